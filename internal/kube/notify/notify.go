@@ -1,0 +1,121 @@
+// Package notify is how a role tells its parent how far it is: one JSON object
+// per line on an inherited descriptor. It holds the wire format and the writer.
+// What a phase means belongs to the role, what to do about one to the parent.
+package notify
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Kinds of events.
+const (
+	KindPhase = "phase" // a step of the start is done; Name says which
+	KindReady = "ready" // the role does its work
+	KindAlive = "alive" // heartbeat
+	KindFatal = "fatal" // the role is about to exit; Error says why
+)
+
+// Period is the time between two heartbeats. A parent should allow several
+// periods before it calls a role hung: a loaded node delays a heartbeat.
+const Period = time.Second
+
+// Event is one line.
+type Event struct {
+	Event string `json:"event"`
+	Name  string `json:"name,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// Notifier writes events. Its methods return no error on purpose: a role must
+// not fail because nobody listens, and a parent that is gone ends the role by
+// other means. All methods may be called concurrently, and on a nil Notifier.
+type Notifier struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+// New writes to the descriptor fd, which it owns from now on and hides from
+// the programs that the role executes. A negative fd gives a Notifier that
+// discards everything, for a role started by hand.
+func New(fd int) *Notifier {
+	if fd < 0 {
+		return NewWriter(io.Discard)
+	}
+	syscall.CloseOnExec(fd)
+	return NewWriter(os.NewFile(uintptr(fd), "notify"))
+}
+
+// NewWriter writes to w, one Write per event.
+func NewWriter(w io.Writer) *Notifier { return &Notifier{w: w} }
+
+// Phase reports that the named step of the start is done.
+func (n *Notifier) Phase(name string) { n.send(Event{Event: KindPhase, Name: name}) }
+
+// Ready reports that the role does its work.
+func (n *Notifier) Ready() { n.send(Event{Event: KindReady}) }
+
+// Fatal reports the error that ends the role. It does not end it.
+func (n *Notifier) Fatal(err error) { n.send(Event{Event: KindFatal, Error: err.Error()}) }
+
+// Alive sends a heartbeat each Period until ctx ends. A heartbeat must prove
+// more than that the runtime still schedules goroutines, so each one is
+// preceded by probe, which exercises what the role is there for and is given
+// one Period; while it fails or blocks no heartbeat is sent. A nil probe
+// always succeeds.
+func (n *Notifier) Alive(ctx context.Context, probe func(context.Context) error) {
+	ticker := time.NewTicker(Period)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if probe != nil {
+			probeCtx, cancel := context.WithTimeout(ctx, Period)
+			err := probe(probeCtx)
+			cancel()
+			if err != nil {
+				continue
+			}
+		}
+		n.send(Event{Event: KindAlive})
+	}
+}
+
+func (n *Notifier) send(e Event) {
+	if n == nil {
+		return
+	}
+	line, err := json.Marshal(e)
+	if err != nil {
+		return // a struct of strings always encodes
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_, _ = n.w.Write(append(line, '\n'))
+}
+
+// Read calls handle for each event on r until r ends, and returns nil then.
+func Read(r io.Reader, handle func(Event)) error {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		var e Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			return fmt.Errorf("decode event %q: %w", lines.Text(), err)
+		}
+		handle(e)
+	}
+	if err := lines.Err(); err != nil {
+		return fmt.Errorf("read events: %w", err)
+	}
+	return nil
+}
