@@ -1,0 +1,102 @@
+// Package mounter mounts and unmounts for the kubelet by system call. Upstream
+// executes mount(8) and umount(8), which berth does not ship, and which cost a
+// fork for every volume of every pod. What does not belong here: mounts of the
+// sandbox itself, and file systems that need a helper program (nfs, fuse).
+package mounter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	mount "k8s.io/mount-utils"
+)
+
+// Mounter is a mount.Interface. The embedded upstream type answers the
+// questions about existing mounts, from /proc; its zero value executes nothing.
+type Mounter struct{ mount.Mounter }
+
+var _ mount.MounterForceUnmounter = (*Mounter)(nil)
+
+// New returns a Mounter for the mount namespace of the process.
+func New() *Mounter { return &Mounter{} }
+
+// Mount mounts source at target. The options are those of mount(8).
+func (m *Mounter) Mount(source, target, fstype string, options []string) error {
+	return m.MountSensitive(source, target, fstype, options, nil)
+}
+
+// MountSensitive is Mount with further options that no error message repeats.
+func (m *Mounter) MountSensitive(source, target, fstype string, options, sensitive []string) error {
+	o := parse(slices.Concat(options, sensitive))
+	if err := o.apply(source, target, fstype); err != nil {
+		return fmt.Errorf("mount %s (source %q, type %q, options %q): %w",
+			target, source, fstype, strings.Join(options, ","), err)
+	}
+	return nil
+}
+
+// MountSensitiveWithoutSystemd is MountSensitive: systemd is never involved.
+func (m *Mounter) MountSensitiveWithoutSystemd(source, target, fstype string, options, sensitive []string) error {
+	return m.MountSensitive(source, target, fstype, options, sensitive)
+}
+
+// MountSensitiveWithoutSystemdWithMountFlags is MountSensitive. The one flag
+// that the kubelet passes, --no-canonicalize, is what a system call does anyway.
+func (m *Mounter) MountSensitiveWithoutSystemdWithMountFlags(source, target, fstype string, options, sensitive, mountFlags []string) error {
+	for _, f := range mountFlags {
+		if f != "--no-canonicalize" {
+			return fmt.Errorf("mount %s: flag %q is not supported", target, f)
+		}
+	}
+	return m.MountSensitive(source, target, fstype, options, sensitive)
+}
+
+// Unmount unmounts target. A target that is no mount point is no error, which
+// is what CanSafelySkipMountPointCheck promises.
+func (m *Mounter) Unmount(target string) error { return unmount(target, 0) }
+
+// UnmountWithForce unmounts target and forces it after the timeout.
+func (m *Mounter) UnmountWithForce(target string, timeout time.Duration) error {
+	done := make(chan error, 1)
+	go func() { done <- unmount(target, 0) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(timeout):
+		return unmount(target, unix.MNT_FORCE)
+	}
+}
+
+// CanSafelySkipMountPointCheck is true: see Unmount.
+func (m *Mounter) CanSafelySkipMountPointCheck() bool { return true }
+
+func unmount(target string, flags int) error {
+	err := unix.Unmount(target, flags|unix.UMOUNT_NOFOLLOW)
+	if err != nil && !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("unmount %s: %w", target, err)
+	}
+	return nil
+}
+
+// MakeRShared makes path a mount point whose mounts propagate to the
+// containers that ask for it.
+func MakeRShared(path string) error {
+	m := New()
+	is, err := m.IsMountPoint(path)
+	if err != nil {
+		return fmt.Errorf("look for a mount at %s: %w", path, err)
+	}
+	if !is {
+		if err := unix.Mount(path, path, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return fmt.Errorf("bind %s to itself: %w", path, err)
+		}
+	}
+	if err := unix.Mount("", path, "", unix.MS_SHARED|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("make the mount %s shared: %w", path, err)
+	}
+	return nil
+}
