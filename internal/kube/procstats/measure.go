@@ -1,0 +1,181 @@
+package procstats
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"time"
+)
+
+// usage is what a container, a pod or the node uses.
+type usage struct {
+	cpu       time.Duration // since it started; never falls
+	rate      float64       // processors in use, over the last window
+	anonymous uint64        // bytes that no file backs
+	working   uint64        // bytes that would be free if it ended
+	processes uint64
+}
+
+func (u *usage) add(v usage) {
+	u.cpu += v.cpu
+	u.rate += v.rate
+	u.anonymous += v.anonymous
+	u.working += v.working
+	u.processes += v.processes
+}
+
+// snapshot is the result of one pass.
+type snapshot struct {
+	at         time.Time
+	node       usage
+	containers map[*container]usage
+}
+
+// pssBound is the resident size up to which a container of several processes
+// is measured by walking its pages: 64 Ki pages, some milliseconds.
+const pssBound = 256 << 20
+
+// window is the shortest time over which a CPU rate is taken.
+const window = 5 * time.Second
+
+// counter turns sums over living processes, which fall when one ends unwaited,
+// into a count that only rises, and into a rate.
+type counter struct {
+	last, total time.Duration
+	mark        time.Duration // total at markAt
+	markAt      time.Time
+	rate        float64
+}
+
+func (c *counter) observe(sum time.Duration, now time.Time) {
+	if c.markAt.IsZero() {
+		c.markAt = now
+		c.total = sum
+		c.mark = sum
+	} else if sum > c.last {
+		c.total += sum - c.last
+	}
+	c.last = sum
+	if past := now.Sub(c.markAt); past > 0 {
+		c.rate = float64(c.total-c.mark) / float64(past)
+		if past >= window {
+			c.mark, c.markAt = c.total, now
+		}
+	}
+}
+
+// meter makes the passes.
+type meter struct {
+	procs   *table
+	bundles *bundles
+	ownNS   func() string
+	// tmpfs returns the bytes held by tmpfs mounts: memory of the node that
+	// no process need have mapped.
+	tmpfs func() uint64
+	now   func() time.Time
+	every time.Duration
+
+	mu       sync.Mutex
+	last     *snapshot
+	node     counter
+	counters map[string]*counter // by container id
+}
+
+// snapshot returns the newest pass, or makes one if that is too old.
+func (m *meter) snapshot() (*snapshot, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	if m.last != nil && now.Sub(m.last.at) < m.every {
+		return m.last, nil
+	}
+	// Containers first: a process that starts in between belongs to one that
+	// is known, not the other way round.
+	containers, err := m.bundles.list()
+	if err != nil {
+		return nil, err
+	}
+	processes, err := m.procs.read()
+	if err != nil {
+		return nil, err
+	}
+	owner := assign(processes, containers, m.ownNS())
+
+	groups := make(map[*container][]process, len(containers))
+	s := &snapshot{at: now, containers: make(map[*container]usage, len(containers))}
+	for pid, p := range processes {
+		s.node.cpu += p.cpu
+		s.node.anonymous += p.anonymous()
+		s.node.processes++
+		if c := owner[pid]; c != nil {
+			groups[c] = append(groups[c], p)
+		}
+	}
+	// File pages are cache that the kernel takes back, and are shared by
+	// all that map them: they are no part of what the node's work holds.
+	s.node.working = s.node.anonymous + m.tmpfs()
+	m.node.observe(s.node.cpu, now)
+	s.node.cpu, s.node.rate = m.node.total, m.node.rate
+
+	alive := make(map[string]*counter, len(groups))
+	for c, group := range groups {
+		k := m.counters[c.id]
+		if k == nil {
+			k = &counter{}
+		}
+		alive[c.id] = k
+		u := m.sum(group)
+		k.observe(u.cpu, now)
+		u.cpu, u.rate = k.total, k.rate
+		s.containers[c] = u
+	}
+	m.counters = alive
+	m.last = s
+	return s, nil
+}
+
+// sum adds up the processes of one container, counting a page that several of
+// them share once: exactly where that is cheap, else by taking the largest
+// shared part for that of all.
+func (m *meter) sum(group []process) usage {
+	var u usage
+	var resident, shared uint64
+	for _, p := range group {
+		u.cpu += p.cpu
+		u.anonymous += p.anonymous()
+		u.processes++
+		resident += p.resident
+		shared = max(shared, min(p.shared, p.resident))
+	}
+	u.working = u.anonymous + shared
+	if len(group) > 1 && resident <= pssBound {
+		var pss uint64
+		for _, p := range group {
+			n, err := m.procs.pss(p.pid)
+			if err != nil {
+				return u // ended, or not ours to look into
+			}
+			pss += n
+		}
+		u.working = pss
+	}
+	return u
+}
+
+// pods adds containers up by pod.
+func (s *snapshot) pods() map[string]usage {
+	pods := map[string]usage{}
+	for c, u := range s.containers {
+		p := pods[c.uid]
+		p.add(u)
+		pods[c.uid] = p
+	}
+	return pods
+}
+
+// sorted returns the containers in a fixed order.
+func (s *snapshot) sorted() []*container {
+	return slices.SortedFunc(maps.Keys(s.containers), func(a, b *container) int {
+		return a.created.Compare(b.created)
+	})
+}
