@@ -1,0 +1,83 @@
+package cluster
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Spec is what a user asks for on the command line, nothing else.
+type Spec struct {
+	// Manifests are files with Kubernetes objects; "-" is standard input.
+	Manifests []string
+	// Images are archives to import: PATH, or NAME=PATH for an archive that
+	// carries no name.
+	Images []string
+	// Command runs on the host beside the cluster; empty follows the
+	// manifests' workload instead.
+	Command []string
+	// NoPull forbids the network to image pulls.
+	NoPull bool
+	// OneUID does without subordinate uids even where there are some.
+	OneUID bool
+	// StateDir is where the run's directory is made; empty chooses.
+	StateDir string
+	// DebugDir receives logs and rendered configuration for inspection.
+	DebugDir string
+	// Verbosity is the log level of the components, as klog counts.
+	Verbosity int
+}
+
+// Validate returns everything that is wrong with a Spec at once.
+func (s Spec) Validate() error {
+	var problems []error
+	if len(s.Manifests) == 0 && len(s.Command) == 0 {
+		problems = append(problems, errors.New("nothing to run: give a manifest (-f FILE), a command (-- COMMAND), or both"))
+	}
+	stdin := 0
+	for _, manifest := range s.Manifests {
+		if manifest == "-" {
+			stdin++
+		}
+	}
+	if stdin > 1 {
+		problems = append(problems, errors.New("standard input can be read once: give '-f -' once"))
+	}
+	for _, image := range s.Images {
+		if name, path, named := SplitImage(image); path == "" || named && name == "" {
+			problems = append(problems, fmt.Errorf("image %q: give --image ARCHIVE or --image NAME=ARCHIVE", image))
+		}
+	}
+	if s.Verbosity < 0 || s.Verbosity > 10 {
+		problems = append(problems, fmt.Errorf("verbosity %d: give 0 to 10", s.Verbosity))
+	}
+	return errors.Join(problems...)
+}
+
+// SplitImage splits an --image value into the name given to the image, if any,
+// and the archive's path. A path may hold '=': only what looks like an image
+// reference is a name.
+func SplitImage(value string) (name, path string, named bool) {
+	before, after, found := strings.Cut(value, "=")
+	if !found || strings.HasPrefix(before, "/") || strings.HasPrefix(before, ".") {
+		return "", value, false
+	}
+	return before, after, true
+}
+
+var invalidNodeName = regexp.MustCompile(`[^a-z0-9.-]+`)
+
+// NodeName makes a host's name a valid Kubernetes node name (an RFC 1123
+// subdomain): Slurm allows capitals and underscores, Kubernetes does not.
+func NodeName(host string) string {
+	name := invalidNodeName.ReplaceAllString(strings.ToLower(host), "-")
+	name = strings.Trim(name, "-.")
+	if len(name) > 63 { // it becomes a label value too
+		name = strings.Trim(name[:63], "-.")
+	}
+	if name == "" {
+		return "node"
+	}
+	return name
+}

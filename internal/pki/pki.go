@@ -1,0 +1,143 @@
+// Package pki makes the keys and certificates of one cluster, in memory. It
+// writes no file and knows no Kubernetes component: which identities exist is
+// the caller's business.
+package pki
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// Lifetime bounds every certificate. A cluster lives no longer than its job,
+// and few sites let a job run for more than a month; a year is generous and
+// still makes a key that leaks with a core dump worthless in time.
+const Lifetime = 365 * 24 * time.Hour
+
+// clockSkew is how far the clocks of two nodes may differ before a fresh
+// certificate is refused as not yet valid.
+const clockSkew = time.Hour
+
+// Pair is a certificate and its key, both PEM. ECDSA P-256 throughout: making
+// an RSA key costs 100 ms and more, an ECDSA key costs 20 µs.
+type Pair struct {
+	Cert, Key []byte
+}
+
+// Authority signs certificates.
+type Authority struct {
+	Pair
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// Identity is what a certificate says of its holder.
+type Identity struct {
+	// CommonName is the user name, or the server's name.
+	CommonName string
+	// Groups are the user's groups (Organization).
+	Groups []string
+	// Names and Addresses are what a server is reached as.
+	Names     []string
+	Addresses []netip.Addr
+}
+
+// NewAuthority makes a self-signed authority.
+func NewAuthority(commonName string) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key of authority %s: %w", commonName, err)
+	}
+	template, err := newTemplate(Identity{CommonName: commonName})
+	if err != nil {
+		return nil, err
+	}
+	template.IsCA = true
+	template.BasicConstraintsValid = true
+	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
+	pair, cert, err := sign(template, template, key, key)
+	if err != nil {
+		return nil, fmt.Errorf("sign authority %s: %w", commonName, err)
+	}
+	return &Authority{Pair: pair, cert: cert, key: key}, nil
+}
+
+// Issue makes a key and a certificate for id, usable by a client and by a
+// server: several of Kubernetes' identities are both.
+func (a *Authority) Issue(id Identity) (Pair, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return Pair{}, fmt.Errorf("make key of %s: %w", id.CommonName, err)
+	}
+	template, err := newTemplate(id)
+	if err != nil {
+		return Pair{}, err
+	}
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}
+	pair, _, err := sign(template, a.cert, key, a.key)
+	if err != nil {
+		return Pair{}, fmt.Errorf("sign certificate of %s: %w", id.CommonName, err)
+	}
+	return pair, nil
+}
+
+// NewKey makes a bare ECDSA P-256 key in PEM, for signing tokens.
+func NewKey() ([]byte, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("make key: %w", err)
+	}
+	return encodeKey(key)
+}
+
+func newTemplate(id Identity) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	now := time.Now()
+	template := &x509.Certificate{
+		SerialNumber: serial,
+		Subject:      pkix.Name{CommonName: id.CommonName, Organization: id.Groups},
+		NotBefore:    now.Add(-clockSkew),
+		NotAfter:     now.Add(Lifetime),
+		DNSNames:     id.Names,
+	}
+	for _, address := range id.Addresses {
+		template.IPAddresses = append(template.IPAddresses, net.IP(address.AsSlice()))
+	}
+	return template, nil
+}
+
+func sign(template, parent *x509.Certificate, key, parentKey *ecdsa.PrivateKey) (Pair, *x509.Certificate, error) {
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, parentKey)
+	if err != nil {
+		return Pair{}, nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return Pair{}, nil, err
+	}
+	keyPEM, err := encodeKey(key)
+	if err != nil {
+		return Pair{}, nil, err
+	}
+	return Pair{Cert: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), Key: keyPEM}, cert, nil
+}
+
+func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode key: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
+}

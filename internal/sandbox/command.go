@@ -1,0 +1,22 @@
+package sandbox
+
+import "os"
+
+// Command is a process to start inside the sandbox, as user 0 there.
+type Command struct {
+	// Name identifies it in events; no two running commands share one.
+	Name string
+	// Path is the program; Args are its arguments, without the program.
+	Path string
+	Args []string
+	// Env is the whole environment.
+	Env []string
+	// Log is a file that stdout and stderr are appended to, unless Stdout
+	// is set, which then receives stdout.
+	Log    string
+	Stdout *os.File `json:"-"`
+	// Files become descriptors 3 and up. The caller keeps its copies.
+	Files []*os.File `json:"-"`
+	// HasStdout tells init that the first passed file is stdout.
+	HasStdout bool
+}

@@ -1,0 +1,90 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+)
+
+// Arguments with which the program is started again; main hands them to
+// Janitor and Init before anything else is set up.
+const (
+	JanitorArg = "sandbox-janitor"
+	InitArg    = "sandbox-init"
+)
+
+// Descriptors that the janitor and init inherit.
+const (
+	lifelineFD = 3 // janitor: end-of-file when the supervisor is gone
+	configFD   = 4 // memory file with a Config
+	controlFD  = 5 // packet socket to the supervisor
+	lockFD     = 6 // the run directory's lock, held until the janitor ends
+)
+
+// Config says what a sandbox is to look like.
+type Config struct {
+	Hostname string
+	IDMap    IDMap
+	// Run is where the tmpfs for keys and sockets appears (below /run).
+	Run string
+	// Keep lists directories of the host that must stay visible although
+	// they lie below one that the sandbox covers (/run, /var/log).
+	Keep []string
+	// Binds maps directories inside to the directories that appear there.
+	// Parents that do not exist on the host are made on a tmpfs.
+	Binds map[string]string
+	// Files are written before any process starts; the keys are paths.
+	Files map[string]File
+	// ResolvConf is the path of the file that covers /etc/resolv.conf.
+	ResolvConf string
+	Network    Network
+	// Log is the file that receives what the janitor and init have to say.
+	Log string
+	// Remove are directories of the host that the janitor removes at the end.
+	Remove []string
+}
+
+// File is a small file on the sandbox's tmpfs.
+type File struct {
+	Mode    os.FileMode
+	Content []byte
+}
+
+// Network says what init sets up in the network namespace.
+type Network struct {
+	// NodeLink is a bridge without ports that carries NodeAddresses.
+	NodeLink      string
+	NodeAddresses []netip.Prefix
+	// EgressLink is the TUN device of the default route; Gateway is its far
+	// end, Source the address that the node's own packets carry.
+	EgressLink      string
+	MTU             int
+	Gateway, Source netip.Addr
+	// Listen is where the API server's listener is bound.
+	Listen netip.AddrPort
+}
+
+// IDMap is the mapping of user and group ids into the sandbox. Id 0 inside is
+// the user; with subordinate ranges, the ids from 1 are those of the ranges.
+type IDMap struct {
+	SubUID, SubGID []IDRange
+}
+
+// IDRange is a range of ids outside.
+type IDRange struct {
+	Start, Count uint32
+}
+
+// OneUID reports that no subordinate ids are there: everything inside belongs
+// to the user.
+func (m IDMap) OneUID() bool { return len(m.SubUID) == 0 || len(m.SubGID) == 0 }
+
+func readConfig(file io.ReaderAt) (Config, error) {
+	var config Config
+	if err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<30)).Decode(&config); err != nil {
+		return Config{}, fmt.Errorf("read sandbox configuration: %w", err)
+	}
+	return config, nil
+}

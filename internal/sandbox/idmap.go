@@ -1,0 +1,65 @@
+package sandbox
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+)
+
+// writeIDMaps gives the user namespace of process pid its maps. With
+// subordinate ranges that takes the setuid programs newuidmap and newgidmap;
+// a map of only the user's own id can be written directly.
+func writeIDMaps(pid int, ids IDMap) error {
+	if ids.OneUID() {
+		return writeSingleMaps(pid)
+	}
+	// Both at once: each is a fork, an exec and a lookup of the user.
+	failures := make(chan error, 2)
+	go func() { failures <- runMapper("newuidmap", pid, os.Getuid(), ids.SubUID) }()
+	go func() { failures <- runMapper("newgidmap", pid, os.Getgid(), ids.SubGID) }()
+	return errors.Join(<-failures, <-failures)
+}
+
+func writeSingleMaps(pid int) error {
+	for _, step := range []struct{ file, content string }{
+		// Without this the kernel refuses a gid map from an ordinary user.
+		{"setgroups", "deny"},
+		{"uid_map", fmt.Sprintf("0 %d 1", os.Getuid())},
+		{"gid_map", fmt.Sprintf("0 %d 1", os.Getgid())},
+	} {
+		path := fmt.Sprintf("/proc/%d/%s", pid, step.file)
+		if err := os.WriteFile(path, []byte(step.content), 0); err != nil {
+			return fmt.Errorf("map the user into the namespace: %w", err)
+		}
+	}
+	return nil
+}
+
+func runMapper(program string, pid, own int, ranges []IDRange) error {
+	args := []string{strconv.Itoa(pid), "0", strconv.Itoa(own), "1"}
+	inside := uint32(1)
+	for _, r := range ranges {
+		args = append(args, formatID(inside), formatID(r.Start), formatID(r.Count))
+		inside += r.Count
+	}
+	command := exec.Command(program, args...)
+	var stderr bytes.Buffer
+	command.Stderr = &stderr
+	if err := command.Run(); err != nil {
+		return fmt.Errorf("map subordinate ids with '%s %s': %w: %s; check /etc/subuid and /etc/subgid, or run with --one-uid",
+			program, strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+	}
+	return nil
+}
+
+func formatID(id uint32) string { return strconv.FormatUint(uint64(id), 10) }
+
+// lastLine returns the last non-empty line of content.
+func lastLine(content []byte) string {
+	content = bytes.TrimRight(content, "\n")
+	return string(content[bytes.LastIndexByte(content, '\n')+1:])
+}

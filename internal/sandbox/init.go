@@ -1,0 +1,251 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
+)
+
+// stopPoll is how often init looks for commands that were stopped by a signal.
+const stopPoll = 2 * time.Second
+
+// Init is the main function of PID 1. It returns its exit status; when it
+// returns, the kernel ends everything else in the namespaces.
+func Init() int {
+	outliveSignals()
+	for _, fd := range []int{configFD, controlFD} {
+		unix.CloseOnExec(fd)
+	}
+	controlFile := os.NewFile(controlFD, "control")
+	control, err := linux.PacketConn(controlFile)
+	controlFile.Close()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "init:", err)
+		return 1
+	}
+	configFile := os.NewFile(configFD, "config")
+	config, err := readConfig(configFile)
+	configFile.Close()
+	if err == nil {
+		err = setUp(config, control)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "init:", err)
+		_ = send(control, Event{Kind: Failed, Error: err.Error()})
+		return 1
+	}
+	return newReaper(control).serve()
+}
+
+// setUp makes the sandbox what config says and reports it ready.
+func setUp(config Config, control *net.UnixConn) error {
+	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
+		return fmt.Errorf("set host name %s: %w", config.Hostname, err)
+	}
+	// The device is opened first: its path may be covered by a mount below.
+	tun, err := setUpNetwork(config.Network)
+	if err != nil {
+		return err
+	}
+	if err := setUpMounts(config); err != nil {
+		return err
+	}
+	if config.IDMap.OneUID() {
+		if err := linux.FakeOwnership(); err != nil {
+			return err
+		}
+	}
+	// The rest of the network's settings are files of the new /proc.
+	if err := setUpForwarding(); err != nil {
+		return err
+	}
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(config.Network.Listen))
+	if err != nil {
+		return fmt.Errorf("listen for the API server: %w", err)
+	}
+	defer listener.Close()
+	listenerFile, err := listener.File()
+	if err != nil {
+		return err
+	}
+	defer listenerFile.Close()
+	files := []*os.File{listenerFile}
+	if tun != nil {
+		defer tun.Close()
+		files = append(files, tun)
+	}
+	return send(control, Event{Kind: Ready}, files...)
+}
+
+// reaper starts commands and reaps every process of the namespace: those that
+// lost their parents have become its children.
+type reaper struct {
+	control *net.UnixConn
+	// mu is held while a command starts, so that its end cannot be reaped
+	// before its name is known.
+	mu       sync.Mutex
+	commands map[int]*running // by process id
+}
+
+type running struct {
+	name    string
+	stopped bool
+}
+
+func newReaper(control *net.UnixConn) *reaper {
+	return &reaper{control: control, commands: map[int]*running{}}
+}
+
+// serve acts on the supervisor's requests until the supervisor is gone.
+func (r *reaper) serve() int {
+	go r.reap()
+	go r.watchStopped()
+	for {
+		var message request
+		files, err := receive(r.control, &message)
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				fmt.Fprintln(os.Stderr, "init: read request:", err)
+			}
+			return 0
+		}
+		switch {
+		case message.Start != nil:
+			r.start(message.Start, files)
+		case message.Signal != nil:
+			r.signal(message.Signal)
+		}
+		for _, file := range files {
+			file.Close()
+		}
+	}
+}
+
+func (r *reaper) start(command *Command, files []*os.File) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pid, err := forkCommand(command, files)
+	if err != nil {
+		r.report(Event{Kind: Failed, Name: command.Name, Error: fmt.Sprintf("start %s: %v", command.Path, err)})
+		return
+	}
+	r.commands[pid] = &running{name: command.Name}
+	r.report(Event{Kind: Started, Name: command.Name, PID: pid})
+}
+
+func forkCommand(command *Command, files []*os.File) (int, error) {
+	log, err := openLog(command.Log)
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	fds := []uintptr{null.Fd(), log.Fd(), log.Fd()}
+	if command.HasStdout {
+		if len(files) == 0 {
+			return 0, errors.New("the file for its output is missing")
+		}
+		fds[1] = files[0].Fd()
+		files = files[1:]
+	}
+	for _, file := range files {
+		fds = append(fds, file.Fd())
+	}
+	return syscall.ForkExec(command.Path, append([]string{command.Path}, command.Args...), &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   command.Env,
+		Files: fds,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+}
+
+func (r *reaper) signal(message *signalling) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for pid, command := range r.commands {
+		if command.name == message.Name {
+			_ = unix.Kill(pid, message.Signal)
+		}
+	}
+}
+
+// reap collects children as they end. A blocking wait needs no SIGCHLD; it is
+// retried shortly when there is no child at all.
+func (r *reaper) reap() {
+	for {
+		var info unix.Siginfo
+		// Look without reaping, so that the process id cannot be taken by a
+		// new process before the command's entry is gone.
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			time.Sleep(50 * time.Millisecond) // no children yet
+			continue
+		}
+		r.collect()
+	}
+}
+
+func (r *reaper) collect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var status unix.WaitStatus
+		var usage unix.Rusage
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, &usage)
+		if err != nil || pid <= 0 {
+			return
+		}
+		command, known := r.commands[pid]
+		if !known {
+			continue
+		}
+		delete(r.commands, pid)
+		result := Status{MaxRSS: usage.Maxrss << 10}
+		if status.Signaled() {
+			result.Signal = status.Signal()
+		} else {
+			result.Code = status.ExitStatus()
+		}
+		r.report(Event{Kind: Exited, Name: command.name, Status: result})
+	}
+}
+
+// watchStopped reports commands in the stopped state: to the rest of the
+// cluster a stopped role looks alive, and hangs.
+func (r *reaper) watchStopped() {
+	for range time.Tick(stopPoll) {
+		r.mu.Lock()
+		for pid, command := range r.commands {
+			stopped := linux.ProcessState(pid) == linux.ProcessStopped
+			if stopped && !command.stopped {
+				r.report(Event{Kind: Stopped, Name: command.name})
+			}
+			command.stopped = stopped
+		}
+		r.mu.Unlock()
+	}
+}
+
+// report sends an event; callers hold mu, so that events are in order. If the
+// supervisor is gone, serve ends the process.
+func (r *reaper) report(event Event) {
+	if err := send(r.control, event); err != nil {
+		fmt.Fprintln(os.Stderr, "init: report:", err)
+	}
+}

@@ -1,0 +1,126 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+)
+
+const (
+	fieldManager = "berth"
+	// applyPatience bounds how long an object is tried again for a reason
+	// that passes: a definition not yet served, a namespace's service account
+	// not yet made, a webhook's pod not yet up.
+	applyPatience = 25 * time.Second
+	applyPause    = 10 * time.Millisecond
+	// maxApplyPause keeps the retries of a slow reason cheap.
+	maxApplyPause = 500 * time.Millisecond
+)
+
+// Apply creates the objects, or updates those that exist, and returns them as
+// the server has them. Namespaces and custom resource definitions go first;
+// otherwise the order is that of the manifests.
+func (c *Client) Apply(ctx context.Context, objects []Object) ([]Object, error) {
+	ordered := slices.Clone(objects)
+	slices.SortStableFunc(ordered, func(a, b Object) int { return rank(a) - rank(b) })
+	applied := make([]Object, 0, len(ordered))
+	for _, object := range ordered {
+		result, err := c.applyPatiently(ctx, object)
+		if err != nil {
+			return applied, fmt.Errorf("apply %s from %s: %w", object.Name(), object.Source, err)
+		}
+		applied = append(applied, Object{Unstructured: result, Source: object.Source})
+	}
+	return applied, nil
+}
+
+func rank(object Object) int {
+	switch object.GetKind() {
+	case "Namespace":
+		return 0
+	case "CustomResourceDefinition":
+		return 1
+	default:
+		return 2
+	}
+}
+
+func (c *Client) applyPatiently(ctx context.Context, object Object) (*unstructured.Unstructured, error) {
+	deadline := time.Now().Add(applyPatience)
+	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
+		result, err := c.applyOnce(ctx, object)
+		if err == nil || !passes(err) || time.Now().After(deadline) {
+			return result, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, errors.Join(context.Cause(ctx), err)
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Unstructured, error) {
+	resource, err := c.resource(object)
+	if err != nil {
+		return nil, err
+	}
+	created, err := resource.Create(ctx, object.Unstructured, metav1.CreateOptions{FieldManager: fieldManager})
+	if !apierrors.IsAlreadyExists(err) || object.GetName() == "" {
+		return created, err
+	}
+	// Create comes first because in a fresh cluster it nearly always works
+	// and costs half as much.
+	body, err := object.MarshalJSON()
+	if err != nil {
+		return nil, err
+	}
+	force := true
+	return resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+}
+
+// resource finds the endpoint of an object and defaults its namespace.
+func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
+	kind := object.GroupVersionKind()
+	mapping, err := c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	if meta.IsNoMatchError(err) {
+		c.mapper.Reset() // its definition may be only just served
+		mapping, err = c.mapper.RESTMapping(kind.GroupKind(), kind.Version)
+	}
+	if err != nil {
+		return nil, err
+	}
+	resource := c.dynamic.Resource(mapping.Resource)
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return resource, nil
+	}
+	if object.GetNamespace() == "" {
+		object.SetNamespace(metav1.NamespaceDefault)
+	}
+	return resource.Namespace(object.GetNamespace()), nil
+}
+
+// passes reports whether an error may be gone a moment later.
+func passes(err error) bool {
+	switch {
+	case meta.IsNoMatchError(err), apierrors.IsServerTimeout(err), apierrors.IsTooManyRequests(err),
+		apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err), apierrors.IsInternalError(err):
+		return true
+	case apierrors.IsForbidden(err):
+		return strings.Contains(err.Error(), "error looking up service account")
+	case apierrors.IsNotFound(err):
+		return strings.Contains(err.Error(), "namespaces")
+	default:
+		return false
+	}
+}

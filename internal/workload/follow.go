@@ -1,0 +1,250 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/tools/cache"
+)
+
+// Streams is where a workload's output goes.
+type Streams struct {
+	Out, Err io.Writer
+	// Note receives what berth has to say about the workload, a line each.
+	Note func(string)
+}
+
+// Result is what became of a workload.
+type Result struct {
+	// Code is 0, or the exit code of the container that failed.
+	Code int
+	// Reason says in words why Code is not 0.
+	Reason string
+}
+
+// stuckPeriod is how often pods that do not start are looked at again.
+const stuckPeriod = time.Second
+
+// follower follows the targets of one run. All its fields belong to the loop
+// in run; informers and log streams speak to it through channels.
+type follower struct {
+	client  *Client
+	targets []*target
+	streams Streams
+	logs    *logs
+	stuck   *stuckPods
+	result  Result
+}
+
+// Follow streams the logs of the pods that the objects run, and returns when
+// all that end by themselves have ended. Where nothing ends by itself, it
+// returns with the context. An error of type *NeverStarts says that waiting
+// longer is of no use.
+func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) (Result, error) {
+	found, err := targets(objects)
+	if err != nil {
+		return Result{}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f := &follower{
+		client: c, targets: found, streams: streams,
+		logs:  newLogs(c, streams, len(found) == 1 && found[0].single),
+		stuck: newStuckPods(),
+	}
+	if f.remaining() == 0 {
+		streams.Note(nothingEnds(found))
+		for _, t := range found {
+			t.finite = false
+		}
+	}
+	return f.run(ctx)
+}
+
+func nothingEnds(found []*target) string {
+	text := "nothing in the manifests ends by itself: running until the time limit or Ctrl-C"
+	for _, t := range found {
+		if t.pod {
+			return text + "; a Pod ends only with restartPolicy: Never or OnFailure"
+		}
+	}
+	return text
+}
+
+// remaining counts the targets that have yet to end.
+func (f *follower) remaining() int {
+	count := 0
+	for _, t := range f.targets {
+		if t.finite && !t.done {
+			count++
+		}
+	}
+	return count
+}
+
+var (
+	podResource   = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	eventResource = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	jobResource   = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
+)
+
+func (f *follower) run(ctx context.Context) (Result, error) {
+	finite := f.remaining() > 0
+	changes := make(chan *unstructured.Unstructured, 64)
+	watched := map[string]bool{}
+	for _, t := range f.targets {
+		namespace := t.object.GetNamespace()
+		if !watched[namespace] {
+			watched[namespace] = true
+			for _, resource := range []schema.GroupVersionResource{podResource, eventResource, jobResource} {
+				f.watch(ctx, resource, namespace, changes)
+			}
+		}
+	}
+	ticker := time.NewTicker(stuckPeriod)
+	defer ticker.Stop()
+	for !finite || f.remaining() > 0 {
+		select {
+		case <-ctx.Done():
+			return f.result, context.Cause(ctx)
+		case object := <-changes:
+			if err := f.handle(ctx, object); err != nil {
+				return Result{}, err
+			}
+		case <-ticker.C:
+			if err := f.stuck.overdue(time.Now()); err != nil {
+				return Result{}, err
+			}
+		}
+	}
+	return f.result, f.logs.wait(ctx)
+}
+
+// watch sends every state of every object of a resource to changes.
+func (f *follower) watch(ctx context.Context, resource schema.GroupVersionResource, namespace string, changes chan<- *unstructured.Unstructured) {
+	informer := dynamicinformer.NewFilteredDynamicInformer(f.client.dynamic, resource, namespace, 0, cache.Indexers{}, nil).Informer()
+	pass := func(object any) {
+		state, ok := object.(*unstructured.Unstructured)
+		if !ok {
+			return
+		}
+		select {
+		case changes <- state:
+		case <-ctx.Done():
+		}
+	}
+	// The registration's error can only say that the informer has stopped.
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    pass,
+		UpdateFunc: func(_, object any) { pass(object) },
+	})
+	go informer.RunWithContext(ctx)
+}
+
+func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured) error {
+	switch object.GetKind() {
+	case "Pod":
+		var pod corev1.Pod
+		if err := fromUnstructured(object, &pod); err != nil {
+			return fmt.Errorf("read pod %s: %w", object.GetName(), err)
+		}
+		f.handlePod(ctx, &pod)
+	case "Job":
+		var job batchv1.Job
+		if err := fromUnstructured(object, &job); err != nil {
+			return fmt.Errorf("read job %s: %w", object.GetName(), err)
+		}
+		f.handleJob(&job)
+	case "Event":
+		var event corev1.Event
+		if err := fromUnstructured(object, &event); err != nil {
+			return fmt.Errorf("read event %s: %w", object.GetName(), err)
+		}
+		f.stuck.handleEvent(&event)
+	}
+	return nil
+}
+
+func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
+	for _, t := range f.targets {
+		if !t.owns(pod) {
+			continue
+		}
+		f.logs.follow(ctx, pod)
+		f.stuck.handlePod(pod, time.Now())
+		code, reason := failure(pod)
+		if code != 0 {
+			t.lastCode = code
+		}
+		if !t.pod || !t.finite || t.done {
+			continue
+		}
+		switch pod.Status.Phase {
+		case corev1.PodSucceeded:
+			t.done = true
+		case corev1.PodFailed:
+			t.done = true
+			f.fail(max(code, 1), fmt.Sprintf("pod %s failed: %s", pod.Name, reason))
+		}
+	}
+}
+
+func (f *follower) handleJob(job *batchv1.Job) {
+	for _, t := range f.targets {
+		if !t.job || t.object.GetUID() != job.UID {
+			continue
+		}
+		f.stuck.watchJob(job)
+		if t.done {
+			continue
+		}
+		for _, condition := range job.Status.Conditions {
+			if condition.Status != corev1.ConditionTrue {
+				continue
+			}
+			switch condition.Type {
+			case batchv1.JobComplete:
+				t.done = true
+			case batchv1.JobFailed:
+				t.done = true
+				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message))
+			}
+		}
+	}
+}
+
+// fail keeps the first failure: later ones are often its consequence.
+func (f *follower) fail(code int, reason string) {
+	if f.result.Code == 0 {
+		f.result = Result{Code: code, Reason: reason}
+	}
+}
+
+// failure returns the exit code of the first container of a pod that failed,
+// and why it did.
+func failure(pod *corev1.Pod) (code int, reason string) {
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, status := range statuses {
+			for _, terminated := range []*corev1.ContainerStateTerminated{status.State.Terminated, status.LastTerminationState.Terminated} {
+				if terminated != nil && terminated.ExitCode != 0 {
+					text := fmt.Sprintf("container %s: %s, exit code %d", status.Name, terminated.Reason, terminated.ExitCode)
+					if terminated.Message != "" {
+						text += ": " + terminated.Message
+					}
+					return int(terminated.ExitCode), text
+				}
+			}
+		}
+	}
+	if pod.Status.Message != "" {
+		return 0, pod.Status.Reason + ": " + pod.Status.Message
+	}
+	return 0, pod.Status.Reason
+}

@@ -1,0 +1,181 @@
+package workload
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// NeverStarts is the error for a workload that waits for what will not come.
+type NeverStarts struct {
+	// Object is "pod NAME" or "job NAME".
+	Object string
+	// Reason is Kubernetes' own word for it, Message its explanation.
+	Reason, Message string
+	// Remedy says what to change.
+	Remedy string
+}
+
+func (e *NeverStarts) Error() string {
+	return fmt.Sprintf("%s cannot start: %s: %s; %s", e.Object, e.Reason, e.Message, e.Remedy)
+}
+
+// Patience for reasons that may pass by themselves, each well below the 30 s
+// after which a workload that cannot start should have ended the run.
+const (
+	noPatience    = 0
+	pullPatience  = 12 * time.Second // the kubelet has tried twice by then
+	otherPatience = 20 * time.Second
+)
+
+type waiting struct {
+	since    time.Time
+	patience time.Duration
+	err      *NeverStarts
+}
+
+// stuckPods knows since when which pod waits, and why.
+type stuckPods struct {
+	pods map[types.UID]*waiting
+	// jobs are those that have not made all their pods.
+	jobs map[types.UID]*waiting
+	// working counts pods that run or have run: while there is one, a pod
+	// that does not fit may yet get its turn.
+	working map[types.UID]bool
+}
+
+func newStuckPods() *stuckPods {
+	return &stuckPods{pods: map[types.UID]*waiting{}, jobs: map[types.UID]*waiting{}, working: map[types.UID]bool{}}
+}
+
+// overdue returns the error of the pod whose patience is over.
+func (s *stuckPods) overdue(now time.Time) error {
+	for _, group := range []map[types.UID]*waiting{s.pods, s.jobs} {
+		for _, w := range group {
+			if w.err == nil || now.Sub(w.since) < w.patience {
+				continue
+			}
+			if w.err.Reason == corev1.PodReasonUnschedulable && w.patience > 0 && len(s.working) > 0 {
+				continue
+			}
+			return w.err
+		}
+	}
+	return nil
+}
+
+func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
+	if pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil {
+		delete(s.pods, pod.UID)
+		if pod.Status.Phase == corev1.PodRunning {
+			s.working[pod.UID] = true
+		} else {
+			delete(s.working, pod.UID)
+		}
+		return
+	}
+	w := s.pods[pod.UID]
+	if w == nil {
+		w = &waiting{since: now}
+		s.pods[pod.UID] = w
+	}
+	if reason, message, patience := whyPending(pod); reason != "" {
+		if w.err == nil || w.err.Reason != reason {
+			// The back-off of a pull is the same trouble as its error.
+			if w.err == nil || !isPull(reason) || !isPull(w.err.Reason) {
+				w.since = now
+			}
+		}
+		w.patience = patience
+		w.err = &NeverStarts{Object: "pod " + pod.Name, Reason: reason, Message: message, Remedy: remedy(reason, message)}
+	}
+}
+
+func whyPending(pod *corev1.Pod) (reason, message string, patience time.Duration) {
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable {
+			return condition.Reason, condition.Message, otherPatience
+		}
+	}
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, status := range statuses {
+			state := status.State.Waiting
+			if state == nil || state.Reason == "ContainerCreating" || state.Reason == "PodInitializing" {
+				continue
+			}
+			message = fmt.Sprintf("container %s: %s", status.Name, state.Message)
+			switch {
+			case state.Reason == "ErrImageNeverPull" || state.Reason == "InvalidImageName":
+				return state.Reason, message, noPatience
+			case isPull(state.Reason):
+				return state.Reason, message, pullPatience
+			default:
+				return state.Reason, message, otherPatience
+			}
+		}
+	}
+	return "", "", 0
+}
+
+func isPull(reason string) bool { return reason == "ErrImagePull" || reason == "ImagePullBackOff" }
+
+// handleEvent takes in reasons that no status shows: volumes and sandboxes.
+func (s *stuckPods) handleEvent(event *corev1.Event) {
+	if event.Type != corev1.EventTypeWarning {
+		return
+	}
+	group, object := s.pods, "pod "
+	if event.InvolvedObject.Kind == "Job" {
+		group, object = s.jobs, "job "
+	}
+	w := group[event.InvolvedObject.UID]
+	if w == nil || w.err != nil && w.err.Reason != event.Reason {
+		return
+	}
+	switch event.Reason {
+	case "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedCreate":
+		w.patience = otherPatience
+		w.err = &NeverStarts{Object: object + event.InvolvedObject.Name, Reason: event.Reason, Message: event.Message, Remedy: remedy(event.Reason, event.Message)}
+	}
+}
+
+// watchJob keeps an eye on a job until it has a pod.
+func (s *stuckPods) watchJob(job *batchv1.Job) {
+	if job.Status.Active+job.Status.Succeeded+job.Status.Failed > 0 {
+		delete(s.jobs, job.UID)
+		return
+	}
+	if s.jobs[job.UID] == nil {
+		s.jobs[job.UID] = &waiting{since: time.Now()}
+	}
+}
+
+// remedy says what the user can change.
+func remedy(reason, message string) string {
+	switch {
+	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient memory"):
+		return "ask Slurm for more memory (--mem), or lower resources.requests.memory"
+	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient cpu"):
+		return "ask Slurm for more processors (--cpus-per-task), or lower resources.requests.cpu"
+	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient"):
+		return "ask Slurm for that resource, or remove the request"
+	case reason == corev1.PodReasonUnschedulable:
+		return "change the pod's node selector, affinity, tolerations or claims"
+	case isPull(reason) || reason == "ErrImageNeverPull":
+		return "give the image as an archive (--image FILE), or check its name and that the registry can be reached"
+	case reason == "InvalidImageName":
+		return "correct the image's name"
+	case reason == "FailedMount" || reason == "FailedAttachVolume":
+		return "create the ConfigMap, Secret or claim that the pod mounts, or correct its name"
+	case reason == "CreateContainerConfigError":
+		return "create the ConfigMap or Secret that the container refers to, or correct its name"
+	case reason == "FailedCreate":
+		return "correct the job's pod template"
+	default:
+		return "correct the pod's specification"
+	}
+}

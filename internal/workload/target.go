@@ -1,0 +1,105 @@
+package workload
+
+import (
+	"fmt"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// target is an applied object whose pods are followed.
+type target struct {
+	object Object
+	// finite targets end by themselves, and decide the result.
+	finite bool
+	// pod is set for a bare pod, job for a Job; selector for the rest.
+	pod, job bool
+	selector labels.Selector
+	// single: its pods run one after the other, with one container each.
+	single bool
+	done   bool
+	// lastCode is the exit code of the container that failed last.
+	lastCode int
+}
+
+// targets picks the objects that run something.
+func targets(objects []Object) ([]*target, error) {
+	var found []*target
+	for _, object := range objects {
+		t, err := newTarget(object)
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", object.Name(), err)
+		}
+		if t != nil {
+			found = append(found, t)
+		}
+	}
+	return found, nil
+}
+
+func newTarget(object Object) (*target, error) {
+	switch kind := object.GroupVersionKind(); kind.Group + "/" + kind.Kind {
+	case "/Pod":
+		var pod corev1.Pod
+		if err := fromUnstructured(object.Unstructured, &pod); err != nil {
+			return nil, err
+		}
+		return &target{object: object, pod: true, single: containers(pod.Spec) == 1,
+			finite: pod.Spec.RestartPolicy != corev1.RestartPolicyAlways && pod.Spec.RestartPolicy != ""}, nil
+	case "batch/Job":
+		var job batchv1.Job
+		if err := fromUnstructured(object.Unstructured, &job); err != nil {
+			return nil, err
+		}
+		parallel := job.Spec.Parallelism != nil && *job.Spec.Parallelism > 1
+		return &target{object: object, job: true, finite: true,
+			single: !parallel && containers(job.Spec.Template.Spec) == 1}, nil
+	case "apps/Deployment", "apps/StatefulSet", "apps/DaemonSet", "apps/ReplicaSet":
+		fields, _, err := unstructured.NestedMap(object.Object, "spec", "selector")
+		if err != nil {
+			return nil, err
+		}
+		var selector metav1.LabelSelector
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields, &selector); err != nil {
+			return nil, err
+		}
+		parsed, err := metav1.LabelSelectorAsSelector(&selector)
+		return &target{object: object, selector: parsed}, err
+	}
+	return nil, nil
+}
+
+func containers(spec corev1.PodSpec) int { return len(spec.InitContainers) + len(spec.Containers) }
+
+// owns reports whether a pod belongs to the target.
+func (t *target) owns(pod *corev1.Pod) bool {
+	if pod.Namespace != t.object.GetNamespace() {
+		return false
+	}
+	switch {
+	case t.pod:
+		return pod.UID == t.object.GetUID()
+	case t.job:
+		return ownedBy(pod, t.object.GetUID())
+	default:
+		return t.selector.Matches(labels.Set(pod.Labels))
+	}
+}
+
+func ownedBy(pod *corev1.Pod, uid types.UID) bool {
+	for _, owner := range pod.OwnerReferences {
+		if owner.UID == uid {
+			return true
+		}
+	}
+	return false
+}
+
+func fromUnstructured(object *unstructured.Unstructured, into any) error {
+	return runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, into)
+}
