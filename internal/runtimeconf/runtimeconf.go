@@ -1,0 +1,62 @@
+// Package runtimeconf renders the configuration of the container runtime:
+// containerd, its registries and the pod network's plugins. It decides from
+// the plan alone and touches no file; what the programs do with it belongs to
+// the runtime module.
+package runtimeconf
+
+import (
+	_ "embed"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// PauseImage is the image of the sandbox container. containerd has it built
+// in (runtime/internal/pause); a registry is never asked for it.
+const PauseImage = "localhost/berth/pause:1"
+
+// PodMTU is the largest packet between pods of one node. Nothing below a
+// bridge of veth pairs is smaller, and one large packet costs what a small one
+// does. 16 bytes under the maximum, so that it stays a multiple of 8.
+const PodMTU = 65520
+
+//go:embed containerd.toml.tmpl
+var containerdTemplate string
+
+// Containerd returns the text of Paths.ContainerdConfig().
+func Containerd(plan cluster.Plan) []byte {
+	p := plan.Paths
+	return []byte(strings.NewReplacer(
+		"{RUNID}", plan.RunID,
+		"{ROOT}", quote(p.ContainerdRoot()),
+		"{STATE}", quote(p.ContainerdState()),
+		"{SOCKET}", quote(p.ContainerdSocket()),
+		"{TTRPC}", quote(p.ContainerdSocket()+".ttrpc"),
+		"{SHIMS}", quote(filepath.Join(p.ContainerdState(), "s")),
+		"{ALLOWANCE}", quote(fmt.Sprintf("BERTH_MEMORY_ALLOWANCE=%d", allowance(plan.Node.ReservedMemoryBytes))),
+		"{REGISTRIES}", quote(p.RegistryHosts()),
+		"{PAUSE}", quote(PauseImage),
+		"{CDI}", quote(filepath.Join(p.Run, "cdi")),
+		"{CNIPLUGINS}", quote(p.CNIPlugins()),
+		"{CNICONFIG}", quote(p.CNIConfig()),
+		"{SHIM}", quote(filepath.Join(p.Libexec, "containerd-shim-berth-v2")),
+		"{RUNC}", quote(filepath.Join(p.Libexec, "runc")),
+		"{RUNCSTATE}", quote(filepath.Join(p.Run, "runc")),
+	).Replace(containerdTemplate))
+}
+
+// allowance returns by how many bytes a container may pass its memory limit
+// before the shim notices. It has to fit into what is reserved for berth, and
+// the less it is, the more often an idle container is looked at.
+func allowance(reserved uint64) uint64 {
+	return min(max(reserved/4, 64<<20), 256<<20)
+}
+
+// quote makes a TOML basic string, whose escapes are JSON's.
+func quote(s string) string {
+	text, _ := json.Marshal(s) // a string always encodes
+	return string(text)
+}

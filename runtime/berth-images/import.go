@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	"berth.dev/berth/runtime/internal/imagestore"
+)
+
+// errReported ends the program after an error that has its line already.
+var errReported = errors.New("some archives could not be imported")
+
+// visibleWithin bounds the wait for CRI, which takes milliseconds.
+const visibleWithin = 10 * time.Second
+
+// result is one line of output.
+type result struct {
+	Archive      string `json:"archive"`
+	Name         string `json:"name,omitempty"`
+	Digest       string `json:"digest,omitempty"`
+	Milliseconds int64  `json:"ms,omitempty"`
+	Error        string `json:"error,omitempty"`
+}
+
+func importArchives(ctx context.Context, args []string, out io.Writer) error {
+	flags := flag.NewFlagSet("import", flag.ContinueOnError)
+	socket := flags.String("socket", "", "`path` of containerd's socket")
+	namespace := flags.String("namespace", "k8s.io", "containerd `namespace`")
+	snapshotter := flags.String("snapshotter", "overlayfs", "`snapshotter` to unpack for")
+	atOnce := flags.Int("parallel", 4, "`archives` at once")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *socket == "" || flags.NArg() == 0 {
+		return errors.New(usage)
+	}
+	var archives []imagestore.Archive
+	for _, arg := range flags.Args() {
+		a, err := imagestore.ParseArchive(arg)
+		if err != nil {
+			return err
+		}
+		archives = append(archives, a)
+	}
+	client, err := containerd.New(*socket, containerd.WithDefaultNamespace(*namespace))
+	if err != nil {
+		return fmt.Errorf("connect to containerd (socket %s): %w", *socket, err)
+	}
+	defer client.Close()
+	ctx = namespaces.WithNamespace(ctx, *namespace)
+	importer, err := imagestore.NewImporter(ctx, client, *snapshotter)
+	if err != nil {
+		return err
+	}
+
+	lines := &printer{out: json.NewEncoder(out)}
+	var group errgroup.Group // without a context: one bad archive stops no other
+	group.SetLimit(*atOnce)
+	for _, a := range archives {
+		group.Go(func() error {
+			imported, err := importer.Import(ctx, a)
+			for _, img := range imported {
+				if visible := awaitVisible(ctx, client, *namespace, img.Name); visible != nil {
+					err = errors.Join(err, visible)
+					continue
+				}
+				lines.print(result{Archive: a.Path, Name: img.Name, Digest: img.Digest, Milliseconds: img.Took.Milliseconds()})
+			}
+			if err != nil {
+				lines.print(result{Archive: a.Path, Error: err.Error()})
+				return errReported
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// awaitVisible waits for the kubelet's view, which is of one namespace only.
+func awaitVisible(ctx context.Context, client *containerd.Client, namespace, name string) error {
+	if namespace != "k8s.io" {
+		return nil
+	}
+	conn, ok := client.Conn().(grpc.ClientConnInterface)
+	if !ok {
+		return fmt.Errorf("ask for image %s: connection of type %T", name, client.Conn())
+	}
+	ctx, cancel := context.WithTimeout(ctx, visibleWithin)
+	defer cancel()
+	return imagestore.AwaitVisible(ctx, conn, name)
+}
+
+type printer struct {
+	mu  sync.Mutex
+	out *json.Encoder
+}
+
+// print writes a line; a reader that has gone away is no reason to stop.
+func (p *printer) print(r result) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_ = p.out.Encode(r)
+}

@@ -1,0 +1,90 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+
+	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/pkg/sys/reaper"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/log"
+	"github.com/containerd/plugin"
+
+	"berth.dev/berth/runtime/internal/bundle"
+	"berth.dev/berth/runtime/internal/memory"
+	"berth.dev/berth/runtime/internal/procfs"
+	"berth.dev/berth/runtime/internal/task"
+)
+
+// allowanceVariable, set in containerd's configuration, is by how many bytes
+// a container may pass its memory limit before it is noticed.
+const allowanceVariable = "BERTH_MEMORY_ALLOWANCE"
+
+func taskPlugin() *plugin.Registration {
+	return &plugin.Registration{
+		Type:     plugins.TTRPCPlugin,
+		ID:       "task",
+		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
+		InitFn:   newService,
+	}
+}
+
+func newService(ic *plugin.InitContext) (any, error) {
+	// containerd starts shims with four; each costs memory in every pod.
+	runtime.GOMAXPROCS(2)
+
+	publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
+	if err != nil {
+		return nil, err
+	}
+	stop, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
+	if err != nil {
+		return nil, err
+	}
+	// Before the inner service subscribes, so that stragglers are killed no
+	// later than it begins to wait for them.
+	exits := reaper.Default.Subscribe()
+	inner, err := runctask.NewTaskService(ic.Context, publisher.(shim.Publisher), stop.(shutdown.Service))
+	if err != nil {
+		return nil, fmt.Errorf("start task service: %w", err)
+	}
+	policy := memory.DefaultPolicy()
+	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
+		policy.Allowance = v
+	}
+	s := task.New(ic.Context, task.Config{
+		Inner:     inner,
+		Node:      bundle.Probe(),
+		Proc:      procfs.New("/proc"),
+		Publisher: publisher.(shim.Publisher),
+		Policy:    policy,
+		// containerd reads the shim's log through the pipe behind logrus.
+		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
+	})
+	go s.Reap(ic.Context, exits)
+	return s, nil
+}
+
+// lifecycle starts and stops shims as containerd's own manager does, and
+// after a killed shim also ends what runc cannot find.
+type lifecycle struct{ shim.Shim }
+
+func (l lifecycle) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
+	status, err := l.Shim.Stop(ctx, id)
+	dir, wdErr := os.Getwd()
+	if wdErr != nil {
+		return status, wdErr
+	}
+	// The bundles of a namespace are siblings; we were started in one.
+	if endErr := task.EndLeftovers(procfs.New("/proc"), filepath.Join(filepath.Dir(dir), id)); endErr != nil {
+		log.G(ctx).WithError(endErr).Warn("end processes of container")
+	}
+	return status, err
+}

@@ -1,0 +1,120 @@
+package integration
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+	"unsafe"
+)
+
+// helperName is what this program is called in the test image, where it is
+// the workload.
+const helperName = "helper"
+
+// helper is the workload: sleep, print text, allocate memory, start children.
+func helper(args []string) int {
+	if len(args) == 0 {
+		return 2
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM)
+	switch args[0] {
+	case "sleep":
+		<-stop
+		return 0
+	case "echo":
+		fmt.Println(args[1])
+		return 0
+	case "exit":
+		code, _ := strconv.Atoi(args[1])
+		return code
+	case "env":
+		fmt.Println(os.Getenv(args[1]))
+		return 0
+	case "oomscore":
+		text, _ := os.ReadFile("/proc/self/oom_score_adj")
+		fmt.Print(string(text))
+		return 0
+	case "grow": // MB to reach: as fast as the machine can, then sleeps
+		return grow(args[1], stop)
+	case "slowly": // MB a second, without end
+		return slowly(args[1])
+	case "family": // MB each, in two children and their shared parent
+		return family(args[1], stop)
+	case "orphan": // leaves a process behind that outlives its parent
+		cmd := exec.Command("/proc/self/exe", "sleep")
+		cmd.Args[0] = helperName
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		if err := cmd.Start(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		if len(args) > 1 {
+			<-stop
+		}
+		return 0
+	}
+	return 2
+}
+
+// touch allocates and writes to every page.
+func touch(bytes int) []byte {
+	b, err := syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mmap:", err)
+		os.Exit(3)
+	}
+	// Pages of 4 KB: the slow way in which most programs grow.
+	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 15 /* NOHUGEPAGE */)
+	for i := 0; i < len(b); i += 4096 {
+		b[i] = 1
+	}
+	return b
+}
+
+func grow(megabytes string, stop <-chan os.Signal) int {
+	n, _ := strconv.Atoi(megabytes)
+	begin := time.Now()
+	b, err := syscall.Mmap(-1, 0, n<<20, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_PRIVATE|syscall.MAP_ANON|syscall.MAP_NORESERVE)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "mmap:", err)
+		return 3
+	}
+	// Huge pages: the fast way.
+	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 14 /* HUGEPAGE */)
+	for i := 0; i < len(b); i += 4096 {
+		b[i] = 1
+		if i%(64<<20) == 0 {
+			fmt.Printf("%d MB after %s\n", i>>20, time.Since(begin))
+		}
+	}
+	<-stop
+	return 0
+}
+
+func slowly(megabytes string) int {
+	n, _ := strconv.Atoi(megabytes)
+	var all [][]byte
+	for {
+		all = append(all, touch(n<<20/10))
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func family(megabytes string, stop <-chan os.Signal) int {
+	n, _ := strconv.Atoi(megabytes)
+	for range 2 {
+		cmd := exec.Command("/proc/self/exe", "grow", strconv.Itoa(n))
+		cmd.Args[0] = helperName
+		if err := cmd.Start(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	<-stop
+	return 0
+}

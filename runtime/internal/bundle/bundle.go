@@ -1,0 +1,234 @@
+// Package bundle adapts the OCI specification of a container to what an
+// unprivileged node can honour, and keeps what runc must not see.
+//
+// It decides from facts it is given and touches no file but config.json. What
+// becomes of the limits that it takes out belongs to package memory.
+package bundle
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Node is what the node allows containers.
+type Node struct {
+	// Controllers are the cgroup v2 controllers that were delegated to the
+	// user. Nil means that no cgroup can be created at all.
+	Controllers []string
+	// OneUID is true where only one uid and one gid are mapped.
+	OneUID bool
+	// OOMScoreAdj is the shim's own value: nobody without privilege can go
+	// below it.
+	OOMScoreAdj int
+	// Proxy holds the user's proxy settings as KEY=value.
+	Proxy []string
+}
+
+// Container is what a specification asks and runc is not told.
+type Container struct {
+	// MemoryLimit in bytes; 0 means none.
+	MemoryLimit int64
+	// MemoryEnforced is true where the kernel enforces the limit.
+	MemoryEnforced bool
+	// SharesPIDs is true where the container has no PID namespace of its own,
+	// so that the end of its first process does not end the others.
+	SharesPIDs bool
+	// Ignored names what the node cannot honour, for the log.
+	Ignored []string
+}
+
+const configFile = "config.json"
+
+// Annotation that containerd sets on a pod's first container.
+const (
+	containerType        = "io.kubernetes.cri.container-type"
+	containerTypeSandbox = "sandbox"
+)
+
+// Adapt rewrites the specification in dir.
+func (n Node) Adapt(dir string) (Container, error) {
+	path := filepath.Join(dir, configFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return Container{}, fmt.Errorf("read container specification: %w", err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(text, &spec); err != nil {
+		return Container{}, fmt.Errorf("parse container specification %s: %w", path, err)
+	}
+	c := n.Patch(&spec)
+	if text, err = json.Marshal(&spec); err != nil {
+		return Container{}, fmt.Errorf("encode container specification %s: %w", path, err)
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		return Container{}, fmt.Errorf("write container specification: %w", err)
+	}
+	return c, nil
+}
+
+// Patch changes spec to what the node can honour.
+func (n Node) Patch(spec *specs.Spec) Container {
+	var c Container
+	sandbox := spec.Annotations[containerType] == containerTypeSandbox
+	if spec.Linux != nil {
+		c.SharesPIDs = !ownsPIDNamespace(spec.Linux.Namespaces)
+		c.MemoryLimit = MemoryLimit(spec.Linux.Resources)
+		c.MemoryEnforced = n.has("memory")
+		if n.Controllers == nil {
+			spec.Linux.CgroupsPath = ""
+		}
+		c.Ignored = append(c.Ignored, n.Resources(spec.Linux.Resources)...)
+	}
+	if n.OneUID {
+		n.stripOwners(spec)
+	}
+	if spec.Process != nil {
+		c.Ignored = append(c.Ignored, n.Process(spec.Process, sandbox)...)
+	}
+	return c
+}
+
+func ownsPIDNamespace(namespaces []specs.LinuxNamespace) bool {
+	return slices.ContainsFunc(namespaces, func(ns specs.LinuxNamespace) bool {
+		return ns.Type == specs.PIDNamespace && ns.Path == ""
+	})
+}
+
+// MemoryLimit returns the limit in bytes; 0 means none.
+func MemoryLimit(r *specs.LinuxResources) int64 {
+	if r == nil || r.Memory == nil || r.Memory.Limit == nil || *r.Memory.Limit < 0 {
+		return 0
+	}
+	return *r.Memory.Limit
+}
+
+func (n Node) has(controller string) bool { return slices.Contains(n.Controllers, controller) }
+
+// Resources drops the settings whose controller is not there, because runc
+// refuses a container rather than run it without its limits. It returns the
+// names of those that nothing enforces.
+func (n Node) Resources(r *specs.LinuxResources) (ignored []string) {
+	if r == nil {
+		return nil
+	}
+	if !n.has("memory") {
+		r.Memory = nil // enforced by package memory
+	}
+	if r.CPU != nil {
+		if !n.has("cpuset") {
+			if r.CPU.Cpus != "" || r.CPU.Mems != "" {
+				ignored = append(ignored, "cpuset")
+			}
+			r.CPU.Cpus, r.CPU.Mems = "", ""
+		}
+		if !n.has("cpu") {
+			if r.CPU.Quota != nil && *r.CPU.Quota > 0 {
+				ignored = append(ignored, "cpu limit")
+			}
+			r.CPU = &specs.LinuxCPU{Cpus: r.CPU.Cpus, Mems: r.CPU.Mems}
+		}
+		if *r.CPU == (specs.LinuxCPU{}) {
+			r.CPU = nil
+		}
+	}
+	if !n.has("pids") {
+		if r.Pids != nil && r.Pids.Limit != nil && *r.Pids.Limit > 0 {
+			ignored = append(ignored, "pids limit")
+		}
+		r.Pids = nil
+	}
+	if !n.has("io") {
+		r.BlockIO = nil
+	}
+	if !n.has("hugetlb") {
+		r.HugepageLimits = nil
+	}
+	if !n.has("rdma") {
+		r.Rdma = nil
+	}
+	for key := range r.Unified {
+		if controller, _, _ := strings.Cut(key, "."); !n.has(controller) {
+			delete(r.Unified, key)
+		}
+	}
+	if n.Controllers == nil {
+		// Device rules are programs attached to a cgroup. Without one, what a
+		// container may open is decided by the devices it is given: it cannot
+		// create others in a user namespace.
+		r.Devices, r.Unified = nil, nil
+	}
+	return ignored
+}
+
+// Process adapts a process, of a container's start or of an exec.
+func (n Node) Process(p *specs.Process, sandbox bool) (ignored []string) {
+	p.OOMScoreAdj = n.oomScoreAdj(p.OOMScoreAdj, sandbox)
+	if !sandbox {
+		p.Env = n.withProxy(p.Env)
+	}
+	if n.OneUID {
+		if p.User.UID != 0 || p.User.GID != 0 {
+			ignored = append(ignored, fmt.Sprintf("user %d:%d", p.User.UID, p.User.GID))
+		}
+		// Groups are left out without a word: kubelet adds the pod's own
+		// and every file belongs to the one gid anyway.
+		p.User = specs.User{Umask: p.User.Umask, Username: p.User.Username}
+	}
+	return ignored
+}
+
+// oomScoreAdj maps Kubernetes' values, -999 (guaranteed) to 1000 (best
+// effort), to the upper half of the kernel's range: without privilege nobody
+// can be put below the shim, so pods are put above everything of berth's. The
+// pause process is small and its death costs the whole pod: it stays low.
+func (n Node) oomScoreAdj(asked *int, sandbox bool) *int {
+	if sandbox {
+		v := n.OOMScoreAdj
+		return &v
+	}
+	v := 500
+	if asked != nil {
+		v += min(max(*asked, 0), 1000) / 2
+	}
+	v = max(v, n.OOMScoreAdj)
+	return &v
+}
+
+// withProxy offers the user's proxy where the container says nothing of it.
+// Programs disagree on the case of these variables, so either case counts.
+func (n Node) withProxy(env []string) []string {
+	said := map[string]bool{}
+	for _, e := range env {
+		name, _, _ := strings.Cut(e, "=")
+		said[strings.ToUpper(name)] = true
+	}
+	for _, e := range n.Proxy {
+		name, _, _ := strings.Cut(e, "=")
+		if !said[strings.ToUpper(name)] {
+			env = append(env, e)
+		}
+	}
+	return env
+}
+
+// stripOwners takes owners out of mount options: the kernel answers EINVAL to
+// a gid that is not mapped, such as devpts' gid=5.
+func (n Node) stripOwners(spec *specs.Spec) {
+	for i := range spec.Mounts {
+		spec.Mounts[i].Options = slices.DeleteFunc(spec.Mounts[i].Options, func(o string) bool {
+			return strings.HasPrefix(o, "gid=") || strings.HasPrefix(o, "uid=")
+		})
+	}
+	if spec.Linux == nil {
+		return
+	}
+	for i := range spec.Linux.Devices {
+		spec.Linux.Devices[i].UID, spec.Linux.Devices[i].GID = nil, nil
+	}
+}

@@ -1,0 +1,109 @@
+package imagestore
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/distribution/reference"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Archive is a file with images, and the name that its one image is to have.
+// Without a name, the archive's own counts, and then that of the file.
+type Archive struct {
+	Name, Path string
+}
+
+// ParseArchive reads "FILE" or "NAME=FILE". A file whose own name has an equals
+// sign is recognized by being there.
+func ParseArchive(arg string) (Archive, error) {
+	if _, err := os.Stat(arg); err == nil {
+		return Archive{Path: arg}, nil
+	}
+	name, path, ok := strings.Cut(arg, "=")
+	if !ok {
+		return Archive{Path: arg}, nil
+	}
+	full, err := normalize(name)
+	if err != nil {
+		return Archive{}, fmt.Errorf("parse image name in %q: %w", arg, err)
+	}
+	return Archive{Name: full, Path: path}, nil
+}
+
+// normalize makes a name what the kubelet asks for: busybox is
+// docker.io/library/busybox:latest.
+func normalize(name string) (string, error) {
+	ref, err := reference.ParseDockerRef(name)
+	if err != nil {
+		return "", err
+	}
+	return ref.String(), nil
+}
+
+// imageName returns the name of an image with these annotations, and whether
+// it has one by itself or by the caller's word.
+func (a Archive) imageName(annotations map[string]string) (name string, named bool, err error) {
+	if a.Name != "" {
+		return a.Name, true, nil
+	}
+	own := annotations[images.AnnotationImageName]
+	if own == "" {
+		own = annotations[ocispec.AnnotationRefName]
+	}
+	if strings.ContainsAny(own, ":/") {
+		name, err := normalize(own)
+		if err != nil {
+			return "", false, fmt.Errorf("parse image name %q of the archive (give one: --image NAME=%s): %w", own, a.Path, err)
+		}
+		return name, true, nil
+	}
+	// An OCI layout often knows the tag alone.
+	base := a.baseName()
+	if own != "" {
+		base += ":" + own
+	}
+	if name, err = normalize(base); err != nil {
+		return "", false, fmt.Errorf("the archive names no image and its own name makes none (give one: --image NAME=%s): %w", a.Path, err)
+	}
+	return name, own != "", nil
+}
+
+// baseName is the name of the file without what the packing has added.
+func (a Archive) baseName() string {
+	base := strings.ToLower(filepath.Base(a.Path))
+	for _, suffix := range []string{".gz", ".zst", ".zstd", ".tgz", ".tar", ".oci", ".docker"} {
+		base = strings.TrimSuffix(base, suffix)
+	}
+	return base
+}
+
+// decompress recognizes a compression by its first bytes. Neither reader
+// starts a program, as containerd's own would.
+func decompress(r io.Reader) (io.ReadCloser, error) {
+	buffered := bufio.NewReaderSize(r, 1<<20)
+	magic, err := buffered.Peek(4)
+	if err != nil && len(magic) == 0 {
+		return nil, fmt.Errorf("it is empty: %w", err)
+	}
+	switch {
+	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+		return gzip.NewReader(buffered)
+	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+		z, err := zstd.NewReader(buffered)
+		if err != nil {
+			return nil, err
+		}
+		return z.IOReadCloser(), nil
+	default:
+		return io.NopCloser(buffered), nil
+	}
+}

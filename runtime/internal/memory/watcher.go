@@ -1,0 +1,166 @@
+package memory
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Sample is the memory of one container in three grades, each at most the one
+// before it and each much dearer. A grade is asked for only when the cheaper
+// one cannot tell.
+type Sample struct {
+	// Bound counts everything resident, mapped files included.
+	Bound uint64
+	// Charged counts what cannot be dropped, shared pages in full.
+	Charged func() uint64
+	// Exact counts shared pages once.
+	Exact func() uint64
+}
+
+// Meter measures the containers with the given names. Those that it does not
+// return hold nothing.
+type Meter func(ids []string) (map[string]Sample, error)
+
+// Exceeded is called, from Run, for a container above its limit. The watcher
+// then forgets the container.
+type Exceeded func(ctx context.Context, id string, used, limit uint64)
+
+// Watcher watches containers until its Run ends.
+type Watcher struct {
+	policy   Policy
+	measure  Meter
+	exceeded Exceeded
+	now      func() time.Time
+
+	mu      sync.Mutex
+	limits  map[string]uint64
+	last    map[string]reading
+	changed chan struct{}
+}
+
+type reading struct {
+	used uint64
+	at   time.Time
+}
+
+// New returns a watcher that does nothing until Run.
+func New(policy Policy, measure Meter, exceeded Exceeded) *Watcher {
+	return &Watcher{
+		policy: policy, measure: measure, exceeded: exceeded, now: time.Now,
+		limits: map[string]uint64{}, last: map[string]reading{},
+		changed: make(chan struct{}, 1),
+	}
+}
+
+// Set gives a container a limit in bytes, or a new one; 0 takes it away.
+func (w *Watcher) Set(id string, limit uint64) {
+	w.mu.Lock()
+	if limit == 0 {
+		delete(w.limits, id)
+		delete(w.last, id)
+	} else {
+		w.limits[id] = limit
+	}
+	w.mu.Unlock()
+	select {
+	case w.changed <- struct{}{}:
+	default:
+	}
+}
+
+// Limit returns the limit of a container in bytes; 0 means none.
+func (w *Watcher) Limit(id string) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.limits[id]
+}
+
+// Run looks until ctx is done. Without a limit to watch it sleeps.
+func (w *Watcher) Run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.changed:
+		case <-timer.C:
+		}
+		begin := w.now()
+		next, any := w.look(ctx)
+		if !any {
+			timer.Stop()
+			continue
+		}
+		timer.Reset(max(next, time.Duration(w.policy.Rest)*w.now().Sub(begin)))
+	}
+}
+
+// look measures every container with a limit once and returns the time until
+// the next look, and false where there is nothing to look at.
+func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
+	ids, limits := w.watched()
+	if len(ids) == 0 {
+		return 0, false
+	}
+	samples, err := w.measure(ids)
+	if err != nil {
+		// /proc cannot be read for an instant, as on a shortage of
+		// descriptors: that is no reason to stop watching.
+		return w.policy.Shortest * 10, true
+	}
+	now := w.now()
+	next = w.policy.Longest
+	for _, id := range ids {
+		limit := limits[id]
+		used := gauge(samples[id], limit)
+		if used > limit {
+			w.Set(id, 0)
+			w.exceeded(ctx, id, used, limit)
+			continue
+		}
+		next = min(next, w.policy.Interval(used, limit, w.rate(id, used, now)))
+	}
+	return next, true
+}
+
+// gauge returns the memory in the cheapest grade that decides.
+func gauge(s Sample, limit uint64) uint64 {
+	used := s.Bound
+	if used > limit/2 && s.Charged != nil {
+		used = min(used, s.Charged())
+	}
+	if used > limit && s.Exact != nil {
+		used = min(used, s.Exact())
+	}
+	return used
+}
+
+func (w *Watcher) watched() (ids []string, limits map[string]uint64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	limits = make(map[string]uint64, len(w.limits))
+	for id, limit := range w.limits {
+		ids = append(ids, id)
+		limits[id] = limit
+	}
+	return ids, limits
+}
+
+// rate returns the growth of a container in bytes per second since the last
+// look, 0 where it shrank.
+func (w *Watcher) rate(id string, used uint64, now time.Time) float64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if _, watched := w.limits[id]; !watched {
+		return 0
+	}
+	previous, ok := w.last[id]
+	w.last[id] = reading{used, now}
+	elapsed := now.Sub(previous.at).Seconds()
+	if !ok || used <= previous.used || elapsed <= 0 {
+		return 0
+	}
+	return float64(used-previous.used) / elapsed
+}

@@ -1,0 +1,117 @@
+package pause
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Stores are where an image lives.
+type Stores struct {
+	Content     content.Store
+	Images      images.Store
+	Snapshotter snapshots.Snapshotter
+	// SnapshotterName is how garbage collection calls the snapshotter.
+	SnapshotterName string
+	Leases          leases.Manager
+}
+
+// The labels with which CRI marks the images that it shows and keeps.
+const (
+	labelManaged = "io.cri-containerd.image"
+	labelPinned  = "io.cri-containerd.pinned"
+)
+
+// Seed makes the image present and unpacked. ctx carries the namespace. It
+// may be called again with the stores of an earlier run.
+func Seed(ctx context.Context, s Stores) error {
+	img, err := newImage(runtime.GOARCH)
+	if err != nil {
+		return err
+	}
+	if _, err := s.Images.Get(ctx, Name); err == nil {
+		return nil // containerd was restarted
+	}
+	// Until the image refers to them, blobs and snapshot would be garbage.
+	lease, err := s.Leases.Create(ctx, leases.WithRandomID())
+	if err != nil {
+		return fmt.Errorf("create lease for pause image: %w", err)
+	}
+	ctx = leases.WithLease(ctx, lease.ID)
+	defer s.Leases.Delete(ctx, lease)
+
+	if err := img.unpack(ctx, s); err != nil {
+		return err
+	}
+	if err := img.store(ctx, s); err != nil {
+		return err
+	}
+	labels := map[string]string{labelManaged: "managed", labelPinned: "pinned"}
+	// The image's id is a name of its own in CRI.
+	for _, name := range []string{img.config.Digest.String(), Name} {
+		_, err := s.Images.Create(ctx, images.Image{Name: name, Target: img.manifest, Labels: labels})
+		if err != nil && !errdefs.IsAlreadyExists(err) {
+			return fmt.Errorf("create image %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func (i *image) store(ctx context.Context, s Stores) error {
+	put := func(d ocispec.Descriptor, labels map[string]string) error {
+		err := content.WriteBlob(ctx, s.Content, "pause-"+d.Digest.Encoded(),
+			bytes.NewReader(i.blobs[d.Digest]), d, content.WithLabels(labels))
+		if err != nil && !errdefs.IsAlreadyExists(err) {
+			return fmt.Errorf("store blob of pause image (%s): %w", d.MediaType, err)
+		}
+		return nil
+	}
+	if err := put(i.layer, nil); err != nil {
+		return err
+	}
+	if err := put(i.config, map[string]string{
+		"containerd.io/gc.ref.snapshot." + s.SnapshotterName: i.chainID(),
+	}); err != nil {
+		return err
+	}
+	return put(i.manifest, map[string]string{
+		"containerd.io/gc.ref.content.config": i.config.Digest.String(),
+		"containerd.io/gc.ref.content.l.0":    i.layer.Digest.String(),
+	})
+}
+
+// unpack writes the one file of the image straight into its snapshot.
+func (i *image) unpack(ctx context.Context, s Stores) error {
+	const key = "berth-pause-unpack"
+	mounts, err := s.Snapshotter.Prepare(ctx, key, "")
+	if err != nil {
+		return fmt.Errorf("prepare snapshot of pause image: %w", err)
+	}
+	write := func(root string) error {
+		return os.WriteFile(filepath.Join(root, "pause"), i.program, 0o755)
+	}
+	// Without a parent a snapshot is a plain directory, which needs no mount.
+	if len(mounts) == 1 && mounts[0].Type == "bind" {
+		err = write(mounts[0].Source)
+	} else {
+		err = mount.WithTempMount(ctx, mounts, write)
+	}
+	if err != nil {
+		return fmt.Errorf("unpack pause image: %w", err)
+	}
+	if err := s.Snapshotter.Commit(ctx, i.chainID(), key); err != nil && !errdefs.IsAlreadyExists(err) {
+		return fmt.Errorf("commit snapshot of pause image: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package procfs
+
+import "time"
+
+// Root names the first process of a container and the container's mount
+// namespace. Both together find every process of it:
+//
+//   - descendants of the first process, however they changed namespaces;
+//   - processes started by exec, which are children of the shim;
+//   - orphans, which become children of the shim or of the first process of
+//     the PID namespace, which in a pod with shareProcessNamespace is another
+//     container's. The mount namespace tells whose they were.
+type Root struct {
+	PID            int
+	MountNamespace string
+}
+
+// Tree returns the live processes below a shim by container. The names of
+// roots are the caller's; a process that belongs to none is left out.
+func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
+	first := make(map[int]string, len(roots))
+	mounts := make(map[string]string, len(roots))
+	for id, r := range roots {
+		first[r.PID] = id
+		mounts[r.MountNamespace] = id
+	}
+	top, err := f.Stat(shim)
+	if err != nil {
+		return nil, err
+	}
+	found := make(map[string][]Stat, len(roots))
+	var walk func(parent Stat, owner string, adoptive bool)
+	walk = func(parent Stat, owner string, adoptive bool) {
+		children, err := f.Children(parent)
+		if err != nil {
+			return // it ended while we looked
+		}
+		for _, pid := range children {
+			s, err := f.Stat(pid)
+			if err != nil || s.Zombie {
+				continue
+			}
+			mine := owner
+			id, isFirst := first[pid]
+			switch {
+			case isFirst:
+				mine = id
+			case adoptive:
+				if ns, err := f.MountNamespace(pid); err == nil {
+					if id, ok := mounts[ns]; ok {
+						mine = id
+					}
+				}
+			}
+			if mine != "" {
+				found[mine] = append(found[mine], s)
+			}
+			walk(s, mine, isFirst)
+		}
+	}
+	walk(top, "", true)
+	return found, nil
+}
+
+// InMountNamespace returns every visible process in a mount namespace. It
+// reads all of /proc and is for the end of a container only.
+func (f FS) InMountNamespace(ns string) ([]int, error) {
+	all, err := f.All()
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, pid := range all {
+		if link, err := f.MountNamespace(pid); err == nil && link == ns {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// Usage is what the processes of a container use together.
+type Usage struct {
+	Processes, Threads       int
+	User, System             time.Duration
+	MinorFaults, MajorFaults uint64
+	// Resident is the sum of Stat.Resident: an upper bound of Memory.
+	Resident uint64
+}
+
+// Sum adds up what Stat knows already.
+func Sum(processes []Stat) (u Usage) {
+	for _, s := range processes {
+		u.Processes++
+		u.Threads += s.Threads
+		u.User += s.User
+		u.System += s.System
+		u.MinorFaults += s.MinorFaults
+		u.MajorFaults += s.MajorFaults
+		u.Resident += s.Resident
+	}
+	return u
+}
+
+// TotalMemory adds up the memory of processes, read by one of f's methods.
+// Those that end meanwhile hold nothing any more.
+func TotalMemory(processes []Stat, read func(pid int) (Memory, error)) (total Memory) {
+	for _, s := range processes {
+		if m, err := read(s.PID); err == nil {
+			total = total.plus(m)
+		}
+	}
+	return total
+}

@@ -1,0 +1,142 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containerd/containerd/api/events"
+	"github.com/containerd/containerd/v2/core/runtime"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	gorunc "github.com/containerd/go-runc"
+
+	"berth.dev/berth/runtime/internal/procfs"
+)
+
+// rounds bounds how often a container's processes are looked up again, because
+// one that was not yet stopped may have started another.
+const rounds = 8
+
+// endForMemory ends a container above its limit as a memory cgroup with
+// memory.oom.group does: all of it at once. Its processes are stopped first,
+// so that they cannot grow while containerd is told; only a container that is
+// known to have run out of memory before it exits is reported as OOMKilled.
+func (s *Service) endForMemory(ctx context.Context, id string, used, limit uint64) {
+	c := s.container(id)
+	if c == nil {
+		return
+	}
+	s.log.Info("container is above its memory limit", "container", id, "used", used, "limit", limit)
+	s.signalAll(id, c, syscall.SIGSTOP)
+
+	// Bounded: containerd may hang, and the memory has to go either way.
+	publish, cancel := context.WithTimeout(namespaces.WithNamespace(ctx, s.namespace), time.Second)
+	defer cancel()
+	err := s.publisher.Publish(publish, runtime.TaskOOMEventTopic, &events.TaskOOM{ContainerID: id})
+	if err != nil {
+		s.log.Error("report container out of memory", "container", id, "error", err)
+	}
+	s.signalAll(id, c, syscall.SIGKILL)
+}
+
+// signalAll sends a signal to all processes of a container, the first one
+// first: with a PID namespace of its own its end ends the others.
+func (s *Service) signalAll(id string, c *container, signal syscall.Signal) {
+	done := map[int]uint64{}
+	for range rounds {
+		tree, err := s.tree()
+		if err != nil {
+			s.log.Error("list processes", "container", id, "error", err)
+			return
+		}
+		fresh := 0
+		for _, p := range tree[id] {
+			if start, ok := done[p.PID]; ok && start == p.Start {
+				continue
+			}
+			done[p.PID] = p.Start
+			fresh++
+			if err := syscall.Kill(p.PID, signal); err != nil && err != syscall.ESRCH {
+				s.log.Error("signal process", "container", id, "pid", p.PID, "signal", signal, "error", err)
+			}
+		}
+		if fresh == 0 {
+			return
+		}
+	}
+}
+
+// Reap ends what a container without a PID namespace of its own leaves
+// behind. runc would do it through the cgroup, which is not there, and the
+// container's end is not reported before its execs have ended.
+func (s *Service) Reap(ctx context.Context, exits <-chan gorunc.Exit) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case exit, ok := <-exits:
+			if !ok {
+				return
+			}
+			if id, c := s.sharing(exit.Pid); c != nil {
+				s.signalAll(id, c, syscall.SIGKILL)
+			}
+		}
+	}
+}
+
+// sharing returns the container with this first process, if its end does not
+// end the others.
+func (s *Service) sharing(pid int) (string, *container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, c := range s.containers {
+		if c.root.PID == pid && c.SharesPIDs && s.node.Controllers == nil {
+			return id, c
+		}
+	}
+	return "", nil
+}
+
+// The mount namespace of a container is kept in its bundle, so that whoever
+// cleans up after a killed shim finds the processes.
+const mountNamespaceFile = "mount-namespace"
+
+func writeMountNamespace(dir, ns string) error {
+	if err := os.WriteFile(filepath.Join(dir, mountNamespaceFile), []byte(ns), 0o600); err != nil {
+		return fmt.Errorf("note mount namespace: %w", err)
+	}
+	return nil
+}
+
+// EndLeftovers kills the processes of the container in a bundle whose shim is
+// gone. A bundle without a container is no error.
+func EndLeftovers(proc procfs.FS, dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, mountNamespaceFile))
+	if os.IsNotExist(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read mount namespace of bundle: %w", err)
+	}
+	ns := strings.TrimSpace(string(text))
+	if own, err := proc.MountNamespace(os.Getpid()); err != nil || own == ns || ns == "" {
+		return err
+	}
+	for range rounds {
+		pids, err := proc.InMountNamespace(ns)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, pid := range pids {
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
+				return fmt.Errorf("kill process %d of bundle %s: %w", pid, dir, err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,149 @@
+// Package task is the task service of a pod's shim: containerd's own for runc,
+// with what an unprivileged node needs around it. Specifications are adapted
+// before runc sees them, and where no cgroup was delegated, memory limits are
+// enforced, statistics answered and stragglers ended from /proc.
+package task
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"sync"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/ttrpc"
+
+	"berth.dev/berth/runtime/internal/bundle"
+	"berth.dev/berth/runtime/internal/memory"
+	"berth.dev/berth/runtime/internal/procfs"
+)
+
+// Service wraps a task service. The methods that it does not define are the
+// wrapped one's.
+type Service struct {
+	taskapi.TTRPCTaskService
+	node      bundle.Node
+	proc      procfs.FS
+	publisher shim.Publisher
+	log       *slog.Logger
+	watcher   *memory.Watcher
+	namespace string
+
+	mu         sync.Mutex
+	containers map[string]*container
+}
+
+// container is what the wrapper remembers of one.
+type container struct {
+	bundle.Container
+	root procfs.Root
+	// counted is the highest processor time reported so far. What a process
+	// started by exec has used vanishes with it, but a counter must not fall.
+	counted procfs.Usage
+}
+
+// Config is what a Service is made of.
+type Config struct {
+	Inner     taskapi.TTRPCTaskService
+	Node      bundle.Node
+	Proc      procfs.FS
+	Publisher shim.Publisher
+	Policy    memory.Policy
+	Log       *slog.Logger
+}
+
+// New returns a service whose goroutines end with ctx.
+func New(ctx context.Context, c Config) *Service {
+	s := &Service{
+		TTRPCTaskService: c.Inner,
+		node:             c.Node,
+		proc:             c.Proc,
+		publisher:        c.Publisher,
+		log:              c.Log,
+		containers:       map[string]*container{},
+	}
+	s.namespace, _ = namespaces.Namespace(ctx)
+	s.watcher = memory.New(c.Policy, s.measure, s.endForMemory)
+	go s.watcher.Run(ctx)
+	return s
+}
+
+// RegisterTTRPC makes the service a plugin of the shim's server.
+func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
+	taskapi.RegisterTTRPCTaskService(server, s)
+	return nil
+}
+
+// Create adapts the bundle's specification, then creates the container.
+func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	adapted, err := s.node.Adapt(r.Bundle)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	response, err := s.TTRPCTaskService.Create(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if len(adapted.Ignored) > 0 {
+		s.log.Warn("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)
+	}
+	c := &container{Container: adapted, root: procfs.Root{PID: int(response.Pid)}}
+	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
+		// The process has ended already; its exit is on the way.
+		s.log.Debug("container ended at once", "container", r.ID, "error", err)
+	} else if err := writeMountNamespace(r.Bundle, c.root.MountNamespace); err != nil {
+		s.log.Warn("processes may outlive a killed shim", "container", r.ID, "error", err)
+	}
+	s.mu.Lock()
+	s.containers[r.ID] = c
+	s.mu.Unlock()
+	s.limit(r.ID, c, adapted.MemoryLimit)
+	return response, nil
+}
+
+// limit has the watcher enforce what the kernel does not.
+func (s *Service) limit(id string, c *container, bytes int64) {
+	s.mu.Lock()
+	c.MemoryLimit = bytes
+	enforced := c.MemoryEnforced
+	s.mu.Unlock()
+	if !enforced {
+		s.watcher.Set(id, uint64(max(bytes, 0)))
+	}
+}
+
+// Delete forgets the container too.
+func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	response, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err == nil && r.ExecID == "" {
+		s.mu.Lock()
+		delete(s.containers, r.ID)
+		s.mu.Unlock()
+		s.watcher.Set(r.ID, 0)
+	}
+	return response, err
+}
+
+func (s *Service) container(id string) *container {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.containers[id]
+}
+
+// roots returns where the containers' processes are found.
+func (s *Service) roots() map[string]procfs.Root {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	roots := make(map[string]procfs.Root, len(s.containers))
+	for id, c := range s.containers {
+		roots[id] = c.root
+	}
+	return roots
+}
+
+func (s *Service) tree() (map[string][]procfs.Stat, error) {
+	return s.proc.Tree(os.Getpid(), s.roots())
+}

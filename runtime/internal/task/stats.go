@@ -1,0 +1,91 @@
+package task
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/containerd/cgroups/v3/cgroup2/stats"
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/typeurl/v2"
+
+	"berth.dev/berth/runtime/internal/memory"
+	"berth.dev/berth/runtime/internal/procfs"
+)
+
+// Stats answers in the form of a cgroup, counted from /proc where there is
+// none.
+func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
+	if s.node.Controllers != nil {
+		return s.TTRPCTaskService.Stats(ctx, r)
+	}
+	c := s.container(r.ID)
+	if c == nil {
+		return nil, errgrpc.ToGRPCf(errdefs.ErrNotFound, "container %s is not here", r.ID)
+	}
+	tree, err := s.tree()
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	processes := tree[r.ID]
+	metrics := s.metrics(c, procfs.Sum(processes), procfs.TotalMemory(processes, s.proc.Memory))
+	answer, err := typeurl.MarshalAnyToProto(metrics)
+	if err != nil {
+		return nil, errgrpc.ToGRPC(fmt.Errorf("encode statistics of container %s: %w", r.ID, err))
+	}
+	return &taskapi.StatsResponse{Stats: answer}, nil
+}
+
+func (s *Service) metrics(c *container, u procfs.Usage, m procfs.Memory) *stats.Metrics {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.counted.User = max(c.counted.User, u.User)
+	c.counted.System = max(c.counted.System, u.System)
+	c.counted.MinorFaults = max(c.counted.MinorFaults, u.MinorFaults)
+	c.counted.MajorFaults = max(c.counted.MajorFaults, u.MajorFaults)
+	limit := uint64(math.MaxUint64)
+	if c.MemoryLimit > 0 {
+		limit = uint64(c.MemoryLimit)
+	}
+	return &stats.Metrics{
+		CPU: &stats.CPUStat{
+			UsageUsec:  microseconds(c.counted.User + c.counted.System),
+			UserUsec:   microseconds(c.counted.User),
+			SystemUsec: microseconds(c.counted.System),
+		},
+		Memory: &stats.MemoryStat{
+			Usage:      m.Charged(),
+			UsageLimit: limit,
+			Anon:       m.Anon,
+			Shmem:      m.Shmem,
+			File:       m.File + m.Shmem,
+			FileMapped: m.File,
+			Pgfault:    c.counted.MinorFaults + c.counted.MajorFaults,
+			Pgmajfault: c.counted.MajorFaults,
+		},
+		Pids: &stats.PidsStat{Current: uint64(u.Threads)},
+	}
+}
+
+func microseconds(d time.Duration) uint64 { return uint64(d / time.Microsecond) }
+
+// measure is the watcher's meter.
+func (s *Service) measure(ids []string) (map[string]memory.Sample, error) {
+	tree, err := s.tree()
+	if err != nil {
+		return nil, err
+	}
+	samples := make(map[string]memory.Sample, len(ids))
+	for _, id := range ids {
+		processes := tree[id]
+		samples[id] = memory.Sample{
+			Bound:   procfs.Sum(processes).Resident,
+			Charged: func() uint64 { return procfs.TotalMemory(processes, s.proc.Memory).Charged() },
+			Exact:   func() uint64 { return procfs.TotalMemory(processes, s.proc.Proportional).Charged() },
+		}
+	}
+	return samples, nil
+}
