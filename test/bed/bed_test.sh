@@ -1,0 +1,280 @@
+#!/bin/bash
+# Tests of the bed itself: that it is a real Slurm, that users inside can do
+# what they can on a cluster, and that nothing of it survives.
+#
+#   test/bed/bed_test.sh [NAME...]     all tests, or those named
+#
+# Needs root and scripts/install-deps bed. Exit code 0 when all pass.
+set -uo pipefail
+export LC_ALL=C BED_NAME=bedtest-$$ CPUS=1 MEM=500
+bed=$(dirname "$(readlink -f "$0")")/bed
+
+fail() {
+	echo "    ${FUNCNAME[1]}, line ${BASH_LINENO[0]}: $*" >&2
+	failed=1
+}
+
+# expect CODE TEXT CMD...: CMD's exit code, and its output (* matches all).
+expect() {
+	local code=$1 text=$2 out rc=0
+	shift 2
+	out=$("$@" 2>&1 </dev/null) || rc=$?
+	# shellcheck disable=SC2053 # TEXT is a pattern
+	[[ $rc -eq $code && $out == $text ]] ||
+		fail "line ${BASH_LINENO[0]}: $* gave $rc, wanted $code and '$text':"$'\n'"$out"
+}
+
+# Slurm's commands can hang where a node is in trouble: a test must not.
+bed() { timeout 60 "$bed" "$@"; }
+as() { bed run --user "$1" "${@:2}"; }
+up() { bed up "$@" 2>"$scratch/up.log" || { fail "bed up $*: $(<"$scratch/up.log")"; return 1; }; }
+down() { expect 0 "" bed down; }
+
+# eventually CMD...: within 30 seconds.
+eventually() {
+	local deadline=$((SECONDS + 30))
+	until "$@" >/dev/null 2>&1; do
+		[[ $SECONDS -lt $deadline ]] || {
+			fail "line ${BASH_LINENO[0]}: never came true: $*"
+			return 1
+		}
+		sleep 0.05
+	done
+}
+
+# What the machine shows of a bed, whatever its name.
+traces() {
+	findmnt -rno TARGET,SOURCE
+	ip -o link | cut -d: -f2
+	ip netns
+	ls -d /var/tmp/berth-bed/{,.}"$BED_NAME"* /run/netns /dev/shm/* 2>/dev/null
+	find /sys/fs/cgroup -maxdepth 4 -name "bed-$BED_NAME"
+	local environ
+	for environ in /proc/[0-9]*/environ; do
+		! tr '\0' '\n' 2>/dev/null <"$environ" | grep -q "^BED_NAME=$BED_NAME$" ||
+			[[ ${environ//[^0-9]/} == "$$" ]] || tr '\0' ' ' <"${environ%environ}cmdline" | grep -E 'bed (up|keeper|supervisor|host)'
+	done
+}
+
+# The inode numbers of the namespaces that the bed's processes are in, less
+# the machine's.
+namespaces_of_bed() {
+	local pid
+	find /sys/fs/cgroup -path "*/bed-$BED_NAME/*" -name cgroup.procs -exec cat {} + | sort -u |
+		while read -r pid; do readlink /proc/"$pid"/ns/*; done | sort -u |
+		grep -vxFf <(readlink /proc/self/ns/*) | tr -dc '0-9\n'
+}
+
+none_in_use() { ! lsns -no NS | grep -qwFf "$1"; }
+
+test_jobs() {
+	up 3 || return
+	expect 0 $'n1\nn2\nn3' bash -c "'$bed' run --user alice login srun -N3 hostname | sort"
+	expect 7 '*' as alice login sbatch -W -o /dev/null --wrap 'exit 7'
+	expect 5 '*' as bob login srun sh -c 'exit 5'
+
+	as alice login srun --job-name=long sh -c 'echo started >~/long; exec sleep 600' >/dev/null 2>&1 &
+	local srun=$! id
+	eventually as alice login test -s long
+	id=$(as alice login squeue -h -n long -o %i)
+	expect 0 n1 as alice login srun --overlap --jobid="$id" hostname
+	expect 0 "" as alice login scancel "$id"
+	eventually not kill -0 $srun
+	expect 0 "" bed check
+	down
+}
+
+test_run() {
+	up 1 || return
+	expect 3 "" bed run n1 sh -c 'exit 3'
+	expect 137 "" as alice n1 sh -c 'kill -9 $$'
+	expect 0 /home/alice as alice login pwd
+	expect 0 $'HOME=/home/bob\nLANG=C.UTF-8\nLOGNAME=bob\nPATH=/usr/local/bin:/usr/bin:/bin\nSHELL=/bin/bash\nTERM=vt100\nUSER=bob' \
+		env TERM=vt100 LEAK=1 bash -c "'$bed' run --user bob login env | sort"
+	expect 0 "a b" bash -c "echo 'a b' | '$bed' run n1 cat"
+	expect 0 '*terminal*' script -qec "'$bed' run login sh -c 'test -t 0 && test -t 1 && echo terminal >/dev/tty'" /dev/null
+	expect 1 '*no host n9*' bed run n9 true
+	expect 1 '*no user zoe*' as zoe n1 true
+
+	# Who ends `bed run` ends what it runs, which may clean up.
+	"$bed" run --user alice n1 sh -c 'trap "echo ended >~/ended; exit" TERM; echo >~/ready; while :; do sleep 0.1; done' &
+	eventually as alice login test -e ready
+	kill -KILL $!
+	eventually as alice login test -s ended
+	down
+}
+
+test_users() {
+	up 1 || return
+	expect 0 'uid=6004(dave) gid=6004(dave) groups=6004(dave)' as dave login srun id
+	expect 1 "" as dave login grep dave /etc/passwd
+	expect 2 '*Permission denied*' as bob login ls /home/alice
+	expect 0 700 as alice login stat -c %a /home/alice
+	expect 1 "" as carol login grep -E 'carol|6003' /etc/subuid
+	as alice login touch /tmp/on-login
+	expect 1 "" as alice n1 test -e /tmp/on-login
+	expect 1 '*Read-only*' bed run n1 touch /etc/new /usr/new
+	down
+}
+
+# What berth needs of a compute node, inside a job.
+test_namespaces_in_jobs() {
+	up 1 || return
+	local user
+	for user in alice dave; do
+		expect 0 "*65536*" as "$user" login srun bash -c '
+			unshare -U sleep 60 & child=$!
+			until [[ $(readlink /proc/$child/ns/user) != $(readlink /proc/self/ns/user) ]]; do :; done
+			first=$(awk -F: -v name=$USER -v id=$UID "\$1 == name || \$1 == id { print \$2 }" /etc/subuid)
+			newuidmap $child 0 $UID 1 1 $first 65536 && cat /proc/$child/uid_map
+			rc=$?; kill $child; exit $rc'
+	done
+	for user in alice carol dave; do
+		expect 0 0 as "$user" login srun -Q unshare -Ur id -u
+		expect 0 both as "$user" login srun -Q unshare -Urm bash -ec '
+			dir=$(mktemp -d); mkdir $dir/{lower,upper,work,merged}; echo both >$dir/lower/file
+			mount -t overlay -o lowerdir=$dir/lower,upperdir=$dir/upper,workdir=$dir/work,userxattr overlay $dir/merged
+			cat $dir/merged/file; umount $dir/merged; chmod -R u+rwx $dir; rm -r $dir'
+		expect 0 "*tap0*" as "$user" login srun unshare -Urn bash -ec '
+			PATH+=:/usr/sbin
+			nft add table inet t; nft add chain inet t c "{ type nat hook prerouting priority 0; }"
+			ip tuntap add tap0 mode tap; ip link show tap0; exec 3<>/dev/fuse'
+	done
+	expect 0 "" bed check
+	down
+}
+
+test_outside() {
+	local resolver
+	for resolver in ctl loopback; do
+		RESOLVER=$resolver up 1 || return
+		expect 0 "the outside world" as alice login srun busybox wget -qO- http://alias.outside.test/
+		expect 0 "over tcp" as alice login srun bash -c 'echo over tcp | socat -t2 - TCP:www.outside.test:7'
+		expect 0 "over udp" as alice login srun bash -c 'echo over udp | socat -t2 - UDP:www.outside.test:7'
+		expect 2 "" as alice n1 getent hosts nosuch.outside.test
+		down
+	done
+}
+
+test_check_finds_what_is_left() {
+	up 1 || return
+	expect 0 "*" as alice login srun bash -c 'touch /tmp/left /dev/shm/left; setsid unshare -Urn sleep 600 >/dev/null 2>&1 & until [[ $(cat /proc/$!/comm) == sleep ]]; do :; done'
+	expect 1 '*n1: process *sleep 600*n1: namespace * net *n1: file /tmp/left (uid 6001)*n1: file /dev/shm/left*' bed check
+	expect 1 '*file /tmp/left*' bed check --now n1
+	expect 0 "" bed check login
+	expect 1 '*' bed down --check
+}
+
+test_settings() {
+	local proctrack task
+	for proctrack in linuxproc pgid cgroup; do
+		for task in none cgroup; do
+			PROCTRACK=$proctrack TASK=$task up 2 || return
+			expect 0 "*$proctrack*" as alice login scontrol show config
+			expect 0 $'ok\nok' as alice login srun -Q -N2 --mem=100 echo ok
+			expect 0 "" bed check
+			[[ $task != cgroup ]] ||
+				expect 1 '*Out Of Memory*' as alice login srun --mem=50 bash -c 'x=$(head -c 200M /dev/zero | tr "\0" x)'
+			[[ $proctrack != cgroup ]] ||
+				expect 0 '*' as alice login srun bash -c 'setsid sleep 600 >/dev/null 2>&1 &'
+			expect 0 "" bed check
+			down
+		done
+	done
+	ACCT=slurmdbd up 1 || return
+	expect 4 '*' as alice login srun sh -c 'exit 4'
+	eventually bash -c "'$bed' run --user alice login sacct -nXo ExitCode | grep 4:0"
+	down
+	expect 2 $'*PROCTRACK is "x"*\n*CPUS is "y"*' env PROCTRACK=x CPUS=y "$bed" up
+}
+
+test_two_beds() {
+	up 1 || return
+	(
+		BED_NAME=$BED_NAME-b
+		up 1
+		expect 0 n1 as alice login srun hostname
+		down
+		exit ${failed:-0}
+	) || failed=1
+	expect 0 n1 as alice login srun hostname
+	expect 1 '*up already*' bed up
+	down
+}
+
+# Whatever ends it, and whenever, nothing is left, without `down` where one
+# process is killed.
+test_sudden_ends() {
+	local victim pid
+	for victim in keeper supervisor "parent of supervisor" ctl; do
+		up 1 || return
+		namespaces_of_bed >"$scratch/namespaces"
+		pid=$(</var/tmp/berth-bed/"$BED_NAME"/pid/"${victim##* }")
+		[[ $victim != parent* ]] || pid=$(ps -o ppid= "$pid" | xargs)
+		kill -KILL "$pid"
+		[[ $victim != ctl ]] || down
+		eventually none_in_use "$scratch/namespaces"
+		eventually test ! -e /var/tmp/berth-bed/"$BED_NAME"
+		eventually nothing_left
+	done
+
+	up 1 || return
+	kill -KILL $(cat /var/tmp/berth-bed/"$BED_NAME"/pid/{keeper,supervisor})
+	down
+	eventually nothing_left
+}
+
+test_interrupted_up() {
+	local signal at started
+	for signal in INT TERM KILL; do
+		for at in etc pid/keeper pid/login; do
+			# A background job of a script ignores SIGINT; env restores it.
+			env --default-signal "$bed" up 2 >/dev/null 2>&1 &
+			started=$!
+			eventually test -e /var/tmp/berth-bed/"$BED_NAME"/$at
+			kill -$signal $started
+			wait $started 2>/dev/null
+			# Before there is a keeper, only the next command can clear up.
+			[[ $signal$at != KILLetc ]] || bed down 2>/dev/null
+			eventually nothing_left
+		done
+	done
+}
+
+test_failed_up() {
+	expect 1 '*host ctl did not start*slurmctld*' env BED_SLURM_CONF=Nonsense=1 "$bed" up 1
+	eventually nothing_left
+	expect 1 '*host ctl did not start*BED_BIND*/nowhere*' env BED_BIND=/etc:/nowhere "$bed" up 1
+	eventually nothing_left
+	BED_LOGS=$scratch/logs BED_BIND=/etc/skel:/srv/skel up 1
+	expect 0 "*.bashrc*" as alice n1 ls -a /srv/skel
+	down
+	[[ -s $scratch/logs/n1/slurmd.log ]] || fail "no logs in BED_LOGS"
+}
+
+not() { ! "$@"; }
+nothing_left() { diff "$scratch/before" <(traces) >"$scratch/left"; }
+
+main() {
+	[[ $EUID -eq 0 ]] || {
+		echo "bed_test.sh needs root: sudo -E $0" >&2
+		exit 2
+	}
+	scratch=$(mktemp -d)
+	trap '"$bed" down 2>/dev/null; rm -rf "$scratch"' EXIT
+	trap 'exit 130' INT TERM
+	local tests name failures=0
+	mapfile -t tests < <(declare -F | sed -n 's/^declare -f test_//p')
+	[[ $# -eq 0 ]] || tests=("$@")
+	traces >"$scratch/before"
+	for name in "${tests[@]}"; do
+		failed=0
+		"test_$name"
+		bed down 2>/dev/null
+		eventually nothing_left || cat "$scratch/left" >&2
+		[[ $failed -eq 0 ]] && echo "ok   $name" || { echo "FAIL $name"; failures=$((failures + 1)); }
+	done
+	[[ $failures -eq 0 ]]
+}
+
+main "$@"

@@ -1,0 +1,121 @@
+# The control groups of a bed: <hierarchy>/bed-NAME/HOST, in each hierarchy
+# that is used. Each host then has a cgroup namespace rooted there, and mounts
+# the hierarchies for itself; the machine's own mounts stay as they are.
+
+# hierarchies prints "CONTROLLERS MOUNTPOINT" for each that the machine has
+# mounted, cgroup2 as "unified".
+hierarchies() {
+	awk '{
+		for (i = 7; $i != "-"; i++);
+		if ($(i + 1) == "cgroup2" && !two++) print "unified", $5
+		if ($(i + 1) != "cgroup") next
+		controllers = ""
+		n = split($(i + 3), option, ",")
+		for (j = 1; j <= n; j++)
+			if (option[j] ~ /^(cpuset|cpu|cpuacct|blkio|memory|devices|freezer|pids|name=.*)$/)
+				controllers = controllers (controllers == "" ? "" : ",") option[j]
+		if (controllers != "" && !seen[controllers]++) print controllers, $5
+	}' /proc/self/mountinfo
+}
+
+# used_hierarchies: cgroup2 is always used, since its cgroup.kill and its lists
+# of processes make it certain what belongs to a bed. Version 1 is used where
+# Slurm shall use it.
+used_hierarchies() {
+	hierarchies | if [[ $cgroup_kind == v1 ]]; then cat; else sed -n '/^unified /p'; fi
+}
+
+# choose_cgroup_kind sets what Slurm is given: none, v1 or v2. Controllers are
+# on one version or the other; where version 1 has memory, version 2 is empty.
+choose_cgroup_kind() {
+	cgroup_kind=none
+	[[ $PROCTRACK == cgroup || $TASK == cgroup ]] || return 0
+	if hierarchies | grep -Eq '^([a-z]+,)*memory(,| )'; then
+		cgroup_kind=v1
+	elif grep -qw memory /sys/fs/cgroup/cgroup.controllers 2>/dev/null; then
+		cgroup_kind=v2
+	else
+		die "this machine has no memory controller for PROCTRACK=cgroup or TASK=cgroup: use PROCTRACK=linuxproc TASK=none"
+	fi
+}
+
+make_cgroups() {
+	local controllers at dir
+	while read -r controllers at; do
+		[[ $cgroup_kind != v2 ]] || enable_controllers "$at"
+		for dir in "bed-$BED_NAME" $(host_names | sed "s|^|bed-$BED_NAME/|"); do
+			mkdir "$at/$dir"
+			[[ ,$controllers, != *,cpuset,* ]] || fill_cpuset "$at/$dir"
+		done
+		[[ $cgroup_kind != v2 ]] || enable_controllers "$at/bed-$BED_NAME"
+	done < <(used_hierarchies)
+}
+
+enable_controllers() {
+	local controller
+	for controller in cpuset cpu memory pids; do
+		echo "+$controller" >"$1/cgroup.subtree_control" ||
+			die "cannot enable controller $controller in $1: use PROCTRACK=linuxproc TASK=none"
+	done
+}
+
+# On version 1 a new cpuset is empty, and takes no process.
+fill_cpuset() {
+	local file
+	for file in cpuset.cpus cpuset.mems; do
+		cat "${1%/*}/$file" >"$1/$file"
+	done
+}
+
+# join_cgroups HOST moves the calling shell.
+join_cgroups() {
+	local controllers at dir
+	while read -r controllers at; do
+		dir=$at/bed-$BED_NAME/$1
+		[[ ! -d $dir/daemons ]] || dir+=/daemons
+		echo $BASHPID >"$dir/cgroup.procs"
+	done < <(used_hierarchies)
+}
+
+# mount_cgroups is called inside a host, in its cgroup namespace.
+mount_cgroups() {
+	local list controllers name
+	list=$(used_hierarchies)
+	if [[ $cgroup_kind == v1 ]]; then
+		mount -t tmpfs -o mode=755 tmpfs /sys/fs/cgroup
+		while read -r controllers _; do
+			[[ $controllers != unified ]] || continue
+			name=${controllers#name=}
+			mkdir "/sys/fs/cgroup/$name"
+			[[ $controllers == "$name" ]] || controllers=none,$controllers
+			mount -t cgroup -o "$controllers" cgroup "/sys/fs/cgroup/$name"
+		done <<<"$list"
+	elif [[ -n $list ]]; then
+		mount -t cgroup2 cgroup2 /sys/fs/cgroup
+	fi
+	# A version 2 group that has controllers for its children may hold no
+	# process itself.
+	if [[ $cgroup_kind == v2 ]]; then
+		mkdir /sys/fs/cgroup/daemons
+		echo 1 >/sys/fs/cgroup/daemons/cgroup.procs
+		enable_controllers /sys/fs/cgroup
+	fi
+}
+
+# kill_cgroups ends every process of the bed, wherever it went.
+kill_cgroups() {
+	local at
+	at=$(hierarchies | sed -n 's/^unified //p')
+	[[ ! -w $at/bed-$BED_NAME/cgroup.kill ]] || echo 1 >"$at/bed-$BED_NAME/cgroup.kill"
+}
+
+# remove_cgroups looks in all hierarchies, so that it also clears up after a
+# bed whose settings are lost. False while one of them is still in use.
+remove_cgroups() {
+	local controllers at left=0
+	while read -r controllers at; do
+		[[ -d $at/bed-$BED_NAME ]] || continue
+		find "$at/bed-$BED_NAME" -depth -type d -exec rmdir {} + 2>/dev/null || left=1
+	done < <(hierarchies)
+	return $left
+}

@@ -1,0 +1,59 @@
+# What jobs left behind. Asked after every job by the tests: a process, mount,
+# namespace, cgroup, file or IPC object that outlives its job is a defect of
+# whatever ran in it.
+
+# bed_check [--now] [HOST...]: exit 0 and silence when there is nothing.
+bed_check() {
+	local now=no host left=0
+	[[ ${1:-} != --now ]] || {
+		now=yes
+		shift
+	}
+	need_root check
+	load_settings
+	# Slurm itself takes a moment to end a job; what is being checked does not
+	# get that moment.
+	[[ $now == yes ]] || await 30 no_jobs || true
+	no_jobs || {
+		inside ctl squeue -h -o 'ctl: job %i of %u: %T on %N'
+		left=1
+	}
+	[[ $# -gt 0 ]] || mapfile -t hosts < <(host_names)
+	for host in "${@:-${hosts[@]}}"; do
+		alive "$host" || {
+			echo "$host: the host is not up"
+			left=1
+			continue
+		}
+		inside "$host" bash -c "$(declare -f list_left); list_left $host $first_user $last_user $first_subordinate" ||
+			left=1
+	done
+	return $left
+}
+
+no_jobs() { [[ -z $(inside ctl timeout 5 squeue -h) ]]; }
+
+# list_left runs inside the host, as its root.
+list_left() {
+	local host=$1 first=$2 last=$3 subordinate=$4 found
+	found=$(
+		of_users='$2 >= first && $2 <= last || $2 >= subordinate'
+		ps -e -o pid=,uid=,stat=,comm=,args= | cut -c1-200 | awk -v first="$first" -v last="$last" \
+			-v subordinate="$subordinate" "($of_users) || \$4 == \"slurmstepd\" { print \"process\", \$0 }"
+
+		lsns -n -o NS,TYPE,PID,COMMAND | grep -vE "^ *($(
+			for ns in /proc/1/ns/*; do readlink "$ns"; done | tr -dc '0-9\n' | sort -u | paste -sd'|'
+		)) " | sed 's/^/namespace /'
+
+		awk '{ print $5 }' /proc/1/mountinfo | grep -vxFf /run/bed/mounts | sed 's/^/mount /'
+		ip -o link | grep -vE '^[0-9]+: (lo|eth0@)' | cut -d: -f2 | sed 's/^/interface/'
+		find /sys/fs/cgroup -type d | grep -E '/(job_|step_|task_)|/berth' | sed 's/^/cgroup /'
+		tail -qn +2 /proc/sysvipc/{shm,sem,msg} | sed 's/^/ipc /'
+		find /tmp /var/tmp /dev/shm /dev/mqueue -mindepth 1 -printf 'file %p (uid %U)\n'
+		find /run -xdev -uid +$((first - 1)) ! -user slurm -printf 'file %p (uid %U)\n'
+		find /var/spool -path '*/slurmd/job*' -prune -printf 'file %p (uid %U)\n' 2>/dev/null
+	)
+	[[ -n $found ]] || return 0
+	sed "s/^/$host: /" <<<"$found"
+	return 1
+}

@@ -1,0 +1,152 @@
+# A host: PID 1 of its own namespaces, with its own hostname, network, /etc,
+# /dev, /run, /tmp and home folder, and a read-only view of the rest of the
+# machine.
+
+host() {
+	load_settings
+	local name=$1 pid
+	declare -A daemons
+	read -r pid _ </proc/self/stat
+	echo "$pid" >"$state/pid/$name"
+	hostname "$name"
+	connect_host "$name"
+	mount_host "$name"
+	start_daemons "$name"
+	awk '{ print $5 }' /proc/1/mountinfo >/run/bed/mounts
+	touch /run/bed/ready
+	# Orphans are reaped while this waits, which is for ever.
+	sleep infinity &
+	wait
+}
+
+# connect_host plugs eth0 into the switch. The machine's /proc is still there.
+connect_host() {
+	nsenter --net="$bed_router" ip -batch - <<-END
+		link add v-$1 type veth peer name eth0 netns 1
+		link set v-$1 master br0 up
+	END
+	ip -batch - <<-END
+		link set lo up
+		addr add $(address_of "$1")/24 dev eth0
+		link set eth0 up
+		route add default via $(address_of router)
+	END
+}
+
+# Order matters: what lies below /run, /tmp and /var/tmp (the bed's files do)
+# is used before these are covered.
+mount_host() {
+	local name=$1 bind private=nosuid,nodev
+	cd /
+	mount -t proc -o $private,noexec proc /proc
+	mount -t sysfs -o $private,noexec sysfs /sys
+	mount_cgroups
+	mount -t devpts -o mode=620,gid=5,ptmxmode=666,newinstance devpts /dev/pts
+	mount -t tmpfs -o mode=1777,$private tmpfs /dev/shm
+	mount -t mqueue mqueue /dev/mqueue
+
+	mount -t overlay -o "ro,lowerdir=$state/etc:/etc" overlay /etc
+	mount --bind -o $private "$state/home" /home
+	mount --bind "$state/log/$name" /var/log
+	mount -t tmpfs -o mode=755 tmpfs /var/spool
+	mount -t tmpfs -o mode=755 tmpfs /var/lib/munge
+	mount -t tmpfs -o mode=755 tmpfs /srv
+	for bind in $BED_BIND; do
+		[[ ${bind#*:} != /srv/* ]] || mkdir -p "${bind#*:}"
+		[[ -d ${bind#*:} ]] || die "BED_BIND $bind: choose a folder below /srv, or one that exists"
+		mount --bind -o ro "${bind%%:*}" "${bind#*:}"
+	done
+
+	mount -t tmpfs -o mode=755,$private tmpfs /run
+	mkdir -p -m 1777 /run/lock
+	mkdir -p /run/bed /run/munge /run/nslcd /var/log/munge
+	if [[ $LOCAL == disk ]]; then
+		mount --bind -o $private "$state/disk/$name/tmp" /tmp
+		mount --bind -o $private "$state/disk/$name/var-tmp" /var/tmp
+	else
+		mount -t tmpfs -o mode=1777,$private tmpfs /tmp
+		mount -t tmpfs -o mode=1777,$private tmpfs /var/tmp
+	fi
+	# Last, as a bind mount inherits this.
+	mount -o remount,bind,ro /
+}
+
+start_daemons() {
+	local name=$1
+	chown munge: /run/munge /var/lib/munge /var/log/munge
+	chown nslcd: /run/nslcd
+	daemon munged setpriv --reuid munge --regid munge --clear-groups munged -F --num-threads=2
+	daemon nslcd nslcd -n
+	[[ $RESOLVER != loopback ]] ||
+		daemon resolver dnsmasq_on 127.0.0.53 --server="$(address_of ctl)"
+	answers munged test -S /run/munge/munge.socket.2
+	answers nslcd test -S /run/nslcd/socket
+	case $name in
+	ctl) start_ctl ;;
+	n*)
+		# slurmd waits many seconds before its second try.
+		await 60 listening ctl 6817 || die "slurmctld does not answer"
+		mkdir /var/spool/slurmd
+		daemon slurmd slurmd -D -N "$name"
+		answers slurmd listening "$name" 6818
+		;;
+	esac
+}
+
+# The controller's host also serves names, the directory, and accounting.
+start_ctl() {
+	daemon slapd slapd -h ldap:/// -f /etc/ldap/slapd.conf -d 0
+	daemon dnsmasq dnsmasq_on "$(address_of ctl)" --local=/test/ \
+		--host-record="www.outside.test,$web_address" \
+		--cname=alias.outside.test,www.outside.test \
+		--txt-record=note.outside.test,hello
+	answers slapd listening ctl 389
+	[[ $ACCT == none ]] || start_slurmdbd
+	install -d -o slurm /var/spool/slurmctld
+	daemon slurmctld slurmctld -D
+	answers slurmctld listening ctl 6817
+}
+
+# MariaDB with nothing but the system tables that slurmdbd's stored procedures
+# need, and no users: half a second instead of the usual ten.
+start_slurmdbd() {
+	install -d -o slurm /run/slurm /run/mysqld /var/spool/mariadb
+	local mariadbd=(mariadbd --no-defaults --user=slurm --datadir=/var/spool/mariadb
+		--skip-grant-tables --innodb-buffer-pool-size=64M --innodb-log-file-size=16M)
+	printf 'create database mysql;\nuse mysql;\n' |
+		cat - /usr/share/mysql/mysql_system_tables.sql |
+		"${mariadbd[@]}" --bootstrap >/var/log/mariadb-bootstrap.log 2>&1
+	daemon mariadb "${mariadbd[@]}" --skip-networking --socket=/run/mysqld/mysqld.sock \
+		--pid-file=/run/mysqld/mysqld.pid
+	answers mariadb test -S /run/mysqld/mysqld.sock
+	daemon slurmdbd setpriv --reuid slurm --regid slurm --init-groups slurmdbd -D
+	answers slurmdbd listening ctl 6819
+}
+
+# dnsmasq_on ADDRESS OPTION... answers from /etc/hosts and from the options;
+# nothing is asked of the machine's own resolver.
+dnsmasq_on() {
+	local address=$1
+	shift
+	exec dnsmasq --keep-in-foreground --conf-file=/dev/null --no-resolv --user=root \
+		--pid-file= --log-facility=- --bind-interfaces --listen-address="$address" "$@"
+}
+
+daemon() {
+	local name=$1
+	shift
+	"$@" >"/var/log/$name.log" 2>&1 </dev/null &
+	daemons[$name]=$!
+}
+
+# answers DAEMON CMD...: wait until CMD succeeds, and no longer than DAEMON lives.
+answers() {
+	local name=$1
+	shift
+	await 60 answers_or_dead "$name" "$@" && kill -0 "${daemons[$name]}" ||
+		die "$name did not start: see its log"
+}
+
+answers_or_dead() { "${@:2}" || ! kill -0 "${daemons[$1]}"; }
+
+listening() { (exec 3<>"/dev/tcp/$1/$2"); }

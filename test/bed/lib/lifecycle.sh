@@ -1,0 +1,216 @@
+# From `up` to `down`. The processes of a bed, and who ends whom:
+#
+#   bed up            ends when all nodes are idle. Until then its end, even
+#    │                by kill -9, closes a pipe, and the keeper gives up.
+#   keeper            waits for the supervisor's end, then removes cgroups and
+#    │                files. Its own end closes another pipe:
+#   supervisor        PID 1 of the bed's PID namespace; removes the rest itself.
+#    └─ host ...      PID 1 of a PID namespace each: daemons, jobs.
+#
+# So whichever single process is killed, nothing is left. If several are in one
+# instant, no process survives, and the next `down` or `up` removes the rest.
+
+bed_up() {
+	need_root up
+	default_settings "$@"
+	validate_settings
+	need_programs
+	! alive keeper || die "bed $BED_NAME is up already: see $bed status, or choose another BED_NAME"
+	! alive up || die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
+	remove_remains || die "cgroups or files of a former bed $BED_NAME cannot be removed: is a process of it in D state?"
+	choose_cgroup_kind
+	claim_state
+	trap 'bed_up_failed' EXIT
+	trap 'exit 130' INT
+	trap 'exit 143' TERM HUP
+	write_config
+	make_cgroups
+	save_settings
+
+	exec {lifeline}> >(become_daemon keeper)
+	echo $! >"$state/pid/keeper"
+	wait_until_idle "$lifeline"
+	echo keep >&"$lifeline"
+	rm "$state/pid/up"
+	trap - EXIT INT TERM HUP
+	say "$BED_NAME is up: ctl, login, $(host_names | tail -n +3 | xargs); try: $bed run --user alice login srun -N$NODES hostname"
+}
+
+# claim_state makes the folder with the pid of `up` in it, or fails where another
+# `up` just did: by a rename, which does one or the other.
+claim_state() {
+	local new=$state_root/.$BED_NAME.$$
+	mkdir -p "$new/pid"
+	echo $$ >"$new/pid/up"
+	mv -T "$new" "$state" 2>/dev/null || {
+		rm -rf "$new"
+		die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
+	}
+}
+
+bed_up_failed() {
+	trap '' INT TERM HUP
+	say "up failed; the last lines of the logs:"
+	show_logs 5 keeper.log ${suspect:-ctl} >&2 || true
+	[[ -z ${lifeline:-} ]] || exec {lifeline}>&-
+	take_down || say "something of bed $BED_NAME remains: see $bed status"
+}
+
+# become_daemon ROLE ARG... replaces the shell by bed in that role, in a
+# session of its own, without the caller's descriptors: a test that reads the
+# output of `bed up` through a pipe must see it end.
+become_daemon() {
+	local fd
+	exec >>"$state/log/$1.log" 2>&1
+	for fd in /proc/self/fd/*; do
+		fd=${fd##*/}
+		[[ $fd -le 2 || $fd -eq 255 ]] || exec {fd}>&-
+	done
+	cd /
+	# The caller's environment is none of the daemons' business, SLURM_CONF say.
+	exec setsid env -i BED_NAME="$BED_NAME" PATH="$PATH" LC_ALL=C "$bed" "$@"
+}
+
+wait_until_idle() {
+	local limit=$((30 + NODES))
+	[[ $ACCT == none ]] || limit=$((limit + 30))
+	local name
+	for name in $(host_names); do
+		await $limit is_ready_or_dead "$name" && alive "$name" || {
+			suspect=$name
+			die "host $name did not start"
+		}
+	done
+	await $limit all_idle || {
+		inside ctl sinfo -N >&2 || true
+		die "after $limit s not all $NODES nodes are idle"
+	}
+	alive keeper || die "the bed ended while it was starting"
+	await 10 inside login getent passwd dave >/dev/null || die "login cannot look up dave in LDAP"
+}
+
+is_ready_or_dead() {
+	alive keeper || return 0
+	[[ -s $state/pid/$1 ]] || return 1
+	! alive "$1" || inside "$1" test -e /run/bed/ready
+}
+
+all_idle() { ! alive keeper || [[ $(inside ctl timeout 5 sinfo -h -t idle -o %D) == "$NODES" ]]; }
+
+# keeper runs apart from the terminal, its stdin connected to `up`.
+keeper() {
+	load_settings
+	local lifeline word=
+	trap 'kill_all' TERM INT HUP
+	exec {lifeline}> >(exec unshare -m -n -p -f --kill-child --propagation private \
+		"$bed" supervisor)
+	supervisor=$!
+	read -r word || true
+	[[ $word == keep ]] || kill_all
+	# wait returns early for a signal with a trap.
+	while kill -0 "$supervisor" 2>/dev/null; do
+		wait "$supervisor" || true
+	done
+	remove_remains
+}
+
+kill_all() {
+	kill -KILL "$supervisor" 2>/dev/null || true
+	kill_cgroups
+}
+
+# take_down asks the keeper, and does the work itself where there is none.
+take_down() {
+	local keeper
+	if alive keeper; then
+		keeper=$(<"$state/pid/keeper")
+		kill -TERM "$keeper"
+		await 20 dead keeper || kill -KILL "$keeper"
+	fi
+	remove_remains
+}
+
+bed_down() {
+	need_root down
+	local rc=0
+	if alive up; then
+		kill -TERM "$(<"$state/pid/up")"
+		await 30 dead up || true
+	fi
+	if [[ ! -d $state ]]; then
+		remove_remains
+		say "no bed named $BED_NAME is up"
+		return
+	fi
+	[[ ${1:-} != --check ]] || bed_check || rc=1
+	take_down || die "bed $BED_NAME: cgroups or files remain; is a process of it in D state? see $bed status"
+	return $rc
+}
+
+# remove_remains may be called at any time, by several at once.
+remove_remains() {
+	local logs
+	kill_cgroups
+	await 10 remove_cgroups || return 1
+	[[ -d $state ]] || return 0
+	logs=$(. "$state/settings" 2>/dev/null && echo "${BED_LOGS:-}") || true
+	if [[ -n $logs ]]; then
+		mkdir -p "$logs" && cp -r "$state/log/." "$logs/" || true
+	fi
+	await 10 remove_files || return 1
+	rmdir "$state_root" 2>/dev/null || true
+}
+
+remove_files() { rm -rf --one-file-system -- "$state"; }
+
+# alive ROLE: is its process there, and not another one with a used number?
+alive() {
+	local pid
+	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
+	case $1 in
+	up | keeper | supervisor) tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q " $1 " ;;
+	*) grep -q "/bed-$BED_NAME/$1\(/\|\$\)" "/proc/$pid/cgroup" ;;
+	esac
+}
+
+dead() { ! alive "$1"; }
+
+bed_status() {
+	need_root status
+	load_settings
+	echo "bed $BED_NAME: PROCTRACK=$PROCTRACK TASK=$TASK ACCT=$ACCT CPUS=$CPUS MEM=$MEM RESOLVER=$RESOLVER cgroups=$cgroup_kind"
+	echo "files: $state"
+	local name states
+	states=$(inside ctl timeout 5 sinfo -h -N -o '%N %T' 2>/dev/null) || states=
+	{
+		echo "HOST PID ADDRESS PROCESSES STATE"
+		for name in keeper supervisor $(host_names); do
+			echo "$name $(cat "$state/pid/$name" 2>/dev/null || echo -)" \
+				"$(address_of "$name" | grep . || echo -) $(count_processes "$name")" \
+				"$(alive "$name" && { awk -v n="$name" '$1 == n { print $2; f = 1 } END { if (!f) print "up" }' <<<"$states"; } || echo dead)"
+		done
+	} | column -t
+}
+
+count_processes() {
+	local at
+	at=$(hierarchies | sed -n 's/^unified //p')/bed-$BED_NAME/$1
+	if [[ -d $at ]]; then
+		find "$at" -name cgroup.procs -exec cat {} + | wc -l
+	else
+		echo 1
+	fi
+}
+
+bed_logs() {
+	load_settings
+	show_logs 1000000 "$@"
+}
+
+# show_logs LINES [HOST...]
+show_logs() (
+	lines=$1
+	shift
+	cd "$state/log"
+	find "${@:-.}" -type f -size +0 -exec tail -v -n "$lines" {} +
+)
