@@ -159,3 +159,6 @@ func (a Addresses) APIServerURL() string {
 func (a Addresses) HostAPIServerURL() string {
 	return fmt.Sprintf("https://127.0.0.1:%d", a.HostAPIPort)
 }
+
+// KubernetesVersion is the version of the components; go.mod pins the same.
+const KubernetesVersion = "v1.36.3"

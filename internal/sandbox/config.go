@@ -66,20 +66,21 @@ type Network struct {
 	Listen netip.AddrPort
 }
 
-// IDMap is the mapping of user and group ids into the sandbox. Id 0 inside is
-// the user; with subordinate ranges, the ids from 1 are those of the ranges.
+// IDMap is the mapping of user and group ids into the sandbox, with the
+// programs that may write it. Id 0 inside is the user.
 type IDMap struct {
-	SubUID, SubGID []IDRange
+	UIDs, GIDs           []IDRange
+	NewUIDMap, NewGIDMap string
 }
 
-// IDRange is a range of ids outside.
+// IDRange maps Count ids from Inside to as many from Outside.
 type IDRange struct {
-	Start, Count uint32
+	Inside, Outside, Count uint32
 }
 
-// OneUID reports that no subordinate ids are there: everything inside belongs
+// OneUID reports that no subordinate ids are used: everything inside belongs
 // to the user.
-func (m IDMap) OneUID() bool { return len(m.SubUID) == 0 || len(m.SubGID) == 0 }
+func (m IDMap) OneUID() bool { return len(m.UIDs) <= 1 || len(m.GIDs) <= 1 }
 
 func readConfig(file io.ReaderAt) (Config, error) {
 	var config Config

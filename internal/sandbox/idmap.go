@@ -19,8 +19,8 @@ func writeIDMaps(pid int, ids IDMap) error {
 	}
 	// Both at once: each is a fork, an exec and a lookup of the user.
 	failures := make(chan error, 2)
-	go func() { failures <- runMapper("newuidmap", pid, os.Getuid(), ids.SubUID) }()
-	go func() { failures <- runMapper("newgidmap", pid, os.Getgid(), ids.SubGID) }()
+	go func() { failures <- runMapper(ids.NewUIDMap, pid, ids.UIDs) }()
+	go func() { failures <- runMapper(ids.NewGIDMap, pid, ids.GIDs) }()
 	return errors.Join(<-failures, <-failures)
 }
 
@@ -39,12 +39,10 @@ func writeSingleMaps(pid int) error {
 	return nil
 }
 
-func runMapper(program string, pid, own int, ranges []IDRange) error {
-	args := []string{strconv.Itoa(pid), "0", strconv.Itoa(own), "1"}
-	inside := uint32(1)
+func runMapper(program string, pid int, ranges []IDRange) error {
+	args := []string{strconv.Itoa(pid)}
 	for _, r := range ranges {
-		args = append(args, formatID(inside), formatID(r.Start), formatID(r.Count))
-		inside += r.Count
+		args = append(args, formatID(r.Inside), formatID(r.Outside), formatID(r.Count))
 	}
 	command := exec.Command(program, args...)
 	var stderr bytes.Buffer

@@ -21,7 +21,7 @@ const stopPoll = 2 * time.Second
 // Init is the main function of PID 1. It returns its exit status; when it
 // returns, the kernel ends everything else in the namespaces.
 func Init() int {
-	outliveSignals()
+	OutliveSignals()
 	for _, fd := range []int{configFD, controlFD} {
 		unix.CloseOnExec(fd)
 	}

@@ -20,7 +20,7 @@ const mappedEnv = "BERTH_SANDBOX_MAPPED"
 // Janitor is the main function of the janitor process. It returns its exit
 // status.
 func Janitor() int {
-	outliveSignals()
+	OutliveSignals()
 	lifeline := os.NewFile(lifelineFD, "lifeline")
 	if os.Getenv(mappedEnv) == "" {
 		return waitForMaps(lifeline)
@@ -46,11 +46,11 @@ func Janitor() int {
 	return 0
 }
 
-// outliveSignals makes this process indifferent to what reaches everybody in a
+// OutliveSignals makes this process indifferent to what reaches everybody in a
 // job at once (scancel, time limit, Ctrl-C): the supervisor orders the end.
 // The signals are caught, not ignored: a child would inherit ignoring, and
 // with it every process of every pod.
-func outliveSignals() {
+func OutliveSignals() {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 }
 

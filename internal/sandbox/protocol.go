@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -88,14 +89,31 @@ func send(conn *net.UnixConn, message any, files ...*os.File) error {
 	}
 	var rights []byte
 	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, file := range files {
-			fds[i] = int(file.Fd())
+		fds, err := descriptors(files)
+		if err != nil {
+			return err
 		}
 		rights = unix.UnixRights(fds...)
 	}
 	_, _, err = conn.WriteMsgUnix(data, rights, nil)
+	runtime.KeepAlive(files)
 	return err
+}
+
+// descriptors returns the files' numbers without File.Fd, which would switch a
+// non-blocking descriptor to blocking, for every process that shares it.
+func descriptors(files []*os.File) ([]int, error) {
+	var fds []int
+	for _, file := range files {
+		raw, err := file.SyscallConn()
+		if err != nil {
+			return nil, fmt.Errorf("pass %s: %w", file.Name(), err)
+		}
+		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+			return nil, fmt.Errorf("pass %s: %w", file.Name(), err)
+		}
+	}
+	return fds, nil
 }
 
 // receive reads one message; io.EOF when the other end is gone.

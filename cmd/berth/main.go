@@ -1,0 +1,26 @@
+// Command berth starts a Kubernetes cluster inside a Slurm job.
+package main
+
+import (
+	"os"
+
+	"berth.dev/berth/internal/cli"
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/sandbox"
+)
+
+func main() {
+	// The program starts itself again as its own parts. They come before the
+	// command line, whose set-up they have no use for.
+	if len(os.Args) == 2 {
+		switch os.Args[1] {
+		case sandbox.JanitorArg:
+			os.Exit(sandbox.Janitor())
+		case sandbox.InitArg:
+			os.Exit(sandbox.Init())
+		case launch.NetArg:
+			os.Exit(launch.NetRole())
+		}
+	}
+	os.Exit(cli.Main(os.Args[1:]))
+}

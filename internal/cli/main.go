@@ -1,0 +1,89 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/internal/launch"
+)
+
+// result carries a command's exit code through cobra, which knows errors only.
+// All that there was to say has been said.
+type result struct{ code int }
+
+func (r *result) Error() string { return fmt.Sprintf("exit code %d", r.code) }
+func (r *result) ExitCode() int { return r.code }
+
+// Main runs the command line and returns the exit code.
+func Main(args []string) int {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go cancelOnSignal(cancel)
+
+	root := newRoot()
+	root.SetArgs(args)
+	command, err := root.ExecuteContextC(ctx)
+	var coded interface{ ExitCode() int }
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &coded):
+		return coded.ExitCode()
+	}
+	fmt.Fprintln(os.Stderr, "berth:", err)
+	var usage *usageError
+	if errors.As(err, &usage) {
+		fmt.Fprintf(os.Stderr, "berth: '%s --help' shows what it takes\n", command.CommandPath())
+		return launch.ExitUsage
+	}
+	return launch.ExitCode(err)
+}
+
+// usageError is a command line that cannot be read.
+type usageError struct{ error }
+
+func (e *usageError) Unwrap() error { return e.error }
+
+// cancelOnSignal ends the run on the first signal of a kind; a second one does
+// not hurry it, because what follows is the taking down.
+func cancelOnSignal(cancel context.CancelCauseFunc) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	for received := range signals {
+		cancel(launch.Interrupted(received.(syscall.Signal)))
+	}
+}
+
+func newRoot() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "berth",
+		Short: "A complete Kubernetes inside a Slurm job, without root",
+		Long: `berth starts a complete Kubernetes cluster inside a Slurm job (or on any Linux
+machine), runs a workload on it, and leaves nothing behind. It needs no root,
+no daemon and no preparation by an administrator.`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          noArguments,
+		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
+	}
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.AddCommand(newRunCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand())
+	return root
+}
+
+func noArguments(command *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	if command.HasSubCommands() {
+		return &usageError{fmt.Errorf("no command %q", args[0])}
+	}
+	return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
+}

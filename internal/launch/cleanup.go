@@ -1,0 +1,34 @@
+package launch
+
+import (
+	"context"
+
+	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/sandbox"
+
+	"os"
+)
+
+// Cleanup removes what runs of this user left on this node that were killed
+// all at once, and returns what it removed.
+func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) {
+	machine := probe.Local()
+	h := host{ids: machine.IDMap(os.Getuid(), os.Getgid())}
+	if h.ids.NameService {
+		h.ids = machine.AskNameService(ctx, h.ids, os.Getuid(), os.Getgid())
+	}
+	bases := machine.StateDirs()
+	if memory := memoryDir(getenv); memory != "" {
+		bases = append(bases, memory)
+	}
+	var stale []string
+	for _, base := range bases {
+		found, err := rundir.Stale(base)
+		if err != nil {
+			return nil, err
+		}
+		stale = append(stale, found...)
+	}
+	return stale, sandbox.Remove(h.sandboxIDs(), stale)
+}

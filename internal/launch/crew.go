@@ -1,0 +1,268 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/sandbox"
+)
+
+const (
+	// maxRestarts bounds how often one role is started again in a run. A role
+	// that dies more often has a reason that a restart does not cure.
+	maxRestarts = 3
+	// hungAfter is how long a role may miss its heartbeats. On a node that
+	// swaps or is overcommitted they can be seconds late.
+	hungAfter   = 20 * time.Second
+	watchPeriod = 2 * time.Second
+	// exitNotStarted stands for the status of a command that did not start,
+	// as a shell has it.
+	exitNotStarted = 127
+	// lastLines is how much of a failed role's log is shown.
+	lastLines = 8
+)
+
+// role is one process of the cluster and how to start it.
+type role struct {
+	name string
+	path string
+	args []string
+	env  []string
+	log  string
+	// listeners follow the notify descriptor.
+	listeners []*os.File
+	// silent roles do not speak the notify protocol.
+	silent bool
+	// start runs the process with the given inherited descriptors from 3 up.
+	start func(r *role, files []*os.File) error
+	// kill ends it with a signal that nothing withstands.
+	kill func(r *role)
+
+	// The rest belongs to the crew.
+	ready    chan struct{}
+	isReady  bool
+	restarts int
+	// life counts starts, so that a late event of an earlier life is known.
+	life      int
+	lastAlive time.Time
+	fatal     string
+}
+
+// crew is the set of roles of one run. The first role that cannot go on
+// cancels the run with its reason.
+type crew struct {
+	log    *slog.Logger
+	report func(phase string)
+	// giveUp cancels the run.
+	giveUp context.CancelCauseFunc
+
+	mu       sync.Mutex
+	roles    map[string]*role
+	stopping bool
+	// once are the commands that end by themselves.
+	once map[string]chan<- sandbox.Status
+	// group are the waits for processes outside the sandbox.
+	group sync.WaitGroup
+}
+
+func newCrew(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) *crew {
+	return &crew{log: log, report: report, giveUp: giveUp, roles: map[string]*role{}, once: map[string]chan<- sandbox.Status{}}
+}
+
+// add starts a role and watches it from now on.
+func (c *crew) add(r *role) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	r.ready = make(chan struct{})
+	c.roles[r.name] = r
+	return c.launch(r)
+}
+
+// launch starts a role for the first time or again; mu is held.
+func (c *crew) launch(r *role) error {
+	r.life++
+	r.fatal = ""
+	r.lastAlive = time.Now()
+	files := r.listeners
+	if !r.silent {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			return fmt.Errorf("start %s: %w", r.name, err)
+		}
+		defer writer.Close()
+		go c.listen(r, r.life, reader)
+		files = append([]*os.File{writer}, files...)
+	}
+	if err := r.start(r, files); err != nil {
+		return fmt.Errorf("start %s: %w", r.name, err)
+	}
+	return nil
+}
+
+// listen takes in what one life of a role says about itself.
+func (c *crew) listen(r *role, life int, reader *os.File) {
+	defer reader.Close()
+	// The end of the pipe is the end of the process, which is reported with
+	// its status elsewhere.
+	_ = notify.Read(reader, func(event notify.Event) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if r.life != life {
+			return
+		}
+		r.lastAlive = time.Now()
+		switch event.Event {
+		case notify.KindPhase:
+			c.report(r.name + "/" + event.Name)
+		case notify.KindReady:
+			c.report(r.name + "/ready")
+			if !r.isReady {
+				r.isReady = true
+				close(r.ready)
+			}
+		case notify.KindFatal:
+			r.fatal = event.Error
+		}
+	})
+}
+
+// await returns when the role is ready for the first time.
+func (c *crew) await(ctx context.Context, name string) error {
+	c.mu.Lock()
+	r := c.roles[name]
+	c.mu.Unlock()
+	select {
+	case <-r.ready:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// ended is called when a role's process has ended.
+func (c *crew) ended(name string, status sandbox.Status) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if waiting, ok := c.once[name]; ok {
+		delete(c.once, name)
+		waiting <- status
+		return
+	}
+	r, known := c.roles[name]
+	if !known || c.stopping {
+		return
+	}
+	what := "ended: " + status.String()
+	if r.fatal != "" {
+		what = "failed: " + r.fatal
+	}
+	// A role that never came up has a reason that will not go away.
+	if r.restarts >= maxRestarts || !r.silent && !r.isReady && status.Signal == 0 {
+		c.lose(r, what)
+		return
+	}
+	r.restarts++
+	c.log.Warn(fmt.Sprintf("%s %s; starting it again", r.name, what))
+	if err := c.launch(r); err != nil {
+		c.lose(r, fmt.Sprintf("%s and could not be started again: %v", what, err))
+	}
+}
+
+func (c *crew) lose(r *role, what string) {
+	c.giveUp(fail(ExitInternal, &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines)}))
+}
+
+// failed is called when a role's process could not be started.
+func (c *crew) failed(name, reason string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, known := c.roles[name]; known && !c.stopping {
+		c.lose(r, "could not be started: "+reason)
+	}
+	if waiting, ok := c.once[name]; ok {
+		delete(c.once, name)
+		c.log.Error(reason)
+		waiting <- sandbox.Status{Code: exitNotStarted}
+	}
+}
+
+// stopped is called when a role's process was stopped by a signal. Nothing
+// says that it will ever be continued, so it is replaced.
+func (c *crew) stopped(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if r, known := c.roles[name]; known && !c.stopping {
+		c.log.Warn(name + " was stopped by a signal; replacing it")
+		r.kill(r)
+	}
+}
+
+// watch replaces roles that miss their heartbeats, until ctx ends.
+func (c *crew) watch(ctx context.Context) {
+	ticker := time.NewTicker(watchPeriod)
+	defer ticker.Stop()
+	last := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-ticker.C:
+			// If this process itself was stopped, everybody's heartbeats
+			// are unread, and nobody is hung.
+			if now.Sub(last) > 2*watchPeriod {
+				c.forgive(now)
+			}
+			last = now
+			c.killHung(now)
+		}
+	}
+}
+
+func (c *crew) forgive(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.roles {
+		r.lastAlive = now
+	}
+}
+
+func (c *crew) killHung(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, r := range c.roles {
+		if r.silent || !r.isReady || c.stopping || now.Sub(r.lastAlive) < hungAfter {
+			continue
+		}
+		c.log.Warn(fmt.Sprintf("%s has not answered for %s; replacing it", r.name, hungAfter))
+		r.lastAlive = now
+		r.kill(r)
+	}
+}
+
+// dismiss makes the crew ignore the ends of its roles: they are wanted now.
+func (c *crew) dismiss() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.stopping = true
+}
+
+// wait returns when the processes outside the sandbox have ended.
+func (c *crew) wait() { c.group.Wait() }
+
+// inSandbox makes r a process of the sandbox.
+func inSandbox(box *sandbox.Sandbox, r *role) *role {
+	r.start = func(r *role, files []*os.File) error {
+		return box.Run(sandbox.Command{Name: r.name, Path: r.path, Args: r.args, Env: r.env, Log: r.log, Files: files})
+	}
+	r.kill = func(r *role) {
+		// If the sandbox is gone, so is the role.
+		_ = box.Signal(r.name, syscall.SIGKILL)
+	}
+	return r
+}

@@ -1,0 +1,160 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/egress"
+	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// NetArg is the argument with which the program is started again as the net
+// role; main hands it to NetRole.
+const NetArg = "net-role"
+
+// Descriptors of the net role.
+const (
+	netNotifyFD = 3
+	netTUNFD    = 4
+	netConfigFD = 5
+)
+
+// netConfig is what the net role is told.
+type netConfig struct {
+	Gateway netip.Addr
+	Cluster []netip.Prefix
+	MTU     int
+	Debug   bool
+}
+
+// netRole is the process in the host's network namespace that carries packets
+// between pods and the outside world.
+func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
+	config := netConfig{
+		Gateway: plan.Addresses.Gateway,
+		Cluster: []netip.Prefix{plan.Addresses.Pods, plan.Addresses.Services, plan.Addresses.Nodes},
+		MTU:     egressMTU,
+		Debug:   plan.Verbosity > 2,
+	}
+	var process *os.Process
+	return &role{
+		name: "net",
+		start: func(r *role, files []*os.File) error {
+			encoded, err := json.Marshal(config)
+			if err != nil {
+				return err
+			}
+			configFile, err := linux.MemoryFile("net-config", encoded)
+			if err != nil {
+				return err
+			}
+			defer configFile.Close()
+			logFile, err := os.OpenFile(r.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			if err != nil {
+				return fmt.Errorf("open log: %w", err)
+			}
+			defer logFile.Close()
+			command := exec.Command("/proc/self/exe", NetArg)
+			command.Args[0] = "berth"
+			command.Env = []string{}
+			command.Dir = "/"
+			command.Stdout, command.Stderr = logFile, logFile
+			command.ExtraFiles = append(files, tun, configFile)
+			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			if err := command.Start(); err != nil {
+				return err
+			}
+			process = command.Process
+			c.group.Go(func() {
+				_ = command.Wait()
+				c.ended(r.name, processStatus(command.ProcessState))
+			})
+			return nil
+		},
+		kill: func(*role) { _ = process.Kill() },
+	}
+}
+
+func processStatus(state *os.ProcessState) sandbox.Status {
+	status, ok := state.Sys().(syscall.WaitStatus)
+	if ok && status.Signaled() {
+		return sandbox.Status{Signal: status.Signal()}
+	}
+	return sandbox.Status{Code: state.ExitCode()}
+}
+
+// NetRole is the main function of the net role. It returns its exit status. It
+// ends with the sandbox, whose end closes the TUN device, or with its parent.
+func NetRole() int {
+	notifier := notify.New(netNotifyFD)
+	if err := runNet(notifier); err != nil {
+		notifier.Fatal(err)
+		fmt.Fprintln(os.Stderr, "net:", err)
+		return 1
+	}
+	return 0
+}
+
+func runNet(notifier *notify.Notifier) error {
+	sandbox.OutliveSignals()
+	// A signal at the parent's death would be tied to the thread that forked,
+	// and Go's threads come and go. The supervisor is the only reader of the
+	// notify pipe, so its end shows there.
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() {
+		waitForReader(netNotifyFD)
+		cancel(errors.New("the supervisor is gone"))
+	}()
+	unix.CloseOnExec(netTUNFD)
+	if err := unix.SetNonblock(netTUNFD, true); err != nil {
+		return fmt.Errorf("use the TUN device: %w", err)
+	}
+	configFile := os.NewFile(netConfigFD, "config")
+	var told netConfig
+	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<20)).Decode(&told)
+	configFile.Close()
+	if err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	level := slog.LevelInfo
+	if told.Debug {
+		level = slog.LevelDebug
+	}
+	config := egress.Default()
+	config.Gateway, config.Cluster, config.MTU = told.Gateway, told.Cluster, told.MTU
+	config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	go notifier.Alive(ctx, nil)
+	notifier.Ready()
+	err = egress.Run(ctx, os.NewFile(netTUNFD, "tun"), config)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// waitForReader returns when nobody has the other end of a pipe open any more.
+func waitForReader(fd int) {
+	for {
+		poll := []unix.PollFd{{Fd: int32(fd)}}
+		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		if poll[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
+			return
+		}
+	}
+}

@@ -1,0 +1,281 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// Where things are inside the sandbox.
+const (
+	runPath     = "/run/berth"
+	kubeletPath = "/var/lib/kubelet"
+	cgroupPath  = "/sys/fs/cgroup"
+)
+
+// reservedMemory is what the roles of a head node need, in bytes; see the
+// measurements in bench/results. It is kept from pods.
+const reservedMemory = 512 << 20
+
+// minMemory is the smallest step in which a cluster and a small pod fit.
+const minMemory = reservedMemory + 128<<20
+
+// host is what this run found out about the machine and the allocation.
+type host struct {
+	name    string
+	ids     probe.IDMap
+	cpus    probe.CPUs
+	memory  probe.Memory
+	state   probe.Candidate
+	libexec string
+	runID   string
+}
+
+// inspect finds out what the cluster has to work with, and refuses early what
+// cannot work.
+func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string) (host, error) {
+	machine := probe.Local()
+	h := host{
+		ids:    machine.IDMap(os.Getuid(), os.Getgid()),
+		cpus:   machine.CPUs(),
+		memory: machine.Memory(),
+	}
+	if h.ids.NameService && !spec.OneUID {
+		h.ids = machine.AskNameService(ctx, h.ids, os.Getuid(), os.Getgid())
+	}
+	if spec.OneUID {
+		h.ids.OneUID, h.ids.Reason = true, "asked for with --one-uid"
+	}
+	if h.memory.Bytes < minMemory {
+		return host{}, fail(ExitConfig, fmt.Errorf("this step has %s of memory (%s), a cluster needs at least %s: ask Slurm for more with --mem",
+			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(minMemory)))
+	}
+	var err error
+	if h.state, err = stateDir(machine, spec.StateDir); err != nil {
+		return host{}, err
+	}
+	if h.libexec, err = findLibexec(); err != nil {
+		return host{}, fail(ExitUnavailable, err)
+	}
+	if h.name, err = os.Hostname(); err != nil {
+		return host{}, fmt.Errorf("find the host's name: %w", err)
+	}
+	if slurmName := getenv("SLURMD_NODENAME"); slurmName != "" {
+		h.name = slurmName
+	}
+	h.runID = runID(getenv)
+	return h, nil
+}
+
+// runID names this run: by its job step under Slurm, by its process otherwise.
+func runID(getenv func(string) string) string {
+	if job := getenv("SLURM_JOB_ID"); job != "" {
+		return fmt.Sprintf("job-%s-%s-%d", job, getenv("SLURM_STEP_ID"), os.Getpid())
+	}
+	return fmt.Sprintf("local-%d", os.Getpid())
+}
+
+func stateDir(machine *probe.Host, wanted string) (probe.Candidate, error) {
+	candidates := machine.StateDirs()
+	if wanted != "" {
+		absolute, err := filepath.Abs(wanted)
+		if err != nil {
+			return probe.Candidate{}, err
+		}
+		candidates = []string{absolute}
+	}
+	best, rejected := machine.StateDir(candidates)
+	if best.Path != "" {
+		return best, nil
+	}
+	problems := []error{errors.New("no directory on this node can hold the run's files; name one with --state-dir DIR")}
+	for _, candidate := range rejected {
+		problems = append(problems, fmt.Errorf("%s: %s", candidate.Path, candidate.Reason))
+	}
+	return probe.Candidate{}, fail(ExitNoSpace, errors.Join(problems...))
+}
+
+// findLibexec finds the programs that come with berth: beside bin/berth.
+func findLibexec() (string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find berth's own file: %w", err)
+	}
+	libexec := filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth")
+	if _, err := os.Stat(filepath.Join(libexec, "berth-kube")); err != nil {
+		return "", fmt.Errorf("find the programs that come with berth: %w; unpack the whole archive, bin/ and libexec/ side by side", err)
+	}
+	return libexec, nil
+}
+
+// usedPrefixes are the destinations that this host has routes for, and the
+// resolvers it asks.
+func usedPrefixes() ([]netip.Prefix, error) {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list the host's routes: %w", err)
+	}
+	var used []netip.Prefix
+	for _, route := range routes {
+		if route.Dst == nil {
+			continue
+		}
+		address, ok := netip.AddrFromSlice(route.Dst.IP)
+		bits, _ := route.Dst.Mask.Size()
+		if ok {
+			used = append(used, netip.PrefixFrom(address.Unmap(), bits))
+		}
+	}
+	return used, nil
+}
+
+// plan makes the plan of this node.
+func (h host) plan(spec cluster.Spec, scratch string, hostAPIPort uint16) (cluster.Plan, error) {
+	used, err := usedPrefixes()
+	if err != nil {
+		return cluster.Plan{}, err
+	}
+	addresses, err := cluster.ChooseAddresses(used, 0)
+	if err != nil {
+		return cluster.Plan{}, fail(ExitUnavailable, err)
+	}
+	addresses.HostAPIPort = hostAPIPort
+	return cluster.Plan{
+		RunID:             h.runID,
+		KubernetesVersion: cluster.KubernetesVersion,
+		Node: cluster.Node{
+			Name:                cluster.NodeName(h.name),
+			CPUs:                h.cpus.Count,
+			MemoryBytes:         h.memory.Bytes,
+			ReservedMemoryBytes: reservedMemory,
+			MaxPods:             250,
+		},
+		Addresses: addresses,
+		Paths: cluster.Paths{
+			Libexec: h.libexec, Run: runPath, Scratch: scratch,
+			Kubelet: kubeletPath, Cgroup: cgroupPath,
+		},
+		OneUID:     h.ids.OneUID,
+		Registries: cluster.Registries{NoPull: spec.NoPull},
+		Verbosity:  spec.Verbosity,
+	}, nil
+}
+
+// sandboxIDs hands the id maps over to the sandbox.
+func (h host) sandboxIDs() sandbox.IDMap {
+	if h.ids.OneUID {
+		return sandbox.IDMap{}
+	}
+	lines := func(ranges []probe.IDRange) []sandbox.IDRange {
+		var all []sandbox.IDRange
+		for _, r := range ranges {
+			all = append(all, sandbox.IDRange(r))
+		}
+		return all
+	}
+	return sandbox.IDMap{
+		UIDs: lines(h.ids.UIDs), GIDs: lines(h.ids.GIDs),
+		NewUIDMap: h.ids.NewUIDMap, NewGIDMap: h.ids.NewGIDMap,
+	}
+}
+
+// removeStale removes what earlier runs left that were killed all at once.
+func (h host) removeStale(bases ...string) error {
+	var stale []string
+	for _, base := range bases {
+		found, err := rundir.Stale(base)
+		if err != nil {
+			return err
+		}
+		stale = append(stale, found...)
+	}
+	return sandbox.Remove(h.sandboxIDs(), stale)
+}
+
+// loopbackListener is the API server's door on the host: a socket keeps the
+// network namespace in which it was made, so the API server, which inherits
+// it, answers there without any relay.
+func loopbackListener() (*os.File, uint16, error) {
+	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		return nil, 0, fmt.Errorf("listen for the API server on the host's loopback: %w", err)
+	}
+	defer listener.Close()
+	file, err := listener.File()
+	if err != nil {
+		return nil, 0, fmt.Errorf("listen for the API server on the host's loopback: %w", err)
+	}
+	return file, uint16(listener.Addr().(*net.TCPAddr).Port), nil
+}
+
+// memoryDir is where small files that must not reach a disk are kept on the
+// host: the user's kubeconfig.
+func memoryDir(getenv func(string) string) string {
+	for _, dir := range []string{getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
+		if dir == "" || !filepath.IsAbs(dir) {
+			continue
+		}
+		if info, err := os.Stat(dir); err == nil && info.IsDir() && writable(dir) {
+			return dir
+		}
+	}
+	return ""
+}
+
+func writable(dir string) bool {
+	file, err := os.CreateTemp(dir, ".berth-")
+	if err != nil {
+		return false
+	}
+	file.Close()
+	return os.Remove(file.Name()) == nil
+}
+
+// roleEnv is the environment of every role: nothing of the user's but the
+// proxies, which only containerd looks at.
+func roleEnv(plan cluster.Plan, extra ...string) []string {
+	env := []string{"PATH=" + plan.Paths.Libexec, "HOME=/root", "USER=root", "TMPDIR=" + filepath.Join(plan.Paths.Scratch, "tmp")}
+	return append(env, extra...)
+}
+
+// proxyEnv is the user's proxies, and the cluster's own ranges as exceptions.
+func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
+	var env []string
+	found := false
+	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
+		if value := getenv(name); value != "" {
+			env = append(env, name+"="+value)
+			found = true
+		}
+	}
+	if !found {
+		return nil
+	}
+	exceptions := []string{
+		"localhost", "127.0.0.1", ".svc", ".cluster.local", "kubernetes",
+		plan.Addresses.Pods.String(), plan.Addresses.Services.String(), plan.Addresses.Nodes.String(),
+	}
+	for _, name := range []string{"NO_PROXY", "no_proxy"} {
+		value := strings.Join(exceptions, ",")
+		if own := getenv(name); own != "" {
+			value = own + "," + value
+		}
+		env = append(env, name+"="+value)
+	}
+	return env
+}

@@ -1,0 +1,91 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// imported is a line that the importing program prints.
+type imported struct {
+	Archive string `json:"archive"`
+	Name    string `json:"name"`
+	Error   string `json:"error"`
+}
+
+// importImages brings the archives into containerd. It ends before any object
+// is applied: a pod that is earlier than its image would be sent to a registry,
+// and wait out a back-off after that has failed.
+func (r *run) importImages(ctx context.Context) error {
+	if len(r.Spec.Images) == 0 {
+		return nil
+	}
+	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket()}
+	for _, image := range r.Spec.Images {
+		name, path, named := cluster.SplitImage(image)
+		absolute, err := filepath.Abs(path)
+		if err != nil {
+			return err
+		}
+		if named {
+			absolute = name + "=" + absolute
+		}
+		args = append(args, absolute)
+	}
+	if err := r.crew.await(ctx, "containerd"); err != nil {
+		return err
+	}
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	command := sandbox.Command{
+		Name: "images", Path: filepath.Join(r.plan.Paths.Libexec, "berth-images"), Args: args,
+		Env: roleEnv(r.plan), Log: r.log("images"), Stdout: writer,
+	}
+	status, err := r.crew.runOnce(r.box, command)
+	writer.Close()
+	if err != nil {
+		return err
+	}
+	var problems []error
+	lines := bufio.NewScanner(reader)
+	for lines.Scan() {
+		var line imported
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			continue // the log has whatever else it prints
+		}
+		if line.Error != "" {
+			problems = append(problems, fmt.Errorf("import image archive %s: %s", line.Archive, line.Error))
+			continue
+		}
+		r.Log.Debug("imported " + line.Name)
+	}
+	select {
+	case end := <-status:
+		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
+			problems = append(problems, &roleError{name: "the import of images", what: "ended: " + end.String(), log: command.Log, lines: tail(command.Log, lastLines)})
+		}
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	return fail(ExitNoInput, errors.Join(problems...))
+}
+
+// runOnce starts a command that is to end by itself. Its status arrives on the
+// returned channel.
+func (c *crew) runOnce(box *sandbox.Sandbox, command sandbox.Command) (<-chan sandbox.Status, error) {
+	status := make(chan sandbox.Status, 1)
+	c.mu.Lock()
+	c.once[command.Name] = status
+	c.mu.Unlock()
+	return status, box.Run(command)
+}

@@ -1,0 +1,379 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/dnsconf"
+	"berth.dev/berth/internal/egress"
+	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/runtimeconf"
+	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/workload"
+)
+
+// egressMTU is that of the device towards the outside: the largest, since its
+// packets are read by a program and never cross a wire.
+const egressMTU = 65520
+
+// Options are what a run gets from the command line and its surroundings.
+type Options struct {
+	Spec   cluster.Spec
+	Stdin  io.Reader
+	Stdout io.Writer
+	Stderr io.Writer
+	Getenv func(string) string
+	// Report is called when a step of the bring-up is done.
+	Report func(step string)
+	// Log receives what the user should know.
+	Log *slog.Logger
+}
+
+// Run brings a cluster up, runs the workload on it and takes everything down.
+// It returns the workload's exit code; an error, with the code that ExitCode
+// gives it, says what kept the workload from a result. The context's cause
+// ends the run.
+func Run(ctx context.Context, options Options) (code int, err error) {
+	objects, err := readInput(options)
+	if err != nil {
+		return 0, err
+	}
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	r := &run{Options: options, objects: objects}
+	r.crew = newCrew(options.Log, options.Report, giveUp)
+	defer func() { err = errors.Join(err, r.takeDown()) }()
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"host", r.inspectHost},
+		{"directories", r.makeDirectories},
+		{"plan", r.makePlan},
+		{"sandbox", r.startSandbox},
+		{"roles", r.startRoles},
+		{"images", r.importImages},
+		{"cluster", r.awaitCluster},
+		{"workload", r.applyObjects},
+	} {
+		if err := step.do(ctx); err != nil {
+			return 0, r.explain(ctx, err)
+		}
+		options.Report(step.name)
+	}
+	if len(options.Spec.Command) > 0 {
+		code, err = r.runCommand(ctx)
+	} else {
+		code, err = r.follow(ctx)
+	}
+	return code, r.explain(ctx, err)
+}
+
+// run is the state of one run. A step fills in what later ones use; takeDown
+// undoes what is there.
+type run struct {
+	Options
+	objects []workload.Object
+	crew    *crew
+
+	host       host
+	scratch    *rundir.Dir // on disk
+	private    *rundir.Dir // in memory, for the user's kubeconfig
+	plan       cluster.Plan
+	identities identities
+	apiDoor    *os.File
+	box        *sandbox.Sandbox
+	client     *workload.Client
+	down       bool
+	// watching ends when the sandbox's events do.
+	watching chan struct{}
+}
+
+// readInput reads and checks everything that the user named, before anything
+// is started.
+func readInput(options Options) ([]workload.Object, error) {
+	if err := options.Spec.Validate(); err != nil {
+		return nil, fail(ExitUsage, err)
+	}
+	for _, image := range options.Spec.Images {
+		_, path, _ := cluster.SplitImage(image)
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, fail(ExitNoInput, fmt.Errorf("read image archive: %w", err))
+		}
+		file.Close()
+	}
+	objects, err := workload.Read(options.Spec.Manifests, options.Stdin)
+	var missing *os.PathError
+	if errors.As(err, &missing) {
+		return nil, fail(ExitNoInput, err)
+	}
+	return objects, fail(ExitManifest, err)
+}
+
+func (r *run) inspectHost(ctx context.Context) (err error) {
+	r.host, err = inspect(ctx, r.Spec, r.Getenv)
+	if err == nil && r.host.ids.OneUID {
+		r.Log.Warn("pods run with one user id only: " + r.host.ids.Reason + "; runAsUser and file ownership in images are not honoured")
+	}
+	return err
+}
+
+func (r *run) makeDirectories(context.Context) (err error) {
+	memory := memoryDir(r.Getenv)
+	if memory == "" {
+		return fail(ExitUnavailable, errors.New("find a place in memory for the kubeconfig: neither XDG_RUNTIME_DIR nor /dev/shm can be written"))
+	}
+	if err := r.host.removeStale(r.host.state.Path, memory); err != nil {
+		r.Log.Warn("leftovers of an earlier run stay: " + err.Error())
+	}
+	if r.scratch, err = rundir.Create(r.host.state.Path, r.host.runID); err != nil {
+		return fail(ExitNoSpace, err)
+	}
+	if r.private, err = rundir.Create(memory, r.host.runID+"-private"); err != nil {
+		return fail(ExitNoSpace, err)
+	}
+	for _, name := range []string{"log", "kubelet", "volumes", "pod-logs", "var-log", "tmp"} {
+		if err := os.Mkdir(filepath.Join(r.scratch.Path, name), 0o755); err != nil {
+			return fail(ExitNoSpace, fmt.Errorf("make run directory: %w", err))
+		}
+	}
+	return nil
+}
+
+func (r *run) makePlan(context.Context) (err error) {
+	var port uint16
+	if r.apiDoor, port, err = loopbackListener(); err != nil {
+		return err
+	}
+	if r.plan, err = r.host.plan(r.Spec, r.scratch.Path, port); err != nil {
+		return err
+	}
+	if r.identities, err = makeIdentities(r.plan); err != nil {
+		return err
+	}
+	kubeconfig := r.kubeconfigPath()
+	if err := os.WriteFile(kubeconfig, r.identities.kubeconfig, 0o600); err != nil {
+		return fail(ExitNoSpace, fmt.Errorf("write kubeconfig: %w", err))
+	}
+	r.client, err = workload.NewClient(r.identities.kubeconfig)
+	return err
+}
+
+func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, "kubeconfig") }
+
+func (r *run) log(role string) string { return filepath.Join(r.scratch.Path, "log", role+".log") }
+
+func (r *run) startSandbox(ctx context.Context) error {
+	files, err := r.sandboxFiles()
+	if err != nil {
+		return err
+	}
+	addresses := r.plan.Addresses
+	bits := addresses.Nodes.Bits()
+	r.box, err = sandbox.Start(ctx, sandbox.Config{
+		Hostname: r.plan.Node.Name,
+		IDMap:    r.host.sandboxIDs(),
+		Run:      r.plan.Paths.Run,
+		Keep:     []string{r.plan.Paths.Libexec, r.scratch.Path},
+		Binds: map[string]string{
+			r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
+			"/var/log":           filepath.Join(r.scratch.Path, "var-log"),
+		},
+		Files:      files,
+		ResolvConf: r.plan.Paths.ResolvConf(),
+		Network: sandbox.Network{
+			NodeLink:      cluster.NodeLink,
+			NodeAddresses: prefixes(bits, addresses.Node, addresses.DNS),
+			EgressLink:    cluster.EgressLink,
+			MTU:           egressMTU,
+			Gateway:       addresses.Gateway,
+			Source:        addresses.Node,
+			Listen:        anyAddress(addresses.APIPort),
+		},
+		Log:    r.log("sandbox"),
+		Remove: []string{r.scratch.Path, r.private.Path},
+	}, r.scratch.Lock)
+	if err != nil {
+		return fail(ExitUnavailable, err)
+	}
+	r.watching = make(chan struct{})
+	go r.watchSandbox()
+	go r.crew.watch(ctx)
+	return nil
+}
+
+func (r *run) watchSandbox() {
+	defer close(r.watching)
+	err := r.box.Events(func(event sandbox.Event) {
+		switch event.Kind {
+		case sandbox.Exited:
+			r.crew.ended(event.Name, event.Status)
+		case sandbox.Failed:
+			r.crew.failed(event.Name, event.Error)
+		case sandbox.Stopped:
+			r.crew.stopped(event.Name)
+		}
+	})
+	if err != nil {
+		r.crew.giveUp(fail(ExitInternal, err))
+	}
+}
+
+// sandboxFiles are the files on the sandbox's tmpfs.
+func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
+	files := r.identities.files
+	encoded, err := json.MarshalIndent(r.plan, "", "  ")
+	if err != nil {
+		return nil, err
+	}
+	paths := r.plan.Paths
+	for path, content := range map[string][]byte{
+		paths.Plan():                          encoded,
+		paths.ContainerdConfig():              runtimeconf.Containerd(r.plan),
+		paths.CNIConfig() + "/berth.conflist": runtimeconf.CNI(r.plan),
+		paths.Corefile():                      dnsconf.Corefile(r.plan),
+		paths.ResolvConf():                    r.resolvConf(),
+	} {
+		files[path] = sandbox.File{Mode: 0o644, Content: content}
+	}
+	if hosts := runtimeconf.RegistryHosts(r.plan); hosts != nil {
+		files[runtimeconf.RegistryHostsFile(paths)] = sandbox.File{Mode: 0o644, Content: hosts}
+	}
+	return files, nil
+}
+
+// resolvConf is what programs inside, and pods with dnsPolicy Default, ask for
+// names: the gateway, which asks the host's resolvers, and the host's search
+// list.
+func (r *run) resolvConf() []byte {
+	text := fmt.Sprintf("nameserver %s\n", r.plan.Addresses.Gateway)
+	resolvers, err := egress.HostResolvers("/etc/resolv.conf")
+	if err == nil && len(resolvers.Search) > 0 {
+		text += "search"
+		for _, domain := range resolvers.Search {
+			text += " " + domain
+		}
+		text += "\n"
+	}
+	return []byte(text)
+}
+
+// startRoles starts all of them at once. None waits for another: the API
+// server's listeners exist already, so early clients queue there.
+func (r *run) startRoles(ctx context.Context) error {
+	paths := r.plan.Paths
+	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
+	roles := []*role{
+		inSandbox(r.box, &role{
+			name: "control", path: program("berth-kube"),
+			args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
+			listeners: []*os.File{r.box.Listener, r.apiDoor},
+		}),
+		inSandbox(r.box, &role{
+			name: "containerd", path: program("containerd"),
+			args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
+			env:  roleEnv(r.plan, proxyEnv(r.plan, r.Getenv)...),
+		}),
+		inSandbox(r.box, &role{
+			name: "node", path: program("berth-kube"),
+			args: []string{"node", "--plan", paths.Plan(), "--notify-fd", "3"},
+		}),
+		inSandbox(r.box, &role{
+			name: "dns", path: program("coredns"), silent: true,
+			args: []string{"-conf", paths.Corefile()},
+		}),
+	}
+	if r.box.TUN != nil {
+		roles = append(roles, netRole(r.plan, r.box.TUN, r.crew))
+	} else {
+		r.Log.Warn("pods cannot reach the outside: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun")
+	}
+	for _, role := range roles {
+		role.log = r.log(role.name)
+		if role.env == nil {
+			role.env = roleEnv(r.plan)
+		}
+		if err := r.crew.add(role); err != nil {
+			return fail(ExitInternal, err)
+		}
+	}
+	return nil
+}
+
+func (r *run) awaitCluster(ctx context.Context) error { return r.crew.await(ctx, "control") }
+
+func (r *run) applyObjects(ctx context.Context) error {
+	applied, err := r.client.Apply(ctx, r.objects)
+	if err != nil && ctx.Err() == nil {
+		return fail(ExitManifest, err)
+	}
+	r.objects = applied
+	return err
+}
+
+func (r *run) follow(ctx context.Context) (int, error) {
+	result, err := r.client.Follow(ctx, r.objects, workload.Streams{Out: r.Stdout, Err: r.Stderr, Note: func(text string) { r.Log.Warn(text) }})
+	var stuck *workload.NeverStarts
+	if errors.As(err, &stuck) {
+		return 0, fail(ExitNeverStarts, err)
+	}
+	if err == nil && result.Code != 0 {
+		r.Log.Warn(result.Reason)
+	}
+	return result.Code, err
+}
+
+// explain replaces the error of a step that was cut short by the reason that
+// the run was given up for.
+func (r *run) explain(ctx context.Context, err error) error {
+	if err != nil && ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// takeDown undoes everything, whatever was reached.
+func (r *run) takeDown() error {
+	if r.down {
+		return nil
+	}
+	r.down = true
+	start := time.Now()
+	r.crew.dismiss()
+	if r.apiDoor != nil {
+		r.apiDoor.Close()
+	}
+	var err error
+	if r.box != nil {
+		err = r.box.Close()
+		<-r.watching
+		r.crew.wait()
+	} else {
+		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
+			if dir != nil {
+				err = errors.Join(err, os.RemoveAll(dir.Path))
+			}
+		}
+	}
+	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
+		if dir != nil {
+			dir.Lock.Close()
+			// Another run's directory may be there; then it stays.
+			_ = os.Remove(filepath.Dir(dir.Path))
+		}
+	}
+	r.Log.Debug("taken down", "took", time.Since(start))
+	if err != nil {
+		return fail(ExitInternal, fmt.Errorf("take the cluster down: %w", err))
+	}
+	return nil
+}

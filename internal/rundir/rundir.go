@@ -1,0 +1,130 @@
+// Package rundir keeps one locked directory per run, so that what a crash left
+// can be told from what is in use. It does not decide where such directories
+// are, and it cannot remove files of subordinate users.
+package rundir
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	lockName = "lock"
+	// newPrefix marks a directory that is not locked yet.
+	newPrefix = ".new-"
+	// newGrace is how long a directory may stay unlocked while it is made.
+	newGrace = time.Hour
+)
+
+// Dir is a run's directory. Its lock is held as long as any process has Lock
+// open.
+type Dir struct {
+	Path string
+	Lock *os.File
+}
+
+// Home is where one user's run directories lie below base.
+func Home(base string) string {
+	return filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid()))
+}
+
+// Create makes and locks the directory of a run below base. It fails with
+// fs.ErrExist when the run has one there already.
+func Create(base, run string) (*Dir, error) {
+	home := Home(base)
+	if err := makeHome(home); err != nil {
+		return nil, err
+	}
+	// The directory appears under its name only when it is locked, or another
+	// start might take it for a leftover.
+	path, err := os.MkdirTemp(home, newPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("make run directory: %w", err)
+	}
+	dir, err := lock(path)
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(path))
+	}
+	final := filepath.Join(home, run)
+	if err := unix.Renameat2(unix.AT_FDCWD, path, unix.AT_FDCWD, final, unix.RENAME_NOREPLACE); err != nil {
+		err = fmt.Errorf("make run directory %s: %w", final, err)
+		return nil, errors.Join(err, dir.Lock.Close(), os.RemoveAll(path))
+	}
+	dir.Path = final
+	return dir, nil
+}
+
+// makeHome makes the user's own directory, or checks that it is: in a place
+// that everybody writes to, another user may have been there first.
+func makeHome(home string) error {
+	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("make run directory: %w", err)
+	}
+	var stat unix.Stat_t
+	if err := unix.Lstat(home, &stat); err != nil {
+		return fmt.Errorf("inspect %s: %w", home, err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Getuid() {
+		return fmt.Errorf("%s is not a directory of yours; choose another place with --state-dir DIR", home)
+	}
+	if stat.Mode&0o077 != 0 {
+		if err := os.Chmod(home, 0o700); err != nil {
+			return fmt.Errorf("close %s to others: %w", home, err)
+		}
+	}
+	return nil
+}
+
+func lock(path string) (*Dir, error) {
+	file, err := os.OpenFile(filepath.Join(path, lockName), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("make lock: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
+	}
+	return &Dir{Path: path, Lock: file}, nil
+}
+
+// Stale returns the directories of runs below base whose processes are all
+// gone.
+func Stale(base string) ([]string, error) {
+	entries, err := os.ReadDir(Home(base))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("look for leftovers: %w", err)
+	}
+	var stale []string
+	for _, entry := range entries {
+		path := filepath.Join(Home(base), entry.Name())
+		if entry.IsDir() && isStale(path, entry) {
+			stale = append(stale, path)
+		}
+	}
+	return stale, nil
+}
+
+func isStale(path string, entry fs.DirEntry) bool {
+	if strings.HasPrefix(entry.Name(), newPrefix) {
+		info, err := entry.Info()
+		return err == nil && time.Since(info.ModTime()) > newGrace
+	}
+	file, err := os.OpenFile(filepath.Join(path, lockName), os.O_RDWR, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return true // its removal was interrupted
+	}
+	if err != nil {
+		return false
+	}
+	defer file.Close()
+	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+}
