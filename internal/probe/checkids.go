@@ -1,0 +1,89 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+const oneUIDCost = "one uid only: containers run as root inside, every file belongs to you, and runAsUser is not honoured"
+
+// checkIDs answers for the subordinate ids, the programs that map them, and
+// the order among the users that they are given to.
+func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
+	r := Result{Name: "subordinate-ids", Title: "subordinate ids", Level: Recommended, OK: Yes}
+	var ranges []string
+	for _, line := range ids.UIDs[1:] {
+		ranges = append(ranges, fmt.Sprintf("%d-%d", line.Outside, uint64(line.Outside)+uint64(line.Count)-1))
+	}
+	r.Found = strings.Join(ranges, ", ") + " by " + ids.NewUIDMap
+	switch o, ok := tried[trialIDMap]; {
+	case ids.OneUID:
+		r.OK, r.Found, r.Cost, r.Remedy = No, ids.Reason, oneUIDCost, ids.Remedy
+	case ok && !o.ok():
+		r.OK, r.Found, r.Cost = No, o.Error, oneUIDCost
+		r.Remedy = Remedy{Admin: "make newuidmap and newgidmap work for this user: getent passwd " + strconv.Itoa(h.uid) + " must answer, and its name must stand in /etc/subuid and /etc/subgid"}
+	case !ids.Complete:
+		r.OK, r.Found = Degraded, ids.Reason
+		r.Cost, r.Remedy = "images whose files belong to higher ids cannot be unpacked", ids.Remedy
+	}
+	results := []Result{r}
+	if h.uid == 0 {
+		results = append(results, Result{Name: "user", Title: "unprivileged user", Level: Recommended, OK: Degraded, Found: "this is root",
+			Cost:   "pods are separated from root's files and processes by less than they are from another user's",
+			Remedy: Remedy{User: "run berth as a user: it gains nothing from root"}})
+	}
+	if overlap := h.subIDOverlap(); overlap != "" && !ids.OneUID {
+		results = append(results, Result{Name: "subordinate-ids-shared", Title: "own subordinate ids", Level: Recommended, OK: Degraded,
+			Found: overlap, Cost: "the other one can read and change the files of your pods, and you theirs",
+			Remedy: Remedy{Admin: fmt.Sprintf("give the user another range in /etc/subuid and /etc/subgid, from %d on", h.freeSubIDs())}})
+	}
+	return results
+}
+
+// subIDOverlap says who else has an id that is subordinate to this user:
+// another user's range, or a user itself. It goes wrong where LDAP numbers
+// people from 100000 on.
+func (h *Host) subIDOverlap() string {
+	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
+		entries := ParseSubIDs(h.read(file))
+		owners := h.owners(h.uid)
+		for _, mine := range entries {
+			if !slices.Contains(owners, mine.Owner) {
+				continue
+			}
+			for _, other := range entries {
+				if !slices.Contains(owners, other.Owner) && overlap(mine.SubRange, other.SubRange) {
+					return fmt.Sprintf("%s gives ids of %d-%d to %s as well", file, mine.Start, uint64(mine.Start)+uint64(mine.Count)-1, other.Owner)
+				}
+			}
+			if name := h.userIn(mine.SubRange); name != "" {
+				return fmt.Sprintf("%s gives %d-%d, which holds the id of user %s", file, mine.Start, uint64(mine.Start)+uint64(mine.Count)-1, name)
+			}
+		}
+	}
+	return ""
+}
+
+func overlap(a, b SubRange) bool {
+	return uint64(a.Start) < uint64(b.Start)+uint64(b.Count) && uint64(b.Start) < uint64(a.Start)+uint64(a.Count)
+}
+
+// userIn returns a user whose own id lies in a range.
+func (h *Host) userIn(r SubRange) string {
+	if overlap(r, SubRange{uint32(h.uid), 1}) {
+		return cmp.Or(h.userName(h.uid), "you")
+	}
+	for line := range strings.Lines(string(h.read("/etc/passwd"))) {
+		fields := strings.Split(line, ":")
+		if len(fields) < 4 {
+			continue
+		}
+		if uid, err := strconv.ParseUint(fields[2], 10, 32); err == nil && overlap(r, SubRange{uint32(uid), 1}) {
+			return fields[0]
+		}
+	}
+	return ""
+}

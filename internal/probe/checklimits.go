@@ -1,0 +1,267 @@
+package probe
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a cluster takes of the per-user limits. The numbers are of a head node
+// with its control plane, and of one pod more.
+const (
+	filesMin, filesGood         = 4096, 65536
+	processesMin, processesGood = 512, 4096
+	processesPerPod             = 20 // threads of the shim and runc at their peak
+	inotifyMin, inotifyGood     = 16, 64
+	watchesGood                 = 8192
+	keysGood                    = 100
+	memoryMin, memoryGood       = 600 << 20, 1536 << 20
+)
+
+func (h *Host) checkMemory(state Candidate) Result {
+	m := h.Memory()
+	r := Result{Name: "memory", Title: "memory", Level: Required, OK: Yes}
+	r.Found = fmt.Sprintf("%s (%s)", Bytes(m.Bytes), m.Source)
+	if !m.Enforced {
+		r.Found += ", not enforced by a cgroup"
+	}
+	more := Remedy{User: "ask Slurm for more: --mem=2G"}
+	switch {
+	case m.Bytes == 0:
+		r.OK, r.Found = Unknown, "/proc/meminfo cannot be read"
+	case m.Bytes < memoryMin:
+		r.OK, r.Cost, r.Remedy = No, fmt.Sprintf("berth's own components need %s", Bytes(memoryMin)), more
+	case m.Bytes < memoryGood:
+		r.OK, r.Cost, r.Remedy = Degraded, fmt.Sprintf("little is left for pods: berth's own components use some %s", Bytes(memoryMin)), more
+	}
+	if state.Kind == KindMemory && r.OK == Yes {
+		r.Found += "; images and volumes count against it, as " + state.Path + " is in memory"
+	}
+	return r
+}
+
+func (h *Host) checkCPUs() Result {
+	c := h.CPUs()
+	return Result{Name: "cpus", Title: "processors", Level: Required, OK: Yes, Found: fmt.Sprintf("%d (%s)", c.Count, c.Source)}
+}
+
+// checkLimits answers for the resource limits of the process and the kernel's
+// totals behind them.
+func (h *Host) checkLimits() []Result {
+	return []Result{h.checkFiles(), h.checkProcesses()}
+}
+
+func (h *Host) checkFiles() Result {
+	r := Result{Name: "open-files", Title: "open files", Level: Required, OK: Yes}
+	soft, hard, err := h.kernel.Limit(unix.RLIMIT_NOFILE)
+	if err != nil {
+		r.OK, r.Found = Unknown, err.Error()
+		return r
+	}
+	r.Found = fmt.Sprintf("soft %s, hard %s (berth raises soft to hard)", limitText(soft), limitText(hard))
+	if hard < filesGood {
+		r.OK, r.Cost = Degraded, "pods that open many files or connections fail"
+		if hard < filesMin {
+			r.OK, r.Cost = No, "etcd and the API server run out of descriptors"
+		}
+		r.Remedy = h.limitRemedy("nofile", "LimitNOFILE", strconv.Itoa(filesGood*8))
+	}
+	return r
+}
+
+func (h *Host) checkProcesses() Result {
+	r := Result{Name: "processes", Title: "processes", Level: Required, OK: Yes}
+	_, hard, err := h.kernel.Limit(unix.RLIMIT_NPROC)
+	if err != nil {
+		r.OK, r.Found = Unknown, err.Error()
+		return r
+	}
+	used := h.ownThreads()
+	free, what := hard, fmt.Sprintf("limit %s for each user, in use %d", limitText(hard), used)
+	if free != math.MaxUint64 {
+		free -= min(free, used)
+	}
+	// Every other bound counts other users as well.
+	for _, name := range []string{"kernel.threads-max", "kernel.pid_max"} {
+		if n, ok := h.number(name); ok && n < free {
+			free, what = n, fmt.Sprintf("%s is %d for the whole machine", name, n)
+		}
+	}
+	for _, controller := range []string{"", "pids"} {
+		for _, dir := range h.cgroupDirs(controller) {
+			if n, ok := h.cgroupNumber(path.Join(dir, "pids.max")); ok && n < free {
+				free, what = n, fmt.Sprintf("%s is %d", path.Join(dir, "pids.max"), n)
+			}
+		}
+	}
+	r.Found = what
+	if free < processesGood {
+		r.OK, r.Cost = Degraded, fmt.Sprintf("pods beyond about %d fail to start with \"resource temporarily unavailable\"", max(0, int(free)-200)/processesPerPod)
+		if free < processesMin {
+			r.OK, r.Cost = No, "the components of Kubernetes cannot start their threads"
+		}
+		r.Remedy = h.limitRemedy("nproc", "LimitNPROC", "65536")
+		if strings.HasPrefix(what, "kernel.") {
+			r.Remedy = Remedy{Admin: "sysctl -w kernel.pid_max=4194304 kernel.threads-max=1000000   # and keep it in /etc/sysctl.d/90-berth.conf"}
+		} else if strings.Contains(what, "pids.max") && h.inJob() {
+			r.Remedy = Remedy{Admin: dropIn("slurmd.service", "TasksMax=infinity")}
+		}
+	}
+	return r
+}
+
+// ownThreads counts the threads of the user: RLIMIT_NPROC counts them all.
+func (h *Host) ownThreads() uint64 {
+	threads := uint64(0)
+	for _, status := range h.processes("status") {
+		values := parseColons(status)
+		if owner, _, _ := strings.Cut(values["Uid"], "\t"); owner == strconv.Itoa(h.uid) {
+			n, _ := strconv.ParseUint(values["Threads"], 10, 32)
+			threads += n
+		}
+	}
+	return threads
+}
+
+// processes returns a file of each process that can be seen.
+func (h *Host) processes(file string) [][]byte {
+	entries, err := fs.ReadDir(h.root, "proc")
+	if err != nil {
+		return nil
+	}
+	var contents [][]byte
+	for _, entry := range entries {
+		if _, err := strconv.Atoi(entry.Name()); err == nil {
+			contents = append(contents, h.read("/proc/"+entry.Name()+"/"+file))
+		}
+	}
+	return contents
+}
+
+func (h *Host) checkInotify(tried outcomes) Result {
+	r := Result{Name: "inotify", Title: "inotify", Level: Recommended, OK: Yes}
+	instances, ok := h.number("fs.inotify.max_user_instances")
+	watches, _ := h.number("fs.inotify.max_user_watches")
+	if !ok {
+		r.OK, r.Found = Unknown, "fs.inotify.max_user_instances cannot be read"
+		return r
+	}
+	used := h.inotifyInstances()
+	r.Found = fmt.Sprintf("%d instances and %d watches for each user, in use %d instances", instances, watches, used)
+	free := instances - min(instances, used)
+	remedy := Remedy{
+		User:  "end programs of yours that watch files: editors, file synchronisation",
+		Admin: "sysctl -w fs.inotify.max_user_instances=8192 fs.inotify.max_user_watches=1048576   # and keep it in /etc/sysctl.d/90-berth.conf",
+	}
+	switch o, ok := tried[trialInotify]; {
+	case ok && !o.ok(), free < inotifyMin:
+		r.OK, r.Cost, r.Remedy = No, "the kubelet cannot follow its files, and pods fail with \"too many open files\"", remedy
+	case free < inotifyGood || watches < watchesGood:
+		r.OK, r.Cost, r.Remedy = Degraded, "pods that watch files (kubectl logs -f, web servers, language servers) can fail with \"too many open files\"", remedy
+	}
+	return r
+}
+
+// inotifyInstances counts those of the processes that may be looked into.
+func (h *Host) inotifyInstances() uint64 {
+	processes, err := fs.ReadDir(h.root, "proc")
+	if err != nil {
+		return 0
+	}
+	count := uint64(0)
+	for _, process := range processes {
+		if _, err := strconv.Atoi(process.Name()); err != nil {
+			continue
+		}
+		files, err := fs.ReadDir(h.root, "proc/"+process.Name()+"/fd")
+		if err != nil {
+			continue
+		}
+		for _, file := range files {
+			target, err := fs.ReadLink(h.root, "proc/"+process.Name()+"/fd/"+file.Name())
+			if err == nil && strings.HasSuffix(target, "inotify") {
+				count++
+			}
+		}
+	}
+	return count
+}
+
+func (h *Host) checkKeyrings(tried outcomes) Result {
+	r := Result{Name: "keyrings", Title: "kernel keys", Level: Recommended, OK: Yes}
+	limit, ok := h.number("kernel.keys.maxkeys")
+	if !ok {
+		r.OK, r.Found = Unknown, "kernel.keys.maxkeys cannot be read"
+		return r
+	}
+	used := uint64(0)
+	for line := range bytes.Lines(h.read("/proc/key-users")) {
+		// "1001:    23 22/22 12/200 300/20000": the fourth is used/limit.
+		fields := strings.Fields(string(line))
+		if len(fields) >= 4 && fields[0] == strconv.Itoa(h.uid)+":" {
+			count, _, _ := strings.Cut(fields[3], "/")
+			used, _ = strconv.ParseUint(count, 10, 64)
+		}
+	}
+	r.Found = fmt.Sprintf("%d for each user, in use %d", limit, used)
+	o, tryOK := tried[trialKeyring]
+	refused := tryOK && !o.ok()
+	if refused {
+		r.Found += ", a new keyring is refused: " + o.Error
+	}
+	if refused || limit-min(limit, used) < keysGood {
+		r.OK, r.Cost = Degraded, "each container of a runtime that makes keyrings takes one; beyond the limit it fails with \"disk quota exceeded\""
+		r.Remedy = Remedy{Admin: "sysctl -w kernel.keys.maxkeys=5000 kernel.keys.maxbytes=1000000   # and keep it in /etc/sysctl.d/90-berth.conf"}
+	}
+	return r
+}
+
+func (h *Host) checkMemlock() Result {
+	r := Result{Name: "locked-memory", Title: "locked memory", Level: Optional, OK: Yes}
+	_, hard, err := h.kernel.Limit(unix.RLIMIT_MEMLOCK)
+	if err != nil {
+		r.OK, r.Found = Unknown, err.Error()
+		return r
+	}
+	r.Found = limitText(hard)
+	if hard < math.MaxUint64 {
+		r.Found = Bytes(hard)
+		r.OK, r.Cost = Degraded, "RDMA (InfiniBand) and io_uring in pods can fail to register memory"
+		r.Remedy = h.limitRemedy("memlock", "LimitMEMLOCK", "infinity")
+	}
+	return r
+}
+
+func (h *Host) inJob() bool { return h.getenv("SLURM_JOB_ID") != "" }
+
+// limitRemedy raises a resource limit where it comes from: inside of a job that
+// is slurmd, elsewhere PAM.
+func (h *Host) limitRemedy(pam, unit, value string) Remedy {
+	if h.inJob() {
+		return Remedy{Admin: dropIn("slurmd.service", unit+"="+value) + " && systemctl restart slurmd   # with PropagateResourceLimits=NONE in slurm.conf"}
+	}
+	if value == "infinity" {
+		value = "unlimited"
+	}
+	return Remedy{Admin: fmt.Sprintf("printf '* soft %[1]s %[2]s\\n* hard %[1]s %[2]s\\n' > /etc/security/limits.d/90-berth-%[1]s.conf", pam, value)}
+}
+
+// dropIn is the command that adds a line to a systemd unit's [Service].
+func dropIn(unit, line string) string {
+	dir := "/etc/systemd/system/" + unit + ".d"
+	name, _, _ := strings.Cut(line, "=") // a file for each, so that none overwrites another
+	return fmt.Sprintf("mkdir -p %[1]s && printf '[Service]\\n%[2]s\\n' > %[1]s/90-berth-%[3]s.conf && systemctl daemon-reload", dir, line, strings.ToLower(name))
+}
+
+func limitText(n uint64) string {
+	if n == math.MaxUint64 {
+		return "unlimited"
+	}
+	return strconv.FormatUint(n, 10)
+}

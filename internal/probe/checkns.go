@@ -1,0 +1,244 @@
+package probe
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Oldest kernels: below refusedKernel something always fails; from fullKernel
+// on everything is there (RHEL 9).
+var (
+	refusedKernel = [2]int{4, 18}
+	fullKernel    = [2]int{5, 14}
+)
+
+func (h *Host) checkKernel() Result {
+	release := h.Describe().Kernel
+	r := Result{Name: "kernel", Title: "kernel", Level: Required, OK: Yes, Found: "Linux " + release}
+	major, minor, ok := kernelVersion(release)
+	older := func(than [2]int) bool { return major < than[0] || major == than[0] && minor < than[1] }
+	remedy := Remedy{Admin: fmt.Sprintf("install a kernel of version %d.%d or newer (RHEL 9, Debian 12, Ubuntu 22.04 have one)", fullKernel[0], fullKernel[1])}
+	switch {
+	case !ok:
+		r.OK = Unknown
+	case older(refusedKernel):
+		r.OK, r.Cost, r.Remedy = No, "user namespaces, overlayfs and seccomp are too old for berth", remedy
+	case older(fullKernel):
+		r.OK, r.Cost, r.Remedy = Degraded, fmt.Sprintf("older than %d.%d: only what the probes below find works", fullKernel[0], fullKernel[1]), remedy
+	}
+	return r
+}
+
+// kernelVersion reads the first two numbers of "5.14.0-427.el9.x86_64".
+func kernelVersion(release string) (major, minor int, ok bool) {
+	first, rest, _ := strings.Cut(release, ".")
+	digits := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' })
+	if digits >= 0 {
+		rest = rest[:digits]
+	}
+	major, err := strconv.Atoi(first)
+	if err != nil {
+		return 0, 0, false
+	}
+	minor, err = strconv.Atoi(rest)
+	return major, minor, err == nil
+}
+
+// answer fills a result from a trial that needs others to have worked.
+func (tried outcomes) answer(r Result, trial, found string, needs ...string) Result {
+	for _, need := range append([]string{trialUser}, needs...) {
+		if o, ok := tried[need]; !ok || !o.ok() {
+			r.OK, r.Found, r.Cost, r.Remedy = Unknown, "not tried: it needs the "+need+" namespace", "", Remedy{}
+			return r
+		}
+	}
+	o, ok := tried[trial]
+	switch {
+	case !ok:
+		r.OK, r.Found, r.Cost, r.Remedy = Unknown, "no answer: the trial did not end", "", Remedy{}
+	case o.ok():
+		r.OK, r.Found, r.Cost, r.Remedy = Yes, found, "", Remedy{}
+	default:
+		r.Found = o.Error
+		if r.OK == "" {
+			r.OK = No
+		}
+	}
+	return r
+}
+
+func (h *Host) checkNamespaces(tried outcomes) []Result {
+	remedy, why := h.whyNoUserNamespace(tried[trialUser])
+	userNS := Result{Name: "user-namespace", Title: "user namespaces", Level: Required, OK: Yes, Found: "created, ids mapped"}
+	if o, ok := tried[trialUser]; !ok || !o.ok() {
+		userNS.OK, userNS.Found = No, strings.TrimSpace(o.Error+why)
+		userNS.Cost, userNS.Remedy = "berth cannot run: everything it does without root rests on them", remedy
+	}
+	results := []Result{userNS}
+	for _, ns := range []struct{ trial, name, title string }{
+		{trialMountNS, "mount-namespace", "mount namespaces"},
+		{trialPIDNS, "pid-namespace", "PID namespaces"},
+		{trialNetNS, "network-namespace", "network namespaces"},
+		{trialIPCNS, "ipc-namespace", "IPC namespaces"},
+		{trialUTSNS, "uts-namespace", "UTS namespaces"},
+		{trialCgroupNS, "cgroup-namespace", "cgroup namespaces"},
+	} {
+		r := Result{Name: ns.name, Title: ns.title, Level: Required, Cost: "berth cannot run: it isolates pods by them", Remedy: remedy}
+		switch tried[ns.trial].Errno {
+		case unix.ENOSPC:
+			r.Remedy.Admin = fmt.Sprintf("sysctl -w user.max_%s_namespaces=100000", sysctlWord(ns.trial))
+		case unix.EINVAL:
+			r.Remedy = Remedy{Admin: "use a kernel built with " + strings.ToUpper("CONFIG_"+ns.trial+"_NS")}
+		}
+		results = append(results, tried.answer(r, ns.trial, "created"))
+	}
+	return results
+}
+
+func sysctlWord(trial string) string {
+	if trial == trialMountNS {
+		return "mnt"
+	}
+	return trial
+}
+
+// whyNoUserNamespace guesses, from what can be read, who forbids them.
+func (h *Host) whyNoUserNamespace(o outcome) (Remedy, string) {
+	persist := func(setting string) string {
+		return fmt.Sprintf("sysctl -w %s   # and keep it in /etc/sysctl.d/90-berth.conf", setting)
+	}
+	if h.appArmorRestricts() {
+		return Remedy{Admin: persist("kernel.apparmor_restrict_unprivileged_userns=0") + "; or a profile for berth alone: docs/admin.md, AppArmor"},
+			": kernel.apparmor_restrict_unprivileged_userns is 1 (Ubuntu)"
+	}
+	if value, ok := h.sysctl("kernel.unprivileged_userns_clone"); ok && value == "0" {
+		return Remedy{Admin: persist("kernel.unprivileged_userns_clone=1")}, ": kernel.unprivileged_userns_clone is 0"
+	}
+	if n, ok := h.number("user.max_user_namespaces"); ok && n == 0 {
+		return Remedy{Admin: persist("user.max_user_namespaces=100000")}, ": user.max_user_namespaces is 0"
+	}
+	switch o.Errno {
+	case unix.ENOSPC, unix.EUSERS:
+		return Remedy{
+			User:  "end other runs of yours on this node: lsns -t user",
+			Admin: persist("user.max_user_namespaces=100000"),
+		}, ": the limit user.max_user_namespaces is reached"
+	case unix.EINVAL:
+		return Remedy{Admin: "use a kernel built with CONFIG_USER_NS"}, ": the kernel has no user namespaces"
+	}
+	if h.status()["Seccomp"] == "2" {
+		return Remedy{User: "run berth outside of the container", Admin: "allow unshare and clone in the container's seccomp profile"},
+			": a seccomp filter is in force (a container?)"
+	}
+	return Remedy{Admin: "look into the log of the security module: journalctl -k | grep -iE 'apparmor|avc|userns'"}, ""
+}
+
+func (h *Host) appArmorRestricts() bool {
+	value, ok := h.sysctl("kernel.apparmor_restrict_unprivileged_userns")
+	return ok && value == "1"
+}
+
+// Namespaces that a cluster takes: berth's own, and those of each pod (network,
+// IPC, UTS and PID or mount, twice for the pause container).
+const (
+	namespacesMin  = 8
+	namespacesGood = 512
+)
+
+func (h *Host) checkNamespaceLimits() Result {
+	r := Result{Name: "namespace-limits", Title: "namespace limits", Level: Required, OK: Yes}
+	smallest, which := uint64(1<<63), ""
+	for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
+		name := "user.max_" + kind + "_namespaces"
+		need := uint64(namespacesGood)
+		if kind == "user" || kind == "cgroup" {
+			need = namespacesMin // a few per cluster, none per pod
+		}
+		n, ok := h.number(name)
+		if !ok || n >= need && n >= smallest {
+			continue
+		}
+		if n < need && r.OK == Yes {
+			r.OK = Degraded
+		}
+		if n < namespacesMin {
+			r.OK = No
+		}
+		if n < smallest {
+			smallest, which = n, name
+		}
+	}
+	if which == "" {
+		return Result{Name: r.Name, Title: r.Title, Level: r.Level, OK: Unknown, Found: "user.max_*_namespaces cannot be read"}
+	}
+	r.Found = fmt.Sprintf("%s is the smallest: %d for each user", which, smallest)
+	if r.OK != Yes {
+		r.Cost = fmt.Sprintf("pods beyond about %d fail to start with \"no space left on device\"", smallest/2)
+		r.Remedy = Remedy{Admin: fmt.Sprintf("sysctl -w %s=100000   # and keep it in /etc/sysctl.d/90-berth.conf", which)}
+	}
+	return r
+}
+
+// checkMounts answers for the mounts that the sandbox makes before anything
+// else starts.
+func (h *Host) checkMounts(tried outcomes) []Result {
+	blocked := "the mount is refused"
+	remedy := Remedy{Admin: "look into the log of the security module: journalctl -k | grep -iE 'apparmor|avc'"}
+	if h.appArmorRestricts() {
+		blocked = "kernel.apparmor_restrict_unprivileged_userns takes the rights away from user namespaces"
+		remedy.Admin = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0   # or a profile for berth alone: docs/admin.md, AppArmor"
+	}
+	tmpfs := tried.answer(Result{Name: "own-tmpfs", Title: "own tmpfs", Level: Required, Cost: blocked + ": there is no place for keys and sockets", Remedy: remedy},
+		trialTmpfs, "mounted", trialMountNS)
+
+	proc := Result{Name: "own-proc", Title: "own /proc", Level: Required,
+		Cost: blocked + ": containers cannot have a /proc of their own", Remedy: remedy}
+	if covers := h.coversOf("/proc"); len(covers) > 0 && tried[trialProc].Errno == unix.EPERM {
+		proc.Cost = "parts of /proc are covered (" + strings.Join(covers, ", ") + "), and the kernel then forbids a /proc that would show them"
+		proc.Remedy = Remedy{
+			User:  "run berth outside of the container",
+			Admin: "start the container with an unmasked /proc: podman --security-opt unmask=ALL, docker --security-opt systempaths=unconfined",
+		}
+	}
+	sys := Result{Name: "own-sys", Title: "own /sys", Level: Required,
+		Cost: blocked + ": pods and the network plugins cannot see their own devices", Remedy: remedy}
+	if covers := h.coversOf("/sys"); len(covers) > 0 && tried[trialSys].Errno == unix.EPERM {
+		sys.Cost = "/sys is read-only or covered in parts (" + strings.Join(covers, ", ") + "), and the kernel then forbids one that is not"
+		sys.Remedy = Remedy{User: "run berth outside of the container", Admin: "mount /sys in the container as on the host"}
+	}
+	cgroup := Result{Name: "own-cgroupfs", Title: "own cgroup tree", Level: Required,
+		Cost: blocked + ": the kubelet and the runtime find no cgroup v2 hierarchy", Remedy: remedy}
+	return []Result{
+		tmpfs,
+		tried.answer(proc, trialProc, "mounted", trialMountNS, trialPIDNS),
+		tried.answer(sys, trialSys, "mounted", trialMountNS, trialNetNS),
+		tried.answer(cgroup, trialCgroupfs, "cgroup v2 mounted", trialMountNS, trialCgroupNS),
+	}
+}
+
+// coversOf returns mounts below a directory that hide something of it. The
+// kernel counts all but those on empty directories that exist for it.
+func (h *Host) coversOf(dir string) []string {
+	harmless := map[string]bool{
+		"/proc/sys/fs/binfmt_misc": true, "/proc/fs/nfsd": true,
+		"/sys/fs/cgroup": true, "/sys/kernel/debug": true, "/sys/kernel/tracing": true, "/sys/kernel/security": true,
+		"/sys/kernel/config": true, "/sys/fs/pstore": true, "/sys/fs/bpf": true, "/sys/fs/fuse/connections": true,
+		"/sys/firmware/efi/efivars": true, "/sys/fs/selinux": true,
+	}
+	var covers []string
+	for _, mount := range h.mounts() {
+		if mount.Point == dir && mount.Has("ro") {
+			covers = append(covers, dir+" read-only")
+		}
+		if mount.Point != dir && within(mount.Point, dir) && !harmless[mount.Point] && !within(mount.Point, "/sys/fs/cgroup") {
+			covers = append(covers, mount.Point)
+		}
+	}
+	if len(covers) > 4 {
+		covers = append(covers[:4], fmt.Sprintf("and %d more", len(covers)-4))
+	}
+	return covers
+}

@@ -1,0 +1,59 @@
+package probe
+
+import (
+	"context"
+	"os"
+	"os/user"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Examine makes every probe of this package, trials included, in the order in
+// which a person wants to read them. The executables are the programs that
+// must be executable here: their directory may be mounted noexec.
+func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Report {
+	gid := os.Getgid()
+	ids := h.AskNameService(ctx, h.IDMap(h.uid, gid), h.uid, gid)
+	best, rejected := h.StateDir(h.StateDirs())
+	if trials.StateDir == "" {
+		trials.StateDir = best.Path
+	}
+	tried := trials.run(ctx, h, ids)
+
+	report := h.Describe()
+	add := func(results ...Result) { report.Results = append(report.Results, results...) }
+	add(h.checkKernel())
+	add(h.checkNamespaces(tried)...)
+	add(h.checkNamespaceLimits())
+	add(h.checkMounts(tried)...)
+	add(h.checkNetwork(tried)...)
+	add(h.checkSeccomp(tried)...)
+	add(h.checkStateDir(best, rejected), h.checkPrograms(libexec), h.checkMemory(best), h.checkCPUs())
+	add(h.checkLimits()...)
+	add(h.checkIDs(ids, tried)...)
+	add(h.checkOverlay(best, tried), h.checkFUSE(tried), h.checkPivot(tried))
+	add(h.checkCgroup(), h.checkInotify(tried), h.checkKeyrings(tried), h.checkPidfd(tried))
+	add(h.checkResolvers(), h.checkMunge(ctx), h.checkVisibility(), h.checkSecurityModules(), h.checkHome(), h.checkBuffers(), h.checkMemlock())
+	report.Conclude()
+	return report
+}
+
+// Describe returns a report without results.
+func (h *Host) Describe() Report {
+	report := Report{Version: ReportVersion, UID: h.uid, User: h.userName(h.uid), Kernel: h.line("/proc/sys/kernel/osrelease")}
+	report.Host, _ = os.Hostname()
+	if report.User == "" {
+		report.User = strconv.Itoa(h.uid)
+		if u, err := user.LookupId(report.User); err == nil {
+			report.User = u.Username
+		}
+	}
+	if report.Kernel == "" {
+		var name unix.Utsname
+		if unix.Uname(&name) == nil {
+			report.Kernel = unix.ByteSliceToString(name.Release[:])
+		}
+	}
+	return report
+}

@@ -1,0 +1,225 @@
+package probe
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestMain lets the test binary stand in for the program that calls itself.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "trial" {
+		os.Exit(RunTrial(os.Args[2:], os.Stdin, os.Stdout))
+	}
+	os.Exit(m.Run())
+}
+
+func TestExamineHere(t *testing.T) {
+	state := t.TempDir()
+	report := Local().Examine(t.Context(), Trials{Command: []string{"trial"}, StateDir: state}, state)
+	byName := map[string]Result{}
+	for _, result := range report.Results {
+		if result.Name == "" || result.Title == "" || result.Level == "" || result.OK == "" || result.Found == "" {
+			t.Errorf("incomplete: %+v", result)
+		}
+		if result.OK == Yes && (result.Cost != "" || result.Remedy != Remedy{}) {
+			t.Errorf("costs something although it is there: %+v", result)
+		}
+		if result.OK == No && result.Cost == "" {
+			t.Errorf("says no and not what that costs: %+v", result)
+		}
+		if _, twice := byName[result.Name]; twice {
+			t.Errorf("%s is there twice", result.Name)
+		}
+		byName[result.Name] = result
+	}
+	left, err := os.ReadDir(state)
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != unix.ECHILD {
+		t.Errorf("children are left: %v", err)
+	}
+	if byName["user-namespace"].OK != Yes {
+		t.Skipf("no user namespaces here: %s", byName["user-namespace"].Found)
+	}
+	// Every trial must have come to an answer.
+	for _, name := range []string{"own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
+		if byName[name].OK == Unknown {
+			t.Errorf("%s: %s", name, byName[name].Found)
+		}
+	}
+}
+
+// all returns outcomes in which everything worked but what is given.
+func all(except ...outcome) outcomes {
+	found := outcomes{}
+	for _, trial := range []string{trialUser, trialIDMap, trialMountNS, trialNetNS, trialIPCNS, trialUTSNS, trialCgroupNS, trialPIDNS,
+		trialProc, trialSys, trialCgroupfs, trialTmpfs, trialOverlay, trialOverlayRAM, trialFUSE, trialTUN, trialLinks, trialForwarding,
+		trialSeccomp, trialNotify, trialNotifySend, trialPidfd, trialPivot, trialKeyring, trialInotify, trialNftables} {
+		found[trial] = outcome{Trial: trial}
+	}
+	for _, o := range except {
+		found[o.Trial] = o
+	}
+	return found
+}
+
+func failed(trial string, errno unix.Errno) outcome { return newOutcome(trial, errno) }
+
+func sysctls(pairs ...string) map[string]string {
+	files := map[string]string{}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		files["/proc/sys/"+strings.ReplaceAll(pairs[i], ".", "/")] = pairs[i+1] + "\n"
+	}
+	return files
+}
+
+func TestChecks(t *testing.T) {
+	limits := sysctls("user.max_user_namespaces", "100000", "user.max_mnt_namespaces", "100000", "user.max_pid_namespaces", "100000",
+		"user.max_net_namespaces", "20", "user.max_ipc_namespaces", "100000", "user.max_uts_namespaces", "100000", "user.max_cgroup_namespaces", "100000")
+	inotify := sysctls("fs.inotify.max_user_instances", "128", "fs.inotify.max_user_watches", "65536")
+	inotify["/proc/7/fd/3"] = "-> anon_inode:inotify"
+	few := sysctls("fs.inotify.max_user_instances", "16", "fs.inotify.max_user_watches", "65536")
+	few["/proc/7/fd/3"] = "-> anon_inode:inotify"
+	container := map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.container")}
+	first := func(results ...Result) Result { return results[0] }
+	named := func(name string, results []Result) Result {
+		for _, r := range results {
+			if r.Name == name {
+				return r
+			}
+		}
+		t.Fatalf("no result %s", name)
+		return Result{}
+	}
+	tests := []struct {
+		name   string
+		result Result
+		ok     State
+		found  string
+		cost   string
+		remedy string
+	}{
+		{"old kernel", machine{files: sysctls("kernel.osrelease", "3.10.0-1160.el7.x86_64")}.host().checkKernel(), No, "3.10.0", "too old", "5.14"},
+		{"RHEL 8", machine{files: sysctls("kernel.osrelease", "4.18.0-553.el8_10.x86_64")}.host().checkKernel(), Degraded, "4.18.0", "older than 5.14", "5.14"},
+		{"RHEL 9", machine{files: sysctls("kernel.osrelease", "5.14.0-427.el9.x86_64")}.host().checkKernel(), Yes, "5.14", "", ""},
+		{"6.8-rc1", machine{files: sysctls("kernel.osrelease", "6.8-rc1")}.host().checkKernel(), Yes, "6.8", "", ""},
+
+		{"Ubuntu's AppArmor", first(machine{files: sysctls("kernel.apparmor_restrict_unprivileged_userns", "1")}.host().checkNamespaces(all(failed(trialUser, unix.EACCES)))...),
+			No, "apparmor_restrict_unprivileged_userns is 1", "cannot run", "apparmor_restrict_unprivileged_userns=0"},
+		{"Debian's switch", first(machine{files: sysctls("kernel.unprivileged_userns_clone", "0")}.host().checkNamespaces(all(failed(trialUser, unix.EPERM)))...),
+			No, "unprivileged_userns_clone is 0", "cannot run", "sysctl -w kernel.unprivileged_userns_clone=1"},
+		{"none allowed", first(machine{files: sysctls("user.max_user_namespaces", "0")}.host().checkNamespaces(all(failed(trialUser, unix.ENOSPC)))...),
+			No, "max_user_namespaces is 0", "cannot run", "sysctl -w user.max_user_namespaces=100000"},
+		{"too many", first(machine{files: sysctls("user.max_user_namespaces", "10")}.host().checkNamespaces(all(failed(trialUser, unix.ENOSPC)))...),
+			No, "is reached", "cannot run", "lsns"},
+		{"docker's filter", first(machine{files: map[string]string{"/proc/self/status": "Seccomp:\t2\n"}}.host().checkNamespaces(all(failed(trialUser, unix.EPERM)))...),
+			No, "seccomp filter is in force", "cannot run", "outside of the container"},
+		{"network namespaces used up", named("network-namespace", machine{}.host().checkNamespaces(all(failed(trialNetNS, unix.ENOSPC)))), No, "no space", "cannot run", "sysctl -w user.max_net_namespaces"},
+		{"no mount namespace", named("own-proc", machine{}.host().checkMounts(all(failed(trialMountNS, unix.EPERM)))), Unknown, "not tried", "", ""},
+		{"few network namespaces", machine{files: limits}.host().checkNamespaceLimits(), Degraded, "user.max_net_namespaces", "beyond about 10", "user.max_net_namespaces=100000"},
+
+		{"masked /proc", named("own-proc", machine{files: container}.host().checkMounts(all(failed(trialProc, unix.EPERM)))), No, "not permitted", "/proc/kcore", "unmask=ALL"},
+		{"masked /sys", named("own-sys", machine{files: container}.host().checkMounts(all(failed(trialSys, unix.EPERM)))), No, "not permitted", "/sys read-only", "outside"},
+		{"AppArmor stops mounts", named("own-tmpfs", machine{files: sysctls("kernel.apparmor_restrict_unprivileged_userns", "1")}.host().checkMounts(all(failed(trialTmpfs, unix.EACCES)))), No, "denied", "takes the rights away", "restrict_unprivileged_userns=0"},
+
+		{"tun closed", named("tun", machine{files: map[string]string{"/dev/net/tun": ""}}.host().checkNetwork(all(failed(trialTUN, unix.EACCES)))), No, "denied", "nothing outside", "chmod 0666 /dev/net/tun"},
+		{"tun absent", named("tun", machine{}.host().checkNetwork(all(failed(trialTUN, unix.ENOENT)))), No, "no such file", "nothing outside", "modprobe tun"},
+		{"no fib", named("nftables", machine{}.host().checkNetwork(all(failed("nftables:fib", unix.ENOENT)))), No, "fib (no such file", "Services do not work", "modprobe -a nft_fib_ipv4 &&"},
+		{"no notify", named("seccomp-notify", machine{}.host().checkSeccomp(all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
+		{"ptrace", named("seccomp-notify", machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host().checkSeccomp(all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=2"},
+
+		{"little memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().checkMemory(Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 600.0 MiB", "--mem=2G"},
+		{"less memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "1024"}}.host().checkMemory(Candidate{}), Degraded, "1.0 GiB", "little is left", "--mem=2G"},
+		{"files", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 1024}}.host().checkFiles(), No, "hard 1024", "run out", "hard nofile 524288"},
+		{"files in a job", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 4096}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkFiles(), Degraded, "hard 4096", "connections", "LimitNOFILE=524288"},
+		{"processes", machine{limits: map[int]uint64{unix.RLIMIT_NPROC: 1000}, files: map[string]string{"/proc/7/status": "Uid:\t1000\t1000\t1000\t1000\nThreads:\t600\n", "/proc/8/status": "Uid:\t0\t0\t0\t0\nThreads:\t900\n"}}.host().checkProcesses(),
+			No, "limit 1000 for each user, in use 600", "cannot start their threads", "nproc"},
+		{"pids.max", machine{files: rhel9(t, jobV2, v2job+"/pids.max", "1024\n"), limits: map[int]uint64{unix.RLIMIT_NPROC: math.MaxUint64}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkProcesses(),
+			Degraded, "job_4711/pids.max is 1024", "beyond about 41", "TasksMax=infinity"},
+		{"inotify", machine{files: inotify}.host().checkInotify(all()), Yes, "in use 1 instances", "", ""},
+		{"inotify used up", machine{files: few}.host().checkInotify(all()), No, "16 instances", "cannot follow", "max_user_instances=8192"},
+		{"keys used up", machine{files: with(sysctls("kernel.keys.maxkeys", "200"), "/proc/key-users", "    0: 1 1/1 1/1000000 9/25000000\n 1000:   180 180/180 180/200 3000/20000\n")}.host().checkKeyrings(all()), Degraded, "in use 180", "quota", "maxkeys=5000"},
+
+		{"one uid", first(mapper("").host().checkIDs(mapper("").host().IDMap(1000, 1000), all())...), No, "no subordinate ids for alice", "one uid only", "tee -a /etc/subuid"},
+		{"map refused", first(mapper("alice:100000:65536\n").host().checkIDs(mapper("alice:100000:65536\n").host().IDMap(1000, 1000), all(failed(trialIDMap, unix.EPERM)))...), No, "not permitted", "one uid only", "getent passwd 1000"},
+		{"diskless", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.diskless")}}.host().checkPivot(all(failed(trialPivot, unix.EINVAL))), Yes, "diskless", "", ""},
+		{"overlay on tmpfs only", machine{}.host().checkOverlay(Candidate{Path: "/var/tmp"}, all(failed(trialOverlay, unix.EINVAL))), No, "it works on tmpfs", "copied", "BERTH_STATE_DIR"},
+		{"cgroup in a job", machine{files: rhel9(t, jobV2), env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkCgroup(), No, "not writable", "watching", ""},
+		{"hidepid", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.debian12-v1-job")}, writable: []string{"/proc/self/ns/user"}}.host().checkVisibility(), Degraded, "hidepid=invisible", "ps and top", "kubectl exec"},
+		{"noexec /tmp", machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.ubuntu2404")}, env: map[string]string{"HOME": "/home/a"}}.host().checkHome(), Degraded, "noexec: /tmp", "cannot be executed", "sh script.sh"},
+		{"noexec programs", machine{files: map[string]string{"/opt/libexec/berth": "dir"}, filesystems: map[string]Filesystem{"/opt": {NoExec: true}}}.host().checkPrograms("/opt/libexec/berth"), No, "noexec", "cannot be executed", "unpack berth"},
+		{"memory as state", machine{}.host().checkStateDir(Candidate{Path: "/dev/shm", Type: "tmpfs", Kind: KindMemory, FreeBytes: 8 << 30}, nil), Degraded, "/dev/shm (tmpfs", "in memory", "BERTH_STATE_DIR"},
+		{"no state", machine{}.host().checkStateDir(Candidate{}, []Candidate{{Path: "/home", Kind: KindNetwork, Reason: "nfs4 is a network file system"}}), No, "/home: nfs4", "no place", "BERTH_STATE_DIR"},
+		{"loopback resolver", machine{files: map[string]string{"/etc/resolv.conf": "search x\nnameserver 127.0.0.53\nnameserver\nnameserver bad\n"}}.host().checkResolvers(), Yes, "127.0.0.53 (on the host's loopback", "", ""},
+		{"no resolver", machine{}.host().checkResolvers(), No, "no nameserver", "names of their cluster", "resolv.conf"},
+		{"no munge", machine{}.host().checkMunge(t.Context()), No, "no socket", "other means", "munge.key"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			r := test.result
+			remedy := r.Remedy.User + " " + r.Remedy.Admin
+			if r.OK != test.ok || !strings.Contains(r.Found, test.found) || !strings.Contains(r.Cost, test.cost) || !strings.Contains(remedy, test.remedy) {
+				t.Errorf("got %+v", r)
+			}
+			if test.cost == "" && r.Cost != "" || test.remedy == "" && strings.TrimSpace(remedy) != "" {
+				t.Errorf("unexpected cost or remedy: %+v", r)
+			}
+		})
+	}
+}
+
+func TestConclude(t *testing.T) {
+	report := Report{Results: []Result{
+		{Title: "a", Level: Required, OK: Yes}, {Title: "b", Level: Recommended, OK: No},
+		{Title: "c", Level: Optional, OK: No}, {Title: "d", Level: Recommended, OK: Degraded}, {Title: "e", Level: Required, OK: Unknown}}}
+	report.Conclude()
+	if !report.Runs || report.Verdict != "berth runs here: yes, without: b; with less of: d; not known: e" {
+		t.Errorf("got %v %q", report.Runs, report.Verdict)
+	}
+	report.Results = append(report.Results, Result{Title: "f", Level: Required, OK: No})
+	report.Conclude()
+	if report.Runs || report.Verdict != "berth runs here: no, for want of: f" {
+		t.Errorf("got %v %q", report.Runs, report.Verdict)
+	}
+}
+
+func TestKernelVersion(t *testing.T) {
+	for release, want := range map[string][2]int{"5.14.0-427.13.1.el9_4.x86_64": {5, 14}, "6.8-rc1": {6, 8}, "6.18.44-fc-v669": {6, 18}, "4.18.0": {4, 18}} {
+		major, minor, ok := kernelVersion(release)
+		if !ok || [2]int{major, minor} != want {
+			t.Errorf("%s: %d.%d %v", release, major, minor, ok)
+		}
+	}
+	for _, release := range []string{"", "x", "5", "5.", "a.b"} {
+		if _, _, ok := kernelVersion(release); ok {
+			t.Errorf("%q is no version", release)
+		}
+	}
+}
+
+func TestRunTrialRefusesNonsense(t *testing.T) {
+	for _, arguments := range [][]string{nil, {"what"}, {"hold"}} {
+		if code := RunTrial(arguments, strings.NewReader("\n"), &bytes.Buffer{}); code == 0 {
+			t.Errorf("%v: 0", arguments)
+		}
+	}
+}
+
+// BenchmarkDecisions is what a start pays for the questions it asks.
+func BenchmarkDecisions(b *testing.B) {
+	for b.Loop() {
+		h := Local()
+		h.Memory()
+		h.CPUs()
+		h.Cgroup()
+		h.IDMap(os.Getuid(), os.Getgid())
+		h.StateDir(h.StateDirs())
+		h.RootIsRootfs()
+	}
+}

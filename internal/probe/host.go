@@ -1,0 +1,159 @@
+package probe
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Host answers questions about one machine, as the calling process sees it.
+// What it reads it reads once. It is safe for concurrent use.
+type Host struct {
+	root   fs.FS
+	getenv func(string) string
+	uid    int
+	kernel kernel
+
+	mounts  func() []Mount
+	status  func() map[string]string
+	cgroups func() map[string]string
+}
+
+// kernel is the part of the machine that is not a file to read, so that tests
+// can stand in for it.
+type kernel interface {
+	Statfs(path string) (Filesystem, error)
+	// Access tries access(2) with the effective ids; a directory is written to
+	// and searched with W_OK|X_OK.
+	Access(path string, mode uint32) error
+	// Affinity counts the processors that the process may run on.
+	Affinity() (int, error)
+	// Limit returns the soft and hard value of a resource limit.
+	Limit(resource int) (soft, hard uint64, err error)
+	// PrivilegedFile tells how a program gains privilege: "setuid", "file
+	// capabilities" or "" for not at all.
+	PrivilegedFile(path string) string
+}
+
+// Local returns the machine that the process runs on.
+func Local() *Host {
+	return newHost(os.DirFS("/"), os.Getenv, os.Getuid(), localKernel{})
+}
+
+func newHost(root fs.FS, getenv func(string) string, uid int, k kernel) *Host {
+	h := &Host{root: root, getenv: getenv, uid: uid, kernel: k}
+	h.mounts = sync.OnceValue(func() []Mount {
+		return ParseMountinfo(h.read("/proc/self/mountinfo"))
+	})
+	h.status = sync.OnceValue(func() map[string]string {
+		return parseColons(h.read("/proc/self/status"))
+	})
+	h.cgroups = sync.OnceValue(func() map[string]string {
+		return ParseCgroup(h.read("/proc/self/cgroup"))
+	})
+	return h
+}
+
+// read returns the content of a file, or nothing: absence is an answer here.
+func (h *Host) read(path string) []byte {
+	content, err := fs.ReadFile(h.root, strings.TrimPrefix(path, "/"))
+	if err != nil {
+		return nil
+	}
+	return content
+}
+
+func (h *Host) exists(path string) bool {
+	_, err := fs.Stat(h.root, strings.TrimPrefix(path, "/"))
+	return err == nil
+}
+
+// line returns a file of one value, without surrounding space.
+func (h *Host) line(path string) string {
+	return string(bytes.TrimSpace(h.read(path)))
+}
+
+// sysctl returns a kernel setting; ok is false where the kernel has none of
+// that name.
+func (h *Host) sysctl(name string) (value string, ok bool) {
+	path := "/proc/sys/" + strings.ReplaceAll(name, ".", "/")
+	return h.line(path), h.exists(path)
+}
+
+// number returns a kernel setting that is a count; ok is false where it is
+// absent or not a number.
+func (h *Host) number(name string) (uint64, bool) {
+	value, _ := h.sysctl(name)
+	n, err := strconv.ParseUint(value, 10, 64)
+	return n, err == nil
+}
+
+// parseColons reads "Key:  value" lines, as in /proc/self/status.
+func parseColons(content []byte) map[string]string {
+	values := map[string]string{}
+	for line := range strings.Lines(string(content)) {
+		if key, value, ok := strings.Cut(line, ":"); ok {
+			values[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	return values
+}
+
+type localKernel struct{}
+
+func (localKernel) Statfs(path string) (Filesystem, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(path, &s); err != nil {
+		return Filesystem{}, err
+	}
+	block := uint64(s.Bsize)
+	return Filesystem{
+		Magic:       uint32(s.Type),
+		FreeBytes:   s.Bavail * block,
+		TotalBytes:  s.Blocks * block,
+		FreeInodes:  s.Ffree,
+		TotalInodes: s.Files,
+		ReadOnly:    s.Flags&unix.ST_RDONLY != 0,
+		NoExec:      s.Flags&unix.ST_NOEXEC != 0,
+		NoSUID:      s.Flags&unix.ST_NOSUID != 0,
+	}, nil
+}
+
+func (localKernel) Access(path string, mode uint32) error {
+	return unix.Faccessat(unix.AT_FDCWD, path, mode, unix.AT_EACCESS)
+}
+
+func (localKernel) Affinity() (int, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return 0, err
+	}
+	return set.Count(), nil
+}
+
+func (localKernel) Limit(resource int) (soft, hard uint64, err error) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(resource, &limit); err != nil {
+		return 0, 0, err
+	}
+	return limit.Cur, limit.Max, nil
+}
+
+func (localKernel) PrivilegedFile(path string) string {
+	info, err := os.Stat(path)
+	if err != nil {
+		return ""
+	}
+	if info.Mode()&os.ModeSetuid != 0 {
+		return "setuid"
+	}
+	if n, err := unix.Getxattr(path, "security.capability", nil); err == nil && n > 0 {
+		return "file capabilities"
+	}
+	return ""
+}

@@ -1,0 +1,319 @@
+package probe
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// FullRange is the number of subordinate ids that an image can count on:
+// nobody is 65534.
+const FullRange = 65536
+
+// maxRanges bounds the lines of a map. The kernel takes 340 (5 before 4.15).
+const maxRanges = 64
+
+// IDRange is one line of a uid_map or gid_map.
+type IDRange struct {
+	Inside, Outside, Count uint32
+}
+
+// IDMap is how the ids of containers become ids of the machine.
+type IDMap struct {
+	// UIDs and GIDs start with id 0 inside, which is the user.
+	UIDs, GIDs []IDRange
+	// OneUID is true where only that first line is possible; Reason says why,
+	// and Remedy how to mend it.
+	OneUID bool
+	Reason string
+	Remedy Remedy
+	// Complete is true where every id from 0 to 65535 has an outside.
+	Complete bool
+	// NewUIDMap and NewGIDMap are the programs that write the maps; empty
+	// where OneUID is true.
+	NewUIDMap, NewGIDMap string
+	// NameService is true where subordinate ids come from a name service
+	// (sssd, LDAP): only getsubids can tell, see AskNameService.
+	NameService bool
+}
+
+// SubRange is one range of subordinate ids.
+type SubRange struct {
+	Start, Count uint32
+}
+
+// SubEntry is a line of /etc/subuid or /etc/subgid: the owner is a name or a
+// number.
+type SubEntry struct {
+	Owner string
+	SubRange
+}
+
+// ParseSubIDs reads the format of subuid(5). Lines that are not of that format
+// are left out, as newuidmap does.
+func ParseSubIDs(content []byte) []SubEntry {
+	var entries []SubEntry
+	for line := range strings.Lines(string(content)) {
+		fields := strings.Split(strings.TrimSpace(line), ":")
+		if len(fields) != 3 || fields[0] == "" || strings.HasPrefix(fields[0], "#") {
+			continue
+		}
+		start, err := strconv.ParseUint(fields[1], 10, 32)
+		if err != nil {
+			continue
+		}
+		count, err := strconv.ParseUint(fields[2], 10, 32)
+		if err != nil || count == 0 || start+count > math.MaxUint32 {
+			continue
+		}
+		entries = append(entries, SubEntry{fields[0], SubRange{uint32(start), uint32(count)}})
+	}
+	return entries
+}
+
+// ParseIDMap reads /proc/PID/uid_map or gid_map.
+func ParseIDMap(content []byte) []IDRange {
+	var ranges []IDRange
+	for line := range strings.Lines(string(content)) {
+		var r IDRange
+		if n, err := fmt.Sscan(line, &r.Inside, &r.Outside, &r.Count); n == 3 && err == nil {
+			ranges = append(ranges, r)
+		}
+	}
+	return ranges
+}
+
+// IDMap returns the map that a new user namespace of this user can have. It
+// does not fork; where it says NameService, AskNameService finds out more.
+func (h *Host) IDMap(uid, gid int) IDMap {
+	m := oneID(uid, gid)
+	if h.subidFromNameService() {
+		m.NameService = true
+		m.Reason = "subordinate ids come from a name service (subid: in /etc/nsswitch.conf)"
+		return m
+	}
+	owners := h.owners(uid)
+	uids := ownedBy(ParseSubIDs(h.read("/etc/subuid")), owners)
+	gids := ownedBy(ParseSubIDs(h.read("/etc/subgid")), owners)
+	return h.withRanges(m, uid, gid, uids, gids)
+}
+
+// withRanges completes a map by subordinate ranges, or says why it cannot.
+func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
+	name := cmp.Or(h.userName(uid), strconv.Itoa(uid))
+	// Not usermod: it refuses users that are not in /etc/passwd.
+	grant := Remedy{Admin: fmt.Sprintf("echo %s:%d:%d | tee -a /etc/subuid >> /etc/subgid", name, h.freeSubIDs(), FullRange)}
+	if len(uids) == 0 || len(gids) == 0 {
+		m.Reason = fmt.Sprintf("no subordinate ids for %s in /etc/subuid and /etc/subgid", name)
+		if len(uids) > 0 || len(gids) > 0 {
+			m.Reason = fmt.Sprintf("subordinate ids for %s are in only one of /etc/subuid and /etc/subgid", name)
+		}
+		m.Remedy = grant
+		return m
+	}
+	var reason string
+	var remedy Remedy
+	var newuid, newgid string
+	if newuid, reason, remedy = h.mapProgram("newuidmap"); reason == "" {
+		newgid, reason, remedy = h.mapProgram("newgidmap")
+	}
+	if reason == "" {
+		reason, remedy = h.privilegeBarred()
+	}
+	uidLines := mapLines(uid, mapped(uids, ParseIDMap(h.read("/proc/self/uid_map"))))
+	gidLines := mapLines(gid, mapped(gids, ParseIDMap(h.read("/proc/self/gid_map"))))
+	if reason == "" && (len(uidLines) == 1 || len(gidLines) == 1) {
+		reason = "the subordinate ids are not mapped in the user namespace that this process is in (a container?)"
+		remedy = Remedy{User: "run berth outside of the container"}
+	}
+	if reason != "" {
+		m.Reason, m.Remedy = reason, remedy
+		return m
+	}
+	m.OneUID, m.UIDs, m.GIDs = false, uidLines, gidLines
+	m.NewUIDMap, m.NewGIDMap = newuid, newgid
+	m.Complete = total(uidLines) >= FullRange && total(gidLines) >= FullRange
+	if !m.Complete {
+		m.Reason = fmt.Sprintf("only %d uids and %d gids for %s, an image can count on %d", total(uidLines), total(gidLines), name, FullRange)
+		m.Remedy = grant
+	}
+	return m
+}
+
+func oneID(uid, gid int) IDMap {
+	return IDMap{
+		OneUID: true,
+		UIDs:   []IDRange{{0, uint32(uid), 1}},
+		GIDs:   []IDRange{{0, uint32(gid), 1}},
+	}
+}
+
+// mapLines gives the user id 0 and the subordinate ranges the ids from 1 on.
+// What would map an outside id twice is cut off, because the kernel refuses
+// such a map as a whole. Ranges that touch stay apart: newuidmap checks each
+// line against its files.
+func mapLines(own int, ranges []SubRange) []IDRange {
+	lines := []IDRange{{0, uint32(own), 1}}
+	next := uint64(1)
+	add := func(start, end uint64) { // end is exclusive
+		if start < end && len(lines) < maxRanges && next+(end-start) <= math.MaxUint32 {
+			lines = append(lines, IDRange{uint32(next), uint32(start), uint32(end - start)})
+			next += end - start
+		}
+	}
+	ranges = slices.Clone(ranges)
+	slices.SortStableFunc(ranges, func(a, b SubRange) int { return cmp.Compare(a.Start, b.Start) })
+	covered := uint64(0)
+	for _, r := range ranges {
+		start, end := max(uint64(r.Start), covered), uint64(r.Start)+uint64(r.Count)
+		if end <= start {
+			continue
+		}
+		covered = end
+		if me := uint64(own); start <= me && me < end {
+			add(start, me)
+			add(me+1, end)
+			continue
+		}
+		add(start, end)
+	}
+	return lines
+}
+
+// mapped returns the parts of the ranges that exist in the user namespace
+// whose map is given. Without a map (no /proc) all are taken to exist.
+func mapped(ranges []SubRange, ids []IDRange) []SubRange {
+	if len(ids) == 0 {
+		return ranges
+	}
+	var inside []SubRange
+	for _, r := range ranges {
+		for _, id := range ids {
+			start := max(uint64(r.Start), uint64(id.Inside))
+			end := min(uint64(r.Start)+uint64(r.Count), uint64(id.Inside)+uint64(id.Count))
+			if start < end {
+				inside = append(inside, SubRange{uint32(start), uint32(end - start)})
+			}
+		}
+	}
+	return inside
+}
+
+func total(lines []IDRange) uint64 {
+	sum := uint64(0)
+	for _, line := range lines {
+		sum += uint64(line.Count)
+	}
+	return sum
+}
+
+// freeSubIDs returns the start of a full range that nobody has, after those
+// given away, as useradd would choose it.
+func (h *Host) freeSubIDs() uint64 {
+	free := uint64(100000)
+	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
+		for _, entry := range ParseSubIDs(h.read(file)) {
+			free = max(free, uint64(entry.Start)+uint64(entry.Count))
+		}
+	}
+	return free
+}
+
+func ownedBy(entries []SubEntry, owners []string) []SubRange {
+	var ranges []SubRange
+	for _, entry := range entries {
+		if slices.Contains(owners, entry.Owner) {
+			ranges = append(ranges, entry.SubRange)
+		}
+	}
+	return ranges
+}
+
+// owners are the names under which a user may stand in the files.
+func (h *Host) owners(uid int) []string {
+	owners := []string{strconv.Itoa(uid)}
+	if name := h.userName(uid); name != "" {
+		owners = append(owners, name)
+	}
+	return owners
+}
+
+// userName returns the name of a user, or nothing. A user from LDAP is not in
+// /etc/passwd; the environment then says the name. A wrong one does no harm:
+// newuidmap looks the user up itself.
+func (h *Host) userName(uid int) string {
+	for line := range strings.Lines(string(h.read("/etc/passwd"))) {
+		fields := strings.Split(line, ":")
+		if len(fields) > 3 && fields[2] == strconv.Itoa(uid) {
+			return fields[0]
+		}
+	}
+	if uid != h.uid {
+		return ""
+	}
+	if h.getenv("SLURM_JOB_UID") == strconv.Itoa(uid) && h.getenv("SLURM_JOB_USER") != "" {
+		return h.getenv("SLURM_JOB_USER")
+	}
+	return cmp.Or(h.getenv("USER"), h.getenv("LOGNAME"))
+}
+
+// subidFromNameService tells whether nsswitch.conf names a source of
+// subordinate ids; the files are not read then (shadow 4.9 and newer).
+func (h *Host) subidFromNameService() bool {
+	for line := range strings.Lines(string(h.read("/etc/nsswitch.conf"))) {
+		line, _, _ = strings.Cut(line, "#")
+		if sources, ok := strings.CutPrefix(strings.TrimSpace(line), "subid:"); ok {
+			fields := strings.Fields(sources)
+			return len(fields) > 0 && fields[0] != "files"
+		}
+	}
+	return false
+}
+
+// mapProgram finds newuidmap or newgidmap and checks that it can do its work.
+func (h *Host) mapProgram(name string) (file, reason string, remedy Remedy) {
+	remedy.Admin = "apt-get install uidmap   # Debian, Ubuntu; elsewhere: dnf install shadow-utils"
+	search := cmp.Or(h.getenv("PATH"), "/usr/bin:/bin:/usr/sbin:/sbin")
+	for dir := range strings.SplitSeq(search, string(os.PathListSeparator)) {
+		candidate := filepath.Join(dir, name)
+		if filepath.IsAbs(dir) && h.exists(candidate) {
+			file = candidate
+			break
+		}
+	}
+	if file == "" {
+		return "", name + " is not in PATH", remedy
+	}
+	if h.kernel.PrivilegedFile(file) == "" {
+		capability := "cap_setuid"
+		if name == "newgidmap" {
+			capability = "cap_setgid"
+		}
+		return "", file + " is neither setuid root nor has it file capabilities", Remedy{Admin: "setcap " + capability + "+ep " + file}
+	}
+	if fs, err := h.kernel.Statfs(file); err == nil && fs.NoSUID {
+		return "", file + " is on a file system mounted nosuid, so it has no privilege", Remedy{Admin: "mount -o remount,suid the file system of " + file}
+	}
+	return file, "", Remedy{}
+}
+
+// privilegeBarred tells why no program of this process can gain privilege.
+func (h *Host) privilegeBarred() (string, Remedy) {
+	status := h.status()
+	if status["NoNewPrivs"] == "1" {
+		return "the process has no_new_privs set, so newuidmap has no privilege", Remedy{
+			Admin: "find who sets it: a container, a PAM module, or NoNewPrivileges= in the unit of slurmd or sshd"}
+	}
+	const setgid, setuid = 6, 7
+	bounds, err := strconv.ParseUint(status["CapBnd"], 16, 64)
+	if err == nil && bounds&(1<<setuid) == 0 || err == nil && bounds&(1<<setgid) == 0 {
+		return "the process's capability bounding set lacks cap_setuid or cap_setgid, so newuidmap has no privilege", Remedy{
+			Admin: "find who drops it: a container, or CapabilityBoundingSet= in the unit of slurmd or sshd"}
+	}
+	return "", Remedy{}
+}

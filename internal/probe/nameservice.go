@@ -1,0 +1,53 @@
+package probe
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// AskNameService completes a map whose NameService is true by asking
+// getsubids, which comes with newer shadow packages and knows sssd and LDAP.
+// It forks, and a name service can be slow: it takes two seconds at most. A
+// map that needs nothing is returned as it is.
+func (h *Host) AskNameService(ctx context.Context, m IDMap, uid, gid int) IDMap {
+	if !m.NameService || !m.OneUID {
+		return m
+	}
+	name := h.userName(uid)
+	if name == "" {
+		m.Reason += ", and the name of the user is not known"
+		m.Remedy = Remedy{User: "export USER=$(id -un)"}
+		return m
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	var ranges [2][]SubRange
+	for i, arguments := range [][]string{{name}, {"-g", name}} {
+		output, err := exec.CommandContext(ctx, "getsubids", arguments...).Output()
+		if err != nil {
+			m.Reason += fmt.Sprintf(", and getsubids %s fails: %v", strings.Join(arguments, " "), err)
+			m.Remedy = Remedy{Admin: "dnf install shadow-utils-subid   # or apt-get install uidmap: for getsubids"}
+			return m
+		}
+		ranges[i] = parseGetsubids(output)
+	}
+	return h.withRanges(m, uid, gid, ranges[0], ranges[1])
+}
+
+// parseGetsubids reads "0: alice 100000 65536".
+func parseGetsubids(output []byte) []SubRange {
+	var ranges []SubRange
+	for line := range strings.Lines(string(output)) {
+		fields := strings.Fields(line)
+		if len(fields) != 4 {
+			continue
+		}
+		for _, entry := range ParseSubIDs([]byte(strings.Join(fields[1:], ":"))) {
+			ranges = append(ranges, entry.SubRange)
+		}
+	}
+	return ranges
+}

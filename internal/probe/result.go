@@ -1,0 +1,102 @@
+package probe
+
+import (
+	"fmt"
+	"strings"
+)
+
+// State is the answer of one probe.
+type State string
+
+const (
+	Yes      State = "yes"
+	No       State = "no"
+	Degraded State = "degraded" // it works, but less well
+	Unknown  State = "unknown"  // it could not be found out
+)
+
+// Level is how much berth needs a thing.
+type Level string
+
+const (
+	Required    Level = "required"    // berth cannot run without
+	Recommended Level = "recommended" // berth runs, with a limit that a user can meet
+	Optional    Level = "optional"    // a convenience, or a part that few need
+)
+
+// Remedy is how to mend what is missing: commands, ready to be typed.
+type Remedy struct {
+	User  string `json:"user,omitempty"`
+	Admin string `json:"admin,omitempty"`
+}
+
+// Result is what one probe found. The JSON names are stable.
+type Result struct {
+	// Name identifies the probe: "own-proc".
+	Name string `json:"name"`
+	// Title names it to a person: "own /proc".
+	Title string `json:"title"`
+	Level Level  `json:"level"`
+	OK    State  `json:"ok"`
+	// Found is what was seen, whatever the answer.
+	Found string `json:"found"`
+	// Cost is what its absence costs, and Remedy how to end that. Both are
+	// empty where OK is Yes.
+	Cost   string `json:"cost,omitempty"`
+	Remedy Remedy `json:"remedy,omitzero"`
+}
+
+// Report is everything that was found on one machine.
+type Report struct {
+	// Version is that of this structure; it grows when a field changes its
+	// meaning.
+	Version int      `json:"version"`
+	Host    string   `json:"host"`
+	Kernel  string   `json:"kernel"`
+	User    string   `json:"user"`
+	UID     int      `json:"uid"`
+	Results []Result `json:"results"`
+	// Runs is true where berth can run here, and Verdict says so in a line.
+	Runs    bool   `json:"runs"`
+	Verdict string `json:"verdict"`
+}
+
+// ReportVersion is the Version of reports made by this package.
+const ReportVersion = 1
+
+// Conclude sets Runs and Verdict from the results: berth runs unless a
+// required thing is missing for certain.
+func (r *Report) Conclude() {
+	var missing, degraded, without, unknown []string
+	for _, result := range r.Results {
+		switch {
+		case result.OK == Unknown && result.Level == Required:
+			unknown = append(unknown, result.Title)
+		case result.OK == No && result.Level == Required:
+			missing = append(missing, result.Title)
+		case result.OK == No && result.Level == Recommended:
+			without = append(without, result.Title)
+		case result.OK == Degraded && result.Level != Optional:
+			degraded = append(degraded, result.Title)
+		}
+	}
+	r.Runs = len(missing) == 0
+	if !r.Runs {
+		r.Verdict = fmt.Sprintf("berth runs here: no, for want of: %s", strings.Join(missing, ", "))
+		return
+	}
+	var parts []string
+	if len(without) > 0 {
+		parts = append(parts, "without: "+strings.Join(without, ", "))
+	}
+	if len(degraded) > 0 {
+		parts = append(parts, "with less of: "+strings.Join(degraded, ", "))
+	}
+	if len(unknown) > 0 {
+		parts = append(parts, "not known: "+strings.Join(unknown, ", "))
+	}
+	if len(parts) == 0 {
+		parts = append(parts, "with everything")
+	}
+	r.Verdict = "berth runs here: yes, " + strings.Join(parts, "; ")
+}

@@ -1,0 +1,202 @@
+package probe
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Trials that the children make. The names are those of the outcomes.
+const (
+	trialUser     = "user"
+	trialIDMap    = "idmap"
+	trialMountNS  = "mount"
+	trialNetNS    = "net"
+	trialIPCNS    = "ipc"
+	trialUTSNS    = "uts"
+	trialCgroupNS = "cgroup"
+	trialPIDNS    = "pid"
+
+	trialProc       = "proc"
+	trialSys        = "sys"
+	trialCgroupfs   = "cgroupfs"
+	trialTmpfs      = "tmpfs"
+	trialOverlay    = "overlay"     // upper layer on the state directory
+	trialOverlayRAM = "overlay-ram" // upper layer on tmpfs
+	trialFUSE       = "fuse"
+	trialTUN        = "tun"
+	trialLinks      = "links"
+	trialForwarding = "forwarding"
+	trialSeccomp    = "seccomp"
+	trialNotify     = "notify"
+	trialNotifySend = "notify-send"
+	trialPidfd      = "pidfd"
+	trialPivot      = "pivot"
+	trialKeyring    = "keyring"
+	trialInotify    = "inotify"
+	trialNftables   = "nftables" // followed by ":" and an expression for the parts
+)
+
+// trialLimit bounds all trials together. They take some 50 ms; only a hanging
+// mount or name service comes near.
+const trialLimit = 10 * time.Second
+
+// outcome is what a trial came to. It crosses a pipe as a line of JSON.
+type outcome struct {
+	Trial string        `json:"trial"`
+	Errno syscall.Errno `json:"errno,omitempty"`
+	Error string        `json:"error,omitempty"`
+}
+
+func (o outcome) ok() bool { return o.Error == "" }
+
+func newOutcome(trial string, err error) outcome {
+	o := outcome{Trial: trial}
+	if err != nil {
+		o.Error = err.Error()
+		errors.As(err, &o.Errno)
+	}
+	return o
+}
+
+// Trials runs the trials that need children.
+type Trials struct {
+	// Command is put before the arguments of RunTrial when the program calls
+	// itself: the words that lead its command line there.
+	Command []string
+	// StateDir is where scratch files may be made; may be empty.
+	StateDir string
+}
+
+// outcomes are the results by trial. A trial without a result was not reached.
+type outcomes map[string]outcome
+
+// run makes all trials. It leaves nothing behind: the namespaces end with the
+// children, and the scratch directory is removed.
+func (t Trials) run(ctx context.Context, h *Host, ids IDMap) outcomes {
+	ctx, cancel := context.WithTimeout(ctx, trialLimit)
+	defer cancel()
+	found := outcomes{}
+	record := func(o outcome) { found[o.Trial] = o }
+
+	var scratch string
+	if t.StateDir != "" {
+		var err error
+		if scratch, err = os.MkdirTemp(t.StateDir, "berth-doctor-"); err == nil {
+			defer os.RemoveAll(scratch)
+		}
+	}
+	own := oneID(h.uid, os.Getgid())
+	record(newOutcome(trialUser, t.child(ctx, own, record, "inside", scratch)))
+	if found[trialUser].ok() && !ids.OneUID {
+		record(newOutcome(trialIDMap, t.child(ctx, ids, record, "nothing")))
+	}
+	return found
+}
+
+// child starts the program in a new user namespace, maps its ids, lets it go
+// on as its root, and records the outcomes that it writes. The error is about
+// the namespace and the map; a child that ends early has merely fewer
+// outcomes.
+func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stage ...string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	arguments := append(append(append([]string{}, t.Command...), "hold"), stage...)
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", arguments...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL}
+	// A grandchild that keeps the pipe must not keep us.
+	cmd.WaitDelay = time.Second
+	gate, err := cmd.StdinPipe()
+	if err != nil {
+		return fmt.Errorf("make pipe: %w", err)
+	}
+	output, err := cmd.StdoutPipe()
+	if err != nil {
+		return fmt.Errorf("make pipe: %w", err)
+	}
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("create user namespace: %w", errnoOf(err))
+	}
+	err = writeMaps(ctx, cmd.Process.Pid, ids)
+	if err == nil {
+		if _, err := gate.Write([]byte{'\n'}); err == nil {
+			readOutcomes(output, record)
+		}
+	}
+	gate.Close()
+	cancel()
+	_ = cmd.Wait() // killed or ended, what it had to say is read
+	return err
+}
+
+func readOutcomes(r io.Reader, record func(outcome)) {
+	lines := bufio.NewScanner(r)
+	for lines.Scan() {
+		var o outcome
+		if json.Unmarshal(lines.Bytes(), &o) == nil && o.Trial != "" {
+			record(o)
+		}
+	}
+}
+
+// writeMaps gives a process's new user namespace its ids: by newuidmap where
+// there are subordinate ones, otherwise by writing the single line that the
+// kernel allows to everybody.
+func writeMaps(ctx context.Context, pid int, ids IDMap) error {
+	if ids.OneUID {
+		proc := filepath.Join("/proc", strconv.Itoa(pid))
+		for _, file := range []struct{ name, content string }{
+			{"setgroups", "deny"},
+			{"uid_map", strings.Join(mapArguments(ids.UIDs), " ")},
+			{"gid_map", strings.Join(mapArguments(ids.GIDs), " ")},
+		} {
+			if err := os.WriteFile(filepath.Join(proc, file.name), []byte(file.content), 0); err != nil {
+				return fmt.Errorf("write %s of a user namespace: %w", file.name, errnoOf(err))
+			}
+		}
+		return nil
+	}
+	for _, program := range []struct {
+		path   string
+		ranges []IDRange
+	}{{ids.NewUIDMap, ids.UIDs}, {ids.NewGIDMap, ids.GIDs}} {
+		arguments := append([]string{strconv.Itoa(pid)}, mapArguments(program.ranges)...)
+		output, err := exec.CommandContext(ctx, program.path, arguments...).CombinedOutput()
+		if err != nil {
+			said := strings.TrimSpace(string(output))
+			return fmt.Errorf("run %s %s: %w (%s)", program.path, strings.Join(arguments, " "), err, said)
+		}
+	}
+	return nil
+}
+
+func mapArguments(ranges []IDRange) []string {
+	var words []string
+	for _, r := range ranges {
+		for _, n := range []uint32{r.Inside, r.Outside, r.Count} {
+			words = append(words, strconv.FormatUint(uint64(n), 10))
+		}
+	}
+	return words
+}
+
+// errnoOf drops what the standard library puts around an error number.
+func errnoOf(err error) error {
+	var errno unix.Errno
+	if errors.As(err, &errno) {
+		return errno
+	}
+	return err
+}
