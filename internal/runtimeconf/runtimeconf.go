@@ -42,9 +42,6 @@ func Containerd(plan cluster.Plan) []byte {
 		"{CDI}", quote(filepath.Join(p.Run, "cdi")),
 		"{CNIPLUGINS}", quote(p.CNIPlugins()),
 		"{CNICONFIG}", quote(p.CNIConfig()),
-		"{SHIM}", quote(filepath.Join(p.Libexec, "containerd-shim-berth-v2")),
-		"{RUNC}", quote(filepath.Join(p.Libexec, "runc")),
-		"{RUNCSTATE}", quote(filepath.Join(p.Run, "runc")),
 	).Replace(containerdTemplate))
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
+	"github.com/sirupsen/logrus"
 
 	"berth.dev/berth/runtime/internal/bundle"
 	"berth.dev/berth/runtime/internal/memory"
@@ -59,12 +60,21 @@ func newService(ic *plugin.InitContext) (any, error) {
 	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
 		policy.Allowance = v
 	}
+	dir, err := os.Getwd()
+	if err != nil {
+		return nil, fmt.Errorf("find bundle: %w", err)
+	}
+	node := bundle.Probe()
+	if node.Controllers == nil {
+		log.L.Logger.SetFormatter(quiet{log.L.Logger.Formatter})
+	}
 	s := task.New(ic.Context, task.Config{
 		Inner:     inner,
-		Node:      bundle.Probe(),
+		Node:      node,
 		Proc:      procfs.New("/proc"),
 		Publisher: publisher.(shim.Publisher),
 		Policy:    policy,
+		Dir:       dir,
 		// containerd reads the shim's log through the pipe behind logrus.
 		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
 	})
@@ -73,18 +83,28 @@ func newService(ic *plugin.InitContext) (any, error) {
 }
 
 // lifecycle starts and stops shims as containerd's own manager does, and
-// after a killed shim also ends what runc cannot find.
+// after a killed shim first ends the other containers of the pod.
 type lifecycle struct{ shim.Shim }
 
 func (l lifecycle) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
-	status, err := l.Shim.Stop(ctx, id)
-	dir, wdErr := os.Getwd()
-	if wdErr != nil {
-		return status, wdErr
+	dir, err := os.Getwd()
+	if err != nil {
+		return shim.StopStatus{}, fmt.Errorf("find bundle: %w", err)
 	}
 	// The bundles of a namespace are siblings; we were started in one.
-	if endErr := task.EndLeftovers(procfs.New("/proc"), filepath.Join(filepath.Dir(dir), id)); endErr != nil {
-		log.G(ctx).WithError(endErr).Warn("end processes of container")
+	if err := task.EndLeftovers(procfs.New("/proc"), filepath.Join(filepath.Dir(dir), id)); err != nil {
+		log.G(ctx).WithError(err).Warn("end processes of pod")
 	}
-	return status, err
+	return l.Shim.Stop(ctx, id)
+}
+
+// quiet leaves out the complaint about each container that the cgroup's own
+// OOM events cannot be watched: on a node without cgroups there are none.
+type quiet struct{ logrus.Formatter }
+
+func (q quiet) Format(e *logrus.Entry) ([]byte, error) {
+	if e.Message == "failed to watch oom events" {
+		return nil, nil
+	}
+	return q.Formatter.Format(e)
 }

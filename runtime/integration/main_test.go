@@ -29,6 +29,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case filepath.Base(os.Args[0]) == helperName:
 		os.Exit(helper(os.Args[1:]))
+	case os.Getenv(insideVariable) == "init":
+		os.Exit(initialize())
 	case os.Getenv(insideVariable) != "":
 		if err := enter(); err != nil {
 			fmt.Fprintln(os.Stderr, "set up namespaces:", err)
@@ -72,7 +74,7 @@ func outside() int {
 		"--mount-proc", "--net", "--uts", "--ipc", "--cgroup", self,
 	}, os.Args[1:]...)
 	cmd := exec.Command("unshare", args...)
-	cmd.Env = append(os.Environ(), insideVariable+"=1", scratchVariable+"="+scratch)
+	cmd.Env = append(os.Environ(), insideVariable+"=init", scratchVariable+"="+scratch)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	err = cmd.Run()
 	if _, statErr := os.Lstat(scratch); statErr == nil {
@@ -88,6 +90,28 @@ func outside() int {
 		return 1
 	}
 	return 0
+}
+
+// initialize is PID 1: it reaps the orphans, as a node's does. The tests cannot
+// do it themselves without taking the exits of their own children.
+func initialize() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideVariable+"=tests")
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	for {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		if err == unix.EINTR {
+			continue
+		}
+		if err != nil || pid == cmd.Process.Pid {
+			return status.ExitStatus()
+		}
+	}
 }
 
 func missing() string {

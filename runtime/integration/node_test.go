@@ -53,40 +53,8 @@ func startNode(t *testing.T, env ...string) *node {
 	n := &node{t: t, scratch: scratch, libexec: dir, log: filepath.Join(scratch, "containerd.log"), exited: make(chan error, 1)}
 	n.configure()
 
-	notify, notifyEnd, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	log, err := os.Create(n.log)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.cmd = exec.Command(filepath.Join(dir, "containerd"), "--config", "/run/berth/containerd.toml", "--notify-fd", "3", "--log-level", "info")
-	n.cmd.Env = append([]string{"PATH=" + dir, "HOME=/root"}, env...)
-	n.cmd.Stdout, n.cmd.Stderr = log, log
-	n.cmd.ExtraFiles = []*os.File{notifyEnd}
-	begin := time.Now()
-	if err := n.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	notifyEnd.Close()
-	log.Close()
+	n.start(env...)
 	t.Cleanup(n.stop)
-	go func() { n.exited <- n.cmd.Wait() }()
-	lines := bufio.NewScanner(notify)
-	ready := false
-	for !ready && lines.Scan() {
-		ready = lines.Text() == `{"event":"ready"}`
-	}
-	if !ready {
-		t.Fatal("containerd ended before it was ready")
-	}
-	t.Logf("containerd: exec to ready %s", time.Since(begin).Round(time.Millisecond))
-	go func() { // the heartbeat
-		defer notify.Close()
-		for lines.Scan() {
-		}
-	}()
 
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -95,6 +63,46 @@ func startNode(t *testing.T, env ...string) *node {
 	t.Cleanup(func() { conn.Close() })
 	n.runtime, n.images = cri.NewRuntimeServiceClient(conn), cri.NewImageServiceClient(conn)
 	return n
+}
+
+// start starts containerd and returns when it is ready.
+func (n *node) start(env ...string) {
+	n.t.Helper()
+	notify, notifyEnd, err := os.Pipe()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	log, err := os.OpenFile(n.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.cmd = exec.Command(filepath.Join(n.libexec, "containerd"), "--config", "/run/berth/containerd.toml", "--notify-fd", "3", "--log-level", "info")
+	n.cmd.Env = append([]string{"PATH=" + n.libexec, "HOME=/root"}, env...)
+	n.cmd.Stdout, n.cmd.Stderr = log, log
+	n.cmd.ExtraFiles = []*os.File{notifyEnd}
+	begin := time.Now()
+	if err := n.cmd.Start(); err != nil {
+		n.t.Fatal(err)
+	}
+	notifyEnd.Close()
+	log.Close()
+	cmd := n.cmd
+	go func() { n.exited <- cmd.Wait() }()
+	lines := bufio.NewScanner(notify)
+	ready := false
+	for !ready && lines.Scan() {
+		ready = lines.Text() == `{"event":"ready"}`
+	}
+	if !ready {
+		text, _ := os.ReadFile(n.log)
+		n.t.Fatalf("containerd ended before it was ready:\n%s", text)
+	}
+	n.t.Logf("containerd: exec to ready %s", time.Since(begin).Round(time.Millisecond))
+	go func() { // the heartbeat
+		defer notify.Close()
+		for lines.Scan() {
+		}
+	}()
 }
 
 // configure writes containerd's configuration: the golden file of package
@@ -155,7 +163,8 @@ func (n *node) noLeftovers() {
 		for _, dir := range dirs {
 			text, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
 			line := strings.ReplaceAll(string(text), "\x00", " ")
-			if strings.Contains(line, "shim") || strings.HasPrefix(line, "/pause") || strings.HasPrefix(line, "/"+helperName) || strings.HasPrefix(line, helperName) {
+			if strings.Contains(line, "shim") || strings.HasPrefix(line, "/pause") ||
+				strings.HasPrefix(line, "/bin/"+helperName) || strings.HasPrefix(line, helperName) {
 				processes = append(processes, filepath.Base(dir)+" "+line)
 			}
 		}

@@ -62,16 +62,17 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 	return found, nil
 }
 
-// InMountNamespace returns every visible process in a mount namespace. It
-// reads all of /proc and is for the end of a container only.
-func (f FS) InMountNamespace(ns string) ([]int, error) {
+// InMountNamespaces returns every visible process in one of the mount
+// namespaces. It reads all of /proc and is for the end of a pod only.
+func (f FS) InMountNamespaces(wanted map[string]bool) ([]int, error) {
 	all, err := f.All()
 	if err != nil {
 		return nil, err
 	}
 	var pids []int
 	for _, pid := range all {
-		if link, err := f.MountNamespace(pid); err == nil && link == ns {
+		// A process that has ended has no namespace any more.
+		if ns, err := f.MountNamespace(pid); err == nil && wanted[ns] {
 			pids = append(pids, pid)
 		}
 	}

@@ -82,53 +82,77 @@ func (s *Service) Reap(ctx context.Context, exits <-chan gorunc.Exit) {
 			if !ok {
 				return
 			}
-			if id, c := s.sharing(exit.Pid); c != nil {
+			id, c := s.startedAs(exit.Pid)
+			if c == nil {
+				continue
+			}
+			if c.SharesPIDs && s.node.Controllers == nil {
 				s.signalAll(id, c, syscall.SIGKILL)
 			}
+			s.mu.Lock()
+			c.ended = true
+			s.noteNamespaces()
+			s.mu.Unlock()
 		}
 	}
 }
 
-// sharing returns the container with this first process, if its end does not
-// end the others.
-func (s *Service) sharing(pid int) (string, *container) {
+// startedAs returns the container with this first process.
+func (s *Service) startedAs(pid int) (string, *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for id, c := range s.containers {
-		if c.root.PID == pid && c.SharesPIDs && s.node.Controllers == nil {
+		if c.root.PID == pid && !c.ended {
 			return id, c
 		}
 	}
 	return "", nil
 }
 
-// The mount namespace of a container is kept in its bundle, so that whoever
-// cleans up after a killed shim finds the processes.
-const mountNamespaceFile = "mount-namespace"
+// The mount namespaces of a pod's live containers are kept in the shim's
+// bundle, so that whoever cleans up after a killed shim finds the processes:
+// containerd then asks for the first container only. Ended containers are left
+// out, because the kernel gives the number of a namespace to another.
+const namespacesFile = "mount-namespaces"
 
-func writeMountNamespace(dir, ns string) error {
-	if err := os.WriteFile(filepath.Join(dir, mountNamespaceFile), []byte(ns), 0o600); err != nil {
-		return fmt.Errorf("note mount namespace: %w", err)
+// noteNamespaces is called with s.mu held.
+func (s *Service) noteNamespaces() {
+	var text strings.Builder
+	for _, c := range s.containers {
+		if !c.ended && c.root.MountNamespace != "" {
+			fmt.Fprintln(&text, c.root.MountNamespace)
+		}
 	}
-	return nil
+	path := filepath.Join(s.dir, namespacesFile)
+	err := os.WriteFile(path+".new", []byte(text.String()), 0o600)
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil && !os.IsNotExist(err) { // the bundle goes before the shim
+		s.log.Warn("processes may outlive a killed shim", "error", err)
+	}
 }
 
-// EndLeftovers kills the processes of the container in a bundle whose shim is
-// gone. A bundle without a container is no error.
+// EndLeftovers kills the processes of the pod whose shim, with its bundle in
+// dir, is gone. A bundle without a pod is no error.
 func EndLeftovers(proc procfs.FS, dir string) error {
-	text, err := os.ReadFile(filepath.Join(dir, mountNamespaceFile))
+	text, err := os.ReadFile(filepath.Join(dir, namespacesFile))
 	if os.IsNotExist(err) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("read mount namespace of bundle: %w", err)
+		return fmt.Errorf("read mount namespaces of bundle: %w", err)
 	}
-	ns := strings.TrimSpace(string(text))
-	if own, err := proc.MountNamespace(os.Getpid()); err != nil || own == ns || ns == "" {
+	own, err := proc.MountNamespace(os.Getpid())
+	if err != nil {
 		return err
 	}
+	wanted := map[string]bool{}
+	for _, ns := range strings.Fields(string(text)) {
+		wanted[ns] = ns != own
+	}
 	for range rounds {
-		pids, err := proc.InMountNamespace(ns)
+		pids, err := proc.InMountNamespaces(wanted)
 		if err != nil || len(pids) == 0 {
 			return err
 		}

@@ -31,6 +31,7 @@ type Service struct {
 	log       *slog.Logger
 	watcher   *memory.Watcher
 	namespace string
+	dir       string
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -43,6 +44,8 @@ type container struct {
 	// counted is the highest processor time reported so far. What a process
 	// started by exec has used vanishes with it, but a counter must not fall.
 	counted procfs.Usage
+	// ended is true after the exit of the first process.
+	ended bool
 }
 
 // Config is what a Service is made of.
@@ -52,7 +55,9 @@ type Config struct {
 	Proc      procfs.FS
 	Publisher shim.Publisher
 	Policy    memory.Policy
-	Log       *slog.Logger
+	// Dir is the shim's own bundle, the first of the pod.
+	Dir string
+	Log *slog.Logger
 }
 
 // New returns a service whose goroutines end with ctx.
@@ -63,6 +68,7 @@ func New(ctx context.Context, c Config) *Service {
 		proc:             c.Proc,
 		publisher:        c.Publisher,
 		log:              c.Log,
+		dir:              c.Dir,
 		containers:       map[string]*container{},
 	}
 	s.namespace, _ = namespaces.Namespace(ctx)
@@ -94,11 +100,10 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
 		// The process has ended already; its exit is on the way.
 		s.log.Debug("container ended at once", "container", r.ID, "error", err)
-	} else if err := writeMountNamespace(r.Bundle, c.root.MountNamespace); err != nil {
-		s.log.Warn("processes may outlive a killed shim", "container", r.ID, "error", err)
 	}
 	s.mu.Lock()
 	s.containers[r.ID] = c
+	s.noteNamespaces()
 	s.mu.Unlock()
 	s.limit(r.ID, c, adapted.MemoryLimit)
 	return response, nil
@@ -121,6 +126,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 	if err == nil && r.ExecID == "" {
 		s.mu.Lock()
 		delete(s.containers, r.ID)
+		s.noteNamespaces()
 		s.mu.Unlock()
 		s.watcher.Set(r.ID, 0)
 	}

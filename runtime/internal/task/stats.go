@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd/cgroups/v3/cgroup2/stats"
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
@@ -68,6 +69,25 @@ func (s *Service) metrics(c *container, u procfs.Usage, m procfs.Memory) *stats.
 		},
 		Pids: &stats.PidsStat{Current: uint64(u.Threads)},
 	}
+}
+
+// Pids lists the processes of a container, which runc finds by cgroup only.
+func (s *Service) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
+	if s.node.Controllers != nil {
+		return s.TTRPCTaskService.Pids(ctx, r)
+	}
+	if s.container(r.ID) == nil {
+		return nil, errgrpc.ToGRPCf(errdefs.ErrNotFound, "container %s is not here", r.ID)
+	}
+	tree, err := s.tree()
+	if err != nil {
+		return nil, errgrpc.ToGRPC(err)
+	}
+	response := &taskapi.PidsResponse{}
+	for _, p := range tree[r.ID] {
+		response.Processes = append(response.Processes, &tasktypes.ProcessInfo{Pid: uint32(p.PID)})
+	}
+	return response, nil
 }
 
 func microseconds(d time.Duration) uint64 { return uint64(d / time.Microsecond) }
