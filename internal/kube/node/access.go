@@ -1,0 +1,106 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// access is one identity's way to the API server, which starts at the same
+// moment as the node. Its client can be handed to components at once: their
+// requests wait at a gate until one request of ours went through. Without it
+// their first requests would fail, and the back-off of whoever sent them (800
+// ms for an informer) would decide how long a start takes.
+type access struct {
+	client kubernetes.Interface
+	early  kubernetes.Interface // passes the gate
+	config *rest.Config
+	gate   chan struct{}
+}
+
+func newAccess(kubeconfig string) (*access, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
+	}
+	config.QPS = -1 // APF at the server is the limit; a client-side one only delays
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	config.DisableCompression = true // no network in between
+
+	a := &access{gate: make(chan struct{})}
+	if a.early, err = kubernetes.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("make a client of %s: %w", kubeconfig, err)
+	}
+	a.config = rest.CopyConfig(config)
+	a.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &gated{next, a.gate} })
+	if a.client, err = kubernetes.NewForConfig(a.config); err != nil {
+		return nil, fmt.Errorf("make a client of %s: %w", kubeconfig, err)
+	}
+	return a, nil
+}
+
+// Between two attempts to get through to the API server.
+const (
+	attemptFirst = 5 * time.Millisecond
+	attemptMost  = 100 * time.Millisecond
+	// attemptsEnd is when to give up: by then the server answers, and refuses.
+	attemptsEnd = 2 * time.Minute
+)
+
+// open tries attempt until it succeeds and lets all waiting requests go. It
+// must be called once.
+func (a *access) open(ctx context.Context, attempt func(context.Context, kubernetes.Interface) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, attemptsEnd, errNoAnswer)
+	defer cancel()
+	for pause := attemptFirst; ; pause = min(pause*2, attemptMost) {
+		err := attempt(ctx, a.early)
+		if err == nil {
+			close(a.gate)
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+		case <-time.After(pause):
+		}
+	}
+}
+
+var errNoAnswer = errors.New("gave up after 2 minutes")
+
+// opened blocks until the gate is open, and reports whether it is.
+func (a *access) opened(ctx context.Context) bool {
+	select {
+	case <-a.gate:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// gated holds requests back until the gate is open.
+type gated struct {
+	next http.RoundTripper
+	gate <-chan struct{}
+}
+
+func (g *gated) RoundTrip(r *http.Request) (*http.Response, error) {
+	select {
+	case <-g.gate:
+		return g.next.RoundTrip(r)
+	case <-r.Context().Done():
+		return nil, r.Context().Err()
+	}
+}
+
+// WrappedRoundTripper lets client-go find the transport, to close its idle
+// connections after failed heartbeats.
+func (g *gated) WrappedRoundTripper() http.RoundTripper { return g.next }

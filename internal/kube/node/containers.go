@@ -1,0 +1,94 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	"k8s.io/kubernetes/pkg/kubelet"
+	"k8s.io/kubernetes/pkg/kubelet/cm"
+)
+
+// newContainerManager makes upstream's container manager the way the kubelet
+// itself would. It is made here only so that it can be wrapped.
+func newContainerManager(ctx context.Context, s *options.KubeletServer, d *kubelet.Dependencies) (cm.ContainerManager, error) {
+	reserved := v1.ResourceList{}
+	for name, text := range s.SystemReserved {
+		q, err := resource.ParseQuantity(text)
+		if err != nil {
+			return nil, fmt.Errorf("parse reserved %s %q: %w", name, text, err)
+		}
+		reserved[v1.ResourceName(name)] = q
+	}
+	real, err := cm.NewContainerManager(ctx, d.Mounter, d.CAdvisorInterface, cm.NodeConfig{
+		NodeName:       types.NodeName(s.HostnameOverride),
+		CgroupsPerQOS:  s.CgroupsPerQOS,
+		CgroupRoot:     s.CgroupRoot,
+		CgroupDriver:   s.CgroupDriver,
+		KubeletRootDir: s.RootDirectory,
+		NodeAllocatableConfig: cm.NodeAllocatableConfig{
+			EnforceNodeAllocatable: sets.New(s.EnforceNodeAllocatable...),
+			SystemReserved:         reserved,
+		},
+		CPUManagerPolicy:          s.CPUManagerPolicy,
+		CPUManagerReconcilePeriod: s.CPUManagerReconcilePeriod.Duration,
+		MemoryManagerPolicy:       s.MemoryManagerPolicy,
+		MemoryReservationPolicy:   s.MemoryReservationPolicy,
+		PodPidsLimit:              s.PodPidsLimit,
+		EnforceCPULimits:          s.CPUCFSQuota,
+		CPUCFSQuotaPeriod:         s.CPUCFSQuotaPeriod.Duration,
+		TopologyManagerPolicy:     s.TopologyManagerPolicy,
+		TopologyManagerScope:      s.TopologyManagerScope,
+	}, s.FailSwapOn, d.Recorder, d.KubeClient)
+	if err != nil {
+		return nil, fmt.Errorf("make the container manager: %w", err)
+	}
+	if s.CgroupsPerQOS {
+		return real, nil
+	}
+	return &containerManager{real}, nil
+}
+
+// containerManager is upstream's where pods have no cgroups.
+type containerManager struct{ cm.ContainerManager }
+
+// NewPodContainerManager returns what stands in for the cgroups of pods.
+func (m *containerManager) NewPodContainerManager() cm.PodContainerManager {
+	return &podContainers{m.ContainerManager.NewPodContainerManager()}
+}
+
+// podContainers answers for a pod's cgroup where there is none. Upstream's
+// answer is nil, which an in-place resize dereferences, so that any user who
+// may resize a pod could crash the kubelet (v1.36.3, doPodResizeAction).
+type podContainers struct{ cm.PodContainerManager }
+
+// GetPodCgroupConfig says that the pod's cgroup is already as the pod asks.
+// Nothing then remains to be done at the level of the pod, and the resize goes
+// on to the containers: the runtime is told their new limits, and the shim
+// enforces that of memory.
+func (*podContainers) GetPodCgroupConfig(pod *v1.Pod, _ v1.ResourceName) (*cm.ResourceConfig, error) {
+	config := cm.ResourceConfigForPod(pod, false, 100_000, false, "")
+	if config == nil {
+		config = &cm.ResourceConfig{}
+	}
+	// The caller dereferences all of these.
+	setDefault(&config.Memory, -1)
+	setDefault(&config.CPUQuota, -1)
+	setDefault(&config.CPUShares, 2)
+	setDefault(&config.CPUPeriod, 100_000)
+	return config, nil
+}
+
+// SetPodCgroupConfig has nothing to set.
+func (*podContainers) SetPodCgroupConfig(klog.Logger, *v1.Pod, *cm.ResourceConfig) error { return nil }
+
+func setDefault[T any](field **T, value T) {
+	if *field == nil {
+		*field = &value
+	}
+}

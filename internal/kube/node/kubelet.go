@@ -1,0 +1,148 @@
+package node
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kubelet/app"
+	"k8s.io/kubernetes/cmd/kubelet/app/options"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/kubelet"
+	podconfig "k8s.io/kubernetes/pkg/kubelet/config"
+	kubecontainer "k8s.io/kubernetes/pkg/kubelet/container"
+	kubetypes "k8s.io/kubernetes/pkg/kubelet/types"
+	kubeletutil "k8s.io/kubernetes/pkg/kubelet/util"
+	"k8s.io/kubernetes/pkg/util/oom"
+	"k8s.io/kubernetes/pkg/volume/util/subpath"
+
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/mounter"
+	"berth.dev/berth/internal/kube/procstats"
+)
+
+// nodeKubelet is a kubelet that is ready to run.
+type nodeKubelet struct {
+	server *options.KubeletServer
+	deps   *kubelet.Dependencies
+}
+
+// newKubelet makes all that needs neither the API server nor the runtime.
+// Upstream's own constructor of the dependencies is not used: it executes
+// umount(8) to learn its habits, and leaves clients and pod source to a place
+// where they would poll.
+func newKubelet(ctx context.Context, plan cluster.Plan, api *access, log *slog.Logger) (*nodeKubelet, error) {
+	server, err := kubeletServer(plan)
+	if err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{server.RootDirectory, server.PodLogsDir} {
+		if err := os.MkdirAll(dir, 0o750); err != nil {
+			return nil, fmt.Errorf("make the kubelet's directory: %w", err)
+		}
+	}
+	plugins, err := app.ProbeVolumePlugins(ctx, utilfeature.DefaultFeatureGate)
+	if err != nil {
+		return nil, fmt.Errorf("list volume plugins: %w", err)
+	}
+	tls, err := app.InitializeTLS(ctx, &server.KubeletFlags, &server.KubeletConfiguration)
+	if err != nil {
+		return nil, fmt.Errorf("configure TLS of the kubelet's server: %w", err)
+	}
+	heartbeatConfig := *api.config
+	heartbeatConfig.Timeout = server.NodeStatusUpdateFrequency.Duration
+	heartbeat, err := kubernetes.NewForConfig(&heartbeatConfig)
+	if err != nil {
+		return nil, fmt.Errorf("make the client for heartbeats: %w", err)
+	}
+
+	mounts := mounter.New()
+	d := &kubelet.Dependencies{
+		CAdvisorInterface: procstats.New(procstats.Config{
+			CPUs: plan.Node.CPUs, MemoryBytes: plan.Node.MemoryBytes, MachineID: machineID(plan),
+			Kubelet: plan.Paths.Kubelet, Images: imageDir(plan.Paths),
+			Bundles: procstats.BundleDir(plan.Paths.ContainerdState()),
+		}),
+		KubeClient:      api.client,
+		EventClient:     api.client.CoreV1(),
+		HeartbeatClient: heartbeat,
+		// HTTP/2 finds a dead connection by its own pings; and this one ends
+		// in the same namespace.
+		OnHeartbeatFailure:       func() {},
+		Mounter:                  mounts,
+		HostUtil:                 mounter.NewHostUtil(),
+		Subpather:                subpath.New(mounts),
+		OOMAdjuster:              oom.NewFakeOOMAdjuster(), // lowering a score takes root
+		OSInterface:              kubecontainer.RealOS{},
+		TracerProvider:           noop.NewTracerProvider(),
+		VolumePlugins:            plugins,
+		TLSOptions:               tls,
+		PodStartupLatencyTracker: kubeletutil.NewPodStartupLatencyTracker(),
+	}
+	d.Recorder = newRecorder(ctx, plan, api.client.CoreV1())
+	// Upstream waits for its Node informer in steps of a second before it
+	// watches pods. Pods can only be bound to a node that is registered, which
+	// is what the gate waits for.
+	d.PodConfig = podconfig.NewPodConfig(d.Recorder, d.PodStartupLatencyTracker)
+	podconfig.NewSourceApiserver(klog.FromContext(ctx), api.client, types.NodeName(plan.Node.Name),
+		func() bool { return api.opened(ctx) }, d.PodConfig.Channel(ctx, kubetypes.ApiserverSource))
+
+	told := newNotices(plan, d.Recorder)
+	d.Options = []kubelet.Option{func(k *kubelet.Kubelet) {
+		k.AddPodSyncHandler(told)
+		if err := hurryVolumes(k); err != nil {
+			log.Warn("Volumes are mounted at upstream's pace", "error", err)
+		}
+		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, k.RequestPodRelist)
+	}}
+
+	if d.ContainerManager, err = newContainerManager(ctx, server, d); err != nil {
+		return nil, err
+	}
+	return &nodeKubelet{server, d}, nil
+}
+
+// run runs the kubelet until ctx ends. Pods outlive it: whoever ends the
+// sandbox ends them.
+func (k *nodeKubelet) run(ctx context.Context) error {
+	if err := app.Run(ctx, k.server, k.deps, utilfeature.DefaultFeatureGate); err != nil {
+		return fmt.Errorf("run the kubelet: %w", err)
+	}
+	if ctx.Err() == nil {
+		return errEnded
+	}
+	return nil
+}
+
+var errEnded = errors.New("run the kubelet: it returned unasked")
+
+func newRecorder(ctx context.Context, plan cluster.Plan, client typedv1.EventsGetter) record.EventRecorderLogger {
+	b := record.NewBroadcaster(record.WithContext(ctx))
+	b.StartStructuredLogging(3)
+	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.Events("")})
+	return b.NewRecorder(legacyscheme.Scheme, v1.EventSource{Component: "kubelet", Host: plan.Node.Name})
+}
+
+// machineID tells the nodes of all clusters apart. The host's own id is no
+// one's business here.
+func machineID(plan cluster.Plan) string {
+	sum := sha256.Sum256([]byte(plan.RunID + "/" + plan.Node.Name))
+	return hex.EncodeToString(sum[:16])
+}
+
+// imageDir is a directory on the file system of the images that exists before
+// containerd made its own.
+func imageDir(p cluster.Paths) string { return p.Scratch }

@@ -1,0 +1,215 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"os"
+	"runtime/debug"
+	"time"
+
+	"github.com/go-logr/logr"
+	"golang.org/x/sync/errgroup"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/informers"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	"k8s.io/klog/v2"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/notify"
+)
+
+// Phases that the role reports while it starts.
+const (
+	PhaseRuntime    = "runtime"    // containerd takes requests
+	PhaseRegistered = "registered" // the Node exists
+	PhaseProxy      = "proxy"      // Services work
+	PhaseKubelet    = "kubelet"    // the Node is Ready
+)
+
+// Options are what a run needs beside the plan.
+type Options struct {
+	Notifier *notify.Notifier
+	Log      *slog.Logger
+}
+
+// Main runs the role as a program: it parses args, reads the plan and returns
+// when ctx ends or the role fails.
+func Main(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("node", flag.ContinueOnError)
+	planPath := flags.String("plan", "/run/berth/plan.json", "`file` that says what the cluster looks like")
+	notifyFD := flags.Int("notify-fd", -1, "`descriptor` for events")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	notifier := notify.New(*notifyFD)
+	err := start(ctx, *planPath, notifier)
+	if err != nil {
+		notifier.Fatal(err)
+	}
+	return err
+}
+
+func start(ctx context.Context, planPath string, notifier *notify.Notifier) error {
+	text, err := os.ReadFile(planPath)
+	if err != nil {
+		return fmt.Errorf("read the plan: %w", err)
+	}
+	var plan cluster.Plan
+	if err := json.Unmarshal(text, &plan); err != nil {
+		return fmt.Errorf("read the plan %s: %w", planPath, err)
+	}
+	// klog is upstream's, and global; the process has only this role.
+	logs.InitLogs()
+	defer logs.FlushLogs()
+	logging := logsapi.NewLoggingConfiguration()
+	logging.Verbosity = logsapi.VerbosityLevel(plan.Verbosity)
+	if err := logsapi.ValidateAndApply(logging, utilfeature.DefaultFeatureGate); err != nil {
+		return fmt.Errorf("configure the log: %w", err)
+	}
+	log := slog.New(logr.ToSlogHandler(klog.Background()))
+	return Run(ctx, plan, Options{Notifier: notifier, Log: log})
+}
+
+// startGC is the garbage collector's target while the role starts: what it
+// builds then stays, and collecting it again and again costs CPU that the
+// control plane needs at the same moment.
+const startGC = 400
+
+// Run runs the role until ctx ends, and returns nil then. It can run once in a
+// process: upstream's registries are global.
+func Run(ctx context.Context, plan cluster.Plan, o Options) error {
+	defer debug.SetGCPercent(debug.SetGCPercent(startGC))
+	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
+		return fmt.Errorf("set feature gates: %w", err)
+	}
+	kubeletAPI, err1 := newAccess(plan.Paths.Kubeconfig(cluster.UserKubelet))
+	proxyAPI, err2 := newAccess(plan.Paths.Kubeconfig(cluster.UserProxy))
+	volumeAPI, err3 := newAccess(plan.Paths.Kubeconfig(cluster.UserProvisioner))
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return err
+	}
+	ready := make(chan struct{})
+	nodes, err := watchNode(kubeletAPI.client, plan.Node.Name, func() { close(ready) })
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	r := &role{plan: plan, o: o, began: time.Now(), nodes: nodes, ready: ready, synced: make(chan struct{}), proxy: make(chan *serviceProxy, 1)}
+	group.Go(func() error { return unlessDone(ctx, kubeletAPI.open(ctx, register(plan))) })
+	group.Go(func() error {
+		if kubeletAPI.opened(ctx) {
+			r.reached(PhaseRegistered)
+		}
+		return nil
+	})
+	group.Go(func() error { return unlessDone(ctx, proxyAPI.open(ctx, openServices)) })
+	group.Go(func() error { return unlessDone(ctx, r.runKubelet(ctx, kubeletAPI)) })
+	group.Go(func() error { return unlessDone(ctx, r.runProxy(ctx, proxyAPI)) })
+	group.Go(func() error { return r.whenReady(ctx, volumeAPI) })
+	return group.Wait()
+}
+
+// unlessDone drops the errors of things that were told to stop.
+func unlessDone(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// role is one run of the node.
+type role struct {
+	plan   cluster.Plan
+	o      Options
+	began  time.Time
+	nodes  informers.SharedInformerFactory
+	ready  chan struct{} // closed when the Node is Ready
+	synced chan struct{} // closed when Services work
+	proxy  chan *serviceProxy
+}
+
+func (r *role) reached(phase string) {
+	r.o.Log.Info("Node role reached a phase", "phase", phase, "after", time.Since(r.began).Round(time.Millisecond))
+	r.o.Notifier.Phase(phase)
+}
+
+func (r *role) runKubelet(ctx context.Context, api *access) error {
+	k, err := newKubelet(ctx, r.plan, api, r.o.Log)
+	if err != nil {
+		return err
+	}
+	if err := awaitRuntime(ctx, r.plan.Paths.ContainerdSocket()); err != nil {
+		return err
+	}
+	r.reached(PhaseRuntime)
+	return k.run(ctx)
+}
+
+func (r *role) runProxy(ctx context.Context, api *access) error {
+	p, err := newServiceProxy(ctx, r.plan, api)
+	if err != nil {
+		return err
+	}
+	if err := p.start(ctx, r.nodes); err != nil {
+		return err
+	}
+	if ctx.Err() == nil {
+		r.reached(PhaseProxy)
+		r.proxy <- p
+		close(r.synced)
+	}
+	return nil
+}
+
+// whenReady reports Ready, and then does what can wait until then.
+func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
+	for _, c := range []struct {
+		done  <-chan struct{}
+		phase string
+	}{{r.ready, PhaseKubelet}, {r.synced, ""}} {
+		select {
+		case <-c.done:
+			if c.phase != "" {
+				r.reached(c.phase)
+			}
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	r.o.Log.Info("Node role is ready", "after", time.Since(r.began).Round(time.Millisecond))
+	r.o.Notifier.Ready()
+	debug.SetGCPercent(100)
+
+	p := <-r.proxy
+	probe := &http.Client{}
+	go r.o.Notifier.Alive(ctx, func(ctx context.Context) error {
+		return errors.Join(askKubelet(ctx, probe), p.healthy())
+	})
+	// Upstream's controller returns when ctx ends only.
+	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI))
+}
+
+// askKubelet asks the kubelet's health endpoint.
+func askKubelet(ctx context.Context, client *http.Client) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/healthz", healthzPort), nil)
+	if err != nil {
+		return fmt.Errorf("ask the kubelet: %w", err)
+	}
+	reply, err := client.Do(request)
+	if err != nil {
+		return fmt.Errorf("ask the kubelet: %w", err)
+	}
+	defer reply.Body.Close()
+	_, _ = io.Copy(io.Discard, reply.Body) // or the connection is not used again
+	if reply.StatusCode != http.StatusOK {
+		return fmt.Errorf("ask the kubelet: %s", reply.Status)
+	}
+	return nil
+}

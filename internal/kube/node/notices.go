@@ -1,0 +1,119 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// Reasons of the events that say what a pod asked for and does not get.
+const (
+	ReasonUserNotHonoured     = "RunAsUserNotHonoured"
+	ReasonCPULimitNotEnforced = "CPULimitNotEnforced"
+)
+
+// notices tells the owner of a pod, once, what this node cannot honour. The
+// kubelet calls it at every sync of a pod, which saves an informer of pods.
+type notices struct {
+	oneUID, cgroups bool
+	recorder        record.EventRecorder
+
+	mu   sync.Mutex
+	told map[types.UID]bool
+}
+
+func newNotices(plan cluster.Plan, recorder record.EventRecorder) *notices {
+	return &notices{oneUID: plan.OneUID, cgroups: plan.CgroupsDelegated, recorder: recorder, told: map[types.UID]bool{}}
+}
+
+// toldMost bounds the memory of who was told. Beyond it a pod that lives on
+// may be told again, and the recorder merges the two.
+const toldMost = 10_000
+
+// ShouldEvict evicts nothing; see notices.
+func (n *notices) ShouldEvict(pod *v1.Pod) lifecycle.ShouldEvictResponse {
+	n.mu.Lock()
+	told := n.told[pod.UID]
+	if !told {
+		if len(n.told) >= toldMost {
+			clear(n.told)
+		}
+		n.told[pod.UID] = true
+	}
+	n.mu.Unlock()
+	if !told {
+		for _, e := range n.about(pod) {
+			n.recorder.Event(pod, e.kind, e.reason, e.message)
+		}
+	}
+	return lifecycle.ShouldEvictResponse{}
+}
+
+type notice struct{ kind, reason, message string }
+
+func (n *notices) about(pod *v1.Pod) []notice {
+	var all []notice
+	if n.oneUID {
+		if fields := users(pod); len(fields) > 0 {
+			all = append(all, notice{v1.EventTypeWarning, ReasonUserNotHonoured, fmt.Sprintf(
+				"%s not honoured: this node has one user id only, and every process of the pod runs as it; "+
+					"ask for subordinate ids (/etc/subuid, newuidmap) to have more", strings.Join(fields, ", "))})
+		}
+	}
+	if !n.cgroups {
+		if names := cpuLimited(pod); len(names) > 0 {
+			all = append(all, notice{v1.EventTypeNormal, ReasonCPULimitNotEnforced, fmt.Sprintf(
+				"CPU limit of %s is used for scheduling but not enforced: this node has no cgroups of its own",
+				strings.Join(names, ", "))})
+		}
+	}
+	return all
+}
+
+// containers lists all containers of a pod.
+func containers(pod *v1.Pod) []v1.Container {
+	all := make([]v1.Container, 0, len(pod.Spec.InitContainers)+len(pod.Spec.Containers))
+	return append(append(all, pod.Spec.InitContainers...), pod.Spec.Containers...)
+}
+
+// users lists the fields that ask for a user or group other than root.
+func users(pod *v1.Pod) []string {
+	var fields []string
+	note := func(where, field string, id *int64) {
+		if id != nil && *id != 0 {
+			fields = append(fields, fmt.Sprintf("%s%s %d", where, field, *id))
+		}
+	}
+	if sc := pod.Spec.SecurityContext; sc != nil {
+		note("", "runAsUser", sc.RunAsUser)
+		note("", "runAsGroup", sc.RunAsGroup)
+		note("", "fsGroup", sc.FSGroup)
+	}
+	for _, c := range containers(pod) {
+		if sc := c.SecurityContext; sc != nil {
+			note(c.Name+": ", "runAsUser", sc.RunAsUser)
+			note(c.Name+": ", "runAsGroup", sc.RunAsGroup)
+		}
+	}
+	return fields
+}
+
+func cpuLimited(pod *v1.Pod) []string {
+	var names []string
+	if r := pod.Spec.Resources; r != nil && !r.Limits.Cpu().IsZero() {
+		names = append(names, "the pod")
+	}
+	for _, c := range containers(pod) {
+		if !c.Resources.Limits.Cpu().IsZero() {
+			names = append(names, c.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,150 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"sync"
+	"time"
+	"unsafe"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet"
+	"k8s.io/kubernetes/pkg/kubelet/volumemanager"
+	// Linked to below.
+	_ "k8s.io/kubernetes/pkg/kubelet/volumemanager/populator"
+	_ "k8s.io/kubernetes/pkg/kubelet/volumemanager/reconciler"
+	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+)
+
+// promptVolumes is upstream's volume manager, which mounts a pod's volumes in
+// three loops of their own: one notices the pod every 100 ms, one attaches and
+// then mounts every 100 ms, and the pod's start looks every 300 ms whether
+// that is done. Almost every pod has a volume, its token, and so pays 300 ms,
+// where the mounts themselves take five. Here the pod's own goroutine runs the
+// steps of the first two loops. They were made to be called at any time by
+// anybody: their state is locked, and an operation that is under way is not
+// started twice.
+//
+// Upstream offers no way to say this, hence the reflection and the linked
+// names. Both are checked: the names when the program is linked, the fields
+// when the kubelet is made, and without them the kubelet is merely slower.
+type promptVolumes struct {
+	volumemanager.VolumeManager
+	populator, reconciler unsafe.Pointer
+
+	one sync.Mutex // held by whoever runs a step; others wait for its effect
+}
+
+const (
+	promptPause = 3 * time.Millisecond
+	// promptMost is when to leave the rest to upstream's loops: what takes
+	// longer does not wait for them.
+	promptMost = time.Second
+)
+
+//go:linkname processPodVolumes k8s.io/kubernetes/pkg/kubelet/volumemanager/populator.(*desiredStateOfWorldPopulator).processPodVolumes
+func processPodVolumes(populator unsafe.Pointer, ctx context.Context, pod *v1.Pod)
+
+//go:linkname mountOrAttachVolumes k8s.io/kubernetes/pkg/kubelet/volumemanager/reconciler.(*reconciler).mountOrAttachVolumes
+func mountOrAttachVolumes(reconciler unsafe.Pointer, logger klog.Logger)
+
+// hurryVolumes puts promptVolumes into a kubelet that is being made.
+func hurryVolumes(k *kubelet.Kubelet) error {
+	field, err := hidden(reflect.ValueOf(k).Elem(), "volumeManager")
+	if err != nil {
+		return err
+	}
+	manager, ok := field.Interface().(volumemanager.VolumeManager)
+	if !ok {
+		return errors.New("the kubelet has no volume manager yet")
+	}
+	prompt, err := newPromptVolumes(manager)
+	if err != nil {
+		return err
+	}
+	field.Set(reflect.ValueOf(prompt))
+	return nil
+}
+
+func newPromptVolumes(manager volumemanager.VolumeManager) (*promptVolumes, error) {
+	p := &promptVolumes{VolumeManager: manager}
+	inside := reflect.Indirect(reflect.ValueOf(manager))
+	for _, part := range []struct {
+		field, kind string
+		at          *unsafe.Pointer
+	}{
+		{"desiredStateOfWorldPopulator", "*populator.desiredStateOfWorldPopulator", &p.populator},
+		{"reconciler", "*reconciler.reconciler", &p.reconciler},
+	} {
+		v, err := hidden(inside, part.field)
+		if err != nil {
+			return nil, err
+		}
+		if v = v.Elem(); !v.IsValid() || v.Type().String() != part.kind {
+			return nil, fmt.Errorf("the volume manager's %s is no %s", part.field, part.kind)
+		}
+		*part.at = v.UnsafePointer()
+	}
+	return p, nil
+}
+
+// hidden returns a field that is not exported, so that it can be read and set.
+func hidden(structure reflect.Value, name string) (reflect.Value, error) {
+	if structure.Kind() != reflect.Struct {
+		return reflect.Value{}, fmt.Errorf("%s is no struct", structure.Type())
+	}
+	field := structure.FieldByName(name)
+	if !field.IsValid() || field.Kind() != reflect.Interface || !field.CanAddr() {
+		return reflect.Value{}, fmt.Errorf("%s has no interface %s", structure.Type(), name)
+	}
+	return reflect.NewAt(field.Type(), unsafe.Pointer(field.UnsafeAddr())).Elem(), nil
+}
+
+// WaitForAttachAndMount mounts the pod's volumes, and has upstream confirm it.
+func (p *promptVolumes) WaitForAttachAndMount(ctx context.Context, pod *v1.Pod) error {
+	if p.ReconcilerStatesHasBeenSynced() { // else upstream still looks for old mounts
+		p.mount(ctx, pod)
+	}
+	return p.VolumeManager.WaitForAttachAndMount(ctx, pod)
+}
+
+func (p *promptVolumes) mount(ctx context.Context, pod *v1.Pod) {
+	mounts, devices, _ := volumeutil.GetPodVolumeNames(pod, false)
+	wanted := mounts.Union(devices)
+	name := volumeutil.GetUniquePodName(pod)
+	done := func() bool {
+		mounted := p.GetMountedVolumesForPod(name)
+		for volume := range wanted {
+			if _, ok := mounted[volume]; !ok {
+				return false
+			}
+		}
+		return true
+	}
+	if done() {
+		return
+	}
+	processPodVolumes(p.populator, ctx, pod)
+	timeout := time.NewTimer(promptMost)
+	defer timeout.Stop()
+	for {
+		// Of many pods that start together one does the work for all.
+		if p.one.TryLock() {
+			mountOrAttachVolumes(p.reconciler, klog.FromContext(ctx))
+			p.one.Unlock()
+		}
+		select {
+		case <-time.After(promptPause):
+		case <-timeout.C:
+			return
+		case <-ctx.Done():
+			return
+		}
+		if done() {
+			return
+		}
+	}
+}

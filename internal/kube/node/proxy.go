@@ -1,0 +1,177 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/kubernetes/pkg/proxy"
+	"k8s.io/kubernetes/pkg/proxy/apis"
+	proxyapi "k8s.io/kubernetes/pkg/proxy/apis/config"
+	"k8s.io/kubernetes/pkg/proxy/apis/config/scheme"
+	proxyconfig "k8s.io/kubernetes/pkg/proxy/config"
+	"k8s.io/kubernetes/pkg/proxy/healthcheck"
+	"k8s.io/kubernetes/pkg/proxy/metrics"
+	"k8s.io/kubernetes/pkg/proxy/nftables"
+	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+const (
+	// proxyMinSync merges changes of Services: each sync runs nft once.
+	proxyMinSync = 50 * time.Millisecond
+	// proxyRetry is when a failed sync is tried again.
+	proxyRetry = 5 * time.Second
+	// proxyMasqueradeBit is upstream's default bit of the packet mark.
+	proxyMasqueradeBit = 14
+	// proxyStuck is how long a change may wait before the proxy counts as hung.
+	proxyStuck = time.Minute
+)
+
+// serviceProxy is kube-proxy: upstream's nftables proxier with informers of
+// our own. Upstream's command around it is not used. It polls for the Node
+// once a second before it does anything, waits for its caches in steps of 100
+// ms, sets conntrack sysctls that a user namespace may not set, and serves
+// ports that nobody asked for.
+type serviceProxy struct {
+	plan    cluster.Plan
+	api     *access
+	proxier proxy.Provider
+	health  *healthcheck.ProxyHealthServer
+}
+
+// openServices tells whether the API server lets kube-proxy read: it does so
+// once the default roles exist.
+func openServices(ctx context.Context, client kubernetes.Interface) error {
+	_, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return fmt.Errorf("read services as kube-proxy: %w", err)
+	}
+	return nil
+}
+
+func newServiceProxy(ctx context.Context, plan cluster.Plan, api *access) (*serviceProxy, error) {
+	metrics.RegisterMetrics(proxyapi.ProxyModeNFTables)
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: api.client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, fmt.Errorf("record events of kube-proxy: %w", err)
+	}
+	node := plan.Addresses.Node
+	// It serves nothing, but the health checks of Services ask it.
+	health := healthcheck.NewProxyHealthServer("", proxyStuck, noNode{})
+	proxier, err := nftables.NewProxier(ctx, v1.IPv4Protocol,
+		proxyRetry, proxyMinSync, false, proxyMasqueradeBit,
+		proxyutil.NewDetectLocalByCIDR(plan.Addresses.Pods.String()),
+		plan.Node.Name, node.AsSlice(),
+		broadcaster.NewRecorder(scheme.Scheme, "kube-proxy"),
+		health, []string{node.String() + "/32"}, false)
+	if err != nil {
+		return nil, fmt.Errorf("make the nftables proxy (nft in %s): %w", plan.Paths.Libexec, err)
+	}
+	return &serviceProxy{plan, api, proxier, health}, nil
+}
+
+// noNode is asked by a health endpoint that is not served.
+type noNode struct{}
+
+func (noNode) Node() *v1.Node { return nil }
+
+// start fills the proxy and returns when the rules for all Services of now are
+// in place. It goes on until the process ends: upstream's loop cannot be
+// stopped.
+func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformerFactory) error {
+	services := informers.NewSharedInformerFactoryWithOptions(p.api.client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector = "!" + apis.LabelServiceProxyName
+			o.FieldSelector = "spec.clusterIP!=" + v1.ClusterIPNone
+		}))
+	slices := informers.NewSharedInformerFactoryWithOptions(p.api.client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.LabelSelector = "!" + v1.IsHeadlessService
+		}))
+	others := informers.NewSharedInformerFactory(p.api.client, 0)
+
+	// Known beforehand, so that no rule waits for the ServiceCIDR object.
+	p.proxier.OnServiceCIDRsChanged([]string{p.plan.Addresses.Services.String()})
+	serviceReg, err1 := services.Core().V1().Services().Informer().AddEventHandler(serviceEvents(p.proxier))
+	sliceReg, err2 := slices.Discovery().V1().EndpointSlices().Informer().AddEventHandler(sliceEvents(p.proxier))
+	if err := errors.Join(err1, err2); err != nil {
+		return fmt.Errorf("watch services: %w", err)
+	}
+	cidrs := proxyconfig.NewServiceCIDRConfig(ctx, others.Networking().V1().ServiceCIDRs(), 0)
+	cidrs.RegisterEventHandler(p.proxier)
+	topology := proxyconfig.NewNodeTopologyConfig(ctx, nodes.Core().V1().Nodes(), 0)
+	topology.RegisterEventHandler(p.proxier)
+	for _, f := range []informers.SharedInformerFactory{services, slices, others, nodes} {
+		f.Start(ctx.Done())
+	}
+	go cidrs.Run(ctx.Done())
+
+	for _, synced := range []cache.DoneChecker{serviceReg.HasSyncedChecker(), sliceReg.HasSyncedChecker()} {
+		select {
+		case <-synced.Done():
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	// The second of the two programs the kernel.
+	p.proxier.OnServiceSynced()
+	p.proxier.OnEndpointSlicesSynced()
+	if p.health.Health().LastUpdated.IsZero() {
+		return errors.New("program nftables rules: nft refused them, its words are in the log above; " +
+			"the kernel needs nf_tables with nat, fib, masquerade and numgen, and may need modprobe of them by an administrator")
+	}
+	go p.proxier.SyncLoop()
+	return nil
+}
+
+// healthy fails when changes of Services wait for too long.
+func (p *serviceProxy) healthy() error {
+	if h := p.health.Health(); !h.Healthy {
+		return fmt.Errorf("sync services: nothing written since %s", h.LastUpdated)
+	}
+	return nil
+}
+
+func serviceEvents(h proxyconfig.ServiceHandler) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { h.OnServiceAdd(o.(*v1.Service)) },
+		UpdateFunc: func(old, o any) { h.OnServiceUpdate(old.(*v1.Service), o.(*v1.Service)) },
+		DeleteFunc: func(o any) {
+			if s, ok := deleted[*v1.Service](o); ok {
+				h.OnServiceDelete(s)
+			}
+		},
+	}
+}
+
+func sliceEvents(h proxyconfig.EndpointSliceHandler) cache.ResourceEventHandler {
+	type slice = *discoveryv1.EndpointSlice
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(o any) { h.OnEndpointSliceAdd(o.(slice)) },
+		UpdateFunc: func(old, o any) { h.OnEndpointSliceUpdate(old.(slice), o.(slice)) },
+		DeleteFunc: func(o any) {
+			if s, ok := deleted[slice](o); ok {
+				h.OnEndpointSliceDelete(s)
+			}
+		},
+	}
+}
+
+// deleted unwraps an object whose deletion the informer may have missed.
+func deleted[T any](object any) (T, bool) {
+	if last, ok := object.(cache.DeletedFinalStateUnknown); ok {
+		object = last.Obj
+	}
+	t, ok := object.(T)
+	return t, ok
+}

@@ -1,0 +1,89 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	goruntime "runtime"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	volumeutil "k8s.io/kubernetes/pkg/volume/util"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// newNode is the Node as the kubelet would register it. Its status is left to
+// the kubelet.
+func newNode(plan cluster.Plan) *v1.Node {
+	labels := map[string]string{
+		v1.LabelHostname:             plan.Node.Name,
+		v1.LabelOSStable:             goruntime.GOOS,
+		v1.LabelArchStable:           goruntime.GOARCH,
+		"beta." + v1.LabelOSStable:   goruntime.GOOS,
+		"beta." + v1.LabelArchStable: goruntime.GOARCH,
+	}
+	for k, v := range plan.Node.Labels {
+		labels[k] = v
+	}
+	node := &v1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: plan.Node.Name, Labels: labels,
+			// So do kubelets, as long as the controller-manager attaches volumes.
+			Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"},
+		},
+	}
+	if plan.Addresses.NodePods.IsValid() {
+		node.Spec.PodCIDR = plan.Addresses.NodePods.String()
+		node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}
+	}
+	return node
+}
+
+// register creates the Node. It is what opens the kubelet's gate: the Node
+// authorizer and NodeRestriction let it through before RBAC knows anybody.
+func register(plan cluster.Plan) func(context.Context, kubernetes.Interface) error {
+	return func(ctx context.Context, client kubernetes.Interface) error {
+		_, err := client.CoreV1().Nodes().Create(ctx, newNode(plan), metav1.CreateOptions{})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("register node %s: %w", plan.Node.Name, err)
+		}
+		return nil
+	}
+}
+
+// watchNode follows this node's own object. It calls ready once, when the
+// kubelet first reports that it takes pods.
+func watchNode(client kubernetes.Interface, name string, ready func()) (informers.SharedInformerFactory, error) {
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0,
+		informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector = metav1.ObjectNameField + "=" + name
+		}))
+	done := false // handlers are called one after the other
+	look := func(object any) {
+		if node, ok := object.(*v1.Node); ok && !done && isReady(node) {
+			done = true
+			ready()
+		}
+	}
+	_, err := factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    look,
+		UpdateFunc: func(_, object any) { look(object) },
+	})
+	if err != nil {
+		return nil, fmt.Errorf("watch node %s: %w", name, err)
+	}
+	return factory, nil
+}
+
+func isReady(node *v1.Node) bool {
+	for _, c := range node.Status.Conditions {
+		if c.Type == v1.NodeReady {
+			return c.Status == v1.ConditionTrue
+		}
+	}
+	return false
+}

@@ -1,0 +1,134 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/storage/volume"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// ProvisionerName is what a StorageClass names to get volumes of a node's own
+// disk. Such a class must bind at the first consumer.
+const ProvisionerName = "berth.dev/local"
+
+// AnnotationCapacity is on each volume, because a directory has no size.
+const AnnotationCapacity = "berth.dev/capacity"
+
+// volumes provisions directories of this node as persistent volumes. They
+// live as long as the cluster.
+type volumes struct{ node, dir string }
+
+// runVolumes runs the controller until ctx ends.
+func runVolumes(ctx context.Context, plan cluster.Plan, api *access) error {
+	v := &volumes{node: plan.Node.Name, dir: plan.Paths.Volumes()}
+	if err := os.MkdirAll(v.dir, 0o755); err != nil {
+		return fmt.Errorf("make the directory of volumes: %w", err)
+	}
+	err := api.open(ctx, func(ctx context.Context, client kubernetes.Interface) error {
+		_, err := client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{Limit: 1})
+		if err != nil {
+			return fmt.Errorf("read volume claims as the provisioner: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	// Each node has its own controller, for its own claims: no election.
+	c := controller.NewProvisionController(ctx, api.client, ProvisionerName, v,
+		controller.LeaderElection(false), controller.MetricsPort(0))
+	c.Run(ctx)
+	return nil
+}
+
+// ShouldProvision is true for claims whose first consumer was put on this node.
+func (v *volumes) ShouldProvision(_ context.Context, claim *v1.PersistentVolumeClaim) bool {
+	return claim.Annotations[volume.AnnSelectedNode] == v.node
+}
+
+// ShouldDelete is true for volumes that this node made.
+func (v *volumes) ShouldDelete(_ context.Context, pv *v1.PersistentVolume) bool {
+	_, err := v.path(pv)
+	return err == nil
+}
+
+// Provision makes a directory. Anybody may write to it, because the pod's user
+// is not known; it is reached only through the volume.
+func (v *volumes) Provision(_ context.Context, o controller.ProvisionOptions) (*v1.PersistentVolume, controller.ProvisioningState, error) {
+	if m := o.PVC.Spec.VolumeMode; m != nil && *m == v1.PersistentVolumeBlock {
+		return nil, controller.ProvisioningFinished, errors.New("provision a block volume: only volumeMode Filesystem is possible here")
+	}
+	path := filepath.Join(v.dir, o.PVName)
+	if err := os.Mkdir(path, 0o777); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, controller.ProvisioningFinished, fmt.Errorf("make volume %s: %w", o.PVName, err)
+	}
+	if err := os.Chmod(path, 0o777); err != nil { // whatever the umask is
+		return nil, controller.ProvisioningFinished, fmt.Errorf("make volume %s: %w", o.PVName, err)
+	}
+	pv := &v1.PersistentVolume{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:        o.PVName,
+			Annotations: map[string]string{AnnotationCapacity: "not enforced"},
+		},
+		Spec: v1.PersistentVolumeSpec{
+			AccessModes:            o.PVC.Spec.AccessModes,
+			Capacity:               v1.ResourceList{v1.ResourceStorage: o.PVC.Spec.Resources.Requests[v1.ResourceStorage]},
+			VolumeMode:             o.PVC.Spec.VolumeMode,
+			PersistentVolumeSource: v1.PersistentVolumeSource{Local: &v1.LocalVolumeSource{Path: path}},
+			NodeAffinity: &v1.VolumeNodeAffinity{Required: &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+				MatchExpressions: []v1.NodeSelectorRequirement{{
+					Key: v1.LabelHostname, Operator: v1.NodeSelectorOpIn, Values: []string{v.node},
+				}},
+			}}}},
+		},
+	}
+	if c := o.StorageClass; c != nil {
+		pv.Spec.MountOptions = c.MountOptions
+		if c.ReclaimPolicy != nil {
+			pv.Spec.PersistentVolumeReclaimPolicy = *c.ReclaimPolicy
+		}
+	}
+	return pv, controller.ProvisioningFinished, nil
+}
+
+// Delete removes the directory and what is in it.
+func (v *volumes) Delete(_ context.Context, pv *v1.PersistentVolume) error {
+	path, err := v.path(pv)
+	if err != nil {
+		return &controller.IgnoredError{Reason: err.Error()}
+	}
+	if err := os.RemoveAll(path); err != nil {
+		return fmt.Errorf("delete volume %s: %w", pv.Name, err)
+	}
+	return nil
+}
+
+// path returns the directory of a volume of this node. It trusts nothing but
+// the name: whoever may edit volumes must not be able to have a path deleted.
+func (v *volumes) path(pv *v1.PersistentVolume) (string, error) {
+	path := filepath.Join(v.dir, pv.Name)
+	if filepath.Dir(path) != filepath.Clean(v.dir) || pv.Spec.Local == nil || pv.Spec.Local.Path != path {
+		return "", fmt.Errorf("volume %s is not one of %s", pv.Name, v.dir)
+	}
+	a := pv.Spec.NodeAffinity
+	if a == nil || a.Required == nil {
+		return "", fmt.Errorf("volume %s has no node", pv.Name)
+	}
+	for _, term := range a.Required.NodeSelectorTerms {
+		for _, e := range term.MatchExpressions {
+			if e.Key == v1.LabelHostname && e.Operator == v1.NodeSelectorOpIn && len(e.Values) == 1 && e.Values[0] == v.node {
+				return path, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("volume %s belongs to another node", pv.Name)
+}
