@@ -1,0 +1,183 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/slurm"
+)
+
+// notHereError ends berth doctor with status 1 where berth cannot run. The
+// report has said everything, so there is nothing more to print.
+type notHereError struct{}
+
+func (notHereError) Error() string { return "" }
+
+// ExitCode is the exit status of the program.
+func (notHereError) ExitCode() int { return 1 }
+
+func newDoctorCommand() *cobra.Command {
+	output := "text"
+	doctor := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this machine allows, what is missing, and how to mend it",
+		Long: `Try everything that berth needs of this machine, as this user, in this place:
+inside of a job it is the job's limits that count, so run it there too:
+srun -N1 -n1 berth doctor. It ends with status 0 where berth can run and 1 where
+it cannot.`,
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "text" && output != "json" {
+				return fmt.Errorf("unknown --output %q: it is text or json", output)
+			}
+			report := examine(cmd.Context())
+			if err := writeReport(cmd.OutOrStdout(), report, output); err != nil {
+				return err
+			}
+			if !report.Runs {
+				return notHereError{}
+			}
+			return nil
+		},
+	}
+	doctor.Flags().StringVarP(&output, "output", "o", output, "text or json")
+	doctor.AddCommand(&cobra.Command{
+		Use:                "trial",
+		Hidden:             true, // the children that doctor makes of itself
+		DisableFlagParsing: true,
+		Run: func(_ *cobra.Command, arguments []string) {
+			os.Exit(probe.RunTrial(arguments, os.Stdin, os.Stdout))
+		},
+	})
+	return doctor
+}
+
+func examine(ctx context.Context) probe.Report {
+	libexec := ""
+	if self, err := os.Executable(); err == nil {
+		libexec = filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth")
+	}
+	report := probe.Local().Examine(ctx, probe.Trials{Command: []string{"doctor", "trial"}}, libexec)
+	report.Results = append(report.Results, slurm.Check(ctx, os.Getenv, slurm.AskSlurm)...)
+	report.Conclude()
+	return report
+}
+
+func writeReport(w io.Writer, report probe.Report, output string) error {
+	if output == "json" {
+		encoder := json.NewEncoder(w)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(report)
+	}
+	page := page{width: 100}
+	if file, ok := w.(*os.File); ok && term.IsTerminal(int(file.Fd())) {
+		page.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"
+		if columns, _, err := term.GetSize(int(file.Fd())); err == nil {
+			page.width = min(max(columns, 60), 120)
+		}
+	}
+	_, err := io.WriteString(w, page.render(report))
+	return err
+}
+
+// page lays a report out as text. Only prose is wrapped: a command stays on
+// its line, so that it can be copied.
+type page struct {
+	width  int
+	colour bool
+}
+
+const (
+	colourRed    = "31"
+	colourGreen  = "32"
+	colourYellow = "33"
+	colourBold   = "1"
+)
+
+func (p page) paint(colour, text string) string {
+	if !p.colour {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+func (p page) render(report probe.Report) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: Linux %s, user %s (uid %d)\n", cmp.Or(report.Host, "this machine"), report.Kernel, report.User, report.UID)
+	titles := 0
+	for _, result := range report.Results {
+		titles = max(titles, len(result.Title))
+	}
+	for _, level := range []probe.Level{probe.Required, probe.Recommended, probe.Optional} {
+		fmt.Fprintf(&b, "\n%s\n", p.paint(colourBold, string(level)))
+		for _, result := range report.Results {
+			if result.Level == level {
+				p.result(&b, result, titles)
+			}
+		}
+	}
+	colour := colourGreen
+	if !report.Runs {
+		colour = colourRed
+	}
+	fmt.Fprintf(&b, "\n%s\n", p.paint(colour, report.Verdict))
+	return b.String()
+}
+
+func (p page) result(b *strings.Builder, result probe.Result, titles int) {
+	word, colour := map[probe.State]string{probe.Yes: "yes", probe.No: "no", probe.Degraded: "less"}[result.OK], colourYellow
+	switch {
+	case result.OK == probe.Yes:
+		colour = colourGreen
+	case result.OK == probe.No && result.Level == probe.Required:
+		colour = colourRed
+	}
+	indent := 2 + 6 + titles + 2
+	fmt.Fprintf(b, "  %s%*s%-*s  ", p.paint(colour, cmp.Or(word, "?")), 6-len(cmp.Or(word, "?")), "", titles, result.Title)
+	p.wrap(b, result.Found, indent)
+	line := func(name, text string) {
+		if text != "" {
+			fmt.Fprintf(b, "%*s%-7s", indent, "", name)
+			p.wrap(b, text, indent+7)
+		}
+	}
+	command := func(name, text string) {
+		if text != "" {
+			fmt.Fprintf(b, "%*s%-7s%s\n", indent, "", name, text)
+		}
+	}
+	line("costs:", result.Cost)
+	command("you:", result.Remedy.User)
+	command("admin:", result.Remedy.Admin)
+}
+
+// wrap writes prose whose first line starts at a column, and ends the line.
+func (p page) wrap(b *strings.Builder, text string, column int) {
+	used := column
+	for i, word := range strings.Fields(text) {
+		switch {
+		case i == 0:
+		case used+1+len(word) > p.width:
+			fmt.Fprintf(b, "\n%*s", column, "")
+			used = column
+		default:
+			b.WriteByte(' ')
+			used++
+		}
+		b.WriteString(word)
+		used += len(word)
+	}
+	b.WriteByte('\n')
+}

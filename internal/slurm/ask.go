@@ -1,0 +1,119 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// askLimit bounds a question to the controller: a busy one can take minutes.
+const askLimit = 3 * time.Second
+
+// Ask runs a Slurm command and returns its output. It is a parameter so that
+// tests can answer.
+type Ask func(ctx context.Context, command ...string) ([]byte, error)
+
+// AskSlurm runs the command, three seconds at most.
+func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.WaitDelay = 100 * time.Millisecond
+	output, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("run %s: no answer within %s: %w", strings.Join(command, " "), askLimit, ctx.Err())
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+		said, _, _ := strings.Cut(strings.TrimSpace(string(exit.Stderr)), "\n")
+		return nil, fmt.Errorf("run %s: %w: %s", strings.Join(command, " "), err, said)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", strings.Join(command, " "), err)
+	}
+	return output, nil
+}
+
+// EndTime returns when the job's time is up: from the environment where that
+// says it (Slurm 23.02), otherwise by scontrol. The answer takes up to three
+// seconds then, so a start asks in the background. A job without a limit has
+// the zero time.
+func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
+	if !job.End.IsZero() {
+		return job.End, nil
+	}
+	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
+	if err != nil {
+		return time.Time{}, err
+	}
+	value, ok := field(string(output), "EndTime")
+	if !ok {
+		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: no EndTime in its answer", job.ID)
+	}
+	if value == "Unknown" || value == "NONE" {
+		return time.Time{}, nil
+	}
+	// The clock is the controller's, in its local time without a zone, which
+	// clusters have in common.
+	end, err := time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: %w", job.ID, err)
+	}
+	return end, nil
+}
+
+// field finds a word "Name=value" in scontrol's output for one object.
+func field(output, name string) (string, bool) {
+	for word := range strings.FieldsSeq(output) {
+		if value, ok := strings.CutPrefix(word, name+"="); ok {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// Config is Slurm's configuration as `scontrol show config` prints it. Names
+// are compared without case, as Slurm does.
+type Config map[string]string
+
+// errNoSlurm says that Slurm's commands are not installed here.
+var errNoSlurm = errors.New("scontrol is not in PATH")
+
+// ReadConfig asks the controller for its configuration.
+func ReadConfig(ctx context.Context, ask Ask) (Config, error) {
+	output, err := ask(ctx, "scontrol", "show", "config")
+	if err != nil {
+		if errors.Is(err, exec.ErrNotFound) {
+			return nil, errNoSlurm
+		}
+		return nil, err
+	}
+	return ParseConfig(output), nil
+}
+
+// ParseConfig reads lines of "Name   = value"; others are headings. Prolog and
+// Epilog can have several lines, "Prolog[0] = ...", which stay apart.
+func ParseConfig(output []byte) Config {
+	config := Config{}
+	for line := range strings.Lines(string(output)) {
+		name, value, ok := strings.Cut(line, "=")
+		name = strings.TrimSpace(name)
+		if !ok || name == "" || strings.ContainsAny(name, " \t") {
+			continue
+		}
+		config[strings.ToLower(name)] = strings.TrimSpace(value)
+	}
+	return config
+}
+
+// Get returns a setting; "(null)" and "N/A" count as not set.
+func (c Config) Get(name string) string {
+	value := c[strings.ToLower(name)]
+	if value == "(null)" || value == "N/A" {
+		return ""
+	}
+	return value
+}

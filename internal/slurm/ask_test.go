@@ -1,0 +1,111 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/probe"
+)
+
+const showConfig = `Configuration data as of 2026-11-20T23:10:00
+AccountingStorageBackupHost = (null)
+ClusterName             = bed
+JobContainerType        = job_container/none
+KillWait                = 30 sec
+MpiDefault              = none
+ProctrackType           = proctrack/linuxproc
+Prolog                  = (null)
+PrologFlags             = Alloc,Contain
+SLURM_VERSION           = 22.05.8
+TaskPlugin              = task/none
+
+Cgroup Support Configuration:
+AllowedRAMSpace         = 100.0%
+
+Slurmctld(primary) at ctl is UP
+`
+
+func answering(output string, err error) Ask {
+	return func(context.Context, ...string) ([]byte, error) { return []byte(output), err }
+}
+
+func TestParseConfig(t *testing.T) {
+	config := ParseConfig([]byte(showConfig))
+	for name, want := range map[string]string{"SLURM_VERSION": "22.05.8", "proctracktype": "proctrack/linuxproc", "Prolog": "", "absent": "", "AllowedRAMSpace": "100.0%"} {
+		if got := config.Get(name); got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestEndTime(t *testing.T) {
+	const job = "JobId=7 JobName=a RunTime=00:00:10 StartTime=2026-11-21T00:00:00 EndTime=%s Deadline=N/A\n"
+	ask := func(end string) Ask { return answering(fmt.Sprintf(job, end), nil) }
+	want := time.Date(2026, 11, 21, 1, 0, 0, 0, time.Local)
+	if got, err := EndTime(t.Context(), Job{ID: "7"}, ask("2026-11-21T01:00:00")); err != nil || !got.Equal(want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := EndTime(t.Context(), Job{ID: "7"}, ask("Unknown")); err != nil || !got.IsZero() {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := EndTime(t.Context(), Job{ID: "7", End: want}, answering("", errors.New("asked"))); err != nil || !got.Equal(want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for _, bad := range []Ask{ask("soon"), answering("nothing", nil), answering("", errors.New("down"))} {
+		if _, err := EndTime(t.Context(), Job{ID: "7"}, bad); err == nil {
+			t.Error("no error")
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	states := func(results []probe.Result) string {
+		var words []string
+		for _, r := range results {
+			words = append(words, r.Name+"="+string(r.OK))
+		}
+		return strings.Join(words, " ")
+	}
+	outside := func(string) string { return "" }
+	tests := []struct {
+		name string
+		got  []probe.Result
+		want string
+	}{
+		{"no Slurm", Check(t.Context(), outside, answering("", exec.ErrNotFound)), "slurm=no"},
+		{"controller down", Check(t.Context(), outside, answering("", errors.New("no answer within 3s"))), "slurm=unknown"},
+		{"loose site", Check(t.Context(), outside, answering(showConfig, nil)),
+			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes"},
+		{"shell of salloc", Check(t.Context(), environment(t, "salloc"), answering(showConfig, nil)),
+			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes slurm-place=degraded"},
+	}
+	for _, test := range tests {
+		if got := states(test.got); got != test.want {
+			t.Errorf("%s: got %s", test.name, got)
+		}
+		for _, r := range test.got {
+			if r.Found == "" || r.OK == probe.No && r.Cost == "" || r.OK == probe.Degraded && r.Cost == "" {
+				t.Errorf("%s: incomplete: %+v", test.name, r)
+			}
+		}
+	}
+}
+
+func TestAskSlurm(t *testing.T) {
+	if _, err := ReadConfig(t.Context(), func(ctx context.Context, _ ...string) ([]byte, error) { return AskSlurm(ctx, "berth-no-such-command") }); !errors.Is(err, errNoSlurm) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := AskSlurm(t.Context(), "sh", "-c", "echo it is down >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "it is down") {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := AskSlurm(ctx, "sleep", "60"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,266 @@
+package slurm
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Place is where in a job a process runs.
+type Place string
+
+const (
+	// PlaceTask is a task of a step: srun started it, beside others perhaps.
+	PlaceTask Place = "task"
+	// PlaceBatch is the batch script, or the shell of salloc on a node (where
+	// LaunchParameters has use_interactive_step): one process, on the first
+	// node, in charge of the whole allocation.
+	PlaceBatch Place = "batch"
+	// PlaceShell is what salloc started: it holds an allocation but is not
+	// inside of it, and often not even on one of its nodes.
+	PlaceShell Place = "shell"
+)
+
+// Job is what Slurm says of the job, step and task of a process. Numbers that
+// Slurm does not say are 0, IDs of things that do not exist -1.
+type Job struct {
+	ID string
+	// Name and User are those of the job; Cluster is Slurm's name of the
+	// machine.
+	Name, User, Cluster string
+	Place               Place
+	// StepID is -1 outside of a step.
+	StepID int
+	// NodeName is Slurm's name for this node (it need not be the hostname),
+	// empty in a shell of salloc.
+	NodeName string
+	// Nodes are those of the step, or of the allocation outside of a step;
+	// AllocatedNodes always are those of the allocation.
+	Nodes, AllocatedNodes []string
+	// NodeID counts this node within Nodes; -1 in a shell.
+	NodeID int
+	// ProcID and LocalID count the task within the step and on its node, from
+	// 0; -1 outside of a step.
+	ProcID, LocalID int
+	// Tasks is the number of tasks of the step, and TasksOnNode of those on
+	// this node (1 outside of a step).
+	Tasks, TasksOnNode int
+	// CPUsOnNode is what the step may use of this node; AllocatedCPUs what
+	// the job has here.
+	CPUsOnNode, AllocatedCPUs int
+	// MemoryBytes is what was asked for on this node, 0 where all of the
+	// node's may be used or nothing is said.
+	MemoryBytes uint64
+	// GPUs are the indexes of the GPUs of the step, or else of the job, on this
+	// node.
+	GPUs []string
+	// LaunchAddress is the IP address from which the step was launched.
+	LaunchAddress string
+	// Partition is where the job runs, SubmitDir where it was submitted.
+	Partition, SubmitDir string
+	// End is when the job's time is up; zero where the environment does not
+	// say (Slurm before 23.02): see EndTime.
+	End time.Time
+}
+
+// Here is FromEnv for this process, and more certain: a batch script that was
+// submitted from within a step inherits that step's variables, and looks like
+// one of its tasks. What slurmd started tells the two apart.
+func Here() (Job, bool) {
+	return here(os.Getenv, os.ReadFile)
+}
+
+func here(getenv func(string) string, readFile func(string) ([]byte, error)) (Job, bool) {
+	if getenv("ENVIRONMENT") == "BATCH" && getenv("SLURM_STEP_ID") != "" {
+		command, err := readFile(filepath.Join("/proc", filepath.Base(getenv("SLURM_TASK_PID")), "cmdline"))
+		if err == nil && strings.Contains(string(command), "/slurm_script") {
+			all := getenv
+			getenv = func(name string) string {
+				if strings.HasPrefix(name, "SLURM_STEP") || strings.HasPrefix(name, "SLURM_SRUN") {
+					return ""
+				}
+				return all(name)
+			}
+		}
+	}
+	return FromEnv(getenv)
+}
+
+// FromEnv reads the environment that Slurm gives a job's processes; ok is
+// false outside of a job. A host list that cannot be read leaves the nodes
+// empty but for this one.
+func FromEnv(getenv func(string) string) (job Job, ok bool) {
+	first := func(names ...string) string {
+		for _, name := range names {
+			if value := getenv(name); value != "" {
+				return value
+			}
+		}
+		return ""
+	}
+	number := func(otherwise int, names ...string) int {
+		if n, err := strconv.Atoi(first(names...)); err == nil && n >= 0 {
+			return n
+		}
+		return otherwise
+	}
+	id := first("SLURM_JOB_ID", "SLURM_JOBID")
+	if _, err := strconv.ParseUint(id, 10, 32); err != nil {
+		return Job{}, false
+	}
+	job = Job{
+		ID: id, Name: getenv("SLURM_JOB_NAME"), User: getenv("SLURM_JOB_USER"), Cluster: getenv("SLURM_CLUSTER_NAME"),
+		StepID:   number(-1, "SLURM_STEP_ID", "SLURM_STEPID"),
+		NodeName: getenv("SLURMD_NODENAME"),
+		NodeID:   -1, ProcID: -1, LocalID: -1,
+		Tasks: 1, TasksOnNode: 1,
+		CPUsOnNode:    number(0, "SLURM_CPUS_ON_NODE"),
+		LaunchAddress: getenv("SLURM_LAUNCH_NODE_IPADDR"),
+		Partition:     getenv("SLURM_JOB_PARTITION"),
+		SubmitDir:     getenv("SLURM_SUBMIT_DIR"),
+	}
+	job.Place = place(getenv, job)
+	job.AllocatedNodes, _ = ExpandHosts(first("SLURM_JOB_NODELIST", "SLURM_NODELIST"))
+	job.Nodes = job.AllocatedNodes
+	if job.Place == PlaceTask {
+		job.ProcID, job.LocalID = number(0, "SLURM_PROCID"), number(0, "SLURM_LOCALID")
+		if nodes, err := ExpandHosts(first("SLURM_STEP_NODELIST", "SLURM_NODELIST")); err == nil && len(nodes) > 0 {
+			job.Nodes = nodes
+		}
+		job.NodeID = number(0, "SLURM_NODEID")
+		job.Tasks = number(1, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+		job.TasksOnNode = nth(first("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), job.NodeID, 1)
+	} else {
+		job.StepID = -1
+	}
+	if job.Place == PlaceBatch {
+		job.NodeID = number(0, "SLURM_NODEID")
+	}
+	if len(job.Nodes) == 0 && job.NodeName != "" {
+		job.Nodes, job.AllocatedNodes = []string{job.NodeName}, []string{job.NodeName}
+	}
+	job.AllocatedCPUs = nth(getenv("SLURM_JOB_CPUS_PER_NODE"), job.allocatedIndex(), 0)
+	if job.Place == PlaceShell {
+		job.NodeName, job.CPUsOnNode = "", 0
+	}
+	job.MemoryBytes = memory(getenv, job.CPUsOnNode)
+	for gpu := range strings.SplitSeq(first("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"), ",") {
+		if gpu != "" {
+			job.GPUs = append(job.GPUs, gpu)
+		}
+	}
+	if seconds, err := strconv.ParseInt(getenv("SLURM_JOB_END_TIME"), 10, 64); err == nil && seconds > 0 {
+		job.End = time.Unix(seconds, 0)
+	}
+	return job, true
+}
+
+// firstSpecialStep is the lowest of the step numbers that are none: the batch
+// script, the extern step, the shell of salloc (slurm.h, SLURM_MAX_NORMAL_STEP_ID).
+const firstSpecialStep = 0xfffffff0
+
+// place tells a task from a batch script from a shell of salloc elsewhere: the
+// node's name comes from slurmd, srun's address from srun.
+func place(getenv func(string) string, job Job) Place {
+	switch {
+	case job.NodeName == "" && getenv("SLURM_PROCID") == "":
+		return PlaceShell
+	case job.StepID >= 0 && job.StepID < firstSpecialStep && getenv("SLURM_STEP_NODELIST") != "":
+		return PlaceTask
+	}
+	return PlaceBatch
+}
+
+// Acts tells whether this process is the one of its node that does the work.
+// Where a step has several tasks on a node, the others idle.
+func (j Job) Acts() bool { return j.LocalID <= 0 }
+
+// Head returns the name of the node that runs the control plane: the first of
+// the step's nodes.
+func (j Job) Head() string {
+	if len(j.Nodes) == 0 {
+		return ""
+	}
+	return j.Nodes[0]
+}
+
+// allocatedIndex is this node's place in the allocation, which need not be its
+// place in the step.
+func (j Job) allocatedIndex() int {
+	for i, node := range j.AllocatedNodes {
+		if node == j.NodeName {
+			return i
+		}
+	}
+	return max(0, j.NodeID)
+}
+
+// nth returns an element of Slurm's compressed lists of numbers, "4(x2),2".
+func nth(list string, index, otherwise int) int {
+	position := 0
+	for item := range strings.SplitSeq(list, ",") {
+		count, repeat, repeated := strings.Cut(item, "(x")
+		value, err := strconv.Atoi(count)
+		if err != nil {
+			return otherwise
+		}
+		times := 1
+		if repeated {
+			if times, err = strconv.Atoi(strings.TrimSuffix(repeat, ")")); err != nil || times < 1 {
+				return otherwise
+			}
+		}
+		if index < position+times {
+			return value
+		}
+		position += times
+	}
+	return otherwise
+}
+
+// memory returns what was asked for on this node, in bytes. Slurm counts MiB.
+func memory(getenv func(string) string, cpus int) uint64 {
+	if n, err := strconv.ParseUint(getenv("SLURM_MEM_PER_NODE"), 10, 40); err == nil && n > 0 {
+		return n << 20
+	}
+	if n, err := strconv.ParseUint(getenv("SLURM_MEM_PER_CPU"), 10, 40); err == nil && cpus > 0 {
+		return n * uint64(cpus) << 20
+	}
+	return 0
+}
+
+// StepSmallerThanAllocation returns a warning where the step may use less of
+// this node than the job has, with the srun line that takes all of it; empty
+// where there is nothing to warn of. The processors and the memory, in bytes,
+// are what the process can really use; a memory of 0 is not known. Since
+// Slurm 22.05 srun does not take sbatch's --cpus-per-task over, so this is the
+// common mistake.
+func StepSmallerThanAllocation(job Job, cpus int, memory uint64) string {
+	if job.Place != PlaceTask {
+		return ""
+	}
+	var less []string
+	line := "srun -N" + strconv.Itoa(len(job.AllocatedNodes)) + " --ntasks-per-node=1"
+	if len(job.Nodes) < len(job.AllocatedNodes) {
+		less = append(less, fmt.Sprintf("%d of %d nodes", len(job.Nodes), len(job.AllocatedNodes)))
+	}
+	if job.AllocatedCPUs > 0 && cpus > 0 && cpus < job.AllocatedCPUs {
+		less = append(less, fmt.Sprintf("%d of %d CPUs", cpus, job.AllocatedCPUs))
+	}
+	// Slurm rounds limits to pages and leaves itself a little.
+	if job.MemoryBytes > 0 && memory > 0 && memory+memory/20 < job.MemoryBytes {
+		less = append(less, fmt.Sprintf("%d of %d MiB of memory", memory>>20, job.MemoryBytes>>20))
+	}
+	if len(less) == 0 {
+		return ""
+	}
+	if job.AllocatedCPUs > 0 {
+		line += " -c" + strconv.Itoa(job.AllocatedCPUs)
+	}
+	// --mem=0 means all of the job's memory in a step.
+	return fmt.Sprintf("this step may use only %s of what job %s has here; to use all of it: %s --mem=0 berth run ...",
+		strings.Join(less, " and "), job.ID, line)
+}
