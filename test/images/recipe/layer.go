@@ -44,6 +44,9 @@ func (l *layerWriter) entry(e Entry) error {
 	h := &tar.Header{Name: e.Path, Mode: e.Mode, Uid: e.UID, Gid: e.GID}
 	switch e.Kind {
 	case Dir:
+		// Written even where a tree brought the directory: this is how a
+		// recipe says its mode and owner, and the last entry counts.
+		l.dirs[e.Path] = false
 		return l.dir(e.Path, h)
 	case Link:
 		h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.Target, 0o777

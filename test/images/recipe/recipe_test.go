@@ -25,6 +25,7 @@ links tool /bin x @names
 layer
 exclude tree/no usr/share/doc
 tree root /
+dir /etc 0700 1:1
 dir /srv 1777 33:34
 text /srv/t 0640 1000:2000 "two\nlines\n"
 user 1000
@@ -115,7 +116,7 @@ func TestImages(t *testing.T) {
 	for i, want := range [][]string{
 		{"0755 0:0 bin/", "0755 0:0 bin/tool", "0777 0:0 bin/x -> tool", "0777 0:0 bin/y -> tool", "0777 0:0 bin/z -> tool"},
 		{"0755 0:0 etc/", "0644 0:0 etc/hosts", "0777 0:0 etc/link -> hosts", "0755 0:0 usr/", "0755 0:0 usr/share/",
-			"1777 33:34 srv/", "0640 1000:2000 srv/t"},
+			"0700 1:1 etc/", "1777 33:34 srv/", "0640 1000:2000 srv/t"},
 	} {
 		if err := validate.Layer(layers[i]); err != nil {
 			t.Errorf("layer %d: %v", i, err)
