@@ -1,0 +1,191 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// Names of the objects that every berth cluster has besides upstream's.
+const (
+	dnsService = "kube-dns"
+	// DefaultStorageClass is the class of claims that name none. Its volumes
+	// are directories of the node where the pod runs.
+	DefaultStorageClass = "local"
+	// Provisioner is who makes the volumes of DefaultStorageClass.
+	Provisioner = "berth.dev/local"
+	// defaultClassAnnotation is upstream's, which keeps it internal.
+	defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
+	// managedBy marks what berth made.
+	managedBy = "berth"
+)
+
+// User names in the certificates of the clients that are not upstream's, or
+// whose name upstream only binds roles to.
+const (
+	userDNS               = "system:" + cluster.UserDNS
+	userProvisioner       = "system:" + cluster.UserProvisioner
+	userControllerManager = "system:kube-controller-manager"
+)
+
+// addonRetry is how long to wait after a failure: until the allocator of
+// Service addresses has seen the range it may allocate from, it refuses.
+const addonRetry = 10 * time.Millisecond
+
+// addonRoles are the roles of berth's own clients. They are part of the seed,
+// because their holders start together with kube-apiserver.
+func addonRoles() []rbacv1.ClusterRole {
+	read := []string{"get", "list", "watch"}
+	role := func(name string, rules ...rbacv1.PolicyRule) rbacv1.ClusterRole {
+		return rbacv1.ClusterRole{ObjectMeta: addonMeta("", name), Rules: rules}
+	}
+	rule := func(group string, verbs []string, resources ...string) rbacv1.PolicyRule {
+		return rbacv1.PolicyRule{APIGroups: []string{group}, Verbs: verbs, Resources: resources}
+	}
+	return []rbacv1.ClusterRole{
+		role(userDNS,
+			rule("", read, "services", "pods", "namespaces"),
+			rule(discoveryv1.GroupName, read, "endpointslices")),
+		role(userProvisioner,
+			rule("", append(read, "create", "delete", "patch", "update"), "persistentvolumes"),
+			rule("", append(read, "patch", "update"), "persistentvolumeclaims"),
+			rule("", read, "nodes"),
+			rule("", []string{"create", "patch", "update"}, "events"),
+			rule(storagev1.GroupName, read, "storageclasses")),
+	}
+}
+
+// addonBindings bind them. The controllers share one identity, which therefore
+// may do everything: upstream's alternative, a service account for each, costs
+// a hundred requests before the first controller runs, and buys nothing where
+// they share a process with the cluster's CA.
+func addonBindings() []rbacv1.ClusterRoleBinding {
+	bind := func(name, role, user string) rbacv1.ClusterRoleBinding {
+		return rbacv1.ClusterRoleBinding{
+			ObjectMeta: addonMeta("", name),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		}
+	}
+	return []rbacv1.ClusterRoleBinding{
+		bind(userDNS, userDNS, userDNS),
+		bind(userProvisioner, userProvisioner, userProvisioner),
+		bind("berth:controller-manager", "cluster-admin", userControllerManager),
+	}
+}
+
+// createAddons creates the objects that need the API server's help, until they
+// are there. Objects that exist are left alone: a user may have changed them.
+func createAddons(ctx context.Context, client kubernetes.Interface, plan cluster.Plan) error {
+	create := metav1.CreateOptions{FieldManager: managedBy}
+	steps := []struct {
+		what string
+		do   func() error
+	}{
+		{"service " + dnsService, func() error {
+			_, err := client.CoreV1().Services(metav1.NamespaceSystem).Create(ctx, clusterDNS(plan), create)
+			return err
+		}},
+		{"endpoints of " + dnsService, func() error {
+			_, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Create(ctx, clusterDNSEndpoints(plan), create)
+			return err
+		}},
+		{"storage class " + DefaultStorageClass, func() error {
+			_, err := client.StorageV1().StorageClasses().Create(ctx, storageClass(), create)
+			return err
+		}},
+	}
+	for _, step := range steps {
+		for {
+			err := step.do()
+			if err == nil || apierrors.IsAlreadyExists(err) {
+				break
+			}
+			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+				return fmt.Errorf("create %s: %w", step.what, err)
+			}
+			select {
+			case <-time.After(addonRetry):
+			case <-ctx.Done():
+				return fmt.Errorf("create %s: %w (last: %w)", step.what, context.Cause(ctx), err)
+			}
+		}
+	}
+	return nil
+}
+
+func addonMeta(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: namespace, Name: name,
+		Labels: map[string]string{"app.kubernetes.io/managed-by": managedBy},
+	}
+}
+
+// clusterDNS is the Service of the cluster's DNS. CoreDNS is a process of the
+// node, not a pod, so the Service selects nothing and its endpoints are
+// written by hand. The name and the label are what clients and tests look for.
+func clusterDNS(plan cluster.Plan) *corev1.Service {
+	meta := addonMeta(metav1.NamespaceSystem, dnsService)
+	meta.Labels["k8s-app"] = dnsService
+	meta.Labels["kubernetes.io/cluster-service"] = "true"
+	meta.Labels["kubernetes.io/name"] = "CoreDNS"
+	return &corev1.Service{
+		ObjectMeta: meta,
+		Spec: corev1.ServiceSpec{
+			ClusterIP: plan.Addresses.DNSService.String(),
+			Ports: []corev1.ServicePort{
+				{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(53)},
+				{Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(53)},
+				{Name: "metrics", Port: 9153, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(9153)},
+			},
+		},
+	}
+}
+
+func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
+	meta := addonMeta(metav1.NamespaceSystem, dnsService+"-berth")
+	meta.Labels[discoveryv1.LabelServiceName] = dnsService
+	meta.Labels[discoveryv1.LabelManagedBy] = managedBy
+	port := func(name string, number int32, protocol corev1.Protocol) discoveryv1.EndpointPort {
+		return discoveryv1.EndpointPort{Name: &name, Port: &number, Protocol: &protocol}
+	}
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  meta,
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Endpoints: []discoveryv1.Endpoint{{
+			Addresses:  []string{plan.Addresses.DNS.String()},
+			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
+			NodeName:   &plan.Node.Name,
+		}},
+		Ports: []discoveryv1.EndpointPort{
+			port("dns", 53, corev1.ProtocolUDP),
+			port("dns-tcp", 53, corev1.ProtocolTCP),
+			port("metrics", 9153, corev1.ProtocolTCP),
+		},
+	}
+}
+
+// storageClass waits with a volume until the pod's node is known, because a
+// directory exists on one node only.
+func storageClass() *storagev1.StorageClass {
+	meta := addonMeta("", DefaultStorageClass)
+	meta.Annotations = map[string]string{defaultClassAnnotation: "true"}
+	return &storagev1.StorageClass{
+		ObjectMeta:        meta,
+		Provisioner:       Provisioner,
+		ReclaimPolicy:     ptr.To(corev1.PersistentVolumeReclaimDelete),
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
+}

@@ -1,0 +1,179 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/server"
+	"k8s.io/client-go/informers"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// stopGrace is how long kube-apiserver waits for clients to close their
+// connections when it stops. Upstream's minute lets load balancers notice; here
+// all clients are about to be stopped, too.
+const stopGrace = 100 * time.Millisecond
+
+// anonymousAccess lets nobody in without proof of who they are, except to ask
+// whether the server is up.
+const anonymousAccess = `apiVersion: apiserver.config.k8s.io/v1
+kind: AuthenticationConfiguration
+anonymous:
+  enabled: true
+  conditions:
+  - path: /livez
+  - path: /readyz
+  - path: /healthz
+`
+
+// apiServer is a configured kube-apiserver.
+type apiServer struct {
+	run      func(context.Context) error
+	informed informers.SharedInformerFactory
+	gate     *gate
+}
+
+// parseAPIServerOptions sets the options and feature gates, the latter for the
+// whole process. It must not run at the same time as the parsing of another
+// component's.
+func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.ServerRunOptions, error) {
+	authentication := filepath.Join(plan.Paths.Run, "authentication.yaml")
+	if err := os.WriteFile(authentication, []byte(anonymousAccess), 0o600); err != nil {
+		return nil, fmt.Errorf("write authentication configuration: %w", err)
+	}
+	pki := func(name string) string { return plan.Paths.PKI(name) }
+	args := []string{
+		"--advertise-address=" + plan.Addresses.Node.String(),
+		"--service-cluster-ip-range=" + plan.Addresses.Services.String(),
+		"--etcd-servers=http://in-process", // must look like one; see serveStorageFrom
+		"--tls-cert-file=" + pki(cluster.APIServer+".crt"),
+		"--tls-private-key-file=" + pki(cluster.APIServer+".key"),
+		"--client-ca-file=" + pki(cluster.CA+".crt"),
+		"--authentication-config=" + authentication,
+		"--authorization-mode=Node,RBAC",
+		"--enable-admission-plugins=NodeRestriction",
+		"--allow-privileged=true",
+		"--profiling=false",
+
+		"--kubelet-certificate-authority=" + pki(cluster.CA+".crt"),
+		"--kubelet-client-certificate=" + pki(cluster.APIKubelet+".crt"),
+		"--kubelet-client-key=" + pki(cluster.APIKubelet+".key"),
+		// A node's name means nothing to a resolver.
+		"--kubelet-preferred-address-types=InternalIP",
+
+		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+		"--service-account-key-file=" + pki(cluster.ServiceTokens+".key"),
+		"--service-account-signing-key-file=" + pki(cluster.ServiceTokens+".key"),
+
+		"--requestheader-client-ca-file=" + pki(cluster.FrontProxyCA+".crt"),
+		"--requestheader-allowed-names=front-proxy-client",
+		"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+		"--requestheader-group-headers=X-Remote-Group",
+		"--requestheader-username-headers=X-Remote-User",
+		"--proxy-client-cert-file=" + pki(cluster.FrontProxy+".crt"),
+		"--proxy-client-key-file=" + pki(cluster.FrontProxy+".key"),
+	}
+	opts := options.NewServerRunOptions()
+	flags := pflag.NewFlagSet("kube-apiserver", pflag.ContinueOnError)
+	for _, set := range opts.Flags().FlagSets {
+		flags.AddFlagSet(set)
+	}
+	if err := flags.Parse(args); err != nil {
+		return nil, fmt.Errorf("parse options of kube-apiserver: %w", err)
+	}
+	if err := opts.GenericServerRunOptions.ComponentGlobalsRegistry.Set(); err != nil {
+		return nil, fmt.Errorf("set feature gates: %w", err)
+	}
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		return nil, fmt.Errorf("read the listener's address (%s): %w", listener.Addr(), err)
+	}
+	opts.SecureServing.Listener = listener
+	opts.SecureServing.BindPort, err = strconv.Atoi(port)
+	if err != nil {
+		return nil, fmt.Errorf("read the listener's port (%s): %w", port, err)
+	}
+	return opts, nil
+}
+
+// newAPIServer puts kube-apiserver together. serving is called when it accepts
+// requests; seeded waits for the store and says whether the objects of a new
+// cluster have just been put there.
+func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loopback,
+	seeded func() (bool, error), serving func(),
+) (*apiServer, error) {
+	completed, err := opts.Complete(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("complete options of kube-apiserver: %w", err)
+	}
+	if errs := completed.Validate(); len(errs) > 0 {
+		return nil, fmt.Errorf("check options of kube-apiserver: %w", errors.Join(errs...))
+	}
+	config, err := newConfig(completed, loop)
+	if err != nil {
+		return nil, err
+	}
+	generic := config.KubeAPIs.ControlPlane.Generic
+	gate, ok := generic.Authorization.Authorizer.(*gate)
+	if !ok {
+		return nil, fmt.Errorf("configure kube-apiserver: authorizer is a %T", generic.Authorization.Authorizer)
+	}
+	generic.SkipOpenAPIInstallation = true // see lazyOpenAPI
+
+	if fresh, err := seeded(); err != nil {
+		return nil, err
+	} else if fresh {
+		withholdSeededHooks(generic)
+	}
+	ready, err := config.Complete()
+	if err != nil {
+		return nil, fmt.Errorf("complete kube-apiserver: %w", err)
+	}
+	aggregator, err := app.CreateServerChain(ready)
+	if err != nil {
+		return nil, fmt.Errorf("create kube-apiserver: %w", err)
+	}
+	apis, ok := aggregator.GenericAPIServer.NextDelegate().(*server.GenericAPIServer)
+	if !ok {
+		return nil, fmt.Errorf("create kube-apiserver: its delegate is a %T", aggregator.GenericAPIServer.NextDelegate())
+	}
+	if err := installLazyOpenAPI(apis, generic.OpenAPIConfig, generic.OpenAPIV3Config); err != nil {
+		return nil, fmt.Errorf("install OpenAPI documents: %w", err)
+	}
+	outer := aggregator.GenericAPIServer
+	outer.ShutdownTimeout = stopGrace
+	if err := outer.AddPostStartHook("berth/serving", func(server.PostStartHookContext) error {
+		serving()
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("create kube-apiserver: %w", err)
+	}
+	informed := config.KubeAPIs.ControlPlane.VersionedInformers
+	if err := outer.AddPostStartHook("berth/authorizers", func(hook server.PostStartHookContext) error {
+		return gate.openWhenSynced(hook, informed)
+	}); err != nil {
+		return nil, fmt.Errorf("create kube-apiserver: %w", err)
+	}
+	prepared, err := aggregator.PrepareRun()
+	if err != nil {
+		return nil, fmt.Errorf("prepare kube-apiserver: %w", err)
+	}
+	return &apiServer{run: prepared.Run, informed: informed, gate: gate}, nil
+}
+
+// withholdSeededHooks keeps upstream from installing the hooks that create what
+// the seed has created already: each first waits for a second, and /readyz
+// waits for them.
+func withholdSeededHooks(generic *server.Config) {
+	generic.DisabledPostStartHooks.Insert("rbac/bootstrap-roles", "scheduling/bootstrap-system-priority-classes")
+}

@@ -1,0 +1,80 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"strconv"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/notify"
+)
+
+// Main runs the role as its command line says, until ctx ends.
+//
+//	--plan FILE          the plan, as JSON
+//	--notify-fd N        where to report; see package notify
+//	--listener-fd N      a listening TCP socket; may be repeated
+func Main(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("control", flag.ContinueOnError)
+	planFile := flags.String("plan", "", "`file` with the plan of the cluster")
+	notifyFD := flags.Int("notify-fd", -1, "descriptor to report to")
+	var listenerFDs []int
+	flags.Func("listener-fd", "`descriptor` of a listening TCP socket; may be repeated", func(s string) error {
+		fd, err := strconv.Atoi(s)
+		listenerFDs = append(listenerFDs, fd)
+		return err
+	})
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	notifier := notify.New(*notifyFD)
+	err := start(ctx, *planFile, listenerFDs, notifier)
+	if err != nil {
+		notifier.Fatal(err)
+	}
+	return err
+}
+
+func start(ctx context.Context, planFile string, listenerFDs []int, notifier *notify.Notifier) error {
+	text, err := os.ReadFile(planFile)
+	if err != nil {
+		return fmt.Errorf("read plan: %w", err)
+	}
+	var plan cluster.Plan
+	if err := json.Unmarshal(text, &plan); err != nil {
+		return fmt.Errorf("decode plan %s: %w", planFile, err)
+	}
+	listeners, err := inherit(listenerFDs)
+	if err != nil {
+		return err
+	}
+	return Run(ctx, plan, Options{
+		Listeners: listeners,
+		Notifier:  notifier,
+		Log:       slog.New(slog.NewTextHandler(os.Stderr, nil)),
+	})
+}
+
+// inherit takes over listening sockets. net.FileListener makes a descriptor of
+// its own that children do not inherit; ours is closed.
+func inherit(fds []int) ([]net.Listener, error) {
+	var listeners []net.Listener
+	for _, fd := range fds {
+		file := os.NewFile(uintptr(fd), "listener")
+		if file == nil {
+			return nil, fmt.Errorf("inherit listener (fd %d): %w", fd, os.ErrInvalid)
+		}
+		listener, err := net.FileListener(file)
+		if err = errors.Join(err, file.Close()); err != nil {
+			return nil, fmt.Errorf("inherit listener (fd %d): %w", fd, err)
+		}
+		listeners = append(listeners, listener)
+	}
+	return listeners, nil
+}

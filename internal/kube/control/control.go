@@ -1,0 +1,168 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	apioptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
+	managerconfig "k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
+	scheduleroptions "k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/notify"
+)
+
+// Phases that the role reports before it is ready.
+const (
+	PhaseEtcd    = "etcd"    // the store answers and holds the first objects
+	PhaseServing = "serving" // kube-apiserver accepts requests
+	PhaseAddons  = "addons"  // berth's own objects are there
+)
+
+// clientGrace is how long the controllers may take to stop. Those that wait
+// for something else than their context are left behind.
+const clientGrace = 100 * time.Millisecond
+
+// Options are what the role needs besides the plan.
+type Options struct {
+	// Listeners are served by kube-apiserver, at least one, all with the same
+	// certificate. The first one's port is the API's inside the cluster.
+	Listeners []net.Listener
+	// Notifier hears of phases, readiness and life. It may be nil.
+	Notifier *notify.Notifier
+	// Log is for the role itself; the components write to stderr.
+	Log *slog.Logger
+}
+
+// Run runs the control plane that plan describes until ctx ends, and returns
+// nil then. It returns early with the first error of a component. A process
+// can call it once, and should exit afterwards: not all goroutines of the
+// components can be stopped.
+func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
+	if len(opts.Listeners) == 0 {
+		return errors.New("run the control role: no listener; pass one with --listener-fd")
+	}
+	hurry()
+	logProblems(plan.Verbosity, opts.Notifier)
+	// Warnings are meant for people at a command line.
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+
+	store := startStore(plan.Paths.Etcd(), plan.Verbosity)
+	defer store.close()
+	serveStorageFrom(store)
+	listener := mergeListeners(opts.Listeners)
+	defer listener.Close()
+
+	r := &role{plan: plan, opts: opts, store: store, serving: make(chan struct{})}
+	if err := r.configure(ctx, listener); err != nil {
+		return err
+	}
+	return r.run(ctx)
+}
+
+// role is a control plane on its way.
+type role struct {
+	plan      cluster.Plan
+	opts      Options
+	store     *store
+	loopback  *loopback
+	api       *apioptions.ServerRunOptions
+	manager   *managerconfig.Config
+	scheduler *scheduleroptions.Options
+	serving   chan struct{} // closed when kube-apiserver accepts requests
+}
+
+// configure parses the options of all components, one after the other, because
+// they share feature gates and registries.
+func (r *role) configure(ctx context.Context, listener net.Listener) error {
+	var err error
+	if r.loopback, err = newLoopback(listener.Addr()); err != nil {
+		return err
+	}
+	if r.api, err = parseAPIServerOptions(r.plan, listener); err != nil {
+		return err
+	}
+	if r.scheduler, err = parseSchedulerOptions(r.plan); err != nil {
+		return err
+	}
+	r.manager, err = parseManagerOptions(ctx, r.plan, r.serving)
+	return err
+}
+
+// run runs the components. When ctx ends, the API server's clients stop first,
+// so that they can write down how they end; the store, closed by the caller,
+// stops last.
+func (r *role) run(ctx context.Context) error {
+	serverCtx, stopServer := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServer()
+	clientCtx, stopClients := context.WithCancelCause(ctx)
+	defer stopClients(nil)
+
+	serverEnded := make(chan error, 1)
+	go func() {
+		err := r.runServer(serverCtx)
+		stopClients(err)
+		serverEnded <- err
+	}()
+	clients, clientCtx := errgroup.WithContext(clientCtx)
+	clients.Go(func() error { return runManager(clientCtx, r.manager) })
+	clients.Go(func() error { return runScheduler(clientCtx, r.scheduler) })
+	clients.Go(func() error { return r.runOwn(clientCtx) })
+
+	clientsEnded := make(chan error, 1)
+	go func() { clientsEnded <- clients.Wait() }()
+
+	<-clientCtx.Done()
+	var clientErr error
+	select {
+	case clientErr = <-clientsEnded:
+	case <-time.After(clientGrace):
+	}
+	stopServer()
+	serverErr := <-serverEnded
+	switch {
+	case ctx.Err() != nil:
+		return nil
+	case serverErr != nil:
+		return serverErr
+	case clientErr != nil:
+		return clientErr
+	}
+	return fmt.Errorf("run the control role: %w", context.Cause(clientCtx))
+}
+
+// runServer fills the store and runs kube-apiserver until ctx ends.
+func (r *role) runServer(ctx context.Context) error {
+	type seeding struct {
+		fresh bool
+		err   error
+	}
+	seeded := make(chan seeding, 1)
+	go func() {
+		fresh, err := seedStore(ctx, r.store, r.plan)
+		if err == nil {
+			r.opts.Notifier.Phase(PhaseEtcd)
+		}
+		seeded <- seeding{fresh, err}
+	}()
+	server, err := newAPIServer(ctx, r.api, r.loopback,
+		func() (bool, error) { s := <-seeded; return s.fresh, s.err },
+		func() {
+			r.opts.Notifier.Phase(PhaseServing)
+			close(r.serving)
+		})
+	if err != nil {
+		return err
+	}
+	err = server.run(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return ended("kube-apiserver", err)
+}

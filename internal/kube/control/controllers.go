@@ -1,0 +1,140 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+	managerapp "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	managerconfig "k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
+	manageroptions "k8s.io/kubernetes/cmd/kube-controller-manager/app/options"
+	schedulerapp "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	scheduleroptions "k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// clientArgs are common to the clients of kube-apiserver in this process. They
+// need no election, having no rival, and nobody scrapes them. The limits keep a
+// client from overrunning a distant server; upstream's 20 requests per second
+// would make the start of a hundred pods take minutes.
+func clientArgs(plan cluster.Plan, user string) []string {
+	return []string{
+		"--kubeconfig=" + plan.Paths.Kubeconfig(user),
+		"--leader-elect=false",
+		"--secure-port=0",
+		"--kube-api-qps=1000",
+		"--kube-api-burst=2000",
+	}
+}
+
+// parseManagerOptions configures kube-controller-manager. Addresses of pods are
+// not allocated here (allocate-node-cidrs is off): which part of the range is
+// whose was decided with the plan.
+func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan struct{}) (*managerconfig.Config, error) {
+	opts, err := manageroptions.NewKubeControllerManagerOptions()
+	if err != nil {
+		return nil, fmt.Errorf("make options of kube-controller-manager: %w", err)
+	}
+	known, off, aliases := managerapp.KnownControllers(), managerapp.ControllersDisabledByDefault(), managerapp.ControllerAliases()
+	flags := pflag.NewFlagSet("kube-controller-manager", pflag.ContinueOnError)
+	for _, set := range opts.Flags(known, off, aliases).FlagSets {
+		flags.AddFlagSet(set)
+	}
+	args := append(clientArgs(plan, cluster.UserControllerManager),
+		"--root-ca-file="+plan.Paths.PKI(cluster.CA+".crt"),
+		"--cluster-signing-cert-file="+plan.Paths.PKI(cluster.CA+".crt"),
+		"--cluster-signing-key-file="+plan.Paths.PKI(cluster.CA+".key"),
+		"--service-account-private-key-file="+plan.Paths.PKI(cluster.ServiceTokens+".key"),
+		"--cluster-cidr="+plan.Addresses.Pods.String(),
+		"--service-cluster-ip-range="+plan.Addresses.Services.String(),
+		// Upstream's default lies below /usr and is created.
+		"--flex-volume-plugin-dir="+filepath.Join(plan.Paths.Run, "flexvolume"),
+	)
+	if err := flags.Parse(args); err != nil {
+		return nil, fmt.Errorf("parse options of kube-controller-manager: %w", err)
+	}
+	config, err := opts.Config(ctx, known, off, aliases)
+	if err != nil {
+		return nil, fmt.Errorf("configure kube-controller-manager: %w", err)
+	}
+	config.Kubeconfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return healthyWhenServing{next, serving}
+	})
+	return config, nil
+}
+
+// runManager runs the controllers until ctx ends.
+func runManager(ctx context.Context, config *managerconfig.Config) error {
+	err := managerapp.Run(ctx, config.Complete())
+	if ctx.Err() != nil {
+		return nil
+	}
+	return ended("kube-controller-manager", err)
+}
+
+// parseSchedulerOptions configures kube-scheduler.
+func parseSchedulerOptions(plan cluster.Plan) (*scheduleroptions.Options, error) {
+	opts := scheduleroptions.NewOptions()
+	flags := pflag.NewFlagSet("kube-scheduler", pflag.ContinueOnError)
+	for _, set := range opts.Flags.FlagSets {
+		flags.AddFlagSet(set)
+	}
+	if err := flags.Parse(clientArgs(plan, cluster.UserScheduler)); err != nil {
+		return nil, fmt.Errorf("parse options of kube-scheduler: %w", err)
+	}
+	return opts, nil
+}
+
+// runScheduler runs the scheduler until ctx ends.
+func runScheduler(ctx context.Context, opts *scheduleroptions.Options) error {
+	config, scheduler, err := schedulerapp.Setup(ctx, opts)
+	if err != nil {
+		return fmt.Errorf("set up kube-scheduler: %w", err)
+	}
+	err = schedulerapp.Run(ctx, config, scheduler)
+	if ctx.Err() != nil {
+		return nil
+	}
+	return ended("kube-scheduler", err)
+}
+
+// ended is the error of a component that returned although it was not told to.
+func ended(component string, err error) error {
+	if err == nil {
+		return fmt.Errorf("run %s: it ended by itself; see the log above", component)
+	}
+	return fmt.Errorf("run %s: %w", component, err)
+}
+
+// healthyWhenServing answers kube-controller-manager's question whether
+// kube-apiserver is healthy. It asks once a second until it is, and health
+// includes hooks that have nothing to do with the controllers, so on a fresh
+// start the first answer is always no. All that the controllers need is that
+// requests are accepted, and the process knows when that is.
+type healthyWhenServing struct {
+	next    http.RoundTripper
+	serving <-chan struct{}
+}
+
+func (h healthyWhenServing) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.URL.Path != "/healthz" {
+		return h.next.RoundTrip(r)
+	}
+	select {
+	case <-h.serving:
+	case <-r.Context().Done():
+		return nil, context.Cause(r.Context())
+	}
+	return &http.Response{
+		Status: "200 OK", StatusCode: http.StatusOK,
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header:  http.Header{},
+		Body:    io.NopCloser(strings.NewReader("ok")),
+		Request: r,
+	}, nil
+}

@@ -1,0 +1,90 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+)
+
+// gate is an authorizer that waits until it can know. The authorizers answer
+// from caches, and an empty cache allows nothing, so a kubelet that asks in the
+// first 100 ms is forbidden what it may do; client-go and the kubelet then back
+// off for seconds. A request held here is bound by its own context, which
+// kube-apiserver ends after a minute.
+//
+// Members of system:masters, among them the process's own client that fills the
+// caches, may do everything at any time and are let through.
+type gate struct {
+	authorizer.Authorizer
+	open chan struct{}
+}
+
+func newGate(behind authorizer.Authorizer) *gate {
+	return &gate{Authorizer: behind, open: make(chan struct{})}
+}
+
+func (g *gate) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if err := g.pass(ctx, a.GetUser()); err != nil {
+		return authorizer.DecisionNoOpinion, "", err
+	}
+	return g.Authorizer.Authorize(ctx, a)
+}
+
+func (g *gate) pass(ctx context.Context, u user.Info) error {
+	select {
+	case <-g.open:
+		return nil
+	default:
+	}
+	if u != nil && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup) {
+		return nil
+	}
+	select {
+	case <-g.open:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the authorizers: %w", context.Cause(ctx))
+	}
+}
+
+// gatedRules holds back the questions what a user may do, which fill
+// SelfSubjectRulesReviews and the checks against escalation.
+type gatedRules struct {
+	authorizer.RuleResolver
+	gate *gate
+}
+
+func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string) (
+	[]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error,
+) {
+	if err := r.gate.pass(ctx, u); err != nil {
+		return nil, nil, true, err
+	}
+	return r.RuleResolver.RulesFor(ctx, u, namespace)
+}
+
+// openWhenSynced opens the gate once the caches that the authorizers answer
+// from are filled: RBAC's, and those from which the Node authorizer draws its
+// graph. The informers must have been requested before.
+func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory) error {
+	synced := cache.WaitFor(ctx, "",
+		shared.Rbac().V1().Roles().Informer().HasSyncedChecker(),
+		shared.Rbac().V1().RoleBindings().Informer().HasSyncedChecker(),
+		shared.Rbac().V1().ClusterRoles().Informer().HasSyncedChecker(),
+		shared.Rbac().V1().ClusterRoleBindings().Informer().HasSyncedChecker(),
+		shared.Core().V1().Nodes().Informer().HasSyncedChecker(),
+		shared.Core().V1().Pods().Informer().HasSyncedChecker(),
+		shared.Core().V1().PersistentVolumes().Informer().HasSyncedChecker(),
+		shared.Storage().V1().VolumeAttachments().Informer().HasSyncedChecker(),
+	)
+	if !synced {
+		return fmt.Errorf("fill the authorizers' caches: %w", context.Cause(ctx))
+	}
+	close(g.open)
+	return nil
+}

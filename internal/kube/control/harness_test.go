@@ -1,0 +1,325 @@
+package control
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/pki"
+)
+
+// roleVariable makes the test binary be the role instead: a process can run it
+// only once, so each test gets one of its own.
+const roleVariable = "BERTH_TEST_CONTROL_ROLE"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVariable) == "" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := Main(ctx, os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// patience bounds every wait of a test.
+const patience = 60 * time.Second
+
+// testCluster is what one control plane needs; it can be started repeatedly,
+// one after the other.
+type testCluster struct {
+	plan      cluster.Plan
+	listeners []net.Listener // of the namespace, of the host
+}
+
+func newTestCluster(t testing.TB) *testCluster {
+	t.Helper()
+	// The role keeps its data on a tmpfs.
+	dir, err := os.MkdirTemp("/dev/shm", "berth-control-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	c := &testCluster{}
+	for range 2 {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		c.listeners = append(c.listeners, l)
+	}
+	c.plan = cluster.Plan{
+		RunID:             "test-1",
+		KubernetesVersion: "v1.36.3",
+		Node:              cluster.Node{Name: "node-1", CPUs: 2, MemoryBytes: 4 << 30, MaxPods: 110},
+		Addresses: cluster.Addresses{
+			Pods:        netip.MustParsePrefix("10.40.0.0/16"),
+			NodePods:    netip.MustParsePrefix("10.40.0.0/24"),
+			Services:    netip.MustParsePrefix("10.41.0.0/16"),
+			APIService:  netip.MustParseAddr("10.41.0.1"),
+			DNSService:  netip.MustParseAddr("10.41.0.10"),
+			Nodes:       netip.MustParsePrefix("10.42.0.0/16"),
+			Node:        netip.MustParseAddr("10.42.0.1"),
+			DNS:         netip.MustParseAddr("10.42.255.1"),
+			APIPort:     port(c.listeners[0]),
+			HostAPIPort: port(c.listeners[1]),
+		},
+		Paths: cluster.Paths{Run: dir},
+	}
+	c.writePKI(t)
+	text, err := json.Marshal(c.plan)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, c.plan.Paths.Plan(), text)
+	return c
+}
+
+func port(l net.Listener) uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
+
+func writeFile(t testing.TB, path string, content []byte) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// writePKI writes the keys and kubeconfigs that the supervisor would.
+func (c *testCluster) writePKI(t testing.TB) {
+	t.Helper()
+	ca, err := pki.NewAuthority("kubernetes-ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxyCA, err := pki.NewAuthority("front-proxy-ca")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair := func(name string, p pki.Pair) {
+		writeFile(t, c.plan.Paths.PKI(name+".crt"), p.Cert)
+		writeFile(t, c.plan.Paths.PKI(name+".key"), p.Key)
+	}
+	issue := func(authority *pki.Authority, id pki.Identity) pki.Pair {
+		p, err := authority.Issue(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	pair(cluster.CA, ca.Pair)
+	pair(cluster.FrontProxyCA, proxyCA.Pair)
+	pair(cluster.FrontProxy, issue(proxyCA, pki.Identity{CommonName: "front-proxy-client"}))
+	pair(cluster.APIKubelet, issue(ca, pki.Identity{CommonName: "kube-apiserver-kubelet-client"}))
+	pair(cluster.APIServer, issue(ca, pki.Identity{
+		CommonName: "kube-apiserver",
+		Names:      []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
+		Addresses:  []netip.Addr{netip.MustParseAddr("127.0.0.1"), c.plan.Addresses.APIService, c.plan.Addresses.Node},
+	}))
+	key, err := pki.NewKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, c.plan.Paths.PKI(cluster.ServiceTokens+".key"), key)
+	for name, id := range map[string]pki.Identity{
+		cluster.UserAdmin:             {CommonName: "admin", Groups: []string{"system:masters"}},
+		cluster.UserControllerManager: {CommonName: userControllerManager},
+		cluster.UserScheduler:         {CommonName: "system:kube-scheduler"},
+		cluster.UserKubelet:           {CommonName: "system:node:" + c.plan.Node.Name, Groups: []string{"system:nodes"}},
+		cluster.UserProxy:             {CommonName: "system:kube-proxy"},
+		cluster.UserDNS:               {CommonName: userDNS},
+		cluster.UserProvisioner:       {CommonName: userProvisioner},
+	} {
+		server := fmt.Sprintf("https://127.0.0.1:%d", c.plan.Addresses.APIPort)
+		writeFile(t, c.plan.Paths.Kubeconfig(name), pki.Kubeconfig("berth", server, ca.Cert, issue(ca, id)))
+	}
+}
+
+// config is the client configuration of a kubeconfig's user.
+func (c *testCluster) config(t testing.TB, user string) *rest.Config {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.plan.Paths.Kubeconfig(user))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.QPS = -1
+	return config
+}
+
+func (c *testCluster) client(t testing.TB, user string) *kubernetes.Clientset {
+	t.Helper()
+	client, err := kubernetes.NewForConfig(c.config(t, user))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// testRole is a running control role.
+type testRole struct {
+	command *exec.Cmd
+	began   time.Time
+	log     *bytes.Buffer // complete after wait
+	exited  chan struct{}
+	err     error
+
+	mu     sync.Mutex
+	events []timedEvent
+	heard  chan struct{} // closed and replaced at each event
+}
+
+type timedEvent struct {
+	notify.Event
+	after time.Duration
+}
+
+func (c *testCluster) start(t testing.TB) *testRole {
+	t.Helper()
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &testRole{log: &bytes.Buffer{}, exited: make(chan struct{}), heard: make(chan struct{})}
+	args := []string{"--plan", c.plan.Paths.Plan(), "--notify-fd", "3"}
+	files := []*os.File{write}
+	for i, l := range c.listeners {
+		file, err := l.(*net.TCPListener).File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+		args = append(args, "--listener-fd", fmt.Sprint(4+i))
+	}
+	r.command = exec.Command(os.Args[0], args...)
+	r.command.Env = append(os.Environ(), roleVariable+"=1")
+	r.command.ExtraFiles = files
+	r.command.Stderr = r.log
+	r.command.Stdout = r.log
+	r.began = time.Now()
+	if err := r.command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		f.Close()
+	}
+	go func() {
+		err := notify.Read(read, r.hear)
+		read.Close()
+		r.err = r.command.Wait()
+		if r.err == nil && err != nil {
+			r.err = err
+		}
+		close(r.exited)
+	}()
+	t.Cleanup(func() {
+		_ = r.command.Process.Kill()
+		<-r.exited
+		if t.Failed() {
+			t.Logf("log of the role:\n%s", r.log)
+		}
+	})
+	return r
+}
+
+func (r *testRole) hear(e notify.Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.events = append(r.events, timedEvent{e, time.Since(r.began)})
+	close(r.heard)
+	r.heard = make(chan struct{})
+}
+
+// await returns when the role has reported e.
+func (r *testRole) await(t testing.TB, e notify.Event) time.Duration {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		r.mu.Lock()
+		i := slices.IndexFunc(r.events, func(had timedEvent) bool { return had.Event == e })
+		heard := r.heard
+		var after time.Duration
+		if i >= 0 {
+			after = r.events[i].after
+		}
+		r.mu.Unlock()
+		if i >= 0 {
+			return after
+		}
+		select {
+		case <-heard:
+		case <-r.exited:
+			t.Fatalf("the role ended (%v) before %+v", r.err, e)
+		case <-deadline:
+			t.Fatalf("no %+v within %v", e, patience)
+		}
+	}
+}
+
+func (r *testRole) awaitReady(t testing.TB) time.Duration {
+	t.Helper()
+	return r.await(t, notify.Event{Event: notify.KindReady})
+}
+
+// stop tells the role to stop and waits until it has.
+func (r *testRole) stop(t testing.TB) time.Duration {
+	t.Helper()
+	began := time.Now()
+	if err := r.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-r.exited:
+	case <-time.After(patience):
+		t.Fatalf("the role did not stop within %v", patience)
+	}
+	if r.err != nil {
+		t.Errorf("the role ended with %v, want success", r.err)
+	}
+	return time.Since(began)
+}
+
+// eventually polls until check returns nil.
+func eventually(t testing.TB, what string, check func() error) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := check()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %v", what, err)
+		}
+		<-tick.C
+	}
+}

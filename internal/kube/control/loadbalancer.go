@@ -1,0 +1,194 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	listers "k8s.io/client-go/listers/core/v1"
+	cloudprovider "k8s.io/cloud-provider"
+	"k8s.io/cloud-provider/controllers/service"
+	"k8s.io/component-base/featuregate"
+	controllersmetrics "k8s.io/component-base/metrics/prometheus/controllers"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// kubeletPort is where the kubelet listens on the node's address.
+const kubeletPort = 10250
+
+// nodeBalancer implements Services of type LoadBalancer with the address of
+// the head node. There is nothing to set up: kube-proxy of every node takes
+// connections to that address and the Service's port (ipMode VIP, the default)
+// straight to the pods, for clients in pods, on nodes, and behind the relays
+// that enter a node's namespace. It is a provider for upstream's service
+// controller, which brings the finalizer, the events and the retries.
+//
+// All Services share the one address, so a port belongs to the Service that
+// asked first; the others wait with an Event that says so.
+type nodeBalancer struct {
+	address  netip.Addr
+	reserved map[portKey]string // who listens there on the node itself
+	services listers.ServiceLister
+
+	mu     sync.Mutex
+	claims map[portKey]types.UID
+}
+
+// portKey is a port of the address.
+type portKey struct {
+	protocol corev1.Protocol
+	port     int32
+}
+
+// runLoadBalancer runs the service controller until ctx ends.
+func runLoadBalancer(ctx context.Context, client kubernetes.Interface, plan cluster.Plan, features featuregate.FeatureGate) error {
+	shared := informers.NewSharedInformerFactory(client, 0)
+	services, nodes := shared.Core().V1().Services(), shared.Core().V1().Nodes()
+	balancer := &nodeBalancer{
+		address: plan.Addresses.Node,
+		reserved: map[portKey]string{
+			{corev1.ProtocolTCP, int32(plan.Addresses.APIPort)}: "kube-apiserver",
+			{corev1.ProtocolTCP, kubeletPort}:                   "the kubelet",
+		},
+		services: services.Lister(),
+		claims:   map[portKey]types.UID{},
+	}
+	controller, err := service.New(balancer, client, services, nodes, plan.RunID, features)
+	if err != nil {
+		return fmt.Errorf("create the controller of load balancers: %w", err)
+	}
+	shared.Start(ctx.Done())
+	controller.Run(ctx, 1, controllersmetrics.NewControllerManagerMetrics(managedBy))
+	shared.Shutdown()
+	return nil
+}
+
+// EnsureLoadBalancer claims the Service's ports.
+func (b *nodeBalancer) EnsureLoadBalancer(_ context.Context, _ string, s *corev1.Service, _ []*corev1.Node) (*corev1.LoadBalancerStatus, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	wanted := servicePorts(s)
+	for key := range wanted {
+		if who, reserved := b.reserved[key]; reserved {
+			return nil, fmt.Errorf("port %d/%s of the node is %s's; choose another port for the service", key.port, key.protocol, who)
+		}
+		if owner, claimed := b.claims[key]; claimed && owner != s.UID {
+			return nil, fmt.Errorf("port %d/%s is used by another service of type LoadBalancer; choose another port", key.port, key.protocol)
+		}
+	}
+	if err := b.checkOthers(s, wanted); err != nil {
+		return nil, err
+	}
+	b.release(s.UID)
+	for key := range wanted {
+		b.claims[key] = s.UID
+	}
+	return b.status(), nil
+}
+
+// checkOthers looks for a Service that had a port before this process started,
+// and whose turn to claim it again has not come.
+func (b *nodeBalancer) checkOthers(s *corev1.Service, wanted map[portKey]bool) error {
+	others, err := b.services.List(labels.Everything())
+	if err != nil {
+		return fmt.Errorf("list services: %w", err)
+	}
+	for _, other := range others {
+		if other.UID == s.UID || len(other.Status.LoadBalancer.Ingress) == 0 || other.DeletionTimestamp != nil {
+			continue
+		}
+		for key := range servicePorts(other) {
+			if wanted[key] {
+				return fmt.Errorf("port %d/%s is used by service %s/%s; choose another port",
+					key.port, key.protocol, other.Namespace, other.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// GetLoadBalancer says whether the Service holds ports.
+func (b *nodeBalancer) GetLoadBalancer(_ context.Context, _ string, s *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, owner := range b.claims {
+		if owner == s.UID {
+			return b.status(), true, nil
+		}
+	}
+	return nil, false, nil
+}
+
+// EnsureLoadBalancerDeleted releases the Service's ports.
+func (b *nodeBalancer) EnsureLoadBalancerDeleted(_ context.Context, _ string, s *corev1.Service) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.release(s.UID)
+	return nil
+}
+
+// UpdateLoadBalancer is called when nodes come and go, which changes nothing.
+func (b *nodeBalancer) UpdateLoadBalancer(context.Context, string, *corev1.Service, []*corev1.Node) error {
+	return nil
+}
+
+// GetLoadBalancerName is only used in messages.
+func (b *nodeBalancer) GetLoadBalancerName(_ context.Context, _ string, s *corev1.Service) string {
+	return s.Namespace + "/" + s.Name
+}
+
+func (b *nodeBalancer) status() *corev1.LoadBalancerStatus {
+	return &corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: b.address.String()}}}
+}
+
+func (b *nodeBalancer) release(uid types.UID) {
+	for key, owner := range b.claims {
+		if owner == uid {
+			delete(b.claims, key)
+		}
+	}
+}
+
+func servicePorts(s *corev1.Service) map[portKey]bool {
+	ports := map[portKey]bool{}
+	for _, p := range s.Spec.Ports {
+		ports[portKey{p.Protocol, p.Port}] = true
+	}
+	return ports
+}
+
+// The rest of cloudprovider.Interface: there is no cloud.
+
+// LoadBalancer returns b.
+func (b *nodeBalancer) LoadBalancer() (cloudprovider.LoadBalancer, bool) { return b, true }
+
+// Initialize does nothing.
+func (b *nodeBalancer) Initialize(cloudprovider.ControllerClientBuilder, <-chan struct{}) {}
+
+// Instances is not implemented.
+func (b *nodeBalancer) Instances() (cloudprovider.Instances, bool) { return nil, false }
+
+// InstancesV2 is not implemented.
+func (b *nodeBalancer) InstancesV2() (cloudprovider.InstancesV2, bool) { return nil, false }
+
+// Zones is not implemented.
+func (b *nodeBalancer) Zones() (cloudprovider.Zones, bool) { return nil, false }
+
+// Clusters is not implemented.
+func (b *nodeBalancer) Clusters() (cloudprovider.Clusters, bool) { return nil, false }
+
+// Routes is not implemented.
+func (b *nodeBalancer) Routes() (cloudprovider.Routes, bool) { return nil, false }
+
+// ProviderName is berth.
+func (b *nodeBalancer) ProviderName() string { return managedBy }
+
+// HasClusterID is true.
+func (b *nodeBalancer) HasClusterID() bool { return true }

@@ -1,0 +1,104 @@
+package control
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"berth.dev/berth/internal/kube/notify"
+)
+
+// readyPoll is the time between two looks at /readyz during the start.
+const readyPoll = 5 * time.Millisecond
+
+// runOwn is what the role does itself once kube-apiserver serves: it creates
+// the add-ons, reports readiness and life, and balances load.
+func (r *role) runOwn(ctx context.Context) error {
+	select {
+	case <-r.serving:
+	case <-ctx.Done():
+		return nil
+	}
+	client, err := kubernetes.NewForConfig(r.loopback.config(managedBy))
+	if err != nil {
+		return fmt.Errorf("make the role's client: %w", err)
+	}
+	own, ctx := errgroup.WithContext(ctx)
+	own.Go(func() error { return runLoadBalancer(ctx, client, r.plan, utilfeature.DefaultFeatureGate) })
+	own.Go(func() error {
+		if err := createAddons(ctx, client, r.plan); err != nil {
+			return unlessStopped(ctx, err)
+		}
+		r.opts.Notifier.Phase(PhaseAddons)
+		if err := waitReady(ctx, client); err != nil {
+			return unlessStopped(ctx, err)
+		}
+		r.opts.Notifier.Ready()
+		own.Go(func() error { settle(ctx); return nil })
+		r.opts.Notifier.Alive(ctx, func(ctx context.Context) error { return probe(ctx, client, "/livez") })
+		return nil
+	})
+	return own.Wait()
+}
+
+// unlessStopped is nil if the work failed because the role is stopping.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// waitReady returns when kube-apiserver says that it is ready.
+func waitReady(ctx context.Context, client kubernetes.Interface) error {
+	tick := time.NewTicker(readyPoll)
+	defer tick.Stop()
+	for {
+		err := probe(ctx, client, "/readyz")
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for kube-apiserver: %w (last: %w)", context.Cause(ctx), err)
+		}
+	}
+}
+
+// probe asks kube-apiserver about its health, which goes through its handlers
+// and the store.
+func probe(ctx context.Context, client kubernetes.Interface, path string) error {
+	return client.Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).Do(ctx).Error()
+}
+
+// logProblems makes the components log errors, and with a verbosity above 0 also
+// what goes well. Their logger is a package variable, as is what
+// it does after a fatal error: it ends the process, which is the only way in
+// which some components can give up.
+func logProblems(verbosity int, notifier *notify.Notifier) {
+	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
+	klog.InitFlags(flags)
+	set := func(name, value string) { _ = flags.Set(name, value) } // the names are klog's
+	if verbosity > 0 {
+		set("v", strconv.Itoa(verbosity-1))
+	} else {
+		set("logtostderr", "false")
+		// kube-apiserver warns of each API version that it does not have.
+		set("stderrthreshold", "ERROR")
+		klog.SetOutput(io.Discard)
+	}
+	klog.OsExit = func(code int) {
+		notifier.Fatal(fmt.Errorf("a component ended the control role; see the end of its log"))
+		os.Exit(code)
+	}
+}

@@ -1,0 +1,239 @@
+package control
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	flowcontrolbootstrap "k8s.io/apiserver/pkg/apis/flowcontrol/bootstrap"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	schedulingbootstrap "k8s.io/kubernetes/pkg/apis/scheduling/v1"
+	"k8s.io/kubernetes/pkg/controller/certificates/rootcacertpublisher"
+	"k8s.io/kubernetes/pkg/controller/servicecidrs"
+	"k8s.io/kubernetes/plugin/pkg/auth/authorizer/rbac/bootstrappolicy"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// The seed is what upstream's hooks and controllers create in a new cluster,
+// written straight to the store before anything reads from it. Through the API
+// the same 240 objects cost a tenth of a CPU second at the moment when the
+// kubelet wants it, and 200 ms until the last one is there; a request for which
+// one is missing fails, and its sender backs off. It is made by upstream's
+// own functions in the same binary, so it cannot differ from what they would
+// create; TestSeedIsWhatUpstreamCreates holds them against each other.
+
+const (
+	// storagePrefix is kube-apiserver's --etcd-prefix.
+	storagePrefix = "/registry/"
+	// transactionSize is etcd's limit of operations (MaxTxnOps).
+	transactionSize = 128
+)
+
+// seedStore fills an empty store and says whether it was empty.
+func seedStore(ctx context.Context, s *store, plan cluster.Plan) (bool, error) {
+	client, err := s.client()
+	if err != nil {
+		return false, err
+	}
+	defer client.Close()
+	// The last key written: an earlier run may have died in between.
+	const done = storagePrefix + "berth/seeded"
+	found, err := client.Get(ctx, done, clientv3.WithCountOnly())
+	if err != nil {
+		return false, fmt.Errorf("look for a cluster in etcd: %w", err)
+	}
+	if found.Count > 0 {
+		return false, nil
+	}
+	objects, err := seedObjects(plan)
+	if err != nil {
+		return false, err
+	}
+	puts := make([]clientv3.Op, 0, len(objects)+1)
+	for _, o := range objects {
+		puts = append(puts, clientv3.OpPut(o.key, string(o.value)))
+	}
+	puts = append(puts, clientv3.OpPut(done, plan.RunID))
+	for len(puts) > 0 {
+		n := min(transactionSize, len(puts))
+		if _, err := client.Txn(ctx).Then(puts[:n]...).Commit(); err != nil {
+			return false, fmt.Errorf("write the first objects to etcd: %w", err)
+		}
+		puts = puts[n:]
+	}
+	return true, nil
+}
+
+// seedObject is an object as kube-apiserver stores it.
+type seedObject struct {
+	key   string
+	value []byte
+}
+
+// seeder collects objects; the first error sticks.
+type seeder struct {
+	encoder runtime.Encoder
+	now     metav1.Time
+	objects []seedObject
+	err     error
+}
+
+// object is any Kubernetes object.
+type object interface {
+	runtime.Object
+	metav1.Object
+}
+
+func (s *seeder) add(path string, o object) {
+	if s.err != nil {
+		return
+	}
+	o.SetUID(uuid.NewUUID())
+	o.SetCreationTimestamp(s.now)
+	legacyscheme.Scheme.Default(o)
+	value, err := runtime.Encode(s.encoder, o)
+	if err != nil {
+		s.err = fmt.Errorf("encode %s: %w", path, err)
+		return
+	}
+	s.objects = append(s.objects, seedObject{storagePrefix + path, value})
+}
+
+func seedObjects(plan cluster.Plan) ([]seedObject, error) {
+	protobuf, known := runtime.SerializerInfoForMediaType(
+		legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !known {
+		return nil, fmt.Errorf("encode the first objects: no serializer for %s", runtime.ContentTypeProtobuf)
+	}
+	s := &seeder{
+		encoder: legacyscheme.Codecs.EncoderForVersion(protobuf.Serializer, schema.GroupVersions{
+			corev1.SchemeGroupVersion, rbacv1.SchemeGroupVersion, schedulingv1.SchemeGroupVersion,
+			flowcontrolv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion,
+		}),
+		now: metav1.NewTime(time.Now().Truncate(time.Second)),
+	}
+	if err := s.addNamespaces(plan); err != nil {
+		return nil, err
+	}
+	s.addPolicy()
+	s.addPriorities()
+	s.addServiceRange(plan)
+	return s.objects, s.err
+}
+
+// addNamespaces adds the namespaces, and what controllers put into each: pods
+// are refused where these two are missing.
+func (s *seeder) addNamespaces(plan cluster.Plan) error {
+	ca, err := os.ReadFile(plan.Paths.PKI(cluster.CA + ".crt"))
+	if err != nil {
+		return fmt.Errorf("read the cluster's CA: %w", err)
+	}
+	for _, name := range []string{
+		metav1.NamespaceDefault, metav1.NamespaceSystem, metav1.NamespacePublic, corev1.NamespaceNodeLease,
+	} {
+		s.add("namespaces/"+name, &corev1.Namespace{
+			ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelMetadataName: name}},
+			Spec:       corev1.NamespaceSpec{Finalizers: []corev1.FinalizerName{corev1.FinalizerKubernetes}},
+			Status:     corev1.NamespaceStatus{Phase: corev1.NamespaceActive},
+		})
+		s.add("serviceaccounts/"+name+"/default", &corev1.ServiceAccount{
+			ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: name},
+		})
+		s.add("configmaps/"+name+"/"+rootcacertpublisher.RootCACertConfigMapName, &corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: rootcacertpublisher.RootCACertConfigMapName, Namespace: name,
+				Annotations: map[string]string{rootcacertpublisher.DescriptionAnnotation: rootcacertpublisher.Description},
+			},
+			Data: map[string]string{"ca.crt": string(ca)},
+		})
+	}
+	return nil
+}
+
+// addPolicy adds the roles of upstream and of berth, and who has them.
+func (s *seeder) addPolicy() {
+	clusterRoles := append(bootstrappolicy.ClusterRoles(), bootstrappolicy.ControllerRoles()...)
+	for _, r := range append(clusterRoles, addonRoles()...) {
+		s.add("clusterroles/"+r.Name, &r)
+	}
+	clusterBindings := append(bootstrappolicy.ClusterRoleBindings(), bootstrappolicy.ControllerRoleBindings()...)
+	for _, b := range append(clusterBindings, addonBindings()...) {
+		s.add("clusterrolebindings/"+b.Name, &b)
+	}
+	for namespace, roles := range bootstrappolicy.NamespaceRoles() {
+		for _, r := range roles {
+			r.Namespace = namespace
+			s.add("roles/"+namespace+"/"+r.Name, &r)
+		}
+	}
+	for namespace, bindings := range bootstrappolicy.NamespaceRoleBindings() {
+		for _, b := range bindings {
+			b.Namespace = namespace
+			s.add("rolebindings/"+namespace+"/"+b.Name, &b)
+		}
+	}
+}
+
+// addPriorities adds the priorities of pods and those of requests.
+func (s *seeder) addPriorities() {
+	for _, class := range schedulingbootstrap.SystemPriorityClasses() {
+		class = class.DeepCopy()
+		class.Generation = 1
+		s.add("priorityclasses/"+class.Name, class)
+	}
+	// The annotation says that upstream may change the object with its version.
+	upstreams := func(o object) {
+		o.SetGeneration(1)
+		o.SetAnnotations(map[string]string{flowcontrolv1.AutoUpdateAnnotationKey: "true"})
+	}
+	for _, flows := range [][]*flowcontrolv1.FlowSchema{
+		flowcontrolbootstrap.MandatoryFlowSchemas, flowcontrolbootstrap.SuggestedFlowSchemas,
+	} {
+		for _, flow := range flows {
+			flow = flow.DeepCopy()
+			upstreams(flow)
+			s.add("flowschemas/"+flow.Name, flow)
+		}
+	}
+	for _, levels := range [][]*flowcontrolv1.PriorityLevelConfiguration{
+		flowcontrolbootstrap.MandatoryPriorityLevelConfigurations,
+		flowcontrolbootstrap.SuggestedPriorityLevelConfigurations,
+	} {
+		for _, level := range levels {
+			level = level.DeepCopy()
+			upstreams(level)
+			s.add("prioritylevelconfigurations/"+level.Name, level)
+		}
+	}
+}
+
+// addServiceRange adds the range of Service addresses, without which none can
+// be created.
+func (s *seeder) addServiceRange(plan cluster.Plan) {
+	s.add("servicecidrs/kubernetes", &networkingv1.ServiceCIDR{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:       "kubernetes",
+			Generation: 1,
+			Finalizers: []string{servicecidrs.ServiceCIDRProtectionFinalizer},
+		},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{plan.Addresses.Services.String()}},
+		Status: networkingv1.ServiceCIDRStatus{Conditions: []metav1.Condition{{
+			Type:               networkingv1.ServiceCIDRConditionReady,
+			Status:             metav1.ConditionTrue,
+			Message:            "Kubernetes default Service CIDR is ready",
+			LastTransitionTime: s.now,
+		}}},
+	})
+}

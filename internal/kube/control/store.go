@@ -1,0 +1,135 @@
+package control
+
+import (
+	"fmt"
+	"net/url"
+	"os"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/config"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	etcdfeatures "go.etcd.io/etcd/server/v3/features"
+	"go.etcd.io/etcd/server/v3/storage/wal"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+const (
+	// memberName is the only member's.
+	memberName = "berth"
+	// memberURL names the member to itself. A member must have a peer URL,
+	// but a cluster of one never connects to it and nothing listens there. It
+	// is an address rather than a name, because names are looked up.
+	memberURL = "http://127.0.0.1:2380"
+	// storeQuota bounds the database, which lives in memory.
+	storeQuota = 2 << 30
+	// walSegment replaces 64 MB: the log is on a tmpfs, and two segments are
+	// allocated ahead.
+	walSegment = 2 << 20
+)
+
+// store is etcd without a network: the raft and storage core of etcd's server,
+// not package embed, which insists on listening for clients and peers.
+// A socket that does not exist needs no authentication.
+type store struct {
+	server *etcdserver.EtcdServer
+	up     chan struct{} // closed when server or err is set
+	err    error
+}
+
+// startStore starts etcd with its data in dir, which it creates, or continues
+// with the data that is there. It returns at once; up is closed when the store
+// answers.
+func startStore(dir string, verbosity int) *store {
+	s := &store{up: make(chan struct{})}
+	go func() {
+		defer close(s.up)
+		server, err := newStoreServer(dir, verbosity)
+		if err != nil {
+			s.err = fmt.Errorf("start etcd (data %s): %w", dir, err)
+			return
+		}
+		server.Start()
+		select {
+		case <-server.ReadyNotify():
+			s.server = server
+		case <-server.StopNotify():
+			s.err = fmt.Errorf("start etcd (data %s): it stopped by itself; see the log above", dir)
+		}
+	}()
+	return s
+}
+
+func newStoreServer(dir string, verbosity int) (*etcdserver.EtcdServer, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	member, err := url.Parse(memberURL)
+	if err != nil {
+		return nil, err
+	}
+	// A package variable of etcd's, and the only way to set it.
+	wal.SegmentSizeBytes = walSegment
+	log := storeLog(verbosity)
+	return etcdserver.NewServer(config.ServerConfig{
+		Name:                memberName,
+		DataDir:             dir,
+		PeerURLs:            types.URLs{*member},
+		ClientURLs:          types.URLs{*member},
+		InitialPeerURLsMap:  types.URLsMap{memberName: types.URLs{*member}},
+		InitialClusterToken: memberName,
+		NewCluster:          true,
+		// Alone, a member waits for its election timeout and then elects
+		// itself, so the ticks are the time to start. 10 ms costs less than
+		// 0.1 % of a core when idle.
+		TickMs:        10,
+		ElectionTicks: 2,
+		PreVote:       true,
+		// Everything is on a tmpfs and dies with the node.
+		UnsafeNoFsync:     true,
+		QuotaBackendBytes: storeQuota,
+		// The log is memory twice, on the tmpfs and in the process; without
+		// followers to catch up little of it is ever needed.
+		SnapshotCount:          2000,
+		SnapshotCatchUpEntries: 100,
+		MaxSnapFiles:           1,
+		MaxWALFiles:            1,
+		// etcd's own defaults, which package embed would fill in.
+		MaxTxnOps:                   128,
+		MaxRequestBytes:             1.5 * 1024 * 1024,
+		AuthToken:                   "simple",
+		BcryptCost:                  10,
+		TokenTTL:                    300,
+		WarningApplyDuration:        time.Second,
+		WarningUnaryRequestDuration: time.Second,
+		DowngradeCheckTime:          time.Hour,
+		CompactHashCheckTime:        time.Hour,
+		MaxLearners:                 1,
+		V2Deprecation:               config.V2DeprDefault,
+		ServerFeatureGate:           etcdfeatures.NewDefaultServerFeatureGate(memberName, log),
+		Metrics:                     "basic",
+		Logger:                      log,
+	})
+}
+
+// close stops the store. It may be called at any time, and twice.
+func (s *store) close() {
+	<-s.up
+	if s.server != nil {
+		s.server.Stop()
+	}
+}
+
+// storeLog is etcd's own kind of logger, on stderr like everything else. etcd
+// logs each step of a normal start as info and some of them as a warning.
+func storeLog(verbosity int) *zap.Logger {
+	level := zapcore.ErrorLevel
+	if verbosity > 0 {
+		level = zapcore.InfoLevel
+	}
+	encoding := zap.NewProductionEncoderConfig()
+	encoding.EncodeTime = zapcore.ISO8601TimeEncoder
+	return zap.New(zapcore.NewCore(
+		zapcore.NewConsoleEncoder(encoding), zapcore.Lock(os.Stderr), level)).Named("etcd")
+}
