@@ -3,19 +3,25 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
 
+	"github.com/containerd/containerd/api/types"
 	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/containerd/v2/version"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
+	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"github.com/sirupsen/logrus"
 
 	"berth.dev/berth/runtime/internal/bundle"
@@ -96,6 +102,31 @@ func (l lifecycle) Stop(ctx context.Context, id string) (shim.StopStatus, error)
 		log.G(ctx).WithError(err).Warn("end processes of pod")
 	}
 	return l.Shim.Stop(ctx, id)
+}
+
+// Info says what the runtime can do. The answer is fixed, because runc and the
+// kernel's rules for unprivileged users are: asking runc costs a process at
+// every start of containerd. User namespaces of pods' own are not offered:
+// mounts of the host's file systems cannot be id-mapped without root.
+func (l lifecycle) Info(context.Context, io.Reader) (*types.RuntimeInfo, error) {
+	no := false
+	offered, err := typeurl.MarshalAnyToProto(&features.Features{
+		OCIVersionMin: "1.0.0",
+		OCIVersionMax: specs.Version,
+		MountOptions:  []string{"ro", "rw", "rro", "rrw"},
+		Linux: &features.Linux{
+			Namespaces:      []string{"cgroup", "ipc", "mount", "network", "pid", "uts"},
+			MountExtensions: &features.MountExtensions{IDMap: &features.IDMap{Enabled: &no}},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode features: %w", err)
+	}
+	return &types.RuntimeInfo{
+		Name:     l.Name(),
+		Version:  &types.RuntimeVersion{Version: version.Version, Revision: version.Revision},
+		Features: offered,
+	}, nil
 }
 
 // quiet leaves out the complaint about each container that the cgroup's own

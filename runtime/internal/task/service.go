@@ -94,7 +94,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		return nil, err
 	}
 	if len(adapted.Ignored) > 0 {
-		s.log.Warn("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)
+		s.log.Info("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)
 	}
 	c := &container{Container: adapted, root: procfs.Root{PID: int(response.Pid)}}
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {

@@ -1,0 +1,54 @@
+package pause
+
+import (
+	"archive/tar"
+	"bytes"
+	"encoding/json"
+	"io"
+	"runtime"
+	"testing"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+func TestImageIsConsistent(t *testing.T) {
+	img, err := newImage(runtime.GOARCH)
+	if err != nil {
+		t.Skip(err) // make builds the program; go test alone may run before
+	}
+	var manifest ocispec.Manifest
+	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &manifest); err != nil {
+		t.Fatal(err)
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(img.blobs[manifest.Config.Digest], &config); err != nil {
+		t.Fatal(err)
+	}
+	if config.Architecture != runtime.GOARCH || config.OS != "linux" {
+		t.Errorf("platform %s/%s", config.OS, config.Architecture)
+	}
+	if len(manifest.Layers) != 1 || config.RootFS.DiffIDs[0] != manifest.Layers[0].Digest {
+		t.Errorf("layers %v, diff ids %v", manifest.Layers, config.RootFS.DiffIDs)
+	}
+	r := tar.NewReader(bytes.NewReader(img.blobs[manifest.Layers[0].Digest]))
+	header, err := r.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, err := io.ReadAll(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if "/"+header.Name != config.Config.Entrypoint[0] || header.Mode&0o111 == 0 || !bytes.HasPrefix(program, []byte("\x7fELF")) {
+		t.Errorf("%s, mode %o, %d bytes, entry point %v", header.Name, header.Mode, len(program), config.Config.Entrypoint)
+	}
+	if len(program) > 16<<10 {
+		t.Errorf("the program has %d bytes: has it got a C library?", len(program))
+	}
+}
+
+func TestUnknownArchitecture(t *testing.T) {
+	if _, err := newImage("pdp11"); err == nil {
+		t.Error("no error")
+	}
+}
