@@ -20,12 +20,21 @@ func epoch() time.Time { return time.Unix(1_700_000_000, 0) }
 type layerWriter struct {
 	tar  *tar.Writer
 	dirs map[string]bool // written already, with their owners
+	// named are the entries that are no trees. They win over what a tree
+	// brings at the same path: no path may be in a layer twice.
+	named map[string]Entry
 }
 
 // writeLayer writes the entries in their order; parents that no entry names
-// are made with mode 0755, owned by root.
+// are made with mode 0755, owned by root. A tree's directory has the mode that
+// another entry of the layer gives it.
 func writeLayer(w io.Writer, entries []Entry) error {
-	l := layerWriter{tar: tar.NewWriter(w), dirs: map[string]bool{"": true, ".": true}}
+	l := layerWriter{tar: tar.NewWriter(w), dirs: map[string]bool{"": true, ".": true}, named: map[string]Entry{}}
+	for _, e := range entries {
+		if e.Kind != Tree {
+			l.named[e.Path] = e
+		}
+	}
 	for _, e := range entries {
 		if err := l.entry(e); err != nil {
 			return fmt.Errorf("add /%s: %w", e.Path, err)
@@ -44,9 +53,6 @@ func (l *layerWriter) entry(e Entry) error {
 	h := &tar.Header{Name: e.Path, Mode: e.Mode, Uid: e.UID, Gid: e.GID}
 	switch e.Kind {
 	case Dir:
-		// Written even where a tree brought the directory: this is how a
-		// recipe says its mode and owner, and the last entry counts.
-		l.dirs[e.Path] = false
 		return l.dir(e.Path, h)
 	case Link:
 		h.Typeflag, h.Linkname, h.Mode = tar.TypeSymlink, e.Target, 0o777
@@ -81,7 +87,11 @@ func (l *layerWriter) parents(name string) error {
 	if err := l.parents(parent); err != nil {
 		return err
 	}
-	return l.dir(parent, &tar.Header{Mode: 0o755})
+	h := &tar.Header{Mode: 0o755}
+	if e, ok := l.named[parent]; ok && e.Kind == Dir {
+		h.Mode, h.Uid, h.Gid = e.Mode, e.UID, e.GID
+	}
+	return l.dir(parent, h)
 }
 
 func (l *layerWriter) dir(name string, h *tar.Header) error {
@@ -148,6 +158,12 @@ func (l *layerWriter) tree(e Entry) error {
 			return err
 		}
 		h := &tar.Header{Name: name, Mode: mode(info)}
+		if e, ok := l.named[name]; ok {
+			if e.Kind != Dir || !d.IsDir() {
+				return nil
+			}
+			h.Mode, h.Uid, h.Gid = e.Mode, e.UID, e.GID
+		}
 		switch {
 		case d.IsDir():
 			return l.dir(name, h)

@@ -22,10 +22,13 @@ tag docker.io/library/a:1
 tag docker.io/library/a:latest
 file tool /bin/tool 0755
 links tool /bin x @names
+text /var/late/f 0600 0:0 "f"
+dir /var/late 0700 7:7
 layer
 exclude tree/no usr/share/doc
 tree root /
 dir /etc 0700 1:1
+text /etc/hosts 0640 5:5 "mine"
 dir /srv 1777 33:34
 text /srv/t 0640 1000:2000 "two\nlines\n"
 user 1000
@@ -114,9 +117,10 @@ func TestImages(t *testing.T) {
 		t.Fatalf("got %d layers, want 2", len(layers))
 	}
 	for i, want := range [][]string{
-		{"0755 0:0 bin/", "0755 0:0 bin/tool", "0777 0:0 bin/x -> tool", "0777 0:0 bin/y -> tool", "0777 0:0 bin/z -> tool"},
-		{"0755 0:0 etc/", "0644 0:0 etc/hosts", "0777 0:0 etc/link -> hosts", "0755 0:0 usr/", "0755 0:0 usr/share/",
-			"0700 1:1 etc/", "1777 33:34 srv/", "0640 1000:2000 srv/t"},
+		{"0755 0:0 bin/", "0755 0:0 bin/tool", "0777 0:0 bin/x -> tool", "0777 0:0 bin/y -> tool", "0777 0:0 bin/z -> tool",
+			"0755 0:0 var/", "0700 7:7 var/late/", "0600 0:0 var/late/f"},
+		{"0700 1:1 etc/", "0777 0:0 etc/link -> hosts", "0755 0:0 usr/", "0755 0:0 usr/share/",
+			"0640 5:5 etc/hosts", "1777 33:34 srv/", "0640 1000:2000 srv/t"},
 	} {
 		if err := validate.Layer(layers[i]); err != nil {
 			t.Errorf("layer %d: %v", i, err)
