@@ -17,15 +17,6 @@ import (
 	"berth.dev/berth/internal/slurm"
 )
 
-// notHereError ends berth doctor with status 1 where berth cannot run. The
-// report has said everything, so there is nothing more to print.
-type notHereError struct{}
-
-func (notHereError) Error() string { return "" }
-
-// ExitCode is the exit status of the program.
-func (notHereError) ExitCode() int { return 1 }
-
 func newDoctorCommand() *cobra.Command {
 	output := "text"
 	doctor := &cobra.Command{
@@ -35,19 +26,17 @@ func newDoctorCommand() *cobra.Command {
 inside of a job it is the job's limits that count, so run it there too:
 srun -N1 -n1 berth doctor. It ends with status 0 where berth can run and 1 where
 it cannot.`,
-		Args:          cobra.NoArgs,
-		SilenceErrors: true,
-		SilenceUsage:  true,
+		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if output != "text" && output != "json" {
-				return fmt.Errorf("unknown --output %q: it is text or json", output)
+				return &usageError{fmt.Errorf("unknown --output %q: it is text or json", output)}
 			}
 			report := examine(cmd.Context())
 			if err := writeReport(cmd.OutOrStdout(), report, output); err != nil {
 				return err
 			}
 			if !report.Runs {
-				return notHereError{}
+				return &result{code: 1} // the report has said everything
 			}
 			return nil
 		},

@@ -3,6 +3,7 @@ package probe
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,7 +31,7 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 		r.Cost, r.Remedy = "images whose files belong to higher ids cannot be unpacked", ids.Remedy
 	}
 	results := []Result{r}
-	if h.uid == 0 {
+	if ids := ParseIDMap(h.read("/proc/self/uid_map")); h.uid == 0 && len(ids) == 1 && ids[0] == (IDRange{0, 0, math.MaxUint32}) {
 		results = append(results, Result{Name: "user", Title: "unprivileged user", Level: Recommended, OK: Degraded, Found: "this is root",
 			Cost:   "pods are separated from root's files and processes by less than they are from another user's",
 			Remedy: Remedy{User: "run berth as a user: it gains nothing from root"}})

@@ -21,7 +21,7 @@ const (
 	inotifyMin, inotifyGood     = 16, 64
 	watchesGood                 = 8192
 	keysGood                    = 100
-	memoryMin, memoryGood       = 600 << 20, 1536 << 20
+	memoryMin, memoryGood       = 640 << 20, 1536 << 20
 )
 
 func (h *Host) checkMemory(state Candidate) Result {
@@ -36,9 +36,9 @@ func (h *Host) checkMemory(state Candidate) Result {
 	case m.Bytes == 0:
 		r.OK, r.Found = Unknown, "/proc/meminfo cannot be read"
 	case m.Bytes < memoryMin:
-		r.OK, r.Cost, r.Remedy = No, fmt.Sprintf("berth's own components need %s", Bytes(memoryMin)), more
+		r.OK, r.Cost, r.Remedy = No, fmt.Sprintf("berth's own components and a small pod need %s", Bytes(memoryMin)), more
 	case m.Bytes < memoryGood:
-		r.OK, r.Cost, r.Remedy = Degraded, fmt.Sprintf("little is left for pods: berth's own components use some %s", Bytes(memoryMin)), more
+		r.OK, r.Cost, r.Remedy = Degraded, "little is left for pods beside berth's own components", more
 	}
 	if state.Kind == KindMemory && r.OK == Yes {
 		r.Found += "; images and volumes count against it, as " + state.Path + " is in memory"

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 
@@ -141,43 +142,50 @@ func (h *Host) appArmorRestricts() bool {
 	return ok && value == "1"
 }
 
-// Namespaces that a cluster takes: berth's own, and those of each pod (network,
-// IPC, UTS and PID or mount, twice for the pause container).
-const (
-	namespacesMin  = 8
-	namespacesGood = 512
-)
+// namespaceNeeds are the namespaces that a cluster takes: at the least, and
+// with pods enough for anybody. A pod takes one or two of most kinds, but none
+// of users and cgroups.
+var namespaceNeeds = []struct {
+	kind      string
+	min, good uint64
+	perPod    uint64
+}{
+	{"user", 2, 8, 0}, {"cgroup", 2, 8, 0},
+	{"mnt", 8, 512, 2}, {"pid", 8, 512, 2}, {"net", 4, 256, 1}, {"ipc", 4, 256, 1}, {"uts", 4, 256, 1},
+}
 
 func (h *Host) checkNamespaceLimits() Result {
 	r := Result{Name: "namespace-limits", Title: "namespace limits", Level: Required, OK: Yes}
-	smallest, which := uint64(1<<63), ""
-	for _, kind := range []string{"user", "mnt", "pid", "net", "ipc", "uts", "cgroup"} {
-		name := "user.max_" + kind + "_namespaces"
-		need := uint64(namespacesGood)
-		if kind == "user" || kind == "cgroup" {
-			need = namespacesMin // a few per cluster, none per pod
-		}
+	smallest := uint64(math.MaxUint64)
+	for _, need := range namespaceNeeds {
+		name := "user.max_" + need.kind + "_namespaces"
 		n, ok := h.number(name)
-		if !ok || n >= need && n >= smallest {
+		if !ok {
 			continue
 		}
-		if n < need && r.OK == Yes {
-			r.OK = Degraded
+		state, cost := Yes, ""
+		switch {
+		case n < need.min:
+			state, cost = No, "a cluster takes at least "+strconv.FormatUint(need.min, 10)
+		case n < need.good && need.perPod == 0:
+			state, cost = Degraded, "few clusters of yours fit on a node at a time"
+		case n < need.good:
+			state, cost = Degraded, fmt.Sprintf("pods beyond about %d fail to start with \"no space left on device\"", (n-need.min/2)/need.perPod)
 		}
-		if n < namespacesMin {
-			r.OK = No
-		}
-		if n < smallest {
-			smallest, which = n, name
+		worse := state == No && r.OK != No || state == Degraded && r.OK == Yes
+		if worse || state == r.OK && n < smallest {
+			smallest, r.OK, r.Cost = n, state, cost
+			r.Found = fmt.Sprintf("%s is %d for each user", name, n)
+			if state != Yes {
+				r.Remedy = Remedy{Admin: fmt.Sprintf("sysctl -w %s=100000   # and keep it in /etc/sysctl.d/90-berth.conf", name)}
+			}
 		}
 	}
-	if which == "" {
-		return Result{Name: r.Name, Title: r.Title, Level: r.Level, OK: Unknown, Found: "user.max_*_namespaces cannot be read"}
+	if r.Found == "" {
+		r.OK, r.Found = Unknown, "user.max_*_namespaces cannot be read"
 	}
-	r.Found = fmt.Sprintf("%s is the smallest: %d for each user", which, smallest)
-	if r.OK != Yes {
-		r.Cost = fmt.Sprintf("pods beyond about %d fail to start with \"no space left on device\"", smallest/2)
-		r.Remedy = Remedy{Admin: fmt.Sprintf("sysctl -w %s=100000   # and keep it in /etc/sysctl.d/90-berth.conf", which)}
+	if r.OK == Yes {
+		r.Found += ", the others are more"
 	}
 	return r
 }

@@ -18,7 +18,7 @@ func (h *Host) checkStateDir(best Candidate, rejected []Candidate) Result {
 			refused = append(refused, candidate.Path+": "+candidate.Reason)
 		}
 	}
-	elsewhere := Remedy{User: "export BERTH_STATE_DIR=DIR   # a directory of yours on a disk of the node"}
+	elsewhere := Remedy{User: "export BERTH_STATE_DIR=DIR   # or --state-dir DIR: a directory of yours on a disk of the node"}
 	if best.Path == "" {
 		r.OK, r.Found = No, strings.Join(refused, "; ")
 		r.Cost, r.Remedy = "there is no place for images, volumes and logs", elsewhere

@@ -122,7 +122,7 @@ func TestChecks(t *testing.T) {
 			No, "seccomp filter is in force", "cannot run", "outside of the container"},
 		{"network namespaces used up", named("network-namespace", machine{}.host().checkNamespaces(all(failed(trialNetNS, unix.ENOSPC)))), No, "no space", "cannot run", "sysctl -w user.max_net_namespaces"},
 		{"no mount namespace", named("own-proc", machine{}.host().checkMounts(all(failed(trialMountNS, unix.EPERM)))), Unknown, "not tried", "", ""},
-		{"few network namespaces", machine{files: limits}.host().checkNamespaceLimits(), Degraded, "user.max_net_namespaces", "beyond about 10", "user.max_net_namespaces=100000"},
+		{"few network namespaces", machine{files: limits}.host().checkNamespaceLimits(), Degraded, "user.max_net_namespaces", "beyond about 18", "user.max_net_namespaces=100000"},
 
 		{"masked /proc", named("own-proc", machine{files: container}.host().checkMounts(all(failed(trialProc, unix.EPERM)))), No, "not permitted", "/proc/kcore", "unmask=ALL"},
 		{"masked /sys", named("own-sys", machine{files: container}.host().checkMounts(all(failed(trialSys, unix.EPERM)))), No, "not permitted", "/sys read-only", "outside"},
@@ -134,7 +134,7 @@ func TestChecks(t *testing.T) {
 		{"no notify", named("seccomp-notify", machine{}.host().checkSeccomp(all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
 		{"ptrace", named("seccomp-notify", machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host().checkSeccomp(all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=2"},
 
-		{"little memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().checkMemory(Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 600.0 MiB", "--mem=2G"},
+		{"little memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().checkMemory(Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 640.0 MiB", "--mem=2G"},
 		{"less memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "1024"}}.host().checkMemory(Candidate{}), Degraded, "1.0 GiB", "little is left", "--mem=2G"},
 		{"files", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 1024}}.host().checkFiles(), No, "hard 1024", "run out", "hard nofile 524288"},
 		{"files in a job", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 4096}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkFiles(), Degraded, "hard 4096", "connections", "LimitNOFILE=524288"},
@@ -179,7 +179,7 @@ func TestConclude(t *testing.T) {
 		{Title: "a", Level: Required, OK: Yes}, {Title: "b", Level: Recommended, OK: No},
 		{Title: "c", Level: Optional, OK: No}, {Title: "d", Level: Recommended, OK: Degraded}, {Title: "e", Level: Required, OK: Unknown}}}
 	report.Conclude()
-	if !report.Runs || report.Verdict != "berth runs here: yes, without: b; with less of: d; not known: e" {
+	if !report.Runs || report.Verdict != "berth runs here: yes, without: b; limited: d; not known: e" {
 		t.Errorf("got %v %q", report.Runs, report.Verdict)
 	}
 	report.Results = append(report.Results, Result{Title: "f", Level: Required, OK: No})

@@ -297,7 +297,8 @@ func (h *Host) mapProgram(name string) (file, reason string, remedy Remedy) {
 		return "", file + " is neither setuid root nor has it file capabilities", Remedy{Admin: "setcap " + capability + "+ep " + file}
 	}
 	if fs, err := h.kernel.Statfs(file); err == nil && fs.NoSUID {
-		return "", file + " is on a file system mounted nosuid, so it has no privilege", Remedy{Admin: "mount -o remount,suid the file system of " + file}
+		mount, _ := mountOf(h.mounts(), file)
+		return "", file + " is on a file system mounted nosuid, so it has no privilege", Remedy{Admin: "mount -o remount,suid " + cmp.Or(mount.Point, "/")}
 	}
 	return file, "", Remedy{}
 }

@@ -90,7 +90,7 @@ func (r *Report) Conclude() {
 		parts = append(parts, "without: "+strings.Join(without, ", "))
 	}
 	if len(degraded) > 0 {
-		parts = append(parts, "with less of: "+strings.Join(degraded, ", "))
+		parts = append(parts, "limited: "+strings.Join(degraded, ", "))
 	}
 	if len(unknown) > 0 {
 		parts = append(parts, "not known: "+strings.Join(unknown, ", "))

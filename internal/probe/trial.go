@@ -9,7 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -106,16 +106,25 @@ func (t Trials) run(ctx context.Context, h *Host, ids IDMap) outcomes {
 	return found
 }
 
-// child starts the program in a new user namespace, maps its ids, lets it go
-// on as its root, and records the outcomes that it writes. The error is about
-// the namespace and the map; a child that ends early has merely fewer
-// outcomes.
+// child starts the program in a new user namespace and records the outcomes
+// that it writes. The error is about the namespace and its ids; a child that
+// ends early has merely fewer outcomes.
+//
+// The single line of a one-uid map is written before execve, as the sandbox
+// does it: a process with no_new_privs keeps the capabilities that it has, but
+// gains none by another execve.
 func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stage ...string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	arguments := append(append(append([]string{}, t.Command...), "hold"), stage...)
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", arguments...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL}
+	arguments := slices.Clone(t.Command)
+	attributes := &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, Pdeathsig: syscall.SIGKILL}
+	if ids.OneUID {
+		attributes.UidMappings, attributes.GidMappings = sysMap(ids.UIDs), sysMap(ids.GIDs)
+	} else {
+		arguments = append(arguments, "hold")
+	}
+	cmd := exec.CommandContext(ctx, "/proc/self/exe", append(arguments, stage...)...)
+	cmd.SysProcAttr = attributes
 	// A grandchild that keeps the pipe must not keep us.
 	cmd.WaitDelay = time.Second
 	gate, err := cmd.StdinPipe()
@@ -129,9 +138,11 @@ func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stag
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("create user namespace: %w", errnoOf(err))
 	}
-	err = writeMaps(ctx, cmd.Process.Pid, ids)
+	if !ids.OneUID {
+		err = writeMaps(ctx, cmd.Process.Pid, ids)
+	}
 	if err == nil {
-		if _, err := gate.Write([]byte{'\n'}); err == nil {
+		if _, err := gate.Write([]byte{'\n'}); err == nil || ids.OneUID {
 			readOutcomes(output, record)
 		}
 	}
@@ -139,6 +150,14 @@ func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stag
 	cancel()
 	_ = cmd.Wait() // killed or ended, what it had to say is read
 	return err
+}
+
+func sysMap(ranges []IDRange) []syscall.SysProcIDMap {
+	var lines []syscall.SysProcIDMap
+	for _, r := range ranges {
+		lines = append(lines, syscall.SysProcIDMap{ContainerID: int(r.Inside), HostID: int(r.Outside), Size: int(r.Count)})
+	}
+	return lines
 }
 
 func readOutcomes(r io.Reader, record func(outcome)) {
@@ -151,23 +170,8 @@ func readOutcomes(r io.Reader, record func(outcome)) {
 	}
 }
 
-// writeMaps gives a process's new user namespace its ids: by newuidmap where
-// there are subordinate ones, otherwise by writing the single line that the
-// kernel allows to everybody.
+// writeMaps gives a process's new user namespace its subordinate ids.
 func writeMaps(ctx context.Context, pid int, ids IDMap) error {
-	if ids.OneUID {
-		proc := filepath.Join("/proc", strconv.Itoa(pid))
-		for _, file := range []struct{ name, content string }{
-			{"setgroups", "deny"},
-			{"uid_map", strings.Join(mapArguments(ids.UIDs), " ")},
-			{"gid_map", strings.Join(mapArguments(ids.GIDs), " ")},
-		} {
-			if err := os.WriteFile(filepath.Join(proc, file.name), []byte(file.content), 0); err != nil {
-				return fmt.Errorf("write %s of a user namespace: %w", file.name, errnoOf(err))
-			}
-		}
-		return nil
-	}
 	for _, program := range []struct {
 		path   string
 		ranges []IDRange
