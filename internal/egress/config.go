@@ -1,0 +1,99 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+)
+
+// Config says what egress forwards and what it may use for it.
+type Config struct {
+	// Gateway is the far end of the TUN device. It answers echo requests, and
+	// on port 53 it is the host's own resolvers. Nothing else listens there.
+	Gateway netip.Addr
+	// Cluster are the ranges of pods, Services and nodes. A packet to them
+	// that comes out of the device is a stray: it is refused.
+	Cluster []netip.Prefix
+	// Refuse are further ranges that pods may not reach. The host's loopback
+	// is always refused, whatever is said here.
+	Refuse []netip.Prefix
+	// MTU is that of the TUN device, in bytes.
+	MTU int
+	// ResolvConf is the file with the host's resolvers.
+	ResolvConf string
+
+	// Connections bounds the TCP connections at one time, Flows the UDP and
+	// echo flows. A connection too many is reset; a flow too many ends the
+	// one that has been idle longest.
+	Connections, Flows int
+	// BufferBytes bounds what all TCP connections together hold for the pods'
+	// side. The more connections there are, the less a new one gets, but
+	// never less than 64 KiB each way.
+	BufferBytes int
+	// FlowIdle ends a UDP flow after this time without a packet; DNS and echo
+	// flows end after at most 15 seconds.
+	FlowIdle time.Duration
+	// Dial bounds an attempt to connect. The pod's own kernel gives up after
+	// about two minutes.
+	Dial time.Duration
+
+	// Counters, where not nil, counts; it may be read at any time.
+	Counters *Counters
+	// Log gets a line per refused flow at level debug, and problems above.
+	Log *slog.Logger
+}
+
+// Default is a Config that lacks only the Gateway and the Cluster.
+func Default() Config {
+	return Config{
+		Refuse:      linkLocal(),
+		MTU:         65520,
+		ResolvConf:  "/etc/resolv.conf",
+		Connections: 4096,
+		Flows:       4096,
+		BufferBytes: 64 << 20,
+		FlowIdle:    2 * time.Minute,
+		Dial:        130 * time.Second,
+		Log:         slog.New(slog.DiscardHandler),
+	}
+}
+
+// linkLocal are addresses that mean something else on every host. The clouds
+// put their metadata services there, which hand the machine's credentials to
+// whoever can connect.
+func linkLocal() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("169.254.0.0/16"),
+		netip.MustParsePrefix("fe80::/10"),
+		netip.MustParsePrefix("fd00:ec2::254/128"),  // AWS over IPv6
+		netip.MustParsePrefix("fd20:ce::254/128"),   // Google Cloud over IPv6
+		netip.MustParsePrefix("100.100.100.200/32"), // Alibaba Cloud
+	}
+}
+
+// Validate returns all problems at once.
+func (c Config) Validate() error {
+	var problems []error
+	complain := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if !c.Gateway.IsValid() || c.Gateway.IsUnspecified() || c.Gateway.IsLoopback() {
+		complain("gateway %v is no usable address", c.Gateway)
+	}
+	if c.MTU < 1280 || c.MTU > 65535 {
+		complain("MTU %d is not between 1280 and 65535", c.MTU)
+	}
+	if c.ResolvConf == "" {
+		complain("no file with resolvers named")
+	}
+	if c.Connections < 1 || c.Flows < 1 || c.BufferBytes < 1 {
+		complain("limits must be positive (connections %d, flows %d, buffer bytes %d)", c.Connections, c.Flows, c.BufferBytes)
+	}
+	if c.FlowIdle <= 0 || c.Dial <= 0 {
+		complain("times must be positive (flow idle %v, dial %v)", c.FlowIdle, c.Dial)
+	}
+	if c.Log == nil {
+		complain("no logger")
+	}
+	return errors.Join(problems...)
+}

@@ -1,0 +1,54 @@
+package egress
+
+import "sync/atomic"
+
+// Counters counts what egress does. The zero value is ready; it must not be
+// copied. One may serve several runs after another.
+type Counters struct {
+	tcp, udp, echo, dns                gauge
+	toPods, fromPods                   atomic.Uint64
+	refused, failed, dropped, overflow atomic.Uint64
+	repeated                           atomic.Uint64
+}
+
+// gauge is how many there were, and how many there are.
+type gauge struct{ total, open atomic.Int64 }
+
+func (g *gauge) enter() int64 { g.total.Add(1); return g.open.Add(1) }
+func (g *gauge) leave()       { g.open.Add(-1) }
+
+// Stats is a snapshot of Counters.
+type Stats struct {
+	// Connections and Flows (UDP), Echoes (ping) and Queries (DNS over UDP)
+	// since the start, and those of them that are open now.
+	Connections, ConnectionsOpen int64
+	Flows, FlowsOpen             int64
+	Echoes, EchoesOpen           int64
+	Queries, QueriesOpen         int64
+	// BytesToPods and BytesFromPods count the payload of TCP and UDP.
+	BytesToPods, BytesFromPods uint64
+	// Refused flows went to an address that pods may not reach.
+	Refused uint64
+	// Failed connections found nobody, or nobody willing, at the far end.
+	Failed uint64
+	// Dropped packets were malformed, multicast, or found a full buffer.
+	Dropped uint64
+	// Overflowed flows were refused or ended because of a limit in Config.
+	Overflowed uint64
+	// Repeated TCP segments had to be sent to a pod twice; set when Run ends.
+	Repeated uint64
+}
+
+// Stats returns the counts of this moment.
+func (c *Counters) Stats() Stats {
+	return Stats{
+		Connections: c.tcp.total.Load(), ConnectionsOpen: c.tcp.open.Load(),
+		Flows: c.udp.total.Load(), FlowsOpen: c.udp.open.Load(),
+		Echoes: c.echo.total.Load(), EchoesOpen: c.echo.open.Load(),
+		Queries: c.dns.total.Load(), QueriesOpen: c.dns.open.Load(),
+		BytesToPods: c.toPods.Load(), BytesFromPods: c.fromPods.Load(),
+		Refused: c.refused.Load(), Failed: c.failed.Load(),
+		Dropped: c.dropped.Load(), Overflowed: c.overflow.Load(),
+		Repeated: c.repeated.Load(),
+	}
+}

@@ -1,0 +1,197 @@
+package egress
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// query is a DNS message with a header only; its id is its name here.
+func query(id uint16) []byte {
+	message := make([]byte, dnsHeader, dnsHeader+8)
+	binary.BigEndian.PutUint16(message, id)
+	return append(message, "question"...)
+}
+
+// answerWith answers as a DNS server would, with a text for the test to know it.
+func answerWith(text string, code byte) func([]byte, net.Addr) []byte {
+	return func(query []byte, _ net.Addr) []byte {
+		answer := append(slices.Clone(query[:dnsHeader]), text...)
+		answer[2] |= dnsResponse
+		answer[3] = code
+		return answer
+	}
+}
+
+// The ports of resolvers are fixed, and the lab's tests share its addresses:
+// each server gets an address of loopback for itself.
+func resolvConf(t *testing.T, servers ...string) func(*Config) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	writeResolvConf(t, path, servers...)
+	return func(c *Config) { c.ResolvConf = path }
+}
+
+func writeResolvConf(t *testing.T, path string, servers ...string) {
+	t.Helper()
+	content := "search example.org\n"
+	for _, server := range servers {
+		content += "nameserver " + server + "\n"
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func dnsAt(addr string) string { return net.JoinHostPort(addr, fmt.Sprint(dnsPort)) }
+
+func (l *lab) ask(id uint16) string {
+	l.Helper()
+	conn := l.mustDial("udp", netip.AddrPortFrom(gateway, dnsPort).String())
+	answer := exchangeDatagram(l, conn, query(id))
+	if binary.BigEndian.Uint16(answer) != id || answer[2]&dnsResponse == 0 {
+		l.Fatalf("the answer to %d is % x", id, answer)
+	}
+	if code := answer[3] & dnsCode; code != 0 {
+		return fmt.Sprint("code ", code)
+	}
+	return string(answer[dnsHeader:])
+}
+
+func TestDNSFromLoopbackResolver(t *testing.T) {
+	listenUDP(t, dnsAt("127.0.0.53"), answerWith("stub", 0))
+	l := newLab(t, resolvConf(t, "127.0.0.53"))
+	if got := l.ask(1); got != "stub" {
+		t.Errorf("answer %q", got)
+	}
+	if s := l.stats(); s.Queries != 1 || s.QueriesOpen != 0 || s.Flows != 0 {
+		t.Errorf("counted %+v", s)
+	}
+}
+
+func TestDNSOverTCP(t *testing.T) {
+	listenTCP(t, dnsAt("127.0.0.54"), func(conn *net.TCPConn) {
+		var length [2]byte
+		for {
+			if _, err := io.ReadFull(conn, length[:]); err != nil {
+				return
+			}
+			message := make([]byte, binary.BigEndian.Uint16(length[:]))
+			io.ReadFull(conn, message)
+			answer := answerWith(strings.Repeat("long", 10000), 0)(message, nil)
+			conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
+		}
+	})
+	// The first server does not exist.
+	l := newLab(t, resolvConf(t, "127.0.0.99", "127.0.0.54"))
+	conn := l.mustDial("tcp", netip.AddrPortFrom(gateway, dnsPort).String())
+	for id := range uint16(3) {
+		message := query(id)
+		conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(message))), message...))
+		var length [2]byte
+		if _, err := io.ReadFull(conn, length[:]); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, binary.BigEndian.Uint16(length[:]))
+		if _, err := io.ReadFull(conn, answer); err != nil || binary.BigEndian.Uint16(answer) != id || len(answer) != dnsHeader+40000 {
+			t.Errorf("answer %d has %d bytes, %v", id, len(answer), err)
+		}
+	}
+}
+
+// A server that is silent, absent or unwilling is passed over, and not asked
+// first again.
+func TestDNSNextServer(t *testing.T) {
+	asked := make(chan struct{}, 10)
+	listenUDP(t, dnsAt("127.0.0.55"), func([]byte, net.Addr) []byte { asked <- struct{}{}; return nil })
+	listenUDP(t, dnsAt("127.0.0.56"), answerWith("", codeRefused))
+	listenUDP(t, dnsAt("127.0.0.57"), answerWith("third", 0))
+	l := newLab(t, resolvConf(t, "127.0.0.55", "127.0.0.56", "127.0.0.57"))
+	for id := range uint16(3) {
+		if got := l.ask(id); got != "third" {
+			t.Errorf("answer %q", got)
+		}
+	}
+	if len(asked) != 1 {
+		t.Errorf("the silent server was asked %d times", len(asked))
+	}
+}
+
+func TestDNSNobodyAnswers(t *testing.T) {
+	listenUDP(t, dnsAt("127.0.0.58"), answerWith("", codeRefused))
+	l := newLab(t, resolvConf(t, "127.0.0.99", "127.0.0.58"))
+	if got := l.ask(1); got != "code 5" {
+		t.Errorf("answer of the only server that answers: %s", got)
+	}
+	nobody := newLab(t, resolvConf(t, "127.0.0.99"))
+	if got := nobody.ask(2); got != "code 2" {
+		t.Errorf("answer where no server answers: %s", got)
+	}
+}
+
+func TestDNSFollowsResolvConf(t *testing.T) {
+	listenUDP(t, dnsAt("127.0.0.59"), answerWith("old", 0))
+	listenUDP(t, dnsAt("127.0.0.60"), answerWith("new", 0))
+	var path string
+	l := newLab(t, resolvConf(t, "127.0.0.59"), func(c *Config) { path = c.ResolvConf })
+	if got := l.ask(1); got != "old" {
+		t.Errorf("answer %q", got)
+	}
+	// As network managers do it: a new file over the old one.
+	writeResolvConf(t, path+".new", "127.0.0.60")
+	if err := os.Rename(path+".new", path); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the new resolver is asked", func() bool { return l.ask(2) == "new" })
+}
+
+func TestDNSPassesTruncation(t *testing.T) {
+	listenUDP(t, dnsAt("127.0.0.61"), func(query []byte, from net.Addr) []byte {
+		answer := answerWith("cut", 0)(query, from)
+		answer[2] |= 0x02
+		return answer
+	})
+	l := newLab(t, resolvConf(t, "127.0.0.61"))
+	conn := l.mustDial("udp", netip.AddrPortFrom(gateway, dnsPort).String())
+	if answer := exchangeDatagram(t, conn, query(3)); answer[2]&0x02 == 0 {
+		t.Errorf("answer % x is not marked as truncated", answer)
+	}
+}
+
+func TestHostResolvers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolv.conf")
+	content := "# a comment\ndomain example.com\nsearch a.example b.example\nnameserver 192.0.2.53\nnameserver 2001:db8::53\nnameserver fe80::1%eth0\nnameserver nonsense\noptions ndots:3 timeout:1 attempts:4 edns0\n"
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	got, err := HostResolvers(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Resolvers{
+		Servers:  []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53"), netip.MustParseAddrPort("[2001:db8::53]:53"), netip.MustParseAddrPort("[fe80::1%eth0]:53")},
+		Search:   []string{"a.example", "b.example"},
+		Ndots:    3,
+		Timeout:  time.Second,
+		Attempts: 4,
+	}
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	if _, err := HostResolvers(path + ".absent"); !os.IsNotExist(err) && !strings.Contains(fmt.Sprint(err), "no such file") {
+		t.Errorf("absent file: %v", err)
+	}
+	if err := os.WriteFile(path, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := HostResolvers(path); err != nil || fmt.Sprint(got.Servers) != "[127.0.0.1:53]" {
+		t.Errorf("empty file: %v, %v", got.Servers, err)
+	}
+}

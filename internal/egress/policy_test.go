@@ -1,0 +1,175 @@
+package egress
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+)
+
+func TestPolicy(t *testing.T) {
+	config := Default()
+	config.Gateway, config.Cluster = gateway, []netip.Prefix{pods}
+	p := newPolicy(config)
+	for address, want := range map[string]verdict{
+		"198.51.100.7":             forward,
+		"10.43.0.1":                forward,
+		"2001:db8::1":              forward,
+		"10.42.255.1":              serve,
+		"10.42.7.7":                refuse,
+		"127.0.0.1":                refuse,
+		"127.255.255.254":          refuse,
+		"0.0.0.0":                  refuse,
+		"0.1.2.3":                  refuse,
+		"::":                       refuse,
+		"::1":                      refuse,
+		"::127.0.0.1":              refuse,
+		"::ffff:127.0.0.1":         refuse,
+		"::ffff:198.51.100.7":      refuse,
+		"64:ff9b::127.0.0.1":       refuse,
+		"64:ff9b::198.51.100.7":    forward,
+		"2002:7f00:1::":            refuse,
+		"169.254.169.254":          refuse,
+		"fd00:ec2::254":            refuse,
+		"fe80::1":                  refuse,
+		"224.0.0.1":                drop,
+		"239.255.255.250":          drop,
+		"255.255.255.255":          drop,
+		"ff02::fb":                 drop,
+		"100.100.100.200":          refuse,
+		"64:ff9b::0.0.0.0":         refuse,
+		"64:ff9b::169.254.169.254": refuse,
+		"64:ff9b::10.42.0.9":       refuse,
+	} {
+		if got := p.decide(netip.MustParseAddr(address)); got != want {
+			t.Errorf("%s: verdict %d, want %d", address, got, want)
+		}
+	}
+}
+
+func TestConfigNamesAllProblems(t *testing.T) {
+	err := Config{}.Validate()
+	if joined, ok := err.(interface{ Unwrap() []error }); !ok || len(joined.Unwrap()) < 5 {
+		t.Errorf("problems of an empty configuration: %v", err)
+	}
+}
+
+// Services of the host that only its own users can reach stay out of reach of
+// pods, whatever a pod writes into its packets.
+func TestLoopbackIsOutOfReach(t *testing.T) {
+	l := newLab(t)
+	served := make(chan string, 100)
+	secret := func(conn *net.TCPConn) {
+		served <- conn.LocalAddr().String()
+		io.WriteString(conn, "secret")
+	}
+	tcp4 := listenTCP(t, "127.0.0.1:0", secret)
+	listenTCP(t, netip.AddrPortFrom(netip.IPv6Loopback(), tcp4.Port()).String(), secret)
+	udp4 := listenUDP(t, "127.0.0.1:0", func(query []byte, _ net.Addr) []byte { served <- "udp"; return query })
+	for _, target := range []netip.AddrPort{
+		netip.AddrPortFrom(hostAddr, tcp4.Port()), // an address of the host, but bound to loopback
+		netip.AddrPortFrom(gateway, tcp4.Port()),
+	} {
+		if _, err := l.dial("tcp", target.String()); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("connect to %s: %v", target, err)
+		}
+		conn := l.mustDial("udp", netip.AddrPortFrom(target.Addr(), udp4.Port()).String())
+		conn.Write([]byte("x"))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("datagram to %s: %v", target, err)
+		}
+	}
+	before := l.stats().Refused
+	forged := []netip.Addr{
+		netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("0.0.0.0"), netip.MustParseAddr("0.0.0.1"),
+		netip.MustParseAddr("::1"), netip.MustParseAddr("::"),
+		netip.MustParseAddr("::ffff:127.0.0.1"), netip.MustParseAddr("::127.0.0.1"),
+	}
+	for _, to := range forged {
+		l.forge(netip.AddrPortFrom(to, tcp4.Port()), header.TCPProtocolNumber)
+		l.forge(netip.AddrPortFrom(to, udp4.Port()), header.UDPProtocolNumber)
+	}
+	eventually(t, "forged packets are refused", func() bool { return l.stats().Refused == before+uint64(2*len(forged)) })
+	if s := l.stats(); s.Flows != 1 || s.ConnectionsOpen != 0 {
+		t.Errorf("flows were opened: %+v", s)
+	}
+	select {
+	case where := <-served:
+		t.Errorf("%s was reached", where)
+	default:
+	}
+}
+
+// forge sends the packet that opens a flow past the node's routing, as a pod
+// with raw sockets could.
+func (l *lab) forge(to netip.AddrPort, protocol tcpip.TransportProtocolNumber) {
+	source := podAddr
+	if to.Addr().Is6() {
+		source = podIPv6
+	}
+	transport := make([]byte, header.TCPMinimumSize)
+	sum := header.PseudoHeaderChecksum(protocol, stackAddress(source), stackAddress(to.Addr()), uint16(len(transport)))
+	if protocol == header.TCPProtocolNumber {
+		segment := header.TCP(transport)
+		segment.Encode(&header.TCPFields{SrcPort: 999, DstPort: to.Port(), DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 1000})
+		segment.SetChecksum(^segment.CalculateChecksum(sum))
+	} else {
+		udp := header.UDP(transport)
+		udp.Encode(&header.UDPFields{SrcPort: 999, DstPort: to.Port(), Length: uint16(len(transport))})
+		udp.SetChecksum(^udp.CalculateChecksum(checksum.Checksum(transport[header.UDPMinimumSize:], sum)))
+	}
+	var packet []byte
+	link := unix.SockaddrLinklayer{Protocol: 0x0008} // ETH_P_IP in network order
+	if to.Addr().Is4() {
+		packet = append(make([]byte, header.IPv4MinimumSize), transport...)
+		ip := header.IPv4(packet)
+		ip.Encode(&header.IPv4Fields{TotalLength: uint16(len(packet)), TTL: 64, Protocol: uint8(protocol), SrcAddr: stackAddress(source), DstAddr: stackAddress(to.Addr())})
+		ip.SetChecksum(^ip.CalculateChecksum())
+	} else {
+		packet = append(make([]byte, header.IPv6MinimumSize), transport...)
+		header.IPv6(packet).Encode(&header.IPv6Fields{PayloadLength: uint16(len(transport)), TransportProtocol: protocol, HopLimit: 64, SrcAddr: stackAddress(source), DstAddr: stackAddress(to.Addr())})
+		link.Protocol = 0xdd86
+	}
+	l.onNode(func() {
+		device, err := netlink.LinkByName("out0")
+		if err != nil {
+			l.Error(err)
+			return
+		}
+		link.Ifindex = device.Attrs().Index
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			l.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		if err := unix.Sendto(fd, packet, 0, &link); err != nil {
+			l.Errorf("forge packet to %s: %v", to, err)
+		}
+	})
+}
+
+func TestRefusedRanges(t *testing.T) {
+	l := newLab(t)
+	refused := []string{"169.254.169.254:80", "10.42.77.7:80", "100.100.100.200:80", "[fd00:ec2::254]:80"}
+	for _, target := range refused {
+		if _, err := l.dial("tcp", target); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("connect to %s: %v", target, err)
+		}
+		conn := l.mustDial("udp", target)
+		conn.Write([]byte("x"))
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("datagram to %s: %v", target, err)
+		}
+	}
+	if got := l.stats().Refused; got != uint64(2*len(refused)) {
+		t.Errorf("%d flows counted as refused, want %d", got, 2*len(refused))
+	}
+}

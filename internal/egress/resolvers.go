@@ -1,0 +1,122 @@
+package egress
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/miekg/dns"
+)
+
+const dnsPort = 53
+
+// Resolvers is what a host says about name resolution (resolv.conf(5)).
+type Resolvers struct {
+	// Servers are asked in this order.
+	Servers []netip.AddrPort
+	// Search are the domains that are tried with a short name; a name with
+	// fewer than Ndots dots is short.
+	Search []string
+	Ndots  int
+	// Timeout is how long to wait for one server, Attempts how often all are
+	// asked.
+	Timeout  time.Duration
+	Attempts int
+}
+
+// HostResolvers reads a file like /etc/resolv.conf. Without a server in it,
+// the host's own loopback is the server, as the C library has it.
+func HostResolvers(path string) (Resolvers, error) {
+	config, err := dns.ClientConfigFromFile(path)
+	if err != nil {
+		return Resolvers{}, fmt.Errorf("read the host's resolvers (file %s): %w", path, err)
+	}
+	resolvers := Resolvers{
+		Search:   config.Search,
+		Ndots:    config.Ndots,
+		Timeout:  time.Duration(config.Timeout) * time.Second,
+		Attempts: config.Attempts,
+	}
+	for _, server := range config.Servers {
+		// Only numbers are allowed there; the C library skips all else too.
+		if addr, err := netip.ParseAddr(server); err == nil {
+			resolvers.Servers = append(resolvers.Servers, netip.AddrPortFrom(addr, dnsPort))
+		}
+	}
+	if len(resolvers.Servers) == 0 {
+		resolvers.Servers = []netip.AddrPort{netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), dnsPort)}
+	}
+	return resolvers, nil
+}
+
+// resolver knows the host's resolvers as they are now.
+type resolver struct {
+	path string
+	// slots bounds the queries under way.
+	slots chan struct{}
+
+	mu      sync.Mutex
+	checked time.Time
+	seen    os.FileInfo
+	current Resolvers
+	// preferred is the server that answered last; a dead first server must
+	// not cost every query a timeout.
+	preferred netip.AddrPort
+	until     time.Time
+}
+
+const (
+	// recheck is how often resolv.conf is looked at, while there are queries.
+	recheck = time.Second
+	// prefer is how long the order of resolv.conf is departed from.
+	prefer = 30 * time.Second
+	// queries is how many may be under way at one time.
+	queries = 256
+	// patience bounds Timeout: pods' resolvers give up after five seconds.
+	patience = 2 * time.Second
+)
+
+func newResolver(path string) *resolver {
+	return &resolver{path: path, slots: make(chan struct{}, queries)}
+}
+
+// servers are the servers in the order in which to ask them.
+func (r *resolver) servers() []netip.AddrPort { return r.read().Servers }
+
+// read returns the content of resolv.conf, read again if it has changed. A
+// file that became unreadable leaves the servers as they were.
+func (r *resolver) read() Resolvers {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	if now.Sub(r.checked) >= recheck || r.seen == nil {
+		r.checked = now
+		info, err := os.Stat(r.path)
+		if err == nil && (r.seen == nil || !os.SameFile(info, r.seen) || !info.ModTime().Equal(r.seen.ModTime()) || info.Size() != r.seen.Size()) {
+			if read, err := HostResolvers(r.path); err == nil {
+				r.current, r.seen, r.until = read, info, time.Time{}
+			}
+		}
+	}
+	result := r.current
+	result.Timeout = min(max(result.Timeout, time.Second), patience)
+	if now.Before(r.until) {
+		servers := []netip.AddrPort{r.preferred}
+		for _, server := range result.Servers {
+			if server != r.preferred {
+				servers = append(servers, server)
+			}
+		}
+		result.Servers = servers
+	}
+	return result
+}
+
+// answered remembers a server that answered while one before it did not.
+func (r *resolver) answered(server netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.preferred, r.until = server, time.Now().Add(prefer)
+}

@@ -1,0 +1,199 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+const (
+	// Bounds of what one connection buffers in each direction on the pods'
+	// side. The window is half of the buffer, and a segment is 64 KiB.
+	leastBuffer = 64 << 10
+	mostBuffer  = 1 << 20
+
+	// attempts bounds the connections that wait for the host to answer. The
+	// pod's kernel repeats a SYN that was ignored.
+	attempts = 1024
+
+	// A pod that is removed says no goodbye; its connections end after
+	// keepAliveIdle + keepAliveCount*keepAliveInterval.
+	keepAliveIdle     = 2 * time.Minute
+	keepAliveInterval = 30 * time.Second
+	keepAliveCount    = 4
+
+	// timeWait may be short: no packet is ever delayed between a pod and us.
+	timeWait = 2 * time.Second
+)
+
+// handshake is what an ICMP error about a SYN has to quote.
+type handshake struct{ sequence uint32 }
+
+func (e *engine) setUpTCP(ctx context.Context) error {
+	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
+	// RACK arms a timer per round trip and, on a path without loss or
+	// reordering, finds only losses that did not happen.
+	recovery := tcpip.TCPRecovery(0)
+	wait := tcpip.TCPTimeWaitTimeoutOption(timeWait)
+	send := tcpip.TCPSendBufferSizeRangeOption{Min: 4096, Default: mostBuffer, Max: mostBuffer}
+	receive := tcpip.TCPReceiveBufferSizeRangeOption{Min: 4096, Default: mostBuffer, Max: mostBuffer}
+	for _, option := range []tcpip.SettableTransportProtocolOption{&sack, &moderate, &recovery, &wait, &send, &receive} {
+		if err := e.stack.SetTransportProtocolOption(tcp.ProtocolNumber, option); err != nil {
+			return fmt.Errorf("set up user-mode network stack: set %T: %s", option, err)
+		}
+	}
+	forwarder := tcp.NewForwarder(e.stack, mostBuffer, attempts, func(request *tcp.ForwarderRequest) {
+		if !e.workers.start() {
+			request.Complete(false)
+			return
+		}
+		defer e.workers.group.Done()
+		e.connect(ctx, request)
+	})
+	e.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, func(id stack.TransportEndpointID, packet *stack.PacketBuffer) bool {
+		// The request does not give away the sequence number, without which
+		// the pod ignores an ICMP error.
+		segment := header.TCP(packet.TransportHeader().Slice())
+		if segment.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) == header.TCPFlagSyn {
+			e.handshakes.LoadOrStore(id, &handshake{segment.SequenceNumber()})
+		}
+		return forwarder.HandlePacket(id, packet)
+	})
+	return nil
+}
+
+// connect answers a pod's SYN with what the outside answered: it is accepted
+// after the host's connection is made, and refused the way that one was.
+func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
+	id := request.ID()
+	pod, remote := endpoints(id)
+	opening, known := e.handshakes.Load(id)
+	finish := func(reset bool) {
+		request.Complete(reset)
+		if known {
+			e.handshakes.CompareAndDelete(id, opening)
+		}
+	}
+	target, ok := e.target(remote)
+	if !ok {
+		e.Counters.refused.Add(1)
+		e.Log.Debug("refused connection", "from", pod, "to", remote)
+		finish(true)
+		return
+	}
+	open := e.Counters.tcp.enter()
+	defer e.Counters.tcp.leave()
+	if open > int64(e.Connections) {
+		e.Counters.overflow.Add(1)
+		e.Log.Warn("reset connection, too many are open", "from", pod, "to", remote, "limit", e.Connections)
+		finish(true)
+		return
+	}
+	outside, err := e.dial(ctx, target)
+	if err != nil {
+		e.Counters.failed.Add(1)
+		e.Log.Debug("connection failed", "from", pod, "to", remote, "error", err)
+		sequence := uint32(0)
+		if known {
+			sequence = opening.(*handshake).sequence
+		}
+		finish(e.reject(pod, remote, sequence, err))
+		return
+	}
+	defer outside.Close()
+	queue := new(waiter.Queue)
+	inside, refusal := request.CreateEndpoint(queue)
+	finish(false)
+	if refusal != nil {
+		// The pod went away meanwhile.
+		e.Counters.failed.Add(1)
+		outside.SetLinger(0)
+		return
+	}
+	defer inside.Close()
+	e.bound(inside, open)
+	c := &connection{engine: e, outside: outside, inside: inside, queue: queue}
+	c.relay(ctx)
+}
+
+// target is where the host has to connect for a pod that connects to remote;
+// there is none for an address that pods may not reach.
+func (e *engine) target(remote netip.AddrPort) (targets []netip.AddrPort, ok bool) {
+	switch e.policy.decide(remote.Addr()) {
+	case forward:
+		return []netip.AddrPort{remote}, true
+	case serve:
+		if remote.Port() == dnsPort {
+			servers := e.dns.servers()
+			return servers, len(servers) > 0
+		}
+	}
+	return nil, false
+}
+
+// dial connects to the first of the targets that answers.
+func (e *engine) dial(ctx context.Context, targets []netip.AddrPort) (*net.TCPConn, error) {
+	dialer := net.Dialer{KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: keepAliveIdle, Interval: keepAliveInterval, Count: keepAliveCount,
+	}}
+	dialer.Timeout = e.Dial
+	if len(targets) > 1 {
+		dialer.Timeout = min(e.Dial, 3*time.Second)
+	}
+	var problems []error
+	for _, target := range targets {
+		conn, err := dialer.DialContext(ctx, "tcp", target.String())
+		if err == nil {
+			return conn.(*net.TCPConn), nil
+		}
+		problems = append(problems, err)
+	}
+	return nil, errors.Join(problems...)
+}
+
+// reject tells the pod why there is no connection. It returns true for "reset";
+// after a timeout it says nothing, for the pod's own timer ends then too.
+func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) (reset bool) {
+	switch {
+	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EHOSTDOWN):
+		e.sendUnreachable(hostUnreachable, quoteTCP(pod, remote, sequence))
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT):
+		e.sendUnreachable(netUnreachable, quoteTCP(pod, remote, sequence))
+	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
+		e.sendUnreachable(prohibited, quoteTCP(pod, remote, sequence))
+	case errors.Is(err, unix.ETIMEDOUT), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return false
+	default:
+		var timeout net.Error
+		return !errors.As(err, &timeout) || !timeout.Timeout()
+	}
+	return false
+}
+
+// bound gives a connection its share of the buffers, and a keep-alive.
+func (e *engine) bound(endpoint tcpip.Endpoint, open int64) {
+	share := max(leastBuffer, min(mostBuffer, int64(e.BufferBytes)/(2*open)))
+	options := endpoint.SocketOptions()
+	options.SetReceiveBufferSize(share, true)
+	options.SetSendBufferSize(share, true)
+	options.SetKeepAlive(true)
+	idle, interval := tcpip.KeepaliveIdleOption(keepAliveIdle), tcpip.KeepaliveIntervalOption(keepAliveInterval)
+	endpoint.SetSockOpt(&idle)
+	endpoint.SetSockOpt(&interval)
+	endpoint.SetSockOptInt(tcpip.KeepaliveCountOption, keepAliveCount)
+}
+
+// copyBuffers are held only while bytes are on their way, so an idle
+// connection holds none.
+var copyBuffers = sync.Pool{New: func() any { return new([256 << 10]byte) }}

@@ -1,0 +1,67 @@
+// Package testutil is what tests of several packages share: what they may
+// require of the machine, and how they check that nothing is left behind. It
+// is imported by tests only.
+package testutil
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// Need is something of the machine that a test cannot do without.
+type Need string
+
+const (
+	// UserNS: the user may make user and network namespaces.
+	UserNS Need = "userns"
+	// TUN: the user may open /dev/net/tun.
+	TUN Need = "tun"
+)
+
+// Require skips the test where the machine lacks a need. It fails the test
+// instead where the environment variable BERTH_CI, a list with commas, says
+// that the machine has it: there, a test must not be skipped in silence.
+func Require(t testing.TB, needs ...Need) {
+	t.Helper()
+	promised := strings.Split(os.Getenv("BERTH_CI"), ",")
+	for _, need := range needs {
+		err := probe(need)
+		switch {
+		case err == nil:
+		case slices.Contains(promised, string(need)):
+			t.Fatalf("BERTH_CI promises %s, but: %v", need, err)
+		default:
+			t.Skipf("needs %s: %v", need, err)
+		}
+	}
+}
+
+func probe(need Need) error {
+	switch need {
+	case UserNS:
+		command := exec.Command("/bin/true")
+		command.SysProcAttr = NewNamespaces()
+		return command.Run()
+	case TUN:
+		file, err := os.OpenFile("/dev/net/tun", os.O_RDWR, 0)
+		if err == nil {
+			file.Close()
+		}
+		return err
+	}
+	return nil
+}
+
+// NewNamespaces starts a command as root of a user namespace of its own, with
+// a network namespace in which nothing is up.
+func NewNamespaces() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+	}
+}
