@@ -1,0 +1,128 @@
+package integration
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// busybox is a small image where the host has the program, else this test's.
+func busybox() (path, name string) {
+	if path, err := exec.LookPath("busybox"); err == nil {
+		return path, "busybox"
+	}
+	self, _ := os.Executable()
+	return self, helperName
+}
+
+func TestImportArchives(t *testing.T) {
+	n := startNode(t)
+	program, name := busybox()
+	plain := filepath.Join(n.scratch, "plain.tar")
+	saveArchive(t, plain, "busybox:1.36", program, name)
+	zipped := filepath.Join(n.scratch, "Zipped.tar.gz")
+	saveArchive(t, zipped+".tmp", "", program, name)
+	compress(t, zipped+".tmp", zipped)
+
+	var names []string
+	for _, line := range n.importImage(plain, zipped, "reg.test/named:2="+plain) {
+		names = append(names, line["name"].(string))
+	}
+	for _, want := range []string{"docker.io/library/busybox:1.36", "docker.io/library/zipped:latest", "reg.test/named:2"} {
+		if !strings.Contains(strings.Join(names, " "), want) {
+			t.Errorf("imported %v, want %s too", names, want)
+		}
+		answer, err := n.images.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: want}})
+		if err != nil || answer.Image == nil {
+			t.Errorf("CRI does not know %s: %v", want, err)
+		}
+	}
+	// Once more: what is there already is not an error.
+	n.importImage(plain)
+
+	// Whatever happens, the blobs in the store are what their names say.
+	blobs, _ := filepath.Glob(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/blobs/sha256/*"))
+	if len(blobs) == 0 {
+		t.Error("no blobs")
+	}
+	left, _ := filepath.Glob(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/berth-import-*"))
+	if len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func compress(t *testing.T, from, to string) {
+	t.Helper()
+	in, err := os.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer out.Close()
+	w := gzip.NewWriter(out)
+	if _, err := io.Copy(w, in); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestBadArchives(t *testing.T) {
+	n := startNode(t)
+	write := func(name, text string) string {
+		path := filepath.Join(n.scratch, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	good := filepath.Join(n.scratch, "good.tar")
+	program, name := busybox()
+	saveArchive(t, good, "good:1", program, name)
+	whole, err := os.ReadFile(good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, why := range map[string]string{
+		filepath.Join(n.scratch, "missing.tar"):          "no such file",
+		write("empty.tar", ""):                           "it is empty",
+		write("text.tar", strings.Repeat("hello ", 900)): "docker save",
+		write("cut.tar", string(whole[:len(whole)/2])):   "unexpected EOF",
+		write("bad.tar.gz", "\x1f\x8b\x08 nonsense"):     "bad.tar.gz",
+	} {
+		cmd := exec.Command(filepath.Join(n.libexec, "berth-images"), "import", "--socket", socket, path, good)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		out, err := cmd.Output()
+		if err == nil {
+			t.Errorf("%s: no error", path)
+		}
+		var found, others bool
+		for line := range bytes.Lines(out) {
+			var r struct{ Archive, Name, Error string }
+			if err := json.Unmarshal(line, &r); err != nil {
+				t.Errorf("output %q: %v", line, err)
+			}
+			if r.Archive == path && strings.Contains(r.Error, why) && strings.Contains(r.Error, filepath.Base(path)) {
+				found = true
+			}
+			others = others || r.Name == "docker.io/library/good:1"
+		}
+		if !found || !others {
+			t.Errorf("%s: want an error with %q, and the other archive imported:\n%s%s", path, why, out, stderr.String())
+		}
+	}
+}
