@@ -185,7 +185,7 @@ func (h *Host) checkNamespaceLimits() Result {
 		r.OK, r.Found = Unknown, "user.max_*_namespaces cannot be read"
 	}
 	if r.OK == Yes {
-		r.Found += ", the others are more"
+		r.Found += ", none of the other kinds is less"
 	}
 	return r
 }
