@@ -1,17 +1,20 @@
 package probe
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"os"
 	"os/user"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
 // Examine makes every probe of this package, trials included, in the order in
-// which a person wants to read them. The executables are the programs that
-// must be executable here: their directory may be mounted noexec.
+// which a person wants to read them. libexec is the directory of berth's own
+// programs.
 func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Report {
 	gid := os.Getgid()
 	ids := h.AskNameService(ctx, h.IDMap(h.uid, gid), h.uid, gid)
@@ -56,4 +59,22 @@ func (h *Host) Describe() Report {
 		}
 	}
 	return report
+}
+
+// Explain examines the machine after something failed and returns what is
+// missing of the required things, a line each with its remedy; empty where
+// nothing is. It takes as long as Examine.
+func (h *Host) Explain(ctx context.Context, trials Trials, libexec string) string {
+	var b strings.Builder
+	for _, r := range h.Examine(ctx, trials, libexec).Results {
+		if r.Level != Required || r.OK != No {
+			continue
+		}
+		fmt.Fprintf(&b, "%s: %s; %s", r.Title, r.Found, r.Cost)
+		if remedy := cmp.Or(r.Remedy.User, r.Remedy.Admin); remedy != "" {
+			fmt.Fprintf(&b, "; remedy: %s", remedy)
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
 }

@@ -2,12 +2,17 @@ package probe
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"os"
+	"os/signal"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // TestMain lets the test binary stand in for the program that calls itself.
@@ -15,10 +20,16 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "trial" {
 		os.Exit(RunTrial(os.Args[2:], os.Stdin, os.Stdout))
 	}
+	if len(os.Args) > 1 && os.Args[1] == "hang" {
+		signals := make(chan os.Signal, 1)
+		signal.Notify(signals, unix.SIGTERM)
+		<-signals
+	}
 	os.Exit(m.Run())
 }
 
 func TestExamineHere(t *testing.T) {
+	testutil.Require(t, testutil.UserNS)
 	state := t.TempDir()
 	report := Local().Examine(t.Context(), Trials{Command: []string{"trial"}, StateDir: state}, state)
 	byName := map[string]Result{}
@@ -45,7 +56,7 @@ func TestExamineHere(t *testing.T) {
 		t.Errorf("children are left: %v", err)
 	}
 	if byName["user-namespace"].OK != Yes {
-		t.Skipf("no user namespaces here: %s", byName["user-namespace"].Found)
+		t.Errorf("a test can make user namespaces, but: %s", byName["user-namespace"].Found)
 	}
 	// Every trial must have come to an answer.
 	for _, name := range []string{"own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
@@ -199,6 +210,23 @@ func TestKernelVersion(t *testing.T) {
 	for _, release := range []string{"", "x", "5", "5.", "a.b"} {
 		if _, _, ok := kernelVersion(release); ok {
 			t.Errorf("%q is no version", release)
+		}
+	}
+}
+
+// A child that says nothing and does not end must not hang the report.
+func TestTrialsGiveUp(t *testing.T) {
+	testutil.Require(t, testutil.UserNS)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	h := Local()
+	tried := Trials{Command: []string{"hang"}}.run(ctx, h, oneID(os.Getuid(), os.Getgid()))
+	if !tried[trialUser].ok() {
+		t.Errorf("user namespace: %+v", tried[trialUser])
+	}
+	for _, r := range append(h.checkMounts(tried), h.checkNetwork(tried)...) {
+		if r.OK != Unknown || r.Found == "" {
+			t.Errorf("got %+v", r)
 		}
 	}
 }

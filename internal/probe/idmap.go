@@ -135,7 +135,7 @@ func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
 		m.Reason, m.Remedy = reason, remedy
 		return m
 	}
-	m.OneUID, m.UIDs, m.GIDs = false, uidLines, gidLines
+	m.OneUID, m.Reason, m.UIDs, m.GIDs = false, "", uidLines, gidLines
 	m.NewUIDMap, m.NewGIDMap = newuid, newgid
 	m.Complete = total(uidLines) >= FullRange && total(gidLines) >= FullRange
 	if !m.Complete {

@@ -1,6 +1,8 @@
 package probe
 
 import (
+	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -85,6 +87,32 @@ func TestIDMap(t *testing.T) {
 				t.Errorf("remedy %q, want %q", got.Remedy.Admin, test.remedy)
 			}
 		})
+	}
+}
+
+func TestAskNameService(t *testing.T) {
+	script := func(body string) string {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "getsubids"), []byte("#!/bin/sh\n"+body), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	m := mapper("alice:100000:65536\n", "/etc/nsswitch.conf", "subid: sss\n")
+	first := m.host().IDMap(1000, 1000)
+
+	t.Setenv("PATH", script(`[ "$1" = -g ] && echo "0: alice 700000 65536" || echo "0: alice 600000 65536"`))
+	got := m.host().AskNameService(t.Context(), first, 1000, 1000)
+	if got.OneUID || got.UIDs[1] != (IDRange{1, 600000, 65536}) || got.GIDs[1] != (IDRange{1, 700000, 65536}) || got.Reason != "" {
+		t.Errorf("got %+v", got)
+	}
+	t.Setenv("PATH", script("exit 1"))
+	if got := m.host().AskNameService(t.Context(), first, 1000, 1000); !got.OneUID || !strings.Contains(got.Reason, "getsubids alice fails") {
+		t.Errorf("got %+v", got)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if got := m.host().AskNameService(t.Context(), first, 1000, 1000); !got.OneUID || !strings.Contains(got.Remedy.Admin, "getsubids") {
+		t.Errorf("got %+v", got)
 	}
 }
 

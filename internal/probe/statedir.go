@@ -178,7 +178,12 @@ func (h *Host) candidate(dir string) Candidate {
 		c.Reason = fmt.Sprintf("only %d inodes free, needed are %d", stat.FreeInodes, minStateInodes)
 	}
 	// vfat and the like have a disk's kind but neither owners nor xattrs.
-	c.Overlay = c.Kind == KindDisk && c.Type != "vfat" && c.Type != "exfat" || c.Kind == KindMemory && c.Type != "ramfs"
+	c.Overlay = c.Kind == KindDisk && c.Type != "vfat" && c.Type != "exfat"
+	if c.Kind == KindMemory && c.Type != "ramfs" {
+		// Whiteouts need user.* attributes, which tmpfs has since Linux 6.6.
+		major, minor, ok := kernelVersion(h.Describe().Kernel)
+		c.Overlay = ok && (major > 6 || major == 6 && minor >= 6)
+	}
 	return c
 }
 

@@ -7,7 +7,7 @@ import (
 
 func TestStateDir(t *testing.T) {
 	mounts := func(name string, more ...string) map[string]string {
-		return with(map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo."+name), "/tmp": "tmpdir", "/var/tmp": "tmpdir", "/dev/shm": "tmpdir"}, more...)
+		return with(map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo."+name), "/tmp": "tmpdir", "/var/tmp": "tmpdir", "/dev/shm": "tmpdir", "/proc/sys/kernel/osrelease": "6.12.0\n"}, more...)
 	}
 	usual := []string{"/tmp", "/var/tmp", "/dev/shm", "/local/scratch/alice", "/srv/full"}
 	const plenty = 100 << 30
@@ -67,6 +67,15 @@ func TestStateDir(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestOverlayOnTmpfsNeedsLinux66(t *testing.T) {
+	for release, want := range map[string]bool{"5.14.0-427.el9.x86_64": false, "6.5.0": false, "6.6.1": true, "6.18.4": true, "7.0.0": true} {
+		m := machine{files: map[string]string{"/proc/self/mountinfo": "1 0 0:1 / / rw - tmpfs tmpfs rw\n", "/tmp": "tmpdir", "/proc/sys/kernel/osrelease": release + "\n"}, writable: []string{"/tmp"}}
+		if best, _ := m.host().StateDir([]string{"/tmp"}); best.Path != "/tmp" || best.Overlay != want {
+			t.Errorf("%s: %+v", release, best)
+		}
 	}
 }
 

@@ -141,6 +141,10 @@ func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stag
 	if !ids.OneUID {
 		err = writeMaps(ctx, cmd.Process.Pid, ids)
 	}
+	// A child in an uninterruptible mount can be neither killed nor waited
+	// for: nothing below may depend on its end.
+	stop := context.AfterFunc(ctx, func() { output.Close() })
+	defer stop()
 	if err == nil {
 		if _, err := gate.Write([]byte{'\n'}); err == nil || ids.OneUID {
 			readOutcomes(output, record)
@@ -148,7 +152,15 @@ func (t Trials) child(ctx context.Context, ids IDMap, record func(outcome), stag
 	}
 	gate.Close()
 	cancel()
-	_ = cmd.Wait() // killed or ended, what it had to say is read
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // killed or ended, what it had to say is read
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(2 * time.Second):
+	}
 	return err
 }
 
