@@ -16,8 +16,6 @@ import (
 
 // Sizes and times that differ from upstream's defaults, and why.
 const (
-	// healthzPort answers the role's own heartbeat, on loopback.
-	healthzPort = 10248
 	// A node of berth's is used by one workload: its log is the product, and
 	// a follower that reads slowly must not lose it to a rotation.
 	logMaxSize  = "64Mi"
@@ -63,8 +61,10 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 
 	c.Address = a.Node.String()
 	c.ReadOnlyPort = 0
-	c.HealthzBindAddress = "127.0.0.1"
-	c.HealthzPort = healthzPort
+	c.HealthzPort = 0 // healthy looks inside
+	// It would serve the host's /var/log.
+	c.EnableSystemLogHandler = false
+	c.EnableProfilingHandler = false
 	c.TLSCertFile = p.PKI(cluster.KubeletServer + ".crt")
 	c.TLSPrivateKeyFile = p.PKI(cluster.KubeletServer + ".key")
 	c.RotateCertificates = false

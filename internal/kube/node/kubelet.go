@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"sync/atomic"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -38,6 +40,24 @@ import (
 type nodeKubelet struct {
 	server *options.KubeletServer
 	deps   *kubelet.Dependencies
+	// running is set while upstream makes the kubelet itself.
+	running atomic.Pointer[kubelet.Kubelet]
+}
+
+// loopMost is how long the kubelet's main loop, which turns at least once a
+// second, may stand still before the role counts as hung.
+const loopMost = time.Minute
+
+// healthy fails when the kubelet's main loop stands still.
+func (k *nodeKubelet) healthy() error {
+	running := k.running.Load()
+	if running == nil {
+		return errors.New("the kubelet was not made yet")
+	}
+	if last := running.LatestLoopEntryTime(); time.Since(last) > loopMost {
+		return fmt.Errorf("the kubelet's main loop stands still since %s", last)
+	}
+	return nil
 }
 
 // newKubelet makes all that needs neither the API server nor the runtime.
@@ -101,10 +121,12 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		func() bool { return api.opened(ctx) }, d.PodConfig.Channel(ctx, kubetypes.ApiserverSource))
 
 	told := newNotices(plan, d.Recorder)
+	n := &nodeKubelet{server: server, deps: d}
 	d.Options = []kubelet.Option{func(k *kubelet.Kubelet) {
+		n.running.Store(k)
 		k.AddPodSyncHandler(told)
-		if err := hurryVolumes(k); err != nil {
-			log.Warn("Volumes are mounted at upstream's pace", "error", err)
+		if err := errors.Join(hurryVolumes(k), hurryWork(ctx, k)); err != nil {
+			log.Warn("Pods start and end at upstream's pace", "error", err)
 		}
 		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, k.RequestPodRelist)
 	}}
@@ -112,7 +134,7 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 	if d.ContainerManager, err = newContainerManager(ctx, server, d); err != nil {
 		return nil, err
 	}
-	return &nodeKubelet{server, d}, nil
+	return n, nil
 }
 
 // run runs the kubelet until ctx ends. Pods outlive it: whoever ends the

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"log/slog"
-	"net/http"
 	"os"
 	"runtime/debug"
 	"time"
@@ -101,7 +99,10 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	r := &role{plan: plan, o: o, began: time.Now(), nodes: nodes, ready: ready, synced: make(chan struct{}), proxy: make(chan *serviceProxy, 1)}
+	r := &role{
+		plan: plan, o: o, began: time.Now(), nodes: nodes, ready: ready, synced: make(chan struct{}),
+		proxy: make(chan *serviceProxy, 1), kubelet: make(chan *nodeKubelet, 1),
+	}
 	group.Go(func() error { return unlessDone(ctx, kubeletAPI.open(ctx, register(plan))) })
 	group.Go(func() error {
 		if kubeletAPI.opened(ctx) {
@@ -132,7 +133,9 @@ type role struct {
 	nodes  informers.SharedInformerFactory
 	ready  chan struct{} // closed when the Node is Ready
 	synced chan struct{} // closed when Services work
-	proxy  chan *serviceProxy
+	// Each gets one value, when its component runs.
+	proxy   chan *serviceProxy
+	kubelet chan *nodeKubelet
 }
 
 func (r *role) reached(phase string) {
@@ -149,6 +152,7 @@ func (r *role) runKubelet(ctx context.Context, api *access) error {
 		return err
 	}
 	r.reached(PhaseRuntime)
+	r.kubelet <- k
 	return k.run(ctx)
 }
 
@@ -187,29 +191,8 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	r.o.Notifier.Ready()
 	debug.SetGCPercent(100)
 
-	p := <-r.proxy
-	probe := &http.Client{}
-	go r.o.Notifier.Alive(ctx, func(ctx context.Context) error {
-		return errors.Join(askKubelet(ctx, probe), p.healthy())
-	})
+	p, k := <-r.proxy, <-r.kubelet
+	go r.o.Notifier.Alive(ctx, func(context.Context) error { return errors.Join(k.healthy(), p.healthy()) })
 	// Upstream's controller returns when ctx ends only.
 	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI))
-}
-
-// askKubelet asks the kubelet's health endpoint.
-func askKubelet(ctx context.Context, client *http.Client) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://127.0.0.1:%d/healthz", healthzPort), nil)
-	if err != nil {
-		return fmt.Errorf("ask the kubelet: %w", err)
-	}
-	reply, err := client.Do(request)
-	if err != nil {
-		return fmt.Errorf("ask the kubelet: %w", err)
-	}
-	defer reply.Body.Close()
-	_, _ = io.Copy(io.Discard, reply.Body) // or the connection is not used again
-	if reply.StatusCode != http.StatusOK {
-		return fmt.Errorf("ask the kubelet: %s", reply.Status)
-	}
-	return nil
 }

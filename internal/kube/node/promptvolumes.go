@@ -35,7 +35,7 @@ type promptVolumes struct {
 	volumemanager.VolumeManager
 	populator, reconciler unsafe.Pointer
 
-	one sync.Mutex // held by whoever runs a step; others wait for its effect
+	one sync.Mutex // held by whoever runs a step; the others wait for its effect
 }
 
 const (
@@ -47,6 +47,15 @@ const (
 
 //go:linkname processPodVolumes k8s.io/kubernetes/pkg/kubelet/volumemanager/populator.(*desiredStateOfWorldPopulator).processPodVolumes
 func processPodVolumes(populator unsafe.Pointer, ctx context.Context, pod *v1.Pod)
+
+//go:linkname findAndRemoveDeletedPods k8s.io/kubernetes/pkg/kubelet/volumemanager/populator.(*desiredStateOfWorldPopulator).findAndRemoveDeletedPods
+func findAndRemoveDeletedPods(populator unsafe.Pointer, logger klog.Logger)
+
+//go:linkname readyToUnmount k8s.io/kubernetes/pkg/kubelet/volumemanager/reconciler.(*reconciler).readyToUnmount
+func readyToUnmount(reconciler unsafe.Pointer) bool
+
+//go:linkname unmountVolumes k8s.io/kubernetes/pkg/kubelet/volumemanager/reconciler.(*reconciler).unmountVolumes
+func unmountVolumes(reconciler unsafe.Pointer, logger klog.Logger)
 
 //go:linkname mountOrAttachVolumes k8s.io/kubernetes/pkg/kubelet/volumemanager/reconciler.(*reconciler).mountOrAttachVolumes
 func mountOrAttachVolumes(reconciler unsafe.Pointer, logger klog.Logger)
@@ -94,7 +103,7 @@ func newPromptVolumes(manager volumemanager.VolumeManager) (*promptVolumes, erro
 // hidden returns a field that is not exported, so that it can be read and set.
 func hidden(structure reflect.Value, name string) (reflect.Value, error) {
 	if structure.Kind() != reflect.Struct {
-		return reflect.Value{}, fmt.Errorf("%s is no struct", structure.Type())
+		return reflect.Value{}, fmt.Errorf("no struct to look for %s in", name)
 	}
 	field := structure.FieldByName(name)
 	if !field.IsValid() || field.Kind() != reflect.Interface || !field.CanAddr() {
@@ -128,12 +137,30 @@ func (p *promptVolumes) mount(ctx context.Context, pod *v1.Pod) {
 		return
 	}
 	processPodVolumes(p.populator, ctx, pod)
+	p.repeat(ctx, done, func(logger klog.Logger) { mountOrAttachVolumes(p.reconciler, logger) })
+}
+
+// WaitForUnmount unmounts the volumes of a pod that ended, and has upstream
+// confirm it. A pod that is deleted goes away only then.
+func (p *promptVolumes) WaitForUnmount(ctx context.Context, pod *v1.Pod) error {
+	name := volumeutil.GetUniquePodName(pod)
+	if done := func() bool { return !p.HasPossiblyMountedVolumesForPod(name) }; !done() && readyToUnmount(p.reconciler) {
+		p.repeat(ctx, done, func(logger klog.Logger) {
+			findAndRemoveDeletedPods(p.populator, logger)
+			unmountVolumes(p.reconciler, logger)
+		})
+	}
+	return p.VolumeManager.WaitForUnmount(ctx, pod)
+}
+
+// repeat runs step until done, for a while.
+func (p *promptVolumes) repeat(ctx context.Context, done func() bool, step func(klog.Logger)) {
 	timeout := time.NewTimer(promptMost)
 	defer timeout.Stop()
 	for {
 		// Of many pods that start together one does the work for all.
 		if p.one.TryLock() {
-			mountOrAttachVolumes(p.reconciler, klog.FromContext(ctx))
+			step(klog.FromContext(ctx))
 			p.one.Unlock()
 		}
 		select {

@@ -1,0 +1,66 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/kubernetes/pkg/kubelet"
+	"k8s.io/kubernetes/pkg/kubelet/util/queue"
+)
+
+// promptQueue is the queue in which upstream's pod workers put a pod that has
+// more to do. The kubelet empties it once a second. A pod that ends goes
+// through it twice, from running to terminating to terminated, and only then
+// may its phase be Succeeded: the result of a job comes a second late, for
+// work of a few milliseconds. Here what is to be done at once is done at once.
+//
+// A worker also refuses to go on before the runtime was asked about the pod
+// again, which happens once a second, too. So that is asked for whenever a
+// worker has done a step.
+type promptQueue struct {
+	queue.WorkQueue
+	look, now func(types.UID)
+}
+
+// Enqueue is what a worker calls last. It calls look, and now for an item
+// without a delay, which stays in the queue until the worker puts it there
+// with a later time.
+func (q *promptQueue) Enqueue(item types.UID, delay time.Duration) {
+	q.WorkQueue.Enqueue(item, delay)
+	q.look(item)
+	if delay <= 0 {
+		go q.now(item) // the caller is the worker that is to do it
+	}
+}
+
+// hurryWork puts a promptQueue into a kubelet that is being made.
+func hurryWork(ctx context.Context, k *kubelet.Kubelet) error {
+	return setQueue(k, k.RequestPodRelist, func(uid types.UID) {
+		for _, pod := range k.GetPods() {
+			if pod.UID == uid {
+				k.HandlePodSyncs(ctx, []*v1.Pod{pod})
+			}
+		}
+	})
+}
+
+func setQueue(k *kubelet.Kubelet, look, now func(types.UID)) error {
+	workers, err := hidden(reflect.ValueOf(k).Elem(), "podWorkers")
+	if err != nil {
+		return err
+	}
+	field, err := hidden(reflect.Indirect(workers.Elem()), "workQueue")
+	if err != nil {
+		return err
+	}
+	real, ok := field.Interface().(queue.WorkQueue)
+	if !ok {
+		return fmt.Errorf("the pod workers' queue is a %T", field.Interface())
+	}
+	field.Set(reflect.ValueOf(&promptQueue{real, look, now}))
+	return nil
+}

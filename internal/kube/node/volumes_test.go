@@ -1,0 +1,108 @@
+package node
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/storage/volume"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+)
+
+func claim() *v1.PersistentVolumeClaim {
+	return &v1.PersistentVolumeClaim{Spec: v1.PersistentVolumeClaimSpec{
+		AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteOnce},
+		Resources:   v1.VolumeResourceRequirements{Requests: v1.ResourceList{v1.ResourceStorage: resource.MustParse("3Gi")}},
+	}}
+}
+
+func TestVolumeLivesAndDies(t *testing.T) {
+	v := &volumes{node: "n1", dir: t.TempDir()}
+	o := controller.ProvisionOptions{
+		PVName: "pvc-1", PVC: claim(), SelectedNodeName: "n1",
+		StorageClass: &storagev1.StorageClass{ReclaimPolicy: ptr.To(v1.PersistentVolumeReclaimRetain)},
+	}
+	for range 2 { // a lost answer makes the controller ask again
+		if _, _, err := v.Provision(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pv, state, err := v.Provision(t.Context(), o)
+	if err != nil || state != controller.ProvisioningFinished {
+		t.Fatal(state, err)
+	}
+	info, err := os.Stat(pv.Spec.Local.Path)
+	if err != nil || info.Mode().Perm() != 0o777 {
+		t.Errorf("directory: %v, %v", info, err)
+	}
+	if pv.Spec.PersistentVolumeReclaimPolicy != v1.PersistentVolumeReclaimRetain || pv.Spec.Capacity.Storage().String() != "3Gi" || pv.Annotations[AnnotationCapacity] == "" {
+		t.Errorf("volume: %+v", pv)
+	}
+	if err := os.WriteFile(filepath.Join(pv.Spec.Local.Path, "f"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if !v.ShouldDelete(t.Context(), pv) {
+		t.Error("does not know its own volume")
+	}
+	if err := v.Delete(t.Context(), pv); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := os.ReadDir(v.dir); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestOnlyOwnVolumesAreDeleted(t *testing.T) {
+	outside := t.TempDir()
+	v := &volumes{node: "n1", dir: filepath.Join(t.TempDir(), "volumes")}
+	if err := os.Mkdir(v.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	make := func(name string) *v1.PersistentVolume {
+		t.Helper()
+		pv, _, err := v.Provision(t.Context(), controller.ProvisionOptions{PVName: name, PVC: claim()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return pv
+	}
+	elsewhere, foreign, parent, homeless := make("a"), make("b"), make("c"), make("d")
+	elsewhere.Spec.Local.Path = outside
+	foreign.Spec.NodeAffinity.Required.NodeSelectorTerms[0].MatchExpressions[0].Values = []string{"n2"}
+	parent.Name, parent.Spec.Local.Path = "..", filepath.Dir(v.dir)
+	homeless.Spec.NodeAffinity = nil
+	for _, pv := range []*v1.PersistentVolume{elsewhere, foreign, parent, homeless, {}} {
+		var ignored *controller.IgnoredError
+		if err := v.Delete(t.Context(), pv); !errors.As(err, &ignored) || v.ShouldDelete(t.Context(), pv) {
+			t.Errorf("volume %+v: %v", pv.Spec.Local, err)
+		}
+	}
+	if left, _ := os.ReadDir(v.dir); len(left) != 4 {
+		t.Errorf("left: %v", left)
+	}
+	if _, err := os.Stat(outside); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOnlyClaimsOfThisNode(t *testing.T) {
+	v := &volumes{node: "n1"}
+	for node, want := range map[string]bool{"n1": true, "n2": false, "": false} {
+		c := claim()
+		c.ObjectMeta = metav1.ObjectMeta{Annotations: map[string]string{volume.AnnSelectedNode: node}}
+		if got := v.ShouldProvision(t.Context(), c); got != want {
+			t.Errorf("node %q: %v", node, got)
+		}
+	}
+	block := claim()
+	block.Spec.VolumeMode = ptr.To(v1.PersistentVolumeBlock)
+	if _, _, err := v.Provision(t.Context(), controller.ProvisionOptions{PVName: "x", PVC: block}); err == nil {
+		t.Error("made a block volume")
+	}
+}
