@@ -75,6 +75,7 @@ func serve(ctx context.Context, o options) error {
 		log.G(ctx).WithError(err).Warn("remove temporary mounts")
 	}
 
+	registry.Register(overlayPlugin())
 	registry.Register(seedPlugin())
 	// The server gets a context of its own: plugins hold it, and must work
 	// until Stop has closed them.

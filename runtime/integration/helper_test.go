@@ -54,6 +54,8 @@ func helper(args []string) int {
 		return slowly(args[1])
 	case "family": // MB each, in two children and their shared parent
 		return family(args[1], stop)
+	case "fill": // a file, and MB to write into it
+		return fill(args[1], args[2], stop)
 	case "orphan": // leaves a process behind that outlives its parent
 		cmd := exec.Command("/proc/self/exe", "sleep")
 		cmd.Args[0] = helperName
@@ -120,6 +122,24 @@ func family(megabytes string, stop <-chan os.Signal) int {
 		cmd := exec.Command("/proc/self/exe", "grow", strconv.Itoa(n))
 		cmd.Args[0] = helperName
 		if err := cmd.Start(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	<-stop
+	return 0
+}
+
+func fill(path, megabytes string, stop <-chan os.Signal) int {
+	n, _ := strconv.Atoi(megabytes)
+	f, err := os.Create(path)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	block := make([]byte, 1<<20)
+	for range n {
+		if _, err := f.Write(block); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

@@ -47,9 +47,14 @@ func TestOutOfMemory(t *testing.T) {
 		"at-once":  {"grow", "3000"},
 		"slowly":   {"slowly", "100"},
 		"children": {"family", "150"},
+		"files":    {"fill", "/dev/shm/file", "60"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			id := p.run(name, 200<<20, args...)
+			limit := int64(200 << 20)
+			if name == "files" {
+				limit = 40 << 20 // /dev/shm has 64 MB
+			}
+			id := p.run(name, limit, args...)
 			s := n.awaitExit(id)
 			if s.ExitCode != 137 || s.Reason != "OOMKilled" {
 				t.Errorf("ended with %d %s, want 137 OOMKilled", s.ExitCode, s.Reason)

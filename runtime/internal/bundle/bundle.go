@@ -39,6 +39,9 @@ type Container struct {
 	// SharesPIDs is true where the container has no PID namespace of its own,
 	// so that the end of its first process does not end the others.
 	SharesPIDs bool
+	// MemoryVolumes are the directories, outside, of volumes that lie in
+	// memory: what the container writes there counts against its limit.
+	MemoryVolumes []string
 	// Ignored names what the node cannot honour, for the log.
 	Ignored []string
 }
@@ -85,6 +88,7 @@ func (n Node) Patch(spec *specs.Spec) Container {
 		}
 		c.Ignored = append(c.Ignored, n.Resources(spec.Linux.Resources)...)
 	}
+	c.MemoryVolumes = memoryVolumes(spec.Mounts)
 	if n.OneUID {
 		n.stripOwners(spec)
 	}
@@ -92,6 +96,22 @@ func (n Node) Patch(spec *specs.Spec) Container {
 		c.Ignored = append(c.Ignored, n.Process(spec.Process, sandbox)...)
 	}
 	return c
+}
+
+// memoryVolumes returns the sources that may be memory of the pod's own: its
+// /dev/shm and its emptyDirs. Other tmpfs mounts, such as a hostPath to the
+// node's /tmp, hold what others wrote.
+func memoryVolumes(mounts []specs.Mount) (paths []string) {
+	for _, m := range mounts {
+		if m.Type != "bind" || slices.Contains(m.Options, "ro") {
+			continue
+		}
+		if m.Destination == "/dev/shm" && strings.Contains(m.Source, "/sandboxes/") ||
+			strings.Contains(m.Source, "/kubernetes.io~empty-dir/") {
+			paths = append(paths, m.Source)
+		}
+	}
+	return paths
 }
 
 func ownsPIDNamespace(namespaces []specs.LinuxNamespace) bool {

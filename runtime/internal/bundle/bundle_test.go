@@ -175,6 +175,24 @@ func TestOneID(t *testing.T) {
 	}
 }
 
+func TestMemoryVolumes(t *testing.T) {
+	got := memoryVolumes([]specs.Mount{
+		{Destination: "/dev/shm", Type: "bind", Source: "/run/berth/containerd/io.containerd.grpc.v1.cri/sandboxes/1/shm"},
+		{Destination: "/fast", Type: "bind", Source: "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/fast"},
+		{Destination: "/read", Type: "bind", Source: "/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/read", Options: []string{"ro"}},
+		{Destination: "/dev/shm", Type: "bind", Source: "/dev/shm"},
+		{Destination: "/tmp", Type: "bind", Source: "/tmp"},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+	})
+	want := []string{
+		"/run/berth/containerd/io.containerd.grpc.v1.cri/sandboxes/1/shm",
+		"/var/lib/kubelet/pods/1/volumes/kubernetes.io~empty-dir/fast",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v", got)
+	}
+}
+
 func TestProxySettings(t *testing.T) {
 	got := proxySettings([]string{"PATH=/bin", "HTTP_PROXY=a", "https_proxy=b", "NO_PROXY=", "no_proxy=c"})
 	if want := []string{"HTTP_PROXY=a", "https_proxy=b", "no_proxy=c"}; !slices.Equal(got, want) {

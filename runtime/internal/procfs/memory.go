@@ -22,6 +22,13 @@ func (m Memory) plus(o Memory) Memory {
 	return Memory{m.Anon + o.Anon, m.Shmem + o.Shmem, m.File + o.File, m.PageTables + o.PageTables}
 }
 
+// WithFiles returns m when the container has written files bytes into volumes
+// in memory. What of them is mapped is part of Shmem already.
+func (m Memory) WithFiles(files uint64) Memory {
+	m.Shmem = max(m.Shmem, files)
+	return m
+}
+
 // Memory reads the classes of one process. Pages shared with other processes
 // count in full.
 func (f FS) Memory(pid int) (Memory, error) {

@@ -151,6 +151,19 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+func TestFilesInMemory(t *testing.T) {
+	m := Memory{Anon: 10, Shmem: 5, File: 100, PageTables: 1}
+	if got := m.WithFiles(3).Charged(); got != 16 {
+		t.Errorf("files that are mapped: %d", got)
+	}
+	if got := m.WithFiles(20).Charged(); got != 31 {
+		t.Errorf("files that are not: %d", got)
+	}
+	if got := TmpfsUse("/proc"); got != 0 {
+		t.Errorf("/proc holds %d bytes of memory", got)
+	}
+}
+
 // What the kernel says of this process is understood.
 func TestOwnProcess(t *testing.T) {
 	f := New("/proc")

@@ -32,7 +32,8 @@ func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.
 		return nil, errgrpc.ToGRPC(err)
 	}
 	processes := tree[r.ID]
-	metrics := s.metrics(c, procfs.Sum(processes), procfs.TotalMemory(processes, s.proc.Memory))
+	files := s.files()[r.ID]
+	metrics := s.metrics(c, procfs.Sum(processes), procfs.TotalMemory(processes, s.proc.Memory).WithFiles(files))
 	answer, err := typeurl.MarshalAnyToProto(metrics)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(fmt.Errorf("encode statistics of container %s: %w", r.ID, err))
@@ -98,14 +99,42 @@ func (s *Service) measure(ids []string) (map[string]memory.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
+	volumes := s.files()
 	samples := make(map[string]memory.Sample, len(ids))
 	for _, id := range ids {
-		processes := tree[id]
+		processes, files := tree[id], volumes[id]
+		charged := func(read func(int) (procfs.Memory, error)) func() uint64 {
+			return func() uint64 { return procfs.TotalMemory(processes, read).WithFiles(files).Charged() }
+		}
 		samples[id] = memory.Sample{
-			Bound:   procfs.Sum(processes).Resident,
-			Charged: func() uint64 { return procfs.TotalMemory(processes, s.proc.Memory).Charged() },
-			Exact:   func() uint64 { return procfs.TotalMemory(processes, s.proc.Proportional).Charged() },
+			Bound:   procfs.Sum(processes).Resident + files,
+			Charged: charged(s.proc.Memory),
+			Exact:   charged(s.proc.Proportional),
 		}
 	}
 	return samples, nil
+}
+
+// files returns the bytes in volumes in memory by container. A volume of
+// several containers counts in equal parts: who wrote what cannot be told, and
+// so the sum is right and nobody is charged for more than there is.
+func (s *Service) files() map[string]uint64 {
+	s.mu.Lock()
+	users := map[string][]string{}
+	for id, c := range s.containers {
+		for _, path := range c.MemoryVolumes {
+			if !c.ended {
+				users[path] = append(users[path], id)
+			}
+		}
+	}
+	s.mu.Unlock()
+	bytes := map[string]uint64{}
+	for path, ids := range users {
+		share := procfs.TmpfsUse(path) / uint64(len(ids))
+		for _, id := range ids {
+			bytes[id] += share
+		}
+	}
+	return bytes
 }
