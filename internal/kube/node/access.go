@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 )
 
 // access is one identity's way to the API server, which starts at the same
@@ -25,7 +26,7 @@ type access struct {
 	gate   chan struct{}
 }
 
-func newAccess(kubeconfig string) (*access, error) {
+func newAccess(kubeconfig string, wrap ...transport.WrapperFunc) (*access, error) {
 	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
@@ -34,6 +35,9 @@ func newAccess(kubeconfig string) (*access, error) {
 	config.ContentType = runtime.ContentTypeProtobuf
 	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	config.DisableCompression = true // no network in between
+	for _, w := range wrap {
+		config.Wrap(w)
+	}
 
 	a := &access{gate: make(chan struct{})}
 	if a.early, err = kubernetes.NewForConfig(config); err != nil {

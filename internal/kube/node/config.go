@@ -99,7 +99,8 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	} else {
 		c.CgroupsPerQOS = false
 		c.EnforceNodeAllocatable = []string{}
-		c.CPUCFSQuota = false
+		// CPU quotas are left on: nobody enforces them, which notices tells,
+		// but a pod's status then shows the limits that it has.
 	}
 	return s, nil
 }

@@ -87,7 +87,7 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
 		return fmt.Errorf("set feature gates: %w", err)
 	}
-	kubeletAPI, err1 := newAccess(plan.Paths.Kubeconfig(cluster.UserKubelet))
+	kubeletAPI, err1 := newAccess(plan.Paths.Kubeconfig(cluster.UserKubelet), awaitAuthorizer)
 	proxyAPI, err2 := newAccess(plan.Paths.Kubeconfig(cluster.UserProxy))
 	volumeAPI, err3 := newAccess(plan.Paths.Kubeconfig(cluster.UserProvisioner))
 	if err := errors.Join(err1, err2, err3); err != nil {
