@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +41,12 @@ const inNamespaces = "BERTH_EGRESS_TEST_HOST"
 // TestMain runs the tests in namespaces of their own where the machine allows
 // it. Elsewhere those that need them are skipped, or fail.
 func TestMain(m *testing.M) {
+	// A fuzzer talks with its workers through descriptors, and needs no lab.
+	if slices.ContainsFunc(os.Args, func(arg string) bool {
+		return strings.HasPrefix(arg, "-test.fuzz=") || strings.HasPrefix(arg, "-test.fuzzworker")
+	}) {
+		os.Exit(m.Run())
+	}
 	if os.Getenv(inNamespaces) == "" {
 		command := exec.Command("/proc/self/exe", os.Args[1:]...)
 		command.Env = append(os.Environ(), inNamespaces+"=1")
@@ -96,6 +104,7 @@ func addLink(name string, addresses ...netip.Prefix) error {
 type lab struct {
 	testing.TB
 	tun      *os.File
+	config   Config
 	counters Counters
 	work     chan func()
 	cancel   context.CancelFunc
@@ -122,14 +131,10 @@ func newLab(t testing.TB, adjust ...func(*Config)) *lab {
 	for _, a := range adjust {
 		a(&config)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	l.cancel, l.done = cancel, make(chan struct{})
-	go func() {
-		defer close(l.done)
-		l.err = Run(ctx, l.tun, config)
-	}()
+	l.config = config
+	l.start()
 	t.Cleanup(func() {
-		cancel()
+		l.cancel()
 		l.wait()
 		l.tun.Close()
 		close(l.work)
@@ -138,14 +143,23 @@ func newLab(t testing.TB, adjust ...func(*Config)) *lab {
 	return l
 }
 
+// start starts egress on the device of the node.
+func (l *lab) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	l.cancel, l.done = cancel, done
+	go func() {
+		defer close(done)
+		l.err = Run(ctx, l.tun, l.config)
+	}()
+}
+
 // newNode makes the node's namespace, which lives on one locked thread.
 func newNode(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{TB: t, work: make(chan func())}
 	ready := make(chan error)
-	go func() {
-		// Never unlocked: the thread ends with the goroutine.
-		runtime.LockOSThread()
+	onNewThread(func() {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			l.tun, err = setUpNode()
@@ -154,11 +168,27 @@ func newNode(t testing.TB) *lab {
 		for f := range l.work {
 			f()
 		}
-	}()
+	})
 	if err := <-ready; err != nil {
 		t.Fatalf("set up node: %v", err)
 	}
 	return l
+}
+
+// onNewThread runs f on a thread that ends with it. The first thread of the
+// process cannot end, and what is read below /proc/self is its.
+func onNewThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		started := make(chan struct{})
+		onNewThread(func() { close(started); f() })
+		<-started
+		runtime.UnlockOSThread()
+	}()
 }
 
 func setUpNode() (*os.File, error) {

@@ -93,8 +93,12 @@ func TestLoopbackIsOutOfReach(t *testing.T) {
 		netip.MustParseAddr("::ffff:127.0.0.1"), netip.MustParseAddr("::127.0.0.1"),
 	}
 	for _, to := range forged {
-		l.forge(netip.AddrPortFrom(to, tcp4.Port()), header.TCPProtocolNumber)
-		l.forge(netip.AddrPortFrom(to, udp4.Port()), header.UDPProtocolNumber)
+		from := podAddr
+		if to.Is6() {
+			from = podIPv6
+		}
+		l.forge(from, netip.AddrPortFrom(to, tcp4.Port()), header.TCPProtocolNumber)
+		l.forge(from, netip.AddrPortFrom(to, udp4.Port()), header.UDPProtocolNumber)
 	}
 	eventually(t, "forged packets are refused", func() bool { return l.stats().Refused == before+uint64(2*len(forged)) })
 	if s := l.stats(); s.Flows != 1 || s.ConnectionsOpen != 0 {
@@ -109,11 +113,7 @@ func TestLoopbackIsOutOfReach(t *testing.T) {
 
 // forge sends the packet that opens a flow past the node's routing, as a pod
 // with raw sockets could.
-func (l *lab) forge(to netip.AddrPort, protocol tcpip.TransportProtocolNumber) {
-	source := podAddr
-	if to.Addr().Is6() {
-		source = podIPv6
-	}
+func (l *lab) forge(source netip.Addr, to netip.AddrPort, protocol tcpip.TransportProtocolNumber) {
 	transport := make([]byte, header.TCPMinimumSize)
 	sum := header.PseudoHeaderChecksum(protocol, stackAddress(source), stackAddress(to.Addr()), uint16(len(transport)))
 	if protocol == header.TCPProtocolNumber {

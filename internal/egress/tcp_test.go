@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 )
 
 func echo(conn *net.TCPConn) {
@@ -116,11 +117,14 @@ func TestTCPReset(t *testing.T) {
 }
 
 func TestTCPBigTransferBothWays(t *testing.T) {
-	for _, mtu := range []int{65520, 1500} {
-		t.Run(fmt.Sprint("mtu ", mtu), func(t *testing.T) {
+	for _, test := range []struct {
+		mtu  int
+		addr netip.Addr
+	}{{65520, hostAddr}, {1500, hostAddr}, {65520, hostIPv6}, {1500, hostIPv6}} {
+		t.Run(fmt.Sprint("mtu ", test.mtu, " to ", test.addr), func(t *testing.T) {
 			l := newLab(t)
-			l.setMTU(mtu)
-			server := listenTCP(t, on(hostAddr), echo)
+			l.setMTU(test.mtu)
+			server := listenTCP(t, on(test.addr), echo)
 			conn := l.mustDial("tcp", server.String())
 			const size = 64 << 20
 			sent := sha256.New()
@@ -296,5 +300,39 @@ func TestDeviceRemoved(t *testing.T) {
 	if l.err == nil || !errors.Is(l.err, unix.EBADFD) {
 		t.Errorf("Run after its device was removed: %v", l.err)
 	}
-	t.Log(l.err)
+}
+
+// A pod that sends a SYN and then nothing must not hold up the end.
+func TestCancelDuringHandshake(t *testing.T) {
+	l := newLab(t)
+	accepted := make(chan struct{})
+	server := listenTCP(t, on(hostAddr), func(conn *net.TCPConn) {
+		close(accepted)
+		io.Copy(io.Discard, conn)
+	})
+	nobody := netip.MustParseAddr("10.42.9.9")
+	l.forge(nobody, server, header.TCPProtocolNumber)
+	<-accepted
+	eventually(t, "the handshake with the pod begins", func() bool { return l.stats().ConnectionsOpen == 1 })
+	l.cancel()
+	l.wait()
+}
+
+// The supervisor keeps the device when the role ends, and starts it again.
+func TestRestart(t *testing.T) {
+	l := newLab(t)
+	server := listenTCP(t, on(hostAddr), echo)
+	old := l.mustDial("tcp", server.String())
+	l.cancel()
+	l.wait()
+	l.start()
+	if _, err := old.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("connection of the run before: %v", err)
+	}
+	conn := l.mustDial("tcp", server.String())
+	io.WriteString(conn, "again")
+	conn.(*net.TCPConn).CloseWrite()
+	if answer, err := io.ReadAll(conn); err != nil || string(answer) != "again" {
+		t.Errorf("read %q, %v", answer, err)
+	}
 }
