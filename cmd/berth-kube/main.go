@@ -1,14 +1,33 @@
+// Command berth-kube is the roles of a cluster that are Kubernetes itself:
+// control (etcd, API server, controller manager, scheduler) and node (kubelet,
+// kube-proxy, volumes).
 package main
 
 import (
-	_ "go.etcd.io/etcd/server/v3/embed"
-	_ "go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
-	_ "k8s.io/kubernetes/cmd/kube-apiserver/app"
-	_ "k8s.io/kubernetes/cmd/kube-controller-manager/app"
-	_ "k8s.io/kubernetes/cmd/kube-proxy/app"
-	_ "k8s.io/kubernetes/cmd/kube-scheduler/app"
-	_ "k8s.io/kubernetes/cmd/kubelet/app"
-	_ "sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"berth.dev/berth/internal/kube/control"
+	"berth.dev/berth/internal/kube/node"
 )
 
-func main() {}
+func main() {
+	roles := map[string]func(context.Context, []string) error{"control": control.Main, "node": node.Main}
+	if len(os.Args) < 2 || roles[os.Args[1]] == nil {
+		fmt.Fprintln(os.Stderr, "usage: berth-kube control|node --plan FILE; berth starts it, nobody else has to")
+		os.Exit(2)
+	}
+	// Everything in a job may be signalled at once (scancel, time limit), also
+	// what has no part in deciding its end. The supervisor's order to stop is
+	// the one signal that nobody else sends.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGPWR)
+	defer stop()
+	if err := roles[os.Args[1]](ctx, os.Args[2:]); err != nil {
+		fmt.Fprintf(os.Stderr, "berth-kube %s: %v\n", os.Args[1], err)
+		os.Exit(1)
+	}
+}

@@ -39,6 +39,8 @@ type role struct {
 	listeners []*os.File
 	// silent roles do not speak the notify protocol.
 	silent bool
+	// outside roles do not end with the sandbox.
+	outside bool
 	// start runs the process with the given inherited descriptors from 3 up.
 	start func(r *role, files []*os.File) error
 	// kill ends it with a signal that nothing withstands.
@@ -252,8 +254,17 @@ func (c *crew) dismiss() {
 	c.stopping = true
 }
 
-// wait returns when the processes outside the sandbox have ended.
-func (c *crew) wait() { c.group.Wait() }
+// endOutside ends the roles outside the sandbox and waits for them.
+func (c *crew) endOutside() {
+	c.mu.Lock()
+	for _, r := range c.roles {
+		if r.outside {
+			r.kill(r)
+		}
+	}
+	c.mu.Unlock()
+	c.group.Wait()
+}
 
 // inSandbox makes r a process of the sandbox.
 func inSandbox(box *sandbox.Sandbox, r *role) *role {

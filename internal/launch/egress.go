@@ -51,7 +51,8 @@ func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
 	}
 	var process *os.Process
 	return &role{
-		name: "net",
+		name:    "net",
+		outside: true,
 		start: func(r *role, files []*os.File) error {
 			encoded, err := json.Marshal(config)
 			if err != nil {

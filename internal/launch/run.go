@@ -356,7 +356,7 @@ func (r *run) takeDown() error {
 	if r.box != nil {
 		err = r.box.Close()
 		<-r.watching
-		r.crew.wait()
+		r.crew.endOutside()
 	} else {
 		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 			if dir != nil {

@@ -113,7 +113,9 @@ func createAddons(ctx context.Context, client kubernetes.Interface, plan cluster
 			if err == nil || apierrors.IsAlreadyExists(err) {
 				break
 			}
-			if apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+			// The allocator of addresses calls a range that it does not know
+			// yet invalid, so that is no reason to give up.
+			if apierrors.IsForbidden(err) {
 				return fmt.Errorf("create %s: %w", step.what, err)
 			}
 			select {

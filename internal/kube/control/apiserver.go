@@ -12,7 +12,6 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apiserver/pkg/server"
-	"k8s.io/client-go/informers"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
@@ -38,9 +37,7 @@ anonymous:
 
 // apiServer is a configured kube-apiserver.
 type apiServer struct {
-	run      func(context.Context) error
-	informed informers.SharedInformerFactory
-	gate     *gate
+	run func(context.Context) error
 }
 
 // parseAPIServerOptions sets the options and feature gates, the latter for the
@@ -106,11 +103,11 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 	return opts, nil
 }
 
-// newAPIServer puts kube-apiserver together. serving is called when it accepts
-// requests; seeded waits for the store and says whether the objects of a new
-// cluster have just been put there.
+// newAPIServer puts kube-apiserver together. seeded waits for the store and says
+// whether the objects of a new cluster have just been put there; serving is
+// called when requests are accepted, open when they are no longer held back.
 func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loopback,
-	seeded func() (bool, error), serving func(),
+	seeded func() (bool, error), serving, open func(),
 ) (*apiServer, error) {
 	completed, err := opts.Complete(ctx)
 	if err != nil {
@@ -160,7 +157,11 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	}
 	informed := config.KubeAPIs.ControlPlane.VersionedInformers
 	if err := outer.AddPostStartHook("berth/authorizers", func(hook server.PostStartHookContext) error {
-		return gate.openWhenSynced(hook, informed)
+		err := gate.openWhenSynced(hook, informed)
+		if err == nil {
+			open()
+		}
+		return err
 	}); err != nil {
 		return nil, fmt.Errorf("create kube-apiserver: %w", err)
 	}
@@ -168,7 +169,7 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	if err != nil {
 		return nil, fmt.Errorf("prepare kube-apiserver: %w", err)
 	}
-	return &apiServer{run: prepared.Run, informed: informed, gate: gate}, nil
+	return &apiServer{run: prepared.Run}, nil
 }
 
 // withholdSeededHooks keeps upstream from installing the hooks that create what

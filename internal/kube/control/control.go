@@ -22,6 +22,7 @@ import (
 const (
 	PhaseEtcd    = "etcd"    // the store answers and holds the first objects
 	PhaseServing = "serving" // kube-apiserver accepts requests
+	PhaseAccess  = "access"  // and lets in others than administrators
 	PhaseAddons  = "addons"  // berth's own objects are there
 )
 
@@ -156,7 +157,8 @@ func (r *role) runServer(ctx context.Context) error {
 		func() {
 			r.opts.Notifier.Phase(PhaseServing)
 			close(r.serving)
-		})
+		},
+		func() { r.opts.Notifier.Phase(PhaseAccess) })
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"runtime/pprof"
 	"slices"
 	"sync"
 	"syscall"
@@ -36,11 +38,37 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	if d, err := time.ParseDuration(os.Getenv("DEBUGDUMP")); err == nil {
+		go func() {
+			time.Sleep(d)
+			f, _ := os.Create("/tmp/control-bench/dump.txt")
+			pprof.Lookup("goroutine").WriteTo(f, 2)
+			f.Close()
+		}()
+	}
+	if path := os.Getenv(profileVariable); path != "" {
+		defer profile(path)()
+	}
 	if err := Main(ctx, os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	os.Exit(0)
+}
+
+// profileVariable names a file for a CPU profile of the role, ten times as fine
+// as usual because the role's start is so short.
+const profileVariable = "BERTH_TEST_CONTROL_PROFILE"
+
+func profile(path string) (stop func()) {
+	file, err := os.Create(path)
+	if err != nil {
+		panic(err)
+	}
+	runtime.SetCPUProfileRate(1000)
+	if err := pprof.StartCPUProfile(file); err != nil {
+		panic(err)
+	}
+	return func() { pprof.StopCPUProfile(); file.Close() }
 }
 
 // patience bounds every wait of a test.
@@ -316,6 +344,9 @@ func eventually(t testing.TB, what string, check func() error) {
 		err := check()
 		if err == nil {
 			return
+		}
+		if os.Getenv("DEBUGEV") != "" {
+			t.Logf("%v: %s: %v", time.Now().Format("05.000"), what, err)
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: %v", what, err)

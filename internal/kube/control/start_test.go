@@ -91,7 +91,7 @@ func BenchmarkStart(b *testing.B) {
 		awaitScheduled(b, admin, "first")
 		note("usable-ms", time.Since(r.began))
 		note("ready-ms", r.awaitReady(b))
-		for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAddons} {
+		for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess, PhaseAddons} {
 			note(phase+"-ms", r.await(b, notify.Event{Event: notify.KindPhase, Name: phase}))
 		}
 		note("stop-ms", r.stop(b))
