@@ -60,7 +60,7 @@ const (
 )
 
 // open tries attempt until it succeeds and lets all waiting requests go. It
-// must be called once.
+// must not be called again after it did.
 func (a *access) open(ctx context.Context, attempt func(context.Context, kubernetes.Interface) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, attemptsEnd, errNoAnswer)
 	defer cancel()

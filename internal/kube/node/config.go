@@ -47,7 +47,7 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	f.ExperimentalNodeAllocatableIgnoreEvictionThreshold = true
 
 	c := &s.KubeletConfiguration
-	c.FeatureGates = map[string]bool{"KubeletInUserNamespace": true}
+	c.FeatureGates = map[string]bool{"KubeletInUserNamespace": true, cluster.SplitLogsGate: true}
 	c.ContainerRuntimeEndpoint = "unix://" + p.ContainerdSocket()
 	c.PodLogsDir = p.PodLogs()
 	c.VolumePluginDir = p.Kubelet + "/volume-plugins"

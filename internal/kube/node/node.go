@@ -194,5 +194,5 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	p, k := <-r.proxy, <-r.kubelet
 	go r.o.Notifier.Alive(ctx, func(context.Context) error { return errors.Join(k.healthy(), p.healthy()) })
 	// Upstream's controller returns when ctx ends only.
-	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI))
+	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI, r.o.Log))
 }

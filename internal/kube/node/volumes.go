@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 
@@ -28,20 +29,24 @@ const AnnotationCapacity = "berth.dev/capacity"
 type volumes struct{ node, dir string }
 
 // runVolumes runs the controller until ctx ends.
-func runVolumes(ctx context.Context, plan cluster.Plan, api *access) error {
+func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.Logger) error {
 	v := &volumes{node: plan.Node.Name, dir: plan.Paths.Volumes()}
 	if err := os.MkdirAll(v.dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of volumes: %w", err)
 	}
-	err := api.open(ctx, func(ctx context.Context, client kubernetes.Interface) error {
+	readable := func(ctx context.Context, client kubernetes.Interface) error {
 		_, err := client.CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{Limit: 1})
 		if err != nil {
 			return fmt.Errorf("read volume claims as the provisioner: %w", err)
 		}
 		return nil
-	})
-	if err != nil {
-		return err
+	}
+	// A node without it is worth more to its pods than no node.
+	for err := api.open(ctx, readable); err != nil; err = api.open(ctx, readable) {
+		if ctx.Err() != nil {
+			return nil
+		}
+		log.Error("No volumes can be provisioned", "error", err)
 	}
 	// Each node has its own controller, for its own claims: no election.
 	c := controller.NewProvisionController(ctx, api.client, ProvisionerName, v,
