@@ -162,3 +162,8 @@ func (a Addresses) HostAPIServerURL() string {
 
 // KubernetesVersion is the version of the components; go.mod pins the same.
 const KubernetesVersion = "v1.36.3"
+
+// SplitLogsGate is the feature gate (alpha in v1.36) by which the log of a
+// container can be read as its two streams: a workload's standard error then
+// reaches the user's. The API server and the kubelet both need it.
+const SplitLogsGate = "PodLogsQuerySplitStreams"

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -9,7 +10,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
@@ -40,9 +40,12 @@ const (
 	userControllerManager = "system:kube-controller-manager"
 )
 
-// addonRetry is how long to wait after a failure: until the allocator of
-// Service addresses has seen the range it may allocate from, it refuses.
-const addonRetry = 10 * time.Millisecond
+// Until the allocator of Service addresses has seen the range that it may
+// allocate from, it calls every address invalid, so no error is final at once.
+const (
+	addonRetry    = 10 * time.Millisecond
+	addonPatience = 30 * time.Second
+)
 
 // addonRoles are the roles of berth's own clients. They are part of the seed,
 // because their holders start together with kube-apiserver.
@@ -89,43 +92,42 @@ func addonBindings() []rbacv1.ClusterRoleBinding {
 // createAddons creates the objects that need the API server's help, until they
 // are there. Objects that exist are left alone: a user may have changed them.
 func createAddons(ctx context.Context, client kubernetes.Interface, plan cluster.Plan) error {
+	ctx, cancel := context.WithTimeout(ctx, addonPatience)
+	defer cancel()
 	create := metav1.CreateOptions{FieldManager: managedBy}
-	steps := []struct {
-		what string
-		do   func() error
-	}{
-		{"service " + dnsService, func() error {
-			_, err := client.CoreV1().Services(metav1.NamespaceSystem).Create(ctx, clusterDNS(plan), create)
-			return err
-		}},
-		{"endpoints of " + dnsService, func() error {
-			_, err := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).Create(ctx, clusterDNSEndpoints(plan), create)
-			return err
-		}},
-		{"storage class " + DefaultStorageClass, func() error {
-			_, err := client.StorageV1().StorageClasses().Create(ctx, storageClass(), create)
-			return err
-		}},
-	}
-	for _, step := range steps {
-		for {
-			err := step.do()
-			if err == nil || apierrors.IsAlreadyExists(err) {
-				break
-			}
-			// The allocator of addresses calls a range that it does not know
-			// yet invalid, so that is no reason to give up.
-			if apierrors.IsForbidden(err) {
-				return fmt.Errorf("create %s: %w", step.what, err)
-			}
-			select {
-			case <-time.After(addonRetry):
-			case <-ctx.Done():
-				return fmt.Errorf("create %s: %w (last: %w)", step.what, context.Cause(ctx), err)
-			}
+	get := metav1.GetOptions{}
+	services := client.CoreV1().Services(metav1.NamespaceSystem)
+	slices := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
+	classes := client.StorageV1().StorageClasses()
+	service, slice, class := clusterDNS(plan), clusterDNSEndpoints(plan), storageClass()
+	return errors.Join(
+		createAddon(ctx, "service "+service.Name,
+			func() error { _, err := services.Create(ctx, service, create); return err },
+			func() error { _, err := services.Get(ctx, service.Name, get); return err }),
+		createAddon(ctx, "endpoints "+slice.Name,
+			func() error { _, err := slices.Create(ctx, slice, create); return err },
+			func() error { _, err := slices.Get(ctx, slice.Name, get); return err }),
+		createAddon(ctx, "storage class "+class.Name,
+			func() error { _, err := classes.Create(ctx, class, create); return err },
+			func() error { _, err := classes.Get(ctx, class.Name, get); return err }),
+	)
+}
+
+// createAddon calls create until that succeeds or find does. An object that
+// exists is not always refused as such: a Service's address is found to be
+// taken first, by the Service itself.
+func createAddon(ctx context.Context, what string, create, find func() error) error {
+	for {
+		err := create()
+		if err == nil || find() == nil {
+			return nil
+		}
+		select {
+		case <-time.After(addonRetry):
+		case <-ctx.Done():
+			return fmt.Errorf("create %s: %w (last: %w)", what, context.Cause(ctx), err)
 		}
 	}
-	return nil
 }
 
 func addonMeta(namespace, name string) metav1.ObjectMeta {

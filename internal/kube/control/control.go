@@ -50,7 +50,7 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 		return errors.New("run the control role: no listener; pass one with --listener-fd")
 	}
 	hurry()
-	logProblems(plan.Verbosity, opts.Notifier)
+	logProblems(ctx, plan.Verbosity, opts.Notifier)
 	// Warnings are meant for people at a command line.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 

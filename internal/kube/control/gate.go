@@ -68,10 +68,10 @@ func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string)
 	return r.RuleResolver.RulesFor(ctx, u, namespace)
 }
 
-// openWhenSynced opens the gate once the caches that the authorizers answer
+// openWhenSynced opens the gate, unless ctx ends before, once the caches that the authorizers answer
 // from are filled: RBAC's, and those from which the Node authorizer draws its
 // graph. The informers must have been requested before.
-func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory) error {
+func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory) bool {
 	synced := cache.WaitFor(ctx, "",
 		shared.Rbac().V1().Roles().Informer().HasSyncedChecker(),
 		shared.Rbac().V1().RoleBindings().Informer().HasSyncedChecker(),
@@ -82,9 +82,8 @@ func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInform
 		shared.Core().V1().PersistentVolumes().Informer().HasSyncedChecker(),
 		shared.Storage().V1().VolumeAttachments().Informer().HasSyncedChecker(),
 	)
-	if !synced {
-		return fmt.Errorf("fill the authorizers' caches: %w", context.Cause(ctx))
+	if synced {
+		close(g.open)
 	}
-	close(g.open)
-	return nil
+	return synced
 }

@@ -38,14 +38,6 @@ func TestMain(m *testing.M) {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if d, err := time.ParseDuration(os.Getenv("DEBUGDUMP")); err == nil {
-		go func() {
-			time.Sleep(d)
-			f, _ := os.Create("/tmp/control-bench/dump.txt")
-			pprof.Lookup("goroutine").WriteTo(f, 2)
-			f.Close()
-		}()
-	}
 	if path := os.Getenv(profileVariable); path != "" {
 		defer profile(path)()
 	}
@@ -344,9 +336,6 @@ func eventually(t testing.TB, what string, check func() error) {
 		err := check()
 		if err == nil {
 			return
-		}
-		if os.Getenv("DEBUGEV") != "" {
-			t.Logf("%v: %s: %v", time.Now().Format("05.000"), what, err)
 		}
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: %v", what, err)

@@ -85,7 +85,7 @@ func probe(ctx context.Context, client kubernetes.Interface, path string) error 
 // what goes well. Their logger is a package variable, as is what
 // it does after a fatal error: it ends the process, which is the only way in
 // which some components can give up.
-func logProblems(verbosity int, notifier *notify.Notifier) {
+func logProblems(ctx context.Context, verbosity int, notifier *notify.Notifier) {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
 	set := func(name, value string) { _ = flags.Set(name, value) } // the names are klog's
@@ -98,6 +98,9 @@ func logProblems(verbosity int, notifier *notify.Notifier) {
 		klog.SetOutput(io.Discard)
 	}
 	klog.OsExit = func(code int) {
+		if ctx.Err() != nil {
+			os.Exit(0) // a hook that was interrupted because the role should stop
+		}
 		notifier.Fatal(fmt.Errorf("a component ended the control role; see the end of its log"))
 		os.Exit(code)
 	}

@@ -1,0 +1,378 @@
+package control
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/notify"
+)
+
+// TestControlPlane holds one control plane against what the rest of berth and
+// its users expect of it.
+func TestControlPlane(t *testing.T) {
+	c := newTestCluster(t)
+	r := c.start(t)
+	t.Run("early requests wait", func(t *testing.T) { testEarlyRequests(t, c) })
+	r.awaitReady(t)
+	for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess, PhaseAddons} {
+		r.await(t, notify.Event{Event: notify.KindPhase, Name: phase})
+	}
+	r.await(t, notify.Event{Event: notify.KindAlive})
+
+	for _, sub := range []struct {
+		name string
+		test func(*testing.T, *testCluster)
+	}{
+		{"pods are scheduled", testScheduling},
+		{"strangers are refused", testAnonymous},
+		{"roles of berth's clients", testRoles},
+		{"add-ons", testAddons},
+		{"the API's own Service", testAPIService},
+		{"both listeners serve", testListeners},
+		{"version", testVersion},
+		{"OpenAPI", testOpenAPI},
+		{"custom resources", testCustomResources},
+		{"aggregated discovery", testDiscovery},
+		{"load balancers", testLoadBalancers},
+		{"controllers", testControllers},
+		{"seed", testSeed},
+	} {
+		t.Run(sub.name, func(t *testing.T) { sub.test(t, c) })
+	}
+	t.Logf("stopped in %v", r.stop(t))
+}
+
+// TestRestart checks that a role that was killed finds its cluster again.
+func TestRestart(t *testing.T) {
+	c := newTestCluster(t)
+	first := c.start(t)
+	first.awaitReady(t)
+	admin := c.client(t, cluster.UserAdmin)
+	if _, err := admin.CoreV1().Pods("default").Create(t.Context(), testPod("survivor"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.command.Process.Signal(syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	<-first.exited
+
+	second := c.start(t)
+	second.awaitReady(t)
+	if _, err := admin.CoreV1().Pods("default").Get(t.Context(), "survivor", metav1.GetOptions{}); err != nil {
+		t.Error(err)
+	}
+	second.stop(t)
+}
+
+// TestStopWhileStarting checks that nothing hangs when the order to stop comes
+// early.
+func TestStopWhileStarting(t *testing.T) {
+	c := newTestCluster(t)
+	r := c.start(t)
+	r.await(t, notify.Event{Event: notify.KindPhase, Name: PhaseEtcd})
+	r.stop(t)
+}
+
+func TestNoListener(t *testing.T) {
+	c := newTestCluster(t)
+	err := Run(t.Context(), c.plan, Options{})
+	if err == nil || !strings.Contains(err.Error(), "--listener-fd") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestFailureIsReported checks that a role that cannot start says why, on the
+// descriptor and as the last line of its log.
+func TestFailureIsReported(t *testing.T) {
+	c := newTestCluster(t)
+	writeFile(t, c.plan.Paths.PKI(cluster.CA+".crt"), []byte("not a certificate"))
+	r := c.start(t)
+	<-r.exited
+	if r.err == nil {
+		t.Fatal("the role ended with success")
+	}
+	last := r.events[len(r.events)-1]
+	if last.Event.Event != notify.KindFatal || last.Error == "" {
+		t.Errorf("last event %+v, want a fatal one", last)
+	}
+	if !strings.HasSuffix(strings.TrimSpace(r.log.String()), last.Error) {
+		t.Errorf("the log does not end with %q", last.Error)
+	}
+}
+
+// testEarlyRequests sends, at the moment of the start, what the node's clients
+// send, and expects each to succeed at the first attempt.
+func testEarlyRequests(t *testing.T, c *testCluster) {
+	requests := map[string]func(context.Context) error{
+		"kubelet registers": func(ctx context.Context) error {
+			return registerNode(ctx, c.client(t, cluster.UserKubelet), c.plan.Node.Name)
+		},
+		"kubelet lists its pods": func(ctx context.Context) error {
+			_, err := c.client(t, cluster.UserKubelet).CoreV1().Pods("").List(ctx,
+				metav1.ListOptions{FieldSelector: "spec.nodeName=" + c.plan.Node.Name})
+			return err
+		},
+		"kubelet lists services": func(ctx context.Context) error {
+			_, err := c.client(t, cluster.UserKubelet).CoreV1().Services("").List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"kube-proxy watches services": func(ctx context.Context) error {
+			return watchOnce(ctx, c.client(t, cluster.UserProxy))
+		},
+		"CoreDNS lists endpoints": func(ctx context.Context) error {
+			_, err := c.client(t, cluster.UserDNS).DiscoveryV1().EndpointSlices("").List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"provisioner lists claims": func(ctx context.Context) error {
+			_, err := c.client(t, cluster.UserProvisioner).CoreV1().PersistentVolumeClaims("").List(ctx, metav1.ListOptions{})
+			return err
+		},
+		"a user creates a pod": func(ctx context.Context) error {
+			_, err := c.client(t, cluster.UserAdmin).CoreV1().Pods("default").Create(ctx, testPod("early"), metav1.CreateOptions{})
+			return err
+		},
+	}
+	var running sync.WaitGroup
+	for name, request := range requests {
+		running.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			if err := request(ctx); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		})
+	}
+	running.Wait()
+}
+
+func watchOnce(ctx context.Context, client kubernetes.Interface) error {
+	watch, err := client.CoreV1().Services("").Watch(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	watch.Stop()
+	return nil
+}
+
+func testScheduling(t *testing.T, c *testCluster) {
+	awaitScheduled(t, c.client(t, cluster.UserAdmin), "early")
+}
+
+func testAnonymous(t *testing.T, c *testCluster) {
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+	defer client.CloseIdleConnections()
+	for path, want := range map[string]int{
+		"/livez": http.StatusOK, "/readyz": http.StatusOK, "/healthz": http.StatusOK,
+		"/version": http.StatusUnauthorized, "/api": http.StatusUnauthorized,
+		"/api/v1/namespaces/default/secrets": http.StatusUnauthorized,
+		"/metrics":                           http.StatusUnauthorized, "/openapi/v2": http.StatusUnauthorized,
+	} {
+		response, err := client.Get(fmt.Sprintf("https://127.0.0.1:%d%s", c.plan.Addresses.APIPort, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != want {
+			t.Errorf("GET %s without credentials: %d, want %d", path, response.StatusCode, want)
+		}
+	}
+}
+
+func testRoles(t *testing.T, c *testCluster) {
+	for _, check := range []struct {
+		user, verb, group, resource string
+		want                        bool
+	}{
+		{cluster.UserDNS, "watch", "discovery.k8s.io", "endpointslices", true},
+		{cluster.UserDNS, "list", "", "namespaces", true},
+		{cluster.UserDNS, "list", "", "secrets", false},
+		{cluster.UserProxy, "list", "", "services", true},
+		{cluster.UserProxy, "list", "", "secrets", false},
+		{cluster.UserProvisioner, "create", "", "persistentvolumes", true},
+		{cluster.UserProvisioner, "update", "", "persistentvolumeclaims", true},
+		{cluster.UserProvisioner, "create", "", "pods", false},
+		{cluster.UserScheduler, "create", "", "pods/binding", true},
+		{cluster.UserScheduler, "list", "", "secrets", false},
+		{cluster.UserKubelet, "list", "", "secrets", false},
+		{cluster.UserControllerManager, "delete", "", "pods", true},
+	} {
+		resource, sub, _ := strings.Cut(check.resource, "/")
+		review, err := c.client(t, check.user).AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(),
+			&authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb: check.verb, Group: check.group, Resource: resource, Subresource: sub,
+				},
+			}}, metav1.CreateOptions{})
+		if err != nil {
+			t.Errorf("%s: %v", check.user, err)
+			continue
+		}
+		if review.Status.Allowed != check.want {
+			t.Errorf("%s may %s %s: %v, want %v", check.user, check.verb, check.resource, review.Status.Allowed, check.want)
+		}
+	}
+	// NodeRestriction: a kubelet speaks for its own node only.
+	err := registerNode(t.Context(), c.client(t, cluster.UserKubelet), "another-node")
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("kubelet creates another node: %v, want forbidden", err)
+	}
+}
+
+func testAddons(t *testing.T, c *testCluster) {
+	admin := c.client(t, cluster.UserAdmin)
+	service, err := admin.CoreV1().Services(metav1.NamespaceSystem).Get(t.Context(), dnsService, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if service.Spec.ClusterIP != c.plan.Addresses.DNSService.String() {
+		t.Errorf("DNS service has address %s", service.Spec.ClusterIP)
+	}
+	slices, err := admin.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem).List(t.Context(),
+		metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=" + dnsService})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(slices.Items) != 1 || slices.Items[0].Endpoints[0].Addresses[0] != c.plan.Addresses.DNS.String() {
+		t.Errorf("DNS endpoints: %+v", slices.Items)
+	}
+	class, err := admin.StorageV1().StorageClasses().Get(t.Context(), DefaultStorageClass, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if class.Provisioner != Provisioner || class.Annotations[defaultClassAnnotation] != "true" {
+		t.Errorf("storage class: %+v", class)
+	}
+	claim, err := admin.CoreV1().PersistentVolumeClaims("default").Create(t.Context(), &corev1.PersistentVolumeClaim{
+		ObjectMeta: metav1.ObjectMeta{Name: "data"},
+		Spec: corev1.PersistentVolumeClaimSpec{
+			AccessModes: []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+			Resources:   corev1.VolumeResourceRequirements{Requests: corev1.ResourceList{corev1.ResourceStorage: *gibibyte()}},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if claim.Spec.StorageClassName == nil || *claim.Spec.StorageClassName != DefaultStorageClass {
+		t.Errorf("a claim without a class got %v", claim.Spec.StorageClassName)
+	}
+}
+
+func testAPIService(t *testing.T, c *testCluster) {
+	admin := c.client(t, cluster.UserAdmin)
+	service, err := admin.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if service.Spec.ClusterIP != c.plan.Addresses.APIService.String() {
+		t.Errorf("service address %s, want %s", service.Spec.ClusterIP, c.plan.Addresses.APIService)
+	}
+	slice, err := admin.DiscoveryV1().EndpointSlices("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := slice.Endpoints[0].Addresses[0]; got != c.plan.Addresses.Node.String() {
+		t.Errorf("endpoint address %s, want %s", got, c.plan.Addresses.Node)
+	}
+	if got := *slice.Ports[0].Port; got != int32(c.plan.Addresses.APIPort) {
+		t.Errorf("endpoint port %d, want %d", got, c.plan.Addresses.APIPort)
+	}
+}
+
+func testListeners(t *testing.T, c *testCluster) {
+	for _, port := range []uint16{c.plan.Addresses.APIPort, c.plan.Addresses.HostAPIPort} {
+		config := c.config(t, cluster.UserAdmin)
+		config.Host = fmt.Sprintf("https://127.0.0.1:%d", port)
+		client, err := kubernetes.NewForConfig(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := client.CoreV1().Namespaces().Get(t.Context(), "default", metav1.GetOptions{}); err != nil {
+			t.Errorf("port %d: %v", port, err)
+		}
+	}
+}
+
+func testVersion(t *testing.T, c *testCluster) {
+	version, err := c.client(t, cluster.UserAdmin).Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version.GitVersion != c.plan.KubernetesVersion {
+		t.Logf("the test binary was linked without a version: %s", version.GitVersion)
+	}
+}
+
+func testDiscovery(t *testing.T, c *testCluster) {
+	body := get(t, c.config(t, cluster.UserAdmin), "/apis",
+		"application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+	var list struct {
+		Kind  string
+		Items []struct {
+			Metadata metav1.ObjectMeta
+			Versions []struct {
+				Version, Freshness string
+				Resources          []struct{ Resource string }
+			}
+		}
+	}
+	if err := json.Unmarshal(body, &list); err != nil {
+		t.Fatalf("%v in %.200s", err, body)
+	}
+	found := map[string]bool{}
+	for _, group := range list.Items {
+		for _, version := range group.Versions {
+			found[group.Metadata.Name] = true
+			if version.Freshness != "Current" || len(version.Resources) == 0 {
+				t.Errorf("%s/%s is %s with %d resources", group.Metadata.Name, version.Version, version.Freshness, len(version.Resources))
+			}
+		}
+	}
+	for _, want := range []string{"apps", "batch", "rbac.authorization.k8s.io", "apiregistration.k8s.io", "apiextensions.k8s.io", testGroup} {
+		if !found[want] {
+			t.Errorf("group %s is missing", want)
+		}
+	}
+}
+
+// get fetches a path of the API server.
+func get(t *testing.T, config *rest.Config, path, accept string) []byte {
+	t.Helper()
+	transport, err := rest.HTTPClientFor(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, config.Host+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Accept", accept)
+	response, err := transport.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	body, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if response.StatusCode != http.StatusOK {
+		t.Fatalf("GET %s: %s: %.200s", path, response.Status, body)
+	}
+	return body
+}
