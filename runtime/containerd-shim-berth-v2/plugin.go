@@ -45,7 +45,7 @@ func taskPlugin() *plugin.Registration {
 
 func newService(ic *plugin.InitContext) (any, error) {
 	// containerd starts shims with four; each costs memory in every pod.
-	runtime.GOMAXPROCS(2)
+	runtime.GOMAXPROCS(1)
 
 	publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
 	if err != nil {

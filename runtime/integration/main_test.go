@@ -160,6 +160,7 @@ func enter() error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
+	// Empty, unless the user was given the cgroup that the tests run in.
 	if err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
 		return fmt.Errorf("mount cgroup2: %w", err)
 	}

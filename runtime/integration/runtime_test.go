@@ -18,6 +18,20 @@ func testContext2() context.Context {
 func TestRunAndExec(t *testing.T) {
 	n := startNode(t, "HTTPS_PROXY=http://proxy.test:3128", "NO_PROXY=10.0.0.0/8")
 	n.helperImage()
+	status, err := n.runtime.Status(testContext(t), &cri.StatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range status.Status.Conditions {
+		if !c.Status {
+			t.Errorf("condition %s: %s %s", c.Type, c.Reason, c.Message)
+		}
+	}
+	for _, h := range status.RuntimeHandlers {
+		if h.Features == nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces {
+			t.Errorf("runtime %q offers %v", h.Name, h.Features)
+		}
+	}
 	p := n.runPod("plain")
 	id := p.run("sleeper", 0, "sleep")
 	for want, args := range map[string][]string{

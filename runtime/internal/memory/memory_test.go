@@ -18,11 +18,11 @@ func TestInterval(t *testing.T) {
 		least, most time.Duration
 	}{
 		"idle, far away":       {10 * mb, 16 << 30, 0, p.Longest, p.Longest},
-		"idle, small limit":    {10 * mb, 64 * mb, 0, 50 * time.Millisecond, 100 * time.Millisecond},
-		"idle, at the limit":   {64 * mb, 64 * mb, 0, 40 * time.Millisecond, 60 * time.Millisecond},
+		"idle, small limit":    {10 * mb, 64 * mb, 0, 30 * time.Millisecond, 60 * time.Millisecond},
+		"idle, at the limit":   {64 * mb, 64 * mb, 0, 25 * time.Millisecond, 40 * time.Millisecond},
 		"growing fast":         {100 * mb, 200 * mb, 2e9, 20 * time.Millisecond, 30 * time.Millisecond},
 		"growing fast, close":  {199 * mb, 200 * mb, 2e9, p.Shortest, p.Shortest},
-		"growing slowly":       {100 * mb, 200 * mb, 1e6, 50 * time.Millisecond, 120 * time.Millisecond},
+		"growing slowly":       {100 * mb, 200 * mb, 1e6, 30 * time.Millisecond, 80 * time.Millisecond},
 		"limit without bounds": {mb, math.MaxInt64, 1e9, p.Longest, p.Longest},
 	} {
 		got := p.Interval(c.used, c.limit, c.rate)
@@ -32,6 +32,16 @@ func TestInterval(t *testing.T) {
 	}
 }
 
+// meter is a Meter made of two functions.
+type meter struct {
+	idle    func() bool
+	measure func(ids []string) (map[string]Sample, error)
+}
+
+func (m meter) Idle() bool { return m.idle != nil && m.idle() }
+
+func (m meter) Measure(ids []string) (map[string]Sample, error) { return m.measure(ids) }
+
 // simulate runs a watcher against memory that is a function of time, on a
 // clock of its own. It returns how far the limit was passed when the container
 // was ended, and the number of looks; ended is false if it never was.
@@ -39,11 +49,11 @@ func simulate(t *testing.T, policy Policy, limit uint64, span time.Duration, use
 	t.Helper()
 	var clock time.Duration
 	w := New(policy,
-		func([]string) (map[string]Sample, error) {
+		meter{measure: func([]string) (map[string]Sample, error) {
 			looks++
 			v := used(clock)
 			return map[string]Sample{"c": {Bound: v + 50*mb, Charged: func() uint64 { return v }, Exact: func() uint64 { return v }}}, nil
-		},
+		}},
 		func(_ context.Context, _ string, used, limit uint64) { past, ended = used-limit, true })
 	start := time.Unix(0, 0)
 	w.now = func() time.Time { return start.Add(clock) }
@@ -66,7 +76,7 @@ func TestFastGrowthIsCaughtWithinTheAllowance(t *testing.T) {
 				if at < quiet {
 					return 5 * mb
 				}
-				return 5*mb + uint64((at-quiet).Seconds()*2e9)
+				return 5*mb + uint64((at-quiet).Seconds()*3.7e9)
 			})
 			if !ended {
 				t.Errorf("limit %d MB, idle for %s: never ended", limit/mb, quiet)
@@ -88,11 +98,49 @@ func TestSteadyGrowthIsCaughtClosely(t *testing.T) {
 }
 
 func TestIdleContainersCostLittle(t *testing.T) {
-	for limit, most := range map[uint64]int{64 * mb: 150, 512 * mb: 50, 8 << 30: 11} {
+	for limit, most := range map[uint64]int{64 * mb: 230, 512 * mb: 70, 8 << 30: 11} {
 		_, looks, ended := simulate(t, DefaultPolicy(), limit, 10*time.Second, func(time.Duration) uint64 { return 10 * mb })
 		if ended || looks > most {
 			t.Errorf("limit %d MB: %d looks in 10 s, want at most %d (ended %v)", limit/mb, looks, most, ended)
 		}
+	}
+}
+
+// Idle containers are not even measured, until they run or get a new limit.
+func TestIdleContainersAreNotMeasured(t *testing.T) {
+	idle, measured, ended := true, 0, false
+	w := New(DefaultPolicy(), meter{
+		idle: func() bool { return idle },
+		measure: func([]string) (map[string]Sample, error) {
+			measured++
+			return map[string]Sample{"a": {Bound: 100 * mb}}, nil
+		},
+	}, func(context.Context, string, uint64, uint64) { ended = true })
+	w.Set("a", 200*mb)
+	for range 5 {
+		w.look(t.Context())
+	}
+	if measured != 1 {
+		t.Errorf("measured %d times while idle, want once", measured)
+	}
+	clock := time.Unix(0, 0)
+	w.now = func() time.Time { return clock }
+	w.ran = clock
+	busy, _ := w.look(t.Context())
+	clock = clock.Add(time.Minute)
+	if quiet, _ := w.look(t.Context()); quiet <= busy || quiet > busy*5 {
+		t.Errorf("looks every %s when quiet, %s before", quiet, busy)
+	}
+	idle = false
+	w.look(t.Context())
+	if measured != 2 {
+		t.Errorf("not measured after it ran")
+	}
+	idle = true
+	w.Set("a", 50*mb)
+	w.look(t.Context())
+	if !ended {
+		t.Error("a limit below the use of an idle container has no effect")
 	}
 }
 
@@ -126,13 +174,13 @@ func TestGauge(t *testing.T) {
 func TestLimitsComeAndGo(t *testing.T) {
 	ended := map[string]int{}
 	w := New(DefaultPolicy(),
-		func(ids []string) (map[string]Sample, error) {
+		meter{measure: func(ids []string) (map[string]Sample, error) {
 			samples := map[string]Sample{}
 			for _, id := range ids {
 				samples[id] = Sample{Bound: 100 * mb}
 			}
 			return samples, nil
-		},
+		}},
 		func(_ context.Context, id string, _, _ uint64) { ended[id]++ })
 	look := func() bool { _, any := w.look(t.Context()); return any }
 	if look() {
@@ -153,7 +201,7 @@ func TestLimitsComeAndGo(t *testing.T) {
 }
 
 func TestAnUnreadableProcIsNoReasonToStop(t *testing.T) {
-	w := New(DefaultPolicy(), func([]string) (map[string]Sample, error) { return nil, errors.New("no descriptors") }, nil)
+	w := New(DefaultPolicy(), meter{measure: func([]string) (map[string]Sample, error) { return nil, errors.New("no descriptors") }}, nil)
 	w.Set("a", mb)
 	if next, any := w.look(t.Context()); !any || next <= 0 {
 		t.Errorf("next look %s, %v", next, any)
@@ -164,7 +212,7 @@ func TestRunEndsAndReacts(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	exceeded := make(chan string, 1)
 	w := New(DefaultPolicy(),
-		func([]string) (map[string]Sample, error) { return map[string]Sample{"a": {Bound: 2 * mb}}, nil },
+		meter{measure: func([]string) (map[string]Sample, error) { return map[string]Sample{"a": {Bound: 2 * mb}}, nil }},
 		func(_ context.Context, id string, _, _ uint64) { exceeded <- id })
 	done := make(chan struct{})
 	go func() { w.Run(ctx); close(done) }()

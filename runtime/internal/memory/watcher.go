@@ -18,9 +18,15 @@ type Sample struct {
 	Exact func() uint64
 }
 
-// Meter measures the containers with the given names. Those that it does not
-// return hold nothing.
-type Meter func(ids []string) (map[string]Sample, error)
+// Meter measures containers.
+type Meter interface {
+	// Idle reports that no container can have grown since the last Measure.
+	// It is asked far more often than Measure.
+	Idle() bool
+	// Measure returns the memory of the containers with the given names.
+	// Those that it leaves out hold nothing.
+	Measure(ids []string) (map[string]Sample, error)
+}
 
 // Exceeded is called, from Run, for a container above its limit. The watcher
 // then forgets the container.
@@ -29,9 +35,12 @@ type Exceeded func(ctx context.Context, id string, used, limit uint64)
 // Watcher watches containers until its Run ends.
 type Watcher struct {
 	policy   Policy
-	measure  Meter
+	meter    Meter
 	exceeded Exceeded
 	now      func() time.Time
+
+	// ran is when a container was last seen to have run; only Run uses it.
+	ran time.Time
 
 	mu      sync.Mutex
 	limits  map[string]uint64
@@ -45,9 +54,9 @@ type reading struct {
 }
 
 // New returns a watcher that does nothing until Run.
-func New(policy Policy, measure Meter, exceeded Exceeded) *Watcher {
+func New(policy Policy, meter Meter, exceeded Exceeded) *Watcher {
 	return &Watcher{
-		policy: policy, measure: measure, exceeded: exceeded, now: time.Now,
+		policy: policy, meter: meter, exceeded: exceeded, now: time.Now,
 		limits: map[string]uint64{}, last: map[string]reading{},
 		changed: make(chan struct{}, 1),
 	}
@@ -56,9 +65,9 @@ func New(policy Policy, measure Meter, exceeded Exceeded) *Watcher {
 // Set gives a container a limit in bytes, or a new one; 0 takes it away.
 func (w *Watcher) Set(id string, limit uint64) {
 	w.mu.Lock()
+	delete(w.last, id)
 	if limit == 0 {
 		delete(w.limits, id)
-		delete(w.last, id)
 	} else {
 		w.limits[id] = limit
 	}
@@ -104,14 +113,24 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	if len(ids) == 0 {
 		return 0, false
 	}
-	samples, err := w.measure(ids)
+	now := w.now()
+	next = w.policy.Longest
+	if w.meter.Idle() && w.known(ids) {
+		for _, id := range ids {
+			next = min(next, w.policy.Interval(w.again(id, now), limits[id], 0))
+		}
+		if now.Sub(w.ran) >= w.policy.Quiet {
+			next = min(next*time.Duration(w.policy.Slack), w.policy.Longest)
+		}
+		return next, true
+	}
+	w.ran = now
+	samples, err := w.meter.Measure(ids)
 	if err != nil {
 		// /proc cannot be read for an instant, as on a shortage of
 		// descriptors: that is no reason to stop watching.
 		return w.policy.Shortest * 10, true
 	}
-	now := w.now()
-	next = w.policy.Longest
 	for _, id := range ids {
 		limit := limits[id]
 		used := gauge(samples[id], limit)
@@ -123,6 +142,31 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 		next = min(next, w.policy.Interval(used, limit, w.rate(id, used, now)))
 	}
 	return next, true
+}
+
+// known reports that every container has been measured, since its limit was
+// set last.
+func (w *Watcher) known(ids []string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		if _, ok := w.last[id]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// again returns the last reading of a container, which holds still at now.
+func (w *Watcher) again(id string, now time.Time) uint64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	last, ok := w.last[id]
+	if ok {
+		last.at = now
+		w.last[id] = last
+	}
+	return last.used
 }
 
 // gauge returns the memory in the cheapest grade that decides.

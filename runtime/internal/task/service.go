@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -30,6 +31,7 @@ type Service struct {
 	publisher shim.Publisher
 	log       *slog.Logger
 	watcher   *memory.Watcher
+	meter     *meter
 	namespace string
 	dir       string
 
@@ -72,7 +74,8 @@ func New(ctx context.Context, c Config) *Service {
 		containers:       map[string]*container{},
 	}
 	s.namespace, _ = namespaces.Namespace(ctx)
-	s.watcher = memory.New(c.Policy, s.measure, s.endForMemory)
+	s.meter = &meter{service: s, ran: map[int]time.Duration{}}
+	s.watcher = memory.New(c.Policy, s.meter, s.endForMemory)
 	go s.watcher.Run(ctx)
 	return s
 }
@@ -105,8 +108,15 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	s.containers[r.ID] = c
 	s.noteNamespaces()
 	s.mu.Unlock()
+	s.meter.stale.Store(true)
 	s.limit(r.ID, c, adapted.MemoryLimit)
 	return response, nil
+}
+
+// Start starts what Create or Exec has prepared.
+func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
+	defer s.meter.stale.Store(true)
+	return s.TTRPCTaskService.Start(ctx, r)
 }
 
 // limit has the watcher enforce what the kernel does not.

@@ -13,19 +13,18 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
 
-	"berth.dev/berth/runtime/internal/memory"
 	"berth.dev/berth/runtime/internal/procfs"
 )
 
-// Stats answers in the form of a cgroup, counted from /proc where there is
-// none.
+// Stats answers in the form of a cgroup, counted from /proc where the kernel
+// does not count memory.
 func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
-	if s.node.Controllers != nil {
-		return s.TTRPCTaskService.Stats(ctx, r)
-	}
 	c := s.container(r.ID)
 	if c == nil {
 		return nil, errgrpc.ToGRPCf(errdefs.ErrNotFound, "container %s is not here", r.ID)
+	}
+	if c.MemoryEnforced {
+		return s.TTRPCTaskService.Stats(ctx, r)
 	}
 	tree, err := s.tree()
 	if err != nil {
@@ -92,49 +91,3 @@ func (s *Service) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.Pi
 }
 
 func microseconds(d time.Duration) uint64 { return uint64(d / time.Microsecond) }
-
-// measure is the watcher's meter.
-func (s *Service) measure(ids []string) (map[string]memory.Sample, error) {
-	tree, err := s.tree()
-	if err != nil {
-		return nil, err
-	}
-	volumes := s.files()
-	samples := make(map[string]memory.Sample, len(ids))
-	for _, id := range ids {
-		processes, files := tree[id], volumes[id]
-		charged := func(read func(int) (procfs.Memory, error)) func() uint64 {
-			return func() uint64 { return procfs.TotalMemory(processes, read).WithFiles(files).Charged() }
-		}
-		samples[id] = memory.Sample{
-			Bound:   procfs.Sum(processes).Resident + files,
-			Charged: charged(s.proc.Memory),
-			Exact:   charged(s.proc.Proportional),
-		}
-	}
-	return samples, nil
-}
-
-// files returns the bytes in volumes in memory by container. A volume of
-// several containers counts in equal parts: who wrote what cannot be told, and
-// so the sum is right and nobody is charged for more than there is.
-func (s *Service) files() map[string]uint64 {
-	s.mu.Lock()
-	users := map[string][]string{}
-	for id, c := range s.containers {
-		for _, path := range c.MemoryVolumes {
-			if !c.ended {
-				users[path] = append(users[path], id)
-			}
-		}
-	}
-	s.mu.Unlock()
-	bytes := map[string]uint64{}
-	for path, ids := range users {
-		share := procfs.TmpfsUse(path) / uint64(len(ids))
-		for _, id := range ids {
-			bytes[id] += share
-		}
-	}
-	return bytes
-}

@@ -1,0 +1,97 @@
+package task
+
+import (
+	"sync/atomic"
+	"time"
+
+	"berth.dev/berth/runtime/internal/memory"
+	"berth.dev/berth/runtime/internal/procfs"
+)
+
+// meter measures the containers of a service for the watcher. Its methods are
+// called by one goroutine.
+type meter struct {
+	service *Service
+	// ran is how long each process had run when it was measured last.
+	ran map[int]time.Duration
+	// stale is set when a process was started that was not there then.
+	stale atomic.Bool
+}
+
+// nothing is processor time in which no process can have done anything of
+// weight: a fork alone takes longer.
+const nothing = 20 * time.Microsecond
+
+// Idle reports that the processes are still the same and have not run: what
+// does not run cannot allocate, and cannot start another that does.
+func (m *meter) Idle() bool {
+	if m.stale.Load() {
+		return false
+	}
+	var run time.Duration
+	for pid, before := range m.ran {
+		now, err := procfs.ProcessorTime(pid)
+		if err != nil {
+			return false // it has ended
+		}
+		run += max(now-before, before-now) // less is another with the same pid
+	}
+	return run < nothing
+}
+
+// Measure walks through the processes and notes how long each has run.
+func (m *meter) Measure(ids []string) (map[string]memory.Sample, error) {
+	s := m.service
+	m.stale.Store(false)
+	tree, err := s.tree()
+	if err != nil {
+		m.stale.Store(true)
+		return nil, err
+	}
+	clear(m.ran)
+	for _, processes := range tree {
+		for _, p := range processes {
+			if t, err := procfs.ProcessorTime(p.PID); err == nil {
+				m.ran[p.PID] = t
+			}
+		}
+	}
+	volumes := s.files()
+	samples := make(map[string]memory.Sample, len(ids))
+	for _, id := range ids {
+		processes, files := tree[id], volumes[id]
+		charged := func(read func(int) (procfs.Memory, error)) func() uint64 {
+			return func() uint64 { return procfs.TotalMemory(processes, read).WithFiles(files).Charged() }
+		}
+		samples[id] = memory.Sample{
+			Bound:   procfs.Sum(processes).Resident + files,
+			Charged: charged(s.proc.Memory),
+			Exact:   charged(s.proc.Proportional),
+		}
+	}
+	return samples, nil
+}
+
+// files returns the bytes in volumes in memory by container. A volume of
+// several containers counts in equal parts: who wrote what cannot be told, and
+// so the sum is right and nobody is charged for more than there is.
+func (s *Service) files() map[string]uint64 {
+	s.mu.Lock()
+	users := map[string][]string{}
+	for id, c := range s.containers {
+		for _, path := range c.MemoryVolumes {
+			if !c.ended {
+				users[path] = append(users[path], id)
+			}
+		}
+	}
+	s.mu.Unlock()
+	bytes := map[string]uint64{}
+	for path, ids := range users {
+		share := procfs.TmpfsUse(path) / uint64(len(ids))
+		for _, id := range ids {
+			bytes[id] += share
+		}
+	}
+	return bytes
+}
