@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The control groups of a bed: <hierarchy>/bed-NAME/HOST, in each hierarchy
 # that is used. Each host then has a cgroup namespace rooted there, and mounts
 # the hierarchies for itself; the machine's own mounts stay as they are.
@@ -67,6 +68,20 @@ fill_cpuset() {
 	done
 }
 
+# unshare_cgroups HOST CMD... becomes CMD in the groups of the host, and in a
+# cgroup namespace with these as its root. A version 2 group that gives its
+# children controllers may hold no process itself: these go to "daemons", after
+# the namespace was made.
+unshare_cgroups() {
+	local name=$1 leaf
+	shift
+	join_cgroups "$name"
+	[[ $cgroup_kind == v2 ]] || exec unshare -C "$@"
+	leaf=$(used_hierarchies | cut -d' ' -f2)/bed-$BED_NAME/$name/daemons
+	mkdir "$leaf"
+	exec unshare -C sh -c 'echo $$ >"$0" && exec "$@"' "$leaf/cgroup.procs" "$@"
+}
+
 # join_cgroups HOST moves the calling shell.
 join_cgroups() {
 	local controllers at dir
@@ -93,13 +108,7 @@ mount_cgroups() {
 	elif [[ -n $list ]]; then
 		mount -t cgroup2 cgroup2 /sys/fs/cgroup
 	fi
-	# A version 2 group that has controllers for its children may hold no
-	# process itself.
-	if [[ $cgroup_kind == v2 ]]; then
-		mkdir /sys/fs/cgroup/daemons
-		echo 1 >/sys/fs/cgroup/daemons/cgroup.procs
-		enable_controllers /sys/fs/cgroup
-	fi
+	[[ $cgroup_kind != v2 ]] || enable_controllers /sys/fs/cgroup
 }
 
 # kill_cgroups ends every process of the bed, wherever it went.

@@ -1,16 +1,19 @@
+# shellcheck shell=bash
 # What jobs left behind. Asked after every job by the tests: a process, mount,
 # namespace, cgroup, file or IPC object that outlives its job is a defect of
 # whatever ran in it.
 
 # bed_check [--now] [HOST...]: exit 0 and silence when there is nothing.
 bed_check() {
-	local now=no host left=0
+	local now=no host hosts left=0
 	[[ ${1:-} != --now ]] || {
 		now=yes
 		shift
 	}
 	need_root check
 	load_settings
+	hosts=("$@")
+	[[ $# -gt 0 ]] || mapfile -t hosts < <(host_names)
 	# Slurm itself takes a moment to end a job; what is being checked does not
 	# get that moment.
 	[[ $now == yes ]] || await 30 no_jobs || true
@@ -18,8 +21,8 @@ bed_check() {
 		inside ctl squeue -h -o 'ctl: job %i of %u: %T on %N'
 		left=1
 	}
-	[[ $# -gt 0 ]] || mapfile -t hosts < <(host_names)
-	for host in "${@:-${hosts[@]}}"; do
+	list_keys || left=1
+	for host in "${hosts[@]}"; do
 		alive "$host" || {
 			echo "$host: the host is not up"
 			left=1
@@ -32,6 +35,22 @@ bed_check() {
 }
 
 no_jobs() { [[ -z $(inside ctl timeout 5 squeue -h) ]]; }
+
+# list_keys: the kernel keeps keys by user, for all hosts (and beds) together.
+# A user's own _uid keyrings are made by the kernel at the first use of any.
+list_keys() {
+	local uid keys left=0
+	while read -r uid; do
+		keys=$(setpriv --reuid "$uid" --clear-groups cat /proc/keys |
+			awk -v uid="$uid" '$6 == uid && $9 !~ /^_uid/ { print "machine: key of uid " uid ":", $8, $9 }')
+		[[ -z $keys ]] || {
+			echo "$keys"
+			left=1
+		}
+	done < <(awk -v first=$first_user -v last=$last_user -v subordinate=$first_subordinate '
+		{ uid = $1 + 0 } uid >= first && uid <= last || uid >= subordinate { print uid }' /proc/key-users)
+	return $left
+}
 
 # list_left runs inside the host, as its root.
 list_left() {

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The files of $state/etc, which lie over the machine's own /etc in each host.
 
 write_config() {

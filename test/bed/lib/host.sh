@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # A host: PID 1 of its own namespaces, with its own hostname, network, /etc,
 # /dev, /run, /tmp and home folder, and a read-only view of the rest of the
 # machine.
@@ -38,7 +39,7 @@ connect_host() {
 mount_host() {
 	local name=$1 bind private=nosuid,nodev
 	cd /
-	mount -t proc -o $private,noexec proc /proc
+	mount -t proc -o "$private,noexec${PROC_OPTIONS:+,$PROC_OPTIONS}" proc /proc
 	mount -t sysfs -o $private,noexec sysfs /sys
 	mount_cgroups
 	mount -t devpts -o mode=620,gid=5,ptmxmode=666,newinstance devpts /dev/pts
@@ -46,7 +47,7 @@ mount_host() {
 	mount -t mqueue mqueue /dev/mqueue
 
 	mount -t overlay -o "ro,lowerdir=$state/etc:/etc" overlay /etc
-	mount --bind -o $private "$state/home" /home
+	mount --bind -o "$private${HOME_OPTIONS:+,$HOME_OPTIONS}" "$state/home" /home
 	mount --bind "$state/log/$name" /var/log
 	mount -t tmpfs -o mode=755 tmpfs /var/spool
 	mount -t tmpfs -o mode=755 tmpfs /var/lib/munge
@@ -58,14 +59,15 @@ mount_host() {
 	done
 
 	mount -t tmpfs -o mode=755,$private tmpfs /run
-	mkdir -p -m 1777 /run/lock
+	mkdir -m 1777 /run/lock
 	mkdir -p /run/bed /run/munge /run/nslcd /var/log/munge
+	local local_options=$private${TMP_OPTIONS:+,$TMP_OPTIONS}
 	if [[ $LOCAL == disk ]]; then
-		mount --bind -o $private "$state/disk/$name/tmp" /tmp
-		mount --bind -o $private "$state/disk/$name/var-tmp" /var/tmp
+		mount --bind -o "$local_options" "$state/disk/$name/tmp" /tmp
+		mount --bind -o "$local_options" "$state/disk/$name/var-tmp" /var/tmp
 	else
-		mount -t tmpfs -o mode=1777,$private tmpfs /tmp
-		mount -t tmpfs -o mode=1777,$private tmpfs /var/tmp
+		mount -t tmpfs -o "mode=1777,$local_options" tmpfs /tmp
+		mount -t tmpfs -o "mode=1777,$local_options" tmpfs /var/tmp
 	fi
 	# Last, as a bind mount inherits this.
 	mount -o remount,bind,ro /
@@ -85,7 +87,7 @@ start_daemons() {
 	ctl) start_ctl ;;
 	n*)
 		# slurmd waits many seconds before its second try.
-		await 60 listening ctl 6817 || die "slurmctld does not answer"
+		await 120 listening ctl 6817 || die "slurmctld does not answer"
 		mkdir /var/spool/slurmd
 		daemon slurmd slurmd -D -N "$name"
 		answers slurmd listening "$name" 6818
@@ -143,7 +145,7 @@ daemon() {
 answers() {
 	local name=$1
 	shift
-	await 60 answers_or_dead "$name" "$@" && kill -0 "${daemons[$name]}" ||
+	await 120 answers_or_dead "$name" "$@" && kill -0 "${daemons[$name]}" ||
 		die "$name did not start: see its log"
 }
 

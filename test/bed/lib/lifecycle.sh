@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # From `up` to `down`. The processes of a bed, and who ends whom:
 #
 #   bed up            ends when all nodes are idle. Until then its end, even
@@ -29,6 +30,7 @@ bed_up() {
 
 	exec {lifeline}> >(become_daemon keeper)
 	echo $! >"$state/pid/keeper"
+	await 10 alive keeper || die "the keeper did not start"
 	wait_until_idle "$lifeline"
 	echo keep >&"$lifeline"
 	rm "$state/pid/up"
@@ -72,8 +74,8 @@ become_daemon() {
 }
 
 wait_until_idle() {
-	local limit=$((30 + NODES))
-	[[ $ACCT == none ]] || limit=$((limit + 30))
+	# Ample, for slow and busy machines: what dies is noticed at once.
+	local limit=$((120 + NODES))
 	local name
 	for name in $(host_names); do
 		await $limit is_ready_or_dead "$name" && alive "$name" || {
@@ -211,6 +213,6 @@ bed_logs() {
 show_logs() (
 	lines=$1
 	shift
-	cd "$state/log"
+	cd "$state/log" || exit
 	find "${@:-.}" -type f -size +0 -exec tail -v -n "$lines" {} +
 )

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Commands inside a host.
 
 bed_run() {

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Settings of a bed, its paths, addresses and users. A bed that is up has its
 # settings in $state/settings, so that only BED_NAME is needed to find it.
 
@@ -10,8 +11,8 @@ die() {
 BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
-# Exported once per process tree: keeper, supervisor and hosts read the file.
-settings=(NODES PROCTRACK TASK ACCT CPUS MEM RESOLVER LOCAL BED_BIND BED_LOGS BED_SLURM_CONF subnet cgroup_kind)
+settings=(NODES PROCTRACK TASK ACCT CPUS MEM RESOLVER LOCAL PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
+	BED_BIND BED_LOGS BED_SLURM_CONF subnet cgroup_kind)
 
 # Names, numeric ids (far from those of people on the machine), and their
 # subordinate ids. dave lives in LDAP alone; his range is listed by number, as
@@ -32,6 +33,9 @@ default_settings() {
 	MEM=${MEM:-2000}
 	RESOLVER=${RESOLVER:-ctl}
 	LOCAL=${LOCAL:-disk}
+	PROC_OPTIONS=${PROC_OPTIONS:-}
+	HOME_OPTIONS=${HOME_OPTIONS:-}
+	TMP_OPTIONS=${TMP_OPTIONS:-}
 	BED_BIND=${BED_BIND:-}
 	BED_LOGS=${BED_LOGS:-}
 	BED_SLURM_CONF=${BED_SLURM_CONF:-}

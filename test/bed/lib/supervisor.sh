@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # The supervisor: PID 1 of the bed. Its network namespace is the bed's switch
 # and its router to the outside; its mount namespace holds what hosts share.
 #
@@ -37,8 +38,8 @@ raise_limits() {
 }
 
 start_host() {
-	join_cgroups "$1"
-	exec unshare -m -u -i -n -p -C -f --kill-child --propagation private "$bed" host "$1"
+	unshare_cgroups "$1" unshare -m -u -i -n -p -f --kill-child --propagation private \
+		"$bed" host "$1"
 }
 
 # A /dev of its own, with the modes that a distribution's udev gives: the
