@@ -13,7 +13,7 @@ should run the container with uid 65534
 should not allow privilege escalation when false
 # Probes.
 Probing container should be restarted with a /healthz http liveness probe
-Probing container should \*not\* be restarted with a tcp:8080 liveness probe
+Probing container with readiness probe should not be ready before initial delay and never restart
 # Volumes.
 \] ConfigMap should be consumable from pods in volume \[NodeConformance
 \] Secrets should be consumable from pods in volume as non-root with defaultMode and fsGroup set
