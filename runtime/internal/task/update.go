@@ -31,19 +31,29 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*pt
 	if !ok {
 		return nil, errgrpc.ToGRPCf(errdefs.ErrInvalidArgument, "resources of container %s are of type %T", r.ID, value)
 	}
-	if resources.Memory != nil && resources.Memory.Limit != nil {
-		s.limit(r.ID, c, bundle.MemoryLimit(resources))
+	memory := bundle.MemoryLimit(resources)
+	limited := resources.Memory != nil && resources.Memory.Limit != nil
+	if s.node.Controllers != nil {
+		s.node.Resources(resources)
+		if err := s.updateKernel(ctx, r, resources); err != nil {
+			return nil, err
+		}
 	}
-	if s.node.Controllers == nil {
-		return &ptypes.Empty{}, nil
+	// Last: a limit below its use ends the container at once.
+	if limited {
+		s.limit(r.ID, c, memory)
 	}
-	s.node.Resources(resources)
+	return &ptypes.Empty{}, nil
+}
+
+func (s *Service) updateKernel(ctx context.Context, r *taskapi.UpdateTaskRequest, resources *specs.LinuxResources) error {
 	text, err := json.Marshal(resources)
 	if err != nil {
-		return nil, errgrpc.ToGRPC(fmt.Errorf("encode resources of container %s: %w", r.ID, err))
+		return errgrpc.ToGRPC(fmt.Errorf("encode resources of container %s: %w", r.ID, err))
 	}
 	r.Resources = &ptypes.Any{TypeUrl: r.Resources.TypeUrl, Value: text}
-	return s.TTRPCTaskService.Update(ctx, r)
+	_, err = s.TTRPCTaskService.Update(ctx, r)
+	return err
 }
 
 // Exec adapts the process as Create adapts the first one.
