@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"regexp"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -44,7 +45,7 @@ func newAccess(kubeconfig string, wrap ...transport.WrapperFunc) (*access, error
 		return nil, fmt.Errorf("make a client of %s: %w", kubeconfig, err)
 	}
 	a.config = rest.CopyConfig(config)
-	a.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &gated{next, a.gate} })
+	a.config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &gated{next: next, gate: a.gate} })
 	if a.client, err = kubernetes.NewForConfig(a.config); err != nil {
 		return nil, fmt.Errorf("make a client of %s: %w", kubeconfig, err)
 	}
@@ -94,9 +95,13 @@ func (a *access) opened(ctx context.Context) bool {
 type gated struct {
 	next http.RoundTripper
 	gate <-chan struct{}
+	only *regexp.Regexp // paths of the requests to hold back; all if nil
 }
 
 func (g *gated) RoundTrip(r *http.Request) (*http.Response, error) {
+	if g.only != nil && !g.only.MatchString(r.URL.Path) {
+		return g.next.RoundTrip(r)
+	}
 	select {
 	case <-g.gate:
 		return g.next.RoundTrip(r)

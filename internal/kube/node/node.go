@@ -87,27 +87,29 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
 		return fmt.Errorf("set feature gates: %w", err)
 	}
-	kubeletAPI, err1 := newAccess(plan.Paths.Kubeconfig(cluster.UserKubelet), awaitAuthorizer)
+	ready, later := make(chan struct{}), make(chan struct{})
+	kubeletAPI, err1 := newAccess(plan.Paths.Kubeconfig(cluster.UserKubelet), awaitAuthorizer, holdBack(later))
 	proxyAPI, err2 := newAccess(plan.Paths.Kubeconfig(cluster.UserProxy))
 	volumeAPI, err3 := newAccess(plan.Paths.Kubeconfig(cluster.UserProvisioner))
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	ready := make(chan struct{})
 	nodes, err := watchNode(kubeletAPI.client, plan.Node.Name, func() { close(ready) })
 	if err != nil {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	r := &role{
-		plan: plan, o: o, began: time.Now(), nodes: nodes, ready: ready, synced: make(chan struct{}),
-		proxy: make(chan *serviceProxy, 1), kubelet: make(chan *nodeKubelet, 1),
+		plan: plan, o: o, began: time.Now(), nodes: nodes,
+		ready: ready, made: make(chan struct{}), synced: make(chan struct{}),
 	}
+	group.Go(func() error {
+		closeLater(later, ready, ctx.Done())
+		return nil
+	})
 	group.Go(func() error { return unlessDone(ctx, kubeletAPI.open(ctx, register(plan))) })
 	group.Go(func() error {
-		if kubeletAPI.opened(ctx) {
-			r.reached(PhaseRegistered)
-		}
+		r.afterRegistration(ctx, kubeletAPI)
 		return nil
 	})
 	group.Go(func() error { return unlessDone(ctx, proxyAPI.open(ctx, openServices)) })
@@ -127,20 +129,42 @@ func unlessDone(ctx context.Context, err error) error {
 
 // role is one run of the node.
 type role struct {
-	plan   cluster.Plan
-	o      Options
-	began  time.Time
-	nodes  informers.SharedInformerFactory
-	ready  chan struct{} // closed when the Node is Ready
-	synced chan struct{} // closed when Services work
-	// Each gets one value, when its component runs.
-	proxy   chan *serviceProxy
-	kubelet chan *nodeKubelet
+	plan  cluster.Plan
+	o     Options
+	began time.Time
+	nodes informers.SharedInformerFactory
+	ready chan struct{} // closed when the Node is Ready
+
+	made    chan struct{} // closed when kubelet is set
+	kubelet *nodeKubelet
+	synced  chan struct{} // closed when Services work and proxy is set
+	proxy   *serviceProxy
 }
 
 func (r *role) reached(phase string) {
 	r.o.Log.Info("Node role reached a phase", "phase", phase, "after", time.Since(r.began).Round(time.Millisecond))
 	r.o.Notifier.Phase(phase)
+}
+
+// afterRegistration follows the Node from when it exists, and reports it ready
+// as soon as it is.
+func (r *role) afterRegistration(ctx context.Context, api *access) {
+	if !api.opened(ctx) {
+		return
+	}
+	r.reached(PhaseRegistered)
+	nodes := r.nodes.Core().V1().Nodes().Informer()
+	r.nodes.Start(ctx.Done())
+	select {
+	case <-nodes.HasSyncedChecker().Done():
+	case <-ctx.Done():
+		return
+	}
+	select {
+	case <-r.made:
+		reportReady(ctx, &r.kubelet.running)
+	case <-ctx.Done():
+	}
 }
 
 func (r *role) runKubelet(ctx context.Context, api *access) error {
@@ -152,7 +176,8 @@ func (r *role) runKubelet(ctx context.Context, api *access) error {
 		return err
 	}
 	r.reached(PhaseRuntime)
-	r.kubelet <- k
+	r.kubelet = k
+	close(r.made)
 	return k.run(ctx)
 }
 
@@ -166,7 +191,7 @@ func (r *role) runProxy(ctx context.Context, api *access) error {
 	}
 	if ctx.Err() == nil {
 		r.reached(PhaseProxy)
-		r.proxy <- p
+		r.proxy = p
 		close(r.synced)
 	}
 	return nil
@@ -177,7 +202,7 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	for _, c := range []struct {
 		done  <-chan struct{}
 		phase string
-	}{{r.ready, PhaseKubelet}, {r.synced, ""}} {
+	}{{r.made, ""}, {r.ready, PhaseKubelet}, {r.synced, ""}} {
 		select {
 		case <-c.done:
 			if c.phase != "" {
@@ -191,8 +216,9 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	r.o.Notifier.Ready()
 	debug.SetGCPercent(100)
 
-	p, k := <-r.proxy, <-r.kubelet
-	go r.o.Notifier.Alive(ctx, func(context.Context) error { return errors.Join(k.healthy(), p.healthy()) })
+	go r.o.Notifier.Alive(ctx, func(context.Context) error {
+		return errors.Join(r.kubelet.healthy(), r.proxy.healthy())
+	})
 	// Upstream's controller returns when ctx ends only.
 	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI, r.o.Log))
 }

@@ -17,7 +17,8 @@ import (
 )
 
 // newNode is the Node as the kubelet would register it. Its status is left to
-// the kubelet.
+// the kubelet, but for the condition without which the kubelet does not hurry
+// to report that it is ready.
 func newNode(plan cluster.Plan) *v1.Node {
 	labels := map[string]string{
 		v1.LabelHostname:             plan.Node.Name,
@@ -36,6 +37,11 @@ func newNode(plan cluster.Plan) *v1.Node {
 			Annotations: map[string]string{volumeutil.ControllerManagedAttachAnnotation: "true"},
 		},
 	}
+	now := metav1.Now()
+	node.Status.Conditions = []v1.NodeCondition{{
+		Type: v1.NodeReady, Status: v1.ConditionFalse, Reason: "KubeletNotReady", Message: "the kubelet is starting",
+		LastHeartbeatTime: now, LastTransitionTime: now,
+	}}
 	if plan.Addresses.NodePods.IsValid() {
 		node.Spec.PodCIDR = plan.Addresses.NodePods.String()
 		node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}

@@ -1,0 +1,47 @@
+package node
+
+import (
+	"net/http"
+	"regexp"
+	"time"
+
+	"k8s.io/client-go/transport"
+)
+
+const (
+	// laterAfterReady leaves the first pod the time to start, too.
+	laterAfterReady = 500 * time.Millisecond
+	// laterMost bounds the wait where the node does not become ready: then
+	// its events say why.
+	laterMost = 5 * time.Second
+)
+
+// holdBack wraps the kubelet's transport so that what nobody waits for while
+// the node starts comes after it: events, the lease (looked at after 40 s), the
+// cleaning up of resource slices of a former life. Some twenty requests, each
+// of some milliseconds of a processor that the control plane needs just then.
+func holdBack(later <-chan struct{}) transport.WrapperFunc {
+	laggards := regexp.MustCompile(`^/apis/(coordination|resource|events)\.k8s\.io/|^/api/v1/namespaces/[^/]+/events(/|$)`)
+	return func(next http.RoundTripper) http.RoundTripper {
+		return &gated{next: next, gate: later, only: laggards}
+	}
+}
+
+// closeLater closes the channel a while after ready was closed.
+func closeLater(later chan<- struct{}, ready, stop <-chan struct{}) {
+	defer close(later)
+	timeout := time.NewTimer(laterMost)
+	defer timeout.Stop()
+	select {
+	case <-ready:
+		timeout.Reset(laterAfterReady)
+	case <-timeout.C:
+		return
+	case <-stop:
+		return
+	}
+	select {
+	case <-timeout.C:
+	case <-stop:
+	}
+}

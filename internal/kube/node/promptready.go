@@ -1,0 +1,36 @@
+package node
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+	_ "unsafe" // for linkname
+
+	"k8s.io/kubernetes/pkg/kubelet"
+)
+
+const (
+	readyPause = 20 * time.Millisecond
+	readyMost  = 10 * time.Second
+)
+
+//go:linkname fastNodeStatusUpdate k8s.io/kubernetes/pkg/kubelet.(*Kubelet).fastNodeStatusUpdate
+func fastNodeStatusUpdate(k *kubelet.Kubelet, ctx context.Context, timeout bool) bool
+
+// reportReady does what the kubelet itself does every 100 ms after its start,
+// which is to look whether the node became ready and to say so. The scheduler
+// waits for that. The Node must be known already.
+func reportReady(ctx context.Context, running *atomic.Pointer[kubelet.Kubelet]) {
+	for end := time.Now().Add(readyMost); time.Now().Before(end); {
+		// The kubelet is there before it is complete; its main loop turns
+		// only afterwards, once the runtime answered.
+		if k := running.Load(); k != nil && !k.LatestLoopEntryTime().IsZero() && fastNodeStatusUpdate(k, ctx, false) {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(readyPause):
+		}
+	}
+}
