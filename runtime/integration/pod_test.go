@@ -57,7 +57,7 @@ func (n *node) runPod(name string, options ...podOption) *pod {
 }
 
 func (p *pod) remove() {
-	ctx := testContext2()
+	ctx := endContext()
 	begin := time.Now()
 	if _, err := p.n.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.id}); err != nil {
 		p.n.t.Errorf("stop pod %s: %v", p.name, err)

@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// testContext2 is for what runs after a test, when its own context is done.
-func testContext2() context.Context {
+// endContext is for what runs after a test, when its own context is done.
+func endContext() context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	time.AfterFunc(60*time.Second, cancel)
 	return ctx

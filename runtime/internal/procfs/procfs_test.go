@@ -111,16 +111,7 @@ func TestTree(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for id, want := range map[string][]int{"pause": {20}, "a": {30, 31, 33, 50, 60}, "b": {21, 40}, "": nil} {
-		var got []int
-		for _, s := range tree[id] {
-			got = append(got, s.PID)
-		}
-		slices.Sort(got)
-		if !slices.Equal(got, want) {
-			t.Errorf("container %q has %v, want %v", id, got, want)
-		}
-	}
+	f.checkTree(tree)
 	sum := Sum(tree["a"])
 	if sum.Processes != 5 || sum.Threads != 5 || sum.Resident != 45*4096 || sum.User != 5*1300*time.Millisecond || sum.MajorFaults != 15 {
 		t.Errorf("sum %+v", sum)
@@ -129,6 +120,35 @@ func TestTree(t *testing.T) {
 		t.Error(err)
 	} else if slices.Sort(pids); !slices.Equal(pids, []int{30, 31, 32, 50, 60}) {
 		t.Errorf("in namespace a: %v", pids)
+	}
+
+	// A kernel that does not list children gives the same.
+	lists, err := filepath.Glob(filepath.Join(f.root, "*/task/*/children"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, list := range lists {
+		if err := os.Remove(list); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if tree, err = f.Tree(10, roots); err != nil {
+		t.Fatal(err)
+	}
+	f.checkTree(tree)
+}
+
+func (f fakeProc) checkTree(tree map[string][]Stat) {
+	f.t.Helper()
+	for id, want := range map[string][]int{"pause": {20}, "a": {30, 31, 33, 50, 60}, "b": {21, 40}, "": nil} {
+		var got []int
+		for _, s := range tree[id] {
+			got = append(got, s.PID)
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			f.t.Errorf("container %q has %v, want %v", id, got, want)
+		}
 	}
 }
 

@@ -1,7 +1,10 @@
 package procfs
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,10 +36,17 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 	if err != nil {
 		return nil, err
 	}
+	childrenOf := f.Children
+	if _, err := f.childrenOf(shim, strconv.Itoa(shim)); errors.Is(err, fs.ErrNotExist) {
+		// A kernel without CONFIG_PROC_CHILDREN: ask every process instead.
+		if childrenOf, err = f.byParent(); err != nil {
+			return nil, err
+		}
+	}
 	found := make(map[string][]Stat, len(roots))
 	var walk func(parent Stat, owner string, adoptive bool)
 	walk = func(parent Stat, owner string, adoptive bool) {
-		children, err := f.Children(parent)
+		children, err := childrenOf(parent)
 		if err != nil {
 			return // it ended while we looked
 		}
@@ -65,6 +75,22 @@ func (f FS) Tree(shim int, roots map[string]Root) (map[string][]Stat, error) {
 	}
 	walk(top, "", true)
 	return found, nil
+}
+
+// byParent reads the state of all processes once and returns what answers like
+// Children.
+func (f FS) byParent() (func(Stat) ([]int, error), error) {
+	all, err := f.All()
+	if err != nil {
+		return nil, err
+	}
+	children := map[int][]int{}
+	for _, pid := range all {
+		if s, err := f.Stat(pid); err == nil {
+			children[s.Parent] = append(children[s.Parent], pid)
+		}
+	}
+	return func(parent Stat) ([]int, error) { return children[parent.PID], nil }, nil
 }
 
 // InMountNamespaces returns every visible process in one of the mount
