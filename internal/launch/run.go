@@ -321,7 +321,11 @@ func (r *run) applyObjects(ctx context.Context) error {
 }
 
 func (r *run) follow(ctx context.Context) (int, error) {
-	result, err := r.client.Follow(ctx, r.objects, workload.Streams{Out: r.Stdout, Err: r.Stderr, Note: func(text string) { r.Log.Warn(text) }})
+	result, err := r.client.Follow(ctx, r.objects, workload.Streams{
+		Out: r.Stdout, Err: r.Stderr,
+		Note:   func(text string) { r.Log.Warn(text) },
+		NoPull: r.Spec.NoPull,
+	})
 	var stuck *workload.NeverStarts
 	if errors.As(err, &stuck) {
 		return 0, fail(ExitNeverStarts, err)

@@ -34,8 +34,10 @@ func (c *Client) Apply(ctx context.Context, objects []Object) ([]Object, error) 
 	ordered := slices.Clone(objects)
 	slices.SortStableFunc(ordered, func(a, b Object) int { return rank(a) - rank(b) })
 	applied := make([]Object, 0, len(ordered))
+	definitions := false
 	for _, object := range ordered {
-		result, err := c.applyPatiently(ctx, object)
+		definitions = definitions || defines(object)
+		result, err := c.applyPatiently(ctx, object, definitions)
 		if err != nil {
 			return applied, fmt.Errorf("apply %s from %s: %w", object.Name(), object.Source, err)
 		}
@@ -55,11 +57,18 @@ func rank(object Object) int {
 	}
 }
 
-func (c *Client) applyPatiently(ctx context.Context, object Object) (*unstructured.Unstructured, error) {
+// defines reports whether an object brings kinds of its own.
+func defines(object Object) bool {
+	return object.GetKind() == "CustomResourceDefinition" || object.GetKind() == "APIService"
+}
+
+// applyPatiently applies an object, again while the reason against it may pass.
+// An unknown kind may only where some have been defined just before.
+func (c *Client) applyPatiently(ctx context.Context, object Object, definitions bool) (*unstructured.Unstructured, error) {
 	deadline := time.Now().Add(applyPatience)
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
 		result, err := c.applyOnce(ctx, object)
-		if err == nil || !passes(err) || time.Now().After(deadline) {
+		if err == nil || !passes(err, definitions) || time.Now().After(deadline) {
 			return result, err
 		}
 		select {
@@ -111,9 +120,11 @@ func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
 }
 
 // passes reports whether an error may be gone a moment later.
-func passes(err error) bool {
+func passes(err error, definitions bool) bool {
 	switch {
-	case meta.IsNoMatchError(err), apierrors.IsServerTimeout(err), apierrors.IsTooManyRequests(err),
+	case meta.IsNoMatchError(err):
+		return definitions
+	case apierrors.IsServerTimeout(err), apierrors.IsTooManyRequests(err),
 		apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err), apierrors.IsInternalError(err):
 		return true
 	case apierrors.IsForbidden(err):

@@ -19,6 +19,9 @@ type Streams struct {
 	Out, Err io.Writer
 	// Note receives what berth has to say about the workload, a line each.
 	Note func(string)
+	// NoPull says that no image can come from the network, so that waiting
+	// for one is of no use.
+	NoPull bool
 }
 
 // Result is what became of a workload.
@@ -57,7 +60,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 	f := &follower{
 		client: c, targets: found, streams: streams,
 		logs:  newLogs(c, streams, len(found) == 1 && found[0].single),
-		stuck: newStuckPods(),
+		stuck: newStuckPods(streams.NoPull),
 	}
 	if f.remaining() == 0 {
 		streams.Note(nothingEnds(found))

@@ -28,6 +28,7 @@ func (e *NeverStarts) Error() string {
 // after which a workload that cannot start should have ended the run.
 const (
 	noPatience    = 0
+	idlePatience  = 5 * time.Second  // nothing runs that could make room
 	pullPatience  = 12 * time.Second // the kubelet has tried twice by then
 	otherPatience = 20 * time.Second
 )
@@ -46,10 +47,11 @@ type stuckPods struct {
 	// working counts pods that run or have run: while there is one, a pod
 	// that does not fit may yet get its turn.
 	working map[types.UID]bool
+	noPull  bool
 }
 
-func newStuckPods() *stuckPods {
-	return &stuckPods{pods: map[types.UID]*waiting{}, jobs: map[types.UID]*waiting{}, working: map[types.UID]bool{}}
+func newStuckPods(noPull bool) *stuckPods {
+	return &stuckPods{pods: map[types.UID]*waiting{}, jobs: map[types.UID]*waiting{}, working: map[types.UID]bool{}, noPull: noPull}
 }
 
 // overdue returns the error of the pod whose patience is over.
@@ -59,7 +61,7 @@ func (s *stuckPods) overdue(now time.Time) error {
 			if w.err == nil || now.Sub(w.since) < w.patience {
 				continue
 			}
-			if w.err.Reason == corev1.PodReasonUnschedulable && w.patience > 0 && len(s.working) > 0 {
+			if w.err.Reason == corev1.PodReasonUnschedulable && len(s.working) > 0 {
 				continue
 			}
 			return w.err
@@ -91,6 +93,9 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 			}
 		}
 		w.patience = patience
+		if isPull(reason) && s.noPull {
+			w.patience = noPatience
+		}
 		w.err = &NeverStarts{Object: "pod " + pod.Name, Reason: reason, Message: message, Remedy: remedy(reason, message)}
 	}
 }
@@ -98,7 +103,7 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 func whyPending(pod *corev1.Pod) (reason, message string, patience time.Duration) {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable {
-			return condition.Reason, condition.Message, otherPatience
+			return condition.Reason, condition.Message, idlePatience
 		}
 	}
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {

@@ -1,0 +1,125 @@
+// Package imports holds the rules by which berth's packages may import each
+// other, and the test of them. It has no code.
+package imports
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "berth.dev/berth/"
+
+// layers are the allowed edges between berth's packages: a package may import
+// those on the right of its pattern. What is not listed may import nothing.
+var layers = map[string][]string{
+	"cmd/berth":      {"internal/cli", "internal/launch", "internal/sandbox"},
+	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
+	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/slurm"},
+	"internal/launch": {
+		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/pki",
+		"internal/probe", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
+	},
+	"internal/kube/control": {"internal/cluster", "internal/kube/notify", "internal/pki"},
+	"internal/kube/node":    {"internal/cluster", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats"},
+	"internal/egress":       {"internal/linux"},
+	"internal/sandbox":      {"internal/linux"},
+	"internal/slurm":        {"internal/probe"},
+	"internal/probe":        {"internal/linux"},
+	"internal/dnsconf":      {"internal/cluster"},
+	"internal/runtimeconf":  {"internal/cluster"},
+}
+
+// bans are imports from outside that some packages must not make, even through
+// others.
+var bans = []struct {
+	prefix string
+	except []string
+	reason string
+}{
+	{
+		prefix: "k8s.io/kubernetes",
+		except: []string{"cmd/berth-kube", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
+		reason: "it adds 100 MB and 45 ms of start-up; bin/berth must start in milliseconds",
+	},
+	{
+		prefix: "k8s.io/client-go",
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/launch", "internal/workload", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
+		reason: "mechanisms below the workload know no Kubernetes API",
+	},
+	{
+		prefix: "gvisor.dev/gvisor",
+		except: []string{"cmd/berth", "internal/cli", "internal/launch", "internal/egress"},
+		reason: "the user-mode network stack belongs to egress alone",
+	},
+}
+
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+}
+
+func TestImportsFlowOneWay(t *testing.T) {
+	for _, p := range list(t) {
+		own := strings.TrimPrefix(p.ImportPath, module)
+		for _, imported := range p.Imports {
+			target, ours := strings.CutPrefix(imported, module)
+			if ours && !slices.Contains(layers[own], target) {
+				t.Errorf("%s imports %s: add the edge to layers if the direction is right", own, target)
+			}
+		}
+		for _, ban := range bans {
+			if slices.Contains(ban.except, own) {
+				continue
+			}
+			for _, dependency := range p.Deps {
+				if dependency == ban.prefix || strings.HasPrefix(dependency, ban.prefix+"/") {
+					t.Errorf("%s depends on %s: %s", own, dependency, ban.reason)
+					break
+				}
+			}
+		}
+	}
+}
+
+func TestNoRuleIsAboutAPackageThatIsGone(t *testing.T) {
+	packages := map[string]bool{}
+	for _, p := range list(t) {
+		packages[strings.TrimPrefix(p.ImportPath, module)] = true
+	}
+	for from, targets := range layers {
+		for _, name := range append(targets, from) {
+			if !packages[name] {
+				t.Errorf("the rule for %s names %s, which does not exist", from, name)
+			}
+		}
+	}
+}
+
+func list(t *testing.T) []goPackage {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Deps", path.Join(module, "..."))
+	out, err := command.Output()
+	if err != nil {
+		t.Fatalf("list packages: %v", err)
+	}
+	var packages []goPackage
+	decoder := json.NewDecoder(strings.NewReader(string(out)))
+	for {
+		var p goPackage
+		err := decoder.Decode(&p)
+		if errors.Is(err, io.EOF) {
+			return packages
+		}
+		if err != nil {
+			t.Fatalf("read the list of packages: %v", err)
+		}
+		packages = append(packages, p)
+	}
+}

@@ -1,0 +1,73 @@
+// Package stories holds berth's behaviour as its users see it: each file in
+// testdata is a session at a shell, one per promise. The stories run as an
+// unprivileged user on a host of the bed, with nothing of the checkout but the
+// unpacked distribution; scripts/test arranges that.
+package stories
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+)
+
+// Where a story finds what it needs, from the environment.
+const (
+	// envBerth is the unpacked distribution, with bin and libexec.
+	envBerth = "BERTH_DIST"
+	// envImages is the directory with image archives.
+	envImages = "BERTH_IMAGES"
+	// envExamples is the directory of examples.
+	envExamples = "BERTH_EXAMPLES"
+)
+
+func TestStories(t *testing.T) {
+	dist := os.Getenv(envBerth)
+	if dist == "" {
+		t.Skipf("%s is not set: 'make test' runs the stories", envBerth)
+	}
+	testscript.Run(t, testscript.Params{
+		Dir:             "testdata",
+		TestWork:        false,
+		ContinueOnError: true,
+		Setup: func(env *testscript.Env) error {
+			// A user's own environment: the story is a session at a shell.
+			env.Setenv("PATH", filepath.Join(dist, "bin")+":"+os.Getenv("PATH"))
+			env.Setenv("IMAGES", os.Getenv(envImages))
+			env.Setenv("EXAMPLES", os.Getenv(envExamples))
+			env.Setenv("DIST", dist)
+			env.Setenv("USER", os.Getenv("USER"))
+			before, err := snapshot()
+			if err != nil {
+				return err
+			}
+			env.Defer(func() {
+				if err := before.compare(); err != nil {
+					t.Errorf("%s: %v", filepath.Base(env.WorkDir), err)
+				}
+			})
+			return nil
+		},
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": exits,
+			"until": until,
+		},
+		Condition: func(condition string) (bool, error) {
+			switch condition {
+			case "slurm":
+				return os.Getenv("SLURM_CONF") != "" || exists("/etc/slurm/slurm.conf"), nil
+			case "subuids":
+				return hasSubordinateIDs(), nil
+			default:
+				return false, fmt.Errorf("unknown condition %q", condition)
+			}
+		},
+	})
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
