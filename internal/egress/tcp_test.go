@@ -99,6 +99,7 @@ func TestTCPReset(t *testing.T) {
 			conn.SetLinger(0)
 			return
 		}
+		conn.Write(one[:])
 		_, err := conn.Read(one[:])
 		ended <- err
 	})
@@ -109,6 +110,8 @@ func TestTCPReset(t *testing.T) {
 	}
 	conn = l.mustDial("tcp", server.String())
 	io.WriteString(conn, "x")
+	// A reset overtakes what was sent before it, so wait until it arrived.
+	io.ReadFull(conn, make([]byte, 1))
 	conn.(*net.TCPConn).SetLinger(0)
 	conn.Close()
 	if err := <-ended; !errors.Is(err, unix.ECONNRESET) {
