@@ -45,6 +45,7 @@ func iperf(b *testing.B, l *lab, args []string) {
 	if err := server.Start(); err != nil {
 		b.Fatal(err)
 	}
+	defer server.Process.Kill()
 	eventually(b, "iperf3 listens", func() bool {
 		return listening(5201)
 	})
