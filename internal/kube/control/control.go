@@ -37,7 +37,8 @@ type Options struct {
 	Listeners []net.Listener
 	// Notifier hears of phases, readiness and life. It may be nil.
 	Notifier *notify.Notifier
-	// Log is for the role itself; the components write to stderr.
+	// Log is for the role itself; the components write to stderr. It may be
+	// nil.
 	Log *slog.Logger
 }
 
@@ -48,6 +49,10 @@ type Options struct {
 func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	if len(opts.Listeners) == 0 {
 		return errors.New("run the control role: no listener; pass one with --listener-fd")
+	}
+	began := time.Now()
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	hurry()
 	logProblems(ctx, plan.Verbosity, opts.Notifier)
@@ -60,7 +65,7 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	listener := mergeListeners(opts.Listeners)
 	defer listener.Close()
 
-	r := &role{plan: plan, opts: opts, store: store, serving: make(chan struct{})}
+	r := &role{began: began, plan: plan, opts: opts, store: store, serving: make(chan struct{})}
 	if err := r.configure(ctx, listener); err != nil {
 		return err
 	}
@@ -69,6 +74,7 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 
 // role is a control plane on its way.
 type role struct {
+	began     time.Time
 	plan      cluster.Plan
 	opts      Options
 	store     *store

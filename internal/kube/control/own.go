@@ -43,6 +43,7 @@ func (r *role) runOwn(ctx context.Context) error {
 			return unlessStopped(ctx, err)
 		}
 		r.opts.Notifier.Ready()
+		r.opts.Log.Info("the control plane is ready", "after", time.Since(r.began).Round(time.Millisecond))
 		own.Go(func() error { settle(ctx); return nil })
 		r.opts.Notifier.Alive(ctx, func(ctx context.Context) error { return probe(ctx, client, "/livez") })
 		return nil

@@ -3,7 +3,10 @@ package control
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -104,4 +107,66 @@ func BenchmarkStart(b *testing.B) {
 		slices.Sort(values)
 		b.ReportMetric(values[len(values)/2], name)
 	}
+}
+
+// BenchmarkIdle measures what a control plane costs when nothing happens,
+// after the start has settled.
+func BenchmarkIdle(b *testing.B) {
+	const measured = 30 * time.Second
+	c := newTestCluster(b)
+	r := c.start(b)
+	r.awaitReady(b)
+	wait := func(d time.Duration) {
+		select {
+		case <-time.After(d):
+		case <-r.exited:
+			b.Fatal("the role ended")
+		}
+	}
+	wait(2 * settleTime)
+	before := processCPU(b, r.command.Process.Pid)
+	wait(measured)
+	used := processCPU(b, r.command.Process.Pid) - before
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(100*used.Seconds()/measured.Seconds(), "%core")
+	b.ReportMetric(residentMB(b, r.command.Process.Pid), "MB")
+	r.stop(b)
+}
+
+// processCPU is the CPU time that a process has used; the fields of its stat
+// file are counted in hundredths of a second.
+func processCPU(t testing.TB, pid int) time.Duration {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+2:]))
+	var ticks int64
+	for _, field := range fields[11:13] { // utime, stime
+		n, err := strconv.ParseInt(field, 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += n
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// residentMB is the proportional share of a process in memory.
+func residentMB(t testing.TB, pid int) float64 {
+	t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kilobytes float64
+	for line := range strings.Lines(string(text)) {
+		if rest, found := strings.CutPrefix(line, "Pss:"); found {
+			if _, err := fmt.Sscan(rest, &kilobytes); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return kilobytes / 1024
 }
