@@ -105,11 +105,11 @@ test_run() {
 
 test_users() {
 	up 1 || return
-	expect 0 'uid=6004(dave) gid=6004(dave) groups=6004(dave)' as dave login srun -Q id
+	expect 0 'uid=*dave* gid=*dave* groups=*dave*' as dave login srun -Q id
 	expect 1 "" as dave login grep dave /etc/passwd
 	expect 2 '*Permission denied*' as bob login ls /home/alice
 	expect 0 700 as alice login stat -c %a /home/alice
-	expect 1 "" as carol login grep -E 'carol|6003' /etc/subuid
+	expect 1 "" as carol login sh -c 'grep -E "^(carol|$(id -u)):" /etc/subuid'
 	as alice login touch /tmp/on-login
 	expect 1 "" as alice n1 test -e /tmp/on-login
 	expect 1 '*Read-only*' bed run n1 touch /etc/new /usr/new
@@ -158,7 +158,7 @@ test_outside() {
 test_check_finds_what_is_left() {
 	up 1 || return
 	expect 0 "*" as alice login srun bash -c 'touch /tmp/left /dev/shm/left; setsid unshare -Urn sleep 600 >/dev/null 2>&1 & until [[ $(cat /proc/$!/comm) == sleep ]]; do :; done'
-	expect 1 '*n1: process *sleep 600*n1: namespace * net *n1: file /tmp/left (uid 6001)*n1: file /dev/shm/left*' bed check
+	expect 1 '*n1: process *sleep 600*n1: namespace * net *n1: file /tmp/left (uid *)*n1: file /dev/shm/left*' bed check
 	expect 1 '*file /tmp/left*' bed check --now n1
 	expect 0 "" bed check login
 	expect 1 '*' bed down --check
@@ -244,6 +244,20 @@ test_interrupted_up() {
 			eventually nothing_left
 		done
 	done
+}
+
+test_up_right_after_the_end() {
+	local i
+	for i in 1 2 3 4; do
+		up 1 || return
+		expect 0 n1 as alice login srun -Q hostname
+		case $i in
+		1) down ;;
+		2) kill -KILL "$(</var/tmp/berth-bed/"$BED_NAME"/pid/keeper)" ;;
+		3) kill -KILL "$(</var/tmp/berth-bed/"$BED_NAME"/pid/supervisor)" ;;
+		esac
+	done
+	down
 }
 
 test_failed_up() {

@@ -28,7 +28,7 @@ bed_check() {
 			left=1
 			continue
 		}
-		inside "$host" bash -c "$(declare -f list_left); list_left $host $first_user $last_user $first_subordinate" ||
+		inside "$host" bash -c "$(declare -f list_left); list_left $host $first_user" ||
 			left=1
 	done
 	return $left
@@ -36,7 +36,7 @@ bed_check() {
 
 no_jobs() { [[ -z $(inside ctl timeout 5 squeue -h) ]]; }
 
-# list_keys: the kernel keeps keys by user, for all hosts (and beds) together.
+# list_keys: the kernel keeps keys by user, for all hosts together.
 # A user's own _uid keyrings are made by the kernel at the first use of any.
 list_keys() {
 	local uid keys left=0
@@ -47,18 +47,20 @@ list_keys() {
 			echo "$keys"
 			left=1
 		}
-	done < <(awk -v first=$first_user -v last=$last_user -v subordinate=$first_subordinate '
-		{ uid = $1 + 0 } uid >= first && uid <= last || uid >= subordinate { print uid }' /proc/key-users)
+	done < <(awk -v user="$first_user" -v subordinate="$first_subordinate" '
+		{ uid = $1 + 0 }
+		uid >= user && uid < user + 100 || uid >= subordinate && uid < subordinate + 1000000 { print uid }
+	' /proc/key-users)
 	return $left
 }
 
 # list_left runs inside the host, as its root.
 list_left() {
-	local host=$1 first=$2 last=$3 subordinate=$4 found
+	local host=$1 first=$2 found
 	found=$(
-		of_users='$2 >= first && $2 <= last || $2 >= subordinate'
-		ps -e -o pid=,uid=,stat=,comm=,args= | cut -c1-200 | awk -v first="$first" -v last="$last" \
-			-v subordinate="$subordinate" "($of_users) || \$4 == \"slurmstepd\" { print \"process\", \$0 }"
+		# Ids of users and subordinate ones are all above; slurm's is 64030.
+		ps -e -o pid=,uid=,stat=,comm=,args= | cut -c1-200 | awk -v first="$first" -v slurm="$(id -u slurm)" \
+			'$2 >= first && $2 != slurm || $4 == "slurmstepd" { print "process", $0 }'
 
 		lsns -n -o NS,TYPE,PID,COMMAND | grep -vE "^ *($(
 			for ns in /proc/1/ns/*; do readlink "$ns"; done | tr -dc '0-9\n' | sort -u | paste -sd'|'

@@ -26,20 +26,26 @@ write_config() {
 
 # The machine's users, without those whose name or number a bed user has.
 write_users() {
-	local file entry name id names
-	names=$(printf '%s\n' "${users[@]%%:*}" | paste -sd'|')
+	local file name id names next=$first_subordinate
+	names=$(printf '%s\n' "${users[@]}" | paste -sd'|')
 	for file in passwd group; do
-		awk -F: -v names="^($names)\$" -v first=$first_user -v last=$last_user \
-			'$1 !~ names && ($3 < first || $3 > last)' "/etc/$file" >"$state/etc/$file"
+		awk -F: -v names="^($names)\$" -v first="$first_user" \
+			'$1 !~ names && ($3 < first || $3 >= first + 100)' "/etc/$file" >"$state/etc/$file"
 	done
-	for entry in "${users[@]}"; do
-		name=${entry%:*} id=${entry#*:}
+	for name in "${users[@]}"; do
+		id=$(id_of "$name")
 		install -d -m 700 -o "$id" -g "$id" "$state/home/$name"
+		case $name in
+		dave) echo "$id:$next:65536" ;;
+		carol) ;;
+		*) echo "$name:$next:65536" ;;
+		esac >>"$state/etc/subuid"
+		next=$((next + 65536))
 		[[ $name != dave ]] || continue
 		echo "$name:x:$id:$id::/home/$name:/bin/bash" >>"$state/etc/passwd"
 		echo "$name:x:$id:" >>"$state/etc/group"
 	done
-	printf '%s\n' "${subordinate[@]}" | tee "$state/etc/subuid" >"$state/etc/subgid"
+	cp "$state/etc/subuid" "$state/etc/subgid"
 }
 
 write_names() {
@@ -88,15 +94,15 @@ write_ldap() {
 		objectClass: posixAccount
 		cn: dave
 		uid: dave
-		uidNumber: 6004
-		gidNumber: 6004
+		uidNumber: $(id_of dave)
+		gidNumber: $(id_of dave)
 		homeDirectory: /home/dave
 		loginShell: /bin/bash
 
 		dn: cn=dave,dc=bed
 		objectClass: posixGroup
 		cn: dave
-		gidNumber: 6004
+		gidNumber: $(id_of dave)
 	END
 	sed -i "s|^directory .*|directory /etc/ldap/directory|" "$state/etc/ldap/slapd.conf"
 	cat >"$state/etc/nslcd.conf" <<-END

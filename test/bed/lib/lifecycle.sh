@@ -18,6 +18,7 @@ bed_up() {
 	need_programs
 	! alive keeper || die "bed $BED_NAME is up already: see $bed status, or choose another BED_NAME"
 	! alive up || die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
+	instance=$(current_instance)
 	remove_remains || die "cgroups or files of a former bed $BED_NAME cannot be removed: is a process of it in D state?"
 	choose_cgroup_kind
 	claim_state
@@ -44,6 +45,8 @@ claim_state() {
 	local new=$state_root/.$BED_NAME.$$
 	mkdir -p "$new/pid"
 	echo $$ >"$new/pid/up"
+	instance=$$.$EPOCHREALTIME
+	echo "$instance" >"$new/instance"
 	mv -T "$new" "$state" 2>/dev/null || {
 		rm -rf "$new"
 		die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
@@ -102,6 +105,7 @@ all_idle() { ! alive keeper || [[ $(inside ctl timeout 5 sinfo -h -t idle -o %D)
 # keeper runs apart from the terminal, its stdin connected to `up`.
 keeper() {
 	load_settings
+	instance=$(current_instance)
 	local lifeline word=
 	trap 'kill_all' TERM INT HUP
 	exec {lifeline}> >(exec unshare -m -n -p -f --kill-child --propagation private \
@@ -127,18 +131,20 @@ take_down() {
 	if alive keeper; then
 		keeper=$(<"$state/pid/keeper")
 		kill -TERM "$keeper"
-		await 20 dead keeper || kill -KILL "$keeper"
+		await 20 ended "$keeper" keeper || kill -KILL "$keeper"
 	fi
 	remove_remains
 }
 
 bed_down() {
 	need_root down
-	local rc=0
+	local rc=0 up
 	if alive up; then
-		kill -TERM "$(<"$state/pid/up")"
-		await 30 dead up || true
+		up=$(<"$state/pid/up")
+		kill -TERM "$up"
+		await 30 ended "$up" up || true
 	fi
+	instance=$(current_instance)
 	if [[ ! -d $state ]]; then
 		remove_remains
 		say "no bed named $BED_NAME is up"
@@ -149,9 +155,12 @@ bed_down() {
 	return $rc
 }
 
-# remove_remains may be called at any time, by several at once.
-remove_remains() {
-	local logs
+# remove_remains may be called at any time, by several at once. It only touches
+# the bed that the caller knew: a slow one must not hit the next of that name.
+remove_remains() (
+	exec {lock}</var/tmp
+	flock "$lock"
+	[[ $(current_instance) == "$instance" ]] || return 0
 	kill_cgroups
 	await 10 remove_cgroups || return 1
 	[[ -d $state ]] || return 0
@@ -161,7 +170,10 @@ remove_remains() {
 	fi
 	await 10 remove_files || return 1
 	rmdir "$state_root" 2>/dev/null || true
-}
+)
+
+# current_instance prints what tells a bed from former ones of the same name.
+current_instance() { cat "$state/instance" 2>/dev/null || true; }
 
 remove_files() { rm -rf --one-file-system -- "$state"; }
 
@@ -170,12 +182,13 @@ alive() {
 	local pid
 	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
 	case $1 in
-	up | keeper | supervisor) tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q " $1 " ;;
+	up | keeper | supervisor) ! ended "$pid" "$1" ;;
 	*) grep -q "/bed-$BED_NAME/$1\(/\|\$\)" "/proc/$pid/cgroup" ;;
 	esac
 }
 
-dead() { ! alive "$1"; }
+# ended PID COMMAND: zombies have no command line.
+ended() { ! tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -q " $2 "; }
 
 bed_status() {
 	need_root status

@@ -12,14 +12,12 @@ BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
 settings=(NODES PROCTRACK TASK ACCT CPUS MEM RESOLVER LOCAL PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
-	BED_BIND BED_LOGS BED_SLURM_CONF subnet cgroup_kind)
+	BED_BIND BED_LOGS BED_SLURM_CONF number subnet first_user first_subordinate cgroup_kind)
 
-# Names, numeric ids (far from those of people on the machine), and their
-# subordinate ids. dave lives in LDAP alone; his range is listed by number, as
-# sites do that generate /etc/subuid. carol has none.
-users=(alice:6001 bob:6002 carol:6003 dave:6004)
-subordinate=(alice:10000000:65536 bob:10065536:65536 6004:10131072:65536)
-first_user=6001 last_user=6099 first_subordinate=10000000
+# alice and bob have subordinate ids, listed by name. dave is known to LDAP
+# alone; his are listed by number, as on sites that generate /etc/subuid.
+# carol has none.
+users=(alice bob carol dave)
 
 # An address that stands for the internet, reached through a router.
 web_address=198.51.100.10 web_router=198.51.100.1
@@ -39,9 +37,21 @@ default_settings() {
 	BED_BIND=${BED_BIND:-}
 	BED_LOGS=${BED_LOGS:-}
 	BED_SLURM_CONF=${BED_SLURM_CONF:-}
-	# Beds cannot clash, as each has a network namespace; different addresses
-	# keep it visible in logs whose packet it was.
-	subnet=10.$((100 + $(cksum <<<"$BED_NAME" | cut -d' ' -f1) % 99)).0
+	# Each bed has a network namespace, so addresses cannot clash; different ones
+	# keep it visible in a log whose packet it was. Users' numbers matter more:
+	# the kernel counts keys, processes and namespaces by them, machine-wide.
+	number=$(($(cksum <<<"$BED_NAME" | cut -d' ' -f1) % 99))
+	subnet=10.$((100 + number)).0
+	first_user=$((6001 + number * 100))
+	first_subordinate=$((10000000 + number * 1000000))
+}
+
+# id_of USER
+id_of() {
+	local i
+	for i in "${!users[@]}"; do
+		[[ ${users[i]} != "$1" ]] || echo $((first_user + i))
+	done
 }
 
 validate_settings() {

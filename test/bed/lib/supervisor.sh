@@ -7,6 +7,7 @@
 
 supervisor() {
 	load_settings
+	instance=$(current_instance)
 	read -r pid _ </proc/self/stat
 	echo "$pid" >"$state/pid/supervisor"
 	mount -t tmpfs -o mode=755 tmpfs /run
