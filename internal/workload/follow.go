@@ -43,6 +43,8 @@ type follower struct {
 	streams Streams
 	logs    *logs
 	stuck   *stuckPods
+	// endless: no target ends by itself.
+	endless bool
 	result  Result
 }
 
@@ -63,10 +65,8 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		stuck: newStuckPods(streams.NoPull),
 	}
 	if f.remaining() == 0 {
+		f.endless = true
 		streams.Note(nothingEnds(found))
-		for _, t := range found {
-			t.finite = false
-		}
 	}
 	return f.run(ctx)
 }
@@ -99,7 +99,6 @@ var (
 )
 
 func (f *follower) run(ctx context.Context) (Result, error) {
-	finite := f.remaining() > 0
 	changes := make(chan *unstructured.Unstructured, 64)
 	watched := map[string]bool{}
 	for _, t := range f.targets {
@@ -113,7 +112,7 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 	}
 	ticker := time.NewTicker(stuckPeriod)
 	defer ticker.Stop()
-	for !finite || f.remaining() > 0 {
+	for f.endless || f.remaining() > 0 {
 		select {
 		case <-ctx.Done():
 			return f.result, context.Cause(ctx)
@@ -180,7 +179,10 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		if !t.owns(pod) {
 			continue
 		}
-		f.logs.follow(ctx, pod)
+		// Beside what ends, servers only serve; alone, they are the workload.
+		if t.finite || f.endless {
+			f.logs.follow(ctx, pod)
+		}
 		f.stuck.handlePod(pod, time.Now())
 		code, reason := failure(pod)
 		if code != 0 {
