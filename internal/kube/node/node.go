@@ -212,6 +212,10 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 			return nil
 		}
 	}
+	// After a restart of the role the Node may still be Ready from before.
+	if err := poll(ctx, r.kubelet.healthy); err != nil {
+		return unlessDone(ctx, err)
+	}
 	r.o.Log.Info("Node role is ready", "after", time.Since(r.began).Round(time.Millisecond))
 	r.o.Notifier.Ready()
 	debug.SetGCPercent(100)
