@@ -2,7 +2,7 @@
 // licences of everything in it (THIRD-PARTY-NOTICES) and a bill of materials
 // (sbom.cdx.json, CycloneDX).
 //
-//	cd scripts/notices && go run . -out ../../dist ../../bin ../../libexec
+//	cd scripts/notices && GOARCH= go run . -out ../../dist ../../bin ../../libexec
 //
 // It reads the built programs, not the source: what a program holds is what
 // its own build information says. Packages of Debian are known from a file
