@@ -57,7 +57,8 @@ func New(config Config) *Advisor {
 		version: cadvisorv1.VersionInfo{KernelVersion: kernelRelease(), ContainerOsVersion: systemName("/etc/os-release")},
 		meter: &meter{
 			procs: newTable("/proc"), bundles: newBundles(config.Bundles),
-			ownNS: ownPIDNamespace, tmpfs: tmpfsUsage, now: time.Now, every: time.Second,
+			ownNS: ownPIDNamespace, now: time.Now, every: time.Second,
+			tmpfs:    func() (uint64, map[string]uint64) { return tmpfsUsage(config.Kubelet) },
 			counters: map[string]*counter{},
 		},
 	}

@@ -29,6 +29,7 @@ type snapshot struct {
 	at         time.Time
 	node       usage
 	containers map[*container]usage
+	volumes    map[string]uint64 // bytes in memory volumes, by pod
 }
 
 // pssBound is the resident size up to which a container of several processes
@@ -69,9 +70,9 @@ type meter struct {
 	procs   *table
 	bundles *bundles
 	ownNS   func() string
-	// tmpfs returns the bytes held by tmpfs mounts: memory of the node that
-	// no process need have mapped.
-	tmpfs func() uint64
+	// tmpfs returns the bytes held by tmpfs mounts, memory that no process
+	// need have mapped, and those of them in volumes by pod.
+	tmpfs func() (uint64, map[string]uint64)
 	now   func() time.Time
 	every time.Duration
 
@@ -113,7 +114,8 @@ func (m *meter) snapshot() (*snapshot, error) {
 	}
 	// File pages are cache that the kernel takes back, and are shared by
 	// all that map them: they are no part of what the node's work holds.
-	s.node.working = s.node.anonymous + m.tmpfs()
+	tmpfs, volumes := m.tmpfs()
+	s.node.working, s.volumes = s.node.anonymous+tmpfs, volumes
 	m.node.observe(s.node.cpu, now)
 	s.node.cpu, s.node.rate = m.node.total, m.node.rate
 
@@ -162,13 +164,20 @@ func (m *meter) sum(group []process) usage {
 	return u
 }
 
-// pods adds containers up by pod.
+// pods adds containers up by pod, and the memory that its volumes hold: it
+// outlives the container that wrote it.
 func (s *snapshot) pods() map[string]usage {
 	pods := map[string]usage{}
 	for c, u := range s.containers {
 		p := pods[c.uid]
 		p.add(u)
 		pods[c.uid] = p
+	}
+	for uid, bytes := range s.volumes {
+		if p, ok := pods[uid]; ok {
+			p.working += bytes
+			pods[uid] = p
+		}
 	}
 	return pods
 }

@@ -72,7 +72,7 @@ func (h *host) meter() *meter {
 	t.pageSize = 4096
 	return &meter{
 		procs: t, bundles: newBundles(h.bundles), ownNS: func() string { return "pid:[host]" },
-		tmpfs: func() uint64 { return 1 << 20 }, now: func() time.Time { return h.now }, every: time.Second,
+		tmpfs: func() (uint64, map[string]uint64) { return 1 << 20, map[string]uint64{"2": 1 << 19, "gone": 1} }, now: func() time.Time { return h.now }, every: time.Second,
 		counters: map[string]*counter{},
 	}
 }
@@ -164,6 +164,9 @@ func TestMemoryCountsSharedPagesOnce(t *testing.T) {
 		if got[id].working != want {
 			t.Errorf("container %s holds %d bytes, want %d", id, got[id].working, want)
 		}
+	}
+	if pods := m.last.pods(); pods["2"].working != 240*4096+1<<19 || len(pods) != 3 {
+		t.Errorf("pods: %+v", pods)
 	}
 	if n := m.last.node; n.working != (6*40+80)*4096+1<<20 || n.processes != 6 {
 		t.Errorf("node: %+v", n)
@@ -288,5 +291,19 @@ func TestThisMachine(t *testing.T) {
 	}
 	if s := all["/"].Stats[0]; s.Processes.ProcessCount == 0 || s.Memory.WorkingSet == 0 {
 		t.Errorf("measured %+v", s)
+	}
+}
+
+func TestPodOf(t *testing.T) {
+	for path, want := range map[string]string{
+		"/k/pods/u1/volumes/kubernetes.io~empty-dir/m": "u1",
+		"/k/pods/u1/volumes":                           "",
+		"/k/pods/u1/containers/c":                      "",
+		"/other/pods/u1/volumes/x":                     "",
+		"/k/pods":                                      "",
+	} {
+		if got := podOf("/k", path); got != want {
+			t.Errorf("podOf(%s) = %q, want %q", path, got, want)
+		}
 	}
 }

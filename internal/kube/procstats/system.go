@@ -49,19 +49,35 @@ func parseNetDev(text string) []cadvisorv1.InterfaceStats {
 // tmpfsUsage adds up what tmpfs mounts hold: volumes in memory, the shared
 // memory of pods, the node's own small state. The kernel does not tell who made
 // a mount, so those at the places where a host has its own are left out.
-func tmpfsUsage() uint64 {
+// What lies in a pod's volumes below the kubelet's root is counted by pod, too.
+func tmpfsUsage(kubelet string) (total uint64, pods map[string]uint64) {
 	text, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return 0
+		return 0, nil
 	}
-	var sum uint64
+	pods = map[string]uint64{}
 	for _, path := range tmpfsMounts(string(text)) {
 		var fs unix.Statfs_t
-		if unix.Statfs(path, &fs) == nil {
-			sum += (fs.Blocks - fs.Bfree) * uint64(fs.Bsize)
+		if unix.Statfs(path, &fs) != nil {
+			continue
+		}
+		used := (fs.Blocks - fs.Bfree) * uint64(fs.Bsize)
+		total += used
+		if uid := podOf(kubelet, path); uid != "" {
+			pods[uid] += used
 		}
 	}
-	return sum
+	return total, pods
+}
+
+// podOf returns the uid of the pod that has a volume at path, or "".
+func podOf(kubelet, path string) string {
+	rest, ok := strings.CutPrefix(path, kubelet+"/pods/")
+	uid, rest, inside := strings.Cut(rest, "/")
+	if !ok || !inside || !strings.HasPrefix(rest, "volumes/") {
+		return ""
+	}
+	return uid
 }
 
 // tmpfsMounts returns one path for each tmpfs in a mountinfo file.
