@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
@@ -110,6 +111,10 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loopback,
 	seeded func() (bool, error), serving, open func(),
 ) (*apiServer, error) {
+	plugins := &admissionPlugins{}
+	generics := opts.Admission.GenericAdmission
+	// First, because upstream's decorator hides the plugins.
+	generics.Decorators = append(admission.Decorators{plugins}, generics.Decorators...)
 	completed, err := opts.Complete(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("complete options of kube-apiserver: %w", err)
@@ -122,6 +127,9 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 		return nil, err
 	}
 	generic := config.KubeAPIs.ControlPlane.Generic
+	if len(plugins.plugins) == 0 {
+		return nil, errors.New("configure kube-apiserver: no admission plugin was noticed")
+	}
 	gate, ok := generic.Authorization.Authorizer.(*gate)
 	if !ok {
 		return nil, fmt.Errorf("configure kube-apiserver: authorizer is a %T", generic.Authorization.Authorizer)
@@ -158,7 +166,7 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	}
 	informed := config.KubeAPIs.ControlPlane.VersionedInformers
 	if err := outer.AddPostStartHook("berth/authorizers", func(hook server.PostStartHookContext) error {
-		if !gate.openWhenSynced(hook, informed) {
+		if !gate.openWhenSynced(hook, informed, plugins) {
 			return nil // stopping; an error would end the process
 		}
 		open()

@@ -65,7 +65,7 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	listener := mergeListeners(opts.Listeners)
 	defer listener.Close()
 
-	r := &role{began: began, plan: plan, opts: opts, store: store, serving: make(chan struct{})}
+	r := &role{began: began, plan: plan, opts: opts, store: store, serving: make(chan struct{}), writable: make(chan struct{})}
 	if err := r.configure(ctx, listener); err != nil {
 		return err
 	}
@@ -83,6 +83,7 @@ type role struct {
 	manager   *managerconfig.Config
 	scheduler *scheduleroptions.Options
 	serving   chan struct{} // closed when kube-apiserver accepts requests
+	writable  chan struct{} // closed when it admits writes without delay
 }
 
 // configure parses the options of all components, one after the other, because
@@ -131,6 +132,11 @@ func (r *role) run(ctx context.Context) error {
 	case clientErr = <-clientsEnded:
 	case <-time.After(clientGrace):
 	}
+	if ctx.Err() != nil && !r.started() {
+		// Nobody has a request in flight, and upstream's hooks, interrupted in
+		// the middle, wait for each other for seconds.
+		return nil
+	}
 	stopServer()
 	serverErr := <-serverEnded
 	switch {
@@ -142,6 +148,16 @@ func (r *role) run(ctx context.Context) error {
 		return clientErr
 	}
 	return fmt.Errorf("run the control role: %w", context.Cause(clientCtx))
+}
+
+// started says whether kube-apiserver has come up entirely.
+func (r *role) started() bool {
+	select {
+	case <-r.writable:
+		return true
+	default:
+		return false
+	}
 }
 
 // runServer fills the store and runs kube-apiserver until ctx ends.
@@ -164,7 +180,10 @@ func (r *role) runServer(ctx context.Context) error {
 			r.opts.Notifier.Phase(PhaseServing)
 			close(r.serving)
 		},
-		func() { r.opts.Notifier.Phase(PhaseAccess) })
+		func() {
+			r.opts.Notifier.Phase(PhaseAccess)
+			close(r.writable)
+		})
 	if err != nil {
 		return err
 	}

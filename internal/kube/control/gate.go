@@ -19,25 +19,33 @@ import (
 //
 // Members of system:masters, among them the process's own client that fills the
 // caches, may do everything at any time and are let through.
+//
+// Writes wait a little longer, until they can be admitted without delay; see
+// admissionPlugins.
 type gate struct {
 	authorizer.Authorizer
-	open chan struct{}
+	open     chan struct{} // for reading
+	writable chan struct{}
 }
 
 func newGate(behind authorizer.Authorizer) *gate {
-	return &gate{Authorizer: behind, open: make(chan struct{})}
+	return &gate{Authorizer: behind, open: make(chan struct{}), writable: make(chan struct{})}
 }
 
 func (g *gate) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
-	if err := g.pass(ctx, a.GetUser()); err != nil {
+	door := g.writable
+	if a.IsReadOnly() {
+		door = g.open
+	}
+	if err := pass(ctx, door, a.GetUser()); err != nil {
 		return authorizer.DecisionNoOpinion, "", err
 	}
 	return g.Authorizer.Authorize(ctx, a)
 }
 
-func (g *gate) pass(ctx context.Context, u user.Info) error {
+func pass(ctx context.Context, door <-chan struct{}, u user.Info) error {
 	select {
-	case <-g.open:
+	case <-door:
 		return nil
 	default:
 	}
@@ -45,7 +53,7 @@ func (g *gate) pass(ctx context.Context, u user.Info) error {
 		return nil
 	}
 	select {
-	case <-g.open:
+	case <-door:
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for the authorizers: %w", context.Cause(ctx))
@@ -62,7 +70,7 @@ type gatedRules struct {
 func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string) (
 	[]authorizer.ResourceRuleInfo, []authorizer.NonResourceRuleInfo, bool, error,
 ) {
-	if err := r.gate.pass(ctx, u); err != nil {
+	if err := pass(ctx, r.gate.open, u); err != nil {
 		return nil, nil, true, err
 	}
 	return r.RuleResolver.RulesFor(ctx, u, namespace)
@@ -70,8 +78,9 @@ func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string)
 
 // openWhenSynced opens the gate, unless ctx ends before, once the caches that the authorizers answer
 // from are filled: RBAC's, and those from which the Node authorizer draws its
-// graph. The informers must have been requested before.
-func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory) bool {
+// graph; the informers must have been requested before. For writes it opens
+// once the plugins are ready.
+func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory, plugins *admissionPlugins) bool {
 	synced := cache.WaitFor(ctx, "",
 		shared.Rbac().V1().Roles().Informer().HasSyncedChecker(),
 		shared.Rbac().V1().RoleBindings().Informer().HasSyncedChecker(),
@@ -82,8 +91,13 @@ func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInform
 		shared.Core().V1().PersistentVolumes().Informer().HasSyncedChecker(),
 		shared.Storage().V1().VolumeAttachments().Informer().HasSyncedChecker(),
 	)
-	if synced {
-		close(g.open)
+	if !synced {
+		return false
 	}
-	return synced
+	close(g.open)
+	if !plugins.wait(ctx) {
+		return false
+	}
+	close(g.writable)
+	return true
 }

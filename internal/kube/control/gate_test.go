@@ -33,7 +33,7 @@ func TestGate(t *testing.T) {
 			t.Errorf("the authorizers were asked %d times before they could know", asked)
 		}
 		began := time.Now()
-		time.AfterFunc(3*time.Second, func() { close(g.open) })
+		time.AfterFunc(3*time.Second, func() { close(g.open); close(g.writable) })
 		if decision, _, err := g.Authorize(t.Context(), by(user.NodesGroup)); decision != authorizer.DecisionAllow || err != nil {
 			t.Errorf("a node that waits: %v, %v", decision, err)
 		}

@@ -20,11 +20,11 @@ import (
 // readyPoll is the time between two looks at /readyz during the start.
 const readyPoll = 5 * time.Millisecond
 
-// runOwn is what the role does itself once kube-apiserver serves: it creates
+// runOwn is what the role does itself once kube-apiserver takes writes: it creates
 // the add-ons, reports readiness and life, and balances load.
 func (r *role) runOwn(ctx context.Context) error {
 	select {
-	case <-r.serving:
+	case <-r.writable:
 	case <-ctx.Done():
 		return nil
 	}
