@@ -141,7 +141,7 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	if r.private, err = rundir.Create(memory, r.host.runID+"-private"); err != nil {
 		return fail(ExitNoSpace, err)
 	}
-	for _, name := range []string{"log", "kubelet", "volumes", "pod-logs", "var-log", "tmp"} {
+	for _, name := range []string{"log", "kubelet", "volumes", "pod-logs", "var-log", "cni", "tmp"} {
 		if err := os.Mkdir(filepath.Join(r.scratch.Path, name), 0o755); err != nil {
 			return fail(ExitNoSpace, fmt.Errorf("make run directory: %w", err))
 		}
@@ -187,6 +187,8 @@ func (r *run) startSandbox(ctx context.Context) error {
 		Binds: map[string]string{
 			r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
 			"/var/log":           filepath.Join(r.scratch.Path, "var-log"),
+			// Where libcni remembers what it did; the path is fixed in it.
+			"/var/lib/cni": filepath.Join(r.scratch.Path, "cni"),
 		},
 		Files:      files,
 		ResolvConf: r.plan.Paths.ResolvConf(),
