@@ -5,9 +5,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/term"
 )
 
 // progress shows the bring-up of a cluster and berth's own words, on standard
@@ -18,41 +21,76 @@ type progress struct {
 	start   time.Time
 	quiet   bool
 	verbose bool
+	// live shows the steps on a terminal until all are done; nil elsewhere.
+	live *liveSteps
 }
 
-func newProgress(to io.Writer, quiet, verbose bool) *progress {
-	return &progress{to: to, start: time.Now(), quiet: quiet, verbose: verbose}
+// newProgress writes to a file; on a terminal the steps are shown live.
+func newProgress(to *os.File, quiet, verbose bool) *progress {
+	p := &progress{to: to, start: time.Now(), quiet: quiet, verbose: verbose}
+	if !quiet && !verbose && term.IsTerminal(int(to.Fd())) && os.Getenv("TERM") != "dumb" {
+		p.live = newLiveSteps(to, p.start)
+	}
+	return p
 }
 
-// spoken are the steps that are shown unless --verbose asks for all.
-var spoken = map[string]string{
-	"sandbox":          "namespaces ready",
-	"containerd/ready": "containerd ready",
-	"images":           "images imported",
-	"control/ready":    "control plane ready",
-	"node/ready":       "node ready",
-	"workload":         "workload applied",
+// steps are those that are shown unless --verbose asks for all, in the order
+// in which they usually end.
+var steps = []struct{ name, doing, done string }{
+	{"sandbox", "namespaces", "namespaces ready"},
+	{"containerd/ready", "containerd", "containerd ready"},
+	{"images", "images", "images imported"},
+	{"control/ready", "control plane", "control plane ready"},
+	{"node/ready", "node", "node ready"},
+	{"workload", "workload", "workload applied"},
 }
 
 // step reports that a step is done.
 func (p *progress) step(name string) {
-	text, known := spoken[name]
-	if p.quiet || !known && !p.verbose {
-		return
-	}
-	if !known {
-		text = name
-	}
-	p.line("%s", text)
-}
-
-func (p *progress) line(format string, args ...any) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	fmt.Fprintf(p.to, "berth: %6.2fs  %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
+	if p.quiet {
+		return
+	}
+	if p.live != nil {
+		if p.live.done(name) {
+			p.endLive()
+		}
+		return
+	}
+	for _, s := range steps {
+		if s.name == name {
+			p.line("%s", s.done)
+			return
+		}
+	}
+	if p.verbose {
+		p.line("%s", name)
+	}
 }
 
-func (p *progress) end() {}
+// line prints a line of berth's own; mu is held.
+func (p *progress) line(format string, args ...any) {
+	to := p.to
+	if p.live != nil {
+		to = p.live
+	}
+	fmt.Fprintf(to, "berth: %6.2fs  %s\n", time.Since(p.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// end gives the terminal back. It can be called twice.
+func (p *progress) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.endLive()
+}
+
+func (p *progress) endLive() {
+	if p.live != nil {
+		p.live.end()
+		p.live = nil
+	}
+}
 
 // Enabled implements slog.Handler.
 func (p *progress) Enabled(_ context.Context, level slog.Level) bool {
@@ -77,6 +115,8 @@ func (p *progress) Handle(_ context.Context, record slog.Record) error {
 		fmt.Fprintf(&text, " %s=%v", attr.Key, attr.Value)
 		return true
 	})
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	p.line("%s", text.String())
 	return nil
 }

@@ -137,8 +137,8 @@ const (
 	UserScheduler         = "scheduler"
 	UserKubelet           = "kubelet" // system:node:<name>, group system:nodes
 	UserProxy             = "kube-proxy"
-	UserDNS               = "coredns"
-	UserProvisioner       = "provisioner"
+	UserDNS               = "coredns"     // system:coredns
+	UserProvisioner       = "provisioner" // system:provisioner
 )
 
 // Registries says how images are pulled.

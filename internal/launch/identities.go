@@ -50,8 +50,8 @@ func makeIdentities(plan cluster.Plan) (identities, error) {
 	maker.client(authority, cluster.UserScheduler, inside, pki.Identity{CommonName: "system:kube-scheduler"})
 	maker.client(authority, cluster.UserKubelet, inside, pki.Identity{CommonName: "system:node:" + plan.Node.Name, Groups: []string{"system:nodes"}})
 	maker.client(authority, cluster.UserProxy, inside, pki.Identity{CommonName: "system:kube-proxy"})
-	maker.client(authority, cluster.UserDNS, inside, pki.Identity{CommonName: "system:coredns"})
-	maker.client(authority, cluster.UserProvisioner, inside, pki.Identity{CommonName: "berth:provisioner"})
+	maker.client(authority, cluster.UserDNS, inside, pki.Identity{CommonName: "system:" + cluster.UserDNS})
+	maker.client(authority, cluster.UserProvisioner, inside, pki.Identity{CommonName: "system:" + cluster.UserProvisioner})
 	admin := pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
 	maker.client(authority, cluster.UserAdmin, inside, admin)
 	if maker.err != nil {

@@ -1,0 +1,72 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+)
+
+// liveSteps are the steps of a bring-up on a terminal: a line each, with a
+// spinner until it is done and its time from then on.
+type liveSteps struct {
+	*mpb.Progress
+	start   time.Time
+	bars    map[string]*mpb.Bar
+	pending int
+}
+
+func newLiveSteps(to *os.File, start time.Time) *liveSteps {
+	l := &liveSteps{
+		Progress: mpb.New(mpb.WithOutput(to), mpb.WithWidth(1), mpb.WithRefreshRate(60*time.Millisecond), mpb.WithAutoRefresh()),
+		start:    start,
+		bars:     map[string]*mpb.Bar{},
+	}
+	for _, s := range steps {
+		l.bars[s.name] = l.New(1, mpb.SpinnerStyle("|", "/", "-", "\\"),
+			mpb.BarFillerOnComplete("\x1b[32m+\x1b[0m"),
+			mpb.AppendDecorators(
+				decor.OnComplete(decor.Name(s.doing), s.done),
+				decor.Any(l.time()),
+			))
+		l.pending++
+	}
+	return l
+}
+
+// time shows how long a step took since the start of the run: its own moment
+// once it is done.
+func (l *liveSteps) time() func(decor.Statistics) string {
+	var final string
+	return func(s decor.Statistics) string {
+		switch {
+		case final != "":
+		case s.Completed:
+			final = fmt.Sprintf("  %.2fs", time.Since(l.start).Seconds())
+		default:
+			return fmt.Sprintf("  %.1fs", time.Since(l.start).Seconds())
+		}
+		return final
+	}
+}
+
+// done marks a step and reports whether it was the last one.
+func (l *liveSteps) done(name string) bool {
+	bar := l.bars[name]
+	if bar == nil || bar.Completed() {
+		return false
+	}
+	bar.Increment()
+	l.pending--
+	return l.pending == 0
+}
+
+// end leaves the lines as they are and the cursor below them.
+func (l *liveSteps) end() {
+	for _, bar := range l.bars {
+		bar.Abort(false)
+	}
+	l.Wait()
+}
