@@ -108,7 +108,12 @@ mount_cgroups() {
 	elif [[ -n $list ]]; then
 		mount -t cgroup2 cgroup2 /sys/fs/cgroup
 	fi
-	[[ $cgroup_kind != v2 ]] || enable_controllers /sys/fs/cgroup
+	# Slurm expects systemd's system.slice there, to make its scope in.
+	if [[ $cgroup_kind == v2 ]]; then
+		enable_controllers /sys/fs/cgroup
+		mkdir /sys/fs/cgroup/system.slice
+		enable_controllers /sys/fs/cgroup/system.slice
+	fi
 }
 
 # kill_cgroups ends every process of the bed, wherever it went.

@@ -68,7 +68,12 @@ list_left() {
 
 		awk '{ print $5 }' /proc/1/mountinfo | grep -vxFf /run/bed/mounts | sed 's/^/mount /'
 		ip -o link | grep -vE '^[0-9]+: (lo|eth0@)' | cut -d: -f2 | sed 's/^/interface/'
-		find /sys/fs/cgroup -type d | grep -E '/(job_|step_|task_)|/berth' | sed 's/^/cgroup /'
+		# On version 2, Slurm 22.05 leaves the empty groups that it made itself.
+		slurms='/job_[0-9]+(/step_[a-z0-9]+(/(slurm|user)(/task_[a-z0-9]+)?)?)?$'
+		find /sys/fs/cgroup -type d | grep -E '/(job_|step_|task_)|/berth' | while read -r dir; do
+			[[ $dir =~ $slurms && -e $dir/cgroup.events ]] && grep -q 'populated 0' "$dir/cgroup.events" ||
+				echo "cgroup $dir"
+		done
 		tail -qn +2 /proc/sysvipc/{shm,sem,msg} | sed 's/^/ipc /'
 		find /tmp /var/tmp /dev/shm /dev/mqueue -mindepth 1 -printf 'file %p (uid %U)\n'
 		find /run -xdev -uid +$((first - 1)) ! -user slurm -printf 'file %p (uid %U)\n'
