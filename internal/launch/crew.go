@@ -63,6 +63,8 @@ type crew struct {
 	report func(phase string)
 	// giveUp cancels the run.
 	giveUp context.CancelCauseFunc
+	// keepLogs: the logs outlive the run.
+	keepLogs bool
 
 	mu       sync.Mutex
 	roles    map[string]*role
@@ -177,7 +179,7 @@ func (c *crew) ended(name string, status sandbox.Status) {
 }
 
 func (c *crew) lose(r *role, what string) {
-	c.giveUp(fail(ExitInternal, &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines)}))
+	c.giveUp(fail(ExitInternal, &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines), kept: c.keepLogs}))
 }
 
 // failed is called when a role's process could not be started.

@@ -56,10 +56,16 @@ func ExitCode(err error) int {
 type roleError struct {
 	name, what, log string
 	lines           []string
+	// kept: the log outlives the run.
+	kept bool
 }
 
 func (e *roleError) Error() string {
-	text := fmt.Sprintf("%s %s; its log is %s", e.name, e.what, e.log)
+	where := "its log is " + e.log
+	if !e.kept {
+		where = "--debug-dir DIR keeps its log, which ends so"
+	}
+	text := fmt.Sprintf("%s %s; %s:", e.name, e.what, where)
 	for _, line := range e.lines {
 		text += "\n    " + line
 	}

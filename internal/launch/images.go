@@ -72,7 +72,7 @@ func (r *run) importImages(ctx context.Context) error {
 	select {
 	case end := <-status:
 		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
-			problems = append(problems, &roleError{name: "the import of images", what: "ended: " + end.String(), log: command.Log, lines: tail(command.Log, lastLines)})
+			problems = append(problems, &roleError{name: "the import of images", what: "ended: " + end.String(), log: command.Log, lines: tail(command.Log, lastLines), kept: r.crew.keepLogs})
 		}
 	case <-ctx.Done():
 		return context.Cause(ctx)

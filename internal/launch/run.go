@@ -46,10 +46,17 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	if options.Spec.DebugDir != "" {
+		// The sandbox's processes have another working directory.
+		if options.Spec.DebugDir, err = filepath.Abs(options.Spec.DebugDir); err != nil {
+			return 0, err
+		}
+	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	r := &run{Options: options, objects: objects}
 	r.crew = newCrew(options.Log, options.Report, giveUp)
+	r.crew.keepLogs = options.Spec.DebugDir != ""
 	defer func() { err = errors.Join(err, r.takeDown()) }()
 	for _, step := range []struct {
 		name string
@@ -141,6 +148,9 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	if r.private, err = rundir.Create(memory, r.host.runID+"-private"); err != nil {
 		return fail(ExitNoSpace, err)
 	}
+	if err := r.debug().open(); err != nil {
+		return fail(ExitNoSpace, err)
+	}
 	for _, name := range []string{"log", "kubelet", "volumes", "pod-logs", "var-log", "cni", "tmp"} {
 		if err := os.Mkdir(filepath.Join(r.scratch.Path, name), 0o755); err != nil {
 			return fail(ExitNoSpace, fmt.Errorf("make run directory: %w", err))
@@ -170,7 +180,17 @@ func (r *run) makePlan(context.Context) (err error) {
 
 func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, "kubeconfig") }
 
-func (r *run) log(role string) string { return filepath.Join(r.scratch.Path, "log", role+".log") }
+func (r *run) debug() debugDir { return debugDir(r.Spec.DebugDir) }
+
+// log is the file of a role's log: where the user wants to keep it, or in the
+// run's directory, with which it goes.
+func (r *run) log(role string) string {
+	dir := r.scratch.Path
+	if r.Spec.DebugDir != "" {
+		dir = r.Spec.DebugDir
+	}
+	return filepath.Join(dir, "log", role+".log")
+}
 
 func (r *run) startSandbox(ctx context.Context) error {
 	files, err := r.sandboxFiles()
@@ -250,7 +270,7 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	if hosts := runtimeconf.RegistryHosts(r.plan); hosts != nil {
 		files[runtimeconf.RegistryHostsFile(paths)] = sandbox.File{Mode: 0o644, Content: hosts}
 	}
-	return files, nil
+	return files, r.debug().keepConfig(files)
 }
 
 // resolvConf is what programs inside, and pods with dnsPolicy Default, ask for
@@ -360,7 +380,7 @@ func (r *run) takeDown() error {
 	}
 	var err error
 	if r.box != nil {
-		err = r.box.Close()
+		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
 		<-r.watching
 		r.crew.endOutside()
 	} else {
