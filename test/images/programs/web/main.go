@@ -1,13 +1,13 @@
 // Command web is a server to probe, to balance and to break.
 //
-//	web [-http :8080] [-tcp :8081] [-udp :8082] [-ask ADDRESS]
+//	web [-http :8080] [-tcp :8081] [-udp :8082] [-ask ADDRESS [-over udp]]
 //
 // HTTP: / answers with the host's name, the peer's address and the request;
 // /healthz with 200 or 503, which POST /healthz?ok=true|false changes; /slow?for=3s
 // waits; POST /exit?status=1 ends the process; /env prints the environment.
 // TCP and UDP echo; a line "whoami" is answered with the host's name and the
 // peer's address. With -ask the process is a client: it sends one
-// "whoami" over TCP, prints the answer and ends.
+// line (-say, "whoami") over TCP or UDP, prints the answer and ends.
 package main
 
 import (
@@ -31,7 +31,9 @@ func main() {
 	httpAddr := flag.String("http", ":8080", "HTTP address, empty for none")
 	tcpAddr := flag.String("tcp", ":8081", "TCP address, empty for none")
 	udpAddr := flag.String("udp", ":8082", "UDP address, empty for none")
-	ask := flag.String("ask", "", "be a client of this TCP address")
+	ask := flag.String("ask", "", "be a client of this address")
+	over := flag.String("over", "tcp", "network of -ask: tcp or udp")
+	say := flag.String("say", "whoami", "line that -ask sends")
 	flag.Parse()
 
 	host, err := os.Hostname()
@@ -41,7 +43,7 @@ func main() {
 	s := &server{host: host}
 	s.healthy.Store(true)
 	if *ask != "" {
-		err = whoami(*ask)
+		err = askFor(*over, *ask, *say)
 	} else {
 		err = s.run(*httpAddr, *tcpAddr, *udpAddr)
 	}
@@ -177,16 +179,22 @@ func (s *server) udp(addr string) error {
 	}
 }
 
-func whoami(addr string) error {
-	c, err := net.DialTimeout("tcp", addr, 5*time.Second)
+// patience bounds the wait for an answer: a lost datagram never has one.
+const patience = 5 * time.Second
+
+func askFor(network, addr, line string) error {
+	c, err := net.DialTimeout(network, addr, patience)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	if _, err := io.WriteString(c, "whoami\n"); err != nil {
+	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
-	line, err := bufio.NewReader(c).ReadString('\n')
-	fmt.Print(line)
+	if _, err := io.WriteString(c, line+"\n"); err != nil {
+		return err
+	}
+	answer, err := bufio.NewReader(c).ReadString('\n')
+	fmt.Print(answer)
 	return err
 }
