@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -14,12 +15,17 @@ import (
 )
 
 const (
-	// maxRestarts bounds how often one role is started again in a run. A role
-	// that dies more often has a reason that a restart does not cure.
-	maxRestarts = 3
+	// maxRestarts bounds how often one role is started again within
+	// restartWindow. A role that dies more often has a reason that a restart
+	// does not cure.
+	maxRestarts   = 3
+	restartWindow = 5 * time.Minute
 	// hungAfter is how long a role may miss its heartbeats. On a node that
 	// swaps or is overcommitted they can be seconds late.
-	hungAfter   = 20 * time.Second
+	hungAfter = 20 * time.Second
+	// startLimit is how long a role may be silent before it is ready for the
+	// first time.
+	startLimit  = 2 * time.Minute
 	watchPeriod = 2 * time.Second
 	// exitNotStarted stands for the status of a command that did not start,
 	// as a shell has it.
@@ -45,11 +51,15 @@ type role struct {
 	start func(r *role, files []*os.File) error
 	// kill ends it with a signal that nothing withstands.
 	kill func(r *role)
+	// resume continues it where a signal had stopped it, and tells whether
+	// one had. It is nil for roles that the sandbox watches itself.
+	resume func() bool
 
 	// The rest belongs to the crew.
-	ready    chan struct{}
-	isReady  bool
-	restarts int
+	ready   chan struct{}
+	isReady bool
+	// restarts are the times of those within restartWindow.
+	restarts []time.Time
 	// life counts starts, so that a late event of an earlier life is known.
 	life      int
 	lastAlive time.Time
@@ -65,6 +75,8 @@ type crew struct {
 	giveUp context.CancelCauseFunc
 	// keepLogs: the logs outlive the run.
 	keepLogs bool
+	// now is the clock.
+	now func() time.Time
 
 	mu       sync.Mutex
 	roles    map[string]*role
@@ -76,7 +88,7 @@ type crew struct {
 }
 
 func newCrew(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) *crew {
-	return &crew{log: log, report: report, giveUp: giveUp, roles: map[string]*role{}, once: map[string]chan<- sandbox.Status{}}
+	return &crew{log: log, report: report, giveUp: giveUp, now: time.Now, roles: map[string]*role{}, once: map[string]chan<- sandbox.Status{}}
 }
 
 // add starts a role and watches it from now on.
@@ -92,7 +104,7 @@ func (c *crew) add(r *role) error {
 func (c *crew) launch(r *role) error {
 	r.life++
 	r.fatal = ""
-	r.lastAlive = time.Now()
+	r.lastAlive = c.now()
 	files := r.listeners
 	if !r.silent {
 		reader, writer, err := os.Pipe()
@@ -120,7 +132,7 @@ func (c *crew) listen(r *role, life int, reader *os.File) {
 		if r.life != life {
 			return
 		}
-		r.lastAlive = time.Now()
+		r.lastAlive = c.now()
 		switch event.Event {
 		case notify.KindPhase:
 			c.report(r.name + "/" + event.Name)
@@ -166,12 +178,18 @@ func (c *crew) ended(name string, status sandbox.Status) {
 	if r.fatal != "" {
 		what = "failed: " + r.fatal
 	}
-	// A role that never came up has a reason that will not go away.
-	if r.restarts >= maxRestarts || !r.silent && !r.isReady && status.Signal == 0 {
+	now := c.now()
+	r.restarts = slices.DeleteFunc(r.restarts, func(at time.Time) bool { return now.Sub(at) > restartWindow })
+	switch {
+	case !r.silent && !r.isReady && status.Signal == 0:
+		// A role that never came up has a reason that will not go away.
 		c.lose(r, what)
 		return
+	case len(r.restarts) >= maxRestarts:
+		c.lose(r, fmt.Sprintf("%s, after %d restarts within %s", what, maxRestarts, restartWindow))
+		return
 	}
-	r.restarts++
+	r.restarts = append(r.restarts, now)
 	c.log.Warn(fmt.Sprintf("%s %s; starting it again", r.name, what))
 	if err := c.launch(r); err != nil {
 		c.lose(r, fmt.Sprintf("%s and could not be started again: %v", what, err))
@@ -196,36 +214,59 @@ func (c *crew) failed(name, reason string) {
 	}
 }
 
-// stopped is called when a role's process was stopped by a signal. Nothing
-// says that it will ever be continued, so it is replaced.
-func (c *crew) stopped(name string) {
+// resumed is called when a role's process was stopped by a signal, and has
+// been continued: nothing else would ever do that.
+func (c *crew) resumed(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if r, known := c.roles[name]; known && !c.stopping {
-		c.log.Warn(name + " was stopped by a signal; replacing it")
-		r.kill(r)
+		c.log.Warn(name + " was stopped by a signal, and is continued")
+		r.lastAlive = c.now()
 	}
 }
 
-// watch replaces roles that miss their heartbeats, until ctx ends.
+// watch looks after the roles until ctx ends.
 func (c *crew) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
-	last := time.Now()
+	last := c.now()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case now := <-ticker.C:
-			// If this process itself was stopped, everybody's heartbeats
-			// are unread, and nobody is hung.
-			if now.Sub(last) > 2*watchPeriod {
-				c.forgive(now)
-			}
-			last = now
-			c.killHung(now)
+		case <-ticker.C:
+			last = c.look(last)
 		}
 	}
+}
+
+// look continues roles that were stopped and replaces those that miss their
+// heartbeats. It is told when it was called last, and returns the time.
+func (c *crew) look(last time.Time) time.Time {
+	now := c.now()
+	// If this process itself was stopped, everybody's heartbeats are unread,
+	// and nobody is hung.
+	if now.Sub(last) > 2*watchPeriod {
+		c.forgive(now)
+	}
+	for _, name := range c.resume() {
+		c.resumed(name)
+	}
+	c.killHung(now)
+	return now
+}
+
+// resume returns the names of the roles that it continued.
+func (c *crew) resume() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var names []string
+	for _, r := range c.roles {
+		if r.resume != nil && r.resume() {
+			names = append(names, r.name)
+		}
+	}
+	return names
 }
 
 func (c *crew) forgive(now time.Time) {
@@ -240,12 +281,16 @@ func (c *crew) killHung(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, r := range c.roles {
-		if r.silent || !r.isReady || c.stopping || now.Sub(r.lastAlive) < hungAfter {
-			continue
+		silence := now.Sub(r.lastAlive)
+		switch {
+		case r.silent || c.stopping:
+		case !r.isReady && silence >= startLimit:
+			c.lose(r, fmt.Sprintf("has not come up, and said nothing for %s", startLimit))
+		case r.isReady && silence >= hungAfter:
+			c.log.Warn(fmt.Sprintf("%s has not answered for %s; replacing it", r.name, hungAfter))
+			r.lastAlive = now
+			r.kill(r)
 		}
-		c.log.Warn(fmt.Sprintf("%s has not answered for %s; replacing it", r.name, hungAfter))
-		r.lastAlive = now
-		r.kill(r)
 	}
 }
 

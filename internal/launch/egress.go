@@ -85,7 +85,8 @@ func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
 			})
 			return nil
 		},
-		kill: func(*role) { _ = process.Kill() },
+		kill:   func(*role) { _ = process.Kill() },
+		resume: func() bool { return linux.Resume(process.Pid) },
 	}
 }
 

@@ -242,7 +242,7 @@ func (r *run) watchSandbox() {
 		case sandbox.Failed:
 			r.crew.failed(event.Name, event.Error)
 		case sandbox.Stopped:
-			r.crew.stopped(event.Name)
+			r.crew.resumed(event.Name)
 		}
 	})
 	if err != nil {

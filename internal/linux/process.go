@@ -1,25 +1,44 @@
 package linux
 
 import (
-	"bytes"
-	"os"
-	"strconv"
+	"errors"
+
+	"golang.org/x/sys/unix"
 )
 
-// ProcessStopped is the state of a process that a signal stopped.
-const ProcessStopped = 'T'
+// States of a process, the letters of /proc/PID/stat.
+const (
+	ProcessStopped = 'T' // by a signal
+	ProcessZombie  = 'Z' // ended, not yet waited for
+)
 
-// ProcessState returns the state letter of a process as in /proc/PID/stat, or
-// 0 when there is no such process.
+// ProcessState returns the state letter of a process, or 0 when there is no
+// such process.
 func ProcessState(pid int) byte {
-	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
+	fields := statFields(pid)
+	if len(fields) == 0 || len(fields[0]) == 0 {
 		return 0
 	}
-	// The command name may hold anything, also parentheses.
-	end := bytes.LastIndexByte(content, ')')
-	if end < 0 || end+2 >= len(content) {
-		return 0
+	return fields[0][0]
+}
+
+// Resume continues a process that was stopped by a signal, and tells whether
+// it was.
+func Resume(pid int) bool {
+	return ProcessState(pid) == ProcessStopped && unix.Kill(pid, unix.SIGCONT) == nil
+}
+
+// AwaitChild waits until a child of this process has ended, and reaps it. A
+// process that is no child, or is waited for elsewhere, is no error.
+func AwaitChild(pid int) error {
+	for {
+		_, err := unix.Wait4(pid, nil, 0, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.ECHILD):
+			return nil
+		default:
+			return err
+		}
 	}
-	return content[end+2]
 }

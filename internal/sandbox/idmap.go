@@ -4,39 +4,19 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"strconv"
 	"strings"
 )
 
 // writeIDMaps gives the user namespace of process pid its maps. With
-// subordinate ranges that takes the setuid programs newuidmap and newgidmap;
-// a map of only the user's own id can be written directly.
+// subordinate ranges that takes the setuid programs newuidmap and newgidmap.
 func writeIDMaps(pid int, ids IDMap) error {
-	if ids.OneUID() {
-		return writeSingleMaps(pid)
-	}
 	// Both at once: each is a fork, an exec and a lookup of the user.
 	failures := make(chan error, 2)
 	go func() { failures <- runMapper(ids.NewUIDMap, pid, ids.UIDs) }()
 	go func() { failures <- runMapper(ids.NewGIDMap, pid, ids.GIDs) }()
 	return errors.Join(<-failures, <-failures)
-}
-
-func writeSingleMaps(pid int) error {
-	for _, step := range []struct{ file, content string }{
-		// Without this the kernel refuses a gid map from an ordinary user.
-		{"setgroups", "deny"},
-		{"uid_map", fmt.Sprintf("0 %d 1", os.Getuid())},
-		{"gid_map", fmt.Sprintf("0 %d 1", os.Getgid())},
-	} {
-		path := fmt.Sprintf("/proc/%d/%s", pid, step.file)
-		if err := os.WriteFile(path, []byte(step.content), 0); err != nil {
-			return fmt.Errorf("map the user into the namespace: %w", err)
-		}
-	}
-	return nil
 }
 
 func runMapper(program string, pid int, ranges []IDRange) error {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -15,13 +16,13 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// stopPoll is how often init looks for commands that were stopped by a signal.
-const stopPoll = 2 * time.Second
-
 // Init is the main function of PID 1. It returns its exit status; when it
 // returns, the kernel ends everything else in the namespaces.
 func Init() int {
 	OutliveSignals()
+	// The /proc that is still mounted is that of the supervisor.
+	self, _ := os.Readlink("/proc/self")
+	outside, _ := strconv.Atoi(self)
 	for _, fd := range []int{configFD, controlFD} {
 		unix.CloseOnExec(fd)
 	}
@@ -36,7 +37,7 @@ func Init() int {
 	config, err := readConfig(configFile)
 	configFile.Close()
 	if err == nil {
-		err = setUp(config, control)
+		err = setUp(config, control, outside)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "init:", err)
@@ -46,8 +47,9 @@ func Init() int {
 	return newReaper(control).serve()
 }
 
-// setUp makes the sandbox what config says and reports it ready.
-func setUp(config Config, control *net.UnixConn) error {
+// setUp makes the sandbox what config says and reports it ready, with the
+// process id that init has outside.
+func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
 		return fmt.Errorf("set host name %s: %w", config.Hostname, err)
 	}
@@ -83,7 +85,7 @@ func setUp(config Config, control *net.UnixConn) error {
 		defer tun.Close()
 		files = append(files, tun)
 	}
-	return send(control, Event{Kind: Ready}, files...)
+	return send(control, Event{Kind: Ready, PID: outside}, files...)
 }
 
 // reaper starts commands and reaps every process of the namespace: those that
@@ -93,16 +95,11 @@ type reaper struct {
 	// mu is held while a command starts, so that its end cannot be reaped
 	// before its name is known.
 	mu       sync.Mutex
-	commands map[int]*running // by process id
-}
-
-type running struct {
-	name    string
-	stopped bool
+	commands map[int]string // names by process id
 }
 
 func newReaper(control *net.UnixConn) *reaper {
-	return &reaper{control: control, commands: map[int]*running{}}
+	return &reaper{control: control, commands: map[int]string{}}
 }
 
 // serve acts on the supervisor's requests until the supervisor is gone.
@@ -138,7 +135,7 @@ func (r *reaper) start(command *Command, files []*os.File) {
 		r.report(Event{Kind: Failed, Name: command.Name, Error: fmt.Sprintf("start %s: %v", command.Path, err)})
 		return
 	}
-	r.commands[pid] = &running{name: command.Name}
+	r.commands[pid] = command.Name
 	r.report(Event{Kind: Started, Name: command.Name, PID: pid})
 }
 
@@ -175,8 +172,8 @@ func forkCommand(command *Command, files []*os.File) (int, error) {
 func (r *reaper) signal(message *signalling) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for pid, command := range r.commands {
-		if command.name == message.Name {
+	for pid, name := range r.commands {
+		if name == message.Name {
 			_ = unix.Kill(pid, message.Signal)
 		}
 	}
@@ -211,7 +208,7 @@ func (r *reaper) collect() {
 		if err != nil || pid <= 0 {
 			return
 		}
-		command, known := r.commands[pid]
+		name, known := r.commands[pid]
 		if !known {
 			continue
 		}
@@ -222,21 +219,19 @@ func (r *reaper) collect() {
 		} else {
 			result.Code = status.ExitStatus()
 		}
-		r.report(Event{Kind: Exited, Name: command.name, Status: result})
+		r.report(Event{Kind: Exited, Name: name, Status: result})
 	}
 }
 
-// watchStopped reports commands in the stopped state: to the rest of the
-// cluster a stopped role looks alive, and hangs.
+// watchStopped continues commands that were stopped by a signal, as
+// keepRunning does.
 func (r *reaper) watchStopped() {
 	for range time.Tick(stopPoll) {
 		r.mu.Lock()
-		for pid, command := range r.commands {
-			stopped := linux.ProcessState(pid) == linux.ProcessStopped
-			if stopped && !command.stopped {
-				r.report(Event{Kind: Stopped, Name: command.name})
+		for pid, name := range r.commands {
+			if linux.Resume(pid) {
+				r.report(Event{Kind: Stopped, Name: name})
 			}
-			command.stopped = stopped
 		}
 		r.mu.Unlock()
 	}

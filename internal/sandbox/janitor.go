@@ -10,8 +10,11 @@ import (
 	"path/filepath"
 	"runtime"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
 )
 
 // mappedEnv marks the janitor's second life, in which it is user 0.
@@ -52,6 +55,25 @@ func Janitor() int {
 // with it every process of every pod.
 func OutliveSignals() {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
+}
+
+// stopPoll is how often a process is looked at that a signal may have stopped.
+const stopPoll = 2 * time.Second
+
+// keepRunning continues a child that was stopped by a signal, until gone is
+// closed: to everybody else a stopped part looks alive, and hangs. Slurm stops
+// all of a job to suspend it, this process included.
+func keepRunning(pid int, gone <-chan struct{}) {
+	ticker := time.NewTicker(stopPoll)
+	defer ticker.Stop()
+	for {
+		linux.Resume(pid)
+		select {
+		case <-gone:
+			return
+		case <-ticker.C:
+		}
+	}
 }
 
 // waitForMaps waits until the supervisor has written the id maps, then starts
@@ -99,9 +121,12 @@ func guardInit(lifeline *os.File) error {
 		_, _ = io.Copy(io.Discard, lifeline)
 		_ = command.Process.Kill()
 	}()
+	gone := make(chan struct{})
+	go keepRunning(command.Process.Pid, gone)
 	// Wait returns when init is reaped, and the kernel lets that happen only
 	// after every process of the PID namespace is gone.
 	err := command.Wait()
+	close(gone)
 	var exit *exec.ExitError
 	if errors.As(err, &exit) {
 		err = nil // the supervisor sees and explains it

@@ -36,7 +36,8 @@ type Event struct {
 	Kind EventKind
 	// Name is the command's; empty for Ready and Failed.
 	Name string
-	// PID is the process id inside, with Started.
+	// PID is the process id inside, with Started; that of init outside,
+	// with Ready.
 	PID int
 	// Status is set with Exited.
 	Status Status
@@ -58,8 +59,8 @@ const (
 	Started EventKind = "started"
 	// Exited: the named command ended.
 	Exited EventKind = "exited"
-	// Stopped: the named command is stopped by a signal (SIGSTOP); it is
-	// reported once for each stop.
+	// Stopped: the named command had been stopped by a signal (SIGSTOP), and
+	// was continued.
 	Stopped EventKind = "stopped"
 )
 

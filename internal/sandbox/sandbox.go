@@ -24,8 +24,12 @@ type Sandbox struct {
 
 	janitor  *exec.Cmd
 	lifeline *os.File
-	control  *net.UnixConn
-	config   Config
+	// init is the process id of the first process inside, as seen here.
+	init int
+	// gone is closed when the janitor has ended.
+	gone    chan struct{}
+	control *net.UnixConn
+	config  Config
 
 	sending sync.Mutex
 	closing sync.Once
@@ -72,6 +76,7 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 	if len(files) > 1 {
 		s.TUN = files[1]
 	}
+	s.init = event.PID
 	return s, nil
 }
 
@@ -98,6 +103,12 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	}
 	defer log.Close()
 
+	// Should the janitor be killed, init becomes a child of this process,
+	// which then waits for the end of everything inside.
+	if err := linux.BecomeSubreaper(); err != nil {
+		writeEnd.Close()
+		return err
+	}
 	janitor := exec.Command("/proc/self/exe", JanitorArg)
 	janitor.Args[0] = "berth"
 	janitor.Dir = "/"
@@ -110,11 +121,22 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		// to a process group are for the supervisor to act on.
 		Setsid: true,
 	}
+	if config.IDMap.OneUID() {
+		// The maps are there before the program is executed, so its
+		// capabilities are too, even where no_new_privs forbids to gain any.
+		janitor.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
+		janitor.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
+		janitor.Env = []string{mappedEnv + "=1"}
+	}
 	if err := janitor.Start(); err != nil {
 		writeEnd.Close()
 		return fmt.Errorf("make a user namespace: %w; 'berth doctor' tells what this host lacks", err)
 	}
-	s.janitor, s.lifeline = janitor, writeEnd
+	s.janitor, s.lifeline, s.gone = janitor, writeEnd, make(chan struct{})
+	go keepRunning(janitor.Process.Pid, s.gone)
+	if config.IDMap.OneUID() {
+		return nil
+	}
 	if err := writeIDMaps(janitor.Process.Pid, config.IDMap); err != nil {
 		return errors.Join(err, s.Close())
 	}
@@ -181,10 +203,17 @@ func (s *Sandbox) Close() error {
 			s.TUN.Close()
 		}
 		s.lifeline.Close()
-		if err := s.janitor.Wait(); err != nil {
-			// The janitor itself was killed. What it left is removed by
-			// another one; init died with it.
-			s.closed = Remove(s.config.IDMap, s.config.Remove)
+		linux.Resume(s.janitor.Process.Pid)
+		err := s.janitor.Wait()
+		close(s.gone)
+		if err != nil {
+			// The janitor itself was killed, and init dies with it. What
+			// it left is removed by another one, once nobody writes there.
+			err = nil
+			if s.init > 0 {
+				err = linux.AwaitChild(s.init)
+			}
+			s.closed = errors.Join(err, Remove(s.config.IDMap, s.config.Remove))
 		}
 	})
 	return s.closed
@@ -212,7 +241,9 @@ func Remove(ids IDMap, directories []string) error {
 		return err
 	}
 	s.lifeline.Close()
-	if err := s.janitor.Wait(); err != nil {
+	err = s.janitor.Wait()
+	close(s.gone)
+	if err != nil {
 		return fmt.Errorf("remove %q: %w", directories, err)
 	}
 	return nil

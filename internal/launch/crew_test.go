@@ -1,0 +1,256 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// stage is a crew whose roles are no processes, and whose clock stands still.
+type stage struct {
+	*crew
+	clock  time.Time
+	starts int
+	kills  int
+	// lost is why the run was given up.
+	lost error
+	// notifiers are the roles' ends, one for each start.
+	notifiers []*notify.Notifier
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{clock: time.Unix(1000, 0)}
+	s.crew = newCrew(slog.New(slog.DiscardHandler), func(string) {}, func(err error) { s.lost = err })
+	s.now = func() time.Time { return s.clock }
+	return s
+}
+
+// play adds a role that keeps its end of the notify pipe open until the test
+// ends.
+func (s *stage) play(t *testing.T, r *role) *role {
+	t.Helper()
+	r.log = filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(r.log, []byte("one\ntwo\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.start = func(r *role, files []*os.File) error {
+		s.starts++
+		if r.silent {
+			return nil
+		}
+		// The crew closes its copy.
+		fd, err := unix.FcntlInt(files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		file := os.NewFile(uintptr(fd), "notify")
+		t.Cleanup(func() { file.Close() })
+		s.notifiers = append(s.notifiers, notify.NewWriter(file))
+		return nil
+	}
+	r.kill = func(*role) { s.kills++ }
+	if err := s.add(r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// comeUp makes the latest life of a role ready.
+func (s *stage) comeUp(t *testing.T, r *role) {
+	t.Helper()
+	s.notifiers[len(s.notifiers)-1].Ready()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := s.await(ctx, r.name); err != nil {
+		t.Fatalf("await ready role: %v", err)
+	}
+}
+
+func killed() sandbox.Status { return sandbox.Status{Signal: unix.SIGKILL} }
+
+func TestRoleThatDiesIsStartedAgain(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "node"})
+	s.comeUp(t, r)
+	s.ended("node", killed())
+	if s.starts != 2 || s.lost != nil {
+		t.Fatalf("%d starts and %v, want 2 and no failure", s.starts, s.lost)
+	}
+}
+
+func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
+	s := newStage(t)
+	s.play(t, &role{name: "control"})
+	s.ended("control", sandbox.Status{Code: 1})
+	if s.starts != 1 || s.lost == nil {
+		t.Fatalf("%d starts and %v, want 1 and a failure", s.starts, s.lost)
+	}
+	for _, part := range []string{"control", "exit code 1", "two"} {
+		if !strings.Contains(s.lost.Error(), part) {
+			t.Errorf("%q lacks %q", s.lost, part)
+		}
+	}
+	if code := ExitCode(s.lost); code != ExitInternal {
+		t.Errorf("exit code %d, want %d", code, ExitInternal)
+	}
+}
+
+func TestRoleKilledWhileComingUpIsStartedAgain(t *testing.T) {
+	s := newStage(t)
+	s.play(t, &role{name: "control"})
+	s.ended("control", killed())
+	if s.starts != 2 || s.lost != nil {
+		t.Fatalf("%d starts and %v, want 2 and no failure", s.starts, s.lost)
+	}
+}
+
+func TestRestartsAreBounded(t *testing.T) {
+	s := newStage(t)
+	s.play(t, &role{name: "dns", silent: true})
+	for range maxRestarts {
+		s.ended("dns", killed())
+	}
+	if s.lost != nil {
+		t.Fatalf("given up after %d ends: %v", maxRestarts, s.lost)
+	}
+	s.ended("dns", killed())
+	if s.lost == nil || !strings.Contains(s.lost.Error(), "restarts") {
+		t.Fatalf("after %d ends: %v, want a failure that tells of the restarts", maxRestarts+1, s.lost)
+	}
+	if s.starts != 1+maxRestarts {
+		t.Errorf("%d starts, want %d", s.starts, 1+maxRestarts)
+	}
+}
+
+func TestRestartsAreForgivenInTime(t *testing.T) {
+	s := newStage(t)
+	s.play(t, &role{name: "dns", silent: true})
+	for range 3 * maxRestarts {
+		s.ended("dns", killed())
+		s.clock = s.clock.Add(restartWindow / 2)
+	}
+	if s.lost != nil {
+		t.Fatalf("given up: %v", s.lost)
+	}
+}
+
+func TestRoleThatCannotBeStartedAgainEndsTheRun(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "dns", silent: true})
+	r.start = func(*role, []*os.File) error { return errors.New("no room") }
+	s.ended("dns", killed())
+	if s.lost == nil || !strings.Contains(s.lost.Error(), "no room") {
+		t.Fatalf("got %v, want the reason", s.lost)
+	}
+}
+
+func TestHungRoleIsReplaced(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "node"})
+	s.comeUp(t, r)
+	last := s.clock
+	for range hungAfter / watchPeriod {
+		if s.kills > 0 {
+			t.Fatalf("killed after %s", s.clock.Sub(last))
+		}
+		s.clock = s.clock.Add(watchPeriod)
+		last = s.look(last)
+	}
+	if s.kills != 1 {
+		t.Fatalf("killed %d times after %s of silence, want once", s.kills, hungAfter)
+	}
+	// It is given time to come up again.
+	s.clock = s.clock.Add(watchPeriod)
+	s.look(last)
+	if s.kills != 1 {
+		t.Errorf("killed again at once")
+	}
+}
+
+func TestSilenceIsForgivenAfterAStop(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "node"})
+	s.comeUp(t, r)
+	last := s.clock
+	s.clock = s.clock.Add(time.Hour)
+	s.look(last)
+	if s.kills != 0 {
+		t.Fatal("a role was killed because the supervisor did not run")
+	}
+}
+
+func TestRoleThatNeverComesUpEndsTheRun(t *testing.T) {
+	s := newStage(t)
+	s.play(t, &role{name: "containerd"})
+	last := s.clock
+	for s.lost == nil && s.clock.Sub(time.Unix(1000, 0)) < 2*startLimit {
+		s.clock = s.clock.Add(watchPeriod)
+		last = s.look(last)
+	}
+	if s.lost == nil || !strings.Contains(s.lost.Error(), "containerd") {
+		t.Fatalf("got %v, want a failure that names the role", s.lost)
+	}
+}
+
+func TestStoppedRoleIsContinued(t *testing.T) {
+	s := newStage(t)
+	stops := 1
+	s.play(t, &role{name: "net", silent: true, resume: func() bool { stops--; return stops == 0 }})
+	s.look(s.clock)
+	if stops != 0 || s.starts != 1 || s.kills != 0 {
+		t.Fatalf("%d checks left, %d starts, %d kills", stops, s.starts, s.kills)
+	}
+}
+
+func TestLateWordsOfAnEarlierLifeDoNotCount(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "control"})
+	s.ended("control", killed())
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	notify.NewWriter(writer).Ready()
+	writer.Close()
+	s.listen(r, r.life-1, reader)
+	if r.isReady {
+		t.Fatal("the words of a dead role made its successor ready")
+	}
+}
+
+func TestDismissedRolesMayEnd(t *testing.T) {
+	s := newStage(t)
+	s.play(t, &role{name: "node"})
+	s.dismiss()
+	s.ended("node", killed())
+	if s.starts != 1 || s.lost != nil {
+		t.Fatalf("%d starts and %v after dismissal", s.starts, s.lost)
+	}
+}
+
+func TestRoleSaysWhyItFails(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "control"})
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	notify.NewWriter(writer).Fatal(errors.New("bind port 6443"))
+	writer.Close()
+	s.listen(r, r.life, reader)
+	s.ended("control", sandbox.Status{Code: 1})
+	if s.lost == nil || !strings.Contains(s.lost.Error(), "bind port 6443") {
+		t.Fatalf("got %v, want the role's own words", s.lost)
+	}
+}

@@ -1,0 +1,90 @@
+package linux
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// BecomeSubreaper makes orphans among the descendants of this process its
+// children, rather than those of whatever runs the machine (Linux 3.4). It is
+// not inherited.
+func BecomeSubreaper() error {
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("become the parent of orphans: %w", err)
+	}
+	return nil
+}
+
+// Children returns the children of a process. Zombies are among them.
+func Children(pid int) ([]int, error) {
+	parents, err := parents()
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for child, parent := range parents {
+		if parent == pid {
+			all = append(all, child)
+		}
+	}
+	return all, nil
+}
+
+// Descendants returns the children of a process, theirs, and so on.
+func Descendants(pid int) ([]int, error) {
+	parents, err := parents()
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for child := range parents {
+		for ancestor, steps := parents[child], 0; ancestor > 0 && steps < len(parents); ancestor, steps = parents[ancestor], steps+1 {
+			if ancestor == pid {
+				all = append(all, child)
+				break
+			}
+		}
+	}
+	return all, nil
+}
+
+// parents maps processes to their parents. Not every kernel has
+// /proc/PID/task/TID/children, so all of /proc is read.
+func parents() (map[int]int, error) {
+	proc, err := os.Open("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	defer proc.Close()
+	names, err := proc.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	found := map[int]int{}
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if fields := statFields(pid); len(fields) > 1 {
+			if parent, err := strconv.Atoi(string(fields[1])); err == nil {
+				found[pid] = parent
+			}
+		}
+	}
+	return found, nil
+}
+
+// statFields returns the fields of /proc/PID/stat after the name: state,
+// parent and so on. The name may hold anything, also parentheses.
+func statFields(pid int) [][]byte {
+	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return nil
+	}
+	return bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
+}
