@@ -76,7 +76,9 @@ func (b *bencher) cost(script string) (cost, error) {
 		c.pss += pss
 		c.byName[name(pid)] += pss
 	}
-	stdin.Close()
+	if _, err := stdin.Write([]byte("\n")); err != nil {
+		return cost{}, err
+	}
 	return c, command.Wait()
 }
 
