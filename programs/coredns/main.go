@@ -4,6 +4,10 @@
 package main
 
 import (
+	"os/signal"
+	"syscall"
+
+	"github.com/coredns/caddy"
 	"github.com/coredns/coredns/coremain"
 
 	// A plugin registers itself; their order of execution is upstream's and
@@ -24,4 +28,16 @@ import (
 	_ "github.com/coredns/coredns/plugin/rewrite"
 )
 
-func main() { coremain.Run() }
+func main() {
+	// Everything in a job may be signalled at once (scancel, time limit), and
+	// pods that end in order still ask for names. CoreDNS has its handlers when
+	// it starts to serve; they are taken away then. It starts no programs that
+	// would inherit this.
+	caddy.RegisterEventHook("outlive", func(event caddy.EventName, _ any) error {
+		if event == caddy.InstanceStartupEvent {
+			signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+		}
+		return nil
+	})
+	coremain.Run()
+}

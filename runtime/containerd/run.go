@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
 	"path/filepath"
 	"syscall"
@@ -47,7 +48,11 @@ func run(args []string) error {
 	if o.config == "" || flags.NArg() > 0 {
 		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N]")
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	// Everything in a job may be signalled at once (scancel, time limit), also
+	// what has no part in deciding its end. The order to stop is the one signal
+	// that nobody else sends.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGPWR)
 	defer stop()
 	return serve(ctx, o)
 }

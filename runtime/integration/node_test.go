@@ -136,11 +136,11 @@ func (n *node) configure() {
 
 // stop ends containerd in order and looks for what is left.
 func (n *node) stop() {
-	_ = n.cmd.Process.Signal(syscall.SIGTERM)
+	_ = n.cmd.Process.Signal(syscall.SIGPWR)
 	select {
 	case <-n.exited:
 	case <-time.After(20 * time.Second):
-		n.t.Error("containerd does not end on SIGTERM")
+		n.t.Error("containerd does not end on SIGPWR")
 		_ = n.cmd.Process.Kill()
 	}
 	if n.t.Failed() {

@@ -1,18 +1,18 @@
-/* pause holds a pod's namespaces: it sleeps, reaps orphans that a shared PID
- * namespace gives it, and ends on SIGTERM or SIGINT.
+/* pause holds a pod's namespaces: it sleeps, and reaps orphans that a shared
+ * PID namespace gives it. Only SIGKILL ends it, which is what containerd sends:
+ * other signals reach every process of a job at once, and the containers of a
+ * pod need its namespaces to end in order.
  *
  * It is linked without a C library, so that a pod costs some ten kilobytes
  * here instead of a megabyte. Signals are taken one by one with
  * rt_sigtimedwait rather than by handlers: the kernel drops a signal to PID 1
  * that has neither a handler nor is blocked. */
 
-#define SIGINT 2
-#define SIGTERM 15
 #define SIGSET_BYTES 8
 #define WNOHANG 1
 
 #if defined(__x86_64__)
-enum { SYS_exit = 60, SYS_wait4 = 61, SYS_sigprocmask = 14, SYS_sigtimedwait = 128 };
+enum { SYS_wait4 = 61, SYS_sigprocmask = 14, SYS_sigtimedwait = 128 };
 
 static long call(long n, long a, long b, long c, long d)
 {
@@ -25,7 +25,7 @@ static long call(long n, long a, long b, long c, long d)
 	return result;
 }
 #elif defined(__aarch64__)
-enum { SYS_exit = 93, SYS_wait4 = 260, SYS_sigprocmask = 135, SYS_sigtimedwait = 137 };
+enum { SYS_wait4 = 260, SYS_sigprocmask = 135, SYS_sigtimedwait = 137 };
 
 static long call(long n, long a, long b, long c, long d)
 {
@@ -47,10 +47,7 @@ void _start(void)
 
 	call(SYS_sigprocmask, 0 /* SIG_BLOCK */, (long)&all, 0, SIGSET_BYTES);
 	for (;;) {
-		long signal = call(SYS_sigtimedwait, (long)&all, 0, 0, SIGSET_BYTES);
-
-		if (signal == SIGTERM || signal == SIGINT)
-			call(SYS_exit, 0, 0, 0, 0);
+		call(SYS_sigtimedwait, (long)&all, 0, 0, SIGSET_BYTES);
 		/* Signals of one number are not queued: one SIGCHLD may stand
 		 * for many children. */
 		while (call(SYS_wait4, -1, 0, WNOHANG, 0) > 0)
