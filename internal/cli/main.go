@@ -8,7 +8,9 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
 
 	"berth.dev/berth/internal/launch"
 )
@@ -22,6 +24,9 @@ func (r *result) ExitCode() int { return r.code }
 
 // Main runs the command line and returns the exit code.
 func Main(args []string) int {
+	// The client library logs its retries to standard error, which belongs to
+	// the workload. What matters of it comes back as errors.
+	klog.SetLogger(logr.Discard())
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go cancelOnSignal(cancel)

@@ -1,0 +1,143 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// fakeAPI serves just enough of an API server to follow one pod: watches that
+// say what is there and never anything new, and a log.
+type fakeAPI struct {
+	pod map[string]any
+	// log is what a reading without follow gets; a following one gets the
+	// first part of it and no end.
+	log string
+}
+
+func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	switch {
+	case strings.HasSuffix(r.URL.Path, "/log"):
+		f.serveLog(w, r, query.Get("follow") == "true", query.Get("stream"))
+	case query.Get("watch") == "true":
+		// The client asks for the list as the first events of the watch.
+		if strings.HasSuffix(r.URL.Path, "/pods") {
+			writeJSON(w, map[string]any{"type": "ADDED", "object": f.pod})
+		}
+		writeJSON(w, map[string]any{"type": "BOOKMARK", "object": map[string]any{
+			"apiVersion": "v1", "kind": "Pod",
+			"metadata": map[string]any{"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}},
+		}})
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+	default:
+		http.NotFound(w, r)
+	}
+}
+
+func (f *fakeAPI) serveLog(w http.ResponseWriter, r *http.Request, follow bool, stream string) {
+	if stream != "Stdout" {
+		return
+	}
+	if !follow {
+		io.WriteString(w, f.log)
+		return
+	}
+	io.WriteString(w, f.log[:len(f.log)/2])
+	w.(http.Flusher).Flush()
+	<-r.Context().Done()
+}
+
+func writeJSON(w http.ResponseWriter, value any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(value)
+}
+
+// syncBuffer can be written to by several streams.
+type syncBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *syncBuffer) Write(data []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(data)
+}
+
+func endedPod(phase string, code int) map[string]any {
+	return map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": "main", "namespace": "default", "uid": "u1", "resourceVersion": "1"},
+		"spec":     map[string]any{"restartPolicy": "Never", "containers": []any{map[string]any{"name": "c", "image": "i"}}},
+		"status": map[string]any{
+			"phase": phase,
+			"containerStatuses": []any{map[string]any{
+				"name": "c", "containerID": "containerd://1",
+				"state": map[string]any{"terminated": map[string]any{
+					"exitCode": code, "reason": "Error", "startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:01Z",
+				}},
+			}},
+		},
+	}
+}
+
+func TestFollowAPodToItsEnd(t *testing.T) {
+	for _, test := range []struct {
+		phase string
+		code  int
+	}{{"Succeeded", 0}, {"Failed", 42}} {
+		t.Run(test.phase, func(t *testing.T) {
+			api := &fakeAPI{pod: endedPod(test.phase, test.code), log: "first\nsecond\nlast without end of line"}
+			server := httptest.NewServer(api)
+			defer server.Close()
+			client, err := NewClient(fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n", server.URL))
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			var out, errors syncBuffer
+			result, err := client.Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: api.pod}}}, Streams{
+				Out: &out, Err: &errors, Note: func(text string) { t.Errorf("unexpected note: %s", text) },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.Code != test.code {
+				t.Errorf("code %d, want %d", result.Code, test.code)
+			}
+			if test.code != 0 && !strings.Contains(result.Reason, "container c") {
+				t.Errorf("reason %q names no container", result.Reason)
+			}
+			if out.String() != api.log {
+				t.Errorf("output is %q, want %q", out.String(), api.log)
+			}
+		})
+	}
+}
+
+func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
+	var out syncBuffer
+	s := &stream{logs: &logs{}, pod: "p", container: "c", to: &out}
+	for _, part := range []string{"one\ntw", "o\n", "", "three"} {
+		if _, err := s.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.flush()
+	if want := "[p c] one\n[p c] two\n[p c] three\n"; out.String() != want {
+		t.Errorf("output is %q, want %q", out.String(), want)
+	}
+}

@@ -1,0 +1,113 @@
+package workload
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+func pendingPod(uid, reason, message string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)},
+		Status: corev1.PodStatus{
+			Phase: corev1.PodPending,
+			ContainerStatuses: []corev1.ContainerStatus{{
+				Name:  "main",
+				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+			}},
+		},
+	}
+}
+
+func unschedulablePod(uid, message string) *corev1.Pod {
+	pod := pendingPod(uid, "", "")
+	pod.Status.ContainerStatuses = nil
+	pod.Status.Conditions = []corev1.PodCondition{{
+		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
+	}}
+	return pod
+}
+
+func runningPod(uid string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+}
+
+func TestPatienceDependsOnTheReason(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for name, test := range map[string]struct {
+		pod    *corev1.Pod
+		noPull bool
+		// waits is a time at which it still waits, ends one at which it does not.
+		waits, ends time.Duration
+	}{
+		"never pull":      {pod: pendingPod("a", "ErrImageNeverPull", ""), waits: -1, ends: 0},
+		"pull":            {pod: pendingPod("a", "ErrImagePull", ""), waits: 10 * time.Second, ends: 15 * time.Second},
+		"pull, forbidden": {pod: pendingPod("a", "ImagePullBackOff", ""), noPull: true, waits: -1, ends: 0},
+		"configuration":   {pod: pendingPod("a", "CreateContainerConfigError", ""), waits: 15 * time.Second, ends: 25 * time.Second},
+		"too large":       {pod: unschedulablePod("a", "Insufficient memory"), waits: 4 * time.Second, ends: 6 * time.Second},
+		"being created":   {pod: pendingPod("a", "ContainerCreating", ""), waits: time.Hour, ends: -1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStuckPods(test.noPull)
+			s.handlePod(test.pod, start)
+			if test.waits >= 0 {
+				if err := s.overdue(start.Add(test.waits)); err != nil {
+					t.Errorf("gives up after %s: %v", test.waits, err)
+				}
+			}
+			if test.ends >= 0 {
+				var never *NeverStarts
+				if err := s.overdue(start.Add(test.ends)); !errors.As(err, &never) || never.Remedy == "" {
+					t.Errorf("after %s: %v, want a reason with a remedy", test.ends, err)
+				}
+			}
+		})
+	}
+}
+
+func TestAPodThatDoesNotFitWaitsForThoseThatRun(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := newStuckPods(false)
+	s.handlePod(runningPod("first"), start)
+	s.handlePod(unschedulablePod("second", "Insufficient cpu"), start)
+	if err := s.overdue(start.Add(time.Hour)); err != nil {
+		t.Errorf("gives up although a pod runs: %v", err)
+	}
+	done := runningPod("first")
+	done.Status.Phase = corev1.PodSucceeded
+	s.handlePod(done, start)
+	if err := s.overdue(start.Add(time.Hour)); err == nil {
+		t.Error("waits although nothing runs any more")
+	}
+}
+
+func TestTheBackOffOfAPullKeepsItsClock(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := newStuckPods(false)
+	s.handlePod(pendingPod("a", "ErrImagePull", ""), start)
+	s.handlePod(pendingPod("a", "ImagePullBackOff", ""), start.Add(11*time.Second))
+	if err := s.overdue(start.Add(13 * time.Second)); err == nil {
+		t.Error("the clock was set back by a change of words")
+	}
+}
+
+func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := newStuckPods(false)
+	s.handlePod(pendingPod("a", "ContainerCreating", ""), start)
+	s.handleEvent(&corev1.Event{
+		Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: `configmap "settings" not found`,
+		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "a", UID: "a"},
+	})
+	if err := s.overdue(start.Add(25 * time.Second)); err == nil {
+		t.Error("waits for ever")
+	}
+	s.handlePod(runningPod("a"), start.Add(26*time.Second))
+	if err := s.overdue(start.Add(time.Hour)); err != nil {
+		t.Errorf("a pod that runs is called stuck: %v", err)
+	}
+}
