@@ -83,4 +83,4 @@ dist: all
 	scripts/dist $(OUT) $(VERSION) $(GOARCH)
 
 clean:
-	rm -rf bin libexec dist
+	rm -rf bin libexec dist build

@@ -1,48 +1,60 @@
-// Command nft starts Debian's nft with the loader and the libraries that come
-// along in lib/nft beside this program. nft cannot be linked statically from
-// what Debian ships, and the host's C library may be older than the one it was
-// built for; with its own loader it depends on nothing but the kernel.
+// Command nft turns a shared library into what can be linked statically: an
+// assembler file with the library's bytes, whose pointers are left to the
+// linker, and a linker script that keeps its segments as far apart as they
+// were.
 //
-// kube-proxy and the CNI plugins execute it for every change of rules, so this
-// must stay one execve without any search.
+//	go run . -name NAME -base ADDRESS -o DIR LIBRARY      writes DIR/NAME.S and DIR/NAME.ld
+//
+// It exists for libnftables, the one library of nft that Debian has no archive
+// of, and knows no more than that takes: a library without thread-local
+// storage, all of whose relocations are whole pointers. It refuses anything
+// else. The result is for programs at a fixed address only.
 package main
 
 import (
+	"bufio"
+	"errors"
+	"flag"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
-	"strings"
-	"syscall"
 )
 
 func main() {
-	self, err := os.Executable()
-	if err == nil {
-		lib := filepath.Join(filepath.Dir(self), "lib", "nft")
-		err = syscall.Exec(filepath.Join(lib, "ld.so"), arguments(lib, os.Args), environment(os.Environ()))
+	name := flag.String("name", "library", "prefix of the sections")
+	base := flag.Uint64("base", 0x10000000, "address of the library in the program")
+	dir := flag.String("o", ".", "directory for the two files")
+	flag.Parse()
+	if flag.NArg() != 1 {
+		flag.Usage()
+		os.Exit(2)
 	}
-	fmt.Fprintf(os.Stderr, "nft: start %s with its libraries in lib/nft beside it: %v\n", self, err)
-	os.Exit(127)
+	if err := run(flag.Arg(0), *name, *base, *dir); err != nil {
+		fmt.Fprintln(os.Stderr, "nft:", err)
+		os.Exit(1)
+	}
 }
 
-// arguments are those of the loader. The host's cache of libraries is left
-// out, because it names libraries of another C library.
-func arguments(lib string, args []string) []string {
-	loader := []string{"nft", "--inhibit-cache", "--library-path", lib, "--argv0", "nft", filepath.Join(lib, "nft")}
-	return append(loader, args[1:]...)
+func run(file, name string, base uint64, dir string) error {
+	library, err := open(file, name, base)
+	if err != nil {
+		return fmt.Errorf("read library (file %s): %w", file, err)
+	}
+	if err := write(filepath.Join(dir, name+".S"), library.assembler); err != nil {
+		return err
+	}
+	return write(filepath.Join(dir, name+".ld"), library.script)
 }
 
-// environment drops what would make the loader take in libraries of the host
-// (sites that preload a library into every program set LD_PRELOAD), and
-// locales, which are files of the host's C library.
-func environment(env []string) []string {
-	kept := make([]string, 0, len(env)+1)
-	for _, e := range env {
-		if strings.HasPrefix(e, "LD_") || strings.HasPrefix(e, "LC_") ||
-			strings.HasPrefix(e, "LANG") || strings.HasPrefix(e, "GLIBC_TUNABLES=") {
-			continue
-		}
-		kept = append(kept, e)
+// write fills a file by the function.
+func write(file string, fill func(io.Writer)) error {
+	f, err := os.Create(file)
+	if err != nil {
+		return err
 	}
-	return append(kept, "LC_ALL=C")
+	defer f.Close()
+	w := bufio.NewWriter(f)
+	fill(w)
+	return errors.Join(w.Flush(), f.Close())
 }
