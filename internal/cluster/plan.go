@@ -24,6 +24,9 @@ type Plan struct {
 	// CgroupsDelegated is true where a writable cgroup v2 subtree is mounted
 	// at Paths.Cgroup, with the memory and cpu controllers.
 	CgroupsDelegated bool
+	// Snapshotter is containerd's: Overlay, or Native where the run's files
+	// are on a file system that overlayfs cannot write to.
+	Snapshotter string
 	// Registries says how images are pulled.
 	Registries Registries
 	// Verbosity is the klog level of the components; 0 logs problems only.
@@ -69,6 +72,13 @@ type Addresses struct {
 	// HostAPIPort is where it is reached on the host's loopback.
 	HostAPIPort uint16
 }
+
+// The snapshotters: Overlay shares the layers of images between containers,
+// Native copies them for each.
+const (
+	Overlay = "overlayfs"
+	Native  = "native"
+)
 
 // Links inside the node's network namespace.
 const (
@@ -148,7 +158,15 @@ type Registries struct {
 	// Mirror is host:port of the local mirror that serves the archives'
 	// images, asked before any registry; empty where none runs.
 	Mirror string
+	// Servers are URLs by the name of the registry that they stand for, such
+	// as docker.io or registry.site:5000.
+	Servers map[string]string
 }
+
+// MirrorAddress is where the mirror listens, inside the namespace: on the
+// loopback, where only the node's own programs and pods on the node's network
+// are, at a port outside of those that are given out.
+const MirrorAddress = "127.0.0.1:61500"
 
 // APIServerURL is where components inside the namespace reach the API server.
 func (a Addresses) APIServerURL() string {

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"regexp"
 	"strings"
 )
@@ -19,6 +20,8 @@ type Spec struct {
 	Command []string
 	// NoPull forbids the network to image pulls.
 	NoPull bool
+	// Registries say where images of a registry are to be had: NAME=URL.
+	Registries []string
 	// OneUID does without subordinate uids even where there are some.
 	OneUID bool
 	// StateDir is where the run's directory is made; empty chooses.
@@ -49,6 +52,11 @@ func (s Spec) Validate() error {
 			problems = append(problems, fmt.Errorf("image %q: give --image ARCHIVE or --image NAME=ARCHIVE", image))
 		}
 	}
+	for _, registry := range s.Registries {
+		if _, _, err := SplitRegistry(registry); err != nil {
+			problems = append(problems, err)
+		}
+	}
 	if s.Verbosity < 0 || s.Verbosity > 10 {
 		problems = append(problems, fmt.Errorf("verbosity %d: give 0 to 10", s.Verbosity))
 	}
@@ -64,6 +72,18 @@ func SplitImage(value string) (name, path string, named bool) {
 		return "", value, false
 	}
 	return before, after, true
+}
+
+// SplitRegistry splits a --registry value into the registry's name, as images
+// have it, and the URL to ask instead.
+func SplitRegistry(value string) (name, server string, err error) {
+	name, server, _ = strings.Cut(value, "=")
+	parsed, err := url.Parse(server)
+	if err != nil || name == "" || strings.ContainsAny(name, "/ ") || parsed.Host == "" || parsed.User != nil ||
+		parsed.Scheme != "http" && parsed.Scheme != "https" {
+		return "", "", fmt.Errorf("registry %q: give --registry NAME=URL, such as --registry registry.site:5000=http://registry.site:5000", value)
+	}
+	return name, strings.TrimSuffix(server, "/"), nil
 }
 
 var invalidNodeName = regexp.MustCompile(`[^a-z0-9.-]+`)

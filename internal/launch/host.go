@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -28,6 +27,10 @@ const (
 // reservedMemory is what the roles of a head node need, in bytes; see the
 // measurements in bench/results. It is kept from pods.
 const reservedMemory = 512 << 20
+
+// memoryFilesShare is the part of the job's memory, as a divisor, that is kept
+// for images and files of containers where these are in memory.
+const memoryFilesShare = 4
 
 // minMemory is the smallest step in which a cluster and a small pod fit.
 const minMemory = reservedMemory + 128<<20
@@ -162,7 +165,7 @@ func (h host) plan(spec cluster.Spec, scratch string, hostAPIPort uint16) (clust
 			Name:                cluster.NodeName(h.name),
 			CPUs:                h.cpus.Count,
 			MemoryBytes:         h.memory.Bytes,
-			ReservedMemoryBytes: reservedMemory,
+			ReservedMemoryBytes: h.reserved(),
 			MaxPods:             250,
 		},
 		Addresses: addresses,
@@ -170,10 +173,39 @@ func (h host) plan(spec cluster.Spec, scratch string, hostAPIPort uint16) (clust
 			Libexec: h.libexec, Run: runPath, Scratch: scratch,
 			Kubelet: kubeletPath, Cgroup: cgroupPath,
 		},
-		OneUID:     h.ids.OneUID,
-		Registries: cluster.Registries{NoPull: spec.NoPull},
-		Verbosity:  spec.Verbosity,
+		OneUID:      h.ids.OneUID,
+		Snapshotter: h.snapshotter(),
+		Registries:  registries(spec),
+		Verbosity:   spec.Verbosity,
 	}, nil
+}
+
+// registries are those of the command line, which is known to be valid.
+func registries(spec cluster.Spec) cluster.Registries {
+	servers := map[string]string{}
+	for _, registry := range spec.Registries {
+		if name, server, err := cluster.SplitRegistry(registry); err == nil {
+			servers[name] = server
+		}
+	}
+	return cluster.Registries{NoPull: spec.NoPull, Mirror: cluster.MirrorAddress, Servers: servers}
+}
+
+// reserved is the memory that is kept from pods: what the roles need and, where
+// the run's files are in memory, a part for them.
+func (h host) reserved() uint64 {
+	if h.state.Kind != probe.KindMemory {
+		return reservedMemory
+	}
+	return reservedMemory + h.memory.Bytes/memoryFilesShare
+}
+
+// snapshotter chooses how containers get their root file systems.
+func (h host) snapshotter() string {
+	if h.state.Overlay {
+		return cluster.Overlay
+	}
+	return cluster.Native
 }
 
 // sandboxIDs hands the id maps over to the sandbox.
@@ -246,36 +278,8 @@ func writable(dir string) bool {
 	return os.Remove(file.Name()) == nil
 }
 
-// roleEnv is the environment of every role: nothing of the user's but the
-// proxies, which only containerd looks at.
+// roleEnv is the environment of every role: nothing of the user's but extra.
 func roleEnv(plan cluster.Plan, extra ...string) []string {
-	env := []string{"PATH=" + plan.Paths.Libexec, "HOME=/root", "USER=root", "TMPDIR=" + filepath.Join(plan.Paths.Scratch, "tmp")}
+	env := []string{"PATH=" + plan.Paths.Libexec, "HOME=" + filepath.Join(plan.Paths.Run, rolesHome), "USER=root", "TMPDIR=" + filepath.Join(plan.Paths.Scratch, "tmp")}
 	return append(env, extra...)
-}
-
-// proxyEnv is the user's proxies, and the cluster's own ranges as exceptions.
-func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
-	var env []string
-	found := false
-	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"} {
-		if value := getenv(name); value != "" {
-			env = append(env, name+"="+value)
-			found = true
-		}
-	}
-	if !found {
-		return nil
-	}
-	exceptions := []string{
-		"localhost", "127.0.0.1", ".svc", ".cluster.local", "kubernetes",
-		plan.Addresses.Pods.String(), plan.Addresses.Services.String(), plan.Addresses.Nodes.String(),
-	}
-	for _, name := range []string{"NO_PROXY", "no_proxy"} {
-		value := strings.Join(exceptions, ",")
-		if own := getenv(name); own != "" {
-			value = own + "," + value
-		}
-		env = append(env, name+"="+value)
-	}
-	return env
 }

@@ -27,7 +27,7 @@ func (r *run) importImages(ctx context.Context) error {
 	if len(r.Spec.Images) == 0 {
 		return nil
 	}
-	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket()}
+	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
 	for _, image := range r.Spec.Images {
 		name, path, named := cluster.SplitImage(image)
 		absolute, err := filepath.Abs(path)
