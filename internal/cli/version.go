@@ -1,21 +1,70 @@
 package cli
 
 import (
+	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
 
 	"github.com/spf13/cobra"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/programs"
 )
 
+// versions is what berth version --output json prints.
+type versions struct {
+	Berth      string             `json:"berth"`
+	Kubernetes string             `json:"kubernetes"`
+	Platform   string             `json:"platform"`
+	Go         string             `json:"go"`
+	Programs   []programs.Program `json:"programs"`
+}
+
 func newVersionCommand() *cobra.Command {
-	return &cobra.Command{
+	output := "text"
+	version := &cobra.Command{
 		Use:   "version",
-		Short: "Print the versions of berth and of its Kubernetes",
+		Short: "Print the versions of berth and of what comes with it",
 		Args:  noArguments,
 		RunE: func(command *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(command.OutOrStdout(), "berth %s\nkubernetes %s\n", cluster.Version(), cluster.KubernetesVersion)
-			return err
+			switch output {
+			case "text":
+				_, err := fmt.Fprintf(command.OutOrStdout(), "berth %s\nkubernetes %s\n", cluster.Version(), cluster.KubernetesVersion)
+				return err
+			case "json":
+				return writeVersions(command)
+			}
+			return &usageError{fmt.Errorf("unknown --output %q: it is text or json", output)}
 		},
 	}
+	version.Flags().StringVarP(&output, "output", "o", output, "text, or json with every program that comes with berth")
+	return version
+}
+
+// writeVersions reads some hundred kilobytes of each program, which text does
+// without: scripts ask for it at every start.
+func writeVersions(command *cobra.Command) error {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return fmt.Errorf("find this program: %w", err)
+	}
+	// The same place as findLibexec of internal/launch: beside bin.
+	shipped, err := programs.List(filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth"))
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(command.OutOrStdout())
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(versions{
+		Berth:      cluster.Version(),
+		Kubernetes: cluster.KubernetesVersion,
+		Platform:   runtime.GOOS + "/" + runtime.GOARCH,
+		Go:         runtime.Version(),
+		Programs:   shipped,
+	})
 }

@@ -20,7 +20,7 @@ const module = "berth.dev/berth/"
 var layers = map[string][]string{
 	"cmd/berth":      {"internal/cli", "internal/launch", "internal/sandbox"},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
-	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/slurm"},
+	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/programs", "internal/slurm"},
 	"internal/launch": {
 		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/pki",
 		"internal/probe", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",

@@ -1,0 +1,91 @@
+// Package programs says which programs come with berth, and which version of
+// what they are. It reads this from the programs themselves and starts none of
+// them: what a file says of itself stays true when somebody replaces it.
+//
+// How the programs are found, started and configured does not belong here.
+package programs
+
+import (
+	"debug/buildinfo"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Program is one file that comes with berth.
+type Program struct {
+	// Name is the path below the directory of programs, such as "cni/bridge".
+	Name string `json:"name"`
+	// Component is what the program is a build of: a Go module or a package of
+	// a distribution. Empty for a file that says nothing of itself.
+	Component string `json:"component,omitempty"`
+	Version   string `json:"version,omitempty"`
+	// Go is the version of the compiler, for Go programs.
+	Go string `json:"go,omitempty"`
+}
+
+// components names the module that a program of ours is a build of; all others
+// are the module that holds their main package.
+func components(name string) string {
+	switch name {
+	case "berth-kube":
+		return "k8s.io/kubernetes"
+	case "kubectl":
+		return "k8s.io/kubectl"
+	case "coredns":
+		return "github.com/coredns/coredns"
+	case "containerd", "containerd-shim-berth-v2", "berth-images":
+		return "github.com/containerd/containerd/v2"
+	}
+	return ""
+}
+
+// List returns the programs below the directory, sorted by name.
+func List(directory string) ([]Program, error) {
+	var programs []Program
+	err := filepath.WalkDir(directory, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return err
+		}
+		name, err := filepath.Rel(directory, path)
+		if err != nil {
+			return err
+		}
+		programs = append(programs, describe(path, name))
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list the programs that come with berth (directory %s): %w", directory, err)
+	}
+	slices.SortFunc(programs, func(a, b Program) int { return strings.Compare(a.Name, b.Name) })
+	return programs, nil
+}
+
+func describe(path, name string) Program {
+	program := Program{Name: name}
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		if note, err := readPackageNote(path); err == nil {
+			program.Component, program.Version = note.Name, note.Version
+		}
+		return program
+	}
+	program.Component, program.Version = info.Main.Path, info.Main.Version
+	program.Go = strings.TrimPrefix(info.GoVersion, "go")
+	for _, module := range info.Deps {
+		if module.Path != components(name) {
+			continue
+		}
+		if module.Replace != nil {
+			module = module.Replace
+		}
+		program.Component, program.Version = module.Path, module.Version
+	}
+	// The libraries of Kubernetes are v0.36.3 where Kubernetes is v1.36.3.
+	if program.Component == "k8s.io/kubectl" {
+		program.Version = strings.Replace(program.Version, "v0.", "v1.", 1)
+	}
+	return program
+}
