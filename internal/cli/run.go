@@ -62,6 +62,7 @@ itself has to say goes to standard error.`,
 	flags.StringArrayVarP(&spec.Manifests, "file", "f", nil, "`manifest` to apply; - is standard input; can be repeated")
 	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI or docker-save), or NAME=ARCHIVE; can be repeated")
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
+	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull images of registry NAME from URL: `NAME=URL`; http:// is allowed; can be repeated")
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "do without subordinate user ids")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the run's files (default: chosen)")
 	flags.StringVar(&spec.DebugDir, "debug-dir", "", "keep logs and configuration in this `directory`")

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/dnsconf"
 	"berth.dev/berth/internal/egress"
+	"berth.dev/berth/internal/probe"
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/runtimeconf"
 	"berth.dev/berth/internal/sandbox"
@@ -95,6 +97,7 @@ type run struct {
 	scratch    *rundir.Dir // on disk
 	private    *rundir.Dir // in memory, for the user's kubeconfig
 	plan       cluster.Plan
+	pulls      pulls
 	identities identities
 	apiDoor    *os.File
 	box        *sandbox.Sandbox
@@ -131,6 +134,9 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err == nil && r.host.ids.OneUID {
 		r.Log.Warn("pods run with one user id only: " + r.host.ids.Reason + "; runAsUser and file ownership in images are not honoured")
 	}
+	if err == nil && r.host.state.Kind == probe.KindMemory {
+		r.Log.Warn(fmt.Sprintf("the run's files are in memory (%s), which counts as the job's: a quarter of it is kept for them; --state-dir DIR names a local disk", r.host.state.Path))
+	}
 	return err
 }
 
@@ -166,6 +172,10 @@ func (r *run) makePlan(context.Context) (err error) {
 	}
 	if r.plan, err = r.host.plan(r.Spec, r.scratch.Path, port); err != nil {
 		return err
+	}
+	r.pulls = readPulls(r.plan, r.Getenv)
+	for _, notice := range r.pulls.notices {
+		r.Log.Warn(notice)
 	}
 	if r.identities, err = makeIdentities(r.plan); err != nil {
 		return err
@@ -267,9 +277,10 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	} {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
-	if hosts := runtimeconf.RegistryHosts(r.plan); hosts != nil {
-		files[runtimeconf.RegistryHostsFile(paths)] = sandbox.File{Mode: 0o644, Content: hosts}
+	for path, content := range runtimeconf.RegistryHosts(r.plan) {
+		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
+	maps.Copy(files, r.pulls.files(paths.Run))
 	return files, r.debug().keepConfig(files)
 }
 
@@ -303,7 +314,7 @@ func (r *run) startRoles(ctx context.Context) error {
 		inSandbox(r.box, &role{
 			name: "containerd", path: program("containerd"),
 			args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
-			env:  roleEnv(r.plan, proxyEnv(r.plan, r.Getenv)...),
+			env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
 		}),
 		inSandbox(r.box, &role{
 			name: "node", path: program("berth-kube"),

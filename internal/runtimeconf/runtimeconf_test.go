@@ -17,8 +17,9 @@ var (
 
 func examplePlan() cluster.Plan {
 	return cluster.Plan{
-		RunID: "job-4711-0",
-		Node:  cluster.Node{ReservedMemoryBytes: 512 << 20},
+		RunID:       "job-4711-0",
+		Snapshotter: "overlayfs",
+		Node:        cluster.Node{ReservedMemoryBytes: 512 << 20},
 		Addresses: cluster.Addresses{
 			NodePods: netip.MustParsePrefix("10.200.3.0/24"),
 		},
@@ -33,17 +34,23 @@ func examplePlan() cluster.Plan {
 func TestGolden(t *testing.T) {
 	four, six := examplePlan(), examplePlan()
 	six.Addresses.NodePods = netip.MustParsePrefix("fd00:be28:0:3::/64")
-	mirrored, closed, alone := examplePlan(), examplePlan(), examplePlan()
-	mirrored.Registries = cluster.Registries{Mirror: "127.0.0.1:5000"}
-	closed.Registries = cluster.Registries{Mirror: "127.0.0.1:5000", NoPull: true}
-	alone.Registries = cluster.Registries{NoPull: true}
+	mirrored, closed, named := examplePlan(), examplePlan(), examplePlan()
+	mirrored.Registries = cluster.Registries{Mirror: cluster.MirrorAddress}
+	closed.Registries = cluster.Registries{Mirror: cluster.MirrorAddress, NoPull: true, Servers: map[string]string{"a.test": "http://a.test"}}
+	named.Registries = cluster.Registries{Mirror: cluster.MirrorAddress, Servers: map[string]string{
+		"a.test:5000": "http://a.test:5000", "docker.io": "https://proxy.test/v2/hub",
+	}}
+	hosts := func(plan cluster.Plan, registry string) []byte {
+		return RegistryHosts(plan)["/run/berth/registry-hosts/"+registry+"/hosts.toml"]
+	}
 	for name, got := range map[string][]byte{
 		"containerd.toml":     Containerd(four),
 		"ipv4.conflist":       CNI(four),
 		"ipv6.conflist":       CNI(six),
-		"mirror.hosts.toml":   RegistryHosts(mirrored),
-		"no-pull.hosts.toml":  RegistryHosts(closed),
-		"archives.hosts.toml": RegistryHosts(alone),
+		"mirror.hosts.toml":   hosts(mirrored, "_default"),
+		"no-pull.hosts.toml":  hosts(closed, "_default"),
+		"named.hosts.toml":    hosts(named, "a.test:5000"),
+		"projects.hosts.toml": hosts(named, "docker.io"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			if left := placeholder.Find(got); left != nil {
@@ -64,8 +71,16 @@ func TestGolden(t *testing.T) {
 			}
 		})
 	}
-	if got := RegistryHosts(four); got != nil {
-		t.Errorf("pulls without a mirror need no hosts file, got:\n%s", got)
+	for text, c := range map[string]struct {
+		plan cluster.Plan
+		want int
+	}{
+		"pulls without a mirror": {four, 0}, "a mirror": {mirrored, 1},
+		"no pull, whatever else": {closed, 1}, "two registries and the others": {named, 3},
+	} {
+		if got := RegistryHosts(c.plan); len(got) != c.want {
+			t.Errorf("%s: %d files, want %d", text, len(got), c.want)
+		}
 	}
 }
 

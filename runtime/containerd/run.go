@@ -82,6 +82,7 @@ func serve(ctx context.Context, o options) error {
 
 	registry.Register(overlayPlugin())
 	registry.Register(seedPlugin())
+	registry.Register(mirrorPlugin())
 	// The server gets a context of its own: plugins hold it, and must work
 	// until Stop has closed them.
 	s, err := server.New(context.WithoutCancel(ctx), config)

@@ -13,10 +13,16 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/images/archive"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
+
+// ArchiveNamespace is the containerd namespace in which the names of imported
+// images are noted once more. In their own namespace a later pull replaces an
+// image and its labels, and nothing would tell it from one of a registry.
+const ArchiveNamespace = "berth-archives"
 
 // Importer imports archives into one containerd.
 type Importer struct {
@@ -144,6 +150,13 @@ func (i *Importer) publish(ctx context.Context, img images.Image) error {
 	if err := containerd.NewImage(i.client, img).Unpack(ctx, i.snapshotter); err != nil {
 		return fmt.Errorf("unpack: %w", err)
 	}
+	if err := i.name(namespaces.WithNamespace(ctx, ArchiveNamespace), img); err != nil {
+		return err
+	}
+	return i.name(ctx, img)
+}
+
+func (i *Importer) name(ctx context.Context, img images.Image) error {
 	store := i.client.ImageService()
 	_, err := store.Create(ctx, img)
 	if errdefs.IsAlreadyExists(err) {

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// push puts REPOSITORY:TAG=ARCHIVE into a registry in this process.
+func push(store http.Handler, image string) error {
+	where, archive, found := strings.Cut(image, "=")
+	repository, tag, tagged := strings.Cut(where, ":")
+	if !found || !tagged {
+		return fmt.Errorf("want REPOSITORY:TAG=ARCHIVE")
+	}
+	own, err := name.NewTag(path.Base(repository) + ":" + tag)
+	if err != nil {
+		return err
+	}
+	img, err := tarball.ImageFromPath(archive, &own)
+	if err != nil {
+		return err
+	}
+	layers, err := img.Layers()
+	if err != nil {
+		return err
+	}
+	for _, layer := range layers {
+		digest, err := layer.Digest()
+		if err != nil {
+			return err
+		}
+		content, err := layer.Compressed()
+		if err != nil {
+			return err
+		}
+		if err := putBlob(store, repository, digest, content); err != nil {
+			return err
+		}
+	}
+	config, err := img.RawConfigFile()
+	if err != nil {
+		return err
+	}
+	digest, err := img.ConfigName()
+	if err != nil {
+		return err
+	}
+	if err := putBlob(store, repository, digest, io.NopCloser(bytes.NewReader(config))); err != nil {
+		return err
+	}
+	manifest, err := img.RawManifest()
+	if err != nil {
+		return err
+	}
+	kind, err := img.MediaType()
+	if err != nil {
+		return err
+	}
+	return send(store, http.MethodPut, "/v2/"+repository+"/manifests/"+tag, string(kind), bytes.NewReader(manifest))
+}
+
+func putBlob(store http.Handler, repository string, digest v1.Hash, content io.ReadCloser) error {
+	defer content.Close()
+	return send(store, http.MethodPost, "/v2/"+repository+"/blobs/uploads/?digest="+digest.String(), "application/octet-stream", content)
+}
+
+func send(store http.Handler, method, url, kind string, body io.Reader) error {
+	request := httptest.NewRequest(method, url, body)
+	request.Header.Set("Content-Type", kind)
+	answer := httptest.NewRecorder()
+	store.ServeHTTP(answer, request)
+	if answer.Code/100 != 2 {
+		return fmt.Errorf("%s %s: %d %s", method, url, answer.Code, answer.Body)
+	}
+	return nil
+}
