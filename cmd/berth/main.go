@@ -20,6 +20,8 @@ func main() {
 			os.Exit(sandbox.Init())
 		case launch.NetArg:
 			os.Exit(launch.NetRole())
+		case launch.KeeperArg:
+			os.Exit(launch.Keeper())
 		}
 	}
 	os.Exit(cli.Main(os.Args[1:]))

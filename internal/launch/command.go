@@ -2,19 +2,15 @@ package launch
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
-)
 
-// commandGrace is how long the user's command may take to end after it was
-// asked to, before it is killed.
-const commandGrace = 5 * time.Second
+	"berth.dev/berth/internal/linux"
+)
 
 // tools are the programs that come with berth and that a command finds in its
 // PATH.
@@ -26,29 +22,40 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fail(ExitNoSpace, err)
 	}
-	command := exec.CommandContext(ctx, r.Spec.Command[0], r.Spec.Command[1:]...)
-	command.Stdin, command.Stdout, command.Stderr = r.Stdin, r.Stdout, r.Stderr
-	command.Env = commandEnv(os.Environ(), map[string]string{
+	// The tools come first in the command's PATH, and in ours while looking.
+	name := r.Spec.Command[0]
+	path, err := lookPath(name, bin)
+	if err != nil {
+		path, err = exec.LookPath(name)
+	}
+	if err != nil {
+		return 0, fail(ExitNoInput, fmt.Errorf("run the command: %w", err))
+	}
+	env := commandEnv(os.Environ(), map[string]string{
 		"KUBECONFIG": r.kubeconfigPath(),
 		"PATH":       bin + string(os.PathListSeparator) + r.Getenv("PATH"),
 	})
-	// The tools come first in the command's PATH, and in ours while looking.
-	if found, err := lookPath(command.Args[0], bin); err == nil {
-		command.Path, command.Err = found, nil
+	kept, err := startKeeper(keeperConfig{Path: path, Args: r.Spec.Command}, env, r.Stdin, r.Stdout, r.Stderr)
+	if err != nil {
+		return 0, fail(ExitInternal, err)
 	}
-	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
-	command.WaitDelay = commandGrace
-	err = command.Run()
-	var exit *exec.ExitError
-	switch {
-	case ctx.Err() != nil:
-		return 0, context.Cause(ctx)
-	case errors.As(err, &exit):
-		return shellCode(exit.ProcessState), nil
-	case err != nil:
-		return 0, fail(ExitNoInput, fmt.Errorf("run the command: %w", err))
+	r.setKeeper(kept)
+	ticker := time.NewTicker(watchPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case result := <-kept.result:
+			if result.Error != "" {
+				return 0, fail(ExitNoInput, fmt.Errorf("run the command %s: %s", name, result.Error))
+			}
+			return result.Code, nil
+		case <-ticker.C:
+			linux.Resume(kept.process.Process.Pid)
+		case <-ctx.Done():
+			kept.end(0)
+			return 0, context.Cause(ctx)
+		}
 	}
-	return 0, nil
 }
 
 // makeBin makes a directory with nothing but the tools: the other programs in
@@ -97,13 +104,4 @@ func commandEnv(env []string, replace map[string]string) []string {
 		all = append(all, name+"="+value)
 	}
 	return all
-}
-
-// shellCode is a process's exit code as a shell counts it: 128 and the signal
-// for one that was killed.
-func shellCode(state *os.ProcessState) int {
-	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-		return exitSignalBase + int(status.Signal())
-	}
-	return state.ExitCode()
 }

@@ -1,12 +1,127 @@
 package launch
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
 	"syscall"
+	"time"
 )
+
+const (
+	// localGrace is how long pods and the command may take to end on a
+	// signal where no KillWait of Slurm's limits it, and on Ctrl-C: somebody
+	// waits at the terminal.
+	localGrace = 5 * time.Second
+	// takeDownTime is kept of Slurm's KillWait for removing the cluster.
+	takeDownTime = time.Second
+	// maxGrace is Kubernetes' own default for a pod.
+	maxGrace = 30 * time.Second
+	// sameSignal is within which time a further signal counts as the same:
+	// Slurm signals the step, and srun, which it signals too, does so again.
+	sameSignal = time.Second
+)
+
+// interrupted says that a signal ended the run.
+type interrupted struct{ signal syscall.Signal }
+
+func (i *interrupted) Error() string {
+	return fmt.Sprintf("ended by signal %d (%s)", int(i.signal), i.signal)
+}
 
 // Interrupted is the cause of a run that a signal ended: the exit code is that
 // of a shell.
 func Interrupted(signal syscall.Signal) error {
-	return &Failure{Code: exitSignalBase + int(signal), Err: fmt.Errorf("ended by signal %d (%s)", int(signal), signal)}
+	return &Failure{Code: exitSignalBase + int(signal), Err: &interrupted{signal}}
+}
+
+// ending is what a run needs to end in order.
+type ending struct {
+	allocation *allocation
+	// asked: a signal came, and the workload was asked to end.
+	asked  atomic.Bool
+	mu     sync.Mutex
+	keeper *keeper
+}
+
+func (e *ending) setKeeper(k *keeper) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.keeper = k
+}
+
+func (e *ending) getKeeper() *keeper {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.keeper
+}
+
+// withGrace returns a context for the time of the workload. When a signal ends
+// ctx, pods and the command are first asked to end and given the time for it,
+// while their output is still passed on; only then the new context ends, for
+// the same cause. The returned function must be called.
+func (r *run) withGrace(ctx context.Context) (context.Context, func()) {
+	work, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	asked := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(asked)
+		cause := context.Cause(ctx)
+		var reason *interrupted
+		if errors.As(cause, &reason) {
+			r.askToEnd(work, reason.signal)
+		}
+		end(cause)
+	})
+	return work, func() {
+		if !stop() {
+			<-asked
+		}
+		end(nil)
+	}
+}
+
+// askToEnd asks pods and the command to end and waits for them, for as long as
+// the signal leaves time, or until another one comes.
+func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
+	r.asked.Store(true)
+	grace := r.allocation.grace(received)
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	hurry := make(chan os.Signal, 1)
+	signal.Notify(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(hurry)
+	began := time.Now()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hurry:
+				if time.Since(began) > sameSignal {
+					cancel()
+				}
+			}
+		}
+	}()
+	r.Log.Warn(fmt.Sprintf("signal %d (%s): the workload has %s to end; a second signal ends it at once", int(received), received, grace))
+	var both sync.WaitGroup
+	if kept := r.getKeeper(); kept != nil {
+		kept.end(grace)
+		both.Go(func() {
+			select {
+			case <-kept.ended:
+			case <-ctx.Done():
+			}
+		})
+	}
+	both.Go(func() {
+		if err := r.client.Drain(ctx, grace); err != nil && ctx.Err() == nil {
+			r.Log.Warn("pods cannot be asked to end: " + err.Error())
+		}
+	})
+	both.Wait()
 }

@@ -19,6 +19,7 @@ import (
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/runtimeconf"
 	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/slurm"
 	"berth.dev/berth/internal/workload"
 )
 
@@ -44,6 +45,11 @@ type Options struct {
 // gives it, says what kept the workload from a result. The context's cause
 // ends the run.
 func Run(ctx context.Context, options Options) (code int, err error) {
+	job, inJob := slurm.Here()
+	if inJob && !job.Acts() {
+		options.Log.Debug("another task of this node does the work; this one idles")
+		return 0, idle(ctx, options.Getenv)
+	}
 	objects, err := readInput(options)
 	if err != nil {
 		return 0, err
@@ -57,6 +63,13 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	r := &run{Options: options, objects: objects}
+	if inJob {
+		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
+		if err := r.allocation.check(); err != nil {
+			return 0, err
+		}
+		go r.allocation.inquire(ctx, giveUp)
+	}
 	r.crew = newCrew(options.Log, options.Report, giveUp)
 	r.crew.keepLogs = options.Spec.DebugDir != ""
 	defer func() { err = errors.Join(err, r.takeDown()) }()
@@ -78,18 +91,25 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		}
 		options.Report(step.name)
 	}
+	work, end := r.withGrace(ctx)
 	if len(options.Spec.Command) > 0 {
-		code, err = r.runCommand(ctx)
+		code, err = r.runCommand(work)
 	} else {
-		code, err = r.follow(ctx)
+		code, err = r.follow(work)
 	}
-	return code, r.explain(ctx, err)
+	end()
+	if ctx.Err() != nil {
+		// What a workload answers that was told to end is no result.
+		return 0, r.allocation.reason(context.Cause(ctx))
+	}
+	return code, err
 }
 
 // run is the state of one run. A step fills in what later ones use; takeDown
 // undoes what is there.
 type run struct {
 	Options
+	ending
 	objects []workload.Object
 	crew    *crew
 
@@ -131,6 +151,9 @@ func readInput(options Options) ([]workload.Object, error) {
 
 func (r *run) inspectHost(ctx context.Context) (err error) {
 	r.host, err = inspect(ctx, r.Spec, r.Getenv)
+	if warning := r.allocation.warnings(r.host.cpus.Count, r.host.memory.Bytes); err == nil && warning != "" {
+		r.Log.Warn(warning)
+	}
 	if err == nil && r.host.ids.OneUID {
 		r.Log.Warn("pods run with one user id only: " + r.host.ids.Reason + "; runAsUser and file ownership in images are not honoured")
 	}
@@ -363,7 +386,7 @@ func (r *run) follow(ctx context.Context) (int, error) {
 	if errors.As(err, &stuck) {
 		return 0, fail(ExitNeverStarts, err)
 	}
-	if err == nil && result.Code != 0 {
+	if err == nil && result.Code != 0 && !r.asked.Load() {
 		r.Log.Warn(result.Reason)
 	}
 	return result.Code, err
@@ -373,7 +396,7 @@ func (r *run) follow(ctx context.Context) (int, error) {
 // the run was given up for.
 func (r *run) explain(ctx context.Context, err error) error {
 	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
+		return r.allocation.reason(context.Cause(ctx))
 	}
 	return err
 }
@@ -386,6 +409,10 @@ func (r *run) takeDown() error {
 	r.down = true
 	start := time.Now()
 	r.crew.dismiss()
+	if kept := r.getKeeper(); kept != nil {
+		// The command's leftovers may take a moment; the cluster goes meanwhile.
+		kept.end(orphanGrace)
+	}
 	if r.apiDoor != nil {
 		r.apiDoor.Close()
 	}
@@ -394,6 +421,10 @@ func (r *run) takeDown() error {
 		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
 		<-r.watching
 		r.crew.endOutside()
+		if kept := r.getKeeper(); kept != nil {
+			kept.wait()
+		}
+		endOrphans()
 	} else {
 		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 			if dir != nil {

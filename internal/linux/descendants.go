@@ -34,6 +34,22 @@ func Children(pid int) ([]int, error) {
 	return all, nil
 }
 
+// Siblings returns the other children of the parent of a process.
+func Siblings(pid int) ([]int, error) {
+	parents, err := parents()
+	if err != nil {
+		return nil, err
+	}
+	parent, known := parents[pid]
+	var all []int
+	for sibling, of := range parents {
+		if known && of == parent && sibling != pid {
+			all = append(all, sibling)
+		}
+	}
+	return all, nil
+}
+
 // Descendants returns the children of a process, theirs, and so on.
 func Descendants(pid int) ([]int, error) {
 	parents, err := parents()

@@ -1,0 +1,104 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
+)
+
+// lookLimit is how long an idle task looks for the acting one, which slurmd
+// starts at the same moment.
+const lookLimit = 5 * time.Second
+
+// idle is what a task does that is not the first of its node: nothing, until
+// the first one ends. It must not end before, because srun (--wait, WaitTime)
+// may take the first end of a task for the beginning of the step's end; nor
+// may it stay longer, because it would keep the step.
+//
+// Slurm sends its signals to every task, so a signal ends the idle ones too,
+// with the same code.
+func idle(ctx context.Context, getenv func(string) string) error {
+	own, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
+	if err != nil {
+		return nil
+	}
+	acting, err := findActing(ctx, own)
+	if err != nil || acting < 0 {
+		return err
+	}
+	defer unix.Close(acting)
+	return awaitEnd(ctx, acting)
+}
+
+// findActing returns a descriptor of the process of the first task on this
+// node: a child of the same slurmstepd. It is -1 when there is none (any more).
+func findActing(ctx context.Context, own int) (int, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookLimit)
+	defer cancel()
+	for {
+		siblings, err := linux.Siblings(own)
+		if err != nil {
+			return -1, err
+		}
+		for _, pid := range siblings {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if err != nil {
+				continue
+			}
+			if isFirstTask(pid) {
+				return fd, nil
+			}
+			unix.Close(fd)
+		}
+		select {
+		case <-ctx.Done():
+			if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				return -1, nil
+			}
+			return -1, context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+func isFirstTask(pid int) bool {
+	environment, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
+	return err == nil && bytes.Contains(append([]byte{0}, environment...), []byte("\x00SLURM_LOCALID=0\x00"))
+}
+
+// awaitEnd returns when the process has ended, or ctx has.
+func awaitEnd(ctx context.Context, pidfd int) error {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("wait for the first task: %w", err)
+	}
+	defer reader.Close()
+	stop := context.AfterFunc(ctx, func() { writer.Close() })
+	defer func() {
+		if stop() {
+			writer.Close()
+		}
+	}()
+	for {
+		poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}, {Fd: int32(reader.Fd()), Events: unix.POLLIN}}
+		_, err := unix.Poll(poll, -1)
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return fmt.Errorf("wait for the first task: %w", err)
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case poll[0].Revents != 0:
+			return nil
+		}
+	}
+}
