@@ -189,6 +189,14 @@ test_settings() {
 	expect 126 '*Permission denied*' as alice n1 bash -c 'cp /bin/true .; ./true'
 	expect 0 tmpfs as alice n1 stat -f -c %T /tmp
 	down
+	PROGRAMS=few up 1 || return
+	expect 0 n1 as alice login srun hostname
+	expect 127 "" as alice n1 bash -c 'command -v gcc perl python3 nft iptables runc curl git || exit 127'
+	expect 1 "" as alice n1 bash -c "ls -A /usr/local /opt | grep -v :"
+	expect 1 "" as alice n1 test -e "$bed"
+	expect 0 '*6553?' as alice n1 unshare --map-root-user --map-users=auto cat /proc/self/uid_map
+	expect 0 "" bed check
+	down
 	expect 2 $'*PROCTRACK is "x"*\n*CPUS is "y"*' env PROCTRACK=x CPUS=y "$bed" up
 }
 

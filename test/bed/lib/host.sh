@@ -69,8 +69,38 @@ mount_host() {
 		mount -t tmpfs -o "mode=1777,$local_options" tmpfs /tmp
 		mount -t tmpfs -o "mode=1777,$local_options" tmpfs /var/tmp
 	fi
+	[[ $name != n* || $PROGRAMS == all ]] || hide_programs
 	# Last, as a bind mount inherits this.
 	mount -o remount,bind,ro /
+}
+
+# hide_programs leaves what the packages of a small compute node bring: a shell
+# and the usual small tools, Slurm, munge, LDAP, newuidmap. Of the machine's
+# other programs, folders and data nothing is seen but shared libraries.
+hide_programs() {
+	local packages=(bash dash coreutils util-linux mount passwd login hostname grep sed mawk findutils
+		tar gzip procps iproute2 libc-bin uidmap slurmd slurm-client munge nslcd)
+	local path dir new=/run/bed/programs
+	# A file system of its own: set-user-id programs do not work below /run.
+	mkdir "$new"
+	mount -t tmpfs -o mode=755 tmpfs "$new"
+	mkdir "$new/bin" "$new/sbin"
+	while read -r path; do
+		dir=${path%/*}
+		# -L: alternatives are links into /etc, to programs that are hidden.
+		[[ ! -f $path ]] || cp -L --preserve=mode,ownership,xattr "$path" "$new/${dir##*/}/"
+	done < <(
+		dpkg-query -L "${packages[@]}" | grep -E '^(/usr)?/s?bin/[^/]+$'
+		printf '%s\n' /usr/bin/awk /usr/sbin/{slurmd,slurmstepd,dnsmasq}
+	)
+	for dir in /usr/local /usr/share /usr/libexec /usr/games /usr/src /*; do
+		case $dir in
+		/bin | /sbin | /lib* | /usr | /etc | /dev | /proc | /sys | /run | /tmp | /var | /home | /srv) ;;
+		*) [[ ! -d $dir || -L $dir ]] || mount -t tmpfs -o ro,mode=755 tmpfs "$dir" ;;
+		esac
+	done
+	mount --bind "$new/bin" /usr/bin
+	mount --bind "$new/sbin" /usr/sbin
 }
 
 start_daemons() {

@@ -12,7 +12,7 @@ BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
 settings=(NODES PROCTRACK TASK ACCT CPUS MEM RESOLVER LOCAL PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
-	BED_BIND BED_LOGS BED_SLURM_CONF number subnet first_user first_subordinate cgroup_kind)
+	PROGRAMS BED_BIND BED_LOGS BED_SLURM_CONF number subnet first_user first_subordinate cgroup_kind)
 
 # alice and bob have subordinate ids, listed by name. dave is known to LDAP
 # alone; his are listed by number, as on sites that generate /etc/subuid.
@@ -34,6 +34,7 @@ default_settings() {
 	PROC_OPTIONS=${PROC_OPTIONS:-}
 	HOME_OPTIONS=${HOME_OPTIONS:-}
 	TMP_OPTIONS=${TMP_OPTIONS:-}
+	PROGRAMS=${PROGRAMS:-all}
 	BED_BIND=${BED_BIND:-}
 	BED_LOGS=${BED_LOGS:-}
 	BED_SLURM_CONF=${BED_SLURM_CONF:-}
@@ -65,6 +66,7 @@ validate_settings() {
 	one_of ACCT none slurmdbd
 	one_of RESOLVER ctl loopback
 	one_of LOCAL disk tmpfs
+	one_of PROGRAMS all few
 	[[ $CPUS =~ ^[1-9][0-9]*$ ]] || problems+=("CPUS is \"$CPUS\": give a number of cores")
 	[[ $MEM =~ ^[1-9][0-9]*$ ]] || problems+=("MEM is \"$MEM\": give a number of megabytes")
 	local bind
