@@ -37,8 +37,9 @@ type Inventory struct {
 	Programs   map[string][]string   // purls by the program's path
 }
 
-// Scan looks at every file below the roots.
-func Scan(roots []string) (*Inventory, error) {
+// Scan looks at every file below the roots, and at what is said of the packages
+// of Debian in some programs: a directory for each such program's name.
+func Scan(roots []string, packages map[string]string) (*Inventory, error) {
 	inv := &Inventory{Components: map[string]*Component{}, Programs: map[string][]string{}}
 	cache, err := goEnv("GOMODCACHE")
 	if err != nil {
@@ -54,9 +55,6 @@ func Scan(roots []string) (*Inventory, error) {
 				return err
 			}
 			name := filepath.Join(filepath.Base(root), strings.TrimPrefix(p, root))
-			if d.Name() == "VERSIONS" {
-				return inv.debian(p, filepath.Dir(name))
-			}
 			return inv.program(p, name, cache, goroot)
 		})
 		if err != nil {
@@ -65,6 +63,11 @@ func Scan(roots []string) (*Inventory, error) {
 	}
 	if len(inv.Programs) == 0 {
 		return nil, fmt.Errorf("scan %s: no Go program found; build first", strings.Join(roots, " "))
+	}
+	for name, dir := range packages {
+		if err := inv.debian(filepath.Join(dir, "VERSIONS"), name); err != nil {
+			return nil, fmt.Errorf("read what Debian's packages in %s are: %w", name, err)
+		}
 	}
 	return inv, nil
 }

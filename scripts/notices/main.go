@@ -2,12 +2,13 @@
 // licences of everything in it (THIRD-PARTY-NOTICES) and a bill of materials
 // (sbom.cdx.json, CycloneDX).
 //
-//	cd scripts/notices && GOARCH= go run . -out ../../dist ../../bin ../../libexec
+//	cd scripts/notices && GOARCH= go run . -out ../../dist \
+//		-debian libexec/berth/nft=../../build/amd64/nft/licences ../../bin ../../libexec
 //
 // It reads the built programs, not the source: what a program holds is what
-// its own build information says. Packages of Debian are known from a file
-// VERSIONS and a directory copyright beside them, as scripts/debroot leaves
-// them. A module without a licence is an error.
+// its own build information says. A C program says nothing; for one that is
+// linked from Debian's packages, scripts/sysroot leaves a directory with a file
+// VERSIONS and the packages' own texts. A module without a licence is an error.
 package main
 
 import (
@@ -16,24 +17,34 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 func main() {
 	out := flag.String("out", ".", "directory for the two files")
 	version := flag.String("version", "devel", "version of berth")
+	packages := map[string]string{}
+	flag.Func("debian", "PROGRAM=DIRECTORY: what scripts/sysroot left about the packages in a program", func(value string) error {
+		program, dir, ok := strings.Cut(value, "=")
+		if !ok {
+			return errors.New("not of the form PROGRAM=DIRECTORY")
+		}
+		packages[program] = dir
+		return nil
+	})
 	flag.Parse()
 	if flag.NArg() == 0 {
 		flag.Usage()
 		os.Exit(2)
 	}
-	if err := run(*out, *version, flag.Args()); err != nil {
+	if err := run(*out, *version, flag.Args(), packages); err != nil {
 		fmt.Fprintln(os.Stderr, "notices:", err)
 		os.Exit(1)
 	}
 }
 
-func run(out, version string, roots []string) error {
-	inventory, err := Scan(roots)
+func run(out, version string, roots []string, packages map[string]string) error {
+	inventory, err := Scan(roots, packages)
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func TestRun(t *testing.T) {
 	var before []byte
 	for range 2 {
 		out := t.TempDir()
-		if err := run(out, "v1", []string{root}); err != nil {
+		if err := run(out, "v1", []string{filepath.Join(root, "bin")}, map[string]string{"lib/x": filepath.Join(root, "lib", "x")}); err != nil {
 			t.Fatal(err)
 		}
 		notices, err := os.ReadFile(filepath.Join(out, "THIRD-PARTY-NOTICES"))
@@ -103,7 +103,7 @@ func TestRun(t *testing.T) {
 	if err := os.Remove(filepath.Join(root, "lib/x/copyright/libx")); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(t.TempDir(), "v1", []string{root}); err == nil || !strings.Contains(err.Error(), "libx") {
+	if err := run(t.TempDir(), "v1", []string{filepath.Join(root, "bin")}, map[string]string{"lib/x": filepath.Join(root, "lib", "x")}); err == nil || !strings.Contains(err.Error(), "libx") {
 		t.Errorf("a package without a licence: got %v", err)
 	}
 }

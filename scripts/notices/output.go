@@ -11,6 +11,35 @@ import (
 	"strings"
 )
 
+// preamble says what those licences ask for that want more than their text to
+// be handed on.
+const preamble = `Berth is distributed with the software listed here. The texts follow the list.
+
+SOURCE CODE
+
+nft is one program made of libnftables, libnftnl, libmnl, jansson, GMP and the
+GNU C library, all from Debian, and of a command line of berth's own; as a whole
+it is under the GNU General Public License, version 2. runc holds libseccomp and
+the GNU C library, which are under the GNU Lesser General Public License, version
+2.1. The source code of both, with what controls their compilation:
+
+  - Debian's packages, listed with "deb" below: the source package of exactly
+    that version, from any mirror of Debian (apt-get source NAME=VERSION) or,
+    once a newer version has taken its place, from https://snapshot.debian.org
+  - runc: the Go module of the version below
+  - the rest: berth's own source code at the revision that 'berth version'
+    prints, in programs/nft, runtime/Makefile and scripts/sysroot. With it,
+    'make -C programs nft' and 'make -C runtime runc' link these programs anew,
+    also with a library that you have changed.
+
+Who hands on this archive has to offer these sources as well; 'make sources'
+collects Debian's part of them. Modules under the Mozilla Public License are
+unchanged; their source code is the Go module of the version below.
+
+CONTENTS
+
+`
+
 // Notices is the text that goes with every copy: each licence text once, after
 // the list of all that it covers.
 func (inv *Inventory) Notices() []byte {
@@ -21,14 +50,18 @@ func (inv *Inventory) Notices() []byte {
 	texts := map[[32]byte]*text{}
 	var order [][32]byte
 	var out bytes.Buffer
-	fmt.Fprint(&out, "Berth is distributed with the software listed here. The texts follow the list.\n\n")
+	fmt.Fprint(&out, preamble)
 	for _, purl := range inv.sorted() {
 		c := inv.Components[purl]
 		licences := strings.Join(c.Licences, ", ")
 		if licences == "" {
 			licences = "see its text"
 		}
-		fmt.Fprintf(&out, "%s %s (%s)\n", c.Name, c.Version, licences)
+		name := c.Name
+		if c.Kind == "deb" {
+			name = "deb " + name
+		}
+		fmt.Fprintf(&out, "%s %s (%s)\n", name, c.Version, licences)
 		files := make([]string, 0, len(c.Texts))
 		for f := range c.Texts {
 			files = append(files, f)
