@@ -28,6 +28,9 @@ func (r *run) importImages(ctx context.Context) error {
 		return nil
 	}
 	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
+	if !r.Spec.NoPull { // else the mirror is all that is asked
+		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
+	}
 	for _, image := range r.Spec.Images {
 		name, path, named := cluster.SplitImage(image)
 		absolute, err := filepath.Abs(path)

@@ -9,23 +9,21 @@ import (
 	"berth.dev/berth/internal/cluster"
 )
 
-// RegistryHosts returns containerd's hosts.toml files by their paths: what is
-// asked for an image of which registry. The local mirror comes first. With
-// NoPull nothing else is asked; otherwise then the registry itself, or what
-// the user named in its place.
+// RegistryHosts returns containerd's hosts.toml files by their paths: where the
+// images of which registry are to be had, if not from itself. With NoPull that
+// is the local mirror alone, for all of them. Otherwise the import of an archive
+// adds the mirror to the registries that it has images of: were it asked for
+// all, its "not found" would hide from the user why a registry did not answer.
 func RegistryHosts(plan cluster.Plan) map[string][]byte {
 	registries := plan.Registries
 	files := map[string][]byte{}
 	add := func(registry, server string) {
 		path := filepath.Join(plan.Paths.RegistryHosts(), registry, "hosts.toml")
-		files[path] = registryHosts(plan.RunID, registries.Mirror, server)
+		files[path] = registryHosts(plan.RunID, server)
 	}
-	switch {
-	case registries.NoPull:
+	if registries.NoPull {
 		add(anyRegistry, "http://"+registries.Mirror)
 		return files
-	case registries.Mirror != "":
-		add(anyRegistry, "")
 	}
 	for registry, server := range registries.Servers {
 		add(registry, server)
@@ -37,17 +35,11 @@ func RegistryHosts(plan cluster.Plan) map[string][]byte {
 // its own.
 const anyRegistry = "_default"
 
-func registryHosts(runID, mirror, server string) []byte {
+func registryHosts(runID, server string) []byte {
 	var out strings.Builder
-	fmt.Fprintf(&out, "# Made by berth for %s.\n", runID)
-	if server != "" {
-		fmt.Fprintf(&out, "server = %s\n", quote(server))
-		if hasRoot(server) {
-			out.WriteString("override_path = true\n")
-		}
-	}
-	if mirror != "" {
-		fmt.Fprintf(&out, "\n[host.%s]\n  capabilities = [\"pull\", \"resolve\"]\n", quote("http://"+mirror))
+	fmt.Fprintf(&out, "# Made by berth for %s.\nserver = %s\n", runID, quote(server))
+	if hasRoot(server) {
+		out.WriteString("override_path = true\n")
 	}
 	return []byte(out.String())
 }

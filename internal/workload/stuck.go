@@ -93,10 +93,13 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 			}
 		}
 		w.patience = patience
-		if isPull(reason) && s.noPull {
+		if isPull(reason) && (s.noPull || pullRemedy(message) != "") {
 			w.patience = noPatience
 		}
 		w.err = &NeverStarts{Object: "pod " + pod.Name, Reason: reason, Message: message, Remedy: remedy(reason, message)}
+		if isPull(reason) && s.noPull {
+			w.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or leave --no-pull away"
+		}
 	}
 }
 
@@ -159,6 +162,22 @@ func (s *stuckPods) watchJob(job *batchv1.Job) {
 	}
 }
 
+// pullRemedy is for errors of pulls that do not pass by themselves; for the
+// others it is empty. The words are containerd's and Go's.
+func pullRemedy(message string) string {
+	for _, known := range []struct{ words, remedy string }{
+		{"server gave HTTP response to HTTPS client", "the registry has no TLS: allow that with --registry NAME=http://NAME"},
+		{"failed to verify certificate", "name the certificate of the registry's authority: export SSL_CERT_FILE=FILE"},
+		{"authorization failed", "log in to the registry (podman login, docker login), or give the pod imagePullSecrets"},
+		{"401 Unauthorized", "log in to the registry (podman login, docker login), or give the pod imagePullSecrets"},
+	} {
+		if strings.Contains(message, known.words) {
+			return known.remedy
+		}
+	}
+	return ""
+}
+
 // remedy says what the user can change.
 func remedy(reason, message string) string {
 	switch {
@@ -170,6 +189,8 @@ func remedy(reason, message string) string {
 		return "ask Slurm for that resource, or remove the request"
 	case reason == corev1.PodReasonUnschedulable:
 		return "change the pod's node selector, affinity, tolerations or claims"
+	case isPull(reason) && pullRemedy(message) != "":
+		return pullRemedy(message)
 	case isPull(reason) || reason == "ErrImageNeverPull":
 		return "give the image as an archive (--image FILE), or check its name and that the registry can be reached"
 	case reason == "InvalidImageName":

@@ -38,6 +38,8 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 	socket := flags.String("socket", "", "`path` of containerd's socket")
 	namespace := flags.String("namespace", "k8s.io", "containerd `namespace`")
 	snapshotter := flags.String("snapshotter", "overlayfs", "`snapshotter` to unpack for")
+	hosts := flags.String("hosts", "", "`directory` of containerd's hosts.toml files, to get the mirror")
+	mirrorAddress := flags.String("mirror", "", "`address` of the mirror that serves archives' images")
 	atOnce := flags.Int("parallel", 4, "`archives` at once")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -64,6 +66,7 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 
+	mirrors := imagestore.Mirrors{Dir: *hosts, Address: *mirrorAddress}
 	lines := &printer{out: json.NewEncoder(out)}
 	var group errgroup.Group // without a context: one bad archive stops no other
 	group.SetLimit(*atOnce)
@@ -71,6 +74,12 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 		group.Go(func() error {
 			imported, err := importer.Import(ctx, a)
 			for _, img := range imported {
+				if *hosts != "" {
+					if added := mirrors.Add(img.Name); added != nil {
+						err = errors.Join(err, added)
+						continue
+					}
+				}
 				if visible := awaitVisible(ctx, client, *namespace, img.Name); visible != nil {
 					err = errors.Join(err, visible)
 					continue

@@ -10,10 +10,12 @@ import (
 	"syscall"
 )
 
-const usage = `usage: berth-images import --socket PATH [--namespace k8s.io] [--snapshotter overlayfs] [NAME=]FILE...
+const usage = `usage: berth-images import --socket PATH [--namespace k8s.io] [--snapshotter overlayfs]
+                           [--hosts DIR --mirror ADDRESS] [NAME=]FILE...
 
 Imports archives (docker save, podman save, OCI layout; plain, gzip or zstd)
-and prints one line of JSON per image.`
+and prints one line of JSON per image. With --hosts and --mirror, containerd asks
+the mirror before the registries that the images are named after.`
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)

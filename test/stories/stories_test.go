@@ -19,6 +19,8 @@ const (
 	envBerth = "BERTH_DIST"
 	// envImages is the directory with image archives.
 	envImages = "BERTH_IMAGES"
+	// envPrograms is the directory of programs that stories use on the host.
+	envPrograms = "BERTH_PROGRAMS"
 	// envExamples is the directory of examples.
 	envExamples = "BERTH_EXAMPLES"
 )
@@ -36,6 +38,7 @@ func TestStories(t *testing.T) {
 			// A user's own environment: the story is a session at a shell.
 			env.Setenv("PATH", filepath.Join(dist, "bin")+":"+os.Getenv("PATH"))
 			env.Setenv("IMAGES", os.Getenv(envImages))
+			env.Setenv("PROGRAMS", os.Getenv(envPrograms))
 			env.Setenv("EXAMPLES", os.Getenv(envExamples))
 			env.Setenv("DIST", dist)
 			env.Setenv("USER", os.Getenv("USER"))
