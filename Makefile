@@ -7,7 +7,7 @@
 #   make bench           speed and memory, recorded in bench/results
 #   make conformance     the official Kubernetes suite, FOCUS=... selects
 #   make install         to PREFIX (default /usr/local)
-#   make dist            a tarball for any Linux
+#   make dist            a tarball for any Linux; make sources for its licences
 #   make clean
 #
 # One set of build flags everywhere: a different one would compile all of
@@ -20,6 +20,8 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 OUT     ?= $(if $(filter $(shell go env GOHOSTARCH),$(GOARCH)),$(CURDIR),$(CURDIR)/dist/$(GOARCH))
 BIN     := $(OUT)/bin
 LIBEXEC := $(OUT)/libexec/berth
+# What is neither shipped nor kept in git.
+BUILD   := $(CURDIR)/build/$(GOARCH)
 
 export GOARCH
 export CGO_ENABLED := 0
@@ -31,7 +33,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/cluster.version=$(VERSION)
 
-.PHONY: all berth kube runtime programs deps demo test bench conformance lint install dist clean
+.PHONY: all berth kube runtime programs deps demo test bench conformance lint notices install dist sources clean
 # Linking takes a gigabyte; one after the other.
 .NOTPARALLEL:
 
@@ -73,14 +75,28 @@ conformance:
 lint:
 	scripts/lint
 
-install: all
-	mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec
+# What everything is under, and a bill of materials.
+notices:
+	cd scripts/notices && GOARCH= go run . -version "$(VERSION)" -out $(BUILD)/notices \
+		-debian libexec/berth/nft=$(BUILD)/nft/licences -debian libexec/berth/runc=$(BUILD)/runc/licences \
+		$(OUT)/bin $(OUT)/libexec
+
+install: all notices
+	mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/doc/berth
+	install -m 644 LICENSE $(BUILD)/notices/* $(DESTDIR)$(PREFIX)/share/doc/berth/
 	install -m 755 $(BIN)/berth $(DESTDIR)$(PREFIX)/bin/berth
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/berth
 	cp -r $(LIBEXEC) $(DESTDIR)$(PREFIX)/libexec/berth
 
-dist: all
+dist: all notices
 	scripts/dist $(OUT) $(VERSION) $(GOARCH)
+
+# The source packages of what is linked from Debian's: licences ask whoever
+# hands on the archive to offer them as well.
+sources:
+	mkdir -p dist/berth-$(VERSION)-sources
+	sort -u $(BUILD)/nft/licences/VERSIONS $(BUILD)/runc/licences/VERSIONS | awk '{ print $$1 "=" $$2 }' | \
+		xargs scripts/debroot -S dist/berth-$(VERSION)-sources
 
 clean:
 	rm -rf bin libexec dist build
