@@ -78,7 +78,7 @@ mount_host() {
 # and the usual small tools, Slurm, munge, LDAP, newuidmap. Of the machine's
 # other programs, folders and data nothing is seen but shared libraries.
 hide_programs() {
-	local packages=(bash dash coreutils util-linux mount passwd login hostname grep sed mawk findutils
+	local packages=(bash dash coreutils util-linux bsdutils mount passwd login hostname grep sed mawk findutils
 		tar gzip procps iproute2 libc-bin uidmap slurmd slurm-client munge nslcd)
 	local path dir new=/run/bed/programs
 	# A file system of its own: set-user-id programs do not work below /run.
