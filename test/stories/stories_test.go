@@ -32,7 +32,8 @@ func TestStories(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{
 		Dir:             "testdata",
-		TestWork:        false,
+		// Its own directory would stay when not all stories are told.
+		WorkdirRoot:     t.TempDir(),
 		ContinueOnError: true,
 		Setup: func(env *testscript.Env) error {
 			// A user's own environment: the story is a session at a shell.
