@@ -31,7 +31,7 @@ func TestStories(t *testing.T) {
 		t.Skipf("%s is not set: 'make test' runs the stories", envBerth)
 	}
 	testscript.Run(t, testscript.Params{
-		Dir:             "testdata",
+		Dir: "testdata",
 		// Its own directory would stay when not all stories are told.
 		WorkdirRoot:     t.TempDir(),
 		ContinueOnError: true,
