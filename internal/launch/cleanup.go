@@ -30,5 +30,14 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 		}
 		stale = append(stale, found...)
 	}
-	return stale, sandbox.Remove(h.sandboxIDs(), stale)
+	if err := removeStaleCgroups(stale); err != nil {
+		return nil, err
+	}
+	if err := sandbox.Remove(h.sandboxIDs(), stale); err != nil {
+		return nil, err
+	}
+	for _, base := range bases {
+		_ = os.Remove(rundir.Home(base)) // one that is in use stays
+	}
+	return stale, nil
 }

@@ -236,6 +236,9 @@ func (h host) removeStale(bases ...string) error {
 		}
 		stale = append(stale, found...)
 	}
+	if err := removeStaleCgroups(stale); err != nil {
+		return err
+	}
 	return sandbox.Remove(h.sandboxIDs(), stale)
 }
 

@@ -121,6 +121,7 @@ type run struct {
 	identities identities
 	apiDoor    *os.File
 	box        *sandbox.Sandbox
+	cgroup     *sandbox.Cgroup // nil where none was delegated
 	client     *workload.Client
 	down       bool
 	// watching ends when the sandbox's events do.
@@ -196,6 +197,10 @@ func (r *run) makePlan(context.Context) (err error) {
 	if r.plan, err = r.host.plan(r.Spec, r.scratch.Path, port); err != nil {
 		return err
 	}
+	if err := r.makeCgroup(); err != nil {
+		return err
+	}
+	r.plan.CgroupsDelegated = r.cgroup != nil
 	r.pulls = readPulls(r.plan, r.Getenv)
 	for _, notice := range r.pulls.notices {
 		r.Log.Warn(notice)
@@ -254,8 +259,10 @@ func (r *run) startSandbox(ctx context.Context) error {
 			Source:        addresses.Node,
 			Listen:        anyAddress(addresses.APIPort),
 		},
+		Cgroup: r.cgroupPath(),
 		Log:    r.log("sandbox"),
 		Remove: []string{r.scratch.Path, r.private.Path},
+		Prune:  []string{filepath.Dir(r.scratch.Path), filepath.Dir(r.private.Path)},
 	}, r.scratch.Lock)
 	if err != nil {
 		return fail(ExitUnavailable, err)
@@ -432,6 +439,7 @@ func (r *run) takeDown() error {
 			}
 		}
 	}
+	err = errors.Join(err, r.removeCgroup())
 	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 		if dir != nil {
 			dir.Lock.Close()

@@ -40,10 +40,16 @@ type Config struct {
 	// ResolvConf is the path of the file that covers /etc/resolv.conf.
 	ResolvConf string
 	Network    Network
+	// Cgroup is the group of the run, made by MakeCgroup; empty where none
+	// was delegated. The janitor removes it.
+	Cgroup string
 	// Log is the file that receives what the janitor and init have to say.
 	Log string
 	// Remove are directories of the host that the janitor removes at the end.
 	Remove []string
+	// Prune are directories of the host that the janitor removes then, if
+	// they are empty.
+	Prune []string
 }
 
 // File is a small file on the sandbox's tmpfs.

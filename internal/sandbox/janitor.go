@@ -37,14 +37,25 @@ func Janitor() int {
 	for _, fd := range []int{lifelineFD, lockFD} {
 		unix.CloseOnExec(fd)
 	}
+	if err := holdGroup(config.Cgroup); err != nil {
+		fmt.Fprintln(os.Stderr, "janitor:", err)
+	}
 	if config.Run != "" {
-		if err := guardInit(lifeline); err != nil {
+		if err := guardInit(lifeline, config.Cgroup); err != nil {
+			fmt.Fprintln(os.Stderr, "janitor:", err)
+		}
+	}
+	if config.Cgroup != "" {
+		if err := RemoveCgroup(config.Cgroup); err != nil {
 			fmt.Fprintln(os.Stderr, "janitor:", err)
 		}
 	}
 	if err := removeAll(config.Remove); err != nil {
 		fmt.Fprintln(os.Stderr, "janitor:", err)
 		return 1
+	}
+	for _, directory := range config.Prune {
+		_ = os.Remove(directory) // another run's may be there
 	}
 	return 0
 }
@@ -96,7 +107,7 @@ func waitForMaps(lifeline *os.File) int {
 
 // guardInit starts init and returns when it has ended, which it makes happen
 // once the supervisor is gone.
-func guardInit(lifeline *os.File) error {
+func guardInit(lifeline *os.File, cgroup string) error {
 	// The parent-death signal is tied to the thread that forked.
 	runtime.LockOSThread()
 	configFile, control := os.NewFile(configFD, "config"), os.NewFile(controlFD, "control")
@@ -113,7 +124,10 @@ func guardInit(lifeline *os.File) error {
 		Pdeathsig: syscall.SIGKILL,
 	}
 	if err := command.Start(); err != nil {
-		return fmt.Errorf("make namespaces: %w", err)
+		return errors.Join(fmt.Errorf("make namespaces: %w", err), leaveGroup(cgroup))
+	}
+	if err := leaveGroup(cgroup); err != nil {
+		fmt.Fprintln(os.Stderr, "janitor:", err) // the supervisor fails too, and ends this
 	}
 	configFile.Close()
 	control.Close() // or init's end would not show as end-of-file

@@ -77,6 +77,9 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 		s.TUN = files[1]
 	}
 	s.init = event.PID
+	if err := settleGroups(config.Cgroup, s.janitor.Process.Pid, s.init); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
 	return s, nil
 }
 
@@ -120,6 +123,16 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		// A session of its own: Ctrl-C on the terminal and Slurm's signals
 		// to a process group are for the supervisor to act on.
 		Setsid: true,
+	}
+	if config.Cgroup != "" {
+		// The root of a cgroup namespace is the group of whoever makes it.
+		group, err := os.Open(config.Cgroup)
+		if err != nil {
+			writeEnd.Close()
+			return fmt.Errorf("open the run's control group: %w", err)
+		}
+		defer group.Close()
+		janitor.SysProcAttr.UseCgroupFD, janitor.SysProcAttr.CgroupFD = true, int(group.Fd())
 	}
 	if config.IDMap.OneUID() {
 		// The maps are there before the program is executed, so its
