@@ -165,6 +165,9 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 			return fmt.Errorf("store blob: %w", err)
 		}
 		err := w.register(ctx, dgst, opts)
+		if errdefs.IsFailedPrecondition(err) {
+			continue // gone before the registration: containerd waits for data
+		}
 		if err != nil && !errdefs.IsAlreadyExists(err) {
 			return fmt.Errorf("register blob %s: %w", dgst, err)
 		}
