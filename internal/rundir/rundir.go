@@ -35,9 +35,22 @@ func Home(base string) string {
 	return filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid()))
 }
 
+// createTries is how often Create begins again because another run, at its
+// end, removed what looked like an empty home.
+const createTries = 10
+
 // Create makes and locks the directory of a run below base. It fails with
 // fs.ErrExist when the run has one there already.
 func Create(base, run string) (*Dir, error) {
+	for try := 1; ; try++ {
+		dir, err := create(base, run)
+		if try == createTries || !errors.Is(err, fs.ErrNotExist) {
+			return dir, err
+		}
+	}
+}
+
+func create(base, run string) (*Dir, error) {
 	home := Home(base)
 	if err := makeHome(home); err != nil {
 		return nil, err
