@@ -17,6 +17,8 @@ import (
 const (
 	// envBerth is the unpacked distribution, with bin and libexec.
 	envBerth = "BERTH_DIST"
+	// envArchive is the archive that the distribution comes as, if there is one.
+	envArchive = "BERTH_ARCHIVE"
 	// envImages is the directory with image archives.
 	envImages = "BERTH_IMAGES"
 	// envPrograms is the directory of programs that stories use on the host.
@@ -42,6 +44,7 @@ func TestStories(t *testing.T) {
 			env.Setenv("PROGRAMS", os.Getenv(envPrograms))
 			env.Setenv("EXAMPLES", os.Getenv(envExamples))
 			env.Setenv("DIST", dist)
+			env.Setenv("ARCHIVE", os.Getenv(envArchive))
 			env.Setenv("USER", os.Getenv("USER"))
 			before, err := snapshot()
 			if err != nil {
@@ -60,6 +63,8 @@ func TestStories(t *testing.T) {
 		},
 		Condition: func(condition string) (bool, error) {
 			switch condition {
+			case "archive":
+				return os.Getenv(envArchive) != "", nil
 			case "slurm":
 				return os.Getenv("SLURM_CONF") != "" || exists("/etc/slurm/slurm.conf"), nil
 			case "subuids":
