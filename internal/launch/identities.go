@@ -1,9 +1,12 @@
 package launch
 
 import (
+	"fmt"
 	"net/netip"
+	"os"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/linux"
 	"berth.dev/berth/internal/pki"
 	"berth.dev/berth/internal/sandbox"
 )
@@ -12,8 +15,13 @@ import (
 // user's own kubeconfig.
 type identities struct {
 	files map[string]sandbox.File
-	// kubeconfig reaches the API server from the host.
+	// kubeconfig reaches the API server from the host. It names the key by a
+	// path of this process: see userKubeconfig.
 	kubeconfig []byte
+	// own is the same with the key in it, for this process.
+	own []byte
+	// key keeps the user's key.
+	key *os.File
 }
 
 // makeIdentities makes every key of the cluster. Each component gets one of
@@ -61,10 +69,29 @@ func makeIdentities(plan cluster.Plan) (identities, error) {
 	if err != nil {
 		return identities{}, err
 	}
+	server := addresses.HostAPIServerURL()
+	kubeconfig, key, err := userKubeconfig(server, authority.Cert, pair)
+	if err != nil {
+		return identities{}, err
+	}
 	return identities{
 		files:      maker.files,
-		kubeconfig: pki.Kubeconfig("berth", addresses.HostAPIServerURL(), authority.Cert, pair),
+		own:        pki.Kubeconfig("berth", server, authority.Cert, pair),
+		kubeconfig: kubeconfig,
+		key:        key,
 	}, nil
+}
+
+// userKubeconfig is what the user's programs get. The key is not in the file,
+// which would outlive a run that is killed all at once, but in the memory of
+// this process, and its name is a path to there.
+func userKubeconfig(server string, authority []byte, pair pki.Pair) ([]byte, *os.File, error) {
+	key, err := linux.MemoryFile("berth-key", pair.Key)
+	if err != nil {
+		return nil, nil, err
+	}
+	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), key.Fd())
+	return pki.KubeconfigWithKeyFile("berth", server, authority, pair.Cert, path), key, nil
 }
 
 // identityMaker collects files, and the first error, after which it does

@@ -212,7 +212,7 @@ func (r *run) makePlan(context.Context) (err error) {
 	if err := os.WriteFile(kubeconfig, r.identities.kubeconfig, 0o600); err != nil {
 		return fail(ExitNoSpace, fmt.Errorf("write kubeconfig: %w", err))
 	}
-	r.client, err = workload.NewClient(r.identities.kubeconfig)
+	r.client, err = workload.NewClient(r.identities.own)
 	return err
 }
 
@@ -422,6 +422,9 @@ func (r *run) takeDown() error {
 	}
 	if r.apiDoor != nil {
 		r.apiDoor.Close()
+	}
+	if r.identities.key != nil {
+		r.identities.key.Close()
 	}
 	var err error
 	if r.box != nil {

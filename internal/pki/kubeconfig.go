@@ -5,10 +5,21 @@ import (
 	"fmt"
 )
 
-// Kubeconfig renders a client configuration for one server and one identity.
+// Kubeconfig renders a client configuration for one server and one identity,
+// with the key in it.
 // The text is small and fixed, so it is written out here rather than through
 // client-go, whose start-up cost every command of berth would pay.
 func Kubeconfig(cluster, server string, authority []byte, client Pair) []byte {
+	return render(cluster, server, authority, client.Cert, "client-key-data: "+base64.StdEncoding.EncodeToString(client.Key))
+}
+
+// KubeconfigWithKeyFile is Kubeconfig with the path of the key in place of the
+// key.
+func KubeconfigWithKeyFile(cluster, server string, authority, cert []byte, key string) []byte {
+	return render(cluster, server, authority, cert, fmt.Sprintf("client-key: %q", key))
+}
+
+func render(cluster, server string, authority, cert []byte, key string) []byte {
 	encode := base64.StdEncoding.EncodeToString
 	return fmt.Appendf(nil, `apiVersion: v1
 kind: Config
@@ -27,6 +38,6 @@ users:
 - name: %[1]q
   user:
     client-certificate-data: %[4]s
-    client-key-data: %[5]s
-`, cluster, server, encode(authority), encode(client.Cert), encode(client.Key))
+    %[5]s
+`, cluster, server, encode(authority), encode(cert), key)
 }
