@@ -12,7 +12,7 @@
 #include <nftables/libnftables.h>
 
 static const char usage[] =
-	"usage: nft [-c] [-j] [-a] [-s] [-t] [-n] [-e] [-I DIR] [-D NAME=VALUE] {-f FILE | COMMAND...}\n"
+	"usage: nft [-c] [-j] [-a] [-s] [-t] [-n] [-e] [-I DIR] {-f FILE | COMMAND...}\n"
 	"\n"
 	"  -f, --file FILE        run the commands in FILE, - is the standard input\n"
 	"  -c, --check            check only, change nothing\n"
@@ -23,7 +23,6 @@ static const char usage[] =
 	"  -n, --numeric          numbers for protocols, priorities, times and symbols\n"
 	"  -e, --echo             show what was added\n"
 	"  -I, --includepath DIR  look for included files in DIR\n"
-	"  -D, --define NAME=VALUE\n"
 	"  -v, --version\n";
 
 static const struct option options[] = {
@@ -36,7 +35,6 @@ static const struct option options[] = {
 	{ "numeric", no_argument, NULL, 'n' },
 	{ "echo", no_argument, NULL, 'e' },
 	{ "includepath", required_argument, NULL, 'I' },
-	{ "define", required_argument, NULL, 'D' },
 	{ "version", no_argument, NULL, 'v' },
 	{ "help", no_argument, NULL, 'h' },
 	{ NULL, 0, NULL, 0 },
@@ -79,49 +77,49 @@ static int run(struct nft_ctx *nft, const char *file, int count, char **words)
 
 int main(int argc, char **argv)
 {
-	struct nft_ctx *nft = nft_ctx_new(NFT_CTX_DEFAULT);
-	const char *file = NULL;
+	struct nft_ctx *nft;
+	const char *file = NULL, *include = NULL;
 	unsigned int flags = 0;
-	int option, failed = 0;
+	bool check = false;
+	int option, failed;
 
-	if (nft == NULL) {
-		perror("nft");
-		return EXIT_FAILURE;
-	}
-	while (!failed && (option = getopt_long(argc, argv, "+f:cjastneI:D:vh", options, NULL)) != -1) {
+	while ((option = getopt_long(argc, argv, "+f:cjastneI:vh", options, NULL)) != -1) {
 		switch (option) {
 		case 'f': file = optarg; break;
-		case 'c': nft_ctx_set_dry_run(nft, true); break;
+		case 'c': check = true; break;
 		case 'j': flags |= NFT_CTX_OUTPUT_JSON; break;
 		case 'a': flags |= NFT_CTX_OUTPUT_HANDLE; break;
 		case 's': flags |= NFT_CTX_OUTPUT_STATELESS; break;
 		case 't': flags |= NFT_CTX_OUTPUT_TERSE; break;
 		case 'n': flags |= NFT_CTX_OUTPUT_NUMERIC_ALL; break;
 		case 'e': flags |= NFT_CTX_OUTPUT_ECHO; break;
-		case 'I': failed = nft_ctx_add_include_path(nft, optarg); break;
-		case 'D': failed = nft_ctx_add_var(nft, optarg); break;
+		case 'I': include = optarg; break;
 		case 'v':
 			puts("nftables v" NFTABLES_VERSION " (libnftables of Debian, static)");
-			nft_ctx_free(nft);
 			return EXIT_SUCCESS;
 		case 'h':
 			fputs(usage, stdout);
-			nft_ctx_free(nft);
 			return EXIT_SUCCESS;
 		default:
-			failed = 1;
+			fputs(usage, stderr);
+			return EXIT_FAILURE;
 		}
 	}
-	if (!failed && file == NULL && optind == argc)
-		failed = 1;
-	if (failed) {
+	if (file == NULL && optind == argc) {
 		fputs(usage, stderr);
-	} else {
-		/* names.c says why */
-		nft_ctx_input_set_flags(nft, NFT_CTX_INPUT_NO_DNS);
-		nft_ctx_output_set_flags(nft, flags);
-		failed = run(nft, file, argc - optind, argv + optind);
+		return EXIT_FAILURE;
 	}
+
+	nft = nft_ctx_new(NFT_CTX_DEFAULT);
+	if (nft == NULL || (include != NULL && nft_ctx_add_include_path(nft, include) != 0)) {
+		perror("nft");
+		return EXIT_FAILURE;
+	}
+	/* names.c says why */
+	nft_ctx_input_set_flags(nft, NFT_CTX_INPUT_NO_DNS);
+	nft_ctx_output_set_flags(nft, flags);
+	nft_ctx_set_dry_run(nft, check);
+	failed = run(nft, file, argc - optind, argv + optind);
 	nft_ctx_free(nft);
 	return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
