@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"sync"
@@ -124,4 +125,26 @@ func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
 		}
 	})
 	both.Wait()
+}
+
+// outlivePipes keeps this process from being killed by a write to a pipe that
+// nobody reads any more (berth run | head): the cluster is to be taken down in
+// order. The signal is caught, not ignored, which the command would inherit.
+func outlivePipes() {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+}
+
+// output passes on what the workload writes. When nobody reads it any more,
+// the run ends as a program does that has no other purpose.
+type output struct {
+	to     io.Writer
+	giveUp context.CancelCauseFunc
+}
+
+func (o *output) Write(data []byte) (int, error) {
+	n, err := o.to.Write(data)
+	if errors.Is(err, syscall.EPIPE) {
+		o.giveUp(&Failure{Code: exitSignalBase + int(syscall.SIGPIPE), Err: errors.New("nobody reads the output any more")})
+	}
+	return n, err
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -89,6 +90,8 @@ func startKeeper(config keeperConfig, env []string, stdin io.Reader, stdout, std
 	process.Args[0] = "berth"
 	process.Env = env
 	process.Stdin, process.Stdout, process.Stderr = stdin, stdout, stderr
+	// Pipes of ours would stay open as long as any process has them.
+	process.WaitDelay = orphanGrace
 	process.ExtraFiles = []*os.File{orderReader, resultWriter, configFile}
 	if err := process.Start(); err != nil {
 		orderWriter.Close()
@@ -125,6 +128,8 @@ func (k *keeper) wait() {
 // Keeper is the main function of the keeper. It returns its exit status.
 func Keeper() int {
 	sandbox.OutliveSignals()
+	// The parent-death signal of the command is tied to the thread that forked.
+	runtime.LockOSThread()
 	for _, fd := range []int{keeperOrderFD, keeperResultFD, keeperConfigFD} {
 		unix.CloseOnExec(fd)
 	}
@@ -143,6 +148,8 @@ func Keeper() int {
 	if err == nil {
 		command, err = os.StartProcess(config.Path, config.Args, &os.ProcAttr{
 			Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
+			// For the case that the supervisor is killed in the same instant.
+			Sys: &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL},
 		})
 	}
 	if err != nil {

@@ -71,6 +71,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		go r.allocation.inquire(ctx, giveUp)
 	}
 	r.crew = newCrew(options.Log, options.Report, giveUp)
+	outlivePipes()
 	r.crew.keepLogs = options.Spec.DebugDir != ""
 	defer func() { err = errors.Join(err, r.takeDown()) }()
 	for _, step := range []struct {
@@ -385,7 +386,7 @@ func (r *run) applyObjects(ctx context.Context) error {
 
 func (r *run) follow(ctx context.Context) (int, error) {
 	result, err := r.client.Follow(ctx, r.objects, workload.Streams{
-		Out: r.Stdout, Err: r.Stderr,
+		Out: &output{r.Stdout, r.crew.giveUp}, Err: &output{r.Stderr, r.crew.giveUp},
 		Note:   func(text string) { r.Log.Warn(text) },
 		NoPull: r.Spec.NoPull,
 	})

@@ -1,0 +1,87 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"syscall"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/slurm"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.Local)
+
+// newAllocation is one whose controller answers; end is what it says.
+func newAllocation(end string) *allocation {
+	return &allocation{
+		job: slurm.Job{ID: "7"},
+		log: slog.New(slog.DiscardHandler),
+		now: func() time.Time { return noon },
+		ask: func(_ context.Context, command ...string) ([]byte, error) {
+			if command[len(command)-1] == "config" {
+				return []byte("KillWait                = 30 sec\n"), nil
+			}
+			return []byte("JobId=7 EndTime=" + end + " Partition=main\n"), nil
+		},
+	}
+}
+
+func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
+	a := newAllocation("2026-01-01T12:00:03")
+	var given error
+	a.inquire(t.Context(), func(err error) { given = err })
+	if ExitCode(given) != ExitConfig {
+		t.Fatalf("got %v, want a refusal", given)
+	}
+	a = newAllocation("2026-01-01T12:01:00")
+	given = nil
+	a.inquire(t.Context(), func(err error) { given = err })
+	if given != nil {
+		t.Fatalf("a job with a minute left is refused: %v", given)
+	}
+}
+
+func TestGrace(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		killWait time.Duration
+		signal   syscall.Signal
+		want     time.Duration
+	}{
+		{"not known", 0, syscall.SIGTERM, localGrace},
+		{"short", 3 * time.Second, syscall.SIGTERM, 2 * time.Second},
+		{"too short", time.Second, syscall.SIGTERM, 0},
+		{"usual", 30 * time.Second, syscall.SIGTERM, 29 * time.Second},
+		{"long", 10 * time.Minute, syscall.SIGTERM, maxGrace},
+		{"somebody waits", 30 * time.Second, syscall.SIGINT, localGrace},
+	} {
+		a := &allocation{killWait: test.killWait}
+		if got := a.grace(test.signal); got != test.want {
+			t.Errorf("%s: %s, want %s", test.name, got, test.want)
+		}
+	}
+	var none *allocation
+	if got := none.grace(syscall.SIGTERM); got != localGrace {
+		t.Errorf("outside of Slurm: %s, want %s", got, localGrace)
+	}
+}
+
+func TestTimeLimitIsNamed(t *testing.T) {
+	a := &allocation{job: slurm.Job{ID: "7"}, end: noon, now: func() time.Time { return noon }}
+	if code := ExitCode(a.reason(Interrupted(syscall.SIGTERM))); code != ExitTimeLimit {
+		t.Errorf("SIGTERM at the end of the job: exit code %d, want %d", code, ExitTimeLimit)
+	}
+	if code := ExitCode(a.reason(Interrupted(syscall.SIGINT))); code != 130 {
+		t.Errorf("SIGINT at the end of the job: exit code %d, want 130", code)
+	}
+	a.end = noon.Add(time.Hour)
+	if code := ExitCode(a.reason(Interrupted(syscall.SIGTERM))); code != 143 {
+		t.Errorf("SIGTERM long before: exit code %d, want 143", code)
+	}
+	other := errors.New("other")
+	if a.reason(other) != other {
+		t.Error("another reason is changed")
+	}
+}

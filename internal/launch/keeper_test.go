@@ -1,0 +1,139 @@
+package launch
+
+import (
+	"bytes"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
+)
+
+func TestMain(m *testing.M) {
+	// The keeper is this program, started again.
+	if len(os.Args) == 2 && os.Args[1] == KeeperArg {
+		os.Exit(Keeper())
+	}
+	os.Exit(m.Run())
+}
+
+// keep runs a shell script under a keeper.
+func keep(t *testing.T, script string) (*keeper, *bytes.Buffer) {
+	t.Helper()
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		t.Skip("no shell")
+	}
+	var output bytes.Buffer
+	k, err := startKeeper(keeperConfig{Path: shell, Args: []string{"sh", "-c", script}}, os.Environ(), nil, &output, &output)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k, &output
+}
+
+func (k *keeper) answer(t *testing.T) keeperResult {
+	t.Helper()
+	select {
+	case result := <-k.result:
+		return result
+	case <-time.After(20 * time.Second):
+		t.Fatal("the command does not end")
+		return keeperResult{}
+	}
+}
+
+func TestKeeperPassesTheExitCode(t *testing.T) {
+	for script, want := range map[string]int{"exit 0": 0, "exit 7": 7, "kill -9 $$": 137} {
+		k, _ := keep(t, script)
+		if got := k.answer(t); got.Code != want || got.Error != "" {
+			t.Errorf("%q: %+v, want code %d", script, got, want)
+		}
+		k.wait()
+	}
+}
+
+func TestKeeperSaysWhyACommandDoesNotStart(t *testing.T) {
+	k, err := startKeeper(keeperConfig{Path: filepath.Join(t.TempDir(), "none"), Args: []string{"none"}}, nil, nil, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := k.answer(t); !strings.Contains(got.Error, "no such file") {
+		t.Errorf("got %+v, want the reason", got)
+	}
+	k.wait()
+}
+
+func TestKeeperEndsWhatTheCommandLeaves(t *testing.T) {
+	pids := filepath.Join(t.TempDir(), "pids")
+	k, _ := keep(t, "sleep 1000 & echo $! >>"+pids+"; (trap '' TERM; exec sleep 1000) & echo $! >>"+pids+"; exit 3")
+	if got := k.answer(t); got.Code != 3 {
+		t.Errorf("%+v, want code 3", got)
+	}
+	k.wait()
+	content, err := os.ReadFile(pids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left := strings.Fields(string(content))
+	if len(left) != 2 {
+		t.Fatalf("processes %q, want 2", left)
+	}
+	for _, text := range left {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state := linux.ProcessState(pid); state != 0 {
+			t.Errorf("process %d is left, state %c", pid, state)
+		}
+	}
+}
+
+func TestKeeperEndsACommandThatDoesNotWantTo(t *testing.T) {
+	k, _ := keep(t, "trap '' TERM; while :; do sleep 0.01; done")
+	k.end(0)
+	k.wait()
+	select {
+	case <-k.ended:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the command does not end")
+	}
+}
+
+func TestOrphansOfAKilledKeeperEnd(t *testing.T) {
+	if err := linux.BecomeSubreaper(); err != nil {
+		t.Fatal(err)
+	}
+	pidFile := filepath.Join(t.TempDir(), "pid")
+	k, _ := keep(t, "sh -c 'sleep 1000 & echo $! >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; wait'; :")
+	deadline := time.Now().Add(20 * time.Second)
+	var content []byte
+	for len(content) == 0 {
+		if time.Now().After(deadline) {
+			t.Fatal("the command does not start")
+		}
+		content, _ = os.ReadFile(pidFile)
+	}
+	if err := unix.Kill(k.process.Process.Pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if got := k.answer(t); !strings.Contains(got.Error, "killed") {
+		t.Errorf("%+v, want word of the keeper's death", got)
+	}
+	k.wait()
+	endOrphans()
+	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if state := linux.ProcessState(pid); state != 0 {
+		t.Errorf("process %d is left, state %c", pid, state)
+	}
+}
