@@ -1,0 +1,306 @@
+# shellcheck shell=bash
+# Every way in which a run can end. Cases of both modes come first.
+
+success() {
+	berth a -f $here/exit.yaml --image $image
+	ends a 0
+}
+
+failure() {
+	berth a --image $image -- sh -c "sed 's/value: \"0\"/value: \"7\"/' $here/exit.yaml | kubectl apply -f- && exit 9"
+	ends a 9
+}
+
+# A command's leftovers end with the run, also those that left its session.
+background() {
+	berth a -- sh -c 'setsid sleep 1000 & (trap "" TERM; sleep 1001) & sleep 1002 & exit 5'
+	ends a 5
+}
+
+command_is_asked_to_end() {
+	berth a -- sh -c 'trap "echo command asked; exit 0" TERM; echo started; while :; do sleep 0.1; done'
+	says a started
+	signal TERM supervisor
+	says a 'command asked'
+	ends a 143
+}
+
+# kill -9 of one part. The first three end the run; what the user's command
+# started ends too.
+kill_one() { # PART CODE...
+	local part=$1
+	shift
+	berth a -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready --timeout=60s pod/loop; echo started; sleep 1000 & sleep 1001'
+	says a started
+	signal KILL "$part"
+	ends a "$@"
+}
+kill_supervisor() { kill_one supervisor 137; }
+kill_janitor() {
+	kill_one janitor 70
+	says a 'sandbox ended'
+}
+kill_init() {
+	kill_one init 70
+	says a 'sandbox ended'
+}
+kill_keeper() {
+	kill_one keeper 66 70
+	says a 'watches over'
+}
+
+# All at once: what is left is a directory, and the next berth removes it.
+kill_all() {
+	berth a -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready --timeout=60s pod/loop; echo started; exec sleep 1000'
+	says a started
+	signal KILL supervisor janitor init net keeper
+	ends a 137
+	no_secret
+	if [[ $mode == local ]]; then
+		berth b -- true
+	else
+		begin b alice n1 berth cleanup
+	fi
+	ends b 0
+}
+
+no_secret() {
+	local found
+	found=$(node grep -rlE 'PRIVATE KEY|client-key-data|open-sesame-4711|b3Blbi1zZXNhbWUtNDcxM' /tmp /var/tmp /dev/shm /run 2>/dev/null)
+	[[ -z $found ]] || fail "secrets are left: $found"
+}
+
+# A role that dies is started again, pods stay, the API works again.
+restart() {
+	local role before uid
+	berth a -f $here/loop.yaml --image $image -- sleep 1000
+	poll 60 running || fail "the pod does not run: $(tail -n 12 "$out/a")"
+	before=$(identity)
+	for role in net dns containerd node control; do
+		signal KILL $role
+		says a "$role ended"
+		poll 30 kubectl get --raw=/readyz >/dev/null 2>&1 || fail "no API after the restart of $role"
+		poll 30 works || fail "exec does not work after the restart of $role"
+		[[ $(identity) == "$before" ]] || fail "the pod did not survive the restart of $role: $before, now $(identity)"
+	done
+	# A new pod can be started, and be asked to end.
+	kubectl run second --image=busybox:1.37 --restart=Never -- true >/dev/null || fail "run a second pod"
+	kubectl wait --for=jsonpath='{.status.phase}'=Succeeded --timeout=30s pod/second >/dev/null || fail "the second pod does not run"
+	signal TERM supervisor
+	ends a 143
+}
+running() { [[ $(kubectl get pod loop -o 'jsonpath={.status.phase}' 2>/dev/null) == Running ]]; }
+identity() { poll 20 ask_identity; }
+ask_identity() { kubectl get pod loop -o 'jsonpath={.metadata.uid} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}' 2>/dev/null; }
+works() { [[ $(kubectl exec loop -- echo works 2>/dev/null) == works ]]; }
+
+# A role that dies again and again ends the run, with the reason.
+storm() {
+	local i
+	berth a -- sleep 1000
+	poll 60 kubectl get --raw=/readyz >/dev/null 2>&1
+	for i in 1 2 3 4; do
+		poll 30 eval '[[ -n $(parts dns) ]]'
+		signal KILL dns
+		[[ $i == 4 ]] || poll 30 eval "[[ \$(grep -c 'dns ended' $out/a) == $i ]]"
+	done
+	says a 'after 3 restarts'
+	ends a 70
+}
+
+# What is stopped is continued; nothing is restarted for it.
+stop_each() {
+	local part
+	berth a -f $here/loop.yaml --image $image -- sleep 1000
+	poll 60 running
+	for part in net dns containerd node control init janitor keeper; do
+		signal STOP $part
+		poll 20 awake $part || fail "$part stays stopped"
+	done
+	poll 20 works || fail "exec does not work after the stops"
+	never_says a 'starting it again'
+	signal STOP janitor init
+	signal TERM supervisor
+	ends a 143
+}
+awake() { ! node grep -q '^State:.T' "/proc/$(parts "$1")/status"; }
+
+stop_supervisor() {
+	berth a -f $here/exit.yaml --image $image
+	poll 30 eval '[[ -n $(parts supervisor) ]]'
+	signal STOP supervisor
+	poll 30 eval 'node grep -q "^State:.T" /proc/$(parts supervisor)/status'
+	signal CONT supervisor
+	ends a 0
+}
+
+# The death of a shim or of pause ends its pod, not the run: the Job's pod is
+# counted as failed.
+kill_shim() { kill_in_pod shim; }
+kill_pause() { kill_in_pod pause; }
+kill_in_pod() {
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	signal KILL "$1"
+	patience=90 ends a 137 1 143 255
+}
+
+pod_is_asked_to_end() {
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	signal "${1:-TERM}" supervisor
+	says a 'ended in order'
+	ends a "${2:-143}"
+}
+hangup() { pod_is_asked_to_end HUP 129; }
+interrupt() { pod_is_asked_to_end INT 130; }
+
+# A second signal is obeyed at once.
+second_signal() {
+	berth a -f $here/stubborn.yaml --image $image
+	says a started
+	signal INT supervisor
+	says a 'a second signal'
+	sleep 1.2
+	signal INT supervisor
+	ends a 130
+}
+
+# Ctrl-C at a terminal reaches every process in the foreground.
+terminal() {
+	begin a alice n1 script -qec "berth run -f $here/loop.yaml --image $image -- sh -c 'kubectl wait --for=condition=Ready pod/loop --timeout=60s; echo up; sleep 1000'" /dev/null
+	says a up
+	node sh -c "kill -INT \$(pgrep -t \$(ps -o tty= -p $(parts keeper)))"
+	ends a 130
+}
+
+# The pipe that takes the output closes.
+closed_pipe() {
+	begin a alice n1 bash -c "berth run -f $here/chatty.yaml --image $image | head -n 1; exit \${PIPESTATUS[0]}"
+	ends a 141
+	says a started
+}
+
+together() {
+	local user
+	begin a alice n1 berth run -f $here/exit.yaml --image $image -- sh -c 'kubectl wait --for=condition=complete --timeout=90s job/exit'
+	begin b alice n1 berth run -f $here/exit.yaml --image $image -- sh -c 'kubectl wait --for=condition=complete --timeout=90s job/exit; exit 3'
+	begin c bob n1 berth run -f $here/exit.yaml --image $image
+	ends a 0
+	ends b 3
+	ends c 0
+}
+
+# One that is killed leaves the other alone.
+together_apart() {
+	begin a alice n1 berth run -f $here/loop.yaml --image $image
+	says a started
+	local first
+	first=$(parts supervisor)
+	begin b bob n1 berth run -f $here/loop.yaml --image $image
+	says b started
+	node kill -KILL "$first"
+	ends a 137
+	begin c alice n1 berth run -f $here/exit.yaml --image $image
+	ends c 0
+	signal TERM supervisor
+	says b 'ended in order'
+	ends b 143
+}
+
+no_new_privs() {
+	begin a alice n1 setpriv --no-new-privs /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image
+	says a 'one user id only'
+	says a started
+	signal TERM supervisor
+	ends a 143
+}
+
+# From here on: only inside of a job.
+
+scancel() {
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	"$bed" run --user alice login scancel "${@}" "$(job)"
+	case $* in
+	*KILL*) ends a 137 ;;
+	*) ends a 143 137 && says a 'ended in order' ;;
+	esac
+}
+scancel_full() { scancel -f; }
+
+# Everything of the job is killed at once; what is on disk stays until the
+# next berth, or an epilog, comes.
+scancel_kill() {
+	scancel -s KILL
+	no_secret
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+
+stopped_then_killed() {
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	signal STOP supervisor
+	"$bed" run --user alice login scancel -s KILL "$(job)"
+	ends a 137
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+
+time_limit() {
+	# Slurm counts limits in minutes, and looks at them every now and then.
+	patience=150
+	begin a alice login sbatch -W -o /home/alice/limit.out --time=1 --mem=1500 --wrap "srun env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
+	ends a 0 1 15 143 124 137
+	node cat /home/alice/limit.out >"$out/a"
+	says a started
+	[[ $("$bed" run ctl scontrol -o show job "$(last_job)") == *JobState=TIMEOUT* ]] || fail "the job's state is not TIMEOUT"
+	node rm /home/alice/limit.out
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+last_job() { "$bed" run ctl scontrol -o show job | grep -o 'JobId=[0-9]*' | tail -n 1 | cut -d= -f2; }
+
+batch_scancel() {
+	begin a alice login sbatch -W -o /home/alice/batch.out --mem=1500 --wrap "srun env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
+	poll 60 node grep -q started /home/alice/batch.out || fail "not started: $(node cat /home/alice/batch.out)"
+	"$bed" run --user alice login scancel "$(job)"
+	ends a 0 1 15 143 137
+	node cat /home/alice/batch.out >"$out/a"
+	node rm /home/alice/batch.out
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+
+extra_tasks() {
+	begin a alice login srun -N1 -n2 --mem=1500 berth run -f $here/exit.yaml --image $image
+	ends a 0
+	[[ $(grep -c started "$out/a") == 1 ]] || fail "more than one task acts"
+	begin b alice login srun -N1 -n2 --mem=1500 berth run -q -- false
+	ends b 1
+}
+extra_tasks_scancel() {
+	begin a alice login srun -N1 -n2 --mem=1500 berth run -f $here/loop.yaml --image $image
+	says a started
+	"$bed" run --user alice login scancel "$(job)"
+	ends a 143 137
+	says a 'ended in order'
+}
+
+small_step() {
+	begin a alice login sbatch -W -o /home/alice/small.out -n2 --mem=1500 --wrap "srun -n1 -c1 --exact env PATH=$PATH /srv/ends/dist/bin/berth run -- true"
+	ends a 0
+	node cat /home/alice/small.out >"$out/a"
+	node rm /home/alice/small.out
+	patience=1 says a 'this step may use only'
+}
+
+# Only where cgroups limit the memory.
+out_of_memory() {
+	memory=900
+	berth a -f $here/greedy.yaml --image $image
+	says a started
+	patience=90 ends a 137 1
+	says a OOM
+}

@@ -1,0 +1,148 @@
+# shellcheck shell=bash
+# What the cases are written with. A case is a function; it runs one or more
+# berths in the bed, ends them in its way, and says what it expects. After each
+# one nothing may be left on any host.
+
+fails=0
+out=$(mktemp -d "${TMPDIR:-/tmp}/ends-XXXXXX")
+image=/srv/ends/images/busybox.tar
+here=/srv/ends/ends
+
+say() { echo "    $*"; }
+
+# fail tells the first thing that went wrong; what comes after it in a case is
+# skipped.
+fail() {
+	[[ $failed == yes ]] || say "FAILED: $*"
+	failed=yes
+}
+
+# begin NAME USER HOST CMD... runs CMD in the background, as one case may do
+# several times; its output is $out/NAME. The shell in between is for nsenter,
+# which stops itself when its child is stopped.
+begin() {
+	local name=$1 user=$2 host=$3
+	shift 3
+	: >"$out/$name"
+	timeout -k 1 120 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
+		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
+	pids[$name]=$!
+}
+
+# berth NAME ARGS... begins a berth run where the current mode says.
+berth() {
+	local name=$1
+	shift
+	case $mode in
+	local) begin "$name" alice n1 berth run "$@" ;;
+	step) begin "$name" alice login srun -N1 --mem="${memory:-1500}" ${limit:+--time="$limit"} berth run "$@" ;;
+	esac
+}
+
+# poll SECONDS CMD...
+poll() {
+	[[ $failed == no ]] || return 1
+	local deadline=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		((SECONDS < deadline)) || return 1
+		sleep 0.05
+	done
+}
+
+# says NAME TEXT: the output holds TEXT, soon.
+says() {
+	poll "${patience:-60}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
+		fail "no '$2' in the output of $1: $(tail -n 12 "$out/$1")"
+}
+
+says_or_ended() { ended "$1" || grep -qF -- "$2" "$out/$1"; }
+
+never_says() { ! grep -qF -- "$2" "$out/$1" || fail "'$2' in the output of $1"; }
+
+# ends NAME CODE...: it ends, soon, with one of the codes.
+ends() {
+	local name=$1 code
+	shift
+	poll "${patience:-60}" ended "$name" || fail "$name does not end: $(tail -n 12 "$out/$name")"
+	wait "${pids[$name]}"
+	code=$?
+	[[ " $* " == *" $code "* ]] || fail "exit code $code of $name, want $*: $(tail -n 12 "$out/$name")"
+}
+
+ended() { ! kill -0 "${pids[$1]}" 2>/dev/null; }
+
+# parts PART...: the process ids of parts of the cluster on n1, seen from n1.
+parts() {
+	local part
+	for part in "$@"; do
+		case $part in
+		supervisor) node pgrep -f '^[^ ]*berth run ' ;;
+		janitor) node pgrep -f '^berth sandbox-janitor' ;;
+		init) node pgrep -f '^berth sandbox-init' ;;
+		net) node pgrep -f '^berth net-role' ;;
+		keeper) node pgrep -f '^berth command-keeper' ;;
+		control) node pgrep -f 'berth-kube control ' ;;
+		node) node pgrep -f 'berth-kube node ' ;;
+		containerd) node pgrep -f '/containerd --config' ;;
+		dns) node pgrep -f '/coredns -conf' ;;
+		shim) node pgrep -f 'containerd-shim-berth-v2' ;;
+		pause) node pgrep -f '^/pause' ;;
+		esac
+	done
+}
+
+node() { "$bed" run n1 "$@"; }
+
+# signal SIG PART...
+signal() {
+	[[ $failed == no ]] || return 1
+	local signal=$1 pids
+	shift
+	pids=$(parts "$@")
+	[[ -n $pids ]] || {
+		fail "no process of $* to signal"
+		return 1
+	}
+	# shellcheck disable=SC2086
+	node kill "-$signal" $pids || fail "send $signal to $*"
+}
+
+# job: the id of the one job there is.
+job() { "$bed" run ctl squeue -h -o %i | head -n 1; }
+
+kubectl() {
+	"$bed" run --user alice n1 sh -c 'KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) exec timeout 20 /srv/ends/dist/libexec/berth/kubectl "$@"' sh "$@"
+}
+
+# case_ NAME: runs the function of that name, then looks for what it left.
+case_() {
+	local name=$1 left began=$SECONDS
+	failed=no memory='' limit='' patience=''
+	declare -gA pids=()
+	"$name"
+	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done
+	left=$(check) || {
+		fail "left behind:"
+		sed 's/^/      /' <<<"$left"
+		node sh -c 'kill -KILL $(pgrep -u alice,bob); rm -rf /tmp/berth-* /var/tmp/berth-* /dev/shm/berth-*'
+	}
+	if [[ $failed == yes ]]; then
+		fails=$((fails + 1))
+		echo "FAIL $PROCTRACK $mode $name ($((SECONDS - began)) s)"
+	else
+		echo "ok   $PROCTRACK $mode $name ($((SECONDS - began)) s)"
+	fi
+}
+
+# check allows what is on its way a moment: a janitor that outlives its
+# supervisor, for example.
+check() {
+	local left i
+	for ((i = 0; i < 40; i++)); do
+		left=$("$bed" check) && return 0
+		sleep 0.1
+	done
+	echo "$left"
+	return 1
+}
