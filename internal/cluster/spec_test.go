@@ -34,6 +34,26 @@ func TestSplitImage(t *testing.T) {
 	}
 }
 
+func TestSplitRegistry(t *testing.T) {
+	for value, want := range map[string][2]string{
+		"docker.io=https://mirror.site/":         {"docker.io", "https://mirror.site"},
+		"reg.site:5000=http://reg.site:5000":     {"reg.site:5000", "http://reg.site:5000"},
+		"docker.io=https://harbor.site/v2/a=b/c": {"docker.io", "https://harbor.site/v2/a=b/c"},
+	} {
+		if name, server, err := SplitRegistry(value); err != nil || name != want[0] || server != want[1] {
+			t.Errorf("%s: name %q, server %q, %v; want %q", value, name, server, err, want)
+		}
+	}
+	for _, value := range []string{
+		"", "docker.io", "=https://a.site", "docker.io=mirror.site", "docker.io=ftp://a.site", "docker.io=https://",
+		"a/b=https://a.site", "../x=https://a.site", "docker.io=https://me:secret@a.site",
+	} {
+		if name, server, err := SplitRegistry(value); err == nil {
+			t.Errorf("%q: name %q, server %q, want an error", value, name, server)
+		}
+	}
+}
+
 func TestNodeName(t *testing.T) {
 	for host, want := range map[string]string{
 		"n1": "n1", "GPU_07": "gpu-07", "node.site.org": "node.site.org", "_": "node",

@@ -1,0 +1,74 @@
+package launch
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+func environment(vars map[string]string) func(string) string {
+	return func(name string) string { return vars[name] }
+}
+
+func TestPasswordsOfAllFilesTheFirstWins(t *testing.T) {
+	dir := t.TempDir()
+	write := func(path, text string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(dir, filepath.Dir(path)), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, path), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("home/.docker/config.json", `{"auths":{"a.test":{"auth":"ZG9ja2Vy"},"kept.test":{}},"credsStore":"desktop"}`)
+	write("run/containers/auth.json", `{"auths":{"a.test":{"auth":"cG9kbWFu"},"b.test":{"username":"u","password":"p"}}}`)
+	write("home/.config/containers/auth.json", `not JSON`)
+	p := readPulls(cluster.Plan{}, environment(map[string]string{
+		"HOME": filepath.Join(dir, "home"), "XDG_RUNTIME_DIR": filepath.Join(dir, "run"),
+	}))
+	const want = `{"auths":{"a.test":{"auth":"ZG9ja2Vy"},"b.test":{"username":"u","password":"p"}}}`
+	if string(p.passwords) != want {
+		t.Errorf("passwords %s, want %s", p.passwords, want)
+	}
+	if len(p.notices) != 2 || !strings.Contains(p.notices[0], ".config/containers/auth.json") || !strings.Contains(p.notices[1], "registry kept.test") {
+		t.Errorf("notices: %q", p.notices)
+	}
+	for path, file := range p.files("/run/berth") {
+		if file.Mode != 0o600 {
+			t.Errorf("%s has mode %o", path, file.Mode)
+		}
+	}
+	if p := readPulls(cluster.Plan{}, environment(nil)); p.passwords != nil || p.notices != nil || len(p.files("/run")) != 0 {
+		t.Errorf("of nothing: %+v", p)
+	}
+}
+
+func TestProxies(t *testing.T) {
+	plan := cluster.Plan{Addresses: cluster.Addresses{
+		Pods: netip.MustParsePrefix("10.1.0.0/16"), Services: netip.MustParsePrefix("10.2.0.0/16"), Nodes: netip.MustParsePrefix("10.3.0.0/24"),
+	}}
+	p := readPulls(plan, environment(map[string]string{"https_proxy": "http://proxy.site:3128", "NO_PROXY": ".site"}))
+	want := []string{
+		"https_proxy=http://proxy.site:3128",
+		"NO_PROXY=.site,localhost,127.0.0.1,.svc,.cluster.local,kubernetes,10.1.0.0/16,10.2.0.0/16,10.3.0.0/24",
+		"no_proxy=.site,localhost,127.0.0.1,.svc,.cluster.local,kubernetes,10.1.0.0/16,10.2.0.0/16,10.3.0.0/24",
+	}
+	if !slices.Equal(p.proxies, want) || p.notices != nil {
+		t.Errorf("proxies %q, notices %q", p.proxies, p.notices)
+	}
+	for _, proxy := range []string{"http://localhost:3128", "127.0.0.1:3128", "socks5://[::1]:1080"} {
+		p := readPulls(plan, environment(map[string]string{"HTTP_PROXY": proxy}))
+		if len(p.notices) != 1 || !strings.Contains(p.notices[0], "loopback") {
+			t.Errorf("%s: notices %q", proxy, p.notices)
+		}
+	}
+	if got := proxyEnv(plan, environment(map[string]string{"NO_PROXY": ".site"})); got != nil {
+		t.Errorf("without a proxy: %q", got)
+	}
+}
