@@ -232,6 +232,11 @@ func (f *follower) fail(code int, reason string) {
 	}
 }
 
+// killedCode is the exit code of a container that SIGKILL has ended. The runtime
+// calls it OOMKilled where a limit of the container's was the reason; when the
+// whole job is out of memory, the kernel kills and tells nobody.
+const killedCode = 137
+
 // failure returns the exit code of the first container of a pod that failed,
 // and why it did.
 func failure(pod *corev1.Pod) (code int, reason string) {
@@ -242,6 +247,9 @@ func failure(pod *corev1.Pod) (code int, reason string) {
 					text := fmt.Sprintf("container %s: %s, exit code %d", status.Name, terminated.Reason, terminated.ExitCode)
 					if terminated.Message != "" {
 						text += ": " + terminated.Message
+					}
+					if terminated.ExitCode == killedCode && terminated.Reason == "Error" {
+						text += " (killed; if not by you, the job's memory was used up: set resources.limits.memory, or ask Slurm for more with --mem)"
 					}
 					return int(terminated.ExitCode), text
 				}
