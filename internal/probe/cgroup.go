@@ -126,10 +126,25 @@ func (h *Host) Cgroup() Cgroup {
 		c.Reason = "cgroup.procs or cgroup.subtree_control in " + c.Path + " is not writable for this user"
 	case !slices.Contains(c.Controllers, "memory") || !slices.Contains(c.Controllers, "cpu"):
 		c.Reason = "the group lacks the memory or cpu controller (has: " + strings.Join(c.Controllers, " ") + ")"
+	case slurmTask(c.Path):
+		c.Reason = "the group is that of a Slurm task, and Slurm would not find processes in groups below it"
 	default:
 		c.Delegated = true
 	}
 	return c
+}
+
+// slurmTask tells whether Slurm made a group for a task (cgroup/v2). It looks
+// for a step's processes in these groups only: what moves into one below gets
+// no signal of scancel, and keeps Slurm from removing the step's groups. See
+// cgroup_p_step_get_pids in Slurm's src/plugins/cgroup/v2/cgroup_v2.c.
+func slurmTask(group string) bool {
+	names := strings.Split(group, "/")
+	if len(names) < 4 {
+		return false
+	}
+	ok, err := path.Match("job_*/step_*/user/task_*", strings.Join(names[len(names)-4:], "/"))
+	return ok && err == nil
 }
 
 // cgroupNumber reads a limit; ok is false for "max", "-1" and absent files.

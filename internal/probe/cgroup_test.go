@@ -34,6 +34,7 @@ func rhel9(t testing.TB, cgroup string, more ...string) map[string]string {
 
 func TestCgroup(t *testing.T) {
 	delegated := []string{scope, scope + "/cgroup.procs", scope + "/cgroup.subtree_control"}
+	task := v2job + "/step_0/user/task_0"
 	tests := []struct {
 		name     string
 		machine  machine
@@ -43,6 +44,11 @@ func TestCgroup(t *testing.T) {
 	}{
 		{"slurm v2 job", machine{files: rhel9(t, jobV2, v2job+"/step_0/user/task_0/cgroup.controllers", "cpuset cpu io memory pids\n", v2job+"/step_0/user/task_0/cgroup.type", "domain\n")},
 			"v2", "not writable", v2job + "/step_0/user/task_0"},
+		{"slurm v2 job whose group is the user's", machine{files: rhel9(t, jobV2, task+"/cgroup.controllers", "cpu memory\n", task+"/cgroup.type", "domain\n"),
+			writable: []string{task, task + "/cgroup.procs", task + "/cgroup.subtree_control"}},
+			"v2", "Slurm task", task},
+		{"session of root's", machine{files: rhel9(t, session, scope+"/cgroup.controllers", "cpu memory pids\n", scope+"/cgroup.type", "domain\n")},
+			"v2", "not writable", scope},
 		{"delegated scope", machine{files: rhel9(t, session, scope+"/cgroup.controllers", "cpu memory pids\n", scope+"/cgroup.type", "domain\n"), writable: delegated},
 			"v2", "", scope},
 		{"delegated without cpu", machine{files: rhel9(t, session, scope+"/cgroup.controllers", "memory pids\n", scope+"/cgroup.type", "domain\n"), writable: delegated},
