@@ -20,6 +20,8 @@ const (
 	UserNS Need = "userns"
 	// TUN: the user may open /dev/net/tun.
 	TUN Need = "tun"
+	// Cgroup2: the user may make version 2 control groups.
+	Cgroup2 Need = "cgroup2"
 )
 
 // Require skips the test where the machine lacks a need. It fails the test
@@ -52,6 +54,8 @@ func probe(need Need) error {
 			file.Close()
 		}
 		return err
+	case Cgroup2:
+		return probeCgroup2()
 	}
 	return nil
 }
