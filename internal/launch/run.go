@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"time"
@@ -352,8 +353,9 @@ func (r *run) startRoles(ctx context.Context) error {
 			args: []string{"node", "--plan", paths.Plan(), "--notify-fd", "3"},
 		}),
 		inSandbox(r.box, &role{
-			name: "dns", path: program("coredns"), silent: true,
+			name: "dns", path: program("coredns"),
 			args: []string{"-conf", paths.Corefile()},
+			env:  roleEnv(r.plan, "BERTH_NOTIFY_FD=3", "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
 		}),
 	}
 	if r.box.TUN != nil {

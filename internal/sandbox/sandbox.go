@@ -196,7 +196,11 @@ func (s *Sandbox) Events(handle func(Event)) error {
 		case errors.Is(err, net.ErrClosed):
 			return nil
 		case errors.Is(err, io.EOF):
-			return fmt.Errorf("the sandbox ended: its first process was killed%s", lastWords(s.config.Log))
+			who := "first process"
+			if linux.ProcessState(s.janitor.Process.Pid) == linux.ProcessZombie {
+				who = "janitor"
+			}
+			return fmt.Errorf("the sandbox ended: its %s was killed%s", who, lastWords(s.config.Log))
 		case err != nil:
 			return fmt.Errorf("read from the sandbox: %w", err)
 		}

@@ -4,6 +4,7 @@
 package main
 
 import (
+	"os"
 	"os/signal"
 	"syscall"
 
@@ -33,11 +34,12 @@ func main() {
 	// pods that end in order still ask for names. CoreDNS has its handlers when
 	// it starts to serve; they are taken away then. It starts no programs that
 	// would inherit this.
-	caddy.RegisterEventHook("outlive", func(event caddy.EventName, _ any) error {
-		if event == caddy.InstanceStartupEvent {
-			signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+	caddy.RegisterEventHook("berth", func(event caddy.EventName, _ any) error {
+		if event != caddy.InstanceStartupEvent {
+			return nil
 		}
-		return nil
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2)
+		return heartbeat(os.Getenv)
 	})
 	coremain.Run()
 }

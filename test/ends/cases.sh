@@ -35,7 +35,16 @@ kill_one() { # PART CODE...
 	signal KILL "$part"
 	ends a "$@"
 }
-kill_supervisor() { kill_one supervisor 137; }
+
+# Where Slurm tracks processes by cgroup, it kills the rest of a step with its
+# task: the janitor cannot do its work, and the case is like kill_all.
+kill_supervisor() {
+	kill_one supervisor 137
+	[[ $mode/$PROCTRACK == step/cgroup ]] || return 0
+	no_secret
+	begin b alice n1 berth cleanup
+	ends b 0
+}
 kill_janitor() {
 	kill_one janitor 70
 	says a 'sandbox ended'
@@ -218,34 +227,36 @@ no_new_privs() {
 
 # From here on: only inside of a job.
 
-scancel() {
+scancel() { # OPTION...
 	berth a -f $here/loop.yaml --image $image
 	says a started
-	"$bed" run --user alice login scancel "${@}" "$(job)"
-	case $* in
-	*KILL*) ends a 137 ;;
-	*) ends a 143 137 && says a 'ended in order' ;;
-	esac
+	"$bed" run --user alice login scancel "$@" "$(job)"
+	ends a 143
+	says a 'ended in order'
 }
 scancel_full() { scancel -f; }
+# To Slurm this is no other scancel: SIGTERM and KillWait come first.
+scancel_kill() { scancel -s KILL; }
 
-# Everything of the job is killed at once; what is on disk stays until the
-# next berth, or an epilog, comes.
-scancel_kill() {
-	scancel -s KILL
+# The step of a job is killed at once. What is on disk stays until the next
+# berth, or an epilog, comes.
+step_kill() { # PART: is stopped before
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	[[ $# == 0 ]] || signal STOP "$1"
+	"$bed" run --user alice login scancel -s KILL "$(job).0"
+	ends a 137
 	no_secret
 	begin b alice n1 berth cleanup
 	ends b 0
 }
-
-stopped_then_killed() {
+stopped_step_kill() { step_kill supervisor; }
+stopped_scancel() {
 	berth a -f $here/loop.yaml --image $image
 	says a started
 	signal STOP supervisor
-	"$bed" run --user alice login scancel -s KILL "$(job)"
-	ends a 137
-	begin b alice n1 berth cleanup
-	ends b 0
+	"$bed" run --user alice login scancel "$(job)"
+	ends a 143
 }
 
 time_limit() {
@@ -264,11 +275,12 @@ last_job() { "$bed" run ctl scontrol -o show job | grep -o 'JobId=[0-9]*' | tail
 
 batch_scancel() {
 	begin a alice login sbatch -W -o /home/alice/batch.out --mem=1500 --wrap "srun env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
-	poll 60 node grep -q started /home/alice/batch.out || fail "not started: $(node cat /home/alice/batch.out)"
+	poll 60 node grep -qs started /home/alice/batch.out || fail "not started: $(node cat /home/alice/batch.out)"
 	"$bed" run --user alice login scancel "$(job)"
 	ends a 0 1 15 143 137
 	node cat /home/alice/batch.out >"$out/a"
 	node rm /home/alice/batch.out
+	no_secret
 	begin b alice n1 berth cleanup
 	ends b 0
 }
@@ -301,6 +313,8 @@ out_of_memory() {
 	memory=900
 	berth a -f $here/greedy.yaml --image $image
 	says a started
-	patience=90 ends a 137 1
-	says a OOM
+	# The kernel kills the pod, not berth, which reports it.
+	patience=90
+	ends a 137 1
+	says a 'job greedy failed'
 }
