@@ -55,11 +55,17 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
-// cancelOnSignal ends the run on the first signal of a kind; a second one does
-// not hurry it, because what follows is the taking down.
+// cancelOnSignal ends the run on the first signal. The run itself looks out for
+// a second one, while it waits for the workload to end.
 func cancelOnSignal(cancel context.CancelCauseFunc) {
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	for _, ending := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+		// nohup, and a shell that starts something in the background of a
+		// script, say by ignoring a signal that it is not meant for us.
+		if !signal.Ignored(ending) {
+			signal.Notify(signals, ending)
+		}
+	}
 	for received := range signals {
 		cancel(launch.Interrupted(received.(syscall.Signal)))
 	}

@@ -93,7 +93,7 @@ func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	hurry := make(chan os.Signal, 1)
-	signal.Notify(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	notifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(hurry)
 	began := time.Now()
 	go func() {
@@ -125,6 +125,16 @@ func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
 		}
 	})
 	both.Wait()
+}
+
+// notifyUnlessIgnored leaves signals alone that whoever started this process
+// has it ignore: nohup, or a shell for what it starts in the background.
+func notifyUnlessIgnored(channel chan<- os.Signal, signals ...os.Signal) {
+	for _, each := range signals {
+		if !signal.Ignored(each) {
+			signal.Notify(channel, each)
+		}
+	}
 }
 
 // outlivePipes keeps this process from being killed by a write to a pipe that

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/sandbox"
 )
 
 // KeeperArg is the argument with which the program is started again as the
@@ -127,7 +126,8 @@ func (k *keeper) wait() {
 
 // Keeper is the main function of the keeper. It returns its exit status.
 func Keeper() int {
-	sandbox.OutliveSignals()
+	// The supervisor orders the end. What is ignored stays so, for the command.
+	notifyUnlessIgnored(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	// The parent-death signal of the command is tied to the thread that forked.
 	runtime.LockOSThread()
 	for _, fd := range []int{keeperOrderFD, keeperResultFD, keeperConfigFD} {

@@ -190,6 +190,23 @@ closed_pipe() {
 	says a started
 }
 
+# nohup's run outlives a hangup, and so does its command.
+ignored_hangup() {
+	begin a alice n1 nohup berth run -- sh -c 'echo started; sleep 3; exit 6'
+	says a started
+	node sh -c "kill -HUP $(parts supervisor keeper | tr '\n' ' ') \$(pgrep -f '^sleep 3')"
+	ends a 6
+}
+
+# A signal that comes while the cluster is still being started.
+early() {
+	local i
+	for i in 0.1 0.3 0.5 0.8 1.2; do
+		begin a$i alice n1 timeout -s TERM $i berth run -f $here/loop.yaml --image $image
+		ends a$i 124
+	done
+}
+
 together() {
 	local user
 	begin a alice n1 berth run -f $here/exit.yaml --image $image -- sh -c 'kubectl wait --for=condition=complete --timeout=90s job/exit'
