@@ -73,7 +73,7 @@ conformance:
 	scripts/conformance "$(FOCUS)"
 
 lint:
-	scripts/lint
+	scripts/lint --all
 
 # What everything is under, and a bill of materials.
 notices:
