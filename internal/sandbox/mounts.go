@@ -36,7 +36,7 @@ func setUpMounts(config Config) error {
 	if err := linux.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return fmt.Errorf("%w; something may be mounted below the host's /proc, see 'berth doctor'", err)
 	}
-	if err := setUpSys(); err != nil {
+	if err := setUpSys(config.Cgroup != ""); err != nil {
 		return err
 	}
 	if err := coverRun(config.Keep); err != nil {
@@ -58,14 +58,21 @@ func setUpMounts(config Config) error {
 	return coverResolvConf(resolvConf, config.ResolvConf)
 }
 
-// setUpSys mounts the network namespace's own sysfs and an empty cgroup2
-// hierarchy: whatever the host has, every program then sees a unified
-// hierarchy with nothing in it and leaves the job's control groups alone.
-func setUpSys() error {
+// setUpSys mounts the network namespace's own sysfs and a cgroup2 hierarchy,
+// with nothing in it: whatever the host has, every program then sees a unified
+// one and leaves the job's control groups alone. Its root is the group of the
+// run or, where that has none, of the job, which may be writable for the user
+// without being of use: what the runtime made there would stay.
+func setUpSys(delegated bool) error {
 	if err := linux.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
 	}
-	return linux.Mount("cgroup2", cgroupMount, "cgroup2", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	err := linux.Mount("cgroup2", cgroupMount, "cgroup2", flags, "")
+	if err != nil || delegated {
+		return err
+	}
+	return linux.Mount("", cgroupMount, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|flags, "")
 }
 
 // coverRun puts a tmpfs over /run, and brings back the directories below it
