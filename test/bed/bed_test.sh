@@ -192,7 +192,7 @@ test_settings() {
 	PROGRAMS=few up 1 || return
 	expect 0 n1 as alice login srun hostname
 	expect 127 "" as alice n1 bash -c 'command -v gcc perl python3 nft iptables runc curl git || exit 127'
-	expect 1 "" as alice n1 bash -c "ls -A /usr/local /opt | grep -v :"
+	expect 1 "" as alice n1 bash -c "ls -A /usr/local /opt | grep -v -e : -e '^$'"
 	expect 1 "" as alice n1 test -e "$bed"
 	expect 0 '*6553?' as alice n1 unshare --map-root-user --map-users=auto cat /proc/self/uid_map
 	expect 0 "" bed check

@@ -16,6 +16,12 @@ bed_up() {
 	default_settings "$@"
 	validate_settings
 	need_programs
+	# A keeper without its supervisor is clearing up, and about to end.
+	local i
+	for ((i = 0; i < 100; i++)); do
+		alive keeper && ! alive supervisor || break
+		sleep 0.1
+	done
 	! alive keeper || die "bed $BED_NAME is up already: see $bed status, or choose another BED_NAME"
 	! alive up || die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
 	instance=$(current_instance)
