@@ -89,6 +89,7 @@ func (n Node) Patch(spec *specs.Spec) Container {
 		c.Ignored = append(c.Ignored, n.Resources(spec.Linux.Resources)...)
 	}
 	c.MemoryVolumes = memoryVolumes(spec.Mounts)
+	inheritReadOnly(spec.Mounts)
 	if n.OneUID {
 		n.stripOwners(spec)
 	}
@@ -112,6 +113,18 @@ func memoryVolumes(mounts []specs.Mount) (paths []string) {
 		}
 	}
 	return paths
+}
+
+// inheritReadOnly leaves out the word rw of bind mounts, so that each is as
+// writable as its source. What the host mounted read-only is locked in a user
+// namespace, and runc rather fails than ignores the word: a hostPath volume on
+// a read-only file system, a site's software for one, would never start.
+func inheritReadOnly(mounts []specs.Mount) {
+	for i, m := range mounts {
+		if m.Type == "bind" {
+			mounts[i].Options = slices.DeleteFunc(m.Options, func(o string) bool { return o == "rw" })
+		}
+	}
 }
 
 func ownsPIDNamespace(namespaces []specs.LinuxNamespace) bool {

@@ -31,6 +31,7 @@ func burstable() *specs.Spec {
 		Mounts: []specs.Mount{
 			{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "gid=5", "mode=0620"}},
 			{Destination: "/cache", Type: "tmpfs", Source: "tmpfs", Options: []string{"uid=1000", "gid=3000"}},
+			{Destination: "/software", Type: "bind", Source: "/software", Options: []string{"rbind", "rprivate", "rw"}},
 		},
 		Annotations: map[string]string{containerType: "container"},
 		Linux: &specs.Linux{
