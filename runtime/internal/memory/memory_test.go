@@ -200,6 +200,28 @@ func TestLimitsComeAndGo(t *testing.T) {
 	}
 }
 
+// A limit that comes while a look is under way is held against a measurement
+// of its own, also where nothing runs any more.
+func TestALimitThatComesDuringALook(t *testing.T) {
+	var w *Watcher
+	ended := false
+	resize := func() { w.Set("a", 50*mb) }
+	w = New(DefaultPolicy(), meter{
+		idle: func() bool { return true },
+		measure: func([]string) (map[string]Sample, error) {
+			resize()
+			resize = func() {}
+			return map[string]Sample{"a": {Bound: 100 * mb}}, nil
+		},
+	}, func(context.Context, string, uint64, uint64) { ended = true })
+	w.Set("a", 200*mb)
+	w.look(t.Context())
+	w.look(t.Context())
+	if !ended {
+		t.Error("the new limit has no effect")
+	}
+}
+
 func TestAnUnreadableProcIsNoReasonToStop(t *testing.T) {
 	w := New(DefaultPolicy(), meter{measure: func([]string) (map[string]Sample, error) { return nil, errors.New("no descriptors") }}, nil)
 	w.Set("a", mb)

@@ -139,7 +139,7 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 			w.exceeded(ctx, id, used, limit)
 			continue
 		}
-		next = min(next, w.policy.Interval(used, limit, w.rate(id, used, now)))
+		next = min(next, w.policy.Interval(used, limit, w.rate(id, used, limit, now)))
 	}
 	return next, true
 }
@@ -193,11 +193,12 @@ func (w *Watcher) watched() (ids []string, limits map[string]uint64) {
 }
 
 // rate returns the growth of a container in bytes per second since the last
-// look, 0 where it shrank.
-func (w *Watcher) rate(id string, used uint64, now time.Time) float64 {
+// look, 0 where it shrank. A reading against a limit that has changed in the
+// meantime is not kept: the new one has to be held against a measurement too.
+func (w *Watcher) rate(id string, used, limit uint64, now time.Time) float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if _, watched := w.limits[id]; !watched {
+	if w.limits[id] != limit {
 		return 0
 	}
 	previous, ok := w.last[id]
