@@ -48,6 +48,12 @@ func run(args []string) error {
 	if o.config == "" || flags.NArg() > 0 {
 		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N]")
 	}
+	// What containerd starts are CNI plugins, shims and through them runc: they
+	// live for milliseconds, and threads and collections only delay them. The
+	// one process that stays, a shim at work, sets itself back.
+	if err := errors.Join(os.Setenv("GOMAXPROCS", "1"), os.Setenv("GOGC", "off")); err != nil {
+		return err
+	}
 	// Everything in a job may be signalled at once (scancel, time limit), also
 	// what has no part in deciding its end. The order to stop is the one signal
 	// that nobody else sends.
