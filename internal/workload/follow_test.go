@@ -93,6 +93,15 @@ func endedPod(phase string, code int) map[string]any {
 	}
 }
 
+func testClient(t *testing.T, server string) *Client {
+	t.Helper()
+	client, err := NewClient(fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n", server))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
 func TestFollowAPodToItsEnd(t *testing.T) {
 	for _, test := range []struct {
 		phase string
@@ -102,10 +111,7 @@ func TestFollowAPodToItsEnd(t *testing.T) {
 			api := &fakeAPI{pod: endedPod(test.phase, test.code), log: "first\nsecond\nlast without end of line"}
 			server := httptest.NewServer(api)
 			defer server.Close()
-			client, err := NewClient(fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: %q}}]\ncontexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n", server.URL))
-			if err != nil {
-				t.Fatal(err)
-			}
+			client := testClient(t, server.URL)
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			var out, errors syncBuffer

@@ -33,6 +33,9 @@ const (
 	otherPatience = 20 * time.Second
 )
 
+// untolerated is the scheduler's word for a node whose taint keeps a pod away.
+const untolerated = "untolerated taint"
+
 type waiting struct {
 	since    time.Time
 	patience time.Duration
@@ -106,6 +109,10 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 func whyPending(pod *corev1.Pod) (reason, message string, patience time.Duration) {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable {
+			// The node may be ready a while before its first taint goes.
+			if strings.Contains(condition.Message, untolerated) {
+				return condition.Reason, condition.Message, otherPatience
+			}
 			return condition.Reason, condition.Message, idlePatience
 		}
 	}
@@ -187,6 +194,8 @@ func remedy(reason, message string) string {
 		return "ask Slurm for more processors (--cpus-per-task), or lower resources.requests.cpu"
 	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient"):
 		return "ask Slurm for that resource, or remove the request"
+	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, untolerated):
+		return "add a toleration for the node's taint; 'kubectl describe node' shows it"
 	case reason == corev1.PodReasonUnschedulable:
 		return "change the pod's node selector, affinity, tolerations or claims"
 	case isPull(reason) && pullRemedy(message) != "":

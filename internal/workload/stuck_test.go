@@ -49,6 +49,7 @@ func TestPatienceDependsOnTheReason(t *testing.T) {
 		"pull, forbidden": {pod: pendingPod("a", "ImagePullBackOff", ""), noPull: true, waits: -1, ends: 0},
 		"configuration":   {pod: pendingPod("a", "CreateContainerConfigError", ""), waits: 15 * time.Second, ends: 25 * time.Second},
 		"too large":       {pod: unschedulablePod("a", "Insufficient memory"), waits: 4 * time.Second, ends: 6 * time.Second},
+		"tainted":         {pod: unschedulablePod("a", "0/1 nodes are available: 1 node(s) had untolerated taint(s)"), waits: 15 * time.Second, ends: 25 * time.Second},
 		"being created":   {pod: pendingPod("a", "ContainerCreating", ""), waits: time.Hour, ends: -1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -103,6 +103,21 @@ identity() { poll 20 ask_identity; }
 ask_identity() { kubectl get pod loop -o 'jsonpath={.metadata.uid} {.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}' 2>/dev/null; }
 works() { [[ $(kubectl exec loop -- echo works 2>/dev/null) == works ]]; }
 
+# The output of a workload has every line once, whatever breaks off underway.
+followed_over_restarts() {
+	local role
+	berth a -f $here/count.yaml --image $image
+	says a 'number 5'
+	for role in control node containerd; do
+		signal KILL $role
+		says a "$role ended"
+		poll 30 kubectl get --raw=/readyz >/dev/null 2>&1 || fail "no API after the restart of $role"
+	done
+	ends a 0
+	diff <(grep '^number ' "$out/a") <(seq -f 'number %g' 100) >"$out/difference" ||
+		fail "lines are missing or repeated: $(head -n 5 "$out/difference")"
+}
+
 # A role that dies again and again ends the run, with the reason.
 storm() {
 	local i
