@@ -101,7 +101,7 @@ func exchange(ctx context.Context, server netip.AddrPort, timeout time.Duration,
 		return nil, err
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // fails only when closed
 	defer stop()
 	if _, err := conn.Write(query); err != nil {
 		return nil, err

@@ -51,7 +51,7 @@ func (e *engine) handleICMP(protocol tcpip.NetworkProtocolNumber, pod, remote ne
 func (e *engine) icmpMessage(protocol tcpip.NetworkProtocolNumber, pod, remote netip.Addr, packet *stack.PacketBuffer) []byte {
 	whole := e.flows.scratch[:min(packet.Data().Size(), datagram)]
 	writer := tcpip.SliceWriter(whole)
-	packet.Data().ReadTo(&writer, true)
+	_, _ = packet.Data().ReadTo(&writer, true) // a slice of that size takes all
 	if protocol == header.IPv4ProtocolNumber {
 		ip := header.IPv4(whole)
 		if !ip.IsValid(len(whole)) {

@@ -216,10 +216,10 @@ func (f *flow) send(payload []byte) error {
 	return errors.Join(err, failure)
 }
 
-// discard empties the socket.
+// discard empties the socket. Read fails only when that is closed.
 func (f *flow) discard() {
 	var one [1]byte
-	f.raw.Read(func(fd uintptr) bool {
+	_ = f.raw.Read(func(fd uintptr) bool {
 		for {
 			if _, err := unix.Read(int(fd), one[:]); err == unix.EAGAIN {
 				return true
@@ -231,9 +231,9 @@ func (f *flow) discard() {
 // datagramBuffers are held only while a datagram is on its way.
 var datagramBuffers = sync.Pool{New: func() any { return new([datagram]byte) }}
 
-// receive sends on what arrives, until the flow is closed.
+// receive sends on what arrives, until the flow is closed: Read's only error.
 func (f *flow) receive() {
-	f.raw.Read(func(fd uintptr) bool {
+	_ = f.raw.Read(func(fd uintptr) bool {
 		buffer := datagramBuffers.Get().(*[datagram]byte)
 		defer datagramBuffers.Put(buffer)
 		for {

@@ -89,7 +89,7 @@ func (l *link) read() error {
 		for {
 			failure = reader.next(int(fd))
 			if failure != nil {
-				return failure != unix.EAGAIN
+				return !errors.Is(failure, unix.EAGAIN)
 			}
 			if l.deafened.Load() {
 				return true
@@ -226,11 +226,11 @@ func (l *link) write(packet *stack.PacketBuffer) tcpip.Error {
 	}
 	for {
 		_, err := unix.Writev(l.fd, iov)
-		switch {
-		case err == nil:
+		switch err {
+		case nil:
 			return nil
-		case err == unix.EINTR:
-		case err == unix.EAGAIN, err == unix.ENOBUFS:
+		case unix.EINTR:
+		case unix.EAGAIN, unix.ENOBUFS:
 			return &tcpip.ErrNoBufferSpace{}
 		default:
 			return &tcpip.ErrAborted{}
@@ -262,7 +262,7 @@ func vnetHeader(vnet *[linux.VnetHeaderLen]byte, packet *stack.PacketBuffer) {
 // deafen ends read; the link can still be written to.
 func (l *link) deafen() {
 	l.deafened.Store(true)
-	l.file.SetReadDeadline(time.Unix(1, 0))
+	_ = l.file.SetReadDeadline(time.Unix(1, 0)) // fails only when closed
 }
 
 // shut ends all. It can be called twice.

@@ -42,7 +42,7 @@ func (c *connection) relay(ctx context.Context) {
 // reset drops the connection on both sides at once.
 func (c *connection) reset() {
 	c.abort.Do(func() {
-		c.outside.SetLinger(0)
+		_ = c.outside.SetLinger(0) // fails only when closed
 		c.outside.Close()
 		c.inside.Abort()
 	})
@@ -65,11 +65,11 @@ func (c *connection) copyIn() error {
 			buffer = copyBuffers.Get().(*[256 << 10]byte)
 			for {
 				n, failure = unix.Read(int(fd), buffer[:])
-				if failure != unix.EINTR {
+				if !errors.Is(failure, unix.EINTR) {
 					break
 				}
 			}
-			if failure == unix.EAGAIN {
+			if errors.Is(failure, unix.EAGAIN) {
 				copyBuffers.Put(buffer)
 				return false
 			}

@@ -118,7 +118,7 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	if refusal != nil {
 		// The pod went away meanwhile.
 		e.Counters.failed.Add(1)
-		outside.SetLinger(0)
+		_ = outside.SetLinger(0) // fails only when closed
 		return
 	}
 	defer inside.Close()

@@ -35,7 +35,7 @@ func (e *engine) handleUDP(ctx context.Context, id stack.TransportEndpointID, pa
 	size := min(int(udp.Length())-header.UDPMinimumSize, packet.Data().Size())
 	payload := e.flows.scratch[:size]
 	writer := tcpip.SliceWriter(payload)
-	packet.Data().ReadTo(&writer, true)
+	_, _ = packet.Data().ReadTo(&writer, true) // a slice of that size takes all
 	if decision == serve {
 		e.answerQuery(ctx, pod, payload)
 		return true

@@ -81,7 +81,7 @@ func TestTimeLimitIsNamed(t *testing.T) {
 		t.Errorf("SIGTERM long before: exit code %d, want 143", code)
 	}
 	other := errors.New("other")
-	if a.reason(other) != other {
+	if !errors.Is(a.reason(other), other) {
 		t.Error("another reason is changed")
 	}
 }

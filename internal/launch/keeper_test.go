@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 }
 
 // keep runs a shell script under a keeper.
-func keep(t *testing.T, script string) (*keeper, *bytes.Buffer) {
+func keep(t *testing.T, script string) *keeper {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
 	if err != nil {
@@ -35,7 +35,7 @@ func keep(t *testing.T, script string) (*keeper, *bytes.Buffer) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return k, &output
+	return k
 }
 
 func (k *keeper) answer(t *testing.T) keeperResult {
@@ -51,7 +51,7 @@ func (k *keeper) answer(t *testing.T) keeperResult {
 
 func TestKeeperPassesTheExitCode(t *testing.T) {
 	for script, want := range map[string]int{"exit 0": 0, "exit 7": 7, "kill -9 $$": 137} {
-		k, _ := keep(t, script)
+		k := keep(t, script)
 		if got := k.answer(t); got.Code != want || got.Error != "" {
 			t.Errorf("%q: %+v, want code %d", script, got, want)
 		}
@@ -72,7 +72,7 @@ func TestKeeperSaysWhyACommandDoesNotStart(t *testing.T) {
 
 func TestKeeperEndsWhatTheCommandLeaves(t *testing.T) {
 	pids := filepath.Join(t.TempDir(), "pids")
-	k, _ := keep(t, "sleep 1000 & echo $! >>"+pids+"; (trap '' TERM; exec sleep 1000) & echo $! >>"+pids+"; exit 3")
+	k := keep(t, "sleep 1000 & echo $! >>"+pids+"; (trap '' TERM; exec sleep 1000) & echo $! >>"+pids+"; exit 3")
 	if got := k.answer(t); got.Code != 3 {
 		t.Errorf("%+v, want code 3", got)
 	}
@@ -97,7 +97,7 @@ func TestKeeperEndsWhatTheCommandLeaves(t *testing.T) {
 }
 
 func TestKeeperEndsACommandThatDoesNotWantTo(t *testing.T) {
-	k, _ := keep(t, "trap '' TERM; while :; do sleep 0.01; done")
+	k := keep(t, "trap '' TERM; while :; do sleep 0.01; done")
 	k.end(0)
 	k.wait()
 	select {
@@ -112,7 +112,7 @@ func TestOrphansOfAKilledKeeperEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	pidFile := filepath.Join(t.TempDir(), "pid")
-	k, _ := keep(t, "sh -c 'sleep 1000 & echo $! >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; wait'; :")
+	k := keep(t, "sh -c 'sleep 1000 & echo $! >"+pidFile+".new; mv "+pidFile+".new "+pidFile+"; wait'; :")
 	deadline := time.Now().Add(20 * time.Second)
 	var content []byte
 	for len(content) == 0 {

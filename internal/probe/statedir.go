@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
 	"path/filepath"
@@ -234,7 +235,8 @@ func prefixes(dir string) []string {
 }
 
 func unwrapPath(err error) error {
-	if pathError, ok := err.(*fs.PathError); ok {
+	var pathError *fs.PathError
+	if errors.As(err, &pathError) {
 		return pathError.Err
 	}
 	return err

@@ -49,7 +49,7 @@ const (
 	nftSubsystem   = 10
 	nftBatchBegin  = 0x10
 	nftBatchEnd    = 0x11
-	nftNewTable    = nftSubsystem<<8 | 0
+	nftNewTable    = nftSubsystem << 8
 	nftNewChain    = nftSubsystem<<8 | 3
 	nftNewRule     = nftSubsystem<<8 | 6
 	nested         = 1 << 15

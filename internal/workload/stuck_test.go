@@ -10,21 +10,21 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func pendingPod(uid, reason, message string) *corev1.Pod {
+func pendingPod(uid, reason string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)},
 		Status: corev1.PodStatus{
 			Phase: corev1.PodPending,
 			ContainerStatuses: []corev1.ContainerStatus{{
 				Name:  "main",
-				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}},
+				State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}},
 			}},
 		},
 	}
 }
 
 func unschedulablePod(uid, message string) *corev1.Pod {
-	pod := pendingPod(uid, "", "")
+	pod := pendingPod(uid, "")
 	pod.Status.ContainerStatuses = nil
 	pod.Status.Conditions = []corev1.PodCondition{{
 		Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: message,
@@ -44,13 +44,13 @@ func TestPatienceDependsOnTheReason(t *testing.T) {
 		// waits is a time at which it still waits, ends one at which it does not.
 		waits, ends time.Duration
 	}{
-		"never pull":      {pod: pendingPod("a", "ErrImageNeverPull", ""), waits: -1, ends: 0},
-		"pull":            {pod: pendingPod("a", "ErrImagePull", ""), waits: 10 * time.Second, ends: 15 * time.Second},
-		"pull, forbidden": {pod: pendingPod("a", "ImagePullBackOff", ""), noPull: true, waits: -1, ends: 0},
-		"configuration":   {pod: pendingPod("a", "CreateContainerConfigError", ""), waits: 15 * time.Second, ends: 25 * time.Second},
+		"never pull":      {pod: pendingPod("a", "ErrImageNeverPull"), waits: -1, ends: 0},
+		"pull":            {pod: pendingPod("a", "ErrImagePull"), waits: 10 * time.Second, ends: 15 * time.Second},
+		"pull, forbidden": {pod: pendingPod("a", "ImagePullBackOff"), noPull: true, waits: -1, ends: 0},
+		"configuration":   {pod: pendingPod("a", "CreateContainerConfigError"), waits: 15 * time.Second, ends: 25 * time.Second},
 		"too large":       {pod: unschedulablePod("a", "Insufficient memory"), waits: 4 * time.Second, ends: 6 * time.Second},
 		"tainted":         {pod: unschedulablePod("a", "0/1 nodes are available: 1 node(s) had untolerated taint(s)"), waits: 15 * time.Second, ends: 25 * time.Second},
-		"being created":   {pod: pendingPod("a", "ContainerCreating", ""), waits: time.Hour, ends: -1},
+		"being created":   {pod: pendingPod("a", "ContainerCreating"), waits: time.Hour, ends: -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newStuckPods(test.noPull)
@@ -89,8 +89,8 @@ func TestAPodThatDoesNotFitWaitsForThoseThatRun(t *testing.T) {
 func TestTheBackOffOfAPullKeepsItsClock(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
-	s.handlePod(pendingPod("a", "ErrImagePull", ""), start)
-	s.handlePod(pendingPod("a", "ImagePullBackOff", ""), start.Add(11*time.Second))
+	s.handlePod(pendingPod("a", "ErrImagePull"), start)
+	s.handlePod(pendingPod("a", "ImagePullBackOff"), start.Add(11*time.Second))
 	if err := s.overdue(start.Add(13 * time.Second)); err == nil {
 		t.Error("the clock was set back by a change of words")
 	}
@@ -99,7 +99,7 @@ func TestTheBackOffOfAPullKeepsItsClock(t *testing.T) {
 func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
-	s.handlePod(pendingPod("a", "ContainerCreating", ""), start)
+	s.handlePod(pendingPod("a", "ContainerCreating"), start)
 	s.handleEvent(&corev1.Event{
 		Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: `configmap "settings" not found`,
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "a", UID: "a"},
