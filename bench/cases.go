@@ -23,6 +23,7 @@ var cases = []struct {
 	run  func(*bencher) (map[string]float64, error)
 }{
 	{name: "version", run: (*bencher).versionTime},
+	{name: "usable", run: (*bencher).usable},
 	{name: "first-line", run: (*bencher).firstLine},
 	{name: "pods-50", run: (*bencher).pods50},
 	{name: "idle", once: true, run: (*bencher).idleCost},

@@ -29,8 +29,15 @@ func main() {
 	flag.StringVar(&b.user, "user", "alice", "`user` to run berth as")
 	out := flag.String("out", "", "`file` for the record; empty prints only")
 	only := flag.String("only", "", "the one `case` to run")
+	probe := flag.Bool("schedule", false, "wait in a cluster for its first pod to get a node, and say when")
 	idle := flag.Duration("idle", 30*time.Second, "how long to watch an idle cluster")
 	flag.Parse()
+	if *probe {
+		if err := schedule(); err != nil {
+			fatal(err)
+		}
+		return
+	}
 	b.idle = *idle
 
 	r := record{Time: time.Now().UTC().Truncate(time.Second), Host: inspect(), Runs: *runs, Cases: map[string]*samples{}}

@@ -22,12 +22,29 @@ func (s *samples) summarise() {
 	s.Median = (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
+// goals are what the design sets out for, on two quiet cores.
+var goals = map[string]float64{
+	"berth version, s":            0.02,
+	"usable control plane, s":     0.7,
+	"first line of a pod, s":      1.2,
+	"first line to exit, s":       0.5,
+	"50 pods running, s":          5,
+	"end with 50 pods, s":         2,
+	"idle CPU, % of a core":       4,
+	"idle PSS of all roles, MB":   450,
+	"PSS growth per idle pod, MB": 10,
+}
+
 // report prints a record as a table.
 func report(to io.Writer, r record) {
 	fmt.Fprintf(to, "%s on %s, %d CPUs (%s), %s, load %s\n\n", r.Version, r.Host.Kernel, r.Host.CPUs, r.Host.CPU, r.Host.Memory, r.Host.Load)
-	fmt.Fprintf(to, "%-48s %9s %9s %9s\n", "", "median", "min", "max")
+	fmt.Fprintf(to, "%-48s %9s %9s %9s %9s\n", "", "median", "min", "max", "goal")
 	for _, name := range slices.Sorted(maps.Keys(r.Cases)) {
 		s := r.Cases[name]
-		fmt.Fprintf(to, "%-48s %9.3f %9.3f %9.3f\n", name, s.Median, s.Min, s.Max)
+		goal := ""
+		if g, ok := goals[name]; ok {
+			goal = fmt.Sprint(g)
+		}
+		fmt.Fprintf(to, "%-48s %9.3f %9.3f %9.3f %9s\n", name, s.Median, s.Min, s.Max, goal)
 	}
 }
