@@ -7,6 +7,7 @@ package stories
 import (
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"testing"
 
@@ -26,6 +27,14 @@ const (
 	// envExamples is the directory of examples.
 	envExamples = "BERTH_EXAMPLES"
 )
+
+// TestMain catches SIGINT, so that the programs of a story start with its
+// default: a shell has what it starts in the background ignore it, and berth
+// respects that.
+func TestMain(m *testing.M) {
+	signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	os.Exit(m.Run())
+}
 
 func TestStories(t *testing.T) {
 	dist := os.Getenv(envBerth)
