@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	batchv1 "k8s.io/api/batch/v1"
@@ -99,7 +100,7 @@ var (
 )
 
 func (f *follower) run(ctx context.Context) (Result, error) {
-	changes := make(chan *unstructured.Unstructured, 64)
+	changes := make(chan change, 64)
 	watched := map[string]bool{}
 	for _, t := range f.targets {
 		namespace := t.object.GetNamespace()
@@ -116,11 +117,15 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 		select {
 		case <-ctx.Done():
 			return f.result, context.Cause(ctx)
-		case object := <-changes:
-			if err := f.handle(ctx, object); err != nil {
+		case change := <-changes:
+			if err := f.handle(ctx, change.object); err != nil {
 				return Result{}, err
 			}
+			if change.deleted {
+				f.handleDeletion(change.object)
+			}
 		case <-ticker.C:
+			f.lookAtNodes(ctx)
 			if err := f.stuck.overdue(time.Now()); err != nil {
 				return Result{}, err
 			}
@@ -129,25 +134,61 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 	return f.result, f.logs.wait(ctx)
 }
 
+// change is a state of an object, its last one if it has been deleted.
+type change struct {
+	object  *unstructured.Unstructured
+	deleted bool
+}
+
 // watch sends every state of every object of a resource to changes.
-func (f *follower) watch(ctx context.Context, resource schema.GroupVersionResource, namespace string, changes chan<- *unstructured.Unstructured) {
+func (f *follower) watch(ctx context.Context, resource schema.GroupVersionResource, namespace string, changes chan<- change) {
 	informer := dynamicinformer.NewFilteredDynamicInformer(f.client.dynamic, resource, namespace, 0, cache.Indexers{}, nil).Informer()
-	pass := func(object any) {
+	pass := func(object any, deleted bool) {
+		if unseen, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = unseen.Obj
+		}
 		state, ok := object.(*unstructured.Unstructured)
 		if !ok {
 			return
 		}
 		select {
-		case changes <- state:
+		case changes <- change{state, deleted}:
 		case <-ctx.Done():
 		}
 	}
 	// The registration's error can only say that the informer has stopped.
 	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc:    pass,
-		UpdateFunc: func(_, object any) { pass(object) },
+		AddFunc:    func(object any) { pass(object, false) },
+		UpdateFunc: func(_, object any) { pass(object, false) },
+		DeleteFunc: func(object any) { pass(object, true) },
 	})
 	go informer.RunWithContext(ctx)
+}
+
+// lookAtNodes asks for the taints of nodes while one keeps a pod away: the
+// scheduler does not tell which. An answer that does not come in time, perhaps
+// because the API server is being restarted, leaves things as they are.
+func (f *follower) lookAtNodes(ctx context.Context) {
+	if !f.stuck.tainted() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
+	defer cancel()
+	if nodes, err := f.client.nodes(ctx); err == nil {
+		f.stuck.handleNodes(nodes)
+	}
+}
+
+// handleDeletion comes after the last state has been handled. Somebody, perhaps
+// a client of the user's, took away what was waited for.
+func (f *follower) handleDeletion(object *unstructured.Unstructured) {
+	f.stuck.forget(object.GetUID(), time.Now())
+	for _, t := range f.targets {
+		if t.finite && !t.done && t.object.GetUID() == object.GetUID() {
+			t.done = true
+			f.fail(max(t.lastCode, 1), fmt.Sprintf("%s %s was deleted before it ended", strings.ToLower(object.GetKind()), object.GetName()))
+		}
+	}
 }
 
 func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured) error {

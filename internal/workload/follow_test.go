@@ -23,6 +23,8 @@ type fakeAPI struct {
 	// log is what a reading without follow gets; a following one gets the
 	// first part of it and no end.
 	log string
+	// deleted: the pod is, after it was seen.
+	deleted bool
 }
 
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -39,6 +41,9 @@ func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			"apiVersion": "v1", "kind": "Pod",
 			"metadata": map[string]any{"resourceVersion": "1", "annotations": map[string]any{"k8s.io/initial-events-end": "true"}},
 		}})
+		if f.deleted && strings.HasSuffix(r.URL.Path, "/pods") {
+			writeJSON(w, map[string]any{"type": "DELETED", "object": f.pod})
+		}
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 	default:
@@ -145,5 +150,24 @@ func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
 	s.flush()
 	if want := "[p c] one\n[p c] two\n[p c] three\n"; out.String() != want {
 		t.Errorf("output is %q, want %q", out.String(), want)
+	}
+}
+
+func TestTheRunEndsWithAPodThatIsDeleted(t *testing.T) {
+	pod := endedPod("Pending", 0)
+	pod["status"] = map[string]any{"phase": "Pending"}
+	api := &fakeAPI{pod: pod, deleted: true}
+	server := httptest.NewServer(api)
+	defer server.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: pod}}}, Streams{
+		Out: io.Discard, Err: io.Discard, Note: func(text string) { t.Errorf("unexpected note: %s", text) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result.Code != 1 || !strings.Contains(result.Reason, "pod main was deleted") {
+		t.Errorf("%+v, want failure because of the deletion", result)
 	}
 }

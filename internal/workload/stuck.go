@@ -33,13 +33,15 @@ const (
 	otherPatience = 20 * time.Second
 )
 
-// untolerated is the scheduler's word for a node whose taint keeps a pod away.
-const untolerated = "untolerated taint"
-
 type waiting struct {
 	since    time.Time
 	patience time.Duration
 	err      *NeverStarts
+	// tainted: a taint keeps the pod away that it does not tolerate.
+	tainted     bool
+	tolerations []corev1.Toleration
+	// tooLarge: the pod would not fit on an empty node either.
+	tooLarge bool
 }
 
 // stuckPods knows since when which pod waits, and why.
@@ -47,10 +49,12 @@ type stuckPods struct {
 	pods map[types.UID]*waiting
 	// jobs are those that have not made all their pods.
 	jobs map[types.UID]*waiting
-	// working counts pods that run or have run: while there is one, a pod
-	// that does not fit may yet get its turn.
+	// working are the pods that have been given a node and have not ended:
+	// while there is one, a pod that does not fit may yet get its turn.
 	working map[types.UID]bool
-	noPull  bool
+	// idleSince is when the last of them ended; zero, there was none yet.
+	idleSince time.Time
+	noPull    bool
 }
 
 func newStuckPods(noPull bool) *stuckPods {
@@ -61,26 +65,53 @@ func newStuckPods(noPull bool) *stuckPods {
 func (s *stuckPods) overdue(now time.Time) error {
 	for _, group := range []map[types.UID]*waiting{s.pods, s.jobs} {
 		for _, w := range group {
-			if w.err == nil || now.Sub(w.since) < w.patience {
+			if w.err == nil {
 				continue
 			}
-			if w.err.Reason == corev1.PodReasonUnschedulable && len(s.working) > 0 {
-				continue
+			since := w.since
+			if w.err.Reason == corev1.PodReasonUnschedulable && !w.tooLarge {
+				if len(s.working) > 0 {
+					continue
+				}
+				if s.idleSince.After(since) {
+					since = s.idleSince // the scheduler's turn, with the room that there is now
+				}
 			}
-			return w.err
+			if now.Sub(since) >= w.patience {
+				return w.err
+			}
 		}
 	}
 	return nil
 }
 
+func (s *stuckPods) noteWork(pod *corev1.Pod, now time.Time) {
+	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	if pod.Spec.NodeName != "" && !ended {
+		s.working[pod.UID] = true
+		return
+	}
+	s.noteEnd(pod.UID, now)
+}
+
+func (s *stuckPods) noteEnd(uid types.UID, now time.Time) {
+	if s.working[uid] {
+		delete(s.working, uid)
+		s.idleSince = now
+	}
+}
+
+// forget is for pods and jobs that have been deleted.
+func (s *stuckPods) forget(uid types.UID, now time.Time) {
+	delete(s.pods, uid)
+	delete(s.jobs, uid)
+	s.noteEnd(uid, now)
+}
+
 func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
+	s.noteWork(pod, now)
 	if pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil {
 		delete(s.pods, pod.UID)
-		if pod.Status.Phase == corev1.PodRunning {
-			s.working[pod.UID] = true
-		} else {
-			delete(s.working, pod.UID)
-		}
 		return
 	}
 	w := s.pods[pod.UID]
@@ -89,12 +120,19 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 		s.pods[pod.UID] = w
 	}
 	if reason, message, patience := whyPending(pod); reason != "" {
-		if w.err == nil || w.err.Reason != reason {
+		unschedulable := reason == corev1.PodReasonUnschedulable
+		tainted := unschedulable && isTainted(message)
+		switch {
+		case w.err == nil, w.tainted && !tainted:
+			w.since = now
+		case w.err.Reason == reason:
+		case isPull(reason) && isPull(w.err.Reason):
 			// The back-off of a pull is the same trouble as its error.
-			if w.err == nil || !isPull(reason) || !isPull(w.err.Reason) {
-				w.since = now
-			}
+		default:
+			w.since = now
 		}
+		w.tainted, w.tolerations = tainted, pod.Spec.Tolerations
+		w.tooLarge = unschedulable && !tainted && isTooLarge(message)
 		w.patience = patience
 		if isPull(reason) && (s.noPull || pullRemedy(message) != "") {
 			w.patience = noPatience
@@ -109,8 +147,7 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 func whyPending(pod *corev1.Pod) (reason, message string, patience time.Duration) {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable {
-			// The node may be ready a while before its first taint goes.
-			if strings.Contains(condition.Message, untolerated) {
+			if isTainted(condition.Message) {
 				return condition.Reason, condition.Message, otherPatience
 			}
 			return condition.Reason, condition.Message, idlePatience
@@ -134,6 +171,14 @@ func whyPending(pod *corev1.Pod) (reason, message string, patience time.Duration
 		}
 	}
 	return "", "", 0
+}
+
+// isTooLarge reads the scheduler's message: it would help with a pod that only
+// lacks room to say which other pods could make some. Devices are left out:
+// their plugin may come with the workload and add them to the node.
+func isTooLarge(message string) bool {
+	return strings.Contains(message, "Preemption is not helpful") &&
+		(strings.Contains(message, "Insufficient cpu") || strings.Contains(message, "Insufficient memory"))
 }
 
 func isPull(reason string) bool { return reason == "ErrImagePull" || reason == "ImagePullBackOff" }
@@ -194,7 +239,7 @@ func remedy(reason, message string) string {
 		return "ask Slurm for more processors (--cpus-per-task), or lower resources.requests.cpu"
 	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient"):
 		return "ask Slurm for that resource, or remove the request"
-	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, untolerated):
+	case reason == corev1.PodReasonUnschedulable && isTainted(message):
 		return "add a toleration for the node's taint; 'kubectl describe node' shows it"
 	case reason == corev1.PodReasonUnschedulable:
 		return "change the pod's node selector, affinity, tolerations or claims"

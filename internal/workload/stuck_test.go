@@ -33,7 +33,11 @@ func unschedulablePod(uid, message string) *corev1.Pod {
 }
 
 func runningPod(uid string) *corev1.Pod {
-	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: uid, UID: types.UID(uid)},
+		Spec:       corev1.PodSpec{NodeName: "n1"},
+		Status:     corev1.PodStatus{Phase: corev1.PodRunning},
+	}
 }
 
 func TestPatienceDependsOnTheReason(t *testing.T) {
@@ -80,9 +84,54 @@ func TestAPodThatDoesNotFitWaitsForThoseThatRun(t *testing.T) {
 	}
 	done := runningPod("first")
 	done.Status.Phase = corev1.PodSucceeded
-	s.handlePod(done, start)
-	if err := s.overdue(start.Add(time.Hour)); err == nil {
+	s.handlePod(done, start.Add(time.Hour))
+	if err := s.overdue(start.Add(time.Hour + time.Second)); err != nil {
+		t.Errorf("gives up before the scheduler could take its turn: %v", err)
+	}
+	if err := s.overdue(start.Add(2 * time.Hour)); err == nil {
 		t.Error("waits although nothing runs any more")
+	}
+}
+
+func TestAPodThatHasANodeTakesRoomBeforeItRuns(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := newStuckPods(false)
+	first := pendingPod("first", "ContainerCreating")
+	first.Spec.NodeName = "n1"
+	s.handlePod(first, start)
+	s.handlePod(unschedulablePod("second", "Insufficient cpu"), start)
+	if err := s.overdue(start.Add(time.Minute)); err != nil {
+		t.Errorf("gives up although a pod is about to run: %v", err)
+	}
+	s.forget("first", start.Add(time.Minute))
+	if err := s.overdue(start.Add(2 * time.Minute)); err == nil {
+		t.Error("waits for a pod that has been deleted")
+	}
+}
+
+func TestAPodThatNeverFitsDoesNotWaitForOthers(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for message, waits := range map[string]bool{
+		"0/1 nodes are available: 1 Insufficient memory. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.":              false,
+		"0/1 nodes are available: 1 Insufficient memory. preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.":          true,
+		"0/1 nodes are available: 1 Insufficient example.test/device. preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling.": true,
+	} {
+		s := newStuckPods(false)
+		s.handlePod(runningPod("server"), start)
+		s.handlePod(unschedulablePod("large", message), start)
+		if err := s.overdue(start.Add(10 * time.Second)); (err == nil) != waits {
+			t.Errorf("%s: %v, want to wait: %v", message, err, waits)
+		}
+	}
+}
+
+func TestADeletedPodIsNotAwaited(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := newStuckPods(false)
+	s.handlePod(unschedulablePod("a", "Insufficient cpu"), start)
+	s.forget("a", start)
+	if err := s.overdue(start.Add(time.Hour)); err != nil {
+		t.Errorf("gives up for a pod that is gone: %v", err)
 	}
 }
 

@@ -1,0 +1,133 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+)
+
+// pressurePatience is for a node that ran out of something under the workload's
+// own pods: the kubelet takes 30 s (berth's setting) to believe that it is over.
+const pressurePatience = time.Minute
+
+// isTainted reads the scheduler's message, which does not say which taint.
+func isTainted(message string) bool { return strings.Contains(message, "untolerated taint") }
+
+// tainted reports whether a taint keeps a pod away, so that the nodes need to
+// be looked at.
+func (s *stuckPods) tainted() bool {
+	for _, w := range s.pods {
+		if w.tainted {
+			return true
+		}
+	}
+	return false
+}
+
+// handleNodes decides how long the pods wait that taints keep away.
+func (s *stuckPods) handleNodes(nodes []corev1.Node) {
+	for _, w := range s.pods {
+		if w.tainted {
+			s.handleTaints(w, nodes)
+		}
+	}
+}
+
+// handleTaints finds the node that the pod may come to soonest. A node none of
+// whose taints keeps it away will be noticed by the scheduler.
+func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
+	var best *NeverStarts
+	var longest time.Duration
+	for _, node := range nodes {
+		against := untolerated(node.Spec.Taints, w.tolerations)
+		if len(against) == 0 {
+			return
+		}
+		patience, why := s.judgeNode(node.Name, against)
+		if best == nil || patience > longest {
+			longest, best = patience, why
+		}
+	}
+	if best != nil {
+		best.Object, best.Reason = w.err.Object, w.err.Reason
+		w.patience, w.err = longest, best
+	}
+}
+
+// judgeNode says how long to wait for a node, and names the taint that will
+// stay the longest.
+func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duration, *NeverStarts) {
+	var why *NeverStarts
+	var shortest time.Duration
+	for _, taint := range against {
+		patience, remedy := s.judgeTaint(node, taint)
+		if why == nil || patience < shortest {
+			shortest = patience
+			why = &NeverStarts{Message: fmt.Sprintf("node %s has the taint %s", node, taint.ToString()), Remedy: remedy}
+		}
+	}
+	return shortest, why
+}
+
+// judgeTaint says how long to wait for a taint to go, and what to do if it does
+// not.
+func (s *stuckPods) judgeTaint(node string, taint corev1.Taint) (patience time.Duration, remedy string) {
+	pressure := otherPatience
+	if !s.idleSince.IsZero() {
+		pressure = pressurePatience
+	}
+	switch taint.Key {
+	case corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, corev1.TaintNodeNetworkUnavailable:
+		// They stay a while after the node is ready, longer on a slow one.
+		return otherPatience, "look for the reason in the log of the node role, which --debug-dir DIR keeps"
+	case corev1.TaintNodeMemoryPressure:
+		return pressure, "ask Slurm for more memory (--mem)"
+	case corev1.TaintNodeDiskPressure:
+		return pressure, "free space where the run has its files, or name another place with --state-dir DIR"
+	case corev1.TaintNodeUnschedulable:
+		return idlePatience, "open the node again: kubectl uncordon " + node
+	default:
+		return idlePatience, "give the pod a toleration for it, or remove it: kubectl taint node " + node + " " + taint.Key + "-"
+	}
+}
+
+// untolerated returns the taints that keep a pod with these tolerations away.
+func untolerated(taints []corev1.Taint, tolerations []corev1.Toleration) []corev1.Taint {
+	var against []corev1.Taint
+	for _, taint := range taints {
+		if taint.Effect != corev1.TaintEffectPreferNoSchedule && !tolerates(tolerations, taint) {
+			against = append(against, taint)
+		}
+	}
+	return against
+}
+
+func tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
+	for _, toleration := range tolerations {
+		// The comparison operators are for numbers as values; the scheduler
+		// has them off by default.
+		if toleration.ToleratesTaint(klog.Background(), &taint, false) {
+			return true
+		}
+	}
+	return false
+}
+
+func (c *Client) nodes(ctx context.Context) ([]corev1.Node, error) {
+	list, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("list nodes: %w", err)
+	}
+	nodes := make([]corev1.Node, len(list.Items))
+	for i := range list.Items {
+		if err := fromUnstructured(&list.Items[i], &nodes[i]); err != nil {
+			return nil, fmt.Errorf("read node %s: %w", list.Items[i].GetName(), err)
+		}
+	}
+	return nodes, nil
+}

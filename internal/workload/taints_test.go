@@ -1,0 +1,119 @@
+package workload
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const taintedMessage = "0/1 nodes are available: 1 node(s) had untolerated taint(s). preemption: 0/1 nodes are available: 1 Preemption is not helpful for scheduling."
+
+func taintedNode(name string, keys ...string) corev1.Node {
+	node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for _, key := range keys {
+		node.Spec.Taints = append(node.Spec.Taints, corev1.Taint{Key: key, Effect: corev1.TaintEffectNoSchedule})
+	}
+	return node
+}
+
+func TestPatienceDependsOnTheTaint(t *testing.T) {
+	start := time.Unix(1000, 0)
+	for name, test := range map[string]struct {
+		nodes []corev1.Node
+		// after: a pod has run and ended before.
+		after       bool
+		waits, ends time.Duration
+		words       []string
+	}{
+		"nodes unknown": {
+			waits: 15 * time.Second, ends: 25 * time.Second,
+			words: []string{"untolerated", "toleration"},
+		},
+		"not ready": {
+			nodes: []corev1.Node{taintedNode("n1", corev1.TaintNodeNotReady)},
+			waits: 15 * time.Second, ends: 25 * time.Second,
+			words: []string{"node n1 has the taint node.kubernetes.io/not-ready:NoSchedule", "--debug-dir"},
+		},
+		"gone, not noticed yet": {
+			nodes: []corev1.Node{taintedNode("n1")},
+			waits: 15 * time.Second, ends: 25 * time.Second,
+		},
+		"pressure from the start": {
+			nodes: []corev1.Node{taintedNode("n1", corev1.TaintNodeDiskPressure)},
+			waits: 15 * time.Second, ends: 25 * time.Second,
+			words: []string{"disk-pressure", "--state-dir"},
+		},
+		"pressure by an earlier pod": {
+			nodes: []corev1.Node{taintedNode("n1", corev1.TaintNodeMemoryPressure)},
+			after: true,
+			waits: 50 * time.Second, ends: 70 * time.Second,
+			words: []string{"memory-pressure", "--mem"},
+		},
+		"closed": {
+			nodes: []corev1.Node{taintedNode("n1", corev1.TaintNodeUnschedulable)},
+			waits: 4 * time.Second, ends: 6 * time.Second,
+			words: []string{"kubectl uncordon n1"},
+		},
+		"the user's": {
+			nodes: []corev1.Node{taintedNode("n1", corev1.TaintNodeNotReady, "example.test/mine")},
+			waits: 4 * time.Second, ends: 6 * time.Second,
+			words: []string{"example.test/mine:NoSchedule", "kubectl taint node n1 example.test/mine-"},
+		},
+		"tolerated": {
+			nodes: []corev1.Node{taintedNode("n1", "example.test/known", corev1.TaintNodeNotReady)},
+			waits: 15 * time.Second, ends: 25 * time.Second,
+			words: []string{"not-ready"},
+		},
+		"another node may come": {
+			nodes: []corev1.Node{taintedNode("n1", "example.test/mine"), taintedNode("n2", corev1.TaintNodeUnreachable)},
+			waits: 15 * time.Second, ends: 25 * time.Second,
+			words: []string{"node n2"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStuckPods(false)
+			if test.after {
+				s.handlePod(runningPod("before"), start.Add(-time.Second))
+				s.forget("before", start)
+			}
+			pod := unschedulablePod("a", taintedMessage)
+			pod.Spec.Tolerations = []corev1.Toleration{{Key: "example.test/known", Operator: corev1.TolerationOpExists}}
+			s.handlePod(pod, start)
+			if !s.tainted() {
+				t.Fatal("the nodes are not looked at")
+			}
+			s.handleNodes(test.nodes)
+			if err := s.overdue(start.Add(test.waits)); err != nil {
+				t.Errorf("gives up after %s: %v", test.waits, err)
+			}
+			err := s.overdue(start.Add(test.ends))
+			var never *NeverStarts
+			if !errors.As(err, &never) {
+				t.Fatalf("after %s: %v, want a reason", test.ends, err)
+			}
+			for _, word := range test.words {
+				if !strings.Contains(err.Error(), word) {
+					t.Errorf("%v does not say %q", err, word)
+				}
+			}
+		})
+	}
+}
+
+func TestAPodThatWasKeptAwayGetsItsTurn(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := newStuckPods(false)
+	s.handlePod(unschedulablePod("a", taintedMessage), start)
+	// Another pod has got the room; that news may be late.
+	s.handlePod(unschedulablePod("a", "Insufficient cpu"), start.Add(15*time.Second))
+	if err := s.overdue(start.Add(16 * time.Second)); err != nil {
+		t.Errorf("gives up at once: %v", err)
+	}
+	if err := s.overdue(start.Add(25 * time.Second)); err == nil {
+		t.Error("waits for ever")
+	}
+}
