@@ -64,6 +64,7 @@ itself has to say goes to standard error.`,
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
 	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull images of registry NAME from URL: `NAME=URL`; http:// is allowed; can be repeated")
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "do without subordinate user ids")
+	flags.StringVar(&spec.AddressBlock, "address-block", "", "`range` of addresses for pods, Services and nodes, such as 100.64.0.0/14 (default: one that clashes with no route)")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the run's files (default: chosen)")
 	flags.StringVar(&spec.DebugDir, "debug-dir", "", "keep logs and configuration in this `directory`")
 	flags.IntVar(&spec.Verbosity, "component-verbosity", 0, "log `level` of the Kubernetes components")

@@ -1,9 +1,6 @@
 package cluster
 
-import (
-	"errors"
-	"net/netip"
-)
+import "net/netip"
 
 // blockBits is the size of the block of addresses that a cluster takes: half
 // of it for pods, a quarter for Services, the rest for nodes.
@@ -29,18 +26,6 @@ func candidates() []netip.Prefix {
 // nodeBits is the size of one node's part of the pod range: 510 pods.
 const nodeBits = 23
 
-// ChooseAddresses picks addresses for a cluster and its node number index,
-// such that they overlap none of the prefixes in use on the host. A default
-// route is not in use.
-func ChooseAddresses(used []netip.Prefix, index int) (Addresses, error) {
-	for _, block := range candidates() {
-		if free(block, used) {
-			return addressesIn(block, index), nil
-		}
-	}
-	return Addresses{}, errors.New("choose addresses for pods and Services: this host's routes cover every private range; name a free one with --address-block PREFIX/14")
-}
-
 func free(block netip.Prefix, used []netip.Prefix) bool {
 	for _, prefix := range used {
 		if prefix.Bits() > 0 && prefix.Overlaps(block) {
@@ -58,6 +43,7 @@ func addressesIn(block netip.Prefix, index int) Addresses {
 		return netip.AddrFrom4([4]byte{base[0], base[1] + byte(second), byte(third), byte(fourth)})
 	}
 	nodes := at(3, 0, 0)
+	nodeAddress := func(index int) netip.Addr { return at(3, 1+index/250, 1+index%250) }
 	offset := index << (32 - nodeBits)
 	return Addresses{
 		Pods:       netip.PrefixFrom(at(0, 0, 0), blockBits+1),
@@ -66,7 +52,8 @@ func addressesIn(block netip.Prefix, index int) Addresses {
 		APIService: at(2, 0, 1),
 		DNSService: at(2, 0, 10),
 		Nodes:      netip.PrefixFrom(nodes, 16),
-		Node:       at(3, 1+index/250, 1+index%250),
+		Node:       nodeAddress(index),
+		APIServer:  nodeAddress(0),
 		DNS:        at(3, 0, 10),
 		Gateway:    at(3, 0, 1),
 		APIPort:    6443,

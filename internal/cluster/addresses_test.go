@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 )
@@ -12,21 +13,21 @@ func TestAddressesAvoidTheHostsRoutes(t *testing.T) {
 		netip.MustParsePrefix("10.252.3.0/24"),
 		netip.MustParsePrefix("fd00::/8"),
 	}
-	addresses, err := ChooseAddresses(used, 0)
+	// Of any node.
+	plans, err := Design(Spec{}, []Offer{{Node: Node{Name: "a"}, Used: used[:2]}, {Node: Node{Name: "b"}, Used: used[2:]}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := netip.MustParsePrefix("10.248.0.0/15"); addresses.Pods != want {
-		t.Errorf("pods are %s, want %s", addresses.Pods, want)
+	for i, plan := range plans {
+		if want := netip.MustParsePrefix("10.248.0.0/15"); plan.Addresses.Pods != want {
+			t.Errorf("node %d: pods are %s, want %s", i, plan.Addresses.Pods, want)
+		}
 	}
 }
 
 func TestAddressesOfOneClusterDoNotMeet(t *testing.T) {
 	for _, index := range []int{0, 1, 7, 249, 250, 255} {
-		a, err := ChooseAddresses(nil, index)
-		if err != nil {
-			t.Fatal(err)
-		}
+		a := addressesIn(candidates()[0], index)
 		if !a.Pods.Contains(a.NodePods.Addr()) || a.NodePods.Masked() != a.NodePods {
 			t.Errorf("node %d: its pods %s are no part of %s", index, a.NodePods, a.Pods)
 		}
@@ -50,8 +51,18 @@ func TestAddressesOfOneClusterDoNotMeet(t *testing.T) {
 }
 
 func TestNoFreeAddressesIsAnError(t *testing.T) {
-	used := []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12")}
-	if _, err := ChooseAddresses(used, 0); err == nil {
-		t.Error("addresses were found where none are free")
+	offer := Offer{Used: []netip.Prefix{netip.MustParsePrefix("100.64.0.0/10"), netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("172.16.0.0/12")}}
+	if _, err := Design(Spec{}, []Offer{offer}); !errors.Is(err, ErrNoAddresses) {
+		t.Errorf("addresses were found where none are free: %v", err)
+	}
+	// Unless the user knows better.
+	plans, err := Design(Spec{AddressBlock: "10.16.0.0/14"}, []Offer{offer})
+	if err != nil || plans[0].Addresses.Pods != netip.MustParsePrefix("10.16.0.0/15") {
+		t.Errorf("%v, %v", plans, err)
+	}
+	for _, block := range []string{"10.16.0.0", "10.16.0.0/16", "10.17.0.0/14", "fd00::/14", "x"} {
+		if err := (Spec{Command: []string{"true"}, AddressBlock: block}).Validate(); err == nil {
+			t.Errorf("block %s passes", block)
+		}
 	}
 }

@@ -16,8 +16,12 @@ type Plan struct {
 	// KubernetesVersion is what the components report, such as "v1.36.3".
 	KubernetesVersion string
 	Node              Node
-	Addresses         Addresses
-	Paths             Paths
+	// Members are all nodes of the cluster, this one at Index. The first is
+	// the head.
+	Members   []Member
+	Index     int
+	Addresses Addresses
+	Paths     Paths
 	// OneUID is true where no subordinate uids exist: every file and every
 	// process of a pod belongs to the user.
 	OneUID bool
@@ -50,6 +54,9 @@ type Node struct {
 	MaxPods int
 }
 
+// Head tells whether this node runs the control plane.
+func (p Plan) Head() bool { return p.Index == 0 }
+
 // Addresses are chosen so that they clash with no route of the host. All of
 // them exist only inside the node's network namespace.
 type Addresses struct {
@@ -62,6 +69,8 @@ type Addresses struct {
 	// Nodes is the range of node addresses; Node is this node's, on NodeLink.
 	Nodes netip.Prefix
 	Node  netip.Addr
+	// APIServer is the head's node address.
+	APIServer netip.Addr
 	// DNS is the address on NodeLink where CoreDNS listens, on port 53.
 	DNS netip.Addr
 	// Gateway is the far end of EgressLink: the default route, and a DNS
@@ -170,7 +179,7 @@ const MirrorAddress = "127.0.0.1:61500"
 
 // APIServerURL is where components inside the namespace reach the API server.
 func (a Addresses) APIServerURL() string {
-	return fmt.Sprintf("https://%s", netip.AddrPortFrom(a.Node, a.APIPort))
+	return fmt.Sprintf("https://%s", netip.AddrPortFrom(a.APIServer, a.APIPort))
 }
 
 // HostAPIServerURL is where programs on the host reach it.

@@ -26,6 +26,9 @@ type Spec struct {
 	OneUID bool
 	// StateDir is where the run's directory is made; empty chooses.
 	StateDir string
+	// AddressBlock is the range of addresses for pods, Services and nodes;
+	// empty chooses one that clashes with no route.
+	AddressBlock string
 	// DebugDir receives logs and rendered configuration for inspection.
 	DebugDir string
 	// Verbosity is the log level of the components, as klog counts.
@@ -54,6 +57,11 @@ func (s Spec) Validate() error {
 	}
 	for _, registry := range s.Registries {
 		if _, _, err := SplitRegistry(registry); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	if s.AddressBlock != "" {
+		if _, err := parseBlock(s.AddressBlock); err != nil {
 			problems = append(problems, err)
 		}
 	}

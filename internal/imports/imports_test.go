@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"io/fs"
+	"os"
 	"os/exec"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -49,7 +52,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/launch", "internal/workload", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
+		except: []string{"bench", "cmd/berth", "cmd/berth-kube", "internal/cli", "internal/launch", "internal/workload", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{
@@ -104,6 +107,7 @@ func TestNoRuleIsAboutAPackageThatIsGone(t *testing.T) {
 
 func list(t *testing.T) []goPackage {
 	t.Helper()
+	lookAtSources(t)
 	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Deps", path.Join(module, "..."))
 	out, err := command.Output()
 	if err != nil {
@@ -121,5 +125,22 @@ func list(t *testing.T) []goPackage {
 			t.Fatalf("read the list of packages: %v", err)
 		}
 		packages = append(packages, p)
+	}
+}
+
+// lookAtSources looks at the files that 'go list' is to read, so that a result
+// that the go command has kept is of no use once one of them has changed.
+func lookAtSources(t *testing.T) {
+	t.Helper()
+	for _, root := range []string{"../../bench", "../../cmd", ".."} {
+		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && strings.HasSuffix(path, ".go") {
+				_, err = os.Stat(path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 }

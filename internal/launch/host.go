@@ -147,20 +147,15 @@ func usedPrefixes() ([]netip.Prefix, error) {
 	return used, nil
 }
 
-// plan makes the plan of this node.
-func (h host) plan(spec cluster.Spec, scratch string, hostAPIPort uint16) (cluster.Plan, error) {
+// offer is what this node brings into a cluster.
+func (h host) offer(scratch string, hostAPIPort uint16) (cluster.Offer, error) {
 	used, err := usedPrefixes()
 	if err != nil {
-		return cluster.Plan{}, err
+		return cluster.Offer{}, err
 	}
-	addresses, err := cluster.ChooseAddresses(used, 0)
-	if err != nil {
-		return cluster.Plan{}, fail(ExitUnavailable, err)
-	}
-	addresses.HostAPIPort = hostAPIPort
-	return cluster.Plan{
-		RunID:             h.runID,
-		KubernetesVersion: cluster.KubernetesVersion,
+	return cluster.Offer{
+		Host:  h.name,
+		RunID: h.runID,
 		Node: cluster.Node{
 			Name:                cluster.NodeName(h.name),
 			CPUs:                h.cpus.Count,
@@ -168,27 +163,15 @@ func (h host) plan(spec cluster.Spec, scratch string, hostAPIPort uint16) (clust
 			ReservedMemoryBytes: h.reserved(),
 			MaxPods:             250,
 		},
-		Addresses: addresses,
 		Paths: cluster.Paths{
 			Libexec: h.libexec, Run: runPath, Scratch: scratch,
 			Kubelet: kubeletPath, Cgroup: cgroupPath,
 		},
+		Used:        used,
 		OneUID:      h.ids.OneUID,
 		Snapshotter: h.snapshotter(),
-		Registries:  registries(spec),
-		Verbosity:   spec.Verbosity,
+		HostAPIPort: hostAPIPort,
 	}, nil
-}
-
-// registries are those of the command line, which is known to be valid.
-func registries(spec cluster.Spec) cluster.Registries {
-	servers := map[string]string{}
-	for _, registry := range spec.Registries {
-		if name, server, err := cluster.SplitRegistry(registry); err == nil {
-			servers[name] = server
-		}
-	}
-	return cluster.Registries{NoPull: spec.NoPull, Mirror: cluster.MirrorAddress, Servers: servers}
 }
 
 // reserved is the memory that is kept from pods: what the roles need and, where

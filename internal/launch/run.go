@@ -196,13 +196,19 @@ func (r *run) makePlan(context.Context) (err error) {
 	if r.apiDoor, port, err = loopbackListener(); err != nil {
 		return err
 	}
-	if r.plan, err = r.host.plan(r.Spec, r.scratch.Path, port); err != nil {
+	offer, err := r.host.offer(r.scratch.Path, port)
+	if err != nil {
 		return err
 	}
 	if err := r.makeCgroup(); err != nil {
 		return err
 	}
-	r.plan.CgroupsDelegated = r.cgroup != nil
+	offer.CgroupsDelegated = r.cgroup != nil
+	plans, err := cluster.Design(r.Spec, []cluster.Offer{offer})
+	if err != nil {
+		return fail(ExitUnavailable, err)
+	}
+	r.plan = plans[0]
 	r.pulls = readPulls(r.plan, r.Getenv)
 	for _, notice := range r.pulls.notices {
 		r.Log.Warn(notice)
