@@ -11,12 +11,13 @@ import (
 	"berth.dev/berth/internal/sandbox"
 )
 
-// identities are the keys of a cluster: files for the sandbox's tmpfs, and the
+// identities are the keys of a cluster: files for the nodes' sandboxes, and the
 // user's own kubeconfig.
 type identities struct {
-	files map[string]sandbox.File
-	// kubeconfig reaches the API server from the host. It names the key by a
-	// path of this process: see userKubeconfig.
+	// nodes holds the files on each node's tmpfs, in the order of the plans.
+	nodes []map[string]sandbox.File
+	// kubeconfig reaches the API server from the head's host. It names the key
+	// by a path of this process: see userKubeconfig.
 	kubeconfig []byte
 	// own is the same with the key in it, for this process.
 	own []byte
@@ -24,63 +25,37 @@ type identities struct {
 	key *os.File
 }
 
-// makeIdentities makes every key of the cluster. Each component gets one of
-// its own; only the node's kubelet may act as the node.
-func makeIdentities(plan cluster.Plan) (identities, error) {
-	maker := &identityMaker{plan: plan, files: map[string]sandbox.File{}}
-	authority := maker.authority(cluster.CA, "kubernetes-ca")
-	frontProxy := maker.authority(cluster.FrontProxyCA, "front-proxy-ca")
-	serviceTokens, err := pki.NewKey()
-	maker.note(err)
-	maker.write(plan.Paths.PKI(cluster.ServiceTokens+".key"), serviceTokens)
-	if maker.err != nil {
-		return identities{}, maker.err
+// makeIdentities makes every key of the cluster. Each component of each node
+// gets one of its own; only a node's kubelet may act as the node.
+func makeIdentities(plans []cluster.Plan) (identities, error) {
+	authority, err := pki.NewAuthority("kubernetes-ca")
+	if err != nil {
+		return identities{}, err
 	}
-
-	addresses := plan.Addresses
-	maker.issue(frontProxy, cluster.FrontProxy, pki.Identity{CommonName: "front-proxy-client"})
-	maker.issue(authority, cluster.APIServer, pki.Identity{
-		CommonName: "kube-apiserver",
-		Names: []string{
-			"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
-			"kubernetes.default.svc.cluster.local", plan.Node.Name,
-		},
-		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.Node},
-	})
-	maker.issue(authority, cluster.APIKubelet, pki.Identity{CommonName: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})
-	maker.issue(authority, cluster.KubeletServer, pki.Identity{
-		CommonName: "system:node:" + plan.Node.Name, Groups: []string{"system:nodes"},
-		Names: []string{plan.Node.Name}, Addresses: []netip.Addr{addresses.Node},
-	})
-
-	inside := addresses.APIServerURL()
-	maker.client(authority, cluster.UserControllerManager, inside, pki.Identity{CommonName: "system:kube-controller-manager"})
-	maker.client(authority, cluster.UserScheduler, inside, pki.Identity{CommonName: "system:kube-scheduler"})
-	maker.client(authority, cluster.UserKubelet, inside, pki.Identity{CommonName: "system:node:" + plan.Node.Name, Groups: []string{"system:nodes"}})
-	maker.client(authority, cluster.UserProxy, inside, pki.Identity{CommonName: "system:kube-proxy"})
-	maker.client(authority, cluster.UserDNS, inside, pki.Identity{CommonName: "system:" + cluster.UserDNS})
-	maker.client(authority, cluster.UserProvisioner, inside, pki.Identity{CommonName: "system:" + cluster.UserProvisioner})
-	admin := pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
-	maker.client(authority, cluster.UserAdmin, inside, admin)
-	if maker.err != nil {
-		return identities{}, maker.err
+	var made identities
+	for _, plan := range plans {
+		maker := &identityMaker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
+		maker.node()
+		if plan.Head() {
+			maker.head()
+		}
+		if maker.err != nil {
+			return identities{}, maker.err
+		}
+		made.nodes = append(made.nodes, maker.files)
 	}
 	pair, err := authority.Issue(admin)
 	if err != nil {
 		return identities{}, err
 	}
-	server := addresses.HostAPIServerURL()
-	kubeconfig, key, err := userKubeconfig(server, authority.Cert, pair)
-	if err != nil {
-		return identities{}, err
-	}
-	return identities{
-		files:      maker.files,
-		own:        pki.Kubeconfig("berth", server, authority.Cert, pair),
-		kubeconfig: kubeconfig,
-		key:        key,
-	}, nil
+	server := plans[0].Addresses.HostAPIServerURL()
+	made.own = pki.Kubeconfig("berth", server, authority.Cert, pair)
+	made.kubeconfig, made.key, err = userKubeconfig(server, authority.Cert, pair)
+	return made, err
 }
+
+// admin is the user of the cluster.
+var admin = pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
 
 // userKubeconfig is what the user's programs get. The key is not in the file,
 // which would outlive a run that is killed all at once, but in the memory of
@@ -94,12 +69,55 @@ func userKubeconfig(server string, authority []byte, pair pki.Pair) ([]byte, *os
 	return pki.KubeconfigWithKeyFile("berth", server, authority, pair.Cert, path), key, nil
 }
 
-// identityMaker collects files, and the first error, after which it does
-// nothing more.
+// identityMaker collects the files of one node, and the first error, after
+// which it does nothing more.
 type identityMaker struct {
-	plan  cluster.Plan
-	files map[string]sandbox.File
-	err   error
+	plan      cluster.Plan
+	authority *pki.Authority
+	files     map[string]sandbox.File
+	err       error
+}
+
+// node makes what every node needs.
+func (m *identityMaker) node() {
+	name := "system:node:" + m.plan.Node.Name
+	m.write(m.plan.Paths.PKI(cluster.CA+".crt"), m.authority.Cert)
+	m.issue(m.authority, cluster.KubeletServer, pki.Identity{
+		CommonName: name, Groups: []string{"system:nodes"},
+		Names: []string{m.plan.Node.Name}, Addresses: []netip.Addr{m.plan.Addresses.Node},
+	})
+	m.client(cluster.UserKubelet, pki.Identity{CommonName: name, Groups: []string{"system:nodes"}})
+	m.client(cluster.UserProxy, pki.Identity{CommonName: "system:kube-proxy"})
+	m.client(cluster.UserDNS, pki.Identity{CommonName: "system:" + cluster.UserDNS})
+	m.client(cluster.UserProvisioner, pki.Identity{CommonName: "system:" + cluster.UserProvisioner})
+}
+
+// head makes what the control plane needs. The authority's key goes nowhere
+// else.
+func (m *identityMaker) head() {
+	addresses := m.plan.Addresses
+	frontProxy, err := pki.NewAuthority("front-proxy-ca")
+	if m.note(err); err != nil {
+		return
+	}
+	serviceTokens, err := pki.NewKey()
+	m.note(err)
+	m.write(m.plan.Paths.PKI(cluster.ServiceTokens+".key"), serviceTokens)
+	m.pair(cluster.CA, m.authority.Pair)
+	m.pair(cluster.FrontProxyCA, frontProxy.Pair)
+	m.issue(frontProxy, cluster.FrontProxy, pki.Identity{CommonName: "front-proxy-client"})
+	m.issue(m.authority, cluster.APIServer, pki.Identity{
+		CommonName: "kube-apiserver",
+		Names: []string{
+			"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+			"kubernetes.default.svc.cluster.local", m.plan.Node.Name,
+		},
+		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.APIServer},
+	})
+	m.issue(m.authority, cluster.APIKubelet, pki.Identity{CommonName: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})
+	m.client(cluster.UserControllerManager, pki.Identity{CommonName: "system:kube-controller-manager"})
+	m.client(cluster.UserScheduler, pki.Identity{CommonName: "system:kube-scheduler"})
+	m.client(cluster.UserAdmin, admin)
 }
 
 func (m *identityMaker) note(err error) {
@@ -117,24 +135,15 @@ func (m *identityMaker) pair(name string, pair pki.Pair) {
 	m.write(m.plan.Paths.PKI(name+".key"), pair.Key)
 }
 
-func (m *identityMaker) authority(name, commonName string) *pki.Authority {
-	authority, err := pki.NewAuthority(commonName)
-	if err != nil {
-		m.note(err)
-		return nil
-	}
-	m.pair(name, authority.Pair)
-	return authority
-}
-
 func (m *identityMaker) issue(authority *pki.Authority, name string, id pki.Identity) {
 	pair, err := authority.Issue(id)
 	m.note(err)
 	m.pair(name, pair)
 }
 
-func (m *identityMaker) client(authority *pki.Authority, user, server string, id pki.Identity) {
-	pair, err := authority.Issue(id)
+func (m *identityMaker) client(user string, id pki.Identity) {
+	pair, err := m.authority.Issue(id)
 	m.note(err)
-	m.write(m.plan.Paths.Kubeconfig(user), pki.Kubeconfig("berth", server, authority.Cert, pair))
+	server := m.plan.Addresses.APIServerURL()
+	m.write(m.plan.Paths.Kubeconfig(user), pki.Kubeconfig("berth", server, m.authority.Cert, pair))
 }

@@ -213,7 +213,7 @@ func (r *run) makePlan(context.Context) (err error) {
 	for _, notice := range r.pulls.notices {
 		r.Log.Warn(notice)
 	}
-	if r.identities, err = makeIdentities(r.plan); err != nil {
+	if r.identities, err = makeIdentities(plans); err != nil {
 		return err
 	}
 	kubeconfig := r.kubeconfigPath()
@@ -300,7 +300,7 @@ func (r *run) watchSandbox() {
 
 // sandboxFiles are the files on the sandbox's tmpfs.
 func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
-	files := r.identities.files
+	files := r.identities.nodes[0]
 	encoded, err := json.MarshalIndent(r.plan, "", "  ")
 	if err != nil {
 		return nil, err
