@@ -19,14 +19,15 @@ type logs struct {
 	// plain: exactly one container runs at a time, so its bytes pass as they
 	// are. Otherwise whole lines carry the container's name.
 	plain bool
-	mu    sync.Mutex // serialises lines
+	pause time.Duration // resumePause
+	mu    sync.Mutex    // serialises lines
 	// followed holds the streams of a container, by its id.
 	followed map[string][]*stream
 	group    sync.WaitGroup
 }
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
-	return &logs{client: client, streams: streams, plain: plain, followed: map[string][]*stream{}}
+	return &logs{client: client, streams: streams, plain: plain, pause: resumePause, followed: map[string][]*stream{}}
 }
 
 // follow starts the streams of each container of the pod that has started and
@@ -41,8 +42,8 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 			}
 			if l.followed[status.ContainerID] == nil {
 				l.followed[status.ContainerID] = []*stream{
-					l.newStream(ctx, pod, status.Name, "Stdout", l.streams.Out),
-					l.newStream(ctx, pod, status.Name, "Stderr", l.streams.Err),
+					l.newStream(ctx, pod, status, "Stdout", l.streams.Out),
+					l.newStream(ctx, pod, status, "Stderr", l.streams.Err),
 				}
 			}
 			if status.State.Terminated != nil {

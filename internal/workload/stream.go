@@ -7,12 +7,15 @@ import (
 	"hash/maphash"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 const (
@@ -24,14 +27,27 @@ const (
 	// behind the end of its log. It also spaces attempts at a server that is
 	// being restarted.
 	resumePause = 500 * time.Millisecond
+	// foreignAttempts is how often a log that seems to be another container's
+	// is asked for again. With the pauses it is longer than the kubelet may
+	// need to tell the API server of a container after an outage: 10 s.
+	foreignAttempts = 30
 	// rereadLimit is the size up to which an ended container's log is read
-	// again from the start rather than awaited, see stream.finish. It is well
-	// below the size at which the kubelet rotates a log.
+	// again from the start rather than awaited, see stream.finish, or believed
+	// to be complete. It is well below the size at which the kubelet rotates a
+	// log.
 	rereadLimit = 1 << 20
 )
 
 // errRotated says that a log no longer begins with what was copied from it.
 var errRotated = errors.New("the beginning of the log has been rotated away")
+
+// errForeign says that a log seems to be that of a later container of the same
+// name, which the API server does not know of yet.
+var errForeign = errors.New("the log begins too late")
+
+// errReplaced says that the server has no log of the container any more, but
+// one of a later container of the same name.
+var errReplaced = errors.New("the container has been replaced")
 
 // stream copies one output stream of one container. A log that breaks off,
 // because a part of the cluster is restarted, is read again from its start and
@@ -39,6 +55,8 @@ var errRotated = errors.New("the beginning of the log has been rotated away")
 type stream struct {
 	logs                      *logs
 	namespace, pod, container string
+	podUID                    types.UID
+	containerID               string
 	name                      string // "Stdout" or "Stderr"
 	to                        io.Writer
 	cancel                    context.CancelFunc
@@ -55,13 +73,17 @@ type stream struct {
 	seen    maphash.Hash // of the copied bytes
 	last    time.Time    // of the last copied bytes
 	partial []byte       // of a line, where lines are kept whole
+	first   time.Time    // of the first copied byte
+	opened  bool         // the log has been, once
+	foreign int          // attempts that found a log that seems another's
 	broken  bool         // nobody reads what is written
 }
 
-func (l *logs) newStream(ctx context.Context, pod *corev1.Pod, container, name string, to io.Writer) *stream {
+func (l *logs) newStream(ctx context.Context, pod *corev1.Pod, container corev1.ContainerStatus, name string, to io.Writer) *stream {
 	following, cancel := context.WithCancel(ctx)
 	s := &stream{
-		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container,
+		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container.Name,
+		podUID: pod.UID, containerID: container.ContainerID,
 		name: name, to: to, cancel: cancel, containerEnded: make(chan struct{}),
 	}
 	l.group.Go(func() {
@@ -105,21 +127,26 @@ func (s *stream) note(text string) {
 }
 
 // copyToEnd copies what has not been copied yet: what there is or, following,
-// until the container has ended.
+// until the container has ended. That the log ended is believed of a reading
+// that began after the container's end only: when the kubelet dies, the API
+// server ends the log in order as well.
 func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 	refused := 0
 	for {
-		err := s.copyOnce(ctx, follow)
-		pause, ended := resumePause, s.containerEnded
+		last := !follow || s.hasContainerEnded()
+		err := s.copyOnce(ctx, !last, follow && s.opened)
+		pause, ended := s.logs.pause, s.containerEnded
 		var status apierrors.APIStatus
 		switch {
 		case ctx.Err() != nil || s.broken:
 			return nil
-		case err == nil && !follow:
+		case err == nil && last:
 			return nil
 		case err == nil:
-			// The end of the container, or of a part that passes its log on.
 			refused = 0
+		case errors.Is(err, errReplaced):
+			s.note("was interrupted while the container ended: the last lines may be missing")
+			return nil
 		case errors.As(err, &status):
 			if refused++; refused == logAttempts {
 				if apierrors.IsNotFound(err) {
@@ -138,24 +165,52 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 		case <-ctx.Done():
 			return nil
 		case <-ended:
-			return nil
+			if s.copied >= rereadLimit {
+				return nil
+			}
 		case <-time.After(pause):
 		}
 	}
 }
 
+func (s *stream) hasContainerEnded() bool {
+	select {
+	case <-s.containerEnded:
+		return true
+	default:
+		return false
+	}
+}
+
 // copyOnce opens the log and copies to its end. An error says that it broke
-// off before.
-func (s *stream) copyOnce(ctx context.Context, follow bool) error {
-	body, err := s.open(ctx, follow, time.Time{})
+// off before. Resumed, the log is first looked at, whether it is still the
+// container's.
+func (s *stream) copyOnce(ctx context.Context, follow, resumed bool) error {
+	which := reading{follow: follow}
+	var err error
+	if resumed {
+		if which.previous, err = s.isPrevious(ctx); err != nil {
+			return err
+		}
+	}
+	body, err := s.open(ctx, which)
 	if err != nil {
 		return err
 	}
+	s.opened = true
 	defer func() { body.Close() }()
+	// Asked after the opening: a log that is the right one now was it then.
+	if resumed && s.foreign < foreignAttempts {
+		if err := s.checkBeginning(ctx, which); err != nil {
+			return err
+		}
+	}
+	s.foreign = 0
 	if err = s.skip(body); errors.Is(err, errRotated) {
-		s.note("was interrupted and is too long to be read again: lines may be missing or repeated")
+		s.note("has been rotated meanwhile: lines may be missing or repeated")
 		body.Close()
-		if body, err = s.open(ctx, follow, s.last); err != nil {
+		which.since = s.last
+		if body, err = s.open(ctx, which); err != nil {
 			return err
 		}
 	}
@@ -179,15 +234,77 @@ func (s *stream) skip(body io.Reader) error {
 	return err
 }
 
-func (s *stream) open(ctx context.Context, follow bool, since time.Time) (io.ReadCloser, error) {
+// isPrevious asks whose log there is under the container's name: its own, or
+// that of a later one. In the latter case its own is the previous.
+func (s *stream) isPrevious(ctx context.Context) (bool, error) {
+	object, err := s.logs.client.dynamic.Resource(podResource).Namespace(s.namespace).Get(ctx, s.pod, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	var pod corev1.Pod
+	if err := fromUnstructured(object, &pod); err != nil {
+		return false, err
+	}
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if status.Name != s.container || pod.UID != s.podUID {
+			continue
+		}
+		if last := status.LastTerminationState.Terminated; last != nil && last.ContainerID == s.containerID {
+			return true, nil
+		}
+		if status.ContainerID == s.containerID {
+			return false, nil
+		}
+	}
+	return false, errReplaced
+}
+
+// checkBeginning compares the time of the log's first line with that of the
+// first byte that came from it. The kubelet may serve the log of a later
+// container before the API server knows of it.
+func (s *stream) checkBeginning(ctx context.Context, which reading) error {
+	if s.copied == 0 {
+		return nil // of the two logs there is nothing yet to tell them by
+	}
+	body, err := s.open(ctx, reading{previous: which.previous, beginning: true})
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	if err != nil {
+		return err
+	}
+	stamp, _, _ := strings.Cut(string(text), " ")
+	if began, err := time.Parse(time.RFC3339Nano, stamp); err != nil || began.After(s.first) {
+		s.foreign++
+		return errForeign
+	}
+	return nil
+}
+
+// reading says what part of a log is asked for.
+type reading struct {
+	follow, previous bool
+	since            time.Time
+	beginning        bool // only the time of the first line
+}
+
+func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error) {
 	request := s.logs.client.rest.Get().
 		AbsPath("/api/v1/namespaces", s.namespace, "pods", s.pod, "log").
 		Param("container", s.container).Param("stream", s.name)
-	if follow {
+	if which.follow {
 		request = request.Param("follow", "true")
 	}
-	if !since.IsZero() {
-		request = request.Param("sinceTime", since.UTC().Format(time.RFC3339))
+	if which.previous {
+		request = request.Param("previous", "true")
+	}
+	if which.beginning {
+		request = request.Param("timestamps", "true").Param("limitBytes", "64")
+	}
+	if !which.since.IsZero() {
+		request = request.Param("sinceTime", which.since.UTC().Format(time.RFC3339))
 	}
 	return request.Stream(ctx)
 }
@@ -200,6 +317,9 @@ func (s *stream) Write(data []byte) (int, error) {
 	s.mu.Unlock()
 	_, _ = s.seen.Write(data)
 	s.last = time.Now()
+	if s.first.IsZero() {
+		s.first = s.last
+	}
 	if err := s.pass(data); err != nil {
 		s.broken = true
 		return 0, err

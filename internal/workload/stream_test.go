@@ -4,37 +4,63 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// reading is what the server does with one request for the log.
-type reading struct {
+// answer is what the server does with one request for the log.
+type answer struct {
 	text string
 	// then is how the answer ends: "abort", "clean", "unavailable" before it
 	// begins, or "ended" with the container.
 	then string
 }
 
-// brokenLog answers each request for a log with the next reading.
+// brokenLog answers each request for a log with the next one.
 type brokenLog struct {
 	mu       sync.Mutex
-	readings []reading
+	answers  []answer
 	since    []string
+	previous []string
 	ended    func()
+	// pods are what the server knows of the pod, from one question to the next.
+	pods []map[string]any
+	// later: the log under the container's name is a later one by now.
+	later bool
 }
 
 func (b *brokenLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
 	b.mu.Lock()
-	next := b.readings[0]
-	if len(b.readings) > 1 {
-		b.readings = b.readings[1:]
+	if !strings.HasSuffix(r.URL.Path, "/log") {
+		defer b.mu.Unlock()
+		writeJSON(w, b.pods[0])
+		if len(b.pods) > 1 {
+			b.pods = b.pods[1:]
+		}
+		return
 	}
-	b.since = append(b.since, r.URL.Query().Get("sinceTime"))
+	if query.Get("timestamps") == "true" {
+		defer b.mu.Unlock()
+		began := "2000-01-01T00:00:00.123456789Z"
+		if b.later && query.Get("previous") == "" {
+			began = "2999-01-01T00:00:00.123456789Z"
+		}
+		io.WriteString(w, began+" one")
+		return
+	}
+	next := b.answers[0]
+	if len(b.answers) > 1 {
+		b.answers = b.answers[1:]
+	}
+	b.since = append(b.since, query.Get("sinceTime"))
+	b.previous = append(b.previous, query.Get("previous"))
 	b.mu.Unlock()
 	switch next.then {
 	case "unavailable":
@@ -52,40 +78,45 @@ func (b *brokenLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestABrokenLogIsContinued(t *testing.T) {
 	const whole = "one\ntwo\nthree, without an end"
 	for name, test := range map[string]struct {
-		readings []reading
-		want     string
-		note     string
+		answers []answer
+		want    string
+		note    string
 	}{
 		"in the middle of a line": {
-			readings: []reading{{"one\ntw", "abort"}, {whole, "ended"}},
-			want:     whole,
+			answers: []answer{{"one\ntw", "abort"}, {whole, "ended"}},
+			want:    whole,
 		},
 		"at the end of a line, in order": {
-			readings: []reading{{"one\n", "clean"}, {whole, "ended"}},
-			want:     whole,
+			answers: []answer{{"one\n", "clean"}, {whole, "ended"}},
+			want:    whole,
 		},
 		"with nothing new in between": {
-			readings: []reading{{"one\n", "clean"}, {"one\n", "abort"}, {"", "unavailable"}, {whole, "ended"}},
-			want:     whole,
+			answers: []answer{{"one\n", "clean"}, {"one\n", "abort"}, {"", "unavailable"}, {whole, "ended"}},
+			want:    whole,
+		},
+		"just before the container ends": {
+			answers: []answer{{"one\n", "ended"}, {whole, "clean"}},
+			want:    whole,
 		},
 		"while it is read again": {
-			readings: []reading{{"one\ntwo\n", "abort"}, {"one", "abort"}, {whole, "ended"}},
-			want:     whole,
+			answers: []answer{{"one\ntwo\n", "abort"}, {"one", "abort"}, {whole, "ended"}},
+			want:    whole,
 		},
 		"and has been rotated": {
-			readings: []reading{{"one\n", "abort"}, {"two\n", "clean"}, {"two\n", "ended"}},
-			want:     "one\ntwo\n",
-			note:     "may be missing or repeated",
+			answers: []answer{{"one\n", "abort"}, {"two\n", "clean"}, {"two\n", "ended"}},
+			want:    "one\ntwo\n",
+			note:    "may be missing or repeated",
 		},
 		"and has been rotated to less": {
-			readings: []reading{{"one\n", "abort"}, {"", "clean"}, {"two\n", "ended"}},
-			want:     "one\ntwo\n",
-			note:     "may be missing or repeated",
+			answers: []answer{{"one\n", "abort"}, {"", "clean"}, {"two\n", "ended"}},
+			want:    "one\ntwo\n",
+			note:    "may be missing or repeated",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, notes, api := follow(t, test.readings)
+			api := &brokenLog{answers: test.answers, pods: []map[string]any{knownPod("u", runningStatus("c"))}, later: test.note != ""}
+			got, notes := follow(t, api)
 			if got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
@@ -99,23 +130,96 @@ func TestABrokenLogIsContinued(t *testing.T) {
 	}
 }
 
-// follow copies the log of one container from a server with these readings.
-func follow(t *testing.T, readings []reading) (out, notes string, api *brokenLog) {
+func TestTheLogOfALaterContainerIsAnother(t *testing.T) {
+	later := map[string]any{
+		"name": "main", "containerID": "later", "state": map[string]any{"running": map[string]any{}},
+		"lastState": map[string]any{"terminated": map[string]any{"containerID": "c"}},
+	}
+	known := knownPod("u", later)
+	for name, pods := range map[string][]map[string]any{
+		"known to the server":     {known},
+		"not known to the server": {knownPod("u", runningStatus("c")), known},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// The later one has written the same so far.
+			api := &brokenLog{answers: []answer{{"one\n", "abort"}, {"one\ntwo\n", "ended"}}, pods: pods, later: true}
+			if len(pods) > 1 {
+				api.answers = []answer{api.answers[0], {"one\n", "clean"}, api.answers[1]}
+			}
+			got, notes := follow(t, api)
+			if want := "one\ntwo\n"; got != want || notes != "" {
+				t.Errorf("got %q, notes %q, want %q", got, notes, want)
+			}
+			if last := api.previous[len(api.previous)-1]; last != "true" {
+				t.Errorf("asked for the previous log: %q", api.previous)
+			}
+		})
+	}
+	for name, pod := range map[string]map[string]any{
+		"replaced twice":             knownPod("u", runningStatus("latest")),
+		"of another pod by its name": knownPod("v", runningStatus("c")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			api := &brokenLog{answers: []answer{{"one\n", "abort"}, {"one\ntwo\n", "ended"}}, pods: []map[string]any{pod}}
+			got, notes := follow(t, api)
+			if got != "one\n" || len(api.previous) != 1 {
+				t.Errorf("got %q after %d readings", got, len(api.previous))
+			}
+			if !strings.Contains(notes, "may be missing") {
+				t.Errorf("notes %q", notes)
+			}
+		})
+	}
+}
+
+func TestBytesPassUnaltered(t *testing.T) {
+	// Longer than the runtime's and the copy's buffers, no text, no end of line.
+	whole := strings.Repeat("\x00\xff\r long ", 10000) + "\n\n" + strings.Repeat("x", 100000)
+	for _, cut := range []int{0, 1, 16384, len(whole) / 2, len(whole) - 1, len(whole)} {
+		t.Run(strconv.Itoa(cut), func(t *testing.T) {
+			t.Parallel()
+			got, notes := follow(t, &brokenLog{
+				answers: []answer{{whole[:cut], "abort"}, {whole, "ended"}},
+				pods:    []map[string]any{knownPod("u", runningStatus("c"))},
+			})
+			if got != whole || notes != "" {
+				t.Errorf("%d bytes that differ from the %d, notes %q", len(got), len(whole), notes)
+			}
+		})
+	}
+}
+
+func knownPod(uid string, status map[string]any) map[string]any {
+	return map[string]any{
+		"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": "p", "namespace": "default", "uid": uid},
+		"status":   map[string]any{"phase": "Running", "containerStatuses": []any{status}},
+	}
+}
+
+func runningStatus(id string) map[string]any {
+	return map[string]any{"name": "main", "containerID": id, "state": map[string]any{"running": map[string]any{}}}
+}
+
+// follow copies the log of one container.
+func follow(t *testing.T, api *brokenLog) (out, notes string) {
 	t.Helper()
-	api = &brokenLog{readings: readings}
 	server := httptest.NewServer(api)
 	defer server.Close()
 	client := testClient(t, server.URL)
 	var text, said strings.Builder
 	l := newLogs(client, Streams{Out: &text, Err: io.Discard, Note: func(note string) { said.WriteString(note) }}, true)
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default"}}
+	l.pause = time.Millisecond
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
 	ready := make(chan struct{})
 	api.ended = func() {
 		<-ready
 		l.containerEnded("c")
 	}
-	l.followed["c"] = []*stream{l.newStream(t.Context(), pod, "main", "Stdout", &text)}
+	l.followed["c"] = []*stream{l.newStream(t.Context(), pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, "Stdout", &text)}
 	close(ready)
 	l.group.Wait()
-	return text.String(), said.String(), api
+	return text.String(), said.String()
 }
