@@ -20,6 +20,9 @@ type Offer struct {
 	// OneUID, CgroupsDelegated and Snapshotter are as in Plan.
 	OneUID, CgroupsDelegated bool
 	Snapshotter              string
+	// MeshMTU is the size of the largest packet that this node can send to
+	// another one, in bytes; 0 where it is alone.
+	MeshMTU int
 	// HostAPIPort is where the host's loopback reaches the API server; 0 for
 	// a node that does not run one.
 	HostAPIPort uint16
@@ -51,7 +54,7 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	registries := registriesOf(spec)
+	registries, mtu := registriesOf(spec), podMTU(offers)
 	plans := make([]Plan, len(offers))
 	members := make([]Member, len(offers))
 	names := map[string]string{}
@@ -74,6 +77,7 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 			OneUID:            offer.OneUID,
 			CgroupsDelegated:  offer.CgroupsDelegated,
 			Snapshotter:       offer.Snapshotter,
+			PodMTU:            mtu,
 			Registries:        registries,
 			Verbosity:         spec.Verbosity,
 		}
@@ -98,6 +102,22 @@ func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
 		return netip.Prefix{}, ErrNoAddresses
 	}
 	return blocks[i], nil
+}
+
+// LocalMTU is the largest packet between pods of one node. Nothing below a
+// bridge of veth pairs is smaller, and one large packet costs what a small one
+// does. 16 bytes under the maximum, so that it stays a multiple of 8.
+const LocalMTU = 65520
+
+// podMTU is the smallest of all nodes, so that no packet has to be cut.
+func podMTU(offers []Offer) int {
+	mtu := LocalMTU
+	for _, offer := range offers {
+		if offer.MeshMTU > 0 {
+			mtu = min(mtu, offer.MeshMTU)
+		}
+	}
+	return mtu
 }
 
 // parseBlock reads a block of addresses that the user names.

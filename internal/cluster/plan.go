@@ -28,6 +28,8 @@ type Plan struct {
 	// CgroupsDelegated is true where a writable cgroup v2 subtree is mounted
 	// at Paths.Cgroup, with the memory and cpu controllers.
 	CgroupsDelegated bool
+	// PodMTU is the size of the largest packet that a pod sends, in bytes.
+	PodMTU int
 	// Snapshotter is containerd's: Overlay, or Native where the run's files
 	// are on a file system that overlayfs cannot write to.
 	Snapshotter string

@@ -46,7 +46,7 @@ func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
 	config := netConfig{
 		Gateway: plan.Addresses.Gateway,
 		Cluster: []netip.Prefix{plan.Addresses.Pods, plan.Addresses.Services, plan.Addresses.Nodes},
-		MTU:     egressMTU,
+		MTU:     cluster.LocalMTU,
 		Debug:   plan.Verbosity > 2,
 	}
 	var process *os.Process

@@ -24,10 +24,6 @@ import (
 	"berth.dev/berth/internal/workload"
 )
 
-// egressMTU is that of the device towards the outside: the largest, since its
-// packets are read by a program and never cross a wire.
-const egressMTU = 65520
-
 // Options are what a run gets from the command line and its surroundings.
 type Options struct {
 	Spec   cluster.Spec
@@ -262,7 +258,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 			NodeLink:      cluster.NodeLink,
 			NodeAddresses: prefixes(bits, addresses.Node, addresses.DNS),
 			EgressLink:    cluster.EgressLink,
-			MTU:           egressMTU,
+			MTU:           cluster.LocalMTU,
 			Gateway:       addresses.Gateway,
 			Source:        addresses.Node,
 			Listen:        anyAddress(addresses.APIPort),

@@ -24,23 +24,44 @@ const tunOffloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.T
 // non-blocking, so that Go's poller serves it; it may be used from any
 // network namespace.
 func OpenTUN(name string) (*os.File, error) {
+	return openTUN(name, 0)
+}
+
+// OpenTUNQueues is OpenTUN for a device that several threads serve, each one
+// file: the kernel keeps the packets of one flow in one queue.
+func OpenTUNQueues(name string, queues int) ([]*os.File, error) {
+	var files []*os.File
+	for range queues {
+		file, err := openTUN(name, unix.IFF_MULTI_QUEUE)
+		if err != nil {
+			for _, file := range files {
+				file.Close()
+			}
+			return nil, err
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func openTUN(name string, flags uint16) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open /dev/net/tun (an administrator can run: modprobe tun && chmod 0666 /dev/net/tun): %w", err)
 	}
-	if err := attachTUN(fd, name); err != nil {
+	if err := attachTUN(fd, name, flags); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), "/dev/net/tun:"+name), nil
 }
 
-func attachTUN(fd int, name string) error {
+func attachTUN(fd int, name string, flags uint16) error {
 	request, err := unix.NewIfreq(name)
 	if err != nil {
 		return fmt.Errorf("name TUN device %s: %w", name, err)
 	}
-	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR | flags)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
 		return fmt.Errorf("make TUN device %s: %w", name, err)
 	}

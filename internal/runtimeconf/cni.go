@@ -30,7 +30,7 @@ func CNI(plan cluster.Plan) []byte {
 				IsGateway: true,
 				// A pod that reaches itself through its Service.
 				Hairpin: true,
-				MTU:     PodMTU,
+				MTU:     plan.PodMTU,
 				IPAM: cniHostLocal{
 					Type:    "host-local",
 					Ranges:  [][]cniRange{{{Subnet: plan.Addresses.NodePods.String()}}},

@@ -18,11 +18,6 @@ import (
 // in (runtime/internal/pause); a registry is never asked for it.
 const PauseImage = "localhost/berth/pause:1"
 
-// PodMTU is the largest packet between pods of one node. Nothing below a
-// bridge of veth pairs is smaller, and one large packet costs what a small one
-// does. 16 bytes under the maximum, so that it stays a multiple of 8.
-const PodMTU = 65520
-
 //go:embed containerd.toml.tmpl
 var containerdTemplate string
 

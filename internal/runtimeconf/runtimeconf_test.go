@@ -17,6 +17,7 @@ var (
 
 func examplePlan() cluster.Plan {
 	return cluster.Plan{
+		PodMTU:      cluster.LocalMTU,
 		RunID:       "job-4711-0",
 		Snapshotter: "overlayfs",
 		Node:        cluster.Node{ReservedMemoryBytes: 512 << 20},

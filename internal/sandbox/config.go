@@ -68,8 +68,19 @@ type Network struct {
 	EgressLink      string
 	MTU             int
 	Gateway, Source netip.Addr
+	// Mesh is the way to the other nodes; nil where there are none.
+	Mesh *Mesh
 	// Listen is where the API server's listener is bound.
 	Listen netip.AddrPort
+}
+
+// Mesh is a TUN device with as many queues as threads that will serve it.
+// Packets to Routes leave through it.
+type Mesh struct {
+	Link   string
+	Queues int
+	MTU    int
+	Routes []netip.Prefix
 }
 
 // IDMap is the mapping of user and group ids into the sandbox, with the

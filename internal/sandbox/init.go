@@ -54,7 +54,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 		return fmt.Errorf("set host name %s: %w", config.Hostname, err)
 	}
 	// The device is opened first: its path may be covered by a mount below.
-	tun, err := setUpNetwork(config.Network)
+	open, err := setUpNetwork(config.Network)
 	if err != nil {
 		return err
 	}
@@ -79,13 +79,15 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 	if err != nil {
 		return err
 	}
-	defer listenerFile.Close()
-	files := []*os.File{listenerFile}
-	if tun != nil {
-		defer tun.Close()
-		files = append(files, tun)
+	files := append([]*os.File{listenerFile}, open.mesh...)
+	if open.egress != nil {
+		files = append(files, open.egress)
 	}
-	return send(control, Event{Kind: Ready, PID: outside}, files...)
+	err = send(control, Event{Kind: Ready, PID: outside, Queues: len(open.mesh)}, files...)
+	for _, file := range files {
+		file.Close()
+	}
+	return err
 }
 
 // reaper starts commands and reaps every process of the namespace: those that

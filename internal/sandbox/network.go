@@ -12,30 +12,47 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// setUpNetwork makes the node's own interfaces. It returns the egress device,
-// or nil where this host has none to offer: the cluster then works, and its
-// pods reach no further than the cluster.
-func setUpNetwork(network Network) (*os.File, error) {
+// devices are the files through which packets leave the sandbox.
+type devices struct {
+	egress *os.File
+	mesh   []*os.File
+}
+
+// setUpNetwork makes the node's own interfaces. There is no egress device
+// where this host has none to offer: the cluster then works, and its pods reach
+// no further than the cluster. Several nodes cannot do without one.
+func setUpNetwork(network Network) (d devices, err error) {
+	if err := setUpNode(network); err != nil {
+		return devices{}, err
+	}
+	if d.egress, err = setUpEgress(network); err != nil || network.Mesh == nil {
+		return d, err
+	}
+	d.mesh, err = setUpMesh(network)
+	return d, err
+}
+
+func setUpNode(network Network) error {
 	loopback, err := netlink.LinkByName("lo")
 	if err != nil {
-		return nil, fmt.Errorf("find loopback: %w", err)
+		return fmt.Errorf("find loopback: %w", err)
 	}
 	if err := netlink.LinkSetUp(loopback); err != nil {
-		return nil, fmt.Errorf("set loopback up: %w", err)
+		return fmt.Errorf("set loopback up: %w", err)
 	}
 	node := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: network.NodeLink}}
 	if err := netlink.LinkAdd(node); err != nil {
-		return nil, fmt.Errorf("add bridge %s: %w", network.NodeLink, err)
+		return fmt.Errorf("add bridge %s: %w", network.NodeLink, err)
 	}
 	for _, address := range network.NodeAddresses {
 		if err := netlink.AddrAdd(node, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
-			return nil, fmt.Errorf("add address %s to %s: %w", address, network.NodeLink, err)
+			return fmt.Errorf("add address %s to %s: %w", address, network.NodeLink, err)
 		}
 	}
 	if err := netlink.LinkSetUp(node); err != nil {
-		return nil, fmt.Errorf("set %s up: %w", network.NodeLink, err)
+		return fmt.Errorf("set %s up: %w", network.NodeLink, err)
 	}
-	return setUpEgress(network)
+	return nil
 }
 
 func setUpEgress(network Network) (*os.File, error) {
@@ -64,6 +81,31 @@ func setUpEgress(network Network) (*os.File, error) {
 		}
 	}
 	return tun, nil
+}
+
+func setUpMesh(network Network) ([]*os.File, error) {
+	mesh := network.Mesh
+	queues, err := linux.OpenTUNQueues(mesh.Link, mesh.Queues)
+	if err != nil {
+		return nil, fmt.Errorf("make the network between the nodes: %w", err)
+	}
+	link, err := netlink.LinkByName(mesh.Link)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", mesh.Link, err)
+	}
+	if err := netlink.LinkSetMTU(link, mesh.MTU); err != nil {
+		return nil, fmt.Errorf("set MTU %d of %s: %w", mesh.MTU, mesh.Link, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("set %s up: %w", mesh.Link, err)
+	}
+	for _, prefix := range mesh.Routes {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Scope: unix.RT_SCOPE_LINK, Src: net.IP(network.Source.AsSlice())}
+		if err := netlink.RouteAdd(route); err != nil {
+			return nil, fmt.Errorf("add route to %v over %s: %w", route.Dst, mesh.Link, err)
+		}
+	}
+	return queues, nil
 }
 
 // setUpForwarding lets the kernel route between pods, and lets Services work

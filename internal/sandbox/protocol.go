@@ -39,6 +39,8 @@ type Event struct {
 	// PID is the process id inside, with Started; that of init outside,
 	// with Ready.
 	PID int
+	// Queues is how many of the files beside Ready are queues of the mesh.
+	Queues int
 	// Status is set with Exited.
 	Status Status
 	// Error is set with Failed.
@@ -51,7 +53,8 @@ type EventKind string
 // The kinds of events.
 const (
 	// Ready: the namespaces are set up. The files beside it are the API
-	// listener and, where a TUN device could be opened, its descriptor.
+	// listener, the queues of the mesh and, where a TUN device could be opened,
+	// the egress.
 	Ready EventKind = "ready"
 	// Failed: setting up, or starting the named command, did not work.
 	Failed EventKind = "failed"

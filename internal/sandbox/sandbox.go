@@ -21,6 +21,8 @@ type Sandbox struct {
 	Listener *os.File
 	// TUN is the egress device; nil where the host offers no /dev/net/tun.
 	TUN *os.File
+	// Mesh are the queues of the device towards the other nodes.
+	Mesh []*os.File
 
 	janitor  *exec.Cmd
 	lifeline *os.File
@@ -66,15 +68,15 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 		err = fmt.Errorf("set up the sandbox: %w", err)
 	case event.Kind == Failed:
 		err = fmt.Errorf("set up the sandbox: %s", event.Error)
-	case event.Kind != Ready || len(files) == 0:
+	case event.Kind != Ready || len(files) < 1+event.Queues:
 		err = fmt.Errorf("set up the sandbox: unexpected first event %q with %d files", event.Kind, len(files))
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
-	s.Listener = files[0]
-	if len(files) > 1 {
-		s.TUN = files[1]
+	s.Listener, s.Mesh = files[0], files[1:1+event.Queues]
+	if rest := files[1+event.Queues:]; len(rest) > 0 {
+		s.TUN = rest[0]
 	}
 	s.init = event.PID
 	if err := settleGroups(config.Cgroup, s.janitor.Process.Pid, s.init); err != nil {
@@ -215,6 +217,9 @@ func (s *Sandbox) Close() error {
 		s.control.Close()
 		if s.Listener != nil {
 			s.Listener.Close()
+		}
+		for _, queue := range s.Mesh {
+			queue.Close()
 		}
 		if s.TUN != nil {
 			s.TUN.Close()

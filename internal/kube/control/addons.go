@@ -171,7 +171,7 @@ func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 		Endpoints: []discoveryv1.Endpoint{{
 			Addresses:  []string{plan.Addresses.DNS.String()},
 			Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(true)},
-			NodeName:   &plan.Node.Name,
+			// No node's name: every node answers at this address itself.
 		}},
 		Ports: []discoveryv1.EndpointPort{
 			port("dns", 53, corev1.ProtocolUDP),
