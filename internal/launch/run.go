@@ -43,6 +43,9 @@ type Options struct {
 // ends the run.
 func Run(ctx context.Context, options Options) (code int, err error) {
 	job, inJob := slurm.Here()
+	if inJob && needsStep(job) {
+		return 0, becomeStep(options, job)
+	}
 	if inJob && !job.Acts() {
 		options.Log.Debug("another task of this node does the work; this one idles")
 		return 0, idle(ctx, options.Getenv)

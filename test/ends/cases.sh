@@ -340,6 +340,18 @@ small_step() {
 	patience=1 says a 'this step may use only'
 }
 
+# What salloc starts is on the login host, which is no place for a cluster.
+salloc() {
+	begin a alice login salloc -N1 --mem=1500 /srv/ends/dist/bin/berth run --image $image -f $here/exit.yaml -- sh -c 'hostname; wc -c; exit 7'
+	ends a 7
+	grep -qx n1 "$out/a" || fail "not on the node: $(tail -n 12 "$out/a")"
+	begin b alice login salloc -N1 --mem=1500 /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image
+	says b started
+	"$bed" run --user alice login scancel "$(job)"
+	ends b 143 1 15
+	says b 'ended in order'
+}
+
 # Only where cgroups limit the memory.
 out_of_memory() {
 	memory=900

@@ -1,0 +1,37 @@
+package slurm
+
+import (
+	"slices"
+	"strings"
+)
+
+// stepSettings are variables by which an allocation's own shape would be taken
+// for what the step is to be like. srun refuses some of them together.
+var stepSettings = []string{
+	"SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
+	"SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP",
+	"SLURM_NNODES", "SLURM_NODES_ALIASES", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
+}
+
+// StepCommand returns the srun command line that runs a program on the first
+// node of the allocation, with all that the allocation has there:
+//
+//   - beside other steps, which may have the same processors (--overlap);
+//   - with all processors, because neither --exact nor a number of them is
+//     given, and all memory of the job (--mem=0);
+//   - the end of one task, or of a node, ends no other (--kill-on-bad-exit=0,
+//     --wait=0, --no-kill);
+//   - only the first task reads standard input, and output is not held back.
+func StepCommand(job Job, program ...string) []string {
+	return append([]string{
+		"srun", "--nodes=1", "--nodelist=" + job.Head(), "--ntasks=1", "--overlap", "--mem=0",
+		"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--input=0", "--unbuffered",
+	}, program...)
+}
+
+// StepEnv is env without what would change the step of StepCommand.
+func StepEnv(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		return slices.ContainsFunc(stepSettings, func(prefix string) bool { return strings.HasPrefix(entry, prefix) })
+	})
+}
