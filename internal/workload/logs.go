@@ -23,11 +23,13 @@ type logs struct {
 	mu    sync.Mutex    // serialises lines
 	// followed holds the streams of a container, by its id.
 	followed map[string][]*stream
-	group    sync.WaitGroup
+	// latest holds those of the latest container of a pod and a name.
+	latest map[string][]*stream
+	group  sync.WaitGroup
 }
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
-	return &logs{client: client, streams: streams, plain: plain, pause: resumePause, followed: map[string][]*stream{}}
+	return &logs{client: client, streams: streams, plain: plain, pause: resumePause, followed: map[string][]*stream{}, latest: map[string][]*stream{}}
 }
 
 // follow starts the streams of each container of the pod that has started and
@@ -41,10 +43,7 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 				continue
 			}
 			if l.followed[status.ContainerID] == nil {
-				l.followed[status.ContainerID] = []*stream{
-					l.newStream(ctx, pod, status, "Stdout", l.streams.Out),
-					l.newStream(ctx, pod, status, "Stderr", l.streams.Err),
-				}
+				l.begin(ctx, pod, status)
 			}
 			if status.State.Terminated != nil {
 				l.containerEnded(status.ContainerID)
@@ -60,10 +59,30 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
+// begin starts the streams of a container, after those of the one that it was
+// started in place of.
+func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus) {
+	name := string(pod.UID) + "/" + status.Name
+	before := l.latest[name]
+	streams := []*stream{
+		newStream(l, pod, status, "Stdout", l.streams.Out),
+		newStream(l, pod, status, "Stderr", l.streams.Err),
+	}
+	for i, s := range streams {
+		var predecessor *stream
+		if before != nil {
+			predecessor = before[i]
+			predecessor.replace()
+		}
+		s.start(ctx, predecessor)
+	}
+	l.followed[status.ContainerID], l.latest[name] = streams, streams
+}
+
 // containerEnded lets the streams of a container end with its log.
 func (l *logs) containerEnded(id string) {
 	for _, s := range l.followed[id] {
-		s.endOnce.Do(func() { close(s.containerEnded) })
+		s.noteContainerEnd()
 	}
 }
 

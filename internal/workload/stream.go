@@ -64,10 +64,13 @@ type stream struct {
 	// containerEnded is closed when the log can grow no more.
 	containerEnded chan struct{}
 	endOnce        sync.Once
+	// done is closed when the stream has ended.
+	done chan struct{}
 
-	mu     sync.Mutex
-	copied int64 // bytes
-	ended  bool
+	mu       sync.Mutex
+	copied   int64 // bytes
+	ended    bool
+	replaced bool // by a later container's
 
 	// The rest belongs to run.
 	seen    maphash.Hash // of the copied bytes
@@ -79,23 +82,46 @@ type stream struct {
 	broken  bool         // nobody reads what is written
 }
 
-func (l *logs) newStream(ctx context.Context, pod *corev1.Pod, container corev1.ContainerStatus, name string, to io.Writer) *stream {
-	following, cancel := context.WithCancel(ctx)
-	s := &stream{
+func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string, to io.Writer) *stream {
+	return &stream{
 		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container.Name,
 		podUID: pod.UID, containerID: container.ContainerID,
-		name: name, to: to, cancel: cancel, containerEnded: make(chan struct{}),
+		name: name, to: to, containerEnded: make(chan struct{}), done: make(chan struct{}),
 	}
-	l.group.Go(func() {
-		defer cancel()
-		s.run(ctx, following)
-	})
-	return s
 }
 
-// finish makes the stream end now that its pod has. Followed to its end, a
-// log ends up to a second after its container, which is how often the kubelet
-// looks; so what has not been copied yet is read at once instead.
+// start begins to copy once another stream, if there is one, has ended.
+func (s *stream) start(ctx context.Context, predecessor *stream) {
+	following, cancel := context.WithCancel(ctx)
+	s.cancel = cancel
+	s.logs.group.Go(func() {
+		defer close(s.done)
+		defer cancel()
+		if predecessor != nil {
+			<-predecessor.done
+		}
+		s.run(ctx, following)
+	})
+}
+
+// replace makes the stream end now that a later container has been started in
+// the place of its own.
+func (s *stream) replace() {
+	s.mu.Lock()
+	s.replaced = true
+	s.mu.Unlock()
+	s.noteContainerEnd()
+	s.finish()
+}
+
+func (s *stream) noteContainerEnd() {
+	s.endOnce.Do(func() { close(s.containerEnded) })
+}
+
+// finish makes the stream end now that its container will write no more.
+// Followed to its end, a log ends up to a second after its container, which is
+// how often the kubelet looks; so what has not been copied yet is read at once
+// instead.
 func (s *stream) finish() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,6 +148,12 @@ func (s *stream) isEnded() bool {
 	return s.ended
 }
 
+func (s *stream) isReplaced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.replaced
+}
+
 func (s *stream) note(text string) {
 	s.logs.streams.Note(fmt.Sprintf("the log of container %s of pod %s %s", s.container, s.pod, text))
 }
@@ -134,7 +166,7 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 	refused := 0
 	for {
 		last := !follow || s.hasContainerEnded()
-		err := s.copyOnce(ctx, !last, follow && s.opened)
+		err := s.copyOnce(ctx, !last, follow && s.opened || s.isReplaced())
 		pause, ended := s.logs.pause, s.containerEnded
 		var status apierrors.APIStatus
 		switch {
@@ -183,12 +215,11 @@ func (s *stream) hasContainerEnded() bool {
 }
 
 // copyOnce opens the log and copies to its end. An error says that it broke
-// off before. Resumed, the log is first looked at, whether it is still the
-// container's.
-func (s *stream) copyOnce(ctx context.Context, follow, resumed bool) error {
+// off before. Where unsure, the log is looked at whether it is the container's.
+func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	which := reading{follow: follow}
 	var err error
-	if resumed {
+	if unsure {
 		if which.previous, err = s.isPrevious(ctx); err != nil {
 			return err
 		}
@@ -200,7 +231,7 @@ func (s *stream) copyOnce(ctx context.Context, follow, resumed bool) error {
 	s.opened = true
 	defer func() { body.Close() }()
 	// Asked after the opening: a log that is the right one now was it then.
-	if resumed && s.foreign < foreignAttempts {
+	if unsure && s.foreign < foreignAttempts {
 		if err := s.checkBeginning(ctx, which); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -174,6 +175,60 @@ func TestTheLogOfALaterContainerIsAnother(t *testing.T) {
 	}
 }
 
+func TestTheLogOfALaterContainerComesLater(t *testing.T) {
+	first := corev1.ContainerStatus{Name: "main", ContainerID: "c"}
+	second := corev1.ContainerStatus{Name: "main", ContainerID: "later"}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
+	known := runningStatus("later")
+	known["lastState"] = map[string]any{"terminated": map[string]any{"containerID": "c"}}
+	var replaced sync.Once
+	var refusals atomic.Int32
+	var replace func()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		switch {
+		case !strings.HasSuffix(r.URL.Path, "/log"):
+			writeJSON(w, knownPod("u", known))
+		case query.Get("timestamps") == "true":
+			io.WriteString(w, "2000-01-01T00:00:00Z ")
+		case query.Get("previous") == "true" && refusals.Add(1) > 3:
+			io.WriteString(w, "first\n")
+		case query.Get("previous") == "true":
+			w.WriteHeader(http.StatusServiceUnavailable)
+		default:
+			// The first container's log is opened, but it is too late.
+			early := false
+			replaced.Do(func() { replace(); early = true })
+			if early {
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			}
+			io.WriteString(w, "second\n")
+		}
+	}))
+	defer server.Close()
+	var text, notes strings.Builder
+	l := newLogs(testClient(t, server.URL), Streams{Out: &text, Err: io.Discard, Note: func(note string) { notes.WriteString(note) }}, true)
+	l.pause = time.Millisecond
+	begun := make(chan struct{})
+	replace = func() {
+		<-begun
+		s := newStream(l, pod, second, "Stdout", &text)
+		predecessor := l.followed["c"][0]
+		predecessor.replace()
+		s.start(t.Context(), predecessor)
+		s.noteContainerEnd()
+	}
+	s := newStream(l, pod, first, "Stdout", &text)
+	l.followed["c"] = []*stream{s}
+	s.start(t.Context(), nil)
+	close(begun)
+	l.group.Wait()
+	if want := "first\nsecond\n"; text.String() != want || notes.String() != "" {
+		t.Errorf("got %q, notes %q, want %q", text.String(), notes.String(), want)
+	}
+}
+
 func TestBytesPassUnaltered(t *testing.T) {
 	// Longer than the runtime's and the copy's buffers, no text, no end of line.
 	whole := strings.Repeat("\x00\xff\r long ", 10000) + "\n\n" + strings.Repeat("x", 100000)
@@ -218,7 +273,9 @@ func follow(t *testing.T, api *brokenLog) (out, notes string) {
 		<-ready
 		l.containerEnded("c")
 	}
-	l.followed["c"] = []*stream{l.newStream(t.Context(), pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, "Stdout", &text)}
+	s := newStream(l, pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, "Stdout", &text)
+	l.followed["c"] = []*stream{s}
+	s.start(t.Context(), nil)
 	close(ready)
 	l.group.Wait()
 	return text.String(), said.String()
