@@ -147,3 +147,28 @@ check() {
 	echo "$left"
 	return 1
 }
+
+# machine_is_clean: with the bed down, nothing of it is left outside of its
+# hosts either. Looks only for what this bed's users and names can have left:
+# other beds may be up.
+machine_is_clean() {
+	local state user subordinate left
+	read -r state user subordinate < <(
+		. test/bed/lib/settings.sh
+		default_settings
+		echo "$state $first_user $first_subordinate"
+	)
+	left=$(
+		ps -e -o pid=,uid=,stat=,args= | cut -c1-200 | awk -v user="$user" -v subordinate="$subordinate" '
+			$2 >= user && $2 < user + 100 || $2 >= subordinate && $2 < subordinate + 1000000 { print "process", $0 }'
+		grep -sE "bed-$BED_NAME([/ ]|\$)|$state([/ ]|\$)" /proc/[0-9]*/{cgroup,mountinfo} | sed 's/^/process or mount /'
+		find /sys/fs/cgroup -name "bed-$BED_NAME" | sed 's/^/cgroup /'
+		find /tmp /var/tmp /dev/shm /run -xdev -ignore_readdir_race \( -uid "+$((user - 1))" -uid "-$((user + 100))" \
+			-o -uid "+$((subordinate - 1))" -uid "-$((subordinate + 1000000))" \) -printf 'file %p (uid %U)\n'
+		[[ ! -e $state ]] || echo "file $state"
+	)
+	[[ -n $left ]] || return 0
+	echo "left on the machine by the bed $BED_NAME:"
+	head -n 20 <<<"$left" | sed 's/^/      /'
+	return 1
+}
