@@ -160,6 +160,10 @@ func enter() error {
 	if err := unix.Mount("tmpfs", "/run", "tmpfs", 0, "mode=755"); err != nil {
 		return fmt.Errorf("mount /run: %w", err)
 	}
+	// Where the host has a cgroup2 itself, another cannot be put right over it.
+	if err := unix.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return fmt.Errorf("mount /sys: %w", err)
+	}
 	// Empty, unless the user was given the cgroup that the tests run in.
 	if err := unix.Mount("cgroup2", "/sys/fs/cgroup", "cgroup2", 0, ""); err != nil {
 		return fmt.Errorf("mount cgroup2: %w", err)
