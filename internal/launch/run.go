@@ -50,6 +50,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		options.Log.Debug("another task of this node does the work; this one idles")
 		return 0, idle(ctx, options.Getenv)
 	}
+	if inJob && job.Place == slurm.PlaceTask && len(job.Nodes) > 1 {
+		return 0, fail(ExitConfig, fmt.Errorf("this step has %d nodes, and a cluster one so far: srun -N1 berth run ...", len(job.Nodes)))
+	}
 	objects, err := readInput(options)
 	if err != nil {
 		return 0, err
