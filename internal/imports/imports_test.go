@@ -26,11 +26,12 @@ var layers = map[string][]string{
 	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/programs", "internal/slurm"},
 	"internal/launch": {
 		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/pki",
-		"internal/probe", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
+		"internal/probe", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
 	},
 	"internal/kube/control": {"internal/cluster", "internal/kube/notify", "internal/pki"},
 	"internal/kube/node":    {"internal/cluster", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats"},
 	"internal/egress":       {"internal/linux"},
+	"internal/rendezvous":   {},
 	"internal/sandbox":      {"internal/linux"},
 	"internal/slurm":        {"internal/probe"},
 	"internal/probe":        {"internal/linux"},

@@ -22,6 +22,8 @@ const (
 	TUN Need = "tun"
 	// Cgroup2: the user may make version 2 control groups.
 	Cgroup2 Need = "cgroup2"
+	// Munge: munge and its daemon are installed; no daemon need run.
+	Munge Need = "munge"
 )
 
 // Require skips the test where the machine lacks a need. It fails the test
@@ -56,6 +58,12 @@ func probe(need Need) error {
 		return err
 	case Cgroup2:
 		return probeCgroup2()
+	case Munge:
+		for _, program := range []string{"munge", "unmunge", "munged"} {
+			if _, err := exec.LookPath(program); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }

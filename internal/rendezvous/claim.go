@@ -1,0 +1,92 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// Role is a side of a connection. A credential of one is none of the other, so
+// nobody can be answered with his own.
+type Role string
+
+const (
+	RoleHead   Role = "head"
+	RoleWorker Role = "worker"
+)
+
+// protocol is the version of what is said on a connection.
+const protocol = 1
+
+// maxClaim bounds a claim and a credential in bytes.
+const maxClaim = 8 << 10
+
+// Claim is what a credential says: who its maker is, and on which connection
+// it is worth anything.
+type Claim struct {
+	Protocol int    `json:"protocol"`
+	Role     Role   `json:"role"`
+	Step     Step   `json:"of"`
+	Node     string `json:"node"`
+	// Binding is the exported keying material of the TLS connection. Its two
+	// ends alone have it: whoever sits in between has two connections with two
+	// values.
+	Binding []byte `json:"binding"`
+}
+
+// Prover makes credentials that nobody else can make, and reads those of
+// others. It vouches for the maker of a claim (the user, or a holder of the
+// key), not for what it says. Both methods are called concurrently.
+type Prover interface {
+	Prove(ctx context.Context, claim Claim) ([]byte, error)
+	Verify(ctx context.Context, credential []byte) (Claim, error)
+}
+
+// errProtocol says that the two sides are different versions of berth.
+var errProtocol = errors.New("another version of berth runs there: use the same one on all nodes")
+
+// check compares a proven claim with what this connection asks for. The node
+// of a worker is checked by the head, which knows several.
+func (c Claim) check(want Claim) error {
+	switch {
+	case !bytes.Equal(c.Binding, want.Binding) || len(c.Binding) == 0:
+		return errors.New("the credential was made for another connection: it is replayed, or somebody sits in between")
+	case c.Role != want.Role:
+		return fmt.Errorf("the credential is that of a %s, want a %s", c.Role, want.Role)
+	case c.Protocol != want.Protocol:
+		return fmt.Errorf("protocol %d, want %d: %w", c.Protocol, want.Protocol, errProtocol)
+	case c.Step != want.Step:
+		return fmt.Errorf("it belongs to step %s of this user, want %s", c.Step, want.Step)
+	case want.Node != "" && c.Node != want.Node:
+		return fmt.Errorf("it is node %q, want %q", c.Node, want.Node)
+	}
+	return nil
+}
+
+func encodeClaim(claim Claim) ([]byte, error) {
+	text, err := json.Marshal(claim)
+	if err == nil && len(text) > maxClaim {
+		err = fmt.Errorf("it has %d bytes, at most %d are allowed", len(text), maxClaim)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("encode a claim: %w", err)
+	}
+	return text, nil
+}
+
+// decodeClaim reads what its maker signed. Whatever stands there besides is an
+// error, so that no two readers can see different claims.
+func decodeClaim(text []byte) (Claim, error) {
+	decoder := json.NewDecoder(bytes.NewReader(text))
+	decoder.DisallowUnknownFields()
+	var claim Claim
+	if err := decoder.Decode(&claim); err != nil {
+		return Claim{}, fmt.Errorf("read the claim in a credential: %w", err)
+	}
+	if decoder.More() || decoder.InputOffset() != int64(len(text)) {
+		return Claim{}, errors.New("read the claim in a credential: something follows it")
+	}
+	return claim, nil
+}

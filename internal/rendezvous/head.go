@@ -1,0 +1,303 @@
+package rendezvous
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Head is the side that listens: the task on the step's first node.
+type Head struct {
+	cfg      Config
+	tls      *tls.Config
+	members  *members
+	listener *net.TCPListener
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	running  sync.WaitGroup
+
+	mu      sync.Mutex
+	pending map[*pending]struct{}
+	joined  map[string]*Peer
+	queue   []*Peer           // joined, not yet returned by Accept
+	refused map[string]string // node or address: why it was refused last
+	changed chan struct{}     // closed and replaced when joined or queue change
+}
+
+// pending is a connection that has not proven itself.
+type pending struct {
+	from   netip.Addr
+	cancel context.CancelCauseFunc
+}
+
+var (
+	errHeadClosed = errors.New("the head does not listen any more")
+	errCrowded    = errors.New("too many connections that prove nothing: another one took its place")
+)
+
+// maxRefused bounds what is remembered of those who were refused.
+const maxRefused = 256
+
+// Listen starts to listen on the first candidate port that is free, until ctx
+// ends or Close. Peers that were accepted live on.
+func Listen(ctx context.Context, cfg Config) (*Head, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Node != cfg.head() {
+		return nil, fmt.Errorf("listen on node %s: the head of step %s is %s, this node has to join it", cfg.Node, cfg.Step, cfg.head())
+	}
+	secrets, err := serverTLS()
+	if err != nil {
+		return nil, err
+	}
+	listener, err := listen(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	h := &Head{
+		cfg: cfg, tls: secrets, listener: listener,
+		members: &members{nodes: cfg.Nodes, addresses: cfg.Addresses},
+		pending: map[*pending]struct{}{}, joined: map[string]*Peer{}, refused: map[string]string{},
+		changed: make(chan struct{}),
+	}
+	h.ctx, h.cancel = context.WithCancelCause(ctx)
+	context.AfterFunc(h.ctx, func() { listener.Close() })
+	h.running.Go(h.accept)
+	return h, nil
+}
+
+func listen(ctx context.Context, cfg Config) (*net.TCPListener, error) {
+	host := ""
+	if cfg.Bind.IsValid() {
+		host = cfg.Bind.String()
+	}
+	// Signs of life are our own, the kernel's would come on top.
+	config := net.ListenConfig{KeepAlive: -1}
+	var problem error
+	for _, port := range cfg.candidates() {
+		listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+		if err == nil {
+			return listener.(*net.TCPListener), nil
+		}
+		cfg.Log.Debug("candidate port of the rendezvous is taken", "port", port, "error", err)
+		problem = err
+	}
+	return nil, fmt.Errorf("listen for the nodes of step %s: none of the %d candidate ports in %s can be had: %w; choose other ports with --port-range",
+		cfg.Step, len(cfg.candidates()), cfg.Ports, problem)
+}
+
+// Addr returns where the head listens.
+func (h *Head) Addr() net.Addr { return h.listener.Addr() }
+
+// Close stops listening and closes the peers that nobody has accepted. It may
+// be called again.
+func (h *Head) Close() {
+	h.cancel(errHeadClosed)
+	h.running.Wait()
+	h.mu.Lock()
+	left := h.queue
+	h.queue = nil
+	h.mu.Unlock()
+	for _, peer := range left {
+		peer.Close(errHeadClosed.Error())
+	}
+}
+
+// accept hands each connection to a goroutine of its own.
+func (h *Head) accept() {
+	for {
+		conn, err := h.listener.AcceptTCP()
+		if err != nil {
+			if h.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// Out of descriptors, most likely: others have to end first.
+			h.cfg.Log.Warn("cannot accept a connection of the rendezvous", "error", err)
+			select {
+			case <-time.After(50 * time.Millisecond):
+			case <-h.ctx.Done():
+				return
+			}
+			continue
+		}
+		from := addressOf(conn.RemoteAddr())
+		ctx, this := h.admit(from)
+		h.running.Go(func() {
+			defer h.forget(this)
+			if err := h.serve(ctx, conn, from); err != nil {
+				conn.Close()
+				h.note(from.String(), err)
+			}
+		})
+	}
+}
+
+// admit counts a connection in. Where there are too many, a random one of the
+// address that has the most goes: strangers, who must not keep the others out
+// by being slow, cannot know which one stays.
+func (h *Head) admit(from netip.Addr) (context.Context, *pending) {
+	ctx, cancel := context.WithTimeoutCause(h.ctx, h.cfg.Handshake, fmt.Errorf("it did not prove itself within %s", h.cfg.Handshake))
+	ctx, cancelCause := context.WithCancelCause(ctx)
+	this := &pending{from: from, cancel: func(cause error) { cancelCause(cause); cancel() }}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	count := map[netip.Addr]int{}
+	most := from
+	for other := range h.pending {
+		if count[other.from]++; count[other.from] > count[most] {
+			most = other.from
+		}
+	}
+	switch {
+	case count[from] >= h.cfg.MaxPending/4:
+		h.evict(from)
+	case len(h.pending) >= h.cfg.MaxPending:
+		h.evict(most)
+	}
+	h.pending[this] = struct{}{}
+	return ctx, this
+}
+
+// evict ends a connection of the address: some, the order of a map is random.
+func (h *Head) evict(from netip.Addr) {
+	for other := range h.pending {
+		if other.from == from {
+			delete(h.pending, other)
+			other.cancel(errCrowded)
+			return
+		}
+	}
+}
+
+func (h *Head) forget(this *pending) {
+	this.cancel(nil)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.pending, this)
+}
+
+// note remembers why somebody was refused: when a node does not come, its
+// address or name may be among them, with the reason.
+func (h *Head) note(who string, err error) {
+	h.cfg.Log.Debug("refused a connection of the rendezvous", "from", who, "error", err)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if _, known := h.refused[who]; known || len(h.refused) < maxRefused {
+		h.refused[who] = err.Error()
+	}
+}
+
+// serve proves itself to a connection, asks the same of it, and makes it a
+// peer. The order matters: a worker says nothing to a head that is none.
+func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
+	if err := h.members.allowed(h.ctx, "", from); err != nil {
+		return err
+	}
+	stop := closeWith(ctx, raw)
+	defer stop()
+	conn := tls.Server(raw, h.tls)
+	because := func(err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	binding, err := secure(ctx, conn)
+	if err != nil {
+		return because(err)
+	}
+	own := Claim{Protocol: protocol, Role: RoleHead, Step: h.cfg.Step, Node: h.cfg.Node, Binding: binding}
+	proof, err := h.cfg.Prover.Prove(ctx, own)
+	if err != nil {
+		return because(err)
+	}
+	if _, err := conn.Write(frame(frameProof, proof)); err != nil {
+		return because(err)
+	}
+	// A worker sends nothing beyond its proof before it is welcome, so nothing
+	// stays behind in the buffer.
+	kind, credential, err := readFrame(bufio.NewReader(conn), maxProof)
+	if err != nil {
+		return because(fmt.Errorf("it went away before its proof: %w", err))
+	}
+	if kind != frameProof {
+		return fmt.Errorf("it sent a frame of kind %q, want its proof", kind)
+	}
+	refuse := func(reason error, final bool) error {
+		conn.Write(frame(frameRefusal, refusal{Reason: reason.Error(), Final: final}.encode()))
+		conn.CloseWrite()
+		return because(reason)
+	}
+	claim, err := h.cfg.Prover.Verify(ctx, credential)
+	if err != nil {
+		return refuse(err, false)
+	}
+	want := own
+	want.Role, want.Node = RoleWorker, ""
+	if err := claim.check(want); err != nil {
+		return refuse(err, errors.Is(err, errProtocol))
+	}
+	if claim.Node == h.cfg.Node || !slices.Contains(h.cfg.Nodes, claim.Node) {
+		return refuse(fmt.Errorf("node %q is not one of those that join step %s: %v", claim.Node, h.cfg.Step, h.cfg.Nodes[1:]), true)
+	}
+	if err := h.members.allowed(h.ctx, claim.Node, from); err != nil {
+		h.note(claim.Node, err)
+		return refuse(err, false)
+	}
+	return h.join(claim.Node, conn, stop, refuse)
+}
+
+// join makes the proven connection the node's, unless the node has one that
+// lives. The node may ask again: the old one may be dead, which shows after
+// Config.Loss.
+func (h *Head) join(node string, conn *tls.Conn, stop func() bool, refuse func(error, bool) error) error {
+	h.mu.Lock()
+	if other := h.joined[node]; other != nil && other.Err() == nil {
+		h.mu.Unlock()
+		return refuse(fmt.Errorf("node %s is connected already, from %s: two tasks on one node, or a lost connection that is not yet noticed", node, other.RemoteAddr()), false)
+	}
+	if !stop() {
+		h.mu.Unlock()
+		return errHeadClosed
+	}
+	peer := newPeer(node, conn, h.cfg, frame(frameWelcome, nil))
+	h.queue = slices.DeleteFunc(h.queue, func(old *Peer) bool { return old.name == node })
+	h.queue = append(h.queue, peer)
+	h.joined[node] = peer
+	delete(h.refused, node)
+	h.announce()
+	h.running.Go(func() { h.release(peer) })
+	h.mu.Unlock()
+	return nil
+}
+
+// announce wakes Accept and Await.
+func (h *Head) announce() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// release makes a node's name free again when its connection has ended.
+func (h *Head) release(peer *Peer) {
+	select {
+	case <-peer.Done():
+	case <-h.ctx.Done():
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.joined[peer.name] == peer {
+		delete(h.joined, peer.name)
+		h.announce()
+	}
+}

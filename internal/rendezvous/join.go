@@ -1,0 +1,237 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// A candidate is tried again after firstRetry, then more and more rarely:
+	// the head's task may start seconds later than this one.
+	firstRetry = 25 * time.Millisecond
+	lastRetry  = 500 * time.Millisecond
+)
+
+// RefusedError says that the head, which has proven to be the head, does not
+// take this node, and never will.
+type RefusedError struct {
+	Head, Reason string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("the head %s refuses this node: %s", e.Head, e.Reason)
+}
+
+// Join connects to the head, at any of its addresses and of the candidate
+// ports, and tries again until ctx ends. Whoever else listens there is
+// recognised and left alone.
+func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Node == cfg.head() {
+		return nil, fmt.Errorf("join step %s: this node, %s, is its head, and has to listen", cfg.Step, cfg.Node)
+	}
+	if len(addresses) == 0 {
+		return nil, fmt.Errorf("join the head %s of step %s: it has no address; name the interface with --interface", cfg.head(), cfg.Step)
+	}
+	j := &joining{cfg: cfg, start: time.Now(), turn: make(chan struct{}, 1), problems: map[netip.AddrPort]error{}}
+	attempts, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	found := make(chan *Peer, 1)
+	var running sync.WaitGroup
+	for _, address := range addresses {
+		for _, port := range cfg.candidates() {
+			running.Go(func() {
+				peer, err := j.keepTrying(attempts, netip.AddrPortFrom(address, port))
+				if peer != nil {
+					found <- peer
+				}
+				if peer != nil || err != nil {
+					cancel(err)
+				}
+			})
+		}
+	}
+	running.Wait()
+	select {
+	case peer := <-found:
+		return peer, nil
+	default:
+	}
+	var refused *RefusedError
+	if cause := context.Cause(attempts); errors.As(cause, &refused) || errors.Is(cause, errProtocol) {
+		return nil, fmt.Errorf("join step %s: %w", cfg.Step, cause)
+	}
+	return nil, j.failure(context.Cause(ctx))
+}
+
+// joining is a worker that looks for its head.
+type joining struct {
+	cfg   Config
+	start time.Time
+	// turn is held by the attempt that has found the head and says who it is,
+	// so that a head with several addresses hears it once.
+	turn chan struct{}
+
+	mu       sync.Mutex
+	problems map[netip.AddrPort]error
+}
+
+// keepTrying returns the head as a peer if it is there, an error if looking
+// any further is of no use, and neither when ctx ends.
+func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer, error) {
+	wait := firstRetry
+	for {
+		peer, err := j.attempt(ctx, target)
+		if err == nil {
+			return peer, nil
+		}
+		var refused *RefusedError
+		if errors.As(err, &refused) || errors.Is(err, errProtocol) {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, nil
+		}
+		j.cfg.Log.Debug("candidate is not the head, or refuses", "address", target, "error", err)
+		j.mu.Lock()
+		j.problems[target] = err
+		j.mu.Unlock()
+		// Spread, so that many nodes do not all come at once.
+		timer := time.NewTimer(wait/2 + rand.N(wait))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, nil
+		}
+		wait = min(2*wait, lastRetry)
+	}
+}
+
+// attempt makes one connection. It says nothing until the other side has
+// proven to be the head.
+func (j *joining) attempt(ctx context.Context, target netip.AddrPort) (peer *Peer, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, j.cfg.Handshake, fmt.Errorf("it did not answer within %s", j.cfg.Handshake))
+	defer cancel()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
+	dialer := net.Dialer{KeepAlive: -1}
+	raw, err := dialer.DialContext(ctx, "tcp", target.String())
+	if err != nil {
+		return nil, err
+	}
+	stop := closeWith(ctx, raw)
+	defer func() {
+		if peer == nil {
+			stop()
+			raw.Close()
+		}
+	}()
+	conn := tls.Client(raw, clientTLS())
+	binding, err := secure(ctx, conn)
+	if err != nil {
+		return nil, fmt.Errorf("another program listens there: %w", err)
+	}
+	if err := j.verifyHead(ctx, conn, binding); err != nil {
+		return nil, err
+	}
+	select {
+	case j.turn <- struct{}{}:
+		defer func() { <-j.turn }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if err := j.introduce(ctx, conn, binding); err != nil {
+		return nil, err
+	}
+	if !stop() {
+		return nil, context.Cause(ctx)
+	}
+	return newPeer(j.cfg.head(), conn, j.cfg, nil), nil
+}
+
+func (j *joining) verifyHead(ctx context.Context, conn *tls.Conn, binding []byte) error {
+	kind, credential, err := readFrame(conn, maxProof)
+	if err != nil {
+		return fmt.Errorf("it did not prove to be the head: %w", err)
+	}
+	if kind != frameProof {
+		return fmt.Errorf("it sent a frame of kind %q, want its proof", kind)
+	}
+	claim, err := j.cfg.Prover.Verify(ctx, credential)
+	if err != nil {
+		return fmt.Errorf("it did not prove to be the head: %w", err)
+	}
+	return claim.check(Claim{Protocol: protocol, Role: RoleHead, Step: j.cfg.Step, Node: j.cfg.head(), Binding: binding})
+}
+
+// introduce proves this node to the head and waits for its answer.
+func (j *joining) introduce(ctx context.Context, conn *tls.Conn, binding []byte) error {
+	proof, err := j.cfg.Prover.Prove(ctx, Claim{Protocol: protocol, Role: RoleWorker, Step: j.cfg.Step, Node: j.cfg.Node, Binding: binding})
+	if err != nil {
+		return err
+	}
+	if _, err := conn.Write(frame(frameProof, proof)); err != nil {
+		return err
+	}
+	kind, content, err := readFrame(conn, maxReason)
+	if err != nil {
+		return fmt.Errorf("the head did not answer: %w", err)
+	}
+	switch kind {
+	case frameWelcome:
+		return nil
+	case frameRefusal:
+		var said refusal
+		if err := json.Unmarshal(content, &said); err != nil {
+			return fmt.Errorf("read the refusal of the head: %w", err)
+		}
+		if said.Final {
+			return &RefusedError{Head: j.cfg.head(), Reason: said.Reason}
+		}
+		return fmt.Errorf("the head refuses this node for now: %s", said.Reason)
+	}
+	return fmt.Errorf("the head sent a frame of kind %q, want a welcome", kind)
+}
+
+// failure says what was found at each candidate. That nobody listens is the
+// usual case, and told once.
+func (j *joining) failure(cause error) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var told, closed []string
+	for target, problem := range j.problems {
+		if errors.Is(problem, syscall.ECONNREFUSED) {
+			closed = append(closed, target.String())
+			continue
+		}
+		told = append(told, fmt.Sprintf("%s: %v", target, problem))
+	}
+	slices.Sort(told)
+	slices.Sort(closed)
+	if len(told) > maxNotes {
+		told = append(told[:maxNotes], fmt.Sprintf("and %d more", len(told)-maxNotes))
+	}
+	if len(closed) > 0 {
+		told = append(told, "nobody listens at "+strings.Join(closed, ", "))
+	}
+	return fmt.Errorf("join the head %s of step %s within %s: %w (%s); is the head's task alive, and do the nodes reach each other's ports %s? choose others with --port-range, another network with --interface",
+		j.cfg.head(), j.cfg.Step, time.Since(j.start).Round(time.Second/10), cause, strings.Join(told, "; "), j.cfg.Ports)
+}

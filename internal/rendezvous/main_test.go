@@ -1,0 +1,192 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// long is for what must happen; where it does, nobody waits for it.
+const long = 20 * time.Second
+
+// fixture is a step of its own, with the configuration of each node. When the
+// test ends, no goroutine of it may be left.
+func fixture(t *testing.T, nodes ...string) func(node string) Config {
+	t.Helper()
+	before := runtime.NumGoroutine()
+	t.Cleanup(func() {
+		eventually(t, "all goroutines end", func() bool { return runtime.NumGoroutine() <= before })
+	})
+	prover := preShared(t)
+	step := Step{Cluster: "test", Job: rand.Text(), Step: 3}
+	return func(node string) Config {
+		return Config{Step: step, Nodes: nodes, Node: node, Prover: prover, Bind: loopback}
+	}
+}
+
+func preShared(t *testing.T) *PreShared {
+	t.Helper()
+	prover, err := NewPreShared([]byte(rand.Text() + rand.Text()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return prover
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	ticker, deadline := time.NewTicker(5*time.Millisecond), time.After(long)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			stacks := make([]byte, 1<<16)
+			t.Fatalf("it does not come that %s\n%s", what, stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+}
+
+func within(t *testing.T, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func startHead(t *testing.T, cfg Config) *Head {
+	t.Helper()
+	head, err := Listen(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(head.Close)
+	return head
+}
+
+func startWorker(t *testing.T, cfg Config) *Peer {
+	t.Helper()
+	peer, err := Join(within(t, long), cfg, []netip.Addr{loopback})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close("test is over") })
+	return peer
+}
+
+// refusedWorker returns the error of a worker that must not get in.
+func refusedWorker(t *testing.T, cfg Config, limit time.Duration) error {
+	t.Helper()
+	peer, err := Join(within(t, limit), cfg, []netip.Addr{loopback})
+	if err == nil {
+		peer.Close("unexpected")
+		t.Fatalf("%s joined", cfg.Node)
+	}
+	return err
+}
+
+func accepted(t *testing.T, head *Head) *Peer {
+	t.Helper()
+	peer, err := head.Accept(within(t, long))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { peer.Close("test is over") })
+	return peer
+}
+
+func wantWords(t *testing.T, err error, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if err == nil || !strings.Contains(err.Error(), word) {
+			t.Errorf("error %v, want the words %q", err, word)
+		}
+	}
+}
+
+// occupy listens on a port and hands every connection to serve.
+func occupy(t *testing.T, port uint16, serve func(net.Conn)) {
+	t.Helper()
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(loopback, port)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var conns []net.Conn
+	var running sync.WaitGroup
+	running.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			conns = append(conns, conn)
+			mu.Unlock()
+			running.Go(func() {
+				defer conn.Close()
+				serve(conn)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		listener.Close()
+		mu.Lock()
+		for _, conn := range conns {
+			conn.Close()
+		}
+		mu.Unlock()
+		running.Wait()
+	})
+}
+
+// stranger connects to the head with TLS, as anybody can.
+func stranger(t *testing.T, head *Head) (*tls.Conn, []byte) {
+	t.Helper()
+	raw, err := net.Dial("tcp", head.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { raw.Close() })
+	conn := tls.Client(raw, clientTLS())
+	binding, err := secure(within(t, long), conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.SetDeadline(time.Now().Add(long))
+	return conn, binding
+}
+
+// answer sends a proof to the head and returns the refusal, as text.
+func answer(t *testing.T, conn *tls.Conn, proof []byte) string {
+	t.Helper()
+	if _, err := conn.Write(frame(frameProof, proof)); err != nil {
+		t.Fatal(err)
+	}
+	kind, content, err := readFrame(conn, maxReason)
+	if err != nil || kind != frameRefusal {
+		t.Fatalf("the head answers %q %q (%v), want a refusal", kind, content, err)
+	}
+	return string(content)
+}
+
+// headProof reads what the head says first.
+func headProof(t *testing.T, conn io.Reader) []byte {
+	t.Helper()
+	kind, content, err := readFrame(conn, maxProof)
+	if err != nil || kind != frameProof || bytes.Equal(content, nil) {
+		t.Fatalf("the head says %q (%v), want its proof", kind, err)
+	}
+	return content
+}

@@ -1,0 +1,172 @@
+package rendezvous
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+)
+
+const (
+	// mungeTTL is what munge does by itself and Slurm relies on, so clocks may
+	// differ by as much here as there. A shorter one would protect nothing: a
+	// credential is of use on one connection only, for as long as that waits.
+	mungeTTL = 5 * time.Minute
+	// mungeLimit bounds one call of a program that answers in milliseconds.
+	mungeLimit = 5 * time.Second
+	// mungeOutput bounds what is read of its output: a claim, its metadata, and
+	// the growth by its encoding.
+	mungeOutput = 4 * maxClaim
+)
+
+// Munge proves with the host's munge: the daemon vouches for the user who made
+// a credential, on any node that has the same munge key, which is any node that
+// Slurm (with AuthType=auth/munge) can start a job on.
+type Munge struct {
+	munge, unmunge, socket string
+	uid                    int
+	slots                  chan struct{}
+}
+
+// NewMunge finds the programs munge and unmunge. An empty socket is that which
+// they were built with.
+func NewMunge(socket string) (*Munge, error) {
+	m := &Munge{socket: socket, uid: os.Getuid(), slots: make(chan struct{}, 2*runtime.NumCPU())}
+	for name, path := range map[string]*string{"munge": &m.munge, "unmunge": &m.unmunge} {
+		found, err := exec.LookPath(name)
+		if err != nil {
+			return nil, fmt.Errorf("find the program %s: %w; without munge, let berth start the step, which then passes a key", name, err)
+		}
+		*path = found
+	}
+	return m, nil
+}
+
+// Prove returns a credential that this user alone can decode.
+func (m *Munge) Prove(ctx context.Context, claim Claim) ([]byte, error) {
+	text, err := encodeClaim(claim)
+	if err != nil {
+		return nil, err
+	}
+	credential, _, err := m.run(ctx, m.munge, text, "--restrict-uid="+strconv.Itoa(m.uid),
+		"--ttl="+strconv.Itoa(int(mungeTTL/time.Second)))
+	if err != nil {
+		return nil, fmt.Errorf("make a credential: %w", err)
+	}
+	return bytes.TrimSpace(credential), nil
+}
+
+// Verify returns the claim of a credential that this user made, for himself
+// only, and that was not decoded on this node before.
+func (m *Munge) Verify(ctx context.Context, credential []byte) (Claim, error) {
+	output, status, err := m.run(ctx, m.unmunge, credential, "--numeric",
+		"--keys=STATUS,UID,UID_RESTRICTION,ENCODE_HOST,ENCODE_TIME,DECODE_TIME")
+	if err != nil && status == 0 {
+		return Claim{}, fmt.Errorf("read a credential: %w", err)
+	}
+	// Metadata are lines of "KEY: value"; an empty line ends them.
+	header, text, _ := bytes.Cut(output, []byte("\n\n"))
+	metadata := map[string]string{}
+	for line := range strings.Lines(string(header)) {
+		if key, value, ok := strings.Cut(line, ":"); ok {
+			metadata[key] = strings.TrimSpace(value)
+		}
+	}
+	uid := strconv.Itoa(m.uid)
+	switch {
+	case err != nil:
+		return Claim{}, fmt.Errorf("read a credential: %w%s", err, mungeRemedy(status, metadata))
+	case metadata["STATUS"] != "0":
+		return Claim{}, fmt.Errorf("read a credential: unmunge says STATUS %q, want 0", metadata["STATUS"])
+	case metadata["UID"] != uid:
+		return Claim{}, fmt.Errorf("the credential was made by user %s, want %s: another user's program sent it", metadata["UID"], uid)
+	case metadata["UID_RESTRICTION"] != uid:
+		return Claim{}, fmt.Errorf("the credential is for any user, want one for user %s only", uid)
+	}
+	return decodeClaim(text)
+}
+
+// Exit codes of unmunge are munge's error numbers (munge.h).
+const (
+	mungeExpired      = 15
+	mungeRewound      = 16
+	mungeReplayed     = 17
+	mungeUnauthorized = 18
+	mungeInvalid      = 14
+)
+
+func mungeRemedy(status int, metadata map[string]string) string {
+	switch status {
+	case mungeExpired, mungeRewound:
+		encoded, _ := strconv.ParseInt(metadata["ENCODE_TIME"], 10, 64)
+		decoded, _ := strconv.ParseInt(metadata["DECODE_TIME"], 10, 64)
+		return fmt.Sprintf(": the clocks of %s and this node differ by about %s; the administrator sets them, for example with: systemctl restart chronyd",
+			metadata["ENCODE_HOST"], time.Duration(decoded-encoded)*time.Second)
+	case mungeReplayed:
+		return ": it was used on this node before"
+	case mungeUnauthorized:
+		return ": another user's program sent it"
+	case mungeInvalid:
+		return ": the nodes have different munge keys, or it was forged; the administrator compares: munge -n | ssh OTHER unmunge"
+	}
+	return ""
+}
+
+// run executes one of the programs with input on its standard input, so that
+// nothing shows in its arguments. The status is its exit code, 0 where it did
+// not exit by itself.
+func (m *Munge) run(ctx context.Context, program string, input []byte, args ...string) (output []byte, status int, err error) {
+	// A flood of strangers must not become a flood of processes.
+	select {
+	case m.slots <- struct{}{}:
+		defer func() { <-m.slots }()
+	case <-ctx.Done():
+		return nil, 0, fmt.Errorf("run %s: %w", program, context.Cause(ctx))
+	}
+	silent := fmt.Errorf("no answer within %s; is munged alive? systemctl status munge", mungeLimit)
+	ctx, cancel := context.WithTimeoutCause(ctx, mungeLimit, silent)
+	defer cancel()
+	if m.socket != "" {
+		args = append(args, "--socket="+m.socket)
+	}
+	stdout, stderr := &boundedBuffer{limit: mungeOutput}, &boundedBuffer{limit: 1 << 10}
+	command := exec.CommandContext(ctx, program, args...)
+	command.Stdin, command.Stdout, command.Stderr = bytes.NewReader(input), stdout, stderr
+	command.WaitDelay = 100 * time.Millisecond
+	command.Dir = "/"
+	err = command.Run()
+	switch {
+	case err == nil && stdout.cut:
+		return nil, 0, fmt.Errorf("run %s: it wrote more than %d bytes", program, mungeOutput)
+	case err == nil:
+		return stdout.content, 0, nil
+	case ctx.Err() != nil:
+		return nil, 0, fmt.Errorf("run %s: %w", program, context.Cause(ctx))
+	}
+	said, _, _ := strings.Cut(strings.TrimSpace(string(stderr.content)), "\n")
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		status = max(0, exit.ExitCode())
+	}
+	return stdout.content, status, fmt.Errorf("run %s: %w: %s", program, err, said)
+}
+
+// boundedBuffer keeps the beginning of what is written to it.
+type boundedBuffer struct {
+	content []byte
+	limit   int
+	cut     bool
+}
+
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	room := b.limit - len(b.content)
+	b.cut = b.cut || len(p) > room
+	b.content = append(b.content, p[:min(room, len(p))]...)
+	return len(p), nil
+}

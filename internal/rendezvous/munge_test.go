@@ -1,0 +1,202 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/testutil"
+)
+
+// nobody is the user as whom the daemon runs when root runs the tests, and who
+// is the other user.
+const nobody = 65534
+
+// daemon starts a munged with a socket and a key of its own, as an ordinary
+// user, and returns its socket.
+func daemon(t *testing.T, key []byte) string {
+	t.Helper()
+	testutil.Require(t, testutil.Munge)
+	// Not t.TempDir: the daemon wants a path that nobody else can write, and
+	// other users have to reach its socket.
+	dir, err := os.MkdirTemp("/tmp", "berth-munge-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	keyFile, socket := filepath.Join(dir, "key"), filepath.Join(dir, "socket")
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(keyFile, key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command("munged", "--foreground", "--key-file="+keyFile, "--socket="+socket,
+		"--pid-file="+filepath.Join(dir, "pid"), "--log-file="+filepath.Join(dir, "log"),
+		"--seed-file="+filepath.Join(dir, "seed"), "--group-update-time=-1", "--num-threads=2")
+	command.Dir, command.Stderr = dir, t.Output()
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if os.Getuid() == 0 {
+		command.SysProcAttr.Credential = &syscall.Credential{Uid: nobody, Gid: nobody}
+		for _, path := range []string{dir, keyFile} {
+			if err := os.Chown(path, nobody, nobody); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		command.Process.Kill()
+		command.Wait()
+	})
+	eventually(t, "munged answers", func() bool {
+		conn, err := net.Dial("unix", socket)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
+	return socket
+}
+
+func randomKey() []byte {
+	key := make([]byte, 64)
+	rand.Read(key)
+	return key
+}
+
+func mungeAt(t *testing.T, socket string) *Munge {
+	t.Helper()
+	prover, err := NewMunge(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return prover
+}
+
+func someClaim() Claim {
+	return Claim{Protocol: protocol, Role: RoleWorker, Step: Step{Cluster: "c", Job: "12", Step: 3}, Node: "n2", Binding: []byte("binding")}
+}
+
+func TestMungeVouchesForTheUser(t *testing.T) {
+	socket := daemon(t, randomKey())
+	prover := mungeAt(t, socket)
+	claim := someClaim()
+	credential, err := prover.Prove(t.Context(), claim)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := prover.Verify(t.Context(), credential)
+	if err != nil || got.check(claim) != nil || got.Node != "n2" {
+		t.Fatalf("read %+v (%v), want %+v", got, err, claim)
+	}
+	_, err = prover.Verify(t.Context(), credential)
+	wantWords(t, err, "used on this node before")
+	forged := append([]byte(nil), credential...)
+	forged[len(forged)/2] ^= 1
+	_, err = prover.Verify(t.Context(), forged)
+	wantWords(t, err, "read a credential")
+	_, err = prover.Verify(t.Context(), []byte("no credential"))
+	wantWords(t, err, "read a credential", "unmunge")
+	_, err = mungeAt(t, daemon(t, randomKey())).Verify(t.Context(), mustProve(t, prover))
+	wantWords(t, err, "different munge keys")
+	_, err = mungeAt(t, socket+"-away").Prove(t.Context(), claim)
+	wantWords(t, err, "make a credential", "munged")
+}
+
+func mustProve(t *testing.T, prover Prover) []byte {
+	t.Helper()
+	credential, err := prover.Prove(t.Context(), someClaim())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credential
+}
+
+// made runs the program munge itself, with options that the package does not
+// use, perhaps as another user.
+func made(t *testing.T, socket string, uid int, options ...string) []byte {
+	t.Helper()
+	text, err := encodeClaim(someClaim())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The claim of a test is no secret.
+	command := exec.Command("munge", append(options, "--socket="+socket, "--string="+string(text))...)
+	command.Dir = "/"
+	if uid != os.Getuid() {
+		command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}}
+	}
+	credential, err := command.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return credential
+}
+
+func TestMungeCredentialsThatDoNotCount(t *testing.T) {
+	socket := daemon(t, randomKey())
+	prover := mungeAt(t, socket)
+	own := "--restrict-uid=" + strconv.Itoa(os.Getuid())
+	_, err := prover.Verify(t.Context(), made(t, socket, os.Getuid()))
+	wantWords(t, err, "for any user")
+	t.Run("expired", func(t *testing.T) {
+		credential := made(t, socket, os.Getuid(), own, "--ttl=1")
+		// munge counts in seconds of the clock.
+		start := time.Now().Unix()
+		eventually(t, "the credential expires", func() bool { return time.Now().Unix() > start+2 })
+		_, err := prover.Verify(t.Context(), credential)
+		wantWords(t, err, "clocks", "chronyd")
+	})
+	t.Run("other user", func(t *testing.T) {
+		if os.Getuid() != 0 {
+			t.Skip("needs root, to act as two users")
+		}
+		_, err := prover.Verify(t.Context(), made(t, socket, nobody, own))
+		wantWords(t, err, "made by user 65534", "another user's program")
+		_, err = prover.Verify(t.Context(), made(t, socket, nobody, "--restrict-uid=65534"))
+		wantWords(t, err, "another user's program")
+	})
+}
+
+func TestNodesMeetByMunge(t *testing.T) {
+	of := fixture(t, "n1", "n2", "n3")
+	socket := daemon(t, randomKey())
+	withMunge := func(node string) Config {
+		cfg := of(node)
+		cfg.Prover = mungeAt(t, socket)
+		cfg.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
+		return cfg
+	}
+	// Another step of the same user has the first candidate. Munge says only
+	// that it is the same user.
+	other := withMunge("n1")
+	secrets, err := serverTLS()
+	if err != nil {
+		t.Fatal(err)
+	}
+	occupy(t, other.withDefaultsOrFail(t).candidates()[0], headOf(t, secrets, other.Prover, func(c *Claim) {
+		c.Step = other.Step
+		c.Step.Job += "0"
+	}))
+	head := startHead(t, withMunge("n1"))
+	startWorker(t, withMunge("n2"))
+	startWorker(t, withMunge("n3"))
+	if err := head.Await(within(t, long), []string{"n2", "n3"}); err != nil {
+		t.Fatal(err)
+	}
+	accepted(t, head)
+	accepted(t, head)
+	// A node whose daemon has another key.
+	foreign := withMunge("n2")
+	foreign.Prover = mungeAt(t, daemon(t, randomKey()))
+	wantWords(t, refusedWorker(t, foreign, time.Second), "different munge keys")
+}
