@@ -56,11 +56,17 @@ func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error
 		for _, port := range cfg.candidates() {
 			running.Go(func() {
 				peer, err := j.keepTrying(attempts, netip.AddrPortFrom(address, port))
-				if peer != nil {
-					found <- peer
-				}
 				if peer != nil || err != nil {
 					cancel(err)
+				}
+				if peer == nil {
+					return
+				}
+				select {
+				case found <- peer:
+				default:
+					// The head took a second one, since the first broke at once.
+					peer.Close("this node has another connection")
 				}
 			})
 		}
