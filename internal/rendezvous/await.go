@@ -37,8 +37,8 @@ type MissingError struct {
 	Nodes []string
 	// Waited is for how long they were waited for.
 	Waited time.Duration
-	// Refused says who tried and why it was refused, sorted; "ADDRESS: reason"
-	// or "NODE: reason".
+	// Refused says who tried and why it was refused, or how it left again,
+	// sorted; "ADDRESS: reason" or "NODE: reason".
 	Refused []string
 	Cause   error
 }
@@ -47,7 +47,7 @@ func (e *MissingError) Error() string {
 	text := fmt.Sprintf("wait for the nodes of step %s: %s did not come within %s (%v)",
 		e.Step, strings.Join(e.Nodes, ", "), e.Waited.Round(time.Second/10), e.Cause)
 	if len(e.Refused) > 0 {
-		return text + "; refused were " + strings.Join(e.Refused, "; ")
+		return text + "; of those who tried: " + strings.Join(e.Refused, "; ")
 	}
 	return text + "; nothing of them was heard: see with `scontrol show node " + e.Nodes[0] +
 		"` whether it is up, and let it reach the ports of --port-range on the step's first node"

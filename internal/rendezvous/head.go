@@ -28,7 +28,7 @@ type Head struct {
 	pending map[*pending]struct{}
 	joined  map[string]*Peer
 	queue   []*Peer           // joined, not yet returned by Accept
-	refused map[string]string // node or address: why it was refused last
+	refused map[string]string // node or address: why it was refused last, or how it left
 	changed chan struct{}     // closed and replaced when joined or queue change
 }
 
@@ -298,6 +298,7 @@ func (h *Head) release(peer *Peer) {
 	defer h.mu.Unlock()
 	if h.joined[peer.name] == peer {
 		delete(h.joined, peer.name)
+		h.refused[peer.name] = fmt.Sprintf("it came, but then: %v", peer.Err())
 		h.announce()
 	}
 }
