@@ -234,8 +234,9 @@ func (h *Head) serve(ctx context.Context, raw net.Conn, from netip.Addr) error {
 		return fmt.Errorf("it sent a frame of kind %q, want its proof", kind)
 	}
 	refuse := func(reason error, final bool) error {
-		conn.Write(frame(frameRefusal, refusal{Reason: reason.Error(), Final: final}.encode()))
-		conn.CloseWrite()
+		// Whether it arrives is the worker's affair.
+		_, _ = conn.Write(frame(frameRefusal, refusal{Reason: reason.Error(), Final: final}.encode()))
+		_ = conn.CloseWrite()
 		return because(reason)
 	}
 	claim, err := h.cfg.Prover.Verify(ctx, credential)

@@ -191,11 +191,11 @@ func (p *Peer) Close(reason string) {
 		defer patience.Stop()
 		select {
 		case p.writing <- struct{}{}:
-			p.conn.SetWriteDeadline(time.Now().Add(closeWait))
+			_ = p.conn.SetWriteDeadline(time.Now().Add(closeWait)) // fails where Write does
 			if _, err := p.conn.Write(frame(frameClose, []byte(shorten(reason)))); err == nil {
 				// Without the wait for its answer the other side could lose the
 				// reason to a reset, sent for what it has written meanwhile.
-				p.conn.CloseWrite()
+				_ = p.conn.CloseWrite()
 				select {
 				case <-p.done:
 				case <-patience.C:
