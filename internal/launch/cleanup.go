@@ -37,7 +37,9 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 		return nil, err
 	}
 	for _, base := range bases {
-		_ = os.Remove(rundir.Home(base)) // one that is in use stays
+		for _, home := range rundir.Homes(base) {
+			_ = os.Remove(home) // one that is in use, or another user's, stays
+		}
 	}
 	return stale, nil
 }

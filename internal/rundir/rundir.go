@@ -30,9 +30,19 @@ type Dir struct {
 	Lock *os.File
 }
 
-// Home is where one user's run directories lie below base.
-func Home(base string) string {
-	return filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid()))
+// homes is how many names for a user's own directory are tried: in a place that
+// everybody writes to, others may have taken some.
+const homes = 8
+
+// Homes are where one user's run directories may lie below base. All but the
+// first are used only where another user has what comes before.
+func Homes(base string) []string {
+	first := filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid()))
+	names := []string{first}
+	for i := 1; i < homes; i++ {
+		names = append(names, fmt.Sprintf("%s.%d", first, i))
+	}
+	return names
 }
 
 // createTries is how often Create begins again because another run, at its
@@ -51,8 +61,8 @@ func Create(base, run string) (*Dir, error) {
 }
 
 func create(base, run string) (*Dir, error) {
-	home := Home(base)
-	if err := makeHome(home); err != nil {
+	home, err := makeHome(base)
+	if err != nil {
 		return nil, err
 	}
 	// The directory appears under its name only when it is locked, or another
@@ -74,25 +84,28 @@ func create(base, run string) (*Dir, error) {
 	return dir, nil
 }
 
-// makeHome makes the user's own directory, or checks that it is: in a place
-// that everybody writes to, another user may have been there first.
-func makeHome(home string) error {
-	if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("make run directory: %w", err)
-	}
-	var stat unix.Stat_t
-	if err := unix.Lstat(home, &stat); err != nil {
-		return fmt.Errorf("inspect %s: %w", home, err)
-	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFDIR || int(stat.Uid) != os.Getuid() {
-		return fmt.Errorf("%s is not a directory of yours; choose another place with --state-dir DIR", home)
-	}
-	if stat.Mode&0o077 != 0 {
-		if err := os.Chmod(home, 0o700); err != nil {
-			return fmt.Errorf("close %s to others: %w", home, err)
+// makeHome makes the user's own directory, or finds it.
+func makeHome(base string) (string, error) {
+	for _, home := range Homes(base) {
+		if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", fmt.Errorf("make run directory: %w", err)
 		}
+		if !owned(home) {
+			continue
+		}
+		if err := os.Chmod(home, 0o700); err != nil {
+			return "", fmt.Errorf("close %s to others: %w", home, err)
+		}
+		return home, nil
 	}
-	return nil
+	return "", fmt.Errorf("%s and %d names like it are taken by other users; ask the administrator to remove them", Homes(base)[0], homes-1)
+}
+
+// owned tells whether home is a directory of this user's, and no link to one.
+func owned(home string) bool {
+	var stat unix.Stat_t
+	err := unix.Lstat(home, &stat)
+	return err == nil && stat.Mode&unix.S_IFMT == unix.S_IFDIR && int(stat.Uid) == os.Getuid()
 }
 
 func lock(path string) (*Dir, error) {
@@ -109,18 +122,20 @@ func lock(path string) (*Dir, error) {
 // Stale returns the directories of runs below base whose processes are all
 // gone.
 func Stale(base string) ([]string, error) {
-	entries, err := os.ReadDir(Home(base))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("look for leftovers: %w", err)
-	}
 	var stale []string
-	for _, entry := range entries {
-		path := filepath.Join(Home(base), entry.Name())
-		if entry.IsDir() && isStale(path, entry) {
-			stale = append(stale, path)
+	for _, home := range Homes(base) {
+		if !owned(home) {
+			continue
+		}
+		entries, err := os.ReadDir(home)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("look for leftovers: %w", err)
+		}
+		for _, entry := range entries {
+			path := filepath.Join(home, entry.Name())
+			if entry.IsDir() && isStale(path, entry) {
+				stale = append(stale, path)
+			}
 		}
 	}
 	return stale, nil
