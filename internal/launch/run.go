@@ -72,6 +72,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 			return 0, err
 		}
 		go r.allocation.inquire(ctx, giveUp)
+		go watchStepd(ctx, options.Getenv, giveUp)
 	}
 	r.crew = newCrew(options.Log, options.Report, giveUp)
 	outlivePipes()

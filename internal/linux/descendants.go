@@ -19,6 +19,17 @@ func BecomeSubreaper() error {
 	return nil
 }
 
+// Parent returns the parent of a process, 0 where that is in an outer PID
+// namespace; false where the process is gone or hidden.
+func Parent(pid int) (int, bool) {
+	fields := statFields(pid)
+	if len(fields) < 2 {
+		return 0, false
+	}
+	parent, err := strconv.Atoi(string(fields[1]))
+	return parent, err == nil
+}
+
 // Children returns the children of a process. Zombies are among them.
 func Children(pid int) ([]int, error) {
 	parents, err := parents()
@@ -86,10 +97,8 @@ func parents() (map[int]int, error) {
 		if err != nil {
 			continue
 		}
-		if fields := statFields(pid); len(fields) > 1 {
-			if parent, err := strconv.Atoi(string(fields[1])); err == nil {
-				found[pid] = parent
-			}
+		if parent, known := Parent(pid); known {
+			found[pid] = parent
 		}
 	}
 	return found, nil

@@ -291,6 +291,77 @@ stopped_scancel() {
 	ends a 143
 }
 
+# Ctrl-C at srun, twice within a second: srun has the step killed right after it
+# has passed the signal on.
+srun_interrupt() {
+	local srun
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	srun=$("$bed" run login pgrep -of '^srun ')
+	"$bed" run login kill -INT "$srun"
+	says a 'one more within 1 sec'
+	"$bed" run login kill -INT "$srun"
+	ends a 130 137
+	no_secret
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+
+# Where the step has a terminal, Ctrl-C is typed into that.
+srun_terminal() {
+	begin a alice login bash -c "mkfifo keys; script -qec 'srun --pty -N1 --mem=1500 berth run -f $here/loop.yaml --image $image' /dev/null <>keys; code=\$?; rm keys; exit \$code"
+	says a started
+	"$bed" run --user alice login sh -c 'printf "\003" >keys'
+	ends a 130
+	says a 'ended in order'
+}
+
+# The end of the batch script is the end of its step, whatever that still does.
+script_scancel() {
+	begin a alice login sbatch -W -o /home/alice/script.out --mem=1500 --wrap "env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
+	poll 60 node grep -qs started /home/alice/script.out || fail "not started: $(node cat /home/alice/script.out)"
+	"$bed" run --user alice login scancel "$(job)"
+	ends a 0 1 15 143 137
+	node rm /home/alice/script.out
+	no_secret
+	begin b alice n1 berth cleanup
+	ends b 0
+}
+
+# A job that is suspended and resumed goes on, with nothing started again.
+suspend() {
+	local id
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	id=$(job)
+	"$bed" run ctl scontrol suspend "$id"
+	poll 20 suspended || fail "the supervisor is not suspended"
+	# Longer than what is stopped needs to be found, were anybody awake.
+	sleep 2.5
+	suspended || fail "the supervisor does not stay suspended"
+	"$bed" run ctl scontrol resume "$id"
+	poll 20 works || fail "exec does not work after the suspension"
+	never_says a 'starting it again'
+	signal TERM supervisor
+	says a 'ended in order'
+	ends a 143
+}
+# What cgroups freeze is in state D.
+suspended() { node grep -q '^State:.[TD]' "/proc/$(parts supervisor)/status"; }
+
+# Without its slurmstepd Slurm can end nothing of a step.
+lost_stepd() {
+	berth a -f $here/loop.yaml --image $image
+	says a started
+	node kill -KILL "$(node pgrep -f "^slurmstepd: .$(job)[.]0.")"
+	poll 30 no_parts || fail "the run goes on: $(node ps -u alice -o pid,args)"
+	# Nor does its srun learn of an end.
+	"$bed" run --user alice login scancel "$(job)"
+	"$bed" run login sh -c 'kill -KILL $(pgrep "^srun")'
+	ends a 137
+}
+no_parts() { [[ -z $(parts supervisor janitor init net control) ]]; }
+
 time_limit() {
 	# Slurm counts limits in minutes, and looks at them every now and then.
 	patience=150

@@ -1,0 +1,60 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
+)
+
+// watchStepd ends the run, in order, when the slurmstepd that it descends from
+// is gone. Slurm can then end nothing of the step any more: scancel and the end
+// of the job leave this process and all of its own behind.
+func watchStepd(ctx context.Context, getenv func(string) string, giveUp context.CancelCauseFunc) {
+	task, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
+	if err != nil {
+		return
+	}
+	stepd := openStepd(task)
+	if stepd < 0 {
+		return
+	}
+	defer unix.Close(stepd)
+	if awaitEnd(ctx, stepd) == nil {
+		giveUp(&Failure{Code: ExitUnavailable, Err: fmt.Errorf("the slurmstepd of this step is gone, so Slurm could not end the run: %w", &interrupted{syscall.SIGHUP})})
+	}
+}
+
+// openStepd returns a descriptor of the parent of a task, which is its
+// slurmstepd, where this process is that task or descends from it; otherwise
+// -1. The variable that names the task may come from elsewhere: a script that
+// was submitted from within a step, or a PID namespace with other numbers.
+func openStepd(task int) int {
+	for pid := os.Getpid(); pid != task; {
+		parent, known := linux.Parent(pid)
+		if !known || parent <= 1 {
+			return -1
+		}
+		pid = parent
+	}
+	stepd, known := linux.Parent(task)
+	if !known || stepd <= 1 {
+		return -1
+	}
+	fd, err := unix.PidfdOpen(stepd, 0)
+	if err != nil {
+		return -1
+	}
+	// The number may have passed to another process in between; the task
+	// would have another parent then.
+	if again, _ := linux.Parent(task); again != stepd {
+		unix.Close(fd)
+		return -1
+	}
+	return fd
+}
