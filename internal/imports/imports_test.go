@@ -31,6 +31,7 @@ var layers = map[string][]string{
 	"internal/kube/control": {"internal/cluster", "internal/kube/notify", "internal/pki"},
 	"internal/kube/node":    {"internal/cluster", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats"},
 	"internal/egress":       {"internal/linux"},
+	"internal/overlay":      {"internal/linux"},
 	"internal/rendezvous":   {},
 	"internal/sandbox":      {"internal/linux"},
 	"internal/slurm":        {"internal/probe"},

@@ -1,0 +1,217 @@
+package overlay
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
+)
+
+// device is where packets are delivered: each is the vector's bytes.
+type device interface {
+	write(vector []unix.Iovec) error
+}
+
+var (
+	errMalformed = errors.New("malformed")
+	errSpoofed   = errors.New("the source of the packet is not the peer's")
+	errStray     = errors.New("the destination of the packet is not here")
+)
+
+// maxRun is how many segments are glued at most; writev(2) takes 1024 parts.
+const maxRun = 1000
+
+// gluer makes packets of datagrams that are known to come from a peer. Their
+// bytes must stay as they are until flush.
+type gluer struct {
+	out    device
+	table  *table
+	counts *counts
+
+	vector []unix.Iovec
+	// head is the vnet header and, for a glued packet, IP and TCP headers.
+	head [linux.VnetHeaderLen + 256]byte
+
+	// The run of segments that are to be one packet.
+	peer   *peer
+	first  []byte // the first datagram; nil when there is no run
+	count  int
+	length int  // of the payload
+	ended  bool // nothing can follow
+}
+
+func newGluer(out device, counts *counts) *gluer {
+	return &gluer{out: out, counts: counts, vector: make([]unix.Iovec, 0, maxRun+1)}
+}
+
+// add takes a datagram whose token is right. It returns an error that ends
+// the device only.
+func (g *gluer) add(from *peer, datagram []byte) error {
+	if g.first != nil && g.continues(from, datagram) {
+		g.extend(datagram)
+		return nil
+	}
+	if err := g.flush(); err != nil {
+		return err
+	}
+	if len(datagram) < wireLen+minIPv4Header {
+		g.counts.malformed.Add(1)
+		return nil
+	}
+	if datagram[atHeaders] == 0 {
+		return g.whole(from, datagram[atVnet:])
+	}
+	if !validSegment(datagram) {
+		g.counts.malformed.Add(1)
+		return nil
+	}
+	g.peer, g.first, g.count, g.length, g.ended = from, datagram, 0, 0, false
+	g.vector = append(g.vector[:0], unix.Iovec{})
+	g.extend(datagram)
+	return nil
+}
+
+// whole delivers a packet that was not cut.
+func (g *gluer) whole(from *peer, frame []byte) error {
+	if frame[vnetGSOType] != gsoNone && binary.NativeEndian.Uint16(frame[vnetGSOSize:]) == 0 {
+		g.counts.malformed.Add(1)
+		return nil
+	}
+	if !g.allowed(from, frame[linux.VnetHeaderLen:]) {
+		return nil
+	}
+	g.vector = append(g.vector[:0], part(frame))
+	return g.deliver(len(frame) - linux.VnetHeaderLen)
+}
+
+func (g *gluer) allowed(from *peer, packet []byte) bool {
+	switch err := g.table.check(from, packet); err {
+	case nil:
+		return true
+	case errSpoofed:
+		g.counts.spoofed.Add(1)
+	case errStray:
+		g.counts.stray.Add(1)
+	default:
+		g.counts.malformed.Add(1)
+	}
+	return false
+}
+
+// validSegment tells whether a datagram that is long enough for a packet is a
+// segment of one.
+func validSegment(datagram []byte) bool {
+	vnet := datagram[atVnet:wireLen]
+	packet := datagram[wireLen:]
+	headers, size := cut(datagram[atVnet:])
+	payload := len(packet) - headers
+	if size == 0 || headers != int(datagram[atHeaders]) || payload <= 0 || payload > size {
+		return false
+	}
+	if datagram[atFlags]&flagLast == 0 && payload != size {
+		return false
+	}
+	index := int(binary.BigEndian.Uint16(datagram[atIndex:]))
+	return index*size+payload+headers <= maxPacket && vnet[vnetFlags] == needsChecksum
+}
+
+// continues tells whether a datagram follows the run.
+func (g *gluer) continues(from *peer, datagram []byte) bool {
+	headers := int(g.first[atHeaders])
+	if g.ended || from != g.peer || g.count == maxRun || len(datagram) <= wireLen+headers {
+		return false
+	}
+	index := binary.BigEndian.Uint16(datagram[atIndex:])
+	if index != binary.BigEndian.Uint16(g.first[atIndex:])+uint16(g.count) {
+		return false
+	}
+	// The number, the vnet header and the packet's headers are the same.
+	return [2]byte(datagram[atNumber:]) == [2]byte(g.first[atNumber:]) &&
+		datagram[atHeaders] == g.first[atHeaders] &&
+		bytes.Equal(datagram[atVnet:wireLen+headers], g.first[atVnet:wireLen+headers]) &&
+		validSegment(datagram)
+}
+
+func (g *gluer) extend(datagram []byte) {
+	payload := datagram[wireLen+int(datagram[atHeaders]):]
+	g.vector = append(g.vector, part(payload))
+	g.count++
+	g.length += len(payload)
+	g.ended = datagram[atFlags]&flagLast != 0
+}
+
+// flush delivers the run.
+func (g *gluer) flush() error {
+	if g.first == nil {
+		return nil
+	}
+	headers := int(g.first[atHeaders])
+	head := g.head[:copy(g.head[:], g.first[atVnet:wireLen+headers])]
+	first := int(binary.BigEndian.Uint16(g.first[atIndex:]))
+	from := g.peer
+	g.peer, g.first = nil, nil
+	if !g.allowed(from, head[linux.VnetHeaderLen:]) {
+		return nil
+	}
+	restoreHeaders(head, first, g.count, g.length, g.ended)
+	g.vector[0] = part(head)
+	return g.deliver(headers + g.length)
+}
+
+// restoreHeaders makes of the headers of a packet that was cut those of a part
+// of it: count segments from the one with the index first, of length bytes.
+func restoreHeaders(head []byte, first, count, length int, last bool) {
+	packet := head[linux.VnetHeaderLen:]
+	start := int(binary.NativeEndian.Uint16(head[vnetSumStart:]))
+	size := int(binary.NativeEndian.Uint16(head[vnetGSOSize:]))
+	tcp := packet[start:]
+	if count == 1 {
+		head[vnetGSOType] = gsoNone
+		binary.NativeEndian.PutUint16(head[vnetGSOSize:], 0)
+	}
+	if first > 0 {
+		// Congestion was answered in the first segment.
+		head[vnetGSOType] &^= gsoECN
+		tcp[tcpFlagsOffset] &^= tcpCWR
+		binary.BigEndian.PutUint32(tcp[4:], binary.BigEndian.Uint32(tcp[4:])+uint32(first*size))
+	}
+	if !last {
+		tcp[tcpFlagsOffset] &^= tcpFIN | tcpPSH
+	}
+	var pseudo uint32
+	if packet[0]>>4 == 4 {
+		binary.BigEndian.PutUint16(packet[2:], uint16(len(packet)+length))
+		binary.BigEndian.PutUint16(packet[4:], binary.BigEndian.Uint16(packet[4:])+uint16(first))
+		binary.BigEndian.PutUint16(packet[10:], 0)
+		binary.BigEndian.PutUint16(packet[10:], ^fold(sum(packet[:start], 0)))
+		pseudo = sum(packet[12:20], protocolTCP)
+	} else {
+		binary.BigEndian.PutUint16(packet[4:], uint16(len(packet)+length-ipv6Header))
+		pseudo = sum(packet[8:40], protocolTCP)
+	}
+	// The kernel adds the rest, or leaves it where nobody looks.
+	binary.BigEndian.PutUint16(tcp[tcpSumOffset:], fold(pseudo+uint32(len(tcp)+length)))
+}
+
+func (g *gluer) deliver(length int) error {
+	err := g.out.write(g.vector)
+	switch {
+	case err == nil:
+		g.counts.receivedPackets.Add(1)
+		g.counts.receivedBytes.Add(uint64(length))
+		return nil
+	case errors.Is(err, errDeviceGone):
+		return err
+	}
+	g.counts.refused.Add(1)
+	return nil
+}
+
+func part(b []byte) unix.Iovec {
+	iov := unix.Iovec{Base: &b[0]}
+	iov.SetLen(len(b))
+	return iov
+}

@@ -1,0 +1,82 @@
+package overlay
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	ipv6UDPOverhead = 40 + 8
+	ipv4UDPOverhead = 20 + 8
+	largestMTU      = 65520
+)
+
+// MTU returns the size of the largest packet that fits into one datagram to
+// each of the hosts, in bytes: what the interfaces and routes of this host say
+// of the way there, less what the overlay adds. It must be called in the
+// network namespace of the host.
+func MTU(hosts []netip.Addr) (int, error) {
+	mtu := largestMTU
+	for _, host := range hosts {
+		outer, err := pathMTU(host)
+		if err != nil {
+			return 0, err
+		}
+		overhead := wireLen + ipv6UDPOverhead
+		if host.Unmap().Is4() {
+			overhead = wireLen + ipv4UDPOverhead
+		}
+		mtu = min(mtu, outer-overhead)
+	}
+	const least = 1280 // IPv6 wants it; nothing runs well with less
+	if mtu < least {
+		return 0, fmt.Errorf("find the MTU between nodes: %d is left of the hosts' network, but %d are needed", mtu, least)
+	}
+	return mtu, nil
+}
+
+// pathMTU asks the kernel, without a packet.
+func pathMTU(host netip.Addr) (mtu int, err error) {
+	host = host.Unmap()
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(host, 9)))
+	if err != nil {
+		return 0, fmt.Errorf("find the MTU towards %s: %w", host, err)
+	}
+	defer conn.Close()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("find the MTU towards %s: %w", host, err)
+	}
+	var failure error
+	err = raw.Control(func(fd uintptr) {
+		if host.Is4() {
+			mtu, failure = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU)
+		} else {
+			mtu, failure = unix.GetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU)
+		}
+	})
+	if err := errors.Join(err, failure); err != nil {
+		return 0, fmt.Errorf("find the MTU towards %s: %w", host, err)
+	}
+	return mtu, nil
+}
+
+// MaxSuperPacket is the size, for gso_max_size of every interface on the way
+// of pods' packets, with which a packet that is cut for the MTU fits into one
+// train of datagrams, so that it arrives as one. A larger one arrives as two.
+func MaxSuperPacket(mtu int) int {
+	const tcpHeaders = 20 + 20 + 12
+	segment := mtu - tcpHeaders
+	if segment <= 0 {
+		return maxPacket
+	}
+	segments := min(maxTrain, maxUDPPayload/(mtu+wireLen))
+	if segments < 2 {
+		return maxPacket
+	}
+	return min(maxPacket, tcpHeaders+segments*segment)
+}

@@ -1,0 +1,211 @@
+package overlay
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// table is what the queues know of the nodes. It does not change: SetNodes
+// puts another in its place.
+type table struct {
+	self     int
+	peers    []*peer // by index of the node; nil for the node itself
+	bySource map[netip.AddrPort]*peer
+	// levels hold the prefixes by their length, longest first.
+	levels4 []level4
+	levels6 []level6
+}
+
+type level4 struct {
+	mask uint32
+	to   map[uint32]int
+}
+
+type level6 struct {
+	bits int
+	to   map[netip.Addr]int
+}
+
+// peer is another node.
+type peer struct {
+	index    int
+	name     string
+	sending  token
+	awaited  token
+	sockaddr []unix.RawSockaddrInet6 // by its queue; of family AF_INET where that is the socket's
+}
+
+// nobody is the index of no node.
+const nobody = -1
+
+func newTable(key []byte, self int, nodes []Node, ipv6 bool) (*table, error) {
+	t := &table{self: self, peers: make([]*peer, len(nodes)), bySource: map[netip.AddrPort]*peer{}}
+	owner := map[netip.Prefix]int{}
+	for i, node := range nodes {
+		for _, prefix := range node.Prefixes {
+			if !prefix.IsValid() || prefix.Masked() != prefix {
+				return nil, fmt.Errorf("node %s: %s is no prefix", node.Name, prefix)
+			}
+			if other, taken := owner[prefix]; taken {
+				return nil, fmt.Errorf("node %s: prefix %s is that of %s", node.Name, prefix, nodes[other].Name)
+			}
+			owner[prefix] = i
+		}
+		if i == self {
+			continue
+		}
+		p, err := newPeer(key, self, i, node, ipv6)
+		if err != nil {
+			return nil, err
+		}
+		t.peers[i] = p
+		for _, endpoint := range node.Endpoints {
+			if other := t.bySource[endpoint]; other != nil && other != p {
+				return nil, fmt.Errorf("node %s: endpoint %s is that of %s", node.Name, endpoint, other.name)
+			}
+			t.bySource[netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())] = p
+		}
+	}
+	t.arrange(owner)
+	return t, nil
+}
+
+func newPeer(key []byte, self, index int, node Node, ipv6 bool) (p *peer, err error) {
+	p = &peer{index: index, name: node.Name}
+	if p.sending, err = newToken(key, self, index); err != nil {
+		return nil, err
+	}
+	if p.awaited, err = newToken(key, index, self); err != nil {
+		return nil, err
+	}
+	for _, endpoint := range node.Endpoints {
+		if !endpoint.IsValid() || endpoint.Port() == 0 {
+			return nil, fmt.Errorf("node %s: endpoint %s is none", node.Name, endpoint)
+		}
+		if !ipv6 && !endpoint.Addr().Unmap().Is4() {
+			return nil, fmt.Errorf("node %s: endpoint %s cannot be reached from an IPv4 socket", node.Name, endpoint)
+		}
+		p.sockaddr = append(p.sockaddr, rawSockaddr(endpoint, ipv6))
+	}
+	return p, nil
+}
+
+func (t *table) arrange(owner map[netip.Prefix]int) {
+	for prefix, node := range owner {
+		if prefix.Addr().Is4() {
+			mask := ^uint32(0) << (32 - prefix.Bits())
+			i := slices.IndexFunc(t.levels4, func(l level4) bool { return l.mask == mask })
+			if i < 0 {
+				i = len(t.levels4)
+				t.levels4 = append(t.levels4, level4{mask: mask, to: map[uint32]int{}})
+			}
+			address := prefix.Addr().As4()
+			t.levels4[i].to[binary.BigEndian.Uint32(address[:])] = node
+			continue
+		}
+		i := slices.IndexFunc(t.levels6, func(l level6) bool { return l.bits == prefix.Bits() })
+		if i < 0 {
+			i = len(t.levels6)
+			t.levels6 = append(t.levels6, level6{bits: prefix.Bits(), to: map[netip.Addr]int{}})
+		}
+		t.levels6[i].to[prefix.Addr()] = node
+	}
+	slices.SortFunc(t.levels4, func(a, b level4) int { return int(int64(b.mask) - int64(a.mask)) })
+	slices.SortFunc(t.levels6, func(a, b level6) int { return b.bits - a.bits })
+}
+
+// find4 returns the node that an IPv4 address, of four bytes, belongs to.
+func (t *table) find4(address []byte) int {
+	value := binary.BigEndian.Uint32(address)
+	for i := range t.levels4 {
+		if node, ok := t.levels4[i].to[value&t.levels4[i].mask]; ok {
+			return node
+		}
+	}
+	return nobody
+}
+
+func (t *table) find6(address []byte) int {
+	value := netip.AddrFrom16([16]byte(address))
+	for i := range t.levels6 {
+		prefix, err := value.Prefix(t.levels6[i].bits)
+		if err != nil {
+			return nobody
+		}
+		if node, ok := t.levels6[i].to[prefix.Addr()]; ok {
+			return node
+		}
+	}
+	return nobody
+}
+
+// route returns the peer that a packet goes to, nil where there is none.
+func (t *table) route(packet []byte) *peer {
+	node := nobody
+	switch {
+	case len(packet) >= minIPv4Header && packet[0]>>4 == 4:
+		node = t.find4(packet[16:20])
+	case len(packet) >= ipv6Header && packet[0]>>4 == 6:
+		node = t.find6(packet[24:40])
+	}
+	if node == nobody || node == t.self {
+		return nil
+	}
+	return t.peers[node]
+}
+
+// check tells whether a packet, or at least its IP header, may be delivered
+// that a peer sent.
+func (t *table) check(from *peer, packet []byte) error {
+	var source, destination int
+	switch {
+	case len(packet) >= minIPv4Header && packet[0]>>4 == 4:
+		source, destination = t.find4(packet[12:16]), t.find4(packet[16:20])
+	case len(packet) >= ipv6Header && packet[0]>>4 == 6:
+		source, destination = t.find6(packet[8:24]), t.find6(packet[24:40])
+	default:
+		return errMalformed
+	}
+	switch {
+	case source != from.index:
+		return errSpoofed
+	case destination != t.self:
+		return errStray
+	}
+	return nil
+}
+
+// rawSockaddr is an address as a socket of the family takes it.
+func rawSockaddr(endpoint netip.AddrPort, ipv6 bool) unix.RawSockaddrInet6 {
+	address := endpoint.Addr().Unmap()
+	raw := unix.RawSockaddrInet6{Port: networkOrder(endpoint.Port())}
+	if ipv6 {
+		raw.Family, raw.Addr = unix.AF_INET6, address.As16()
+		return raw
+	}
+	// The address is where the flow label is in the larger one.
+	raw.Family = unix.AF_INET
+	four := address.As4()
+	raw.Flowinfo = binary.NativeEndian.Uint32(four[:])
+	return raw
+}
+
+// sourceOf is the address that the kernel filled in.
+func sourceOf(raw *unix.RawSockaddrInet6) netip.AddrPort {
+	if raw.Family == unix.AF_INET {
+		var four [4]byte
+		binary.NativeEndian.PutUint32(four[:], raw.Flowinfo)
+		return netip.AddrPortFrom(netip.AddrFrom4(four), networkOrder(raw.Port))
+	}
+	return netip.AddrPortFrom(netip.AddrFrom16(raw.Addr).Unmap(), networkOrder(raw.Port))
+}
+
+func networkOrder(value uint16) uint16 {
+	var bytes [2]byte
+	binary.BigEndian.PutUint16(bytes[:], value)
+	return binary.NativeEndian.Uint16(bytes[:])
+}

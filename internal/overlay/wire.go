@@ -1,0 +1,126 @@
+package overlay
+
+import (
+	"crypto/hkdf"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+
+	"berth.dev/berth/internal/linux"
+)
+
+// A datagram is
+//
+//	token        8 bytes   of the sender towards this receiver
+//	number       2         of the packet, by the sender's queue; big endian
+//	index        2         of the segment in the packet; big endian
+//	headerLength 1         of IP and TCP in a segment; 0 for a whole packet
+//	flags        1
+//	vnet        10         struct virtio_net_hdr, as the sender's device gave it
+//
+// and then an IP packet, or the IP and TCP headers of a packet that was cut
+// and the payload of one segment. The headers are those of the whole packet in
+// each segment, so that the loss of one costs no other.
+const (
+	atNumber  = tokenLen
+	atIndex   = atNumber + 2
+	atHeaders = atIndex + 2
+	atFlags   = atHeaders + 1
+	atVnet    = atFlags + 1
+	wireLen   = atVnet + linux.VnetHeaderLen
+
+	tokenLen = 8
+	flagLast = 1 // the segment is the last of its packet
+)
+
+// The fields of struct virtio_net_hdr, in the byte order of the machine, and
+// their values. All machines that berth runs on are little endian.
+const (
+	vnetFlags      = 0
+	vnetGSOType    = 1
+	vnetHeaders    = 2
+	vnetGSOSize    = 4
+	vnetSumStart   = 6
+	vnetSumOffset  = 8
+	needsChecksum  = 1
+	gsoNone        = 0
+	gsoTCP4        = 1
+	gsoTCP6        = 4
+	gsoECN         = 0x80
+	tcpSumOffset   = 16
+	maxPacket      = 1<<16 - 1
+	maxUDPPayload  = 1<<16 - 1 - 20 - 8
+	minTCPHeader   = 20
+	minIPv4Header  = 20
+	ipv6Header     = 40
+	protocolTCP    = 6
+	tcpFlagsOffset = 13
+	tcpFIN         = 0x01
+	tcpPSH         = 0x08
+	tcpCWR         = 0x80
+)
+
+// token is what a datagram must begin with. The underlay's addresses can be
+// forged by whoever is on the network; a token is known to two nodes only.
+type token [tokenLen]byte
+
+// newToken derives the token for one direction between two nodes from the key
+// of the job.
+func newToken(key []byte, from, to int) (token, error) {
+	bytes, err := hkdf.Key(sha256.New, key, nil, fmt.Sprintf("berth overlay datagram from %d to %d", from, to), tokenLen)
+	if err != nil {
+		return token{}, fmt.Errorf("derive token from node %d to %d: %w", from, to, err)
+	}
+	return token(bytes), nil
+}
+
+// cut tells how a frame, a vnet header and an IP packet, is to be cut: into
+// segments of size bytes after the first headers bytes of the packet. A frame
+// that travels as it is has size 0.
+func cut(frame []byte) (headers, size int) {
+	packet := frame[linux.VnetHeaderLen:]
+	start := int(binary.NativeEndian.Uint16(frame[vnetSumStart:]))
+	size = int(binary.NativeEndian.Uint16(frame[vnetGSOSize:]))
+	if size == 0 || frame[vnetFlags]&needsChecksum == 0 || !isTCPSuper(frame, packet, start) {
+		return 0, 0
+	}
+	headers = start + int(packet[start+12]>>4)*4
+	if headers < start+minTCPHeader || headers > 255 || len(packet) <= headers {
+		return 0, 0
+	}
+	return headers, size
+}
+
+// isTCPSuper tells whether a packet with the TCP header at start is one that
+// the sender left to be cut.
+func isTCPSuper(vnet, packet []byte, start int) bool {
+	if len(packet) < start+minTCPHeader || binary.NativeEndian.Uint16(vnet[vnetSumOffset:]) != tcpSumOffset {
+		return false
+	}
+	switch vnet[vnetGSOType] &^ gsoECN {
+	case gsoTCP4:
+		return start >= minIPv4Header && packet[0]>>4 == 4 && start == int(packet[0]&15)*4 && packet[9] == protocolTCP
+	case gsoTCP6:
+		return start >= ipv6Header && packet[0]>>4 == 6
+	}
+	return false
+}
+
+// sum adds 16-bit words, as the Internet checksum does. len(b) is even but
+// for the last part.
+func sum(b []byte, initial uint32) uint32 {
+	for ; len(b) > 1; b = b[2:] {
+		initial += uint32(b[0])<<8 | uint32(b[1])
+	}
+	if len(b) == 1 {
+		initial += uint32(b[0]) << 8
+	}
+	return initial
+}
+
+func fold(s uint32) uint16 {
+	for s > 0xffff {
+		s = s>>16 + s&0xffff
+	}
+	return uint16(s)
+}
