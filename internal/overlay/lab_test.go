@@ -137,6 +137,7 @@ type lab struct {
 	testing.TB
 	members []*member
 	nodes   []Node
+	views   [][]Node // of each member, where they differ from nodes
 }
 
 type labConfig struct {
@@ -146,7 +147,6 @@ type labConfig struct {
 	offloads   bool // of the hosts' links
 	direct     bool // two hosts without a router
 	through    func(l *lab)
-	beforeRun  func(l *lab)
 	superBytes int
 }
 
@@ -216,7 +216,11 @@ func newLab(t testing.TB, config labConfig) *lab {
 		config.through(l)
 	}
 	for i, m := range l.members {
-		m.start(t, i, l.nodes)
+		nodes := l.nodes
+		if l.views != nil {
+			nodes = l.views[i]
+		}
+		m.start(t, i, nodes)
 	}
 	return l
 }
