@@ -119,7 +119,7 @@ func TestPeerMayComeBackElsewhere(t *testing.T) {
 	}
 	b.tuns, b.conns = nil, nil
 	b.node = newNamespace(t)
-	b.setUpNode(t, 1)
+	b.setUpNode(t, 1, false)
 	l.nodes[1].Endpoints = b.endpoints()
 	b.start(t, 1, l.nodes)
 	if err := a.overlay.SetNodes(l.nodes); err != nil {

@@ -146,6 +146,7 @@ type labConfig struct {
 	inner      int  // MTU of the nodes; 0: what the hosts' network carries
 	offloads   bool // of the hosts' links
 	direct     bool // two hosts without a router
+	wildcard   bool // the sockets take IPv6 too, at any address
 	through    func(l *lab)
 	superBytes int
 }
@@ -170,7 +171,7 @@ func newLab(t testing.TB, config labConfig) *lab {
 		}
 	}
 	for i, m := range l.members {
-		m.setUpNode(t, max(1, config.queues))
+		m.setUpNode(t, max(1, config.queues), config.wildcard)
 		l.nodes = append(l.nodes, Node{
 			Name:      fmt.Sprintf("n%d", i),
 			Endpoints: m.endpoints(),
@@ -317,7 +318,7 @@ func setEthtool(name string, what, value uint32) error {
 	return nil
 }
 
-func (m *member) setUpNode(t testing.TB, queues int) {
+func (m *member) setUpNode(t testing.TB, queues int, wildcard bool) {
 	t.Helper()
 	m.node.try(t, func() (err error) {
 		if m.tuns, err = linux.OpenTUNQueues("mesh0", queues); err != nil {
@@ -343,7 +344,11 @@ func (m *member) setUpNode(t testing.TB, queues int) {
 	})
 	m.host.try(t, func() error {
 		for range queues {
-			conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: m.hostAddr.AsSlice()})
+			network, address := "udp4", &net.UDPAddr{IP: m.hostAddr.AsSlice()}
+			if wildcard {
+				network, address = "udp", nil
+			}
+			conn, err := net.ListenUDP(network, address)
 			if err != nil {
 				return err
 			}

@@ -86,6 +86,7 @@ func TestNodesReachEachOther(t *testing.T) {
 		{"three nodes", labConfig{mtus: []int{1500, 1500, 1500}, offloads: true}},
 		{"jumbo frames", labConfig{mtus: []int{9000, 9000}, offloads: true}},
 		{"many queues", labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 4}},
+		{"IPv6 sockets", labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, wildcard: true}},
 		{"no offloads", labConfig{mtus: []int{1500, 1500}}},
 		{"a narrow path", labConfig{mtus: []int{9000, 1500}, offloads: true, inner: 8900}},
 		{"a narrow path and no offloads", labConfig{mtus: []int{9000, 1500}, inner: 8900}},

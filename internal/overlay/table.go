@@ -64,10 +64,11 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool) (*table, error) {
 		}
 		t.peers[i] = p
 		for _, endpoint := range node.Endpoints {
-			if other := t.bySource[endpoint]; other != nil && other != p {
+			source := netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
+			if other := t.bySource[source]; other != nil && other != p {
 				return nil, fmt.Errorf("node %s: endpoint %s is that of %s", node.Name, endpoint, other.name)
 			}
-			t.bySource[netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())] = p
+			t.bySource[source] = p
 		}
 	}
 	t.arrange(owner)
