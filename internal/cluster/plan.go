@@ -98,6 +98,8 @@ const (
 	NodeLink = "node0"
 	// EgressLink is the TUN device towards the outside world.
 	EgressLink = "out0"
+	// MeshLink is the TUN device towards the other nodes.
+	MeshLink = "mesh0"
 	// PodBridge is where the bridge plugin attaches pods.
 	PodBridge = "pods0"
 )

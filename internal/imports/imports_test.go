@@ -25,8 +25,8 @@ var layers = map[string][]string{
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
 	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/programs", "internal/slurm"},
 	"internal/launch": {
-		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/pki",
-		"internal/probe", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
+		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/overlay",
+		"internal/pki", "internal/probe", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
 	},
 	"internal/kube/control": {"internal/cluster", "internal/kube/notify", "internal/pki"},
 	"internal/kube/node":    {"internal/cluster", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats"},

@@ -7,17 +7,21 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/egress"
 	"berth.dev/berth/internal/kube/notify"
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/overlay"
 	"berth.dev/berth/internal/sandbox"
 )
 
@@ -28,8 +32,11 @@ const NetArg = "net-role"
 // Descriptors of the net role.
 const (
 	netNotifyFD = 3
-	netTUNFD    = 4
-	netConfigFD = 5
+	netConfigFD = 4
+	netTUNFD    = 5
+	// netMeshFD is the first queue of the mesh; the others and as many sockets
+	// follow.
+	netMeshFD = 6
 )
 
 // netConfig is what the net role is told.
@@ -38,16 +45,29 @@ type netConfig struct {
 	Cluster []netip.Prefix
 	MTU     int
 	Debug   bool
+	// Queues is how many queues the mesh has; 0 where there is one node.
+	Queues int
+	Mesh   mesh
 }
 
 // netRole is the process in the host's network namespace that carries packets
 // between pods and the outside world.
-func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
+func netRole(plan cluster.Plan, box *sandbox.Sandbox, t *team, c *crew) (*role, error) {
 	config := netConfig{
 		Gateway: plan.Addresses.Gateway,
 		Cluster: []netip.Prefix{plan.Addresses.Pods, plan.Addresses.Services, plan.Addresses.Nodes},
 		MTU:     cluster.LocalMTU,
 		Debug:   plan.Verbosity > 2,
+		Queues:  len(box.Mesh),
+	}
+	passed := append([]*os.File{box.TUN}, box.Mesh...)
+	if t != nil {
+		config.Mesh = t.mesh
+		sockets, err := t.files()
+		if err != nil {
+			return nil, err
+		}
+		passed = append(passed, sockets...)
 	}
 	var process *os.Process
 	return &role{
@@ -73,7 +93,7 @@ func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
 			command.Env = []string{}
 			command.Dir = "/"
 			command.Stdout, command.Stderr = logFile, logFile
-			command.ExtraFiles = append(files, tun, configFile)
+			command.ExtraFiles = slices.Concat(files, []*os.File{configFile}, passed)
 			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 			if err := command.Start(); err != nil {
 				return err
@@ -87,7 +107,7 @@ func netRole(plan cluster.Plan, tun *os.File, c *crew) *role {
 		},
 		kill:   func(*role) { _ = process.Kill() },
 		resume: func() bool { return linux.Resume(process.Pid) },
-	}
+	}, nil
 }
 
 func processStatus(state *os.ProcessState) sandbox.Status {
@@ -121,10 +141,6 @@ func runNet(notifier *notify.Notifier) error {
 		waitForReader(netNotifyFD)
 		cancel(errors.New("the supervisor is gone"))
 	}()
-	unix.CloseOnExec(netTUNFD)
-	if err := unix.SetNonblock(netTUNFD, true); err != nil {
-		return fmt.Errorf("use the TUN device: %w", err)
-	}
 	configFile := os.NewFile(netConfigFD, "config")
 	var told netConfig
 	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<20)).Decode(&told)
@@ -139,13 +155,61 @@ func runNet(notifier *notify.Notifier) error {
 	config := egress.Default()
 	config.Gateway, config.Cluster, config.MTU = told.Gateway, told.Cluster, told.MTU
 	config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
+	tun, err := passedFile(netTUNFD)
+	if err != nil {
+		return err
+	}
+	between, err := openMesh(told, config.Log)
+	if err != nil {
+		return err
+	}
 	go notifier.Alive(ctx, nil)
 	notifier.Ready()
-	err = egress.Run(ctx, os.NewFile(netTUNFD, "tun"), config)
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error { return egress.Run(groupCtx, tun, config) })
+	if between != nil {
+		group.Go(func() error { return between.Run(groupCtx) })
+	}
+	err = group.Wait()
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
+}
+
+// openMesh prepares the network between the nodes; nil where there is one.
+func openMesh(told netConfig, log *slog.Logger) (*overlay.Overlay, error) {
+	if told.Queues == 0 {
+		return nil, nil
+	}
+	config := overlay.Config{Key: told.Mesh.Key, Nodes: told.Mesh.Nodes, Self: told.Mesh.Self, Log: log}
+	for i := range told.Queues {
+		queue, err := passedFile(netMeshFD + i)
+		if err != nil {
+			return nil, err
+		}
+		socket, err := passedFile(netMeshFD + told.Queues + i)
+		if err != nil {
+			return nil, err
+		}
+		conn, err := net.FilePacketConn(socket)
+		socket.Close()
+		if err != nil {
+			return nil, fmt.Errorf("use a socket between the nodes: %w", err)
+		}
+		config.Queues = append(config.Queues, queue)
+		config.Conns = append(config.Conns, conn.(*net.UDPConn))
+	}
+	return overlay.New(config)
+}
+
+// passedFile is a descriptor that the supervisor passed on, for Go's poller.
+func passedFile(fd int) (*os.File, error) {
+	unix.CloseOnExec(fd)
+	if err := unix.SetNonblock(fd, true); err != nil {
+		return nil, fmt.Errorf("use passed descriptor %d: %w", fd, err)
+	}
+	return os.NewFile(uintptr(fd), "passed"), nil
 }
 
 // waitForReader returns when nobody has the other end of a pipe open any more.

@@ -50,10 +50,17 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		options.Log.Debug("another task of this node does the work; this one idles")
 		return 0, idle(ctx, options.Getenv)
 	}
-	if inJob && job.Place == slurm.PlaceTask && len(job.Nodes) > 1 {
-		return 0, fail(ExitConfig, fmt.Errorf("this step has %d nodes, and a cluster one so far: srun -N1 berth run ...", len(job.Nodes)))
+	team, err := newTeam(job, options.Getenv)
+	if err != nil {
+		return 0, err
 	}
-	objects, err := readInput(options)
+	var objects []workload.Object
+	if team.leads() {
+		objects, err = readInput(options)
+	} else {
+		options.Log = slog.New(fromNode{options.Log.Handler(), job.NodeName})
+		options.Report = func(string) {}
+	}
 	if err != nil {
 		return 0, err
 	}
@@ -65,7 +72,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	r := &run{Options: options, objects: objects}
+	r := &run{Options: options, objects: objects, team: team}
 	if inJob {
 		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
 		if err := r.allocation.check(); err != nil {
@@ -78,6 +85,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	outlivePipes()
 	r.crew.keepLogs = options.Spec.DebugDir != ""
 	defer func() { err = errors.Join(err, r.takeDown()) }()
+	if !team.leads() {
+		return 0, r.work(ctx)
+	}
 	for _, step := range []struct {
 		name string
 		do   func(context.Context) error
@@ -88,7 +98,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		{"sandbox", r.startSandbox},
 		{"roles", r.startRoles},
 		{"images", r.importImages},
-		{"cluster", r.awaitCluster},
+		{"cluster", func(ctx context.Context) error { return r.awaitCluster(ctx, giveUp) }},
 		{"workload", r.applyObjects},
 	} {
 		if err := step.do(ctx); err != nil {
@@ -117,6 +127,7 @@ type run struct {
 	ending
 	objects []workload.Object
 	crew    *crew
+	team    *team // nil for a run on one node
 
 	host       host
 	scratch    *rundir.Dir // on disk
@@ -194,7 +205,13 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	return nil
 }
 
-func (r *run) makePlan(context.Context) (err error) {
+func (r *run) makePlan(ctx context.Context) (err error) {
+	offers := make([]cluster.Offer, 1)
+	if r.team != nil {
+		if offers, err = r.gather(ctx); err != nil {
+			return err
+		}
+	}
 	var port uint16
 	if r.apiDoor, port, err = loopbackListener(); err != nil {
 		return err
@@ -206,8 +223,9 @@ func (r *run) makePlan(context.Context) (err error) {
 	if err := r.makeCgroup(); err != nil {
 		return err
 	}
-	offer.CgroupsDelegated = r.cgroup != nil
-	plans, err := cluster.Design(r.Spec, []cluster.Offer{offer})
+	offer.CgroupsDelegated, offer.MeshMTU = r.cgroup != nil, offers[0].MeshMTU
+	offers[0] = offer
+	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
 		return fail(ExitUnavailable, err)
 	}
@@ -223,8 +241,30 @@ func (r *run) makePlan(context.Context) (err error) {
 	if err := os.WriteFile(kubeconfig, r.identities.kubeconfig, 0o600); err != nil {
 		return fail(ExitNoSpace, fmt.Errorf("write kubeconfig: %w", err))
 	}
-	r.client, err = workload.NewClient(r.identities.own)
-	return err
+	if r.client, err = workload.NewClient(r.identities.own); err != nil || r.team == nil {
+		return err
+	}
+	return r.team.handOver(ctx, plans, r.identities.nodes)
+}
+
+// gather waits for the other nodes. It returns the offers of all, of which the
+// first, this node's own, only says how large a packet reaches the others.
+func (r *run) gather(ctx context.Context) ([]cluster.Offer, error) {
+	if err := r.team.listen(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.team.openSockets(r.host.cpus.Count); err != nil {
+		return nil, err
+	}
+	mtu, err := r.team.gather(ctx)
+	if err != nil {
+		return nil, err
+	}
+	offers := []cluster.Offer{{MeshMTU: mtu}}
+	for _, w := range r.team.workers {
+		offers = append(offers, w.hello.Offer)
+	}
+	return offers, nil
 }
 
 func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, "kubeconfig") }
@@ -248,6 +288,15 @@ func (r *run) startSandbox(ctx context.Context) error {
 	}
 	addresses := r.plan.Addresses
 	bits := addresses.Nodes.Bits()
+	var between *sandbox.Mesh
+	if r.team != nil {
+		// Other nodes' addresses of the same range are elsewhere.
+		bits = addresses.Node.BitLen()
+		between = &sandbox.Mesh{
+			Link: cluster.MeshLink, Queues: len(r.team.sockets), MTU: r.plan.PodMTU,
+			Routes: []netip.Prefix{addresses.Pods, addresses.Nodes},
+		}
+	}
 	r.box, err = sandbox.Start(ctx, sandbox.Config{
 		Hostname: r.plan.Node.Name,
 		IDMap:    r.host.sandboxIDs(),
@@ -268,6 +317,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 			MTU:           cluster.LocalMTU,
 			Gateway:       addresses.Gateway,
 			Source:        addresses.Node,
+			Mesh:          between,
 			Listen:        anyAddress(addresses.APIPort),
 		},
 		Cgroup: r.cgroupPath(),
@@ -346,12 +396,15 @@ func (r *run) resolvConf() []byte {
 func (r *run) startRoles(ctx context.Context) error {
 	paths := r.plan.Paths
 	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
-	roles := []*role{
-		inSandbox(r.box, &role{
+	var roles []*role
+	if r.plan.Head() {
+		roles = append(roles, inSandbox(r.box, &role{
 			name: "control", path: program("berth-kube"),
 			args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
 			listeners: []*os.File{r.box.Listener, r.apiDoor},
-		}),
+		}))
+	}
+	roles = append(roles,
 		inSandbox(r.box, &role{
 			name: "containerd", path: program("containerd"),
 			args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
@@ -366,9 +419,13 @@ func (r *run) startRoles(ctx context.Context) error {
 			args: []string{"-conf", paths.Corefile()},
 			env:  roleEnv(r.plan, "BERTH_NOTIFY_FD=3", "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
 		}),
-	}
+	)
 	if r.box.TUN != nil {
-		roles = append(roles, netRole(r.plan, r.box.TUN, r.crew))
+		net, err := netRole(r.plan, r.box, r.team, r.crew)
+		if err != nil {
+			return err
+		}
+		roles = append(roles, net)
 	} else {
 		r.Log.Warn("pods cannot reach the outside: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun")
 	}
@@ -384,7 +441,12 @@ func (r *run) startRoles(ctx context.Context) error {
 	return nil
 }
 
-func (r *run) awaitCluster(ctx context.Context) error { return r.crew.await(ctx, "control") }
+func (r *run) awaitCluster(ctx context.Context, giveUp context.CancelCauseFunc) error {
+	if err := r.crew.await(ctx, "control"); err != nil || r.team == nil {
+		return err
+	}
+	return r.team.awaitReady(ctx, giveUp)
+}
 
 func (r *run) applyObjects(ctx context.Context) error {
 	applied, err := r.client.Apply(ctx, r.objects)
@@ -428,6 +490,7 @@ func (r *run) takeDown() error {
 	r.down = true
 	start := time.Now()
 	r.crew.dismiss()
+	r.team.leave("the run has ended")
 	if kept := r.getKeeper(); kept != nil {
 		// The command's leftovers may take a moment; the cluster goes meanwhile.
 		kept.end(orphanGrace)

@@ -433,3 +433,53 @@ out_of_memory() {
 	ends a 137 1
 	says a 'job greedy failed'
 }
+
+# On three nodes, with everything of a step's memory and processors.
+span_berth() { # NAME ARGS...
+	local name=$1
+	shift
+	begin "$name" alice login srun -N3 --mem=1500 berth run "$@"
+}
+
+span() {
+	span_berth a -f $here/spread.yaml --image $image
+	ends a 0
+	for node in n1 n2 n3; do
+		grep -q "hello from $node" "$out/a" || fail "no pod ran on $node: $(tail -n 12 "$out/a")"
+	done
+	# The command runs once, with all nodes there.
+	span_berth b -- sh -c 'kubectl get nodes -o name; exit 5'
+	ends b 5
+	[[ $(grep -c ^node/ "$out/b") == 3 ]] || fail "not three nodes, once: $(cat "$out/b")"
+}
+
+# Pods of different nodes reach each other, by address and through a Service.
+talk() {
+	span_berth a --image $image -- bash $here/talk.sh
+	ends a 0
+	says a 'every pod reaches every pod'
+}
+
+span_scancel() {
+	span_berth a -f $here/loop.yaml --image $image
+	says a started
+	"$bed" run --user alice login scancel "$(job)"
+	ends a 143
+	says a 'ended in order'
+}
+
+lose_worker() { lose n2 69 137; }
+lose_head() { lose n1 69 137; }
+lose() { # NODE CODE...
+	local node=$1 name
+	shift
+	span_berth a -f $here/loop.yaml --image $image
+	says a started
+	"$bed" run "$node" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'
+	ends a "$@"
+	says a "node $node"
+	for name in n1 n2 n3; do
+		begin "c$name" alice "$name" berth cleanup
+		ends "c$name" 0
+	done
+}
