@@ -109,8 +109,8 @@ func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer,
 		if errors.As(err, &refused) || errors.Is(err, errProtocol) {
 			return nil, err
 		}
-		if ctx.Err() != nil {
-			return nil, nil
+		if over(ctx) {
+			return nil, nil // what was found before says more than that the time is up
 		}
 		j.cfg.Log.Debug("candidate is not the head, or refuses", "address", target, "error", err)
 		j.mu.Lock()
@@ -126,6 +126,13 @@ func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer,
 		}
 		wait = min(2*wait, lastRetry)
 	}
+}
+
+// over says whether ctx has ended, or will at once: a connection notices the
+// deadline by itself, and can do so first.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // attempt makes one connection. It says nothing until the other side has

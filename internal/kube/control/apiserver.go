@@ -39,6 +39,8 @@ anonymous:
 // apiServer is a configured kube-apiserver.
 type apiServer struct {
 	run func(context.Context) error
+	// publish is publishAPI's.
+	publish func(context.Context) error
 }
 
 // parseAPIServerOptions sets the options and feature gates, the latter for the
@@ -174,11 +176,15 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	}); err != nil {
 		return nil, fmt.Errorf("create kube-apiserver: %w", err)
 	}
+	publish, err := publishAPI(ready, loop)
+	if err != nil {
+		return nil, err
+	}
 	prepared, err := aggregator.PrepareRun()
 	if err != nil {
 		return nil, fmt.Errorf("prepare kube-apiserver: %w", err)
 	}
-	return &apiServer{run: prepared.Run}, nil
+	return &apiServer{run: prepared.Run, publish: publish}, nil
 }
 
 // withholdSeededHooks keeps upstream from installing the hooks that create what

@@ -62,8 +62,9 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	store := startStore(plan.Paths.Etcd(), plan.Verbosity)
 	defer store.close()
 	serveStorageFrom(store)
+	// Left open at the end: a kube-apiserver that is interrupted in its start
+	// panics when its listener is closed.
 	listener := mergeListeners(opts.Listeners)
-	defer listener.Close()
 
 	r := &role{began: began, plan: plan, opts: opts, store: store, serving: make(chan struct{}), writable: make(chan struct{})}
 	if err := r.configure(ctx, listener); err != nil {
@@ -82,8 +83,9 @@ type role struct {
 	api       *apioptions.ServerRunOptions
 	manager   *managerconfig.Config
 	scheduler *scheduleroptions.Options
-	serving   chan struct{} // closed when kube-apiserver accepts requests
-	writable  chan struct{} // closed when it admits writes without delay
+	publish   func(context.Context) error // publishAPI's, once writable
+	serving   chan struct{}               // closed when kube-apiserver accepts requests
+	writable  chan struct{}               // closed when it admits writes without delay
 }
 
 // configure parses the options of all components, one after the other, because
@@ -187,6 +189,7 @@ func (r *role) runServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.publish = server.publish
 	err = server.run(ctx)
 	if ctx.Err() != nil {
 		return nil

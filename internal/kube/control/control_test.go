@@ -30,6 +30,7 @@ func TestControlPlane(t *testing.T) {
 	r := c.start(t)
 	t.Run("early requests wait", func(t *testing.T) { testEarlyRequests(t, c) })
 	r.awaitReady(t)
+	t.Run("the API's own Service is there", func(t *testing.T) { testAPIService(t, c) })
 	for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess, PhaseAddons} {
 		r.await(t, notify.Event{Event: notify.KindPhase, Name: phase})
 	}
@@ -43,7 +44,6 @@ func TestControlPlane(t *testing.T) {
 		{"strangers are refused", testAnonymous},
 		{"roles of berth's clients", testRoles},
 		{"add-ons", testAddons},
-		{"the API's own Service", testAPIService},
 		{"both listeners serve", testListeners},
 		{"version", testVersion},
 		{"OpenAPI", testOpenAPI},

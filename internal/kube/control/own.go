@@ -42,6 +42,9 @@ func (r *role) runOwn(ctx context.Context) error {
 		if err := waitReady(ctx, client); err != nil {
 			return unlessStopped(ctx, err)
 		}
+		if err := r.publish(ctx); err != nil {
+			return unlessStopped(ctx, err)
+		}
 		r.opts.Notifier.Ready()
 		r.opts.Log.Info("the control plane is ready", "after", time.Since(r.began).Round(time.Millisecond))
 		own.Go(func() error { settle(ctx); return nil })

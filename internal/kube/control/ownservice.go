@@ -1,0 +1,54 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/kubernetes/cmd/kube-apiserver/app"
+	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
+)
+
+// publishAPI returns a function that creates the Service default/kubernetes and
+// its endpoints, or finds them. Upstream creates them up to 100 ms after
+// kube-apiserver is ready; a pod that starts before then is never told where
+// the API is, because the variables of its environment are set once. It is
+// upstream's own controller that does it, only earlier. The function must not
+// be called before kube-apiserver is ready: until then upstream removes what an
+// earlier run may have left.
+func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Context) error, error) {
+	client, err := kubernetes.NewForConfig(loop.config(managedBy))
+	if err != nil {
+		return nil, fmt.Errorf("make the client for the API's Service: %w", err)
+	}
+	apis := config.KubeAPIs
+	_, port, err := apis.ControlPlane.Generic.SecureServing.HostPort()
+	if err != nil {
+		return nil, fmt.Errorf("read the API's port: %w", err)
+	}
+	controller := kubernetesservice.New(kubernetesservice.Config{
+		PublicIP:           apis.ControlPlane.Generic.PublicAddress,
+		EndpointReconciler: apis.Extra.EndpointReconcilerConfig.Reconciler,
+		ServiceIP:          apis.Extra.APIServerServiceIP,
+		ServicePort:        apis.Extra.APIServerServicePort,
+		PublicServicePort:  port,
+	}, client, apis.ControlPlane.VersionedInformers.Core().V1().Services())
+	const reconcile = false // what exists is left as it is
+	return func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, addonPatience)
+		defer cancel()
+		for {
+			err := controller.UpdateKubernetesService(reconcile)
+			if err == nil {
+				return nil
+			}
+			select {
+			case <-time.After(addonRetry):
+			case <-ctx.Done():
+				return errors.Join(fmt.Errorf("create the API's Service: %w", context.Cause(ctx)), err)
+			}
+		}
+	}, nil
+}
