@@ -138,8 +138,9 @@ func (b *bencher) firstLine() (map[string]float64, error) {
 		return nil, err
 	}
 	values := map[string]float64{}
+	var said strings.Builder
 	phases := make(chan map[string]float64)
-	go func() { phases <- readPhases(stderr) }()
+	go func() { phases <- readPhases(io.TeeReader(stderr, &said)) }()
 	var first time.Duration
 	buffer := make([]byte, 4096)
 	for {
@@ -153,7 +154,7 @@ func (b *bencher) firstLine() (map[string]float64, error) {
 	}
 	steps := <-phases
 	if err := command.Wait(); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %s", err, said.String())
 	}
 	if first == 0 {
 		return nil, errors.New("the pod printed nothing")

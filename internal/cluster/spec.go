@@ -6,6 +6,7 @@ import (
 	"net/url"
 	"regexp"
 	"strings"
+	"time"
 )
 
 // Spec is what a user asks for on the command line, nothing else.
@@ -33,6 +34,22 @@ type Spec struct {
 	DebugDir string
 	// Verbosity is the log level of the components, as klog counts.
 	Verbosity int
+	Network   Network
+	// NodeWait is how long the nodes of a step wait for each other; 0 means
+	// the default.
+	NodeWait time.Duration
+	// FailFast ends the run when a node is lost.
+	FailFast bool
+}
+
+// Network is what a user says of the network between the nodes.
+type Network struct {
+	// Ports is the range of ports on the hosts, such as 21000-28999; empty
+	// means the default.
+	Ports string
+	// Interface is the one that carries the packets of pods between nodes;
+	// empty means that through which the nodes' names are reached.
+	Interface string
 }
 
 // Validate returns everything that is wrong with a Spec at once.
@@ -64,6 +81,9 @@ func (s Spec) Validate() error {
 		if _, err := parseBlock(s.AddressBlock); err != nil {
 			problems = append(problems, err)
 		}
+	}
+	if s.NodeWait < 0 {
+		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))
 	}
 	if s.Verbosity < 0 || s.Verbosity > 10 {
 		problems = append(problems, fmt.Errorf("verbosity %d: give 0 to 10", s.Verbosity))

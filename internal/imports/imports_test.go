@@ -25,7 +25,7 @@ var layers = map[string][]string{
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
 	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/programs", "internal/slurm"},
 	"internal/launch": {
-		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/overlay",
+		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/nodes", "internal/overlay",
 		"internal/pki", "internal/probe", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
 	},
 	"internal/kube/control": {"internal/cluster", "internal/kube/notify", "internal/pki"},
@@ -54,7 +54,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"bench", "cmd/berth", "cmd/berth-kube", "internal/cli", "internal/launch", "internal/workload", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
+		except: []string{"bench", "cmd/berth", "cmd/berth-kube", "internal/cli", "internal/launch", "internal/nodes", "internal/workload", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

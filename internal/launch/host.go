@@ -148,7 +148,7 @@ func usedPrefixes() ([]netip.Prefix, error) {
 }
 
 // offer is what this node brings into a cluster.
-func (h host) offer(scratch string, hostAPIPort uint16) (cluster.Offer, error) {
+func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string) (cluster.Offer, error) {
 	used, err := usedPrefixes()
 	if err != nil {
 		return cluster.Offer{}, err
@@ -158,6 +158,7 @@ func (h host) offer(scratch string, hostAPIPort uint16) (cluster.Offer, error) {
 		RunID: h.runID,
 		Node: cluster.Node{
 			Name:                cluster.NodeName(h.name),
+			Labels:              labels,
 			CPUs:                h.cpus.Count,
 			MemoryBytes:         h.memory.Bytes,
 			ReservedMemoryBytes: h.reserved(),

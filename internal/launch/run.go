@@ -16,7 +16,9 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/dnsconf"
 	"berth.dev/berth/internal/egress"
+	"berth.dev/berth/internal/nodes"
 	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/rendezvous"
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/runtimeconf"
 	"berth.dev/berth/internal/sandbox"
@@ -50,7 +52,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		options.Log.Debug("another task of this node does the work; this one idles")
 		return 0, idle(ctx, options.Getenv)
 	}
-	team, err := newTeam(job, options.Getenv)
+	team, err := newTeam(job, options)
 	if err != nil {
 		return 0, err
 	}
@@ -59,6 +61,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		objects, err = readInput(options)
 	} else {
 		options.Log = slog.New(fromNode{options.Log.Handler(), job.NodeName})
+		team.log = options.Log
 		options.Report = func(string) {}
 	}
 	if err != nil {
@@ -72,7 +75,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	r := &run{Options: options, objects: objects, team: team}
+	r := &run{Options: options, objects: objects, team: team, labels: nodeLabels(job)}
 	if inJob {
 		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
 		if err := r.allocation.check(); err != nil {
@@ -128,6 +131,7 @@ type run struct {
 	objects []workload.Object
 	crew    *crew
 	team    *team // nil for a run on one node
+	labels  map[string]string
 
 	host       host
 	scratch    *rundir.Dir // on disk
@@ -208,7 +212,10 @@ func (r *run) makeDirectories(context.Context) (err error) {
 func (r *run) makePlan(ctx context.Context) (err error) {
 	offers := make([]cluster.Offer, 1)
 	if r.team != nil {
-		if offers, err = r.gather(ctx); err != nil {
+		if r.team.listener, err = rendezvous.Listen(ctx, r.team.config); err != nil {
+			return fail(ExitUnavailable, err)
+		}
+		if offers, err = r.team.gather(ctx, r.host.cpus.Count); err != nil {
 			return err
 		}
 	}
@@ -216,7 +223,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if r.apiDoor, port, err = loopbackListener(); err != nil {
 		return err
 	}
-	offer, err := r.host.offer(r.scratch.Path, port)
+	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
 	if err != nil {
 		return err
 	}
@@ -245,26 +252,6 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 		return err
 	}
 	return r.team.handOver(ctx, plans, r.identities.nodes)
-}
-
-// gather waits for the other nodes. It returns the offers of all, of which the
-// first, this node's own, only says how large a packet reaches the others.
-func (r *run) gather(ctx context.Context) ([]cluster.Offer, error) {
-	if err := r.team.listen(ctx); err != nil {
-		return nil, err
-	}
-	if err := r.team.openSockets(r.host.cpus.Count); err != nil {
-		return nil, err
-	}
-	mtu, err := r.team.gather(ctx)
-	if err != nil {
-		return nil, err
-	}
-	offers := []cluster.Offer{{MeshMTU: mtu}}
-	for _, w := range r.team.workers {
-		offers = append(offers, w.hello.Offer)
-	}
-	return offers, nil
 }
 
 func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, "kubeconfig") }
@@ -445,7 +432,11 @@ func (r *run) awaitCluster(ctx context.Context, giveUp context.CancelCauseFunc) 
 	if err := r.crew.await(ctx, "control"); err != nil || r.team == nil {
 		return err
 	}
-	return r.team.awaitReady(ctx, giveUp)
+	keeper, err := nodes.NewKeeper(r.identities.own)
+	if err != nil {
+		return err
+	}
+	return r.team.attend(ctx, keeper, r.Spec.FailFast, giveUp)
 }
 
 func (r *run) applyObjects(ctx context.Context) error {

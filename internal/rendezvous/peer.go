@@ -10,6 +10,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -49,6 +50,13 @@ type LostError struct {
 func (e *LostError) Error() string { return fmt.Sprintf("lost node %s: %v", e.Node, e.Cause) }
 
 func (e *LostError) Unwrap() error { return e.Cause }
+
+// Silent tells whether nothing was heard any more, so that the other side may
+// live behind a broken network. Otherwise its end of the connection was closed.
+func (e *LostError) Silent() bool {
+	return errors.Is(e.Cause, errSilent) || errors.Is(e.Cause, syscall.ETIMEDOUT) ||
+		errors.Is(e.Cause, syscall.EHOSTUNREACH) || errors.Is(e.Cause, syscall.ENETUNREACH)
+}
 
 // Peer is the connection to another node of the step, after both sides have
 // proven themselves. All methods may be called concurrently.

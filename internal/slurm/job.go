@@ -40,6 +40,12 @@ type Job struct {
 	// Nodes are those of the step, or of the allocation outside of a step;
 	// AllocatedNodes always are those of the allocation.
 	Nodes, AllocatedNodes []string
+	// Components is the number of those of a heterogeneous job, and 1 for any
+	// other. Outside of a step, the nodes are those of one component only.
+	Components int
+	// Topology says where this node is in the network: what is nearest to it of
+	// each kind, "switch" or "block". Empty where Slurm knows nothing.
+	Topology map[string]string
 	// NodeID counts this node within Nodes; -1 in a shell.
 	NodeID int
 	// ProcID and LocalID count the task within the step and on its node, from
@@ -117,6 +123,7 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 		NodeName: getenv("SLURMD_NODENAME"),
 		NodeID:   -1, ProcID: -1, LocalID: -1,
 		Tasks: 1, TasksOnNode: 1,
+		Components:    max(1, number(1, "SLURM_HET_SIZE")),
 		CPUsOnNode:    number(0, "SLURM_CPUS_ON_NODE"),
 		LaunchAddress: getenv("SLURM_LAUNCH_NODE_IPADDR"),
 		Partition:     getenv("SLURM_JOB_PARTITION"),
@@ -152,6 +159,7 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 			job.GPUs = append(job.GPUs, gpu)
 		}
 	}
+	job.Topology = topology(getenv("SLURM_TOPOLOGY_ADDR"), getenv("SLURM_TOPOLOGY_ADDR_PATTERN"))
 	if seconds, err := strconv.ParseInt(getenv("SLURM_JOB_END_TIME"), 10, 64); err == nil && seconds > 0 {
 		job.End = time.Unix(seconds, 0)
 	}
@@ -178,13 +186,26 @@ func place(getenv func(string) string, job Job) Place {
 // Where a step has several tasks on a node, the others idle.
 func (j Job) Acts() bool { return j.LocalID <= 0 }
 
-// Head returns the name of the node that runs the control plane: the first of
-// the step's nodes.
-func (j Job) Head() string {
-	if len(j.Nodes) == 0 {
-		return ""
+// topology reads Slurm's way from the network's root to this node, such as
+// "core.leaf-7.n2" of the pattern "switch.switch.node". The last of a kind is
+// the nearest. Names that have dots themselves make the two differ in length,
+// and are not read.
+func topology(address, pattern string) map[string]string {
+	names, kinds := strings.Split(address, "."), strings.Split(pattern, ".")
+	if len(names) != len(kinds) {
+		return nil
 	}
-	return j.Nodes[0]
+	var nearest map[string]string
+	for i, kind := range kinds {
+		if kind == "node" || kind == "" || names[i] == "" {
+			continue
+		}
+		if nearest == nil {
+			nearest = map[string]string{}
+		}
+		nearest[kind] = names[i]
+	}
+	return nearest
 }
 
 // allocatedIndex is this node's place in the allocation, which need not be its

@@ -1,6 +1,7 @@
 package slurm
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 )
@@ -13,20 +14,27 @@ var stepSettings = []string{
 	"SLURM_NNODES", "SLURM_NODES_ALIASES", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
 }
 
-// StepCommand returns the srun command line that runs a program on the first
+// StepCommand returns the srun command line that runs a program once on every
 // node of the allocation, with all that the allocation has there:
 //
 //   - beside other steps, which may have the same processors (--overlap);
 //   - with all processors, because neither --exact nor a number of them is
 //     given, and all memory of the job (--mem=0);
+//   - over all components of a heterogeneous job, which srun makes one step of;
 //   - the end of one task, or of a node, ends no other (--kill-on-bad-exit=0,
 //     --wait=0, --no-kill);
 //   - only the first task reads standard input, and output is not held back.
 func StepCommand(job Job, program ...string) []string {
-	return append([]string{
-		"srun", "--nodes=1", "--nodelist=" + job.Head(), "--ntasks=1", "--overlap", "--mem=0",
-		"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--input=0", "--unbuffered",
-	}, program...)
+	command := []string{"srun"}
+	if job.Components > 1 {
+		command = append(command, fmt.Sprintf("--het-group=0-%d", job.Components-1))
+	} else {
+		command = append(command, fmt.Sprintf("--nodes=%d", len(job.AllocatedNodes)))
+	}
+	command = append(command,
+		"--ntasks-per-node=1", "--overlap", "--mem=0",
+		"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--input=0", "--unbuffered")
+	return append(command, program...)
 }
 
 // StepEnv is env without what would change the step of StepCommand.

@@ -12,12 +12,17 @@ func TestStepEnvLeavesTheAllocationsShapeOut(t *testing.T) {
 	}
 }
 
-func TestStepCommandRunsTheProgramOnTheHead(t *testing.T) {
-	got := StepCommand(Job{Nodes: []string{"n2", "n3"}}, "berth", "run", "--", "echo", "a b")
-	if want := []string{"berth", "run", "--", "echo", "a b"}; !slices.Equal(got[len(got)-5:], want) {
-		t.Errorf("%q does not end in the program", got)
-	}
-	if !slices.Contains(got, "--nodelist=n2") {
-		t.Errorf("%q does not name the head", got)
+func TestStepCommandRunsTheProgramOnEveryNode(t *testing.T) {
+	for want, job := range map[string]Job{
+		"--nodes=2":       {AllocatedNodes: []string{"n2", "n3"}},
+		"--het-group=0-2": {AllocatedNodes: []string{"n2"}, Components: 3},
+	} {
+		got := StepCommand(job, "berth", "run", "--", "echo", "a b")
+		if program := []string{"berth", "run", "--", "echo", "a b"}; !slices.Equal(got[len(got)-5:], program) {
+			t.Errorf("%q does not end in the program", got)
+		}
+		if !slices.Contains(got, want) || !slices.Contains(got, "--ntasks-per-node=1") {
+			t.Errorf("%q does not have %s", got, want)
+		}
 	}
 }

@@ -468,18 +468,70 @@ span_scancel() {
 	says a 'ended in order'
 }
 
-lose_worker() { lose n2 69 137; }
-lose_head() { lose n1 69 137; }
-lose() { # NODE CODE...
-	local node=$1 name
-	shift
+# A batch script and the shell of salloc take all nodes of their job, also those
+# of a heterogeneous one.
+whole_job() {
+	local count="$PATH:/srv/ends/dist/bin; berth run -- kubectl get nodes -o name"
+	begin a alice login sbatch -W -o /home/alice/whole.out -N3 --mem=1500 --wrap "PATH=$count"
+	ends a 0
+	three_nodes a
+	begin b alice login sbatch -W -o /home/alice/whole.out -N1 --mem=1500 : -N2 --mem=1400 /srv/ends/ends/whole.sh
+	ends b 0
+	three_nodes b
+	begin c alice login salloc -N3 --mem=1500 berth run -- kubectl get nodes -o name
+	ends c 0
+	cp "$out/c" "$out/whole"
+	count_nodes whole
+}
+three_nodes() { # NAME: in the output of the batch script
+	node cat /home/alice/whole.out >"$out/whole"
+	node rm /home/alice/whole.out
+	count_nodes "$1"
+}
+count_nodes() {
+	[[ $(grep -c ^node/ "$out/whole") == 3 ]] || fail "not three nodes, once: $(cat "$out/whole" "$out/$1")"
+}
+
+# The run goes on without a node whose processes died.
+lose_worker() {
+	span_berth a --image $image -- bash $here/move.sh n2
+	says a 'pods on'
+	kill_berth n2
+	says a 'moved to'
+	ends a 137 # srun's word for the task on n2
+	says a 'lost node n2'
+	swept n2
+}
+fail_fast() {
+	span_berth a --fail-fast -f $here/loop.yaml --image $image
+	says a started
+	kill_berth n2
+	ends a 69 137
+	says a 'lost node n2'
+	swept n2
+}
+# A node that is back after the network was gone takes part again.
+partition() {
+	span_berth a --image $image -- bash $here/move.sh n2 back
+	says a 'pods on'
+	"$bed" cut n2
+	patience=40 says a 'moved to'
+	"$bed" mend n2
+	patience=40 says a 'node n2 is back'
+	patience=60 ends a 0
+	says a 'here again'
+}
+lose_head() {
 	span_berth a -f $here/loop.yaml --image $image
 	says a started
-	"$bed" run "$node" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'
-	ends a "$@"
-	says a "node $node"
-	for name in n1 n2 n3; do
-		begin "c$name" alice "$name" berth cleanup
-		ends "c$name" 0
-	done
+	kill_berth n1
+	ends a 69 137
+	says a 'lost node n1'
+	swept n1
 }
+# swept NODE: where Slurm kills what is to clean up, the next berth does.
+swept() {
+	begin c alice "$1" berth cleanup
+	ends c 0
+}
+kill_berth() { "$bed" run "$1" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'; }

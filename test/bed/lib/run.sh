@@ -16,6 +16,19 @@ bed_run() {
 	enter "$host" bash -c "$(declare -f login); login \"\$@\"" bed "${TERM:-dumb}" "$user" "$@"
 }
 
+bed_cut() { set_port "${1:-}" down; }
+bed_mend() { set_port "${1:-}" up; }
+
+# set_port HOST up|down acts on the switch's side: the host sees a network that
+# does not answer.
+set_port() {
+	[[ -n $1 ]] || { usage >&2; exit 2; }
+	need_root "$2"
+	load_settings
+	alive "$1" || die "bed $BED_NAME has no host $1 that is up: see $bed status"
+	nsenter -t "$(cat "$state/pid/supervisor")" -n ip link set "v-$1" "$2"
+}
+
 # enter HOST CMD... becomes CMD, in all namespaces and cgroups of the host, as
 # its root; inside does the same as a child.
 enter() {

@@ -1,0 +1,113 @@
+package launch
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/overlay"
+	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// meshKey is the size of the key between the nodes, in bytes.
+const meshKey = 32
+
+// gather waits for all other nodes and takes in what they bring. It returns
+// the offers of all, of which the first, this node's own, only says how large a
+// packet reaches the others.
+func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
+	ctx, cancel := t.waiting(ctx)
+	defer cancel()
+	others := t.config.Nodes[1:]
+	if err := t.listener.Await(ctx, others); err != nil {
+		return nil, fail(ExitUnavailable, err)
+	}
+	byName := map[string]*worker{}
+	for range others {
+		w, err := t.accept(ctx)
+		if err != nil {
+			return nil, fail(ExitUnavailable, err)
+		}
+		byName[w.name] = w
+	}
+	offers := []cluster.Offer{{}}
+	var hosts []netip.Addr
+	for _, name := range others {
+		w := byName[name]
+		t.mu.Lock()
+		t.workers = append(t.workers, w)
+		t.mu.Unlock()
+		offers = append(offers, w.hello.Offer)
+		hosts = append(hosts, w.address())
+	}
+	var err error
+	if t.sockets, err = t.data.open(cpus, hosts...); err != nil {
+		return nil, fail(ExitUnavailable, err)
+	}
+	offers[0].MeshMTU, err = overlay.MTU(hosts)
+	return offers, fail(ExitUnavailable, err)
+}
+
+// accept takes in one node.
+func (t *team) accept(ctx context.Context) (*worker, error) {
+	peer, err := t.listener.Accept(ctx)
+	if err != nil {
+		return nil, err
+	}
+	w := &worker{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
+	if err := peer.Receive(ctx, &w.hello); err != nil {
+		return nil, err
+	}
+	if w.hello.Version != cluster.Version() {
+		return nil, fmt.Errorf("node %s has berth %s, this node %s: use the same one on all nodes", w.name, w.hello.Version, cluster.Version())
+	}
+	return w, nil
+}
+
+// address is where packets for the node's pods go.
+func (w *worker) address() netip.Addr {
+	if w.hello.Address.IsValid() {
+		return w.hello.Address
+	}
+	return hostOf(w.peer.RemoteAddr())
+}
+
+// handOver makes the network between the nodes and tells every other node what
+// it is to be.
+func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[string]sandbox.File) error {
+	key := make([]byte, meshKey)
+	if _, err := rand.Read(key); err != nil {
+		return err
+	}
+	nodes := make([]overlay.Node, len(plans))
+	for i, member := range plans[0].Members {
+		nodes[i] = overlay.Node{
+			Name:     member.Name,
+			Prefixes: []netip.Prefix{member.Pods, netip.PrefixFrom(member.Address, member.Address.BitLen())},
+		}
+		if i > 0 {
+			nodes[i].Endpoints = endpoints(t.workers[i-1].address(), t.workers[i-1].hello.Ports)
+		}
+	}
+	t.mesh = mesh{Key: key, Nodes: nodes}
+	for i, w := range t.workers {
+		own := t.data.address
+		if !own.IsValid() {
+			// Each reaches the head at the address that it has connected to.
+			own = hostOf(w.peer.LocalAddr())
+		}
+		theirs := append([]overlay.Node(nil), nodes...)
+		theirs[0].Endpoints = endpoints(own, portsOf(t.sockets))
+		err := w.peer.Send(ctx, welcome{
+			Version: cluster.Version(), Plan: plans[i+1], Files: files[i+1],
+			Mesh: mesh{Key: key, Nodes: theirs, Self: i + 1},
+		})
+		if err != nil {
+			return fail(ExitUnavailable, err)
+		}
+	}
+	return nil
+}
