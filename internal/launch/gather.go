@@ -77,7 +77,15 @@ func (w *worker) address() netip.Addr {
 
 // handOver makes the network between the nodes and tells every other node what
 // it is to be.
-func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[string]sandbox.File) error {
+func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[string]sandbox.File, archives []archive) error {
+	var source archiveSource
+	if len(archives) > 0 {
+		var err error
+		if t.archives, err = serveArchives(archives, t.config.Ports); err != nil {
+			return fail(ExitUnavailable, err)
+		}
+		source = t.archives.source
+	}
 	key := make([]byte, meshKey)
 	if _, err := rand.Read(key); err != nil {
 		return err
@@ -103,7 +111,8 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 		theirs[0].Endpoints = endpoints(own, portsOf(t.sockets))
 		err := w.peer.Send(ctx, welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: files[i+1],
-			Mesh: mesh{Key: key, Nodes: theirs, Self: i + 1},
+			Mesh:     mesh{Key: key, Nodes: theirs, Self: i + 1},
+			Archives: archives, Source: source,
 		})
 		if err != nil {
 			return fail(ExitUnavailable, err)

@@ -8,8 +8,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"syscall"
 
-	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/sandbox"
 )
 
@@ -24,23 +25,24 @@ type imported struct {
 // is applied: a pod that is earlier than its image would be sent to a registry,
 // and wait out a back-off after that has failed.
 func (r *run) importImages(ctx context.Context) error {
-	if len(r.Spec.Images) == 0 {
+	if len(r.archives) == 0 {
 		return nil
 	}
 	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
 	if !r.Spec.NoPull { // else the mirror is all that is asked
 		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
 	}
-	for _, image := range r.Spec.Images {
-		name, path, named := cluster.SplitImage(image)
-		absolute, err := filepath.Abs(path)
+	copies := filepath.Join(r.scratch.Path, "tmp", "archives")
+	defer os.RemoveAll(copies)
+	for i, a := range r.archives {
+		path, err := r.readable(ctx, i, a, copies)
 		if err != nil {
 			return err
 		}
-		if named {
-			absolute = name + "=" + absolute
+		if a.Name != "" {
+			path = a.Name + "=" + path
 		}
-		args = append(args, absolute)
+		args = append(args, path)
 	}
 	if err := r.crew.await(ctx, "containerd"); err != nil {
 		return err
@@ -81,6 +83,27 @@ func (r *run) importImages(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	return fail(ExitNoInput, errors.Join(problems...))
+}
+
+// readable returns the path of an archive on this node, which is a copy where
+// the head's file is not to be seen here.
+func (r *run) readable(ctx context.Context, i int, a archive, copies string) (string, error) {
+	if r.team.leads() || a.here() {
+		return a.Path, nil
+	}
+	dir := filepath.Join(copies, strconv.Itoa(i))
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))
+	}
+	path, err := r.source.fetch(ctx, hostOf(r.team.leader.RemoteAddr()), i, a, dir)
+	if err == nil {
+		return path, nil
+	}
+	code := ExitUnavailable
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		code = ExitNoSpace
+	}
+	return "", fail(code, fmt.Errorf("copy image archive %s from the head: %w", a.Path, err))
 }
 
 // runOnce starts a command that is to end by itself. Its status arrives on the

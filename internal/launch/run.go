@@ -56,9 +56,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	var objects []workload.Object
+	r := &run{team: team, labels: nodeLabels(job)}
 	if team.leads() {
-		objects, err = readInput(options)
+		err = r.readInput(options)
 	} else {
 		options.Log = slog.New(fromNode{options.Log.Handler(), job.NodeName})
 		team.log = options.Log
@@ -75,7 +75,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	r := &run{Options: options, objects: objects, team: team, labels: nodeLabels(job)}
+	r.Options = options
 	if inJob {
 		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
 		if err := r.allocation.check(); err != nil {
@@ -129,9 +129,13 @@ type run struct {
 	Options
 	ending
 	objects []workload.Object
-	crew    *crew
-	team    *team // nil for a run on one node
-	labels  map[string]string
+	// archives are those of the head, also on the other nodes, which get them
+	// from source.
+	archives []archive
+	source   archiveSource
+	crew     *crew
+	team     *team // nil for a run on one node
+	labels   map[string]string
 
 	host       host
 	scratch    *rundir.Dir // on disk
@@ -150,24 +154,19 @@ type run struct {
 
 // readInput reads and checks everything that the user named, before anything
 // is started.
-func readInput(options Options) ([]workload.Object, error) {
+func (r *run) readInput(options Options) (err error) {
 	if err := options.Spec.Validate(); err != nil {
-		return nil, fail(ExitUsage, err)
+		return fail(ExitUsage, err)
 	}
-	for _, image := range options.Spec.Images {
-		_, path, _ := cluster.SplitImage(image)
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, fail(ExitNoInput, fmt.Errorf("read image archive: %w", err))
-		}
-		file.Close()
+	if r.archives, err = findArchives(options.Spec.Images); err != nil {
+		return fail(ExitNoInput, err)
 	}
-	objects, err := workload.Read(options.Spec.Manifests, options.Stdin)
+	r.objects, err = workload.Read(options.Spec.Manifests, options.Stdin)
 	var missing *os.PathError
 	if errors.As(err, &missing) {
-		return nil, fail(ExitNoInput, err)
+		return fail(ExitNoInput, err)
 	}
-	return objects, fail(ExitManifest, err)
+	return fail(ExitManifest, err)
 }
 
 func (r *run) inspectHost(ctx context.Context) (err error) {
@@ -251,7 +250,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if r.client, err = workload.NewClient(r.identities.own); err != nil || r.team == nil {
 		return err
 	}
-	return r.team.handOver(ctx, plans, r.identities.nodes)
+	return r.team.handOver(ctx, plans, r.identities.nodes, r.archives)
 }
 
 func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, "kubeconfig") }

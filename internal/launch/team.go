@@ -44,6 +44,7 @@ type team struct {
 	// listener and workers are the head's.
 	listener *rendezvous.Head
 	workers  []*worker
+	archives *archiveServer
 
 	mu sync.Mutex
 	// leader is the head, as the others know it.
@@ -88,6 +89,9 @@ type welcome struct {
 	Plan    cluster.Plan
 	Files   map[string]sandbox.File
 	Mesh    mesh
+	// Archives are those of the head, to be had from Source.
+	Archives []archive
+	Source   archiveSource
 }
 
 // news is what a node says later.
@@ -163,6 +167,7 @@ func (t *team) leave(reason string) {
 	if t.listener != nil {
 		t.listener.Close()
 	}
+	t.archives.close()
 	var leaving sync.WaitGroup
 	for _, peer := range peers {
 		if peer != nil {

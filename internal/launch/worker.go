@@ -71,6 +71,7 @@ func (r *run) join(ctx context.Context) error {
 		return err
 	}
 	r.plan, r.team.mesh = answer.Plan, answer.Mesh
+	r.archives, r.source = answer.Archives, answer.Source
 	r.identities.nodes = append(r.identities.nodes, answer.Files)
 	r.pulls = readPulls(r.plan, r.Getenv)
 	return nil

@@ -453,6 +453,19 @@ span() {
 	[[ $(grep -c ^node/ "$out/b") == 3 ]] || fail "not three nodes, once: $(cat "$out/b")"
 }
 
+# An archive on the head's own disk reaches the others, also where one has
+# another file of that name.
+own_archive() {
+	node cp "$image" /var/tmp/own.tar
+	"$bed" run --user alice n2 sh -c 'echo something else >/var/tmp/own.tar'
+	span_berth a -f $here/spread.yaml --image /var/tmp/own.tar
+	ends a 0
+	for node in n1 n2 n3; do
+		grep -q "hello from $node" "$out/a" || fail "no pod ran on $node: $(tail -n 12 "$out/a")"
+	done
+	for node in n1 n2; do "$bed" run "$node" rm /var/tmp/own.tar; done
+}
+
 # Pods of different nodes reach each other, by address and through a Service.
 talk() {
 	span_berth a --image $image -- bash $here/talk.sh
