@@ -473,6 +473,12 @@ talk() {
 	says a 'every pod reaches every pod'
 }
 
+services() {
+	span_berth a --image $image -- bash $here/services.sh
+	patience=100 ends a 0
+	says a 'everything reaches everything'
+}
+
 span_scancel() {
 	span_berth a -f $here/loop.yaml --image $image
 	says a started
