@@ -36,39 +36,56 @@ type gluer struct {
 	head [linux.VnetHeaderLen + 256]byte
 
 	// The run of segments that are to be one packet.
-	peer   *peer
+	from   *source
+	number uint64 // of the first datagram
 	first  []byte // the first datagram; nil when there is no run
 	count  int
 	length int  // of the payload
 	ended  bool // nothing can follow
 }
 
+// source is where datagrams come from that can belong together: a socket of a
+// peer, or a stream.
+type source struct {
+	peer *peer
+	whole
+}
+
 func newGluer(out device, counts *counts) *gluer {
 	return &gluer{out: out, counts: counts, vector: make([]unix.Iovec, 0, maxRun+1)}
 }
 
-// add takes a datagram whose token is right. It returns an error that ends
-// the device only.
-func (g *gluer) add(from *peer, datagram []byte) error {
-	if g.first != nil && g.continues(from, datagram) {
+// add takes a datagram that is the peer's, of at least wireLen bytes. It
+// returns an error that ends the device only.
+func (g *gluer) add(from *source, number uint64, datagram []byte) error {
+	if g.first != nil && g.continues(from, number, datagram) {
 		g.extend(datagram)
 		return nil
 	}
 	if err := g.flush(); err != nil {
 		return err
 	}
-	if len(datagram) < wireLen+minIPv4Header {
+	switch {
+	case datagram[atFlags]&flagPiece != 0:
+		frame, malformed := from.whole.add(number, datagram)
+		if malformed {
+			g.counts.malformed.Add(1)
+		}
+		if frame == nil {
+			return nil
+		}
+		return g.whole(from.peer, frame)
+	case len(datagram) < wireLen+minIPv4Header:
 		g.counts.malformed.Add(1)
 		return nil
-	}
-	if datagram[atHeaders] == 0 {
-		return g.whole(from, datagram[atVnet:])
+	case datagram[atHeaders] == 0:
+		return g.whole(from.peer, datagram[atVnet:])
 	}
 	if !validSegment(datagram) {
 		g.counts.malformed.Add(1)
 		return nil
 	}
-	g.peer, g.first, g.count, g.length, g.ended = from, datagram, 0, 0, false
+	g.from, g.number, g.first, g.count, g.length, g.ended = from, number, datagram, 0, 0, false
 	g.vector = append(g.vector[:0], unix.Iovec{})
 	g.extend(datagram)
 	return nil
@@ -76,13 +93,17 @@ func (g *gluer) add(from *peer, datagram []byte) error {
 
 // whole delivers a packet that was not cut.
 func (g *gluer) whole(from *peer, frame []byte) error {
-	if frame[vnetGSOType] != gsoNone && binary.NativeEndian.Uint16(frame[vnetGSOSize:]) == 0 {
+	if len(frame) < linux.VnetHeaderLen+minIPv4Header || frame[vnetGSOType] != gsoNone && binary.NativeEndian.Uint16(frame[vnetGSOSize:]) == 0 {
 		g.counts.malformed.Add(1)
 		return nil
 	}
 	if !g.allowed(from, frame[linux.VnetHeaderLen:]) {
 		return nil
 	}
+	// Its place was taken on the way. The kernel can do without, but a packet
+	// to be cut is faster with it.
+	headers, _ := cut(frame, maxPacket)
+	binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(headers))
 	g.vector = append(g.vector[:0], part(frame))
 	return g.deliver(len(frame) - linux.VnetHeaderLen)
 }
@@ -106,7 +127,7 @@ func (g *gluer) allowed(from *peer, packet []byte) bool {
 func validSegment(datagram []byte) bool {
 	vnet := datagram[atVnet:wireLen]
 	packet := datagram[wireLen:]
-	headers, size := cut(datagram[atVnet:])
+	headers, size := cut(datagram[atVnet:], maxPacket)
 	payload := len(packet) - headers
 	if size == 0 || headers != int(datagram[atHeaders]) || payload <= 0 || payload > size {
 		return false
@@ -119,19 +140,20 @@ func validSegment(datagram []byte) bool {
 }
 
 // continues tells whether a datagram follows the run.
-func (g *gluer) continues(from *peer, datagram []byte) bool {
+func (g *gluer) continues(from *source, number uint64, datagram []byte) bool {
 	headers := int(g.first[atHeaders])
-	if g.ended || from != g.peer || g.count == maxRun || len(datagram) <= wireLen+headers {
+	if g.ended || from != g.from || g.count == maxRun || len(datagram) <= wireLen+headers || number != g.number+uint64(g.count) {
 		return false
 	}
 	index := binary.BigEndian.Uint16(datagram[atIndex:])
 	if index != binary.BigEndian.Uint16(g.first[atIndex:])+uint16(g.count) {
 		return false
 	}
-	// The number, the vnet header and the packet's headers are the same.
-	return [2]byte(datagram[atNumber:]) == [2]byte(g.first[atNumber:]) &&
-		datagram[atHeaders] == g.first[atHeaders] &&
-		bytes.Equal(datagram[atVnet:wireLen+headers], g.first[atVnet:wireLen+headers]) &&
+	// The vnet header and the packet's headers are the same but for the flag of
+	// the last one.
+	return datagram[atHeaders] == byte(headers) && datagram[atFlags]&^flagLast == 0 &&
+		bytes.Equal(datagram[atVnet:atHeaders], g.first[atVnet:atHeaders]) &&
+		bytes.Equal(datagram[atFlags+1:wireLen+headers], g.first[atFlags+1:wireLen+headers]) &&
 		validSegment(datagram)
 }
 
@@ -151,9 +173,9 @@ func (g *gluer) flush() error {
 	headers := int(g.first[atHeaders])
 	head := g.head[:copy(g.head[:], g.first[atVnet:wireLen+headers])]
 	first := int(binary.BigEndian.Uint16(g.first[atIndex:]))
-	from := g.peer
-	g.peer, g.first = nil, nil
-	if !g.allowed(from, head[linux.VnetHeaderLen:]) {
+	from := g.from
+	g.from, g.first = nil, nil
+	if !g.allowed(from.peer, head[linux.VnetHeaderLen:]) {
 		return nil
 	}
 	restoreHeaders(head, first, g.count, g.length, g.ended)
@@ -168,6 +190,7 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 	start := int(binary.NativeEndian.Uint16(head[vnetSumStart:]))
 	size := int(binary.NativeEndian.Uint16(head[vnetGSOSize:]))
 	tcp := packet[start:]
+	binary.NativeEndian.PutUint16(head[vnetHeaders:], uint16(len(packet)))
 	if count == 1 {
 		head[vnetGSOType] = gsoNone
 		binary.NativeEndian.PutUint16(head[vnetGSOSize:], 0)

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"log/slog"
 	"net/netip"
-	"sync/atomic"
 	"testing"
 	"unsafe"
 
@@ -74,20 +73,39 @@ func twoNodes(t testing.TB) (sender, receiver *table) {
 		{Name: "b", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.42.1.0/24"), netip.MustParsePrefix("fd42:1::/32")}, Endpoints: []netip.AddrPort{netip.MustParseAddrPort("127.0.0.1:2")}},
 	}
 	var err error
-	if sender, err = newTable(testKey, 0, nodes, false); err == nil {
-		receiver, err = newTable(testKey, 1, nodes, false)
+	if sender, err = newTable(testKey, 0, nodes, false, 1, nil); err == nil {
+		receiver, err = newTable(testKey, 1, nodes, false, 1, nil)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	agreed(t, sender, 1400+wireLen+100)
 	return sender, receiver
+}
+
+// agreed gives the sender's path to node 1 a session, of which it returns the
+// other side.
+func agreed(t testing.TB, sender *table, limit int) *receiving {
+	t.Helper()
+	there, err := newSession(testKey, "a test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here, _ := newSession(testKey, "a test")
+	sender.peers[1].paths[0].sending.Store(&sending{session: there, limit: limit})
+	return &receiving{session: here}
+}
+
+func testSender(known *table) *udpSender {
+	s := newUDPSender(&queue{counts: new(counts), log: slog.New(slog.DiscardHandler)})
+	s.use(known)
+	return s
 }
 
 // datagramsOf cuts a frame as the sender does.
 func datagramsOf(t testing.TB, known *table, frame []byte) [][]byte {
 	t.Helper()
-	s := newUDPSender(0, nil, new(counts), new(atomic.Bool), slog.New(slog.DiscardHandler))
-	s.use(known)
+	s := testSender(known)
 	s.send(known.peers[1], append(make([]byte, room), frame...))
 	var datagrams [][]byte
 	for i := range s.n {
@@ -107,8 +125,13 @@ func glue(t testing.TB, receiver *table, datagrams [][]byte) ([][]byte, *counts)
 	out, counts := new(shelf), new(counts)
 	g := newGluer(out, counts)
 	g.table = receiver
+	from := &source{peer: receiver.peers[0]}
 	for _, datagram := range datagrams {
-		if err := g.add(receiver.peers[0], datagram); err != nil {
+		if len(datagram) < wireLen {
+			continue
+		}
+		number := uint64(binary.BigEndian.Uint32(datagram[atNumber:]))
+		if err := g.add(from, number, datagram); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -128,6 +151,7 @@ func TestGluedPacketIsTheOneThatWasCut(t *testing.T) {
 				t.Errorf("%d bytes are cut into %d datagrams, want %d", length, len(datagrams), want)
 			}
 			frames, _ := glue(t, receiver, datagrams)
+			binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(len(frame)-linux.VnetHeaderLen-length))
 			if length <= 1400 {
 				// Nothing is left to be cut.
 				frame[vnetGSOType] = gsoNone
@@ -244,8 +268,7 @@ func FuzzCut(f *testing.F) {
 
 func TestNothingIsAllocatedForAPacket(t *testing.T) {
 	sender, receiver := twoNodes(t)
-	s := newUDPSender(0, nil, new(counts), new(atomic.Bool), slog.New(slog.DiscardHandler))
-	s.use(sender)
+	s := testSender(sender)
 	frame := append(make([]byte, room), superPacket(false, 1400, noise(60000))...)
 	if n := testing.AllocsPerRun(100, func() {
 		s.send(sender.peers[1], frame)
@@ -259,9 +282,10 @@ func TestNothingIsAllocatedForAPacket(t *testing.T) {
 	datagrams := datagramsOf(t, sender, frame[room:])
 	g := newGluer(discard{}, new(counts))
 	g.table = receiver
+	from := &source{peer: receiver.peers[0]}
 	if n := testing.AllocsPerRun(100, func() {
-		for _, datagram := range datagrams {
-			g.add(receiver.peers[0], datagram)
+		for i, datagram := range datagrams {
+			g.add(from, uint64(i), datagram)
 		}
 		g.flush()
 	}); n != 0 {

@@ -5,13 +5,11 @@ import (
 	"net"
 	"net/netip"
 	"testing"
-
-	"berth.dev/berth/internal/linux"
+	"time"
 )
 
-// datagramOf is a UDP packet between two nodes, as an overlay sends it.
-func datagramOf(t testing.TB, from, to int, source, destination netip.AddrPort) []byte {
-	t.Helper()
+// packetOf is an empty UDP packet between two nodes, in a datagram without tag.
+func packetOf(source, destination netip.AddrPort) []byte {
 	packet := make([]byte, minIPv4Header+8)
 	packet[0], packet[8], packet[9] = 0x45, 64, 17
 	binary.BigEndian.PutUint16(packet[2:], uint16(len(packet)))
@@ -21,12 +19,60 @@ func datagramOf(t testing.TB, from, to int, source, destination netip.AddrPort) 
 	binary.BigEndian.PutUint16(packet[20:], source.Port())
 	binary.BigEndian.PutUint16(packet[22:], destination.Port())
 	binary.BigEndian.PutUint16(packet[24:], 8)
-	secret, err := newToken(testKey, from, to)
-	if err != nil {
-		t.Fatal(err)
+	return append(make([]byte, wireLen), packet...)
+}
+
+// impostor speaks with a node as another one does.
+type impostor struct {
+	testing.TB
+	conn       *net.UDPConn
+	self, to   int
+	target     netip.AddrPort
+	generation uint64
+	hello      []byte
+	session    *session
+}
+
+// agree says hello until there is an answer.
+func (i *impostor) agree() {
+	i.Helper()
+	asking, _ := controlKey(testKey, i.self, i.to)
+	awaited, _ := controlKey(testKey, i.to, i.self)
+	own := newNonce()
+	i.generation++
+	i.hello = make([]byte, leastLimit)
+	control{kind: kindHello, generation: i.generation, nonce: own, from: uint32(i.self)}.encode(asking, i.hello)
+	answer := make([]byte, maxPacket)
+	for range 200 {
+		i.conn.WriteToUDPAddrPort(i.hello, i.target)
+		i.conn.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		n, _, err := i.conn.ReadFromUDPAddrPort(answer)
+		if err != nil || n < controlLen || !isControl(answer[:n]) || !isProven(awaited, answer[:n]) {
+			continue
+		}
+		c, _ := decodeControl(answer[:n])
+		switch {
+		case c.kind != kindAnswer || c.nonce != own:
+		case c.generation > i.generation:
+			i.generation = c.generation
+			i.agree()
+			return
+		default:
+			var err error
+			if i.session, err = newSession(testKey, purposeOf("datagrams", i.self, i.to, i.generation, own, c.instance)); err != nil {
+				i.Fatal(err)
+			}
+			return
+		}
 	}
-	datagram := append(secret[:], make([]byte, room-tokenLen+linux.VnetHeaderLen)...)
-	return append(datagram, packet...)
+	i.Fatal("no answer to a hello")
+}
+
+// seal returns a datagram with the next number and its tag.
+func (i *impostor) seal(datagram []byte) []byte {
+	sealed := append([]byte(nil), datagram...)
+	i.session.seal(sealed[:covered(sealed)], len(sealed))
+	return sealed
 }
 
 // TestOnlyPeersAreHeard sends what is not to be delivered, and in the end what
@@ -59,52 +105,98 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 		return err
 	})
 	defer sockets[0].Close()
-	good := datagramOf(t, 1, 0, own, destination)
+	at := target.endpoints()[0]
+	before := target.overlay.Counters()
+	as := &impostor{TB: t, conn: sockets[0], self: 1, to: 0, target: at}
+	as.agree()
+	old := as.seal(packetOf(own, destination))
+	as.agree() // a later generation: what was sealed before is worth nothing
+	good := packetOf(own, destination)
+	sealed := as.seal(good)
 	changed := func(f func(datagram []byte)) []byte {
 		datagram := append([]byte(nil), good...)
 		f(datagram)
 		return datagram
 	}
 	counters := func() Counters { return target.overlay.Counters() }
+	foreign := func() uint64 { return counters().Foreign }
+	spoofed := func() uint64 { return counters().Spoofed }
+	stray := func() uint64 { return counters().Stray }
+	malformed := func() uint64 { return counters().Malformed }
+	otherHello := append([]byte(nil), as.hello...)
+	otherHello[len(otherHello)-1], otherHello[macLen+3] = 1, 1
+	wrongTag := append([]byte(nil), sealed...)
+	wrongTag[3] ^= 1
+	readdressed := append([]byte(nil), sealed...)
+	readdressed[wireLen+19] ^= 1
+	longer := append(append([]byte(nil), sealed...), 0)
 	for _, test := range []struct {
 		what     string
 		socket   int
 		datagram []byte
 		counter  func() uint64
 	}{
-		{"another port of the peer's host", 1, good, func() uint64 { return counters().Foreign }},
-		{"another host", 2, good, func() uint64 { return counters().Foreign }},
-		{"a wrong token", 0, changed(func(d []byte) { d[3] ^= 1 }), func() uint64 { return counters().Foreign }},
-		{"the token of the other direction", 0, datagramOf(t, 0, 1, own, destination), func() uint64 { return counters().Foreign }},
-		{"the token of another node", 0, datagramOf(t, 2, 0, own, destination), func() uint64 { return counters().Foreign }},
-		{"less than a token", 0, good[:5], func() uint64 { return counters().Foreign }},
-		{"another node's source", 0, datagramOf(t, 1, 0, netip.AddrPortFrom(l.members[2].nodeAddr, 1), destination), func() uint64 { return counters().Spoofed }},
-		{"our own source", 0, datagramOf(t, 1, 0, netip.AddrPortFrom(target.nodeAddr, 1), destination), func() uint64 { return counters().Spoofed }},
-		{"a source outside of the cluster", 0, datagramOf(t, 1, 0, netip.MustParseAddrPort("198.51.100.1:1"), destination), func() uint64 { return counters().Spoofed }},
-		{"another node's destination", 0, datagramOf(t, 1, 0, own, netip.AddrPortFrom(l.members[2].nodeAddr, port)), func() uint64 { return counters().Stray }},
-		{"a destination outside of the cluster", 0, datagramOf(t, 1, 0, own, netip.MustParseAddrPort("198.51.100.1:1")), func() uint64 { return counters().Stray }},
-		{"no packet", 0, good[:wireLen], func() uint64 { return counters().Malformed }},
-		{"no version", 0, changed(func(d []byte) { d[wireLen] = 0x15 }), func() uint64 { return counters().Malformed }},
-		{"headers of a segment that are none", 0, changed(func(d []byte) { d[atHeaders] = 40 }), func() uint64 { return counters().Malformed }},
+		{"sent on from another port of the peer's host", 1, sealed, foreign},
+		{"sent on by another host", 2, sealed, foreign},
+		{"a hello sent on by another host", 2, as.hello, foreign},
+		{"a hello with another generation", 0, otherHello, foreign},
+		{"a wrong tag", 0, wrongTag, foreign},
+		{"another destination", 0, readdressed, foreign},
+		{"another length", 0, longer, foreign},
+		{"no tag", 0, good, foreign},
+		{"of an earlier session", 0, old, foreign},
+		{"less than a wire header", 0, good[:5], foreign},
+		{"another node's source", 0, as.seal(packetOf(netip.AddrPortFrom(l.members[2].nodeAddr, 1), destination)), spoofed},
+		{"our own source", 0, as.seal(packetOf(netip.AddrPortFrom(target.nodeAddr, 1), destination)), spoofed},
+		{"a source outside of the cluster", 0, as.seal(packetOf(netip.MustParseAddrPort("198.51.100.1:1"), destination)), spoofed},
+		{"another node's destination", 0, as.seal(packetOf(own, netip.AddrPortFrom(l.members[2].nodeAddr, port))), stray},
+		{"a destination outside of the cluster", 0, as.seal(packetOf(own, netip.MustParseAddrPort("198.51.100.1:1"))), stray},
+		{"no packet", 0, as.seal(good[:wireLen]), malformed},
+		{"no version", 0, as.seal(changed(func(d []byte) { d[wireLen] = 0x15 })), malformed},
+		{"headers of a segment that are none", 0, as.seal(changed(func(d []byte) { d[atHeaders] = 40 })), malformed},
+		{"an empty piece", 0, as.seal(changed(func(d []byte) { d[atFlags] = flagPiece })[:wireLen]), malformed},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			before := test.counter()
-			if _, err := sockets[test.socket].WriteToUDPAddrPort(test.datagram, target.endpoints()[0]); err != nil {
+			if _, err := sockets[test.socket].WriteToUDPAddrPort(test.datagram, at); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "the datagram is counted", func() bool { return test.counter() == before+1 })
 		})
 	}
-	if received := counters().ReceivedPackets; received != 0 {
-		t.Errorf("%d packets were delivered that should not be", received)
+	if received := counters().ReceivedPackets; received != before.ReceivedPackets {
+		t.Errorf("%d packets were delivered that should not be", received-before.ReceivedPackets)
 	}
-	// The control: the same datagram, from where it should come.
-	if _, err := sockets[0].WriteToUDPAddrPort(good, target.endpoints()[0]); err != nil {
-		t.Fatal(err)
+	// The control: the same datagram, from where it should come, once.
+	hear := func() {
+		t.Helper()
+		listener.SetReadDeadline(time.Now().Add(20 * time.Second))
+		_, from, err := listener.ReadFrom(make([]byte, 10))
+		if err != nil || from.(*net.UDPAddr).AddrPort() != own {
+			t.Errorf("the peer's packet came from %v (%v), want %v", from, err, own)
+		}
 	}
-	_, from, err := listener.ReadFrom(make([]byte, 10))
-	if err != nil || from.(*net.UDPAddr).AddrPort() != own {
-		t.Errorf("the peer's packet came from %v (%v), want %v", from, err, own)
+	sockets[0].WriteToUDPAddrPort(sealed, at)
+	hear()
+	for i, again := range [][]byte{sealed, as.hello, sealed} {
+		replayed := counters().Replayed
+		sockets[0].WriteToUDPAddrPort(again, at)
+		if i != 1 {
+			eventually(t, "the replayed datagram is counted", func() bool { return counters().Replayed == replayed+1 })
+		}
+	}
+	// What was good before the receiver started again is not now, even with
+	// the hello from then.
+	target.stop(t)
+	target.start(t, 0, l.nodes)
+	sockets[0].WriteToUDPAddrPort(as.hello, at)
+	sockets[0].WriteToUDPAddrPort(sealed, at)
+	eventually(t, "a datagram from before is counted", func() bool { return counters().Foreign > 0 })
+	as.agree()
+	sockets[0].WriteToUDPAddrPort(as.seal(good), at)
+	hear()
+	if received := counters().ReceivedPackets; received != 1 {
+		t.Errorf("%d packets were delivered after the start, want 1", received)
 	}
 }
 
@@ -122,9 +214,8 @@ func TestPeerMayComeBackElsewhere(t *testing.T) {
 	b.setUpNode(t, 1, false)
 	l.nodes[1].Endpoints = b.endpoints()
 	b.start(t, 1, l.nodes)
-	if err := a.overlay.SetNodes(l.nodes); err != nil {
-		t.Fatal(err)
-	}
+	a.setNodes(t, l.nodes)
+	l.awaitPaths()
 	ping(t, a, b.nodeAddr)
 	sendTCP(t, b, a.serveTCP(t, a.nodeAddr), noise(100_000))
 }
@@ -142,7 +233,7 @@ func TestNodesMustNotOverlap(t *testing.T) {
 		{"no port", []Node{{Name: "a"}, {Name: "b", Endpoints: []netip.AddrPort{netip.AddrPortFrom(endpoint.Addr(), 0)}}}},
 		{"IPv6 from an IPv4 socket", []Node{{Name: "a"}, {Name: "b", Endpoints: []netip.AddrPort{netip.MustParseAddrPort("[2001:db8::1]:1")}}}},
 	} {
-		if _, err := newTable(testKey, 0, test.nodes, false); err == nil {
+		if _, err := newTable(testKey, 0, test.nodes, false, 1, nil); err == nil {
 			t.Errorf("%s: no error", test.name)
 		}
 	}
@@ -154,7 +245,7 @@ func TestLongestPrefixWins(t *testing.T) {
 		{Name: "b", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16"), netip.MustParsePrefix("fd01::/16")}},
 		{Name: "c", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/32"), netip.MustParsePrefix("fd01::3/128")}},
 	}
-	table, err := newTable(testKey, 0, nodes, true)
+	table, err := newTable(testKey, 0, nodes, true, 1, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,10 +2,8 @@ package overlay
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -16,7 +14,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -49,76 +46,16 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "no namespaces:", err)
 		os.Exit(m.Run())
 	}
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		fmt.Fprintln(os.Stderr, "set up the router of the lab:", err)
-		os.Exit(1)
+	for _, sysctl := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		if err := os.WriteFile("/proc/sys/net/"+sysctl, []byte("1"), 0); err != nil {
+			fmt.Fprintln(os.Stderr, "set up the router of the lab:", err)
+			os.Exit(1)
+		}
 	}
 	os.Exit(m.Run())
 }
 
 var testKey = []byte("a key for tests that no job has.")
-
-// namespace is a network namespace that lives on one locked thread.
-type namespace struct {
-	work chan func()
-	file *os.File
-}
-
-func newNamespace(t testing.TB) *namespace {
-	t.Helper()
-	n := &namespace{work: make(chan func())}
-	ready := make(chan error)
-	onNewThread(func() {
-		err := unix.Unshare(unix.CLONE_NEWNET)
-		if err == nil {
-			n.file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
-		}
-		ready <- err
-		for f := range n.work {
-			f()
-		}
-	})
-	if err := <-ready; err != nil {
-		t.Fatalf("make a namespace: %v", err)
-	}
-	t.Cleanup(func() {
-		n.file.Close()
-		close(n.work)
-	})
-	return n
-}
-
-// onNewThread runs f on a thread that ends with it. The first thread of the
-// process cannot end, and what is read below /proc/self is its.
-func onNewThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		started := make(chan struct{})
-		onNewThread(func() { close(started); f() })
-		<-started
-		runtime.UnlockOSThread()
-	}()
-}
-
-func (n *namespace) do(f func()) {
-	finished := make(chan struct{})
-	n.work <- func() { defer close(finished); f() }
-	<-finished
-}
-
-// try does f in the namespace, and fails the test on its error.
-func (n *namespace) try(t testing.TB, f func() error) {
-	t.Helper()
-	var err error
-	n.do(func() { err = f() })
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // member is a host and its node.
 type member struct {
@@ -127,6 +64,8 @@ type member struct {
 	nodeAddr   netip.Addr
 	tuns       []*os.File
 	conns      []*net.UDPConn
+	listener   *net.TCPListener
+	carrier    Carrier
 	overlay    *Overlay
 	cancel     context.CancelFunc
 	done       chan struct{}
@@ -147,6 +86,9 @@ type labConfig struct {
 	offloads   bool // of the hosts' links
 	direct     bool // two hosts without a router
 	wildcard   bool // the sockets take IPv6 too, at any address
+	ipv6       bool // the hosts' network is IPv6
+	carrier    Carrier
+	streams    bool // the nodes take streams
 	through    func(l *lab)
 	superBytes int
 }
@@ -161,7 +103,11 @@ func newLab(t testing.TB, config labConfig) *lab {
 			node:     newNamespace(t),
 			hostAddr: netip.AddrFrom4([4]byte{192, 0, byte(i), 2}),
 			nodeAddr: netip.AddrFrom4([4]byte{10, 42, byte(i), 1}),
+			carrier:  config.carrier,
 		})
+		if config.ipv6 {
+			l.members[i].hostAddr = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 7: byte(i), 15: 2})
+		}
 	}
 	if config.direct {
 		l.connectDirectly(config)
@@ -172,9 +118,14 @@ func newLab(t testing.TB, config labConfig) *lab {
 	}
 	for i, m := range l.members {
 		m.setUpNode(t, max(1, config.queues), config.wildcard)
+		var stream netip.AddrPort
+		if config.streams {
+			stream = m.listen(t)
+		}
 		l.nodes = append(l.nodes, Node{
 			Name:      fmt.Sprintf("n%d", i),
 			Endpoints: m.endpoints(),
+			Stream:    stream,
 			Prefixes:  []netip.Prefix{netip.PrefixFrom(m.nodeAddr, 24).Masked(), netip.PrefixFrom(m.nodeIPv6(), 64).Masked()},
 		})
 	}
@@ -223,7 +174,18 @@ func newLab(t testing.TB, config labConfig) *lab {
 		}
 		m.start(t, i, nodes)
 	}
+	l.awaitPaths()
 	return l
+}
+
+// awaitPaths returns when all nodes reach each other.
+func (l *lab) awaitPaths() {
+	l.Helper()
+	for i, m := range l.members {
+		eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
+			return !slices.ContainsFunc(m.overlay.Paths(), func(p Path) bool { return p.Carrier == "" })
+		})
+	}
 }
 
 func (m *member) nodeIPv6() netip.Addr {
@@ -248,12 +210,15 @@ func (l *lab) connect(i, mtu int, offloads bool) {
 		l.Fatalf("add veth: %v", err)
 	}
 	l.Cleanup(func() { netlink.LinkDel(pair) })
-	router := netip.AddrFrom4([4]byte{192, 0, byte(i), 1})
-	if err := errors.Join(addLink(name, mtu, offloads, netip.PrefixFrom(router, 24))); err != nil {
+	router, bits := m.hostAddr.Prev(), 24
+	if m.hostAddr.Is6() {
+		bits = 64
+	}
+	if err := addLink(name, mtu, offloads, netip.PrefixFrom(router, bits)); err != nil {
 		l.Fatal(err)
 	}
 	m.host.try(l, func() error {
-		if err := addLink("eth0", mtu, offloads, netip.PrefixFrom(m.hostAddr, 24)); err != nil {
+		if err := addLink("eth0", mtu, offloads, netip.PrefixFrom(m.hostAddr, bits)); err != nil {
 			return err
 		}
 		return netlink.RouteAdd(&netlink.Route{Gw: router.AsSlice()})
@@ -272,50 +237,6 @@ func (l *lab) connectDirectly(config labConfig) {
 			return addLink("eth0", config.mtus[0], config.offloads, netip.PrefixFrom(m.hostAddr, 16))
 		})
 	}
-}
-
-func addLink(name string, mtu int, offloads bool, addresses ...netip.Prefix) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, address := range addresses {
-		ipNet := &net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
-		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet, Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("add %s to %s: %w", address, name, err)
-		}
-	}
-	if err := netlink.LinkSetMTU(link, mtu); err != nil {
-		return err
-	}
-	if !offloads {
-		for _, what := range []uint32{unix.ETHTOOL_STSO, unix.ETHTOOL_SGSO, unix.ETHTOOL_SGRO, unix.ETHTOOL_STXCSUM} {
-			if err := setEthtool(name, what, 0); err != nil {
-				return err
-			}
-		}
-	}
-	return netlink.LinkSetUp(link)
-}
-
-// setEthtool switches an offload of an interface.
-func setEthtool(name string, what, value uint32) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	argument := [2]uint32{what, value}
-	request := struct {
-		name [unix.IFNAMSIZ]byte
-		data unsafe.Pointer
-		_    [16]byte
-	}{data: unsafe.Pointer(&argument)}
-	copy(request.name[:], name)
-	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
-		return fmt.Errorf("set offload %#x of %s: %w", what, name, errno)
-	}
-	return nil
 }
 
 func (m *member) setUpNode(t testing.TB, queues int, wildcard bool) {
@@ -344,7 +265,7 @@ func (m *member) setUpNode(t testing.TB, queues int, wildcard bool) {
 	})
 	m.host.try(t, func() error {
 		for range queues {
-			network, address := "udp4", &net.UDPAddr{IP: m.hostAddr.AsSlice()}
+			network, address := "udp", &net.UDPAddr{IP: m.hostAddr.AsSlice()}
 			if wildcard {
 				network, address = "udp", nil
 			}
@@ -364,17 +285,42 @@ func (m *member) setUpNode(t testing.TB, queues int, wildcard bool) {
 	})
 }
 
+// listen makes the listener for streams.
+func (m *member) listen(t testing.TB) netip.AddrPort {
+	t.Helper()
+	m.host.try(t, func() (err error) {
+		m.listener, err = net.ListenTCP("tcp", &net.TCPAddr{IP: m.hostAddr.AsSlice()})
+		return err
+	})
+	t.Cleanup(func() { m.listener.Close() })
+	return netip.AddrPortFrom(m.hostAddr, m.listener.Addr().(*net.TCPAddr).AddrPort().Port())
+}
+
+// dialHost connects from the host.
+func (m *member) dialHost(ctx context.Context, to netip.AddrPort) (conn net.Conn, err error) {
+	m.host.do(func() { conn, err = new(net.Dialer).DialContext(ctx, "tcp", to.String()) })
+	return conn, err
+}
+
+// setNodes is the overlay's, in its namespace.
+func (m *member) setNodes(t testing.TB, nodes []Node) {
+	t.Helper()
+	m.host.try(t, func() error { return m.overlay.SetNodes(nodes) })
+}
+
 func (m *member) start(t testing.TB, self int, nodes []Node) {
 	t.Helper()
 	log := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
-	var err error
-	m.overlay, err = New(Config{Queues: m.tuns, Conns: m.conns, Key: testKey, Nodes: nodes, Self: self, Log: log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	m.host.try(t, func() (err error) {
+		m.overlay, err = New(Config{
+			Queues: m.tuns, Conns: m.conns, Key: testKey, Nodes: nodes, Self: self, Log: log,
+			Carrier: m.carrier, Listener: m.listener, Dial: m.dialHost,
+		})
+		return err
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	m.cancel, m.done = cancel, make(chan struct{})
 	go func() {
@@ -398,81 +344,5 @@ func (m *member) stop(t testing.TB) {
 	case <-time.After(20 * time.Second):
 		stacks := make([]byte, 1<<20)
 		t.Fatalf("the overlay does not end:\n%s", stacks[:runtime.Stack(stacks, true)])
-	}
-}
-
-// dial connects from a node. A numeric address is dialled on the calling
-// thread, and a socket stays where it was made.
-func (m *member) dial(t testing.TB, network, to string) net.Conn {
-	t.Helper()
-	var conn net.Conn
-	var err error
-	m.node.do(func() { conn, err = net.DialTimeout(network, to, 20*time.Second) })
-	if err != nil {
-		t.Fatalf("dial %s %s: %v", network, to, err)
-	}
-	conn.SetDeadline(time.Now().Add(60 * time.Second))
-	t.Cleanup(func() { conn.Close() })
-	return conn
-}
-
-// serveTCP answers each connection to the node with the checksum of all that
-// was sent to it.
-func (m *member) serveTCP(t testing.TB, address netip.Addr) string {
-	t.Helper()
-	var listener net.Listener
-	m.node.try(t, func() (err error) {
-		listener, err = net.Listen("tcp", netip.AddrPortFrom(address, 0).String())
-		return err
-	})
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				hash := sha256.New()
-				if _, err := io.Copy(hash, conn); err == nil {
-					conn.Write(hash.Sum(nil))
-				}
-			}()
-		}
-	}()
-	return listener.Addr().String()
-}
-
-// serveUDP answers each datagram to the node with itself.
-func (m *member) serveUDP(t testing.TB, address netip.Addr) string {
-	t.Helper()
-	var socket net.PacketConn
-	m.node.try(t, func() (err error) {
-		socket, err = net.ListenPacket("udp", netip.AddrPortFrom(address, 0).String())
-		return err
-	})
-	t.Cleanup(func() { socket.Close() })
-	go func() {
-		buffer := make([]byte, 1<<16)
-		for {
-			n, from, err := socket.ReadFrom(buffer)
-			if err != nil {
-				return
-			}
-			socket.WriteTo(buffer[:n], from)
-		}
-	}()
-	return socket.LocalAddr().String()
-}
-
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
 	}
 }

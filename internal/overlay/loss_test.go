@@ -12,6 +12,8 @@ import (
 // takes one socket of it, on the router, for the other one.
 type badLink struct {
 	loss, swap           float64
+	closed               atomic.Bool
+	most                 atomic.Int64 // bytes of a datagram; 0: any
 	carried, lost, moved atomic.Uint64
 }
 
@@ -52,7 +54,10 @@ func (b *badLink) carry(from, out *net.UDPConn, to netip.AddrPort, seed uint64) 
 			return
 		}
 		b.carried.Add(1)
+		most := b.most.Load()
 		switch {
+		case b.closed.Load() || most > 0 && int64(n) > most:
+			continue
 		case chance.Float64() < b.loss:
 			b.lost.Add(1)
 			continue

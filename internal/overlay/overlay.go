@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,6 +27,9 @@ type Node struct {
 	// Prefixes are its addresses, those of its pods included. A packet goes
 	// to the node with the longest prefix that holds its destination.
 	Prefixes []netip.Prefix
+	// Stream is where its Listener is on the hosts' network; the zero value
+	// where it has none.
+	Stream netip.AddrPort
 }
 
 // Config says what is connected with what.
@@ -36,6 +40,14 @@ type Config struct {
 	// They are not closed.
 	Queues []*os.File
 	Conns  []*net.UDPConn
+	// Carrier is how packets travel; all nodes must agree. Listener, which is
+	// closed at the end of Run, takes the streams of other nodes: without, no
+	// packet comes over TCP. With CarrierUDP it is not used.
+	Carrier  Carrier
+	Listener *net.TCPListener
+	// Dial connects to the Listener of another node; nil means what net.Dialer
+	// does. Tests dial in other network namespaces.
+	Dial func(ctx context.Context, to netip.AddrPort) (net.Conn, error)
 	// Key is the secret of the job, at least 16 bytes, the same on all nodes.
 	Key []byte
 	// Nodes are all nodes, in the same order on each; Self is this one's
@@ -61,6 +73,14 @@ func (c Config) Validate() error {
 	if c.Self < 0 || c.Self >= len(c.Nodes) {
 		complain("node %d is none of %d", c.Self, len(c.Nodes))
 	}
+	switch c.Carrier {
+	case CarrierAuto, CarrierUDP, CarrierTCP:
+	default:
+		complain("carrier %q is none of %q, %q", c.Carrier, CarrierUDP, CarrierTCP)
+	}
+	if c.Carrier == CarrierTCP && c.Listener == nil {
+		complain("no listener for packets over TCP")
+	}
 	if c.Log == nil {
 		complain("no logger")
 	}
@@ -69,31 +89,44 @@ func (c Config) Validate() error {
 
 // Overlay is one node's part.
 type Overlay struct {
-	key    []byte
-	self   int
-	ipv6   bool
-	queues []*queue
-	counts []counts
-	tables atomic.Pointer[table]
-	nodes  sync.Mutex // held while the table is replaced
+	key     []byte
+	self    int
+	ipv6    bool
+	carrier Carrier
+	listen  *net.TCPListener
+	dialTCP func(ctx context.Context, to netip.AddrPort) (net.Conn, error)
+	log     *slog.Logger
+	queues  []*queue
+	counts  []counts
+	prober  *prober
+	tables  atomic.Pointer[table]
+	nodes   sync.Mutex // held while the table is replaced
+	ending  atomic.Bool
 }
 
-// New prepares an overlay. Nothing is carried before Run.
+// New prepares an overlay. Nothing is carried before Run. It must be called in
+// the network namespace of the sockets, as SetNodes.
 func New(config Config) (*Overlay, error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("check overlay configuration: %w", err)
 	}
-	o := &Overlay{key: config.Key, self: config.Self, counts: make([]counts, len(config.Queues))}
+	o := &Overlay{
+		key: config.Key, self: config.Self, carrier: config.Carrier, listen: config.Listener, dialTCP: config.Dial,
+		log: config.Log, counts: make([]counts, len(config.Queues)),
+	}
+	if o.dialTCP == nil {
+		o.dialTCP = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", to.String())
+		}
+	}
+	o.prober = newProber(o, config.Carrier, config.Log)
 	families := map[bool]bool{}
-	for i, file := range config.Queues {
-		q, err := newQueue(file, &o.tables, &o.counts[i])
+	for i, conn := range config.Conns {
+		q, err := newQueue(i, config, o)
 		if err != nil {
 			return nil, err
 		}
-		if q.carrier, err = newUDPCarrier(i, config.Conns[i], &o.tables, &o.counts[i], config.Log); err != nil {
-			return nil, err
-		}
-		if o.ipv6, err = isIPv6(config.Conns[i]); err != nil {
+		if o.ipv6, err = isIPv6(conn); err != nil {
 			return nil, err
 		}
 		families[o.ipv6] = true
@@ -117,7 +150,7 @@ func (o *Overlay) SetNodes(nodes []Node) error {
 	}
 	o.nodes.Lock()
 	defer o.nodes.Unlock()
-	t, err := newTable(o.key, o.self, nodes, o.ipv6)
+	t, err := newTable(o.key, o.self, nodes, o.ipv6, len(o.queues), o.tables.Load())
 	if err != nil {
 		return fmt.Errorf("set nodes of the overlay: %w", err)
 	}
@@ -128,32 +161,39 @@ func (o *Overlay) SetNodes(nodes []Node) error {
 // Run carries packets until ctx ends (nil), or a device or socket fails. It
 // can be called once. When it returns, no goroutine of it is left.
 func (o *Overlay) Run(ctx context.Context) error {
+	end, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("run the overlay: %w", err)
+	}
+	defer unix.Close(end)
+	for _, q := range o.queues {
+		defer q.close()
+		if err := q.open(end); err != nil {
+			return err
+		}
+	}
 	group, groupCtx := errgroup.WithContext(ctx)
+	o.prober.connect = func(ctx context.Context, one *path, generation uint64) {
+		group.Go(func() error { o.dial(ctx, one, generation, o.prober.streams); return nil })
+	}
 	for _, q := range o.queues {
 		group.Go(q.transmit)
-		group.Go(func() error { return q.carrier.receive(q.gluer) })
+		group.Go(q.receive)
+	}
+	group.Go(func() error { return o.prober.run(groupCtx) })
+	if o.listen != nil && o.carrier != CarrierUDP {
+		group.Go(func() error { return o.acceptStreams(groupCtx) })
 	}
 	group.Go(func() error {
 		<-groupCtx.Done()
-		for _, q := range o.queues {
-			q.stop()
-		}
-		return nil
+		o.ending.Store(true)
+		_, err := unix.Write(end, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		return err
 	})
 	return group.Wait()
 }
 
-// isIPv6 tells whether a socket takes IPv6 addresses, be it for IPv4 too.
-func isIPv6(conn *net.UDPConn) (bool, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return false, fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
-	}
-	var domain int
-	var failure error
-	err = raw.Control(func(fd uintptr) { domain, failure = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN) })
-	if err := errors.Join(err, failure); err != nil {
-		return false, fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
-	}
-	return domain == unix.AF_INET6, nil
+func newNonce() (n nonce) {
+	rand.Read(n[:]) // never fails
+	return n
 }

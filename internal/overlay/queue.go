@@ -4,7 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"net"
 	"os"
+	"runtime"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -22,27 +25,31 @@ var errDeviceGone = errors.New("the device was removed, or its network namespace
 const (
 	batchBytes = 1 << 16
 	maxFrame   = linux.VnetHeaderLen + maxPacket
+	// room is how many bytes are put before a frame.
+	room = atVnet
 )
 
-// queue is one queue of the device with its carrier.
+// queue is one queue of the device with its socket. Two threads serve it, one
+// for each direction. They wait in poll(2) and not in Go's poller: a packet
+// then wakes one thread, and not one that wakes another.
 type queue struct {
-	file    *os.File
-	raw     syscall.RawConn
-	carrier carrier
-	gluer   *gluer
-	counts  *counts
-	tables  *atomic.Pointer[table]
-	stopped atomic.Bool
-	buffer  []byte
+	index  int
+	file   *os.File
+	conn   *net.UDPConn
+	log    *slog.Logger
+	counts *counts
+	tables *atomic.Pointer[table]
+	prober *prober
+	key    []byte
+	self   int
 
-	// What the callbacks of raw work on.
-	vector   []unix.Iovec
-	failure  error // of transmit
-	writing  func(fd uintptr) bool
-	writeErr error
+	// Duplicates of the file's and the socket's descriptors, and one that
+	// becomes readable when all is to end. Of Run only.
+	device, socket, end int
 }
 
-func newQueue(file *os.File, tables *atomic.Pointer[table], counts *counts) (*queue, error) {
+func newQueue(index int, config Config, o *Overlay) (*queue, error) {
+	file := config.Queues[index]
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", file.Name(), err)
@@ -61,106 +68,142 @@ func newQueue(file *os.File, tables *atomic.Pointer[table], counts *counts) (*qu
 	if !vnet {
 		return nil, fmt.Errorf("use %s: the device has no vnet header (IFF_VNET_HDR)", file.Name())
 	}
-	q := &queue{file: file, raw: raw, counts: counts, tables: tables, buffer: make([]byte, batchBytes+room+maxFrame)}
-	q.gluer = newGluer(q, counts)
-	q.writing = func(fd uintptr) bool {
-		for {
-			q.writeErr = linux.WriteVector(int(fd), q.vector)
-			if q.writeErr != unix.EINTR {
-				return true
-			}
-		}
+	q := &queue{
+		index: index, file: file, conn: config.Conns[index], log: config.Log,
+		counts: &o.counts[index], tables: &o.tables, prober: o.prober, key: config.Key, self: config.Self,
+		device: -1, socket: -1, end: -1,
+	}
+	if err := setUpSocket(q.conn, config.Log); err != nil {
+		return nil, err
 	}
 	return q, nil
 }
 
-// transmit carries what the device hands out until the queue is stopped (nil).
-func (q *queue) transmit() error {
-	err := q.raw.Read(q.drain())
-	switch {
-	case q.stopped.Load():
-		return nil
-	case q.failure != nil:
-		return q.failure
+// open makes the descriptors. close closes them, also where open failed.
+func (q *queue) open(end int) (err error) {
+	q.end = end
+	if q.device, err = duplicate(q.file); err != nil {
+		return fmt.Errorf("use %s: %w", q.file.Name(), err)
 	}
-	return fmt.Errorf("read %s: %w", q.file.Name(), err)
+	if q.socket, err = duplicate(q.conn); err != nil {
+		return fmt.Errorf("use socket %s: %w", q.conn.LocalAddr(), err)
+	}
+	return nil
 }
 
-// drain returns the loop over packets. It is left, with false, when there is
-// none, and for good when the queue has stopped or failed.
-func (q *queue) drain() func(fd uintptr) bool {
+func (q *queue) close() {
+	for _, fd := range []*int{&q.device, &q.socket} {
+		if *fd >= 0 {
+			unix.Close(*fd)
+		}
+		*fd = -1
+	}
+}
+
+func duplicate(of syscall.Conn) (fd int, err error) {
+	raw, err := of.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	var failure error
+	err = raw.Control(func(original uintptr) { fd, failure = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 0) })
+	if err := errors.Join(err, failure); err != nil {
+		return -1, err
+	}
+	return fd, nil
+}
+
+// A waiter waits for a descriptor, or for the end of all.
+type waiter struct {
+	fds [2]unix.PollFd
+}
+
+func newWaiter(fd, end int, events int16) *waiter {
+	return &waiter{[2]unix.PollFd{{Fd: int32(fd), Events: events}, {Fd: int32(end), Events: unix.POLLIN}}}
+}
+
+// wait returns false at the end.
+func (w *waiter) wait() (bool, error) {
+	_, err := unix.Poll(w.fds[:], -1)
+	if err != nil && err != unix.EINTR {
+		return false, err
+	}
+	return w.fds[1].Revents == 0 || err != nil, nil
+}
+
+// transmit carries what the device hands out until the end (nil).
+func (q *queue) transmit() error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	sender := newUDPSender(q)
+	waiter := newWaiter(q.device, q.end, unix.POLLIN)
+	buffer := make([]byte, batchBytes+room+maxFrame)
 	var known *table
 	used := 0
-	flush := func() bool {
-		used = 0
-		q.failure = q.carrier.flush()
-		return q.failure == nil
-	}
-	return func(fd uintptr) bool {
-		for !q.stopped.Load() {
-			if t := q.tables.Load(); t != known {
-				if !flush() {
-					return true
-				}
-				q.carrier.use(t)
-				known = t
+	for {
+		if t := q.tables.Load(); t != known {
+			if err := sender.flush(); err != nil {
+				return err
 			}
-			start := q.buffer[used:]
-			n, err := unix.Read(int(fd), start[room:room+maxFrame])
-			switch {
-			case err == unix.EAGAIN:
-				if !flush() {
-					return true
-				}
-				return false
-			case err == unix.EINTR:
-				continue
-			case err == unix.EBADFD || err == nil && n == 0:
-				err = errDeviceGone
-				fallthrough
-			case err != nil:
-				q.failure = fmt.Errorf("read %s: %w", q.file.Name(), err)
-				return true
+			used = 0
+			sender.use(t)
+			known = t
+		}
+		start := buffer[used:]
+		n, err := unix.Read(q.device, start[room:room+maxFrame])
+		switch {
+		case err == unix.EAGAIN:
+			used = 0
+			if err := sender.flush(); err != nil {
+				return err
 			}
-			if n <= linux.VnetHeaderLen {
-				continue
+			if more, err := waiter.wait(); err != nil || !more {
+				return err
 			}
-			to := known.route(start[room+linux.VnetHeaderLen : room+n])
-			if to == nil {
-				q.counts.unroutable.Add(1)
-				continue
+			continue
+		case err == unix.EINTR:
+			continue
+		case err == unix.EBADFD || err == nil && n == 0:
+			return fmt.Errorf("read %s: %w", q.file.Name(), errDeviceGone)
+		case err != nil:
+			return fmt.Errorf("read %s: %w", q.file.Name(), err)
+		}
+		if n <= linux.VnetHeaderLen {
+			continue
+		}
+		to := known.route(start[room+linux.VnetHeaderLen : room+n])
+		if to == nil {
+			q.counts.unroutable.Add(1)
+			continue
+		}
+		sender.send(to, start[:room+n])
+		// The next frame begins where a word does.
+		used += (room + n + 15) &^ 15
+		if used >= batchBytes || sender.full() {
+			used = 0
+			if err := sender.flush(); err != nil {
+				return err
 			}
-			q.carrier.send(to, start[:room+n])
-			// The next frame begins where a word does.
-			used += (room + n + 15) &^ 15
-			if used >= batchBytes || q.carrier.full() {
-				if !flush() {
-					return true
-				}
+			if q.ended() {
+				return nil
 			}
 		}
-		return true
 	}
 }
 
-// write delivers a packet to the device.
+// ended tells whether all is to end, for a loop that never waits.
+func (q *queue) ended() bool { return q.prober.overlay.ending.Load() }
+
+// write delivers a packet to the device. Any thread may.
 func (q *queue) write(vector []unix.Iovec) error {
-	q.vector, q.writeErr = vector, nil
-	if err := q.raw.Write(q.writing); err != nil {
-		if q.stopped.Load() || errors.Is(err, os.ErrDeadlineExceeded) {
-			return nil
+	for {
+		err := linux.WriteVector(q.device, vector)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EBADFD || errors.Is(err, io.EOF):
+			return fmt.Errorf("write %s: %w", q.file.Name(), errDeviceGone)
 		}
-		return fmt.Errorf("write %s: %w", q.file.Name(), errors.Join(err, errDeviceGone))
+		return err
 	}
-	if q.writeErr == unix.EBADFD || errors.Is(q.writeErr, io.EOF) {
-		return fmt.Errorf("write %s: %w", q.file.Name(), errDeviceGone)
-	}
-	return q.writeErr
-}
-
-// stop ends transmit and the carrier. It can be called twice.
-func (q *queue) stop() {
-	q.stopped.Store(true)
-	_ = q.file.SetDeadline(time.Unix(1, 0)) // fails only when closed
-	q.carrier.stop()
 }

@@ -32,17 +32,18 @@ type level6 struct {
 
 // peer is another node.
 type peer struct {
-	index    int
-	name     string
-	sending  token
-	awaited  token
-	sockaddr []unix.RawSockaddrInet6 // by its queue; of family AF_INET where that is the socket's
+	index     int
+	name      string
+	endpoints []netip.AddrPort
+	stream    netip.AddrPort
+	// asking and awaited prove control messages to it and from it.
+	asking, awaited []byte
+	paths           []*path // by the queue of this node
 }
 
-// nobody is the index of no node.
-const nobody = -1
-
-func newTable(key []byte, self int, nodes []Node, ipv6 bool) (*table, error) {
+// newTable keeps what the table before it, if any, knows of the ways to those
+// nodes that stay where they were.
+func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before *table) (*table, error) {
 	t := &table{self: self, peers: make([]*peer, len(nodes)), bySource: map[netip.AddrPort]*peer{}}
 	owner := map[netip.Prefix]int{}
 	for i, node := range nodes {
@@ -58,9 +59,12 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool) (*table, error) {
 		if i == self {
 			continue
 		}
-		p, err := newPeer(key, self, i, node, ipv6)
-		if err != nil {
-			return nil, err
+		p := before.keep(i, node)
+		if p == nil {
+			var err error
+			if p, err = newPeer(key, self, i, node, ipv6, queues); err != nil {
+				return nil, err
+			}
 		}
 		t.peers[i] = p
 		for _, endpoint := range node.Endpoints {
@@ -75,12 +79,24 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool) (*table, error) {
 	return t, nil
 }
 
-func newPeer(key []byte, self, index int, node Node, ipv6 bool) (p *peer, err error) {
-	p = &peer{index: index, name: node.Name}
-	if p.sending, err = newToken(key, self, index); err != nil {
+// keep returns the peer of before, where node is the same and where it was.
+func (t *table) keep(index int, node Node) *peer {
+	if t == nil || index >= len(t.peers) || t.peers[index] == nil {
+		return nil
+	}
+	p := t.peers[index]
+	if p.name != node.Name || p.stream != node.Stream || !slices.Equal(p.endpoints, node.Endpoints) {
+		return nil
+	}
+	return p
+}
+
+func newPeer(key []byte, self, index int, node Node, ipv6 bool, queues int) (p *peer, err error) {
+	p = &peer{index: index, name: node.Name, endpoints: slices.Clone(node.Endpoints), stream: node.Stream}
+	if p.asking, err = controlKey(key, self, index); err != nil {
 		return nil, err
 	}
-	if p.awaited, err = newToken(key, index, self); err != nil {
+	if p.awaited, err = controlKey(key, index, self); err != nil {
 		return nil, err
 	}
 	for _, endpoint := range node.Endpoints {
@@ -90,10 +106,30 @@ func newPeer(key []byte, self, index int, node Node, ipv6 bool) (p *peer, err er
 		if !ipv6 && !endpoint.Addr().Unmap().Is4() {
 			return nil, fmt.Errorf("node %s: endpoint %s cannot be reached from an IPv4 socket", node.Name, endpoint)
 		}
-		p.sockaddr = append(p.sockaddr, rawSockaddr(endpoint, ipv6))
+	}
+	if len(node.Endpoints) == 0 && !node.Stream.IsValid() {
+		return p, nil
+	}
+	for queue := range queues {
+		way, err := newPath(p, queue, ipv6)
+		if err != nil {
+			return nil, err
+		}
+		p.paths = append(p.paths, way)
 	}
 	return p, nil
 }
+
+// isAt tells whether a node has any socket at an address of the hosts'
+// network.
+func (p *peer) isAt(address netip.Addr) bool {
+	address = address.Unmap()
+	return p.stream.Addr().Unmap() == address ||
+		slices.ContainsFunc(p.endpoints, func(e netip.AddrPort) bool { return e.Addr().Unmap() == address })
+}
+
+// nobody is the index of no node.
+const nobody = -1
 
 func (t *table) arrange(owner map[netip.Prefix]int) {
 	for prefix, node := range owner {

@@ -1,11 +1,11 @@
 package overlay
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"sync/atomic"
-	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,37 +14,62 @@ import (
 // what is got.
 const socketBuffer = 8 << 20
 
-// udpCarrier is one socket.
-type udpCarrier struct {
-	*udpSender
-	*udpReceiver
-	conn    *net.UDPConn
-	stopped atomic.Bool
-}
-
-func newUDPCarrier(queue int, conn *net.UDPConn, tables *atomic.Pointer[table], counts *counts, log *slog.Logger) (*udpCarrier, error) {
+// setUpSocket makes the kernel join datagrams that arrive, and leaves it to the
+// overlay to find out how large one may be: none is fragmented, and what ICMP
+// messages say, which anybody can forge, is not heeded.
+func setUpSocket(conn *net.UDPConn, log *slog.Logger) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
+		return fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
 	}
 	// A smaller buffer, or datagrams one by one, are slower and no more.
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetWriteBuffer(socketBuffer)
+	ipv6, err := isIPv6(conn)
+	if err != nil {
+		return err
+	}
+	var failure error
 	err = raw.Control(func(fd uintptr) {
 		if err := unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1); err != nil {
 			log.Info("the kernel hands out datagrams one by one; the network between nodes is slower", "error", err)
 		}
+		// Sockets of IPv6 send to IPv4 addresses, too.
+		failure = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+		if ipv6 {
+			failure = errors.Join(failure, unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE))
+		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
+	if err := errors.Join(err, failure); err != nil {
+		return fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
 	}
-	c := &udpCarrier{conn: conn}
-	c.udpSender = newUDPSender(queue, raw, counts, &c.stopped, log)
-	c.udpReceiver = newUDPReceiver(raw, tables, counts, &c.stopped)
-	return c, nil
+	return nil
 }
 
-func (c *udpCarrier) stop() {
-	c.stopped.Store(true)
-	_ = c.conn.SetDeadline(time.Unix(1, 0)) // fails only when closed
+// sendControl sends one datagram now, if the socket takes it. Any thread may
+// call it while Run runs.
+func (q *queue) sendControl(datagram []byte, to *unix.RawSockaddrInet6) {
+	_, _, _ = unix.Syscall6(unix.SYS_SENDTO, uintptr(q.socket), uintptr(unsafe.Pointer(&datagram[0])), uintptr(len(datagram)), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(to)), uintptr(addressLen(to)))
+}
+
+// isIPv6 tells whether a socket takes IPv6 addresses, be it for IPv4 too.
+func isIPv6(conn *net.UDPConn) (bool, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return false, fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
+	}
+	var domain int
+	var failure error
+	err = raw.Control(func(fd uintptr) { domain, failure = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN) })
+	if err := errors.Join(err, failure); err != nil {
+		return false, fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
+	}
+	return domain == unix.AF_INET6, nil
+}
+
+func addressLen(raw *unix.RawSockaddrInet6) uint32 {
+	if raw.Family == unix.AF_INET {
+		return unix.SizeofSockaddrInet4
+	}
+	return unix.SizeofSockaddrInet6
 }

@@ -4,9 +4,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
-	"sync/atomic"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -34,13 +31,9 @@ type segmentControl struct {
 
 // udpSender is the sending half of a queue.
 type udpSender struct {
-	queue  int
-	raw    syscall.RawConn
-	log    *slog.Logger
-	counts *counts
-	halted *atomic.Bool
+	*queue
+	waiter *waiter
 
-	number   uint16
 	headers  []byte
 	vector   []unix.Iovec
 	messages []linux.Message
@@ -50,27 +43,23 @@ type udpSender struct {
 	open     bool
 	// uncut is, by the index of a peer, for how many datagrams more each is
 	// to be sent by itself; known, that this was logged.
-	uncut []int
-	known []bool
-
-	// What write works on, since it must not be made anew for each batch.
-	write   func(fd uintptr) bool
-	pending []linux.Message
-	failure error
-	single  []linux.Message
+	uncut  []int
+	known  []bool
+	single []linux.Message
 }
 
 type trainMeta struct {
-	to       *peer
+	to       *path
 	size     int // of a datagram
 	count    int
 	bytes    int
 	firstIov int
 }
 
-func newUDPSender(queue int, raw syscall.RawConn, counts *counts, halted *atomic.Bool, log *slog.Logger) *udpSender {
+func newUDPSender(q *queue) *udpSender {
 	s := &udpSender{
-		queue: queue, raw: raw, log: log, counts: counts, halted: halted,
+		queue:    q,
+		waiter:   newWaiter(q.socket, q.end, unix.POLLOUT),
 		headers:  make([]byte, 0, batchHeaders),
 		vector:   make([]unix.Iovec, 0, 2*maxSegments+maxMessages),
 		messages: make([]linux.Message, maxMessages),
@@ -83,23 +72,27 @@ func newUDPSender(queue int, raw syscall.RawConn, counts *counts, halted *atomic
 		c.Level, c.Type = unix.IPPROTO_UDP, unix.UDP_SEGMENT
 		c.SetLen(unix.CmsgLen(2))
 	}
-	s.write = func(fd uintptr) bool {
-		for len(s.pending) > 0 {
-			n, err := linux.SendMessages(int(fd), s.pending)
-			switch {
-			case err == nil:
-				s.pending = s.pending[n:]
-			case err == unix.EINTR:
-			case err == unix.EAGAIN:
-				return s.halted.Load()
-			default:
-				s.failure = err
-				return true
-			}
-		}
-		return true
-	}
 	return s
+}
+
+// write sends messages and returns those left: with an error, the first of
+// them was refused; without, all is to end.
+func (s *udpSender) write(messages []linux.Message) ([]linux.Message, error) {
+	for len(messages) > 0 {
+		n, err := linux.SendMessages(s.socket, messages)
+		switch {
+		case err == nil:
+			messages = messages[n:]
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
+			if more, err := s.waiter.wait(); err != nil || !more {
+				return messages, err
+			}
+		default:
+			return messages, err
+		}
+	}
+	return nil, nil
 }
 
 func (s *udpSender) use(t *table) {
@@ -111,61 +104,114 @@ func (s *udpSender) full() bool {
 	return s.n > maxMessages/2 || cap(s.vector)-len(s.vector) < 2*maxSegments/2+2 || cap(s.headers)-len(s.headers) < batchHeaders/2
 }
 
+// send takes a packet for a peer, whose frame begins room bytes into buffer.
+// It uses the room, and the buffer until the next flush.
 func (s *udpSender) send(to *peer, buffer []byte) {
-	if len(to.sockaddr) == 0 {
-		s.counts.unsent.Add(1)
+	if s.index >= len(to.paths) {
+		s.counts.unsent.Add(1) // the node is at no address yet
 		return
 	}
-	s.number++
+	way := to.paths[s.index]
+	by := way.sending.Load()
 	frame := buffer[room:]
-	headers, size := cut(frame)
-	if size == 0 {
-		s.counts.sentPackets.Add(1)
-		s.counts.sentBytes.Add(uint64(len(frame) - linux.VnetHeaderLen))
-		if len(buffer) > maxUDPPayload {
+	switch {
+	case by == nil:
+		s.counts.unsent.Add(1)
+		return
+	case by.stream != nil:
+		if !by.stream.send(buffer) {
 			s.counts.unsent.Add(1)
 			return
 		}
-		s.stamp(buffer[:room], to, 0, 0, true)
-		s.board(to, len(buffer), part(buffer), unix.Iovec{})
-		return
+		s.counts.streamed.Add(1)
+	default:
+		headers, size := cut(frame, by.limit)
+		switch {
+		case size > 0 && s.sendSegments(way, by.session, frame, headers, size):
+		case size <= 0 && len(buffer) <= by.limit:
+			s.stamp(buffer[:wireLen], 0, 0, flagLast)
+			by.seal(buffer[:covered(buffer)], len(buffer))
+			s.board(way, len(buffer), part(buffer), unix.Iovec{})
+		case size <= 0 && frame[vnetGSOType] == gsoNone:
+			s.sendPieces(way, by, frame)
+			s.counts.pieced.Add(1)
+		default:
+			s.counts.unsent.Add(1)
+			return
+		}
 	}
+	s.counts.sentPackets.Add(1)
+	s.counts.sentBytes.Add(uint64(len(frame) - linux.VnetHeaderLen))
+}
+
+// sendSegments sends a TCP packet as datagrams of one segment each. It does not
+// where they are smaller than those of any TCP.
+func (s *udpSender) sendSegments(way *path, by *session, frame []byte, headers, size int) bool {
 	payload := frame[linux.VnetHeaderLen+headers:]
 	segments := (len(payload) + size - 1) / size
 	each := wireLen + headers
-	if segments > maxSegments/2-2 || segments*each > batchHeaders/2 || each+size > maxUDPPayload {
-		s.counts.unsent.Add(1) // no TCP has segments this small
-		return
+	if segments > maxSegments/2-2 || segments*each > batchHeaders/2 {
+		return false
 	}
-	s.counts.sentPackets.Add(1)
-	s.counts.sentBytes.Add(uint64(headers + len(payload)))
+	binary.NativeEndian.PutUint16(frame[vnetGSOSize:], uint16(size))
 	for i := range segments {
-		at := len(s.headers)
-		s.headers = s.headers[:at+each]
-		head := s.headers[at:]
-		s.stamp(head, to, i, headers, i == segments-1)
-		copy(head[atVnet:], frame[:linux.VnetHeaderLen+headers])
 		piece := payload[i*size : min((i+1)*size, len(payload))]
-		s.board(to, each+len(piece), part(head), part(piece))
+		head := s.head(each)
+		copy(head[atVnet:], frame[:linux.VnetHeaderLen+headers])
+		flags := byte(0)
+		if i == segments-1 {
+			flags = flagLast
+		}
+		s.stamp(head, i, headers, flags)
+		by.seal(head, each+len(piece))
+		s.board(way, each+len(piece), part(head), part(piece))
+	}
+	return true
+}
+
+// sendPieces sends a packet that is too large and cannot be cut into segments.
+func (s *udpSender) sendPieces(way *path, by *sending, frame []byte) {
+	packet := frame[linux.VnetHeaderLen:]
+	size := by.limit - wireLen
+	for i := 0; len(packet) > 0; i++ {
+		piece := packet[:min(size, len(packet))]
+		packet = packet[len(piece):]
+		inHead := min(wholeCovered, len(piece))
+		head := s.head(wireLen + inHead)
+		copy(head[atVnet:], frame[:linux.VnetHeaderLen])
+		copy(head[wireLen:], piece)
+		flags := byte(flagPiece)
+		if len(packet) == 0 {
+			flags |= flagLast
+		}
+		s.stamp(head, i, 0, flags)
+		by.seal(head, wireLen+len(piece))
+		var rest unix.Iovec
+		if len(piece) > inHead {
+			rest = part(piece[inHead:])
+		}
+		s.board(way, wireLen+len(piece), part(head), rest)
 	}
 }
 
-// stamp fills the datagram's header in, but for the vnet header.
-func (s *udpSender) stamp(head []byte, to *peer, index, headers int, last bool) {
-	*(*token)(head) = to.sending
-	binary.BigEndian.PutUint16(head[atNumber:], s.number)
+// head is room for the first bytes of a datagram, until the next flush.
+func (s *udpSender) head(size int) []byte {
+	at := len(s.headers)
+	s.headers = s.headers[:at+size]
+	return s.headers[at:]
+}
+
+// stamp fills the fields of a wire header in that are not of the session.
+func (s *udpSender) stamp(head []byte, index, headers int, flags byte) {
 	binary.BigEndian.PutUint16(head[atIndex:], uint16(index))
-	head[atHeaders], head[atFlags] = byte(headers), 0
-	if last {
-		head[atFlags] = flagLast
-	}
+	head[atHeaders], head[atFlags] = byte(headers), flags
 }
 
 // board puts a datagram of one or two parts on the train, or on a new one.
-func (s *udpSender) board(to *peer, size int, first, second unix.Iovec) {
-	alone := s.uncut[to.index] > 0
+func (s *udpSender) board(to *path, size int, first, second unix.Iovec) {
+	alone := s.uncut[to.peer.index] > 0
 	if alone {
-		s.uncut[to.index]--
+		s.uncut[to.peer.index]--
 	}
 	if s.open && !alone {
 		train := &s.meta[s.n-1]
@@ -214,18 +260,12 @@ func (s *udpSender) flushKeeping() error {
 		s.prepare(i, n)
 	}
 	for sent := 0; sent < n; {
-		s.pending, s.failure = s.messages[sent:n], nil
-		if err := s.raw.Write(s.write); err != nil {
-			if s.halted.Load() {
-				return nil
-			}
-			return fmt.Errorf("send to other nodes: %w", err)
+		left, err := s.write(s.messages[sent:n])
+		if err == nil {
+			return nil
 		}
-		sent = n - len(s.pending)
-		if s.halted.Load() || sent == n {
-			break
-		}
-		if err := s.giveWay(sent, s.failure); err != nil {
+		sent = n - len(left)
+		if err := s.giveWay(sent, err); err != nil {
 			return err
 		}
 		sent++
@@ -240,7 +280,7 @@ func (s *udpSender) prepare(i, n int) {
 	if i+1 < n {
 		end = s.meta[i+1].firstIov
 	}
-	address := &train.to.sockaddr[s.queue%len(train.to.sockaddr)]
+	address := &train.to.sockaddr
 	*message = linux.Message{}
 	message.Name, message.Namelen = (*byte)(unsafe.Pointer(address)), addressLen(address)
 	message.Iov = &s.vector[train.firstIov]
@@ -260,17 +300,17 @@ func (s *udpSender) giveWay(i int, cause error) error {
 	refusal := errors.Is(cause, unix.EINVAL) || errors.Is(cause, unix.EMSGSIZE) || errors.Is(cause, unix.EIO) || errors.Is(cause, unix.EOPNOTSUPP)
 	if train.count == 1 || !refusal {
 		s.counts.unsent.Add(uint64(train.count))
-		s.log.Debug("datagram not sent", "node", train.to.name, "bytes", train.size, "error", cause)
+		s.log.Debug("datagram not sent", "node", train.to.peer.name, "bytes", train.size, "error", cause)
 		if errors.Is(cause, unix.EBADF) {
 			return fmt.Errorf("send to other nodes: %w", cause)
 		}
 		return nil
 	}
-	s.uncut[train.to.index] = uncutFor
+	s.uncut[train.to.peer.index] = uncutFor
 	s.counts.uncut.Add(1)
-	if !s.known[train.to.index] {
-		s.known[train.to.index] = true
-		s.log.Warn("the host does not cut packets to a node; the network between them is slower", "node", train.to.name, "bytes", train.size, "error", cause)
+	if !s.known[train.to.peer.index] {
+		s.known[train.to.peer.index] = true
+		s.log.Warn("the host does not cut packets to a node; the network between them is slower", "node", train.to.peer.name, "bytes", train.size, "error", cause)
 	}
 	return s.sendSingly(i)
 }
@@ -278,7 +318,7 @@ func (s *udpSender) giveWay(i int, cause error) error {
 func (s *udpSender) sendSingly(i int) error {
 	train := &s.meta[i]
 	iov := train.firstIov
-	for left := train.bytes; left > 0 && !s.halted.Load(); {
+	for left := train.bytes; left > 0; {
 		size, parts := 0, 0
 		for size < min(train.size, left) {
 			size += int(s.vector[iov+parts].Len)
@@ -289,22 +329,13 @@ func (s *udpSender) sendSingly(i int) error {
 		message.Iov = &s.vector[iov]
 		message.SetIovlen(parts)
 		message.Control, message.Controllen = nil, 0
-		s.pending, s.failure = s.single, nil
-		if err := s.raw.Write(s.write); err != nil && !s.halted.Load() {
-			return fmt.Errorf("send to other nodes: %w", err)
-		}
-		if s.failure != nil {
+		if rest, err := s.write(s.single); err != nil {
 			s.counts.unsent.Add(1)
+		} else if len(rest) > 0 {
+			return nil
 		}
 		left -= size
 		iov += parts
 	}
 	return nil
-}
-
-func addressLen(raw *unix.RawSockaddrInet6) uint32 {
-	if raw.Family == unix.AF_INET {
-		return unix.SizeofSockaddrInet4
-	}
-	return unix.SizeofSockaddrInet6
 }

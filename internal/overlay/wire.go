@@ -1,36 +1,35 @@
 package overlay
 
 import (
-	"crypto/hkdf"
-	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 
 	"berth.dev/berth/internal/linux"
 )
 
 // A datagram is
 //
-//	token        8 bytes   of the sender towards this receiver
-//	number       2         of the packet, by the sender's queue; big endian
+//	tag          8 bytes   what proves that the peer sent it, and not before
+//	number       4         of the datagram in its session, the lower half; big endian
 //	index        2         of the segment in the packet; big endian
-//	headerLength 1         of IP and TCP in a segment; 0 for a whole packet
-//	flags        1
-//	vnet        10         struct virtio_net_hdr, as the sender's device gave it
+//	vnet        10         struct virtio_net_hdr, as the sender's device gave it,
+//	                       but with headerLength and flags in place of hdr_len
 //
 // and then an IP packet, or the IP and TCP headers of a packet that was cut
 // and the payload of one segment. The headers are those of the whole packet in
-// each segment, so that the loss of one costs no other.
+// each segment, so that the loss of one costs no other. headerLength is that
+// of IP and TCP in a segment, 0 for a whole packet and for a piece of one that
+// cannot be cut into segments.
 const (
-	atNumber  = tokenLen
-	atIndex   = atNumber + 2
-	atHeaders = atIndex + 2
+	atNumber  = tagLen
+	atIndex   = atNumber + 4
+	atVnet    = atIndex + 2
+	atHeaders = atVnet + vnetHeaders
 	atFlags   = atHeaders + 1
-	atVnet    = atFlags + 1
 	wireLen   = atVnet + linux.VnetHeaderLen
 
-	tokenLen = 8
-	flagLast = 1 // the segment is the last of its packet
+	tagLen    = 8
+	flagLast  = 1 // the segment or piece is the last of its packet
+	flagPiece = 2 // the datagram is a part of a packet and nothing else
 )
 
 // The fields of struct virtio_net_hdr, in the byte order of the machine, and
@@ -43,6 +42,7 @@ const (
 	vnetSumStart   = 6
 	vnetSumOffset  = 8
 	needsChecksum  = 1
+	vnetFlagsKnown = 7 // what the kernel defines; the highest bit marks control
 	gsoNone        = 0
 	gsoTCP4        = 1
 	gsoTCP6        = 4
@@ -60,24 +60,10 @@ const (
 	tcpCWR         = 0x80
 )
 
-// token is what a datagram must begin with. The underlay's addresses can be
-// forged by whoever is on the network; a token is known to two nodes only.
-type token [tokenLen]byte
-
-// newToken derives the token for one direction between two nodes from the key
-// of the job.
-func newToken(key []byte, from, to int) (token, error) {
-	bytes, err := hkdf.Key(sha256.New, key, nil, fmt.Sprintf("berth overlay datagram from %d to %d", from, to), tokenLen)
-	if err != nil {
-		return token{}, fmt.Errorf("derive token from node %d to %d: %w", from, to, err)
-	}
-	return token(bytes), nil
-}
-
 // cut tells how a frame, a vnet header and an IP packet, is to be cut: into
-// segments of size bytes after the first headers bytes of the packet. A frame
-// that travels as it is has size 0.
-func cut(frame []byte) (headers, size int) {
+// segments of size bytes after the first headers bytes of the packet, so that
+// no datagram is larger than limit. A frame that travels as it is has size 0.
+func cut(frame []byte, limit int) (headers, size int) {
 	packet := frame[linux.VnetHeaderLen:]
 	start := int(binary.NativeEndian.Uint16(frame[vnetSumStart:]))
 	size = int(binary.NativeEndian.Uint16(frame[vnetGSOSize:]))
@@ -85,10 +71,10 @@ func cut(frame []byte) (headers, size int) {
 		return 0, 0
 	}
 	headers = start + int(packet[start+12]>>4)*4
-	if headers < start+minTCPHeader || headers > 255 || len(packet) <= headers {
+	if headers < start+minTCPHeader || headers > mostCovered || len(packet) <= headers {
 		return 0, 0
 	}
-	return headers, size
+	return headers, min(size, limit-wireLen-headers)
 }
 
 // isTCPSuper tells whether a packet with the TCP header at start is one that

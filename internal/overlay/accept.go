@@ -1,0 +1,59 @@
+package overlay
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// mostStreams bounds the streams of other nodes, those of nobody included that
+// have not proven anything yet.
+const mostStreams = 1024
+
+// acceptStreams takes the streams of other nodes until ctx ends.
+func (o *Overlay) acceptStreams(ctx context.Context) error {
+	streams, streamsCtx := errgroup.WithContext(ctx)
+	streams.SetLimit(mostStreams)
+	stop := context.AfterFunc(ctx, func() { o.listen.Close() })
+	defer stop()
+	defer o.listen.Close()
+	for {
+		conn, err := o.listen.Accept()
+		if err != nil && ctx.Err() == nil {
+			// Too many files are open, or the like: it passes.
+			o.log.Warn("cannot take a stream of another node", "error", err)
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+		if ctx.Err() != nil {
+			if conn != nil {
+				conn.Close()
+			}
+			break
+		}
+		if err != nil {
+			continue
+		}
+		if !streams.TryGo(func() error { o.takeStream(streamsCtx, conn); return nil }) {
+			conn.Close()
+		}
+	}
+	if err := streams.Wait(); err != nil {
+		return fmt.Errorf("take streams of other nodes: %w", err)
+	}
+	return nil
+}
+
+func (o *Overlay) takeStream(ctx context.Context, conn net.Conn) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	defer conn.Close()
+	if err := o.hear(conn); err != nil && ctx.Err() == nil {
+		o.log.Debug("a stream of another node ended", "from", conn.RemoteAddr(), "error", err)
+	}
+}

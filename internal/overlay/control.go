@@ -1,0 +1,109 @@
+package overlay
+
+import (
+	"crypto/hkdf"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+)
+
+// A control datagram asks whether anybody hears, or answers:
+//
+//	mac         14 bytes  HMAC-SHA-256 of what follows, cut off
+//	kind         1        where a packet has the flags of its vnet header, which
+//	                      leave the highest bit alone
+//	version      1
+//	generation   8        hello: of the sender's path; answer: the latest known
+//	nonce       16        hello: of the sender's path; answer: the same
+//	instance    16        answer: of the receiver
+//	sequence     4        hello: which; answer: the same
+//	size         4        answer: of the hello, in bytes
+//	from         4        the node's index
+//
+// A hello is filled up to the size whose way is tried.
+type control struct {
+	kind       byte
+	generation uint64
+	nonce      nonce
+	instance   nonce
+	sequence   uint32
+	size       uint32
+	from       uint32
+}
+
+type nonce [16]byte
+
+const (
+	macLen         = atVnet
+	atVersion      = macLen + 1
+	atBody         = atVersion + 1
+	controlLen     = atBody + 8 + 16 + 16 + 4 + 4 + 4
+	controlVersion = 1
+
+	kindHello        = 0x81
+	kindAnswer       = 0x82
+	kindStreamHello  = 0x83
+	kindStreamAnswer = 0x84
+)
+
+// isControl tells a control datagram, of at least wireLen bytes, from a packet.
+func isControl(datagram []byte) bool { return datagram[atVnet]&^vnetFlagsKnown != 0 }
+
+// controlKey authenticates what one node tells another about their path.
+func controlKey(key []byte, from, to int) ([]byte, error) {
+	derived, err := hkdf.Key(sha256.New, key, nil, fmt.Sprintf("berth overlay control from %d to %d", from, to), sha256.Size)
+	if err != nil {
+		return nil, fmt.Errorf("derive the key from node %d to %d: %w", from, to, err)
+	}
+	return derived, nil
+}
+
+// encode writes the message to the start of b, of at least controlLen bytes.
+func (c control) encode(key, b []byte) {
+	b[macLen], b[atVersion] = c.kind, controlVersion
+	body := b[atBody:controlLen]
+	binary.BigEndian.PutUint64(body, c.generation)
+	copy(body[8:], c.nonce[:])
+	copy(body[24:], c.instance[:])
+	binary.BigEndian.PutUint32(body[40:], c.sequence)
+	binary.BigEndian.PutUint32(body[44:], c.size)
+	binary.BigEndian.PutUint32(body[48:], c.from)
+	mac := controlMAC(key, b)
+	copy(b[:macLen], mac[:])
+}
+
+// decodeControl reads a message that isControl. Nothing of it is proven.
+func decodeControl(b []byte) (c control, ok bool) {
+	if len(b) < controlLen || b[atVersion] != controlVersion {
+		return control{}, false
+	}
+	body := b[atBody:controlLen]
+	c.kind = b[macLen]
+	c.generation = binary.BigEndian.Uint64(body)
+	copy(c.nonce[:], body[8:])
+	copy(c.instance[:], body[24:])
+	c.sequence = binary.BigEndian.Uint32(body[40:])
+	c.size = binary.BigEndian.Uint32(body[44:])
+	c.from = binary.BigEndian.Uint32(body[48:])
+	return c, true
+}
+
+// isProven tells whether who has the key wrote the message.
+func isProven(key, b []byte) bool {
+	mac := controlMAC(key, b)
+	return hmac.Equal(mac[:], b[:macLen])
+}
+
+func controlMAC(key, b []byte) (mac [macLen]byte) {
+	h := hmac.New(sha256.New, key)
+	h.Write(b[macLen:controlLen])
+	copy(mac[:], h.Sum(nil))
+	return mac
+}
+
+// purposeOf names the session between two sockets, or of a stream, that the
+// hello and its answer have agreed on.
+func purposeOf(what string, from, to int, generation uint64, sender, receiver nonce) string {
+	return fmt.Sprintf("berth overlay %s from %d to %d, generation %d, %x, %x", what, from, to, generation, sender, receiver)
+}

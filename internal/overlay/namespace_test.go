@@ -1,0 +1,120 @@
+package overlay
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"testing"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// namespace is a network namespace that lives on one locked thread.
+type namespace struct {
+	work chan func()
+	file *os.File
+}
+
+func newNamespace(t testing.TB) *namespace {
+	t.Helper()
+	n := &namespace{work: make(chan func())}
+	ready := make(chan error)
+	onNewThread(func() {
+		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil {
+			n.file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
+		}
+		ready <- err
+		for f := range n.work {
+			f()
+		}
+	})
+	if err := <-ready; err != nil {
+		t.Fatalf("make a namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		n.file.Close()
+		close(n.work)
+	})
+	return n
+}
+
+// onNewThread runs f on a thread that ends with it. The first thread of the
+// process cannot end, and what is read below /proc/self is its.
+func onNewThread(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		started := make(chan struct{})
+		onNewThread(func() { close(started); f() })
+		<-started
+		runtime.UnlockOSThread()
+	}()
+}
+
+func (n *namespace) do(f func()) {
+	finished := make(chan struct{})
+	n.work <- func() { defer close(finished); f() }
+	<-finished
+}
+
+// try does f in the namespace, and fails the test on its error.
+func (n *namespace) try(t testing.TB, f func() error) {
+	t.Helper()
+	var err error
+	n.do(func() { err = f() })
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func addLink(name string, mtu int, offloads bool, addresses ...netip.Prefix) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	for _, address := range addresses {
+		ipNet := &net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
+		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet, Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("add %s to %s: %w", address, name, err)
+		}
+	}
+	if err := netlink.LinkSetMTU(link, mtu); err != nil {
+		return err
+	}
+	if !offloads {
+		for _, what := range []uint32{unix.ETHTOOL_STSO, unix.ETHTOOL_SGSO, unix.ETHTOOL_SGRO, unix.ETHTOOL_STXCSUM} {
+			if err := setEthtool(name, what, 0); err != nil {
+				return err
+			}
+		}
+	}
+	return netlink.LinkSetUp(link)
+}
+
+// setEthtool switches an offload of an interface.
+func setEthtool(name string, what, value uint32) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	argument := [2]uint32{what, value}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte
+	}{data: unsafe.Pointer(&argument)}
+	copy(request.name[:], name)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request))); errno != 0 {
+		return fmt.Errorf("set offload %#x of %s: %w", what, name, errno)
+	}
+	return nil
+}
