@@ -79,6 +79,7 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 			Snapshotter:       offer.Snapshotter,
 			PodMTU:            mtu,
 			Registries:        registries,
+			SharedVolumes:     spec.SharedVolumes,
 			Verbosity:         spec.Verbosity,
 		}
 	}

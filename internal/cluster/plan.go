@@ -35,6 +35,9 @@ type Plan struct {
 	Snapshotter string
 	// Registries says how images are pulled.
 	Registries Registries
+	// SharedVolumes is a folder that all nodes see, for the volumes of
+	// SharedClass; empty where the user names none.
+	SharedVolumes string
 	// Verbosity is the klog level of the components; 0 logs problems only.
 	Verbosity int
 }
@@ -141,6 +144,13 @@ func (p Paths) PodLogs() string         { return filepath.Join(p.Scratch, "pod-l
 func (p Paths) Corefile() string        { return filepath.Join(p.Run, "Corefile") }
 func (p Paths) ResolvConf() string      { return filepath.Join(p.Run, "resolv.conf") }
 func (p Paths) Plan() string            { return filepath.Join(p.Run, "plan.json") }
+
+// SharedClass is the StorageClass of claims on the folder that all nodes see,
+// and SharedProvisioner who makes its volumes.
+const (
+	SharedClass       = "shared"
+	SharedProvisioner = "berth.dev/shared"
+)
 
 // Names of the files under Paths.PKI. Certificates end in .crt, keys in .key.
 const (

@@ -30,6 +30,9 @@ type Spec struct {
 	// AddressBlock is the range of addresses for pods, Services and nodes;
 	// empty chooses one that clashes with no route.
 	AddressBlock string
+	// SharedVolumes is a folder that all nodes see, for volumes that pods of
+	// all nodes use together; empty for none.
+	SharedVolumes string
 	// DebugDir receives logs and rendered configuration for inspection.
 	DebugDir string
 	// Verbosity is the log level of the components, as klog counts.

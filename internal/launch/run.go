@@ -67,9 +67,12 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if options.Spec.DebugDir != "" {
-		// The sandbox's processes have another working directory.
-		if options.Spec.DebugDir, err = filepath.Abs(options.Spec.DebugDir); err != nil {
+	// The sandbox's processes have another working directory.
+	for _, path := range []*string{&options.Spec.DebugDir, &options.Spec.SharedVolumes} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err != nil {
 			return 0, err
 		}
 	}
@@ -170,6 +173,9 @@ func (r *run) readInput(options Options) (err error) {
 }
 
 func (r *run) inspectHost(ctx context.Context) (err error) {
+	if shared := r.Spec.SharedVolumes; shared != "" && !writable(shared) {
+		return fail(ExitNoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
+	}
 	r.host, err = inspect(ctx, r.Spec, r.Getenv)
 	if warning := r.allocation.warnings(r.host.cpus.Count, r.host.memory.Bytes); err == nil && warning != "" {
 		r.Log.Warn(warning)

@@ -479,6 +479,21 @@ services() {
 	says a 'everything reaches everything'
 }
 
+# A claim on a folder that all nodes see is written by all, and kept for the
+# user and for the next run.
+shared_volumes() {
+	"$bed" run --user alice login mkdir shared
+	span_berth a --shared-volumes /home/alice/shared -f $here/shared.yaml --image $image
+	ends a 0
+	[[ $("$bed" run --user alice login ls shared/default/results | xargs) == "n1 n2 n3" ]] || fail "not the files of all: $(cat "$out/a")"
+	span_berth b --shared-volumes /home/alice/shared -f $here/shared.yaml --image $image
+	ends b 0
+	"$bed" run --user alice login rm -r shared
+	span_berth c --shared-volumes /home/alice/shared -f $here/shared.yaml --image $image
+	ends c 66
+	says c 'shared volumes'
+}
+
 span_scancel() {
 	span_berth a -f $here/loop.yaml --image $image
 	says a started

@@ -99,18 +99,25 @@ func createAddons(ctx context.Context, client kubernetes.Interface, plan cluster
 	services := client.CoreV1().Services(metav1.NamespaceSystem)
 	slices := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
 	classes := client.StorageV1().StorageClasses()
-	service, slice, class := clusterDNS(plan), clusterDNSEndpoints(plan), storageClass()
-	return errors.Join(
+	service, slice := clusterDNS(plan), clusterDNSEndpoints(plan)
+	createClass := func(class *storagev1.StorageClass) error {
+		return createAddon(ctx, "storage class "+class.Name,
+			func() error { _, err := classes.Create(ctx, class, create); return err },
+			func() error { _, err := classes.Get(ctx, class.Name, get); return err })
+	}
+	err := errors.Join(
 		createAddon(ctx, "service "+service.Name,
 			func() error { _, err := services.Create(ctx, service, create); return err },
 			func() error { _, err := services.Get(ctx, service.Name, get); return err }),
 		createAddon(ctx, "endpoints "+slice.Name,
 			func() error { _, err := slices.Create(ctx, slice, create); return err },
 			func() error { _, err := slices.Get(ctx, slice.Name, get); return err }),
-		createAddon(ctx, "storage class "+class.Name,
-			func() error { _, err := classes.Create(ctx, class, create); return err },
-			func() error { _, err := classes.Get(ctx, class.Name, get); return err }),
+		createClass(storageClass()),
 	)
+	if plan.SharedVolumes != "" {
+		err = errors.Join(err, createClass(sharedClass()))
+	}
+	return err
 }
 
 // createAddon calls create until that succeeds or find does. An object that
@@ -191,5 +198,15 @@ func storageClass() *storagev1.StorageClass {
 		Provisioner:       Provisioner,
 		ReclaimPolicy:     ptr.To(corev1.PersistentVolumeReclaimDelete),
 		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
+	}
+}
+
+// sharedClass keeps what is in its volumes: that is the user's.
+func sharedClass() *storagev1.StorageClass {
+	return &storagev1.StorageClass{
+		ObjectMeta:        addonMeta("", cluster.SharedClass),
+		Provisioner:       cluster.SharedProvisioner,
+		ReclaimPolicy:     ptr.To(corev1.PersistentVolumeReclaimRetain),
+		VolumeBindingMode: ptr.To(storagev1.VolumeBindingImmediate),
 	}
 }

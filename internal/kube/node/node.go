@@ -223,6 +223,6 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	go r.o.Notifier.Alive(ctx, func(context.Context) error {
 		return errors.Join(r.kubelet.healthy(), r.proxy.healthy())
 	})
-	// Upstream's controller returns when ctx ends only.
+	// Upstream's controllers return when ctx ends only.
 	return unlessDone(ctx, runVolumes(ctx, r.plan, volumeAPI, r.o.Log))
 }

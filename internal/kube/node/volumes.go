@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,10 +29,10 @@ const AnnotationCapacity = "berth.dev/capacity"
 // live as long as the cluster.
 type volumes struct{ node, dir string }
 
-// runVolumes runs the controller until ctx ends.
+// runVolumes runs the controllers of all volumes until ctx ends.
 func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.Logger) error {
-	v := &volumes{node: plan.Node.Name, dir: plan.Paths.Volumes()}
-	if err := os.MkdirAll(v.dir, 0o755); err != nil {
+	own := &volumes{node: plan.Node.Name, dir: plan.Paths.Volumes()}
+	if err := os.MkdirAll(own.dir, 0o755); err != nil {
 		return fmt.Errorf("make the directory of volumes: %w", err)
 	}
 	readable := func(ctx context.Context, client kubernetes.Interface) error {
@@ -48,12 +49,23 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		}
 		log.Error("No volumes can be provisioned", "error", err)
 	}
-	// Each node has its own controller, for its own claims: no election.
-	c := controller.NewProvisionController(ctx, api.client, ProvisionerName, v,
-		controller.LeaderElection(false), controller.MetricsPort(0))
-	c.Run(ctx)
+	provisioners := map[string]controller.Provisioner{ProvisionerName: own}
+	if plan.SharedVolumes != "" && plan.Head() {
+		provisioners[cluster.SharedProvisioner] = sharedVolumes{plan.SharedVolumes}
+	}
+	var running sync.WaitGroup
+	for name, provisioner := range provisioners {
+		// One node is responsible for each claim: no election.
+		c := controller.NewProvisionController(ctx, api.client, name, provisioner,
+			controller.LeaderElection(false), controller.MetricsPort(0))
+		running.Go(func() { c.Run(ctx) })
+	}
+	running.Wait()
 	return nil
 }
+
+// errNoBlock is for claims of devices.
+var errNoBlock = errors.New("provision a block volume: only volumeMode Filesystem is possible here")
 
 // ShouldProvision is true for claims whose first consumer was put on this node.
 func (v *volumes) ShouldProvision(_ context.Context, claim *v1.PersistentVolumeClaim) bool {
@@ -70,7 +82,7 @@ func (v *volumes) ShouldDelete(_ context.Context, pv *v1.PersistentVolume) bool 
 // is not known; it is reached only through the volume.
 func (v *volumes) Provision(_ context.Context, o controller.ProvisionOptions) (*v1.PersistentVolume, controller.ProvisioningState, error) {
 	if m := o.PVC.Spec.VolumeMode; m != nil && *m == v1.PersistentVolumeBlock {
-		return nil, controller.ProvisioningFinished, errors.New("provision a block volume: only volumeMode Filesystem is possible here")
+		return nil, controller.ProvisioningFinished, errNoBlock
 	}
 	path := filepath.Join(v.dir, o.PVName)
 	if err := os.Mkdir(path, 0o777); err != nil && !errors.Is(err, os.ErrExist) {

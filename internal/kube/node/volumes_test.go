@@ -106,3 +106,34 @@ func TestOnlyClaimsOfThisNode(t *testing.T) {
 		t.Error("made a block volume")
 	}
 }
+
+func TestSharedVolumeIsFoundAgainAndKept(t *testing.T) {
+	s := sharedVolumes{t.TempDir()}
+	asked := claim()
+	asked.Namespace, asked.Name = "team", "data"
+	asked.Spec.AccessModes = []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}
+	path := filepath.Join(s.dir, "team", "data")
+	for _, name := range []string{"pvc-1", "pvc-2"} { // of two runs
+		pv, _, err := s.Provision(t.Context(), controller.ProvisionOptions{PVName: name, PVC: asked})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pv.Spec.HostPath.Path != path || pv.Spec.NodeAffinity != nil || pv.Spec.AccessModes[0] != v1.ReadWriteMany {
+			t.Errorf("volume: %+v", pv.Spec)
+		}
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o777 {
+			t.Errorf("directory: %v, %v", info, err)
+		}
+		if info, err := os.Stat(filepath.Dir(path)); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("its parent: %v, %v", info, err)
+		}
+		var ignored *controller.IgnoredError
+		if err := s.Delete(t.Context(), pv); !errors.As(err, &ignored) {
+			t.Errorf("delete: %v", err)
+		}
+	}
+	asked.Spec.VolumeMode = ptr.To(v1.PersistentVolumeBlock)
+	if _, _, err := s.Provision(t.Context(), controller.ProvisionOptions{PVName: "pvc-3", PVC: asked}); err == nil {
+		t.Error("a block volume was made")
+	}
+}
