@@ -34,6 +34,13 @@ func TestMain(m *testing.M) {
 	}) {
 		os.Exit(m.Run())
 	}
+	if role := os.Getenv(asRole); role != "" {
+		if err := runRole(role); err != nil {
+			fmt.Fprintln(os.Stderr, role+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(inNamespaces) == "" {
 		command := exec.Command("/proc/self/exe", os.Args[1:]...)
 		command.Env = append(os.Environ(), inNamespaces+"=1")
@@ -69,6 +76,7 @@ type member struct {
 	overlay    *Overlay
 	cancel     context.CancelFunc
 	done       chan struct{}
+	process    *os.Process // of the overlay, where it is one
 	err        error
 }
 
@@ -91,6 +99,7 @@ type labConfig struct {
 	streams    bool // the nodes take streams
 	through    func(l *lab)
 	superBytes int
+	processes  bool // the overlays are processes, and each host has one core
 }
 
 func newLab(t testing.TB, config labConfig) *lab {
@@ -172,9 +181,20 @@ func newLab(t testing.TB, config labConfig) *lab {
 		if l.views != nil {
 			nodes = l.views[i]
 		}
+		if config.processes {
+			m.pin(t, i)
+			m.carryElsewhere(t, i, nodes)
+			continue
+		}
 		m.start(t, i, nodes)
 	}
-	l.awaitPaths()
+	if !config.processes {
+		l.awaitPaths()
+		return l
+	}
+	for _, m := range l.members[1:] {
+		echoUDP(t, l.members[0], m.serveUDP(t, m.nodeAddr), noise(10))
+	}
 	return l
 }
 

@@ -1,55 +1,100 @@
 package overlay
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// cpu is the processor time of this process, or of its children, so far.
-func cpu(who int) time.Duration {
-	var usage unix.Rusage
-	unix.Getrusage(who, &usage)
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-// BenchmarkIperf measures between two hosts, joined by a veth, and between
-// their nodes over the overlay. The metrics are gigabits per second, and
-// processor seconds per gigabyte of all processes together. The veth carries
-// super-packets of the hosts whole, which no network does.
-func BenchmarkIperf(b *testing.B) {
-	if _, err := exec.LookPath("iperf3"); err != nil {
-		b.Skip("needs iperf3")
-	}
+// BenchmarkBesideBare measures between two hosts that a veth joins, and between
+// their nodes over the overlay, in turn: each iteration is a pair (use
+// -benchtime=10x). Each host with all its programs has a core of its own. The
+// metrics are medians of the pairs; of the ratio, the overlay's figure divided
+// by the bare one, also the bounds of the median's 95 % interval. The veth
+// carries super-packets of the bare hosts whole, which no network does, unless
+// its offloads are off.
+//
+// CPU seconds are those of all programs of the pair and of ksoftirqd.
+func BenchmarkBesideBare(b *testing.B) {
 	for _, mtu := range []int{1500, 9000} {
 		for _, offloads := range []bool{true, false} {
 			for _, load := range []struct {
 				name string
-				args []string
+				run  func(*testing.B, *lab, string) map[string]float64
 			}{
-				{"tcp1", nil},
-				{"tcp8", []string{"-P8"}},
+				{"tcp1", iperf()},
+				{"tcp8", iperf("-P8")},
+				{"tcp64", iperf("-P64")},
 				// At a rate that both paths carry: what is lost costs too.
-				{"udp", []string{"-u", "-b", udpRate(mtu), "-l", fmt.Sprint(mtu - 200)}},
+				{"udp", iperf("-u", "-b", udpRate(mtu), "-l", fmt.Sprint(mtu-200))},
+				{"rtt", roundTrip},
 			} {
-				for _, path := range []string{"bare", "overlay"} {
-					b.Run(fmt.Sprintf("mtu%d/offloads=%v/%s/%s", mtu, offloads, load.name, path), func(b *testing.B) {
-						inner := MaxSuperPacket(mtu - wireLen - ipv4UDPOverhead)
-						l := newLab(b, labConfig{mtus: []int{mtu, mtu}, offloads: offloads, queues: 2, direct: true, superBytes: inner})
-						iperf(b, l, path, load.args)
+				name := fmt.Sprintf("mtu%d/offloads=%v/%s", mtu, offloads, load.name)
+				for _, carrier := range []Carrier{CarrierUDP, CarrierTCP} {
+					b.Run(name+"/"+string(carrier), func(b *testing.B) {
+						l := newLab(b, labConfig{
+							mtus: []int{mtu, mtu}, offloads: offloads, queues: 2, direct: true, processes: true,
+							superBytes: MaxSuperPacket(mtu - wireLen - ipv4UDPOverhead),
+							carrier:    carrier, streams: carrier == CarrierTCP,
+						})
+						beside(b, l, load.run)
 					})
 				}
 			}
 		}
 	}
+}
+
+// beside runs a load on both paths in turn and reports.
+func beside(b *testing.B, l *lab, run func(*testing.B, *lab, string) map[string]float64) {
+	all := map[string][]float64{}
+	for b.Loop() {
+		bare, over := run(b, l, "bare"), run(b, l, "overlay")
+		for what, value := range bare {
+			all["bare-"+what] = append(all["bare-"+what], value)
+			all["over-"+what] = append(all["over-"+what], over[what])
+			all["x-"+what] = append(all["x-"+what], over[what]/value)
+		}
+	}
+	for what, values := range all {
+		slices.Sort(values)
+		b.ReportMetric(values[len(values)/2], what)
+		if low, high, ok := medianBounds(len(values)); ok && strings.HasPrefix(what, "x-") {
+			b.ReportMetric(values[low], what+"-low")
+			b.ReportMetric(values[high], what+"-high")
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+}
+
+// medianBounds are the ranks of n sorted values between which the median lies
+// with at least 95 %: the binomial distribution with one half. There are none
+// for fewer than six.
+func medianBounds(n int) (low, high int, ok bool) {
+	below := 1.0
+	for range n {
+		below /= 2
+	}
+	for term, sum := below, below; sum <= 0.025; low++ {
+		term *= float64(n-low) / float64(low+1)
+		sum += term
+		ok = true
+	}
+	low = max(0, low-1)
+	return low, n - 1 - low, ok
 }
 
 func udpRate(mtu int) string {
@@ -66,13 +111,44 @@ func (m *member) place(path string) (*namespace, netip.Addr) {
 	return m.node, m.nodeAddr
 }
 
-func iperf(b *testing.B, l *lab, path string, args []string) {
-	client, _ := l.members[0].place(path)
-	at, address := l.members[1].place(path)
-	var bytesMoved, seconds float64
-	before := cpu(unix.RUSAGE_SELF) + cpu(unix.RUSAGE_CHILDREN)
-	for b.Loop() {
-		var out bytes.Buffer
+// spent is the processor time of all programs of the lab so far.
+func (l *lab) spent() time.Duration {
+	var usage unix.Rusage
+	unix.Getrusage(unix.RUSAGE_CHILDREN, &usage) // those that have ended
+	total := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	for _, m := range l.members {
+		total += processTime(fmt.Sprintf("/proc/%d/stat", m.process.Pid))
+	}
+	threads, _ := filepath.Glob("/proc/[0-9]*/comm")
+	for _, comm := range threads {
+		if name, _ := os.ReadFile(comm); bytes.HasPrefix(name, []byte("ksoftirqd/")) {
+			total += processTime(filepath.Dir(comm) + "/stat")
+		}
+	}
+	return total
+}
+
+// processTime is that of a process so far, with the resolution of a tick.
+func processTime(stat string) time.Duration {
+	data, _ := os.ReadFile(stat)
+	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+	if len(fields) < 13 {
+		return 0
+	}
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond
+}
+
+// iperf returns a load of iperf3 with the arguments.
+func iperf(args ...string) func(*testing.B, *lab, string) map[string]float64 {
+	return func(b *testing.B, l *lab, path string) map[string]float64 {
+		if _, err := exec.LookPath("iperf3"); err != nil {
+			b.Skip("needs iperf3")
+		}
+		client, _ := l.members[0].place(path)
+		at, address := l.members[1].place(path)
+		before := l.spent()
 		server := exec.CommandContext(b.Context(), "iperf3", "-s", "-1", "-B", address.String())
 		at.try(b, server.Start)
 		eventually(b, "iperf3 listens", func() bool {
@@ -86,6 +162,7 @@ func iperf(b *testing.B, l *lab, path string, args []string) {
 			})
 			return listens
 		})
+		var out bytes.Buffer
 		run := exec.CommandContext(b.Context(), "iperf3", append([]string{"-J", "-t", "2", "-c", address.String()}, args...)...)
 		run.Stdout = &out
 		client.try(b, run.Start)
@@ -93,6 +170,7 @@ func iperf(b *testing.B, l *lab, path string, args []string) {
 			b.Fatalf("iperf3: %v: %s", err, out.String())
 		}
 		server.Wait()
+		spent := l.spent() - before
 		var report struct {
 			End struct {
 				Received struct {
@@ -104,61 +182,36 @@ func iperf(b *testing.B, l *lab, path string, args []string) {
 		if err := json.Unmarshal(out.Bytes(), &report); err != nil {
 			b.Fatal(err)
 		}
-		bytesMoved += report.End.Received.Bytes
-		seconds += report.End.Received.Seconds
+		moved, seconds := report.End.Received.Bytes, report.End.Received.Seconds
+		return map[string]float64{"Gbit/s": moved * 8 / seconds / 1e9, "CPU-s/GB": spent.Seconds() / (moved / 1e9)}
 	}
-	spent := cpu(unix.RUSAGE_SELF) + cpu(unix.RUSAGE_CHILDREN) - before
-	b.ReportMetric(bytesMoved*8/seconds/1e9, "Gbit/s")
-	b.ReportMetric(spent.Seconds()/(bytesMoved/1e9), "CPU-s/GB")
-	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkRoundTrip measures one byte there and back over TCP.
-func BenchmarkRoundTrip(b *testing.B) {
-	for _, path := range []string{"bare", "overlay"} {
-		b.Run(path, func(b *testing.B) {
-			l := newLab(b, labConfig{mtus: []int{1500, 1500}, offloads: true, direct: true})
-			client, _ := l.members[0].place(path)
-			at, address := l.members[1].place(path)
-			var listener net.Listener
-			at.try(b, func() (err error) {
-				listener, err = net.Listen("tcp", netip.AddrPortFrom(address, 0).String())
-				return err
-			})
-			defer listener.Close()
-			go func() {
-				conn, err := listener.Accept()
-				if err != nil {
-					return
-				}
-				defer conn.Close()
-				for one := make([]byte, 1); ; {
-					if _, err := conn.Read(one); err != nil {
-						return
-					}
-					conn.Write(one)
-				}
-			}()
-			var conn net.Conn
-			client.try(b, func() (err error) {
-				conn, err = net.Dial("tcp", listener.Addr().String())
-				return err
-			})
-			defer conn.Close()
-			var times []time.Duration
-			one := make([]byte, 1)
-			for b.Loop() {
-				start := time.Now()
-				conn.Write(one)
-				if _, err := conn.Read(one); err != nil {
-					b.Fatal(err)
-				}
-				times = append(times, time.Since(start))
-			}
-			slices.Sort(times)
-			b.ReportMetric(float64(times[len(times)/2].Microseconds()), "p50-us")
-			b.ReportMetric(float64(times[len(times)*99/100].Microseconds()), "p99-us")
-			b.ReportMetric(0, "ns/op")
-		})
+// roundTrip is a load of one byte there and back over TCP.
+func roundTrip(b *testing.B, l *lab, path string) map[string]float64 {
+	client, _ := l.members[0].place(path)
+	at, address := l.members[1].place(path)
+	server := l.members[1].role(answering, "ADDRESS="+netip.AddrPortFrom(address, 0).String())
+	out, err := server.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
 	}
+	at.try(b, server.Start)
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatalf("no server: %v", err)
+	}
+	run := l.members[0].role(asking, "ADDRESS="+strings.TrimSpace(line), "ROUNDS=20000")
+	var printed bytes.Buffer
+	run.Stdout = &printed
+	client.try(b, run.Start)
+	if err := run.Wait(); err != nil {
+		b.Fatalf("ask: %v", err)
+	}
+	server.Wait()
+	var times roundTrips
+	if err := json.Unmarshal(printed.Bytes(), &times); err != nil {
+		b.Fatal(err)
+	}
+	return map[string]float64{"p50-us": times.P50, "p99-us": times.P99}
 }
