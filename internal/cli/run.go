@@ -66,6 +66,7 @@ itself has to say goes to standard error.`,
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "do without subordinate user ids")
 	flags.StringVar(&spec.AddressBlock, "address-block", "", "`range` of addresses for pods, Services and nodes, such as 100.64.0.0/14 (default: one that clashes with no route)")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the run's files (default: chosen)")
+	flags.IntVar(&spec.NodesPerHost, "nodes-per-host", 0, "`number` of Kubernetes nodes on each machine, to try things out (default 1)")
 	flags.DurationVar(&spec.NodeWait, "node-wait", 0, "how `long` the nodes of a job wait for each other (default 1m0s)")
 	flags.BoolVar(&spec.FailFast, "fail-fast", false, "end the run when a node is lost")
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes (default 21000-28999)")

@@ -38,6 +38,8 @@ type Spec struct {
 	// Verbosity is the log level of the components, as klog counts.
 	Verbosity int
 	Network   Network
+	// NodesPerHost is how many Kubernetes nodes each machine is; 0 means one.
+	NodesPerHost int
 	// NodeWait is how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
@@ -84,6 +86,9 @@ func (s Spec) Validate() error {
 		if _, err := parseBlock(s.AddressBlock); err != nil {
 			problems = append(problems, err)
 		}
+	}
+	if s.NodesPerHost < 0 || s.NodesPerHost > MaxNodes {
+		problems = append(problems, fmt.Errorf("%d nodes per host: give 1 to %d", s.NodesPerHost, MaxNodes))
 	}
 	if s.NodeWait < 0 {
 		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))

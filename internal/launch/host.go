@@ -61,8 +61,12 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string)
 	if spec.OneUID {
 		h.ids.OneUID, h.ids.Reason = true, "asked for with --one-uid"
 	}
+	if n := spec.NodesPerHost; n > 1 {
+		h.cpus.Count = max(1, h.cpus.Count/n)
+		h.memory.Bytes /= uint64(n)
+	}
 	if h.memory.Bytes < minMemory {
-		return host{}, fail(ExitConfig, fmt.Errorf("this step has %s of memory (%s), a cluster needs at least %s: ask Slurm for more with --mem",
+		return host{}, fail(ExitConfig, fmt.Errorf("a node has %s of memory here (%s), a cluster needs at least %s on each: ask Slurm for more with --mem",
 			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(minMemory)))
 	}
 	var err error

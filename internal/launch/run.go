@@ -52,7 +52,13 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		options.Log.Debug("another task of this node does the work; this one idles")
 		return 0, idle(ctx, options.Getenv)
 	}
-	team, err := newTeam(job, options)
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	order, err := readSiblingOrder(options.Getenv, giveUp)
+	if err != nil {
+		return 0, err
+	}
+	team, err := newTeam(job, options, &order)
 	if err != nil {
 		return 0, err
 	}
@@ -60,7 +66,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if team.leads() {
 		err = r.readInput(options)
 	} else {
-		options.Log = slog.New(fromNode{options.Log.Handler(), job.NodeName})
+		options.Log = slog.New(fromNode{options.Log.Handler(), team.config.Node})
 		team.log = options.Log
 		options.Report = func(string) {}
 	}
@@ -76,8 +82,6 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 			return 0, err
 		}
 	}
-	ctx, giveUp := context.WithCancelCause(ctx)
-	defer giveUp(nil)
 	r.Options = options
 	if inJob {
 		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
@@ -91,6 +95,11 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	outlivePipes()
 	r.crew.keepLogs = options.Spec.DebugDir != ""
 	defer func() { err = errors.Join(err, r.takeDown()) }()
+	if order.Index == 0 && options.Spec.NodesPerHost > 1 {
+		if r.siblings, err = startSiblings(order, options.Spec.NodesPerHost-1); err != nil {
+			return 0, err
+		}
+	}
 	if !team.leads() {
 		return 0, r.work(ctx)
 	}
@@ -138,6 +147,8 @@ type run struct {
 	source   archiveSource
 	crew     *crew
 	team     *team // nil for a run on one node
+	// siblings are this host's further nodes, nil without any.
+	siblings *siblings
 	labels   map[string]string
 
 	host       host
@@ -177,6 +188,9 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return fail(ExitNoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
 	}
 	r.host, err = inspect(ctx, r.Spec, r.Getenv)
+	if err == nil && r.team != nil {
+		r.host.name = r.team.config.Node
+	}
 	if warning := r.allocation.warnings(r.host.cpus.Count, r.host.memory.Bytes); err == nil && warning != "" {
 		r.Log.Warn(warning)
 	}
@@ -487,6 +501,7 @@ func (r *run) takeDown() error {
 	start := time.Now()
 	r.crew.dismiss()
 	r.team.leave("the run has ended")
+	r.siblings.end()
 	if kept := r.getKeeper(); kept != nil {
 		// The command's leftovers may take a moment; the cluster goes meanwhile.
 		kept.end(orphanGrace)

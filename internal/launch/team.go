@@ -100,8 +100,9 @@ type news struct {
 	Ready bool
 }
 
-// newTeam returns nil for a run on one node.
-func newTeam(job slurm.Job, options Options) (*team, error) {
+// newTeam returns nil for a run on one node. The order of a first node is
+// completed, for its siblings.
+func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	network := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
 	if network.Ports != "" {
@@ -110,38 +111,83 @@ func newTeam(job slurm.Job, options Options) (*team, error) {
 			return nil, fail(ExitUsage, err)
 		}
 	}
-	if job.Place != slurm.PlaceTask || len(job.Nodes) < 2 {
+	hosts, own, err := hostsOf(job)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	hostOf := map[string]string{}
+	for _, host := range hosts {
+		for i := range max(1, options.Spec.NodesPerHost) {
+			name := memberName(host, i)
+			names = append(names, name)
+			hostOf[name] = host
+		}
+	}
+	if len(names) < 2 {
 		return nil, nil
 	}
 	data, err := findDataNetwork(network.Interface, ports)
 	if err != nil {
-		return nil, fail(ExitConfig, fmt.Errorf("node %s: %w", job.NodeName, err))
+		return nil, fail(ExitConfig, fmt.Errorf("node %s: %w", own, err))
 	}
-	prover, err := rendezvous.NewMunge("")
-	if err != nil {
-		return nil, fail(ExitUnavailable, fmt.Errorf("prove this node to the others: %w", err))
+	t := &team{
+		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
+		wait:   options.Spec.NodeWait, data: data, log: options.Log,
 	}
-	attempt, _ := strconv.Atoi(options.Getenv("SLURM_RESTART_COUNT"))
-	wait := options.Spec.NodeWait
-	if wait == 0 {
-		wait = gatherLimit
+	if t.wait == 0 {
+		t.wait = gatherLimit
 	}
-	return &team{
-		config: rendezvous.Config{
-			Step:      rendezvous.Step{Cluster: job.Cluster, Job: job.ID, Step: job.StepID, Attempt: attempt},
-			Nodes:     job.Nodes,
-			Node:      job.NodeName,
-			Prover:    prover,
-			Addresses: nodeAddresses,
-			Ports:     ports,
-			Loss:      lossLimit,
-		},
-		wait: wait, data: data, log: options.Log,
-	}, nil
+	if o.Step.Job == "" {
+		o.Step = stepOf(job, options.Getenv)
+	}
+	t.config.Step = o.Step
+	if len(hosts) > 1 {
+		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", hostOf[node])
+		}
+		t.config.Prover, err = rendezvous.NewMunge("")
+		return t, fail(ExitUnavailable, wrapNoProof(err))
+	}
+	// All are processes of one parent, which gives them a key.
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	t.config.Bind, t.data.address, t.data.mtu = loopback, loopback, cluster.LocalMTU
+	t.config.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
+	if o.Key == nil {
+		if o.Key, err = newKey(); err != nil {
+			return nil, err
+		}
+	}
+	t.config.Prover, err = rendezvous.NewPreShared(o.Key)
+	return t, err
 }
 
-func nodeAddresses(ctx context.Context, node string) ([]netip.Addr, error) {
-	return net.DefaultResolver.LookupNetIP(ctx, "ip", node)
+func wrapNoProof(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("prove this node to the others: %w", err)
+}
+
+// hostsOf are the machines of a run, and the name of this one.
+func hostsOf(job slurm.Job) (hosts []string, own string, err error) {
+	if job.Place == slurm.PlaceTask {
+		return job.Nodes, job.NodeName, nil
+	}
+	if own = job.NodeName; own == "" {
+		if own, err = os.Hostname(); err != nil {
+			return nil, "", fmt.Errorf("find the host's name: %w", err)
+		}
+	}
+	return []string{own}, own, nil
+}
+
+func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
+	if job.Place != slurm.PlaceTask {
+		return rendezvous.Step{Job: fmt.Sprintf("local-%d", os.Getpid())}
+	}
+	attempt, _ := strconv.Atoi(getenv("SLURM_RESTART_COUNT"))
+	return rendezvous.Step{Cluster: job.Cluster, Job: job.ID, Step: job.StepID, Attempt: attempt}
 }
 
 // leads tells whether this node is the head, or alone.

@@ -49,6 +49,9 @@ func (r *run) work(ctx context.Context) error {
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
+			if errors.Is(err, errFirstEnded) {
+				return nil
+			}
 			r.team.leave(err.Error())
 			return err
 		}
@@ -115,7 +118,7 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 
 // connect finds the head.
 func (t *team) connect(ctx context.Context) error {
-	addresses, err := nodeAddresses(ctx, t.config.Nodes[0])
+	addresses, err := t.config.Addresses(ctx, t.config.Nodes[0])
 	if err != nil {
 		return fmt.Errorf("find the addresses of the head: %w", err)
 	}

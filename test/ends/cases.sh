@@ -434,6 +434,25 @@ out_of_memory() {
 	says a 'job greedy failed'
 }
 
+# Several nodes on one host, without and with Slurm.
+siblings() {
+	local node
+	berth a --nodes-per-host 3 -f $here/spread.yaml --image $image
+	ends a 0
+	for node in n1 n1-2 n1-3; do
+		grep -q "hello from $node\$" "$out/a" || fail "no pod ran on $node: $(tail -n 12 "$out/a")"
+	done
+	berth b --nodes-per-host 2 -f $here/loop.yaml --image $image
+	says b started
+	signal INT supervisor
+	ends b 130
+	says b 'ended in order'
+	berth c --nodes-per-host 2 -f $here/loop.yaml --image $image
+	says c started
+	"$bed" run n1 sh -c 'kill -KILL $(pgrep -o -f "^[^ ]*berth run ")'
+	ends c 137
+}
+
 # On three nodes, with everything of a step's memory and processors.
 span_berth() { # NAME ARGS...
 	local name=$1
@@ -500,6 +519,13 @@ span_scancel() {
 	"$bed" run --user alice login scancel "$(job)"
 	ends a 143
 	says a 'ended in order'
+}
+
+# Two nodes on each of three hosts.
+span_siblings() {
+	span_berth a --nodes-per-host 2 -- sh -c 'kubectl get nodes -o name'
+	ends a 0
+	[[ $(grep -c ^node/ "$out/a") == 6 ]] || fail "not six nodes: $(cat "$out/a")"
 }
 
 # A batch script and the shell of salloc take all nodes of their job, also those
