@@ -209,7 +209,7 @@ func TestPeerMayComeBackElsewhere(t *testing.T) {
 		b.conns[i].Close()
 		b.tuns[i].Close()
 	}
-	b.tuns, b.conns = nil, nil
+	b.tuns, b.conns, b.ports = nil, nil, nil
 	b.node = newNamespace(t)
 	b.setUpNode(t, 1, false)
 	l.nodes[1].Endpoints = b.endpoints()

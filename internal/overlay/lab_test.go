@@ -70,7 +70,8 @@ type member struct {
 	hostAddr   netip.Addr
 	nodeAddr   netip.Addr
 	tuns       []*os.File
-	conns      []*net.UDPConn
+	conns      []*os.File
+	ports      []uint16
 	listener   *net.TCPListener
 	carrier    Carrier
 	overlay    *Overlay
@@ -214,8 +215,8 @@ func (m *member) nodeIPv6() netip.Addr {
 
 func (m *member) endpoints() []netip.AddrPort {
 	var endpoints []netip.AddrPort
-	for _, conn := range m.conns {
-		endpoints = append(endpoints, netip.AddrPortFrom(m.hostAddr, conn.LocalAddr().(*net.UDPAddr).AddrPort().Port()))
+	for _, port := range m.ports {
+		endpoints = append(endpoints, netip.AddrPortFrom(m.hostAddr, port))
 	}
 	return endpoints
 }
@@ -262,8 +263,17 @@ func (l *lab) connectDirectly(config labConfig) {
 func (m *member) setUpNode(t testing.TB, queues int, wildcard bool) {
 	t.Helper()
 	m.node.try(t, func() (err error) {
-		if m.tuns, err = linux.OpenTUNQueues("mesh0", queues); err != nil {
+		opened, err := linux.OpenTUNQueues("mesh0", queues)
+		if err != nil {
 			return err
+		}
+		for _, queue := range opened {
+			held, err := Hold(queue)
+			queue.Close()
+			if err != nil {
+				return err
+			}
+			m.tuns = append(m.tuns, held)
 		}
 		if err := addLink("lo", 65536, true); err != nil {
 			return err
@@ -293,7 +303,13 @@ func (m *member) setUpNode(t testing.TB, queues int, wildcard bool) {
 			if err != nil {
 				return err
 			}
-			m.conns = append(m.conns, conn)
+			held, err := Hold(conn)
+			m.ports = append(m.ports, conn.LocalAddr().(*net.UDPAddr).AddrPort().Port())
+			conn.Close()
+			if err != nil {
+				return err
+			}
+			m.conns = append(m.conns, held)
 		}
 		return nil
 	})
@@ -334,9 +350,23 @@ func (m *member) start(t testing.TB, self int, nodes []Node) {
 	if testing.Verbose() {
 		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	}
+	var queues []*os.File
+	var conns []*net.UDPConn
+	for i := range m.tuns {
+		queue, err := Hold(m.tuns[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		queues = append(queues, queue)
+		conn, err := net.FilePacketConn(m.conns[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn.(*net.UDPConn))
+	}
 	m.host.try(t, func() (err error) {
 		m.overlay, err = New(Config{
-			Queues: m.tuns, Conns: m.conns, Key: testKey, Nodes: nodes, Self: self, Log: log,
+			Queues: queues, Conns: conns, Key: testKey, Nodes: nodes, Self: self, Log: log,
 			Carrier: m.carrier, Listener: m.listener, Dial: m.dialHost,
 		})
 		return err

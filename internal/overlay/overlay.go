@@ -36,8 +36,8 @@ type Node struct {
 type Config struct {
 	// Queues are of one TUN device with IFF_NO_PI and IFF_VNET_HDR, as
 	// linux.OpenTUNQueues makes them, and Conns as many bound sockets, in
-	// whatever network namespace they were made. Nobody else may read them.
-	// They are not closed.
+	// whatever network namespace they were made. Nobody else may read them. New
+	// takes them over and closes them: who needs them longer keeps duplicates.
 	Queues []*os.File
 	Conns  []*net.UDPConn
 	// Carrier is how packets travel; all nodes must agree. Listener, which is
@@ -104,9 +104,10 @@ type Overlay struct {
 	ending  atomic.Bool
 }
 
-// New prepares an overlay. Nothing is carried before Run. It must be called in
-// the network namespace of the sockets, as SetNodes.
-func New(config Config) (*Overlay, error) {
+// New prepares an overlay, for which Run must be called. Nothing is carried
+// before. It must be called in the network namespace of the sockets, as
+// SetNodes.
+func New(config Config) (_ *Overlay, err error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("check overlay configuration: %w", err)
 	}
@@ -120,17 +121,22 @@ func New(config Config) (*Overlay, error) {
 		}
 	}
 	o.prober = newProber(o, config.Carrier, config.Log)
+	defer func() {
+		if err != nil {
+			o.close()
+		}
+	}()
 	families := map[bool]bool{}
 	for i, conn := range config.Conns {
 		q, err := newQueue(i, config, o)
 		if err != nil {
 			return nil, err
 		}
+		o.queues = append(o.queues, q)
 		if o.ipv6, err = isIPv6(conn); err != nil {
 			return nil, err
 		}
 		families[o.ipv6] = true
-		o.queues = append(o.queues, q)
 	}
 	if len(families) > 1 {
 		return nil, errors.New("check overlay configuration: some sockets are IPv6 and some IPv4")
@@ -138,7 +144,17 @@ func New(config Config) (*Overlay, error) {
 	if err := o.SetNodes(config.Nodes); err != nil {
 		return nil, err
 	}
+	for i := range config.Queues {
+		_ = config.Queues[i].Close()
+		_ = config.Conns[i].Close()
+	}
 	return o, nil
+}
+
+func (o *Overlay) close() {
+	for _, q := range o.queues {
+		q.close()
+	}
 }
 
 // SetNodes replaces the nodes: one may have come back at another address. The
@@ -161,16 +177,14 @@ func (o *Overlay) SetNodes(nodes []Node) error {
 // Run carries packets until ctx ends (nil), or a device or socket fails. It
 // can be called once. When it returns, no goroutine of it is left.
 func (o *Overlay) Run(ctx context.Context) error {
+	defer o.close()
 	end, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return fmt.Errorf("run the overlay: %w", err)
 	}
 	defer unix.Close(end)
 	for _, q := range o.queues {
-		defer q.close()
-		if err := q.open(end); err != nil {
-			return err
-		}
+		q.end = end
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
 	o.prober.connect = func(ctx context.Context, one *path, generation uint64) {

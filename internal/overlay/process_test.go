@@ -116,15 +116,7 @@ func (m *member) carryElsewhere(t testing.TB, self int, nodes []Node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	files := slices.Clone(m.tuns)
-	for _, conn := range m.conns {
-		file, err := conn.File()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer file.Close()
-		files = append(files, file)
-	}
+	files := slices.Concat(m.tuns, m.conns)
 	if m.listener != nil {
 		file, err := m.listener.File()
 		if err != nil {

@@ -5,12 +5,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
 	"runtime"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,8 +32,7 @@ const (
 // then wakes one thread, and not one that wakes another.
 type queue struct {
 	index  int
-	file   *os.File
-	conn   *net.UDPConn
+	name   string // of the device's file
 	log    *slog.Logger
 	counts *counts
 	tables *atomic.Pointer[table]
@@ -43,8 +40,9 @@ type queue struct {
 	key    []byte
 	self   int
 
-	// Duplicates of the file's and the socket's descriptors, and one that
-	// becomes readable when all is to end. Of Run only.
+	// The descriptors of the device and of the socket, and one that becomes
+	// readable when all is to end. Go's poller does not know them: it would
+	// wake a thread of its own for each packet, whoever waits for it.
 	device, socket, end int
 }
 
@@ -53,9 +51,6 @@ func newQueue(index int, config Config, o *Overlay) (*queue, error) {
 	raw, err := file.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("use %s: %w", file.Name(), err)
-	}
-	if err := file.SetDeadline(time.Time{}); err != nil {
-		return nil, fmt.Errorf("use %s, which must be non-blocking: %w", file.Name(), err)
 	}
 	var vnet bool
 	var failure error
@@ -68,27 +63,22 @@ func newQueue(index int, config Config, o *Overlay) (*queue, error) {
 	if !vnet {
 		return nil, fmt.Errorf("use %s: the device has no vnet header (IFF_VNET_HDR)", file.Name())
 	}
+	if err := setUpSocket(config.Conns[index], config.Log); err != nil {
+		return nil, err
+	}
 	q := &queue{
-		index: index, file: file, conn: config.Conns[index], log: config.Log,
+		index: index, name: file.Name(), log: config.Log,
 		counts: &o.counts[index], tables: &o.tables, prober: o.prober, key: config.Key, self: config.Self,
 		device: -1, socket: -1, end: -1,
 	}
-	if err := setUpSocket(q.conn, config.Log); err != nil {
-		return nil, err
+	if q.device, err = duplicate(file); err != nil {
+		return nil, fmt.Errorf("use %s: %w", file.Name(), err)
+	}
+	if q.socket, err = duplicate(config.Conns[index]); err != nil {
+		q.close()
+		return nil, fmt.Errorf("use socket %s: %w", config.Conns[index].LocalAddr(), err)
 	}
 	return q, nil
-}
-
-// open makes the descriptors. close closes them, also where open failed.
-func (q *queue) open(end int) (err error) {
-	q.end = end
-	if q.device, err = duplicate(q.file); err != nil {
-		return fmt.Errorf("use %s: %w", q.file.Name(), err)
-	}
-	if q.socket, err = duplicate(q.conn); err != nil {
-		return fmt.Errorf("use socket %s: %w", q.conn.LocalAddr(), err)
-	}
-	return nil
 }
 
 func (q *queue) close() {
@@ -110,7 +100,33 @@ func duplicate(of syscall.Conn) (fd int, err error) {
 	if err := errors.Join(err, failure); err != nil {
 		return -1, err
 	}
+	if err := unix.SetNonblock(fd, true); err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
 	return fd, nil
+}
+
+// Hold returns a duplicate of a queue or a socket, for a process that keeps it
+// or passes it on and does not use it itself. Go's poller does not know the
+// file. Of one that it knows, it is told each time a packet comes, whoever
+// reads that, and a thread wakes for it: so close the original.
+func Hold(original syscall.Conn) (*os.File, error) {
+	fd, err := duplicate(original)
+	if err != nil {
+		return nil, fmt.Errorf("hold a descriptor of the overlay: %w", err)
+	}
+	// A file is only made known to the poller if it is non-blocking.
+	if err := unix.SetNonblock(fd, false); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("hold a descriptor of the overlay: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "overlay")
+	if err := unix.SetNonblock(fd, true); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("hold a descriptor of the overlay: %w", err)
+	}
+	return file, nil
 }
 
 // A waiter waits for a descriptor, or for the end of all.
@@ -164,9 +180,9 @@ func (q *queue) transmit() error {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EBADFD || err == nil && n == 0:
-			return fmt.Errorf("read %s: %w", q.file.Name(), errDeviceGone)
+			return fmt.Errorf("read %s: %w", q.name, errDeviceGone)
 		case err != nil:
-			return fmt.Errorf("read %s: %w", q.file.Name(), err)
+			return fmt.Errorf("read %s: %w", q.name, err)
 		}
 		if n <= linux.VnetHeaderLen {
 			continue
@@ -202,7 +218,7 @@ func (q *queue) write(vector []unix.Iovec) error {
 		case err == unix.EINTR:
 			continue
 		case err == unix.EBADFD || errors.Is(err, io.EOF):
-			return fmt.Errorf("write %s: %w", q.file.Name(), errDeviceGone)
+			return fmt.Errorf("write %s: %w", q.name, errDeviceGone)
 		}
 		return err
 	}
