@@ -16,12 +16,15 @@ import (
 	"time"
 )
 
-// cases are what is measured; each run of one gives values by name.
-var cases = []struct {
+// benchCase is what is measured; each run of one gives values by name.
+type benchCase struct {
 	name string
 	once bool
 	run  func(*bencher) (map[string]float64, error)
-}{
+}
+
+// cases are measured on one host.
+var cases = []benchCase{
 	{name: "version", run: (*bencher).versionTime},
 	{name: "usable", run: (*bencher).usable},
 	{name: "first-line", run: (*bencher).firstLine},
@@ -32,6 +35,8 @@ var cases = []struct {
 type bencher struct {
 	berth, image, user string
 	idle               time.Duration
+	// nodes is how many the bed has that is measured through Slurm.
+	nodes int
 }
 
 const job = `apiVersion: batch/v1
@@ -63,8 +68,17 @@ spec:
 // phase is a line of berth run --verbose: seconds since its start, and a step.
 var phase = regexp.MustCompile(`^berth:\s+([0-9.]+)s\s+(\S+(?: \S+)*)$`)
 
-// command makes a command that runs as the unprivileged user.
+// command makes a berth that runs as the unprivileged user.
 func (b *bencher) command(args ...string) (*exec.Cmd, error) {
+	return b.asUser(b.berth, args...)
+}
+
+// step makes a berth that runs as a job step over a number of nodes.
+func (b *bencher) step(nodes int, args ...string) (*exec.Cmd, error) {
+	return b.asUser("srun", append([]string{"-N" + strconv.Itoa(nodes), "--mem=1000", b.berth}, args...)...)
+}
+
+func (b *bencher) asUser(program string, args ...string) (*exec.Cmd, error) {
 	account, err := user.Lookup(b.user)
 	if err != nil {
 		return nil, err
@@ -77,7 +91,7 @@ func (b *bencher) command(args ...string) (*exec.Cmd, error) {
 	if err != nil {
 		return nil, err
 	}
-	command := exec.Command(b.berth, args...)
+	command := exec.Command(program, args...)
 	command.Dir = "/"
 	command.Env = []string{"HOME=" + account.HomeDir, "USER=" + b.user, "PATH=/usr/local/bin:/usr/bin:/bin"}
 	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}

@@ -1,7 +1,8 @@
 // Command bench measures berth: how long a cluster takes to come up, to run a
-// first pod and to go away again, and what it costs while it is idle. It runs
-// as root on a host of the bed, starts berth as an ordinary user, and writes
-// one record per call; bench/run arranges that.
+// first pod and to go away again, and what it costs while it is idle; on one
+// host and, through Slurm, on several. It runs as root on a host of the bed,
+// starts berth as an ordinary user, and writes one record per call; bench/run
+// arranges that.
 package main
 
 import (
@@ -9,6 +10,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -29,15 +31,21 @@ func main() {
 	flag.StringVar(&b.user, "user", "alice", "`user` to run berth as")
 	out := flag.String("out", "", "`file` for the record; empty prints only")
 	only := flag.String("only", "", "the one `case` to run")
-	probe := flag.Bool("schedule", false, "wait in a cluster for its first pod to get a node, and say when")
-	idle := flag.Duration("idle", 30*time.Second, "how long to watch an idle cluster")
-	flag.Parse()
-	if *probe {
-		if err := schedule(); err != nil {
-			fatal(err)
-		}
-		return
+	flag.IntVar(&b.nodes, "nodes", 0, "measure through Slurm, with this `number` of nodes at most")
+	own := map[string]func() error{
+		"schedule": schedule, "ticks": printTicks, "memory": printMemory,
 	}
+	idle := flag.Duration("idle", 30*time.Second, "how long to watch an idle cluster")
+	// The program starts itself inside of what it measures.
+	if len(os.Args) == 2 {
+		if part := own[strings.TrimPrefix(os.Args[1], "-")]; part != nil {
+			if err := part(); err != nil {
+				fatal(err)
+			}
+			return
+		}
+	}
+	flag.Parse()
 	b.idle = *idle
 
 	r := record{Time: time.Now().UTC().Truncate(time.Second), Host: inspect(), Runs: *runs, Cases: map[string]*samples{}}
@@ -46,7 +54,11 @@ func main() {
 		fatal(err)
 	}
 	r.Version = version
-	for _, c := range cases {
+	chosen := cases
+	if b.nodes > 0 {
+		chosen = nodeCases
+	}
+	for _, c := range chosen {
 		if *only != "" && *only != c.name {
 			continue
 		}

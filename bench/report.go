@@ -33,6 +33,10 @@ var goals = map[string]float64{
 	"idle CPU, % of a core":       4,
 	"idle PSS of all roles, MB":   450,
 	"PSS growth per idle pod, MB": 10,
+
+	"3 nodes: srun to the last node's first output, s": 2,
+	"CPU of the head per further node, s":              0.1,
+	"memory of a worker without pods, MB":              220,
 }
 
 // report prints a record as a table.

@@ -1,0 +1,329 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// nodeCases are measured through Slurm, from the login host of a bed.
+var nodeCases = []benchCase{
+	{name: "nodes-3", run: (*bencher).threeNodes},
+	{name: "worker", once: true, run: (*bencher).workerMemory},
+	{name: "services", once: true, run: (*bencher).services},
+	{name: "curve", once: true, run: (*bencher).curve},
+}
+
+const spread = `apiVersion: batch/v1
+kind: Job
+metadata: {name: spread}
+spec:
+  parallelism: 3
+  completions: 3
+  backoffLimit: 0
+  template:
+    metadata: {labels: {app: spread}}
+    spec:
+      restartPolicy: Never
+      topologySpreadConstraints:
+      - maxSkew: 1
+        topologyKey: kubernetes.io/hostname
+        whenUnsatisfiable: DoNotSchedule
+        labelSelector: {matchLabels: {app: spread}}
+      containers:
+      - name: main
+        image: busybox:1.37
+        command: [sh, -c, "echo here is $NODE"]
+        env:
+        - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+`
+
+// threeNodes measures from the start of srun to the first output of a pod on
+// the last of three nodes.
+func (b *bencher) threeNodes() (map[string]float64, error) {
+	path, remove, err := manifest(spread)
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	command, err := b.step(3, "run", "--quiet", "-f", "-", "--image", b.image)
+	if err != nil {
+		return nil, err
+	}
+	if command.Stdin, err = os.Open(path); err != nil {
+		return nil, err
+	}
+	command.Stderr = os.Stderr
+	out, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	var last time.Duration
+	for lines := bufio.NewScanner(out); lines.Scan(); {
+		if _, node, ok := strings.Cut(lines.Text(), "here is "); ok && !seen[node] {
+			seen[node] = true
+			last = time.Since(start)
+		}
+	}
+	if err := command.Wait(); err != nil {
+		return nil, err
+	}
+	if len(seen) != 3 {
+		return nil, fmt.Errorf("pods ran on %d nodes, want 3", len(seen))
+	}
+	return map[string]float64{
+		"3 nodes: srun to the last node's first output, s": last.Seconds(),
+		"3 nodes: that output to the exit, s":              (time.Since(start) - last).Seconds(),
+	}, nil
+}
+
+// curve measures how a start grows with the nodes: its time, and the head's
+// processor time. All nodes share the cores of one machine, so the time is that
+// of the machine, not of a site.
+func (b *bencher) curve() (map[string]float64, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	values := map[string]float64{}
+	var xs, ys []float64
+	for _, n := range []int{1, 2, 3, 5, 10, 15, 20} {
+		if n > b.nodes {
+			break
+		}
+		for range 3 {
+			command, err := b.step(n, "run", "--quiet", "--node-wait", "5m", "--", self, "-ticks")
+			if err != nil {
+				return nil, err
+			}
+			command.Stderr = os.Stderr
+			out, err := command.StdoutPipe()
+			if err != nil {
+				return nil, err
+			}
+			start := time.Now()
+			if err := command.Start(); err != nil {
+				return nil, err
+			}
+			line, err := bufio.NewReader(out).ReadString('\n')
+			took := time.Since(start)
+			if err := errors.Join(err, command.Wait()); err != nil {
+				return nil, err
+			}
+			spent, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
+			if err != nil {
+				return nil, fmt.Errorf("read processor time: %w", err)
+			}
+			name := fmt.Sprintf("%02d nodes: ", n)
+			values[name+"srun to a usable cluster, s"] = best(values[name+"srun to a usable cluster, s"], took.Seconds())
+			values[name+"CPU of the head until then, s"] = best(values[name+"CPU of the head until then, s"], spent/100)
+			xs, ys = append(xs, float64(n)), append(ys, spent/100)
+		}
+	}
+	values["CPU of the head per further node, s"] = slope(xs, ys)
+	return values, nil
+}
+
+// best is the smaller of what was measured; 0 is nothing yet.
+func best(before, now float64) float64 {
+	if before == 0 {
+		return now
+	}
+	return min(before, now)
+}
+
+// slope is that of the line of least squares.
+func slope(xs, ys []float64) float64 {
+	var sx, sy, sxx, sxy float64
+	for i, x := range xs {
+		sx, sy, sxx, sxy = sx+x, sy+ys[i], sxx+x*x, sxy+x*ys[i]
+	}
+	n := float64(len(xs))
+	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
+}
+
+// printTicks prints the processor time of all processes of this user, in
+// hundredths of a second.
+func printTicks() error {
+	pids, err := ownProcesses()
+	if err != nil {
+		return err
+	}
+	fmt.Println(ticks(pids))
+	return nil
+}
+
+// workerMemory measures a node without a control plane and without pods.
+func (b *bencher) workerMemory() (map[string]float64, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	command, err := b.step(3, "run", "--quiet", "--", "sh", "-c",
+		fmt.Sprintf(`sleep %d; exec srun --overlap -N1 -n1 -w n2 --mem=0 "$0" -memory`, int(settle.Seconds())), self)
+	if err != nil {
+		return nil, err
+	}
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		return nil, err
+	}
+	bytes, err := strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
+	return map[string]float64{"memory of a worker without pods, MB": bytes / 1e6}, err
+}
+
+// printMemory prints what the processes of this user take of this host, in
+// bytes. Pages of files count once and whole: hosts of a bed share them, hosts
+// of a site do not.
+func printMemory() error {
+	pids, err := ownProcesses()
+	if err != nil {
+		return err
+	}
+	type mapping struct{ inode, offset, size string }
+	files := map[mapping]float64{}
+	total := 0.0
+	for _, pid := range pids {
+		content, err := os.ReadFile(fmt.Sprintf("/proc/%d/smaps", pid))
+		if err != nil {
+			continue // it has ended
+		}
+		var at mapping
+		for line := range strings.Lines(string(content)) {
+			fields := strings.Fields(line)
+			if len(fields) >= 5 && strings.Contains(fields[0], "-") {
+				from, to, _ := strings.Cut(fields[0], "-")
+				at = mapping{fields[4], fields[2], from + to}
+				if fields[4] != "0" {
+					first, err1 := strconv.ParseUint(from, 16, 64)
+					last, err2 := strconv.ParseUint(to, 16, 64)
+					if errors.Join(err1, err2) == nil {
+						at.size = strconv.FormatUint(last-first, 10)
+					}
+				}
+				continue
+			}
+			if len(fields) < 2 {
+				continue
+			}
+			kilobytes, err := strconv.ParseFloat(fields[1], 64)
+			switch {
+			case err != nil:
+			case fields[0] == "Pss:" && at.inode == "0":
+				total += kilobytes * 1024
+			case fields[0] == "Rss:" && at.inode != "0":
+				files[at] = max(files[at], kilobytes*1024)
+			}
+		}
+	}
+	for _, resident := range files {
+		total += resident
+	}
+	fmt.Println(int64(total))
+	return nil
+}
+
+// ownProcesses are those of this user on this host, but for this one.
+func ownProcesses() ([]int, error) {
+	dirs, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, dir := range dirs {
+		status, err := os.ReadFile(dir + "/status")
+		pid, err2 := strconv.Atoi(filepath.Base(dir))
+		if errors.Join(err, err2) != nil || pid == os.Getpid() {
+			continue
+		}
+		for line := range strings.Lines(string(status)) {
+			if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Uid:" && fields[1] == strconv.Itoa(os.Getuid()) {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids, nil
+}
+
+// servicesScript makes 100 Services with 10 endpoints each, and has a pod on
+// every node ask until each answers; then one more.
+const servicesScript = `set -eu
+kubectl create deployment back --image=busybox:1.37 --replicas=10 -- httpd -f -p 80 >&2
+kubectl apply -f - >&2 <<YAML
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: ask}
+spec:
+  selector: {matchLabels: {app: ask}}
+  template:
+    metadata: {labels: {app: ask}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - {name: main, image: "busybox:1.37", command: [sleep, "100000"]}
+YAML
+kubectl rollout status deployment/back >&2
+kubectl rollout status daemonset/ask >&2
+asking=$(kubectl get pods -l app=ask -o jsonpath='{.items[*].metadata.name}')
+make() { # FROM TO
+	for i in $(seq "$1" "$2"); do
+		printf -- '---\napiVersion: v1\nkind: Service\nmetadata: {name: s%d, labels: {some: one}}\nspec: {selector: {app: back}, ports: [{port: 80}]}\n' "$i"
+	done | kubectl apply -f - >&2
+}
+reach() {
+	addresses=$(kubectl get services -l some=one -o jsonpath='{.items[*].spec.clusterIP}')
+	for pod in $asking; do
+		kubectl exec "$pod" -- sh -c 'for a in "$@"; do until nc -w 1 $a 80 </dev/null; do usleep 10000; done; done' sh $addresses &
+	done
+	wait
+}
+measure() { # FROM TO
+	began=$(date +%s.%N)
+	make "$1" "$2"
+	made=$(date +%s.%N)
+	reach
+	echo "$began $made $(date +%s.%N)"
+}
+measure 1 100
+measure 101 101
+`
+
+// services measures how soon Services are reachable from every node.
+func (b *bencher) services() (map[string]float64, error) {
+	command, err := b.step(3, "run", "--quiet", "--image", b.image, "--", "bash", "-c", servicesScript)
+	if err != nil {
+		return nil, err
+	}
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil {
+		return nil, err
+	}
+	var times []float64
+	for field := range strings.FieldsSeq(string(out)) {
+		at, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return nil, fmt.Errorf("read the times of the Services: %w", err)
+		}
+		times = append(times, at)
+	}
+	if len(times) != 6 {
+		return nil, fmt.Errorf("unexpected output %q", out)
+	}
+	return map[string]float64{
+		"100 Services of 10 endpoints: made, s":                    times[1] - times[0],
+		"100 Services of 10 endpoints: reached from every node, s": times[2] - times[0],
+		"one more Service: reached from every node, s":             times[5] - times[3],
+	}, nil
+}
