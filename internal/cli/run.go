@@ -71,6 +71,7 @@ itself has to say goes to standard error.`,
 	flags.BoolVar(&spec.FailFast, "fail-fast", false, "end the run when a node is lost")
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes (default 21000-28999)")
 	flags.StringVar(&spec.Network.Interface, "interface", "", "network interface `name` for the packets of pods between nodes (default: that of the nodes' names)")
+	flags.StringVar(&spec.Network.Carrier, "carrier", "", "`how` the packets of pods travel between nodes: udp or tcp (default: udp where it gets through)")
 	flags.StringVar(&spec.SharedVolumes, "shared-volumes", "", "`folder` that all nodes see, for claims of the class shared")
 	flags.StringVar(&spec.DebugDir, "debug-dir", "", "keep logs and configuration in this `directory`")
 	flags.IntVar(&spec.Verbosity, "component-verbosity", 0, "log `level` of the Kubernetes components")

@@ -55,6 +55,9 @@ type Network struct {
 	// Interface is the one that carries the packets of pods between nodes;
 	// empty means that through which the nodes' names are reached.
 	Interface string
+	// Carrier is how packets of pods travel between nodes: "udp", "tcp", or
+	// empty for what gets through.
+	Carrier string
 }
 
 // Validate returns everything that is wrong with a Spec at once.
@@ -92,6 +95,9 @@ func (s Spec) Validate() error {
 	}
 	if s.NodeWait < 0 {
 		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))
+	}
+	if c := s.Network.Carrier; c != "" && c != "udp" && c != "tcp" {
+		problems = append(problems, fmt.Errorf("carrier %q: give udp or tcp", c))
 	}
 	if s.Verbosity < 0 || s.Verbosity > 10 {
 		problems = append(problems, fmt.Errorf("verbosity %d: give 0 to 10", s.Verbosity))

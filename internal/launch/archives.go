@@ -8,14 +8,12 @@ import (
 	"fmt"
 	"io"
 	"log"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
-	"syscall"
 	"time"
 
 	"berth.dev/berth/internal/cluster"
@@ -107,7 +105,7 @@ func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServ
 	if err != nil {
 		return nil, fmt.Errorf("serve image archives: %w", err)
 	}
-	listener, err := listenTCP(ports)
+	listener, err := listenTCP(netip.IPv6Unspecified(), ports)
 	if err != nil {
 		return nil, fmt.Errorf("serve image archives: %w", err)
 	}
@@ -179,20 +177,4 @@ func (s archiveSource) fetch(ctx context.Context, head netip.Addr, i int, a arch
 		return "", fmt.Errorf("%d of %d bytes came: the file has changed meanwhile", size, a.Size)
 	}
 	return path, nil
-}
-
-// listenTCP tries all ports of a range, from a random one on.
-func listenTCP(ports rendezvous.PortRange) (net.Listener, error) {
-	size := int(ports.Last) - int(ports.First) + 1
-	start := rand.IntN(size)
-	for i := range size {
-		listener, err := net.ListenTCP("tcp", &net.TCPAddr{Port: int(ports.First) + (start+i)%size})
-		if err == nil {
-			return listener, nil
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, err
-		}
-	}
-	return nil, fmt.Errorf("all TCP ports in %s are taken; choose others with --port-range", ports)
 }

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 
 	"berth.dev/berth/internal/overlay"
@@ -52,9 +53,17 @@ func findDataNetwork(name string, ports rendezvous.PortRange) (dataNetwork, erro
 	return dataNetwork{}, fmt.Errorf("use interface %s: it has no address that other nodes could reach", name)
 }
 
-// open makes the sockets for packets between the nodes, in the family of the
-// addresses at which the others are.
-func (d dataNetwork) open(cpus int, others ...netip.Addr) ([]*net.UDPConn, error) {
+// sockets are a host's ends of the network between the nodes: one for packets
+// per queue, and one that takes streams of nodes to which no packet gets
+// through.
+type sockets struct {
+	packets []*net.UDPConn
+	streams *net.TCPListener
+}
+
+// open makes the sockets, in the family of the addresses at which the others
+// are.
+func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error) {
 	bind := d.address
 	if !bind.IsValid() {
 		bind = netip.IPv4Unspecified()
@@ -64,15 +73,67 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) ([]*net.UDPConn, error
 			}
 		}
 	}
-	var sockets []*net.UDPConn
 	for range max(1, min(cpus, maxQueues)) {
 		conn, err := d.openOne(bind)
 		if err != nil {
-			return sockets, err
+			return s, err
 		}
-		sockets = append(sockets, conn)
+		s.packets = append(s.packets, conn)
 	}
-	return sockets, nil
+	if s.streams, err = listenTCP(bind, d.ports); err != nil {
+		err = fmt.Errorf("listen for other nodes: %w", err)
+	}
+	return s, err
+}
+
+func (s sockets) close() {
+	for _, conn := range s.packets {
+		conn.Close()
+	}
+	if s.streams != nil {
+		s.streams.Close()
+	}
+}
+
+// files are duplicates, for the process that serves the sockets.
+func (s sockets) files() ([]*os.File, error) {
+	var files []*os.File
+	for _, conn := range s.packets {
+		file, err := conn.File()
+		if err != nil {
+			return nil, fmt.Errorf("hand a socket on: %w", err)
+		}
+		files = append(files, file)
+	}
+	file, err := s.streams.File()
+	if err != nil {
+		return nil, fmt.Errorf("hand a socket on: %w", err)
+	}
+	return append(files, file), nil
+}
+
+// ports are those of the sockets on this host.
+type hostPorts struct {
+	Packets []uint16
+	Streams uint16
+}
+
+func (s sockets) ports() hostPorts {
+	ports := hostPorts{Streams: uint16(s.streams.Addr().(*net.TCPAddr).Port)}
+	for _, conn := range s.packets {
+		ports.Packets = append(ports.Packets, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
+	}
+	return ports
+}
+
+// at fills in where a node is reached.
+func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
+	node.Stream = netip.AddrPortFrom(host, p.Streams)
+	node.Endpoints = nil
+	for _, port := range p.Packets {
+		node.Endpoints = append(node.Endpoints, netip.AddrPortFrom(host, port))
+	}
+	return node
 }
 
 // openOne tries all ports of the range, from a random one on.
@@ -92,27 +153,26 @@ func (d dataNetwork) openOne(bind netip.Addr) (*net.UDPConn, error) {
 	return nil, fmt.Errorf("open a socket between the nodes: all UDP ports in %s are taken; choose others with --port-range", d.ports)
 }
 
-// portsOf are the ports of sockets.
-func portsOf(sockets []*net.UDPConn) []uint16 {
-	var ports []uint16
-	for _, conn := range sockets {
-		ports = append(ports, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
-	}
-	return ports
-}
-
-// endpoints are sockets of a host.
-func endpoints(host netip.Addr, ports []uint16) []netip.AddrPort {
-	var all []netip.AddrPort
-	for _, port := range ports {
-		all = append(all, netip.AddrPortFrom(host, port))
-	}
-	return all
-}
-
 func hostOf(address net.Addr) netip.Addr {
 	if tcp, ok := address.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap()
 	}
 	return netip.Addr{}
+}
+
+// listenTCP tries all ports of a range, from a random one on.
+func listenTCP(bind netip.Addr, ports rendezvous.PortRange) (*net.TCPListener, error) {
+	size := int(ports.Last) - int(ports.First) + 1
+	start := rand.IntN(size)
+	for i := range size {
+		port := ports.First + uint16((start+i)%size)
+		listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
+		if err == nil {
+			return listener, nil
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, err
+		}
+	}
+	return nil, fmt.Errorf("all TCP ports in %s are taken; choose others with --port-range", ports)
 }

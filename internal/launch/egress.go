@@ -34,8 +34,8 @@ const (
 	netNotifyFD = 3
 	netConfigFD = 4
 	netTUNFD    = 5
-	// netMeshFD is the first queue of the mesh; the others and as many sockets
-	// follow.
+	// netMeshFD is the first queue of the mesh; the others follow, as many
+	// sockets for packets, and one for streams.
 	netMeshFD = 6
 )
 
@@ -63,7 +63,7 @@ func netRole(plan cluster.Plan, box *sandbox.Sandbox, t *team, c *crew) (*role, 
 	passed := append([]*os.File{box.TUN}, box.Mesh...)
 	if t != nil {
 		config.Mesh = t.mesh
-		sockets, err := t.files()
+		sockets, err := t.sockets.files()
 		if err != nil {
 			return nil, err
 		}
@@ -182,7 +182,7 @@ func openMesh(told netConfig, log *slog.Logger) (*overlay.Overlay, error) {
 	if told.Queues == 0 {
 		return nil, nil
 	}
-	config := overlay.Config{Key: told.Mesh.Key, Nodes: told.Mesh.Nodes, Self: told.Mesh.Self, Log: log}
+	config := overlay.Config{Key: told.Mesh.Key, Carrier: told.Mesh.Carrier, Nodes: told.Mesh.Nodes, Self: told.Mesh.Self, Log: log}
 	for i := range told.Queues {
 		queue, err := passedFile(netMeshFD + i)
 		if err != nil {
@@ -200,6 +200,16 @@ func openMesh(told netConfig, log *slog.Logger) (*overlay.Overlay, error) {
 		config.Queues = append(config.Queues, queue)
 		config.Conns = append(config.Conns, conn.(*net.UDPConn))
 	}
+	streams, err := passedFile(netMeshFD + 2*told.Queues)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.FileListener(streams)
+	streams.Close()
+	if err != nil {
+		return nil, fmt.Errorf("use a socket between the nodes: %w", err)
+	}
+	config.Listener = listener.(*net.TCPListener)
 	return overlay.New(config)
 }
 

@@ -97,10 +97,10 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 			Prefixes: []netip.Prefix{member.Pods, netip.PrefixFrom(member.Address, member.Address.BitLen())},
 		}
 		if i > 0 {
-			nodes[i].Endpoints = endpoints(t.workers[i-1].address(), t.workers[i-1].hello.Ports)
+			nodes[i] = t.workers[i-1].hello.Ports.at(t.workers[i-1].address(), nodes[i])
 		}
 	}
-	t.mesh = mesh{Key: key, Nodes: nodes}
+	t.mesh = mesh{Key: key, Carrier: t.carrier, Nodes: nodes}
 	for i, w := range t.workers {
 		own := t.data.address
 		if !own.IsValid() {
@@ -108,10 +108,10 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 			own = hostOf(w.peer.LocalAddr())
 		}
 		theirs := append([]overlay.Node(nil), nodes...)
-		theirs[0].Endpoints = endpoints(own, portsOf(t.sockets))
+		theirs[0] = t.sockets.ports().at(own, theirs[0])
 		err := w.peer.Send(ctx, welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: files[i+1],
-			Mesh:     mesh{Key: key, Nodes: theirs, Self: i + 1},
+			Mesh:     mesh{Key: key, Carrier: t.carrier, Nodes: theirs, Self: i + 1},
 			Archives: archives, Source: source,
 		})
 		if err != nil {

@@ -299,7 +299,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 		// Other nodes' addresses of the same range are elsewhere.
 		bits = addresses.Node.BitLen()
 		between = &sandbox.Mesh{
-			Link: cluster.MeshLink, Queues: len(r.team.sockets), MTU: r.plan.PodMTU,
+			Link: cluster.MeshLink, Queues: len(r.team.sockets.packets), MTU: r.plan.PodMTU,
 			Routes: []netip.Prefix{addresses.Pods, addresses.Nodes},
 		}
 	}

@@ -34,11 +34,13 @@ type team struct {
 	config rendezvous.Config
 	wait   time.Duration
 	data   dataNetwork
-	log    *slog.Logger
+	// carrier is how packets travel.
+	carrier overlay.Carrier
+	log     *slog.Logger
 
-	// sockets carry packets between the nodes, one per queue. They outlive the
-	// process that serves them.
-	sockets []*net.UDPConn
+	// sockets carry packets between the nodes. They outlive the process that
+	// serves them.
+	sockets sockets
 	mesh    mesh
 
 	// listener and workers are the head's.
@@ -64,9 +66,10 @@ type worker struct {
 
 // mesh is what one node is told of the network between all.
 type mesh struct {
-	Key   []byte
-	Nodes []overlay.Node
-	Self  int
+	Key     []byte
+	Carrier overlay.Carrier
+	Nodes   []overlay.Node
+	Self    int
 }
 
 // hello is what a node says to the head.
@@ -74,9 +77,9 @@ type hello struct {
 	Version string
 	Offer   cluster.Offer
 	// Address is where packets for the node's pods go; invalid means where
-	// this comes from. Ports are those of its sockets.
+	// this comes from.
 	Address netip.Addr
-	Ports   []uint16
+	Ports   hostPorts
 	// Returning: the node has been a part of the cluster and still is what it
 	// was, but had lost the head.
 	Returning bool
@@ -135,6 +138,7 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
 		wait:   options.Spec.NodeWait, data: data, log: options.Log,
 	}
+	t.carrier = overlay.Carrier(network.Carrier)
 	if t.wait == 0 {
 		t.wait = gatherLimit
 	}
@@ -221,9 +225,7 @@ func (t *team) leave(reason string) {
 		}
 	}
 	leaving.Wait()
-	for _, conn := range t.sockets {
-		conn.Close()
-	}
+	t.sockets.close()
 }
 
 // keep notes a new connection, or refuses it when this node has left.
@@ -235,17 +237,4 @@ func (t *team) keep(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
 	}
 	*slot = peer
 	return true
-}
-
-// files are duplicates of the sockets, for the process that serves them.
-func (t *team) files() ([]*os.File, error) {
-	var files []*os.File
-	for _, conn := range t.sockets {
-		file, err := conn.File()
-		if err != nil {
-			return nil, fmt.Errorf("hand a socket on: %w", err)
-		}
-		files = append(files, file)
-	}
-	return files, nil
 }

@@ -111,7 +111,7 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 	}
 	answer, err := t.introduce(ctx, hello{
 		Version: cluster.Version(), Offer: offer,
-		Address: t.data.address, Ports: portsOf(t.sockets),
+		Address: t.data.address, Ports: t.sockets.ports(),
 	})
 	return answer, fail(ExitUnavailable, err)
 }

@@ -492,6 +492,25 @@ talk() {
 	says a 'every pod reaches every pod'
 }
 
+# The same over TCP, which some firewalls leave.
+talk_tcp() {
+	span_berth a --carrier tcp --image $image -- bash $here/talk.sh
+	ends a 0
+	says a 'every pod reaches every pod'
+}
+
+# A firewall that drops UDP is found out.
+talk_blocked() {
+	local nft=/srv/ends/dist/libexec/berth/nft
+	for node in n1 n2 n3; do
+		"$bed" run $node $nft 'add table inet wall; add chain inet wall in { type filter hook input priority 0; }; add rule inet wall in udp dport 21000-28999 drop'
+	done
+	span_berth a --image $image -- bash $here/talk.sh
+	ends a 0
+	says a 'every pod reaches every pod'
+	for node in n1 n2 n3; do "$bed" run $node $nft delete table inet wall; done
+}
+
 services() {
 	span_berth a --image $image -- bash $here/services.sh
 	patience=100 ends a 0
