@@ -4,6 +4,8 @@ import (
 	"context"
 	"runtime/debug"
 	"time"
+
+	"berth.dev/berth/internal/linux"
 )
 
 const (
@@ -27,6 +29,8 @@ func settle(ctx context.Context) {
 	case <-time.After(settleTime):
 		debug.SetGCPercent(restGC)
 		debug.FreeOSMemory()
+		// What fails here costs memory, nothing else.
+		_, _ = linux.ForgetProgram()
 	case <-ctx.Done():
 	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/linux"
 )
 
 // Phases that the role reports while it starts.
@@ -79,6 +80,10 @@ func start(ctx context.Context, planPath string, notifier *notify.Notifier) erro
 // builds then stays, and collecting it again and again costs CPU that the
 // control plane needs at the same moment.
 const startGC = 400
+
+// settleTime is how long after the start memory is given back: the first pods
+// run by then. On a head the control role does the same at another moment.
+const settleTime = 6 * time.Second
 
 // Run runs the role until ctx ends, and returns nil then. It can run once in a
 // process: upstream's registries are global.
@@ -197,6 +202,17 @@ func (r *role) runProxy(ctx context.Context, api *access) error {
 	return nil
 }
 
+// settle gives the memory that only the start needed back to the job.
+func settle(ctx context.Context) {
+	select {
+	case <-time.After(settleTime):
+		debug.FreeOSMemory()
+		// What fails here costs memory, nothing else.
+		_, _ = linux.ForgetProgram()
+	case <-ctx.Done():
+	}
+}
+
 // whenReady reports Ready, and then does what can wait until then.
 func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	for _, c := range []struct {
@@ -219,6 +235,7 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	r.o.Log.Info("Node role is ready", "after", time.Since(r.began).Round(time.Millisecond))
 	r.o.Notifier.Ready()
 	debug.SetGCPercent(100)
+	go settle(ctx)
 
 	go r.o.Notifier.Alive(ctx, func(context.Context) error {
 		return errors.Join(r.kubelet.healthy(), r.proxy.healthy())
