@@ -24,16 +24,19 @@ const (
 	cgroupPath  = "/sys/fs/cgroup"
 )
 
-// reservedMemory is what the roles of a head node need, in bytes; see the
-// measurements in bench/results. It is kept from pods.
-const reservedMemory = 512 << 20
+// What the roles of a node need, in bytes, with a control plane and without;
+// see the measurements in bench/results. It is kept from pods.
+const (
+	headMemory   = 512 << 20
+	workerMemory = 320 << 20
+)
 
 // memoryFilesShare is the part of the job's memory, as a divisor, that is kept
 // for images and files of containers where these are in memory.
 const memoryFilesShare = 4
 
-// minMemory is the smallest step in which a cluster and a small pod fit.
-const minMemory = reservedMemory + 128<<20
+// smallPod is the memory that a node must have left for pods, in bytes.
+const smallPod = 128 << 20
 
 // host is what this run found out about the machine and the allocation.
 type host struct {
@@ -44,13 +47,16 @@ type host struct {
 	state   probe.Candidate
 	libexec string
 	runID   string
+	// roles is the memory that berth itself needs here, in bytes.
+	roles uint64
 }
 
 // inspect finds out what the cluster has to work with, and refuses early what
 // cannot work.
-func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string) (host, error) {
+func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, roles uint64) (host, error) {
 	machine := probe.Local()
 	h := host{
+		roles:  roles,
 		ids:    machine.IDMap(os.Getuid(), os.Getgid()),
 		cpus:   machine.CPUs(),
 		memory: machine.Memory(),
@@ -65,9 +71,9 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string)
 		h.cpus.Count = max(1, h.cpus.Count/n)
 		h.memory.Bytes /= uint64(n)
 	}
-	if h.memory.Bytes < minMemory {
-		return host{}, fail(ExitConfig, fmt.Errorf("a node has %s of memory here (%s), a cluster needs at least %s on each: ask Slurm for more with --mem",
-			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(minMemory)))
+	if h.memory.Bytes < roles+smallPod {
+		return host{}, fail(ExitConfig, fmt.Errorf("a node has %s of memory here (%s), a node needs at least %s: ask Slurm for more with --mem",
+			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(roles+smallPod)))
 	}
 	var err error
 	if h.state, err = stateDir(machine, spec.StateDir); err != nil {
@@ -183,9 +189,9 @@ func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string
 // the run's files are in memory, a part for them.
 func (h host) reserved() uint64 {
 	if h.state.Kind != probe.KindMemory {
-		return reservedMemory
+		return h.roles
 	}
-	return reservedMemory + h.memory.Bytes/memoryFilesShare
+	return h.roles + h.memory.Bytes/memoryFilesShare
 }
 
 // snapshotter chooses how containers get their root file systems.

@@ -187,7 +187,11 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if shared := r.Spec.SharedVolumes; shared != "" && !writable(shared) {
 		return fail(ExitNoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
 	}
-	r.host, err = inspect(ctx, r.Spec, r.Getenv)
+	roles := uint64(headMemory)
+	if !r.team.leads() {
+		roles = workerMemory
+	}
+	r.host, err = inspect(ctx, r.Spec, r.Getenv, roles)
 	if err == nil && r.team != nil {
 		r.host.name = r.team.config.Node
 	}
