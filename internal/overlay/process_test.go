@@ -105,7 +105,11 @@ func carryUntilEnd() error {
 		cancel()
 	}()
 	fmt.Println("ready")
-	return o.Run(ctx)
+	err = o.Run(ctx)
+	if os.Getenv(profiled) != "" {
+		fmt.Fprintf(os.Stderr, "node %d: %+v\n", t.Self, o.Counters())
+	}
+	return err
 }
 
 // carryElsewhere runs the overlay of a member in a process of its own, on the

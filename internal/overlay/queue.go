@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -131,16 +132,23 @@ func Hold(original syscall.Conn) (*os.File, error) {
 
 // A waiter waits for a descriptor, or for the end of all.
 type waiter struct {
-	fds [2]unix.PollFd
+	fds     [2]unix.PollFd
+	timeout unix.Timespec
 }
 
 func newWaiter(fd, end int, events int16) *waiter {
-	return &waiter{[2]unix.PollFd{{Fd: int32(fd), Events: events}, {Fd: int32(end), Events: unix.POLLIN}}}
+	return &waiter{fds: [2]unix.PollFd{{Fd: int32(fd), Events: events}, {Fd: int32(end), Events: unix.POLLIN}}}
 }
 
-// wait returns false at the end.
-func (w *waiter) wait() (bool, error) {
-	_, err := unix.Poll(w.fds[:], -1)
+// wait returns false at the end, and otherwise when there is something or the
+// time is over; less than 0 is for ever.
+func (w *waiter) wait(limit time.Duration) (bool, error) {
+	var timeout *unix.Timespec
+	if limit >= 0 {
+		w.timeout = unix.NsecToTimespec(limit.Nanoseconds())
+		timeout = &w.timeout
+	}
+	_, err := unix.Ppoll(w.fds[:], timeout, nil)
 	if err != nil && err != unix.EINTR {
 		return false, err
 	}
@@ -154,14 +162,20 @@ func (q *queue) transmit() error {
 	sender := newUDPSender(q)
 	waiter := newWaiter(q.device, q.end, unix.POLLIN)
 	buffer := make([]byte, batchBytes+room+maxFrame)
+	acks := new(ackHolder)
 	var known *table
 	used := 0
+	flush := func() error {
+		used = 0
+		acks.flushed()
+		return sender.flush()
+	}
 	for {
 		if t := q.tables.Load(); t != known {
-			if err := sender.flush(); err != nil {
+			acks.due(true, sender.send)
+			if err := flush(); err != nil {
 				return err
 			}
-			used = 0
 			sender.use(t)
 			known = t
 		}
@@ -169,11 +183,11 @@ func (q *queue) transmit() error {
 		n, err := unix.Read(q.device, start[room:room+maxFrame])
 		switch {
 		case err == unix.EAGAIN:
-			used = 0
-			if err := sender.flush(); err != nil {
+			left := acks.due(false, sender.send)
+			if err := flush(); err != nil {
 				return err
 			}
-			if more, err := waiter.wait(); err != nil || !more {
+			if more, err := waiter.wait(left); err != nil || !more {
 				return err
 			}
 			continue
@@ -192,12 +206,14 @@ func (q *queue) transmit() error {
 			q.counts.unroutable.Add(1)
 			continue
 		}
+		if n < largestAck && acks.take(to, start[:room+n], sender.send) {
+			continue
+		}
 		sender.send(to, start[:room+n])
 		// The next frame begins where a word does.
 		used += (room + n + 15) &^ 15
 		if used >= batchBytes || sender.full() {
-			used = 0
-			if err := sender.flush(); err != nil {
+			if err := flush(); err != nil {
 				return err
 			}
 			if q.ended() {

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"bytes"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/hkdf"
@@ -28,10 +29,16 @@ type session struct {
 	next  uint64 // the sender's; of its goroutine only
 
 	// A run of pads is made at once: numbers mostly follow each other.
-	pads  [padRun]uint64
-	padAt uint64
-	fresh bool // pads are those from padAt on
-	one   [aes.BlockSize]byte
+	pads      [padRun]uint64
+	padAt     uint64
+	stream    cipher.Stream // of the run that follows pads; nil before there are any
+	keystream [8 * padRun]byte
+
+	// The inner headers that were covered last, with what they add to the
+	// hash: all segments of a packet, and often many packets, have the same.
+	last    [mostCovered]byte
+	lastLen int
+	lastSum hashKey
 }
 
 type hashKey struct{ high, low uint64 }
@@ -43,7 +50,7 @@ const (
 	// wholeCovered is how much of a packet is covered that was not cut: the
 	// headers of IPv6, TCP and its options.
 	wholeCovered = 80
-	hashWords    = (wireLen - tagLen + mostCovered + 7) / 8
+	hashWords    = wireWords + (mostCovered+7)/8
 	padRun       = 64
 )
 
@@ -77,58 +84,69 @@ func covered(datagram []byte) int {
 // tag returns that of a datagram of length bytes with the number, of which
 // head is the covered part.
 func (s *session) tag(number uint64, head []byte, length int) uint64 {
-	return s.hash(head[tagLen:], uint64(length)) + s.pad(number)
+	inner := head[wireLen:]
+	if len(inner) != s.lastLen || !bytes.Equal(inner, s.last[:len(inner)]) {
+		s.lastLen, s.lastSum = copy(s.last[:], inner), s.sum(inner)
+	}
+	sum := s.lastSum
+	sum.add(uint64(length), s.keys[0])
+	sum.add(binary.LittleEndian.Uint64(head[tagLen:]), s.keys[1])
+	sum.add(binary.LittleEndian.Uint64(head[tagLen+8:]), s.keys[2])
+	return sum.high + s.pad(number)
 }
 
-func (s *session) hash(data []byte, length uint64) uint64 {
-	high, low := bits.Mul64(length, s.keys[0].low)
-	high += length * s.keys[0].high
-	keys := s.keys[1:]
+// The words of the wire header have the first keys but for one, which is the
+// length's.
+const wireWords = (wireLen - tagLen) / 8
+
+// sum is what the inner headers add to the hash.
+func (s *session) sum(data []byte) (sum hashKey) {
+	keys := s.keys[1+wireWords:]
 	for len(data) >= 8 && len(keys) > 1 {
-		word := binary.LittleEndian.Uint64(data)
-		h, l := bits.Mul64(word, keys[0].low)
-		h += word * keys[0].high
-		var carry uint64
-		low, carry = bits.Add64(low, l, 0)
-		high, _ = bits.Add64(high, h, carry)
+		sum.add(binary.LittleEndian.Uint64(data), keys[0])
 		data, keys = data[8:], keys[1:]
 	}
 	if len(data) > 0 {
 		var last [8]byte
 		copy(last[:], data)
-		word := binary.LittleEndian.Uint64(last[:])
-		h, l := bits.Mul64(word, keys[0].low)
-		h += word * keys[0].high
-		var carry uint64
-		_, carry = bits.Add64(low, l, 0)
-		high, _ = bits.Add64(high, h, carry)
+		sum.add(binary.LittleEndian.Uint64(last[:]), keys[0])
 	}
-	return high
+	return sum
 }
 
-// pad is the part of a tag that belongs to the number alone.
+// add adds word times key, modulo 2^128.
+func (h *hashKey) add(word uint64, key hashKey) {
+	high, low := bits.Mul64(word, key.low)
+	var carry uint64
+	h.low, carry = bits.Add64(h.low, low, 0)
+	h.high, _ = bits.Add64(h.high, high+word*key.high, carry)
+}
+
+// pad is the part of a tag that belongs to the number alone: the stream of AES
+// in counter mode, eight bytes for each.
 func (s *session) pad(number uint64) uint64 {
-	if s.fresh && number-s.padAt < padRun {
+	if s.stream != nil && number-s.padAt < padRun {
 		return s.pads[number-s.padAt]
 	}
 	run := number &^ (padRun - 1)
-	if s.fresh && run != s.padAt+padRun {
+	var first [aes.BlockSize]byte
+	switch {
+	case s.stream == nil:
+		binary.BigEndian.PutUint64(first[8:], run/2)
+		s.stream = cipher.NewCTR(s.block, first[:])
+	case run != s.padAt+padRun:
 		// From elsewhere, or late: not worth a run.
-		return s.encrypt(number / 2)[number%2]
+		binary.BigEndian.PutUint64(first[8:], number/2)
+		s.block.Encrypt(first[:], first[:])
+		return binary.LittleEndian.Uint64(first[number%2*8:])
 	}
-	for i := uint64(0); i < padRun; i += 2 {
-		two := s.encrypt((run + i) / 2)
-		s.pads[i], s.pads[i+1] = two[0], two[1]
+	clear(s.keystream[:])
+	s.stream.XORKeyStream(s.keystream[:], s.keystream[:])
+	for i := range s.pads {
+		s.pads[i] = binary.LittleEndian.Uint64(s.keystream[8*i:])
 	}
-	s.padAt, s.fresh = run, true
+	s.padAt = run
 	return s.pads[number-run]
-}
-
-func (s *session) encrypt(counter uint64) [2]uint64 {
-	binary.LittleEndian.PutUint64(s.one[:], counter)
-	binary.LittleEndian.PutUint64(s.one[8:], 0)
-	s.block.Encrypt(s.one[:], s.one[:])
-	return [2]uint64{binary.LittleEndian.Uint64(s.one[:]), binary.LittleEndian.Uint64(s.one[8:])}
 }
 
 // seal gives the next datagram its number and tag. head is the datagram as far
@@ -163,6 +181,9 @@ func (r *receiving) open(datagram []byte) (uint64, verdict) {
 	}
 	if !r.window.take(number) {
 		return number, replayed
+	}
+	if number >= r.padAt+2*padRun {
+		r.stream = nil // a run was lost: go on with this one
 	}
 	return number, genuine
 }

@@ -15,7 +15,12 @@ import (
 // large as UDP_GRO makes it. Where the host's interface does not join them, a
 // packet of 64 KiB is 46 messages at an MTU of 1500, and should be one again.
 // A buffer costs memory once it was filled.
-const receiveBatch = 48
+const (
+	receiveBatch = 48
+	// After a message of largeMessage bytes the next batch has few.
+	largeMessage = 1 << 14
+	fewMessages  = 2
+)
 
 // udpReceiver is the receiving half of a queue.
 type udpReceiver struct {
@@ -76,15 +81,16 @@ func (q *queue) receive() error {
 	r := newUDPReceiver(q)
 	into := newGluer(q, q.counts)
 	waiter := newWaiter(q.socket, q.end, unix.POLLIN)
+	batch := receiveBatch
 	for !q.ended() {
-		for i := range r.messages {
+		for i := range batch {
 			r.messages[i].Namelen = unix.SizeofSockaddrInet6
 			r.messages[i].SetControllen(len(r.controls[i]))
 		}
-		n, err := linux.ReceiveMessages(q.socket, r.messages)
+		n, err := linux.ReceiveMessages(q.socket, r.messages[:batch])
 		switch {
 		case err == unix.EAGAIN:
-			if more, err := waiter.wait(); err != nil || !more {
+			if more, err := waiter.wait(-1); err != nil || !more {
 				return err
 			}
 			continue
@@ -95,6 +101,11 @@ func (q *queue) receive() error {
 		}
 		if err := r.unpack(n, into); err != nil {
 			return err
+		}
+		// What is large goes on while it is in the processor's cache.
+		batch = receiveBatch
+		if r.messages[0].Length >= largeMessage {
+			batch = fewMessages
 		}
 	}
 	return nil

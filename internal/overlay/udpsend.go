@@ -85,7 +85,7 @@ func (s *udpSender) write(messages []linux.Message) ([]linux.Message, error) {
 			messages = messages[n:]
 		case err == unix.EINTR:
 		case err == unix.EAGAIN:
-			if more, err := s.waiter.wait(); err != nil || !more {
+			if more, err := s.waiter.wait(-1); err != nil || !more {
 				return messages, err
 			}
 		default:
@@ -154,6 +154,9 @@ func (s *udpSender) sendSegments(way *path, by *session, frame []byte, headers, 
 		return false
 	}
 	binary.NativeEndian.PutUint16(frame[vnetGSOSize:], uint16(size))
+	if train := &s.meta[max(0, s.n-1)]; s.open && (train.count+segments > maxTrain || train.bytes+segments*each+len(payload) > maxUDPPayload) {
+		s.open = false // a packet that is in one train arrives as one
+	}
 	for i := range segments {
 		piece := payload[i*size : min((i+1)*size, len(payload))]
 		head := s.head(each)
