@@ -5,7 +5,7 @@
 #   make test            install what the tests need, run all of them
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
-#   make conformance     the official Kubernetes suite, FOCUS=... selects
+#   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make install         to PREFIX (default /usr/local)
 #   make dist            a tarball for any Linux; make sources for its licences
 #   make clean
@@ -69,8 +69,10 @@ bench:
 	bench/run
 
 conformance:
-	$(MAKE) -C test/conformance
-	scripts/conformance "$(FOCUS)"
+	scripts/install-deps build bed
+	$(MAKE) all
+	$(MAKE) -C test/conformance all more-images
+	scripts/conformance $(if $(FOCUS),"$(FOCUS)")
 
 lint:
 	scripts/lint --all

@@ -1,5 +1,5 @@
-# A selection over every area of the suite: one regular expression a line, each
-# meaning exactly one spec (./verify). About four minutes at -p 4 on two cores.
+# A selection over every area of the suite, of specs that may run side by side: one
+# regular expression a line, each meaning exactly one spec (./verify).
 Kubelet when scheduling a busybox command in a pod should print the output to logs
 Pods should support retrieving logs from the container over websockets
 Pods should support remote command execution over websockets
