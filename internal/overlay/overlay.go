@@ -171,6 +171,10 @@ func (o *Overlay) SetNodes(nodes []Node) error {
 		return fmt.Errorf("set nodes of the overlay: %w", err)
 	}
 	o.tables.Store(t)
+	select {
+	case o.prober.kicks <- nil:
+	default: // It has other reasons to look.
+	}
 	return nil
 }
 

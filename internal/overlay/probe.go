@@ -22,7 +22,11 @@ const (
 	streamWait  = 2 * time.Second // between attempts to connect
 	backAfter   = 3               // answered rounds until UDP is taken again
 	tick        = 10 * time.Millisecond
+	// What is due so soon is done at once, so that a node that has nothing to
+	// do wakes up once for all its paths.
+	together    = 5 * time.Millisecond
 	idleTick    = 250 * time.Millisecond
+	reportAfter = 8 // unanswered rounds, some seconds
 )
 
 // rungs are the sizes of datagram that are tried where the largest does not
@@ -98,23 +102,21 @@ func (p *prober) run(ctx context.Context) error {
 			return nil
 		case a := <-p.answers:
 			p.hear(a, time.Now())
-			continue
 		case to := <-p.kicks:
-			p.kick(to)
+			if to != nil { // or the nodes have changed
+				p.kick(to)
+			}
 		case event := <-p.streams:
 			p.hearStream(event, time.Now())
-			continue
 		case <-timer.C:
 		}
 		now := time.Now()
-		next := now.Add(idleTick)
+		next := now.Add(quietWait)
 		for _, one := range p.paths() {
-			if !now.Before(one.due) {
+			if one.due.Before(now.Add(together)) {
 				p.round(ctx, one, now)
 			}
-			if one.due.Before(next) {
-				next = one.due
-			}
+			next = minTime(next, one.due)
 		}
 		timer.Reset(max(tick, time.Until(next)))
 	}
@@ -165,6 +167,9 @@ func (p *prober) round(ctx context.Context, one *path, now time.Time) {
 	if p.carrier == CarrierTCP || !one.endpoint.IsValid() {
 		p.wantStream(ctx, one, now)
 		one.due = now.Add(idleTick)
+		if one.stream != nil {
+			one.due = now.Add(quietWait)
+		}
 		return
 	}
 	p.judge(one)
@@ -202,6 +207,9 @@ func (p *prober) judge(one *path) {
 		one.silent++
 		one.answered = 0
 		one.volley = one.limit > 0
+		if one.silent == reportAfter && one.stream == nil {
+			p.log.Warn("no packet gets through to a node yet. Let the ports of --port-range pass between the nodes, or choose one network with --interface", "node", one.peer.name, "queue", one.queue, "endpoint", one.endpoint)
+		}
 		if one.silent == roundsLost && one.limit > 0 {
 			one.limit, one.wait = 0, 0
 			p.choose(one)
