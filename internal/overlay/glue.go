@@ -31,6 +31,9 @@ type gluer struct {
 	table  *table
 	counts *counts
 
+	// single says that the device takes no super-packets of UDP.
+	single bool
+
 	vector []unix.Iovec
 	// head is the vnet header and, for a glued packet, IP and TCP headers.
 	head [linux.VnetHeaderLen + 256]byte
@@ -142,6 +145,9 @@ func validSegment(datagram []byte) bool {
 // continues tells whether a datagram follows the run.
 func (g *gluer) continues(from *source, number uint64, datagram []byte) bool {
 	headers := int(g.first[atHeaders])
+	if g.single && g.first[atVnet+vnetGSOType] == gsoUDP {
+		return false
+	}
 	if g.ended || from != g.from || g.count == maxRun || len(datagram) <= wireLen+headers || number != g.number+uint64(g.count) {
 		return false
 	}
@@ -189,20 +195,28 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 	packet := head[linux.VnetHeaderLen:]
 	start := int(binary.NativeEndian.Uint16(head[vnetSumStart:]))
 	size := int(binary.NativeEndian.Uint16(head[vnetGSOSize:]))
-	tcp := packet[start:]
+	transport := packet[start:]
 	binary.NativeEndian.PutUint16(head[vnetHeaders:], uint16(len(packet)))
+	isTCP := head[vnetGSOType] != gsoUDP
+	protocol, sumOffset := uint32(protocolTCP), tcpSumOffset
+	if !isTCP {
+		protocol, sumOffset = protocolUDP, udpSumOffset
+	}
 	if count == 1 {
 		head[vnetGSOType] = gsoNone
 		binary.NativeEndian.PutUint16(head[vnetGSOSize:], 0)
 	}
-	if first > 0 {
+	switch {
+	case isTCP && first > 0:
 		// Congestion was answered in the first segment.
 		head[vnetGSOType] &^= gsoECN
-		tcp[tcpFlagsOffset] &^= tcpCWR
-		binary.BigEndian.PutUint32(tcp[4:], binary.BigEndian.Uint32(tcp[4:])+uint32(first*size))
+		transport[tcpFlagsOffset] &^= tcpCWR
+		binary.BigEndian.PutUint32(transport[4:], binary.BigEndian.Uint32(transport[4:])+uint32(first*size))
+	case !isTCP:
+		binary.BigEndian.PutUint16(transport[4:], uint16(len(transport)+length))
 	}
-	if !last {
-		tcp[tcpFlagsOffset] &^= tcpFIN | tcpPSH
+	if isTCP && !last {
+		transport[tcpFlagsOffset] &^= tcpFIN | tcpPSH
 	}
 	var pseudo uint32
 	if packet[0]>>4 == 4 {
@@ -210,13 +224,13 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 		binary.BigEndian.PutUint16(packet[4:], binary.BigEndian.Uint16(packet[4:])+uint16(first))
 		binary.BigEndian.PutUint16(packet[10:], 0)
 		binary.BigEndian.PutUint16(packet[10:], ^fold(sum(packet[:start], 0)))
-		pseudo = sum(packet[12:20], protocolTCP)
+		pseudo = sum(packet[12:20], protocol)
 	} else {
 		binary.BigEndian.PutUint16(packet[4:], uint16(len(packet)+length-ipv6Header))
-		pseudo = sum(packet[8:40], protocolTCP)
+		pseudo = sum(packet[8:40], protocol)
 	}
 	// The kernel adds the rest, or leaves it where nobody looks.
-	binary.BigEndian.PutUint16(tcp[tcpSumOffset:], fold(pseudo+uint32(len(tcp)+length)))
+	binary.BigEndian.PutUint16(transport[sumOffset:], fold(pseudo+uint32(len(transport)+length)))
 }
 
 func (g *gluer) deliver(length int) error {

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -64,6 +65,63 @@ func superPacket(ipv6 bool, size int, payload []byte) []byte {
 	}
 	binary.BigEndian.PutUint16(tcp[tcpSumOffset:], fold(sum(addresses, protocolTCP)+uint32(32+len(payload))))
 	return append(frame, payload...)
+}
+
+// superDatagram is a frame with several datagrams of UDP.
+func superDatagram(ipv6 bool, size int, payload []byte) []byte {
+	tcp := superPacket(ipv6, size, nil)
+	start := len(tcp) - 32
+	frame := append(tcp[:start+udpHeader:start+udpHeader], payload...)
+	frame[vnetGSOType] = gsoUDP
+	binary.NativeEndian.PutUint16(frame[vnetSumOffset:], udpSumOffset)
+	packet := frame[linux.VnetHeaderLen:]
+	udp := frame[start:]
+	addresses := packet[8:40]
+	if ipv6 {
+		packet[6] = protocolUDP
+		binary.BigEndian.PutUint16(packet[4:], uint16(len(udp)))
+	} else {
+		packet[9] = protocolUDP
+		binary.BigEndian.PutUint16(packet[2:], uint16(len(packet)))
+		binary.BigEndian.PutUint16(packet[10:], 0)
+		binary.BigEndian.PutUint16(packet[10:], ^fold(sum(packet[:minIPv4Header], 0)))
+		addresses = packet[12:20]
+	}
+	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
+	binary.BigEndian.PutUint16(udp[udpSumOffset:], fold(sum(addresses, protocolUDP)+uint32(len(udp))))
+	return frame
+}
+
+func TestGluedDatagramsAreThoseThatWereCut(t *testing.T) {
+	sender, receiver := twoNodes(t)
+	for _, ipv6 := range []bool{false, true} {
+		for _, length := range []int{1401, 2800, 30000} {
+			frame := superDatagram(ipv6, 1400, noise(length))
+			datagrams := datagramsOf(t, sender, frame)
+			if want := (length + 1399) / 1400; len(datagrams) != want {
+				t.Errorf("%d bytes are cut into %d datagrams, want %d", length, len(datagrams), want)
+			}
+			frames, _ := glue(t, receiver, datagrams)
+			binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(len(frame)-linux.VnetHeaderLen-length))
+			if len(frames) != 1 || !bytes.Equal(frames[0], frame) {
+				t.Errorf("IPv6 %v, %d bytes: another packet came out (%d)", ipv6, length, len(frames))
+			}
+			// One that is lost makes two.
+			if length < 30000 {
+				continue
+			}
+			frames, _ = glue(t, receiver, slices.Delete(slices.Clone(datagrams), 5, 6))
+			if len(frames) != 2 {
+				t.Errorf("IPv6 %v: %d packets came out without one datagram, want 2", ipv6, len(frames))
+			}
+		}
+		// A datagram that is too large for the path is not made smaller.
+		large := superDatagram(ipv6, 2000, noise(9000))
+		frames, _ := glue(t, receiver, datagramsOf(t, sender, large))
+		if len(frames) != 1 || !bytes.Equal(frames[0][linux.VnetHeaderLen:], large[linux.VnetHeaderLen:]) {
+			t.Errorf("IPv6 %v: what is too large for the path does not arrive as it was (%d)", ipv6, len(frames))
+		}
+	}
 }
 
 func twoNodes(t testing.TB) (sender, receiver *table) {

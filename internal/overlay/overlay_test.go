@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 func noise(size int) []byte {
@@ -152,5 +154,44 @@ func TestSuperPacketsStayWhole(t *testing.T) {
 				t.Errorf("the host refused to cut %d times", uncut)
 			}
 		})
+	}
+}
+
+// TestSuperDatagramsStayWhole sends many datagrams in one call: each arrives,
+// and the overlay carries few packets.
+func TestSuperDatagramsStayWhole(t *testing.T) {
+	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true})
+	from, to := l.members[0], l.members[1]
+	var socket net.PacketConn
+	to.node.try(t, func() (err error) {
+		socket, err = net.ListenPacket("udp4", netip.AddrPortFrom(to.nodeAddr, 0).String())
+		return err
+	})
+	defer socket.Close()
+	conn := from.dial(t, "udp", socket.LocalAddr().String()).(*net.UDPConn)
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const size, count = 1000, 40
+	var failure error
+	if err := raw.Control(func(fd uintptr) { failure = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, size) }); err != nil || failure != nil {
+		t.Skip("needs UDP_SEGMENT:", err, failure)
+	}
+	before := to.overlay.Counters().ReceivedPackets
+	data := noise(size * count)
+	if _, err := conn.Write(data); err != nil {
+		t.Fatal(err)
+	}
+	buffer := make([]byte, 2*size)
+	for i := range count {
+		socket.SetReadDeadline(time.Now().Add(20 * time.Second))
+		n, _, err := socket.ReadFrom(buffer)
+		if err != nil || !bytes.Equal(buffer[:n], data[i*size:(i+1)*size]) {
+			t.Fatalf("datagram %d: %d bytes, %v", i, n, err)
+		}
+	}
+	if c := to.overlay.Counters(); c.ReceivedPackets-before > count/2 {
+		t.Errorf("%d packets were delivered for %d datagrams", c.ReceivedPackets-before, count)
 	}
 }

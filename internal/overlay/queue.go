@@ -23,7 +23,10 @@ var errDeviceGone = errors.New("the device was removed, or its network namespace
 // is sent while it is in the processor's cache, and small ones many at once.
 const (
 	batchBytes = 1 << 16
-	maxFrame   = linux.VnetHeaderLen + maxPacket
+	// allOffloads are what the queues can cope with.
+	allOffloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | unix.TUN_F_USO4 | unix.TUN_F_USO6
+
+	maxFrame = linux.VnetHeaderLen + maxPacket
 	// room is how many bytes are put before a frame.
 	room = atVnet
 )
@@ -40,6 +43,7 @@ type queue struct {
 	prober *prober
 	key    []byte
 	self   int
+	single bool // the device takes no super-packets of UDP
 
 	// The descriptors of the device and of the socket, and one that becomes
 	// readable when all is to end. Go's poller does not know them: it would
@@ -75,6 +79,9 @@ func newQueue(index int, config Config, o *Overlay) (*queue, error) {
 	if q.device, err = duplicate(file); err != nil {
 		return nil, fmt.Errorf("use %s: %w", file.Name(), err)
 	}
+	// With Linux 6.2 super-packets of UDP stay whole, too; it takes both, or
+	// neither. What the device was set to before stays otherwise.
+	q.single = unix.IoctlSetInt(q.device, unix.TUNSETOFFLOAD, allOffloads) != nil
 	if q.socket, err = duplicate(config.Conns[index]); err != nil {
 		q.close()
 		return nil, fmt.Errorf("use socket %s: %w", config.Conns[index].LocalAddr(), err)

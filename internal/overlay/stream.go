@@ -283,6 +283,7 @@ func (o *Overlay) hear(conn net.Conn) error {
 	_ = conn.SetDeadline(time.Time{})
 	q := o.queues[queue%len(o.queues)]
 	into := newGluer(q, q.counts)
+	into.single = q.single
 	buffer := make([]byte, 0, 4*maxPacket)
 	for {
 		n, err := conn.Read(buffer[len(buffer):cap(buffer)])

@@ -80,6 +80,7 @@ func (q *queue) receive() error {
 	defer runtime.UnlockOSThread()
 	r := newUDPReceiver(q)
 	into := newGluer(q, q.counts)
+	into.single = q.single
 	waiter := newWaiter(q.socket, q.end, unix.POLLIN)
 	batch := receiveBatch
 	for !q.ended() {

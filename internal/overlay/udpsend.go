@@ -132,7 +132,7 @@ func (s *udpSender) send(to *peer, buffer []byte) {
 			s.stamp(buffer[:wireLen], 0, 0, flagLast)
 			by.seal(buffer[:covered(buffer)], len(buffer))
 			s.board(way, len(buffer), part(buffer), unix.Iovec{})
-		case size <= 0 && frame[vnetGSOType] == gsoNone:
+		case size <= 0:
 			s.sendPieces(way, by, frame)
 			s.counts.pieced.Add(1)
 		default:
@@ -144,8 +144,8 @@ func (s *udpSender) send(to *peer, buffer []byte) {
 	s.counts.sentBytes.Add(uint64(len(frame) - linux.VnetHeaderLen))
 }
 
-// sendSegments sends a TCP packet as datagrams of one segment each. It does not
-// where they are smaller than those of any TCP.
+// sendSegments sends a packet as datagrams of one segment each. It does not
+// where they are smaller than those that any program sends.
 func (s *udpSender) sendSegments(way *path, by *session, frame []byte, headers, size int) bool {
 	payload := frame[linux.VnetHeaderLen+headers:]
 	segments := (len(payload) + size - 1) / size

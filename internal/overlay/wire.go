@@ -46,14 +46,18 @@ const (
 	gsoNone        = 0
 	gsoTCP4        = 1
 	gsoTCP6        = 4
+	gsoUDP         = 5
 	gsoECN         = 0x80
 	tcpSumOffset   = 16
+	udpSumOffset   = 6
 	maxPacket      = 1<<16 - 1
 	maxUDPPayload  = 1<<16 - 1 - 20 - 8
 	minTCPHeader   = 20
 	minIPv4Header  = 20
 	ipv6Header     = 40
+	udpHeader      = 8
 	protocolTCP    = 6
+	protocolUDP    = 17
 	tcpFlagsOffset = 13
 	tcpFIN         = 0x01
 	tcpPSH         = 0x08
@@ -67,27 +71,46 @@ func cut(frame []byte, limit int) (headers, size int) {
 	packet := frame[linux.VnetHeaderLen:]
 	start := int(binary.NativeEndian.Uint16(frame[vnetSumStart:]))
 	size = int(binary.NativeEndian.Uint16(frame[vnetGSOSize:]))
-	if size == 0 || frame[vnetFlags]&needsChecksum == 0 || !isTCPSuper(frame, packet, start) {
+	if size == 0 || frame[vnetFlags]&needsChecksum == 0 {
 		return 0, 0
 	}
-	headers = start + int(packet[start+12]>>4)*4
-	if headers < start+minTCPHeader || headers > mostCovered || len(packet) <= headers {
+	switch {
+	case isSuper(frame, packet, start, protocolTCP, minTCPHeader):
+		headers = start + int(packet[start+12]>>4)*4
+		if headers < start+minTCPHeader {
+			return 0, 0
+		}
+		// A stream has no boundaries: smaller segments are as good.
+		size = min(size, limit-wireLen-headers)
+	case isSuper(frame, packet, start, protocolUDP, udpHeader):
+		headers = start + udpHeader
+		if size > limit-wireLen-headers {
+			return 0, 0
+		}
+	default:
 		return 0, 0
 	}
-	return headers, min(size, limit-wireLen-headers)
+	if headers > mostCovered || len(packet) <= headers {
+		return 0, 0
+	}
+	return headers, size
 }
 
-// isTCPSuper tells whether a packet with the TCP header at start is one that
-// the sender left to be cut.
-func isTCPSuper(vnet, packet []byte, start int) bool {
-	if len(packet) < start+minTCPHeader || binary.NativeEndian.Uint16(vnet[vnetSumOffset:]) != tcpSumOffset {
-		return false
+// isSuper tells whether a packet, whose header of the protocol is at start, is
+// one that the sender left to be cut.
+func isSuper(vnet, packet []byte, start, protocol, header int) bool {
+	kind4, kind6, offset := byte(gsoTCP4), byte(gsoTCP6), tcpSumOffset
+	if protocol == protocolUDP {
+		kind4, kind6, offset = gsoUDP, gsoUDP, udpSumOffset
 	}
-	switch vnet[vnetGSOType] &^ gsoECN {
-	case gsoTCP4:
-		return start >= minIPv4Header && packet[0]>>4 == 4 && start == int(packet[0]&15)*4 && packet[9] == protocolTCP
-	case gsoTCP6:
-		return start >= ipv6Header && packet[0]>>4 == 6
+	kind := vnet[vnetGSOType] &^ gsoECN
+	switch {
+	case len(packet) < start+header || int(binary.NativeEndian.Uint16(vnet[vnetSumOffset:])) != offset:
+		return false
+	case kind == kind4 && packet[0]>>4 == 4:
+		return start >= minIPv4Header && start == int(packet[0]&15)*4 && int(packet[9]) == protocol
+	case kind == kind6 && packet[0]>>4 == 6:
+		return start >= ipv6Header
 	}
 	return false
 }
