@@ -91,11 +91,12 @@ type lab struct {
 type labConfig struct {
 	mtus       []int // of the link of each host; their number is that of hosts
 	queues     int
-	inner      int  // MTU of the nodes; 0: what the hosts' network carries
-	offloads   bool // of the hosts' links
-	direct     bool // two hosts without a router
-	wildcard   bool // the sockets take IPv6 too, at any address
-	ipv6       bool // the hosts' network is IPv6
+	inner      int    // MTU of the nodes; 0: what the hosts' network carries
+	offloads   bool   // of the hosts' links
+	direct     bool   // two hosts without a router
+	rate       uint64 // of the hosts' links, in bytes per second; 0: any
+	wildcard   bool   // the sockets take IPv6 too, at any address
+	ipv6       bool   // the hosts' network is IPv6
 	carrier    Carrier
 	streams    bool // the nodes take streams
 	through    func(l *lab)
@@ -199,16 +200,6 @@ func newLab(t testing.TB, config labConfig) *lab {
 	return l
 }
 
-// awaitPaths returns when all nodes reach each other.
-func (l *lab) awaitPaths() {
-	l.Helper()
-	for i, m := range l.members {
-		eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
-			return !slices.ContainsFunc(m.overlay.Paths(), func(p Path) bool { return p.Carrier == "" })
-		})
-	}
-}
-
 func (m *member) nodeIPv6() netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfd, 0x42, 7: m.nodeAddr.As4()[2], 15: 1})
 }
@@ -255,7 +246,10 @@ func (l *lab) connectDirectly(config labConfig) {
 	})
 	for _, m := range l.members {
 		m.host.try(l, func() error {
-			return addLink("eth0", config.mtus[0], config.offloads, netip.PrefixFrom(m.hostAddr, 16))
+			if err := addLink("eth0", config.mtus[0], config.offloads, netip.PrefixFrom(m.hostAddr, 16)); err != nil || config.rate == 0 {
+				return err
+			}
+			return limitRate("eth0", config.rate)
 		})
 	}
 }

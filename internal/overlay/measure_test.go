@@ -25,12 +25,20 @@ import (
 // metrics are medians of the pairs; of the ratio, the overlay's figure divided
 // by the bare one, also the bounds of the median's 95 % interval. The veth
 // carries super-packets of the bare hosts whole, which no network does, unless
-// its offloads are off.
+// its offloads are off. With a rate it is slowed down, as a cable of 10 Gbit/s.
 //
 // CPU seconds are those of all programs of the pair and of ksoftirqd.
 func BenchmarkBesideBare(b *testing.B) {
 	for _, mtu := range []int{1500, 9000} {
-		for _, offloads := range []bool{true, false} {
+		for _, link := range []struct {
+			name     string
+			offloads bool
+			rate     uint64 // bytes per second; 0: as fast as it can
+		}{
+			{"offloads=true", true, 0},
+			{"offloads=false", false, 0},
+			{"rate=10G", true, 10e9 / 8},
+		} {
 			for _, load := range []struct {
 				name string
 				run  func(*testing.B, *lab, string) map[string]float64
@@ -40,13 +48,14 @@ func BenchmarkBesideBare(b *testing.B) {
 				{"tcp64", iperf("-P64")},
 				// At a rate that both paths carry: what is lost costs too.
 				{"udp", iperf("-u", "-b", udpRate(mtu), "-l", fmt.Sprint(mtu-200))},
-				{"rtt", roundTrip},
+				{"rtt", talk(answering, asking, 20000)},
+				{"connect", talk(accepting, connecting, 5000)},
 			} {
-				name := fmt.Sprintf("mtu%d/offloads=%v/%s", mtu, offloads, load.name)
+				name := fmt.Sprintf("mtu%d/%s/%s", mtu, link.name, load.name)
 				for _, carrier := range []Carrier{CarrierUDP, CarrierTCP} {
 					b.Run(name+"/"+string(carrier), func(b *testing.B) {
 						l := newLab(b, labConfig{
-							mtus: []int{mtu, mtu}, offloads: offloads, queues: 2, direct: true, processes: true,
+							mtus: []int{mtu, mtu}, offloads: link.offloads, rate: link.rate, queues: 2, direct: true, processes: true,
 							superBytes: MaxSuperPacket(mtu - wireLen - ipv4UDPOverhead),
 							carrier:    carrier, streams: carrier == CarrierTCP,
 						})
@@ -187,11 +196,17 @@ func iperf(args ...string) func(*testing.B, *lab, string) map[string]float64 {
 	}
 }
 
-// roundTrip is a load of one byte there and back over TCP.
-func roundTrip(b *testing.B, l *lab, path string) map[string]float64 {
+// talk returns a load of one byte there and back over TCP, many times.
+func talk(serve, ask string, rounds int) func(*testing.B, *lab, string) map[string]float64 {
+	return func(b *testing.B, l *lab, path string) map[string]float64 {
+		return talkOnce(b, l, path, serve, ask, rounds)
+	}
+}
+
+func talkOnce(b *testing.B, l *lab, path, serve, ask string, rounds int) map[string]float64 {
 	client, _ := l.members[0].place(path)
 	at, address := l.members[1].place(path)
-	server := l.members[1].role(answering, "ADDRESS="+netip.AddrPortFrom(address, 0).String())
+	server := l.members[1].role(serve, "ADDRESS="+netip.AddrPortFrom(address, 0).String())
 	out, err := server.StdoutPipe()
 	if err != nil {
 		b.Fatal(err)
@@ -201,7 +216,7 @@ func roundTrip(b *testing.B, l *lab, path string) map[string]float64 {
 	if err != nil {
 		b.Fatalf("no server: %v", err)
 	}
-	run := l.members[0].role(asking, "ADDRESS="+strings.TrimSpace(line), "ROUNDS=20000")
+	run := l.members[0].role(ask, "ADDRESS="+strings.TrimSpace(line), fmt.Sprintf("ROUNDS=%d", rounds))
 	var printed bytes.Buffer
 	run.Stdout = &printed
 	client.try(b, run.Start)

@@ -118,3 +118,16 @@ func setEthtool(name string, what, value uint32) error {
 	}
 	return nil
 }
+
+// limitRate slows an interface down to so many bytes per second.
+func limitRate(name string, rate uint64) error {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	const burst = 256 << 10 // some super-packets
+	return netlink.QdiscAdd(&netlink.Tbf{
+		QdiscAttrs: netlink.QdiscAttrs{LinkIndex: link.Attrs().Index, Handle: netlink.MakeHandle(1, 0), Parent: netlink.HANDLE_ROOT},
+		Rate:       rate, Limit: 4 << 20, Buffer: uint32(netlink.Xmittime(rate, burst)),
+	})
+}

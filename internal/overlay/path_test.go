@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -23,6 +24,16 @@ func throughLink(t *testing.T, link *badLink, config labConfig) *lab {
 		l.views[1][0].Endpoints = asFirst
 	}
 	return newLab(t, config)
+}
+
+// awaitPaths returns when all nodes reach each other.
+func (l *lab) awaitPaths() {
+	l.Helper()
+	for i, m := range l.members {
+		eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
+			return !slices.ContainsFunc(m.overlay.Paths(), func(p Path) bool { return p.Carrier == "" })
+		})
+	}
 }
 
 // isBy tells whether all paths of all nodes take the carrier.

@@ -30,6 +30,8 @@ const (
 	carrying   = "carry"
 	answering  = "answer"
 	asking     = "ask"
+	accepting  = "accept"
+	connecting = "connect"
 	firstExtra = 3
 )
 
@@ -40,12 +42,17 @@ func runRole(role string) error {
 		return carryUntilEnd()
 	case answering:
 		return answerBytes(os.Getenv("ADDRESS"))
-	case asking:
+	case accepting:
+		return acceptAll(os.Getenv("ADDRESS"))
+	case asking, connecting:
 		n, err := strconv.Atoi(os.Getenv("ROUNDS"))
 		if err != nil {
 			return err
 		}
-		return askBytes(os.Getenv("ADDRESS"), n)
+		if role == asking {
+			return askBytes(os.Getenv("ADDRESS"), n)
+		}
+		return connectOften(os.Getenv("ADDRESS"), n)
 	}
 	return fmt.Errorf("no role %q", role)
 }
@@ -176,24 +183,83 @@ func rawTCP(address string) (int, netip.AddrPort, error) {
 	return fd, to, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 }
 
-// answerBytes sends back what the first connection sends, until it ends.
-func answerBytes(address string) error {
-	runtime.LockOSThread()
+// rawListen prints where it listens.
+func rawListen(address string) (int, error) {
 	fd, at, err := rawTCP(address)
 	if err != nil {
-		return err
+		return -1, err
 	}
 	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr().As4()}); err != nil {
-		return err
+		return -1, err
 	}
-	if err := unix.Listen(fd, 1); err != nil {
-		return err
+	if err := unix.Listen(fd, 128); err != nil {
+		return -1, err
 	}
 	bound, err := unix.Getsockname(fd)
 	if err != nil {
-		return err
+		return -1, err
 	}
 	fmt.Println(netip.AddrPortFrom(at.Addr(), uint16(bound.(*unix.SockaddrInet4).Port)))
+	return fd, nil
+}
+
+// acceptAll ends each connection once a byte has come, until one sends nothing.
+func acceptAll(address string) error {
+	runtime.LockOSThread()
+	fd, err := rawListen(address)
+	if err != nil {
+		return err
+	}
+	for buffer := make([]byte, 1); ; {
+		conn, _, err := unix.Accept(fd)
+		if err != nil {
+			return err
+		}
+		n, err := unix.Read(conn, buffer)
+		unix.Close(conn)
+		if err != nil || n == 0 {
+			return err
+		}
+	}
+}
+
+// connectOften prints the times of connects, each with a byte there and the
+// end of the connection back.
+func connectOften(address string, rounds int) error {
+	runtime.LockOSThread()
+	buffer := make([]byte, 1)
+	var times []time.Duration
+	for round := range rounds + 1 {
+		start := time.Now()
+		fd, to, err := rawTCP(address)
+		if err != nil {
+			return err
+		}
+		if err := unix.Connect(fd, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}); err != nil {
+			return err
+		}
+		if round == rounds {
+			break // says that it was the last
+		}
+		if _, err := unix.Write(fd, buffer); err != nil {
+			return err
+		}
+		if _, err := unix.Read(fd, buffer); err != nil {
+			return err
+		}
+		unix.Close(fd)
+		times = append(times, time.Since(start))
+	}
+	return printTimes(times)
+}
+
+// answerBytes sends back what the first connection sends, until it ends.
+func answerBytes(address string) error {
+	runtime.LockOSThread()
+	fd, err := rawListen(address)
+	if err != nil {
+		return err
+	}
 	conn, _, err := unix.Accept(fd)
 	if err != nil {
 		return err
@@ -212,8 +278,14 @@ func answerBytes(address string) error {
 	}
 }
 
-// roundTrips is what askBytes prints, in microseconds.
+// roundTrips are microseconds.
 type roundTrips struct{ P50, P99 float64 }
+
+func printTimes(times []time.Duration) error {
+	slices.Sort(times)
+	at := func(percent int) float64 { return float64(times[len(times)*percent/100].Nanoseconds()) / 1000 }
+	return json.NewEncoder(os.Stdout).Encode(roundTrips{P50: at(50), P99: at(99)})
+}
 
 func askBytes(address string, rounds int) error {
 	runtime.LockOSThread()
@@ -236,9 +308,7 @@ func askBytes(address string, rounds int) error {
 		}
 		times = append(times, time.Since(start))
 	}
-	slices.Sort(times)
-	at := func(percent int) float64 { return float64(times[len(times)*percent/100].Nanoseconds()) / 1000 }
-	return json.NewEncoder(os.Stdout).Encode(roundTrips{P50: at(50), P99: at(99)})
+	return printTimes(times)
 }
 
 // pin has everything that starts in the namespaces of a member run on one core.
