@@ -41,13 +41,20 @@ func Main(args []string) int {
 	case errors.As(err, &coded):
 		return coded.ExitCode()
 	}
-	fmt.Fprintln(os.Stderr, "berth:", err)
 	var usage *usageError
+	code := launch.ExitCode(err)
 	if errors.As(err, &usage) {
-		fmt.Fprintf(os.Stderr, "berth: '%s --help' shows what it takes\n", command.CommandPath())
-		return launch.ExitUsage
+		code = launch.ExitUsage
 	}
-	return launch.ExitCode(err)
+	// All tasks of a step have the same command line. One says what is wrong.
+	if task := os.Getenv("SLURM_PROCID"); code == launch.ExitUsage && task != "" && task != "0" {
+		return code
+	}
+	fmt.Fprintln(os.Stderr, "berth:", err)
+	if usage != nil {
+		fmt.Fprintf(os.Stderr, "berth: '%s --help' shows what it takes\n", command.CommandPath())
+	}
+	return code
 }
 
 // usageError is a command line that cannot be read.

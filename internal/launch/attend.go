@@ -22,8 +22,8 @@ type attendance struct {
 	keeper   *nodes.Keeper
 	failFast bool
 	giveUp   context.CancelCauseFunc
-	// complete: all nodes were ready. A node that is lost earlier ends the run,
-	// which has not begun.
+	// complete: all nodes were ready. One that dies earlier ends the run, which
+	// has not begun.
 	complete atomic.Bool
 	ready    chan struct{}
 }
@@ -35,6 +35,7 @@ func (t *team) attend(ctx context.Context, keeper *nodes.Keeper, failFast bool, 
 	for _, w := range t.workers {
 		go a.follow(ctx, w)
 	}
+	go a.readmit(ctx)
 	for range t.workers {
 		select {
 		case <-a.ready:
@@ -43,7 +44,6 @@ func (t *team) attend(ctx context.Context, keeper *nodes.Keeper, failFast bool, 
 		}
 	}
 	a.complete.Store(true)
-	go a.readmit(ctx)
 	return nil
 }
 
@@ -52,20 +52,32 @@ func (t *team) attend(ctx context.Context, keeper *nodes.Keeper, failFast bool, 
 func (a *attendance) follow(ctx context.Context, w *worker) {
 	peer := w.peer
 	for {
-		err := a.hear(ctx, peer)
+		err := a.hear(ctx, w, peer)
 		var closed *rendezvous.ClosedError
 		if ctx.Err() != nil || errors.As(err, &closed) && closed.Here {
 			return
 		}
-		if !a.complete.Load() || a.failFast {
+		name := cluster.NodeName(w.name)
+		begun := a.complete.Load()
+		var late <-chan time.Time
+		var lost *rendezvous.LostError
+		switch {
+		case a.failFast || !begun && !(errors.As(err, &lost) && lost.Silent()):
 			a.giveUp(fail(ExitUnavailable, err))
 			return
+		case !begun:
+			// Busy with its start, perhaps. No pod is there that waits for it.
+			a.log.Warn(fmt.Sprintf("%v; waiting for it", err))
+			late = time.After(a.wait)
+		default:
+			a.log.Warn(fmt.Sprintf("%v; the run goes on without the node, its pods start on others", err))
+			a.tell(ctx, a.keeper.Lose(ctx, name, err.Error()))
 		}
-		a.log.Warn(fmt.Sprintf("%v; the run goes on without the node, its pods start on others", err))
-		name := cluster.NodeName(w.name)
-		a.tell(ctx, a.keeper.Lose(ctx, name, err.Error()))
 		select {
 		case peer = <-w.returned:
+		case <-late:
+			a.giveUp(fail(ExitUnavailable, err))
+			return
 		case <-ctx.Done():
 			return
 		}
@@ -76,19 +88,22 @@ func (a *attendance) follow(ctx context.Context, w *worker) {
 		if err := peer.Send(ctx, welcome{Version: cluster.Version()}); err != nil {
 			continue // lost again
 		}
-		a.tell(ctx, a.keeper.Regain(ctx, name))
+		if begun {
+			a.tell(ctx, a.keeper.Regain(ctx, name))
+		}
 		a.log.Warn("node " + w.name + " is back")
 	}
 }
 
 // hear listens to a node until its connection ends, and says how.
-func (a *attendance) hear(ctx context.Context, peer *rendezvous.Peer) error {
+func (a *attendance) hear(ctx context.Context, w *worker, peer *rendezvous.Peer) error {
 	for {
 		var told news
 		if err := peer.Receive(ctx, &told); err != nil {
 			return err
 		}
-		if told.Ready {
+		if told.Ready && !w.ready {
+			w.ready = true
 			a.ready <- struct{}{}
 		}
 	}

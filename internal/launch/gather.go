@@ -1,10 +1,14 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"net/netip"
+	"slices"
+	"sync"
+	"time"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/overlay"
@@ -12,8 +16,12 @@ import (
 	"berth.dev/berth/internal/sandbox"
 )
 
-// meshKey is the size of the key between the nodes, in bytes.
-const meshKey = 32
+const (
+	// meshKey is the size of the key between the nodes, in bytes.
+	meshKey = 32
+	// turnAwayLimit is how long a head that has failed waits for nodes to tell.
+	turnAwayLimit = 3 * time.Second
+)
 
 // gather waits for all other nodes and takes in what they bring. It returns
 // the offers of all, of which the first, this node's own, only says how large a
@@ -25,21 +33,17 @@ func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	if err := t.listener.Await(ctx, others); err != nil {
 		return nil, fail(ExitUnavailable, err)
 	}
-	byName := map[string]*worker{}
 	for range others {
-		w, err := t.accept(ctx)
-		if err != nil {
+		if err := t.accept(ctx); err != nil {
 			return nil, fail(ExitUnavailable, err)
 		}
-		byName[w.name] = w
 	}
+	slices.SortFunc(t.workers, func(a, b *worker) int {
+		return cmp.Compare(slices.Index(others, a.name), slices.Index(others, b.name))
+	})
 	offers := []cluster.Offer{{}}
 	var hosts []netip.Addr
-	for _, name := range others {
-		w := byName[name]
-		t.mu.Lock()
-		t.workers = append(t.workers, w)
-		t.mu.Unlock()
+	for _, w := range t.workers {
 		offers = append(offers, w.hello.Offer)
 		hosts = append(hosts, w.address())
 	}
@@ -52,20 +56,54 @@ func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 }
 
 // accept takes in one node.
-func (t *team) accept(ctx context.Context) (*worker, error) {
+func (t *team) accept(ctx context.Context) error {
 	peer, err := t.listener.Accept(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	w := &worker{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
+	t.mu.Lock()
+	t.workers = append(t.workers, w)
+	t.mu.Unlock()
 	if err := peer.Receive(ctx, &w.hello); err != nil {
-		return nil, err
+		return err
 	}
 	if w.hello.Version != cluster.Version() {
-		return nil, fmt.Errorf("node %s has berth %s, this node %s: use the same one on all nodes", w.name, w.hello.Version, cluster.Version())
+		return fmt.Errorf("node %s has berth %s, this node %s: use the same one on all nodes", w.name, w.hello.Version, cluster.Version())
 	}
-	return w, nil
+	return nil
 }
+
+// turnAway tells the nodes that come that there will be no cluster; they would
+// look for their head in vain otherwise. It waits a little for those that do
+// not.
+func (t *team) turnAway(why error) {
+	if why == nil || !t.awaited() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), turnAwayLimit)
+	defer cancel()
+	if t.listener == nil {
+		var err error
+		if t.listener, err = rendezvous.Listen(ctx, t.config); err != nil {
+			return
+		}
+	}
+	var leaving sync.WaitGroup
+	for range len(t.config.Nodes) - 1 - len(t.workers) {
+		peer, err := t.listener.Accept(ctx)
+		if err != nil {
+			break
+		}
+		leaving.Go(func() { peer.Close(why.Error()) })
+	}
+	leaving.Wait()
+	t.leave(why.Error())
+}
+
+// awaited tells whether the other nodes do not know yet what they are to be,
+// and wait for this one's word.
+func (t *team) awaited() bool { return t != nil && t.leads() && !t.told }
 
 // address is where packets for the node's pods go.
 func (w *worker) address() netip.Addr {
@@ -78,6 +116,7 @@ func (w *worker) address() netip.Addr {
 // handOver makes the network between the nodes and tells every other node what
 // it is to be.
 func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[string]sandbox.File, archives []archive) error {
+	t.told = true
 	var source archiveSource
 	if len(archives) > 0 {
 		var err error

@@ -62,6 +62,8 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	// After all is taken down: it can take a while until the others come.
+	defer func() { team.turnAway(err) }()
 	r := &run{team: team, labels: nodeLabels(job)}
 	if team.leads() {
 		err = r.readInput(options)
@@ -504,7 +506,9 @@ func (r *run) takeDown() error {
 	r.down = true
 	start := time.Now()
 	r.crew.dismiss()
-	r.team.leave("the run has ended")
+	if !r.team.awaited() {
+		r.team.leave("the run has ended")
+	}
 	r.siblings.end()
 	if kept := r.getKeeper(); kept != nil {
 		// The command's leftovers may take a moment; the cluster goes meanwhile.

@@ -47,11 +47,15 @@ type team struct {
 	listener *rendezvous.Head
 	workers  []*worker
 	archives *archiveServer
+	// told: the others know what they are to be.
+	told bool
 
 	mu sync.Mutex
 	// leader is the head, as the others know it.
 	leader *rendezvous.Peer
-	gone   bool
+	// ready: this node has reported that it is.
+	ready bool
+	gone  bool
 }
 
 // worker is another node, as the head knows it.
@@ -60,6 +64,8 @@ type worker struct {
 	hello hello
 	// peer is guarded by the team's mutex: it changes when the node returns.
 	peer *rendezvous.Peer
+	// ready: it has reported that it is.
+	ready bool
 	// returned is a new connection of a node whose old one is lost.
 	returned chan *rendezvous.Peer
 }
@@ -207,6 +213,7 @@ func (t *team) leave(reason string) {
 	if t == nil {
 		return
 	}
+	t.told = true
 	t.mu.Lock()
 	t.gone = true
 	peers := []*rendezvous.Peer{t.leader}

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"berth.dev/berth/internal/cluster"
@@ -17,11 +19,8 @@ const (
 	// workerPatience is how much longer than the longest end of a workload a
 	// node waits for the head's word once a signal came.
 	workerPatience = maxGrace + 5*time.Second
-	// returnLimit is how long a node tries to return to a head of which it
-	// hears nothing, brokenLimit to one that has closed the connection: that is
-	// dead, or takes the node for dead.
+	// returnLimit is how long a node tries to return to the head.
 	returnLimit = time.Minute
-	brokenLimit = time.Second
 )
 
 // work is a run on a node that is not the head: it becomes what the head tells
@@ -43,14 +42,19 @@ func (r *run) work(ctx context.Context) error {
 	})
 	defer stop()
 	for _, step := range []func(context.Context) error{
-		r.inspectHost, r.makeDirectories, r.join, r.startSandbox, r.startRoles, r.importImages, r.reportReady, r.serve,
+		r.inspectHost, r.makeDirectories, r.join,
+		func(ctx context.Context) error { go r.stay(ctx, cancel); return nil },
+		r.startSandbox, r.startRoles, r.importImages, r.reportReady,
+		func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) },
 	} {
 		if err := step(ctx); err != nil {
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
-			if errors.Is(err, errFirstEnded) {
-				return nil
+			var closed *rendezvous.ClosedError
+			if errors.Is(err, errFirstEnded) || errors.As(err, &closed) && !closed.Here {
+				r.Log.Debug("ending: " + err.Error())
+				return nil // the head has said why
 			}
 			r.team.leave(err.Error())
 			return err
@@ -84,18 +88,27 @@ func (r *run) reportReady(ctx context.Context) error {
 	if err := r.crew.await(ctx, "node"); err != nil {
 		return err
 	}
-	return r.team.leader.Send(ctx, news{Ready: true})
+	r.team.mu.Lock()
+	r.team.ready = true
+	head := r.team.leader
+	r.team.mu.Unlock()
+	// Where the connection has just broken, the next one begins with it.
+	_ = head.Send(ctx, news{Ready: true})
+	return nil
 }
 
-// serve returns when the head says that all is over, or when it is gone.
-func (r *run) serve(ctx context.Context) error {
-	return r.team.serve(ctx, hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: r.plan.RunID}, Returning: true})
+// stay keeps to the head from the moment on at which this node knows what it
+// is to be, and ends the run when the head says that all is over, or is gone.
+func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
+	again := hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: r.plan.RunID}, Returning: true}
+	end(r.team.stay(ctx, again))
 }
 
 func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome, error) {
-	ctx, cancel := t.waiting(ctx)
+	// Once it has found the head, this node waits as long as that does.
+	limited, cancel := t.waiting(ctx)
 	defer cancel()
-	if err := t.connect(ctx); err != nil {
+	if err := t.connect(limited); err != nil {
 		return welcome{}, fail(ExitUnavailable, err)
 	}
 	head := hostOf(t.leader.RemoteAddr())
@@ -142,36 +155,30 @@ func (t *team) introduce(ctx context.Context, said hello) (answer welcome, err e
 	return answer, err
 }
 
-// serve stays with the head until that says that all is over. A head that is
-// lost is looked for with the given words.
-func (t *team) serve(ctx context.Context, again hello) error {
+// stay returns the error that says how the head ended the connection, or that
+// it is gone. A head that is lost is looked for with the given words.
+func (t *team) stay(ctx context.Context, again hello) error {
 	for {
 		var ignored news
 		err := t.leader.Receive(ctx, &ignored)
-		var closed *rendezvous.ClosedError
 		var lost *rendezvous.LostError
-		switch {
-		case err == nil:
-		case errors.As(err, &closed):
-			return nil
-		case !errors.As(err, &lost):
-			return err
-		default:
+		if errors.As(err, &lost) {
 			if t.comeBack(ctx, again, lost) != nil {
 				return fail(ExitUnavailable, lost)
 			}
+		} else if err != nil {
+			return err
 		}
 	}
 }
 
 // comeBack connects to a head that was lost.
 func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostError) error {
-	limit := brokenLimit
-	if lost.Silent() {
-		limit = returnLimit
-		t.log.Warn(fmt.Sprintf("%v; looking for it", lost))
+	if !lost.Silent() && refused(t.leader.RemoteAddr()) {
+		return lost // dead: nobody listens any more
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	t.log.Warn(fmt.Sprintf("%v; looking for it", lost))
+	ctx, cancel := context.WithTimeout(ctx, returnLimit)
 	defer cancel()
 	err := t.connect(ctx)
 	if err == nil {
@@ -179,8 +186,24 @@ func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostE
 	}
 	if err != nil {
 		t.log.Debug("cannot return to the head: " + err.Error())
+		return err
 	}
-	return err
+	t.mu.Lock()
+	ready, head := t.ready, t.leader
+	t.mu.Unlock()
+	if ready {
+		_ = head.Send(ctx, news{Ready: true}) // as in reportReady
+	}
+	return nil
+}
+
+// refused tells whether a host answers that nobody listens at an address.
+func refused(address net.Addr) bool {
+	conn, err := net.DialTimeout("tcp", address.String(), time.Second)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // fromNode is a log of another node, whose words come to the same terminal.

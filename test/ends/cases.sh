@@ -571,6 +571,20 @@ count_nodes() {
 	[[ $(grep -c ^node/ "$out/whole") == 3 ]] || fail "not three nodes, once: $(cat "$out/whole" "$out/$1")"
 }
 
+# What is wrong is said once, by the head, and ends all nodes at once.
+span_mistakes() {
+	span_berth a --node-wait 50s -f /nothing.yaml
+	patience=20 ends a 66
+	span_berth b --nonsense
+	patience=20 ends b 64
+	[[ $(grep -c '^berth: unknown' "$out/b") == 1 ]] || fail "not said once: $(cat "$out/b")"
+	begin c alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || exec sleep 5; exec berth run --node-wait 2s -- true'
+	patience=20 ends c 69
+	says c 'n3 did not come within 2s'
+	begin d alice login srun -N3 --mem=1500 sh -c 'exec berth run --state-dir /nothing/$SLURMD_NODENAME -- true'
+	patience=20 ends d 73
+}
+
 # The run goes on without a node whose processes died.
 lose_worker() {
 	span_berth a --image $image -- bash $here/move.sh n2
