@@ -1,0 +1,64 @@
+package launch
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"berth.dev/berth/internal/rundir"
+)
+
+// takeDown undoes everything, whatever was reached.
+func (r *run) takeDown() error {
+	if r.down {
+		return nil
+	}
+	r.down = true
+	start := time.Now()
+	r.crew.dismiss()
+	if !r.team.awaited() {
+		r.team.leave("the run has ended")
+	}
+	r.siblings.end()
+	if kept := r.getKeeper(); kept != nil {
+		// The command's leftovers may take a moment; the cluster goes meanwhile.
+		kept.end(orphanGrace)
+	}
+	if r.apiDoor != nil {
+		r.apiDoor.Close()
+	}
+	if r.identities.key != nil {
+		r.identities.key.Close()
+	}
+	var err error
+	if r.box != nil {
+		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
+		<-r.watching
+		r.crew.endOutside()
+		if kept := r.getKeeper(); kept != nil {
+			kept.wait()
+		}
+		endOrphans()
+	} else {
+		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
+			if dir != nil {
+				err = errors.Join(err, os.RemoveAll(dir.Path))
+			}
+		}
+	}
+	err = errors.Join(err, r.removeCgroup())
+	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
+		if dir != nil {
+			dir.Lock.Close()
+			// Another run's directory may be there; then it stays.
+			_ = os.Remove(filepath.Dir(dir.Path))
+		}
+	}
+	r.Log.Debug("taken down", "took", time.Since(start))
+	if err != nil {
+		return fail(ExitInternal, fmt.Errorf("take the cluster down: %w", err))
+	}
+	return nil
+}
