@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -53,7 +54,20 @@ func (o *Overlay) takeStream(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	defer conn.Close()
+	if !o.isOfNode(conn) {
+		o.counts[0].foreign.Add(1)
+		return
+	}
 	if err := o.hear(conn); err != nil && ctx.Err() == nil {
 		o.log.Debug("a stream of another node ended", "from", conn.RemoteAddr(), "error", err)
 	}
+}
+
+// isOfNode tells whether a connection comes from a host of another node. Nothing
+// is read from others.
+func (o *Overlay) isOfNode(conn net.Conn) bool {
+	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
+	return ok && slices.ContainsFunc(o.tables.Load().peers, func(p *peer) bool {
+		return p != nil && p.isAt(remote.AddrPort().Addr())
+	})
 }

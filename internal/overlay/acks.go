@@ -15,7 +15,7 @@ const (
 	bulkAck  = 24 << 10
 	ackMost  = 512 << 10
 	ackEvery = 100 * time.Microsecond
-	ackFlows = 16
+	ackFlows = 64 // a power of two
 	// largestAck is the room that is needed before a held packet and the packet
 	// with IPv6 and timestamps.
 	largestAck = room + linux.VnetHeaderLen + ipv6Header + minTCPHeader + 12
@@ -34,8 +34,7 @@ type ackFlow struct {
 
 // ackHolder holds acknowledgements of one queue back.
 type ackHolder struct {
-	flows [ackFlows]ackFlow
-	next  int // to be forgotten
+	flows [ackFlows]ackFlow // each flow has one place that it may have
 	held  int
 	// lent says that send has a buffer of a flow, until the next flush.
 	lent bool
@@ -115,16 +114,14 @@ func (h *ackHolder) due(all bool, send func(*peer, []byte)) time.Duration {
 }
 
 // flow finds that of an acknowledgement. It returns nil for one that it did not
-// know; the oldest is forgotten for it, unless that holds something.
+// know, which takes the place of another unless that holds something.
 func (h *ackHolder) flow(frame []byte, number uint32) *ackFlow {
 	addresses, ports := flowOf(frame)
-	for i := range h.flows {
-		if flow := &h.flows[i]; flow.ports == ports && flow.addresses == addresses {
-			return flow
-		}
+	place := binary.LittleEndian.Uint32(ports[:]) ^ binary.LittleEndian.Uint32(addresses[:]) ^ binary.LittleEndian.Uint32(addresses[4:])
+	flow := &h.flows[place*2654435769>>26%ackFlows] // Knuth's multiplier
+	if flow.ports == ports && flow.addresses == addresses {
+		return flow
 	}
-	flow := &h.flows[h.next]
-	h.next = (h.next + 1) % ackFlows
 	if len(flow.held) == 0 {
 		flow.addresses, flow.ports, flow.sent, flow.at = addresses, ports, number, time.Now()
 	}

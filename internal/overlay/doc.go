@@ -7,6 +7,10 @@
 // datagrams that each stand for themselves, and the receiver, who gets most of
 // them at once (UDP_GRO), glues what arrived in order together again.
 //
+// Each datagram proves that it is the peer's and new. Hellos find out which size
+// of datagram gets through to whom; where none does, packets take streams of
+// TCP. docs/design/0006-overlay.md says more.
+//
 // The package knows nodes and addresses. Pods, names and how the nodes found
 // each other do not belong here.
 package overlay
