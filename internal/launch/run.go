@@ -231,7 +231,13 @@ func (r *run) awaitCluster(ctx context.Context, giveUp context.CancelCauseFunc) 
 	if err != nil {
 		return err
 	}
-	return r.team.attend(ctx, keeper, r.Spec.FailFast, giveUp)
+	if err := r.team.attend(ctx, keeper, r.Spec.FailFast, giveUp); err != nil {
+		return err
+	}
+	if err := r.crew.await(ctx, "node"); err != nil {
+		return err
+	}
+	return keeper.AwaitAll(ctx, len(r.team.config.Nodes))
 }
 
 func (r *run) applyObjects(ctx context.Context) error {

@@ -38,6 +38,8 @@ const (
 	// A pod that was being bound when the taint came shows a little later.
 	rounds        = 5
 	betweenRounds = 200 * time.Millisecond
+	// betweenLooks is short, since the user waits.
+	betweenLooks = 10 * time.Millisecond
 )
 
 var (
@@ -69,6 +71,38 @@ func NewKeeper(kubeconfig []byte) (*Keeper, error) {
 
 func newKeeper(client dynamic.Interface) *Keeper {
 	return &Keeper{nodes: client.Resource(nodesResource), pods: client.Resource(podsResource)}
+}
+
+// AwaitAll returns when count nodes take pods. A node that is ready still has
+// the taint of one that is not for a tenth of a second, and pods that are to be
+// spread would go to the others.
+func (k *Keeper) AwaitAll(ctx context.Context, count int) error {
+	tick := time.NewTicker(betweenLooks)
+	defer tick.Stop()
+	for {
+		found, err := k.nodes.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("wait for the nodes to take pods: %w", err)
+		}
+		taking := 0
+		for _, item := range found.Items {
+			var node corev1.Node
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &node); err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady }) {
+				taking++
+			}
+		}
+		if taking >= count {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
 }
 
 // Lose takes a node out of service; why is for people. It returns when no pod

@@ -1,6 +1,7 @@
 package nodes
 
 import (
+	"context"
 	"encoding/json"
 	"slices"
 	"testing"
@@ -56,6 +57,24 @@ func TestALostNodeAndItsReturn(t *testing.T) {
 	}
 	if err := keeper.Lose(t.Context(), "n9", "silent"); err == nil {
 		t.Error("a node that nobody knows was lost")
+	}
+}
+
+func TestNodesThatTakePods(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := corev1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	notReady := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeNotReady}}}}
+	client := fake.NewSimpleDynamicClient(scheme, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, &notReady)
+	keeper := newKeeper(client)
+	if err := keeper.AwaitAll(t.Context(), 1); err != nil {
+		t.Error(err)
+	}
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if err := keeper.AwaitAll(ended, 2); err == nil {
+		t.Error("a node that is not ready was taken for one that takes pods")
 	}
 }
 
