@@ -2,10 +2,13 @@ package overlay
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/vishvananda/netlink"
 )
 
 // packetOf is an empty UDP packet between two nodes, in a datagram without tag.
@@ -262,4 +265,27 @@ func TestLongestPrefixWins(t *testing.T) {
 			t.Errorf("%s belongs to node %d, want %d", address, got, want)
 		}
 	}
+}
+
+// TestEndOfTheDevice: whoever removes the device ends the overlay, which says
+// why and leaves the others alone.
+func TestEndOfTheDevice(t *testing.T) {
+	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2})
+	gone := l.members[1]
+	gone.node.try(t, func() error {
+		link, err := netlink.LinkByName("mesh0")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkDel(link)
+	})
+	select {
+	case <-gone.done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the overlay goes on without its device")
+	}
+	if !errors.Is(gone.err, errDeviceGone) {
+		t.Errorf("the overlay ended with %v, want %v", gone.err, errDeviceGone)
+	}
+	gone.err = nil
 }
