@@ -3,10 +3,12 @@ package launch
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"syscall"
 
 	"berth.dev/berth/internal/overlay"
@@ -55,10 +57,17 @@ func findDataNetwork(name string, ports rendezvous.PortRange) (dataNetwork, erro
 
 // sockets are a host's ends of the network between the nodes: one for packets
 // per queue, and one that takes streams of nodes to which no packet gets
-// through.
+// through. This process only holds them.
 type sockets struct {
-	packets []*net.UDPConn
-	streams *net.TCPListener
+	packets []*os.File
+	streams *os.File
+	ports   hostPorts
+}
+
+// hostPorts are those of the sockets on this host.
+type hostPorts struct {
+	Packets []uint16
+	Streams uint16
 }
 
 // open makes the sockets, in the family of the addresses at which the others
@@ -78,52 +87,41 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error)
 		if err != nil {
 			return s, err
 		}
-		s.packets = append(s.packets, conn)
+		s.ports.Packets = append(s.ports.Packets, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
+		held, err := hold(conn)
+		if err != nil {
+			return s, err
+		}
+		s.packets = append(s.packets, held)
 	}
-	if s.streams, err = listenTCP(bind, d.ports); err != nil {
-		err = fmt.Errorf("listen for other nodes: %w", err)
+	listener, err := listenTCP(bind, d.ports)
+	if err != nil {
+		return s, fmt.Errorf("listen for other nodes: %w", err)
 	}
+	s.ports.Streams = uint16(listener.Addr().(*net.TCPAddr).Port)
+	s.streams, err = hold(listener)
 	return s, err
 }
 
+// hold keeps a descriptor that another process serves out of Go's poller, which
+// would wake this one for each packet.
+func hold(original interface {
+	syscall.Conn
+	io.Closer
+}) (*os.File, error) {
+	defer original.Close()
+	return overlay.Hold(original)
+}
+
+// files are what the process gets that serves the sockets.
+func (s sockets) files() []*os.File { return append(slices.Clone(s.packets), s.streams) }
+
 func (s sockets) close() {
-	for _, conn := range s.packets {
-		conn.Close()
-	}
-	if s.streams != nil {
-		s.streams.Close()
-	}
-}
-
-// files are duplicates, for the process that serves the sockets.
-func (s sockets) files() ([]*os.File, error) {
-	var files []*os.File
-	for _, conn := range s.packets {
-		file, err := conn.File()
-		if err != nil {
-			return nil, fmt.Errorf("hand a socket on: %w", err)
+	for _, file := range s.files() {
+		if file != nil {
+			file.Close()
 		}
-		files = append(files, file)
 	}
-	file, err := s.streams.File()
-	if err != nil {
-		return nil, fmt.Errorf("hand a socket on: %w", err)
-	}
-	return append(files, file), nil
-}
-
-// ports are those of the sockets on this host.
-type hostPorts struct {
-	Packets []uint16
-	Streams uint16
-}
-
-func (s sockets) ports() hostPorts {
-	ports := hostPorts{Streams: uint16(s.streams.Addr().(*net.TCPAddr).Port)}
-	for _, conn := range s.packets {
-		ports.Packets = append(ports.Packets, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
-	}
-	return ports
 }
 
 // at fills in where a node is reached.

@@ -63,11 +63,7 @@ func netRole(plan cluster.Plan, box *sandbox.Sandbox, t *team, c *crew) (*role, 
 	passed := append([]*os.File{box.TUN}, box.Mesh...)
 	if t != nil {
 		config.Mesh = t.mesh
-		sockets, err := t.sockets.files()
-		if err != nil {
-			return nil, err
-		}
-		passed = append(passed, sockets...)
+		passed = append(passed, t.sockets.files()...)
 	}
 	var process *os.Process
 	return &role{

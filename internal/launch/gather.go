@@ -147,7 +147,7 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 			own = hostOf(w.peer.LocalAddr())
 		}
 		theirs := append([]overlay.Node(nil), nodes...)
-		theirs[0] = t.sockets.ports().at(own, theirs[0])
+		theirs[0] = t.sockets.ports.at(own, theirs[0])
 		err := w.peer.Send(ctx, welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: files[i+1],
 			Mesh:     mesh{Key: key, Carrier: t.carrier, Nodes: theirs, Self: i + 1},

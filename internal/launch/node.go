@@ -132,6 +132,16 @@ func (r *run) startSandbox(ctx context.Context) error {
 	if err != nil {
 		return fail(ExitUnavailable, err)
 	}
+	if r.box.TUN != nil {
+		if r.box.TUN, err = hold(r.box.TUN); err != nil {
+			return fail(ExitInternal, err)
+		}
+	}
+	for i, queue := range r.box.Mesh {
+		if r.box.Mesh[i], err = hold(queue); err != nil {
+			return fail(ExitInternal, err)
+		}
+	}
 	r.watching = make(chan struct{})
 	go r.watchSandbox()
 	go r.crew.watch(ctx)

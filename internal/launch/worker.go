@@ -124,7 +124,7 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 	}
 	answer, err := t.introduce(ctx, hello{
 		Version: cluster.Version(), Offer: offer,
-		Address: t.data.address, Ports: t.sockets.ports(),
+		Address: t.data.address, Ports: t.sockets.ports,
 	})
 	return answer, fail(ExitUnavailable, err)
 }
