@@ -3,7 +3,6 @@ package overlay
 import (
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"runtime"
@@ -240,7 +239,7 @@ func (q *queue) write(vector []unix.Iovec) error {
 		switch {
 		case err == unix.EINTR:
 			continue
-		case err == unix.EBADFD || errors.Is(err, io.EOF):
+		case err == unix.EBADFD:
 			return fmt.Errorf("write %s: %w", q.name, errDeviceGone)
 		}
 		return err
