@@ -16,7 +16,10 @@ const heading = `# The Kubernetes conformance suite: results
 The [Conformance] specs of the Kubernetes suite, unchanged and none left out, on a cluster that berth started over the
 nodes of a Slurm job (test/bed), as a user without privileges. **This is a result of the suite, not a certification**:
 there is no registry in reach, so the images that the specs start are stand-ins, built from the same Go sources where there
-are any and otherwise from Debian packages (test/conformance/images).
+are any and otherwise from Debian packages (test/conformance/images). Rounds that overlap in time ran on clusters of their
+own, on one machine.
+
+Every result, with what the suite logged about failures, is in [conformance/junit.xml.gz](conformance/junit.xml.gz).
 
 `
 
@@ -82,22 +85,33 @@ func writeCounts(out io.Writer, specs []string, all map[string]history) {
 }
 
 // writeRoundTable says where and when everything ran. Conditions that all
-// rounds share are said once.
+// rounds share are said once, and long ones once for all rounds that share them.
 func writeRoundTable(out io.Writer, rounds []round) {
+	const long = 40
 	fmt.Fprint(out, "## Conditions\n\n")
 	own := make([][]string, len(rounds))
 	for _, name := range conditionNames(rounds) {
-		values := make([]string, len(rounds))
+		where := make(map[string][]string)
+		var values []string
 		for i, r := range rounds {
-			values[i] = strings.Join(r.condition(name), "; ")
-		}
-		if len(slices.Compact(slices.Clone(values))) == 1 {
-			fmt.Fprintf(out, "- %s: %s\n", name, escape(values[0]))
-			continue
-		}
-		for i, value := range values {
-			if value != "" && name != "date" {
+			value := strings.Join(r.condition(name), "; ")
+			if len(where[value]) == 0 {
+				values = append(values, value)
+			}
+			where[value] = append(where[value], r.Name)
+			if value != "" && len(value) <= long && name != "date" {
 				own[i] = append(own[i], name+" "+value)
+			}
+		}
+		for _, value := range values {
+			switch {
+			case len(where[value]) == len(rounds):
+				fmt.Fprintf(out, "- %s: %s\n", name, escape(value))
+				for i := range own {
+					own[i] = slices.DeleteFunc(own[i], func(said string) bool { return said == name+" "+value })
+				}
+			case len(value) > long:
+				fmt.Fprintf(out, "- %s of %s: %s\n", name, strings.Join(where[value], ", "), escape(value))
 			}
 		}
 	}
@@ -153,7 +167,7 @@ func (c testcase) firstLine() string {
 	if f == nil {
 		return ""
 	}
-	first, _, _ := strings.Cut(strings.TrimSpace(strings.TrimPrefix(f.Text, "[FAILED] ")), "\n")
+	first, _, _ := strings.Cut(strings.TrimLeft(strings.TrimPrefix(f.Text, "[FAILED] "), " \n["), "\n")
 	const longest = 300
 	if len(first) > longest {
 		first = strings.ToValidUTF8(first[:longest], "") + "..."
