@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/launch"
 )
 
@@ -66,7 +67,7 @@ func (e *usageError) Unwrap() error { return e.error }
 // a second one, while it waits for the workload to end.
 func cancelOnSignal(cancel context.CancelCauseFunc) {
 	signals := make(chan os.Signal, 1)
-	for _, ending := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP} {
+	for _, ending := range []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
 		// nohup, and a shell that starts something in the background of a
 		// script, say by ignoring a signal that it is not meant for us.
 		if !signal.Ignored(ending) {
@@ -85,6 +86,7 @@ func newRoot() *cobra.Command {
 		Long: `berth starts a complete Kubernetes cluster inside a Slurm job (or on any Linux
 machine), runs a workload on it, and leaves nothing behind. It needs no root,
 no daemon and no preparation by an administrator.`,
+		Version:       cluster.Version(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          noArguments,

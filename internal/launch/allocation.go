@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth.dev/berth/internal/probe"
 	"berth.dev/berth/internal/slurm"
 )
 
@@ -66,6 +67,23 @@ func (a *allocation) inquire(ctx context.Context, giveUp context.CancelCauseFunc
 	if err := a.check(); err != nil {
 		giveUp(err)
 	}
+}
+
+// memory replaces a limit that nobody enforces and the environment does not
+// tell by what the job has asked for. Slurm's answer mostly takes milliseconds;
+// without one the limit stays as it is.
+func (a *allocation) memory(ctx context.Context, limit probe.Memory) probe.Memory {
+	if a == nil || limit.Enforced || limit.Bytes < limit.Physical {
+		return limit
+	}
+	bytes, err := slurm.NodeMemory(ctx, a.job, a.ask)
+	if err != nil {
+		a.log.Debug("the memory of the job is not known: " + err.Error())
+	}
+	if err == nil && bytes > 0 && bytes < limit.Bytes {
+		limit.Bytes, limit.Source = bytes, "the job's memory, as scontrol says"
+	}
+	return limit
 }
 
 // killWait reads Slurm's setting, "30 sec" in the controller's answer.

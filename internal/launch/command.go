@@ -33,7 +33,10 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 	}
 	env := commandEnv(os.Environ(), map[string]string{
 		"KUBECONFIG": r.kubeconfigPath(),
-		"PATH":       bin + string(os.PathListSeparator) + r.Getenv("PATH"),
+		// kubectl and helm keep what they learn of a server in the home
+		// directory otherwise, by an address that is another one each time.
+		"KUBECACHEDIR": filepath.Join(r.scratch.Path, "tmp", "kubectl"),
+		"PATH":         bin + string(os.PathListSeparator) + r.Getenv("PATH"),
 	})
 	kept, err := startKeeper(keeperConfig{Path: path, Args: r.Spec.Command}, env, r.Stdin, r.Stdout, r.Stderr)
 	if err != nil {

@@ -15,6 +15,7 @@ const (
 	ExitUnavailable = 69  // this host lacks what a cluster needs
 	ExitInternal    = 70  // a part of the cluster failed
 	ExitNoSpace     = 73  // no room for the run's files
+	ExitOutput      = 74  // the workload's output could not be passed on
 	ExitNeverStarts = 75  // the workload waits for what will not come
 	ExitConfig      = 78  // the request does not fit the allocation
 	ExitTimeLimit   = 124 // the time was over before the workload ended

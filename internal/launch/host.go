@@ -53,7 +53,7 @@ type host struct {
 
 // inspect finds out what the cluster has to work with, and refuses early what
 // cannot work.
-func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, roles uint64) (host, error) {
+func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, job *allocation, roles uint64) (host, error) {
 	machine := probe.Local()
 	h := host{
 		roles:  roles,
@@ -67,6 +67,7 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	if spec.OneUID {
 		h.ids.OneUID, h.ids.Reason = true, "asked for with --one-uid"
 	}
+	h.memory = job.memory(ctx, h.memory)
 	if n := spec.NodesPerHost; n > 1 {
 		h.cpus.Count = max(1, h.cpus.Count/n)
 		h.memory.Bytes /= uint64(n)

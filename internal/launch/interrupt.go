@@ -153,8 +153,11 @@ type output struct {
 
 func (o *output) Write(data []byte) (int, error) {
 	n, err := o.to.Write(data)
-	if errors.Is(err, syscall.EPIPE) {
+	switch {
+	case errors.Is(err, syscall.EPIPE):
 		o.giveUp(&Failure{Code: exitSignalBase + int(syscall.SIGPIPE), Err: errors.New("nobody reads the output any more")})
+	case err != nil:
+		o.giveUp(&Failure{Code: ExitOutput, Err: fmt.Errorf("pass on the workload's output: %w", err)})
 	}
 	return n, err
 }

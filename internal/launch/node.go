@@ -23,6 +23,9 @@ import (
 // only the head does is in run.go.
 
 func (r *run) inspectHost(ctx context.Context) (err error) {
+	if err := raiseLimits(); err != nil {
+		return err
+	}
 	if shared := r.Spec.SharedVolumes; shared != "" && !writable(shared) {
 		return fail(ExitNoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
 	}
@@ -30,7 +33,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if !r.team.leads() {
 		roles = workerMemory
 	}
-	r.host, err = inspect(ctx, r.Spec, r.Getenv, roles)
+	r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles)
 	if err == nil && r.team != nil {
 		r.host.name = r.team.config.Node
 	}

@@ -19,6 +19,9 @@ import (
 	"berth.dev/berth/internal/workload"
 )
 
+// signalDelay is how much later than its parts the run may hear of a signal.
+const signalDelay = 100 * time.Millisecond
+
 // Options are what a run gets from the command line and its surroundings.
 type Options struct {
 	Spec   cluster.Spec
@@ -268,8 +271,12 @@ func (r *run) follow(ctx context.Context) (int, error) {
 // explain replaces the error of a step that was cut short by the reason that
 // the run was given up for.
 func (r *run) explain(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
+	// Slurm signals all processes of a step, and a part may be faster to end
+	// than this one to hear of it.
+	select {
+	case <-ctx.Done():
 		return r.allocation.reason(context.Cause(ctx))
+	case <-time.After(signalDelay):
+		return err
 	}
-	return err
 }

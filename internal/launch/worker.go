@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -28,13 +29,14 @@ const (
 func (r *run) work(ctx context.Context) error {
 	// Slurm's signals come to all nodes at once. The head asks the workload to
 	// end, which needs its nodes meanwhile.
+	var joined atomic.Bool
 	signalled := ctx
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
 	stop := context.AfterFunc(signalled, func() {
 		cause := context.Cause(signalled)
 		var reason *interrupted
-		if !errors.As(cause, &reason) {
+		if !errors.As(cause, &reason) || !joined.Load() {
 			cancel(cause)
 			return
 		}
@@ -43,7 +45,7 @@ func (r *run) work(ctx context.Context) error {
 	defer stop()
 	for _, step := range []func(context.Context) error{
 		r.inspectHost, r.makeDirectories, r.join,
-		func(ctx context.Context) error { go r.stay(ctx, cancel); return nil },
+		func(ctx context.Context) error { joined.Store(true); go r.stay(ctx, cancel); return nil },
 		r.startSandbox, r.startRoles, r.importImages, r.reportReady,
 		func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) },
 	} {
@@ -112,8 +114,14 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 		return welcome{}, fail(ExitUnavailable, err)
 	}
 	head := hostOf(t.leader.RemoteAddr())
+	bound := t.data
+	if !bound.address.IsValid() {
+		// Where a host has several addresses, the others expect packets from
+		// the one that this node has come from.
+		bound.address = hostOf(t.leader.LocalAddr())
+	}
 	var err error
-	if t.sockets, err = t.data.open(cpus, head); err != nil {
+	if t.sockets, err = bound.open(cpus, head); err != nil {
 		return welcome{}, fail(ExitUnavailable, err)
 	}
 	offer.MeshMTU = t.data.mtu

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -63,6 +64,39 @@ func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: %w", job.ID, err)
 	}
 	return end, nil
+}
+
+// NodeMemory returns how much memory, in bytes, the job has on each node, for
+// the places where neither the kernel nor the environment says it: srun sets no
+// variable for its own --mem. 0 means all of the node's.
+func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
+	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
+	if err != nil {
+		return 0, err
+	}
+	if value, ok := field(string(output), "MinMemoryNode"); ok {
+		return parseSize(value)
+	}
+	if value, ok := field(string(output), "MinMemoryCPU"); ok {
+		each, err := parseSize(value)
+		return each * uint64(max(1, job.AllocatedCPUs, job.CPUsOnNode)), err
+	}
+	return 0, fmt.Errorf("read the memory of job %s from scontrol: none in its answer", job.ID)
+}
+
+// parseSize reads Slurm's sizes, such as 1500M, 2G or 0.
+func parseSize(text string) (uint64, error) {
+	unit := uint64(1) << 20
+	number := text
+	if i := strings.IndexAny(text, "KMGT"); i == len(text)-1 && i > 0 {
+		number = text[:i]
+		unit = map[byte]uint64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}[text[i]]
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || n < 0 || n > 1<<40 {
+		return 0, fmt.Errorf("read the size %q of scontrol: it is no number", text)
+	}
+	return uint64(n * float64(unit)), nil
 }
 
 // field finds a word "Name=value" in scontrol's output for one object.

@@ -63,6 +63,22 @@ func TestEndTime(t *testing.T) {
 	}
 }
 
+func TestNodeMemory(t *testing.T) {
+	for answer, want := range map[string]uint64{
+		"JobId=7 MinMemoryNode=1500M X=1": 1500 << 20, "MinMemoryNode=1.50G": 3 << 29, "MinMemoryNode=0": 0,
+		"MinCPUsNode=1 MinMemoryCPU=100M": 400 << 20,
+	} {
+		if got, err := NodeMemory(t.Context(), Job{ID: "7", AllocatedCPUs: 4}, answering(answer, nil)); err != nil || got != want {
+			t.Errorf("%s: %d, %v; want %d", answer, got, err, want)
+		}
+	}
+	for _, bad := range []Ask{answering("JobId=7", nil), answering("MinMemoryNode=much", nil), answering("", errors.New("down"))} {
+		if _, err := NodeMemory(t.Context(), Job{ID: "7"}, bad); err == nil {
+			t.Error("no error")
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	states := func(results []probe.Result) string {
 		var words []string

@@ -84,7 +84,7 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 	if err != nil {
 		return nil, err
 	}
-	created, err := resource.Create(ctx, object.Unstructured, metav1.CreateOptions{FieldManager: fieldManager})
+	created, err := resource.Create(ctx, object.Unstructured, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: metav1.FieldValidationStrict})
 	if !apierrors.IsAlreadyExists(err) || object.GetName() == "" {
 		return created, err
 	}
@@ -95,7 +95,9 @@ func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Un
 		return nil, err
 	}
 	force := true
-	return resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, metav1.PatchOptions{FieldManager: fieldManager, Force: &force})
+	return resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, metav1.PatchOptions{
+		FieldManager: fieldManager, Force: &force, FieldValidation: metav1.FieldValidationStrict,
+	})
 }
 
 // resource finds the endpoint of an object and defaults its namespace.

@@ -96,7 +96,7 @@ func Parse(name string, content []byte) ([]Object, error) {
 
 func parseDocument(document []byte) ([]*unstructured.Unstructured, error) {
 	var fields map[string]any
-	if err := yaml.Unmarshal(document, &fields); err != nil {
+	if err := yaml.UnmarshalStrict(document, &fields); err != nil { // no key twice
 		return nil, fmt.Errorf("not valid YAML: %w", err)
 	}
 	if len(fields) == 0 {

@@ -403,6 +403,13 @@ extra_tasks_scancel() {
 	says a 'ended in order'
 }
 
+# What was asked for counts, whoever enforces it.
+memory_asked() {
+	begin a alice login srun -N1 --mem=1400 berth run -q -- kubectl get nodes -o 'jsonpath={.items[0].status.capacity.memory}'
+	ends a 0
+	grep -qx 1433600Ki "$out/a" || fail "not 1400 MiB: $(cat "$out/a")"
+}
+
 small_step() {
 	begin a alice login sbatch -W -o /home/alice/small.out -n2 --mem=1500 --wrap "srun -n1 -c1 --exact env PATH=$PATH /srv/ends/dist/bin/berth run -- true"
 	ends a 0

@@ -42,7 +42,7 @@ bed_up() {
 	echo keep >&"$lifeline"
 	rm "$state/pid/up"
 	trap - EXIT INT TERM HUP
-	say "$BED_NAME is up: ctl, login, $(host_names | tail -n +3 | xargs); try: $bed run --user alice login srun -N$NODES hostname"
+	say "$BED_NAME is up: ctl, login, $(host_names | tail -n +3 | xargs); try: BED_NAME=$BED_NAME $bed run --user alice login srun -N$NODES hostname"
 }
 
 # claim_state makes the folder with the pid of `up` in it, or fails where another

@@ -1,0 +1,41 @@
+package launch
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// leastAddressSpace is what the parts of a cluster map, and do not use, in
+	// bytes.
+	leastAddressSpace = 64 << 30
+	// usualStack is what most systems allow; nft and runc need some of it.
+	usualStack = 8 << 20
+)
+
+// raiseLimits takes back the limits of the user's shell that no cluster can
+// live with, which Slurm passes on from the login host. Memory is limited by
+// what the job has.
+func raiseLimits() error {
+	for _, limit := range []struct {
+		resource int
+		least    uint64
+		option   string
+		what     string
+	}{
+		{unix.RLIMIT_AS, leastAddressSpace, "-v", "address space"},
+		{unix.RLIMIT_STACK, usualStack, "-s", "the stack"},
+	} {
+		var now unix.Rlimit
+		if err := unix.Getrlimit(limit.resource, &now); err != nil || now.Cur >= limit.least {
+			continue
+		}
+		now.Cur = now.Max
+		if err := unix.Setrlimit(limit.resource, &now); err != nil || now.Max < limit.least {
+			return fail(ExitUnavailable, fmt.Errorf("start with so small a limit of %s: 'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE",
+				limit.what, limit.option, limit.least>>10))
+		}
+	}
+	return nil
+}
