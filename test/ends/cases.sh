@@ -407,7 +407,7 @@ extra_tasks_scancel() {
 memory_asked() {
 	begin a alice login srun -N1 --mem=1400 berth run -q -- kubectl get nodes -o 'jsonpath={.items[0].status.capacity.memory}'
 	ends a 0
-	grep -qx 1433600Ki "$out/a" || fail "not 1400 MiB: $(cat "$out/a")"
+	grep -qx 1400Mi "$out/a" || fail "not 1400 MiB: $(cat "$out/a")"
 }
 
 small_step() {
