@@ -2,12 +2,12 @@ package launch
 
 import (
 	"context"
+	"os"
+	"slices"
 
 	"berth.dev/berth/internal/probe"
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/sandbox"
-
-	"os"
 )
 
 // Cleanup removes what runs of this user left on this node that were killed
@@ -22,6 +22,8 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 	if memory := memoryDir(getenv); memory != "" {
 		bases = append(bases, memory)
 	}
+	slices.Sort(bases)
+	bases = slices.Compact(bases) // /dev/shm can be both
 	var stale []string
 	for _, base := range bases {
 		found, err := rundir.Stale(base)

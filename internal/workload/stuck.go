@@ -233,6 +233,10 @@ func pullRemedy(message string) string {
 // remedy says what the user can change.
 func remedy(reason, message string) string {
 	switch {
+	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "persistentvolumeclaim") && strings.Contains(message, "not found"):
+		return "create the claim"
+	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient memory") && strings.Contains(message, "Insufficient cpu"):
+		return "ask Slurm for more memory (--mem) and processors (--cpus-per-task), or lower resources.requests"
 	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient memory"):
 		return "ask Slurm for more memory (--mem), or lower resources.requests.memory"
 	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient cpu"):
