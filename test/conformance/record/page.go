@@ -54,7 +54,7 @@ func writePage(out io.Writer, specs []string, rounds []round, causes map[string]
 		}
 	}
 	explain("Failed", "", func(h history) bool { return h.state() == failed })
-	explain("Failed first, passed later", "", func(h history) bool {
+	explain("Failed at least once, passed the last time", "", func(h history) bool {
 		return h.state() == passed && slices.ContainsFunc(h, func(c testcase) bool { return c.state() == failed })
 	})
 	for spec := range unused {
