@@ -142,6 +142,8 @@ func (c *crew) listen(r *role, life int, reader *os.File) {
 				r.isReady = true
 				close(r.ready)
 			}
+		case notify.KindNotice:
+			c.log.Warn(event.Name)
 		case notify.KindFatal:
 			r.fatal = event.Error
 		}

@@ -155,7 +155,7 @@ func runNet(notifier *notify.Notifier) error {
 	if err != nil {
 		return err
 	}
-	between, err := openMesh(told, config.Log)
+	between, err := openMesh(told, slog.New(&noticing{Handler: config.Log.Handler(), notifier: notifier}))
 	if err != nil {
 		return err
 	}

@@ -95,7 +95,7 @@ func (r *run) readable(ctx context.Context, i int, a archive, copies string) (st
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))
 	}
-	path, err := r.source.fetch(ctx, hostOf(r.team.leader.RemoteAddr()), i, a, dir)
+	path, err := r.source.fetch(ctx, hostOf(r.team.head().RemoteAddr()), i, a, dir)
 	if err == nil {
 		return path, nil
 	}

@@ -235,6 +235,13 @@ func (t *team) leave(reason string) {
 	t.sockets.close()
 }
 
+// head is the connection to the head, which changes when it is lost and found.
+func (t *team) head() *rendezvous.Peer {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.leader
+}
+
 // keep notes a new connection, or refuses it when this node has left.
 func (t *team) keep(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
 	t.mu.Lock()

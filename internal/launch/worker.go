@@ -92,10 +92,9 @@ func (r *run) reportReady(ctx context.Context) error {
 	}
 	r.team.mu.Lock()
 	r.team.ready = true
-	head := r.team.leader
 	r.team.mu.Unlock()
 	// Where the connection has just broken, the next one begins with it.
-	_ = head.Send(ctx, news{Ready: true})
+	_ = r.team.head().Send(ctx, news{Ready: true})
 	return nil
 }
 
@@ -113,12 +112,12 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 	if err := t.connect(limited); err != nil {
 		return welcome{}, fail(ExitUnavailable, err)
 	}
-	head := hostOf(t.leader.RemoteAddr())
+	head := hostOf(t.head().RemoteAddr())
 	bound := t.data
 	if !bound.address.IsValid() {
 		// Where a host has several addresses, the others expect packets from
 		// the one that this node has come from.
-		bound.address = hostOf(t.leader.LocalAddr())
+		bound.address = hostOf(t.head().LocalAddr())
 	}
 	var err error
 	if t.sockets, err = bound.open(cpus, head); err != nil {
@@ -156,10 +155,10 @@ func (t *team) connect(ctx context.Context) error {
 
 // introduce says who this is, and hears the head's answer.
 func (t *team) introduce(ctx context.Context, said hello) (answer welcome, err error) {
-	if err := t.leader.Send(ctx, said); err != nil {
+	if err := t.head().Send(ctx, said); err != nil {
 		return answer, err
 	}
-	err = t.leader.Receive(ctx, &answer)
+	err = t.head().Receive(ctx, &answer)
 	return answer, err
 }
 
@@ -168,7 +167,7 @@ func (t *team) introduce(ctx context.Context, said hello) (answer welcome, err e
 func (t *team) stay(ctx context.Context, again hello) error {
 	for {
 		var ignored news
-		err := t.leader.Receive(ctx, &ignored)
+		err := t.head().Receive(ctx, &ignored)
 		var lost *rendezvous.LostError
 		if errors.As(err, &lost) {
 			if t.comeBack(ctx, again, lost) != nil {
@@ -182,7 +181,7 @@ func (t *team) stay(ctx context.Context, again hello) error {
 
 // comeBack connects to a head that was lost.
 func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostError) error {
-	if !lost.Silent() && refused(t.leader.RemoteAddr()) {
+	if !lost.Silent() && refused(t.head().RemoteAddr()) {
 		return lost // dead: nobody listens any more
 	}
 	t.log.Warn(fmt.Sprintf("%v; looking for it", lost))
@@ -197,10 +196,10 @@ func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostE
 		return err
 	}
 	t.mu.Lock()
-	ready, head := t.ready, t.leader
+	ready := t.ready
 	t.mu.Unlock()
 	if ready {
-		_ = head.Send(ctx, news{Ready: true}) // as in reportReady
+		_ = t.head().Send(ctx, news{Ready: true}) // as in reportReady
 	}
 	return nil
 }

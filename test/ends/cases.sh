@@ -515,6 +515,7 @@ talk_blocked() {
 	span_berth a --image $image -- bash $here/talk.sh
 	ends a 0
 	says a 'every pod reaches every pod'
+	says a 'UDP does not get through'
 	for node in n1 n2 n3; do "$bed" run $node $nft delete table inet wall; done
 }
 

@@ -17,10 +17,11 @@ import (
 
 // Kinds of events.
 const (
-	KindPhase = "phase" // a step of the start is done; Name says which
-	KindReady = "ready" // the role does its work
-	KindAlive = "alive" // heartbeat
-	KindFatal = "fatal" // the role is about to exit; Error says why
+	KindPhase  = "phase"  // a step of the start is done; Name says which
+	KindReady  = "ready"  // the role does its work
+	KindAlive  = "alive"  // heartbeat
+	KindNotice = "notice" // Name is something that the user should know
+	KindFatal  = "fatal"  // the role is about to exit; Error says why
 )
 
 // Period is the time between two heartbeats. A parent should allow several
@@ -61,6 +62,9 @@ func (n *Notifier) Phase(name string) { n.send(Event{Event: KindPhase, Name: nam
 
 // Ready reports that the role does its work.
 func (n *Notifier) Ready() { n.send(Event{Event: KindReady}) }
+
+// Notice passes on what the user should know. It is said each time.
+func (n *Notifier) Notice(text string) { n.send(Event{Event: KindNotice, Name: text}) }
 
 // Fatal reports the error that ends the role. It does not end it.
 func (n *Notifier) Fatal(err error) { n.send(Event{Event: KindFatal, Error: err.Error()}) }

@@ -1,0 +1,30 @@
+package launch
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/kube/notify"
+)
+
+func TestAWarningIsToldOnceForEachNode(t *testing.T) {
+	var sent bytes.Buffer
+	log := slog.New(&noticing{Handler: slog.NewTextHandler(io.Discard, nil), notifier: notify.NewWriter(&sent)})
+	for _, queue := range []int{0, 1} {
+		log.Warn("UDP does not get through", "node", "n2", "queue", queue)
+		log.Info("UDP gets through", "node", "n2", "queue", queue)
+	}
+	log.Warn("UDP does not get through", "node", "n3")
+	var told []string
+	err := notify.Read(&sent, func(event notify.Event) { told = append(told, event.Event+" "+event.Name) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "notice node n2: UDP does not get through|notice node n3: UDP does not get through"
+	if got := strings.Join(told, "|"); got != want {
+		t.Errorf("%s\nwant %s", got, want)
+	}
+}
