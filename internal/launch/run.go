@@ -80,6 +80,10 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 			return 0, err
 		}
 	}
+	if options.Spec.DebugDir != "" && team != nil {
+		// All nodes may see the same folder.
+		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, team.config.Node)
+	}
 	r.Options = options
 	if inJob {
 		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
