@@ -2,10 +2,12 @@ package launch
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -15,6 +17,20 @@ import (
 // tools are the programs that come with berth and that a command finds in its
 // PATH.
 var tools = []string{"kubectl", "helm"}
+
+// checkCommand finds out early whether there is such a command.
+func checkCommand(command []string) error {
+	if len(command) == 0 || slices.Contains(tools, command[0]) {
+		return nil
+	}
+	if command[0] == "" {
+		return fail(ExitUsage, errors.New("the command is empty: a program comes after '--'"))
+	}
+	if _, err := exec.LookPath(command[0]); err != nil {
+		return fail(ExitNoInput, fmt.Errorf("run the command: %w", err))
+	}
+	return nil
+}
 
 // runCommand runs the user's command on the host beside the cluster.
 func (r *run) runCommand(ctx context.Context) (int, error) {

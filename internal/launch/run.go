@@ -174,6 +174,9 @@ func (r *run) readInput(options Options) (err error) {
 	if err := options.Spec.Validate(); err != nil {
 		return fail(ExitUsage, err)
 	}
+	if err := checkCommand(options.Spec.Command); err != nil {
+		return err
+	}
 	if r.archives, err = findArchives(options.Spec.Images); err != nil {
 		return fail(ExitNoInput, err)
 	}
