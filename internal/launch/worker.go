@@ -20,8 +20,10 @@ const (
 	// workerPatience is how much longer than the longest end of a workload a
 	// node waits for the head's word once a signal came.
 	workerPatience = maxGrace + 5*time.Second
-	// returnLimit is how long a node tries to return to the head.
-	returnLimit = time.Minute
+	// returnLimit is how long a node tries to return to the head. Meanwhile it
+	// asks every betweenKnocks whether the head is dead.
+	returnLimit   = time.Minute
+	betweenKnocks = 300 * time.Millisecond
 )
 
 // work is a run on a node that is not the head: it becomes what the head tells
@@ -181,12 +183,25 @@ func (t *team) stay(ctx context.Context, again hello) error {
 
 // comeBack connects to a head that was lost.
 func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostError) error {
-	if !lost.Silent() && refused(t.head().RemoteAddr()) {
+	address := t.head().RemoteAddr()
+	if !lost.Silent() && refused(address) {
 		return lost // dead: nobody listens any more
 	}
 	t.log.Warn(fmt.Sprintf("%v; looking for it", lost))
 	ctx, cancel := context.WithTimeout(ctx, returnLimit)
 	defer cancel()
+	// Of a process that was just killed, the listener may live a moment longer
+	// than the connections.
+	go func() {
+		for !refused(address) {
+			select {
+			case <-time.After(betweenKnocks):
+			case <-ctx.Done():
+				return
+			}
+		}
+		cancel()
+	}()
 	err := t.connect(ctx)
 	if err == nil {
 		_, err = t.introduce(ctx, again)
