@@ -135,6 +135,9 @@ func (r *run) startSandbox(ctx context.Context) error {
 	if err != nil {
 		return fail(ExitUnavailable, err)
 	}
+	r.watching = make(chan struct{})
+	go r.watchSandbox()
+	go r.crew.watch(ctx)
 	if r.box.TUN != nil {
 		if r.box.TUN, err = hold(r.box.TUN); err != nil {
 			return fail(ExitInternal, err)
@@ -145,9 +148,6 @@ func (r *run) startSandbox(ctx context.Context) error {
 			return fail(ExitInternal, err)
 		}
 	}
-	r.watching = make(chan struct{})
-	go r.watchSandbox()
-	go r.crew.watch(ctx)
 	return nil
 }
 
