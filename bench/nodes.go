@@ -191,7 +191,7 @@ func printMemory() error {
 	if err != nil {
 		return err
 	}
-	type mapping struct{ inode, offset, size string }
+	type mapping struct{ inode, offset string }
 	files := map[mapping]float64{}
 	total := 0.0
 	for _, pid := range pids {
@@ -203,15 +203,7 @@ func printMemory() error {
 		for line := range strings.Lines(string(content)) {
 			fields := strings.Fields(line)
 			if len(fields) >= 5 && strings.Contains(fields[0], "-") {
-				from, to, _ := strings.Cut(fields[0], "-")
-				at = mapping{fields[4], fields[2], from + to}
-				if fields[4] != "0" {
-					first, err1 := strconv.ParseUint(from, 16, 64)
-					last, err2 := strconv.ParseUint(to, 16, 64)
-					if errors.Join(err1, err2) == nil {
-						at.size = strconv.FormatUint(last-first, 10)
-					}
-				}
+				at = mapping{inode: fields[4], offset: fields[2]}
 				continue
 			}
 			if len(fields) < 2 {

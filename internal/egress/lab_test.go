@@ -159,7 +159,7 @@ func newNode(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{TB: t, work: make(chan func())}
 	ready := make(chan error)
-	onNewThread(func() {
+	testutil.OnNewThread(func() {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			l.tun, err = setUpNode()
@@ -173,22 +173,6 @@ func newNode(t testing.TB) *lab {
 		t.Fatalf("set up node: %v", err)
 	}
 	return l
-}
-
-// onNewThread runs f on a thread that ends with it. The first thread of the
-// process cannot end, and what is read below /proc/self is its.
-func onNewThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		started := make(chan struct{})
-		onNewThread(func() { close(started); f() })
-		<-started
-		runtime.UnlockOSThread()
-	}()
 }
 
 func setUpNode() (*os.File, error) {

@@ -37,12 +37,7 @@ func findArchives(images []string) ([]archive, error) {
 	var found []archive
 	for _, image := range images {
 		name, path, _ := cluster.SplitImage(image)
-		file, err := os.Open(path)
-		if err != nil {
-			return nil, fmt.Errorf("read image archive: %w", err)
-		}
-		info, err := file.Stat()
-		file.Close()
+		info, err := statReadable(path)
 		if err == nil {
 			path, err = filepath.Abs(path)
 		}
@@ -59,13 +54,18 @@ func findArchives(images []string) ([]archive, error) {
 
 // here tells whether this node has the same file.
 func (a archive) here() bool {
-	file, err := os.Open(a.Path)
+	info, err := statReadable(a.Path)
+	return err == nil && info.Mode().IsRegular() && info.Size() == a.Size && info.ModTime().Equal(a.Modified)
+}
+
+// statReadable looks at a file that this user can read.
+func statReadable(path string) (os.FileInfo, error) {
+	file, err := os.Open(path)
 	if err != nil {
-		return false
+		return nil, err
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	return err == nil && info.Mode().IsRegular() && info.Size() == a.Size && info.ModTime().Equal(a.Modified)
+	return file.Stat()
 }
 
 // archiveServer gives the archives to nodes that do not have them. Both sides

@@ -83,9 +83,9 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error)
 		}
 	}
 	for range max(1, min(cpus, maxQueues)) {
-		conn, err := d.openOne(bind)
+		conn, err := listenUDP(bind, d.ports)
 		if err != nil {
-			return s, err
+			return s, fmt.Errorf("open a socket between the nodes: %w", err)
 		}
 		s.ports.Packets = append(s.ports.Packets, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
 		held, err := hold(conn)
@@ -134,23 +134,6 @@ func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
 	return node
 }
 
-// openOne tries all ports of the range, from a random one on.
-func (d dataNetwork) openOne(bind netip.Addr) (*net.UDPConn, error) {
-	size := int(d.ports.Last) - int(d.ports.First) + 1
-	start := rand.IntN(size)
-	for i := range size {
-		port := d.ports.First + uint16((start+i)%size)
-		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
-		if err == nil {
-			return conn, nil
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, fmt.Errorf("open a socket between the nodes: %w", err)
-		}
-	}
-	return nil, fmt.Errorf("open a socket between the nodes: all UDP ports in %s are taken; choose others with --port-range", d.ports)
-}
-
 func hostOf(address net.Addr) netip.Addr {
 	if tcp, ok := address.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap()
@@ -158,19 +141,28 @@ func hostOf(address net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// listenTCP tries all ports of a range, from a random one on.
+// listenUDP and listenTCP take a port of a range.
+func listenUDP(bind netip.Addr, ports rendezvous.PortRange) (*net.UDPConn, error) {
+	return takePort("UDP", ports, func(port uint16) (*net.UDPConn, error) {
+		return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
+	})
+}
+
 func listenTCP(bind netip.Addr, ports rendezvous.PortRange) (*net.TCPListener, error) {
+	return takePort("TCP", ports, func(port uint16) (*net.TCPListener, error) {
+		return net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
+	})
+}
+
+// takePort tries all ports of a range, from a random one on, until one is free.
+func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(uint16) (T, error)) (none T, err error) {
 	size := int(ports.Last) - int(ports.First) + 1
 	start := rand.IntN(size)
 	for i := range size {
-		port := ports.First + uint16((start+i)%size)
-		listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
-		if err == nil {
-			return listener, nil
-		}
+		taken, err := listen(ports.First + uint16((start+i)%size))
 		if !errors.Is(err, syscall.EADDRINUSE) {
-			return nil, err
+			return taken, err
 		}
 	}
-	return nil, fmt.Errorf("all TCP ports in %s are taken; choose others with --port-range", ports)
+	return none, fmt.Errorf("all %s ports in %s are taken; choose others with --port-range", protocol, ports)
 }

@@ -3,7 +3,6 @@ package launch
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -16,12 +15,8 @@ import (
 	"berth.dev/berth/internal/sandbox"
 )
 
-const (
-	// meshKey is the size of the key between the nodes, in bytes.
-	meshKey = 32
-	// turnAwayLimit is how long a head that has failed waits for nodes to tell.
-	turnAwayLimit = 3 * time.Second
-)
+// turnAwayLimit is how long a head that has failed waits for nodes to tell.
+const turnAwayLimit = 3 * time.Second
 
 // gather waits for all other nodes and takes in what they bring. It returns
 // the offers of all, of which the first, this node's own, only says how large a
@@ -125,8 +120,8 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 		}
 		source = t.archives.source
 	}
-	key := make([]byte, meshKey)
-	if _, err := rand.Read(key); err != nil {
+	key, err := newKey()
+	if err != nil {
 		return err
 	}
 	nodes := make([]overlay.Node, len(plans))

@@ -237,10 +237,7 @@ func (r *run) awaitCluster(ctx context.Context, giveUp context.CancelCauseFunc) 
 	if err := r.crew.await(ctx, "control"); err != nil || r.team == nil {
 		return err
 	}
-	keeper, err := nodes.NewKeeper(r.identities.own)
-	if err != nil {
-		return err
-	}
+	keeper := nodes.NewKeeper(r.client.Dynamic())
 	if err := r.team.attend(ctx, keeper, r.Spec.FailFast, giveUp); err != nil {
 		return err
 	}

@@ -34,8 +34,8 @@ const siblingPatience = 15 * time.Second
 // errFirstEnded is why a sibling ends. There is nothing to say about it.
 var errFirstEnded = errors.New("the first node of this host has ended")
 
-// siblingOrder is what the first node of a host tells another one on the same host,
-// which is a process of its own that was started with the same arguments.
+// siblingOrder is what the first node of a host tells another one on the same
+// host, which is a process of its own that was started with the same arguments.
 type siblingOrder struct {
 	// Index counts the nodes of the host; the first is 0.
 	Index int
@@ -45,8 +45,8 @@ type siblingOrder struct {
 	Key []byte
 }
 
-// readSiblingOrder returns what this process was told, or the order of a first node.
-// A sibling's context ends with the process that has started it.
+// readSiblingOrder returns what this process was told, or the order of a first
+// node. A sibling's context ends with the process that has started it.
 func readSiblingOrder(getenv func(string) string, giveUp context.CancelCauseFunc) (siblingOrder, error) {
 	if getenv(siblingVariable) == "" {
 		return siblingOrder{}, nil

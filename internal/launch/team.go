@@ -142,9 +142,8 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	}
 	t := &team{
 		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
-		wait:   options.Spec.NodeWait, data: data, log: options.Log,
+		wait:   options.Spec.NodeWait, data: data, carrier: overlay.Carrier(network.Carrier), log: options.Log,
 	}
-	t.carrier = overlay.Carrier(network.Carrier)
 	if t.wait == 0 {
 		t.wait = gatherLimit
 	}
@@ -156,8 +155,10 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", hostOf[node])
 		}
-		t.config.Prover, err = rendezvous.NewMunge("")
-		return t, fail(ExitUnavailable, wrapNoProof(err))
+		if t.config.Prover, err = rendezvous.NewMunge(""); err != nil {
+			return nil, fail(ExitUnavailable, fmt.Errorf("prove this node to the others: %w", err))
+		}
+		return t, nil
 	}
 	// All are processes of one parent, which gives them a key.
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
@@ -170,13 +171,6 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	}
 	t.config.Prover, err = rendezvous.NewPreShared(o.Key)
 	return t, err
-}
-
-func wrapNoProof(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("prove this node to the others: %w", err)
 }
 
 // hostsOf are the machines of a run, and the name of this one.
@@ -233,6 +227,17 @@ func (t *team) leave(reason string) {
 	}
 	leaving.Wait()
 	t.sockets.close()
+}
+
+// tellReady tells the head that this node is ready, where it is. A connection
+// that has just broken is followed by one that begins with it.
+func (t *team) tellReady(ctx context.Context) {
+	t.mu.Lock()
+	ready, head := t.ready, t.leader
+	t.mu.Unlock()
+	if ready {
+		_ = head.Send(ctx, news{Ready: true})
+	}
 }
 
 // head is the connection to the head, which changes when it is lost and found.

@@ -95,8 +95,7 @@ func (r *run) reportReady(ctx context.Context) error {
 	r.team.mu.Lock()
 	r.team.ready = true
 	r.team.mu.Unlock()
-	// Where the connection has just broken, the next one begins with it.
-	_ = r.team.head().Send(ctx, news{Ready: true})
+	r.team.tellReady(ctx)
 	return nil
 }
 
@@ -210,12 +209,7 @@ func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostE
 		t.log.Debug("cannot return to the head: " + err.Error())
 		return err
 	}
-	t.mu.Lock()
-	ready := t.ready
-	t.mu.Unlock()
-	if ready {
-		_ = t.head().Send(ctx, news{Ready: true}) // as in reportReady
-	}
+	t.tellReady(ctx)
 	return nil
 }
 

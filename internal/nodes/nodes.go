@@ -27,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/retry"
 )
 
@@ -54,22 +53,8 @@ type Keeper struct {
 	pods  dynamic.NamespaceableResourceInterface
 }
 
-// NewKeeper connects with the given kubeconfig, which must allow everything. It
-// makes no request.
-func NewKeeper(kubeconfig []byte) (*Keeper, error) {
-	config, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
-	if err != nil {
-		return nil, fmt.Errorf("read kubeconfig: %w", err)
-	}
-	config.QPS, config.UserAgent = -1, "berth"
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
-	}
-	return newKeeper(client), nil
-}
-
-func newKeeper(client dynamic.Interface) *Keeper {
+// NewKeeper uses a client that may do everything. It makes no request.
+func NewKeeper(client dynamic.Interface) *Keeper {
 	return &Keeper{nodes: client.Resource(nodesResource), pods: client.Resource(podsResource)}
 }
 

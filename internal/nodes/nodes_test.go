@@ -33,7 +33,7 @@ func TestALostNodeAndItsReturn(t *testing.T) {
 	client.PrependReactor("patch", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return action.GetSubresource() == "status", nil, nil
 	})
-	keeper := newKeeper(client)
+	keeper := NewKeeper(client)
 
 	if err := keeper.Lose(t.Context(), "n2", "silent for 8s"); err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestNodesThatTakePods(t *testing.T) {
 	}
 	notReady := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeNotReady}}}}
 	client := fake.NewSimpleDynamicClient(scheme, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, &notReady)
-	keeper := newKeeper(client)
+	keeper := NewKeeper(client)
 	if err := keeper.AwaitAll(t.Context(), 1); err != nil {
 		t.Error(err)
 	}

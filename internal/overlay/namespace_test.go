@@ -5,12 +5,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"testing"
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // namespace is a network namespace that lives on one locked thread.
@@ -23,7 +24,7 @@ func newNamespace(t testing.TB) *namespace {
 	t.Helper()
 	n := &namespace{work: make(chan func())}
 	ready := make(chan error)
-	onNewThread(func() {
+	testutil.OnNewThread(func() {
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err == nil {
 			n.file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
@@ -41,22 +42,6 @@ func newNamespace(t testing.TB) *namespace {
 		close(n.work)
 	})
 	return n
-}
-
-// onNewThread runs f on a thread that ends with it. The first thread of the
-// process cannot end, and what is read below /proc/self is its.
-func onNewThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		started := make(chan struct{})
-		onNewThread(func() { close(started); f() })
-		<-started
-		runtime.UnlockOSThread()
-	}()
 }
 
 func (n *namespace) do(f func()) {

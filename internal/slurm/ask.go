@@ -46,11 +46,11 @@ func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 	if !job.End.IsZero() {
 		return job.End, nil
 	}
-	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
+	said, err := showJob(ctx, job, ask)
 	if err != nil {
 		return time.Time{}, err
 	}
-	value, ok := field(string(output), "EndTime")
+	value, ok := field(said, "EndTime")
 	if !ok {
 		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: no EndTime in its answer", job.ID)
 	}
@@ -70,14 +70,14 @@ func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 // the places where neither the kernel nor the environment says it: srun sets no
 // variable for its own --mem. 0 means all of the node's.
 func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
-	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
+	said, err := showJob(ctx, job, ask)
 	if err != nil {
 		return 0, err
 	}
-	if value, ok := field(string(output), "MinMemoryNode"); ok {
+	if value, ok := field(said, "MinMemoryNode"); ok {
 		return parseSize(value)
 	}
-	if value, ok := field(string(output), "MinMemoryCPU"); ok {
+	if value, ok := field(said, "MinMemoryCPU"); ok {
 		each, err := parseSize(value)
 		return each * uint64(max(1, job.AllocatedCPUs, job.CPUsOnNode)), err
 	}
@@ -97,6 +97,12 @@ func parseSize(text string) (uint64, error) {
 		return 0, fmt.Errorf("read the size %q of scontrol: it is no number", text)
 	}
 	return uint64(n * float64(unit)), nil
+}
+
+// showJob returns what scontrol says of a job, in words "Name=value".
+func showJob(ctx context.Context, job Job, ask Ask) (string, error) {
+	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
+	return string(output), err
 }
 
 // field finds a word "Name=value" in scontrol's output for one object.

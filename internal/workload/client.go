@@ -12,6 +12,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
+// Dynamic is the connection, for those who write to the same API server.
+func (c *Client) Dynamic() dynamic.Interface { return c.dynamic }
+
 type apiObject = runtime.Object
 
 // Client applies and follows workloads on one API server.

@@ -441,14 +441,19 @@ out_of_memory() {
 	says a 'job greedy failed'
 }
 
-# Several nodes on one host, without and with Slurm.
-siblings() {
+# greeted NODE...: a pod of spread.yaml ran on each, as a says.
+greeted() {
 	local node
-	berth a --nodes-per-host 3 -f $here/spread.yaml --image $image
-	ends a 0
-	for node in n1 n1-2 n1-3; do
+	for node in "$@"; do
 		grep -q "hello from $node\$" "$out/a" || fail "no pod ran on $node: $(tail -n 12 "$out/a")"
 	done
+}
+
+# Several nodes on one host, without and with Slurm.
+siblings() {
+	berth a --nodes-per-host 3 -f $here/spread.yaml --image $image
+	ends a 0
+	greeted n1 n1-2 n1-3
 	berth b --nodes-per-host 2 -f $here/loop.yaml --image $image
 	says b started
 	signal INT supervisor
@@ -470,9 +475,7 @@ span_berth() { # NAME ARGS...
 span() {
 	span_berth a -f $here/spread.yaml --image $image
 	ends a 0
-	for node in n1 n2 n3; do
-		grep -q "hello from $node" "$out/a" || fail "no pod ran on $node: $(tail -n 12 "$out/a")"
-	done
+	greeted n1 n2 n3
 	# The command runs once, with all nodes there.
 	span_berth b -- sh -c 'kubectl get nodes -o name; exit 5'
 	ends b 5
@@ -486,9 +489,7 @@ own_archive() {
 	"$bed" run --user alice n2 sh -c 'echo something else >/var/tmp/own.tar'
 	span_berth a -f $here/spread.yaml --image /var/tmp/own.tar
 	ends a 0
-	for node in n1 n2 n3; do
-		grep -q "hello from $node" "$out/a" || fail "no pod ran on $node: $(tail -n 12 "$out/a")"
-	done
+	greeted n1 n2 n3
 	for node in n1 n2; do "$bed" run "$node" rm /var/tmp/own.tar; done
 }
 

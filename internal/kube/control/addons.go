@@ -124,15 +124,26 @@ func createAddons(ctx context.Context, client kubernetes.Interface, plan cluster
 // exists is not always refused as such: a Service's address is found to be
 // taken first, by the Service itself.
 func createAddon(ctx context.Context, what string, create, find func() error) error {
-	for {
+	return patiently(ctx, "create "+what, func() error {
 		err := create()
-		if err == nil || find() == nil {
+		if err != nil && find() == nil {
+			return nil
+		}
+		return err
+	})
+}
+
+// patiently does something until that succeeds.
+func patiently(ctx context.Context, what string, do func() error) error {
+	for {
+		err := do()
+		if err == nil {
 			return nil
 		}
 		select {
 		case <-time.After(addonRetry):
 		case <-ctx.Done():
-			return fmt.Errorf("create %s: %w (last: %w)", what, context.Cause(ctx), err)
+			return fmt.Errorf("%s: %w (last: %w)", what, context.Cause(ctx), err)
 		}
 	}
 }

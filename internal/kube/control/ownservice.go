@@ -2,9 +2,7 @@ package control
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
@@ -39,16 +37,6 @@ func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Contex
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, addonPatience)
 		defer cancel()
-		for {
-			err := controller.UpdateKubernetesService(reconcile)
-			if err == nil {
-				return nil
-			}
-			select {
-			case <-time.After(addonRetry):
-			case <-ctx.Done():
-				return errors.Join(fmt.Errorf("create the API's Service: %w", context.Cause(ctx)), err)
-			}
-		}
+		return patiently(ctx, "create the API's Service", func() error { return controller.UpdateKubernetesService(reconcile) })
 	}, nil
 }
