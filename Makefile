@@ -6,8 +6,12 @@
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
+#   make site            berthd and the SPANK plugin, in build/GOARCH/site
+#   make spank           the plugin alone, for the Slurm below SLURM_PREFIX
+#   make site-packages   a deb and an rpm of the site network
 #   make install         to PREFIX (default /usr/local)
 #   make dist            a tarball for any Linux; make sources for its licences
+#   make packages        a deb and an rpm
 #   make clean
 #
 # One set of build flags everywhere: a different one would compile all of
@@ -33,14 +37,21 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/cluster.version=$(VERSION)
 
-.PHONY: all berth kube runtime programs deps demo test bench conformance lint notices install dist sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte; one after the other.
 .NOTPARALLEL:
 
-all: berth kube runtime programs
+all: berth berth-bench kube runtime programs
 
 berth:
 	go build -ldflags "-s -w $(berth_ldflags)" -o $(BIN)/berth ./cmd/berth
+	install -m 755 packaging/run-workload.sh $(BIN)/run-workload.sh
+
+	go build -ldflags "-s -w" -o $(LIBEXEC)/berth-runc ./cmd/berth-runc
+
+# What 'berth bench' starts, a module of its own.
+berth-bench:
+	go build -C bench -ldflags "-s -w" -o $(LIBEXEC)/berth-bench .
 
 kube:
 	@echo "building Kubernetes; the first time takes about five minutes on two cores"
@@ -51,6 +62,20 @@ runtime:
 
 programs:
 	$(MAKE) -C programs OUT=$(LIBEXEC) GOARCH=$(GOARCH)
+
+# The site network is for administrators; nothing else needs it. The plugin fits
+# the Slurm whose headers are below SLURM_PREFIX, and no other version.
+site:
+	go build -ldflags "-s -w $(berth_ldflags)" -o $(BUILD)/site/berthd ./cmd/berthd
+	cd programs/coredns && go build -ldflags "-s -w" -o $(BUILD)/site/berth-dns ./site
+	$(MAKE) -C spank OUT=$(BUILD)/site
+
+spank:
+	$(MAKE) -C spank OUT=$(BUILD)/site
+
+site-packages: site
+	cd scripts/notices && GOARCH= go run . -version "$(VERSION)" -out $(BUILD)/site-notices $(BUILD)/site/berthd $(BUILD)/site/berth-dns
+	scripts/package $(OUT) $(VERSION) $(GOARCH) site
 
 demo:
 	scripts/install-deps build bed
@@ -66,7 +91,7 @@ bench:
 	scripts/install-deps build test
 	$(MAKE) all
 	$(MAKE) -C test/images
-	bench/run
+	test/yardstick/run
 
 conformance:
 	scripts/install-deps build bed
@@ -86,12 +111,15 @@ notices:
 install: all notices
 	mkdir -p $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/libexec $(DESTDIR)$(PREFIX)/share/doc/berth
 	install -m 644 LICENSE $(BUILD)/notices/* $(DESTDIR)$(PREFIX)/share/doc/berth/
-	install -m 755 $(BIN)/berth $(DESTDIR)$(PREFIX)/bin/berth
+	install -m 755 $(BIN)/berth $(BIN)/run-workload.sh $(DESTDIR)$(PREFIX)/bin/
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/berth
 	cp -r $(LIBEXEC) $(DESTDIR)$(PREFIX)/libexec/berth
 
 dist: all notices
 	scripts/dist $(OUT) $(VERSION) $(GOARCH)
+
+packages: all notices
+	scripts/package $(OUT) $(VERSION) $(GOARCH)
 
 # The source packages of what is linked from Debian's: licences ask whoever
 # hands on the archive to offer them as well.

@@ -1,5 +1,6 @@
 // Command berth-kube is the roles of a cluster that are Kubernetes itself:
-// control (etcd, API server, controller manager, scheduler) and node (kubelet,
+// control (etcd, API server, controller manager, scheduler), controllers (the
+// latter two where there are several control planes) and node (kubelet,
 // kube-proxy, volumes).
 package main
 
@@ -15,9 +16,9 @@ import (
 )
 
 func main() {
-	roles := map[string]func(context.Context, []string) error{"control": control.Main, "node": node.Main}
+	roles := map[string]func(context.Context, []string) error{"control": control.Main, "controllers": control.ControllersMain, "node": node.Main}
 	if len(os.Args) < 2 || roles[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "usage: berth-kube control|node --plan FILE; berth starts it, nobody else has to")
+		fmt.Fprintln(os.Stderr, "usage: berth-kube control|controllers|node --plan FILE; berth starts it, nobody else has to")
 		os.Exit(2)
 	}
 	// Everything in a job may be signalled at once (scancel, time limit), also

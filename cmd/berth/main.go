@@ -5,13 +5,18 @@ import (
 	"os"
 
 	"berth.dev/berth/internal/cli"
+	"berth.dev/berth/internal/jobdoor"
 	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/login"
 	"berth.dev/berth/internal/sandbox"
 )
 
 func main() {
 	// The program starts itself again as its own parts. They come before the
 	// command line, whose set-up they have no use for.
+	if len(os.Args) == 4 && os.Args[1] == launch.BalancerArg {
+		os.Exit(launch.Balancer(os.Args[2], os.Args[3]))
+	}
 	if len(os.Args) == 2 {
 		switch os.Args[1] {
 		case sandbox.JanitorArg:
@@ -22,6 +27,14 @@ func main() {
 			os.Exit(launch.NetRole())
 		case launch.KeeperArg:
 			os.Exit(launch.Keeper())
+		case launch.UpKeeperArg:
+			os.Exit(launch.UpKeeper())
+		case launch.RelayArg:
+			os.Exit(launch.Relay())
+		case login.KeeperArg:
+			os.Exit(login.Keeper())
+		case jobdoor.Arg:
+			os.Exit(jobdoor.Main())
 		}
 	}
 	os.Exit(cli.Main(os.Args[1:]))

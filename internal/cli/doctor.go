@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,17 +23,26 @@ func newDoctorCommand() *cobra.Command {
 	doctor := &cobra.Command{
 		Use:   "doctor",
 		Short: "Say what this machine allows, what is missing, and how to mend it",
-		Long: `Try everything that berth needs of this machine, as this user, in this place:
-inside of a job it is the job's limits that count, so run it there too:
-srun -N1 -n1 berth doctor. It ends with status 0 where berth can run and 1 where
-it cannot.`,
+		Long: `Tries everything that berth needs of this machine, as this user, in this place.
+Inside of a job it is the job's limits and devices that count, so run it there,
+too: srun -N1 -n1 berth doctor. At the end are the settings that files and the
+environment make different from berth's own, and where each is from. It ends
+with status 0 where berth can run and 1 where it cannot.`,
 		Args: noArguments,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return &usageError{fmt.Errorf("unknown --output %q: it is text or json", output)}
+			if err := checkOutput(output); err != nil {
+				return err
 			}
-			report := examine(cmd.Context())
-			if err := writeReport(cmd.OutOrStdout(), report, output); err != nil {
+			preferences, err := readPreferences(os.Getenv)
+			var named []string
+			if err == nil {
+				named, _ = preferences.valuesOf("device", true)
+			}
+			report := diagnosis{Report: examine(cmd.Context(), named)}
+			if err == nil {
+				report.Settings, err = preferences.inEffect()
+			}
+			if err := errors.Join(writeReport(cmd.OutOrStdout(), report, output), err); err != nil {
 				return err
 			}
 			if !report.Runs {
@@ -53,18 +63,25 @@ it cannot.`,
 	return doctor
 }
 
-func examine(ctx context.Context) probe.Report {
+func examine(ctx context.Context, devices []string) probe.Report {
 	libexec := ""
 	if self, err := os.Executable(); err == nil {
 		libexec = filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth")
 	}
 	report := probe.Local().Examine(ctx, probe.Trials{Command: []string{"doctor", "trial"}}, libexec)
 	report.Results = append(report.Results, slurm.Check(ctx, os.Getenv, slurm.AskSlurm)...)
+	report.Results = append(report.Results, checkDevices(os.Getenv, devices))
 	report.Conclude()
 	return report
 }
 
-func writeReport(w io.Writer, report probe.Report, output string) error {
+// diagnosis is the report, and the settings that are not berth's own.
+type diagnosis struct {
+	probe.Report
+	Settings []setting `json:"settings,omitempty"`
+}
+
+func writeReport(w io.Writer, report diagnosis, output string) error {
 	if output == "json" {
 		encoder := json.NewEncoder(w)
 		encoder.SetIndent("", "  ")
@@ -102,7 +119,7 @@ func (p page) paint(colour, text string) string {
 	return "\x1b[" + colour + "m" + text + "\x1b[0m"
 }
 
-func (p page) render(report probe.Report) string {
+func (p page) render(report diagnosis) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: Linux %s, user %s (uid %d)\n", cmp.Or(report.Host, "this machine"), report.Kernel, report.User, report.UID)
 	titles := 0
@@ -115,6 +132,16 @@ func (p page) render(report probe.Report) string {
 			if result.Level == level {
 				p.result(&b, result, titles)
 			}
+		}
+	}
+	if len(report.Settings) > 0 {
+		fmt.Fprintf(&b, "\n%s\n", p.paint(colourBold, "settings"))
+		names, values := 0, 0
+		for _, s := range report.Settings {
+			names, values = max(names, len(s.Name)), max(values, len(s.Value))
+		}
+		for _, s := range report.Settings {
+			fmt.Fprintf(&b, "  %-*s  %-*s  %s\n", names, s.Name, values, s.Value, s.From)
 		}
 	}
 	colour := colourGreen

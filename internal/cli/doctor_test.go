@@ -3,15 +3,12 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"strings"
 	"testing"
 
 	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/testutil"
 )
-
-var update = flag.Bool("update", false, "rewrite the golden files")
 
 func sample() probe.Report {
 	report := probe.Report{Version: probe.ReportVersion, Host: "n1", Kernel: "5.14.0-427.el9.x86_64", User: "alice", UID: 1001, Results: []probe.Result{
@@ -29,26 +26,14 @@ func sample() probe.Report {
 
 func TestDoctorPage(t *testing.T) {
 	for name, p := range map[string]page{"plain": {width: 100}, "narrow-colour": {width: 60, colour: true}} {
-		got := p.render(sample())
-		file := "testdata/doctor." + name
-		if *update {
-			if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-				t.Fatal(err)
-			}
-		}
-		want, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got != string(want) {
-			t.Errorf("%s:\n%s\nwant:\n%s", name, got, want)
-		}
+		got := p.render(diagnosis{Report: sample()})
+		testutil.Golden(t, "doctor."+name, got)
 	}
 }
 
 func TestDoctorPlainIsPlain(t *testing.T) {
 	var out bytes.Buffer
-	if err := writeReport(&out, sample(), "text"); err != nil {
+	if err := writeReport(&out, diagnosis{Report: sample()}, "text"); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range out.String() {
@@ -64,7 +49,7 @@ func TestDoctorPlainIsPlain(t *testing.T) {
 
 func TestDoctorJSON(t *testing.T) {
 	var out bytes.Buffer
-	if err := writeReport(&out, sample(), "json"); err != nil {
+	if err := writeReport(&out, diagnosis{Report: sample()}, "json"); err != nil {
 		t.Fatal(err)
 	}
 	var fields map[string]any

@@ -63,6 +63,14 @@ func (l *liveSteps) done(name string) bool {
 	return l.pending == 0
 }
 
+// vanish takes the lines away.
+func (l *liveSteps) vanish() {
+	for _, bar := range l.bars {
+		bar.Abort(true)
+	}
+	l.Wait()
+}
+
 // end leaves the lines as they are and the cursor below them.
 func (l *liveSteps) end() {
 	for _, bar := range l.bars {

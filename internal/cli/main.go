@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/go-logr/logr"
@@ -14,6 +15,7 @@ import (
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/login"
 )
 
 // result carries a command's exit code through cobra, which knows errors only.
@@ -21,7 +23,6 @@ import (
 type result struct{ code int }
 
 func (r *result) Error() string { return fmt.Sprintf("exit code %d", r.code) }
-func (r *result) ExitCode() int { return r.code }
 
 // Main runs the command line and returns the exit code.
 func Main(args []string) int {
@@ -35,17 +36,22 @@ func Main(args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
 	command, err := root.ExecuteContextC(ctx)
-	var coded interface{ ExitCode() int }
+	// Not any error with an exit code: that of a program that failed has one, too.
+	var coded *result
 	switch {
 	case err == nil:
 		return 0
 	case errors.As(err, &coded):
-		return coded.ExitCode()
+		return coded.code
 	}
 	var usage *usageError
+	var problem *login.Problem
 	code := launch.ExitCode(err)
-	if errors.As(err, &usage) {
+	switch {
+	case errors.As(err, &usage):
 		code = launch.ExitUsage
+	case errors.As(err, &problem):
+		code = problem.Code
 	}
 	// All tasks of a step have the same command line. One says what is wrong.
 	if task := os.Getenv("SLURM_PROCID"); code == launch.ExitUsage && task != "" && task != "0" {
@@ -53,6 +59,9 @@ func Main(args []string) int {
 	}
 	fmt.Fprintln(os.Stderr, "berth:", err)
 	if usage != nil {
+		if command.Name() == "help" {
+			command = command.Root()
+		}
 		fmt.Fprintf(os.Stderr, "berth: '%s --help' shows what it takes\n", command.CommandPath())
 	}
 	return code
@@ -94,7 +103,33 @@ no daemon and no preparation by an administrator.`,
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newRunCommand(), newDoctorCommand(), newCleanupCommand(), newVersionCommand())
+	// A package variable of cobra's: commands stay in the order of what one does
+	// with them.
+	cobra.EnableCommandSorting = false
+	root.AddGroup(commandGroups()...)
+	root.SetHelpFunc(writeHelp)
+	for _, group := range []struct {
+		id       string
+		commands []*cobra.Command
+	}{
+		{groupRun, []*cobra.Command{newRunCommand(), newSubmitCommand(), newUpCommand(), newDownCommand(), newWorkloadCommand()}},
+		{groupReach, []*cobra.Command{
+			newKubectlCommand(), newShellCommand(), newLogsCommand(), newForwardCommand(), newOpenCommand(),
+			newProxyCommand(), newKubeconfigCommand(),
+		}},
+		{groupWatch, []*cobra.Command{newListCommand(), newStatusCommand(), newTopCommand(), newMetricsCommand()}},
+		{groupImage, []*cobra.Command{newImageCommand()}},
+		{groupHost, []*cobra.Command{newDoctorCommand(), newCleanupCommand(), newBenchCommand(), newVersionCommand()}},
+	} {
+		for _, command := range group.commands {
+			command.GroupID = group.id
+			root.AddCommand(command)
+		}
+	}
+	root.SetHelpCommandGroupID(groupHost)
+	root.SetCompletionCommandGroupID(groupHost)
+	checkHelp(root)
+	completeJobs(root)
 	return root
 }
 
@@ -103,7 +138,33 @@ func noArguments(command *cobra.Command, args []string) error {
 		return nil
 	}
 	if command.HasSubCommands() {
-		return &usageError{fmt.Errorf("no command %q", args[0])}
+		return noCommand(command, args[0])
 	}
 	return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
+}
+
+func noCommand(parent *cobra.Command, name string) error {
+	err := fmt.Errorf("no command %q", name)
+	parent.SuggestionsMinimumDistance = 2 // letters that differ
+	if like := parent.SuggestionsFor(name); len(name) > 3 && len(like) > 0 {
+		err = fmt.Errorf("%w; is it %s?", err, strings.Join(like, " or "))
+	}
+	return &usageError{err}
+}
+
+// checkHelp has 'help' refuse what is no command, of which it would show the
+// parent's.
+func checkHelp(root *cobra.Command) {
+	root.InitDefaultHelpCmd()
+	help, _, err := root.Find([]string{"help"})
+	if err != nil || help == root {
+		return // there is none
+	}
+	help.Args = func(_ *cobra.Command, args []string) error {
+		command, rest, err := root.Find(args)
+		if err != nil || len(rest) == 0 || !command.HasSubCommands() {
+			return err
+		}
+		return noCommand(command, rest[0])
+	}
 }

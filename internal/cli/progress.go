@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"berth.dev/berth/internal/launch"
 )
 
 // progress shows the bring-up of a cluster and berth's own words, on standard
@@ -51,6 +53,10 @@ func (p *progress) step(name string) {
 	defer p.mu.Unlock()
 	if p.quiet {
 		return
+	}
+	if p.live != nil && name == launch.StepStanding {
+		p.live.vanish()
+		p.live = nil
 	}
 	if p.live != nil {
 		if p.live.done(name) {

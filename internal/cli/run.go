@@ -1,12 +1,14 @@
 package cli
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/launch"
@@ -15,6 +17,7 @@ import (
 func newRunCommand() *cobra.Command {
 	var spec cluster.Spec
 	var quiet, verbose bool
+	var use runFlags
 	command := &cobra.Command{
 		Use:   "run [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
 		Short: "Start a cluster, run a workload on it, and take it down",
@@ -24,6 +27,9 @@ host beside the cluster, with KUBECONFIG set and kubectl and helm in PATH, and
 ends with its exit code. The cluster is gone when berth run returns.
 
 In a job with several nodes it is one cluster over all of them.
+
+Where 'berth up' has started a cluster in the allocation, the workload runs on
+that one instead, and what the manifests have applied is deleted at the end.
 
 The workload's output goes to standard output and standard error; what berth
 itself has to say goes to standard error.`,
@@ -38,47 +44,100 @@ itself has to say goes to standard error.`,
 			return nil
 		},
 		RunE: func(command *cobra.Command, args []string) error {
-			if quiet && verbose {
-				return &usageError{errors.New("--quiet and --verbose exclude each other")}
-			}
 			spec.Command = args
-			progress := newProgress(os.Stderr, quiet, verbose)
-			code, err := launch.Run(command.Context(), launch.Options{
-				Spec:  spec,
-				Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-				Getenv: os.Getenv,
-				Report: progress.step,
-				Log:    slog.New(progress),
-			})
-			progress.end()
+			use.shape = shaping(command.Flags())
+			getenv, err := prefer(command.Flags())
 			if err != nil {
 				return err
 			}
-			if code != 0 {
-				return &result{code}
-			}
-			return nil
+			return run(command.Context(), spec, use, getenv, quiet, verbose)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
-	flags.StringArrayVarP(&spec.Manifests, "file", "f", nil, "`manifest` to apply; - is standard input; can be repeated")
-	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI or docker-save), or NAME=ARCHIVE; can be repeated")
+	addSpecFlags(flags, &spec)
+	flags.BoolVar(&use.own, "own-cluster", false, "start a cluster for this run alone, also where 'berth up' has one")
+	flags.BoolVar(&use.keep, "keep", false, "leave on the cluster of 'berth up' what the manifests have applied")
+	addProgressFlags(flags, &quiet, &verbose)
+	return command
+}
+
+// runFlags are those of berth run that say on which cluster.
+type runFlags struct {
+	own, keep bool
+	// shape are the names of flags given that say what a cluster is to be like.
+	shape []string
+}
+
+// shaping are the flags given of which a cluster that is up can take no account.
+func shaping(flags *pflag.FlagSet) []string {
+	var names []string
+	flags.Visit(func(flag *pflag.Flag) {
+		if !slices.Contains([]string{"file", "image", "own-cluster", "keep", "no-pull", "quiet", "verbose"}, flag.Name) {
+			names = append(names, flag.Name)
+		}
+	})
+	return names
+}
+
+// run does what the spec asks for, and shows how.
+func run(ctx context.Context, spec cluster.Spec, use runFlags, getenv func(string) string, quiet, verbose bool) error {
+	if quiet && verbose {
+		return &usageError{errQuietVerbose}
+	}
+	progress := newProgress(os.Stderr, quiet, verbose)
+	code, err := launch.Run(ctx, launch.Options{
+		Spec:  spec,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Getenv: getenv,
+		Report: progress.step,
+		Log:    slog.New(progress),
+		Own:    use.own, Keep: use.keep, Shape: use.shape,
+	})
+	progress.end()
+	if err == nil && code != 0 {
+		err = &result{code}
+	}
+	return err
+}
+
+func addProgressFlags(flags *pflag.FlagSet, quiet, verbose *bool) {
+	flags.BoolVarP(quiet, "quiet", "q", false, "say nothing but errors")
+	flags.BoolVarP(verbose, "verbose", "v", false, "say more")
+}
+
+// addSpecFlags adds the flags that say what a user asks for, which a run and a
+// batch job have in common.
+func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
+	flags.StringArrayVarP(&spec.Manifests, "file", "f", nil, "`manifest` to apply, or a folder of them; - is standard input; can be repeated")
+	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI, docker-save or SIF), or NAME=ARCHIVE; can be repeated")
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
 	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull the images of a registry from elsewhere, as `NAME=URL`; http:// is allowed; can be repeated")
+	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked) or erofs (one file each) (default overlayfs)")
+	flags.StringVar(&spec.ImageCache, "image-cache", "", "`folder` that all nodes and later runs see, for the layers of images, with --snapshotter erofs")
+	flags.StringVar(&spec.ImageCacheLimit, "image-cache-limit", "", "`size` that it may take, such as 20G; what was used longest ago goes (default 10G)")
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "do without subordinate user ids")
 	flags.StringVar(&spec.AddressBlock, "address-block", "", "`range` of addresses for pods, Services and nodes, such as 100.64.0.0/14 (default: one that clashes with no route)")
+	flags.StringVar(&spec.Network.IPFamily, "ip-family", "", "`family` of addresses for pods and Services: ipv4, dual (IPv4 and IPv6), or auto: dual where the hosts reach the outside by both (default auto)")
 	flags.StringVar(&spec.StateDir, "state-dir", "", "`directory` on a local disk for the run's files (default: chosen)")
-	flags.IntVar(&spec.NodesPerHost, "nodes-per-host", 0, "`number` of Kubernetes nodes on each machine, to try things out (default 1)")
+	flags.IntVar(&spec.NodesPerHost, "nodes-per-host", 1, "`number` of Kubernetes nodes on each machine, to try things out (default 1)")
 	flags.DurationVar(&spec.NodeWait, "node-wait", 0, "`time` for which the nodes of a job wait for each other (default 1m)")
+	flags.BoolVar(&spec.HighlyAvailable, "ha", false, "run three control planes, so that the cluster survives the loss of any one node")
 	flags.BoolVar(&spec.FailFast, "fail-fast", false, "end the run when a node is lost")
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes (default 21000-28999)")
 	flags.StringVar(&spec.Network.Interface, "interface", "", "network interface `name` for the packets of pods between nodes (default: that of the nodes' names)")
 	flags.StringVar(&spec.Network.Carrier, "carrier", "", "`how` the packets of pods travel between nodes: udp or tcp (default: udp where it gets through)")
+	flags.StringVar(&spec.Network.FastPath, "fast-path", "", "`whether` the hosts make TCP connections between pods of different nodes: auto (where they can) or off (default off)")
+	flags.StringVar(&spec.Network.Folder, "rendezvous-dir", "", "`folder` of yours that all nodes see, for them to know each other by where there is nothing better")
+	flags.StringArrayVar(&spec.Network.Refuse, "deny-egress", nil, "`range` of addresses outside that pods may not reach, such as 10.0.0.0/8; can be repeated")
 	flags.StringVar(&spec.SharedVolumes, "shared-volumes", "", "`folder` that all nodes see, for claims of the class shared")
+	flags.StringArrayVar(&spec.Mounts, "mount", nil, "`folder` of the nodes for every pod, as SRC[:DST][:ro]; can be repeated")
+	flags.BoolVar(&spec.ForeignOwners, "foreign-owners", false, "let users of pods other than root write to file systems that machines share")
+	flags.StringArrayVar(&spec.Devices, "device", nil, "device `file` or folder of them for pods to request, as [RESOURCE[:SHARES]=]PATH[,PATH]..., such as rdma/hca:16=/dev/infiniband; can be repeated")
+	flags.DurationVar(&spec.Grace, "grace", 0, "`time` before the end of the job's at which the workload is asked to end (default: Slurm's KillWait, after it)")
+	flags.StringVar(&spec.State, "state", "", "`folder` for the cluster's objects: they are saved there, and come back in the next job, or after a requeue")
+	flags.StringVar(&spec.StateSecrets, "state-secrets", "", "`what` becomes of Secrets there: encrypt (by a key in your home directory) or omit (default encrypt)")
+	flags.StringArrayVar(&spec.Publish, "publish", nil, "open a `port` of the nodes on their hosts, as [ADDRESS:]PORT[:PORT], such as 8080:80; can be repeated")
 	flags.StringVar(&spec.DebugDir, "debug-dir", "", "keep logs and configuration in this `directory`")
 	flags.IntVar(&spec.Verbosity, "component-verbosity", 0, "log `level` of the Kubernetes components")
-	flags.BoolVarP(&quiet, "quiet", "q", false, "say nothing but errors")
-	flags.BoolVarP(&verbose, "verbose", "v", false, "say more")
-	return command
 }

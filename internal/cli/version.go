@@ -3,8 +3,6 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -46,15 +44,11 @@ func newVersionCommand() *cobra.Command {
 // writeVersions reads some hundred kilobytes of each program, which text does
 // without: scripts ask for it at every start.
 func writeVersions(command *cobra.Command) error {
-	self, err := os.Executable()
-	if err == nil {
-		self, err = filepath.EvalSymlinks(self)
-	}
+	directory, err := programs.Dir()
 	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
+		return err
 	}
-	// The same place as findLibexec of internal/launch: beside bin.
-	shipped, err := programs.List(filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth"))
+	shipped, err := programs.List(directory)
 	if err != nil {
 		return err
 	}

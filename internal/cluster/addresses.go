@@ -46,16 +46,24 @@ func addressesIn(block netip.Prefix, index int) Addresses {
 	nodeAddress := func(index int) netip.Addr { return at(3, 1+index/250, 1+index%250) }
 	offset := index << (32 - nodeBits)
 	return Addresses{
-		Pods:       netip.PrefixFrom(at(0, 0, 0), blockBits+1),
-		NodePods:   netip.PrefixFrom(at(offset>>16, offset>>8&0xff, offset&0xff), nodeBits),
-		Services:   netip.PrefixFrom(at(2, 0, 0), 16),
+		Family: Family{
+			Pods:     netip.PrefixFrom(at(0, 0, 0), blockBits+1),
+			NodePods: netip.PrefixFrom(at(offset>>16, offset>>8&0xff, offset&0xff), nodeBits),
+			Services: netip.PrefixFrom(at(2, 0, 0), 16),
+			Nodes:    netip.PrefixFrom(nodes, 16),
+			Node:     nodeAddress(index),
+		},
 		APIService: at(2, 0, 1),
 		DNSService: at(2, 0, 10),
-		Nodes:      netip.PrefixFrom(nodes, 16),
-		Node:       nodeAddress(index),
 		APIServer:  nodeAddress(0),
 		DNS:        at(3, 0, 10),
 		Gateway:    at(3, 0, 1),
 		APIPort:    6443,
 	}
+}
+
+// balancerAddress is on the loopback of the node's namespace, beside the port of
+// the API server, which listens on all addresses.
+func balancerAddress() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), 6444)
 }

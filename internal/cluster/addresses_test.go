@@ -14,7 +14,7 @@ func TestAddressesAvoidTheHostsRoutes(t *testing.T) {
 		netip.MustParsePrefix("fd00::/8"),
 	}
 	// Of any node.
-	plans, err := Design(Spec{}, []Offer{{Node: Node{Name: "a"}, Used: used[:2]}, {Node: Node{Name: "b"}, Used: used[2:]}})
+	plans, err := Design(Spec{}, []Offer{{Host: "a", Used: used[:2]}, {Host: "b", Used: used[2:]}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Offer is what one node brings into a cluster: what was found out about it.
@@ -20,9 +21,18 @@ type Offer struct {
 	// OneUID, CgroupsDelegated and Snapshotter are as in Plan.
 	OneUID, CgroupsDelegated bool
 	Snapshotter              string
+	// SubIDs says which ids of the machine those of containers become; the same
+	// text on two nodes means the same ids.
+	SubIDs string
+	// FastPath is true where this node has a Switch.
+	FastPath bool
 	// MeshMTU is the size of the largest packet that this node can send to
 	// another one, in bytes; 0 where it is alone.
 	MeshMTU int
+	// IPv6 is how far packets of IPv6 get from here, and RefusedIPv6 why no
+	// Service could have such addresses all the same; "" where it could.
+	IPv6        Reach
+	RefusedIPv6 string
 	// HostAPIPort is where the host's loopback reaches the API server; 0 for
 	// a node that does not run one.
 	HostAPIPort uint16
@@ -32,14 +42,23 @@ type Offer struct {
 type Member struct {
 	// Name is the Kubernetes node name, Host the machine's.
 	Name, Host string
-	// Address is the node's, Pods the part of the pod range that is its own.
+	// Address is the node's.
 	Address netip.Addr
-	Pods    netip.Prefix
+	// Prefixes are all that lead to the node: its addresses, and the parts of
+	// the pod ranges that are its own.
+	Prefixes []netip.Prefix
 }
 
 // MaxNodes is how many nodes a cluster can have: as many as the pod range has
 // parts.
 const MaxNodes = 1 << (nodeBits - blockBits - 1)
+
+// ControlNodes is how many nodes run a control plane where the loss of one is to
+// be survived: of three, two are a majority.
+const ControlNodes = 3
+
+// ErrTooFewNodes says that there is no majority without one of the nodes.
+var ErrTooFewNodes = fmt.Errorf("--ha needs %d nodes, of which %d must go on when one is lost; ask Slurm for them with -N%[1]d, or try it out on one machine with --nodes-per-host %[1]d", ControlNodes, ControlNodes-1)
 
 // ErrNoAddresses says that no range of addresses is free on all nodes.
 var ErrNoAddresses = errors.New("choose addresses for pods and Services: the routes of the nodes cover every private range; name a range that nobody uses with --address-block PREFIX/14")
@@ -54,36 +73,72 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	ula, withoutIPv6, err := chooseIPv6(spec, offers)
+	if err != nil {
+		return nil, err
+	}
+	controls := 1
+	if spec.HighlyAvailable {
+		controls = ControlNodes
+	}
+	if len(offers) < controls {
+		return nil, fmt.Errorf("design a cluster of %d nodes: %w", len(offers), ErrTooFewNodes)
+	}
 	registries, mtu := registriesOf(spec), podMTU(offers)
 	plans := make([]Plan, len(offers))
 	members := make([]Member, len(offers))
-	names := map[string]string{}
+	names := nodeNames(offers)
 	for i, offer := range offers {
-		if host, taken := names[offer.Node.Name]; taken {
-			return nil, fmt.Errorf("design the cluster: %s and %s would both be node %s", host, offer.Host, offer.Node.Name)
-		}
-		names[offer.Node.Name] = offer.Host
+		offer.Node.Name = names[i]
 		addresses := addressesIn(block, i)
 		addresses.HostAPIPort = offer.HostAPIPort
-		members[i] = Member{Name: offer.Node.Name, Host: offer.Host, Address: addresses.Node, Pods: addresses.NodePods}
+		if controls > 1 {
+			addresses.APIBalancer = balancerAddress()
+		}
+		addresses.WithoutIPv6 = withoutIPv6
+		if ula.IsValid() {
+			addresses.IPv6 = ipv6In(ula, i)
+		}
+		members[i] = Member{Name: offer.Node.Name, Host: offer.Host, Address: addresses.Node, Prefixes: prefixesTo(addresses)}
 		plans[i] = Plan{
 			RunID:             offer.RunID,
 			KubernetesVersion: KubernetesVersion,
 			Node:              offer.Node,
 			Index:             i,
 			Members:           members,
+			Controls:          controls,
 			Addresses:         addresses,
 			Paths:             offer.Paths,
 			OneUID:            offer.OneUID,
 			CgroupsDelegated:  offer.CgroupsDelegated,
+			FastPath:          offer.FastPath,
 			Snapshotter:       offer.Snapshotter,
 			PodMTU:            mtu,
+			ImageCache:        imageCacheOf(spec, offer),
 			Registries:        registries,
 			SharedVolumes:     spec.SharedVolumes,
+			Mounts:            mountsOf(spec),
+			ForeignOwners:     spec.ForeignOwners,
 			Verbosity:         spec.Verbosity,
 		}
 	}
 	return plans, nil
+}
+
+// UnlikeOwners says which nodes give files of the shared volumes other owners
+// than the head, "" where all do the same.
+func UnlikeOwners(spec Spec, offers []Offer) string {
+	var unlike []string
+	for _, offer := range offers[1:] {
+		if spec.SharedVolumes != "" && offer.SubIDs != offers[0].SubIDs {
+			unlike = append(unlike, offer.Host)
+		}
+	}
+	if len(unlike) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: other subordinate ids than on %s, so what pods there write to shared volumes as another user than root belongs to another one on the other nodes; "+
+		"the same lines of /etc/subuid and /etc/subgid on all nodes, or --one-uid, mend it", strings.Join(unlike, ", "), offers[0].Host)
 }
 
 // chooseBlock finds a block that clashes with no route of any node. A default
@@ -103,6 +158,15 @@ func chooseBlock(spec Spec, offers []Offer) (netip.Prefix, error) {
 		return netip.Prefix{}, ErrNoAddresses
 	}
 	return blocks[i], nil
+}
+
+// prefixesTo are all that lead to the node with these addresses.
+func prefixesTo(addresses Addresses) []netip.Prefix {
+	var all []netip.Prefix
+	for _, f := range addresses.Families() {
+		all = append(all, f.NodePods, netip.PrefixFrom(f.Node, f.Node.BitLen()))
+	}
+	return all
 }
 
 // LocalMTU is the largest packet between pods of one node. Nothing below a
@@ -128,6 +192,16 @@ func parseBlock(value string) (netip.Prefix, error) {
 		return netip.Prefix{}, fmt.Errorf("address block %q: give an IPv4 prefix of %d bits, such as 100.64.0.0/%d", value, blockBits, blockBits)
 	}
 	return block, nil
+}
+
+// imageCacheOf is the cache that the user names. The nodes of a run, and runs on
+// different hosts, tell what they use apart.
+func imageCacheOf(spec Spec, offer Offer) ImageCache {
+	if spec.ImageCache == "" {
+		return ImageCache{}
+	}
+	bytes, _ := spec.ImageCacheBytes() // looked at in Validate
+	return ImageCache{Folder: spec.ImageCache, Job: offer.RunID + "-" + offer.Host, Bytes: bytes}
 }
 
 // registriesOf are those of the command line, which is known to be valid.

@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -9,7 +11,7 @@ import (
 func TestDesignOfManyNodes(t *testing.T) {
 	var offers []Offer
 	for i := range MaxNodes {
-		offers = append(offers, Offer{Host: fmt.Sprint("n", i), Node: Node{Name: fmt.Sprint("n", i)}})
+		offers = append(offers, Offer{Host: fmt.Sprint("n", i)})
 	}
 	plans, err := Design(Spec{}, offers)
 	if err != nil {
@@ -19,14 +21,14 @@ func TestDesignOfManyNodes(t *testing.T) {
 		if plan.Index != i || plan.Head() != (i == 0) || len(plan.Members) != MaxNodes {
 			t.Fatalf("node %d: index %d of %d", i, plan.Index, len(plan.Members))
 		}
-		if self := plan.Members[i]; self.Address != plan.Addresses.Node || self.Pods != plan.Addresses.NodePods || self.Name != plan.Node.Name {
+		if self := plan.Members[i]; self.Address != plan.Addresses.Node || !slices.Contains(self.Prefixes, plan.Addresses.NodePods) || self.Name != plan.Node.Name {
 			t.Errorf("node %d is member %+v", i, self)
 		}
 		if plan.Addresses.APIServer != plans[0].Addresses.Node {
 			t.Errorf("node %d: the API server is at %s", i, plan.Addresses.APIServer)
 		}
 		for _, other := range plan.Members[:i] {
-			if other.Pods.Overlaps(plan.Addresses.NodePods) || other.Address == plan.Addresses.Node {
+			if slices.ContainsFunc(other.Prefixes, plan.Addresses.NodePods.Overlaps) || other.Address == plan.Addresses.Node {
 				t.Errorf("nodes %s and %s share addresses", other.Name, plan.Node.Name)
 			}
 		}
@@ -36,12 +38,43 @@ func TestDesignOfManyNodes(t *testing.T) {
 	}
 }
 
-func TestNodesNeedNamesOfTheirOwn(t *testing.T) {
-	_, err := Design(Spec{}, []Offer{
-		{Host: "GPU_1", Node: Node{Name: NodeName("GPU_1")}},
-		{Host: "gpu-1", Node: Node{Name: NodeName("gpu-1")}},
-	})
-	if err == nil || !strings.Contains(err.Error(), "GPU_1") {
-		t.Errorf("two nodes of one name: %v", err)
+func TestUnlikeOwnersAreTold(t *testing.T) {
+	offers := []Offer{{Host: "n1", SubIDs: "a"}, {Host: "n2", SubIDs: "a"}, {Host: "n3"}}
+	if said := UnlikeOwners(Spec{}, offers); said != "" {
+		t.Errorf("%q without shared volumes", said)
+	}
+	if said := UnlikeOwners(Spec{SharedVolumes: "/data"}, offers); !strings.HasPrefix(said, "n3:") {
+		t.Errorf("%q, want what is to be known of n3", said)
+	}
+}
+
+func TestThreeNodesHaveAControlPlaneOfSeveral(t *testing.T) {
+	offers := make([]Offer, 4)
+	for i := range offers {
+		offers[i].Node.Name = fmt.Sprintf("n%d", i+1)
+	}
+	plans, err := Design(Spec{HighlyAvailable: true}, offers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, plan := range plans {
+		if plan.Control() != (i < 3) || !plan.Replicated() || len(plan.Replicas()) != 3 {
+			t.Errorf("node %d: control plane %v, one of %d", i, plan.Control(), len(plan.Replicas()))
+		}
+		if got, want := plan.Addresses.APIServerURL(), "https://127.0.0.1:6444"; got != want {
+			t.Errorf("node %d reaches the API at %s, want %s", i, got, want)
+		}
+	}
+	if _, err := Design(Spec{HighlyAvailable: true}, offers[:2]); !errors.Is(err, ErrTooFewNodes) {
+		t.Errorf("with two nodes: %v", err)
+	}
+	plans, err = Design(Spec{}, offers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, plan := range plans {
+		if plan.Control() != (i == 0) || plan.Replicated() || plan.Addresses.APIBalancer.IsValid() {
+			t.Errorf("node %d of a run without --ha has a part of several control planes", i)
+		}
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"strings"
 )
 
 // Plan says what one cluster looks like on one node. The supervisor makes it
@@ -18,8 +19,11 @@ type Plan struct {
 	Node              Node
 	// Members are all nodes of the cluster, this one at Index. The first is
 	// the head.
-	Members   []Member
-	Index     int
+	Members []Member
+	Index   int
+	// Controls is how many of the members, the first ones, run a control
+	// plane: 1, or ControlNodes where the loss of one is to be survived.
+	Controls  int
 	Addresses Addresses
 	Paths     Paths
 	// OneUID is true where no subordinate uids exist: every file and every
@@ -30,14 +34,27 @@ type Plan struct {
 	CgroupsDelegated bool
 	// PodMTU is the size of the largest packet that a pod sends, in bytes.
 	PodMTU int
-	// Snapshotter is containerd's: Overlay, or Native where the run's files
-	// are on a file system that overlayfs cannot write to.
+	// PodSuperPacket is the size of the largest packet that a pod's kernel may
+	// leave uncut, in bytes, so that the network between nodes takes it in one
+	// piece; 0 where there is none.
+	PodSuperPacket int
+	// FastPath is true where a Switch makes connections of pods to other nodes.
+	FastPath bool
+	// Snapshotter is containerd's: Overlay, EROFS, or Native where the run's
+	// files are on a file system that overlayfs cannot write to.
 	Snapshotter string
+	// ImageCache is where layers are kept for other nodes and later runs.
+	ImageCache ImageCache
 	// Registries says how images are pulled.
 	Registries Registries
 	// SharedVolumes is a folder that all nodes see, for the volumes of
 	// SharedClass; empty where the user names none.
 	SharedVolumes string
+	// Mounts are folders of the hosts that every pod gets.
+	Mounts []FolderMount
+	// ForeignOwners lets users of pods other than root write to file systems
+	// that machines share.
+	ForeignOwners bool
 	// Verbosity is the klog level of the components; 0 logs problems only.
 	Verbosity int
 }
@@ -57,25 +74,40 @@ type Node struct {
 	ReservedMemoryBytes uint64
 	// MaxPods bounds the pods of the node.
 	MaxPods int
+	// Resources are devices that containers can request.
+	Resources []Resource
 }
 
-// Head tells whether this node runs the control plane.
+// Head tells whether this is the first node, which leads the run.
 func (p Plan) Head() bool { return p.Index == 0 }
+
+// Control tells whether this node runs a control plane.
+func (p Plan) Control() bool { return p.Index < max(1, p.Controls) }
+
+// Replicated tells whether other nodes run a control plane, too.
+func (p Plan) Replicated() bool { return p.Controls > 1 }
+
+// Replicas are the members that run a control plane.
+func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }
 
 // Addresses are chosen so that they clash with no route of the host. All of
 // them exist only inside the node's network namespace.
 type Addresses struct {
-	// Pods is the range of all pods of the cluster; NodePods this node's part.
-	Pods, NodePods netip.Prefix
-	// Services is the ClusterIP range. APIService is its first address
-	// (Service default/kubernetes), DNSService its tenth (kube-dns).
-	Services               netip.Prefix
+	// Family is IPv4, which every cluster has.
+	Family
+	// IPv6 is nil where the cluster has IPv4 alone, and WithoutIPv6 says why
+	// it has, or why IPv6 does not reach the outside; empty where that was
+	// asked for, and where it does.
+	IPv6        *Family
+	WithoutIPv6 string
+	// APIService is the first address of Services (Service
+	// default/kubernetes), DNSService the tenth (kube-dns).
 	APIService, DNSService netip.Addr
-	// Nodes is the range of node addresses; Node is this node's, on NodeLink.
-	Nodes netip.Prefix
-	Node  netip.Addr
 	// APIServer is the head's node address.
 	APIServer netip.Addr
+	// APIBalancer is where the node's clients reach whichever API server
+	// lives; invalid where there is one only.
+	APIBalancer netip.AddrPort
 	// DNS is the address on NodeLink where CoreDNS listens, on port 53.
 	DNS netip.Addr
 	// Gateway is the far end of EgressLink: the default route, and a DNS
@@ -87,12 +119,93 @@ type Addresses struct {
 	HostAPIPort uint16
 }
 
-// The snapshotters: Overlay shares the layers of images between containers,
-// Native copies them for each.
+// Family are the addresses of one IP family.
+type Family struct {
+	// Pods is the range of all pods of the cluster; NodePods this node's part.
+	Pods, NodePods netip.Prefix
+	// Services is the ClusterIP range.
+	Services netip.Prefix
+	// Nodes is the range of node addresses; Node is this node's, on NodeLink.
+	Nodes netip.Prefix
+	Node  netip.Addr
+}
+
+// Name is what Kubernetes calls the family.
+func (f Family) Name() string {
+	if f.Node.Is4() {
+		return "IPv4"
+	}
+	return "IPv6"
+}
+
+// Families are those that the cluster has, IPv4 first.
+func (a Addresses) Families() []Family {
+	if a.IPv6 == nil {
+		return []Family{a.Family}
+	}
+	return []Family{a.Family, *a.IPv6}
+}
+
+// Ranges are all that the cluster takes: of pods, Services and nodes.
+func (a Addresses) Ranges() []netip.Prefix {
+	var all []netip.Prefix
+	for _, f := range a.Families() {
+		all = append(all, f.Pods, f.Services, f.Nodes)
+	}
+	return all
+}
+
+// NodeAddresses are those of all nodes in one family, the head's first.
+func (p Plan) NodeAddresses(f Family) []netip.Addr {
+	var all []netip.Addr
+	for _, member := range p.Members {
+		for _, prefix := range member.Prefixes {
+			if prefix.IsSingleIP() && f.Nodes.Contains(prefix.Addr()) {
+				all = append(all, prefix.Addr())
+			}
+		}
+	}
+	return all
+}
+
+// List joins something of every family with commas, as components take it.
+func (a Addresses) List(of func(Family) string) string {
+	var all []string
+	for _, family := range a.Families() {
+		all = append(all, of(family))
+	}
+	return strings.Join(all, ",")
+}
+
+// The snapshotters: Overlay and EROFS share the layers of images between
+// containers, unpacked and as one file each. Native copies them for each.
 const (
 	Overlay = "overlayfs"
+	EROFS   = "erofs"
 	Native  = "native"
 )
+
+// ImageCache is a folder of layers that the nodes and runs of a user share.
+type ImageCache struct {
+	// Folder is empty where there is none.
+	Folder string
+	// Job is the name of what this node uses there for as long as it runs.
+	Job string
+	// Bytes is how large it may get.
+	Bytes int64
+}
+
+// ImageCacheBytes is how large a cache of images may get where nobody says.
+const ImageCacheBytes = 10e9
+
+// InUse is the folder of what this node uses of the cache, to be removed when
+// it ends; empty where there is no cache.
+func (c ImageCache) InUse() string {
+	if c.Folder == "" {
+		return ""
+	}
+	return filepath.Join(c.Folder, "layers-1", "jobs", c.Job)
+}
 
 // Links inside the node's network namespace.
 const (
@@ -138,11 +251,16 @@ func (p Paths) ContainerdSocket() string {
 }
 func (p Paths) ContainerdState() string { return filepath.Join(p.Run, "containerd") }
 func (p Paths) ContainerdRoot() string  { return filepath.Join(p.Scratch, "containerd") }
+func (p Paths) CDI() string             { return filepath.Join(p.Run, "cdi") }
+func (p Paths) Notices() string         { return filepath.Join(p.Run, "notices") }
+func (p Paths) DevicePlugins() string   { return filepath.Join(p.Kubelet, "device-plugins") }
 func (p Paths) RegistryHosts() string   { return filepath.Join(p.Run, "registry-hosts") }
 func (p Paths) Volumes() string         { return filepath.Join(p.Scratch, "volumes") }
 func (p Paths) PodLogs() string         { return filepath.Join(p.Scratch, "pod-logs") }
 func (p Paths) Corefile() string        { return filepath.Join(p.Run, "Corefile") }
 func (p Paths) ResolvConf() string      { return filepath.Join(p.Run, "resolv.conf") }
+func (p Paths) FastPath() string        { return filepath.Join(p.Run, "fast-path.sock") }
+func (p Paths) Restore() string         { return filepath.Join(p.Run, "restore") }
 func (p Paths) Plan() string            { return filepath.Join(p.Run, "plan.json") }
 
 // SharedClass is the StorageClass of claims on the folder that all nodes see,
@@ -160,6 +278,8 @@ const (
 	APIServer     = "apiserver"
 	APIKubelet    = "apiserver-kubelet-client"
 	ServiceTokens = "service-accounts" // .key only, ECDSA
+	EtcdCA        = "etcd-ca"          // signs EtcdPeer of each member
+	EtcdPeer      = "etcd-peer"
 	KubeletServer = "kubelet-server"
 )
 
@@ -193,6 +313,9 @@ const MirrorAddress = "127.0.0.1:61500"
 
 // APIServerURL is where components inside the namespace reach the API server.
 func (a Addresses) APIServerURL() string {
+	if a.APIBalancer.IsValid() {
+		return fmt.Sprintf("https://%s", a.APIBalancer)
+	}
 	return fmt.Sprintf("https://%s", netip.AddrPortFrom(a.APIServer, a.APIPort))
 }
 

@@ -3,10 +3,15 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"math"
+	"net/netip"
 	"net/url"
-	"regexp"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/distribution/reference"
 )
 
 // Spec is what a user asks for on the command line, nothing else.
@@ -23,6 +28,15 @@ type Spec struct {
 	NoPull bool
 	// Registries say where images of a registry are to be had: NAME=URL.
 	Registries []string
+	// Snapshotter is how nodes keep the layers of images: Overlay or EROFS;
+	// empty chooses.
+	Snapshotter string
+	// ImageCache is a folder of layers that the nodes and runs of a user share;
+	// empty for none. It goes with EROFS.
+	ImageCache string
+	// ImageCacheLimit is how large that may get, such as 20G; empty for
+	// ImageCacheBytes.
+	ImageCacheLimit string
 	// OneUID does without subordinate uids even where there are some.
 	OneUID bool
 	// StateDir is where the run's directory is made; empty chooses.
@@ -33,19 +47,59 @@ type Spec struct {
 	// SharedVolumes is a folder that all nodes see, for volumes that pods of
 	// all nodes use together; empty for none.
 	SharedVolumes string
+	// Mounts are folders for every pod; see ParseMount.
+	Mounts []string
+	// ForeignOwners lets users of pods other than root write to file systems
+	// that machines share, where their files belong to subordinate ids.
+	ForeignOwners bool
+	// Devices are device files for pods to ask for; see ParseDevice.
+	Devices []string
+	// Publish are ports of the nodes to open on their hosts:
+	// [ADDRESS:]PORT[:PORT].
+	Publish []string
 	// DebugDir receives logs and rendered configuration for inspection.
 	DebugDir string
 	// Verbosity is the log level of the components, as klog counts.
 	Verbosity int
 	Network   Network
-	// NodesPerHost is how many Kubernetes nodes each machine is; 0 means one.
+	// NodesPerHost is how many Kubernetes nodes each machine is.
 	NodesPerHost int
 	// NodeWait is how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
+	// HighlyAvailable: ControlNodes nodes run a control plane, and the cluster
+	// survives the loss of any one of them.
+	HighlyAvailable bool
+	// Grace is how long before the end of the job's time the workload is asked
+	// to end; 0 leaves it to Slurm.
+	Grace time.Duration
 	// FailFast ends the run when a node is lost.
 	FailFast bool
+	// State is a folder for the cluster's objects, which come back in the next
+	// cluster with the same one; empty keeps nothing.
+	State string
+	// StateSecrets says what becomes of Secrets there: SealSecrets, which empty
+	// means too, or OmitSecrets.
+	StateSecrets string
+	// Stay leaves the cluster up until it is told to end, instead of ending
+	// with a workload.
+	Stay bool
+	// KSI is set where the command is a script that was written for KSI.
+	KSI *KSI
 }
+
+// KSI is what such a script is called with besides.
+type KSI struct {
+	// Shared is a folder that all nodes see; its folder app is shown to pods.
+	// Empty shows them the working directory.
+	Shared string
+}
+
+// What becomes of Secrets in the folder of Spec.State.
+const (
+	SealSecrets = "encrypt"
+	OmitSecrets = "omit"
+)
 
 // Network is what a user says of the network between the nodes.
 type Network struct {
@@ -55,15 +109,36 @@ type Network struct {
 	// Interface is the one that carries the packets of pods between nodes;
 	// empty means that through which the nodes' names are reached.
 	Interface string
+	// IPFamily says whether pods, Services and nodes have IPv6 addresses:
+	// IPv4Only, DualStack, or AutoFamily, which empty means too.
+	IPFamily string
+	// Refuse are ranges of addresses outside that pods may not reach.
+	Refuse []string
 	// Carrier is how packets of pods travel between nodes: "udp", "tcp", or
 	// empty for what gets through.
 	Carrier string
+	// FastPath says whether connections between pods of different nodes are made
+	// by the hosts: Auto where that can be, or Off, which empty means too.
+	FastPath string
+	// Folder is one that all nodes see, for them to prove themselves to each
+	// other where there is nothing better; empty for none.
+	Folder string
 }
+
+// FastPathAnnotation keeps a pod, or those of a namespace, to the network between
+// the nodes where its value is FastPathOff.
+const FastPathAnnotation = "berth.dev/fast-path"
+
+// Values of Network.FastPath.
+const (
+	FastPathAuto = "auto"
+	FastPathOff  = "off"
+)
 
 // Validate returns everything that is wrong with a Spec at once.
 func (s Spec) Validate() error {
 	var problems []error
-	if len(s.Manifests) == 0 && len(s.Command) == 0 {
+	if len(s.Manifests) == 0 && len(s.Command) == 0 && !s.Stay {
 		problems = append(problems, errors.New("nothing to run: give a manifest (-f FILE), a command (-- COMMAND), or both"))
 	}
 	stdin := 0
@@ -76,8 +151,11 @@ func (s Spec) Validate() error {
 		problems = append(problems, errors.New("standard input can be read once: give '-f -' once"))
 	}
 	for _, image := range s.Images {
-		if name, path, named := SplitImage(image); path == "" || named && name == "" {
+		name, path, named := SplitImage(image)
+		if path == "" || named && name == "" {
 			problems = append(problems, fmt.Errorf("image %q: give --image ARCHIVE or --image NAME=ARCHIVE", image))
+		} else if _, err := reference.ParseDockerRef(name); named && err != nil {
+			problems = append(problems, fmt.Errorf("image %q: %q is no name of an image: %w", image, name, err))
 		}
 	}
 	for _, registry := range s.Registries {
@@ -85,24 +163,137 @@ func (s Spec) Validate() error {
 			problems = append(problems, err)
 		}
 	}
+	targets := map[string]bool{}
+	for _, value := range s.Mounts {
+		mount, err := ParseMount(value)
+		if err == nil && targets[mount.Target] {
+			err = fmt.Errorf("mount %q: %s is taken by another one", value, mount.Target)
+		}
+		targets[mount.Target] = true
+		if err != nil {
+			problems = append(problems, err)
+		}
+	}
+	for _, device := range s.Devices {
+		if _, err := ParseDevice(device); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	for _, port := range s.Publish {
+		if _, err := ParsePublish(port); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	switch s.Snapshotter {
+	case "", Overlay, EROFS:
+	default:
+		problems = append(problems, fmt.Errorf("snapshotter %q: give %s or %s", s.Snapshotter, Overlay, EROFS))
+	}
+	if s.ImageCache != "" && s.Snapshotter != EROFS {
+		problems = append(problems, fmt.Errorf("image cache %s: it holds layers as one file each, which --snapshotter %s gives", s.ImageCache, EROFS))
+	}
+	if _, err := s.ImageCacheBytes(); err != nil {
+		problems = append(problems, err)
+	}
 	if s.AddressBlock != "" {
 		if _, err := parseBlock(s.AddressBlock); err != nil {
 			problems = append(problems, err)
 		}
 	}
-	if s.NodesPerHost < 0 || s.NodesPerHost > MaxNodes {
-		problems = append(problems, fmt.Errorf("%d nodes per host: give 1 to %d", s.NodesPerHost, MaxNodes))
+	switch s.Network.IPFamily {
+	case "", AutoFamily, IPv4Only, DualStack:
+	default:
+		problems = append(problems, fmt.Errorf("IP family %q: give %s, %s or %s", s.Network.IPFamily, AutoFamily, IPv4Only, DualStack))
+	}
+	if s.NodesPerHost < 1 || s.NodesPerHost > MaxNodes {
+		problems = append(problems, fmt.Errorf("%d nodes per host (--nodes-per-host): give 1 to %d", s.NodesPerHost, MaxNodes))
 	}
 	if s.NodeWait < 0 {
 		problems = append(problems, fmt.Errorf("node wait %s: give a time such as 90s or 5m", s.NodeWait))
 	}
+	for _, refused := range s.Network.Refuse {
+		if _, err := netip.ParsePrefix(refused); err != nil {
+			problems = append(problems, fmt.Errorf("range %q that pods may not reach: give one such as 10.0.0.0/8 or 192.0.2.7/32", refused))
+		}
+	}
+	if s.Grace < 0 {
+		problems = append(problems, fmt.Errorf("grace %s: give a time such as 30s or 2m", s.Grace))
+	}
 	if c := s.Network.Carrier; c != "" && c != "udp" && c != "tcp" {
 		problems = append(problems, fmt.Errorf("carrier %q: give udp or tcp", c))
+	}
+	if f := s.Network.FastPath; f != "" && f != FastPathAuto && f != FastPathOff {
+		problems = append(problems, fmt.Errorf("fast path %q: give %s or %s", f, FastPathAuto, FastPathOff))
+	}
+	switch s.StateSecrets {
+	case "", SealSecrets, OmitSecrets:
+	default:
+		problems = append(problems, fmt.Errorf("state secrets %q: give %s or %s", s.StateSecrets, SealSecrets, OmitSecrets))
+	}
+	if s.State != "" && s.HighlyAvailable {
+		problems = append(problems, errors.New("--state with --ha: only the first node saves, and the one that takes the run over would not go on with it; give one of them"))
 	}
 	if s.Verbosity < 0 || s.Verbosity > 10 {
 		problems = append(problems, fmt.Errorf("verbosity %d: give 0 to 10", s.Verbosity))
 	}
 	return errors.Join(problems...)
+}
+
+// Absolute makes paths of files and folders that are relative to a directory
+// absolute, but for the manifests'.
+func (s *Spec) Absolute(dir string) {
+	absolute := func(path string) string {
+		if path == "" || filepath.IsAbs(path) {
+			return path
+		}
+		return filepath.Join(dir, path)
+	}
+	for i, image := range s.Images {
+		name, path, named := SplitImage(image)
+		s.Images[i] = absolute(path)
+		if named {
+			s.Images[i] = name + "=" + absolute(path)
+		}
+	}
+	for i, mount := range s.Mounts {
+		s.Mounts[i] = absolute(mount)
+	}
+	for _, path := range []*string{&s.StateDir, &s.State, &s.ImageCache, &s.SharedVolumes, &s.DebugDir, &s.Network.Folder} {
+		*path = absolute(*path)
+	}
+}
+
+// minCacheBytes is the least that a cache of images may be limited to: less holds
+// no image.
+const minCacheBytes = 1e6
+
+// ImageCacheBytes is how large the cache of images may get.
+func (s Spec) ImageCacheBytes() (int64, error) {
+	if s.ImageCacheLimit == "" {
+		return ImageCacheBytes, nil
+	}
+	bytes, err := parseBytes(s.ImageCacheLimit)
+	if err != nil || bytes < minCacheBytes {
+		return 0, fmt.Errorf("image cache limit %q: give a size of at least 1M, such as 500M or 20G", s.ImageCacheLimit)
+	}
+	return bytes, nil
+}
+
+// parseBytes reads a number of bytes with a decimal suffix.
+func parseBytes(text string) (int64, error) {
+	factor := 1e0
+	text = strings.TrimSuffix(text, "B")
+	if at := strings.IndexByte("kMGT", (" " + text)[len(text)]); at >= 0 {
+		factor, text = math.Pow10(3*(at+1)), text[:len(text)-1]
+	}
+	number, err := strconv.ParseFloat(text, 64)
+	if err != nil {
+		return 0, err
+	}
+	if number < 0 || number*factor > math.MaxInt64/2 || math.IsNaN(number) {
+		return 0, fmt.Errorf("%s is out of range", text)
+	}
+	return int64(number * factor), nil
 }
 
 // SplitImage splits an --image value into the name given to the image, if any,
@@ -126,20 +317,4 @@ func SplitRegistry(value string) (name, server string, err error) {
 		return "", "", fmt.Errorf("registry %q: give --registry NAME=URL, such as --registry registry.site:5000=http://registry.site:5000", value)
 	}
 	return name, strings.TrimSuffix(server, "/"), nil
-}
-
-var invalidNodeName = regexp.MustCompile(`[^a-z0-9.-]+`)
-
-// NodeName makes a host's name a valid Kubernetes node name (an RFC 1123
-// subdomain): Slurm allows capitals and underscores, Kubernetes does not.
-func NodeName(host string) string {
-	name := invalidNodeName.ReplaceAllString(strings.ToLower(host), "-")
-	name = strings.Trim(name, "-.")
-	if len(name) > 63 { // it becomes a label value too
-		name = strings.Trim(name[:63], "-.")
-	}
-	if name == "" {
-		return "node"
-	}
-	return name
 }

@@ -6,11 +6,11 @@ import (
 )
 
 func TestValidateNamesEveryProblem(t *testing.T) {
-	err := Spec{Manifests: []string{"-", "-"}, Images: []string{"name="}, Verbosity: 11}.Validate()
+	err := Spec{Manifests: []string{"-", "-"}, Images: []string{"name=", "Not A Name=app.tar"}, Verbosity: 11, NodesPerHost: -1, Network: Network{IPFamily: "ipv6"}}.Validate()
 	if err == nil {
 		t.Fatal("an invalid spec passes")
 	}
-	for _, want := range []string{"standard input", `"name="`, "verbosity 11"} {
+	for _, want := range []string{"standard input", `"name="`, "no name of an image", "verbosity 11", "-1 nodes per host", `"ipv6"`} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}
@@ -54,13 +54,14 @@ func TestSplitRegistry(t *testing.T) {
 	}
 }
 
-func TestNodeName(t *testing.T) {
-	for host, want := range map[string]string{
-		"n1": "n1", "GPU_07": "gpu-07", "node.site.org": "node.site.org", "_": "node",
-		strings.Repeat("a", 62) + "-b": strings.Repeat("a", 62),
+func TestImageCacheBytes(t *testing.T) {
+	for text, want := range map[string]int64{
+		"": ImageCacheBytes, "1M": 1e6, "500M": 5e8, "1.5G": 15e8, "20GB": 2e10, "3T": 3e12, "1000000": 1e6, "2000kB": 2e6,
+		"1k": 0, "0": 0, "-5G": 0, "G": 0, "5kM": 0, "nan": 0, "inf": 0, "1e30": 0, "ten": 0, "B": 0, "10 G": 0, "10g": 0,
 	} {
-		if got := NodeName(host); got != want {
-			t.Errorf("%q becomes %q, want %q", host, got, want)
+		got, err := Spec{ImageCacheLimit: text}.ImageCacheBytes()
+		if got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
 		}
 	}
 }

@@ -1,19 +1,15 @@
 package dnsconf
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"regexp"
 	"testing"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/testutil"
 )
 
-var (
-	update      = flag.Bool("update", false, "write the golden files anew")
-	placeholder = regexp.MustCompile(`\{[A-Z]+\}`)
-)
+var placeholder = regexp.MustCompile(`\{[A-Z]+\}`)
 
 func plan(dns, gateway string) cluster.Plan {
 	return cluster.Plan{
@@ -36,19 +32,7 @@ func TestCorefile(t *testing.T) {
 			if left := placeholder.Find(got); left != nil {
 				t.Errorf("placeholder %s left", left)
 			}
-			golden := "testdata/" + name + ".Corefile"
-			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if string(got) != string(want) {
-				t.Errorf("Corefile differs from %s (run with -update if that is meant):\n%s", golden, got)
-			}
+			testutil.Golden(t, name+".Corefile", string(got))
 		})
 	}
 }

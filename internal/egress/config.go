@@ -19,6 +19,8 @@ type Config struct {
 	// Refuse are further ranges that pods may not reach. The host's loopback
 	// is always refused, whatever is said here.
 	Refuse []netip.Prefix
+	// Publish are the ports of the host that lead into the cluster.
+	Publish []Published
 	// MTU is that of the TUN device, in bytes.
 	MTU int
 	// ResolvConf is the file with the host's resolvers.
@@ -67,9 +69,14 @@ func linkLocal() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("169.254.0.0/16"),
 		netip.MustParsePrefix("fe80::/10"),
-		netip.MustParsePrefix("fd00:ec2::254/128"),  // AWS over IPv6
-		netip.MustParsePrefix("fd20:ce::254/128"),   // Google Cloud over IPv6
-		netip.MustParsePrefix("100.100.100.200/32"), // Alibaba Cloud
+		netip.MustParsePrefix("fd00:ec2::254/128"),      // AWS
+		netip.MustParsePrefix("fd00:ec2::23/128"),       // AWS, identities of pods
+		netip.MustParsePrefix("fd20:ce::254/128"),       // Google Cloud
+		netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), // Oracle Cloud
+		netip.MustParsePrefix("fd00:42::42/128"),        // Scaleway
+		netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Akamai
+		netip.MustParsePrefix("fd00:100::100:200/128"),  // Alibaba Cloud
+		netip.MustParsePrefix("100.100.100.200/32"),     // Alibaba Cloud
 	}
 }
 

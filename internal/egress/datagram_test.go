@@ -4,15 +4,19 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 func exchangeDatagram(t testing.TB, conn net.Conn, message []byte) []byte {
@@ -86,7 +90,7 @@ func TestUDPIdleFlowEnds(t *testing.T) {
 	server := listenUDP(t, on(hostAddr), func(query []byte, _ net.Addr) []byte { return query })
 	conn := l.mustDial("udp", server.String())
 	exchangeDatagram(t, conn, []byte("one"))
-	eventually(t, "the flow ends", func() bool { return l.stats().FlowsOpen == 0 })
+	testutil.Eventually(t, "the flow ends", func() bool { return l.stats().FlowsOpen == 0 })
 	exchangeDatagram(t, conn, []byte("two"))
 	if got := l.stats().Flows; got != 2 {
 		t.Errorf("%d flows, want 2", got)
@@ -167,16 +171,32 @@ func (l *lab) ping(to string, size int) error {
 	return nil
 }
 
+// warnings are lines of a log.
+type warnings chan string
+
+func (w warnings) Write(line []byte) (int, error) {
+	w <- string(line)
+	return len(line), nil
+}
+
 func TestPing(t *testing.T) {
 	const groups = "/proc/sys/net/ipv4/ping_group_range"
-	l := newLab(t)
+	said := make(warnings, 4)
+	l := newLab(t, func(c *Config) {
+		c.Log = slog.New(slog.NewTextHandler(said, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
 	// A new network namespace lets nobody ping; it cannot be set back to that.
 	if content, _ := os.ReadFile(groups); string(content) == "1\t0\n" {
-		if err := l.ping(hostAddr.String(), 10); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Errorf("ping without permission: %v", err)
+		for range 2 {
+			if err := l.ping(hostAddr.String(), 10); err == nil || !strings.Contains(err.Error(), "destination unreachable") {
+				t.Errorf("ping without permission: %v", err)
+			}
 		}
-		if l.stats().Dropped == 0 {
-			t.Error("the lost request was not counted")
+		if l.stats().Failed != 2 {
+			t.Error("the refused requests were not counted")
+		}
+		if len(said) != 1 || !strings.Contains(<-said, "sysctl -w net.ipv4.ping_group_range") {
+			t.Error("the remedy was not said, once")
 		}
 	}
 	if err := os.WriteFile(groups, []byte("0 0"), 0); err != nil {

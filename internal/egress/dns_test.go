@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // query is a DNS message with a header only; its id is its name here.
@@ -71,7 +73,7 @@ func TestDNSFromLoopbackResolver(t *testing.T) {
 	if got := l.ask(1); got != "stub" {
 		t.Errorf("answer %q", got)
 	}
-	eventually(t, "the query is over", func() bool { return l.stats().QueriesOpen == 0 })
+	testutil.Eventually(t, "the query is over", func() bool { return l.stats().QueriesOpen == 0 })
 	if s := l.stats(); s.Queries != 1 || s.Flows != 0 {
 		t.Errorf("counted %+v", s)
 	}
@@ -150,7 +152,7 @@ func TestDNSFollowsResolvConf(t *testing.T) {
 	if err := os.Rename(path+".new", path); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the new resolver is asked", func() bool { return l.ask(2) == "new" })
+	testutil.Eventually(t, "the new resolver is asked", func() bool { return l.ask(2) == "new" })
 }
 
 func TestDNSPassesTruncation(t *testing.T) {

@@ -96,7 +96,9 @@ func openEcho(f *flow) error {
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
 	if errors.Is(err, unix.EACCES) {
-		return errNoEcho
+		f.table.engine.warnEcho.Do(func() {
+			f.table.engine.Log.Warn("pods cannot ping the outside, as their user cannot on this host: net.ipv4.ping_group_range leaves him out; an administrator can run: sysctl -w net.ipv4.ping_group_range='0 2147483647'")
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("open ping socket: %w", err)

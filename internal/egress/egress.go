@@ -69,6 +69,7 @@ func Run(ctx context.Context, tun *os.File, config Config) error {
 
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(link.read)
+	e.publish(groupCtx, group)
 	group.Go(func() error {
 		<-groupCtx.Done()
 		link.deafen()

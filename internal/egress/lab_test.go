@@ -2,17 +2,13 @@ package egress
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -36,44 +32,16 @@ var (
 	pods     = netip.MustParsePrefix("10.42.0.0/16")
 )
 
-const inNamespaces = "BERTH_EGRESS_TEST_HOST"
-
-// TestMain runs the tests in namespaces of their own where the machine allows
-// it. Elsewhere those that need them are skipped, or fail.
-func TestMain(m *testing.M) {
-	// A fuzzer talks with its workers through descriptors, and needs no lab.
-	if slices.ContainsFunc(os.Args, func(arg string) bool {
-		return strings.HasPrefix(arg, "-test.fuzz=") || strings.HasPrefix(arg, "-test.fuzzworker")
-	}) {
-		os.Exit(m.Run())
-	}
-	if os.Getenv(inNamespaces) == "" {
-		command := exec.Command("/proc/self/exe", os.Args[1:]...)
-		command.Env = append(os.Environ(), inNamespaces+"=1")
-		command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-		command.SysProcAttr = testutil.NewNamespaces()
-		err := command.Run()
-		if exit := new(exec.ExitError); err == nil || errors.As(err, &exit) {
-			os.Exit(command.ProcessState.ExitCode())
-		}
-		fmt.Fprintln(os.Stderr, "no namespaces:", err)
-		os.Exit(m.Run())
-	}
-	if err := setUpHost(); err != nil {
-		fmt.Fprintln(os.Stderr, "set up the host of the lab:", err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { testutil.MainInNamespaces(m, setUpHost) }
 
 func setUpHost() error {
-	if err := addLink("lo", netip.Prefix{}); err != nil {
+	if err := testutil.SetUpLink("lo"); err != nil {
 		return err
 	}
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "host0"}}); err != nil {
 		return err
 	}
-	if err := addLink("host0", netip.PrefixFrom(hostAddr, 24), netip.PrefixFrom(hostIPv6, 64)); err != nil {
+	if err := testutil.SetUpLink("host0", netip.PrefixFrom(hostAddr, 24), netip.PrefixFrom(hostIPv6, 64)); err != nil {
 		return err
 	}
 	_, blackhole, _ := net.ParseCIDR("192.0.2.0/24")
@@ -81,23 +49,6 @@ func setUpHost() error {
 		return err
 	}
 	return nil
-}
-
-func addLink(name string, addresses ...netip.Prefix) error {
-	link, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	for _, address := range addresses {
-		if !address.IsValid() {
-			continue
-		}
-		ipNet := &net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
-		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet, Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("add %s to %s: %w", address, name, err)
-		}
-	}
-	return netlink.LinkSetUp(link)
 }
 
 // lab is one node with its egress.
@@ -187,10 +138,10 @@ func setUpNode() (*os.File, error) {
 	if err := netlink.LinkSetMTU(link, 65520); err != nil {
 		return nil, err
 	}
-	if err := addLink("lo"); err != nil {
+	if err := testutil.SetUpLink("lo"); err != nil {
 		return nil, err
 	}
-	if err := addLink("out0", netip.PrefixFrom(podAddr, 32), netip.PrefixFrom(podIPv6, 128)); err != nil {
+	if err := testutil.SetUpLink("out0", netip.PrefixFrom(podAddr, 32), netip.PrefixFrom(podIPv6, 128)); err != nil {
 		return nil, err
 	}
 	for _, everything := range []string{"0.0.0.0/0", "::/0"} {
@@ -247,25 +198,8 @@ func (l *lab) wait() {
 	select {
 	case <-l.done:
 	case <-time.After(20 * time.Second):
-		l.Fatalf("egress does not end:\n%s", goroutines())
+		l.Fatalf("egress does not end:\n%s", testutil.Stacks())
 	}
-}
-
-// eventually polls until the condition holds.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s\n%s", what, goroutines())
-		}
-	}
-}
-
-func goroutines() []byte {
-	stacks := make([]byte, 1<<20)
-	return stacks[:runtime.Stack(stacks, true)]
 }
 
 // checkLeaks returns a check that there are no more descriptors and goroutines
@@ -278,7 +212,7 @@ func checkLeaks(t testing.TB) func() {
 	filesBefore, goroutinesBefore := files(), runtime.NumGoroutine()
 	return func() {
 		t.Helper()
-		eventually(t, "descriptors and goroutines of egress are gone", func() bool {
+		testutil.Eventually(t, "descriptors and goroutines of egress are gone", func() bool {
 			// The library keeps pipes for splice(2) until they are collected.
 			runtime.GC()
 			return files() <= filesBefore && runtime.NumGoroutine() <= goroutinesBefore
@@ -293,19 +227,7 @@ func listenTCP(t testing.TB, address string, serve func(*net.TCPConn)) netip.Add
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				serve(conn.(*net.TCPConn))
-			}()
-		}
-	}()
+	testutil.Serve(t, listener, func(conn net.Conn) { serve(conn.(*net.TCPConn)) })
 	return listener.Addr().(*net.TCPAddr).AddrPort()
 }
 

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // cpu is the processor time of this process, or of its children, so far.
@@ -46,7 +48,7 @@ func iperf(b *testing.B, l *lab, args []string) {
 		b.Fatal(err)
 	}
 	defer server.Process.Kill()
-	eventually(b, "iperf3 listens", func() bool {
+	testutil.Eventually(b, "iperf3 listens", func() bool {
 		return listening(5201)
 	})
 	egressBefore, allBefore := cpu(unix.RUSAGE_SELF), cpu(unix.RUSAGE_CHILDREN)

@@ -12,6 +12,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 func TestPolicy(t *testing.T) {
@@ -38,6 +40,8 @@ func TestPolicy(t *testing.T) {
 		"2002:7f00:1::":            refuse,
 		"169.254.169.254":          refuse,
 		"fd00:ec2::254":            refuse,
+		"fd00:ec2::23":             refuse,
+		"fd00:c1::a9fe:a9fe":       refuse,
 		"fe80::1":                  refuse,
 		"224.0.0.1":                drop,
 		"239.255.255.250":          drop,
@@ -100,7 +104,7 @@ func TestLoopbackIsOutOfReach(t *testing.T) {
 		l.forge(from, netip.AddrPortFrom(to, tcp4.Port()), header.TCPProtocolNumber)
 		l.forge(from, netip.AddrPortFrom(to, udp4.Port()), header.UDPProtocolNumber)
 	}
-	eventually(t, "forged packets are refused", func() bool { return l.stats().Refused == before+uint64(2*len(forged)) })
+	testutil.Eventually(t, "forged packets are refused", func() bool { return l.stats().Refused == before+uint64(2*len(forged)) })
 	if s := l.stats(); s.Flows != 1 || s.ConnectionsOpen != 0 {
 		t.Errorf("flows were opened: %+v", s)
 	}

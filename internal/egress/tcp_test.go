@@ -15,6 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 func echo(conn *net.TCPConn) {
@@ -43,7 +45,7 @@ func TestTCPEchoAndHalfClose(t *testing.T) {
 			if err != nil || string(answer) != "got hello" {
 				t.Errorf("read %q, %v", answer, err)
 			}
-			eventually(t, "connection ends", func() bool { return l.stats().ConnectionsOpen == 0 })
+			testutil.Eventually(t, "connection ends", func() bool { return l.stats().ConnectionsOpen == 0 })
 		})
 	}
 }
@@ -190,7 +192,7 @@ func TestTCPManyConnections(t *testing.T) {
 		})
 	}
 	all.Wait()
-	eventually(t, "connections end", func() bool { return l.stats().ConnectionsOpen == 0 })
+	testutil.Eventually(t, "connections end", func() bool { return l.stats().ConnectionsOpen == 0 })
 }
 
 func TestTCPConnectionLimit(t *testing.T) {
@@ -205,7 +207,7 @@ func TestTCPConnectionLimit(t *testing.T) {
 		t.Errorf("%d overflows counted", got)
 	}
 	first.Close()
-	eventually(t, "a connection ends", func() bool { return l.stats().ConnectionsOpen == 1 })
+	testutil.Eventually(t, "a connection ends", func() bool { return l.stats().ConnectionsOpen == 1 })
 	l.mustDial("tcp", server.String())
 }
 
@@ -233,9 +235,9 @@ func TestTCPBackPressure(t *testing.T) {
 		}
 	})
 	conn := l.mustDial("tcp", server.String())
-	eventually(t, "the server writes", stalled)
+	testutil.Eventually(t, "the server writes", stalled)
 	last, same := -1, 0
-	eventually(t, "the server is held up", func() bool {
+	testutil.Eventually(t, "the server is held up", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		if written == last {
@@ -316,7 +318,7 @@ func TestCancelDuringHandshake(t *testing.T) {
 	nobody := netip.MustParseAddr("10.42.9.9")
 	l.forge(nobody, server, header.TCPProtocolNumber)
 	<-accepted
-	eventually(t, "the handshake with the pod begins", func() bool { return l.stats().ConnectionsOpen == 1 })
+	testutil.Eventually(t, "the handshake with the pod begins", func() bool { return l.stats().ConnectionsOpen == 1 })
 	l.cancel()
 	l.wait()
 }

@@ -3,7 +3,6 @@ package egress
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"syscall"
@@ -134,11 +133,6 @@ func (e *engine) rejectDatagram(key flowKey, err error) {
 		e.sendUnreachable(hostUnreachable, about)
 	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EADDRNOTAVAIL), errors.Is(err, unix.EAFNOSUPPORT):
 		e.sendUnreachable(netUnreachable, about)
-	case errors.Is(err, errNoEcho):
-		// This host's users cannot ping; an echo request is simply lost.
-		e.Counters.dropped.Add(1)
-		e.warnEcho.Do(func() { e.Log.Warn("pods cannot ping the outside", "error", err) })
-		return
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		e.sendUnreachable(prohibited, about)
 	default:
@@ -147,6 +141,3 @@ func (e *engine) rejectDatagram(key flowKey, err error) {
 	}
 	e.Counters.failed.Add(1)
 }
-
-// errNoEcho says that net.ipv4.ping_group_range leaves the user out.
-var errNoEcho = fmt.Errorf("open ping socket (an administrator can run: sysctl net.ipv4.ping_group_range='0 2147483647'): %w", unix.EACCES)

@@ -21,23 +21,42 @@ const module = "berth.dev/berth/"
 // layers are the allowed edges between berth's packages: a package may import
 // those on the right of its pattern. What is not listed may import nothing.
 var layers = map[string][]string{
-	"cmd/berth":      {"internal/cli", "internal/launch", "internal/sandbox"},
+	"cmd/berth":      {"internal/cli", "internal/jobdoor", "internal/launch", "internal/login", "internal/sandbox"},
+	"cmd/berth-runc": {"internal/fastpath"},
+	"cmd/berthd":     {"internal/sited"},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
-	"internal/cli":   {"internal/cluster", "internal/launch", "internal/probe", "internal/programs", "internal/slurm"},
+	"internal/cli":   {"internal/batch", "internal/cluster", "internal/launch", "internal/login", "internal/metrics", "internal/probe", "internal/programs", "internal/settings", "internal/slurm", "internal/top"},
 	"internal/launch": {
-		"internal/cluster", "internal/dnsconf", "internal/egress", "internal/kube/notify", "internal/linux", "internal/nodes", "internal/overlay",
-		"internal/pki", "internal/probe", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/workload",
+		"internal/balancer", "internal/batch", "internal/cluster", "internal/devices", "internal/directory", "internal/dnsconf", "internal/egress", "internal/fastpath", "internal/kube/notify", "internal/lead", "internal/linux", "internal/metrics", "internal/nodes", "internal/overlay",
+		"internal/pki", "internal/policy", "internal/probe", "internal/programs", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/standing", "internal/state", "internal/workload",
 	},
-	"internal/kube/control": {"internal/cluster", "internal/kube/notify", "internal/linux", "internal/pki"},
-	"internal/kube/node":    {"internal/cluster", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats", "internal/linux"},
-	"internal/egress":       {"internal/linux"},
-	"internal/overlay":      {"internal/linux"},
-	"internal/rendezvous":   {},
-	"internal/sandbox":      {"internal/linux"},
-	"internal/slurm":        {"internal/probe"},
-	"internal/probe":        {"internal/linux"},
-	"internal/dnsconf":      {"internal/cluster"},
-	"internal/runtimeconf":  {"internal/cluster"},
+	"internal/kube/control": {"internal/cluster", "internal/kube/heap", "internal/kube/notify", "internal/kube/objects", "internal/kube/usage", "internal/pki", "internal/state"},
+	"internal/kube/objects": {"internal/state"},
+	"internal/kube/heap":    {"internal/linux"},
+	// The role node serves the fast path what takes capabilities over pods.
+	"internal/kube/node":   {"internal/cluster", "internal/directory", "internal/fastpath", "internal/kube/heap", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats", "internal/linux", "internal/metrics", "internal/policy"},
+	"internal/sited":       {"internal/site", "internal/slurm", "internal/vxlan"},
+	"internal/vxlan":       {"internal/linux", "internal/site"},
+	"internal/batch":       {"internal/slurm"},
+	"internal/egress":      {"internal/linux"},
+	"internal/overlay":     {"internal/linux"},
+	"internal/fastpath":    {"internal/linux"},
+	"internal/policy":      {},
+	"internal/top":         {"internal/metrics", "internal/slurm", "internal/top/background"},
+	"internal/rendezvous":  {},
+	"internal/login":       {"internal/cluster", "internal/jobdoor", "internal/linux", "internal/loopback", "internal/pki", "internal/programs", "internal/rundir", "internal/slurm", "internal/standing", "internal/tunnel"},
+	"internal/jobdoor":     {"internal/cluster", "internal/pki", "internal/rundir", "internal/slurm", "internal/tunnel"},
+	"internal/balancer":    {},
+	"internal/lead":        {},
+	"internal/sandbox":     {"internal/linux"},
+	"internal/standing":    {"internal/rundir"},
+	"internal/slurm":       {"internal/probe"},
+	"internal/probe":       {"internal/linux"},
+	"internal/devices":     {"internal/cluster"},
+	"internal/dnsconf":     {"internal/cluster"},
+	"internal/runtimeconf": {"internal/cluster"},
+	"internal/directory":   {"internal/linux", "internal/policy"},
+	"internal/testutil":    {"internal/linux"},
 }
 
 // bans are imports from outside that some packages must not make, even through
@@ -49,12 +68,12 @@ var bans = []struct {
 }{
 	{
 		prefix: "k8s.io/kubernetes",
-		except: []string{"cmd/berth-kube", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
+		except: []string{"cmd/berth-kube", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage"},
 		reason: "it adds 100 MB and 45 ms of start-up; bin/berth must start in milliseconds",
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"bench", "cmd/berth", "cmd/berth-kube", "internal/cli", "internal/launch", "internal/nodes", "internal/workload", "internal/kube/control", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/directory", "internal/launch", "internal/lead", "internal/nodes", "internal/policy", "internal/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{
@@ -134,7 +153,7 @@ func list(t *testing.T) []goPackage {
 // that the go command has kept is of no use once one of them has changed.
 func lookAtSources(t *testing.T) {
 	t.Helper()
-	for _, root := range []string{"../../bench", "../../cmd", ".."} {
+	for _, root := range []string{"../../test/yardstick", "../../cmd", ".."} {
 		err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err == nil && strings.HasSuffix(path, ".go") {
 				_, err = os.Stat(path)

@@ -30,6 +30,11 @@ type allocation struct {
 	// end and killWait are zero where they are not known.
 	end      time.Time
 	killWait time.Duration
+	// early is how long before the end the run ends itself; 0 leaves it to
+	// Slurm.
+	early time.Duration
+	// preempted: the job makes room for another one and is to begin again.
+	preempted bool
 }
 
 // check refuses a job whose time is nearly over, where the environment tells.
@@ -49,23 +54,104 @@ func (a *allocation) check() error {
 	return fail(ExitConfig, fmt.Errorf("job %s ends in %s, which is too short for a cluster: ask Slurm for more with --time", a.job.ID, max(0, left)))
 }
 
+// askAgain is after which time a question to Slurm that got no answer is asked
+// again: often enough for --grace, and no burden to a controller that is busy.
+const askAgain = 30 * time.Second
+
 // inquire asks Slurm's commands for what the environment does not say. They
 // can take seconds, so nothing waits for them; giveUp is called when the
 // answer shows that the run is of no use.
 func (a *allocation) inquire(ctx context.Context, giveUp context.CancelCauseFunc) {
-	end, err := slurm.EndTime(ctx, a.job, a.ask)
-	if err != nil {
-		a.log.Debug("the end of the job is not known: " + err.Error())
+	for !a.learn(ctx) {
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return
+		}
 	}
-	config, err := slurm.ReadConfig(ctx, a.ask)
-	if err != nil {
-		a.log.Debug("Slurm's KillWait is not known: " + err.Error())
+	if err := a.check(); err != nil {
+		giveUp(err)
+	}
+	a.endEarly(ctx, giveUp)
+}
+
+// learn asks for the end of the job and Slurm's KillWait, and tells whether both
+// are known or cannot be.
+func (a *allocation) learn(ctx context.Context) bool {
+	end, endErr := slurm.EndTime(ctx, a.job, a.ask)
+	if endErr != nil {
+		a.log.Debug("the end of the job is not known: " + endErr.Error())
+	}
+	config, configErr := slurm.ReadConfig(ctx, a.ask)
+	if configErr != nil {
+		a.log.Debug("Slurm's KillWait is not known: " + configErr.Error())
 	}
 	a.mu.Lock()
 	a.end, a.killWait = end, killWait(config)
 	a.mu.Unlock()
-	if err := a.check(); err != nil {
-		giveUp(err)
+	return endErr == nil && configErr == nil || errors.Is(configErr, slurm.ErrNoSlurm)
+}
+
+// timeUp is why a run ends that keeps time for its workload to end.
+type timeUp struct{ grace time.Duration }
+
+func (t *timeUp) Error() string {
+	return fmt.Sprintf("the job's time is over in %s, which the workload has to end (--grace)", t.grace)
+}
+
+// endEarly gives the run up once what is left of the job is what the workload
+// is to have for its end. The limit may be changed meanwhile.
+func (a *allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFunc) {
+	for a.early > 0 && !a.knownEnd().IsZero() {
+		wait := a.knownEnd().Sub(a.now()) - a.early - takeDownTime
+		if wait <= 0 {
+			giveUp(fail(ExitTimeLimit, &timeUp{a.early}))
+			return
+		}
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return
+		}
+		if moment, err := slurm.Now(ctx, a.job, a.ask); err == nil {
+			a.mu.Lock()
+			a.end = moment.End
+			a.mu.Unlock()
+		}
+	}
+}
+
+// graceNow is grace, and more where the job goes on: then the signal is one that
+// Slurm sends ahead of the end (--signal, or preemption with a grace time). To
+// ask takes at most half of the grace.
+func (a *allocation) graceNow(ctx context.Context, signal syscall.Signal) time.Duration {
+	grace := a.grace(signal)
+	if a == nil || signal != syscall.SIGTERM {
+		return grace
+	}
+	ctx, cancel := context.WithTimeout(ctx, grace/2)
+	defer cancel()
+	moment, err := slurm.Now(ctx, a.job, a.ask)
+	if err != nil {
+		a.log.Debug("how the job is, is not known whole: " + err.Error())
+	}
+	if !moment.Running || moment.End.IsZero() {
+		return grace
+	}
+	a.preempted = moment.Returns
+	return max(grace, moment.End.Sub(a.now())-takeDownTime)
+}
+
+// requeue has a job that was preempted with a grace time begin again, as its
+// partition says. Slurm would not (22.05): to it a job that ends by itself in
+// that time is over, and one that does not has timed out.
+func (a *allocation) requeue() {
+	if a == nil || !a.preempted {
+		return
+	}
+	a.log.Warn("job " + a.job.ID + " was preempted, and is requeued")
+	if err := slurm.Requeue(context.Background(), a.job, a.ask); err != nil {
+		a.log.Warn("requeue job " + a.job.ID + ": " + err.Error())
 	}
 }
 

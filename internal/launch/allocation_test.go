@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"berth.dev/berth/internal/slurm"
@@ -40,6 +42,60 @@ func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 	a.inquire(t.Context(), func(err error) { given = err })
 	if given != nil {
 		t.Fatalf("a job with a minute left is refused: %v", given)
+	}
+}
+
+// A controller that was too busy at the start is asked again, or --grace would be
+// of no use.
+func TestSlurmIsAskedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		a := newAllocation("2026-01-01T14:00:00")
+		answer := a.ask
+		began := time.Now()
+		a.ask = func(ctx context.Context, command ...string) ([]byte, error) {
+			if time.Since(began) < askAgain {
+				return nil, errors.New("no answer within 3s")
+			}
+			return answer(ctx, command...)
+		}
+		a.inquire(t.Context(), func(err error) { t.Error(err) })
+		if a.knownEnd().IsZero() || a.killWait != 30*time.Second {
+			t.Errorf("the end %v and KillWait %s are not known", a.knownEnd(), a.killWait)
+		}
+	})
+}
+
+// Slurm sends the same signal ahead of the end, when more time is left.
+func TestGraceAheadOfTheEnd(t *testing.T) {
+	for _, test := range []struct {
+		name, job string
+		want      time.Duration
+		preempted bool
+	}{
+		{"cancelled", "JobState=COMPLETING EndTime=2026-01-01T12:00:00", 2 * time.Second, false},
+		{"signalled ahead", "JobState=RUNNING EndTime=2026-01-01T12:02:00 PreemptTime=None Requeue=1 BatchFlag=1", 119 * time.Second, false},
+		{"no limit", "JobState=RUNNING EndTime=Unknown", 2 * time.Second, false},
+		{"preempted", "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1", 9 * time.Second, true},
+		{"preempted just now", "JobState=SIGNALING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1", 9 * time.Second, true},
+		{"preempted without a limit", "JobState=RUNNING EndTime=Unknown PreemptTime=2026-01-01T11:59:59 Requeue=1 BatchFlag=1 Partition=low", 8 * time.Second, true},
+		{"preempted, of a partition that is not known", "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=1 Partition=hidden", 9 * time.Second, false},
+		{"preempted for good", "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=0 BatchFlag=1", 9 * time.Second, false},
+		{"preempted without a script", "JobState=RUNNING EndTime=2026-01-01T12:00:10 PreemptTime=2026-01-01T12:00:00 Requeue=1 BatchFlag=0", 9 * time.Second, false},
+	} {
+		a := newAllocation("")
+		a.killWait = 3 * time.Second
+		a.ask = func(_ context.Context, command ...string) ([]byte, error) {
+			if slices.Contains(command, "hidden") {
+				return nil, errors.New("no answer within 3s")
+			}
+			if slices.Contains(command, "partition") {
+				return []byte("PartitionName=low GraceTime=10 PreemptMode=REQUEUE\n"), nil
+			}
+			return []byte("JobId=7 " + test.job + "\n"), nil
+		}
+		if got := a.graceNow(t.Context(), syscall.SIGTERM); got != test.want || a.preempted != test.preempted {
+			t.Errorf("%s: %s, requeued %v; want %s, %v", test.name, got, a.preempted, test.want, test.preempted)
+		}
 	}
 }
 

@@ -1,13 +1,16 @@
 package launch
 
 import (
+	"archive/tar"
+	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
-	"log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -38,18 +41,43 @@ func findArchives(images []string) ([]archive, error) {
 	for _, image := range images {
 		name, path, _ := cluster.SplitImage(image)
 		info, err := statReadable(path)
+		if err == nil && info.IsDir() {
+			err = fmt.Errorf("%s is a directory; pack it with tar", path)
+		}
+		if err == nil {
+			err = checkArchive(path)
+		}
 		if err == nil {
 			path, err = filepath.Abs(path)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read image archive: %w", err)
 		}
-		if info.IsDir() {
-			return nil, fmt.Errorf("read image archive: %s is a directory; pack it with tar", path)
-		}
 		found = append(found, archive{Name: name, Path: path, Size: info.Size(), Modified: info.ModTime()})
 	}
 	return found, nil
+}
+
+// checkArchive looks at the beginning of a file: what is no archive shows there,
+// before a cluster is started for it.
+func checkArchive(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	start := bufio.NewReader(file)
+	magic, _ := start.Peek(64)
+	if bytes.HasPrefix(magic, []byte{0x1f, 0x8b}) || bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}) {
+		return nil // gzip, zstd
+	}
+	if len(magic) == 64 && bytes.HasPrefix(magic[32:], []byte("SIF_MAGIC\x00")) {
+		return nil // behind a line for the shell
+	}
+	if _, err := tar.NewReader(start).Next(); err != nil {
+		return fmt.Errorf("%s is no tar archive, and no SIF file: %w; 'docker save' and 'skopeo copy ... oci-archive:FILE' make one", path, err)
+	}
+	return nil
 }
 
 // here tells whether this node has the same file.
@@ -117,7 +145,7 @@ func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServ
 	}
 	s := &archiveServer{
 		server: &http.Server{
-			Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0),
+			Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
 			TLSConfig: &tls.Config{
 				Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13,
 				ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: trusted,

@@ -15,9 +15,12 @@ import (
 	"berth.dev/berth/internal/rendezvous"
 )
 
+// gzipped is how a file begins that is taken for an archive.
+const gzipped = "\x1f\x8b"
+
 func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 	head, node := t.TempDir(), t.TempDir()
-	content := bytes.Repeat([]byte("layer"), 1<<18)
+	content := append([]byte(gzipped), bytes.Repeat([]byte("layer"), 1<<18)...)
 	path := filepath.Join(head, "my app.tar")
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
@@ -71,7 +74,7 @@ func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 
 func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "app.tar")
-	if err := os.WriteFile(path, []byte("one"), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(gzipped+"one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	archives, err := findArchives([]string{path})
@@ -93,5 +96,13 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	}
 	if _, err := findArchives([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("a directory: %v", err)
+	}
+	for _, content := range []string{"", "FROM busybox\n", strings.Repeat("x", 4096)} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := findArchives([]string{path}); err == nil || !strings.Contains(err.Error(), "is no tar archive") {
+			t.Errorf("a file with %.10q...: %v", content, err)
+		}
 	}
 }

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,21 +26,45 @@ type attendance struct {
 	keeper   *nodes.Keeper
 	failFast bool
 	giveUp   context.CancelCauseFunc
+	// replicas are the nodes with a control plane, if there are several, and
+	// lost those of them that are, guarded by the team's mutex.
+	replicas []string
+	lost     map[string]bool
 	// complete: all nodes were ready. One that dies earlier ends the run, which
 	// has not begun.
 	complete atomic.Bool
 	ready    chan struct{}
+	errands  errands
+	// expected are the nodes that a new head waits for.
+	expected sync.WaitGroup
 }
 
-// attend looks after the other nodes until ctx ends, and returns when all of
-// them are ready.
-func (t *team) attend(ctx context.Context, keeper *nodes.Keeper, failFast bool, giveUp context.CancelCauseFunc) error {
-	a := &attendance{team: t, keeper: keeper, failFast: failFast, giveUp: giveUp, ready: make(chan struct{}, len(t.workers))}
-	for _, w := range t.workers {
-		go a.follow(ctx, w)
+// newAttendance is how this node, as the head, looks after the others.
+func (r *run) newAttendance(giveUp context.CancelCauseFunc) *attendance {
+	a := &attendance{
+		team: r.team, keeper: nodes.NewKeeper(r.client.Dynamic()), failFast: r.Spec.FailFast, giveUp: giveUp,
+		lost: map[string]bool{}, ready: make(chan struct{}, len(r.team.workers)),
 	}
-	go a.readmit(ctx)
-	for range t.workers {
+	if r.plan.Replicated() {
+		for _, member := range r.plan.Replicas() {
+			a.replicas = append(a.replicas, member.Name)
+		}
+	}
+	return a
+}
+
+// attend looks after the other nodes until ctx ends.
+func (r *run) attend(ctx context.Context) {
+	r.attendance = r.newAttendance(r.crew.giveUp)
+	for _, w := range r.team.workers {
+		go r.attendance.follow(ctx, w)
+	}
+	go r.attendance.readmit(ctx)
+}
+
+// await returns when all other nodes are ready.
+func (a *attendance) await(ctx context.Context) error {
+	for range a.workers {
 		select {
 		case <-a.ready:
 		case <-ctx.Done():
@@ -50,48 +78,145 @@ func (t *team) attend(ctx context.Context, keeper *nodes.Keeper, failFast bool, 
 // follow looks after one node: as long as it is connected, while it is lost, and
 // when it is back.
 func (a *attendance) follow(ctx context.Context, w *worker) {
-	peer := w.peer
-	for {
+	for peer := w.peer; peer != nil; {
 		err := a.hear(ctx, w, peer)
 		var closed *rendezvous.ClosedError
 		if ctx.Err() != nil || errors.As(err, &closed) && closed.Here {
 			return
 		}
-		name := cluster.NodeName(w.name)
-		begun := a.complete.Load()
-		var late <-chan time.Time
-		var lost *rendezvous.LostError
-		switch {
-		case a.failFast || !begun && !(errors.As(err, &lost) && lost.Silent()):
-			a.giveUp(fail(ExitUnavailable, err))
-			return
-		case !begun:
-			// Busy with its start, perhaps. No pod is there that waits for it.
-			a.log.Warn(fmt.Sprintf("%v; waiting for it", err))
-			late = time.After(a.wait)
-		default:
-			a.log.Warn(fmt.Sprintf("%v; the run goes on without the node, its pods start on others", err))
-			a.tell(ctx, a.keeper.Lose(ctx, name, err.Error()))
+		peer = a.miss(ctx, w, err)
+	}
+}
+
+// miss acts on the loss of a node and returns the connection of one that is
+// back, or nil when the end is near.
+func (a *attendance) miss(ctx context.Context, w *worker, err error) *rendezvous.Peer {
+	begun := a.complete.Load()
+	var late <-chan time.Time
+	var lost *rendezvous.LostError
+	switch {
+	case a.failFast || !begun && (!errors.As(err, &lost) || !lost.Silent()):
+		settle(ctx)
+		if !begun {
+			err = &goneError{w.name, err}
 		}
+		a.giveUp(fail(ExitUnavailable, err))
+		return nil
+	case !begun:
+		// Busy with its start, perhaps. No pod is there that waits for it.
+		a.log.Warn(fmt.Sprintf("%v; waiting for it", err))
+		late = time.After(a.wait)
+	default:
+		a.lose(ctx, w, err)
+	}
+	for {
+		var peer *rendezvous.Peer
 		select {
 		case peer = <-w.returned:
 		case <-late:
 			a.giveUp(fail(ExitUnavailable, err))
-			return
+			return nil
 		case <-ctx.Done():
-			return
+			return nil
 		}
 		if !a.keep(&w.peer, peer) {
 			peer.Close("the run has ended")
-			return
+			return nil
 		}
-		if err := peer.Send(ctx, welcome{Version: cluster.Version()}); err != nil {
+		if peer.Send(ctx, welcome{Version: cluster.Version()}) != nil {
 			continue // lost again
 		}
 		if begun {
-			a.tell(ctx, a.keeper.Regain(ctx, name))
+			a.regain(ctx, w)
 		}
 		a.log.Warn("node " + w.name + " is back")
+		return peer
+	}
+}
+
+// settleTime is how much later than another node this one may be told that the
+// step is over.
+const settleTime = 500 * time.Millisecond
+
+// settle waits whether the end of another node was that of the whole step: Slurm
+// kills its processes on all nodes, but not in the same instant.
+func settle(ctx context.Context) {
+	select {
+	case <-time.After(settleTime):
+	case <-ctx.Done():
+	}
+}
+
+// lose goes on without a node, unless with it the majority of the control
+// planes is gone.
+func (a *attendance) lose(ctx context.Context, w *worker, why error) {
+	a.mu.Lock()
+	if slices.Contains(a.replicas, w.node) {
+		a.lost[w.node] = true
+	}
+	gone := slices.Sorted(maps.Keys(a.lost))
+	a.mu.Unlock()
+	if left := len(a.replicas) - len(gone); len(gone) > 0 && left <= len(a.replicas)/2 {
+		settle(ctx)
+		a.giveUp(fail(ExitUnavailable, fmt.Errorf("%w; of the %d control planes those of %s are lost, and the cluster cannot go on with %d",
+			why, len(a.replicas), strings.Join(gone, " and "), left)))
+		return
+	}
+	a.tell(ctx, a.keeper.Lose(ctx, w.node, why.Error()))
+	a.mu.Lock()
+	if a.untold == nil {
+		a.untold = map[string]string{}
+	}
+	a.untold[w.name] = fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why)
+	a.mu.Unlock()
+	if settle(ctx); ctx.Err() == nil {
+		a.tellLoss(w.name)
+	}
+}
+
+// tellLoss tells the user that a node is lost, once.
+func (t *team) tellLoss(node string) {
+	t.mu.Lock()
+	text, untold := t.untold[node]
+	delete(t.untold, node)
+	t.mu.Unlock()
+	if untold {
+		t.log.Warn(text)
+	}
+}
+
+// tellLosses tells of the nodes that were lost just before the workload ended,
+// since srun will.
+func (t *team) tellLosses() {
+	if t == nil {
+		return
+	}
+	for _, name := range t.config.Nodes {
+		t.tellLoss(name)
+	}
+}
+
+// regain goes on with a node that is back.
+func (a *attendance) regain(ctx context.Context, w *worker) {
+	a.mu.Lock()
+	delete(a.lost, w.node)
+	a.mu.Unlock()
+	a.tell(ctx, a.keeper.Regain(ctx, w.node))
+}
+
+// allHeard returns when no node is on its way to a head that is new any more: each
+// has come, or is lost.
+func (a *attendance) allHeard(ctx context.Context) error {
+	heard := make(chan struct{})
+	go func() {
+		defer close(heard)
+		a.expected.Wait()
+	}()
+	select {
+	case <-heard:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
 }
 
@@ -101,6 +226,9 @@ func (a *attendance) hear(ctx context.Context, w *worker, peer *rendezvous.Peer)
 		var told news
 		if err := peer.Receive(ctx, &told); err != nil {
 			return err
+		}
+		if told.Report != nil {
+			a.errands.heard(w.name, *told.Report)
 		}
 		if told.Ready && !w.ready {
 			w.ready = true

@@ -3,7 +3,10 @@ package launch
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
+	"strings"
+	"time"
 
 	"berth.dev/berth/internal/probe"
 	"berth.dev/berth/internal/rundir"
@@ -19,11 +22,12 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 		h.ids = machine.AskNameService(ctx, h.ids, os.Getuid(), os.Getgid())
 	}
 	bases := machine.StateDirs()
-	if memory := memoryDir(getenv); memory != "" {
+	if memory := rundir.Memory(getenv); memory != "" {
 		bases = append(bases, memory)
 	}
 	slices.Sort(bases)
 	bases = slices.Compact(bases) // /dev/shm can be both
+	awaitStep(ctx, getenv, bases)
 	var stale []string
 	for _, base := range bases {
 		found, err := rundir.Stale(base)
@@ -44,4 +48,25 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 		}
 	}
 	return stale, nil
+}
+
+// stepPatience is less than Slurm leaves an epilog of a task (22.05: 5 s).
+const stepPatience = 3 * time.Second
+
+// awaitStep waits for the ends of the runs of this step. Slurm kills all of a step
+// at once, but calls the epilog when its task has ended, and what was killed with
+// that may have its files still.
+func awaitStep(ctx context.Context, getenv func(string) string, bases []string) {
+	if getenv("SLURM_STEP_ID") == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stepPatience)
+	defer cancel()
+	for _, base := range bases {
+		for _, path := range rundir.Live(base) {
+			if strings.HasPrefix(filepath.Base(path), runsOfStep(getenv)) {
+				awaitUnlocked(ctx, path)
+			}
+		}
+	}
 }

@@ -12,15 +12,12 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/programs"
 )
-
-// tools are the programs that come with berth and that a command finds in its
-// PATH.
-var tools = []string{"kubectl", "helm"}
 
 // checkCommand finds out early whether there is such a command.
 func checkCommand(command []string) error {
-	if len(command) == 0 || slices.Contains(tools, command[0]) {
+	if len(command) == 0 || slices.Contains(programs.Tools(), command[0]) {
 		return nil
 	}
 	if command[0] == "" {
@@ -32,33 +29,72 @@ func checkCommand(command []string) error {
 	return nil
 }
 
+// CheckScript finds out early whether there is a script that a shell can read.
+func CheckScript(path string) error {
+	info, err := statReadable(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", path)
+	}
+	if err != nil {
+		return fail(ExitNoInput, fmt.Errorf("read the script: %w", err))
+	}
+	return nil
+}
+
 // runCommand runs the user's command on the host beside the cluster.
 func (r *run) runCommand(ctx context.Context) (int, error) {
-	bin, err := r.makeBin()
+	tools, err := r.makeTools()
 	if err != nil {
-		return 0, fail(ExitNoSpace, err)
+		return 0, err
 	}
+	replace, err := r.ksiEnv(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return tools.run(ctx, r.Options, replace, r.setKeeper)
+}
+
+// tools are what programs beside a cluster reach it by.
+type tools struct{ kubeconfig, cache, bin string }
+
+// makeTools makes kubectl and helm to be found.
+func (r *run) makeTools() (tools, error) {
+	t := tools{
+		kubeconfig: r.kubeconfigPath(),
+		// kubectl and helm keep what they learn of a server in the home
+		// directory otherwise, by an address that is another one each time.
+		cache: filepath.Join(r.scratch.Path, "tmp", "kubectl"),
+		bin:   filepath.Join(r.private.Path, "bin"),
+	}
+	return t, fail(ExitNoSpace, programs.LinkTools(t.bin))
+}
+
+// env is what the tools need in the environment.
+func (t tools) env(getenv func(string) string) map[string]string {
+	return map[string]string{
+		"KUBECONFIG": t.kubeconfig, "KUBECACHEDIR": t.cache,
+		"PATH": t.bin + string(os.PathListSeparator) + getenv("PATH"),
+	}
+}
+
+// run runs the command of the options beside a cluster until it or ctx ends.
+// Its keeper is made known.
+func (t tools) run(ctx context.Context, options Options, more map[string]string, started func(*keeper)) (int, error) {
 	// The tools come first in the command's PATH, and in ours while looking.
-	name := r.Spec.Command[0]
-	path, err := lookPath(name, bin)
+	name := options.Spec.Command[0]
+	path, err := lookPath(name, t.bin)
 	if err != nil {
 		path, err = exec.LookPath(name)
 	}
 	if err != nil {
 		return 0, fail(ExitNoInput, fmt.Errorf("run the command: %w", err))
 	}
-	env := commandEnv(os.Environ(), map[string]string{
-		"KUBECONFIG": r.kubeconfigPath(),
-		// kubectl and helm keep what they learn of a server in the home
-		// directory otherwise, by an address that is another one each time.
-		"KUBECACHEDIR": filepath.Join(r.scratch.Path, "tmp", "kubectl"),
-		"PATH":         bin + string(os.PathListSeparator) + r.Getenv("PATH"),
-	})
-	kept, err := startKeeper(keeperConfig{Path: path, Args: r.Spec.Command}, env, r.Stdin, r.Stdout, r.Stderr)
+	env := commandEnv(commandEnv(os.Environ(), more), t.env(options.Getenv))
+	kept, err := startKeeper(keeperConfig{Path: path, Args: options.Spec.Command}, env, options.Stdin, options.Stdout, options.Stderr)
 	if err != nil {
 		return 0, fail(ExitInternal, err)
 	}
-	r.setKeeper(kept)
+	started(kept)
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
 	for {
@@ -77,29 +113,6 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 	}
 }
 
-// makeBin makes a directory with nothing but the tools: the other programs in
-// libexec are none of the user's business.
-func (r *run) makeBin() (string, error) {
-	bin := filepath.Join(r.private.Path, "bin")
-	if err := os.Mkdir(bin, 0o700); err != nil {
-		return "", fmt.Errorf("make directory of tools: %w", err)
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return "", fmt.Errorf("find berth's own file: %w", err)
-	}
-	links := map[string]string{"berth": self}
-	for _, tool := range tools {
-		links[tool] = filepath.Join(r.plan.Paths.Libexec, tool)
-	}
-	for name, target := range links {
-		if err := os.Symlink(target, filepath.Join(bin, name)); err != nil {
-			return "", fmt.Errorf("make directory of tools: %w", err)
-		}
-	}
-	return bin, nil
-}
-
 // lookPath finds one of the tools in bin.
 func lookPath(name, bin string) (string, error) {
 	if strings.Contains(name, "/") {
@@ -110,12 +123,13 @@ func lookPath(name, bin string) (string, error) {
 	return path, err
 }
 
-// commandEnv is env with some variables replaced.
+// commandEnv is env with some variables replaced, and without those by which a
+// program would take itself for the task that srun has started.
 func commandEnv(env []string, replace map[string]string) []string {
 	var all []string
 	for _, entry := range env {
 		name, _, _ := strings.Cut(entry, "=")
-		if _, replaced := replace[name]; !replaced {
+		if _, replaced := replace[name]; !replaced && !strings.HasPrefix(name, "PMI_") {
 			all = append(all, entry)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +21,8 @@ const (
 	// does not cure.
 	maxRestarts   = 3
 	restartWindow = 5 * time.Minute
+	// goPanic is the exit code of a Go program that crashed.
+	goPanic = 2
 	// hungAfter is how long a role may miss its heartbeats. On a node that
 	// swaps or is overcommitted they can be seconds late.
 	hungAfter = 20 * time.Second
@@ -51,6 +54,8 @@ type role struct {
 	start func(r *role, files []*os.File) error
 	// kill ends it with a signal that nothing withstands.
 	kill func(r *role)
+	// release lets go what is kept for its next life; nil for nothing.
+	release func()
 	// resume continues it where a signal had stopped it, and tells whether
 	// one had. It is nil for roles that the sandbox watches itself.
 	resume func() bool
@@ -64,6 +69,9 @@ type role struct {
 	life      int
 	lastAlive time.Time
 	fatal     string
+	// counts are what the role said last that it has counted, and counted what
+	// its earlier lives had.
+	counts, counted map[string]uint64
 }
 
 // crew is the set of roles of one run. The first role that cannot go on
@@ -103,6 +111,8 @@ func (c *crew) add(r *role) error {
 // launch starts a role for the first time or again; mu is held.
 func (c *crew) launch(r *role) error {
 	r.life++
+	r.counted = sumCounts(r.counted, r.counts)
+	r.counts = nil
 	r.fatal = ""
 	r.lastAlive = c.now()
 	files := r.listeners
@@ -133,6 +143,9 @@ func (c *crew) listen(r *role, life int, reader *os.File) {
 			return
 		}
 		r.lastAlive = c.now()
+		if event.Counts != nil {
+			r.counts = event.Counts
+		}
 		switch event.Event {
 		case notify.KindPhase:
 			c.report(r.name + "/" + event.Name)
@@ -179,6 +192,8 @@ func (c *crew) ended(name string, status sandbox.Status) {
 	what := "ended: " + status.String()
 	if r.fatal != "" {
 		what = "failed: " + r.fatal
+	} else if cause := crash(r.log); status.Code == goPanic && cause != "" {
+		what += ": " + cause
 	}
 	now := c.now()
 	r.restarts = slices.DeleteFunc(r.restarts, func(at time.Time) bool { return now.Sub(at) > restartWindow })
@@ -199,7 +214,13 @@ func (c *crew) ended(name string, status sandbox.Status) {
 }
 
 func (c *crew) lose(r *role, what string) {
-	c.giveUp(fail(ExitInternal, &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines), kept: c.keepLogs}))
+	err := &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines), kept: c.keepLogs}
+	if strings.Contains(what+strings.Join(err.lines, ""), noWatchers) {
+		// There were enough when the node was begun, and several begin at once.
+		c.giveUp(fail(ExitUnavailable, fmt.Errorf("%w\n%s", err, moreWatchers)))
+		return
+	}
+	c.giveUp(fail(ExitInternal, err))
 }
 
 // failed is called when a role's process could not be started.
@@ -309,6 +330,9 @@ func (c *crew) endOutside() {
 	for _, r := range c.roles {
 		if r.outside {
 			r.kill(r)
+			if r.release != nil {
+				r.release()
+			}
 		}
 	}
 	c.mu.Unlock()

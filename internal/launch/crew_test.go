@@ -106,6 +106,31 @@ func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
 	}
 }
 
+func TestWantOfInotifyIsNoFaultOfARole(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "containerd"})
+	if err := os.WriteFile(r.log, []byte("failed to create fsnotify watcher: too many open files\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.ended("containerd", sandbox.Status{Code: 1})
+	if code := ExitCode(s.lost); code != ExitUnavailable || !strings.Contains(s.lost.Error(), "fs.inotify.max_user_instances") {
+		t.Errorf("%v with exit code %d, want %d and the remedy", s.lost, code, ExitUnavailable)
+	}
+}
+
+func TestCauseOfACrashIsSaid(t *testing.T) {
+	s := newStage(t)
+	r := s.play(t, &role{name: "node"})
+	stacks := strings.Repeat("main.go:1\n", 2*tailBytes/10)
+	if err := os.WriteFile(r.log, []byte("fine\npanic: no such thing\n\ngoroutine 1 [running]:\n"+stacks), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s.ended("node", sandbox.Status{Code: 2})
+	if s.lost == nil || !strings.Contains(s.lost.Error(), "exit code 2: panic: no such thing") {
+		t.Errorf("the run was given up with %v", s.lost)
+	}
+}
+
 func TestRoleKilledWhileComingUpIsStartedAgain(t *testing.T) {
 	s := newStage(t)
 	s.play(t, &role{name: "control"})

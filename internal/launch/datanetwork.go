@@ -15,6 +15,10 @@ import (
 	"berth.dev/berth/internal/rendezvous"
 )
 
+// numSwitchPorts is how many ports a Switch takes connections at: a host has
+// 28,000 ports of its own for connections to each, and keeps them for a minute.
+const numSwitchPorts = 2
+
 // maxQueues is how many cores of a node carry packets between nodes.
 const maxQueues = 4
 
@@ -25,20 +29,23 @@ type dataNetwork struct {
 	// packet of a pod's there; the zero values where none is named.
 	address netip.Addr
 	mtu     int
+	// fast: the host has a Switch, which makes connections of pods.
+	fast bool
 }
 
-// findDataNetwork looks at the interface that the user names, if any.
-func findDataNetwork(name string, ports rendezvous.PortRange) (dataNetwork, error) {
-	if name == "" {
-		return dataNetwork{ports: ports}, nil
+// use takes the interface that the user names, if any. Where all nodes are on
+// one host they keep to the loopback.
+func (d *dataNetwork) use(name string) error {
+	if name == "" || d.address.IsLoopback() {
+		return nil
 	}
 	link, err := net.InterfaceByName(name)
 	if err != nil {
-		return dataNetwork{}, fmt.Errorf("find interface %s: %w; see with `ip -brief address` which there are", name, err)
+		return fmt.Errorf("find interface %s: %w; see with `ip -brief address` which there are", name, err)
 	}
 	addresses, err := link.Addrs()
 	if err != nil {
-		return dataNetwork{}, fmt.Errorf("list the addresses of interface %s: %w", name, err)
+		return fmt.Errorf("list the addresses of interface %s: %w", name, err)
 	}
 	for _, address := range addresses {
 		prefix, err := netip.ParsePrefix(address.String())
@@ -46,13 +53,13 @@ func findDataNetwork(name string, ports rendezvous.PortRange) (dataNetwork, erro
 			continue
 		}
 		// A neighbour's: one's own leads through the loopback.
-		mtu, err := overlay.MTU([]netip.Addr{prefix.Addr().Next()})
-		if err != nil {
-			return dataNetwork{}, fmt.Errorf("use interface %s: %w", name, err)
+		if d.mtu, err = overlay.MTU([]netip.Addr{prefix.Addr().Next()}); err != nil {
+			return fmt.Errorf("use interface %s: %w", name, err)
 		}
-		return dataNetwork{ports: ports, address: prefix.Addr(), mtu: mtu}, nil
+		d.address = prefix.Addr()
+		return nil
 	}
-	return dataNetwork{}, fmt.Errorf("use interface %s: it has no address that other nodes could reach", name)
+	return fmt.Errorf("use interface %s: it has no address that other nodes could reach", name)
 }
 
 // sockets are a host's ends of the network between the nodes: one for packets
@@ -61,13 +68,16 @@ func findDataNetwork(name string, ports rendezvous.PortRange) (dataNetwork, erro
 type sockets struct {
 	packets []*os.File
 	streams *os.File
-	ports   hostPorts
+	// switches take connections for pods; none where the host has no Switch.
+	switches []*os.File
+	ports    hostPorts
 }
 
 // hostPorts are those of the sockets on this host.
 type hostPorts struct {
-	Packets []uint16
-	Streams uint16
+	Packets  []uint16
+	Streams  uint16
+	Switches []uint16
 }
 
 // open makes the sockets, in the family of the addresses at which the others
@@ -99,8 +109,33 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error)
 		return s, fmt.Errorf("listen for other nodes: %w", err)
 	}
 	s.ports.Streams = uint16(listener.Addr().(*net.TCPAddr).Port)
-	s.streams, err = hold(listener)
-	return s, err
+	if s.streams, err = hold(listener); err != nil || !d.fast {
+		return s, err
+	}
+	return s, s.openSwitches(bind, d.ports)
+}
+
+// openSwitches makes the listeners of a Switch, which knows IPv4 alone.
+func (s *sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) error {
+	if bind.IsUnspecified() {
+		bind = netip.IPv4Unspecified()
+	}
+	if !bind.Is4() {
+		return nil
+	}
+	for range numSwitchPorts {
+		listener, err := listenTCP(bind, ports)
+		if err != nil {
+			return fmt.Errorf("listen for connections of pods: %w", err)
+		}
+		s.ports.Switches = append(s.ports.Switches, uint16(listener.Addr().(*net.TCPAddr).Port))
+		held, err := hold(listener)
+		if err != nil {
+			return err
+		}
+		s.switches = append(s.switches, held)
+	}
+	return nil
 }
 
 // hold keeps a descriptor that another process serves out of Go's poller, which
@@ -117,7 +152,7 @@ func hold(original interface {
 func (s sockets) files() []*os.File { return append(slices.Clone(s.packets), s.streams) }
 
 func (s sockets) close() {
-	for _, file := range s.files() {
+	for _, file := range append(s.files(), s.switches...) {
 		if file != nil {
 			file.Close()
 		}
@@ -132,6 +167,15 @@ func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
 		node.Endpoints = append(node.Endpoints, netip.AddrPortFrom(host, port))
 	}
 	return node
+}
+
+// switchesAt are where the Switch of a host takes connections.
+func (p hostPorts) switchesAt(host netip.Addr) []netip.AddrPort {
+	var all []netip.AddrPort
+	for _, port := range p.Switches {
+		all = append(all, netip.AddrPortFrom(host, port))
+	}
+	return all
 }
 
 func hostOf(address net.Addr) netip.Addr {

@@ -17,8 +17,14 @@ func (r *run) takeDown() error {
 	}
 	r.down = true
 	start := time.Now()
+	if r.standing != nil {
+		r.standing.Close()
+	}
 	r.crew.dismiss()
-	if !r.team.awaited() {
+	switch {
+	case r.deposed.Load():
+		r.team.drop()
+	case !r.team.awaited():
 		r.team.leave("the run has ended")
 	}
 	r.siblings.end()
@@ -26,8 +32,14 @@ func (r *run) takeDown() error {
 		// The command's leftovers may take a moment; the cluster goes meanwhile.
 		kept.end(orphanGrace)
 	}
+	if r.metrics != nil {
+		r.metrics.Close()
+	}
 	if r.apiDoor != nil {
 		r.apiDoor.Close()
+	}
+	for _, d := range r.doors {
+		d.listener.Close()
 	}
 	if r.identities.key != nil {
 		r.identities.key.Close()
@@ -37,6 +49,7 @@ func (r *run) takeDown() error {
 		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
 		<-r.watching
 		r.crew.endOutside()
+		r.switching.close()
 		if kept := r.getKeeper(); kept != nil {
 			kept.wait()
 		}
@@ -48,7 +61,7 @@ func (r *run) takeDown() error {
 			}
 		}
 	}
-	err = errors.Join(err, r.removeCgroup())
+	err = errors.Join(err, r.removeCgroup(), r.keeping.close())
 	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 		if dir != nil {
 			dir.Lock.Close()

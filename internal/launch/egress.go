@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"syscall"
 
@@ -33,37 +34,58 @@ const NetArg = "net-role"
 const (
 	netNotifyFD = 3
 	netConfigFD = 4
-	netTUNFD    = 5
-	// netMeshFD is the first queue of the mesh; the others follow, as many
-	// sockets for packets, and one for streams.
-	netMeshFD = 6
+	// netTUNFD is that of the egress. In this order follow: the queues of the
+	// mesh, as many sockets for packets, and one for streams; the published
+	// ports; what a Switch is made of.
+	netTUNFD = 5
 )
 
 // netConfig is what the net role is told.
 type netConfig struct {
 	Gateway netip.Addr
 	Cluster []netip.Prefix
-	MTU     int
-	Debug   bool
+	// Refuse are what the user wants pods not to reach.
+	Refuse []netip.Prefix
+	MTU    int
+	Debug  bool
 	// Queues is how many queues the mesh has; 0 where there is one node.
 	Queues int
 	Mesh   mesh
+	// Published are where the ports of the host lead that are open.
+	Published []netip.AddrPort
+	// Switch is nil where there is none.
+	Switch *switchConfig
 }
 
 // netRole is the process in the host's network namespace that carries packets
 // between pods and the outside world.
-func netRole(plan cluster.Plan, box *sandbox.Sandbox, t *team, c *crew) (*role, error) {
+func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team, doors []door, s *switching, c *crew) (*role, error) {
 	config := netConfig{
 		Gateway: plan.Addresses.Gateway,
-		Cluster: []netip.Prefix{plan.Addresses.Pods, plan.Addresses.Services, plan.Addresses.Nodes},
+		Cluster: plan.Addresses.Ranges(),
 		MTU:     cluster.LocalMTU,
 		Debug:   plan.Verbosity > 2,
 		Queues:  len(box.Mesh),
+	}
+	for _, refused := range spec.Network.Refuse {
+		prefix, err := netip.ParsePrefix(refused)
+		if err != nil {
+			return nil, fail(ExitUsage, err)
+		}
+		config.Refuse = append(config.Refuse, prefix.Masked())
 	}
 	passed := append([]*os.File{box.TUN}, box.Mesh...)
 	if t != nil {
 		config.Mesh = t.mesh
 		passed = append(passed, t.sockets.files()...)
+	}
+	for _, d := range doors {
+		config.Published = append(config.Published, netip.AddrPortFrom(plan.Addresses.Node, d.Node))
+		passed = append(passed, d.listener)
+	}
+	if s != nil {
+		config.Switch = &s.config
+		passed = append(passed, s.netFiles()...)
 	}
 	var process *os.Process
 	return &role{
@@ -97,12 +119,14 @@ func netRole(plan cluster.Plan, box *sandbox.Sandbox, t *team, c *crew) (*role, 
 			process = command.Process
 			c.group.Go(func() {
 				_ = command.Wait()
+				c.awaitKeepers()
 				c.ended(r.name, processStatus(command.ProcessState))
 			})
 			return nil
 		},
-		kill:   func(*role) { _ = process.Kill() },
-		resume: func() bool { return linux.Resume(process.Pid) },
+		kill:    func(*role) { _ = process.Kill() },
+		release: s.release,
+		resume:  func() bool { return linux.Resume(process.Pid) },
 	}, nil
 }
 
@@ -150,21 +174,36 @@ func runNet(notifier *notify.Notifier) error {
 	}
 	config := egress.Default()
 	config.Gateway, config.Cluster, config.MTU = told.Gateway, told.Cluster, told.MTU
-	config.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
-	tun, err := passedFile(netTUNFD)
+	config.Refuse = append(config.Refuse, told.Refuse...)
+	config.Log = slog.New(&noticing{Handler: slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}), notifier: notifier})
+	in := inherited{next: netTUNFD}
+	tun, err := in.file()
 	if err != nil {
 		return err
 	}
-	between, err := openMesh(told, slog.New(&noticing{Handler: config.Log.Handler(), notifier: notifier}))
+	between, err := openMesh(told, &in, config.Log)
 	if err != nil {
 		return err
 	}
+	if config.Publish, err = openDoors(told, &in); err != nil {
+		return err
+	}
+	sockets, err := openSwitch(told, &in, config.Log)
+	if err != nil {
+		return err
+	}
+	config.Counters = &egress.Counters{}
+	notifier.Counts = func() map[string]uint64 { return netCounts(config.Counters, between, sockets) }
 	go notifier.Alive(ctx, nil)
 	notifier.Ready()
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + overlay.Threads(told.Queues))
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() error { return egress.Run(groupCtx, tun, config) })
 	if between != nil {
 		group.Go(func() error { return between.Run(groupCtx) })
+	}
+	if sockets != nil {
+		group.Go(func() error { return sockets.run(groupCtx) })
 	}
 	err = group.Wait()
 	if ctx.Err() != nil {
@@ -174,39 +213,49 @@ func runNet(notifier *notify.Notifier) error {
 }
 
 // openMesh prepares the network between the nodes; nil where there is one.
-func openMesh(told netConfig, log *slog.Logger) (*overlay.Overlay, error) {
+func openMesh(told netConfig, in *inherited, log *slog.Logger) (*overlay.Overlay, error) {
 	if told.Queues == 0 {
 		return nil, nil
 	}
 	config := overlay.Config{Key: told.Mesh.Key, Carrier: told.Mesh.Carrier, Nodes: told.Mesh.Nodes, Self: told.Mesh.Self, Log: log}
-	for i := range told.Queues {
-		queue, err := passedFile(netMeshFD + i)
+	for range told.Queues {
+		queue, err := in.file()
 		if err != nil {
 			return nil, err
 		}
-		socket, err := passedFile(netMeshFD + told.Queues + i)
-		if err != nil {
-			return nil, err
-		}
-		conn, err := net.FilePacketConn(socket)
-		socket.Close()
+		config.Queues = append(config.Queues, queue)
+	}
+	for range told.Queues {
+		conn, err := passedAs(in, net.FilePacketConn)
 		if err != nil {
 			return nil, fmt.Errorf("use a socket between the nodes: %w", err)
 		}
-		config.Queues = append(config.Queues, queue)
 		config.Conns = append(config.Conns, conn.(*net.UDPConn))
 	}
-	streams, err := passedFile(netMeshFD + 2*told.Queues)
-	if err != nil {
-		return nil, err
-	}
-	listener, err := net.FileListener(streams)
-	streams.Close()
+	listener, err := passedAs(in, net.FileListener)
 	if err != nil {
 		return nil, fmt.Errorf("use a socket between the nodes: %w", err)
 	}
 	config.Listener = listener.(*net.TCPListener)
 	return overlay.New(config)
+}
+
+// inherited are the descriptors that the supervisor passed on, in order.
+type inherited struct{ next int }
+
+func (i *inherited) file() (*os.File, error) {
+	i.next++
+	return passedFile(i.next - 1)
+}
+
+// passedAs makes a socket of the next descriptor.
+func passedAs[T any](in *inherited, use func(*os.File) (T, error)) (none T, err error) {
+	file, err := in.file()
+	if err != nil {
+		return none, err
+	}
+	defer file.Close()
+	return use(file)
 }
 
 // passedFile is a descriptor that the supervisor passed on, for Go's poller.

@@ -3,6 +3,7 @@ package launch
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -12,7 +13,6 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/overlay"
 	"berth.dev/berth/internal/rendezvous"
-	"berth.dev/berth/internal/sandbox"
 )
 
 // turnAwayLimit is how long a head that has failed waits for nodes to tell.
@@ -25,13 +25,11 @@ func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	ctx, cancel := t.waiting(ctx)
 	defer cancel()
 	others := t.config.Nodes[1:]
-	if err := t.listener.Await(ctx, others); err != nil {
+	if err := t.takeIn(ctx, others); err != nil {
 		return nil, fail(ExitUnavailable, err)
 	}
-	for range others {
-		if err := t.accept(ctx); err != nil {
-			return nil, fail(ExitUnavailable, err)
-		}
+	if t.folder != nil {
+		_ = t.folder.Clear()
 	}
 	slices.SortFunc(t.workers, func(a, b *worker) int {
 		return cmp.Compare(slices.Index(others, a.name), slices.Index(others, b.name))
@@ -50,32 +48,131 @@ func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	return offers, fail(ExitUnavailable, err)
 }
 
-// accept takes in one node.
-func (t *team) accept(ctx context.Context) error {
-	peer, err := t.listener.Accept(ctx)
-	if err != nil {
+// takeIn waits until all the others are there and have said what they bring.
+// There is nothing to wait for when one says that it cannot take part, or goes
+// again.
+func (t *team) takeIn(ctx context.Context, others []string) error {
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	arrived := make(chan struct{})
+	go func() {
+		for {
+			peer, err := t.listener.Accept(ctx)
+			if err != nil {
+				return
+			}
+			go func() {
+				if err := t.hearOf(ctx, peer, arrived); err != nil {
+					giveUp(err)
+				}
+			}()
+		}
+	}()
+	if err := t.listener.Await(ctx, others); err != nil {
+		if gone := context.Cause(ctx); errors.As(gone, new(*goneError)) {
+			return gone
+		}
 		return err
 	}
+	for range others {
+		select {
+		case <-arrived:
+		case <-ctx.Done():
+			return fmt.Errorf("hear of the other nodes: %w", context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// goneError says that a node will not be there, and why.
+type goneError struct {
+	node  string
+	cause error
+}
+
+func (e *goneError) Error() string {
+	var closed *rendezvous.ClosedError
+	if errors.As(e.cause, &closed) {
+		return fmt.Sprintf("node %s cannot take part: %s", e.node, closed.Reason)
+	}
+	return e.cause.Error()
+}
+
+func (e *goneError) Unwrap() error { return e.cause }
+
+// hearOf takes in what one node says, and returns when it goes again or all have
+// come. A connection that breaks before a word was said is no news: the node
+// makes another one.
+func (t *team) hearOf(ctx context.Context, peer *rendezvous.Peer, arrived chan<- struct{}) error {
 	w := &worker{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
 	t.mu.Lock()
 	t.workers = append(t.workers, w)
 	t.mu.Unlock()
 	if err := peer.Receive(ctx, &w.hello); err != nil {
-		return err
+		t.mu.Lock()
+		t.workers = slices.DeleteFunc(t.workers, func(other *worker) bool { return other == w })
+		t.mu.Unlock()
+		if errors.As(err, new(*rendezvous.LostError)) || ctx.Err() != nil {
+			return nil
+		}
+		return &goneError{w.name, err}
 	}
 	if w.hello.Version != cluster.Version() {
 		return fmt.Errorf("node %s has berth %s, this node %s: use the same one on all nodes", w.name, w.hello.Version, cluster.Version())
 	}
-	return nil
+	select {
+	case arrived <- struct{}{}:
+	case <-ctx.Done():
+		return nil
+	}
+	select {
+	case <-peer.Done():
+		return &goneError{w.name, peer.Err()}
+	case <-ctx.Done():
+		return nil
+	}
+}
+
+// decline lets the other nodes know of a run that has failed before they could
+// know: the head tells those that come, any other tells the head. It returns
+// the run's result.
+func (t *team) decline(ctx context.Context, code int, why error) (int, error) {
+	switch {
+	case why == nil || !t.awaited():
+		return code, why
+	case t.leads():
+		t.turnAway(why)
+		return code, why
+	}
+	defer t.leave(why.Error())
+	return t.excuse(ctx, why)
+}
+
+// excuse tells the head why this node cannot take part, so that nobody waits
+// for it. The head, when it knows, says it to the user.
+func (t *team) excuse(ctx context.Context, why error) (int, error) {
+	ctx, cancel := t.waiting(ctx)
+	defer cancel()
+	head, err := t.findHead(ctx)
+	if err != nil {
+		return 0, why
+	}
+	return farewell(head, why)
+}
+
+// farewell ends the connection to the head, which says why to the user where it
+// hears it, so that it is said once.
+func farewell(head *rendezvous.Peer, why error) (int, error) {
+	if head.Close(why.Error()) {
+		return ExitCode(why), nil
+	}
+	return 0, why
 }
 
 // turnAway tells the nodes that come that there will be no cluster; they would
 // look for their head in vain otherwise. It waits a little for those that do
 // not.
 func (t *team) turnAway(why error) {
-	if why == nil || !t.awaited() {
-		return
-	}
 	ctx, cancel := context.WithTimeout(context.Background(), turnAwayLimit)
 	defer cancel()
 	if t.listener == nil {
@@ -96,9 +193,9 @@ func (t *team) turnAway(why error) {
 	t.leave(why.Error())
 }
 
-// awaited tells whether the other nodes do not know yet what they are to be,
-// and wait for this one's word.
-func (t *team) awaited() bool { return t != nil && t.leads() && !t.told }
+// awaited tells whether the others wait for this node's word: that of the head,
+// what they are to be; that of another node, what it brings.
+func (t *team) awaited() bool { return t != nil && !t.told }
 
 // address is where packets for the node's pods go.
 func (w *worker) address() netip.Addr {
@@ -110,7 +207,7 @@ func (w *worker) address() netip.Addr {
 
 // handOver makes the network between the nodes and tells every other node what
 // it is to be.
-func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[string]sandbox.File, archives []archive) error {
+func (t *team) handOver(ctx context.Context, plans []cluster.Plan, keys identities, archives []archive) error {
 	t.told = true
 	var source archiveSource
 	if len(archives) > 0 {
@@ -125,17 +222,17 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 		return err
 	}
 	nodes := make([]overlay.Node, len(plans))
+	switches := make([][]netip.AddrPort, len(plans))
 	for i, member := range plans[0].Members {
-		nodes[i] = overlay.Node{
-			Name:     member.Name,
-			Prefixes: []netip.Prefix{member.Pods, netip.PrefixFrom(member.Address, member.Address.BitLen())},
-		}
+		nodes[i] = overlay.Node{Name: member.Name, Prefixes: member.Prefixes}
 		if i > 0 {
-			nodes[i] = t.workers[i-1].hello.Ports.at(t.workers[i-1].address(), nodes[i])
+			w := t.workers[i-1]
+			nodes[i], switches[i] = w.hello.Ports.at(w.address(), nodes[i]), w.hello.Ports.switchesAt(w.address())
 		}
 	}
-	t.mesh = mesh{Key: key, Carrier: t.carrier, Nodes: nodes}
+	t.mesh = mesh{Key: key, Carrier: t.carrier, Nodes: nodes, Switches: switches}
 	for i, w := range t.workers {
+		w.node = plans[i+1].Node.Name
 		own := t.data.address
 		if !own.IsValid() {
 			// Each reaches the head at the address that it has connected to.
@@ -143,10 +240,17 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, files []map[s
 		}
 		theirs := append([]overlay.Node(nil), nodes...)
 		theirs[0] = t.sockets.ports.at(own, theirs[0])
+		theirSwitches := slices.Clone(switches)
+		theirSwitches[0] = t.sockets.ports.switchesAt(own)
+		var mayLead []byte
+		if t.succession != nil {
+			mayLead = keys.owns[i+1]
+		}
 		err := w.peer.Send(ctx, welcome{
-			Version: cluster.Version(), Plan: plans[i+1], Files: files[i+1],
-			Mesh:     mesh{Key: key, Carrier: t.carrier, Nodes: theirs, Self: i + 1},
+			Version: cluster.Version(), Plan: plans[i+1], Files: keys.nodes[i+1],
+			Mesh:     mesh{Key: key, Carrier: t.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
 			Archives: archives, Source: source,
+			Succession: t.succession, Own: mayLead,
 		})
 		if err != nil {
 			return fail(ExitUnavailable, err)

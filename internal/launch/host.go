@@ -8,11 +8,14 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 
 	"github.com/vishvananda/netlink"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/devices"
 	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/programs"
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/sandbox"
 )
@@ -29,6 +32,9 @@ const (
 const (
 	headMemory   = 512 << 20
 	workerMemory = 320 << 20
+	// replicaMemory is that of a node with one control plane of several, whose
+	// controllers are a process of their own.
+	replicaMemory = 704 << 20
 )
 
 // memoryFilesShare is the part of the job's memory, as a divisor, that is kept
@@ -45,10 +51,16 @@ type host struct {
 	cpus    probe.CPUs
 	memory  probe.Memory
 	state   probe.Candidate
+	ipv6    cluster.Reach
 	libexec string
-	runID   string
+	// refusedIPv6 is why nftables takes no rules for IPv6 here, where there are
+	// to be such.
+	refusedIPv6 string
+	runID       string
 	// roles is the memory that berth itself needs here, in bytes.
 	roles uint64
+	// devices are what pods can request here.
+	devices devices.Found
 }
 
 // inspect finds out what the cluster has to work with, and refuses early what
@@ -76,12 +88,18 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		return host{}, fail(ExitConfig, fmt.Errorf("a node has %s of memory here (%s), a node needs at least %s: ask Slurm for more with --mem",
 			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(roles+smallPod)))
 	}
+	if spec.Network.IPFamily != cluster.IPv4Only {
+		h.ipv6 = reach(machine.IPv6())
+	}
 	var err error
 	if h.state, err = stateDir(machine, spec.StateDir); err != nil {
 		return host{}, err
 	}
 	if h.libexec, err = findLibexec(); err != nil {
 		return host{}, fail(ExitUnavailable, err)
+	}
+	if h.ipv6 == cluster.ToOutside || h.ipv6 == cluster.ToNodes && spec.Network.IPFamily == cluster.DualStack {
+		h.refusedIPv6 = probe.RefusedIPv6(ctx, filepath.Join(h.libexec, "nft"))
 	}
 	if h.name, err = os.Hostname(); err != nil {
 		return host{}, fmt.Errorf("find the host's name: %w", err)
@@ -94,11 +112,14 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 }
 
 // runID names this run: by its job step under Slurm, by its process otherwise.
-func runID(getenv func(string) string) string {
+func runID(getenv func(string) string) string { return runsOfStep(getenv) + strconv.Itoa(os.Getpid()) }
+
+// runsOfStep is how the names of all runs of this job step begin.
+func runsOfStep(getenv func(string) string) string {
 	if job := getenv("SLURM_JOB_ID"); job != "" {
-		return fmt.Sprintf("job-%s-%s-%d", job, getenv("SLURM_STEP_ID"), os.Getpid())
+		return "job-" + job + "-" + getenv("SLURM_STEP_ID") + "-"
 	}
-	return fmt.Sprintf("local-%d", os.Getpid())
+	return "local-"
 }
 
 func stateDir(machine *probe.Host, wanted string) (probe.Candidate, error) {
@@ -123,24 +144,34 @@ func stateDir(machine *probe.Host, wanted string) (probe.Candidate, error) {
 
 // findLibexec finds the programs that come with berth: beside bin/berth.
 func findLibexec() (string, error) {
-	self, err := os.Executable()
-	if err == nil {
-		self, err = filepath.EvalSymlinks(self)
-	}
+	libexec, err := programs.Dir()
 	if err != nil {
-		return "", fmt.Errorf("find berth's own file: %w", err)
+		return "", err
 	}
-	libexec := filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth")
 	if _, err := os.Stat(filepath.Join(libexec, "berth-kube")); err != nil {
 		return "", fmt.Errorf("find the programs that come with berth: %w; unpack the whole archive, bin/ and libexec/ side by side", err)
 	}
 	return libexec, nil
 }
 
-// usedPrefixes are the destinations that this host has routes for, and the
-// resolvers it asks.
-func usedPrefixes() ([]netip.Prefix, error) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+// reach is what the answers of the probe mean for a cluster.
+func reach(kernel bool, source netip.Addr) cluster.Reach {
+	switch {
+	case !kernel:
+		return cluster.Nowhere
+	case !source.IsValid():
+		return cluster.ToNodes
+	}
+	return cluster.ToOutside
+}
+
+// usedPrefixes are the destinations that this host has routes for.
+func usedPrefixes(ipv6 cluster.Reach) ([]netip.Prefix, error) {
+	family := netlink.FAMILY_V4
+	if ipv6 != cluster.Nowhere {
+		family = netlink.FAMILY_ALL
+	}
+	routes, err := netlink.RouteList(nil, family)
 	if err != nil {
 		return nil, fmt.Errorf("list the host's routes: %w", err)
 	}
@@ -159,8 +190,8 @@ func usedPrefixes() ([]netip.Prefix, error) {
 }
 
 // offer is what this node brings into a cluster.
-func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string) (cluster.Offer, error) {
-	used, err := usedPrefixes()
+func (h host) offer(spec cluster.Spec, scratch string, hostAPIPort uint16, labels map[string]string) (cluster.Offer, error) {
+	used, err := usedPrefixes(h.ipv6)
 	if err != nil {
 		return cluster.Offer{}, err
 	}
@@ -168,20 +199,23 @@ func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string
 		Host:  h.name,
 		RunID: h.runID,
 		Node: cluster.Node{
-			Name:                cluster.NodeName(h.name),
 			Labels:              labels,
 			CPUs:                h.cpus.Count,
 			MemoryBytes:         h.memory.Bytes,
 			ReservedMemoryBytes: h.reserved(),
 			MaxPods:             250,
+			Resources:           h.devices.Resources,
 		},
 		Paths: cluster.Paths{
 			Libexec: h.libexec, Run: runPath, Scratch: scratch,
 			Kubelet: kubeletPath, Cgroup: cgroupPath,
 		},
 		Used:        used,
+		IPv6:        h.ipv6,
+		RefusedIPv6: h.refusedIPv6,
 		OneUID:      h.ids.OneUID,
-		Snapshotter: h.snapshotter(),
+		SubIDs:      fmt.Sprint(h.ids.UIDs[1:], h.ids.GIDs[1:]),
+		Snapshotter: h.snapshotter(spec.Snapshotter),
 		HostAPIPort: hostAPIPort,
 	}, nil
 }
@@ -195,9 +229,13 @@ func (h host) reserved() uint64 {
 	return h.roles + h.memory.Bytes/memoryFilesShare
 }
 
-// snapshotter chooses how containers get their root file systems.
-func (h host) snapshotter() string {
-	if h.state.Overlay {
+// snapshotter chooses how containers get their root file systems, where the user
+// does not.
+func (h host) snapshotter(asked string) string {
+	switch {
+	case asked != "":
+		return asked
+	case h.state.Overlay:
 		return cluster.Overlay
 	}
 	return cluster.Native
@@ -251,29 +289,6 @@ func loopbackListener() (*os.File, uint16, error) {
 		return nil, 0, fmt.Errorf("listen for the API server on the host's loopback: %w", err)
 	}
 	return file, uint16(listener.Addr().(*net.TCPAddr).Port), nil
-}
-
-// memoryDir is where small files that must not reach a disk are kept on the
-// host: the user's kubeconfig.
-func memoryDir(getenv func(string) string) string {
-	for _, dir := range []string{getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
-		if dir == "" || !filepath.IsAbs(dir) {
-			continue
-		}
-		if info, err := os.Stat(dir); err == nil && info.IsDir() && writable(dir) {
-			return dir
-		}
-	}
-	return ""
-}
-
-func writable(dir string) bool {
-	file, err := os.CreateTemp(dir, ".berth-")
-	if err != nil {
-		return false
-	}
-	file.Close()
-	return os.Remove(file.Name()) == nil
 }
 
 // roleEnv is the environment of every role: nothing of the user's but extra.

@@ -19,25 +19,31 @@ type identities struct {
 	// kubeconfig reaches the API server from the head's host. It names the key
 	// by a path of this process: see userKubeconfig.
 	kubeconfig []byte
-	// own is the same with the key in it, for this process.
-	own []byte
+	// owns are the same with the key in it, for the processes of the nodes with
+	// a control plane, in the order of the plans; nil for other nodes.
+	owns [][]byte
 	// key keeps the user's key.
 	key *os.File
 }
 
 // makeIdentities makes every key of the cluster. Each component of each node
-// gets one of its own; only a node's kubelet may act as the node.
-func makeIdentities(plans []cluster.Plan) (identities, error) {
-	authority, err := pki.NewAuthority("kubernetes-ca")
+// gets one of its own; only a node's kubelet may act as the node. The context is
+// the name of that in the user's kubeconfig.
+func makeIdentities(plans []cluster.Plan, context string) (identities, error) {
+	shared, err := makeAuthorities()
 	if err != nil {
 		return identities{}, err
 	}
+	authority := shared.kubernetes
 	var made identities
 	for _, plan := range plans {
 		maker := &identityMaker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
 		maker.node()
-		if plan.Head() {
-			maker.head()
+		if plan.Control() {
+			maker.control(shared)
+		}
+		if plan.Control() && plan.Replicated() {
+			maker.replica(shared)
 		}
 		if maker.err != nil {
 			return identities{}, maker.err
@@ -48,11 +54,36 @@ func makeIdentities(plans []cluster.Plan) (identities, error) {
 	if err != nil {
 		return identities{}, err
 	}
-	server := plans[0].Addresses.HostAPIServerURL()
-	made.own = pki.Kubeconfig("berth", server, authority.Cert, pair)
-	made.kubeconfig, made.key, err = userKubeconfig(server, authority.Cert, pair)
+	made.owns = make([][]byte, len(plans))
+	for i, plan := range plans {
+		if plan.Control() {
+			made.owns[i] = pki.Kubeconfig("berth", plan.Addresses.HostAPIServerURL(), authority.Cert, pair)
+		}
+	}
+	made.kubeconfig, made.key, err = userKubeconfig(context, plans[0].Addresses.HostAPIServerURL(), authority.Cert, pair)
 	return made, err
 }
+
+// authorities sign what is in use on several nodes.
+type authorities struct {
+	kubernetes, frontProxy, etcd *pki.Authority
+	serviceTokens                []byte
+}
+
+func makeAuthorities() (made authorities, err error) {
+	for name, authority := range map[string]**pki.Authority{
+		"kubernetes-ca": &made.kubernetes, "front-proxy-ca": &made.frontProxy, "etcd-ca": &made.etcd,
+	} {
+		if *authority, err = pki.NewAuthority(name); err != nil {
+			return authorities{}, err
+		}
+	}
+	made.serviceTokens, err = pki.NewKey()
+	return made, err
+}
+
+// apiServerName is one that the certificate of every API server has.
+const apiServerName = "kubernetes.default.svc"
 
 // admin is the user of the cluster.
 var admin = pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
@@ -60,13 +91,13 @@ var admin = pki.Identity{CommonName: "berth:admin", Groups: []string{"system:mas
 // userKubeconfig is what the user's programs get. The key is not in the file,
 // which would outlive a run that is killed all at once, but in the memory of
 // this process, and its name is a path to there.
-func userKubeconfig(server string, authority []byte, pair pki.Pair) ([]byte, *os.File, error) {
+func userKubeconfig(context, server string, authority []byte, pair pki.Pair) ([]byte, *os.File, error) {
 	key, err := linux.MemoryFile("berth-key", pair.Key)
 	if err != nil {
 		return nil, nil, err
 	}
 	path := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), key.Fd())
-	return pki.KubeconfigWithKeyFile("berth", server, authority, pair.Cert, path), key, nil
+	return pki.KubeconfigWithKeyFile(context, server, authority, pair.Cert, path), key, nil
 }
 
 // identityMaker collects the files of one node, and the first error, after
@@ -92,32 +123,35 @@ func (m *identityMaker) node() {
 	m.client(cluster.UserProvisioner, pki.Identity{CommonName: "system:" + cluster.UserProvisioner})
 }
 
-// head makes what the control plane needs. The authority's key goes nowhere
+// control makes what a control plane needs. The authorities' keys go nowhere
 // else.
-func (m *identityMaker) head() {
+func (m *identityMaker) control(shared authorities) {
 	addresses := m.plan.Addresses
-	frontProxy, err := pki.NewAuthority("front-proxy-ca")
-	if m.note(err); err != nil {
-		return
-	}
-	serviceTokens, err := pki.NewKey()
-	m.note(err)
-	m.write(m.plan.Paths.PKI(cluster.ServiceTokens+".key"), serviceTokens)
+	m.write(m.plan.Paths.PKI(cluster.ServiceTokens+".key"), shared.serviceTokens)
 	m.pair(cluster.CA, m.authority.Pair)
-	m.pair(cluster.FrontProxyCA, frontProxy.Pair)
-	m.issue(frontProxy, cluster.FrontProxy, pki.Identity{CommonName: "front-proxy-client"})
+	m.pair(cluster.FrontProxyCA, shared.frontProxy.Pair)
+	m.issue(shared.frontProxy, cluster.FrontProxy, pki.Identity{CommonName: "front-proxy-client"})
 	m.issue(m.authority, cluster.APIServer, pki.Identity{
 		CommonName: "kube-apiserver",
 		Names: []string{
-			"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc",
+			"localhost", "kubernetes", "kubernetes.default", apiServerName,
 			"kubernetes.default.svc.cluster.local", m.plan.Node.Name,
 		},
-		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.APIServer},
+		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.Node},
 	})
 	m.issue(m.authority, cluster.APIKubelet, pki.Identity{CommonName: "kube-apiserver-kubelet-client", Groups: []string{"system:masters"}})
 	m.client(cluster.UserControllerManager, pki.Identity{CommonName: "system:kube-controller-manager"})
 	m.client(cluster.UserScheduler, pki.Identity{CommonName: "system:kube-scheduler"})
 	m.client(cluster.UserAdmin, admin)
+}
+
+// replica makes what a member of etcd needs to talk to the others. Nobody but
+// the members has a certificate of that authority.
+func (m *identityMaker) replica(shared authorities) {
+	m.write(m.plan.Paths.PKI(cluster.EtcdCA+".crt"), shared.etcd.Cert)
+	m.issue(shared.etcd, cluster.EtcdPeer, pki.Identity{
+		CommonName: m.plan.Node.Name, Addresses: []netip.Addr{m.plan.Addresses.Node},
+	})
 }
 
 func (m *identityMaker) note(err error) {

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/slurm"
 )
 
 // lookLimit is how long an idle task looks for the acting one, which slurmd
@@ -26,8 +27,12 @@ const lookLimit = 5 * time.Second
 //
 // Slurm sends its signals to every task, so a signal ends the idle ones too,
 // with the same code.
-func idle(ctx context.Context, getenv func(string) string) error {
-	own, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
+func idle(ctx context.Context, job slurm.Job, options Options) error {
+	if usePMI(ctx, job, options) {
+		// Whether it works shows in the task that acts.
+		_, _ = exchangeKeys(ctx, job, options.Getenv)
+	}
+	own, err := strconv.Atoi(options.Getenv("SLURM_TASK_PID"))
 	if err != nil {
 		return nil
 	}

@@ -21,21 +21,29 @@ type imported struct {
 	Error   string `json:"error"`
 }
 
-// importImages brings the archives into containerd. It ends before any object
-// is applied: a pod that is earlier than its image would be sent to a registry,
-// and wait out a back-off after that has failed.
+// importImages brings the run's archives into containerd. It ends before any
+// object is applied: a pod that is earlier than its image would be sent to a
+// registry, and wait out a back-off after that has failed.
 func (r *run) importImages(ctx context.Context) error {
 	if len(r.archives) == 0 {
 		return nil
 	}
+	return r.importArchives(ctx, r.archives, r.source)
+}
+
+// importArchives brings archives into containerd. On a node that is not the head,
+// those that it does not see come from source.
+func (r *run) importArchives(ctx context.Context, archives []archive, source archiveSource) error {
+	r.importing.Lock() // the program has one log, and the copies one place
+	defer r.importing.Unlock()
 	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
 	if !r.Spec.NoPull { // else the mirror is all that is asked
 		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
 	}
 	copies := filepath.Join(r.scratch.Path, "tmp", "archives")
 	defer os.RemoveAll(copies)
-	for i, a := range r.archives {
-		path, err := r.readable(ctx, i, a, copies)
+	for i, a := range archives {
+		path, err := r.readable(ctx, i, a, source, copies)
 		if err != nil {
 			return err
 		}
@@ -87,15 +95,15 @@ func (r *run) importImages(ctx context.Context) error {
 
 // readable returns the path of an archive on this node, which is a copy where
 // the head's file is not to be seen here.
-func (r *run) readable(ctx context.Context, i int, a archive, copies string) (string, error) {
-	if r.team.leads() || a.here() {
+func (r *run) readable(ctx context.Context, i int, a archive, source archiveSource, copies string) (string, error) {
+	if source.Port == 0 || a.here() {
 		return a.Path, nil
 	}
 	dir := filepath.Join(copies, strconv.Itoa(i))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))
 	}
-	path, err := r.source.fetch(ctx, hostOf(r.team.head().RemoteAddr()), i, a, dir)
+	path, err := source.fetch(ctx, hostOf(r.team.head().RemoteAddr()), i, a, dir)
 	if err == nil {
 		return path, nil
 	}

@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"berth.dev/berth/internal/workload"
 )
 
 const (
@@ -34,6 +37,8 @@ func (i *interrupted) Error() string {
 	return fmt.Sprintf("ended by signal %d (%s)", int(i.signal), i.signal)
 }
 
+func (i *interrupted) notice() string { return fmt.Sprintf("signal %d (%s)", int(i.signal), i.signal) }
+
 // Interrupted is the cause of a run that a signal ended: the exit code is that
 // of a shell.
 func Interrupted(signal syscall.Signal) error {
@@ -44,9 +49,11 @@ func Interrupted(signal syscall.Signal) error {
 type ending struct {
 	allocation *allocation
 	// asked: a signal came, and the workload was asked to end.
-	asked  atomic.Bool
-	mu     sync.Mutex
-	keeper *keeper
+	asked atomic.Bool
+	// deposed: another node may lead the run.
+	deposed atomic.Bool
+	mu      sync.Mutex
+	keeper  *keeper
 }
 
 func (e *ending) setKeeper(k *keeper) {
@@ -61,20 +68,17 @@ func (e *ending) getKeeper() *keeper {
 	return e.keeper
 }
 
-// withGrace returns a context for the time of the workload. When a signal ends
-// ctx, pods and the command are first asked to end and given the time for it,
-// while their output is still passed on; only then the new context ends, for
-// the same cause. The returned function must be called.
-func (r *run) withGrace(ctx context.Context) (context.Context, func()) {
+// withGrace returns a context for the time of the workload. When ctx ends, ask
+// asks the workload to end and gives it the time for it, while its output is
+// still passed on; only then the new context ends, for the same cause. The
+// returned function must be called.
+func withGrace(ctx context.Context, ask func(ctx context.Context, cause error)) (context.Context, func()) {
 	work, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	asked := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(asked)
 		cause := context.Cause(ctx)
-		var reason *interrupted
-		if errors.As(cause, &reason) {
-			r.askToEnd(work, reason.signal)
-		}
+		ask(work, cause)
 		end(cause)
 	})
 	return work, func() {
@@ -86,10 +90,29 @@ func (r *run) withGrace(ctx context.Context) (context.Context, func()) {
 }
 
 // askToEnd asks pods and the command to end and waits for them, for as long as
-// the signal leaves time, or until another one comes.
-func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
-	r.asked.Store(true)
-	grace := r.allocation.grace(received)
+// the cause leaves time.
+func (r *run) askToEnd(ctx context.Context, cause error) {
+	r.finishState()
+	var reason *interrupted
+	var told *toldToEnd
+	var over *timeUp
+	switch {
+	case errors.As(cause, &reason):
+		r.asked.Store(true)
+		inGrace(ctx, r.Log, reason.notice(), r.allocation.graceNow(ctx, reason.signal), r.endWorkload)
+	case errors.As(cause, &over):
+		r.asked.Store(true)
+		inGrace(ctx, r.Log, over.Error(), over.grace, r.endWorkload)
+	case errors.As(cause, &told):
+		ctx, cancel := context.WithTimeout(ctx, told.order.Grace)
+		defer cancel()
+		told.answer(r.drain(ctx, told.order.Grace))
+	}
+}
+
+// inGrace does what ends a workload within the time that a signal leaves, which
+// a second one cuts short.
+func inGrace(ctx context.Context, log *slog.Logger, why string, grace time.Duration, do func(context.Context, time.Duration)) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	hurry := make(chan os.Signal, 1)
@@ -108,7 +131,11 @@ func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
 			}
 		}
 	}()
-	r.Log.Warn(fmt.Sprintf("signal %d (%s): the workload has %s to end; a second signal ends it at once", int(received), received, grace))
+	log.Warn(fmt.Sprintf("%s: the workload has %s to end; a second signal ends it at once", why, grace.Round(time.Second)))
+	do(ctx, grace)
+}
+
+func (r *run) endWorkload(ctx context.Context, grace time.Duration) {
 	var both sync.WaitGroup
 	if kept := r.getKeeper(); kept != nil {
 		kept.end(grace)
@@ -119,12 +146,20 @@ func (r *run) askToEnd(ctx context.Context, received syscall.Signal) {
 			}
 		})
 	}
-	both.Go(func() {
-		if err := r.client.Drain(ctx, grace); err != nil && ctx.Err() == nil {
-			r.Log.Warn("pods cannot be asked to end: " + err.Error())
-		}
-	})
+	both.Go(func() { r.drain(ctx, grace) })
 	both.Wait()
+}
+
+// drain asks all pods to end.
+func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
+	drained, err := r.client.Drain(ctx, grace)
+	switch left := drained.Asked - drained.Ended; {
+	case err != nil && ctx.Err() == nil:
+		r.Log.Warn("pods cannot be asked to end: " + err.Error())
+	case left > 0 && r.allocation != nil && r.allocation.early == 0:
+		r.Log.Warn(fmt.Sprintf("%d of %d pods had not ended after %s, and are killed; --grace 2m ends the workload two minutes before the job's time is over", left, drained.Asked, grace.Round(time.Second)))
+	}
+	return drained
 }
 
 // notifyUnlessIgnored leaves signals alone that whoever started this process
@@ -160,4 +195,14 @@ func (o *output) Write(data []byte) (int, error) {
 		o.giveUp(&Failure{Code: ExitOutput, Err: fmt.Errorf("pass on the workload's output: %w", err)})
 	}
 	return n, err
+}
+
+// EndingSignal is the signal behind a cause of Interrupted, SIGTERM for any
+// other.
+func EndingSignal(cause error) syscall.Signal {
+	var reason *interrupted
+	if errors.As(cause, &reason) {
+		return reason.signal
+	}
+	return syscall.SIGTERM
 }

@@ -14,6 +14,32 @@ const (
 	usualStack = 8 << 20
 )
 
+// How many instances of inotify the roles of a node make, with a control plane
+// and without. The kernel counts them by user, for all his programs on a
+// machine together; 128 is its usual limit.
+const (
+	headWatchers   = 17
+	workerWatchers = 5
+)
+
+// noWatchers is what a role says that comes too late for one.
+const noWatchers = "too many open files"
+
+// checkWatchers refuses a node whose roles would fail for want of inotify.
+func checkWatchers(needed int) error {
+	for range needed {
+		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
+		if err != nil {
+			return fail(ExitUnavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, moreWatchers))
+		}
+		defer unix.Close(fd)
+	}
+	return nil
+}
+
+const moreWatchers = "other runs or programs of yours use those that a user may have on this machine: end some, " +
+	"or an administrator allows more: sysctl -w fs.inotify.max_user_instances=8192"
+
 // raiseLimits takes back the limits of the user's shell that no cluster can
 // live with, which Slurm passes on from the login host. Memory is limited by
 // what the job has.

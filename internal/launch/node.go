@@ -9,6 +9,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/dnsconf"
@@ -17,6 +19,7 @@ import (
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/runtimeconf"
 	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/standing"
 )
 
 // The steps in this file make a node, on the head and on every other host. What
@@ -26,16 +29,38 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err := raiseLimits(); err != nil {
 		return err
 	}
-	if shared := r.Spec.SharedVolumes; shared != "" && !writable(shared) {
+	if shared := r.Spec.SharedVolumes; shared != "" && !rundir.Writable(shared) {
 		return fail(ExitNoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
 	}
-	roles := uint64(headMemory)
-	if !r.team.leads() {
-		roles = workerMemory
+	if r.team != nil {
+		if err := r.team.data.use(r.Spec.Network.Interface); err != nil {
+			return fail(ExitConfig, err)
+		}
 	}
-	r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles)
+	if err := checkMounts(r.Spec); err != nil {
+		return err
+	}
+	if err := makeImageCache(r.Spec.ImageCache); err != nil {
+		return err
+	}
+	roles, watchers := uint64(headMemory), headWatchers
+	switch {
+	case !r.team.controls(r.Spec):
+		roles, watchers = workerMemory, workerWatchers
+	case r.Spec.HighlyAvailable:
+		roles = replicaMemory
+	}
+	if err := checkWatchers(watchers); err != nil {
+		return err
+	}
+	if r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles); err == nil {
+		err = r.host.checkSnapshotter(r.Spec.Snapshotter)
+	}
 	if err == nil && r.team != nil {
 		r.host.name = r.team.config.Node
+	}
+	if err == nil {
+		err = r.findDevices()
 	}
 	if warning := r.allocation.warnings(r.host.cpus.Count, r.host.memory.Bytes); err == nil && warning != "" {
 		r.Log.Warn(warning)
@@ -46,11 +71,15 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err == nil && r.host.state.Kind == probe.KindMemory {
 		r.Log.Warn(fmt.Sprintf("the run's files are in memory (%s), which counts as the job's: a quarter of it is kept for them; --state-dir DIR names a local disk", r.host.state.Path))
 	}
+	// Not before: what is wrong with the host is said by its first node.
+	if further := r.Spec.NodesPerHost - 1; err == nil && r.order.Index == 0 && further > 0 {
+		r.siblings, err = startSiblings(r.order, further)
+	}
 	return err
 }
 
 func (r *run) makeDirectories(context.Context) (err error) {
-	memory := memoryDir(r.Getenv)
+	memory := rundir.Memory(r.Getenv)
 	if memory == "" {
 		return fail(ExitUnavailable, errors.New("find a place in memory for the kubeconfig: neither XDG_RUNTIME_DIR nor /dev/shm can be written"))
 	}
@@ -60,8 +89,22 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	if r.scratch, err = rundir.Create(r.host.state.Path, r.host.runID); err != nil {
 		return fail(ExitNoSpace, err)
 	}
-	if r.private, err = rundir.Create(memory, r.host.runID+"-private"); err != nil {
+	if r.private, err = rundir.Create(memory, r.host.runID+rundir.PrivateSuffix); err != nil {
 		return fail(ExitNoSpace, err)
+	}
+	if !r.team.leads() {
+		if err := r.noteHead(r.team.config.Nodes[0]); err != nil {
+			return err
+		}
+	}
+	// The further nodes of a host are parts of the cluster that its first one marks.
+	if r.Spec.Stay && r.order.Index == 0 {
+		if err := standing.Mark(r.private.Path); err != nil {
+			return fail(ExitNoSpace, err)
+		}
+		if _, ok := standing.Before(rundir.MemoryPlaces(r.Getenv), jobOf(r.Getenv), r.private.Path); ok {
+			return fail(ExitConfig, fmt.Errorf("%w in job %s; 'berth down' ends it", ErrIsUp, jobOf(r.Getenv)))
+		}
 	}
 	if err := r.debug().open(); err != nil {
 		return fail(ExitNoSpace, err)
@@ -74,7 +117,47 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	return nil
 }
 
-func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, "kubeconfig") }
+// noteHead tells others on this host where the API server is.
+func (r *run) noteHead(name string) error {
+	path := filepath.Join(r.private.Path, rundir.HeadFile)
+	err := os.WriteFile(path+".new", []byte(name), 0o600)
+	if err == nil { // at once: without a name the API server would be taken to be here
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		return fail(ExitNoSpace, fmt.Errorf("note the head's name: %w", err))
+	}
+	return nil
+}
+
+func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, rundir.KubeconfigFile) }
+
+// writeKubeconfig puts the user's where his programs and the far end of a
+// tunnel find it.
+func (r *run) writeKubeconfig() error {
+	if err := os.WriteFile(r.kubeconfigPath(), r.identities.kubeconfig, 0o600); err != nil {
+		return fail(ExitNoSpace, fmt.Errorf("write kubeconfig: %w", err))
+	}
+	return nil
+}
+
+// noteDoors says beside it by which machines else the cluster is reached, where
+// it may outlive this one.
+func (r *run) noteDoors() error {
+	if r.allocation == nil {
+		return nil
+	}
+	var doors []string
+	for _, member := range r.plan.Replicas() {
+		if slices.Contains(r.allocation.job.Nodes, member.Host) {
+			doors = append(doors, member.Host)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(r.private.Path, rundir.DoorsFile), []byte(strings.Join(doors, "\n")), 0o600); err != nil {
+		return fail(ExitNoSpace, fmt.Errorf("write the names of the control planes' nodes: %w", err))
+	}
+	return nil
+}
 
 func (r *run) debug() debugDir { return debugDir(r.Spec.DebugDir) }
 
@@ -93,44 +176,39 @@ func (r *run) startSandbox(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	addresses := r.plan.Addresses
-	bits := addresses.Nodes.Bits()
-	var between *sandbox.Mesh
+	queues := 0
 	if r.team != nil {
-		// Other nodes' addresses of the same range are elsewhere.
-		bits = addresses.Node.BitLen()
-		between = &sandbox.Mesh{
-			Link: cluster.MeshLink, Queues: len(r.team.sockets.packets), MTU: r.plan.PodMTU,
-			Routes: []netip.Prefix{addresses.Pods, addresses.Nodes},
+		queues = len(r.team.sockets.packets)
+	}
+	binds := map[string]string{
+		r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
+		"/var/log":           filepath.Join(r.scratch.Path, "var-log"),
+		// Where libcni remembers what it did; the path is fixed in it.
+		"/var/lib/cni": filepath.Join(r.scratch.Path, "cni"),
+	}
+	if r.Spec.KSI != nil {
+		if binds[ksiApp], err = ksiFolder(*r.Spec.KSI); err != nil {
+			return err
 		}
 	}
+	socket := ""
+	if r.plan.FastPath {
+		socket = r.plan.Paths.FastPath()
+	}
 	r.box, err = sandbox.Start(ctx, sandbox.Config{
-		Hostname: r.plan.Node.Name,
-		IDMap:    r.host.sandboxIDs(),
-		Run:      r.plan.Paths.Run,
-		Keep:     []string{r.plan.Paths.Libexec, r.scratch.Path},
-		Binds: map[string]string{
-			r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
-			"/var/log":           filepath.Join(r.scratch.Path, "var-log"),
-			// Where libcni remembers what it did; the path is fixed in it.
-			"/var/lib/cni": filepath.Join(r.scratch.Path, "cni"),
-		},
+		Hostname:   r.plan.Node.Name,
+		IDMap:      r.host.sandboxIDs(),
+		Run:        r.plan.Paths.Run,
+		Keep:       []string{r.plan.Paths.Libexec, r.scratch.Path},
+		Binds:      binds,
 		Files:      files,
 		ResolvConf: r.plan.Paths.ResolvConf(),
-		Network: sandbox.Network{
-			NodeLink:      cluster.NodeLink,
-			NodeAddresses: prefixes(bits, addresses.Node, addresses.DNS),
-			EgressLink:    cluster.EgressLink,
-			MTU:           cluster.LocalMTU,
-			Gateway:       addresses.Gateway,
-			Source:        addresses.Node,
-			Mesh:          between,
-			Listen:        anyAddress(addresses.APIPort),
-		},
-		Cgroup: r.cgroupPath(),
-		Log:    r.log("sandbox"),
-		Remove: []string{r.scratch.Path, r.private.Path},
-		Prune:  []string{filepath.Dir(r.scratch.Path), filepath.Dir(r.private.Path)},
+		Network:    sandboxNetwork(r.plan, queues),
+		Socket:     socket,
+		Cgroup:     r.cgroupPath(),
+		Log:        r.log("sandbox"),
+		Remove:     append([]string{r.scratch.Path, r.private.Path}, r.imagesInUse()...),
+		Prune:      []string{filepath.Dir(r.scratch.Path), filepath.Dir(r.private.Path)},
 	}, r.scratch.Lock)
 	if err != nil {
 		return fail(ExitUnavailable, err)
@@ -147,6 +225,14 @@ func (r *run) startSandbox(ctx context.Context) error {
 		if r.box.Mesh[i], err = hold(queue); err != nil {
 			return fail(ExitInternal, err)
 		}
+	}
+	return nil
+}
+
+// imagesInUse is what this node uses of the cache of images while it runs.
+func (r *run) imagesInUse() []string {
+	if folder := r.plan.ImageCache.InUse(); folder != "" {
+		return []string{folder}
 	}
 	return nil
 }
@@ -185,6 +271,13 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	} {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
+	if r.restored != nil {
+		files[paths.Restore()] = *r.restored
+		r.restored = nil // it may be large
+	}
+	for name, content := range r.host.devices.Specs {
+		files[filepath.Join(paths.CDI(), name)] = sandbox.File{Mode: 0o644, Content: content}
+	}
 	for path, content := range runtimeconf.RegistryHosts(r.plan) {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
@@ -211,26 +304,49 @@ func (r *run) resolvConf() []byte {
 // startRoles starts all of them at once. None waits for another: the API
 // server's listeners exist already, so early clients queue there.
 func (r *run) startRoles(ctx context.Context) error {
+	if err := r.serveMetrics(); err != nil {
+		return err
+	}
+	if r.plan.FastPath {
+		var err error
+		if r.switching, err = newSwitching(r.plan, r.team, r.box.Socket); err != nil {
+			return fail(ExitInternal, err)
+		}
+	}
 	paths := r.plan.Paths
 	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
 	var roles []*role
-	if r.plan.Head() {
-		roles = append(roles, inSandbox(r.box, &role{
+	switch {
+	case r.plan.Replicated():
+		roles = append(roles, r.replicaRoles(program("berth-kube"))...)
+	case r.plan.Control():
+		control := &role{
 			name: "control", path: program("berth-kube"),
 			args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
 			listeners: []*os.File{r.box.Listener, r.apiDoor},
-		}))
+		}
+		if r.keeping != nil {
+			control.args = append(control.args, "--state-fd", "6")
+			control.listeners = append(control.listeners, r.keeping.socket)
+		}
+		roles = append(roles, inSandbox(r.box, control))
+	}
+	containerd := &role{
+		name: "containerd", path: program("containerd"),
+		args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
+		env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
+	}
+	if r.plan.Snapshotter == cluster.EROFS {
+		layers, err := newLayers()
+		if err != nil {
+			return fail(ExitInternal, err)
+		}
+		roles = append(roles, layers.role(r.crew, paths.Libexec))
+		containerd.args = append(containerd.args, "--layers-fd", "4")
+		containerd.listeners = []*os.File{layers.containerd}
 	}
 	roles = append(roles,
-		inSandbox(r.box, &role{
-			name: "containerd", path: program("containerd"),
-			args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
-			env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
-		}),
-		inSandbox(r.box, &role{
-			name: "node", path: program("berth-kube"),
-			args: []string{"node", "--plan", paths.Plan(), "--notify-fd", "3"},
-		}),
+		inSandbox(r.box, containerd),
 		inSandbox(r.box, &role{
 			name: "dns", path: program("coredns"),
 			args: []string{"-conf", paths.Corefile()},
@@ -238,14 +354,23 @@ func (r *run) startRoles(ctx context.Context) error {
 		}),
 	)
 	if r.box.TUN != nil {
-		net, err := netRole(r.plan, r.box, r.team, r.crew)
+		net, err := netRole(r.Spec, r.plan, r.box, r.team, r.doors, r.switching, r.crew)
 		if err != nil {
 			return err
 		}
 		roles = append(roles, net)
+	} else if len(r.Spec.Publish) > 0 {
+		return fail(ExitUnavailable, errors.New("publish ports: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun"))
 	} else {
 		r.Log.Warn("pods cannot reach the outside: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun")
 	}
+	if !r.nodeWaits() {
+		roles = append(roles, r.nodeRole())
+	}
+	return r.addRoles(roles...)
+}
+
+func (r *run) addRoles(roles ...*role) error {
 	for _, role := range roles {
 		role.log = r.log(role.name)
 		if role.env == nil {
@@ -256,4 +381,25 @@ func (r *run) startRoles(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+func (r *run) nodeRole() *role {
+	return inSandbox(r.box, &role{
+		name: "node", path: filepath.Join(r.plan.Paths.Libexec, "berth-kube"),
+		args:      append([]string{"node", "--plan", r.plan.Paths.Plan(), "--notify-fd", "3"}, r.switching.nodeArgs()...),
+		listeners: r.switching.nodeFiles(),
+	})
+}
+
+// nodeWaits tells whether the kubelet is started only when the archives are
+// imported: pods that come back with a cluster's state are there at once, and
+// one that is earlier than its image would be sent to a registry.
+func (r *run) nodeWaits() bool { return r.Spec.State != "" && len(r.archives) > 0 }
+
+// startLateNode starts what has waited for the archives.
+func (r *run) startLateNode(context.Context) error {
+	if !r.nodeWaits() {
+		return nil
+	}
+	return r.addRoles(r.nodeRole())
 }

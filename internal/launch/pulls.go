@@ -1,11 +1,8 @@
 package launch
 
 import (
-	"encoding/json"
-	"errors"
+	"context"
 	"fmt"
-	"io/fs"
-	"maps"
 	"net"
 	"net/url"
 	"os"
@@ -41,7 +38,7 @@ const (
 
 // readPulls reads what the environment names. Nothing in it stops a run, which
 // may need no pull at all.
-func readPulls(plan cluster.Plan, getenv func(string) string) pulls {
+func readPulls(ctx context.Context, plan cluster.Plan, getenv func(string) string) pulls {
 	p := pulls{proxies: proxyEnv(plan, getenv)}
 	p.checkProxies()
 	var err error
@@ -50,7 +47,9 @@ func readPulls(plan cluster.Plan, getenv func(string) string) pulls {
 			p.notices = append(p.notices, fmt.Sprintf("SSL_CERT_FILE is not used: %v", err))
 		}
 	}
-	p.readPasswords(passwordFiles(getenv))
+	if !plan.Registries.NoPull {
+		p.readPasswords(ctx, getenv)
+	}
 	return p
 }
 
@@ -78,72 +77,6 @@ func (p pulls) runtimeEnv(run string, getenv func(string) string) []string {
 	return env
 }
 
-// passwordFiles are where Docker and Podman keep them, the first to be heard
-// first. Both use the same format.
-func passwordFiles(getenv func(string) string) []string {
-	var files []string
-	add := func(dir string, names ...string) {
-		if dir != "" {
-			files = append(files, filepath.Join(append([]string{dir}, names...)...))
-		}
-	}
-	add(getenv("REGISTRY_AUTH_FILE"))
-	if dir := getenv("DOCKER_CONFIG"); dir != "" {
-		add(dir, "config.json")
-	} else {
-		add(getenv("HOME"), ".docker", "config.json")
-	}
-	add(getenv("XDG_RUNTIME_DIR"), "containers", "auth.json")
-	add(getenv("HOME"), ".config", "containers", "auth.json")
-	return files
-}
-
-// readPasswords brings the files together. An entry without a password is one
-// that a program of the user's keeps, which the kubelet cannot ask.
-func (p *pulls) readPasswords(files []string) {
-	type login struct {
-		Auth          string `json:"auth,omitempty"`
-		Username      string `json:"username,omitempty"`
-		Password      string `json:"password,omitempty"`
-		IdentityToken string `json:"identitytoken,omitempty"`
-	}
-	type config struct {
-		Auths map[string]login `json:"auths"`
-	}
-	all := config{Auths: map[string]login{}}
-	kept := map[string]string{}
-	for _, path := range files {
-		text, err := os.ReadFile(path)
-		var one config
-		if err == nil {
-			err = json.Unmarshal(text, &one)
-		}
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) {
-				p.notices = append(p.notices, fmt.Sprintf("passwords of registries are not used: read %s: %v", path, err))
-			}
-			continue
-		}
-		for registry, entry := range one.Auths {
-			if entry == (login{}) {
-				kept[registry] = path
-			} else if _, known := all.Auths[registry]; !known {
-				all.Auths[registry] = entry
-			}
-		}
-	}
-	for _, registry := range slices.Sorted(maps.Keys(kept)) {
-		if _, known := all.Auths[registry]; !known {
-			p.notices = append(p.notices, fmt.Sprintf(
-				"the password for registry %s is not used: a credential helper keeps it (%s); give the pods an imagePullSecret, or use podman login",
-				registry, kept[registry]))
-		}
-	}
-	if len(all.Auths) > 0 {
-		p.passwords, _ = json.Marshal(all) // strings always encode
-	}
-}
-
 // checkProxies looks for what cannot work: neither pods nor containerd reach
 // the host's loopback.
 func (p *pulls) checkProxies() {
@@ -168,23 +101,29 @@ func (p *pulls) checkProxies() {
 	}
 }
 
-// proxyEnv is the user's proxies, and the cluster's own ranges as exceptions.
-func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
-	var env []string
-	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"} {
+// inEitherCase are the variables of these names that have a value, and those of
+// their names in small letters, which some programs read instead.
+func inEitherCase(getenv func(string) string, names ...string) (env []string) {
+	for _, name := range names {
 		for _, name := range []string{name, strings.ToLower(name)} {
 			if value := getenv(name); value != "" {
 				env = append(env, name+"="+value)
 			}
 		}
 	}
+	return env
+}
+
+// proxyEnv is the user's proxies, and the cluster's own ranges as exceptions.
+func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
+	env := inEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 	if len(env) == 0 {
 		return nil
 	}
-	exceptions := strings.Join([]string{
-		"localhost", "127.0.0.1", ".svc", ".cluster.local", "kubernetes",
-		plan.Addresses.Pods.String(), plan.Addresses.Services.String(), plan.Addresses.Nodes.String(),
-	}, ",")
+	exceptions := strings.Join([]string{"localhost", "127.0.0.1", ".svc", ".cluster.local", "kubernetes"}, ",")
+	for _, prefix := range plan.Addresses.Ranges() {
+		exceptions += "," + prefix.String()
+	}
 	// Programs read the one or the other: each gets the user's own in either.
 	own := getenv("NO_PROXY")
 	if own == "" {

@@ -29,7 +29,7 @@ func TestPasswordsOfAllFilesTheFirstWins(t *testing.T) {
 	write("home/.docker/config.json", `{"auths":{"a.test":{"auth":"ZG9ja2Vy"},"kept.test":{}},"credsStore":"desktop"}`)
 	write("run/containers/auth.json", `{"auths":{"a.test":{"auth":"cG9kbWFu"},"b.test":{"username":"u","password":"p"}}}`)
 	write("home/.config/containers/auth.json", `not JSON`)
-	p := readPulls(cluster.Plan{}, environment(map[string]string{
+	p := readPulls(t.Context(), cluster.Plan{}, environment(map[string]string{
 		"HOME": filepath.Join(dir, "home"), "XDG_RUNTIME_DIR": filepath.Join(dir, "run"),
 	}))
 	const want = `{"auths":{"a.test":{"auth":"ZG9ja2Vy"},"b.test":{"username":"u","password":"p"}}}`
@@ -44,16 +44,45 @@ func TestPasswordsOfAllFilesTheFirstWins(t *testing.T) {
 			t.Errorf("%s has mode %o", path, file.Mode)
 		}
 	}
-	if p := readPulls(cluster.Plan{}, environment(nil)); p.passwords != nil || p.notices != nil || len(p.files("/run")) != 0 {
+	if p := readPulls(t.Context(), cluster.Plan{}, environment(nil)); p.passwords != nil || p.notices != nil || len(p.files("/run")) != 0 {
 		t.Errorf("of nothing: %+v", p)
 	}
 }
 
+// TestPasswordsThatHelpersKeep has helpers of the kinds that there are: one with a
+// password, one with a token, and some that have nothing to say.
+func TestPasswordsThatHelpersKeep(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("docker-credential-store", "#!/bin/sh\n[ $1 = get ] && read -r r || :; echo '{\"ServerURL\":\"'$r'\",\"Username\":\"of '$r'\",\"Secret\":\"s\"}'\n")
+	write("docker-credential-token", "#!/bin/sh\necho '{\"Username\":\"<token>\",\"Secret\":\"t\"}'\n")
+	write("docker-credential-locked", "#!/bin/sh\necho 'the keyring is locked'; exit 1\n")
+	write("docker-credential-empty", "#!/bin/sh\necho '{}'\n")
+	write("config.json", `{"auths":{"a.test":{},"b.test":{},"c.test":{"auth":"Yw=="}},"credsStore":"store",
+		"credHelpers":{"b.test":"token","c.test":"locked","d.test":"locked","e.test":"empty","f.test":"../x","g.test":"missing"}}`)
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	p := readPulls(t.Context(), cluster.Plan{}, environment(map[string]string{"DOCKER_CONFIG": dir}))
+	const want = `{"auths":{"a.test":{"username":"of a.test","password":"s"},"b.test":{"identitytoken":"t"},"c.test":{"auth":"Yw=="}}}`
+	if string(p.passwords) != want {
+		t.Errorf("passwords %s, want %s", p.passwords, want)
+	}
+	for i, part := range []string{"d.test", "the keyring is locked", "e.test", "it has none", "f.test", "no name", "g.test", "not found"} {
+		if i/2 >= len(p.notices) || !strings.Contains(p.notices[i/2], part) {
+			t.Errorf("no %q in notice %d of %q", part, i/2, p.notices)
+		}
+	}
+}
+
 func TestProxies(t *testing.T) {
-	plan := cluster.Plan{Addresses: cluster.Addresses{
+	plan := cluster.Plan{Addresses: cluster.Addresses{Family: cluster.Family{
 		Pods: netip.MustParsePrefix("10.1.0.0/16"), Services: netip.MustParsePrefix("10.2.0.0/16"), Nodes: netip.MustParsePrefix("10.3.0.0/24"),
-	}}
-	p := readPulls(plan, environment(map[string]string{"https_proxy": "http://proxy.site:3128", "NO_PROXY": ".site"}))
+	}}}
+	p := readPulls(t.Context(), plan, environment(map[string]string{"https_proxy": "http://proxy.site:3128", "NO_PROXY": ".site"}))
 	want := []string{
 		"https_proxy=http://proxy.site:3128",
 		"NO_PROXY=.site,localhost,127.0.0.1,.svc,.cluster.local,kubernetes,10.1.0.0/16,10.2.0.0/16,10.3.0.0/24",
@@ -63,7 +92,7 @@ func TestProxies(t *testing.T) {
 		t.Errorf("proxies %q, notices %q", p.proxies, p.notices)
 	}
 	for _, proxy := range []string{"http://localhost:3128", "127.0.0.1:3128", "socks5://[::1]:1080"} {
-		p := readPulls(plan, environment(map[string]string{"HTTP_PROXY": proxy}))
+		p := readPulls(t.Context(), plan, environment(map[string]string{"HTTP_PROXY": proxy}))
 		if len(p.notices) != 1 || !strings.Contains(p.notices[0], "loopback") {
 			t.Errorf("%s: notices %q", proxy, p.notices)
 		}

@@ -6,16 +6,21 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"time"
 
 	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/nodes"
+	"berth.dev/berth/internal/lead"
+	"berth.dev/berth/internal/overlay"
 	"berth.dev/berth/internal/rendezvous"
 	"berth.dev/berth/internal/rundir"
 	"berth.dev/berth/internal/sandbox"
 	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/standing"
 	"berth.dev/berth/internal/workload"
 )
 
@@ -33,6 +38,11 @@ type Options struct {
 	Report func(step string)
 	// Log receives what the user should know.
 	Log *slog.Logger
+	// Own asks for a cluster of this run's own where another one stands that
+	// it could use; Keep leaves there what the run has applied.
+	Own, Keep bool
+	// Shape are the flags given that say what a cluster is to be like.
+	Shape []string
 }
 
 // Run brings a cluster up, runs the workload on it and takes everything down.
@@ -40,27 +50,37 @@ type Options struct {
 // gives it, says what kept the workload from a result. The context's cause
 // ends the run.
 func Run(ctx context.Context, options Options) (code int, err error) {
+	began := newPhases()
 	job, inJob := slurm.Here()
-	if inJob && needsStep(job) {
-		return 0, becomeStep(options, job)
+	if !options.Spec.Stay && options.Spec.KSI == nil && !options.Own {
+		if used, code, err := useStanding(ctx, options, job, inJob); used {
+			return code, err
+		}
 	}
-	if inJob && !job.Acts() {
-		options.Log.Debug("another task of this node does the work; this one idles")
-		return 0, idle(ctx, options.Getenv)
+	if options.Keep {
+		return 0, fail(ExitUsage, errKeepsNothing)
+	}
+	if inJob && (needsStep(job) || options.Spec.Stay && !isTask(job, options.Getenv)) {
+		return 0, becomeStep(ctx, options, job)
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
+	slurm.KeepPMI(options.Getenv)
+	if inJob && !job.Acts() {
+		options.Log.Debug("another task of this node does the work; this one idles")
+		return 0, idle(ctx, job, options)
+	}
 	order, err := readSiblingOrder(options.Getenv, giveUp)
 	if err != nil {
 		return 0, err
 	}
-	team, err := newTeam(job, options, &order)
+	team, err := newTeam(ctx, job, options, &order)
 	if err != nil {
 		return 0, err
 	}
 	// After all is taken down: it can take a while until the others come.
-	defer func() { team.turnAway(err) }()
-	r := &run{team: team, labels: nodeLabels(job)}
+	defer func() { code, err = team.decline(ctx, code, err) }()
+	r := &run{team: team, order: order, labels: nodeLabels(job), began: began}
 	if team.leads() {
 		err = r.readInput(options)
 	} else {
@@ -72,13 +92,14 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		return 0, err
 	}
 	// The sandbox's processes have another working directory.
-	for _, path := range []*string{&options.Spec.DebugDir, &options.Spec.SharedVolumes} {
-		if *path == "" {
-			continue
-		}
-		if *path, err = filepath.Abs(*path); err != nil {
-			return 0, err
-		}
+	here, err := os.Getwd()
+	if err != nil {
+		return 0, fmt.Errorf("find the working directory: %w", err)
+	}
+	options.Spec.Absolute(here)
+	if element := options.Getenv("SLURM_ARRAY_TASK_ID"); options.Spec.DebugDir != "" && element != "" {
+		// All elements of an array have the same command line.
+		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, element)
 	}
 	if options.Spec.DebugDir != "" && team != nil {
 		// All nodes may see the same folder.
@@ -86,36 +107,46 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	}
 	r.Options = options
 	if inJob {
-		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
+		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End, early: options.Spec.Grace}
 		if err := r.allocation.check(); err != nil {
 			return 0, err
 		}
-		go r.allocation.inquire(ctx, giveUp)
+		if team.leads() {
+			// A thousand nodes that ask at once would be a burden to Slurm.
+			go r.allocation.inquire(ctx, giveUp)
+		}
 		go watchStepd(ctx, options.Getenv, giveUp)
 	}
+	options.Report = r.began.note(options.Report)
 	r.crew = newCrew(options.Log, options.Report, giveUp)
 	outlivePipes()
 	r.crew.keepLogs = options.Spec.DebugDir != ""
-	defer func() { err = errors.Join(err, r.takeDown()) }()
-	if order.Index == 0 && options.Spec.NodesPerHost > 1 {
-		if r.siblings, err = startSiblings(order, options.Spec.NodesPerHost-1); err != nil {
-			return 0, err
+	defer func() {
+		var told *toldToEnd
+		if errors.As(err, &told) {
+			code, err = 0, nil
 		}
-	}
+		err = errors.Join(err, r.takeDown())
+		r.allocation.requeue()
+	}()
 	if !team.leads() {
-		return 0, r.work(ctx)
+		return r.work(ctx)
 	}
 	for _, step := range []struct {
 		name string
 		do   func(context.Context) error
 	}{
 		{"host", r.inspectHost},
+		{"ports", r.publish},
 		{"directories", r.makeDirectories},
+		{"state", r.openState},
+		{"door", func(ctx context.Context) error { return r.openDoor(ctx, giveUp) }},
 		{"plan", r.makePlan},
 		{"sandbox", r.startSandbox},
 		{"roles", r.startRoles},
 		{"images", r.importImages},
-		{"cluster", func(ctx context.Context) error { return r.awaitCluster(ctx, giveUp) }},
+		{"late node", r.startLateNode},
+		{"cluster", r.awaitCluster},
 		{"workload", r.applyObjects},
 	} {
 		if err := step.do(ctx); err != nil {
@@ -123,17 +154,23 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		}
 		options.Report(step.name)
 	}
-	work, end := r.withGrace(ctx)
-	if len(options.Spec.Command) > 0 {
+	r.keepState()
+	work, end := withGrace(ctx, r.askToEnd)
+	switch {
+	case options.Spec.Stay:
+		err = r.stayUp(work)
+	case len(options.Spec.Command) > 0:
 		code, err = r.runCommand(work)
-	} else {
+	default:
 		code, err = r.follow(work)
 	}
 	end()
+	r.finishState()
 	if ctx.Err() != nil {
 		// What a workload answers that was told to end is no result.
 		return 0, r.allocation.reason(context.Cause(ctx))
 	}
+	r.team.tellLosses()
 	return code, err
 }
 
@@ -143,27 +180,45 @@ type run struct {
 	Options
 	ending
 	objects []workload.Object
+	began   phases
 	// archives are those of the head, also on the other nodes, which get them
 	// from source.
 	archives []archive
 	source   archiveSource
-	crew     *crew
-	team     *team // nil for a run on one node
-	// siblings are this host's further nodes, nil without any.
+	// importing is held while archives are imported.
+	importing sync.Mutex
+	crew      *crew
+	team      *team // nil for a run on one node
+	// siblings are this host's further nodes, nil without any; order is what
+	// they are told, or this one was.
 	siblings *siblings
+	order    siblingOrder
 	labels   map[string]string
 
 	host       host
 	scratch    *rundir.Dir // on disk
 	private    *rundir.Dir // in memory, for the user's kubeconfig
+	keeping    *keeping
+	restored   *sandbox.File  // what an earlier cluster has left
+	standing   *standing.Door // of a cluster that stays
 	plan       cluster.Plan
 	pulls      pulls
 	identities identities
 	apiDoor    *os.File
+	doors      []door // ports of this host that lead into the cluster
+	ksiPort    uint16 // of a script of KSI
 	box        *sandbox.Sandbox
+	switching  *switching      // nil where no Switch makes connections of pods
 	cgroup     *sandbox.Cgroup // nil where none was delegated
+	metrics    *net.UnixListener
 	client     *workload.Client
-	down       bool
+	// attendance is the head's, of a run on several nodes.
+	attendance *attendance
+	// lead and progress are there where another node may lead the run after
+	// this one.
+	lead     *lead.Lead
+	progress *workload.Progress
+	down     bool
 	// watching ends when the sandbox's events do.
 	watching chan struct{}
 }
@@ -177,10 +232,33 @@ func (r *run) readInput(options Options) (err error) {
 	if err := checkCommand(options.Spec.Command); err != nil {
 		return err
 	}
-	if r.archives, err = findArchives(options.Spec.Images); err != nil {
-		return fail(ExitNoInput, err)
+	if err := checkKSI(options); err != nil {
+		return err
 	}
-	r.objects, err = workload.Read(options.Spec.Manifests, options.Stdin)
+	if nodes := r.team.size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
+		return fail(ExitConfig, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
+	}
+	r.objects, r.archives, err = readWorkload(options)
+	return err
+}
+
+// readWorkload reads the manifests, and looks at the archives that the command
+// line and they name.
+func readWorkload(options Options) ([]workload.Object, []archive, error) {
+	objects, err := workload.Read(options.Spec.Manifests, options.Stdin)
+	if err != nil {
+		return nil, nil, inputError(err)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return nil, nil, fail(ExitNoInput, fmt.Errorf("find the working directory: %w", err))
+	}
+	archives, err := findArchives(slices.Concat(options.Spec.Images, nameSIFs(objects, here)))
+	return objects, archives, fail(ExitNoInput, err)
+}
+
+// inputError tells manifests that cannot be read from those that are wrong.
+func inputError(err error) error {
 	var missing *os.PathError
 	if errors.As(err, &missing) {
 		return fail(ExitNoInput, err)
@@ -202,49 +280,82 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if r.apiDoor, port, err = loopbackListener(); err != nil {
 		return err
 	}
-	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
+	offer, err := r.host.offer(r.Spec, r.scratch.Path, port, r.labels)
 	if err != nil {
 		return err
 	}
 	if err := r.makeCgroup(); err != nil {
 		return err
 	}
-	offer.CgroupsDelegated, offer.MeshMTU = r.cgroup != nil, offers[0].MeshMTU
+	offer.CgroupsDelegated, offer.MeshMTU, offer.FastPath = r.cgroup != nil, offers[0].MeshMTU, r.team.hasSwitch()
 	offers[0] = offer
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
 		return fail(ExitUnavailable, err)
 	}
+	if len(plans) > 1 {
+		for i := range plans {
+			plans[i].PodSuperPacket = overlay.MaxSuperPacket(plans[i].PodMTU)
+		}
+	}
 	r.plan = plans[0]
-	r.pulls = readPulls(r.plan, r.Getenv)
+	if unlike := cluster.UnlikeOwners(r.Spec, offers); unlike != "" {
+		r.Log.Warn(unlike)
+	}
+	r.tellFamilies(offers)
+	r.pulls = readPulls(ctx, r.plan, r.Getenv)
 	for _, notice := range r.pulls.notices {
 		r.Log.Warn(notice)
 	}
-	if r.identities, err = makeIdentities(plans); err != nil {
+	if r.identities, err = makeIdentities(plans, r.contextName()); err != nil {
 		return err
 	}
-	kubeconfig := r.kubeconfigPath()
-	if err := os.WriteFile(kubeconfig, r.identities.kubeconfig, 0o600); err != nil {
-		return fail(ExitNoSpace, fmt.Errorf("write kubeconfig: %w", err))
-	}
-	if r.client, err = workload.NewClient(r.identities.own); err != nil || r.team == nil {
+	if err := r.writeKubeconfig(); err != nil {
 		return err
 	}
-	return r.team.handOver(ctx, plans, r.identities.nodes, r.archives)
+	if r.client, err = workload.NewClient(r.identities.owns[0]); err != nil || r.team == nil {
+		return err
+	}
+	if r.canSucceed() {
+		if r.team.succession, err = newSuccession(offers); err != nil {
+			return err
+		}
+		if err := r.noteDoors(); err != nil {
+			return err
+		}
+	}
+	if err := r.team.handOver(ctx, plans, r.identities, r.archives); err != nil {
+		return err
+	}
+	r.attend(ctx)
+	return nil
 }
 
-func (r *run) awaitCluster(ctx context.Context, giveUp context.CancelCauseFunc) error {
+// tellFamilies says why pods do not have both families, or not to the outside.
+func (r *run) tellFamilies(offers []cluster.Offer) {
+	refused := func(offer cluster.Offer) bool { return offer.RefusedIPv6 != "" }
+	switch without := r.plan.Addresses.WithoutIPv6; {
+	case without == "":
+	case r.plan.Addresses.IPv6 != nil:
+		r.Log.Warn("pods have IPv6 addresses, but do not reach the outside from them: " + without)
+	case slices.ContainsFunc(offers, refused):
+		r.Log.Warn("pods have IPv4 addresses alone: " + without)
+	default: // nothing that the host would have
+		r.Log.Debug("pods have IPv4 addresses alone: " + without)
+	}
+}
+
+func (r *run) awaitCluster(ctx context.Context) error {
 	if err := r.crew.await(ctx, "control"); err != nil || r.team == nil {
 		return err
 	}
-	keeper := nodes.NewKeeper(r.client.Dynamic())
-	if err := r.team.attend(ctx, keeper, r.Spec.FailFast, giveUp); err != nil {
+	if err := r.attendance.await(ctx); err != nil {
 		return err
 	}
 	if err := r.crew.await(ctx, "node"); err != nil {
 		return err
 	}
-	return keeper.AwaitAll(ctx, len(r.team.config.Nodes))
+	return r.attendance.keeper.AwaitAll(ctx, len(r.team.config.Nodes))
 }
 
 func (r *run) applyObjects(ctx context.Context) error {
@@ -253,23 +364,19 @@ func (r *run) applyObjects(ctx context.Context) error {
 		return fail(ExitManifest, err)
 	}
 	r.objects = applied
-	return err
+	if err != nil || r.team == nil || r.team.succession == nil {
+		return err
+	}
+	return r.beginToLead(ctx)
 }
 
 func (r *run) follow(ctx context.Context) (int, error) {
 	result, err := r.client.Follow(ctx, r.objects, workload.Streams{
 		Out: &output{r.Stdout, r.crew.giveUp}, Err: &output{r.Stderr, r.crew.giveUp},
 		Note:   func(text string) { r.Log.Warn(text) },
-		NoPull: r.Spec.NoPull,
+		NoPull: r.Spec.NoPull, Progress: r.progress,
 	})
-	var stuck *workload.NeverStarts
-	if errors.As(err, &stuck) {
-		return 0, fail(ExitNeverStarts, err)
-	}
-	if err == nil && result.Code != 0 && !r.asked.Load() {
-		r.Log.Warn(result.Reason)
-	}
-	return result.Code, err
+	return r.result(result, r.asked.Load(), err)
 }
 
 // explain replaces the error of a step that was cut short by the reason that

@@ -40,9 +40,9 @@ type siblingOrder struct {
 	// Index counts the nodes of the host; the first is 0.
 	Index int
 	Step  rendezvous.Step
-	// Key proves the nodes to each other where there is only one host; nil
-	// elsewhere.
-	Key []byte
+	// Proof is what the nodes of this host prove themselves with; without one,
+	// they all are on this host.
+	Proof proof
 }
 
 // readSiblingOrder returns what this process was told, or the order of a first
@@ -130,9 +130,11 @@ func (s *siblings) end() {
 	s.running.Wait()
 }
 
+const keySize = 32
+
 // newKey makes a key that nobody can guess.
 func newKey() ([]byte, error) {
-	key := make([]byte, 32)
+	key := make([]byte, keySize)
 	_, err := rand.Read(key)
 	return key, err
 }

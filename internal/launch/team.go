@@ -1,12 +1,15 @@
 package launch
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -47,7 +50,19 @@ type team struct {
 	listener *rendezvous.Head
 	workers  []*worker
 	archives *archiveServer
-	// told: the others know what they are to be.
+	// succession is what the nodes know of each other where another one may
+	// lead the run after the head; nil where that ends the run.
+	succession *succession
+	// own is the kubeconfig of a node that may lead after the head; nil of
+	// others.
+	own []byte
+	// moved is called with the head's name when it was lost, and found again or
+	// another one.
+	moved func(head string)
+	// folder passes the nodes' keys on; nil where something else does.
+	folder *rendezvous.Folder
+	// told: of the head, the others know what they are to be; of another node,
+	// the head knows of it.
 	told bool
 
 	mu sync.Mutex
@@ -56,12 +71,15 @@ type team struct {
 	// ready: this node has reported that it is.
 	ready bool
 	gone  bool
+	// untold is what to say of nodes that were just lost.
+	untold map[string]string
 }
 
 // worker is another node, as the head knows it.
 type worker struct {
-	name  string
-	hello hello
+	// name is the machine's, node that of the Kubernetes node.
+	name, node string
+	hello      hello
 	// peer is guarded by the team's mutex: it changes when the node returns.
 	peer *rendezvous.Peer
 	// ready: it has reported that it is.
@@ -75,7 +93,9 @@ type mesh struct {
 	Key     []byte
 	Carrier overlay.Carrier
 	Nodes   []overlay.Node
-	Self    int
+	// Switches are where the Switch of each node takes connections.
+	Switches [][]netip.AddrPort
+	Self     int
 }
 
 // hello is what a node says to the head.
@@ -101,17 +121,23 @@ type welcome struct {
 	// Archives are those of the head, to be had from Source.
 	Archives []archive
 	Source   archiveSource
+	// Succession is nil where the loss of the head ends the run. Own is the
+	// kubeconfig of a node that may lead after it.
+	Succession *succession
+	Own        []byte
 }
 
 // news is what a node says later.
 type news struct {
 	// Ready: its kubelet has reported that the node is ready.
 	Ready bool
+	// Report is what came of an errand.
+	Report *report `json:",omitempty"`
 }
 
 // newTeam returns nil for a run on one node. The order of a first node is
 // completed, for its siblings.
-func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
+func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	network := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
 	if network.Ports != "" {
@@ -126,8 +152,10 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	}
 	var names []string
 	hostOf := map[string]string{}
-	for _, host := range hosts {
-		for i := range max(1, options.Spec.NodesPerHost) {
+	// The first ones on as many machines as there are: they may have control
+	// planes, not all of which a lost machine is to take along.
+	for i := range options.Spec.NodesPerHost {
+		for _, host := range hosts {
 			name := memberName(host, i)
 			names = append(names, name)
 			hostOf[name] = host
@@ -136,16 +164,12 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	if len(names) < 2 {
 		return nil, nil
 	}
-	data, err := findDataNetwork(network.Interface, ports)
-	if err != nil {
-		return nil, fail(ExitConfig, fmt.Errorf("node %s: %w", own, err))
-	}
 	t := &team{
 		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
-		wait:   options.Spec.NodeWait, data: data, carrier: overlay.Carrier(network.Carrier), log: options.Log,
+		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: dataNetwork{ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
 	}
-	if t.wait == 0 {
-		t.wait = gatherLimit
+	if t.data.fast, err = wantsFastPath(network.FastPath); err != nil {
+		options.Log.Debug("connections of pods are not made by the hosts: " + err.Error())
 	}
 	if o.Step.Job == "" {
 		o.Step = stepOf(job, options.Getenv)
@@ -153,10 +177,19 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	t.config.Step = o.Step
 	if len(hosts) > 1 {
 		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) {
-			return net.DefaultResolver.LookupNetIP(ctx, "ip", hostOf[node])
+			return addressesOf(ctx, hostOf[node])
 		}
-		if t.config.Prover, err = rendezvous.NewMunge(""); err != nil {
-			return nil, fail(ExitUnavailable, fmt.Errorf("prove this node to the others: %w", err))
+		if o.Index == 0 {
+			if o.Proof, err = findProof(ctx, job, options); err != nil {
+				return nil, err
+			}
+		}
+		t.config.Prover, err = t.prover(o.Proof, options.Spec.Network.Folder, hostOf)
+		if err == nil && t.folder != nil && o.Index == 0 {
+			err = t.folder.Publish(own, o.Proof.public())
+		}
+		if err != nil {
+			return nil, fail(ExitUnavailable, fmt.Errorf("prove node %s to the others: %w", own, err))
 		}
 		return t, nil
 	}
@@ -164,13 +197,28 @@ func newTeam(job slurm.Job, options Options, o *siblingOrder) (*team, error) {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	t.config.Bind, t.data.address, t.data.mtu = loopback, loopback, cluster.LocalMTU
 	t.config.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
-	if o.Key == nil {
-		if o.Key, err = newKey(); err != nil {
+	if o.Proof.Key == nil {
+		if o.Proof.Key, err = newKey(); err != nil {
 			return nil, err
 		}
 	}
-	t.config.Prover, err = rendezvous.NewPreShared(o.Key)
+	t.config.Prover, err = rendezvous.NewPreShared(o.Proof.Key)
 	return t, err
+}
+
+// addressesOf asks for a host's addresses by its name, and where that is none to
+// the resolver, as Slurm does.
+func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
+	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	var unknown *net.DNSError
+	if !errors.As(err, &unknown) {
+		return addresses, err
+	}
+	configured, askErr := slurm.NodeAddress(ctx, host, slurm.AskSlurm)
+	if askErr != nil || configured == host {
+		return nil, errors.Join(err, askErr)
+	}
+	return net.DefaultResolver.LookupNetIP(ctx, "ip", configured)
 }
 
 // hostsOf are the machines of a run, and the name of this one.
@@ -194,12 +242,29 @@ func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
 	return rendezvous.Step{Cluster: job.Cluster, Job: job.ID, Step: job.StepID, Attempt: attempt}
 }
 
+// size is how many nodes the run has.
+func (t *team) size() int {
+	if t == nil {
+		return 1
+	}
+	return len(t.config.Nodes)
+}
+
+// controls tells whether this node runs a control plane.
+func (t *team) controls(spec cluster.Spec) bool {
+	return t.leads() || spec.HighlyAvailable && slices.Index(t.config.Nodes, t.config.Node) < cluster.ControlNodes
+}
+
 // leads tells whether this node is the head, or alone.
 func (t *team) leads() bool { return t == nil || t.config.Node == t.config.Nodes[0] }
 
 // waiting bounds the time for which the nodes wait for each other.
 func (t *team) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, t.wait, fmt.Errorf("%s is the longest wait; --node-wait sets another", t.wait))
+	return waitFor(ctx, t.wait)
+}
+
+func waitFor(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, wait, fmt.Errorf("%s is the longest wait; --node-wait sets another", wait))
 }
 
 // leave says goodbye to all. The others take their nodes down then.
@@ -207,6 +272,14 @@ func (t *team) leave(reason string) {
 	if t == nil {
 		return
 	}
+	t.part(func(peer *rendezvous.Peer) { peer.Close(reason) })
+}
+
+// drop leaves all without a word: they are to look for another head.
+func (t *team) drop() { t.part((*rendezvous.Peer).Drop) }
+
+// part ends every connection, and what else there is between the nodes.
+func (t *team) part(end func(*rendezvous.Peer)) {
 	t.told = true
 	t.mu.Lock()
 	t.gone = true
@@ -222,11 +295,12 @@ func (t *team) leave(reason string) {
 	var leaving sync.WaitGroup
 	for _, peer := range peers {
 		if peer != nil {
-			leaving.Go(func() { peer.Close(reason) })
+			leaving.Go(func() { end(peer) })
 		}
 	}
 	leaving.Wait()
 	t.sockets.close()
+	t.forgetKeys()
 }
 
 // tellReady tells the head that this node is ready, where it is. A connection

@@ -13,13 +13,15 @@ import (
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/overlay"
+	"berth.dev/berth/internal/pki"
 	"berth.dev/berth/internal/rendezvous"
 )
 
 const (
-	// workerPatience is how much longer than the longest end of a workload a
-	// node waits for the head's word once a signal came.
-	workerPatience = maxGrace + 5*time.Second
+	// workerPatience is how long a node waits for the head's word once a signal
+	// came: longer than any workload has to end. A head that is gone shows
+	// otherwise.
+	workerPatience = ownGrace
 	// returnLimit is how long a node tries to return to the head. Meanwhile it
 	// asks every betweenKnocks whether the head is dead.
 	returnLimit   = time.Minute
@@ -27,8 +29,9 @@ const (
 )
 
 // work is a run on a node that is not the head: it becomes what the head tells
-// it to be, until the head says that all is over.
-func (r *run) work(ctx context.Context) error {
+// it to be, until the head says that all is over. Where it leads the run in the
+// end, it returns the workload's exit code.
+func (r *run) work(ctx context.Context) (code int, err error) {
 	// Slurm's signals come to all nodes at once. The head asks the workload to
 	// end, which needs its nodes meanwhile.
 	var joined atomic.Bool
@@ -45,11 +48,20 @@ func (r *run) work(ctx context.Context) error {
 		time.AfterFunc(workerPatience, func() { cancel(cause) })
 	})
 	defer stop()
+	staying, lead := context.WithCancelCause(ctx)
+	defer lead(nil)
 	for _, step := range []func(context.Context) error{
 		r.inspectHost, r.makeDirectories, r.join,
-		func(ctx context.Context) error { joined.Store(true); go r.stay(ctx, cancel); return nil },
-		r.startSandbox, r.startRoles, r.importImages, r.reportReady,
-		func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) },
+		func(context.Context) error { joined.Store(true); go r.stay(staying, cancel); return nil },
+		r.publish, r.startSandbox, r.startRoles, r.importImages, r.startLateNode, r.reportReady,
+		func(ctx context.Context) error {
+			if r.team.own == nil {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			code, err = r.succeed(ctx, signalled, func() { lead(errLeads) }, cancel)
+			return err
+		},
 	} {
 		if err := step(ctx); err != nil {
 			if ctx.Err() != nil {
@@ -58,37 +70,66 @@ func (r *run) work(ctx context.Context) error {
 			var closed *rendezvous.ClosedError
 			if errors.Is(err, errFirstEnded) || errors.As(err, &closed) && !closed.Here {
 				r.Log.Debug("ending: " + err.Error())
-				return nil // the head has said why
+				return 0, nil // the head has said why
 			}
-			r.team.leave(err.Error())
-			return err
+			head := r.team.head()
+			if r.deposed.Load() || head == nil {
+				return 0, err
+			}
+			defer r.team.leave(err.Error())
+			return farewell(head, err)
 		}
 	}
-	return nil
+	return code, nil
 }
 
 // join finds the head and asks it what this node is to be.
 func (r *run) join(ctx context.Context) error {
-	offer, err := r.host.offer(r.scratch.Path, 0, r.labels)
+	var port uint16
+	if r.team.controls(r.Spec) {
+		var err error
+		if r.apiDoor, port, err = loopbackListener(); err != nil {
+			return err
+		}
+	}
+	offer, err := r.host.offer(r.Spec, r.scratch.Path, port, r.labels)
 	if err != nil {
 		return err
 	}
 	if err := r.makeCgroup(); err != nil {
 		return err
 	}
-	offer.CgroupsDelegated = r.cgroup != nil
+	offer.CgroupsDelegated, offer.FastPath = r.cgroup != nil, r.team.hasSwitch()
 	answer, err := r.team.join(ctx, offer, r.host.cpus.Count)
 	if err != nil {
 		return err
 	}
 	r.plan, r.team.mesh = answer.Plan, answer.Mesh
+	r.team.succession, r.team.own = answer.Succession, answer.Own
 	r.archives, r.source = answer.Archives, answer.Source
 	r.identities.nodes = append(r.identities.nodes, answer.Files)
-	r.pulls = readPulls(r.plan, r.Getenv)
-	return nil
+	r.pulls = readPulls(ctx, r.plan, r.Getenv)
+	if answer.Own == nil {
+		return nil
+	}
+	// Whoever comes from the login host reaches the cluster here, too.
+	own, err := pki.ReadKubeconfig(answer.Own)
+	if err != nil {
+		return err
+	}
+	r.identities.kubeconfig, r.identities.key, err = userKubeconfig(r.contextName(), own.Server, own.Authority, pki.Pair{Cert: own.Cert, Key: own.Key})
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.writeKubeconfig(), r.noteDoors())
 }
 
 func (r *run) reportReady(ctx context.Context) error {
+	if r.plan.Control() {
+		if err := r.crew.await(ctx, "control"); err != nil {
+			return err
+		}
+	}
 	if err := r.crew.await(ctx, "node"); err != nil {
 		return err
 	}
@@ -103,10 +144,19 @@ func (r *run) reportReady(ctx context.Context) error {
 // is to be, and ends the run when the head says that all is over, or is gone.
 func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 	again := hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: r.plan.RunID}, Returning: true}
-	end(r.team.stay(ctx, again))
+	r.team.moved = func(head string) {
+		if err := r.noteHead(head); err != nil {
+			r.Log.Warn(err.Error())
+		}
+	}
+	do := func(order errand) { go r.runErrand(ctx, r.team.head(), order) }
+	if err := r.team.stay(ctx, again, do); !errors.Is(context.Cause(ctx), errLeads) {
+		end(err)
+	}
 }
 
 func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome, error) {
+	t.told = true
 	// Once it has found the head, this node waits as long as that does.
 	limited, cancel := t.waiting(ctx)
 	defer cancel()
@@ -139,11 +189,7 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 
 // connect finds the head.
 func (t *team) connect(ctx context.Context) error {
-	addresses, err := t.config.Addresses(ctx, t.config.Nodes[0])
-	if err != nil {
-		return fmt.Errorf("find the addresses of the head: %w", err)
-	}
-	head, err := rendezvous.Join(ctx, t.config, addresses)
+	head, err := t.findHead(ctx)
 	if err != nil {
 		return err
 	}
@@ -152,6 +198,22 @@ func (t *team) connect(ctx context.Context) error {
 		return errors.New("this node has left")
 	}
 	return nil
+}
+
+// oneFamily drops IPv6 addresses where there are others. The address at which a
+// node comes to the head is where it is reached by all, and a node that came by
+// IPv4 does not reach one that came by IPv6.
+func oneFamily(addresses []netip.Addr) []netip.Addr {
+	var four []netip.Addr
+	for _, address := range addresses {
+		if address.Unmap().Is4() {
+			four = append(four, address)
+		}
+	}
+	if len(four) > 0 {
+		return four
+	}
+	return addresses
 }
 
 // introduce says who this is, and hears the head's answer.
@@ -164,26 +226,33 @@ func (t *team) introduce(ctx context.Context, said hello) (answer welcome, err e
 }
 
 // stay returns the error that says how the head ended the connection, or that
-// it is gone. A head that is lost is looked for with the given words.
-func (t *team) stay(ctx context.Context, again hello) error {
+// it is gone. A head that is lost is looked for with the given words. What it
+// asks for is given to do, which does not wait.
+func (t *team) stay(ctx context.Context, again hello, do func(errand)) error {
 	for {
-		var ignored news
-		err := t.head().Receive(ctx, &ignored)
+		var order errand
+		err := t.head().Receive(ctx, &order)
 		var lost *rendezvous.LostError
 		if errors.As(err, &lost) {
-			if t.comeBack(ctx, again, lost) != nil {
-				return fail(ExitUnavailable, lost)
+			if t.comeBack(ctx, again, lost) == nil {
+				continue
 			}
+			settle(ctx)
+			if t.succession != nil {
+				return fail(ExitUnavailable, fmt.Errorf("%w; it has not come back, and no other node has taken the run over: of %d control planes two must reach each other", lost, cluster.ControlNodes))
+			}
+			return fail(ExitUnavailable, lost)
 		} else if err != nil {
 			return err
 		}
+		do(order)
 	}
 }
 
 // comeBack connects to a head that was lost.
 func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostError) error {
 	address := t.head().RemoteAddr()
-	if !lost.Silent() && refused(address) {
+	if t.succession == nil && !lost.Silent() && refused(address) {
 		return lost // dead: nobody listens any more
 	}
 	t.log.Warn(fmt.Sprintf("%v; looking for it", lost))
@@ -191,16 +260,18 @@ func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostE
 	defer cancel()
 	// Of a process that was just killed, the listener may live a moment longer
 	// than the connections.
-	go func() {
-		for !refused(address) {
-			select {
-			case <-time.After(betweenKnocks):
-			case <-ctx.Done():
-				return
+	if t.succession == nil {
+		go func() {
+			for !refused(address) {
+				select {
+				case <-time.After(betweenKnocks):
+				case <-ctx.Done():
+					return
+				}
 			}
-		}
-		cancel()
-	}()
+			cancel()
+		}()
+	}
 	err := t.connect(ctx)
 	if err == nil {
 		_, err = t.introduce(ctx, again)
@@ -209,6 +280,7 @@ func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostE
 		t.log.Debug("cannot return to the head: " + err.Error())
 		return err
 	}
+	t.moved(t.head().Name())
 	t.tellReady(ctx)
 	return nil
 }

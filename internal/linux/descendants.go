@@ -32,7 +32,7 @@ func Parent(pid int) (int, bool) {
 
 // Children returns the children of a process. Zombies are among them.
 func Children(pid int) ([]int, error) {
-	parents, err := parents()
+	parents, err := Parents()
 	if err != nil {
 		return nil, err
 	}
@@ -47,7 +47,7 @@ func Children(pid int) ([]int, error) {
 
 // Siblings returns the other children of the parent of a process.
 func Siblings(pid int) ([]int, error) {
-	parents, err := parents()
+	parents, err := Parents()
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func Siblings(pid int) ([]int, error) {
 
 // Descendants returns the children of a process, theirs, and so on.
 func Descendants(pid int) ([]int, error) {
-	parents, err := parents()
+	parents, err := Parents()
 	if err != nil {
 		return nil, err
 	}
@@ -79,9 +79,9 @@ func Descendants(pid int) ([]int, error) {
 	return all, nil
 }
 
-// parents maps processes to their parents. Not every kernel has
+// Parents maps processes to their parents. Not every kernel has
 // /proc/PID/task/TID/children, so all of /proc is read.
-func parents() (map[int]int, error) {
+func Parents() (map[int]int, error) {
 	proc, err := os.Open("/proc")
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)

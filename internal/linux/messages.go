@@ -6,6 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The calls below are made without telling Go's scheduler: they never wait, and
+// telling it costs as much as a small packet, most of all when it then gives
+// the thread's place to another one. See PollBriefly.
+
 // Message is struct mmsghdr: one message of SendMessages or ReceiveMessages.
 // What it points to must be on the heap, and stay there.
 type Message struct {
@@ -18,7 +22,7 @@ type Message struct {
 // SendMessages is sendmmsg(2) without an allocation: it returns how many
 // messages the kernel took, and an error only where that is none.
 func SendMessages(fd int, messages []Message) (int, error) {
-	n, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
 	if errno != 0 {
 		return 0, errno
 	}
@@ -27,7 +31,16 @@ func SendMessages(fd int, messages []Message) (int, error) {
 
 // ReceiveMessages is recvmmsg(2) without an allocation. It waits for nothing.
 func ReceiveMessages(fd int, messages []Message) (int, error) {
-	n, _, errno := unix.Syscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(messages))), uintptr(len(messages)), unix.MSG_DONTWAIT, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
+
+// Read is read(2) of a descriptor that does not block.
+func Read(fd int, into []byte) (int, error) {
+	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(into))), uintptr(len(into)))
 	if errno != 0 {
 		return 0, errno
 	}
@@ -36,9 +49,22 @@ func ReceiveMessages(fd int, messages []Message) (int, error) {
 
 // WriteVector is writev(2) without an allocation.
 func WriteVector(fd int, vector []unix.Iovec) error {
-	_, _, errno := unix.Syscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(vector))), uintptr(len(vector)))
+	_, _, errno := unix.RawSyscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(vector))), uintptr(len(vector)))
 	if errno != 0 {
 		return errno
 	}
 	return nil
+}
+
+// PollBriefly is ppoll(2) with a timeout of a few milliseconds at most: the
+// thread keeps its place in Go's scheduler (a P) while it waits. A program whose
+// threads wait so has to allow for them in GOMAXPROCS.
+func PollBriefly(fds []unix.PollFd, timeout *unix.Timespec) (int, error) {
+	// The kernel writes back what is left of the timeout.
+	left := *timeout
+	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(&left)), 0, 0, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
 }

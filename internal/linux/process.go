@@ -2,6 +2,10 @@ package linux
 
 import (
 	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,4 +45,29 @@ func AwaitChild(pid int) error {
 			return err
 		}
 	}
+}
+
+// ThreadGroup returns the process of a thread.
+func ThreadGroup(thread int) (int, error) {
+	content, err := os.ReadFile("/proc/" + strconv.Itoa(thread) + "/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(content)) {
+		if text, found := strings.CutPrefix(line, "Tgid:"); found {
+			return strconv.Atoi(strings.TrimSpace(text))
+		}
+	}
+	return 0, fmt.Errorf("read the status of thread %d: %w", thread, unix.ESRCH)
+}
+
+// ProcessName tells a process from all others since the host was booted: its
+// number and the moment of its start, in ticks of the clock. It is empty where
+// there is no such process.
+func ProcessName(pid int) string {
+	fields := statFields(pid)
+	if len(fields) < 20 || pid <= 0 {
+		return ""
+	}
+	return strconv.Itoa(pid) + ":" + string(fields[19])
 }

@@ -9,11 +9,8 @@ import (
 
 // Operations and flags of seccomp(2) that golang.org/x/sys does not name.
 const (
-	seccompSetModeFilter   = 1
 	seccompGetActionAvail  = 2
 	seccompGetNotifSizes   = 3
-	seccompNewListener     = 1 << 3
-	seccompRetAllow        = 0x7fff0000
 	seccompRetUserNotif    = 0x7fc00000
 	seccompIoctlNotifAddFD = 0x40182103 // SECCOMP_IOW(3, struct seccomp_notif_addfd)
 	seccompAddFDSend       = 1 << 1
@@ -44,17 +41,7 @@ func SeccompNotifySizes() (SeccompSizes, error) {
 // thread and returns its notification descriptor. It exists to be tried: the
 // filter cannot be taken off again, so the thread must be one to throw away.
 func SeccompListener() (int, error) {
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return -1, fmt.Errorf("set no_new_privs: %w", err)
-	}
-	allow := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: seccompRetAllow}
-	program := unix.SockFprog{Len: 1, Filter: &allow}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, seccompSetModeFilter, seccompNewListener, uintptr(unsafe.Pointer(&program)))
-	if errno != 0 {
-		return -1, fmt.Errorf("install a seccomp filter with a listener: %w", errno)
-	}
-	unix.CloseOnExec(int(fd))
-	return int(fd), nil
+	return InstallFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
 }
 
 // SeccompAddFDSend tells whether the listener can put a descriptor into the

@@ -1,9 +1,11 @@
 package linux
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,19 +15,26 @@ import (
 // holder is gone. The first end is ready for use, the second is to be
 // inherited by a child.
 func PacketPair(name string) (*net.UnixConn, *os.File, error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	own, other, err := PacketFiles(name)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make socket pair %s: %w", name, err)
+		return nil, nil, err
 	}
-	own := os.NewFile(uintptr(fds[0]), name)
 	defer own.Close()
-	other := os.NewFile(uintptr(fds[1]), name)
 	conn, err := PacketConn(own)
 	if err != nil {
 		other.Close()
 		return nil, nil, err
 	}
 	return conn, other, nil
+}
+
+// PacketFiles returns both ends of such a pair for children to inherit.
+func PacketFiles(name string) (one, other *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make socket pair %s: %w", name, err)
+	}
+	return os.NewFile(uintptr(fds[0]), name), os.NewFile(uintptr(fds[1]), name), nil
 }
 
 // PacketConn returns the connection behind an inherited end of a PacketPair.
@@ -36,4 +45,40 @@ func PacketConn(file *os.File) (*net.UnixConn, error) {
 		return nil, fmt.Errorf("use socket %s: %w", file.Name(), err)
 	}
 	return conn.(*net.UnixConn), nil
+}
+
+// ListenIn listens on a socket file that it makes in a directory, readable by its
+// owner alone. The address of a socket holds 107 bytes, which a path may exceed; so
+// the directory is named by a descriptor. The file stays when the listener is
+// closed.
+func ListenIn(directory, name string) (listener *net.UnixListener, err error) {
+	err = within(directory, name, func(path string) error {
+		if listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
+			return err
+		}
+		listener.SetUnlinkOnClose(false)
+		return os.Chmod(path, 0o600)
+	})
+	return listener, err
+}
+
+// DialIn connects to a socket file in a directory.
+func DialIn(ctx context.Context, directory, name string) (conn net.Conn, err error) {
+	err = within(directory, name, func(path string) error {
+		conn, err = new(net.Dialer).DialContext(ctx, "unix", path)
+		return err
+	})
+	return conn, err
+}
+
+func within(directory, name string, do func(path string) error) error {
+	dir, err := os.Open(directory)
+	if err != nil {
+		return fmt.Errorf("use socket %s: %w", filepath.Join(directory, name), err)
+	}
+	defer dir.Close()
+	if err := do(fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)); err != nil {
+		return fmt.Errorf("use socket %s: %w", filepath.Join(directory, name), err)
+	}
+	return nil
 }

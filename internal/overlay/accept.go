@@ -22,7 +22,7 @@ func (o *Overlay) acceptStreams(ctx context.Context) error {
 	defer stop()
 	defer o.listen.Close()
 	for {
-		conn, err := o.listen.Accept()
+		conn, err := o.listen.AcceptTCP()
 		if err != nil && ctx.Err() == nil {
 			// Too many files are open, or the like: it passes.
 			o.log.Warn("cannot take a stream of another node", "error", err)
@@ -50,7 +50,7 @@ func (o *Overlay) acceptStreams(ctx context.Context) error {
 	return nil
 }
 
-func (o *Overlay) takeStream(ctx context.Context, conn net.Conn) {
+func (o *Overlay) takeStream(ctx context.Context, conn *net.TCPConn) {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	defer conn.Close()
@@ -58,7 +58,7 @@ func (o *Overlay) takeStream(ctx context.Context, conn net.Conn) {
 		o.counts[0].foreign.Add(1)
 		return
 	}
-	if err := o.hear(conn); err != nil && ctx.Err() == nil {
+	if err := o.hear(conn); ctx.Err() == nil {
 		o.log.Debug("a stream of another node ended", "from", conn.RemoteAddr(), "error", err)
 	}
 }

@@ -34,7 +34,8 @@ type Counters struct {
 	Malformed uint64
 	// Refused packets the device did not take.
 	Refused uint64
-	// Unroutable packets are for no node.
+	// Unroutable packets are for no node. Multicasts, which kernels send by
+	// themselves, are not counted.
 	Unroutable uint64
 	// Unsent packets and datagrams the host's network did not take, or no way
 	// to the node was known.

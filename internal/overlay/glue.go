@@ -42,9 +42,13 @@ type gluer struct {
 	from   *source
 	number uint64 // of the first datagram
 	first  []byte // the first datagram; nil when there is no run
-	count  int
-	length int  // of the payload
-	ended  bool // nothing can follow
+	// headers is their length in the inner packet. Of a run of whole packets,
+	// which join.go finds, plain is true.
+	headers int
+	plain   bool
+	count   int
+	length  int  // of the payload
+	ended   bool // nothing can follow
 }
 
 // source is where datagrams come from that can belong together: a socket of a
@@ -70,7 +74,7 @@ func (g *gluer) add(from *source, number uint64, datagram []byte) error {
 	}
 	switch {
 	case datagram[atFlags]&flagPiece != 0:
-		frame, malformed := from.whole.add(number, datagram)
+		frame, malformed := from.add(number, datagram)
 		if malformed {
 			g.counts.malformed.Add(1)
 		}
@@ -82,16 +86,25 @@ func (g *gluer) add(from *source, number uint64, datagram []byte) error {
 		g.counts.malformed.Add(1)
 		return nil
 	case datagram[atHeaders] == 0:
+		if headers := plainUDP(datagram); headers > 0 && !g.single {
+			g.begin(from, number, datagram, headers, true)
+			return nil
+		}
 		return g.whole(from.peer, datagram[atVnet:])
 	}
 	if !validSegment(datagram) {
 		g.counts.malformed.Add(1)
 		return nil
 	}
-	g.from, g.number, g.first, g.count, g.length, g.ended = from, number, datagram, 0, 0, false
+	g.begin(from, number, datagram, int(datagram[atHeaders]), false)
+	return nil
+}
+
+func (g *gluer) begin(from *source, number uint64, datagram []byte, headers int, plain bool) {
+	g.from, g.number, g.first, g.headers, g.plain = from, number, datagram, headers, plain
+	g.count, g.length = 0, 0
 	g.vector = append(g.vector[:0], unix.Iovec{})
 	g.extend(datagram)
-	return nil
 }
 
 // whole delivers a packet that was not cut.
@@ -100,7 +113,7 @@ func (g *gluer) whole(from *peer, frame []byte) error {
 		g.counts.malformed.Add(1)
 		return nil
 	}
-	if !g.allowed(from, frame[linux.VnetHeaderLen:]) {
+	if !g.allowed(from, frame[linux.VnetHeaderLen:], 1) {
 		return nil
 	}
 	// Its place was taken on the way. The kernel can do without, but a packet
@@ -108,19 +121,21 @@ func (g *gluer) whole(from *peer, frame []byte) error {
 	headers, _ := cut(frame, maxPacket)
 	binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(headers))
 	g.vector = append(g.vector[:0], part(frame))
-	return g.deliver(len(frame) - linux.VnetHeaderLen)
+	return g.deliver(1, len(frame)-linux.VnetHeaderLen)
 }
 
-func (g *gluer) allowed(from *peer, packet []byte) bool {
-	switch err := g.table.check(from, packet); err {
-	case nil:
+// allowed tells whether so many packets may be delivered that have the same
+// addresses.
+func (g *gluer) allowed(from *peer, packet []byte, packets int) bool {
+	switch err := g.table.check(from, packet); {
+	case err == nil:
 		return true
-	case errSpoofed:
-		g.counts.spoofed.Add(1)
-	case errStray:
-		g.counts.stray.Add(1)
+	case errors.Is(err, errSpoofed):
+		g.counts.spoofed.Add(uint64(packets))
+	case errors.Is(err, errStray):
+		g.counts.stray.Add(uint64(packets))
 	default:
-		g.counts.malformed.Add(1)
+		g.counts.malformed.Add(uint64(packets))
 	}
 	return false
 }
@@ -144,7 +159,10 @@ func validSegment(datagram []byte) bool {
 
 // continues tells whether a datagram follows the run.
 func (g *gluer) continues(from *source, number uint64, datagram []byte) bool {
-	headers := int(g.first[atHeaders])
+	if g.plain {
+		return g.joins(from, datagram)
+	}
+	headers := g.headers
 	if g.single && g.first[atVnet+vnetGSOType] == gsoUDP {
 		return false
 	}
@@ -164,11 +182,15 @@ func (g *gluer) continues(from *source, number uint64, datagram []byte) bool {
 }
 
 func (g *gluer) extend(datagram []byte) {
-	payload := datagram[wireLen+int(datagram[atHeaders]):]
+	payload := datagram[wireLen+g.headers:]
 	g.vector = append(g.vector, part(payload))
 	g.count++
 	g.length += len(payload)
-	g.ended = datagram[atFlags]&flagLast != 0
+	if g.plain {
+		g.ended = len(datagram) < len(g.first)
+	} else {
+		g.ended = datagram[atFlags]&flagLast != 0
+	}
 }
 
 // flush delivers the run.
@@ -176,17 +198,24 @@ func (g *gluer) flush() error {
 	if g.first == nil {
 		return nil
 	}
-	headers := int(g.first[atHeaders])
-	head := g.head[:copy(g.head[:], g.first[atVnet:wireLen+headers])]
-	first := int(binary.BigEndian.Uint16(g.first[atIndex:]))
-	from := g.from
+	head := g.head[:copy(g.head[:], g.first[atVnet:wireLen+g.headers])]
+	index := int(binary.BigEndian.Uint16(g.first[atIndex:]))
+	from, first := g.from, g.first
 	g.from, g.first = nil, nil
-	if !g.allowed(from.peer, head[linux.VnetHeaderLen:]) {
+	packets := 1
+	if g.plain {
+		if packets = g.count; packets == 1 {
+			return g.whole(from.peer, first[atVnet:])
+		}
+		head[vnetGSOType] = gsoUDP
+		binary.NativeEndian.PutUint16(head[vnetGSOSize:], uint16(len(first)-wireLen-g.headers))
+	}
+	if !g.allowed(from.peer, head[linux.VnetHeaderLen:], packets) {
 		return nil
 	}
-	restoreHeaders(head, first, g.count, g.length, g.ended)
+	restoreHeaders(head, index, g.count, g.length, g.ended)
 	g.vector[0] = part(head)
-	return g.deliver(headers + g.length)
+	return g.deliver(packets, g.headers+g.length)
 }
 
 // restoreHeaders makes of the headers of a packet that was cut those of a part
@@ -233,17 +262,18 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 	binary.BigEndian.PutUint16(transport[sumOffset:], fold(pseudo+uint32(len(transport)+length)))
 }
 
-func (g *gluer) deliver(length int) error {
+// deliver writes the vector, which counts as so many packets.
+func (g *gluer) deliver(packets, length int) error {
 	err := g.out.write(g.vector)
 	switch {
 	case err == nil:
-		g.counts.receivedPackets.Add(1)
+		g.counts.receivedPackets.Add(uint64(packets))
 		g.counts.receivedBytes.Add(uint64(length))
 		return nil
 	case errors.Is(err, errDeviceGone):
 		return err
 	}
-	g.counts.refused.Add(1)
+	g.counts.refused.Add(uint64(packets))
 	return nil
 }
 

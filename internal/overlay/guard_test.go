@@ -5,10 +5,13 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // packetOf is an empty UDP packet between two nodes, in a datagram without tag.
@@ -79,7 +82,7 @@ func (i *impostor) seal(datagram []byte) []byte {
 }
 
 // TestOnlyPeersAreHeard sends what is not to be delivered, and in the end what
-// is. The socket on the node sees no other packet.
+// is. A capture on the node's device sees no other packet.
 func TestOnlyPeersAreHeard(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true})
 	target, peer := l.members[0], l.members[1]
@@ -92,6 +95,7 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 	defer listener.Close()
 	port := listener.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	destination := netip.AddrPortFrom(target.nodeAddr, port)
+	delivered := target.capture(t)
 	own := netip.AddrPortFrom(peer.nodeAddr, 1)
 	var sockets [3]*net.UDPConn // of the peer's host, at another port, and of another host
 	for i, host := range []*member{peer, l.members[2]} {
@@ -164,15 +168,23 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 			if _, err := sockets[test.socket].WriteToUDPAddrPort(test.datagram, at); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the datagram is counted", func() bool { return test.counter() == before+1 })
+			testutil.Eventually(t, "the datagram is counted", func() bool { return test.counter() == before+1 })
 		})
 	}
 	if received := counters().ReceivedPackets; received != before.ReceivedPackets {
 		t.Errorf("%d packets were delivered that should not be", received-before.ReceivedPackets)
 	}
+	if strangers := delivered.sources(t); len(strangers) > 0 {
+		t.Errorf("packets were delivered from %v", strangers)
+	}
 	// The control: the same datagram, from where it should come, once.
 	hear := func() {
 		t.Helper()
+		defer func() {
+			if from := delivered.sources(t); !slices.Equal(from, []netip.Addr{own.Addr()}) {
+				t.Errorf("packets were delivered from %v, want one of %v", from, own.Addr())
+			}
+		}()
 		listener.SetReadDeadline(time.Now().Add(20 * time.Second))
 		_, from, err := listener.ReadFrom(make([]byte, 10))
 		if err != nil || from.(*net.UDPAddr).AddrPort() != own {
@@ -185,8 +197,11 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 		replayed := counters().Replayed
 		sockets[0].WriteToUDPAddrPort(again, at)
 		if i != 1 {
-			eventually(t, "the replayed datagram is counted", func() bool { return counters().Replayed == replayed+1 })
+			testutil.Eventually(t, "the replayed datagram is counted", func() bool { return counters().Replayed == replayed+1 })
 		}
+	}
+	if again := delivered.sources(t); len(again) > 0 {
+		t.Errorf("packets were delivered again from %v", again)
 	}
 	// What was good before the receiver started again is not now, even with
 	// the hello from then.
@@ -194,12 +209,34 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 	target.start(t, 0, l.nodes)
 	sockets[0].WriteToUDPAddrPort(as.hello, at)
 	sockets[0].WriteToUDPAddrPort(sealed, at)
-	eventually(t, "a datagram from before is counted", func() bool { return counters().Foreign > 0 })
+	testutil.Eventually(t, "a datagram from before is counted", func() bool { return counters().Foreign > 0 })
 	as.agree()
 	sockets[0].WriteToUDPAddrPort(as.seal(good), at)
 	hear()
 	if received := counters().ReceivedPackets; received != 1 {
 		t.Errorf("%d packets were delivered after the start, want 1", received)
+	}
+}
+
+// TestPeerMayComeBack: nobody has to be told of a node that starts again where
+// it was, with sockets that were kept, as a node that was cut off or whose
+// overlay has crashed. Those that go on talking to it agree with it anew.
+func TestPeerMayComeBack(t *testing.T) {
+	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2})
+	a, b := l.members[0], l.members[1]
+	ping(t, a, b.nodeAddr)
+	for _, first := range []*member{a, b} {
+		b.stop(t)
+		b.start(t, 1, l.nodes)
+		l.awaitPaths()
+		other := a
+		if first == a {
+			other = b
+		}
+		// With TCP: what goes out with the keys that a peer has forgotten is
+		// lost, and is what has them agree on others.
+		sendTCP(t, first, other.serveTCP(t, other.nodeAddr), noise(1_000_000))
+		ping(t, other, first.nodeAddr)
 	}
 }
 
@@ -288,4 +325,20 @@ func TestEndOfTheDevice(t *testing.T) {
 		t.Errorf("the overlay ended with %v, want %v", gone.err, errDeviceGone)
 	}
 	gone.err = nil
+}
+
+func TestMulticastsAreNobodys(t *testing.T) {
+	for to, want := range map[string]bool{"10.1.2.3": false, "224.0.0.1": true, "255.255.255.255": true, "fd00::1": false, "ff02::2": true} {
+		address := netip.MustParseAddr(to)
+		packet := make([]byte, ipv6Header)
+		if packet[0] = 0x60; address.Is4() {
+			packet[0] = 0x45
+			copy(packet[16:], address.AsSlice())
+		} else {
+			copy(packet[24:], address.AsSlice())
+		}
+		if isMulticast(packet) != want {
+			t.Errorf("%s: %v", to, !want)
+		}
+	}
 }

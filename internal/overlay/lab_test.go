@@ -2,16 +2,13 @@ package overlay
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
-	"runtime"
-	"slices"
-	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,15 +22,7 @@ import (
 // The lab has hosts, each a network namespace, and a router between them,
 // which is the namespace of the test. Behind each host is a node: one more
 // namespace, that has a TUN device only.
-const inNamespaces = "BERTH_OVERLAY_TEST_ROUTER"
-
 func TestMain(m *testing.M) {
-	// A fuzzer talks with its workers through descriptors, and needs no lab.
-	if slices.ContainsFunc(os.Args, func(arg string) bool {
-		return strings.HasPrefix(arg, "-test.fuzz=") || strings.HasPrefix(arg, "-test.fuzzworker")
-	}) {
-		os.Exit(m.Run())
-	}
 	if role := os.Getenv(asRole); role != "" {
 		if err := runRole(role); err != nil {
 			fmt.Fprintln(os.Stderr, role+":", err)
@@ -41,25 +30,14 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if os.Getenv(inNamespaces) == "" {
-		command := exec.Command("/proc/self/exe", os.Args[1:]...)
-		command.Env = append(os.Environ(), inNamespaces+"=1")
-		command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
-		command.SysProcAttr = testutil.NewNamespaces()
-		err := command.Run()
-		if exit := new(exec.ExitError); err == nil || errors.As(err, &exit) {
-			os.Exit(command.ProcessState.ExitCode())
+	testutil.MainInNamespaces(m, func() error {
+		for _, sysctl := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+			if err := os.WriteFile("/proc/sys/net/"+sysctl, []byte("1"), 0); err != nil {
+				return err
+			}
 		}
-		fmt.Fprintln(os.Stderr, "no namespaces:", err)
-		os.Exit(m.Run())
-	}
-	for _, sysctl := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
-		if err := os.WriteFile("/proc/sys/net/"+sysctl, []byte("1"), 0); err != nil {
-			fmt.Fprintln(os.Stderr, "set up the router of the lab:", err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
+		return nil
+	})
 }
 
 var testKey = []byte("a key for tests that no job has.")
@@ -75,9 +53,12 @@ type member struct {
 	listener   *net.TCPListener
 	carrier    Carrier
 	overlay    *Overlay
+	dialled    atomic.Int32 // attempts to open a stream
+	warned     atomic.Int32
 	cancel     context.CancelFunc
 	done       chan struct{}
-	process    *os.Process // of the overlay, where it is one
+	programs   []*os.Process         // that carry packets: the overlay, where it is one
+	rivals     map[string]*namespace // of other programs that do
 	err        error
 }
 
@@ -99,6 +80,7 @@ type labConfig struct {
 	ipv6       bool   // the hosts' network is IPv6
 	carrier    Carrier
 	streams    bool // the nodes take streams
+	late       bool // the last node begins when the others have tried streams
 	through    func(l *lab)
 	superBytes int
 	processes  bool // the overlays are processes, and each host has one core
@@ -115,6 +97,7 @@ func newLab(t testing.TB, config labConfig) *lab {
 			hostAddr: netip.AddrFrom4([4]byte{192, 0, byte(i), 2}),
 			nodeAddr: netip.AddrFrom4([4]byte{10, 42, byte(i), 1}),
 			carrier:  config.carrier,
+			rivals:   map[string]*namespace{},
 		})
 		if config.ipv6 {
 			l.members[i].hostAddr = netip.AddrFrom16([16]byte{0x20, 0x01, 0x0d, 0xb8, 7: byte(i), 15: 2})
@@ -187,6 +170,11 @@ func newLab(t testing.TB, config labConfig) *lab {
 			m.pin(t, i)
 			m.carryElsewhere(t, i, nodes)
 			continue
+		}
+		if config.late && i == len(l.members)-1 {
+			for _, other := range l.members[:i] {
+				testutil.Eventually(t, "a node tries TCP", func() bool { return other.dialled.Load() > 0 })
+			}
 		}
 		m.start(t, i, nodes)
 	}
@@ -327,8 +315,9 @@ func (m *member) listen(t testing.TB) netip.AddrPort {
 }
 
 // dialHost connects from the host.
-func (m *member) dialHost(ctx context.Context, to netip.AddrPort) (conn net.Conn, err error) {
-	m.host.do(func() { conn, err = new(net.Dialer).DialContext(ctx, "tcp", to.String()) })
+func (m *member) dialHost(ctx context.Context, to netip.AddrPort) (conn *net.TCPConn, err error) {
+	m.host.do(func() { conn, err = new(net.Dialer).DialTCP(ctx, "tcp", netip.AddrPort{}, to) })
+	m.dialled.Add(1)
 	return conn, err
 }
 
@@ -340,10 +329,18 @@ func (m *member) setNodes(t testing.TB, nodes []Node) {
 
 func (m *member) start(t testing.TB, self int, nodes []Node) {
 	t.Helper()
-	log := slog.New(slog.DiscardHandler)
+	shown := io.Discard
 	if testing.Verbose() {
-		log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+		shown = os.Stderr
 	}
+	log := slog.New(slog.NewTextHandler(shown, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.LevelKey && a.Value.Any() == slog.LevelWarn {
+				m.warned.Add(1)
+			}
+			return a
+		},
+	}))
 	var queues []*os.File
 	var conns []*net.UDPConn
 	for i := range m.tuns {
@@ -386,7 +383,6 @@ func (m *member) stop(t testing.TB) {
 	select {
 	case <-m.done:
 	case <-time.After(20 * time.Second):
-		stacks := make([]byte, 1<<20)
-		t.Fatalf("the overlay does not end:\n%s", stacks[:runtime.Stack(stacks, true)])
+		t.Fatalf("the overlay does not end:\n%s", testutil.Stacks())
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,15 +16,18 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // BenchmarkBesideBare measures between two hosts that a veth joins, and between
-// their nodes over the overlay, in turn: each iteration is a pair (use
-// -benchtime=10x). Each host with all its programs has a core of its own. The
-// metrics are medians of the pairs; of the ratio, the overlay's figure divided
-// by the bare one, also the bounds of the median's 95 % interval. The veth
-// carries super-packets of the bare hosts whole, which no network does, unless
-// its offloads are off. With a rate it is slowed down, as a cable of 10 Gbit/s.
+// their nodes over the overlay and, where they are installed, over other
+// programs that carry packets of rootless containers, in turn: each iteration is
+// one of each. Each host with all its programs has a core of its own. The metrics
+// are medians; x is a path's figure divided by the bare one of its iteration. The
+// veth carries super-packets of the bare hosts whole, which no network does,
+// unless its offloads are off. With a rate it is slowed down, as a cable of
+// 10 Gbit/s. All values go to the file that BERTH_OVERLAY_RECORD names.
 //
 // CPU seconds are those of all programs of the pair and of ksoftirqd.
 func BenchmarkBesideBare(b *testing.B) {
@@ -41,12 +43,12 @@ func BenchmarkBesideBare(b *testing.B) {
 		} {
 			for _, load := range []struct {
 				name string
-				run  func(*testing.B, *lab, string) map[string]float64
+				run  load
 			}{
 				{"tcp1", iperf()},
 				{"tcp8", iperf("-P8")},
 				{"tcp64", iperf("-P64")},
-				// At a rate that both paths carry: what is lost costs too.
+				// At a rate that all paths carry: what is lost costs too.
 				{"udp", iperf("-u", "-b", udpRate(mtu), "-l", fmt.Sprint(mtu-200))},
 				{"rtt", talk(answering, asking, 20000)},
 				{"connect", talk(accepting, connecting, 5000)},
@@ -59,7 +61,11 @@ func BenchmarkBesideBare(b *testing.B) {
 							superBytes: MaxSuperPacket(mtu - wireLen - ipv4UDPOverhead),
 							carrier:    carrier, streams: carrier == CarrierTCP,
 						})
-						beside(b, l, load.run)
+						paths := []string{bare, over}
+						if carrier == CarrierUDP {
+							paths = append(paths, l.startRivals(b)...)
+						}
+						beside(b, l, paths, load.run)
 					})
 				}
 			}
@@ -67,43 +73,50 @@ func BenchmarkBesideBare(b *testing.B) {
 	}
 }
 
-// beside runs a load on both paths in turn and reports.
-func beside(b *testing.B, l *lab, run func(*testing.B, *lab, string) map[string]float64) {
+// load measures something on a path.
+type load func(b *testing.B, l *lab, path string) map[string]float64
+
+// beside runs a load on all paths in turn and reports.
+func beside(b *testing.B, l *lab, paths []string, run load) {
 	all := map[string][]float64{}
 	for b.Loop() {
-		bare, over := run(b, l, "bare"), run(b, l, "overlay")
-		for what, value := range bare {
-			all["bare-"+what] = append(all["bare-"+what], value)
-			all["over-"+what] = append(all["over-"+what], over[what])
-			all["x-"+what] = append(all["x-"+what], over[what]/value)
+		var first map[string]float64
+		for _, path := range paths {
+			values := run(b, l, path)
+			if path == bare {
+				first = values
+			}
+			for what, value := range values {
+				all[path+"-"+what] = append(all[path+"-"+what], value)
+				if path != bare {
+					all["x-"+path+"-"+what] = append(all["x-"+path+"-"+what], value/first[what])
+				}
+			}
 		}
 	}
+	record(b, all)
 	for what, values := range all {
 		slices.Sort(values)
 		b.ReportMetric(values[len(values)/2], what)
-		if low, high, ok := medianBounds(len(values)); ok && strings.HasPrefix(what, "x-") {
-			b.ReportMetric(values[low], what+"-low")
-			b.ReportMetric(values[high], what+"-high")
-		}
 	}
 	b.ReportMetric(0, "ns/op")
 }
 
-// medianBounds are the ranks of n sorted values between which the median lies
-// with at least 95 %: the binomial distribution with one half. There are none
-// for fewer than six.
-func medianBounds(n int) (low, high int, ok bool) {
-	below := 1.0
-	for range n {
-		below /= 2
+// record appends a line of JSON to the file for records, where there is one.
+func record(b *testing.B, values map[string][]float64) {
+	path := os.Getenv("BERTH_OVERLAY_RECORD")
+	if path == "" {
+		return
 	}
-	for term, sum := below, below; sum <= 0.025; low++ {
-		term *= float64(n-low) / float64(low+1)
-		sum += term
-		ok = true
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		b.Fatal(err)
 	}
-	low = max(0, low-1)
-	return low, n - 1 - low, ok
+	defer file.Close()
+	_, name, _ := strings.Cut(b.Name(), "/")
+	if err := json.NewEncoder(file).Encode(map[string]any{"name": name, "values": values}); err != nil {
+		b.Fatal(err)
+	}
 }
 
 func udpRate(mtu int) string {
@@ -113,20 +126,15 @@ func udpRate(mtu int) string {
 	return "400M"
 }
 
-func (m *member) place(path string) (*namespace, netip.Addr) {
-	if path == "bare" {
-		return m.host, m.hostAddr
-	}
-	return m.node, m.nodeAddr
-}
-
 // spent is the processor time of all programs of the lab so far.
 func (l *lab) spent() time.Duration {
 	var usage unix.Rusage
 	unix.Getrusage(unix.RUSAGE_CHILDREN, &usage) // those that have ended
 	total := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 	for _, m := range l.members {
-		total += processTime(fmt.Sprintf("/proc/%d/stat", m.process.Pid))
+		for _, program := range m.programs {
+			total += processTime(fmt.Sprintf("/proc/%d/stat", program.Pid))
+		}
 	}
 	threads, _ := filepath.Glob("/proc/[0-9]*/comm")
 	for _, comm := range threads {
@@ -150,21 +158,21 @@ func processTime(stat string) time.Duration {
 }
 
 // iperf returns a load of iperf3 with the arguments.
-func iperf(args ...string) func(*testing.B, *lab, string) map[string]float64 {
+func iperf(args ...string) load {
 	return func(b *testing.B, l *lab, path string) map[string]float64 {
 		if _, err := exec.LookPath("iperf3"); err != nil {
 			b.Skip("needs iperf3")
 		}
-		client, _ := l.members[0].place(path)
-		at, address := l.members[1].place(path)
+		client, at := l.members[0].place(path), l.members[1].place(path)
+		port := fmt.Sprint(at.listen.Port())
 		before := l.spent()
-		server := exec.CommandContext(b.Context(), "iperf3", "-s", "-1", "-B", address.String())
+		server := exec.CommandContext(b.Context(), "iperf3", "-s", "-1", "-p", port, "-B", at.listen.Addr().String())
 		at.try(b, server.Start)
-		eventually(b, "iperf3 listens", func() bool {
+		testutil.Eventually(b, "iperf3 listens", func() bool {
 			listens := false
 			at.do(func() {
 				// Its port is taken as soon as it listens.
-				listener, err := net.Listen("tcp", netip.AddrPortFrom(address, 5201).String())
+				listener, err := net.Listen("tcp", at.listen.String())
 				if listens = err != nil; !listens {
 					listener.Close()
 				}
@@ -172,7 +180,7 @@ func iperf(args ...string) func(*testing.B, *lab, string) map[string]float64 {
 			return listens
 		})
 		var out bytes.Buffer
-		run := exec.CommandContext(b.Context(), "iperf3", append([]string{"-J", "-t", "2", "-c", address.String()}, args...)...)
+		run := exec.CommandContext(b.Context(), "iperf3", append([]string{"-J", "-t", "1", "-p", port, "-c", at.dial.Addr().String()}, args...)...)
 		run.Stdout = &out
 		client.try(b, run.Start)
 		if err := run.Wait(); err != nil {
@@ -197,31 +205,29 @@ func iperf(args ...string) func(*testing.B, *lab, string) map[string]float64 {
 }
 
 // talk returns a load of one byte there and back over TCP, many times.
-func talk(serve, ask string, rounds int) func(*testing.B, *lab, string) map[string]float64 {
+func talk(serve, ask string, rounds int) load {
 	return func(b *testing.B, l *lab, path string) map[string]float64 {
 		return talkOnce(b, l, path, serve, ask, rounds)
 	}
 }
 
 func talkOnce(b *testing.B, l *lab, path, serve, ask string, rounds int) map[string]float64 {
-	client, _ := l.members[0].place(path)
-	at, address := l.members[1].place(path)
-	server := l.members[1].role(serve, "ADDRESS="+netip.AddrPortFrom(address, 0).String())
+	client, at := l.members[0].place(path), l.members[1].place(path)
+	server := l.members[1].role(serve, "ADDRESS="+at.listen.String())
 	out, err := server.StdoutPipe()
 	if err != nil {
 		b.Fatal(err)
 	}
 	at.try(b, server.Start)
-	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
 		b.Fatalf("no server: %v", err)
 	}
-	run := l.members[0].role(ask, "ADDRESS="+strings.TrimSpace(line), fmt.Sprintf("ROUNDS=%d", rounds))
+	run := l.members[0].role(ask, "ADDRESS="+at.dial.String(), fmt.Sprintf("ROUNDS=%d", rounds))
 	var printed bytes.Buffer
-	run.Stdout = &printed
+	run.Stdout, run.Stderr = &printed, os.Stderr
 	client.try(b, run.Start)
 	if err := run.Wait(); err != nil {
-		b.Fatalf("ask: %v", err)
+		b.Fatalf("ask over %s: %v", path, err)
 	}
 	server.Wait()
 	var times roundTrips

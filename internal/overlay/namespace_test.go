@@ -2,7 +2,6 @@ package overlay
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"testing"
@@ -22,10 +21,16 @@ type namespace struct {
 
 func newNamespace(t testing.TB) *namespace {
 	t.Helper()
+	return enterNamespace(t, func() error { return unix.Unshare(unix.CLONE_NEWNET) })
+}
+
+// enterNamespace starts the thread, which enter brings where it is to be.
+func enterNamespace(t testing.TB, enter func() error) *namespace {
+	t.Helper()
 	n := &namespace{work: make(chan func())}
 	ready := make(chan error)
 	testutil.OnNewThread(func() {
-		err := unix.Unshare(unix.CLONE_NEWNET)
+		err := enter()
 		if err == nil {
 			n.file, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
 		}
@@ -65,12 +70,6 @@ func addLink(name string, mtu int, offloads bool, addresses ...netip.Prefix) err
 	if err != nil {
 		return err
 	}
-	for _, address := range addresses {
-		ipNet := &net.IPNet{IP: address.Addr().AsSlice(), Mask: net.CIDRMask(address.Bits(), address.Addr().BitLen())}
-		if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet, Flags: unix.IFA_F_NODAD}); err != nil {
-			return fmt.Errorf("add %s to %s: %w", address, name, err)
-		}
-	}
 	if err := netlink.LinkSetMTU(link, mtu); err != nil {
 		return err
 	}
@@ -81,7 +80,7 @@ func addLink(name string, mtu int, offloads bool, addresses ...netip.Prefix) err
 			}
 		}
 	}
-	return netlink.LinkSetUp(link)
+	return testutil.SetUpLink(name, addresses...)
 }
 
 // setEthtool switches an offload of an interface.

@@ -47,7 +47,7 @@ type Config struct {
 	Listener *net.TCPListener
 	// Dial connects to the Listener of another node; nil means what net.Dialer
 	// does. Tests dial in other network namespaces.
-	Dial func(ctx context.Context, to netip.AddrPort) (net.Conn, error)
+	Dial func(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error)
 	// Key is the secret of the job, at least 16 bytes, the same on all nodes.
 	Key []byte
 	// Nodes are all nodes, in the same order on each; Self is this one's
@@ -94,7 +94,7 @@ type Overlay struct {
 	ipv6    bool
 	carrier Carrier
 	listen  *net.TCPListener
-	dialTCP func(ctx context.Context, to netip.AddrPort) (net.Conn, error)
+	dialTCP func(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error)
 	log     *slog.Logger
 	queues  []*queue
 	counts  []counts
@@ -116,8 +116,8 @@ func New(config Config) (_ *Overlay, err error) {
 		log: config.Log, counts: make([]counts, len(config.Queues)),
 	}
 	if o.dialTCP == nil {
-		o.dialTCP = func(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "tcp", to.String())
+		o.dialTCP = func(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+			return new(net.Dialer).DialTCP(ctx, "tcp", netip.AddrPort{}, to)
 		}
 	}
 	o.prober = newProber(o, config.Carrier, config.Log)

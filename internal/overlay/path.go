@@ -35,17 +35,17 @@ type sending struct {
 // leaves room for IPv6, which has no smaller MTU than 1280.
 const leastLimit = 1200
 
-func newPath(to *peer, queue int, ipv6 bool) (*path, error) {
+func newPath(to *peer, queue int, ipv6 bool) *path {
 	p := &path{peer: to, queue: queue}
 	p.generation = uint64(time.Now().UnixNano())
 	rand.Read(p.nonce[:])
 	if len(to.endpoints) == 0 {
-		return p, nil
+		return p
 	}
 	p.endpoint = to.endpoints[queue%len(to.endpoints)]
 	p.sockaddr = rawSockaddr(p.endpoint, ipv6)
 	p.full = largestDatagram(p.endpoint.Addr())
-	return p, nil
+	return p
 }
 
 // largestDatagram is the size of UDP payload for which the host's interface

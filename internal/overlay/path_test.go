@@ -30,7 +30,7 @@ func throughLink(t *testing.T, link *badLink, config labConfig) *lab {
 func (l *lab) awaitPaths() {
 	l.Helper()
 	for i, m := range l.members {
-		eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
+		testutil.Eventually(l, fmt.Sprintf("node %d has paths to the others", i), func() bool {
 			return !slices.ContainsFunc(m.overlay.Paths(), func(p Path) bool { return p.Carrier == "" })
 		})
 	}
@@ -54,7 +54,7 @@ func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
 	link := &badLink{}
 	link.closed.Store(true)
 	l := throughLink(t, link, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, streams: true})
-	eventually(t, "packets take TCP", l.isBy("tcp"))
+	testutil.Eventually(t, "packets take TCP", l.isBy("tcp"))
 	a, b := l.members[0], l.members[1]
 	ping(t, a, b.nodeAddr)
 	sendTCP(t, a, b.serveTCP(t, b.nodeAddr), noise(3_000_001))
@@ -64,7 +64,7 @@ func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
 	}
 
 	link.closed.Store(false)
-	eventually(t, "packets take UDP again", l.isBy("udp"))
+	testutil.Eventually(t, "packets take UDP again", l.isBy("udp"))
 	sendTCP(t, a, b.serveTCP(t, b.nodeAddr), noise(1_000_001))
 
 	// A flow that is under way goes on when UDP stops getting through.
@@ -77,7 +77,7 @@ func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
 	if _, err := conn.Write(noise(100_000)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "packets take TCP", l.isBy("tcp"))
+	testutil.Eventually(t, "packets take TCP", l.isBy("tcp"))
 	conn.(*net.TCPConn).CloseWrite()
 	if n, err := conn.Read(make([]byte, 100)); err != nil || n != 32 {
 		t.Errorf("the flow did not go on: %d bytes, %v", n, err)
@@ -89,6 +89,16 @@ func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
 	}
 }
 
+func TestNodeThatBeginsLaterIsNotTakenForOneWithoutUDP(t *testing.T) {
+	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2, streams: true, late: true})
+	ping(t, l.members[0], l.members[1].nodeAddr)
+	for i, m := range l.members {
+		if c := m.overlay.Counters(); c.Streamed > 0 || m.warned.Load() > 0 {
+			t.Errorf("node %d warned %d times and sent %d packets over TCP", i, m.warned.Load(), c.Streamed)
+		}
+	}
+}
+
 func TestNarrowerPathThatDoesNotSaySo(t *testing.T) {
 	for _, most := range []int{8000, 1472, 1300} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
@@ -96,7 +106,7 @@ func TestNarrowerPathThatDoesNotSaySo(t *testing.T) {
 			link.most.Store(int64(most))
 			l := throughLink(t, link, labConfig{mtus: []int{9000, 9000}, offloads: true, queues: 2})
 			a, b := l.members[0], l.members[1]
-			eventually(t, "the size is found", func() bool { return narrowest(l) > most*9/10 })
+			testutil.Eventually(t, "the size is found", func() bool { return narrowest(l) > most*9/10 })
 			for _, address := range []netip.Addr{b.nodeAddr, b.nodeIPv6()} {
 				sendTCP(t, a, b.serveTCP(t, address), noise(2_000_001))
 				udp := b.serveUDP(t, address)
@@ -126,9 +136,9 @@ func TestPathThatBecomesNarrower(t *testing.T) {
 	link := &badLink{}
 	l := throughLink(t, link, labConfig{mtus: []int{9000, 9000}, offloads: true})
 	a, b := l.members[0], l.members[1]
-	eventually(t, "the path is wide", func() bool { return narrowest(l) > 8900 })
+	testutil.Eventually(t, "the path is wide", func() bool { return narrowest(l) > 8900 })
 	link.most.Store(1472)
-	eventually(t, "it is narrow", func() bool { return narrowest(l) <= 1472 })
+	testutil.Eventually(t, "it is narrow", func() bool { return narrowest(l) <= 1472 })
 	sendTCP(t, a, b.serveTCP(t, b.nodeAddr), noise(1_000_001))
 	echoUDP(t, a, b.serveUDP(t, b.nodeAddr), noise(8000))
 }
@@ -203,7 +213,7 @@ func TestNothingIsLeft(t *testing.T) {
 			a.stop(t)
 			b.stop(t)
 			var stacks string
-			eventually(t, "no goroutine of an overlay is left", func() bool {
+			testutil.Eventually(t, "no goroutine of an overlay is left", func() bool {
 				buffer := make([]byte, 1<<20)
 				stacks = string(buffer[:runtime.Stack(buffer, true)])
 				return !strings.Contains(stacks, "overlay.(*Overlay)") && !strings.Contains(stacks, "overlay.(*queue)") && !strings.Contains(stacks, "overlay.(*stream)")
@@ -219,7 +229,7 @@ func TestNothingIsLeft(t *testing.T) {
 				a.stop(t)
 				b.stop(t)
 			}
-			eventually(t, "no descriptor is left", func() bool { return descriptors() <= before })
+			testutil.Eventually(t, "no descriptor is left", func() bool { return descriptors() <= before })
 		})
 	}
 }

@@ -24,9 +24,11 @@ const (
 	tick        = 10 * time.Millisecond
 	// What is due so soon is done at once, so that a node that has nothing to
 	// do wakes up once for all its paths.
-	together    = 5 * time.Millisecond
-	idleTick    = 250 * time.Millisecond
-	reportAfter = 8 // unanswered rounds, some seconds
+	together = 5 * time.Millisecond
+	idleTick = 250 * time.Millisecond
+	// warnAfter is how long UDP gets no answer until people hear of it. On a busy
+	// machine a node may be a second later than another.
+	warnAfter = 3 * time.Second
 )
 
 // rungs are the sizes of datagram that are tried where the largest does not
@@ -44,13 +46,15 @@ type probing struct {
 	limit    int       // what gets through; 0 where nothing does
 	due      time.Time // for the next round
 	wait     time.Duration
-	oldest   uint32 // sequence, of the round's first hello
-	asked    int    // the largest size of the round
-	heard    int    // the largest size that was answered in the round
-	volley   bool   // many sizes are asked for
-	narrower int    // volleys that agreed
-	silent   int    // rounds without an answer
-	answered int    // rounds with one, since the last without
+	oldest   uint32    // sequence, of the round's first hello
+	asked    int       // the largest size of the round
+	heard    int       // the largest size that was answered in the round
+	volley   bool      // many sizes are asked for
+	narrower int       // volleys that agreed
+	silent   int       // rounds without an answer
+	since    time.Time // of the first of them; zero without any
+	warned   bool      // of this silence
+	answered int       // rounds with one, since the last without
 	quiet    int
 
 	stream   *stream
@@ -158,25 +162,33 @@ func (p *prober) forget(current *table) {
 // kick has the paths to a peer asked at once.
 func (p *prober) kick(to *peer) {
 	for _, one := range to.paths {
-		one.due, one.wait = time.Time{}, 0
+		// What was asked had no time to be answered.
+		one.due, one.wait, one.asked = time.Time{}, 0, 0
 	}
 }
 
 // round judges what was asked last and asks again.
 func (p *prober) round(ctx context.Context, one *path, now time.Time) {
-	if p.carrier == CarrierTCP || !one.endpoint.IsValid() {
+	if !p.mayDatagrams(one) {
 		p.wantStream(ctx, one, now)
-		one.due = now.Add(idleTick)
 		if one.stream != nil {
+			one.since, one.warned = time.Time{}, false
 			one.due = now.Add(quietWait)
+			return
 		}
+		p.beSilent(one, now)
+		one.due = now.Add(idleTick)
 		return
 	}
-	p.judge(one)
+	p.judge(one, now)
 	if one.limit == 0 && one.silent >= streamAfter && p.carrier == CarrierAuto {
 		p.wantStream(ctx, one, now)
 	}
-	one.oldest, one.asked, one.heard = one.sequence, 0, 0
+	if one.limit > 0 {
+		// Before anything gets through, a late answer is as good as any.
+		one.oldest = one.sequence
+	}
+	one.asked, one.heard = 0, 0
 	switch {
 	case one.limit == 0:
 		p.ask(one, leastLimit)
@@ -198,8 +210,13 @@ func (p *prober) round(ctx context.Context, one *path, now time.Time) {
 	}
 }
 
+// mayDatagrams tells whether UDP is to be tried at all.
+func (p *prober) mayDatagrams(one *path) bool {
+	return p.carrier != CarrierTCP && one.endpoint.IsValid()
+}
+
 // judge draws conclusions from the round that ends.
-func (p *prober) judge(one *path) {
+func (p *prober) judge(one *path, now time.Time) {
 	if one.asked == 0 {
 		return
 	}
@@ -207,16 +224,14 @@ func (p *prober) judge(one *path) {
 		one.silent++
 		one.answered = 0
 		one.volley = one.limit > 0
-		if one.silent == reportAfter && one.stream == nil {
-			p.log.Warn("no packet gets through to a node yet. Let the ports of --port-range pass between the nodes, or choose one network with --interface", "node", one.peer.name, "queue", one.queue, "endpoint", one.endpoint)
-		}
+		p.beSilent(one, now)
 		if one.silent == roundsLost && one.limit > 0 {
 			one.limit, one.wait = 0, 0
-			p.choose(one)
 		}
+		p.choose(one)
 		return
 	}
-	one.silent = 0
+	one.silent, one.since, one.warned = 0, time.Time{}, false
 	one.answered++
 	switch {
 	case one.heard < one.limit && one.volley:
@@ -234,6 +249,22 @@ func (p *prober) judge(one *path) {
 		one.volley = one.limit < one.full && (one.quiet == 1 || one.quiet%widenEvery == 0)
 	}
 	p.choose(one)
+}
+
+// beSilent warns of a path that has been without an answer for long.
+func (p *prober) beSilent(one *path, now time.Time) {
+	if one.since.IsZero() {
+		one.since = now
+	}
+	if one.warned || now.Sub(one.since) < warnAfter {
+		return
+	}
+	one.warned = true
+	text := "UDP does not get through to a node; packets take TCP, which is slower. Let the ports of --port-range pass between the nodes"
+	if one.stream == nil {
+		text = "no packet gets through to a node. If it is up, let the ports of --port-range pass between the nodes, or choose one network with --interface"
+	}
+	p.log.Warn(text, "node", one.peer.name, "queue", one.queue, "endpoint", one.endpoint)
 }
 
 // ask sends a hello of the size.
@@ -306,7 +337,7 @@ func (p *prober) choose(one *path) {
 			one.stream.close()
 			one.stream = nil
 		}
-	case one.stream != nil:
+	case one.stream != nil && (one.silent >= roundsLost || !p.mayDatagrams(one)):
 		if current == nil || current.stream != one.stream {
 			one.sending.Store(&sending{stream: one.stream})
 		}
@@ -323,6 +354,6 @@ func (p *prober) tell(one *path, carrier string) {
 	case carrier == "udp":
 		p.log.Info("UDP gets through to a node again", "node", one.peer.name, "queue", one.queue)
 	case p.carrier == CarrierAuto:
-		p.log.Warn("UDP does not get through to a node; packets take TCP, which is slower. Let the ports of --port-range pass between the nodes", "node", one.peer.name, "queue", one.queue, "endpoint", one.endpoint)
+		p.log.Info("packets to a node take TCP", "node", one.peer.name, "queue", one.queue)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -32,6 +33,7 @@ const (
 	asking     = "ask"
 	accepting  = "accept"
 	connecting = "connect"
+	holding    = "hold"
 	firstExtra = 3
 )
 
@@ -40,6 +42,9 @@ func runRole(role string) error {
 	switch role {
 	case carrying:
 		return carryUntilEnd()
+	case holding:
+		_, err := io.Copy(io.Discard, os.Stdin)
+		return err
 	case answering:
 		return answerBytes(os.Getenv("ADDRESS"))
 	case accepting:
@@ -102,6 +107,7 @@ func carryUntilEnd() error {
 		}
 		defer pprof.StopCPUProfile()
 	}
+	runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + Threads(t.Queues))
 	o, err := New(config)
 	if err != nil {
 		return err
@@ -151,7 +157,7 @@ func (m *member) carryElsewhere(t testing.TB, self int, nodes []Node) {
 	if _, err := io.ReadFull(out, make([]byte, len("ready"))); err != nil {
 		t.Fatalf("no overlay: %v", err)
 	}
-	m.process = command.Process
+	m.programs = append(m.programs, command.Process)
 	t.Cleanup(func() {
 		end.Close()
 		if err := command.Wait(); err != nil {
@@ -189,7 +195,10 @@ func rawListen(address string) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr().As4()}); err != nil {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return -1, err
+	}
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}); err != nil {
 		return -1, err
 	}
 	if err := unix.Listen(fd, 128); err != nil {
@@ -316,7 +325,7 @@ func (m *member) pin(t testing.TB, core int) {
 	t.Helper()
 	var set unix.CPUSet
 	set.Set(core % runtime.NumCPU())
-	for _, n := range []*namespace{m.host, m.node} {
+	for _, n := range append(slices.Collect(maps.Values(m.rivals)), m.host, m.node) {
 		n.try(t, func() error { return unix.SchedSetaffinity(0, &set) })
 	}
 }

@@ -136,11 +136,21 @@ func Hold(original syscall.Conn) (*os.File, error) {
 	return file, nil
 }
 
+// Threads is how many threads of a process carry the packets of so many queues.
+// Whoever calls Run raises GOMAXPROCS by it: while packets come each of them
+// keeps its place in Go's scheduler, which would otherwise be given away and
+// fetched back, with the help of more threads, for every packet.
+func Threads(queues int) int { return 2 * queues }
+
 // A waiter waits for a descriptor, or for the end of all.
 type waiter struct {
 	fds     [2]unix.PollFd
 	timeout unix.Timespec
 }
+
+// briefly is how long a thread keeps its place in Go's scheduler while it waits.
+// Without packets it gives it away; the scheduler would interrupt it else.
+const briefly = time.Millisecond
 
 func newWaiter(fd, end int, events int16) *waiter {
 	return &waiter{fds: [2]unix.PollFd{{Fd: int32(fd), Events: events}, {Fd: int32(end), Events: unix.POLLIN}}}
@@ -149,13 +159,21 @@ func newWaiter(fd, end int, events int16) *waiter {
 // wait returns false at the end, and otherwise when there is something or the
 // time is over; less than 0 is for ever.
 func (w *waiter) wait(limit time.Duration) (bool, error) {
-	var timeout *unix.Timespec
+	first := briefly
 	if limit >= 0 {
-		w.timeout = unix.NsecToTimespec(limit.Nanoseconds())
-		timeout = &w.timeout
+		first = min(first, limit)
 	}
-	_, err := unix.Ppoll(w.fds[:], timeout, nil)
-	if err != nil && err != unix.EINTR {
+	w.timeout = unix.NsecToTimespec(first.Nanoseconds())
+	n, err := linux.PollBriefly(w.fds[:], &w.timeout)
+	if n == 0 && err == nil && first != limit {
+		var timeout *unix.Timespec
+		if limit >= 0 {
+			w.timeout = unix.NsecToTimespec((limit - first).Nanoseconds())
+			timeout = &w.timeout
+		}
+		_, err = unix.Ppoll(w.fds[:], timeout, nil)
+	}
+	if err != nil && !errors.Is(err, unix.EINTR) {
 		return false, err
 	}
 	return w.fds[1].Revents == 0 || err != nil, nil
@@ -186,9 +204,10 @@ func (q *queue) transmit() error {
 			known = t
 		}
 		start := buffer[used:]
-		n, err := unix.Read(q.device, start[room:room+maxFrame])
+		n, err := linux.Read(q.device, start[room:room+maxFrame])
 		switch {
-		case err == unix.EAGAIN:
+		case err == nil && n > 0:
+		case errors.Is(err, unix.EAGAIN):
 			left := acks.due(false, sender.send)
 			if err := flush(); err != nil {
 				return err
@@ -197,19 +216,22 @@ func (q *queue) transmit() error {
 				return err
 			}
 			continue
-		case err == unix.EINTR:
+		case errors.Is(err, unix.EINTR):
 			continue
-		case err == unix.EBADFD || err == nil && n == 0:
+		case err == nil || errors.Is(err, unix.EBADFD):
 			return fmt.Errorf("read %s: %w", q.name, errDeviceGone)
-		case err != nil:
+		default:
 			return fmt.Errorf("read %s: %w", q.name, err)
 		}
 		if n <= linux.VnetHeaderLen {
 			continue
 		}
-		to := known.route(start[room+linux.VnetHeaderLen : room+n])
+		packet := start[room+linux.VnetHeaderLen : room+n]
+		to := known.route(packet)
 		if to == nil {
-			q.counts.unroutable.Add(1)
+			if !isMulticast(packet) {
+				q.counts.unroutable.Add(1)
+			}
 			continue
 		}
 		if n < largestAck && acks.take(to, start[:room+n], sender.send) {
@@ -237,9 +259,9 @@ func (q *queue) write(vector []unix.Iovec) error {
 	for {
 		err := linux.WriteVector(q.device, vector)
 		switch {
-		case err == unix.EINTR:
+		case errors.Is(err, unix.EINTR):
 			continue
-		case err == unix.EBADFD:
+		case errors.Is(err, unix.EBADFD):
 			return fmt.Errorf("write %s: %w", q.name, errDeviceGone)
 		}
 		return err

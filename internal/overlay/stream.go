@@ -9,6 +9,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +30,12 @@ const (
 // messages; then come packets, each after its length in four bytes, big
 // endian, and with the header that a datagram has. Super-packets stay whole.
 type stream struct {
-	conn    net.Conn
+	conn    *net.TCPConn
+	raw     syscall.RawConn
 	session *session
+	// writing is held by who writes to the connection: serve, for all that waits
+	// in frames, or send, if nothing does.
+	writing sync.Mutex
 	frames  chan []byte
 	large   sync.Pool // of *[largeFrame]byte
 	queued  atomic.Int64
@@ -100,6 +105,11 @@ func (p *prober) hearStream(event streamEvent, now time.Time) {
 			return
 		}
 		one.stream = event.stream
+		if one.session == nil {
+			// It may just have begun later than this node. Only now that it is
+			// known to be there does its silence mean something.
+			one.silent, one.since, one.wait, one.due = 0, now, 0, now
+		}
 		p.choose(one)
 	}
 }
@@ -134,7 +144,7 @@ func (o *Overlay) openStream(ctx context.Context, one *path, generation uint64) 
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s at %s: %w", one.peer.name, one.peer.stream, err)
 	}
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
 		if !stop() && err == nil {
 			err = context.Cause(ctx)
@@ -161,15 +171,15 @@ func (o *Overlay) openStream(ctx context.Context, one *path, generation uint64) 
 	if err != nil {
 		return nil, err
 	}
-	return &stream{conn: conn, session: session, frames: make(chan []byte, streamFrames), closed: make(chan struct{})}, nil
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("use the connection to %s: %w", one.peer.name, err)
+	}
+	return &stream{conn: conn, raw: raw, session: session, frames: make(chan []byte, streamFrames), closed: make(chan struct{})}, nil
 }
 
 // guard has a connection noticed soon whose other side is gone.
-func guard(conn net.Conn) {
-	tcp, ok := conn.(*net.TCPConn)
-	if !ok {
-		return
-	}
+func guard(tcp *net.TCPConn) {
 	// A connection without is as good until its host dies.
 	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: deadTime / 2, Interval: deadTime / 5, Count: 3})
 	if raw, err := tcp.SyscallConn(); err == nil {
@@ -180,10 +190,11 @@ func guard(conn net.Conn) {
 }
 
 // send takes a packet whose frame, a vnet header and the packet, begins room
-// bytes into buffer. It copies, and tells whether there was room.
+// bytes into buffer. It copies, and tells whether there was room. One thread
+// calls it.
 func (s *stream) send(buffer []byte) bool {
-	size := int64(len(buffer))
-	if s.queued.Load()+size > streamQueue {
+	queued := s.queued.Load()
+	if queued+int64(len(buffer)) > streamQueue {
 		return false
 	}
 	frame := s.room(lengthLen + len(buffer))
@@ -193,14 +204,33 @@ func (s *stream) send(buffer []byte) bool {
 	binary.BigEndian.PutUint16(datagram[atIndex:], 0)
 	datagram[atHeaders], datagram[atFlags] = 0, flagLast
 	s.session.seal(datagram[:covered(datagram)], len(datagram))
+	// A small packet that has none before it is often one that somebody waits
+	// for: to wake the other thread for it would take longer than all else.
+	if queued == 0 && len(frame) <= smallFrame && s.writing.TryLock() {
+		defer s.writing.Unlock()
+		if frame = s.writeAtOnce(frame); len(frame) == 0 {
+			return true
+		}
+	}
 	select {
 	case s.frames <- frame:
-		s.queued.Add(size)
+		s.queued.Add(int64(len(frame)))
 		return true
 	default:
 		// The number is not used: numbers need not follow each other.
 		return false
 	}
+}
+
+// writeAtOnce writes what the connection takes without waiting, and returns the
+// rest. That a connection is broken is noticed by serve.
+func (s *stream) writeAtOnce(frame []byte) []byte {
+	n := 0
+	_ = s.raw.Write(func(fd uintptr) bool {
+		n, _ = unix.Write(int(fd), frame)
+		return true
+	})
+	return frame[max(n, 0):]
 }
 
 func (s *stream) room(size int) []byte {
@@ -230,7 +260,7 @@ func (s *stream) serve() error {
 		_, err := s.conn.Read(make([]byte, 1))
 		broken <- err
 	}()
-	defer func() { s.close(); <-broken }()
+	defer func() { s.close(); <-broken }() //nolint:errcheck // that it was closed
 	frames := make([][]byte, 0, streamBatch)
 	left := make(net.Buffers, 0, streamBatch)
 	for {
@@ -253,11 +283,14 @@ func (s *stream) serve() error {
 			}
 		}
 		writing := append(left[:0], frames...)
-		if _, err := writing.WriteTo(s.conn); err != nil {
+		s.writing.Lock()
+		_, err := writing.WriteTo(s.conn)
+		s.writing.Unlock()
+		if err != nil {
 			return err
 		}
 		for _, frame := range frames {
-			s.queued.Add(-int64(len(frame) - lengthLen))
+			s.queued.Add(-int64(len(frame)))
 		}
 		s.giveBack(frames)
 	}
@@ -272,7 +305,7 @@ func (s *stream) close() {
 }
 
 // hear delivers what an incoming stream brings.
-func (o *Overlay) hear(conn net.Conn) error {
+func (o *Overlay) hear(conn *net.TCPConn) error {
 	_ = conn.SetDeadline(time.Now().Add(helloTime))
 	guard(conn)
 	from, queue, r, err := o.greet(conn)

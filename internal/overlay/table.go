@@ -111,11 +111,7 @@ func newPeer(key []byte, self, index int, node Node, ipv6 bool, queues int) (p *
 		return p, nil
 	}
 	for queue := range queues {
-		way, err := newPath(p, queue, ipv6)
-		if err != nil {
-			return nil, err
-		}
-		p.paths = append(p.paths, way)
+		p.paths = append(p.paths, newPath(p, queue, ipv6))
 	}
 	return p, nil
 }
@@ -193,6 +189,17 @@ func (t *table) route(packet []byte) *peer {
 		return nil
 	}
 	return t.peers[node]
+}
+
+// isMulticast tells whether a packet is for a group of hosts, or for all.
+func isMulticast(packet []byte) bool {
+	switch {
+	case len(packet) >= minIPv4Header && packet[0]>>4 == 4:
+		return packet[16] >= 224
+	case len(packet) >= ipv6Header && packet[0]>>4 == 6:
+		return packet[24] == 0xff
+	}
+	return false
 }
 
 // check tells whether a packet, or at least its IP header, may be delivered

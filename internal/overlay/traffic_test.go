@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/testutil"
 )
 
 // dial connects from a node. A numeric address is dialled on the calling
@@ -33,22 +35,12 @@ func (m *member) serveTCP(t testing.TB, address netip.Addr) string {
 		listener, err = net.Listen("tcp", netip.AddrPortFrom(address, 0).String())
 		return err
 	})
-	t.Cleanup(func() { listener.Close() })
-	go func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer conn.Close()
-				hash := sha256.New()
-				if _, err := io.Copy(hash, conn); err == nil {
-					conn.Write(hash.Sum(nil))
-				}
-			}()
+	testutil.Serve(t, listener, func(conn net.Conn) {
+		hash := sha256.New()
+		if _, err := io.Copy(hash, conn); err == nil {
+			conn.Write(hash.Sum(nil))
 		}
-	}()
+	})
 	return listener.Addr().String()
 }
 
@@ -72,15 +64,4 @@ func (m *member) serveUDP(t testing.TB, address netip.Addr) string {
 		}
 	}()
 	return socket.LocalAddr().String()
-}
-
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("not in time: %s", what)
-		}
-	}
 }

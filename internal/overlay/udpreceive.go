@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"runtime"
@@ -83,23 +84,28 @@ func (q *queue) receive() error {
 	into.single = q.single
 	waiter := newWaiter(q.socket, q.end, unix.POLLIN)
 	batch := receiveBatch
+	drained := false
 	for !q.ended() {
+		if drained {
+			if more, err := waiter.wait(-1); err != nil || !more {
+				return err
+			}
+		}
 		for i := range batch {
 			r.messages[i].Namelen = unix.SizeofSockaddrInet6
 			r.messages[i].SetControllen(len(r.controls[i]))
 		}
 		n, err := linux.ReceiveMessages(q.socket, r.messages[:batch])
 		switch {
-		case err == unix.EAGAIN:
-			if more, err := waiter.wait(-1); err != nil || !more {
-				return err
-			}
+		case errors.Is(err, unix.EAGAIN):
+			drained = true
 			continue
-		case err == unix.EINTR || isRemoteError(err):
+		case errors.Is(err, unix.EINTR) || isRemoteError(err):
 			continue
 		case err != nil:
 			return fmt.Errorf("receive from other nodes: %w", err)
 		}
+		drained = n < batch
 		if err := r.unpack(n, into); err != nil {
 			return err
 		}
@@ -115,7 +121,11 @@ func (q *queue) receive() error {
 // isRemoteError tells whether an error is only what an ICMP message said about
 // a datagram that was sent.
 func isRemoteError(err error) bool {
-	switch err {
+	var number unix.Errno
+	if !errors.As(err, &number) {
+		return false
+	}
+	switch number {
 	case unix.ECONNREFUSED, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.EMSGSIZE, unix.EHOSTDOWN, unix.EPROTO:
 		return true
 	}

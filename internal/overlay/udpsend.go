@@ -83,8 +83,8 @@ func (s *udpSender) write(messages []linux.Message) ([]linux.Message, error) {
 		switch {
 		case err == nil:
 			messages = messages[n:]
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
+		case errors.Is(err, unix.EINTR):
+		case errors.Is(err, unix.EAGAIN):
 			if more, err := s.waiter.wait(-1); err != nil || !more {
 				return messages, err
 			}

@@ -2,7 +2,10 @@ package pki
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
+
+	"sigs.k8s.io/yaml"
 )
 
 // Kubeconfig renders a client configuration for one server and one identity,
@@ -40,4 +43,41 @@ users:
     client-certificate-data: %[4]s
     %[5]s
 `, cluster, server, encode(authority), encode(cert), key)
+}
+
+// Client is what a kubeconfig says.
+type Client struct {
+	// Server is a URL.
+	Server          string
+	Authority, Cert []byte
+	// Key is empty where the file does not have it, but names KeyFile.
+	Key     []byte
+	KeyFile string
+}
+
+// ReadKubeconfig reads what Kubeconfig or KubeconfigWithKeyFile has written.
+func ReadKubeconfig(content []byte) (Client, error) {
+	var config struct {
+		Clusters []struct {
+			Cluster struct {
+				Server    string `json:"server"`
+				Authority []byte `json:"certificate-authority-data"`
+			} `json:"cluster"`
+		} `json:"clusters"`
+		Users []struct {
+			User struct {
+				Cert    []byte `json:"client-certificate-data"`
+				Key     []byte `json:"client-key-data"`
+				KeyFile string `json:"client-key"`
+			} `json:"user"`
+		} `json:"users"`
+	}
+	if err := yaml.Unmarshal(content, &config); err != nil {
+		return Client{}, fmt.Errorf("read kubeconfig: %w", err)
+	}
+	if len(config.Clusters) != 1 || len(config.Users) != 1 {
+		return Client{}, errors.New("read kubeconfig: it is not one of this version of berth")
+	}
+	cluster, user := config.Clusters[0].Cluster, config.Users[0].User
+	return Client{Server: cluster.Server, Authority: cluster.Authority, Cert: user.Cert, Key: user.Key, KeyFile: user.KeyFile}, nil
 }

@@ -67,3 +67,19 @@ func TestAuthoritiesDoNotTrustEachOther(t *testing.T) {
 		t.Error("a certificate of another cluster is trusted")
 	}
 }
+
+func TestAKubeconfigWithAKeyFileIsReadBack(t *testing.T) {
+	content := KubeconfigWithKeyFile("berth", "https://127.0.0.1:4711", []byte("authority"), []byte("cert"), "/proc/1/fd/9")
+	client, err := ReadKubeconfig(content)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if client.Server != "https://127.0.0.1:4711" || string(client.Authority) != "authority" || string(client.Cert) != "cert" || client.KeyFile != "/proc/1/fd/9" {
+		t.Errorf("%+v", client)
+	}
+	for _, other := range []string{"", "a: [", "clusters: []"} {
+		if _, err := ReadKubeconfig([]byte(other)); err == nil {
+			t.Errorf("%q is read", other)
+		}
+	}
+}

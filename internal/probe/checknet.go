@@ -43,19 +43,28 @@ func (h *Host) checkNftables(tried outcomes) Result {
 	if r.OK != Yes {
 		return r
 	}
-	var missing, modules []string
+	if missing, modules := tried.refused(trialNftables); len(missing) > 0 {
+		r.OK, r.Found = No, "expressions refused: "+strings.Join(missing, ", ")
+		r.Cost = "Services do not work: kube-proxy's rules are refused"
+		r.Remedy.Admin = loadModules(modules)
+	}
+	return r
+}
+
+// refused are the expressions of nftables that the kernel lacks, with its words,
+// and the modules that have them.
+func (tried outcomes) refused(trial string) (expressions, modules []string) {
 	for _, name := range []string{"ct", "reject", "numgen", "fib", "dnat", "masquerade"} {
-		if o, ok := tried[trialNftables+":"+name]; ok && !o.ok() {
-			missing = append(missing, fmt.Sprintf("%s (%s)", name, o.Error))
+		if o, ok := tried[trial+":"+name]; ok && !o.ok() {
+			expressions = append(expressions, fmt.Sprintf("%s (%s)", name, o.Error))
 			modules = append(modules, nftModules[name])
 		}
 	}
-	if len(missing) > 0 {
-		r.OK, r.Found = No, "expressions refused: "+strings.Join(missing, ", ")
-		r.Cost = "Services do not work: kube-proxy's rules are refused"
-		r.Remedy.Admin = fmt.Sprintf("modprobe -a %[1]s && printf '%%s\\n' %[1]s > /etc/modules-load.d/berth-nft.conf", strings.Join(modules, " "))
-	}
-	return r
+	return expressions, modules
+}
+
+func loadModules(names []string) string {
+	return fmt.Sprintf("modprobe -a %[1]s && printf '%%s\\n' %[1]s > /etc/modules-load.d/berth-nft.conf", strings.Join(names, " "))
 }
 
 func (h *Host) checkSeccomp(tried outcomes) []Result {
@@ -72,10 +81,10 @@ func (h *Host) checkSeccomp(tried outcomes) []Result {
 		notify.Cost = "no fast path: it needs to pass descriptors atomically"
 		notify.Remedy = Remedy{Admin: "use Linux 5.14 or newer"}
 	}
-	if scope, ok := h.number("kernel.yama.ptrace_scope"); ok && scope >= 3 && notify.OK == Yes {
-		notify.OK, notify.Found = Degraded, "kernel.yama.ptrace_scope is 3"
-		notify.Cost = "no fast path: descriptors of other processes cannot be fetched"
-		notify.Remedy = Remedy{Admin: "set kernel.yama.ptrace_scope=2 or lower in /etc/sysctl.d and restart (3 is final until then)"}
+	if scope, ok := h.number("kernel.yama.ptrace_scope"); ok && scope >= 2 && notify.OK == Yes {
+		notify.OK, notify.Found = Degraded, fmt.Sprintf("kernel.yama.ptrace_scope is %d", scope)
+		notify.Cost = "no fast path: descriptors of a process that died cannot be fetched"
+		notify.Remedy = Remedy{Admin: "set kernel.yama.ptrace_scope=1 in /etc/sysctl.d, and restart where it is 3 (which is final until then)"}
 	}
 	return []Result{filter, notify}
 }

@@ -37,7 +37,7 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 	add(h.checkIDs(ids, tried)...)
 	add(h.checkOverlay(best, tried), h.checkFUSE(tried), h.checkPivot(tried))
 	add(h.checkCgroup(), h.checkInotify(tried), h.checkKeyrings(tried), h.checkPidfd(tried))
-	add(h.checkResolvers(), h.checkMunge(ctx), h.checkVisibility(), h.checkSecurityModules(), h.checkHome(), h.checkBuffers(), h.checkMemlock())
+	add(h.checkResolvers(), h.checkIPv6(tried), h.checkMunge(ctx), h.checkVisibility(), h.checkSecurityModules(), h.checkHome(), h.checkBuffers(), h.checkMemlock())
 	report.Conclude()
 	return report
 }

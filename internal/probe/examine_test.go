@@ -59,7 +59,7 @@ func TestExamineHere(t *testing.T) {
 		t.Errorf("a test can make user namespaces, but: %s", byName["user-namespace"].Found)
 	}
 	// Every trial must have come to an answer.
-	for _, name := range []string{"own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
+	for _, name := range []string{"ipv6", "own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
 		if byName[name].OK == Unknown {
 			t.Errorf("%s: %s", name, byName[name].Found)
 		}
@@ -143,7 +143,7 @@ func TestChecks(t *testing.T) {
 		{"tun absent", named("tun", machine{}.host().checkNetwork(all(failed(trialTUN, unix.ENOENT)))), No, "no such file", "nothing outside", "modprobe tun"},
 		{"no fib", named("nftables", machine{}.host().checkNetwork(all(failed("nftables:fib", unix.ENOENT)))), No, "fib (no such file", "Services do not work", "modprobe -a nft_fib_ipv4 &&"},
 		{"no notify", named("seccomp-notify", machine{}.host().checkSeccomp(all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
-		{"ptrace", named("seccomp-notify", machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host().checkSeccomp(all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=2"},
+		{"ptrace", named("seccomp-notify", machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host().checkSeccomp(all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=1"},
 
 		{"little memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().checkMemory(Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 640.0 MiB", "--mem=2G"},
 		{"less memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "1024"}}.host().checkMemory(Candidate{}), Degraded, "1.0 GiB", "little is left", "--mem=2G"},
@@ -249,5 +249,38 @@ func BenchmarkDecisions(b *testing.B) {
 		h.IDMap(os.Getuid(), os.Getgid())
 		h.StateDir(h.StateDirs())
 		h.RootIsRootfs()
+	}
+}
+
+func TestIPv6(t *testing.T) {
+	const disabled, inherit = "/proc/sys/net/ipv6/conf/default/disable_ipv6", "/proc/sys/net/core/devconf_inherit_init_net"
+	for name, c := range map[string]struct {
+		files  map[string]string
+		source string
+		kernel bool
+		global bool
+	}{
+		"none in the kernel":          {source: "2001:db8::1"},
+		"no route":                    {files: map[string]string{disabled: "0"}, kernel: true},
+		"a global address":            {files: map[string]string{disabled: "0"}, source: "2001:db8::1", kernel: true, global: true},
+		"a private address":           {files: map[string]string{disabled: "0"}, source: "fd12:3456::1", kernel: true},
+		"link-local":                  {files: map[string]string{disabled: "0"}, source: "fe80::1", kernel: true},
+		"off, but not in namespaces":  {files: map[string]string{disabled: "1", inherit: "0"}, kernel: true},
+		"off, and so in namespaces":   {files: map[string]string{disabled: "1", inherit: "1"}},
+		"on, and namespaces inherit":  {files: map[string]string{disabled: "0", inherit: "1"}, kernel: true},
+		"off, and inherited from all": {files: map[string]string{disabled: "1", inherit: "3"}},
+	} {
+		host := machine{files: c.files, source: c.source}.host()
+		kernel, source := host.IPv6()
+		if kernel != c.kernel || source.IsValid() != c.global {
+			t.Errorf("%s: kernel %v, source %v", name, kernel, source)
+		}
+		without := host.checkIPv6(all(failed("nftables6:fib", unix.ENOENT)))
+		if without.OK != No || c.global && !strings.Contains(without.Remedy.Admin, "nft_fib_ipv6") {
+			t.Errorf("%s, without a module: %+v", name, without)
+		}
+		if r := host.checkIPv6(all()); (r.OK == Yes) != c.global || r.OK == No && (r.Cost == "" || r.Remedy.Admin == "") {
+			t.Errorf("%s: %+v", name, r)
+		}
 	}
 }

@@ -3,6 +3,7 @@ package probe
 import (
 	"io/fs"
 	"math"
+	"net/netip"
 	"strings"
 	"testing/fstest"
 
@@ -21,6 +22,7 @@ type machine struct {
 	affinity   int
 	limits     map[int]uint64
 	privileged map[string]string
+	source     string
 }
 
 func (m machine) host() *Host {
@@ -80,3 +82,8 @@ func (m machine) Limit(resource int) (soft, hard uint64, err error) {
 }
 
 func (m machine) PrivilegedFile(path string) string { return m.privileged[path] }
+
+func (m machine) SourceTowards(netip.Addr) netip.Addr {
+	source, _ := netip.ParseAddr(m.source)
+	return source
+}

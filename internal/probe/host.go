@@ -3,6 +3,8 @@ package probe
 import (
 	"bytes"
 	"io/fs"
+	"net"
+	"net/netip"
 	"os"
 	"strconv"
 	"strings"
@@ -38,6 +40,9 @@ type kernel interface {
 	// PrivilegedFile tells how a program gains privilege: "setuid", "file
 	// capabilities" or "" for not at all.
 	PrivilegedFile(path string) string
+	// SourceTowards returns the address from which packets to another one are
+	// sent; the zero value where no route leads there.
+	SourceTowards(to netip.Addr) netip.Addr
 }
 
 // Local returns the machine that the process runs on.
@@ -142,6 +147,17 @@ func (localKernel) Limit(resource int) (soft, hard uint64, err error) {
 		return 0, 0, err
 	}
 	return limit.Cur, limit.Max, nil
+}
+
+// SourceTowards asks by connecting a UDP socket, which sends nothing.
+func (localKernel) SourceTowards(to netip.Addr) netip.Addr {
+	const discard = 9
+	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, discard)))
+	if err != nil {
+		return netip.Addr{}
+	}
+	defer conn.Close()
+	return conn.LocalAddr().(*net.UDPAddr).AddrPort().Addr()
 }
 
 func (localKernel) PrivilegedFile(path string) string {

@@ -47,6 +47,7 @@ const (
 	trialKeyring    = "keyring"
 	trialInotify    = "inotify"
 	trialNftables   = "nftables" // followed by ":" and an expression for the parts
+	trialNftables6  = "nftables6"
 )
 
 // trialLimit bounds all trials together. They take some 50 ms; only a hanging

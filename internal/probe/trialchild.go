@@ -133,7 +133,9 @@ func trialInit(rest []string, report func(string, error)) int {
 	if scratch != "" {
 		report(trialOverlay, tryOverlay(scratch+"/layers"))
 	}
-	tryNftables(report)
+	for _, family := range nftFamilies() {
+		tryNftables(family, report)
+	}
 	// These two change the process for good, so they come last.
 	report(trialPivot, tryPivot(ram))
 	tryNotify(report)

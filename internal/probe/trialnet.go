@@ -3,6 +3,7 @@ package probe
 import (
 	"encoding/binary"
 	"fmt"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -58,16 +59,32 @@ const (
 	hookPost       = 4
 )
 
+// nftFamily is an IP family of tables, with what its rules differ in.
+type nftFamily struct {
+	trial    string
+	number   byte
+	loopback netip.Addr
+	// portUnreachable is the code of the ICMP message.
+	portUnreachable byte
+}
+
+func nftFamilies() []nftFamily {
+	return []nftFamily{
+		{trialNftables, unix.NFPROTO_IPV4, netip.AddrFrom4([4]byte{127, 0, 0, 1}), 3},
+		{trialNftables6, unix.NFPROTO_IPV6, netip.IPv6Loopback(), 4},
+	}
+}
+
 // tryNftables makes a table with chains as kube-proxy and the portmap plugin
 // do, then one rule for each kind of expression that they use: kernels ship
 // these as modules of their own, and a site may have left some out.
-func tryNftables(report func(string, error)) {
+func tryNftables(family nftFamily, report func(string, error)) {
 	const table = "probe"
 	attribute := linux.NetlinkAttribute
 	text := func(kind uint16, s string) []byte { return attribute(kind, append([]byte(s), 0)) }
 	number := func(kind uint16, n uint32) []byte { return attribute(kind, binary.BigEndian.AppendUint32(nil, n)) }
 	message := func(kind uint16, attributes ...[]byte) linux.NetlinkRequest {
-		body := []byte{unix.NFPROTO_IPV4, 0, 0, 0}
+		body := []byte{family.number, 0, 0, 0}
 		for _, a := range attributes {
 			body = append(body, a...)
 		}
@@ -89,7 +106,7 @@ func tryNftables(report func(string, error)) {
 		chain("forward", "filter", hookForward),
 		chain("before", "nat", hookPrerouting),
 		chain("after", "nat", hookPost))
-	report(trialNftables, err)
+	report(family.trial, err)
 	if err != nil {
 		return
 	}
@@ -98,20 +115,20 @@ func tryNftables(report func(string, error)) {
 	}
 	const register = unix.NFT_REG_1
 	address := expression("immediate", number(unix.NFTA_IMMEDIATE_DREG, register),
-		attribute(unix.NFTA_IMMEDIATE_DATA|nested, attribute(unix.NFTA_DATA_VALUE, []byte{127, 0, 0, 1})))
+		attribute(unix.NFTA_IMMEDIATE_DATA|nested, attribute(unix.NFTA_DATA_VALUE, family.loopback.AsSlice())))
 	const fibDestinationType, fibDestination = 3, 1 << 1
 	for _, rule := range []struct {
 		name, chain string
 		expressions [][]byte
 	}{
 		{"ct", "forward", [][]byte{expression("ct", number(unix.NFTA_CT_DREG, register), number(unix.NFTA_CT_KEY, unix.NFT_CT_STATE))}},
-		{"reject", "forward", [][]byte{expression("reject", number(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMP_UNREACH), attribute(unix.NFTA_REJECT_ICMP_CODE, []byte{3}))}},
+		{"reject", "forward", [][]byte{expression("reject", number(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_ICMP_UNREACH), attribute(unix.NFTA_REJECT_ICMP_CODE, []byte{family.portUnreachable}))}},
 		{"numgen", "before", [][]byte{expression("numgen", number(unix.NFTA_NG_DREG, register), number(unix.NFTA_NG_MODULUS, 2), number(unix.NFTA_NG_TYPE, unix.NFT_NG_RANDOM))}},
 		{"fib", "before", [][]byte{expression("fib", number(unix.NFTA_FIB_DREG, register), number(unix.NFTA_FIB_RESULT, fibDestinationType), number(unix.NFTA_FIB_FLAGS, fibDestination))}},
-		{"dnat", "before", [][]byte{address, expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), number(unix.NFTA_NAT_FAMILY, unix.NFPROTO_IPV4), number(unix.NFTA_NAT_REG_ADDR_MIN, register))}},
+		{"dnat", "before", [][]byte{address, expression("nat", number(unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT), number(unix.NFTA_NAT_FAMILY, uint32(family.number)), number(unix.NFTA_NAT_REG_ADDR_MIN, register))}},
 		{"masquerade", "after", [][]byte{expression("masq")}},
 	} {
-		report(trialNftables+":"+rule.name, commit(message(nftNewRule, text(unix.NFTA_RULE_TABLE, table),
+		report(family.trial+":"+rule.name, commit(message(nftNewRule, text(unix.NFTA_RULE_TABLE, table),
 			text(unix.NFTA_RULE_CHAIN, rule.chain), attribute(unix.NFTA_RULE_EXPRESSIONS|nested, rule.expressions...))))
 	}
 }

@@ -2,13 +2,14 @@
 // what they are. It reads this from the programs themselves and starts none of
 // them: what a file says of itself stays true when somebody replaces it.
 //
-// How the programs are found, started and configured does not belong here.
+// How the programs are started and configured does not belong here.
 package programs
 
 import (
 	"debug/buildinfo"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,10 +37,22 @@ func components(name string) string {
 		return "k8s.io/kubectl"
 	case "coredns":
 		return "github.com/coredns/coredns"
-	case "containerd", "containerd-shim-berth-v2", "berth-images":
+	case "containerd", "containerd-shim-berth-v2", "berth-images", "berth-layers":
 		return "github.com/containerd/containerd/v2"
 	}
 	return ""
+}
+
+// Dir is where they are: in libexec/berth, beside the bin with this program.
+func Dir() (string, error) {
+	self, err := os.Executable()
+	if err == nil {
+		self, err = filepath.EvalSymlinks(self)
+	}
+	if err != nil {
+		return "", fmt.Errorf("find berth's own file: %w", err)
+	}
+	return filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth"), nil
 }
 
 // List returns the programs below the directory, sorted by name.

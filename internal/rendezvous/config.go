@@ -105,7 +105,7 @@ func (c Config) validate() error {
 		wrong("the job has no id")
 	}
 	if c.Prover == nil {
-		wrong("there is no prover: without munge, let berth start the step, which then passes a key")
+		wrong("there is no prover")
 	}
 	if len(c.Nodes) == 0 {
 		wrong("the step has no nodes")

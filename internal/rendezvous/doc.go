@@ -6,8 +6,9 @@
 //
 // The ports follow from the job, so nobody has to be told one. Connections are
 // TLS 1.3; the certificate says nothing, what counts is a credential (of munge,
-// or made with a key that the caller has) which holds a value of this very
-// connection. docs/design/0005-rendezvous.md has the protocol and its reasons.
+// made with a key that all have, or signed with the node's own) which holds a
+// value of this very connection. docs/design/0005-rendezvous.md has the
+// protocol and its reasons.
 //
 // After that a Peer is a channel of JSON messages that notices the loss of the
 // other side. What the messages say, and what becomes of a run that loses a

@@ -41,7 +41,7 @@ func NewMunge(socket string) (*Munge, error) {
 	for name, path := range map[string]*string{"munge": &m.munge, "unmunge": &m.unmunge} {
 		found, err := exec.LookPath(name)
 		if err != nil {
-			return nil, fmt.Errorf("find the program %s: %w; without munge, let berth start the step, which then passes a key", name, err)
+			return nil, fmt.Errorf("find the program %s: %w", name, err)
 		}
 		*path = found
 	}

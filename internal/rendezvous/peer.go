@@ -190,8 +190,8 @@ func (p *Peer) Receive(ctx context.Context, into any) error {
 
 // Close tells the other side the reason, and ends the connection after what
 // was sent before has left. It takes at most a few seconds, and may be called
-// again.
-func (p *Peer) Close(reason string) {
+// again. It tells whether the other side has heard the reason.
+func (p *Peer) Close(reason string) (heard bool) {
 	p.leave.Do(func() {
 		p.farewell = &ClosedError{Node: p.name, Reason: reason, Here: true}
 		close(p.leaving)
@@ -206,6 +206,7 @@ func (p *Peer) Close(reason string) {
 				_ = p.conn.CloseWrite()
 				select {
 				case <-p.done:
+					heard = errors.Is(p.err, p.farewell)
 				case <-patience.C:
 				}
 			}
@@ -215,6 +216,14 @@ func (p *Peer) Close(reason string) {
 		}
 		p.finish(p.farewell)
 	})
+	p.running.Wait()
+	return heard
+}
+
+// Drop ends the connection without a word, as if this node were lost: the other
+// side is to look for it, or for another.
+func (p *Peer) Drop() {
+	p.finish(&ClosedError{Node: p.name, Reason: "dropped", Here: true})
 	p.running.Wait()
 }
 

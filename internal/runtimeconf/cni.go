@@ -2,6 +2,7 @@ package runtimeconf
 
 import (
 	"encoding/json"
+	"net/netip"
 	"path/filepath"
 
 	"berth.dev/berth/internal/cluster"
@@ -11,14 +12,23 @@ import (
 const CNIFile = "10-berth.conflist"
 
 // CNI returns the configuration of the pod network on one node: a bridge with
-// the node's part of the pod range, and host ports through nftables.
+// the node's part of each pod range, and host ports through nftables.
+//
+// The ports of the bridge are isolated: pods of a node reach each other through
+// its routing, where Services and network policies work, and not behind its
+// back. Bridged packets would come by there only with the module br_netfilter,
+// and those to link-local addresses never.
 //
 // Nothing is masqueraded here: the way out accepts any source address, and
 // kube-proxy masquerades what has to come back through the node.
 func CNI(plan cluster.Plan) []byte {
-	defaultRoute := "0.0.0.0/0"
-	if plan.Addresses.NodePods.Addr().Is6() {
-		defaultRoute = "::/0"
+	var ranges [][]cniRange
+	var routes []cniRoute
+	for _, family := range plan.Addresses.Families() {
+		ranges = append(ranges, []cniRange{{Subnet: family.NodePods.String()}})
+		for _, to := range throughGateway(family.NodePods) {
+			routes = append(routes, cniRoute{Destination: to.String()})
+		}
 	}
 	list := cniList{
 		Version: "1.0.0",
@@ -28,13 +38,12 @@ func CNI(plan cluster.Plan) []byte {
 				Type:      "bridge",
 				Bridge:    cluster.PodBridge,
 				IsGateway: true,
-				// A pod that reaches itself through its Service.
-				Hairpin: true,
-				MTU:     plan.PodMTU,
+				Isolated:  true,
+				MTU:       plan.PodMTU,
 				IPAM: cniHostLocal{
 					Type:    "host-local",
-					Ranges:  [][]cniRange{{{Subnet: plan.Addresses.NodePods.String()}}},
-					Routes:  []cniRoute{{Destination: defaultRoute}},
+					Ranges:  ranges,
+					Routes:  routes,
 					DataDir: filepath.Join(plan.Paths.Run, "cni", "addresses"),
 				},
 			},
@@ -50,6 +59,21 @@ func CNI(plan cluster.Plan) []byte {
 	return append(text, '\n')
 }
 
+// throughGateway are routes that lead a pod everywhere through the first address
+// of its subnet: also to the rest of the subnet, in halves, because those come
+// before the route to the whole that its interface has. The half with the
+// gateway is the last: until then the kernel finds the gateway on the link.
+func throughGateway(subnet netip.Prefix) []netip.Prefix {
+	first := subnet.Masked().Addr()
+	half := subnet.Bits() + 1
+	upper := first.AsSlice()
+	upper[subnet.Bits()/8] |= 0x80 >> (subnet.Bits() % 8)
+	second, _ := netip.AddrFromSlice(upper) // as long as it was
+	return []netip.Prefix{
+		netip.PrefixFrom(first, 0).Masked(), netip.PrefixFrom(second, half), netip.PrefixFrom(first, half),
+	}
+}
+
 type cniList struct {
 	Version string `json:"cniVersion"`
 	Name    string `json:"name"`
@@ -60,7 +84,7 @@ type cniBridge struct {
 	Type      string       `json:"type"`
 	Bridge    string       `json:"bridge"`
 	IsGateway bool         `json:"isGateway"`
-	Hairpin   bool         `json:"hairpinMode"`
+	Isolated  bool         `json:"portIsolation"`
 	MTU       int          `json:"mtu"`
 	IPAM      cniHostLocal `json:"ipam"`
 }

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"berth.dev/berth/internal/cluster"
@@ -32,14 +33,49 @@ func Containerd(plan cluster.Plan) []byte {
 		"{TTRPC}", quote(p.ContainerdSocket()+".ttrpc"),
 		"{SHIMS}", quote(filepath.Join(p.ContainerdState(), "s")),
 		"{ALLOWANCE}", quote(fmt.Sprintf("BERTH_MEMORY_ALLOWANCE=%d", allowance(plan.Node.ReservedMemoryBytes))),
+		"{SUPERPACKET}", quote(fmt.Sprintf("BERTH_SUPER_PACKET=%d", plan.PodSuperPacket)),
+		"{FASTPATH}", fastPathEnv(plan),
+		"{NOTICES}", quote("BERTH_NOTICES="+p.Notices()),
+		"{FOREIGNOWNERS}", quote("BERTH_FOREIGN_OWNERS="+map[bool]string{true: "yes"}[plan.ForeignOwners]),
 		"{REGISTRIES}", quote(p.RegistryHosts()),
 		"{MIRROR}", quote(plan.Registries.Mirror),
+		"{MIRRORHOSTS}", quote(mirrorHosts(plan)),
 		"{PAUSE}", quote(PauseImage),
 		"{SNAPSHOTTER}", plan.Snapshotter,
-		"{CDI}", quote(filepath.Join(p.Run, "cdi")),
+		"{CDI}", quote(p.CDI()),
+		"{DIFFER}", differ(plan.Snapshotter),
+		"{CACHE}", quote(plan.ImageCache.Folder),
+		"{JOB}", quote(plan.ImageCache.Job),
+		"{CACHELIMIT}", strconv.FormatInt(plan.ImageCache.Bytes, 10),
+		"{SQUASH}", strconv.FormatBool(plan.OneUID),
 		"{CNIPLUGINS}", quote(p.CNIPlugins()),
 		"{CNICONFIG}", quote(p.CNIConfig()),
 	).Replace(containerdTemplate))
+}
+
+// fastPathEnv tells shims where the fast path takes filters of containers.
+func fastPathEnv(plan cluster.Plan) string {
+	if !plan.FastPath {
+		return ""
+	}
+	return ", " + quote("BERTH_FAST_PATH="+plan.Paths.FastPath())
+}
+
+// mirrorHosts is where the mirror may put itself before registries; empty where it
+// stands before all of them.
+func mirrorHosts(plan cluster.Plan) string {
+	if plan.Registries.NoPull {
+		return ""
+	}
+	return plan.Paths.RegistryHosts()
+}
+
+// differ is what unpacks layers for a snapshotter.
+func differ(snapshotter string) string {
+	if snapshotter == cluster.EROFS {
+		return snapshotter
+	}
+	return "walking"
 }
 
 // allowance returns by how many bytes a container may pass its memory limit

@@ -1,28 +1,25 @@
 package runtimeconf
 
 import (
-	"flag"
 	"net/netip"
-	"os"
 	"regexp"
 	"testing"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/testutil"
 )
 
-var (
-	update      = flag.Bool("update", false, "write the golden files anew")
-	placeholder = regexp.MustCompile(`\{[A-Z]+\}`)
-)
+var placeholder = regexp.MustCompile(`\{[A-Z]+\}`)
 
 func examplePlan() cluster.Plan {
 	return cluster.Plan{
-		PodMTU:      cluster.LocalMTU,
-		RunID:       "job-4711-0",
-		Snapshotter: "overlayfs",
-		Node:        cluster.Node{ReservedMemoryBytes: 512 << 20},
+		PodMTU:         cluster.LocalMTU,
+		PodSuperPacket: 61476,
+		RunID:          "job-4711-0",
+		Snapshotter:    "overlayfs",
+		Node:           cluster.Node{ReservedMemoryBytes: 512 << 20},
 		Addresses: cluster.Addresses{
-			NodePods: netip.MustParsePrefix("10.200.3.0/24"),
+			Family: cluster.Family{NodePods: netip.MustParsePrefix("10.200.3.0/24")},
 		},
 		Paths: cluster.Paths{
 			Libexec: "/opt/berth/libexec/berth",
@@ -33,8 +30,8 @@ func examplePlan() cluster.Plan {
 }
 
 func TestGolden(t *testing.T) {
-	four, six := examplePlan(), examplePlan()
-	six.Addresses.NodePods = netip.MustParsePrefix("fd00:be28:0:3::/64")
+	four, both := examplePlan(), examplePlan()
+	both.Addresses.IPv6 = &cluster.Family{NodePods: netip.MustParsePrefix("fd00:be28:0:3::/64")}
 	mirrored, closed, named := examplePlan(), examplePlan(), examplePlan()
 	mirrored.Registries = cluster.Registries{Mirror: cluster.MirrorAddress}
 	closed.Registries = cluster.Registries{Mirror: cluster.MirrorAddress, NoPull: true, Servers: map[string]string{"a.test": "http://a.test"}}
@@ -47,7 +44,7 @@ func TestGolden(t *testing.T) {
 	for name, got := range map[string][]byte{
 		"containerd.toml":     Containerd(four),
 		"ipv4.conflist":       CNI(four),
-		"ipv6.conflist":       CNI(six),
+		"dual.conflist":       CNI(both),
 		"no-pull.hosts.toml":  hosts(closed, "_default"),
 		"named.hosts.toml":    hosts(named, "a.test:5000"),
 		"projects.hosts.toml": hosts(named, "docker.io"),
@@ -56,19 +53,7 @@ func TestGolden(t *testing.T) {
 			if left := placeholder.Find(got); left != nil {
 				t.Errorf("placeholder %s left", left)
 			}
-			golden := "testdata/" + name
-			if *update {
-				if err := os.WriteFile(golden, got, 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if string(got) != string(want) {
-				t.Errorf("differs from %s (run with -update if that is meant):\n%s", golden, got)
-			}
+			testutil.Golden(t, name, string(got))
 		})
 	}
 	for text, c := range map[string]struct {

@@ -37,6 +37,9 @@ type Config struct {
 	Binds map[string]string
 	// Files are written before any process starts; the keys are paths.
 	Files map[string]File
+	// Socket is the path of a unix socket that init listens at, for another
+	// process to serve; empty for none.
+	Socket string
 	// ResolvConf is the path of the file that covers /etc/resolv.conf.
 	ResolvConf string
 	Network    Network
@@ -63,11 +66,14 @@ type Network struct {
 	// NodeLink is a bridge without ports that carries NodeAddresses.
 	NodeLink      string
 	NodeAddresses []netip.Prefix
-	// EgressLink is the TUN device of the default route; Gateway is its far
-	// end, Source the address that the node's own packets carry.
-	EgressLink      string
-	MTU             int
-	Gateway, Source netip.Addr
+	// EgressLink is the TUN device of the default routes; Gateway is its far
+	// end.
+	EgressLink string
+	MTU        int
+	Gateway    netip.Addr
+	// Sources are what the node's own packets carry, an address of each IP
+	// family.
+	Sources []netip.Addr
 	// Mesh is the way to the other nodes; nil where there are none.
 	Mesh *Mesh
 	// Listen is where the API server's listener is bound.

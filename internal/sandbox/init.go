@@ -41,7 +41,7 @@ func Init() int {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "init:", err)
-		_ = send(control, Event{Kind: Failed, Error: err.Error()})
+		_ = linux.SendPacket(control, Event{Kind: Failed, Error: err.Error()})
 		return 1
 	}
 	return newReaper(control).serve()
@@ -67,7 +67,7 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 		}
 	}
 	// The rest of the network's settings are files of the new /proc.
-	if err := setUpForwarding(); err != nil {
+	if err := setUpForwarding(config.Network); err != nil {
 		return err
 	}
 	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(config.Network.Listen))
@@ -80,14 +80,35 @@ func setUp(config Config, control *net.UnixConn, outside int) error {
 		return err
 	}
 	files := append([]*os.File{listenerFile}, open.mesh...)
+	if config.Socket != "" {
+		socket, err := listenAt(config.Socket)
+		if err != nil {
+			return err
+		}
+		files = append(files, socket)
+	}
 	if open.egress != nil {
 		files = append(files, open.egress)
 	}
-	err = send(control, Event{Kind: Ready, PID: outside, Queues: len(open.mesh)}, files...)
+	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.mesh), Socket: config.Socket != ""}, files...)
 	for _, file := range files {
 		file.Close()
 	}
 	return err
+}
+
+// listenAt makes a unix socket for root inside.
+func listenAt(path string) (*os.File, error) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	defer listener.Close()
+	listener.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, fmt.Errorf("guard the socket %s: %w", path, err)
+	}
+	return listener.File()
 }
 
 // reaper starts commands and reaps every process of the namespace: those that
@@ -110,7 +131,7 @@ func (r *reaper) serve() int {
 	go r.watchStopped()
 	for {
 		var message request
-		files, err := receive(r.control, &message)
+		files, err := linux.ReceivePacket(r.control, &message)
 		if err != nil {
 			if !errors.Is(err, io.EOF) {
 				fmt.Fprintln(os.Stderr, "init: read request:", err)
@@ -242,7 +263,7 @@ func (r *reaper) watchStopped() {
 // report sends an event; callers hold mu, so that events are in order. If the
 // supervisor is gone, serve ends the process.
 func (r *reaper) report(event Event) {
-	if err := send(r.control, event); err != nil {
+	if err := linux.SendPacket(r.control, event); err != nil {
 		fmt.Fprintln(os.Stderr, "init: report:", err)
 	}
 }

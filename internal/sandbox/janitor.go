@@ -41,7 +41,7 @@ func Janitor() int {
 		fmt.Fprintln(os.Stderr, "janitor:", err)
 	}
 	if config.Run != "" {
-		if err := guardInit(lifeline, config.Cgroup); err != nil {
+		if err := guardInit(lifeline, configFile, config.Cgroup); err != nil {
 			fmt.Fprintln(os.Stderr, "janitor:", err)
 		}
 	}
@@ -106,11 +106,13 @@ func waitForMaps(lifeline *os.File) int {
 }
 
 // guardInit starts init and returns when it has ended, which it makes happen
-// once the supervisor is gone.
-func guardInit(lifeline *os.File, cgroup string) error {
+// once the supervisor is gone. The configuration is read by init once more: a
+// file of this process that nobody used any more would be closed by the garbage
+// collector.
+func guardInit(lifeline, configFile *os.File, cgroup string) error {
 	// The parent-death signal is tied to the thread that forked.
 	runtime.LockOSThread()
-	configFile, control := os.NewFile(configFD, "config"), os.NewFile(controlFD, "control")
+	control := os.NewFile(controlFD, "control")
 	command := exec.Command("/proc/self/exe", InitArg)
 	command.Args[0] = "berth"
 	command.Dir = "/"

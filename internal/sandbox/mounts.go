@@ -30,6 +30,12 @@ func setUpMounts(config Config) error {
 	if err := linux.SetPropagation("/", unix.MS_SLAVE); err != nil {
 		return err
 	}
+	if needsRoot(config.Binds) {
+		// On a directory that is covered below in any case.
+		if err := linux.CopyUpRoot("/sys"); err != nil {
+			return err
+		}
+	}
 	if err := linux.SetPropagation("/", unix.MS_SHARED); err != nil {
 		return err
 	}
@@ -56,6 +62,17 @@ func setUpMounts(config Config) error {
 		return nil
 	}
 	return coverResolvConf(resolvConf, config.ResolvConf)
+}
+
+// needsRoot tells whether a mount point is to be made in the root directory,
+// which belongs to somebody else and cannot be covered for those who are in it.
+func needsRoot(binds map[string]string) bool {
+	for target := range binds {
+		if _, err := os.Stat(target); filepath.Dir(target) == "/" && errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return false
 }
 
 // setUpSys mounts the network namespace's own sysfs and a cgroup2 hierarchy,

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -45,7 +47,9 @@ func setUpNode(network Network) error {
 		return fmt.Errorf("add bridge %s: %w", network.NodeLink, err)
 	}
 	for _, address := range network.NodeAddresses {
-		if err := netlink.AddrAdd(node, &netlink.Addr{IPNet: ipNet(address)}); err != nil {
+		// Nobody else is on the link, so no time is spent on asking whether
+		// an IPv6 address is taken.
+		if err := netlink.AddrAdd(node, &netlink.Addr{IPNet: ipNet(address), Flags: unix.IFA_F_NODAD}); err != nil {
 			return fmt.Errorf("add address %s to %s: %w", address, network.NodeLink, err)
 		}
 	}
@@ -71,16 +75,11 @@ func setUpEgress(network Network) (*os.File, error) {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("set %s up: %w", network.EgressLink, err)
 	}
-	source := net.IP(network.Source.AsSlice())
-	for _, route := range []*netlink.Route{
-		{LinkIndex: link.Attrs().Index, Dst: ipNet(netip.PrefixFrom(network.Gateway, network.Gateway.BitLen())), Scope: unix.RT_SCOPE_LINK, Src: source},
-		{LinkIndex: link.Attrs().Index, Scope: unix.RT_SCOPE_LINK, Src: source},
-	} {
-		if err := netlink.RouteAdd(route); err != nil {
-			return nil, fmt.Errorf("add route to %v over %s: %w", route.Dst, network.EgressLink, err)
-		}
+	routes := []netip.Prefix{netip.PrefixFrom(network.Gateway, network.Gateway.BitLen())}
+	for _, source := range network.Sources {
+		routes = append(routes, netip.PrefixFrom(source, 0).Masked())
 	}
-	return tun, nil
+	return tun, addRoutes(link, routes, network.Sources)
 }
 
 func setUpMesh(network Network) ([]*os.File, error) {
@@ -99,28 +98,55 @@ func setUpMesh(network Network) ([]*os.File, error) {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("set %s up: %w", mesh.Link, err)
 	}
-	for _, prefix := range mesh.Routes {
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Scope: unix.RT_SCOPE_LINK, Src: net.IP(network.Source.AsSlice())}
-		if err := netlink.RouteAdd(route); err != nil {
-			return nil, fmt.Errorf("add route to %v over %s: %w", route.Dst, mesh.Link, err)
-		}
-	}
-	return queues, nil
+	return queues, addRoutes(link, mesh.Routes, network.Sources)
 }
 
-// setUpForwarding lets the kernel route between pods, and lets Services work
-// between two pods of one bridge.
-func setUpForwarding() error {
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
-		return fmt.Errorf("switch forwarding on: %w", err)
-	}
-	// Absent without the module br_netfilter, which only root can load.
-	err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-iptables", []byte("1"), 0)
-	if err != nil && !os.IsNotExist(err) {
-		return fmt.Errorf("show bridged packets to the packet filter: %w", err)
+// addRoutes adds routes over a link to what has no gateway, with the source of
+// the same IP family.
+func addRoutes(link netlink.Link, to []netip.Prefix, sources []netip.Addr) error {
+	for _, prefix := range to {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Scope: unix.RT_SCOPE_LINK}
+		for _, source := range sources {
+			if source.Is4() == prefix.Addr().Is4() {
+				route.Src = source.AsSlice()
+			}
+		}
+		if err := netlink.RouteAdd(route); err != nil {
+			return fmt.Errorf("add route to %s over %s: %w", prefix, link.Attrs().Name, err)
+		}
 	}
 	return nil
 }
+
+// setUpForwarding lets the kernel route between pods, those of one bridge
+// included: it must not tell them that they could reach each other without.
+// What is bridged all the same needs no packet filter.
+func setUpForwarding(network Network) error {
+	const bridge = "net/bridge/bridge-nf-call-"
+	settings := []setting{
+		{"net/ipv4/ip_forward", "1"},
+		{"net/ipv4/conf/all/send_redirects", "0"}, {"net/ipv4/conf/default/send_redirects", "0"},
+		{bridge + "iptables", "0"}, {bridge + "ip6tables", "0"},
+	}
+	if slices.ContainsFunc(network.Sources, netip.Addr.Is6) {
+		settings = append(settings,
+			setting{"net/ipv6/conf/all/forwarding", "1"},
+			// The bridge of the pods gets an address while the first pod waits
+			// for it. Addresses are given out by plan, none is taken.
+			setting{"net/ipv6/conf/default/accept_dad", "0"})
+	}
+	for _, s := range settings {
+		err := os.WriteFile("/proc/sys/"+s.name, []byte(s.value), 0)
+		// The bridge's are absent without the module br_netfilter.
+		if err != nil && (!os.IsNotExist(err) || !strings.HasPrefix(s.name, bridge)) {
+			return fmt.Errorf("let the kernel forward packets (%s=%s): %w", s.name, s.value, err)
+		}
+	}
+	return nil
+}
+
+// setting is a file below /proc/sys with its content.
+type setting struct{ name, value string }
 
 func ipNet(prefix netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}

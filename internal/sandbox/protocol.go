@@ -1,24 +1,9 @@
 package sandbox
 
 import (
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
-	"net"
-	"os"
-	"runtime"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
-
-// maxMessage bounds one message between the supervisor and init. A command
-// line is the largest thing in it.
-const maxMessage = 64 << 10
-
-// maxFiles bounds the descriptors beside one message.
-const maxFiles = 16
 
 // request is what the supervisor asks of init.
 type request struct {
@@ -39,8 +24,10 @@ type Event struct {
 	// PID is the process id inside, with Started; that of init outside,
 	// with Ready.
 	PID int
-	// Queues is how many of the files beside Ready are queues of the mesh.
+	// Queues is how many of the files beside Ready are queues of the mesh;
+	// Socket tells whether the one after them is the listener at Config.Socket.
 	Queues int
+	Socket bool
 	// Status is set with Exited.
 	Status Status
 	// Error is set with Failed.
@@ -53,8 +40,8 @@ type EventKind string
 // The kinds of events.
 const (
 	// Ready: the namespaces are set up. The files beside it are the API
-	// listener, the queues of the mesh and, where a TUN device could be opened,
-	// the egress.
+	// listener, the queues of the mesh, the listener at a socket where one was
+	// asked for and, where a TUN device could be opened, the egress.
 	Ready EventKind = "ready"
 	// Failed: setting up, or starting the named command, did not work.
 	Failed EventKind = "failed"
@@ -80,82 +67,4 @@ func (s Status) String() string {
 		return fmt.Sprintf("killed by signal %d (%s)", int(s.Signal), s.Signal)
 	}
 	return fmt.Sprintf("exit code %d", s.Code)
-}
-
-// send writes one message with descriptors beside it.
-func send(conn *net.UnixConn, message any, files ...*os.File) error {
-	data, err := json.Marshal(message)
-	if err != nil {
-		return err
-	}
-	if len(data) > maxMessage {
-		return fmt.Errorf("message of %d bytes is longer than %d", len(data), maxMessage)
-	}
-	var rights []byte
-	if len(files) > 0 {
-		fds, err := descriptors(files)
-		if err != nil {
-			return err
-		}
-		rights = unix.UnixRights(fds...)
-	}
-	_, _, err = conn.WriteMsgUnix(data, rights, nil)
-	runtime.KeepAlive(files)
-	return err
-}
-
-// descriptors returns the files' numbers without File.Fd, which would switch a
-// non-blocking descriptor to blocking, for every process that shares it.
-func descriptors(files []*os.File) ([]int, error) {
-	var fds []int
-	for _, file := range files {
-		raw, err := file.SyscallConn()
-		if err != nil {
-			return nil, fmt.Errorf("pass %s: %w", file.Name(), err)
-		}
-		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
-			return nil, fmt.Errorf("pass %s: %w", file.Name(), err)
-		}
-	}
-	return fds, nil
-}
-
-// receive reads one message; io.EOF when the other end is gone.
-func receive(conn *net.UnixConn, message any) ([]*os.File, error) {
-	data := make([]byte, maxMessage)
-	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
-	n, oobn, _, _, err := conn.ReadMsgUnix(data, oob)
-	if err != nil {
-		if errors.Is(err, unix.ECONNRESET) {
-			return nil, io.EOF
-		}
-		return nil, err
-	}
-	if n == 0 && oobn == 0 {
-		return nil, io.EOF
-	}
-	files, err := parseRights(oob[:oobn])
-	if err != nil {
-		return nil, err
-	}
-	return files, json.Unmarshal(data[:n], message)
-}
-
-func parseRights(oob []byte) ([]*os.File, error) {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return nil, fmt.Errorf("parse control message: %w", err)
-	}
-	var files []*os.File
-	for _, message := range messages {
-		fds, err := unix.ParseUnixRights(&message)
-		if err != nil {
-			return nil, fmt.Errorf("parse passed descriptors: %w", err)
-		}
-		for _, fd := range fds {
-			unix.CloseOnExec(fd)
-			files = append(files, os.NewFile(uintptr(fd), "passed"))
-		}
-	}
-	return files, nil
 }

@@ -23,6 +23,8 @@ type Sandbox struct {
 	TUN *os.File
 	// Mesh are the queues of the device towards the other nodes.
 	Mesh []*os.File
+	// Socket is the listener at Config.Socket; nil where none was asked for.
+	Socket *os.File
 
 	janitor  *exec.Cmd
 	lifeline *os.File
@@ -58,7 +60,7 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 	stop := context.AfterFunc(ctx, func() { control.Close() })
 	defer stop()
 	var event Event
-	files, err := receive(control, &event)
+	files, err := linux.ReceivePacket(control, &event)
 	switch {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
@@ -68,14 +70,18 @@ func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) 
 		err = fmt.Errorf("set up the sandbox: %w", err)
 	case event.Kind == Failed:
 		err = fmt.Errorf("set up the sandbox: %s", event.Error)
-	case event.Kind != Ready || len(files) < 1+event.Queues:
+	case event.Kind != Ready || len(files) < 1+event.Queues || event.Socket && len(files) < 2+event.Queues:
 		err = fmt.Errorf("set up the sandbox: unexpected first event %q with %d files", event.Kind, len(files))
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.Listener, s.Mesh = files[0], files[1:1+event.Queues]
-	if rest := files[1+event.Queues:]; len(rest) > 0 {
+	rest := files[1+event.Queues:]
+	if event.Socket {
+		s.Socket, rest = rest[0], rest[1:]
+	}
+	if len(rest) > 0 {
 		s.TUN = rest[0]
 	}
 	s.init = event.PID
@@ -179,7 +185,7 @@ func (s *Sandbox) Signal(name string, signal syscall.Signal) error {
 func (s *Sandbox) send(message request, files ...*os.File) error {
 	s.sending.Lock()
 	defer s.sending.Unlock()
-	if err := send(s.control, message, files...); err != nil {
+	if err := linux.SendPacket(s.control, message, files...); err != nil {
 		return fmt.Errorf("ask the sandbox: %w", err)
 	}
 	return nil
@@ -190,7 +196,7 @@ func (s *Sandbox) send(message request, files ...*os.File) error {
 func (s *Sandbox) Events(handle func(Event)) error {
 	for {
 		var event Event
-		files, err := receive(s.control, &event)
+		files, err := linux.ReceivePacket(s.control, &event)
 		for _, file := range files {
 			file.Close()
 		}
@@ -220,6 +226,9 @@ func (s *Sandbox) Close() error {
 		}
 		for _, queue := range s.Mesh {
 			queue.Close()
+		}
+		if s.Socket != nil {
+			s.Socket.Close()
 		}
 		if s.TUN != nil {
 			s.TUN.Close()

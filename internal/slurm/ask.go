@@ -11,7 +11,10 @@ import (
 )
 
 // askLimit bounds a question to the controller: a busy one can take minutes.
-const askLimit = 3 * time.Second
+const (
+	askLimit     = 3 * time.Second
+	patientLimit = 30 * time.Second
+)
 
 // Ask runs a Slurm command and returns its output. It is a parameter so that
 // tests can answer.
@@ -19,13 +22,23 @@ type Ask func(ctx context.Context, command ...string) ([]byte, error)
 
 // AskSlurm runs the command, three seconds at most.
 func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, askLimit)
+	return askWithin(ctx, askLimit, command...)
+}
+
+// AskPatiently is AskSlurm for somebody who has nothing to do without an
+// answer.
+func AskPatiently(ctx context.Context, command ...string) ([]byte, error) {
+	return askWithin(ctx, patientLimit, command...)
+}
+
+func askWithin(ctx context.Context, limit time.Duration, command ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.WaitDelay = 100 * time.Millisecond
 	output, err := cmd.Output()
 	if ctx.Err() != nil {
-		return nil, fmt.Errorf("run %s: no answer within %s: %w", strings.Join(command, " "), askLimit, ctx.Err())
+		return nil, fmt.Errorf("run %s: no answer within %s: %w", strings.Join(command, " "), limit, ctx.Err())
 	}
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
@@ -50,20 +63,31 @@ func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+	return readEnd(job, said)
+}
+
+// readEnd reads the end of a job from what scontrol says of it.
+func readEnd(job Job, said string) (time.Time, error) {
 	value, ok := field(said, "EndTime")
 	if !ok {
 		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: no EndTime in its answer", job.ID)
 	}
-	if value == "Unknown" || value == "NONE" {
-		return time.Time{}, nil
-	}
-	// The clock is the controller's, in its local time without a zone, which
-	// clusters have in common.
-	end, err := time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
+	end, err := readTime(value)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: %w", job.ID, err)
 	}
 	return end, nil
+}
+
+// readTime reads one of scontrol's times; zero where there is none. The clock is
+// the controller's, in its local time without a zone, which clusters have in
+// common.
+func readTime(value string) (time.Time, error) {
+	switch value {
+	case "", "Unknown", "NONE", "None", "N/A":
+		return time.Time{}, nil
+	}
+	return time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
 }
 
 // NodeMemory returns how much memory, in bytes, the job has on each node, for
@@ -82,6 +106,20 @@ func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 		return each * uint64(max(1, job.AllocatedCPUs, job.CPUsOnNode)), err
 	}
 	return 0, fmt.Errorf("read the memory of job %s from scontrol: none in its answer", job.ID)
+}
+
+// NodeAddress returns where Slurm itself reaches a node, a name or an address:
+// NodeAddr in slurm.conf, for sites where the node's name leads nowhere.
+func NodeAddress(ctx context.Context, node string, ask Ask) (string, error) {
+	said, err := ask(ctx, "scontrol", "--oneliner", "show", "node", node)
+	if err != nil {
+		return "", err
+	}
+	address, ok := field(string(said), "NodeAddr")
+	if !ok {
+		return "", fmt.Errorf("read the address of node %s from scontrol: no NodeAddr in its answer", node)
+	}
+	return address, nil
 }
 
 // parseSize reads Slurm's sizes, such as 1500M, 2G or 0.
@@ -119,15 +157,15 @@ func field(output, name string) (string, bool) {
 // are compared without case, as Slurm does.
 type Config map[string]string
 
-// errNoSlurm says that Slurm's commands are not installed here.
-var errNoSlurm = errors.New("scontrol is not in PATH")
+// ErrNoSlurm says that Slurm's commands are not installed here.
+var ErrNoSlurm = errors.New("scontrol is not in PATH")
 
 // ReadConfig asks the controller for its configuration.
 func ReadConfig(ctx context.Context, ask Ask) (Config, error) {
 	output, err := ask(ctx, "scontrol", "show", "config")
 	if err != nil {
 		if errors.Is(err, exec.ErrNotFound) {
-			return nil, errNoSlurm
+			return nil, ErrNoSlurm
 		}
 		return nil, err
 	}

@@ -12,6 +12,26 @@ import (
 	"berth.dev/berth/internal/probe"
 )
 
+func TestNodeAddress(t *testing.T) {
+	answers := func(said string, err error) Ask {
+		return func(_ context.Context, command ...string) ([]byte, error) {
+			if want := "scontrol --oneliner show node Gpu_01"; strings.Join(command, " ") != want {
+				t.Errorf("%q is run, want %q", command, want)
+			}
+			return []byte(said), err
+		}
+	}
+	if got, err := NodeAddress(t.Context(), "Gpu_01", answers("NodeName=Gpu_01 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=gpu01 Version=22.05.8", nil)); err != nil || got != "10.0.0.7" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := NodeAddress(t.Context(), "Gpu_01", answers("Node Gpu_01 not found", nil)); err == nil {
+		t.Errorf("%q without an address", got)
+	}
+	if _, err := NodeAddress(t.Context(), "Gpu_01", answers("", exec.ErrNotFound)); !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("%v without Slurm", err)
+	}
+}
+
 const showConfig = `Configuration data as of 2026-11-20T23:10:00
 AccountingStorageBackupHost = (null)
 ClusterName             = bed
@@ -113,7 +133,7 @@ func TestCheck(t *testing.T) {
 }
 
 func TestAskSlurm(t *testing.T) {
-	if _, err := ReadConfig(t.Context(), func(ctx context.Context, _ ...string) ([]byte, error) { return AskSlurm(ctx, "berth-no-such-command") }); !errors.Is(err, errNoSlurm) {
+	if _, err := ReadConfig(t.Context(), func(ctx context.Context, _ ...string) ([]byte, error) { return AskSlurm(ctx, "berth-no-such-command") }); !errors.Is(err, ErrNoSlurm) {
 		t.Errorf("got %v", err)
 	}
 	if _, err := AskSlurm(t.Context(), "sh", "-c", "echo it is down >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "it is down") {

@@ -21,7 +21,7 @@ func Check(ctx context.Context, getenv func(string) string, ask Ask) []probe.Res
 	version := probe.Result{Name: "slurm", Title: "Slurm", Level: probe.Optional, OK: probe.Yes}
 	config, err := ReadConfig(ctx, ask)
 	switch {
-	case errors.Is(err, errNoSlurm):
+	case errors.Is(err, ErrNoSlurm):
 		version.OK, version.Found = probe.No, "scontrol is not in PATH; "+where
 		version.Cost = "berth runs on this machine alone"
 		version.Remedy.User = "call berth where srun works, or add Slurm's bin directory to PATH"

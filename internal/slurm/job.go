@@ -166,9 +166,9 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 	return job, true
 }
 
-// firstSpecialStep is the lowest of the step numbers that are none: the batch
+// FirstSpecialStep is the lowest of the step numbers that are none: the batch
 // script, the extern step, the shell of salloc (slurm.h, SLURM_MAX_NORMAL_STEP_ID).
-const firstSpecialStep = 0xfffffff0
+const FirstSpecialStep = 0xfffffff0
 
 // place tells a task from a batch script from a shell of salloc elsewhere: the
 // node's name comes from slurmd, srun's address from srun.
@@ -176,7 +176,7 @@ func place(getenv func(string) string, job Job) Place {
 	switch {
 	case job.NodeName == "" && getenv("SLURM_PROCID") == "":
 		return PlaceShell
-	case job.StepID >= 0 && job.StepID < firstSpecialStep && getenv("SLURM_STEP_NODELIST") != "":
+	case job.StepID >= 0 && job.StepID < FirstSpecialStep && getenv("SLURM_STEP_NODELIST") != "":
 		return PlaceTask
 	}
 	return PlaceBatch

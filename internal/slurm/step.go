@@ -12,6 +12,7 @@ var stepSettings = []string{
 	"SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
 	"SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP",
 	"SLURM_NNODES", "SLURM_NODES_ALIASES", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_INPUTMODE", "SLURM_OUTPUTMODE",
+	"SLURM_EXPORT_ENV", // the program has the environment that it has now
 }
 
 // StepCommand returns the srun command line that runs a program once on every
@@ -23,8 +24,12 @@ var stepSettings = []string{
 //   - over all components of a heterogeneous job, which srun makes one step of;
 //   - the end of one task, or of a node, ends no other (--kill-on-bad-exit=0,
 //     --wait=0, --no-kill);
-//   - only the first task reads standard input, and output is not held back.
-func StepCommand(job Job, program ...string) []string {
+//   - under the given name, unless that is empty;
+//   - only the first task reads standard input, unless all are to, and output is
+//     not held back;
+//   - the first Ctrl-C reaches the program (--disable-status), and does not have
+//     srun tell what its tasks do.
+func StepCommand(job Job, name string, allRead bool, program ...string) []string {
 	command := []string{"srun"}
 	if job.Components > 1 {
 		command = append(command, fmt.Sprintf("--het-group=0-%d", job.Components-1))
@@ -33,8 +38,27 @@ func StepCommand(job Job, program ...string) []string {
 	}
 	command = append(command,
 		"--ntasks-per-node=1", "--overlap", "--mem=0",
-		"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--input=0", "--unbuffered")
+		"--kill-on-bad-exit=0", "--wait=0", "--no-kill", "--unbuffered", "--disable-status")
+	if name != "" {
+		command = append(command, "--job-name="+name)
+	}
+	if allRead {
+		command = append(command, "--input=all")
+	} else {
+		command = append(command, "--input=0")
+	}
 	return append(command, program...)
+}
+
+// BesideCommand returns the srun command line that runs a program once on one
+// node of the allocation that this process is in, with all that the allocation
+// has there; streams and Ctrl-C are as with StepCommand.
+func BesideCommand(job Job, node string, program ...string) []string {
+	command := []string{"srun"}
+	if job.Components > 1 {
+		command = append(command, "--het-group=0")
+	}
+	return append(append(command, "--nodes=1", "--nodelist="+node, "--ntasks=1", "--overlap", "--mem=0", "--unbuffered", "--disable-status"), program...)
 }
 
 // StepEnv is env without what would change the step of StepCommand.

@@ -6,9 +6,19 @@ import (
 )
 
 func TestStepEnvLeavesTheAllocationsShapeOut(t *testing.T) {
-	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:"}
+	env := []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_MEM_PER_CPU=100", "SLURM_NTASKS=4", "SLURM_JOB_NODELIST=n1", "SLURM_CPU_BIND_TYPE=mask_cpu:", "SLURM_EXPORT_ENV=NONE"}
 	if got, want := StepEnv(env), []string{"PATH=/bin", "SLURM_JOB_ID=1", "SLURM_JOB_NODELIST=n1"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// srun would take the first Ctrl-C for a question, and a second one for an order
+// to kill.
+func TestTheFirstInterruptIsForTheProgram(t *testing.T) {
+	for _, command := range [][]string{StepCommand(Job{}, "", false, "berth"), BesideCommand(Job{}, "n1", "berth")} {
+		if !slices.Contains(command, "--disable-status") {
+			t.Errorf("%q lets srun ask", command)
+		}
 	}
 }
 
@@ -17,12 +27,15 @@ func TestStepCommandRunsTheProgramOnEveryNode(t *testing.T) {
 		"--nodes=2":       {AllocatedNodes: []string{"n2", "n3"}},
 		"--het-group=0-2": {AllocatedNodes: []string{"n2"}, Components: 3},
 	} {
-		got := StepCommand(job, "berth", "run", "--", "echo", "a b")
+		got := StepCommand(job, "", false, "berth", "run", "--", "echo", "a b")
 		if program := []string{"berth", "run", "--", "echo", "a b"}; !slices.Equal(got[len(got)-5:], program) {
 			t.Errorf("%q does not end in the program", got)
 		}
 		if !slices.Contains(got, want) || !slices.Contains(got, "--ntasks-per-node=1") {
 			t.Errorf("%q does not have %s", got, want)
+		}
+		if !slices.Contains(got, "--input=0") || !slices.Contains(StepCommand(job, "", true, "berth"), "--input=all") {
+			t.Errorf("%q lets the wrong tasks read standard input", got)
 		}
 	}
 }

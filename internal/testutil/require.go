@@ -4,6 +4,7 @@
 package testutil
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"slices"
@@ -22,6 +23,8 @@ const (
 	TUN Need = "tun"
 	// Cgroup2: the user may make version 2 control groups.
 	Cgroup2 Need = "cgroup2"
+	// Root: the test runs as root, to start processes of other users.
+	Root Need = "root"
 	// Munge: munge and its daemon are installed; no daemon need run.
 	Munge Need = "munge"
 )
@@ -58,6 +61,10 @@ func probe(need Need) error {
 		return err
 	case Cgroup2:
 		return probeCgroup2()
+	case Root:
+		if os.Getuid() != 0 {
+			return errors.New("not root")
+		}
 	case Munge:
 		for _, program := range []string{"munge", "unmunge", "munged"} {
 			if _, err := exec.LookPath(program); err != nil {

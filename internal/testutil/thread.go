@@ -1,23 +1,6 @@
 package testutil
 
-import (
-	"runtime"
+import "berth.dev/berth/internal/linux"
 
-	"golang.org/x/sys/unix"
-)
-
-// OnNewThread runs f on a thread that ends with it. The first thread of the
-// process cannot end, and what is read below /proc/self is its.
-func OnNewThread(f func()) {
-	go func() {
-		runtime.LockOSThread()
-		if unix.Gettid() != unix.Getpid() {
-			f()
-			return
-		}
-		started := make(chan struct{})
-		OnNewThread(func() { close(started); f() })
-		<-started
-		runtime.UnlockOSThread()
-	}()
-}
+// OnNewThread runs f on a thread that ends with it, and does not wait for it.
+func OnNewThread(f func()) { go linux.OnNewThread(f) }

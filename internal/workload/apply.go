@@ -28,22 +28,29 @@ const (
 )
 
 // Apply creates the objects, or updates those that exist, and returns them as
-// the server has them. Namespaces and custom resource definitions go first;
-// otherwise the order is that of the manifests.
+// the server has them. What pods refer to goes first, and before it namespaces
+// and custom resource definitions; otherwise the order is that of the manifests.
 func (c *Client) Apply(ctx context.Context, objects []Object) ([]Object, error) {
 	ordered := slices.Clone(objects)
 	slices.SortStableFunc(ordered, func(a, b Object) int { return rank(a) - rank(b) })
 	applied := make([]Object, 0, len(ordered))
-	definitions := false
+	var before earlier
 	for _, object := range ordered {
-		definitions = definitions || defines(object)
-		result, err := c.applyPatiently(ctx, object, definitions)
+		before.definitions = before.definitions || defines(object)
+		result, created, err := c.applyPatiently(ctx, object, before)
 		if err != nil {
 			return applied, fmt.Errorf("apply %s from %s: %w", object.Name(), object.Source, err)
 		}
-		applied = append(applied, Object{Unstructured: result, Source: object.Source})
+		applied = append(applied, Object{Unstructured: result, Source: object.Source, Created: created})
+		before.pods = before.pods || runs(object)
 	}
 	return applied, nil
+}
+
+// earlier is what was applied before an object and may bring what that lacks.
+type earlier struct {
+	// definitions of kinds, and pods, which can create anything.
+	definitions, pods bool
 }
 
 func rank(object Object) int {
@@ -52,8 +59,12 @@ func rank(object Object) int {
 		return 0
 	case "CustomResourceDefinition":
 		return 1
-	default:
+	case "ServiceAccount", "ConfigMap", "Secret", "PriorityClass":
+		// A pod is refused without its account, and one that lacks another of
+		// these is looked at again only ten seconds later.
 		return 2
+	default:
+		return 3
 	}
 }
 
@@ -64,40 +75,46 @@ func defines(object Object) bool {
 
 // applyPatiently applies an object, again while the reason against it may pass.
 // An unknown kind may only where some have been defined just before.
-func (c *Client) applyPatiently(ctx context.Context, object Object, definitions bool) (*unstructured.Unstructured, error) {
+func (c *Client) applyPatiently(ctx context.Context, object Object, before earlier) (*unstructured.Unstructured, bool, error) {
 	deadline := time.Now().Add(applyPatience)
 	for pause := applyPause; ; pause = min(2*pause, maxApplyPause) {
-		result, err := c.applyOnce(ctx, object)
-		if err == nil || !passes(err, definitions) || time.Now().After(deadline) {
-			return result, err
+		result, created, err := c.applyOnce(ctx, object)
+		if err == nil || !passes(err, before) || time.Now().After(deadline) {
+			return result, created, err
 		}
 		select {
 		case <-ctx.Done():
-			return nil, errors.Join(context.Cause(ctx), err)
+			return nil, false, errors.Join(context.Cause(ctx), err)
 		case <-time.After(pause):
 		}
 	}
 }
 
-func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Unstructured, error) {
+// applyOnce also tells whether it has created the object.
+func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Unstructured, bool, error) {
 	resource, err := c.resource(object)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	created, err := resource.Create(ctx, object.Unstructured, metav1.CreateOptions{FieldManager: fieldManager, FieldValidation: metav1.FieldValidationStrict})
 	if !apierrors.IsAlreadyExists(err) || object.GetName() == "" {
-		return created, err
+		return created, true, err
+	}
+	if c.shared && runsOnce(object) {
+		return nil, false, fmt.Errorf("%w: it would run once for two runs; wait for the other, delete it (kubectl delete %s %s -n %s), or give this one another name",
+			err, strings.ToLower(object.GetKind()), object.GetName(), object.GetNamespace())
 	}
 	// Create comes first because in a fresh cluster it nearly always works
 	// and costs half as much.
 	body, err := object.MarshalJSON()
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	force := true
-	return resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, metav1.PatchOptions{
+	patched, err := resource.Patch(ctx, object.GetName(), types.ApplyPatchType, body, metav1.PatchOptions{
 		FieldManager: fieldManager, Force: &force, FieldValidation: metav1.FieldValidationStrict,
 	})
+	return patched, false, err
 }
 
 // resource finds the endpoint of an object and defaults its namespace.
@@ -122,15 +139,17 @@ func (c *Client) resource(object Object) (dynamic.ResourceInterface, error) {
 }
 
 // passes reports whether an error may be gone a moment later.
-func passes(err error, definitions bool) bool {
+func passes(err error, before earlier) bool {
 	switch {
 	case meta.IsNoMatchError(err):
-		return definitions
+		return before.definitions
 	case apierrors.IsServerTimeout(err), apierrors.IsTooManyRequests(err),
 		apierrors.IsTimeout(err), apierrors.IsServiceUnavailable(err), apierrors.IsInternalError(err):
 		return true
 	case apierrors.IsForbidden(err):
-		return strings.Contains(err.Error(), "error looking up service account")
+		// Every namespace is given an account of the name default.
+		return strings.Contains(err.Error(), "error looking up service account") &&
+			(before.pods || strings.Contains(err.Error(), `serviceaccount "default" not found`))
 	case apierrors.IsNotFound(err):
 		return strings.Contains(err.Error(), "namespaces")
 	default:

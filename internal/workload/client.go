@@ -22,7 +22,13 @@ type Client struct {
 	dynamic dynamic.Interface
 	rest    rest.Interface
 	mapper  *restmapper.DeferredDiscoveryRESTMapper
+	// shared: others apply workloads to the same cluster.
+	shared bool
 }
+
+// Share makes Apply refuse objects that decide a result and are there already:
+// the cluster is not that of one run alone.
+func (c *Client) Share() { c.shared = true }
 
 // NewClient connects with the given kubeconfig. It makes no request.
 func NewClient(kubeconfig []byte) (*Client, error) {

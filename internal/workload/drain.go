@@ -23,42 +23,50 @@ const (
 
 var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 
+// Drained is how many pods were asked to end, and how many of them have.
+type Drained struct{ Asked, Ended int }
+
 // Drain asks all pods to end, with their own grace period but no more than
 // grace, and lets no new ones start. It returns when all have ended, or with
 // the context. Where grace is below a second pods are asked all the same.
-func (c *Client) Drain(ctx context.Context, grace time.Duration) error {
+func (c *Client) Drain(ctx context.Context, grace time.Duration) (Drained, error) {
+	var drained Drained
 	nodes, err := c.dynamic.Resource(nodeResource).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Errorf("list nodes: %w", err)
+		return drained, fmt.Errorf("list nodes: %w", err)
 	}
 	for _, node := range nodes.Items {
 		patch := []byte(`{"spec":{"unschedulable":true}}`)
 		if _, err := c.dynamic.Resource(nodeResource).Patch(ctx, node.GetName(), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("close node %s to new pods: %w", node.GetName(), err)
+			return drained, fmt.Errorf("close node %s to new pods: %w", node.GetName(), err)
 		}
 	}
-	if err := c.deletePods(ctx, max(1, int64(grace/time.Second))); err != nil {
-		return err
+	if drained.Asked, err = c.deletePods(ctx, max(1, int64(grace/time.Second))); err != nil {
+		return drained, err
 	}
 	ticker := time.NewTicker(drainPoll)
 	defer ticker.Stop()
 	for {
 		running, err := c.runningPods(ctx)
-		if err != nil || len(running) == 0 {
-			return err
+		if err != nil {
+			return drained, err
+		}
+		if drained.Ended = max(0, drained.Asked-len(running)); len(running) == 0 {
+			return drained, nil
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return drained, context.Cause(ctx)
 		case <-ticker.C:
 		}
 	}
 }
 
-func (c *Client) deletePods(ctx context.Context, longest int64) error {
+// deletePods returns how many there were.
+func (c *Client) deletePods(ctx context.Context, longest int64) (int, error) {
 	pods, err := c.runningPods(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	deletes, ctx := errgroup.WithContext(ctx)
 	deletes.SetLimit(drainDeletes)
@@ -75,7 +83,7 @@ func (c *Client) deletePods(ctx context.Context, longest int64) error {
 			return nil
 		})
 	}
-	return deletes.Wait()
+	return len(pods), deletes.Wait()
 }
 
 // runningPods returns the pods that have been started on a node and have not

@@ -37,7 +37,7 @@ func TestDrain(t *testing.T) {
 		pod("ended", "n1", "Succeeded", 30),
 	)
 	client := &Client{dynamic: api}
-	if err := client.Drain(t.Context(), 2500*time.Millisecond); err != nil {
+	if _, err := client.Drain(t.Context(), 2500*time.Millisecond); err != nil {
 		t.Fatal(err)
 	}
 	closed := false

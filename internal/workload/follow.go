@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +24,9 @@ type Streams struct {
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
 	NoPull bool
+	// Progress is how much of the logs has been passed on already, and notes
+	// what is; nil where nobody else goes on.
+	Progress *Progress
 }
 
 // Result is what became of a workload.
@@ -65,6 +69,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		logs:  newLogs(c, streams, len(found) == 1 && found[0].single),
 		stuck: newStuckPods(streams.NoPull),
 	}
+	f.stuck.others = slices.ContainsFunc(objects, makesPods)
 	if f.remaining() == 0 {
 		f.endless = true
 		streams.Note(nothingEnds(found))
@@ -122,10 +127,13 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 				return Result{}, err
 			}
 			if change.deleted {
-				f.handleDeletion(change.object)
+				if err := f.handleDeletion(change.object); err != nil {
+					return Result{}, err
+				}
 			}
 		case <-ticker.C:
 			f.lookAtNodes(ctx)
+			f.lookAtReferences(ctx)
 			if err := f.stuck.overdue(time.Now()); err != nil {
 				return Result{}, err
 			}
@@ -181,24 +189,41 @@ func (f *follower) lookAtNodes(ctx context.Context) {
 
 // handleDeletion comes after the last state has been handled. Somebody, perhaps
 // a client of the user's, took away what was waited for.
-func (f *follower) handleDeletion(object *unstructured.Unstructured) {
+func (f *follower) handleDeletion(object *unstructured.Unstructured) error {
 	f.stuck.forget(object.GetUID(), time.Now())
+	if object.GetKind() == "Pod" {
+		pod, err := readPod(object)
+		if err != nil {
+			return err
+		}
+		f.logs.abandon(pod)
+	}
 	for _, t := range f.targets {
 		if t.finite && !t.done && t.object.GetUID() == object.GetUID() {
 			t.done = true
 			f.fail(max(t.lastCode, 1), fmt.Sprintf("%s %s was deleted before it ended", strings.ToLower(object.GetKind()), object.GetName()))
 		}
 	}
+	return nil
+}
+
+func readPod(object *unstructured.Unstructured) (*corev1.Pod, error) {
+	var pod corev1.Pod
+	if err := fromUnstructured(object, &pod); err != nil {
+		return nil, fmt.Errorf("read pod %s: %w", object.GetName(), err)
+	}
+	return &pod, nil
 }
 
 func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured) error {
 	switch object.GetKind() {
 	case "Pod":
-		var pod corev1.Pod
-		if err := fromUnstructured(object, &pod); err != nil {
-			return fmt.Errorf("read pod %s: %w", object.GetName(), err)
+		pod, err := readPod(object)
+		if err != nil {
+			return err
 		}
-		f.handlePod(ctx, &pod)
+		f.stuck.noteLife(pod)
+		f.handlePod(ctx, pod)
 	case "Job":
 		var job batchv1.Job
 		if err := fromUnstructured(object, &job); err != nil {

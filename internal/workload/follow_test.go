@@ -154,20 +154,31 @@ func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
 }
 
 func TestTheRunEndsWithAPodThatIsDeleted(t *testing.T) {
-	pod := endedPod("Pending", 0)
-	pod["status"] = map[string]any{"phase": "Pending"}
-	api := &fakeAPI{pod: pod, deleted: true}
-	server := httptest.NewServer(api)
-	defer server.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: pod}}}, Streams{
-		Out: io.Discard, Err: io.Discard, Note: func(text string) { t.Errorf("unexpected note: %s", text) },
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if result.Code != 1 || !strings.Contains(result.Reason, "pod main was deleted") {
-		t.Errorf("%+v, want failure because of the deletion", result)
+	for name, status := range map[string]map[string]any{
+		"before it starts": {"phase": "Pending"},
+		// Its node is lost: nobody tells how its container ended, and its log hangs.
+		"while it runs": {"phase": "Running", "containerStatuses": []any{map[string]any{
+			"name": "c", "containerID": "containerd://1",
+			"state": map[string]any{"running": map[string]any{"startedAt": "2026-01-01T00:00:00Z"}},
+		}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := endedPod("", 0)
+			pod["status"] = status
+			api := &fakeAPI{pod: pod, log: "first\nsecond\n", deleted: true}
+			server := httptest.NewServer(api)
+			defer server.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			result, err := testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: pod}}}, Streams{
+				Out: io.Discard, Err: io.Discard, Note: func(text string) { t.Errorf("unexpected note: %s", text) },
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.Code != 1 || !strings.Contains(result.Reason, "pod main was deleted") {
+				t.Errorf("%+v, want failure because of the deletion", result)
+			}
+		})
 	}
 }

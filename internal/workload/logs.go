@@ -86,6 +86,21 @@ func (l *logs) containerEnded(id string) {
 	}
 }
 
+// abandon ends the streams of containers of a deleted pod whose end nobody told
+// of: their node is lost, and a request for their log hangs.
+func (l *logs) abandon(pod *corev1.Pod) {
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, status := range statuses {
+			if status.State.Terminated != nil {
+				continue
+			}
+			for _, s := range l.followed[status.ContainerID] {
+				s.abandon()
+			}
+		}
+	}
+}
+
 // wait returns when every stream has ended, or says that one may be cut short.
 func (l *logs) wait(ctx context.Context) error {
 	done := make(chan struct{})

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
@@ -18,6 +20,8 @@ type Object struct {
 	*unstructured.Unstructured
 	// Source is FILE, or FILE (document N) where a file holds several.
 	Source string
+	// Created: Apply has made it; it was not there before.
+	Created bool
 }
 
 // Name is "Kind name", for messages.
@@ -29,23 +33,62 @@ func (o Object) Name() string {
 	return o.GetKind() + " " + name
 }
 
-// Read reads the objects of manifest files; "-" is stdin. All problems of all
-// files are reported together.
+// Read reads the objects of manifest files; "-" is stdin, and a folder stands
+// for the files in it that kubectl would take. All problems of all files are
+// reported together.
 func Read(paths []string, stdin io.Reader) ([]Object, error) {
+	objects, _, err := ReadText(paths, stdin)
+	return objects, err
+}
+
+// sourceComment begins a document that has been taken from elsewhere; what
+// follows is from where. So do the templates of helm.
+const sourceComment = "# Source: "
+
+// ReadText is Read, and returns the documents as they were written, too, as one
+// text. When that is read, the objects have the same sources.
+func ReadText(paths []string, stdin io.Reader) ([]Object, []byte, error) {
 	var objects []Object
+	var text bytes.Buffer
 	var problems []error
-	for _, path := range paths {
+	for _, path := range expand(paths, &problems) {
 		content, name, err := readFile(path, stdin)
 		if err == nil {
 			var parsed []Object
-			parsed, err = Parse(name, content)
+			parsed, err = parse(name, content, &text)
 			objects = append(objects, parsed...)
 		}
 		if err != nil {
 			problems = append(problems, err)
 		}
 	}
-	return objects, errors.Join(problems...)
+	return objects, text.Bytes(), errors.Join(problems...)
+}
+
+// expand replaces folders by their files, in the order of the names.
+func expand(paths []string, problems *[]error) []string {
+	var all []string
+	for _, path := range paths {
+		if info, err := os.Stat(path); path == "-" || err != nil || !info.IsDir() {
+			all = append(all, path)
+			continue
+		}
+		entries, err := os.ReadDir(path)
+		if err != nil {
+			*problems = append(*problems, fmt.Errorf("read manifests: %w", err))
+			continue
+		}
+		before := len(all)
+		for _, entry := range entries {
+			if slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(entry.Name())) && !entry.IsDir() {
+				all = append(all, filepath.Join(path, entry.Name()))
+			}
+		}
+		if len(all) == before {
+			*problems = append(*problems, fmt.Errorf("read manifests: the folder %s has no file *.yaml, *.yml or *.json; those in folders below are not looked for", path))
+		}
+	}
+	return all
 }
 
 func readFile(path string, stdin io.Reader) (content []byte, name string, err error) {
@@ -63,6 +106,11 @@ func readFile(path string, stdin io.Reader) (content []byte, name string, err er
 // Parse reads the objects of one file: YAML documents or JSON, Lists
 // flattened. Empty documents are skipped.
 func Parse(name string, content []byte) ([]Object, error) {
+	return parse(name, content, io.Discard)
+}
+
+// parse also copies the documents that hold objects to text.
+func parse(name string, content []byte, text io.Writer) ([]Object, error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
 	var objects []Object
 	var problems []error
@@ -80,6 +128,10 @@ func Parse(name string, content []byte) ([]Object, error) {
 		if number > 1 {
 			source = fmt.Sprintf("%s (document %d)", name, number)
 		}
+		body, from := cutSource(document)
+		if from != "" {
+			source = from
+		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", source, err))
 			continue
@@ -87,11 +139,30 @@ func Parse(name string, content []byte) ([]Object, error) {
 		for _, object := range parsed {
 			objects = append(objects, Object{Unstructured: object, Source: source})
 		}
+		if len(parsed) > 0 {
+			if !bytes.HasSuffix(body, []byte("\n")) {
+				body = append(body, '\n')
+			}
+			fmt.Fprintf(text, "---\n%s%s\n%s", sourceComment, source, body)
+		}
 	}
 	if len(objects) == 0 && len(problems) == 0 {
 		problems = append(problems, fmt.Errorf("%s: no Kubernetes object in it", name))
 	}
 	return objects, errors.Join(problems...)
+}
+
+// cutSource takes the separator and the comment with the source off a document.
+func cutSource(document []byte) (body []byte, source string) {
+	line, rest, _ := bytes.Cut(document, []byte("\n"))
+	if bytes.HasPrefix(line, []byte("---")) {
+		document = rest
+		line, rest, _ = bytes.Cut(document, []byte("\n"))
+	}
+	if from, ok := bytes.CutPrefix(line, []byte(sourceComment)); ok {
+		return rest, string(bytes.TrimSpace(from))
+	}
+	return document, ""
 }
 
 func parseDocument(document []byte) ([]*unstructured.Unstructured, error) {

@@ -1,6 +1,10 @@
 package workload
 
 import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -53,10 +57,76 @@ func TestReadReportsEveryFile(t *testing.T) {
 	}
 }
 
+func TestReadTextKeepsSources(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	const object = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: "
+	paths := []string{
+		write("a.yaml", object+"a}\ndata:\n  x: |+\n    end\n\n---\n# empty\n---\r\n"+object+"b}\r\n---\n# Source: chart/c.yaml\n"+object+"c}"),
+		write("b.json", `{"apiVersion":"v1","kind":"List","items":[{"apiVersion":"v1","kind":"Pod","metadata":{"name":"d"}}]}`), "-",
+	}
+	objects, text, err := ReadText(paths, strings.NewReader(object+"e}\n"))
+	if err == nil {
+		var again []Object
+		again, err = Parse("standard input", text)
+		if !reflect.DeepEqual(again, objects) {
+			t.Errorf("%s\nis read as %v, want %v", text, again, objects)
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{paths[0], paths[0] + " (document 3)", "chart/c.yaml", paths[1], "standard input"}
+	for i, object := range objects {
+		if object.Source != want[i] {
+			t.Errorf("%s is from %q, want %q", object.Name(), object.Source, want[i])
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"))
 	f.Add([]byte("apiVersion: v1\nkind: List\nitems: [1]\n"))
 	f.Fuzz(func(_ *testing.T, content []byte) {
 		_, _ = Parse("fuzz", content) // must not panic, nor run for ever
 	})
+}
+
+func TestReadFolder(t *testing.T) {
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"b.yml":        "{apiVersion: v1, kind: Pod, metadata: {name: b}}",
+		"a.yaml":       "{apiVersion: v1, kind: Pod, metadata: {name: a}}",
+		"c.json":       `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "c"}}`,
+		"notes.txt":    "not read",
+		"below/d.yaml": "not read",
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	objects, err := Read([]string{dir}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, object := range objects {
+		names = append(names, object.GetName())
+	}
+	if want := []string{"a", "b", "c"}; !slices.Equal(names, want) {
+		t.Errorf("%q, want %q", names, want)
+	}
+	if _, err := Read([]string{t.TempDir()}, nil); err == nil || !strings.Contains(err.Error(), "no file *.yaml") {
+		t.Errorf("%v of an empty folder", err)
+	}
 }

@@ -59,7 +59,8 @@ type stream struct {
 	containerID               string
 	name                      string // "Stdout" or "Stderr"
 	to                        io.Writer
-	cancel                    context.CancelFunc
+	// cancel ends the following of the log, abandon everything.
+	cancel, abandon context.CancelFunc
 
 	// containerEnded is closed when the log can grow no more.
 	containerEnded chan struct{}
@@ -76,6 +77,7 @@ type stream struct {
 	seen    maphash.Hash // of the copied bytes
 	last    time.Time    // of the last copied bytes
 	partial []byte       // of a line, where lines are kept whole
+	earlier int64        // bytes that another process has passed on
 	first   time.Time    // of the first copied byte
 	opened  bool         // the log has been, once
 	foreign int          // attempts that found a log that seems another's
@@ -83,20 +85,26 @@ type stream struct {
 }
 
 func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string, to io.Writer) *stream {
-	return &stream{
+	s := &stream{
 		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container.Name,
 		podUID: pod.UID, containerID: container.ContainerID,
 		name: name, to: to, containerEnded: make(chan struct{}), done: make(chan struct{}),
 	}
+	s.earlier = l.streams.Progress.of(s.key())
+	return s
 }
+
+// key names the stream among all of the workload.
+func (s *stream) key() string { return s.containerID + "/" + s.name }
 
 // start begins to copy once another stream, if there is one, has ended.
 func (s *stream) start(ctx context.Context, predecessor *stream) {
+	ctx, s.abandon = context.WithCancel(ctx)
 	following, cancel := context.WithCancel(ctx)
-	s.cancel = cancel
+	s.cancel = cancel // abandon does it, too
 	s.logs.group.Go(func() {
 		defer close(s.done)
-		defer cancel()
+		defer s.abandon()
 		if predecessor != nil {
 			<-predecessor.done
 		}
@@ -254,7 +262,7 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 // skip reads over what has been copied already.
 func (s *stream) skip(body io.Reader) error {
 	if s.copied == 0 {
-		return nil
+		return s.skipEarlier(body)
 	}
 	var again maphash.Hash
 	again.SetSeed(s.seen.Seed())
@@ -263,6 +271,26 @@ func (s *stream) skip(body io.Reader) error {
 		return errRotated
 	}
 	return err
+}
+
+// skipEarlier reads over what another process has passed on, as if this one had.
+func (s *stream) skipEarlier(body io.Reader) error {
+	var read maphash.Hash
+	skipped, err := io.CopyN(&read, body, s.earlier)
+	if errors.Is(err, io.EOF) {
+		s.earlier, s.last = 0, time.Now()
+		return errRotated
+	}
+	if err != nil || skipped == 0 {
+		return err
+	}
+	s.mu.Lock()
+	s.copied = skipped
+	s.mu.Unlock()
+	s.seen, s.earlier = read, 0
+	s.last = time.Now()
+	s.first = s.last
+	return nil
 }
 
 // isPrevious asks whose log there is under the container's name: its own, or
@@ -355,6 +383,7 @@ func (s *stream) Write(data []byte) (int, error) {
 		s.broken = true
 		return 0, err
 	}
+	s.logs.streams.Progress.note(s.key(), s.copied-int64(len(s.partial)))
 	return len(data), nil
 }
 

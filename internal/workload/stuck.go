@@ -42,6 +42,9 @@ type waiting struct {
 	tolerations []corev1.Toleration
 	// tooLarge: the pod would not fit on an empty node either.
 	tooLarge bool
+	// needs are what it refers to in its namespace.
+	namespace string
+	needs     []reference
 }
 
 // stuckPods knows since when which pod waits, and why.
@@ -52,18 +55,26 @@ type stuckPods struct {
 	// working are the pods that have been given a node and have not ended:
 	// while there is one, a pod that does not fit may yet get its turn.
 	working map[types.UID]bool
+	// living are all pods that have not ended, also those that are not followed.
+	living map[types.UID]bool
+	// others: more may come of objects that are not followed.
+	others bool
 	// idleSince is when the last of them ended; zero, there was none yet.
 	idleSince time.Time
 	noPull    bool
 }
 
 func newStuckPods(noPull bool) *stuckPods {
-	return &stuckPods{pods: map[types.UID]*waiting{}, jobs: map[types.UID]*waiting{}, working: map[types.UID]bool{}, noPull: noPull}
+	return &stuckPods{pods: map[types.UID]*waiting{}, jobs: map[types.UID]*waiting{}, working: map[types.UID]bool{}, living: map[types.UID]bool{}, noPull: noPull}
+}
+
+func (s *stuckPods) groups() []map[types.UID]*waiting {
+	return []map[types.UID]*waiting{s.pods, s.jobs}
 }
 
 // overdue returns the error of the pod whose patience is over.
 func (s *stuckPods) overdue(now time.Time) error {
-	for _, group := range []map[types.UID]*waiting{s.pods, s.jobs} {
+	for _, group := range s.groups() {
 		for _, w := range group {
 			if w.err == nil {
 				continue
@@ -85,9 +96,21 @@ func (s *stuckPods) overdue(now time.Time) error {
 	return nil
 }
 
+// noteLife is for all pods there are.
+func (s *stuckPods) noteLife(pod *corev1.Pod) {
+	if ended(pod) {
+		delete(s.living, pod.UID)
+	} else {
+		s.living[pod.UID] = true
+	}
+}
+
+func ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
 func (s *stuckPods) noteWork(pod *corev1.Pod, now time.Time) {
-	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-	if pod.Spec.NodeName != "" && !ended {
+	if pod.Spec.NodeName != "" && !ended(pod) {
 		s.working[pod.UID] = true
 		return
 	}
@@ -105,6 +128,7 @@ func (s *stuckPods) noteEnd(uid types.UID, now time.Time) {
 func (s *stuckPods) forget(uid types.UID, now time.Time) {
 	delete(s.pods, uid)
 	delete(s.jobs, uid)
+	delete(s.living, uid)
 	s.noteEnd(uid, now)
 }
 
@@ -116,7 +140,7 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 	}
 	w := s.pods[pod.UID]
 	if w == nil {
-		w = &waiting{since: now}
+		w = &waiting{since: now, namespace: pod.Namespace, needs: references(pod.Spec)}
 		s.pods[pod.UID] = w
 	}
 	if reason, message, patience := whyPending(pod); reason != "" {
@@ -134,7 +158,7 @@ func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
 		w.tainted, w.tolerations = tainted, pod.Spec.Tolerations
 		w.tooLarge = unschedulable && !tainted && isTooLarge(message)
 		w.patience = patience
-		if isPull(reason) && (s.noPull || pullRemedy(message) != "") {
+		if isPull(reason) && (s.noPull || podRemedy(message) != "") {
 			w.patience = noPatience
 		}
 		w.err = &NeverStarts{Object: "pod " + pod.Name, Reason: reason, Message: message, Remedy: remedy(reason, message)}
@@ -210,24 +234,35 @@ func (s *stuckPods) watchJob(job *batchv1.Job) {
 		return
 	}
 	if s.jobs[job.UID] == nil {
-		s.jobs[job.UID] = &waiting{since: time.Now()}
+		s.jobs[job.UID] = &waiting{since: time.Now(), namespace: job.Namespace, needs: references(job.Spec.Template.Spec)}
 	}
 }
 
-// pullRemedy is for errors of pulls that do not pass by themselves; for the
+const loginRemedy = "log in to the registry (podman login, docker login)"
+
+// PullRemedy is for errors of pulls that do not pass by themselves; for the
 // others it is empty. The words are containerd's and Go's.
-func pullRemedy(message string) string {
+func PullRemedy(message string) string {
 	for _, known := range []struct{ words, remedy string }{
 		{"server gave HTTP response to HTTPS client", "the registry has no TLS: allow that with --registry NAME=http://NAME"},
 		{"failed to verify certificate", "name the certificate of the registry's authority: export SSL_CERT_FILE=FILE"},
-		{"authorization failed", "log in to the registry (podman login, docker login), or give the pod imagePullSecrets"},
-		{"401 Unauthorized", "log in to the registry (podman login, docker login), or give the pod imagePullSecrets"},
+		{"authorization failed", loginRemedy},
+		{"401 Unauthorized", loginRemedy},
 	} {
 		if strings.Contains(message, known.words) {
 			return known.remedy
 		}
 	}
 	return ""
+}
+
+// podRemedy is the same for a pod.
+func podRemedy(message string) string {
+	remedy := PullRemedy(message)
+	if remedy == loginRemedy {
+		remedy += ", or give the pod imagePullSecrets"
+	}
+	return remedy
 }
 
 // remedy says what the user can change.
@@ -247,8 +282,8 @@ func remedy(reason, message string) string {
 		return "add a toleration for the node's taint; 'kubectl describe node' shows it"
 	case reason == corev1.PodReasonUnschedulable:
 		return "change the pod's node selector, affinity, tolerations or claims"
-	case isPull(reason) && pullRemedy(message) != "":
-		return pullRemedy(message)
+	case isPull(reason) && podRemedy(message) != "":
+		return podRemedy(message)
 	case isPull(reason) || reason == "ErrImageNeverPull":
 		return "give the image as an archive (--image FILE), or check its name and that the registry can be reached"
 	case reason == "InvalidImageName":

@@ -1,4 +1,5 @@
-// Command berth-images brings image archives into a running containerd.
+// Command berth-images brings image archives into a running containerd, and
+// images into the folder that runs share.
 package main
 
 import (
@@ -12,19 +13,37 @@ import (
 
 const usage = `usage: berth-images import --socket PATH [--namespace k8s.io] [--snapshotter overlayfs]
                            [--hosts DIR --mirror ADDRESS] [NAME=]FILE...
+       berth-images cache COMMAND --dir DIR [--limit BYTES] ...
 
-Imports archives (docker save, podman save, OCI layout; plain, gzip or zstd)
-and prints one line of JSON per image. With --hosts and --mirror, containerd asks
-the mirror before the registries that the images are named after.`
+import brings archives (docker save, podman save, OCI layout; plain, gzip or
+zstd) into containerd and prints one line of JSON per image. With --hosts and
+--mirror, containerd asks the mirror before the registries that the images are
+named after.
+
+cache works on the folder that runs share, and prints lines of JSON:
+  pull [--platform P] [--registry NAME=URL]... IMAGE...
+                      fetches images; a Docker configuration with passwords comes
+                      by standard input
+  import [--platform P] [NAME=]ARCHIVE...
+  export IMAGE FILE   writes an archive
+  ls | gc
+  rm IMAGE...
+  verify [IMAGE...]`
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
-	if len(os.Args) < 2 || os.Args[1] != "import" {
+	var err error
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == "import":
+		err = importArchives(ctx, os.Args[2:], os.Stdout)
+	case len(os.Args) > 2 && os.Args[1] == "cache":
+		err = useCache(ctx, os.Args[2], os.Args[3:], os.Stdin, os.Stdout)
+	default:
 		fmt.Fprintln(os.Stderr, usage)
 		os.Exit(2)
 	}
-	if err := importArchives(ctx, os.Args[2:], os.Stdout); err != nil {
+	if err != nil {
 		if !errors.Is(err, errReported) {
 			fmt.Fprintf(os.Stderr, "berth-images: %v\n", err)
 		}

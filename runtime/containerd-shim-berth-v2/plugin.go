@@ -31,9 +31,25 @@ import (
 	"berth.dev/berth/runtime/internal/task"
 )
 
-// allowanceVariable, set in containerd's configuration, is by how many bytes
-// a container may pass its memory limit before it is noticed.
-const allowanceVariable = "BERTH_MEMORY_ALLOWANCE"
+// Variables that are set in containerd's configuration.
+const (
+	// By how many bytes a container may pass its memory limit before it is
+	// noticed.
+	allowanceVariable = "BERTH_MEMORY_ALLOWANCE"
+	// The largest packet, in bytes, that the interface of a pod takes uncut; 0
+	// leaves it as it is.
+	superPacketVariable = "BERTH_SUPER_PACKET"
+	// Where the fast path takes filters of containers; none where there is no
+	// fast path.
+	fastPathVariable = "BERTH_FAST_PATH"
+	// What the shim tells berth-runc of the pod.
+	podVariable = "BERTH_FAST_PATH_POD"
+	// The folder for what pods' owners are to be told.
+	noticesVariable = "BERTH_NOTICES"
+	// Set where users other than root may write to file systems that machines
+	// share.
+	foreignOwnersVariable = "BERTH_FOREIGN_OWNERS"
+)
 
 func taskPlugin() *plugin.Registration {
 	return &plugin.Registration{
@@ -73,21 +89,31 @@ func newService(ic *plugin.InitContext) (any, error) {
 	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
 		policy.Allowance = v
 	}
+	// Without a number there is nothing to limit.
+	superPacket, _ := strconv.Atoi(os.Getenv(superPacketVariable))
 	dir, err := os.Getwd()
 	if err != nil {
 		return nil, fmt.Errorf("find bundle: %w", err)
 	}
+	fastPath := ""
+	if os.Getenv(fastPathVariable) != "" {
+		fastPath = podVariable
+	}
 	node := bundle.Probe()
+	node.GuardOwners = os.Getenv(foreignOwnersVariable) == ""
 	if node.Controllers == nil {
 		log.L.Logger.SetFormatter(quiet{log.L.Logger.Formatter})
 	}
 	s := task.New(ic.Context, task.Config{
-		Inner:     inner,
-		Node:      node,
-		Proc:      procfs.New("/proc"),
-		Publisher: publisher.(shim.Publisher),
-		Policy:    policy,
-		Dir:       dir,
+		Inner:       inner,
+		Node:        node,
+		Proc:        procfs.New("/proc"),
+		Publisher:   publisher.(shim.Publisher),
+		Policy:      policy,
+		SuperPacket: superPacket,
+		FastPath:    fastPath,
+		Dir:         dir,
+		Notices:     os.Getenv(noticesVariable),
 		// containerd reads the shim's log through the pipe behind logrus.
 		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
 	})

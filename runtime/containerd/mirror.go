@@ -1,21 +1,27 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/http"
 	"time"
 
+	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/metadata"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"github.com/containerd/plugin"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/imagestore"
+	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/mirror"
 )
 
@@ -23,16 +29,20 @@ import (
 type mirrorConfig struct {
 	// Address is the host:port to listen on; empty for no mirror.
 	Address string `toml:"address"`
+	// Hosts is the directory of hosts.toml files, in which the mirror is put
+	// before the registries that the cache has images of; empty where it stands
+	// before all of them.
+	Hosts string `toml:"hosts"`
 }
 
-// mirrorPlugin serves the images of archives to this very daemon. A process of
-// its own would cost every cluster its start and its memory, to answer what is
-// here anyway.
+// mirrorPlugin serves the images of archives, and those that the cache has by
+// name, to this very daemon. A process of its own would cost every cluster its
+// start and its memory, to answer what is here anyway.
 func mirrorPlugin() *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.ServicePlugin,
 		ID:       "berth-mirror",
-		Requires: []plugin.Type{plugins.MetadataPlugin},
+		Requires: []plugin.Type{plugins.MetadataPlugin, plugins.SnapshotPlugin},
 		Config:   &mirrorConfig{},
 		InitFn:   startMirror,
 	}
@@ -42,8 +52,8 @@ func mirrorPlugin() *plugin.Registration {
 type runningMirror struct{ *http.Server }
 
 func startMirror(ic *plugin.InitContext) (any, error) {
-	address := ic.Config.(*mirrorConfig).Address
-	if address == "" {
+	config := ic.Config.(*mirrorConfig)
+	if config.Address == "" {
 		return nil, fmt.Errorf("mirror of archives: no address given: %w", plugin.ErrSkipPlugin)
 	}
 	instance, err := ic.GetSingle(plugins.MetadataPlugin)
@@ -51,11 +61,19 @@ func startMirror(ic *plugin.InitContext) (any, error) {
 		return nil, err
 	}
 	db := instance.(*metadata.DB)
-	listener, err := net.Listen("tcp", address)
+	listener, err := net.Listen("tcp", config.Address)
 	if err != nil {
 		return nil, fmt.Errorf("listen for the mirror of archives: %w", err)
 	}
-	handler := &mirror.Server{Names: archiveNames{metadata.NewImageStore(db)}, Content: db.ContentStore()}
+	known := knownImages{Store: metadata.NewImageStore(db)}
+	blobs := knownBlobs{Store: db.ContentStore()}
+	if l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs"); err == nil && l.(layers).cache != nil {
+		known.cache, blobs.cache = l.(layers).cache, l.(layers).cache
+		if err := known.announce(config); err != nil {
+			log.G(ic.Context).WithError(err).Warn("images of the cache are asked of their registries")
+		}
+	}
+	handler := &mirror.Server{Names: known, Content: blobs}
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 10 * time.Second,
@@ -70,13 +88,76 @@ func startMirror(ic *plugin.InitContext) (any, error) {
 	return runningMirror{server}, nil
 }
 
-// archiveNames looks names up in the namespace where the importer notes them.
-type archiveNames struct{ images.Store }
-
-func (n archiveNames) Get(ctx context.Context, name string) (images.Image, error) {
-	return n.Store.Get(namespaces.WithNamespace(ctx, imagestore.ArchiveNamespace), name)
+// knownImages looks names up in the namespace where the importer notes them, and
+// then in the cache, which may be nil.
+type knownImages struct {
+	images.Store
+	cache *layercache.Cache
 }
 
-func (n archiveNames) List(ctx context.Context, filters ...string) ([]images.Image, error) {
-	return n.Store.List(namespaces.WithNamespace(ctx, imagestore.ArchiveNamespace), filters...)
+func (k knownImages) Get(ctx context.Context, name string) (images.Image, error) {
+	image, err := k.Store.Get(namespaces.WithNamespace(ctx, imagestore.ArchiveNamespace), name)
+	if k.cache == nil || !errdefs.IsNotFound(err) {
+		return image, err
+	}
+	kept, err := k.cache.Image(name)
+	if errors.Is(err, layercache.ErrNoImage) {
+		err = errors.Join(err, errdefs.ErrNotFound)
+	}
+	return images.Image{Name: name, Target: kept.Target}, err
 }
+
+func (k knownImages) List(ctx context.Context, filters ...string) ([]images.Image, error) {
+	all, err := k.Store.List(namespaces.WithNamespace(ctx, imagestore.ArchiveNamespace), filters...)
+	if err != nil || k.cache == nil {
+		return all, err
+	}
+	kept, err := k.cache.Images()
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("not all images of the cache can be used")
+	}
+	for _, image := range kept {
+		all = append(all, images.Image{Name: image.Name, Target: image.Target})
+	}
+	return all, nil
+}
+
+// announce has containerd ask the mirror for what the cache has.
+func (k knownImages) announce(config *mirrorConfig) error {
+	if config.Hosts == "" {
+		return nil
+	}
+	kept, err := k.cache.Images()
+	problems := []error{err}
+	mirrors := imagestore.Mirrors{Dir: config.Hosts, Address: config.Address}
+	for _, image := range kept {
+		problems = append(problems, mirrors.Add(image.Name))
+	}
+	return errors.Join(problems...)
+}
+
+// knownBlobs are containerd's, and then those of the cache: manifests and
+// configurations. Layers that it has are used where they are.
+type knownBlobs struct {
+	content.Store
+	cache *layercache.Cache
+}
+
+func (k knownBlobs) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	blob, err := k.Store.ReaderAt(ctx, desc)
+	if k.cache == nil || !errdefs.IsNotFound(err) {
+		return blob, err
+	}
+	text, err := k.cache.Blob(desc.Digest)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errors.Join(err, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return textBlob{bytes.NewReader(text)}, nil
+}
+
+type textBlob struct{ *bytes.Reader }
+
+func (textBlob) Close() error { return nil }

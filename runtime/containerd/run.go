@@ -19,12 +19,15 @@ import (
 	"github.com/containerd/log"
 	"github.com/containerd/plugin/registry"
 	"google.golang.org/grpc/grpclog"
+
+	"berth.dev/berth/runtime/internal/notify"
 )
 
 type options struct {
 	config   string
 	logLevel string
 	notifyFD int
+	layersFD int
 }
 
 func run(args []string) error {
@@ -34,6 +37,7 @@ func run(args []string) error {
 	flags.StringVar(&o.config, "c", "", "short for --config")
 	flags.StringVar(&o.logLevel, "log-level", "", "trace, debug, info, warn or error; overrides the configuration")
 	flags.IntVar(&o.notifyFD, "notify-fd", -1, "descriptor that gets one JSON event per line")
+	flags.IntVar(&o.layersFD, "layers-fd", -1, "socket to the role that serves images")
 	showVersion := flags.Bool("version", false, "print the version")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -46,7 +50,7 @@ func run(args []string) error {
 		return nil
 	}
 	if o.config == "" || flags.NArg() > 0 {
-		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N]")
+		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N] [--layers-fd N]")
 	}
 	// What containerd starts are CNI plugins, shims and through them runc: they
 	// live for milliseconds, and threads and collections only delay them. The
@@ -66,7 +70,7 @@ func run(args []string) error {
 // serve starts the daemon and returns after ctx is done and the databases are
 // closed. Containers go on: their shims outlive a restart of containerd.
 func serve(ctx context.Context, o options) error {
-	notify := newNotifier(o.notifyFD)
+	notifier := notify.New(o.notifyFD)
 	begin := time.Now()
 	// gRPC reports every connection that a client drops.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
@@ -87,6 +91,8 @@ func serve(ctx context.Context, o options) error {
 	}
 
 	registry.Register(overlayPlugin())
+	registry.Register(layersPlugin(o.layersFD))
+	registry.Register(layerDiffer())
 	registry.Register(seedPlugin())
 	registry.Register(mirrorPlugin())
 	// The server gets a context of its own: plugins hold it, and must work
@@ -96,7 +102,7 @@ func serve(ctx context.Context, o options) error {
 		return fmt.Errorf("start containerd's plugins: %w", err)
 	}
 	defer s.Stop()
-	notify.phase("plugins")
+	notifier.Phase("plugins")
 	if err := s.Start(ctx); err != nil {
 		return fmt.Errorf("listen on containerd's sockets: %w", err)
 	}
@@ -111,8 +117,8 @@ func serve(ctx context.Context, o options) error {
 		return nil
 	}
 	log.G(ctx).Infof("containerd ready after %s", time.Since(begin).Round(time.Millisecond))
-	notify.ready()
-	notify.heartbeat(ctx)
+	notifier.Ready()
+	notifier.Heartbeat(ctx)
 	return nil
 }
 

@@ -6,9 +6,12 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 	"unsafe"
+
+	"berth.dev/berth/runtime/internal/corpus"
 )
 
 // helperName is what this program is called in the test image, where it is
@@ -29,6 +32,16 @@ func helper(args []string) int {
 	case "echo":
 		fmt.Println(args[1])
 		return 0
+	case "describe": // all files of the image
+		lines, err := corpus.Describe("/", "proc", "sys", "dev", "run", "etc/hosts", "etc/hostname", "etc/resolv.conf")
+		fmt.Println(strings.Join(lines, "\n"))
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return 0
+	case "soak": // how many times
+		return soak(args[1])
 	case "exit":
 		code, _ := strconv.Atoi(args[1])
 		return code

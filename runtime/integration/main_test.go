@@ -22,6 +22,8 @@ const (
 	insideVariable  = "BERTH_TEST_INSIDE"
 	libexecVariable = "BERTH_TEST_LIBEXEC"
 	scratchVariable = "BERTH_TEST_SCRATCH"
+	// All tests are run once with each snapshotter.
+	snapshotterVariable = "BERTH_TEST_SNAPSHOTTER"
 	// CI sets it to the tiers that it has: a skip is a failure then.
 	tiersVariable = "BERTH_TEST_TIERS"
 )
@@ -50,8 +52,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// outside runs this program again in new namespaces: with all subordinate ids,
-// and then what is about a single one.
+// outside runs this program again in new namespaces, for each way to keep
+// images: with all subordinate ids, and then what is about a single one.
 func outside() int {
 	if reason := missing(); reason != "" {
 		if os.Getenv(tiersVariable) != "" {
@@ -61,15 +63,17 @@ func outside() int {
 		fmt.Println("SKIP:", reason)
 		return 0
 	}
-	code := inNamespaces(os.Args[1:], "", "--map-auto")
-	if one := inNamespaces([]string{"-test.v", "-test.run=^TestOneUID$"}, oneUIDVariable+"=1"); one != 0 {
-		code = one
+	code := 0
+	for _, snapshotter := range []string{"overlayfs", "erofs"} {
+		fmt.Println("=== with", snapshotter)
+		code = max(code, inNamespaces(os.Args[1:], []string{snapshotterVariable + "=" + snapshotter}, "--map-auto"))
+		code = max(code, inNamespaces([]string{"-test.v", "-test.run=^TestOneUID$"}, []string{snapshotterVariable + "=" + snapshotter, oneUIDVariable + "=1"}))
 	}
 	return code
 }
 
 // inNamespaces runs this program in the namespaces of a node.
-func inNamespaces(args []string, env string, mapping ...string) int {
+func inNamespaces(args, env []string, mapping ...string) int {
 	scratch, err := os.MkdirTemp("", "berth-runtime-test-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -85,7 +89,7 @@ func inNamespaces(args []string, env string, mapping ...string) int {
 		"--mount-proc", "--net", "--uts", "--ipc", "--cgroup",
 	}
 	cmd := exec.Command("unshare", slices.Concat(namespaces, mapping, []string{self}, args)...)
-	cmd.Env = append(os.Environ(), insideVariable+"=init", scratchVariable+"="+scratch, env)
+	cmd.Env = append(slices.Concat(os.Environ(), env), insideVariable+"=init", scratchVariable+"="+scratch)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	err = cmd.Run()
 	if _, statErr := os.Lstat(scratch); statErr == nil {

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -22,9 +23,7 @@ func withHostPort(host, container int32) podOption {
 func TestPodNetwork(t *testing.T) {
 	n := startNode(t)
 	n.helperImage()
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	setUpForwarding(t)
 	p := n.runPod("web", withNetwork, withHostPort(8080, 80))
 	id := p.run("server", 0, "serve", ":80", "hello from the pod")
 	other := n.runPod("client", withNetwork).run("sleeper", 0, "sleep")
@@ -52,6 +51,22 @@ func TestPodNetwork(t *testing.T) {
 	files, _ := filepath.Glob("/run/berth/cni/addresses/berth/10.*")
 	if len(files) != 1 {
 		t.Errorf("addresses still taken: %v, want the client's alone", files)
+	}
+}
+
+// setUpForwarding does what the sandbox does for a node (internal/sandbox).
+func setUpForwarding(t *testing.T) {
+	t.Helper()
+	for name, value := range map[string]string{
+		"ipv4/ip_forward":                  "1",
+		"ipv4/conf/all/send_redirects":     "0",
+		"ipv4/conf/default/send_redirects": "0",
+		"bridge/bridge-nf-call-iptables":   "0",
+	} {
+		err := os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644)
+		if err != nil && !(errors.Is(err, os.ErrNotExist) && strings.HasPrefix(name, "bridge/")) {
+			t.Fatal(err)
+		}
 	}
 }
 

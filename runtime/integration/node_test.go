@@ -35,12 +35,20 @@ type node struct {
 	log     string
 	cmd     *exec.Cmd
 	exited  chan error
-	runtime cri.RuntimeServiceClient
-	images  cri.ImageServiceClient
+	// snapshotter is that of the cluster; layers serves the images of erofs.
+	snapshotter string
+	layers      *layersRole
+	runtime     cri.RuntimeServiceClient
+	images      cri.ImageServiceClient
 }
 
 // startNode starts containerd with the configuration that the product uses.
 func startNode(t *testing.T, env ...string) *node {
+	t.Helper()
+	return startNodeWith(t, os.Getenv(snapshotterVariable), env...)
+}
+
+func startNodeWith(t *testing.T, snapshotter string, env ...string) *node {
 	t.Helper()
 	dir, err := filepath.Abs(libexec())
 	if err != nil {
@@ -50,8 +58,11 @@ func startNode(t *testing.T, env ...string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, scratch: scratch, libexec: dir, log: filepath.Join(scratch, "containerd.log"), exited: make(chan error, 1)}
+	n := &node{t: t, scratch: scratch, libexec: dir, log: filepath.Join(scratch, "containerd.log"), exited: make(chan error, 1), snapshotter: snapshotter}
 	n.configure()
+	if snapshotter == "erofs" {
+		n.layers = startLayers(t, dir, filepath.Join(scratch, "layers.log"))
+	}
 
 	n.start(env...)
 	t.Cleanup(n.stop)
@@ -80,6 +91,10 @@ func (n *node) start(env ...string) {
 	n.cmd.Env = append([]string{"PATH=" + n.libexec, "HOME=/root"}, env...)
 	n.cmd.Stdout, n.cmd.Stderr = log, log
 	n.cmd.ExtraFiles = []*os.File{notifyEnd}
+	if n.layers != nil {
+		n.cmd.Args = append(n.cmd.Args, "--layers-fd", "4")
+		n.cmd.ExtraFiles = append(n.cmd.ExtraFiles, n.layers.asked)
+	}
 	begin := time.Now()
 	if err := n.cmd.Start(); err != nil {
 		n.t.Fatal(err)
@@ -117,6 +132,12 @@ func (n *node) configure() {
 		`/scratch/a \"quoted\" place`, n.scratch,
 		"/opt/berth/libexec/berth", n.libexec,
 	).Replace(string(golden))
+	if n.snapshotter == "erofs" {
+		text = strings.NewReplacer(
+			`snapshotter = "overlayfs"`, `snapshotter = "erofs"`, `snapshotter.v1.overlayfs",`, `snapshotter.v1.erofs",`, `differ = "walking"`, `differ = "erofs"`,
+			"squash = false", fmt.Sprintf("squash = %t", oneUID()),
+		).Replace(text)
+	}
 	for _, dir := range []string{"/run/berth/cni/net.d", "/run/berth/containerd", "/run/netns"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			n.t.Fatal(err)
@@ -146,6 +167,9 @@ func (n *node) stop() {
 	if n.t.Failed() {
 		text, _ := os.ReadFile(n.log)
 		n.t.Logf("containerd.log:\n%s", text)
+	}
+	if n.layers != nil {
+		n.unmountTrees() // as the end of a node's mount namespace does
 	}
 	n.noLeftovers()
 	if err := os.RemoveAll("/run/berth"); err != nil {
@@ -195,7 +219,7 @@ func eventually(limit time.Duration, done func() bool) bool {
 // importImage runs berth-images and returns its lines.
 func (n *node) importImage(args ...string) []map[string]any {
 	n.t.Helper()
-	cmd := exec.Command(filepath.Join(n.libexec, "berth-images"), append([]string{"import", "--socket", socket}, args...)...)
+	cmd := exec.Command(filepath.Join(n.libexec, "berth-images"), append([]string{"import", "--socket", socket, "--snapshotter", n.snapshotter}, args...)...)
 	cmd.Env = []string{"PATH=" + n.libexec}
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr
@@ -231,31 +255,51 @@ func (n *node) helperImage() {
 // saveArchive writes an archive as docker save does, with one program in it.
 func saveArchive(t *testing.T, path, tag, program, name string) {
 	t.Helper()
+	saveLayers(t, path, tag, name, programLayer(t, program, name))
+}
+
+// programLayer is the archive of a layer with one program in it.
+func programLayer(t *testing.T, program, name string) []byte {
+	t.Helper()
 	text, err := os.ReadFile(program)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
-	add := func(w *tar.Writer, header *tar.Header, body []byte) {
-		header.Size = int64(len(body))
-		if err := w.WriteHeader(header); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(body); err != nil {
-			t.Fatal(err)
-		}
-	}
-	add(w, &tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}, nil)
-	add(w, &tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, nil)
-	add(w, &tar.Header{Name: "bin/" + name, Mode: 0o755, Uid: 1000, Gid: 1000}, text)
+	addFile(t, w, &tar.Header{Name: "bin/", Typeflag: tar.TypeDir, Mode: 0o755}, nil)
+	addFile(t, w, &tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777}, nil)
+	addFile(t, w, &tar.Header{Name: "bin/" + name, Mode: 0o755, Uid: 1000, Gid: 1000}, text)
 	if err := w.Close(); err != nil {
 		t.Fatal(err)
 	}
+	return layer.Bytes()
+}
+
+func addFile(t *testing.T, w *tar.Writer, header *tar.Header, body []byte) {
+	t.Helper()
+	header.Size = int64(len(body))
+	if err := w.WriteHeader(header); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(body); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// saveLayers writes an archive of layers, the lowest first, of which one has the
+// program to run.
+func saveLayers(t *testing.T, path, tag, program string, layers ...[]byte) {
+	t.Helper()
+	var ids, names []string
+	for i, layer := range layers {
+		ids = append(ids, fmt.Sprintf("sha256:%x", sha256.Sum256(layer)))
+		names = append(names, fmt.Sprintf("layer%d.tar", i))
+	}
 	config, err := json.Marshal(map[string]any{
 		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": []string{"/bin/" + name}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer.Bytes()))}},
+		"config": map[string]any{"Entrypoint": []string{"/bin/" + program}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": ids},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -264,7 +308,7 @@ func saveArchive(t *testing.T, path, tag, program, name string) {
 	if tag != "" {
 		tags = append(tags, tag)
 	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": []string{"layer.tar"}}})
+	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": tags, "Layers": names}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,9 +318,11 @@ func saveArchive(t *testing.T, path, tag, program, name string) {
 	}
 	defer f.Close()
 	outer := tar.NewWriter(f)
-	add(outer, &tar.Header{Name: "layer.tar", Mode: 0o644}, layer.Bytes())
-	add(outer, &tar.Header{Name: "config.json", Mode: 0o644}, config)
-	add(outer, &tar.Header{Name: "manifest.json", Mode: 0o644}, manifest)
+	for i, layer := range layers {
+		addFile(t, outer, &tar.Header{Name: names[i], Mode: 0o644}, layer)
+	}
+	addFile(t, outer, &tar.Header{Name: "config.json", Mode: 0o644}, config)
+	addFile(t, outer, &tar.Header{Name: "manifest.json", Mode: 0o644}, manifest)
 	if err := outer.Close(); err != nil {
 		t.Fatal(err)
 	}

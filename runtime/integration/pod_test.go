@@ -16,6 +16,8 @@ type pod struct {
 	name   string
 	id     string
 	config *cri.PodSandboxConfig
+	// user is whom its containers run as.
+	user int64
 }
 
 type podOption func(*cri.PodSandboxConfig)
@@ -51,7 +53,7 @@ func (n *node) runPod(name string, options ...podOption) *pod {
 		n.t.Fatalf("run pod %s: %v", name, err)
 	}
 	n.t.Logf("pod %s: RunPodSandbox %s", name, time.Since(begin).Round(time.Millisecond))
-	p := &pod{n: n, name: name, id: answer.PodSandboxId, config: config}
+	p := &pod{n: n, name: name, id: answer.PodSandboxId, config: config, user: 1000}
 	n.t.Cleanup(func() { p.remove() })
 	return p
 }
@@ -86,7 +88,7 @@ func (p *pod) run(name string, memory int64, args ...string) (id string) {
 				},
 				SecurityContext: &cri.LinuxContainerSecurityContext{
 					NamespaceOptions: p.config.Linux.SecurityContext.NamespaceOptions,
-					RunAsUser:        &cri.Int64Value{Value: 1000},
+					RunAsUser:        &cri.Int64Value{Value: p.user},
 				},
 			},
 		},

@@ -118,6 +118,44 @@ followed_over_restarts() {
 		fail "lines are missing or repeated: $(head -n 5 "$out/difference")"
 }
 
+# The root of a pod outlives whom it is read from: who reads it waits meanwhile.
+restart_layers() {
+	local before i
+	berth a --snapshotter erofs -f $here/loop.yaml --image $image -- sleep 1000
+	poll 60 running || fail "the pod does not run: $(tail -n 12 "$out/a")"
+	before=$(identity)
+	for i in 1 2 3; do
+		signal KILL layers
+		poll 30 eval "[[ \$(grep -c 'layers ended' $out/a) == $i ]]" || fail "layers is not started again"
+		poll 30 works || fail "exec does not work after the restart of layers"
+	done
+	signal STOP layers
+	poll 20 awake layers || fail "layers stays stopped"
+	kubectl exec loop -- sh -c 'cat /bin/busybox >/scratch/copy && cmp /bin/busybox /scratch/copy' >/dev/null || fail "the root of the pod cannot be read"
+	# What was mounted before containerd was killed is known to the next one.
+	signal KILL containerd
+	says a 'containerd ended'
+	kubectl run second --image=busybox:1.37 --restart=Never -- true >/dev/null || fail "run a second pod"
+	poll 60 eval '[[ $(kubectl get pod second -o "jsonpath={.status.phase}") == Succeeded ]]' || fail "the second pod does not run"
+	[[ $(identity) == "$before" ]] || fail "the pod did not survive: $before, now $(identity)"
+	signal TERM supervisor
+	ends a 143
+}
+
+# Who waits for a root that nobody serves could be ended by nothing.
+lose_layers() {
+	local i
+	berth a --snapshotter erofs -f $here/loop.yaml --image $image
+	says a started
+	for i in 1 2 3 4; do
+		poll 30 eval '[[ -n $(parts layers) ]]'
+		signal KILL layers
+		[[ $i == 4 ]] || poll 30 eval "[[ \$(grep -c 'layers ended' $out/a) == $i ]]"
+	done
+	says a 'after 3 restarts'
+	ends a 70
+}
+
 # A role that dies again and again ends the run, with the reason.
 storm() {
 	local i
@@ -134,12 +172,14 @@ storm() {
 
 # What is stopped is continued; nothing is restarted for it.
 stop_each() {
-	local part
+	local some part
 	berth a -f $here/loop.yaml --image $image -- sleep 1000
 	poll 60 running
-	for part in net dns containerd node control init janitor keeper; do
-		signal STOP $part
-		poll 20 awake $part || fail "$part stays stopped"
+	# Several at once, since each is looked at every two seconds: the roles, then those who look after them.
+	for some in "net dns containerd node control" "init janitor keeper"; do
+		# shellcheck disable=SC2086
+		signal STOP $some
+		for part in $some; do poll 20 awake $part || fail "$part stays stopped"; done
 	done
 	poll 20 works || fail "exec does not work after the stops"
 	never_says a 'starting it again'
@@ -307,6 +347,16 @@ srun_interrupt() {
 	ends b 0
 }
 
+# srun kills its step on SIGTERM, but not the step's epilog, which can clean up.
+srun_terminated() {
+	"$bed" run --user alice login sh -c 'printf "#!/bin/sh\nexec /srv/ends/dist/bin/berth cleanup\n" >berth-epilog; chmod +x berth-epilog'
+	begin a alice login env SLURM_TASK_EPILOG=/home/alice/berth-epilog srun -N1 --mem=1500 berth run -f $here/loop.yaml --image $image
+	says a started
+	"$bed" run login pkill -TERM -o -x srun
+	ends a 137 143
+	"$bed" run --user alice login rm berth-epilog
+}
+
 # Where the step has a terminal, Ctrl-C is typed into that.
 srun_terminal() {
 	begin a alice login bash -c "mkfifo keys; script -qec 'srun --pty -N1 --mem=1500 berth run -f $here/loop.yaml --image $image' /dev/null <>keys; code=\$?; rm keys; exit \$code"
@@ -364,7 +414,7 @@ no_parts() { [[ -z $(parts supervisor janitor init net control) ]]; }
 
 time_limit() {
 	# Slurm counts limits in minutes, and looks at them every now and then.
-	patience=150
+	patience=250
 	begin a alice login sbatch -W -o /home/alice/limit.out --time=1 --mem=1500 --wrap "srun env PATH=$PATH /srv/ends/dist/bin/berth run -f $here/loop.yaml --image $image"
 	ends a 0 1 15 143 124 137
 	node cat /home/alice/limit.out >"$out/a"
@@ -469,7 +519,7 @@ siblings() {
 span_berth() { # NAME ARGS...
 	local name=$1
 	shift
-	begin "$name" alice login srun -N3 --mem=1500 berth run "$@"
+	begin "$name" alice login srun -N3 --mem=1500 berth run ${fast:+--fast-path "$fast"} "$@"
 }
 
 span() {
@@ -500,6 +550,33 @@ talk() {
 	says a 'every pod reaches every pod'
 }
 
+# Connections that the hosts make, while the roles that make them die.
+fast_path() {
+	local node deaths=0
+	span_berth a --fast-path auto --image $image -- bash $here/fast.sh
+	patience=200 says a 'connections are being made'
+	for node in n1 n2 n1; do
+		# The oldest: another process of that name keeps its descriptors.
+		"$bed" run $node sh -c 'kill -KILL $(pgrep -o -f "^berth net-role")' || fail "no net role on $node"
+		poll 10 died $((deaths += 1)) || fail "the net role of $node did not die"
+	done
+	patience=200 ends a 0
+	says a '0 and 0 connections failed'
+	says a 'policies hold for connections of the hosts'
+}
+# The Switch dies with the process that keeps its descriptors.
+fast_lost() {
+	span_berth a --fast-path auto --image $image -- bash $here/lost.sh
+	says a 'pods are there'
+	"$bed" run n2 sh -c 'kill -KILL $(pgrep -f "^berth net-role")' || fail 'no net role on n2'
+	patience=90 ends a 0
+	says a 'pods were made anew'
+}
+died() { (($(grep -c 'net ended: killed by signal 9' "$out/a") >= $1)); }
+fast_talk() { local fast=auto && talk; }
+fast_services() { local fast=auto && services; }
+fast_traffic() { local fast=auto && traffic; }
+
 # The same over TCP, which some firewalls leave.
 talk_tcp() {
 	span_berth a --carrier tcp --image $image -- bash $here/talk.sh
@@ -513,7 +590,8 @@ talk_blocked() {
 	for node in n1 n2 n3; do
 		"$bed" run $node $nft 'add table inet wall; add chain inet wall in { type filter hook input priority 0; }; add rule inet wall in udp dport 21000-28999 drop'
 	done
-	span_berth a --image $image -- bash $here/talk.sh
+	# A while more: nobody is warned of what may pass.
+	span_berth a --image $image -- bash -c "bash $here/talk.sh && sleep 4"
 	ends a 0
 	says a 'every pod reaches every pod'
 	says a 'UDP does not get through'
@@ -522,8 +600,33 @@ talk_blocked() {
 
 services() {
 	span_berth a --image $image -- bash $here/services.sh
-	patience=100 ends a 0
+	patience=200 ends a 0
 	says a 'everything reaches everything'
+}
+
+# Where traffic to Services may go, who it seems to come from, and the ways into
+# pods of all nodes.
+traffic() {
+	span_berth a --publish 8030:30080 --publish 8031:30081 --publish 8088 --image $image -- bash $here/traffic.sh
+	patience=200 ends a 0
+	says a 'traffic goes where it may'
+	says a 'can connect to its port 8030, which leads to port 30080 of the node'
+	# A port that is taken is named, with the option.
+	begin taken bob n2 busybox nc -l -p 8030
+	poll 10 listens n2 8030 || fail 'nobody listens'
+	span_berth b --publish 8030 -- true
+	patience=20 ends b 69
+	says b 'publish port 8030 of the nodes'
+	"$bed" run n2 sh -c 'kill $(pgrep -f "nc -l -p 8030")'
+}
+listens() { "$bed" run "$1" ss -Hltn "sport = :$2" | grep -q .; }
+
+# An existing ingress controller, reached from outside of the cluster.
+ingress() {
+	span_berth a --publish 8080:80 --publish 8443:443 --image $image --image /srv/ends/images/traefik.tar \
+		-f /srv/ends/examples/traefik.yaml -f /srv/ends/examples/ingress.yaml -- bash $here/ingress.sh
+	patience=200 ends a 0
+	says a 'the ingress follows'
 }
 
 # A claim on a folder that all nodes see is written by all, and kept for the
@@ -541,12 +644,105 @@ shared_volumes() {
 	says c 'shared volumes'
 }
 
+# Nodes of other subordinate ids, and of none, are one cluster. Files in shared
+# volumes that pods write as root are the user's, wherever they run; what is
+# different is said.
+unlike_ids() {
+	local file
+	for file in subuid subgid; do
+		"$bed" run n2 sh -c "sed 's/^alice:.*/alice:50000000:65536/' /etc/$file >/run/$file && mount --bind /run/$file /etc/$file"
+		"$bed" run n3 sh -c "sed '/^alice:/d' /etc/$file >/run/$file && mount --bind /run/$file /etc/$file"
+	done
+	"$bed" run --user alice login mkdir shared
+	span_berth a --shared-volumes /home/alice/shared -f $here/unlike.yaml --image $image -- sh -c '
+		kubectl wait --for=condition=complete --timeout=60s job/write
+		kubectl get events --field-selector reason=RunAsUserNotHonoured -o "jsonpath={.items[*].source.host}"'
+	ends a 0
+	says a 'n2, n3: other subordinate ids than on n1'
+	says a 'n3: pods run with one user id only'
+	grep -q '^n3$' "$out/a" || fail "not said of n3 alone that it has one user: $(cat "$out/a")"
+	[[ $("$bed" run login sh -c 'cd /home/alice/shared/default/results && stat -c %n=%U *-root' | xargs) == "n1-root=alice n2-root=alice n3-root=alice" ]] ||
+		fail "files are not alice's: $("$bed" run login ls -ln /home/alice/shared/default/results)"
+	[[ $("$bed" run login stat -c %u /home/alice/shared/default/results/n2-1000) == 50000999 ]] || fail "not the id of n2's range: $("$bed" run login ls -ln /home/alice/shared/default/results)"
+	"$bed" run login rm -r /home/alice/shared
+	for file in subuid subgid; do
+		for node in n2 n3; do "$bed" run $node sh -c "umount /etc/$file; rm /run/$file"; done
+	done
+}
+
+# Slurm's names that Kubernetes does not take, and that no resolver knows.
+odd_names() {
+	span_berth a -- kubectl get nodes -L slurm.berth.dev/node --no-headers
+	ends a 0
+	[[ $(awk '/ Ready / { print $1 "=" $NF }' "$out/a" | xargs) == "gpu-node01=gpu-node01 gpu-node01-2=Gpu_Node01 gpu-x=GPU__X" ]] ||
+		fail "other names: $(cat "$out/a")"
+	span_berth b --image $image -- bash $here/move.sh gpu-node01
+	says b 'pods on'
+	kill_berth n2
+	says b 'moved to'
+	ends b 137
+	swept n2
+}
+
 span_scancel() {
 	span_berth a -f $here/loop.yaml --image $image
 	says a started
 	"$bed" run --user alice login scancel "$(job)"
 	ends a 143
 	says a 'ended in order'
+}
+
+# Where munge does not answer, nodes prove themselves by what srun gives to the
+# tasks of a step, or by a folder that the user names; or say what to do.
+no_munge() {
+	local host nodes="kubectl get nodes -o name"
+	for host in n1 n2 n3; do "$bed" run $host chmod 700 /run/munge; done
+	span_berth a -- true
+	ends a 69
+	says a 'srun --mpi=pmi2 berth run'
+	begin b alice login srun --mpi=pmi2 -N3 --mem=1500 berth run -- $nodes
+	ends b 0
+	counts_nodes b
+	# One task of a node acts; PMI waits for all.
+	begin c alice login srun --mpi=pmi2 -N3 -n6 --mem=1500 berth run --nodes-per-host 2 -- $nodes
+	ends c 0
+	counts_nodes c 6
+	begin d alice login srun --mpi=pmi2 -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || exec sleep 5; exec berth run --node-wait 2s -- true'
+	patience=20 ends d 69
+	says d 'wait in PMI for all tasks of the step: 2s is the longest wait'
+	"$bed" run --user alice login mkdir meet
+	span_berth e --rendezvous-dir /home/alice/meet -- $nodes
+	ends e 0
+	counts_nodes e
+	"$bed" run --user alice login rmdir meet || fail "something is left in the folder"
+	"$bed" run --user alice login sh -c 'mkdir meet; chmod 770 meet'
+	span_berth f --rendezvous-dir /home/alice/meet -- true
+	patience=20 ends f 69
+	says f 'chmod go-w'
+	"$bed" run --user alice login rmdir meet
+	key_of_step
+	for host in n1 n2 n3; do "$bed" run $host chmod 755 /run/munge; done
+}
+
+# A step of berth's own has a key, which nobody sees; the command gets all of the
+# user's input behind it, and nothing else.
+key_of_step() {
+	local host sum
+	begin g alice login sh -c "mkdir spy; cp $here/spy.sh spy/srun; ln -s /bin/false spy/munge
+		head -c 5000000 /dev/urandom >input; cksum <input
+		PATH=\$PWD/spy:\$PATH salloc -N3 --mem=1500 berth run -- sh -c 'cksum; kubectl get nodes -o name; echo up; while [ ! -e done ]; do sleep 0.1; done' <input"
+	says g up
+	for host in login ctl n1 n2 n3; do
+		"$bed" run "$host" bash $here/seek.sh /home/alice/spy/key || fail "the key of the step is seen on $host"
+	done
+	"$bed" run --user alice login touch done
+	ends g 0
+	counts_nodes g
+	[[ $(grep -c 5000000 "$out/g") == 2 && $(grep 5000000 "$out/g" | sort -u | wc -l) == 1 ]] || fail "the command's input is not the user's: $(cat "$out/g")"
+	"$bed" run --user alice login rm -r spy input done
+}
+counts_nodes() { # NAME [NODES]
+	[[ $(grep -c ^node/ "$out/$1") == "${2:-3}" ]] || fail "not ${2:-3} nodes: $(cat "$out/$1")"
 }
 
 # Two nodes on each of three hosts.
@@ -592,6 +788,15 @@ span_mistakes() {
 	says c 'n3 did not come within 2s'
 	begin d alice login srun -N3 --mem=1500 sh -c 'exec berth run --state-dir /nothing/$SLURMD_NODENAME -- true'
 	patience=20 ends d 73
+	# A node that cannot take part is not waited for: the head says why, of what shows before and after it has come.
+	begin e alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || dir=/nothing; exec berth run ${dir:+--state-dir $dir} -- true'
+	patience=20 ends e 73
+	says e 'node n3 cannot take part: no directory on this node'
+	[[ $(grep -c '/nothing' "$out/e") == 1 ]] || fail "not said once: $(cat "$out/e")"
+	begin f alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n2 ] || exec unshare -c --keep-caps sh -c "echo 0 >/proc/sys/user/max_user_namespaces; exec berth run"; exec berth run -- true'
+	patience=20 ends f 69
+	says f 'node n2 cannot take part: make a user namespace'
+	[[ $(grep -c 'make a user namespace' "$out/f") == 1 ]] || fail "not said once: $(cat "$out/f")"
 }
 
 # The run goes on without a node whose processes died.
@@ -631,9 +836,338 @@ lose_head() {
 	says a 'lost node n1'
 	swept n1
 }
+# A node that is lost for good: srun returns once Slurm has given it up, with the
+# workload's code. On a node, since Slurm 22.05.8 tells no other srun.
+lost_for_good() {
+	begin a alice n1 salloc --no-kill -N3 --mem=1500 berth run -f $here/spread.yaml --image $image -- \
+		sh -c 'echo cut; until [ "$(squeue -h -j $SLURM_JOB_ID -o %N)" = "n[1-2]" ]; do sleep 1; done; kubectl get nodes --no-headers; exit 6'
+	says a cut
+	"$bed" cut n3
+	ends a 6
+	says a 'lost node n3'
+	grep -Eq '^n3 +NotReady' "$out/a" || fail "n3 is not lost: $(tail -n 12 "$out/a")"
+	"$bed" mend n3
+	poll 60 "$bed" run n3 timeout 5 squeue -h >/dev/null || fail "n3 is not back"
+	"$bed" run n3 pkill -HUP -x slurmd # it registers at once: Slurm asks a lost node every two minutes
+	poll 100 vacant n3 || fail "n3 is not empty: $("$bed" run ctl sinfo)"
+	swept n3
+}
+# vacant NODE: Slurm has it, and has ended there what it had given up.
+vacant() { [[ $("$bed" run ctl sinfo -h -n "$1" -o %T) == idle && -z $("$bed" run "$1" pgrep -x slurmstepd) ]]; }
+
+# Three control planes: any one of the nodes may be lost.
+ha_refused() {
+	begin a alice login srun -N2 --mem=1500 berth run --ha -f $here/spread.yaml --image $image
+	ends a 78
+	says a 'needs 3 nodes'
+}
+ha_lose_second() {
+	span_berth a --ha --image $image -- bash $here/move.sh n2
+	says a 'pods on'
+	kill_berth n2
+	says a 'moved to'
+	ends a 137 # srun's word for the task on n2
+	says a 'lost node n2'
+	swept n2
+}
+ha_partition() {
+	span_berth a --ha --image $image -- bash $here/move.sh n3 back
+	says a 'pods on'
+	"$bed" cut n3
+	patience=40 says a 'moved to'
+	"$bed" mend n3
+	patience=40 says a 'node n3 is back'
+	patience=90 ends a 0
+	says a 'here again'
+}
+# The first node leads the run. Slurm takes it down; another one takes that over,
+# and pods of the first node start again elsewhere. From the login host the
+# cluster is reached meanwhile.
+ha_lose_head() {
+	begin a alice login salloc --no-kill -N3 --mem=1500 berth run --ha -f $here/outlive.yaml --image $image
+	says a 'begun on n1'
+	poll 20 beside 3 n1 || fail "not three pods, one of them on n1: $(cat "$out/asked")"
+	"$bed" run ctl scontrol update nodename=n1 state=down reason=ends
+	# The store may choose a leader just then, but nobody leads the run yet.
+	poll 20 beside 3 n1 || fail "the cluster is not reached: $(cat "$out/asked")"
+	says a 'which led the run, is lost'
+	poll 20 beside 3 n2 && ! grep -q n1 "$out/asked" || fail "the pods have not moved: $(cat "$out/asked"); $(tail -n 15 "$out/a")"
+	asks 0 'lost: n1' alice status "$(job)"
+	patience=90 ends a 137
+	outlived a
+	poll 20 no_tunnel || fail "the tunnel outlives the job"
+	"$bed" run ctl scontrol update nodename=n1 state=resume 2>/dev/null
+	swept n1
+}
+beside() { # COUNT NODE: so many pods run, one of them there
+	into asked alice kubectl get pods -l app=beside --field-selector=status.phase=Running -o 'jsonpath={.items[*].spec.nodeName}'
+	wait "${pids[asked]}"
+	[[ $(wc -w <"$out/asked") == "$1" ]] && grep -q "$2" "$out/asked"
+}
+# What is cut off ends itself: another node leads.
+ha_cut_head() {
+	begin a alice login srun -N3 --no-kill --mem=1500 berth run --ha -f $here/outlive.yaml --image $image
+	says a 'begun on n1'
+	"$bed" cut n1
+	says a 'which led the run, is lost'
+	"$bed" mend n1
+	patience=90 ends a 69
+	says a 'of the 3 control planes those of n2 and n3 are lost'
+	outlived a
+}
+outlived() { [[ $(grep -c 'ended on n[23]' "$out/$1") == 3 ]] || fail "three pods should have ended on n2 and n3: $(tail -n 20 "$out/$1")"; }
+# A control plane that is killed starts again, and meanwhile others answer.
+ha_kill_control() {
+	span_berth a --ha --image $image -- bash $here/ask.sh /tmp/asked
+	says a asking
+	signal KILL control
+	says a 'starting it again'
+	poll 60 restarted || fail "the control plane is not started again"
+	signal KILL control
+	node touch /tmp/asked
+	ends a 0
+	node rm /tmp/asked
+	says a 'answers again'
+	say "$(grep longest "$out/a")"
+}
+restarted() { parts control >/dev/null; }
+# With a second one the majority is lost.
+ha_lose_majority() {
+	span_berth a --ha -f $here/loop.yaml --image $image
+	says a started
+	kill_berth n2
+	says a 'lost node n2'
+	kill_berth n3
+	ends a 137
+	says a 'the cluster cannot go on with 1'
+	swept n2
+	swept n3
+}
+ha_lose_majority_with_head() {
+	span_berth a --ha -f $here/loop.yaml --image $image
+	says a started
+	kill_berth n1
+	kill_berth n2
+	patience=100 ends a 137
+	says a 'no other node has taken the run over'
+	swept n1
+	swept n2
+}
+# The node of the user's command cannot be replaced.
+ha_lose_command() {
+	span_berth a --ha --image $image -- sh -c 'echo started; sleep 1000'
+	says a started
+	kill_berth n1
+	ends a 137
+	says a 'lost node n1'
+	swept n1
+}
 # swept NODE: where Slurm kills what is to clean up, the next berth does.
 swept() {
 	begin c alice "$1" berth cleanup
 	ends c 0
 }
 kill_berth() { "$bed" run "$1" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'; }
+
+# Where all hosts have IPv6, pods have it too.
+dual() {
+	span_berth a --image $image --image $web_image -- bash $here/dual.sh
+	patience=200 ends a 0
+	says a 'everything reaches everything by IPv6'
+}
+dual_tcp() {
+	span_berth a --carrier tcp --image $image --image $web_image -- bash $here/dual.sh
+	patience=200 ends a 0
+	says a 'everything reaches everything by IPv6'
+}
+# Policies do, too.
+policies() {
+	span_berth a --image $image --image $web_image -- bash $here/policy.sh
+	patience=200 ends a 0
+	says a 'policies hold everywhere'
+}
+# Also where the hosts make the connections.
+policies_fast() {
+	span_berth a --fast-path auto --image $image --image $web_image -- bash $here/policy.sh
+	patience=200 ends a 0
+	says a 'policies hold everywhere'
+}
+# A host without it is enough to leave all with IPv4, unless IPv6 between the
+# pods is what is wanted.
+dual_mixed() {
+	local ranges='jsonpath={.items[*].spec.podCIDRs}' address
+	address=$("$bed" run n2 ip -6 -o addr show dev eth0 scope global | sed -n 's|.* inet6 \([^ ]*\) .*|\1|p')
+	"$bed" run n2 ip addr del "$address" dev eth0
+	span_berth a -v -- kubectl get nodes -o "$ranges"
+	ends a 0
+	says a 'the host of node n2 has no global IPv6 address'
+	never_says a '"fd'
+	span_berth b --ip-family dual -- kubectl get nodes -o "$ranges"
+	ends b 0
+	says b 'do not reach the outside'
+	[[ $(grep -o '"fd' "$out/b" | wc -l) == 3 ]] || fail "not three ranges: $(cat "$out/b")"
+	"$bed" run n2 ip addr add "$address" dev eth0 nodad
+	span_berth c --ip-family ipv4 -- kubectl get nodes -o "$ranges"
+	ends c 0
+	never_says c '"fd'
+	span_berth d -- kubectl get nodes -o "$ranges"
+	ends d 0
+	[[ $(grep -o '"fd' "$out/d" | wc -l) == 3 ]] || fail "not three ranges: $(cat "$out/d")"
+	# On one node nft takes no rules for IPv6.
+	local refusing='[ $SLURMD_NODENAME != n2 ] || PATH=/srv/ends/refusing/bin:$PATH; exec berth run "$@"'
+	begin e alice login srun -N3 --mem=1500 sh -c "$refusing" sh -- kubectl get nodes -o "$ranges"
+	ends e 0
+	says e 'warn: pods have IPv4 addresses alone: the kernel of node n2 takes no rules'
+	never_says e '"fd'
+	begin f alice login srun -N3 --mem=1500 sh -c "$refusing" sh --ip-family dual -- true
+	ends f 69
+	says f '--ip-family ipv4 does without'
+}
+
+# Where one host's network takes smaller packets than the others', all pods keep
+# to it. Without that node they do not.
+unlike_mtus() {
+	span_berth a --image $image -- bash $here/talk.sh
+	ends a 0
+	says a 'every pod reaches every pod'
+	[[ $(grep -c 'packets of 1448' "$out/a") == 3 ]] || fail "not the MTU of the narrow node: $(cat "$out/a")"
+	begin b alice login srun -N2 -w n1,n3 --mem=1500 berth run --image $image -- bash $here/talk.sh
+	ends b 0
+	[[ $(grep -c 'packets of 8948' "$out/b") == 2 ]] || fail "not the MTU of the wide nodes: $(cat "$out/b")"
+}
+
+# fake_driver makes what a driver of NVIDIA's looks like to berth.
+fake_driver() {
+	mkdir -p "$stage/driver"/{lib,bin}
+	echo "fake driver" >"$stage/driver/lib/libnvidia-ml.so.999.1"
+	echo 'int cuInit(void) { return 4711; }' | gcc -shared -x c -o "$stage/driver/lib/libcuda.so.999.1" -Wl,-soname,libcuda.so.1 -
+	ln -sf libcuda.so.999.1 "$stage/driver/lib/libcuda.so.1"
+	printf '#!/bin/sh\necho fake nvidia-smi\n' >"$stage/driver/bin/nvidia-smi"
+	chmod -R a+rX "$stage/driver"
+	chmod +x "$stage/driver/bin/nvidia-smi"
+}
+
+gpu_berth() { # NAME SRUN-OPTIONS : ARGS...
+	local name=$1 options=()
+	shift
+	while [[ $1 != : ]]; do
+		options+=("$1")
+		shift
+	done
+	shift
+	begin "$name" alice login srun -N2 --mem=1500 "${options[@]}" env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image "$@"
+}
+
+# The GPUs of the job, which Slurm chooses on each node by itself, reach pods that
+# ask for them, and no others.
+gpus() {
+	fake_driver
+	begin d alice login srun -N1 -n1 --mem=500 --gpus-per-node=2 berth doctor
+	ends d 0 1
+	says d 'nvidia.com/gpu: 2'
+	gpu_berth a --gpus-per-node=1 : -- bash $here/devices.sh 1
+	ends a 0
+	says a 'n1 has 1'
+	says a 'n2 has 1'
+	says a 'GPUs are as they should be'
+	# A program that finds its libraries as every program does.
+	gpu_berth l -N1 --gpus-per-node=1 : --image /srv/ends/images/ksi.tar -f $here/linker.yaml
+	ends l 0
+	says l 'the driver answers 4711'
+	# Beside a job that has the first one: the other.
+	begin b alice login srun -N1 -w n1 --mem=100 --gpus-per-node=1 sh -c 'echo "holds $SLURM_STEP_GPUS"; exec sleep 100'
+	says b holds
+	gpu_berth c -w n1 -N1 --gpus-per-node=1 : -- bash $here/devices.sh 1
+	ends c 0
+	says c "sees nvidia$((1 - $(sed -n 's/^holds //p' "$out/b")))"
+	"$bed" run ctl scancel -u alice
+	# Berth's own step has all of the allocation.
+	begin d alice login salloc -Q -N2 --mem=1500 --gpus-per-node=2 env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image -- bash $here/devices.sh 2
+	ends d 0
+	says d 'n1 has 2'
+	says d 'n2 has 2'
+	says d 'GPUs are as they should be'
+}
+
+# A job without GPUs has none, though their files are there.
+gpus_of_others() {
+	gpu_berth a : -- sh -c 'kubectl get nodes -o jsonpath="{.items[*].status.allocatable}"; kubectl apply -f '$here/devices.yaml'; kubectl rollout status --timeout=30s ds/without'
+	ends a 0
+	never_says a nvidia.com
+}
+
+# Files of other devices, by name; a restart of the node role keeps who has what.
+devices() {
+	begin a alice login srun -N1 --mem=1500 berth run --device site.org/fuse:2=/dev/fuse,/dev/net/tun --device /dev/nowhere --image $image -- sh -c '
+		sed "s|nvidia.com/gpu|site.org/fuse|" '$here/devices.yaml' | kubectl apply -f -
+		kubectl rollout status --timeout=30s ds/with && echo "with it: $(kubectl exec ds/with -- ls /dev | xargs)"
+		kubectl get nodes -o jsonpath="{.items[0].status.allocatable}"; echo
+		sleep 1000'
+	says a 'not offered here: stat /dev/nowhere'
+	says a 'with it:'
+	says a '"site.org/fuse":"2"'
+	signal KILL node
+	says a 'node ended'
+	poll 30 kubectl rollout status --timeout=5s ds/with >/dev/null 2>&1 || fail "the pod was lost: $(kubectl get pods)"
+	# A kubelet that is new learns of its pods first.
+	poll 30 eval '[[ $(kubectl exec ds/with -- ls /dev/fuse /dev/net/tun 2>/dev/null | wc -l) == 2 ]]' || fail "the pod has lost its device"
+	signal TERM supervisor
+	ends a 143
+}
+
+# Users of pods other than root do not write to folders that machines share, where
+# no quota would know them. FUSE stands for a network file system.
+owners() {
+	begin a alice login srun -N1 --mem=1500 berth run --image $image -- bash $here/data.sh REFUSED
+	ends a 0
+	says a 'files have the owners that they should'
+	begin b alice login srun -N1 --mem=1500 berth run --foreign-owners --image $image -- bash $here/data.sh ALLOWED
+	ends b 0
+	says b 'files have the owners that they should'
+	node rm -rf /srv/shared/alice /var/tmp/of-alice
+}
+
+# A folder for every pod, on every node.
+mounts() {
+	"$bed" run --user alice login mkdir -p /srv/shared/alice
+	begin a alice login srun -N3 --mem=1500 --chdir=/srv/shared berth run --mount alice:/data --mount /etc/slurm:ro --image $image -- sh -c '
+		kubectl apply -f '$here/web.yaml' && kubectl rollout status --timeout=40s ds/web || exit 1
+		for pod in $(kubectl get pods -o name); do
+			kubectl exec $pod -- sh -c "hostname >/data/\$(hostname); ls /etc/slurm/slurm.conf; touch /etc/slurm/x 2>&1 | grep -o Read-only"
+		done
+		ls -l /srv/shared/alice'
+	ends a 0
+	[[ $(grep -c '^-rw.* alice .*web-' "$out/a") == 3 ]] || fail "not three files of alice: $(cat "$out/a")"
+	[[ $(grep -c '^Read-only$' "$out/a") == 3 ]] || fail "not mounted read-only: $(cat "$out/a")"
+	begin b alice login srun -N1 --mem=1500 berth run --mount /nowhere -- true
+	ends b 66
+	says b 'mount /nowhere into pods: stat /nowhere: no such file or directory'
+	node rm -rf /srv/shared/alice
+}
+
+# An MPI program over pods of three nodes, and a step of srun's beside the cluster
+# in the same allocation.
+mpi() {
+	begin a alice login srun -N3 --mem=1500 berth run --image /srv/ends/images/mpi.tar -- /srv/ends/examples/mpi/mpi.sh
+	patience=200
+	ends a 0
+	[[ $(grep -cE '^rank [012] of 3 on mpi-[012]$' "$out/a") == 3 ]] || fail "not three ranks on three pods: $(cat "$out/a")"
+	says a 'the sum of all ranks is 3'
+	begin b alice login salloc -Q -N3 --mem=1900 sh -c '
+		berth run -- sh -c "touch ~/up; until [ -e ~/stepped ]; do sleep 0.1; done; kubectl get nodes -o name" &
+		until [ -e ~/up ]; do sleep 0.1; done
+		srun -N3 --overlap --mem=100 sh -c "echo step on \$SLURMD_NODENAME"
+		touch ~/stepped
+		wait'
+	ends b 0
+	[[ $(grep -c '^step on n[123]$' "$out/b") == 3 && $(grep -c '^node/n' "$out/b") == 3 ]] || fail "no step beside the cluster: $(cat "$out/b")"
+	"$bed" run --user alice login rm -f up stepped
+}
+
+# A chart that brings a kind of its own and the operator for it.
+operator() {
+	span_berth a --image /srv/ends/images/operator.tar -- bash $here/operator.sh /srv/ends/chart
+	patience=200
+	ends a 0
+	says a 'the operator works'
+}

@@ -6,6 +6,8 @@
 fails=0
 out=$(mktemp -d "${TMPDIR:-/tmp}/ends-XXXXXX")
 image=/srv/ends/images/busybox.tar
+web_image=/srv/ends/images/web.tar
+sif=/srv/ends/images/greeter.sif
 here=/srv/ends/ends
 
 say() { echo "    $*"; }
@@ -24,7 +26,7 @@ begin() {
 	local name=$1 user=$2 host=$3
 	shift 3
 	: >"$out/$name"
-	timeout -k 1 120 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
+	timeout -k 1 300 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
 		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
 	pids[$name]=$!
 }
@@ -52,7 +54,7 @@ poll() {
 
 # says NAME TEXT: the output holds TEXT, soon.
 says() {
-	poll "${patience:-60}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
+	poll "${patience:-100}" says_or_ended "$@" && grep -qF -- "$2" "$out/$1" ||
 		fail "no '$2' in the output of $1: $(tail -n 12 "$out/$1")"
 }
 
@@ -64,7 +66,7 @@ never_says() { ! grep -qF -- "$2" "$out/$1" || fail "'$2' in the output of $1"; 
 ends() {
 	local name=$1 code
 	shift
-	poll "${patience:-60}" ended "$name" || fail "$name does not end: $(tail -n 12 "$out/$name")"
+	poll "${patience:-100}" ended "$name" || fail "$name does not end: $(tail -n 12 "$out/$name")"
 	wait "${pids[$name]}"
 	code=$?
 	[[ " $* " == *" $code "* ]] || fail "exit code $code of $name, want $*: $(tail -n 12 "$out/$name")"
@@ -85,6 +87,7 @@ parts() {
 		control) node pgrep -f 'berth-kube control ' ;;
 		node) node pgrep -f 'berth-kube node ' ;;
 		containerd) node pgrep -f '/containerd --config' ;;
+		layers) node pgrep -f '/berth-layers --notify-fd' ;;
 		dns) node pgrep -f '/coredns -conf' ;;
 		shim) node pgrep -f 'containerd-shim-berth-v2' ;;
 		pause) node pgrep -f '^/pause' ;;
@@ -116,24 +119,28 @@ kubectl() {
 	"$bed" run --user alice n1 sh -c 'KUBECONFIG=$(ls /dev/shm/berth-*/*/kubeconfig) exec timeout 20 /srv/ends/dist/libexec/berth/kubectl "$@"' sh "$@"
 }
 
-# case_ NAME: runs the function of that name, then looks for what it left.
+# case_ NAME: runs the function of that name, then looks for what it left. All
+# that it says comes at its end, as cases of other groups say something, too.
 case_() {
-	local name=$1 left began=$SECONDS
+	local said began=$SECONDS word=ok
+	try "$1" >"$out/said" 2>&1
+	[[ $failed == no ]] || word=FAIL
+	said=$(<"$out/said")
+	printf '%s%-4s %s %s (%d s)\n' "${said:+$said$'\n'}" $word "$name" "$1" $((SECONDS - began))
+}
+
+try() { # CASE
+	local left pid
 	failed=no memory='' limit='' patience=''
 	declare -gA pids=()
-	"$name"
+	"$1"
 	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done
 	left=$(check) || {
 		fail "left behind:"
 		head -n 20 <<<"$left" | sed 's/^/      /'
 		node sh -c 'kill -KILL $(pgrep -u alice,bob); rm -rf /tmp/berth-* /var/tmp/berth-* /dev/shm/berth-*'
 	}
-	if [[ $failed == yes ]]; then
-		fails=$((fails + 1))
-		echo "FAIL $PROCTRACK $mode $name ($((SECONDS - began)) s)"
-	else
-		echo "ok   $PROCTRACK $mode $name ($((SECONDS - began)) s)"
-	fi
+	if [[ $failed == yes ]]; then fails=$((fails + 1)); fi
 }
 
 # check allows what is on its way a moment: a janitor that outlives its
@@ -148,23 +155,25 @@ check() {
 	return 1
 }
 
-# machine_is_clean: with the bed down, nothing of it is left outside of its
-# hosts either. Looks only for what this bed's users and names can have left:
+# numbers_of_bed: the first of its users, and of their subordinate ids.
+numbers_of_bed() {
+	. test/bed/lib/settings.sh
+	load_settings
+	echo "$first_user $first_subordinate"
+}
+
+# machine_is_clean NUMBERS: with the bed down, nothing of it is left outside of
+# its hosts either. Looks only for what this bed's users and names can have left:
 # other beds may be up.
 machine_is_clean() {
-	local state user subordinate left
-	read -r state user subordinate < <(
-		. test/bed/lib/settings.sh
-		default_settings
-		echo "$state $first_user $first_subordinate"
-	)
+	local user=$1 subordinate=$2 state=/var/tmp/berth-bed/$BED_NAME left
 	left=$(
 		ps -e -o pid=,uid=,stat=,args= | cut -c1-200 | awk -v user="$user" -v subordinate="$subordinate" '
 			$2 >= user && $2 < user + 100 || $2 >= subordinate && $2 < subordinate + 1000000 { print "process", $0 }'
 		grep -sE "bed-$BED_NAME([/ ]|\$)|$state([/ ]|\$)" /proc/[0-9]*/{cgroup,mountinfo} | sed 's/^/process or mount /'
 		find /sys/fs/cgroup -name "bed-$BED_NAME" | sed 's/^/cgroup /'
 		find /tmp /var/tmp /dev/shm /run -xdev -ignore_readdir_race \( -uid "+$((user - 1))" -uid "-$((user + 100))" \
-			-o -uid "+$((subordinate - 1))" -uid "-$((subordinate + 1000000))" \) -printf 'file %p (uid %U)\n'
+			-o -uid "+$((subordinate - 1))" -uid "-$((subordinate + 1000000))" \) -printf 'file %p (uid %U)\n' 2>/dev/null
 		[[ ! -e $state ]] || echo "file $state"
 	)
 	[[ -n $left ]] || return 0

@@ -29,8 +29,8 @@ placed() { kubectl get pods -l app=db -o jsonpath='{range .items[*]}{.spec.nodeN
 kubectl rollout status statefulset/db --timeout=30s
 [[ $(placed) == *$node=Running* ]]
 echo "pods on $(placed)"
-until [[ $(placed) != *"$node="* && $(placed | grep -o Running | wc -l) == 3 ]]; do sleep 0.2; done
-echo "moved to $(placed)"
+until now=$(placed) && [[ $now != *"$node="* && $(grep -o Running <<<"$now" | wc -l) == 3 ]]; do sleep 0.2; done
+echo "moved to $now"
 [[ ${2:-} == back ]] || exit 0
 cat <<YAML | kubectl apply -f -
 apiVersion: v1

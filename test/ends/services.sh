@@ -4,24 +4,8 @@
 set -euo pipefail
 forwarded=$(mktemp)
 trap 'rm "$forwarded"' EXIT
+kubectl apply -f "${0%/*}/web.yaml" >/dev/null
 kubectl apply -f - <<'YAML' >/dev/null
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: web}
-spec:
-  selector: {matchLabels: {app: web}}
-  template:
-    metadata: {labels: {app: web}}
-    spec:
-      terminationGracePeriodSeconds: 0
-      containers:
-      - name: main
-        image: busybox:1.37
-        command: ["sh", "-c", "echo $NODE >/tmp/index.html; exec httpd -f -p 80 -h /tmp"]
-        env:
-        - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
-        ports: [{containerPort: 80, hostPort: 8081}]
----
 apiVersion: v1
 kind: Service
 metadata: {name: any}
@@ -96,12 +80,15 @@ fetch() {
 # seen N: standard input has N different lines.
 seen() { test "$(sort -u | tee /dev/stderr | wc -l)" = "$1"; }
 
+# A port of the node leads to any pod, its own port to the node's.
+any=() own=()
+for node in $nodes; do
+	address=$(address "$node")
+	any+=("http://$address:30080") own+=("http://$address:8081")
+done
 for pod in $pods; do
-	for node in $nodes; do
-		# A port of the node leads to any pod, its own port to the node's.
-		fetch "$pod" "http://$(address "$node"):30080" >/dev/null
-		test "$(fetch "$pod" "http://$(address "$node"):8081")" = "$node"
-	done
+	fetch "$pod" "${any[@]}" >/dev/null
+	test "$(fetch "$pod" "${own[@]}" | xargs)" = "$nodes"
 	fetch "$pod" http://any http://any http://any http://any http://any http://any http://any http://any http://any http://any \
 		http://any http://any http://any http://any http://any http://any http://any http://any http://any http://any | seen 3
 	fetch "$pod" http://same http://same http://same http://same http://same http://same | seen 1

@@ -26,6 +26,9 @@ const (
 	envPrograms = "BERTH_PROGRAMS"
 	// envExamples is the directory of examples.
 	envExamples = "BERTH_EXAMPLES"
+	// envShared is a folder that all nodes see, on a host where jobs are
+	// submitted.
+	envShared = "BERTH_SHARED"
 )
 
 // TestMain catches SIGINT, so that the programs of a story start with its
@@ -53,6 +56,7 @@ func TestStories(t *testing.T) {
 			env.Setenv("PROGRAMS", os.Getenv(envPrograms))
 			env.Setenv("EXAMPLES", os.Getenv(envExamples))
 			env.Setenv("DIST", dist)
+			env.Setenv("SHARED", os.Getenv(envShared))
 			env.Setenv("ARCHIVE", os.Getenv(envArchive))
 			env.Setenv("USER", os.Getenv("USER"))
 			before, err := snapshot()
@@ -74,6 +78,8 @@ func TestStories(t *testing.T) {
 			switch condition {
 			case "archive":
 				return os.Getenv(envArchive) != "", nil
+			case "login":
+				return os.Getenv(envShared) != "", nil
 			case "slurm":
 				return os.Getenv("SLURM_CONF") != "" || exists("/etc/slurm/slurm.conf"), nil
 			case "subuids":

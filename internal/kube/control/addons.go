@@ -8,14 +8,19 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
+	apiregistration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/usage"
 )
 
 // Names of the objects that every berth cluster has besides upstream's.
@@ -38,6 +43,8 @@ const (
 	userDNS               = "system:" + cluster.UserDNS
 	userProvisioner       = "system:" + cluster.UserProvisioner
 	userControllerManager = "system:kube-controller-manager"
+	userProxy             = "system:kube-proxy"
+	policyReader          = "berth:network-policy"
 )
 
 // Until the allocator of Service addresses has seen the range that it may
@@ -67,7 +74,50 @@ func addonRoles() []rbacv1.ClusterRole {
 			rule("", read, "nodes"),
 			rule("", []string{"create", "patch", "update"}, "events"),
 			rule(storagev1.GroupName, read, "storageclasses")),
+		metricsReader(),
+		role(policyReader,
+			rule("", read, "pods", "namespaces"),
+			rule(networkingv1.GroupName, read, "networkpolicies")),
 	}
+}
+
+// metricsReader lets everybody who may view a namespace see what its pods use.
+// It has the name that it has where metrics-server is installed.
+func metricsReader() rbacv1.ClusterRole {
+	role := rbacv1.ClusterRole{
+		ObjectMeta: addonMeta("", "system:aggregated-metrics-reader"),
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{usage.GroupVersion.Group}, Verbs: []string{"get", "list"}, Resources: []string{"pods", "nodes"},
+		}},
+	}
+	for _, to := range []string{"view", "edit", "admin"} {
+		role.Labels["rbac.authorization.k8s.io/aggregate-to-"+to] = "true"
+	}
+	return role
+}
+
+// listMetrics makes the metrics API appear in the list of API groups, which is
+// made from such objects. kube-apiserver makes them for the groups that it knows.
+// One that exists is left alone: it may lead to a metrics-server of the user's.
+func listMetrics(ctx context.Context, config *rest.Config) error {
+	client, err := apiregistration.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make the role's client: %w", err)
+	}
+	version := usage.GroupVersion
+	service := &apiregistrationv1.APIService{
+		ObjectMeta: addonMeta("", version.Version+"."+version.Group),
+		Spec: apiregistrationv1.APIServiceSpec{
+			Group: version.Group, Version: version.Version,
+			GroupPriorityMinimum: metricsPriority, VersionPriority: metricsPriority,
+		},
+	}
+	return createAddon(ctx, "API service "+service.Name,
+		func() error {
+			_, err := client.APIServices().Create(ctx, service, metav1.CreateOptions{FieldManager: managedBy})
+			return err
+		},
+		func() error { _, err := client.APIServices().Get(ctx, service.Name, metav1.GetOptions{}); return err })
 }
 
 // addonBindings bind them. The controllers share one identity, which therefore
@@ -85,9 +135,15 @@ func addonBindings() []rbacv1.ClusterRoleBinding {
 	return []rbacv1.ClusterRoleBinding{
 		bind(userDNS, userDNS, userDNS),
 		bind(userProvisioner, userProvisioner, userProvisioner),
+		// What kube-proxy may read is what a node's network is made from.
+		bind(policyReader, policyReader, userProxy),
 		bind("berth:controller-manager", "cluster-admin", userControllerManager),
 	}
 }
+
+// metricsPriority is metrics-server's, below all of Kubernetes' own groups: its
+// resources are also called pods and nodes.
+const metricsPriority = 100
 
 // createAddons creates the objects that need the API server's help, until they
 // are there. Objects that exist are left alone: a user may have changed them.

@@ -11,18 +11,28 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/admission"
 	"k8s.io/apiserver/pkg/server"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/usage"
 )
 
 // stopGrace is how long kube-apiserver waits for clients to close their
 // connections when it stops, after the requests in flight are done. Clients
 // have no reason to, so it is always spent in full.
 const stopGrace = 20 * time.Millisecond
+
+// Where there are several API servers, each says every endpointPeriod that it is
+// one of the endpoints of the Service kubernetes, and is none any more
+// endpointLifetime after it last did. Upstream takes 10 and 15 seconds.
+const (
+	endpointPeriod   = time.Second
+	endpointLifetime = 4 * time.Second
+)
 
 // anonymousAccess lets nobody in without proof of who they are, except to ask
 // whether the server is up.
@@ -54,7 +64,7 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 	pki := func(name string) string { return plan.Paths.PKI(name) }
 	args := []string{
 		"--advertise-address=" + plan.Addresses.Node.String(),
-		"--service-cluster-ip-range=" + plan.Addresses.Services.String(),
+		"--service-cluster-ip-range=" + serviceRanges(plan),
 		"--etcd-servers=http://in-process", // must look like one; see serveStorageFrom
 		"--tls-cert-file=" + pki(cluster.APIServer+".crt"),
 		"--tls-private-key-file=" + pki(cluster.APIServer+".key"),
@@ -65,6 +75,10 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 		"--allow-privileged=true",
 		"--feature-gates=" + cluster.SplitLogsGate + "=true",
 		"--profiling=false",
+		// Where a node's kubelet is gone and berth on it is not, so that it is no
+		// lost node, pods go elsewhere after this, not after five minutes.
+		"--default-not-ready-toleration-seconds=30",
+		"--default-unreachable-toleration-seconds=30",
 
 		"--kubelet-certificate-authority=" + pki(cluster.CA+".crt"),
 		"--kubelet-client-certificate=" + pki(cluster.APIKubelet+".crt"),
@@ -95,6 +109,7 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 	if err := opts.GenericServerRunOptions.ComponentGlobalsRegistry.Set(); err != nil {
 		return nil, fmt.Errorf("set feature gates: %w", err)
 	}
+	addFolderMounts(opts, plan.Mounts)
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("read the listener's address (%s): %w", listener.Addr(), err)
@@ -107,14 +122,21 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 	return opts, nil
 }
 
+// serviceRanges is the range of Services of each IP family. The first is that
+// of Services which do not ask for one.
+func serviceRanges(plan cluster.Plan) string {
+	return plan.Addresses.List(func(f cluster.Family) string { return f.Services.String() })
+}
+
 // newAPIServer puts kube-apiserver together. seeded waits for the store and says
 // whether the objects of a new cluster have just been put there; serving is
 // called when requests are accepted, open when they are no longer held back.
-func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loopback,
+func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loopback, replicated bool,
 	seeded func() (bool, error), serving, open func(),
 ) (*apiServer, error) {
 	plugins := &admissionPlugins{}
 	generics := opts.Admission.GenericAdmission
+	addFastPathPlugin(generics)
 	// First, because upstream's decorator hides the plugins.
 	generics.Decorators = append(admission.Decorators{plugins}, generics.Decorators...)
 	completed, err := opts.Complete(ctx)
@@ -143,6 +165,10 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	} else if fresh {
 		withholdSeededHooks(generic)
 	}
+	if replicated {
+		config.KubeAPIs.Extra.MasterEndpointReconcileTTL = endpointLifetime
+		config.KubeAPIs.Extra.EndpointReconcilerConfig.Interval = endpointPeriod
+	}
 	ready, err := config.Complete()
 	if err != nil {
 		return nil, fmt.Errorf("complete kube-apiserver: %w", err)
@@ -155,6 +181,11 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	if !ok {
 		return nil, fmt.Errorf("create kube-apiserver: its delegate is a %T", aggregator.GenericAPIServer.NextDelegate())
 	}
+	generic.AggregatedDiscoveryGroupManager.SetGroupVersionPriority(metav1.GroupVersion(usage.GroupVersion), metricsPriority, metricsPriority)
+	informed := config.KubeAPIs.ControlPlane.VersionedInformers
+	if err := usage.Install(apis, informed, completed.KubeletConfig); err != nil {
+		return nil, err
+	}
 	if err := installLazyOpenAPI(apis, generic.OpenAPIConfig, generic.OpenAPIV3Config); err != nil {
 		return nil, fmt.Errorf("install OpenAPI documents: %w", err)
 	}
@@ -166,7 +197,6 @@ func newAPIServer(ctx context.Context, opts *options.ServerRunOptions, loop *loo
 	}); err != nil {
 		return nil, fmt.Errorf("create kube-apiserver: %w", err)
 	}
-	informed := config.KubeAPIs.ControlPlane.VersionedInformers
 	if err := outer.AddPostStartHook("berth/authorizers", func(hook server.PostStartHookContext) error {
 		if !gate.openWhenSynced(hook, informed, plugins) {
 			return nil // stopping; an error would end the process

@@ -20,6 +20,7 @@ import (
 //	--plan FILE          the plan, as JSON
 //	--notify-fd N        where to report; see package notify
 //	--listener-fd N      a listening TCP socket; may be repeated
+//	--state-fd N         a listening socket, where objects that last are given out
 func Main(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("control", flag.ContinueOnError)
 	planFile := flags.String("plan", "", "`file` with the plan of the cluster")
@@ -30,35 +31,52 @@ func Main(ctx context.Context, args []string) error {
 		listenerFDs = append(listenerFDs, fd)
 		return err
 	})
+	stateFD := flags.Int("state-fd", -1, "listening `descriptor` where objects that last are given out")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	notifier := notify.New(*notifyFD)
-	err := start(ctx, *planFile, listenerFDs, notifier)
+	err := start(ctx, *planFile, listenerFDs, *stateFD, notifier)
 	if err != nil {
 		notifier.Fatal(err)
 	}
 	return err
 }
 
-func start(ctx context.Context, planFile string, listenerFDs []int, notifier *notify.Notifier) error {
-	text, err := os.ReadFile(planFile)
+func start(ctx context.Context, planFile string, listenerFDs []int, stateFD int, notifier *notify.Notifier) error {
+	plan, err := readPlan(planFile)
 	if err != nil {
-		return fmt.Errorf("read plan: %w", err)
-	}
-	var plan cluster.Plan
-	if err := json.Unmarshal(text, &plan); err != nil {
-		return fmt.Errorf("decode plan %s: %w", planFile, err)
+		return err
 	}
 	listeners, err := inherit(listenerFDs)
 	if err != nil {
 		return err
 	}
+	var state net.Listener
+	if stateFD >= 0 {
+		inherited, err := inherit([]int{stateFD})
+		if err != nil {
+			return err
+		}
+		state = inherited[0]
+	}
 	return Run(ctx, plan, Options{
 		Listeners: listeners,
+		State:     state,
 		Notifier:  notifier,
 		Log:       slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
+}
+
+func readPlan(path string) (plan cluster.Plan, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return plan, fmt.Errorf("read plan: %w", err)
+	}
+	if err := json.Unmarshal(text, &plan); err != nil {
+		return plan, fmt.Errorf("decode plan %s: %w", path, err)
+	}
+	return plan, nil
 }
 
 // inherit takes over listening sockets. net.FileListener makes a descriptor of

@@ -15,6 +15,7 @@ import (
 	scheduleroptions "k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/heap"
 	"berth.dev/berth/internal/kube/notify"
 )
 
@@ -26,6 +27,10 @@ const (
 	PhaseAddons  = "addons"  // berth's own objects are there
 )
 
+// settleTime is how long after the start memory is given back: the first pods
+// run by then.
+const settleTime = 5 * time.Second
+
 // clientGrace is how long the controllers may take to stop. Those that wait
 // for something else than their context are left behind.
 const clientGrace = 100 * time.Millisecond
@@ -35,6 +40,9 @@ type Options struct {
 	// Listeners are served by kube-apiserver, at least one, all with the same
 	// certificate. The first one's port is the API's inside the cluster.
 	Listeners []net.Listener
+	// State is where the supervisor asks for what outlives the cluster; nil
+	// where nothing is kept.
+	State net.Listener
 	// Notifier hears of phases, readiness and life. It may be nil.
 	Notifier *notify.Notifier
 	// Log is for the role itself; the components write to stderr. It may be
@@ -54,12 +62,12 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	hurry()
-	logProblems(ctx, plan.Verbosity, opts.Notifier)
+	heap.Hurry()
+	logProblems(ctx, "control", plan.Verbosity, opts.Notifier)
 	// Warnings are meant for people at a command line.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 
-	store := startStore(plan.Paths.Etcd(), plan.Verbosity)
+	store := startStore(plan)
 	defer store.close()
 	serveStorageFrom(store)
 	// Left open at the end: a kube-apiserver that is interrupted in its start
@@ -69,6 +77,10 @@ func Run(ctx context.Context, plan cluster.Plan, opts Options) error {
 	r := &role{began: began, plan: plan, opts: opts, store: store, serving: make(chan struct{}), writable: make(chan struct{})}
 	if err := r.configure(ctx, listener); err != nil {
 		return err
+	}
+	if opts.State != nil {
+		defer opts.State.Close()
+		go r.serveState(ctx, opts.State)
 	}
 	return r.run(ctx)
 }
@@ -98,6 +110,9 @@ func (r *role) configure(ctx context.Context, listener net.Listener) error {
 	if r.api, err = parseAPIServerOptions(r.plan, listener); err != nil {
 		return err
 	}
+	if r.plan.Replicated() {
+		return nil // the controllers are a role of their own
+	}
 	if r.scheduler, err = parseSchedulerOptions(r.plan); err != nil {
 		return err
 	}
@@ -121,8 +136,10 @@ func (r *role) run(ctx context.Context) error {
 		serverEnded <- err
 	}()
 	clients, clientCtx := errgroup.WithContext(clientCtx)
-	clients.Go(func() error { return runManager(clientCtx, r.manager) })
-	clients.Go(func() error { return runScheduler(clientCtx, r.scheduler) })
+	if !r.plan.Replicated() {
+		clients.Go(func() error { return runManager(clientCtx, r.manager) })
+		clients.Go(func() error { return runScheduler(clientCtx, r.scheduler) })
+	}
 	clients.Go(func() error { return r.runOwn(clientCtx) })
 
 	clientsEnded := make(chan error, 1)
@@ -170,13 +187,13 @@ func (r *role) runServer(ctx context.Context) error {
 	}
 	seeded := make(chan seeding, 1)
 	go func() {
-		fresh, err := seedStore(ctx, r.store, r.plan)
+		fresh, err := seedStore(ctx, r.store, r.plan, r.opts.Notifier.Notice)
 		if err == nil {
 			r.opts.Notifier.Phase(PhaseEtcd)
 		}
 		seeded <- seeding{fresh, err}
 	}()
-	server, err := newAPIServer(ctx, r.api, r.loopback,
+	server, err := newAPIServer(ctx, r.api, r.loopback, r.plan.Replicated(),
 		func() (bool, error) { s := <-seeded; return s.fresh, s.err },
 		func() {
 			r.opts.Notifier.Phase(PhaseServing)

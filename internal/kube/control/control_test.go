@@ -51,6 +51,7 @@ func TestControlPlane(t *testing.T) {
 		{"aggregated discovery", testDiscovery},
 		{"load balancers", testLoadBalancers},
 		{"controllers", testControllers},
+		{"default tolerations", testTolerations},
 		{"seed", testSeed},
 	} {
 		t.Run(sub.name, func(t *testing.T) { sub.test(t, c) })

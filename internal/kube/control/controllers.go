@@ -21,17 +21,25 @@ import (
 )
 
 // clientArgs are common to the clients of kube-apiserver in this process. They
-// need no election, having no rival, and nobody scrapes them. The limits keep a
-// client from overrunning a distant server; upstream's 20 requests per second
-// would make the start of a hundred pods take minutes.
+// need no election where they have no rival, and nobody scrapes them. The limits
+// keep a client from overrunning a distant server; upstream's 20 requests per
+// second would make the start of a hundred pods take minutes.
 func clientArgs(plan cluster.Plan, user string) []string {
-	return []string{
-		"--kubeconfig=" + plan.Paths.Kubeconfig(user),
-		"--leader-elect=false",
+	election := []string{"--leader-elect=false"}
+	if plan.Replicated() {
+		election = []string{
+			"--leader-elect=true",
+			"--leader-elect-lease-duration=" + leaseDuration.String(),
+			"--leader-elect-renew-deadline=" + renewDeadline.String(),
+			"--leader-elect-retry-period=" + retryPeriod.String(),
+		}
+	}
+	return append(election,
+		"--kubeconfig="+plan.Paths.Kubeconfig(user),
 		"--secure-port=0",
 		"--kube-api-qps=1000",
 		"--kube-api-burst=2000",
-	}
+	)
 }
 
 // parseManagerOptions configures kube-controller-manager. Addresses of pods are
@@ -52,10 +60,13 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 		"--cluster-signing-cert-file="+plan.Paths.PKI(cluster.CA+".crt"),
 		"--cluster-signing-key-file="+plan.Paths.PKI(cluster.CA+".key"),
 		"--service-account-private-key-file="+plan.Paths.PKI(cluster.ServiceTokens+".key"),
-		"--cluster-cidr="+plan.Addresses.Pods.String(),
-		"--service-cluster-ip-range="+plan.Addresses.Services.String(),
+		"--cluster-cidr="+plan.Addresses.List(func(f cluster.Family) string { return f.Pods.String() }),
+		"--service-cluster-ip-range="+serviceRanges(plan),
 		// Upstream's default lies below /usr and is created.
 		"--flex-volume-plugin-dir="+filepath.Join(plan.Paths.Run, "flexvolume"),
+		// A node that was looked at between its registration and its being ready
+		// has a taint until the next look; upstream takes five seconds.
+		"--node-monitor-period=250ms",
 	)
 	if err := flags.Parse(args); err != nil {
 		return nil, fmt.Errorf("parse options of kube-controller-manager: %w", err)
@@ -64,9 +75,11 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 	if err != nil {
 		return nil, fmt.Errorf("configure kube-controller-manager: %w", err)
 	}
-	config.Kubeconfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return healthyWhenServing{next, serving}
-	})
+	if serving != nil {
+		config.Kubeconfig.Wrap(func(next http.RoundTripper) http.RoundTripper {
+			return healthyWhenServing{next, serving}
+		})
+	}
 	return config, nil
 }
 

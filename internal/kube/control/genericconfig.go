@@ -27,6 +27,8 @@ import (
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	generatedopenapi "k8s.io/kubernetes/pkg/generated/openapi"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
+
+	"berth.dev/berth/internal/kube/usage"
 )
 
 // newConfig stands in for app.NewConfig. Upstream's makes two RSA keys, one
@@ -105,7 +107,7 @@ func newGenericConfig(opts options.CompletedOptions, loopback *loopback) (
 	}
 
 	definitions := openapi.GetOpenAPIDefinitionsWithoutDisabledFeatures(generatedopenapi.GetOpenAPIDefinitions)
-	namer := openapinamer.NewDefinitionNamer(legacyscheme.Scheme, extensionsapiserver.Scheme, aggregatorscheme.Scheme)
+	namer := openapinamer.NewDefinitionNamer(legacyscheme.Scheme, extensionsapiserver.Scheme, aggregatorscheme.Scheme, usage.NewScheme())
 	config.OpenAPIConfig = server.DefaultOpenAPIConfig(definitions, namer)
 	config.OpenAPIConfig.Info.Title = "Kubernetes"
 	config.OpenAPIV3Config = server.DefaultOpenAPIV3Config(definitions, namer)

@@ -71,6 +71,8 @@ const patience = 60 * time.Second
 type testCluster struct {
 	plan      cluster.Plan
 	listeners []net.Listener // of the namespace, of the host
+	// state is where what outlives the cluster is given out; nil where nothing is.
+	state *net.UnixListener
 }
 
 func newTestCluster(t testing.TB) *testCluster {
@@ -98,14 +100,27 @@ func newTestCluster(t testing.TB) *testCluster {
 		RunID:             "test-1",
 		KubernetesVersion: "v1.36.3",
 		Node:              cluster.Node{Name: "node-1", CPUs: 2, MemoryBytes: 4 << 30, MaxPods: 110},
+		Members: []cluster.Member{
+			{Name: "node-1", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.42.0.1/32"), netip.MustParsePrefix("fd42::1/128")}},
+			{Name: "node-2", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.42.0.2/32"), netip.MustParsePrefix("fd42::2/128")}},
+		},
 		Addresses: cluster.Addresses{
-			Pods:        netip.MustParsePrefix("10.40.0.0/16"),
-			NodePods:    netip.MustParsePrefix("10.40.0.0/24"),
-			Services:    netip.MustParsePrefix("10.41.0.0/16"),
+			Family: cluster.Family{
+				Pods:     netip.MustParsePrefix("10.40.0.0/16"),
+				NodePods: netip.MustParsePrefix("10.40.0.0/24"),
+				Services: netip.MustParsePrefix("10.41.0.0/16"),
+				Nodes:    netip.MustParsePrefix("10.42.0.0/16"),
+				Node:     netip.MustParseAddr("10.42.0.1"),
+			},
+			IPv6: &cluster.Family{
+				Pods:     netip.MustParsePrefix("fd40::/56"),
+				NodePods: netip.MustParsePrefix("fd40::/64"),
+				Services: netip.MustParsePrefix("fd41::/112"),
+				Nodes:    netip.MustParsePrefix("fd42::/64"),
+				Node:     netip.MustParseAddr("fd42::1"),
+			},
 			APIService:  netip.MustParseAddr("10.41.0.1"),
 			DNSService:  netip.MustParseAddr("10.41.0.10"),
-			Nodes:       netip.MustParsePrefix("10.42.0.0/16"),
-			Node:        netip.MustParseAddr("10.42.0.1"),
 			DNS:         netip.MustParseAddr("10.42.255.1"),
 			APIPort:     port(c.listeners[0]),
 			HostAPIPort: port(c.listeners[1]),
@@ -238,6 +253,14 @@ func (c *testCluster) start(t testing.TB) *testRole {
 		files = append(files, file)
 		args = append(args, "--listener-fd", fmt.Sprint(4+i))
 	}
+	if c.state != nil {
+		file, err := c.state.File()
+		if err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--state-fd", fmt.Sprint(3+len(files)))
+		files = append(files, file)
+	}
 	r.command = exec.Command(os.Args[0], args...)
 	r.command.Env = append(os.Environ(), roleVariable+"=1")
 	r.command.ExtraFiles = files
@@ -283,7 +306,9 @@ func (r *testRole) await(t testing.TB, e notify.Event) time.Duration {
 	deadline := time.After(patience)
 	for {
 		r.mu.Lock()
-		i := slices.IndexFunc(r.events, func(had timedEvent) bool { return had.Event == e })
+		i := slices.IndexFunc(r.events, func(had timedEvent) bool {
+			return had.Event.Event == e.Event && had.Name == e.Name && had.Error == e.Error
+		})
 		heard := r.heard
 		var after time.Duration
 		if i >= 0 {

@@ -3,7 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
-	"net/netip"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -23,17 +23,18 @@ import (
 // kubeletPort is where the kubelet listens on the node's address.
 const kubeletPort = 10250
 
-// nodeBalancer implements Services of type LoadBalancer with the address of
-// the head node. There is nothing to set up: kube-proxy of every node takes
-// connections to that address and the Service's port (ipMode VIP, the default)
-// straight to the pods, for clients in pods, on nodes, and behind the relays
-// that enter a node's namespace. It is a provider for upstream's service
+// nodeBalancer implements Services of type LoadBalancer with the addresses of
+// the nodes, the head's first, of the IP families of the Service. There is
+// nothing to set up: kube-proxy of every node takes connections to them and the
+// Service's port (ipMode VIP, the default) straight to the pods, for clients in
+// pods, on nodes, and at the ports that are published on the hosts, each of
+// which leads to its own node. It is a provider for upstream's service
 // controller, which brings the finalizer, the events and the retries.
 //
-// All Services share the one address, so a port belongs to the Service that
+// All Services share the addresses, so a port belongs to the Service that
 // asked first; the others wait with an Event that says so.
 type nodeBalancer struct {
-	address  netip.Addr
+	plan     cluster.Plan
 	reserved map[portKey]string // who listens there on the node itself
 	services listers.ServiceLister
 
@@ -41,7 +42,7 @@ type nodeBalancer struct {
 	claims map[portKey]types.UID
 }
 
-// portKey is a port of the address.
+// portKey is a port of the addresses.
 type portKey struct {
 	protocol corev1.Protocol
 	port     int32
@@ -52,7 +53,7 @@ func runLoadBalancer(ctx context.Context, client kubernetes.Interface, plan clus
 	shared := informers.NewSharedInformerFactory(client, 0)
 	services, nodes := shared.Core().V1().Services(), shared.Core().V1().Nodes()
 	balancer := &nodeBalancer{
-		address: plan.Addresses.Node,
+		plan: plan,
 		reserved: map[portKey]string{
 			{corev1.ProtocolTCP, int32(plan.Addresses.APIPort)}: "kube-apiserver",
 			{corev1.ProtocolTCP, kubeletPort}:                   "the kubelet",
@@ -90,7 +91,7 @@ func (b *nodeBalancer) EnsureLoadBalancer(_ context.Context, _ string, s *corev1
 	for key := range wanted {
 		b.claims[key] = s.UID
 	}
-	return b.status(), nil
+	return b.status(s), nil
 }
 
 // checkOthers looks for a Service that had a port before this process started,
@@ -120,7 +121,7 @@ func (b *nodeBalancer) GetLoadBalancer(_ context.Context, _ string, s *corev1.Se
 	defer b.mu.Unlock()
 	for _, owner := range b.claims {
 		if owner == s.UID {
-			return b.status(), true, nil
+			return b.status(s), true, nil
 		}
 	}
 	return nil, false, nil
@@ -144,8 +145,17 @@ func (b *nodeBalancer) GetLoadBalancerName(_ context.Context, _ string, s *corev
 	return s.Namespace + "/" + s.Name
 }
 
-func (b *nodeBalancer) status() *corev1.LoadBalancerStatus {
-	return &corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: b.address.String()}}}
+func (b *nodeBalancer) status(s *corev1.Service) *corev1.LoadBalancerStatus {
+	var status corev1.LoadBalancerStatus
+	for _, family := range b.plan.Addresses.Families() {
+		if !slices.Contains(s.Spec.IPFamilies, corev1.IPFamily(family.Name())) {
+			continue
+		}
+		for _, address := range b.plan.NodeAddresses(family) {
+			status.Ingress = append(status.Ingress, corev1.LoadBalancerIngress{IP: address.String()})
+		}
+	}
+	return &status
 }
 
 func (b *nodeBalancer) release(uid types.UID) {

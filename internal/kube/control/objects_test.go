@@ -3,6 +3,7 @@ package control
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 
@@ -142,32 +143,55 @@ func testCustomResources(t *testing.T, c *testCluster) {
 	})
 }
 
+// testTolerations checks that pods do not wait minutes for a kubelet that is
+// gone.
+func testTolerations(t *testing.T, c *testCluster) {
+	pod := testPod("leaves-soon")
+	pod.Spec.Tolerations = nil
+	made, err := c.client(t, cluster.UserAdmin).CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seconds := map[string]int64{}
+	for _, toleration := range made.Spec.Tolerations {
+		seconds[toleration.Key] = *toleration.TolerationSeconds
+	}
+	want := map[string]int64{corev1.TaintNodeNotReady: 30, corev1.TaintNodeUnreachable: 30}
+	if !maps.Equal(seconds, want) {
+		t.Errorf("tolerates for seconds %v, want %v", seconds, want)
+	}
+}
+
 func testLoadBalancers(t *testing.T, c *testCluster) {
 	services := c.client(t, cluster.UserAdmin).CoreV1().Services("default")
-	create := func(name string, port int32) {
+	create := func(name string, port int32, families ...corev1.IPFamily) {
 		t.Helper()
 		_, err := services.Create(t.Context(), &corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
 			Spec: corev1.ServiceSpec{
 				Type: corev1.ServiceTypeLoadBalancer, Selector: map[string]string{"app": name},
-				Ports: []corev1.ServicePort{{Port: port}},
+				Ports:      []corev1.ServicePort{{Port: port}},
+				IPFamilies: families,
 			},
 		}, metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	address := func(name string) error {
+	addresses := func(name string, family cluster.Family) error {
 		service, err := services.Get(t.Context(), name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		ingress := service.Status.LoadBalancer.Ingress
-		if len(ingress) != 1 || ingress[0].IP != c.plan.Addresses.Node.String() {
-			return fmt.Errorf("service %s has %+v", name, ingress)
+		wanted := c.plan.NodeAddresses(family)
+		if len(ingress) != len(wanted) || len(wanted) != len(c.plan.Members) {
+			return fmt.Errorf("service %s has %+v, want %v", name, ingress, wanted)
 		}
-		if *ingress[0].IPMode != corev1.LoadBalancerIPModeVIP {
-			return fmt.Errorf("service %s has mode %s", name, *ingress[0].IPMode)
+		for i, address := range wanted {
+			if ingress[i].IP != address.String() || *ingress[i].IPMode != corev1.LoadBalancerIPModeVIP {
+				return fmt.Errorf("service %s has %+v, want %v", name, ingress, wanted)
+			}
 		}
 		return nil
 	}
@@ -185,7 +209,10 @@ func testLoadBalancers(t *testing.T, c *testCluster) {
 		return fmt.Errorf("no event says %q", why)
 	}
 	create("web", 80)
-	eventually(t, "balance load", func() error { return address("web") })
+	four, six := c.plan.Addresses.Family, *c.plan.Addresses.IPv6
+	eventually(t, "balance load", func() error { return addresses("web", four) })
+	create("six", 81, corev1.IPv6Protocol)
+	eventually(t, "balance load of IPv6", func() error { return addresses("six", six) })
 	create("other", 80)
 	eventually(t, "refuse a port in use", func() error { return refused("other", "port 80/TCP") })
 	create("api", int32(c.plan.Addresses.APIPort))
@@ -193,7 +220,7 @@ func testLoadBalancers(t *testing.T, c *testCluster) {
 	if err := services.Delete(t.Context(), "web", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "give the port to the next", func() error { return address("other") })
+	eventually(t, "give the port to the next", func() error { return addresses("other", four) })
 }
 
 // testControllers checks that the controllers may do their work.
@@ -271,7 +298,7 @@ func testSeed(t *testing.T, c *testCluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(cidr.Spec.CIDRs) != 1 || cidr.Spec.CIDRs[0] != c.plan.Addresses.Services.String() {
+	if strings.Join(cidr.Spec.CIDRs, ",") != serviceRanges(c.plan) {
 		t.Errorf("service range %+v", cidr.Spec)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"berth.dev/berth/internal/kube/heap"
 	"berth.dev/berth/internal/kube/notify"
 )
 
@@ -33,7 +34,9 @@ func (r *role) runOwn(ctx context.Context) error {
 		return fmt.Errorf("make the role's client: %w", err)
 	}
 	own, ctx := errgroup.WithContext(ctx)
-	own.Go(func() error { return runLoadBalancer(ctx, client, r.plan, utilfeature.DefaultFeatureGate) })
+	if !r.plan.Replicated() {
+		own.Go(func() error { return runLoadBalancer(ctx, client, r.plan, utilfeature.DefaultFeatureGate) })
+	}
 	own.Go(func() error {
 		if err := createAddons(ctx, client, r.plan); err != nil {
 			return unlessStopped(ctx, err)
@@ -47,11 +50,21 @@ func (r *role) runOwn(ctx context.Context) error {
 		}
 		r.opts.Notifier.Ready()
 		r.opts.Log.Info("the control plane is ready", "after", time.Since(r.began).Round(time.Millisecond))
-		own.Go(func() error { settle(ctx); return nil })
-		r.opts.Notifier.Alive(ctx, func(ctx context.Context) error { return probe(ctx, client, "/livez") })
+		own.Go(func() error { heap.Settle(ctx, settleTime); return nil })
+		own.Go(func() error { return unlessStopped(ctx, listMetrics(ctx, r.loopback.config(managedBy))) })
+		r.opts.Notifier.Alive(ctx, func(ctx context.Context) error { return probe(ctx, client, r.alivePath()) })
 		return nil
 	})
 	return own.Wait()
+}
+
+// alivePath is what the server is asked for to find out whether it hangs. That a
+// store has no majority is no reason to replace this member.
+func (r *role) alivePath() string {
+	if r.plan.Replicated() {
+		return "/livez/ping"
+	}
+	return "/livez"
 }
 
 // unlessStopped is nil if the work failed because the role is stopping.
@@ -89,7 +102,7 @@ func probe(ctx context.Context, client kubernetes.Interface, path string) error 
 // what goes well. Their logger is a package variable, as is what
 // it does after a fatal error: it ends the process, which is the only way in
 // which some components can give up.
-func logProblems(ctx context.Context, verbosity int, notifier *notify.Notifier) {
+func logProblems(ctx context.Context, role string, verbosity int, notifier *notify.Notifier) {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)
 	set := func(name, value string) { _ = flags.Set(name, value) } // the names are klog's
@@ -105,7 +118,7 @@ func logProblems(ctx context.Context, verbosity int, notifier *notify.Notifier) 
 		if ctx.Err() != nil {
 			os.Exit(0) // a hook that was interrupted because the role should stop
 		}
-		notifier.Fatal(fmt.Errorf("a component ended the control role; see the end of its log"))
+		notifier.Fatal(fmt.Errorf("a component ended the %s role; see the end of its log", role))
 		os.Exit(code)
 	}
 }

@@ -2,10 +2,14 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -39,10 +43,21 @@ const (
 	storagePrefix = "/registry/"
 	// transactionSize is etcd's limit of operations (MaxTxnOps).
 	transactionSize = 128
+	// transactionBytes leaves room below its limit of a request, 1.5 MiB.
+	transactionBytes = 1 << 20
+	// electionPause is between two attempts while there is no leader.
+	electionPause = 50 * time.Millisecond
 )
 
-// seedStore fills an empty store and says whether it was empty.
-func seedStore(ctx context.Context, s *store, plan cluster.Plan) (bool, error) {
+// electing is what etcd says of a request that an election got in the way of.
+var electing = []error{
+	rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, rpctypes.ErrTimeout,
+	rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost,
+}
+
+// seedStore fills an empty store, also with what an earlier cluster has left, and
+// says whether it was empty. The user hears notices by notice.
+func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(string)) (bool, error) {
 	client, err := s.client()
 	if err != nil {
 		return false, err
@@ -50,30 +65,99 @@ func seedStore(ctx context.Context, s *store, plan cluster.Plan) (bool, error) {
 	defer client.Close()
 	// The last key written: an earlier run may have died in between.
 	const done = storagePrefix + "berth/seeded"
-	found, err := client.Get(ctx, done, clientv3.WithCountOnly())
+	var found *clientv3.GetResponse
+	err = whileElecting(ctx, func() (err error) {
+		found, err = client.Get(ctx, done, clientv3.WithCountOnly())
+		return err
+	})
 	if err != nil {
 		return false, fmt.Errorf("look for a cluster in etcd: %w", err)
 	}
 	if found.Count > 0 {
 		return false, nil
 	}
+	if !plan.Head() {
+		return true, awaitSeed(ctx, client, done)
+	}
 	objects, err := seedObjects(plan)
 	if err != nil {
 		return false, err
 	}
+	left, notices, err := restored(plan)
+	if err != nil {
+		return false, err
+	}
+	objects = merge(objects, left)
 	puts := make([]clientv3.Op, 0, len(objects)+1)
 	for _, o := range objects {
 		puts = append(puts, clientv3.OpPut(o.key, string(o.value)))
 	}
 	puts = append(puts, clientv3.OpPut(done, plan.RunID))
 	for len(puts) > 0 {
-		n := min(transactionSize, len(puts))
-		if _, err := client.Txn(ctx).Then(puts[:n]...).Commit(); err != nil {
+		n := transaction(puts)
+		err := whileElecting(ctx, func() error {
+			_, err := client.Txn(ctx).Then(puts[:n]...).Commit()
+			return err
+		})
+		if err != nil {
 			return false, fmt.Errorf("write the first objects to etcd: %w", err)
 		}
 		puts = puts[n:]
 	}
+	for _, text := range notices {
+		notice(text)
+	}
+	// In memory, and not needed again.
+	if err := os.Remove(plan.Paths.Restore()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return false, fmt.Errorf("remove what was restored: %w", err)
+	}
 	return true, nil
+}
+
+// whileElecting asks etcd again as long as it fails because its members choose a
+// leader; whoever asks over the network has a client that does so. What is asked
+// may be done twice.
+func whileElecting(ctx context.Context, ask func() error) error {
+	for {
+		err := ask()
+		var refused rpctypes.EtcdError
+		if !errors.As(err, &refused) || !slices.Contains(electing, error(refused)) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(electionPause):
+		}
+	}
+}
+
+// transaction is how many of the operations go into one: etcd bounds their number
+// and their size.
+func transaction(puts []clientv3.Op) int {
+	size := 0
+	for i, put := range puts {
+		size += len(put.KeyBytes()) + len(put.ValueBytes())
+		if i > 0 && (i == transactionSize || size > transactionBytes) {
+			return i
+		}
+	}
+	return len(puts)
+}
+
+// awaitSeed returns when another member has filled the store.
+func awaitSeed(ctx context.Context, client *clientv3.Client, done string) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for answer := range client.Watch(ctx, done, clientv3.WithRev(1)) {
+		if err := answer.Err(); err != nil {
+			return fmt.Errorf("wait for the first objects in etcd: %w", err)
+		}
+		if len(answer.Events) > 0 {
+			return nil
+		}
+	}
+	return fmt.Errorf("wait for the first objects in etcd: %w", context.Cause(ctx))
 }
 
 // seedObject is an object as kube-apiserver stores it.
@@ -228,7 +312,7 @@ func (s *seeder) addServiceRange(plan cluster.Plan) {
 			Generation: 1,
 			Finalizers: []string{servicecidrs.ServiceCIDRProtectionFinalizer},
 		},
-		Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{plan.Addresses.Services.String()}},
+		Spec: networkingv1.ServiceCIDRSpec{CIDRs: strings.Split(serviceRanges(plan), ",")},
 		Status: networkingv1.ServiceCIDRStatus{Conditions: []metav1.Condition{{
 			Type:               networkingv1.ServiceCIDRConditionReady,
 			Status:             metav1.ConditionTrue,

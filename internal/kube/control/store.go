@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"net/http"
 	"net/url"
 	"os"
 	"time"
@@ -13,6 +14,8 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"berth.dev/berth/internal/cluster"
 )
 
 const (
@@ -22,6 +25,8 @@ const (
 	// but a cluster of one never connects to it and nothing listens there. It
 	// is an address rather than a name, because names are looked up.
 	memberURL = "http://127.0.0.1:2380"
+	// storeToken keeps members of different clusters apart.
+	storeToken = "berth"
 	// storeQuota bounds the database, which lives in memory.
 	storeQuota = 2 << 30
 	// walSegment replaces 64 MB: the log is on a tmpfs, and two segments are
@@ -29,28 +34,38 @@ const (
 	walSegment = 2 << 20
 )
 
-// store is etcd without a network: the raft and storage core of etcd's server,
-// not package embed, which insists on listening for clients and peers.
-// A socket that does not exist needs no authentication.
+// store is etcd without clients of its own: the raft and storage core of etcd's
+// server, not package embed, which insists on listening for clients and peers.
+// A socket that does not exist needs no authentication. Only where there are
+// several members, they listen for each other; see peers.go.
 type store struct {
 	server *etcdserver.EtcdServer
+	peers  *http.Server  // nil without others
 	up     chan struct{} // closed when server or err is set
 	err    error
 }
 
-// startStore starts etcd with its data in dir, which it creates, or continues
-// with the data that is there. It returns at once; up is closed when the store
-// answers.
-func startStore(dir string, verbosity int) *store {
+// startStore starts etcd with its data in the plan's directory, which it
+// creates, or continues with the data that is there. It returns at once; up is
+// closed when the store answers.
+func startStore(plan cluster.Plan) *store {
 	s := &store{up: make(chan struct{})}
+	dir := plan.Paths.Etcd()
 	go func() {
 		defer close(s.up)
-		server, err := newStoreServer(dir, verbosity)
+		server, err := newStoreServer(plan)
 		if err != nil {
 			s.err = fmt.Errorf("start etcd (data %s): %w", dir, err)
 			return
 		}
 		server.Start()
+		if plan.Replicated() {
+			if s.peers, err = servePeers(plan, server); err != nil {
+				server.Stop()
+				s.err = fmt.Errorf("start etcd (data %s): %w", dir, err)
+				return
+			}
+		}
 		select {
 		case <-server.ReadyNotify():
 			s.server = server
@@ -61,24 +76,39 @@ func startStore(dir string, verbosity int) *store {
 	return s
 }
 
-func newStoreServer(dir string, verbosity int) (*etcdserver.EtcdServer, error) {
+func newStoreServer(plan cluster.Plan) (*etcdserver.EtcdServer, error) {
+	dir := plan.Paths.Etcd()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, err
-	}
-	member, err := url.Parse(memberURL)
-	if err != nil {
 		return nil, err
 	}
 	// A package variable of etcd's, and the only way to set it.
 	wal.SegmentSizeBytes = walSegment
+	configuration, err := storeConfig(dir, plan.Verbosity)
+	if err != nil {
+		return nil, err
+	}
+	if plan.Replicated() {
+		if err := replicate(&configuration, plan); err != nil {
+			return nil, err
+		}
+	}
+	return etcdserver.NewServer(configuration)
+}
+
+// storeConfig is that of the only member.
+func storeConfig(dir string, verbosity int) (config.ServerConfig, error) {
+	member, err := url.Parse(memberURL)
+	if err != nil {
+		return config.ServerConfig{}, err
+	}
 	log := storeLog(verbosity)
-	return etcdserver.NewServer(config.ServerConfig{
+	return config.ServerConfig{
 		Name:                memberName,
 		DataDir:             dir,
 		PeerURLs:            types.URLs{*member},
 		ClientURLs:          types.URLs{*member},
 		InitialPeerURLsMap:  types.URLsMap{memberName: types.URLs{*member}},
-		InitialClusterToken: memberName,
+		InitialClusterToken: storeToken,
 		NewCluster:          true,
 		// Alone, a member elects itself when its election times out, so one or
 		// two ticks are the time to start. Waking up a hundred times a second
@@ -110,12 +140,15 @@ func newStoreServer(dir string, verbosity int) (*etcdserver.EtcdServer, error) {
 		ServerFeatureGate:           etcdfeatures.NewDefaultServerFeatureGate(memberName, log),
 		Metrics:                     "basic",
 		Logger:                      log,
-	})
+	}, nil
 }
 
 // close stops the store. It may be called at any time, and twice.
 func (s *store) close() {
 	<-s.up
+	if s.peers != nil {
+		_ = s.peers.Close()
+	}
 	if s.server != nil {
 		s.server.Stop()
 	}

@@ -41,7 +41,7 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	f.RootDirectory = p.Kubelet
 	f.CertDirectory = p.Kubelet + "/pki"
 	f.HostnameOverride = plan.Node.Name
-	f.NodeIP = a.Node.String()
+	f.NodeIP = a.List(func(f cluster.Family) string { return f.Node.String() })
 	f.NodeLabels = plan.Node.Labels
 	// Allocatable is what the plan says, without a second reserve.
 	f.ExperimentalNodeAllocatableIgnoreEvictionThreshold = true

@@ -2,10 +2,7 @@ package node
 
 import (
 	"bytes"
-	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,9 +14,8 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/testutil"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func testPlan() cluster.Plan {
 	return cluster.Plan{
@@ -29,9 +25,11 @@ func testPlan() cluster.Plan {
 			MemoryBytes: 8 << 30, ReservedMemoryBytes: 1 << 30, MaxPods: 110,
 		},
 		Addresses: cluster.Addresses{
-			Pods: netip.MustParsePrefix("10.0.0.0/16"), NodePods: netip.MustParsePrefix("10.0.4.0/23"),
-			Services: netip.MustParsePrefix("10.1.0.0/16"), DNSService: netip.MustParseAddr("10.1.0.10"),
-			Node: netip.MustParseAddr("10.2.0.1"), APIPort: 6443,
+			Family: cluster.Family{
+				Pods: netip.MustParsePrefix("10.0.0.0/16"), NodePods: netip.MustParsePrefix("10.0.4.0/23"),
+				Services: netip.MustParsePrefix("10.1.0.0/16"), Node: netip.MustParseAddr("10.2.0.1"),
+			},
+			DNSService: netip.MustParseAddr("10.1.0.10"), APIPort: 6443,
 		},
 		Paths: cluster.Paths{
 			Libexec: "/opt/berth/libexec", Run: "/run/berth", Scratch: "/scratch/b",
@@ -73,25 +71,8 @@ func TestKubeletConfiguration(t *testing.T) {
 			if err := yaml.Encode(runtime.Object(versioned), &got); err != nil {
 				t.Fatal(err)
 			}
-			golden(t, name+".yaml", got.Bytes())
+			testutil.Golden(t, name+".yaml", got.String())
 		})
-	}
-}
-
-func golden(t *testing.T, name string, got []byte) {
-	t.Helper()
-	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs; look at what `go test -update` changes:\n%s", path, got)
 	}
 }
 

@@ -64,7 +64,7 @@ func (k *nodeKubelet) healthy() error {
 // Upstream's own constructor of the dependencies is not used: it executes
 // umount(8) to learn its habits, and leaves clients and pod source to a place
 // where they would poll.
-func newKubelet(ctx context.Context, plan cluster.Plan, api *access, log *slog.Logger) (*nodeKubelet, error) {
+func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *policyFilter, log *slog.Logger) (*nodeKubelet, error) {
 	server, err := kubeletServer(plan)
 	if err != nil {
 		return nil, err
@@ -128,12 +128,22 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		if err := errors.Join(hurryVolumes(k), hurryWork(ctx, k)); err != nil {
 			log.Warn("Pods start and end at upstream's pace", "error", err)
 		}
-		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, k.RequestPodRelist)
+		left := leftNotices{plan.Paths.Notices(), d.Recorder}
+		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, func(pod types.UID) {
+			k.RequestPodRelist(pod)
+			left.tell()
+		})
 	}}
 
-	if d.ContainerManager, err = newContainerManager(ctx, server, d); err != nil {
+	containers, err := newContainerManager(ctx, server, d)
+	if err != nil {
 		return nil, err
 	}
+	gate, err := newPolicyGate(ctx, containers.InternalContainerLifecycle(), filter)
+	if err != nil {
+		return nil, err
+	}
+	d.ContainerManager = &gatedManager{containers, gate}
 	return n, nil
 }
 

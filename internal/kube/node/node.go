@@ -7,8 +7,9 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
-	"runtime/debug"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -20,6 +21,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/directory"
+	"berth.dev/berth/internal/fastpath"
+	"berth.dev/berth/internal/kube/heap"
 	"berth.dev/berth/internal/kube/notify"
 	"berth.dev/berth/internal/linux"
 )
@@ -36,6 +40,27 @@ const (
 type Options struct {
 	Notifier *notify.Notifier
 	Log      *slog.Logger
+	// FastPath and Directory lead to the fast path, which is a part of another
+	// process; nil where there is none.
+	FastPath  *net.UnixConn
+	Directory *directory.Line
+}
+
+// openFastPath takes over inherited sockets; negative ones do not exist.
+func (o *Options) openFastPath(asked, line int) (err error) {
+	if asked < 0 || line < 0 {
+		return nil
+	}
+	for _, fd := range []int{asked, line} {
+		syscall.CloseOnExec(fd)
+	}
+	file := os.NewFile(uintptr(asked), "fast-path")
+	defer file.Close()
+	if o.FastPath, err = linux.PacketConn(file); err != nil {
+		return err
+	}
+	o.Directory, err = directory.NewLine(os.NewFile(uintptr(line), "directory"))
+	return err
 }
 
 // Main runs the role as a program: it parses args, reads the plan and returns
@@ -44,18 +69,24 @@ func Main(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("node", flag.ContinueOnError)
 	planPath := flags.String("plan", "/run/berth/plan.json", "`file` that says what the cluster looks like")
 	notifyFD := flags.Int("notify-fd", -1, "`descriptor` for events")
+	fastPathFD := flags.Int("fast-path-fd", -1, "`descriptor` at which the fast path asks about pods")
+	directoryFD := flags.Int("directory-fd", -1, "`descriptor` at which the fast path is told of Services and policies")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	notifier := notify.New(*notifyFD)
-	err := start(ctx, *planPath, notifier)
+	o := Options{Notifier: notifier}
+	err := o.openFastPath(*fastPathFD, *directoryFD)
+	if err == nil {
+		err = start(ctx, *planPath, o)
+	}
 	if err != nil {
 		notifier.Fatal(err)
 	}
 	return err
 }
 
-func start(ctx context.Context, planPath string, notifier *notify.Notifier) error {
+func start(ctx context.Context, planPath string, o Options) error {
 	text, err := os.ReadFile(planPath)
 	if err != nil {
 		return fmt.Errorf("read the plan: %w", err)
@@ -72,14 +103,9 @@ func start(ctx context.Context, planPath string, notifier *notify.Notifier) erro
 	if err := logsapi.ValidateAndApply(logging, utilfeature.DefaultFeatureGate); err != nil {
 		return fmt.Errorf("configure the log: %w", err)
 	}
-	log := slog.New(logr.ToSlogHandler(klog.Background()))
-	return Run(ctx, plan, Options{Notifier: notifier, Log: log})
+	o.Log = slog.New(logr.ToSlogHandler(klog.Background()))
+	return Run(ctx, plan, o)
 }
-
-// startGC is the garbage collector's target while the role starts: what it
-// builds then stays, and collecting it again and again costs CPU that the
-// control plane needs at the same moment.
-const startGC = 400
 
 // settleTime is how long after the start memory is given back: the first pods
 // run by then. On a head the control role does the same at another moment.
@@ -88,7 +114,8 @@ const settleTime = 6 * time.Second
 // Run runs the role until ctx ends, and returns nil then. It can run once in a
 // process: upstream's registries are global.
 func Run(ctx context.Context, plan cluster.Plan, o Options) error {
-	defer debug.SetGCPercent(debug.SetGCPercent(startGC))
+	heap.Hurry()
+	defer heap.Rest()
 	if err := utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{"KubeletInUserNamespace": true}); err != nil {
 		return fmt.Errorf("set feature gates: %w", err)
 	}
@@ -104,9 +131,14 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
+	var told *teller
+	if o.Directory != nil {
+		told = newTeller(plan.Node.Name, o.Directory)
+	}
 	r := &role{
-		plan: plan, o: o, began: time.Now(), nodes: nodes,
-		ready: ready, made: make(chan struct{}), synced: make(chan struct{}),
+		told: told, plan: plan, o: o, began: time.Now(), nodes: nodes,
+		ready: ready, made: make(chan struct{}), synced: make(chan struct{}), equipped: make(chan struct{}),
+		filter: newPolicyFilter(plan, o, told),
 	}
 	group.Go(func() error {
 		closeLater(later, ready, ctx.Done())
@@ -120,7 +152,14 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 	group.Go(func() error { return unlessDone(ctx, proxyAPI.open(ctx, openServices)) })
 	group.Go(func() error { return unlessDone(ctx, r.runKubelet(ctx, kubeletAPI)) })
 	group.Go(func() error { return unlessDone(ctx, r.runProxy(ctx, proxyAPI)) })
+	group.Go(func() error { return r.offerDevices(ctx, func() { close(r.equipped) }) })
+	group.Go(func() error {
+		r.filter.run(ctx, proxyAPI)
+		return nil
+	})
 	group.Go(func() error { return r.whenReady(ctx, volumeAPI) })
+	group.Go(func() error { serveMetrics(ctx, plan, o.Log); return nil })
+	r.serveFastPath(ctx, group, kubeletAPI)
 	return group.Wait()
 }
 
@@ -134,16 +173,20 @@ func unlessDone(ctx context.Context, err error) error {
 
 // role is one run of the node.
 type role struct {
-	plan  cluster.Plan
-	o     Options
-	began time.Time
-	nodes informers.SharedInformerFactory
-	ready chan struct{} // closed when the Node is Ready
+	plan   cluster.Plan
+	o      Options
+	began  time.Time
+	nodes  informers.SharedInformerFactory
+	filter *policyFilter
+	told   *teller       // nil without a fast path
+	ready  chan struct{} // closed when the Node is Ready
 
 	made    chan struct{} // closed when kubelet is set
 	kubelet *nodeKubelet
 	synced  chan struct{} // closed when Services work and proxy is set
 	proxy   *serviceProxy
+
+	equipped chan struct{} // closed when the scheduler can know the node's devices
 }
 
 func (r *role) reached(phase string) {
@@ -173,7 +216,7 @@ func (r *role) afterRegistration(ctx context.Context, api *access) {
 }
 
 func (r *role) runKubelet(ctx context.Context, api *access) error {
-	k, err := newKubelet(ctx, r.plan, api, r.o.Log)
+	k, err := newKubelet(ctx, r.plan, api, r.filter, r.o.Log)
 	if err != nil {
 		return err
 	}
@@ -186,11 +229,25 @@ func (r *role) runKubelet(ctx context.Context, api *access) error {
 	return k.run(ctx)
 }
 
+// serveFastPath does for the fast path what takes capabilities over pods, and a
+// way to the API.
+func (r *role) serveFastPath(ctx context.Context, group *errgroup.Group, api *access) {
+	if r.told == nil {
+		return
+	}
+	context.AfterFunc(ctx, func() { r.o.FastPath.Close() })
+	group.Go(func() error { return unlessDone(ctx, fastpath.ServeInside(r.o.FastPath)) })
+	group.Go(func() error { return r.told.run(ctx) })
+	deaf := deafPods{node: r.plan.Node.Name, client: api.client, log: r.o.Log}
+	group.Go(func() error { return r.told.answer(ctx, deaf.replace) })
+}
+
 func (r *role) runProxy(ctx context.Context, api *access) error {
 	p, err := newServiceProxy(ctx, r.plan, api)
 	if err != nil {
 		return err
 	}
+	p.told = r.told
 	if err := p.start(ctx, r.nodes); err != nil {
 		return err
 	}
@@ -202,23 +259,12 @@ func (r *role) runProxy(ctx context.Context, api *access) error {
 	return nil
 }
 
-// settle gives the memory that only the start needed back to the job.
-func settle(ctx context.Context) {
-	select {
-	case <-time.After(settleTime):
-		debug.FreeOSMemory()
-		// What fails here costs memory, nothing else.
-		_, _ = linux.ForgetProgram()
-	case <-ctx.Done():
-	}
-}
-
 // whenReady reports Ready, and then does what can wait until then.
 func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	for _, c := range []struct {
 		done  <-chan struct{}
 		phase string
-	}{{r.made, ""}, {r.ready, PhaseKubelet}, {r.synced, ""}} {
+	}{{r.made, ""}, {r.ready, PhaseKubelet}, {r.synced, ""}, {r.equipped, ""}} {
 		select {
 		case <-c.done:
 			if c.phase != "" {
@@ -234,8 +280,8 @@ func (r *role) whenReady(ctx context.Context, volumeAPI *access) error {
 	}
 	r.o.Log.Info("Node role is ready", "after", time.Since(r.began).Round(time.Millisecond))
 	r.o.Notifier.Ready()
-	debug.SetGCPercent(100)
-	go settle(ctx)
+	heap.Rest()
+	go heap.Settle(ctx, settleTime)
 
 	go r.o.Notifier.Alive(ctx, func(context.Context) error {
 		return errors.Join(r.kubelet.healthy(), r.proxy.healthy())

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -101,6 +102,26 @@ func TestPodCgroupConfigHasNoNil(t *testing.T) {
 	}
 }
 
+func TestAResizeIsNoticed(t *testing.T) {
+	plan := testPlan()
+	plan.CgroupsDelegated = false
+	recorder := record.NewFakeRecorder(10)
+	n := newNotices(plan, recorder)
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "grower"}, Spec: v1.PodSpec{Containers: []v1.Container{{Name: "c"}}}}
+	for _, limit := range []string{"0", "1", "1", "2", "2", "0", "2"} {
+		pod.Spec.Containers[0].Resources.Limits = v1.ResourceList{v1.ResourceCPU: resource.MustParse(limit)}
+		n.ShouldEvict(pod)
+	}
+	close(recorder.Events)
+	var got []string
+	for e := range recorder.Events {
+		got = append(got, strings.TrimPrefix(e, "Normal CPULimitNotEnforced CPU limit of c ")[:3])
+	}
+	if want := []string{"(1)", "(2)", "(2)"}; !slices.Equal(got, want) {
+		t.Errorf("events of %q, want %q", got, want)
+	}
+}
+
 func TestNotices(t *testing.T) {
 	id := ptr.To[int64]
 	cpu := v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceCPU: resource.MustParse("500m")}}
@@ -115,8 +136,8 @@ func TestNotices(t *testing.T) {
 		"user":               {oneUID: true, spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{RunAsUser: id(5), FSGroup: id(6)}}, want: []string{"Warning RunAsUserNotHonoured runAsUser 5, fsGroup 6 not honoured"}},
 		"container's group":  {oneUID: true, spec: v1.PodSpec{InitContainers: []v1.Container{{Name: "i", SecurityContext: &v1.SecurityContext{RunAsGroup: id(7)}}}}, want: []string{"Warning RunAsUserNotHonoured i: runAsGroup 7"}},
 		"users are honoured": {spec: v1.PodSpec{SecurityContext: &v1.PodSecurityContext{RunAsUser: id(5)}}},
-		"processor":          {spec: v1.PodSpec{Containers: []v1.Container{plain, {Name: "c", Resources: cpu}}}, want: []string{"Normal CPULimitNotEnforced CPU limit of c is"}},
-		"processor of all":   {spec: v1.PodSpec{Resources: &cpu}, want: []string{"Normal CPULimitNotEnforced CPU limit of the pod is"}},
+		"processor":          {spec: v1.PodSpec{Containers: []v1.Container{plain, {Name: "c", Resources: cpu}}}, want: []string{"Normal CPULimitNotEnforced CPU limit of c (500m) is"}},
+		"processor of all":   {spec: v1.PodSpec{Resources: &cpu}, want: []string{"Normal CPULimitNotEnforced CPU limit of the pod (500m) is"}},
 		"cgroups":            {cgroups: true, spec: v1.PodSpec{Containers: []v1.Container{{Name: "c", Resources: cpu}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -211,7 +232,7 @@ func TestMainReportsWhyItFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	err = start(t.Context(), "/absent/plan.json", notify.NewWriter(w))
+	err = start(t.Context(), "/absent/plan.json", Options{Notifier: notify.NewWriter(w)})
 	if err == nil || !strings.Contains(err.Error(), "/absent/plan.json") {
 		t.Errorf("error is %v", err)
 	}

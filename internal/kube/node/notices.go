@@ -2,10 +2,12 @@ package node
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
@@ -19,18 +21,20 @@ const (
 	ReasonCPULimitNotEnforced = "CPULimitNotEnforced"
 )
 
-// notices tells the owner of a pod, once, what this node cannot honour. The
-// kubelet calls it at every sync of a pod, which saves an informer of pods.
+// notices tells the owner of a pod what this node cannot honour: once, and again
+// when a resize in place asks for something else. The kubelet calls it at every
+// sync of a pod, which saves an informer of pods.
 type notices struct {
 	oneUID, cgroups bool
 	recorder        record.EventRecorder
 
-	mu   sync.Mutex
-	told map[types.UID]bool
+	mu sync.Mutex
+	// told is what was said last.
+	told map[types.UID][]notice
 }
 
 func newNotices(plan cluster.Plan, recorder record.EventRecorder) *notices {
-	return &notices{oneUID: plan.OneUID, cgroups: plan.CgroupsDelegated, recorder: recorder, told: map[types.UID]bool{}}
+	return &notices{oneUID: plan.OneUID, cgroups: plan.CgroupsDelegated, recorder: recorder, told: map[types.UID][]notice{}}
 }
 
 // toldMost bounds the memory of who was told. Beyond it a pod that lives on
@@ -39,17 +43,16 @@ const toldMost = 10_000
 
 // ShouldEvict evicts nothing; see notices.
 func (n *notices) ShouldEvict(pod *v1.Pod) lifecycle.ShouldEvictResponse {
+	now := n.about(pod)
 	n.mu.Lock()
-	told := n.told[pod.UID]
-	if !told {
-		if len(n.told) >= toldMost {
-			clear(n.told)
-		}
-		n.told[pod.UID] = true
+	before, known := n.told[pod.UID]
+	if !known && len(n.told) >= toldMost {
+		clear(n.told)
 	}
+	n.told[pod.UID] = now
 	n.mu.Unlock()
-	if !told {
-		for _, e := range n.about(pod) {
+	for _, e := range now {
+		if !slices.Contains(before, e) {
 			n.recorder.Event(pod, e.kind, e.reason, e.message)
 		}
 	}
@@ -68,10 +71,10 @@ func (n *notices) about(pod *v1.Pod) []notice {
 		}
 	}
 	if !n.cgroups {
-		if names := cpuLimited(pod); len(names) > 0 {
+		if limits := cpuLimited(pod); len(limits) > 0 {
 			all = append(all, notice{v1.EventTypeNormal, ReasonCPULimitNotEnforced, fmt.Sprintf(
 				"CPU limit of %s is used for scheduling but not enforced: this node has no cgroups of its own",
-				strings.Join(names, ", "))})
+				strings.Join(limits, ", "))})
 		}
 	}
 	return all
@@ -105,15 +108,19 @@ func users(pod *v1.Pod) []string {
 	return fields
 }
 
+// cpuLimited lists limits of processors, and of whom.
 func cpuLimited(pod *v1.Pod) []string {
-	var names []string
-	if r := pod.Spec.Resources; r != nil && !r.Limits.Cpu().IsZero() {
-		names = append(names, "the pod")
-	}
-	for _, c := range containers(pod) {
-		if !c.Resources.Limits.Cpu().IsZero() {
-			names = append(names, c.Name)
+	var limits []string
+	note := func(name string, limit *resource.Quantity) {
+		if !limit.IsZero() {
+			limits = append(limits, fmt.Sprintf("%s (%s)", name, limit))
 		}
 	}
-	return names
+	if r := pod.Spec.Resources; r != nil {
+		note("the pod", r.Limits.Cpu())
+	}
+	for _, c := range containers(pod) {
+		note(c.Name, c.Resources.Limits.Cpu())
+	}
+	return limits
 }

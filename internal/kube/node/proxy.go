@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/proxy/apis/config/scheme"
 	proxyconfig "k8s.io/kubernetes/pkg/proxy/config"
 	"k8s.io/kubernetes/pkg/proxy/healthcheck"
+	"k8s.io/kubernetes/pkg/proxy/metaproxier"
 	"k8s.io/kubernetes/pkg/proxy/metrics"
 	"k8s.io/kubernetes/pkg/proxy/nftables"
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
@@ -47,6 +49,7 @@ type serviceProxy struct {
 	api     *access
 	proxier proxy.Provider
 	health  *healthcheck.ProxyHealthServer
+	told    *teller // of the same changes; nil without a fast path
 }
 
 // openServices tells whether the API server lets kube-proxy read: it does so
@@ -65,19 +68,25 @@ func newServiceProxy(ctx context.Context, plan cluster.Plan, api *access) (*serv
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("record events of kube-proxy: %w", err)
 	}
-	node := plan.Addresses.Node
 	// It serves nothing, but the health checks of Services ask it.
 	health := healthcheck.NewProxyHealthServer("", proxyStuck, noNode{})
-	proxier, err := nftables.NewProxier(ctx, v1.IPv4Protocol,
-		proxyRetry, proxyMinSync, false, proxyMasqueradeBit,
-		proxyutil.NewDetectLocalByCIDR(plan.Addresses.Pods.String()),
-		plan.Node.Name, node.AsSlice(),
-		broadcaster.NewRecorder(scheme.Scheme, "kube-proxy"),
-		health, []string{node.String() + "/32"}, false)
-	if err != nil {
-		return nil, fmt.Errorf("make the nftables proxy (nft in %s): %w", plan.Paths.Libexec, err)
+	recorder := broadcaster.NewRecorder(scheme.Scheme, "kube-proxy")
+	var proxiers []proxy.Provider
+	for _, family := range plan.Addresses.Families() {
+		proxier, err := nftables.NewProxier(ctx, v1.IPFamily(family.Name()),
+			proxyRetry, proxyMinSync, false, proxyMasqueradeBit,
+			proxyutil.NewDetectLocalByCIDR(family.Pods.String()),
+			plan.Node.Name, family.Node.AsSlice(), recorder, health,
+			[]string{netip.PrefixFrom(family.Node, family.Node.BitLen()).String()}, false)
+		if err != nil {
+			return nil, fmt.Errorf("make the nftables proxy (%s, nft in %s): %w", family.Name(), plan.Paths.Libexec, err)
+		}
+		proxiers = append(proxiers, proxier)
 	}
-	return &serviceProxy{plan, api, proxier, health}, nil
+	if len(proxiers) > 1 {
+		return &serviceProxy{plan: plan, api: api, proxier: metaproxier.NewMetaProxier(proxiers[0], proxiers[1]), health: health}, nil
+	}
+	return &serviceProxy{plan: plan, api: api, proxier: proxiers[0], health: health}, nil
 }
 
 // noNode is asked by a health endpoint that is not served.
@@ -101,9 +110,13 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 	others := informers.NewSharedInformerFactory(p.api.client, 0)
 
 	// Known beforehand, so that no rule waits for the ServiceCIDR object.
-	p.proxier.OnServiceCIDRsChanged([]string{p.plan.Addresses.Services.String()})
-	serviceReg, err1 := services.Core().V1().Services().Informer().AddEventHandler(serviceEvents(p.proxier))
-	sliceReg, err2 := slices.Discovery().V1().EndpointSlices().Informer().AddEventHandler(sliceEvents(p.proxier))
+	var ranges []string
+	for _, family := range p.plan.Addresses.Families() {
+		ranges = append(ranges, family.Services.String())
+	}
+	p.proxier.OnServiceCIDRsChanged(ranges)
+	serviceReg, err1 := services.Core().V1().Services().Informer().AddEventHandler(serviceEvents(p.hearers()...))
+	sliceReg, err2 := slices.Discovery().V1().EndpointSlices().Informer().AddEventHandler(sliceEvents(p.hearers()...))
 	if err := errors.Join(err1, err2); err != nil {
 		return fmt.Errorf("watch services: %w", err)
 	}
@@ -111,6 +124,9 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 	cidrs.RegisterEventHandler(p.proxier)
 	topology := proxyconfig.NewNodeTopologyConfig(ctx, nodes.Core().V1().Nodes(), 0)
 	topology.RegisterEventHandler(p.proxier)
+	if p.told != nil {
+		topology.RegisterEventHandler(p.told)
+	}
 	for _, f := range []informers.SharedInformerFactory{services, slices, others, nodes} {
 		f.Start(ctx.Done())
 	}
@@ -126,9 +142,17 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 	// The second of the two programs the kernel.
 	p.proxier.OnServiceSynced()
 	p.proxier.OnEndpointSlicesSynced()
-	if p.health.Health().LastUpdated.IsZero() {
+	done := p.health.Health().Status
+	if _, ok := done[v1.IPv4Protocol]; !ok {
 		return errors.New("program nftables rules: nft refused them, its words are in the log above; " +
 			"the kernel needs nf_tables with nat, fib, masquerade and numgen, and may need modprobe of them by an administrator")
+	}
+	if len(done) < len(p.plan.Addresses.Families()) {
+		return errors.New("program nftables rules for IPv6: nft refused them, its words are in the log above; " +
+			"the kernel may need 'modprobe -a nft_fib_ipv6 nft_reject_ipv6' by an administrator; --ip-family ipv4 does without")
+	}
+	if p.told != nil {
+		p.told.OnServiceSynced()
 	}
 	go p.proxier.SyncLoop()
 	return nil
@@ -142,26 +166,51 @@ func (p *serviceProxy) healthy() error {
 	return nil
 }
 
-func serviceEvents(h proxyconfig.ServiceHandler) cache.ResourceEventHandler {
+// hearer is told of what the API server says about Services.
+type hearer interface {
+	proxyconfig.ServiceHandler
+	proxyconfig.EndpointSliceHandler
+}
+
+func (p *serviceProxy) hearers() []hearer {
+	if p.told == nil {
+		return []hearer{p.proxier}
+	}
+	return []hearer{p.proxier, p.told}
+}
+
+func serviceEvents(all ...hearer) cache.ResourceEventHandler {
+	each := func(tell func(hearer)) {
+		for _, h := range all {
+			tell(h)
+		}
+	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { h.OnServiceAdd(o.(*v1.Service)) },
-		UpdateFunc: func(old, o any) { h.OnServiceUpdate(old.(*v1.Service), o.(*v1.Service)) },
+		AddFunc: func(o any) { each(func(h hearer) { h.OnServiceAdd(o.(*v1.Service)) }) },
+		UpdateFunc: func(old, o any) {
+			each(func(h hearer) { h.OnServiceUpdate(old.(*v1.Service), o.(*v1.Service)) })
+		},
 		DeleteFunc: func(o any) {
 			if s, ok := deleted[*v1.Service](o); ok {
-				h.OnServiceDelete(s)
+				each(func(h hearer) { h.OnServiceDelete(s) })
 			}
 		},
 	}
 }
 
-func sliceEvents(h proxyconfig.EndpointSliceHandler) cache.ResourceEventHandler {
+func sliceEvents(all ...hearer) cache.ResourceEventHandler {
 	type slice = *discoveryv1.EndpointSlice
+	each := func(tell func(hearer)) {
+		for _, h := range all {
+			tell(h)
+		}
+	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { h.OnEndpointSliceAdd(o.(slice)) },
-		UpdateFunc: func(old, o any) { h.OnEndpointSliceUpdate(old.(slice), o.(slice)) },
+		AddFunc:    func(o any) { each(func(h hearer) { h.OnEndpointSliceAdd(o.(slice)) }) },
+		UpdateFunc: func(old, o any) { each(func(h hearer) { h.OnEndpointSliceUpdate(old.(slice), o.(slice)) }) },
 		DeleteFunc: func(o any) {
 			if s, ok := deleted[slice](o); ok {
-				h.OnEndpointSliceDelete(s)
+				each(func(h hearer) { h.OnEndpointSliceDelete(s) })
 			}
 		},
 	}

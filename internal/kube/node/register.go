@@ -42,9 +42,9 @@ func newNode(plan cluster.Plan) *v1.Node {
 		Type: v1.NodeReady, Status: v1.ConditionFalse, Reason: "KubeletNotReady", Message: "the kubelet is starting",
 		LastHeartbeatTime: now, LastTransitionTime: now,
 	}}
-	if plan.Addresses.NodePods.IsValid() {
-		node.Spec.PodCIDR = plan.Addresses.NodePods.String()
-		node.Spec.PodCIDRs = []string{node.Spec.PodCIDR}
+	node.Spec.PodCIDR = plan.Addresses.NodePods.String()
+	for _, family := range plan.Addresses.Families() {
+		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, family.NodePods.String())
 	}
 	return node
 }

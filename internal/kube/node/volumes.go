@@ -50,7 +50,8 @@ func runVolumes(ctx context.Context, plan cluster.Plan, api *access, log *slog.L
 		log.Error("No volumes can be provisioned", "error", err)
 	}
 	provisioners := map[string]controller.Provisioner{ProvisionerName: own}
-	if plan.SharedVolumes != "" && plan.Head() {
+	// Several may: what they make has a name by its claim.
+	if plan.SharedVolumes != "" && plan.Control() {
 		provisioners[cluster.SharedProvisioner] = sharedVolumes{plan.SharedVolumes}
 	}
 	var running sync.WaitGroup

@@ -33,6 +33,9 @@ type Event struct {
 	Event string `json:"event"`
 	Name  string `json:"name,omitempty"`
 	Error string `json:"error,omitempty"`
+	// Counts may come with a heartbeat: what the role has counted since it
+	// started, by names that parent and role agree on.
+	Counts map[string]uint64 `json:"counts,omitempty"`
 }
 
 // Notifier writes events. Its methods return no error on purpose: a role must
@@ -41,6 +44,8 @@ type Event struct {
 type Notifier struct {
 	mu sync.Mutex
 	w  io.Writer
+	// Counts, where it is set before Alive, is asked at each heartbeat.
+	Counts func() map[string]uint64
 }
 
 // New writes to the descriptor fd, which it owns from now on and hides from
@@ -91,7 +96,11 @@ func (n *Notifier) Alive(ctx context.Context, probe func(context.Context) error)
 				continue
 			}
 		}
-		n.send(Event{Event: KindAlive})
+		beat := Event{Event: KindAlive}
+		if n != nil && n.Counts != nil {
+			beat.Counts = n.Counts()
+		}
+		n.send(beat)
 	}
 }
 

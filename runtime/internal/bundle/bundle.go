@@ -26,8 +26,13 @@ type Node struct {
 	// OOMScoreAdj is the shim's own value: nobody without privilege can go
 	// below it.
 	OOMScoreAdj int
+	// GuardOwners keeps users other than root from writing to file systems that
+	// machines share.
+	GuardOwners bool
 	// Proxy holds the user's proxy settings as KEY=value.
 	Proxy []string
+
+	mounts mounts
 }
 
 // Container is what a specification asks and runc is not told.
@@ -42,16 +47,43 @@ type Container struct {
 	// MemoryVolumes are the directories, outside, of volumes that lie in
 	// memory: what the container writes there counts against its limit.
 	MemoryVolumes []string
+	// Network is the network namespace of the pod, for its first container;
+	// empty for others, and where the pod uses the node's.
+	Network string
+	// Overlay: the pod's connections stay on the network between the nodes, by
+	// its own wish.
+	Overlay bool
+	// Listens: its seccomp profile has a listener of its own.
+	Listens bool
+	// Pinned is true where the container has to stay root.
+	Pinned bool
+	// Pod says whose container it is.
+	Pod Pod
+	// Notices are for the owner of the pod.
+	Notices []Notice
 	// Ignored names what the node cannot honour, for the log.
 	Ignored []string
 }
 
+// Pod names a pod, and one of its containers.
+type Pod struct{ Namespace, Name, UID, Container string }
+
 const configFile = "config.json"
 
-// Annotation that containerd sets on a pod's first container.
+// Annotations that containerd sets.
 const (
 	containerType        = "io.kubernetes.cri.container-type"
 	containerTypeSandbox = "sandbox"
+	podNamespace         = "io.kubernetes.cri.sandbox-namespace"
+	podName              = "io.kubernetes.cri.sandbox-name"
+	podUID               = "io.kubernetes.cri.sandbox-uid"
+	containerName        = "io.kubernetes.cri.container-name"
+)
+
+// A pod with this annotation does without the fast path.
+const (
+	fastPathAnnotation = "berth.dev/fast-path"
+	fastPathOff        = "off"
 )
 
 // Adapt rewrites the specification in dir.
@@ -64,6 +96,12 @@ func (n Node) Adapt(dir string) (Container, error) {
 	var spec specs.Spec
 	if err := json.Unmarshal(text, &spec); err != nil {
 		return Container{}, fmt.Errorf("parse container specification %s: %w", path, err)
+	}
+	if n.GuardOwners {
+		// Mounts of the host's come and go (automounted homes).
+		if n.mounts, err = readMounts("/proc/self/mountinfo"); err != nil {
+			return Container{}, err
+		}
 	}
 	c := n.Patch(&spec)
 	if text, err = json.Marshal(&spec); err != nil {
@@ -91,10 +129,17 @@ func (n Node) Patch(spec *specs.Spec) Container {
 			// kubelet asks for the default filter here. To compile it takes
 			// 20 ms, and it would guard our own program, which only waits.
 			spec.Linux.Seccomp = nil
+			c.Network = namespacePath(spec.Linux.Namespaces, specs.NetworkNamespace)
+			c.Overlay = spec.Annotations[fastPathAnnotation] == fastPathOff
 		}
+		c.Listens = listens(spec.Linux.Seccomp)
 	}
+	c.Pod = Pod{spec.Annotations[podNamespace], spec.Annotations[podName], spec.Annotations[podUID], spec.Annotations[containerName]}
 	c.MemoryVolumes = memoryVolumes(spec.Mounts)
 	inheritReadOnly(spec.Mounts)
+	if !sandbox {
+		n.guardOwners(spec, &c)
+	}
 	if n.OneUID {
 		n.stripOwners(spec)
 	}
@@ -130,6 +175,19 @@ func inheritReadOnly(mounts []specs.Mount) {
 			mounts[i].Options = slices.DeleteFunc(m.Options, func(o string) bool { return o == "rw" })
 		}
 	}
+}
+
+func namespacePath(namespaces []specs.LinuxNamespace, kind specs.LinuxNamespaceType) string {
+	for _, ns := range namespaces {
+		if ns.Type == kind {
+			return ns.Path
+		}
+	}
+	return ""
+}
+
+func listens(profile *specs.LinuxSeccomp) bool {
+	return profile != nil && slices.ContainsFunc(profile.Syscalls, func(s specs.LinuxSyscall) bool { return s.Action == specs.ActNotify })
 }
 
 func ownsPIDNamespace(namespaces []specs.LinuxNamespace) bool {
@@ -202,6 +260,14 @@ func (n Node) Resources(r *specs.LinuxResources) (ignored []string) {
 		r.Devices, r.Unified = nil, nil
 	}
 	return ignored
+}
+
+// Exec adapts a process that is started in a running container.
+func (n Node) Exec(c Container, p *specs.Process) {
+	n.Process(p, false)
+	if c.Pinned {
+		pin(p)
+	}
 }
 
 // Process adapts a process, of a container's start or of an exec.

@@ -200,3 +200,33 @@ func TestProxySettings(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+func TestWhoDoesWithoutTheFastPath(t *testing.T) {
+	spec := func(value string, actions ...specs.LinuxSeccompAction) *specs.Spec {
+		s := &specs.Spec{
+			Annotations: map[string]string{containerType: containerTypeSandbox, fastPathAnnotation: value},
+			Linux:       &specs.Linux{Seccomp: &specs.LinuxSeccomp{}},
+		}
+		if value == "" {
+			s.Annotations = nil // a container, not the first
+		}
+		for _, action := range actions {
+			s.Linux.Seccomp.Syscalls = append(s.Linux.Seccomp.Syscalls, specs.LinuxSyscall{Action: action})
+		}
+		return s
+	}
+	for name, c := range map[string]struct {
+		spec             *specs.Spec
+		overlay, listens bool
+	}{
+		"nobody asked":               {spec("auto"), false, false},
+		"the annotation":             {spec("off"), true, false},
+		"a profile":                  {spec("", specs.ActErrno, specs.ActAllow), false, false},
+		"a profile with a listener":  {spec("", specs.ActErrno, specs.ActNotify), false, true},
+		"no profile, no annotations": {&specs.Spec{Linux: &specs.Linux{}}, false, false},
+	} {
+		if got := (Node{}).Patch(c.spec); got.Overlay != c.overlay || got.Listens != c.listens {
+			t.Errorf("%s: overlay %v, listens %v", name, got.Overlay, got.Listens)
+		}
+	}
+}

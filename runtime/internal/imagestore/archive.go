@@ -3,6 +3,7 @@ package imagestore
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -80,19 +81,22 @@ func (a Archive) imageName(annotations map[string]string) (name string, named bo
 // baseName is the name of the file without what the packing has added.
 func (a Archive) baseName() string {
 	base := strings.ToLower(filepath.Base(a.Path))
-	for _, suffix := range []string{".gz", ".zst", ".zstd", ".tgz", ".tar", ".oci", ".docker"} {
+	for _, suffix := range []string{".gz", ".zst", ".zstd", ".tgz", ".tar", ".oci", ".docker", ".sif"} {
 		base = strings.TrimSuffix(base, suffix)
 	}
 	return base
 }
 
-// decompress recognizes a compression by its first bytes. Neither reader
+// Decompress recognizes a compression by its first bytes. Neither reader
 // starts a program, as containerd's own would.
-func decompress(r io.Reader) (io.ReadCloser, error) {
+func Decompress(r io.Reader) (io.ReadCloser, error) {
 	buffered := bufio.NewReaderSize(r, 1<<20)
 	magic, err := buffered.Peek(4)
 	if err != nil && len(magic) == 0 {
-		return nil, fmt.Errorf("it is empty: %w", err)
+		if errors.Is(err, io.EOF) {
+			err = fmt.Errorf("it is empty: %w", err)
+		}
+		return nil, err
 	}
 	switch {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):

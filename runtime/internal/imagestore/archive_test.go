@@ -72,7 +72,7 @@ func TestDecompress(t *testing.T) {
 	z.Write(text)
 	z.Close()
 	for name, packed := range map[string][]byte{"plain": text, "gzip": zipped.Bytes(), "zstd": zstandard.Bytes(), "tiny": text[:2]} {
-		r, err := decompress(bytes.NewReader(packed))
+		r, err := Decompress(bytes.NewReader(packed))
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -83,7 +83,7 @@ func TestDecompress(t *testing.T) {
 		}
 		r.Close()
 	}
-	if _, err := decompress(bytes.NewReader(nil)); err == nil {
+	if _, err := Decompress(bytes.NewReader(nil)); err == nil {
 		t.Error("an empty file: no error")
 	}
 }

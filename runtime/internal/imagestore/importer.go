@@ -2,17 +2,14 @@ package imagestore
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
-	"github.com/containerd/containerd/v2/core/images/archive"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
@@ -59,17 +56,6 @@ type Imported struct {
 // unpacked before they get their name, so that whoever sees one can use it.
 func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	begin := time.Now()
-	file, err := os.Open(a.Path)
-	if err != nil {
-		return nil, fmt.Errorf("open image archive: %w", err)
-	}
-	defer file.Close()
-	reader, err := decompress(file)
-	if err != nil {
-		return nil, fmt.Errorf("read image archive %s: %w", a.Path, err)
-	}
-	defer reader.Close()
-
 	// Until an image has a name, its blobs and snapshots would be garbage.
 	ctx, done, err := i.client.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour))
 	if err != nil {
@@ -77,13 +63,13 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	}
 	defer done(context.WithoutCancel(ctx))
 
-	index, err := archive.ImportIndex(ctx, i.store, reader)
+	index, err := ReadArchive(ctx, i.store, a)
 	if err != nil {
-		return nil, fmt.Errorf("read image archive %s (docker save, podman save and OCI layouts are understood): %w", a.Path, err)
+		return nil, err
 	}
-	found, err := i.images(ctx, a, index)
+	found, err := Images(ctx, a, index, platforms.Default(), i.tell)
 	if err != nil {
-		return nil, fmt.Errorf("read image archive %s: %w", a.Path, err)
+		return nil, err
 	}
 	var imported []Imported
 	for _, img := range found {
@@ -95,54 +81,34 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	return imported, nil
 }
 
-// images returns what an archive holds for this machine, and labels blobs so
-// that those which belong to an image stay with it.
-func (i *Importer) images(ctx context.Context, a Archive, index ocispec.Descriptor) ([]images.Image, error) {
-	text, err := content.ReadBlob(ctx, i.store, index)
-	if err != nil {
-		return nil, fmt.Errorf("read index: %w", err)
-	}
-	var parsed ocispec.Index
-	if err := json.Unmarshal(text, &parsed); err != nil {
-		return nil, fmt.Errorf("parse index: %w", err)
-	}
+// tell labels blobs so that those which belong to an image stay with it.
+func (i *Importer) tell(ctx context.Context, m ocispec.Descriptor) error {
 	handler := images.FilterPlatforms(images.ChildrenHandler(i.store), platforms.Default())
-	handler = images.SetChildrenLabels(i.store, handler)
+	if err := images.WalkNotEmpty(ctx, images.SetChildrenLabels(i.store, handler), m); err != nil {
+		return err
+	}
+	return i.tellLayers(ctx, m)
+}
 
-	var found []images.Image
-	var foreign []string
-	anonymous := 0
-	for _, m := range parsed.Manifests {
-		if m.Platform != nil && !platforms.Default().Match(*m.Platform) {
-			foreign = append(foreign, platforms.Format(*m.Platform))
-			continue
-		}
-		if err := images.WalkNotEmpty(ctx, handler, m); err != nil {
-			if errdefs.IsNotFound(err) {
-				return nil, fmt.Errorf("archive is not complete: %w", err)
-			}
-			return nil, fmt.Errorf("read manifest %s: %w", m.Digest, err)
-		}
-		name, named, err := a.imageName(m.Annotations)
-		if err != nil {
-			return nil, err
-		}
-		if !named {
-			anonymous++
-		}
-		found = append(found, images.Image{Name: name, Target: m})
+// tellLayers notes of each layer which digest it has without its compression, as
+// the image says: under that a cache knows it. Whoever unpacks a layer looks
+// whether it is so.
+func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
+	manifest, err := images.Manifest(ctx, i.store, m, platforms.Default())
+	if err != nil {
+		return err
 	}
-	switch {
-	case len(found) == 0 && len(foreign) > 0:
-		return nil, fmt.Errorf("it holds images for %v, none for %s", foreign, platforms.Format(platforms.DefaultSpec()))
-	case len(found) == 0:
-		return nil, errors.New("it holds no image")
-	case a.Name != "" && len(found) > 1:
-		return nil, fmt.Errorf("it holds %d images, so they cannot all be named %s: leave the name away", len(found), a.Name)
-	case anonymous > 1:
-		return nil, fmt.Errorf("it holds %d images without a name: save them one by one", anonymous)
+	ids, err := images.RootFS(ctx, i.store, manifest.Config)
+	if err != nil || len(ids) != len(manifest.Layers) {
+		return err // unpacking tells what is wrong
 	}
-	return found, nil
+	for k, layer := range manifest.Layers {
+		info := content.Info{Digest: layer.Digest, Labels: map[string]string{labels.LabelUncompressed: ids[k].String()}}
+		if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // publish unpacks an image and then gives it its name.

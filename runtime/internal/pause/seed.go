@@ -15,6 +15,9 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/layerfile"
+	"berth.dev/berth/runtime/internal/snapshotter"
 )
 
 // Stores are where an image lives.
@@ -93,7 +96,7 @@ func (i *image) store(ctx context.Context, s Stores) error {
 
 // unpack writes the one file of the image straight into its snapshot.
 func (i *image) unpack(ctx context.Context, s Stores) error {
-	const key = "berth-pause-unpack"
+	key := fmt.Sprintf(snapshots.UnpackKeyFormat, "pause", i.chainID())
 	mounts, err := s.Snapshotter.Prepare(ctx, key, "")
 	if err != nil {
 		return fmt.Errorf("prepare snapshot of pause image: %w", err)
@@ -101,10 +104,13 @@ func (i *image) unpack(ctx context.Context, s Stores) error {
 	write := func(root string) error {
 		return os.WriteFile(filepath.Join(root, "pause"), i.program, 0o755)
 	}
-	// Without a parent a snapshot is a plain directory, which needs no mount.
-	if len(mounts) == 1 && mounts[0].Type == "bind" {
+	switch {
+	case len(mounts) == 1 && mounts[0].Type == snapshotter.LayerMount:
+		err = layerfile.Write(mounts[0].Source, bytes.NewReader(i.blobs[i.layer.Digest]))
+	case len(mounts) == 1 && mounts[0].Type == "bind":
+		// Without a parent a snapshot is a plain directory, which needs no mount.
 		err = write(mounts[0].Source)
-	} else {
+	default:
 		err = mount.WithTempMount(ctx, mounts, write)
 	}
 	if err != nil {

@@ -21,6 +21,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/bundle"
 	"berth.dev/berth/runtime/internal/memory"
+	"berth.dev/berth/runtime/internal/podlink"
 	"berth.dev/berth/runtime/internal/procfs"
 )
 
@@ -36,6 +37,9 @@ type Service struct {
 	meter     *meter
 	namespace string
 	dir       string
+	super     int
+	fastPath  string
+	notices   string
 	// indifferent is done with the first request.
 	indifferent sync.Once
 
@@ -61,9 +65,17 @@ type Config struct {
 	Proc      procfs.FS
 	Publisher shim.Publisher
 	Policy    memory.Policy
+	// SuperPacket is the size of the largest packet, in bytes, that the pod's
+	// interface takes uncut; 0 leaves it as it is.
+	SuperPacket int
+	// FastPath is the variable that tells berth-runc what pod it starts processes
+	// of; empty where the node has no fast path.
+	FastPath string
 	// Dir is the shim's own bundle, the first of the pod.
 	Dir string
-	Log *slog.Logger
+	// Notices is the folder for what pods' owners are to be told.
+	Notices string
+	Log     *slog.Logger
 }
 
 // New returns a service whose goroutines end with ctx.
@@ -75,6 +87,9 @@ func New(ctx context.Context, c Config) *Service {
 		publisher:        c.Publisher,
 		log:              c.Log,
 		dir:              c.Dir,
+		super:            c.SuperPacket,
+		fastPath:         c.FastPath,
+		notices:          c.Notices,
 		containers:       map[string]*container{},
 	}
 	s.namespace, _ = namespaces.Namespace(ctx)
@@ -109,9 +124,28 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
+	if adapted.Network != "" {
+		if err := podlink.IgnoreRedirects(adapted.Network); err != nil {
+			return nil, errgrpc.ToGRPC(err)
+		}
+	}
+	if adapted.Network != "" && s.super > 0 {
+		if err := podlink.LimitSuperPackets(adapted.Network, s.super); err != nil {
+			s.log.Info("the network between nodes is slower for this pod", "container", r.ID, "error", err)
+		}
+	}
+	if s.fastPath != "" {
+		s.takeFastPath(r.ID, adapted)
+		if r.Options, err = viaBerthRunc(); err != nil {
+			return nil, errgrpc.ToGRPC(err)
+		}
+	}
 	response, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		return nil, err
+	}
+	if err := s.leaveNotices(r.ID, adapted); err != nil {
+		s.log.Warn("the pod's owner is not told what was changed", "container", r.ID, "error", err)
 	}
 	if len(adapted.Ignored) > 0 {
 		s.log.Info("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)

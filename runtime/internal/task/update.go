@@ -66,7 +66,11 @@ func (s *Service) Exec(ctx context.Context, r *taskapi.ExecProcessRequest) (*pty
 	if !ok {
 		return nil, errgrpc.ToGRPCf(errdefs.ErrInvalidArgument, "process %s of container %s is of type %T", r.ExecID, r.ID, value)
 	}
-	s.node.Process(process, false)
+	var adaptedTo bundle.Container
+	if c := s.container(r.ID); c != nil {
+		adaptedTo = c.Container
+	}
+	s.node.Exec(adaptedTo, process)
 	adapted, err := typeurl.MarshalAnyToProto(process)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(fmt.Errorf("encode process %s of container %s: %w", r.ExecID, r.ID, err))

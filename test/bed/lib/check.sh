@@ -56,15 +56,18 @@ list_keys() {
 
 # list_left runs inside the host, as its root.
 list_left() {
-	local host=$1 first=$2 found
+	local host=$1 first=$2 found namespaces own
+	# lsns says nothing at all, and no word why, when a process ends under its eyes.
+	own=$(readlink /proc/1/ns/net | tr -dc 0-9)
+	until namespaces=$(lsns -n -o NS,TYPE,PID,COMMAND) && [[ $namespaces == *$own* ]]; do sleep 0.1; done
 	found=$(
 		# Ids of users and subordinate ones are all above; slurm's is 64030.
 		ps -e -o pid=,uid=,stat=,comm=,args= | cut -c1-200 | awk -v first="$first" -v slurm="$(id -u slurm)" \
 			'$2 >= first && $2 != slurm || $4 == "slurmstepd" { print "process", $0 }'
 
-		lsns -n -o NS,TYPE,PID,COMMAND | grep -vE "^ *($(
+		grep -vE "^ *($(
 			for ns in /proc/1/ns/*; do readlink "$ns"; done | tr -dc '0-9\n' | sort -u | paste -sd'|'
-		)) " | sed 's/^/namespace /'
+		)) " <<<"$namespaces" | sed 's/^/namespace /'
 
 		awk '{ print $5 }' /proc/1/mountinfo | grep -vxFf /run/bed/mounts | sed 's/^/mount /'
 		ip -o link | grep -vE '^[0-9]+: (lo|eth0@)' | cut -d: -f2 | sed 's/^/interface/'

@@ -4,6 +4,7 @@
 write_config() {
 	mkdir -p "$state"/{etc/slurm,etc/munge,log,pid,home,disk,web}
 	chmod 755 "$state" "$state"/*
+	[[ $SHARED == off ]] || install -d -m 1777 "$state/shared"
 	local name
 	for name in $(host_names); do
 		install -d "$state/log/$name" "$state/disk/$name"
@@ -14,7 +15,8 @@ write_config() {
 	write_ldap
 	slurm_conf >"$state/etc/slurm/slurm.conf"
 	cgroup_conf >"$state/etc/slurm/cgroup.conf"
-	: >"$state/etc/slurm/plugstack.conf"
+	echo "$BED_PLUGSTACK" >"$state/etc/slurm/plugstack.conf"
+	[[ $GPUS == 0 ]] || echo "Name=gpu File=/dev/nvidia[0-$((GPUS - 1))]" >"$state/etc/slurm/gres.conf"
 	[[ $ACCT == none ]] || write_slurmdbd_conf
 
 	head -c 128 /dev/urandom >"$state/etc/munge/munge.key"
@@ -54,6 +56,7 @@ write_names() {
 		echo "127.0.0.1 localhost"
 		for name in $(host_names); do
 			echo "$(address_of "$name") $name"
+			[[ $IPV6 == off ]] || echo "$(address6_of "$name") $name"
 		done
 	} >"$state/etc/hosts"
 	case $RESOLVER in
@@ -156,10 +159,20 @@ slurm_conf() {
 		echo AccountingStorageHost=ctl
 	fi
 	[[ -z $BED_SLURM_CONF ]] || echo "$BED_SLURM_CONF"
+	[[ $GPUS == 0 ]] || echo GresTypes=gpu
 	cat <<-END
-		NodeName=n[1-$NODES] CPUs=$CPUS RealMemory=$MEM State=UNKNOWN
+		$(node_lines "CPUs=$CPUS RealMemory=$MEM $([[ $GPUS == 0 ]] || echo "Gres=gpu:$GPUS") State=UNKNOWN")
 		PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=YES
 	END
+}
+
+# Names that are not the hosts' lead nowhere; Slurm knows the addresses.
+node_lines() {
+	local name
+	[[ -n $NAMES ]] || echo "NodeName=n[1-$NODES] $*"
+	[[ -z $NAMES ]] || for name in $(host_names | tail -n +3); do
+		echo "NodeName=$(slurm_name_of "$name") NodeHostname=$name NodeAddr=$name $*"
+	done
 }
 
 # Slurm 22.05 reads a cgroup plugin under every ProctrackType, and cannot find
@@ -176,7 +189,7 @@ cgroup_conf() {
 		ConstrainCores=yes
 		ConstrainRAMSpace=yes
 		ConstrainSwapSpace=no
-		ConstrainDevices=no
+		ConstrainDevices=$([[ $GPUS == 0 ]] && echo no || echo yes)
 		MinRAMSpace=30
 	END
 }

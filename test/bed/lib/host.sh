@@ -23,7 +23,7 @@ host() {
 # connect_host plugs eth0 into the switch. The machine's /proc is still there.
 connect_host() {
 	nsenter --net="$bed_router" ip -batch - <<-END
-		link add v-$1 type veth peer name eth0 netns 1
+		link add v-$1 mtu $(mtu_of "$1") type veth peer name eth0 mtu $(mtu_of "$1") netns 1
 		link set v-$1 master br0 up
 	END
 	ip -batch - <<-END
@@ -31,6 +31,11 @@ connect_host() {
 		addr add $(address_of "$1")/24 dev eth0
 		link set eth0 up
 		route add default via $(address_of router)
+	END
+	[[ $IPV6 == on ]] || return 0
+	ip -batch - <<-END
+		addr add $(address6_of "$1")/64 dev eth0 nodad
+		route add default via $(address6_of router)
 	END
 }
 
@@ -58,6 +63,8 @@ mount_host() {
 		mount --bind -o ro "${bind%%:*}" "${bind#*:}"
 	done
 
+	[[ $SHARED == off ]] || share_folder
+
 	mount -t tmpfs -o mode=755,$private tmpfs /run
 	mkdir -m 1777 /run/lock
 	mkdir -p /run/bed /run/munge /run/nslcd /var/log/munge
@@ -72,6 +79,15 @@ mount_host() {
 	[[ $name != n* || $PROGRAMS == all ]] || hide_programs
 	# Last, as a bind mount inherits this.
 	mount -o remount,bind,ro /
+}
+
+# share_folder serves a folder of the bed's by a process of each host; like a
+# server of files, it makes them for the user who asks.
+share_folder() {
+	mkdir /srv/shared
+	# A mount of its own stays writable.
+	mount --bind "$state/shared" /srv/shared
+	bindfs -o default_permissions /srv/shared /srv/shared
 }
 
 # hide_programs leaves what the packages of a small compute node bring: a shell
@@ -119,7 +135,7 @@ start_daemons() {
 		# slurmd waits many seconds before its second try.
 		await 120 listening ctl 6817 || die "slurmctld does not answer"
 		mkdir /var/spool/slurmd
-		daemon slurmd slurmd -D -N "$name"
+		daemon slurmd slurmd -D -N "$(slurm_name_of "$name")"
 		answers slurmd listening "$name" 6818
 		;;
 	esac
@@ -129,7 +145,7 @@ start_daemons() {
 start_ctl() {
 	daemon slapd slapd -h ldap:/// -f /etc/ldap/slapd.conf -d 0
 	daemon dnsmasq dnsmasq_on "$(address_of ctl)" --local=/test/ \
-		--host-record="www.outside.test,$web_address" \
+		--host-record="www.outside.test,$web_address$([[ $IPV6 == off ]] || echo ",$web_address6")" \
 		--cname=alias.outside.test,www.outside.test \
 		--txt-record=note.outside.test,hello
 	answers slapd listening ctl 389

@@ -45,18 +45,24 @@ bed_up() {
 	say "$BED_NAME is up: ctl, login, $(host_names | tail -n +3 | xargs); try: BED_NAME=$BED_NAME $bed run --user alice login srun -N$NODES hostname"
 }
 
-# claim_state makes the folder with the pid of `up` in it, or fails where another
-# `up` just did: by a rename, which does one or the other.
+# claim_state makes the folder with the pid of `up` and a number of its own in
+# it, or fails where another `up` just did: by a rename, which does one or the
+# other.
 claim_state() {
-	local new=$state_root/.$BED_NAME.$$
+	local new=$state_root/.$BED_NAME.$$ lock
+	exec {lock}</var/tmp
+	flock "$lock"
+	choose_number
 	mkdir -p "$new/pid"
 	echo $$ >"$new/pid/up"
 	instance=$$.$EPOCHREALTIME
 	echo "$instance" >"$new/instance"
+	echo "$number" >"$new/number"
 	mv -T "$new" "$state" 2>/dev/null || {
 		rm -rf "$new"
 		die "bed $BED_NAME is being started by another process: wait, or choose another BED_NAME"
 	}
+	exec {lock}>&-
 }
 
 bed_up_failed() {

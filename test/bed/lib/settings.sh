@@ -11,8 +11,11 @@ die() {
 BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
-settings=(NODES PROCTRACK TASK ACCT CPUS MEM RESOLVER LOCAL PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
-	PROGRAMS BED_BIND BED_LOGS BED_SLURM_CONF number subnet first_user first_subordinate cgroup_kind)
+settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED GPUS PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
+	PROGRAMS NAMES MTUS BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK number subnet first_user first_subordinate cgroup_kind)
+
+# How many beds may be up at once.
+numbers=99
 
 # alice and bob have subordinate ids, listed by name. dave is known to LDAP
 # alone; his are listed by number, as on sites that generate /etc/subuid.
@@ -21,6 +24,7 @@ users=(alice bob carol dave)
 
 # An address that stands for the internet, reached through a router.
 web_address=198.51.100.10 web_router=198.51.100.1
+web_address6=2001:db8:ffff::10 web_router6=2001:db8:ffff::1
 
 default_settings() {
 	NODES=${1:-1}
@@ -29,19 +33,39 @@ default_settings() {
 	ACCT=${ACCT:-none}
 	CPUS=${CPUS:-2}
 	MEM=${MEM:-2000}
+	IPV6=${IPV6:-off}
 	RESOLVER=${RESOLVER:-ctl}
 	LOCAL=${LOCAL:-disk}
+	SHARED=${SHARED:-off}
+	GPUS=${GPUS:-0}
 	PROC_OPTIONS=${PROC_OPTIONS:-}
 	HOME_OPTIONS=${HOME_OPTIONS:-}
 	TMP_OPTIONS=${TMP_OPTIONS:-}
 	PROGRAMS=${PROGRAMS:-all}
+	NAMES=${NAMES:-}
+	MTUS=${MTUS:-}
 	BED_BIND=${BED_BIND:-}
 	BED_LOGS=${BED_LOGS:-}
 	BED_SLURM_CONF=${BED_SLURM_CONF:-}
-	# Each bed has a network namespace, so addresses cannot clash; different ones
-	# keep it visible in a log whose packet it was. Users' numbers matter more:
-	# the kernel counts keys, processes and namespaces by them, machine-wide.
-	number=$(($(cksum <<<"$BED_NAME" | cut -d' ' -f1) % 99))
+	BED_PLUGSTACK=${BED_PLUGSTACK:-}
+}
+
+# choose_number: what tells this bed's addresses and users from those of the
+# others that are up. A name has a number of its own; only where another bed has
+# that one is it the next that is free. Called with the beds locked.
+#
+# Each bed has a network namespace, so addresses cannot clash; different ones
+# keep it visible in a log whose packet it was. Users' numbers matter more: the
+# kernel counts keys, processes and namespaces by them, machine-wide.
+choose_number() {
+	local taken first i
+	taken=" $(cat "$state_root"/*/number 2>/dev/null | xargs || true) "
+	first=$(($(cksum <<<"$BED_NAME" | cut -d' ' -f1) % numbers))
+	for ((i = 0; i < numbers; i++)); do
+		number=$(((first + i) % numbers))
+		[[ $taken == *" $number "* ]] || break
+	done
+	[[ $i -lt $numbers ]] || die "$numbers beds are up: end one with $bed down"
 	subnet=10.$((100 + number)).0
 	first_user=$((6001 + number * 100))
 	first_subordinate=$((10000000 + number * 1000000))
@@ -64,9 +88,16 @@ validate_settings() {
 	one_of PROCTRACK linuxproc pgid cgroup
 	one_of TASK none cgroup
 	one_of ACCT none slurmdbd
+	one_of IPV6 off on
 	one_of RESOLVER ctl loopback
 	one_of LOCAL disk tmpfs
 	one_of PROGRAMS all few
+	one_of GPUS 0 1 2
+	one_of SHARED off fuse
+	[[ -z $NAMES || $(wc -w <<<"$NAMES") -eq $NODES ]] ||
+		problems+=("NAMES is \"$NAMES\": give a name for each of $NODES nodes")
+	[[ $MTUS =~ ^[0-9\ ]*$ && $(wc -w <<<"$MTUS") =~ ^(0|$NODES)$ ]] ||
+		problems+=("MTUS is \"$MTUS\": give a number for each of $NODES nodes")
 	[[ $CPUS =~ ^[1-9][0-9]*$ ]] || problems+=("CPUS is \"$CPUS\": give a number of cores")
 	[[ $MEM =~ ^[1-9][0-9]*$ ]] || problems+=("MEM is \"$MEM\": give a number of megabytes")
 	local bind
@@ -104,6 +135,21 @@ host_names() {
 	seq -f n%g 1 "$NODES"
 }
 
+# slurm_name_of HOST: what Slurm calls it.
+slurm_name_of() {
+	local names
+	read -ra names <<<"$NAMES"
+	echo "${names[${1#n} - 1]:-$1}"
+}
+
+# mtu_of HOST: what its cable takes.
+mtu_of() {
+	local mtus
+	read -ra mtus <<<"$MTUS"
+	[[ $1 != n* ]] || echo "${mtus[${1#n} - 1]:-1500}"
+	[[ $1 == n* ]] || echo 1500
+}
+
 address_of() {
 	case $1 in
 	router) echo "$subnet.254" ;;
@@ -113,6 +159,14 @@ address_of() {
 	esac
 }
 
+# address6_of HOST: global ones, of the range for documentation, with the last
+# number of the other address.
+address6_of() {
+	local address network=${subnet%.0}
+	address=$(address_of "$1")
+	echo "2001:db8:${network#10.}::${address##*.}"
+}
+
 need_root() {
 	[[ $EUID -eq 0 ]] || die "root is needed (namespaces, mounts, Slurm's daemons): sudo -E $bed $*"
 }
@@ -120,7 +174,7 @@ need_root() {
 need_programs() {
 	local missing=() program
 	for program in slurmctld slurmd slurmdbd sinfo munged mariadbd slapd slapadd nslcd \
-		dnsmasq socat busybox ip nft newuidmap unshare nsenter setpriv lsns ps; do
+		dnsmasq socat busybox bindfs ip nft newuidmap unshare nsenter setpriv lsns ps; do
 		command -v "$program" >/dev/null || missing+=("$program")
 	done
 	[[ ${#missing[@]} -eq 0 ]] ||

@@ -64,7 +64,19 @@ make_devices() {
 	for node in /dev/nvidia* /dev/dri /dev/kfd /dev/infiniband; do
 		[[ ! -e $node ]] || cp -a "$node" $dev/
 	done
+	make_fake_gpus $dev
 	mount --move $dev /dev
+}
+
+# make_fake_gpus makes files that have the names of NVIDIA's. Behind them are
+# devices that few programs need by another name: a job that is refused a GPU is
+# refused that, too.
+make_fake_gpus() {
+	[[ $GPUS -gt 0 ]] || return 0
+	rm -f "$1"/nvidia*
+	mknod -m 666 "$1/nvidiactl" c 1 3
+	mknod -m 666 "$1/nvidia0" c 1 7
+	[[ $GPUS -lt 2 ]] || mknod -m 666 "$1/nvidia1" c 1 8
 }
 
 make_network() {
@@ -75,6 +87,9 @@ make_network() {
 		link set br0 up
 	END
 	echo 1 >/proc/sys/net/ipv4/ip_forward
+	[[ $IPV6 == on ]] || return 0
+	ip addr add "$(address6_of router)/64" dev br0 nodad
+	echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
 }
 
 # The outside world: a namespace behind the router, with HTTP on port 80 and
@@ -92,8 +107,15 @@ start_web() {
 			link set eth0 up
 			route add default via $2
 		END
+		if [[ $4 == on ]]; then
+			nsenter --net="$bed_router" ip addr add "$6/64" dev outside nodad
+			ip addr add "$5/64" dev eth0 nodad
+			ip route add default via "$6"
+			socat TCP6-LISTEN:7,fork,reuseaddr,ipv6only=1 PIPE &
+			socat UDP6-LISTEN:7,fork,ipv6only=1 PIPE &
+		fi
 		socat TCP-LISTEN:7,fork,reuseaddr PIPE &
 		socat UDP-LISTEN:7,fork PIPE &
 		exec busybox httpd -f -v -p 80 -h "$3"
-	' web "$web_address" "$web_router" "$state/web" &>"$state/log/web.log"
+	' web "$web_address" "$web_router" "$state/web" "$IPV6" "$web_address6" "$web_router6" &>"$state/log/web.log"
 }

@@ -1,13 +1,14 @@
 // Command web is a server to probe, to balance and to break.
 //
-//	web [-http :8080] [-tcp :8081] [-udp :8082] [-ask ADDRESS [-over udp]]
+//	web [-http :8080] [-tcp :8081] [-udp :8082] [-ask ADDRESS[,ADDRESS...] [-over udp]]
 //
 // HTTP: / answers with the host's name, the peer's address and the request;
 // /healthz with 200 or 503, which POST /healthz?ok=true|false changes; /slow?for=3s
 // waits; POST /exit?status=1 ends the process; /env prints the environment.
 // TCP and UDP echo; a line "whoami" is answered with the host's name and the
 // peer's address. With -ask the process is a client: it sends one
-// line (-say, "whoami") over TCP or UDP, prints the answer and ends.
+// line (-say, "whoami") over TCP or UDP to each address in turn, prints the
+// answers and ends.
 package main
 
 import (
@@ -31,7 +32,7 @@ func main() {
 	httpAddr := flag.String("http", ":8080", "HTTP address, empty for none")
 	tcpAddr := flag.String("tcp", ":8081", "TCP address, empty for none")
 	udpAddr := flag.String("udp", ":8082", "UDP address, empty for none")
-	ask := flag.String("ask", "", "be a client of this address")
+	ask := flag.String("ask", "", "be a client of these addresses, with commas between them")
 	over := flag.String("over", "tcp", "network of -ask: tcp or udp")
 	say := flag.String("say", "whoami", "line that -ask sends")
 	flag.Parse()
@@ -43,7 +44,7 @@ func main() {
 	s := &server{host: host}
 	s.healthy.Store(true)
 	if *ask != "" {
-		err = askFor(*over, *ask, *say)
+		err = askAll(*over, strings.Split(*ask, ","), *say)
 	} else {
 		err = s.run(*httpAddr, *tcpAddr, *udpAddr)
 	}
@@ -181,6 +182,15 @@ func (s *server) udp(addr string) error {
 
 // patience bounds the wait for an answer: a lost datagram never has one.
 const patience = 5 * time.Second
+
+func askAll(network string, addrs []string, line string) error {
+	for _, addr := range addrs {
+		if err := askFor(network, addr, line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func askFor(network, addr, line string) error {
 	c, err := net.DialTimeout(network, addr, patience)

@@ -1,0 +1,197 @@
+// Package campaign runs a plan: it asks the systems whether they can be measured,
+// makes the trials in the plan's order and writes records of them. A system that
+// fails stops no other one.
+package campaign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"time"
+
+	"berth.dev/berth/bench/internal/cases"
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// inARow is how often a system may fail at one case before it is left alone.
+const inARow = 2
+
+// Campaign is a plan that is carried out.
+type Campaign struct {
+	Plan    *plan.Plan
+	Place   system.Place
+	Records *record.Writer
+	// Before are the records that there were.
+	Before   []record.Line
+	Progress io.Writer
+	// New makes the driver of a system.
+	New func(plan.System, system.Place) (system.Driver, error)
+
+	drivers map[string]system.Driver
+	// gone are the systems, and the cases on systems, that are not measured.
+	gone    map[pair]bool
+	failed  map[pair]int
+	clock   clock
+	skipped int
+}
+
+// pair is a case on a system; without a case it is all of them.
+type pair struct{ system, kase string }
+
+// Known is what plans can name.
+func Known() plan.Catalogue { return plan.Catalogue{Cases: cases.Kinds(), Drivers: system.Kinds()} }
+
+// Run makes the trials that there is no record of.
+func (c *Campaign) Run(ctx context.Context) (err error) {
+	c.gone, c.failed = map[pair]bool{}, map[pair]int{}
+	c.clock = newClock(c.Plan, Known(), c.Before)
+	if err := c.begin(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
+	left := plan.Remaining(c.Plan.Schedule(), c.Before)
+	for i, id := range left {
+		if c.gone[pair{id.System, ""}] || c.gone[pair{id.System, id.Case}] {
+			c.skipped++
+			continue
+		}
+		fmt.Fprintf(c.Progress, "%d/%d %s on %s (%s %d), %s left\n", i+1, len(left), id.Case, id.System, id.Phase, id.Number,
+			round(c.clock.of(left[i:], func(id record.ID) bool { return c.gone[pair{id.System, ""}] || c.gone[pair{id.System, id.Case}] })))
+		if err := c.trial(ctx, id); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(c.Progress, "%d trials made, %d left out\n", len(left)-c.skipped, c.skipped)
+	return nil
+}
+
+// begin looks at the systems and writes what the session is.
+func (c *Campaign) begin(ctx context.Context) error {
+	session := &record.Session{
+		Plan: c.Plan.Text, Name: c.Plan.Name, Title: c.Plan.Title, Seed: c.Plan.Seed,
+		Reference: c.Plan.Reference, Drift: c.Plan.Baseline.Drift, Versions: map[string]string{},
+	}
+	c.drivers = map[string]system.Driver{}
+	var unmeasured []*record.Unmeasured
+	for _, s := range c.Plan.Systems {
+		driver, err := c.New(s, c.Place)
+		if err != nil {
+			return err
+		}
+		versions, err := driver.Check(ctx)
+		if err == nil {
+			maps.Copy(session.Versions, versions)
+			err = driver.Prepare(ctx)
+			c.drivers[s.Name] = driver
+		}
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			unmeasured = append(unmeasured, &record.Unmeasured{System: s.Name, Reason: err.Error()})
+		}
+	}
+	machines, err := c.Place.Machines(ctx)
+	if err != nil {
+		return err
+	}
+	session.Nodes, session.Slurm = machines, slurm(os.Getenv)
+	if err := c.Records.Add(record.Line{Session: session}); err != nil {
+		return err
+	}
+	for _, u := range unmeasured {
+		if err := c.leave(*u); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func slurm(getenv func(string) string) *record.Slurm {
+	if getenv("SLURM_JOB_ID") == "" {
+		return nil
+	}
+	return &record.Slurm{
+		Job: getenv("SLURM_JOB_ID"), Cluster: getenv("SLURM_CLUSTER_NAME"),
+		Partition: getenv("SLURM_JOB_PARTITION"), NodeList: getenv("SLURM_JOB_NODELIST"),
+	}
+}
+
+func (c *Campaign) close(ctx context.Context) error {
+	var problems []error
+	for _, name := range slices.Sorted(maps.Keys(c.drivers)) {
+		if err := c.drivers[name].Close(ctx); err != nil {
+			problems = append(problems, fmt.Errorf("tidy up after %s: %w", name, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// leave notes that something is not measured, and why.
+func (c *Campaign) leave(u record.Unmeasured) error {
+	c.gone[pair{u.System, u.Case}] = true
+	of := u.Case
+	if of == "" {
+		of = "all cases"
+	}
+	fmt.Fprintf(c.Progress, "not measured: %s on %s: %s\n", of, u.System, u.Reason)
+	return c.Records.Add(record.Line{Unmeasured: &u})
+}
+
+// trial makes one trial and writes its record. Its error is one of the campaign's:
+// what the trial itself fails of is in the record.
+func (c *Campaign) trial(ctx context.Context, id record.ID) error {
+	planned, _ := c.Plan.Case(id.Case)
+	kase, ok := cases.Find(planned.Kind)
+	if !ok {
+		return fmt.Errorf("there is no case %q", planned.Kind)
+	}
+	task, err := kase.Task(planned.Parameters, c.Plan.CPUs, c.Plan.MemoryMB)
+	if err != nil {
+		return c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: err.Error()})
+	}
+	task.CPUs, task.MemoryMB = c.Plan.CPUs, c.Plan.MemoryMB
+	trial := record.Trial{
+		Case: id.Case, Kind: planned.Kind, System: id.System, Phase: id.Phase, Number: id.Number,
+		Parameters: planned.Parameters, Start: time.Now().UTC(),
+	}
+	out, err := c.drivers[id.System].Run(ctx, task)
+	if ctx.Err() != nil {
+		return context.Cause(ctx) // it is made again
+	}
+	var unsupported *system.Unsupported
+	if errors.As(err, &unsupported) {
+		return c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: unsupported.Reason})
+	}
+	trial.Seconds = time.Since(trial.Start).Seconds()
+	trial.Step, trial.Output = out.Step, out.Stdout
+	if err == nil {
+		trial.Values, err = kase.Read(planned.Parameters, out)
+	}
+	at := pair{id.System, id.Case}
+	if err != nil {
+		// A job that ended is no fault of the system's: the trial is made again.
+		if lost := c.Place.Lost(ctx); lost != nil {
+			return lost
+		}
+		trial.Error = err.Error()
+		c.failed[at]++
+		fmt.Fprintf(c.Progress, "failed: %v\n", err)
+	} else {
+		c.failed[at] = 0
+		c.clock.took(id, trial.Seconds)
+	}
+	if err := c.Records.Add(record.Line{Trial: &trial}); err != nil {
+		return err
+	}
+	if c.failed[at] == inARow {
+		return c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: fmt.Sprintf("it failed %d times in a row, last: %s", inARow, trial.Error)})
+	}
+	return nil
+}

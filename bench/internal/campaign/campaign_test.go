@@ -1,0 +1,183 @@
+package campaign
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+const text = `name: a
+cpus: 1
+memory-mb: 1
+repetitions: 4
+systems:
+- name: bare
+- {name: broken, driver: berth}
+- {name: absent, driver: berth}
+- {name: unable, driver: berth}
+cases:
+- case: startup
+- case: cpu
+`
+
+// fake is a system that does what its name says.
+type fake struct {
+	name  string
+	after func()
+}
+
+func (f fake) Check(context.Context) (map[string]string, error) {
+	if f.name == "absent" {
+		return nil, errors.New("it is missing: apt-get install it")
+	}
+	return map[string]string{f.name: "1"}, nil
+}
+
+func (f fake) Prepare(context.Context) error { return nil }
+func (f fake) Close(context.Context) error   { return nil }
+
+func (f fake) Run(_ context.Context, task system.Task) (system.Output, error) {
+	if f.after != nil {
+		f.after()
+	}
+	now := time.Now()
+	out := system.Output{Submitted: now, First: now, Ended: now, Stdout: "events per second: 7\ntotal number of events: 7\n"}
+	if task.Args[0] == "date" {
+		out.Stdout = fmt.Sprintf("%d.%09d\n", now.Unix(), now.Nanosecond())
+	}
+	switch f.name {
+	case "broken":
+		return out, errors.New("it broke")
+	case "unable":
+		return out, &system.Unsupported{Reason: "it cannot"}
+	}
+	return out, nil
+}
+
+// run runs the plan once, with records in a file.
+func run(t *testing.T, ctx context.Context, path string, after func()) error {
+	t.Helper()
+	p, err := plan.Parse("f", []byte(text), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	self := filepath.Join(t.TempDir(), "self")
+	if err := os.WriteFile(self, []byte("#!/bin/sh\necho '{\"name\": \"n1\"}'\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	before, err := record.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	records, err := record.Append(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer records.Close()
+	c := Campaign{
+		Plan: p, Place: system.Place{Self: self}, Records: records, Before: before, Progress: io.Discard,
+		New: func(s plan.System, _ system.Place) (system.Driver, error) { return fake{s.Name, after}, nil },
+	}
+	return c.Run(ctx)
+}
+
+func count(t *testing.T, path string, is func(record.Line) bool) (n int) {
+	t.Helper()
+	lines, err := record.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range lines {
+		if is(line) {
+			n++
+		}
+	}
+	return n
+}
+
+func good(line record.Line) bool { return line.Trial != nil && line.Trial.Error == "" }
+
+// TestFailureStopsNoOther: each system that cannot be measured is left alone soon,
+// with its reason, and the others are measured to the end.
+func TestFailureStopsNoOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records")
+	if err := run(t, t.Context(), path, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, path, good); n != 2*(1+4) {
+		t.Errorf("%d trials succeeded, want all of one system", n)
+	}
+	if n := count(t, path, func(l record.Line) bool { return l.Trial != nil && l.Trial.Error != "" }); n != 2*inARow {
+		t.Errorf("%d trials failed, want %d of each case", n, inARow)
+	}
+	for system, want := range map[string]string{"absent": "apt-get install", "broken": "2 times in a row, last: it broke", "unable": "it cannot"} {
+		if count(t, path, func(l record.Line) bool {
+			return l.Unmeasured != nil && l.Unmeasured.System == system && strings.Contains(l.Unmeasured.Reason, want)
+		}) == 0 {
+			t.Errorf("no reason why %s is not measured", system)
+		}
+	}
+}
+
+// TestResume: what was interrupted is taken up where it ended, and no trial is made
+// twice.
+func TestResume(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	left := 3
+	err := run(t, ctx, path, func() {
+		if left--; left == 0 {
+			cancel(stop)
+		}
+	})
+	if !errors.Is(err, stop) {
+		t.Fatalf("an interrupted run ends with %v", err)
+	}
+	first := count(t, path, good)
+	if first >= 10 {
+		t.Fatalf("%d trials before the interruption", first)
+	}
+	if err := run(t, t.Context(), path, nil); err != nil {
+		t.Fatal(err)
+	}
+	if n := count(t, path, good); n != 10 {
+		t.Errorf("%d trials in the end", n)
+	}
+	seen := map[record.ID]bool{}
+	count(t, path, func(l record.Line) bool {
+		if l.Trial != nil && seen[l.Trial.ID()] {
+			t.Errorf("%v was made twice", l.Trial.ID())
+		}
+		if l.Trial != nil {
+			seen[l.Trial.ID()] = true
+		}
+		return false
+	})
+}
+
+func TestEstimate(t *testing.T) {
+	p, err := plan.Parse("f", []byte(text), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trials, long := Estimate(p, nil)
+	// Of each case one warm-up and four runs, on four systems.
+	if want := 2 * 5 * 4; trials != want || long < time.Minute {
+		t.Errorf("%d trials in %s, want %d", trials, long, want)
+	}
+	slow := record.Line{Trial: &record.Trial{Case: "cpu", System: "bare", Phase: record.WarmUp, Number: 1, Seconds: 1000}}
+	if trials, after := Estimate(p, []record.Line{slow}); trials != 39 || after < 4000*time.Second {
+		t.Errorf("after a slow one: %d trials in %s", trials, after)
+	}
+}

@@ -1,0 +1,62 @@
+package campaign
+
+import (
+	"slices"
+	"time"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+)
+
+// clock estimates how long trials take: as long as those before, otherwise as long
+// as case and driver say.
+type clock struct {
+	guess map[pair]float64
+	seen  map[pair][]float64
+}
+
+func newClock(p *plan.Plan, known plan.Catalogue, before []record.Line) clock {
+	c := clock{map[pair]float64{}, map[pair][]float64{}}
+	for _, kase := range p.Cases {
+		for _, s := range p.Systems {
+			c.guess[pair{s.Name, kase.Name}] = known.Cases[kase.Kind].Seconds(kase.Parameters) + known.Drivers[s.Driver].Seconds(s.Options)
+		}
+	}
+	for _, line := range before {
+		if line.Trial != nil && line.Trial.Error == "" {
+			c.took(line.Trial.ID(), line.Trial.Seconds)
+		}
+	}
+	return c
+}
+
+func (c clock) took(id record.ID, seconds float64) {
+	at := pair{id.System, id.Case}
+	c.seen[at] = append(c.seen[at], seconds)
+}
+
+// of is how long trials take together, but for those that are left out.
+func (c clock) of(trials []record.ID, out func(record.ID) bool) time.Duration {
+	total := 0.0
+	for _, id := range trials {
+		if out(id) {
+			continue
+		}
+		at := pair{id.System, id.Case}
+		if seen := slices.Sorted(slices.Values(c.seen[at])); len(seen) > 0 {
+			total += seen[len(seen)/2]
+			continue
+		}
+		total += c.guess[at]
+	}
+	return time.Duration(total * float64(time.Second))
+}
+
+// Estimate is how long what is left of a plan takes, and how many trials it is.
+func Estimate(p *plan.Plan, before []record.Line) (trials int, long time.Duration) {
+	left := plan.Remaining(p.Schedule(), before)
+	return len(left), newClock(p, Known(), before).of(left, func(record.ID) bool { return false })
+}
+
+// round makes a time readable.
+func round(d time.Duration) time.Duration { return d.Round(time.Second) }

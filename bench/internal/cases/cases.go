@@ -1,0 +1,68 @@
+// Package cases has what is measured: each case is a program to run, and what its
+// output means. How it is run belongs to the systems.
+package cases
+
+import (
+	"fmt"
+	"strconv"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// Case is one case. Task and Read keep nothing between calls.
+type Case struct {
+	plan.Kind
+	// Task is the program, for a case with certain parameters.
+	Task func(parameters map[string]string, cpus, memoryMB int) (system.Task, error)
+	// Read makes figures of what it gave.
+	Read func(parameters map[string]string, out system.Output) ([]record.Value, error)
+}
+
+// All are the cases.
+func All() []Case {
+	return []Case{startup(), cpu(), memory(), storage(), bandwidth(), latency()}
+}
+
+// Find returns the case of a name.
+func Find(name string) (Case, bool) {
+	for _, c := range All() {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return Case{}, false
+}
+
+// Kinds are the cases, for plans.
+func Kinds() map[string]plan.Kind {
+	all := map[string]plan.Kind{}
+	for _, c := range All() {
+		all[c.Name] = c.Kind
+	}
+	return all
+}
+
+// positive is the check of a whole number above zero.
+func positive(value string) error {
+	if n, err := strconv.Atoi(value); err != nil || n < 1 {
+		return fmt.Errorf("give a whole number from 1")
+	}
+	return nil
+}
+
+// number reads a parameter that was checked.
+func number(parameters map[string]string, name string) float64 {
+	n, err := strconv.ParseFloat(parameters[name], 64)
+	if err != nil {
+		return 0
+	}
+	return n
+}
+
+// Better is the direction in which figures are good.
+const (
+	higher = "higher"
+	lower  = "lower"
+)

@@ -1,0 +1,58 @@
+package cases
+
+import (
+	"fmt"
+	"regexp"
+	"strconv"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// memory is KSI's figure 4 by stress-ng, whose kernels are STREAM's, but whose
+// figures are not to be called STREAM's: it takes arrays of four times the cache.
+func memory() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "memory", Summary: "memory bandwidth by stress-ng's stream, one instance on each core", Hosts: 1,
+			Parameters: []plan.Parameter{
+				{Name: "seconds", Default: "10", Help: "how long", Check: positive},
+				{Name: "cache", Default: "32m", Help: "the size of the last cache, by which arrays are chosen; three arrays of four times it each", Check: size},
+			},
+			Seconds: func(parameters map[string]string) float64 { return number(parameters, "seconds") },
+		},
+		Task: func(parameters map[string]string, cpus, _ int) (system.Task, error) {
+			// It tells its figures on standard error, where srun and pods have theirs, too.
+			return system.Task{Args: []string{
+				"stress-ng", "--stdout", "--temp-path", "/tmp", "--stream", strconv.Itoa(cpus), "--stream-l3-size", parameters["cache"],
+				"--timeout", parameters["seconds"], "--metrics",
+			}}, nil
+		},
+		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
+			rates := regexp.MustCompile(`memory rate: ([0-9.]+) MB read/sec, ([0-9.]+) MB write/sec`).FindAllStringSubmatch(out.Stdout, -1)
+			if len(rates) == 0 {
+				return nil, fmt.Errorf("stress-ng told no memory rate: give it more seconds")
+			}
+			total := 0.0
+			for _, rate := range rates {
+				for _, text := range rate[1:] {
+					v, err := strconv.ParseFloat(text, 64)
+					if err != nil {
+						return nil, fmt.Errorf("read a memory rate: %w", err)
+					}
+					total += v
+				}
+			}
+			return []record.Value{{Name: "read and written", Unit: "MB/s", Better: higher, Value: total}}, nil
+		},
+	}
+}
+
+// size is the check of a number of bytes such as 8G.
+func size(value string) error {
+	if !regexp.MustCompile(`^[1-9][0-9]*[kKmMgG]$`).MatchString(value) {
+		return fmt.Errorf("give a size such as 256k, 32m or 8G")
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package cases
+
+import (
+	"fmt"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// server are the parameters that say whom a client talks to. KSI's set-up, a
+// client in a container and a server on bare metal of the other node, is "host".
+func server(port string) []plan.Parameter {
+	return []plan.Parameter{
+		{Name: "to", Default: string(system.OnHost), Help: "host (a server on bare metal), pod, or service; on another node", Check: choice("host", "pod", "service")},
+		{Name: "port", Default: port, Help: "of the server", Check: positive},
+		{Name: "seconds", Default: "30", Help: "how long", Check: positive},
+	}
+}
+
+func serve(p map[string]string, args ...string) *system.Server {
+	return &system.Server{Args: args, Port: int(number(p, "port")), At: system.Where(p["to"])}
+}
+
+// bandwidth is KSI's figures 8 and 10.
+func bandwidth() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "bandwidth", Summary: "iperf3 from a container on the first host to a server on the second", Hosts: 2,
+			Parameters: append(server("5003"),
+				plan.Parameter{Name: "streams", Default: "1", Help: "connections at a time", Check: positive},
+				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp (without a limit)", Check: choice("tcp", "udp")},
+				plan.Parameter{Name: "length", Default: "128k", Help: "of each write; of each packet with udp", Check: length},
+			),
+			Seconds: func(p map[string]string) float64 { return number(p, "seconds") + 1 },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			args := []string{
+				"iperf3", "--json", "-c", system.ServerHere, "-p", p["port"], "-i", "1", "-t", p["seconds"],
+				"-P", p["streams"], "-l", p["length"],
+			}
+			if p["protocol"] == "udp" {
+				args = append(args, "-u", "-b", "0")
+			}
+			return system.Task{Args: args, Server: serve(p, "iperf3", "-s", "-p", p["port"])}, nil
+		},
+		Read: func(p map[string]string, out system.Output) ([]record.Value, error) {
+			type sum struct {
+				Bits        float64 `json:"bits_per_second"`
+				Bytes       float64 `json:"bytes"`
+				Lost        float64 `json:"lost_percent"`
+				Retransmits float64 `json:"retransmits"`
+			}
+			var said struct {
+				Error string
+				End   struct {
+					Sum      sum `json:"sum"`
+					Sent     sum `json:"sum_sent"`
+					Received sum `json:"sum_received"`
+				}
+			}
+			if err := fromJSON(out.Stdout, &said); err != nil {
+				return nil, err
+			}
+			if said.Error != "" {
+				return nil, fmt.Errorf("iperf3: %s", said.Error)
+			}
+			values := []record.Value{{Name: "received", Unit: "Gbit/s", Better: higher, Value: said.End.Received.Bits / 1e9}}
+			if p["protocol"] == "udp" {
+				values = append(values, record.Value{Name: "lost", Unit: "%", Better: lower, Value: said.End.Sum.Lost})
+			} else {
+				values = append(values, record.Value{Name: "sent again", Unit: "segments", Better: lower, Value: said.End.Sent.Retransmits})
+			}
+			return append(values, perUnit(out, said.End.Received.Bytes/1e9, "GB")...), nil
+		},
+	}
+}
+
+// length is the check of a number of bytes, with or without a unit.
+func length(value string) error {
+	if positive(value) == nil {
+		return nil
+	}
+	return size(value)
+}
+
+// latency is KSI's figures 7 and 9: round trips of 200 bytes, by sockperf, since
+// Debian has no netperf.
+func latency() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "latency", Summary: "round trips by sockperf from a container on the first host to a server on the second", Hosts: 2,
+			// Another port: the last connection of iperf3's would keep sockperf from it.
+			Parameters: append(server("5004"),
+				plan.Parameter{Name: "bytes", Default: "200", Help: "of each message", Check: positive},
+				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp", Check: choice("tcp", "udp")},
+			),
+			Seconds: func(p map[string]string) float64 { return number(p, "seconds") + 2 },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			client := []string{
+				"sockperf", "ping-pong", "-i", system.ServerHere, "-p", p["port"], "-m", p["bytes"], "-t", p["seconds"], "--full-rtt",
+			}
+			served := []string{"sockperf", "server", "-p", p["port"]}
+			if p["protocol"] == "tcp" {
+				client, served = append(client, "--tcp"), append(served, "--tcp")
+			}
+			return system.Task{Args: client, Server: serve(p, served...)}, nil
+		},
+		Read: func(_ map[string]string, out system.Output) (values []record.Value, err error) {
+			for _, figure := range []struct{ name, pattern string }{
+				{"median round trip", `percentile 50\.000 = +([0-9.]+)`},
+				{"99th percentile", `percentile 99\.000 = +([0-9.]+)`},
+				{"mean round trip", `avg-rtt=([0-9.]+)`},
+				{"standard deviation", `std-dev=([0-9.]+)`},
+				{"shortest", `<MIN> observation = +([0-9.]+)`},
+				{"longest", `<MAX> observation = +([0-9.]+)`},
+			} {
+				v, err := find(out.Stdout, figure.pattern)
+				if err != nil {
+					return nil, err
+				}
+				values = append(values, record.Value{Name: figure.name, Unit: "µs", Better: lower, Value: v})
+			}
+			return values, nil
+		},
+	}
+}

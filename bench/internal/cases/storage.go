@@ -1,0 +1,81 @@
+package cases
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// storage is KSI's figures 5 and 6. Reads are of a file that fio writes before,
+// out of the time; both go past the page cache.
+func storage() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "storage", Summary: "one file by fio, in order or at random; on bare metal always in a folder of the host", Hosts: 1,
+			Parameters: []plan.Parameter{
+				{Name: "on", Default: string(system.Scratch), Help: "scratch, empty-dir, claim or root (the container's own file system)", Check: choice("scratch", "empty-dir", "claim", "root")},
+				{Name: "how", Default: "write", Help: "write, read, randwrite or randread", Check: choice("write", "read", "randwrite", "randread")},
+				{Name: "size", Default: "8G", Help: "of the file: twice the memory of the job or more", Check: size},
+				{Name: "block", Default: "256k", Help: "of each request", Check: size},
+				{Name: "direct", Default: "1", Help: "1: past the page cache, 0: through it", Check: choice("0", "1")},
+			},
+			Seconds: func(map[string]string) float64 { return 30 },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			return system.Task{Folder: system.Folder(p["on"]), Args: []string{
+				"fio", "--name=bench", "--filename=" + system.FolderHere + "/fio", "--rw=" + p["how"], "--bs=" + p["block"], "--size=" + p["size"],
+				"--direct=" + p["direct"], "--ioengine=psync", "--end_fsync=1", "--output-format=json",
+			}}, nil
+		},
+		Read: func(p map[string]string, out system.Output) ([]record.Value, error) {
+			var said struct {
+				Jobs []struct {
+					Read, Write struct {
+						Bandwidth float64 `json:"bw_bytes"`
+						Bytes     float64 `json:"io_bytes"`
+					}
+				}
+			}
+			if err := fromJSON(out.Stdout, &said); err != nil {
+				return nil, err
+			}
+			if len(said.Jobs) != 1 {
+				return nil, fmt.Errorf("fio told of %d jobs", len(said.Jobs))
+			}
+			done := said.Jobs[0].Write
+			if strings.HasSuffix(p["how"], "read") {
+				done = said.Jobs[0].Read
+			}
+			values := []record.Value{{Name: "throughput", Unit: "MB/s", Better: higher, Value: done.Bandwidth / 1e6}}
+			return append(values, perUnit(out, done.Bytes/1e9, "GB")...), nil
+		},
+	}
+}
+
+// fromJSON reads the object that a program printed, whatever it said before it.
+func fromJSON(text string, into any) error {
+	start := strings.Index(text, "{")
+	if start < 0 {
+		return fmt.Errorf("the program printed no JSON")
+	}
+	if err := json.NewDecoder(strings.NewReader(text[start:])).Decode(into); err != nil {
+		return fmt.Errorf("read the program's JSON: %w", err)
+	}
+	return nil
+}
+
+// choice is the check of one of a few words.
+func choice(words ...string) func(string) error {
+	return func(value string) error {
+		for _, w := range words {
+			if w == value {
+				return nil
+			}
+		}
+		return fmt.Errorf("give one of %s", strings.Join(words, ", "))
+	}
+}

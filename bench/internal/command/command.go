@@ -1,0 +1,113 @@
+// Package command is the command line of berth bench.
+package command
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/bench/internal/campaign"
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/system"
+	"berth.dev/berth/bench/plans"
+)
+
+// Exit codes, those of berth.
+const (
+	exitUsage  = 64
+	exitFailed = 70
+)
+
+// Main runs the command line and returns the exit code.
+func Main(args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	root := &cobra.Command{
+		Use:   "berth bench",
+		Short: "Measure what a way of running containers costs on this cluster",
+		Long: `Measures what a way of running containers costs: the same programs on bare metal,
+in berth's pods and in other systems, in turn, and makes a report of it.
+
+Every trial is written down in a file of records as soon as it is made. The same
+command again goes on where it was interrupted.`,
+		Example: `  berth bench list
+  berth bench plan ksi
+  berth bench run --plan ksi --image bench.tar --out ksi.jsonl
+  berth bench report ksi.jsonl --out report
+  berth bench compare before.jsonl after.jsonl`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetArgs(args)
+	root.AddCommand(newList(), newPlan(), newRun(), newReport(), newCompare())
+	understood := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
+	command, err := root.ExecuteContextC(ctx)
+	switch {
+	case err == nil:
+		return 0
+	case ctx.Err() != nil:
+		fmt.Fprintln(os.Stderr, "berth bench: interrupted; the same command goes on from here")
+		return 128 + int(syscall.SIGINT)
+	}
+	fmt.Fprintln(os.Stderr, "berth bench:", err)
+	if !understood {
+		fmt.Fprintf(os.Stderr, "berth bench: '%s --help' shows what it takes\n", command.CommandPath())
+		return exitUsage
+	}
+	return exitFailed
+}
+
+// readPlan reads a plan by name or path.
+func readPlan(name string, only []string) (*plan.Plan, error) {
+	where, text, err := plans.Read(name)
+	if err != nil {
+		return nil, err
+	}
+	p, err := plan.Parse(where, text, campaign.Known())
+	if err != nil {
+		return nil, err
+	}
+	return p, p.Only(only)
+}
+
+// place finds the programs that come along, and the hosts of the job.
+func place(ctx context.Context, p *plan.Plan, archive string, local bool) (system.Place, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return system.Place{}, err
+	}
+	own := filepath.Dir(self)
+	where := system.Place{
+		Self: self, Berth: filepath.Join(own, "../../bin/berth"), Kubectl: filepath.Join(own, "kubectl"),
+		Image: "docker.io/library/berth-bench:1", CPUs: p.CPUs, MemoryMB: p.MemoryMB, Timeout: p.Timeout,
+	}
+	if where.Archive, err = filepath.Abs(archive); err != nil {
+		return where, err
+	}
+	if _, err := os.Stat(where.Archive); err != nil {
+		return where, fmt.Errorf("look for the image of the programs: %w; 'make -C test/images bench' makes it, --image names it", err)
+	}
+	list := os.Getenv("SLURM_JOB_NODELIST")
+	if local || list == "" {
+		return where, nil
+	}
+	out, err := exec.CommandContext(ctx, "scontrol", "show", "hostnames", list).Output()
+	if err != nil {
+		return where, fmt.Errorf("ask Slurm for the hosts of the job: %w", err)
+	}
+	where.Hosts = strings.Fields(string(out))
+	if need := p.Hosts(campaign.Known()); len(where.Hosts) < need {
+		return where, fmt.Errorf("the plan %s needs %d hosts and the job has %d: salloc -N%d", p.Name, need, len(where.Hosts), need)
+	}
+	where.Hosts = where.Hosts[:p.Hosts(campaign.Known())]
+	return where, nil
+}

@@ -1,0 +1,32 @@
+package command
+
+import (
+	"path/filepath"
+	"testing"
+)
+
+// TestExitCodes: a script can tell a command line that is wrong from a run that
+// failed.
+func TestExitCodes(t *testing.T) {
+	none := filepath.Join(t.TempDir(), "none")
+	for _, c := range []struct {
+		want int
+		args []string
+	}{
+		{0, []string{"list"}},
+		{0, []string{"plan", "quick"}},
+		{0, []string{"run", "--dry-run", "--plan", "ksi", "--out", none, "startup"}},
+		{exitUsage, []string{"nothing"}},
+		{exitUsage, []string{"list", "--nothing"}},
+		{exitUsage, []string{"plan"}},
+		{exitUsage, []string{"compare", "one"}},
+		{exitFailed, []string{"plan", none}},
+		{exitFailed, []string{"report", none}},
+		{exitFailed, []string{"run", "--local", "--out", none, "--image", none}},
+		{exitFailed, []string{"run", "--dry-run", "--out", none, "no-such-case"}},
+	} {
+		if got := Main(c.args); got != c.want {
+			t.Errorf("%q: exit code %d, want %d", c.args, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package command
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/report"
+)
+
+func newReport() *cobra.Command {
+	out := "report"
+	command := &cobra.Command{
+		Use:   "report RECORDS...",
+		Short: "Make a report of records: one HTML page, Markdown and CSV",
+		Args:  cobra.MinimumNArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			lines, err := readAll(args)
+			if err != nil {
+				return err
+			}
+			files, err := report.Make(lines)
+			if err != nil {
+				return err
+			}
+			if err := os.MkdirAll(out, 0o755); err != nil {
+				return fmt.Errorf("make a folder for the report: %w", err)
+			}
+			for name, content := range files {
+				if err := os.WriteFile(filepath.Join(out, name), content, 0o644); err != nil {
+					return fmt.Errorf("write the report: %w", err)
+				}
+			}
+			fmt.Fprintln(os.Stderr, filepath.Join(out, "report.html"))
+			return nil
+		},
+	}
+	command.Flags().StringVar(&out, "out", out, "`folder` for the report")
+	return command
+}
+
+func newCompare() *cobra.Command {
+	return &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compare two files of records: how B differs from A",
+		Long: `Compares the same cases on the same systems in two files of records. Each ratio
+is that of B to A, with the interval in which it lies with 95 %.`,
+		Args: cobra.ExactArgs(2),
+		RunE: func(command *cobra.Command, args []string) error {
+			a, err := readAll(args[:1])
+			if err != nil {
+				return err
+			}
+			b, err := readAll(args[1:])
+			if err != nil {
+				return err
+			}
+			return report.Compare(command.OutOrStdout(), a, b)
+		},
+	}
+}
+
+// readAll reads several files of records, which have to be there.
+func readAll(paths []string) (all []record.Line, err error) {
+	for _, path := range paths {
+		if _, err := os.Stat(path); err != nil {
+			return nil, fmt.Errorf("read records: %w", err)
+		}
+		lines, err := record.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, lines...)
+	}
+	return all, nil
+}

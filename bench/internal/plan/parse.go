@@ -1,0 +1,348 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// file is the form of the text.
+type file struct {
+	Name        string       `yaml:"name"`
+	Title       string       `yaml:"title"`
+	Seed        uint64       `yaml:"seed"`
+	Repetitions *int         `yaml:"repetitions"`
+	WarmUps     *int         `yaml:"warm-ups"`
+	CPUs        int          `yaml:"cpus"`
+	MemoryMB    int          `yaml:"memory-mb"`
+	Timeout     string       `yaml:"timeout"`
+	Reference   string       `yaml:"reference"`
+	Baseline    *Baseline    `yaml:"baseline"`
+	Systems     []fileSystem `yaml:"systems"`
+	Cases       []fileCase   `yaml:"cases"`
+}
+
+type fileSystem struct {
+	Name    string            `yaml:"name"`
+	Driver  string            `yaml:"driver"`
+	Options map[string]string `yaml:"options"`
+}
+
+type fileCase struct {
+	Name        string              `yaml:"name"`
+	Case        string              `yaml:"case"`
+	Systems     []string            `yaml:"systems"`
+	Repetitions *int                `yaml:"repetitions"`
+	WarmUps     *int                `yaml:"warm-ups"`
+	Parameters  map[string]string   `yaml:"parameters"`
+	Matrix      map[string][]string `yaml:"matrix"`
+}
+
+const (
+	defaultRepetitions = 10
+	defaultWarmUps     = 1
+	defaultTimeout     = 5 * time.Minute
+	defaultDrift       = 0.05
+	defaultBaselines   = 3
+)
+
+// plain is what names are made of: they become parts of object names and anchors.
+var plain = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) //nolint:gochecknoglobals // a constant
+
+// typeOf is how the YAML library speaks of what the file's parts are in Go.
+var typeOf = regexp.MustCompile(` (not found in type|into) \S+$`) //nolint:gochecknoglobals // a constant
+
+// reader collects what is wrong, with lines.
+type reader struct {
+	path   string
+	root   *yaml.Node
+	known  Catalogue
+	faults []error
+}
+
+// Parse reads a plan. The error has everything that is wrong with it.
+func Parse(path string, text []byte, known Catalogue) (*Plan, error) {
+	r := &reader{path: path, known: known, root: &yaml.Node{}}
+	var f file
+	if err := yaml.Unmarshal(text, r.root); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	decoder := yaml.NewDecoder(strings.NewReader(string(text)))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&f); err != nil {
+		var wrong *yaml.TypeError
+		if !errors.As(err, &wrong) {
+			return nil, fmt.Errorf("%s: it holds no plan", path)
+		}
+		for _, e := range wrong.Errors {
+			e = typeOf.ReplaceAllStringFunc(strings.TrimPrefix(e, "line "), func(s string) string {
+				if strings.Contains(s, "not found") {
+					return " is not known here"
+				}
+				return " where something else is needed"
+			})
+			r.faults = append(r.faults, fmt.Errorf("%s:%s", path, e))
+		}
+	}
+	p := r.plan(f)
+	p.Text = string(text)
+	if len(r.faults) > 0 {
+		return nil, errors.Join(r.faults...)
+	}
+	return p, nil
+}
+
+// fault notes what is wrong at a place in the file: keys and indices on the way
+// to it, as far as they are there.
+func (r *reader) fault(at []any, format string, values ...any) {
+	node := r.root
+	line := node.Line
+	if len(node.Content) > 0 {
+		node = node.Content[0]
+		line = node.Line
+	}
+walk:
+	for _, step := range at {
+		switch step := step.(type) {
+		case int:
+			if step >= len(node.Content) {
+				break walk
+			}
+			node = node.Content[step]
+			line = node.Line
+		case string:
+			found := false
+			for i := 0; i+1 < len(node.Content); i += 2 {
+				if node.Content[i].Value == step {
+					line, node, found = node.Content[i].Line, node.Content[i+1], true
+					break
+				}
+			}
+			if !found {
+				break walk
+			}
+		}
+	}
+	r.faults = append(r.faults, fmt.Errorf("%s:%d: %s", r.path, line, fmt.Sprintf(format, values...)))
+}
+
+func (r *reader) plan(f file) *Plan {
+	p := &Plan{
+		Name: f.Name, Title: f.Title, Seed: f.Seed, CPUs: f.CPUs, MemoryMB: f.MemoryMB, Reference: f.Reference,
+		Repetitions: r.count(f.Repetitions, defaultRepetitions, 1, "repetitions"),
+		WarmUps:     r.count(f.WarmUps, defaultWarmUps, 0, "warm-ups"),
+		Timeout:     defaultTimeout,
+	}
+	if p.Title == "" {
+		p.Title = p.Name
+	}
+	if !plain.MatchString(p.Name) {
+		r.fault([]any{"name"}, "name %q: give one of small letters, digits and dashes", p.Name)
+	}
+	if p.CPUs < 1 {
+		r.fault([]any{"cpus"}, "cpus %d: say how many cores each trial gets", p.CPUs)
+	}
+	if p.MemoryMB < 1 {
+		r.fault([]any{"memory-mb"}, "memory-mb %d: say how much memory each trial gets, in MB", p.MemoryMB)
+	}
+	if f.Timeout != "" {
+		timeout, err := time.ParseDuration(f.Timeout)
+		if err != nil || timeout <= 0 {
+			r.fault([]any{"timeout"}, "timeout %q: give a time such as 90s or 5m", f.Timeout)
+		}
+		p.Timeout = timeout
+	}
+	r.systems(p, f.Systems)
+	for i, c := range f.Cases {
+		r.addCase(p, c, []any{"cases", i})
+	}
+	if len(f.Cases) == 0 {
+		r.fault([]any{"cases"}, "there is no case: name some of %s", names(r.known.Cases))
+	}
+	r.baseline(p, f.Baseline)
+	return p
+}
+
+// count is a number of the file, or what stands for one that is left out.
+func (r *reader) count(given *int, otherwise, least int, at ...any) int {
+	if given == nil {
+		return otherwise
+	}
+	if *given < least {
+		r.fault(at, "%v %d: give %d or more", at[len(at)-1], *given, least)
+	}
+	return *given
+}
+
+func (r *reader) systems(p *Plan, systems []fileSystem) {
+	seen := map[string]bool{}
+	for i, s := range systems {
+		at := []any{"systems", i}
+		if s.Driver == "" {
+			s.Driver = s.Name
+		}
+		if s.Name == "" {
+			s.Name = s.Driver
+		}
+		switch {
+		case !plain.MatchString(s.Name):
+			r.fault(at, "system name %q: give one of small letters, digits and dashes", s.Name)
+		case seen[s.Name]:
+			r.fault(at, "there are two systems %s: give one of them another name", s.Name)
+		}
+		seen[s.Name] = true
+		driver, ok := r.known.Drivers[s.Driver]
+		if !ok {
+			r.fault(at, "there is no driver %q: there are %s", s.Driver, names(r.known.Drivers))
+			continue
+		}
+		p.Systems = append(p.Systems, System{Name: s.Name, Driver: s.Driver, Options: r.parameters(driver, s.Options, append(at, "options"))})
+	}
+	if len(systems) == 0 {
+		r.fault([]any{"systems"}, "there is no system: name some of %s", names(r.known.Drivers))
+		return
+	}
+	if p.Reference == "" {
+		p.Reference = systems[0].Name
+		if p.Reference == "" {
+			p.Reference = systems[0].Driver
+		}
+	}
+	if !seen[p.Reference] {
+		r.fault([]any{"reference"}, "reference %q is none of the systems", p.Reference)
+	}
+}
+
+// addCase adds a case, or one for each combination of a matrix.
+func (r *reader) addCase(p *Plan, c fileCase, at []any) {
+	kind, ok := r.known.Cases[c.Case]
+	if !ok {
+		r.fault(append(at, "case"), "there is no case %q: there are %s", c.Case, names(r.known.Cases))
+		return
+	}
+	if c.Name == "" {
+		c.Name = c.Case
+	}
+	if !plain.MatchString(c.Name) {
+		r.fault(append(at, "name"), "name %q: give one of small letters, digits and dashes", c.Name)
+	}
+	base := Case{
+		Name: c.Name, Kind: c.Case, Systems: c.Systems,
+		Repetitions: r.count(c.Repetitions, p.Repetitions, 1, append(at, "repetitions")...),
+		WarmUps:     r.count(c.WarmUps, p.WarmUps, 0, append(at, "warm-ups")...),
+	}
+	for _, name := range c.Systems {
+		if !slices.ContainsFunc(p.Systems, func(s System) bool { return s.Name == name }) {
+			r.fault(append(at, "systems"), "%s is none of the plan's systems", name)
+		}
+	}
+	if len(base.Systems) == 0 {
+		for _, s := range p.Systems {
+			base.Systems = append(base.Systems, s.Name)
+		}
+	}
+	variants := []map[string]string{{}}
+	for _, key := range slices.Sorted(maps.Keys(c.Matrix)) {
+		if _, twice := c.Parameters[key]; twice {
+			r.fault(append(at, "matrix", key), "%s is among the parameters, too", key)
+		}
+		if len(c.Matrix[key]) == 0 {
+			r.fault(append(at, "matrix", key), "%s has no values", key)
+		}
+		var more []map[string]string
+		for _, before := range variants {
+			for _, value := range c.Matrix[key] {
+				variant := maps.Clone(before)
+				variant[key] = value
+				more = append(more, variant)
+			}
+		}
+		variants = more
+	}
+	faults := len(r.faults)
+	for _, variant := range variants {
+		one := base
+		for _, key := range slices.Sorted(maps.Keys(variant)) {
+			one.Name += " " + key + "=" + variant[key]
+		}
+		given := maps.Clone(variant)
+		maps.Copy(given, c.Parameters)
+		one.Parameters = r.parameters(kind, given, append(at, "parameters"))
+		if _, twice := p.Case(one.Name); twice {
+			r.fault(at, "there are two cases %s: give one of them another name", one.Name)
+		}
+		p.Cases = append(p.Cases, one)
+		if len(r.faults) > faults { // the others have the same
+			return
+		}
+	}
+}
+
+// parameters are all of a kind, with the values given.
+func (r *reader) parameters(kind Kind, given map[string]string, at []any) map[string]string {
+	all := map[string]string{}
+	for _, parameter := range kind.Parameters {
+		all[parameter.Name] = parameter.Default
+	}
+	for _, name := range slices.Sorted(maps.Keys(given)) {
+		i := slices.IndexFunc(kind.Parameters, func(p Parameter) bool { return p.Name == name })
+		if i < 0 {
+			r.fault(append(at, name), "%s has no %q: %s", kind.Name, name, parameterNames(kind))
+			continue
+		}
+		all[name] = given[name]
+	}
+	for _, parameter := range kind.Parameters {
+		if err := parameter.Check(all[parameter.Name]); err != nil {
+			r.fault(append(at, parameter.Name), "%s: %s %q: %v", kind.Name, parameter.Name, all[parameter.Name], err)
+		}
+	}
+	return all
+}
+
+func (r *reader) baseline(p *Plan, b *Baseline) {
+	if b == nil {
+		return
+	}
+	p.Baseline = *b
+	if p.Baseline.Drift == 0 {
+		p.Baseline.Drift = defaultDrift
+	}
+	if p.Baseline.Repetitions == 0 {
+		p.Baseline.Repetitions = defaultBaselines
+	}
+	c, ok := p.Case(p.Baseline.Case)
+	switch {
+	case !ok:
+		r.fault([]any{"baseline", "case"}, "baseline %q is none of the plan's cases", p.Baseline.Case)
+	case !slices.Contains(c.Systems, p.Reference):
+		r.fault([]any{"baseline", "case"}, "the case %s is not measured on %s, the reference", c.Name, p.Reference)
+	}
+	if p.Baseline.Drift < 0 || p.Baseline.Drift > 1 {
+		r.fault([]any{"baseline", "drift"}, "drift %g: give a part of one, such as 0.05", p.Baseline.Drift)
+	}
+	if p.Baseline.Repetitions < 0 {
+		r.fault([]any{"baseline", "repetitions"}, "repetitions %d: give 1 or more", p.Baseline.Repetitions)
+	}
+}
+
+func names(kinds map[string]Kind) string {
+	return strings.Join(slices.Sorted(maps.Keys(kinds)), ", ")
+}
+
+func parameterNames(kind Kind) string {
+	if len(kind.Parameters) == 0 {
+		return "it has none"
+	}
+	var all []string
+	for _, p := range kind.Parameters {
+		all = append(all, p.Name)
+	}
+	return "it has " + strings.Join(all, ", ")
+}

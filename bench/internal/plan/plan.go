@@ -1,0 +1,117 @@
+// Package plan is the file that says what is measured: which cases on which
+// systems, how often, and in which order. It starts nothing and knows no case or
+// system itself; those that there are come in as a Catalogue.
+package plan
+
+import (
+	"fmt"
+	"time"
+)
+
+// Kind is a case or a driver that a plan may name.
+type Kind struct {
+	Name       string
+	Summary    string
+	Parameters []Parameter
+	// Hosts is how many machines one trial needs.
+	Hosts int
+	// Seconds estimates how long one trial takes; for a driver, how much it adds.
+	Seconds func(parameters map[string]string) float64
+}
+
+// Parameter is what a plan can set of a Kind.
+type Parameter struct {
+	Name, Default, Help string
+	Check               func(value string) error
+}
+
+// Catalogue is what there is to choose from, by name.
+type Catalogue struct{ Cases, Drivers map[string]Kind }
+
+// Plan is a file that was read. Every field has its value, defaults included.
+type Plan struct {
+	Text        string
+	Name        string
+	Title       string
+	Seed        uint64
+	Repetitions int
+	WarmUps     int
+	// CPUs and MemoryMB are what every trial gets on each host.
+	CPUs     int
+	MemoryMB int
+	// Timeout is when a trial counts as failed.
+	Timeout   time.Duration
+	Reference string
+	Baseline  Baseline
+	Systems   []System
+	Cases     []Case
+}
+
+// Baseline is the case that is measured on the reference at the start, in the
+// middle and at the end, to see whether the machine stayed the same. Without a
+// name there is none.
+type Baseline struct {
+	Case        string  `yaml:"case"`
+	Repetitions int     `yaml:"repetitions"`
+	Drift       float64 `yaml:"drift"`
+}
+
+// System is a driver with its options, under the name that figures have.
+type System struct {
+	Name    string
+	Driver  string
+	Options map[string]string
+}
+
+// Case is a case with all of its parameters, under the name that figures have.
+type Case struct {
+	Name        string
+	Kind        string
+	Systems     []string
+	Repetitions int
+	WarmUps     int
+	Parameters  map[string]string
+}
+
+// Hosts is how many machines the plan needs at a time.
+func (p *Plan) Hosts(known Catalogue) int {
+	hosts := 1
+	for _, c := range p.Cases {
+		hosts = max(hosts, known.Cases[c.Kind].Hosts)
+	}
+	return hosts
+}
+
+// Case returns the case of a name.
+func (p *Plan) Case(name string) (Case, bool) {
+	for _, c := range p.Cases {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return Case{}, false
+}
+
+// Only keeps the cases that are named, by their own name or that of their kind.
+func (p *Plan) Only(names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	var kept []Case
+	for _, name := range names {
+		before := len(kept)
+		for _, c := range p.Cases {
+			if c.Name == name || c.Kind == name {
+				kept = append(kept, c)
+			}
+		}
+		if len(kept) == before {
+			return fmt.Errorf("the plan %s has no case %q: 'berth bench plan' shows those that it has", p.Name, name)
+		}
+	}
+	p.Cases = kept
+	if _, ok := p.Case(p.Baseline.Case); !ok {
+		p.Baseline = Baseline{Drift: p.Baseline.Drift}
+	}
+	return nil
+}

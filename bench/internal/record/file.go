@@ -1,0 +1,123 @@
+package record
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"syscall"
+	"time"
+)
+
+// Writer adds lines to a file, which nobody else writes meanwhile.
+type Writer struct{ file *os.File }
+
+// Append opens a file, or makes it. A last line that a crash left unfinished gets
+// its end, so that the next one is whole.
+func Append(path string) (*Writer, error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open records: %w", err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		file.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, fmt.Errorf("another berth bench writes to %s: wait for it, or give another file with --out", path)
+		}
+		return nil, fmt.Errorf("lock records (%s): %w", path, err)
+	}
+	w := &Writer{file}
+	if err := w.finishLastLine(); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("finish the last line of %s: %w", path, err)
+	}
+	return w, nil
+}
+
+func (w *Writer) finishLastLine() error {
+	info, err := w.file.Stat()
+	if err != nil || info.Size() == 0 {
+		return err
+	}
+	last := make([]byte, 1)
+	if _, err := w.file.ReadAt(last, info.Size()-1); err != nil {
+		return err
+	}
+	if last[0] == '\n' {
+		return nil
+	}
+	_, err = w.file.Write([]byte("\n"))
+	return err
+}
+
+// Add writes a line, and returns when it is on the disk.
+func (w *Writer) Add(line Line) error {
+	line.Schema, line.Time = Schema, time.Now().UTC()
+	encoded, err := json.Marshal(line)
+	if err == nil {
+		_, err = w.file.Write(append(encoded, '\n'))
+	}
+	if err == nil {
+		err = w.file.Sync()
+	}
+	if err != nil {
+		return fmt.Errorf("write record (%s): %w", w.file.Name(), err)
+	}
+	return nil
+}
+
+// Close closes the file.
+func (w *Writer) Close() error { return w.file.Close() }
+
+// ReadFile reads a file of records. One that is not there has none.
+func ReadFile(path string) ([]Line, error) {
+	file, err := os.Open(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read records: %w", err)
+	}
+	defer file.Close()
+	lines, err := Read(file)
+	if err != nil {
+		return nil, fmt.Errorf("read records (%s): %w", path, err)
+	}
+	return lines, nil
+}
+
+// Read reads records. A line that a crash cut off is left out: what follows it
+// begins with a session, and its trial was made again.
+func Read(from io.Reader) ([]Line, error) {
+	var lines []Line
+	reader := bufio.NewReader(from)
+	for n := 1; ; n++ {
+		text, err := reader.ReadBytes('\n')
+		if text = bytes.TrimSpace(text); len(text) > 0 {
+			var line Line
+			switch wrong := json.Unmarshal(text, &line); {
+			case wrong != nil && cutOff(wrong):
+			case wrong != nil:
+				return nil, fmt.Errorf("line %d: %w", n, wrong)
+			case line.Schema != Schema:
+				return nil, fmt.Errorf("line %d has version %d of the form, this program reads %d", n, line.Schema, Schema)
+			default:
+				lines = append(lines, line)
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return lines, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+func cutOff(err error) bool {
+	var syntax *json.SyntaxError
+	return errors.As(err, &syntax) && syntax.Error() == "unexpected end of JSON input"
+}

@@ -1,0 +1,78 @@
+package record
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func trial(n int) Line {
+	return Line{Trial: &Trial{Case: "cpu", System: "bare", Phase: Run, Number: n, Values: []Value{{Name: "events", Unit: "1/s", Value: 2.5}}}}
+}
+
+func TestLinesAreAdded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records")
+	for n := range 2 {
+		w, err := Append(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Add(trial(n)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Append(path); err == nil || !strings.Contains(err.Error(), "another berth bench") {
+			t.Errorf("a second writer: %v", err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lines, err := ReadFile(path)
+	if err != nil || len(lines) != 2 || lines[1].Trial.Number != 1 || lines[0].Trial.Values[0].Value != 2.5 {
+		t.Fatalf("got %+v, %v", lines, err)
+	}
+}
+
+// TestCutOff: a crash in the middle of a line costs that line alone.
+func TestCutOff(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records")
+	for n := range 3 {
+		w, err := Append(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Add(trial(n)); err != nil {
+			t.Fatal(err)
+		}
+		w.Close()
+		if n == 1 {
+			info, err := os.Stat(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Truncate(path, info.Size()-20); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	lines, err := ReadFile(path)
+	if err != nil || len(lines) != 2 || lines[0].Trial.Number != 0 || lines[1].Trial.Number != 2 {
+		t.Fatalf("got %+v, %v", lines, err)
+	}
+}
+
+func TestReadRefuses(t *testing.T) {
+	for text, want := range map[string]string{
+		"{\"schema\":1}\nnonsense\n":         "line 2",
+		"{\"schema\":9}\n":                   "version 9",
+		"{\"schema\":1, \"trial\": \"x\"}\n": "line 1",
+	} {
+		if _, err := Read(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if lines, err := ReadFile("/nonexistent/x"); err != nil || lines != nil {
+		t.Errorf("no file: %v, %v", lines, err)
+	}
+}

@@ -1,0 +1,125 @@
+// Package record is the form of what a measuring run writes down: a file of JSON
+// lines, to which lines are added and of which none is ever changed. What is
+// made of records belongs elsewhere.
+package record
+
+import "time"
+
+// Schema is the version of the form. A reader takes this one only.
+const Schema = 1
+
+// Line is one line of a file: a session, and then what happened in it.
+type Line struct {
+	Schema     int         `json:"schema"`
+	Time       time.Time   `json:"time"`
+	Session    *Session    `json:"session,omitempty"`
+	Trial      *Trial      `json:"trial,omitempty"`
+	Unmeasured *Unmeasured `json:"unmeasured,omitempty"`
+}
+
+// Session begins with every call of the bench. A run that was interrupted and
+// taken up again has several.
+type Session struct {
+	// Plan is the text of the plan's file.
+	Plan  string `json:"plan"`
+	Name  string `json:"name"`
+	Title string `json:"title"`
+	Seed  uint64 `json:"seed"`
+	// Drift is the change of the baseline, as a part of it, from which a run
+	// counts as disturbed.
+	Drift float64 `json:"drift"`
+	// Reference is the system that others are compared with.
+	Reference string `json:"reference"`
+	// Versions are those of berth, Slurm and each system, by name.
+	Versions map[string]string `json:"versions"`
+	// Nodes are the machines that take part; without Slurm this one.
+	Nodes []Machine `json:"nodes"`
+	Slurm *Slurm    `json:"slurm,omitempty"`
+}
+
+// Machine is what one machine is, as far as it bears on figures.
+type Machine struct {
+	Name       string            `json:"name"`
+	Kernel     string            `json:"kernel"`
+	System     string            `json:"system"`
+	CPU        string            `json:"cpu"`
+	CPUs       int               `json:"cpus"`
+	Memory     int64             `json:"memory_bytes"`
+	Hypervisor bool              `json:"hypervisor"`
+	Load       string            `json:"load"`
+	Settings   map[string]string `json:"settings"`
+}
+
+// Slurm is the job in which a session runs.
+type Slurm struct {
+	Job       string `json:"job,omitempty"`
+	Cluster   string `json:"cluster,omitempty"`
+	Partition string `json:"partition,omitempty"`
+	NodeList  string `json:"node_list,omitempty"`
+}
+
+// Phase is what a trial is for.
+type Phase string
+
+// The phases. Warm-ups are recorded and count in no figure.
+const (
+	WarmUp         Phase = "warm-up"
+	Run            Phase = "run"
+	BaselineStart  Phase = "baseline-start"
+	BaselineMiddle Phase = "baseline-middle"
+	BaselineEnd    Phase = "baseline-end"
+)
+
+// Trial is one measurement of one case on one system.
+type Trial struct {
+	Case   string `json:"case"`
+	Kind   string `json:"kind"` // which of the bench's cases it is
+	System string `json:"system"`
+	Phase  Phase  `json:"phase"`
+	Number int    `json:"number"`
+	// Parameters are all of the case, those that the plan left out included.
+	Parameters map[string]string `json:"parameters"`
+	Start      time.Time         `json:"start"`
+	Seconds    float64           `json:"seconds"`
+	Step       Step              `json:"step"`
+	Values     []Value           `json:"values,omitempty"`
+	// Error says why there are no values.
+	Error string `json:"error,omitempty"`
+	// Output is what the program printed.
+	Output string `json:"output,omitempty"`
+}
+
+// ID names a trial within a plan.
+func (t Trial) ID() ID { return ID{t.Case, t.System, t.Phase, t.Number} }
+
+// ID is what tells the trials of one plan apart.
+type ID struct {
+	Case, System string
+	Phase        Phase
+	Number       int
+}
+
+// Value is one figure.
+type Value struct {
+	Name  string  `json:"name"`
+	Unit  string  `json:"unit"`
+	Value float64 `json:"value"`
+	// Better is "higher" or "lower"; empty where neither is.
+	Better string `json:"better,omitempty"`
+}
+
+// Step is what is known of the process that a trial was.
+type Step struct {
+	Node       string  `json:"node,omitempty"`
+	Job        string  `json:"job,omitempty"`
+	CPUSeconds float64 `json:"cpu_seconds,omitempty"`
+	LoadBefore string  `json:"load_before,omitempty"`
+	LoadAfter  string  `json:"load_after,omitempty"`
+}
+
+// Unmeasured is what a session left out, and why. An empty Case is all of them.
+type Unmeasured struct {
+	System string `json:"system"`
+	Case   string `json:"case,omitempty"`
+	Reason string `json:"reason"`
+}

@@ -1,0 +1,272 @@
+// Package report makes a report of records: what was measured, what was not, and
+// how certain it is. It is a function of the records alone: the same ones give
+// the same bytes.
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// Report is what all of its forms show.
+type Report struct {
+	Title     string
+	Name      string
+	Reference string
+	Seed      uint64
+	From, To  string
+	Sessions  int
+	Versions  map[string]string
+	Machines  []record.Machine
+	Slurm     *record.Slurm
+	Plan      string
+	Systems   []string
+	Groups    []Group
+	Noise     []Noise
+	Drift     float64
+	Missing   []Missing
+	Papers    []Paper
+}
+
+// Group is the figures of one case.
+type Group struct {
+	Name, Kind, Anchor string
+	Parameters         string
+	Figures            []Figure
+}
+
+// Figure is one measure of a case, on all systems.
+type Figure struct {
+	Anchor, Name, Unit, Better string
+	Rows                       []Row
+	SVG                        string
+}
+
+// Row is one system in a figure.
+type Row struct {
+	System string
+	Summary
+	Ratio    Ratio
+	HasRatio bool
+	// Verdict is what the ratio says, in a word.
+	Verdict string
+}
+
+// Noise is the baseline at one time.
+type Noise struct {
+	Name, Unit           string
+	Start, Middle, End   float64
+	Change               float64
+	Drifted, Interrupted bool
+}
+
+// Missing is what was not measured.
+type Missing struct{ System, Case, Reason string }
+
+type key struct{ kase, figure, system string }
+
+// model makes what is shown of the lines.
+func model(lines []record.Line) (Report, error) {
+	r := Report{Versions: map[string]string{}}
+	values := map[key][]float64{}
+	figures := map[string][]record.Value{}
+	var groups []Group
+	baseline := map[string]map[record.Phase][]float64{}
+	units := map[string]string{}
+	measured := map[Missing]int{}
+	failed := map[Missing][]string{}
+	for _, line := range lines {
+		switch {
+		case line.Session != nil:
+			r.session(line)
+		case line.Trial != nil:
+			t := line.Trial
+			if r.Sessions == 0 {
+				return r, fmt.Errorf("the records begin with a trial, and not with what they are of")
+			}
+			at := Missing{System: t.System, Case: t.Case}
+			if t.Error != "" {
+				failed[at] = append(failed[at], t.Error)
+				continue
+			}
+			if t.Phase == record.WarmUp {
+				continue
+			}
+			measured[at]++
+			if t.Phase != record.Run {
+				for _, v := range t.Values {
+					if baseline[v.Name] == nil {
+						baseline[v.Name] = map[record.Phase][]float64{}
+					}
+					units[v.Name] = v.Unit
+					baseline[v.Name][t.Phase] = append(baseline[v.Name][t.Phase], v.Value)
+				}
+				continue
+			}
+			if !slices.ContainsFunc(groups, func(g Group) bool { return g.Name == t.Case }) {
+				groups = append(groups, Group{Name: t.Case, Kind: t.Kind, Anchor: anchor(t.Case), Parameters: parameters(t.Parameters)})
+			}
+			if !slices.Contains(r.Systems, t.System) {
+				r.Systems = append(r.Systems, t.System)
+			}
+			for _, v := range t.Values {
+				if !slices.ContainsFunc(figures[t.Case], func(f record.Value) bool { return f.Name == v.Name }) {
+					figures[t.Case] = append(figures[t.Case], v)
+				}
+				at := key{t.Case, v.Name, t.System}
+				values[at] = append(values[at], v.Value)
+			}
+		}
+	}
+	if r.Sessions == 0 {
+		return r, fmt.Errorf("there are no records")
+	}
+	// The reference first, and others by their names: not in the order of chance.
+	slices.SortFunc(r.Systems, func(a, b string) int {
+		if (a == r.Reference) != (b == r.Reference) {
+			return map[bool]int{true: -1, false: 1}[a == r.Reference]
+		}
+		return cmp.Compare(a, b)
+	})
+	slices.SortFunc(groups, func(a, b Group) int { return cmp.Compare(a.Name, b.Name) })
+	for _, g := range groups {
+		for _, f := range figures[g.Name] {
+			figure := Figure{Anchor: anchor(g.Name + " " + f.Name), Name: f.Name, Unit: f.Unit, Better: f.Better}
+			figure.Rows = r.rows(f, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
+			g.Figures = append(g.Figures, figure)
+		}
+		r.Groups = append(r.Groups, g)
+	}
+	r.noise(baseline, units)
+	r.missing(lines, measured, failed)
+	var err error
+	r.Papers, err = papers(lines)
+	return r, err
+}
+
+func (r *Report) session(line record.Line) {
+	s := line.Session
+	const form = "2 January 2006, 15:04 UTC"
+	if r.Sessions == 0 {
+		r.Title, r.Name, r.Reference, r.Seed, r.Plan, r.Drift = s.Title, s.Name, s.Reference, s.Seed, s.Plan, s.Drift
+		r.From = line.Time.UTC().Format(form)
+	}
+	r.To = line.Time.UTC().Format(form)
+	r.Sessions++
+	maps.Copy(r.Versions, s.Versions)
+	r.Slurm = s.Slurm
+	for _, m := range s.Nodes {
+		if !slices.ContainsFunc(r.Machines, func(have record.Machine) bool { return have.Name == m.Name }) {
+			r.Machines = append(r.Machines, m)
+		}
+	}
+}
+
+func (r *Report) rows(f record.Value, of func(system string) []float64) (rows []Row) {
+	reference := of(r.Reference)
+	for _, system := range r.Systems {
+		values := of(system)
+		if len(values) == 0 {
+			continue
+		}
+		row := Row{System: system, Summary: summarise(values)}
+		if system != r.Reference {
+			row.Ratio, row.HasRatio = ratio(reference, values)
+			row.Verdict = verdict(row.Ratio, row.HasRatio, f.Better)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// verdict says what a ratio means, where it says anything.
+func verdict(r Ratio, is bool, better string) string {
+	switch {
+	case !is:
+		return ""
+	case !r.HasInterval():
+		return "too few runs to tell"
+	case !r.Differs():
+		return "no difference seen"
+	case better == "":
+		return "differs"
+	case (r.Value > 1) == (better == "higher"):
+		return "better"
+	}
+	return "worse"
+}
+
+// noise compares the reference with itself over the run.
+func (r *Report) noise(baseline map[string]map[record.Phase][]float64, units map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(baseline)) {
+		median := func(phase record.Phase) float64 {
+			if len(baseline[name][phase]) == 0 {
+				return math.NaN()
+			}
+			return summarise(baseline[name][phase]).Median
+		}
+		n := Noise{
+			Name: name, Unit: units[name],
+			Start: median(record.BaselineStart), Middle: median(record.BaselineMiddle), End: median(record.BaselineEnd),
+		}
+		n.Interrupted = math.IsNaN(n.Start) || math.IsNaN(n.Middle) || math.IsNaN(n.End)
+		if !n.Interrupted {
+			n.Change = max(n.Start, n.Middle, n.End)/min(n.Start, n.Middle, n.End) - 1
+			n.Drifted = n.Change > r.Drift
+		}
+		r.Noise = append(r.Noise, n)
+	}
+}
+
+// missing lists what was left out, and what failed, each once.
+func (r *Report) missing(lines []record.Line, measured map[Missing]int, failed map[Missing][]string) {
+	add := func(m Missing) {
+		if !slices.Contains(r.Missing, m) {
+			r.Missing = append(r.Missing, m)
+		}
+	}
+	for _, line := range lines {
+		if u := line.Unmeasured; u != nil {
+			// A later session may have had what was missing.
+			if u.Case == "" && slices.Contains(r.Systems, u.System) || u.Case != "" && measured[Missing{System: u.System, Case: u.Case}] > 0 {
+				continue
+			}
+			add(Missing{u.System, cmp.Or(u.Case, "all cases"), u.Reason})
+		}
+	}
+	for _, at := range slices.SortedFunc(maps.Keys(failed), func(a, b Missing) int {
+		return cmp.Or(cmp.Compare(a.System, b.System), cmp.Compare(a.Case, b.Case))
+	}) {
+		if measured[at] == 0 && slices.ContainsFunc(r.Missing, func(m Missing) bool { return m.System == at.System && m.Case == at.Case }) {
+			continue
+		}
+		reasons := failed[at]
+		add(Missing{at.System, at.Case, fmt.Sprintf("%d of %d trials failed, the last: %s", len(reasons), len(reasons)+measured[at], reasons[len(reasons)-1])})
+	}
+}
+
+func parameters(all map[string]string) string {
+	var parts []string
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if all[name] != "" {
+			parts = append(parts, name+"="+all[name])
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// anchor makes a name fit for a link.
+func anchor(name string) string {
+	return strings.Map(func(c rune) rune {
+		if c >= 'a' && c <= 'z' || c >= '0' && c <= '9' {
+			return c
+		}
+		return '-'
+	}, strings.ToLower(name))
+}

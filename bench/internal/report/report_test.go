@@ -1,0 +1,181 @@
+package report
+
+import (
+	"bytes"
+	"flag"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/bench/internal/cases"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew") //nolint:gochecknoglobals // a flag
+
+func read(t *testing.T, name string) []record.Line {
+	t.Helper()
+	lines, err := record.ReadFile(filepath.Join("testdata", name))
+	if err != nil || len(lines) == 0 {
+		t.Fatalf("read %s: %d lines, %v", name, len(lines), err)
+	}
+	return lines
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", "golden", name)
+	if *update {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("%s is another one now; 'go test ./internal/report -update' writes it, 'git diff' shows the difference", name)
+	}
+}
+
+// TestGolden makes the reports of runs that were recorded on the bed.
+func TestGolden(t *testing.T) {
+	records, err := filepath.Glob("testdata/*.jsonl")
+	if err != nil || len(records) == 0 {
+		t.Fatal("no records", err)
+	}
+	for _, path := range records {
+		name := filepath.Base(path)
+		files, err := Make(read(t, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for form, content := range files {
+			golden(t, strings.TrimSuffix(name, ".jsonl")+"-"+form, content)
+		}
+	}
+}
+
+// TestPageNeedsNothing: a report is read where there is no network.
+func TestPageNeedsNothing(t *testing.T) {
+	files, err := Make(read(t, "quick.jsonl"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(files["report.html"])
+	for _, word := range []string{"<script", "src=", "<link", "@import", "url(http"} {
+		if strings.Contains(page, word) {
+			t.Errorf("the page has %q", word)
+		}
+	}
+}
+
+// TestReadAgain: the figures of a record are those that its output gives.
+func TestReadAgain(t *testing.T) {
+	kinds := map[string]bool{}
+	for _, line := range append(read(t, "quick.jsonl"), read(t, "bed.jsonl")...) {
+		trial := line.Trial
+		if trial == nil || trial.Kind == "startup" || trial.Error != "" { // its figures are of times, too
+			continue
+		}
+		c, ok := cases.Find(trial.Kind)
+		if !ok {
+			t.Fatalf("no case %s", trial.Kind)
+		}
+		values, err := c.Read(trial.Parameters, system.Output{Stdout: trial.Output, Step: trial.Step})
+		if err != nil || !slices.Equal(values, trial.Values) {
+			t.Errorf("%v: got %v, %v; want %v", trial.ID(), values, err, trial.Values)
+		}
+		kinds[trial.Kind] = true
+	}
+	if len(kinds) < len(cases.All())-1 {
+		t.Errorf("only %v were checked", kinds)
+	}
+}
+
+func TestComparedWithItself(t *testing.T) {
+	lines := read(t, "quick.jsonl")
+	var out strings.Builder
+	if err := Compare(&out, lines, lines); err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if strings.HasPrefix(line, "case") {
+			continue
+		}
+		if !strings.Contains(line, "1.000") || !strings.Contains(line, "no difference seen") {
+			t.Errorf("got %q", line)
+		}
+	}
+	// What only one of two has is said.
+	half := slices.DeleteFunc(slices.Clone(lines), func(l record.Line) bool { return l.Trial != nil && l.Trial.Case == "cpu" })
+	out.Reset()
+	if err := Compare(&out, half, lines); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "not compared: cpu: events per second on bare is only in the second") {
+		t.Errorf("got %s", out.String())
+	}
+}
+
+func TestRatio(t *testing.T) {
+	a := []float64{10, 11, 12, 13, 14, 15}
+	double := []float64{20, 22, 24, 26, 28, 30}
+	r, ok := ratio(a, double)
+	if !ok || math.Abs(r.Value-2) > 0.02 || !r.Differs() || r.Low >= 2 || r.High <= 2 || r.P > 0.01 {
+		t.Errorf("twice as much: %+v", r)
+	}
+	if r, ok = ratio(a, a); !ok || r.Value != 1 || r.Differs() || r.P < 0.9 {
+		t.Errorf("the same: %+v", r)
+	}
+	if r, ok = ratio(a[:3], double[:3]); !ok || r.HasInterval() {
+		t.Errorf("three values tell nothing at 95 %%: %+v", r)
+	}
+	if _, ok = ratio([]float64{0}, a); ok {
+		t.Error("a ratio to nothing")
+	}
+	// Tables of U: for samples of 10 and 10 the critical value at 0.05 is 23.
+	if got := below(10, 10); got != 24 {
+		t.Errorf("got %d quotients outside, want 24", got)
+	}
+	if got := below(60, 60); got < 1400 || got > 1500 {
+		t.Errorf("of large samples: %d", got)
+	}
+}
+
+// TestMissing: what failed and what was left out are in the report.
+func TestMissing(t *testing.T) {
+	session := record.Line{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}
+	failed := func(n int) record.Line {
+		return record.Line{Trial: &record.Trial{Case: "cpu", Kind: "cpu", System: "berth", Phase: record.Run, Number: n, Error: "broken <pipe>"}}
+	}
+	lines := []record.Line{session, {Unmeasured: &record.Unmeasured{System: "podman", Reason: "podman is missing: apt-get install podman"}}, failed(1), failed(2)}
+	files, err := Make(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for form, wants := range map[string][]string{
+		"report.html": {"apt-get install podman", "2 of 2 trials failed, the last: broken &lt;pipe&gt;", "all cases"},
+		"report.md":   {"| podman | all cases | podman is missing", "| berth | cpu | 2 of 2 trials failed"},
+		"figures.csv": {"broken <pipe>"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(string(files[form]), want) {
+				t.Errorf("%s lacks %q", form, want)
+			}
+		}
+	}
+	for _, none := range [][]record.Line{nil, {failed(1)}} {
+		if _, err := Make(none); err == nil {
+			t.Errorf("a report of %d lines without a session", len(none))
+		}
+	}
+}

@@ -1,0 +1,65 @@
+package step
+
+import (
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// settings of the kernel that figures depend on.
+var settings = []string{ //nolint:gochecknoglobals // a constant
+	"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max", "/proc/sys/net/ipv4/tcp_congestion_control",
+	"/proc/sys/net/ipv4/tcp_sack", "/proc/sys/net/ipv4/tcp_window_scaling", "/proc/sys/vm/swappiness", "/proc/sys/kernel/sched_autogroup_enabled",
+	"/sys/kernel/mm/transparent_hugepage/enabled", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
+	"/sys/devices/system/cpu/smt/active",
+}
+
+// Inspect tells what this machine is. What cannot be read is left out.
+func Inspect() record.Machine {
+	m := record.Machine{CPUs: runtime.NumCPU(), Load: load(), Settings: map[string]string{}}
+	if m.Name = os.Getenv("SLURMD_NODENAME"); m.Name == "" {
+		m.Name, _ = os.Hostname()
+	}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		m.Kernel = unix.ByteSliceToString(name.Release[:])
+	}
+	for line := range strings.Lines(read("/etc/os-release")) {
+		if value, ok := strings.CutPrefix(line, "PRETTY_NAME="); ok {
+			m.System = strings.Trim(strings.TrimSpace(value), `"`)
+		}
+	}
+	for line := range strings.Lines(read("/proc/cpuinfo")) {
+		key, value, _ := strings.Cut(line, ":")
+		switch strings.TrimSpace(key) {
+		case "model name":
+			m.CPU = strings.TrimSpace(value)
+		case "flags":
+			m.Hypervisor = strings.Contains(" "+value+" ", " hypervisor ")
+		}
+	}
+	if fields := strings.Fields(read("/proc/meminfo")); len(fields) > 1 {
+		if kilobytes, err := strconv.ParseInt(fields[1], 10, 64); err == nil {
+			m.Memory = kilobytes * 1024
+		}
+	}
+	for _, path := range settings {
+		if value := strings.TrimSpace(read(path)); value != "" {
+			m.Settings[strings.TrimPrefix(strings.TrimPrefix(path, "/proc/sys/"), "/sys/")] = value
+		}
+	}
+	return m
+}
+
+func read(path string) string {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	return string(content)
+}

@@ -1,0 +1,60 @@
+package step
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+
+	"berth.dev/berth/bench/internal/tools"
+)
+
+// What the program is called with to be a part of itself.
+const (
+	Arg        = "step"
+	MachineArg = "machine"
+	UnpackArg  = "unpack"
+	RemoveArg  = "remove"
+)
+
+// Main is the program as one of its parts, if it is one.
+func Main(args []string) (code int, is bool) {
+	if len(args) == 0 {
+		return 0, false
+	}
+	var err error
+	switch args[0] {
+	case Arg:
+		code, err = run(args[1:])
+	case MachineArg:
+		err = json.NewEncoder(os.Stdout).Encode(Inspect())
+	case UnpackArg:
+		_, err = tools.Unpack(args[1])
+	case RemoveArg:
+		err = tools.Remove(args[1])
+	default:
+		return 0, false
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "berth-bench:", err)
+		return 70, true
+	}
+	return code, true
+}
+
+func run(args []string) (int, error) {
+	flags := flag.NewFlagSet(Arg, flag.ContinueOnError)
+	archive := flags.String("image", "", "")
+	through := flags.Int("through", 0, "")
+	port := flags.Int("listening", 0, "")
+	if err := flags.Parse(args); err != nil {
+		return 0, err
+	}
+	if *port != 0 {
+		go tellListening(*port)
+	}
+	if *through >= flags.NArg() {
+		return 0, fmt.Errorf("there is no program among %q", flags.Args())
+	}
+	return Run(*archive, flags.Args()[:*through], flags.Args()[*through:])
+}

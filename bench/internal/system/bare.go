@@ -1,0 +1,148 @@
+package system
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/bench/internal/step"
+)
+
+// bare runs a task as a plain step, with the image's files in place of an image.
+type bare struct{ place Place }
+
+func (b *bare) Check(ctx context.Context) (map[string]string, error) {
+	if !b.place.InSlurm() {
+		return nil, nil
+	}
+	version, err := b.place.Ask(ctx, "srun", "--version")
+	return map[string]string{"slurm": strings.TrimPrefix(version, "slurm ")}, err
+}
+
+func (b *bare) Prepare(ctx context.Context) error {
+	_, err := b.place.Everywhere(ctx, step.UnpackArg, b.place.Archive)
+	return err
+}
+
+func (b *bare) Close(ctx context.Context) error {
+	_, err := b.place.Everywhere(ctx, step.RemoveArg, b.place.Archive)
+	return err
+}
+
+func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Server != nil && task.Server.At != OnHost {
+		return Output{}, &Unsupported{"bare metal has no pods and no Services"}
+	}
+	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
+		// Whatever containers have: what they are compared with is a folder of the host.
+		return b.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
+			return b.place.Run(ctx, b.place.measured(b.place.host(0), b.place.Archive, replace(args, FolderHere, folder)), "")
+		})
+	})
+}
+
+// withServer runs a task beside its server on bare metal, if it has one there.
+func (p Place) withServer(ctx context.Context, task Task, run func(args []string) (Output, error)) (Output, error) {
+	if task.Server == nil || task.Server.At != OnHost {
+		return run(task.Args)
+	}
+	address, err := p.serverAddress(ctx)
+	if err != nil {
+		return Output{}, err
+	}
+	own := []string{p.Self, step.Arg, "--listening", strconv.Itoa(task.Server.Port), "--image", p.Archive, "--"}
+	stop, err := p.Start(ctx, p.step(p.lastHost(), append(own, task.Server.Args...)))
+	if err != nil {
+		return Output{}, err
+	}
+	defer stop()
+	return run(replace(task.Args, ServerHere, address))
+}
+
+// lastHost is where servers run: another host than the first, if there is one.
+func (p Place) lastHost() []string {
+	if !p.InSlurm() {
+		return nil
+	}
+	return p.host(len(p.Hosts) - 1)
+}
+
+// serverAddress is how clients reach the last host. Names of hosts mean nothing in
+// some containers.
+func (p Place) serverAddress(ctx context.Context) (string, error) {
+	if !p.InSlurm() {
+		return ownAddress()
+	}
+	host := p.lastHost()[0]
+	found, err := net.DefaultResolver.LookupIP(ctx, "ip4", host)
+	if err != nil {
+		return "", fmt.Errorf("look up the server's host %s: %w", host, err)
+	}
+	return found[0].String(), nil
+}
+
+// ownAddress is one of this machine that is not the loopback's: containers have a
+// loopback of their own.
+func ownAddress() (string, error) {
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", fmt.Errorf("look for an address of this machine: %w", err)
+	}
+	for _, address := range addresses {
+		if ip, ok := address.(*net.IPNet); ok && ip.IP.IsGlobalUnicast() && ip.IP.To4() != nil {
+			return ip.IP.String(), nil
+		}
+	}
+	return "", fmt.Errorf("this machine has no address but the loopback's, and containers do not reach that")
+}
+
+// withFolder runs with a folder of the first host, which is removed afterwards.
+// Without Slurm it is made here, too: it is the same machine.
+func (p Place) withFolder(ctx context.Context, wanted bool, run func(folder string) (Output, error)) (Output, error) {
+	if !wanted {
+		return run("")
+	}
+	made, err := p.Ask(ctx, "mktemp", "-d", "-t", "berth-bench-XXXXXX")
+	if err != nil {
+		return Output{}, fmt.Errorf("make a folder for the measurement: %w", err)
+	}
+	out, err := run(made)
+	if _, wrong := p.Ask(context.WithoutCancel(ctx), "rm", "-rf", made); wrong != nil && err == nil {
+		err = fmt.Errorf("remove the folder of the measurement: %w", wrong)
+	}
+	return out, err
+}
+
+func replace(args []string, what, by string) []string {
+	replaced := make([]string, len(args))
+	for i, arg := range args {
+		replaced[i] = strings.ReplaceAll(arg, what, by)
+	}
+	return replaced
+}
+
+// found looks for programs on the first host, each with the package that has it.
+func (p Place) found(ctx context.Context, programs map[string]string) error {
+	var missing []string
+	for program, from := range programs {
+		if p.InSlurm() {
+			if _, err := p.Ask(ctx, "sh", "-c", `command -v "$0"`, program); err == nil {
+				continue
+			}
+		} else if _, err := exec.LookPath(program); err == nil {
+			continue
+		}
+		missing = append(missing, fmt.Sprintf("%s is missing: apt-get install %s", program, from))
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("%s", strings.Join(missing, "; "))
+	}
+	if _, err := os.Stat(p.Archive); err != nil {
+		return fmt.Errorf("the image of the programs: %w", err)
+	}
+	return nil
+}

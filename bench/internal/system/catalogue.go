@@ -1,0 +1,107 @@
+package system
+
+import (
+	"fmt"
+	"strings"
+
+	"berth.dev/berth/bench/internal/plan"
+)
+
+// kind is a driver that a plan can name.
+type kind struct {
+	plan.Kind
+	make func(place Place, options map[string]string) Driver
+}
+
+// adds is the time that a driver adds to each trial, for estimates.
+func adds(seconds float64) func(map[string]string) float64 {
+	return func(map[string]string) float64 { return seconds }
+}
+
+func anything(string) error { return nil }
+
+func oneOf(values ...string) func(string) error {
+	return func(value string) error {
+		for _, v := range values {
+			if v == value {
+				return nil
+			}
+		}
+		return fmt.Errorf("give one of %s", strings.Join(values, ", "))
+	}
+}
+
+// kinds are all drivers.
+func kinds() []kind {
+	return []kind{
+		{
+			plan.Kind{Name: "bare", Summary: "bare metal: the same program in a plain job step", Hosts: 1, Seconds: adds(0.3)},
+			func(p Place, _ map[string]string) Driver { return &bare{p} },
+		},
+		{
+			plan.Kind{
+				Name: "berth", Summary: "a pod in a cluster of berth's, started for each trial", Hosts: 1, Seconds: adds(3),
+				Parameters: []plan.Parameter{
+					{Name: "network", Default: "pod", Help: "pod, fast (the fast path) or host (hostNetwork)", Check: oneOf("pod", "fast", "host")},
+					{Name: "options", Help: "more options of berth run, with blanks between them", Check: anything},
+				},
+			},
+			func(p Place, o map[string]string) Driver {
+				b := &berth{place: p, options: strings.Fields(o["options"]), hostNetwork: o["network"] == "host"}
+				if o["network"] == "fast" {
+					b.options = append(b.options, "--fast-path", "auto")
+				}
+				return b
+			},
+		},
+		{
+			plan.Kind{
+				Name: "podman", Summary: "a container of rootless Podman", Hosts: 1, Seconds: adds(1.5),
+				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: oneOf("slirp4netns", "pasta", "host")}},
+			},
+			func(p Place, o map[string]string) Driver { return &podman{p, o["network"]} },
+		},
+		{
+			plan.Kind{
+				Name: "rootlesskit", Summary: "a network namespace that rootlesskit connects", Hosts: 1, Seconds: adds(1),
+				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: oneOf("slirp4netns", "pasta", "host")}},
+			},
+			func(p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
+		},
+		{
+			plan.Kind{Name: "pasta", Summary: "a network namespace that pasta connects", Hosts: 1, Seconds: adds(0.5)},
+			func(p Place, _ map[string]string) Driver { return pasta(p) },
+		},
+		{
+			plan.Kind{
+				Name: "kubeconfig", Summary: "a pod in a cluster that is there, of whatever kind", Hosts: 1, Seconds: adds(3),
+				Parameters: []plan.Parameter{
+					{Name: "file", Help: "the kubeconfig (otherwise KUBECONFIG)", Check: anything},
+					{Name: "namespace", Default: "default", Help: "for the pods", Check: anything},
+					{Name: "image", Help: "the image's name in a registry that the cluster reaches", Check: anything},
+					{Name: "network", Default: "pod", Help: "pod or host (hostNetwork)", Check: oneOf("pod", "host")},
+				},
+			},
+			func(p Place, o map[string]string) Driver { return newKubeconfig(p, o) },
+		},
+	}
+}
+
+// Kinds are the drivers, for plans.
+func Kinds() map[string]plan.Kind {
+	all := map[string]plan.Kind{}
+	for _, k := range kinds() {
+		all[k.Name] = k.Kind
+	}
+	return all
+}
+
+// New makes the driver of a plan's system.
+func New(s plan.System, place Place) (Driver, error) {
+	for _, k := range kinds() {
+		if k.Name == s.Driver {
+			return k.make(place, s.Options), nil
+		}
+	}
+	return nil, fmt.Errorf("there is no driver %q", s.Driver)
+}

@@ -1,0 +1,100 @@
+package system
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+)
+
+// kubeconfig runs tasks as pods of a cluster that is there already: one that KSI
+// or HPK has started, or any other.
+type kubeconfig struct {
+	place            Place
+	path, namespace  string
+	image            string
+	hostNetwork      bool
+	number           atomic.Int64
+	kubectlArguments []string
+}
+
+func newKubeconfig(place Place, options map[string]string) *kubeconfig {
+	k := &kubeconfig{
+		place: place, path: options["file"], namespace: options["namespace"], image: options["image"],
+		hostNetwork: options["network"] == "host",
+	}
+	if k.image == "" {
+		k.image = place.Image
+	}
+	k.kubectlArguments = []string{"--namespace", k.namespace}
+	if k.path != "" {
+		k.kubectlArguments = append(k.kubectlArguments, "--kubeconfig", k.path)
+	}
+	return k
+}
+
+// kubectl is asked here, and not on a host of the job: the cluster is elsewhere.
+func (k *kubeconfig) kubectl(args ...string) []string {
+	return append(append([]string{k.place.Kubectl}, k.kubectlArguments...), args...)
+}
+
+func (k *kubeconfig) Check(ctx context.Context) (map[string]string, error) {
+	if k.path == "" && os.Getenv("KUBECONFIG") == "" {
+		return nil, fmt.Errorf("no cluster is given: set the option file, or KUBECONFIG")
+	}
+	here := Place{Timeout: k.place.Timeout}
+	text, err := here.Ask(ctx, k.kubectl("version", "-o", "json")...)
+	if err != nil {
+		return nil, fmt.Errorf("ask the cluster: %w", err)
+	}
+	var versions struct {
+		ServerVersion struct {
+			GitVersion string `json:"gitVersion"`
+		} `json:"serverVersion"`
+	}
+	if err := json.Unmarshal([]byte(text[max(0, strings.Index(text, "{")):]), &versions); err != nil {
+		return nil, fmt.Errorf("read the cluster's version: %w", err)
+	}
+	return map[string]string{"given cluster": versions.ServerVersion.GitVersion}, nil
+}
+
+func (k *kubeconfig) Prepare(context.Context) error { return nil }
+
+func (k *kubeconfig) Close(context.Context) error { return nil }
+
+// follow makes the objects of standard input, follows the pod's log from its first
+// line, and ends as the pod does. $1 is the pod, the rest is kubectl.
+const follow = `set -e; pod=$1; limit=$2; shift 2
+"$@" create -f - >&2
+until "$@" logs --follow --pod-running-timeout="$limit" "pod/$pod" 2>/dev/null; do
+	[ "$("$@" get pod "$pod" -o jsonpath='{.status.phase}')" = Pending ] || break
+	sleep 0.05
+done
+"$@" wait --for=jsonpath='{.status.containerStatuses[0].state.terminated}' --timeout=60s "pod/$pod" >&2
+exit "$("$@" get pod "$pod" -o jsonpath='{.status.containerStatuses[0].state.terminated.exitCode}')"
+`
+
+func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Folder == Scratch {
+		return Output{}, &Unsupported{"a folder of the host is for who rules the cluster"}
+	}
+	name := fmt.Sprintf("berth-bench-%d-%d", os.Getpid(), k.number.Add(1))
+	return k.place.withServer(ctx, task, func(args []string) (Output, error) {
+		task.Args = args
+		text, err := manifest(task, objects{image: k.image, hostNetwork: k.hostNetwork, name: name})
+		if err != nil {
+			return Output{}, err
+		}
+		here := Place{Timeout: k.place.Timeout}
+		limit := strconv.Itoa(int(k.place.Timeout.Seconds())) + "s"
+		out, err := here.Run(ctx, append([]string{"sh", "-c", follow, "follow", name, limit}, k.kubectl()...), text)
+		_, wrong := Place{Timeout: k.place.Timeout}.Run(context.WithoutCancel(ctx), k.kubectl("delete", "-f", "-", "--ignore-not-found"), text)
+		if wrong != nil && err == nil {
+			err = fmt.Errorf("remove the pod: %w", wrong)
+		}
+		return out, err
+	})
+}

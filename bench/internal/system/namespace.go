@@ -1,0 +1,96 @@
+package system
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"berth.dev/berth/bench/internal/step"
+)
+
+// namespace runs tasks in a network namespace that a program connects in user
+// mode, without a container around it: what such a network alone costs.
+type namespace struct {
+	place   Place
+	program string
+	// connect is the program and its options; the task follows.
+	connect  []string
+	packages map[string]string
+	// wanted has to be in the program's help, or the driver says unknown.
+	wanted, unknown string
+}
+
+// rootlesskit is what rootless Docker and containerd connect their networks with.
+func rootlesskit(place Place, network string) *namespace {
+	n := &namespace{
+		place: place, program: "rootlesskit", packages: map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap"},
+		wanted: network, unknown: "rootlesskit does not know " + network + ": 2.0 or newer is needed",
+	}
+	n.connect = []string{"rootlesskit", "--net=" + network, "--mtu=65520", "--disable-host-loopback"}
+	switch network {
+	case "slirp4netns":
+		n.packages["slirp4netns"] = "slirp4netns"
+		n.connect = append(n.connect, "--copy-up=/etc", "--slirp4netns-sandbox=false", "--slirp4netns-seccomp=false")
+	case "pasta":
+		n.packages["pasta"] = "passt"
+		n.connect = append(n.connect, "--copy-up=/etc")
+	}
+	return n
+}
+
+// pasta is passt's own way into a namespace.
+func pasta(place Place) *namespace {
+	return &namespace{
+		place: place, program: "pasta", packages: map[string]string{"pasta": "passt"},
+		connect: []string{"pasta", "--config-net", "--quiet", "-t", "none", "-u", "none", "-T", "none", "-U", "none", "--"},
+	}
+}
+
+func (n *namespace) Check(ctx context.Context) (map[string]string, error) {
+	if err := n.place.found(ctx, n.packages); err != nil {
+		return nil, err
+	}
+	if n.wanted != "" {
+		help, err := n.place.Ask(ctx, n.program, "--help")
+		if err != nil {
+			return nil, err
+		}
+		if !strings.Contains(help, n.wanted) {
+			return nil, fmt.Errorf("%s", n.unknown)
+		}
+	}
+	version, err := n.place.Ask(ctx, n.program, "--version")
+	if err != nil {
+		return nil, err
+	}
+	version, _, _ = strings.Cut(version, "\n")
+	return map[string]string{n.program: strings.TrimPrefix(version, n.program+" ")}, nil
+}
+
+func (n *namespace) Prepare(ctx context.Context) error {
+	_, err := n.place.Everywhere(ctx, step.UnpackArg, n.place.Archive)
+	return err
+}
+
+func (n *namespace) Close(ctx context.Context) error {
+	_, err := n.place.Everywhere(ctx, step.RemoveArg, n.place.Archive)
+	return err
+}
+
+func (n *namespace) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Folder != NoFolder && task.Folder != Scratch {
+		return Output{}, &Unsupported{"it has a network of its own, and the folders of the host"}
+	}
+	if task.Server != nil && task.Server.At != OnHost {
+		return Output{}, &Unsupported{"it has no pods"}
+	}
+	if task.Server != nil && !n.place.InSlurm() && n.program == "pasta" {
+		return Output{}, &Unsupported{"pasta gives the namespace this machine's own address, so that its servers are out of reach: use two hosts"}
+	}
+	return n.place.withServer(ctx, task, func(args []string) (Output, error) {
+		return n.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
+			argv := n.place.measuredThrough(n.place.host(0), n.place.Archive, n.connect, replace(args, FolderHere, folder))
+			return n.place.Run(ctx, argv, "")
+		})
+	})
+}

@@ -1,0 +1,236 @@
+package system
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/step"
+)
+
+// endLimit is how long a command may take to end after it was asked to.
+const endLimit = 20 * time.Second
+
+// Place is where tasks run: in steps of a Slurm job, or, without hosts, as
+// processes of this machine.
+type Place struct {
+	// Self is this program.
+	Self string
+	// Berth and Kubectl are programs that come with it.
+	Berth, Kubectl string
+	// Archive is the image with the programs of the cases, and Image its name.
+	Archive, Image string
+	Hosts          []string
+	CPUs, MemoryMB int
+	Timeout        time.Duration
+}
+
+// InSlurm tells whether tasks are steps.
+func (p Place) InSlurm() bool { return len(p.Hosts) > 0 }
+
+// step is what srun, or nothing, is given before a program.
+func (p Place) step(hosts []string, argv []string) []string {
+	if !p.InSlurm() {
+		return argv
+	}
+	n := strconv.Itoa(len(hosts))
+	// --overlap: a server's step and the client's may share a host. -c: otherwise
+	// a step is bound to one core.
+	return append([]string{
+		"srun", "--quiet", "--overlap", "--unbuffered", "-N" + n, "-n" + n, "-w", strings.Join(hosts, ","),
+		"-c" + strconv.Itoa(p.CPUs), "--mem=" + strconv.Itoa(p.MemoryMB),
+	}, argv...)
+}
+
+// measured is the command for a program on hosts, inside of a step that tells what
+// it took. With an archive the program is one of the image's.
+func (p Place) measured(hosts []string, archive string, argv []string) []string {
+	return p.measuredThrough(hosts, archive, nil, argv)
+}
+
+// measuredThrough is the same for a program that another command starts, which is
+// one of the host's.
+func (p Place) measuredThrough(hosts []string, archive string, through, argv []string) []string {
+	own := []string{p.Self, step.Arg}
+	if archive != "" {
+		own = append(own, "--image", archive)
+	}
+	if len(through) > 0 {
+		own, argv = append(own, "--through", strconv.Itoa(len(through))), append(slices.Clone(through), argv...)
+	}
+	return p.step(hosts, append(append(own, "--"), argv...))
+}
+
+// host is one of the hosts, as a list for a step.
+func (p Place) host(n int) []string {
+	if !p.InSlurm() {
+		return nil
+	}
+	return p.Hosts[n : n+1]
+}
+
+// Everywhere runs this program on all hosts, once each, and returns what it
+// printed.
+func (p Place) Everywhere(ctx context.Context, args ...string) (string, error) {
+	argv := p.step(p.Hosts, append([]string{p.Self}, args...))
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	out, err := command.Output()
+	return string(out), explain(argv, err)
+}
+
+// Ask returns what a program prints, on the first host.
+func (p Place) Ask(ctx context.Context, argv ...string) (string, error) {
+	argv = p.step(p.host(0), argv)
+	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastWords(string(out)))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// Run runs a command and takes its times.
+func (p Place) Run(ctx context.Context, argv []string, stdin string) (Output, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, p.Timeout, fmt.Errorf("it took longer than %s, the plan's timeout", p.Timeout))
+	defer cancel()
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	command.WaitDelay = endLimit
+	command.Stdin = strings.NewReader(stdin)
+	var said bytes.Buffer
+	command.Stderr = &said
+	first := &firstByte{}
+	command.Stdout = first
+	out := Output{Submitted: time.Now()}
+	err := command.Run()
+	out.Ended, out.First, out.Stdout = time.Now(), first.at, first.text.String()
+	var rest []string
+	for line := range strings.Lines(said.String()) {
+		if text, ok := strings.CutPrefix(line, step.Mark); ok {
+			if wrong := json.Unmarshal([]byte(text), &out.Step); wrong != nil {
+				err = errors.Join(err, fmt.Errorf("read what the step took: %w", wrong))
+			}
+			continue
+		}
+		rest = append(rest, line)
+	}
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	if err != nil {
+		return out, fmt.Errorf("%w: %s", err, lastWords(strings.Join(rest, "")+out.Stdout))
+	}
+	return out, nil
+}
+
+// firstByte keeps what is written, and when that began.
+type firstByte struct {
+	at   time.Time
+	text strings.Builder
+}
+
+func (f *firstByte) Write(text []byte) (int, error) {
+	if f.at.IsZero() {
+		f.at = time.Now()
+	}
+	return f.text.Write(text)
+}
+
+// lastWords is the end of what a program said, as one line.
+func lastWords(text string) string {
+	lines := strings.FieldsFunc(text, func(r rune) bool { return r == '\n' })
+	const few = 6
+	if len(lines) > few {
+		lines = lines[len(lines)-few:]
+	}
+	words := strings.Join(lines, " | ")
+	if words == "" {
+		return "it said nothing"
+	}
+	return words
+}
+
+func explain(argv []string, err error) error {
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastWords(string(exit.Stderr)))
+	}
+	return err
+}
+
+// Start starts a command in the background and returns what ends it. It returns
+// when the program listens.
+func (p Place) Start(ctx context.Context, argv []string) (stop func(), err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	command.WaitDelay = endLimit
+	said, err := command.StderrPipe()
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	if err := command.Start(); err != nil {
+		cancel()
+		return nil, fmt.Errorf("start the server: %w", err)
+	}
+	ready := make(chan error, 1)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		text, ok := step.AwaitListening(said)
+		if ok {
+			ready <- nil
+			_, _ = io.Copy(io.Discard, said)
+		}
+		err := command.Wait()
+		if !ok {
+			ready <- errors.Join(errors.New("the server ended before it listened: "+lastWords(text)), err)
+		}
+	}()
+	stop = func() {
+		cancel()
+		<-ended
+	}
+	if err := <-ready; err != nil {
+		stop()
+		return nil, err
+	}
+	return stop, nil
+}
+
+// Lost tells, after something failed, whether the job itself has ended.
+func (p Place) Lost(ctx context.Context) error {
+	if !p.InSlurm() {
+		return nil
+	}
+	if _, err := p.Ask(ctx, "true"); err != nil {
+		return fmt.Errorf("the job runs no steps any more: %w; the same command goes on in another job", err)
+	}
+	return nil
+}
+
+// Machines tells what the hosts are.
+func (p Place) Machines(ctx context.Context) (machines []record.Machine, err error) {
+	text, err := p.Everywhere(ctx, step.MachineArg)
+	if err != nil {
+		return nil, err
+	}
+	for decoder := json.NewDecoder(strings.NewReader(text)); decoder.More(); {
+		var machine record.Machine
+		if err := decoder.Decode(&machine); err != nil {
+			return nil, fmt.Errorf("read what the hosts are: %w", err)
+		}
+		machines = append(machines, machine)
+	}
+	return machines, nil
+}

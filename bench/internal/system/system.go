@@ -1,0 +1,84 @@
+// Package system has the ways of running a program that are compared: each is a
+// Driver. What the program is, and what its output means, belongs to the cases.
+package system
+
+import (
+	"context"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// Places in a task's words that a driver fills in.
+const (
+	// ServerHere stands for the address of the task's server.
+	ServerHere = "{server}"
+	// FolderHere stands for the folder of the task's storage.
+	FolderHere = "{folder}"
+)
+
+// Task is a program to run once, on the first host, in the system's own way.
+type Task struct {
+	Args     []string
+	CPUs     int
+	MemoryMB int
+	// Folder is the storage that the program works on.
+	Folder Folder
+	Server *Server
+}
+
+// Folder is a kind of storage.
+type Folder string
+
+// The kinds of storage.
+const (
+	NoFolder Folder = ""
+	Scratch  Folder = "scratch"   // a folder of the host
+	EmptyDir Folder = "empty-dir" // what a pod has for the time of its life
+	Root     Folder = "root"      // the root file system of the container
+	Claim    Folder = "claim"     // a PersistentVolumeClaim
+)
+
+// Server is a program that a task talks to.
+type Server struct {
+	Args []string
+	Port int
+	At   Where
+}
+
+// Where is where a server runs.
+type Where string
+
+// The places of servers.
+const (
+	OnHost    Where = "host"    // on bare metal, on the second host
+	InPod     Where = "pod"     // in the same system, on the second host
+	InService Where = "service" // the same, behind a Service
+)
+
+// Output is what a task gave.
+type Output struct {
+	Stdout string
+	// Submitted, First and Ended are when the command was given, when the first
+	// byte of its output came, and when it ended.
+	Submitted, First, Ended time.Time
+	Step                    record.Step
+}
+
+// Driver runs tasks in one way. A driver that cannot run a certain task says so
+// with an Unsupported error, and is not asked for it again.
+type Driver interface {
+	// Check returns the versions of what the driver needs. The error says what is
+	// missing, and how it is had.
+	Check(ctx context.Context) (map[string]string, error)
+	// Prepare does, once and untimed, what a site would have done: images are
+	// where they are needed. Its undo is Close.
+	Prepare(ctx context.Context) error
+	Run(ctx context.Context, task Task) (Output, error)
+	Close(ctx context.Context) error
+}
+
+// Unsupported is a task that a system cannot run, and why.
+type Unsupported struct{ Reason string }
+
+func (u *Unsupported) Error() string { return u.Reason }

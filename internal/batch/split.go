@@ -1,0 +1,163 @@
+package batch
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Own tells of an option of berth's own, by its long name or its letter, whether
+// it takes a value; ok is false for any other.
+type Own func(name string) (takesValue, ok bool)
+
+// Line is a command line that has been told apart.
+type Line struct {
+	// Own are berth's options, Command is what follows "--".
+	Own, Command []string
+	// Options are sbatch's, in order.
+	Options []Option
+}
+
+// Option is one of sbatch's, as it was written.
+type Option struct {
+	// Name is the long one, as far as it is known; ":" separates the components
+	// of a heterogeneous job.
+	Name string
+	// Value is that of an option that has one.
+	Value string
+	// Words are what sbatch is given: one or two.
+	Words []string
+}
+
+// Get returns the value of the last option of a name.
+func (l Line) Get(name string) (value string, given bool) {
+	for _, option := range l.Options {
+		if option.Name == name {
+			value, given = option.Value, true
+		}
+	}
+	return value, given
+}
+
+// Split tells berth's own options from sbatch's. An option that neither knows
+// is sbatch's: a plugin of the site may provide it. Whether such a one takes a
+// value follows from the next word: nothing but a value can stand there, since
+// a command comes after "--" only. The two are then joined with "=", so that
+// sbatch cannot take the value for the script.
+func Split(args []string, own Own) (Line, error) {
+	s := splitter{rest: args, own: own}
+	for len(s.rest) > 0 {
+		word := s.rest[0]
+		s.rest = s.rest[1:]
+		switch {
+		case word == "--":
+			s.line.Command = s.rest
+			return s.line, nil
+		case word == ":":
+			s.add(":", "", word)
+		case strings.HasPrefix(word, "--"):
+			if err := s.long(word); err != nil {
+				return Line{}, err
+			}
+		case len(word) > 1 && word[0] == '-':
+			if err := s.short(word); err != nil {
+				return Line{}, err
+			}
+		default:
+			return Line{}, fmt.Errorf("unexpected argument %q: manifests are given with -f, and a command comes after '--'", word)
+		}
+	}
+	return s.line, nil
+}
+
+type splitter struct {
+	rest []string
+	own  Own
+	line Line
+}
+
+func (s *splitter) add(name, value string, words ...string) {
+	s.line.Options = append(s.line.Options, Option{Name: name, Value: value, Words: words})
+}
+
+// next takes the word that is the value of an option.
+func (s *splitter) next(option string) (string, error) {
+	if len(s.rest) == 0 {
+		return "", fmt.Errorf("option %s needs a value", option)
+	}
+	word := s.rest[0]
+	s.rest = s.rest[1:]
+	return word, nil
+}
+
+func (s *splitter) long(word string) error {
+	name, value, attached := strings.Cut(word[2:], "=")
+	if takesValue, ok := s.own(name); ok {
+		s.line.Own = append(s.line.Own, word)
+		if takesValue && !attached {
+			value, err := s.next(word)
+			if err != nil {
+				return err
+			}
+			s.line.Own = append(s.line.Own, value)
+		}
+		return nil
+	}
+	name, takes := find(name)
+	switch {
+	case attached:
+		s.add(name, value, word)
+	case takes == required:
+		value, err := s.next(word)
+		if err != nil {
+			return err
+		}
+		s.add(name, value, word, value)
+	case takes == unknown && len(s.rest) > 0 && s.rest[0] != ":" && !strings.HasPrefix(s.rest[0], "-"):
+		value, _ := s.next(word)
+		s.add(name, value, word+"="+value)
+	default:
+		s.add(name, "", word)
+	}
+	return nil
+}
+
+// short reads a word of letters: several without values, and one with, whose
+// value is the rest of the word or the next one.
+func (s *splitter) short(word string) error {
+	for i := 1; i < len(word); i++ {
+		letter, rest := word[i:i+1], word[i+1:]
+		takesValue, isOwn := s.own(letter)
+		name, takes := find(letters[word[i]])
+		if letters[word[i]] == "" {
+			name, takes = letter, unknown
+		}
+		switch {
+		case isOwn && !takesValue:
+			s.line.Own = append(s.line.Own, "-"+letter)
+			continue
+		case !isOwn && takes == none:
+			s.add(name, "", "-"+letter)
+			continue
+		case !isOwn && takes != required: // its value, if any, is the rest of the word
+			s.add(name, rest, "-"+word[i:])
+			return nil
+		}
+		value := rest
+		if rest == "" {
+			var err error
+			if value, err = s.next("-" + letter); err != nil {
+				return err
+			}
+		}
+		switch {
+		case isOwn:
+			s.line.Own = append(s.line.Own, "-"+letter, value)
+		case rest == "":
+			s.add(name, value, "-"+letter, value)
+		default:
+			s.add(name, value, "-"+letter+value)
+		}
+		return nil
+	}
+	return nil
+}

@@ -1,0 +1,57 @@
+package batch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// readPeriod is how often a file is looked at. It is opened anew each time:
+// that is when a network file system asks for what others have written.
+const readPeriod = 250 * time.Millisecond
+
+// Tail copies what is written to a file, which need not be there yet, until ctx
+// ends; then the rest. A file that became shorter, as that of a job that was
+// requeued, is copied from its start.
+func Tail(ctx context.Context, path string, to io.Writer) error {
+	var offset int64
+	for {
+		ending := ctx.Err() != nil
+		read, err := copyFrom(path, offset, to)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		offset = read
+		if ending {
+			return nil
+		}
+		select {
+		case <-time.After(readPeriod):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// copyFrom copies a file from an offset on, and returns where it ends.
+func copyFrom(path string, offset int64, to io.Writer) (int64, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return offset, err
+	}
+	if info.Size() < offset {
+		offset = 0
+	}
+	if _, err := file.Seek(offset, io.SeekStart); err != nil {
+		return offset, err
+	}
+	copied, err := io.Copy(to, file)
+	return offset + copied, err
+}

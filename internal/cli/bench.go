@@ -1,0 +1,44 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/programs"
+)
+
+func newBenchCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "bench COMMAND",
+		Short: "Measure what ways of running containers cost on this cluster",
+		Long: `Measures what a way of running containers costs: the same programs on bare metal,
+in pods and in other systems, in turn, and makes a report of it.
+
+Commands are list, plan, run, report and compare; each has its --help. Every
+trial is written down as soon as it is made, and the same command again goes on
+where it was interrupted.`,
+		Example: `  berth bench list
+  berth bench plan quick
+  berth bench run --plan quick --image bench.tar --out quick.jsonl
+  berth bench report quick.jsonl --out report
+  berth bench compare before.jsonl after.jsonl`,
+		// A program of its own: libraries for charts and statistics are of no use to
+		// those who run workloads.
+		DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			directory, err := programs.Dir()
+			if err != nil {
+				return err
+			}
+			path := filepath.Join(directory, "berth-bench")
+			err = syscall.Exec(path, append([]string{path}, args...), os.Environ())
+			fmt.Fprintf(os.Stderr, "berth: start the bench (%s): %v; 'make berth-bench' builds it\n", path, err)
+			return &result{launch.ExitUnavailable}
+		},
+	}
+}

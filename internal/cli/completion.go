@@ -1,0 +1,139 @@
+package cli
+
+import (
+	"context"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/programs"
+	"berth.dev/berth/internal/slurm"
+)
+
+// completionLimit bounds the question to Slurm that completion asks: somebody waits
+// at a shell.
+const completionLimit = 2 * time.Second
+
+// completeJobs makes the shell offer running jobs where a command takes one, what
+// is in their clusters where it takes that, and words for options that know few.
+func completeJobs(root *cobra.Command) {
+	for _, command := range slices.Concat(root.Commands(), imageCommands(root)) {
+		if strings.Contains(command.Use, "[JOB]") {
+			command.ValidArgsFunction = jobCompletion
+		}
+		switch command.Name() {
+		case "kubectl":
+			command.ValidArgsFunction = namesCompletion()
+		case "logs":
+			command.ValidArgsFunction = namesCompletion("logs")
+		case "port-forward", "open":
+			command.ValidArgsFunction = namesCompletion("port-forward")
+		}
+		offer(command, "output", "text", "json")
+		offer(command, "ip-family", "auto", "ipv4", "dual")
+		offer(command, "carrier", "udp", "tcp")
+		offer(command, "fast-path", "auto", "off")
+		offer(command, "snapshotter", "overlayfs", "erofs")
+		offer(command, "state-secrets", "encrypt", "omit")
+		offer(command, "sort", "cpu", "memory", "name")
+		for _, folder := range []string{"state-dir", "state", "image-cache", "rendezvous-dir", "shared-volumes", "debug-dir"} {
+			if command.Flags().Lookup(folder) != nil {
+				_ = command.MarkFlagDirname(folder)
+			}
+		}
+	}
+}
+
+// imageCommands are those below berth image.
+func imageCommands(root *cobra.Command) []*cobra.Command {
+	image, _, err := root.Find([]string{"image"})
+	if err != nil {
+		return nil
+	}
+	return image.Commands()
+}
+
+func offer(command *cobra.Command, flag string, words ...string) {
+	if command.Flags().Lookup(flag) != nil {
+		_ = command.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp))
+	}
+}
+
+// jobCompletion offers the running jobs of the user for the first argument.
+func jobCompletion(command *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveDefault
+	}
+	ctx, cancel := context.WithTimeout(command.Context(), completionLimit)
+	defer cancel()
+	place, err := newPlace()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	jobs, without, err := place.Jobs(ctx, nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	var words []string
+	for _, job := range jobs {
+		if job.State == slurm.Running && !slices.Contains(without, job.ID) {
+			words = append(words, cobra.CompletionWithDesc(job.Name, job.JobName))
+		}
+	}
+	return words, cobra.ShellCompDirectiveNoFileComp
+}
+
+// namesCompletion offers what kubectl does behind the given words, which asks the
+// cluster for names, and in front of that the jobs. No cluster, or several of
+// which none is named, is no error: then there are no names.
+func namesCompletion(words ...string) cobra.CompletionFunc {
+	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		var offered []string
+		if len(args) == 0 && (begun == "" || login.IsJobName(begun)) {
+			offered, _ = jobCompletion(command, nil, begun)
+		}
+		job, args := takeJob(args)
+		if flag := command.Flags().Lookup("namespace"); flag != nil && flag.Changed {
+			args = append(args, "--namespace="+flag.Value.String())
+		}
+		ctx, cancel := context.WithTimeout(command.Context(), completionLimit)
+		defer cancel()
+		names, directive := askKubectl(ctx, job, slices.Concat(words, args, []string{begun}))
+		return append(offered, names...), directive
+	}
+}
+
+// askKubectl returns what kubectl offers in the place of the last argument.
+func askKubectl(ctx context.Context, job string, args []string) ([]string, cobra.ShellCompDirective) {
+	const nothing = cobra.ShellCompDirectiveNoFileComp
+	directory, err := programs.Dir()
+	if err != nil {
+		return nil, nothing
+	}
+	kubectl := exec.CommandContext(ctx, filepath.Join(directory, "kubectl"), append([]string{cobra.ShellCompRequestCmd}, args...)...)
+	if len(args) > 1 { // else it is one of kubectl's own words
+		session, err := reach(ctx, job)
+		if err != nil {
+			return nil, nothing
+		}
+		defer session.Close()
+		kubectl.Env = clusterEnv(session)
+	}
+	answer, err := kubectl.Output()
+	if err != nil {
+		return nil, nothing
+	}
+	lines := strings.Split(strings.TrimSpace(string(answer)), "\n")
+	number, isNumber := strings.CutPrefix(lines[len(lines)-1], ":")
+	directive, err := strconv.Atoi(number)
+	if !isNumber || err != nil {
+		return nil, nothing
+	}
+	return lines[:len(lines)-1], cobra.ShellCompDirective(directive)
+}

@@ -1,0 +1,188 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+)
+
+// Groups of commands, in the order of berth help.
+const (
+	groupRun   = "run"
+	groupReach = "reach"
+	groupWatch = "watch"
+	groupImage = "image"
+	groupHost  = "host"
+)
+
+func commandGroups() []*cobra.Group {
+	return []*cobra.Group{
+		{ID: groupRun, Title: "Run workloads"},
+		{ID: groupReach, Title: "Reach into a running job, from the login host or from inside"},
+		{ID: groupWatch, Title: "See what runs"},
+		{ID: groupImage, Title: "Keep images for runs to come"},
+		{ID: groupHost, Title: "This machine, and berth itself"},
+	}
+}
+
+// optionSections are the headings under which options are listed, in order. What
+// is under none comes first, as the command's own.
+func optionSections() []struct {
+	title string
+	names []string
+} {
+	return []struct {
+		title string
+		names []string
+	}{
+		{"Workload", []string{"file", "own-cluster", "keep", "grace"}},
+		{"Objects that outlive a job", []string{"state", "state-secrets"}},
+		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "platform"}},
+		{"Nodes", []string{"nodes-per-host", "node-wait", "ha", "fail-fast", "state-dir", "one-uid", "foreign-owners"}},
+		{"Network", []string{"port-range", "interface", "carrier", "fast-path", "ip-family", "address-block", "deny-egress", "publish", "rendezvous-dir"}},
+		{"Folders and devices of the host", []string{"mount", "shared-volumes", "device"}},
+		{"Messages", []string{"quiet", "verbose", "debug-dir", "component-verbosity"}},
+		{"Help", []string{"help", "version"}},
+	}
+}
+
+// section is a heading and what is listed under it.
+type section struct {
+	title string
+	lines []entry
+}
+
+// entry is an option or a command, and what it is.
+type entry struct{ name, text string }
+
+// Columns: of a terminal that does not say how wide it is, and where the text
+// beside options and commands begins.
+const (
+	helpWidth     = 80
+	optionIndent  = 30
+	commandIndent = 16
+)
+
+// writeHelp is cobra's help function: help as Slurm's commands give it.
+func writeHelp(command *cobra.Command, _ []string) {
+	width := helpWidth
+	if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+		width = min(max(columns, 60), 110)
+	}
+	fmt.Fprint(command.OutOrStdout(), helpText(command, width))
+}
+
+func helpText(command *cobra.Command, width int) string {
+	var text strings.Builder
+	fmt.Fprintf(&text, "Usage: %s\n", useLine(command))
+	if about := strings.TrimSpace(command.Long); about != "" {
+		fmt.Fprintf(&text, "\n%s\n", about)
+	} else {
+		fmt.Fprintf(&text, "\n%s.\n", command.Short)
+	}
+	writeSections(&text, commandSections(command), commandIndent, width)
+	writeSections(&text, flagSections(command), optionIndent, width)
+	if command.HasExample() {
+		fmt.Fprintf(&text, "\nExamples:\n%s\n", command.Example)
+	}
+	switch {
+	case !command.HasParent():
+		text.WriteString("\n'berth COMMAND --help' and 'man berth-COMMAND' say more about each.\n")
+	case command.Name() != "help":
+		fmt.Fprintf(&text, "\nSee also 'man %s'.\n", manName(command))
+	}
+	return text.String()
+}
+
+// useLine is how a command is typed.
+func useLine(command *cobra.Command) string {
+	if !command.HasParent() {
+		return command.Name() + " COMMAND [OPTIONS] [ARGUMENTS]"
+	}
+	return strings.ReplaceAll(strings.TrimSuffix(command.UseLine(), " [flags]"), "[flags]", "[OPTIONS]")
+}
+
+func commandSections(command *cobra.Command) []section {
+	var sections []section
+	for _, group := range command.Groups() {
+		s := section{title: group.Title}
+		for _, child := range command.Commands() {
+			if child.GroupID == group.ID && child.IsAvailableCommand() {
+				s.lines = append(s.lines, entry{child.Name(), child.Short})
+			}
+		}
+		sections = append(sections, s)
+	}
+	return sections
+}
+
+func flagSections(command *cobra.Command) []section {
+	command.InitDefaultHelpFlag()
+	own := section{title: "Options"}
+	sections := make([]section, len(optionSections()))
+	command.Flags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Hidden {
+			return
+		}
+		kind, usage := pflag.UnquoteUsage(flag)
+		e := entry{"    --" + flag.Name, usage}
+		if flag.Shorthand != "" {
+			e.name = "-" + flag.Shorthand + ", --" + flag.Name
+		}
+		if flag.NoOptDefVal == "" && kind != "" {
+			e.name += "=" + kind
+		}
+		switch flag.Name {
+		case "help":
+			e.text = "show this help message"
+		case "version":
+			e.text = "show the version"
+		}
+		for i, s := range optionSections() {
+			if slices.Contains(s.names, flag.Name) {
+				sections[i].title = s.title
+				sections[i].lines = append(sections[i].lines, e)
+				return
+			}
+		}
+		own.lines = append(own.lines, e)
+	})
+	return slices.DeleteFunc(append([]section{own}, sections...), func(s section) bool { return len(s.lines) == 0 })
+}
+
+func writeSections(text *strings.Builder, sections []section, indent, width int) {
+	for _, s := range sections {
+		fmt.Fprintf(text, "\n%s:\n", s.title)
+		for _, e := range s.lines {
+			writeEntry(text, e, indent, width)
+		}
+	}
+}
+
+// writeEntry writes a name and, beside it, what it is, wrapped.
+func writeEntry(text *strings.Builder, e entry, indent, width int) {
+	line := "  " + e.name
+	if len(line) > indent-2 {
+		text.WriteString(line + "\n")
+		line = ""
+	}
+	line += strings.Repeat(" ", indent-len(line))
+	used := indent
+	for i, word := range strings.Fields(e.text) {
+		if i > 0 && used+1+len(word) > width {
+			text.WriteString(line + "\n")
+			line, used = strings.Repeat(" ", indent), indent
+		} else if i > 0 {
+			line += " "
+			used++
+		}
+		line += word
+		used += len(word)
+	}
+	text.WriteString(strings.TrimRight(line, " ") + "\n")
+}

@@ -1,0 +1,330 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/term"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/slurm"
+)
+
+func newImageCommand() *cobra.Command {
+	command := &cobra.Command{
+		Use:   "image",
+		Short: "Keep images in a folder for runs to come",
+		Long: `Keeps images in a folder that all nodes see. With
+'berth run --snapshotter erofs --image-cache FOLDER' nodes use them where they are:
+nothing is fetched, not even the question which image a name stands for goes to a
+registry. So a login host fills the folder, and nodes need no way to the outside.
+
+The folder is --image-cache, BERTH_IMAGE_CACHE, what a settings file says, or
+else ~/.cache/berth.`,
+		Args: noArguments,
+		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
+	}
+	const group = "image"
+	command.AddGroup(&cobra.Group{ID: group, Title: "Commands"})
+	for _, child := range []*cobra.Command{
+		newImagePullCommand(), newImageImportCommand(), newImageExportCommand(), newImageListCommand(), newImageRemoveCommand(),
+		newImageCollectCommand(), newImageVerifyCommand(),
+	} {
+		child.GroupID = group
+		command.AddCommand(child)
+	}
+	return command
+}
+
+// imageFlags are those of a command on the cache.
+type imageFlags struct {
+	spec     cluster.Spec
+	platform string
+	output   string
+	quiet    bool
+}
+
+// add adds the flags that a command takes, and those that all do.
+func (f *imageFlags) add(flags *pflag.FlagSet, names ...string) {
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addSpecFlags(all, &f.spec)
+	for _, name := range append(names, "image-cache") {
+		if flag := all.Lookup(name); flag != nil {
+			flags.AddFlag(flag)
+		}
+	}
+	flags.Lookup("image-cache").Usage = "`folder` of the images (default ~/.cache/berth)"
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "say nothing but errors")
+}
+
+func (f *imageFlags) addPlatform(flags *pflag.FlagSet) {
+	flags.StringVar(&f.platform, "platform", "", "`platform` of the nodes, such as linux/arm64 (default: this machine's)")
+}
+
+// run runs a command, and shows what it says; report is given each image.
+func (f *imageFlags) run(command *cobra.Command, args []string, report func(launch.KeptImage)) (launch.CacheSum, error) {
+	getenv, err := prefer(command.Flags())
+	if err != nil {
+		return launch.CacheSum{}, err
+	}
+	if f.spec.ImageCache == "" {
+		if f.spec.ImageCache, err = launch.DefaultImageCache(getenv); err != nil {
+			return launch.CacheSum{}, err
+		}
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return launch.CacheSum{}, fmt.Errorf("find the working directory: %w", err)
+	}
+	f.spec.Absolute(here)
+	bar := transferBar{to: command.ErrOrStderr()}
+	bar.on = !f.quiet && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("TERM") != "dumb"
+	sum, err := launch.Images(command.Context(), launch.ImageCommand{
+		Name: command.Name(), Args: args, Spec: f.spec, Platform: f.platform, Getenv: getenv,
+		Notice: func(text string) {
+			bar.clear()
+			if !f.quiet {
+				fmt.Fprintln(command.ErrOrStderr(), "berth:", text)
+			}
+		},
+		Report: func(image launch.KeptImage) {
+			bar.clear()
+			report(image)
+		},
+		Progress: bar.show,
+	})
+	bar.clear()
+	return sum, err
+}
+
+// transferBar is one line of a terminal that says how much has come.
+type transferBar struct {
+	to    io.Writer
+	on    bool
+	shown bool
+}
+
+func (b *transferBar) show(done, total int64) {
+	if b.on && total > 0 {
+		fmt.Fprintf(b.to, "\r\x1b[Kberth: %s of %s", size(done), size(total))
+		b.shown = true
+	}
+}
+
+func (b *transferBar) clear() {
+	if b.shown {
+		fmt.Fprint(b.to, "\r\x1b[K")
+		b.shown = false
+	}
+}
+
+func atLeastOne(what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return &usageError{fmt.Errorf("name %s", what)}
+		}
+		return nil
+	}
+}
+
+// printKept says what has come.
+func (f *imageFlags) printKept(command *cobra.Command) func(launch.KeptImage) {
+	return func(image launch.KeptImage) {
+		if !f.quiet {
+			fmt.Fprintf(command.OutOrStdout(), "%s  %s  %s\n", image.Name, image.Digest, size(image.Bytes))
+		}
+	}
+}
+
+func newImagePullCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "pull IMAGE...",
+		Short: "Fetch images from their registries into the folder",
+		Long: `Fetches images from their registries, and keeps each of their layers as one file,
+once. What runs with this folder get under that name is what was pulled last,
+whatever the registry says by then: pull again for a newer one. Passwords,
+proxies and certificates are found as by 'berth run'.`,
+		Example: `  berth image pull python:3.13-slim
+  berth image pull --image-cache /project/images --platform linux/arm64 nvcr.io/nvidia/pytorch:25.01-py3`,
+		Args: atLeastOne("an image, such as python:3.13-slim"),
+		RunE: func(command *cobra.Command, args []string) error {
+			_, err := f.run(command, args, f.printKept(command))
+			return err
+		},
+	}
+	f.add(command.Flags(), "registry", "image-cache-limit")
+	f.addPlatform(command.Flags())
+	return command
+}
+
+func newImageImportCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "import [NAME=]ARCHIVE...",
+		Short: "Put the images of archives into the folder",
+		Long: `Puts images into the folder from archives ('docker save', 'podman save', OCI
+layouts; plain or compressed with gzip or zstd), from SIF files, and from folders
+with an OCI layout.`,
+		Example: `  berth image import app.tar
+  berth image import site/app:2=app.tar.zst`,
+		Args: atLeastOne("an archive"),
+		RunE: func(command *cobra.Command, args []string) error {
+			_, err := f.run(command, args, f.printKept(command))
+			return err
+		},
+	}
+	f.add(command.Flags(), "image-cache-limit")
+	f.addPlatform(command.Flags())
+	return command
+}
+
+func newImageExportCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "export IMAGE FILE",
+		Short: "Write an image of the folder as an archive",
+		Long: `Writes an image as an archive with an OCI layout, for --image, 'podman load' and
+'docker load'. Its files are the same, its digest is another one: the folder has
+not kept how the registry had packed them.`,
+		Example: `  berth image export python:3.13-slim python.tar`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return &usageError{errors.New("name an image and the file to write")}
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			_, err := f.run(command, args, func(launch.KeptImage) {})
+			return err
+		},
+	}
+	f.add(command.Flags())
+	return command
+}
+
+func newImageListCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "ls",
+		Short: "List the images of the folder",
+		Long: `Lists the images that were pulled or imported by name. An image is "incomplete"
+where layers of it had to make room: pull it again. Layers that runs have left
+for others have no name; they are in the sum.`,
+		Args: noArguments,
+		RunE: func(command *cobra.Command, args []string) error {
+			if err := checkOutput(f.output); err != nil {
+				return err
+			}
+			images := []launch.KeptImage{}
+			sum, err := f.run(command, args, func(image launch.KeptImage) { images = append(images, image) })
+			if err != nil {
+				return err
+			}
+			if f.output == "json" {
+				return writeJSON(command.OutOrStdout(), images)
+			}
+			return writeImages(command.OutOrStdout(), images, sum, f.spec.ImageCache)
+		},
+	}
+	f.add(command.Flags())
+	command.Flags().StringVarP(&f.output, "output", "o", "text", "text or json")
+	return command
+}
+
+func writeImages(w io.Writer, images []launch.KeptImage, sum launch.CacheSum, folder string) error {
+	table := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "NAME\tPLATFORM\tLAYERS\tSIZE\tAGE")
+	for _, image := range images {
+		layers := fmt.Sprint(image.Layers)
+		if image.Missing > 0 {
+			layers = fmt.Sprintf("incomplete %d/%d", image.Layers-image.Missing, image.Layers)
+		}
+		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", image.Name, image.Platform, layers, size(image.Bytes), slurm.FormatSpan(time.Since(image.Time)))
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "%d layers, %s, in %s\n", sum.Layers, size(sum.Bytes), folder)
+	return err
+}
+
+func newImageRemoveCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "rm IMAGE...",
+		Short: "Remove images from the folder",
+		Long:  "Removes images, and their layers that no other image with a name has. Runs that use\nthem keep them until they end.",
+		Args:  atLeastOne("an image; 'berth image ls' lists them"),
+		RunE: func(command *cobra.Command, args []string) error {
+			_, err := f.run(command, args, func(image launch.KeptImage) {
+				if !f.quiet {
+					fmt.Fprintf(command.OutOrStdout(), "removed %s, %s\n", image.Name, size(image.Freed))
+				}
+			})
+			return err
+		},
+	}
+	f.add(command.Flags())
+	return command
+}
+
+func newImageCollectCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "gc",
+		Short: "Make room in the folder",
+		Long: `Removes what crashed runs left, and then the layers that were used longest ago
+until the others fit into --image-cache-limit: first those that runs have left,
+then those of images with a name. Runs do the same every hour.`,
+		Args: noArguments,
+		RunE: func(command *cobra.Command, args []string) error {
+			sum, err := f.run(command, args, func(launch.KeptImage) {})
+			if err == nil && !f.quiet {
+				fmt.Fprintf(command.OutOrStdout(), "removed %s; %d layers, %s, are left\n", size(sum.Freed), sum.Layers, size(sum.Bytes))
+			}
+			return err
+		},
+	}
+	f.add(command.Flags(), "image-cache-limit")
+	return command
+}
+
+func newImageVerifyCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "verify [IMAGE...]",
+		Short: "Read all of the folder, or of images, and check it",
+		Long: `Reads everything and compares it with its checksums. What is damaged is put aside
+in the folder "damaged", so that no run uses it.`,
+		RunE: func(command *cobra.Command, args []string) error {
+			sum, err := f.run(command, args, func(launch.KeptImage) {})
+			if err == nil && !f.quiet {
+				fmt.Fprintf(command.OutOrStdout(), "%d layers are good\n", sum.Layers)
+			}
+			return err
+		},
+	}
+	f.add(command.Flags())
+	return command
+}
+
+// size is a number of bytes for a person.
+func size(bytes int64) string {
+	if bytes < 1e3 {
+		return fmt.Sprintf("%d B", bytes)
+	}
+	value, unit := float64(bytes), 0
+	for value >= 999.5 && unit < 4 {
+		value /= 1e3
+		unit++
+	}
+	return fmt.Sprintf("%.3g %cB", value, "kMGT"[unit-1])
+}

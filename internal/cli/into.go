@@ -1,0 +1,107 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/programs"
+)
+
+// takeJob splits a leading name of a job off a command's arguments.
+func takeJob(args []string) (job string, rest []string) {
+	if len(args) > 0 && login.IsJobName(args[0]) {
+		return args[0], args[1:]
+	}
+	return "", args
+}
+
+// reach opens a session with the cluster of a job, or of the only one.
+func reach(ctx context.Context, job string) (*login.Session, error) {
+	place, err := newPlace()
+	if err != nil {
+		return nil, err
+	}
+	target, err := place.Resolve(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	return place.Connect(ctx, target)
+}
+
+// clusterEnv is this process's environment with what a program needs to reach
+// the cluster of a session. exec.Cmd takes the last value of a name.
+func clusterEnv(session *login.Session, extra ...string) []string {
+	return append(append(os.Environ(), sessionEnv(session)...), extra...)
+}
+
+// sessionEnv are the variables by which programs reach the cluster.
+func sessionEnv(session *login.Session) []string {
+	return []string{
+		"KUBECONFIG=" + session.Kubeconfig,
+		// In the home directory it would stay, by an address that is another
+		// one each time.
+		"KUBECACHEDIR=" + session.Cache,
+		login.EnvJob + "=" + session.Target.String(),
+	}
+}
+
+// runProgram runs one of the programs that come with berth against the cluster
+// of a session, and ends as it does.
+func runProgram(ctx context.Context, session *login.Session, name string, args ...string) error {
+	directory, err := programs.Dir()
+	if err != nil {
+		return err
+	}
+	command := exec.Command(filepath.Join(directory, name), args...)
+	command.Env = clusterEnv(session)
+	return runBeside(ctx, session, command)
+}
+
+// runBeside runs a command at the terminal while the tunnel is open.
+func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) error {
+	command.Stdin, command.Stderr = os.Stdin, os.Stderr
+	if command.Stdout == nil {
+		command.Stdout = os.Stdout
+	}
+	// Without the tunnel it is of no use.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := command.Start(); err != nil {
+		return fmt.Errorf("start %s: %w; unpack the whole archive, bin/ and libexec/ side by side", command.Path, err)
+	}
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-ctx.Done():
+			// A terminal sends its own signals to both. A second one does no harm.
+			_ = command.Process.Signal(launch.EndingSignal(context.Cause(ctx)))
+		case <-ended:
+		}
+	}()
+	err := command.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return err
+	}
+	code := command.ProcessState.ExitCode()
+	if status := command.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		code = 128 + int(status.Signal())
+	}
+	if code == 0 {
+		return nil
+	}
+	if lost := session.Check(); lost != nil && ctx.Err() == nil {
+		return lost
+	}
+	return &result{code}
+}

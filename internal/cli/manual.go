@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// manName is the name of a command's page.
+func manName(command *cobra.Command) string {
+	return strings.ReplaceAll(command.CommandPath(), " ", "-")
+}
+
+// manPages are those of a command and all below it, by the names of their files,
+// in roff with the macros of man(7).
+func manPages(root *cobra.Command) map[string]string {
+	pages := map[string]string{manName(root) + ".1": manPage(root)}
+	for _, command := range root.Commands() {
+		if command.IsAvailableCommand() && command.Name() != "help" && command.Name() != "completion" {
+			maps.Copy(pages, manPages(command))
+		}
+	}
+	return pages
+}
+
+func manPage(command *cobra.Command) string {
+	var page strings.Builder
+	name := manName(command)
+	fmt.Fprintf(&page, ".\\\" Made from berth's command line.\n.TH %s 1 \"\" berth \"User Commands\"\n", quoteRoff(strings.ToUpper(name)))
+	fmt.Fprintf(&page, ".SH NAME\n%s \\- %s\n", roff(name), roff(command.Short))
+	fmt.Fprintf(&page, ".SH SYNOPSIS\n.B %s\n", roff(useLine(command)))
+	page.WriteString(".SH DESCRIPTION\n")
+	for i, paragraph := range strings.Split(strings.TrimSpace(command.Long), "\n\n") {
+		if paragraph == "" {
+			paragraph = command.Short + "."
+		}
+		if i > 0 {
+			page.WriteString(".PP\n")
+		}
+		writeParagraph(&page, paragraph)
+	}
+	for i, s := range append(commandSections(command), flagSections(command)...) {
+		if i == 0 && command.HasAvailableSubCommands() {
+			page.WriteString(".SH COMMANDS\n")
+		} else if i == len(commandSections(command)) {
+			page.WriteString(".SH OPTIONS\n")
+		}
+		if s.title != "Options" {
+			fmt.Fprintf(&page, ".SS %s\n", quoteRoff(s.title))
+		}
+		for _, e := range s.lines {
+			fmt.Fprintf(&page, ".TP\n.B %s\n%s\n", roff(strings.TrimSpace(e.name)), roff(e.text))
+		}
+	}
+	if command.HasExample() {
+		fmt.Fprintf(&page, ".SH EXAMPLES\n.nf\n%s\n.fi\n", roff(dedent(command.Example)))
+	}
+	page.WriteString(manEnd(command))
+	return page.String()
+}
+
+// manEnd is what is the same in all pages.
+func manEnd(command *cobra.Command) string {
+	var text strings.Builder
+	if !command.HasParent() {
+		text.WriteString(".SH ENVIRONMENT\n")
+		for _, v := range []entry{
+			{"BERTH_OPTION", "stands for an option of berth run that is not given, in capitals and with _ for -: BERTH_PORT_RANGE for --port-range"},
+			{"BERTH_JOB", "names the job that is meant where a command names none"},
+			{"BERTH_CONFIG", "names a file to read in place of /etc/berth/config.yaml"},
+			{"BERTH_REMOTE_PATH", "berth's own file on the nodes, where it is not the one of the login host"},
+			{"BERTH_TUNNEL_IDLE", "time for which a tunnel into a job stays open that nobody uses, such as 1h"},
+			{"NO_COLOR", "if set, nothing is coloured"},
+		} {
+			fmt.Fprintf(&text, ".TP\n.B %s\n%s\n", roff(v.name), roff(v.text))
+		}
+		text.WriteString(".SH FILES\n")
+		for _, f := range []entry{
+			{"/etc/berth/config.yaml", "options of the site"},
+			{"~/.config/berth/config.yaml", "options of the user, which count before them"},
+		} {
+			fmt.Fprintf(&text, ".TP\n.I %s\n%s\n", roff(f.name), roff(f.text))
+		}
+	}
+	text.WriteString(".SH EXIT STATUS\nThat of the workload, of the command, or of kubectl. Where berth itself fails: 64 for a wrong command line, 65 for a\n" +
+		"wrong manifest, 66 for what is not there, 69 where something that is needed cannot be had, 70 for a part of the\n" +
+		"cluster that failed, 73 for no room, 75 for a workload that cannot start, 78 for what does not fit the job or is\n" +
+		"wrong in a settings file, 124 for a time limit, 128 and its number for a signal.\n")
+	var also []string
+	if command.HasParent() {
+		also = append(also, ".BR berth (1)")
+		for _, sibling := range command.Parent().Commands() {
+			if sibling != command && sibling.GroupID == command.GroupID && sibling.IsAvailableCommand() && sibling.Name() != "help" && sibling.Name() != "completion" {
+				also = append(also, ".BR "+roff(manName(sibling))+" (1)")
+			}
+		}
+	} else {
+		also = []string{".BR srun (1)", ".BR sbatch (1)", ".BR kubectl (1)"}
+	}
+	fmt.Fprintf(&text, ".SH SEE ALSO\n%s\n", strings.Join(also, ",\n"))
+	return text.String()
+}
+
+// writeParagraph writes text; one whose lines are indented keeps them.
+func writeParagraph(page *strings.Builder, text string) {
+	if strings.HasPrefix(text, "  ") {
+		fmt.Fprintf(page, ".nf\n%s\n.fi\n", roff(text))
+		return
+	}
+	fmt.Fprintln(page, roff(text))
+}
+
+func dedent(text string) string {
+	return strings.TrimPrefix(strings.ReplaceAll(text, "\n  ", "\n"), "  ")
+}
+
+// roff makes text mean itself: no line of it is an order, and its dashes are those
+// that one can copy.
+func roff(text string) string {
+	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "~", `\(ti`, "^", `\(ha`).Replace(text)
+	lines := strings.Split(text, "\n")
+	for i, line := range lines {
+		if strings.HasPrefix(line, ".") {
+			lines[i] = `\&` + line
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+func quoteRoff(text string) string { return `"` + strings.ReplaceAll(roff(text), `"`, `\(dq`) + `"` }

@@ -1,0 +1,102 @@
+package cli
+
+import (
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+
+	"berth.dev/berth/internal/testutil"
+)
+
+// TestManual keeps the pages in packaging/man the same as the command line.
+func TestManual(t *testing.T) {
+	const folder = "../../packaging/man"
+	pages := manPages(newRoot())
+	if testutil.Updating() {
+		if err := os.RemoveAll(folder); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Mkdir(folder, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		for name, page := range pages {
+			if err := os.WriteFile(filepath.Join(folder, name), []byte(page), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	there, err := filepath.Glob(folder + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, path := range there {
+		there[i] = filepath.Base(path)
+	}
+	if want := slices.Sorted(maps.Keys(pages)); !slices.Equal(there, want) {
+		t.Fatalf("the pages are %q, not %q; -update writes them", there, want)
+	}
+	for name, page := range pages {
+		content, err := os.ReadFile(filepath.Join(folder, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(content) != page {
+			t.Errorf("%s is not what the command line says; -update writes it", name)
+		}
+	}
+}
+
+// TestManualIsRoff: a formatter has nothing to say about the pages.
+func TestManualIsRoff(t *testing.T) {
+	groff, err := exec.LookPath("groff")
+	if err != nil {
+		t.Skip("no groff here")
+	}
+	for name, page := range manPages(newRoot()) {
+		command := exec.Command(groff, "-man", "-Tutf8", "-ww", "-z")
+		command.Stdin = strings.NewReader(page)
+		if said, err := command.CombinedOutput(); err != nil || len(said) > 0 {
+			t.Errorf("%s: %v\n%s", name, err, said)
+		}
+	}
+}
+
+// TestHelp: every command has a group, and its help fits a terminal.
+func TestHelp(t *testing.T) {
+	root := newRoot()
+	for _, command := range root.Commands() {
+		if command.GroupID == "" && command.IsAvailableCommand() {
+			t.Errorf("%s is in no group", command.Name())
+		}
+		for _, line := range strings.Split(helpText(command, helpWidth), "\n") {
+			if len(line) > helpWidth+20 { // usage lines are as long as they are
+				t.Errorf("%s: a line of %d columns: %s", command.Name(), len(line), line)
+			}
+		}
+	}
+	if text := helpText(root, helpWidth); !strings.Contains(text, "\nRun workloads:\n  run ") {
+		t.Errorf("help of berth:\n%s", text)
+	}
+}
+
+// TestOptionSections: no heading names an option that is not there.
+func TestOptionSections(t *testing.T) {
+	known := map[string]bool{"help": true, "version": true}
+	root := newRoot()
+	for _, command := range slices.Concat(root.Commands(), imageCommands(root)) {
+		command.Flags().VisitAll(func(flag *pflag.Flag) { known[flag.Name] = true })
+	}
+	for _, section := range optionSections() {
+		for _, name := range section.names {
+			if !known[name] {
+				t.Errorf("%s is no option", name)
+			}
+		}
+	}
+}

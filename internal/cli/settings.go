@@ -1,0 +1,268 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/settings"
+)
+
+// notSettable are the options of a run that no file may give: what is run, what
+// opens a host to others, and what is for a closer look.
+func notSettable() []string {
+	return []string{"file", "state", "publish", "nodes-per-host", "debug-dir", "component-verbosity"}
+}
+
+// settableVariables are the variables of the environment that a file may give.
+func settableVariables() []string {
+	return []string{
+		"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+		"BERTH_REMOTE_PATH", "BERTH_TUNNEL_IDLE",
+	}
+}
+
+// pathOptions are those that are a path, which in a file has no directory that it
+// could be relative to.
+func pathOptions() []string {
+	return []string{"state-dir", "shared-volumes", "rendezvous-dir", "image", "image-cache", "mount"}
+}
+
+// preferences are what the files of the site and of the user say.
+type preferences struct {
+	files  []*settings.File // the site's first
+	getenv func(string) string
+}
+
+// setting is an option in effect that is not berth's own default.
+type setting struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+	// From is the file, with the line, or the variable.
+	From string `json:"from"`
+}
+
+// readPreferences reads the files, and says all that is wrong in them at once.
+func readPreferences(getenv func(string) string) (*preferences, error) {
+	p := &preferences{getenv: getenv}
+	paths, named := settings.Paths(getenv)
+	var problems []error
+	for i, path := range paths {
+		file, err := settings.Read(path)
+		problems = append(problems, err)
+		if file == nil {
+			if err == nil && i == 0 && named {
+				problems = append(problems, fmt.Errorf("read settings: there is no file %s, which %s names", path, settings.Variable))
+			}
+			continue
+		}
+		problems = append(problems, check(file))
+		p.files = append(p.files, file)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, &launch.Failure{Code: launch.ExitConfig, Err: err}
+	}
+	return p, nil
+}
+
+// settable are the options that a file may give.
+func settable() (*pflag.FlagSet, *cluster.Spec) {
+	spec := &cluster.Spec{}
+	all := pflag.NewFlagSet("", pflag.ContinueOnError)
+	addSpecFlags(all, spec)
+	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+	all.VisitAll(func(flag *pflag.Flag) {
+		if !slices.Contains(notSettable(), flag.Name) {
+			flags.AddFlag(flag)
+		}
+	})
+	return flags, spec
+}
+
+// check returns all that is wrong in what a file says.
+func check(file *settings.File) error {
+	flags, spec := settable()
+	var problems []error
+	fault := func(entry settings.Entry, format string, values ...any) {
+		problems = append(problems, fmt.Errorf("%s:%d: %s", file.Path, entry.Line, fmt.Sprintf(format, values...)))
+	}
+	for _, entry := range file.Options {
+		flag := flags.Lookup(entry.Name)
+		switch {
+		case flag == nil && slices.Contains(notSettable(), entry.Name):
+			fault(entry, "the option %s is for the command line only", entry.Name)
+			continue
+		case flag == nil:
+			fault(entry, "unknown option %q: 'berth run --help' lists them", entry.Name)
+			continue
+		}
+		_, many := flag.Value.(pflag.SliceValue)
+		if entry.List && !many {
+			fault(entry, "the option %s takes one value", entry.Name)
+			continue
+		}
+		for _, value := range entry.Values {
+			path := value
+			if entry.Name == "image" {
+				_, path, _ = cluster.SplitImage(value)
+			}
+			if slices.Contains(pathOptions(), entry.Name) && !filepath.IsAbs(path) {
+				fault(entry, "%s %s: give a path from the root", entry.Name, value)
+			} else if err := flag.Value.Set(value); err != nil {
+				fault(entry, "%s %s: %v", entry.Name, value, err)
+			}
+		}
+	}
+	for _, entry := range file.Environment {
+		if !slices.Contains(settableVariables(), entry.Name) {
+			fault(entry, "the variable %s is none of %s", entry.Name, strings.Join(settableVariables(), ", "))
+		} else if entry.List {
+			fault(entry, "the variable %s takes one value", entry.Name)
+		}
+	}
+	spec.Command = []string{"true"} // something to run; the rest is the file's
+	if err := spec.Validate(); err != nil {
+		for problem := range strings.Lines(err.Error()) {
+			problems = append(problems, fmt.Errorf("%s: %s", file.Path, strings.TrimSpace(problem)))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// variable is the one that stands for an option.
+func variable(option string) string {
+	return "BERTH_" + strings.ToUpper(strings.ReplaceAll(option, "-", "_"))
+}
+
+// Getenv is a variable of the environment, or what a file gives in its place; the
+// user's file before the site's.
+func (p *preferences) Getenv(name string) string {
+	value, _ := p.lookup(name)
+	return value
+}
+
+func (p *preferences) lookup(name string) (value, from string) {
+	if value := p.getenv(name); value != "" {
+		return value, "environment"
+	}
+	for _, file := range slices.Backward(p.files) {
+		for _, entry := range file.Environment {
+			if entry.Name == name && len(entry.Values) == 1 {
+				return entry.Values[0], fmt.Sprintf("%s:%d", file.Path, entry.Line)
+			}
+		}
+	}
+	return "", ""
+}
+
+// apply gives the options that are not on the command line their values: those of
+// the environment, else of the user's file, else of the site's. Options that can be
+// repeated are those of all, the command line's last. It returns what is in effect.
+// The options do not count as changed: that is what the user has typed.
+func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
+	known, _ := settable()
+	var effects []setting
+	var problems []error
+	known.VisitAll(func(option *pflag.Flag) {
+		flag := flags.Lookup(option.Name)
+		if flag == nil {
+			return
+		}
+		list, many := flag.Value.(pflag.SliceValue)
+		if flag.Changed && !many {
+			return
+		}
+		values, effect := p.valuesOf(flag.Name, many)
+		if len(values) == 0 {
+			return
+		}
+		effects = append(effects, effect...)
+		var err error
+		switch {
+		case many:
+			err = list.Replace(append(values, list.GetSlice()...))
+		case flag.Name == "state-dir" && effect[0].From == variable(flag.Name):
+			// One of several places to look at, not an order; see package probe.
+		default:
+			err = flag.Value.Set(values[0])
+		}
+		if err != nil {
+			problems = append(problems, fmt.Errorf("%s: %s %s: %w", effect[0].From, flag.Name, values[0], err))
+		}
+	})
+	if err := errors.Join(problems...); err != nil {
+		return nil, &launch.Failure{Code: launch.ExitConfig, Err: err}
+	}
+	return effects, nil
+}
+
+// valuesOf are the values of an option that are not on the command line: of one
+// that can be repeated all, the site's first, of others the one that counts.
+func (p *preferences) valuesOf(option string, many bool) (values []string, effects []setting) {
+	for _, file := range p.files {
+		for _, entry := range file.Options {
+			if entry.Name != option {
+				continue
+			}
+			if !many {
+				values, effects = nil, nil
+			}
+			values = append(values, entry.Values...)
+			effects = append(effects, setting{option, strings.Join(entry.Values, " "), fmt.Sprintf("%s:%d", file.Path, entry.Line)})
+		}
+	}
+	name := variable(option)
+	text := p.getenv(name)
+	if text == "" {
+		return values, effects
+	}
+	own := []string{text}
+	if many {
+		own = strings.Fields(text)
+	} else {
+		values, effects = nil, nil
+	}
+	return append(values, own...), append(effects, setting{option, text, name})
+}
+
+// inEffect are all settings that are not berth's own, for somebody who asks.
+func (p *preferences) inEffect() ([]setting, error) {
+	flags, _ := settable()
+	effects, err := p.apply(flags)
+	for _, name := range settableVariables() {
+		if value, from := p.lookup(name); value != "" {
+			effects = append(effects, setting{name, value, from})
+		}
+	}
+	return effects, err
+}
+
+// newPlace is this host, as the files and the environment want it.
+func newPlace() (*login.Place, error) {
+	p, err := readPreferences(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	return login.NewPlace(p.Getenv)
+}
+
+// prefer applies the files and the environment to the flags of a command, and
+// returns what stands for the environment from then on.
+func prefer(flags *pflag.FlagSet) (getenv func(string) string, err error) {
+	p, err := readPreferences(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := p.apply(flags); err != nil {
+		return nil, err
+	}
+	return p.Getenv, nil
+}

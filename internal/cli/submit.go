@@ -1,0 +1,120 @@
+package cli
+
+import (
+	"log/slog"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"berth.dev/berth/internal/batch"
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/launch"
+)
+
+func newSubmitCommand() *cobra.Command {
+	var spec cluster.Spec
+	var printOnly bool
+	command := &cobra.Command{
+		Use:   "submit [sbatch options] [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
+		Short: "Submit a batch job that does what 'berth run' does",
+		Long: `Writes a batch script that calls 'berth run', and submits it with sbatch. Every
+option of sbatch is passed on as it is, those of your site's plugins included;
+see 'man sbatch'. With --array every element of the array has a cluster of its
+own.
+
+The manifests are read and checked now and become part of the script: to change
+the files later changes nothing. Image archives and a command stay where they
+are, and are needed there when the job runs.
+
+Output goes where sbatch puts it, to slurm-JOB.out unless --output or --error
+name other files. With --wait (-W) berth waits for the end of the job, shows
+what is written to those files meanwhile, and ends with the job's exit code, of
+an array with the highest. Ctrl-C then ends the waiting, not the job.`,
+		Example: `  berth submit -N3 -t 60 --mem=4G -f job.yaml --image app.tar
+  berth submit --wait -p short -t 10 -f job.yaml
+  berth submit --array=1-100%10 --mem=2G -- ./element.sh
+  berth submit --dependency=afterok:4711 -f next.yaml
+  berth submit --print -N3 -f job.yaml >job.sh`,
+		DisableFlagsInUseLine: true,
+		// sbatch's options are not cobra's.
+		DisableFlagParsing: true,
+	}
+	flags := pflag.NewFlagSet("submit", pflag.ContinueOnError)
+	flags.SortFlags = false
+	addSpecFlags(flags, &spec)
+	flags.BoolVar(&printOnly, "print", false, "show the batch script, and submit nothing")
+	flags.BoolP("help", "h", false, "show this help")
+	command.Flags().SortFlags = false
+	command.Flags().AddFlagSet(flags) // for help and the manual; they are parsed below
+	command.RunE = func(command *cobra.Command, args []string) error {
+		line, err := batch.Split(args, ownFlags(flags))
+		if err == nil {
+			err = flags.Parse(line.Own)
+		}
+		if err != nil {
+			return &usageError{err}
+		}
+		if flags.Changed("help") {
+			return command.Help()
+		}
+		dir, err := os.Getwd()
+		if err != nil {
+			return err
+		}
+		// They are read again where the job runs.
+		if _, err := readPreferences(os.Getenv); err != nil {
+			return err
+		}
+		spec.Command = line.Command
+		spec.Absolute(dir)
+		_, quiet := line.Get("quiet")
+		progress := newProgress(os.Stderr, false, false)
+		progress.end() // there are no steps to show live
+		progress.quiet = quiet
+		code, err := launch.Submit(command.Context(), launch.SubmitOptions{
+			Spec: spec, Line: line, RunFlags: changedFlags(flags, "file", "print"), Print: printOnly,
+			CommandLine: append([]string{"berth", "submit"}, args...),
+			Stdin:       os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Environ: os.Environ(), Log: slog.New(progress),
+		})
+		if err == nil && code != 0 {
+			err = &result{code}
+		}
+		return err
+	}
+	return command
+}
+
+// ownFlags tells of berth's own flags, by name or letter, whether they take a
+// value.
+func ownFlags(flags *pflag.FlagSet) batch.Own {
+	return func(name string) (takesValue, ok bool) {
+		flag := flags.Lookup(name)
+		if len(name) == 1 {
+			flag = flags.ShorthandLookup(name)
+		}
+		if flag == nil {
+			return false, false
+		}
+		return flag.NoOptDefVal == "", true
+	}
+}
+
+// changedFlags are the words that set the flags again as they are now set.
+func changedFlags(flags *pflag.FlagSet, except ...string) []string {
+	var words []string
+	flags.Visit(func(flag *pflag.Flag) {
+		if slices.Contains(except, flag.Name) {
+			return
+		}
+		values := []string{flag.Value.String()}
+		if list, ok := flag.Value.(pflag.SliceValue); ok {
+			values = list.GetSlice()
+		}
+		for _, value := range values {
+			words = append(words, "--"+flag.Name+"="+value)
+		}
+	})
+	return words
+}

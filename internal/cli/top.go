@@ -1,0 +1,74 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/top"
+)
+
+// fastest is the least time between two looks: the metrics say nothing new sooner.
+const fastest = time.Second
+
+func newTopCommand() *cobra.Command {
+	view := top.View{Order: top.ByCPU}
+	every := 2 * time.Second
+	once := false
+	command := &cobra.Command{
+		Use:   "top [flags] [JOB]",
+		Short: "Show what nodes and pods of a cluster do, on one screen",
+		Long: `Shows the nodes, pods, network and warnings of a cluster, and the time that its
+job has left, until q is pressed. Where standard output is no terminal, it prints
+that once, as text.
+
+Keys: c, m and n sort the pods by CPU, memory and name; the arrows, Page Up, Page
+Down and Home scroll them.
+
+Inside of 'berth run', or where one cluster runs on this machine outside of
+Slurm, that is the one which is meant.`,
+		Example: `  berth top
+  berth top 4711 --sort memory
+  berth top 4711 --once > state.txt`,
+		Args: atMostAJob,
+		RunE: func(command *cobra.Command, args []string) error {
+			var problems []error
+			if every < fastest {
+				problems = append(problems, fmt.Errorf("--interval %s: give %s or more", every, fastest))
+			}
+			if o := view.Order; o != top.ByCPU && o != top.ByMemory && o != top.ByName {
+				problems = append(problems, fmt.Errorf("--sort %s: give cpu, memory or name", o))
+			}
+			if len(problems) > 0 {
+				return &usageError{errors.Join(problems...)}
+			}
+			job, _ := takeJob(args)
+			return withCluster(command.Context(), job, func(api *login.API, session *login.Session) error {
+				view.Title = "this cluster"
+				terminal := top.Terminal{In: os.Stdin, Out: os.Stdout, Every: every}
+				if session != nil {
+					view.Title = "job " + session.Target.String()
+					terminal.Lost = session.Lost()
+				}
+				smart := term.IsTerminal(int(os.Stdout.Fd())) && os.Getenv("TERM") != "dumb"
+				if once || !smart || !term.IsTerminal(int(os.Stdin.Fd())) {
+					return top.Once(command.Context(), api, view, os.Stdout)
+				}
+				view.Colour = os.Getenv("NO_COLOR") == ""
+				return top.Run(command.Context(), api, view, terminal)
+			})
+		},
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	flags.DurationVarP(&every, "interval", "i", every, "`time` between two looks")
+	flags.StringVarP(&view.Namespace, "namespace", "n", "", "show the pods of one `namespace` (default: of all)")
+	flags.StringVar((*string)(&view.Order), "sort", string(view.Order), "`order` of the pods: cpu, memory or name")
+	flags.BoolVar(&once, "once", false, "print it once, as text")
+	return command
+}

@@ -1,0 +1,154 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/login"
+)
+
+func newUpCommand() *cobra.Command {
+	var spec cluster.Spec
+	var quiet, verbose, foreground, env bool
+	command := &cobra.Command{
+		Use:   "up [flags] [-f MANIFEST]... [--image ARCHIVE]...",
+		Short: "Start a cluster that stays for the rest of the allocation",
+		Long: `Starts a cluster over all nodes of the allocation (salloc, or a batch script), or
+on this machine where there is none, and returns once it can be used. Until it
+ends,
+
+  berth run -f job.yaml       runs a workload on it, as often as you like
+  berth kubectl get pods      and all other commands reach it
+  berth shell                 is a shell with kubectl and helm for it
+
+It ends with 'berth down', or with the allocation. What the manifests apply here
+stays until then.`,
+		Example: `  salloc -N3 --mem=8G
+  berth up --image app.tar
+  berth run -f job.yaml
+  berth down
+
+  eval "$(berth up --env)"    # kubectl and helm in this very shell`,
+		DisableFlagsInUseLine: true,
+		Args:                  noArguments,
+	}
+	flags := command.Flags()
+	flags.SortFlags = false
+	addSpecFlags(flags, &spec)
+	flags.BoolVar(&env, "env", false, "print the lines that let this shell's kubectl and helm use the cluster")
+	flags.BoolVar(&foreground, launch.UpFlag, false, "do not return until the cluster has ended")
+	addProgressFlags(flags, &quiet, &verbose)
+	command.RunE = func(command *cobra.Command, _ []string) error {
+		spec.Stay = true
+		changed := changedFlags(flags, "env")
+		getenv, err := prefer(flags)
+		if err != nil {
+			return err
+		}
+		if foreground {
+			return run(command.Context(), spec, runFlags{}, getenv, quiet, verbose)
+		}
+		if quiet && verbose {
+			return &usageError{errQuietVerbose}
+		}
+		progress := newProgress(os.Stderr, quiet, verbose)
+		progress.end() // the steps are shown by the process that does them
+		log := slog.New(progress)
+		args := append([]string{"up", "--" + launch.UpFlag}, changed...)
+		facts, err := launch.Up(command.Context(), launch.Options{
+			Spec: spec, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: getenv, Report: progress.step, Log: log,
+		}, args)
+		already := errors.Is(err, launch.ErrIsUp)
+		switch {
+		case already && !onlyErrIsUp(err), !already && err != nil:
+			return err
+		case already:
+			log.Info(launch.Describe(facts, time.Now()) + "; it was so before, and stays as it was started")
+		default:
+			log.Info(launch.Describe(facts, time.Now()) + "; 'berth run', 'berth kubectl' and 'berth shell' use it, 'berth down' ends it")
+		}
+		if !env {
+			return nil
+		}
+		session, err := reachForGood(command, facts.Job)
+		if err != nil {
+			return err
+		}
+		defer session.Close()
+		return writeExports(command.OutOrStdout(), session)
+	}
+	return command
+}
+
+var errQuietVerbose = errors.New("--quiet and --verbose exclude each other")
+
+func newDownCommand() *cobra.Command {
+	var grace time.Duration
+	var quiet, verbose bool
+	command := &cobra.Command{
+		Use:   "down [JOB]",
+		Short: "End the cluster that 'berth up' has started",
+		Long: `Asks all pods to end, each within the grace period that it has, then ends the
+cluster and returns when nothing of it is left. The allocation stays.`,
+		Args: atMostAJob,
+		RunE: func(command *cobra.Command, args []string) error {
+			job, _ := takeJob(args)
+			if grace < 0 {
+				return &usageError{fmt.Errorf("--grace %s: give a time such as 10s or 5m", grace)}
+			}
+			progress := newProgress(os.Stderr, quiet, verbose)
+			progress.end()
+			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
+			if err == nil && code != 0 {
+				err = &result{code}
+			}
+			return err
+		},
+	}
+	command.Flags().DurationVar(&grace, "grace", 0, "`time` that pods have to end, at most (default: what each asks for)")
+	addProgressFlags(command.Flags(), &quiet, &verbose)
+	return command
+}
+
+// onlyErrIsUp tells whether nothing else is wrong.
+func onlyErrIsUp(err error) bool { return err.Error() == launch.ErrIsUp.Error() }
+
+// reachForGood opens a session whose tunnel, if it takes one, stays open as long
+// as the cluster does: variables of a shell do not hold it.
+func reachForGood(command *cobra.Command, job string) (*login.Session, error) {
+	place, err := newPlace()
+	if err != nil {
+		return nil, err
+	}
+	return place.Lasting().Connect(command.Context(), login.Target{Job: job})
+}
+
+// writeExports writes what a shell is to evaluate.
+func writeExports(w io.Writer, session *login.Session) error {
+	for _, variable := range sessionEnv(session) {
+		name, value, _ := strings.Cut(variable, "=")
+		if _, err := fmt.Fprintf(w, "export %s=%s\n", name, quote(value)); err != nil {
+			return err
+		}
+	}
+	// berth itself is to be found when the cluster, and with it the directory of
+	// its tools, has gone.
+	self, err := os.Executable()
+	if err == nil {
+		_, err = fmt.Fprintf(w, "export PATH=%s:%s:\"$PATH\"\n", quote(filepath.Dir(self)), quote(session.Bin))
+	}
+	return err
+}
+
+// quote makes a word of a shell.
+func quote(value string) string { return "'" + strings.ReplaceAll(value, "'", `'\''`) + "'" }

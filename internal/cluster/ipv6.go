@@ -1,0 +1,107 @@
+package cluster
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net/netip"
+)
+
+// Values of Network.IPFamily; the names are those of kind.
+const (
+	// AutoFamily is DualStack where every host has a way to the outside by
+	// IPv6, and IPv4Only elsewhere.
+	AutoFamily = "auto"
+	IPv4Only   = "ipv4"
+	DualStack  = "dual"
+)
+
+// Reach is how far packets of IPv6 get from a host.
+type Reach string
+
+const (
+	// Nowhere: its kernel has no IPv6.
+	Nowhere Reach = ""
+	// ToNodes: pods and nodes can have addresses, but the host has no way to
+	// the outside.
+	ToNodes   Reach = "nodes"
+	ToOutside Reach = "outside"
+)
+
+// ErrNoIPv6Addresses says that no IPv6 range is free on all nodes.
+var ErrNoIPv6Addresses = errors.New("choose IPv6 addresses for pods and Services: the routes of the nodes cover the private range fd00::/8; do without with --ip-family ipv4")
+
+const (
+	// ulaBits is the size of a block of unique local addresses (RFC 4193).
+	ulaBits = 48
+	// ulaTries is how many blocks are looked at. A second one is hardly ever
+	// needed: sites use a few of the 2^40 blocks, or route all of them.
+	ulaTries = 16
+)
+
+// chooseIPv6 returns the block of IPv6 addresses of a cluster, none where it is
+// to have IPv4 alone, and Addresses.WithoutIPv6.
+func chooseIPv6(spec Spec, offers []Offer) (none netip.Prefix, without string, err error) {
+	family := spec.Network.IPFamily
+	if family == IPv4Only {
+		return none, "", nil
+	}
+	var used []netip.Prefix
+	for _, offer := range offers {
+		switch {
+		case offer.IPv6 == Nowhere && family == DualStack:
+			return none, "", fmt.Errorf("give pods IPv6 addresses (--ip-family %s): the kernel of node %s has no IPv6, or it is switched off there; an administrator can boot without ipv6.disable=1; --ip-family %s does without",
+				DualStack, offer.Host, IPv4Only)
+		case offer.RefusedIPv6 != "" && family == DualStack:
+			return none, "", fmt.Errorf("give Services IPv6 addresses (--ip-family %s): the kernel of node %s takes no rules for them (%s); an administrator can run: modprobe -a nft_fib_ipv6 nft_reject_ipv6; --ip-family %s does without",
+				DualStack, offer.Host, offer.RefusedIPv6, IPv4Only)
+		case without != "":
+		case offer.IPv6 != ToOutside:
+			without = fmt.Sprintf("the host of node %s has no global IPv6 address with a default route", offer.Host)
+		case offer.RefusedIPv6 != "":
+			without = fmt.Sprintf("the kernel of node %s takes no rules for Services with IPv6 addresses (%s); berth doctor says there what is missing", offer.Host, offer.RefusedIPv6)
+		}
+		used = append(used, offer.Used...)
+	}
+	if without != "" && family != DualStack {
+		return none, without, nil
+	}
+	for try := range ulaTries {
+		if block := ulaBlock(offers[0].RunID, try); free(block, used) {
+			return block, without, nil
+		}
+	}
+	if family == DualStack {
+		return none, "", ErrNoIPv6Addresses
+	}
+	return none, "the routes of the nodes cover the private range fd00::/8", nil
+}
+
+// ulaBlock is a block of unique local addresses. RFC 4193 wants it to be random,
+// so that networks which meet one day do not clash; the name of a run is as
+// good as random after a hash, and makes the plan a function of what is known.
+func ulaBlock(run string, try int) netip.Prefix {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%d", run, try))
+	bytes := [16]byte{0xfd}
+	copy(bytes[1:6], sum[:])
+	return netip.PrefixFrom(netip.AddrFrom16(bytes), ulaBits)
+}
+
+// ipv6In lays a block out: the subnets 0 to ff are the nodes' parts of the pod
+// range, 100 is for Services, 200 for nodes.
+func ipv6In(block netip.Prefix, index int) *Family {
+	at := func(subnet, host uint16) netip.Addr {
+		bytes := block.Addr().As16()
+		bytes[6], bytes[7] = byte(subnet>>8), byte(subnet)
+		bytes[14], bytes[15] = byte(host>>8), byte(host)
+		return netip.AddrFrom16(bytes)
+	}
+	return &Family{
+		Pods:     netip.PrefixFrom(block.Addr(), 64-(nodeBits-blockBits-1)),
+		NodePods: netip.PrefixFrom(at(uint16(index), 0), 64),
+		// kube-apiserver takes no larger range than a /108.
+		Services: netip.PrefixFrom(at(0x100, 0), 112),
+		Nodes:    netip.PrefixFrom(at(0x200, 0), 64),
+		Node:     at(0x200, uint16(index)+1),
+	}
+}

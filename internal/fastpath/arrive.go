@@ -1,0 +1,191 @@
+package fastpath
+
+import (
+	"crypto/rand"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxStrangers is how many connections may wait for a preamble. Those of
+	// other nodes wait until they are needed.
+	maxStrangers = 4096
+	// strangerFor is how long they may.
+	strangerFor = 2 * time.Minute
+)
+
+// door takes connections of other nodes.
+type door struct {
+	s     *Switch
+	fd    int
+	token uint64
+}
+
+func (d *door) ready(uint32) {
+	for {
+		fd, _, err := unix.Accept4(d.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if err == unix.EINTR || err == unix.ECONNABORTED {
+			continue
+		}
+		if err != nil {
+			break
+		}
+		d.s.welcome(fd)
+	}
+	_ = d.s.reactor.again(d.fd, d.token, unix.EPOLLIN)
+}
+
+// stranger is a connection that has not said what it is for.
+type stranger struct {
+	s         *Switch
+	fd        int
+	token     uint64
+	challenge challenge
+	since     time.Time
+
+	mu   sync.Mutex
+	over bool
+	b    [preambleLen]byte
+	n    int
+}
+
+func (s *Switch) welcome(fd int) {
+	g := &stranger{s: s, fd: fd, since: time.Now()}
+	_, _ = rand.Read(g.challenge[:])
+	if n, err := unix.Write(fd, g.challenge[:]); err != nil || n != challengeLen {
+		unix.Close(fd)
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	s.mu.Lock()
+	full := len(s.strangers) >= maxStrangers
+	if !full {
+		s.strangers[g] = struct{}{}
+	}
+	s.mu.Unlock()
+	var err error
+	if !full {
+		err = s.reactor.add(fd, unix.EPOLLIN, g, &g.token)
+	}
+	if full || err != nil {
+		s.counters.add(countFull)
+		g.leave()
+		unix.Close(fd)
+	}
+}
+
+func (g *stranger) leave() {
+	g.over = true
+	g.s.mu.Lock()
+	delete(g.s.strangers, g)
+	g.s.mu.Unlock()
+	if g.token != 0 {
+		g.s.reactor.forget(g.fd, g.token)
+	}
+}
+
+func (g *stranger) close() {
+	g.leave()
+	unix.Close(g.fd)
+}
+
+func (g *stranger) expire(now time.Time) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.over && now.Sub(g.since) > strangerFor {
+		g.close()
+	}
+}
+
+func (g *stranger) ready(uint32) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.over {
+		return
+	}
+	n, err := unix.Read(g.fd, g.b[g.n:])
+	if err == unix.EAGAIN {
+		n, err = 0, nil
+	} else if n == 0 || err != nil {
+		g.close() // not needed
+		return
+	}
+	if g.n += n; g.n < len(g.b) {
+		if g.s.reactor.again(g.fd, g.token, unix.EPOLLIN) != nil {
+			g.close()
+		}
+		return
+	}
+	g.s.admit(g)
+}
+
+// admit hears what a connection is for.
+func (s *Switch) admit(g *stranger) {
+	p, key, err := decodePreamble(&g.b, g.challenge, s.keyFrom)
+	if err != nil && !(s.config.without.Seal && key != nil) {
+		s.counters.add(countForged)
+		g.close()
+		return
+	}
+	if err := s.checkPreamble(p); err != nil {
+		s.counters.add(countForged)
+		s.config.Log.Warn("a node asked for a connection that is not its own", "err", err)
+		g.close()
+		return
+	}
+	g.leave()
+	answer := answerer{key, &g.b}
+	s.mu.Lock()
+	to := s.pods[p.target.Addr()]
+	s.mu.Unlock()
+	why := count(-1)
+	switch {
+	case to == nil:
+		why = countNoPod
+	case !s.config.Policy.Permits(p.source.Addr(), p.target):
+		why = countPolicy
+	}
+	if why >= 0 {
+		s.counters.add(why)
+		answer.refuse(g.fd, verdictOverlay)
+		return
+	}
+	s.ring(to, g.fd, ends{p.target, p.source}, false, answer)
+}
+
+// checkPreamble holds a node to its own pods, and to what is meant for us.
+func (s *Switch) checkPreamble(p preamble) error {
+	switch {
+	case p.to != s.config.Self:
+		return fmt.Errorf("node %d asks node %d", p.from, p.to)
+	case s.nodeOf(p.source.Addr()) != p.from && !s.config.without.Source:
+		return fmt.Errorf("node %d asks for a connection from %s", p.from, p.source)
+	case s.nodeOf(p.target.Addr()) != s.config.Self:
+		return fmt.Errorf("node %d asks for a connection to %s", p.from, p.target)
+	}
+	return nil
+}
+
+func (s *Switch) keyFrom(node int) []byte {
+	if node < 0 || node >= len(s.inward) {
+		return nil
+	}
+	return s.inward[node]
+}
+
+// nodeOf returns the node of a pod's address, -1 if there is none.
+func (s *Switch) nodeOf(address netip.Addr) int {
+	for i, n := range s.config.Nodes {
+		for _, prefix := range n.Prefixes {
+			if prefix.Contains(address) {
+				return i
+			}
+		}
+	}
+	return -1
+}

@@ -1,0 +1,314 @@
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil"
+)
+
+// attacks are programs that want what a pod must not have: a socket of the
+// host's network to use as they like. They print what the first call that stops
+// them returns, or what they have got.
+var attacks = map[string]func([]string) error{
+	"disconnect": attackDisconnect, "listen": attackListen, "fastopen": attackFastOpen, "i386": attackForeign,
+	"rings": attackRings, "bellport": bellPort, "hijack": attackHijack, "slurp": slurp,
+}
+
+// secretOf prints what a service on the host's loopback says to whoever reaches
+// it.
+func secretOf(fd int) error {
+	b := make([]byte, 64)
+	n, err := unix.Read(fd, b)
+	if err != nil {
+		return fmt.Errorf("read the secret: %w", err)
+	}
+	fmt.Println(string(b[:n]))
+	return nil
+}
+
+// switchedSocket is one that is connected to a pod.
+func switchedSocket(address string) (int, error) {
+	fd, err := newSocket(unix.AF_INET, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err := unix.Connect(fd, sockaddr(address, unix.AF_INET)); err != nil {
+		return -1, err
+	}
+	if !isSwitched(fd) {
+		return -1, errors.New("not switched")
+	}
+	return fd, nil
+}
+
+// rawConnectTo connects with an address of any length.
+func rawConnectTo(fd int, address []byte) error {
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address[0])), uintptr(len(address)))
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// rawInet is a socket address in a buffer of some length.
+func rawInet(to string, length int) []byte {
+	a := rawAddress(netip.MustParseAddrPort(to))
+	b := make([]byte, length)
+	copy(b, (*[unix.SizeofSockaddrInet4]byte)(unsafe.Pointer(&a))[:])
+	return b
+}
+
+// attackDisconnect POD HOST LENGTH...: frees a switched socket from its
+// connection and connects it to the host's loopback.
+func attackDisconnect(args []string) error {
+	fd, err := switchedSocket(args[0])
+	if err != nil {
+		return err
+	}
+	length, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	if err := rawConnectTo(fd, make([]byte, length)); err != nil { // AF_UNSPEC
+		fmt.Println("disconnect:", err)
+		return nil
+	}
+	if err := rawConnectTo(fd, rawInet(args[1], max(length, unix.SizeofSockaddrInet4))); err != nil {
+		fmt.Println("connect:", err)
+		return nil
+	}
+	return secretOf(fd)
+}
+
+// attackListen POD: makes a socket of the host's that takes connections, and
+// prints its port.
+func attackListen(args []string) error {
+	fd, err := switchedSocket(args[0])
+	if err != nil {
+		return err
+	}
+	if err := rawConnectTo(fd, make([]byte, 16)); err != nil {
+		fmt.Println("disconnect:", err)
+		return nil
+	}
+	if err := unix.Listen(fd, 1); err != nil {
+		fmt.Println("listen:", err)
+		return nil
+	}
+	fmt.Println("listens")
+	return nil
+}
+
+// attackFastOpen POD HOST: connects by sending.
+func attackFastOpen(args []string) error {
+	fd, err := switchedSocket(args[0])
+	if err != nil {
+		return err
+	}
+	if err := rawConnectTo(fd, make([]byte, 16)); err != nil {
+		fmt.Println("disconnect:", err)
+		return nil
+	}
+	if err := unix.Sendto(fd, []byte{1}, unix.MSG_FASTOPEN, sockaddr(args[1], unix.AF_INET)); err != nil {
+		fmt.Println("send:", err)
+		return nil
+	}
+	return secretOf(fd)
+}
+
+// attackForeign POD HOST: disconnects and connects with system calls of i386.
+func attackForeign(args []string) error {
+	fd, err := switchedSocket(args[0])
+	if err != nil {
+		return err
+	}
+	if err := foreignConnect(fd, make([]byte, 16)); err != nil {
+		fmt.Println("disconnect:", err)
+		return nil
+	}
+	if err := foreignConnect(fd, rawInet(args[1], 16)); err != nil {
+		fmt.Println("connect:", err)
+		return nil
+	}
+	return secretOf(fd)
+}
+
+// attackRings POD HOST: the same with io_uring.
+func attackRings(args []string) error {
+	fd, err := switchedSocket(args[0])
+	if err != nil {
+		return err
+	}
+	ring, err := newRing()
+	if err != nil {
+		fmt.Println("ring:", err)
+		return nil
+	}
+	for _, address := range [][]byte{make([]byte, 16), rawInet(args[1], 16)} {
+		if err := ring.connect(fd, address); err != nil {
+			return fmt.Errorf("connect with io_uring: %w", err)
+		}
+	}
+	return secretOf(fd)
+}
+
+// ring is the least of io_uring that connects.
+type ring struct {
+	fd                  int
+	submissions, events []byte
+	entries             []byte
+	params              ringParams
+}
+
+type ringParams struct {
+	sqEntries, cqEntries, flags, sqThreadCPU, sqThreadIdle, features, wqFD uint32
+	_                                                                      [3]uint32
+	sq                                                                     [10]uint32 // head, tail, mask, entries, flags, dropped, array, ...
+	cq                                                                     [10]uint32 // head, tail, mask, entries, overflow, cqes, ...
+}
+
+func newRing() (*ring, error) {
+	r := &ring{}
+	fd, _, errno := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&r.params)), 0)
+	if errno != 0 {
+		return nil, errno
+	}
+	r.fd = int(fd)
+	var err1, err2, err3 error
+	r.submissions, err1 = unix.Mmap(r.fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	r.events, err2 = unix.Mmap(r.fd, 0x8000000, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	r.entries, err3 = unix.Mmap(r.fd, 0x10000000, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	return r, errors.Join(err1, err2, err3)
+}
+
+func (r *ring) connect(fd int, address []byte) error {
+	const opConnect, getEvents = 16, 1
+	at := func(b []byte, offset uint32) *uint32 { return (*uint32)(unsafe.Pointer(&b[offset])) }
+	entry := (*struct {
+		opcode, flags uint8
+		_             uint16
+		fd            int32
+		length        uint64
+		address       uint64
+		_             [40]byte
+	})(unsafe.Pointer(&r.entries[0]))
+	entry.opcode, entry.fd, entry.length, entry.address = opConnect, int32(fd), uint64(len(address)), uint64(uintptr(unsafe.Pointer(&address[0])))
+	*at(r.submissions, r.params.sq[6]) = 0
+	*at(r.submissions, r.params.sq[1])++
+	if _, _, errno := unix.Syscall6(unix.SYS_IO_URING_ENTER, uintptr(r.fd), 1, 1, getEvents, 0, 0); errno != 0 {
+		return errno
+	}
+	head := at(r.events, r.params.cq[0])
+	result := int32(*at(r.events, r.params.cq[5]+16*(*head&*at(r.events, r.params.cq[2]))+8))
+	*head++
+	if result < 0 {
+		return unix.Errno(-result)
+	}
+	return nil
+}
+
+// bellPort PORT: prints the port of a bell that has rung for a listener of this
+// pod, as only root of the node could know.
+func bellPort(args []string) error {
+	port, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	table, err := os.ReadFile("/proc/net/tcp")
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(table)) {
+		fields := strings.Fields(line)
+		if len(fields) < 4 || fields[3] != "01" || !strings.HasSuffix(fields[2], fmt.Sprintf(":%04X", port)) {
+			continue
+		}
+		_, text, _ := strings.Cut(fields[1], ":")
+		bell, err := strconv.ParseUint(text, 16, 16)
+		fmt.Println(bell)
+		return err
+	}
+	return errors.New("no bell has rung")
+}
+
+// attackHijack ADDRESS PORT BELL: gives itself the address of another pod, and
+// rings for itself as that pod's bell.
+func attackHijack(args []string) error {
+	address := netip.MustParseAddr(args[0])
+	if err := testutil.SetUpLink("lo", netip.PrefixFrom(address, address.BitLen())); err != nil {
+		return err
+	}
+	listener, err := newSocket(unix.AF_INET, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(listener, sockaddr(args[0]+":"+args[1], unix.AF_INET)); err != nil {
+		return err
+	}
+	if err := unix.Listen(listener, 1); err != nil {
+		return err
+	}
+	bell, err := newSocket(unix.AF_INET, 0)
+	if err != nil {
+		return err
+	}
+	if err := unix.Bind(bell, sockaddr(args[0]+":"+args[2], unix.AF_INET)); err != nil {
+		return err
+	}
+	if err := unix.Connect(bell, sockaddr(args[0]+":"+args[1], unix.AF_INET)); err != nil {
+		return err
+	}
+	fd, _, err := unix.Accept(listener)
+	if err != nil {
+		return err
+	}
+	if isSwitched(fd) {
+		return secretOf(fd)
+	}
+	fmt.Println("own connection")
+	return nil
+}
+
+// slurp ADDRESS: connects, says a secret, and stays.
+func slurp(args []string) error {
+	fd, err := switchedSocket(args[0])
+	if err != nil {
+		return err
+	}
+	if _, err := unix.Write(fd, []byte("a secret")); err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	return unix.Pause()
+}
+
+// secretService is what another user has on the host's loopback.
+func (h *host) secretService() string {
+	h.lab.Helper()
+	var listener net.Listener
+	h.ns.try(h.lab, func() (err error) {
+		listener, err = net.Listen("tcp4", "127.0.0.1:0")
+		return err
+	})
+	h.lab.Cleanup(func() { listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			conn.Write([]byte("a secret"))
+			h.lab.Cleanup(func() { conn.Close() })
+		}
+	}()
+	return listener.Addr().String()
+}

@@ -1,0 +1,190 @@
+package fastpath
+
+import (
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// handle answers a call.
+func (s *Switch) handle(t *trap) {
+	if t.call().Arch != auditArch || uint32(t.call().Call) >= firstForeignCall {
+		t.answer(0, unix.ENOSYS) // filters let none through
+		return
+	}
+	switch t.call().Call {
+	case unix.SYS_CONNECT:
+		s.connect(t)
+	case unix.SYS_ACCEPT, unix.SYS_ACCEPT4:
+		s.accept(t)
+	case unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME:
+		s.name(t)
+	case unix.SYS_LISTEN:
+		s.listen(t)
+	case unix.SYS_SECCOMP:
+		s.nested(t)
+	default:
+		t.pass()
+	}
+}
+
+// nested tells of a filter with a listener that the kernel is about to refuse.
+// Without a program (a null pointer) somebody asks whether there is such a thing.
+func (s *Switch) nested(t *trap) {
+	if t.call().Args[2] != 0 {
+		s.counters.add(countNested)
+		s.config.Log.Warn("a program of a pod asks for a seccomp listener (as container engines and bypass4netns do), of which it has one already, the fast path's; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
+	}
+	t.pass()
+}
+
+// connect either leaves a connect to the kernel, refuses it, or begins to switch
+// the socket.
+func (s *Switch) connect(t *trap) {
+	socket, ok := t.fetch(t.argument(0))
+	if !ok {
+		return
+	}
+	taken := false
+	defer func() {
+		if !taken {
+			unix.Close(socket)
+		}
+	}()
+	address, errno := t.readAddress(t.call().Args[1], t.argument(2))
+	if !t.waits() {
+		t.cancelled()
+		return
+	}
+	if s.switched(socket) {
+		s.connectSwitched(t, socket, address)
+		return
+	}
+	switch {
+	case errno != 0:
+		t.answer(0, errno)
+		return
+	case option(socket, unix.SOL_SOCKET, unix.SO_PROTOCOL) != unix.IPPROTO_TCP || !isInet(socket):
+		t.proceed(countNotTCP)
+		return
+	}
+	d, why := s.lookUp(t, socket, address)
+	if why == 0 {
+		var c *connecting
+		if c, why = s.plan(t, socket, d); c != nil {
+			taken = true
+			c.begin()
+			return
+		}
+	}
+	s.leave(t, socket, d, why)
+}
+
+// destination is where a connect leads.
+type destination struct {
+	asked, target netip.AddrPort
+	// mapped: the program uses IPv6 addresses. direct: it names the pod itself.
+	mapped, direct bool
+}
+
+const tcpClose = 7 // TCP_CLOSE, of a socket that has not begun to connect
+
+// lookUp finds out what an address stands for, or why that is nothing that is
+// known.
+func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why count) {
+	if option(socket, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff != tcpClose {
+		return d, countInUse
+	}
+	var ok bool
+	d.asked, d.mapped, ok = parseAddress(address)
+	if !ok || !d.asked.Addr().Is4() || d.mapped != (domainOf(socket) == unix.AF_INET6) {
+		return d, countElsewhere
+	}
+	route, ok := s.config.Directory.Resolve(d.asked)
+	if !ok {
+		return d, countElsewhere
+	}
+	if d.direct = len(route.Targets) == 0; d.direct {
+		d.target = d.asked
+		return d, 0
+	}
+	d.target = s.choose(t.from.pod.address, d.asked, route)
+	return d, 0
+}
+
+// connectSwitched refuses what would give a pod a socket of the host's network
+// to use as it likes.
+func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
+	if family(address) == unix.AF_UNSPEC {
+		if s.config.without.Disconnect {
+			t.pass()
+			return
+		}
+		t.refuse(countDisconnect, unix.EOPNOTSUPP)
+		return
+	}
+	if s.config.without.Reconnect {
+		t.pass()
+		return
+	}
+	cookie, err := cookieOf(socket)
+	asked, _, ok := parseAddress(address)
+	s.mu.Lock()
+	known := s.known[cookie]
+	unsaid := err == nil && ok && known != nil && known.unsaid && known.peer.addrPort() == asked
+	s.mu.Unlock()
+	if unsaid {
+		// A signal interrupted the call that connected it, and the kernel has
+		// begun it again.
+		s.say(t, known)
+		return
+	}
+	t.refuse(countReconnect, unix.EISCONN)
+}
+
+// say tells the caller that its socket is connected, if it still waits. Nobody
+// may look at the socket in between: the call may have begun again already.
+func (s *Switch) say(t *trap, known *record) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known.unsaid = !t.answer(0, 0)
+}
+
+// plan finds out whether to switch a socket.
+func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
+	p := t.from.pod
+	node := s.nodeOf(d.target.Addr())
+	// Pods of one node are as near by the bridge between them.
+	if node < 0 || s.peers[node] == nil || node == s.config.Self && d.direct {
+		return nil, countElsewhere
+	}
+	if !s.config.Policy.Permits(p.address, d.target) {
+		return nil, countPolicy
+	}
+	if err := p.meet(t); err != nil {
+		return nil, countNoPod
+	}
+	if network, err := networkCookie(socket); err != nil || network != p.network.Load() {
+		return nil, countElsewhere
+	}
+	local, ok := localAddress(socket)
+	device, err := unix.GetsockoptString(socket, unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
+	if !ok || err != nil || device != "" || !local.Addr().IsUnspecified() && local.Addr() != p.address {
+		return nil, countBound
+	}
+	port := local.Port()
+	if port == 0 {
+		port = p.nextPort()
+	}
+	tangle := t.entangled(t.argument(0))
+	switch {
+	case tangle.crowded:
+		return nil, countCrowded
+	case tangle.duplicated:
+		return nil, countDuplicated
+	}
+	return &connecting{
+		t: t, peer: s.peers[node], old: socket, destination: d, tangle: tangle,
+		source: netip.AddrPortFrom(p.address, port), fd: -1,
+	}, 0
+}

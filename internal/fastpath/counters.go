@@ -1,0 +1,79 @@
+package fastpath
+
+import "sync/atomic"
+
+// count is something that is counted.
+type count int
+
+const (
+	countConnected count = iota
+	countAccepted
+	// Left to the overlay.
+	countNoPod
+	countNotTCP
+	countElsewhere
+	countPolicy
+	countBound
+	countInUse
+	countDuplicated
+	countCrowded
+	countNoPeer
+	countPeerLate
+	countPeerOverlay
+	countInterrupted
+	countFull
+	// Refused.
+	countDisconnect
+	countReconnect
+	countListen
+	countUnseen
+	countForged
+	// Others.
+	countNoListener
+	countCancelled
+	countLocal
+	countNested
+	numCounts
+)
+
+var countNames = [numCounts]string{
+	countConnected:   "connected",
+	countAccepted:    "accepted",
+	countNoPod:       "overlay: the pod is not known yet",
+	countNotTCP:      "overlay: not TCP",
+	countElsewhere:   "overlay: the address is no other node's pod",
+	countPolicy:      "overlay: no policy permits it for certain",
+	countBound:       "overlay: bound to another address or an interface",
+	countInUse:       "overlay: the socket was used before",
+	countDuplicated:  "overlay: the socket has another descriptor",
+	countCrowded:     "overlay: the process has too many descriptors",
+	countNoPeer:      "overlay: no connection to the node",
+	countPeerLate:    "overlay: the node did not answer in time",
+	countPeerOverlay: "overlay: the node wants it so",
+	countInterrupted: "overlay: a signal came first",
+	countFull:        "overlay: too many connections",
+	countDisconnect:  "refused: disconnect a switched socket",
+	countReconnect:   "refused: connect a switched socket again",
+	countListen:      "refused: listen on a switched socket",
+	countUnseen:      "refused: the process cannot be looked at",
+	countForged:      "refused: a connection that proves no node of the job",
+	countNoListener:  "connection refused by the pod",
+	countCancelled:   "cancelled by the caller",
+	countLocal:       "accepted from the overlay or the pod itself",
+	countNested:      "a seccomp listener of a pod's own, which it cannot have",
+}
+
+type counters [numCounts]atomic.Uint64
+
+func (c *counters) add(what count) { c[what].Add(1) }
+
+// Counters are how often what happened, since the start.
+func (s *Switch) Counters() map[string]uint64 {
+	all := map[string]uint64{}
+	for what := range numCounts {
+		if n := s.counters[what].Load(); n != 0 {
+			all[countNames[what]] = n
+		}
+	}
+	return all
+}

@@ -1,0 +1,109 @@
+package fastpath
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Cut ends switched connections of this node's pods that the policy does not
+// permit any more. It is to be called when that has changed, and looks through
+// all processes of the user: the Switch keeps no descriptor of what it has given
+// away, which would keep connections open that the pods have closed. It returns
+// how many that pods had it has cut.
+func (s *Switch) Cut() (int, error) {
+	s.unpark(func(p *parked) bool {
+		return !p.plain && !s.config.Policy.Permits(p.ends.peer.Addr(), p.ends.local)
+	}, func(p *parked) { reset(p.fd) })
+	forbidden := map[string]uint64{} // cookies, by what /proc calls the socket
+	s.mu.Lock()
+	var all []record
+	for _, r := range s.known {
+		if r.kind == kindSwitched {
+			all = append(all, *r)
+		}
+	}
+	s.mu.Unlock()
+	var problems error
+	for _, r := range all {
+		from, to := r.local.addrPort(), r.target.addrPort()
+		if from == to { // the server's end
+			from = r.peer.addrPort()
+		}
+		if s.config.Policy.Permits(from.Addr(), to) {
+			continue
+		}
+		inode, err := s.inode(&r)
+		problems = errors.Join(problems, err)
+		if inode != 0 {
+			forbidden[fmt.Sprintf("socket:[%d]", inode)] = r.cookie
+		}
+	}
+	if len(forbidden) == 0 {
+		return 0, problems
+	}
+	processes, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, fmt.Errorf("look for connections that are not permitted: %w", err)
+	}
+	cut := map[uint64]bool{}
+	for _, process := range processes {
+		if pid, err := strconv.Atoi(process.Name()); err == nil {
+			problems = errors.Join(problems, s.cutIn(pid, forbidden, cut))
+		}
+	}
+	return len(cut), problems
+}
+
+// cutIn ends the connections of one process. That others may not be looked at,
+// or end, is no error.
+func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool) error {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	defer unix.Close(process)
+	lines, err := socketNames("/proc/" + strconv.Itoa(pid) + "/fd")
+	if errors.Is(err, unix.EACCES) {
+		lines, err = s.inside.look(askSockNames, "fd", process)
+	}
+	if err != nil {
+		return nil
+	}
+	for line := range bytes.Lines(lines) {
+		text, name, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+		cookie, found := forbidden[string(name)]
+		number, err := strconv.Atoi(string(text))
+		if err != nil || !found {
+			continue
+		}
+		if err := shutDown(process, number, cookie); err != nil {
+			if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EBADF) {
+				continue
+			}
+			return fmt.Errorf("cut a connection of process %d: %w", pid, err)
+		}
+		cut[cookie] = true
+	}
+	return nil
+}
+
+func shutDown(process, number int, cookie uint64) error {
+	fd, err := unix.PidfdGetfd(process, number, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	got, err := cookieOf(fd)
+	if err != nil || got != cookie {
+		return unix.EBADF // another one by now
+	}
+	if err := unix.Shutdown(fd, unix.SHUT_RDWR); err != nil && !errors.Is(err, unix.ENOTCONN) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,17 @@
+package fastpath
+
+import "golang.org/x/sys/unix"
+
+const (
+	auditArch        = unix.AUDIT_ARCH_AARCH64
+	firstForeignCall = 0x40000000
+)
+
+// foreignCalls are those of 32-bit ARM that connect, listen, accept, or send
+// with MSG_FASTOPEN, and io_uring.
+func foreignCalls() []uint32 {
+	const (
+		socketcall, connect, listen, accept, sendto, sendmsg, accept4, sendmmsg = 102, 283, 284, 285, 290, 296, 366, 374
+	)
+	return append(ringCalls(), socketcall, connect, listen, accept, sendto, sendmsg, accept4, sendmmsg)
+}

@@ -1,0 +1,126 @@
+package fastpath
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// ends are those of a connection as a pod knows them.
+type ends struct{ local, peer netip.AddrPort }
+
+// know writes down what a connection is called in the pod that will have it, and
+// which pod's port it leads to.
+func (s *Switch) know(fd int, e ends, target netip.AddrPort, mapped bool) (*record, error) {
+	local, ok1 := localAddress(fd)
+	peer, ok2 := peerAddress(fd)
+	if !ok1 || !ok2 {
+		return nil, fmt.Errorf("name a connection: %w", unix.ENOTCONN)
+	}
+	return s.remember(fd, record{
+		kind: kindSwitched, mapped: mapped, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
+		hostLocal: packEnd(local), hostPeer: packEnd(peer),
+	})
+}
+
+// knowSteered writes down which Service a pod's own socket is connected to.
+func (s *Switch) knowSteered(p *pod, socket int, d destination) error {
+	local, _ := localAddress(socket)
+	_, err := s.remember(socket, record{
+		kind: kindSteered, mapped: d.mapped, local: packEnd(netip.AddrPortFrom(p.address, local.Port())), peer: packEnd(d.asked),
+		target: packEnd(d.target), hostLocal: packEnd(local), hostPeer: packEnd(d.target),
+	})
+	return err
+}
+
+func (s *Switch) remember(socket int, about record) (r *record, err error) {
+	if about.cookie, err = cookieOf(socket); err != nil {
+		return nil, fmt.Errorf("identify a connection: %w", err)
+	}
+	if r = s.state.take(about.kind); r == nil {
+		return nil, errStateFull
+	}
+	*r = about
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.state.put(s.known[about.cookie]) // of a socket that is connected anew
+	s.known[about.cookie] = r
+	if len(s.known) > s.forgetAt {
+		s.forgetAt = numRecords // until it has been done
+		s.forget = true
+		s.sweepLocked()
+	}
+	return r, nil
+}
+
+func (s *Switch) unknow(r *record) {
+	s.mu.Lock()
+	delete(s.known, r.cookie)
+	s.mu.Unlock()
+	s.state.put(r)
+}
+
+// name answers getsockname and getpeername on a switched socket with the
+// addresses that the pod knows.
+func (s *Switch) name(t *trap) {
+	s.mu.Lock()
+	none := len(s.known) == 0
+	s.mu.Unlock()
+	if none {
+		t.pass()
+		return
+	}
+	socket, ok := t.fetch(t.argument(0))
+	if !ok {
+		return
+	}
+	defer unix.Close(socket)
+	if !t.waits() {
+		t.cancelled()
+		return
+	}
+	cookie, err := cookieOf(socket)
+	var r record // kindFree where there is none
+	s.mu.Lock()
+	if known := s.known[cookie]; known != nil && err == nil {
+		r = *known
+	}
+	s.mu.Unlock()
+	peer, connected := peerAddress(socket)
+	ofPeer := t.call().Call == unix.SYS_GETPEERNAME
+	switched := s.switched(socket)
+	switch {
+	case !switched && (r.kind != kindSteered || !ofPeer || !connected || peer != r.target.addrPort()):
+		t.pass()
+	case switched && (r.kind != kindSwitched || ofPeer && !connected):
+		t.answer(0, unix.ENOTCONN) // not the host's addresses
+	case ofPeer:
+		t.answer(0, t.writeAddress(r.peer.addrPort(), r.mapped, t.call().Args[1], t.call().Args[2]))
+	default:
+		t.answer(0, t.writeAddress(r.local.addrPort(), r.mapped, t.call().Args[1], t.call().Args[2]))
+	}
+}
+
+// listen refuses to make a switched socket one that takes connections to the
+// host.
+func (s *Switch) listen(t *trap) {
+	socket, ok := t.fetch(t.argument(0))
+	if !ok {
+		return
+	}
+	defer unix.Close(socket)
+	switch {
+	case !t.waits():
+		t.cancelled()
+		return
+	case s.switched(socket) && !s.config.without.Listen:
+		t.refuse(countListen, unix.EINVAL)
+		return
+	}
+	// The pod's servers can be rung from now on.
+	if err := t.from.pod.meet(t); err != nil {
+		s.config.Log.Debug("connections to a pod stay on the overlay", "pod", t.from.pod.address, "err", err)
+	}
+	t.pass()
+}

@@ -1,0 +1,223 @@
+package fastpath
+
+import (
+	"net/netip"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// parked is a connection that waits until the pod accepts it. Without a bell
+// (0) it waits for one.
+type parked struct {
+	record *record
+	pod    *pod
+	ends   ends
+	// plain: a connection of the overlay that could not be delivered before.
+	plain bool
+	fd    int
+	bell  int
+	key   bellKey
+	since time.Time
+}
+
+// bellKey is how an accepted connection is recognized as a bell's: by its
+// namespace too, since a pod with capabilities can give itself any address.
+type bellKey struct {
+	network     uint64
+	bell, local netip.AddrPort
+}
+
+// answerer answers the other node; the zero value has nobody to answer.
+type answerer struct {
+	key   []byte
+	asked *[preambleLen]byte
+}
+
+func (a answerer) encode(v verdict) (b [answerLen]byte) {
+	if a.asked == nil {
+		return b
+	}
+	return encodeAnswer(v, a.key, a.asked)
+}
+
+func (a answerer) send(fd int, v verdict) bool {
+	if a.asked == nil {
+		return true
+	}
+	b := a.encode(v)
+	n, err := unix.Write(fd, b[:])
+	return err == nil && n == len(b)
+}
+
+// refuse ends a connection that no pod will have. One that was promised is
+// reset; a reset before could overtake the answer.
+func (a answerer) refuse(fd int, v verdict) {
+	if a.asked == nil {
+		reset(fd)
+		return
+	}
+	a.send(fd, v)
+	unix.Close(fd)
+}
+
+func (s *Switch) bellKey(network uint64, bell, local netip.AddrPort) bellKey {
+	if s.config.without.Namespace {
+		network = 0
+	}
+	return bellKey{network, bell, local}
+}
+
+// ring connects to the pod's listener and parks a connection there. It answers
+// the other node before anyone can accept it.
+func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
+	overlay := func(why count) {
+		s.counters.add(why)
+		answer.refuse(fd, verdictOverlay)
+	}
+	r := s.state.take(kindParked)
+	if r == nil {
+		overlay(countFull)
+		return
+	}
+	promised := answer.asked == nil
+	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), plain, promised
+	bell, err := s.takeBell(p)
+	if err != nil && !promised {
+		s.state.put(r)
+		overlay(countNoPod)
+		return
+	}
+	p.parked.Add(1)
+	if err != nil {
+		r.fd = int32(fd)
+		s.park(&parked{record: r, pod: p, ends: e, plain: plain, fd: fd})
+		return
+	}
+	if !promised {
+		r.stage = stageRinging
+	}
+	r.fd, r.bell = int32(fd), int32(bell)
+	p.ringing.Lock()
+	defer p.ringing.Unlock()
+	giveUp := func() {
+		p.parked.Add(-1)
+		s.state.put(r)
+		p.giveBell(bell)
+	}
+	address := rawAddress(e.local)
+	err = rawConnect(bell, (*unix.RawSockaddr)(unsafe.Pointer(&address)))
+	if err == unix.EINPROGRESS {
+		// The handshake is over when the call returns, or the listener's queue
+		// is full; then the client waits as it would for any such server.
+		err = rawConnect(bell, (*unix.RawSockaddr)(unsafe.Pointer(&address)))
+	}
+	if err == unix.EALREADY && promised {
+		err = nil // it waits for a place in the queue
+	}
+	switch err {
+	case nil:
+	case unix.ECONNREFUSED:
+		giveUp()
+		s.counters.add(countNoListener)
+		answer.refuse(fd, verdictRefused)
+		return
+	default:
+		giveUp()
+		overlay(countFull)
+		return
+	}
+	// A successor sees whether it has been sent.
+	r.answer = answer.encode(verdictConnected)
+	r.stage = stageBegun
+	if !answer.send(fd, verdictConnected) {
+		giveUp()
+		unix.Close(fd)
+		return
+	}
+	s.park(&parked{record: r, pod: p, ends: e, plain: plain, fd: fd, bell: bell})
+}
+
+func (s *Switch) park(p *parked) {
+	p.since = time.Now()
+	from := netip.AddrPortFrom(netip.Addr{}, uint16(p.fd)) // which nobody accepts
+	if p.bell > 0 {
+		from, _ = localAddress(p.bell)
+	}
+	p.key = s.bellKey(p.pod.network.Load(), from, p.ends.local)
+	s.mu.Lock()
+	s.parked[p.key] = p
+	s.mu.Unlock()
+	s.sweepSoon()
+}
+
+// rung returns what was parked for an accepted connection, if that is a bell's.
+func (s *Switch) rung(p *pod, accepted int) *parked {
+	if p.parked.Load() == 0 && !s.config.without.Namespace {
+		return nil
+	}
+	bell, ok1 := peerAddress(accepted)
+	local, ok2 := localAddress(accepted)
+	network, err := networkCookie(accepted)
+	if !ok1 || !ok2 || err != nil {
+		return nil
+	}
+	p.ringing.Lock() // until the bell's port is known
+	p.ringing.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	key := s.bellKey(network, bell, local)
+	found := s.parked[key]
+	delete(s.parked, key)
+	return found
+}
+
+// unpark takes connections out, each of which goes to f with its bell.
+func (s *Switch) unpark(which func(*parked) bool, f func(*parked)) (left int) {
+	var out []*parked
+	s.mu.Lock()
+	for key, p := range s.parked {
+		if which(p) {
+			out = append(out, p)
+			delete(s.parked, key)
+		}
+	}
+	left = len(s.parked)
+	s.mu.Unlock()
+	for _, p := range out {
+		s.state.put(p.record)
+		p.pod.parked.Add(-1)
+		p.pod.giveBell(p.bell)
+		f(p)
+	}
+	return left + len(out)
+}
+
+// ringAgain is for a parked connection whose bell was not heard: the listener
+// is gone, or who accepted it was interrupted.
+func (s *Switch) ringAgain(p *pod, fd int, e ends, plain bool) {
+	s.ring(p, fd, e, plain, answerer{})
+}
+
+// deaf tells whether the bell was closed and not heard.
+func (p *parked) deaf(now time.Time) bool {
+	if now.Sub(p.since) < sweepEvery {
+		return false
+	}
+	return p.bell <= 0 || polled(p.bell, unix.POLLIN|unix.POLLRDHUP) != 0
+}
+
+func reset(fd int) {
+	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	unix.Close(fd)
+}
+
+// polled returns which of the events there are, without waiting.
+func polled(fd int, events int16) int16 {
+	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
+	if n, err := unix.Poll(p, 0); n <= 0 || err != nil {
+		return 0
+	}
+	return p[0].Revents
+}

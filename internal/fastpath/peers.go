@@ -1,0 +1,128 @@
+package fastpath
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// peer is a node, this one too: its pods reach each other through a Service in
+// the same way as those of others. Connections to it are made before they are needed: a
+// connect of a pod then costs one round trip, as it would anyway.
+type peer struct {
+	node      int
+	endpoints []netip.AddrPort
+	key       []byte // of connections to it
+	turn      atomic.Uint32
+
+	mu    sync.Mutex
+	idle  []int
+	want  int
+	taken int
+	// avoid is until when the peer is left alone, because it did not answer.
+	avoid time.Time
+}
+
+const (
+	firstWant = 4
+	mostWant  = 64
+	avoidFor  = 5 * time.Second
+)
+
+func newPeers(c Config) ([]*peer, error) {
+	peers := make([]*peer, len(c.Nodes))
+	for i, n := range c.Nodes {
+		ipv4 := slices.DeleteFunc(slices.Clone(n.Endpoints), func(e netip.AddrPort) bool { return !e.Addr().Is4() })
+		if len(ipv4) == 0 {
+			continue
+		}
+		key, err := pairKey(c.Key, c.Self, i)
+		if err != nil {
+			return nil, fmt.Errorf("derive the key to node %d: %w", i, err)
+		}
+		peers[i] = &peer{node: i, endpoints: ipv4, key: key}
+	}
+	return peers, nil
+}
+
+// take returns a connection on which the challenge may not have come yet, and
+// whether it was made just now.
+func (p *peer) take() (fd int, fresh bool, err error) {
+	p.mu.Lock()
+	if time.Now().Before(p.avoid) {
+		p.mu.Unlock()
+		return -1, false, unix.EHOSTUNREACH
+	}
+	p.taken++
+	if n := len(p.idle); n > 0 {
+		fd := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		p.mu.Unlock()
+		return fd, false, nil
+	}
+	p.want = min(max(firstWant, 2*p.want), mostWant)
+	p.mu.Unlock()
+	fd, err = p.dial()
+	return fd, true, err
+}
+
+// fail leaves the peer alone for a while.
+func (p *peer) fail() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.avoid = time.Now().Add(avoidFor)
+}
+
+func (p *peer) dial() (int, error) {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return -1, fmt.Errorf("make a socket: %w", err)
+	}
+	endpoint := p.endpoints[int(p.turn.Add(1))%len(p.endpoints)]
+	address := rawAddress(endpoint)
+	if err := rawConnect(fd, (*unix.RawSockaddr)(unsafe.Pointer(&address))); err != nil && err != unix.EINPROGRESS {
+		unix.Close(fd)
+		return -1, fmt.Errorf("connect to %s: %w", endpoint, err)
+	}
+	return fd, nil
+}
+
+// refill makes up to two connections for later: one for that which was taken.
+func (p *peer) refill() {
+	for range 2 {
+		p.mu.Lock()
+		enough := len(p.idle) >= p.want
+		p.mu.Unlock()
+		if enough {
+			return
+		}
+		fd, err := p.dial()
+		if err != nil {
+			return
+		}
+		p.mu.Lock()
+		p.idle = append(p.idle, fd)
+		p.mu.Unlock()
+	}
+}
+
+// trim closes what has not been needed since the last time, and tells whether
+// anything is left.
+func (p *peer) trim() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.taken == 0 {
+		for _, fd := range p.idle {
+			unix.Close(fd)
+		}
+		p.idle, p.want = nil, 0
+	}
+	p.taken = 0
+	return len(p.idle) > 0
+}

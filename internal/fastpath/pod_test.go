@@ -1,0 +1,140 @@
+package fastpath
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Pod is a pod of the lab.
+type labPod struct {
+	host    *host
+	name    string
+	address netip.Addr
+	// plain pods have no filter; others one that is made of the rules.
+	plain bool
+	rules rules
+}
+
+func (h *host) addPod(number int) *labPod {
+	h.lab.Helper()
+	p := &labPod{host: h, name: fmt.Sprintf("p%d", number), address: netip.AddrFrom4([4]byte{10, 42, byte(h.index), byte(number)})}
+	args := PodArgs{Name: p.name, Address: p.address}
+	if err := h.agent.Call("Agent.AddPod", args, nil); err != nil {
+		h.lab.Fatalf("add pod %s: %v", p.address, err)
+	}
+	return p
+}
+
+// app is a program that runs in a pod.
+type app struct {
+	pod *labPod
+	pid int
+	all []string
+}
+
+func (p *labPod) start(name string, args ...string) *app {
+	t := p.host.lab
+	t.Helper()
+	begin := StartArgs{Pod: p.name, Program: append([]string{name}, args...), Env: []string{asRole + "=" + roleProgram}}
+	if !p.plain {
+		encoded, _ := json.Marshal([]bool{p.rules.allowFastOpen, p.rules.allowForeign, p.rules.allowRings})
+		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "RULES=" + string(encoded)}
+	}
+	started := &app{pod: p, all: begin.Program}
+	if err := p.host.agent.Call("Agent.Start", begin, &started.pid); err != nil {
+		t.Fatalf("start %v: %v", begin.Program, err)
+	}
+	return started
+}
+
+// serve starts a program that prints when it is ready.
+func (p *labPod) serve(name string, args ...string) *app {
+	p.host.lab.Helper()
+	s := p.start(name, args...)
+	if line := s.line(); line != "ready" {
+		p.host.lab.Fatalf("%v prints %q", s.all, line)
+	}
+	return s
+}
+
+func (p *labPod) run(name string, args ...string) string {
+	p.host.lab.Helper()
+	return p.start(name, args...).wait()
+}
+
+func (p *labPod) at(port int) string {
+	return netip.AddrPortFrom(p.address, uint16(port)).String()
+}
+
+func (g *app) line() (line string) {
+	g.pod.host.lab.Helper()
+	if err := g.pod.host.agent.Call("Agent.Line", g.pid, &line); err != nil {
+		g.pod.host.lab.Fatalf("%v: %v", g.all, err)
+	}
+	return line
+}
+
+func (g *app) wait() (output string) {
+	g.pod.host.lab.Helper()
+	output, err := g.result()
+	if err != nil {
+		g.pod.host.lab.Fatal(err)
+	}
+	return output
+}
+
+func (g *app) result() (output string, err error) {
+	if err = g.pod.host.agent.Call("Agent.Wait", g.pid, &output); err != nil {
+		err = fmt.Errorf("%v in pod %s: %w", g.all, g.pod.address, err)
+	}
+	return strings.TrimSpace(output), err
+}
+
+func (g *app) kill() {
+	g.pod.host.lab.Helper()
+	if err := g.pod.host.agent.Call("Agent.Kill", g.pid, nil); err != nil {
+		g.pod.host.lab.Fatalf("kill %v: %v", g.all, err)
+	}
+}
+
+// runLaunch does what runc does with linux.seccomp.listenerPath.
+func runLaunch() error {
+	runtime.LockOSThread()
+	var left []bool
+	if err := json.Unmarshal([]byte(os.Getenv("RULES")), &left); err != nil {
+		return err
+	}
+	address, err := netip.ParseAddr(os.Getenv("POD"))
+	if err != nil {
+		return err
+	}
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	network, err := networkCookie(socket)
+	if err != nil {
+		return err
+	}
+	metadata, err := Metadata{address, network}.MarshalText()
+	if err != nil {
+		return err
+	}
+	if os.Getenv("OLD") == "true" {
+		if err := refuseNewCalls(); err != nil {
+			return err
+		}
+	}
+	if err := confine(os.Getenv("CONTAINERS"), string(metadata), rules{left[0], left[1], left[2]}); err != nil {
+		return err
+	}
+	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asRole+"=") })
+	return unix.Exec("/proc/self/exe", []string{"program"}, append(env, asRole+"="+roleProgram))
+}

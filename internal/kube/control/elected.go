@@ -1,0 +1,139 @@
+package control
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/heap"
+	"berth.dev/berth/internal/kube/notify"
+)
+
+// Of several controllers of a kind one works. Should it fail to renew its lease
+// for renewDeadline it ends, and another takes over leaseDuration after the last
+// renewal. That has to be longer than a change of etcd's leader and of the API
+// server in use takes, or the loss of a node would end controllers elsewhere.
+const (
+	leaseDuration = 10 * time.Second
+	renewDeadline = 8 * time.Second
+	retryPeriod   = time.Second
+)
+
+// balancerLease is that of the controller of load balancers.
+const balancerLease = "berth-load-balancer"
+
+// ControllersMain runs the controllers of one of several control planes as the
+// command line says, until ctx ends: those of upstream, the scheduler, and that
+// of load balancers.
+//
+//	--plan FILE          the plan, as JSON
+//	--notify-fd N        where to report; see package notify
+func ControllersMain(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("controllers", flag.ContinueOnError)
+	planFile := flags.String("plan", "", "`file` with the plan of the cluster")
+	notifyFD := flags.Int("notify-fd", -1, "descriptor to report to")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	notifier := notify.New(*notifyFD)
+	plan, err := readPlan(*planFile)
+	if err == nil {
+		err = runControllers(ctx, plan, notifier)
+	}
+	if err != nil {
+		notifier.Fatal(err)
+	}
+	return err
+}
+
+func runControllers(ctx context.Context, plan cluster.Plan, notifier *notify.Notifier) error {
+	logProblems(ctx, "controllers", plan.Verbosity, notifier)
+	rest.SetDefaultWarningHandler(rest.NoWarnings{})
+	scheduler, err := parseSchedulerOptions(plan)
+	if err != nil {
+		return err
+	}
+	manager, err := parseManagerOptions(ctx, plan, nil)
+	if err != nil {
+		return err
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", plan.Paths.Kubeconfig(cluster.UserAdmin))
+	if err != nil {
+		return fmt.Errorf("read kubeconfig of the controllers: %w", err)
+	}
+	config.QPS = -1 // as for the rest, the server's own limits suffice
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make the client of the controllers: %w", err)
+	}
+	// Before any API server answers there is nothing to do, but this process is
+	// alive.
+	go notifier.Alive(ctx, nil)
+	if err := waitReady(ctx, client); err != nil {
+		return unlessStopped(ctx, err)
+	}
+	notifier.Ready()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { heap.Settle(ctx, settleTime); return nil })
+	group.Go(func() error { return runManager(ctx, manager) })
+	group.Go(func() error { return runScheduler(ctx, scheduler) })
+	group.Go(func() error {
+		return whileElected(ctx, client, plan, balancerLease, func(ctx context.Context) error {
+			return runLoadBalancer(ctx, client, plan, utilfeature.DefaultFeatureGate)
+		})
+	})
+	return group.Wait()
+}
+
+// whileElected does something whenever this node holds a lease, until ctx ends
+// or it fails.
+func whileElected(ctx context.Context, client kubernetes.Interface, plan cluster.Plan, lease string, do func(context.Context) error) error {
+	failed := make(chan error, 1)
+	for ctx.Err() == nil {
+		term, end := context.WithCancel(ctx)
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Name: lease,
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta:  metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: lease},
+				Client:     client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: plan.Node.Name + "-" + fmt.Sprint(os.Getpid())},
+			},
+			LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod,
+			ReleaseOnCancel: true,
+			Callbacks: leaderelection.LeaderCallbacks{
+				OnStartedLeading: func(ctx context.Context) {
+					if err := do(ctx); err != nil {
+						failed <- err
+						end()
+					}
+				},
+				OnStoppedLeading: func() { slog.Debug("lost or gave back a lease", "lease", lease) },
+			},
+		})
+		if err != nil {
+			end()
+			return fmt.Errorf("take part in the election (lease %s): %w", lease, err)
+		}
+		elector.Run(term)
+		end()
+		select {
+		case err := <-failed:
+			return unlessStopped(ctx, err)
+		default:
+		}
+	}
+	return nil
+}

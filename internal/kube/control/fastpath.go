@@ -1,0 +1,96 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/admission"
+	"k8s.io/apiserver/pkg/admission/initializer"
+	"k8s.io/apiserver/pkg/server/options"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	listers "k8s.io/client-go/listers/core/v1"
+	api "k8s.io/kubernetes/pkg/apis/core"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// namespaceFastPath gives pods the fast path that their namespace says: its
+// annotation becomes theirs, where they have none. Nobody on a node knows the
+// namespace of a pod before its containers are made.
+type namespaceFastPath struct {
+	*admission.Handler
+	client     kubernetes.Interface
+	namespaces listers.NamespaceLister
+}
+
+const fastPathPlugin = "NamespaceFastPath"
+
+// addFastPathPlugin has the API server run the plugin.
+func addFastPathPlugin(o *options.AdmissionOptions) {
+	o.Plugins.Register(fastPathPlugin, func(io.Reader) (admission.Interface, error) {
+		return &namespaceFastPath{Handler: admission.NewHandler(admission.Create)}, nil
+	})
+	// Those at the end of the order are to see what all others have done.
+	o.RecommendedPluginOrder = append([]string{fastPathPlugin}, o.RecommendedPluginOrder...)
+}
+
+// SetExternalKubeClientSet implements initializer.WantsExternalKubeClientSet.
+func (p *namespaceFastPath) SetExternalKubeClientSet(c kubernetes.Interface) { p.client = c }
+
+// SetExternalKubeInformerFactory implements initializer.WantsExternalKubeInformerFactory.
+func (p *namespaceFastPath) SetExternalKubeInformerFactory(f informers.SharedInformerFactory) {
+	namespaces := f.Core().V1().Namespaces()
+	p.namespaces = namespaces.Lister()
+	p.SetReadyFunc(namespaces.Informer().HasSynced)
+}
+
+// ValidateInitialization implements admission.InitializationValidator.
+func (p *namespaceFastPath) ValidateInitialization() error {
+	if p.client == nil || p.namespaces == nil {
+		return errors.New("the plugin has no client or no namespaces")
+	}
+	return nil
+}
+
+// Admit implements admission.MutationInterface.
+func (p *namespaceFastPath) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	pod, isPod := a.GetObject().(*api.Pod)
+	if !isPod || a.GetSubresource() != "" {
+		return nil
+	}
+	if !p.WaitForReady() {
+		return admission.NewForbidden(a, errors.New("namespaces are not known yet"))
+	}
+	if _, own := pod.Annotations[cluster.FastPathAnnotation]; own {
+		return nil
+	}
+	namespace, err := p.namespaces.Get(a.GetNamespace())
+	if apierrors.IsNotFound(err) {
+		// It may have just been made.
+		namespace, err = p.client.CoreV1().Namespaces().Get(ctx, a.GetNamespace(), metav1.GetOptions{})
+	}
+	if apierrors.IsNotFound(err) {
+		return nil // as another plugin says
+	}
+	if err != nil {
+		return fmt.Errorf("look at the namespace of pod %s: %w", pod.Name, err)
+	}
+	if said, ok := namespace.Annotations[cluster.FastPathAnnotation]; ok {
+		if pod.Annotations == nil {
+			pod.Annotations = map[string]string{}
+		}
+		pod.Annotations[cluster.FastPathAnnotation] = said
+	}
+	return nil
+}
+
+var (
+	_ admission.MutationInterface                  = (*namespaceFastPath)(nil)
+	_ initializer.WantsExternalKubeClientSet       = (*namespaceFastPath)(nil)
+	_ initializer.WantsExternalKubeInformerFactory = (*namespaceFastPath)(nil)
+)

@@ -1,0 +1,91 @@
+package control
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/config"
+	"go.etcd.io/etcd/server/v3/etcdserver"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/etcdhttp"
+	"go.etcd.io/etcd/server/v3/etcdserver/api/rafthttp"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+const (
+	// peerPort is where members of etcd listen for each other, on the node's
+	// address inside the cluster.
+	peerPort = 2380
+	// peerTick and peerElection: a member that hears nothing of the leader for
+	// one to two seconds calls for an election. etcd's own numbers; on machines
+	// whose processors are all busy a heartbeat may be late by some tenths.
+	peerTick     = 100 // ms
+	peerElection = 10  // ticks
+	// peerCatchUp is how many entries are kept for a member that was cut off;
+	// one that misses more gets the whole database.
+	peerCatchUp = 1000
+	// bootstrapPatience bounds the question to each other member whether the
+	// cluster exists already, while these start, too.
+	bootstrapPatience = 200 * time.Millisecond
+	// peerReadLimit is the longest time to read a request, as in etcd.
+	peerReadLimit = 5 * time.Minute
+)
+
+// replicate makes the configuration that of one of several members.
+func replicate(c *config.ServerConfig, plan cluster.Plan) error {
+	members := types.URLsMap{}
+	for _, member := range plan.Replicas() {
+		members[member.Name] = peerURLs(member.Address)
+	}
+	own := plan.Members[plan.Index]
+	c.Name = own.Name
+	c.PeerURLs = members[own.Name]
+	// Nobody connects to it as a client; see store.
+	c.ClientURLs = members[own.Name]
+	c.InitialPeerURLsMap = members
+	c.PeerTLSInfo = peerTLS(plan)
+	c.TickMs, c.ElectionTicks = peerTick, peerElection
+	c.InitialElectionTickAdvance = true
+	c.BootstrapTimeout = bootstrapPatience
+	c.SnapshotCatchUpEntries = peerCatchUp
+	return nil
+}
+
+func peerURLs(address netip.Addr) types.URLs {
+	return types.URLs{{Scheme: "https", Host: netip.AddrPortFrom(address, peerPort).String()}}
+}
+
+// peerTLS lets members talk to members only: both ends need a certificate of an
+// authority that signs nothing else, for the address that they come from.
+func peerTLS(plan cluster.Plan) transport.TLSInfo {
+	file := plan.Paths.PKI
+	return transport.TLSInfo{
+		CertFile: file(cluster.EtcdPeer + ".crt"), KeyFile: file(cluster.EtcdPeer + ".key"),
+		TrustedCAFile: file(cluster.EtcdCA + ".crt"), ClientCertAuth: true,
+	}
+}
+
+// servePeers listens for the other members.
+func servePeers(plan cluster.Plan, server *etcdserver.EtcdServer) (*http.Server, error) {
+	own := peerURLs(plan.Addresses.Node)[0]
+	secrets := peerTLS(plan)
+	listener, err := transport.NewListenerWithOpts(own.Host, own.Scheme,
+		transport.WithTLSInfo(&secrets),
+		transport.WithTimeout(rafthttp.ConnReadTimeout, rafthttp.ConnWriteTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("listen for other members of etcd: %w", err)
+	}
+	peers := &http.Server{
+		Handler:     etcdhttp.NewPeerHandler(server.Logger(), server),
+		ReadTimeout: peerReadLimit,
+		ErrorLog:    slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // strangers' errors
+	}
+	go func(l net.Listener) { _ = peers.Serve(l) }(listener) // until it is closed
+	return peers, nil
+}

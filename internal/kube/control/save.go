@@ -1,0 +1,146 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/objects"
+	"berth.dev/berth/internal/state"
+)
+
+// savePage is how many objects are read from the store at once. Nothing else
+// waits for it: a read at one revision is a snapshot of its own.
+const savePage = 1000
+
+// serveState gives whoever connects to the listener the objects that outlive
+// this cluster, until the listener is closed.
+func (r *role) serveState(ctx context.Context, listener net.Listener) {
+	for {
+		conn, err := listener.Accept()
+		if err != nil {
+			return // it was closed
+		}
+		go func() {
+			defer conn.Close()
+			if err := r.sendState(ctx, conn); err != nil && ctx.Err() == nil {
+				r.opts.Log.Error("the state of the cluster cannot be read", "error", err)
+			}
+		}()
+	}
+}
+
+func (r *role) sendState(ctx context.Context, conn net.Conn) error {
+	select {
+	case <-r.writable: // before, a cluster that is being restored would be half there
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	all, err := r.store.read(ctx)
+	if err != nil {
+		return err
+	}
+	lasting, err := objects.Lasting(all)
+	if err != nil {
+		return err
+	}
+	facts := state.Facts{Kubernetes: cluster.KubernetesVersion, Services: strings.Split(serviceRanges(r.plan), ",")}
+	return state.Write(conn, facts, lasting)
+}
+
+// read returns all objects as they are at one moment.
+func (s *store) read(ctx context.Context) ([]state.Record, error) {
+	client, err := s.client()
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	var all []state.Record
+	key, revision := storagePrefix, int64(0)
+	for {
+		page, err := client.Get(ctx, key, clientv3.WithRange(clientv3.GetPrefixRangeEnd(storagePrefix)), clientv3.WithLimit(savePage), clientv3.WithRev(revision))
+		if err != nil {
+			return nil, fmt.Errorf("read all objects from etcd: %w", err)
+		}
+		for _, kv := range page.Kvs {
+			all = append(all, state.Record{Key: strings.TrimPrefix(string(kv.Key), storagePrefix), Value: kv.Value})
+		}
+		if !page.More {
+			return all, nil
+		}
+		revision = page.Header.Revision
+		key = string(page.Kvs[len(page.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// restored returns what an earlier cluster has left to this one, by keys of the
+// store, and what the user should know of it; nothing where there was none.
+func restored(plan cluster.Plan) ([]seedObject, []string, error) {
+	file, err := os.Open(plan.Paths.Restore())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the state to restore: %w", err)
+	}
+	defer file.Close()
+	facts, records, err := state.Read(file)
+	if err != nil {
+		return nil, nil, err
+	}
+	from, err := parseRanges(facts.Services)
+	if err != nil {
+		return nil, nil, err
+	}
+	to, err := parseRanges(strings.Split(serviceRanges(plan), ","))
+	if err != nil {
+		return nil, nil, err
+	}
+	records, notices, err := objects.Moved(records, from, to)
+	if err != nil {
+		return nil, nil, fmt.Errorf("restore the cluster: %w", err)
+	}
+	var found []seedObject
+	for _, record := range records {
+		found = append(found, seedObject{storagePrefix + record.Key, record.Value})
+	}
+	return found, notices, nil
+}
+
+func parseRanges(texts []string) ([]netip.Prefix, error) {
+	var ranges []netip.Prefix
+	for _, text := range texts {
+		parsed, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("read the ranges of Services: %w", err)
+		}
+		ranges = append(ranges, parsed)
+	}
+	return ranges, nil
+}
+
+// merge adds what is restored to the seed. The new cluster's own objects count,
+// but for those that users change.
+func merge(seed, restored []seedObject) []seedObject {
+	position := map[string]int{}
+	for i, object := range seed {
+		position[object.key] = i
+	}
+	for _, object := range restored {
+		i, seeded := position[object.key]
+		switch {
+		case !seeded:
+			seed = append(seed, object)
+		case strings.HasPrefix(object.key, storagePrefix+"namespaces/"), strings.HasPrefix(object.key, storagePrefix+"serviceaccounts/"):
+			seed[i] = object
+		}
+	}
+	return seed
+}

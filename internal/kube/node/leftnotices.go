@@ -1,0 +1,54 @@
+package node
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+)
+
+// leftNotices are files in which the shim says what it has changed in a
+// container, for want of which it would not have started, or would have done
+// what it must not; see package bundle of the runtime. A shim cannot make events.
+type leftNotices struct {
+	dir      string
+	recorder record.EventRecorder
+}
+
+// left is such a file.
+type left struct {
+	Pod     struct{ Namespace, Name, UID, Container string }
+	Notices []struct {
+		Warning         bool
+		Reason, Message string
+	}
+}
+
+// tell makes events of the files that there are, and removes them.
+func (l leftNotices) tell() {
+	paths, _ := filepath.Glob(filepath.Join(l.dir, "*.json"))
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil || os.Remove(path) != nil {
+			continue
+		}
+		var file left
+		if json.Unmarshal(text, &file) != nil {
+			continue
+		}
+		pod := &v1.ObjectReference{
+			APIVersion: "v1", Kind: "Pod", Namespace: file.Pod.Namespace, Name: file.Pod.Name, UID: types.UID(file.Pod.UID),
+			FieldPath: "spec.containers{" + file.Pod.Container + "}",
+		}
+		for _, notice := range file.Notices {
+			kind := v1.EventTypeNormal
+			if notice.Warning {
+				kind = v1.EventTypeWarning
+			}
+			l.recorder.Event(pod, kind, notice.Reason, file.Pod.Container+": "+notice.Message)
+		}
+	}
+}

@@ -1,0 +1,183 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/kubernetes/pkg/proxy"
+
+	"berth.dev/berth/internal/directory"
+	"berth.dev/berth/internal/policy"
+)
+
+// tellMerge is how long a change waits for others to come.
+const tellMerge = 20 * time.Millisecond
+
+// teller tells the net role which pods are behind a Service, from what
+// kube-proxy is told of them and by its rules, and what policies permit.
+type teller struct {
+	node string
+	line *directory.Line
+	// dirty is full when there is something to tell.
+	dirty chan struct{}
+
+	services  *proxy.ServiceChangeTracker
+	endpoints *proxy.EndpointsChangeTracker
+	// What the trackers have said; run alone uses it.
+	ports   proxy.ServicePortMap
+	backing proxy.EndpointsMap
+
+	mu       sync.Mutex
+	topology map[string]string
+	synced   bool
+	policy   *policy.State
+}
+
+func newTeller(node string, line *directory.Line) *teller {
+	return &teller{
+		node: node, line: line, dirty: make(chan struct{}, 1),
+		services:  proxy.NewServiceChangeTracker(v1.IPv4Protocol, nil, nil),
+		endpoints: proxy.NewEndpointsChangeTracker(v1.IPv4Protocol, node, nil, nil),
+		ports:     proxy.ServicePortMap{}, backing: proxy.EndpointsMap{},
+	}
+}
+
+// The methods by which kube-proxy's informers tell of changes.
+
+func (t *teller) OnServiceAdd(s *v1.Service) { t.OnServiceUpdate(nil, s) }
+func (t *teller) OnServiceDelete(s *v1.Service) {
+	t.OnServiceUpdate(s, nil)
+}
+
+func (t *teller) OnServiceUpdate(old, s *v1.Service) {
+	if t.services.Update(old, s) {
+		t.mark()
+	}
+}
+
+func (t *teller) OnServiceSynced() { t.set(func() { t.synced = true }) }
+
+func (t *teller) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { t.slice(s, false) }
+func (t *teller) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
+	t.slice(s, false)
+}
+func (t *teller) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { t.slice(s, true) }
+func (t *teller) OnEndpointSlicesSynced()                            {}
+
+func (t *teller) slice(s *discoveryv1.EndpointSlice, gone bool) {
+	if t.endpoints.EndpointSliceUpdate(s, gone) {
+		t.mark()
+	}
+}
+
+// OnTopologyChange implements config.NodeTopologyHandler.
+func (t *teller) OnTopologyChange(labels map[string]string) {
+	t.set(func() { t.topology = labels })
+}
+
+// permit replaces what policies permit.
+func (t *teller) permit(s *policy.State) { t.set(func() { t.policy = s }) }
+
+func (t *teller) set(change func()) {
+	t.mu.Lock()
+	change()
+	t.mu.Unlock()
+	t.mark()
+}
+
+func (t *teller) mark() {
+	select {
+	case t.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// run tells what has changed until ctx ends.
+func (t *teller) run(ctx context.Context) error {
+	for {
+		select {
+		case <-t.dirty:
+		case <-ctx.Done():
+			return nil
+		}
+		if state := t.state(); state != nil {
+			if err := t.line.Tell(state); err != nil {
+				return unlessDone(ctx, err)
+			}
+		}
+		select {
+		case <-time.After(tellMerge):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// state is nil as long as not all is known.
+func (t *teller) state() *directory.State {
+	t.mu.Lock()
+	topology, synced, policies := t.topology, t.synced, t.policy
+	t.mu.Unlock()
+	if !synced || policies == nil {
+		return nil
+	}
+	t.ports.Update(t.services)
+	t.backing.Update(t.endpoints)
+	s := &directory.State{Services: map[netip.AddrPort]directory.Service{}, Policy: policies}
+	for name, port := range t.ports {
+		address, ok := netip.AddrFromSlice(port.ClusterIP())
+		if !ok || port.Protocol() != v1.ProtocolTCP {
+			continue
+		}
+		endpoints, local, _, _ := proxy.CategorizeEndpoints(t.backing[name], port, t.node, topology)
+		if port.InternalPolicyLocal() {
+			endpoints = local
+		}
+		if service := serviceOf(port, endpoints); len(service.Endpoints) > 0 {
+			s.Services[netip.AddrPortFrom(address.Unmap(), uint16(port.Port()))] = service
+		}
+	}
+	return s
+}
+
+// serviceOf is what the net role is told of a Service; nothing where an endpoint
+// cannot be said.
+func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s directory.Service) {
+	for _, e := range endpoints {
+		address, err := netip.ParseAddr(e.IP())
+		if err != nil {
+			return directory.Service{}
+		}
+		s.Endpoints = append(s.Endpoints, netip.AddrPortFrom(address, uint16(e.Port())))
+	}
+	if port.SessionAffinityType() == v1.ServiceAffinityClientIP {
+		s.Sticky = time.Duration(port.StickyMaxAgeSeconds()) * time.Second
+	}
+	return s
+}
+
+// answer tells everything again to a net role that has just begun, until ctx
+// ends. What it has lost is to be replaced.
+func (t *teller) answer(ctx context.Context, replace func(context.Context, []netip.Addr)) error {
+	stop := context.AfterFunc(ctx, func() { t.line.Close() })
+	defer stop()
+	for {
+		lost, err := t.line.AwaitAsker()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return unlessDone(ctx, err)
+		}
+		t.mark()
+		if len(lost) > 0 {
+			replace(ctx, lost)
+		}
+	}
+}

@@ -1,0 +1,96 @@
+package node
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"berth.dev/berth/internal/directory"
+	"berth.dev/berth/internal/policy"
+)
+
+const servicePort = "100.66.0.7:80"
+
+func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) directory.Service {
+	t.Helper()
+	teller := newTeller("n1", nil)
+	service.ObjectMeta = metav1.ObjectMeta{Namespace: "a", Name: "s"}
+	service.Spec.ClusterIP, service.Spec.ClusterIPs = "100.66.0.7", []string{"100.66.0.7"}
+	if service.Spec.InternalTrafficPolicy == nil { // as the API server fills in
+		service.Spec.InternalTrafficPolicy = ptr.To(v1.ServiceInternalTrafficPolicyCluster)
+	}
+	service.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
+	service.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
+	service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: "p", Port: 80, Protocol: v1.ProtocolTCP})
+	teller.OnServiceAdd(service)
+	teller.OnEndpointSliceAdd(&discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "s-1", Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints,
+		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
+	})
+	if teller.state() != nil {
+		t.Error("it tells before it knows all")
+	}
+	teller.OnServiceSynced()
+	teller.permit(&policy.State{})
+	state := teller.state()
+	if state == nil {
+		t.Fatal("it tells nothing")
+	}
+	found := state.Services[netip.MustParseAddrPort(servicePort)]
+	slices.SortFunc(found.Endpoints, netip.AddrPort.Compare)
+	return found
+}
+
+func endpoint(address string, ready, terminating bool) discoveryv1.Endpoint {
+	return discoveryv1.Endpoint{
+		Addresses: []string{address}, NodeName: ptr.To("n2"),
+		Conditions: discoveryv1.EndpointConditions{Ready: ptr.To(ready && !terminating), Serving: ptr.To(ready), Terminating: ptr.To(terminating)},
+	}
+}
+
+// TestAServiceIsWhatKubeProxyMakesOfIt has one endpoint of each kind.
+func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
+	ready, unready, ending := endpoint("100.64.2.1", true, false), endpoint("100.64.2.2", false, false), endpoint("100.64.2.3", true, true)
+	here := endpoint("100.64.1.1", true, false)
+	here.NodeName = ptr.To("n1")
+	at := func(addresses ...string) (s directory.Service) {
+		for _, address := range addresses {
+			s.Endpoints = append(s.Endpoints, netip.MustParseAddrPort(address+":8080"))
+		}
+		return s
+	}
+	local := v1.ServiceSpec{InternalTrafficPolicy: ptr.To(v1.ServiceInternalTrafficPolicyLocal)}
+	sticky := at("100.64.2.1")
+	sticky.Sticky = time.Minute
+	for name, c := range map[string]struct {
+		service   v1.ServiceSpec
+		endpoints []discoveryv1.Endpoint
+		want      directory.Service
+	}{
+		"those that are ready":         {v1.ServiceSpec{}, []discoveryv1.Endpoint{ready, unready, ending}, at("100.64.2.1")},
+		"those that end, without any":  {v1.ServiceSpec{}, []discoveryv1.Endpoint{unready, ending}, at("100.64.2.3")},
+		"also of this node":            {v1.ServiceSpec{}, []discoveryv1.Endpoint{ready, here}, at("100.64.1.1", "100.64.2.1")},
+		"nobody":                       {v1.ServiceSpec{}, []discoveryv1.Endpoint{unready}, directory.Service{}},
+		"with affinity":                {v1.ServiceSpec{SessionAffinity: v1.ServiceAffinityClientIP}, []discoveryv1.Endpoint{ready}, sticky},
+		"of this node alone":           {local, []discoveryv1.Endpoint{ready, here}, at("100.64.1.1")},
+		"of this node, where none are": {local, []discoveryv1.Endpoint{ready}, directory.Service{}},
+	} {
+		if got := told(t, &v1.Service{Spec: c.service}, c.endpoints...); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+	gone := newTeller("n1", nil)
+	gone.OnServiceSynced()
+	gone.permit(&policy.State{})
+	if state := gone.state(); state == nil || len(state.Services) != 0 {
+		t.Errorf("without Services it tells %v", state)
+	}
+}

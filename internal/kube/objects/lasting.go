@@ -1,0 +1,199 @@
+package objects
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+
+	"berth.dev/berth/internal/state"
+)
+
+// passing are keys, and beginnings of keys that end in a slash, of what belongs
+// to the nodes, addresses and keys of one cluster, or is made anew by the next.
+var passing = []string{
+	"berth/", "health", "minions/", "leases/", "events/", "csinodes/", "csistoragecapacities/", "volumeattachments/",
+	"masterleases/", "ipaddresses/", "servicecidrs/", "services/endpoints/", "resourceslices/", "leasecandidates/",
+	"storageversions/", "internal.apiserver.k8s.io/", "certificatesigningrequests/", "podcertificaterequests/",
+	"services/specs/default/kubernetes", "services/specs/kube-system/kube-dns",
+	"endpointslices/default/kubernetes", "endpointslices/kube-system/kube-dns-berth",
+	"configmaps/kube-system/extension-apiserver-authentication", "configmaps/kube-system/berth-run",
+	"configmaps/kube-system/kube-apiserver-legacy-service-account-token-tracking",
+	"storageclasses/local", "storageclasses/shared",
+}
+
+// upstreams are words in objects that Kubernetes itself keeps up to date.
+var upstreams = map[string]string{
+	"endpointslices/":              "endpointslice",
+	"apiregistration.k8s.io/":      "kube-aggregator.kubernetes.io/automanaged",
+	"clusterroles/":                "kubernetes.io/bootstrapping",
+	"clusterrolebindings/":         "kubernetes.io/bootstrapping",
+	"roles/":                       "kubernetes.io/bootstrapping",
+	"rolebindings/":                "kubernetes.io/bootstrapping",
+	"flowschemas/":                 "apf.kubernetes.io/autoupdate-spec",
+	"prioritylevelconfigurations/": "apf.kubernetes.io/autoupdate-spec",
+}
+
+// Annotations that upstream ties a claim to its volume with.
+var binding = []string{
+	"pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
+	"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
+}
+
+// EmptyAnnotation marks a claim whose volume was on a node of an earlier job.
+const EmptyAnnotation = "berth.dev/emptied"
+
+// provisioner is who makes volumes on nodes.
+const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev/local"
+
+// Lasting returns the records that outlive the cluster, without what ties them
+// to its nodes and keys.
+func Lasting(all []state.Record) ([]state.Record, error) {
+	local := map[string]bool{}
+	for _, record := range all {
+		if name, ok := strings.CutPrefix(record.Key, "persistentvolumes/"); ok {
+			volume, err := decode[*corev1.PersistentVolume](record)
+			if err != nil {
+				return nil, err
+			}
+			local[name] = volume.Annotations[provisionedBy] == provisioner
+		}
+	}
+	var lasting []state.Record
+	for _, record := range all {
+		kept, err := last(record, local)
+		if err != nil {
+			return nil, err
+		}
+		if kept != nil {
+			lasting = append(lasting, *kept)
+		}
+	}
+	return lasting, nil
+}
+
+// last returns the record as it lasts, nil for one that does not.
+func last(record state.Record, local map[string]bool) (*state.Record, error) {
+	kind, rest, _ := strings.Cut(record.Key, "/")
+	switch {
+	case passes(record), kind == "configmaps" && strings.HasSuffix(rest, "/kube-root-ca.crt"):
+		return nil, nil
+	case kind == "persistentvolumes" && local[rest]:
+		return nil, nil
+	case kind == "pods":
+		return change(record, lastPod)
+	case kind == "secrets":
+		return change(record, lastSecret)
+	case kind == "persistentvolumeclaims":
+		return change(record, func(claim *corev1.PersistentVolumeClaim) bool { lastClaim(claim, local); return true })
+	case strings.HasPrefix(record.Key, "services/specs/"):
+		return change(record, func(service *corev1.Service) bool {
+			service.Status.LoadBalancer = corev1.LoadBalancerStatus{}
+			return true
+		})
+	}
+	return &record, nil
+}
+
+func passes(record state.Record) bool {
+	for _, key := range passing {
+		if record.Key == key || strings.HasSuffix(key, "/") && strings.HasPrefix(record.Key, key) {
+			return true
+		}
+	}
+	for prefix, word := range upstreams {
+		if strings.HasPrefix(record.Key, prefix) && bytes.Contains(record.Value, []byte(word)) {
+			// Slices that a user has made have a manager of another name.
+			return prefix != "endpointslices/" || bytes.Contains(record.Value, []byte("-controller.k8s.io"))
+		}
+	}
+	return false
+}
+
+// lastPod keeps bare pods only: the others are made anew by what made them. One
+// that has not ended begins again, on any node.
+func lastPod(pod *corev1.Pod) bool {
+	if metav1.GetControllerOf(pod) != nil || pod.DeletionTimestamp != nil || pod.Annotations[corev1.MirrorPodAnnotationKey] != "" {
+		return false
+	}
+	pod.Spec.NodeName = "" // upstream deletes pods of nodes that do not exist
+	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+		pod.Status = corev1.PodStatus{Phase: corev1.PodPending, QOSClass: pod.Status.QOSClass}
+	}
+	return true
+}
+
+// lastSecret takes out what the cluster's keys have signed; it is made anew.
+func lastSecret(secret *corev1.Secret) bool {
+	switch secret.Type {
+	case corev1.SecretTypeBootstrapToken:
+		return false
+	case corev1.SecretTypeServiceAccountToken:
+		secret.Data = nil
+	}
+	return true
+}
+
+// lastClaim gives a claim whose volume was on a node a new one.
+func lastClaim(claim *corev1.PersistentVolumeClaim, local map[string]bool) {
+	bound := claim.Spec.VolumeName != ""
+	if bound && !local[claim.Spec.VolumeName] {
+		return
+	}
+	maps.DeleteFunc(claim.Annotations, func(name, _ string) bool { return slices.Contains(binding, name) })
+	if bound {
+		metav1.SetMetaDataAnnotation(&claim.ObjectMeta, EmptyAnnotation, "its volume was on a node of an earlier job")
+	}
+	claim.Spec.VolumeName = ""
+	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
+}
+
+// change decodes a record, and encodes it again unless do says that it is of no
+// use any more.
+func change[T runtime.Object](record state.Record, do func(T) bool) (*state.Record, error) {
+	object, err := decode[T](record)
+	if err != nil {
+		return nil, err
+	}
+	if !do(object) {
+		return nil, nil
+	}
+	changed, err := encode(record.Key, object)
+	return &changed, err
+}
+
+func decode[T runtime.Object](record state.Record) (object T, err error) {
+	decoded, err := runtime.Decode(legacyscheme.Codecs.UniversalDeserializer(), record.Value)
+	if err != nil {
+		return object, fmt.Errorf("decode %s: %w", record.Key, err)
+	}
+	object, ok := decoded.(T)
+	if !ok {
+		return object, fmt.Errorf("decode %s: it is a %T", record.Key, decoded)
+	}
+	return object, nil
+}
+
+func encode(key string, object runtime.Object) (state.Record, error) {
+	protobuf, known := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !known {
+		return state.Record{}, fmt.Errorf("encode %s: no serializer for %s", key, runtime.ContentTypeProtobuf)
+	}
+	kinds, _, err := legacyscheme.Scheme.ObjectKinds(object)
+	if err != nil {
+		return state.Record{}, fmt.Errorf("encode %s: %w", key, err)
+	}
+	encoder := legacyscheme.Codecs.EncoderForVersion(protobuf.Serializer, schema.GroupVersions{kinds[0].GroupVersion()})
+	value, err := runtime.Encode(encoder, object)
+	if err != nil {
+		return state.Record{}, fmt.Errorf("encode %s: %w", key, err)
+	}
+	return state.Record{Key: key, Value: value}, nil
+}

@@ -1,0 +1,105 @@
+package usage
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// fresh is how old an answer may be that is given again.
+	fresh = time.Second
+	// window is the time over which CPU is averaged where there are samples
+	// from so long ago. Autoscalers want some seconds of calm.
+	window = 10 * time.Second
+	// stale samples are no base any more: an average over minutes is not what
+	// a pod uses now. It is longer than the time between two looks of an
+	// autoscaler, 15 seconds.
+	stale = time.Minute
+	// shortest is the time between the two samples of a first answer, and the
+	// least age of a container for one. The kernel counts in hundredths of a
+	// second.
+	shortest = time.Second
+)
+
+// history is what one node's kubelet has said lately.
+type history struct {
+	ask func(context.Context) (*sample, error)
+	now func() time.Time
+	// pause waits for a time, or until the context ends.
+	pause func(context.Context, time.Duration)
+
+	mu      sync.Mutex // held during a question: others want the same answer
+	samples []*sample  // oldest first
+}
+
+// pair returns the newest sample and the one to compare it with.
+func (h *history) pair(ctx context.Context) (base, newest *sample, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	now := h.now()
+	h.samples = slices.DeleteFunc(h.samples, func(s *sample) bool { return now.Sub(s.taken) > stale })
+	if n := len(h.samples); n > 1 && now.Sub(h.samples[n-1].taken) < fresh {
+		return baseOf(h.samples), h.samples[n-1], nil
+	}
+	if len(h.samples) == 0 {
+		if err := h.take(ctx); err != nil {
+			return nil, nil, err
+		}
+	}
+	h.pause(ctx, shortest-h.now().Sub(h.samples[len(h.samples)-1].taken))
+	if err := h.take(ctx); err != nil {
+		return nil, nil, err
+	}
+	return baseOf(h.samples), h.samples[len(h.samples)-1], nil
+}
+
+func (h *history) take(ctx context.Context) error {
+	s, err := h.ask(ctx)
+	if err != nil {
+		return err
+	}
+	h.samples = append(h.samples, s)
+	return nil
+}
+
+// baseOf is the newest sample that is older than the last one by the window, or
+// else the oldest.
+func baseOf(samples []*sample) *sample {
+	base := samples[0]
+	newest := samples[len(samples)-1]
+	for _, s := range samples[:len(samples)-1] {
+		if newest.taken.Sub(s.taken) >= window {
+			base = s
+		}
+	}
+	return base
+}
+
+// used is what something uses now.
+type used struct {
+	at     time.Time
+	window time.Duration
+	cores  float64
+	memory uint64
+}
+
+// between compares two points. Where the earlier one is none of the same life,
+// the average is over the time since the start.
+func between(earlier, later point, known bool) (used, bool) {
+	u := used{at: later.at, memory: later.memory}
+	from, cpu := earlier.at, later.cpu-earlier.cpu
+	if !known || cpu < 0 || later.started.After(earlier.at) {
+		if later.started.IsZero() {
+			return u, false
+		}
+		from, cpu = later.started, later.cpu
+	}
+	u.window = later.at.Sub(from)
+	if u.window < shortest/2 {
+		return u, false
+	}
+	u.cores = float64(cpu) / float64(u.window)
+	return u, true
+}

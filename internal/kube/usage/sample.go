@@ -1,0 +1,120 @@
+package usage
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// container names one in the cluster.
+type container struct{ namespace, pod, name string }
+
+// point is what a node or a container had used at a moment.
+type point struct {
+	at      time.Time
+	started time.Time     // zero where unknown
+	cpu     time.Duration // since it started
+	memory  uint64        // its working set, in bytes
+}
+
+// sample is what a kubelet said at one time.
+type sample struct {
+	taken      time.Time
+	node       point
+	containers map[container]point
+	// pods is the memory of pods, which is more than that of their containers:
+	// their volumes in memory are no process's. Their keys name no container.
+	pods map[container]uint64
+}
+
+// Names in a kubelet's answer; KEP 727 fixes them.
+const (
+	nodeCPU          = "node_cpu_usage_seconds_total"
+	nodeMemory       = "node_memory_working_set_bytes"
+	containerCPU     = "container_cpu_usage_seconds_total"
+	containerMemory  = "container_memory_working_set_bytes"
+	containerStarted = "container_start_time_seconds"
+	podMemory        = "pod_memory_working_set_bytes"
+)
+
+// readSample reads what a kubelet's /metrics/resource says. A container of which
+// CPU or memory is missing has just started or ended, and is left out.
+func readSample(body io.Reader, taken time.Time) (*sample, error) {
+	parser := expfmt.NewTextParser(model.LegacyValidation)
+	families, err := parser.TextToMetricFamilies(body)
+	if err != nil {
+		return nil, fmt.Errorf("read what the kubelet measured: %w", err)
+	}
+	s := &sample{taken: taken, containers: map[container]point{}, pods: map[container]uint64{}}
+	for _, m := range families[nodeCPU].GetMetric() {
+		s.node.at, s.node.cpu = momentOf(m, taken), seconds(valueOf(m))
+	}
+	for _, m := range families[nodeMemory].GetMetric() {
+		s.node.memory = uint64(valueOf(m))
+	}
+	if s.node.at.IsZero() {
+		return nil, fmt.Errorf("read what the kubelet measured: it has no %s", nodeCPU)
+	}
+	for _, m := range families[podMemory].GetMetric() {
+		s.pods[containerOf(m)] = uint64(valueOf(m))
+	}
+	memory := map[container]uint64{}
+	for _, m := range families[containerMemory].GetMetric() {
+		memory[containerOf(m)] = uint64(valueOf(m))
+	}
+	started := map[container]time.Time{}
+	for _, m := range families[containerStarted].GetMetric() {
+		started[containerOf(m)] = time.Unix(0, int64(seconds(valueOf(m))))
+	}
+	for _, m := range families[containerCPU].GetMetric() {
+		c := containerOf(m)
+		if bytes, known := memory[c]; known {
+			s.containers[c] = point{at: momentOf(m, taken), started: started[c], cpu: seconds(valueOf(m)), memory: bytes}
+		}
+	}
+	return s, nil
+}
+
+func containerOf(m *dto.Metric) (c container) {
+	for _, label := range m.GetLabel() {
+		switch label.GetName() {
+		case "namespace":
+			c.namespace = label.GetValue()
+		case "pod":
+			c.pod = label.GetValue()
+		case "container":
+			c.name = label.GetValue()
+		}
+	}
+	return c
+}
+
+func valueOf(m *dto.Metric) float64 {
+	switch {
+	case m.Counter != nil:
+		return m.Counter.GetValue()
+	case m.Gauge != nil:
+		return m.Gauge.GetValue()
+	}
+	return m.GetUntyped().GetValue()
+}
+
+// momentOf is when a value was measured.
+func momentOf(m *dto.Metric, otherwise time.Time) time.Time {
+	if m.TimestampMs == nil {
+		return otherwise
+	}
+	return time.UnixMilli(m.GetTimestampMs())
+}
+
+// seconds as a duration. Split: as one number of nanoseconds, a time since 1970
+// is more than a float64 holds exactly.
+func seconds(v float64) time.Duration {
+	whole, part := math.Modf(v)
+	return time.Duration(whole)*time.Second + time.Duration(part*float64(time.Second))
+}

@@ -1,0 +1,70 @@
+package launch
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+func TestSandboxNetwork(t *testing.T) {
+	offers := []cluster.Offer{
+		{RunID: "job-1-0", IPv6: cluster.ToOutside, Node: cluster.Node{Name: "a"}},
+		{RunID: "job-1-0", IPv6: cluster.ToOutside, Node: cluster.Node{Name: "b"}},
+	}
+	for family, addresses := range map[string]int{cluster.IPv4Only: 2, cluster.DualStack: 3} {
+		plans, err := cluster.Design(cluster.Spec{Network: cluster.Network{IPFamily: family}}, offers)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var own []netip.Prefix
+		for _, plan := range plans {
+			network := sandboxNetwork(plan, 2)
+			if len(network.NodeAddresses) != addresses || len(network.Sources) != addresses-1 || len(network.Mesh.Routes) != 2*len(network.Sources) {
+				t.Errorf("%s: %+v, routes %v", family, network, network.Mesh.Routes)
+			}
+			for i, source := range network.Sources {
+				if own = append(own, network.NodeAddresses[i]); network.NodeAddresses[i].Addr() != source {
+					t.Errorf("%s: packets come from %s, and not from the first addresses %v", family, source, network.NodeAddresses)
+				}
+			}
+			// What belongs to other nodes is elsewhere.
+			for _, other := range plans {
+				for _, address := range other.Members[other.Index].Prefixes {
+					if !slices.ContainsFunc(network.Mesh.Routes, func(route netip.Prefix) bool { return route.Overlaps(address) }) {
+						t.Errorf("%s: no route to %s", family, address)
+					}
+				}
+			}
+		}
+		for i, address := range own {
+			if !address.IsSingleIP() || slices.Contains(own[:i], address) {
+				t.Errorf("%s: address %s is not of one node alone", family, address)
+			}
+		}
+		if network := sandboxNetwork(plans[0], 0); network.Mesh != nil {
+			t.Errorf("%s: a node that is alone has a way to others", family)
+		}
+	}
+}
+
+func TestNodesMeetOverOneFamily(t *testing.T) {
+	four, six := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::1")
+	for _, c := range []struct{ from, want []netip.Addr }{
+		{[]netip.Addr{six, four}, []netip.Addr{four}},
+		{[]netip.Addr{six}, []netip.Addr{six}},
+		{[]netip.Addr{four}, []netip.Addr{four}},
+	} {
+		if got := oneFamily(c.from); !slices.Equal(got, c.want) {
+			t.Errorf("of %v: %v", c.from, got)
+		}
+	}
+}
+
+func TestReach(t *testing.T) {
+	global := netip.MustParseAddr("2001:db8::1")
+	if reach(false, global) != cluster.Nowhere || reach(true, netip.Addr{}) != cluster.ToNodes || reach(true, global) != cluster.ToOutside {
+		t.Error("the probe's answers are not taken for what they mean")
+	}
+}

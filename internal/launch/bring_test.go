@@ -1,0 +1,48 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+)
+
+func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
+	answer := make(chan report, 1)
+	e := errands{number: 2, open: map[string]chan report{"n2": answer}}
+	e.heard("n2", report{Number: 1}) // of one that was given up
+	e.heard("n3", report{Number: 2}) // of one that was not asked
+	e.heard("n2", report{Number: 2, Problem: "no room", Code: ExitNoSpace})
+	e.heard("n2", report{Number: 2}) // again
+	if err := (<-answer).err(); ExitCode(err) != ExitNoSpace || err.Error() != "no room" {
+		t.Errorf("%v, with code %d", err, ExitCode(err))
+	}
+	if len(answer) > 0 {
+		t.Error("a second answer counts")
+	}
+}
+
+func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	a := &attendance{}
+	a.expected.Add(1)
+	cancel()
+	if err := a.allHeard(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("it does not wait for a node that is on its way: %v", err)
+	}
+	a.expect(ctx, &worker{name: "n3"}) // until the end of ctx
+	if err := a.allHeard(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestANodeThatHasNotComeIsNotAsked(t *testing.T) {
+	var log bytes.Buffer
+	r := &run{Options: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	err := r.ask(t.Context(), other{name: "n3"}, errand{Archives: []archive{{Path: "/a/x.tar"}}}, nil)
+	if err != nil || !strings.Contains(log.String(), "node n3 is lost, and will not have the images of x.tar") {
+		t.Errorf("%v, said %s", err, &log)
+	}
+}

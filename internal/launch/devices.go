@@ -1,0 +1,83 @@
+package launch
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/devices"
+	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/slurm"
+)
+
+// findDevices finds out which devices this node's task was given, and tells what
+// is not offered.
+func (r *run) findDevices() error {
+	var job slurm.Job
+	if r.allocation != nil {
+		job = r.allocation.job
+	}
+	wish, err := deviceWish(r.Getenv, job, r.allocation != nil, r.Spec.Devices)
+	if err != nil {
+		return err
+	}
+	wish.Part, wish.Parts = r.order.Index, r.Spec.NodesPerHost
+	wish.Hook = filepath.Join(r.host.libexec, "berth-cdi-hook")
+	if r.host.devices, err = (devices.Machine{}).Find(wish); err != nil {
+		return fail(ExitInternal, err)
+	}
+	for _, notice := range r.host.devices.Notices {
+		r.Log.Warn(notice)
+	}
+	if warning := lockedMemory(wish.Requests); warning != "" {
+		r.Log.Warn(warning)
+	}
+	return nil
+}
+
+// FindDevices returns what a node would offer here: the GPUs of the job, or of the
+// machine outside of one, and the devices that options name.
+func FindDevices(getenv func(string) string, options []string) (devices.Found, error) {
+	job, inJob := slurm.FromEnv(getenv)
+	wish, err := deviceWish(getenv, job, inJob, options)
+	if err != nil {
+		return devices.Found{}, err
+	}
+	return devices.Machine{}.Find(wish)
+}
+
+// deviceWish is what a node is to offer, by its surroundings and the options.
+func deviceWish(getenv func(string) string, job slurm.Job, inJob bool, options []string) (devices.Wish, error) {
+	wish := devices.Wish{GPUs: devices.FromEnv(getenv, inJob, job.GPUs), LibraryPath: getenv("LD_LIBRARY_PATH")}
+	for _, value := range options {
+		request, err := cluster.ParseDevice(value)
+		if err != nil {
+			return wish, fail(ExitUsage, err)
+		}
+		wish.Requests = append(wish.Requests, request)
+	}
+	return wish, nil
+}
+
+// lockedMemory lets pods lock as much memory as the job may, and says where that
+// is too little for the devices of a fast network, whose buffers are locked.
+func lockedMemory(requests []cluster.DeviceRequest) string {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Max == unix.RLIM_INFINITY && limit.Cur == limit.Max {
+		return ""
+	}
+	limit.Cur = limit.Max
+	_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &limit)
+	rdma := slices.ContainsFunc(requests, func(request cluster.DeviceRequest) bool {
+		return slices.ContainsFunc(request.Paths, func(path string) bool { return strings.HasPrefix(path, "/dev/infiniband") })
+	})
+	if !rdma || limit.Max == unix.RLIM_INFINITY {
+		return ""
+	}
+	return fmt.Sprintf("pods may lock %s of memory only, which is little for InfiniBand; an administrator can set PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd's unit",
+		probe.Bytes(limit.Max))
+}

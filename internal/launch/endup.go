@@ -1,0 +1,111 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"time"
+
+	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/standing"
+)
+
+// stepPoll is how often Slurm is asked whether a step has ended that is about to.
+const stepPoll = 100 * time.Millisecond
+
+// ownGrace is longer than any pod takes: its own grace period counts.
+const ownGrace = time.Hour
+
+// Down ends the cluster that stands in a job, or else where this process is,
+// and returns when it has gone. A grace of 0 leaves pods the one that they ask
+// for.
+func Down(ctx context.Context, options Options, job string, grace time.Duration) (int, error) {
+	if job == "" {
+		job = jobOf(options.Getenv)
+	}
+	if grace == 0 {
+		grace = ownGrace
+	}
+	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), job)
+	if ok && cluster.Head == "" {
+		outcome, err := cluster.End(ctx, standing.Order{Grace: grace})
+		if err != nil {
+			return 0, fail(ExitUnavailable, err)
+		}
+		options.Log.Info(describeEnd(job, outcome))
+		options.awaitKeeper(ctx, job)
+		return 0, nil
+	}
+	head := cluster.Head
+	if !ok && job != standing.Local && options.hops() == 0 {
+		var err error
+		if _, head, err = slurm.StepNamed(ctx, job, UpStep, slurm.AskPatiently); err != nil {
+			return 0, fail(ExitUnavailable, fmt.Errorf("look for the cluster of job %s: %w", job, err))
+		}
+	}
+	if head == "" || options.hops() >= maxHops {
+		if job == standing.Local {
+			return 0, fail(ExitUnavailable, errors.New("no cluster of yours is up on this machine; 'berth up' starts one, and 'berth down JOB' ends that of a job"))
+		}
+		return 0, fail(ExitUnavailable, fmt.Errorf("no cluster is up in job %s; 'berth up' in it starts one, and 'scancel %s' ends the job", job, job))
+	}
+	code, err := options.endOn(ctx, job, head)
+	if code == 0 && err == nil {
+		options.awaitKeeper(ctx, job)
+	}
+	return code, err
+}
+
+// awaitKeeper waits for what starts the next cluster: the step of this one is
+// over a moment later.
+func (o Options) awaitKeeper(ctx context.Context, job string) {
+	ctx, cancel := context.WithTimeout(ctx, downLimit)
+	defer cancel()
+	awaitUpKeeper(ctx, o.Getenv, job)
+	for job != standing.Local && ctx.Err() == nil {
+		if id, _, err := slurm.StepNamed(ctx, job, UpStep, slurm.AskSlurm); err != nil || id == "" {
+			return
+		}
+		select {
+		case <-time.After(stepPoll):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// endOn does the same on the cluster's head, by a step.
+func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 0, fmt.Errorf("find berth's own file: %w", err)
+	}
+	command := slurm.IntoCommand(job, head, append([]string{self}, os.Args[1:]...)...)
+	step := exec.CommandContext(ctx, command[0], command[1:]...)
+	step.Cancel = func() error { return step.Process.Signal(EndingSignal(context.Cause(ctx))) }
+	step.Env = append(slurm.IntoEnv(os.Environ()), o.hop())
+	step.Stdout, step.Stderr = os.Stdout, os.Stderr
+	err = step.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return 0, fail(ExitUnavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job, err))
+	}
+	return step.ProcessState.ExitCode(), nil
+}
+
+func describeEnd(job string, outcome standing.Outcome) string {
+	whose := "the cluster of job " + job
+	if job == standing.Local {
+		whose = "the cluster of this machine"
+	}
+	switch left := outcome.Asked - outcome.Ended; {
+	case outcome.Asked == 0:
+		return whose + " has ended; no pod ran"
+	case left == 0:
+		return fmt.Sprintf("%s has ended, and its pods (%d) before it, in order", whose, outcome.Asked)
+	default:
+		return fmt.Sprintf("%s has ended; %d of its %d pods took longer than they had, and were killed", whose, left, outcome.Asked)
+	}
+}

@@ -1,0 +1,129 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// ksiAccount is the service account whose token scripts of KSI get.
+const ksiAccount = "admin-user"
+
+// ksiApp is the folder of the nodes that pods of such scripts mount.
+const ksiApp = "/app"
+
+// ksiFolder returns the folder of the host that is shown as ksiApp: app in the
+// shared one, which is made, or the working directory.
+func ksiFolder(ksi cluster.KSI) (string, error) {
+	if ksi.Shared == "" {
+		return os.Getwd()
+	}
+	shared, err := filepath.Abs(ksi.Shared)
+	if err != nil {
+		return "", err
+	}
+	if info, err := os.Stat(shared); err != nil {
+		return "", fail(ExitNoInput, fmt.Errorf("use the shared folder: %w", err))
+	} else if !info.IsDir() {
+		return "", fail(ExitNoInput, fmt.Errorf("use the shared folder: %s is none", shared))
+	}
+	app := filepath.Join(shared, "app")
+	if err := os.MkdirAll(app, 0o755); err != nil {
+		return "", fail(ExitNoInput, fmt.Errorf("use the shared folder: %w", err))
+	}
+	return app, nil
+}
+
+// contextName is the name of the context in the user's kubeconfig. Scripts of
+// KSI may name files after it, so theirs differ.
+func (r *run) contextName() string {
+	if r.Spec.KSI != nil {
+		return r.plan.RunID
+	}
+	return "berth"
+}
+
+// The ports that Services of type NodePort can have.
+const firstNodePort, lastNodePort = 30000, 32767
+
+// ksiPortVariable is where a script of KSI finds its port, and where it may be
+// chosen.
+const ksiPortVariable = "K8S_PORT"
+
+// checkKSI finds out before anything starts what is wrong with a call of a
+// script of KSI.
+func checkKSI(options Options) error {
+	if options.Spec.KSI == nil {
+		return nil
+	}
+	_, portErr := ksiPort(options.Getenv)
+	_, folderErr := ksiFolder(*options.Spec.KSI)
+	return errors.Join(portErr, folderErr)
+}
+
+// ksiPort is the port that the user chose, or 0.
+func ksiPort(getenv func(string) string) (uint16, error) {
+	value := getenv(ksiPortVariable)
+	if value == "" {
+		return 0, nil
+	}
+	port, err := strconv.ParseUint(value, 10, 16)
+	if err != nil || port < firstNodePort || port > lastNodePort {
+		return 0, fail(ExitUsage, fmt.Errorf("%s=%s: a port for a Service is between %d and %d", ksiPortVariable, value, firstNodePort, lastNodePort))
+	}
+	return uint16(port), nil
+}
+
+// publishForKSI opens the port of a script of KSI on the head, where it runs:
+// the one that was chosen, or the first free one. Where to begin follows from
+// the run, so that those of a host seldom meet.
+func (r *run) publishForKSI(ctx context.Context) error {
+	if r.Spec.KSI == nil || !r.team.leads() {
+		return nil
+	}
+	port, err := ksiPort(r.Getenv)
+	if err != nil {
+		return err
+	}
+	const count = lastNodePort - firstNodePort + 1
+	var opened door
+	for i := range count {
+		try := port
+		if port == 0 {
+			try = firstNodePort + uint16((os.Getpid()+i)%count)
+		}
+		opened, err = openPort(ctx, cluster.Publish{Host: try, Node: try})
+		if err == nil || port != 0 || !errors.Is(err, syscall.EADDRINUSE) {
+			break
+		}
+	}
+	if err != nil {
+		return fail(ExitUnavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
+	}
+	r.doors, r.ksiPort = append(r.doors, opened), opened.Host
+	r.Log.Warn(fmt.Sprintf("everybody who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", r.host.name, opened.Host, ksiPortVariable))
+	return nil
+}
+
+// ksiEnv is what a script of KSI expects to find in its environment.
+func (r *run) ksiEnv(ctx context.Context) (map[string]string, error) {
+	if r.Spec.KSI == nil {
+		return nil, nil
+	}
+	token, err := r.client.AdminToken(ctx, ksiAccount)
+	if err != nil {
+		return nil, fail(ExitInternal, err)
+	}
+	return map[string]string{
+		"K8S_CLUSTER_NAME":      r.contextName(),
+		"K8S_CLUSTER_API":       r.plan.Addresses.HostAPIServerURL(),
+		"K8S_CLUSTER_API_TOKEN": token,
+		ksiPortVariable:         strconv.Itoa(int(r.ksiPort)),
+	}, nil
+}

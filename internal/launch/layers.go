@@ -1,0 +1,208 @@
+package launch
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/rundir"
+)
+
+// layersName is the role that serves the layers of images, and its program.
+const layersName = "layers"
+
+// fuseDevice is what mounts of user space are made with.
+const fuseDevice = "/dev/fuse"
+
+// checkSnapshotter refuses a way to keep images that this host cannot go.
+func (h host) checkSnapshotter(asked string) error {
+	if asked != cluster.EROFS {
+		return nil
+	}
+	if !h.state.Overlay {
+		return fail(ExitUnavailable, fmt.Errorf("use the snapshotter %s: overlayfs cannot write to %s; name another place with --state-dir DIR", asked, h.state.Path))
+	}
+	fd, err := unix.Open(fuseDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fail(ExitUnavailable, fmt.Errorf("use the snapshotter %s: open %s: %w; an administrator can run: modprobe fuse && chmod 0666 %s, or leave the option away", asked, fuseDevice, err, fuseDevice))
+	}
+	return unix.Close(fd)
+}
+
+// makeImageCache makes the folder of the cache of images, if one is named.
+func makeImageCache(folder string) error {
+	if folder == "" {
+		return nil
+	}
+	err := os.MkdirAll(folder, 0o700)
+	if err == nil && !rundir.Writable(folder) {
+		err = os.ErrPermission
+	}
+	if err != nil {
+		return fail(ExitNoInput, fmt.Errorf("use %s as cache of images: %w; name a folder of yours with --image-cache DIR", folder, err))
+	}
+	return nil
+}
+
+// layers is the role that serves images to the kernel, and what is kept for it:
+// its mounts would end with its descriptors, and with them the roots of pods.
+type layers struct {
+	// requests is the role's end of the socket on which containerd, at the
+	// other end, asks for mounts. Both outlive either.
+	requests, containerd *os.File
+
+	mu   sync.Mutex
+	kept []keptMount
+	// alive: the role runs.
+	alive bool
+	// abandoned: nobody will serve them again.
+	abandoned bool
+}
+
+// keptMount are the descriptors of one mount.
+type keptMount struct {
+	id    string
+	data  json.RawMessage
+	files []*os.File
+}
+
+// keptMessage is what the role and its keeper say to each other, the descriptors
+// beside it: Data is the role's own and comes with a mount to keep, an ID
+// alone is to be forgotten, and an empty message ends what is handed back.
+type keptMessage struct {
+	ID   string
+	Data json.RawMessage
+}
+
+func newLayers() (*layers, error) {
+	l := &layers{}
+	var err error
+	l.requests, l.containerd, err = linux.PacketFiles("mounts")
+	return l, err
+}
+
+// role returns the role itself, of a program in a directory.
+func (l *layers) role(c *crew, libexec string) *role {
+	var process *os.Process
+	var keeping sync.WaitGroup
+	return &role{
+		name: layersName, path: filepath.Join(libexec, "berth-layers"),
+		outside: true,
+		start: func(r *role, files []*os.File) error {
+			// What the life before has said last is read first.
+			keeping.Wait()
+			conn, end, err := linux.PacketPair("keeper")
+			if err != nil {
+				return err
+			}
+			defer end.Close()
+			logFile, err := os.OpenFile(r.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			if err != nil {
+				conn.Close()
+				return fmt.Errorf("open log: %w", err)
+			}
+			defer logFile.Close()
+			command := exec.Command(r.path, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
+			command.Env = []string{}
+			command.Dir = "/"
+			command.Stdout, command.Stderr = logFile, logFile
+			command.ExtraFiles = slices.Concat(files, []*os.File{l.requests, end})
+			command.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+			if err := command.Start(); err != nil {
+				conn.Close()
+				return err
+			}
+			process = command.Process
+			l.setAlive(true)
+			keeping.Go(func() { l.keep(conn) })
+			c.group.Go(func() {
+				_ = command.Wait()
+				l.setAlive(false)
+				c.ended(r.name, processStatus(command.ProcessState))
+				l.abandonIfDead()
+			})
+			return nil
+		},
+		kill:   func(*role) { _ = process.Kill() },
+		resume: func() bool { return linux.Resume(process.Pid) },
+	}
+}
+
+// keep hands one life of the role what is kept, and keeps what it says, until
+// it ends.
+func (l *layers) keep(conn *net.UnixConn) {
+	defer conn.Close()
+	l.mu.Lock()
+	kept := slices.Clone(l.kept)
+	l.mu.Unlock()
+	for _, mount := range kept {
+		if linux.SendPacket(conn, keptMessage{mount.id, mount.data}, mount.files...) != nil {
+			return // it has ended, and another one follows or none
+		}
+	}
+	if linux.SendPacket(conn, keptMessage{}) != nil {
+		return
+	}
+	for {
+		var message keptMessage
+		files, err := linux.ReceivePacket(conn, &message)
+		if err != nil {
+			closeAll(files)
+			return
+		}
+		l.take(message, files)
+	}
+}
+
+func (l *layers) take(message keptMessage, files []*os.File) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.kept = slices.DeleteFunc(l.kept, func(m keptMount) bool {
+		if m.id == message.ID {
+			closeAll(m.files)
+		}
+		return m.id == message.ID
+	})
+	if len(files) == 0 || l.abandoned {
+		closeAll(files)
+		return
+	}
+	l.kept = append(l.kept, keptMount{message.ID, message.Data, files})
+}
+
+func (l *layers) setAlive(alive bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.alive = alive
+}
+
+// abandonIfDead ends all mounts where the role has ended and was not started
+// again: who waits for a mount that nobody serves can be ended by no signal.
+func (l *layers) abandonIfDead() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.alive {
+		return
+	}
+	l.abandoned = true
+	for _, mount := range l.kept {
+		closeAll(mount.files)
+	}
+	l.kept = nil
+}
+
+func closeAll(files []*os.File) {
+	for _, file := range files {
+		file.Close()
+	}
+}

@@ -1,0 +1,267 @@
+package launch
+
+import (
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/egress"
+	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/metrics"
+	"berth.dev/berth/internal/overlay"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// metricsLimit bounds how long somebody may take to read a node's page.
+const metricsLimit = 2 * time.Second
+
+// serveMetrics answers whoever connects to a socket in the run's directory with
+// the node's page. This process knows nothing of HTTP, and nobody but the user
+// and the node role reaches the socket; the latter hands the page on.
+func (r *run) serveMetrics() error {
+	listener, err := linux.ListenIn(r.scratch.Path, metrics.Socket)
+	if err != nil {
+		return fail(ExitNoSpace, err)
+	}
+	r.metrics = listener
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return // closed
+			}
+			r.tell(conn)
+		}
+	}()
+	return nil
+}
+
+func (r *run) tell(conn net.Conn) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(metricsLimit)) // a socket has one
+	page := metrics.NewPage(r.plan.Node.Name)
+	r.describe(page)
+	_, _ = page.WriteTo(conn) // who does not read on does not want to know
+}
+
+// describe measures the node. It is called when somebody asks, so that a run
+// which nobody watches pays nothing.
+func (r *run) describe(page *metrics.Page) {
+	page.Add("berth_info", 1, "version", cluster.Version(), "kubernetes", r.plan.KubernetesVersion, "run", r.plan.RunID)
+	for phase, after := range r.began.all() {
+		page.Add("berth_start_seconds", after.Seconds(), "phase", phase)
+	}
+	if left, known := r.allocation.left(); known {
+		page.Add("berth_job_left_seconds", left.Round(time.Second).Seconds())
+	}
+	page.Add("berth_node_cpus", float64(r.plan.Node.CPUs))
+	page.Add("berth_node_memory_bytes", float64(r.plan.Node.MemoryBytes))
+	page.Add("berth_node_reserved_memory_bytes", float64(r.plan.Node.ReservedMemoryBytes))
+	if file := r.host.memory.UsageFile; file != "" {
+		if content, err := os.ReadFile(file); err == nil {
+			if bytes, err := strconv.ParseUint(strings.TrimSpace(string(content)), 10, 64); err == nil {
+				page.Add("berth_node_memory_used_bytes", float64(bytes))
+			}
+		}
+	}
+	for name, pids := range r.roleProcesses() {
+		var sum linux.Usage
+		for _, pid := range pids {
+			if used, err := linux.UsageOf(pid); err == nil { // else it has just ended
+				sum.CPU += used.CPU
+				if name == "containerd" { // its runc; others' children are parts of their own
+					sum.CPU += used.ChildCPU
+				}
+				sum.Memory += used.Memory
+			}
+		}
+		page.Add("berth_role_memory_bytes", float64(sum.Memory), "role", name)
+		page.Add("berth_role_cpu_seconds_total", sum.CPU.Seconds(), "role", name)
+	}
+	received, expected := fetching(r.plan.Paths.ContainerdRoot())
+	page.Add("berth_image_received_bytes", float64(received))
+	page.Add("berth_image_expected_bytes", float64(expected))
+	r.crew.describe(page)
+}
+
+// roleProcesses are the processes of the cluster's parts, by role: of this
+// process's children those that it has started for itself, and what is below
+// them as far as it is no pod.
+func (r *run) roleProcesses() map[string][]int {
+	supervisor := os.Getpid()
+	found := map[string][]int{"supervisor": {supervisor}}
+	parents, err := linux.Parents()
+	if err != nil {
+		return found
+	}
+	below := map[int]bool{supervisor: true}
+	for range 3 { // the janitor, init, its children
+		next := map[int]bool{}
+		for pid, parent := range parents {
+			if !below[parent] {
+				continue
+			}
+			name, further := roleOf(linux.Arguments(pid))
+			if name != "" {
+				found[name] = append(found[name], pid)
+			}
+			if further {
+				next[pid] = true
+			}
+		}
+		below = next
+	}
+	return found
+}
+
+// roleOf is the role of a process, by its command line; empty for what is none.
+// Others may be below the sandbox's own processes.
+func roleOf(arguments []string) (name string, further bool) {
+	if len(arguments) == 0 {
+		return "", false
+	}
+	first := ""
+	if len(arguments) > 1 {
+		first = arguments[1]
+	}
+	switch filepath.Base(arguments[0]) {
+	case "berth":
+		switch {
+		case first == sandbox.JanitorArg, first == sandbox.InitArg:
+			return "sandbox", true
+		case strings.HasSuffix(first, "-role"):
+			return strings.TrimSuffix(first, "-role"), false
+		}
+	case "berth-kube":
+		return first, false
+	case "containerd":
+		return "containerd", false
+	case "containerd-shim-berth-v2":
+		return "shims", false
+	case "coredns":
+		return "dns", false
+	}
+	return "", false
+}
+
+// describe tells how the roles are, and what they have counted.
+func (c *crew) describe(page *metrics.Page) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for name, r := range c.roles {
+		ready := 0.
+		if r.isReady {
+			ready = 1
+		}
+		if !r.silent {
+			page.Add("berth_role_ready", ready, "role", name)
+		}
+		page.Add("berth_role_restarts_total", float64(r.life-1), "role", name)
+		page.AddCounts(sumCounts(r.counted, r.counts))
+	}
+}
+
+// sumCounts adds up what the lives of a role have counted. What is open now is
+// no sum: it ended with the earlier life.
+func sumCounts(earlier, now map[string]uint64) map[string]uint64 {
+	sum := maps.Clone(now)
+	if sum == nil {
+		sum = map[string]uint64{}
+	}
+	for name, n := range earlier {
+		if strings.HasSuffix(metrics.FamilyOf(name), "_total") {
+			sum[name] += n
+		}
+	}
+	return sum
+}
+
+// netCounts are what the net role counts.
+func netCounts(outside *egress.Counters, between *overlay.Overlay, sockets *podSwitch) map[string]uint64 {
+	e := outside.Stats()
+	counts := map[string]uint64{
+		"berth_egress_to_pods_bytes_total":   e.BytesToPods,
+		"berth_egress_from_pods_bytes_total": e.BytesFromPods,
+		"berth_egress_refused_total":         e.Refused,
+		"berth_egress_failed_total":          e.Failed,
+		"berth_egress_dropped_packets_total": e.Dropped,
+		"berth_egress_overflowed_total":      e.Overflowed,
+	}
+	for kind, n := range map[string][2]int64{
+		"tcp": {e.Connections, e.ConnectionsOpen}, "udp": {e.Flows, e.FlowsOpen},
+		"echo": {e.Echoes, e.EchoesOpen}, "dns": {e.Queries, e.QueriesOpen},
+	} {
+		counts[metrics.Count("berth_egress_connections_total", "protocol", kind)] = uint64(n[0])
+		counts[metrics.Count("berth_egress_connections", "protocol", kind)] = uint64(max(0, n[1]))
+	}
+	if sockets != nil {
+		for outcome, n := range sockets.Counters() {
+			counts[metrics.Count(metrics.FastPath, "outcome", outcome)] = n
+		}
+	}
+	if between == nil {
+		return counts
+	}
+	o := between.Counters()
+	maps.Copy(counts, map[string]uint64{
+		"berth_overlay_sent_packets_total":     o.SentPackets,
+		"berth_overlay_sent_bytes_total":       o.SentBytes,
+		"berth_overlay_received_packets_total": o.ReceivedPackets,
+		"berth_overlay_received_bytes_total":   o.ReceivedBytes,
+		"berth_overlay_streamed_packets_total": o.Streamed,
+		"berth_overlay_pieced_packets_total":   o.Pieced,
+		"berth_overlay_uncut_total":            o.Uncut,
+	})
+	for reason, n := range map[string]uint64{
+		"foreign": o.Foreign, "replayed": o.Replayed, "spoofed": o.Spoofed, "stray": o.Stray,
+		"malformed": o.Malformed, "refused": o.Refused, "unroutable": o.Unroutable, "unsent": o.Unsent,
+	} {
+		counts[metrics.Count("berth_overlay_dropped_packets_total", "reason", reason)] = n
+	}
+	return counts
+}
+
+// phases are when the steps of the start were done, from the start of the run on.
+type phases struct {
+	start time.Time
+	mu    *sync.Mutex
+	done  map[string]time.Duration
+}
+
+func newPhases() phases {
+	return phases{start: time.Now(), mu: &sync.Mutex{}, done: map[string]time.Duration{}}
+}
+
+// note makes a function that also remembers the first time of each step.
+func (p phases) note(report func(string)) func(string) {
+	return func(step string) {
+		p.mu.Lock()
+		if _, again := p.done[step]; !again {
+			p.done[step] = time.Since(p.start)
+		}
+		p.mu.Unlock()
+		report(step)
+	}
+}
+
+func (p phases) all() map[string]time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.done)
+}
+
+// left is how long the job lasts yet, where that is known and limited.
+func (a *allocation) left() (time.Duration, bool) {
+	if a == nil {
+		return 0, false
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return max(0, a.end.Sub(a.now())), !a.end.IsZero()
+}

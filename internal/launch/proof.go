@@ -1,0 +1,161 @@
+package launch
+
+import (
+	"cmp"
+	"context"
+	"crypto/ed25519"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/slurm"
+)
+
+// withoutMunge is what a user can do on nodes that have no munge.
+const withoutMunge = "without munge, let berth start the step (in a batch script or under salloc, call berth run without srun), " +
+	"or give the step PMI (srun --mpi=pmi2 berth run ...), or name a folder of yours that all nodes see (--rendezvous-dir DIR)"
+
+// proof is what the processes of one host prove themselves with to those of
+// others. All empty, it is munge.
+type proof struct {
+	// Key is one that all of the step have.
+	Key []byte
+	// Seed is that of this host's key pair; then Public are the others' keys by
+	// host, unless they come through a folder.
+	Seed   []byte
+	Public map[string]ed25519.PublicKey
+}
+
+func (p proof) private() ed25519.PrivateKey { return ed25519.NewKeyFromSeed(p.Seed) }
+func (p proof) public() ed25519.PublicKey   { return p.private().Public().(ed25519.PublicKey) }
+
+// findProof decides how a host proves itself. Every host of a step has to come
+// to the same, each for itself: what the user or srun has given to all comes
+// first, then munge, which a site has on all nodes or on none.
+func findProof(ctx context.Context, job slurm.Job, options Options) (proof, error) {
+	key, err := takeKey(ctx, options.Getenv, job.NodeName == job.Nodes[0])
+	switch {
+	case key != nil || err != nil:
+		return proof{Key: key}, err
+	case options.Spec.Network.Folder != "":
+		seed, err := newKey()
+		return proof{Seed: seed}, err
+	}
+	err = tryMunge(ctx)
+	if err == nil {
+		return proof{}, nil
+	}
+	if !slurm.HasPMI(options.Getenv) {
+		return proof{}, fail(ExitUnavailable, fmt.Errorf("prove node %s to the others: %w; %s", job.NodeName, err, withoutMunge))
+	}
+	options.Log.Debug("munge does not work here, so the keys of the nodes go over PMI: " + err.Error())
+	limited, cancel := waitFor(ctx, cmp.Or(options.Spec.NodeWait, gatherLimit))
+	defer cancel()
+	found, err := exchangeKeys(limited, job, options.Getenv)
+	if err != nil {
+		err = fail(ExitUnavailable, fmt.Errorf("prove node %s to the others, without munge: %w", job.NodeName, err))
+	}
+	return found, err
+}
+
+// tryMunge finds out early whether munge makes credentials.
+func tryMunge(ctx context.Context) error {
+	munge, err := rendezvous.NewMunge("")
+	if err == nil {
+		_, err = munge.Prove(ctx, rendezvous.Claim{})
+	}
+	return err
+}
+
+// exchangeKeys makes a key pair for this host and passes the public half on
+// over the step's PMI. Tasks that only idle take part with nothing: PMI waits
+// for all.
+func exchangeKeys(ctx context.Context, job slurm.Job, getenv func(string) string) (proof, error) {
+	pmi, err := slurm.OpenPMI(ctx, getenv)
+	if err != nil {
+		return proof{}, err
+	}
+	defer pmi.Close(ctx)
+	if !job.Acts() {
+		_, err := pmi.Exchange(ctx, "", "", nil)
+		return proof{}, err
+	}
+	seed, err := newKey()
+	if err != nil {
+		return proof{}, err
+	}
+	found := proof{Seed: seed, Public: map[string]ed25519.PublicKey{}}
+	names := make([]string, len(job.Nodes))
+	for i := range names {
+		names[i] = "berth-" + strconv.Itoa(i)
+	}
+	own := slices.Index(job.Nodes, job.NodeName)
+	if own < 0 {
+		return proof{}, fmt.Errorf("node %q is not one of the step's (%v)", job.NodeName, job.Nodes)
+	}
+	texts, err := pmi.Exchange(ctx, names[own], hex.EncodeToString(found.public()), names)
+	if err != nil {
+		return proof{}, err
+	}
+	for i, text := range texts {
+		key, err := hex.DecodeString(text)
+		if err != nil || len(key) != ed25519.PublicKeySize {
+			return proof{}, fmt.Errorf("node %s has passed on %q over PMI, want a key", job.Nodes[i], text)
+		}
+		found.Public[job.Nodes[i]] = key
+	}
+	// Slurm does not say who has put it there.
+	if !found.public().Equal(found.Public[job.NodeName]) {
+		return proof{}, errors.New("somebody else has put a key for this node into the step's PMI")
+	}
+	return found, nil
+}
+
+// usePMI tells whether the acting task of this node takes part in an exchange
+// over PMI, which then waits for the idle ones, too.
+func usePMI(ctx context.Context, job slurm.Job, options Options) bool {
+	return job.Place == slurm.PlaceTask && len(job.Nodes) > 1 && options.Spec.Network.Folder == "" &&
+		slurm.HasPMI(options.Getenv) && tryMunge(ctx) != nil
+}
+
+// prover makes credentials and checks them; hosts says where a node is.
+func (t *team) prover(p proof, folder string, hosts map[string]string) (rendezvous.Prover, error) {
+	switch {
+	case p.Key != nil:
+		return rendezvous.NewPreShared(p.Key)
+	case p.Seed == nil:
+		return rendezvous.NewMunge("")
+	}
+	find := func(_ context.Context, host string) (ed25519.PublicKey, error) { return p.Public[host], nil } //nolint:unparam // a folder's can fail
+	if p.Public == nil {
+		var err error
+		if t.folder, err = rendezvous.OpenFolder(folder, t.config.Step); err != nil {
+			return nil, err
+		}
+		find = t.folder.Key
+	}
+	return rendezvous.NewSigned(p.private(), func(ctx context.Context, node string) (ed25519.PublicKey, error) {
+		host, known := hosts[node]
+		if !known {
+			return nil, errors.New("it is not one of the step's")
+		}
+		return find(ctx, host)
+	}), nil
+}
+
+// forgetKeys removes what this host has put into a folder for the others, or
+// all of it once they have come.
+func (t *team) forgetKeys() {
+	switch {
+	case t.folder == nil:
+		return
+	case t.leads():
+		_ = t.folder.Clear()
+	default:
+		t.folder.Withdraw(t.config.Node)
+	}
+	t.folder.Close()
+}

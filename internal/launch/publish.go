@@ -1,0 +1,88 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"syscall"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/egress"
+)
+
+// door is a port of this host that leads to one of its node. This process only
+// holds the listener, so that clients can wait while the net role starts again.
+type door struct {
+	cluster.Publish
+	listener *os.File
+}
+
+// publish opens the ports that the user wants on the hosts.
+func (r *run) publish(ctx context.Context) error {
+	if r.order.Index > 0 {
+		return nil // the first node of the host has them
+	}
+	for _, value := range r.Spec.Publish {
+		wanted, err := cluster.ParsePublish(value)
+		if err != nil {
+			return fail(ExitUsage, err)
+		}
+		opened, err := openPort(ctx, wanted)
+		if err != nil {
+			return fail(ExitUnavailable, err)
+		}
+		r.doors = append(r.doors, opened)
+		if !r.team.leads() {
+			continue // the head speaks for all
+		}
+		whose, where := "everybody who reaches a host of this cluster", "its port "+strconv.Itoa(int(wanted.Host))
+		if wanted.Address.IsValid() {
+			where = netip.AddrPortFrom(wanted.Address, wanted.Host).String()
+		}
+		if wanted.Address.IsLoopback() {
+			whose = "everybody on a host of this cluster"
+		}
+		r.Log.Warn(fmt.Sprintf("%s can connect to %s, which leads to port %d of the node", whose, where, wanted.Node))
+	}
+	return r.publishForKSI(ctx)
+}
+
+func openPort(ctx context.Context, wanted cluster.Publish) (door, error) {
+	address := ":" + strconv.Itoa(int(wanted.Host))
+	if wanted.Address.IsValid() {
+		address = netip.AddrPortFrom(wanted.Address, wanted.Host).String()
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	remedy := ""
+	switch {
+	case errors.Is(err, syscall.EACCES):
+		remedy = fmt.Sprintf("; the low ports of a host are not for users, so choose another: --publish %d:%d", 8000+wanted.Host, wanted.Node)
+	case errors.Is(err, syscall.EADDRINUSE):
+		remedy = "; another program has it, so choose another"
+	}
+	if err != nil {
+		return door{}, fmt.Errorf("publish port %d of the nodes: %w%s", wanted.Node, err, remedy)
+	}
+	held, err := hold(listener.(*net.TCPListener))
+	if err != nil {
+		return door{}, fmt.Errorf("publish port %d of the nodes: %w", wanted.Node, err)
+	}
+	return door{wanted, held}, nil
+}
+
+// openDoors takes over the listeners in the net role.
+func openDoors(told netConfig, in *inherited) ([]egress.Published, error) {
+	var opened []egress.Published
+	for _, to := range told.Published {
+		listener, err := passedAs(in, net.FileListener)
+		if err != nil {
+			return nil, fmt.Errorf("use a published port (to %v): %w", to, err)
+		}
+		opened = append(opened, egress.Published{Listener: listener.(*net.TCPListener), To: to})
+	}
+	return opened, nil
+}

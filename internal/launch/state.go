@@ -1,0 +1,281 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/state"
+)
+
+const (
+	// saveEvery is the time between two looks at what there is to save, and
+	// what is lost at most when everything is killed at once.
+	saveEvery = 30 * time.Second
+	// saveLimit bounds one: the control plane may be about to die.
+	saveLimit = 5 * time.Second
+	// stateSocket is in the run's directory in memory.
+	stateSocket = "state"
+)
+
+// keeping is what a run has that keeps its cluster's objects; nil of others.
+type keeping struct {
+	run    *run
+	folder *state.Folder
+	// socket is where the control role gives the objects out.
+	socket *os.File
+	path   string
+	last   []state.Record
+	// saving guards the folder; over: nothing is to be saved any more.
+	saving sync.Mutex
+	over   bool
+	stop   context.CancelFunc
+	ended  chan struct{}
+}
+
+// openState takes the folder for the state, and what is in it, before anything
+// is started.
+func (r *run) openState(ctx context.Context) error {
+	if r.Spec.State == "" || !r.team.leads() {
+		return nil
+	}
+	var key []byte
+	if r.Spec.StateSecrets != cluster.OmitSecrets {
+		path, err := state.KeyFile(r.Getenv)
+		if err == nil {
+			key, err = state.Key(path)
+		}
+		if err != nil {
+			return fail(ExitNoInput, err)
+		}
+	}
+	folder, err := state.Open(r.Spec.State, key, stateOwner(r.Getenv), func(o state.Owner) state.Life {
+		return r.lives(ctx, o)
+	})
+	if err != nil {
+		return fail(ExitConfig, err)
+	}
+	k := &keeping{run: r, folder: folder, path: filepath.Join(r.private.Path, stateSocket), stop: func() {}}
+	r.keeping = k
+	saved, found, err := folder.Load()
+	if err != nil {
+		return fail(ExitNoInput, err)
+	}
+	if found {
+		if err := k.restore(saved); err != nil {
+			return err
+		}
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: k.path})
+	if err != nil {
+		return fail(ExitNoSpace, fmt.Errorf("listen for the cluster's state: %w", err))
+	}
+	listener.SetUnlinkOnClose(false)
+	defer listener.Close()
+	k.socket, err = listener.File()
+	return fail(ExitInternal, err)
+}
+
+// restore has the objects put into the new cluster.
+func (k *keeping) restore(saved state.Snapshot) error {
+	r := k.run
+	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
+		return fail(ExitConfig, fmt.Errorf("restore the cluster from %s: its objects are those of Kubernetes %s, and this is %s: use the newer berth (%s)",
+			r.Spec.State, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
+	}
+	var content bytes.Buffer
+	if err := state.Write(&content, saved.Facts, saved.Records); err != nil {
+		return err
+	}
+	r.restored = &sandbox.File{Mode: 0o600, Content: content.Bytes()}
+	r.Log.Info(fmt.Sprintf("restoring %d objects of %s, saved %s", len(saved.Records), saved.Run, saved.Saved.Local().Format("2006-01-02 15:04:05")))
+	if saved.Missing > 0 {
+		r.Log.Warn(fmt.Sprintf("%d Secrets were left out when the cluster was saved, or are left out now (--state-secrets): pods that need them wait until somebody makes them again", saved.Missing))
+	}
+	return nil
+}
+
+// newer compares versions such as v1.36.3.
+func newer(a, b string) bool {
+	return slices.Compare(numbers(a), numbers(b)) > 0
+}
+
+func numbers(version string) []int {
+	var all []int
+	for part := range strings.SplitSeq(strings.TrimPrefix(version, "v"), ".") {
+		n, _ := strconv.Atoi(part)
+		all = append(all, n)
+	}
+	return all
+}
+
+// keepState saves from now on, until finishState.
+func (r *run) keepState() {
+	k := r.keeping
+	if k == nil {
+		return
+	}
+	var ctx context.Context
+	ctx, k.stop = context.WithCancel(context.Background())
+	k.ended = make(chan struct{})
+	go func() {
+		defer close(k.ended)
+		ticker := time.NewTicker(saveEvery)
+		defer ticker.Stop()
+		for said := ""; ; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			err := k.save(ctx)
+			if err == nil {
+				err = k.folder.Renew()
+			}
+			if err == nil || ctx.Err() != nil {
+				said = ""
+				continue
+			}
+			if said != err.Error() { // once, not every half a minute
+				r.Log.Warn(err.Error())
+			}
+			said = err.Error()
+		}
+	}()
+}
+
+// save saves the objects if they have changed.
+func (k *keeping) save(ctx context.Context) error {
+	k.saving.Lock()
+	defer k.saving.Unlock()
+	if k.over {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, saveLimit)
+	defer cancel()
+	began := time.Now()
+	facts, records, err := k.read(ctx)
+	if err != nil {
+		return fmt.Errorf("save the state of the cluster: %w", err)
+	}
+	read := time.Since(began)
+	if slices.EqualFunc(records, k.last, func(a, b state.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
+		return nil
+	}
+	err = k.folder.Save(state.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: k.run.plan.RunID, Saved: time.Now()})
+	if err != nil {
+		return err
+	}
+	k.last = records
+	k.run.Log.Debug(fmt.Sprintf("saved %d objects in %s, of which %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
+	return nil
+}
+
+// read asks the control role for the objects.
+func (k *keeping) read(ctx context.Context) (state.Facts, []state.Record, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", k.path)
+	if err != nil {
+		return state.Facts{}, nil, err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	facts, records, err := state.Read(conn)
+	if ctx.Err() != nil {
+		err = errors.Join(context.Cause(ctx), err)
+	}
+	return facts, records, err
+}
+
+// finishState saves for the last time: what ends from now on ends with this
+// cluster, not for the next one. It may be called again, to no effect.
+func (r *run) finishState() {
+	k := r.keeping
+	if k == nil || k.ended == nil {
+		return
+	}
+	k.stop()
+	<-k.ended
+	if err := k.save(context.Background()); err != nil {
+		r.Log.Warn(err.Error() + "; the next cluster is as this one was when it was last saved")
+	}
+	k.saving.Lock()
+	k.over = true
+	k.saving.Unlock()
+}
+
+// close lets other runs have the folder.
+func (k *keeping) close() error {
+	if k == nil {
+		return nil
+	}
+	k.stop()
+	if k.socket != nil {
+		k.socket.Close()
+	}
+	return k.folder.Close()
+}
+
+// stateOwner is this run, as others that want the same folder find it.
+func stateOwner(getenv func(string) string) state.Owner {
+	attempt, _ := strconv.Atoi(getenv("SLURM_RESTART_COUNT"))
+	host, _ := os.Hostname()
+	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return state.Owner{
+		Cluster: getenv("SLURM_CLUSTER_NAME"), Job: getenv("SLURM_JOB_ID"), Attempt: attempt,
+		Host: host, Boot: strings.TrimSpace(string(boot)), Process: linux.ProcessName(os.Getpid()),
+	}
+}
+
+// lives finds out whether the run lives that has the folder.
+func (r *run) lives(ctx context.Context, o state.Owner) state.Life {
+	own := stateOwner(r.Getenv)
+	here := own.Host == o.Host && own.Boot == o.Boot
+	switch {
+	case here && linux.ProcessName(processID(o.Process)) == o.Process:
+		return state.Alive
+	case here && r.allocation == nil, own.Host == o.Host && own.Boot != o.Boot:
+		return state.Dead
+	case o.Job == "" || r.allocation == nil || own.Cluster != o.Cluster:
+		return state.Unknown
+	case o.Job == own.Job && o.Attempt < own.Attempt:
+		return state.Dead // the job was requeued
+	case o.Job == own.Job && here:
+		return state.Dead // an earlier step of it
+	}
+	job, known, err := slurm.QueuedJob(ctx, o.Job, r.allocation.ask)
+	switch {
+	case err != nil:
+		return state.Unknown
+	case !known:
+		return state.Dead
+	}
+	switch job.State {
+	case slurm.Running, slurm.Suspended, slurm.Completing, "STOPPED", "STAGE_OUT":
+		if o.Job == own.Job {
+			return state.Unknown // another step, on another node
+		}
+		return state.Alive
+	}
+	return state.Dead
+}
+
+// processID is the number in the name of a process.
+func processID(name string) int {
+	number, _, _ := strings.Cut(name, ":")
+	pid, _ := strconv.Atoi(number)
+	return pid
+}

@@ -1,0 +1,260 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/lead"
+	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/workload"
+)
+
+// inheritLimit is how long a new head waits for the other nodes to come to it.
+const inheritLimit = 15 * time.Second
+
+// succession is what the nodes need so that another one can lead the run when
+// the head is lost.
+type succession struct {
+	// Key is what the nodes prove themselves with to the head's successors.
+	Key []byte
+	// RunIDs name what each node is, in the order of the members.
+	RunIDs []string
+}
+
+func newSuccession(offers []cluster.Offer) (*succession, error) {
+	key, err := newKey()
+	if err != nil {
+		return nil, err
+	}
+	s := &succession{Key: key}
+	for _, offer := range offers {
+		s.RunIDs = append(s.RunIDs, offer.RunID)
+	}
+	return s, nil
+}
+
+// canSucceed tells whether another node could lead this run: a command runs on
+// the head alone.
+func (r *run) canSucceed() bool {
+	return r.plan.Replicated() && len(r.Spec.Command) == 0 && !r.Spec.FailFast
+}
+
+// config is the rendezvous of the nodes with a successor of the head.
+func (s *succession) config(of rendezvous.Config, head string) (rendezvous.Config, error) {
+	nodes := []string{head}
+	for _, node := range of.Nodes {
+		if node != head {
+			nodes = append(nodes, node)
+		}
+	}
+	of.Nodes = nodes
+	var err error
+	of.Prover, err = rendezvous.NewPreShared(s.Key)
+	return of, err
+}
+
+// beginToLead writes down what a successor needs, and keeps the lead from now
+// on.
+func (r *run) beginToLead(ctx context.Context) error {
+	if err := r.client.Remember(ctx, r.objects); err != nil {
+		return fail(ExitInternal, err)
+	}
+	r.lead = lead.New(r.client.Dynamic(), r.plan.Node.Name)
+	if err := r.lead.Take(ctx); err != nil {
+		return fail(ExitInternal, err)
+	}
+	r.progress = &workload.Progress{}
+	go r.keepLead(ctx)
+	return nil
+}
+
+// keepLead ends the run on this node when another one may lead it.
+func (r *run) keepLead(ctx context.Context) {
+	if err := r.lead.Hold(ctx, r.progress.String); err != nil {
+		r.deposed.Store(true)
+		r.crew.giveUp(fail(ExitUnavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
+	}
+}
+
+// errLeads is why a node does not look for a head any more.
+var errLeads = errors.New("this node leads the run now")
+
+// succeed waits until this node has to lead the run, and does so until its end.
+// A signal ends signalled, but not at once ctx. begin is called when this node
+// leads.
+func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
+	var err error
+	if r.client, err = workload.NewClient(r.team.own); err != nil {
+		return 0, err
+	}
+	r.lead = lead.New(r.client.Dynamic(), r.plan.Node.Name)
+	previous, note, err := r.lead.Await(ctx)
+	if err != nil {
+		return 0, err
+	}
+	begin()
+	r.progress = workload.ReadProgress(note)
+	go r.keepLead(ctx)
+	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
+	if err := r.inherit(ctx, previous, giveUp); err != nil {
+		return 0, err
+	}
+	if r.objects, err = r.client.Remembered(ctx); err != nil {
+		return 0, fail(ExitUnavailable, err)
+	}
+	if r.allocation != nil {
+		go r.allocation.inquire(ctx, giveUp)
+	}
+	signalled, tell := context.WithCancelCause(signalled)
+	defer tell(nil)
+	if err := r.openDoor(ctx, tell); err != nil {
+		return 0, err
+	}
+	work, end := withGrace(signalled, r.askToEnd)
+	// What ends this node ends its following.
+	work, cut := context.WithCancelCause(work)
+	stop := context.AfterFunc(ctx, func() { cut(context.Cause(ctx)) })
+	defer stop()
+	code := 0
+	if r.Spec.Stay {
+		err = r.stayUp(work)
+	} else {
+		code, err = r.follow(work)
+	}
+	end()
+	switch {
+	case ctx.Err() != nil:
+		return 0, context.Cause(ctx)
+	case signalled.Err() != nil:
+		return 0, r.allocation.reason(context.Cause(signalled))
+	}
+	r.team.tellLosses()
+	return code, err
+}
+
+// inherit makes this node the one that the others come to, and looks after them.
+func (r *run) inherit(ctx context.Context, previous string, giveUp context.CancelCauseFunc) error {
+	t := r.team
+	config, err := t.succession.config(t.config, t.config.Node)
+	if err != nil {
+		return err
+	}
+	if t.listener, err = rendezvous.Listen(ctx, config); err != nil {
+		return fail(ExitUnavailable, err)
+	}
+	t.told = true
+	var others []*worker
+	var lost *worker
+	for i, member := range r.plan.Members {
+		w := &worker{name: t.config.Nodes[i], node: member.Name, ready: true, returned: make(chan *rendezvous.Peer, 1)}
+		w.hello.Offer.RunID = t.succession.RunIDs[i]
+		switch {
+		case i == r.plan.Index:
+		case w.node == previous:
+			lost = w
+		default:
+			others = append(others, w)
+		}
+	}
+	t.mu.Lock()
+	t.workers = others
+	t.mu.Unlock()
+	a := r.newAttendance(giveUp)
+	r.attendance = a
+	a.complete.Store(true)
+	go a.readmit(ctx)
+	if lost != nil {
+		go a.lose(ctx, lost, fmt.Errorf("lost node %s: it does not lead the run any more", lost.name))
+	}
+	a.expected.Add(len(others))
+	for _, w := range others {
+		go a.expect(ctx, w)
+	}
+	return nil
+}
+
+// expect waits for a node that was another head's, and looks after it.
+func (a *attendance) expect(ctx context.Context, w *worker) {
+	known := sync.OnceFunc(a.expected.Done)
+	defer known()
+	select {
+	case peer := <-w.returned:
+		if !a.keep(&w.peer, peer) {
+			peer.Close("the run has ended")
+			return
+		}
+		if peer.Send(ctx, welcome{Version: cluster.Version()}) == nil {
+			known()
+			a.follow(ctx, w)
+			return
+		}
+	case <-time.After(inheritLimit):
+	case <-ctx.Done():
+		return
+	}
+	known()
+	err := fmt.Errorf("lost node %s: it has not come to the node that leads the run now", w.name)
+	if peer := a.miss(ctx, w, err); peer != nil {
+		a.follow(ctx, w)
+	}
+}
+
+// findHead connects to the head or, where there may be one, to its successor,
+// whichever is found first.
+func (t *team) findHead(ctx context.Context) (*rendezvous.Peer, error) {
+	configs := []rendezvous.Config{t.config}
+	if t.succession != nil {
+		for _, node := range t.config.Nodes[1:cluster.ControlNodes] {
+			if node == t.config.Node {
+				continue
+			}
+			config, err := t.succession.config(t.config, node)
+			if err != nil {
+				return nil, err
+			}
+			configs = append(configs, config)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		peer *rendezvous.Peer
+		err  error
+	}
+	answers := make(chan answer, len(configs))
+	for _, config := range configs {
+		go func() {
+			peer, err := joinHead(ctx, config)
+			answers <- answer{peer, err}
+		}()
+	}
+	var found *rendezvous.Peer
+	var problems []error
+	for range configs {
+		switch got := <-answers; {
+		case got.peer == nil:
+			problems = append(problems, got.err)
+		case found == nil:
+			found = got.peer
+			cancel()
+		default: // two heads, of which one will not last
+			got.peer.Drop()
+		}
+	}
+	if found == nil {
+		return nil, errors.Join(problems...)
+	}
+	return found, nil
+}
+
+func joinHead(ctx context.Context, config rendezvous.Config) (*rendezvous.Peer, error) {
+	addresses, err := config.Addresses(ctx, config.Nodes[0])
+	if err != nil {
+		return nil, fmt.Errorf("find the addresses of the head: %w", err)
+	}
+	return rendezvous.Join(ctx, config, oneFamily(addresses))
+}

@@ -1,0 +1,99 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic/fake"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/nodes"
+	"berth.dev/berth/internal/rendezvous"
+)
+
+func testTeam(node string, s *succession) *team {
+	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	key := make([]byte, keySize)
+	prover, err := rendezvous.NewPreShared(key)
+	if err != nil {
+		panic(err)
+	}
+	return &team{
+		config: rendezvous.Config{
+			Step: rendezvous.Step{Job: "test-succession"}, Nodes: []string{"n1", "n2", "n3", "n4"}, Node: node,
+			Bind: loopback, Prover: prover,
+			Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil },
+		},
+		succession: s, log: slog.New(slog.DiscardHandler), wait: time.Minute,
+	}
+}
+
+func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	s, err := newSuccession([]cluster.Offer{{RunID: "a"}, {RunID: "b"}, {RunID: "c"}, {RunID: "d"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	successor := testTeam("n3", s)
+	config, err := s.config(successor.config, "n3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := rendezvous.Listen(ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	for _, node := range []string{"n2", "n4"} {
+		peer, err := testTeam(node, s).findHead(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if peer.Name() != "n3" {
+			t.Errorf("node %s found %s", node, peer.Name())
+		}
+		peer.Drop()
+	}
+	// A stranger to the run has another key.
+	stranger, err := newSuccession(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancelShort := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancelShort()
+	if peer, err := testTeam("n2", stranger).findHead(short); err == nil {
+		t.Errorf("a node with another key was taken in by %s", peer.Name())
+	}
+}
+
+func TestTheRunEndsWithTheMajorityOfTheControlPlanes(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	a := &attendance{
+		team: testTeam("n1", nil), keeper: nodes.NewKeeper(fake.NewSimpleDynamicClient(runtime.NewScheme())), giveUp: cancel,
+		replicas: []string{"n1", "n2", "n3"}, lost: map[string]bool{},
+	}
+	gone := errors.New("gone")
+	for _, name := range []string{"n4", "n2"} {
+		a.lose(ctx, &worker{name: name, node: name}, gone)
+		if ctx.Err() != nil {
+			t.Fatalf("the loss of %s ends the run: %v", name, context.Cause(ctx))
+		}
+	}
+	a.regain(ctx, &worker{name: "n2", node: "n2"})
+	a.lose(ctx, &worker{name: "n3", node: "n3"}, gone)
+	if ctx.Err() != nil {
+		t.Fatalf("the loss of a second one ends the run although the first is back: %v", context.Cause(ctx))
+	}
+	a.lose(ctx, &worker{name: "n2", node: "n2"}, gone)
+	if err := context.Cause(ctx); err == nil || !strings.Contains(err.Error(), "n2 and n3") {
+		t.Errorf("without a majority the run goes on, or ends with %v", err)
+	}
+}

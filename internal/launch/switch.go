@@ -1,0 +1,128 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth.dev/berth/internal/directory"
+	"berth.dev/berth/internal/fastpath"
+	"berth.dev/berth/internal/linux"
+)
+
+// directoryPatience is how long calls wait for the directory when a Switch
+// begins: without one it would break off what its predecessor has promised.
+const directoryPatience = 2 * time.Second
+
+// podSwitch is the net role's part in connections of pods.
+type podSwitch struct {
+	*fastpath.Switch
+	directory *directory.Directory
+	line      *directory.Line
+	log       *slog.Logger
+	known     chan struct{} // closed when there is a directory
+}
+
+// openSwitch takes over what the supervisor holds; nil where there is no Switch.
+func openSwitch(told netConfig, in *inherited, log *slog.Logger) (*podSwitch, error) {
+	if told.Switch == nil {
+		return nil, nil
+	}
+	s := &podSwitch{directory: directory.New(told.Switch.Pods), log: log, known: make(chan struct{})}
+	c := fastpath.Default()
+	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Mesh.Self, told.Mesh.Key
+	c.Directory, c.Policy, c.Log = routes{s.directory}, s.directory, log
+	for range told.Switch.Listeners {
+		listener, err := passedAs(in, net.FileListener)
+		if err != nil {
+			return nil, fmt.Errorf("use a socket for connections of pods: %w", err)
+		}
+		c.Listeners = append(c.Listeners, listener.(*net.TCPListener))
+	}
+	containers, err := passedAs(in, net.FileListener)
+	if err != nil {
+		return nil, fmt.Errorf("use the socket for containers: %w", err)
+	}
+	c.Containers = containers.(*net.UnixListener)
+	if c.Inside, err = passedAs(in, linux.PacketConn); err != nil {
+		return nil, err
+	}
+	if c.State, err = in.file(); err != nil {
+		return nil, err
+	}
+	if c.Lifeline, err = in.file(); err != nil {
+		return nil, err
+	}
+	line, err := in.file()
+	if err != nil {
+		return nil, err
+	}
+	if s.line, err = directory.NewLine(line); err != nil {
+		return nil, err
+	}
+	s.Switch, err = fastpath.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("%w; --fast-path off does without", err)
+	}
+	return s, nil
+}
+
+// routes are those of a directory, as a Switch asks for them.
+type routes struct{ *directory.Directory }
+
+// Resolve implements fastpath.Directory.
+func (r routes) Resolve(to netip.AddrPort) (fastpath.Route, bool) {
+	service, ok := r.Directory.Resolve(to)
+	return fastpath.Route{Targets: service.Endpoints, Sticky: service.Sticky}, ok
+}
+
+// run answers calls of pods until ctx ends.
+func (s *podSwitch) run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	context.AfterFunc(ctx, func() { s.line.Close() })
+	group.Go(func() error { return s.hear(ctx) })
+	group.Go(func() error {
+		late := time.NewTimer(directoryPatience)
+		defer late.Stop()
+		select {
+		case <-s.known:
+		case <-late.C:
+		case <-ctx.Done():
+		}
+		return errors.Join(s.Run(ctx), s.Close())
+	})
+	return group.Wait()
+}
+
+// hear takes in what the node role tells, which may start again.
+func (s *podSwitch) hear(ctx context.Context) error {
+	if err := s.line.Ask(s.Lost()); err != nil {
+		return err
+	}
+	for first := true; ; first = false {
+		state, err := s.line.Hear()
+		if ctx.Err() != nil || errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		s.directory.Set(state)
+		if first {
+			close(s.known)
+		}
+		n, err := s.Cut()
+		if err != nil {
+			s.log.Warn("connections that network policies forbid may go on", "err", err)
+		} else if n > 0 {
+			s.log.Info("ended connections that network policies forbid now", "connections", n)
+		}
+	}
+}

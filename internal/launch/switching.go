@@ -1,0 +1,130 @@
+package launch
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/fastpath"
+	"berth.dev/berth/internal/linux"
+)
+
+// wantsFastPath tells whether this host is to have a Switch, and why it cannot
+// have the one that is asked for.
+func wantsFastPath(asked string) (bool, error) {
+	if asked != cluster.FastPathAuto {
+		return false, nil
+	}
+	if err := fastpath.Check(); err != nil {
+		return false, err
+	}
+	return true, nil
+}
+
+// hasSwitch tells whether this host has one.
+func (t *team) hasSwitch() bool { return t != nil && t.data.fast }
+
+// switching is what this process holds for the Switch of its node, which is a
+// part of the net role, and outlives it. The Switch gets sockets of pods' namespaces
+// and its directory from the node role, over two pairs of sockets.
+type switching struct {
+	config switchConfig
+	// listeners belong to the team, containers to the sandbox.
+	listeners    []*os.File
+	containers   *os.File
+	inside, line [2]*os.File // the net role's end, the node role's
+	state        *os.File
+	alive, alarm *os.File // reading and writing end of what tells that this process lives
+}
+
+// switchConfig is what the Switch is told.
+type switchConfig struct {
+	Nodes     []fastpath.Node
+	Pods      []netip.Prefix
+	Listeners int
+}
+
+func newSwitching(plan cluster.Plan, t *team, containers *os.File) (*switching, error) {
+	s := &switching{listeners: t.sockets.switches, containers: containers}
+	s.config.Listeners = len(s.listeners)
+	for _, family := range plan.Addresses.Families() {
+		s.config.Pods = append(s.config.Pods, family.Pods)
+	}
+	for i, member := range plan.Members {
+		// The addresses of nodes are not those of pods.
+		pods := slices.DeleteFunc(slices.Clone(member.Prefixes), netip.Prefix.IsSingleIP)
+		s.config.Nodes = append(s.config.Nodes, fastpath.Node{Endpoints: t.mesh.Switches[i], Prefixes: pods})
+	}
+	var err error
+	for _, step := range []func() error{
+		func() error { s.inside[0], s.inside[1], err = linux.PacketFiles("fast-path"); return err },
+		func() error { s.line[0], s.line[1], err = linux.PacketFiles("directory"); return err },
+		func() error { s.state, err = fastpath.NewState(); return err },
+		func() error { s.alive, s.alarm, err = os.Pipe(); return err },
+	} {
+		if err := step(); err != nil {
+			s.close()
+			return nil, fmt.Errorf("prepare the fast path: %w", err)
+		}
+	}
+	return s, nil
+}
+
+// netFiles are what the net role inherits, in this order.
+func (s *switching) netFiles() []*os.File {
+	return append(slices.Clone(s.listeners), s.containers, s.inside[0], s.state, s.alarm, s.line[0])
+}
+
+// nodeFiles are what the node role inherits after its notify descriptor, and
+// nodeArgs tell it so.
+func (s *switching) nodeFiles() []*os.File {
+	if s == nil {
+		return nil
+	}
+	return []*os.File{s.inside[1], s.line[1]}
+}
+
+func (s *switching) nodeArgs() []string {
+	if s == nil {
+		return nil
+	}
+	return []string{"--fast-path-fd", "4", "--directory-fd", "5"}
+}
+
+// release ends what keeps the descriptors of a Switch that has died.
+func (s *switching) release() {
+	if s != nil && s.alive != nil {
+		s.alive.Close()
+	}
+}
+
+// close can be called twice, and on nil.
+func (s *switching) close() {
+	if s == nil {
+		return
+	}
+	for _, file := range []*os.File{s.inside[0], s.inside[1], s.line[0], s.line[1], s.state, s.alive, s.alarm} {
+		if file != nil {
+			file.Close()
+		}
+	}
+}
+
+// awaitKeepers reaps the processes that keep the descriptors of a net role that
+// has just died, once they end: they have become children of this one.
+func (c *crew) awaitKeepers() {
+	children, err := linux.Children(os.Getpid())
+	if err != nil {
+		return // they stay zombies until this process ends
+	}
+	for _, child := range children {
+		line, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
+		if err == nil && bytes.HasSuffix(line, []byte("\x00"+NetArg+"\x00")) {
+			c.group.Go(func() { _ = linux.AwaitChild(child) })
+		}
+	}
+}

@@ -1,0 +1,293 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/workload"
+)
+
+const (
+	// useVariable says to a task that it is to use the cluster that stands on
+	// its node: how many nodes it was sent to, one after the other.
+	useVariable = "BERTH_USE_STANDING"
+	// maxHops is how many those may be. The first one may be told of another
+	// that leads the run since the head was lost.
+	maxHops = 3
+)
+
+// errKeepsNothing says that the cluster of a run ends with it.
+var errKeepsNothing = errors.New("keep what the manifests have applied (--keep): the cluster of this run ends with it; start one that stays with 'berth up', or leave --keep away")
+
+// hops is how many nodes this process was sent to.
+func (o Options) hops() int {
+	n, _ := strconv.Atoi(o.Getenv(useVariable))
+	return n
+}
+
+// hop is the variable of one that is sent to the next node.
+func (o Options) hop() string { return useVariable + "=" + strconv.Itoa(o.hops()+1) }
+
+// StepStanding is reported by a run that uses a cluster that is up: there is none
+// to bring up.
+const StepStanding = "standing"
+
+// standingLimit is how long a run waits for a cluster that is starting, or that
+// has lost its head.
+const standingLimit = 2 * time.Minute
+
+// headPoll is how often is looked whether another node leads a cluster.
+const headPoll = 200 * time.Millisecond
+
+// useStanding runs the workload on the cluster that stands in this allocation,
+// or on this machine; used is false where there is none.
+func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool) (used bool, code int, err error) {
+	hops := options.hops()
+	if inJob && isTask(job, options.Getenv) && hops == 0 {
+		return false, 0, nil // whoever starts a step of his own wants a cluster of his own
+	}
+	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
+	if cluster.Head != "" {
+		cluster, ok = awaitHead(ctx, options, job.ID, cluster)
+	}
+	head := cluster.Head
+	switch {
+	case ctx.Err() != nil:
+		return true, 0, context.Cause(ctx)
+	case hops > 0 && !ok, hops >= maxHops && head != "":
+		return true, 0, fail(ExitUnavailable, fmt.Errorf("use the cluster of job %s: it has just ended", job.ID))
+	case !ok && inJob && job.Place == slurm.PlaceShell:
+		// What salloc starts is not on the nodes.
+		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently); err != nil || head == "" {
+			return false, 0, fail(ExitUnavailable, err)
+		}
+	case !ok:
+		return false, 0, nil
+	}
+	if err := options.checkUse(); err != nil {
+		return true, 0, err
+	}
+	if head != "" {
+		return true, 0, becomeUser(options, job, head)
+	}
+	u := &user{Options: options, cluster: cluster}
+	if inJob {
+		u.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
+		ctx, giveUp := context.WithCancelCause(ctx)
+		defer giveUp(nil)
+		go u.allocation.inquire(ctx, giveUp)
+		code, err = u.run(ctx)
+		return true, code, err
+	}
+	code, err = u.run(ctx)
+	return true, code, err
+}
+
+// awaitHead returns the cluster that stands once the node that leads it is one
+// that the job still has: where several may lead, another one does some seconds
+// after the loss of the first. ok is false where the cluster has ended instead.
+func awaitHead(ctx context.Context, options Options, job string, c standing.Cluster) (found standing.Cluster, ok bool) {
+	has, err := slurm.JobNodes(ctx, job, slurm.AskPatiently)
+	if err != nil || slices.Contains(has, c.Head) {
+		return c, true // srun says what is wrong
+	}
+	options.Log.Info("node " + c.Head + ", which led the cluster, is lost; waiting until another one leads it")
+	ctx, cancel := context.WithTimeout(ctx, standingLimit)
+	defer cancel()
+	for found, ok = c, true; ok && found.Head == c.Head; {
+		select {
+		case <-ctx.Done():
+			return c, true
+		case <-time.After(headPoll):
+		}
+		found, ok = standing.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
+	}
+	return found, ok
+}
+
+// checkUse refuses what only the start of a cluster could take into account.
+func (o Options) checkUse() error {
+	if err := o.Spec.Validate(); err != nil {
+		return fail(ExitUsage, err)
+	}
+	if len(o.Shape) > 0 {
+		return fail(ExitUsage, fmt.Errorf("run on the cluster that is up: --%s belongs to its start; give it to 'berth up', or start a cluster for this run alone with --own-cluster", strings.Join(o.Shape, ", --")))
+	}
+	return nil
+}
+
+// becomeUser replaces this process by an srun that does the same on the head of
+// the cluster that stands in the job: there are its processors and its memory,
+// which a login host would lack, and Slurm accounts for it.
+func becomeUser(options Options, job slurm.Job, head string) error {
+	srun, self, err := findSrun(job)
+	if err != nil {
+		return err
+	}
+	options.Log.Debug("starting a step on " + head + ", the head of the cluster that is up")
+	command := slurm.BesideCommand(job, head, append([]string{self}, os.Args[1:]...)...)
+	env := append(slurm.StepEnv(os.Environ()), options.hop())
+	return fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
+}
+
+// user is a run on a cluster that stands.
+type user struct {
+	Options
+	ending
+	cluster standing.Cluster
+	client  *workload.Client
+	objects []workload.Object
+}
+
+// run runs the workload, and takes away what it has applied.
+func (u *user) run(ctx context.Context) (code int, err error) {
+	outlivePipes()
+	u.Report(StepStanding)
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	if err := checkCommand(u.Spec.Command); err != nil {
+		return 0, err
+	}
+	objects, archives, err := readWorkload(u.Options)
+	if err != nil {
+		return 0, err
+	}
+	starting, cancel := context.WithTimeoutCause(ctx, standingLimit, fmt.Errorf("it has been starting for %s", standingLimit))
+	defer cancel()
+	facts, err := u.cluster.AwaitReady(starting)
+	if err != nil {
+		return 0, fail(ExitUnavailable, err)
+	}
+	go func() {
+		select {
+		case <-u.cluster.Ended():
+			giveUp(fail(ExitUnavailable, standing.ErrEnded))
+		case <-ctx.Done():
+		}
+	}()
+	kubeconfig, err := os.ReadFile(u.cluster.Kubeconfig())
+	if err != nil {
+		return 0, fail(ExitUnavailable, err)
+	}
+	if u.client, err = workload.NewClient(kubeconfig); err != nil {
+		return 0, err
+	}
+	u.client.Share()
+	u.Report("cluster")
+	if err := u.bringImages(ctx, archives); err != nil {
+		if ctx.Err() != nil {
+			err = u.allocation.reason(context.Cause(ctx))
+		}
+		return 0, err
+	}
+	defer func() {
+		if problem := u.leave(ctx); problem != nil && err == nil {
+			u.Log.Warn(problem.Error())
+		}
+	}()
+	if u.objects, err = u.client.Apply(ctx, objects); err != nil {
+		if ctx.Err() != nil {
+			return 0, u.allocation.reason(context.Cause(ctx))
+		}
+		return 0, fail(ExitManifest, err)
+	}
+	u.Report("workload")
+	work, end := withGrace(ctx, u.askToEnd)
+	if len(u.Spec.Command) > 0 {
+		t := tools{kubeconfig: u.cluster.Kubeconfig(), cache: facts.Cache, bin: facts.Bin}
+		code, err = t.run(work, u.Options, nil, u.setKeeper)
+	} else {
+		code, err = u.follow(work, giveUp)
+	}
+	end()
+	if kept := u.getKeeper(); kept != nil {
+		kept.wait()
+	}
+	if ctx.Err() != nil {
+		return 0, u.allocation.reason(context.Cause(ctx))
+	}
+	return code, err
+}
+
+func (u *user) follow(ctx context.Context, giveUp context.CancelCauseFunc) (int, error) {
+	result, err := u.client.Follow(ctx, u.objects, workload.Streams{
+		Out: &output{u.Stdout, giveUp}, Err: &output{u.Stderr, giveUp},
+		Note:   func(text string) { u.Log.Warn(text) },
+		NoPull: u.Spec.NoPull,
+	})
+	return u.result(result, u.asked.Load(), err)
+}
+
+// result says why a workload failed.
+func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
+	var stuck *workload.NeverStarts
+	if errors.As(err, &stuck) {
+		return 0, fail(ExitNeverStarts, err)
+	}
+	if err == nil && result.Code != 0 && !asked {
+		o.Log.Warn(result.Reason)
+	}
+	return result.Code, err
+}
+
+// askToEnd asks the command and what was applied to end.
+func (u *user) askToEnd(ctx context.Context, cause error) {
+	var reason *interrupted
+	if !errors.As(cause, &reason) {
+		return
+	}
+	u.asked.Store(true)
+	inGrace(ctx, u.Log, reason.notice(), u.allocation.graceNow(ctx, reason.signal), func(ctx context.Context, grace time.Duration) {
+		var both sync.WaitGroup
+		if kept := u.getKeeper(); kept != nil {
+			kept.end(grace)
+			both.Go(func() {
+				select {
+				case <-kept.ended:
+				case <-ctx.Done():
+				}
+			})
+		}
+		if !u.Keep {
+			both.Go(func() { _ = u.client.Remove(ctx, u.objects) }) // what hinders it is said by leave
+		}
+		both.Wait()
+	})
+}
+
+// leave takes away what was applied, unless the user wants it to stay. What a
+// signal cuts short is the cluster's to finish.
+func (u *user) leave(ctx context.Context) error {
+	select {
+	case <-u.cluster.Ended():
+		return nil
+	default:
+	}
+	if u.Keep || len(u.objects) == 0 {
+		return nil
+	}
+	limit := leaveLimit
+	if ctx.Err() != nil {
+		limit = 0
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
+	defer cancel()
+	if err := u.client.Remove(ctx, u.objects); err != nil && limit > 0 {
+		return fmt.Errorf("what the run has applied is not all gone: %w", err)
+	}
+	return nil
+}
+
+// leaveLimit is longer than pods take to end by default.
+const leaveLimit = maxGrace + 5*time.Second

@@ -1,0 +1,99 @@
+package linux
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// maxPacket bounds one message. Command lines, and the paths of an image's
+	// layers, are the largest things in them.
+	maxPacket = 64 << 10
+	// maxPacketFiles bounds the descriptors beside one message.
+	maxPacketFiles = 16
+)
+
+// SendPacket writes one message, as JSON, with descriptors beside it.
+func SendPacket(conn *net.UnixConn, message any, files ...*os.File) error {
+	data, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	if len(data) > maxPacket {
+		return fmt.Errorf("message of %d bytes is longer than %d", len(data), maxPacket)
+	}
+	var rights []byte
+	if len(files) > 0 {
+		fds, err := descriptors(files)
+		if err != nil {
+			return err
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	_, _, err = conn.WriteMsgUnix(data, rights, nil)
+	runtime.KeepAlive(files)
+	return err
+}
+
+// descriptors returns the files' numbers without File.Fd, which would switch a
+// non-blocking descriptor to blocking, for every process that shares it.
+func descriptors(files []*os.File) ([]int, error) {
+	var fds []int
+	for _, file := range files {
+		raw, err := file.SyscallConn()
+		if err != nil {
+			return nil, fmt.Errorf("pass %s: %w", file.Name(), err)
+		}
+		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
+			return nil, fmt.Errorf("pass %s: %w", file.Name(), err)
+		}
+	}
+	return fds, nil
+}
+
+// ReceivePacket reads one message; io.EOF when the other end is gone.
+func ReceivePacket(conn *net.UnixConn, message any) ([]*os.File, error) {
+	data := make([]byte, maxPacket)
+	oob := make([]byte, unix.CmsgSpace(4*maxPacketFiles))
+	n, oobn, _, _, err := conn.ReadMsgUnix(data, oob)
+	if err != nil {
+		if errors.Is(err, unix.ECONNRESET) {
+			return nil, io.EOF
+		}
+		return nil, err
+	}
+	if n == 0 && oobn == 0 {
+		return nil, io.EOF
+	}
+	files, err := parseRights(oob[:oobn])
+	if err != nil {
+		return nil, err
+	}
+	return files, json.Unmarshal(data[:n], message)
+}
+
+func parseRights(oob []byte) ([]*os.File, error) {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, fmt.Errorf("parse control message: %w", err)
+	}
+	var files []*os.File
+	for _, message := range messages {
+		fds, err := unix.ParseUnixRights(&message)
+		if err != nil {
+			return nil, fmt.Errorf("parse passed descriptors: %w", err)
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	return files, nil
+}

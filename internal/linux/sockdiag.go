@@ -1,0 +1,80 @@
+package linux
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// SocketDiag asks the kernel about TCP sockets of a network namespace.
+type SocketDiag struct{ fd int }
+
+// OpenSocketDiag asks about the current network namespace.
+func OpenSocketDiag() (*SocketDiag, error) {
+	fd, err := SocketDiagSocket()
+	return &SocketDiag{fd}, err
+}
+
+// NewSocketDiag asks about the network namespace where the socket was made.
+func NewSocketDiag(socket int) *SocketDiag { return &SocketDiag{socket} }
+
+// SocketDiagSocket makes a socket for NewSocketDiag.
+func SocketDiagSocket() (int, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
+	if err != nil {
+		return -1, fmt.Errorf("open socket diagnostics: %w", err)
+	}
+	return fd, nil
+}
+
+func (d *SocketDiag) Close() { unix.Close(d.fd) }
+
+// Inode returns the inode of the IPv4 connection with these ends and the cookie
+// (SO_COOKIE), as /proc/PID/fd names it, and 0 where no process has it open.
+func (d *SocketDiag) Inode(local, peer netip.AddrPort, cookie uint64) (uint32, error) {
+	const (
+		byFamily     = 20 // SOCK_DIAG_BY_FAMILY
+		requestLen   = 56 // struct inet_diag_req_v2
+		inodeOffset  = 68 // in struct inet_diag_msg
+		anyState     = ^uint32(0)
+		answerLength = 72
+	)
+	b := binary.NativeEndian.AppendUint32(nil, unix.SizeofNlMsghdr+requestLen)
+	b = binary.NativeEndian.AppendUint16(b, byFamily)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
+	b = append(b, make([]byte, 8)...)
+	b = append(b, unix.AF_INET, unix.IPPROTO_TCP, 0, 0)
+	b = binary.NativeEndian.AppendUint32(b, anyState)
+	b = binary.BigEndian.AppendUint16(b, local.Port())
+	b = binary.BigEndian.AppendUint16(b, peer.Port())
+	for _, end := range []netip.Addr{local.Addr(), peer.Addr()} {
+		address := end.As4()
+		b = append(append(b, address[:]...), make([]byte, 12)...)
+	}
+	b = binary.NativeEndian.AppendUint32(b, 0) // any interface
+	b = binary.NativeEndian.AppendUint32(b, uint32(cookie))
+	b = binary.NativeEndian.AppendUint32(b, uint32(cookie>>32))
+	if err := unix.Sendto(d.fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return 0, fmt.Errorf("ask for the socket from %s to %s: %w", local, peer, err)
+	}
+	answer := make([]byte, 512)
+	n, _, err := unix.Recvfrom(d.fd, answer, 0)
+	if err != nil || n < unix.SizeofNlMsghdr+4 {
+		return 0, fmt.Errorf("ask for the socket from %s to %s (%d bytes): %w", local, peer, n, err)
+	}
+	body := answer[unix.SizeofNlMsghdr:n]
+	if binary.NativeEndian.Uint16(answer[4:]) == unix.NLMSG_ERROR {
+		switch errno := unix.Errno(-int32(binary.NativeEndian.Uint32(body))); errno {
+		case unix.ENOENT, unix.ESTALE:
+			return 0, nil
+		default:
+			return 0, fmt.Errorf("ask for the socket from %s to %s: %w", local, peer, errno)
+		}
+	}
+	if len(body) < answerLength {
+		return 0, fmt.Errorf("read about the socket from %s to %s: %w", local, peer, unix.EBADMSG)
+	}
+	return binary.NativeEndian.Uint32(body[inodeOffset:]), nil
+}

@@ -1,0 +1,82 @@
+package linux
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Usage is what a process uses.
+type Usage struct {
+	// CPU is the processor time of the process, ChildCPU that of its children
+	// that it has waited for, with theirs.
+	CPU, ChildCPU time.Duration
+	// Memory is its own, and its share of what it shares, in bytes.
+	Memory uint64
+}
+
+// clockTick is the unit of times in /proc, on every architecture of ours.
+const clockTick = time.Second / 100
+
+// UsageOf measures a process. Its memory is read from its page tables: some
+// milliseconds for a large one.
+func UsageOf(pid int) (u Usage, err error) {
+	fields := statFields(pid)
+	if len(fields) < 15 {
+		return u, fmt.Errorf("measure process %d: it is gone", pid)
+	}
+	for i, field := range fields[11:15] { // utime, stime, cutime, cstime
+		ticks, err := strconv.ParseUint(string(field), 10, 63)
+		if err != nil {
+			return u, fmt.Errorf("measure process %d: %w", pid, err)
+		}
+		if took := time.Duration(ticks) * clockTick; i < 2 {
+			u.CPU += took
+		} else {
+			u.ChildCPU += took
+		}
+	}
+	directory := filepath.Join("/proc", strconv.Itoa(pid))
+	if u.Memory, err = kilobytes(filepath.Join(directory, "smaps_rollup"), "Pss:"); err != nil {
+		// Not every kernel lets one look there; what is resident is more.
+		u.Memory, err = kilobytes(filepath.Join(directory, "status"), "VmRSS:")
+	}
+	return u, err
+}
+
+// kilobytes reads a line such as "Pss:  123 kB" of a file, as bytes.
+func kilobytes(path, name string) (uint64, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		if words := strings.Fields(lines.Text()); len(words) > 1 && words[0] == name {
+			n, err := strconv.ParseUint(words[1], 10, 54)
+			return n << 10, err
+		}
+	}
+	return 0, errors.Join(lines.Err(), fmt.Errorf("read %s: no line %s", path, name))
+}
+
+// Arguments are those with which a process was started; empty for one that is
+// gone, or hidden.
+func Arguments(pid int) []string {
+	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil || len(content) == 0 {
+		return nil
+	}
+	var all []string
+	for argument := range bytes.SplitSeq(bytes.TrimSuffix(content, []byte{0}), []byte{0}) {
+		all = append(all, string(argument))
+	}
+	return all
+}

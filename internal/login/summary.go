@@ -1,0 +1,86 @@
+package login
+
+import (
+	"context"
+	"time"
+)
+
+// Summary is the state of a cluster in a few numbers.
+type Summary struct {
+	Nodes []NodeState
+	// Pods counts them by phase, and Waiting those of them that are not ready
+	// by the reason that Kubernetes gives.
+	Pods    map[string]int
+	Waiting map[string]int
+}
+
+// NodeState is a node, whether it is ready, and whether the run has given it up
+// for lost.
+type NodeState struct {
+	Name        string
+	Ready, Lost bool
+}
+
+// lostTaint is what a run puts on a node that is lost; the name is Kubernetes'.
+const lostTaint = "node.kubernetes.io/out-of-service"
+
+// summaryLimit bounds the time for a summary.
+const summaryLimit = 20 * time.Second
+
+// Summarise asks the cluster of a session. It needs two lists, which are no
+// reason to link a client of Kubernetes'.
+func (s *Session) Summarise(ctx context.Context) (Summary, error) {
+	ctx, cancel := context.WithTimeout(ctx, summaryLimit)
+	defer cancel()
+	api, err := s.API()
+	if err != nil {
+		return Summary{}, err
+	}
+	defer api.Close()
+	var nodes struct {
+		Items []struct {
+			Metadata struct{ Name string }
+			Spec     struct{ Taints []struct{ Key string } }
+			Status   struct {
+				Conditions []struct{ Type, Status string }
+			}
+		}
+	}
+	if err := api.Get(ctx, "/api/v1/nodes", &nodes); err != nil {
+		return Summary{}, err
+	}
+	var pods struct {
+		Items []struct {
+			Status struct {
+				Phase             string
+				ContainerStatuses []struct {
+					State struct{ Waiting struct{ Reason string } }
+				}
+			}
+		}
+	}
+	if err := api.Get(ctx, "/api/v1/pods", &pods); err != nil {
+		return Summary{}, err
+	}
+	summary := Summary{Pods: map[string]int{}, Waiting: map[string]int{}}
+	for _, node := range nodes.Items {
+		state := NodeState{Name: node.Metadata.Name}
+		for _, condition := range node.Status.Conditions {
+			state.Ready = state.Ready || condition.Type == "Ready" && condition.Status == "True"
+		}
+		for _, taint := range node.Spec.Taints {
+			state.Lost = state.Lost || taint.Key == lostTaint
+		}
+		summary.Nodes = append(summary.Nodes, state)
+	}
+	for _, pod := range pods.Items {
+		summary.Pods[pod.Status.Phase]++
+		for _, container := range pod.Status.ContainerStatuses {
+			if reason := container.State.Waiting.Reason; reason != "" {
+				summary.Waiting[reason]++
+				break
+			}
+		}
+	}
+	return summary, nil
+}

@@ -1,0 +1,129 @@
+// Package loopback listens on the host's loopback for one user. A login host
+// has many, and a port there is open to all of them; so the owner of every
+// connection is looked up, and others are turned away.
+//
+// What is served to those who get in is not decided here.
+package loopback
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// errOthers is the cause of a refusal: the connection is not this user's.
+var errOthers = errors.New("the connection belongs to another user")
+
+// Listener accepts connections of this user's processes only.
+type Listener struct {
+	*net.TCPListener
+	// Refused is called with the error for each connection that is turned
+	// away; nil ignores it.
+	Refused func(error)
+}
+
+// Listen opens a port at an address of the loopback; port 0 is one that the
+// kernel chooses.
+func Listen(address netip.AddrPort) (*Listener, error) {
+	if !address.Addr().IsLoopback() {
+		return nil, fmt.Errorf("listen on %s: it is no address of the loopback, and only there can the owner of a connection be found out", address.Addr())
+	}
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
+	if err != nil {
+		return nil, fmt.Errorf("listen for this user alone: %w", err)
+	}
+	return &Listener{TCPListener: listener}, nil
+}
+
+// Port is where it listens.
+func (l *Listener) Port() uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
+
+// Accept returns the next connection of this user.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		conn, err := l.AcceptTCP()
+		if err != nil {
+			return nil, err
+		}
+		if err = checkOwner(conn); err == nil {
+			return conn, nil
+		}
+		_ = conn.SetLinger(0) // a reset: whoever it is shall not think that it works
+		conn.Close()
+		if l.Refused != nil {
+			l.Refused(err)
+		}
+	}
+}
+
+// checkOwner finds the other end of a connection among the sockets of this
+// host.
+func checkOwner(conn *net.TCPConn) error {
+	client := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+	server := conn.LocalAddr().(*net.TCPAddr).AddrPort()
+	table := "/proc/thread-self/net/tcp"
+	if !client.Addr().Unmap().Is4() {
+		table += "6"
+	}
+	uid, err := owner(table, client, server)
+	if err != nil {
+		return fmt.Errorf("find out whose connection it is (from %s): %w", client, err)
+	}
+	if uid != os.Getuid() {
+		return fmt.Errorf("%w (from %s, uid %d)", errOthers, client, uid)
+	}
+	return nil
+}
+
+// Columns of /proc/net/tcp, see the kernel's Documentation/networking/proc_net_tcp.rst.
+const (
+	columnLocal  = 1
+	columnRemote = 2
+	columnUID    = 7
+	columnInode  = 9
+)
+
+// owner returns the uid of the socket between two addresses, seen from the
+// first. A socket that no process has any more belongs to nobody; the kernel
+// says uid 0 of it.
+func owner(table string, local, remote netip.AddrPort) (int, error) {
+	file, err := os.Open(table)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	wantLocal, wantRemote := kernelAddress(local), kernelAddress(remote)
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		fields := strings.Fields(lines.Text())
+		if len(fields) <= columnInode || fields[columnLocal] != wantLocal || fields[columnRemote] != wantRemote {
+			continue
+		}
+		if fields[columnInode] == "0" {
+			return 0, errors.New("its owner has closed it already")
+		}
+		return strconv.Atoi(fields[columnUID])
+	}
+	if err := lines.Err(); err != nil {
+		return 0, err
+	}
+	return 0, errors.New("it is not among the sockets of this host")
+}
+
+// kernelAddress is how the table writes an address: words of 32 bits as the
+// processor has them, then the port.
+func kernelAddress(address netip.AddrPort) string {
+	var text strings.Builder
+	bytes := address.Addr().Unmap().AsSlice()
+	for word := 0; word < len(bytes); word += 4 {
+		fmt.Fprintf(&text, "%08X", binary.NativeEndian.Uint32(bytes[word:]))
+	}
+	fmt.Fprintf(&text, ":%04X", address.Port())
+	return text.String()
+}

@@ -1,0 +1,145 @@
+// Package metrics is the text in which a node says how it is doing, in the format
+// of Prometheus: which series there are, what they mean and in which units, and
+// how the pages of several nodes become one. Where the numbers come from is not
+// decided here, and nothing of Kubernetes itself is measured: its components have
+// their own metrics.
+package metrics
+
+import (
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Port is where each node serves its page, as /metrics, at the node's address
+// inside of the cluster.
+const Port = 10247
+
+// Socket is the file, in a run's directory on disk, where the page is to be had
+// on the node itself.
+const Socket = "metrics.sock"
+
+// FastPath is the family that counts what became of connections of pods.
+const FastPath = "berth_fastpath_total"
+
+// A Kind is what Prometheus calls a type.
+type Kind string
+
+// A counter only rises while the process lives that counts; a gauge is a value
+// of the moment.
+const (
+	Counter Kind = "counter"
+	Gauge   Kind = "gauge"
+)
+
+// Family is a name, and what is said under it.
+type Family struct {
+	Name string
+	Kind Kind
+	Help string
+}
+
+// Families are all that berth has, in the order in which they are printed.
+func Families() []Family {
+	return []Family{
+		{"berth_info", Gauge, "1; the labels say which berth this is, which Kubernetes, and which run"},
+		{"berth_start_seconds", Gauge, "time from the start of berth on this node until a phase of the start was done"},
+		{"berth_job_left_seconds", Gauge, "time until Slurm ends the job; absent where nothing limits it"},
+		{"berth_node_cpus", Gauge, "processors that the node may use"},
+		{"berth_node_memory_bytes", Gauge, "memory that the node may use, as Slurm or a cgroup limits it"},
+		{"berth_node_memory_used_bytes", Gauge, "memory that counts against this limit, page cache included; absent where the kernel does not count"},
+		{"berth_node_reserved_memory_bytes", Gauge, "part of the memory that is kept from pods, for berth itself"},
+		{"berth_image_received_bytes", Gauge, "what has come of those parts of images that the node is just receiving"},
+		{"berth_image_expected_bytes", Gauge, "size of these parts"},
+		{"berth_role_memory_bytes", Gauge, "memory of a part of berth: its own pages, and its share of those that it shares"},
+		{"berth_role_cpu_seconds_total", Counter, "processor time that a part of berth has used"},
+		{"berth_role_ready", Gauge, "1 where a part of berth has reported that it does its work"},
+		{"berth_role_restarts_total", Counter, "how often a part of berth died and was started again"},
+		{"berth_overlay_sent_packets_total", Counter, "packets of pods sent to other nodes, large ones before they are cut"},
+		{"berth_overlay_sent_bytes_total", Counter, "bytes in them"},
+		{"berth_overlay_received_packets_total", Counter, "packets for pods received from other nodes, joined ones after that"},
+		{"berth_overlay_received_bytes_total", Counter, "bytes in them"},
+		{"berth_overlay_streamed_packets_total", Counter, "packets, among those sent, that went over TCP"},
+		{"berth_overlay_pieced_packets_total", Counter, "packets, among those sent, that went in pieces because the path is narrow"},
+		{"berth_overlay_uncut_total", Counter, "times that the kernel did not cut a packet, so that each datagram was sent by itself"},
+		{"berth_overlay_dropped_packets_total", Counter, "packets and datagrams between nodes that were dropped, by reason"},
+		{"berth_egress_connections_total", Counter, "connections (TCP) and flows (UDP, ping, DNS) from pods to the outside"},
+		{"berth_egress_connections", Gauge, "those of them that are open"},
+		{"berth_egress_to_pods_bytes_total", Counter, "payload from the outside to pods"},
+		{"berth_egress_from_pods_bytes_total", Counter, "payload from pods to the outside"},
+		{"berth_egress_refused_total", Counter, "flows to an address that pods may not reach"},
+		{"berth_egress_failed_total", Counter, "connections that found nobody, or nobody willing, at the far end"},
+		{"berth_egress_dropped_packets_total", Counter, "packets of pods that were malformed, multicast, or found a full buffer"},
+		{"berth_egress_overflowed_total", Counter, "flows that were refused or ended because there were too many"},
+		{FastPath, Counter, "connections of pods that were looked at for the host's network, by what became of them"},
+	}
+}
+
+// Page is what one node says.
+type Page struct {
+	node    string
+	samples map[string][]string // lines by name
+}
+
+// NewPage begins the page of a node.
+func NewPage(node string) *Page { return &Page{node: node, samples: map[string][]string{}} }
+
+// Add adds a value under a name. Labels are names and values in turn.
+func (p *Page) Add(name string, value float64, labels ...string) {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%s{node=%s", name, quote(p.node))
+	for i := 0; i+1 < len(labels); i += 2 {
+		fmt.Fprintf(&text, ",%s=%s", labels[i], quote(labels[i+1]))
+	}
+	fmt.Fprintf(&text, "} %s\n", strconv.FormatFloat(value, 'f', -1, 64))
+	p.samples[name] = append(p.samples[name], text.String())
+}
+
+// AddCounts adds what another process has counted; see Count.
+func (p *Page) AddCounts(counts map[string]uint64) {
+	for key, n := range counts {
+		name, rest, labelled := strings.Cut(key, "|")
+		label, value, _ := strings.Cut(rest, "=")
+		if labelled {
+			p.Add(name, float64(n), label, value)
+		} else {
+			p.Add(name, float64(n))
+		}
+	}
+}
+
+// Count is the key of a value for AddCounts: a name with at most one label.
+func Count(name, label, value string) string { return name + "|" + label + "=" + value }
+
+// FamilyOf is the name in a key.
+func FamilyOf(key string) string {
+	name, _, _ := strings.Cut(key, "|")
+	return name
+}
+
+// quote writes a label's value. The format knows three escapes.
+func quote(value string) string {
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(value) + `"`
+}
+
+// WriteTo writes the page. What is under a name that Families lacks is left out.
+func (p *Page) WriteTo(w io.Writer) (int64, error) {
+	var text strings.Builder
+	for _, f := range Families() {
+		lines := p.samples[f.Name]
+		if len(lines) == 0 {
+			continue
+		}
+		slices.Sort(lines)
+		fmt.Fprintf(&text, "# HELP %s %s\n# TYPE %s %s\n%s", f.Name, f.Help, f.Name, f.Kind, strings.Join(lines, ""))
+	}
+	n, err := io.WriteString(w, text.String())
+	return int64(n), err
+}
+
+// Path is where the API server hands on the page of a node.
+func Path(node string) string {
+	return fmt.Sprintf("/api/v1/nodes/http:%s:%d/proxy/metrics", node, Port)
+}

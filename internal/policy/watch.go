@@ -1,0 +1,245 @@
+package policy
+
+import (
+	"context"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+)
+
+// mergeTime is how long a change waits for others to come, once one was made:
+// pods come in crowds, and each state costs a look at all of them. It is mergeTimes
+// times what that took where that is longer, which bounds the use of a processor.
+const (
+	mergeTime  = 20 * time.Millisecond
+	mergeTimes = 4
+)
+
+// retryTime is when a State is handed over again that was not taken.
+const retryTime = time.Second
+
+// Config is what Watch needs.
+type Config struct {
+	// Core and Networking are clients of the API groups "" and
+	// networking.k8s.io, which may list and watch pods, namespaces and network
+	// policies.
+	Core, Networking rest.Interface
+	StandIns         []StandIn
+	// Hints may be nil.
+	Hints *Hints
+}
+
+// Hints are addresses that pods have, of which the API server is told later.
+// The zero Hints can be used.
+type Hints struct {
+	mu        sync.Mutex
+	addresses map[types.UID][]netip.Addr
+	given     func()
+}
+
+// Give tells the addresses of a pod. They count until the pod is deleted.
+func (h *Hints) Give(uid types.UID, addresses []netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if slices.Equal(h.addresses[uid], addresses) {
+		return
+	}
+	if h.addresses == nil {
+		h.addresses = map[types.UID][]netip.Addr{}
+	}
+	h.addresses[uid] = addresses
+	if h.given != nil {
+		h.given()
+	}
+}
+
+// take puts the addresses into pods, and forgets those of pods that are gone.
+func (h *Hints) take(pods []*corev1.Pod) []*corev1.Pod {
+	if h == nil {
+		return pods
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	there := map[types.UID]bool{}
+	for i, p := range pods {
+		there[p.UID] = true
+		if addresses := h.addresses[p.UID]; addresses != nil {
+			better := *p // the store's is not ours to change
+			better.Status.PodIPs = nil
+			for _, a := range addresses {
+				better.Status.PodIPs = append(better.Status.PodIPs, corev1.PodIP{IP: a.String()})
+			}
+			pods[i] = &better
+		}
+	}
+	maps.DeleteFunc(h.addresses, func(uid types.UID, _ []netip.Addr) bool { return !there[uid] })
+	return pods
+}
+
+// Watch calls changed with the State of now, and again whenever it may have
+// become another one or an error came back, until ctx ends. Pods and namespaces
+// are watched only while there are policies.
+func Watch(ctx context.Context, c Config, changed func(*State) error) {
+	w := &watcher{config: c, dirty: make(chan struct{}, 1)}
+	if h := c.Hints; h != nil {
+		h.mu.Lock()
+		h.given = w.mark
+		h.mu.Unlock()
+	}
+	w.policies = w.follow(ctx, c.Networking, "networkpolicies", &networkingv1.NetworkPolicy{})
+	defer w.pause()
+	for {
+		select {
+		case <-w.dirty:
+		case <-ctx.Done():
+			return
+		}
+		began := time.Now()
+		state := w.state(ctx)
+		taken := state == nil || changed(state) == nil
+		pause := max(mergeTime, mergeTimes*time.Since(began))
+		if !taken {
+			pause = retryTime
+			w.mark()
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+type watcher struct {
+	config Config
+	dirty  chan struct{}
+
+	policies   follower
+	pods       follower
+	namespaces follower
+	// stop ends the watching of pods and namespaces; nil where they are not
+	// watched.
+	stop context.CancelFunc
+}
+
+// state returns nil as long as it is not known whether there are policies.
+func (w *watcher) state(ctx context.Context) *State {
+	if !w.policies.complete() {
+		return nil
+	}
+	o := Objects{Policies: listed[*networkingv1.NetworkPolicy](w.policies), StandIns: w.config.StandIns}
+	if len(o.Policies) == 0 {
+		w.pause()
+		return &State{}
+	}
+	if w.stop == nil {
+		watching, stop := context.WithCancel(ctx)
+		w.stop = stop
+		w.pods = w.follow(watching, w.config.Core, "pods", &corev1.Pod{})
+		w.namespaces = w.follow(watching, w.config.Core, "namespaces", &corev1.Namespace{})
+	}
+	if !w.pods.complete() || !w.namespaces.complete() {
+		return &State{Pending: true}
+	}
+	o.Pods = w.config.Hints.take(listed[*corev1.Pod](w.pods))
+	o.Namespaces = listed[*corev1.Namespace](w.namespaces)
+	return Compile(o)
+}
+
+func (w *watcher) pause() {
+	if w.stop != nil {
+		w.stop()
+		w.stop = nil
+	}
+}
+
+// follower keeps the objects of one kind.
+type follower struct {
+	store    cache.Store
+	complete func() bool
+}
+
+// follow starts to watch a kind of object.
+func (w *watcher) follow(ctx context.Context, client rest.Interface, resource string, kind runtime.Object) follower {
+	handler := cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { w.mark() },
+		UpdateFunc: func(any, any) { w.mark() },
+		DeleteFunc: func(any) { w.mark() },
+	}
+	store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
+		ListerWatcher: cache.NewListWatchFromClient(client, resource, metav1.NamespaceAll, fields.Everything()),
+		ObjectType:    kind,
+		Handler:       handler,
+		Transform:     shorten,
+	})
+	go controller.RunWithContext(ctx)
+	go func() {
+		// A kind of which there is no object makes no event.
+		select {
+		case <-controller.HasSyncedChecker().Done():
+			w.mark()
+		case <-ctx.Done():
+		}
+	}()
+	return follower{store, controller.HasSynced}
+}
+
+func (w *watcher) mark() {
+	select {
+	case w.dirty <- struct{}{}:
+	default:
+	}
+}
+
+// shorten leaves of an object what Compile looks at.
+func shorten(object any) (any, error) {
+	switch o := object.(type) {
+	case *corev1.Pod:
+		return &corev1.Pod{
+			ObjectMeta: shortMeta(o.ObjectMeta),
+			Spec: corev1.PodSpec{
+				NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork,
+				InitContainers: shortContainers(o.Spec.InitContainers), Containers: shortContainers(o.Spec.Containers),
+			},
+			Status: corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
+		}, nil
+	case *corev1.Namespace:
+		return &corev1.Namespace{ObjectMeta: shortMeta(o.ObjectMeta)}, nil
+	}
+	return object, nil
+}
+
+func shortMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp, Labels: m.Labels}
+}
+
+func shortContainers(containers []corev1.Container) []corev1.Container {
+	var short []corev1.Container
+	for _, c := range containers {
+		if len(c.Ports) > 0 {
+			short = append(short, corev1.Container{Ports: c.Ports})
+		}
+	}
+	return short
+}
+
+func listed[T any](f follower) []T {
+	var all []T
+	for _, object := range f.store.List() {
+		if o, ok := object.(T); ok {
+			all = append(all, o)
+		}
+	}
+	return all
+}

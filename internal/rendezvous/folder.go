@@ -1,0 +1,135 @@
+package rendezvous
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+)
+
+// folderPoll is how often a key that is not there yet is looked for.
+const folderPoll = 50 * time.Millisecond
+
+// Folder passes the public keys of nodes on, in a folder that all of them see.
+// There is no secret in it; but who could write to it could pass for a node, so
+// it has to belong to the user, and nobody else may write to it.
+type Folder struct {
+	path string
+	root *os.Root
+	// below is the step's own folder.
+	below string
+}
+
+// OpenFolder makes a folder for the step below the one that the user named,
+// which has to exist.
+func OpenFolder(path string, step Step) (*Folder, error) {
+	wrong := func(err error) (*Folder, error) {
+		return nil, fmt.Errorf("use the folder %s for the rendezvous: %w", path, err)
+	}
+	root, err := os.OpenRoot(path)
+	if err != nil {
+		return wrong(err)
+	}
+	f := &Folder{path: path, root: root,
+		below: fmt.Sprintf("berth-%s-%s.%d.%d", step.Cluster, step.Job, step.Step, step.Attempt)}
+	if err = f.private("."); err == nil {
+		err = root.Mkdir(f.below, 0o700)
+	}
+	if err == nil || errors.Is(err, fs.ErrExist) {
+		err = f.private(f.below)
+	}
+	if err != nil {
+		root.Close()
+		return wrong(err)
+	}
+	return f, nil
+}
+
+// private returns an error unless only the user can write to what has the name.
+func (f *Folder) private(name string) error {
+	info, err := f.root.Lstat(name)
+	if err != nil {
+		return err
+	}
+	owner, _ := info.Sys().(*syscall.Stat_t)
+	switch uid := os.Getuid(); {
+	case owner == nil || int(owner.Uid) != uid:
+		return fmt.Errorf("%s is not yours (uid %d)", name, uid)
+	case info.Mode()&fs.ModeSymlink != 0:
+		return fmt.Errorf("%s is a link", name)
+	case info.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("others may write to it: chmod go-w %s", f.path)
+	}
+	return nil
+}
+
+// Publish lets the other nodes have this one's key.
+func (f *Folder) Publish(node string, key ed25519.PublicKey) error {
+	name := f.file(node)
+	// Whole or not at all: others look for it meanwhile.
+	err := f.root.WriteFile(name+".new", key, 0o600)
+	if err == nil {
+		err = f.root.Rename(name+".new", name)
+	}
+	if err != nil {
+		return fmt.Errorf("pass the key of node %s on in %s: %w", node, f.path, err)
+	}
+	return nil
+}
+
+// Key waits for a node's key until ctx ends.
+func (f *Folder) Key(ctx context.Context, node string) (ed25519.PublicKey, error) {
+	for {
+		key, err := f.read(node)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return key, err
+		}
+		select {
+		case <-time.After(folderPoll):
+		case <-ctx.Done():
+			return nil, fmt.Errorf("wait for it in %s: %w; do all nodes see the same folder there?", f.path, context.Cause(ctx))
+		}
+	}
+}
+
+func (f *Folder) read(node string) (ed25519.PublicKey, error) {
+	// Reading the directory makes NFS look for news; without it, a client may
+	// believe for half a minute that a file does not exist.
+	directory, err := f.root.Open(f.below)
+	if err != nil {
+		return nil, err
+	}
+	_, err = directory.Readdirnames(1)
+	directory.Close()
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	name := f.file(node)
+	if err := f.private(name); err != nil {
+		return nil, err
+	}
+	key, err := f.root.ReadFile(name)
+	if err == nil && len(key) != ed25519.PublicKeySize {
+		err = fmt.Errorf("%s holds %d bytes, want a key of %d", name, len(key), ed25519.PublicKeySize)
+	}
+	return key, err
+}
+
+// Withdraw removes a node's key.
+func (f *Folder) Withdraw(node string) {
+	_ = f.root.Remove(f.file(node))
+	_ = f.root.Remove(f.below) // not empty: another node does it
+}
+
+// Clear removes all that the step has in the folder.
+func (f *Folder) Clear() error { return f.root.RemoveAll(f.below) }
+
+// Close can be called twice.
+func (f *Folder) Close() error { return f.root.Close() }
+
+func (f *Folder) file(node string) string { return f.below + "/" + node }

@@ -1,0 +1,159 @@
+// Package settings reads the file in which a site or a user says what the options
+// of berth are where nobody gives them. It knows the form of the file; which
+// options there are, and what their values may be, the command line knows.
+package settings
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// Variable names a file to read in place of the site's, to try one.
+const Variable = "BERTH_CONFIG"
+
+// SitePath is the site's file.
+const SitePath = "/etc/berth/config.yaml"
+
+// File is what one file says.
+type File struct {
+	Path string
+	// Options are those of berth, by their names without dashes.
+	Options []Entry
+	// Environment are variables that berth, and nothing that it starts for the
+	// user, sees where they are not set.
+	Environment []Entry
+}
+
+// Entry is a line of a file.
+type Entry struct {
+	Name string
+	// Values are several where the file has a list, which List tells.
+	Values []string
+	List   bool
+	Line   int
+}
+
+// Paths are the files that count, the site's first. One that is named has to be
+// there.
+func Paths(getenv func(string) string) (paths []string, named bool) {
+	site := SitePath
+	if path := getenv(Variable); path != "" {
+		site, named = path, true
+	}
+	paths = []string{site}
+	home := getenv("XDG_CONFIG_HOME")
+	if !filepath.IsAbs(home) {
+		if home = getenv("HOME"); home != "" {
+			home = filepath.Join(home, ".config")
+		}
+	}
+	if home != "" {
+		paths = append(paths, filepath.Join(home, "berth", "config.yaml"))
+	}
+	return paths, named
+}
+
+// Read reads a file. The error has everything that is wrong with its form; what
+// can be read all the same is returned beside it. One that is not there is nil.
+func Read(path string) (*File, error) {
+	content, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read settings: %w", err)
+	}
+	return Parse(path, content)
+}
+
+// Parse reads the content of a file.
+func Parse(path string, content []byte) (*File, error) {
+	file := &File{Path: path}
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	var document yaml.Node
+	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
+		return file, nil // empty, or comments only
+	} else if err != nil {
+		return file, fmt.Errorf("%s: %w", path, err)
+	}
+	p := &parser{path: path}
+	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
+		p.fault(&document, "a second document; there is to be one")
+	}
+	p.each(document.Content[0], func(key, value *yaml.Node) {
+		switch key.Value {
+		case "options":
+			file.Options = p.entries(value)
+		case "environment":
+			file.Environment = p.entries(value)
+		default:
+			p.fault(key, "unknown section %q: there are options and environment", key.Value)
+		}
+	})
+	return file, errors.Join(p.faults...)
+}
+
+// parser collects what is wrong.
+type parser struct {
+	path   string
+	faults []error
+}
+
+func (p *parser) fault(at *yaml.Node, format string, values ...any) {
+	p.faults = append(p.faults, fmt.Errorf("%s:%d: %s", p.path, at.Line, fmt.Sprintf(format, values...)))
+}
+
+// each calls do for all pairs of a mapping, each key once.
+func (p *parser) each(mapping *yaml.Node, do func(key, value *yaml.Node)) {
+	switch {
+	case mapping.Kind == yaml.ScalarNode && mapping.Tag == "!!null":
+		return // a section in which all is commented out
+	case mapping.Kind != yaml.MappingNode:
+		p.fault(mapping, "here are to be lines of the form 'name: value'")
+		return
+	}
+	seen := map[string]bool{}
+	for i := 0; i+1 < len(mapping.Content); i += 2 {
+		key, value := mapping.Content[i], mapping.Content[i+1]
+		if seen[key.Value] {
+			p.fault(key, "%s is there twice", key.Value)
+			continue
+		}
+		seen[key.Value] = true
+		do(key, value)
+	}
+}
+
+func (p *parser) entries(section *yaml.Node) (entries []Entry) {
+	p.each(section, func(key, value *yaml.Node) {
+		entry := Entry{Name: key.Value, Line: key.Line}
+		switch value.Kind {
+		case yaml.ScalarNode:
+			if value.Tag == "!!null" {
+				p.fault(key, "%s has no value", key.Value)
+				return
+			}
+			entry.Values = []string{value.Value}
+		case yaml.SequenceNode:
+			entry.List = true
+			for _, item := range value.Content {
+				if item.Kind != yaml.ScalarNode || item.Tag == "!!null" {
+					p.fault(item, "%s is to be a list of single values", key.Value)
+					return
+				}
+				entry.Values = append(entry.Values, item.Value)
+			}
+		default:
+			p.fault(value, "%s is to have a value, or a list of them", key.Value)
+			return
+		}
+		entries = append(entries, entry)
+	})
+	return entries
+}

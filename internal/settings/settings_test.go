@@ -1,0 +1,67 @@
+package settings
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	file, err := Parse("f", []byte("# ours\noptions:\n  port-range: 21000-21999\n  registry: [docker.io=http://mirror:5000, \"b=c\"]\n  no-pull: true\nenvironment:\n  # HTTP_PROXY: x\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &File{Path: "f", Options: []Entry{
+		{Name: "port-range", Values: []string{"21000-21999"}, Line: 3},
+		{Name: "registry", Values: []string{"docker.io=http://mirror:5000", "b=c"}, List: true, Line: 4},
+		{Name: "no-pull", Values: []string{"true"}, Line: 5},
+	}}
+	if !reflect.DeepEqual(file, want) {
+		t.Errorf("got %+v, want %+v", file, want)
+	}
+	for _, empty := range []string{"", "# nothing\n", "options:\n"} {
+		if file, err := Parse("f", []byte(empty)); err != nil || len(file.Options) != 0 {
+			t.Errorf("%q: %+v, %v", empty, file, err)
+		}
+	}
+}
+
+// TestMistakes: all of them at once, each with its line.
+func TestMistakes(t *testing.T) {
+	_, err := Parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\n---\nk: l\n"))
+	want := []string{
+		"f:1: a second document; there is to be one",
+		`f:1: unknown section "option": there are options and environment`,
+		"f:5: a is there twice", "f:6: d has no value", "f:7: e is to have a value, or a list of them",
+		"f:8: h is to be a list of single values", "f:9: here are to be lines of the form 'name: value'",
+	}
+	if err == nil || err.Error() != strings.Join(want, "\n") {
+		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))
+	}
+	for _, text := range []string{"a: [", "- x\n", "\t", "x"} {
+		if _, err := Parse("f", []byte(text)); err == nil {
+			t.Errorf("%q is taken for settings", text)
+		}
+	}
+}
+
+func TestPaths(t *testing.T) {
+	env := map[string]string{"HOME": "/home/alice"}
+	getenv := func(name string) string { return env[name] }
+	check := func(wantNamed bool, want ...string) {
+		t.Helper()
+		if paths, named := Paths(getenv); !reflect.DeepEqual(paths, want) || named != wantNamed {
+			t.Errorf("got %q, %t; want %q, %t", paths, named, want, wantNamed)
+		}
+	}
+	check(false, SitePath, "/home/alice/.config/berth/config.yaml")
+	env["XDG_CONFIG_HOME"], env[Variable] = "/conf", "/tmp/trial"
+	check(true, "/tmp/trial", "/conf/berth/config.yaml")
+	clear(env)
+	check(false, SitePath)
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("options:\n  port-range: 1-2\n")
+	f.Fuzz(func(_ *testing.T, text string) { _, _ = Parse("f", []byte(text)) })
+}

@@ -1,0 +1,280 @@
+package site
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// ConfigPath is where berthd looks for its configuration.
+const ConfigPath = "/etc/berth/site.yaml"
+
+// Config is the configuration of the site network, the same on all nodes.
+type Config struct {
+	// Cluster is the last label of the names of pods.
+	Cluster string `yaml:"cluster"`
+	// Pods is the range of the pods' addresses. Its first address is each
+	// node's own, towards its pods.
+	Pods netip.Prefix `yaml:"pods"`
+	// Hosts is the network of the hosts, or one that holds those of all. The
+	// address of a node in it is where its tunnels end.
+	Hosts netip.Prefix `yaml:"hosts"`
+	// Run is where berthd keeps what must not outlive a boot.
+	Run string `yaml:"run"`
+	// Pod is the program that is process 1 of each pod.
+	Pod    string `yaml:"pod"`
+	Etcd   Etcd   `yaml:"etcd"`
+	Tunnel Tunnel `yaml:"tunnel"`
+	Policy Policy `yaml:"policy"`
+	DNS    DNS    `yaml:"dns"`
+	// RoutesOn are hosts that reach all pods although they have none: those of
+	// Slurm's controller, login hosts. They keep a route to each pod.
+	RoutesOn []string `yaml:"routes-on"`
+	// LoginOn are hosts on which users have a pod for their sessions.
+	LoginOn []string `yaml:"login-on"`
+	// Lease is how long the address of such a pod outlives its host.
+	Lease time.Duration `yaml:"lease"`
+	// OptOut lets users have jobs in the network of the hosts, by
+	// --network-pod=no.
+	OptOut bool `yaml:"opt-out"`
+	// Audit is the file that says who had which network when; "" for none.
+	Audit string `yaml:"audit"`
+	// Metrics is the address and port at which Prometheus asks; "" for none.
+	Metrics string `yaml:"metrics"`
+	// Squeue is Slurm's program of that name.
+	Squeue string `yaml:"squeue"`
+	// Collect is the pause between two looks at the controller's jobs. Addresses
+	// of a job whose nodes have not said that it is over are kept until two of
+	// them have missed it.
+	Collect time.Duration `yaml:"collect"`
+}
+
+// Etcd is the store, and how nodes prove to it who they are.
+type Etcd struct {
+	Endpoints []string `yaml:"endpoints"`
+	CA        string   `yaml:"ca"`
+	Cert      string   `yaml:"cert"`
+	Key       string   `yaml:"key"`
+}
+
+// Tunnel are the settings of VXLAN.
+type Tunnel struct {
+	Port uint16 `yaml:"port"`
+	// FirstVNI is the identifier of the first user's network, and those above
+	// it are the others'.
+	FirstVNI uint32 `yaml:"first-vni"`
+}
+
+// DNS are the settings of the names of pods.
+type DNS struct {
+	// Program is CoreDNS with the plugin for them. Without it there are no names,
+	// and jobs use the resolver of their host.
+	Program string `yaml:"program"`
+	// Forward are the servers for all other names: addresses, or a file that
+	// names them as resolv.conf does. Without any, pods know no other names.
+	Forward []string `yaml:"forward"`
+	// Search are the domains after those of the job and the user; those of the
+	// host if there are none.
+	Search []string `yaml:"search"`
+}
+
+// Policy says who outside may be reached from pods, and reach them. Pods of one
+// user always reach each other, and those of others never.
+type Policy struct {
+	Egress  []Rule `yaml:"egress"`
+	Ingress []Rule `yaml:"ingress"`
+	// Users are further rules, by login name.
+	Users map[string]Rules `yaml:"users"`
+	// Daemons are the users whose processes on a host reach its pods, beside
+	// root and the pods' owner.
+	Daemons []string `yaml:"daemons"`
+}
+
+// Rules are those of one user.
+type Rules struct {
+	Egress  []Rule `yaml:"egress"`
+	Ingress []Rule `yaml:"ingress"`
+}
+
+// Rule allows connections to or from addresses. Without ports it allows all
+// protocols.
+type Rule struct {
+	Addresses []netip.Prefix `yaml:"addresses"`
+	// Ports are "tcp/22", "udp/60000-61000".
+	Ports []Port `yaml:"ports"`
+}
+
+// Port is a range of ports of a protocol.
+type Port struct {
+	Protocol    string
+	First, Last uint16
+}
+
+var portPattern = regexp.MustCompile(`^(tcp|udp)/([0-9]{1,5})(?:-([0-9]{1,5}))?$`)
+
+// UnmarshalText reads "tcp/22" or "tcp/1000-2000".
+func (p *Port) UnmarshalText(text []byte) error {
+	match := portPattern.FindSubmatch(text)
+	if match == nil {
+		return fmt.Errorf("port %q: write tcp/22 or udp/60000-61000", text)
+	}
+	last := match[3]
+	if last == nil {
+		last = match[2]
+	}
+	if _, err := fmt.Sscan(string(match[2])+" "+string(last), &p.First, &p.Last); err != nil || p.First == 0 || p.Last < p.First {
+		return fmt.Errorf("port %q: ports are 1 to 65535, the smaller one first", text)
+	}
+	p.Protocol = string(match[1])
+	return nil
+}
+
+// String is what UnmarshalText reads.
+func (p Port) String() string {
+	if p.First == p.Last {
+		return fmt.Sprintf("%s/%d", p.Protocol, p.First)
+	}
+	return fmt.Sprintf("%s/%d-%d", p.Protocol, p.First, p.Last)
+}
+
+// Default is the configuration that a site's file changes.
+func Default() Config {
+	return Config{
+		Cluster: "cluster",
+		Run:     "/run/berthd",
+		Pod:     "/usr/libexec/berth/berth-pod",
+		Tunnel:  Tunnel{Port: 4789, FirstVNI: 4096},
+		Policy:  Policy{Daemons: []string{"slurm"}},
+		DNS:     DNS{Program: "/usr/libexec/berth/berth-dns", Forward: []string{"/etc/resolv.conf"}},
+		Squeue:  "squeue",
+		Collect: 30 * time.Second,
+		Lease:   time.Minute,
+		Audit:   "/var/log/berth-audit.log",
+	}
+}
+
+// Load reads a configuration. What it does not know is an error: a misspelt
+// rule must not be no rule.
+func Load(path string) (Config, error) {
+	config := Default()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return config, fmt.Errorf("read configuration of the site network: %w", err)
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	// A file in which all is a comment has no document, but a right to be told what
+	// is missing.
+	if err := decoder.Decode(&config); err != nil && !errors.Is(err, io.EOF) {
+		return config, fmt.Errorf("read configuration %s: %w", path, err)
+	}
+	if err := config.Validate(); err != nil {
+		return config, fmt.Errorf("check configuration %s: %w", path, err)
+	}
+	return config, nil
+}
+
+var (
+	labelPattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	pathPattern  = regexp.MustCompile(`^/[-_.a-zA-Z0-9/]+$`)
+)
+
+// maxVNI is the largest identifier of a network; they have 24 bits.
+const maxVNI = 1<<24 - 1
+
+// Validate returns everything that is wrong.
+func (c Config) Validate() error {
+	var problems []error
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if !labelPattern.MatchString(c.Cluster) {
+		wrong("cluster %q: use small letters, digits and dashes", c.Cluster)
+	}
+	if !c.Pods.IsValid() || !c.Pods.Addr().Is4() || c.Pods.Bits() < 8 || c.Pods.Bits() > 28 {
+		wrong("pods %v: give an IPv4 range from /8 to /28, 10.128.0.0/12 say", c.Pods)
+	}
+	if !c.Hosts.IsValid() || !c.Hosts.Addr().Is4() {
+		wrong("hosts %v: give the IPv4 network of the hosts", c.Hosts)
+	}
+	if c.Pods.IsValid() && c.Pods.Overlaps(c.Hosts) {
+		wrong("pods %v overlaps hosts %v: choose a range that the site does not use", c.Pods, c.Hosts)
+	}
+	if !filepath.IsAbs(c.Run) {
+		wrong("run %q: give an absolute path", c.Run)
+	}
+	if len(c.Etcd.Endpoints) == 0 {
+		wrong("etcd.endpoints: give at least one, https://host:2379")
+	}
+	for name, path := range map[string]string{"ca": c.Etcd.CA, "cert": c.Etcd.Cert, "key": c.Etcd.Key} {
+		if !filepath.IsAbs(path) {
+			wrong("etcd.%s %q: give an absolute path; without TLS every user of the network could change addresses", name, path)
+		}
+	}
+	if c.Collect < time.Second {
+		wrong("collect %s: choose at least 1s", c.Collect)
+	}
+	if c.Audit != "" && !filepath.IsAbs(c.Audit) {
+		wrong("audit %q: give an absolute path, or \"\" for none", c.Audit)
+	}
+	if _, err := netip.ParseAddrPort(c.Metrics); c.Metrics != "" && err != nil {
+		wrong("metrics %q: give an address and a port, 127.0.0.1:9418 say, or \"\" for none", c.Metrics)
+	}
+	if c.Lease < 2*time.Second {
+		wrong("lease %s: choose at least 2s", c.Lease)
+	}
+	if c.Tunnel.Port == 0 {
+		wrong("tunnel.port: 4789 is the usual one")
+	}
+	if c.Tunnel.FirstVNI == 0 || c.Tunnel.FirstVNI > maxVNI {
+		wrong("tunnel.first-vni %d: choose 1 to %d", c.Tunnel.FirstVNI, maxVNI)
+	}
+	if c.DNS.Program != "" && !filepath.IsAbs(c.DNS.Program) {
+		wrong("dns.program %q: give an absolute path, or \"\" for none", c.DNS.Program)
+	}
+	for _, server := range c.DNS.Forward {
+		if _, err := netip.ParseAddr(server); err != nil && !pathPattern.MatchString(server) {
+			wrong("dns.forward %q: give the address of a name server, or a file such as /etc/resolv.conf", server)
+		}
+	}
+	for _, domain := range c.DNS.Search {
+		for part := range strings.SplitSeq(domain, ".") {
+			if !labelPattern.MatchString(part) {
+				wrong("dns.search %q: give a domain in small letters, without a dot at its end", domain)
+				break
+			}
+		}
+	}
+	check := func(where string, rules []Rule) {
+		for i, rule := range rules {
+			if len(rule.Addresses) == 0 {
+				wrong("%s[%d]: addresses are missing; 0.0.0.0/0 means all", where, i)
+			}
+			for _, prefix := range rule.Addresses {
+				if !prefix.Addr().Is4() {
+					wrong("%s[%d]: %v is not IPv4", where, i, prefix)
+				}
+				if prefix.Bits() > 0 && c.Pods.IsValid() && prefix.Overlaps(c.Pods) {
+					wrong("%s[%d]: %v has pods in it, whose traffic is not a matter of rules", where, i, prefix)
+				}
+			}
+		}
+	}
+	check("policy.egress", c.Policy.Egress)
+	check("policy.ingress", c.Policy.Ingress)
+	for user, rules := range c.Policy.Users {
+		check("policy.users."+user+".egress", rules.Egress)
+		check("policy.users."+user+".ingress", rules.Ingress)
+	}
+	return errors.Join(problems...)
+}
+
+// Gateway is the address of each node towards its pods.
+func (c Config) Gateway() netip.Addr { return c.Pods.Masked().Addr().Next() }

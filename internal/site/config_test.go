@@ -1,0 +1,84 @@
+package site
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+const good = `
+cluster: alps
+pods: 10.128.0.0/12
+hosts: 192.168.0.0/16
+etcd:
+  endpoints: ["https://ctl:2379"]
+  ca: /etc/berth/ca.crt
+  cert: /etc/berth/node.crt
+  key: /etc/berth/node.key
+policy:
+  egress:
+  - addresses: [192.168.0.0/16]
+    ports: [tcp/6817-6819, udp/53]
+  users:
+    alice:
+      egress:
+      - addresses: [0.0.0.0/0]
+`
+
+func load(t *testing.T, text string) (Config, error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "site.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return Load(path)
+}
+
+func TestConfigurationIsRead(t *testing.T) {
+	c, err := load(t, good)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Policy.Egress[0].Ports[0].String(); got != "tcp/6817-6819" {
+		t.Errorf("port %s", got)
+	}
+	if got := c.Gateway().String(); got != "10.128.0.1" {
+		t.Errorf("gateway %s", got)
+	}
+	if c.Tunnel.Port != 4789 || len(c.Policy.Users["alice"].Egress) != 1 {
+		t.Errorf("configuration %+v", c)
+	}
+}
+
+func TestMistakesAreSaid(t *testing.T) {
+	for change, reason := range map[string]string{
+		"pods: 10.128.0.0/12=>pods: 10.128.0.0/30":                    "pods",
+		"pods: 10.128.0.0/12=>pods: 192.168.4.0/24":                   "overlaps",
+		"pods: 10.128.0.0/12=>pods: fd00::/64":                        "IPv4",
+		"hosts: 192.168.0.0/16=>hosts: fd00::/64":                     "hosts",
+		"cluster: alps=>cluster: Alps!":                               "cluster",
+		"cluster: alps=>clutser: alps":                                "clutser",
+		"  key: /etc/berth/node.key=>  key: node.key":                 "absolute",
+		`endpoints: ["https://ctl:2379"]=>endpoints: []`:              "endpoints",
+		"cluster: alps=>cluster: alps\ndns: {forward: [ns1]}":         "dns.forward",
+		"cluster: alps=>cluster: alps\ndns: {search: [example.org.]}": "dns.search",
+		"cluster: alps=>cluster: alps\ndns: {program: berth-dns}":     "dns.program",
+		"cluster: alps=>cluster: alps\nlease: 1s":                     "lease",
+		"cluster: alps=>cluster: alps\nmetrics: 9418":                 "metrics",
+		"cluster: alps=>cluster: alps\naudit: audit.log":              "audit",
+		"tcp/6817-6819=>tcp/6819-6817":                                "smaller one first",
+		"udp/53=>icmp/1":                                              "tcp/22",
+		"udp/53=>udp/70000":                                           "65535",
+		"0.0.0.0/0=>10.130.0.0/16":                                    "has pods in it",
+		"- addresses: [0.0.0.0/0]=>- ports: [tcp/1]":                  "addresses are missing",
+	} {
+		from, to, _ := strings.Cut(change, "=>")
+		if !strings.Contains(good, from) {
+			t.Fatalf("the test changes %q, which is not there", from)
+		}
+		if _, err := load(t, strings.Replace(good, from, to, 1)); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%s: %v, want %s", to, err, reason)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package sited
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"berth.dev/berth/internal/site"
+)
+
+const usage = `berthd is the daemon of berth's site network. It runs as root on every node.
+
+  berthd run [--node NAME]          be the daemon of this node
+  berthd etcd --host ADDRESS ...    be a member of etcd, where the site has none
+  berthd check                      is the configuration right?
+  berthd status                     ask the daemon of this node
+  berthd doctor [--node NAME]       what is missing on this node, and the remedy
+
+All take --config FILE (` + site.ConfigPath + `).
+`
+
+// Main is the command line of berthd; it returns the exit code.
+func Main(ctx context.Context, args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
+	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
+		"run": runCommand, "etcd": etcdCommand, "check": checkCommand, "status": statusCommand,
+		"doctor": doctorCommand,
+	}
+	command, known := commands[args[0]]
+	if !known {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
+	flags := flag.NewFlagSet("berthd "+args[0], flag.ExitOnError)
+	if err := command(ctx, flags, args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "berthd:", err)
+		return 1
+	}
+	return 0
+}
+
+// configOf adds --config, parses, and reads the file.
+func configOf(flags *flag.FlagSet, args []string) (site.Config, error) {
+	path := flags.String("config", site.ConfigPath, "the configuration of the site network")
+	if err := flags.Parse(args); err != nil {
+		return site.Config{}, err
+	}
+	return site.Load(*path)
+}
+
+// nodeOf adds --node to what configOf does.
+func nodeOf(flags *flag.FlagSet, args []string) (site.Config, string, error) {
+	node := flags.String("node", "", "what Slurm calls this node (its host name)")
+	config, err := configOf(flags, args)
+	if err != nil || *node != "" {
+		return config, *node, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return config, "", fmt.Errorf("ask for the name of this host: %w", err)
+	}
+	return config, name, nil
+}
+
+func doctorCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, node, err := nodeOf(flags, args)
+	if err != nil {
+		return err
+	}
+	return doctor(ctx, os.Stdout, nodeChecks(config, node))
+}
+
+func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, node, err := nodeOf(flags, args)
+	if err != nil {
+		return err
+	}
+	return Run(ctx, config, node, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+}
+
+func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	var member Member
+	flags.StringVar(&member.Name, "name", "default", "name of this member")
+	flags.StringVar(&member.Dir, "data", "/var/lib/berth/etcd", "directory of its data")
+	flags.StringVar(&member.Host, "host", "", "address of this host")
+	flags.StringVar(&member.Cluster, "cluster", "", "all members: NAME=https://HOST:2380,...")
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	if member.Host == "" {
+		return fmt.Errorf("start etcd: give --host, the address at which nodes reach it")
+	}
+	if member.Cluster == "" {
+		member.Cluster = fmt.Sprintf("%s=https://%s:2380", member.Name, member.Host)
+	}
+	return RunEtcd(ctx, config.Etcd, member)
+}
+
+func checkCommand(_ context.Context, flags *flag.FlagSet, args []string) error {
+	_, err := configOf(flags, args)
+	return err
+}
+
+func statusCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	answer, _, err := site.Ask(ctx, config.Run, site.Message{Verb: site.VerbStatus})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s: %s\n", answer.Fields["node"], answer.Fields["pods"])
+	return nil
+}

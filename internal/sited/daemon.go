@@ -1,0 +1,396 @@
+package sited
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/vxlan"
+)
+
+// Daemon is berthd on one node.
+type Daemon struct {
+	config site.Config
+	// node is what Slurm calls this one, and host its address.
+	node   string
+	host   netip.Addr
+	store  *Store
+	kernel *vxlan.Kernel
+	names  *nameServer
+	audit  *audit
+	// metrics are for Prometheus, and whether etcd answered the last time.
+	metrics metrics
+	etcdUp  atomic.Bool
+	log     *slog.Logger
+	// daemons are the users of Policy.Daemons.
+	daemons []uint32
+
+	// sessions is held by who begins or ends to count the sessions of a user, so
+	// that the end of the last one and the beginning of the next do not mix.
+	sessions sync.Mutex
+
+	// applying is held by who changes the kernel, so that an older state never
+	// comes after a newer one.
+	applying sync.Mutex
+
+	// background is what is waited for at the end.
+	background sync.WaitGroup
+
+	mu sync.Mutex
+	// local are the allocations with a pod here, by ID.
+	local map[string]*localPod
+	users map[uint32]*follower
+	// everybody is followed on hosts that reach all pods, and nil on others.
+	everybody *follower
+	// waiting counts those who need the follower of a user and have no pod yet.
+	waiting map[uint32]int
+	// dirty asks for the kernel to be looked at again.
+	dirty chan struct{}
+}
+
+// localPod is a job's, or that of sessions, on this node.
+type localPod struct {
+	site.Allocation
+	ready bool
+}
+
+// attachTimeout bounds how long a step waits for its network. Slurm gives up a
+// launch on its own after some more.
+const attachTimeout = 15 * time.Second
+
+func (d *Daemon) podFile(id string) string { return filepath.Join(d.config.Run, "pods", id) }
+
+// network is the file of a pod's network namespace, and processes that of its PID
+// namespace.
+func (d *Daemon) network(id string) string   { return filepath.Join(d.config.Run, "net", id) }
+func (d *Daemon) processes(id string) string { return filepath.Join(d.config.Run, "pid", id) }
+
+// load reads which pods were here when the daemon ended.
+func (d *Daemon) load() error {
+	for _, dir := range []string{"pods", "net", "pid", "resolv", "sessions", "declined"} {
+		if err := os.MkdirAll(filepath.Join(d.config.Run, dir), 0o700); err != nil {
+			return fmt.Errorf("make directory of berthd: %w", err)
+		}
+	}
+	entries, err := os.ReadDir(filepath.Join(d.config.Run, "pods"))
+	if err != nil {
+		return fmt.Errorf("list pods of this node: %w", err)
+	}
+	for _, entry := range entries {
+		path := filepath.Join(d.config.Run, "pods", entry.Name())
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read pod of this node: %w", err)
+		}
+		var a site.Allocation
+		if err := json.Unmarshal(text, &a); err != nil || a.ID() != entry.Name() {
+			// Written in one piece, so not by us. Its name is no job's.
+			d.log.Warn("remove a file that is no pod", "path", path, "error", err)
+			os.Remove(path)
+			continue
+		}
+		d.local[a.ID()] = &localPod{Allocation: a}
+	}
+	return d.removeStrays()
+}
+
+// removeStrays removes namespaces without a pod: the daemon was killed between
+// the two.
+func (d *Daemon) removeStrays() error {
+	var problems []error
+	for dir, remove := range map[string]func(string) error{"net": vxlan.RemoveNamespace, "pid": endProcesses, "resolv": os.Remove} {
+		dir = filepath.Join(d.config.Run, dir)
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return fmt.Errorf("list namespaces of this node: %w", err)
+		}
+		for _, entry := range entries {
+			if d.local[entry.Name()] == nil {
+				problems = append(problems, remove(filepath.Join(dir, entry.Name())))
+			}
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Attach returns a job's pod on this node, which is made if there is none. A
+// request with nodes comes from the first node of the job, and
+// allocates its addresses.
+func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout))
+	defer cancel()
+	if pod, ready := d.attached(request); ready {
+		return pod, nil
+	}
+	began := time.Now()
+	user := d.follow(request.UID)
+	defer d.unfollow(request.UID)
+	if len(request.Nodes) > 0 {
+		a, err := d.store.Allocate(ctx, request)
+		if err != nil {
+			if ctx.Err() != nil {
+				err = fmt.Errorf("%w: %w", err, context.Cause(ctx))
+			}
+			return site.Pod{}, d.refuse(ctx, user, request, err)
+		}
+		user.put(a)
+	}
+	id := request.empty(0).ID()
+	a, err := user.await(ctx, id, d.node)
+	if err != nil {
+		return site.Pod{}, err
+	}
+	made, err := d.add(a)
+	if err != nil {
+		return site.Pod{}, err
+	}
+	if err := d.apply(ctx); err != nil {
+		return site.Pod{}, err
+	}
+	pod, ready := d.attached(request)
+	if !ready {
+		return site.Pod{}, fmt.Errorf("connect %s: it was released meanwhile", id)
+	}
+	if !made {
+		return pod, nil
+	}
+	d.metrics.attached(time.Since(began))
+	d.audit.write(auditJoined, a, nil)
+	d.log.Info("job has a network", "job", id, "user", a.User, "uid", a.UID, "address", pod.Address, "network", a.VNI, "took", time.Since(began))
+	return pod, nil
+}
+
+// refuse lets the later steps of the job and its other nodes know.
+func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, why error) error {
+	d.metrics.refuse()
+	d.audit.write(auditRefused, request.empty(0), why)
+	if request.Login != "" {
+		// Nobody else waits, and the next session may have more luck.
+		return why
+	}
+	refused := request.empty(0)
+	refused.Problem = why.Error()
+	user.put(refused)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
+	defer cancel()
+	if err := d.store.Refuse(ctx, request, why); err != nil {
+		d.log.Warn("refuse", "error", err)
+	}
+	return why
+}
+
+func (d *Daemon) attached(request Request) (site.Pod, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	local := d.local[request.empty(0).ID()]
+	// A job that Slurm has put into the queue again keeps its number, but may
+	// have other nodes.
+	if local == nil || !local.ready || local.UID != request.UID || len(request.Nodes) > 0 && !sameNodes(local.Allocation, request.Nodes) {
+		return site.Pod{}, false
+	}
+	pod, _ := local.On(d.node)
+	return pod, true
+}
+
+// add makes the namespaces and remembers the pod, in this order: a namespace
+// without a pod is removed at the next start. It says whether there was none:
+// steps, and sessions, may come at the same time.
+func (d *Daemon) add(a site.Allocation) (bool, error) {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	d.mu.Lock()
+	former := d.local[a.ID()]
+	d.mu.Unlock()
+	if former != nil && former.After == a.After {
+		return false, nil
+	}
+	if err := vxlan.NewNamespace(d.network(a.ID())); err != nil {
+		return false, err
+	}
+	if err := d.startProcesses(a.ID()); err != nil {
+		return false, err
+	}
+	if err := d.writeResolver(a); err != nil {
+		return false, err
+	}
+	text, err := json.Marshal(a)
+	if err != nil {
+		return false, fmt.Errorf("remember pod of %s: %w", a.ID(), err)
+	}
+	path := d.podFile(a.ID())
+	temporary := filepath.Join(d.config.Run, "new-pod")
+	if err := errors.Join(os.WriteFile(temporary, text, 0o600), os.Rename(temporary, path)); err != nil {
+		return false, fmt.Errorf("remember pod of %s: %w", a.ID(), err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.local[a.ID()] = &localPod{Allocation: a}
+	return true, nil
+}
+
+// Release removes a job's pod from this node, and says so in etcd. Should etcd
+// not answer, the collector frees the addresses later: a job's end never fails
+// because of its network.
+func (d *Daemon) Release(ctx context.Context, id string) error {
+	a, err := d.drop(ctx, id)
+	if err != nil || a == nil {
+		return err
+	}
+	// The end of a job need not wait for etcd.
+	d.background.Go(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
+		defer cancel()
+		if err := d.store.Leave(ctx, *a, d.node); err != nil {
+			d.log.Warn("addresses are left to the collector", "job", id, "error", err)
+		}
+	})
+	return nil
+}
+
+// drop removes a pod from this node alone.
+func (d *Daemon) drop(ctx context.Context, id string) (*site.Allocation, error) {
+	d.mu.Lock()
+	local := d.local[id]
+	if local == nil {
+		d.mu.Unlock()
+		return nil, nil
+	}
+	delete(d.local, id)
+	d.endUnused(local.UID)
+	d.mu.Unlock()
+	for _, file := range []string{d.podFile(id), d.resolver(id)} {
+		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
+			d.log.Warn("forget pod", "job", id, "error", err)
+		}
+	}
+	err := errors.Join(d.apply(ctx), endProcesses(d.processes(id)), vxlan.RemoveNamespace(d.network(id)))
+	d.audit.write(auditLeft, local.Allocation, nil)
+	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
+	return &local.Allocation, err
+}
+
+// apply makes the kernel as it should be, and only then calls pods ready.
+func (d *Daemon) apply(ctx context.Context) error {
+	d.applying.Lock()
+	defer d.applying.Unlock()
+	state, ids := d.state()
+	err := d.kernel.Apply(ctx, state)
+	if err == nil {
+		err = d.names.apply(d.table())
+	}
+	if err != nil {
+		d.metrics.fail()
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, id := range ids {
+		if local := d.local[id]; local != nil {
+			local.ready = true
+		}
+	}
+	return nil
+}
+
+// state is what should be on this node, and for which pods.
+func (d *Daemon) state() (vxlan.State, []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != ""}
+	networks := map[uint32]*vxlan.Network{}
+	var ids []string
+	for id, local := range d.local {
+		n := networks[local.UID]
+		if n == nil {
+			n = &vxlan.Network{VNI: local.VNI, Owner: local.UID}
+			rules := d.config.Policy.Users[local.User]
+			n.Egress = append(append(n.Egress, d.config.Policy.Egress...), rules.Egress...)
+			n.Ingress = append(append(n.Ingress, d.config.Policy.Ingress...), rules.Ingress...)
+			networks[local.UID] = n
+		}
+		pod, _ := local.On(d.node)
+		n.Local = append(n.Local, vxlan.Pod{Address: pod.Address, Namespace: d.network(id)})
+		ids = append(ids, id)
+	}
+	for uid, n := range networks {
+		n.Peers = d.peers(uid)
+		s.Networks = append(s.Networks, *n)
+	}
+	if d.everybody != nil {
+		for _, a := range d.everybody.all() {
+			s.Outside = append(s.Outside, d.others(a)...)
+		}
+	}
+	s.Sort()
+	return s, ids
+}
+
+// peers are the pods of a user on other nodes: those that etcd knows, and those
+// of the jobs that are here, should it have forgotten them.
+func (d *Daemon) peers(uid uint32) []vxlan.Peer {
+	var peers []vxlan.Peer
+	for _, a := range d.known(uid) {
+		peers = append(peers, d.others(a)...)
+	}
+	return peers
+}
+
+// known are the jobs and sessions of a user, by ID.
+func (d *Daemon) known(uid uint32) map[string]site.Allocation {
+	all := map[string]site.Allocation{}
+	for id, local := range d.local {
+		if local.UID == uid {
+			all[id] = local.Allocation
+		}
+	}
+	if user := d.users[uid]; user != nil {
+		maps.Copy(all, user.all())
+	}
+	return all
+}
+
+// others are the pods of a job on other nodes.
+func (d *Daemon) others(a site.Allocation) []vxlan.Peer {
+	var peers []vxlan.Peer
+	for _, pod := range a.Pods {
+		if pod.Node != d.node {
+			peers = append(peers, vxlan.Peer{Address: pod.Address, Via: pod.Via})
+		}
+	}
+	return peers
+}
+
+// reconcile applies whenever something has changed elsewhere, and now and then
+// in any case: somebody may have removed what is ours.
+func (d *Daemon) reconcile(ctx context.Context) error {
+	ticker := time.NewTicker(time.Minute)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.dirty:
+		case <-ticker.C:
+		}
+		if err := d.apply(ctx); err != nil && ctx.Err() == nil {
+			d.log.Error("bring the network of this node up to date", "error", err)
+		}
+	}
+}
+
+func (d *Daemon) touch() {
+	select {
+	case d.dirty <- struct{}{}:
+	default:
+	}
+}

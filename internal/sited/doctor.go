@@ -1,0 +1,140 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/vxlan"
+)
+
+// check is one thing that must be so on a node. Its error says what to do.
+type check struct {
+	name string
+	look func(context.Context) error
+}
+
+// errDoctor: what is wrong has been printed.
+var errDoctor = errors.New("something is missing: see above")
+
+// doctor looks at everything, and prints what it finds.
+func doctor(ctx context.Context, w io.Writer, checks []check) error {
+	bad := false
+	for _, c := range checks {
+		line := "ok    " + c.name
+		if err := c.look(ctx); err != nil {
+			bad = true
+			line = fmt.Sprintf("WRONG %s: %v", c.name, err)
+		}
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	if bad {
+		return errDoctor
+	}
+	return nil
+}
+
+// nodeChecks are those of a node, whether a daemon runs there or not.
+func nodeChecks(config site.Config, node string) []check {
+	checks := []check{
+		{"kernel and nft make networks", vxlan.Probe},
+		{"this host has one address in hosts", func(context.Context) error {
+			_, err := hostAddress(config.Hosts)
+			return err
+		}},
+		{"policy.daemons are users", func(context.Context) error {
+			_, err := numbers(config.Policy.Daemons)
+			return err
+		}},
+		{"berth-pod", program("pod", config.Pod)},
+		{"squeue", program("squeue", config.Squeue)},
+		{"etcd answers", func(ctx context.Context) error { return askEtcd(ctx, config) }},
+		{"berthd answers", func(ctx context.Context) error {
+			ctx, cancel := context.WithTimeout(ctx, etcdLimit)
+			defer cancel()
+			_, _, err := site.Ask(ctx, config.Run, site.Message{Verb: site.VerbStatus})
+			return err
+		}},
+		{"the key of etcd is root's alone", func(context.Context) error { return private(config.Etcd.Key) }},
+	}
+	if config.DNS.Program != "" {
+		checks = append(checks, check{"berth-dns", program("dns.program", config.DNS.Program)},
+			check{"names are asked for by resolv.conf", func(context.Context) error { return plainResolver("/etc/nsswitch.conf") }})
+	}
+	if !slices.Contains(config.LoginOn, node) && slices.Contains(config.RoutesOn, node) {
+		return checks
+	}
+	return append(checks, check{"Slurm is told to contain jobs", containsJobs})
+}
+
+func program(option, path string) func(context.Context) error {
+	return func(context.Context) error {
+		if _, err := exec.LookPath(path); err != nil {
+			return fmt.Errorf("%w: correct '%s' in the configuration", err, option)
+		}
+		return nil
+	}
+}
+
+func askEtcd(ctx context.Context, config site.Config) error {
+	store, err := OpenStore(config)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	_, _, err = store.Networks(ctx, nodesKey+"none/")
+	return err
+}
+
+func private(path string) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return fmt.Errorf("others may read it: chmod 600 %s", path)
+	}
+	return nil
+}
+
+// plainResolver: where names of hosts are asked of a daemon of the host, jobs do
+// not get those of pods.
+func plainResolver(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) > 0 && fields[0] == "hosts:" && slices.Contains(fields, "resolve") {
+			return fmt.Errorf("jobs would ask systemd-resolved of the host: remove 'resolve' from the line hosts of %s", path)
+		}
+	}
+	return nil
+}
+
+// containsJobs asks Slurm's controller.
+func containsJobs(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "scontrol", "show", "config").Output()
+	if err != nil {
+		return fmt.Errorf("ask scontrol: %w", err)
+	}
+	for line := range strings.Lines(string(out)) {
+		name, value, _ := strings.Cut(line, "=")
+		if strings.TrimSpace(name) == "PrologFlags" && strings.Contains(value, "Contain") {
+			return nil
+		}
+	}
+	return errors.New("without an extern step no network is made: set PrologFlags=Contain in slurm.conf")
+}

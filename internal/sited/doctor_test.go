@@ -1,0 +1,51 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
+	good := check{"a", func(context.Context) error { return nil }}
+	bad := check{"b", func(context.Context) error { return errors.New("missing: install it") }}
+	var said strings.Builder
+	if err := doctor(t.Context(), &said, []check{bad, good, bad}); !errors.Is(err, errDoctor) {
+		t.Errorf("%v", err)
+	}
+	want := "WRONG b: missing: install it\nok    a\nWRONG b: missing: install it\n"
+	if said.String() != want {
+		t.Errorf("%s, want %s", said.String(), want)
+	}
+	if err := doctor(t.Context(), &said, []check{good}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFilesAreLookedAt(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	for text, wrong := range map[string]bool{
+		"hosts: files dns\n":                                    false,
+		"hosts: files resolve [!UNAVAIL=return] dns\n":          true,
+		"passwd: files resolve\n# hosts: resolve\nhosts: dns\n": false,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := plainResolver(path); (err != nil) != wrong {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	if err := private(path); err == nil || !strings.Contains(err.Error(), "chmod 600 "+path) {
+		t.Errorf("a key that all may read: %v", err)
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := private(path); err != nil {
+		t.Error(err)
+	}
+}

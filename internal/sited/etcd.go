@@ -1,0 +1,63 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"berth.dev/berth/internal/site"
+)
+
+// Member is one of the cluster's own etcd, for sites that have none.
+type Member struct {
+	Name string
+	// Dir is where its data is, on a disk.
+	Dir string
+	// Host is the address or name under which the other members reach it.
+	Host string
+	// Cluster are all members, NAME=https://HOST:2380 with commas.
+	Cluster string
+}
+
+// memberStart bounds how long a member waits for the others.
+const memberStart = 2 * time.Minute
+
+// RunEtcd is a member until the context ends. Clients and members prove who they
+// are by certificates of the same authority.
+func RunEtcd(ctx context.Context, config site.Etcd, member Member) error {
+	client, peer := url.URL{Scheme: "https", Host: member.Host + ":2379"}, url.URL{Scheme: "https", Host: member.Host + ":2380"}
+	tls := transport.TLSInfo{CertFile: config.Cert, KeyFile: config.Key, TrustedCAFile: config.CA, ClientCertAuth: true}
+	c := embed.NewConfig()
+	c.Name, c.Dir, c.InitialCluster = member.Name, member.Dir, member.Cluster
+	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	c.ClientTLSInfo, c.PeerTLSInfo = tls, tls
+	c.LogLevel = "error"
+	// Jobs come and go: what they were is of no use after an hour.
+	c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "1h"
+	e, err := embed.StartEtcd(c)
+	if err != nil {
+		return fmt.Errorf("start etcd member %s: %w", member.Name, err)
+	}
+	defer e.Close()
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		return fmt.Errorf("run etcd member %s: %w", member.Name, err)
+	case <-time.After(memberStart):
+		return errors.New("start etcd: the other members do not answer: are they started, and their ports 2380 open?")
+	case <-ctx.Done():
+		return nil
+	}
+	select {
+	case err := <-e.Err():
+		return fmt.Errorf("run etcd member %s: %w", member.Name, err)
+	case <-ctx.Done():
+		return nil
+	}
+}

@@ -1,0 +1,246 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/site"
+)
+
+// follower knows all pods below a prefix of etcd's keys: those of a user, as
+// long as there is one here, or of all.
+type follower struct {
+	prefix string
+	cancel context.CancelFunc
+	// again ends the watch, after which everything is asked for anew.
+	again chan struct{}
+
+	mu   sync.Mutex
+	jobs map[string]site.Allocation
+	// changed is closed and made again at every change.
+	changed chan struct{}
+	// problem is why etcd does not answer, if it does not.
+	problem error
+}
+
+// retry is the pause after which etcd is asked again.
+const retry = 500 * time.Millisecond
+
+// follow starts to follow a user, unless somebody does already. It goes on at
+// least until unfollow.
+func (d *Daemon) follow(uid uint32) *follower {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting[uid]++
+	if f := d.users[uid]; f != nil {
+		return f
+	}
+	ctx, cancel := context.WithCancel(d.store.client.Ctx())
+	f := newFollower(networkPrefix(uid), cancel)
+	d.users[uid] = f
+	go d.run(ctx, f, func() []site.Allocation { return d.ofUser(uid) })
+	return f
+}
+
+// unfollow undoes one follow.
+func (d *Daemon) unfollow(uid uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting[uid]--
+	d.endUnused(uid)
+}
+
+// endUnused ends what follows a user who has no pod here and waits for none. The
+// caller holds the mutex.
+func (d *Daemon) endUnused(uid uint32) {
+	if d.waiting[uid] > 0 {
+		return
+	}
+	delete(d.waiting, uid)
+	for _, local := range d.local {
+		if local.UID == uid {
+			return
+		}
+	}
+	if f := d.users[uid]; f != nil {
+		f.cancel()
+		delete(d.users, uid)
+	}
+}
+
+// followAll follows everybody, for a host that shall reach all pods.
+func (d *Daemon) followAll(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	d.everybody = newFollower(networksKey, cancel)
+	go d.run(ctx, d.everybody, func() []site.Allocation { return nil })
+}
+
+func newFollower(prefix string, cancel context.CancelFunc) *follower {
+	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, changed: make(chan struct{})}
+}
+
+// run follows until its context ends, through any loss of etcd. keep are the
+// allocations that etcd must have.
+func (d *Daemon) run(ctx context.Context, f *follower, keep func() []site.Allocation) {
+	for ctx.Err() == nil {
+		err := d.followOnce(ctx, f, keep)
+		f.fail(err)
+		if ctx.Err() == nil {
+			d.log.Warn("follow pods", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+}
+
+func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site.Allocation) error {
+	all, revision, err := d.store.Networks(ctx, f.prefix)
+	if err != nil {
+		return err
+	}
+	for _, a := range keep() {
+		if _, there := all[a.ID()]; there {
+			if a.Login != "" {
+				if err := d.store.Hold(ctx, a); err != nil {
+					return err
+				}
+			}
+			continue
+		}
+		switch err := d.store.Restore(ctx, a); {
+		case errors.Is(err, errTaken):
+			d.log.Error("a job loses its network, as etcd has lost it", "job", a.ID(), "error", err)
+			if _, err := d.drop(ctx, a.ID()); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		default:
+			d.log.Warn("etcd had lost the addresses of a job", "job", a.ID())
+			all[a.ID()] = a
+		}
+	}
+	f.set(all)
+	d.touch()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-f.again:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return d.store.Watch(ctx, f.prefix, revision, func(c change) {
+		if c.allocation != nil {
+			f.put(*c.allocation)
+		} else {
+			f.remove(c.id)
+			d.over(ctx, c.id)
+		}
+		d.touch()
+	})
+}
+
+// ofUser are the jobs of a user that have a pod here.
+func (d *Daemon) ofUser(uid uint32) []site.Allocation {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []site.Allocation
+	for _, local := range d.local {
+		if local.UID == uid {
+			all = append(all, local.Allocation)
+		}
+	}
+	return all
+}
+
+// relist has all followers ask anew.
+func (d *Daemon) relist() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := slices.Collect(maps.Values(d.users))
+	if d.everybody != nil {
+		all = append(all, d.everybody)
+	}
+	for _, f := range all {
+		select {
+		case f.again <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// over: the collector, or the last node of the job, has freed its addresses. The
+// sessions of this host are over when it says so: their lease had run out.
+func (d *Daemon) over(ctx context.Context, id string) {
+	d.mu.Lock()
+	local := d.local[id]
+	d.mu.Unlock()
+	if local == nil {
+		return
+	}
+	if local.Login != "" {
+		d.relist()
+		return
+	}
+	// On a goroutine of its own, since the last pod of a user ends the follower
+	// that calls this.
+	go func() {
+		if _, err := d.drop(context.WithoutCancel(ctx), id); err != nil {
+			d.log.Error("remove the pod of a job that is over", "job", id, "error", err)
+		}
+	}()
+}
+
+func (f *follower) change(what func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	what()
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+func (f *follower) set(all map[string]site.Allocation) {
+	f.change(func() { f.jobs, f.problem = all, nil })
+}
+func (f *follower) put(a site.Allocation) { f.change(func() { f.jobs[a.ID()] = a }) }
+func (f *follower) remove(id string)      { f.change(func() { delete(f.jobs, id) }) }
+func (f *follower) fail(err error)        { f.change(func() { f.problem = err }) }
+
+func (f *follower) all() map[string]site.Allocation {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.jobs)
+}
+
+// await returns the allocation of a job, once it has this node in it.
+func (f *follower) await(ctx context.Context, id, node string) (site.Allocation, error) {
+	for {
+		f.mu.Lock()
+		a, known := f.jobs[id]
+		changed, problem := f.changed, f.problem
+		f.mu.Unlock()
+		if known && a.Problem != "" {
+			return a, errors.New(a.Problem)
+		}
+		if _, here := a.On(node); known && here {
+			return a, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if problem == nil {
+				problem = errors.New("the first node of the job has not asked for them: does berthd run there?")
+			}
+			return a, fmt.Errorf("wait for the addresses of %s: %w: %w", id, context.Cause(ctx), problem)
+		}
+	}
+}

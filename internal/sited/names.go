@@ -1,0 +1,205 @@
+package sited
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"text/template"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+)
+
+// nameServer is CoreDNS, which runs as long as there are pods here. The file
+// with their names is its life: it ends when that is removed, so the next berthd
+// need not find the one of the last.
+type nameServer struct {
+	config site.DNS
+	// dir holds the file, and nothing else that is kept.
+	dir     string
+	gateway netip.Addr
+	log     *slog.Logger
+	// again asks for another Apply.
+	again func()
+
+	mu sync.Mutex
+	// file is empty as long as none runs that was started here.
+	file string
+	last string
+}
+
+// nobody is who it runs as: it needs its port, and reads one file.
+const nobody = 65534
+
+// nameServerStart is how long CoreDNS may take to listen.
+const nameServerStart = 5 * time.Second
+
+var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
+	bind {{.Gateway}}
+	errors
+	names {{.File}}
+{{- if .Forward}}
+	cache 30
+	forward . {{.Forward}}
+{{- end}}
+}
+`))
+
+// nameTable is what CoreDNS's plugin reads (programs/coredns/site).
+type nameTable struct {
+	Cluster string       `json:"cluster"`
+	Range   netip.Prefix `json:"range"`
+	Pods    []namedPod   `json:"pods"`
+}
+
+type namedPod struct {
+	Address netip.Addr `json:"address"`
+	UID     uint32     `json:"uid"`
+	User    string     `json:"user"`
+	Name    string     `json:"name"`
+	Number  uint32     `json:"number,omitempty"`
+	Index   int        `json:"index"`
+	After   int64      `json:"after"`
+}
+
+func (t *nameTable) add(a site.Allocation) {
+	for i, pod := range a.Pods {
+		t.Pods = append(t.Pods, namedPod{
+			Address: pod.Address, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
+		})
+	}
+}
+
+// apply has CoreDNS know the names, and returns when it does. Without a table
+// there is none.
+func (n *nameServer) apply(table *nameTable) error {
+	if n.config.Program == "" {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if table == nil {
+		n.file = ""
+		return n.clean()
+	}
+	text, err := json.Marshal(table)
+	if err != nil {
+		return fmt.Errorf("write names of pods: %w", err)
+	}
+	if n.file != "" {
+		if string(text) == n.last {
+			return nil
+		}
+		return n.write(n.file, text)
+	}
+	return n.start(text)
+}
+
+func (n *nameServer) write(path string, text []byte) error {
+	temporary := filepath.Join(filepath.Dir(n.dir), "new-names")
+	err := errors.Join(os.WriteFile(temporary, text, 0o640), os.Chown(temporary, 0, nobody), os.Rename(temporary, path))
+	if err != nil {
+		return fmt.Errorf("write names of pods: %w", err)
+	}
+	n.last = string(text)
+	return nil
+}
+
+func (n *nameServer) start(text []byte) error {
+	fail := func(err error) error { return fmt.Errorf("start the name server %s: %w", n.config.Program, err) }
+	if err := errors.Join(os.MkdirAll(n.dir, 0o750), os.Chown(n.dir, 0, nobody)); err != nil {
+		return fail(err)
+	}
+	file, err := os.CreateTemp(n.dir, "names-")
+	if err != nil {
+		return fail(err)
+	}
+	file.Close()
+	if err := n.write(file.Name(), text); err != nil {
+		return fail(err)
+	}
+	if err := n.launch(file.Name()); err != nil {
+		return fail(errors.Join(err, os.Remove(file.Name())))
+	}
+	n.file = file.Name()
+	// One that another berthd has started has answered until now.
+	return n.clean()
+}
+
+// launch returns when CoreDNS listens.
+func (n *nameServer) launch(file string) error {
+	var text strings.Builder
+	if err := corefile.Execute(&text, map[string]string{"Gateway": n.gateway.String(), "File": file, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
+		return err
+	}
+	ready, ours, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	command := exec.Command(n.config.Program, "-conf", "stdin", "-quiet")
+	command.Stdin = strings.NewReader(text.String())
+	command.Stdout, command.Stderr = os.Stderr, os.Stderr
+	command.ExtraFiles = []*os.File{ours}
+	command.Dir = "/"
+	command.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
+		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
+	}
+	if err := errors.Join(command.Start(), ours.Close()); err != nil {
+		return fmt.Errorf("%w: correct 'dns.program' in the configuration", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := command.Wait()
+		ended <- err
+		n.ended(file, err)
+	}()
+	if err := ready.SetReadDeadline(time.Now().Add(nameServerStart)); err != nil {
+		return errors.Join(err, command.Process.Kill())
+	}
+	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
+		return errors.Join(err, command.Process.Kill(), <-ended, errors.New("its own words are in berthd's log"))
+	}
+	return nil
+}
+
+// ended starts it again unless it was to end.
+func (n *nameServer) ended(file string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.file != file {
+		return
+	}
+	n.log.Error("the name server has ended", "error", err)
+	n.file = ""
+	time.AfterFunc(retry, n.again)
+}
+
+// clean ends all name servers but the present one.
+func (n *nameServer) clean() error {
+	files, err := filepath.Glob(filepath.Join(n.dir, "names-*"))
+	if err != nil {
+		return err
+	}
+	for _, file := range files {
+		if file == n.file {
+			continue
+		}
+		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("end a name server: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,106 @@
+package sited
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/vxlan"
+)
+
+// startProcesses makes the PID namespace of a job's pod: a process 1 that lives
+// until the job ends, whatever becomes of the daemon, and a file to enter by.
+func (d *Daemon) startProcesses(id string) error {
+	path := d.processes(id)
+	if vxlan.IsNamespace(path) {
+		return nil
+	}
+	fail := func(err error) error { return fmt.Errorf("make PID namespace of %s: %w", id, err) }
+	command := exec.Command(d.config.Pod)
+	// A session of its own: signals to the daemon's terminal are not its.
+	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setsid: true}
+	if err := command.Start(); err != nil {
+		return fail(fmt.Errorf("%w: correct 'pod' in the configuration", err))
+	}
+	// Its end is Wait's alone to see, unless a later daemon is to see it.
+	go func() { _ = command.Wait() }()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		return fail(errors.Join(err, command.Process.Kill()))
+	}
+	if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/pid", command.Process.Pid), path, "", unix.MS_BIND, ""); err != nil {
+		return fail(errors.Join(err, command.Process.Kill(), os.Remove(path)))
+	}
+	return nil
+}
+
+// endProcesses kills all processes in a PID namespace, by its process 1, and
+// removes the file. It may be called twice.
+func endProcesses(path string) error {
+	if !vxlan.IsNamespace(path) {
+		return vxlan.RemoveNamespace(path)
+	}
+	init, err := firstProcess(path)
+	if err != nil {
+		return err
+	}
+	if init != 0 {
+		// By descriptor: between finding and killing it, its number may be another's.
+		fd, err := unix.PidfdOpen(init, 0)
+		if err == nil {
+			defer unix.Close(fd)
+			if again, _ := firstProcess(path); again == init {
+				err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+			}
+		}
+		if err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("kill the processes of a pod (process 1 is %d): %w", init, err)
+		}
+	}
+	return vxlan.RemoveNamespace(path)
+}
+
+// firstProcess looks for process 1 of a PID namespace among all processes, and
+// returns 0 if there is none. No number is kept in a file: after a crash it
+// would be somebody else's.
+func firstProcess(path string) (int, error) {
+	var want unix.Stat_t
+	if err := unix.Stat(path, &want); err != nil {
+		return 0, fmt.Errorf("look at PID namespace: %w", err)
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, fmt.Errorf("list processes: %w", err)
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		var have unix.Stat_t
+		if unix.Stat("/proc/"+entry.Name()+"/ns/pid", &have) != nil || have.Ino != want.Ino || have.Dev != want.Dev {
+			continue
+		}
+		status, err := os.ReadFile("/proc/" + entry.Name() + "/status")
+		if err == nil && isFirst(status) {
+			return pid, nil
+		}
+	}
+	return 0, nil
+}
+
+// isFirst: the last number of the line NSpid is that in the innermost namespace.
+func isFirst(status []byte) bool {
+	for line := range bytes.Lines(status) {
+		if numbers, found := bytes.CutPrefix(line, []byte("NSpid:")); found {
+			fields := bytes.Fields(numbers)
+			return len(fields) > 0 && string(fields[len(fields)-1]) == "1"
+		}
+	}
+	return false
+}

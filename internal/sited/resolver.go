@@ -1,0 +1,68 @@
+package sited
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"berth.dev/berth/internal/site"
+)
+
+// resolver is the file that tasks of a job find as /etc/resolv.conf.
+func (d *Daemon) resolver(id string) string { return filepath.Join(d.config.Run, "resolv", id) }
+
+func (d *Daemon) writeResolver(a site.Allocation) error {
+	if d.config.DNS.Program == "" {
+		return nil
+	}
+	search := d.config.DNS.Search
+	if search == nil {
+		host, err := os.ReadFile("/etc/resolv.conf")
+		if err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("read the host's resolver: %w", err)
+		}
+		search = searchOf(string(host))
+	}
+	// A name with one dot, pod0.job, is looked for in the user's domain first.
+	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:2\n", d.config.Gateway(), strings.Join(a.Domains(d.config.Cluster, search), " "))
+	if err := os.WriteFile(d.resolver(a.ID()), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write resolver of %s: %w", a.ID(), err)
+	}
+	return nil
+}
+
+// searchOf reads what resolv.conf says to search: the last such line counts.
+func searchOf(text string) []string {
+	var found []string
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) > 1 && (fields[0] == "search" || fields[0] == "domain") {
+			found = fields[1:]
+		}
+	}
+	return found
+}
+
+// table are the names of all jobs of those who have a pod here, or nil.
+func (d *Daemon) table() *nameTable {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.local) == 0 {
+		return nil
+	}
+	users := map[uint32]bool{}
+	for _, local := range d.local {
+		users[local.UID] = true
+	}
+	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked()}
+	for _, uid := range slices.Sorted(maps.Keys(users)) {
+		known := d.known(uid)
+		for _, job := range slices.Sorted(maps.Keys(known)) {
+			t.add(known[job])
+		}
+	}
+	return t
+}

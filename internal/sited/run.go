@@ -1,0 +1,139 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/vxlan"
+)
+
+// Run is berthd until the context ends. It leaves all networks as they are: the
+// next one takes them over.
+func Run(ctx context.Context, config site.Config, node string, log *slog.Logger) error {
+	if err := os.MkdirAll(config.Run, 0o755); err != nil {
+		return fmt.Errorf("make directory of berthd: %w", err)
+	}
+	unlock, err := lock(config.Run)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	host, err := hostAddress(config.Hosts)
+	if err != nil {
+		return err
+	}
+	daemons, err := numbers(config.Policy.Daemons)
+	if err != nil {
+		return err
+	}
+	store, err := OpenStore(config)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	d := &Daemon{
+		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
+		kernel: &vxlan.Kernel{Dir: config.Run},
+		local:  map[string]*localPod{}, users: map[uint32]*follower{}, waiting: map[uint32]int{},
+		dirty: make(chan struct{}, 1),
+	}
+	d.audit = &audit{path: config.Audit, node: node, log: log, now: time.Now}
+	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), gateway: config.Gateway(), log: log, again: d.touch}
+	if err := d.load(); err != nil {
+		return err
+	}
+	if err := d.apply(ctx); err != nil {
+		return err
+	}
+	if slices.Contains(config.RoutesOn, node) {
+		d.followAll(ctx)
+	}
+	for _, local := range d.local {
+		d.follow(local.UID)
+		d.unfollow(local.UID)
+	}
+	listener, err := listen(config.Run)
+	if err != nil {
+		return err
+	}
+	log.Info("berthd is ready", "node", node, "address", host, "pods", len(d.local))
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return d.serve(ctx, listener) })
+	group.Go(func() error { return d.reconcile(ctx) })
+	group.Go(func() error { return d.register(ctx) })
+	group.Go(func() error { return d.collect(ctx) })
+	if config.Metrics != "" {
+		group.Go(func() error { return d.serveMetrics(ctx) })
+	}
+	if slices.Contains(config.LoginOn, node) {
+		group.Go(func() error { return d.keepLease(ctx) })
+		group.Go(func() error { return d.endSessions(ctx) })
+	}
+	defer d.background.Wait()
+	return group.Wait()
+}
+
+// lock keeps a second daemon out, also from another version of it.
+func lock(run string) (func(), error) {
+	file, err := os.OpenFile(filepath.Join(run, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("lock %s: %w", run, err)
+	}
+	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("lock %s: %w: another berthd runs on this node", run, err)
+	}
+	return func() { file.Close() }, nil
+}
+
+// hostAddress is the one address of this host in the network of the hosts.
+func hostAddress(hosts netip.Prefix) (netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list addresses of this host: %w", err)
+	}
+	var found []netip.Addr
+	for _, a := range all {
+		prefix, err := netip.ParsePrefix(a.String())
+		if err == nil && hosts.Contains(prefix.Addr()) {
+			found = append(found, prefix.Addr())
+		}
+	}
+	if len(found) != 1 {
+		return netip.Addr{}, fmt.Errorf("this host has %d addresses in hosts %s, want one: correct 'hosts' in the configuration", len(found), hosts)
+	}
+	return found[0], nil
+}
+
+func numbers(names []string) ([]uint32, error) {
+	var all []uint32
+	var problems []error
+	for _, name := range names {
+		u, err := user.Lookup(name)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("look up policy.daemons: %w", err))
+			continue
+		}
+		uid, err := strconv.ParseUint(u.Uid, 10, 32)
+		if err != nil {
+			problems = append(problems, fmt.Errorf("read number of user %s: %w", name, err))
+			continue
+		}
+		all = append(all, uint32(uid))
+	}
+	return all, errors.Join(problems...)
+}

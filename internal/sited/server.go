@@ -1,0 +1,246 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/slurm"
+)
+
+const (
+	// questionTimeout is how long somebody may take to say what he wants.
+	questionTimeout = 3 * time.Second
+	// maxStrangers are the connections of users other than root that are served
+	// at a time, so that they cannot keep root's out.
+	maxStrangers = 16
+)
+
+// listen makes the socket. All may ask for the status; what changes anything is
+// root's.
+func listen(run string) (*net.UnixListener, error) {
+	path := filepath.Join(run, site.Socket)
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("remove berthd's former socket: %w", err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for questions: %w", err)
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		listener.Close()
+		return nil, fmt.Errorf("let users ask for the status: %w", err)
+	}
+	return listener, nil
+}
+
+// serve answers until the context ends, and returns when all are answered.
+func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer stop()
+	var all sync.WaitGroup
+	defer all.Wait()
+	strangers := make(chan struct{}, maxStrangers)
+	for {
+		conn, err := listener.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept a question: %w", err)
+		}
+		peer, err := peerOf(conn)
+		if err != nil {
+			conn.Close()
+			continue
+		}
+		if peer.Uid != 0 {
+			select {
+			case strangers <- struct{}{}:
+			default:
+				conn.Close()
+				continue
+			}
+		}
+		all.Go(func() {
+			defer conn.Close()
+			d.answer(ctx, conn, peer)
+			if peer.Uid != 0 {
+				<-strangers
+			}
+		})
+	}
+}
+
+func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return peer, errors.Join(err, failed)
+}
+
+func (d *Daemon) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucred) {
+	if err := conn.SetDeadline(time.Now().Add(questionTimeout)); err != nil {
+		return
+	}
+	question, extra, err := site.ReadMessage(conn)
+	site.CloseAll(extra)
+	answer := site.Message{Verb: site.VerbOK, Fields: map[string]string{}}
+	var namespaces []*os.File
+	if err == nil {
+		namespaces, err = d.do(ctx, peer, question, answer.Fields)
+	}
+	if err != nil {
+		answer = site.Message{Verb: site.VerbError, Fields: map[string]string{"reason": err.Error()}}
+		level := slog.LevelWarn
+		if peer.Uid != 0 {
+			// A user must not be able to fill the log.
+			level = slog.LevelDebug
+		}
+		d.log.Log(ctx, level, "refuse", "question", question.Verb, "uid", peer.Uid, "pid", peer.Pid, "reason", err)
+	}
+	var rights []byte
+	if len(namespaces) > 0 {
+		defer site.CloseAll(namespaces)
+		var fds []int
+		for _, file := range namespaces {
+			fds = append(fds, int(file.Fd()))
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if err := conn.SetDeadline(time.Now().Add(questionTimeout)); err != nil {
+		return
+	}
+	if _, _, err := conn.WriteMsgUnix(answer.Encode(), rights, nil); err != nil {
+		d.log.Warn("answer", "question", question.Verb, "pid", peer.Pid, "error", err)
+	}
+}
+
+// do what is asked, and fill in the answer.
+func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message, answer map[string]string) ([]*os.File, error) {
+	if question.Verb == site.VerbStatus {
+		answer["node"] = d.node
+		if peer.Uid == 0 {
+			answer["pods"] = d.Status()
+		}
+		return nil, nil
+	}
+	if peer.Uid != 0 {
+		return nil, fmt.Errorf("%s is for root", question.Verb)
+	}
+	switch question.Verb {
+	case site.VerbAttach:
+		request, err := requestOf(question)
+		if err != nil {
+			return nil, err
+		}
+		switch declined, err := d.declined(request.Job); {
+		case err != nil:
+			return nil, err
+		case declined:
+			answer["declined"] = "yes"
+			return nil, nil
+		}
+		pod, err := d.Attach(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		answer["address"] = pod.Address.String()
+		return d.enter(request.empty(0).ID(), answer)
+	case site.VerbLogin:
+		uid, err := number(question, "uid")
+		if err != nil {
+			return nil, err
+		}
+		return d.Login(ctx, uid, question.Fields["user"], answer)
+	case site.VerbDecline:
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		return nil, d.Decline(job)
+	case site.VerbRelease:
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		if err := d.forgetDeclined(job); err != nil {
+			return nil, err
+		}
+		return nil, d.Release(ctx, site.Allocation{Job: job}.ID())
+	}
+	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
+}
+
+// enter opens the network and the processes of a pod, in this order, and says what
+// its resolver is.
+func (d *Daemon) enter(id string, answer map[string]string) ([]*os.File, error) {
+	if d.config.DNS.Program != "" {
+		answer["resolver"] = d.resolver(id)
+	}
+	var files []*os.File
+	for _, path := range []string{d.network(id), d.processes(id)} {
+		file, err := os.Open(path)
+		if err != nil {
+			site.CloseAll(files)
+			return nil, fmt.Errorf("open namespace of %s: %w", id, err)
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func requestOf(question site.Message) (Request, error) {
+	job, err := number(question, "job")
+	if err != nil {
+		return Request{}, err
+	}
+	uid, err := number(question, "uid")
+	if err != nil {
+		return Request{}, err
+	}
+	r := Request{Job: job, UID: uid, User: question.Fields["user"], Name: question.Fields["name"]}
+	if list := question.Fields["nodes"]; list != "" {
+		if r.Nodes, err = slurm.ExpandHosts(list); err != nil {
+			return Request{}, fmt.Errorf("read nodes of job %d: %w", job, err)
+		}
+	}
+	return r, nil
+}
+
+func number(question site.Message, field string) (uint32, error) {
+	n, err := strconv.ParseUint(question.Fields[field], 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("read field %s of %s: %w", field, question.Verb, err)
+	}
+	return uint32(n), nil
+}
+
+// Status is text for a person.
+func (d *Daemon) Status() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var lines []string
+	for id, local := range d.local {
+		pod, _ := local.On(d.node)
+		lines = append(lines, fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address))
+	}
+	return strings.Join(lines, "; ")
+}

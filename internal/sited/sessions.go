@@ -1,0 +1,134 @@
+package sited
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+)
+
+// sessionsPeriod is how often it is looked whether a user's last session has
+// ended.
+const sessionsPeriod = time.Second
+
+// sessionFile is locked, shared, by each session of a user here. The kernel lets
+// go of the lock when a session's process ends, however it does, and keeps it
+// when the daemon does.
+func (d *Daemon) sessionFile(uid string) string { return filepath.Join(d.config.Run, "sessions", uid) }
+
+// Login is the pod into which a session of a user goes: on a login host one of
+// its own, made now if this is the first session, elsewhere that of the user's
+// newest job here. Behind the namespaces comes what the session has to hold.
+func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[string]string) ([]*os.File, error) {
+	if !slices.Contains(d.config.LoginOn, d.node) {
+		id, found := d.newest(uid)
+		if !found {
+			return nil, fmt.Errorf("you have no job on %s", d.node)
+		}
+		return d.enter(id, answer)
+	}
+	d.sessions.Lock()
+	session, err := d.lockSession(fmt.Sprint(uid), unix.LOCK_SH)
+	d.sessions.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	request := Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
+	if _, err := d.Attach(ctx, request); err != nil {
+		return nil, errors.Join(err, session.Close())
+	}
+	files, err := d.enter(request.empty(0).ID(), answer)
+	if err != nil {
+		return nil, errors.Join(err, session.Close())
+	}
+	return append(files, session), nil
+}
+
+// newest is the job of a user that has come to this node last.
+func (d *Daemon) newest(uid uint32) (string, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var newest *localPod
+	for _, local := range d.local {
+		if local.UID == uid && local.ready && local.Login == "" && (newest == nil || local.After > newest.After) {
+			newest = local
+		}
+	}
+	if newest == nil {
+		return "", false
+	}
+	return newest.ID(), true
+}
+
+// lockSession does not wait for a lock, which the caller keeps by the file. The
+// caller holds d.sessions.
+func (d *Daemon) lockSession(uid string, how int) (*os.File, error) {
+	file, err := os.OpenFile(d.sessionFile(uid), os.O_CREATE|os.O_RDONLY, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("count the session: %w", err)
+	}
+	if err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB); err != nil {
+		return nil, fmt.Errorf("count the session: %w", errors.Join(err, file.Close()))
+	}
+	return file, nil
+}
+
+// endSessions removes the pods of users whose last session has ended.
+func (d *Daemon) endSessions(ctx context.Context) error {
+	ticker := time.NewTicker(sessionsPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		entries, err := os.ReadDir(d.sessionFile(""))
+		if err != nil {
+			return fmt.Errorf("list sessions: %w", err)
+		}
+		for _, entry := range entries {
+			if err := d.endUnlessHeld(ctx, entry.Name()); err != nil {
+				d.log.Error("remove the pod of sessions that have ended", "uid", entry.Name(), "error", err)
+			}
+		}
+	}
+}
+
+// endUnlessHeld has the lock alone while it removes the pod, so that a session
+// which begins now waits for it to be gone. The file goes last: what failed is
+// tried again.
+func (d *Daemon) endUnlessHeld(ctx context.Context, uid string) error {
+	d.sessions.Lock()
+	defer d.sessions.Unlock()
+	session, err := d.lockSession(uid, unix.LOCK_EX)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer session.Close()
+	number, err := strconv.ParseUint(uid, 10, 32)
+	if err != nil {
+		return fmt.Errorf("read whose sessions these are: %w", err)
+	}
+	a := site.Allocation{UID: uint32(number), Login: d.node}
+	if _, err := d.drop(ctx, a.ID()); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, etcdLimit)
+	defer cancel()
+	if err := d.store.Free(ctx, a); err != nil {
+		return err
+	}
+	return os.Remove(d.sessionFile(uid))
+}

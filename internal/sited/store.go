@@ -1,0 +1,435 @@
+package sited
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"path"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"berth.dev/berth/internal/site"
+)
+
+// Store is what all nodes know, in etcd.
+type Store struct {
+	client *clientv3.Client
+	config site.Config
+	// lease is that of this node, 0 before etcd has given one.
+	lease atomic.Int64
+}
+
+// etcdLimit is how long a question to etcd may take.
+const etcdLimit = 5 * time.Second
+
+var errNoEtcd = errors.New("etcd does not answer")
+
+// errTaken: what a job had is somebody else's now.
+var errTaken = errors.New("given to somebody else")
+
+// OpenStore connects to etcd, which need not answer yet.
+func OpenStore(config site.Config) (*Store, error) {
+	info := transport.TLSInfo{CertFile: config.Etcd.Cert, KeyFile: config.Etcd.Key, TrustedCAFile: config.Etcd.CA}
+	security, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("read keys for etcd: %w", err)
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: config.Etcd.Endpoints, TLS: security,
+		// What it has to say is in the errors that it returns.
+		Logger:            zap.NewNop(),
+		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to etcd: %w", err)
+	}
+	return &Store{client: client, config: config}, nil
+}
+
+// Close ends all watches.
+func (s *Store) Close() error { return s.client.Close() }
+
+func nodeKey(node string) string { return site.Prefix + "nodes/" + node }
+func userKey(uid uint32) string  { return fmt.Sprintf("%susers/%d", site.Prefix, uid) }
+func networkPrefix(uid uint32) string {
+	return fmt.Sprintf("%snetworks/%d/", site.Prefix, uid)
+}
+func podsKey(a site.Allocation) string    { return networkPrefix(a.UID) + "pods/" + a.ID() }
+func leftPrefix(a site.Allocation) string { return site.Prefix + "left/" + a.ID() + "/" }
+func leftKey(a site.Allocation, node string) string {
+	return fmt.Sprintf("%s%d/%s", leftPrefix(a), a.After, node)
+}
+
+const (
+	guardKey    = site.Prefix + "guard"
+	bornKey     = site.Prefix + "born"
+	networksKey = site.Prefix + "networks/"
+	usersKey    = site.Prefix + "users/"
+	nodesKey    = site.Prefix + "nodes/"
+)
+
+// Register says where the tunnels of a node end. It writes only what is not so
+// yet, and may be called often. It returns the revision of etcd.
+func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (int64, error) {
+	value := address.String()
+	fail := func(err error) (int64, error) { return 0, fmt.Errorf("register node %s in etcd: %w", node, err) }
+	if _, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(bornKey), "=", 0)).
+		Then(clientv3.OpPut(bornKey, strconv.FormatInt(time.Now().Unix(), 10))).Commit(); err != nil {
+		return fail(err)
+	}
+	done, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value)).Else(clientv3.OpPut(nodeKey(node), value)).Commit()
+	if err != nil {
+		return fail(err)
+	}
+	return done.Header.Revision, nil
+}
+
+// Request is what an allocation is made from.
+type Request struct {
+	Job, UID   uint32
+	User, Name string
+	// Login is the host, where the request is for sessions and not for a job.
+	Login string
+	// Nodes are those of the job, in Slurm's order.
+	Nodes []string
+}
+
+// Allocate gives a job its addresses, all at once, or returns those it has. Two
+// allocations never overlap: each is written only if there was no other since
+// what is taken was read. What is released in between is merely not used yet.
+func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation, error) {
+	fail := func(err error) (site.Allocation, error) {
+		return site.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), err)
+	}
+	key := podsKey(request.empty(0))
+	for {
+		known, err := s.read(ctx)
+		if err != nil {
+			return fail(err)
+		}
+		former, there := known.jobs[key]
+		if there && sameNodes(former, request.Nodes) {
+			return former, nil
+		}
+		if err := s.settle(ctx, known); err != nil {
+			return fail(err)
+		}
+		a := request.empty(known.guard)
+		a.VNI = known.network(request.UID, s.config.Tunnel.FirstVNI)
+		if a.Pods, err = choose(s.config.Pods, known.taken(), known.nodes, request.Nodes); err != nil {
+			return fail(err)
+		}
+		put, err := s.put(a)
+		if err != nil {
+			return fail(err)
+		}
+		done, err := s.write(ctx, known, put, clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()),
+			clientv3.OpPut(userKey(request.UID), strconv.FormatUint(uint64(a.VNI), 10)))
+		if err != nil {
+			return fail(err)
+		}
+		if done {
+			return a, nil
+		}
+	}
+}
+
+// empty is an allocation without pods.
+func (r Request) empty(after int64) site.Allocation {
+	return site.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Name: r.Name, After: after}
+}
+
+// Refuse tells the other nodes of a job, which wait, why it gets no addresses.
+func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
+	a := request.empty(0)
+	a.Problem = why.Error()
+	value, err := json.Marshal(a)
+	if err != nil {
+		return err
+	}
+	key := podsKey(a)
+	if _, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).Then(clientv3.OpPut(key, string(value))).Commit(); err != nil {
+		return fmt.Errorf("tell the nodes of %s that it gets no addresses: %w", a.ID(), err)
+	}
+	return nil
+}
+
+// settle waits until etcd is no newer than the time in which nodes notice that
+// it has forgotten their pods, and tell it: their addresses must not be given
+// out again before.
+func (s *Store) settle(ctx context.Context, k knowledge) error {
+	grace := 3 * s.config.Collect
+	wait := time.Until(k.born.Add(grace))
+	if wait <= 0 {
+		return nil
+	}
+	select {
+	case <-time.After(min(wait, grace)):
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("etcd is new, and gives out no addresses for another %s, in which nodes tell it of those that are in use: try again then", wait.Round(time.Second))
+	}
+}
+
+// knowledge is what an allocation is decided by.
+type knowledge struct {
+	// guard is the revision of the latest allocation.
+	guard int64
+	// born is when etcd was empty.
+	born time.Time
+	// jobs and users are by key, nodes by name.
+	jobs  map[string]site.Allocation
+	users map[string]uint32
+	nodes map[string]netip.Addr
+}
+
+func (s *Store) read(ctx context.Context) (knowledge, error) {
+	k := knowledge{jobs: map[string]site.Allocation{}, users: map[string]uint32{}, nodes: map[string]netip.Addr{}}
+	seen, err := s.client.Txn(ctx).Then(
+		clientv3.OpGet(guardKey), clientv3.OpGet(networksKey, clientv3.WithPrefix()),
+		clientv3.OpGet(usersKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix()), clientv3.OpGet(bornKey),
+	).Commit()
+	if err != nil {
+		return k, err
+	}
+	values := func(i int) []*mvccpb.KeyValue { return seen.Responses[i].GetResponseRange().Kvs }
+	for _, kv := range values(0) {
+		k.guard = kv.ModRevision
+	}
+	for _, kv := range values(1) {
+		if k.jobs[string(kv.Key)], err = decode(kv.Value); err != nil {
+			return k, err
+		}
+	}
+	for _, kv := range values(2) {
+		vni, err := strconv.ParseUint(string(kv.Value), 10, 24)
+		if err != nil {
+			return k, fmt.Errorf("read network of user %s: %w", path.Base(string(kv.Key)), err)
+		}
+		k.users[string(kv.Key)] = uint32(vni)
+	}
+	for _, kv := range values(4) {
+		seconds, err := strconv.ParseInt(string(kv.Value), 10, 64)
+		if err != nil {
+			return k, fmt.Errorf("read the age of etcd: %w", err)
+		}
+		k.born = time.Unix(seconds, 0)
+	}
+	for _, kv := range values(3) {
+		node := path.Base(string(kv.Key))
+		if k.nodes[node], err = netip.ParseAddr(string(kv.Value)); err != nil {
+			return k, fmt.Errorf("read address of node %s: %w", node, err)
+		}
+	}
+	return k, nil
+}
+
+// write commits only if nobody has allocated since k was read.
+func (s *Store) write(ctx context.Context, k knowledge, ops ...clientv3.Op) (bool, error) {
+	unchanged := clientv3.Compare(clientv3.ModRevision(guardKey), "=", k.guard)
+	written, err := s.client.Txn(ctx).If(unchanged).Then(append(ops, clientv3.OpPut(guardKey, ""))...).Commit()
+	if err != nil {
+		return false, err
+	}
+	return written.Succeeded, nil
+}
+
+func (k knowledge) taken() map[netip.Addr]bool {
+	taken := map[netip.Addr]bool{}
+	for _, a := range k.jobs {
+		for _, pod := range a.Pods {
+			taken[pod.Address] = true
+		}
+	}
+	return taken
+}
+
+// network is the identifier of a user's, or the next new one.
+func (k knowledge) network(uid, first uint32) uint32 {
+	if vni, known := k.users[userKey(uid)]; known {
+		return vni
+	}
+	next := first
+	for _, vni := range k.users {
+		next = max(next, vni+1)
+	}
+	return next
+}
+
+// choose takes the lowest free addresses.
+func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]site.Pod, error) {
+	var chosen []site.Pod
+	pods = pods.Masked()
+	// The first one is each node's own.
+	address := pods.Addr().Next().Next()
+	for _, node := range nodes {
+		end, known := via[node]
+		if !known {
+			return nil, fmt.Errorf("node %s is not registered: start berthd there", node)
+		}
+		for taken[address] {
+			address = address.Next()
+		}
+		// The last one is the broadcast address.
+		if !pods.Contains(address.Next()) {
+			return nil, fmt.Errorf("all addresses of %s are taken, %d are needed: wait for jobs to end, or give 'pods' a larger range", pods, len(nodes))
+		}
+		chosen = append(chosen, site.Pod{Node: node, Address: address, Via: end})
+		address = address.Next()
+	}
+	return chosen, nil
+}
+
+func sameNodes(a site.Allocation, nodes []string) bool {
+	if len(a.Pods) != len(nodes) {
+		return false
+	}
+	for i, pod := range a.Pods {
+		if pod.Node != nodes[i] {
+			return false
+		}
+	}
+	return true
+}
+
+func decode(value []byte) (site.Allocation, error) {
+	var a site.Allocation
+	if err := json.Unmarshal(value, &a); err != nil {
+		return a, fmt.Errorf("read an allocation in etcd: %w", err)
+	}
+	return a, nil
+}
+
+// Restore writes an allocation that etcd has lost, unless its addresses or its
+// identifier have become somebody else's.
+func (s *Store) Restore(ctx context.Context, a site.Allocation) error {
+	fail := func(err error) error { return fmt.Errorf("restore addresses of %s: %w", a.ID(), err) }
+	put, err := s.put(a)
+	if err != nil {
+		return fail(err)
+	}
+	for {
+		known, err := s.read(ctx)
+		if err != nil {
+			return fail(err)
+		}
+		if _, there := known.jobs[podsKey(a)]; there {
+			return nil
+		}
+		taken := known.taken()
+		for _, pod := range a.Pods {
+			if taken[pod.Address] {
+				return fail(fmt.Errorf("%w: %s", errTaken, pod.Address))
+			}
+		}
+		for user, vni := range known.users {
+			if (vni == a.VNI) != (user == userKey(a.UID)) {
+				return fail(fmt.Errorf("%w: network %d", errTaken, a.VNI))
+			}
+		}
+		done, err := s.write(ctx, known, put, clientv3.OpPut(userKey(a.UID), strconv.FormatUint(uint64(a.VNI), 10)))
+		if err != nil {
+			return fail(err)
+		}
+		if done {
+			return nil
+		}
+	}
+}
+
+// Leave says that a job has left a node; the last one frees the addresses. It
+// writes no key that another node writes, so a large job ends without conflicts.
+// Of an allocation that is no longer etcd's it says nothing.
+func (s *Store) Leave(ctx context.Context, a site.Allocation, node string) error {
+	fail := func(err error) error { return fmt.Errorf("release addresses of %s: %w", a.ID(), err) }
+	value, err := json.Marshal(a)
+	if err != nil {
+		return fail(err)
+	}
+	current := clientv3.Compare(clientv3.Value(podsKey(a)), "=", string(value))
+	said, err := s.client.Txn(ctx).If(current).
+		Then(clientv3.OpPut(leftKey(a, node), ""), clientv3.OpGet(leftKey(a, ""), clientv3.WithPrefix(), clientv3.WithCountOnly())).
+		Commit()
+	if err != nil {
+		return fail(err)
+	}
+	if !said.Succeeded || said.Responses[1].GetResponseRange().Count < int64(len(a.Pods)) {
+		return nil
+	}
+	if _, err := s.client.Txn(ctx).If(current).Then(free(a)...).Commit(); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+func free(a site.Allocation) []clientv3.Op {
+	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix())}
+}
+
+// Free removes all that is known of a job.
+func (s *Store) Free(ctx context.Context, a site.Allocation) error {
+	if _, err := s.client.Txn(ctx).Then(free(a)...).Commit(); err != nil {
+		return fmt.Errorf("free addresses of %s: %w", a.ID(), err)
+	}
+	return nil
+}
+
+// Networks are the allocations below a prefix, by their ID, and the revision at
+// which they were so.
+func (s *Store) Networks(ctx context.Context, prefix string) (map[string]site.Allocation, int64, error) {
+	// Without a limit, a question to an etcd that is away would never fail, and
+	// nobody would learn that it is.
+	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+	defer cancel()
+	got, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
+	if err != nil {
+		return nil, 0, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
+	}
+	all := map[string]site.Allocation{}
+	for _, kv := range got.Kvs {
+		a, err := decode(kv.Value)
+		if err != nil {
+			return nil, 0, err
+		}
+		all[a.ID()] = a
+	}
+	return all, got.Header.Revision, nil
+}
+
+// change is one of an allocation; without one it is over.
+type change struct {
+	id         string
+	allocation *site.Allocation
+}
+
+// Watch reports changes of allocations below a prefix since a revision, until
+// the context ends or the connection does.
+func (s *Store) Watch(ctx context.Context, prefix string, since int64, report func(change)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for events := range s.client.Watch(clientv3.WithRequireLeader(ctx), prefix, clientv3.WithPrefix(), clientv3.WithRev(since+1)) {
+		if err := events.Err(); err != nil {
+			return fmt.Errorf("watch pods in etcd (%s): %w", prefix, err)
+		}
+		for _, event := range events.Events {
+			c := change{id: path.Base(string(event.Kv.Key))}
+			if event.Type == clientv3.EventTypePut {
+				a, err := decode(event.Kv.Value)
+				if err != nil {
+					return err
+				}
+				c.allocation = &a
+			}
+			report(c)
+		}
+	}
+	return fmt.Errorf("watch pods in etcd (%s): the connection is lost", prefix)
+}

@@ -1,0 +1,244 @@
+package sited
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	"go.uber.org/zap"
+
+	"berth.dev/berth/internal/site"
+)
+
+// newStore is one in a real etcd that listens on the loopback.
+func newStore(t *testing.T, pods string) *Store {
+	t.Helper()
+	c := embed.NewConfig()
+	c.Dir, c.LogLevel = t.TempDir(), "error"
+	client, peer := loopback(t), loopback(t)
+	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
+	c.InitialCluster = "default=" + peer.String()
+	e, err := embed.StartEtcd(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	<-e.Server.ReadyNotify()
+	conn, err := clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Store{client: conn, config: site.Default()}
+	s.config.Pods, s.config.Collect = netip.MustParsePrefix(pods), 0
+	t.Cleanup(func() { s.Close() })
+	for i := range 4 {
+		if _, err := s.Register(t.Context(), fmt.Sprintf("n%d", i), netip.AddrFrom4([4]byte{192, 168, 0, byte(i + 1)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return s
+}
+
+func loopback(t *testing.T) url.URL {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return url.URL{Scheme: "http", Host: l.Addr().String()}
+}
+
+func request(job, uid uint32) Request {
+	return Request{Job: job, UID: uid, User: "somebody", Name: "x", Nodes: []string{"n0", "n1", "n2"}}
+}
+
+// allocateAll does so for many jobs at once, some of them of one user.
+func allocateAll(t *testing.T, s *Store, jobs int) []site.Allocation {
+	t.Helper()
+	all := make([]site.Allocation, jobs)
+	var group sync.WaitGroup
+	for i := range jobs {
+		group.Go(func() {
+			var err error
+			if all[i], err = s.Allocate(t.Context(), request(uint32(i), uint32(1000+i/3))); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	return all
+}
+
+func TestNoAddressIsGivenTwice(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	jobs := map[netip.Addr]uint32{}
+	users := map[uint32]uint32{}
+	for _, a := range allocateAll(t, s, 60) {
+		for _, pod := range a.Pods {
+			if other, twice := jobs[pod.Address]; twice || pod.Address == s.config.Gateway() || !s.config.Pods.Contains(pod.Address) {
+				t.Errorf("job %d has %s, and so has %d", a.Job, pod.Address, other)
+			}
+			jobs[pod.Address] = a.Job
+		}
+		if uid, known := users[a.VNI]; known && uid != a.UID {
+			t.Errorf("users %d and %d have network %d", uid, a.UID, a.VNI)
+		}
+		users[a.VNI] = a.UID
+	}
+	if len(jobs) != 180 || len(users) != 20 {
+		t.Errorf("%d addresses, %d networks", len(jobs), len(users))
+	}
+}
+
+func TestAllAddressesComeBack(t *testing.T) {
+	s := newStore(t, "10.128.0.0/28")
+	for range 3 {
+		all := allocateAll(t, s, 4)
+		if _, err := s.Allocate(t.Context(), request(99, 99)); err == nil || !strings.Contains(err.Error(), "are taken") {
+			t.Fatalf("a job too many: %v", err)
+		}
+		// Asked for again, the same are given.
+		if again, err := s.Allocate(t.Context(), request(0, 1000)); err != nil || !slices.Equal(again.Pods, all[0].Pods) {
+			t.Fatalf("again: %v, %v", again, err)
+		}
+		var group sync.WaitGroup
+		for _, a := range all {
+			for _, pod := range a.Pods {
+				group.Go(func() {
+					if err := s.Leave(t.Context(), a, pod.Node); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		group.Wait()
+		if left, _, err := s.Networks(t.Context(), networksKey); err != nil || len(left) != 0 {
+			t.Fatalf("left: %v, %v", left, err)
+		}
+	}
+	got, err := s.client.Get(t.Context(), site.Prefix+"left/", clientv3.WithPrefix())
+	if err != nil || got.Count != 0 {
+		t.Errorf("%d notes of nodes are left, %v", got.Count, err)
+	}
+}
+
+func TestAFormerJobOfThatNumberFreesNothing(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	former, err := s.Allocate(t.Context(), request(1, 1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := request(1, 1000)
+	again.Nodes = []string{"n3"}
+	now, err := s.Allocate(t.Context(), again)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range former.Pods {
+		if err := s.Leave(t.Context(), former, pod.Node); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, _, err := s.Networks(t.Context(), networkPrefix(1000)); err != nil || len(all) != 1 || !slices.Equal(all["1"].Pods, now.Pods) {
+		t.Errorf("got %v, %v, want %v", all, err, now)
+	}
+}
+
+func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	mine, err := s.Allocate(t.Context(), request(1, 1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Free(t.Context(), mine); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restore(t.Context(), mine); err != nil {
+		t.Fatal(err)
+	}
+	if all, _, err := s.Networks(t.Context(), networkPrefix(1000)); err != nil || !slices.Equal(all["1"].Pods, mine.Pods) {
+		t.Errorf("got %v, %v", all, err)
+	}
+	theirs := mine
+	theirs.Job, theirs.UID, theirs.VNI = 2, 1001, mine.VNI+1
+	if err := s.Restore(t.Context(), theirs); err == nil || !strings.Contains(err.Error(), "somebody else") {
+		t.Errorf("addresses of another job: %v", err)
+	}
+	theirs.Pods, theirs.VNI = nil, mine.VNI
+	if err := s.Restore(t.Context(), theirs); err == nil || !strings.Contains(err.Error(), "somebody else") {
+		t.Errorf("network of another user: %v", err)
+	}
+}
+
+func TestANewEtcdWaits(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	s.config.Collect = time.Hour
+	known, err := s.read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := s.settle(over, known); err == nil || !strings.Contains(err.Error(), "etcd is new") {
+		t.Errorf("an etcd that is new: %v", err)
+	}
+	known.born = known.born.Add(-4 * time.Hour)
+	if err := s.settle(over, known); err != nil {
+		t.Errorf("one that is not: %v", err)
+	}
+}
+
+func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	sessions := Request{UID: 1000, User: "somebody", Login: "n3", Nodes: []string{"n3"}}
+	if _, err := s.Allocate(t.Context(), sessions); err == nil || !strings.Contains(err.Error(), "no lease") {
+		t.Errorf("without a lease: %v", err)
+	}
+	var leases []clientv3.LeaseID
+	grant := func() {
+		lease, err := s.client.Grant(t.Context(), 60)
+		if err != nil {
+			t.Fatal(err)
+		}
+		leases = append(leases, lease.ID)
+		s.lease.Store(int64(lease.ID))
+	}
+	grant()
+	a, err := s.Allocate(t.Context(), sessions)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Allocate(t.Context(), request(1, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	grant()
+	if err := s.Hold(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []int{2, 1} {
+		if _, err := s.client.Revoke(t.Context(), leases[i]); err != nil {
+			t.Fatal(err)
+		}
+		if all, _, err := s.Networks(t.Context(), networksKey); err != nil || len(all) != want {
+			t.Errorf("after the end of lease %d: %v, %v, want %d", i, all, err, want)
+		}
+	}
+	grant()
+	if err := s.Restore(t.Context(), a); err != nil {
+		t.Error(err)
+	}
+	if all, _, err := s.Networks(t.Context(), networksKey); err != nil || !slices.Equal(all[a.ID()].Pods, a.Pods) {
+		t.Errorf("restored: %v, %v", all, err)
+	}
+}

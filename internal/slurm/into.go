@@ -1,0 +1,44 @@
+package slurm
+
+import (
+	"slices"
+	"strings"
+)
+
+// IntoCommand returns the srun command line that runs a program once, on one
+// node of a running job, beside whatever else is there. An empty node is the
+// first of the job. The program's standard output is not held back until a line
+// is complete (--unbuffered), and it takes nothing of what steps otherwise share
+// out.
+func IntoCommand(job, node string, program ...string) []string {
+	command := []string{
+		"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none",
+		"--mpi=none", "--cpu-bind=none", "--chdir=/", "--job-name=" + IntoStep, "--unbuffered", "--quiet",
+	}
+	if node != "" {
+		command = append(command, "--nodelist="+node)
+	}
+	return append(command, program...)
+}
+
+// IntoStep is the name of the steps of IntoCommand.
+const IntoStep = "berth-tunnel"
+
+// IntoEnv is env for IntoCommand: without what Slurm says of the job that the
+// caller itself may be in, and without options for srun. Which cluster it is,
+// and where its configuration is, stay.
+func IntoEnv(env []string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
+		name, _, _ := strings.Cut(entry, "=")
+		switch name {
+		case "SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER":
+			return false
+		}
+		for _, prefix := range []string{"SLURM_", "SLURMD_", "SRUN_", "SALLOC_", "SBATCH_"} {
+			if strings.HasPrefix(name, prefix) {
+				return true
+			}
+		}
+		return false
+	})
+}

@@ -1,0 +1,69 @@
+package slurm
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Moment is how a job is at a moment.
+type Moment struct {
+	// Running: nothing has begun to end it.
+	Running bool
+	// End is when its time is over; zero where nothing limits it. Preemption
+	// with a grace time brings it forward.
+	End time.Time
+	// Returns: it is preempted, and is to begin again: it has a script, its
+	// owner lets it, and its partition says so.
+	Returns bool
+}
+
+// Now asks how the job is. With an error, the Moment holds what is known all the
+// same.
+func Now(ctx context.Context, job Job, ask Ask) (Moment, error) {
+	said, err := showJob(ctx, job, ask)
+	if err != nil {
+		return Moment{}, err
+	}
+	state, _ := field(said, "JobState")
+	moment := Moment{Running: StateOf(state) == Running}
+	if moment.End, err = readEnd(job, said); err != nil {
+		return moment, err
+	}
+	value, _ := field(said, "PreemptTime")
+	preempted, err := readTime(value)
+	if err != nil {
+		return moment, fmt.Errorf("read when job %s was preempted from scontrol: %w", job.ID, err)
+	}
+	if preempted.IsZero() {
+		return moment, nil
+	}
+	name, _ := field(said, "Partition")
+	partition, err := ask(ctx, "scontrol", "--oneliner", "show", "partition", name)
+	if err != nil {
+		return moment, err
+	}
+	mode, _ := field(string(partition), "PreemptMode")
+	requeue, _ := field(said, "Requeue")
+	batch, _ := field(said, "BatchFlag")
+	moment.Returns = strings.Contains(mode, "REQUEUE") && requeue == "1" && batch != "0" && batch != ""
+	if moment.End.IsZero() {
+		// scontrol (22.05) hides the end of a job that had no limit, although
+		// the controller has set one.
+		grace, _ := field(string(partition), "GraceTime")
+		seconds, err := strconv.Atoi(grace)
+		if err != nil {
+			return moment, fmt.Errorf("read the grace time of partition %s from scontrol: %w", name, err)
+		}
+		moment.End = preempted.Add(time.Duration(seconds) * time.Second)
+	}
+	return moment, nil
+}
+
+// Requeue has a job begin again, which ends it now.
+func Requeue(ctx context.Context, job Job, ask Ask) error {
+	_, err := ask(ctx, "scontrol", "requeue", job.ID)
+	return err
+}

@@ -1,0 +1,145 @@
+package slurm
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// PMI is the exchange of small texts between all tasks of a step, which was
+// made for MPI. srun offers it with --mpi=pmi2, or where MpiDefault says so, on
+// a descriptor that each task inherits. Its version 1 is spoken here: a line
+// for a question, a line for the answer. It is the simpler one, and Slurm's
+// plugin speaks both (src/plugins/mpi/pmi2/pmi1.c).
+//
+// What passes is neither encrypted nor signed by Slurm: put nothing secret in.
+type PMI struct {
+	conn   net.Conn
+	reader *bufio.Reader
+	space  string
+}
+
+// pmiVariable names the descriptor.
+const pmiVariable = "PMI_FD"
+
+// pmiValue bounds a text, in bytes; MAXVALLEN in pmi.h.
+const pmiValue = 1023
+
+// HasPMI tells whether srun has given this task a way to the others.
+func HasPMI(getenv func(string) string) bool {
+	_, err := pmiDescriptor(getenv)
+	return err == nil
+}
+
+func pmiDescriptor(getenv func(string) string) (int, error) {
+	fd, err := strconv.Atoi(getenv(pmiVariable))
+	if err != nil || fd <= 2 {
+		return 0, errors.New("this step has none: srun makes one with --mpi=pmi2")
+	}
+	return fd, nil
+}
+
+// KeepPMI keeps the descriptor from the programs that this process starts: it
+// can do more than they should, such as start programs in the job.
+func KeepPMI(getenv func(string) string) {
+	if fd, err := pmiDescriptor(getenv); err == nil {
+		unix.CloseOnExec(fd)
+	}
+}
+
+// OpenPMI begins an exchange; a task can have one.
+func OpenPMI(ctx context.Context, getenv func(string) string) (*PMI, error) {
+	fd, err := pmiDescriptor(getenv)
+	if err != nil {
+		return nil, fmt.Errorf("open PMI: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "pmi")
+	conn, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		return nil, fmt.Errorf("open PMI at descriptor %d: %w", fd, err)
+	}
+	p := &PMI{conn: conn, reader: bufio.NewReader(conn)}
+	_, err = p.ask(ctx, "cmd=init pmi_version=1 pmi_subversion=1", "response_to_init")
+	if err == nil {
+		var answer map[string]string
+		answer, err = p.ask(ctx, "cmd=get_my_kvsname", "my_kvsname")
+		p.space = answer["kvsname"]
+	}
+	if err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("open PMI: %w", err)
+	}
+	return p, nil
+}
+
+// Exchange gives all tasks of the step this one's text, and returns theirs in
+// the order of the names. Every task has to call it, also one that has nothing
+// to say (an empty name), and it returns when all have. Names and texts have
+// no spaces, and none is longer than 1023 bytes, names 60.
+func (p *PMI) Exchange(ctx context.Context, own, text string, names []string) ([]string, error) {
+	if own != "" {
+		if strings.ContainsAny(own+text, " \n=;") || len(text) > pmiValue {
+			return nil, fmt.Errorf("put %s into PMI: it holds what PMI cannot carry", own)
+		}
+		if _, err := p.ask(ctx, "cmd=put kvsname="+p.space+" key="+own+" value="+text, "put_result"); err != nil {
+			return nil, fmt.Errorf("put %s into PMI: %w", own, err)
+		}
+	}
+	if _, err := p.ask(ctx, "cmd=barrier_in", "barrier_out"); err != nil {
+		return nil, fmt.Errorf("wait in PMI for all tasks of the step: %w", err)
+	}
+	var texts []string
+	for _, name := range names {
+		answer, err := p.ask(ctx, "cmd=get kvsname="+p.space+" key="+name, "get_result")
+		if err != nil {
+			return nil, fmt.Errorf("get %s from PMI: %w", name, err)
+		}
+		texts = append(texts, answer["value"])
+	}
+	return texts, nil
+}
+
+// Close says that this task is done with it.
+func (p *PMI) Close(ctx context.Context) error {
+	_, err := p.ask(ctx, "cmd=finalize", "finalize_ack")
+	return errors.Join(err, p.conn.Close())
+}
+
+// ask sends a line and returns the words of the answer, "name=value" each,
+// which has to be that command with a return code of 0.
+func (p *PMI) ask(ctx context.Context, question, want string) (map[string]string, error) {
+	// What is half read cannot be gone on with.
+	stop := context.AfterFunc(ctx, func() { p.conn.Close() })
+	defer stop()
+	because := func(err error) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return err
+	}
+	if _, err := p.conn.Write([]byte(question + "\n")); err != nil {
+		return nil, because(err)
+	}
+	line, err := p.reader.ReadSlice('\n')
+	if err != nil {
+		return nil, because(err)
+	}
+	answer := map[string]string{}
+	for word := range strings.FieldsSeq(string(line)) {
+		name, value, _ := strings.Cut(word, "=")
+		answer[name] = value
+	}
+	if answer["cmd"] != want || !slices.Contains([]string{"", "0"}, answer["rc"]) {
+		return nil, fmt.Errorf("srun's PMI answers %q, want %s with rc=0", strings.TrimSpace(string(line)), want)
+	}
+	return answer, nil
+}

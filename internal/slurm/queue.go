@@ -1,0 +1,222 @@
+package slurm
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Queued is a job as squeue shows it.
+type Queued struct {
+	// ID is Slurm's number of the job; Name is what users call it, which
+	// differs for elements of arrays (12_3) and components (12+1).
+	ID, Name string
+	// State is Slurm's word, such as RUNNING; Reason says why a job waits.
+	State, Reason string
+	// JobName is the name that its owner gave it.
+	JobName string
+	UID     int
+	Nodes   int
+	// NodeList is Slurm's short form, empty for a job that has no nodes.
+	NodeList string
+	// Elapsed is how long the job has run, Left how long it may; Left is
+	// negative where nothing limits it.
+	Elapsed, Left time.Duration
+}
+
+// States of a job that matter here.
+const (
+	Running     = "RUNNING"
+	Pending     = "PENDING"
+	Suspended   = "SUSPENDED"
+	Completing  = "COMPLETING"
+	Configuring = "CONFIGURING"
+)
+
+// StateOf is the state that Slurm's word stands for: while the nodes of a running
+// job are told of a signal, SIGNALING takes the place of it.
+func StateOf(word string) string {
+	if word == "SIGNALING" {
+		return Running
+	}
+	return word
+}
+
+// queueFormat has what may contain the separator at its end.
+const queueFormat = "%A|%i|%T|%U|%D|%N|%M|%L|%r|%j"
+
+// Queue returns the jobs of a user that are not over. It is one question to
+// the controller.
+func Queue(ctx context.Context, uid int, ask Ask) ([]Queued, error) {
+	return queue(ctx, ask, "--user="+strconv.Itoa(uid))
+}
+
+// QueuedJob returns one job, whoever's it is and also when it has ended a
+// short while ago; ok is false where there is none.
+func QueuedJob(ctx context.Context, id string, ask Ask) (job Queued, ok bool, err error) {
+	jobs, err := queue(ctx, ask, "--jobs="+id, "--states=all")
+	if err != nil && strings.Contains(err.Error(), "Invalid job id") {
+		return Queued{}, false, nil
+	}
+	if err != nil || len(jobs) == 0 {
+		return Queued{}, false, err
+	}
+	return jobs[0], true, nil
+}
+
+// StepNodes returns the first nodes of each of a job's steps, at most so many,
+// no node twice.
+func StepNodes(ctx context.Context, job string, most int, ask Ask) ([]string, error) {
+	output, err := ask(ctx, "squeue", "--noheader", "--steps", "--jobs="+job, "--format=%N")
+	if err != nil {
+		return nil, err
+	}
+	var first []string
+	for line := range strings.Lines(string(output)) {
+		nodes, err := ExpandHosts(strings.TrimSpace(line))
+		if err != nil {
+			return nil, err
+		}
+		for _, node := range nodes[:min(most, len(nodes))] {
+			if !slices.Contains(first, node) {
+				first = append(first, node)
+			}
+		}
+	}
+	return first, nil
+}
+
+// StepNamed returns the number, as in 12.0, and the first node of a job's step of
+// the given name, empty where there is no such step. A node that the job has lost
+// is still one of the step's, and left out.
+func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string, err error) {
+	output, err := ask(ctx, "squeue", "--noheader", "--steps", "--jobs="+job, "--format=%i|%N|%j")
+	if err != nil {
+		return "", "", err
+	}
+	for line := range strings.Lines(string(output)) {
+		fields := strings.SplitN(strings.TrimSpace(line), "|", 3)
+		if len(fields) != 3 || fields[2] != name {
+			continue
+		}
+		nodes, err := ExpandHosts(fields[1])
+		if err != nil || len(nodes) == 0 {
+			return "", "", err
+		}
+		if len(nodes) > 1 {
+			nodes, err = remaining(ctx, job, nodes, ask)
+		}
+		return fields[0], nodes[0], err
+	}
+	return "", "", nil
+}
+
+// remaining are those of a step's nodes that its job still has; all, where none
+// of them is.
+func remaining(ctx context.Context, job string, nodes []string, ask Ask) ([]string, error) {
+	has, err := JobNodes(ctx, job, ask)
+	if err != nil {
+		return nodes, err
+	}
+	left := slices.DeleteFunc(slices.Clone(nodes), func(node string) bool { return !slices.Contains(has, node) })
+	if len(left) == 0 {
+		return nodes, nil
+	}
+	return left, nil
+}
+
+// JobNodes returns the nodes that a job has now: one that was lost is not among
+// them.
+func JobNodes(ctx context.Context, job string, ask Ask) ([]string, error) {
+	output, err := ask(ctx, "squeue", "--noheader", "--jobs="+job, "--format=%N")
+	if err != nil {
+		return nil, err
+	}
+	var has []string
+	for line := range strings.Lines(string(output)) {
+		hosts, err := ExpandHosts(strings.TrimSpace(line))
+		if err != nil {
+			return nil, err
+		}
+		has = append(has, hosts...)
+	}
+	return has, nil
+}
+
+func queue(ctx context.Context, ask Ask, which ...string) ([]Queued, error) {
+	output, err := ask(ctx, append([]string{"squeue", "--noheader", "--format=" + queueFormat}, which...)...)
+	if err != nil {
+		return nil, err
+	}
+	var jobs []Queued
+	for line := range strings.Lines(string(output)) {
+		job, err := parseQueued(strings.TrimRight(line, "\n"))
+		if err != nil {
+			return nil, err
+		}
+		jobs = append(jobs, job)
+	}
+	return jobs, nil
+}
+
+func parseQueued(line string) (Queued, error) {
+	fields := strings.SplitN(line, "|", strings.Count(queueFormat, "|")+1)
+	if len(fields) != strings.Count(queueFormat, "|")+1 {
+		return Queued{}, fmt.Errorf("read the line %q of squeue: %d fields, not %d", line, len(fields), strings.Count(queueFormat, "|")+1)
+	}
+	job := Queued{
+		ID: fields[0], Name: fields[1], State: StateOf(fields[2]), NodeList: fields[5], Reason: fields[8], JobName: fields[9],
+		Left: -1,
+	}
+	job.UID, _ = strconv.Atoi(fields[3])
+	job.Nodes, _ = strconv.Atoi(fields[4])
+	job.Elapsed, _ = parseSpan(fields[6])
+	if left, ok := parseSpan(fields[7]); ok {
+		job.Left = left
+	}
+	return job, nil
+}
+
+// FormatSpan writes a time as Slurm does: days-hours:minutes:seconds without
+// what is zero in front of the minutes. One that is negative is none.
+func FormatSpan(span time.Duration) string {
+	seconds := int64(max(0, span) / time.Second)
+	days, hours, minutes := seconds/86400, seconds/3600%24, seconds/60%60
+	switch {
+	case days > 0:
+		return fmt.Sprintf("%d-%02d:%02d:%02d", days, hours, minutes, seconds%60)
+	case hours > 0:
+		return fmt.Sprintf("%d:%02d:%02d", hours, minutes, seconds%60)
+	}
+	return fmt.Sprintf("%d:%02d", minutes, seconds%60)
+}
+
+// parseSpan reads a time of squeue's: days-hours:minutes:seconds, of which the
+// first ones may be missing. UNLIMITED, INVALID and their like are no time.
+func parseSpan(text string) (time.Duration, bool) {
+	var span time.Duration
+	if days, rest, ok := strings.Cut(text, "-"); ok {
+		n, err := strconv.Atoi(days)
+		if err != nil {
+			return 0, false
+		}
+		span, text = time.Duration(n)*24*time.Hour, rest
+	}
+	parts := strings.Split(text, ":")
+	if len(parts) < 2 || len(parts) > 3 {
+		return 0, false
+	}
+	unit := time.Second
+	for i := len(parts) - 1; i >= 0; i-- {
+		n, err := strconv.Atoi(parts[i])
+		if err != nil || n < 0 {
+			return 0, false
+		}
+		span += time.Duration(n) * unit
+		unit *= 60
+	}
+	return span, true
+}

@@ -1,0 +1,163 @@
+package tunnel
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+const (
+	// greetLimit is how long the far end waits for the near one's order.
+	greetLimit = 30 * time.Second
+	// partingLimit is how long the near end may take to end the stream after a
+	// refusal or a farewell.
+	partingLimit = 2 * time.Second
+)
+
+// Cluster is one that the far end can reach.
+type Cluster struct {
+	Name        string
+	Credentials Credentials
+	// Others are as in Answer.
+	Others []string
+	// Dial connects to its API server.
+	Dial func(ctx context.Context) (net.Conn, error)
+	// Ended is closed when the cluster is gone.
+	Ended <-chan struct{}
+}
+
+// Find returns the cluster that an order means; a *Refusal tells the near end
+// what to do instead.
+type Find func(ctx context.Context, order Order) (*Cluster, error)
+
+// Serve is the far end: it answers the near one's order over the stream and
+// passes connections on to the cluster until that, the stream or the context
+// ends. The answer has the node and the version of the far end's berth.
+func Serve(ctx context.Context, stream io.ReadWriteCloser, self Answer, find Find) error {
+	if _, err := io.WriteString(stream, opening); err != nil {
+		return fmt.Errorf("open the tunnel: %w", err)
+	}
+	session, err := yamux.Server(stream, settings())
+	if err != nil {
+		return fmt.Errorf("start the tunnel's multiplexer: %w", err)
+	}
+	defer session.Close()
+	control, order, err := awaitOrder(session)
+	if err != nil {
+		return err
+	}
+	self.Protocol = Protocol
+	cluster, err := find(ctx, order)
+	if err == nil {
+		self.Cluster, self.Others = cluster.Name, cluster.Others
+		self.Sealed, err = seal(order.Key, cluster.Credentials)
+	}
+	if err != nil {
+		var refusal *Refusal
+		if !errors.As(err, &refusal) {
+			refusal = &Refusal{Reason: Other, Text: err.Error()}
+		}
+		refusal.Node = self.Node
+		self.Refusal, self.Sealed = refusal, nil
+	}
+	said := json.NewEncoder(control)
+	if err := said.Encode(self); err != nil {
+		return fmt.Errorf("answer the near end of the tunnel: %w", err)
+	}
+	if self.Refusal != nil {
+		awaitClose(session)
+		return nil
+	}
+	connections := make(chan net.Conn)
+	go func() {
+		defer close(connections)
+		for {
+			connection, err := session.Accept()
+			if err != nil {
+				return
+			}
+			connections <- connection
+		}
+	}()
+	for {
+		select {
+		case connection, open := <-connections:
+			if !open {
+				return nil // the near end has gone
+			}
+			go serve(ctx, connection, cluster)
+		case <-cluster.Ended:
+			_ = said.Encode(farewell{Reason: "the cluster has ended"}) // the near end may have gone, too
+			awaitClose(session)
+			return nil
+		case <-ctx.Done():
+			_ = said.Encode(farewell{Reason: context.Cause(ctx).Error()})
+			awaitClose(session)
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func awaitOrder(session *yamux.Session) (net.Conn, Order, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), greetLimit)
+	defer cancel()
+	control, err := session.AcceptStreamWithContext(ctx)
+	if err != nil {
+		return nil, Order{}, fmt.Errorf("wait for the near end of the tunnel: %w", err)
+	}
+	var order Order
+	if err := json.NewDecoder(control).Decode(&order); err != nil {
+		return nil, Order{}, fmt.Errorf("read what the near end of the tunnel wants: %w", err)
+	}
+	return control, order, nil
+}
+
+// awaitClose gives the near end the time to read what was said last.
+func awaitClose(session *yamux.Session) {
+	select {
+	case <-session.CloseChan():
+	case <-time.After(partingLimit):
+	}
+}
+
+func serve(ctx context.Context, connection net.Conn, cluster *Cluster) {
+	server, err := cluster.Dial(ctx)
+	if err != nil {
+		connection.Close() // the client sees a connection that is closed, as with a dead server
+		return
+	}
+	Join(connection, server)
+}
+
+// Join copies both ways between two connections until both directions have
+// ended, and closes them.
+func Join(a, b net.Conn) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		pass(a, b)
+	}()
+	pass(b, a)
+	<-done
+	a.Close()
+	b.Close()
+}
+
+// pass copies one direction, and its end.
+func pass(to, from net.Conn) {
+	_, err := io.Copy(to, from)
+	if half, can := to.(interface{ CloseWrite() error }); can && err == nil {
+		_ = half.CloseWrite()
+		return
+	}
+	to.Close() // of a stream of the multiplexer it closes this direction only
+	if err != nil {
+		from.Close()
+	}
+}

@@ -1,0 +1,249 @@
+package vxlan
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+)
+
+// Kernel is this node's, as far as it is ours.
+type Kernel struct {
+	// Dir keeps what has to be put back as it was.
+	Dir string
+	Log *slog.Logger
+
+	mu sync.Mutex
+	// last are the rules that are in force.
+	last string
+}
+
+// Apply makes the state true. It may be called at any time, after whatever
+// happened in between; the next call mends what this one left undone.
+func (k *Kernel) Apply(ctx context.Context, s State) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	uplink, mtu, err := uplinkOf(s.Host)
+	if err != nil {
+		return err
+	}
+	if len(s.Networks) == 0 {
+		// Interfaces first: without rules there must be nothing that they guard.
+		return errors.Join(k.prune(s), k.routes(s, uplink), k.restoreForwarding(uplink), k.load(ctx, clearRules))
+	}
+	opened, err := k.forwarding(uplink)
+	if err != nil {
+		return err
+	}
+	guarded := ""
+	if opened {
+		guarded = uplink.Attrs().Name
+	}
+	if err := k.load(ctx, s.rules(guarded)); err != nil {
+		return err
+	}
+	problems := []error{k.prune(s)}
+	for _, n := range s.Networks {
+		problems = append(problems, k.network(s, n, mtu-overhead))
+	}
+	return errors.Join(append(problems, k.routes(s, uplink))...)
+}
+
+// load has nft read the rules, all or nothing. Those that are in force already
+// are left: a job that ends on another node changes nothing here.
+func (k *Kernel) load(ctx context.Context, rules string) error {
+	if rules == k.last {
+		return nil
+	}
+	k.last = ""
+	command := exec.CommandContext(ctx, "nft", "-f", "-")
+	command.Stdin = strings.NewReader(rules)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("load nftables rules: %w: %s", err, out)
+	}
+	k.last = rules
+	return nil
+}
+
+// uplinkOf returns the interface with the address of this host.
+func uplinkOf(host netip.Addr) (netlink.Link, int, error) {
+	addresses, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return nil, 0, fmt.Errorf("list addresses of the host: %w", err)
+	}
+	for _, a := range addresses {
+		if !a.IP.Equal(host.AsSlice()) {
+			continue
+		}
+		link, err := netlink.LinkByIndex(a.LinkIndex)
+		if err != nil {
+			return nil, 0, fmt.Errorf("look at the interface of %s: %w", host, err)
+		}
+		return link, link.Attrs().MTU, nil
+	}
+	return nil, 0, fmt.Errorf("no interface has the address %s of this host", host)
+}
+
+// prune removes the interfaces and routes that no network has.
+func (k *Kernel) prune(s State) error {
+	wanted := map[string]bool{}
+	for _, n := range s.Networks {
+		wanted[bridgeName(n.VNI)], wanted[tunnelName(n.VNI)] = true, true
+		for _, pod := range n.Local {
+			wanted[podName(pod.Address)] = true
+		}
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	var problems []error
+	for _, link := range links {
+		name := link.Attrs().Name
+		if !ours(name) || wanted[name] {
+			continue
+		}
+		if err := netlink.LinkDel(link); err != nil && !isGone(err) {
+			problems = append(problems, fmt.Errorf("remove interface %s: %w", name, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// ours are the names that bridgeName and its like make, and no others that
+// begin so.
+func ours(name string) bool {
+	rest, found := strings.CutPrefix(name, ownerPrefix)
+	if !found || rest == "" {
+		return false
+	}
+	digits := map[byte]int{'b': 6, 't': 6, 'p': 8}[rest[0]]
+	return digits > 0 && len(rest) == 1+digits && strings.Trim(rest[1:], "0123456789abcdef") == ""
+}
+
+// network makes the bridge, the tunnel and the interfaces of one user.
+func (k *Kernel) network(s State, n Network, mtu int) error {
+	bridge, err := k.bridge(s, n, mtu)
+	if err != nil {
+		return err
+	}
+	tunnel, err := k.tunnel(s, n, bridge, mtu)
+	if err != nil {
+		return err
+	}
+	problems := []error{k.peers(n, tunnel)}
+	for _, pod := range n.Local {
+		if err := k.pod(s, pod, bridge, mtu); err != nil {
+			problems = append(problems, fmt.Errorf("connect pod %s: %w", pod.Address, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (k *Kernel) bridge(s State, n Network, mtu int) (netlink.Link, error) {
+	name := bridgeName(n.VNI)
+	no := false
+	link, err := ensure(&netlink.Bridge{
+		LinkAttrs:         netlink.LinkAttrs{Name: name, MTU: mtu, HardwareAddr: bridgeMAC(), TxQLen: -1},
+		MulticastSnooping: &no,
+	})
+	if err != nil {
+		return nil, err
+	}
+	// No IPv6: a router of the host's network must not give it an address.
+	for file, value := range map[string]string{"ipv4/conf/" + name + "/forwarding": "1", "ipv6/conf/" + name + "/disable_ipv6": "1"} {
+		if err := setting(file, value); err != nil && !os.IsNotExist(err) {
+			return nil, fmt.Errorf("configure bridge %s: %w", name, err)
+		}
+	}
+	address := &netlink.Addr{IPNet: single(s.Gateway), Flags: 0}
+	if err := netlink.AddrReplace(link, address); err != nil {
+		return nil, fmt.Errorf("give %s to bridge %s: %w", s.Gateway, name, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("start bridge %s: %w", name, err)
+	}
+	return link, nil
+}
+
+func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netlink.Link, error) {
+	name := tunnelName(n.VNI)
+	link, err := ensure(&netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: name, MTU: mtu, TxQLen: -1},
+		VxlanId:   int(n.VNI),
+		SrcAddr:   s.Host.AsSlice(),
+		Port:      int(s.Port),
+		PortLow:   firstSource, PortHigh: lastSource,
+		Learning: false,
+		// It answers for the pods it knows, and passes no question on.
+		Proxy: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := plug(link, bridge); err != nil {
+		return nil, err
+	}
+	if err := setting("ipv6/conf/"+name+"/disable_ipv6", "1"); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("configure tunnel %s: %w", name, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("start tunnel %s: %w", name, err)
+	}
+	return link, nil
+}
+
+// ensure makes an interface unless it is there. One of that name but of another
+// kind is nobody's else: the name is ours.
+func ensure(want netlink.Link) (netlink.Link, error) {
+	name := want.Attrs().Name
+	have, err := netlink.LinkByName(name)
+	if err == nil && have.Type() == want.Type() {
+		return have, nil
+	}
+	if err == nil {
+		if err := netlink.LinkDel(have); err != nil {
+			return nil, fmt.Errorf("remove interface %s: %w", name, err)
+		}
+	}
+	if err := netlink.LinkAdd(want); err != nil {
+		return nil, fmt.Errorf("create %s %s: %w", want.Type(), name, err)
+	}
+	return netlink.LinkByName(name)
+}
+
+// plug makes an interface a port of a bridge, which learns nothing from it.
+func plug(port, bridge netlink.Link) error {
+	if port.Attrs().MasterIndex == bridge.Attrs().Index {
+		return nil
+	}
+	if err := netlink.LinkSetMaster(port, bridge); err != nil {
+		return fmt.Errorf("put %s on bridge %s: %w", port.Attrs().Name, bridge.Attrs().Name, err)
+	}
+	if err := errors.Join(netlink.LinkSetLearning(port, false), netlink.LinkSetFlood(port, false)); err != nil {
+		return fmt.Errorf("configure port %s: %w", port.Attrs().Name, err)
+	}
+	return nil
+}
+
+func single(a netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
+}
+
+func setting(file, value string) error {
+	return os.WriteFile(filepath.Join("/proc/sys/net", file), []byte(value), 0)
+}
+
+func isGone(err error) bool {
+	var missing netlink.LinkNotFoundError
+	return errors.As(err, &missing) || errors.Is(err, os.ErrNotExist) || strings.Contains(err.Error(), "no such device")
+}

@@ -1,0 +1,90 @@
+package vxlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+)
+
+// A peer is three entries: behind the bridge's port, behind the tunnel at a
+// node, and its IP address, with which the tunnel answers who asks for it.
+func (k *Kernel) peers(n Network, tunnel netlink.Link) error {
+	index := tunnel.Attrs().Index
+	via := map[string]net.IP{}
+	known := map[string]net.HardwareAddr{}
+	for _, peer := range n.Peers {
+		mac := site.MAC(peer.Address)
+		via[mac.String()] = peer.Via.AsSlice()
+		known[peer.Address.String()] = mac
+	}
+
+	frames, err := netlink.NeighList(index, unix.AF_BRIDGE)
+	if err != nil {
+		return fmt.Errorf("list forwarding entries of %s: %w", tunnel.Attrs().Name, err)
+	}
+	atPort := map[string]bool{}
+	var problems []error
+	for _, entry := range frames {
+		mac := entry.HardwareAddr.String()
+		node, wanted := via[mac]
+		switch {
+		case wanted && entry.IP.Equal(node):
+			delete(via, mac)
+		case wanted && entry.Flags&unix.NTF_MASTER != 0:
+			atPort[mac] = true
+		case entry.HardwareAddr.String() == tunnel.Attrs().HardwareAddr.String():
+		default:
+			problems = append(problems, netlink.NeighDel(&entry))
+		}
+	}
+	for _, peer := range n.Peers {
+		mac := site.MAC(peer.Address)
+		if node, missing := via[mac.String()]; missing {
+			problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_SELF, State: unix.NUD_PERMANENT, IP: node, HardwareAddr: mac}))
+		}
+		if !atPort[mac.String()] {
+			problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_MASTER, State: unix.NUD_NOARP, HardwareAddr: mac}))
+		}
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("set forwarding entries of %s: %w", tunnel.Attrs().Name, err)
+	}
+	return k.neighbours(tunnel, known)
+}
+
+// neighbours makes the permanent neighbours of an interface those that are
+// known.
+func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr) error {
+	entries, err := netlink.NeighList(link.Attrs().Index, unix.AF_INET)
+	if err != nil {
+		return fmt.Errorf("list neighbours of %s: %w", link.Attrs().Name, err)
+	}
+	var problems []error
+	for _, entry := range entries {
+		ip := entry.IP.String()
+		switch mac, wanted := known[ip]; {
+		case wanted && mac.String() == entry.HardwareAddr.String() && entry.State == unix.NUD_PERMANENT:
+			delete(known, ip)
+		case wanted:
+		case entry.State == unix.NUD_PERMANENT:
+			problems = append(problems, netlink.NeighDel(&entry))
+		}
+	}
+	for ip, mac := range known {
+		address, err := netip.ParseAddr(ip)
+		if err != nil {
+			return err
+		}
+		problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: unix.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("set neighbours of %s: %w", link.Attrs().Name, err)
+	}
+	return nil
+}

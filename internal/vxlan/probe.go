@@ -1,0 +1,48 @@
+package vxlan
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/linux"
+)
+
+// Probe says what the kernel, or nft, lacks for the networks of pods. It tries in
+// a network namespace that goes with it. It takes root.
+func Probe(ctx context.Context) error {
+	var err error
+	linux.OnNewThread(func() { err = probe(ctx) })
+	return err
+}
+
+func probe(ctx context.Context) error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("make a network namespace: %w: be root", err)
+	}
+	for module, link := range map[string]netlink.Link{
+		"bridge": &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}},
+		"vxlan":  &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "probe1"}, VxlanId: 1, Port: 4789},
+		"veth":   &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "probe2"}, PeerName: "probe3"},
+	} {
+		if err := netlink.LinkAdd(link); err != nil {
+			return fmt.Errorf("make an interface of type %s: %w: modprobe %[1]s", module, err)
+		}
+	}
+	address := netip.MustParseAddr("192.0.2.1")
+	s := State{
+		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789,
+		Networks: []Network{{VNI: 1, Local: []Pod{{Address: address.Next()}}}},
+	}
+	command := exec.CommandContext(ctx, "nft", "-f", "-")
+	command.Stdin = strings.NewReader(s.rules(""))
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("load rules with nft: %w: %s: install nftables, and modprobe nf_tables_bridge", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}

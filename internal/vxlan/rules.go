@@ -1,0 +1,212 @@
+package vxlan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"berth.dev/berth/internal/site"
+)
+
+// table is the name of our tables, in the families bridge and inet.
+const table = "berth"
+
+// clearRules is what removes them, whether they are there or not.
+const clearRules = `add table bridge berth
+delete table bridge berth
+add table inet berth
+delete table inet berth
+`
+
+// rules are the text for 'nft -f' that replaces all of ours at once. Names in
+// it are our own, and addresses are printed by netip: nothing that a user wrote
+// gets there. uplink is the interface for which we have turned on forwarding,
+// or empty.
+func (s State) rules(uplink string) string {
+	if len(s.Networks) == 0 {
+		return clearRules
+	}
+	var pods, tunnels []string
+	for _, n := range s.Networks {
+		for _, pod := range n.Local {
+			pods = append(pods, fmt.Sprintf("%q . %s . %s", podName(pod.Address), site.MAC(pod.Address), pod.Address))
+		}
+		for _, peer := range n.Peers {
+			tunnels = append(tunnels, peer.Via.String())
+		}
+	}
+	r := &writer{}
+	r.text(clearRules)
+	r.block("table bridge "+table, func() {
+		r.set("pods", "ifname . ether_addr . ipv4_addr", pods)
+		r.block("chain prerouting", func() {
+			r.line("type filter hook prerouting priority -300; policy accept;")
+			r.line(`iifname != "%sp*" accept`, ownerPrefix)
+			r.line("iifname . ether saddr . ip saddr @pods accept")
+			r.line("iifname . ether saddr . arp saddr ip @pods iifname . arp saddr ether . arp saddr ip @pods accept")
+			r.line("drop")
+		})
+	})
+	r.block("table inet "+table, func() {
+		r.set("tunnels", "ipv4_addr", tunnels)
+		s.input(r)
+		s.forward(r, uplink)
+		s.output(r)
+		for _, n := range s.Networks {
+			r.block(fmt.Sprintf("chain egress_%06x", n.VNI), func() { r.allow("daddr", n.Egress) })
+			r.block(fmt.Sprintf("chain ingress_%06x", n.VNI), func() { r.allow("saddr", n.Ingress) })
+		}
+	})
+	return r.String()
+}
+
+// input: to this host, from pods and through tunnels.
+func (s State) input(r *writer) {
+	r.block("chain input", func() {
+		r.line("type filter hook input priority -10; policy accept;")
+		r.line("udp dport %d jump tunnel", s.Port)
+		for _, protocol := range []string{"udp", "tcp"} {
+			if s.Names {
+				r.line(`iifname "%sb*" ip daddr %s %s dport 53 accept`, ownerPrefix, s.Gateway, protocol)
+			}
+		}
+		r.line(`iifname "%sb*" jump leave`, ownerPrefix)
+	})
+	r.block("chain tunnel", func() {
+		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, lastSource)
+		r.line("drop")
+	})
+}
+
+// forward: between pods and what is neither a pod nor this host. What goes from
+// one pod to another of its user never comes here, unless bridges are told to
+// ask (br_netfilter, as Docker does).
+func (s State) forward(r *writer, uplink string) {
+	r.block("chain forward", func() {
+		r.line("type filter hook forward priority -10; policy accept;")
+		for _, n := range s.Networks {
+			r.line("iifname %q oifname %q accept", bridgeName(n.VNI), bridgeName(n.VNI))
+		}
+		r.line(`iifname "%sb*" jump leave`, ownerPrefix)
+		r.line(`oifname "%sb*" jump arrive`, ownerPrefix)
+		if uplink != "" {
+			// The host was no router before, and is none for others now.
+			r.line("iifname %q drop", uplink)
+		}
+	})
+	r.block("chain leave", func() {
+		r.line("ip daddr %s ip daddr != %s drop", s.Pods, s.Gateway)
+		// Neither may be sent on by the kernel of this host as its own.
+		r.line("udp dport %d drop", s.Port)
+		r.line("ct state established,related accept")
+		r.line("iifname vmap { %s }", s.jumps("egress"))
+		r.line("reject with icmpx admin-prohibited")
+	})
+	r.block("chain arrive", func() {
+		r.line("ip saddr %s drop", s.Pods)
+		r.line("ct state established,related accept")
+		r.line("oifname vmap { %s }", s.jumps("ingress"))
+		r.line("drop")
+	})
+}
+
+// output: from processes of this host to its pods.
+func (s State) output(r *writer) {
+	r.block("chain output", func() {
+		r.line("type filter hook output priority -10; policy accept;")
+		r.line(`oifname "%sb*" jump local`, ownerPrefix)
+	})
+	r.block("chain local", func() {
+		r.line("ct state established,related accept")
+		daemons := []string{"0"}
+		for _, uid := range s.Daemons {
+			daemons = append(daemons, fmt.Sprint(uid))
+		}
+		r.line("meta skuid { %s } accept", join(daemons))
+		var owners []string
+		for _, n := range s.Networks {
+			owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), n.Owner))
+		}
+		r.line("oifname . meta skuid { %s } accept", join(owners))
+		r.line("reject with icmpx admin-prohibited")
+	})
+}
+
+func (s State) jumps(chain string) string {
+	var all []string
+	for _, n := range s.Networks {
+		all = append(all, fmt.Sprintf("%q : jump %s_%06x", bridgeName(n.VNI), chain, n.VNI))
+	}
+	return join(all)
+}
+
+// join makes a list without doubles, in an order that is always the same.
+func join(elements []string) string {
+	slices.Sort(elements)
+	return strings.Join(slices.Compact(elements), ", ")
+}
+
+// writer writes text with indentation.
+type writer struct {
+	strings.Builder
+	depth int
+}
+
+func (w *writer) text(s string) { w.WriteString(s) }
+
+func (w *writer) line(format string, args ...any) {
+	w.WriteString(strings.Repeat("\t", w.depth))
+	fmt.Fprintf(w, format, args...)
+	w.WriteByte('\n')
+}
+
+func (w *writer) block(head string, body func()) {
+	w.line("%s {", head)
+	w.depth++
+	body()
+	w.depth--
+	w.line("}")
+}
+
+func (w *writer) set(name, kind string, elements []string) {
+	w.block("set "+name, func() {
+		w.line("type %s", kind)
+		if len(elements) > 0 {
+			w.line("elements = { %s }", join(elements))
+		}
+	})
+}
+
+// allow writes a line per rule and protocol. side is where the outside address
+// is.
+func (w *writer) allow(side string, rules []site.Rule) {
+	for _, rule := range rules {
+		match := "ip " + side + " { " + join(texts(rule.Addresses)) + " }"
+		if slices.ContainsFunc(rule.Addresses, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
+			match = "meta nfproto ipv4"
+		}
+		if len(rule.Ports) == 0 {
+			w.line("%s accept", match)
+		}
+		for _, protocol := range []string{"tcp", "udp"} {
+			var ports []string
+			for _, p := range rule.Ports {
+				if p.Protocol == protocol {
+					ports = append(ports, fmt.Sprintf("%d-%d", p.First, p.Last))
+				}
+			}
+			if len(ports) > 0 {
+				w.line("%s %s dport { %s } accept", match, protocol, join(ports))
+			}
+		}
+	}
+}
+
+func texts(prefixes []netip.Prefix) []string {
+	all := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		all[i] = p.Masked().String()
+	}
+	return all
+}

@@ -1,0 +1,69 @@
+package vxlan
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/testutil"
+)
+
+// example: alice has a pod here and one on another node, and a rule of her own;
+// bob has one here.
+func example() State {
+	address := netip.MustParseAddr
+	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
+	slurm := site.Rule{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.1.7/24")}, Ports: []site.Port{{Protocol: "tcp", First: 6817, Last: 6818}, {Protocol: "udp", First: 53, Last: 53}}}
+	s := State{
+		Pods: netip.MustParsePrefix("10.128.0.0/12"), Gateway: address("10.128.0.1"), Host: address("192.168.1.11"), Port: 4789, Names: true, Daemons: []uint32{64030},
+		Networks: []Network{
+			{VNI: 4097, Owner: 1002, Local: []Pod{{Address: address("10.128.0.9")}}, Egress: []site.Rule{slurm}},
+			{
+				VNI: 4096, Owner: 1001, Local: []Pod{{Address: address("10.128.0.2")}},
+				Peers:   []Peer{{Address: address("10.128.0.3"), Via: address("192.168.1.12")}},
+				Egress:  []site.Rule{slurm, {Addresses: all}},
+				Ingress: []site.Rule{{Addresses: all, Ports: []site.Port{{Protocol: "tcp", First: 8000, Last: 8999}}}},
+			},
+		},
+	}
+	s.Sort()
+	return s
+}
+
+func TestRulesAreAsWritten(t *testing.T) {
+	for name, test := range map[string]struct {
+		state  State
+		uplink string
+	}{"two-users.nft": {example(), "eth0"}, "none.nft": {State{}, ""}} {
+		testutil.Golden(t, name, test.state.rules(test.uplink))
+	}
+}
+
+// The kernel takes the rules, and takes them twice.
+func TestRulesLoad(t *testing.T) {
+	testutil.Require(t, testutil.UserNS)
+	for range 2 {
+		command := exec.Command("nft", "-c", "-f", "-")
+		command.Stdin = strings.NewReader(example().rules("eth0"))
+		command.SysProcAttr = testutil.NewNamespaces()
+		if out, err := command.CombinedOutput(); err != nil {
+			t.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+}
+
+func TestOnlyOurNamesAreOurs(t *testing.T) {
+	for name, want := range map[string]bool{
+		bridgeName(4096): true, tunnelName(1<<24 - 1): true, podName(netip.MustParseAddr("10.128.0.2")): true,
+		"berth0": false, "berth": false, "berthb": false, "berthbxyzxyz": false, "berthp0a800002f": false, "eth0": false,
+	} {
+		if ours(name) != want {
+			t.Errorf("ours(%q) = %v", name, !want)
+		}
+		if want && len(name) > 15 {
+			t.Errorf("%s is longer than the kernel allows", name)
+		}
+	}
+}

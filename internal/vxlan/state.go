@@ -1,0 +1,89 @@
+package vxlan
+
+import (
+	"cmp"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"berth.dev/berth/internal/site"
+)
+
+// State is everything that shall be on this node.
+type State struct {
+	// Pods is the range of all pods, and Gateway the node's address in it.
+	Pods    netip.Prefix
+	Gateway netip.Addr
+	// Host is the address of this node at which tunnels end.
+	Host netip.Addr
+	// Port is VXLAN's.
+	Port uint16
+	// Daemons are the users whose processes on this host reach all pods.
+	Daemons []uint32
+	// Names: pods may ask a name server at the gateway.
+	Names bool
+	// Networks are those of the users who have pods here.
+	Networks []Network
+	// Outside are pods on other nodes that this host reaches, whoever's they are.
+	Outside []Peer
+}
+
+// Network is that of a user.
+type Network struct {
+	VNI   uint32
+	Owner uint32
+	Local []Pod
+	// Peers are the pods on other nodes.
+	Peers           []Peer
+	Egress, Ingress []site.Rule
+}
+
+// Pod is one on this node.
+type Pod struct {
+	Address netip.Addr
+	// Namespace is a file that is its network namespace.
+	Namespace string
+}
+
+// Peer is a pod on another node, whose address is Via.
+type Peer struct {
+	Address, Via netip.Addr
+}
+
+// ownerPrefix begins the names of all our interfaces, which have 15 bytes at
+// most.
+const ownerPrefix = "berth"
+
+func bridgeName(vni uint32) string { return fmt.Sprintf("%sb%06x", ownerPrefix, vni) }
+func tunnelName(vni uint32) string { return fmt.Sprintf("%st%06x", ownerPrefix, vni) }
+func podName(address netip.Addr) string {
+	return fmt.Sprintf("%sp%08x", ownerPrefix, site.Number(address))
+}
+
+// podLink is what a pod sees.
+const podLink = "eth0"
+
+// bridgeMAC is that of all bridges: no frame of theirs leaves the node.
+func bridgeMAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0x62, 'b', 'e', 'r', 't'} }
+
+// Tunnels are sent from privileged ports, and from no others are they taken:
+// otherwise a process of any user on a host, or in a pod, could write packets
+// into the network of another, as VXLAN is nothing but UDP.
+const (
+	firstSource = 512
+	lastSource  = 1023
+)
+
+// overhead of VXLAN over IPv4, in bytes: IP, UDP, VXLAN, Ethernet.
+const overhead = 20 + 8 + 8 + 14
+
+// Sort puts everything into an order that is always the same, so that equal
+// states have equal rules.
+func (s *State) Sort() {
+	slices.SortFunc(s.Networks, func(a, b Network) int { return cmp.Compare(a.VNI, b.VNI) })
+	for i := range s.Networks {
+		slices.SortFunc(s.Networks[i].Local, func(a, b Pod) int { return a.Address.Compare(b.Address) })
+		slices.SortFunc(s.Networks[i].Peers, func(a, b Peer) int { return a.Address.Compare(b.Address) })
+	}
+}

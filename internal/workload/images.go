@@ -1,0 +1,30 @@
+package workload
+
+// EachImage calls visit for the image of every container that an object describes,
+// wherever it does: templates of pods are in many kinds, also in those that only
+// an operator knows. What visit returns takes the place of the image.
+func (o Object) EachImage(visit func(image string) string) {
+	eachImage(o.Object, visit)
+}
+
+func eachImage(value any, visit func(string) string) {
+	switch value := value.(type) {
+	case map[string]any:
+		for key, field := range value {
+			if containers, ok := field.([]any); ok && (key == "containers" || key == "initContainers") {
+				for _, c := range containers {
+					if container, ok := c.(map[string]any); ok {
+						if image, ok := container["image"].(string); ok {
+							container["image"] = visit(image)
+						}
+					}
+				}
+			}
+			eachImage(field, visit)
+		}
+	case []any:
+		for _, item := range value {
+			eachImage(item, visit)
+		}
+	}
+}

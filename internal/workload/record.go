@@ -1,0 +1,122 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// recordName is the ConfigMap, in kube-system, that says what a run follows.
+const recordName = "berth-run"
+
+var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
+
+// Remember writes down, in the cluster, which objects are followed, so that
+// another process can go on with it.
+func (c *Client) Remember(ctx context.Context, objects []Object) error {
+	var followed []map[string]any
+	for _, object := range objects {
+		t, err := newTarget(object)
+		if err != nil {
+			return fmt.Errorf("read %s: %w", object.Name(), err)
+		}
+		if t == nil {
+			continue // nothing runs of it; Secrets are among these
+		}
+		kept := object.DeepCopy()
+		kept.SetManagedFields(nil)
+		kept.SetAnnotations(nil)
+		followed = append(followed, kept.Object)
+	}
+	encoded, err := json.Marshal(followed)
+	if err != nil {
+		return fmt.Errorf("encode what is followed: %w", err)
+	}
+	record := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "v1", "kind": "ConfigMap",
+		"metadata": map[string]any{"name": recordName},
+		"data":     map[string]any{"objects": string(encoded)},
+	}}
+	_, err = c.dynamic.Resource(configMaps).Namespace(metav1.NamespaceSystem).Create(ctx, record, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("write down what is followed (config map %s): %w", recordName, err)
+	}
+	return nil
+}
+
+// Remembered returns the objects that another process has followed.
+func (c *Client) Remembered(ctx context.Context) ([]Object, error) {
+	record, err := c.dynamic.Resource(configMaps).Namespace(metav1.NamespaceSystem).Get(ctx, recordName, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read what is followed (config map %s): %w", recordName, err)
+	}
+	text, _, err := unstructured.NestedString(record.Object, "data", "objects")
+	var followed []map[string]any
+	if err == nil {
+		err = json.Unmarshal([]byte(text), &followed)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read what is followed (config map %s): %w", recordName, err)
+	}
+	var objects []Object
+	for _, content := range followed {
+		objects = append(objects, Object{Unstructured: &unstructured.Unstructured{Object: content}, Source: recordName})
+	}
+	return objects, nil
+}
+
+// Progress is how much of each log has been passed on, in whole lines where
+// these are kept whole. It can be handed to another process, which goes on from
+// there. All methods may be called concurrently, and on a nil Progress.
+type Progress struct {
+	mu sync.Mutex
+	// bytes by container and stream.
+	bytes map[string]int64
+}
+
+// ReadProgress reads what Progress.String has written; anything else is the
+// beginning.
+func ReadProgress(text string) *Progress {
+	p := &Progress{}
+	_ = json.Unmarshal([]byte(text), &p.bytes)
+	return p
+}
+
+func (p *Progress) String() string {
+	if p == nil {
+		return ""
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	text, err := json.Marshal(p.bytes)
+	if err != nil {
+		return "" // numbers always encode
+	}
+	return string(text)
+}
+
+func (p *Progress) of(stream string) int64 {
+	if p == nil {
+		return 0
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.bytes[stream]
+}
+
+func (p *Progress) note(stream string, bytes int64) {
+	if p == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bytes == nil {
+		p.bytes = map[string]int64{}
+	}
+	p.bytes[stream] = bytes
+}

@@ -1,0 +1,173 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// missingPatience is for a pod that lacks an object which nothing is there to
+// create. Objects of the manifests are there before anything is followed; this
+// is for controllers to make pods of them.
+const missingPatience = 2 * time.Second
+
+// reference is an object of its namespace that a pod cannot start without, and
+// what has to be in it, if that is said.
+type reference struct {
+	resource, kind, name, key string
+}
+
+func (r reference) String() string {
+	if r.key != "" {
+		return fmt.Sprintf("key %q of %s %q", r.key, r.kind, r.name)
+	}
+	return fmt.Sprintf("%s %q", r.kind, r.name)
+}
+
+// references are all of a pod's; what it says is optional is left out.
+func references(spec corev1.PodSpec) []reference {
+	var all []reference
+	add := func(resource, kind, name string, optional *bool, keys ...string) {
+		if name == "" || optional != nil && *optional {
+			return
+		}
+		if len(keys) == 0 {
+			keys = []string{""}
+		}
+		for _, key := range keys {
+			all = append(all, reference{resource, kind, name, key})
+		}
+	}
+	configMap := func(name string, optional *bool, keys ...string) {
+		add("configmaps", "ConfigMap", name, optional, keys...)
+	}
+	secret := func(name string, optional *bool, keys ...string) { add("secrets", "Secret", name, optional, keys...) }
+
+	add("serviceaccounts", "ServiceAccount", spec.ServiceAccountName, nil)
+	for _, container := range slices.Concat(spec.InitContainers, spec.Containers) {
+		for _, from := range container.EnvFrom {
+			if from.ConfigMapRef != nil {
+				configMap(from.ConfigMapRef.Name, from.ConfigMapRef.Optional)
+			}
+			if from.SecretRef != nil {
+				secret(from.SecretRef.Name, from.SecretRef.Optional)
+			}
+		}
+		for _, variable := range container.Env {
+			if from := variable.ValueFrom; from != nil && from.ConfigMapKeyRef != nil {
+				configMap(from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Optional, from.ConfigMapKeyRef.Key)
+			}
+			if from := variable.ValueFrom; from != nil && from.SecretKeyRef != nil {
+				secret(from.SecretKeyRef.Name, from.SecretKeyRef.Optional, from.SecretKeyRef.Key)
+			}
+		}
+	}
+	for _, volume := range spec.Volumes {
+		if v := volume.ConfigMap; v != nil {
+			configMap(v.Name, v.Optional, keysOf(v.Items)...)
+		}
+		if v := volume.Secret; v != nil {
+			secret(v.SecretName, v.Optional, keysOf(v.Items)...)
+		}
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if v := source.ConfigMap; v != nil {
+				configMap(v.Name, v.Optional, keysOf(v.Items)...)
+			}
+			if v := source.Secret; v != nil {
+				secret(v.Name, v.Optional, keysOf(v.Items)...)
+			}
+		}
+	}
+	return all
+}
+
+func keysOf(items []corev1.KeyToPath) []string {
+	var keys []string
+	for _, item := range items {
+		keys = append(keys, item.Key)
+	}
+	return keys
+}
+
+// lacking are the pods and jobs that wait for what may be an object that is
+// missing, as long as no pod is left that could create it.
+func (s *stuckPods) lacking(now time.Time) []*waiting {
+	for uid := range s.living {
+		if w := s.pods[uid]; w == nil || w.err == nil {
+			return nil
+		}
+	}
+	var all []*waiting
+	for _, group := range s.groups() {
+		for _, w := range group {
+			if w.err == nil || w.patience == noPatience || now.Sub(w.since) < missingPatience {
+				continue
+			}
+			switch w.err.Reason {
+			case "CreateContainerConfigError", "FailedMount", "FailedCreate":
+				all = append(all, w)
+			}
+		}
+	}
+	return all
+}
+
+// lookAtReferences ends the patience with pods that lack an object, when that
+// is certain. An answer that does not come in time leaves things as they are.
+func (f *follower) lookAtReferences(ctx context.Context) {
+	if f.stuck.others {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
+	defer cancel()
+	for _, w := range f.stuck.lacking(time.Now()) {
+		for _, needed := range w.needs {
+			if f.client.lacks(ctx, w.namespace, needed) {
+				w.patience = noPatience
+				w.err.Message = needed.String() + " does not exist, and nothing is left that could create it"
+				w.err.Remedy = "put it into the manifests, or correct its name"
+				break
+			}
+		}
+	}
+}
+
+// lacks tells whether it is certain that what is referred to is not there.
+func (c *Client) lacks(ctx context.Context, namespace string, needed reference) bool {
+	resource := schema.GroupVersionResource{Version: "v1", Resource: needed.resource}
+	object, err := c.dynamic.Resource(resource).Namespace(namespace).Get(ctx, needed.name, metav1.GetOptions{})
+	if err != nil || needed.key == "" {
+		return apierrors.IsNotFound(err)
+	}
+	for _, field := range []string{"data", "binaryData"} {
+		if _, found, _ := unstructured.NestedString(object.Object, field, needed.key); found {
+			return false
+		}
+	}
+	return true
+}
+
+// runs tells whether an object has pods.
+func runs(object Object) bool {
+	t, err := newTarget(object)
+	return t != nil || err != nil || makesPods(object)
+}
+
+// makesPods tells whether an object has pods that are not followed.
+func makesPods(object Object) bool {
+	switch kind := object.GroupVersionKind(); kind.Group + "/" + kind.Kind {
+	case "batch/CronJob", "/ReplicationController":
+		return true
+	}
+	return false
+}

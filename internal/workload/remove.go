@@ -1,0 +1,83 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// removePoll is how often is looked whether an object has gone.
+const removePoll = 50 * time.Millisecond
+
+// runsOnce tells whether an object is one whose result counts: a Job or a bare
+// pod.
+func runsOnce(object Object) bool {
+	t, err := newTarget(object)
+	return err == nil && t != nil && (t.pod || t.job)
+}
+
+// Remove deletes those of the objects that Apply has created, the last ones
+// first, and waits until they have gone, their pods included. What ctx cuts
+// short is deleted all the same, only not waited for.
+func (c *Client) Remove(ctx context.Context, objects []Object) error {
+	var created []Object
+	for _, object := range slices.Backward(objects) {
+		if object.Created {
+			created = append(created, object)
+		}
+	}
+	var problems []error
+	// The orders are given even when there is no time left to wait.
+	ordering, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyPatience)
+	defer cancel()
+	for _, object := range created {
+		if err := c.remove(ordering, object); err != nil && !apierrors.IsNotFound(err) {
+			problems = append(problems, fmt.Errorf("delete %s: %w", object.Name(), err))
+		}
+	}
+	for _, object := range created {
+		if err := c.awaitGone(ctx, object); err != nil {
+			problems = append(problems, err)
+			break // the others have had as long
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func (c *Client) remove(ctx context.Context, object Object) error {
+	resource, err := c.resource(object)
+	if err != nil {
+		return err
+	}
+	// Not one that somebody else has made under the same name meanwhile.
+	uid, foreground := object.GetUID(), metav1.DeletePropagationForeground
+	return resource.Delete(ctx, object.GetName(), metav1.DeleteOptions{
+		Preconditions: &metav1.Preconditions{UID: &uid}, PropagationPolicy: &foreground,
+	})
+}
+
+func (c *Client) awaitGone(ctx context.Context, object Object) error {
+	resource, err := c.resource(object)
+	if err != nil {
+		return err
+	}
+	for {
+		found, err := resource.Get(ctx, object.GetName(), metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && found.GetUID() != object.GetUID():
+			return nil
+		case err != nil && ctx.Err() == nil:
+			return fmt.Errorf("wait until %s is gone: %w", object.Name(), err)
+		}
+		select {
+		case <-time.After(removePoll):
+		case <-ctx.Done():
+			return fmt.Errorf("wait until %s is gone: %w", object.Name(), context.Cause(ctx))
+		}
+	}
+}

@@ -1,0 +1,36 @@
+// Command berth-dns is upstream's CoreDNS as the name server of the pods on one
+// node of the site network, with a plugin that knows their names. berthd starts
+// it, and ends it by removing the file with the names.
+package main
+
+import (
+	"os"
+
+	"github.com/coredns/caddy"
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/coremain"
+	"github.com/coredns/coredns/plugin"
+	_ "github.com/coredns/coredns/plugin/bind"
+	_ "github.com/coredns/coredns/plugin/cache"
+	_ "github.com/coredns/coredns/plugin/errors"
+	_ "github.com/coredns/coredns/plugin/forward"
+)
+
+// readyDescriptor is where berthd, if it started this, waits for a line.
+const readyDescriptor = 3
+
+func main() {
+	// In this order, and so not after the cache: an answer depends on who asks.
+	dnsserver.Directives = []string{"bind", "errors", pluginName, "cache", "forward"}
+	plugin.Register(pluginName, setup)
+	caddy.RegisterEventHook(pluginName, func(event caddy.EventName, _ any) error {
+		if event == caddy.InstanceStartupEvent {
+			ready := os.NewFile(readyDescriptor, "ready")
+			// Nobody waits when it was started by hand.
+			_, _ = ready.WriteString("ready\n")
+			ready.Close()
+		}
+		return nil
+	})
+	coremain.Run()
+}

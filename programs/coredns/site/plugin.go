@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/coredns/caddy"
+	"github.com/coredns/coredns/core/dnsserver"
+	"github.com/coredns/coredns/plugin"
+	"github.com/coredns/coredns/request"
+	"github.com/miekg/dns"
+)
+
+// pluginName is the directive of the Corefile: names FILE.
+const pluginName = "names"
+
+// ttl of answers, in seconds: a job's names go when it goes.
+const ttl = 5
+
+// names answers for the pods of the site network.
+type names struct {
+	next plugin.Handler
+	file *file
+}
+
+func setup(c *caddy.Controller) error {
+	if !c.Next() || !c.NextArg() {
+		return c.ArgErr()
+	}
+	f := &file{path: c.Val()}
+	if _, err := f.table(); err != nil {
+		return plugin.Error(pluginName, err)
+	}
+	go f.endWithIt()
+	dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &names{next: next, file: f} })
+	return nil
+}
+
+// endWithIt ends the program when the file is removed. berthd may be another
+// one by then, whose child this is not.
+func (f *file) endWithIt() {
+	for range time.Tick(time.Second / 2) {
+		if _, err := os.Stat(f.path); errors.Is(err, os.ErrNotExist) {
+			os.Exit(0)
+		}
+	}
+}
+
+// Name is the plugin's.
+func (*names) Name() string { return pluginName }
+
+// ServeDNS answers for the domain of the cluster and for the addresses of pods,
+// and passes on all else.
+func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) (int, error) {
+	state := request.Request{W: w, Req: r}
+	known, err := n.file.table()
+	if err != nil {
+		return dns.RcodeServerFailure, err
+	}
+	asker, err := netip.ParseAddr(state.IP())
+	if err != nil {
+		return dns.RcodeServerFailure, fmt.Errorf("read the asker's address: %w", err)
+	}
+	found := known.find(state.Name(), asker.Unmap())
+	if !found.ours {
+		return plugin.NextOrFailure(n.Name(), n.next, ctx, w, r)
+	}
+	answer := new(dns.Msg)
+	answer.SetReply(r)
+	answer.Authoritative = true
+	header := dns.RR_Header{Name: state.QName(), Rrtype: state.QType(), Class: dns.ClassINET, Ttl: ttl}
+	switch state.QType() {
+	case dns.TypeA:
+		for _, address := range found.addresses {
+			answer.Answer = append(answer.Answer, &dns.A{Hdr: header, A: address.AsSlice()})
+		}
+	case dns.TypePTR:
+		if found.name != "" {
+			answer.Answer = []dns.RR{&dns.PTR{Hdr: header, Ptr: found.name}}
+		}
+	}
+	if len(answer.Answer) == 0 {
+		answer.Ns = []dns.RR{soa(found.zone)}
+	}
+	if !found.exists {
+		answer.Rcode = dns.RcodeNameError
+	}
+	// An error is the asker's who went away.
+	_ = w.WriteMsg(answer)
+	return dns.RcodeSuccess, nil
+}
+
+// soa says how long it may be remembered that there is no such name.
+func soa(zone string) dns.RR {
+	return &dns.SOA{
+		Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 1},
+		Ns:  "ns." + zone, Mbox: "hostmaster." + zone, Serial: 1, Refresh: 60, Retry: 60, Expire: 60, Minttl: 1,
+	}
+}

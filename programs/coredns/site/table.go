@@ -1,0 +1,185 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/coredns/coredns/plugin/pkg/dnsutil"
+)
+
+// table is what berthd writes: all pods that it knows, with their labels made.
+type table struct {
+	Cluster string       `json:"cluster"`
+	Range   netip.Prefix `json:"range"`
+	Pods    []pod        `json:"pods"`
+}
+
+// pod is one of a job, or of a user's sessions.
+type pod struct {
+	Address netip.Addr `json:"address"`
+	UID     uint32     `json:"uid"`
+	// User and Name are labels, and Number the job's.
+	User   string `json:"user"`
+	Name   string `json:"name"`
+	Number uint32 `json:"number,omitempty"`
+	// Index is the pod's in its job, in the order of nodes.
+	Index int `json:"index"`
+	// After orders jobs by when they got their addresses.
+	After int64 `json:"after"`
+}
+
+// answer is what there is to say about a name.
+type answer struct {
+	// ours: it lies in a zone that nobody else answers for.
+	ours      bool
+	zone      string
+	exists    bool
+	addresses []netip.Addr
+	// name is that of an address.
+	name string
+}
+
+// find looks a name up for whoever asks from an address. A pod is told of its
+// user's pods alone, a host of all.
+func (t *table) find(name string, asker netip.Addr) answer {
+	name = strings.ToLower(name)
+	zone := t.Cluster + "."
+	if name == zone {
+		return answer{ours: true, zone: zone, exists: true}
+	}
+	if rest, below := strings.CutSuffix(name, "."+zone); below {
+		return t.below(rest, zone, t.visible(asker))
+	}
+	address, err := netip.ParseAddr(dnsutil.ExtractAddressFromReverse(name))
+	if err != nil || !t.Range.Contains(address) {
+		return answer{}
+	}
+	found := answer{ours: true, zone: zone}
+	for _, p := range t.visible(asker).pods {
+		if p.Address == address {
+			found.exists, found.name = true, fmt.Sprintf("pod%d.%s.%s.%s", p.Index, p.Name, p.User, zone)
+		}
+	}
+	return found
+}
+
+// view is what one asker sees.
+type view struct {
+	pods []pod
+	// own is the asker, if it is a pod.
+	own *pod
+}
+
+func (t *table) visible(asker netip.Addr) view {
+	v := view{pods: t.Pods}
+	for i, p := range t.Pods {
+		if p.Address == asker {
+			v.own = &t.Pods[i]
+		}
+	}
+	if v.own == nil {
+		return v
+	}
+	v.pods = nil
+	for _, p := range t.Pods {
+		if p.UID == v.own.UID {
+			v.pods = append(v.pods, p)
+		}
+	}
+	return v
+}
+
+// below is about USER, JOB.USER or podN.JOB.USER.
+func (t *table) below(name, zone string, v view) answer {
+	found := answer{ours: true, zone: zone}
+	labels := strings.Split(name, ".")
+	user := labels[len(labels)-1]
+	labels = labels[:len(labels)-1]
+	var chosen *pod
+	for i, p := range v.pods {
+		if p.User != user {
+			continue
+		}
+		if len(labels) == 0 {
+			found.exists = true
+			return found
+		}
+		if p.is(labels[len(labels)-1]) && (chosen == nil || v.prefers(p, *chosen, labels[len(labels)-1])) {
+			chosen = &v.pods[i]
+		}
+	}
+	if chosen == nil || len(labels) > 2 {
+		return found
+	}
+	for _, p := range v.pods {
+		if p.UID != chosen.UID || p.Number != chosen.Number || p.Name != chosen.Name {
+			continue
+		}
+		if len(labels) == 1 || labels[0] == "pod"+strconv.Itoa(p.Index) {
+			found.exists, found.addresses = true, append(found.addresses, p.Address)
+		}
+	}
+	return found
+}
+
+// is: a job has its name, and its number, which is nobody else's.
+func (p pod) is(label string) bool { return p.Name == label || p.numbered(label) }
+
+func (p pod) numbered(label string) bool {
+	return p.Number != 0 && label == strconv.FormatUint(uint64(p.Number), 10)
+}
+
+// prefers decides between jobs of a user with the same label: the asker's own
+// job, then the one with that number, then the newest.
+func (v view) prefers(a, b pod, label string) bool {
+	own := func(p pod) bool { return v.own != nil && v.own.Number == p.Number && v.own.Name == p.Name }
+	for _, better := range []func(pod) bool{own, func(p pod) bool { return p.numbered(label) }} {
+		if better(a) != better(b) {
+			return better(a)
+		}
+	}
+	return a.After > b.After
+}
+
+// file is where the table is. It is replaced as a whole.
+type file struct {
+	path string
+
+	mu   sync.Mutex
+	last os.FileInfo
+	read *table
+}
+
+// table reads the file if it is another one than the last time.
+func (f *file) table() (*table, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	opened, err := os.Open(f.path)
+	if errors.Is(err, os.ErrNotExist) && f.read != nil {
+		// The end is near, but whoever asks until then must not suffer.
+		return f.read, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("open names of pods: %w", err)
+	}
+	defer opened.Close()
+	info, err := opened.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("look at names of pods: %w", err)
+	}
+	if f.read != nil && os.SameFile(info, f.last) && info.ModTime().Equal(f.last.ModTime()) {
+		return f.read, nil
+	}
+	read := &table{}
+	if err := json.NewDecoder(opened).Decode(read); err != nil {
+		return nil, fmt.Errorf("read names of pods: %w", err)
+	}
+	f.last, f.read = info, read
+	return read, nil
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+)
+
+// example: alice has two jobs called db, the second one newer, one that is
+// called like the number of the first, and sessions on a login host; bob has a
+// db of his own.
+const example = `{"cluster":"alps","range":"10.1.0.0/24","pods":[
+{"address":"10.1.0.2","uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
+{"address":"10.1.0.3","uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5},
+{"address":"10.1.0.4","uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9},
+{"address":"10.1.0.5","uid":2,"user":"bob","name":"db","number":43,"index":0,"after":10},
+{"address":"10.1.0.6","uid":1,"user":"alice","name":"41","number":44,"index":0,"after":11},
+{"address":"10.1.0.7","uid":1,"user":"alice","name":"login1","index":0,"after":1}]}`
+
+func load(t *testing.T) *table {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "names")
+	if err := os.WriteFile(path, []byte(example), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := (&file{path: path}).table()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestNamesLeadToPods(t *testing.T) {
+	known := load(t)
+	for _, test := range []struct {
+		asker, name string
+		ours        bool
+		exists      bool
+		want        []string
+	}{
+		{"10.1.0.4", "db.alice.alps.", true, true, []string{"10.1.0.4"}},
+		{"10.1.0.4", "POD0.DB.Alice.Alps.", true, true, []string{"10.1.0.4"}},
+		{"10.1.0.2", "db.alice.alps.", true, true, []string{"10.1.0.2", "10.1.0.3"}}, // its own, although another is newer
+		{"10.1.0.2", "pod1.db.alice.alps.", true, true, []string{"10.1.0.3"}},
+		{"10.1.0.7", "pod1.db.alice.alps.", true, false, nil},
+		{"10.1.0.7", "pod1.41.alice.alps.", true, true, []string{"10.1.0.3"}}, // a number is nobody's else
+		{"10.1.0.7", "login1.alice.alps.", true, true, []string{"10.1.0.7"}},
+		{"10.1.0.7", "alice.alps.", true, true, nil},
+		{"10.1.0.7", "alps.", true, true, nil},
+		{"10.1.0.7", "pod00.41.alice.alps.", true, false, nil},
+		{"10.1.0.7", "x.pod0.41.alice.alps.", true, false, nil},
+		{"10.1.0.5", "pod0.41.alice.alps.", true, false, nil}, // bob does not see alice's
+		{"10.1.0.5", "alice.alps.", true, false, nil},
+		{"10.1.0.5", "db.bob.alps.", true, true, []string{"10.1.0.5"}},
+		{"192.168.0.1", "db.bob.alps.", true, true, []string{"10.1.0.5"}}, // a host sees all
+		{"192.168.0.1", "pod0.db.alice.alps.", true, true, []string{"10.1.0.4"}},
+		{"10.1.0.4", "www.outside.test.", false, false, nil},
+		{"10.1.0.4", "notalps.", false, false, nil},
+	} {
+		got := known.find(test.name, netip.MustParseAddr(test.asker))
+		var addresses []string
+		for _, a := range got.addresses {
+			addresses = append(addresses, a.String())
+		}
+		if got.ours != test.ours || got.exists != test.exists || !slices.Equal(addresses, test.want) {
+			t.Errorf("%s asks for %s: %+v, want %+v", test.asker, test.name, got, test)
+		}
+	}
+}
+
+func TestAddressesLeadToNames(t *testing.T) {
+	known := load(t)
+	for _, test := range []struct {
+		asker, name, want string
+		ours              bool
+	}{
+		{"10.1.0.2", "3.0.1.10.in-addr.arpa.", "pod1.db.alice.alps.", true},
+		{"10.1.0.2", "5.0.1.10.in-addr.arpa.", "", true}, // bob's
+		{"10.1.0.2", "99.0.1.10.in-addr.arpa.", "", true},
+		{"10.1.0.2", "1.1.168.192.in-addr.arpa.", "", false},
+	} {
+		got := known.find(test.name, netip.MustParseAddr(test.asker))
+		if got.ours != test.ours || got.name != test.want || got.exists != (test.want != "") {
+			t.Errorf("%s asks for %s: %+v, want %+v", test.asker, test.name, got, test)
+		}
+	}
+}
+
+func TestAChangedFileIsRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "names")
+	f := &file{path: path}
+	if _, err := f.table(); err == nil {
+		t.Error("a table without a file")
+	}
+	for _, cluster := range []string{"one", "two"} {
+		if err := os.WriteFile(path+".new", []byte(`{"cluster":"`+cluster+`","range":"10.1.0.0/24"}`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(path+".new", path); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := f.table(); err != nil || got.Cluster != cluster {
+			t.Errorf("%v, %v, want cluster %s", got, err, cluster)
+		}
+	}
+}

@@ -1,0 +1,1 @@
+../../../internal/loopback/loopback.go

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"runtime"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// linkLibraries makes links in one of the folders in which every dynamic linker
+// looks, and beside the libraries. The usual way, to run ldconfig on the
+// container's cache, needs an ldconfig; a variable (LD_LIBRARY_PATH) would be
+// lost where a program sets its own.
+//
+// A library that the image brings itself gives way: only that of the host's
+// driver works. Nothing of this reaches the image.
+func linkLibraries(root, folder string, links []string) error {
+	rootFD, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open root file system %s: %w", root, err)
+	}
+	defer unix.Close(rootFD)
+	beside, err := openIn(rootFD, folder)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(beside)
+	searched, err := openSearched(rootFD)
+	hasLinker := !errors.Is(err, unix.ENOENT)
+	if err != nil && hasLinker {
+		return err
+	}
+	if hasLinker {
+		defer unix.Close(searched)
+	}
+	for _, link := range links {
+		name, file, ok := strings.Cut(link, "=")
+		if !ok || strings.Contains(name+file, "/") {
+			return fmt.Errorf("link %q: give NAME=FILE", link)
+		}
+		if name != file {
+			if err := replace(beside, name, file); err != nil {
+				return err
+			}
+		}
+		if hasLinker {
+			if err := replace(searched, name, path.Join(folder, file)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// openSearched opens the first of the linker's own folders that the image has:
+// Debian's, that of Red Hat and SUSE, that of all others.
+func openSearched(root int) (int, error) {
+	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	for _, folder := range []string{"/usr/lib/" + triplet, "/usr/lib64", "/lib64", "/usr/lib", "/lib"} {
+		fd, err := openIn(root, folder)
+		if !errors.Is(err, unix.ENOENT) {
+			return fd, err
+		}
+	}
+	return -1, unix.ENOENT
+}
+
+// openIn opens a folder of the container's. Links in an image lead nowhere but
+// into it.
+func openIn(root int, folder string) (int, error) {
+	fd, err := unix.Openat2(root, folder, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return -1, fmt.Errorf("open the image's folder %s: %w", folder, err)
+	}
+	return fd, nil
+}
+
+// replace makes a link, in place of whatever has its name.
+func replace(folder int, name, target string) error {
+	err := unix.Symlinkat(target, folder, name)
+	if errors.Is(err, unix.EEXIST) {
+		if err = unix.Unlinkat(folder, name, 0); err == nil {
+			err = unix.Symlinkat(target, folder, name)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("link library %s to %s: %w", name, target, err)
+	}
+	return nil
+}

@@ -1,0 +1,364 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/containerd/log"
+	"github.com/containerd/platforms"
+	"github.com/distribution/reference"
+	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/imagecache"
+	"berth.dev/berth/runtime/internal/imagestore"
+	"berth.dev/berth/runtime/internal/layercache"
+)
+
+// cacheLine is a line of what the commands on a cache print: of an image, of what
+// comes, a warning, a sum, or an error.
+type cacheLine struct {
+	Image    *imageLine `json:"image,omitempty"`
+	Progress *[2]int64  `json:"progress,omitempty"` // bytes that have come, and of how many
+	Warning  string     `json:"warning,omitempty"`
+	Sum      *sumLine   `json:"sum,omitempty"`
+	Error    string     `json:"error,omitempty"`
+	// NoSpace tells of an error that the disk is full, or a quota.
+	NoSpace bool `json:"noSpace,omitempty"`
+}
+
+type imageLine struct {
+	Name     string    `json:"name"`
+	Digest   string    `json:"digest"`
+	Platform string    `json:"platform"`
+	Bytes    int64     `json:"bytes"`
+	Layers   int       `json:"layers"`
+	Missing  int       `json:"missing"`
+	Time     time.Time `json:"time"`
+	Freed    int64     `json:"freed,omitempty"`
+}
+
+type sumLine struct {
+	Layers  int   `json:"layers"`
+	Bytes   int64 `json:"bytes"`
+	Freed   int64 `json:"freed"`
+	Damaged int   `json:"damaged"`
+}
+
+// cacheCommand is one command on a cache.
+type cacheCommand struct {
+	cache    *layercache.Cache
+	platform string
+	servers  map[string]string
+	input    io.Reader
+	args     []string
+	// kept are the images that the command has brought.
+	kept []layercache.Image
+
+	mu  sync.Mutex
+	out *json.Encoder
+}
+
+// progressEvery bounds how often progress is told.
+const progressEvery = 200 * time.Millisecond
+
+func useCache(ctx context.Context, name string, args []string, input io.Reader, out io.Writer) (err error) {
+	commands := map[string]func(*cacheCommand, context.Context) error{
+		"pull": (*cacheCommand).pull, "import": (*cacheCommand).importAll, "ls": (*cacheCommand).list,
+		"export": (*cacheCommand).export, "rm": (*cacheCommand).remove, "gc": (*cacheCommand).collect, "verify": (*cacheCommand).verify,
+	}
+	run, known := commands[name]
+	if !known {
+		return errors.New(usage)
+	}
+	c := &cacheCommand{servers: map[string]string{}, input: input, out: json.NewEncoder(out)}
+	flags := flag.NewFlagSet(name, flag.ContinueOnError)
+	dir := flags.String("dir", "", "`folder` of the cache")
+	limit := flags.Int64("limit", 0, "`bytes` that it may take")
+	flags.StringVar(&c.platform, "platform", platforms.DefaultString(), "`platform` that images are for")
+	flags.Func("registry", "`NAME=URL` of a registry that is elsewhere", func(text string) error {
+		registry, server, ok := strings.Cut(text, "=")
+		if !ok {
+			return fmt.Errorf("%q is not NAME=URL", text)
+		}
+		c.servers[registry] = server
+		return nil
+	})
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *dir == "" || *limit <= 0 {
+		return errors.New(usage)
+	}
+	c.args = flags.Args()
+	if err := log.SetLevel("fatal"); err != nil { // what matters comes back as an error
+		return err
+	}
+	// The name of a job that is none: nobody else has it.
+	host, _ := os.Hostname()
+	c.cache, err = layercache.Open(*dir, "image-"+host+"-"+rand.Text(), *limit, func(text string) { c.print(cacheLine{Warning: text}) })
+	if err == nil {
+		defer func() { err = errors.Join(err, c.cache.Close()) }()
+		err = run(c, ctx)
+	}
+	if err != nil && !errors.Is(err, errReported) {
+		c.fault(ctx, err)
+		return errReported
+	}
+	return err
+}
+
+// print writes a line; a reader that has gone away is no reason to stop.
+func (c *cacheCommand) print(line cacheLine) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_ = c.out.Encode(line)
+}
+
+func (c *cacheCommand) fault(ctx context.Context, err error) {
+	if ctx.Err() != nil {
+		return // whoever has interrupted it knows
+	}
+	c.print(cacheLine{Error: err.Error(), NoSpace: errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)})
+}
+
+func (c *cacheCommand) image(image layercache.Image) {
+	size, missing := c.cache.Size(image)
+	c.print(cacheLine{Image: &imageLine{
+		Name: image.Name, Digest: image.Target.Digest.String(), Platform: image.Platform,
+		Bytes: size, Layers: len(image.Layers), Missing: missing, Time: image.Time,
+	}})
+}
+
+// keeper puts images into the cache, and tells how much of each has come.
+func (c *cacheCommand) keeper() (*imagecache.Keeper, error) {
+	platform, err := platforms.Parse(c.platform)
+	if err != nil {
+		return nil, fmt.Errorf("parse platform %q (give one such as linux/arm64): %w", c.platform, err)
+	}
+	var mu sync.Mutex
+	var done int64
+	var told time.Time
+	return &imagecache.Keeper{Cache: c.cache, Platform: platform, Progress: func(more, total int64) {
+		mu.Lock()
+		defer mu.Unlock()
+		if more == 0 {
+			done = 0
+		}
+		done += more
+		if now := time.Now(); more == 0 || done == total || now.Sub(told) > progressEvery {
+			told = now
+			c.print(cacheLine{Progress: &[2]int64{done, total}})
+		}
+	}}, nil
+}
+
+// each does the same for every argument; one that fails stops no other.
+func (c *cacheCommand) each(ctx context.Context, do func(string) error) (err error) {
+	for _, arg := range c.args {
+		if ctx.Err() != nil {
+			return errReported
+		}
+		if one := do(arg); one != nil {
+			c.fault(ctx, one)
+			err = errReported
+		}
+	}
+	return err
+}
+
+func (c *cacheCommand) pull(ctx context.Context) error {
+	keeper, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(c.input)
+	if err != nil {
+		return fmt.Errorf("read passwords of registries: %w", err)
+	}
+	registries := imagecache.Registries{Servers: c.servers}
+	if len(text) > 0 {
+		if registries.Logins, err = imagecache.ParseLogins(text); err != nil {
+			return err
+		}
+	}
+	err = c.each(ctx, func(name string) error {
+		image, err := keeper.Pull(ctx, name, registries)
+		if err == nil {
+			c.kept = append(c.kept, image)
+			c.image(image)
+		}
+		return err
+	})
+	return c.trimmed(err)
+}
+
+func (c *cacheCommand) importAll(ctx context.Context) error {
+	keeper, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	err = c.each(ctx, func(arg string) error {
+		archive, err := imagestore.ParseArchive(arg)
+		if err != nil {
+			return err
+		}
+		images, err := keeper.Import(ctx, archive)
+		c.kept = append(c.kept, images...)
+		for _, image := range images {
+			c.image(image)
+		}
+		return err
+	})
+	return c.trimmed(err)
+}
+
+// trimmed makes room after something came in. That it takes what has just come is
+// an error.
+func (c *cacheCommand) trimmed(before error) error {
+	if err := c.cache.Trim(time.Now()); err != nil {
+		return errors.Join(before, err)
+	}
+	for _, image := range c.kept {
+		if _, missing := c.cache.Size(image); missing > 0 {
+			before = errors.Join(before, fmt.Errorf("image %s does not fit: the folder may take %d bytes; raise --image-cache-limit", image.Name, c.cache.Limit()))
+		}
+	}
+	return before
+}
+
+func (c *cacheCommand) list(context.Context) error {
+	images, err := c.cache.Images()
+	for _, image := range images {
+		c.image(image)
+	}
+	return errors.Join(err, c.sum(sumLine{}))
+}
+
+func (c *cacheCommand) sum(line sumLine) error {
+	usage, err := c.cache.Usage()
+	line.Layers, line.Bytes = usage.Layers, usage.Bytes
+	c.print(cacheLine{Sum: &line})
+	return err
+}
+
+func (c *cacheCommand) remove(ctx context.Context) error {
+	return c.each(ctx, func(arg string) error {
+		ref, err := reference.ParseDockerRef(arg)
+		if err != nil {
+			return fmt.Errorf("parse image name %q: %w", arg, err)
+		}
+		freed, err := c.cache.Remove(ref.String())
+		if err == nil {
+			c.print(cacheLine{Image: &imageLine{Name: ref.String(), Freed: freed}})
+		}
+		return err
+	})
+}
+
+// export writes the one image to the file that is named last.
+func (c *cacheCommand) export(ctx context.Context) error {
+	if len(c.args) != 2 {
+		return errors.New(usage)
+	}
+	target := c.args[1]
+	c.args = c.args[:1]
+	found, err := c.chosen()
+	if err != nil {
+		return err
+	}
+	return imagecache.Export(ctx, c.cache, found[0], target)
+}
+
+func (c *cacheCommand) collect(context.Context) error {
+	before, err := c.cache.Usage()
+	if err == nil {
+		err = c.cache.Trim(time.Now())
+	}
+	if err != nil {
+		return err
+	}
+	after, err := c.cache.Usage()
+	return errors.Join(err, c.sum(sumLine{Freed: before.Bytes - after.Bytes}))
+}
+
+// verify reads all that the cache has, or what some images have of it.
+func (c *cacheCommand) verify(ctx context.Context) error {
+	images, err := c.chosen()
+	if err != nil {
+		return err
+	}
+	layers, err := c.cache.Layers()
+	if err != nil {
+		return err
+	}
+	if len(c.args) > 0 {
+		layers = nil
+	}
+	damaged := map[string]bool{}
+	fault := func(err error) {
+		if !damaged[err.Error()] {
+			damaged[err.Error()] = true
+			c.fault(ctx, err)
+		}
+	}
+	checked := map[digest.Digest]bool{}
+	check := func(d digest.Digest) {
+		if checked[d] || ctx.Err() != nil {
+			return
+		}
+		checked[d] = true
+		if err := c.cache.VerifyLayer(d); err != nil {
+			fault(err)
+		}
+	}
+	for _, image := range images {
+		for _, desc := range image.Blobs {
+			if _, err := c.cache.Blob(desc.Digest); err != nil {
+				fault(fmt.Errorf("image %s: %w", image.Name, err))
+			}
+		}
+		if _, missing := c.cache.Size(image); missing > 0 {
+			fault(fmt.Errorf("image %s lacks %d of its %d layers: pull it again", image.Name, missing, len(image.Layers)))
+		} else if len(c.args) > 0 {
+			layers = append(layers, image.Layers...)
+		}
+	}
+	for _, d := range layers {
+		check(d)
+	}
+	c.print(cacheLine{Sum: &sumLine{Layers: len(checked), Damaged: len(damaged)}})
+	if len(damaged) > 0 || ctx.Err() != nil {
+		return errReported
+	}
+	return nil
+}
+
+// chosen are the images that were named, or all.
+func (c *cacheCommand) chosen() ([]layercache.Image, error) {
+	if len(c.args) == 0 {
+		return c.cache.Images()
+	}
+	var images []layercache.Image
+	for _, arg := range c.args {
+		ref, err := reference.ParseDockerRef(arg)
+		if err != nil {
+			return nil, fmt.Errorf("parse image name %q: %w", arg, err)
+		}
+		image, err := c.cache.Image(ref.String())
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, image)
+	}
+	return images, nil
+}

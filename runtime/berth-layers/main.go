@@ -1,0 +1,75 @@
+// Command berth-layers serves the layers of images to the kernel. It stands
+// outside of the namespaces in which its mounts are, so that it cannot even by
+// accident wait for itself.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/mounts"
+	"berth.dev/berth/runtime/internal/notify"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintf(os.Stderr, "layers: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	notifyFD := flag.Int("notify-fd", -1, "descriptor that gets one JSON event per line")
+	requestsFD := flag.Int("requests-fd", -1, "socket on which mounts are asked for")
+	keeperFD := flag.Int("keeper-fd", -1, "socket to whom keeps descriptors")
+	flag.Parse()
+	// Everything in a job may be signalled at once. This process is needed until
+	// the last of those that use its mounts has ended.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
+	requests, err := mounts.Conn(*requestsFD)
+	if err != nil {
+		return err
+	}
+	defer requests.Close()
+	keeper, err := mounts.Conn(*keeperFD)
+	if err != nil {
+		return err
+	}
+	defer keeper.Close()
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	go func() {
+		// The supervisor is the only reader.
+		waitForReader(*notifyFD)
+		cancel(errors.New("the supervisor is gone"))
+	}()
+	notifier := notify.New(*notifyFD)
+	server := mounts.NewServer(requests, keeper, slog.New(slog.NewTextHandler(os.Stderr, nil)), notifier.Notice)
+	if err := server.Resume(); err != nil {
+		return err
+	}
+	notifier.Ready()
+	go notifier.Heartbeat(ctx)
+	return server.Run(ctx)
+}
+
+// waitForReader returns when nobody has the other end of a pipe open any more.
+func waitForReader(fd int) {
+	for {
+		poll := []unix.PollFd{{Fd: int32(fd)}}
+		if _, err := unix.Poll(poll, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return
+		}
+		if poll[0].Revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
+			return
+		}
+	}
+}

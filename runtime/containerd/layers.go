@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/log"
+	"github.com/containerd/platforms"
+	"github.com/containerd/plugin"
+	bolt "go.etcd.io/bbolt"
+
+	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/mounts"
+	"berth.dev/berth/runtime/internal/snapshotter"
+)
+
+// layersConfig is the section [plugins.'io.containerd.snapshotter.v1.erofs'].
+type layersConfig struct {
+	// Squash shows images as the property of one user.
+	Squash bool `toml:"squash"`
+	// Cache is the folder of a cache that jobs share, Job the name of this one
+	// on this node there; empty for none.
+	Cache string `toml:"cache"`
+	Job   string `toml:"job"`
+	// CacheLimit is how many bytes the cache may take.
+	CacheLimit int64 `toml:"cache_limit"`
+}
+
+// layers is the snapshotter, and the cache that the differ uses, too.
+type layers struct {
+	*snapshotter.Snapshotter
+	cache *layercache.Cache
+}
+
+// cacheSign is how often a job shows that it lives.
+const cacheSign = time.Hour
+
+// openCache opens the cache; nil for none. A cluster works without it.
+func openCache(ctx context.Context, config *layersConfig) *layercache.Cache {
+	if config.Cache == "" {
+		return nil
+	}
+	cache, err := layercache.Open(config.Cache, config.Job, config.CacheLimit, func(text string) { log.G(ctx).Warn(text) })
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("there is no cache of layers")
+		return nil
+	}
+	go func() {
+		for {
+			if err := errors.Join(cache.Alive(), cache.Trim(time.Now())); err != nil {
+				log.G(ctx).WithError(err).Warn("the cache of layers is not looked after")
+			}
+			time.Sleep(cacheSign)
+		}
+	}()
+	return cache
+}
+
+// layersPlugin is the snapshotter of layers in one file each. fd is the socket
+// to the role that serves them, -1 for none.
+func layersPlugin(fd int) *plugin.Registration {
+	return &plugin.Registration{
+		Type:   plugins.SnapshotPlugin,
+		ID:     "erofs",
+		Config: &layersConfig{},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			if fd < 0 {
+				return nil, fmt.Errorf("serve layers: nobody does: %w", plugin.ErrSkipPlugin)
+			}
+			ic.Meta.Platforms = append(ic.Meta.Platforms, platforms.DefaultSpec())
+			// A layer needs nothing of those below it, so they are converted
+			// side by side. But what the cache has cannot be used so: containerd
+			// looks for it upon its parent.
+			config := ic.Config.(*layersConfig)
+			if config.Cache == "" {
+				ic.Meta.Capabilities = append(ic.Meta.Capabilities, "rebase")
+			}
+			root := ic.Properties[plugins.PropertyRootDir]
+			ic.Meta.Exports[plugins.SnapshotterRootDir] = root
+			database, err := openSnapshotStore(root)
+			if err != nil {
+				return nil, err
+			}
+			conn, err := mounts.Conn(fd)
+			if err != nil {
+				return nil, errors.Join(err, database.Close())
+			}
+			client := mounts.NewClient(conn)
+			client.Squash = config.Squash
+			l := layers{cache: openCache(ic.Context, config)}
+			var cache snapshotter.Cache
+			if l.cache != nil {
+				cache = l.cache
+			}
+			l.Snapshotter, err = snapshotter.New(root, database, client, cache, []string{"index=off", "userxattr", "volatile"})
+			return l, err
+		},
+	}
+}
+
+// openSnapshotStore opens a database that does not wait for the disk: four
+// transactions per container would each take a turn of it, and nothing of a
+// node outlives it.
+func openSnapshotStore(root string) (*storage.MetaStore, error) {
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return nil, fmt.Errorf("create directory of snapshots: %w", err)
+	}
+	database, err := storage.NewMetaStore(filepath.Join(root, "metadata.db"), func(o *bolt.Options) error {
+		o.NoSync, o.NoGrowSync, o.NoFreelistSync = true, true, true
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open database of snapshots: %w", err)
+	}
+	return database, nil
+}
+
+// layerDiffer writes the layers of that snapshotter.
+func layerDiffer() *plugin.Registration {
+	return &plugin.Registration{
+		Type:     plugins.DiffPlugin,
+		ID:       "erofs",
+		Requires: []plugin.Type{plugins.MetadataPlugin, plugins.SnapshotPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			ic.Meta.Platforms = append(ic.Meta.Platforms, platforms.DefaultSpec())
+			db, err := ic.GetSingle(plugins.MetadataPlugin)
+			if err != nil {
+				return nil, err
+			}
+			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore()}
+			if l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs"); err == nil && l.(layers).cache != nil {
+				differ.Cache = l.(layers).cache
+			}
+			return differ, nil
+		},
+	}
+}

@@ -1,0 +1,173 @@
+package bundle
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// On a file system that machines share, space is counted by the owner of a file.
+// What a container's root writes is the user's; what its other users write
+// belongs to subordinate ids, which no quota knows. Servers tell one from the
+// other no better than the kernel does, so such writes are refused here: a
+// container that starts as another user gets these mounts read-only, one that
+// starts as root stays root.
+
+// Notice is what the owner of a pod is told by an event. Package node in
+// berth-kube reads it.
+type Notice struct {
+	Warning bool
+	Reason  string
+	Message string
+}
+
+// Reasons of notices.
+const (
+	ReasonReadOnly = "ForeignOwnerRefused"
+	ReasonPinned   = "UserPinned"
+	ReasonForeign  = "ForeignOwner"
+)
+
+// ownCapabilities are what makes files of other owners: to become another user
+// or group, and to give files away.
+var ownCapabilities = []string{"CAP_SETUID", "CAP_SETGID", "CAP_CHOWN"}
+
+// guardOwners refuses writes of foreign users where machines share the files,
+// and tells of those elsewhere.
+func (n Node) guardOwners(spec *specs.Spec, c *Container) {
+	if n.OneUID || !n.GuardOwners || spec.Process == nil {
+		return
+	}
+	user := spec.Process.User
+	foreign := user.UID != 0 || user.GID != 0
+	var shared, local []string
+	for i, m := range spec.Mounts {
+		if m.Type != "bind" || slices.Contains(m.Options, "ro") {
+			continue
+		}
+		switch kind := n.mounts.sharedKind(m.Source); {
+		case kind != "":
+			shared = append(shared, fmt.Sprintf("%s (%s)", m.Destination, kind))
+			if foreign {
+				spec.Mounts[i].Options = append(m.Options, "rro")
+			}
+		case isHostPath(m.Source):
+			local = append(local, m.Destination)
+		}
+	}
+	slices.Sort(shared)
+	slices.Sort(local)
+	switch who := fmt.Sprintf("%d:%d", user.UID, user.GID); {
+	case len(shared) > 0 && foreign:
+		c.Notices = append(c.Notices, Notice{Warning: true, Reason: ReasonReadOnly, Message: fmt.Sprintf(
+			"read-only: %s, because machines share it and the container runs as %s, whose files would belong to a subordinate id and escape quotas; run it as root, which is you, or allow it with --foreign-owners",
+			strings.Join(shared, ", "), who)})
+	case len(shared) > 0:
+		c.Pinned = true
+		pin(spec.Process)
+		c.Notices = append(c.Notices, Notice{Reason: ReasonPinned, Message: fmt.Sprintf(
+			"the container stays root and gives no files away, because machines share %s: files of its other users would belong to subordinate ids and escape quotas; if it has to change its user, mount that readOnly, or allow it with --foreign-owners",
+			strings.Join(shared, ", "))})
+	case len(local) > 0 && foreign:
+		c.Notices = append(c.Notices, Notice{Reason: ReasonForeign, Message: fmt.Sprintf(
+			"what the container writes as %s to %s belongs to a subordinate id on the host; a pod that runs as root can remove it",
+			who, strings.Join(local, ", "))})
+	}
+}
+
+// pin keeps a process that is root what it is, and all that it starts: without
+// the capability no call makes it another user, no program with the set-user-id
+// bit does, and in a user namespace of its own it can map itself alone.
+func pin(p *specs.Process) {
+	p.NoNewPrivileges = true
+	if c := p.Capabilities; c != nil {
+		for _, set := range []*[]string{&c.Bounding, &c.Effective, &c.Inheritable, &c.Permitted, &c.Ambient} {
+			*set = slices.DeleteFunc(*set, func(name string) bool { return slices.Contains(ownCapabilities, name) })
+		}
+	}
+}
+
+// isHostPath tells the user's folders from what the kubelet and containerd made
+// for the pod.
+func isHostPath(source string) bool {
+	return !strings.HasPrefix(source, kubeletDir+"/") && !strings.Contains(source, "/io.containerd.") && !strings.HasPrefix(source, "/dev/")
+}
+
+// mount is a mounted file system.
+type mount struct{ path, kind, device string }
+
+// kubeletDir is where the run's own directory on a disk is mounted.
+const kubeletDir = "/var/lib/kubelet"
+
+// mounts are those of this mount namespace, in the order of being mounted.
+type mounts []mount
+
+// readMounts reads a file such as /proc/self/mountinfo.
+func readMounts(path string) (mounts, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("list mounts: %w", err)
+	}
+	var all mounts
+	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
+	for line := range strings.Lines(string(text)) {
+		before, after, _ := strings.Cut(line, " - ")
+		where, what := strings.Fields(before), strings.Fields(after)
+		if len(where) > 4 && len(what) > 0 {
+			all = append(all, mount{unescape.Replace(where[4]), what[0], where[2]})
+		}
+	}
+	return all, nil
+}
+
+// localKinds are file systems of one machine. What is not known to be local is
+// taken for shared: there are more vendors than names here.
+var localKinds = []string{
+	"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "nilfs2", "vfat", "exfat",
+	"tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs", "overlay", "squashfs", "erofs", "iso9660", "udf",
+	"proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "autofs", "securityfs", "debugfs", "tracefs", "bpf",
+	"pstore", "configfs", "efivarfs", "fusectl", "binfmt_misc", "nsfs", "rpc_pipefs",
+}
+
+// sharedKind returns the kind of a shared file system that holds path or is
+// mounted below it, "" if there is none.
+func (all mounts) sharedKind(path string) string {
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		path = real
+	}
+	var holder mount
+	below, own := "", all.device(kubeletDir)
+	for _, m := range all {
+		switch {
+		case contains(m.path, path) && len(m.path) >= len(holder.path):
+			holder = m // the last of those at the same place is seen
+		case contains(path, m.path) && m.device != own && isShared(m.kind):
+			below = m.kind
+		}
+	}
+	if holder.device != own && isShared(holder.kind) {
+		return holder.kind
+	}
+	return below
+}
+
+// device is that of what is mounted at path. Where the run's own directory is,
+// volumes of pods are, and no file system that machines share is taken for it.
+func (all mounts) device(path string) (device string) {
+	for _, m := range all {
+		if m.path == path {
+			device = m.device
+		}
+	}
+	return device
+}
+
+func isShared(kind string) bool { return kind != "" && !slices.Contains(localKinds, kind) }
+
+func contains(folder, path string) bool {
+	return folder == "/" || path == folder || strings.HasPrefix(path, folder+"/")
+}

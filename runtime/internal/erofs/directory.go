@@ -1,0 +1,122 @@
+package erofs
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+)
+
+// placeDirectories gives the inode of each directory below dir, and its own, a
+// place: entries need the numbers of others, and ".." those above.
+func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
+	dir.size = 0
+	packDirectory(dir.names(), func(_ []string, size int) { dir.size += int64(size) })
+	xattrs, err := encodeXattrs(dir.meta.Xattrs)
+	if err != nil {
+		return err
+	}
+	tail := int(dir.size % BlockSize)
+	if dir == w.root || inodeSize+len(xattrs)+tail > BlockSize {
+		tail = 0
+	}
+	if dir == w.root {
+		dir.at = place{offset: rootOffset}
+	} else {
+		if dir.at, err = w.allocate(inodeSize + len(xattrs) + tail); err != nil {
+			return err
+		}
+		dir.number = uint64(dir.at.offset) / slotSize
+	}
+	*all = append(*all, dir)
+	for _, name := range slices.Sorted(maps.Keys(dir.children)) {
+		if child := dir.children[name]; child.IsDir() {
+			if err := w.placeDirectories(child, all); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// names are those of the entries in the order of their bytes, in which the
+// kernel looks for them.
+func (n *Node) names() []string {
+	all := append(slices.Collect(maps.Keys(n.children)), ".", "..")
+	slices.Sort(all)
+	return all
+}
+
+// packDirectory cuts names into runs that fit into a block each. All but the
+// last are a whole block long.
+func packDirectory(names []string, run func(names []string, size int)) {
+	size := 0
+	start := 0
+	for i, name := range names {
+		need := direntSize + len(name)
+		if size+need > BlockSize {
+			run(names[start:i], BlockSize)
+			start, size = i, 0
+		}
+		size += need
+	}
+	run(names[start:], size)
+}
+
+// writeDirectory writes the entries and the inode of a directory. The root's
+// goes into the first block.
+func (w *Writer) writeDirectory(dir *Node, first []byte) error {
+	xattrs, err := encodeXattrs(dir.meta.Xattrs)
+	if err != nil {
+		return err
+	}
+	room := dir.at.room
+	if dir == w.root {
+		room = first[rootOffset:]
+	}
+	dir.start = uint32(w.end / BlockSize)
+	dir.links = 2
+	for _, child := range dir.children {
+		if child.IsDir() {
+			dir.links++
+		}
+	}
+	layout := uint16(layoutPlain)
+	inline := dir != w.root && len(room) > inodeSize+len(xattrs)
+	var tail []byte
+	packDirectory(dir.names(), func(names []string, size int) {
+		if err != nil {
+			return
+		}
+		block := dir.encodeEntries(names, size)
+		if size < BlockSize && inline {
+			layout, tail = layoutInline, block
+			return
+		}
+		err = w.copyBlocks(bytes.NewReader(append(block, zeros[:BlockSize-size]...)), BlockSize)
+	})
+	if err != nil {
+		return err
+	}
+	w.encodeInode(room, dir, layout, xattrs, tail)
+	return nil
+}
+
+func (n *Node) encodeEntries(names []string, size int) []byte {
+	block := make([]byte, size)
+	at := len(names) * direntSize
+	for i, name := range names {
+		target := n.children[name]
+		switch name {
+		case ".":
+			target = n
+		case "..":
+			target = n.parent
+		}
+		entry := block[i*direntSize:]
+		order.PutUint64(entry[0:], target.number)
+		order.PutUint16(entry[8:], uint16(at))
+		entry[10] = direntType(target.meta.Mode)
+		at += copy(block[at:], name)
+	}
+	return block
+}

@@ -1,0 +1,130 @@
+// Package erofs writes and reads the EROFS images that hold the layers of
+// container images: one file per layer, which Linux can mount as it is.
+//
+// Of the format it has what that takes: no compression, one device, extended
+// inodes, data that lies in whole blocks with its last part behind the inode.
+// The writer takes a tree in any order and needs no second pass; the reader
+// trusts no byte. What a layer means, whiteouts for one, belongs to package
+// layer, and how several make a tree to package tree.
+//
+// The format: https://erofs.docs.kernel.org/en/latest/core_ondisk.html
+package erofs
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+const (
+	magic       = 0xe0f5e1e2
+	superOffset = 1024
+	superSize   = 128
+	blockBits   = 12
+	// BlockSize is the unit of data, and the smallest page of any machine.
+	BlockSize = 1 << blockBits
+	inodeSize = 64
+	// slotSize is the unit of inode numbers: an inode lies at number*slotSize.
+	slotSize = 32
+	// rootOffset is where the root's inode is: the superblock has 16 bits for
+	// its number, so that it cannot be anywhere.
+	rootOffset = superOffset + superSize
+
+	direntSize      = 12
+	xattrHeaderSize = 12
+	xattrEntrySize  = 4
+
+	// maxNameLength is that of the kernel.
+	maxNameLength = 255
+	// maxXattrs bounds the extended attributes of an inode, in bytes: they lie
+	// in one block with it.
+	maxXattrs = BlockSize - rootOffset - inodeSize
+	// maxLinkLength is the kernel's, with the zero at its end.
+	maxLinkLength = 4095
+	// maxDirectory bounds what is read for one directory.
+	maxDirectory = 256 << 20
+
+	layoutPlain  = 0
+	layoutInline = 2
+)
+
+// The names under which this package notes what a layer has, in place of the
+// volume's. Layers without extended attributes that anybody may ask for are
+// known for it, because then nobody has to.
+const (
+	volumePlain  = "berth 1"
+	volumeXattrs = "berth 1 xattr"
+)
+
+// File types, in the mode of an inode.
+const (
+	TypeMask    = 0o170000
+	TypeFIFO    = 0o010000
+	TypeChar    = 0o020000
+	TypeDir     = 0o040000
+	TypeBlock   = 0o060000
+	TypeRegular = 0o100000
+	TypeSymlink = 0o120000
+	TypeSocket  = 0o140000
+)
+
+// ErrCorrupt is what every error of the reader is that the image is to blame
+// for.
+var ErrCorrupt = errors.New("image is corrupt")
+
+// Xattr is an extended attribute; its name has the prefix, such as "user.".
+type Xattr struct {
+	Name  string
+	Value []byte
+}
+
+// prefixes are those of extended attributes that the format knows, by number.
+var prefixes = []struct {
+	index uint8
+	name  string
+}{
+	{1, "user."},
+	{4, "trusted."},
+	{6, "security."},
+}
+
+// direntTypes are the types of directory entries by the type of the inode.
+func direntType(mode uint16) uint8 {
+	switch mode & TypeMask {
+	case TypeRegular:
+		return 1
+	case TypeDir:
+		return 2
+	case TypeChar:
+		return 3
+	case TypeBlock:
+		return 4
+	case TypeFIFO:
+		return 5
+	case TypeSocket:
+		return 6
+	case TypeSymlink:
+		return 7
+	}
+	return 0
+}
+
+// modeType is the inverse of direntType; 0 for what is none.
+func modeType(dirent uint8) uint16 {
+	types := [...]uint16{0, TypeRegular, TypeDir, TypeChar, TypeBlock, TypeFIFO, TypeSocket, TypeSymlink}
+	if int(dirent) < len(types) {
+		return types[dirent]
+	}
+	return 0
+}
+
+// DeviceNumber is the kernel's encoding of a device's major and minor number.
+func DeviceNumber(major, minor uint32) uint32 {
+	return minor&0xff | major<<8 | minor&^0xff<<12
+}
+
+// DeviceParts are the numbers in a DeviceNumber.
+func DeviceParts(number uint32) (major, minor int64) {
+	return int64(number >> 8 & 0xfff), int64(number&0xff | number>>12&0xfff00)
+}
+
+var order = binary.LittleEndian

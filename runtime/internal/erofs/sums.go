@@ -1,0 +1,172 @@
+package erofs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"os"
+)
+
+// Behind its blocks an image has a checksum of each, and a footer. Who reads it
+// checks every block as it comes, so that damage is found where it is, without
+// reading all of an image before any of it can be used. It guards against
+// storage that errs, not against who may write to it.
+const (
+	footerMagic = "berth layer sums"
+	footerSize  = len(footerMagic) + 8 // the number of blocks, the checksum of what is before it
+	sumSize     = 4
+)
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func checksum(block []byte) uint32 { return crc32.Checksum(block, castagnoli) }
+
+// sums are the checksums of a Writer's blocks.
+type sums struct {
+	all []uint32
+	// patched are blocks that were changed afterwards.
+	patched map[int64]bool
+}
+
+// note takes in whole blocks that were written at an offset.
+func (s *sums) note(data []byte, at int64) {
+	s.reserve(at + int64(len(data)))
+	for i := 0; i < len(data); i += BlockSize {
+		s.all[(at+int64(i))/BlockSize] = checksum(data[i : i+BlockSize])
+	}
+}
+
+func (s *sums) reserve(end int64) {
+	for int64(len(s.all)) < end/BlockSize {
+		s.all = append(s.all, 0)
+	}
+}
+
+// patch takes in that something was changed at an offset.
+func (s *sums) patch(at int64) {
+	if s.patched == nil {
+		s.patched = map[int64]bool{}
+	}
+	s.patched[at/BlockSize] = true
+}
+
+// write writes the checksums behind the blocks of an image.
+func (s *sums) write(file *os.File, end int64) error {
+	s.reserve(end)
+	block := make([]byte, BlockSize)
+	for number := range s.patched {
+		if _, err := file.ReadAt(block, number*BlockSize); err != nil {
+			return fmt.Errorf("read image again: %w", err)
+		}
+		s.all[number] = checksum(block)
+	}
+	tail := make([]byte, 0, len(s.all)*sumSize+footerSize)
+	for _, sum := range s.all {
+		tail = order.AppendUint32(tail, sum)
+	}
+	tail = append(tail, footerMagic...)
+	tail = order.AppendUint32(tail, uint32(len(s.all)))
+	tail = order.AppendUint32(tail, checksum(tail))
+	if _, err := file.WriteAt(tail, end); err != nil {
+		return fmt.Errorf("write checksums: %w", err)
+	}
+	return nil
+}
+
+// checked reads blocks and compares their checksums.
+type checked struct {
+	from io.ReaderAt
+	sums []byte
+	// damaged is called when a block is wrong, if it is there.
+	damaged func(error)
+}
+
+// openChecked returns the blocks of an image of size bytes, and how many bytes
+// they are.
+func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
+	footer := make([]byte, footerSize)
+	if size < int64(footerSize) {
+		return nil, 0, fmt.Errorf("read checksums: %w", ErrCorrupt)
+	}
+	if _, err := from.ReadAt(footer, size-int64(footerSize)); err != nil && !errors.Is(err, io.EOF) {
+		return nil, 0, fmt.Errorf("read checksums: %w", err)
+	}
+	blocks := int64(order.Uint32(footer[len(footerMagic):]))
+	if !bytes.HasPrefix(footer, []byte(footerMagic)) || blocks*(BlockSize+sumSize)+int64(footerSize) != size {
+		return nil, 0, fmt.Errorf("read checksums: the image is not complete: %w", ErrCorrupt)
+	}
+	tail := make([]byte, blocks*sumSize+int64(footerSize))
+	if _, err := from.ReadAt(tail, blocks*BlockSize); err != nil && !errors.Is(err, io.EOF) {
+		return nil, 0, fmt.Errorf("read checksums: %w", err)
+	}
+	if checksum(tail[:len(tail)-4]) != order.Uint32(tail[len(tail)-4:]) {
+		return nil, 0, fmt.Errorf("read checksums: they are wrong: %w", ErrCorrupt)
+	}
+	return &checked{from: from, sums: tail[:blocks*sumSize]}, blocks * BlockSize, nil
+}
+
+// ReadAt reads within the blocks.
+func (c *checked) ReadAt(into []byte, at int64) (int, error) {
+	if at < 0 || (at+int64(len(into))+BlockSize-1)/BlockSize*sumSize > int64(len(c.sums)) {
+		return 0, fmt.Errorf("read %d bytes at %d: the image ends before: %w", len(into), at, ErrCorrupt)
+	}
+	done := 0
+	for done < len(into) {
+		start := at + int64(done)
+		rest := into[done:]
+		within := int(start % BlockSize)
+		if within == 0 && len(rest) >= BlockSize {
+			whole := rest[:len(rest)&^(BlockSize-1)]
+			if err := c.readBlocks(whole, start); err != nil {
+				return done, err
+			}
+			done += len(whole)
+			continue
+		}
+		var block [BlockSize]byte
+		if err := c.readBlocks(block[:], start-int64(within)); err != nil {
+			return done, err
+		}
+		done += copy(rest, block[within:])
+	}
+	return done, nil
+}
+
+func (c *checked) readBlocks(into []byte, at int64) error {
+	if n, err := c.from.ReadAt(into, at); n < len(into) {
+		return fmt.Errorf("read image at %d: %w", at, unexpected(err))
+	}
+	for i := 0; i < len(into); i += BlockSize {
+		number := (at + int64(i)) / BlockSize
+		if checksum(into[i:i+BlockSize]) != order.Uint32(c.sums[number*sumSize:]) {
+			err := fmt.Errorf("read block %d of image: its checksum is wrong: %w", number, ErrCorrupt)
+			if c.damaged != nil {
+				c.damaged(err)
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// OnDamage has report called for every block that is read and is wrong. It is
+// called before the first read.
+func (i *Image) OnDamage(report func(error)) {
+	if c, ok := i.from.(*checked); ok {
+		c.damaged = report
+	}
+}
+
+// Verify reads all of an image and checks it.
+func (i *Image) Verify() error {
+	buffer := make([]byte, flushSize)
+	for at := int64(0); at < i.size; at += int64(len(buffer)) {
+		buffer = buffer[:min(int64(len(buffer)), i.size-at)]
+		if _, err := i.from.ReadAt(buffer, at); err != nil {
+			return err
+		}
+	}
+	return nil
+}

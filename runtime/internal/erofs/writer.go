@@ -1,0 +1,419 @@
+package erofs
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Meta is what an inode has beside its content.
+type Meta struct {
+	// Mode is the type and the permissions.
+	Mode     uint16
+	UID, GID uint32
+	// Device is the number of a device, see DeviceNumber.
+	Device uint32
+	// Seconds and Nanoseconds are the time of the last change.
+	Seconds     int64
+	Nanoseconds uint32
+	Xattrs      []Xattr
+}
+
+// Writer writes an image. What is added gets its place at once, and only
+// directories are kept until Close.
+type Writer struct {
+	file *os.File
+	// end is the first block that is not in use.
+	end int64
+	// pending is data that is to be written at pendingAt.
+	pending   []byte
+	pendingAt int64
+	// block is the one that inodes are put into, at blockAt; used of it are.
+	block   []byte
+	blockAt int64
+	used    int
+	inodes  uint64
+	xattrs  bool
+	sums    sums
+	root    *Node
+}
+
+// Node is a file or directory of a Writer's tree.
+type Node struct {
+	meta   Meta
+	number uint64
+	// links is how often an inode is in a directory.
+	links uint32
+	// children are nil for what is no directory.
+	children map[string]*Node
+	parent   *Node
+	// at is where the inode of a directory goes, written the place of its
+	// number of links, known once the inode is there.
+	at    place
+	size  int64
+	start uint32
+}
+
+// place is room in a block of inodes.
+type place struct {
+	offset int64
+	room   []byte
+}
+
+const flushSize = 256 << 10
+
+// NewWriter returns a writer of an image to file, which has to be empty. It
+// stays the caller's.
+func NewWriter(file *os.File) *Writer {
+	w := &Writer{file: file, pending: make([]byte, 0, flushSize), end: BlockSize, pendingAt: BlockSize}
+	w.root = &Node{meta: Meta{Mode: TypeDir | 0o755}, number: rootOffset / slotSize, children: map[string]*Node{}}
+	w.root.parent = w.root
+	return w
+}
+
+// Root is the root directory.
+func (w *Writer) Root() *Node { return w.root }
+
+// Meta is what a node was described with.
+func (n *Node) Meta() Meta { return n.meta }
+
+// IsDir tells whether the node is a directory.
+func (n *Node) IsDir() bool { return n.children != nil }
+
+// Parent is the directory that holds a directory; the root holds itself.
+func (n *Node) Parent() *Node { return n.parent }
+
+// Child returns what a directory holds under a name, or nil.
+func (n *Node) Child(name string) *Node { return n.children[name] }
+
+// Describe replaces what a directory has beside its entries. Others have got
+// their place already.
+func (w *Writer) Describe(dir *Node, meta Meta) error {
+	if !dir.IsDir() || meta.Mode&TypeMask != TypeDir {
+		return errors.New("describe: not a directory")
+	}
+	if _, err := encodeXattrs(meta.Xattrs); err != nil {
+		return err
+	}
+	dir.meta = meta
+	return nil
+}
+
+// Link puts a node into a directory, in the place of what has that name.
+func (w *Writer) Link(dir *Node, name string, n *Node) error {
+	if name == "" || name == "." || name == ".." || len(name) > maxNameLength || strings.ContainsAny(name, "/\x00") {
+		return fmt.Errorf("add %q: not a file name", name)
+	}
+	if !dir.IsDir() {
+		return fmt.Errorf("add %q: its parent is no directory", name)
+	}
+	if n.IsDir() && n.parent != nil {
+		return fmt.Errorf("add %q: a directory has one name only", name)
+	}
+	if n.links == math.MaxUint32 {
+		return fmt.Errorf("add %q: too many links", name)
+	}
+	if old := dir.children[name]; old != nil {
+		w.unlink(old)
+	}
+	dir.children[name] = n
+	n.links++
+	if n.IsDir() {
+		n.parent = dir
+	}
+	return nil
+}
+
+// unlink forgets a name. What has no name left stays in the image, where
+// nobody finds it.
+func (w *Writer) unlink(n *Node) {
+	n.links--
+	for _, child := range n.children {
+		w.unlink(child)
+	}
+}
+
+// Dir returns a new directory, without a name so far.
+func (w *Writer) Dir(meta Meta) (*Node, error) {
+	if _, err := encodeXattrs(meta.Xattrs); err != nil {
+		return nil, err
+	}
+	if meta.Mode&TypeMask != TypeDir {
+		return nil, errors.New("add directory: the type is another")
+	}
+	return &Node{meta: meta, children: map[string]*Node{}}, nil
+}
+
+// File returns a new file of any type but a directory, without a name so far,
+// with size bytes of content: of a regular file, or where a link leads.
+func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
+	switch kind := meta.Mode & TypeMask; {
+	case direntType(meta.Mode) == 0 || kind == TypeDir:
+		return nil, fmt.Errorf("add file of type %#o: no such type", kind)
+	case size < 0 || size > math.MaxUint32*BlockSize/2:
+		return nil, fmt.Errorf("add file of %d bytes: impossible size", size)
+	case kind == TypeSymlink && (size == 0 || size > maxLinkLength):
+		return nil, fmt.Errorf("add link of %d bytes: give 1 to %d", size, maxLinkLength)
+	case kind != TypeRegular && kind != TypeSymlink && size != 0:
+		return nil, errors.New("add file: only regular ones and links have content")
+	}
+	xattrs, err := encodeXattrs(meta.Xattrs)
+	if err != nil {
+		return nil, err
+	}
+	start := w.end / BlockSize
+	whole := size &^ (BlockSize - 1)
+	if err := w.copyBlocks(content, whole); err != nil {
+		return nil, err
+	}
+	var tail [BlockSize]byte
+	last := tail[:size-whole]
+	if _, err := io.ReadFull(content, last); err != nil && len(last) > 0 {
+		return nil, fmt.Errorf("read content: %w", unexpected(err))
+	}
+	n := &Node{meta: meta, size: size, start: uint32(start)}
+	layout := uint16(layoutPlain)
+	switch {
+	case len(last) > 0 && inodeSize+len(xattrs)+len(last) <= BlockSize:
+		layout = layoutInline
+	case len(last) > 0:
+		// Whole blocks are contiguous, and the last one is one more of them.
+		if err := w.copyBlocks(bytes.NewReader(tail[:]), BlockSize); err != nil {
+			return nil, err
+		}
+		last = nil
+	}
+	at, err := w.allocate(inodeSize + len(xattrs) + len(last))
+	if err != nil {
+		return nil, err
+	}
+	n.number, n.at = uint64(at.offset)/slotSize, place{offset: at.offset}
+	w.encodeInode(at.room, n, layout, xattrs, last)
+	return n, nil
+}
+
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// Close writes the directories and the superblock. Without it there is no
+// image.
+func (w *Writer) Close() error {
+	var dirs []*Node
+	if err := w.placeDirectories(w.root, &dirs); err != nil {
+		return err
+	}
+	first := make([]byte, BlockSize)
+	for _, dir := range dirs {
+		if err := w.writeDirectory(dir, first); err != nil {
+			return err
+		}
+	}
+	if err := w.flushBlock(); err != nil {
+		return err
+	}
+	if err := w.flush(); err != nil {
+		return err
+	}
+	// Their blocks were written when others were begun.
+	for _, dir := range dirs[1:] {
+		w.sums.patch(dir.at.offset)
+		if _, err := w.file.WriteAt(dir.at.room, dir.at.offset); err != nil {
+			return fmt.Errorf("write directory: %w", err)
+		}
+	}
+	if err := w.patchLinks(w.root, map[*Node]bool{}); err != nil {
+		return err
+	}
+	volume := volumePlain
+	if w.xattrs {
+		volume = volumeXattrs
+	}
+	encodeSuper(first[superOffset:], w.inodes+1, uint32(w.end/BlockSize), volume)
+	w.sums.note(first, 0)
+	if _, err := w.file.WriteAt(first, 0); err != nil {
+		return fmt.Errorf("write superblock: %w", err)
+	}
+	return w.sums.write(w.file, w.end)
+}
+
+// copyBlocks appends whole blocks. Those that hold nothing but zeros become
+// holes of the image file.
+func (w *Writer) copyBlocks(content io.Reader, size int64) error {
+	for size > 0 {
+		if len(w.pending) == cap(w.pending) {
+			if err := w.flush(); err != nil {
+				return err
+			}
+		}
+		n := min(size, int64(cap(w.pending)-len(w.pending)))
+		room := w.pending[len(w.pending) : len(w.pending)+int(n)]
+		if _, err := io.ReadFull(content, room); err != nil {
+			return fmt.Errorf("read content: %w", unexpected(err))
+		}
+		w.pending = w.pending[:len(w.pending)+int(n)]
+		w.end += n
+		size -= n
+	}
+	return nil
+}
+
+var zeros [BlockSize]byte
+
+// flush writes what is pending, run by run of blocks that are not all zeros.
+func (w *Writer) flush() error {
+	data := w.pending
+	w.sums.note(data, w.pendingAt)
+	isHole := func(at int) bool { return bytes.Equal(data[at:at+BlockSize], zeros[:]) }
+	for at := 0; at < len(data); {
+		end := at + BlockSize
+		if isHole(at) {
+			at = end
+			continue
+		}
+		for end < len(data) && !isHole(end) {
+			end += BlockSize
+		}
+		if _, err := w.file.WriteAt(data[at:end], w.pendingAt+int64(at)); err != nil {
+			return fmt.Errorf("write data: %w", err)
+		}
+		at = end
+	}
+	w.pendingAt, w.pending = w.end, w.pending[:0]
+	return nil
+}
+
+// allocate returns room for an inode and what follows it, within one block.
+func (w *Writer) allocate(size int) (place, error) {
+	if w.block == nil || w.used+size > BlockSize {
+		if err := w.flushBlock(); err != nil {
+			return place{}, err
+		}
+		w.block, w.blockAt, w.used = make([]byte, BlockSize), w.end, 0
+		// Its place: as long as that is zeros, it is not written.
+		if err := w.copyBlocks(bytes.NewReader(zeros[:]), BlockSize); err != nil {
+			return place{}, err
+		}
+	}
+	at := place{w.blockAt + int64(w.used), w.block[w.used : w.used+size]}
+	w.used += (size + slotSize - 1) &^ (slotSize - 1)
+	w.inodes++
+	return at, nil
+}
+
+// flushBlock ends a block of inodes: among the pending data, if it is.
+func (w *Writer) flushBlock() error {
+	block := w.block
+	w.block = nil
+	if block == nil {
+		return nil
+	}
+	if w.blockAt >= w.pendingAt {
+		copy(w.pending[w.blockAt-w.pendingAt:], block)
+		return nil
+	}
+	w.sums.note(block, w.blockAt)
+	if _, err := w.file.WriteAt(block, w.blockAt); err != nil {
+		return fmt.Errorf("write inodes: %w", err)
+	}
+	return nil
+}
+
+// patchLinks corrects the inodes that were written before their second name
+// was known.
+func (w *Writer) patchLinks(dir *Node, done map[*Node]bool) error {
+	for _, n := range dir.children {
+		if n.IsDir() {
+			if err := w.patchLinks(n, done); err != nil {
+				return err
+			}
+		} else if n.links > 1 && !done[n] {
+			done[n] = true
+			var count [4]byte
+			order.PutUint32(count[:], n.links)
+			w.sums.patch(n.at.offset)
+			if _, err := w.file.WriteAt(count[:], n.at.offset+linksOffset); err != nil {
+				return fmt.Errorf("write number of links: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// linksOffset is where an inode has the number of its links.
+const linksOffset = 44
+
+func (w *Writer) encodeInode(b []byte, n *Node, layout uint16, xattrs, tail []byte) {
+	w.xattrs = w.xattrs || slices.ContainsFunc(n.meta.Xattrs, func(x Xattr) bool { return !strings.HasPrefix(x.Name, "trusted.") })
+	order.PutUint16(b[0:], 1|layout<<1)
+	if len(xattrs) > 0 {
+		order.PutUint16(b[2:], uint16((len(xattrs)-xattrHeaderSize)/4+1))
+	}
+	order.PutUint16(b[4:], n.meta.Mode)
+	order.PutUint64(b[8:], uint64(n.size))
+	data := n.start
+	switch n.meta.Mode & TypeMask {
+	case TypeChar, TypeBlock:
+		data = n.meta.Device
+	case TypeFIFO, TypeSocket:
+		data = 0
+	}
+	order.PutUint32(b[16:], data)
+	order.PutUint32(b[20:], uint32(w.inodes))
+	order.PutUint32(b[24:], n.meta.UID)
+	order.PutUint32(b[28:], n.meta.GID)
+	order.PutUint64(b[32:], uint64(n.meta.Seconds))
+	order.PutUint32(b[40:], n.meta.Nanoseconds)
+	order.PutUint32(b[linksOffset:], max(1, n.links))
+	copy(b[inodeSize:], xattrs)
+	copy(b[inodeSize+len(xattrs):], tail)
+}
+
+func encodeXattrs(all []Xattr) ([]byte, error) {
+	if len(all) == 0 {
+		return nil, nil
+	}
+	out := make([]byte, xattrHeaderSize)
+	for _, x := range all {
+		i := slices.IndexFunc(prefixes, func(p struct {
+			index uint8
+			name  string
+		}) bool {
+			return strings.HasPrefix(x.Name, p.name)
+		})
+		if i < 0 || len(x.Value) > math.MaxUint16 {
+			return nil, fmt.Errorf("add extended attribute %q (%d bytes): cannot be kept", x.Name, len(x.Value))
+		}
+		name := x.Name[len(prefixes[i].name):]
+		if len(name) == 0 || len(name) > maxNameLength || strings.Contains(name, "\x00") {
+			return nil, fmt.Errorf("add extended attribute %q: no name", x.Name)
+		}
+		out = append(out, uint8(len(name)), prefixes[i].index)
+		out = order.AppendUint16(out, uint16(len(x.Value)))
+		out = append(append(out, name...), x.Value...)
+		for len(out)%4 != 0 {
+			out = append(out, 0)
+		}
+	}
+	if len(out) > maxXattrs {
+		return nil, fmt.Errorf("add extended attributes: %d bytes are more than the %d that a file can have", len(out), maxXattrs)
+	}
+	return out, nil
+}
+
+func encodeSuper(b []byte, inodes uint64, blocks uint32, volume string) {
+	order.PutUint32(b[0:], magic)
+	b[12] = blockBits
+	order.PutUint16(b[14:], rootOffset/slotSize)
+	order.PutUint64(b[16:], inodes)
+	order.PutUint32(b[36:], blocks)
+	copy(b[64:80], volume)
+}

@@ -1,0 +1,341 @@
+// Package fuse serves trees of image layers to the kernel, as the far end of a
+// FUSE mount that somebody else has made. It never opens what it serves.
+//
+// A server may be killed at any time and another one go on in its place, if
+// somebody keeps two descriptors meanwhile: that of /dev/fuse, and a memory
+// file into which requests are read. What the kernel has handed out once it
+// does not hand out again; there the successor finds it.
+package fuse
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime/debug"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+const (
+	// workers is how many requests of one mount are worked on at once. Slow
+	// storage needs more than processors.
+	workers = 8
+	// slotSize is room for the largest request that a read-only file system
+	// gets; the kernel insists on 8 KiB.
+	slotSize = 8192
+	// SlotsSize is the size of the memory file.
+	SlotsSize = workers * slotSize
+)
+
+// Mount is a mount that is served.
+type Mount struct {
+	Tree *tree.Tree
+	// Device is the mount's /dev/fuse, Slots the memory file with requests that
+	// were not answered yet. Both stay the caller's.
+	Device, Slots *os.File
+	// Squash shows everything as the property of user and group 0.
+	Squash bool
+	Log    *slog.Logger
+}
+
+// Serve answers requests until the file system is no longer mounted.
+func (m Mount) Serve() error {
+	// In place before they are read into: a process that is being killed gets no
+	// more memory, and the request would fail.
+	slots, err := unix.Mmap(int(m.Slots.Fd()), 0, SlotsSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return fmt.Errorf("map the requests of a mount: %w", err)
+	}
+	defer unix.Munmap(slots)
+	var group sync.WaitGroup
+	problems := make(chan error, workers)
+	for i := range workers {
+		w := worker{Mount: m, fd: int(m.Device.Fd()), slot: slots[i*slotSize : (i+1)*slotSize]}
+		group.Go(func() { problems <- w.work() })
+	}
+	group.Wait()
+	close(problems)
+	var all []error
+	for err := range problems {
+		all = append(all, err)
+	}
+	return errors.Join(all...)
+}
+
+type worker struct {
+	Mount
+	fd   int
+	slot []byte
+	// out is the answer's header and what follows it.
+	out []byte
+}
+
+// work answers one request after the other, first the one that a predecessor
+// had taken.
+func (w *worker) work() error {
+	for {
+		if order.Uint32(w.slot) != 0 {
+			w.handle()
+			order.PutUint32(w.slot, 0)
+		}
+		_, err := unix.Read(w.fd, w.slot)
+		switch {
+		case err == nil, errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		case errors.Is(err, unix.ENOENT): // interrupted before it was handed out
+			order.PutUint32(w.slot, 0)
+		case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ECONNABORTED):
+			return nil // unmounted
+		default:
+			return fmt.Errorf("read request: %w", err)
+		}
+	}
+}
+
+// handle answers the request in the slot.
+func (w *worker) handle() {
+	r, ok := parseRequest(w.slot)
+	if !ok {
+		return
+	}
+	w.out = append(w.out[:0], make([]byte, outHeaderSize)...)
+	errno, silent := w.guard(r)
+	if silent {
+		return
+	}
+	if errno != 0 {
+		w.out = w.out[:outHeaderSize]
+	}
+	order.PutUint32(w.out[0:], uint32(len(w.out)))
+	order.PutUint32(w.out[4:], uint32(-int32(errno)))
+	order.PutUint64(w.out[8:], r.unique)
+	// Nobody waits any more for what the kernel does not take.
+	_, _, _ = unix.Syscall(unix.SYS_WRITE, uintptr(w.fd), uintptr(unsafe.Pointer(unsafe.SliceData(w.out))), uintptr(len(w.out)))
+}
+
+// guard makes an error of a panic: a request that ends this process would end
+// its successors, too.
+func (w *worker) guard(r request) (errno unix.Errno, silent bool) {
+	defer func() {
+		if reason := recover(); reason != nil {
+			w.Log.Error(fmt.Sprintf("request %d of node %d: %v\n%s", r.opcode, r.node, reason, debug.Stack()))
+			errno, silent = unix.EIO, false
+		}
+	}()
+	return w.answer(r)
+}
+
+// answer appends the answer to out.
+func (w *worker) answer(r request) (errno unix.Errno, silent bool) {
+	switch r.opcode {
+	case opForget, opBatchForget, opInterrupt:
+		return 0, true
+	case opInit:
+		w.out, errno = answerInit(w.out, r)
+	case opLookup:
+		errno = w.lookup(r)
+	case opGetattr:
+		errno = w.getattr(r)
+	case opReadlink:
+		errno = w.readlink(r)
+	case opRead:
+		errno = w.read(r)
+	case opReaddir:
+		errno = w.readdir(r, false)
+	case opReaddirplus:
+		errno = w.readdir(r, true)
+	case opGetxattr, opListxattr:
+		errno = w.xattr(r)
+	case opStatfs:
+		w.statfs()
+	case opOpen, opOpendir:
+		// The kernel does not ask again: it opens files by itself, and keeps
+		// what it has read of them.
+		errno = unix.ENOSYS
+	default:
+		errno = unix.ENOSYS
+	}
+	return errno, false
+}
+
+// errnoOf says to the kernel what went wrong, and to the log what it is not to
+// expect.
+func (w *worker) errnoOf(r request, err error) unix.Errno {
+	if errors.Is(err, tree.ErrNotFound) {
+		return unix.ESTALE
+	}
+	w.Log.Error(fmt.Sprintf("request %d of node %d: %v", r.opcode, r.node, err))
+	return unix.EIO
+}
+
+func (w *worker) lookup(r request) unix.Errno {
+	name, ok := r.name(0)
+	if !ok {
+		return unix.EINVAL
+	}
+	n, err := w.Tree.Lookup(r.node, name)
+	switch {
+	case errors.Is(err, tree.ErrNotFound):
+		w.out = appendNoEntry(w.out)
+	case err != nil:
+		return w.errnoOf(r, err)
+	default:
+		w.out = appendEntry(w.out, n, w.Squash)
+	}
+	return 0
+}
+
+func (w *worker) getattr(r request) unix.Errno {
+	n, err := w.Tree.Node(r.node)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	w.out = order.AppendUint64(w.out, forever)
+	w.out = order.AppendUint64(w.out, 0)
+	w.out = appendAttr(w.out, n, w.Squash)
+	return 0
+}
+
+func (w *worker) readlink(r request) unix.Errno {
+	n, err := w.Tree.Node(r.node)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	target, err := w.Tree.Link(n)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	w.out = append(w.out, target...)
+	return 0
+}
+
+func (w *worker) read(r request) unix.Errno {
+	offset, size, ok := r.readRange()
+	if !ok {
+		return unix.EINVAL
+	}
+	n, err := w.Tree.Node(r.node)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	if n.Mode&erofs.TypeMask != erofs.TypeRegular {
+		return unix.EINVAL
+	}
+	size = int(max(0, min(int64(size), n.Size-offset)))
+	if need := outHeaderSize + size; cap(w.out) < need {
+		w.out = append(make([]byte, 0, max(need, 160<<10)), w.out...)
+	}
+	into := w.out[outHeaderSize : outHeaderSize+size]
+	got, err := w.Tree.ReadAt(n, into, offset)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	w.out = w.out[:outHeaderSize+got]
+	return 0
+}
+
+// readdir lists a directory from an offset on: the number of entries that were
+// listed before, where "." and ".." are the first two.
+func (w *worker) readdir(r request, plus bool) unix.Errno {
+	offset, size, ok := r.readRange()
+	if !ok {
+		return unix.EINVAL
+	}
+	dir, err := w.Tree.Dir(r.node)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	extra := 0
+	if plus {
+		extra = entrySize
+	}
+	limit := outHeaderSize + size
+	for at := offset; at < int64(len(dir.Entries))+2; at++ {
+		e := tree.Entry{Name: ".", ID: r.node, Type: erofs.TypeDir}
+		switch at {
+		case 0:
+		case 1:
+			e.Name, e.ID = "..", dir.Parent
+		default:
+			e = dir.Entries[at-2]
+		}
+		if len(w.out)+extra+direntLength(e.Name) > limit {
+			break
+		}
+		if plus && at < 2 {
+			w.out = append(w.out, make([]byte, entrySize)...)
+		} else if plus {
+			n, err := w.Tree.Child(dir, e)
+			if err != nil {
+				return w.errnoOf(r, err)
+			}
+			w.out = appendEntry(w.out, n, w.Squash)
+		}
+		w.out = appendDirent(w.out, e.ID, uint64(at)+1, e.Type, e.Name)
+	}
+	return 0
+}
+
+// xattr answers for one extended attribute, or for their names. The size that
+// the kernel gives is 0 where it wants to know how long the answer is.
+func (w *worker) xattr(r request) unix.Errno {
+	if !w.Tree.HasXattrs() {
+		return unix.ENOSYS // the kernel does not ask again
+	}
+	if len(r.body) < 8 {
+		return unix.EINVAL
+	}
+	size := int(order.Uint32(r.body))
+	n, err := w.Tree.Node(r.node)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	all, err := w.Tree.Xattrs(n)
+	if err != nil {
+		return w.errnoOf(r, err)
+	}
+	var value []byte
+	if r.opcode == opListxattr {
+		for _, x := range all {
+			value = append(append(value, x.Name...), 0)
+		}
+	} else {
+		name, ok := r.name(8)
+		if !ok {
+			return unix.EINVAL
+		}
+		found := false
+		for _, x := range all {
+			if x.Name == name {
+				value, found = x.Value, true
+			}
+		}
+		if !found {
+			return unix.ENODATA
+		}
+	}
+	switch {
+	case size == 0:
+		w.out = order.AppendUint32(w.out, uint32(len(value)))
+		w.out = order.AppendUint32(w.out, 0)
+	case len(value) > size:
+		return unix.ERANGE
+	default:
+		w.out = append(w.out, value...)
+	}
+	return 0
+}
+
+func (w *worker) statfs() {
+	at := len(w.out)
+	w.out = append(w.out, make([]byte, statfsSize)...)
+	out := w.out[at:]
+	order.PutUint32(out[40:], erofs.BlockSize)
+	order.PutUint32(out[44:], 255)
+	order.PutUint32(out[48:], erofs.BlockSize)
+}

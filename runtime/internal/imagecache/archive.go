@@ -1,0 +1,111 @@
+package imagecache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/imagestore"
+	"berth.dev/berth/runtime/internal/layercache"
+)
+
+// Import brings the images of an archive into the cache, or of a folder with an
+// OCI layout, which is read in place.
+func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layercache.Image, err error) {
+	var blobs content.Provider
+	var index ocispec.Index
+	info, err := os.Stat(a.Path)
+	if err != nil {
+		return nil, fmt.Errorf("open image archive: %w", err)
+	}
+	if info.IsDir() {
+		blobs = layout(a.Path)
+		index, err = readLayout(a.Path)
+	} else {
+		scratch, made := k.Cache.Scratch()
+		if made != nil {
+			return nil, fmt.Errorf("make a place for the archive's content: %w", made)
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
+		store, opened := local.NewStore(scratch)
+		if opened != nil {
+			return nil, fmt.Errorf("make a place for the archive's content: %w", opened)
+		}
+		blobs = store
+		index, err = imagestore.ReadArchive(ctx, store, a)
+	}
+	if err != nil {
+		return nil, err
+	}
+	platform := platforms.Only(k.Platform)
+	found, err := imagestore.Images(ctx, a, index, platform, func(ctx context.Context, m ocispec.Descriptor) error {
+		return images.WalkNotEmpty(ctx, images.FilterPlatforms(images.ChildrenHandler(blobs), platform), m)
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, img := range found {
+		image, err := k.Keep(ctx, img.Name, img.Target, provided{blobs})
+		if err != nil {
+			return kept, fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
+		}
+		kept = append(kept, image)
+	}
+	return kept, nil
+}
+
+// provided fetches from a store.
+type provided struct{ content.Provider }
+
+func (p provided) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	blob, err := p.ReaderAt(ctx, desc)
+	if err != nil {
+		return nil, err
+	}
+	return struct {
+		io.Reader
+		io.Closer
+	}{content.NewReader(blob), blob}, nil
+}
+
+// layout is a folder with an OCI layout.
+type layout string
+
+func readLayout(dir string) (index ocispec.Index, err error) {
+	text, err := os.ReadFile(filepath.Join(dir, ocispec.ImageIndexFile))
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil {
+		return index, fmt.Errorf("read folder %s as an OCI layout: %w", dir, err)
+	}
+	return index, nil
+}
+
+// ReaderAt opens a blob's file.
+func (l layout) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	if err := desc.Digest.Validate(); err != nil {
+		return nil, fmt.Errorf("read blob: %w", err)
+	}
+	path := filepath.Join(string(l), ocispec.ImageBlobsDir, desc.Digest.Algorithm().String(), desc.Digest.Encoded())
+	blob, err := local.OpenReader(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = errors.Join(err, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
+	}
+	return blob, nil
+}

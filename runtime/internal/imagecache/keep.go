@@ -1,0 +1,237 @@
+// Package imagecache brings images into the folder that runs share, by name and
+// without a cluster: from registries and from archives. How the folder is kept is
+// package layercache's, what a layer becomes there layerfile's.
+package imagecache
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/layerfile"
+)
+
+// Keeper puts images into a cache.
+type Keeper struct {
+	Cache    *layercache.Cache
+	Platform ocispec.Platform
+	// Progress is told how many bytes more of how many have come, by several at
+	// once; of an image's layers 0 is the beginning.
+	Progress func(more, total int64)
+}
+
+const (
+	// atOnce is how many layers are fetched and converted side by side.
+	atOnce = 3
+	// maxText bounds manifests and configurations.
+	maxText = 8 << 20
+)
+
+// Keep brings an image into the cache, from where its blobs can be had, and gives
+// it its name last.
+func (k *Keeper) Keep(ctx context.Context, name string, target ocispec.Descriptor, from remotes.Fetcher) (layercache.Image, error) {
+	image := layercache.Image{Name: name, Target: target, Platform: platforms.Format(k.Platform), Time: time.Now().UTC()}
+	put := func(desc ocispec.Descriptor, parsed any) error {
+		content, err := fetchText(ctx, from, desc)
+		if err != nil {
+			return err
+		}
+		if err := json.Unmarshal(content, parsed); err != nil {
+			return fmt.Errorf("parse %s: %w", desc.Digest, err)
+		}
+		image.Blobs = append(image.Blobs, desc)
+		return k.Cache.PutBlob(desc, content)
+	}
+	desc := target
+	if images.IsIndexType(desc.MediaType) {
+		var index ocispec.Index
+		err := put(desc, &index)
+		if err == nil {
+			desc, err = k.choose(index)
+		}
+		if err != nil {
+			return image, err
+		}
+	}
+	if !images.IsManifestType(desc.MediaType) {
+		return image, fmt.Errorf("it is no image, but of type %q", desc.MediaType)
+	}
+	var manifest ocispec.Manifest
+	var config ocispec.Image
+	if err := put(desc, &manifest); err != nil {
+		return image, err
+	}
+	if err := put(manifest.Config, &config); err != nil {
+		return image, err
+	}
+	if err := k.checkPlatform(config.Platform); err != nil {
+		return image, err
+	}
+	image.Layers = config.RootFS.DiffIDs
+	if len(image.Layers) != len(manifest.Layers) {
+		return image, fmt.Errorf("it has %d layers, but its configuration names %d", len(manifest.Layers), len(image.Layers))
+	}
+	if err := k.layers(ctx, manifest.Layers, image.Layers, from); err != nil {
+		return image, err
+	}
+	return image, k.Cache.Name(image)
+}
+
+// choose returns the manifest for the platform.
+func (k *Keeper) choose(index ocispec.Index) (ocispec.Descriptor, error) {
+	matcher := platforms.Only(k.Platform)
+	var found []ocispec.Descriptor
+	var there []string
+	for _, m := range index.Manifests {
+		if m.Platform == nil {
+			continue
+		}
+		there = append(there, platforms.Format(*m.Platform))
+		if matcher.Match(*m.Platform) {
+			found = append(found, m)
+		}
+	}
+	if len(found) == 0 {
+		return ocispec.Descriptor{}, fmt.Errorf("there is none for %s, only for %v; name another with --platform", platforms.Format(k.Platform), there)
+	}
+	return slices.MinFunc(found, func(a, b ocispec.Descriptor) int {
+		if matcher.Less(*a.Platform, *b.Platform) {
+			return -1
+		}
+		return 1
+	}), nil
+}
+
+func (k *Keeper) checkPlatform(own ocispec.Platform) error {
+	if own.OS == "" && own.Architecture == "" || platforms.Only(k.Platform).Match(own) {
+		return nil
+	}
+	return fmt.Errorf("it is for %s, not for %s; name another with --platform", platforms.Format(own), platforms.Format(k.Platform))
+}
+
+// layers brings those that the cache lacks.
+func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []digest.Digest, from remotes.Fetcher) error {
+	var total int64
+	var missing []int
+	for i, id := range ids {
+		path, err := k.Cache.Take(id)
+		if err != nil {
+			return err
+		}
+		// A layer may be there twice, most of all an empty one.
+		if path == "" && slices.Index(ids, id) == i {
+			missing = append(missing, i)
+			total += blobs[i].Size
+		}
+	}
+	if total == 0 {
+		return nil
+	}
+	k.Progress(0, total)
+	group, ctx := errgroup.WithContext(ctx)
+	group.SetLimit(atOnce)
+	for _, i := range missing {
+		group.Go(func() error {
+			counted := func(n int) { k.Progress(int64(n), total) }
+			_, err := k.Cache.Make(ids[i], func(path string) error {
+				return makeLayer(ctx, path, blobs[i], ids[i], from, k.Cache.Limit(), counted)
+			})
+			if err != nil {
+				return fmt.Errorf("bring layer %s: %w", blobs[i].Digest, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+// makeLayer converts a layer while it comes, and then looks whether it was the
+// right one.
+func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, limit int64, count func(int)) error {
+	if !images.IsLayerType(blob.MediaType) {
+		return fmt.Errorf("it is of type %q, which is no layer", blob.MediaType)
+	}
+	if err := blob.Digest.Validate(); err != nil {
+		return err
+	}
+	content, err := from.Fetch(ctx, blob)
+	if err != nil {
+		return err
+	}
+	defer content.Close()
+	checked := &verified{from: content, verifier: blob.Digest.Verifier(), count: count}
+	made, err := layerfile.Convert(ctx, path, checked, limit)
+	if err == nil {
+		// What follows the packed archive belongs to its digest.
+		_, err = io.Copy(io.Discard, checked)
+	}
+	if err != nil {
+		// A wrong blob seldom unpacks; that it is wrong says more.
+		if errors.Is(err, layerfile.ErrTooLarge) {
+			return err
+		}
+		if _, rest := io.Copy(io.Discard, checked); rest == nil && !checked.verifier.Verified() {
+			return fmt.Errorf("what came has another digest (%d of %d bytes): %w", checked.size, blob.Size, err)
+		}
+		return err
+	}
+	if !checked.verifier.Verified() || checked.size != blob.Size {
+		return fmt.Errorf("what came has another digest (%d of %d bytes)", checked.size, blob.Size)
+	}
+	if made.Digest != id {
+		return fmt.Errorf("without its compression it is %s, but the image says %s", made.Digest, id)
+	}
+	return nil
+}
+
+// verified passes on what is read, and knows whether it was right in the end.
+type verified struct {
+	from     io.Reader
+	verifier digest.Verifier
+	size     int64
+	count    func(int)
+}
+
+func (v *verified) Read(p []byte) (int, error) {
+	n, err := v.from.Read(p)
+	_, _ = v.verifier.Write(p[:n]) // a hash takes all
+	v.size += int64(n)
+	if n > 0 {
+		v.count(n)
+	}
+	return n, err
+}
+
+// fetchText fetches a manifest or a configuration.
+func fetchText(ctx context.Context, from remotes.Fetcher, desc ocispec.Descriptor) ([]byte, error) {
+	if err := desc.Digest.Validate(); err != nil {
+		return nil, fmt.Errorf("fetch %s: %w", desc.MediaType, err)
+	}
+	content, err := from.Fetch(ctx, desc)
+	if err != nil {
+		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, err)
+	}
+	defer content.Close()
+	text, err := io.ReadAll(io.LimitReader(content, maxText+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("fetch %s: %w", desc.Digest, err)
+	case len(text) > maxText:
+		return nil, fmt.Errorf("fetch %s: it has more than %d bytes", desc.Digest, maxText)
+	case desc.Digest.Algorithm().FromBytes(text) != desc.Digest:
+		return nil, fmt.Errorf("fetch %s: what came has another digest", desc.Digest)
+	}
+	return text, nil
+}

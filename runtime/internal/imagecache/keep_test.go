@@ -1,0 +1,387 @@
+package imagecache
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/imagestore"
+	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/layerfile"
+)
+
+// registry is one in memory, for one image by the tag 1.
+type registry struct {
+	blobs    map[digest.Digest][]byte
+	types    map[digest.Digest]string
+	manifest digest.Digest
+
+	mu sync.Mutex
+	// asked counts the requests for a blob.
+	asked map[digest.Digest]int
+	// cut ends the first answer for a blob in the middle.
+	cut digest.Digest
+	// password is what clients have to say, if it is not empty.
+	password string
+}
+
+func (r *registry) put(mediaType string, content []byte) ocispec.Descriptor {
+	d := digest.FromBytes(content)
+	r.blobs[d], r.types[d] = content, mediaType
+	return ocispec.Descriptor{MediaType: mediaType, Digest: d, Size: int64(len(content))}
+}
+
+func (r *registry) putJSON(t *testing.T, mediaType string, value any) ocispec.Descriptor {
+	t.Helper()
+	text, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r.put(mediaType, text)
+}
+
+func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	if _, password, _ := request.BasicAuth(); password != r.password {
+		w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return
+	}
+	d := digest.Digest(filepath.Base(request.URL.Path))
+	if d == "1" {
+		d = r.manifest
+	}
+	content, found := r.blobs[d]
+	if !found {
+		http.NotFound(w, request)
+		return
+	}
+	r.mu.Lock()
+	r.asked[d]++
+	cut := r.cut == d && r.asked[d] == 1
+	r.mu.Unlock()
+	w.Header().Set("Content-Type", r.types[d])
+	w.Header().Set("Docker-Content-Digest", d.String())
+	if cut {
+		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
+		_, _ = w.Write(content[:len(content)/2])
+		return // the connection ends where more was promised
+	}
+	http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(content))
+}
+
+// packed is a layer with one file.
+func packed(t *testing.T, content []byte) (blob []byte, id digest.Digest) {
+	t.Helper()
+	var archive, zipped bytes.Buffer
+	w := tar.NewWriter(&archive)
+	err := w.WriteHeader(&tar.Header{Name: "file", Mode: 0o644, Size: int64(len(content))})
+	if err == nil {
+		_, err = w.Write(content)
+	}
+	if err = errors.Join(err, w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	z := gzip.NewWriter(&zipped)
+	if _, err := z.Write(archive.Bytes()); err != nil {
+		t.Fatal(err)
+	}
+	if err := z.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return zipped.Bytes(), digest.FromBytes(archive.Bytes())
+}
+
+// image is what a test changes before it is served.
+type image struct {
+	t        *testing.T
+	layer    ocispec.Descriptor
+	config   ocispec.Image
+	manifest ocispec.Manifest
+	index    *ocispec.Index
+}
+
+// serve makes a registry with an image of one layer, as change has it.
+func serve(t *testing.T, change func(*registry, *image)) (*registry, *httptest.Server) {
+	t.Helper()
+	r := &registry{blobs: map[digest.Digest][]byte{}, types: map[digest.Digest]string{}, asked: map[digest.Digest]int{}}
+	blob, id := packed(t, bytes.Repeat([]byte("content of a file, "), 20000))
+	img := &image{t: t, layer: r.put(ocispec.MediaTypeImageLayerGzip, blob)}
+	img.config.OS, img.config.Architecture = "linux", "amd64"
+	img.config.RootFS.DiffIDs = []digest.Digest{id}
+	img.manifest = ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	img.manifest.Layers = []ocispec.Descriptor{img.layer}
+	change(r, img)
+	img.manifest.Config = r.putJSON(t, ocispec.MediaTypeImageConfig, img.config)
+	desc := r.putJSON(t, ocispec.MediaTypeImageManifest, img.manifest)
+	if img.index != nil {
+		desc.Platform = &img.config.Platform
+		img.index.Manifests = append(img.index.Manifests, desc)
+		desc = r.putJSON(t, ocispec.MediaTypeImageIndex, img.index)
+	}
+	r.manifest = desc.Digest
+	server := httptest.NewServer(r)
+	t.Cleanup(server.Close)
+	return r, server
+}
+
+func keeper(t *testing.T, limit int64) (*Keeper, string) {
+	t.Helper()
+	dir := t.TempDir()
+	cache, err := layercache.Open(dir, "test", limit, func(text string) { t.Log(text) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cache.Close() })
+	return &Keeper{Cache: cache, Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"}, Progress: func(int64, int64) {}}, dir
+}
+
+func (k *Keeper) pullFrom(t *testing.T, server *httptest.Server, logins Logins) (layercache.Image, error) {
+	t.Helper()
+	return k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}, Logins: logins})
+}
+
+// left are the files that nobody will finish.
+func left(t *testing.T, dir string) []string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(dir, "*", "unfinished", "*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestPull(t *testing.T) {
+	for name, change := range map[string]func(*registry, *image){
+		"a manifest": func(*registry, *image) {},
+		"an index": func(_ *registry, i *image) {
+			i.index = &ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+		},
+		"a layer that is cut": func(r *registry, i *image) { r.cut = i.layer.Digest },
+		"a layer that is twice": func(_ *registry, i *image) {
+			i.manifest.Layers = append(i.manifest.Layers, i.layer)
+			i.config.RootFS.DiffIDs = append(i.config.RootFS.DiffIDs, i.config.RootFS.DiffIDs[0])
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, server := serve(t, change)
+			k, dir := keeper(t, 1<<30)
+			var mu sync.Mutex
+			var came int64
+			k.Progress = func(more, _ int64) {
+				mu.Lock()
+				defer mu.Unlock()
+				came += more
+			}
+			img, err := k.pullFrom(t, server, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, missing := k.Cache.Size(img); missing > 0 || img.Target.Digest != r.manifest || came == 0 {
+				t.Errorf("%d layers missing, %s, %d bytes came", missing, img.Target.Digest, came)
+			}
+			for _, desc := range img.Blobs {
+				if _, err := k.Cache.Blob(desc.Digest); err != nil {
+					t.Error(err)
+				}
+			}
+			// Once more asks for no layer.
+			var layers []digest.Digest
+			for d, mediaType := range r.types {
+				if mediaType == ocispec.MediaTypeImageLayerGzip {
+					layers = append(layers, d)
+					r.asked[d] = 0
+				}
+			}
+			if _, err := k.pullFrom(t, server, nil); err != nil {
+				t.Fatal(err)
+			}
+			for _, d := range layers {
+				if r.asked[d] > 0 {
+					t.Errorf("layer %s was fetched again", d)
+				}
+			}
+			if rest := left(t, dir); len(rest) > 0 {
+				t.Errorf("left %v", rest)
+			}
+		})
+	}
+}
+
+func TestPullRefuses(t *testing.T) {
+	for want, change := range map[string]func(*registry, *image){
+		"another digest": func(r *registry, i *image) {
+			r.blobs[i.layer.Digest] = append([]byte(nil), r.blobs[i.layer.Digest]...)
+			r.blobs[i.layer.Digest][500] ^= 1
+		},
+		"read past expected size":              func(r *registry, i *image) { r.blobs[i.layer.Digest] = append(r.blobs[i.layer.Digest], "more"...) },
+		"but the image says":                   func(_ *registry, i *image) { i.config.RootFS.DiffIDs[0] = digest.FromString("another layer") },
+		"names 2":                              func(_ *registry, i *image) { i.config.RootFS.DiffIDs = append(i.config.RootFS.DiffIDs, "sha256:0") },
+		"has no digest that is understood":     func(_ *registry, i *image) { i.config.RootFS.DiffIDs[0] = "sha256:../../../../../tmp/x" },
+		"no image, but of type":                func(_ *registry, i *image) { i.manifest.MediaType = "application/x-other" },
+		"which is no layer":                    func(_ *registry, i *image) { i.manifest.Layers[0].MediaType = "application/x-model" },
+		"for linux/arm64, not for linux/amd64": func(_ *registry, i *image) { i.config.Architecture = "arm64" },
+		"only for [linux/arm64]": func(_ *registry, i *image) {
+			i.config.Architecture = "arm64"
+			i.index = &ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+		},
+		"layer is too large": func(r *registry, i *image) { // zeros pack well
+			blob, id := packed(i.t, make([]byte, 8<<20))
+			i.manifest.Layers[0] = r.put(ocispec.MediaTypeImageLayerGzip, blob)
+			i.config.RootFS.DiffIDs[0] = id
+		},
+		"unexpected EOF": func(r *registry, i *image) { // a packed archive that ends in the middle
+			blob := r.blobs[i.layer.Digest]
+			i.manifest.Layers[0] = r.put(ocispec.MediaTypeImageLayerGzip, blob[:len(blob)/2])
+		},
+		"not found":            func(r *registry, i *image) { delete(r.blobs, i.layer.Digest) },
+		"authorization failed": func(r *registry, _ *image) { r.password = "swordfish" },
+	} {
+		t.Run(want, func(t *testing.T) {
+			_, server := serve(t, change)
+			k, dir := keeper(t, 4<<20)
+			if want == "no image, but of type" {
+				server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					w.Header().Set("Content-Type", "application/x-other")
+					fmt.Fprint(w, "{}")
+				})
+			}
+			img, err := k.pullFrom(t, server, nil)
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%+v, %v; want an error with %q", img, err, want)
+			}
+			if all, err := k.Cache.Images(); err != nil || len(all) > 0 {
+				t.Errorf("it has a name: %v, %v", all, err)
+			}
+			if rest := left(t, dir); len(rest) > 0 {
+				t.Errorf("left %v", rest)
+			}
+		})
+	}
+}
+
+func TestPullWithAPassword(t *testing.T) {
+	_, server := serve(t, func(r *registry, _ *image) { r.password = "swordfish" })
+	k, _ := keeper(t, 1<<30)
+	logins, err := ParseLogins([]byte(`{"auths":{"https://reg.test/team":{"username":"me","password":"swordfish"},"reg.test":{"username":"me","password":"wrong"}}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.pullFrom(t, server, logins); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestImportLayoutInPlace(t *testing.T) {
+	r, _ := serve(t, func(*registry, *image) {})
+	dir := t.TempDir()
+	blobs := filepath.Join(dir, "blobs", "sha256")
+	if err := os.MkdirAll(blobs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for d, content := range r.blobs {
+		if err := os.WriteFile(filepath.Join(blobs, d.Encoded()), content, 0o444); err != nil {
+			t.Fatal(err)
+		}
+	}
+	index, err := json.Marshal(ocispec.Index{Manifests: []ocispec.Descriptor{{
+		MediaType: ocispec.MediaTypeImageManifest, Digest: r.manifest, Size: int64(len(r.blobs[r.manifest])),
+		Annotations: map[string]string{ocispec.AnnotationRefName: "app:2"},
+	}}})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "index.json"), index, 0o444)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o555); err != nil { // nothing is written there
+		t.Fatal(err)
+	}
+	k, _ := keeper(t, 1<<30)
+	images, err := k.Import(t.Context(), imagestore.Archive{Path: dir})
+	if err != nil || len(images) != 1 || images[0].Name != "docker.io/library/app:2" {
+		t.Fatalf("%+v, %v", images, err)
+	}
+	if _, missing := k.Cache.Size(images[0]); missing > 0 {
+		t.Errorf("%d layers are missing", missing)
+	}
+	// Without one of its blobs it is refused.
+	if err := os.Remove(filepath.Join(blobs, r.manifest.Encoded())); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Import(t.Context(), imagestore.Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), "not complete") {
+		t.Errorf("a layout without its manifest: %v", err)
+	}
+}
+
+func TestExportAndImportAgain(t *testing.T) {
+	_, server := serve(t, func(_ *registry, i *image) { i.config.Config.Env = []string{"A=b"} })
+	k, _ := keeper(t, 1<<30)
+	pulled, err := k.pullFrom(t, server, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "app.tar")
+	if err := Export(t.Context(), k.Cache, pulled, path); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := keeper(t, 1<<30)
+	images, err := other.Import(t.Context(), imagestore.Archive{Path: path})
+	if err != nil || len(images) != 1 || images[0].Name != pulled.Name {
+		t.Fatalf("%+v, %v", images, err)
+	}
+	config, err := configuration(other.Cache, images[0])
+	if err != nil || len(config.Config.Env) != 1 {
+		t.Errorf("configuration %+v, %v", config, err)
+	}
+	if size, missing := other.Cache.Size(images[0]); size == 0 || missing > 0 {
+		t.Errorf("%d bytes, %d layers are missing", size, missing)
+	}
+	// Without a layer there is no archive, nor half of one.
+	if err := errors.Join(k.Cache.Close(), os.Remove(path)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Cache.Remove(pulled.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := Export(t.Context(), k.Cache, pulled, path); err == nil {
+		t.Error("an image that is gone was exported")
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) > 0 {
+		t.Errorf("left %v, %v", files, err)
+	}
+}
+
+func TestTooLargeIsSaid(t *testing.T) {
+	blob, _ := packed(t, make([]byte, 1<<20))
+	_, err := layerfile.Convert(t.Context(), filepath.Join(t.TempDir(), "layer"), bytes.NewReader(blob), 1<<19)
+	if !errors.Is(err, layerfile.ErrTooLarge) {
+		t.Error(err)
+	}
+}
+
+func FuzzLogins(f *testing.F) {
+	f.Add([]byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"bWU6c3dvcmRmaXNo"},"a.test":{"identitytoken":"x"}}}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		logins, err := ParseLogins(text)
+		if err != nil && logins != nil {
+			t.Error("both logins and an error")
+		}
+	})
+}

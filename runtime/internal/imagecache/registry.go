@@ -1,0 +1,137 @@
+package imagecache
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+	"github.com/distribution/reference"
+
+	"berth.dev/berth/runtime/internal/layercache"
+)
+
+// Registries say where images are to be had, and who asks.
+type Registries struct {
+	// Servers are the addresses of registries that are not at their name, with
+	// the scheme.
+	Servers map[string]string
+	Logins  Logins
+}
+
+// Pull brings an image from its registry. A name is what users type.
+func (k *Keeper) Pull(ctx context.Context, name string, registries Registries) (layercache.Image, error) {
+	ref, err := reference.ParseDockerRef(name)
+	if err != nil {
+		return layercache.Image{}, fmt.Errorf("parse image name %q: %w", name, err)
+	}
+	resolver := docker.NewResolver(docker.ResolverOptions{Hosts: registries.hosts(ref)})
+	resolved, target, err := resolver.Resolve(ctx, ref.String())
+	if err != nil {
+		return layercache.Image{}, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	fetcher, err := resolver.Fetcher(ctx, resolved)
+	if err != nil {
+		return layercache.Image{}, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	image, err := k.Keep(ctx, ref.String(), target, fetcher)
+	if err != nil {
+		return image, fmt.Errorf("pull %s: %w", ref, err)
+	}
+	return image, nil
+}
+
+// hosts says how a registry is reached for an image.
+func (r Registries) hosts(ref reference.Named) docker.RegistryHosts {
+	transport := docker.DefaultHTTPTransport(nil)
+	client := &http.Client{Transport: transport}
+	authorizer := docker.NewDockerAuthorizer(docker.WithAuthClient(client), docker.WithAuthCreds(func(host string) (string, string, error) {
+		user, secret := r.Logins.find(host, ref)
+		return user, secret, nil
+	}))
+	byName := docker.ConfigureDefaultRegistries(docker.WithClient(client), docker.WithAuthorizer(authorizer))
+	return func(registry string) ([]docker.RegistryHost, error) {
+		hosts, err := byName(registry)
+		server, elsewhere := r.Servers[registry]
+		if err != nil || !elsewhere {
+			return hosts, err
+		}
+		parsed, err := url.Parse(server)
+		if err != nil {
+			return nil, fmt.Errorf("parse address of registry %s: %w", registry, err)
+		}
+		hosts[0].Scheme, hosts[0].Host = parsed.Scheme, parsed.Host
+		// Registries with projects have the protocol's root in the middle.
+		hosts[0].Path = strings.TrimSuffix(parsed.Path, "/")
+		if !strings.HasPrefix(hosts[0].Path+"/", "/v2/") {
+			hosts[0].Path += "/v2"
+		}
+		return hosts, nil
+	}
+}
+
+// Logins are the passwords for registries, by what docker login writes: names of
+// registries, some with a scheme or the beginning of a path.
+type Logins map[string]login
+
+type login struct {
+	user, secret string
+}
+
+// ParseLogins reads a Docker configuration.
+func ParseLogins(text []byte) (Logins, error) {
+	var config struct {
+		Auths map[string]struct{ Auth, Username, Password, IdentityToken string }
+	}
+	if err := json.Unmarshal(text, &config); err != nil {
+		return nil, fmt.Errorf("parse passwords of registries: %w", err)
+	}
+	logins := Logins{}
+	for name, entry := range config.Auths {
+		user, secret := entry.Username, entry.Password
+		if entry.Auth != "" {
+			decoded, err := base64.StdEncoding.DecodeString(entry.Auth)
+			if err != nil {
+				return nil, fmt.Errorf("parse password of registry %s: it is no base64", name)
+			}
+			user, secret, _ = strings.Cut(strings.TrimRight(string(decoded), "\x00"), ":")
+		}
+		if entry.IdentityToken != "" {
+			user, secret = "", entry.IdentityToken
+		}
+		name = strings.TrimPrefix(strings.TrimPrefix(name, "https://"), "http://")
+		name = strings.TrimSuffix(name, "/")
+		// What Docker calls its own registry.
+		for _, version := range []string{"/v1", "/v2"} {
+			name = strings.TrimSuffix(name, version)
+		}
+		logins[name] = login{user, secret}
+	}
+	return logins, nil
+}
+
+// find returns the login for a host that is asked for an image: of the most that
+// is said of it, else that of the registry in the image's name.
+func (l Logins) find(host string, ref reference.Named) (user, secret string) {
+	for _, name := range append([]string{host}, aliases(reference.Domain(ref))...) {
+		for key := name + "/" + reference.Path(ref); key != ""; {
+			if found, ok := l[key]; ok {
+				return found.user, found.secret
+			}
+			cut := strings.LastIndex(key, "/")
+			key = key[:max(cut, 0)]
+		}
+	}
+	return "", ""
+}
+
+func aliases(registry string) []string {
+	if registry == "docker.io" {
+		return []string{registry, "index.docker.io", "registry-1.docker.io"}
+	}
+	return []string{registry}
+}

@@ -1,0 +1,88 @@
+package imagestore
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"runtime"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/sif"
+)
+
+// isSIF looks at the beginning of a file.
+func isSIF(file *os.File) bool {
+	start := make([]byte, 64)
+	_, err := file.ReadAt(start, 0)
+	return err == nil && sif.Is(start)
+}
+
+// readSIF puts the image of a SIF file into a store, as one of a single layer.
+func readSIF(ctx context.Context, store content.Store, file *os.File) (index ocispec.Index, err error) {
+	info, err := file.Stat()
+	if err != nil {
+		return index, err
+	}
+	image, err := sif.Open(file, info.Size())
+	if err != nil {
+		return index, err
+	}
+	layer, config, err := writeLayer(ctx, store, image)
+	if err != nil {
+		return index, err
+	}
+	config.RootFS.DiffIDs = []digest.Digest{layer.Digest}
+	config.Architecture = cmp.Or(config.Architecture, runtime.GOARCH)
+	manifest := ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		Layers: []ocispec.Descriptor{layer},
+	}
+	if manifest.Config, err = writeJSON(ctx, store, ocispec.MediaTypeImageConfig, config); err != nil {
+		return index, err
+	}
+	desc, err := writeJSON(ctx, store, ocispec.MediaTypeImageManifest, manifest)
+	desc.Platform = &config.Platform
+	return ocispec.Index{Manifests: []ocispec.Descriptor{desc}}, err
+}
+
+func writeLayer(ctx context.Context, store content.Store, image *sif.File) (desc ocispec.Descriptor, config ocispec.Image, err error) {
+	w, err := content.OpenWriter(ctx, store, content.WithRef("sif-layer"))
+	if err != nil {
+		return desc, config, err
+	}
+	defer w.Close()
+	buffered := bufio.NewWriterSize(w, 1<<20)
+	if config, err = image.Layer(buffered); err != nil {
+		return desc, config, err
+	}
+	if err := buffered.Flush(); err != nil {
+		return desc, config, err
+	}
+	status, err := w.Status()
+	if err != nil {
+		return desc, config, err
+	}
+	desc = ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: w.Digest(), Size: status.Offset}
+	if err := w.Commit(ctx, desc.Size, desc.Digest); err != nil && !errdefs.IsAlreadyExists(err) {
+		return desc, config, err
+	}
+	return desc, config, nil
+}
+
+func writeJSON(ctx context.Context, store content.Store, mediaType string, value any) (ocispec.Descriptor, error) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("encode %s: %w", mediaType, err)
+	}
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(text), Size: int64(len(text))}
+	return desc, content.WriteBlob(ctx, store, "sif-"+desc.Digest.Encoded(), bytes.NewReader(text), desc)
+}

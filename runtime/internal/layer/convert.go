@@ -1,0 +1,307 @@
+// Package layer makes an EROFS image of a layer's tar archive, with what the
+// archive says about the layers below it in a form that package tree reads.
+// Neither the compression of an archive nor where images are kept is its
+// business.
+package layer
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+
+	"berth.dev/berth/runtime/internal/erofs"
+)
+
+// What a layer says about those below it, as overlayfs has it on disk: a
+// character device 0:0 hides a name, an attribute all of a directory.
+const (
+	OpaqueXattr = "trusted.overlay.opaque"
+	// LinkXattr is of a character device 0:1, which stands for a hard link: to
+	// the file of that path as the layers below have it.
+	LinkXattr = "trusted.berth.link"
+	// ImpliedXattr marks a directory that the archive only names in paths: it
+	// says nothing of its owner and permissions.
+	ImpliedXattr = "trusted.berth.implied"
+
+	whiteoutPrefix = ".wh."
+	whiteoutMeta   = ".wh..wh."
+	opaqueMarker   = ".wh..wh..opq"
+	// paxXattr begins the names of records that hold extended attributes.
+	paxXattr = "SCHILY.xattr."
+)
+
+// LinkDevice is the number of that device: minor 1 of a major that no device
+// has.
+const LinkDevice = 1
+
+const (
+	// maxDepth bounds the directories in each other, so that none is beyond
+	// what paths can name.
+	maxDepth = 2048
+	// maxEntries bounds what is kept in memory for one layer.
+	maxEntries = 8 << 20
+)
+
+// Convert reads a tar archive to its end and writes the image of it to file,
+// which has to be empty.
+func Convert(archive io.Reader, file *os.File) error {
+	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}}
+	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
+		return err
+	}
+	reader := tar.NewReader(archive)
+	for range maxEntries {
+		header, err := reader.Next()
+		if errors.Is(err, io.EOF) {
+			return c.writer.Close()
+		}
+		if err != nil {
+			return fmt.Errorf("read archive of layer: %w", err)
+		}
+		if err := c.add(header, reader); err != nil {
+			return fmt.Errorf("read archive of layer: %q: %w", header.Name, err)
+		}
+	}
+	return fmt.Errorf("read archive of layer: more than %d files", maxEntries)
+}
+
+type converter struct {
+	writer *erofs.Writer
+	// links is where symbolic links lead.
+	links map[*erofs.Node]string
+}
+
+func implied() erofs.Meta {
+	return erofs.Meta{Mode: erofs.TypeDir | 0o755, Xattrs: []erofs.Xattr{{Name: ImpliedXattr, Value: []byte("y")}}}
+}
+
+// add puts one entry of the archive into the image.
+func (c converter) add(header *tar.Header, content io.Reader) error {
+	name := clean(header.Name)
+	switch header.Typeflag {
+	case tar.TypeXGlobalHeader:
+		return nil
+	case tar.TypeDir:
+		return c.addDirectory(name, header)
+	}
+	if name == "" {
+		return errors.New("only a directory can be the root")
+	}
+	dir, err := c.directory(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	base := path.Base(name)
+	switch {
+	case base == opaqueMarker:
+		return c.makeOpaque(dir)
+	case strings.HasPrefix(base, whiteoutMeta):
+		return nil // of another storage driver, and of no meaning here
+	case strings.HasPrefix(base, whiteoutPrefix):
+		base = strings.TrimPrefix(base, whiteoutPrefix)
+		if there := dir.Child(base); there != nil {
+			// It hides what is below, not what is beside it.
+			if there.IsDir() {
+				return c.makeOpaque(there)
+			}
+			return nil
+		}
+		header = &tar.Header{Typeflag: tar.TypeChar}
+	case header.Typeflag == tar.TypeLink:
+		target, err := c.find(clean(header.Linkname))
+		if err != nil {
+			return fmt.Errorf("hard link to %q: %w", header.Linkname, err)
+		}
+		return c.writer.Link(dir, base, target)
+	}
+	meta, err := describe(header)
+	if err != nil {
+		return err
+	}
+	size := int64(0)
+	switch meta.Mode & erofs.TypeMask {
+	case erofs.TypeRegular:
+		size = header.Size
+	case erofs.TypeSymlink:
+		content, size = strings.NewReader(header.Linkname), int64(len(header.Linkname))
+	}
+	n, err := c.writer.File(meta, content, size)
+	if err != nil {
+		return err
+	}
+	if header.Typeflag == tar.TypeSymlink {
+		c.links[n] = header.Linkname
+	}
+	return c.writer.Link(dir, base, n)
+}
+
+// addDirectory adds a directory, or describes one that is there.
+func (c converter) addDirectory(name string, header *tar.Header) error {
+	meta, err := describe(header)
+	if err != nil {
+		return err
+	}
+	if name == "" {
+		return c.describe(c.writer.Root(), meta)
+	}
+	parent, err := c.directory(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	if there := parent.Child(path.Base(name)); there != nil && there.IsDir() {
+		return c.describe(there, meta)
+	}
+	_, err = c.newDirectory(parent, path.Base(name), meta)
+	return err
+}
+
+// newDirectory makes a directory, in the place of what has the name so far.
+// Where that hides what is below, the directory does.
+func (c converter) newDirectory(parent *erofs.Node, name string, meta erofs.Meta) (*erofs.Node, error) {
+	if there := parent.Child(name); there != nil && isWhiteout(there) {
+		meta.Xattrs = append(meta.Xattrs, opaque())
+	}
+	dir, err := c.writer.Dir(meta)
+	if err != nil {
+		return nil, err
+	}
+	return dir, c.writer.Link(parent, name, dir)
+}
+
+func isWhiteout(n *erofs.Node) bool {
+	return n.Meta().Mode&erofs.TypeMask == erofs.TypeChar && n.Meta().Device == 0
+}
+
+// describe gives a directory what its entry says, and leaves it opaque if it is.
+func (c converter) describe(dir *erofs.Node, meta erofs.Meta) error {
+	if slices.ContainsFunc(dir.Meta().Xattrs, func(x erofs.Xattr) bool { return x.Name == OpaqueXattr }) {
+		meta.Xattrs = append(meta.Xattrs, opaque())
+	}
+	return c.writer.Describe(dir, meta)
+}
+
+func opaque() erofs.Xattr { return erofs.Xattr{Name: OpaqueXattr, Value: []byte("y")} }
+
+func (c converter) makeOpaque(dir *erofs.Node) error {
+	meta := dir.Meta()
+	meta.Xattrs = append(slices.Clone(meta.Xattrs), opaque())
+	return c.writer.Describe(dir, meta)
+}
+
+// maxHops bounds the links on the way to a directory.
+const maxHops = 40
+
+// directory returns the directory of a path, and makes what is missing of it.
+// Links of this layer lead on, never out of the root; those of layers below are
+// not known here.
+func (c converter) directory(name string) (*erofs.Node, error) { return c.walk(name, true) }
+
+func (c converter) walk(name string, create bool) (*erofs.Node, error) {
+	dir := c.writer.Root()
+	words := strings.Split(clean(name), "/")
+	for hops, depth := 0, 0; len(words) > 0; {
+		word := words[0]
+		words = words[1:]
+		switch word {
+		case "", ".":
+			continue
+		case "..":
+			dir, depth = dir.Parent(), max(0, depth-1)
+			continue
+		}
+		next := dir.Child(word)
+		if create && (next == nil || isWhiteout(next)) {
+			var err error
+			if next, err = c.newDirectory(dir, word, implied()); err != nil {
+				return nil, err
+			}
+		}
+		switch target, link := c.links[next]; {
+		case next == nil:
+			return nil, fmt.Errorf("%q is not in the layer", word)
+		case next.IsDir():
+			dir = next
+			depth++
+		case link && hops < maxHops:
+			hops++
+			if strings.HasPrefix(target, "/") {
+				dir, depth = c.writer.Root(), 0
+			}
+			words = append(strings.Split(target, "/"), words...)
+		default:
+			return nil, fmt.Errorf("%q is no directory", word)
+		}
+		if depth > maxDepth {
+			return nil, fmt.Errorf("more than %d directories in each other", maxDepth)
+		}
+	}
+	return dir, nil
+}
+
+// find returns a file of this layer, or what stands for one of those below.
+func (c converter) find(name string) (*erofs.Node, error) {
+	var n *erofs.Node
+	if dir, err := c.walk(path.Dir(name), false); err == nil {
+		n = dir.Child(path.Base(name))
+	}
+	switch {
+	case n == nil || isWhiteout(n):
+		return c.writer.File(erofs.Meta{
+			Mode: erofs.TypeChar, Device: LinkDevice, Xattrs: []erofs.Xattr{{Name: LinkXattr, Value: []byte(name)}},
+		}, nil, 0)
+	case n.IsDir():
+		return nil, errors.New("it is a directory")
+	}
+	return n, nil
+}
+
+// clean makes a name relative to the root, "" for that itself. What leads above
+// the root ends there, as in every container.
+func clean(name string) string { return path.Clean("/" + name)[1:] }
+
+var types = map[byte]uint16{
+	tar.TypeReg: erofs.TypeRegular, '\x00': erofs.TypeRegular, tar.TypeCont: erofs.TypeRegular, tar.TypeGNUSparse: erofs.TypeRegular,
+	tar.TypeDir: erofs.TypeDir, tar.TypeSymlink: erofs.TypeSymlink,
+	tar.TypeChar: erofs.TypeChar, tar.TypeBlock: erofs.TypeBlock, tar.TypeFifo: erofs.TypeFIFO,
+}
+
+// maxID is the largest user or group there is; one more means none.
+const maxID = 1<<32 - 2
+
+func describe(header *tar.Header) (erofs.Meta, error) {
+	kind, known := types[header.Typeflag]
+	if !known {
+		return erofs.Meta{}, fmt.Errorf("entry of unknown type %q", header.Typeflag)
+	}
+	if header.Uid < 0 || header.Gid < 0 || header.Uid > maxID || header.Gid > maxID {
+		return erofs.Meta{}, fmt.Errorf("owner %d:%d is impossible", header.Uid, header.Gid)
+	}
+	meta := erofs.Meta{
+		Mode: kind | uint16(header.Mode)&0o7777,
+		UID:  uint32(header.Uid), GID: uint32(header.Gid),
+		Seconds: header.ModTime.Unix(), Nanoseconds: uint32(header.ModTime.Nanosecond()),
+	}
+	if kind == erofs.TypeSymlink {
+		meta.Mode = kind | 0o777 // whatever the archive says
+	}
+	if header.ModTime.IsZero() {
+		meta.Seconds = 0
+	}
+	if kind == erofs.TypeChar || kind == erofs.TypeBlock {
+		meta.Device = erofs.DeviceNumber(uint32(header.Devmajor), uint32(header.Devminor))
+	}
+	for _, key := range slices.Sorted(maps.Keys(header.PAXRecords)) {
+		// Of the others, what a user may set can be set by no user.
+		name, found := strings.CutPrefix(key, paxXattr)
+		if found && (strings.HasPrefix(name, "user.") || strings.HasPrefix(name, "security.")) {
+			meta.Xattrs = append(meta.Xattrs, erofs.Xattr{Name: name, Value: []byte(header.PAXRecords[key])})
+		}
+	}
+	return meta, nil
+}

@@ -1,0 +1,245 @@
+// Package layercache keeps the images of layers in a folder that all nodes and
+// all jobs of a user share, such as one on NFS: what one of them has converted,
+// the others use in place.
+//
+// Nothing is locked, because not every file system keeps locks. A file gets its
+// name when it is complete, by a link that never replaces another one. A job has
+// a further name for each that it uses, in a folder of its own: so the file
+// stays, whoever removes the first name meanwhile. Images themselves are
+// package erofs'.
+package layercache
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+)
+
+const (
+	// version is that of the images' form: another one gets another folder.
+	version        = "layers-1"
+	jobsDir        = "jobs"
+	imageExtension = ".erofs"
+	// unfinishedFor is how old a file may get that has no name yet, or the
+	// folder of a job that shows no sign of life: after that nobody is there to
+	// finish it.
+	unfinishedFor = 24 * time.Hour
+	jobGoneAfter  = 14 * 24 * time.Hour
+)
+
+// Cache is a folder of layers. It may be used by several at once.
+type Cache struct {
+	dir string
+	// job is the folder of what this job uses on this node. Whoever ends the job
+	// removes it.
+	job string
+	// limit is how many bytes it may take.
+	limit int64
+	log   func(string)
+}
+
+// Open opens the cache in a folder of the user's for a job, and makes what is
+// missing. What has to be said to the user goes to log.
+func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
+	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
+	c.job = filepath.Join(c.dir, jobsDir, job)
+	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.aside(), c.job} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, fmt.Errorf("open cache of layers: %w", err)
+		}
+	}
+	// Nobody else is to put anything there.
+	if err := checkOwn(c.dir); err != nil {
+		return nil, fmt.Errorf("open cache of layers: %w; chmod go-w %s, or name another folder", err, c.dir)
+	}
+	return c, nil
+}
+
+// Close gives up what Take has returned.
+func (c *Cache) Close() error { return os.RemoveAll(c.job) }
+
+// Limit is how many bytes the cache may take.
+func (c *Cache) Limit() int64 { return c.limit }
+
+func (c *Cache) layers() string     { return filepath.Join(c.dir, "sha256") }
+func (c *Cache) unfinished() string { return filepath.Join(c.dir, "unfinished") }
+func (c *Cache) aside() string      { return filepath.Join(c.dir, "damaged") }
+
+func (c *Cache) path(d digest.Digest) string {
+	return filepath.Join(c.layers(), d.Encoded()+imageExtension)
+}
+
+// checkOwn refuses what others may change.
+func checkOwn(path string) error {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return fmt.Errorf("look at %s: %w", path, err)
+	}
+	if st.Uid != uint32(os.Getuid()) || st.Mode&0o022 != 0 {
+		return fmt.Errorf("trust %s (owner %d, mode %#o): others may change it", path, st.Uid, st.Mode&0o777)
+	}
+	return nil
+}
+
+// Take returns the path of a layer's image, under which it stays for as long as
+// the job lasts; "" where there is none. A damaged one is put aside.
+func (c *Cache) Take(d digest.Digest) (string, error) {
+	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
+		return "", nil
+	}
+	own := filepath.Join(c.job, d.Encoded()+imageExtension)
+	if err := os.Link(c.path(d), own); err != nil && !errors.Is(err, fs.ErrExist) {
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", nil
+		}
+		return "", fmt.Errorf("take layer %s from the cache: %w", d, err)
+	}
+	if err := check(own); err != nil {
+		if !errors.Is(err, erofs.ErrCorrupt) {
+			return "", fmt.Errorf("take layer %s from the cache: %w", d, err)
+		}
+		c.log(fmt.Sprintf("layer %s is damaged in the cache, is put aside, and has to be fetched again: %v", d, err))
+		return "", c.putAside(d, own)
+	}
+	now := time.Now()
+	// The time says when it was used last.
+	_ = os.Chtimes(own, now, now)
+	return own, nil
+}
+
+// check looks whether an image is whole: not every block of it, which is done
+// when it is read.
+func check(path string) error {
+	if err := checkOwn(path); err != nil {
+		return fmt.Errorf("%w: %w", err, erofs.ErrCorrupt)
+	}
+	return withImage(path, func(*erofs.Image) error { return nil })
+}
+
+// putAside takes a damaged image out of use, for a person to look at.
+func (c *Cache) putAside(d digest.Digest, own string) error {
+	aside := filepath.Join(c.aside(), d.Encoded()+"-"+rand.Text())
+	err := os.Rename(own, aside)
+	// The shared name may be of a good one by now.
+	if err == nil && same(c.path(d), aside) {
+		err = os.Remove(c.path(d))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("put damaged layer %s aside: %w", d, err)
+	}
+	return nil
+}
+
+func same(a, b string) bool {
+	one, err := os.Stat(a)
+	other, err2 := os.Stat(b)
+	return err == nil && err2 == nil && os.SameFile(one, other)
+}
+
+// PutAside takes a layer out of use that turned out to be damaged while it was
+// read, under a path that Take has returned. Others it leaves alone.
+func PutAside(path string) error {
+	name, extension := filepath.Base(path), filepath.Ext(path)
+	d := digest.NewDigestFromEncoded(digest.SHA256, name[:len(name)-len(extension)])
+	jobs := filepath.Dir(filepath.Dir(path))
+	if filepath.Base(jobs) != jobsDir || extension != imageExtension || d.Validate() != nil {
+		return nil
+	}
+	c := &Cache{dir: filepath.Dir(jobs)}
+	return c.putAside(d, path)
+}
+
+// Publish copies the image of a layer, whose digest the caller has checked, into
+// the cache, and returns its path as Take does.
+func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
+	if _, err := os.Lstat(c.path(d)); err == nil {
+		return c.Take(d) // another node was faster
+	}
+	path, err := c.Make(d, func(temporary string) error { return copyImage(from, temporary) })
+	if err != nil {
+		return "", fmt.Errorf("publish layer %s: %w", d, err)
+	}
+	return path, nil
+}
+
+// Make has the image of a layer written, to a path in the cache where there is
+// none yet, and returns its path as Take does. What write returns is the error.
+func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, error) {
+	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
+		return "", fmt.Errorf("layer %q has no digest that is understood (sha256)", d)
+	}
+	temporary := filepath.Join(c.unfinished(), d.Encoded()+"-"+rand.Text())
+	defer os.Remove(temporary)
+	if err := write(temporary); err != nil {
+		return "", err
+	}
+	if err := Verify(temporary); err != nil {
+		return "", err
+	}
+	if err := os.Link(temporary, c.path(d)); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return c.Take(d)
+}
+
+// Scratch makes a folder for what is needed on the way. The caller removes it.
+func (c *Cache) Scratch() (string, error) {
+	dir := filepath.Join(c.unfinished(), rand.Text())
+	return dir, os.Mkdir(dir, 0o700)
+}
+
+// copyImage copies an image.
+func copyImage(from, to string) (err error) {
+	source, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	target, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o400)
+	if err != nil {
+		return err
+	}
+	// Before it gets its name: to close it is what makes others see its content.
+	// What a power cut takes of it is found by the checksums.
+	defer func() { err = errors.Join(err, target.Close()) }()
+	_, err = io.Copy(target, source)
+	return err
+}
+
+// Verify reads all of an image and checks it.
+func Verify(path string) error {
+	return withImage(path, (*erofs.Image).Verify)
+}
+
+func withImage(path string, use func(*erofs.Image) error) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	image, err := erofs.Open(file, info.Size())
+	if err != nil {
+		return err
+	}
+	return use(image)
+}
+
+// Alive shows that the job goes on.
+func (c *Cache) Alive() error {
+	now := time.Now()
+	return os.Chtimes(c.job, now, now)
+}

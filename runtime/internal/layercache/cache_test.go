@@ -1,0 +1,275 @@
+package layercache
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/erofs"
+)
+
+// image writes an image with some content, and makes up a layer's digest.
+func image(t *testing.T, content string) (d digest.Digest, path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "image")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	w := erofs.NewWriter(file)
+	n, err := w.File(erofs.Meta{Mode: erofs.TypeRegular}, strings.NewReader(content), int64(len(content)))
+	if err == nil {
+		err = w.Link(w.Root(), "file", n)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return digest.FromString(content), path
+}
+
+func open(t *testing.T, dir, job string, limit int64) (*Cache, *[]string) {
+	t.Helper()
+	var said []string
+	c, err := Open(dir, job, limit, func(text string) { said = append(said, text) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, &said
+}
+
+func take(t *testing.T, c *Cache, d digest.Digest) string {
+	t.Helper()
+	path, err := c.Take(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPublishAndTake(t *testing.T) {
+	dir := t.TempDir()
+	one, _ := open(t, dir, "one", 1<<30)
+	other, said := open(t, dir, "other", 1<<30)
+	d, path := image(t, "content")
+	if got := take(t, other, d); got != "" {
+		t.Fatalf("%s is there before it was published", got)
+	}
+	if _, err := one.Publish(d, path); err != nil {
+		t.Fatal(err)
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile(take(t, other, d))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("took something else: %v", err)
+	}
+	// Once more is the same.
+	if _, err := other.Publish(d, path); err != nil {
+		t.Fatal(err)
+	}
+	take(t, other, d)
+	left, err := os.ReadDir(one.unfinished())
+	if err != nil || len(left)+len(*said) > 0 {
+		t.Errorf("left %v, said %v, %v", left, *said, err)
+	}
+}
+
+func TestManyPublishTheSame(t *testing.T) {
+	dir := t.TempDir()
+	d, path := image(t, strings.Repeat("content", 100000))
+	var group sync.WaitGroup
+	for i := range 20 {
+		c, _ := open(t, dir, fmt.Sprint("job", i), 1<<30)
+		group.Go(func() {
+			own, err := c.Publish(d, path)
+			if err == nil {
+				err = check(own)
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	c, _ := open(t, dir, "last", 1<<30)
+	layers, err := os.ReadDir(c.layers())
+	if err != nil || len(layers) != 1 {
+		t.Errorf("%v, %v", layers, err)
+	}
+}
+
+func TestDamagedIsPutAside(t *testing.T) {
+	for what, damage := range map[string]func(path string) error{
+		"cut":       func(path string) error { return os.Truncate(path, 5000) },
+		"empty":     func(path string) error { return os.Truncate(path, 0) },
+		"others'":   func(path string) error { return os.Chmod(path, 0o666) },
+		"no image":  func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("text"), 9000), 0o600) },
+		"its inode": func(path string) error { return change(path, 1024+128+1) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			dir := t.TempDir()
+			c, said := open(t, dir, "one", 1<<30)
+			d, path := image(t, "content")
+			if _, err := c.Publish(d, path); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chmod(c.path(d), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			if err := damage(c.path(d)); err != nil {
+				t.Fatal(err)
+			}
+			if got := take(t, c, d); got != "" {
+				t.Errorf("%s is taken", got)
+			}
+			aside, err := os.ReadDir(c.aside())
+			if err != nil || len(aside) != 1 || len(*said) != 1 {
+				t.Errorf("aside %v, said %v, %v", aside, *said, err)
+			}
+			// Somebody publishes it again.
+			if own, err := c.Publish(d, path); err != nil || check(own) != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func change(path string, at int64) error {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.WriteAt([]byte{0xff}, at)
+	return err
+}
+
+func TestDamageThatReadingFinds(t *testing.T) {
+	dir := t.TempDir()
+	c, _ := open(t, dir, "one", 1<<30)
+	other, _ := open(t, dir, "other", 1<<30)
+	d, path := image(t, "content")
+	own, err := c.Publish(d, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := take(t, other, d)
+	if err := PutAside(own); err != nil {
+		t.Fatal(err)
+	}
+	if got := take(t, c, d); got != "" {
+		t.Errorf("%s is still there", got)
+	}
+	if _, err := os.Stat(used); err != nil {
+		t.Errorf("who used it has lost it: %v", err)
+	}
+	// What is no layer of a cache stays.
+	if err := PutAside(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTrim(t *testing.T) {
+	dir := t.TempDir()
+	_, sample := image(t, strings.Repeat("0", 9000))
+	info, err := os.Stat(sample)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := info.Size() * 5 / 2 // two, and half of one
+	c, _ := open(t, dir, "one", limit)
+	now := time.Now()
+	var all []digest.Digest
+	var used string
+	for i := range 5 {
+		d, path := image(t, strings.Repeat(fmt.Sprint(i), 9000))
+		own, err := c.Publish(d, path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := now.Add(time.Duration(i-10) * time.Minute)
+		if err := os.Chtimes(c.path(d), at, at); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			used = own
+		}
+		all = append(all, d)
+	}
+	old := now.Add(-30 * 24 * time.Hour)
+	for _, path := range []string{filepath.Join(c.unfinished(), "left"), filepath.Join(filepath.Dir(c.job), "gone")} {
+		if err := os.Mkdir(path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.Trim(now); err != nil {
+		t.Fatal(err)
+	}
+	other, _ := open(t, dir, "other", limit)
+	for i, d := range all {
+		if got, want := take(t, other, d) != "", i >= 3; got != want {
+			t.Errorf("layer %d is there: %v", i, got)
+		}
+	}
+	if check(used) != nil {
+		t.Error("a layer in use was removed")
+	}
+	for _, dir := range []string{c.unfinished(), filepath.Dir(c.job)} {
+		entries, err := os.ReadDir(dir)
+		for _, e := range entries {
+			if e.Name() == "left" || e.Name() == "gone" {
+				t.Errorf("%s is still there, %v", e.Name(), err)
+			}
+		}
+	}
+}
+
+func TestRefusesFoldersOfOthers(t *testing.T) {
+	dir := t.TempDir()
+	open(t, dir, "one", 1<<30)
+	if err := os.Chmod(filepath.Join(dir, version), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, "other", 1<<30, nil); err == nil {
+		t.Error("a folder that everybody may write to is trusted")
+	}
+}
+
+func TestFullDisk(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to mount a small file system")
+	}
+	dir := t.TempDir()
+	mountSmall(t, dir)
+	c, _ := open(t, dir, "one", 1<<30)
+	d, path := image(t, strings.Repeat("content", 500_000))
+	if own, err := c.Publish(d, path); err == nil {
+		t.Errorf("published as %s on a full disk", own)
+	}
+	left, err := os.ReadDir(c.unfinished())
+	if err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if got := take(t, c, d); got != "" {
+		t.Errorf("%s is there", got)
+	}
+}

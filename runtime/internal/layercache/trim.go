@@ -1,0 +1,113 @@
+package layercache
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// Trim removes what nobody will finish, and the layers that were used longest
+// ago until the others fit: first of those that belong to no image with a name.
+// One in use may lose its name, not its content.
+func (c *Cache) Trim(now time.Time) error {
+	var problems []error
+	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
+		entries, err := os.ReadDir(dir)
+		problems = append(problems, err)
+		for _, e := range entries {
+			info, err := e.Info()
+			if err == nil && now.Sub(info.ModTime()) > age {
+				problems = append(problems, os.RemoveAll(filepath.Join(dir, e.Name())))
+			}
+		}
+	}
+	named, err := c.named()
+	problems = append(problems, err)
+	files, total, err := c.files()
+	problems = append(problems, err)
+	slices.SortFunc(files, func(a, b fs.FileInfo) int {
+		if one, other := named[digestOf(a.Name())], named[digestOf(b.Name())]; one != other {
+			if other {
+				return -1
+			}
+			return 1
+		}
+		return a.ModTime().Compare(b.ModTime())
+	})
+	for _, info := range files {
+		if total <= c.limit {
+			break
+		}
+		err := os.Remove(filepath.Join(c.layers(), info.Name()))
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			total -= info.Size()
+			continue
+		}
+		problems = append(problems, err)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("trim cache of layers: %w", err)
+	}
+	return nil
+}
+
+// files are the layers, and how many bytes they have together.
+func (c *Cache) files() (files []fs.FileInfo, total int64, err error) {
+	entries, err := os.ReadDir(c.layers())
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil { // else somebody else has removed it
+			files = append(files, info)
+			total += info.Size()
+		}
+	}
+	return files, total, err
+}
+
+// Usage is how much the cache holds.
+type Usage struct {
+	Layers int
+	Bytes  int64
+}
+
+// Usage counts the layers, those of images with names and all others.
+func (c *Cache) Usage() (Usage, error) {
+	files, total, err := c.files()
+	return Usage{len(files), total}, err
+}
+
+// digestOf is the digest of the layer that a file is of.
+func digestOf(file string) digest.Digest {
+	return digest.NewDigestFromEncoded(digest.SHA256, file[:max(0, len(file)-len(imageExtension))])
+}
+
+// Layers are all that the cache has.
+func (c *Cache) Layers() (layers []digest.Digest, err error) {
+	files, _, err := c.files()
+	for _, info := range files {
+		if d := digestOf(info.Name()); d.Validate() == nil {
+			layers = append(layers, d)
+		}
+	}
+	return layers, err
+}
+
+// VerifyLayer reads all of a layer and checks it. A damaged one is put aside.
+func (c *Cache) VerifyLayer(d digest.Digest) error {
+	own, err := c.Take(d)
+	if err != nil {
+		return err
+	}
+	if own == "" {
+		return fmt.Errorf("read layer %s: %w", d, fs.ErrNotExist)
+	}
+	if err := Verify(own); err != nil {
+		return errors.Join(fmt.Errorf("read layer %s: %w", d, err), c.putAside(d, own))
+	}
+	return nil
+}

@@ -1,0 +1,112 @@
+package mounts
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// askAgain is how long a server may take to answer before it is asked once
+	// more: it may have been killed after it had read the request.
+	askAgain = 2 * time.Second
+	// answerWithin bounds the wait for a server, which may be started anew
+	// meanwhile.
+	answerWithin = 30 * time.Second
+)
+
+// Client mounts trees.
+type Client struct {
+	// Squash shows everything as the property of user and group 0.
+	Squash bool
+
+	mu   sync.Mutex
+	conn *net.UnixConn
+}
+
+// NewClient returns a client of the server at the other end of conn, which it
+// owns from now on.
+func NewClient(conn *net.UnixConn) *Client { return &Client{conn: conn} }
+
+// Close closes the connection.
+func (c *Client) Close() error { return c.conn.Close() }
+
+// Mount mounts the tree of layers, the uppermost first, on a directory.
+func (c *Client) Mount(ctx context.Context, target string, layers []string) error {
+	device, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("mount image: %w; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse", err)
+	}
+	// Only the server is to have it, or its death would not be noticed.
+	defer device.Close()
+	// Who may do what is the kernel's to decide. Users of other user namespaces
+	// are kept out all the same.
+	data := fmt.Sprintf("fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions", device.Fd())
+	if err := unix.Mount("berth", target, "fuse.berth", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOATIME, data); err != nil {
+		return fmt.Errorf("mount image on %s: %w", target, err)
+	}
+	if err := c.ask(ctx, Request{ID: rand.Text(), Layers: layers, Squash: c.Squash}, device); err != nil {
+		return errors.Join(fmt.Errorf("mount image on %s: %w", target, err), Unmount(target))
+	}
+	return nil
+}
+
+// ask hands a mount over to the server.
+func (c *Client) ask(ctx context.Context, request Request, device *os.File) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	deadline := time.Now().Add(answerWithin)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	for time.Now().Before(deadline) && ctx.Err() == nil {
+		next := time.Now().Add(askAgain)
+		if err := c.conn.SetDeadline(next); err != nil {
+			return err
+		}
+		if err := send(c.conn, request, device); err != nil {
+			return err
+		}
+		for {
+			var answer reply
+			files, err := receive(c.conn, &answer)
+			closeAll(files)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil {
+				return err
+			}
+			if answer.ID != request.ID {
+				continue // to what was asked twice
+			}
+			if answer.Error != "" {
+				return errors.New(answer.Error)
+			}
+			return nil
+		}
+	}
+	return errors.New("the role that serves images does not answer")
+}
+
+// Unmount removes a mount. Who still uses it may go on.
+func Unmount(target string) error {
+	if err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount image from %s: %w", target, err)
+	}
+	return nil
+}
+
+// Served tells whether there is a mount on target, and somebody who serves it.
+func Served(target string) bool {
+	var st unix.Statfs_t
+	const fuseMagic = 0x65735546
+	return unix.Statfs(target, &st) == nil && st.Type == fuseMagic
+}

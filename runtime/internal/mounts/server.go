@@ -1,0 +1,192 @@
+package mounts
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fuse"
+	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// Server serves the mounts that it is asked for.
+type Server struct {
+	requests, keeper *net.UnixConn
+	log              *slog.Logger
+	// notice tells the user.
+	notice func(string)
+
+	mu     sync.Mutex
+	served map[string]bool
+	group  sync.WaitGroup
+}
+
+// NewServer returns a server of requests whose descriptors somebody at the
+// other end of keeper keeps; nil for nobody. The connections stay the caller's.
+func NewServer(requests, keeper *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
+	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}}
+}
+
+// Resume takes over the mounts of a predecessor.
+func (s *Server) Resume() error {
+	for s.keeper != nil {
+		var kept Kept
+		files, err := receive(s.keeper, &kept)
+		if err != nil {
+			return fmt.Errorf("take over mounts: %w", err)
+		}
+		if kept.Data == nil {
+			return nil
+		}
+		if len(files) != 2 {
+			closeAll(files)
+			return fmt.Errorf("take over mount %s: %d descriptors instead of 2", kept.ID, len(files))
+		}
+		if err := s.start(*kept.Data, files[0], files[1]); err != nil {
+			// Its pods are lost, which those of others need not be.
+			s.log.Error(fmt.Sprintf("take over mount %s: %v", kept.ID, err))
+			s.drop(kept.ID)
+			closeAll(files)
+		}
+	}
+	return nil
+}
+
+// Run answers requests until nobody is left to ask.
+func (s *Server) Run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.requests.Close() })
+	defer stop()
+	for {
+		var request Request
+		files, err := receive(s.requests, &request)
+		switch {
+		case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+			return nil
+		case err != nil:
+			return err
+		}
+		answer := reply{ID: request.ID}
+		if err := s.accept(request, files); err != nil {
+			answer.Error = err.Error()
+			s.log.Error(fmt.Sprintf("serve mount: %v", err))
+		}
+		if err := send(s.requests, answer); err != nil {
+			return err
+		}
+	}
+}
+
+// accept begins to serve a mount. It owns the descriptors.
+func (s *Server) accept(request Request, files []*os.File) error {
+	if len(files) != 1 {
+		closeAll(files)
+		return fmt.Errorf("%d descriptors instead of 1", len(files))
+	}
+	s.mu.Lock()
+	again := s.served[request.ID]
+	s.mu.Unlock()
+	if again {
+		closeAll(files)
+		return nil
+	}
+	fd, err := unix.MemfdCreate("requests", unix.MFD_CLOEXEC)
+	if err != nil {
+		closeAll(files)
+		return fmt.Errorf("make memory file: %w", err)
+	}
+	files = append(files, os.NewFile(uintptr(fd), "requests"))
+	if err = unix.Ftruncate(fd, fuse.SlotsSize); err == nil && s.keeper != nil {
+		err = send(s.keeper, Kept{ID: request.ID, Data: &request}, files...)
+	}
+	if err == nil {
+		err = s.start(request, files[0], files[1])
+	}
+	if err != nil {
+		s.drop(request.ID)
+		closeAll(files)
+	}
+	return err
+}
+
+// start serves a mount in the background, and then owns its descriptors.
+func (s *Server) start(request Request, device, slots *os.File) error {
+	var layers []*erofs.Image
+	var files []*os.File
+	for _, path := range request.Layers {
+		image, file, err := open(path)
+		if err != nil {
+			closeAll(files)
+			return err
+		}
+		var once sync.Once
+		image.OnDamage(func(err error) { once.Do(func() { s.damaged(path, err) }) })
+		layers, files = append(layers, image), append(files, file)
+	}
+	merged, err := tree.New(layers)
+	if err != nil {
+		closeAll(files)
+		return err
+	}
+	s.mu.Lock()
+	s.served[request.ID] = true
+	s.mu.Unlock()
+	mount := fuse.Mount{Tree: merged, Device: device, Slots: slots, Squash: request.Squash, Log: s.log}
+	s.group.Go(func() {
+		defer closeAll(append(files, device, slots))
+		if err := mount.Serve(); err != nil {
+			s.log.Error(fmt.Sprintf("serve mount %s: %v", request.ID, err))
+		}
+		s.drop(request.ID)
+	})
+	return nil
+}
+
+// drop forgets a mount.
+func (s *Server) drop(id string) {
+	s.mu.Lock()
+	delete(s.served, id)
+	s.mu.Unlock()
+	if s.keeper == nil {
+		return
+	}
+	if err := send(s.keeper, Kept{ID: id}); err != nil {
+		s.log.Error(fmt.Sprintf("forget mount %s: %v", id, err))
+	}
+}
+
+// damaged tells of a layer that cannot be read right. Its readers get an error;
+// in a cache the next ones get another.
+func (s *Server) damaged(path string, reason error) {
+	text := fmt.Sprintf("layer %s is damaged, and files of pods cannot be read: %v", path, reason)
+	if err := layercache.PutAside(path); err != nil {
+		text += fmt.Sprintf("; %v", err)
+	}
+	s.log.Error(text)
+	s.notice(text)
+}
+
+// open opens the image of a layer.
+func open(path string) (*erofs.Image, *os.File, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("open layer: %w", err)
+	}
+	info, err := file.Stat()
+	if err == nil {
+		var image *erofs.Image
+		if image, err = erofs.Open(file, info.Size()); err == nil {
+			return image, file, nil
+		}
+	}
+	file.Close()
+	return nil, nil, fmt.Errorf("open layer %s: %w", path, err)
+}

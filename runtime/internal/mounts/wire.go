@@ -1,0 +1,134 @@
+// Package mounts is how the trees of images get mounted: containerd makes the
+// mount, and a process of its own serves it. This package is both ends of what
+// they say to each other, and how that process keeps what its successor needs.
+//
+// Every message is one packet of a unix socket: JSON, and descriptors beside it.
+package mounts
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Request asks the server to serve a mount, whose /dev/fuse is beside it. It is
+// also what the server remembers of it.
+type Request struct {
+	// ID is of this one mount.
+	ID string
+	// Layers are the paths of the images, the uppermost first.
+	Layers []string
+	// Squash shows everything as the property of user and group 0.
+	Squash bool
+}
+
+// reply answers a Request.
+type reply struct {
+	ID    string
+	Error string
+}
+
+// Kept is a message between the server and who keeps its descriptors: beside a
+// Request are those of a mount, /dev/fuse and the memory file, to be kept; an ID
+// alone is forgotten. At the start the keeper sends what it has, and an empty
+// message.
+type Kept struct {
+	ID   string
+	Data *Request
+}
+
+const (
+	// maxMessage bounds a message: of 127 layers with the longest of paths.
+	maxMessage     = 1 << 20
+	maxDescriptors = 2
+)
+
+// send sends a message with descriptors.
+func send(conn *net.UnixConn, message any, files ...*os.File) error {
+	text, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	var rights []byte
+	if len(files) > 0 {
+		var fds []int
+		for _, f := range files {
+			fds = append(fds, int(f.Fd()))
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err := conn.WriteMsgUnix(text, rights, nil); err != nil {
+		return fmt.Errorf("send %T: %w", message, err)
+	}
+	return nil
+}
+
+// receive receives a message and its descriptors; io.EOF says that the other
+// end is gone.
+func receive(conn *net.UnixConn, message any) (files []*os.File, err error) {
+	text, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxDescriptors))
+	n, r, flags, _, err := conn.ReadMsgUnix(text, rights)
+	if err != nil {
+		return nil, fmt.Errorf("receive %T: %w", message, err)
+	}
+	if n == 0 {
+		return nil, io.EOF
+	}
+	defer func() {
+		if err != nil {
+			closeAll(files)
+			files = nil
+		}
+	}()
+	messages, err := unix.ParseSocketControlMessage(rights[:r])
+	if err != nil {
+		return nil, fmt.Errorf("receive %T: %w", message, err)
+	}
+	for _, m := range messages {
+		fds, err := unix.ParseUnixRights(&m)
+		if err != nil {
+			return files, fmt.Errorf("receive %T: %w", message, err)
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "passed"))
+		}
+	}
+	if flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		return files, fmt.Errorf("receive %T: it is too large", message)
+	}
+	if err := json.Unmarshal(text[:n], message); err != nil {
+		return files, fmt.Errorf("receive %T: %w", message, err)
+	}
+	return files, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// Conn returns the connection behind an inherited descriptor, which it closes.
+func Conn(fd int) (*net.UnixConn, error) {
+	file := os.NewFile(uintptr(fd), "socket")
+	if file == nil {
+		return nil, errors.New("use inherited socket: no such descriptor")
+	}
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, fmt.Errorf("use inherited socket: %w", err)
+	}
+	unixConn, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return nil, errors.New("use inherited socket: it is none of a unix kind")
+	}
+	return unixConn, nil
+}

@@ -1,0 +1,65 @@
+// Package notify tells whoever started a program how far it is, one JSON object
+// per line. The other side of it is internal/kube/notify of the main module.
+package notify
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Notifier writes to an inherited descriptor. Without one every method does
+// nothing, so that a program also runs alone.
+type Notifier struct{ file *os.File }
+
+// New returns the notifier of a descriptor, -1 for none.
+func New(fd int) Notifier {
+	if fd < 0 {
+		return Notifier{}
+	}
+	unix.CloseOnExec(fd)
+	return Notifier{os.NewFile(uintptr(fd), "notify")}
+}
+
+func (n Notifier) write(line string) {
+	if n.file != nil {
+		// The reader is our parent; should it be gone, so are we soon.
+		_, _ = n.file.WriteString(line + "\n")
+	}
+}
+
+// Phase says that a step of the start is done.
+func (n Notifier) Phase(name string) {
+	n.write(fmt.Sprintf(`{"event":"phase","name":%q}`, name))
+}
+
+// Ready says that the program does its work.
+func (n Notifier) Ready() { n.write(`{"event":"ready"}`) }
+
+// Notice passes on what the user should know.
+func (n Notifier) Notice(text string) {
+	quoted, _ := json.Marshal(text) // a string always encodes
+	n.write(`{"event":"notice","name":` + string(quoted) + `}`)
+}
+
+// Heartbeat says every second that the process is scheduled, until ctx ends.
+func (n Notifier) Heartbeat(ctx context.Context) {
+	if n.file == nil {
+		<-ctx.Done()
+		return
+	}
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			n.write(`{"event":"alive"}`)
+		}
+	}
+}

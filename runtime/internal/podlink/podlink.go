@@ -1,0 +1,143 @@
+// Package podlink sets what the plugins that make a pod's interface cannot set,
+// and tells what they have made.
+// It has no netlink library: a shim is there once per pod, and its size counts.
+package podlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// name is what containerd has the plugins call a pod's interface.
+const name = "eth0"
+
+// LimitSuperPackets sets the size, in bytes, of the largest packet that the
+// interface of a pod takes uncut (gso_max_size). path is the network namespace
+// of the pod.
+func LimitSuperPackets(path string, size int) error {
+	if err := inside(path, func() error { return setLink(size) }); err != nil {
+		return fmt.Errorf("limit the packets of %s in %s to %d bytes: %w", name, path, size, err)
+	}
+	return nil
+}
+
+// IgnoreRedirects has a pod not believe that another pod of its node is nearer
+// than its gateway. The gateway's kernel says so of IPv6, where both are behind
+// the same bridge, and cannot be told not to; but the bridge's ports are isolated.
+func IgnoreRedirects(path string) error {
+	err := inside(path, func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/accept_redirects", []byte("0"), 0)
+	})
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+		return fmt.Errorf("ignore redirects at %s in %s: %w", name, path, err)
+	}
+	return nil
+}
+
+// Identity names a pod's network: its IPv4 address, and the cookie by which the
+// kernel tells namespaces apart (SO_NETNS_COOKIE, Linux 5.14), in the form in
+// which the fast path takes it.
+func Identity(path string) (identity string, err error) {
+	err = inside(path, func() error {
+		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(socket)
+		cookie, err := unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+		if err != nil {
+			return err
+		}
+		request, err := unix.NewIfreq(name)
+		if err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(socket, unix.SIOCGIFADDR, request); err != nil {
+			return err
+		}
+		address, err := request.Inet4Addr()
+		if err != nil {
+			return err
+		}
+		identity = fmt.Sprintf("%s %d", netip.AddrFrom4([4]byte(address)), cookie)
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("look at %s in %s: %w", name, path, err)
+	}
+	return identity, nil
+}
+
+// inside does f on a thread in a network namespace.
+func inside(path string, f func() error) error {
+	namespace, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer namespace.Close()
+	failure := make(chan error)
+	go func() {
+		// The thread ends with this function, for it is not unlocked: no other
+		// goroutine finds itself in the pod's namespace.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(namespace.Fd()), unix.CLONE_NEWNET); err != nil {
+			failure <- err
+			return
+		}
+		failure <- f()
+	}()
+	return <-failure
+}
+
+// setLink asks the kernel, in the network namespace of the thread.
+func setLink(size int) error {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Sendto(fd, request(size), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return err
+	}
+	// The kernel has answered before sendto(2) returns.
+	answer := make([]byte, os.Getpagesize())
+	n, _, err := unix.Recvfrom(fd, answer, unix.MSG_DONTWAIT)
+	if err != nil {
+		return err
+	}
+	if n < unix.SizeofNlMsghdr+4 || binary.NativeEndian.Uint16(answer[4:]) != unix.NLMSG_ERROR {
+		return unix.EBADMSG
+	}
+	if code := int32(binary.NativeEndian.Uint32(answer[unix.SizeofNlMsghdr:])); code != 0 {
+		return unix.Errno(-code)
+	}
+	return nil
+}
+
+// request is an RTM_SETLINK message.
+func request(size int) []byte {
+	order := binary.NativeEndian
+	message := make([]byte, unix.SizeofNlMsghdr+unix.SizeofIfInfomsg)
+	attribute := func(kind uint16, value []byte) {
+		message = order.AppendUint16(message, uint16(unix.SizeofRtAttr+len(value)))
+		message = append(order.AppendUint16(message, kind), value...)
+		for len(message)%unix.RTA_ALIGNTO != 0 {
+			message = append(message, 0)
+		}
+	}
+	attribute(unix.IFLA_IFNAME, append([]byte(name), 0))
+	// From Linux 6.3 on IPv4 has a limit of its own, which follows this one as
+	// long as it is at most 64 KiB.
+	attribute(unix.IFLA_GSO_MAX_SIZE, order.AppendUint32(nil, uint32(size)))
+	order.PutUint32(message, uint32(len(message)))
+	order.PutUint16(message[4:], unix.RTM_SETLINK)
+	order.PutUint16(message[6:], unix.NLM_F_REQUEST|unix.NLM_F_ACK)
+	return message
+}

@@ -1,0 +1,168 @@
+package sif
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// start is what a container does that is given no command: as 'apptainer run', it
+// reads the image's environment and goes on with its runscript.
+const start = `for script in /.singularity.d/env/*.sh; do [ ! -f "$script" ] || . "$script"; done
+if [ -x /.singularity.d/runscript ]; then exec /.singularity.d/runscript "$@"; fi
+exec /bin/sh "$@"`
+
+// configuration is what the image says of itself in its folder.
+func (f *File) configuration(texts map[string]string) ocispec.Image {
+	var image ocispec.Image
+	image.OS, image.Architecture = "linux", f.Architecture
+	image.Config.Entrypoint = []string{"/bin/sh", "-c", start, "runscript"}
+	image.RootFS.Type = "layers"
+	if json.Unmarshal([]byte(texts[labelsFile]), &image.Config.Labels) != nil {
+		image.Config.Labels = nil // they are for people alone, and often not there
+	}
+	values := map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+	// By their names, as the image's own programs read them.
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
+		if strings.HasPrefix(name, environment) && strings.HasSuffix(name, ".sh") {
+			for line := range strings.Lines(texts[name]) {
+				readExport(strings.TrimRight(line, "\n"), values)
+			}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		image.Config.Env = append(image.Config.Env, name+"="+values[name])
+	}
+	return image
+}
+
+// readExport takes the variables of a line of the image's scripts, for containers
+// with a command of their own, which read no script: of a line 'export NAME=WORD',
+// not in a branch, whose word needs no shell to know. All else is left to the
+// runscript's shell.
+func readExport(line string, values map[string]string) {
+	rest, found := strings.CutPrefix(line, "export ")
+	for found && rest != "" {
+		var name string
+		if name, rest, found = strings.Cut(strings.TrimLeft(rest, " \t"), "="); !found || !isName(name) {
+			return
+		}
+		w := word{rest: rest, values: values}
+		value, ok := w.read(0)
+		if !ok || strings.Contains(value, "\x00") {
+			return
+		}
+		values[name] = value
+		rest = w.rest
+	}
+}
+
+func isName(text string) bool {
+	for k, r := range text {
+		if r != '_' && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z') && (k == 0 || r < '0' || r > '9') {
+			return false
+		}
+	}
+	return text != ""
+}
+
+// word reads a word of a shell.
+type word struct {
+	rest   string
+	values map[string]string
+	depth  int
+}
+
+// maxNested bounds defaults in defaults.
+const maxNested = 16
+
+// read reads to the end of the word, or to a closing sign behind it, and says
+// whether the word was understood.
+func (w *word) read(until byte) (string, bool) {
+	var out strings.Builder
+	if w.depth++; w.depth > maxNested {
+		return "", false
+	}
+	defer func() { w.depth-- }()
+	quoted := false
+	for w.rest != "" {
+		c := w.rest[0]
+		switch {
+		case c == until && !quoted:
+			w.rest = w.rest[1:]
+			return out.String(), true
+		case c == '"':
+			quoted = !quoted
+			w.rest = w.rest[1:]
+		case c == '\'' && !quoted:
+			text, after, closed := strings.Cut(w.rest[1:], "'")
+			if !closed {
+				return "", false
+			}
+			out.WriteString(text)
+			w.rest = after
+		case c == '\\':
+			if len(w.rest) < 2 {
+				return "", false
+			}
+			if quoted && !strings.ContainsRune("$`\"\\", rune(w.rest[1])) {
+				out.WriteByte(c)
+			}
+			out.WriteByte(w.rest[1])
+			w.rest = w.rest[2:]
+		case c == '$':
+			value, ok := w.variable()
+			if !ok {
+				return "", false
+			}
+			out.WriteString(value)
+		case c == '`' || !quoted && strings.IndexByte(";&|<>()~*?[{", c) >= 0:
+			return "", false
+		case !quoted && until == 0 && (c == ' ' || c == '\t'):
+			return out.String(), true
+		default:
+			out.WriteByte(c)
+			w.rest = w.rest[1:]
+		}
+	}
+	return out.String(), !quoted && until == 0
+}
+
+// variable reads $NAME, ${NAME}, ${NAME-WORD} and ${NAME:-WORD}.
+func (w *word) variable() (string, bool) {
+	rest := w.rest[1:]
+	braces := strings.HasPrefix(rest, "{")
+	if braces {
+		rest = rest[1:]
+	}
+	end := 0
+	for end < len(rest) && isName(rest[:end+1]) {
+		end++
+	}
+	name := rest[:end]
+	w.rest = rest[end:]
+	value, set := w.values[name]
+	if end == 0 || !braces {
+		return value, end > 0
+	}
+	if strings.HasPrefix(w.rest, "}") {
+		w.rest = w.rest[1:]
+		return value, true
+	}
+	var empty bool
+	if w.rest, empty = strings.CutPrefix(w.rest, ":"); empty {
+		set = set && value != ""
+	}
+	var other bool
+	if w.rest, other = strings.CutPrefix(w.rest, "-"); !other {
+		return "", false
+	}
+	fallback, ok := w.read('}')
+	if set {
+		return value, ok
+	}
+	return fallback, ok
+}

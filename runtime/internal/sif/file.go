@@ -1,0 +1,110 @@
+// Package sif makes a container image of a file in the Singularity Image Format,
+// as Apptainer and Singularity build them: a layer of its squashfs image, and a
+// configuration with its environment and its runscript. It runs nothing of it.
+//
+// The format: https://github.com/apptainer/sif/blob/main/pkg/sif/sif.go
+package sif
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+
+	"berth.dev/berth/runtime/internal/squashfs"
+)
+
+const (
+	magic = "SIF_MAGIC\x00"
+	// The header: a line for the shell, the magic, a version, a processor, an ID,
+	// two times, and where the descriptors are.
+	magicOffset = 32
+	archOffset  = 45
+	tableOffset = 80
+	headerSize  = 128
+	// A descriptor: what it is, and where; of a partition, its kind.
+	descriptorSize  = 585
+	partitionOffset = 201
+	// maxDescriptors is more than any tool makes.
+	maxDescriptors = 4096
+
+	dataPartition = 0x4004
+	dataOCIRoot   = 0x400a
+	fsSquash      = 1
+	fsEncrypted   = 5
+	partPrimary   = 2
+)
+
+var order = binary.LittleEndian
+
+// architecture is a processor in Go's terms, empty for an unknown one.
+func architecture(code []byte) string {
+	return map[string]string{
+		"01": "386", "02": "amd64", "03": "arm", "04": "arm64", "05": "ppc64", "06": "ppc64le",
+		"07": "mips", "08": "mipsle", "09": "mips64", "10": "mips64le", "11": "s390x", "12": "riscv64",
+	}[string(code[:2])]
+}
+
+// Is tells by the beginning of a file whether it is one; 64 bytes are enough.
+func Is(start []byte) bool {
+	return len(start) >= magicOffset+len(magic) && bytes.Equal(start[magicOffset:][:len(magic)], []byte(magic))
+}
+
+// File is a file in the format.
+type File struct {
+	// Architecture is in Go's terms, empty where the file does not say.
+	Architecture string
+	root         *squashfs.Image
+}
+
+// Open reads where things are in a file of size bytes.
+func Open(from io.ReaderAt, size int64) (*File, error) {
+	header := make([]byte, headerSize)
+	if _, err := from.ReadAt(header, 0); err != nil || !Is(header) {
+		return nil, errors.Join(errors.New("it is no SIF file"), err)
+	}
+	total, at := int64(order.Uint64(header[tableOffset+8:])), int64(order.Uint64(header[tableOffset+16:]))
+	if total < 0 || total > maxDescriptors || at < headerSize || at > size-total*descriptorSize {
+		return nil, fmt.Errorf("it says to hold %d objects, listed at %d of %d bytes: it is not complete, or damaged", total, at, size)
+	}
+	f := &File{Architecture: architecture(header[archOffset:])}
+	for k := range total {
+		b := make([]byte, descriptorSize)
+		if _, err := from.ReadAt(b, at+k*descriptorSize); err != nil {
+			return nil, fmt.Errorf("read object %d: %w", k, err)
+		}
+		if b[4] == 0 { // not used
+			continue
+		}
+		if order.Uint32(b) == dataOCIRoot {
+			return nil, errors.New("it is an OCI-SIF, which is not understood: build the image without --oci, or give it as an archive")
+		}
+		if order.Uint32(b) == dataPartition && order.Uint32(b[partitionOffset+4:]) == partPrimary {
+			return f, f.openPartition(from, size, b)
+		}
+	}
+	return nil, errors.New("it has no file system to run in")
+}
+
+// openPartition opens the file system of a descriptor.
+func (f *File) openPartition(from io.ReaderAt, size int64, b []byte) (err error) {
+	switch system := order.Uint32(b[partitionOffset:]); system {
+	case fsSquash:
+	case fsEncrypted:
+		return errors.New("it is encrypted; build one without --encrypt")
+	default:
+		return fmt.Errorf("its file system is of kind %d, not squashfs; 'apptainer build new.sif old.sif' makes one", system)
+	}
+	if own := architecture(b[partitionOffset+8:]); own != "" {
+		f.Architecture = own
+	}
+	offset, length := int64(order.Uint64(b[17:])), int64(order.Uint64(b[25:]))
+	if offset < 0 || length < 0 || offset > size || length > size-offset {
+		return fmt.Errorf("its file system is said to be %d bytes at %d of %d: it is not complete, or damaged", length, offset, size)
+	}
+	if f.root, err = squashfs.Open(io.NewSectionReader(from, offset, length), length); err != nil {
+		return fmt.Errorf("read its file system: %w", err)
+	}
+	return nil
+}

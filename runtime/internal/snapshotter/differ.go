@@ -1,0 +1,98 @@
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/layerfile"
+)
+
+// Differ makes images of layers, for snapshots of a Snapshotter.
+type Differ struct {
+	Content content.Store
+	// Cache is nil where there is none.
+	Cache Publisher
+}
+
+// Publisher is a Cache that takes layers, too.
+type Publisher interface {
+	Cache
+	Publish(d digest.Digest, from string) (path string, err error)
+}
+
+// Compare is not there: nobody saves containers here.
+func (d Differ) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.Opt) (ocispec.Descriptor, error) {
+	return ocispec.Descriptor{}, fmt.Errorf("compare snapshots: %w", errdefs.ErrNotImplemented)
+}
+
+// Apply writes the image of a layer, and returns what the layer was without its
+// compression: the caller knows which digest that has to have.
+func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	if len(mounts) != 1 || mounts[0].Type != LayerMount {
+		return ocispec.Descriptor{}, fmt.Errorf("apply layer: not a snapshot of this kind: %w", errdefs.ErrNotImplemented)
+	}
+	if _, err := images.DiffCompression(ctx, desc.MediaType); err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("apply layer of type %s: %w", desc.MediaType, errdefs.ErrNotImplemented)
+	}
+	if applied, ok := d.fromCache(ctx, desc, mounts[0].Source); ok {
+		return applied, nil
+	}
+	blob, err := d.Content.ReaderAt(ctx, desc)
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("read layer %s: %w", desc.Digest, err)
+	}
+	defer blob.Close()
+	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), 0)
+	if err != nil {
+		return ocispec.Descriptor{}, fmt.Errorf("convert layer %s: %w", desc.Digest, err)
+	}
+	applied := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: made.Size, Digest: made.Digest}
+	if d.Cache != nil {
+		// For others: whoever is here waits for no copy.
+		go d.publish(context.WithoutCancel(ctx), applied.Digest, mounts[0].Source)
+	}
+	return applied, nil
+}
+
+func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {
+	// The image may be removed meanwhile, and its file with it.
+	if _, err := d.Cache.Publish(layer, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		log.G(ctx).WithError(err).Warn("a layer is not put into the cache")
+	}
+}
+
+// fromCache uses a layer of the cache, if it has it and the layer's digest
+// without compression is known before it is read.
+func (d Differ) fromCache(ctx context.Context, desc ocispec.Descriptor, target string) (applied ocispec.Descriptor, ok bool) {
+	if d.Cache == nil {
+		return applied, false
+	}
+	uncompressed := desc.Digest
+	if info, err := d.Content.Info(ctx, desc.Digest); err == nil && info.Labels[labels.LabelUncompressed] != "" {
+		uncompressed = digest.Digest(info.Labels[labels.LabelUncompressed])
+	}
+	path, err := d.Cache.Take(uncompressed)
+	if err == nil && path != "" {
+		err = os.Symlink(path, target)
+	}
+	if err != nil {
+		log.G(ctx).WithError(err).Warn("a layer is not taken from the cache")
+	}
+	if err != nil || path == "" {
+		return applied, false
+	}
+	return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: uncompressed, Size: desc.Size}, true
+}

@@ -1,0 +1,356 @@
+// Package snapshotter keeps the layers of images as one EROFS file each, and
+// makes of them the root file systems of containers: the merged layers, which
+// somebody serves through FUSE, below an overlay that takes what is written.
+//
+// It is containerd's snapshotter and differ in one, because only they know of
+// each other's files. How a layer becomes an image is package layer's.
+package snapshotter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	continuity "github.com/containerd/continuity/fs"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/mounts"
+)
+
+// LayerMount is the type of the one mount of a snapshot that is to become a
+// layer: its source is the path at which the image is to be written.
+const LayerMount = "berth/layer"
+
+// The parts of a snapshot's directory.
+const (
+	layerFile = "layer.erofs" // a layer: its image
+	treeDir   = "tree"        // a layer: where it and those below are mounted
+	upperDir  = "fs"          // a container: what it has written
+	workDir   = "work"        // a container: overlayfs' own
+)
+
+// Mounter mounts the tree of layers, the uppermost first, on a directory.
+type Mounter interface {
+	Mount(ctx context.Context, target string, layers []string) error
+}
+
+// Cache has layers that others have made. It answers "" for one that it does not
+// have.
+type Cache interface {
+	Take(digest.Digest) (path string, err error)
+}
+
+// Snapshotter implements snapshots.Snapshotter.
+type Snapshotter struct {
+	root    string
+	store   *storage.MetaStore
+	mounter Mounter
+	cache   Cache
+	options []string
+
+	// mounting is held while a tree gets mounted.
+	mounting sync.Mutex
+}
+
+// New returns a snapshotter that keeps its files below root. It owns the store.
+// The cache may be nil.
+func New(root string, store *storage.MetaStore, mounter Mounter, cache Cache, overlayOptions []string) (*Snapshotter, error) {
+	s := &Snapshotter{root: root, store: store, mounter: mounter, cache: cache, options: overlayOptions}
+	if err := os.MkdirAll(s.dir(""), 0o700); err != nil {
+		return nil, fmt.Errorf("create directory of snapshots: %w", err)
+	}
+	return s, nil
+}
+
+func (s *Snapshotter) dir(id string, parts ...string) string {
+	return filepath.Join(append([]string{s.root, "snapshots", id}, parts...)...)
+}
+
+// Close closes the store. Trees stay mounted: containers may go on.
+func (s *Snapshotter) Close() error { return s.store.Close() }
+
+// Stat returns what is known of a snapshot.
+func (s *Snapshotter) Stat(ctx context.Context, key string) (info snapshots.Info, err error) {
+	err = s.store.WithTransaction(ctx, false, func(ctx context.Context) error {
+		_, info, _, err = storage.GetInfo(ctx, key)
+		return err
+	})
+	return info, err
+}
+
+// Update changes labels.
+func (s *Snapshotter) Update(ctx context.Context, info snapshots.Info, fields ...string) (updated snapshots.Info, err error) {
+	err = s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
+		updated, err = storage.UpdateInfo(ctx, info, fields...)
+		return err
+	})
+	return updated, err
+}
+
+// Walk calls visit for each snapshot.
+func (s *Snapshotter) Walk(ctx context.Context, visit snapshots.WalkFunc, filters ...string) error {
+	return s.store.WithTransaction(ctx, false, func(ctx context.Context) error {
+		return storage.WalkInfo(ctx, visit, filters...)
+	})
+}
+
+// Usage returns what a snapshot takes of the disk.
+func (s *Snapshotter) Usage(ctx context.Context, key string) (usage snapshots.Usage, err error) {
+	var id string
+	var info snapshots.Info
+	err = s.store.WithTransaction(ctx, false, func(ctx context.Context) error {
+		id, info, usage, err = storage.GetInfo(ctx, key)
+		return err
+	})
+	if err != nil || info.Kind != snapshots.KindActive {
+		return usage, err
+	}
+	written, err := continuity.DiskUsage(ctx, s.dir(id, upperDir))
+	return snapshots.Usage(written), err
+}
+
+// Prepare makes a snapshot to be written to.
+func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	return s.create(ctx, snapshots.KindActive, key, parent, opts)
+}
+
+// View makes a snapshot to be read.
+func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	return s.create(ctx, snapshots.KindView, key, parent, opts)
+}
+
+// isLayer tells whether a snapshot is to become a layer.
+func isLayer(key string) bool {
+	// containerd puts a namespace and a number before it.
+	return strings.HasPrefix(path.Base(key), snapshots.UnpackKeyPrefix+"-")
+}
+
+func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, parent string, opts []snapshots.Opt) ([]mount.Mount, error) {
+	var snapshot storage.Snapshot
+	err := s.store.WithTransaction(ctx, true, func(ctx context.Context) (err error) {
+		if snapshot, err = storage.CreateSnapshot(ctx, kind, key, parent, opts...); err != nil {
+			return fmt.Errorf("create snapshot %s: %w", key, err)
+		}
+		// Within the transaction, so that nobody takes it for garbage.
+		if err = os.Mkdir(s.dir(snapshot.ID), 0o700); err != nil {
+			return fmt.Errorf("create snapshot %s: %w", key, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	result, err := s.furnish(ctx, snapshot, key)
+	if err == nil && isLayer(key) {
+		err = s.fromCache(ctx, snapshot.ID, key, opts)
+	}
+	if errdefs.IsAlreadyExists(err) {
+		return nil, err
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Remove(ctx, key))
+	}
+	return result, nil
+}
+
+// Labels with which containerd says of a snapshot to be which layer it is for,
+// and under which name it will look for it.
+const (
+	diffIDLabel = "containerd.io/snapshot/diff-id"
+	nameLabel   = "containerd.io/snapshot.ref"
+)
+
+// fromCache makes the layer at once, if the cache has it: it answers that it
+// exists already, and containerd does not even fetch it.
+func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snapshots.Opt) error {
+	var info snapshots.Info
+	for _, o := range opts {
+		if err := o(&info); err != nil {
+			return err
+		}
+	}
+	d, name := digest.Digest(info.Labels[diffIDLabel]), info.Labels[nameLabel]
+	if s.cache == nil || d == "" || name == "" {
+		return nil
+	}
+	path, err := s.cache.Take(d)
+	if err != nil || path == "" {
+		if err != nil {
+			log.G(ctx).WithError(err).Warn("a layer is not taken from the cache")
+		}
+		return nil
+	}
+	if err := os.Symlink(path, s.dir(id, layerFile)); err != nil {
+		return fmt.Errorf("use layer of the cache: %w", err)
+	}
+	if err := s.Commit(ctx, name, key, opts...); err != nil {
+		return err
+	}
+	return fmt.Errorf("prepare snapshot %s: layer %s is in the cache: %w", key, d, errdefs.ErrAlreadyExists)
+}
+
+// furnish makes the directories of a new snapshot.
+func (s *Snapshotter) furnish(ctx context.Context, snapshot storage.Snapshot, key string) ([]mount.Mount, error) {
+	if !isLayer(key) && (snapshot.Kind == snapshots.KindActive || len(snapshot.ParentIDs) == 0) {
+		for name, mode := range map[string]os.FileMode{upperDir: 0o755, workDir: 0o711} {
+			if err := os.Mkdir(s.dir(snapshot.ID, name), mode); err != nil {
+				return nil, fmt.Errorf("create snapshot %s: %w", key, err)
+			}
+		}
+	}
+	result, err := s.mounts(ctx, snapshot, key)
+	if err != nil || isLayer(key) || snapshot.Kind != snapshots.KindActive || len(snapshot.ParentIDs) == 0 {
+		return result, err
+	}
+	// The root of an overlay is as its upper directory is.
+	return result, likeRoot(s.dir(snapshot.ID, upperDir), s.dir(snapshot.ParentIDs[0], treeDir))
+}
+
+// likeRoot gives a directory the owner and permissions of another.
+func likeRoot(dir, model string) error {
+	info, err := os.Stat(model)
+	if err != nil {
+		return fmt.Errorf("read root of image: %w", err)
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return fmt.Errorf("read root of image: status of type %T", info.Sys())
+	}
+	if err := os.Chown(dir, int(owner.Uid), int(owner.Gid)); err != nil {
+		return fmt.Errorf("set owner of root: %w", err)
+	}
+	if err := os.Chmod(dir, info.Mode()); err != nil {
+		return fmt.Errorf("set permissions of root: %w", err)
+	}
+	return nil
+}
+
+// Mounts returns how a snapshot is mounted.
+func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
+	var snapshot storage.Snapshot
+	err := s.store.WithTransaction(ctx, false, func(ctx context.Context) (err error) {
+		snapshot, err = storage.GetSnapshot(ctx, key)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find snapshot %s: %w", key, err)
+	}
+	return s.mounts(ctx, snapshot, key)
+}
+
+func (s *Snapshotter) mounts(ctx context.Context, snapshot storage.Snapshot, key string) ([]mount.Mount, error) {
+	upper := s.dir(snapshot.ID, upperDir)
+	switch {
+	case isLayer(key):
+		return []mount.Mount{{Type: LayerMount, Source: s.dir(snapshot.ID, layerFile)}}, nil
+	case len(snapshot.ParentIDs) == 0 && snapshot.Kind == snapshots.KindActive:
+		return []mount.Mount{{Type: "bind", Source: upper, Options: []string{"rw", "rbind"}}}, nil
+	case len(snapshot.ParentIDs) == 0:
+		return []mount.Mount{{Type: "bind", Source: upper, Options: []string{"ro", "rbind"}}}, nil
+	}
+	tree, err := s.tree(ctx, snapshot.ParentIDs)
+	if err != nil {
+		return nil, err
+	}
+	if snapshot.Kind != snapshots.KindActive {
+		return []mount.Mount{{Type: "bind", Source: tree, Options: []string{"ro", "rbind"}}}, nil
+	}
+	return []mount.Mount{{Type: "overlay", Source: "overlay", Options: append([]string{
+		"workdir=" + s.dir(snapshot.ID, workDir), "upperdir=" + upper, "lowerdir=" + tree,
+	}, s.options...)}}, nil
+}
+
+// tree returns where the layers are mounted together, the uppermost first.
+func (s *Snapshotter) tree(ctx context.Context, ids []string) (string, error) {
+	s.mounting.Lock()
+	defer s.mounting.Unlock()
+	target := s.dir(ids[0], treeDir)
+	if err := os.Mkdir(target, 0o700); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, syscall.ENOTCONN) {
+		return "", fmt.Errorf("mount image: %w", err)
+	}
+	if mounts.Served(target) {
+		return target, nil
+	}
+	// One that nobody serves any more would be below the new one.
+	if err := mounts.Unmount(target); err != nil {
+		return "", err
+	}
+	var layers []string
+	for _, id := range ids {
+		layers = append(layers, s.dir(id, layerFile))
+	}
+	return target, s.mounter.Mount(ctx, target, layers)
+}
+
+// Commit makes a layer of a snapshot.
+func (s *Snapshotter) Commit(ctx context.Context, name, key string, opts ...snapshots.Opt) error {
+	return s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
+		id, _, _, err := storage.GetInfo(ctx, key)
+		if err != nil {
+			return err
+		}
+		info, err := os.Stat(s.dir(id, layerFile))
+		if errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("commit snapshot %s: what a container has written cannot become a layer: %w", key, errdefs.ErrNotImplemented)
+		}
+		if err != nil {
+			return fmt.Errorf("commit snapshot %s: %w", key, err)
+		}
+		if _, err := storage.CommitActive(ctx, key, name, snapshots.Usage{Size: info.Size(), Inodes: 1}, opts...); err != nil {
+			return fmt.Errorf("commit snapshot %s: %w", key, err)
+		}
+		return nil
+	})
+}
+
+// Remove forgets a snapshot; Cleanup removes its files.
+func (s *Snapshotter) Remove(ctx context.Context, key string) error {
+	return s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
+		if _, _, err := storage.Remove(ctx, key); err != nil {
+			return fmt.Errorf("remove snapshot %s: %w", key, err)
+		}
+		return nil
+	})
+}
+
+// Cleanup removes the files of snapshots that were forgotten.
+func (s *Snapshotter) Cleanup(ctx context.Context) error {
+	var garbage []string
+	// In a transaction that writes nobody makes a new one meanwhile.
+	err := s.store.WithTransaction(ctx, true, func(ctx context.Context) error {
+		known, err := storage.IDMap(ctx)
+		if err != nil {
+			return err
+		}
+		entries, err := os.ReadDir(s.dir(""))
+		if err != nil {
+			return fmt.Errorf("list snapshots: %w", err)
+		}
+		for _, e := range entries {
+			if _, ok := known[e.Name()]; !ok {
+				garbage = append(garbage, e.Name())
+			}
+		}
+		return nil
+	})
+	for _, id := range garbage {
+		if unmounted := mounts.Unmount(s.dir(id, treeDir)); unmounted != nil {
+			err = errors.Join(err, unmounted)
+			continue
+		}
+		err = errors.Join(err, os.RemoveAll(s.dir(id)))
+	}
+	return err
+}

@@ -1,0 +1,260 @@
+package squashfs
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// sample makes an image with what images can hold, and returns what is in it, as
+// lines. It is made of a tar archive, so that owners and devices need no root.
+func sample(t *testing.T, arguments ...string) (path string, lines []string) {
+	t.Helper()
+	if _, err := exec.LookPath("mksquashfs"); err != nil {
+		if strings.Contains(os.Getenv("BERTH_CI"), "squashfs") {
+			t.Fatal(err)
+		}
+		t.Skip("needs mksquashfs: apt-get install squashfs-tools")
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	noise := make([]byte, 700<<10)
+	for k := range noise {
+		noise[k] = byte(random.Uint32())
+	}
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	add := func(header tar.Header, content []byte) {
+		header.Size = int64(len(content))
+		header.ModTime = time.Unix(1_600_000_000, 0)
+		if err := w.WriteHeader(&header); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+		line := fmt.Sprintf("%s %o %d:%d", strings.TrimSuffix(header.Name, "/"), header.Mode, header.Uid, header.Gid)
+		switch header.Typeflag {
+		case tar.TypeReg:
+			line += fmt.Sprintf(" %d %x", len(content), sha256.Sum256(content))
+		case tar.TypeSymlink:
+			line += " -> " + header.Linkname
+		case tar.TypeChar, tar.TypeBlock:
+			line += fmt.Sprintf(" %d,%d", header.Devmajor, header.Devminor)
+		}
+		for _, key := range slices.Sorted(maps.Keys(header.PAXRecords)) {
+			line += fmt.Sprintf(" %s=%s", strings.TrimPrefix(key, "SCHILY.xattr."), header.PAXRecords[key])
+		}
+		lines = append(lines, line)
+	}
+	add(tar.Header{Typeflag: tar.TypeDir, Name: "d/", Mode: 0o1777}, nil)
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/empty", Mode: 0o4755, Uid: 12, Gid: 70000}, nil)
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/small", Mode: 0o644}, []byte("small"))
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/noise", Mode: 0o600}, noise)
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/blocks", Mode: 0o600}, noise[:256<<10])
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/sparse", Mode: 0o600}, append(append(noise[:300<<10:300<<10], make([]byte, 600<<10)...), "end"...))
+	add(tar.Header{Typeflag: tar.TypeSymlink, Name: "d/link", Linkname: "../else/where", Mode: 0o777}, nil)
+	add(tar.Header{Typeflag: tar.TypeChar, Name: "d/char", Mode: 0o666, Devmajor: 300, Devminor: 70000}, nil)
+	add(tar.Header{Typeflag: tar.TypeBlock, Name: "d/block", Mode: 0o660, Devmajor: 8, Devminor: 1}, nil)
+	add(tar.Header{Typeflag: tar.TypeFifo, Name: "d/fifo", Mode: 0o620}, nil)
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/attributes", Mode: 0o644, PAXRecords: map[string]string{
+		"SCHILY.xattr.user.long": strings.Repeat("long ", 300), "SCHILY.xattr.user.same": "value of two",
+	}}, []byte("with attributes"))
+	add(tar.Header{Typeflag: tar.TypeReg, Name: "d/attribute", Mode: 0o644, PAXRecords: map[string]string{"SCHILY.xattr.user.same": "value of two"}}, nil)
+	add(tar.Header{Typeflag: tar.TypeDir, Name: "many/", Mode: 0o755}, nil)
+	for k := range 1500 { // more than one block of a directory, in several headers
+		add(tar.Header{Typeflag: tar.TypeReg, Name: fmt.Sprintf("many/file-%04d", k), Mode: 0o644}, []byte(strings.Repeat("x", k)))
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	path = filepath.Join(t.TempDir(), "image")
+	command := exec.Command("mksquashfs", append([]string{"-", path, "-tar", "-quiet", "-no-progress"}, arguments...)...)
+	command.Stdin = &archive
+	if out, err := command.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	slices.Sort(lines)
+	return path, lines
+}
+
+func open(t *testing.T, path string) *Image {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { file.Close() })
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	image, err := Open(file, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return image
+}
+
+// read describes an image as sample does.
+func read(image *Image) (lines []string, err error) {
+	err = image.Walk(func(path string, n Inode) error {
+		if path == "." {
+			return nil
+		}
+		line := fmt.Sprintf("%s %o %d:%d", path, n.Mode, n.UID, n.GID)
+		switch n.Kind {
+		case File:
+			hash := sha256.New()
+			size, err := io.Copy(hash, image.Content(n))
+			if err != nil {
+				return fmt.Errorf("read %s: %w", path, err)
+			}
+			line += fmt.Sprintf(" %d %x", size, hash.Sum(nil))
+		case Symlink:
+			line += " -> " + n.Target
+		case Char, Block:
+			line += fmt.Sprintf(" %d,%d", n.Major(), n.Minor())
+		}
+		slices.SortFunc(n.Xattrs, func(a, b Xattr) int { return strings.Compare(a.Name, b.Name) })
+		for _, x := range n.Xattrs {
+			line += fmt.Sprintf(" %s=%s", x.Name, x.Value)
+		}
+		lines = append(lines, line)
+		return nil
+	})
+	slices.Sort(lines)
+	return lines, err
+}
+
+func TestReadWhatMksquashfsWrites(t *testing.T) {
+	for name, arguments := range map[string][]string{
+		"gzip":             {"-comp", "gzip"},
+		"xz":               {"-comp", "xz"},
+		"zstd":             {"-comp", "zstd"},
+		"small blocks":     {"-b", "4096"},
+		"no fragments":     {"-no-fragments"},
+		"always fragments": {"-always-use-fragments"},
+		"nothing packed":   {"-noI", "-noD", "-noF", "-noId"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path, want := sample(t, arguments...)
+			got, err := read(open(t, path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(got, want) {
+				for k := range min(len(got), len(want)) {
+					if got[k] != want[k] {
+						t.Fatalf("%d of %d lines; the first other one: %s\nwant %s", len(got), len(want), got[k], want[k])
+					}
+				}
+				t.Fatalf("%d lines, want %d", len(got), len(want))
+			}
+		})
+	}
+}
+
+// TestHardLinks makes the image of a folder.
+func TestHardLinks(t *testing.T) {
+	sample(t) // is mksquashfs there?
+	dir := t.TempDir()
+	one := filepath.Join(dir, "one")
+	if err := os.WriteFile(one, []byte("content"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Link(one, filepath.Join(dir, "two")); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "image")
+	if out, err := exec.Command("mksquashfs", dir, path, "-quiet", "-no-progress", "-all-root").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	names := map[uint32]int{}
+	if err := open(t, path).Walk(func(path string, n Inode) error {
+		if path != "." {
+			names[n.Number]++
+			if n.Links != 2 {
+				t.Errorf("%s has %d links", path, n.Links)
+			}
+		}
+		return nil
+	}); err != nil || len(names) != 1 {
+		t.Errorf("inodes %v, %v", names, err)
+	}
+}
+
+func TestOtherCompressions(t *testing.T) {
+	path, _ := sample(t, "-comp", "lz4")
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(file, info.Size()); err == nil || !strings.Contains(err.Error(), "compressed with lz4") {
+		t.Error(err)
+	}
+}
+
+// TestDamage: whatever bytes are wrong, there is an error or other content, and
+// no crash.
+func TestDamage(t *testing.T) {
+	path, _ := sample(t, "-b", "64K")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 200 {
+		damaged := slices.Clone(whole)
+		for range 1 + random.IntN(4) {
+			at := random.IntN(len(damaged))
+			if random.IntN(2) == 0 {
+				at = random.IntN(superSize)
+			} else if random.IntN(2) == 0 {
+				at = len(damaged) - 1 - random.IntN(16<<10)
+			}
+			damaged[at] ^= byte(1 + random.IntN(255))
+		}
+		damaged = damaged[:len(damaged)-random.IntN(2)*random.IntN(len(damaged))]
+		if image, err := Open(bytes.NewReader(damaged), int64(len(damaged))); err == nil {
+			_, _ = read(image)
+		}
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	dir := f.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "file"), []byte("some content, some content"), 0o644); err != nil {
+		f.Fatal(err)
+	}
+	for _, comp := range []string{"gzip", "xz", "zstd"} {
+		path := filepath.Join(f.TempDir(), "image")
+		if err := exec.Command("mksquashfs", dir, path, "-quiet", "-no-progress", "-comp", comp, "-nopad").Run(); err == nil {
+			seed, err := os.ReadFile(path)
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(seed)
+		}
+	}
+	f.Fuzz(func(_ *testing.T, text []byte) {
+		if image, err := Open(bytes.NewReader(text), int64(len(text))); err == nil {
+			_, _ = read(image)
+		}
+	})
+}

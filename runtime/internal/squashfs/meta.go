@@ -1,0 +1,167 @@
+package squashfs
+
+import (
+	"bytes"
+	"compress/zlib"
+	"fmt"
+	"io"
+
+	"github.com/klauspost/compress/zstd"
+	"github.com/ulikunitz/xz"
+)
+
+const (
+	// metaSize is how large a metadata block is without its compression.
+	metaSize = 8 << 10
+	// plainMeta and plainData mark what is not compressed.
+	plainMeta = 1 << 15
+	plainData = 1 << 24
+	// maxKept bounds the metadata blocks in memory: 32 MB of them.
+	maxKept = 4096
+)
+
+// codec unpacks a block, into at most max bytes.
+type codec func(into, packed []byte, maximum int) ([]byte, error)
+
+// newCodec returns what unpacks a kind of compression. lzma, lzo and lz4 are not
+// there: nobody makes images with the first two, few with the third.
+func newCodec(kind uint16) (codec, error) {
+	switch kind {
+	case 1:
+		return unpackZlib(), nil
+	case 4:
+		return func(into, packed []byte, maximum int) ([]byte, error) {
+			r, err := xz.ReaderConfig{DictCap: maxBlock, SingleStream: true}.NewReader(bytes.NewReader(packed))
+			if err != nil {
+				return nil, err
+			}
+			return fill(into, r, maximum)
+		}, nil
+	case 6:
+		decoder, err := zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxBlock+metaSize))
+		if err != nil {
+			return nil, err
+		}
+		return func(into, packed []byte, maximum int) ([]byte, error) {
+			all, err := decoder.DecodeAll(packed, into[:0])
+			if err == nil && len(all) > maximum {
+				err = fmt.Errorf("a block of more than %d bytes: %w", maximum, ErrCorrupt)
+			}
+			return all, err
+		}, nil
+	}
+	name := map[uint16]string{2: "lzma", 3: "lzo", 5: "lz4"}[kind]
+	if name == "" {
+		return nil, fmt.Errorf("compression %d: %w", kind, ErrCorrupt)
+	}
+	return nil, fmt.Errorf("it is compressed with %s, which is not understood; gzip, xz and zstd are", name)
+}
+
+func unpackZlib() codec {
+	var reader io.ReadCloser
+	return func(into, packed []byte, maximum int) (_ []byte, err error) {
+		if reader == nil {
+			reader, err = zlib.NewReader(bytes.NewReader(packed))
+		} else {
+			err = reader.(zlib.Resetter).Reset(bytes.NewReader(packed), nil)
+		}
+		if err != nil {
+			reader = nil
+			return nil, err
+		}
+		return fill(into, reader, maximum)
+	}
+}
+
+// fill reads all, which is at most maximum bytes.
+func fill(into []byte, from io.Reader, maximum int) ([]byte, error) {
+	if cap(into) <= maximum {
+		into = make([]byte, maximum+1)
+	}
+	into = into[:maximum+1]
+	n, err := io.ReadFull(from, into)
+	switch {
+	case err == nil:
+		return nil, fmt.Errorf("a block of more than %d bytes: %w", maximum, ErrCorrupt)
+	case err == io.EOF || err == io.ErrUnexpectedEOF: //nolint:errorlint // ReadFull's own, and not of a stream that is cut
+		return into[:n], nil
+	}
+	return nil, err
+}
+
+// metaBlock is a metadata block, and where the one behind it begins.
+type metaBlock struct {
+	data []byte
+	next int64
+}
+
+func (i *Image) meta(at int64) (metaBlock, error) {
+	if block, found := i.kept[at]; found {
+		return block, nil
+	}
+	var header [2]byte
+	if err := i.readAt(header[:], at); err != nil {
+		return metaBlock{}, err
+	}
+	size := int(order.Uint16(header[:]))
+	plain := size&plainMeta != 0
+	size &^= plainMeta
+	packed := make([]byte, size)
+	if size == 0 || size > metaSize {
+		return metaBlock{}, fmt.Errorf("metadata of %d bytes: %w", size, ErrCorrupt)
+	}
+	if err := i.readAt(packed, at+2); err != nil {
+		return metaBlock{}, err
+	}
+	block := metaBlock{packed, at + 2 + int64(size)}
+	if !plain {
+		var err error
+		if block.data, err = i.codec(nil, packed, metaSize); err != nil {
+			return metaBlock{}, fmt.Errorf("unpack metadata at %d: %w", at, err)
+		}
+	}
+	if len(i.kept) >= maxKept {
+		clear(i.kept)
+	}
+	i.kept[at] = block
+	return block, nil
+}
+
+// cursor reads metadata from block to block.
+type cursor struct {
+	image *Image
+	block metaBlock
+	rest  []byte
+}
+
+// cursor returns one at an offset in the block at some place.
+func (i *Image) cursor(at int64, offset int) (*cursor, error) {
+	block, err := i.meta(at)
+	if err != nil {
+		return nil, err
+	}
+	if offset > len(block.data) {
+		return nil, fmt.Errorf("byte %d of %d in metadata: %w", offset, len(block.data), ErrCorrupt)
+	}
+	return &cursor{i, block, block.data[offset:]}, nil
+}
+
+func (c *cursor) Read(p []byte) (int, error) {
+	for len(c.rest) == 0 {
+		block, err := c.image.meta(c.block.next)
+		if err != nil {
+			return 0, err
+		}
+		c.block, c.rest = block, block.data
+	}
+	n := copy(p, c.rest)
+	c.rest = c.rest[n:]
+	return n, nil
+}
+
+// take reads some bytes.
+func (c *cursor) take(count int) ([]byte, error) {
+	b := make([]byte, count)
+	_, err := io.ReadFull(c, b)
+	return b, err
+}

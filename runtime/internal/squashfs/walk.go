@@ -1,0 +1,113 @@
+package squashfs
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Walk calls visit for everything in the image, with its path: the root first,
+// which is ".", and a directory before what is in it, in the image's order.
+func (i *Image) Walk(visit func(path string, n Inode) error) error {
+	root, err := i.inode(i.root)
+	if err != nil {
+		return fmt.Errorf("read root: %w", err)
+	}
+	if root.Kind != Dir {
+		return fmt.Errorf("read root: it is no directory: %w", ErrCorrupt)
+	}
+	if err := visit(".", root); err != nil {
+		return err
+	}
+	w := walker{i, visit, map[uint32]bool{root.Number: true}, 0}
+	return w.directory("", root, 0)
+}
+
+type walker struct {
+	image *Image
+	visit func(string, Inode) error
+	// seen are the directories: each has one name, or the walk would not end.
+	seen  map[uint32]bool
+	count int
+}
+
+func (w *walker) directory(path string, dir Inode, depth int) error {
+	entries, err := w.image.entries(dir)
+	if err != nil {
+		return fmt.Errorf("read directory %q: %w", path, err)
+	}
+	for _, e := range entries {
+		w.count++
+		name := path + e.name
+		n, err := w.image.inode(e.inode)
+		if err != nil {
+			return fmt.Errorf("read %q: %w", name, err)
+		}
+		if n.Kind == Dir && w.seen[n.Number] || w.count > maxEntries || depth > maxDepth {
+			return fmt.Errorf("read %q: a directory is in itself, or there are more than %d files or %d directories in each other: %w", name, maxEntries, maxDepth, ErrCorrupt)
+		}
+		if err := w.visit(name, n); err != nil {
+			return err
+		}
+		if n.Kind != Dir {
+			continue
+		}
+		w.seen[n.Number] = true
+		if err := w.directory(name+"/", n, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+type entry struct {
+	name  string
+	inode uint64
+}
+
+// nothing is how many bytes a directory claims to have more than it has.
+const nothing = 3
+
+// entries reads a directory.
+func (i *Image) entries(dir Inode) (all []entry, err error) {
+	left := dir.Size - nothing
+	if left <= 0 {
+		return nil, nil
+	}
+	c, err := i.cursor(i.dirTable+dir.start, int(dir.offset))
+	if err != nil {
+		return nil, err
+	}
+	// Names that are read are bounded by what the directory says to be.
+	limited := &io.LimitedReader{R: c, N: left}
+	var header [12]byte
+	for limited.N > 0 {
+		if _, err := io.ReadFull(limited, header[:]); err != nil {
+			return nil, fmt.Errorf("%w: %w", err, ErrCorrupt)
+		}
+		for range int64(order.Uint32(header[:])) + 1 {
+			e, err := readEntry(limited, uint64(order.Uint32(header[4:])))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, e)
+		}
+	}
+	return all, nil
+}
+
+func readEntry(from io.Reader, start uint64) (entry, error) {
+	var b [8]byte
+	if _, err := io.ReadFull(from, b[:]); err != nil {
+		return entry{}, fmt.Errorf("%w: %w", unexpected(err), ErrCorrupt)
+	}
+	name := make([]byte, int(order.Uint16(b[6:]))+1)
+	if _, err := io.ReadFull(from, name); err != nil {
+		return entry{}, fmt.Errorf("%w: %w", unexpected(err), ErrCorrupt)
+	}
+	if string(name) == "." || string(name) == ".." || bytes.ContainsAny(name, "/\x00") || len(name) > 255 {
+		return entry{}, fmt.Errorf("the name %q: %w", strings.ToValidUTF8(string(name), "?"), ErrCorrupt)
+	}
+	return entry{string(name), start<<16 | uint64(order.Uint16(b[:]))}, nil
+}

@@ -1,0 +1,52 @@
+package task
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/typeurl/v2"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"berth.dev/berth/runtime/internal/bundle"
+	"berth.dev/berth/runtime/internal/podlink"
+)
+
+// viaBerthRunc are options for a container that berth-runc is to make. containerd
+// has none: it knows options of runc's own shim alone.
+func viaBerthRunc() (*anypb.Any, error) {
+	made, err := typeurl.MarshalAnyToProto(&options.Options{BinaryName: "berth-runc"})
+	if err != nil {
+		return nil, fmt.Errorf("encode options of runc: %w", err)
+	}
+	return made, nil
+}
+
+// takeFastPath has berth-runc put the filter of the fast path on the pod's
+// processes, from the first container after the sandbox's on, or says why it
+// does not. The shim has one pod, so its environment is the place.
+func (s *Service) takeFastPath(id string, c bundle.Container) {
+	stay := func(why string, args ...any) {
+		s.log.Info("connections of this pod stay on the network between the nodes: "+why, append(args, "container", id)...)
+	}
+	var err error
+	switch {
+	case c.Listens:
+		// A process has one listener at most; its containers and those after
+		// it, which may share its processes, keep to the profile's.
+		stay("its seccomp profile has a listener of its own")
+		err = os.Unsetenv(s.fastPath)
+	case c.Network == "":
+		return // not the first, or on the node's network
+	case c.Overlay:
+		stay("its annotation says so")
+	default:
+		var identity string
+		if identity, err = podlink.Identity(c.Network); err == nil {
+			err = os.Setenv(s.fastPath, identity)
+		}
+	}
+	if err != nil {
+		stay("it has no address that is known", "error", err)
+	}
+}

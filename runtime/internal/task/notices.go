@@ -1,0 +1,40 @@
+package task
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"berth.dev/berth/runtime/internal/bundle"
+)
+
+// leftNotices is a file in the folder of notices. The node role, which may make
+// events, reads and removes it.
+type leftNotices struct {
+	Pod     bundle.Pod
+	Notices []bundle.Notice
+}
+
+// leaveNotices tells the owner of a pod what was changed in a container.
+func (s *Service) leaveNotices(id string, c bundle.Container) error {
+	if s.notices == "" || len(c.Notices) == 0 {
+		return nil
+	}
+	text, err := json.Marshal(leftNotices{c.Pod, c.Notices})
+	if err != nil {
+		return fmt.Errorf("encode notices: %w", err)
+	}
+	if err := os.MkdirAll(s.notices, 0o700); err != nil {
+		return fmt.Errorf("leave notices: %w", err)
+	}
+	// The reader takes files with the ending for complete.
+	path := filepath.Join(s.notices, id)
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		return fmt.Errorf("leave notices: %w", err)
+	}
+	if err := os.Rename(path, path+".json"); err != nil {
+		return fmt.Errorf("leave notices: %w", err)
+	}
+	return nil
+}

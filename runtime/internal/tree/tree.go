@@ -1,0 +1,444 @@
+// Package tree shows the layers of an image as one read-only tree, merged as a
+// container sees them. It knows inodes, not paths or mounts; who serves them to
+// the kernel is package fuse.
+//
+// Nothing has to be remembered about what was looked up: a node's number says
+// in which layer its inode is and which, so that a process that starts anew
+// understands the numbers that the kernel got from its predecessor.
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/layer"
+)
+
+// RootID is the number of the root.
+const RootID = 1
+
+// ErrNotFound says that there is no such name.
+var ErrNotFound = errors.New("not found")
+
+// Tree is the merged view. It may be used by several at once.
+type Tree struct {
+	// layers are the images, the uppermost first; the nodes of each are
+	// numbered from its base.
+	layers []*erofs.Image
+	bases  []uint64
+
+	mu   sync.Mutex
+	dirs map[uint64]*Dir
+	// below are the trees without the uppermost layers, by how many, where
+	// something refers to them.
+	below map[int]*Tree
+	// kept is the sum of the directories' entries.
+	kept int
+}
+
+// maxKept bounds the entries that are kept in memory.
+const maxKept = 1 << 20
+
+// inode is one of a layer.
+type inode struct {
+	layer  int
+	number uint64
+}
+
+// Dir is a merged directory.
+type Dir struct {
+	// parts are the directories that it is merged of, the uppermost first.
+	parts []part
+	// Entries are in the order of their names.
+	Entries []Entry
+	// Parent is the number of the directory that holds it.
+	Parent uint64
+}
+
+// part is the directory of one layer.
+type part struct {
+	layer int
+	inode erofs.Inode
+	// entries are those of the layer, with what hides others.
+	entries []erofs.Entry
+	implied bool
+}
+
+// Entry is a name in a directory.
+type Entry struct {
+	Name string
+	ID   uint64
+	// Type is that of the inode, as in its mode.
+	Type uint16
+}
+
+// New returns the tree of layers, the uppermost first.
+func New(layers []*erofs.Image) (*Tree, error) {
+	if len(layers) == 0 {
+		return nil, errors.New("make tree: no layers")
+	}
+	t := &Tree{layers: layers, dirs: map[uint64]*Dir{}, below: map[int]*Tree{}}
+	base := uint64(RootID + 1)
+	// From below, so that an image on top of another one shares its numbers.
+	t.bases = make([]uint64, len(layers))
+	for i := len(layers) - 1; i >= 0; i-- {
+		t.bases[i] = base
+		base += layers[i].Numbers()
+	}
+	_, err := t.Dir(RootID)
+	return t, err
+}
+
+// HasXattrs is false where nothing in the tree has extended attributes that a
+// container may see.
+func (t *Tree) HasXattrs() bool {
+	return slices.ContainsFunc(t.layers, func(l *erofs.Image) bool { return l.HasXattrs })
+}
+
+func (t *Tree) id(n inode) uint64 { return t.bases[n.layer] + n.number }
+
+// resolve is the inverse of id.
+func (t *Tree) resolve(id uint64) (inode, error) {
+	for i, base := range t.bases {
+		if id >= base && id-base < t.layers[i].Numbers() {
+			return inode{i, id - base}, nil
+		}
+	}
+	return inode{}, fmt.Errorf("find node %d: %w", id, ErrNotFound)
+}
+
+// Node is a file or directory of the tree.
+type Node struct {
+	erofs.Inode
+	ID    uint64
+	layer int
+}
+
+// Node returns a node by its number.
+func (t *Tree) Node(id uint64) (Node, error) {
+	if id == RootID {
+		return t.dirNode(id)
+	}
+	at, err := t.resolve(id)
+	if err != nil {
+		return Node{}, err
+	}
+	n, err := t.layers[at.layer].Inode(at.number)
+	if err != nil {
+		return Node{}, err
+	}
+	if n.IsDir() {
+		return t.dirNode(id)
+	}
+	return Node{n, id, at.layer}, nil
+}
+
+func (t *Tree) dirNode(id uint64) (Node, error) {
+	dir, err := t.Dir(id)
+	if err != nil {
+		return Node{}, err
+	}
+	return dir.node(id), nil
+}
+
+// node is a directory as the uppermost layer has it that says how it is.
+func (d *Dir) node(id uint64) Node {
+	says := d.parts[0]
+	for _, p := range d.parts {
+		if !p.implied {
+			says = p
+			break
+		}
+	}
+	n := Node{says.inode, id, says.layer}
+	n.Links = 2
+	for _, e := range d.Entries {
+		if e.Type == erofs.TypeDir {
+			n.Links++
+		}
+	}
+	return n
+}
+
+// Lookup returns what a directory has under a name.
+func (t *Tree) Lookup(parent uint64, name string) (Node, error) {
+	dir, err := t.Dir(parent)
+	if err != nil {
+		return Node{}, err
+	}
+	i, found := slices.BinarySearchFunc(dir.Entries, name, func(e Entry, name string) int { return strings.Compare(e.Name, name) })
+	if !found {
+		return Node{}, ErrNotFound
+	}
+	return t.Child(dir, dir.Entries[i])
+}
+
+// Child returns the node of an entry.
+func (t *Tree) Child(dir *Dir, e Entry) (Node, error) {
+	if e.Type != erofs.TypeDir {
+		return t.Node(e.ID)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	child, err := t.child(dir, e.Name)
+	if err != nil {
+		return Node{}, err
+	}
+	return child.node(e.ID), nil
+}
+
+// Dir returns a directory.
+func (t *Tree) Dir(id uint64) (*Dir, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.dir(id)
+}
+
+func (t *Tree) dir(id uint64) (*Dir, error) {
+	if dir := t.dirs[id]; dir != nil {
+		return dir, nil
+	}
+	if id == RootID {
+		var stack []inode
+		for i := range t.layers {
+			stack = append(stack, inode{i, erofs.Root})
+		}
+		return t.merge(id, RootID, stack)
+	}
+	at, err := t.resolve(id)
+	if err != nil {
+		return nil, err
+	}
+	return t.find(at)
+}
+
+// find merges a directory that only its inode in the uppermost layer is known
+// of: from the root down to it.
+func (t *Tree) find(at inode) (*Dir, error) {
+	n, err := t.layers[at.layer].Inode(at.number)
+	if err != nil {
+		return nil, err
+	}
+	if !n.IsDir() {
+		return nil, fmt.Errorf("read node %d: not a directory: %w", t.id(at), ErrNotFound)
+	}
+	var path []string
+	for number, steps := at.number, 0; number != erofs.Root; steps++ {
+		name, parent, err := t.nameOf(at.layer, number)
+		if err != nil {
+			return nil, err
+		}
+		if steps > maxDepth {
+			return nil, fmt.Errorf("read node %d: %w", t.id(at), erofs.ErrCorrupt)
+		}
+		path = append(path, name)
+		number = parent
+	}
+	dir, err := t.dir(RootID)
+	for i := len(path) - 1; i >= 0 && err == nil; i-- {
+		dir, err = t.child(dir, path[i])
+	}
+	if err != nil {
+		return nil, err
+	}
+	if got := (inode{dir.parts[0].layer, dir.parts[0].inode.Number}); got != at {
+		return nil, fmt.Errorf("read node %d: it is not the uppermost of its name: %w", t.id(at), ErrNotFound)
+	}
+	return dir, nil
+}
+
+// maxDepth bounds the way from a directory to its root, against images that
+// lead in a circle.
+const maxDepth = 4096
+
+// nameOf returns the name and the parent of a directory in one layer.
+func (t *Tree) nameOf(level int, number uint64) (name string, parent uint64, err error) {
+	image := t.layers[level]
+	n, err := image.Inode(number)
+	if err != nil {
+		return "", 0, err
+	}
+	if _, parent, err = image.Directory(n); err != nil {
+		return "", 0, err
+	}
+	above, err := image.Inode(parent)
+	if err != nil {
+		return "", 0, err
+	}
+	entries, _, err := image.Directory(above)
+	if err != nil {
+		return "", 0, err
+	}
+	for _, e := range entries {
+		if e.Number == number {
+			return e.Name, parent, nil
+		}
+	}
+	return "", 0, fmt.Errorf("find the name of directory %d: %w", number, erofs.ErrCorrupt)
+}
+
+// child returns a directory in another one.
+func (t *Tree) child(dir *Dir, name string) (*Dir, error) {
+	var stack []inode
+	for _, p := range dir.parts {
+		i, found := slices.BinarySearchFunc(p.entries, name, func(e erofs.Entry, name string) int { return strings.Compare(e.Name, name) })
+		if !found {
+			continue
+		}
+		e := p.entries[i]
+		if e.Type != erofs.TypeDir {
+			break // a file, or what hides: nothing below it is seen
+		}
+		stack = append(stack, inode{p.layer, e.Number})
+	}
+	if len(stack) == 0 {
+		return nil, fmt.Errorf("find directory %q: %w", name, ErrNotFound)
+	}
+	id := t.id(stack[0])
+	if there := t.dirs[id]; there != nil {
+		return there, nil
+	}
+	return t.merge(id, dir.ownID(t), stack)
+}
+
+// ownID is the number of the directory itself.
+func (d *Dir) ownID(t *Tree) uint64 {
+	if d.parts[0].inode.Number == erofs.Root {
+		return RootID
+	}
+	return t.id(inode{d.parts[0].layer, d.parts[0].inode.Number})
+}
+
+// merge makes one directory of those of several layers, the uppermost first,
+// and keeps it.
+func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
+	dir := &Dir{Parent: parent}
+	for _, at := range stack {
+		p, opaque, err := t.readPart(at)
+		if err != nil {
+			return nil, err
+		}
+		dir.parts = append(dir.parts, p)
+		if opaque {
+			break
+		}
+	}
+	seen := map[string]bool{}
+	for i, p := range dir.parts {
+		for _, e := range p.entries {
+			if seen[e.Name] {
+				continue
+			}
+			if i < len(dir.parts)-1 {
+				seen[e.Name] = true
+			}
+			own, found, err := t.entry(p.layer, e)
+			if err != nil {
+				return nil, err
+			}
+			if found {
+				dir.Entries = append(dir.Entries, own)
+			}
+		}
+	}
+	if len(dir.parts) > 1 {
+		slices.SortFunc(dir.Entries, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
+	}
+	if t.kept > maxKept {
+		clear(t.dirs)
+		t.kept = 0
+	}
+	t.dirs[id] = dir
+	t.kept += len(dir.Entries) + 1
+	return dir, nil
+}
+
+// readPart reads the directory of one layer, and tells whether it hides all
+// below it.
+func (t *Tree) readPart(at inode) (p part, opaque bool, err error) {
+	image := t.layers[at.layer]
+	p.layer = at.layer
+	if p.inode, err = image.Inode(at.number); err != nil {
+		return p, false, err
+	}
+	if p.entries, _, err = image.Directory(p.inode); err != nil {
+		return p, false, err
+	}
+	all, err := image.Xattrs(p.inode)
+	for _, x := range all {
+		opaque = opaque || x.Name == layer.OpaqueXattr
+		p.implied = p.implied || x.Name == layer.ImpliedXattr
+	}
+	return p, opaque, err
+}
+
+// entry is what an entry of a layer is in the tree; it may be nothing.
+func (t *Tree) entry(level int, e erofs.Entry) (own Entry, found bool, err error) {
+	own = Entry{e.Name, t.id(inode{level, e.Number}), e.Type}
+	if e.Type != erofs.TypeChar {
+		return own, true, nil
+	}
+	n, err := t.layers[level].Inode(e.Number)
+	if err != nil || n.Device != 0 && n.Device != layer.LinkDevice {
+		return own, err == nil, err
+	}
+	all, err := t.layers[level].Xattrs(n)
+	for _, x := range all {
+		if x.Name != layer.LinkXattr {
+			continue
+		}
+		target, err := t.lowerNode(level, string(x.Value))
+		if errors.Is(err, ErrNotFound) {
+			return own, false, nil // as if there were no such name
+		}
+		return Entry{e.Name, target.ID, target.Mode & erofs.TypeMask}, err == nil, err
+	}
+	return own, false, err // what hides others
+}
+
+// lowerNode returns a file by its path as the layers below one have it.
+func (t *Tree) lowerNode(level int, path string) (n Node, err error) {
+	if level+1 == len(t.layers) {
+		return n, ErrNotFound
+	}
+	lower := t.below[level]
+	if lower == nil {
+		// It numbers its nodes as this tree does.
+		if lower, err = New(t.layers[level+1:]); err != nil {
+			return n, err
+		}
+		t.below[level] = lower
+	}
+	n.ID = RootID
+	for name := range strings.SplitSeq(path, "/") {
+		if n, err = lower.Lookup(n.ID, name); err != nil {
+			return n, err
+		}
+	}
+	if n.IsDir() {
+		return n, ErrNotFound
+	}
+	return n, nil
+}
+
+// ReadAt reads content of a file, and less than asked only at its end.
+func (t *Tree) ReadAt(n Node, into []byte, at int64) (int, error) {
+	return t.layers[n.layer].ReadAt(n.Inode, into, at)
+}
+
+// Link returns where a symbolic link leads.
+func (t *Tree) Link(n Node) (string, error) { return t.layers[n.layer].Link(n.Inode) }
+
+// Xattrs returns the extended attributes that a container may see.
+func (t *Tree) Xattrs(n Node) ([]erofs.Xattr, error) {
+	all, err := t.layers[n.layer].Xattrs(n.Inode)
+	return slices.DeleteFunc(all, func(x erofs.Xattr) bool {
+		// The others are this program's own, and what overlayfs would take
+		// for its own.
+		return strings.HasPrefix(x.Name, "trusted.") || strings.HasPrefix(x.Name, "user.overlay.")
+	}), err
+}

@@ -1,0 +1,67 @@
+/* The SPANK plugin of berth's site network. plugin.c is called by Slurm and
+ * says which file answers, a file per context that Slurm calls in:
+ *
+ *   stepd.c    slurmstepd, as root: enter the job's network
+ *   task.c     a task, as root and as the user: enter the pod's processes
+ *   prolog.c   the beginning of a job on a node, as root: does it want none?
+ *   epilog.c   the end of a job on a node: leave it
+ *   client.c   the question to berthd
+ *
+ * session.c is a program of its own, for sshd, from the same parts.
+ *
+ * Nothing here ends a daemon of Slurm, or waits without a limit. */
+#ifndef BERTH_H
+#define BERTH_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <slurm/slurm.h>
+#include <slurm/spank.h>
+
+struct settings {
+	char socket[100];
+};
+
+/* question is what is asked of berthd, answer what it says, both bounded. */
+struct question {
+	char text[60 << 10];
+	size_t length;
+	int overflow;
+};
+
+enum { REASON_SIZE = 512, PATH_SIZE = 128 };
+
+void question_begin(struct question *q, const char *verb);
+void question_number(struct question *q, const char *name, uint32_t value);
+void question_text(struct question *q, const char *name, const char *value);
+
+/* A pod's namespaces, -1 where they are not known, and the file that its tasks
+ * shall find as /etc/resolv.conf, empty if they keep their host's. */
+struct pod {
+	int network;
+	int processes;
+	/* What a session on a login host holds as long as it lasts. */
+	int session;
+	char resolver[PATH_SIZE];
+	/* The job has none, and wants none. */
+	int declined;
+};
+
+void close_pod(struct pod *p);
+
+/* ask_berthd returns 0, or -1 with the reason. The descriptors that come with the
+ * answer are the caller's; pod may be NULL where none are expected. */
+int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, char reason[REASON_SIZE]);
+
+void enter_network(spank_t spank, const struct settings *s);
+void enter_pod(void);
+void refuse_without_network(void);
+
+int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE]);
+void run_task(void);
+void offer_choice(spank_t spank);
+void decline_network(spank_t spank, const struct settings *s);
+void leave_network(spank_t spank, const struct settings *s);
+
+#endif

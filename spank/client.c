@@ -1,0 +1,207 @@
+#define _GNU_SOURCE
+#include "berth.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A step waits no longer than this for its network, in seconds: more than
+ * berthd itself does, so that it is berthd that says why. */
+enum { ANSWER_LIMIT = 20 };
+
+/* How long berthd may be away, in seconds: it is replaced under running jobs. */
+enum { RESTART_LIMIT = 3 };
+
+__attribute__((format(printf, 2, 3)))
+static void append(struct question *q, const char *format, ...)
+{
+	size_t room = sizeof q->text - q->length;
+	va_list args;
+	va_start(args, format);
+	int n = vsnprintf(q->text + q->length, room, format, args);
+	va_end(args);
+	if (n < 0 || (size_t)n >= room)
+		q->overflow = 1;
+	else
+		q->length += n;
+}
+
+void question_begin(struct question *q, const char *verb)
+{
+	q->length = 0;
+	q->overflow = 0;
+	append(q, "berthd/1 %s\n", verb);
+}
+
+void question_number(struct question *q, const char *name, uint32_t value)
+{
+	append(q, "%s %u\n", name, value);
+}
+
+/* A user chooses the name of a job: a line break in it must not begin another
+ * field. */
+void question_text(struct question *q, const char *name, const char *value)
+{
+	append(q, "%s ", name);
+	size_t start = q->length;
+	append(q, "%s", value);
+	for (size_t i = start; i < q->length; i++)
+		if ((unsigned char)q->text[i] < ' ' || q->text[i] == 0x7f)
+			q->text[i] = ' ';
+	append(q, "\n");
+}
+
+/* connect_patiently waits a little for a berthd that is just being started
+ * anew. */
+static int connect_patiently(int c, const struct sockaddr_un *address)
+{
+	const struct timespec pause = { .tv_nsec = 100000000 };
+	for (int tries = 0;; tries++) {
+		if (connect(c, (const struct sockaddr *)address, sizeof *address) == 0)
+			return 0;
+		if ((errno != ECONNREFUSED && errno != ENOENT) || tries == RESTART_LIMIT * 10)
+			return -1;
+		nanosleep(&pause, NULL);
+	}
+}
+
+static int dial(const struct settings *s, char reason[REASON_SIZE])
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	strncpy(address.sun_path, s->socket, sizeof address.sun_path - 1);
+	int c = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (c < 0) {
+		snprintf(reason, REASON_SIZE, "make a socket: %s", strerror(errno));
+		return -1;
+	}
+	struct timeval limit = { .tv_sec = ANSWER_LIMIT };
+	if (setsockopt(c, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) ||
+	    setsockopt(c, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) ||
+	    connect_patiently(c, &address)) {
+		snprintf(reason, REASON_SIZE, "berthd does not answer at %s: %s", s->socket, strerror(errno));
+		close(c);
+		return -1;
+	}
+	return c;
+}
+
+void close_pod(struct pod *p)
+{
+	if (p->network >= 0)
+		close(p->network);
+	if (p->processes >= 0)
+		close(p->processes);
+	if (p->session >= 0)
+		close(p->session);
+	p->network = p->processes = p->session = -1;
+}
+
+/* receive reads once, and takes the descriptors that come along. */
+static ssize_t receive(int c, char *to, size_t room, struct pod *pod)
+{
+	int sent[3] = { -1, -1, -1 };
+	_Alignas(struct cmsghdr) char control[CMSG_SPACE(sizeof sent)];
+	struct iovec part = { .iov_base = to, .iov_len = room };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control };
+	ssize_t n;
+	do
+		n = recvmsg(c, &message, MSG_CMSG_CLOEXEC);
+	while (n < 0 && errno == EINTR);
+	if (n <= 0)
+		return n;
+	struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+	if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+	    header->cmsg_len >= CMSG_LEN(2 * sizeof *sent) && header->cmsg_len <= CMSG_LEN(sizeof sent)) {
+		close_pod(pod);
+		memcpy(sent, CMSG_DATA(header), header->cmsg_len - CMSG_LEN(0));
+		pod->network = sent[0];
+		pod->processes = sent[1];
+		pod->session = sent[2];
+	}
+	return n;
+}
+
+/* field copies a line of an answer, without its name, and says whether it is there
+ * and fits. */
+static int field(const char *answer, const char *name, char *to, size_t room)
+{
+	char begin[32];
+	snprintf(begin, sizeof begin, "\n%s ", name);
+	const char *line = strstr(answer, begin);
+	if (!line)
+		return 0;
+	line += strlen(begin);
+	return (size_t)snprintf(to, room, "%.*s", (int)strcspn(line, "\n"), line) < room;
+}
+
+/* understand says whether a whole answer is a good one. */
+static int understand(const char *answer, struct pod *pod, char reason[REASON_SIZE])
+{
+	static const char ok[] = "berthd/1 ok\n", wrong[] = "berthd/1 error\n";
+	if (strncmp(answer, ok, sizeof ok - 1) == 0) {
+		if (!field(answer, "resolver", pod->resolver, sizeof pod->resolver))
+			pod->resolver[0] = '\0';
+		char yes[4];
+		pod->declined = field(answer, "declined", yes, sizeof yes);
+		return 0;
+	}
+	reason[0] = '\0';
+	if (strncmp(answer, wrong, sizeof wrong - 1) == 0)
+		field(answer, "reason", reason, REASON_SIZE);
+	if (!reason[0])
+		snprintf(reason, REASON_SIZE, "berthd's answer is not understood: are berthd and the plugin of the same version?");
+	return -1;
+}
+
+static int converse(int c, const struct question *q, struct pod *pod, char reason[REASON_SIZE])
+{
+	for (size_t sent = 0; sent < q->length;) {
+		ssize_t n = send(c, q->text + sent, q->length - sent, MSG_NOSIGNAL);
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0) {
+			snprintf(reason, REASON_SIZE, "ask berthd: %s", strerror(errno));
+			return -1;
+		}
+		sent += n;
+	}
+	char answer[4096];
+	size_t length = 0;
+	do {
+		ssize_t n = receive(c, answer + length, sizeof answer - 1 - length, pod);
+		if (n <= 0) {
+			snprintf(reason, REASON_SIZE, "berthd has not answered: %s", n < 0 ? strerror(errno) : "it closed the connection");
+			return -1;
+		}
+		length += n;
+		answer[length] = '\0';
+	} while (length < sizeof answer - 1 && (length < 2 || strcmp(answer + length - 2, "\n\n") != 0));
+	return understand(answer, pod, reason);
+}
+
+int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, char reason[REASON_SIZE])
+{
+	struct pod received = { .network = -1, .processes = -1, .session = -1 };
+	int rc = -1;
+	append(q, "\n");
+	if (q->overflow) {
+		snprintf(reason, REASON_SIZE, "the list of the job's nodes is too long");
+	} else {
+		int c = dial(s, reason);
+		if (c >= 0) {
+			rc = converse(c, q, &received, reason);
+			close(c);
+		}
+	}
+	if (rc || !pod)
+		close_pod(&received);
+	if (pod)
+		*pod = received;
+	return rc;
+}

@@ -1,0 +1,67 @@
+#include "berth.h"
+
+#include <stdio.h>
+#include <string.h>
+
+SPANK_PLUGIN(berth, 1)
+
+/* Arguments in plugstack.conf: socket=PATH. */
+static struct settings read_settings(int count, char **arguments)
+{
+	struct settings s = { .socket = "/run/berthd/berthd.sock" };
+	for (int i = 0; i < count; i++) {
+		if (strncmp(arguments[i], "socket=", 7) == 0 && strlen(arguments[i] + 7) < sizeof s.socket)
+			strcpy(s.socket, arguments[i] + 7);
+		else
+			slurm_error("berth: plugstack.conf: unknown argument %s", arguments[i]);
+	}
+	return s;
+}
+
+int slurm_spank_init(spank_t spank, int count, char **arguments)
+{
+	(void)count, (void)arguments;
+	if (spank_context() != S_CTX_SLURMD)
+		offer_choice(spank);
+	return ESPANK_SUCCESS;
+}
+
+int slurm_spank_job_prolog(spank_t spank, int count, char **arguments)
+{
+	struct settings s = read_settings(count, arguments);
+	decline_network(spank, &s);
+	/* A prolog that fails takes the node away from all users. */
+	return ESPANK_SUCCESS;
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments)
+{
+	if (spank_context() == S_CTX_REMOTE) {
+		struct settings s = read_settings(count, arguments);
+		enter_network(spank, &s);
+	}
+	return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
+{
+	(void)spank, (void)count, (void)arguments;
+	enter_pod();
+	return ESPANK_SUCCESS;
+}
+
+int slurm_spank_task_init(spank_t spank, int count, char **arguments)
+{
+	(void)spank, (void)count, (void)arguments;
+	refuse_without_network();
+	run_task();
+	return ESPANK_SUCCESS;
+}
+
+int slurm_spank_job_epilog(spank_t spank, int count, char **arguments)
+{
+	struct settings s = read_settings(count, arguments);
+	leave_network(spank, &s);
+	/* An epilog that fails takes the node away from all users. */
+	return ESPANK_SUCCESS;
+}

@@ -1,0 +1,124 @@
+#define _GNU_SOURCE
+#include "berth.h"
+
+#include <errno.h>
+#include <pwd.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Why this step has no network. Set before the tasks are forked, and read in
+ * them: slurmstepd of one step is one process. */
+static char no_network[REASON_SIZE];
+
+/* The PID namespace and the resolver of the pod, for the tasks. */
+static struct pod of_tasks = { .network = -1, .processes = -1, .session = -1 };
+static int is_script;
+
+/* describe adds what only the controller knows: the nodes, in their order, and
+ * the name. Asked once per job, on its first node. */
+static int describe(struct question *q, uint32_t job)
+{
+	job_info_msg_t *jobs = NULL;
+	int rc = -1;
+	if (slurm_load_job(&jobs, job, SHOW_DETAIL) != SLURM_SUCCESS || !jobs) {
+		snprintf(no_network, sizeof no_network, "ask the controller for the job: %s", slurm_strerror(errno));
+		return -1;
+	}
+	for (uint32_t i = 0; i < jobs->record_count; i++) {
+		const slurm_job_info_t *one = &jobs->job_array[i];
+		if (one->job_id != job || !one->nodes)
+			continue;
+		question_text(q, "nodes", one->nodes);
+		question_text(q, "name", one->name ? one->name : "");
+		rc = 0;
+	}
+	slurm_free_job_info_msg(jobs);
+	if (rc)
+		snprintf(no_network, sizeof no_network, "the controller knows no nodes of the job");
+	return rc;
+}
+
+static void user_name(struct question *q, uid_t uid)
+{
+	char buffer[4096];
+	struct passwd entry, *found = NULL;
+	if (getpwuid_r(uid, &entry, buffer, sizeof buffer, &found) == 0 && found)
+		question_text(q, "user", found->pw_name);
+}
+
+static int fetch_network(spank_t spank, const struct settings *s, struct question *q)
+{
+	uint32_t job, step, index;
+	uid_t uid;
+	if (spank_get_item(spank, S_JOB_ID, &job) || spank_get_item(spank, S_JOB_STEPID, &step) ||
+	    spank_get_item(spank, S_JOB_UID, &uid) || spank_get_item(spank, S_JOB_NODEID, &index)) {
+		snprintf(no_network, sizeof no_network, "slurmstepd does not say which job this is");
+		return -1;
+	}
+	is_script = step == SLURM_BATCH_SCRIPT;
+	question_begin(q, "attach");
+	question_number(q, "job", job);
+	question_number(q, "uid", uid);
+	user_name(q, uid);
+	/* The step that Slurm starts on all nodes of a job, before any other. Within
+	 * other steps the first node may be another. */
+	if (step == SLURM_EXTERN_CONT && index == 0 && describe(q, job))
+		return -1;
+	struct pod pod;
+	if (ask_berthd(s, q, &pod, no_network))
+		return -1;
+	if (pod.declined) {
+		of_tasks.declined = 1;
+		return 0;
+	}
+	if (pod.network < 0) {
+		snprintf(no_network, sizeof no_network, "berthd has sent no network");
+		return -1;
+	}
+	int rc = setns(pod.network, CLONE_NEWNET);
+	if (rc) {
+		snprintf(no_network, sizeof no_network, "enter the network: %s", strerror(errno));
+	} else {
+		of_tasks = pod;
+		of_tasks.network = -1;
+		pod.processes = -1;
+	}
+	close_pod(&pod);
+	return rc;
+}
+
+/* enter_network moves slurmstepd itself, before it starts threads or tasks: its
+ * PMI server and its X11 tunnel must be where the tasks are. A failure is kept
+ * for the tasks, whose stderr the user sees; here, only slurmd's log would. */
+void enter_network(spank_t spank, const struct settings *s)
+{
+	struct question *q = malloc(sizeof *q);
+	if (!q)
+		snprintf(no_network, sizeof no_network, "no memory");
+	else if (fetch_network(spank, s, q) && !no_network[0])
+		snprintf(no_network, sizeof no_network, "for an unknown reason");
+	free(q);
+	if (no_network[0])
+		slurm_error("berth: no network for this step: %s", no_network);
+}
+
+/* enter_pod is called in each task, as root. */
+void enter_pod(void)
+{
+	if (!no_network[0] && !of_tasks.declined)
+		prepare_task(&of_tasks, is_script, no_network);
+}
+
+/* refuse_without_network is called in each task, before its program, when its
+ * stderr is the user's. Slurm ignores what an optional plugin returns, and a task
+ * without its network would be in the host's: the task ends here. */
+void refuse_without_network(void)
+{
+	if (!no_network[0])
+		return;
+	fprintf(stderr, "berth: this job has no network: %s\nberth: tell the administrators of this cluster\n", no_network);
+	_exit(EXIT_FAILURE);
+}

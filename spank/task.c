@@ -1,0 +1,147 @@
+#define _GNU_SOURCE
+#include "berth.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A task enters the pod's PID namespace in two steps. As root it says where its
+ * children shall be born, and gets the /proc of there. As the user, when Slurm
+ * has put it into its control group, process group and session and connected its
+ * terminal, it forks: the child inherits all of that, and becomes the program.
+ * What stays outside hands on signals and the exit status, as slurmstepd knows
+ * no other process.
+ *
+ * slurmstepd itself stays outside: a process whose children are born elsewhere
+ * cannot make threads. */
+
+/* slurm.h has the type; the variable is of the program that loads us. */
+extern slurm_conf_t slurm_conf __attribute__((weak));
+
+static int forks, is_script;
+
+/* The descriptor that the parent keeps, of a session. */
+static int held = -1;
+
+/* mount_proc leaves it to a child: a /proc is of the processes among which its
+ * mounter is. */
+static int mount_proc(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child < 0)
+		return -1;
+	if (child == 0)
+		_exit(mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) ? errno : 0);
+	while (waitpid(child, &status, 0) < 0)
+		if (errno != EINTR)
+			return -1;
+	errno = WIFEXITED(status) ? WEXITSTATUS(status) : EINTR;
+	return errno ? -1 : 0;
+}
+
+/* prepare_task returns 0, or -1 with the reason. It runs in the task, as root. */
+int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
+{
+	if (setns(pod->processes, CLONE_NEWPID)) {
+		snprintf(reason, REASON_SIZE, "enter the processes of the pod: %s", strerror(errno));
+		return -1;
+	}
+	/* What the host mounts later, home folders say, still appears. */
+	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) || mount_proc()) {
+		snprintf(reason, REASON_SIZE, "mount the /proc of the pod: %s", strerror(errno));
+		return -1;
+	}
+	if (pod->resolver[0] && mount(pod->resolver, "/etc/resolv.conf", NULL, MS_BIND, NULL)) {
+		snprintf(reason, REASON_SIZE, "mount the /etc/resolv.conf of the pod: %s", strerror(errno));
+		return -1;
+	}
+	forks = 1;
+	is_script = script;
+	held = pod->session;
+	return 0;
+}
+
+/* reaches_program says whether Slurm delivers a signal to the program as well.
+ * With control groups it signals its own children only; by process group and by
+ * descent it finds the program itself. A batch script is also signalled alone
+ * (scancel --batch), by its number, and must not miss that; without control
+ * groups it gets those twice that are for all of its processes. */
+static int reaches_program(void)
+{
+	return !is_script && &slurm_conf && slurm_conf.proctrack_type && !strstr(slurm_conf.proctrack_type, "cgroup");
+}
+
+static void end_like(int status)
+{
+	if (WIFSIGNALED(status)) {
+		/* One core file is enough. */
+		struct rlimit none = { 0, 0 };
+		sigset_t all;
+		setrlimit(RLIMIT_CORE, &none);
+		signal(WTERMSIG(status), SIG_DFL);
+		sigemptyset(&all);
+		sigprocmask(SIG_SETMASK, &all, NULL);
+		raise(WTERMSIG(status));
+		_exit(128 + WTERMSIG(status));
+	}
+	_exit(WEXITSTATUS(status));
+}
+
+__attribute__((noreturn))
+static void relay(pid_t program, const sigset_t *all)
+{
+	int direct = reaches_program();
+	prctl(PR_SET_NAME, "berth-task");
+	/* The other end of a pipe must see it close when the program closes it. */
+	if (held >= 0 && dup2(held, 0) == 0)
+		close_range(1, ~0U, 0);
+	else
+		close_range(0, ~0U, 0);
+	for (;;) {
+		siginfo_t info;
+		int status, sig = sigwaitinfo(all, &info);
+		if (sig == SIGCHLD) {
+			/* Of a stopped program nothing need be said: those who stop it know. */
+			if (waitpid(program, &status, WNOHANG) == program)
+				end_like(status);
+		} else if (sig > 0 && info.si_code <= 0 && !direct) {
+			/* Those of a terminal come from the kernel, to both. */
+			kill(program, sig);
+		} else if (sig == SIGHUP) {
+			/* But the loss of the terminal is told to the leader of the session only. */
+			kill(program, sig);
+		}
+	}
+}
+
+/* run_task returns in the program-to-be. */
+void run_task(void)
+{
+	sigset_t all, before;
+	if (!forks)
+		return;
+	sigfillset(&all);
+	sigprocmask(SIG_SETMASK, &all, &before);
+	pid_t program = fork();
+	if (program > 0)
+		relay(program, &all);
+	if (program < 0) {
+		fprintf(stderr, "berth: start the task in its pod: %s\n", strerror(errno));
+		_exit(EXIT_FAILURE);
+	}
+	/* If the parent is killed, Slurm believes that the task has ended. Outside of
+	 * this namespace it has number 0, the one after it is 1. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (getppid() != 0)
+		_exit(EXIT_FAILURE);
+	sigprocmask(SIG_SETMASK, &before, NULL);
+}

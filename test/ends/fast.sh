@@ -1,0 +1,113 @@
+#!/bin/bash
+# Connections between pods of different nodes that their hosts make: by address
+# and through a Service, as root and as another user, while the net roles die, and
+# as annotations and network policies have it.
+set -euo pipefail
+dir=$(mktemp -d)
+trap 'rm -r "$dir"' EXIT
+kubectl apply -f "${0%/*}/web.yaml" >/dev/null
+kubectl create namespace plain >/dev/null
+kubectl annotate namespace plain berth.dev/fast-path=off >/dev/null
+nodes=($(kubectl get nodes -o jsonpath='{.items[*].metadata.name}'))
+pod() { # NAMESPACE NAME NODE USER ANNOTATIONS
+	kubectl apply -n "$1" -f - <<YAML >/dev/null
+apiVersion: v1
+kind: Pod
+metadata: {name: "$2", labels: {name: "$2"}, annotations: {$5}}
+spec:
+  nodeName: $3
+  terminationGracePeriodSeconds: 0
+  securityContext: {runAsUser: $4}
+  containers:
+  - name: main
+    image: busybox:1.37
+    command: [sh, -c, "nc -ll -p 9000 -e cat & exec sleep 1000"]
+YAML
+}
+pod default root "${nodes[0]}" 0 ""
+pod default user "${nodes[0]}" 1000 ""
+pod default kept "${nodes[0]}" 0 'berth.dev/fast-path: "off"'
+pod plain root "${nodes[0]}" 0 ""
+pod default echo "${nodes[1]}" 1000 ""
+kubectl expose pod echo --port=9000 >/dev/null
+kubectl rollout status daemonset/web --timeout=60s >/dev/null
+kubectl wait --for=condition=Ready pod -A --all --timeout=60s >/dev/null
+address() { kubectl get pod "$1" -o jsonpath='{.status.podIP}'; }
+web=$(kubectl get pod -l app=web --field-selector "spec.nodeName=${nodes[1]}" -o jsonpath='{.items[0].status.podIP}')
+
+# counted OUTCOME: how often that was counted, on all nodes.
+counted() { berth metrics | awk -v outcome="outcome=\"$1\"" 'index($0, "berth_fastpath_total") == 1 && index($0, outcome) { n += $NF } END { print n + 0 }'; }
+# fetch NAMESPACE POD N URL: N times, and prints how often it failed.
+fetch() {
+	kubectl exec -n "$1" "$2" -- sh -c 'n=0; for i in $(seq '"$3"'); do wget -T 10 -qO- '"$4"' >/dev/null || n=$((n + 1)); done; echo $n'
+}
+# settled OUTCOME: the same, when it does not change any more: the net role says it once a second.
+settled() {
+	local now last=
+	until now=$(counted "$1") && [[ $now == "$last" ]]; do
+		last=$now
+		sleep 1.5
+	done
+	echo "$now"
+}
+# adds N CMD...: the command has N more connections made by the hosts. Nobody else has any made meanwhile.
+known=
+adds() {
+	local n=$1 before=${known:-$(settled connected)}
+	shift
+	"$@"
+	known=$(settled connected)
+	((known - before == n)) || {
+		echo "$*: the hosts made $((known - before)) connections, want $n" >&2
+		berth metrics | grep '^berth_fastpath' >&2
+		return 1
+	}
+}
+none_fails() { test "$(fetch "$@")" = 0; }
+
+adds 20 none_fails default root 20 "http://$web"
+adds 20 none_fails default user 20 "http://$web"
+echo connections to pods are made by the hosts
+through_service() { test "$(kubectl exec "$1" -- sh -c 'for i in 1 2 3 4 5; do echo hello | nc -w 5 echo 9000; done' | sort | uniq -c | xargs)" = "5 hello"; }
+adds 5 through_service root
+adds 5 through_service user
+echo connections to Services are made by the hosts
+adds 0 none_fails default kept 20 "http://$web"
+adds 0 none_fails plain root 20 "http://$web"
+echo annotations keep pods and namespaces to the overlay
+
+kubectl exec root -- sh -c "(echo first; sleep 8; echo last) | nc echo 9000" >"$dir/held" &
+held=$!
+fetch default root 700 "http://$web" >"$dir/root" &
+roots=$!
+fetch default user 700 "http://$web" >"$dir/user" &
+users=$!
+echo connections are being made
+wait $roots $users
+echo "$(cat "$dir/root") and $(cat "$dir/user") connections failed"
+wait $held
+test "$(xargs <"$dir/held")" = "first last"
+known=
+echo the connection that was there goes on
+
+# A policy ends what it forbids, forbids it from then on, and can be taken back.
+kubectl exec root -- sh -c 'mkfifo /tmp/in; (echo first; exec sleep 1000) >/tmp/in 2>/dev/null & nc echo 9000 </tmp/in' >"$dir/cut" &
+cut=$!
+until grep -q first "$dir/cut"; do sleep 0.1; done
+kubectl apply -f - <<'YAML' >/dev/null
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: some}
+spec:
+  podSelector: {matchLabels: {name: echo}}
+  ingress: [{from: [{podSelector: {matchLabels: {name: user}}}]}]
+YAML
+wait $cut || true
+echo a connection that is forbidden ends
+test "$(kubectl exec root -- sh -c 'echo hello | nc -w 2 echo 9000 || true')" = "" || { echo a forbidden connection was made >&2; exit 1; }
+adds 5 through_service user
+kubectl delete networkpolicy some >/dev/null
+known=
+until [[ $(kubectl exec root -- sh -c 'echo hello | nc -w 2 echo 9000') == hello ]]; do sleep 0.1; done
+adds 5 through_service root
+echo policies hold for connections of the hosts

@@ -1,0 +1,204 @@
+# shellcheck shell=bash
+# From the login host into running jobs. A tunnel that nobody uses closes within
+# the idle time, so that nothing is left after a case.
+
+# into NAME USER ARGS... begins a berth on the login host.
+into() {
+	local name=$1 user=$2
+	shift 2
+	begin "$name" "$user" login env BERTH_TUNNEL_IDLE="${idle:-2s}" berth "$@"
+}
+
+# asks CODE TEXT USER ARGS...: such a berth ends with the code, and says the text.
+asks() {
+	local code=$1 text=$2
+	shift 2
+	[[ $failed == no ]] || return
+	into asked "$@"
+	ends asked "$code"
+	grep -qF -- "$text" "$out/asked" || fail "no '$text' from berth ${*:2}: $(tail -n 12 "$out/asked")"
+}
+
+# notebook NAME: a job on two nodes with a web server, ready.
+notebook() {
+	begin "$1" alice login srun -N2 --mem=1000 --job-name="$1" berth run -f $here/notebook.yaml --image $image
+	poll 40 is_ready "$1" || fail "no notebook in $1: $(tail -n 12 "$out/$1")"
+}
+is_ready() {
+	local id
+	id=$("$bed" run --user alice login squeue --me -h -n "$1" -t R -o %A)
+	[[ -n $id ]] && "$bed" run --user alice login env BERTH_TUNNEL_IDLE="${idle:-2s}" /srv/ends/dist/bin/berth kubectl "$id" get pod notebook 2>/dev/null | grep -q 1/1
+}
+
+job_named() { "$bed" run --user alice login squeue --me -h -n "$1" -o %A; }
+on_login() { "$bed" run login "$@"; }
+tunnels() { "$bed" run ctl squeue -h --steps -o %j | grep -c berth-tunnel; }
+no_tunnel() { ! on_login pgrep -f 'tunnel-keeper|job-door' >/dev/null && [[ $(tunnels) == 0 ]]; }
+
+# questions: how often Slurm's controller was asked for jobs or steps since sdiag --reset.
+questions() { "$bed" run ctl sdiag | awk '/REQUEST_.*(JOB|STEP)/ { sub(".*count:", ""); n += $1 } END { print n + 0 }'; }
+
+# Every command that reaches in, by one step.
+reach_in() {
+	local i id idle=30s
+	notebook a
+	id=$(job_named a)
+	asks 0 notebook alice kubectl get pods
+	for i in 1 2 3 4 5 6 7 8; do into "many$i" alice kubectl "$id" get nodes -o name; done
+	for i in 1 2 3 4 5 6 7 8; do
+		ends "many$i" 0
+		says "many$i" node/n2
+	done
+	[[ $(tunnels) == 1 ]] || fail "$(tunnels) tunnels"
+	asks 0 2/2 alice ls
+	asks 0 'API server on n1' alice status "$id"
+	asks 0 started alice logs notebook
+	asks 0 '[pod/notebook/main] started' alice logs "$id"
+	asks 7 '' alice kubectl exec notebook -- sh -c 'exit 7'
+	begin c alice login sh -c 'echo copied >/tmp/c; BERTH_TUNNEL_IDLE=2s berth kubectl cp /tmp/c notebook:c && berth kubectl cp notebook:c /tmp/d && cat /tmp/d; rm -f /tmp/c /tmp/d'
+	ends c 0
+	says c copied
+	asks 0 service/notebook alice shell -- kubectl get services -o name
+	asks 3 "job $id" alice shell "$id" -- sh -c 'echo "job $BERTH_JOB"; exit 3'
+	asks 0 /proc/ alice kubeconfig
+	# What a shell asks for at the tabulator key.
+	poll 60 offers notebook kubectl "$id" get pods note || fail "no pod is offered: $(cat "$out/asked")"
+	poll 60 offers svc/notebook open svc/n || fail "no Service is offered: $(cat "$out/asked")"
+	poll 60 offers "$id" logs '' || fail "no job is offered: $(cat "$out/asked")"
+	[[ $(tunnels) == 1 ]] || fail "$(tunnels) tunnels after all"
+	# Slurm's controller does not hear of commands, not even of those that name no job.
+	"$bed" run ctl sdiag --reset >/dev/null
+	begin l alice login sh -c 'i=0; while [ $i -lt 40 ]; do berth kubectl get nodes -o name || exit; i=$((i + 1)); done'
+	ends l 0
+	(($(questions) <= 2)) || fail "Slurm was asked: $("$bed" run ctl sdiag | grep count:)"
+	# A terminal of the size of the user's, also when that changes. Its first size, too, comes a moment after the program.
+	begin t alice login script -qec 'tty; stty rows 33 cols 77; berth kubectl exec -it notebook -- sh -c "
+		until [ \"\$(stty size 2>&1)\" = \"33 77\" ]; do sleep 0.1; done; echo sized
+		until [ \"\$(stty size)\" = \"44 88\" ]; do sleep 0.1; done; echo resized"' /dev/null
+	says t sized
+	on_login stty -F "$(tr -d '\r' <"$out/t" | grep -m 1 ^/dev/)" rows 44 cols 88
+	says t resized
+	ends t 0
+	"$bed" run --user alice login scancel "$id"
+	ends a 143 15 1 137
+	poll 20 no_tunnel || fail "the tunnel outlives the job: $(on_login ps -ef | grep berth)"
+}
+
+# offers TEXT ARGS...: a shell is offered the text in the place of the last word, if that does not take too long.
+offers() {
+	into asked alice __complete "${@:2}"
+	wait "${pids[asked]}"
+	grep -qF -- "$1" "$out/asked"
+}
+
+# One that nobody uses closes, and what a command that was killed left is
+# cleared away by the next.
+reach_idle() {
+	local idle=2s
+	notebook a
+	asks 0 notebook alice kubectl get pods
+	poll 20 no_tunnel || fail "the tunnel stays open"
+	idle=30s
+	asks 0 notebook alice kubectl get pods
+	into f alice kubectl logs -f notebook
+	says f started
+	on_login pkill -KILL -f tunnel-keeper
+	ends f 69 1
+	asks 0 notebook alice kubectl get pods
+	into g alice proxy
+	says g 'export KUBECONFIG='
+	"$bed" run --user alice login scancel "$(job_named a)"
+	ends a 143 15 1 137
+	ends g 69
+	says g 'was lost: the cluster has ended'
+	poll 20 no_tunnel || fail "the tunnel outlives the job"
+}
+
+# A notebook without a password is nobody else's.
+reach_alone() {
+	local port id
+	notebook a
+	id=$(job_named a)
+	asks 66 'is not yours' bob kubectl "$id" get pods
+	asks 66 'you have no job' bob kubectl get pods
+	into o alice open svc/notebook
+	says o http://localhost:
+	port=$(sed -n 's|.*http://localhost:\([0-9]*\)/.*|\1|p' "$out/o")
+	visits alice 0 "http://localhost:$port/"
+	says v 'for alice alone'
+	visits bob 7 52 56 "http://localhost:$port/"
+	visits bob 7 52 56 "http://127.0.0.1:$port/"
+	never_says v alone
+	says o refused
+	into p alice kubectl proxy --port=0
+	says p 'Starting to serve'
+	port=$(sed -n 's|.*127.0.0.1:\([0-9]*\)$|\1|p' "$out/p")
+	visits alice 0 "http://127.0.0.1:$port/version"
+	visits bob 7 52 56 "http://127.0.0.1:$port/version"
+	# The door of the tunnel itself.
+	port=$(on_login ss -Hltnp | sed -n 's|.*127.0.0.1:\([0-9]*\) .*("berth".*|\1|p' | head -n 1)
+	visits bob 7 35 52 56 "https://127.0.0.1:$port/version"
+	kill "${pids[o]}" "${pids[p]}"
+	"$bed" run --user alice login scancel "$id"
+	ends a 143 15 1 137
+	poll 20 no_tunnel || fail "the tunnel outlives the job"
+}
+# visits USER CODE... URL: with curl, whose exit code is one of these.
+visits() {
+	begin v "$1" login curl -sSk -m 10 "${*: -1}"
+	ends v "${@:2:$#-2}"
+}
+
+# Each with the reason, and what to do.
+reach_mistakes() {
+	local id
+	asks 66 'there is no job 99999' alice kubectl 99999 get pods
+	begin h alice login sbatch --parsable --hold -N1 --mem=100 --wrap 'sleep 100'
+	ends h 0
+	id=$(cat "$out/h")
+	asks 69 "scontrol release $id" alice kubectl "$id" get pods
+	asks 69 'is held' alice status
+	"$bed" run --user alice login scancel "$id"
+	begin s alice login sbatch --parsable -o /dev/null -N1 --mem=100 --wrap 'sleep 100'
+	ends s 0
+	id=$(cat "$out/s")
+	poll 20 runs "$id"
+	asks 69 'no cluster of job' alice kubectl get pods
+	begin n alice login env PATH=/srv/ends/dist/bin berth kubectl "$id" get pods
+	ends n 69
+	says n '"srun": executable file not found'
+	begin w alice login env BERTH_REMOTE_PATH=/nowhere/berth berth kubectl "$id" get pods
+	ends w 69
+	says w 'export BERTH_REMOTE_PATH='
+	"$bed" run ctl scontrol suspend "$id"
+	asks 69 "scontrol resume $id" alice kubectl "$id" get pods
+	"$bed" run ctl scontrol resume "$id"
+	"$bed" run --user alice login scancel "$id"
+	poll 20 ended_job "$id"
+	asks 69 'has ended' alice kubectl "$id" get pods
+}
+runs() { "$bed" run ctl squeue -h -j "$1" -o %T | grep -q RUNNING; }
+ended_job() { ! "$bed" run ctl squeue -h -j "$1" -o %T 2>/dev/null | grep -q .; }
+
+# Several clusters: which one is meant has to be said. One is an element of an
+# array, the other not on the first node of its job.
+reach_several() {
+	local element idle=30s
+	begin a alice login salloc -N2 --mem=900 --job-name=a srun -N1 --relative=1 --overlap berth run -f $here/notebook.yaml --image $image
+	begin b alice login sbatch -W -o /dev/null --array=3 -N1 --mem=1000 --job-name=b --wrap \
+		"PATH=$PATH:/srv/ends/dist/bin srun berth run -f $here/notebook.yaml --image $image"
+	poll 40 is_ready a || fail "no notebook in a"
+	poll 40 is_ready b || fail "no notebook in b"
+	element=$("$bed" run --user alice login squeue --me -h -n b -o %i)
+	[[ $element == *_3 ]] || fail "$element is no element of an array"
+	asks 64 'name one of' alice kubectl get pods
+	asks 0 1/1 alice ls
+	asks 0 notebook alice kubectl "$element" get pods
+	asks 0 "$element (b)" alice status "$element"
+	asks 66 "there is no job ${element%_3}_4" alice status "${element%_3}_4"
+	asks 0 'API server on n2' alice status "$(job_named a)"
+	"$bed" run --user alice login scancel -u alice
+	ends a 143 15 1 137
+	ends b 0 143 15 1 137 # 0 where sbatch asks for the job between its end and the news of how it ended
+	poll 20 no_tunnel || fail "a tunnel outlives its job"
+}

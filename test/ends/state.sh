@@ -1,0 +1,127 @@
+# shellcheck shell=bash
+# What comes back in the next job, and how Slurm ends one before its time.
+
+as_alice() { "$bed" run --user alice login env PATH=/srv/ends/dist/bin:/usr/bin:/bin "$@"; }
+
+# submit NAME ARGS...: a batch job of berth's whose output is NAME's.
+submit() {
+	local name=$1
+	shift
+	begin "$name" alice login berth submit --wait --mem=1500 -o "/home/alice/$name.out" "$@"
+}
+
+ready="kubectl wait --for=condition=Ready --timeout=40s pod/loop"
+
+# In another job, on other nodes: objects, pods on new nodes, new tokens, but no
+# data of a node.
+state_next() {
+	submit a -N2 -w n1,n2 --state st --image $image -f $here/loop.yaml -f $here/claim.yaml -- \
+		sh -c "$ready && kubectl wait --for=condition=Ready pod/claims && kubectl exec claims -- sh -c 'echo x >/data/x' && kubectl create configmap note --from-literal=of=a"
+	ends a 0
+	[[ $(as_alice stat -c %a st st/cluster.state .config/berth/state.key | xargs) == "700 600 600" ]] || fail "modes: $(as_alice stat -c '%a %n' st st/cluster.state .config/berth/state.key)"
+	[[ $(as_alice sh -c 'ls st') == cluster.state ]] || fail "the folder holds $(as_alice ls st)"
+	! as_alice zgrep -aq 'open-sesame\|b3Blbi1zZXNhbWUt' st/cluster.state || fail "a Secret can be read"
+	submit b -N1 -w n3 --state st --image $image -- \
+		sh -c "$ready && kubectl get pod loop -o 'jsonpath={.spec.nodeName} ' && kubectl get configmap note -o 'jsonpath={.data.of}' && kubectl exec loop -- cat /secret/word && kubectl wait --for=condition=Ready pod/claims && kubectl exec claims -- ls /data && kubectl get nodes -o name"
+	ends b 0
+	says b 'n3 a'
+	says b open-sesame-4711
+	says b 'new, empty volumes'
+	never_says b node/n1
+	submit c -N1 --state st --state-secrets=omit --image $image -- kubectl get secrets
+	ends c 0
+	says c '1 Secrets were left out'
+	as_alice rm -r st .config
+}
+
+# A requeued job goes on with what it had, also where a node failed.
+state_requeue() {
+	local id
+	as_alice sh -c 'cat >again.sh; chmod +x again.sh' <<-END
+		#!/bin/sh
+		if kubectl get configmap note; then
+			$ready && echo "back on attempt \$SLURM_RESTART_COUNT: \$(kubectl get pod loop -o 'jsonpath={.spec.nodeName}')" && exit 7
+		fi
+		kubectl apply -f $here/loop.yaml && $ready && kubectl create configmap note && echo noted; exec sleep 1000
+	END
+	for how in requeue node; do
+		submit a -N2 --requeue --open-mode=append --state st --image $image -- ./again.sh
+		says a noted
+		id=$(job)
+		case $how in
+		requeue) "$bed" run ctl scontrol requeue "$id" ;;
+		node) # Its objects have to be saved by then.
+			poll 60 as_alice test -e st/cluster.state || fail "nothing is saved"
+			"$bed" run ctl scontrol update nodename=n2 state=down reason=test
+			;;
+		esac
+		patience=200 ends a 7
+		says a 'back on attempt 1'
+		[[ $how == requeue ]] || "$bed" run ctl scontrol update nodename=n2 state=resume 2>/dev/null # unless it is back by itself
+		as_alice rm -r st .config a.out
+	done
+	as_alice rm again.sh
+}
+
+# One folder is for one run at a time, and nothing that is odd is restored.
+state_refused() {
+	local id
+	submit a -N1 --state st -- sh -c 'kubectl get nodes; echo up; sleep 1000'
+	says a up
+	id=$(job)
+	submit b -N1 --state st -- true
+	ends b 78
+	says b "job $id is using it"
+	as_alice scancel "$id"
+	ends a 143
+	submit c -N1 --state st -- true
+	ends c 0
+	as_alice sh -c 'head -c 1000 st/cluster.state >x; cat x >st/cluster.state; rm x'
+	submit d -N1 --state st -- true
+	ends d 66
+	says d 'it is damaged'
+	as_alice chmod 755 st
+	submit e -N1 --state st -- true
+	ends e 78
+	says e 'chmod go-rwx'
+	as_alice sh -c 'chmod 700 st; rm -r st .config *.out'
+	begin f alice login berth submit -N3 --ha --state st -- true
+	ends f 64
+}
+
+# A job that is preempted has its partition's grace time, and comes back.
+preempted() {
+	submit a -N3 --requeue --open-mode=append -p low --state st --image $image -f $here/slow-end.yaml
+	says a started
+	begin b alice login srun -N3 --mem=1500 -p high hostname
+	patience=100 ends b 0
+	says a 'ended in order'
+	poll 100 eval "[[ \$(grep -c '^started' $out/a) == 2 ]]" || fail "it does not come back: $(cat "$out/a")"
+	as_alice scancel "$(job)"
+	ends a 143
+	as_alice rm -r st .config a.out
+}
+
+# The workload may have more time for its end than Slurm's KillWait.
+limit_grace() {
+	patience=200 limit=1
+	submit a -N1 -t 1 --grace 20s --image $image -f $here/slow-end.yaml
+	ends a 124
+	says a "the job's time is over in 20s"
+	says a 'ended in order'
+	as_alice rm a.out
+}
+
+# Slurm's accounting knows what the workload took, and how it ended.
+accounting() {
+	local id
+	begin a alice login srun -N1 --mem=1500 berth run -f $here/burn.yaml --image $image
+	ends a 5
+	says a took
+	poll 60 accounted "$(sed -n 's/^took \(.*\) seconds$/\1/p' "$out/a")" || fail "sacct says: $("$bed" run --user alice login sacct -o JobID,State,ExitCode,MaxRSS,TotalCPU)"
+}
+accounted() { # SECONDS of processors, at least
+	"$bed" run --user alice login sacct -n -P --noconvert -o JobID,State,ExitCode,MaxRSS,TotalCPU | awk -F'[|]' -v took="$1" '
+		$1 ~ /\.0$/ && $2 == "FAILED" && $3 == "5:0" && $4 > 150e6 { split($5, time, "[:.]"); if (time[1] * 60 + time[2] >= took) found = 1 }
+		END { exit !found }'
+}

@@ -1,0 +1,155 @@
+# shellcheck shell=bash
+# Clusters that stay: berth up, and what uses them.
+
+# in_salloc NAME SCRIPT: begins the script in the shell of an allocation of
+# three nodes, on the login host.
+in_salloc() {
+	begin "$1" alice login salloc -N3 --mem=1500 bash -c "$2"
+}
+
+# batch NAME NODES SCRIPT: begins it as a batch job; its output replaces that of
+# NAME when it has ended.
+batch() {
+	begin "$1" alice login sh -c 'printf "#!/bin/bash\nPATH=$PATH\n%s\n" "$3" >"$1.sh"; sbatch -W -N"$2" --mem=1500 -o "$1.out" "$1.sh"; code=$?; cat "$1.out"; rm "$1.sh" "$1.out"; exit $code' sh "$1" "$2" "$3"
+}
+
+# Several runs on it, one after the other and at once; every command finds it.
+up_salloc() {
+	local name
+	in_salloc a "berth up || exit 90
+		berth run --image $image -f $here/spread.yaml || exit 104
+		berth run --image $here/exit.yaml -- true; [ \$? = 66 ] || exit 105
+		cp $sif own.sif; for name in sif:own.sif own; do
+			sed \"s/busybox:1.37/\$name/; s/hello/\$name/\" $here/spread.yaml | berth run -f - --image own=own.sif || exit 106
+		done; rm own.sif
+		berth up 2>&1 | grep -q 'was so before' || exit 91
+		berth run -f $here/exit.yaml || exit 92
+		berth run -f $here/exit.yaml || exit 93
+		berth kubectl get jobs 2>&1 | grep -q 'No resources' || exit 94
+		berth run --keep -f $here/exit.yaml && berth kubectl get job exit || exit 95
+		berth run -f $here/exit.yaml; [ \$? = 65 ] || exit 96
+		berth kubectl delete job exit
+		berth run -f $here/exit.yaml & one=\$!; berth run -- sh -c 'hostname; exit 3' & wait \$one; one=\$?; wait \$!; [ \$one/\$? = 0/3 ] || exit 97
+		berth run --ha -- true; [ \$? = 64 ] || exit 98
+		berth run -- sh -c 'wc -c; kubectl get nodes -o name' </etc/passwd
+		berth status
+		berth shell -- sh -c 'kubectl get ns default -o name; echo \$BERTH_JOB' || exit 99
+		srun -N3 hostname || exit 100
+		(eval \"\$(berth up --env)\" && kubectl get nodes && berth kubectl get nodes) || exit 101
+		berth down; berth down; [ \$? = 69 ] || exit 102
+		! squeue --noheader --steps -o %20j | grep berth-up || exit 103
+		berth up && berth run -- kubectl get nodes -o name
+		exit 7"
+	patience=200 ends a 7
+	[[ $(grep -c ^node/ "$out/a") == 6 ]] || fail "not two lists of three nodes: $(cat "$out/a")"
+	for name in hello own sif:own.sif; do
+		[[ $(grep -o "] $name from n[123]" "$out/a" | sort -u | wc -l) == 3 ]] || fail "the image of $name is not on three nodes: $(cat "$out/a")"
+	done
+}
+
+# In a batch script, also of one node; nothing is left at its end. An archive may
+# be on the first node only.
+up_batch() {
+	local nodes
+	for nodes in 2 1; do
+		batch a "$nodes" "berth up && cp $image /tmp/own.tar && berth run -f $here/spread.yaml --image /tmp/own.tar && rm /tmp/own.tar &&
+			berth run -f $here/exit.yaml && berth kubectl get nodes -o name
+			eval \"\$(berth up --env)\"; kubectl get nodes -o name; berth run -- sh -c 'exit 6'"
+		patience=150 ends a 6
+		[[ $(grep -c ^node/ "$out/a") == $((2 * nodes)) ]] || fail "not twice $nodes nodes: $(cat "$out/a")"
+		[[ $(grep -o 'hello from n[123]' "$out/a" | sort -u | wc -l) == "$nodes" ]] || fail "the image is not on $nodes nodes: $(cat "$out/a")"
+	done
+}
+
+# One Ctrl-C ends a run in order: one on the cluster, one with a cluster of its own.
+up_interrupt() {
+	begin a alice login bash -c "mkfifo keys; script -qec 'salloc -N3 --mem=1500 bash $here/interrupted.sh $here $image' /dev/null <>keys; code=\$?; rm keys; exit \$code"
+	says a started
+	"$bed" run --user alice login sh -c 'printf "\003" >keys'
+	says a 'used 130'
+	[[ $(grep -c 'ended in order' "$out/a") == 1 ]] || fail "the pod was not asked to end: $(cat "$out/a")"
+	poll 60 started_again || fail "no second run: $(cat "$out/a")"
+	"$bed" run --user alice login sh -c 'printf "\003" >keys'
+	ends a 0
+	says a 'own 130'
+	[[ $(grep -c 'ended in order' "$out/a") == 2 ]] || fail "the second pod was not asked to end: $(cat "$out/a")"
+}
+started_again() { [[ $(grep -c started "$out/a") == 2 ]]; }
+
+# The end of the allocation, in each way, ends pods in order.
+up_ends() {
+	in_salloc a "berth up --image $image && berth kubectl apply -f $here/loop.yaml && berth kubectl wait --for=condition=Ready pod/loop && echo ready"
+	says a ready
+	ends a 0
+	in_salloc b "berth up --image $image && berth kubectl apply -f $here/loop.yaml && berth kubectl wait --for=condition=Ready pod/loop && echo ready && berth logs -f loop"
+	says b started
+	"$bed" run --user alice login scancel "$(job)"
+	ends b 143 15 1 0 69 137
+	says b 'ended in order'
+	batch c 2 "berth up --image $image && berth kubectl apply -f $here/loop.yaml && berth kubectl wait --for=condition=Ready pod/loop && berth logs -f loop"
+	poll 60 "$bed" run login grep -qs started /home/alice/c.out || fail "not started: $(cat "$out/c")"
+	"$bed" run --user alice login scancel "$(job)"
+	ends c 143 15 1 0 69 137
+	begin d alice n1 berth cleanup # the keeper in the batch step is killed at once
+	ends d 0
+}
+
+# A start that is cut short, and two at once.
+up_starts() {
+	in_salloc a "(berth up; echo first \$?) & (berth up; echo second \$?); wait; berth down"
+	ends a 0
+	says a 'first 0'
+	says a 'second 0'
+	[[ $(grep -c 'control plane ready' "$out/a") == 1 ]] || fail "two clusters: $(cat "$out/a")"
+	in_salloc b "timeout -s INT 0.4 berth up; echo code \$?; berth down; echo down \$?"
+	ends b 0
+	says b 'code 124'
+	in_salloc c "berth up --state-dir /nowhere; echo code \$?"
+	ends c 0
+	says c 'code 73'
+	in_salloc d "srun berth up; echo code \$?; berth run -- true; echo run \$?"
+	ends d 0
+	says d 'code 64'
+	says d 'run 0'
+}
+
+# With three control planes it outlives its first node, and runs go on where it is led then.
+up_lose_head() {
+	begin a alice login salloc --no-kill -N3 --mem=1500 bash -c "berth up --ha || exit 90
+		berth run -- hostname
+		until [ \"\$(squeue -h -j \$SLURM_JOB_ID -o %N)\" = 'n[2-3]' ]; do sleep 0.2; done
+		berth run -- hostname || exit 94
+		berth run -f $here/exit.yaml --image $image || exit 91
+		berth down || exit 92
+		! squeue --noheader --steps -o %20j | grep berth-up || exit 93
+		exit 7"
+	says a n1
+	"$bed" run ctl scontrol update nodename=n1 state=down reason=ends
+	patience=110 ends a 7
+	says a 'which led the run, is lost'
+	says a 'waiting until another one leads it'
+	"$bed" run ctl scontrol update nodename=n1 state=resume 2>/dev/null
+	swept n1
+}
+
+# Without Slurm. What kills its parts leaves nothing.
+up_local() {
+	begin a alice n1 sh -c "berth up --image $image && berth run -f $here/exit.yaml && berth up 2>&1 && berth ls &&
+		{ script -qec 'berth run -f $here/exit.yaml' /dev/null >/tmp/term; grep -q started /tmp/term && ! grep containerd /tmp/term || echo spoilt; rm /tmp/term; } && berth run -- sh -c 'kubectl get nodes -o name; exit 4'; code=\$?; berth down; exit \$code"
+	ends a 4
+	says a 'was so before'
+	says a node/
+	never_says a spoilt
+	begin d alice n1 sh -c "berth up --nodes-per-host 2 && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?; berth down && exit \$code"
+	ends d 0
+	[[ $(grep -c ^node/ "$out/d") == 4 ]] || fail "not two lists of two nodes: $(cat "$out/d")"
+	begin b alice n1 sh -c "berth up && berth kubectl get nodes -o name"
+	ends b 0
+	node pkill -KILL -f '^berth up-keeper'
+	poll 20 no_up || fail "the cluster outlives its keeper: $(node ps -u alice -o args)"
+	begin c alice n1 sh -c "berth up && berth kubectl get nodes -o name"
+	ends c 0
+	node pkill -KILL -f '^berth up --foreground'
+	poll 20 no_up || fail "something outlives the supervisor: $(node ps -u alice -o args)"
+}
+no_up() { [[ -z $(node pgrep -u alice) ]]; }

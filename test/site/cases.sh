@@ -1,0 +1,308 @@
+# shellcheck shell=bash
+# What the site network does for jobs. docs/pcocc.md refers to these names.
+
+# job USER [SBATCH OPTION...] starts a job on both nodes, and waits for its
+# network; its number is then in jobs[USER].
+declare -A jobs
+job() {
+	local user=$1
+	shift
+	jobs[$user]=$(as "$user" login sbatch --parsable -N2 -n2 --mem=100 -o /dev/null "$@" --wrap 'sleep 300')
+	poll 20 everywhere "$user" || fail "no network for $user's job on both nodes"
+}
+
+everywhere() {
+	local node
+	for node in n1 n2; do on $node test -e "/run/berthd/pods/${jobs[$1]}" || return 1; done
+}
+
+# pod_of USER NODE: the address that etcd has for the user's job there.
+pod_of() {
+	etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[$1]}," |
+		grep -o "{\"node\":\"$2\"[^}]*}" | sed 's/.*"address":"//; s/".*//'
+}
+network_of() { etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[$1]}," | grep -o '"vni":[0-9]*' | cut -d: -f2; }
+mac_of() { # ADDRESS
+	# shellcheck disable=SC2046
+	printf '02:62:%02x:%02x:%02x:%02x' $(tr . ' ' <<<"$1")
+}
+
+# step USER NODE CMD... is a step of the user's job there.
+step() {
+	local user=$1 node=$2
+	shift 2
+	as "$user" login srun --overlap --jobid "${jobs[$user]}" -w "$node" -N1 -n1 "$@"
+}
+
+# root USER NODE CMD... is what somebody could do who became root in the pod.
+root() {
+	local user=$1 node=$2
+	shift 2
+	on "$node" nsenter --net="/run/berthd/net/${jobs[$user]}" "$@"
+}
+
+# serve USER NODE PORT starts a server in the pod that says who connected.
+serve() {
+	step "$1" "$2" socat "TCP-LISTEN:$3,reuseaddr,fork" SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 listens "$@" || fail "no server in the pod of $1 on $2"
+}
+listens() { root "$1" "$2" ss -Hltn "sport = :$3" | grep -q .; }
+
+# one_interface: all steps of a job on a node, later ones too, share one
+# namespace with one interface, whose address is the one that etcd has; and so
+# does slurmstepd itself, whose PMI server must be on the tasks' loopback.
+one_interface() {
+	local node seen want
+	job alice
+	for node in n1 n2; do
+		seen=$(step alice $node sh -c 'ip -o link | grep -vc ": lo:"; ip -o -4 addr show dev eth0 | sed "s/.*inet //; s:/.*::"')
+		want=$(printf '1\n%s' "$(pod_of alice $node)")
+		[[ $seen == "$want" ]] || fail "on $node: $seen, want $want"
+		seen=$(step alice $node readlink /proc/self/ns/net)
+		want=$(on $node sh -c 'for pid in $(pgrep "slurmstepd|sleep"); do readlink /proc/$pid/ns/net; done' | grep -vxF "$(on $node readlink /proc/1/ns/net)" | sort -u)
+		[[ $want == "$seen" ]] || fail "namespaces on $node: of a step $seen, of slurmstepd and the batch script $want"
+	done
+}
+
+# no_nat: pods of a job on two nodes connect to each other, and so do two jobs
+# of a user; each sees the other's own address.
+no_nat() {
+	local first second seen
+	job alice
+	serve alice n2 7000
+	first=$(pod_of alice n1) second=$(pod_of alice n2)
+	seen=$(step alice n1 socat - "TCP:$second:7000" </dev/null)
+	[[ $seen == "from $first" ]] || fail "n1 to n2: '$seen', want from $first"
+	job alice
+	first=$(pod_of alice n1)
+	seen=$(step alice n1 socat - "TCP:$second:7000" </dev/null)
+	[[ $seen == "from $first" ]] || fail "another job of alice to the first: '$seen', want from $first"
+}
+
+# hosts_reached: a pod connects to a daemon on its own and on another host, which
+# sees the pod's address; a login host reaches a pod, and another user's
+# processes on a pod's host do not.
+hosts_reached() {
+	local seen pod host
+	job alice
+	for host in n1 n2 login; do
+		on $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
+		helpers+=($!)
+	done
+	pod=$(pod_of alice n1)
+	for host in n1 n2 login; do
+		poll 20 step alice n1 socat -u "TCP:$(address $host):6900" - >"$out/seen" 2>/dev/null
+		[[ $(<"$out/seen") == "from $pod" ]] || fail "pod to $host: '$(<"$out/seen")', want from $pod"
+	done
+	serve alice n1 7000
+	for host in login n1; do
+		seen=$(as alice $host socat -u "TCP:$pod:7000" - 2>&1)
+		[[ $seen == "from $(address $host)" ]] || fail "$host to the pod: '$seen'"
+	done
+	seen=$(as bob n1 socat -u "TCP:$pod:7000,connect-timeout=2" - 2>&1)
+	[[ $seen != from* ]] || fail "bob on n1 reaches alice's pod"
+	seen=$(as bob n2 socat -u "TCP:$pod:7000,connect-timeout=2" - 2>&1)
+	[[ $seen != from* ]] || fail "bob on n2, where policy allows nobody, reaches alice's pod"
+}
+
+# slurm_inside: what talks to Slurm works from inside a job: srun in a batch
+# script over both nodes, with its output, input, exit code, and squeue.
+slurm_inside() {
+	local seen
+	# shellcheck disable=SC2016
+	seen=$(as alice login sh -c 'sbatch -Q -W -N2 -n2 --mem=100 -o slurm.out --wrap "srun sh -c \"ip -o -4 addr show dev eth0 | grep -c 10.200; exit 3\"; echo code \$?; echo hello | srun -n1 -N1 cat; squeue -h -o %u; srun --pty -n1 -N1 echo a terminal" </dev/null; cat slurm.out')
+	[[ $(grep -c '^1$' <<<"$seen") == 2 && $seen == *"code 3"* && $seen == *hello* && $seen == *alice* && $seen == *"a terminal"* ]] ||
+		fail "srun from inside: $seen"
+	seen=$(as alice login sh -c 'salloc -Q -N2 --mem=100 srun --mpi=pmi2 -n2 sh -c "echo \$PMI_RANK of \$PMI_SIZE"' 2>&1 | sort)
+	[[ $seen == $'0 of 2\n1 of 2' ]] || fail "pmi2: $seen"
+}
+
+# users_apart: pods of two users, on one node and on two, do not reach each
+# other, by whatever root in a pod could send, to each other's or their own
+# name, and through the hosts.
+users_apart() {
+	local node a b own frames label mac ip to kind host
+	job alice
+	job bob
+	serve bob n1 7000
+	for node in n1 n2; do
+		! step alice $node socat -u "TCP:$(pod_of bob n1):7000,connect-timeout=2" - 2>/dev/null | grep -q from || fail "alice on $node reaches bob"
+	done
+	start_listener bob n1
+	b=$(pod_of bob n1)
+	for node in n1 n2; do
+		a=$(pod_of alice $node)
+		own=$(mac_of "$a")
+		# shellcheck disable=SC2207
+		frames=($(
+			for label in "$own $a" "$own $(pod_of bob n2)" "$(mac_of "$(pod_of bob n2)") $(pod_of bob n2)" "$own $(address ctl)" "$own 10.200.0.1"; do
+				read -r mac ip <<<"$label"
+				for to in "$(mac_of "$b")" ff:ff:ff:ff:ff:ff 02:62:62:65:72:74 01:00:5e:00:00:01; do
+					for kind in ip arp vlan ip6 odd; do
+						echo "$node/$kind/$to/$mac/$ip=$kind,$to,$mac,$ip,$b"
+					done
+				done
+				for host in n1 n2; do
+					echo "$node/vxlan/$host/$ip=vxlan:$(network_of bob):$(mac_of "$b")/$b,02:62:62:65:72:74,$mac,$ip,$(address $host)"
+				done
+			done
+		))
+		root alice $node /srv/site/frames send eth0 "${frames[@]}" || fail "send"
+	done
+	# A user of a host, in no pod, writes tunnel packets.
+	for node in login n2 n1; do
+		as alice $node /srv/site/frames udp 0 "$(address n1):4789" "$node/udp=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send from $node"
+	done
+	still_listens bob n1 "$(pod_of bob n2)" n2
+	! grep -v "control" "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
+}
+
+# start_listener USER NODE: every frame that the pod there receives.
+start_listener() {
+	: >"$out/frames"
+	root "$1" "$2" /srv/site/frames listen eth0 >"$out/frames" 2>&1 </dev/null &
+	helpers+=($!)
+	poll 10 grep -q listening "$out/frames" || fail "no listener: $(<"$out/frames")"
+}
+
+# still_listens USER NODE FROM NODE: what is sent after all else arrives, so the
+# rest has had its time.
+still_listens() {
+	local to
+	to=$(pod_of "$1" "$2")
+	root "$1" "$4" /srv/site/frames send eth0 "control=ip,$(mac_of "$to"),$(mac_of "$3"),$3,$to" || fail "send the control frame"
+	poll 10 grep -q "received control" "$out/frames" || fail "the listener hears nothing at all: $(<"$out/frames")"
+}
+
+# nobody_spoofs: not even towards pods of the same user does a frame pass that
+# has not the sender's addresses.
+nobody_spoofs() {
+	local a b other
+	job alice
+	a=$(pod_of alice n1) b=$(pod_of alice n2) other=10.200.9.9
+	start_listener alice n2
+	root alice n1 /srv/site/frames send eth0 \
+		"ip=ip,$(mac_of "$b"),$(mac_of "$a"),$other,$b" "mac=ip,$(mac_of "$b"),$(mac_of "$other"),$a,$b" \
+		"arp=arp,$(mac_of "$b"),$(mac_of "$a"),10.200.0.1,$b" "arp-broadcast=arp,ff:ff:ff:ff:ff:ff,$(mac_of "$a"),10.200.0.1,$b" \
+		"ip6=ip6,$(mac_of "$b"),$(mac_of "$a"),$a,$b" || fail "send"
+	still_listens alice n2 "$a" n1
+	! grep -v control "$out/frames" | grep received || fail "spoofed frames pass: $(<"$out/frames")"
+}
+
+# readable_failure: without berthd on a node, a job fails with the reason, and
+# slurmd goes on.
+readable_failure() {
+	local seen
+	kill "${daemons[n2]}" && wait "${daemons[n2]}"
+	seen=$(as alice login srun -N2 -n2 --mem=100 hostname 2>&1) && fail "it ran: $seen"
+	[[ $seen == *"this job has no network: berthd does not answer"* ]] || fail "the user reads: $seen"
+	[[ $(on ctl sinfo -h -o %T | sort -u) != *d[ro]* ]] || fail "nodes: $(on ctl sinfo -h -N -o '%N %T')"
+	start n2 n2 run
+	poll 20 answers n2 || fail "berthd does not come back"
+	seen=$(as alice login srun -N2 -n2 --mem=100 hostname 2>"$out/errors" | sort)
+	[[ $seen == $'n1\nn2' ]] || fail "afterwards: $seen $(<"$out/errors")"
+}
+
+# daemon_killed: berthd is killed and started again under a running job, which
+# notices nothing; the job's end is seen by the new one.
+daemon_killed() {
+	local seen
+	job alice
+	serve alice n2 7000
+	on n2 sh -c 'kill -9 $(pgrep -x berthd)'
+	wait "${daemons[n2]}"
+	seen=$(step alice n1 socat -u "TCP:$(pod_of alice n2):7000" - 2>&1)
+	[[ $seen == "from $(pod_of alice n1)" ]] || fail "the network stops with the daemon: $seen"
+	start n2 n2 run
+	poll 20 answers n2 || fail "berthd does not come back"
+	seen=$(step alice n1 socat -u "TCP:$(pod_of alice n2):7000" - 2>&1)
+	[[ $seen == "from $(pod_of alice n1)" ]] || fail "afterwards: $seen"
+	seen=$(step alice n2 ip -o -4 addr show dev eth0)
+	[[ $seen == *"$(pod_of alice n2)/"* ]] || fail "a new step: $seen"
+}
+
+# shared_processes: the tasks of a job on a node see each other and nobody else,
+# in /proc as well, and share memory; signals and exit codes pass; what daemonises
+# ends with the job.
+shared_processes() {
+	local seen
+	job alice
+	job bob
+	step alice n1 sleep 200 &
+	helpers+=($!)
+	poll 10 in_pod alice 2>/dev/null 'ps -e -o args= | grep -q "[s]leep 200"' || fail "a step does not see another"
+	seen=$(step alice n1 sh -c 'ps -e -o user= | sort -u; cat /proc/1/comm; echo $$ = $(readlink /proc/self | wc -w)')
+	[[ $seen != *bob* && $seen != *munge* && $seen == *berth-pod* ]] || fail "processes that are seen: $seen"
+	seen=$(step alice n1 readlink /proc/self/ns/pid)
+	[[ $seen == "$(step alice n1 readlink /proc/self/ns/pid)" && $seen != "$(on n1 readlink /proc/1/ns/pid)" ]] || fail "PID namespaces differ"
+	step alice n1 sh -c 'exit 7' 2>/dev/null
+	[[ $? -eq 7 ]] || fail "exit code"
+	# shellcheck disable=SC2016
+	seen=$(step alice n1 sh -c 'kill -SEGV $$' 2>&1)
+	[[ $? -eq 139 && $seen == *"Segmentation fault"* ]] || fail "end by a signal: $seen"
+	# With control groups Slurm ends it with the step, otherwise the pod does with
+	# the job.
+	step alice n1 setsid -f sh -c 'exec >/dev/null 2>&1 </dev/null; sleep 250' || fail "daemonise"
+	[[ $proctrack == cgroup ]] || in_pod alice 'ps -e -o args= | grep -q "[s]leep 250"' || fail "what daemonised has ended with its step"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 ended_all || fail "left: $(on n1 pgrep -fa 'sleep 2[05]0')"
+}
+in_pod() { step "$1" n1 sh -c "$2"; }
+ended_all() { ! on n1 pgrep -f 'sleep 2[05]0' >/dev/null; }
+
+# signals: one that is sent to a step arrives once, and by scancel --batch at the
+# batch script alone.
+signals() {
+	local id
+	as alice login sh -c 'rm -f count; cat >trap.sh' <<-'END'
+		#!/bin/bash
+		trap 'echo "$1 USR1" >>count' USR1
+		trap 'echo "$1 TERM" >>count; exit 0' TERM
+		echo "$1 ready" >>count
+		while :; do sleep 0.1; done
+	END
+	id=$(as alice login sbatch --parsable -N1 -n1 --mem=100 -w n1 -o /dev/null --wrap 'bash trap.sh batch & srun -n1 --overlap bash trap.sh step & trap "echo script USR1 >>count" USR1; while :; do wait; sleep 0.1; done')
+	poll 20 counted 'step ready' 1 && poll 20 counted 'batch ready' 1 || fail "not ready: $(as alice login cat count)"
+	as alice login scancel -s USR1 "$id.0"
+	poll 10 counted 'step USR1' 1 || fail "the step has got no signal: $(as alice login cat count)"
+	as alice login scancel --batch -s USR1 "$id"
+	poll 10 counted 'script USR1' 1 || fail "the batch script has got no signal: $(as alice login cat count)"
+	as alice login scancel "$id"
+	poll 10 counted 'step TERM' 1 || fail "no SIGTERM: $(as alice login cat count)"
+	counted 'step USR1' 1 && counted 'script USR1' 1 || fail "signals came twice: $(as alice login cat count)"
+}
+counted() { [[ $(as alice login grep -sc "^$1" count) == "$2" ]]; }
+
+# opt_out: where the site allows it, a job may be in the hosts' network; no other
+# one is.
+opt_out() {
+	local seen host
+	host=$(on n1 readlink /proc/1/ns/net /proc/1/ns/pid)
+	seen=$(as alice login srun -N1 -n1 -w n1 --mem=100 --network-pod=no readlink /proc/self/ns/net /proc/self/ns/pid 2>&1)
+	[[ $seen == "$host" ]] || fail "srun: $seen, want $host"
+	seen=$(as alice login sh -c 'sbatch -Q -W -N1 -n1 -w n1 --mem=100 --network-pod=no -o slurm.out --wrap "srun readlink /proc/self/ns/net /proc/self/ns/pid" </dev/null; cat slurm.out')
+	[[ $seen == "$host" ]] || fail "sbatch: $seen, want $host"
+	seen=$(as alice login srun -N1 -n1 -w n1 --mem=100 --network-pod=yes readlink /proc/self/ns/net 2>&1)
+	[[ $seen == net:* && $host != *"$seen"* ]] || fail "a job with a network: $seen"
+	seen=$(as alice login srun -N1 -n1 --mem=100 --network-pod=maybe hostname 2>&1) && fail "it ran: $seen"
+	[[ $seen == *"write yes or no"* ]] || fail "a wrong choice: $seen"
+}
+
+# operated: what an administrator has: the doctor, metrics, and the file that says
+# who had which network.
+operated() {
+	local host seen lines
+	for host in n1 login; do
+		seen=$(on $host /srv/site/berthd doctor 2>&1) && [[ $seen != *WRONG* && $seen == *"ok    etcd answers"* ]] || fail "the doctor on $host: $seen"
+	done
+	job alice -J "audited"
+	seen=$(on n1 curl -sf http://127.0.0.1:9418/metrics)
+	[[ $seen == *'berthd_pods{kind="job"} 1'* && $seen == *"berthd_etcd_up 1"* && $seen == *'berthd_attach_seconds_bucket{le="+Inf"} '[1-9]* ]] || fail "metrics: $seen"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 gone alice || fail "the job does not end"
+	lines=$(on n1 grep "\"pod\":\"${jobs[alice]}\"" /var/log/berth-audit.log)
+	[[ $(grep -o '"event":"[a-z]*"' <<<"$lines" | xargs) == "event:joined event:left" && $(grep -c '"user":"alice".*"name":"audited".*"address":"10.200.' <<<"$lines") == 2 ]] ||
+		fail "the audit log: $lines"
+	[[ $(on n1 stat -c %a /var/log/berth-audit.log) == 600 ]] || fail "others may read the audit log"
+}

@@ -1,0 +1,100 @@
+# shellcheck shell=bash
+# What goes wrong around running jobs.
+
+# talks NODE NODE: alice's pods there reach each other at port 7000.
+talks() {
+	[[ $(step alice "$1" socat -u "TCP:$(pod_file alice "$2"):7000,connect-timeout=5" - 2>&1) == "from $(pod_file alice "$1")" ]]
+}
+
+# pod_file USER NODE: as pod_of, from what the node itself keeps, without etcd.
+pod_file() {
+	on "$2" cat "/run/berthd/pods/${jobs[$1]}" | grep -o "{\"node\":\"$2\"[^}]*}" | sed 's/.*"address":"//; s/".*//'
+}
+
+stop_etcd() { on ctl sh -c 'kill -9 $(pgrep -f "berthd etcd")'; wait "${daemons[etcd]}" 2>/dev/null; }
+start_etcd() { start etcd ctl etcd --host "$(address ctl)" --data /run/etcd; }
+
+# etcd_away: without etcd running jobs go on, new steps of theirs start, a job
+# may end, and a new one says what is missing; afterwards all is as it should.
+etcd_away() {
+	local seen
+	job alice
+	serve alice n2 7000
+	stop_etcd
+	talks n1 n2 || fail "pods are apart without etcd"
+	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
+	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 gone alice || fail "the job does not end"
+	start_etcd
+	poll 20 registered || fail "etcd does not come back"
+	poll 30 runs bob || fail "no job starts afterwards"
+}
+gone() { local node; for node in n1 n2; do ! on $node test -e "/run/berthd/net/${jobs[$1]}" || return 1; done; }
+runs() { [[ $(as "$1" login srun -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
+
+# etcd_lost: etcd forgets everything. The nodes tell it what they have, before a
+# new job could be given the same addresses.
+etcd_lost() {
+	local before
+	job alice
+	serve alice n2 7000
+	before=$(pod_of alice n1)
+	stop_etcd
+	on ctl rm -r /run/etcd
+	start_etcd
+	poll 30 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
+	talks n1 n2 || fail "pods are apart afterwards"
+	poll 20 registered || fail "nodes are not registered again"
+	job bob
+	[[ $(pod_of bob n1) != "$before" && $(network_of bob) != "$(network_of alice)" ]] || fail "bob has alice's address or network"
+}
+restored() { [[ $(pod_of alice n1) == "$1" ]]; }
+
+# lost_epilog: a node loses power under a job, so nobody says that the job has
+# left it. The controller knows.
+lost_epilog() {
+	job alice
+	kill -9 "${daemons[n2]}"
+	on n2 sh -c 'kill -9 $(pgrep -x berthd)'
+	wait "${daemons[n2]}" 2>/dev/null
+	on ctl scancel "${jobs[alice]}"
+	poll 30 forgotten || fail "etcd still has $(etcdctl get --prefix /berth/site/1/networks/)"
+	start n2 n2 run
+	poll 20 answers n2 || fail "berthd does not come back"
+	poll 20 gone alice || fail "n2 keeps the pod of a job that is over"
+}
+forgotten() { [[ -z $(etcdctl get --prefix /berth/site/1/networks/) ]]; }
+
+# hostile_questions: what users write to the socket of berthd changes nothing,
+# and keeps nobody from being served.
+hostile_questions() {
+	local seen i
+	job alice
+	# shellcheck disable=SC2016
+	seen=$(as bob n1 sh -c '
+		for question in "release\njob '"${jobs[alice]}"'" "attach\njob '"${jobs[alice]}"'\nuid 0" "attach\njob 99\nuid '"$(settings id_of alice)"'"; do
+			printf "berthd/1 $question\n\n" | socat - UNIX:/run/berthd/berthd.sock; done
+		head -c 200000 /dev/urandom | socat - UNIX:/run/berthd/berthd.sock 2>/dev/null
+		printf "status\n\n" | socat - UNIX:/run/berthd/berthd.sock')
+	[[ $(grep -c "is for root" <<<"$seen") -ge 3 ]] || fail "bob is told: $seen"
+	for ((i = 0; i < 40; i++)); do
+		as bob n1 socat -u UNIX:/run/berthd/berthd.sock - >/dev/null 2>&1 &
+		helpers+=($!)
+	done
+	seen=$(step alice n1 ip -o -4 addr show dev eth0)
+	[[ $seen == *"$(pod_of alice n1)/"* ]] || fail "a step of alice: $seen"
+	[[ $(as bob n1 cat /run/berthd/pods/* /run/berthd/net/* 2>&1) == *denied* ]] || fail "bob reads what berthd keeps"
+}
+
+# exhausted: with no address left a job says so, and runs once there are.
+exhausted() {
+	local seen id
+	id=$(as alice login sbatch --parsable -N2 -n2 --mem=100 --array=1-7 -o /dev/null --wrap 'sleep 300')
+	poll 30 all_taken || fail "not all addresses are taken: $(etcdctl get --prefix /berth/site/1/networks/ | wc -l) jobs"
+	seen=$(as bob login srun -N2 -n2 --mem=100 hostname 2>&1) && fail "it ran: $seen"
+	[[ $seen == *"all addresses of"*"are taken"* ]] || fail "bob reads: $seen"
+	as alice login scancel "$id"
+	poll 40 runs bob || fail "no job starts afterwards"
+}
+all_taken() { [[ $(etcdctl get --prefix /berth/site/1/networks/ | grep -c job) -ge 6 ]]; }

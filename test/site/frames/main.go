@@ -1,0 +1,234 @@
+// Command frames sends what nobody should receive, and tells what was received:
+// raw Ethernet frames and forged tunnel packets, each with a label in it.
+//
+//	frames listen INTERFACE            prints the label of each frame that has one
+//	frames send INTERFACE LABEL=FRAME...
+//	frames udp SOURCE-PORT ADDRESS:PORT LABEL=FRAME...
+//
+// FRAME is KIND,DST-MAC,SRC-MAC,SRC-IP,DST-IP: KIND is ip, arp, vlan, ip6 or
+// odd, or vxlan:VNI:NODE:INNER-DST-MAC for a tunnel packet inside of an IP one.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+)
+
+const mark = "berth-frame:"
+
+func main() {
+	if err := run(os.Args[1:]); err != nil {
+		fmt.Fprintln(os.Stderr, "frames:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string) error {
+	switch {
+	case len(args) == 2 && args[0] == "listen":
+		return listen(args[1])
+	case len(args) > 2 && args[0] == "send":
+		return send(args[1], args[2:])
+	case len(args) > 3 && args[0] == "udp":
+		return sendUDP(args[1], args[2], args[3:])
+	}
+	return errors.New("usage: see the source")
+}
+
+// open a raw socket on an interface.
+func open(name string) (int, error) {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0, err
+	}
+	all := htons(syscall.ETH_P_ALL)
+	fd, err := syscall.Socket(syscall.AF_PACKET, syscall.SOCK_RAW|syscall.SOCK_CLOEXEC, int(all))
+	if err != nil {
+		return 0, err
+	}
+	return fd, syscall.Bind(fd, &syscall.SockaddrLinklayer{Protocol: all, Ifindex: i.Index})
+}
+
+func htons(n uint16) uint16 { return n<<8 | n>>8 }
+
+func listen(name string) error {
+	fd, err := open(name)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(os.Stdout)
+	fmt.Fprintln(out, "listening")
+	buffer := make([]byte, 65536)
+	for {
+		if err := out.Flush(); err != nil {
+			return err
+		}
+		n, from, err := syscall.Recvfrom(fd, buffer, 0)
+		if errors.Is(err, syscall.EINTR) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if link, ok := from.(*syscall.SockaddrLinklayer); ok && link.Pkttype == syscall.PACKET_OUTGOING {
+			continue
+		}
+		if _, after, found := bytes.Cut(buffer[:n], []byte(mark)); found {
+			label, _, _ := bytes.Cut(after, []byte(";"))
+			fmt.Fprintf(out, "received %s\n", label)
+		}
+	}
+}
+
+func send(name string, frames []string) error {
+	fd, err := open(name)
+	if err != nil {
+		return err
+	}
+	for _, text := range frames {
+		frame, err := build(text)
+		if err != nil {
+			return err
+		}
+		if err := syscall.Sendto(fd, frame, 0, &syscall.SockaddrLinklayer{Ifindex: mustIndex(name), Halen: 6}); err != nil {
+			return fmt.Errorf("send %s: %w", text, err)
+		}
+	}
+	return nil
+}
+
+func mustIndex(name string) int {
+	i, err := net.InterfaceByName(name)
+	if err != nil {
+		return 0
+	}
+	return i.Index
+}
+
+// sendUDP is what any user can do who may open a socket.
+func sendUDP(source, to string, frames []string) error {
+	port, err := strconv.Atoi(source)
+	if err != nil {
+		return err
+	}
+	address, err := net.ResolveUDPAddr("udp4", to)
+	if err != nil {
+		return err
+	}
+	conn, err := net.DialUDP("udp4", &net.UDPAddr{Port: port}, address)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for _, text := range frames {
+		label, text, _ := strings.Cut(text, "=")
+		kind, inner, _ := strings.Cut(text, ",")
+		fields := strings.Split(kind, ":")
+		if len(fields) != 2 {
+			return fmt.Errorf("kind %s: want vxlan:VNI", kind)
+		}
+		frame, err := build(label + "=ip," + inner)
+		if err != nil {
+			return err
+		}
+		packet, err := vxlan(fields[1], frame)
+		if err != nil {
+			return err
+		}
+		if _, err := conn.Write(packet); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+			return err
+		}
+	}
+	return nil
+}
+
+func vxlan(vni string, frame []byte) ([]byte, error) {
+	n, err := strconv.ParseUint(vni, 10, 24)
+	if err != nil {
+		return nil, err
+	}
+	header := make([]byte, 8)
+	header[0] = 0x08
+	binary.BigEndian.PutUint32(header[4:], uint32(n)<<8)
+	return append(header, frame...), nil
+}
+
+// build a frame from its description.
+func build(text string) ([]byte, error) {
+	label, text, _ := strings.Cut(text, "=")
+	fields := strings.Split(text, ",")
+	if len(fields) != 5 {
+		return nil, fmt.Errorf("frame %s: want five fields", text)
+	}
+	to, err1 := net.ParseMAC(fields[1])
+	from, err2 := net.ParseMAC(fields[2])
+	source, err3 := netip.ParseAddr(fields[3])
+	destination, err4 := netip.ParseAddr(fields[4])
+	if err := errors.Join(err1, err2, err3, err4); err != nil {
+		return nil, err
+	}
+	payload := []byte(mark + label + ";")
+	kind, rest, _ := strings.Cut(fields[0], ":")
+	frame := append(append([]byte{}, to...), from...)
+	switch kind {
+	case "ip":
+		return append(append(frame, 0x08, 0x00), ip(source, destination, 5000, payload)...), nil
+	case "vlan":
+		return append(append(frame, 0x81, 0x00, 0x00, 0x05, 0x08, 0x00), ip(source, destination, 5000, payload)...), nil
+	case "vxlan":
+		vni, inner, _ := strings.Cut(rest, ":")
+		mac, bob, _ := strings.Cut(inner, "/")
+		hidden, err := build(label + "=ip," + mac + "," + fields[2] + "," + bob + "," + bob)
+		if err != nil {
+			return nil, err
+		}
+		packet, err := vxlan(vni, hidden)
+		if err != nil {
+			return nil, err
+		}
+		return append(append(frame, 0x08, 0x00), ip(source, destination, 4789, packet)...), nil
+	case "arp":
+		arp := []byte{0, 1, 8, 0, 6, 4, 0, 1}
+		arp = append(arp, from...)
+		arp = append(arp, source.AsSlice()...)
+		arp = append(arp, to...)
+		arp = append(arp, destination.AsSlice()...)
+		return append(append(append(frame, 0x08, 0x06), arp...), payload...), nil
+	case "ip6":
+		packet := append([]byte{0x60, 0, 0, 0, 0, byte(len(payload)), 59, 64}, make([]byte, 32)...)
+		return append(append(append(frame, 0x86, 0xdd), packet...), payload...), nil
+	case "odd":
+		return append(append(frame, 0x88, 0xb5), payload...), nil
+	}
+	return nil, fmt.Errorf("frame %s: unknown kind", text)
+}
+
+// ip is a UDP packet, whose own checksum is left out.
+func ip(source, destination netip.Addr, port uint16, payload []byte) []byte {
+	p := make([]byte, 28, 28+len(payload))
+	p[0], p[8], p[9] = 0x45, 64, 17
+	binary.BigEndian.PutUint16(p[2:], uint16(28+len(payload)))
+	copy(p[12:], source.AsSlice())
+	copy(p[16:], destination.AsSlice())
+	var sum uint32
+	for i := 0; i < 20; i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(p[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(p[10:], ^uint16(sum))
+	binary.BigEndian.PutUint16(p[20:], 700)
+	binary.BigEndian.PutUint16(p[22:], port)
+	binary.BigEndian.PutUint16(p[24:], uint16(8+len(payload)))
+	return append(p, payload...)
+}

@@ -1,0 +1,200 @@
+# shellcheck shell=bash
+# A bed whose administrator has installed the site network: etcd on ctl, berthd
+# on every host, the SPANK plugin.
+
+fails=0
+# Room for six jobs on both nodes.
+pods=10.200.0.0/28
+
+say() { echo "    $*"; }
+
+# fail tells the first thing that went wrong in a case.
+fail() {
+	[[ $failed == yes ]] || say "FAILED: $*"
+	failed=yes
+}
+
+# poll SECONDS CMD...
+poll() {
+	local deadline=$((SECONDS + $1))
+	shift
+	until "$@"; do
+		((SECONDS < deadline)) || return 1
+		sleep 0.05
+	done
+}
+
+# as USER HOST CMD...
+as() { timeout -k 1 90 "$bed" run --user "$@"; }
+on() { timeout -k 1 90 "$bed" run "$@"; }
+both() { on "$@" 2>&1; }
+
+settings() { (. test/bed/lib/settings.sh && load_settings && "$@"); }
+address() { settings address_of "$1"; }
+
+# install what an administrator installs. The bed's /etc is a folder here.
+install_site() {
+	local etc name
+	etc=$(settings eval 'echo $state')/etc
+	mkdir -p "$etc/berth"
+	keys "$etc/berth"
+	configuration >"$etc/berth/site.yaml"
+	start etcd ctl etcd --host "$(address ctl)" --data /run/etcd
+	for name in "${hosts[@]}"; do start "$name" "$name" run; done
+	for name in "${hosts[@]}"; do
+		poll 20 answers "$name" || {
+			tail -n 5 "$out/$name.log" "$out/etcd.log"
+			return 1
+		}
+	done
+	poll 20 registered || { tail -n 5 "$out"/*.log; return 1; }
+	install_sshd "$etc/berth"
+}
+
+# install_sshd DIR: a real sshd where users log in, and on the nodes; ctl is where
+# they come from.
+install_sshd() {
+	local user host
+	ssh-keygen -q -t ed25519 -N '' -f "$1/host"
+	cat >"$1/sshd_config" <<-'END'
+		HostKey /etc/berth/host
+		PidFile none
+		LogLevel VERBOSE
+		UsePAM no
+		Subsystem sftp /usr/lib/openssh/sftp-server
+		ForceCommand /srv/site/berth-session
+	END
+	# No passwords; the machine may have locked a user of that name.
+	(umask 077 && printf '%s:*:19000::::::\n' root alice bob >"$1/../shadow")
+	for user in alice bob; do
+		as $user login sh -c 'mkdir -m 700 .ssh && ssh-keygen -q -t ed25519 -N "" -f .ssh/id_ed25519 && cp .ssh/id_ed25519.pub .ssh/authorized_keys
+			printf "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\nBatchMode yes\n" >.ssh/config' || return 1
+	done
+	for host in login n1 n2; do
+		on $host mkdir -p /run/sshd
+		"$bed" run $host /usr/sbin/sshd -D -e -f /etc/berth/sshd_config >>"$out/sshd-$host.log" 2>&1 </dev/null &
+		daemons[sshd-$host]=$!
+	done
+	for host in login n1 n2; do poll 10 on $host sh -c 'ss -Hltn "sport = :22" | grep -q .' || return 1; done
+}
+
+configuration() {
+	cat <<-END
+		cluster: bed
+		pods: $pods
+		hosts: $(address ctl | sed 's/[0-9]*$/0/')/24
+		etcd:
+		  endpoints: ["https://$(address ctl):2379"]
+		  ca: /etc/berth/ca.crt
+		  cert: /etc/berth/node.crt
+		  key: /etc/berth/node.key
+		pod: /srv/site/berth-pod
+		routes-on: [ctl, login]
+		login-on: [login]
+		lease: 10s
+		metrics: 127.0.0.1:9418
+		opt-out: true
+		collect: 1s
+		dns:
+		  program: /srv/site/berth-dns
+		  search: [outside.test]
+		policy:
+		  egress:
+		  - addresses: [$(address ctl | sed 's/[0-9]*$/0/')/24]
+		  ingress:
+		  - addresses: [$(address ctl)/32, $(address login)/32]
+		    ports: [tcp/1024-65535]
+	END
+}
+
+keys() { # DIR
+	local name=$1/node
+	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=site \
+		-keyout "$out/ca.key" -out "$1/ca.crt" 2>/dev/null &&
+		openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=node -keyout "$name.key" \
+			-out "$out/node.csr" 2>/dev/null &&
+		openssl x509 -req -in "$out/node.csr" -CA "$1/ca.crt" -CAkey "$out/ca.key" -CAcreateserial -days 2 \
+			-extfile <(echo "subjectAltName=IP:$(address ctl)"; echo extendedKeyUsage=serverAuth,clientAuth) \
+			-out "$name.crt" 2>/dev/null &&
+		chmod 600 "$name.key"
+}
+
+# start NAME HOST ARGS...: a berthd, whose log is $out/NAME.log.
+start() {
+	local name=$1 host=$2
+	shift 2
+	"$bed" run "$host" /srv/site/berthd "$@" >>"$out/$name.log" 2>&1 </dev/null &
+	daemons[$name]=$!
+}
+
+answers() { on "$1" /srv/site/berthd status >/dev/null 2>&1; }
+
+# registered: each node is known to etcd.
+registered() {
+	local name
+	for name in "${hosts[@]}"; do
+		etcdctl get "/berth/site/1/nodes/$name" | grep -q . || return 1
+	done
+}
+
+# etcdctl, in the one form that is needed: get KEY or get --prefix KEY, by the
+# JSON of etcd's own HTTP gateway.
+etcdctl() {
+	local key=${!#} end=''
+	if [[ $2 == --prefix ]]; then end=$(printf '%s' "${key%/}0" | base64 -w0); fi
+	on ctl curl -sS --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key \
+		"https://$(address ctl):2379/v3/kv/range" \
+		-d "{\"key\":\"$(printf '%s' "$key" | base64 -w0)\"${end:+,\"range_end\":\"$end\"}}" |
+		grep -o '"value":"[^"]*"' | cut -d'"' -f4 | while read -r value; do base64 -d <<<"$value"; echo; done
+}
+
+# nothing_left: no node has a link, route, rule, address, process or file of
+# ours, and etcd has no address.
+nothing_left() {
+	local name left
+	poll 20 settled || fail "left in etcd: $(etcdctl get --prefix /berth/site/1/networks/)"
+	for name in "${with_pods[@]}"; do
+		left=$(left_on "$name")
+		[[ -z $left ]] || fail "left on $name: $left"
+	done
+	poll 10 clean || fail "left behind: $("$bed" check)"
+}
+
+clean() { "$bed" check >/dev/null; }
+
+settled() {
+	local name
+	[[ -z $(etcdctl get --prefix /berth/site/1/networks/) ]] || return 1
+	for name in "${with_pods[@]}"; do [[ -z $(left_on "$name") ]] || return 1; done
+}
+
+left_on() {
+	on "$1" sh -c '
+		ip -o link | grep -oE "berth[btp][0-9a-f]+"
+		ip route | grep -E "proto 98|10\.200\."
+		ip addr | grep "10\.200\."
+		nft list tables | grep berth
+		ls /run/berthd/net /run/berthd/pid /run/berthd/pods /run/berthd/names /run/berthd/resolv /run/berthd/sessions /run/berthd/declined 2>/dev/null | grep -v :
+		pgrep -lx berth-dns
+		grep -s 1 /proc/sys/net/ipv4/conf/eth0/forwarding'
+}
+
+case_() {
+	local began=$SECONDS
+	failed=no helpers=()
+	"$1"
+	if [[ ${#helpers[@]} -gt 0 ]]; then
+		kill "${helpers[@]}"
+		wait "${helpers[@]}"
+	fi 2>/dev/null
+	on ctl sh -c 'squeue -h -o %A | xargs -r scancel'
+	lose_clients
+	nothing_left
+	if [[ $failed == yes ]]; then
+		fails=$((fails + 1))
+		echo "FAIL $1 ($((SECONDS - began)) s)"
+		(grep -h -A12 panic "$out"/*.log; tail -n 6 "$out"/*.log) | sed 's/^/      /'
+	else
+		echo "ok   $1 ($((SECONDS - began)) s)"
+	fi
+}

@@ -1,0 +1,70 @@
+# shellcheck shell=bash
+# The names of pods.
+
+# resolves USER NODE NAME prints the addresses that a step of the user's job gets.
+resolves() { step "$1" "$2" getent ahostsv4 "$3" 2>/dev/null | awk '$2 == "STREAM" { print $1 }' | sort | xargs; }
+
+# pods_of USER: the addresses of its job, as resolves prints them.
+pods_of() { printf '%s\n' "$(pod_of "$1" n1)" "$(pod_of "$1" n2)" | sort | xargs; }
+
+# names: those of a job are there for its first process, on each node, and gone
+# when it ends. They are looked for in the job, then among the user's, then where
+# the site says.
+names() {
+	local seen first www
+	# Of the two nodes: the address of pod0, of pod1, how many the job has, and
+	# the name of the own one.
+	# shellcheck disable=SC2016
+	seen=$(as alice login srun -N2 -n2 --mem=100 -J Solver_1 sh -c 'getent ahostsv4 pod0 | sed "s/ .*//; q"; getent ahostsv4 pod1 | sed "s/ .*//; q"
+		getent ahostsv4 solver-1.alice.bed | grep -c STREAM
+		getent hosts $(ip -o -4 addr show dev eth0 | sed "s/.*inet //; s:/.*::") | sed "s/.* //"' 2>&1 | sort | uniq -c | awk '{ print $1, $2 }')
+	[[ $seen == "2 10.200."*$'\n'"2 10.200."*$'\n2 2\n1 pod0.solver-1.alice.bed\n1 pod1.solver-1.alice.bed' ]] || fail "the first processes see: $seen"
+	www=$(settings eval 'echo $web_address')
+	job alice -J db
+	first=$(pods_of alice)
+	[[ $(resolves alice n1 www) == "$www" && $(resolves alice n2 www.outside.test) == "$www" ]] || fail "names of the site: $(resolves alice n1 www)"
+	[[ $(resolves alice n2 "${jobs[alice]}.alice.bed") == "$first" ]] || fail "by number: $(resolves alice n2 "${jobs[alice]}.alice.bed")"
+	job alice -J www
+	[[ $(resolves alice n1 www) == "$(pods_of alice)" ]] || fail "a job called www is $(resolves alice n1 www)"
+	[[ $(resolves alice n1 www.outside.test) == "$www" ]] || fail "www.outside.test is $(resolves alice n1 www.outside.test)"
+	[[ $(resolves alice n2 db) == "$first" && $(resolves alice n2 pod1.db) == "$(step alice n2 getent hosts pod1.db.alice.bed | awk '{ print $1 }')" ]] ||
+		fail "another job is $(resolves alice n2 db)"
+	[[ $(resolves alice n1 pod0) == "$(pod_of alice n1)" ]] || fail "pod0 is $(resolves alice n1 pod0)"
+	on ctl scancel -n db
+	poll 20 unknown alice n2 db || fail "the name of a job that is over: $(resolves alice n2 db)"
+}
+unknown() { [[ -z $(resolves "$@") ]]; }
+
+# names_apart: nobody gets or sees a name of somebody else's.
+names_apart() {
+	local mine name
+	job alice -J db
+	mine=$(pods_of alice)
+	job bob -J db.alice.bed
+	for name in db.alice.bed db.alice pod0.db.alice.bed alice.bed "${jobs[alice]}.alice.bed" "$(pod_of alice n1)"; do
+		[[ -z $(step bob n1 getent hosts "$name" 2>/dev/null) ]] || fail "bob gets $name: $(step bob n1 getent hosts "$name")"
+	done
+	[[ $(resolves bob n2 db-alice-bed) == "$(pods_of bob)" ]] || fail "bob's own: $(resolves bob n2 db-alice-bed)"
+	[[ $(resolves alice n1 db) == "$mine" && $(resolves alice n2 db.alice.bed) == "$mine" ]] || fail "alice gets $(resolves alice n1 db)"
+	# Not even with the address of another.
+	root bob n1 ip addr add "$(pod_of alice n1)/32" dev eth0
+	root bob n1 ip route replace 10.200.0.1 dev eth0 src "$(pod_of alice n1)"
+	[[ -z $(step bob n1 timeout 2 getent hosts db.alice.bed 2>/dev/null) ]] || fail "bob asks as alice"
+}
+
+# name_server_killed: it comes back, and a new berthd takes over without a gap.
+name_server_killed() {
+	job alice -J db
+	on n1 sh -c 'kill -9 $(pgrep -x berth-dns)'
+	poll 10 knows alice n1 db || fail "no names after its end: $(tail -n 3 "$out/n1.log")"
+	on n1 sh -c 'kill -9 $(pgrep -x berthd)'
+	wait "${daemons[n1]}"
+	root alice n1 busybox nslookup -type=a db.alice.bed 10.200.0.1 | grep -q "Address: $(pod_of alice n2)\$" || fail "names stop with the daemon"
+	start n1 n1 run
+	poll 20 answers n1 || fail "berthd does not come back"
+	knows alice n1 db || fail "afterwards there are no names"
+	poll 10 one_name_server || fail "name servers: $(on n1 pgrep -a berth-dns)"
+	knows alice n1 db || fail "the last name server knows nothing"
+}
+knows() { [[ $(resolves "$@") == "$(pods_of "$1")" ]]; }
+one_name_server() { [[ $(on n1 pgrep -cx berth-dns) == 1 ]]; }

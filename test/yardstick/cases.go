@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// benchCase is what is measured; each run of one gives values by name.
+type benchCase struct {
+	name string
+	once bool
+	run  func(*bencher) (map[string]float64, error)
+}
+
+// cases are measured on one host.
+var cases = []benchCase{
+	{name: "version", run: (*bencher).versionTime},
+	{name: "usable", run: (*bencher).usable},
+	{name: "first-line", run: (*bencher).firstLine},
+	{name: "pods-50", run: (*bencher).pods50},
+	{name: "state", run: (*bencher).saveAndRestore},
+	{name: "idle", once: true, run: (*bencher).idleCost},
+}
+
+type bencher struct {
+	berth, image, user string
+	idle               time.Duration
+	// nodes is how many the bed has that is measured through Slurm.
+	nodes int
+	// overlay is the test program of internal/overlay.
+	overlay string
+}
+
+const job = `apiVersion: batch/v1
+kind: Job
+metadata: {name: hello}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - {name: hello, image: "busybox:1.37", command: ["echo", "hello"]}
+`
+
+const pods = `apiVersion: apps/v1
+kind: Deployment
+metadata: {name: many}
+spec:
+  replicas: 50
+  selector: {matchLabels: {app: many}}
+  template:
+    metadata: {labels: {app: many}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers:
+      - {name: sleep, image: "busybox:1.37", command: ["sleep", "1000000"]}
+`
+
+// phase is a line of berth run --verbose: seconds since its start, and a step.
+var phase = regexp.MustCompile(`^berth:\s+([0-9.]+)s\s+(\S+(?: \S+)*)$`)
+
+// command makes a berth that runs as the unprivileged user.
+func (b *bencher) command(args ...string) (*exec.Cmd, error) {
+	return b.asUser(b.berth, args...)
+}
+
+// step makes a berth that runs as a job step over a number of nodes. Without -c
+// Slurm would give each the first core alone, the same one to all hosts of a
+// bed.
+func (b *bencher) step(nodes int, args ...string) (*exec.Cmd, error) {
+	return b.asUser("srun", append([]string{"-N" + strconv.Itoa(nodes), "-c" + strconv.Itoa(runtime.NumCPU()), "--mem=1000", b.berth}, args...)...)
+}
+
+func (b *bencher) asUser(program string, args ...string) (*exec.Cmd, error) {
+	if b.user == "" {
+		return exec.Command(program, args...), nil
+	}
+	account, err := user.Lookup(b.user)
+	if err != nil {
+		return nil, err
+	}
+	uid, err := strconv.ParseUint(account.Uid, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	gid, err := strconv.ParseUint(account.Gid, 10, 32)
+	if err != nil {
+		return nil, err
+	}
+	command := exec.Command(program, args...)
+	command.Dir = "/"
+	command.Env = []string{"HOME=" + account.HomeDir, "USER=" + b.user, "PATH=/usr/local/bin:/usr/bin:/bin"}
+	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	return command, nil
+}
+
+func (b *bencher) version() (string, error) {
+	command, err := b.command("version")
+	if err != nil {
+		return "", err
+	}
+	out, err := command.Output()
+	return strings.TrimSpace(string(out)), err
+}
+
+func (b *bencher) versionTime() (map[string]float64, error) {
+	start := time.Now()
+	_, err := b.version()
+	return map[string]float64{"berth version, s": time.Since(start).Seconds()}, err
+}
+
+// manifest writes text to a file that the user can read.
+func manifest(text string) (path string, remove func(), err error) {
+	dir, err := os.MkdirTemp("", "berth-bench-")
+	if err != nil {
+		return "", nil, err
+	}
+	remove = func() { os.RemoveAll(dir) }
+	path = filepath.Join(dir, "manifest.yaml")
+	if err = errors.Join(os.Chmod(dir, 0o755), os.WriteFile(path, []byte(text), 0o644)); err != nil {
+		remove()
+	}
+	return path, remove, err
+}
+
+// firstLine measures a whole run of one pod: to its phases, to the first byte
+// of the pod's output, and from there to the exit.
+func (b *bencher) firstLine() (map[string]float64, error) {
+	path, remove, err := manifest(job)
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	command, err := b.command("run", "--verbose", "-f", path, "--image", b.image)
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	stderr, err := command.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	values := map[string]float64{}
+	var said strings.Builder
+	phases := make(chan map[string]float64)
+	go func() { phases <- readPhases(io.TeeReader(stderr, &said)) }()
+	var first time.Duration
+	buffer := make([]byte, 4096)
+	for {
+		n, err := stdout.Read(buffer)
+		if n > 0 && first == 0 {
+			first = time.Since(start)
+		}
+		if err != nil {
+			break
+		}
+	}
+	steps := <-phases
+	if err := command.Wait(); err != nil {
+		return nil, fmt.Errorf("%w: %s", err, said.String())
+	}
+	if first == 0 {
+		return nil, errors.New("the pod printed nothing")
+	}
+	for name, at := range steps {
+		values["phase "+name+", s"] = at
+	}
+	values["first line of a pod, s"] = first.Seconds()
+	values["first line to exit, s"] = (time.Since(start) - first).Seconds()
+	values["CPU of the supervisor and what it reaped, s"] = (command.ProcessState.UserTime() + command.ProcessState.SystemTime()).Seconds()
+	return values, nil
+}
+
+func readPhases(from io.Reader) map[string]float64 {
+	steps := map[string]float64{}
+	for lines := bufio.NewScanner(from); lines.Scan(); {
+		match := phase.FindStringSubmatch(lines.Text())
+		if match == nil || strings.Contains(match[2], "imported docker") || strings.Contains(match[2], "took=") {
+			continue
+		}
+		if seconds, err := strconv.ParseFloat(match[1], 64); err == nil {
+			steps[match[2]] = seconds
+		}
+	}
+	return steps
+}
+
+// pods50 measures from the application of a Deployment to 50 running pods,
+// and the end with all of them.
+func (b *bencher) pods50() (map[string]float64, error) {
+	path, remove, err := manifest(pods)
+	if err != nil {
+		return nil, err
+	}
+	defer remove()
+	script := `date +%s.%N; kubectl apply -f "$0" >&2; kubectl rollout status deployment/many --timeout=120s >&2; date +%s.%N`
+	command, err := b.command("run", "--quiet", "--image", b.image, "--", "sh", "-c", script, path)
+	if err != nil {
+		return nil, err
+	}
+	out, err := command.Output()
+	end := float64(time.Now().UnixNano()) / 1e9
+	if err != nil {
+		return nil, err
+	}
+	fields := strings.Fields(string(out))
+	if len(fields) != 2 {
+		return nil, fmt.Errorf("unexpected output %q", out)
+	}
+	applied, err1 := strconv.ParseFloat(fields[0], 64)
+	running, err2 := strconv.ParseFloat(fields[1], 64)
+	return map[string]float64{
+		"50 pods running, s":  running - applied,
+		"end with 50 pods, s": end - running,
+	}, errors.Join(err1, err2)
+}

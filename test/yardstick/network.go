@@ -1,0 +1,51 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// network has the overlay measured beside bare metal and other programs: by the
+// benchmark of its package, which makes hosts of its own. Each value has the
+// name of the load and of what it is.
+func (b *bencher) network(runs int, only string) (map[string]*samples, error) {
+	dir, err := os.MkdirTemp("", "berth-bench-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "record")
+	command := exec.Command(b.overlay, "-test.run=^$", "-test.bench=BesideBare/"+only, fmt.Sprintf("-test.benchtime=%dx", runs), "-test.timeout=0")
+	command.Env = append(os.Environ(), "BERTH_OVERLAY_RECORD="+path)
+	command.Stdout, command.Stderr = os.Stderr, os.Stderr
+	if err := command.Run(); err != nil {
+		return nil, fmt.Errorf("measure the network between nodes: %w", err)
+	}
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("read what was measured: %w; see with -test.v why nothing was", err)
+	}
+	defer file.Close()
+	cases := map[string]*samples{}
+	for lines := json.NewDecoder(file); ; {
+		var load struct {
+			Name   string
+			Values map[string][]float64
+		}
+		err := lines.Decode(&load)
+		if errors.Is(err, io.EOF) {
+			return cases, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read what was measured: %w", err)
+		}
+		for what, values := range load.Values {
+			cases[load.Name+": "+what] = &samples{Values: values}
+		}
+	}
+}
