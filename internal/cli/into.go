@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"syscall"
+	"time"
 
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/login"
@@ -65,6 +66,10 @@ func runProgram(ctx context.Context, session *login.Session, name string, args .
 	return runBeside(ctx, session, command)
 }
 
+// briefly is for how long a program that fails has not lived through anything
+// that would have to be asked of Slurm.
+const briefly = 2 * time.Second
+
 // runBeside runs a command at the terminal while the tunnel is open.
 func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) error {
 	command.Stdin, command.Stderr = os.Stdin, os.Stderr
@@ -75,6 +80,7 @@ func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) e
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	began := time.Now()
 	if err := command.Start(); err != nil {
 		return fmt.Errorf("start %s: %w; unpack the whole archive, bin/ and libexec/ side by side", command.Path, err)
 	}
@@ -100,7 +106,11 @@ func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) e
 	if code == 0 {
 		return nil
 	}
-	if lost := session.Check(); lost != nil && ctx.Err() == nil {
+	check := session.Check
+	if time.Since(began) > briefly {
+		check = session.CheckJob
+	}
+	if lost := check(); lost != nil && ctx.Err() == nil {
 		return lost
 	}
 	return &result{code}

@@ -19,6 +19,9 @@ const stepPoll = 100 * time.Millisecond
 // ownGrace is longer than any pod takes: its own grace period counts.
 const ownGrace = time.Hour
 
+// quietEnd is for how long the end of a cluster needs no explanation.
+const quietEnd = 2 * time.Second
+
 // Down ends the cluster that stands in a job, or else where this process is,
 // and returns when it has gone. A grace of 0 leaves pods the one that they ask
 // for.
@@ -26,11 +29,18 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	if job == "" {
 		job = jobOf(options.Getenv)
 	}
+	allowed := "the time that they ask for; --grace limits it"
 	if grace == 0 {
 		grace = ownGrace
+	} else {
+		allowed = grace.String()
 	}
 	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), job)
 	if ok && cluster.Head == "" {
+		slow := time.AfterFunc(quietEnd, func() {
+			options.Log.Info("waiting for pods to end, which have " + allowed)
+		})
+		defer slow.Stop()
 		outcome, err := cluster.End(ctx, standing.Order{Grace: grace})
 		if err != nil {
 			return 0, fail(ExitUnavailable, err)

@@ -289,27 +289,36 @@ func (k *keeper) serve(ctx context.Context, conn net.Conn) {
 		return
 	}
 	say(k.reply)
-	checks := make(chan struct{})
+	checks := make(chan string)
 	go func() {
 		defer close(checks)
 		for questions.Decode(&q) == nil {
-			checks <- struct{}{}
+			checks <- q.Do
 		}
 	}()
 	for {
+		var why *Problem
 		select {
-		case _, still := <-checks:
-			switch {
-			case !still:
+		case how, still := <-checks:
+			if !still {
 				return // the command has gone
-			case !k.tunnel.Ended():
+			}
+			if k.tunnel.Ended() {
+				<-k.over
+				why = k.problem
+				break
+			}
+			if how == doCheckJob {
+				why = k.jobProblem(ctx)
+			}
+			if why == nil {
 				say(reply{})
 				continue
 			}
-			<-k.over
 		case <-k.over:
+			why = k.problem
 		}
-		say(reply{Problem: k.problem})
+		say(reply{Problem: why})
 		go func() {
 			for range checks { // a command may ask just now
 			}

@@ -266,6 +266,19 @@ func TestTheEndOfTheClusterIsTold(t *testing.T) {
 	wants(t, err, codeUnavailable, "no cluster of job 12 on node n1")
 }
 
+func TestTheEndOfTheJobIsToldWhileTheTunnelIsThere(t *testing.T) {
+	s := newSite(t)
+	session := s.connect(t)
+	if err := session.CheckJob(); err != nil {
+		t.Fatal(err)
+	}
+	s.write(t, "jobs", fmt.Sprintf("12|12|COMPLETING|%d|1|n1|1:00|9:00|None|work\n", os.Getuid()))
+	if err := session.Check(); err != nil {
+		t.Error(err)
+	}
+	wants(t, session.CheckJob(), codeUnavailable, "job 12 is ending")
+}
+
 func TestAKilledKeeperIsReplaced(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)

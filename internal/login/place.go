@@ -123,7 +123,7 @@ func (p *Place) dial(ctx context.Context, target Target) (net.Conn, error) {
 
 // What a command asks the process that keeps a tunnel, a line of JSON each way.
 type question struct {
-	// Do is doHold, doCheck or doJobs.
+	// Do is doHold, doCheck, doCheckJob or doJobs.
 	Do string
 	// Without are jobs that were found to have no cluster.
 	Without []string `json:",omitempty"`
@@ -136,6 +136,8 @@ const (
 	// doCheck, on the connection of doHold, asks whether the tunnel is still
 	// there. The answer is empty, or says why it is not.
 	doCheck = "check"
+	// doCheckJob asks whether the job still runs, too.
+	doCheckJob = "check job"
 	// doJobs asks for the user's jobs.
 	doJobs = "jobs"
 )

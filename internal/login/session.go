@@ -143,7 +143,13 @@ func (s *Session) attend(answers *json.Decoder) {
 
 // Check returns the reason for which the tunnel was lost, nil while it is
 // there. It is for one goroutine at a time.
-func (s *Session) Check() error {
+func (s *Session) Check() error { return s.check(doCheck) }
+
+// CheckJob asks Slurm as well: the tunnel is there for a moment longer than a
+// job's pods are. The session is over where the job does not run.
+func (s *Session) CheckJob() error { return s.check(doCheckJob) }
+
+func (s *Session) check(how string) error {
 	if s.conn == nil {
 		select {
 		case <-s.lost:
@@ -152,7 +158,7 @@ func (s *Session) Check() error {
 			return nil
 		}
 	}
-	if json.NewEncoder(s.conn).Encode(question{Do: doCheck}) == nil {
+	if json.NewEncoder(s.conn).Encode(question{Do: how}) == nil {
 		select {
 		case <-s.checked:
 			return nil

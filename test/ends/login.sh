@@ -79,8 +79,13 @@ reach_in() {
 	on_login stty -F "$(tr -d '\r' <"$out/t" | grep -m 1 ^/dev/)" rows 44 cols 88
 	says t resized
 	ends t 0
+	into e alice kubectl exec notebook -- sh -c 'echo begun; sleep 600'
+	says e begun
+	sleep 2 # what ends sooner asks nobody
 	"$bed" run --user alice login scancel "$id"
 	ends a 143 15 1 137
+	ends e 69
+	says e "job $id"
 	poll 20 no_tunnel || fail "the tunnel outlives the job: $(on_login ps -ef | grep berth)"
 }
 

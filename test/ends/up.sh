@@ -143,6 +143,10 @@ up_local() {
 	begin d alice n1 sh -c "berth up --nodes-per-host 2 && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?; berth down && exit \$code"
 	ends d 0
 	[[ $(grep -c ^node/ "$out/d") == 4 ]] || fail "not two lists of two nodes: $(cat "$out/d")"
+	begin e alice n1 sh -c "berth up --image $image && berth kubectl apply -f $here/slow-end.yaml && berth kubectl wait --for=condition=Ready pod/slow && berth down"
+	ends e 0
+	says e 'waiting for pods to end'
+	says e 'its pods (1) before it'
 	begin b alice n1 sh -c "berth up && berth kubectl get nodes -o name"
 	ends b 0
 	node pkill -KILL -f '^berth up-keeper'
