@@ -25,7 +25,6 @@ func (s *Switch) accept(t *trap) {
 	if !ok {
 		return
 	}
-	defer unix.Close(listener)
 	switch {
 	case !t.waits():
 		t.cancelled()
@@ -144,6 +143,7 @@ func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
 	if !given {
 		number, err = linux.GiveDescriptor(t.from.fd, t.call().ID, a.fd, flags&unix.SOCK_CLOEXEC != 0)
 	}
+	t.release()
 	switch {
 	case err == nil && linux.AnswerNotification(t.from.fd, t.call().ID, int64(number), 0) == nil:
 		t.done()

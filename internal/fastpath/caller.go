@@ -21,6 +21,7 @@ type trap struct {
 	from   *container
 	record *record
 	thread int // a pidfd of the caller
+	socket int // what was fetched, until the call is answered; 0 where nothing was
 }
 
 // exclude waits until nothing is done for an earlier call of the same thread. A
@@ -49,12 +50,14 @@ func (t *trap) proceed(why count) {
 }
 
 func (t *trap) pass() {
+	t.release()
 	_ = linux.ContinueNotification(t.from.fd, t.call().ID)
 	t.done()
 }
 
 // answer tells whether the caller still waited for it.
 func (t *trap) answer(value int64, errno unix.Errno) bool {
+	t.release()
 	err := linux.AnswerNotification(t.from.fd, t.call().ID, value, errno)
 	t.done()
 	return err == nil
@@ -65,8 +68,18 @@ func (t *trap) refuse(why count, errno unix.Errno) {
 	t.answer(0, errno)
 }
 
+// release closes what was fetched. That must not outlive the call: a caller that
+// closes a socket next may want its port at once.
+func (t *trap) release() {
+	if t.socket > 0 {
+		unix.Close(t.socket)
+		t.socket = 0
+	}
+}
+
 // done ends the work on a call, which has been answered or is no more.
 func (t *trap) done() {
+	t.release()
 	if t.thread >= 0 {
 		unix.Close(t.thread)
 		t.thread = -1
@@ -91,8 +104,8 @@ func (t *trap) open() (err error) {
 	return err
 }
 
-// fetch returns a duplicate of the caller's descriptor. When it is of no
-// socket, or cannot be had, the call has been answered.
+// fetch returns a duplicate of the caller's descriptor, for as long as the call
+// waits. When it is of no socket, or cannot be had, the call has been answered.
 func (t *trap) fetch(fd int) (socket int, ok bool) {
 	err := t.open()
 	if err == nil {
@@ -100,6 +113,8 @@ func (t *trap) fetch(fd int) (socket int, ok bool) {
 	}
 	switch {
 	case err == nil:
+		t.release()
+		t.socket = socket
 		return socket, true
 	case errors.Is(err, unix.EBADF):
 		t.answer(0, unix.EBADF)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -58,6 +59,53 @@ func twice(args []string) error {
 	text, err := describe(fd)
 	fmt.Println(text)
 	return errors.Join(err, exchange(fd, -1, false))
+}
+
+// relisten ADDRESS N: a server takes a connection of its own program, closes both
+// and its listener, and begins anew at the same port, N times. Where something
+// still had the listener, the port would be in use.
+func relisten(args []string) error {
+	n, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	for range n {
+		if err := relistenOnce(sockaddr(args[0], unix.AF_INET)); err != nil {
+			return err
+		}
+	}
+	fmt.Println("done")
+	return nil
+}
+
+func relistenOnce(at unix.Sockaddr) error {
+	listener, err := newSocket(unix.AF_INET, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(listener)
+	if err := unix.SetsockoptInt(listener, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return err
+	}
+	if err := unix.Bind(listener, at); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	if err := unix.Listen(listener, 1); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	client, err := newSocket(unix.AF_INET, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(client)
+	if err := unix.Connect(client, at); err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	accepted, _, err := unix.Accept(listener)
+	if err != nil {
+		return fmt.Errorf("accept: %w", err)
+	}
+	return unix.Close(accepted)
 }
 
 // duplicate ADDRESS: the duplicate of a socket is connected with it.

@@ -45,12 +45,6 @@ func (s *Switch) connect(t *trap) {
 	if !ok {
 		return
 	}
-	taken := false
-	defer func() {
-		if !taken {
-			unix.Close(socket)
-		}
-	}()
 	address, errno := t.readAddress(t.call().Args[1], t.argument(2))
 	if !t.waits() {
 		t.cancelled()
@@ -72,7 +66,6 @@ func (s *Switch) connect(t *trap) {
 	if why == 0 {
 		var c *connecting
 		if c, why = s.plan(t, socket, d); c != nil {
-			taken = true
 			c.begin()
 			return
 		}

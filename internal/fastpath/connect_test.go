@@ -67,6 +67,14 @@ func TestEveryKindOfClientAndServerIsSwitched(t *testing.T) {
 	}
 }
 
+// TestNothingIsKeptOpen: what a program closes after a call is closed.
+func TestNothingIsKeptOpen(t *testing.T) {
+	_, _, server := pair(t, labConfig{})
+	if said := server.run("relisten", server.at(5000), "2000"); said != "done" {
+		t.Error(said)
+	}
+}
+
 func TestGoPrograms(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	const n = 50

@@ -16,7 +16,7 @@ import (
 type connecting struct {
 	t    *trap
 	peer *peer
-	old  int // a duplicate of the caller's socket
+	old  int // what was fetched of the caller
 	destination
 	source netip.AddrPort
 	tangle entanglement
@@ -218,7 +218,7 @@ func (c *connecting) stopReading() {
 
 func (c *connecting) leave() {
 	c.end()
-	unix.Close(c.old)
+	c.t.release()
 }
 
 func (c *connecting) end() {
@@ -230,7 +230,6 @@ func (c *connecting) end() {
 func (c *connecting) fallBack(why count) {
 	c.end()
 	c.t.s.leave(c.t, c.old, c.destination, why)
-	unix.Close(c.old)
 }
 
 // install gives the caller the connection in place of its socket.

@@ -75,7 +75,6 @@ func (s *Switch) name(t *trap) {
 	if !ok {
 		return
 	}
-	defer unix.Close(socket)
 	if !t.waits() {
 		t.cancelled()
 		return
@@ -109,7 +108,6 @@ func (s *Switch) listen(t *trap) {
 	if !ok {
 		return
 	}
-	defer unix.Close(socket)
 	switch {
 	case !t.waits():
 		t.cancelled()

@@ -22,7 +22,7 @@ var programs map[string]func(args []string) error
 func runProgram() error {
 	runtime.LockOSThread()
 	programs = map[string]func([]string) error{
-		"serve": serve, "ask": ask, "goserve": goServe, "goask": goAsk, "refused": refused, "twice": twice,
+		"serve": serve, "ask": ask, "goserve": goServe, "goask": goAsk, "refused": refused, "twice": twice, "relisten": relisten,
 		"duplicate": duplicate, "forked": forked, "udp": udp, "udpserve": udpServe, "half": half, "many": many,
 		"interrupted": interrupted, "boundelsewhere": boundElsewhere, "sharedbefore": sharedBefore, "deaf": deaf, "awaitreset": awaitReset,
 		"slow": slow, "owntable": ownTable, "awaitend": awaitEnd, "who": who, "whois": whoIs, "keep": keep, "hold": hold, "namesinrain": namesInRain, "acceptinrain": acceptInRain, "signalled": signalled,

@@ -57,7 +57,7 @@ func (s *Switch) resume(t *trap) {
 			return
 		}
 		_ = unix.SetNonblock(socket, false)
-		unix.Close(socket)
+		t.release()
 	}
 	t.record.note(stageBegun, 0)
 	closeAll(connection, old)
@@ -82,7 +82,7 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 			unix.Close(old) // or epoll would still report it
 			s.counters.add(countConnected)
 			s.say(t, known)
-			closeAll(connection, socket)
+			unix.Close(connection)
 			return
 		}
 		unix.Close(old)
@@ -94,7 +94,6 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	if s.switched(socket) { // another one by now
 		unix.Close(connection)
 		s.connectSwitched(t, socket, address)
-		unix.Close(socket)
 		return
 	}
 	d, why := s.lookUp(t, socket, address)
@@ -108,7 +107,6 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	}
 	unix.Close(connection)
 	s.leave(t, socket, d, why)
-	unix.Close(socket)
 }
 
 // finishReplacing has the caller's epoll instances watch the connection that it
@@ -140,7 +138,6 @@ func (s *Switch) resumeAccept(t *trap, connection int) bool {
 		reset(connection) // the call has been answered
 		return true
 	}
-	defer unix.Close(listener)
 	if t.record.stage == stageDelivering {
 		if number, given := t.holds(connection); given {
 			unix.Close(connection)

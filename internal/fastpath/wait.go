@@ -49,6 +49,7 @@ func (s *Switch) waitFor(t *trap, listener int, cookie uint64) {
 		w.timer = time.AfterFunc(time.Duration(limit.Nano()), w.timeOut)
 	}
 	err := q.arm(listener)
+	t.release() // before somebody else can answer
 	s.lookSoonLocked()
 	s.mu.Unlock()
 	if err != nil && w.end() {
@@ -107,8 +108,8 @@ func (w *waiting) arm() bool {
 		s := t.s
 		s.mu.Lock()
 		err = w.q.arm(listener)
+		unix.Close(listener) // before somebody else can answer
 		s.mu.Unlock()
-		unix.Close(listener)
 		if err == nil {
 			return true
 		}
