@@ -168,6 +168,18 @@ func (p Plan) NodeAddresses(f Family) []netip.Addr {
 	return all
 }
 
+// Peers are host:port of where the nodes give layers to each other, in the order
+// of the members; none where there is one node only.
+func (p Plan) Peers() []string {
+	var all []string
+	if len(p.Members) > 1 {
+		for _, address := range p.NodeAddresses(p.Addresses.Family) {
+			all = append(all, netip.AddrPortFrom(address, PeerPort).String())
+		}
+	}
+	return all
+}
+
 // List joins something of every family with commas, as components take it.
 func (a Addresses) List(of func(Family) string) string {
 	var all []string
@@ -281,6 +293,8 @@ const (
 	EtcdCA        = "etcd-ca"          // signs EtcdPeer of each member
 	EtcdPeer      = "etcd-peer"
 	KubeletServer = "kubelet-server"
+	PeersCA       = "peers-ca" // signs Peers, which all nodes have
+	Peers         = "peers"
 )
 
 // Names of the kubeconfigs under Paths.Kubeconfig.
@@ -310,6 +324,10 @@ type Registries struct {
 // loopback, where only the node's own programs and pods on the node's network
 // are, at a port outside of those that are given out.
 const MirrorAddress = "127.0.0.1:61500"
+
+// PeerPort is where each of several nodes gives layers to the others, at its
+// node address: outside of what is given out, too.
+const PeerPort = 61501
 
 // APIServerURL is where components inside the namespace reach the API server.
 func (a Addresses) APIServerURL() string {

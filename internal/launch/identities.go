@@ -35,10 +35,19 @@ func makeIdentities(plans []cluster.Plan, context string) (identities, error) {
 		return identities{}, err
 	}
 	authority := shared.kubernetes
+	var peers peerIdentity
+	if len(plans) > 1 {
+		if peers, err = newPeerIdentity(); err != nil {
+			return identities{}, err
+		}
+	}
 	var made identities
 	for _, plan := range plans {
 		maker := &identityMaker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
 		maker.node()
+		if len(plans) > 1 {
+			maker.peer(peers)
+		}
 		if plan.Control() {
 			maker.control(shared)
 		}
@@ -152,6 +161,29 @@ func (m *identityMaker) replica(shared authorities) {
 	m.issue(shared.etcd, cluster.EtcdPeer, pki.Identity{
 		CommonName: m.plan.Node.Name, Addresses: []netip.Addr{m.plan.Addresses.Node},
 	})
+}
+
+// peerIdentity is what a node shows to the others when they give each other
+// layers: that it is one of them, whichever. Its authority has signed nothing
+// else, and its key is forgotten.
+type peerIdentity struct {
+	authority []byte
+	pair      pki.Pair
+}
+
+func newPeerIdentity() (made peerIdentity, err error) {
+	authority, err := pki.NewAuthority(cluster.PeersCA)
+	if err != nil {
+		return made, err
+	}
+	made.authority = authority.Cert
+	made.pair, err = authority.Issue(pki.Identity{CommonName: cluster.Peers, Names: []string{cluster.Peers}})
+	return made, err
+}
+
+func (m *identityMaker) peer(shared peerIdentity) {
+	m.write(m.plan.Paths.PKI(cluster.PeersCA+".crt"), shared.authority)
+	m.pair(cluster.Peers, shared.pair)
 }
 
 func (m *identityMaker) note(err error) {

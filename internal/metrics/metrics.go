@@ -53,6 +53,8 @@ func Families() []Family {
 		{"berth_node_reserved_memory_bytes", Gauge, "part of the memory that is kept from pods, for berth itself"},
 		{"berth_image_received_bytes", Gauge, "what has come of those parts of images that the node is just receiving"},
 		{"berth_image_expected_bytes", Gauge, "size of these parts"},
+		{"berth_image_taken_bytes_total", Counter, "bytes of layers that the node took from other nodes rather than from a registry"},
+		{"berth_image_given_bytes_total", Counter, "bytes of layers that it gave to them"},
 		{"berth_role_memory_bytes", Gauge, "memory of a part of berth: its own pages, and its share of those that it shares"},
 		{"berth_role_cpu_seconds_total", Counter, "processor time that a part of berth has used"},
 		{"berth_role_ready", Gauge, "1 where a part of berth has reported that it does its work"},

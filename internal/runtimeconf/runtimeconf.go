@@ -31,6 +31,11 @@ func Containerd(plan cluster.Plan) []byte {
 		"{STATE}", quote(p.ContainerdState()),
 		"{SOCKET}", quote(p.ContainerdSocket()),
 		"{TTRPC}", quote(p.ContainerdSocket()+".ttrpc"),
+		"{PEERS}", quoteAll(plan.Peers()),
+		"{SELF}", strconv.Itoa(plan.Index),
+		"{PEERCERT}", quote(p.PKI(cluster.Peers+".crt")),
+		"{PEERKEY}", quote(p.PKI(cluster.Peers+".key")),
+		"{PEERCA}", quote(p.PKI(cluster.PeersCA+".crt")),
 		"{SHIMS}", quote(filepath.Join(p.ContainerdState(), "s")),
 		"{ALLOWANCE}", quote(fmt.Sprintf("BERTH_MEMORY_ALLOWANCE=%d", allowance(plan.Node.ReservedMemoryBytes))),
 		"{SUPERPACKET}", quote(fmt.Sprintf("BERTH_SUPER_PACKET=%d", plan.PodSuperPacket)),
@@ -83,6 +88,15 @@ func differ(snapshotter string) string {
 // the less it is, the more often an idle container is looked at.
 func allowance(reserved uint64) uint64 {
 	return min(max(reserved/4, 64<<20), 256<<20)
+}
+
+// quoteAll makes the elements of a TOML array of strings.
+func quoteAll(all []string) string {
+	quoted := make([]string, len(all))
+	for i, s := range all {
+		quoted[i] = quote(s)
+	}
+	return strings.Join(quoted, ", ")
 }
 
 // quote makes a TOML basic string, whose escapes are JSON's.

@@ -3,6 +3,7 @@ package runtimeconf
 import (
 	"net/netip"
 	"regexp"
+	"strings"
 	"testing"
 
 	"berth.dev/berth/internal/cluster"
@@ -66,6 +67,22 @@ func TestGolden(t *testing.T) {
 		if got := RegistryHosts(c.plan); len(got) != c.want {
 			t.Errorf("%s: %d files, want %d", text, len(got), c.want)
 		}
+	}
+}
+
+func TestSeveralNodesShareLayers(t *testing.T) {
+	plan := examplePlan()
+	plan.Index, plan.Addresses.Nodes = 1, netip.MustParsePrefix("100.64.0.0/24")
+	for _, address := range []string{"100.64.0.1/32", "100.64.0.2/32"} {
+		plan.Members = append(plan.Members, cluster.Member{Prefixes: []netip.Prefix{netip.MustParsePrefix(address)}})
+	}
+	const want = "nodes = [\"100.64.0.1:61501\", \"100.64.0.2:61501\"]\n  self = 1\n"
+	if got := string(Containerd(plan)); !strings.Contains(got, want) {
+		t.Errorf("no %s in %s", want, got)
+	}
+	plan.Members = plan.Members[:1]
+	if got := string(Containerd(plan)); !strings.Contains(got, "nodes = []\n") {
+		t.Errorf("a node alone shares layers: %s", got)
 	}
 }
 

@@ -57,7 +57,7 @@ func run() error {
 		return err
 	}
 	notifier.Ready()
-	go notifier.Heartbeat(ctx)
+	go notifier.Heartbeat(ctx, nil)
 	return server.Run(ctx)
 }
 

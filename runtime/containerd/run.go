@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/grpclog"
 
 	"berth.dev/berth/runtime/internal/notify"
+	"berth.dev/berth/runtime/internal/peers"
 )
 
 type options struct {
@@ -90,6 +91,8 @@ func serve(ctx context.Context, o options) error {
 		log.G(ctx).WithError(err).Warn("remove temporary mounts")
 	}
 
+	counts := &peers.Counts{}
+	registry.Register(contentPlugin(counts))
 	registry.Register(overlayPlugin())
 	registry.Register(layersPlugin(o.layersFD))
 	registry.Register(layerDiffer())
@@ -118,7 +121,7 @@ func serve(ctx context.Context, o options) error {
 	}
 	log.G(ctx).Infof("containerd ready after %s", time.Since(begin).Round(time.Millisecond))
 	notifier.Ready()
-	notifier.Heartbeat(ctx)
+	notifier.Heartbeat(ctx, counts.Map)
 	return nil
 }
 

@@ -46,8 +46,9 @@ func (n Notifier) Notice(text string) {
 	n.write(`{"event":"notice","name":` + string(quoted) + `}`)
 }
 
-// Heartbeat says every second that the process is scheduled, until ctx ends.
-func (n Notifier) Heartbeat(ctx context.Context) {
+// Heartbeat says every second that the process is scheduled, until ctx ends, and
+// what it has counted: nil for nothing.
+func (n Notifier) Heartbeat(ctx context.Context, counts func() map[string]uint64) {
 	if n.file == nil {
 		<-ctx.Done()
 		return
@@ -59,7 +60,12 @@ func (n Notifier) Heartbeat(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
-			n.write(`{"event":"alive"}`)
+			line := `{"event":"alive"}`
+			if counts != nil {
+				text, _ := json.Marshal(counts()) // numbers always encode
+				line = `{"event":"alive","counts":` + string(text) + `}`
+			}
+			n.write(line)
 		}
 	}
 }

@@ -1,12 +1,12 @@
 // Command registry serves image archives as a real registry does, for tests of
 // pulls: over HTTP or HTTPS, to everybody or to one user.
 //
-//	registry [-listen :5000] [-tls CERTIFICATE] [-user NAME:PASSWORD] REPOSITORY:TAG=ARCHIVE...
+//	registry [-listen :5000] [-tls CERTIFICATE] [-user NAME:PASSWORD] [-layers N -bytes N] [-rate N] REPOSITORY:TAG=ARCHIVE...
 //
 // An archive is one of "docker save", which holds an image of the repository's
-// last word and the tag. With -tls the program makes a certificate authority of
-// its own and writes its certificate to that file. It prints a line per
-// request.
+// last word and the tag; -layers adds some of random bytes to each. With -tls the
+// program makes a certificate authority of its own and writes its certificate to
+// that file. It prints a line per request, and one of how much it sent.
 package main
 
 import (
@@ -18,8 +18,13 @@ import (
 	"log"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
+	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 )
@@ -35,10 +40,13 @@ func run() error {
 	listen := flag.String("listen", ":5000", "address")
 	certificate := flag.String("tls", "", "serve HTTPS, and write the authority's certificate to this file")
 	user := flag.String("user", "", "NAME:PASSWORD that a client has to know")
+	layers := flag.Int("layers", 0, "add so many layers to each image")
+	size := flag.Int64("bytes", 1_000_000, "size of each of them")
+	rate := flag.Int64("rate", 0, "send so many bytes per second to all clients together; 0 for no limit")
 	flag.Parse()
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	for _, image := range flag.Args() {
-		if err := push(store, image); err != nil {
+		if err := push(store, image, *layers, *size); err != nil {
 			return fmt.Errorf("load %s: %w", image, err)
 		}
 	}
@@ -54,7 +62,7 @@ func run() error {
 		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{pair}})
 	}
 	fmt.Println("registry on", listener.Addr())
-	return http.Serve(listener, logged(guarded(store, *user)))
+	return http.Serve(listener, logged(guarded(ranged(store), *user), *rate))
 }
 
 func guarded(next http.Handler, user string) http.Handler {
@@ -72,9 +80,62 @@ func guarded(next http.Handler, user string) http.Handler {
 	})
 }
 
-func logged(next http.Handler) http.Handler {
+func logged(next http.Handler, rate int64) http.Handler {
+	line := &slow{rate: rate}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		fmt.Println(r.Method, strings.TrimSuffix(r.URL.Path, "/"))
-		next.ServeHTTP(w, r)
+		path := strings.TrimSuffix(r.URL.Path, "/")
+		client, _, _ := net.SplitHostPort(r.RemoteAddr) // net/http has written it
+		fmt.Println(r.Method, path, "by", client)
+		counted := &counted{ResponseWriter: w, slow: line}
+		next.ServeHTTP(counted, r)
+		fmt.Println("sent", counted.bytes, path, "to", client)
+	})
+}
+
+// slow is the way to all clients.
+type slow struct {
+	mu   sync.Mutex
+	rate int64
+}
+
+func (s *slow) take(bytes int) {
+	if s.rate > 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		time.Sleep(time.Duration(bytes) * time.Second / time.Duration(s.rate))
+	}
+}
+
+type counted struct {
+	http.ResponseWriter
+	slow  *slow
+	bytes int
+}
+
+func (c *counted) Write(p []byte) (written int, _ error) {
+	for part := range slices.Chunk(p, 32<<10) { // a blob may come as a whole
+		c.slow.take(len(part))
+		n, err := c.ResponseWriter.Write(part)
+		c.bytes += n
+		written += n
+		if err != nil {
+			return written, err
+		}
+	}
+	return written, nil
+}
+
+// ranged adds the end to ranges that have none, which the registry below does not
+// understand.
+func ranged(store http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if start := r.Header.Get("Range"); strings.HasSuffix(start, "-") {
+			answer := httptest.NewRecorder()
+			store.ServeHTTP(answer, httptest.NewRequest(http.MethodHead, r.URL.Path, nil))
+			if size, err := strconv.ParseInt(answer.Header().Get("Content-Length"), 10, 64); err == nil {
+				r.Header.Set("Range", start+strconv.FormatInt(size-1, 10))
+			}
+		}
+		store.ServeHTTP(w, r)
 	})
 }

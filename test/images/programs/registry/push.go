@@ -11,11 +11,15 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/random"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// push puts REPOSITORY:TAG=ARCHIVE into a registry in this process.
-func push(store http.Handler, image string) error {
+// push puts REPOSITORY:TAG=ARCHIVE into a registry in this process, with so many
+// more layers of so many bytes.
+func push(store http.Handler, image string, more int, size int64) error {
 	where, archive, found := strings.Cut(image, "=")
 	repository, tag, tagged := strings.Cut(where, ":")
 	if !found || !tagged {
@@ -28,6 +32,15 @@ func push(store http.Handler, image string) error {
 	img, err := tarball.ImageFromPath(archive, &own)
 	if err != nil {
 		return err
+	}
+	for range more {
+		layer, err := random.Layer(size, types.DockerLayer)
+		if err != nil {
+			return err
+		}
+		if img, err = mutate.AppendLayers(img, layer); err != nil {
+			return err
+		}
 	}
 	layers, err := img.Layers()
 	if err != nil {

@@ -1,0 +1,81 @@
+package peers
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"slices"
+	"sync"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// nobody is the answer to who gives a blob, where the asker is to get it from
+// its registry.
+const nobody = -1
+
+// directory is what the owner of a digest knows: who has asked for it. Whoever
+// has asked has it, or is receiving it, or will say that it has not.
+type directory struct {
+	mu     sync.Mutex
+	askers map[digest.Digest][]int
+}
+
+// question is what a node asks the owner of a digest.
+type question struct {
+	digest digest.Digest
+	// node asks, and has in vain tried those without.
+	node    int
+	without []int
+	// again: it continues what it has begun to receive.
+	again bool
+}
+
+// giver returns from whom the asker gets the blob. That is always one who asked
+// before him, so that nobody waits for himself; who has asked keeps his place
+// therefore, until he begins anew. The first two get it from the first, the next
+// two from the second: a tree, so that no node gives it to more than two at once.
+func (d *directory) giver(q question) int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	askers := d.askers[q.digest]
+	place := slices.Index(askers, q.node)
+	if place >= 0 && !q.again {
+		askers = slices.Delete(askers, place, place+1)
+		place = -1
+	}
+	if place < 0 {
+		place = len(askers)
+		askers = append(askers, q.node)
+	}
+	if d.askers == nil {
+		d.askers = map[digest.Digest][]int{}
+	}
+	d.askers[q.digest] = askers
+	gives := func(at int) bool { return !slices.Contains(q.without, askers[at]) }
+	for at := place; at > 0; {
+		if at = (at - 1) / 2; gives(at) {
+			return askers[at]
+		}
+	}
+	for at := place - 1; at >= 0; at-- {
+		if gives(at) {
+			return askers[at]
+		}
+	}
+	return nobody
+}
+
+// owners are the nodes that may be asked who has a digest, the owner first, then
+// those that stand in for it.
+func owners(dgst digest.Digest, nodes int) []int {
+	start, err := hex.DecodeString(dgst.Encoded()[:8])
+	if err != nil {
+		return nil // no digest
+	}
+	first := int(binary.BigEndian.Uint32(start) % uint32(nodes))
+	all := make([]int, nodes)
+	for i := range all {
+		all[i] = (first + i) % nodes
+	}
+	return all
+}

@@ -1,0 +1,236 @@
+// Package peers lets the nodes of a run take layers from each other, so that all
+// of them together take one copy from a registry. It stands around containerd's
+// content store: when a layer begins to come, what other nodes have of it is put
+// in first, and containerd asks the registry for the rest, which is everything or
+// nothing. So it knows no registry, no name and no password.
+//
+// Manifests and configurations are none of its business: every node asks the
+// registry for them, and that is where a private image is refused.
+package peers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/plugins/content/local"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"github.com/opencontainers/go-digest"
+)
+
+// Store is containerd's content store on one node.
+type Store struct {
+	localStore
+	root  string
+	group *group
+
+	mu sync.Mutex
+	// receiving are the layers that are just coming.
+	receiving map[digest.Digest]*incoming
+}
+
+// localStore is all that containerd uses of its own.
+type localStore interface {
+	content.Store
+	WalkStatusRefs(ctx context.Context, visit func(ref string) error) error
+}
+
+func newStore(root string) (*Store, error) {
+	store, err := local.NewStore(root)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := store.(localStore)
+	if !ok {
+		return nil, fmt.Errorf("share layers: %T does not list what is coming", store)
+	}
+	return &Store{localStore: s, root: root, receiving: map[digest.Digest]*incoming{}}, nil
+}
+
+// Writer opens a blob for writing. It must not wait: containerd has a transaction
+// of its database open meanwhile.
+func (s *Store) Writer(ctx context.Context, options ...content.WriterOpt) (content.Writer, error) {
+	var wanted content.WriterOpts
+	for _, option := range options {
+		if err := option(&wanted); err != nil {
+			return nil, err
+		}
+	}
+	w, err := s.localStore.Writer(ctx, options...)
+	dgst, ok := layerOf(wanted.Ref)
+	if err != nil || !ok || wanted.Desc.Size <= 0 {
+		return w, err
+	}
+	status, err := w.Status()
+	if err != nil {
+		return nil, errors.Join(err, w.Close())
+	}
+	in := &incoming{path: s.dataOf(wanted.Ref), size: wanted.Desc.Size, received: status.Offset}
+	s.mu.Lock()
+	s.receiving[dgst] = in
+	s.mu.Unlock()
+	return &writer{Writer: w, ctx: ctx, store: s, digest: dgst, in: in}, nil
+}
+
+// layerOf returns the digest of what comes under a name of containerd's, such as
+// k8s.io/7/layer-sha256:..., unless it is none that nodes share. What is unknown to
+// containerd may be large as well: volumes that are images.
+func layerOf(ref string) (digest.Digest, bool) {
+	i := strings.LastIndex(ref, "-"+digest.SHA256.String()+":")
+	if i < 0 {
+		return "", false
+	}
+	kind := ref[strings.LastIndex(ref[:i], "/")+1 : i]
+	dgst, err := digest.Parse(ref[i+1:])
+	return dgst, err == nil && (kind == "layer" || kind == "unknown")
+}
+
+// dataOf is the file in which containerd's store collects what is coming.
+func (s *Store) dataOf(ref string) string {
+	return filepath.Join(s.root, "ingest", digest.FromString(ref).Encoded(), "data")
+}
+
+func (s *Store) blobOf(dgst digest.Digest) string {
+	return filepath.Join(s.root, "blobs", dgst.Algorithm().String(), dgst.Encoded())
+}
+
+// has tells whether all of a blob is here.
+func (s *Store) has(dgst digest.Digest) bool {
+	_, err := os.Stat(s.blobOf(dgst))
+	return err == nil
+}
+
+// opened is a blob that is here, or as much of it as has come.
+type opened struct {
+	*os.File
+	size int64
+	// in is nil where all of it is here.
+	in *incoming
+}
+
+// open returns what this node has of a blob, and for what is coming the file in
+// which it does. That becomes the blob at any moment.
+func (s *Store) open(dgst digest.Digest) (opened, error) {
+	s.mu.Lock()
+	in := s.receiving[dgst]
+	s.mu.Unlock()
+	if in != nil {
+		file, err := os.Open(in.path)
+		if !errors.Is(err, os.ErrNotExist) {
+			return opened{file, in.size, in}, err
+		}
+	}
+	file, err := os.Open(s.blobOf(dgst))
+	if err != nil {
+		return opened{}, err
+	}
+	info, err := file.Stat()
+	if err != nil {
+		return opened{}, errors.Join(err, file.Close())
+	}
+	return opened{File: file, size: info.Size()}, nil
+}
+
+// forget ends that a blob is coming.
+func (s *Store) forget(dgst digest.Digest, in *incoming) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.receiving[dgst] == in {
+		delete(s.receiving, dgst)
+	}
+}
+
+// writer is a layer that is coming.
+type writer struct {
+	content.Writer
+	ctx    context.Context // of whoever wants the layer
+	store  *Store
+	digest digest.Digest
+	in     *incoming
+	asked  sync.Once
+	// taken is how many bytes other nodes gave.
+	taken int64
+}
+
+// Status says how much there is. containerd asks before it opens a connection to
+// a registry, with all of its locks released: that is when others are asked, and
+// what they give is what there is.
+func (w *writer) Status() (content.Status, error) {
+	status, err := w.Writer.Status()
+	if err != nil {
+		return status, err
+	}
+	w.asked.Do(func() { err = w.take(status.Offset) })
+	if err != nil {
+		return status, err
+	}
+	return w.Writer.Status()
+}
+
+func (w *writer) take(offset int64) error {
+	w.store.group.fill(w.ctx, w.digest, offset, w.in.size, w)
+	if w.ctx.Err() != nil {
+		return context.Cause(w.ctx)
+	}
+	if w.taken > 0 && offset+w.taken == w.in.size && w.Digest() != w.digest {
+		log.G(w.ctx).Warnf("layer %s: what other nodes gave is damaged; asking its registry", w.digest)
+		return w.Truncate(0)
+	}
+	return nil
+}
+
+func (w *writer) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	w.in.advance(int64(n))
+	return n, err
+}
+
+// Truncate begins anew. Those who read what there was have to begin anew, too.
+func (w *writer) Truncate(size int64) error {
+	w.in.end(broken)
+	w.in = &incoming{path: w.in.path, size: w.in.size, received: size}
+	w.store.mu.Lock()
+	w.store.receiving[w.digest] = w.in
+	w.store.mu.Unlock()
+	w.taken = 0
+	return w.Writer.Truncate(size)
+}
+
+// Commit makes a blob of it. Where it has another digest than it should, and not
+// all of it came from the registry, nothing of it stays: containerd would take up
+// what there is, again and again.
+func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, options ...content.Opt) error {
+	if w.taken > 0 && w.Digest() != w.digest {
+		err := errors.Join(w.Truncate(0), w.Close())
+		return errors.Join(fmt.Errorf("layer %s, parts of which other nodes gave, is damaged: %w", w.digest, errdefs.ErrDataLoss), err)
+	}
+	err := w.Writer.Commit(ctx, size, expected, options...)
+	if err == nil || errdefs.IsAlreadyExists(err) {
+		w.in.end(whole)
+	} else {
+		w.in.end(broken)
+	}
+	w.store.forget(w.digest, w.in)
+	return err
+}
+
+// Sync writes it to disk.
+func (w *writer) Sync() error {
+	if s, ok := w.Writer.(content.Syncer); ok {
+		return s.Sync()
+	}
+	return nil
+}
+
+// Close gives it up, unless it was committed.
+func (w *writer) Close() error {
+	w.in.end(broken)
+	w.store.forget(w.digest, w.in)
+	return w.Writer.Close()
+}
