@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -17,6 +16,8 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth.dev/berth/internal/cluster"
@@ -96,12 +97,20 @@ func statReadable(path string) (os.FileInfo, error) {
 	return file.Stat()
 }
 
-// archiveServer gives the archives to nodes that do not have them. Both sides
-// show certificates of an authority that exists for this alone; what a client
-// needs goes to the nodes with their plans.
+// archiveServer gives the archives to nodes that do not have them. All sides
+// show the same certificate, of an authority that exists for this alone; it goes to
+// the nodes with their plans.
 type archiveServer struct {
-	server *http.Server
-	source archiveSource
+	server   *http.Server
+	source   archiveSource
+	archives []archive
+	// sent counts bytes.
+	sent atomic.Int64
+
+	mu sync.Mutex
+	// relays are the nodes that have asked for an archive, by its number, in the
+	// order in which they have.
+	relays map[int][]netip.AddrPort
 }
 
 // archiveSource is where a node gets archives.
@@ -112,7 +121,7 @@ type archiveSource struct {
 	Key         []byte
 }
 
-// sourceName is the server's name in its certificate. It is reached at several
+// sourceName is the name in the certificate. A node is reached at several
 // addresses.
 const sourceName = "archives"
 
@@ -121,15 +130,15 @@ func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServ
 	if err != nil {
 		return nil, err
 	}
-	own, err := authority.Issue(pki.Identity{CommonName: sourceName, Names: []string{sourceName}})
+	pair, err := authority.Issue(pki.Identity{CommonName: sourceName, Names: []string{sourceName}})
 	if err != nil {
 		return nil, err
 	}
-	client, err := authority.Issue(pki.Identity{CommonName: "node"})
-	if err != nil {
-		return nil, err
+	s := &archiveServer{
+		source:   archiveSource{Authority: authority.Cert, Certificate: pair.Cert, Key: pair.Key},
+		archives: archives, relays: map[int][]netip.AddrPort{},
 	}
-	certificate, err := tls.X509KeyPair(own.Cert, own.Key)
+	config, err := s.source.tls()
 	if err != nil {
 		return nil, fmt.Errorf("serve image archives: %w", err)
 	}
@@ -137,27 +146,25 @@ func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServ
 	if err != nil {
 		return nil, fmt.Errorf("serve image archives: %w", err)
 	}
-	trusted := x509.NewCertPool()
-	trusted.AppendCertsFromPEM(authority.Cert)
+	s.source.Port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	mux := http.NewServeMux()
-	for i, a := range archives {
-		mux.HandleFunc("GET /"+strconv.Itoa(i), func(w http.ResponseWriter, r *http.Request) { http.ServeFile(w, r, a.Path) })
-	}
-	s := &archiveServer{
-		server: &http.Server{
-			Handler: mux, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
-			TLSConfig: &tls.Config{
-				Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13,
-				ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: trusted,
-			},
-		},
-		source: archiveSource{
-			Port: uint16(listener.Addr().(*net.TCPAddr).Port), Authority: authority.Cert,
-			Certificate: client.Cert, Key: client.Key,
-		},
-	}
+	mux.HandleFunc("GET /{archive}", s.give)
+	s.server = newArchiveServer(mux, config)
 	go func() { _ = s.server.ServeTLS(listener, "", "") }() // until Close
 	return s, nil
+}
+
+func newArchiveServer(handler http.Handler, config *tls.Config) *http.Server {
+	return &http.Server{
+		Handler: handler, TLSConfig: config, ReadHeaderTimeout: 10 * time.Second,
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError),
+	}
+}
+
+func newPool(authority []byte) *x509.CertPool {
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(authority)
+	return pool
 }
 
 func (s *archiveServer) close() {
@@ -166,43 +173,49 @@ func (s *archiveServer) close() {
 	}
 }
 
-// fetch copies an archive of the head's into a directory and returns the path
-// of the copy, which has the same base name: an image may be named after it.
-func (s archiveSource) fetch(ctx context.Context, head netip.Addr, i int, a archive, dir string) (string, error) {
-	certificate, err := tls.X509KeyPair(s.Certificate, s.Key)
+// give sends an archive, or names a node that is just getting it.
+func (s *archiveServer) give(w http.ResponseWriter, r *http.Request) {
+	i, err := strconv.Atoi(r.PathValue("archive"))
+	from, badFrom := strconv.ParseInt(r.FormValue("from"), 10, 64)
+	if errors.Join(err, badFrom) != nil || i < 0 || i >= len(s.archives) {
+		http.NotFound(w, r)
+		return
+	}
+	if giver, ok := s.giver(i, r); ok {
+		http.Redirect(w, r, fmt.Sprintf("https://%s/%d?from=%d", giver, i, from), http.StatusTemporaryRedirect)
+		return
+	}
+	file, err := os.Open(s.archives[i].Path)
 	if err != nil {
-		return "", err
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
 	}
-	trusted := x509.NewCertPool()
-	trusted.AppendCertsFromPEM(s.Authority)
-	transport := &http.Transport{TLSClientConfig: &tls.Config{
-		Certificates: []tls.Certificate{certificate}, RootCAs: trusted, ServerName: sourceName, MinVersion: tls.VersionTLS13,
-	}}
-	defer transport.CloseIdleConnections()
-	url := "https://" + netip.AddrPortFrom(head, s.Port).String() + "/" + strconv.Itoa(i)
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return "", err
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil || from < 0 || from > info.Size() {
+		http.NotFound(w, r)
+		return
 	}
-	answer, err := (&http.Client{Transport: transport}).Do(request)
-	if err != nil {
-		return "", err
+	w.Header().Set("Content-Length", strconv.FormatInt(info.Size()-from, 10))
+	n, _ := io.Copy(w, io.NewSectionReader(file, from, info.Size()-from)) // else he asks again
+	s.sent.Add(n)
+}
+
+// giver is the node from which one that passes the archive on itself is to get
+// it; none where that is the head. Two get it from the head, and two from each that
+// gets it: always from one who has asked earlier, so nobody waits for himself.
+func (s *archiveServer) giver(i int, r *http.Request) (netip.AddrPort, bool) {
+	port, err := strconv.ParseUint(r.FormValue("relay"), 10, 16)
+	client, badClient := netip.ParseAddrPort(r.RemoteAddr)
+	if errors.Join(err, badClient) != nil {
+		return netip.AddrPort{}, false
 	}
-	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("the head answers %s", answer.Status)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	place := len(s.relays[i])
+	s.relays[i] = append(s.relays[i], netip.AddrPortFrom(client.Addr().Unmap(), uint16(port)))
+	if place < 2 {
+		return netip.AddrPort{}, false
 	}
-	path := filepath.Join(dir, filepath.Base(a.Path))
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
-	if err != nil {
-		return "", err
-	}
-	size, err := io.Copy(file, answer.Body)
-	if err := errors.Join(err, file.Close()); err != nil {
-		return "", err
-	}
-	if size != a.Size {
-		return "", fmt.Errorf("%d of %d bytes came: the file has changed meanwhile", size, a.Size)
-	}
-	return path, nil
+	return s.relays[i][place/2-1], true
 }

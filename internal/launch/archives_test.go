@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"crypto/tls"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,7 +41,12 @@ func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 	defer server.close()
 	loopback := netip.MustParseAddr("127.0.0.1")
 
-	got, err := server.source.fetch(t.Context(), loopback, 0, archives[0], node)
+	fetch := func(source archiveSource, i int, a archive, dir string) (string, error) {
+		node := newRelay(source, loopback, rendezvous.DefaultPorts())
+		defer node.close()
+		return node.fetch(t.Context(), i, a, dir)
+	}
+	got, err := fetch(server.source, 0, archives[0], node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,14 +56,14 @@ func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 
 	shorter := archives[0]
 	shorter.Size--
-	if _, err := server.source.fetch(t.Context(), loopback, 0, shorter, t.TempDir()); err == nil || !strings.Contains(err.Error(), "has changed") {
+	if _, err := fetch(server.source, 0, shorter, t.TempDir()); err == nil || !strings.Contains(err.Error(), "has changed") {
 		t.Errorf("a file that has changed: %v", err)
 	}
-	if _, err := server.source.fetch(t.Context(), loopback, 7, archives[0], t.TempDir()); err == nil || !strings.Contains(err.Error(), "404") {
+	if _, err := fetch(server.source, 7, archives[0], t.TempDir()); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("an archive that there is not: %v", err)
 	}
 	stranger := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	if answer, err := stranger.Get(fmt.Sprintf("https://127.0.0.1:%d/0", server.source.Port)); err == nil {
+	if answer, err := stranger.Get(fmt.Sprintf("https://127.0.0.1:%d/0?from=0", server.source.Port)); err == nil {
 		answer.Body.Close()
 		t.Errorf("a stranger gets %s", answer.Status)
 	}
@@ -67,8 +74,82 @@ func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 	defer other.close()
 	foreign := other.source
 	foreign.Port = server.source.Port
-	if _, err := foreign.fetch(t.Context(), loopback, 0, archives[0], t.TempDir()); err == nil {
+	if _, err := fetch(foreign, 0, archives[0], t.TempDir()); err == nil {
 		t.Error("another run's node gets the archive")
+	}
+}
+
+// serveOne serves an archive of random bytes.
+func serveOne(t *testing.T, size int) (*archiveServer, []byte) {
+	t.Helper()
+	content := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(content)
+	path := filepath.Join(t.TempDir(), "app.tar")
+	if err := os.WriteFile(path, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	server, err := serveArchives([]archive{{Path: path, Size: int64(size)}}, rendezvous.DefaultPorts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.close)
+	return server, content
+}
+
+// Many nodes at once: the head gives the archive to two of them.
+func TestNodesPassAnArchiveOn(t *testing.T) {
+	server, content := serveOne(t, 8<<20)
+	var copies sync.WaitGroup
+	for range 7 {
+		node := newRelay(server.source, netip.MustParseAddr("127.0.0.1"), rendezvous.DefaultPorts())
+		t.Cleanup(node.close)
+		copies.Go(func() {
+			path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) {
+				t.Errorf("%d bytes, %v", len(got), err)
+			}
+		})
+	}
+	copies.Wait()
+	if len(server.relays[0]) != 7 {
+		t.Errorf("%d nodes have asked", len(server.relays[0]))
+	}
+	if server.sent.Load() != 2*int64(len(content)) {
+		t.Errorf("the head sent %d bytes, want two copies of %d", server.sent.Load(), len(content))
+	}
+}
+
+// What another node does not give comes from the head: where that node is gone,
+// and where it ends in the middle.
+func TestANodeThatPassesOnIsLost(t *testing.T) {
+	server, content := serveOne(t, 1<<20)
+	loopback := netip.MustParseAddr("127.0.0.1")
+	half := newRelay(server.source, loopback, rendezvous.DefaultPorts())
+	if err := half.open(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(half.close)
+	half.copies[0] = &growing{path: server.archives[0].Path, size: int64(len(content)), received: int64(len(content)) / 2, ended: true}
+	for name, test := range map[string]struct {
+		port uint16
+		want int
+	}{"gone": {1, len(content)}, "ends": {half.port, len(content) / 2}} {
+		giver := netip.AddrPortFrom(loopback, test.port)
+		server.relays[0] = []netip.AddrPort{giver, giver}
+		server.sent.Store(0)
+		node := newRelay(server.source, loopback, rendezvous.DefaultPorts())
+		path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
+		node.close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) || server.sent.Load() != int64(test.want) {
+			t.Errorf("%s: %d bytes, %v; the head sent %d, want %d", name, len(got), err, server.sent.Load(), test.want)
+		}
 	}
 }
 

@@ -42,8 +42,13 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	}
 	copies := filepath.Join(r.scratch.Path, "tmp", "archives")
 	defer os.RemoveAll(copies)
+	var others *relay
+	if source.Port != 0 {
+		others = newRelay(source, hostOf(r.team.head().RemoteAddr()), r.team.config.Ports)
+		defer others.close()
+	}
 	for i, a := range archives {
-		path, err := r.readable(ctx, i, a, source, copies)
+		path, err := readable(ctx, i, a, others, copies)
 		if err != nil {
 			return err
 		}
@@ -94,16 +99,17 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 }
 
 // readable returns the path of an archive on this node, which is a copy where
-// the head's file is not to be seen here.
-func (r *run) readable(ctx context.Context, i int, a archive, source archiveSource, copies string) (string, error) {
-	if source.Port == 0 || a.here() {
+// the head's file is not to be seen here. The head itself has no others to get it
+// from.
+func readable(ctx context.Context, i int, a archive, others *relay, copies string) (string, error) {
+	if others == nil || a.here() {
 		return a.Path, nil
 	}
 	dir := filepath.Join(copies, strconv.Itoa(i))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))
 	}
-	path, err := source.fetch(ctx, hostOf(r.team.head().RemoteAddr()), i, a, dir)
+	path, err := others.fetch(ctx, i, a, dir)
 	if err == nil {
 		return path, nil
 	}

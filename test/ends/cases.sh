@@ -540,6 +540,10 @@ own_archive() {
 	span_berth a -f $here/spread.yaml --image /var/tmp/own.tar
 	ends a 0
 	greeted n1 n2 n3
+	# Where four nodes lack it, two of them get it from the others.
+	span_berth b --nodes-per-host 2 --image /var/tmp/own.tar -- sh -c "kubectl apply -f $here/web.yaml && kubectl rollout status --timeout=60s ds/web"
+	ends b 0
+	says b 'successfully rolled out'
 	for node in n1 n2; do "$bed" run "$node" rm /var/tmp/own.tar; done
 }
 
