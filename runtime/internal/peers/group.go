@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	stdlog "log"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -130,7 +130,7 @@ func open(ctx context.Context, root string, config Config, counts *Counts, liste
 		}},
 		server: &http.Server{
 			ReadHeaderTimeout: 2 * answerLimit, IdleTimeout: 2 * deadFor, Protocols: protocols,
-			ErrorLog: stdlog.New(io.Discard, "", 0), // who has no certificate
+			ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelError), // who has no certificate
 			TLSConfig: &tls.Config{
 				Certificates: []tls.Certificate{certificate}, ClientCAs: trusted, ClientAuth: tls.RequireAndVerifyClientCert,
 				MinVersion: tls.VersionTLS13,

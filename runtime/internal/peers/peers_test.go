@@ -111,8 +111,8 @@ func certify(t *testing.T, config Config) {
 			t.Fatal(err)
 		}
 	}
-	ca, caKey  := issue(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
-	own, key  := issue(&x509.Certificate{
+	ca, caKey := issue(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, nil, nil)
+	own, key := issue(&x509.Certificate{
 		SerialNumber: big.NewInt(2), DNSNames: []string{name},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 	}, ca, caKey)
