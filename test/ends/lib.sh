@@ -135,12 +135,23 @@ try() { # CASE
 	declare -gA pids=()
 	"$1"
 	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done
+	# The jobs of a case that was cut short would fail those after it, too.
+	[[ $failed == no ]] || cancel_jobs
 	left=$(check) || {
 		fail "left behind:"
 		head -n 20 <<<"$left" | sed 's/^/      /'
 		node sh -c 'kill -KILL $(pgrep -u alice,bob); rm -rf /tmp/berth-* /var/tmp/berth-* /dev/shm/berth-*'
 	}
 	if [[ $failed == yes ]]; then fails=$((fails + 1)); fi
+}
+
+cancel_jobs() {
+	local i
+	"$bed" run ctl sh -c 'for user in alice bob; do scancel --user "$user"; done'
+	for ((i = 0; i < 200; i++)); do
+		[[ -n $("$bed" run ctl squeue -h) ]] || return 0
+		sleep 0.1
+	done
 }
 
 # check allows what is on its way a moment: a janitor that outlives its

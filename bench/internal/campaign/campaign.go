@@ -174,6 +174,9 @@ func (c *Campaign) trial(ctx context.Context, id record.ID) error {
 	if err == nil {
 		trial.Values, err = kase.Read(planned.Parameters, out)
 	}
+	if err == nil {
+		trial.Values = append(trial.Values, out.Values...)
+	}
 	at := pair{id.System, id.Case}
 	if err != nil {
 		// A job that ended is no fault of the system's: the trial is made again.

@@ -126,3 +126,57 @@ func latency() Case {
 		},
 	}
 }
+
+// connections are whole cycles: connect, one message there and back, close. Debian
+// has no program for them that takes its times.
+func connections() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "connections", Summary: "connect, one message there and back, close: by fortio, to a server on the second host", Hosts: 2,
+			Parameters: append(server("5005"),
+				plan.Parameter{Name: "threads", Default: "8", Help: "cycles at a time", Check: positive},
+				plan.Parameter{Name: "bytes", Default: "200", Help: "of each message", Check: positive},
+			),
+			Seconds: func(p map[string]string) float64 { return number(p, "seconds") + 1 },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			return system.Task{
+				Args: []string{
+					"fortio", "load", "-quiet", "-loglevel", "error", "-json", "-", "-keepalive=false", "-qps", "0", "-p", "50,99", "-r", "0.00001",
+					"-t", p["seconds"] + "s", "-c", p["threads"], "-payload-size", p["bytes"], "http://" + system.ServerHere + ":" + p["port"] + "/",
+				},
+				Server: serve(p, "fortio", "server", "-loglevel", "error", "-http-port", p["port"],
+					"-grpc-port", "disabled", "-tcp-port", "disabled", "-udp-port", "disabled", "-redirect-port", "disabled"),
+			}, nil
+		},
+		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
+			var said struct {
+				ActualQPS         float64
+				RetCodes          map[string]float64
+				DurationHistogram struct {
+					Count, Min, Max, Avg, StdDev float64
+					Percentiles                  []struct{ Percentile, Value float64 }
+				}
+			}
+			if err := fromJSON(out.Stdout, &said); err != nil {
+				return nil, err
+			}
+			took := said.DurationHistogram
+			if took.Count == 0 || said.RetCodes["200"] != took.Count {
+				return nil, fmt.Errorf("fortio: of %.0f cycles, these ended so: %v", took.Count, said.RetCodes)
+			}
+			values := []record.Value{{Name: "cycles per second", Unit: "1/s", Better: higher, Value: said.ActualQPS}}
+			time := func(name string, seconds float64) {
+				values = append(values, record.Value{Name: name, Unit: "µs", Better: lower, Value: seconds * 1e6})
+			}
+			for _, p := range took.Percentiles {
+				time(fmt.Sprintf("%gth percentile", p.Percentile), p.Value)
+			}
+			time("mean", took.Avg)
+			time("standard deviation", took.StdDev)
+			time("shortest", took.Min)
+			time("longest", took.Max)
+			return append(values, perUnit(out, took.Count/1000, "1000 cycles")...), nil
+		},
+	}
+}

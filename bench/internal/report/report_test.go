@@ -81,7 +81,7 @@ func TestPageNeedsNothing(t *testing.T) {
 // TestReadAgain: the figures of a record are those that its output gives.
 func TestReadAgain(t *testing.T) {
 	kinds := map[string]bool{}
-	for _, line := range append(read(t, "quick.jsonl"), read(t, "bed.jsonl")...) {
+	for _, line := range slices.Concat(read(t, "quick.jsonl"), read(t, "bed.jsonl"), read(t, "connections.jsonl")) {
 		trial := line.Trial
 		if trial == nil || trial.Kind == "startup" || trial.Error != "" { // its figures are of times, too
 			continue
@@ -91,7 +91,9 @@ func TestReadAgain(t *testing.T) {
 			t.Fatalf("no case %s", trial.Kind)
 		}
 		values, err := c.Read(trial.Parameters, system.Output{Stdout: trial.Output, Step: trial.Step})
-		if err != nil || !slices.Equal(values, trial.Values) {
+		// What follows them is the system's own.
+		own := trial.Values[:min(len(values), len(trial.Values))]
+		if err != nil || !slices.Equal(values, own) {
 			t.Errorf("%v: got %v, %v; want %v", trial.ID(), values, err, trial.Values)
 		}
 		kinds[trial.Kind] = true

@@ -2,6 +2,7 @@ package system
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -11,8 +12,9 @@ import (
 type berth struct {
 	place   Place
 	options []string
-	// hostNetwork puts the pods into the network of the cluster's nodes.
-	hostNetwork bool
+	// hostNetwork puts the pods into the network of the cluster's nodes, fast gives
+	// them the fast path.
+	hostNetwork, fast bool
 }
 
 func (b *berth) Check(ctx context.Context) (map[string]string, error) {
@@ -47,19 +49,23 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
 		return b.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
 			options := append([]string{"run", "--quiet", "--image", b.place.Archive, "-f", "-"}, b.options...)
+			if b.fast {
+				options = append(options, "--fast-path", "auto")
+			}
 			if folder != "" {
 				options = append(options, "--mount", folder+":"+inContainer)
 			}
 			task.Args = args
 			text, err := manifest(task, objects{
-				image: b.place.Image, hostNetwork: b.hostNetwork, mounted: folder != "",
+				image: b.place.Image, hostNetwork: b.hostNetwork, mounted: folder != "", counted: b.fast && task.Server != nil,
 			})
 			if err != nil {
 				return Output{}, err
 			}
 			out, err := b.place.Run(ctx, b.place.measured(hosts, "", append([]string{b.place.Berth}, options...)), text)
-			out.Stdout = ofMain(out.Stdout)
-			return out, err
+			var wrong error
+			out.Stdout, out.Values, wrong = share(ofMain(out.Stdout))
+			return out, errors.Join(err, wrong)
 		})
 	})
 }

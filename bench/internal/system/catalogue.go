@@ -47,11 +47,8 @@ func kinds() []kind {
 				},
 			},
 			func(p Place, o map[string]string) Driver {
-				b := &berth{place: p, options: strings.Fields(o["options"]), hostNetwork: o["network"] == "host"}
-				if o["network"] == "fast" {
-					b.options = append(b.options, "--fast-path", "auto")
-				}
-				return b
+				network := o["network"]
+				return &berth{place: p, options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast"}
 			},
 		},
 		{

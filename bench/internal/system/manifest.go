@@ -20,6 +20,8 @@ type objects struct {
 	mounted bool
 	// name is a part of all names, where several may be on one cluster.
 	name string
+	// counted: the pod shows at its end how its node's connections were made.
+	counted bool
 }
 
 // manifest is a task as a pod, with its server and what else it needs.
@@ -75,6 +77,10 @@ func manifest(task Task, o objects) (string, error) {
 		spec["affinity"] = apart(name)
 	}
 	container["command"] = args
+	if o.counted {
+		container["command"] = countedAfter(args)
+		container["env"] = []object{{"name": "NODE", "valueFrom": object{"fieldRef": object{"fieldPath": "status.hostIP"}}}}
+	}
 	all = append(all, object{
 		"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": o.name, "labels": object{"app": o.name}}, "spec": spec,
 	})

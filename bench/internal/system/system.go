@@ -63,6 +63,8 @@ type Output struct {
 	// byte of its output came, and when it ended.
 	Submitted, First, Ended time.Time
 	Step                    record.Step
+	// Values are figures of the system's own, beside those of the program.
+	Values []record.Value
 }
 
 // Driver runs tasks in one way. A driver that cannot run a certain task says so

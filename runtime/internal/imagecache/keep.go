@@ -171,7 +171,8 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 		return err
 	}
 	defer content.Close()
-	checked := &verified{from: content, verifier: blob.Digest.Verifier(), count: count}
+	// One byte too many is enough to know.
+	checked := &verified{from: io.LimitReader(content, blob.Size+1), verifier: blob.Digest.Verifier(), count: count}
 	made, err := layerfile.Convert(ctx, path, checked, limit)
 	if err == nil {
 		// What follows the packed archive belongs to its digest.
