@@ -123,6 +123,20 @@ func TestNodesPassAnArchiveOn(t *testing.T) {
 	}
 }
 
+// Where all ports are taken a node passes nothing on, but gets the archive.
+func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
+	server, content := serveOne(t, 1000)
+	node := newRelay(server.source, netip.MustParseAddr("127.0.0.1"), rendezvous.PortRange{First: server.source.Port, Last: server.source.Port})
+	t.Cleanup(node.close)
+	path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) || len(server.relays[0]) != 0 {
+		t.Errorf("%d bytes, %v; it passes on: %v", len(got), err, server.relays[0])
+	}
+}
+
 // What another node does not give comes from the head: where that node is gone,
 // and where it ends in the middle.
 func TestANodeThatPassesOnIsLost(t *testing.T) {

@@ -26,6 +26,8 @@ type relay struct {
 	ports  rendezvous.PortRange
 
 	client *http.Client
+	// server is nil, and port 0, where there is no free port: the head alone
+	// gives archives to such a node.
 	server *http.Server
 	port   uint16
 
@@ -40,23 +42,23 @@ func newRelay(source archiveSource, head netip.Addr, ports rendezvous.PortRange)
 
 // open is done for the first archive that is not here.
 func (r *relay) open() error {
-	if r.server != nil {
+	if r.client != nil {
 		return nil
 	}
 	config, err := r.source.tls()
 	if err != nil {
 		return err
 	}
-	listener, err := listenTCP(netip.IPv6Unspecified(), r.ports)
-	if err != nil {
-		return err
-	}
-	r.port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	// Who gives an archive may be lost without a word.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 5,
 	}}
 	r.client = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config}}
+	listener, err := listenTCP(netip.IPv6Unspecified(), r.ports)
+	if err != nil {
+		return nil // it only gets archives then
+	}
+	r.port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{archive}", r.give)
 	r.server = newArchiveServer(mux, config.Clone())        // net/http notes in it what a server speaks
@@ -67,8 +69,10 @@ func (r *relay) open() error {
 // close takes nobody in any more. Who is just getting an archive gets the rest of
 // it, whether or not the copy still has a name.
 func (r *relay) close() {
-	if r.server != nil {
+	if r.client != nil {
 		r.client.CloseIdleConnections()
+	}
+	if r.server != nil {
 		go func() { _ = r.server.Shutdown(context.Background()) }() // ends with this process at the latest
 	}
 }
@@ -90,7 +94,7 @@ func (r *relay) fetch(ctx context.Context, i int, a archive, dir string) (string
 	r.copies[i] = copied
 	r.mu.Unlock()
 	// From whomever the head names, and what that one does not give from the head.
-	err = r.copy(ctx, i, true, file, copied)
+	err = r.copy(ctx, i, r.port != 0, file, copied)
 	if err != nil && ctx.Err() == nil && !errors.As(err, new(*os.PathError)) {
 		err = r.copy(ctx, i, false, file, copied)
 	}
