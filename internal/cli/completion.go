@@ -76,7 +76,7 @@ func jobCompletion(command *cobra.Command, args []string, _ string) ([]string, c
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	jobs, without, err := place.Jobs(ctx, nil)
+	jobs, without, err := place.Jobs(ctx, false, nil)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

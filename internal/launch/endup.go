@@ -92,7 +92,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find berth's own file: %w", err)
 	}
-	command := slurm.IntoCommand(job, head, append([]string{self}, os.Args[1:]...)...)
+	command := slurm.IntoCommand(job, head, false, append([]string{self}, os.Args[1:]...)...)
 	step := exec.CommandContext(ctx, command[0], command[1:]...)
 	step.Cancel = func() error { return step.Process.Signal(EndingSignal(context.Cause(ctx))) }
 	step.Env = append(slurm.IntoEnv(os.Environ()), o.hop())

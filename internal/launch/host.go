@@ -91,8 +91,14 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	if spec.Network.IPFamily != cluster.IPv4Only {
 		h.ipv6 = reach(machine.IPv6())
 	}
-	var err error
-	if h.state, err = stateDir(machine, spec.StateDir); err != nil {
+	places, err := statePlaces(machine, spec.StateDir)
+	if err != nil {
+		return host{}, err
+	}
+	// First, or what killed runs have left would count against their space. What
+	// stays is told of when one of them has been chosen.
+	_ = h.removeStale(places...)
+	if h.state, err = stateDir(machine, places); err != nil {
 		return host{}, err
 	}
 	if h.libexec, err = findLibexec(); err != nil {
@@ -122,15 +128,16 @@ func runsOfStep(getenv func(string) string) string {
 	return "local-"
 }
 
-func stateDir(machine *probe.Host, wanted string) (probe.Candidate, error) {
-	candidates := machine.StateDirs()
-	if wanted != "" {
-		absolute, err := filepath.Abs(wanted)
-		if err != nil {
-			return probe.Candidate{}, err
-		}
-		candidates = []string{absolute}
+// statePlaces are where the run's files may be.
+func statePlaces(machine *probe.Host, wanted string) ([]string, error) {
+	if wanted == "" {
+		return machine.StateDirs(), nil
 	}
+	absolute, err := filepath.Abs(wanted)
+	return []string{absolute}, err
+}
+
+func stateDir(machine *probe.Host, candidates []string) (probe.Candidate, error) {
 	best, rejected := machine.StateDir(candidates)
 	if best.Path != "" {
 		return best, nil

@@ -31,7 +31,7 @@ func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 		}
 		own = append(own, f)
 	}
-	jobs, without, err := p.Jobs(ctx, nil)
+	jobs, without, err := p.Jobs(ctx, true, nil)
 	switch {
 	case err != nil && own != nil:
 		return own, nil // a machine without Slurm, most likely
@@ -77,7 +77,7 @@ func (p *Place) Clusters(ctx context.Context) ([]Found, error) {
 		}
 	}
 	if reached && len(none) > 0 {
-		_, _, _ = p.Jobs(ctx, none) // so that the next command need not look
+		_, _, _ = p.Jobs(ctx, false, none) // so that the next command need not look
 	}
 	return append(own, found...), nil
 }
@@ -99,15 +99,13 @@ func (p *Place) Cluster(ctx context.Context, name string) (Found, error) {
 		return found, nil
 	}
 	found := Found{Session: session, Job: slurm.Queued{ID: target.Job, Name: target.Job, State: slurm.Running, Left: -1}}
-	jobs, _, err := p.Jobs(ctx, nil)
+	job, ok, err := p.job(ctx, func(job slurm.Queued) bool { return job.ID == target.Job })
 	if err != nil {
 		session.Close()
 		return Found{}, err
 	}
-	for _, job := range jobs {
-		if job.ID == target.Job {
-			found.Job = job
-		}
+	if ok {
+		found.Job = job
 	}
 	found.Summary, found.Err = session.Summarise(ctx)
 	return found, nil

@@ -35,6 +35,8 @@ type entrance struct {
 	ask   slurm.Ask
 	// tried are the nodes without a cluster, and those that did not answer.
 	tried []string
+	// heterogeneous is found out by trying: squeue need not be asked, mostly.
+	heterogeneous bool
 	// leave ends a step that did not answer, which takes its time.
 	leave func(*step)
 }
@@ -82,8 +84,9 @@ func (e *entrance) tryBriefly(ctx context.Context, node string) (*tunnel.Tunnel,
 // try tries one node, the first of the job where it is empty, and the one that
 // it may name.
 func (e *entrance) try(ctx context.Context, node string) (*tunnel.Tunnel, *step, error) {
-	for redirected := false; ; redirected = true {
-		s, err := startStep(e.order.Program, e.order.Target.Job, node)
+	redirected := false
+	for {
+		s, err := startStep(e.order.Program, e.order.Target.Job, node, e.heterogeneous)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -96,13 +99,17 @@ func (e *entrance) try(ctx context.Context, node string) (*tunnel.Tunnel, *step,
 		} else {
 			s.end()
 		}
+		if !e.heterogeneous && slurm.IsHeterogeneous(s.said.text()) {
+			e.heterogeneous = true
+			continue
+		}
 		var refusal *tunnel.Refusal
 		if errors.As(err, &refusal) {
 			node = refusal.Node
 		}
 		e.tried = append(e.tried, node)
 		if refusal != nil && refusal.Reason == tunnel.Elsewhere && !redirected && !slices.Contains(e.tried, refusal.Head) {
-			node = refusal.Head
+			node, redirected = refusal.Head, true
 			continue
 		}
 		return nil, nil, &entryError{err, s.said.text()}

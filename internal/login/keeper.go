@@ -43,6 +43,8 @@ const (
 	// jobsAge is how old the list of the user's jobs may be: Slurm's
 	// controller is asked no more than twice a minute.
 	jobsAge = 30 * time.Second
+	// freshAge is the same for who asks for nothing else.
+	freshAge = time.Second
 	// withoutAge is for how long a job that had no cluster is not looked at
 	// again: to look takes a step.
 	withoutAge = 5 * time.Minute
@@ -267,7 +269,7 @@ func (k *keeper) serve(ctx context.Context, conn net.Conn) {
 	_ = conn.SetReadDeadline(time.Time{})
 	say := func(r reply) { _ = json.NewEncoder(conn).Encode(r) } // a command that has gone needs no answer
 	if q.Do == doJobs {
-		say(k.listJobs(ctx, q.Without))
+		say(k.listJobs(ctx, q.Fresh, q.Without))
 		return
 	}
 	defer k.use()()
@@ -347,14 +349,19 @@ func (k *keeper) isOver() bool {
 	}
 }
 
-// listJobs returns the user's jobs, as of half a minute ago at most.
-func (k *keeper) listJobs(ctx context.Context, without []string) reply {
+// listJobs returns the user's jobs, as of half a minute ago at most, or of a
+// moment ago.
+func (k *keeper) listJobs(ctx context.Context, fresh bool, without []string) reply {
+	age := jobsAge
+	if fresh {
+		age = freshAge
+	}
 	k.listing.Lock()
 	defer k.listing.Unlock()
 	for _, job := range without {
 		k.without[job] = time.Now()
 	}
-	if time.Since(k.asked) > jobsAge {
+	if time.Since(k.asked) > age {
 		jobs, err := slurm.Queue(ctx, os.Getuid(), k.place.ask)
 		if err != nil {
 			return reply{Problem: asProblem(err)}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -229,6 +230,35 @@ func TestNothingOfATunnelIsForOthers(t *testing.T) {
 		if err != nil || info.Mode().Perm() != want {
 			t.Errorf("%s: %v, %v; want %v", path, info.Mode(), err, want)
 		}
+	}
+}
+
+// TestNobodyElsesTunnelIsUsed: in a place that everybody writes to, another user
+// may have made what a tunnel would be found by.
+func TestNobodyElsesTunnelIsUsed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("makes files of another user")
+	}
+	s := newSite(t)
+	home := rundir.Homes(s.base)[0]
+	if err := os.RemoveAll(home); err != nil {
+		t.Fatal(err)
+	}
+	theirs := filepath.Join(home, dirName(Target{Job: "12"}))
+	if err := os.MkdirAll(theirs, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("unix", filepath.Join(theirs, socketFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	if err := os.Chown(home, 4242, 4242); err != nil {
+		t.Fatal(err)
+	}
+	if conn, err := s.dial(t.Context(), Target{Job: "12"}); err == nil {
+		conn.Close()
+		t.Error("somebody else's socket is used")
 	}
 }
 

@@ -3,7 +3,6 @@ package login
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -104,18 +103,14 @@ func (p *Place) open() []Target {
 	return targets
 }
 
-// dial connects to the process that keeps a tunnel. All names that rundir may
-// have given its directory are tried.
+// dial connects to the process that keeps a tunnel, which is this user's: what it
+// answers names programs that are started.
 func (p *Place) dial(ctx context.Context, target Target) (net.Conn, error) {
-	var err error
-	for _, home := range rundir.Homes(p.base) {
+	err := os.ErrNotExist
+	for _, home := range rundir.Owned(p.base) {
 		var conn net.Conn
 		if conn, err = new(net.Dialer).DialContext(ctx, "unix", filepath.Join(home, dirName(target), socketFile)); err == nil {
 			return conn, nil
-		}
-		// Another user may have the first name, and nothing behind it.
-		if !errors.Is(err, os.ErrPermission) {
-			return nil, err
 		}
 	}
 	return nil, err
@@ -125,6 +120,8 @@ func (p *Place) dial(ctx context.Context, target Target) (net.Conn, error) {
 type question struct {
 	// Do is doHold, doCheck, doCheckJob or doJobs.
 	Do string
+	// Fresh asks for the jobs as they are now.
+	Fresh bool `json:",omitempty"`
 	// Without are jobs that were found to have no cluster.
 	Without []string `json:",omitempty"`
 }

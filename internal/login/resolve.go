@@ -47,25 +47,39 @@ func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 		return Target{}, problem(codeUsage, "%q is no job: it is a number of Slurm's, such as 12, 12_3 or 12.0", name)
 	}
 	target := Target{Job: parts[1], Step: parts[3]}
-	if parts[2] == "" {
-		return target, nil // Slurm need not be asked
+	if parts[2] == "" || parts[2][0] == '+' {
+		return target, nil // Slurm need not be asked: all components of a job have one cluster
 	}
-	jobs, _, err := p.Jobs(ctx, nil)
+	job, ok, err := p.job(ctx, func(job slurm.Queued) bool { return job.Name == parts[1]+parts[2] })
 	if err != nil {
 		return Target{}, err
 	}
-	for _, job := range jobs {
-		if job.Name == parts[1]+parts[2] {
-			target.Job = job.ID
-			return target, nil
-		}
+	if ok {
+		target.Job = job.ID
+		return target, nil
 	}
 	return Target{}, stateProblem(parts[1]+parts[2], slurm.Queued{}, false, 0)
 }
 
-// Jobs returns the jobs of this user that are not over, and those of them in
-// which there is no cluster. What the caller knows of the latter is added.
-func (p *Place) Jobs(ctx context.Context, without []string) ([]slurm.Queued, []string, error) {
+// job returns one of this user's that is not over. Slurm is asked where it is not
+// among those that were known half a minute ago.
+func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queued, bool, error) {
+	for _, fresh := range []bool{false, true} {
+		jobs, _, err := p.Jobs(ctx, fresh, nil)
+		if err != nil {
+			return slurm.Queued{}, false, err
+		}
+		if i := slices.IndexFunc(jobs, is); i >= 0 {
+			return jobs[i], true, nil
+		}
+	}
+	return slurm.Queued{}, false, nil
+}
+
+// Jobs returns the jobs of this user that are not over, as they are now or were
+// half a minute ago, and those of them in which there is no cluster. What the
+// caller knows of the latter is added.
+func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm.Queued, []string, error) {
 	for _, target := range p.open() {
 		ctx, cancel := context.WithTimeout(ctx, patientLimit)
 		defer cancel()
@@ -74,7 +88,7 @@ func (p *Place) Jobs(ctx context.Context, without []string) ([]slurm.Queued, []s
 			continue
 		}
 		stop := context.AfterFunc(ctx, func() { conn.Close() })
-		_, answer, err := exchange(conn, question{Do: doJobs, Without: without})
+		_, answer, err := exchange(conn, question{Do: doJobs, Fresh: fresh, Without: without})
 		stop()
 		conn.Close()
 		if err == nil {
@@ -94,7 +108,7 @@ const patientLimit = 35 * time.Second
 
 // only returns the one cluster that this user has.
 func (p *Place) only(ctx context.Context) (Target, error) {
-	jobs, without, err := p.Jobs(ctx, nil)
+	jobs, without, err := p.Jobs(ctx, false, nil)
 	if err != nil {
 		return Target{}, err
 	}
@@ -119,7 +133,7 @@ func (p *Place) only(ctx context.Context) (Target, error) {
 		return Target{}, p.noCluster(running, others)
 	case 1:
 		if len(none) > 0 {
-			_, _, _ = p.Jobs(ctx, none) // so that the next command need not look
+			_, _, _ = p.Jobs(ctx, false, none) // so that the next command need not look
 		}
 		return Target{Job: clusters[0].ID}, nil
 	}

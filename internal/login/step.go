@@ -38,9 +38,9 @@ func (s *step) Close() error {
 }
 
 // startStep starts the far end on a node of the job, the first one where node
-// is empty. It is to be called from a locked thread: srun ends with that.
-func startStep(program, job, node string) (*step, error) {
-	command := slurm.IntoCommand(job, node, program, jobdoor.Arg)
+// is empty; see slurm.IntoCommand. It is to be called from a locked thread: srun ends with that.
+func startStep(program, job, node string, heterogeneous bool) (*step, error) {
+	command := slurm.IntoCommand(job, node, heterogeneous, program, jobdoor.Arg)
 	s := &step{process: exec.Command(command[0], command[1:]...), ended: make(chan struct{})}
 	s.process.Env = slurm.IntoEnv(os.Environ())
 	s.process.Dir = "/"

@@ -50,10 +50,7 @@ func Writable(dir string) bool {
 // Live returns the directories below base that a process has locked.
 func Live(base string) []string {
 	var live []string
-	for _, home := range Homes(base) {
-		if !owned(home) {
-			continue
-		}
+	for _, home := range Owned(base) {
 		entries, err := os.ReadDir(home)
 		if err != nil {
 			continue // nobody can have one there

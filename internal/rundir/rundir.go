@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -43,6 +44,12 @@ func Homes(base string) []string {
 		names = append(names, fmt.Sprintf("%s.%d", first, i))
 	}
 	return names
+}
+
+// Owned are those of Homes that are there and this user's. Nothing in any other
+// is to be believed: whoever made it chose its name.
+func Owned(base string) []string {
+	return slices.DeleteFunc(Homes(base), func(home string) bool { return !owned(home) })
 }
 
 // createTries is how often Create begins again because another run, at its
@@ -123,10 +130,7 @@ func lock(path string) (*Dir, error) {
 // gone.
 func Stale(base string) ([]string, error) {
 	var stale []string
-	for _, home := range Homes(base) {
-		if !owned(home) {
-			continue
-		}
+	for _, home := range Owned(base) {
 		entries, err := os.ReadDir(home)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, fmt.Errorf("look for leftovers: %w", err)

@@ -9,8 +9,9 @@ import (
 // node of a running job, beside whatever else is there. An empty node is the
 // first of the job. The program's standard output is not held back until a line
 // is complete (--unbuffered), and it takes nothing of what steps otherwise share
-// out.
-func IntoCommand(job, node string, program ...string) []string {
+// out. Of a heterogeneous job it is a node of the first component, by whose number
+// the job goes.
+func IntoCommand(job, node string, heterogeneous bool, program ...string) []string {
 	command := []string{
 		"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none",
 		"--mpi=none", "--cpu-bind=none", "--chdir=/", "--job-name=" + IntoStep, "--unbuffered", "--quiet",
@@ -18,8 +19,15 @@ func IntoCommand(job, node string, program ...string) []string {
 	if node != "" {
 		command = append(command, "--nodelist="+node)
 	}
+	if heterogeneous {
+		command = append(command, "--het-group=0")
+	}
 	return append(command, program...)
 }
+
+// IsHeterogeneous tells from what srun says whether it refused a command of
+// IntoCommand because the job is heterogeneous.
+func IsHeterogeneous(said string) bool { return strings.Contains(said, "hetjob components") }
 
 // IntoStep is the name of the steps of IntoCommand.
 const IntoStep = "berth-tunnel"

@@ -54,7 +54,7 @@ func TestTheStepIntoAJobForgetsTheCallersOwn(t *testing.T) {
 	if got := strings.Join(env, " "); got != "SLURM_CONF=/etc/s PATH=/bin" {
 		t.Errorf("%s", got)
 	}
-	command := IntoCommand("12", "n2", "/opt/berth", "end")
+	command := IntoCommand("12", "n2", false, "/opt/berth", "end")
 	if !slices.Contains(command, "--jobid=12") || !slices.Contains(command, "--nodelist=n2") || command[len(command)-1] != "end" {
 		t.Errorf("%q", command)
 	}

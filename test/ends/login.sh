@@ -126,6 +126,14 @@ reach_alone() {
 	id=$(job_named a)
 	asks 66 'is not yours' bob kubectl "$id" get pods
 	asks 66 'you have no job' bob kubectl get pods
+	# Who comes first to where tunnels are looked for, and answers there, is not believed.
+	poll 20 no_tunnel || fail "the tunnel stays open"
+	begin f bob login sh -c 'dir=/dev/shm/berth-$(id -u alice); mkdir -m 777 $dir && cd $dir || exit
+		for n in 1 2 3 4 5 6 7 8 9; do mkdir -m 777 tunnel$n-'"$id"' && ln -s ../fake tunnel$n-'"$id"'/socket; done
+		socat UNIX-LISTEN:fake,fork,mode=777 SYSTEM:"read -r q; echo \{\\\"Kubeconfig\\\":\\\"/etc/passwd\\\"\}; sleep 9" &
+		echo stands; until [ -e stop ]; do sleep 0.2; done; kill $!; rm -rf $dir'
+	says f stands
+	asks 0 notebook alice kubectl "$id" get pods
 	into o alice open svc/notebook
 	says o http://localhost:
 	port=$(sed -n 's|.*http://localhost:\([0-9]*\)/.*|\1|p' "$out/o")
@@ -147,6 +155,8 @@ reach_alone() {
 	"$bed" run --user alice login scancel "$id"
 	ends a 143 15 1 137
 	poll 20 no_tunnel || fail "the tunnel outlives the job"
+	"$bed" run --user bob login sh -c 'touch /dev/shm/berth-$(id -u alice)/stop'
+	ends f 0
 }
 # visits USER CODE... URL: with curl, whose exit code is one of these.
 visits() {
