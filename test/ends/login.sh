@@ -196,7 +196,7 @@ runs() { "$bed" run ctl squeue -h -j "$1" -o %T | grep -q RUNNING; }
 ended_job() { ! "$bed" run ctl squeue -h -j "$1" -o %T 2>/dev/null | grep -q .; }
 
 # Several clusters: which one is meant has to be said. One is an element of an
-# array, the other not on the first node of its job.
+# array, the other not on the first node of its job. A heterogeneous job has one.
 reach_several() {
 	local element idle=30s
 	begin a alice login salloc -N2 --mem=900 --job-name=a srun -N1 --relative=1 --overlap berth run -f $here/notebook.yaml --image $image
@@ -215,5 +215,18 @@ reach_several() {
 	"$bed" run --user alice login scancel -u alice
 	ends a 143 15 1 137
 	ends b 0 143 15 1 137 # 0 where sbatch asks for the job between its end and the news of how it ended
+	begin h alice login salloc -N1 --mem=1000 --job-name=h : -N1 --mem=1000 berth run -f $here/notebook.yaml --image $image
+	poll 40 is_heterogeneous || fail "no job of two components: $(cat "$out/h")"
+	element=$("$bed" run --user alice login squeue --me -h -o %i | grep +1)
+	poll 40 reaches_notebook || fail "$element is not reached: $(tail -n 12 "$out/asked")"
+	asks 0 notebook alice kubectl "${element%+1}" get pods
+	asks 0 notebook alice kubectl get pods
+	"$bed" run --user alice login scancel -u alice
+	ends h 143 15 1 137
 	poll 20 no_tunnel || fail "a tunnel outlives its job"
+}
+is_heterogeneous() { "$bed" run --user alice login squeue --me -h -t R -o %i | grep -q +1; }
+reaches_notebook() {
+	into asked alice kubectl "$element" get pod notebook
+	wait "${pids[asked]}" && grep -q 1/1 "$out/asked"
 }
