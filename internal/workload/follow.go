@@ -254,6 +254,9 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		if code != 0 {
 			t.lastCode = code
 		}
+		if pod.Status.Reason == evicted {
+			t.evicted = fmt.Sprintf("; pod %s: %s", pod.Name, reason)
+		}
 		if !t.pod || !t.finite || t.done {
 			continue
 		}
@@ -285,7 +288,7 @@ func (f *follower) handleJob(job *batchv1.Job) {
 				t.done = true
 			case batchv1.JobFailed:
 				t.done = true
-				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message))
+				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message)+t.evicted)
 			}
 		}
 	}
@@ -303,9 +306,24 @@ func (f *follower) fail(code int, reason string) {
 // whole job is out of memory, the kernel kills and tells nobody.
 const killedCode = 137
 
+// evicted is the reason of pods that the kubelet has ended because their node had
+// too little space or memory left. It, too, kills without a word to the container.
+const evicted = "Evicted"
+
 // failure returns the exit code of the first container of a pod that failed,
 // and why it did.
 func failure(pod *corev1.Pod) (code int, reason string) {
+	code, reason = failureOfContainer(pod)
+	if reason == "" || pod.Status.Reason == evicted {
+		reason = pod.Status.Reason
+		if pod.Status.Message != "" {
+			reason += ": " + strings.TrimSpace(pod.Status.Message)
+		}
+	}
+	return code, reason
+}
+
+func failureOfContainer(pod *corev1.Pod) (code int, reason string) {
 	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
 		for _, status := range statuses {
 			for _, terminated := range []*corev1.ContainerStateTerminated{status.State.Terminated, status.LastTerminationState.Terminated} {
@@ -322,8 +340,5 @@ func failure(pod *corev1.Pod) (code int, reason string) {
 			}
 		}
 	}
-	if pod.Status.Message != "" {
-		return 0, pod.Status.Reason + ": " + pod.Status.Message
-	}
-	return 0, pod.Status.Reason
+	return 0, ""
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -180,5 +181,18 @@ func TestTheRunEndsWithAPodThatIsDeleted(t *testing.T) {
 				t.Errorf("%+v, want failure because of the deletion", result)
 			}
 		})
+	}
+}
+
+func TestFailureOfAnEvictedPod(t *testing.T) {
+	pod := &corev1.Pod{Status: corev1.PodStatus{
+		Phase: corev1.PodFailed, Reason: "Evicted", Message: "The node was low on resource: ephemeral-storage. ",
+		ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "main", State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "Error"}},
+		}},
+	}}
+	code, reason := failure(pod)
+	if want := "Evicted: The node was low on resource: ephemeral-storage."; code != 137 || reason != want {
+		t.Errorf("%d, %q; want %q", code, reason, want)
 	}
 }

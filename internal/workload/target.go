@@ -25,6 +25,9 @@ type target struct {
 	done   bool
 	// lastCode is the exit code of the container that failed last.
 	lastCode int
+	// evicted is what to add to the reason of a failure where its node has ended one
+	// of its pods.
+	evicted string
 }
 
 // targets picks the objects that run something.

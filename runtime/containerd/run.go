@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -83,6 +84,9 @@ func serve(ctx context.Context, o options) error {
 	if err := server.CreateTopLevelDirectories(config); err != nil {
 		return fmt.Errorf("create containerd's directories (root %s, state %s): %w", config.Root, config.State, err)
 	}
+	if err := keepRecords(config.Root, filepath.Join(config.State, "records")); err != nil {
+		return err
+	}
 	if err := mount.SetTempMountLocation(filepath.Join(config.State, "tmpmounts")); err != nil {
 		return fmt.Errorf("create directory for temporary mounts: %w", err)
 	}
@@ -122,6 +126,24 @@ func serve(ctx context.Context, o options) error {
 	log.G(ctx).Infof("containerd ready after %s", time.Since(begin).Round(time.Millisecond))
 	notifier.Ready()
 	notifier.Heartbeat(ctx, counts.Map)
+	return nil
+}
+
+// keepRecords puts what containerd writes down of pods and images into another
+// directory than what they consist of: into memory. Where a pod has filled the disk,
+// it could note the end of no container otherwise, and what an evicted pod had
+// written would stay for ever.
+func keepRecords(root, records string) error {
+	for _, plugin := range []string{"io.containerd.grpc.v1.cri", "io.containerd.metadata.v1.bolt"} {
+		kept := filepath.Join(records, plugin)
+		err := os.MkdirAll(kept, 0o700)
+		if err == nil {
+			err = os.Symlink(kept, filepath.Join(root, plugin))
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) { // a predecessor's
+			return fmt.Errorf("make a place for containerd's records: %w", err)
+		}
+	}
 	return nil
 }
 

@@ -491,6 +491,24 @@ out_of_memory() {
 	says a 'job greedy failed'
 }
 
+# A pod that fills the disk of its node is ended, and its run with it. A run whose
+# parts were all killed at once leaves a full disk, and the next one makes room.
+full_disk() {
+	local disk=/var/tmp/small
+	node sh -c "mkdir -p $disk && mount -t tmpfs -o size=300m,mode=1777 tmpfs $disk" || fail "no small disk"
+	memory=1900
+	berth a --state-dir $disk --image $image -f $here/fill.yaml
+	ends a 137
+	says a 'Evicted: The node was low on'
+	berth b --state-dir $disk --image $image -f $here/fill.yaml
+	poll 60 node sh -c "[ \$(df --output=avail $disk | tail -n 1) -lt 1000 ]" || fail "the disk is not full"
+	node pkill -KILL -u alice
+	ends b 137
+	berth c --state-dir $disk -- true
+	ends c 0
+	node sh -c "umount $disk && rmdir $disk"
+}
+
 # greeted NODE...: a pod of spread.yaml ran on each, as a says.
 greeted() {
 	local node
