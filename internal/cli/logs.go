@@ -1,6 +1,9 @@
 package cli
 
 import (
+	"bytes"
+	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,9 +30,26 @@ with its pod's name.`,
 				return err
 			}
 			defer session.Close()
-			return runProgram(command.Context(), session, "kubectl", append([]string{"logs"}, logArguments(args)...)...)
+			kubectl, err := program(session, "kubectl", append([]string{"logs"}, logArguments(args)...)...)
+			if err != nil {
+				return err
+			}
+			kubectl.Stderr = &brokenStream{to: os.Stderr}
+			return runBeside(command.Context(), session, kubectl)
 		},
 	}
+}
+
+// brokenStream passes on what kubectl says, and notices that a log was cut off:
+// where it follows several, kubectl ends well all the same.
+type brokenStream struct {
+	to   io.Writer
+	seen bool
+}
+
+func (b *brokenStream) Write(text []byte) (int, error) {
+	b.seen = b.seen || bytes.Contains(text, []byte("unexpected EOF"))
+	return b.to.Write(text)
 }
 
 // maxLogs is how many logs are followed at once where no pod is named.

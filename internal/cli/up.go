@@ -15,6 +15,7 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/standing"
 )
 
 func newUpCommand() *cobra.Command {
@@ -109,6 +110,14 @@ cluster and returns when nothing of it is left. The allocation stays.`,
 			progress := newProgress(os.Stderr, quiet, verbose)
 			progress.end()
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
+			if err != nil && job != "" && job != standing.Local {
+				// Of a job that nobody can reach into, that is the reason.
+				if place, placeErr := newPlace(); placeErr == nil {
+					if problem := place.JobProblem(command.Context(), job); problem != nil {
+						return problem
+					}
+				}
+			}
 			if err == nil && code != 0 {
 				err = &result{code}
 			}

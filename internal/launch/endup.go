@@ -60,7 +60,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 		if job == standing.Local {
 			return 0, fail(ExitUnavailable, errors.New("no cluster of yours is up on this machine; 'berth up' starts one, and 'berth down JOB' ends that of a job"))
 		}
-		return 0, fail(ExitUnavailable, fmt.Errorf("no cluster is up in job %s; 'berth up' in it starts one, and 'scancel %s' ends the job", job, job))
+		return 0, fail(ExitUnavailable, fmt.Errorf("no cluster is up in job %s; 'berth up' in it starts one, a cluster of 'berth run' ends with that, and 'scancel %s' ends the job", job, job))
 	}
 	code, err := options.endOn(ctx, job, head)
 	if code == 0 && err == nil {

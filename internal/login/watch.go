@@ -83,14 +83,25 @@ func (k *keeper) explain(ctx context.Context, err error) error {
 	return problem(codeUnavailable, "reach into job %s: %s", target, said)
 }
 
-// jobProblem says why nobody can reach into the job as it is now; nil where it
-// runs, or where Slurm does not answer.
 func (k *keeper) jobProblem(ctx context.Context) *Problem {
-	job, ok, err := slurm.QueuedJob(ctx, k.order.Target.Job, k.place.ask)
+	return k.place.jobProblem(ctx, k.order.Target.Job)
+}
+
+// JobProblem says why nobody can reach into a job as it is now; nil where it
+// runs, or where Slurm does not answer.
+func (p *Place) JobProblem(ctx context.Context, job string) error {
+	if problem := p.jobProblem(ctx, job); problem != nil {
+		return problem
+	}
+	return nil
+}
+
+func (p *Place) jobProblem(ctx context.Context, name string) *Problem {
+	job, ok, err := slurm.QueuedJob(ctx, name, p.ask)
 	if err != nil {
 		return nil
 	}
-	return stateProblem(k.order.Target.Job, job, ok, os.Getuid())
+	return stateProblem(name, job, ok, os.Getuid())
 }
 
 func stateProblem(name string, job slurm.Queued, ok bool, uid int) *Problem {

@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -84,9 +83,6 @@ func serve(ctx context.Context, o options) error {
 	if err := server.CreateTopLevelDirectories(config); err != nil {
 		return fmt.Errorf("create containerd's directories (root %s, state %s): %w", config.Root, config.State, err)
 	}
-	if err := keepRecords(config.Root, filepath.Join(config.State, "records")); err != nil {
-		return err
-	}
 	if err := mount.SetTempMountLocation(filepath.Join(config.State, "tmpmounts")); err != nil {
 		return fmt.Errorf("create directory for temporary mounts: %w", err)
 	}
@@ -102,6 +98,7 @@ func serve(ctx context.Context, o options) error {
 	registry.Register(layerDiffer())
 	registry.Register(seedPlugin())
 	registry.Register(mirrorPlugin())
+	registry.Register(reservePlugin())
 	// The server gets a context of its own: plugins hold it, and must work
 	// until Stop has closed them.
 	s, err := server.New(context.WithoutCancel(ctx), config)
@@ -126,24 +123,6 @@ func serve(ctx context.Context, o options) error {
 	log.G(ctx).Infof("containerd ready after %s", time.Since(begin).Round(time.Millisecond))
 	notifier.Ready()
 	notifier.Heartbeat(ctx, counts.Map)
-	return nil
-}
-
-// keepRecords puts what containerd writes down of pods and images into another
-// directory than what they consist of: into memory. Where a pod has filled the disk,
-// it could note the end of no container otherwise, and what an evicted pod had
-// written would stay for ever.
-func keepRecords(root, records string) error {
-	for _, plugin := range []string{"io.containerd.grpc.v1.cri", "io.containerd.metadata.v1.bolt"} {
-		kept := filepath.Join(records, plugin)
-		err := os.MkdirAll(kept, 0o700)
-		if err == nil {
-			err = os.Symlink(kept, filepath.Join(root, plugin))
-		}
-		if err != nil && !errors.Is(err, fs.ErrExist) { // a predecessor's
-			return fmt.Errorf("make a place for containerd's records: %w", err)
-		}
-	}
 	return nil
 }
 

@@ -81,11 +81,15 @@ reach_in() {
 	ends t 0
 	into e alice kubectl exec notebook -- sh -c 'echo begun; sleep 600'
 	says e begun
+	into lf alice logs -f
+	says lf started
 	sleep 2 # what ends sooner asks nobody
 	"$bed" run --user alice login scancel "$id"
 	ends a 143 15 1 137
 	ends e 69
 	says e "job $id"
+	ends lf 69
+	says lf "job $id"
 	poll 20 no_tunnel || fail "the tunnel outlives the job: $(on_login ps -ef | grep berth)"
 }
 
@@ -125,6 +129,7 @@ reach_alone() {
 	notebook a
 	id=$(job_named a)
 	asks 66 'is not yours' bob kubectl "$id" get pods
+	asks 66 'is not yours' bob down "$id"
 	asks 66 'you have no job' bob kubectl get pods
 	# Who comes first to where tunnels are looked for, and answers there, is not believed.
 	poll 20 no_tunnel || fail "the tunnel stays open"
@@ -168,10 +173,12 @@ visits() {
 reach_mistakes() {
 	local id
 	asks 66 'there is no job 99999' alice kubectl 99999 get pods
+	asks 66 'there is no job 99999' alice down 99999
 	begin h alice login sbatch --parsable --hold -N1 --mem=100 --wrap 'sleep 100'
 	ends h 0
 	id=$(cat "$out/h")
 	asks 69 "scontrol release $id" alice kubectl "$id" get pods
+	asks 69 "scontrol release $id" alice down "$id"
 	asks 69 'is held' alice status
 	"$bed" run --user alice login scancel "$id"
 	begin s alice login sbatch --parsable -o /dev/null -N1 --mem=100 --wrap 'sleep 100'
