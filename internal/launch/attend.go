@@ -162,13 +162,14 @@ func (a *attendance) lose(ctx context.Context, w *worker, why error) {
 			why, len(a.replicas), strings.Join(gone, " and "), left)))
 		return
 	}
-	a.tell(ctx, a.keeper.Lose(ctx, w.node, why.Error()))
+	// First, as the workload may end as soon as its pods are elsewhere.
 	a.mu.Lock()
 	if a.untold == nil {
 		a.untold = map[string]string{}
 	}
 	a.untold[w.name] = fmt.Sprintf("%v; the run goes on without the node, its pods start on others", why)
 	a.mu.Unlock()
+	a.tell(ctx, a.keeper.Lose(ctx, w.node, why.Error()))
 	if settle(ctx); ctx.Err() == nil {
 		a.tellLoss(w.name)
 	}
