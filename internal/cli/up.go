@@ -15,7 +15,6 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/standing"
 )
 
 func newUpCommand() *cobra.Command {
@@ -110,7 +109,7 @@ cluster and returns when nothing of it is left. The allocation stays.`,
 			progress := newProgress(os.Stderr, quiet, verbose)
 			progress.end()
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
-			if err != nil && job != "" && job != standing.Local {
+			if err != nil && job != "" {
 				// Of a job that nobody can reach into, that is the reason.
 				if place, placeErr := newPlace(); placeErr == nil {
 					if problem := place.JobProblem(command.Context(), job); problem != nil {
