@@ -57,21 +57,13 @@ func sessionEnv(session *login.Session) []string {
 // runProgram runs one of the programs that come with berth against the cluster
 // of a session, and ends as it does.
 func runProgram(ctx context.Context, session *login.Session, name string, args ...string) error {
-	command, err := program(session, name, args...)
+	directory, err := programs.Dir()
 	if err != nil {
 		return err
 	}
-	return runBeside(ctx, session, command)
-}
-
-func program(session *login.Session, name string, args ...string) (*exec.Cmd, error) {
-	directory, err := programs.Dir()
-	if err != nil {
-		return nil, err
-	}
 	command := exec.Command(filepath.Join(directory, name), args...)
 	command.Env = clusterEnv(session)
-	return command, nil
+	return runBeside(ctx, session, command)
 }
 
 // briefly is for how long a program that fails has not lived through anything
@@ -80,12 +72,9 @@ const briefly = 2 * time.Second
 
 // runBeside runs a command at the terminal while the tunnel is open.
 func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) error {
-	command.Stdin = os.Stdin
+	command.Stdin, command.Stderr = os.Stdin, os.Stderr
 	if command.Stdout == nil {
 		command.Stdout = os.Stdout
-	}
-	if command.Stderr == nil {
-		command.Stderr = os.Stderr
 	}
 	// Without the tunnel it is of no use.
 	runtime.LockOSThread()
@@ -113,10 +102,6 @@ func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) e
 	code := command.ProcessState.ExitCode()
 	if status := command.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
 		code = 128 + int(status.Signal())
-	}
-	broken, watched := command.Stderr.(*brokenStream)
-	if code == 0 && watched && broken.seen {
-		code = 1
 	}
 	if code == 0 {
 		return nil

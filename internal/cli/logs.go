@@ -1,9 +1,6 @@
 package cli
 
 import (
-	"bytes"
-	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -30,26 +27,9 @@ with its pod's name.`,
 				return err
 			}
 			defer session.Close()
-			kubectl, err := program(session, "kubectl", append([]string{"logs"}, logArguments(args)...)...)
-			if err != nil {
-				return err
-			}
-			kubectl.Stderr = &brokenStream{to: os.Stderr}
-			return runBeside(command.Context(), session, kubectl)
+			return runProgram(command.Context(), session, "kubectl", append([]string{"logs"}, logArguments(args)...)...)
 		},
 	}
-}
-
-// brokenStream passes on what kubectl says, and notices that a log was cut off:
-// where it follows several, kubectl ends well all the same.
-type brokenStream struct {
-	to   io.Writer
-	seen bool
-}
-
-func (b *brokenStream) Write(text []byte) (int, error) {
-	b.seen = b.seen || bytes.Contains(text, []byte("unexpected EOF"))
-	return b.to.Write(text)
 }
 
 // maxLogs is how many logs are followed at once where no pod is named.
