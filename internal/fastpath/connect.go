@@ -177,7 +177,7 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 		return nil, countDuplicated
 	}
 	return &connecting{
-		t: t, peer: s.peers[node], old: socket, destination: d, tangle: tangle,
+		t: t, peer: s.peers[node], destination: d, tangle: tangle,
 		source: netip.AddrPortFrom(p.address, port), fd: -1,
 	}, 0
 }

@@ -16,7 +16,6 @@ import (
 type connecting struct {
 	t    *trap
 	peer *peer
-	old  int // what was fetched of the caller
 	destination
 	source netip.AddrPort
 	tangle entanglement
@@ -44,7 +43,7 @@ func (c *connecting) begin() {
 func (c *connecting) start() {
 	s := c.t.s
 	patience := s.config.Patience
-	if flags, err := unix.FcntlInt(uintptr(c.old), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
+	if flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
 		patience = s.config.Haste
 	}
 	c.since = time.Now()
@@ -229,7 +228,7 @@ func (c *connecting) end() {
 
 func (c *connecting) fallBack(why count) {
 	c.end()
-	c.t.s.leave(c.t, c.old, c.destination, why)
+	c.t.s.leave(c.t, c.t.socket, c.destination, why)
 }
 
 // install gives the caller the connection in place of its socket.
@@ -237,7 +236,7 @@ func (c *connecting) install() {
 	t, s := c.t, c.t.s
 	c.stopReading() // what comes from now on is the pod's
 	number := t.argument(0)
-	same := linux.SameFile(os.Getpid(), c.old, t.tid(), number)
+	same := linux.SameFile(os.Getpid(), t.socket, t.tid(), number)
 	if !t.waits() {
 		c.leave()
 		t.cancelled()
@@ -248,7 +247,7 @@ func (c *connecting) install() {
 		t.answer(0, unix.EBADF)
 		return
 	}
-	t.from.pod.defaults.Load().copyChanged(c.old, c.fd)
+	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd)
 	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.mapped)
 	if err != nil {
 		c.fallBack(countFull)
@@ -262,7 +261,7 @@ func (c *connecting) install() {
 	}
 	watches := c.watches(number)
 	known.unsaid = true
-	t.record.cookie, t.record.old = known.cookie, int32(c.old)
+	t.record.cookie, t.record.old = known.cookie, int32(t.socket)
 	t.record.note(stageReplacing, c.fd)
 	if err := linux.ReplaceDescriptor(t.from.fd, t.call().ID, c.fd, number, t.closesOnExec(number)); err != nil {
 		s.unknow(known)

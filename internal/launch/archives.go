@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/pki"
 	"berth.dev/berth/internal/rendezvous"
 )
 
@@ -126,16 +125,12 @@ type archiveSource struct {
 const sourceName = "archives"
 
 func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServer, error) {
-	authority, err := pki.NewAuthority(sourceName)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := authority.Issue(pki.Identity{CommonName: sourceName, Names: []string{sourceName}})
+	shared, err := newSharedIdentity(sourceName, sourceName)
 	if err != nil {
 		return nil, err
 	}
 	s := &archiveServer{
-		source:   archiveSource{Authority: authority.Cert, Certificate: pair.Cert, Key: pair.Key},
+		source:   archiveSource{Authority: shared.authority, Certificate: shared.pair.Cert, Key: shared.pair.Key},
 		archives: archives, relays: map[int][]netip.AddrPort{},
 	}
 	config, err := s.source.tls()

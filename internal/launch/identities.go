@@ -35,9 +35,9 @@ func makeIdentities(plans []cluster.Plan, context string) (identities, error) {
 		return identities{}, err
 	}
 	authority := shared.kubernetes
-	var peers peerIdentity
+	var peers sharedIdentity
 	if len(plans) > 1 {
-		if peers, err = newPeerIdentity(); err != nil {
+		if peers, err = newSharedIdentity(cluster.PeersCA, cluster.Peers); err != nil {
 			return identities{}, err
 		}
 	}
@@ -163,25 +163,25 @@ func (m *identityMaker) replica(shared authorities) {
 	})
 }
 
-// peerIdentity is what a node shows to the others when they give each other
-// layers: that it is one of them, whichever. Its authority has signed nothing
+// sharedIdentity is what a node shows to the others when they give each other
+// something: that it is one of them, whichever. Its authority has signed nothing
 // else, and its key is forgotten.
-type peerIdentity struct {
+type sharedIdentity struct {
 	authority []byte
 	pair      pki.Pair
 }
 
-func newPeerIdentity() (made peerIdentity, err error) {
-	authority, err := pki.NewAuthority(cluster.PeersCA)
+func newSharedIdentity(authorityName, name string) (made sharedIdentity, err error) {
+	authority, err := pki.NewAuthority(authorityName)
 	if err != nil {
 		return made, err
 	}
 	made.authority = authority.Cert
-	made.pair, err = authority.Issue(pki.Identity{CommonName: cluster.Peers, Names: []string{cluster.Peers}})
+	made.pair, err = authority.Issue(pki.Identity{CommonName: name, Names: []string{name}})
 	return made, err
 }
 
-func (m *identityMaker) peer(shared peerIdentity) {
+func (m *identityMaker) peer(shared sharedIdentity) {
 	m.write(m.plan.Paths.PKI(cluster.PeersCA+".crt"), shared.authority)
 	m.pair(cluster.Peers, shared.pair)
 }

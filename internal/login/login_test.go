@@ -22,6 +22,7 @@ import (
 	"berth.dev/berth/internal/linux"
 	"berth.dev/berth/internal/pki"
 	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/testutil"
 )
 
 // TestMain makes this program the keeper of a tunnel and its far end, too.
@@ -236,9 +237,7 @@ func TestNothingOfATunnelIsForOthers(t *testing.T) {
 // TestNobodyElsesTunnelIsUsed: in a place that everybody writes to, another user
 // may have made what a tunnel would be found by.
 func TestNobodyElsesTunnelIsUsed(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("makes files of another user")
-	}
+	testutil.Require(t, testutil.Root)
 	s := newSite(t)
 	home := rundir.Homes(s.base)[0]
 	if err := os.RemoveAll(home); err != nil {
