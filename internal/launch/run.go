@@ -15,6 +15,7 @@ import (
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/lead"
+	"berth.dev/berth/internal/nodes"
 	"berth.dev/berth/internal/overlay"
 	"berth.dev/berth/internal/rendezvous"
 	"berth.dev/berth/internal/rundir"
@@ -346,16 +347,22 @@ func (r *run) tellFamilies(offers []cluster.Offer) {
 }
 
 func (r *run) awaitCluster(ctx context.Context) error {
-	if err := r.crew.await(ctx, "control"); err != nil || r.team == nil {
+	if err := r.crew.await(ctx, "control"); err != nil {
 		return err
 	}
-	if err := r.attendance.await(ctx); err != nil {
-		return err
+	count := 1
+	if r.team != nil {
+		count = len(r.team.config.Nodes)
+		if err := r.attendance.await(ctx); err != nil {
+			return err
+		}
+	} else if len(r.Spec.Command) == 0 && !r.Spec.Stay {
+		return nil // its pods have to wait for the only node anyway
 	}
 	if err := r.crew.await(ctx, "node"); err != nil {
 		return err
 	}
-	return r.attendance.keeper.AwaitAll(ctx, len(r.team.config.Nodes))
+	return nodes.NewKeeper(r.client.Dynamic()).AwaitAll(ctx, count)
 }
 
 func (r *run) applyObjects(ctx context.Context) error {

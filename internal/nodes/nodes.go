@@ -59,8 +59,8 @@ func NewKeeper(client dynamic.Interface) *Keeper {
 }
 
 // AwaitAll returns when count nodes take pods. A node that is ready still has
-// the taint of one that is not for a tenth of a second, and pods that are to be
-// spread would go to the others.
+// the taint of one that is not for a tenth of a second: pods that are to be
+// spread would go to the others, and a DaemonSet be complete without a pod.
 func (k *Keeper) AwaitAll(ctx context.Context, count int) error {
 	tick := time.NewTicker(betweenLooks)
 	defer tick.Stop()
