@@ -103,8 +103,8 @@ type archiveServer struct {
 	server   *http.Server
 	source   archiveSource
 	archives []archive
-	// sent counts bytes.
-	sent atomic.Int64
+	// promised counts the bytes that were to come from here.
+	promised atomic.Int64
 
 	mu sync.Mutex
 	// relays are the nodes that have asked for an archive, by its number, in the
@@ -192,8 +192,8 @@ func (s *archiveServer) give(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Length", strconv.FormatInt(info.Size()-from, 10))
-	n, _ := io.Copy(w, io.NewSectionReader(file, from, info.Size()-from)) // else he asks again
-	s.sent.Add(n)
+	s.promised.Add(info.Size() - from)
+	_, _ = io.Copy(w, io.NewSectionReader(file, from, info.Size()-from)) // else he asks again
 }
 
 // giver is the node from which one that passes the archive on itself is to get

@@ -118,8 +118,8 @@ func TestNodesPassAnArchiveOn(t *testing.T) {
 	if len(server.relays[0]) != 7 {
 		t.Errorf("%d nodes have asked", len(server.relays[0]))
 	}
-	if server.sent.Load() != 2*int64(len(content)) {
-		t.Errorf("the head sent %d bytes, want two copies of %d", server.sent.Load(), len(content))
+	if server.promised.Load() != 2*int64(len(content)) {
+		t.Errorf("the head sent %d bytes, want two copies of %d", server.promised.Load(), len(content))
 	}
 }
 
@@ -154,15 +154,15 @@ func TestANodeThatPassesOnIsLost(t *testing.T) {
 	}{"gone": {1, len(content)}, "ends": {half.port, len(content) / 2}} {
 		giver := netip.AddrPortFrom(loopback, test.port)
 		server.relays[0] = []netip.AddrPort{giver, giver}
-		server.sent.Store(0)
+		server.promised.Store(0)
 		node := newRelay(server.source, loopback, rendezvous.DefaultPorts())
 		path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
 		node.close()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) || server.sent.Load() != int64(test.want) {
-			t.Errorf("%s: %d bytes, %v; the head sent %d, want %d", name, len(got), err, server.sent.Load(), test.want)
+		if got, err := os.ReadFile(path); err != nil || !bytes.Equal(got, content) || server.promised.Load() != int64(test.want) {
+			t.Errorf("%s: %d bytes, %v; the head sent %d, want %d", name, len(got), err, server.promised.Load(), test.want)
 		}
 	}
 }
