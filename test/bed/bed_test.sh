@@ -72,7 +72,8 @@ test_jobs() {
 	expect 7 '*' as alice login sbatch -W -o /dev/null --wrap 'exit 7'
 	expect 5 '*' as bob login srun sh -c 'exit 5'
 
-	as alice login srun --job-name=long sh -c 'echo started >~/long; exec sleep 600' >/dev/null 2>&1 &
+	# A node that the last job has not quite left is not chosen without asking.
+	as alice login srun -w n1 --job-name=long sh -c 'echo started >~/long; exec sleep 600' >/dev/null 2>&1 &
 	local srun=$! id
 	eventually as alice login test -s long
 	id=$(as alice login squeue -h -n long -o %i)
