@@ -41,6 +41,7 @@ func completeJobs(root *cobra.Command) {
 		offer(command, "fast-path", "auto", "off")
 		offer(command, "snapshotter", "overlayfs", "erofs")
 		offer(command, "state-secrets", "encrypt", "omit")
+		offer(command, "to", imageForms...)
 		offer(command, "sort", "cpu", "memory", "name")
 		for _, folder := range []string{"state-dir", "state", "image-cache", "rendezvous-dir", "shared-volumes", "debug-dir"} {
 			if command.Flags().Lookup(folder) != nil {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -34,8 +35,8 @@ else ~/.cache/berth.`,
 	const group = "image"
 	command.AddGroup(&cobra.Group{ID: group, Title: "Commands"})
 	for _, child := range []*cobra.Command{
-		newImagePullCommand(), newImageImportCommand(), newImageExportCommand(), newImageListCommand(), newImageRemoveCommand(),
-		newImageCollectCommand(), newImageVerifyCommand(),
+		newImagePullCommand(), newImageImportCommand(), newImageExportCommand(), newImageConvertCommand(), newImageListCommand(),
+		newImageRemoveCommand(), newImageCollectCommand(), newImageVerifyCommand(),
 	} {
 		child.GroupID = group
 		command.AddCommand(child)
@@ -47,6 +48,7 @@ else ~/.cache/berth.`,
 type imageFlags struct {
 	spec     cluster.Spec
 	platform string
+	form     string
 	output   string
 	quiet    bool
 }
@@ -87,7 +89,7 @@ func (f *imageFlags) run(command *cobra.Command, args []string, report func(laun
 	bar := transferBar{to: command.ErrOrStderr()}
 	bar.on = !f.quiet && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("TERM") != "dumb"
 	sum, err := launch.Images(command.Context(), launch.ImageCommand{
-		Name: command.Name(), Args: args, Spec: f.spec, Platform: f.platform, Getenv: getenv,
+		Name: command.Name(), Args: args, Spec: f.spec, Platform: f.platform, Form: f.form, Getenv: getenv,
 		Notice: func(text string) {
 			bar.clear()
 			if !f.quiet {
@@ -207,6 +209,48 @@ not kept how the registry had packed them.`,
 		},
 	}
 	f.add(command.Flags())
+	return command
+}
+
+// imageForms are the ways to pack layers.
+var imageForms = []string{"estargz", "zstd"}
+
+func newImageConvertCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "convert --to FORM IMAGE|ARCHIVE FILE",
+		Short: "Pack the layers of an image anew, as eStargz or with zstd",
+		Long: `Writes an archive with an OCI layout whose layers are packed in another way: of an
+image in the folder, or of an archive, a SIF file or a folder with an OCI layout.
+'skopeo copy oci-archive:FILE docker://...' brings it to a registry.
+
+estargz   gzip with a table of contents, for runtimes that start containers before
+          all of a layer is there. Its layers have other digests, and every runtime
+          reads them.
+zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 and
+          containerd 1.5 or newer read it. Of an archive, the layers are the same
+          without their compression, so that caches know them.`,
+		Example: `  berth image convert --to estargz python:3.13-slim python-esgz.tar
+  berth image convert --to zstd app.tar app-zstd.tar`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) != 2 || args[0] == "" || args[1] == "":
+				return &usageError{errors.New("name an image or an archive, and the file to write")}
+			case f.form == "":
+				return &usageError{errors.New("say how layers are to be packed: --to estargz or --to zstd")}
+			case !slices.Contains(imageForms, f.form):
+				return &usageError{fmt.Errorf("layers packed as %q are not known: give --to estargz or --to zstd", f.form)}
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			_, err := f.run(command, args, f.printKept(command))
+			return err
+		},
+	}
+	f.add(command.Flags())
+	f.addPlatform(command.Flags())
+	command.Flags().StringVar(&f.form, "to", "", "`form` of the layers: estargz or zstd")
 	return command
 }
 

@@ -24,15 +24,17 @@ import (
 // ImageCommand is one on the cache of images, which needs no cluster: on the
 // login host, where the network is, it fills the cache for nodes without.
 type ImageCommand struct {
-	// Name is pull, import, export, ls, rm, gc or verify, and Args its images or
-	// archives.
+	// Name is pull, import, export, convert, ls, rm, gc or verify, and Args its
+	// images or archives.
 	Name string
 	Args []string
 	// Spec says of the cache and the registries what it does for a run.
 	Spec cluster.Spec
 	// Platform is the one that images are for; empty for this machine's.
 	Platform string
-	Getenv   func(string) string
+	// Form is how convert packs layers: estargz or zstd.
+	Form   string
+	Getenv func(string) string
 	// Notice is told what the user should know.
 	Notice func(string)
 	// Report is told what there is, and Progress how many bytes of how many have
@@ -150,6 +152,9 @@ func (c ImageCommand) arguments() ([]string, error) {
 	if c.Platform != "" {
 		args = append(args, "--platform", c.Platform)
 	}
+	if c.Form != "" {
+		args = append(args, "--to", c.Form)
+	}
 	for _, registry := range spec.Registries {
 		args = append(args, "--registry", registry)
 	}
@@ -190,10 +195,19 @@ func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 			}
 			if line.NoSpace {
 				code = ExitNoSpace
-				text += "; name another folder with --image-cache DIR, or make room with berth image gc --image-cache-limit SIZE"
+				text += "; " + c.moreRoom()
 			}
 			problems = append(problems, errors.New(text))
 		}
 	}
 	return sum, fail(code, errors.Join(problems...))
+}
+
+// moreRoom says what to do where the disk is full.
+func (c ImageCommand) moreRoom() string {
+	switch c.Name {
+	case "export", "convert":
+		return "make room there, or name a file elsewhere (archives are read by way of the folder --image-cache)"
+	}
+	return "name another folder with --image-cache DIR, or make room with berth image gc --image-cache-limit SIZE"
 }

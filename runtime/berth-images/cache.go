@@ -58,9 +58,13 @@ type sumLine struct {
 type cacheCommand struct {
 	cache    *layercache.Cache
 	platform string
-	servers  map[string]string
-	input    io.Reader
-	args     []string
+	// platformNamed says that the platform was named.
+	platformNamed bool
+	// form is how layers are to be packed.
+	form    string
+	servers map[string]string
+	input   io.Reader
+	args    []string
 	// kept are the images that the command has brought.
 	kept []layercache.Image
 
@@ -74,7 +78,7 @@ const progressEvery = 200 * time.Millisecond
 func useCache(ctx context.Context, name string, args []string, input io.Reader, out io.Writer) (err error) {
 	commands := map[string]func(*cacheCommand, context.Context) error{
 		"pull": (*cacheCommand).pull, "import": (*cacheCommand).importAll, "ls": (*cacheCommand).list,
-		"export": (*cacheCommand).export, "rm": (*cacheCommand).remove, "gc": (*cacheCommand).collect, "verify": (*cacheCommand).verify,
+		"export": (*cacheCommand).export, "convert": (*cacheCommand).convert, "rm": (*cacheCommand).remove, "gc": (*cacheCommand).collect, "verify": (*cacheCommand).verify,
 	}
 	run, known := commands[name]
 	if !known {
@@ -85,6 +89,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	dir := flags.String("dir", "", "`folder` of the cache")
 	limit := flags.Int64("limit", 0, "`bytes` that it may take")
 	flags.StringVar(&c.platform, "platform", platforms.DefaultString(), "`platform` that images are for")
+	flags.StringVar(&c.form, "to", "", "`form` of layers that are packed anew")
 	flags.Func("registry", "`NAME=URL` of a registry that is elsewhere", func(text string) error {
 		registry, server, ok := strings.Cut(text, "=")
 		if !ok {
@@ -96,6 +101,7 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
+	flags.Visit(func(f *flag.Flag) { c.platformNamed = c.platformNamed || f.Name == "platform" })
 	if *dir == "" || *limit <= 0 {
 		return errors.New(usage)
 	}
@@ -148,7 +154,7 @@ func (c *cacheCommand) keeper() (*imagecache.Keeper, error) {
 	var mu sync.Mutex
 	var done int64
 	var told time.Time
-	return &imagecache.Keeper{Cache: c.cache, Platform: platform, Progress: func(more, total int64) {
+	return &imagecache.Keeper{Cache: c.cache, Platform: platform, Chosen: c.platformNamed, Progress: func(more, total int64) {
 		mu.Lock()
 		defer mu.Unlock()
 		if more == 0 {
@@ -277,6 +283,26 @@ func (c *cacheCommand) export(ctx context.Context) error {
 		return err
 	}
 	return imagecache.Export(ctx, c.cache, found[0], target)
+}
+
+// convert writes images to the file that is named last.
+func (c *cacheCommand) convert(ctx context.Context) error {
+	if len(c.args) != 2 || c.args[0] == "" {
+		return errors.New(usage)
+	}
+	form, err := imagecache.ParseForm(c.form)
+	if err != nil {
+		return err
+	}
+	keeper, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	converted, err := keeper.Convert(ctx, c.args[0], form, c.args[1])
+	for _, image := range converted {
+		c.print(cacheLine{Image: &imageLine{Name: image.Name, Digest: image.Digest.String(), Bytes: image.Bytes, Layers: image.Layers}})
+	}
+	return err
 }
 
 func (c *cacheCommand) collect(context.Context) error {

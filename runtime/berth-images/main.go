@@ -26,12 +26,16 @@ cache works on the folder that runs share, and prints lines of JSON:
                       by standard input
   import [--platform P] [NAME=]ARCHIVE...
   export IMAGE FILE   writes an archive
+  convert [--platform P] --to estargz|zstd IMAGE|ARCHIVE FILE
+                      writes an archive with its layers packed anew
   ls | gc
   rm IMAGE...
   verify [IMAGE...]`
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	// A broken pipe is of whoever reads the lines: where that was killed, nothing
+	// half-made is to stay either.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
 	defer stop()
 	var err error
 	switch {

@@ -24,11 +24,26 @@ import (
 // Import brings the images of an archive into the cache, or of a folder with an
 // OCI layout, which is read in place.
 func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layercache.Image, err error) {
+	err = k.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
+		for _, img := range found {
+			image, err := k.Keep(ctx, img.Name, img.Target, provided{blobs})
+			if err != nil {
+				return fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
+			}
+			kept = append(kept, image)
+		}
+		return nil
+	})
+	return kept, err
+}
+
+// open lends what an archive holds for the platform.
+func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(content.Provider, []images.Image) error) (err error) {
 	var blobs content.Provider
 	var index ocispec.Index
 	info, err := os.Stat(a.Path)
 	if err != nil {
-		return nil, fmt.Errorf("open image archive: %w", err)
+		return fmt.Errorf("open image archive: %w", err)
 	}
 	if info.IsDir() {
 		blobs = layout(a.Path)
@@ -36,34 +51,27 @@ func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layer
 	} else {
 		scratch, made := k.Cache.Scratch()
 		if made != nil {
-			return nil, fmt.Errorf("make a place for the archive's content: %w", made)
+			return fmt.Errorf("make a place for the archive's content: %w", made)
 		}
 		defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
 		store, opened := local.NewStore(scratch)
 		if opened != nil {
-			return nil, fmt.Errorf("make a place for the archive's content: %w", opened)
+			return fmt.Errorf("make a place for the archive's content: %w", opened)
 		}
 		blobs = store
 		index, err = imagestore.ReadArchive(ctx, store, a)
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	platform := platforms.Only(k.Platform)
 	found, err := imagestore.Images(ctx, a, index, platform, func(ctx context.Context, m ocispec.Descriptor) error {
 		return images.WalkNotEmpty(ctx, images.FilterPlatforms(images.ChildrenHandler(blobs), platform), m)
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	for _, img := range found {
-		image, err := k.Keep(ctx, img.Name, img.Target, provided{blobs})
-		if err != nil {
-			return kept, fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
-		}
-		kept = append(kept, image)
-	}
-	return kept, nil
+	return use(blobs, found)
 }
 
 // provided fetches from a store.

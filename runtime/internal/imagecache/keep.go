@@ -27,6 +27,9 @@ import (
 type Keeper struct {
 	Cache    *layercache.Cache
 	Platform ocispec.Platform
+	// Chosen says that the user has named the platform: then an image of the cache
+	// has to be for it.
+	Chosen bool
 	// Progress is told how many bytes more of how many have come, by several at
 	// once; of an image's layers 0 is the beginning.
 	Progress func(more, total int64)

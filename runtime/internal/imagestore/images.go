@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -85,7 +86,7 @@ func (a Archive) images(ctx context.Context, index ocispec.Index, platform platf
 	}
 	switch {
 	case len(found) == 0 && len(foreign) > 0:
-		return nil, fmt.Errorf("it holds images for %v, none for %s", foreign, platforms.Format(platforms.DefaultSpec()))
+		return nil, fmt.Errorf("it holds images for %v, and none for the nodes' platform", slices.Compact(foreign))
 	case len(found) == 0:
 		return nil, errors.New("it holds no image")
 	case a.Name != "" && len(found) > 1:

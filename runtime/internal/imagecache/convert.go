@@ -1,0 +1,439 @@
+package imagecache
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/containerd/stargz-snapshotter/estargz"
+	"github.com/distribution/reference"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"berth.dev/berth/runtime/internal/imagestore"
+	"berth.dev/berth/runtime/internal/layercache"
+)
+
+// Form is how the layers of an archive are packed.
+type Form string
+
+const (
+	// Plain layers are not compressed.
+	Plain Form = "plain"
+	// EStargz layers are gzip to everybody; who knows it can read single files
+	// of them. To have a table of contents, a layer becomes another one.
+	EStargz Form = "estargz"
+	// Zstd layers hold the same archives as before.
+	Zstd Form = "zstd"
+)
+
+// ParseForm reads what a user calls a form.
+func ParseForm(text string) (Form, error) {
+	if form := Form(text); form == EStargz || form == Zstd {
+		return form, nil
+	}
+	return "", fmt.Errorf("layers packed as %q are not known: give estargz or zstd", text)
+}
+
+// Converted is an image of an archive that was written.
+type Converted struct {
+	Name   string
+	Digest digest.Digest
+	// Bytes are those of its layers, as they are packed.
+	Bytes  int64
+	Layers int
+}
+
+// Convert writes an archive with an OCI layout of an image in the cache, or of
+// all images of an archive for the platform, with their layers packed in another
+// form. Of an image in the cache, what the layers hold is the same, but not their
+// digests, as with Export.
+func (k *Keeper) Convert(ctx context.Context, source string, form Form, path string) (converted []Converted, err error) {
+	if a, is, err := archiveOf(source); err != nil {
+		return nil, err
+	} else if is {
+		return converted, k.open(ctx, a, func(blobs content.Provider, found []images.Image) error {
+			var sources []packable
+			for _, img := range found {
+				source, err := k.packed(ctx, blobs, img)
+				if err != nil {
+					return fmt.Errorf("convert %s from %s: %w", img.Name, a.Path, err)
+				}
+				sources = append(sources, source)
+			}
+			if converted, err = writeImages(ctx, path, form, sources, k.Progress); err != nil {
+				return fmt.Errorf("convert %s: %w", a.Path, err)
+			}
+			return nil
+		})
+	}
+	image, err := k.named(source)
+	if err != nil {
+		return nil, err
+	}
+	from, err := cached(k.Cache, image)
+	if err == nil {
+		converted, err = writeImages(ctx, path, form, []packable{from}, k.Progress)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("convert %s: %w", image.Name, err)
+	}
+	return converted, nil
+}
+
+// archiveOf says whether a user means an archive, or a folder with an OCI layout,
+// and not the name of an image.
+func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
+	if a, err = imagestore.ParseArchive(source); err != nil {
+		return a, false, err
+	}
+	info, err := os.Stat(a.Path)
+	switch {
+	case err != nil:
+		// No image's name has these signs.
+		return a, a.Name != "" || strings.ContainsAny(source[:1], "./"), nil
+	case !info.IsDir():
+		return a, true, nil
+	}
+	_, err = os.Stat(filepath.Join(a.Path, ocispec.ImageIndexFile))
+	return a, err == nil || a.Name != "" || strings.ContainsAny(source[:1], "./"), nil
+}
+
+// named finds an image of the cache by what a user types.
+func (k *Keeper) named(name string) (layercache.Image, error) {
+	ref, err := reference.ParseDockerRef(name)
+	if err != nil {
+		return layercache.Image{}, fmt.Errorf("parse image name %q, which is no archive either: %w", name, err)
+	}
+	image, err := k.Cache.Image(ref.String())
+	if errors.Is(err, layercache.ErrNoImage) {
+		err = fmt.Errorf("%w, and there is no archive %s", err, name)
+	}
+	if err == nil && k.Chosen {
+		own, parsed := platforms.Parse(image.Platform)
+		if err = parsed; err == nil {
+			err = k.checkPlatform(own)
+		}
+		if err != nil {
+			err = fmt.Errorf("find image %s: %w", ref, err)
+		}
+	}
+	return image, err
+}
+
+// packed is an image of an archive, whose layers are checked while they are read.
+func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
+	source := packable{name: img.Name}
+	manifest, err := images.Manifest(ctx, blobs, img.Target, platforms.Only(k.Platform))
+	if err != nil {
+		return source, err
+	}
+	if source.config, err = fetchText(ctx, provided{blobs}, manifest.Config); err != nil {
+		return source, err
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(source.config, &config); err != nil {
+		return source, fmt.Errorf("parse %s: %w", manifest.Config.Digest, err)
+	}
+	if err := k.checkPlatform(config.Platform); err != nil {
+		return source, err
+	}
+	ids := config.RootFS.DiffIDs
+	if len(ids) != len(manifest.Layers) {
+		return source, fmt.Errorf("it has %d layers, but its configuration names %d", len(manifest.Layers), len(ids))
+	}
+	for i, blob := range manifest.Layers {
+		if err := errors.Join(blob.Digest.Validate(), ids[i].Validate()); err != nil {
+			return source, err
+		}
+		if !images.IsLayerType(blob.MediaType) {
+			return source, fmt.Errorf("layer %s is of type %q, which is no layer", blob.Digest, blob.MediaType)
+		}
+		source.layers = append(source.layers, unpacked{id: ids[i], size: blob.Size, write: func(ctx context.Context, to io.Writer, count func(int)) error {
+			return decompress(ctx, blobs, blob, ids[i], to, count)
+		}})
+	}
+	return source, nil
+}
+
+// decompress writes what is in a blob, and then looks whether it was the right
+// one.
+func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descriptor, id digest.Digest, to io.Writer, count func(int)) error {
+	from, err := provided{blobs}.Fetch(ctx, blob)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("the archive has no content of digest %s: it is damaged, or not complete", blob.Digest)
+	}
+	if err != nil {
+		return err
+	}
+	defer from.Close()
+	checked := &verified{from: from, verifier: blob.Digest.Verifier(), count: count}
+	archive, err := imagestore.Decompress(checked)
+	if err != nil {
+		return err
+	}
+	defer archive.Close()
+	own := id.Verifier()
+	if _, err := io.Copy(io.MultiWriter(to, own), archive); err != nil {
+		return err
+	}
+	// What follows the packed archive belongs to its digest.
+	if _, err := io.Copy(io.Discard, checked); err != nil {
+		return err
+	}
+	switch {
+	case !checked.verifier.Verified():
+		return errors.New("its content has another digest")
+	case !own.Verified():
+		return fmt.Errorf("without its compression it is not %s, as the image says", id)
+	}
+	return nil
+}
+
+// writeImages writes an archive of images. What was at path stays until it is
+// complete.
+func writeImages(ctx context.Context, path string, form Form, sources []packable, progress func(more, total int64)) (written []Converted, err error) {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there, and is no file")}
+	}
+	temporary, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		// It may be closed already.
+		_ = temporary.Close()
+		if err != nil {
+			err = errors.Join(fmt.Errorf("write %s: %w", path, err), os.Remove(temporary.Name()))
+		}
+	}()
+	p := packer{ctx: ctx, form: form, to: newArchiveWriter(temporary), done: map[digest.Digest]packedLayer{}, progress: progress}
+	once := map[digest.Digest]bool{}
+	for _, source := range sources {
+		for _, l := range source.layers {
+			if !once[l.id] {
+				once[l.id] = true
+				p.total += l.size
+			}
+		}
+	}
+	progress(0, p.total)
+	for _, source := range sources {
+		one, err := p.image(source)
+		if err != nil {
+			return nil, err
+		}
+		written = append(written, one)
+	}
+	if err := p.to.close(); err != nil {
+		return nil, err
+	}
+	if err := temporary.Chmod(0o644); err != nil {
+		return nil, err
+	}
+	// Closing is when some file systems say that they are full.
+	if err := temporary.Close(); err != nil {
+		return nil, err
+	}
+	if err := os.Rename(temporary.Name(), path); err != nil {
+		return nil, err
+	}
+	return written, nil
+}
+
+// packer packs the layers of images into an archive.
+type packer struct {
+	ctx  context.Context
+	form Form
+	to   *archiveWriter
+	// done are the layers by what they were without their compression.
+	done        map[digest.Digest]packedLayer
+	came, total int64
+	progress    func(more, total int64)
+}
+
+type packedLayer struct {
+	desc ocispec.Descriptor
+	id   digest.Digest
+}
+
+func (p *packer) image(source packable) (Converted, error) {
+	one := Converted{Name: source.name, Layers: len(source.layers)}
+	blobs, ids := []ocispec.Descriptor{}, []digest.Digest{}
+	for _, l := range source.layers {
+		made, again := p.done[l.id]
+		if !again {
+			var err error
+			if made, err = p.layer(l); err != nil {
+				return one, fmt.Errorf("layer %s: %w", l.id, err)
+			}
+			p.done[l.id] = made
+		}
+		blobs, ids = append(blobs, made.desc), append(ids, made.id)
+		one.Bytes += made.desc.Size
+	}
+	config, err := withLayers(source.config, ids)
+	if err == nil {
+		one.Digest, err = p.to.image(source.name, config, blobs)
+	}
+	return one, err
+}
+
+func (p *packer) layer(l unpacked) (made packedLayer, err error) {
+	begin := p.came
+	count := func(n int) {
+		// What is counted may be more than was expected.
+		more := min(int64(n), begin+l.size-p.came)
+		p.came += more
+		if more > 0 {
+			p.progress(more, p.total)
+		}
+	}
+	write := func(to io.Writer) error {
+		return l.write(p.ctx, stoppable{p.ctx, to}, count)
+	}
+	var annotations map[string]string
+	mediaType := ocispec.MediaTypeImageLayer
+	made.desc, err = p.to.blob(func(to io.Writer) (err error) {
+		switch p.form {
+		case EStargz:
+			mediaType = ocispec.MediaTypeImageLayerGzip
+			made.id, annotations, err = packEStargz(to, write)
+		case Zstd:
+			mediaType = ocispec.MediaTypeImageLayerZstd
+			made.id, err = packZstd(to, write)
+		default:
+			h := sha256.New()
+			err = write(io.MultiWriter(to, h))
+			made.id = digest.NewDigest(digest.SHA256, h)
+		}
+		return err
+	})
+	made.desc.MediaType, made.desc.Annotations = mediaType, annotations
+	if rest := begin + l.size - p.came; rest > 0 && err == nil {
+		p.came += rest
+		p.progress(rest, p.total)
+	}
+	return made, err
+}
+
+// stoppable passes on what is written, until ctx ends.
+type stoppable struct {
+	ctx context.Context
+	to  io.Writer
+}
+
+func (s stoppable) Write(p []byte) (int, error) {
+	if err := context.Cause(s.ctx); err != nil {
+		return 0, err
+	}
+	return s.to.Write(p)
+}
+
+func packZstd(to io.Writer, write func(io.Writer) error) (digest.Digest, error) {
+	z, err := zstd.NewWriter(to)
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	if err := write(io.MultiWriter(z, h)); err != nil {
+		_ = z.Close() // ends its goroutines; what it says comes of the same
+		return "", err
+	}
+	return digest.NewDigest(digest.SHA256, h), z.Close()
+}
+
+// packEStargz adds no landmark, other than estargz.Build does: that would be one
+// more file for all who see the layer unpacked. The files' order stays.
+func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, annotations map[string]string, err error) {
+	compressor := &fastGzip{GzipCompressor: estargz.NewGzipCompressor()}
+	w := estargz.NewWriterWithCompressor(to, compressor)
+	reader, writer := io.Pipe()
+	var group errgroup.Group
+	group.Go(func() error {
+		err := write(writer)
+		writer.CloseWithError(err)
+		return err
+	})
+	err = w.AppendTar(reader)
+	reader.CloseWithError(err)
+	// Where reading failed, its own words say why.
+	if failed := group.Wait(); failed != nil && (err == nil || !errors.Is(failed, err)) {
+		err = failed
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	contents, err := w.Close()
+	return digest.Digest(w.DiffID()), map[string]string{
+		estargz.TOCJSONDigestAnnotation:         contents.String(),
+		estargz.StoreUncompressedSizeAnnotation: strconv.FormatInt(compressor.size, 10),
+	}, err
+}
+
+// fastGzip writes what the library's own would, in half the time, and counts it.
+type fastGzip struct {
+	*estargz.GzipCompressor
+	size int64
+}
+
+func (f *fastGzip) Writer(to io.Writer) (estargz.WriteFlushCloser, error) {
+	return &countedGzip{gzip.NewWriter(to), &f.size}, nil
+}
+
+func (f *fastGzip) WriteTOCAndFooter(to io.Writer, off int64, contents *estargz.JTOC, h hash.Hash) (digest.Digest, error) {
+	return f.GzipCompressor.WriteTOCAndFooter(to, off, contents, countedHash{h, &f.size})
+}
+
+type countedGzip struct {
+	*gzip.Writer
+	size *int64
+}
+
+func (c *countedGzip) Write(p []byte) (int, error) {
+	*c.size += int64(len(p))
+	return c.Writer.Write(p)
+}
+
+type countedHash struct {
+	hash.Hash
+	size *int64
+}
+
+func (c countedHash) Write(p []byte) (int, error) {
+	*c.size += int64(len(p))
+	return c.Hash.Write(p)
+}
+
+// withLayers is a configuration for other layers. Whatever else it says stays,
+// also what this program knows nothing of.
+func withLayers(config []byte, ids []digest.Digest) ([]byte, error) {
+	var fields map[string]json.RawMessage
+	err := json.Unmarshal(config, &fields)
+	if err == nil && fields == nil {
+		err = errors.New("it is empty")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("parse the image's configuration: %w", err)
+	}
+	if fields["rootfs"], err = json.Marshal(ocispec.RootFS{Type: "layers", DiffIDs: ids}); err != nil {
+		return nil, err
+	}
+	return json.Marshal(fields)
+}
