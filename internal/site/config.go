@@ -35,7 +35,9 @@ type Config struct {
 	Etcd   Etcd   `yaml:"etcd"`
 	Tunnel Tunnel `yaml:"tunnel"`
 	Policy Policy `yaml:"policy"`
-	DNS    DNS    `yaml:"dns"`
+	// Gateways are how pods reach what is neither a pod nor a host.
+	Gateways Gateways `yaml:"gateways"`
+	DNS      DNS      `yaml:"dns"`
 	// RoutesOn are hosts that reach all pods although they have none: those of
 	// Slurm's controller, login hosts. They keep a route to each pod.
 	RoutesOn []string `yaml:"routes-on"`
@@ -97,6 +99,26 @@ type Policy struct {
 	// Daemons are the users whose processes on a host reach its pods, beside
 	// root and the pods' owner.
 	Daemons []string `yaml:"daemons"`
+}
+
+// Gateways are hosts that forward between pods and networks outside.
+type Gateways struct {
+	// On are the names of these hosts. Each needs berthd.
+	On []string `yaml:"on"`
+	// Interfaces are those through which they reach the outside, beside the one
+	// with their address in hosts.
+	Interfaces []string `yaml:"interfaces"`
+	// Networks are what is reached through them. The one with the longest prefix
+	// counts.
+	Networks []OutsideNetwork `yaml:"networks"`
+}
+
+// OutsideNetwork is what pods reach through gateways.
+type OutsideNetwork struct {
+	Addresses []netip.Prefix `yaml:"addresses"`
+	// NAT: packets of pods get there with an address of the gateway. Otherwise the
+	// site's routers send what is for pods to a gateway, whichever.
+	NAT bool `yaml:"nat"`
 }
 
 // Rules are those of one user.
@@ -273,7 +295,45 @@ func (c Config) Validate() error {
 		check("policy.users."+user+".egress", rules.Egress)
 		check("policy.users."+user+".ingress", rules.Ingress)
 	}
+	problems = append(problems, c.checkGateways()...)
 	return errors.Join(problems...)
+}
+
+var interfacePattern = regexp.MustCompile(`^[-_.a-zA-Z0-9]{1,15}$`)
+
+func (c Config) checkGateways() []error {
+	var problems []error
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if (len(c.Gateways.On) == 0) != (len(c.Gateways.Networks) == 0) {
+		wrong("gateways: give both the hosts (on) and what they lead to (networks), 0.0.0.0/0 for all")
+	}
+	for _, name := range c.Gateways.Interfaces {
+		if !interfacePattern.MatchString(name) {
+			wrong("gateways.interfaces %q: give the name of an interface, eth1 say", name)
+		}
+	}
+	seen := map[netip.Prefix]bool{}
+	for i, network := range c.Gateways.Networks {
+		if len(network.Addresses) == 0 {
+			wrong("gateways.networks[%d]: addresses are missing; 0.0.0.0/0 means all", i)
+		}
+		for _, prefix := range network.Addresses {
+			switch {
+			case !prefix.Addr().Is4():
+				wrong("gateways.networks[%d]: %v is not IPv4", i, prefix)
+			case within(prefix, c.Pods) || within(prefix, c.Hosts):
+				wrong("gateways.networks[%d]: %v is inside of pods or hosts, which are reached without gateways", i, prefix)
+			case seen[prefix.Masked()]:
+				wrong("gateways.networks[%d]: %v is there twice", i, prefix)
+			}
+			seen[prefix.Masked()] = true
+		}
+	}
+	return problems
+}
+
+func within(inner, outer netip.Prefix) bool {
+	return outer.IsValid() && inner.Bits() >= outer.Bits() && outer.Overlaps(inner)
 }
 
 // Gateway is the address of each node towards its pods.

@@ -13,6 +13,7 @@ import (
 //	/berth/site/1/nodes/NODE             where the tunnels of a node end
 //	/berth/site/1/users/UID              the identifier of a user's network
 //	/berth/site/1/networks/UID/pods/ID   Allocation: the pods of a job, or that of sessions
+//	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation
 //	/berth/site/1/born                   since when etcd has known anything, Unix time
@@ -75,4 +76,11 @@ func MAC(address netip.Addr) net.HardwareAddr {
 func Number(address netip.Addr) uint32 {
 	ip := address.As4()
 	return binary.BigEndian.Uint32(ip[:])
+}
+
+// Address is the IPv4 address with a number.
+func Address(number uint32) netip.Addr {
+	var ip [4]byte
+	binary.BigEndian.PutUint32(ip[:], number)
+	return netip.AddrFrom4(ip)
 }

@@ -30,8 +30,10 @@ type Daemon struct {
 	audit  *audit
 	// metrics are for Prometheus, and whether etcd answered the last time.
 	metrics metrics
-	etcdUp  atomic.Bool
-	log     *slog.Logger
+	// gateways are how pods of this node reach the outside.
+	gateways *gateways
+	etcdUp   atomic.Bool
+	log      *slog.Logger
 	// daemons are the users of Policy.Daemons.
 	daemons []uint32
 
@@ -306,9 +308,16 @@ func (d *Daemon) apply(ctx context.Context) error {
 func (d *Daemon) state() (vxlan.State, []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != ""}
+	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != "",
+		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces}
 	networks := map[uint32]*vxlan.Network{}
 	var ids []string
+	var here []netip.Addr
+	for _, local := range d.local {
+		pod, _ := local.On(d.node)
+		here = append(here, pod.Address)
+	}
+	through := d.gateways.assign(here)
 	for id, local := range d.local {
 		n := networks[local.UID]
 		if n == nil {
@@ -319,7 +328,7 @@ func (d *Daemon) state() (vxlan.State, []string) {
 			networks[local.UID] = n
 		}
 		pod, _ := local.On(d.node)
-		n.Local = append(n.Local, vxlan.Pod{Address: pod.Address, Namespace: d.network(id)})
+		n.Local = append(n.Local, vxlan.Pod{Address: pod.Address, Namespace: d.network(id), Gateway: through[pod.Address]})
 		ids = append(ids, id)
 	}
 	for uid, n := range networks {

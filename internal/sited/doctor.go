@@ -66,6 +66,15 @@ func nodeChecks(config site.Config, node string) []check {
 		}},
 		{"the key of etcd is root's alone", func(context.Context) error { return private(config.Etcd.Key) }},
 	}
+	if slices.Contains(config.Gateways.On, node) {
+		checks = append(checks, check{"interfaces of this gateway have a link", func(context.Context) error {
+			host, err := hostAddress(config.Hosts)
+			if err != nil {
+				return err
+			}
+			return vxlan.Carries(host, config.Gateways.Interfaces)
+		}})
+	}
 	if config.DNS.Program != "" {
 		checks = append(checks, check{"berth-dns", program("dns.program", config.DNS.Program)},
 			check{"names are asked for by resolv.conf", func(context.Context) error { return plainResolver("/etc/nsswitch.conf") }})

@@ -170,9 +170,13 @@ func (d *Daemon) relist() {
 	if d.everybody != nil {
 		all = append(all, d.everybody)
 	}
+	again := []chan struct{}{d.gateways.again}
 	for _, f := range all {
+		again = append(again, f.again)
+	}
+	for _, c := range again {
 		select {
-		case f.again <- struct{}{}:
+		case c <- struct{}{}:
 		default:
 		}
 	}

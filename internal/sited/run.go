@@ -51,6 +51,9 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		local:  map[string]*localPod{}, users: map[uint32]*follower{}, waiting: map[uint32]int{},
 		dirty: make(chan struct{}, 1),
 	}
+	if d.gateways, err = newGateways(d.kernel, host, config); err != nil {
+		return err
+	}
 	d.audit = &audit{path: config.Audit, node: node, log: log, now: time.Now}
 	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), gateway: config.Gateway(), log: log, again: d.touch}
 	if err := d.load(); err != nil {
@@ -59,7 +62,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	if err := d.apply(ctx); err != nil {
 		return err
 	}
-	if slices.Contains(config.RoutesOn, node) {
+	if slices.Contains(config.RoutesOn, node) || d.isGateway() {
 		d.followAll(ctx)
 	}
 	for _, local := range d.local {
@@ -78,6 +81,12 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	group.Go(func() error { return d.collect(ctx) })
 	if config.Metrics != "" {
 		group.Go(func() error { return d.serveMetrics(ctx) })
+	}
+	if len(config.Gateways.On) > 0 {
+		group.Go(func() error { return d.followGateways(ctx) })
+	}
+	if d.isGateway() {
+		group.Go(func() error { return d.beGateway(ctx) })
 	}
 	if slices.Contains(config.LoginOn, node) {
 		group.Go(func() error { return d.keepLease(ctx) })

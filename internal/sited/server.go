@@ -240,7 +240,11 @@ func (d *Daemon) Status() string {
 	var lines []string
 	for id, local := range d.local {
 		pod, _ := local.On(d.node)
-		lines = append(lines, fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address))
+		line := fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address)
+		if gateway := d.gateways.of(pod.Address); gateway.IsValid() {
+			line += fmt.Sprintf(" gateway %s", gateway)
+		}
+		lines = append(lines, line)
 	}
 	return strings.Join(lines, "; ")
 }

@@ -74,6 +74,7 @@ const (
 	networksKey = site.Prefix + "networks/"
 	usersKey    = site.Prefix + "users/"
 	nodesKey    = site.Prefix + "nodes/"
+	gatewaysKey = site.Prefix + "gateways/"
 )
 
 // Register says where the tunnels of a node end. It writes only what is not so

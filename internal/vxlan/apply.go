@@ -36,26 +36,27 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
-	if len(s.Networks) == 0 {
+	if !s.active() {
 		// Interfaces first: without rules there must be nothing that they guard.
-		return errors.Join(k.prune(s), k.routes(s, uplink), k.restoreForwarding(uplink), k.load(ctx, clearRules))
+		_, err := k.forwarding(nil)
+		return errors.Join(k.prune(s), k.routes(s, uplink), k.gateways(s, uplink), err, k.load(ctx, clearRules))
 	}
-	opened, err := k.forwarding(uplink)
+	forwarding := []string{uplink.Attrs().Name}
+	if s.forwards() {
+		forwarding = append(forwarding, s.Interfaces...)
+	}
+	opened, err := k.forwarding(forwarding)
 	if err != nil {
 		return err
 	}
-	guarded := ""
-	if opened {
-		guarded = uplink.Attrs().Name
-	}
-	if err := k.load(ctx, s.rules(guarded)); err != nil {
+	if err := k.load(ctx, s.rules(opened)); err != nil {
 		return err
 	}
 	problems := []error{k.prune(s)}
 	for _, n := range s.Networks {
 		problems = append(problems, k.network(s, n, mtu-overhead))
 	}
-	return errors.Join(append(problems, k.routes(s, uplink))...)
+	return errors.Join(append(problems, k.routes(s, uplink), k.gateways(s, uplink))...)
 }
 
 // load has nft read the rules, all or nothing. Those that are in force already

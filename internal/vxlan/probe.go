@@ -40,7 +40,7 @@ func probe(ctx context.Context) error {
 		Networks: []Network{{VNI: 1, Local: []Pod{{Address: address.Next()}}}},
 	}
 	command := exec.CommandContext(ctx, "nft", "-f", "-")
-	command.Stdin = strings.NewReader(s.rules(""))
+	command.Stdin = strings.NewReader(s.rules(nil))
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("load rules with nft: %w: %s: install nftables, and modprobe nf_tables_bridge", err, strings.TrimSpace(string(out)))
 	}

@@ -79,38 +79,50 @@ func (s State) remote() []Peer {
 	return all
 }
 
-// forwarding turns it on for packets that come to pods from outside, and says
-// whether it was off before. A file remembers that, for a daemon that was
-// started again.
-func (k *Kernel) forwarding(uplink netlink.Link) (bool, error) {
-	file := "ipv4/conf/" + uplink.Attrs().Name + "/forwarding"
-	mark := filepath.Join(k.Dir, "forwarding")
-	if _, err := os.Stat(mark); err == nil {
-		return true, setting(file, "1")
-	}
-	now, err := os.ReadFile("/proc/sys/net/" + file)
+// forwarding has these interfaces forward, for packets that come to pods from
+// outside, and others again as before. It returns those that did not before. A
+// file for each remembers that, for a daemon that was started again.
+func (k *Kernel) forwarding(wanted []string) ([]string, error) {
+	marks, err := filepath.Glob(k.mark("*"))
 	if err != nil {
-		return false, fmt.Errorf("read whether %s forwards: %w", uplink.Attrs().Name, err)
+		return nil, err
 	}
-	if strings.TrimSpace(string(now)) == "1" {
-		return false, nil
+	var problems []error
+	for _, mark := range marks {
+		name := strings.TrimPrefix(mark, k.mark(""))
+		if slices.Contains(wanted, name) {
+			continue
+		}
+		if err := setting("ipv4/conf/"+name+"/forwarding", "0"); err != nil && !os.IsNotExist(err) {
+			problems = append(problems, fmt.Errorf("stop %s from forwarding: %w", name, err))
+			continue
+		}
+		problems = append(problems, os.Remove(mark))
 	}
-	if err := os.WriteFile(mark, nil, 0o600); err != nil {
-		return false, fmt.Errorf("remember that %s does not forward: %w", uplink.Attrs().Name, err)
+	var opened []string
+	for _, name := range wanted {
+		file := "ipv4/conf/" + name + "/forwarding"
+		now, err := os.ReadFile("/proc/sys/net/" + file)
+		if err != nil {
+			return nil, fmt.Errorf("read whether %s forwards: %w", name, err)
+		}
+		if slices.Contains(marks, k.mark(name)) {
+			opened = append(opened, name)
+		}
+		if strings.TrimSpace(string(now)) == "1" {
+			continue
+		}
+		if !slices.Contains(opened, name) {
+			if err := os.WriteFile(k.mark(name), nil, 0o600); err != nil {
+				return nil, fmt.Errorf("remember that %s does not forward: %w", name, err)
+			}
+			opened = append(opened, name)
+		}
+		if err := setting(file, "1"); err != nil {
+			return nil, fmt.Errorf("let %s forward: %w", name, err)
+		}
 	}
-	if err := setting(file, "1"); err != nil {
-		return false, fmt.Errorf("let %s forward: %w", uplink.Attrs().Name, err)
-	}
-	return true, nil
+	return opened, errors.Join(problems...)
 }
 
-func (k *Kernel) restoreForwarding(uplink netlink.Link) error {
-	mark := filepath.Join(k.Dir, "forwarding")
-	if _, err := os.Stat(mark); err != nil {
-		return nil
-	}
-	if err := setting("ipv4/conf/"+uplink.Attrs().Name+"/forwarding", "0"); err != nil {
-		return fmt.Errorf("stop %s from forwarding: %w", uplink.Attrs().Name, err)
-	}
-	return os.Remove(mark)
-}
+func (k *Kernel) mark(name string) string { return filepath.Join(k.Dir, "forwarding-"+name) }

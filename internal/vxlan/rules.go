@@ -21,10 +21,9 @@ delete table inet berth
 
 // rules are the text for 'nft -f' that replaces all of ours at once. Names in
 // it are our own, and addresses are printed by netip: nothing that a user wrote
-// gets there. uplink is the interface for which we have turned on forwarding,
-// or empty.
-func (s State) rules(uplink string) string {
-	if len(s.Networks) == 0 {
+// gets there. opened are the interfaces for which we have turned on forwarding.
+func (s State) rules(opened []string) string {
+	if !s.active() {
 		return clearRules
 	}
 	var pods, tunnels []string
@@ -51,7 +50,10 @@ func (s State) rules(uplink string) string {
 	r.block("table inet "+table, func() {
 		r.set("tunnels", "ipv4_addr", tunnels)
 		s.input(r)
-		s.forward(r, uplink)
+		s.forward(r, opened)
+		if s.forwards() {
+			s.gateway(r)
+		}
 		s.output(r)
 		for _, n := range s.Networks {
 			r.block(fmt.Sprintf("chain egress_%06x", n.VNI), func() { r.allow("daddr", n.Egress) })
@@ -82,7 +84,7 @@ func (s State) input(r *writer) {
 // forward: between pods and what is neither a pod nor this host. What goes from
 // one pod to another of its user never comes here, unless bridges are told to
 // ask (br_netfilter, as Docker does).
-func (s State) forward(r *writer, uplink string) {
+func (s State) forward(r *writer, opened []string) {
 	r.block("chain forward", func() {
 		r.line("type filter hook forward priority -10; policy accept;")
 		for _, n := range s.Networks {
@@ -90,9 +92,13 @@ func (s State) forward(r *writer, uplink string) {
 		}
 		r.line(`iifname "%sb*" jump leave`, ownerPrefix)
 		r.line(`oifname "%sb*" jump arrive`, ownerPrefix)
-		if uplink != "" {
+		if s.forwards() {
+			r.line("ip saddr %s jump outward", s.Pods)
+			r.line("ip daddr %s jump inward", s.Pods)
+		}
+		for _, name := range opened {
 			// The host was no router before, and is none for others now.
-			r.line("iifname %q drop", uplink)
+			r.line("iifname %q drop", name)
 		}
 	})
 	r.block("chain leave", func() {
@@ -100,13 +106,13 @@ func (s State) forward(r *writer, uplink string) {
 		// Neither may be sent on by the kernel of this host as its own.
 		r.line("udp dport %d drop", s.Port)
 		r.line("ct state established,related accept")
-		r.line("iifname vmap { %s }", s.jumps("egress"))
+		s.jump(r, "iifname", "egress")
 		r.line("reject with icmpx admin-prohibited")
 	})
 	r.block("chain arrive", func() {
 		r.line("ip saddr %s drop", s.Pods)
 		r.line("ct state established,related accept")
-		r.line("oifname vmap { %s }", s.jumps("ingress"))
+		s.jump(r, "oifname", "ingress")
 		r.line("drop")
 	})
 }
@@ -128,17 +134,22 @@ func (s State) output(r *writer) {
 		for _, n := range s.Networks {
 			owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), n.Owner))
 		}
-		r.line("oifname . meta skuid { %s } accept", join(owners))
+		if len(owners) > 0 {
+			r.line("oifname . meta skuid { %s } accept", join(owners))
+		}
 		r.line("reject with icmpx admin-prohibited")
 	})
 }
 
-func (s State) jumps(chain string) string {
+// jump goes to the rules of the network at whose bridge a packet arrives or leaves.
+func (s State) jump(r *writer, side, chain string) {
 	var all []string
 	for _, n := range s.Networks {
 		all = append(all, fmt.Sprintf("%q : jump %s_%06x", bridgeName(n.VNI), chain, n.VNI))
 	}
-	return join(all)
+	if len(all) > 0 {
+		r.line("%s vmap { %s }", side, join(all))
+	}
 }
 
 // join makes a list without doubles, in an order that is always the same.

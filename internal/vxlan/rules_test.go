@@ -32,21 +32,37 @@ func example() State {
 	return s
 }
 
+// gateway: a host without pods that forwards for those of others.
+func gateway() State {
+	s := example()
+	s.Networks, s.Forwards, s.Interfaces = nil, true, []string{"eth1"}
+	s.Outside = []Peer{{Address: netip.MustParseAddr("10.128.0.3"), Via: netip.MustParseAddr("192.168.1.12")}}
+	s.Hosts = netip.MustParsePrefix("192.168.0.0/16")
+	s.Beyond = []site.OutsideNetwork{
+		{Addresses: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, NAT: true},
+		{Addresses: []netip.Prefix{netip.MustParsePrefix("172.16.0.0/12"), netip.MustParsePrefix("10.0.0.0/8")}},
+	}
+	return s
+}
+
 func TestRulesAreAsWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
-		uplink string
-	}{"two-users.nft": {example(), "eth0"}, "none.nft": {State{}, ""}} {
-		testutil.Golden(t, name, test.state.rules(test.uplink))
+		opened []string
+	}{
+		"two-users.nft": {example(), []string{"eth0"}}, "none.nft": {State{}, nil},
+		"gateway.nft": {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil},
+	} {
+		testutil.Golden(t, name, test.state.rules(test.opened))
 	}
 }
 
 // The kernel takes the rules, and takes them twice.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	for range 2 {
+	for _, state := range []State{example(), gateway(), example()} {
 		command := exec.Command("nft", "-c", "-f", "-")
-		command.Stdin = strings.NewReader(example().rules("eth0"))
+		command.Stdin = strings.NewReader(state.rules([]string{"eth0", "eth1"}))
 		command.SysProcAttr = testutil.NewNamespaces()
 		if out, err := command.CombinedOutput(); err != nil {
 			t.Fatalf("nft: %v: %s", err, out)

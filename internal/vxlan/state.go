@@ -27,6 +27,24 @@ type State struct {
 	Networks []Network
 	// Outside are pods on other nodes that this host reaches, whoever's they are.
 	Outside []Peer
+	// Hosts is the network of the hosts, and Beyond what pods reach through
+	// gateways.
+	Hosts  netip.Prefix
+	Beyond []site.OutsideNetwork
+	// Forwards: this host is a gateway, to Interfaces beside the one with its
+	// address.
+	Forwards   bool
+	Interfaces []string
+}
+
+// active says whether there is anything to do: a gateway forwards for pods, and
+// where there are none it is a host like others.
+func (s State) active() bool {
+	return len(s.Networks) > 0 || s.forwards()
+}
+
+func (s State) forwards() bool {
+	return s.Forwards && (len(s.Networks) > 0 || len(s.Outside) > 0)
 }
 
 // Network is that of a user.
@@ -44,6 +62,8 @@ type Pod struct {
 	Address netip.Addr
 	// Namespace is a file that is its network namespace.
 	Namespace string
+	// Gateway is where the pod reaches the outside, none if there is nobody.
+	Gateway netip.Addr
 }
 
 // Peer is a pod on another node, whose address is Via.

@@ -98,12 +98,29 @@ configuration() {
 		dns:
 		  program: /srv/site/berth-dns
 		  search: [outside.test]
+		gateways:
+		  on: [ctl, login]
+		  networks:
+		  - addresses: [0.0.0.0/0]
+		    nat: true
+		  - addresses: [$untranslated/32]
 		policy:
 		  egress:
 		  - addresses: [$(address ctl | sed 's/[0-9]*$/0/')/24]
+		  - addresses: [$translated/32, $untranslated/32]
+		    ports: [tcp/7000]
 		  ingress:
 		  - addresses: [$(address ctl)/32, $(address login)/32]
 		    ports: [tcp/1024-65535]
+		  users:
+		    alice:
+		      ingress:
+		      - addresses: [$untranslated/32]
+		        ports: [tcp/8000]
+		    bob:
+		      egress:
+		      - addresses: [$translated/32]
+		        ports: [tcp/7]
 	END
 }
 
@@ -171,7 +188,8 @@ settled() {
 left_on() {
 	on "$1" sh -c '
 		ip -o link | grep -oE "berth[btp][0-9a-f]+"
-		ip route | grep -E "proto 98|10\.200\."
+		ip route show table all | grep -E "proto 98|10\.200\."
+		ip rule | grep "10\.200\."
 		ip addr | grep "10\.200\."
 		nft list tables | grep berth
 		ls /run/berthd/net /run/berthd/pid /run/berthd/pods /run/berthd/names /run/berthd/resolv /run/berthd/sessions /run/berthd/declined 2>/dev/null | grep -v :

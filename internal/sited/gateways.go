@@ -1,0 +1,222 @@
+package sited
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"path"
+	"slices"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/vxlan"
+)
+
+const (
+	// gatewayLease is how long a gateway that says nothing counts as living, in
+	// seconds. With what etcd needs to notice, and nodes to change their routes, it
+	// stays below the five seconds within which another one takes over.
+	gatewayLease = 3
+	// carrierPeriod is how often a gateway looks at its own links.
+	carrierPeriod = time.Second
+)
+
+// gateways says through which one each pod of this node reaches the outside.
+type gateways struct {
+	// again ends the watch, after which etcd is asked anew.
+	again chan struct{}
+
+	mu sync.Mutex
+	// living are those that etcd knows, by name, and chosen is by pod.
+	living map[string]netip.Addr
+	chosen map[netip.Addr]netip.Addr
+}
+
+// newGateways knows the choices of the daemon before.
+func newGateways(kernel *vxlan.Kernel, host netip.Addr, config site.Config) (*gateways, error) {
+	chosen, err := kernel.Chosen(host, config.Hosts)
+	if err != nil {
+		return nil, err
+	}
+	return &gateways{again: make(chan struct{}, 1), living: map[string]netip.Addr{}, chosen: chosen}, nil
+}
+
+// assign gives each of the pods a gateway. A pod keeps the one that it has as long
+// as that lives, also when others come back: a connection that is translated knows
+// no other way. When none lives, as far as etcd knows, it keeps it too: etcd may
+// have lost all of them at once, and to be without is no better.
+func (g *gateways) assign(pods []netip.Addr) map[netip.Addr]netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	former := g.chosen
+	g.chosen = map[netip.Addr]netip.Addr{}
+	users := map[netip.Addr]int{}
+	for _, gateway := range g.living {
+		users[gateway] = 0
+	}
+	var without []netip.Addr
+	for _, pod := range pods {
+		gateway := former[pod]
+		if _, lives := users[gateway]; !lives && (len(g.living) > 0 || !gateway.IsValid()) {
+			without = append(without, pod)
+			continue
+		}
+		g.chosen[pod] = gateway
+		users[gateway]++
+	}
+	if len(g.living) == 0 {
+		return maps.Clone(g.chosen)
+	}
+	slices.SortFunc(without, netip.Addr.Compare)
+	for _, pod := range without {
+		// The one with the fewest pods of this node. Nodes with one pod each would
+		// all take the same, so that where it is equal the pod's address decides.
+		gateway := slices.MinFunc(slices.Collect(maps.Values(g.living)), func(a, b netip.Addr) int {
+			return cmp.Or(cmp.Compare(users[a], users[b]), cmp.Compare(weight(pod, a), weight(pod, b)), a.Compare(b))
+		})
+		g.chosen[pod] = gateway
+		users[gateway]++
+	}
+	return maps.Clone(g.chosen)
+}
+
+func weight(pod, gateway netip.Addr) uint32 {
+	h := fnv.New32a()
+	h.Write(pod.AsSlice())
+	h.Write(gateway.AsSlice())
+	return h.Sum32()
+}
+
+// of is the gateway of a pod, none if it has none.
+func (g *gateways) of(pod netip.Addr) netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.chosen[pod]
+}
+
+func (g *gateways) set(living map[string]netip.Addr) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.living = living
+}
+
+func (d *Daemon) isGateway() bool { return slices.Contains(d.config.Gateways.On, d.node) }
+
+// followGateways knows which ones live. Only those that the configuration names
+// count.
+func (d *Daemon) followGateways(ctx context.Context) error {
+	return d.persist(ctx, "follow gateways", func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+		defer done()
+		got, err := d.store.client.Get(limited, gatewaysKey, clientv3.WithPrefix())
+		if err != nil {
+			return fmt.Errorf("ask etcd for gateways: %w", errors.Join(err, context.Cause(limited)))
+		}
+		living := map[string]netip.Addr{}
+		for _, kv := range got.Kvs {
+			d.gateway(living, string(kv.Key), string(kv.Value))
+		}
+		d.changeGateways(living)
+		go func() {
+			select {
+			case <-d.gateways.again:
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+		for events := range d.store.client.Watch(clientv3.WithRequireLeader(ctx), gatewaysKey, clientv3.WithPrefix(), clientv3.WithRev(got.Header.Revision+1)) {
+			if err := events.Err(); err != nil {
+				return fmt.Errorf("watch gateways in etcd: %w", err)
+			}
+			living = maps.Clone(living)
+			for _, event := range events.Events {
+				if event.Type == clientv3.EventTypePut {
+					d.gateway(living, string(event.Kv.Key), string(event.Kv.Value))
+				} else {
+					delete(living, path.Base(string(event.Kv.Key)))
+				}
+			}
+			d.changeGateways(living)
+		}
+		return errors.New("watch gateways in etcd: the connection is lost")
+	})
+}
+
+func (d *Daemon) gateway(living map[string]netip.Addr, key, value string) {
+	name := path.Base(key)
+	address, err := netip.ParseAddr(value)
+	if err != nil || !slices.Contains(d.config.Gateways.On, name) {
+		return
+	}
+	living[name] = address
+}
+
+func (d *Daemon) changeGateways(living map[string]netip.Addr) {
+	d.gateways.set(living)
+	d.log.Info("gateways", "living", slices.Sorted(maps.Keys(living)))
+	d.touch()
+}
+
+// beGateway tells the nodes, by a key that goes when this daemon ends, its host is
+// cut off, or one of its links is down. A daemon that comes back before the lease
+// of the last has run out takes the key over.
+func (d *Daemon) beGateway(ctx context.Context) error {
+	return d.persist(ctx, "be a gateway", func(ctx context.Context) error {
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		if err := vxlan.Carries(d.host, d.config.Gateways.Interfaces); err != nil {
+			return err
+		}
+		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+		defer done()
+		lease, err := d.store.client.Grant(limited, gatewayLease)
+		if err != nil {
+			return fmt.Errorf("get a lease: %w", errors.Join(err, context.Cause(limited)))
+		}
+		if lease.TTL > gatewayLease {
+			d.log.Warn("etcd gives no lease as short as a gateway's should be: its election timeout is long", "seconds", lease.TTL)
+		}
+		if _, err := d.store.client.Put(limited, gatewaysKey+d.node, d.host.String(), clientv3.WithLease(lease.ID)); err != nil {
+			return fmt.Errorf("tell of this gateway: %w", errors.Join(err, context.Cause(limited)))
+		}
+		refreshed, err := d.store.client.KeepAlive(ctx, lease.ID)
+		if err != nil {
+			return fmt.Errorf("refresh the lease: %w", err)
+		}
+		return d.watchLinks(ctx, lease.ID, refreshed)
+	})
+}
+
+// watchLinks returns when the lease is lost, or is given back for want of a link.
+func (d *Daemon) watchLinks(ctx context.Context, lease clientv3.LeaseID, refreshed <-chan *clientv3.LeaseKeepAliveResponse) error {
+	ticker := time.NewTicker(carrierPeriod)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, more := <-refreshed:
+			if !more {
+				return errors.New("the lease is lost")
+			}
+		case <-ticker.C:
+			down := vxlan.Carries(d.host, d.config.Gateways.Interfaces)
+			if down == nil {
+				continue
+			}
+			limited, done := context.WithTimeout(ctx, etcdLimit)
+			_, err := d.store.client.Revoke(limited, lease)
+			done()
+			return errors.Join(down, err)
+		}
+	}
+}

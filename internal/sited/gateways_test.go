@@ -1,0 +1,67 @@
+package sited
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"testing"
+)
+
+func TestPodsKeepTheirGateway(t *testing.T) {
+	first, second, third := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3"), netip.MustParseAddr("10.128.0.4"), netip.MustParseAddr("10.128.0.5")}
+	g := &gateways{}
+	if got := g.assign(pods); len(got) != 0 {
+		t.Fatalf("without gateways: %v", got)
+	}
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second})
+	before := g.assign(pods)
+	if used := count(before); used[first] != 2 || used[second] != 2 {
+		t.Fatalf("two gateways for four pods: %v", before)
+	}
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second, "gw3": third})
+	if got := g.assign(pods); !maps.Equal(got, before) {
+		t.Errorf("a third gateway comes: %v, before %v", got, before)
+	}
+	g.set(map[string]netip.Addr{"gw2": second, "gw3": third})
+	after := g.assign(pods)
+	for pod, gateway := range before {
+		if gateway == second && after[pod] != second {
+			t.Errorf("pod %s has lost a gateway that lives", pod)
+		}
+	}
+	if used := count(after); used[second] != 2 || used[third] != 2 {
+		t.Errorf("after the loss of one: %v", after)
+	}
+	g.set(nil)
+	if got := g.assign(pods); !maps.Equal(got, after) {
+		t.Errorf("etcd knows of none: %v, before %v", got, after)
+	}
+	// One that is over is forgotten.
+	if got := g.assign(pods[:1]); len(got) != 1 {
+		t.Errorf("after the end of others: %v", got)
+	}
+}
+
+// Pods that are alone on their nodes spread as well.
+func TestLonePodsSpread(t *testing.T) {
+	living := map[string]netip.Addr{"gw1": netip.MustParseAddr("192.168.0.1"), "gw2": netip.MustParseAddr("192.168.0.2")}
+	all := map[netip.Addr]netip.Addr{}
+	for i := range 100 {
+		g := &gateways{living: living}
+		maps.Copy(all, g.assign([]netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.128.0.%d", i+2))}))
+	}
+	for gateway, n := range count(all) {
+		if n < 30 {
+			t.Errorf("%s has %d of 100", gateway, n)
+		}
+	}
+}
+
+func count(chosen map[netip.Addr]netip.Addr) map[netip.Addr]int {
+	used := map[netip.Addr]int{}
+	for _, gateway := range chosen {
+		used[gateway]++
+	}
+	return used
+}

@@ -1,0 +1,294 @@
+package vxlan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+)
+
+// rulePriority is that of our rules of routing: before the main table, after what
+// is local.
+const rulePriority = 9898
+
+// A pod's packets to the outside look into a table that has the number of its
+// gateway's address; nobody has those otherwise, as they are of the hosts. Pods
+// whose gateway is this host look into the main table, as this host does. The
+// number of the pods' range, where no host is, is that of the table which leads
+// nowhere.
+func (s State) table(pod Pod) int {
+	switch {
+	case pod.Gateway == s.Host:
+		return unix.RT_TABLE_MAIN
+	case pod.Gateway.IsValid():
+		return int(site.Number(pod.Gateway))
+	}
+	return int(site.Number(s.Pods.Masked().Addr()))
+}
+
+// gateways are the rules and the tables by which pods reach the outside. Of each
+// pod all packets take one way, which changes with its gateway only: several hops
+// in one route would spread the connections of a pod anew over those that are
+// left, and tear those that a living gateway translates.
+func (k *Kernel) gateways(s State, uplink netlink.Link) error {
+	rules := map[netip.Prefix]int{}
+	tables := map[int]netip.Addr{}
+	for _, n := range s.Networks {
+		for _, pod := range n.Local {
+			if len(s.Beyond) == 0 {
+				continue
+			}
+			table := s.table(pod)
+			rules[netip.PrefixFrom(pod.Address, 32)] = table
+			if table != unix.RT_TABLE_MAIN {
+				tables[table] = pod.Gateway
+			}
+		}
+	}
+	wanted := map[tableRoute]netlink.Route{}
+	for table, gateway := range tables {
+		for _, route := range s.beyond(table, gateway, uplink) {
+			wanted[keyOf(route)] = route
+		}
+	}
+	// First what rules lead to, then these, then what nobody uses any more.
+	extra, err := addRoutes(wanted)
+	if err != nil {
+		return err
+	}
+	if err := setRules(rules); err != nil {
+		return err
+	}
+	var problems []error
+	for _, route := range extra {
+		if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
+			problems = append(problems, fmt.Errorf("remove route to %s in table %d: %w", route.Dst, route.Table, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// beyond are the routes of one gateway. What is inside of the networks without
+// being outside, pods and hosts, is left to the main table.
+func (s State) beyond(table int, gateway netip.Addr, uplink netlink.Link) []netlink.Route {
+	routes := []netlink.Route{
+		{Table: table, Dst: prefixOf(s.Pods), Type: unix.RTN_THROW, Protocol: protocol},
+		{Table: table, Dst: prefixOf(s.Hosts), Type: unix.RTN_THROW, Protocol: protocol},
+	}
+	for _, network := range s.Beyond {
+		for _, prefix := range network.Addresses {
+			route := netlink.Route{Table: table, Dst: prefixOf(prefix), Type: unix.RTN_UNREACHABLE, Protocol: protocol}
+			if gateway.IsValid() {
+				route.Type, route.LinkIndex, route.Gw = unix.RTN_UNICAST, uplink.Attrs().Index, gateway.AsSlice()
+			}
+			routes = append(routes, route)
+		}
+	}
+	return routes
+}
+
+// tableRoute is what there is one route of.
+type tableRoute struct {
+	table int
+	to    string
+}
+
+func keyOf(r netlink.Route) tableRoute { return tableRoute{r.Table, r.Dst.String()} }
+
+// addRoutes returns those routes of ours in other tables than the main one that are
+// not wanted.
+func addRoutes(wanted map[tableRoute]netlink.Route) ([]netlink.Route, error) {
+	have, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var extra []netlink.Route
+	for _, route := range have {
+		if route.Table == unix.RT_TABLE_MAIN {
+			continue
+		}
+		if route.Dst == nil {
+			route.Dst = prefixOf(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+		}
+		want, ok := wanted[keyOf(route)]
+		switch {
+		case ok && want.Type == route.Type && want.Gw.Equal(route.Gw) && (want.LinkIndex == route.LinkIndex || want.Type != unix.RTN_UNICAST):
+			delete(wanted, keyOf(route))
+		case !ok:
+			extra = append(extra, route)
+		}
+	}
+	var problems []error
+	for _, route := range wanted {
+		if err := netlink.RouteReplace(&route); err != nil {
+			problems = append(problems, fmt.Errorf("add route to %s through gateway %s: %w: gateways must be on the link of the nodes", route.Dst, route.Gw, err))
+		}
+	}
+	return extra, errors.Join(problems...)
+}
+
+// ourRules have our protocol's number, which netlink's own filter does not know.
+func ourRules() ([]netlink.Rule, error) {
+	all, err := netlink.RuleList(netlink.FAMILY_V4)
+	if err != nil {
+		return nil, fmt.Errorf("list rules of routing: %w", err)
+	}
+	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Protocol != protocol || r.Src == nil }), nil
+}
+
+func setRules(wanted map[netip.Prefix]int) error {
+	have, err := ourRules()
+	if err != nil {
+		return err
+	}
+	var extra []netlink.Rule
+	for _, rule := range have {
+		pod, err := netip.ParsePrefix(rule.Src.String())
+		if err == nil && wanted[pod] == rule.Table {
+			delete(wanted, pod)
+		} else {
+			extra = append(extra, rule)
+		}
+	}
+	var problems []error
+	for pod, table := range wanted {
+		rule := netlink.NewRule()
+		rule.Family, rule.Src, rule.Table, rule.Priority, rule.Protocol = netlink.FAMILY_V4, prefixOf(pod), table, rulePriority, protocol
+		if err := netlink.RuleAdd(rule); err != nil {
+			problems = append(problems, fmt.Errorf("add rule of routing for pod %s: %w", pod.Addr(), err))
+		}
+	}
+	for _, rule := range extra {
+		rule.Family = netlink.FAMILY_V4
+		if err := netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
+			problems = append(problems, fmt.Errorf("remove rule of routing for pod %s: %w", rule.Src, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Chosen are the gateways that pods of this node have, of a daemon before.
+func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]netip.Addr, error) {
+	rules, err := ourRules()
+	if err != nil {
+		return nil, err
+	}
+	chosen := map[netip.Addr]netip.Addr{}
+	for _, rule := range rules {
+		pod, _ := netip.AddrFromSlice(rule.Src.IP.To4())
+		gateway := site.Address(uint32(rule.Table))
+		if rule.Table == unix.RT_TABLE_MAIN {
+			gateway = host
+		}
+		if hosts.Contains(gateway) {
+			chosen[pod] = gateway
+		}
+	}
+	return chosen, nil
+}
+
+// Carries says which of the interfaces of a gateway has no link, or is none.
+func Carries(host netip.Addr, interfaces []string) error {
+	uplink, _, err := uplinkOf(host)
+	if err != nil {
+		return err
+	}
+	links := []netlink.Link{uplink}
+	for _, name := range interfaces {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("look at interface %s: %w: correct 'gateways.interfaces' in the configuration", name, err)
+		}
+		links = append(links, link)
+	}
+	for _, link := range links {
+		// A tunnel or a dummy says of itself neither up nor down.
+		if state := link.Attrs().OperState; link.Attrs().Flags&net.FlagUp == 0 || state == netlink.OperDown || state == netlink.OperLowerLayerDown {
+			return fmt.Errorf("interface %s has no link (%s)", link.Attrs().Name, state)
+		}
+	}
+	return nil
+}
+
+// gateway are the rules of a host that is one. Who may reach what is decided where
+// the pod is, in both directions: there each connection passes with both of its
+// halves, whichever gateways these take. Here it is only seen to it that nothing
+// else is forwarded.
+func (s State) gateway(r *writer) {
+	networks := s.longestFirst()
+	r.block("chain outward", func() {
+		r.line("ip daddr { %s } drop", s.inside())
+		r.line("udp dport %d drop", s.Port)
+		for _, n := range networks {
+			r.line("%s accept", matching("daddr", n.prefix))
+		}
+		r.line("reject with icmpx admin-prohibited")
+	})
+	r.block("chain inward", func() {
+		r.line("ip saddr %s drop", s.Pods.Masked())
+		for _, name := range s.Interfaces {
+			// There is nobody outside who is a host.
+			r.line("iifname %q ip saddr %s drop", name, s.Hosts.Masked())
+		}
+		for _, n := range networks {
+			r.line("%s accept", matching("saddr", n.prefix))
+		}
+		r.line("drop")
+	})
+	r.block("chain postrouting", func() {
+		r.line("type nat hook postrouting priority 100; policy accept;")
+		r.line("ip saddr != %s accept", s.Pods.Masked())
+		r.line("ip daddr { %s } accept", s.inside())
+		for _, n := range networks {
+			verdict := "accept"
+			if n.nat {
+				verdict = "masquerade"
+			}
+			r.line("%s %s", matching("daddr", n.prefix), verdict)
+		}
+	})
+}
+
+// inside is what gateways are not for.
+func (s State) inside() string {
+	return join([]string{s.Hosts.Masked().String(), s.Pods.Masked().String()})
+}
+
+func matching(side string, prefix netip.Prefix) string {
+	if prefix.Bits() == 0 {
+		return "meta nfproto ipv4"
+	}
+	return "ip " + side + " " + prefix.String()
+}
+
+type outsidePrefix struct {
+	prefix netip.Prefix
+	nat    bool
+}
+
+// longestFirst are the outside networks in the order in which the first that
+// matches is the right one.
+func (s State) longestFirst() []outsidePrefix {
+	var all []outsidePrefix
+	for _, network := range s.Beyond {
+		for _, prefix := range network.Addresses {
+			all = append(all, outsidePrefix{prefix.Masked(), network.NAT})
+		}
+	}
+	slices.SortFunc(all, func(a, b outsidePrefix) int {
+		return cmp.Or(cmp.Compare(b.prefix.Bits(), a.prefix.Bits()), a.prefix.Addr().Compare(b.prefix.Addr()))
+	})
+	return all
+}
+
+func prefixOf(p netip.Prefix) *net.IPNet {
+	p = p.Masked()
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}
+}

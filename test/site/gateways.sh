@@ -1,0 +1,181 @@
+# shellcheck shell=bash
+# Gateways: ctl and login forward between pods and the world behind the router.
+
+# What is reached with NAT, and what without it.
+translated=198.51.100.10
+untranslated=203.0.113.1
+
+# outside CMD... there.
+outside() { nsenter -t "$(pgrep -of "httpd -f -v -p 80 -h $(settings eval 'echo $state')/web")" -n "$@"; }
+
+router() { nsenter -t "$(settings eval 'cat $state/pid/supervisor')" -n "$@"; }
+
+# outside_serves: there are two servers that say who connected, and then repeat what
+# they are told; and the way back to pods that are not translated.
+outside_serves() {
+	local address
+	outside ip addr replace $untranslated/32 dev lo
+	router ip route replace $untranslated via $translated
+	router ip route replace "$pods" via "$(address login)"
+	for address in $translated $untranslated; do
+		outside socat "TCP-LISTEN:7000,bind=$address,reuseaddr,fork" SYSTEM:'echo from $SOCAT_PEERADDR; sed -u /^end\$/q' >/dev/null 2>&1 &
+		helpers+=($!)
+	done
+	poll 10 eval '[[ $(outside ss -Hltn "sport = :7000" | wc -l) == 2 ]]' || fail "no server outside"
+}
+
+# reaches USER NODE ADDRESS:PORT prints what the server says. In the pod, without Slurm:
+# nobody need reach the login host.
+reaches() { root "$1" "$2" socat -t 5 - "TCP:$3,connect-timeout=2" 2>&1 </dev/null; }
+
+gateway_of() { # USER NODE
+	on "$2" /srv/site/berthd status | tr ';:' '\n\n' | grep -E "^ *${jobs[$1]} uid " | sed -n 's/.* gateway //p'
+}
+
+host_of() { [[ $1 == "$(address ctl)" ]] && echo ctl || echo login; }
+
+# pair: alice has two jobs, and in lost and left the numbers of that whose pod on n1
+# has the gateway login, and of that which has ctl.
+pair() {
+	local job
+	lost='' left=''
+	for job in 1 2; do
+		job alice
+		poll 10 eval '[[ -n $(gateway_of alice n1) ]]' || fail "no gateway: $(on n1 /srv/site/berthd status)"
+		if [[ $(gateway_of alice n1) == "$(address login)" ]]; then lost=${jobs[alice]}; else left=${jobs[alice]}; fi
+	done
+	[[ -n $lost && -n $left ]] || fail "both jobs have one gateway: $(on n1 /srv/site/berthd status)"
+}
+
+# open_connection: from the pod of the job in left, to be held.
+open_connection() {
+	rm -f "$out/say"
+	mkfifo "$out/say"
+	: >"$out/heard"
+	jobs[alice]=$left
+	root alice n1 socat - "TCP:$translated:7000" <"$out/say" >"$out/heard" 2>&1 &
+	helpers+=($!)
+	exec {connection}>"$out/say"
+	echo before >&$connection
+	poll 10 grep -qx before "$out/heard" || fail "no connection: $(<"$out/heard")"
+	[[ $(head -n 1 "$out/heard") == "from $(address ctl)" ]] || fail "through ctl: $(head -n 1 "$out/heard")"
+}
+
+# close_connection: daemons that were started meanwhile have the pipe open as well.
+close_connection() {
+	echo end >&$connection
+	exec {connection}>&-
+	poll 10 grep -qx end "$out/heard" || fail "the connection does not end"
+}
+
+# others_go_on: the gateway login is lost; the connection through ctl has gone on, and
+# new ones of the other pod go there too.
+others_go_on() {
+	local began=${EPOCHREALTIME/./}
+	jobs[alice]=$lost
+	poll 20 through ctl || fail "no other gateway: $(on n1 /srv/site/berthd status)"
+	say "another gateway after $(((${EPOCHREALTIME/./} - began) / 1000)) ms"
+	echo after >&$connection
+	poll 10 grep -qx after "$out/heard" || fail "the connection through the gateway that is left: $(<"$out/heard")"
+	close_connection
+	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "n1: $(on n1 /srv/site/berthd status)"
+}
+through() { [[ $(reaches alice n1 $translated:7000) == "from $(address "$1")" ]]; }
+
+# gateways: pods reach what is outside through gateways, with their address or the
+# pod's own, as the site says, and so does the outside them; rules for all and of one
+# user say what. A gateway whose daemon has ended is replaced, and connections
+# through the other one go on.
+gateways() {
+	local lost left connection pod gateway job
+	outside_serves
+	pair
+	for job in $lost $left; do
+		jobs[alice]=$job
+		gateway=$(gateway_of alice n1) pod=$(pod_of alice n1)
+		[[ $(reaches alice n1 $translated:7000) == "from $gateway" ]] || fail "translated: $(reaches alice n1 $translated:7000), want from $gateway"
+		[[ $(reaches alice n1 $untranslated:7000) == "from $pod" ]] || fail "not translated: $(reaches alice n1 $untranslated:7000), want from $pod"
+	done
+	[[ $(step alice n2 socat -t 5 - "TCP:$translated:7000" 2>&1 </dev/null) == "from $(gateway_of alice n2)" ]] || fail "from a step on n2"
+	serve alice n1 8000
+	[[ $(outside socat -u "TCP:$pod:8000,bind=$untranslated,connect-timeout=5" -) == "from $untranslated" ]] || fail "the outside does not reach a pod"
+	[[ $(outside socat -u "TCP:$pod:8000,connect-timeout=2" - 2>&1) != from* ]] || fail "an address without a rule reaches a pod"
+	job bob
+	echo hello | root bob n1 socat -t2 - "TCP:$translated:7,connect-timeout=5" 2>&1 | grep -q hello || fail "bob's own rule"
+	! echo hello | root alice n1 socat -t2 - "TCP:$translated:7,connect-timeout=2" 2>/dev/null | grep -q hello || fail "alice has bob's rule"
+	! outside socat -u "TCP:$(pod_of bob n1):8000,bind=$untranslated,connect-timeout=2" - 2>/dev/null | grep -q . || fail "bob has alice's rule"
+	no_router || fail "a gateway forwards for others than pods"
+	open_connection
+	on login sh -c 'kill -9 $(pgrep -x berthd)'
+	wait "${daemons[login]}" 2>/dev/null
+	others_go_on
+	start login login run
+	poll 20 answers login || fail "berthd does not come back on login"
+	poll 20 is_gateway login || fail "login is no gateway again: $(etcdctl get --prefix /berth/site/1/gateways/)"
+	jobs[alice]=$left
+	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
+}
+# no_router: login does not forward to an address of n2 to which it knows the way.
+no_router() {
+	local found
+	on n2 ip addr add 192.0.2.9/32 dev lo
+	on login ip route add 192.0.2.9 via "$(address n2)"
+	router ip route replace 192.0.2.9 via "$(address login)"
+	found=$(outside socat -T1 -u TCP:192.0.2.9:22,connect-timeout=2 - 2>/dev/null </dev/null | head -c 3)
+	[[ $(on login socat -T1 -u TCP:192.0.2.9:22,connect-timeout=2 - 2>/dev/null </dev/null | head -c 3) == SSH ]] || fail "login does not know the way"
+	router ip route del 192.0.2.9
+	on login ip route del 192.0.2.9
+	on n2 ip addr del 192.0.2.9/32 dev lo
+	[[ $found != SSH ]]
+}
+is_gateway() { etcdctl get "/berth/site/1/gateways/$1" | grep -q .; }
+
+# gateway_cut: a gateway loses its network under connections, and gets it back.
+gateway_cut() {
+	local lost left connection
+	outside_serves
+	pair
+	open_connection
+	"$bed" cut login
+	others_go_on
+	"$bed" mend login
+	poll 20 is_gateway login || fail "login is no gateway again: $(tail -n 3 "$out/login.log")"
+	job alice
+	[[ $(gateway_of alice n1) == "$(address login)" ]] || fail "a new pod does not use the gateway that is back: $(on n1 /srv/site/berthd status)"
+}
+
+# gateways_alone: without etcd pods go on through their gateways, and a daemon that is
+# started again on their node leaves them there; with none at all there is no way out,
+# not even the hosts' own.
+gateways_alone() {
+	local lost left connection host
+	outside_serves
+	pair
+	open_connection
+	stop_etcd
+	on n1 sh -c 'kill -9 $(pgrep -x berthd)'
+	wait "${daemons[n1]}" 2>/dev/null
+	start n1 n1 run
+	poll 20 answers n1 || fail "berthd does not come back"
+	echo after >&$connection
+	poll 10 grep -qx after "$out/heard" || fail "the connection: $(<"$out/heard")"
+	close_connection
+	jobs[alice]=$lost
+	through login || fail "another gateway without etcd: $(reaches alice n1 $translated:7000)"
+	start_etcd
+	poll 20 registered || fail "etcd does not come back"
+	poll 20 is_gateway login && poll 20 is_gateway ctl || fail "gateways do not come back"
+	for host in ctl login; do
+		kill "${daemons[$host]}"
+		wait "${daemons[$host]}"
+	done
+	poll 20 eval '! is_gateway ctl && ! is_gateway login' || fail "gateways that have ended are kept"
+	job bob
+	[[ -z $(gateway_of bob n2) ]] || fail "bob has a gateway: $(gateway_of bob n2)"
+	[[ $(reaches bob n2 $translated:7000) == *"No route"* ]] || fail "without gateways: $(reaches bob n2 $translated:7000)"
+	for host in ctl login; do
+		start $host $host run
+		poll 20 answers $host || fail "berthd does not come back on $host"
+	done
+	poll 20 eval '[[ $(reaches bob n2 $translated:7000) == from* ]]' || fail "with gateways again: $(reaches bob n2 $translated:7000)"
+}
