@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"text/tabwriter"
 	"time"
@@ -35,8 +36,8 @@ else ~/.cache/berth.`,
 	const group = "image"
 	command.AddGroup(&cobra.Group{ID: group, Title: "Commands"})
 	for _, child := range []*cobra.Command{
-		newImagePullCommand(), newImageImportCommand(), newImageExportCommand(), newImageConvertCommand(), newImageListCommand(),
-		newImageRemoveCommand(), newImageCollectCommand(), newImageVerifyCommand(),
+		newImagePullCommand(), newImageImportCommand(), newImageExportCommand(), newImageConvertCommand(),
+		newImageBundleCommand(), newImageListCommand(), newImageRemoveCommand(), newImageCollectCommand(), newImageVerifyCommand(),
 	} {
 		child.GroupID = group
 		command.AddCommand(child)
@@ -251,6 +252,47 @@ zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 an
 	f.add(command.Flags())
 	f.addPlatform(command.Flags())
 	command.Flags().StringVar(&f.form, "to", "", "`form` of the layers: estargz or zstd")
+	return command
+}
+
+func newImageBundleCommand() *cobra.Command {
+	f := &imageFlags{}
+	command := &cobra.Command{
+		Use:   "bundle IMAGE FOLDER",
+		Short: "Make an OCI bundle of an image, for srun --container",
+		Long: `Unpacks an image of the folder into another one, with a config.json: an OCI
+bundle for 'srun --container' of Slurm, where the site has an oci.conf, and for runc
+and crun. No privilege is needed, neither here nor there: all files are yours, and
+you are root inside. A container has the node's network, devices and host name, its
+root is read-only, /tmp, /var/tmp and /run are in memory, and --mount adds folders.`,
+		Example: `  berth image bundle --mount /project/alice python:3.13-slim /project/alice/python
+  srun -N4 --container=/project/alice/python python3 /project/alice/step.py`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 || args[0] == "" || args[1] == "" {
+				return &usageError{errors.New("name an image, and the folder to make")}
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			_, err := f.run(command, args, f.printKept(command))
+			if err != nil || f.quiet {
+				return err
+			}
+			dir, err := filepath.Abs(args[1])
+			if err == nil {
+				_, err = fmt.Fprintf(command.ErrOrStderr(), "berth: run it with srun --container=%s COMMAND\n", dir)
+			}
+			return err
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return nil, cobra.ShellCompDirectiveFilterDirs
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f.add(command.Flags(), "mount")
+	command.Flags().Lookup("mount").Usage = "`folder` of the nodes for the container, as SRC[:DST][:ro]; can be repeated"
 	return command
 }
 

@@ -24,8 +24,8 @@ import (
 // ImageCommand is one on the cache of images, which needs no cluster: on the
 // login host, where the network is, it fills the cache for nodes without.
 type ImageCommand struct {
-	// Name is pull, import, export, convert, ls, rm, gc or verify, and Args its
-	// images or archives.
+	// Name is pull, import, export, convert, bundle, ls, rm, gc or verify, and Args
+	// its images, archives or folders.
 	Name string
 	Args []string
 	// Spec says of the cache and the registries what it does for a run.
@@ -136,7 +136,7 @@ func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
 func (c ImageCommand) arguments() ([]string, error) {
 	spec := cluster.Spec{
 		Command: []string{c.Name}, Snapshotter: cluster.EROFS, NodesPerHost: 1,
-		Registries: c.Spec.Registries, ImageCache: c.Spec.ImageCache, ImageCacheLimit: c.Spec.ImageCacheLimit,
+		Registries: c.Spec.Registries, Mounts: c.Spec.Mounts, ImageCache: c.Spec.ImageCache, ImageCacheLimit: c.Spec.ImageCacheLimit,
 	}
 	if err := spec.Validate(); err != nil {
 		return nil, fail(ExitUsage, err)
@@ -157,6 +157,17 @@ func (c ImageCommand) arguments() ([]string, error) {
 	}
 	for _, registry := range spec.Registries {
 		args = append(args, "--registry", registry)
+	}
+	for _, value := range spec.Mounts {
+		mount, err := cluster.ParseMount(value)
+		if err != nil {
+			return nil, fail(ExitUsage, err)
+		}
+		value = mount.Source + ":" + mount.Target
+		if mount.ReadOnly {
+			value += ":ro"
+		}
+		args = append(args, "--mount", value)
 	}
 	return slices.Concat(args, []string{"--"}, c.Args), nil
 }
@@ -206,6 +217,8 @@ func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 // moreRoom says what to do where the disk is full.
 func (c ImageCommand) moreRoom() string {
 	switch c.Name {
+	case "bundle":
+		return "make room there, or name a folder elsewhere"
 	case "export", "convert":
 		return "make room there, or name a file elsewhere (archives are read by way of the folder --image-cache)"
 	}

@@ -61,7 +61,9 @@ type cacheCommand struct {
 	// platformNamed says that the platform was named.
 	platformNamed bool
 	// form is how layers are to be packed.
-	form    string
+	form string
+	// folders are those that a bundle's container sees.
+	folders []imagecache.Folder
 	servers map[string]string
 	input   io.Reader
 	args    []string
@@ -78,7 +80,8 @@ const progressEvery = 200 * time.Millisecond
 func useCache(ctx context.Context, name string, args []string, input io.Reader, out io.Writer) (err error) {
 	commands := map[string]func(*cacheCommand, context.Context) error{
 		"pull": (*cacheCommand).pull, "import": (*cacheCommand).importAll, "ls": (*cacheCommand).list,
-		"export": (*cacheCommand).export, "convert": (*cacheCommand).convert, "rm": (*cacheCommand).remove, "gc": (*cacheCommand).collect, "verify": (*cacheCommand).verify,
+		"export": (*cacheCommand).export, "convert": (*cacheCommand).convert,
+		"bundle": (*cacheCommand).bundle, "rm": (*cacheCommand).remove, "gc": (*cacheCommand).collect, "verify": (*cacheCommand).verify,
 	}
 	run, known := commands[name]
 	if !known {
@@ -90,6 +93,15 @@ func useCache(ctx context.Context, name string, args []string, input io.Reader, 
 	limit := flags.Int64("limit", 0, "`bytes` that it may take")
 	flags.StringVar(&c.platform, "platform", platforms.DefaultString(), "`platform` that images are for")
 	flags.StringVar(&c.form, "to", "", "`form` of layers that are packed anew")
+	flags.Func("mount", "`SRC:DST[:ro]`, a folder for a bundle", func(text string) error {
+		rest, readOnly := strings.CutSuffix(text, ":ro")
+		source, target, ok := strings.Cut(rest, ":")
+		if !ok {
+			return fmt.Errorf("%q is not SRC:DST", text)
+		}
+		c.folders = append(c.folders, imagecache.Folder{Source: source, Target: target, ReadOnly: readOnly})
+		return nil
+	})
 	flags.Func("registry", "`NAME=URL` of a registry that is elsewhere", func(text string) error {
 		registry, server, ok := strings.Cut(text, "=")
 		if !ok {
@@ -303,6 +315,26 @@ func (c *cacheCommand) convert(ctx context.Context) error {
 		c.print(cacheLine{Image: &imageLine{Name: image.Name, Digest: image.Digest.String(), Bytes: image.Bytes, Layers: image.Layers}})
 	}
 	return err
+}
+
+// bundle makes an OCI bundle in the folder that is named last.
+func (c *cacheCommand) bundle(ctx context.Context) error {
+	if len(c.args) != 2 || c.args[0] == "" || c.args[1] == "" {
+		return errors.New(usage)
+	}
+	keeper, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	image, made, err := keeper.Bundle(ctx, c.args[0], c.args[1], c.folders)
+	if err != nil {
+		return err
+	}
+	for _, warning := range made.Warnings() {
+		c.print(cacheLine{Warning: warning})
+	}
+	c.print(cacheLine{Image: &imageLine{Name: image.Name, Digest: image.Target.Digest.String(), Platform: image.Platform, Bytes: made.Bytes, Layers: len(image.Layers)}})
+	return nil
 }
 
 func (c *cacheCommand) collect(context.Context) error {

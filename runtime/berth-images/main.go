@@ -28,6 +28,8 @@ cache works on the folder that runs share, and prints lines of JSON:
   export IMAGE FILE   writes an archive
   convert [--platform P] --to estargz|zstd IMAGE|ARCHIVE FILE
                       writes an archive with its layers packed anew
+  bundle [--mount SRC:DST[:ro]]... IMAGE DIR
+                      makes an OCI bundle
   ls | gc
   rm IMAGE...
   verify [IMAGE...]`

@@ -123,7 +123,7 @@ func (k *Keeper) named(name string) (layercache.Image, error) {
 	}
 	image, err := k.Cache.Image(ref.String())
 	if errors.Is(err, layercache.ErrNoImage) {
-		err = fmt.Errorf("%w, and there is no archive %s", err, name)
+		err = fmt.Errorf("%w, nor is there an archive of that name", err)
 	}
 	if err == nil && k.Chosen {
 		own, parsed := platforms.Parse(image.Platform)

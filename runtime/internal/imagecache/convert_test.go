@@ -256,7 +256,7 @@ func TestConvertRefuses(t *testing.T) {
 		ctx                  context.Context
 		source, target, want string
 	}{
-		{t.Context(), "nothing:1", target, "and there is no archive nothing:1"},
+		{t.Context(), "nothing:1", target, "nor is there an archive of that name"},
 		{t.Context(), "No Name", target, "which is no archive either"},
 		{t.Context(), "./nothing", target, "no such file"},
 		{t.Context(), place, target, "as an OCI layout"},

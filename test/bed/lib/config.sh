@@ -16,6 +16,7 @@ write_config() {
 	slurm_conf >"$state/etc/slurm/slurm.conf"
 	cgroup_conf >"$state/etc/slurm/cgroup.conf"
 	echo "$BED_PLUGSTACK" >"$state/etc/slurm/plugstack.conf"
+	[[ -z $BED_OCI ]] || echo "$BED_OCI" >"$state/etc/slurm/oci.conf"
 	[[ $GPUS == 0 ]] || echo "Name=gpu File=/dev/nvidia[0-$((GPUS - 1))]" >"$state/etc/slurm/gres.conf"
 	[[ $ACCT == none ]] || write_slurmdbd_conf
 

@@ -12,7 +12,7 @@ BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
 settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED GPUS PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
-	PROGRAMS NAMES MTUS BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK number subnet first_user first_subordinate cgroup_kind)
+	PROGRAMS NAMES MTUS BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK BED_OCI number subnet first_user first_subordinate cgroup_kind)
 
 # How many beds may be up at once.
 numbers=99
@@ -48,6 +48,7 @@ default_settings() {
 	BED_LOGS=${BED_LOGS:-}
 	BED_SLURM_CONF=${BED_SLURM_CONF:-}
 	BED_PLUGSTACK=${BED_PLUGSTACK:-}
+	BED_OCI=${BED_OCI:-}
 }
 
 # choose_number: what tells this bed's addresses and users from those of the

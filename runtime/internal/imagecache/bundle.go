@@ -1,0 +1,317 @@
+package imagecache
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/rootfs"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// Folder is one of the host that a container sees.
+type Folder struct {
+	Source, Target string
+	ReadOnly       bool
+}
+
+// Bundled is a bundle that was made.
+type Bundled struct {
+	Bytes int64
+	Left  rootfs.Left
+	// User is who the image wants its process to be, where that is not root.
+	User string
+}
+
+// Warnings are what the user should know of the difference to the image.
+func (b Bundled) Warnings() (all []string) {
+	if b.User != "" {
+		all = append(all, fmt.Sprintf("the image's process runs as user %s; in the bundle it is you, who are root inside", b.User))
+	}
+	if b.Left.Owners > 0 {
+		all = append(all, fmt.Sprintf("%d files belong to other users in the image; in the bundle all are yours", b.Left.Owners))
+	}
+	if b.Left.Special+b.Left.Attributes+b.Left.SetID > 0 {
+		all = append(all, fmt.Sprintf("left out: %d devices and pipes, %d extended attributes, set-user bits of %d programs", b.Left.Special, b.Left.Attributes, b.Left.SetID))
+	}
+	return all
+}
+
+const (
+	bundleConfig = "config.json"
+	bundleRoot   = "rootfs"
+	// bundleVersion is that of the specification whose every reader knows all
+	// that is said here.
+	bundleVersion = "1.0.2"
+	// maxPasswd bounds the file with an image's users.
+	maxPasswd = 1 << 20
+)
+
+// Bundle makes an OCI bundle of an image in the cache, at a path where nothing
+// is, or an empty folder. It is there when it is complete.
+func (k *Keeper) Bundle(ctx context.Context, name, dir string, folders []Folder) (image layercache.Image, made Bundled, err error) {
+	if image, err = k.named(name); err != nil {
+		return image, made, err
+	}
+	if err = checkEmpty(dir); err == nil {
+		made, err = k.bundle(ctx, image, filepath.Clean(dir), folders)
+	}
+	if err != nil {
+		err = fmt.Errorf("bundle %s in %s: %w", image.Name, dir, err)
+	}
+	return image, made, err
+}
+
+func checkEmpty(dir string) error {
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return err
+	case len(entries) > 0:
+		return errors.New("the folder is not empty: name another one, or remove it")
+	}
+	return nil
+}
+
+func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string, folders []Folder) (made Bundled, err error) {
+	text, err := configuration(k.Cache, image)
+	if err != nil {
+		return made, err
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(text, &config); err != nil {
+		return made, fmt.Errorf("parse the image's configuration: %w", err)
+	}
+	// Only its owner can enter it: images have folders that everybody may write
+	// to.
+	temporary := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"-"+rand.Text())
+	if err := os.Mkdir(temporary, 0o700); err != nil {
+		return made, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(temporary))
+		}
+	}()
+	if err := os.Mkdir(filepath.Join(temporary, bundleRoot), 0o755); err != nil {
+		return made, err
+	}
+	root, err := os.OpenRoot(filepath.Join(temporary, bundleRoot))
+	if err != nil {
+		return made, err
+	}
+	defer root.Close()
+	total, _ := k.Cache.Size(image)
+	k.Progress(0, total)
+	err = withTree(k.Cache, image, func(merged *tree.Tree) error {
+		left, err := rootfs.Write(ctx, merged, root, func(n int) {
+			// The same bytes may be in several layers, or none.
+			if more := min(int64(n), total-made.Bytes); more > 0 {
+				k.Progress(more, total)
+			}
+			made.Bytes += int64(n)
+		})
+		made.Left = left
+		return err
+	})
+	if err != nil {
+		return made, err
+	}
+	made.User = otherUser(config.Config.User)
+	spec := runtimeSpec(config.Config, home(root, config.Config.User), folders)
+	for _, m := range spec.Mounts {
+		// What leads over links out of the root, the runtime makes inside.
+		if err := mountpoint(root, m); errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+			return made, fmt.Errorf("make a place for %s: %w", m.Destination, err)
+		}
+	}
+	encoded, err := json.MarshalIndent(spec, "", "  ")
+	if err != nil {
+		return made, err
+	}
+	if err := os.WriteFile(filepath.Join(temporary, bundleConfig), append(encoded, '\n'), 0o600); err != nil {
+		return made, err
+	}
+	// os.Rename does not replace an empty folder.
+	if err := unix.Rename(temporary, dir); err != nil {
+		return made, &os.LinkError{Op: "rename", Old: temporary, New: dir, Err: err}
+	}
+	return made, nil
+}
+
+// withTree lends the files of an image.
+func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tree) error) error {
+	var layers []*erofs.Image
+	for _, id := range image.Layers {
+		path, err := cache.Take(id)
+		if err == nil && path == "" {
+			err = fmt.Errorf("%w: pull the image again", fs.ErrNotExist)
+		}
+		if err != nil {
+			return fmt.Errorf("layer %s: %w", id, err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		info, err := file.Stat()
+		if err != nil {
+			return err
+		}
+		layer, err := erofs.Open(file, info.Size())
+		if err != nil {
+			return fmt.Errorf("layer %s: %w", id, err)
+		}
+		layers = append(layers, layer)
+	}
+	slices.Reverse(layers)
+	merged, err := tree.New(layers)
+	if err != nil {
+		return err
+	}
+	return use(merged)
+}
+
+// runtimeSpec says how the container is run: by an ordinary user, who is root in
+// it, on the host's network and with the devices that the job has, as what
+// Slurm starts otherwise.
+func runtimeSpec(image ocispec.ImageConfig, home string, folders []Folder) specs.Spec {
+	spec := specs.Spec{
+		Version: bundleVersion,
+		Root:    &specs.Root{Path: bundleRoot, Readonly: true},
+		Process: &specs.Process{
+			Args: slices.Concat(image.Entrypoint, image.Cmd), Env: slices.Clone(image.Env),
+			Cwd: cmp.Or(image.WorkingDir, "/"), NoNewPrivileges: true,
+			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
+		},
+		Linux: &specs.Linux{
+			// Memory that processes share, and names of hosts, stay those of the
+			// host: the tasks of one MPI program are containers of their own.
+			Namespaces:    []specs.LinuxNamespace{{Type: specs.UserNamespace}, {Type: specs.MountNamespace}, {Type: specs.PIDNamespace}},
+			UIDMappings:   []specs.LinuxIDMapping{{HostID: uint32(os.Geteuid()), Size: 1}},
+			GIDMappings:   []specs.LinuxIDMapping{{HostID: uint32(os.Getegid()), Size: 1}},
+			MaskedPaths:   []string{"/proc/acpi", "/proc/kcore", "/proc/keys", "/proc/timer_list", "/proc/scsi", "/sys/firmware"},
+			ReadonlyPaths: []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"},
+		},
+	}
+	if len(spec.Process.Args) == 0 {
+		spec.Process.Args = []string{"/bin/sh"}
+	}
+	if !filepath.IsAbs(spec.Process.Cwd) {
+		spec.Process.Cwd = "/" + spec.Process.Cwd
+	}
+	for name, value := range map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": home} {
+		if !slices.ContainsFunc(spec.Process.Env, func(v string) bool { return strings.HasPrefix(v, name+"=") }) {
+			spec.Process.Env = append(spec.Process.Env, name+"="+value)
+		}
+	}
+	slices.Sort(spec.Process.Env)
+	memory := func(target string) specs.Mount {
+		return specs.Mount{Destination: target, Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "nodev", "mode=1777"}}
+	}
+	spec.Mounts = []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		bind("/dev", "/dev", false), bind("/sys", "/sys", true),
+		memory("/tmp"), memory("/var/tmp"), memory("/run"),
+		bind("/etc/resolv.conf", "/etc/resolv.conf", true), bind("/etc/hosts", "/etc/hosts", true),
+	}
+	for _, f := range folders {
+		spec.Mounts = append(spec.Mounts, bind(f.Source, f.Target, f.ReadOnly))
+	}
+	return spec
+}
+
+// capabilities are those that root has in containers; here they are over what the
+// user may do anyway.
+var capabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
+}
+
+func bind(source, target string, readOnly bool) specs.Mount {
+	m := specs.Mount{Destination: target, Type: "bind", Source: source, Options: []string{"rbind"}}
+	if target != "/dev" {
+		m.Options = append(m.Options, "nosuid", "nodev")
+	}
+	if readOnly {
+		m.Options = append(m.Options, "ro")
+	}
+	return m
+}
+
+// mountpoint makes what is mounted over, so that nodes need not, which may use a
+// bundle at once.
+func mountpoint(root *os.Root, m specs.Mount) error {
+	name := strings.TrimPrefix(m.Destination, "/")
+	source, err := os.Stat(m.Source)
+	if err != nil || m.Type != "bind" || source.IsDir() {
+		return root.MkdirAll(name, 0o755)
+	}
+	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return err
+	}
+	info, err := root.Lstat(name)
+	if err == nil && info.Mode().IsRegular() {
+		return nil
+	}
+	if err == nil {
+		// A link, most often to where a service would write the file.
+		if err := root.Remove(name); err != nil {
+			return err
+		}
+	}
+	file, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	return file.Close()
+}
+
+// otherUser is who the image's process is to be, if not root.
+func otherUser(user string) string {
+	name, _, _ := strings.Cut(user, ":")
+	if name == "root" || name == "0" {
+		return ""
+	}
+	return name
+}
+
+// home is the home folder of an image's user.
+func home(root *os.Root, user string) string {
+	name := cmp.Or(otherUser(user), "root")
+	file, err := root.Open("etc/passwd")
+	if err == nil {
+		defer file.Close()
+		lines := bufio.NewScanner(io.LimitReader(file, maxPasswd))
+		for lines.Scan() {
+			fields := strings.Split(lines.Text(), ":")
+			if len(fields) >= 6 && (fields[0] == name || fields[2] == name) && filepath.IsAbs(fields[5]) {
+				return fields[5]
+			}
+		}
+	}
+	if name == "root" {
+		return "/root"
+	}
+	return "/"
+}

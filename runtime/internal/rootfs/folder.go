@@ -1,0 +1,199 @@
+// Package rootfs writes the tree of an image into a folder, as files that all
+// belong to who writes them: no privilege is needed, and none can be had from
+// what it writes. How the tree came about, and what the folder is for, is not
+// its business.
+package rootfs
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// Left is what of a tree its folder does not have.
+type Left struct {
+	// Special is how many devices, pipes and sockets are left out, and Attributes
+	// how many extended attributes.
+	Special, Attributes int
+	// Owners is how many files and directories belong to others than root in the
+	// image, and SetID how many run as their owner or group.
+	Owners, SetID int
+}
+
+const (
+	// piece is how much is written at once.
+	piece = 1 << 20
+	// maxDepth bounds the directories in each other, each of which is open.
+	maxDepth = 500
+)
+
+// Write writes a tree into an empty folder. Whoever called it removes what is
+// there when it has failed. Count is told of the bytes that were written.
+func Write(ctx context.Context, from *tree.Tree, to *os.Root, count func(int)) (Left, error) {
+	w := writer{ctx: ctx, from: from, top: to, names: map[uint64]string{}, buffer: make([]byte, piece), count: count}
+	root, err := from.Node(tree.RootID)
+	if err == nil {
+		err = w.directory(root, to, "")
+	}
+	if err != nil {
+		return w.left, fmt.Errorf("write files of image: %w", err)
+	}
+	return w.left, nil
+}
+
+type writer struct {
+	ctx  context.Context
+	from *tree.Tree
+	top  *os.Root
+	// names are those of files with several.
+	names  map[uint64]string
+	left   Left
+	buffer []byte
+	count  func(int)
+	depth  int
+}
+
+// directory fills a directory, which only now gets its mode and time.
+func (w *writer) directory(n tree.Node, dir *os.Root, name string) error {
+	if w.depth++; w.depth > maxDepth {
+		return fmt.Errorf("more than %d directories in each other", maxDepth)
+	}
+	defer func() { w.depth-- }()
+	merged, err := w.from.Dir(n.ID)
+	if err != nil {
+		return fmt.Errorf("%q: %w", name, err)
+	}
+	for _, e := range merged.Entries {
+		if err := context.Cause(w.ctx); err != nil {
+			return err
+		}
+		child, err := w.from.Child(merged, e)
+		if err == nil {
+			err = w.entry(child, dir, e.Name, path.Join(name, e.Name))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if err := w.describe(n); err != nil {
+		return err
+	}
+	// Its owner can always enter and empty it.
+	mode := fs.FileMode(n.Mode)&0o777 | 0o700
+	if n.Mode&unix.S_ISVTX != 0 {
+		mode |= fs.ModeSticky
+	}
+	if err := dir.Chmod(".", mode); err != nil {
+		return err
+	}
+	return dir.Chtimes(".", time.Time{}, modified(n))
+}
+
+func modified(n tree.Node) time.Time { return time.Unix(n.Seconds, int64(n.Nanoseconds)) }
+
+// entry writes what has a name in a directory; full is its name from the top.
+func (w *writer) entry(n tree.Node, dir *os.Root, name, full string) error {
+	kind := n.Mode & erofs.TypeMask
+	if kind == erofs.TypeDir {
+		// Its mode could forbid to fill it.
+		if err := dir.Mkdir(name, 0o700); err != nil {
+			return err
+		}
+		own, err := dir.OpenRoot(name)
+		if err != nil {
+			return err
+		}
+		defer own.Close()
+		return w.directory(n, own, full)
+	}
+	if first, again := w.names[n.ID]; again {
+		return w.top.Link(first, full)
+	}
+	switch kind {
+	case erofs.TypeSymlink:
+		target, err := w.from.Link(n)
+		if err == nil {
+			err = dir.Symlink(target, name)
+		}
+		if err != nil {
+			return err
+		}
+	case erofs.TypeRegular:
+		if err := w.file(n, dir, name); err != nil {
+			return fmt.Errorf("%q: %w", full, err)
+		}
+	default:
+		w.left.Special++
+		return nil
+	}
+	// How many names an inode has in the tree is not known, only in its layer.
+	w.names[n.ID] = full
+	return w.describe(n)
+}
+
+// describe counts what cannot be kept.
+func (w *writer) describe(n tree.Node) error {
+	if n.UID != 0 || n.GID != 0 {
+		w.left.Owners++
+	}
+	if n.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 && !n.IsDir() {
+		w.left.SetID++
+	}
+	if !w.from.HasXattrs() {
+		return nil
+	}
+	attributes, err := w.from.Xattrs(n)
+	w.left.Attributes += len(attributes)
+	return err
+}
+
+func (w *writer) file(n tree.Node, dir *os.Root, name string) (err error) {
+	file, err := dir.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	// Closing is when some file systems say that they are full.
+	defer func() { err = errors.Join(err, file.Close()) }()
+	for at := int64(0); at < n.Size; {
+		if err := context.Cause(w.ctx); err != nil {
+			return err
+		}
+		part := w.buffer[:min(piece, n.Size-at)]
+		read, err := w.from.ReadAt(n, part, at)
+		if err != nil {
+			return err
+		}
+		if read < len(part) {
+			return fmt.Errorf("it ends at byte %d: %w", at+int64(read), erofs.ErrCorrupt)
+		}
+		// What nobody has written takes no room.
+		if !bytes.Equal(part, zeros[:len(part)]) {
+			if _, err := file.WriteAt(part, at); err != nil {
+				return err
+			}
+		}
+		at += int64(read)
+		w.count(read)
+	}
+	if err := file.Truncate(n.Size); err != nil {
+		return err
+	}
+	// Nobody's rights are in set-user bits: the owner would be another one. The
+	// owner reads it in any case, as root would.
+	if err := file.Chmod(fs.FileMode(n.Mode)&0o777 | 0o400); err != nil {
+		return err
+	}
+	return dir.Chtimes(name, time.Time{}, modified(n))
+}
+
+var zeros = make([]byte, piece)
