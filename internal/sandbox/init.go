@@ -111,6 +111,9 @@ func listenAt(path string) (*os.File, error) {
 	return listener.File()
 }
 
+// endLimit is how long init has for the end of all others before it is killed.
+const endLimit = time.Second
+
 // reaper starts commands and reaps every process of the namespace: those that
 // lost their parents have become its children.
 type reaper struct {
@@ -136,6 +139,7 @@ func (r *reaper) serve() int {
 			if !errors.Is(err, io.EOF) {
 				fmt.Fprintln(os.Stderr, "init: read request:", err)
 			}
+			r.endAll()
 			return 0
 		}
 		switch {
@@ -146,6 +150,19 @@ func (r *reaper) serve() int {
 		}
 		for _, file := range files {
 			file.Close()
+		}
+	}
+}
+
+// endAll ends every process and returns when all are reaped, or after endLimit.
+// When this one ends the kernel would end them as well, but not add what they have
+// used of processors to what this one and its parents have, which is where Slurm
+// looks for it.
+func (r *reaper) endAll() {
+	for deadline := time.Now().Add(endLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		_ = unix.Kill(-1, unix.SIGKILL) // once more: one may just have been forked
+		if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil); errors.Is(err, unix.ECHILD) {
+			return
 		}
 	}
 }

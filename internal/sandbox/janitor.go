@@ -133,11 +133,15 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 	}
 	configFile.Close()
 	control.Close() // or init's end would not show as end-of-file
+	gone := make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, lifeline)
-		_ = command.Process.Kill()
+		select {
+		case <-gone: // by itself, as its supervisor is no longer there
+		case <-time.After(endLimit):
+			_ = command.Process.Kill()
+		}
 	}()
-	gone := make(chan struct{})
 	go keepRunning(command.Process.Pid, gone)
 	// Wait returns when init is reaped, and the kernel lets that happen only
 	// after every process of the PID namespace is gone.
