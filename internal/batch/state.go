@@ -35,6 +35,10 @@ const (
 	exitLost   = 69
 )
 
+// signalNotBegun is the number that slurmd gives instead of a signal for a script
+// that it could not begin: 0:53.
+const signalNotBegun = 53
+
 // ExitCode is the script's where that came to an end of its own.
 func (s State) ExitCode() int {
 	switch {
@@ -68,6 +72,8 @@ func (s State) text() string {
 		return name + " on " + s.Nodes
 	case s.Name == "TIMEOUT":
 		return "its time limit was over; ask for more with --time"
+	case s.Ended() && s.Signal == signalNotBegun:
+		return fmt.Sprintf("%s before the script began: can %s be written, and is the working directory there, on %s? slurmd's log says more", name, s.Stdout, s.Nodes)
 	case s.Ended() && s.ExitCode() != 0:
 		return fmt.Sprintf("%s, exit code %d", name, s.ExitCode())
 	}

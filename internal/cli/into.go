@@ -70,6 +70,20 @@ func runProgram(ctx context.Context, session *login.Session, name string, args .
 // that would have to be asked of Slurm.
 const briefly = 2 * time.Second
 
+// follows tells whether kubectl is told to go on until there is no more to come. It
+// ends well then, also where a job was ended meanwhile.
+func follows(args []string) bool {
+	for _, arg := range args {
+		switch arg {
+		case "-f", "--follow", "--follow=true", "-w", "--watch", "--watch=true", "--watch-only", "--watch-only=true":
+			return true
+		case "--":
+			return false
+		}
+	}
+	return false
+}
+
 // runBeside runs a command at the terminal while the tunnel is open.
 func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) error {
 	command.Stdin, command.Stderr = os.Stdin, os.Stderr
@@ -103,11 +117,19 @@ func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) e
 	if status := command.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
 		code = 128 + int(status.Signal())
 	}
+	lasting := time.Since(began) > briefly
+	if code == 0 && lasting && follows(command.Args) && ctx.Err() == nil {
+		place, err := newPlace()
+		if err != nil {
+			return err
+		}
+		return place.CutShort(ctx, session.Target)
+	}
 	if code == 0 {
 		return nil
 	}
 	check := session.Check
-	if time.Since(began) > briefly {
+	if lasting {
 		check = session.CheckJob
 	}
 	if lost := check(); lost != nil && ctx.Err() == nil {

@@ -92,7 +92,11 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find berth's own file: %w", err)
 	}
-	command := slurm.IntoCommand(job, head, false, append([]string{self}, os.Args[1:]...)...)
+	heterogeneous, err := slurm.HasComponents(ctx, job, slurm.AskPatiently)
+	if err != nil {
+		return 0, fail(ExitUnavailable, fmt.Errorf("ask Slurm for job %s: %w", job, err))
+	}
+	command := slurm.IntoCommand(job, head, heterogeneous, append([]string{self}, os.Args[1:]...)...)
 	step := exec.CommandContext(ctx, command[0], command[1:]...)
 	step.Cancel = func() error { return step.Process.Signal(EndingSignal(context.Cause(ctx))) }
 	step.Env = append(slurm.IntoEnv(os.Environ()), o.hop())

@@ -28,6 +28,7 @@ func IsJobName(word string) bool { return word == standing.Local || jobName.Matc
 // BERTH_JOB, that of the allocation this process is in, that of this machine, or
 // the only one there is.
 func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
+	named := name != ""
 	for _, from := range []string{EnvJob, "SLURM_JOB_ID"} {
 		if name == "" {
 			name = p.getenv(from)
@@ -47,8 +48,11 @@ func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 		return Target{}, problem(codeUsage, "%q is no job: it is a number of Slurm's, such as 12, 12_3 or 12.0", name)
 	}
 	target := Target{Job: parts[1], Step: parts[3]}
-	if parts[2] == "" || parts[2][0] == '+' {
-		return target, nil // Slurm need not be asked: all components of a job have one cluster
+	switch {
+	case parts[2] == "" && named:
+		return p.element(ctx, target)
+	case parts[2] == "" || parts[2][0] == '+':
+		return target, nil // all components of a job have one cluster
 	}
 	job, ok, err := p.job(ctx, func(job slurm.Queued) bool { return job.Name == parts[1]+parts[2] })
 	if err != nil {
@@ -59,6 +63,26 @@ func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
 		return target, nil
 	}
 	return Target{}, stateProblem(parts[1]+parts[2], slurm.Queued{}, false, 0)
+}
+
+// element is the only running element of an array where the target is that: its
+// number is Slurm's of the last element as well.
+func (p *Place) element(ctx context.Context, target Target) (Target, error) {
+	jobs, _, err := p.Jobs(ctx, false, nil)
+	if err != nil {
+		return target, nil // what comes next asks Slurm again
+	}
+	elements := slices.DeleteFunc(jobs, func(job slurm.Queued) bool {
+		return job.State != slurm.Running || !strings.HasPrefix(job.Name, target.Job+"_")
+	})
+	switch len(elements) {
+	case 0:
+	case 1:
+		target.Job = elements[0].ID
+	default:
+		return Target{}, problem(codeUsage, "job %s is an array: name one of %s", target.Job, describe(elements))
+	}
+	return target, nil
 }
 
 // job returns one of this user's that is not over. Slurm is asked where it is not

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/standing"
 	"berth.dev/berth/internal/tunnel"
 )
 
@@ -102,6 +104,40 @@ func (p *Place) jobProblem(ctx context.Context, name string) *Problem {
 		return nil
 	}
 	return stateProblem(name, job, ok, os.Getuid())
+}
+
+// endings are the states of jobs that did not come to an end of their own.
+var endings = []string{"BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
+
+// endLimit bounds the wait for a job that is ending, of which Slurm does not tell
+// how earlier; endPoll is how often it is asked.
+const (
+	endLimit = 10 * time.Second
+	endPoll  = 500 * time.Millisecond
+)
+
+// CutShort says how the job of a cluster was ended, for a command that followed
+// something until there was no more of it; nil where the job runs on or came to an
+// end of its own.
+func (p *Place) CutShort(ctx context.Context, target Target) error {
+	ctx, cancel := context.WithTimeout(ctx, endLimit)
+	defer cancel()
+	for target.Job != standing.Local {
+		job, ok, err := slurm.QueuedJob(ctx, target.Job, p.ask)
+		switch {
+		case err != nil || !ok:
+			return nil
+		case slices.Contains(endings, job.State):
+			return stateProblem(target.Job, job, ok, os.Getuid())
+		case job.State != slurm.Completing:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(endPoll):
+		}
+	}
+	return nil
 }
 
 func stateProblem(name string, job slurm.Queued, ok bool, uid int) *Problem {

@@ -128,6 +128,13 @@ func remaining(ctx context.Context, job string, nodes []string, ask Ask) ([]stri
 	return left, nil
 }
 
+// HasComponents tells whether a job is heterogeneous, which is what Slurm calls one
+// of several components.
+func HasComponents(ctx context.Context, job string, ask Ask) (bool, error) {
+	output, err := ask(ctx, "squeue", "--noheader", "--jobs="+job, "--format=%i")
+	return strings.Contains(string(output), "+"), err
+}
+
 // JobNodes returns the nodes that a job has now: one that was lost is not among
 // them.
 func JobNodes(ctx context.Context, job string, ask Ask) ([]string, error) {

@@ -40,7 +40,7 @@ questions() { "$bed" run ctl sdiag | awk '/REQUEST_.*(JOB|STEP)/ { sub(".*count:
 
 # Every command that reaches in, by one step.
 reach_in() {
-	local i id idle=30s
+	local i id name idle=30s
 	notebook a
 	id=$(job_named a)
 	asks 0 notebook alice kubectl get pods
@@ -81,11 +81,19 @@ reach_in() {
 	ends t 0
 	into e alice kubectl exec notebook -- sh -c 'echo begun; sleep 600'
 	says e begun
+	into lf alice logs -f
+	says lf started
+	into w alice kubectl get pods -w
+	says w notebook
 	sleep 2 # what ends sooner asks nobody
 	"$bed" run --user alice login scancel "$id"
 	ends a 143 15 1 137
 	ends e 69
 	says e "job $id"
+	for name in lf w; do # kubectl itself takes this for a good end
+		ends $name 69
+		says $name "job $id has ended (CANCELLED)"
+	done
 	poll 20 no_tunnel || fail "the tunnel outlives the job: $(on_login ps -ef | grep berth)"
 }
 
@@ -194,6 +202,12 @@ reach_mistakes() {
 	"$bed" run --user alice login scancel "$id"
 	poll 20 ended_job "$id"
 	asks 69 'has ended' alice kubectl "$id" get pods
+	begin r alice login sbatch --parsable -o /dev/null --array=1-2 -N1 --mem=100 --wrap 'sleep 100'
+	ends r 0
+	id=$(cat "$out/r")
+	poll 20 runs "${id}_1" && poll 20 runs "${id}_2"
+	asks 64 "is an array: name one of ${id}_" alice kubectl "$id" get pods
+	"$bed" run --user alice login scancel "$id"
 }
 runs() { "$bed" run ctl squeue -h -j "$1" -o %T | grep -q RUNNING; }
 ended_job() { ! "$bed" run ctl squeue -h -j "$1" -o %T 2>/dev/null | grep -q .; }
