@@ -55,7 +55,12 @@ func describeFastPath(counted map[string]int) string {
 			refused += n
 		}
 	}
-	text := fmt.Sprintf("%d connections made by the hosts, %d not", counted["connected"], left)
+	outside := counted["connected to the outside"]
+	text := fmt.Sprintf("%d connections made by the hosts", counted["connected"]+outside)
+	if outside > 0 {
+		text += fmt.Sprintf(" (%d to the outside)", outside)
+	}
+	text += fmt.Sprintf(", %d not", left)
 	if left > 0 {
 		text += ": " + counts(why, "")
 	}

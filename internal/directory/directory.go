@@ -21,6 +21,8 @@ type Service struct {
 type State struct {
 	// Services that are not listed are not led anywhere.
 	Services map[netip.AddrPort]Service
+	// External are addresses that Services have beside those of the cluster.
+	External []netip.Addr `json:",omitempty"`
 	// Policy is what the network policies come to.
 	Policy *policy.State
 }
@@ -32,6 +34,7 @@ type Directory struct {
 	// pods are the addresses of all pods of the cluster.
 	pods     []netip.Prefix
 	services atomic.Pointer[map[netip.AddrPort]Service]
+	external atomic.Pointer[[]netip.Addr]
 }
 
 // New returns a Directory of a cluster whose pods have these addresses.
@@ -47,6 +50,7 @@ func (d *Directory) Set(s *State) {
 			services[address] = service
 		}
 	}
+	d.external.Store(&s.External)
 	d.services.Store(&services)
 	d.Latest.Set(s.Policy)
 }
@@ -63,6 +67,13 @@ func (d *Directory) Resolve(to netip.AddrPort) (service Service, ok bool) {
 	}
 	service = (*services)[to]
 	return service, len(service.Endpoints) > 0
+}
+
+// Claims tells whether an address that is none of the cluster's may be a
+// Service's all the same.
+func (d *Directory) Claims(a netip.Addr) bool {
+	external := d.external.Load()
+	return external == nil || slices.Contains(*external, a)
 }
 
 func (d *Directory) isPod(a netip.Addr) bool {

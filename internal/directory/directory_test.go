@@ -38,6 +38,18 @@ func TestAServiceIsAnyOfItsEndpoints(t *testing.T) {
 	}
 }
 
+func TestAnAddressOfAServiceIsNotOutside(t *testing.T) {
+	d := newDirectory()
+	external, outside := netip.MustParseAddr("203.0.113.5"), netip.MustParseAddrPort("203.0.113.6:80")
+	if !d.Claims(outside.Addr()) || d.PermitsOutside(client, outside) {
+		t.Error("something is certain before anything is known")
+	}
+	d.Set(&State{External: []netip.Addr{external}, Policy: &policy.State{}})
+	if !d.Claims(external) || d.Claims(outside.Addr()) || !d.PermitsOutside(client, outside) {
+		t.Error("what a Service claims, or nobody does, is not known")
+	}
+}
+
 func TestOnlyPodsAreCertain(t *testing.T) {
 	d := newDirectory()
 	node := netip.MustParseAddrPort("100.67.1.1:6443")

@@ -32,6 +32,13 @@ func newPolicy(c Config) policy {
 	}
 }
 
+// Reaches returns a test for addresses: whether pods may reach one as the host
+// does.
+func (c Config) Reaches() func(netip.Addr) bool {
+	p := newPolicy(c)
+	return func(to netip.Addr) bool { return p.decide(to) == forward }
+}
+
 // alwaysRefused are the ways to the host's own loopback. A socket that
 // connects to 0.0.0.0 or :: is connected to loopback, and so is one that
 // connects to an IPv4 address of loopback mapped into IPv6.

@@ -55,6 +55,9 @@ func TestPolicy(t *testing.T) {
 		if got := p.decide(netip.MustParseAddr(address)); got != want {
 			t.Errorf("%s: verdict %d, want %d", address, got, want)
 		}
+		if got := config.Reaches()(netip.MustParseAddr(address)); got != (want == forward) {
+			t.Errorf("pods reach %s as the host does: %v", address, got)
+		}
 	}
 }
 

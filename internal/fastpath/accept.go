@@ -92,7 +92,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 	if found := s.rung(t.from.pod, fd); found != nil {
 		a := accepted{fd: found.fd, peer: found.ends.peer, switched: !found.plain, again: found.record.again}
 		if a.switched {
-			a.known, err = s.know(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6)
+			a.known, err = s.know(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
 		}
 		// From one record to the other before a number is free again.
 		t.record.note(stageDelivering, found.fd)

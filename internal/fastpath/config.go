@@ -25,6 +25,10 @@ type Directory interface {
 	// Resolve returns where a connection to an address may lead, and false where
 	// that is not certain.
 	Resolve(to netip.AddrPort) (Route, bool)
+	// Outside tells whether an address is certainly none of the cluster's, and one
+	// that pods may reach as the user's processes on the host do. It is asked
+	// about what Resolve does not know.
+	Outside(to netip.AddrPort) bool
 }
 
 // Route is where a pod's connection may lead.
@@ -44,6 +48,8 @@ type Policy interface {
 	// that it does not permit stay on the overlay, where packets are filtered:
 	// so false is right wherever it is not certain.
 	Permits(from netip.Addr, to netip.AddrPort) bool
+	// PermitsOutside is the same for what is Outside.
+	PermitsOutside(from netip.Addr, to netip.AddrPort) bool
 }
 
 // Config is what a Switch is made of. It takes over all files.
@@ -53,7 +59,8 @@ type Config struct {
 	// Key is the job's secret, from which all others are derived.
 	Key []byte
 	// Listeners are the TCP sockets of Nodes[Self].Endpoints. A host has 28,000
-	// ports for connections to each, and keeps them for a minute.
+	// ports for connections to each, and keeps them for a minute. The only node of
+	// a cluster needs none.
 	Listeners []*net.TCPListener
 	// Containers is the unix socket at which the runtime delivers the
 	// descriptor of a container's filter (linux.seccomp.listenerPath of the OCI
@@ -100,7 +107,7 @@ func (c Config) Validate() error {
 	}
 	require(c.Self >= 0 && c.Self < len(c.Nodes) && len(c.Nodes) <= 1<<16, fmt.Sprintf("node %d is none of %d", c.Self, len(c.Nodes)))
 	require(len(c.Key) >= 16, "the key is shorter than 16 bytes")
-	require(len(c.Listeners) > 0, "there is no listener for other nodes")
+	require(len(c.Listeners) > 0 || len(c.Nodes) == 1, "there is no listener for other nodes")
 	require(c.Containers != nil, "there is no socket for containers")
 	require(c.Inside != nil, "there is no connection to the inside")
 	require(c.State != nil, "there is no memory file for the state")

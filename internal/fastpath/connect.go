@@ -77,7 +77,8 @@ func (s *Switch) connect(t *trap) {
 type destination struct {
 	asked, target netip.AddrPort
 	// mapped: the program uses IPv6 addresses. direct: it names the pod itself.
-	mapped, direct bool
+	// outside: it is no pod.
+	mapped, direct, outside bool
 }
 
 const tcpClose = 7 // TCP_CLOSE, of a socket that has not begun to connect
@@ -94,6 +95,10 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 		return d, countElsewhere
 	}
 	route, ok := s.config.Directory.Resolve(d.asked)
+	if !ok && s.config.Directory.Outside(d.asked) {
+		d.target, d.direct, d.outside = d.asked, true, true
+		return d, 0
+	}
 	if !ok {
 		return d, countElsewhere
 	}
@@ -129,29 +134,38 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	if unsaid {
 		// A signal interrupted the call that connected it, and the kernel has
 		// begun it again.
-		s.say(t, known)
+		s.say(t, known, known.progress(socket))
+		return
+	}
+	if known != nil && known.pending {
+		s.sayMore(t, known, socket)
 		return
 	}
 	t.refuse(countReconnect, unix.EISCONN)
 }
 
-// say tells the caller that its socket is connected, if it still waits. Nobody
+// say tells the caller how its socket is connected, if it still waits. Nobody
 // may look at the socket in between: the call may have begun again already.
-func (s *Switch) say(t *trap, known *record) {
+func (s *Switch) say(t *trap, known *record, errno unix.Errno) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known.unsaid = !t.answer(0, 0)
+	known.pending = errno == unix.EINPROGRESS
+	known.unsaid = !t.answer(0, errno)
 }
 
 // plan finds out whether to switch a socket.
 func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	p := t.from.pod
-	node := s.nodeOf(d.target.Addr())
-	// Pods of one node are as near by the bridge between them.
-	if node < 0 || s.peers[node] == nil || node == s.config.Self && d.direct {
-		return nil, countElsewhere
+	var node *peer
+	if !d.outside {
+		// Pods of one node are as near by the bridge between them.
+		i := s.nodeOf(d.target.Addr())
+		if i < 0 || s.peers[i] == nil || i == s.config.Self && d.direct {
+			return nil, countElsewhere
+		}
+		node = s.peers[i]
 	}
-	if !s.config.Policy.Permits(p.address, d.target) {
+	if !s.permits(p.address, d.target, d.outside) {
 		return nil, countPolicy
 	}
 	if err := p.meet(t); err != nil {
@@ -166,6 +180,9 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 		return nil, countBound
 	}
 	port := local.Port()
+	if d.outside && port != 0 {
+		return nil, countBound // whoever is connected to may ask for that port
+	}
 	if port == 0 {
 		port = p.nextPort()
 	}
@@ -177,7 +194,7 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 		return nil, countDuplicated
 	}
 	return &connecting{
-		t: t, peer: s.peers[node], destination: d, tangle: tangle,
+		t: t, peer: node, destination: d, tangle: tangle,
 		source: netip.AddrPortFrom(p.address, port), fd: -1,
 	}, 0
 }

@@ -12,10 +12,10 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// connecting is a connect that waits for the other node.
+// connecting is a connect that waits for the other node, or for the outside.
 type connecting struct {
 	t    *trap
-	peer *peer
+	peer *peer // nil where it leads outside
 	destination
 	source netip.AddrPort
 	tangle entanglement
@@ -35,6 +35,10 @@ func (c *connecting) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.start()
+	if c.outside {
+		c.reach()
+		return
+	}
 	c.next()
 }
 
@@ -45,6 +49,9 @@ func (c *connecting) start() {
 	patience := s.config.Patience
 	if flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
 		patience = s.config.Haste
+	}
+	if c.outside {
+		patience = sendTimeout(c.t.socket)
 	}
 	c.since = time.Now()
 	c.deadline = c.since.Add(patience)
@@ -57,6 +64,11 @@ func (c *connecting) resume(fd int) {
 	defer c.mu.Unlock()
 	c.start()
 	c.fd, c.fresh = fd, true
+	if c.outside {
+		c.t.record.note(stageAsking, fd)
+		c.reaching(unix.EINPROGRESS)
+		return
+	}
 	r := c.t.record
 	asked := r.asked
 	c.preamble, c.source = &asked, sourceOf(&asked)
@@ -125,10 +137,14 @@ func (c *connecting) ask() {
 
 func (c *connecting) await() {
 	var err error
+	var event uint32 = unix.EPOLLIN
+	if c.outside {
+		event = unix.EPOLLOUT
+	}
 	if c.token == 0 {
-		err = c.t.s.reactor.add(c.fd, unix.EPOLLIN, c, &c.token)
+		err = c.t.s.reactor.add(c.fd, event, c, &c.token)
 	} else {
-		err = c.t.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
+		err = c.t.s.reactor.again(c.fd, c.token, event)
 	}
 	if err != nil {
 		c.fallBack(countNoPeer)
@@ -140,6 +156,8 @@ func (c *connecting) ready(uint32) {
 	defer c.mu.Unlock()
 	switch {
 	case c.over:
+	case c.outside:
+		c.reached()
 	case c.preamble == nil:
 		c.ask()
 	default:
@@ -171,7 +189,7 @@ func (c *connecting) judge() {
 		c.peer.fail()
 		c.fallBack(countForged)
 	case v == verdictConnected:
-		c.install()
+		c.install(0)
 	case v == verdictRefused:
 		c.t.s.counters.add(countNoListener)
 		c.leave()
@@ -189,6 +207,8 @@ func (c *connecting) late(now time.Time) {
 	defer c.mu.Unlock()
 	switch {
 	case c.over:
+	case c.outside && now.After(c.deadline):
+		c.install(unix.EINPROGRESS) // which goes on
 	case now.After(c.deadline):
 		c.peer.fail()
 		c.fallBack(countPeerLate)
@@ -231,8 +251,8 @@ func (c *connecting) fallBack(why count) {
 	c.t.s.leave(c.t, c.t.socket, c.destination, why)
 }
 
-// install gives the caller the connection in place of its socket.
-func (c *connecting) install() {
+// install gives the caller the connection in place of its socket, and answers.
+func (c *connecting) install(errno unix.Errno) {
 	t, s := c.t, c.t.s
 	c.stopReading() // what comes from now on is the pod's
 	number := t.argument(0)
@@ -248,13 +268,13 @@ func (c *connecting) install() {
 		return
 	}
 	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd)
-	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.mapped)
+	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.mapped, c.outside)
 	if err != nil {
 		c.fallBack(countFull)
 		return
 	}
 	// Once more, now that Cut would find it.
-	if !s.config.Policy.Permits(c.source.Addr(), c.target) {
+	if !s.permits(c.source.Addr(), c.target, c.outside) {
 		s.unknow(known)
 		c.fallBack(countPolicy)
 		return
@@ -274,10 +294,12 @@ func (c *connecting) install() {
 		return
 	}
 	c.watchAgain(watches)
-	s.counters.add(countConnected)
+	s.counters.add(known.counted())
 	c.leave() // or epoll would still report the old socket
-	s.say(t, known)
-	c.peer.refill()
+	s.say(t, known, errno)
+	if c.peer != nil {
+		c.peer.refill()
+	}
 }
 
 // watches returns how the epoll instances of the caller watch its socket.

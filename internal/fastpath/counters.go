@@ -8,6 +8,7 @@ type count int
 const (
 	countConnected count = iota
 	countAccepted
+	countOutside
 	// Left to the overlay.
 	countNoPod
 	countNotTCP
@@ -30,6 +31,7 @@ const (
 	countForged
 	// Others.
 	countNoListener
+	countNotReached
 	countCancelled
 	countLocal
 	countNested
@@ -39,6 +41,7 @@ const (
 var countNames = [numCounts]string{
 	countConnected:   "connected",
 	countAccepted:    "accepted",
+	countOutside:     "connected to the outside",
 	countNoPod:       "overlay: the pod is not known yet",
 	countNotTCP:      "overlay: not TCP",
 	countElsewhere:   "overlay: the address is no other node's pod",
@@ -58,6 +61,7 @@ var countNames = [numCounts]string{
 	countUnseen:      "refused: the process cannot be looked at",
 	countForged:      "refused: a connection that proves no node of the job",
 	countNoListener:  "connection refused by the pod",
+	countNotReached:  "connection refused or lost outside",
 	countCancelled:   "cancelled by the caller",
 	countLocal:       "accepted from the overlay or the pod itself",
 	countNested:      "a seccomp listener of a pod's own, which it cannot have",

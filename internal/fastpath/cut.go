@@ -34,7 +34,7 @@ func (s *Switch) Cut() (int, error) {
 		if from == to { // the server's end
 			from = r.peer.addrPort()
 		}
-		if s.config.Policy.Permits(from.Addr(), to) {
+		if s.permits(from.Addr(), to, r.outside) {
 			continue
 		}
 		inode, err := s.inode(&r)

@@ -12,14 +12,17 @@ type ends struct{ local, peer netip.AddrPort }
 
 // know writes down what a connection is called in the pod that will have it, and
 // which pod's port it leads to.
-func (s *Switch) know(fd int, e ends, target netip.AddrPort, mapped bool) (*record, error) {
+func (s *Switch) know(fd int, e ends, target netip.AddrPort, mapped, outside bool) (*record, error) {
 	local, ok1 := localAddress(fd)
 	peer, ok2 := peerAddress(fd)
+	if outside {
+		peer, ok2 = target, true // it may not be connected yet
+	}
 	if !ok1 || !ok2 {
 		return nil, fmt.Errorf("name a connection: %w", unix.ENOTCONN)
 	}
 	return s.remember(fd, record{
-		kind: kindSwitched, mapped: mapped, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
+		kind: kindSwitched, mapped: mapped, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
 		hostLocal: packEnd(local), hostPeer: packEnd(peer),
 	})
 }

@@ -84,7 +84,6 @@ func (c *connecting) lose(errno unix.Errno) {
 		c.fallBack(countNoPeer)
 		return
 	}
-	c.leaveConnection()
 	c.end()
 	c.t.refuse(countNotReached, errno)
 }

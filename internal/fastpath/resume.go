@@ -80,8 +80,8 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 		if known != nil && err == nil && cookie == known.cookie {
 			s.finishReplacing(t, connection, old)
 			unix.Close(old) // or epoll would still report it
-			s.counters.add(countConnected)
-			s.say(t, known)
+			s.counters.add(known.counted())
+			s.say(t, known, known.progress(connection))
 			unix.Close(connection)
 			return
 		}
@@ -98,7 +98,9 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	}
 	d, why := s.lookUp(t, socket, address)
 	if why == 0 {
-		d.target = targetOf(&t.record.asked) // as it was chosen
+		if !d.outside {
+			d.target = targetOf(&t.record.asked) // as it was chosen
+		}
 		var c *connecting
 		if c, why = s.plan(t, socket, d); c != nil {
 			c.resume(connection)

@@ -81,10 +81,13 @@ type record struct {
 	mapped, plain bool
 	// again: a parked connection that some process may have already.
 	again bool
-	// unsaid: nobody was told that the switched socket is connected.
-	unsaid bool
-	call   linux.Notification
-	cookie uint64
+	// unsaid: nobody was told that the switched socket is connected. pending: the
+	// program was told that it is going to be.
+	unsaid, pending bool
+	// outside: a switched socket is connected to no pod.
+	outside bool
+	call    linux.Notification
+	cookie  uint64
 
 	local, peer, target, hostLocal, hostPeer end
 	asked                                    [preambleLen]byte

@@ -1,11 +1,6 @@
 package fastpath
 
-import (
-	"encoding/binary"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // leave leaves a connect to the kernel. Of a Service's pods, kube-proxy's rules
 // would choose again, so that those that cannot be switched got a share of their
@@ -23,7 +18,7 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		t.record.note(stageSteering, 0)
 		_ = unix.SetNonblock(socket, true)
 	}
-	errno := steer(socket, d)
+	errno := connectTo(socket, d.target, d.mapped)
 	if waits {
 		_ = unix.SetNonblock(socket, false)
 	}
@@ -37,19 +32,6 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		return
 	}
 	t.refuse(why, errno)
-}
-
-// steer begins to connect a pod's own socket to the target.
-func steer(socket int, d destination) unix.Errno {
-	if !d.mapped {
-		address := rawAddress(d.target)
-		return rawErrno(rawConnect(socket, (*unix.RawSockaddr)(unsafe.Pointer(&address))))
-	}
-	var port [2]byte
-	binary.BigEndian.PutUint16(port[:], d.target.Port())
-	address := unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: binary.NativeEndian.Uint16(port[:]), Addr: d.target.Addr().As16()}
-	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(socket), uintptr(unsafe.Pointer(&address)), unix.SizeofSockaddrInet6)
-	return errno
 }
 
 func rawErrno(err error) unix.Errno {

@@ -90,13 +90,12 @@ func New(c Config) (*Switch, error) {
 
 // findHost learns how to recognize the host's sockets.
 func (s *Switch) findHost() error {
-	raw, err := s.config.Listeners[0].SyscallConn()
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
-		return err
+		return fmt.Errorf("make a socket: %w", err)
 	}
-	if controlErr := raw.Control(func(fd uintptr) { s.hostNetwork, err = networkCookie(int(fd)) }); controlErr != nil {
-		return controlErr
-	}
+	s.hostNetwork, err = networkCookie(socket)
+	unix.Close(socket)
 	if err != nil {
 		return fmt.Errorf("recognize sockets of the host (Linux 5.14 can): %w", err)
 	}

@@ -26,7 +26,12 @@ import (
 
 type labDirectory map[string]Route
 
-func (d labDirectory) Resolve(to netip.AddrPort) (Route, bool) { return d[to.String()], true }
+func (d labDirectory) Resolve(to netip.AddrPort) (Route, bool) { return d[to.String()], !d.Outside(to) }
+
+// Outside are the hosts themselves: the lab has nobody else.
+func (d labDirectory) Outside(to netip.AddrPort) bool { return outside.Contains(to.Addr()) }
+
+var outside = netip.MustParsePrefix("192.0.2.0/24")
 
 type labPolicy struct {
 	mu     sync.Mutex
@@ -38,6 +43,8 @@ func (p *labPolicy) Permits(_ netip.Addr, to netip.AddrPort) bool {
 	defer p.mu.Unlock()
 	return !slices.Contains(p.denied, to.String())
 }
+
+func (p *labPolicy) PermitsOutside(from netip.Addr, to netip.AddrPort) bool { return p.Permits(from, to) }
 
 func (p *labPolicy) deny(target string) {
 	p.mu.Lock()

@@ -188,7 +188,7 @@ func runNet(notifier *notify.Notifier) error {
 	if config.Publish, err = openDoors(told, &in); err != nil {
 		return err
 	}
-	sockets, err := openSwitch(told, &in, config.Log)
+	sockets, err := openSwitch(told, &in, config.Reaches(), config.Log)
 	if err != nil {
 		return err
 	}

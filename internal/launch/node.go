@@ -307,6 +307,9 @@ func (r *run) startRoles(ctx context.Context) error {
 	if err := r.serveMetrics(); err != nil {
 		return err
 	}
+	if r.plan.FastPath && r.box.TUN == nil {
+		return fail(ExitUnavailable, errors.New("make connections of pods by the host: /dev/net/tun cannot be used inside; --fast-path off does without"))
+	}
 	if r.plan.FastPath {
 		var err error
 		if r.switching, err = newSwitching(r.plan, r.team, r.box.Socket); err != nil {

@@ -288,7 +288,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if err := r.makeCgroup(); err != nil {
 		return err
 	}
-	offer.CgroupsDelegated, offer.MeshMTU, offer.FastPath = r.cgroup != nil, offers[0].MeshMTU, r.team.hasSwitch()
+	offer.CgroupsDelegated, offer.MeshMTU, offer.FastPath = r.cgroup != nil, offers[0].MeshMTU, r.hasSwitch()
 	offers[0] = offer
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {

@@ -31,14 +31,15 @@ type podSwitch struct {
 }
 
 // openSwitch takes over what the supervisor holds; nil where there is no Switch.
-func openSwitch(told netConfig, in *inherited, log *slog.Logger) (*podSwitch, error) {
+// reaches tells which addresses pods may reach that are none of the cluster's.
+func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
 	if told.Switch == nil {
 		return nil, nil
 	}
 	s := &podSwitch{directory: directory.New(told.Switch.Pods), log: log, known: make(chan struct{})}
 	c := fastpath.Default()
-	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Mesh.Self, told.Mesh.Key
-	c.Directory, c.Policy, c.Log = routes{s.directory}, s.directory, log
+	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Switch.Self, told.Switch.Key
+	c.Directory, c.Policy, c.Log = routes{s.directory, reaches}, s.directory, log
 	for range told.Switch.Listeners {
 		listener, err := passedAs(in, net.FileListener)
 		if err != nil {
@@ -75,12 +76,20 @@ func openSwitch(told netConfig, in *inherited, log *slog.Logger) (*podSwitch, er
 }
 
 // routes are those of a directory, as a Switch asks for them.
-type routes struct{ *directory.Directory }
+type routes struct {
+	*directory.Directory
+	reaches func(netip.Addr) bool
+}
 
 // Resolve implements fastpath.Directory.
 func (r routes) Resolve(to netip.AddrPort) (fastpath.Route, bool) {
 	service, ok := r.Directory.Resolve(to)
 	return fastpath.Route{Targets: service.Endpoints, Sticky: service.Sticky}, ok
+}
+
+// Outside implements fastpath.Directory.
+func (r routes) Outside(to netip.AddrPort) bool {
+	return r.reaches(to.Addr()) && !r.Claims(to.Addr())
 }
 
 // run answers calls of pods until ctx ends.

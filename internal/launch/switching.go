@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bytes"
+	"crypto/rand"
 	"fmt"
 	"net/netip"
 	"os"
@@ -25,8 +26,25 @@ func wantsFastPath(asked string) (bool, error) {
 	return true, nil
 }
 
-// hasSwitch tells whether this host has one.
-func (t *team) hasSwitch() bool { return t != nil && t.data.fast }
+// hasSwitch tells whether this host has one. On the only node it is of use for the
+// outside.
+func (r *run) hasSwitch() bool {
+	if r.team != nil {
+		return r.team.data.fast
+	}
+	fast, err := wantsFastPath(r.Spec.Network.FastPath)
+	if fast {
+		// Where there is no such device, there is no net role either.
+		var tun *os.File
+		if tun, err = os.OpenFile("/dev/net/tun", os.O_RDWR, 0); err == nil {
+			tun.Close()
+		}
+	}
+	if err != nil {
+		r.Log.Debug("connections of pods are not made by the host: " + err.Error())
+	}
+	return fast && err == nil
+}
 
 // switching is what this process holds for the Switch of its node, which is a
 // part of the net role, and outlives it. The Switch gets sockets of pods' namespaces
@@ -44,12 +62,24 @@ type switching struct {
 // switchConfig is what the Switch is told.
 type switchConfig struct {
 	Nodes     []fastpath.Node
+	Self      int
+	Key       []byte
 	Pods      []netip.Prefix
 	Listeners int
 }
 
+// newSwitching prepares a Switch; t is nil where there is one node.
 func newSwitching(plan cluster.Plan, t *team, containers *os.File) (*switching, error) {
-	s := &switching{listeners: t.sockets.switches, containers: containers}
+	s := &switching{containers: containers}
+	var nodes [][]netip.AddrPort
+	if t != nil {
+		s.listeners, nodes = t.sockets.switches, t.mesh.Switches
+		s.config.Self, s.config.Key = t.mesh.Self, t.mesh.Key
+	} else {
+		nodes = make([][]netip.AddrPort, 1)
+		s.config.Key = make([]byte, 32)
+		_, _ = rand.Read(s.config.Key)
+	}
 	s.config.Listeners = len(s.listeners)
 	for _, family := range plan.Addresses.Families() {
 		s.config.Pods = append(s.config.Pods, family.Pods)
@@ -57,7 +87,7 @@ func newSwitching(plan cluster.Plan, t *team, containers *os.File) (*switching, 
 	for i, member := range plan.Members {
 		// The addresses of nodes are not those of pods.
 		pods := slices.DeleteFunc(slices.Clone(member.Prefixes), netip.Prefix.IsSingleIP)
-		s.config.Nodes = append(s.config.Nodes, fastpath.Node{Endpoints: t.mesh.Switches[i], Prefixes: pods})
+		s.config.Nodes = append(s.config.Nodes, fastpath.Node{Endpoints: nodes[i], Prefixes: pods})
 	}
 	var err error
 	for _, step := range []func() error{

@@ -99,7 +99,7 @@ func (r *run) join(ctx context.Context) error {
 	if err := r.makeCgroup(); err != nil {
 		return err
 	}
-	offer.CgroupsDelegated, offer.FastPath = r.cgroup != nil, r.team.hasSwitch()
+	offer.CgroupsDelegated, offer.FastPath = r.cgroup != nil, r.hasSwitch()
 	answer, err := r.team.join(ctx, offer, r.host.cpus.Count)
 	if err != nil {
 		return err

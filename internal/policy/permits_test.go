@@ -187,8 +187,15 @@ func TestLatestPermitsOnlyWhatIsCertain(t *testing.T) {
 	if l.Permits(pod, unknown) || l.Permits(unknown.Addr(), other) {
 		t.Error("permits a connection with an unknown pod where there are policies")
 	}
+	if !l.PermitsOutside(pod, unknown) || l.PermitsOutside(unknown.Addr(), unknown) {
+		t.Error("permits the outside to others than pods that no policy selects")
+	}
+	l.Set(Compile(testCluster(t, `{spec: {podSelector: {matchLabels: {pod: a}}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 203.0.113.0/24}}], ports: [{port: 80}]}]}}`)))
+	if !l.PermitsOutside(pod, unknown) || l.PermitsOutside(pod, netip.AddrPortFrom(unknown.Addr(), 81)) || l.PermitsOutside(pod, netip.MustParseAddrPort("198.51.100.1:80")) {
+		t.Error("does not permit what a block of addresses does, and nothing else")
+	}
 	l.Set(&State{Pending: true})
-	if l.Permits(pod, other) || l.Permits(pod, netip.AddrPortFrom(pod, 80)) {
+	if l.Permits(pod, other) || l.Permits(pod, netip.AddrPortFrom(pod, 80)) || l.PermitsOutside(pod, unknown) {
 		t.Error("permits while not all is known")
 	}
 }

@@ -102,3 +102,16 @@ func (l *Latest) Permits(from netip.Addr, to netip.AddrPort) bool {
 	_, toKnown := s.Pods[to.Addr()]
 	return fromKnown && toKnown && s.Permits(TCP, from, to)
 }
+
+// PermitsOutside is Permits for an address that is no pod's.
+func (l *Latest) PermitsOutside(from netip.Addr, to netip.AddrPort) bool {
+	s := l.state.Load()
+	if s == nil {
+		return false
+	}
+	if s.None() {
+		return true
+	}
+	_, known := s.Pods[from]
+	return known && s.Permits(TCP, from, to)
+}

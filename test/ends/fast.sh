@@ -72,6 +72,15 @@ through_service() { test "$(kubectl exec "$1" -- sh -c 'for i in 1 2 3 4 5; do e
 adds 5 through_service root
 adds 5 through_service user
 echo connections to Services are made by the hosts
+# The outside is what no pod is: by name, and with a policy for it.
+before=$(settled 'connected to the outside')
+for from in root user; do
+	test "$(kubectl exec "$from" -- sh -c 'for i in 1 2 3 4 5; do echo hello | nc -w 5 www.outside.test 7; done' | sort | uniq -c | xargs)" = "5 hello"
+done
+test "$(kubectl exec kept -- sh -c 'echo hello | nc -w 5 www.outside.test 7')" = hello
+now=$(settled 'connected to the outside')
+((now - before == 10)) || { echo "$((now - before)) connections to the outside" >&2; berth metrics | grep '^berth_fastpath' >&2; exit 1; }
+echo connections to the outside are made by the hosts
 adds 0 none_fails default kept 20 "http://$web"
 adds 0 none_fails plain root 20 "http://$web"
 echo annotations keep pods and namespaces to the overlay

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -131,6 +132,7 @@ func (t *teller) state() *directory.State {
 	t.backing.Update(t.endpoints)
 	s := &directory.State{Services: map[netip.AddrPort]directory.Service{}, Policy: policies}
 	for name, port := range t.ports {
+		s.External = append(append(s.External, addressesOf(port.ExternalIPs())...), addressesOf(port.LoadBalancerVIPs())...)
 		address, ok := netip.AddrFromSlice(port.ClusterIP())
 		if !ok || port.Protocol() != v1.ProtocolTCP {
 			continue
@@ -144,6 +146,15 @@ func (t *teller) state() *directory.State {
 		}
 	}
 	return s
+}
+
+func addressesOf(ips []net.IP) (all []netip.Addr) {
+	for _, ip := range ips {
+		if address, ok := netip.AddrFromSlice(ip); ok {
+			all = append(all, address.Unmap())
+		}
+	}
+	return all
 }
 
 // serviceOf is what the net role is told of a Service; nothing where an endpoint

@@ -56,6 +56,25 @@ func endpoint(address string, ready, terminating bool) discoveryv1.Endpoint {
 	}
 }
 
+func TestExternalAddressesOfServicesAreTold(t *testing.T) {
+	teller := newTeller("n1", nil)
+	teller.OnServiceAdd(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s"},
+		Spec: v1.ServiceSpec{
+			ClusterIP: "100.66.0.7", ClusterIPs: []string{"100.66.0.7"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
+			InternalTrafficPolicy: ptr.To(v1.ServiceInternalTrafficPolicyCluster), Type: v1.ServiceTypeLoadBalancer,
+			ExternalIPs: []string{"203.0.113.5"}, Ports: []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
+		},
+		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "203.0.113.6", IPMode: ptr.To(v1.LoadBalancerIPModeVIP)}}}},
+	})
+	teller.OnServiceSynced()
+	teller.permit(&policy.State{})
+	want := []netip.Addr{netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("203.0.113.6")}
+	if got := teller.state().External; !slices.Equal(got, want) {
+		t.Errorf("%v, not %v", got, want)
+	}
+}
+
 // TestAServiceIsWhatKubeProxyMakesOfIt has one endpoint of each kind.
 func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
 	ready, unready, ending := endpoint("100.64.2.1", true, false), endpoint("100.64.2.2", false, false), endpoint("100.64.2.3", true, true)
