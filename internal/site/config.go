@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,6 +40,8 @@ type Config struct {
 	// Gateways are how pods reach what is neither a pod nor a host.
 	Gateways Gateways `yaml:"gateways"`
 	DNS      DNS      `yaml:"dns"`
+	// Groups are users who share one network, by the name of the group.
+	Groups map[string][]string `yaml:"groups"`
 	// RoutesOn are hosts that reach all pods although they have none: those of
 	// Slurm's controller, login hosts. They keep a route to each pod.
 	RoutesOn []string `yaml:"routes-on"`
@@ -296,6 +300,7 @@ func (c Config) Validate() error {
 		check("policy.users."+user+".ingress", rules.Ingress)
 	}
 	problems = append(problems, c.checkGateways()...)
+	problems = append(problems, c.checkGroups()...)
 	return errors.Join(problems...)
 }
 
@@ -330,6 +335,36 @@ func (c Config) checkGateways() []error {
 		}
 	}
 	return problems
+}
+
+// A group's name stands beside the numbers of users.
+var groupPattern = regexp.MustCompile(`^[a-z][-_a-z0-9]{0,31}$`)
+
+func (c Config) checkGroups() []error {
+	var problems []error
+	groups := map[string]string{}
+	for _, group := range slices.Sorted(maps.Keys(c.Groups)) {
+		if !groupPattern.MatchString(group) {
+			problems = append(problems, fmt.Errorf("groups.%s: use up to 32 small letters, digits, dashes and underscores, a letter first", group))
+		}
+		for _, user := range c.Groups[group] {
+			if groups[user] != "" {
+				problems = append(problems, fmt.Errorf("groups.%s: %s is in %s already: a user has one network", group, user, groups[user]))
+			}
+			groups[user] = group
+		}
+	}
+	return problems
+}
+
+// GroupOf is the group with which a user shares a network, or "".
+func (c Config) GroupOf(user string) string {
+	for group, members := range c.Groups {
+		if slices.Contains(members, user) {
+			return group
+		}
+	}
+	return ""
 }
 
 func within(inner, outer netip.Prefix) bool {

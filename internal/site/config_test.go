@@ -73,6 +73,8 @@ func TestMistakesAreSaid(t *testing.T) {
 		"cluster: alps=>cluster: alps\ngateways: {on: [g], networks: [{addresses: [\"fd00::/8\"]}]}":                        "not IPv4",
 		"cluster: alps=>cluster: alps\ngateways: {on: [g], networks: [{addresses: [1.0.0.0/8]}, {addresses: [1.2.3.4/8]}]}": "twice",
 		"cluster: alps=>cluster: alps\ngateways: {on: [g], interfaces: [eth1/0], networks: [{addresses: [0.0.0.0/0]}]}":     "gateways.interfaces",
+		"cluster: alps=>cluster: alps\ngroups: {\"12\": [alice]}":                                                           "a letter first",
+		"cluster: alps=>cluster: alps\ngroups: {a: [bob], b: [alice, bob]}":                                                 "bob is in a already",
 		"tcp/6817-6819=>tcp/6819-6817":                                                                                      "smaller one first",
 		"udp/53=>icmp/1":                                                                                                    "tcp/22",
 		"udp/53=>udp/70000":                                                                                                 "65535",

@@ -11,12 +11,14 @@ import (
 // Prefix begins all keys of ours in etcd. The number is that of the format.
 //
 //	/berth/site/1/nodes/NODE             where the tunnels of a node end
-//	/berth/site/1/users/UID              the identifier of a user's network
-//	/berth/site/1/networks/UID/pods/ID   Allocation: the pods of a job, or that of sessions
+//	/berth/site/1/users/OWNER            the identifier of a user's network
+//	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or that of sessions
 //	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation
 //	/berth/site/1/born                   since when etcd has known anything, Unix time
+//
+// OWNER is a user's number, or a group's name.
 const Prefix = "/berth/site/1/"
 
 // Allocation are all pods of a job, which get their addresses at once, or the one
@@ -27,6 +29,8 @@ type Allocation struct {
 	Login string `json:"login,omitempty"`
 	UID   uint32 `json:"uid"`
 	User  string `json:"user"`
+	// Group is with whom the user shares a network, if with anybody.
+	Group string `json:"group,omitempty"`
 	// Name is the job's, as Slurm has it.
 	Name string `json:"name"`
 	VNI  uint32 `json:"vni"`
@@ -53,6 +57,15 @@ func (a Allocation) ID() string {
 		return fmt.Sprintf("login-%d-%s", a.UID, a.Login)
 	}
 	return strconv.FormatUint(uint64(a.Job), 10)
+}
+
+// Owner is whose network it is in: the group's name, or the user's number, which no
+// group is called.
+func (a Allocation) Owner() string {
+	if a.Group != "" {
+		return a.Group
+	}
+	return strconv.FormatUint(uint64(a.UID), 10)
 }
 
 // On returns the pod on a node.

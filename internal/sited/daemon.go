@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,11 +52,12 @@ type Daemon struct {
 	mu sync.Mutex
 	// local are the allocations with a pod here, by ID.
 	local map[string]*localPod
-	users map[uint32]*follower
+	// users are followed by the owner of their network.
+	users map[string]*follower
 	// everybody is followed on hosts that reach all pods, and nil on others.
 	everybody *follower
-	// waiting counts those who need the follower of a user and have no pod yet.
-	waiting map[uint32]int
+	// waiting counts those who need a follower and have no pod yet.
+	waiting map[string]int
 	// dirty asks for the kernel to be looked at again.
 	dirty chan struct{}
 }
@@ -135,8 +137,10 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 		return pod, nil
 	}
 	began := time.Now()
-	user := d.follow(request.UID)
-	defer d.unfollow(request.UID)
+	request.Group = d.config.GroupOf(request.User)
+	owner := request.empty(0).Owner()
+	user := d.follow(owner)
+	defer d.unfollow(owner)
 	if len(request.Nodes) > 0 {
 		a, err := d.store.Allocate(ctx, request)
 		if err != nil {
@@ -268,7 +272,7 @@ func (d *Daemon) drop(ctx context.Context, id string) (*site.Allocation, error) 
 		return nil, nil
 	}
 	delete(d.local, id)
-	d.endUnused(local.UID)
+	d.endUnused(local.Owner())
 	d.mu.Unlock()
 	for _, file := range []string{d.podFile(id), d.resolver(id)} {
 		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
@@ -310,7 +314,7 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	defer d.mu.Unlock()
 	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != "",
 		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces}
-	networks := map[uint32]*vxlan.Network{}
+	networks := map[string]*vxlan.Network{}
 	var ids []string
 	var here []netip.Addr
 	for _, local := range d.local {
@@ -319,20 +323,18 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	}
 	through := d.gateways.assign(here)
 	for id, local := range d.local {
-		n := networks[local.UID]
+		n := networks[local.Owner()]
 		if n == nil {
-			n = &vxlan.Network{VNI: local.VNI, Owner: local.UID}
-			rules := d.config.Policy.Users[local.User]
-			n.Egress = append(append(n.Egress, d.config.Policy.Egress...), rules.Egress...)
-			n.Ingress = append(append(n.Ingress, d.config.Policy.Ingress...), rules.Ingress...)
-			networks[local.UID] = n
+			n = &vxlan.Network{VNI: local.VNI}
+			networks[local.Owner()] = n
 		}
+		n.Own(d.owner(local.Allocation))
 		pod, _ := local.On(d.node)
-		n.Local = append(n.Local, vxlan.Pod{Address: pod.Address, Namespace: d.network(id), Gateway: through[pod.Address]})
+		n.Local = append(n.Local, vxlan.Pod{Address: pod.Address, Owner: local.UID, Namespace: d.network(id), Gateway: through[pod.Address]})
 		ids = append(ids, id)
 	}
-	for uid, n := range networks {
-		n.Peers = d.peers(uid)
+	for owner, n := range networks {
+		n.Peers = d.peers(owner)
 		s.Networks = append(s.Networks, *n)
 	}
 	if d.everybody != nil {
@@ -344,25 +346,35 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	return s, ids
 }
 
-// peers are the pods of a user on other nodes: those that etcd knows, and those
+// owner is the user of a pod, with what the site lets him reach.
+func (d *Daemon) owner(a site.Allocation) vxlan.Owner {
+	rules := d.config.Policy.Users[a.User]
+	return vxlan.Owner{
+		UID:     a.UID,
+		Egress:  slices.Concat(d.config.Policy.Egress, rules.Egress),
+		Ingress: slices.Concat(d.config.Policy.Ingress, rules.Ingress),
+	}
+}
+
+// peers are the pods of a network on other nodes: those that etcd knows, and those
 // of the jobs that are here, should it have forgotten them.
-func (d *Daemon) peers(uid uint32) []vxlan.Peer {
+func (d *Daemon) peers(owner string) []vxlan.Peer {
 	var peers []vxlan.Peer
-	for _, a := range d.known(uid) {
+	for _, a := range d.known(owner) {
 		peers = append(peers, d.others(a)...)
 	}
 	return peers
 }
 
-// known are the jobs and sessions of a user, by ID.
-func (d *Daemon) known(uid uint32) map[string]site.Allocation {
+// known are the jobs and sessions in a network, by ID.
+func (d *Daemon) known(owner string) map[string]site.Allocation {
 	all := map[string]site.Allocation{}
 	for id, local := range d.local {
-		if local.UID == uid {
+		if local.Owner() == owner {
 			all[id] = local.Allocation
 		}
 	}
-	if user := d.users[uid]; user != nil {
+	if user := d.users[owner]; user != nil {
 		maps.Copy(all, user.all())
 	}
 	return all

@@ -12,8 +12,8 @@ import (
 	"berth.dev/berth/internal/site"
 )
 
-// follower knows all pods below a prefix of etcd's keys: those of a user, as
-// long as there is one here, or of all.
+// follower knows all pods below a prefix of etcd's keys: those of a user, or of the
+// group that shares a network, as long as there is one here, or of all.
 type follower struct {
 	prefix string
 	cancel context.CancelFunc
@@ -31,45 +31,45 @@ type follower struct {
 // retry is the pause after which etcd is asked again.
 const retry = 500 * time.Millisecond
 
-// follow starts to follow a user, unless somebody does already. It goes on at
+// follow starts to follow the owner of a network, unless somebody does already. It goes on at
 // least until unfollow.
-func (d *Daemon) follow(uid uint32) *follower {
+func (d *Daemon) follow(owner string) *follower {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.waiting[uid]++
-	if f := d.users[uid]; f != nil {
+	d.waiting[owner]++
+	if f := d.users[owner]; f != nil {
 		return f
 	}
 	ctx, cancel := context.WithCancel(d.store.client.Ctx())
-	f := newFollower(networkPrefix(uid), cancel)
-	d.users[uid] = f
-	go d.run(ctx, f, func() []site.Allocation { return d.ofUser(uid) })
+	f := newFollower(networkPrefix(owner), cancel)
+	d.users[owner] = f
+	go d.run(ctx, f, func() []site.Allocation { return d.ofOwner(owner) })
 	return f
 }
 
 // unfollow undoes one follow.
-func (d *Daemon) unfollow(uid uint32) {
+func (d *Daemon) unfollow(owner string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.waiting[uid]--
-	d.endUnused(uid)
+	d.waiting[owner]--
+	d.endUnused(owner)
 }
 
-// endUnused ends what follows a user who has no pod here and waits for none. The
+// endUnused ends what follows an owner who has no pod here and waits for none. The
 // caller holds the mutex.
-func (d *Daemon) endUnused(uid uint32) {
-	if d.waiting[uid] > 0 {
+func (d *Daemon) endUnused(owner string) {
+	if d.waiting[owner] > 0 {
 		return
 	}
-	delete(d.waiting, uid)
+	delete(d.waiting, owner)
 	for _, local := range d.local {
-		if local.UID == uid {
+		if local.Owner() == owner {
 			return
 		}
 	}
-	if f := d.users[uid]; f != nil {
+	if f := d.users[owner]; f != nil {
 		f.cancel()
-		delete(d.users, uid)
+		delete(d.users, owner)
 	}
 }
 
@@ -149,13 +149,13 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 	})
 }
 
-// ofUser are the jobs of a user that have a pod here.
-func (d *Daemon) ofUser(uid uint32) []site.Allocation {
+// ofOwner are the jobs in a network that have a pod here.
+func (d *Daemon) ofOwner(owner string) []site.Allocation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var all []site.Allocation
 	for _, local := range d.local {
-		if local.UID == uid {
+		if local.Owner() == owner {
 			all = append(all, local.Allocation)
 		}
 	}

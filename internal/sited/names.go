@@ -65,6 +65,7 @@ type nameTable struct {
 
 type namedPod struct {
 	Address netip.Addr `json:"address"`
+	Network uint32     `json:"network"`
 	UID     uint32     `json:"uid"`
 	User    string     `json:"user"`
 	Name    string     `json:"name"`
@@ -76,7 +77,7 @@ type namedPod struct {
 func (t *nameTable) add(a site.Allocation) {
 	for i, pod := range a.Pods {
 		t.Pods = append(t.Pods, namedPod{
-			Address: pod.Address, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
+			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
 		})
 	}
 }

@@ -46,20 +46,20 @@ func searchOf(text string) []string {
 	return found
 }
 
-// table are the names of all jobs of those who have a pod here, or nil.
+// table are the names in all networks that have a pod here, or nil.
 func (d *Daemon) table() *nameTable {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.local) == 0 {
 		return nil
 	}
-	users := map[uint32]bool{}
+	owners := map[string]bool{}
 	for _, local := range d.local {
-		users[local.UID] = true
+		owners[local.Owner()] = true
 	}
 	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked()}
-	for _, uid := range slices.Sorted(maps.Keys(users)) {
-		known := d.known(uid)
+	for _, owner := range slices.Sorted(maps.Keys(owners)) {
+		known := d.known(owner)
 		for _, job := range slices.Sorted(maps.Keys(known)) {
 			t.add(known[job])
 		}

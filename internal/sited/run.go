@@ -48,7 +48,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	d := &Daemon{
 		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
 		kernel: &vxlan.Kernel{Dir: config.Run},
-		local:  map[string]*localPod{}, users: map[uint32]*follower{}, waiting: map[uint32]int{},
+		local:  map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
 		dirty: make(chan struct{}, 1),
 	}
 	if d.gateways, err = newGateways(d.kernel, host, config); err != nil {
@@ -66,8 +66,8 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		d.followAll(ctx)
 	}
 	for _, local := range d.local {
-		d.follow(local.UID)
-		d.unfollow(local.UID)
+		d.follow(local.Owner())
+		d.unfollow(local.Owner())
 	}
 	listener, err := listen(config.Run)
 	if err != nil {

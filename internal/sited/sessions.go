@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,13 +36,17 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[
 		}
 		return d.enter(id, answer)
 	}
+	request := Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
 	d.sessions.Lock()
 	session, err := d.lockSession(fmt.Sprint(uid), unix.LOCK_SH)
+	if err == nil {
+		// Where its addresses are in etcd, for the end of the last session.
+		err = os.WriteFile(d.sessionFile(fmt.Sprint(uid)), []byte(d.config.GroupOf(user)), 0o600)
+	}
 	d.sessions.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	request := Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
 	if _, err := d.Attach(ctx, request); err != nil {
 		return nil, errors.Join(err, session.Close())
 	}
@@ -122,8 +127,16 @@ func (d *Daemon) endUnlessHeld(ctx context.Context, uid string) error {
 		return fmt.Errorf("read whose sessions these are: %w", err)
 	}
 	a := site.Allocation{UID: uint32(number), Login: d.node}
-	if _, err := d.drop(ctx, a.ID()); err != nil {
+	group, err := io.ReadAll(session)
+	if err != nil {
+		return fmt.Errorf("read with whom the sessions share a network: %w", err)
+	}
+	a.Group = string(group)
+	switch dropped, err := d.drop(ctx, a.ID()); {
+	case err != nil:
 		return err
+	case dropped != nil:
+		a = *dropped
 	}
 	ctx, cancel := context.WithTimeout(ctx, etcdLimit)
 	defer cancel()

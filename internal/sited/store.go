@@ -57,12 +57,12 @@ func OpenStore(config site.Config) (*Store, error) {
 // Close ends all watches.
 func (s *Store) Close() error { return s.client.Close() }
 
-func nodeKey(node string) string { return site.Prefix + "nodes/" + node }
-func userKey(uid uint32) string  { return fmt.Sprintf("%susers/%d", site.Prefix, uid) }
-func networkPrefix(uid uint32) string {
-	return fmt.Sprintf("%snetworks/%d/", site.Prefix, uid)
+func nodeKey(node string) string  { return site.Prefix + "nodes/" + node }
+func userKey(owner string) string { return site.Prefix + "users/" + owner }
+func networkPrefix(owner string) string {
+	return site.Prefix + "networks/" + owner + "/"
 }
-func podsKey(a site.Allocation) string    { return networkPrefix(a.UID) + "pods/" + a.ID() }
+func podsKey(a site.Allocation) string    { return networkPrefix(a.Owner()) + "pods/" + a.ID() }
 func leftPrefix(a site.Allocation) string { return site.Prefix + "left/" + a.ID() + "/" }
 func leftKey(a site.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", leftPrefix(a), a.After, node)
@@ -97,6 +97,8 @@ func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (
 type Request struct {
 	Job, UID   uint32
 	User, Name string
+	// Group is with whom the user shares a network.
+	Group string
 	// Login is the host, where the request is for sessions and not for a job.
 	Login string
 	// Nodes are those of the job, in Slurm's order.
@@ -124,7 +126,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 			return fail(err)
 		}
 		a := request.empty(known.guard)
-		a.VNI = known.network(request.UID, s.config.Tunnel.FirstVNI)
+		a.VNI = known.network(a.Owner(), s.config.Tunnel.FirstVNI)
 		if a.Pods, err = choose(s.config.Pods, known.taken(), known.nodes, request.Nodes); err != nil {
 			return fail(err)
 		}
@@ -133,7 +135,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 			return fail(err)
 		}
 		done, err := s.write(ctx, known, put, clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()),
-			clientv3.OpPut(userKey(request.UID), strconv.FormatUint(uint64(a.VNI), 10)))
+			clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
 		if err != nil {
 			return fail(err)
 		}
@@ -145,7 +147,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 
 // empty is an allocation without pods.
 func (r Request) empty(after int64) site.Allocation {
-	return site.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Name: r.Name, After: after}
+	return site.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Group: r.Group, Name: r.Name, After: after}
 }
 
 // Refuse tells the other nodes of a job, which wait, why it gets no addresses.
@@ -253,9 +255,9 @@ func (k knowledge) taken() map[netip.Addr]bool {
 	return taken
 }
 
-// network is the identifier of a user's, or the next new one.
-func (k knowledge) network(uid, first uint32) uint32 {
-	if vni, known := k.users[userKey(uid)]; known {
+// network is the identifier of an owner's, or the next new one.
+func (k knowledge) network(owner string, first uint32) uint32 {
+	if vni, known := k.users[userKey(owner)]; known {
 		return vni
 	}
 	next := first
@@ -332,11 +334,11 @@ func (s *Store) Restore(ctx context.Context, a site.Allocation) error {
 			}
 		}
 		for user, vni := range known.users {
-			if (vni == a.VNI) != (user == userKey(a.UID)) {
+			if (vni == a.VNI) != (user == userKey(a.Owner())) {
 				return fail(fmt.Errorf("%w: network %d", errTaken, a.VNI))
 			}
 		}
-		done, err := s.write(ctx, known, put, clientv3.OpPut(userKey(a.UID), strconv.FormatUint(uint64(a.VNI), 10)))
+		done, err := s.write(ctx, known, put, clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
 		if err != nil {
 			return fail(err)
 		}

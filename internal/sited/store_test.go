@@ -150,7 +150,7 @@ func TestAFormerJobOfThatNumberFreesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if all, _, err := s.Networks(t.Context(), networkPrefix(1000)); err != nil || len(all) != 1 || !slices.Equal(all["1"].Pods, now.Pods) {
+	if all, _, err := s.Networks(t.Context(), networkPrefix("1000")); err != nil || len(all) != 1 || !slices.Equal(all["1"].Pods, now.Pods) {
 		t.Errorf("got %v, %v, want %v", all, err, now)
 	}
 }
@@ -167,7 +167,7 @@ func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
 	if err := s.Restore(t.Context(), mine); err != nil {
 		t.Fatal(err)
 	}
-	if all, _, err := s.Networks(t.Context(), networkPrefix(1000)); err != nil || !slices.Equal(all["1"].Pods, mine.Pods) {
+	if all, _, err := s.Networks(t.Context(), networkPrefix("1000")); err != nil || !slices.Equal(all["1"].Pods, mine.Pods) {
 		t.Errorf("got %v, %v", all, err)
 	}
 	theirs := mine
@@ -240,5 +240,33 @@ func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
 	}
 	if all, _, err := s.Networks(t.Context(), networksKey); err != nil || !slices.Equal(all[a.ID()].Pods, a.Pods) {
 		t.Errorf("restored: %v, %v", all, err)
+	}
+}
+
+// Users of a group get one network, and keep their own beside it.
+func TestAGroupHasANetwork(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	allocate := func(job, uid uint32, group string) site.Allocation {
+		a, err := s.Allocate(t.Context(), Request{Job: job, UID: uid, Group: group, Nodes: []string{"n0"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return a
+	}
+	carol, dave, before := allocate(1, 1000, "lab"), allocate(2, 1001, "lab"), allocate(3, 1000, "")
+	if carol.VNI != dave.VNI || carol.VNI == before.VNI {
+		t.Errorf("networks %d, %d, without the group %d", carol.VNI, dave.VNI, before.VNI)
+	}
+	if all, _, err := s.Networks(t.Context(), networkPrefix("lab")); err != nil || len(all) != 2 {
+		t.Errorf("in the network of the group: %v, %v", all, err)
+	}
+	if err := s.Free(t.Context(), carol); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Restore(t.Context(), carol); err != nil {
+		t.Error(err)
+	}
+	if err := s.Restore(t.Context(), site.Allocation{Job: 9, UID: 1002, VNI: carol.VNI}); err == nil {
+		t.Error("somebody else gets the network of the group")
 	}
 }

@@ -37,7 +37,7 @@ func probe(ctx context.Context) error {
 	address := netip.MustParseAddr("192.0.2.1")
 	s := State{
 		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789,
-		Networks: []Network{{VNI: 1, Local: []Pod{{Address: address.Next()}}}},
+		Networks: []Network{{VNI: 1, Owners: []Owner{{}}, Local: []Pod{{Address: address.Next()}}}},
 	}
 	command := exec.CommandContext(ctx, "nft", "-f", "-")
 	command.Stdin = strings.NewReader(s.rules(nil))

@@ -1,6 +1,7 @@
 package vxlan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -55,9 +56,9 @@ func (s State) rules(opened []string) string {
 			s.gateway(r)
 		}
 		s.output(r)
-		for _, n := range s.Networks {
-			r.block(fmt.Sprintf("chain egress_%06x", n.VNI), func() { r.allow("daddr", n.Egress) })
-			r.block(fmt.Sprintf("chain ingress_%06x", n.VNI), func() { r.allow("saddr", n.Ingress) })
+		for _, o := range s.owners() {
+			r.block(fmt.Sprintf("chain egress_%d", o.UID), func() { r.allow("daddr", o.Egress) })
+			r.block(fmt.Sprintf("chain ingress_%d", o.UID), func() { r.allow("saddr", o.Ingress) })
 		}
 	})
 	return r.String()
@@ -106,13 +107,13 @@ func (s State) forward(r *writer, opened []string) {
 		// Neither may be sent on by the kernel of this host as its own.
 		r.line("udp dport %d drop", s.Port)
 		r.line("ct state established,related accept")
-		s.jump(r, "iifname", "egress")
+		s.jump(r, "saddr", "egress")
 		r.line("reject with icmpx admin-prohibited")
 	})
 	r.block("chain arrive", func() {
 		r.line("ip saddr %s drop", s.Pods)
 		r.line("ct state established,related accept")
-		s.jump(r, "oifname", "ingress")
+		s.jump(r, "daddr", "ingress")
 		r.line("drop")
 	})
 }
@@ -132,7 +133,9 @@ func (s State) output(r *writer) {
 		r.line("meta skuid { %s } accept", join(daemons))
 		var owners []string
 		for _, n := range s.Networks {
-			owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), n.Owner))
+			for _, o := range n.Owners {
+				owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), o.UID))
+			}
 		}
 		if len(owners) > 0 {
 			r.line("oifname . meta skuid { %s } accept", join(owners))
@@ -141,15 +144,31 @@ func (s State) output(r *writer) {
 	})
 }
 
-// jump goes to the rules of the network at whose bridge a packet arrives or leaves.
+// jump goes to the rules of the user whose pod has the address on that side. The
+// bridge has seen to it that a pod has its own.
 func (s State) jump(r *writer, side, chain string) {
 	var all []string
 	for _, n := range s.Networks {
-		all = append(all, fmt.Sprintf("%q : jump %s_%06x", bridgeName(n.VNI), chain, n.VNI))
+		for _, pod := range n.Local {
+			all = append(all, fmt.Sprintf("%s : jump %s_%d", pod.Address, chain, pod.Owner))
+		}
 	}
 	if len(all) > 0 {
-		r.line("%s vmap { %s }", side, join(all))
+		r.line("ip %s vmap { %s }", side, join(all))
 	}
+}
+
+// owners are all users who have pods here, each once: one who has come into a group
+// may have jobs in two networks.
+func (s State) owners() []Owner {
+	all := Network{}
+	for _, n := range s.Networks {
+		for _, o := range n.Owners {
+			all.Own(o)
+		}
+	}
+	slices.SortFunc(all.Owners, func(a, b Owner) int { return cmp.Compare(a.UID, b.UID) })
+	return all.Owners
 }
 
 // join makes a list without doubles, in an order that is always the same.

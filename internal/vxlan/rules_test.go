@@ -11,20 +11,23 @@ import (
 )
 
 // example: alice has a pod here and one on another node, and a rule of her own;
-// bob has one here.
+// bob has one here, in a network that he shares with carol.
 func example() State {
 	address := netip.MustParseAddr
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
 	slurm := site.Rule{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.1.7/24")}, Ports: []site.Port{{Protocol: "tcp", First: 6817, Last: 6818}, {Protocol: "udp", First: 53, Last: 53}}}
+	bob := Owner{UID: 1002, Egress: []site.Rule{slurm}}
 	s := State{
 		Pods: netip.MustParsePrefix("10.128.0.0/12"), Gateway: address("10.128.0.1"), Host: address("192.168.1.11"), Port: 4789, Names: true, Daemons: []uint32{64030},
 		Networks: []Network{
-			{VNI: 4097, Owner: 1002, Local: []Pod{{Address: address("10.128.0.9")}}, Egress: []site.Rule{slurm}},
+			{VNI: 4097, Owners: []Owner{{UID: 1003}, bob}, Local: []Pod{{Address: address("10.128.0.9"), Owner: 1002}, {Address: address("10.128.0.10"), Owner: 1003}}},
 			{
-				VNI: 4096, Owner: 1001, Local: []Pod{{Address: address("10.128.0.2")}},
-				Peers:   []Peer{{Address: address("10.128.0.3"), Via: address("192.168.1.12")}},
-				Egress:  []site.Rule{slurm, {Addresses: all}},
-				Ingress: []site.Rule{{Addresses: all, Ports: []site.Port{{Protocol: "tcp", First: 8000, Last: 8999}}}},
+				VNI: 4096, Local: []Pod{{Address: address("10.128.0.2"), Owner: 1001}},
+				Peers: []Peer{{Address: address("10.128.0.3"), Via: address("192.168.1.12")}},
+				Owners: []Owner{{
+					UID: 1001, Egress: []site.Rule{slurm, {Addresses: all}},
+					Ingress: []site.Rule{{Addresses: all, Ports: []site.Port{{Protocol: "tcp", First: 8000, Last: 8999}}}},
+				}},
 			},
 		},
 	}

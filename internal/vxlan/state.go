@@ -47,19 +47,33 @@ func (s State) forwards() bool {
 	return s.Forwards && (len(s.Networks) > 0 || len(s.Outside) > 0)
 }
 
-// Network is that of a user.
+// Network is that of a user, or of several who share one.
 type Network struct {
-	VNI   uint32
-	Owner uint32
-	Local []Pod
+	VNI uint32
+	// Owners are those who have pods here.
+	Owners []Owner
+	Local  []Pod
 	// Peers are the pods on other nodes.
-	Peers           []Peer
+	Peers []Peer
+}
+
+// Owner is a user, with what his pods reach and who reaches them.
+type Owner struct {
+	UID             uint32
 	Egress, Ingress []site.Rule
+}
+
+// Own adds an owner unless it is there.
+func (n *Network) Own(o Owner) {
+	if !slices.ContainsFunc(n.Owners, func(there Owner) bool { return there.UID == o.UID }) {
+		n.Owners = append(n.Owners, o)
+	}
 }
 
 // Pod is one on this node.
 type Pod struct {
 	Address netip.Addr
+	Owner   uint32
 	// Namespace is a file that is its network namespace.
 	Namespace string
 	// Gateway is where the pod reaches the outside, none if there is nobody.
@@ -103,6 +117,7 @@ const overhead = 20 + 8 + 8 + 14
 func (s *State) Sort() {
 	slices.SortFunc(s.Networks, func(a, b Network) int { return cmp.Compare(a.VNI, b.VNI) })
 	for i := range s.Networks {
+		slices.SortFunc(s.Networks[i].Owners, func(a, b Owner) int { return cmp.Compare(a.UID, b.UID) })
 		slices.SortFunc(s.Networks[i].Local, func(a, b Pod) int { return a.Address.Compare(b.Address) })
 		slices.SortFunc(s.Networks[i].Peers, func(a, b Peer) int { return a.Address.Compare(b.Address) })
 	}

@@ -94,6 +94,7 @@ configuration() {
 		lease: 10s
 		metrics: 127.0.0.1:9418
 		opt-out: true
+		groups: {lab: [carol, dave]}
 		collect: 1s
 		dns:
 		  program: /srv/site/berth-dns

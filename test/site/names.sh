@@ -68,3 +68,29 @@ name_server_killed() {
 }
 knows() { [[ $(resolves "$@") == "$(pods_of "$1")" ]]; }
 one_name_server() { [[ $(on n1 pgrep -cx berth-dns) == 1 ]]; }
+
+# groups: users who share a network, one of them known to LDAP only, reach each
+# other's pods, by name too; their processes stay apart, and so does everybody else.
+groups() {
+	local node seen
+	job carol -J db
+	job dave
+	job alice
+	serve carol n2 7000
+	[[ $(network_of carol) == "$(network_of dave)" && $(network_of carol) != "$(network_of alice)" ]] || fail "networks: $(network_of carol), $(network_of dave), alice's $(network_of alice)"
+	for node in n1 n2; do
+		seen=$(step dave $node socat -u "TCP:$(pod_of carol n2):7000,connect-timeout=5" - 2>&1)
+		[[ $seen == "from $(pod_of dave $node)" ]] || fail "dave on $node: $seen"
+		! step alice $node socat -u "TCP:$(pod_of carol n2):7000,connect-timeout=2" - 2>/dev/null | grep -q from || fail "alice on $node reaches the group"
+	done
+	[[ $(resolves dave n1 db.carol.bed) == "$(pods_of carol)" ]] || fail "a name of carol's is $(resolves dave n1 db.carol.bed)"
+	[[ -z $(resolves dave n1 db) ]] || fail "a name of carol's is one of dave's"
+	[[ -z $(resolves alice n1 db.carol.bed) ]] || fail "alice gets a name of the group"
+	seen=$(step dave n2 ps -e -o user= | sort -u)
+	[[ $seen != *carol* && $seen == *dave* ]] || fail "processes that dave sees: $seen"
+	serve dave n1 7000
+	on ctl scancel "${jobs[carol]}"
+	poll 20 gone carol || fail "the job does not end"
+	seen=$(step dave n2 socat -u "TCP:$(pod_of dave n1):7000,connect-timeout=5" - 2>&1)
+	[[ $seen == "from $(pod_of dave n2)" ]] || fail "dave alone: $seen"
+}

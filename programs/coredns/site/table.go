@@ -23,7 +23,9 @@ type table struct {
 // pod is one of a job, or of a user's sessions.
 type pod struct {
 	Address netip.Addr `json:"address"`
-	UID     uint32     `json:"uid"`
+	// Network is the identifier of its user's, or of those who share one.
+	Network uint32 `json:"network"`
+	UID     uint32 `json:"uid"`
 	// User and Name are labels, and Number the job's.
 	User   string `json:"user"`
 	Name   string `json:"name"`
@@ -45,8 +47,8 @@ type answer struct {
 	name string
 }
 
-// find looks a name up for whoever asks from an address. A pod is told of its
-// user's pods alone, a host of all.
+// find looks a name up for whoever asks from an address. A pod is told of the pods
+// in its network alone, a host of all.
 func (t *table) find(name string, asker netip.Addr) answer {
 	name = strings.ToLower(name)
 	zone := t.Cluster + "."
@@ -88,7 +90,7 @@ func (t *table) visible(asker netip.Addr) view {
 	}
 	v.pods = nil
 	for _, p := range t.Pods {
-		if p.UID == v.own.UID {
+		if p.Network == v.own.Network {
 			v.pods = append(v.pods, p)
 		}
 	}

@@ -10,14 +10,16 @@ import (
 
 // example: alice has two jobs called db, the second one newer, one that is
 // called like the number of the first, and sessions on a login host; bob has a
-// db of his own.
+// db of his own; carol and dave share a network.
 const example = `{"cluster":"alps","range":"10.1.0.0/24","pods":[
-{"address":"10.1.0.2","uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
-{"address":"10.1.0.3","uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5},
-{"address":"10.1.0.4","uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9},
-{"address":"10.1.0.5","uid":2,"user":"bob","name":"db","number":43,"index":0,"after":10},
-{"address":"10.1.0.6","uid":1,"user":"alice","name":"41","number":44,"index":0,"after":11},
-{"address":"10.1.0.7","uid":1,"user":"alice","name":"login1","index":0,"after":1}]}`
+{"address":"10.1.0.2","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
+{"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5},
+{"address":"10.1.0.4","network":7,"uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9},
+{"address":"10.1.0.5","network":8,"uid":2,"user":"bob","name":"db","number":43,"index":0,"after":10},
+{"address":"10.1.0.6","network":7,"uid":1,"user":"alice","name":"41","number":44,"index":0,"after":11},
+{"address":"10.1.0.7","network":7,"uid":1,"user":"alice","name":"login1","index":0,"after":1},
+{"address":"10.1.0.8","network":9,"uid":3,"user":"carol","name":"db","number":45,"index":0,"after":12},
+{"address":"10.1.0.9","network":9,"uid":4,"user":"dave","name":"db","number":46,"index":0,"after":13}]}`
 
 func load(t *testing.T) *table {
 	t.Helper()
@@ -56,6 +58,10 @@ func TestNamesLeadToPods(t *testing.T) {
 		{"10.1.0.5", "db.bob.alps.", true, true, []string{"10.1.0.5"}},
 		{"192.168.0.1", "db.bob.alps.", true, true, []string{"10.1.0.5"}}, // a host sees all
 		{"192.168.0.1", "pod0.db.alice.alps.", true, true, []string{"10.1.0.4"}},
+		{"10.1.0.9", "db.carol.alps.", true, true, []string{"10.1.0.8"}},
+		{"10.1.0.9", "db.dave.alps.", true, true, []string{"10.1.0.9"}},
+		{"10.1.0.9", "db.alice.alps.", true, false, nil},
+		{"10.1.0.4", "db.carol.alps.", true, false, nil},
 		{"10.1.0.4", "www.outside.test.", false, false, nil},
 		{"10.1.0.4", "notalps.", false, false, nil},
 	} {
