@@ -49,7 +49,7 @@ sessions() {
 	[[ $? -eq 5 ]] || fail "the exit code of a shell"
 	seen=$(as alice ctl sh -c 'echo content >file; scp -q file login:copied; scp -q -O file login:copied-too; echo "get copied-too back" | sftp -q -b - login >/dev/null; cat copied back; rm -f file copied copied-too back')
 	[[ $seen == $'content\ncontent' ]] || fail "scp and sftp: $seen"
-	seen=$(as alice ctl ssh-agent sh -c 'ssh-add -q .ssh/id_ed25519; ssh -A login ssh-add -l')
+	seen=$(as alice ctl ssh-agent sh -c 'ssh-add -q .ssh/id_ed25519; ssh -A login ssh-add -l; ssh-agent -k >/dev/null')
 	[[ $seen == *ED25519* ]] || fail "the forwarded agent: $seen"
 	# A client that is lost takes a session with a terminal with it.
 	lose_clients
