@@ -3,6 +3,7 @@
  *
  *   stepd.c    slurmstepd, as root: enter the job's network
  *   task.c     a task, as root and as the user: enter the pod's processes
+ *   image.c    likewise: enter the image that the user, or the site, names
  *   prolog.c   the beginning of a job on a node, as root: does it want none?
  *   epilog.c   the end of a job on a node: leave it
  *   client.c   the question to berthd
@@ -19,8 +20,15 @@
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
 
+enum { MAX_MOUNTS = 16 };
+
+/* settings are the arguments in plugstack.conf. */
 struct settings {
 	char socket[100];
+	/* The image of steps that name none, or empty, and what of the host they find
+	 * in it. */
+	const char *image;
+	const char *mounts[MAX_MOUNTS + 1];
 };
 
 /* question is what is asked of berthd, answer what it says, both bounded. */
@@ -57,6 +65,11 @@ int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, ch
 void enter_network(spank_t spank, const struct settings *s);
 void enter_pod(void);
 void refuse_without_network(void);
+
+int own_mounts(char reason[REASON_SIZE]);
+void offer_images(spank_t spank);
+void prepare_image(spank_t spank, const struct settings *s);
+void enter_image(void);
 
 int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE]);
 void run_task(void);

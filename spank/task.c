@@ -48,6 +48,19 @@ static int mount_proc(void)
 	return errno ? -1 : 0;
 }
 
+/* own_mounts gives the task a mount namespace, once. What the host mounts later,
+ * home folders say, still appears. */
+int own_mounts(char reason[REASON_SIZE])
+{
+	static int done;
+	if (!done && (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL))) {
+		snprintf(reason, REASON_SIZE, "make a mount namespace: %s", strerror(errno));
+		return -1;
+	}
+	done = 1;
+	return 0;
+}
+
 /* prepare_task returns 0, or -1 with the reason. It runs in the task, as root. */
 int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
 {
@@ -55,8 +68,9 @@ int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
 		snprintf(reason, REASON_SIZE, "enter the processes of the pod: %s", strerror(errno));
 		return -1;
 	}
-	/* What the host mounts later, home folders say, still appears. */
-	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) || mount_proc()) {
+	if (own_mounts(reason))
+		return -1;
+	if (mount_proc()) {
 		snprintf(reason, REASON_SIZE, "mount the /proc of the pod: %s", strerror(errno));
 		return -1;
 	}

@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# Images that steps run in.
+
+# image USER: one in the user's home folder, of busybox alone.
+image() {
+	as "$1" login sh -c 'mkdir -p image/bin image/proc image/sys image/dev image/tmp image/etc image/home
+		cp /bin/busybox image/bin && for name in sh cat ip ps id hostname grep readlink sleep wc stat mount; do ln -sf busybox image/bin/$name; done
+		echo "image of $USER" >image/etc/os-release; : >image/etc/resolv.conf; ln -sfn /proc/mounts image/etc/mtab' || fail "make an image"
+}
+
+# in_image SRUN-OPTION... PROGRAM: a step of alice's own job.
+in_image() { as alice login srun -Q -N1 -n1 -w n1 --mem=100 "$@" 2>&1; }
+
+# containers: steps run in the image that their user names, or the site, with the
+# network and the processes of their job, and without a way to more rights; a batch
+# script, and steps that want none, on the host's files.
+containers() {
+	local seen host plugstack
+	image alice
+	host=$(on n1 cat /etc/os-release)
+	# shellcheck disable=SC2016
+	seen=$(as alice login srun -Q -N2 -n2 --mem=100 --container-image=/home/alice/image sh -c 'cat /etc/os-release; ip -o -4 addr show dev eth0 | grep -c 10.200; cat /proc/1/comm; id -u; pwd' 2>&1 | sort | uniq -c | awk '{ $1 = $1; print }')
+	[[ $seen == "2 /home/alice"$'\n'"2 1"$'\n'"2 $(settings id_of alice)"$'\n'"2 berth-pod"$'\n'"2 image of alice" ]] || fail "in an image: $seen"
+	seen=$(in_image --container-image=/home/alice/image cat /etc/shadow) && fail "the host's files: $seen"
+	[[ $seen == *"No such file"* ]] || fail "the host's files: $seen"
+	# shellcheck disable=SC2016
+	seen=$(in_image --container-image=/home/alice/image sh -c 'grep -E "^(NoNewPrivs|CapPrm|CapEff)" /proc/self/status; grep -c "^[^ ]* / [^ ]* [^ ]*nosuid,nodev" /proc/mounts' | xargs)
+	[[ $seen == "CapPrm: 0000000000000000 CapEff: 0000000000000000 NoNewPrivs: 1 1" ]] || fail "rights: $seen"
+	seen=$(echo input | as alice login srun -Q -N1 -n1 --mem=100 --container-image=/home/alice/image sh -c 'cat; cat /etc/resolv.conf | grep -c 10.200.0.1; echo written >written; exit 9' 2>/dev/null)
+	[[ $? -eq 9 && $seen == $'input\n1' && $(as alice login cat written) == written ]] || fail "input, names, output and exit code: $seen"
+	seen=$(as alice login sh -c 'rm -f written; sbatch -Q -W -N1 -n1 --mem=100 --container-image=/home/alice/image -o slurm.out --wrap "head -n 1 /etc/os-release; srun cat /etc/os-release; srun --container-image=none head -n 1 /etc/os-release" </dev/null; cat slurm.out')
+	[[ $seen == "$(head -n 1 <<<"$host")"$'\nimage of alice\n'"$(head -n 1 <<<"$host")" ]] || fail "a batch script and its steps: $seen"
+	seen=$(in_image --network-pod=no --container-image=/home/alice/image sh -c 'cat /etc/os-release; readlink /proc/self/ns/net')
+	[[ $seen == $'image of alice\n'"$(on n1 readlink /proc/1/ns/net)" ]] || fail "without a network of its own: $seen"
+	seen=$(from_outside alice -tt login "srun -Q -N1 -n1 -w n1 --mem=100 --pty --container-image=/home/alice/image sh -c 'cat /etc/os-release; test -t 0 && echo a terminal'" </dev/null 2>&1 | tr -d '\r')
+	[[ $seen == *"image of alice"*"a terminal"* ]] || fail "a terminal: $seen"
+	refused_images
+	plugstack=$(settings eval 'echo $state')/etc/slurm/plugstack.conf
+	cp "$plugstack" "$out/plugstack"
+	# In place: hosts do not see a file that comes instead.
+	sed '1s|$| image=/home/alice/image|' "$out/plugstack" >"$plugstack"
+	seen=$(in_image cat /etc/os-release)
+	[[ $seen == "image of alice" ]] || fail "the image of the site: $seen"
+	seen=$(in_image --container-image=none cat /etc/os-release)
+	[[ $seen == "$host" ]] || fail "none although the site has one: $seen"
+	cat "$out/plugstack" >"$plugstack"
+	seen=$(in_image cat /etc/os-release)
+	[[ $seen == "$host" ]] || fail "without an image: $seen"
+}
+
+# refused_images: what cannot be an image ends the step, with the reason.
+refused_images() {
+	local seen
+	seen=$(in_image --container-image=image hostname) && fail "it ran: $seen"
+	[[ $seen == *"write the absolute path of a directory"* ]] || fail "a relative path: $seen"
+	seen=$(in_image --container-image=/home/alice/none hostname) && fail "it ran: $seen"
+	[[ $seen == *"this step has no container: open the directory /home/alice/none: No such file"* ]] || fail "none there: $seen"
+	seen=$(as bob login srun -Q -N1 -n1 --mem=100 --container-image=/home/alice/image hostname 2>&1) && fail "bob ran $seen"
+	[[ $seen == *"open the directory /home/alice/image: Permission denied"* ]] || fail "another user's: $seen"
+	as alice login rmdir image/sys
+	seen=$(in_image --container-image=/home/alice/image hostname) && fail "it ran: $seen"
+	[[ $seen == *"mount /sys in the directory /home/alice/image: No such file or directory: mkdir"* ]] || fail "without /sys: $seen"
+	# A link leads to nothing outside of the image.
+	as alice login ln -s /etc image/sys
+	seen=$(in_image --container-image=/home/alice/image sh -c 'cat /etc/os-release')
+	[[ $seen != *image\ of* || $(on n1 cat /etc/os-release) == "$host" ]] || fail "a link leads out of the image: $seen"
+	as alice login sh -c 'rm image/sys && mkdir image/sys'
+}
