@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -24,7 +25,8 @@ import (
 	"berth.dev/berth/internal/rendezvous"
 )
 
-// archive is a file with images on the head.
+// archive is a file with images on the head, or a folder in which one was
+// unpacked, which every node has to see.
 type archive struct {
 	// Name is what the user calls its image, if anything.
 	Name string
@@ -33,6 +35,8 @@ type archive struct {
 	Path     string
 	Size     int64
 	Modified time.Time
+	// Root says that it is a folder.
+	Root bool
 }
 
 // findArchives looks at the archives of the command line.
@@ -41,10 +45,10 @@ func findArchives(images []string) ([]archive, error) {
 	for _, image := range images {
 		name, path, _ := cluster.SplitImage(image)
 		info, err := statReadable(path)
-		if err == nil && info.IsDir() {
-			err = fmt.Errorf("%s is a directory; pack it with tar", path)
-		}
-		if err == nil {
+		switch {
+		case err == nil && info.IsDir():
+			err = checkRoot(path)
+		case err == nil:
 			err = checkArchive(path)
 		}
 		if err == nil {
@@ -53,9 +57,28 @@ func findArchives(images []string) ([]archive, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read image archive: %w", err)
 		}
-		found = append(found, archive{Name: name, Path: path, Size: info.Size(), Modified: info.ModTime()})
+		a := archive{Name: name, Path: path, Root: info.IsDir()}
+		if !a.Root {
+			a.Size, a.Modified = info.Size(), info.ModTime()
+		}
+		found = append(found, a)
 	}
 	return found, nil
+}
+
+// ofRoots are folders of which every root of an image has some.
+var ofRoots = []string{"bin", "etc", "lib", "usr", "sbin", "opt", ".singularity.d"}
+
+// checkRoot tells a folder in which an image was unpacked from one that was named
+// by mistake.
+func checkRoot(path string) error {
+	if slices.ContainsFunc(ofRoots, func(name string) bool {
+		_, err := os.Lstat(filepath.Join(path, name))
+		return err == nil
+	}) {
+		return nil
+	}
+	return fmt.Errorf("%s is a directory, and no unpacked root of an image: it has neither bin, usr, etc nor another of their kind; an OCI layout is to be packed with tar", path)
 }
 
 // checkArchive looks at the beginning of a file: what is no archive shows there,
@@ -83,6 +106,9 @@ func checkArchive(path string) error {
 // here tells whether this node has the same file.
 func (a archive) here() bool {
 	info, err := statReadable(a.Path)
+	if a.Root {
+		return err == nil && info.IsDir()
+	}
 	return err == nil && info.Mode().IsRegular() && info.Size() == a.Size && info.ModTime().Equal(a.Modified)
 }
 
@@ -178,6 +204,10 @@ func (s *archiveServer) give(w http.ResponseWriter, r *http.Request) {
 	}
 	if giver, ok := s.giver(i, r); ok {
 		http.Redirect(w, r, fmt.Sprintf("https://%s/%d?from=%d", giver, i, from), http.StatusTemporaryRedirect)
+		return
+	}
+	if s.archives[i].Root {
+		http.NotFound(w, r)
 		return
 	}
 	file, err := os.Open(s.archives[i].Path)

@@ -192,6 +192,18 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	if _, err := findArchives([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("a directory: %v", err)
 	}
+	// One with an unpacked image is used where it is.
+	root := t.TempDir()
+	if err := os.Mkdir(filepath.Join(root, "usr"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if found, err := findArchives([]string{"a:1=" + root}); err != nil || !found[0].Root || !found[0].here() {
+		t.Errorf("an unpacked root: %+v, %v", found, err)
+	}
+	gone := archive{Path: filepath.Join(root, "gone"), Root: true}
+	if _, err := readable(t.Context(), 0, gone, &relay{}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "this node does not have it") {
+		t.Errorf("a root that is not here: %v", err)
+	}
 	for _, content := range []string{"", "FROM busybox\n", strings.Repeat("x", 4096)} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)

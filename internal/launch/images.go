@@ -105,6 +105,9 @@ func readable(ctx context.Context, i int, a archive, others *relay, copies strin
 	if others == nil || a.here() {
 		return a.Path, nil
 	}
+	if a.Root {
+		return "", fail(ExitNoInput, fmt.Errorf("use folder %s as an image: this node does not have it", a.Path))
+	}
 	dir := filepath.Join(copies, strconv.Itoa(i))
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))

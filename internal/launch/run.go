@@ -254,7 +254,7 @@ func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	if err != nil {
 		return nil, nil, fail(ExitNoInput, fmt.Errorf("find the working directory: %w", err))
 	}
-	archives, err := findArchives(slices.Concat(options.Spec.Images, nameSIFs(objects, here)))
+	archives, err := findArchives(slices.Concat(options.Spec.Images, nameFiles(objects, here)))
 	return objects, archives, fail(ExitNoInput, err)
 }
 

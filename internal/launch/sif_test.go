@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/internal/workload"
 )
 
-func TestNameSIFs(t *testing.T) {
+func TestNameFiles(t *testing.T) {
 	objects, err := workload.Read([]string{"-"}, strings.NewReader(`
 apiVersion: v1
 kind: Pod
@@ -21,11 +21,12 @@ spec:
   - {name: b, image: "sif:/work/train.sif"}
   - {name: c, image: "sif:///data/My Own_Image.v2.sif"}
   - {name: d, image: "busybox:1.37"}
+  - {name: e, image: "/cvmfs/unpacked.cern.ch/hub/library/python:3.13"}
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := nameSIFs(objects, "/work")
+	got := nameFiles(objects, "/work")
 	var names, paths []string
 	for _, image := range got {
 		name, path, _ := strings.Cut(image, "=")
@@ -34,7 +35,7 @@ spec:
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if want := []string{"/work/train.sif", "/data/My Own_Image.v2.sif"}; !slices.Equal(paths, want) {
+	if want := []string{"/work/train.sif", "/data/My Own_Image.v2.sif", "/cvmfs/unpacked.cern.ch/hub/library/python:3.13"}; !slices.Equal(paths, want) {
 		t.Fatalf("files %q, want %q", paths, want)
 	}
 	var seen []string
@@ -42,12 +43,14 @@ spec:
 		seen = append(seen, image)
 		return image
 	})
-	if want := []string{names[0], names[0], names[1], "busybox:1.37"}; !slices.Equal(seen, want) {
+	if want := []string{names[0], names[0], names[1], "busybox:1.37", names[2]}; !slices.Equal(seen, want) {
 		t.Errorf("images %q, want %q", seen, want)
 	}
 	for _, path := range []string{"/x/---.sif", "/x/.sif", "/x/" + strings.Repeat("long", 60) + ".sif", "/x/ä.sif"} {
-		if _, err := reference.ParseDockerRef(sifName(path)); err != nil {
-			t.Errorf("%s: %v", path, err)
+		for _, name := range []string{sifName(path), rootName(path)} {
+			if _, err := reference.ParseDockerRef(name); err != nil {
+				t.Errorf("%s: %v", path, err)
+			}
 		}
 	}
 }

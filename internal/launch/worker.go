@@ -107,6 +107,11 @@ func (r *run) join(ctx context.Context) error {
 	r.plan, r.team.mesh = answer.Plan, answer.Mesh
 	r.team.succession, r.team.own = answer.Succession, answer.Own
 	r.archives, r.source = answer.Archives, answer.Source
+	for _, a := range r.archives {
+		// A folder that is mounted when somebody looks, as those of CVMFS are, has to
+		// be there before the sandbox is. What is missing is said later.
+		_ = a.here()
+	}
 	r.identities.nodes = append(r.identities.nodes, answer.Files)
 	r.pulls = readPulls(ctx, r.plan, r.Getenv)
 	if answer.Own == nil {

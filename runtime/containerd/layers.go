@@ -18,6 +18,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/mounts"
+	"berth.dev/berth/runtime/internal/roots"
 	"berth.dev/berth/runtime/internal/snapshotter"
 )
 
@@ -35,7 +36,7 @@ type layersConfig struct {
 
 // layers is the snapshotter, and the cache that the differ uses, too.
 type layers struct {
-	*snapshotter.Snapshotter
+	*roots.Snapshotter
 	cache *layercache.Cache
 }
 
@@ -99,8 +100,12 @@ func layersPlugin(fd int) *plugin.Registration {
 			if l.cache != nil {
 				cache = l.cache
 			}
-			l.Snapshotter, err = snapshotter.New(root, database, client, cache, []string{"index=off", "userxattr", "volatile"})
-			return l, err
+			inner, err := snapshotter.New(root, database, client, cache, []string{"index=off", "userxattr", "volatile"})
+			if err != nil {
+				return nil, err
+			}
+			l.Snapshotter = roots.New(inner, root)
+			return l, nil
 		},
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"github.com/containerd/containerd/v2/plugins/snapshots/overlay"
 	"github.com/containerd/platforms"
 	"github.com/containerd/plugin"
+
+	"berth.dev/berth/runtime/internal/roots"
 )
 
 // overlayConfig is the section [plugins.'io.containerd.snapshotter.v1.overlayfs'].
@@ -28,10 +30,14 @@ func overlayPlugin() *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
-			return overlay.NewSnapshotter(root,
+			inner, err := overlay.NewSnapshotter(root,
 				overlay.WithMetaStore(database),
 				overlay.AsynchronousRemove,
 				overlay.WithMountOptions(ic.Config.(*overlayConfig).MountOptions))
+			if err != nil {
+				return nil, err
+			}
+			return roots.New(inner, root), nil
 		},
 	}
 }

@@ -565,6 +565,21 @@ own_archive() {
 	for node in n1 n2; do "$bed" run "$node" rm /var/tmp/own.tar; done
 }
 
+# A folder with an unpacked image is used on all nodes, which have to see it.
+unpacked() {
+	begin a alice login sh -c "cd && berth image import -q --image-cache cache $image && berth image bundle -q --image-cache cache busybox:1.37 own"
+	ends a 0
+	span_berth b -f $here/spread.yaml --image busybox:1.37=/home/alice/own/rootfs
+	ends b 0
+	cp "$out/b" "$out/a"
+	greeted n1 n2 n3
+	node cp -r /home/alice/own/rootfs /var/tmp/own
+	span_berth c -f $here/spread.yaml --image busybox:1.37=/var/tmp/own
+	ends c 69
+	says c 'use folder /var/tmp/own as an image: this node does not have it'
+	node rm -r /var/tmp/own /home/alice/own /home/alice/cache
+}
+
 # Pods of different nodes reach each other, by address and through a Service.
 talk() {
 	span_berth a --image $image -- bash $here/talk.sh

@@ -11,9 +11,12 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/roots"
 )
 
 // ArchiveNamespace is the containerd namespace in which the names of imported
@@ -26,6 +29,8 @@ type Importer struct {
 	client      *containerd.Client
 	store       content.Store
 	snapshotter string
+	// snapshots is the directory of the snapshotter.
+	snapshots string
 }
 
 // NewImporter returns an importer that unpacks for a snapshotter. The client
@@ -41,7 +46,16 @@ func NewImporter(ctx context.Context, client *containerd.Client, snapshotter str
 			store = newDirect(store, root)
 		}
 	}
-	return &Importer{client: client, store: store, snapshotter: snapshotter}, nil
+	i := &Importer{client: client, store: store, snapshotter: snapshotter}
+	if answer, err = client.IntrospectionService().Plugins(ctx, "type==io.containerd.snapshotter.v1"); err != nil {
+		return nil, fmt.Errorf("ask containerd for its snapshotter: %w", err)
+	}
+	for _, p := range answer.Plugins {
+		if p.ID == snapshotter {
+			i.snapshots = p.Exports[plugins.SnapshotterRootDir]
+		}
+	}
+	return i, nil
 }
 
 // Imported is one image under one name.
@@ -63,7 +77,7 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	}
 	defer done(context.WithoutCancel(ctx))
 
-	index, err := ReadArchive(ctx, i.store, a)
+	index, err := i.read(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +93,21 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 		imported = append(imported, Imported{Name: img.Name, Digest: img.Target.Digest.String(), Took: time.Since(begin)})
 	}
 	return imported, nil
+}
+
+// read puts an archive into the store. A folder stays where it is.
+func (i *Importer) read(ctx context.Context, a Archive) (ocispec.Index, error) {
+	if !a.isRoot() {
+		return ReadArchive(ctx, i.store, a)
+	}
+	index, layer, err := readRoot(ctx, i.store, a.Path)
+	if err == nil {
+		err = roots.Stand(i.snapshots, layer, a.Path)
+	}
+	if err != nil {
+		return index, fmt.Errorf("use folder %s as an image: %w", a.Path, err)
+	}
+	return index, nil
 }
 
 // tell labels blobs so that those which belong to an image stay with it.

@@ -16,9 +16,9 @@ if [ -x /.singularity.d/runscript ]; then exec /.singularity.d/runscript "$@"; f
 exec /bin/sh "$@"`
 
 // configuration is what the image says of itself in its folder.
-func (f *File) configuration(texts map[string]string) ocispec.Image {
+func configuration(architecture string, texts map[string]string) ocispec.Image {
 	var image ocispec.Image
-	image.OS, image.Architecture = "linux", f.Architecture
+	image.OS, image.Architecture = "linux", architecture
 	image.Config.Entrypoint = []string{"/bin/sh", "-c", start, "runscript"}
 	image.RootFS.Type = "layers"
 	if json.Unmarshal([]byte(texts[labelsFile]), &image.Config.Labels) != nil {

@@ -30,7 +30,7 @@ func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 	if err == nil {
 		err = l.archive.Close()
 	}
-	return f.configuration(l.texts), err
+	return configuration(f.Architecture, l.texts), err
 }
 
 type layer struct {

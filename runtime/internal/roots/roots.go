@@ -1,0 +1,219 @@
+// Package roots shows folders of the host, in which somebody has unpacked images,
+// as the root file systems of containers: nothing of them is copied. Each has a
+// layer that stands for it, which containerd handles as any other, and in whose
+// place the folder is mounted below what a container writes. What is said of such
+// an image beside its files is package imagestore's.
+package roots
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/opencontainers/go-digest"
+)
+
+// folders is where a snapshotter's directory has a link to each folder, by the
+// digest of the layer that stands for it. A link, because neither colons nor
+// commas are possible in what overlayfs is told.
+const folders = "roots"
+
+func link(snapshotter string, layer digest.Digest) string {
+	return filepath.Join(snapshotter, folders, layer.Encoded())
+}
+
+// Stand notes in a snapshotter's directory that a layer stands for a folder.
+func Stand(snapshotter string, layer digest.Digest, folder string) error {
+	if err := layer.Validate(); err != nil {
+		return fmt.Errorf("use %s as an image: %w", folder, err)
+	}
+	name := link(snapshotter, layer)
+	err := os.MkdirAll(filepath.Dir(name), 0o700)
+	if err == nil {
+		err = os.Symlink(folder, name)
+	}
+	if errors.Is(err, fs.ErrExist) {
+		var there string
+		if there, err = os.Readlink(name); err == nil && there != folder {
+			err = fmt.Errorf("layer %s stands for %s", layer, there)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("use %s as an image: %w", folder, err)
+	}
+	return nil
+}
+
+// Snapshotter is another one that knows such layers.
+type Snapshotter struct {
+	snapshots.Snapshotter
+	// root is the directory of the other one.
+	root string
+	// foreign is the user whom files have that no user here can be.
+	foreign uint32
+}
+
+// defaultForeign is that user where the kernel does not say otherwise.
+const defaultForeign = 65534
+
+// New returns a snapshotter upon another one with its directory.
+func New(inner snapshots.Snapshotter, root string) *Snapshotter {
+	s := &Snapshotter{Snapshotter: inner, root: root, foreign: defaultForeign}
+	text, err := os.ReadFile("/proc/sys/fs/overflowuid")
+	if uid, bad := strconv.ParseUint(string(bytes.TrimSpace(text)), 10, 32); err == nil && bad == nil {
+		s.foreign = uint32(uid)
+	}
+	return s
+}
+
+// Prepare makes a snapshot to be written to.
+func (s *Snapshotter) Prepare(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	mounts, err := s.Snapshotter.Prepare(ctx, key, parent, opts...)
+	if err != nil {
+		return nil, err
+	}
+	folder, err := s.replace(parent, mounts)
+	if err == nil && folder != "" {
+		err = s.own(folder, mounts)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Remove(ctx, key))
+	}
+	return mounts, nil
+}
+
+// View makes a snapshot to be read.
+func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snapshots.Opt) ([]mount.Mount, error) {
+	mounts, err := s.Snapshotter.View(ctx, key, parent, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := s.replace(parent, mounts); err != nil {
+		return nil, errors.Join(err, s.Remove(ctx, key))
+	}
+	return mounts, nil
+}
+
+// Mounts returns how a snapshot is mounted.
+func (s *Snapshotter) Mounts(ctx context.Context, key string) ([]mount.Mount, error) {
+	mounts, err := s.Snapshotter.Mounts(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	info, err := s.Stat(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	_, err = s.replace(info.Parent, mounts)
+	return mounts, err
+}
+
+// Cleanup removes the files of snapshots that were forgotten.
+func (s *Snapshotter) Cleanup(ctx context.Context) error {
+	if c, ok := s.Snapshotter.(snapshots.Cleaner); ok {
+		return c.Cleanup(ctx)
+	}
+	return nil
+}
+
+const (
+	lower = "lowerdir="
+	upper = "upperdir="
+)
+
+// replace has the folder that a parent stands for mounted in its place, and
+// returns it; "" where the parent is a layer like any other.
+func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, error) {
+	// containerd puts a namespace and a number before it.
+	layer := digest.Digest(path.Base(parent))
+	if layer.Validate() != nil {
+		return "", nil
+	}
+	name := link(s.root, layer)
+	folder, err := os.Readlink(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("find the folder of an image: %w", err)
+	}
+	if info, err := os.Stat(name); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("use %s as an image: it is no folder, or not there any more: %w", folder, errors.Join(err, syscall.ENOTDIR))
+	}
+	for i, m := range mounts {
+		switch m.Type {
+		case "overlay":
+			mounts[i].Options = slices.Clone(m.Options)
+			for k, option := range m.Options {
+				if strings.HasPrefix(option, lower) {
+					mounts[i].Options[k] = lower + name
+				}
+			}
+		case "bind":
+			mounts[i].Source = name
+		}
+	}
+	return folder, nil
+}
+
+// withOwn are folders in whose folders containers write as well.
+var withOwn = []string{"", "var"}
+
+// own makes the first folders of a tree the container's where they belong to
+// nobody here, as those do that were unpacked for all users of a site: overlayfs
+// could not copy their owner, and nothing could be written below them.
+func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
+	for _, m := range mounts {
+		for _, option := range m.Options {
+			to, found := strings.CutPrefix(option, upper)
+			if m.Type != "overlay" || !found {
+				continue
+			}
+			for _, parent := range withOwn {
+				if err := s.ownIn(filepath.Join(folder, parent), filepath.Join(to, parent)); err != nil {
+					return fmt.Errorf("use %s as an image: %w", folder, err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Snapshotter) ownIn(from, to string) error {
+	if info, err := os.Lstat(from); err != nil || !info.IsDir() {
+		return nil // such as an image without /var
+	}
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !info.IsDir() || info.Sys().(*syscall.Stat_t).Uid != s.foreign {
+			continue
+		}
+		// What only its owner may enter stays his.
+		if info.Mode().Perm()&0o005 != 0o005 {
+			continue
+		}
+		name := filepath.Join(to, e.Name())
+		if err := os.MkdirAll(name, 0o755); err != nil {
+			return err
+		}
+		if err := os.Chmod(name, info.Mode().Perm()|info.Mode()&fs.ModeSticky); err != nil {
+			return err
+		}
+	}
+	return nil
+}
