@@ -98,7 +98,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 		t.record.note(stageDelivering, found.fd)
 		s.state.put(found.record)
 		found.pod.parked.Add(-1)
-		found.pod.giveBell(found.bell)
+		found.pod.giveBell(found.bell, found.ends.six())
 		unix.Close(fd)
 		if err != nil {
 			t.forget(found.fd)
@@ -113,7 +113,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 		return a, nil
 	}
 	peer := plainAddress(address)
-	if _, connected := peerAddress(fd); !connected && peer.Addr().Unmap() == t.from.pod.address {
+	if _, connected := peerAddress(fd); !connected && t.from.pod.has(peer.Addr()) {
 		// A bell that was taken back, or a program of the pod that has given up.
 		t.forget(fd)
 		return s.acceptNext(t, listener, flags)
@@ -125,11 +125,15 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 // interrupted in between, or whose Switch dies, has it already when it comes
 // again.
 func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
+	six := domainOf(listener) == unix.AF_INET6
 	if a.switched {
-		t.from.pod.defaults.Load().copyChanged(listener, a.fd)
+		if !six {
+			becomeIPv4(a.fd)
+		}
+		t.from.pod.defaults.Load().copyChanged(listener, a.fd, six)
 		_, _ = unix.FcntlInt(uintptr(a.fd), unix.F_SETFL, flags&unix.SOCK_NONBLOCK)
 	}
-	if errno := t.writeAddress(a.peer, domainOf(listener) == unix.AF_INET6, t.call().Args[1], t.call().Args[2]); errno != 0 {
+	if errno := t.writeAddress(a.peer, six, t.call().Args[1], t.call().Args[2]); errno != 0 {
 		s.keepUndelivered(t.from.pod, a)
 		t.answer(0, errno)
 		return

@@ -3,6 +3,7 @@ package fastpath
 import (
 	"encoding/binary"
 	"net/netip"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -30,20 +31,21 @@ func family(address []byte) int {
 	return int(binary.NativeEndian.Uint16(address))
 }
 
-// parseAddress returns the IPv4 address that a socket address stands for.
-func parseAddress(b []byte) (address netip.AddrPort, mapped, ok bool) {
+// parseAddress returns the address that a socket address stands for, and whether
+// it is in the form of IPv6, in which IPv4 addresses can be, too.
+func parseAddress(b []byte) (address netip.AddrPort, six, ok bool) {
 	switch {
 	case family(b) == unix.AF_INET && len(b) >= unix.SizeofSockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), false, true
 	case family(b) == unix.AF_INET6 && len(b) >= unix.SizeofSockaddrInet6:
 		address := netip.AddrFrom16([16]byte(b[8:24]))
-		return netip.AddrPortFrom(address.Unmap(), binary.BigEndian.Uint16(b[2:])), true, address.Is4In6()
+		return netip.AddrPortFrom(address.Unmap(), binary.BigEndian.Uint16(b[2:])), true, true
 	}
 	return netip.AddrPort{}, false, false
 }
 
 // writeAddress gives the caller an address as accept(2) would.
-func (t *trap) writeAddress(a netip.AddrPort, mapped bool, at, lengthAt uint64) unix.Errno {
+func (t *trap) writeAddress(a netip.AddrPort, six bool, at, lengthAt uint64) unix.Errno {
 	if at == 0 {
 		return 0
 	}
@@ -55,42 +57,45 @@ func (t *trap) writeAddress(a netip.AddrPort, mapped bool, at, lengthAt uint64) 
 	if space < 0 {
 		return unix.EINVAL
 	}
-	var b [unix.SizeofSockaddrInet6]byte
-	size := unix.SizeofSockaddrInet4
-	binary.BigEndian.PutUint16(b[2:], a.Port())
-	if mapped {
-		size = unix.SizeofSockaddrInet6
-		binary.NativeEndian.PutUint16(b[:], unix.AF_INET6)
-		full := a.Addr().As16()
-		copy(b[8:], full[:])
-	} else {
-		binary.NativeEndian.PutUint16(b[:], unix.AF_INET)
-		full := a.Addr().As4()
-		copy(b[4:], full[:])
-	}
-	binary.NativeEndian.PutUint32(length[:], uint32(size))
+	b := rawAddress(a, six)
+	binary.NativeEndian.PutUint32(length[:], uint32(len(b)))
 	// A caller that was interrupted may use its memory otherwise by now.
 	if !t.waits() {
 		return unix.EINTR
 	}
-	if err := linux.WriteMemory(t.tid(), at, b[:min(size, space)], lengthAt, length[:]); err != nil {
+	if err := linux.WriteMemory(t.tid(), at, b[:min(len(b), space)], lengthAt, length[:]); err != nil {
 		return unix.EFAULT
 	}
 	return 0
 }
 
-func rawConnect(fd int, address *unix.RawSockaddr) error {
-	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(address)), unix.SizeofSockaddrInet4)
+func rawConnect(fd int, address []byte) error {
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address[0])), uintptr(len(address)))
 	if errno != 0 {
 		return errno
 	}
 	return nil
 }
 
-// rawAddress is an IPv4 address for the kernel.
-func rawAddress(a netip.AddrPort) unix.RawSockaddrInet4 {
-	port := a.Port()
-	return unix.RawSockaddrInet4{Family: unix.AF_INET, Port: port<<8 | port>>8, Addr: a.Addr().As4()}
+// rawAddress is an address for the kernel, in the form of IPv6 or of IPv4.
+func rawAddress(a netip.AddrPort, six bool) []byte {
+	if !six {
+		b := make([]byte, unix.SizeofSockaddrInet4)
+		binary.NativeEndian.PutUint16(b, unix.AF_INET)
+		binary.BigEndian.PutUint16(b[2:], a.Port())
+		full := a.Addr().As4()
+		copy(b[4:], full[:])
+		return b
+	}
+	b := make([]byte, unix.SizeofSockaddrInet6)
+	binary.NativeEndian.PutUint16(b, unix.AF_INET6)
+	binary.BigEndian.PutUint16(b[2:], a.Port())
+	full := a.Addr().As16()
+	copy(b[8:], full[:])
+	if link, err := strconv.ParseUint(a.Addr().Zone(), 10, 32); err == nil {
+		binary.NativeEndian.PutUint32(b[24:], uint32(link))
+	}
+	return b
 }
 
 func localAddress(fd int) (netip.AddrPort, bool) {
@@ -103,7 +108,7 @@ func peerAddress(fd int) (netip.AddrPort, bool) {
 	return addrPort(address, err)
 }
 
-// addrPort is an IPv4 address, mapped or not.
+// addrPort is an address, of IPv4 also where it is in the form of IPv6.
 func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 	if err != nil {
 		return netip.AddrPort{}, false
@@ -112,17 +117,17 @@ func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 	case *unix.SockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), true
 	case *unix.SockaddrInet6:
-		full := netip.AddrFrom16(a.Addr)
-		return netip.AddrPortFrom(full.Unmap(), uint16(a.Port)), full.Is4In6() || full == netip.IPv6Unspecified()
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)), true
 	}
 	return netip.AddrPort{}, false
 }
 
-// plainAddress is one that accept(2) returned.
+// plainAddress is one that accept(2) returned, with the link of one that is
+// good there alone.
 func plainAddress(address unix.Sockaddr) netip.AddrPort {
-	if in6, ok := address.(*unix.SockaddrInet6); ok {
-		return netip.AddrPortFrom(netip.AddrFrom16(in6.Addr), uint16(in6.Port))
-	}
 	peer, _ := addrPort(address, nil)
+	if in6, ok := address.(*unix.SockaddrInet6); ok && in6.ZoneId != 0 {
+		return netip.AddrPortFrom(peer.Addr().WithZone(strconv.Itoa(int(in6.ZoneId))), peer.Port())
+	}
 	return peer
 }

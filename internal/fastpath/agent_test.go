@@ -67,6 +67,7 @@ func runAgent() error {
 type PodArgs struct {
 	Name    string
 	Address netip.Addr
+	Six     netip.Addr
 }
 
 // AddPod makes a pod's network namespace.
@@ -87,7 +88,7 @@ func (a *Agent) AddPod(args PodArgs, _ *struct{}) error {
 	var namespace *os.File
 	err := on(work, func() (err error) {
 		namespace, err = os.Open(fmt.Sprintf("/proc/self/task/%d/ns/net", unix.Gettid()))
-		return err
+		return errors.Join(err, trustAddresses())
 	})
 	if err != nil {
 		return err
@@ -111,11 +112,16 @@ func (a *Agent) AddPod(args PodArgs, _ *struct{}) error {
 		if err := testutil.SetUpLink("lo"); err != nil {
 			return err
 		}
-		if err := testutil.SetUpLink("eth0", netip.PrefixFrom(args.Address, 24)); err != nil {
+		addresses := []netip.Prefix{netip.PrefixFrom(args.Address, 24), netip.PrefixFrom(args.Six, 64)}
+		if err := errors.Join(testutil.SetUpLink("eth0", addresses...), settled(addresses)); err != nil {
 			return err
 		}
-		gateway := netip.AddrFrom4([4]byte{10, 42, byte(a.node), 1})
-		return netlink.RouteAdd(&netlink.Route{Gw: gateway.AsSlice()})
+		for _, gateway := range []netip.Addr{netip.AddrFrom4([4]byte{10, 42, byte(a.node), 1}), netip.MustParseAddr(fmt.Sprintf("fd42:0:0:%d::1", a.node))} {
+			if err := netlink.RouteAdd(&netlink.Route{Gw: gateway.AsSlice()}); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
 }
 

@@ -167,6 +167,8 @@ func (s *Switch) checkPreamble(p preamble) error {
 		return fmt.Errorf("node %d asks for a connection from %s", p.from, p.source)
 	case s.nodeOf(p.target.Addr()) != s.config.Self:
 		return fmt.Errorf("node %d asks for a connection to %s", p.from, p.target)
+	case p.source.Addr().Is4() != p.target.Addr().Is4():
+		return fmt.Errorf("node %d asks for a connection from %s to %s", p.from, p.source, p.target)
 	}
 	return nil
 }

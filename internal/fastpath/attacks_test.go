@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/testutil"
@@ -37,11 +38,11 @@ func secretOf(fd int) error {
 
 // switchedSocket is one that is connected to a pod.
 func switchedSocket(address string) (int, error) {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(address), 0)
 	if err != nil {
 		return -1, err
 	}
-	if err := unix.Connect(fd, sockaddr(address, unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(address, familyOf(address))); err != nil {
 		return -1, err
 	}
 	if !isSwitched(fd) {
@@ -59,11 +60,11 @@ func rawConnectTo(fd int, address []byte) error {
 	return nil
 }
 
-// rawInet is a socket address in a buffer of some length.
+// rawInet is a socket address in a buffer of at least some length.
 func rawInet(to string, length int) []byte {
-	a := rawAddress(netip.MustParseAddrPort(to))
-	b := make([]byte, length)
-	copy(b, (*[unix.SizeofSockaddrInet4]byte)(unsafe.Pointer(&a))[:])
+	raw := rawAddress(netip.MustParseAddrPort(to), familyOf(to) == unix.AF_INET6)
+	b := make([]byte, max(length, len(raw)))
+	copy(b, raw)
 	return b
 }
 
@@ -82,7 +83,7 @@ func attackDisconnect(args []string) error {
 		fmt.Println("disconnect:", err)
 		return nil
 	}
-	if err := rawConnectTo(fd, rawInet(args[1], max(length, unix.SizeofSockaddrInet4))); err != nil {
+	if err := rawConnectTo(fd, rawInet(args[1], length)); err != nil {
 		fmt.Println("connect:", err)
 		return nil
 	}
@@ -118,7 +119,7 @@ func attackFastOpen(args []string) error {
 		fmt.Println("disconnect:", err)
 		return nil
 	}
-	if err := unix.Sendto(fd, []byte{1}, unix.MSG_FASTOPEN, sockaddr(args[1], unix.AF_INET)); err != nil {
+	if err := unix.Sendto(fd, []byte{1}, unix.MSG_FASTOPEN, sockaddr(args[1], familyOf(args[1]))); err != nil {
 		fmt.Println("send:", err)
 		return nil
 	}
@@ -216,14 +217,22 @@ func (r *ring) connect(fd int, address []byte) error {
 	return nil
 }
 
-// bellPort PORT: prints the port of a bell that has rung for a listener of this
+// bellPort PORT [v6]: prints the port of a bell that has rung for a listener of this
 // pod, as only root of the node could know.
 func bellPort(args []string) error {
 	port, err := strconv.Atoi(args[0])
 	if err != nil {
 		return err
 	}
-	table, err := os.ReadFile("/proc/net/tcp")
+	table := "/proc/net/tcp"
+	if options(args[1:]).has("v6") {
+		table = "/proc/net/tcp6"
+	}
+	return findBell(table, port)
+}
+
+func findBell(path string, port int) error {
+	table, err := os.ReadFile(path)
 	if err != nil {
 		return err
 	}
@@ -244,27 +253,30 @@ func bellPort(args []string) error {
 // rings for itself as that pod's bell.
 func attackHijack(args []string) error {
 	address := netip.MustParseAddr(args[0])
-	if err := testutil.SetUpLink("lo", netip.PrefixFrom(address, address.BitLen())); err != nil {
+	whole := []netip.Prefix{netip.PrefixFrom(address, address.BitLen())}
+	if err := errors.Join(testutil.SetUpLink("lo", whole...), settled(whole)); err != nil {
 		return err
 	}
-	listener, err := newSocket(unix.AF_INET, 0)
+	own, asBell := net.JoinHostPort(args[0], args[1]), net.JoinHostPort(args[0], args[2])
+	family := familyOf(own)
+	listener, err := newSocket(family, 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(listener, sockaddr(args[0]+":"+args[1], unix.AF_INET)); err != nil {
+	if err := unix.Bind(listener, sockaddr(own, family)); err != nil {
 		return err
 	}
 	if err := unix.Listen(listener, 1); err != nil {
 		return err
 	}
-	bell, err := newSocket(unix.AF_INET, 0)
+	bell, err := newSocket(family, 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(bell, sockaddr(args[0]+":"+args[2], unix.AF_INET)); err != nil {
+	if err := unix.Bind(bell, sockaddr(asBell, family)); err != nil {
 		return err
 	}
-	if err := unix.Connect(bell, sockaddr(args[0]+":"+args[1], unix.AF_INET)); err != nil {
+	if err := unix.Connect(bell, sockaddr(own, family)); err != nil {
 		return err
 	}
 	fd, _, err := unix.Accept(listener)
@@ -291,12 +303,22 @@ func slurp(args []string) error {
 	return unix.Pause()
 }
 
-// secretService is what another user has on the host's loopback.
-func (h *host) secretService() string {
+// secretService is what another user has on the host's loopback, or another
+// address of its own.
+func (h *host) secretService(address string) string {
 	h.lab.Helper()
 	var listener net.Listener
-	h.ns.try(h.lab, func() (err error) {
-		listener, err = net.Listen("tcp4", "127.0.0.1:0")
+	at := netip.MustParseAddr(address)
+	h.ns.try(h.lab, func() error {
+		if at.IsLinkLocalUnicast() {
+			link, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			at = at.WithZone(strconv.Itoa(link.Attrs().Index))
+		}
+		var err error
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(at, 0).String())
 		return err
 	})
 	h.lab.Cleanup(func() { listener.Close() })
@@ -310,5 +332,5 @@ func (h *host) secretService() string {
 			h.lab.Cleanup(func() { conn.Close() })
 		}
 	}()
-	return listener.Addr().String()
+	return netip.AddrPortFrom(at, listener.Addr().(*net.TCPAddr).AddrPort().Port()).String()
 }

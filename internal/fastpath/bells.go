@@ -12,27 +12,34 @@ import (
 // poll, epoll, or in accept. Who accepts it gets the connection for which it
 // was rung.
 
-// takeBell returns a socket of the pod's namespace.
-func (s *Switch) takeBell(p *pod) (int, error) {
+// takeBell returns a socket of the pod's namespace. One that was connected by
+// IPv4 is of no use for IPv6 any more (the kernel goes on sending by IPv4), so
+// each family has its own.
+func (s *Switch) takeBell(p *pod, six bool) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.network.Load() == 0 {
 		return -1, errors.New("no process of the pod has called yet")
 	}
-	if len(p.free) == 1 {
+	free, least, what := &p.free, 1, askSockets
+	if six {
+		free, least, what = &p.free6, 0, askSockets6
+	}
+	if len(*free) == least {
 		namespace, err := namespaceOf(p.free[0])
 		if err != nil {
 			return -1, err
 		}
-		more, err := s.inside.sockets(askSockets, namespace)
+		more, err := s.inside.sockets(what, namespace)
 		unix.Close(namespace)
 		if err != nil {
 			return -1, err
 		}
-		p.free = append(p.free, more...)
+		*free = append(*free, more...)
 	}
-	bell := p.free[len(p.free)-1]
-	p.free = p.free[:len(p.free)-1]
+	last := len(*free) - 1
+	bell := (*free)[last]
+	*free = (*free)[:last]
 	return bell, nil
 }
 
@@ -46,7 +53,7 @@ func namespaceOf(socket int) (int, error) {
 }
 
 // giveBell takes a socket back, which resets its connection.
-func (p *pod) giveBell(bell int) {
+func (p *pod) giveBell(bell int, six bool) {
 	if bell <= 0 {
 		return
 	}
@@ -57,15 +64,18 @@ func (p *pod) giveBell(bell int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	const spare = 64
-	if p.free == nil || len(p.free) >= spare {
+	free := &p.free
+	if six {
+		free = &p.free6
+	}
+	if p.free == nil || len(*free) >= spare {
 		unix.Close(bell) // the pod is gone, or has enough
 		return
 	}
-	p.free = append(p.free, bell)
+	*free = append(*free, bell)
 }
 
 // disconnect makes a TCP socket as if it were new.
 func disconnect(socket int) error {
-	var nowhere unix.RawSockaddr // AF_UNSPEC
-	return rawConnect(socket, &nowhere)
+	return rawConnect(socket, make([]byte, unix.SizeofSockaddrInet4)) // AF_UNSPEC
 }

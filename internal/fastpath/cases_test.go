@@ -24,11 +24,11 @@ func refused(args []string) error {
 	if options(args[1:]).has("nonblock") {
 		flags = unix.SOCK_NONBLOCK
 	}
-	fd, err := newSocket(unix.AF_INET, flags)
+	fd, err := newSocket(familyOf(args[0]), flags)
 	if err != nil {
 		return err
 	}
-	err = unix.Connect(fd, sockaddr(args[0], unix.AF_INET))
+	err = unix.Connect(fd, sockaddr(args[0], familyOf(args[0])))
 	if err == unix.EINPROGRESS && flags != 0 {
 		if err := await(fd, unix.POLLOUT); err != nil {
 			return err
@@ -46,14 +46,14 @@ func refused(args []string) error {
 
 // twice ADDRESS: a refused socket is used again.
 func twice(args []string) error {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(args[0]), 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != unix.ECONNREFUSED {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != unix.ECONNREFUSED {
 		return fmt.Errorf("connect: %v", err)
 	}
-	if err := unix.Connect(fd, sockaddr(args[1], unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(args[1], familyOf(args[1]))); err != nil {
 		return fmt.Errorf("connect again: %w", err)
 	}
 	text, err := describe(fd)
@@ -70,7 +70,7 @@ func relisten(args []string) error {
 		return err
 	}
 	for range n {
-		if err := relistenOnce(sockaddr(args[0], unix.AF_INET)); err != nil {
+		if err := relistenOnce(familyOf(args[0]), sockaddr(args[0], familyOf(args[0]))); err != nil {
 			return err
 		}
 	}
@@ -78,8 +78,8 @@ func relisten(args []string) error {
 	return nil
 }
 
-func relistenOnce(at unix.Sockaddr) error {
-	listener, err := newSocket(unix.AF_INET, 0)
+func relistenOnce(family int, at unix.Sockaddr) error {
+	listener, err := newSocket(family, 0)
 	if err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func relistenOnce(at unix.Sockaddr) error {
 	if err := unix.Listen(listener, 1); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	client, err := newSocket(unix.AF_INET, 0)
+	client, err := newSocket(family, 0)
 	if err != nil {
 		return err
 	}
@@ -110,7 +110,7 @@ func relistenOnce(at unix.Sockaddr) error {
 
 // duplicate ADDRESS: the duplicate of a socket is connected with it.
 func duplicate(args []string) error {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(args[0]), 0)
 	if err != nil {
 		return err
 	}
@@ -118,7 +118,7 @@ func duplicate(args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 		return err
 	}
 	text, err := describe(other)
@@ -131,11 +131,11 @@ func duplicate(args []string) error {
 
 // forked ADDRESS: a child has the connected socket too, and uses it.
 func forked(args []string) error {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(args[0]), 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 		return err
 	}
 	return inChild(fd)
@@ -166,7 +166,7 @@ func inChild(fd int) error {
 // sharedBefore ADDRESS: a child has the socket from before it is connected,
 // under the same number, and uses it then.
 func sharedBefore(args []string) error {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(args[0]), 0)
 	if err != nil {
 		return err
 	}
@@ -184,7 +184,7 @@ func sharedBefore(args []string) error {
 		return err
 	}
 	reading.Close()
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 		return err
 	}
 	writing.Close()
@@ -204,10 +204,10 @@ func half(args []string) error {
 	}
 	if fd < 0 {
 		var err error
-		if fd, err = newSocket(unix.AF_INET, 0); err != nil {
+		if fd, err = newSocket(familyOf(args[0]), 0); err != nil {
 			return err
 		}
-		if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+		if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 			return err
 		}
 	}
@@ -278,14 +278,15 @@ func interrupted(args []string) error {
 
 // boundElsewhere ADDRESS: a socket of the loopback cannot connect to it.
 func boundElsewhere(args []string) error {
-	fd, err := newSocket(unix.AF_INET, unix.SOCK_NONBLOCK)
+	fd, err := newSocket(familyOf(args[0]), unix.SOCK_NONBLOCK)
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(fd, sockaddr("127.0.0.1:0", unix.AF_INET)); err != nil {
+	loopback := map[int]string{unix.AF_INET: "127.0.0.1:0", unix.AF_INET6: "[::1]:0"}[familyOf(args[0])]
+	if err := unix.Bind(fd, sockaddr(loopback, familyOf(args[0]))); err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != unix.EINVAL && err != unix.EINPROGRESS {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != unix.EINVAL && err != unix.EINPROGRESS {
 		return fmt.Errorf("connect: %v", err)
 	}
 	if isSwitched(fd) {
@@ -294,13 +295,17 @@ func boundElsewhere(args []string) error {
 	return nil
 }
 
-// deaf PORT: listens, and never accepts.
+// deaf PORT [v6]: listens, and never accepts.
 func deaf(args []string) error {
-	listener, err := newSocket(unix.AF_INET, 0)
+	any := "0.0.0.0:"
+	if options(args[1:]).has("v6") {
+		any = "[::]:"
+	}
+	listener, err := newSocket(familyOf(any), 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(listener, sockaddr("0.0.0.0:"+args[0], unix.AF_INET)); err != nil {
+	if err := unix.Bind(listener, sockaddr(any+args[0], familyOf(any))); err != nil {
 		return err
 	}
 	if err := unix.Listen(listener, 1); err != nil {
@@ -319,10 +324,10 @@ func ownTable(args []string) (err error) {
 			return
 		}
 		var fd int
-		if fd, err = newSocket(unix.AF_INET, 0); err != nil {
+		if fd, err = newSocket(familyOf(args[0]), 0); err != nil {
 			return
 		}
-		if failed := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); failed != nil {
+		if failed := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); failed != nil {
 			fmt.Println(failed)
 			return
 		}

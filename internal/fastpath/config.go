@@ -58,9 +58,9 @@ type Config struct {
 	Self  int
 	// Key is the job's secret, from which all others are derived.
 	Key []byte
-	// Listeners are the TCP sockets of Nodes[Self].Endpoints. A host has 28,000
-	// ports for connections to each, and keeps them for a minute. The only node of
-	// a cluster needs none.
+	// Listeners are the TCP sockets of Nodes[Self].Endpoints, made by Listen. A host
+	// has 28,000 ports for connections to each, and keeps them for a minute. The only
+	// node of a cluster needs none.
 	Listeners []*net.TCPListener
 	// Containers is the unix socket at which the runtime delivers the
 	// descriptor of a container's filter (linux.seccomp.listenerPath of the OCI

@@ -76,9 +76,9 @@ func (s *Switch) connect(t *trap) {
 // destination is where a connect leads.
 type destination struct {
 	asked, target netip.AddrPort
-	// mapped: the program uses IPv6 addresses. direct: it names the pod itself.
-	// outside: it is no pod.
-	mapped, direct, outside bool
+	// six: the program's socket is one of IPv6, which IPv4 addresses may have, too.
+	// direct: it names the pod itself. outside: it is no pod.
+	six, direct, outside bool
 }
 
 const tcpClose = 7 // TCP_CLOSE, of a socket that has not begun to connect
@@ -90,8 +90,9 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 		return d, countInUse
 	}
 	var ok bool
-	d.asked, d.mapped, ok = parseAddress(address)
-	if !ok || !d.asked.Addr().Is4() || d.mapped != (domainOf(socket) == unix.AF_INET6) {
+	d.asked, d.six, ok = parseAddress(address)
+	if !ok || d.six != (domainOf(socket) == unix.AF_INET6) ||
+		d.six && d.asked.Addr().Is4() && option(socket, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
 		return d, countElsewhere
 	}
 	route, ok := s.config.Directory.Resolve(d.asked)
@@ -106,7 +107,11 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 		d.target = d.asked
 		return d, 0
 	}
-	d.target = s.choose(t.from.pod.address, d.asked, route)
+	target := s.choose(t.from.pod.address, d.asked, route)
+	if target.Addr().Is4() != d.asked.Addr().Is4() {
+		return d, countElsewhere
+	}
+	d.target = target
 	return d, 0
 }
 
@@ -165,7 +170,11 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 		}
 		node = s.peers[i]
 	}
-	if !s.permits(p.address, d.target, d.outside) {
+	own := p.addressLike(d.target.Addr())
+	if !own.IsValid() {
+		return nil, countElsewhere
+	}
+	if !s.permits(own, d.target, d.outside) {
 		return nil, countPolicy
 	}
 	if err := p.meet(t); err != nil {
@@ -176,7 +185,7 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	}
 	local, ok := localAddress(socket)
 	device, err := unix.GetsockoptString(socket, unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
-	if !ok || err != nil || device != "" || !local.Addr().IsUnspecified() && local.Addr() != p.address {
+	if !ok || err != nil || device != "" || !local.Addr().IsUnspecified() && local.Addr() != own {
 		return nil, countBound
 	}
 	port := local.Port()
@@ -195,6 +204,6 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	}
 	return &connecting{
 		t: t, peer: node, destination: d, tangle: tangle,
-		source: netip.AddrPortFrom(p.address, port), fd: -1,
+		source: netip.AddrPortFrom(own, port), fd: -1,
 	}, 0
 }

@@ -125,6 +125,9 @@ func (c *connecting) ask() {
 		c.next() // closed by the other side while it was idle
 		return
 	}
+	if !c.six {
+		becomeIPv4(c.fd) // while it surely is established
+	}
 	p := preamble{from: c.t.s.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
 	_, _ = rand.Read(p.nonce[:])
 	encoded := p.encode(c.peer.key)
@@ -267,8 +270,8 @@ func (c *connecting) install(errno unix.Errno) {
 		t.answer(0, unix.EBADF)
 		return
 	}
-	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd)
-	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.mapped, c.outside)
+	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd, c.six)
+	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.six, c.outside)
 	if err != nil {
 		c.fallBack(countFull)
 		return

@@ -40,10 +40,11 @@ const (
 type question byte
 
 const (
-	// askSockets: for TCP sockets in a network namespace, askDiag for one that
-	// tells of those there.
-	askSockets question = 's'
-	askDiag    question = 'd'
+	// askSockets: for TCP sockets in a network namespace, askSockets6 for those of
+	// IPv6, askDiag for one that tells of those there.
+	askSockets  question = 's'
+	askSockets6 question = '6'
+	askDiag     question = 'd'
 	// askList: for the names in a directory of a process, askRead for a file's
 	// content, askSockNames for what its descriptors that are sockets are.
 	askList      question = 'l'
@@ -138,7 +139,7 @@ func ServeInside(conn *net.UnixConn) error {
 			// Nothing says it all.
 			var text []byte
 			switch what, path := question(request[ticketLen]), string(request[ticketLen+1:n]); what {
-			case askSockets, askDiag:
+			case askSockets, askSockets6, askDiag:
 				made, _ = socketsIn(what, about[0])
 			default:
 				text, _ = lookAt(what, path, about[0])
@@ -165,8 +166,12 @@ func socketsIn(what question, namespace int) (made []int, err error) {
 			}
 			return
 		}
+		domain := unix.AF_INET
+		if what == askSockets6 {
+			domain = unix.AF_INET6
+		}
 		for range bellsAtOnce {
-			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+			fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
 			if err != nil {
 				return // fewer will do
 			}

@@ -32,6 +32,9 @@ var carried = [...]struct{ level, name int }{
 	{unix.IPPROTO_TCP, unix.TCP_LINGER2},
 }
 
+// carried6 are further ones, of sockets of IPv6.
+var carried6 = [...]int{unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVTCLASS}
+
 // settings are what a program may have changed of a socket.
 type settings struct {
 	values     [len(carried)]int
@@ -50,13 +53,20 @@ func defaultsOf(socket int) (o settings) {
 // copyChanged makes a connection behave as a program has asked of its socket.
 // What it did not ask for is as on the host, and what the host does not allow,
 // such as a congestion control, stays as it is.
-func (o *settings) copyChanged(from, to int) {
+func (o *settings) copyChanged(from, to int, six bool) {
 	if o == nil {
 		return // no process of the pod has called since this one began
 	}
 	for i, c := range carried {
 		if value := option(from, c.level, c.name); value >= 0 && value != o.values[i] {
 			_ = unix.SetsockoptInt(to, c.level, c.name, value)
+		}
+	}
+	if six {
+		for _, name := range carried6 {
+			if value := option(from, unix.IPPROTO_IPV6, name); value >= 0 && value != option(to, unix.IPPROTO_IPV6, name) {
+				_ = unix.SetsockoptInt(to, unix.IPPROTO_IPV6, name, value)
+			}
 		}
 	}
 	for _, name := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {

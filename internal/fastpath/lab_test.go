@@ -2,6 +2,7 @@ package fastpath
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -82,6 +83,7 @@ type labConfig struct {
 	pinned   bool             // each host has one core
 	old      bool             // the kernel is as good as Linux 5.14
 	mtu      int
+	hosts6   bool // the hosts talk IPv6 to each other
 }
 
 type lab struct {
@@ -128,10 +130,13 @@ func newLab(t testing.TB, config labConfig) *lab {
 	testutil.Require(t, testutil.UserNS)
 	l := &lab{TB: t, config: config, dir: t.TempDir()}
 	for i := range 2 {
-		l.hosts = append(l.hosts, &host{lab: l, index: i, ns: newNamespace(t), address: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})})
+		l.hosts = append(l.hosts, &host{lab: l, index: i, ns: newNamespace(t), address: config.hostAddress(i)})
 	}
 	a, b := l.hosts[0], l.hosts[1]
-	l.wire("eth0", a.ns, b.ns, netip.PrefixFrom(a.address, 24), netip.PrefixFrom(b.address, 24))
+	for _, h := range l.hosts {
+		h.ns.try(t, trustAddresses)
+	}
+	l.wire("eth0", a.ns, b.ns, a.prefixesOfHost(), b.prefixesOfHost())
 	nodes := [2]*namespace{}
 	for i, h := range l.hosts {
 		if config.pinned {
@@ -139,13 +144,17 @@ func newLab(t testing.TB, config labConfig) *lab {
 		}
 		nodes[i] = h.startAgent()
 	}
-	meshA, meshB := netip.MustParsePrefix("10.43.0.1/24"), netip.MustParsePrefix("10.43.0.2/24")
-	l.wire("mesh0", nodes[0], nodes[1], meshA, meshB)
+	mesh := [2][]netip.Prefix{}
+	for i := range mesh {
+		mesh[i] = []netip.Prefix{netip.MustParsePrefix(fmt.Sprintf("10.43.0.%d/24", i+1)), netip.MustParsePrefix(fmt.Sprintf("fd43::%d/64", i+1))}
+	}
+	l.wire("mesh0", nodes[0], nodes[1], mesh[0], mesh[1])
 	for i, n := range nodes {
-		other := []netip.Prefix{meshB, meshA}[i]
-		n.try(t, func() error {
-			return netlink.RouteAdd(&netlink.Route{Dst: ipNet(l.hosts[1-i].pods()), Gw: other.Addr().AsSlice()})
-		})
+		for family, other := range mesh[1-i] {
+			n.try(t, func() error {
+				return netlink.RouteAdd(&netlink.Route{Dst: ipNet(l.hosts[1-i].prefixes()[family]), Gw: other.Addr().AsSlice()})
+			})
+		}
 	}
 	for _, h := range l.hosts {
 		h.prepareSwitch()
@@ -156,9 +165,37 @@ func newLab(t testing.TB, config labConfig) *lab {
 	return l
 }
 
-// pods are the addresses of a host's pods.
-func (h *host) pods() netip.Prefix {
-	return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 42, byte(h.index), 0}), 24)
+// hostAddress is that of a host.
+func (c labConfig) hostAddress(index int) netip.Addr {
+	if c.hosts6 {
+		return netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", index+1))
+	}
+	return netip.AddrFrom4([4]byte{192, 0, 2, byte(index + 1)})
+}
+
+// prefixesOfHost are its address and that of its link.
+func (h *host) prefixesOfHost() []netip.Prefix {
+	return []netip.Prefix{
+		netip.PrefixFrom(h.address, h.address.BitLen()*3/4),
+		netip.MustParsePrefix(fmt.Sprintf("fe80::%d/64", h.index+1)),
+	}
+}
+
+// prefixes are the addresses of a host's pods, of IPv4 and of IPv6.
+func (h *host) prefixes() [2]netip.Prefix {
+	return [2]netip.Prefix{
+		netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 42, byte(h.index), 0}), 24),
+		netip.MustParsePrefix(fmt.Sprintf("fd42:0:0:%d::/64", h.index)),
+	}
+}
+
+// trustAddresses has interfaces that are made later in this namespace use their
+// IPv6 addresses at once, not some seconds later: until then no neighbour is found
+// for packets of others.
+func trustAddresses() error {
+	return errors.Join(
+		os.WriteFile("/proc/sys/net/ipv6/conf/all/accept_dad", []byte("0"), 0),
+		os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0))
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {
@@ -166,13 +203,13 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 // wire joins two namespaces.
-func (l *lab) wire(name string, a, b *namespace, atA, atB netip.Prefix) {
+func (l *lab) wire(name string, a, b *namespace, atA, atB []netip.Prefix) {
 	l.Helper()
 	a.try(l, func() error {
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name, PeerNamespace: netlink.NsFd(b.file.Fd())})
 	})
-	for n, address := range map[*namespace]netip.Prefix{a: atA, b: atB} {
-		n.try(l, func() error { return testutil.SetUpLink(name, address) })
+	for n, addresses := range map[*namespace][]netip.Prefix{a: atA, b: atB} {
+		n.try(l, func() error { return testutil.SetUpLink(name, addresses...) })
 		if l.config.mtu != 0 {
 			n.try(l, func() error {
 				link, err := netlink.LinkByName(name)
@@ -183,6 +220,28 @@ func (l *lab) wire(name string, a, b *namespace, atA, atB netip.Prefix) {
 			})
 		}
 	}
+	a.try(l, func() error { return settled(atA) })
+	b.try(l, func() error { return settled(atB) })
+}
+
+// settled waits until addresses of this namespace can be used: the kernel makes
+// those of IPv6 good in the background, once their link is there.
+func settled(addresses []netip.Prefix) error {
+	for _, address := range addresses {
+		if address.Addr().Is4() || address.Addr().IsLinkLocalUnicast() {
+			continue
+		}
+		for deadline := time.Now().Add(patienceOfLab); ; time.Sleep(time.Millisecond) {
+			routes, err := netlink.RouteGet(address.Addr().AsSlice())
+			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if time.Now().After(deadline) {
+				return fmt.Errorf("await %s: %v, %w", address, routes, errors.Join(err, unix.ETIMEDOUT))
+			}
+		}
+	}
+	return nil
 }
 
 // startAgent starts the node of a host, and returns its network namespace.
@@ -230,7 +289,8 @@ func (h *host) startAgent() *namespace {
 	}
 	n := enterNamespace(t, file)
 	n.try(t, func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0),
+			os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0), trustAddresses())
 	})
 	n.try(t, func() error {
 		if err := testutil.SetUpLink("lo"); err != nil {
@@ -239,7 +299,8 @@ func (h *host) startAgent() *namespace {
 		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "pods0"}}); err != nil {
 			return err
 		}
-		return testutil.SetUpLink("pods0", netip.PrefixFrom(h.pods().Addr().Next(), 24))
+		pods := h.prefixes()
+		return testutil.SetUpLink("pods0", netip.PrefixFrom(pods[0].Addr().Next(), 24), netip.PrefixFrom(pods[1].Addr().Next(), 64))
 	})
 	return n
 }
@@ -253,12 +314,13 @@ func (h *host) prepareSwitch() {
 			return err
 		}
 		for range numListeners {
-			listener, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: h.address.AsSlice()})
+			listener, err := Listen(netip.AddrPortFrom(h.address, 0))
 			if err != nil {
 				return err
 			}
 			defer listener.Close()
-			h.endpoints = append(h.endpoints, listener.Addr().(*net.TCPAddr).AddrPort())
+			at := listener.Addr().(*net.TCPAddr).AddrPort()
+			h.endpoints = append(h.endpoints, netip.AddrPortFrom(at.Addr().Unmap(), at.Port()))
 			file, err := listener.File()
 			if err != nil {
 				return err

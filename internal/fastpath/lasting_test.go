@@ -17,11 +17,11 @@ func many(args []string) error {
 	}
 	switched := 0
 	for i := range n {
-		fd, err := newSocket(unix.AF_INET, 0)
+		fd, err := newSocket(familyOf(args[0]), 0)
 		if err != nil {
 			return err
 		}
-		if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+		if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 			return fmt.Errorf("connect %d: %w", i, err)
 		}
 		b := []byte{byte(i)}
@@ -45,11 +45,11 @@ func many(args []string) error {
 
 // slow ADDRESS: is connected for longer than the life of a Switch.
 func slow(args []string) error {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(args[0]), 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 		return err
 	}
 	fmt.Println("ready")
@@ -70,11 +70,11 @@ func slow(args []string) error {
 
 // awaitReset ADDRESS: connects, and waits for the reset.
 func awaitReset(args []string) error {
-	fd, err := newSocket(unix.AF_INET, 0)
+	fd, err := newSocket(familyOf(args[0]), 0)
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], unix.AF_INET)); err != nil {
+	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
 		return err
 	}
 	if !isSwitched(fd) {
@@ -139,9 +139,9 @@ func hold(args []string) error {
 		return err
 	}
 	for i := range n {
-		fd, err := newSocket(unix.AF_INET, 0)
+		fd, err := newSocket(familyOf(args[0]), 0)
 		if err == nil {
-			err = unix.Connect(fd, sockaddr(args[0], unix.AF_INET))
+			err = unix.Connect(fd, sockaddr(args[0], familyOf(args[0])))
 		}
 		if err == nil {
 			_, err = unix.Read(fd, make([]byte, 1))

@@ -3,29 +3,44 @@ package fastpath
 import (
 	"fmt"
 	"net/netip"
+	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Metadata is what the runtime says of a container whose filter it delivers.
 type Metadata struct {
-	// Address is the pod's.
-	Address netip.Addr
+	// Address is the pod's of IPv4, Address6 that of IPv6; invalid where it has
+	// none.
+	Address, Address6 netip.Addr
 	// Network is the cookie of its network namespace (SO_NETNS_COOKIE).
 	Network uint64
 }
 
 // MarshalText is how the runtime writes it.
 func (m Metadata) MarshalText() ([]byte, error) {
-	return fmt.Appendf(nil, "%s %d", m.Address, m.Network), nil
+	addresses := m.Address.String()
+	if m.Address6.IsValid() {
+		addresses += "," + m.Address6.String()
+	}
+	return fmt.Appendf(nil, "%s %d", addresses, m.Network), nil
 }
 
 // UnmarshalText is the reverse.
 func (m *Metadata) UnmarshalText(text []byte) error {
-	var address string
-	if _, err := fmt.Sscanf(string(text), "%s %d", &address, &m.Network); err != nil {
+	var addresses string
+	if _, err := fmt.Sscanf(string(text), "%s %d", &addresses, &m.Network); err != nil {
 		return fmt.Errorf("read what a container is (%q): %w", text, err)
 	}
+	four, six, both := strings.Cut(addresses, ",")
 	var err error
-	if m.Address, err = netip.ParseAddr(address); err != nil {
+	if m.Address, err = netip.ParseAddr(four); err == nil && both {
+		m.Address6, err = netip.ParseAddr(six)
+	}
+	if err == nil && (!m.Address.Is4() || both && !m.Address6.Is6()) {
+		err = unix.EAFNOSUPPORT
+	}
+	if err != nil {
 		return fmt.Errorf("read what a container is (%q): %w", text, err)
 	}
 	return nil

@@ -7,12 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ends are those of a connection as a pod knows them.
+// ends are those of a connection as a pod knows them, both of one family.
 type ends struct{ local, peer netip.AddrPort }
+
+func (e ends) six() bool { return e.local.Addr().Is6() }
 
 // know writes down what a connection is called in the pod that will have it, and
 // which pod's port it leads to.
-func (s *Switch) know(fd int, e ends, target netip.AddrPort, mapped, outside bool) (*record, error) {
+func (s *Switch) know(fd int, e ends, target netip.AddrPort, six, outside bool) (*record, error) {
 	local, ok1 := localAddress(fd)
 	peer, ok2 := peerAddress(fd)
 	if outside {
@@ -22,7 +24,7 @@ func (s *Switch) know(fd int, e ends, target netip.AddrPort, mapped, outside boo
 		return nil, fmt.Errorf("name a connection: %w", unix.ENOTCONN)
 	}
 	return s.remember(fd, record{
-		kind: kindSwitched, mapped: mapped, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
+		kind: kindSwitched, six: six, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
 		hostLocal: packEnd(local), hostPeer: packEnd(peer),
 	})
 }
@@ -31,7 +33,7 @@ func (s *Switch) know(fd int, e ends, target netip.AddrPort, mapped, outside boo
 func (s *Switch) knowSteered(p *pod, socket int, d destination) error {
 	local, _ := localAddress(socket)
 	_, err := s.remember(socket, record{
-		kind: kindSteered, mapped: d.mapped, local: packEnd(netip.AddrPortFrom(p.address, local.Port())), peer: packEnd(d.asked),
+		kind: kindSteered, six: d.six, local: packEnd(netip.AddrPortFrom(p.addressLike(d.target.Addr()), local.Port())), peer: packEnd(d.asked),
 		target: packEnd(d.target), hostLocal: packEnd(local), hostPeer: packEnd(d.target),
 	})
 	return err
@@ -98,9 +100,9 @@ func (s *Switch) name(t *trap) {
 	case switched && (r.kind != kindSwitched || ofPeer && !connected):
 		t.answer(0, unix.ENOTCONN) // not the host's addresses
 	case ofPeer:
-		t.answer(0, t.writeAddress(r.peer.addrPort(), r.mapped, t.call().Args[1], t.call().Args[2]))
+		t.answer(0, t.writeAddress(r.peer.addrPort(), r.six, t.call().Args[1], t.call().Args[2]))
 	default:
-		t.answer(0, t.writeAddress(r.local.addrPort(), r.mapped, t.call().Args[1], t.call().Args[2]))
+		t.answer(0, t.writeAddress(r.local.addrPort(), r.six, t.call().Args[1], t.call().Args[2]))
 	}
 }
 
@@ -119,6 +121,7 @@ func (s *Switch) listen(t *trap) {
 		t.refuse(countListen, unix.EINVAL)
 		return
 	}
+	t.from.pod.listens(socket)
 	// The pod's servers can be rung from now on.
 	if err := t.from.pod.meet(t); err != nil {
 		s.config.Log.Debug("connections to a pod stay on the overlay", "pod", t.from.pod.address, "err", err)

@@ -2,7 +2,9 @@ package fastpath
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -69,15 +71,85 @@ func TestProgramsOfOthers(t *testing.T) {
 		serving.kill()
 		client.counts(t, countConnected, 80)
 	})
-	t.Run("iperf3", func(t *testing.T) {
-		need(t, "iperf3")
-		serving := server.start("exec", "iperf3", "-s", "-1", "--forceflush")
-		for !strings.Contains(serving.line(), "listening") {
-		}
-		out := client.run("exec", "iperf3", "-n", "20M", "-P", "4", "--bidir", "-c", server.address.String())
-		if !strings.Contains(out, "iperf Done") {
-			t.Errorf("iperf3: %s", out)
+	t.Run("Python by IPv6", func(t *testing.T) {
+		need(t, "python3")
+		serving := python(server,
+			"import socket",
+			"l = socket.create_server(('::', 5003), family=socket.AF_INET6, dualstack_ipv6=True)",
+			"print('ready')",
+			"for i in range(2):",
+			" c, a = l.accept(); c.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS, 8)",
+			" c.sendall((c.family.name + ' ' + socket.socket(fileno=socket.dup(c.fileno())).family.name + ' ' + a[0]).encode()); c.close()")
+		ready(t, serving)
+		got := python(client,
+			"import socket",
+			fmt.Sprintf("for a in ('%s', '%s'):", server.six, server.address),
+			" c = socket.create_connection((a, 5003))",
+			" print(c.family.name, c.recv(99).decode())").wait()
+		want := fmt.Sprintf("AF_INET6 AF_INET6 AF_INET6 %s\nAF_INET AF_INET6 AF_INET6 ::ffff:%s", client.six, client.address)
+		if got != want {
+			t.Errorf("%q, not %q", got, want)
 		}
 		serving.wait()
 	})
+	t.Run("Java", func(t *testing.T) {
+		need(t, "java")
+		// It has sockets of IPv6 for IPv4 too, and sets options of IPv6 on them.
+		source := filepath.Join(t.TempDir(), "Ask.java")
+		if err := os.WriteFile(source, []byte(askInJava), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		serving := server.serve("goserve", "5004", "4")
+		before := client.host.counters()[countNames[countConnected]]
+		out := client.run("exec", "java", "-Xint", source, server.address.String(), server.six.String(), "5004")
+		if want := "8 hello 16 hello 8 hello 16 hello"; strings.Join(strings.Fields(out), " ") != want {
+			t.Errorf("Java says %q, not %q", out, want)
+		}
+		serving.wait()
+		client.counts(t, countConnected, before+4)
+	})
+	t.Run("iperf3", func(t *testing.T) {
+		need(t, "iperf3")
+		for _, address := range []string{server.address.String(), server.six.String()} {
+			serving := server.start("exec", "iperf3", "-s", "-1", "--forceflush")
+			for !strings.Contains(serving.line(), "listening") {
+			}
+			out := client.run("exec", "iperf3", "-S", "8", "-n", "20M", "-P", "4", "--bidir", "-c", address)
+			if !strings.Contains(out, "iperf Done") {
+				t.Errorf("iperf3: %s", out)
+			}
+			serving.wait()
+		}
+	})
 }
+
+// askInJava connects a socket and a channel to each address, sets and prints an
+// option of each once it is connected, and prints what comes back.
+const askInJava = `
+import java.net.*;
+import java.nio.*;
+import java.nio.channels.*;
+
+public class Ask {
+	public static void main(String[] args) throws Exception {
+		for (int i = 0; i < 2; i++) {
+			InetSocketAddress to = new InetSocketAddress(args[i], Integer.parseInt(args[2]));
+			try (Socket s = new Socket()) {
+				s.connect(to);
+				s.setTrafficClass(8);
+				s.getOutputStream().write("hello".getBytes());
+				s.shutdownOutput();
+				System.out.println(s.getTrafficClass() + " " + new String(s.getInputStream().readAllBytes()));
+			}
+			try (SocketChannel c = SocketChannel.open(to)) {
+				c.setOption(StandardSocketOptions.IP_TOS, 16);
+				c.write(ByteBuffer.wrap("hello".getBytes()));
+				c.shutdownOutput();
+				ByteBuffer b = ByteBuffer.allocate(100);
+				while (c.read(b) >= 0);
+				System.out.println(c.getOption(StandardSocketOptions.IP_TOS) + " " + new String(b.array(), 0, b.position()));
+			}
+		}
+	}
+}
+`

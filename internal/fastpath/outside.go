@@ -1,10 +1,8 @@
 package fastpath
 
 import (
-	"encoding/binary"
 	"net/netip"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,10 +44,10 @@ func (c *connecting) reach() {
 	c.fd = fd
 	// Sizes of buffers are of use only before. What may wait is set once more
 	// when the caller gets it.
-	t.from.pod.defaults.Load().copyChanged(t.socket, fd)
+	t.from.pod.defaults.Load().copyChanged(t.socket, fd, c.six)
 	_ = unix.SetNonblock(fd, true)
 	t.record.note(stageAsking, fd)
-	c.reaching(connectTo(fd, c.target, c.mapped))
+	c.reaching(connectTo(fd, c.target, c.six))
 }
 
 // reaching goes on as the attempt to connect does.
@@ -88,16 +86,9 @@ func (c *connecting) lose(errno unix.Errno) {
 	c.t.refuse(countNotReached, errno)
 }
 
-// connectTo connects a socket, of IPv6 where mapped.
-func connectTo(socket int, to netip.AddrPort, mapped bool) unix.Errno {
-	if !mapped {
-		address := rawAddress(to)
-		return rawErrno(rawConnect(socket, (*unix.RawSockaddr)(unsafe.Pointer(&address))))
-	}
-	var port [2]byte
-	binary.BigEndian.PutUint16(port[:], to.Port())
-	address := unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: binary.NativeEndian.Uint16(port[:]), Addr: to.Addr().As16()}
-	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(socket), uintptr(unsafe.Pointer(&address)), unix.SizeofSockaddrInet6)
+// connectTo connects a socket, of IPv6 where six.
+func connectTo(socket int, to netip.AddrPort, six bool) unix.Errno {
+	errno, _ := rawConnect(socket, rawAddress(to, six)).(unix.Errno)
 	return errno
 }
 

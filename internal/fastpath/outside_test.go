@@ -21,7 +21,7 @@ func (l *lab) echoOutside(t *testing.T) (address string, from chan netip.Addr) {
 	t.Helper()
 	var listener net.Listener
 	l.hosts[1].ns.try(t, func() (err error) {
-		listener, err = net.Listen("tcp4", l.hosts[1].address.String()+":0")
+		listener, err = net.Listen("tcp", netip.AddrPortFrom(l.hosts[1].address, 0).String())
 		return err
 	})
 	t.Cleanup(func() { listener.Close() })

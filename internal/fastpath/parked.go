@@ -3,7 +3,6 @@ package fastpath
 import (
 	"net/netip"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -83,7 +82,7 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	}
 	promised := answer.asked == nil
 	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), plain, promised
-	bell, err := s.takeBell(p)
+	bell, err := s.takeBell(p, e.six())
 	if err != nil && !promised {
 		s.state.put(r)
 		overlay(countNoPod)
@@ -104,14 +103,14 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	giveUp := func() {
 		p.parked.Add(-1)
 		s.state.put(r)
-		p.giveBell(bell)
+		p.giveBell(bell, e.six())
 	}
-	address := rawAddress(e.local)
-	err = rawConnect(bell, (*unix.RawSockaddr)(unsafe.Pointer(&address)))
+	address := rawAddress(e.local, e.six())
+	err = rawConnect(bell, address)
 	if err == unix.EINPROGRESS {
 		// The handshake is over when the call returns, or the listener's queue
 		// is full; then the client waits as it would for any such server.
-		err = rawConnect(bell, (*unix.RawSockaddr)(unsafe.Pointer(&address)))
+		err = rawConnect(bell, address)
 	}
 	if err == unix.EALREADY && promised {
 		err = nil // it waits for a place in the queue
@@ -127,6 +126,9 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 		giveUp()
 		overlay(countFull)
 		return
+	}
+	if !promised && !e.six() && p.acceptsIPv4(e.local.Port()) {
+		becomeIPv4(fd) // while it surely is established
 	}
 	// A successor sees whether it has been sent.
 	r.answer = answer.encode(verdictConnected)
@@ -188,7 +190,7 @@ func (s *Switch) unpark(which func(*parked) bool, f func(*parked)) (left int) {
 	for _, p := range out {
 		s.state.put(p.record)
 		p.pod.parked.Add(-1)
-		p.pod.giveBell(p.bell)
+		p.pod.giveBell(p.bell, p.ends.six())
 		f(p)
 	}
 	return left + len(out)

@@ -3,11 +3,9 @@ package fastpath
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,15 +36,14 @@ const (
 func newPeers(c Config) ([]*peer, error) {
 	peers := make([]*peer, len(c.Nodes))
 	for i, n := range c.Nodes {
-		ipv4 := slices.DeleteFunc(slices.Clone(n.Endpoints), func(e netip.AddrPort) bool { return !e.Addr().Is4() })
-		if len(ipv4) == 0 {
+		if len(n.Endpoints) == 0 {
 			continue
 		}
 		key, err := pairKey(c.Key, c.Self, i)
 		if err != nil {
 			return nil, fmt.Errorf("derive the key to node %d: %w", i, err)
 		}
-		peers[i] = &peer{node: i, endpoints: ipv4, key: key}
+		peers[i] = &peer{node: i, endpoints: n.Endpoints, key: key}
 	}
 	return peers, nil
 }
@@ -80,13 +77,12 @@ func (p *peer) fail() {
 }
 
 func (p *peer) dial() (int, error) {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
-	if err != nil {
-		return -1, fmt.Errorf("make a socket: %w", err)
-	}
 	endpoint := p.endpoints[int(p.turn.Add(1))%len(p.endpoints)]
-	address := rawAddress(endpoint)
-	if err := rawConnect(fd, (*unix.RawSockaddr)(unsafe.Pointer(&address))); err != nil && err != unix.EINPROGRESS {
+	fd, six, err := hostSocket(endpoint.Addr())
+	if err != nil {
+		return -1, err
+	}
+	if err := rawConnect(fd, rawAddress(endpoint, six)); err != nil && err != unix.EINPROGRESS {
 		unix.Close(fd)
 		return -1, fmt.Errorf("connect to %s: %w", endpoint, err)
 	}

@@ -2,6 +2,7 @@ package fastpath
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -17,6 +18,7 @@ type labPod struct {
 	host    *host
 	name    string
 	address netip.Addr
+	six     netip.Addr
 	// plain pods have no filter; others one that is made of the rules.
 	plain bool
 	rules rules
@@ -25,7 +27,8 @@ type labPod struct {
 func (h *host) addPod(number int) *labPod {
 	h.lab.Helper()
 	p := &labPod{host: h, name: fmt.Sprintf("p%d", number), address: netip.AddrFrom4([4]byte{10, 42, byte(h.index), byte(number)})}
-	args := PodArgs{Name: p.name, Address: p.address}
+	p.six = netip.MustParseAddr(fmt.Sprintf("fd42:0:0:%d::%d", h.index, number))
+	args := PodArgs{Name: p.name, Address: p.address, Six: p.six}
 	if err := h.agent.Call("Agent.AddPod", args, nil); err != nil {
 		h.lab.Fatalf("add pod %s: %v", p.address, err)
 	}
@@ -45,7 +48,7 @@ func (p *labPod) start(name string, args ...string) *app {
 	begin := StartArgs{Pod: p.name, Program: append([]string{name}, args...), Env: []string{asRole + "=" + roleProgram}}
 	if !p.plain {
 		encoded, _ := json.Marshal([]bool{p.rules.allowFastOpen, p.rules.allowForeign, p.rules.allowRings})
-		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "RULES=" + string(encoded)}
+		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.six.String(), "RULES=" + string(encoded)}
 	}
 	started := &app{pod: p, all: begin.Program}
 	if err := p.host.agent.Call("Agent.Start", begin, &started.pid); err != nil {
@@ -71,6 +74,10 @@ func (p *labPod) run(name string, args ...string) string {
 
 func (p *labPod) at(port int) string {
 	return netip.AddrPortFrom(p.address, uint16(port)).String()
+}
+
+func (p *labPod) at6(port int) string {
+	return netip.AddrPortFrom(p.six, uint16(port)).String()
 }
 
 func (g *app) line() (line string) {
@@ -111,8 +118,9 @@ func runLaunch() error {
 	if err := json.Unmarshal([]byte(os.Getenv("RULES")), &left); err != nil {
 		return err
 	}
-	address, err := netip.ParseAddr(os.Getenv("POD"))
-	if err != nil {
+	address, err1 := netip.ParseAddr(os.Getenv("POD"))
+	six, err2 := netip.ParseAddr(os.Getenv("POD6"))
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -123,7 +131,7 @@ func runLaunch() error {
 	if err != nil {
 		return err
 	}
-	metadata, err := Metadata{address, network}.MarshalText()
+	metadata, err := Metadata{address, six, network}.MarshalText()
 	if err != nil {
 		return err
 	}

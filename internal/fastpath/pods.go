@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -16,9 +17,10 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// pod is what has an address and a network namespace.
+// pod is what has addresses and a network namespace.
 type pod struct {
-	address netip.Addr
+	address  netip.Addr // of IPv4, by which it is named
+	address6 netip.Addr // invalid where it has none
 
 	// network is the cookie of its namespace, 0 until a process in it has called.
 	network atomic.Uint64
@@ -28,10 +30,13 @@ type pod struct {
 	mu         sync.Mutex
 	containers []*container // under the Switch's lock
 	// free are bells: sockets of its namespace, not connected. The first shows
-	// where the namespace is, and stays.
-	free []int
+	// where the namespace is, and stays. free6 are those of IPv6.
+	free, free6 []int
 	// diag tells of the sockets of its namespace, once that was asked for.
 	diag *linux.SocketDiag
+
+	// fours are ports at which programs of the pod listen with sockets of IPv4.
+	fours map[uint16]bool
 
 	// ringing is held while a bell's port is not known yet.
 	ringing sync.Mutex
@@ -52,6 +57,16 @@ const (
 	firstPort = 32768
 	numPorts  = 28232
 )
+
+// addressLike returns the pod's address of the family of another one.
+func (p *pod) addressLike(other netip.Addr) netip.Addr {
+	if other.Is4() {
+		return p.address
+	}
+	return p.address6
+}
+
+func (p *pod) has(address netip.Addr) bool { return address == p.addressLike(address) }
 
 // nextPort is a port to be shown for a connection that was not bound.
 func (p *pod) nextPort() uint16 { return uint16(firstPort + p.port.Add(1)%numPorts) }
@@ -130,6 +145,7 @@ func (s *Switch) takeDelivery(fd int) error {
 		return errStateFull
 	}
 	r.fd, r.local, r.cookie = int32(fds[0]), packEnd(netip.AddrPortFrom(about.Address, 0)), about.Network
+	r.peer = packEnd(netip.AddrPortFrom(about.Address6, 0))
 	_, err = s.adopt(r)
 	return err
 }
@@ -167,8 +183,12 @@ func (s *Switch) adopt(r *record) (*container, error) {
 	s.mu.Lock()
 	p := s.pods[address]
 	if p == nil {
-		p = &pod{address: address}
+		p = &pod{address: address, fours: map[uint16]bool{}}
 		s.pods[address] = p
+		if six := r.peer.addrPort().Addr(); !six.IsUnspecified() {
+			p.address6 = six
+			s.pods[six] = p
+		}
 	}
 	p.containers = append(p.containers, c)
 	s.mu.Unlock()
@@ -234,7 +254,7 @@ func (c *container) release() {
 	c.pod.containers = slices.DeleteFunc(c.pod.containers, func(other *container) bool { return other == c })
 	last := len(c.pod.containers) == 0
 	if last {
-		delete(c.s.pods, c.pod.address)
+		maps.DeleteFunc(c.s.pods, func(_ netip.Addr, p *pod) bool { return p == c.pod })
 		if len(c.s.known) > fewKnown {
 			c.s.forget = true
 			c.s.sweepLocked()
@@ -247,10 +267,8 @@ func (c *container) release() {
 	c.s.unpark(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { reset(p.fd) })
 	c.pod.mu.Lock()
 	defer c.pod.mu.Unlock()
-	for _, bell := range c.pod.free {
-		unix.Close(bell)
-	}
-	c.pod.free = nil
+	closeAll(append(c.pod.free, c.pod.free6...)...)
+	c.pod.free, c.pod.free6 = nil, nil
 	if c.pod.diag != nil {
 		c.pod.diag.Close()
 		c.pod.diag = nil
@@ -299,6 +317,29 @@ func (p *pod) meet(t *trap) error {
 		c.record.bell = int32(bells[0]) // for a successor
 	}
 	return nil
+}
+
+// listens learns what will accept connections.
+func (p *pod) listens(listener int) {
+	local, ok := localAddress(listener)
+	domain := domainOf(listener)
+	if !ok || domain == unix.AF_INET6 && option(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
+		return // which no connection by IPv4 reaches
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if domain == unix.AF_INET {
+		p.fours[local.Port()] = true
+	} else {
+		delete(p.fours, local.Port())
+	}
+}
+
+// acceptsIPv4 tells whether a listener has a socket of IPv4, as far as is known.
+func (p *pod) acceptsIPv4(port uint16) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fours[port]
 }
 
 func (p *pod) know(network uint64, socket int) {

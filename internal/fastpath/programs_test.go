@@ -26,7 +26,7 @@ func runProgram() error {
 		"duplicate": duplicate, "forked": forked, "udp": udp, "udpserve": udpServe, "half": half, "many": many,
 		"interrupted": interrupted, "boundelsewhere": boundElsewhere, "sharedbefore": sharedBefore, "deaf": deaf, "awaitreset": awaitReset,
 		"slow": slow, "owntable": ownTable, "awaitend": awaitEnd, "who": who, "whois": whoIs, "keep": keep, "hold": hold, "namesinrain": namesInRain, "acceptinrain": acceptInRain, "signalled": signalled,
-		"connectinrain": connectInRain, "nested": nested, "unanswered": unanswered,
+		"connectinrain": connectInRain, "nested": nested, "options6": options6, "sixonly": sixOnly, "unanswered": unanswered,
 	}
 	for name, attack := range attacks {
 		programs[name] = attack
@@ -60,7 +60,7 @@ func (o options) value(name string, otherwise int) int {
 	return otherwise
 }
 
-// serve PORT [v6] [nonblock] [poll] [select] [epoll] [edge] [accept] [n=COUNT]
+// serve PORT [v6] [v6only] [at=ADDRESS] [hosts6] [tclass] [nonblock] [poll] [select] [epoll] [edge] [accept] [n=COUNT]
 // [ask] [backlog=N]: echoes connections one after the other, and prints them.
 func serve(args []string) error {
 	o := options(args[1:])
@@ -72,6 +72,11 @@ func serve(args []string) error {
 	if o.has("v6") {
 		family, any = unix.AF_INET6, "[::]"
 	}
+	for _, word := range o {
+		if address, ok := strings.CutPrefix(word, "at="); ok {
+			any = address
+		}
+	}
 	flags := 0
 	if o.has("nonblock") {
 		flags = unix.SOCK_NONBLOCK
@@ -82,6 +87,11 @@ func serve(args []string) error {
 	}
 	if err := unix.SetsockoptInt(listener, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 		return err
+	}
+	if o.has("v6only") {
+		if err := unix.SetsockoptInt(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
+			return err
+		}
 	}
 	if err := unix.Bind(listener, sockaddr(fmt.Sprintf("%s:%d", any, port), family)); err != nil {
 		return err
@@ -132,6 +142,14 @@ func serve(args []string) error {
 		if value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY); err != nil || value != 1 {
 			return fmt.Errorf("TCP_NODELAY of the listener is not inherited: %d, %v", value, err)
 		}
+		if err := checkFamily(fd, family, o); err != nil {
+			return err
+		}
+		if o.has("tclass") {
+			if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 8); err != nil {
+				return fmt.Errorf("set an option of IPv6: %w", err)
+			}
+		}
 		fmt.Println(text)
 		if _, err := echo(fd); err != nil {
 			return fmt.Errorf("echo: %w", err)
@@ -177,11 +195,11 @@ func echo(fd int) (total int, err error) {
 	}
 }
 
-// ask ADDRESS [v6] [nonblock] [poll] [select] [epoll] [before] [edge] [bind=PORT]
+// ask ADDRESS [v6] [hosts6] [nonblock] [poll] [select] [epoll] [before] [edge] [bind=PORT]
 // [fork]: connects, exchanges data, and prints the connection.
 func ask(args []string) error {
 	o := options(args[1:])
-	family := unix.AF_INET
+	family := familyOf(args[0])
 	if o.has("v6") {
 		family = unix.AF_INET6
 	}
@@ -199,7 +217,11 @@ func ask(args []string) error {
 		}
 	}
 	if port := o.value("bind", 0); port != 0 {
-		if err := unix.Bind(fd, sockaddr(fmt.Sprintf("0.0.0.0:%d", port), unix.AF_INET)); err != nil {
+		any := "0.0.0.0"
+		if family == unix.AF_INET6 {
+			any = "[::]"
+		}
+		if err := unix.Bind(fd, sockaddr(fmt.Sprintf("%s:%d", any, port), family)); err != nil {
 			return err
 		}
 	}
@@ -252,12 +274,27 @@ func ask(args []string) error {
 	if descriptor, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || descriptor != unix.FD_CLOEXEC {
 		return fmt.Errorf("descriptor flags are %#x, %v", descriptor, err)
 	}
+	if err := checkFamily(fd, family, o); err != nil {
+		return err
+	}
 	text, err := describe(fd)
 	if err != nil {
 		return err
 	}
 	fmt.Println(text)
 	return exchange(fd, epoll, o.has("edge"))
+}
+
+// checkFamily expects a socket to be what the program has made. Between hosts
+// that talk IPv6 it cannot be one of IPv4.
+func checkFamily(fd, family int, o options) error {
+	if o.has("hosts6") {
+		family = unix.AF_INET6
+	}
+	if got := domainOf(fd); got != family {
+		return fmt.Errorf("SO_DOMAIN is %d, not %d", got, family)
+	}
+	return nil
 }
 
 // exchange sends what comes back.

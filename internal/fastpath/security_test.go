@@ -47,7 +47,7 @@ func TestAttacksOfPods(t *testing.T) {
 			l, client, server := pair(t, labConfig{without: attack.without})
 			client.rules = attack.rules
 			server.serve("serve", "5000")
-			target := l.hosts[0].secretService()
+			target := l.hosts[0].secretService("127.0.0.1")
 			got := client.run(attack.name, append([]string{server.at(5000), target}, attack.program...)...)
 			if got != attack.want {
 				t.Errorf("the attack yields %q, not %q", got, attack.want)

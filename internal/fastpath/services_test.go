@@ -129,9 +129,13 @@ func TestSocketsThatWereSteeredAreForgotten(t *testing.T) {
 	}
 }
 
-// who PORT: tells everybody its address, for ever.
+// who PORT [v6]: tells everybody its address, for ever.
 func who(args []string) error {
-	listener, err := net.Listen("tcp4", ":"+args[0])
+	network := "tcp4"
+	if options(args[1:]).has("v6") {
+		network = "tcp"
+	}
+	listener, err := net.Listen(network, ":"+args[0])
 	if err != nil {
 		return err
 	}
@@ -180,7 +184,7 @@ func whoIs(args []string) error {
 		return err
 	}
 	o := options(args[2:])
-	family, flags := unix.AF_INET, 0
+	family, flags := familyOf(args[0]), 0
 	if o.has("v6") {
 		family = unix.AF_INET6
 	}

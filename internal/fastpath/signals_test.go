@@ -243,7 +243,7 @@ func signalled(args []string) error {
 
 // connectinrain ADDRESS restart|end: connects while signals come.
 func connectInRain(args []string) error {
-	fd, err1 := newSocket(unix.AF_INET, 0)
+	fd, err1 := newSocket(familyOf(args[0]), 0)
 	_, err2 := rain(args[1])
 	if err := errors.Join(err1, err2); err != nil {
 		return err
@@ -251,7 +251,7 @@ func connectInRain(args []string) error {
 	err := unix.EINTR
 	// The call may have ended before it was received, and nothing has begun.
 	for err == unix.EINTR && option(fd, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff == tcpClose {
-		err, _ = unix.Connect(fd, sockaddr(args[0], unix.AF_INET)).(unix.Errno)
+		err, _ = unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))).(unix.Errno)
 	}
 	if err != map[string]unix.Errno{"end": unix.EINTR}[args[1]] {
 		return fmt.Errorf("connect: %w", err)

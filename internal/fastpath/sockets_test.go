@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,10 +53,19 @@ func show(address unix.Sockaddr) string {
 	return fmt.Sprintf("%T", address)
 }
 
+// familyOf is that of a socket for an address.
+func familyOf(address string) int {
+	if strings.HasPrefix(address, "[") {
+		return unix.AF_INET6
+	}
+	return unix.AF_INET
+}
+
 func sockaddr(text string, family int) unix.Sockaddr {
 	a := netip.MustParseAddrPort(text)
 	if family == unix.AF_INET6 {
-		return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
+		link, _ := strconv.Atoi(a.Addr().Zone())
+		return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port()), ZoneId: uint32(link)}
 	}
 	return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
 }

@@ -29,7 +29,8 @@ const (
 	kindFree kind = iota
 	// kindKeeper: fd is the process that keeps the descriptors.
 	kindKeeper
-	// kindContainer: fd is a filter's listener, local its pod's address.
+	// kindContainer: fd is a filter's listener, local its pod's address of IPv4,
+	// peer that of IPv6, :: where it has none.
 	kindContainer
 	// kindCall: call waits for an answer on the listener fd.
 	kindCall
@@ -76,9 +77,9 @@ type record struct {
 	bell  int32
 	// old is the socket that is replaced, in stageReplacing.
 	old int32
-	// mapped: the program uses IPv6 addresses. plain: a parked connection is one
+	// six: the program's socket is one of IPv6. plain: a parked connection is one
 	// of the overlay.
-	mapped, plain bool
+	six, plain bool
 	// again: a parked connection that some process may have already.
 	again bool
 	// unsaid: nobody was told that the switched socket is connected. pending: the

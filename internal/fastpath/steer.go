@@ -18,7 +18,7 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		t.record.note(stageSteering, 0)
 		_ = unix.SetNonblock(socket, true)
 	}
-	errno := connectTo(socket, d.target, d.mapped)
+	errno := connectTo(socket, d.target, d.six)
 	if waits {
 		_ = unix.SetNonblock(socket, false)
 	}
@@ -32,9 +32,4 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		return
 	}
 	t.refuse(why, errno)
-}
-
-func rawErrno(err error) unix.Errno {
-	errno, _ := err.(unix.Errno)
-	return errno
 }

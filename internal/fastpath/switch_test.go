@@ -29,9 +29,9 @@ type labDirectory map[string]Route
 func (d labDirectory) Resolve(to netip.AddrPort) (Route, bool) { return d[to.String()], !d.Outside(to) }
 
 // Outside are the hosts themselves: the lab has nobody else.
-func (d labDirectory) Outside(to netip.AddrPort) bool { return outside.Contains(to.Addr()) }
-
-var outside = netip.MustParsePrefix("192.0.2.0/24")
+func (d labDirectory) Outside(to netip.AddrPort) bool {
+	return netip.MustParsePrefix("192.0.2.0/24").Contains(to.Addr()) || netip.MustParsePrefix("2001:db8::/64").Contains(to.Addr())
+}
 
 type labPolicy struct {
 	mu     sync.Mutex
@@ -44,7 +44,9 @@ func (p *labPolicy) Permits(_ netip.Addr, to netip.AddrPort) bool {
 	return !slices.Contains(p.denied, to.String())
 }
 
-func (p *labPolicy) PermitsOutside(from netip.Addr, to netip.AddrPort) bool { return p.Permits(from, to) }
+func (p *labPolicy) PermitsOutside(from netip.Addr, to netip.AddrPort) bool {
+	return p.Permits(from, to)
+}
 
 func (p *labPolicy) deny(target string) {
 	p.mu.Lock()
@@ -158,7 +160,8 @@ func (h *host) startSwitch() {
 	t.Helper()
 	told := switchConfig{Self: h.index, Services: t.config.services, Denied: t.config.denied, Without: t.config.without, Old: t.config.old}
 	for _, other := range t.hosts {
-		told.Nodes = append(told.Nodes, Node{Endpoints: other.endpoints, Prefixes: []netip.Prefix{other.pods()}})
+		pods := other.prefixes()
+		told.Nodes = append(told.Nodes, Node{Endpoints: other.endpoints, Prefixes: pods[:]})
 	}
 	encoded, err := json.Marshal(told)
 	if err != nil {

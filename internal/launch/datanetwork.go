@@ -11,6 +11,7 @@ import (
 	"slices"
 	"syscall"
 
+	"berth.dev/berth/internal/fastpath"
 	"berth.dev/berth/internal/overlay"
 	"berth.dev/berth/internal/rendezvous"
 )
@@ -115,16 +116,12 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error)
 	return s, s.openSwitches(bind, d.ports)
 }
 
-// openSwitches makes the listeners of a Switch, which knows IPv4 alone.
+// openSwitches makes the listeners of a Switch.
 func (s *sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) error {
-	if bind.IsUnspecified() {
-		bind = netip.IPv4Unspecified()
-	}
-	if !bind.Is4() {
-		return nil
-	}
 	for range numSwitchPorts {
-		listener, err := listenTCP(bind, ports)
+		listener, err := takePort("TCP", ports, func(port uint16) (*net.TCPListener, error) {
+			return fastpath.Listen(netip.AddrPortFrom(bind, port))
+		})
 		if err != nil {
 			return fmt.Errorf("listen for connections of pods: %w", err)
 		}

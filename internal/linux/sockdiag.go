@@ -31,7 +31,7 @@ func SocketDiagSocket() (int, error) {
 
 func (d *SocketDiag) Close() { unix.Close(d.fd) }
 
-// Inode returns the inode of the IPv4 connection with these ends and the cookie
+// Inode returns the inode of the connection with these ends and the cookie
 // (SO_COOKIE), as /proc/PID/fd names it, and 0 where no process has it open.
 func (d *SocketDiag) Inode(local, peer netip.AddrPort, cookie uint64) (uint32, error) {
 	const (
@@ -45,13 +45,18 @@ func (d *SocketDiag) Inode(local, peer netip.AddrPort, cookie uint64) (uint32, e
 	b = binary.NativeEndian.AppendUint16(b, byFamily)
 	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST)
 	b = append(b, make([]byte, 8)...)
-	b = append(b, unix.AF_INET, unix.IPPROTO_TCP, 0, 0)
+	family := byte(unix.AF_INET)
+	if peer.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	b = append(b, family, unix.IPPROTO_TCP, 0, 0)
 	b = binary.NativeEndian.AppendUint32(b, anyState)
 	b = binary.BigEndian.AppendUint16(b, local.Port())
 	b = binary.BigEndian.AppendUint16(b, peer.Port())
 	for _, end := range []netip.Addr{local.Addr(), peer.Addr()} {
-		address := end.As4()
-		b = append(append(b, address[:]...), make([]byte, 12)...)
+		var field [16]byte
+		copy(field[:], end.AsSlice())
+		b = append(b, field[:]...)
 	}
 	b = binary.NativeEndian.AppendUint32(b, 0) // any interface
 	b = binary.NativeEndian.AppendUint32(b, uint32(cookie))

@@ -28,11 +28,7 @@ type teller struct {
 	// dirty is full when there is something to tell.
 	dirty chan struct{}
 
-	services  *proxy.ServiceChangeTracker
-	endpoints *proxy.EndpointsChangeTracker
-	// What the trackers have said; run alone uses it.
-	ports   proxy.ServicePortMap
-	backing proxy.EndpointsMap
+	families []*tracked
 
 	mu       sync.Mutex
 	topology map[string]string
@@ -40,13 +36,26 @@ type teller struct {
 	policy   *policy.State
 }
 
+// tracked is what there is of Services of one family of addresses.
+type tracked struct {
+	services  *proxy.ServiceChangeTracker
+	endpoints *proxy.EndpointsChangeTracker
+	// What the trackers have said; run alone uses it.
+	ports   proxy.ServicePortMap
+	backing proxy.EndpointsMap
+}
+
 func newTeller(node string, line *directory.Line) *teller {
-	return &teller{
-		node: node, line: line, dirty: make(chan struct{}, 1),
-		services:  proxy.NewServiceChangeTracker(v1.IPv4Protocol, nil, nil),
-		endpoints: proxy.NewEndpointsChangeTracker(v1.IPv4Protocol, node, nil, nil),
-		ports:     proxy.ServicePortMap{}, backing: proxy.EndpointsMap{},
+	t := &teller{node: node, line: line, dirty: make(chan struct{}, 1)}
+	// Where a cluster has no IPv6, its Services have none.
+	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
+		t.families = append(t.families, &tracked{
+			services:  proxy.NewServiceChangeTracker(family, nil, nil),
+			endpoints: proxy.NewEndpointsChangeTracker(family, node, nil, nil),
+			ports:     proxy.ServicePortMap{}, backing: proxy.EndpointsMap{},
+		})
 	}
+	return t
 }
 
 // The methods by which kube-proxy's informers tell of changes.
@@ -57,8 +66,10 @@ func (t *teller) OnServiceDelete(s *v1.Service) {
 }
 
 func (t *teller) OnServiceUpdate(old, s *v1.Service) {
-	if t.services.Update(old, s) {
-		t.mark()
+	for _, f := range t.families {
+		if f.services.Update(old, s) {
+			t.mark()
+		}
 	}
 }
 
@@ -72,8 +83,10 @@ func (t *teller) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { t.slice(s
 func (t *teller) OnEndpointSlicesSynced()                            {}
 
 func (t *teller) slice(s *discoveryv1.EndpointSlice, gone bool) {
-	if t.endpoints.EndpointSliceUpdate(s, gone) {
-		t.mark()
+	for _, f := range t.families {
+		if f.endpoints.EndpointSliceUpdate(s, gone) {
+			t.mark()
+		}
 	}
 }
 
@@ -128,21 +141,23 @@ func (t *teller) state() *directory.State {
 	if !synced || policies == nil {
 		return nil
 	}
-	t.ports.Update(t.services)
-	t.backing.Update(t.endpoints)
 	s := &directory.State{Services: map[netip.AddrPort]directory.Service{}, Policy: policies}
-	for name, port := range t.ports {
-		s.External = append(append(s.External, addressesOf(port.ExternalIPs())...), addressesOf(port.LoadBalancerVIPs())...)
-		address, ok := netip.AddrFromSlice(port.ClusterIP())
-		if !ok || port.Protocol() != v1.ProtocolTCP {
-			continue
-		}
-		endpoints, local, _, _ := proxy.CategorizeEndpoints(t.backing[name], port, t.node, topology)
-		if port.InternalPolicyLocal() {
-			endpoints = local
-		}
-		if service := serviceOf(port, endpoints); len(service.Endpoints) > 0 {
-			s.Services[netip.AddrPortFrom(address.Unmap(), uint16(port.Port()))] = service
+	for _, f := range t.families {
+		f.ports.Update(f.services)
+		f.backing.Update(f.endpoints)
+		for name, port := range f.ports {
+			s.External = append(append(s.External, addressesOf(port.ExternalIPs())...), addressesOf(port.LoadBalancerVIPs())...)
+			address, ok := netip.AddrFromSlice(port.ClusterIP())
+			if !ok || port.Protocol() != v1.ProtocolTCP {
+				continue
+			}
+			endpoints, local, _, _ := proxy.CategorizeEndpoints(f.backing[name], port, t.node, topology)
+			if port.InternalPolicyLocal() {
+				endpoints = local
+			}
+			if service := serviceOf(port, endpoints); len(service.Endpoints) > 0 {
+				s.Services[netip.AddrPortFrom(address.Unmap(), uint16(port.Port()))] = service
+			}
 		}
 	}
 	return s

@@ -113,3 +113,34 @@ func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
 		t.Errorf("without Services it tells %v", state)
 	}
 }
+
+// TestAServiceOfBothFamiliesIsToldOnceForEach has the same name for both.
+func TestAServiceOfBothFamiliesIsToldOnceForEach(t *testing.T) {
+	const other = "fd66::7"
+	teller := newTeller("n1", nil)
+	teller.OnServiceAdd(&v1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s"},
+		Spec: v1.ServiceSpec{
+			ClusterIP: "100.66.0.7", ClusterIPs: []string{"100.66.0.7", other},
+			IPFamilies:            []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol},
+			InternalTrafficPolicy: ptr.To(v1.ServiceInternalTrafficPolicyCluster),
+			Ports:                 []v1.ServicePort{{Name: "p", Port: 80, Protocol: v1.ProtocolTCP}},
+		},
+	})
+	for kind, address := range map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "100.64.2.1", discoveryv1.AddressTypeIPv6: "fd64::2:1"} {
+		teller.OnEndpointSliceAdd(&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "s-" + string(kind), Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
+			AddressType: kind, Endpoints: []discoveryv1.Endpoint{endpoint(address, true, false)},
+			Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
+		})
+	}
+	teller.OnServiceSynced()
+	teller.permit(&policy.State{})
+	want := map[netip.AddrPort]directory.Service{
+		netip.MustParseAddrPort(servicePort):          {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("100.64.2.1:8080")}},
+		netip.MustParseAddrPort("[" + other + "]:80"): {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd64::2:1]:8080")}},
+	}
+	if state := teller.state(); state == nil || !reflect.DeepEqual(state.Services, want) {
+		t.Errorf("it tells %v, want %v", state, want)
+	}
+}

@@ -5,12 +5,14 @@ package podlink
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
 	"os"
 	"runtime"
+	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,9 +43,9 @@ func IgnoreRedirects(path string) error {
 	return nil
 }
 
-// Identity names a pod's network: its IPv4 address, and the cookie by which the
-// kernel tells namespaces apart (SO_NETNS_COOKIE, Linux 5.14), in the form in
-// which the fast path takes it.
+// Identity names a pod's network: its IPv4 address, the IPv6 address if it has
+// one, and the cookie by which the kernel tells namespaces apart
+// (SO_NETNS_COOKIE, Linux 5.14), in the form in which the fast path takes it.
 func Identity(path string) (identity string, err error) {
 	err = inside(path, func() error {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -66,13 +68,45 @@ func Identity(path string) (identity string, err error) {
 		if err != nil {
 			return err
 		}
-		identity = fmt.Sprintf("%s %d", netip.AddrFrom4([4]byte(address)), cookie)
+		identity = netip.AddrFrom4([4]byte(address)).String()
+		six, err := address6()
+		if err != nil {
+			return err
+		}
+		if six.IsValid() {
+			identity += "," + six.String()
+		}
+		identity += fmt.Sprintf(" %d", cookie)
 		return nil
 	})
 	if err != nil {
 		return "", fmt.Errorf("look at %s in %s: %w", name, path, err)
 	}
 	return identity, nil
+}
+
+// address6 returns the IPv6 address of the interface in the network namespace of
+// the thread; an invalid one where it has none but that of its link.
+func address6() (netip.Addr, error) {
+	table, err := os.ReadFile("/proc/thread-self/net/if_inet6")
+	if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
+		return netip.Addr{}, nil
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	for line := range strings.Lines(string(table)) {
+		// address, index, length of the prefix, scope, flags, interface
+		fields := strings.Fields(line)
+		if len(fields) != 6 || fields[5] != name || fields[3] != "00" {
+			continue
+		}
+		bytes, err := hex.DecodeString(fields[0])
+		if address, ok := netip.AddrFromSlice(bytes); err == nil && ok {
+			return address, nil
+		}
+	}
+	return netip.Addr{}, nil
 }
 
 // inside does f on a thread in a network namespace.

@@ -101,35 +101,44 @@ func TestSuperPacketsAreLimited(t *testing.T) {
 	}
 }
 
-// checkIdentity gives a pod an address, and expects that and the namespace's
-// cookie to be its identity.
+// checkIdentity gives a pod an address of each family, and expects what it has
+// and the namespace's cookie to be its identity.
 func checkIdentity(t *testing.T, path string) {
 	t.Helper()
 	if identity, err := Identity(path); !errors.Is(err, unix.EADDRNOTAVAIL) {
 		t.Errorf("without an address: %q, %v, want %v", identity, err, unix.EADDRNOTAVAIL)
 	}
-	var want string
-	if err := inside(path, func() error {
-		link, err := netlink.LinkByName(name)
-		if err != nil {
-			return err
+	var cookie uint64
+	add := func(text string) {
+		t.Helper()
+		if err := inside(path, func() error {
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			address, err := netlink.ParseAddr(text)
+			if err != nil {
+				return err
+			}
+			socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(socket)
+			cookie, err = unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+			return errors.Join(err, netlink.AddrAdd(link, address))
+		}); err != nil {
+			t.Fatal(err)
 		}
-		address, err := netlink.ParseAddr("100.64.0.7/23")
-		if err != nil {
-			return err
-		}
-		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-		if err != nil {
-			return err
-		}
-		defer unix.Close(socket)
-		cookie, err := unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-		want = fmt.Sprintf("100.64.0.7 %d", cookie)
-		return errors.Join(err, netlink.AddrAdd(link, address))
-	}); err != nil {
-		t.Fatal(err)
 	}
-	if got, err := Identity(path); err != nil || got != want {
-		t.Errorf("identity %q, %v, want %q", got, err, want)
+	for _, c := range []struct{ address, want string }{
+		{"100.64.0.7/23", "100.64.0.7 %d"},
+		{"fe80::7/64", "100.64.0.7 %d"},
+		{"fd64::7/64", "100.64.0.7,fd64::7 %d"},
+	} {
+		add(c.address)
+		if got, err := Identity(path); err != nil || got != fmt.Sprintf(c.want, cookie) {
+			t.Errorf("with %s: identity %q, %v, want %q", c.address, got, err, fmt.Sprintf(c.want, cookie))
+		}
 	}
 }

@@ -1,0 +1,80 @@
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// Sockets between the hosts are of IPv6, with IPv4 addresses in its form where
+// the hosts have those: so a program whose socket is one of IPv6 gets one, on
+// which all of its options are known. The kernel can make such a socket one of
+// IPv4, and not the other way round.
+
+// hostSocket makes a socket of the host's network for addresses of a family. six
+// tells that it takes them in the form of IPv6, which the kernel may not have.
+func hostSocket(like netip.Addr) (fd int, six bool, err error) {
+	const kind = unix.SOCK_STREAM | unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
+	fd, err = unix.Socket(unix.AF_INET6, kind, unix.IPPROTO_TCP)
+	if err == nil {
+		if err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0); err == nil {
+			return fd, true, nil
+		}
+		unix.Close(fd)
+	}
+	if like.Is4() {
+		fd, err = unix.Socket(unix.AF_INET, kind, unix.IPPROTO_TCP)
+	}
+	if err != nil {
+		return -1, false, fmt.Errorf("make a socket: %w", err)
+	}
+	return fd, false, nil
+}
+
+// becomeIPv4 makes a connection one of IPv4, for a program that has such sockets.
+// One between hosts that have IPv6 stays what it is, and so does one that the
+// other side has ended already: it serves as well, but for what SO_DOMAIN says.
+func becomeIPv4(fd int) {
+	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_ADDRFORM, unix.AF_INET)
+}
+
+func sockaddrOf(at netip.AddrPort, six bool) unix.Sockaddr {
+	if six {
+		return &unix.SockaddrInet6{Addr: at.Addr().As16(), Port: int(at.Port())}
+	}
+	return &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}
+}
+
+// Listen makes a socket for Config.Listeners.
+func Listen(at netip.AddrPort) (*net.TCPListener, error) {
+	fd, six, err := hostSocket(at.Addr())
+	if err != nil {
+		return nil, err
+	}
+	file := os.NewFile(uintptr(fd), "listener")
+	defer file.Close()
+	const queue = 1<<16 - 1 // the kernel has a limit of its own
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil {
+		err = unix.Bind(fd, sockaddrOf(at, six))
+	}
+	if err == nil {
+		err = unix.Listen(fd, queue)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", at, err)
+	}
+	listener, err := net.FileListener(file)
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", at, err)
+	}
+	tcp, ok := listener.(*net.TCPListener)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("listen at %s: %w", at, unix.EPROTOTYPE), listener.Close())
+	}
+	return tcp, nil
+}
