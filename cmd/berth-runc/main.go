@@ -18,11 +18,12 @@ import (
 	"berth.dev/berth/internal/fastpath"
 )
 
-// Variables that the shim sets: where a Switch takes filters, and what it is
-// told of the pod; none for a pod without the fast path.
+// Variables that the shim sets: where a Switch takes filters, what it is told of
+// the pod, none for a pod without the fast path, and whether there is one node.
 const (
 	socketVariable = "BERTH_FAST_PATH"
 	podVariable    = "BERTH_FAST_PATH_POD"
+	aloneVariable  = "BERTH_FAST_PATH_ALONE"
 )
 
 func main() {
@@ -33,7 +34,7 @@ func main() {
 func run() error {
 	runtime.LockOSThread()
 	if pod := os.Getenv(podVariable); pod != "" && startsProcess(os.Args) {
-		if err := fastpath.Confine(os.Getenv(socketVariable), pod); err != nil {
+		if err := fastpath.Confine(os.Getenv(socketVariable), pod, os.Getenv(aloneVariable) != ""); err != nil {
 			return err
 		}
 	}

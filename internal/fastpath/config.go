@@ -82,6 +82,10 @@ type Config struct {
 	// the overlay; Haste the same for a socket that must not wait.
 	Patience, Haste time.Duration
 
+	// Busy is from how many connections a second on a port is left to the overlay
+	// where its connections prove to be short; 0 is never.
+	Busy int
+
 	// without are checks that tests leave out.
 	without without
 }
@@ -92,9 +96,9 @@ type without struct {
 	Disconnect, Reconnect, Listen, Seal, Source, Namespace bool
 }
 
-// Default returns a Config whose times are set.
+// Default returns a Config whose limits are set.
 func Default() Config {
-	return Config{Patience: 2 * time.Second, Haste: 200 * time.Millisecond}
+	return Config{Patience: 2 * time.Second, Haste: 200 * time.Millisecond, Busy: 300}
 }
 
 // Validate returns all that is wrong at once.

@@ -13,8 +13,11 @@ import (
 // Confine puts the filter of a pod's processes on the calling thread, and on
 // all that it starts, and delivers its descriptor to a Switch at a unix socket,
 // as a runtime does that is told of linux.seccomp.listenerPath. The thread must
-// be locked. From then on its calls wait for the Switch.
-func Confine(socket, metadata string) error { return confine(socket, metadata, rules{}) }
+// be locked. From then on its calls wait for the Switch, whose cluster has no
+// other node where it is alone.
+func Confine(socket, metadata string, alone bool) error {
+	return confine(socket, metadata, rules{alone: alone})
+}
 
 func confine(socket, metadata string, r rules) error {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)

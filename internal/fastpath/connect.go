@@ -2,6 +2,7 @@ package fastpath
 
 import (
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -169,6 +170,9 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 			return nil, countElsewhere
 		}
 		node = s.peers[i]
+		if s.habits.short(d.asked, time.Now()) {
+			return nil, countShort
+		}
 	}
 	own := p.addressLike(d.target.Addr())
 	if !own.IsValid() {

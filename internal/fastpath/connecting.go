@@ -282,6 +282,7 @@ func (c *connecting) install(errno unix.Errno) {
 		c.fallBack(countPolicy)
 		return
 	}
+	about := *known // which is another's as soon as the caller has closed it
 	watches := c.watches(number)
 	known.unsaid = true
 	t.record.cookie, t.record.old = known.cookie, int32(t.socket)
@@ -302,6 +303,7 @@ func (c *connecting) install(errno unix.Errno) {
 	s.say(t, known, errno)
 	if c.peer != nil {
 		c.peer.refill()
+		s.learn(c.asked, about)
 	}
 }
 

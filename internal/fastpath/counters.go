@@ -18,6 +18,7 @@ const (
 	countInUse
 	countDuplicated
 	countCrowded
+	countShort
 	countNoPeer
 	countPeerLate
 	countPeerOverlay
@@ -50,6 +51,7 @@ var countNames = [numCounts]string{
 	countInUse:       "overlay: the socket was used before",
 	countDuplicated:  "overlay: the socket has another descriptor",
 	countCrowded:     "overlay: the process has too many descriptors",
+	countShort:       "overlay: many short connections to the port",
 	countNoPeer:      "overlay: no connection to the node",
 	countPeerLate:    "overlay: the node did not answer in time",
 	countPeerOverlay: "overlay: the node wants it so",

@@ -15,11 +15,12 @@ const (
 // trapped are the calls that a Switch is asked about.
 //
 // listen is among them only for the sockets that are switched already.
-func trapped() []uint32 {
-	return []uint32{
-		unix.SYS_CONNECT, unix.SYS_ACCEPT, unix.SYS_ACCEPT4, unix.SYS_LISTEN,
-		unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME,
+func trapped(alone bool) []uint32 {
+	calls := []uint32{unix.SYS_CONNECT, unix.SYS_LISTEN, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME}
+	if alone {
+		return calls
 	}
+	return append(calls, unix.SYS_ACCEPT, unix.SYS_ACCEPT4)
 }
 
 // fastOpeners connect a socket when they have the flag MSG_FASTOPEN in the
@@ -33,18 +34,20 @@ func ringCalls() []uint32 {
 	return []uint32{unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER}
 }
 
-// Filter is the seccomp program of a pod's processes, beside the profile that
+// rules says what a filter leaves out.
+type rules struct {
+	// alone: connections of other pods come from no Switch, so accept is the
+	// kernel's.
+	alone bool
+	// The others are for tests that show why something is there.
+	allowFastOpen, allowForeign, allowRings bool
+}
+
+// filter is the seccomp program of a pod's processes, beside the profile that
 // the pod has: the kernel asks both, and a refusal counts more than a question.
 // Programs of another architecture than the kernel's own are left alone, but for
 // what could reach a network. A filter with a listener of the pod's own is
 // looked at only to be told of: the kernel refuses a second one.
-func Filter() []unix.SockFilter { return filter(rules{}) }
-
-// rules says what a filter leaves out, for tests that show why it is there.
-type rules struct {
-	allowFastOpen, allowForeign, allowRings bool
-}
-
 func filter(r rules) []unix.SockFilter {
 	var p program
 	p.load(offsetArch)
@@ -60,7 +63,7 @@ func filter(r rules) []unix.SockFilter {
 	p.load(offsetCall)
 	p.whenAtLeast(firstForeignCall, refuse(unix.ENOSYS))
 	p.whenFlag(unix.SYS_SECCOMP, 1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, unix.SECCOMP_RET_USER_NOTIF)
-	for _, call := range trapped() {
+	for _, call := range trapped(r.alone) {
 		p.when(call, unix.SECCOMP_RET_USER_NOTIF)
 	}
 	if !r.allowRings {

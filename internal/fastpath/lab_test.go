@@ -84,6 +84,7 @@ type labConfig struct {
 	old      bool             // the kernel is as good as Linux 5.14
 	mtu      int
 	hosts6   bool // the hosts talk IPv6 to each other
+	busy     int  // of the Switches
 }
 
 type lab struct {
@@ -123,6 +124,7 @@ type switchConfig struct {
 	Denied   []string
 	Without  without
 	Old      bool
+	Busy     int
 }
 
 func newLab(t testing.TB, config labConfig) *lab {

@@ -140,7 +140,7 @@ func runLaunch() error {
 			return err
 		}
 	}
-	if err := confine(os.Getenv("CONTAINERS"), string(metadata), rules{left[0], left[1], left[2]}); err != nil {
+	if err := confine(os.Getenv("CONTAINERS"), string(metadata), rules{allowFastOpen: left[0], allowForeign: left[1], allowRings: left[2]}); err != nil {
 		return err
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asRole+"=") })

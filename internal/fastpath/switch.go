@@ -28,6 +28,7 @@ type Switch struct {
 	inward      [][]byte // keys of connections from nodes
 	hostNetwork uint64
 	counters    counters
+	habits      habits
 	files       []*os.File
 	lifeline    *os.File
 	keeper      *record
@@ -74,7 +75,7 @@ func New(c Config) (*Switch, error) {
 		config: c, lifeline: c.Lifeline, inside: &inside{conn: c.Inside}, inward: make([][]byte, len(c.Nodes)),
 		pods: map[netip.Addr]*pod{}, parked: map[bellKey]*parked{},
 		queues: map[uint64]*queue{}, waiting: map[*waiting]struct{}{}, connecting: map[*connecting]struct{}{}, strangers: map[*stranger]struct{}{},
-		known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: fewKnown, sticksAt: fewSticks,
+		habits: habits{of: map[netip.AddrPort]*habit{}}, known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: fewKnown, sticksAt: fewSticks,
 	}
 	s.sweeper, s.tidier = time.AfterFunc(time.Hour, s.sweep), time.AfterFunc(time.Hour, s.sweepSoon)
 	s.looker = time.AfterFunc(time.Hour, s.look)

@@ -73,6 +73,7 @@ func runSwitch() error {
 	policy := &labPolicy{denied: told.Denied}
 	c.Directory, c.Policy, c.without = labDirectory(told.Services), policy, told.Without
 	c.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	c.Busy = told.Busy
 	c.Haste = patienceOfLab // the machine may be busy
 	c.Patience = patienceOfLab
 	next := 2
@@ -158,7 +159,7 @@ func refuseNewCalls() error {
 func (h *host) startSwitch() {
 	t := h.lab
 	t.Helper()
-	told := switchConfig{Self: h.index, Services: t.config.services, Denied: t.config.denied, Without: t.config.without, Old: t.config.old}
+	told := switchConfig{Self: h.index, Services: t.config.services, Denied: t.config.denied, Without: t.config.without, Old: t.config.old, Busy: t.config.busy}
 	for _, other := range t.hosts {
 		pods := other.prefixes()
 		told.Nodes = append(told.Nodes, Node{Endpoints: other.endpoints, Prefixes: pods[:]})

@@ -58,12 +58,17 @@ func Containerd(plan cluster.Plan) []byte {
 	).Replace(containerdTemplate))
 }
 
-// fastPathEnv tells shims where the fast path takes filters of containers.
+// fastPathEnv tells shims where the fast path takes filters of containers, and
+// berth-runc which calls it has to see.
 func fastPathEnv(plan cluster.Plan) string {
 	if !plan.FastPath {
 		return ""
 	}
-	return ", " + quote("BERTH_FAST_PATH="+plan.Paths.FastPath())
+	env := ", " + quote("BERTH_FAST_PATH="+plan.Paths.FastPath())
+	if len(plan.Members) == 1 {
+		env += ", " + quote("BERTH_FAST_PATH_ALONE=yes")
+	}
+	return env
 }
 
 // mirrorHosts is where the mirror may put itself before registries; empty where it
