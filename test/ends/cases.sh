@@ -1017,6 +1017,12 @@ dual_tcp() {
 	patience=200 ends a 0
 	says a 'everything reaches everything by IPv6'
 }
+# Also where the hosts make the connections.
+dual_fast() {
+	span_berth a --fast-path auto --image $image --image $web_image -- bash $here/dual_fast.sh
+	patience=200 ends a 0
+	says a 'the hosts make connections by IPv6'
+}
 # Policies do, too.
 policies() {
 	span_berth a --image $image --image $web_image -- bash $here/policy.sh

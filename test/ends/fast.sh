@@ -35,33 +35,10 @@ kubectl wait --for=condition=Ready pod -A --all --timeout=60s >/dev/null
 address() { kubectl get pod "$1" -o jsonpath='{.status.podIP}'; }
 web=$(kubectl get pod -l app=web --field-selector "spec.nodeName=${nodes[1]}" -o jsonpath='{.items[0].status.podIP}')
 
-# counted OUTCOME: how often that was counted, on all nodes.
-counted() { berth metrics | awk -v outcome="outcome=\"$1\"" 'index($0, "berth_fastpath_total") == 1 && index($0, outcome) { n += $NF } END { print n + 0 }'; }
+. "${0%/*}/made.sh"
 # fetch NAMESPACE POD N URL: N times, and prints how often it failed.
 fetch() {
 	kubectl exec -n "$1" "$2" -- sh -c 'n=0; for i in $(seq '"$3"'); do wget -T 10 -qO- '"$4"' >/dev/null || n=$((n + 1)); done; echo $n'
-}
-# settled OUTCOME: the same, when it does not change any more: the net role says it once a second.
-settled() {
-	local now last=
-	until now=$(counted "$1") && [[ $now == "$last" ]]; do
-		last=$now
-		sleep 1.5
-	done
-	echo "$now"
-}
-# adds N CMD...: the command has N more connections made by the hosts. Nobody else has any made meanwhile.
-known=
-adds() {
-	local n=$1 before=${known:-$(settled connected)}
-	shift
-	"$@"
-	known=$(settled connected)
-	((known - before == n)) || {
-		echo "$*: the hosts made $((known - before)) connections, want $n" >&2
-		berth metrics | grep '^berth_fastpath' >&2
-		return 1
-	}
 }
 none_fails() { test "$(fetch "$@")" = 0; }
 
