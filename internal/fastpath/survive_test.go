@@ -15,10 +15,14 @@ func TestADeadSwitchFailsNoConnect(t *testing.T) {
 	l, _, _ := pair(t, labConfig{})
 	const each = 500
 	var serving, asking []*app
-	for i, mode := range []string{"", "nonblock epoll edge", "poll", "v6 nonblock epoll"} {
+	for i, mode := range []string{"", "nonblock epoll edge", "poll", "v6 nonblock epoll", "v6 v6only"} {
 		server := l.hosts[1].addPod(30 + i)
+		to := server.at(5000)
+		if strings.Contains(mode, "v6only") {
+			to = server.at6(5000)
+		}
 		serving = append(serving, server.serve("serve", append([]string{"5000", "quiet", fmt.Sprintf("n=%d", each)}, strings.Fields(mode)...)...))
-		asking = append(asking, l.hosts[0].addPod(30+i).start("many", server.at(5000), fmt.Sprint(each)))
+		asking = append(asking, l.hosts[0].addPod(30+i).start("many", to, fmt.Sprint(each)))
 	}
 	for round := range 8 {
 		h := l.hosts[round%2]
