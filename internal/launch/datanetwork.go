@@ -74,6 +74,14 @@ type sockets struct {
 	ports    hostPorts
 }
 
+// reachesItself is where this host reaches its own sockets.
+func (d dataNetwork) reachesItself() netip.Addr {
+	if d.address.IsValid() {
+		return d.address
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
 // hostPorts are those of the sockets on this host.
 type hostPorts struct {
 	Packets  []uint16

@@ -230,6 +230,8 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, keys identiti
 			nodes[i], switches[i] = w.hello.Ports.at(w.address(), nodes[i]), w.hello.Ports.switchesAt(w.address())
 		}
 	}
+	// The head's pods reach each other through Services by its Switch, too.
+	switches[0] = t.sockets.ports.switchesAt(t.data.reachesItself())
 	t.mesh = mesh{Key: key, Carrier: t.carrier, Nodes: nodes, Switches: switches}
 	for i, w := range t.workers {
 		w.node = plans[i+1].Node.Name
