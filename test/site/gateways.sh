@@ -6,7 +6,15 @@ translated=198.51.100.10
 untranslated=203.0.113.1
 
 # outside CMD... there.
-outside() { nsenter -t "$(pgrep -of "httpd -f -v -p 80 -h $(settings eval 'echo $state')/web")" -n "$@"; }
+outside() { nsenter -t "$(world)" -n "$@"; }
+world() { pgrep -of "httpd -f -v -p 80 -h $(settings eval 'echo $state')/web"; }
+
+# listen_outside ADDRESS SCRIPT: a server that runs the script for each connection. It is
+# no host's, so nobody but its own number ends it.
+listen_outside() {
+	(exec nsenter -t "$(world)" -n socat "TCP-LISTEN:7000,bind=$1,reuseaddr,fork" SYSTEM:"$2" >/dev/null 2>&1) &
+	helpers+=($!)
+}
 
 router() { nsenter -t "$(settings eval 'cat $state/pid/supervisor')" -n "$@"; }
 
@@ -18,8 +26,7 @@ outside_serves() {
 	router ip route replace $untranslated via $translated
 	router ip route replace "$pods" via "$(address login)"
 	for address in $translated $untranslated; do
-		outside socat "TCP-LISTEN:7000,bind=$address,reuseaddr,fork" SYSTEM:'echo from $SOCAT_PEERADDR; sed -u /^end\$/q' >/dev/null 2>&1 &
-		helpers+=($!)
+		listen_outside $address 'echo from $SOCAT_PEERADDR; sed -u /^end\$/q'
 	done
 	poll 10 eval '[[ $(outside ss -Hltn "sport = :7000" | wc -l) == 2 ]]' || fail "no server outside"
 }
