@@ -224,6 +224,36 @@ func (l *lab) wire(name string, a, b *namespace, atA, atB []netip.Prefix) {
 	}
 	a.try(l, func() error { return settled(atA) })
 	b.try(l, func() error { return settled(atB) })
+	l.introduce(name, a, b, atB)
+	l.introduce(name, b, a, atA)
+}
+
+// introduce tells a namespace where its neighbour on a wire is: for a second after
+// that has got its IPv6 addresses it does not hear who asks for them.
+func (l *lab) introduce(name string, to, neighbour *namespace, addresses []netip.Prefix) {
+	l.Helper()
+	var there net.HardwareAddr
+	neighbour.try(l, func() error {
+		link, err := netlink.LinkByName(name)
+		if err == nil {
+			there = link.Attrs().HardwareAddr
+		}
+		return err
+	})
+	to.try(l, func() error {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		for _, address := range addresses {
+			if address.Addr().Is6() {
+				err = errors.Join(err, netlink.NeighSet(&netlink.Neigh{
+					LinkIndex: link.Attrs().Index, IP: address.Addr().AsSlice(), HardwareAddr: there, State: netlink.NUD_PERMANENT,
+				}))
+			}
+		}
+		return err
+	})
 }
 
 // settled waits until addresses of this namespace can be used: the kernel makes
