@@ -127,7 +127,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.Network.Ports, "port-range", "", "`ports` to use between nodes (default 21000-28999)")
 	flags.StringVar(&spec.Network.Interface, "interface", "", "network interface `name` for the packets of pods between nodes (default: that of the nodes' names)")
 	flags.StringVar(&spec.Network.Carrier, "carrier", "", "`how` the packets of pods travel between nodes: udp or tcp (default: udp where it gets through)")
-	flags.StringVar(&spec.Network.FastPath, "fast-path", "", "`whether` the hosts make TCP connections between pods of different nodes: auto (where they can) or off (default off)")
+	flags.StringVar(&spec.Network.FastPath, "fast-path", "", "`whether` the hosts make the TCP connections of pods to other nodes and to the outside: auto (where they can) or off (default auto)")
 	flags.StringVar(&spec.Network.Folder, "rendezvous-dir", "", "`folder` of yours that all nodes see, for them to know each other by where there is nothing better")
 	flags.StringArrayVar(&spec.Network.Refuse, "deny-egress", nil, "`range` of addresses outside that pods may not reach, such as 10.0.0.0/8; can be repeated")
 	flags.StringVar(&spec.SharedVolumes, "shared-volumes", "", "`folder` that all nodes see, for claims of the class shared")

@@ -117,8 +117,8 @@ type Network struct {
 	// Carrier is how packets of pods travel between nodes: "udp", "tcp", or
 	// empty for what gets through.
 	Carrier string
-	// FastPath says whether connections between pods of different nodes are made
-	// by the hosts: Auto where that can be, or Off, which empty means too.
+	// FastPath says whether connections of pods to other nodes and to the outside
+	// are made by the hosts: Auto where that can be, which empty means too, or Off.
 	FastPath string
 	// Folder is one that all nodes see, for them to prove themselves to each
 	// other where there is nothing better; empty for none.

@@ -10,7 +10,7 @@ import (
 // handle answers a call.
 func (s *Switch) handle(t *trap) {
 	if t.call().Arch != auditArch || uint32(t.call().Call) >= firstForeignCall {
-		t.answer(0, unix.ENOSYS) // filters let none through
+		s.foreign(t)
 		return
 	}
 	switch t.call().Call {
@@ -37,6 +37,15 @@ func (s *Switch) nested(t *trap) {
 		s.config.Log.Warn("a program of a pod asks for a seccomp listener (as container engines and bypass4netns do), of which it has one already, the fast path's; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
 	}
 	t.pass()
+}
+
+// foreign refuses what a program of another architecture asks for: its arguments
+// are packed in ways of their own.
+func (s *Switch) foreign(t *trap) {
+	if !t.from.pod.foreign.Swap(true) {
+		s.config.Log.Warn("a 32-bit program of a pod uses sockets, which the fast path refuses it; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
+	}
+	t.refuse(countForeign, unix.ENOSYS)
 }
 
 // connect either leaves a connect to the kernel, refuses it, or begins to switch

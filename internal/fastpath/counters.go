@@ -28,6 +28,7 @@ const (
 	countDisconnect
 	countReconnect
 	countListen
+	countForeign
 	countUnseen
 	countForged
 	// Others.
@@ -60,6 +61,7 @@ var countNames = [numCounts]string{
 	countDisconnect:  "refused: disconnect a switched socket",
 	countReconnect:   "refused: connect a switched socket again",
 	countListen:      "refused: listen on a switched socket",
+	countForeign:     "refused: sockets of a 32-bit program",
 	countUnseen:      "refused: the process cannot be looked at",
 	countForged:      "refused: a connection that proves no node of the job",
 	countNoListener:  "connection refused by the pod",

@@ -41,6 +41,7 @@ type pod struct {
 	// ringing is held while a bell's port is not known yet.
 	ringing sync.Mutex
 	parked  atomic.Int32
+	foreign atomic.Bool // it was told of a 32-bit program
 	port    atomic.Uint32
 }
 

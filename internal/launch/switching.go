@@ -17,7 +17,7 @@ import (
 // wantsFastPath tells whether this host is to have a Switch, and why it cannot
 // have the one that is asked for.
 func wantsFastPath(asked string) (bool, error) {
-	if asked != cluster.FastPathAuto {
+	if asked == cluster.FastPathOff {
 		return false, nil
 	}
 	if err := fastpath.Check(); err != nil {

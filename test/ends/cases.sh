@@ -537,7 +537,7 @@ siblings() {
 span_berth() { # NAME ARGS...
 	local name=$1
 	shift
-	begin "$name" alice login srun -N3 --mem=1500 berth run ${fast:+--fast-path "$fast"} "$@"
+	begin "$name" alice login srun -N3 --mem=1500 berth run "$@"
 }
 
 span() {
@@ -582,7 +582,7 @@ unpacked() {
 
 # Pods of different nodes reach each other, by address and through a Service.
 talk() {
-	span_berth a --image $image -- bash $here/talk.sh
+	span_berth a --fast-path "${fast:-off}" --image $image -- bash $here/talk.sh
 	ends a 0
 	says a 'every pod reaches every pod'
 }
@@ -590,7 +590,7 @@ talk() {
 # Connections that the hosts make, while the roles that make them die.
 fast_path() {
 	local node deaths=0
-	span_berth a --fast-path auto --image $image -- bash $here/fast.sh
+	span_berth a --image $image -- bash $here/fast.sh
 	patience=200 says a 'connections are being made'
 	for node in n1 n2 n1; do
 		# The oldest: another process of that name keeps its descriptors.
@@ -603,7 +603,7 @@ fast_path() {
 }
 # The Switch dies with the process that keeps its descriptors.
 fast_lost() {
-	span_berth a --fast-path auto --image $image -- bash $here/lost.sh
+	span_berth a --image $image -- bash $here/lost.sh
 	says a 'pods are there'
 	"$bed" run n2 sh -c 'kill -KILL $(pgrep -f "^berth net-role")' || fail 'no net role on n2'
 	patience=90 ends a 0
@@ -616,7 +616,7 @@ fast_traffic() { local fast=auto && traffic; }
 
 # The same over TCP, which some firewalls leave.
 talk_tcp() {
-	span_berth a --carrier tcp --image $image -- bash $here/talk.sh
+	span_berth a --fast-path "${fast:-off}" --carrier tcp --image $image -- bash $here/talk.sh
 	ends a 0
 	says a 'every pod reaches every pod'
 }
@@ -628,7 +628,7 @@ talk_blocked() {
 		"$bed" run $node $nft 'add table inet wall; add chain inet wall in { type filter hook input priority 0; }; add rule inet wall in udp dport 21000-28999 drop'
 	done
 	# A while more: nobody is warned of what may pass.
-	span_berth a --image $image -- bash -c "bash $here/talk.sh && sleep 4"
+	span_berth a --fast-path "${fast:-off}" --image $image -- bash -c "bash $here/talk.sh && sleep 4"
 	ends a 0
 	says a 'every pod reaches every pod'
 	says a 'UDP does not get through'
@@ -636,7 +636,7 @@ talk_blocked() {
 }
 
 services() {
-	span_berth a --image $image -- bash $here/services.sh
+	span_berth a --fast-path "${fast:-off}" --image $image -- bash $here/services.sh
 	patience=200 ends a 0
 	says a 'everything reaches everything'
 }
@@ -644,7 +644,7 @@ services() {
 # Where traffic to Services may go, who it seems to come from, and the ways into
 # pods of all nodes.
 traffic() {
-	span_berth a --publish 8030:30080 --publish 8031:30081 --publish 8088 --image $image -- bash $here/traffic.sh
+	span_berth a --fast-path "${fast:-off}" --publish 8030:30080 --publish 8031:30081 --publish 8088 --image $image -- bash $here/traffic.sh
 	patience=200 ends a 0
 	says a 'traffic goes where it may'
 	says a 'can connect to its port 8030, which leads to port 30080 of the node'
@@ -1008,12 +1008,12 @@ kill_berth() { "$bed" run "$1" sh -c 'kill -KILL $(pgrep -f "^[^ ]*berth run ")'
 
 # Where all hosts have IPv6, pods have it too.
 dual() {
-	span_berth a --image $image --image $web_image -- bash $here/dual.sh
+	span_berth a --fast-path "${fast:-off}" --image $image --image $web_image -- bash $here/dual.sh
 	patience=200 ends a 0
 	says a 'everything reaches everything by IPv6'
 }
 dual_tcp() {
-	span_berth a --carrier tcp --image $image --image $web_image -- bash $here/dual.sh
+	span_berth a --fast-path "${fast:-off}" --carrier tcp --image $image --image $web_image -- bash $here/dual.sh
 	patience=200 ends a 0
 	says a 'everything reaches everything by IPv6'
 }
@@ -1025,13 +1025,13 @@ dual_fast() {
 }
 # Policies do, too.
 policies() {
-	span_berth a --image $image --image $web_image -- bash $here/policy.sh
+	span_berth a --fast-path "${fast:-off}" --image $image --image $web_image -- bash $here/policy.sh
 	patience=200 ends a 0
 	says a 'policies hold everywhere'
 }
 # Also where the hosts make the connections.
 policies_fast() {
-	span_berth a --fast-path auto --image $image --image $web_image -- bash $here/policy.sh
+	span_berth a --image $image --image $web_image -- bash $here/policy.sh
 	patience=200 ends a 0
 	says a 'policies hold everywhere'
 }

@@ -49,9 +49,11 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
 		return b.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
 			options := append([]string{"run", "--quiet", "--image", b.place.Archive, "-f", "-"}, b.options...)
+			fast := "off"
 			if b.fast {
-				options = append(options, "--fast-path", "auto")
+				fast = "auto"
 			}
+			options = append(options, "--fast-path", fast)
 			if folder != "" {
 				options = append(options, "--mount", folder+":"+inContainer)
 			}
