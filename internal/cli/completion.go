@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -48,6 +49,34 @@ func completeJobs(root *cobra.Command) {
 				_ = command.MarkFlagDirname(folder)
 			}
 		}
+	}
+}
+
+// describeCompletion says of the shells that berth is used from how they take
+// completion.
+func describeCompletion(root *cobra.Command) {
+	root.InitDefaultCompletionCmd()
+	completion, _, err := root.Find([]string{"completion"})
+	if err != nil || completion == root {
+		return // there is none
+	}
+	completion.Short = "Print a script by which your shell completes what you type"
+	completion.Long = `Prints a script by which a shell completes commands, options, running jobs, and
+names in their clusters at the tabulator key. The packages of berth bring it.`
+	completion.Example = `  source <(berth completion bash)
+  source <(berth completion zsh)
+  berth completion fish | source`
+	completion.Use = "completion SHELL"
+	completion.Args = noArguments // shells are commands
+	completion.RunE = func(*cobra.Command, []string) error {
+		return &usageError{errors.New("name a shell: bash, zsh or fish")}
+	}
+	for _, shell := range completion.Commands() {
+		if shell.Name() == "powershell" {
+			completion.RemoveCommand(shell)
+			continue
+		}
+		shell.Short, shell.Long = "Print the script for "+shell.Name(), ""
 	}
 }
 

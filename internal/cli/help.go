@@ -93,7 +93,7 @@ func helpText(command *cobra.Command, width int) string {
 	switch {
 	case !command.HasParent():
 		text.WriteString("\n'berth COMMAND --help' and 'man berth-COMMAND' say more about each.\n")
-	case command.Name() != "help":
+	case command.Name() != "help" && command.Name() != "completion" && command.Parent().Name() != "completion":
 		fmt.Fprintf(&text, "\nSee also 'man %s'.\n", manName(command))
 	}
 	return text.String()

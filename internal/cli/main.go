@@ -129,6 +129,7 @@ no daemon and no preparation by an administrator.`,
 	root.SetHelpCommandGroupID(groupHost)
 	root.SetCompletionCommandGroupID(groupHost)
 	checkHelp(root)
+	describeCompletion(root)
 	completeJobs(root)
 	return root
 }

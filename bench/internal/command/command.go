@@ -30,8 +30,9 @@ func Main(args []string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	root := &cobra.Command{
-		Use:   "berth bench",
-		Short: "Measure what a way of running containers costs on this cluster",
+		Use:         "bench",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "berth bench"},
+		Short:       "Measure what a way of running containers costs on this cluster",
 		Long: `Measures what a way of running containers costs: the same programs on bare metal,
 in berth's pods and in other systems, in turn, and makes a report of it.
 
