@@ -108,6 +108,50 @@ func TestProgramsOfOthers(t *testing.T) {
 		serving.wait()
 		client.counts(t, countConnected, before+4)
 	})
+	t.Run("Redis", func(t *testing.T) {
+		need(t, "redis-server")
+		serving := server.start("exec", "redis-server", "--port", "5005", "--bind", "*", "::*", "--protected-mode", "no", "--save", "", "--dir", t.TempDir())
+		for !strings.Contains(serving.line(), "Ready to accept") {
+		}
+		before := client.host.counters()[countNames[countConnected]]
+		for _, address := range []string{server.address.String(), server.six.String()} {
+			out := client.run("exec", "redis-benchmark", "-h", address, "-p", "5005", "-c", "20", "-n", "2000", "-t", "set,get", "--csv")
+			if strings.Count(out, "\n\"") != 2 {
+				t.Errorf("redis-benchmark: %s", out)
+			}
+		}
+		serving.kill()
+		// For each of the two tests by each address; it asks for the server's settings, too.
+		if n := client.host.counters()[countNames[countConnected]] - before; n < 80 {
+			t.Errorf("%d connections were switched, of more than 80", n)
+		}
+	})
+	t.Run("nginx", func(t *testing.T) {
+		need(t, "nginx")
+		need(t, "curl")
+		dir := t.TempDir()
+		config := fmt.Sprintf(`user root; daemon off; master_process off; pid %[1]s/pid; error_log stderr notice; events { worker_connections 64; }
+http { access_log off; client_body_temp_path %[1]s; proxy_temp_path %[1]s; fastcgi_temp_path %[1]s; uwsgi_temp_path %[1]s; scgi_temp_path %[1]s;
+server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"; } } }`, dir)
+		if err := os.WriteFile(filepath.Join(dir, "conf"), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		serving := server.start("exec", "nginx", "-p", dir, "-c", filepath.Join(dir, "conf"))
+		before := client.host.counters()[countNames[countConnected]]
+		for address, want := range map[string]string{server.address.String(): client.address.String(), "[" + server.six.String() + "]": client.six.String()} {
+			url := "http://" + address + ":5006/"
+			got := client.run("exec", "curl", "-s", "--retry", "50", "--retry-connrefused", "--retry-delay", "1", url)
+			// Many at once.
+			all := client.run("exec", "curl", "-sZ", "-H", "Connection: close", url+"[1-40]")
+			if got != want || strings.Count(all+"\n", want+"\n") != 40 {
+				t.Errorf("nginx has seen %q and %q, not %s", got, all, want)
+			}
+		}
+		serving.kill()
+		if n := client.host.counters()[countNames[countConnected]] - before; n < 82 {
+			t.Errorf("%d connections were switched, of 82", n)
+		}
+	})
 	t.Run("iperf3", func(t *testing.T) {
 		need(t, "iperf3")
 		for _, address := range []string{server.address.String(), server.six.String()} {
