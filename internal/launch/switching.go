@@ -12,6 +12,7 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/fastpath"
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/sandbox"
 )
 
 // wantsFastPath tells whether this host is to have a Switch, and why it cannot
@@ -154,7 +155,12 @@ func (c *crew) awaitKeepers() {
 	for _, child := range children {
 		line, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
 		if err == nil && bytes.HasSuffix(line, []byte("\x00"+NetArg+"\x00")) {
-			c.group.Go(func() { _ = linux.AwaitChild(child) })
+			c.group.Go(func() {
+				ended := make(chan struct{})
+				go sandbox.KeepRunning(child, ended) // or it does not hear that it is to end
+				_ = linux.AwaitChild(child)
+				close(ended)
+			})
 		}
 	}
 }

@@ -264,7 +264,7 @@ func (r *reaper) collect() {
 }
 
 // watchStopped continues commands that were stopped by a signal, as
-// keepRunning does.
+// KeepRunning does.
 func (r *reaper) watchStopped() {
 	for range time.Tick(stopPoll) {
 		r.mu.Lock()

@@ -71,10 +71,10 @@ func OutliveSignals() {
 // stopPoll is how often a process is looked at that a signal may have stopped.
 const stopPoll = 2 * time.Second
 
-// keepRunning continues a child that was stopped by a signal, until gone is
+// KeepRunning continues a child that was stopped by a signal, until gone is
 // closed: to everybody else a stopped part looks alive, and hangs. Slurm stops
 // all of a job to suspend it, this process included.
-func keepRunning(pid int, gone <-chan struct{}) {
+func KeepRunning(pid int, gone <-chan struct{}) {
 	ticker := time.NewTicker(stopPoll)
 	defer ticker.Stop()
 	for {
@@ -142,7 +142,7 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 			_ = command.Process.Kill()
 		}
 	}()
-	go keepRunning(command.Process.Pid, gone)
+	go KeepRunning(command.Process.Pid, gone)
 	// Wait returns when init is reaped, and the kernel lets that happen only
 	// after every process of the PID namespace is gone.
 	err := command.Wait()

@@ -154,7 +154,7 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 		return fmt.Errorf("make a user namespace: %w; 'berth doctor' tells what this host lacks", err)
 	}
 	s.janitor, s.lifeline, s.gone = janitor, writeEnd, make(chan struct{})
-	go keepRunning(janitor.Process.Pid, s.gone)
+	go KeepRunning(janitor.Process.Pid, s.gone)
 	if config.IDMap.OneUID() {
 		return nil
 	}

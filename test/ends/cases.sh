@@ -183,7 +183,7 @@ stop_each() {
 	done
 	poll 20 works || fail "exec does not work after the stops"
 	never_says a 'starting it again'
-	signal STOP janitor init
+	signal STOP janitor init nets
 	signal TERM supervisor
 	ends a 143
 }

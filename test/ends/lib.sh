@@ -82,6 +82,7 @@ parts() {
 		supervisor) node pgrep -f '^[^ ]*berth run ' ;;
 		janitor) node pgrep -f '^berth sandbox-janitor' ;;
 		init) node pgrep -f '^berth sandbox-init' ;;
+		nets) node pgrep -f '^berth net-role' ;;
 		net) node pgrep -o -f '^berth net-role' ;; # another process of that name keeps its descriptors
 		keeper) node pgrep -f '^berth command-keeper' ;;
 		control) node pgrep -f 'berth-kube control ' ;;
