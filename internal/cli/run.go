@@ -116,6 +116,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked) or erofs (one file each) (default overlayfs)")
 	flags.StringVar(&spec.ImageCache, "image-cache", "", "`folder` that all nodes and later runs see, for the layers of images, with --snapshotter erofs")
 	flags.StringVar(&spec.ImageCacheLimit, "image-cache-limit", "", "`size` that it may take, such as 20G; what was used longest ago goes (default 10G)")
+	flags.BoolVar(&spec.LazyPull, "lazy-pull", false, "start containers of eStargz images before these have come, with --snapshotter erofs")
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "do without subordinate user ids")
 	flags.StringVar(&spec.AddressBlock, "address-block", "", "`range` of addresses for pods, Services and nodes, such as 100.64.0.0/14 (default: one that clashes with no route)")
 	flags.StringVar(&spec.Network.IPFamily, "ip-family", "", "`family` of addresses for pods and Services: ipv4, dual (IPv4 and IPv6), or auto: dual where the hosts reach the outside by both (default auto)")

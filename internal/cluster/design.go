@@ -115,6 +115,7 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 			Snapshotter:       offer.Snapshotter,
 			PodMTU:            mtu,
 			ImageCache:        imageCacheOf(spec, offer),
+			LazyPull:          spec.LazyPull,
 			Registries:        registries,
 			SharedVolumes:     spec.SharedVolumes,
 			Mounts:            mountsOf(spec),

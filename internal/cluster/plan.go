@@ -45,6 +45,8 @@ type Plan struct {
 	Snapshotter string
 	// ImageCache is where layers are kept for other nodes and later runs.
 	ImageCache ImageCache
+	// LazyPull starts containers of eStargz images before these have come.
+	LazyPull bool
 	// Registries says how images are pulled.
 	Registries Registries
 	// SharedVolumes is a folder that all nodes see, for the volumes of

@@ -37,6 +37,9 @@ type Spec struct {
 	// ImageCacheLimit is how large that may get, such as 20G; empty for
 	// ImageCacheBytes.
 	ImageCacheLimit string
+	// LazyPull starts containers of eStargz images before these have come. It goes
+	// with EROFS.
+	LazyPull bool
 	// OneUID does without subordinate uids even where there are some.
 	OneUID bool
 	// StateDir is where the run's directory is made; empty chooses.
@@ -191,6 +194,9 @@ func (s Spec) Validate() error {
 	}
 	if s.ImageCache != "" && s.Snapshotter != EROFS {
 		problems = append(problems, fmt.Errorf("image cache %s: it holds layers as one file each, which --snapshotter %s gives", s.ImageCache, EROFS))
+	}
+	if s.LazyPull && s.Snapshotter != EROFS {
+		problems = append(problems, fmt.Errorf("lazy pull: content comes into layers as one file each, which --snapshotter %s gives", EROFS))
 	}
 	if _, err := s.ImageCacheBytes(); err != nil {
 		problems = append(problems, err)

@@ -54,6 +54,17 @@ func TestSplitRegistry(t *testing.T) {
 	}
 }
 
+func TestLazyPullNeedsLayersInOneFile(t *testing.T) {
+	spec := Spec{Command: []string{"true"}, NodesPerHost: 1, LazyPull: true}
+	if err := spec.Validate(); err == nil || !strings.Contains(err.Error(), "--snapshotter erofs") {
+		t.Errorf("with the default: %v", err)
+	}
+	spec.Snapshotter = EROFS
+	if err := spec.Validate(); err != nil && strings.Contains(err.Error(), "lazy") {
+		t.Error(err)
+	}
+}
+
 func TestImageCacheBytes(t *testing.T) {
 	for text, want := range map[string]int64{
 		"": ImageCacheBytes, "1M": 1e6, "500M": 5e8, "1.5G": 15e8, "20GB": 2e10, "3T": 3e12, "1000000": 1e6, "2000kB": 2e6,

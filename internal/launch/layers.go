@@ -91,8 +91,9 @@ func newLayers() (*layers, error) {
 	return l, err
 }
 
-// role returns the role itself, of a program in a directory.
-func (l *layers) role(c *crew, libexec string) *role {
+// role returns the role itself, of a program in a directory, with what it needs to
+// ask registries itself.
+func (l *layers) role(c *crew, libexec string, env []string) *role {
 	var process *os.Process
 	var keeping sync.WaitGroup
 	return &role{
@@ -113,7 +114,7 @@ func (l *layers) role(c *crew, libexec string) *role {
 			}
 			defer logFile.Close()
 			command := exec.Command(r.path, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
-			command.Env = []string{}
+			command.Env = env
 			command.Dir = "/"
 			command.Stdout, command.Stderr = logFile, logFile
 			command.ExtraFiles = slices.Concat(files, []*os.File{l.requests, end})

@@ -344,7 +344,11 @@ func (r *run) startRoles(ctx context.Context) error {
 		if err != nil {
 			return fail(ExitInternal, err)
 		}
-		roles = append(roles, layers.role(r.crew, paths.Libexec))
+		env := []string{}
+		if r.plan.LazyPull {
+			env = r.pulls.outsideEnv(r.Getenv)
+		}
+		roles = append(roles, layers.role(r.crew, paths.Libexec, env))
 		containerd.args = append(containerd.args, "--layers-fd", "4")
 		containerd.listeners = []*os.File{layers.containerd}
 	}

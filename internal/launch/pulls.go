@@ -77,6 +77,17 @@ func (p pulls) runtimeEnv(run string, getenv func(string) string) []string {
 	return env
 }
 
+// outsideEnv is the same for a process outside of the sandbox.
+func (p pulls) outsideEnv(getenv func(string) string) []string {
+	env := slices.Clone(p.proxies)
+	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
+		if value := getenv(name); value != "" {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
+}
+
 // checkProxies looks for what cannot work: neither pods nor containerd reach
 // the host's loopback.
 func (p *pulls) checkProxies() {

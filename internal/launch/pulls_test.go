@@ -101,3 +101,11 @@ func TestProxies(t *testing.T) {
 		t.Errorf("without a proxy: %q", got)
 	}
 }
+
+func TestOutsideEnv(t *testing.T) {
+	set := map[string]string{"SSL_CERT_FILE": "/site/ca.pem"}
+	got := pulls{proxies: []string{"HTTPS_PROXY=http://proxy:3128"}}.outsideEnv(func(name string) string { return set[name] })
+	if want := []string{"HTTPS_PROXY=http://proxy:3128", "SSL_CERT_FILE=/site/ca.pem"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/metadata"
+	hosts "github.com/containerd/containerd/v2/core/remotes/docker/config"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/log"
@@ -17,6 +18,7 @@ import (
 	bolt "go.etcd.io/bbolt"
 
 	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/mounts"
 	"berth.dev/berth/runtime/internal/roots"
 	"berth.dev/berth/runtime/internal/snapshotter"
@@ -32,6 +34,12 @@ type layersConfig struct {
 	Job   string `toml:"job"`
 	// CacheLimit is how many bytes the cache may take.
 	CacheLimit int64 `toml:"cache_limit"`
+	// Lazy has eStargz layers come when they are read, from the registries that
+	// hosts.toml files in the folder Hosts say, but for Mirror, which only the
+	// sandbox reaches.
+	Lazy   bool   `toml:"lazy"`
+	Hosts  string `toml:"hosts"`
+	Mirror string `toml:"mirror"`
 }
 
 // layers is the snapshotter, and the cache that the differ uses, too.
@@ -78,9 +86,12 @@ func layersPlugin(fd int) *plugin.Registration {
 			ic.Meta.Platforms = append(ic.Meta.Platforms, platforms.DefaultSpec())
 			// A layer needs nothing of those below it, so they are converted
 			// side by side. But what the cache has cannot be used so: containerd
-			// looks for it upon its parent.
+			// looks for it upon its parent, and so it is with what comes later.
 			config := ic.Config.(*layersConfig)
-			if config.Cache == "" {
+			if config.Lazy {
+				// Else nothing says of which image a layer is.
+				ic.Meta.Exports["enable_remote_snapshot_annotations"] = "true"
+			} else if config.Cache == "" {
 				ic.Meta.Capabilities = append(ic.Meta.Capabilities, "rebase")
 			}
 			root := ic.Properties[plugins.PropertyRootDir]
@@ -103,6 +114,11 @@ func layersPlugin(fd int) *plugin.Registration {
 			inner, err := snapshotter.New(root, database, client, cache, []string{"index=off", "userxattr", "volatile"})
 			if err != nil {
 				return nil, err
+			}
+			if config.Lazy {
+				inner.Remote = lazy.Maker{
+					Hosts: hosts.ConfigureHosts(ic.Context, hosts.HostOptions{HostDir: hosts.HostDirFromRoot(config.Hosts)}), Not: config.Mirror,
+				}
 			}
 			l.Snapshotter = roots.New(inner, root)
 			return l, nil

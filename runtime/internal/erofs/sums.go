@@ -107,6 +107,16 @@ func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	return &checked{from: from, sums: tail[:blocks*sumSize]}, blocks * BlockSize, nil
 }
 
+// OpenChanging opens an image in a file of size bytes, content of which is still
+// written: blocks are read as they are, and who writes them has to check them.
+func OpenChanging(from io.ReaderAt, size int64) (*Image, error) {
+	_, blocks, err := openChecked(from, size)
+	if err != nil {
+		return nil, fmt.Errorf("open image: %w", err)
+	}
+	return open(from, blocks)
+}
+
 // ReadAt reads within the blocks.
 func (c *checked) ReadAt(into []byte, at int64) (int, error) {
 	if at < 0 || (at+int64(len(into))+BlockSize-1)/BlockSize*sumSize > int64(len(c.sums)) {

@@ -197,6 +197,36 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	return n, nil
 }
 
+// Space returns a new regular file of size bytes whose content somebody writes to
+// the image's file later, in one piece from the returned offset on. Until then it
+// has no checksums: see OpenChanging.
+func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
+	if meta.Mode&TypeMask != TypeRegular {
+		return nil, 0, errors.New("make room for content: it is no regular file")
+	}
+	if size <= 0 || size > math.MaxUint32*BlockSize/2 {
+		return nil, 0, fmt.Errorf("make room for a file of %d bytes: impossible size", size)
+	}
+	xattrs, err := encodeXattrs(meta.Xattrs)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := w.flush(); err != nil {
+		return nil, 0, err
+	}
+	start := w.end
+	w.end += (size + BlockSize - 1) &^ (BlockSize - 1)
+	w.pendingAt = w.end
+	n := &Node{meta: meta, size: size, start: uint32(start / BlockSize)}
+	at, err := w.allocate(inodeSize + len(xattrs))
+	if err != nil {
+		return nil, 0, err
+	}
+	n.number, n.at = uint64(at.offset)/slotSize, place{offset: at.offset}
+	w.encodeInode(at.room, n, layoutPlain, xattrs, nil)
+	return n, start, nil
+}
+
 func unexpected(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

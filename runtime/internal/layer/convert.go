@@ -51,7 +51,7 @@ const (
 // Convert reads a tar archive to its end and writes the image of it to file,
 // which has to be empty.
 func Convert(archive io.Reader, file *os.File) error {
-	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}}
+	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, nil}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
 	}
@@ -71,10 +71,37 @@ func Convert(archive io.Reader, file *os.File) error {
 	return fmt.Errorf("read archive of layer: more than %d files", maxEntries)
 }
 
+// Lay writes the image of a layer whose files have no content yet to file, which has
+// to be empty: entries puts their headers, in the order of the archive, and is told
+// where the content of a regular file goes.
+func Lay(file *os.File, entries func(put func(*tar.Header) (int64, error)) error) error {
+	var at int64
+	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, &at}
+	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
+		return err
+	}
+	count := 0
+	if err := entries(func(header *tar.Header) (int64, error) {
+		if count++; count > maxEntries {
+			return 0, fmt.Errorf("more than %d files", maxEntries)
+		}
+		at = 0
+		if err := c.add(header, strings.NewReader("")); err != nil {
+			return 0, fmt.Errorf("%q: %w", header.Name, err)
+		}
+		return at, nil
+	}); err != nil {
+		return err
+	}
+	return c.writer.Close()
+}
+
 type converter struct {
 	writer *erofs.Writer
 	// links is where symbolic links lead.
 	links map[*erofs.Node]string
+	// space is where the content of the last regular file goes, if it comes later.
+	space *int64
 }
 
 func implied() erofs.Meta {
@@ -131,7 +158,12 @@ func (c converter) add(header *tar.Header, content io.Reader) error {
 	case erofs.TypeSymlink:
 		content, size = strings.NewReader(header.Linkname), int64(len(header.Linkname))
 	}
-	n, err := c.writer.File(meta, content, size)
+	var n *erofs.Node
+	if c.space != nil && meta.Mode&erofs.TypeMask == erofs.TypeRegular && size > 0 {
+		n, *c.space, err = c.writer.Space(meta, size)
+	} else {
+		n, err = c.writer.File(meta, content, size)
+	}
 	if err != nil {
 		return err
 	}

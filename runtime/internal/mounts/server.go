@@ -15,6 +15,7 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuse"
 	"berth.dev/berth/runtime/internal/layercache"
+	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/tree"
 )
 
@@ -27,13 +28,15 @@ type Server struct {
 
 	mu     sync.Mutex
 	served map[string]bool
-	group  sync.WaitGroup
+	// lazy are the layers that are still coming, by their paths.
+	lazy  map[string]*lazy.File
+	group sync.WaitGroup
 }
 
 // NewServer returns a server of requests whose descriptors somebody at the
 // other end of keeper keeps; nil for nobody. The connections stay the caller's.
 func NewServer(requests, keeper *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
-	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}}
+	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazy.File{}}
 }
 
 // Resume takes over the mounts of a predecessor.
@@ -122,6 +125,15 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 	var layers []*erofs.Image
 	var files []*os.File
 	for _, path := range request.Layers {
+		if lazy.Is(path) {
+			image, err := s.openLazy(path)
+			if err != nil {
+				closeAll(files)
+				return fmt.Errorf("open layer %s: %w", path, err)
+			}
+			layers = append(layers, image)
+			continue
+		}
 		image, file, err := open(path)
 		if err != nil {
 			closeAll(files)
@@ -148,6 +160,31 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 		s.drop(request.ID)
 	})
 	return nil
+}
+
+// openLazy opens a layer that is still coming, once for all mounts that have it:
+// for as long as this process lives.
+func (s *Server) openLazy(path string) (*erofs.Image, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if there := s.lazy[path]; there != nil {
+		return there.Image()
+	}
+	file, err := lazy.Open(path, func(text string) { s.log.Error(text) })
+	if err != nil {
+		return nil, err
+	}
+	image, err := file.Image()
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	s.lazy[path] = file
+	go func() { // until all is there
+		if err := file.Fetch(context.Background()); err != nil {
+			s.log.Warn(fmt.Sprintf("what nobody reads of layer %s is not fetched: %v", path, err))
+		}
+	}()
+	return image, nil
 }
 
 // drop forgets a mount.

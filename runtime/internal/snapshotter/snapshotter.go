@@ -21,9 +21,11 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/core/snapshots/storage"
+	"github.com/containerd/containerd/v2/pkg/snapshotters"
 	continuity "github.com/containerd/continuity/fs"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/opencontainers/go-digest"
 
 	"berth.dev/berth/runtime/internal/mounts"
@@ -52,8 +54,17 @@ type Cache interface {
 	Take(digest.Digest) (path string, err error)
 }
 
+// Remote makes the file of a layer before its content has come.
+type Remote interface {
+	Make(ctx context.Context, path, image string, layer, contents digest.Digest) error
+}
+
 // Snapshotter implements snapshots.Snapshotter.
 type Snapshotter struct {
+	// Remote is nil where layers are fetched as a whole. It is set before the
+	// first call.
+	Remote Remote
+
 	root    string
 	store   *storage.MetaStore
 	mounter Mounter
@@ -154,7 +165,9 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	}
 	result, err := s.furnish(ctx, snapshot, key)
 	if err == nil && isLayer(key) {
-		err = s.fromCache(ctx, snapshot.ID, key, opts)
+		if err = s.fromCache(ctx, snapshot.ID, key, opts); err == nil && s.Remote != nil {
+			err = s.fromRemote(ctx, snapshot.ID, key, opts)
+		}
 	}
 	if errdefs.IsAlreadyExists(err) {
 		return nil, err
@@ -199,6 +212,30 @@ func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snap
 		return err
 	}
 	return fmt.Errorf("prepare snapshot %s: layer %s is in the cache: %w", key, d, errdefs.ErrAlreadyExists)
+}
+
+// fromRemote makes the layer at once, if its content can come later. Otherwise
+// containerd fetches it.
+func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []snapshots.Opt) error {
+	var info snapshots.Info
+	for _, o := range opts {
+		if err := o(&info); err != nil {
+			return err
+		}
+	}
+	image, layer := info.Labels[snapshotters.TargetRefLabel], digest.Digest(info.Labels[snapshotters.TargetLayerDigestLabel])
+	contents, name := digest.Digest(info.Labels[estargz.TOCJSONDigestAnnotation]), info.Labels[nameLabel]
+	if image == "" || layer == "" || contents == "" || name == "" {
+		return nil
+	}
+	if err := s.Remote.Make(ctx, s.dir(id, layerFile), image, layer, contents); err != nil {
+		log.G(ctx).WithError(err).Info("a layer is fetched as a whole")
+		return nil
+	}
+	if err := s.Commit(ctx, name, key, opts...); err != nil {
+		return err
+	}
+	return fmt.Errorf("prepare snapshot %s: the content of layer %s comes later: %w", key, layer, errdefs.ErrAlreadyExists)
 }
 
 // furnish makes the directories of a new snapshot.

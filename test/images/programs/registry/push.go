@@ -1,11 +1,15 @@
 package main
 
 import (
+	"archive/tar"
 	"bytes"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path"
 	"strings"
 
@@ -24,6 +28,9 @@ func push(store http.Handler, image string, more int, size int64) error {
 	repository, tag, tagged := strings.Cut(where, ":")
 	if !found || !tagged {
 		return fmt.Errorf("want REPOSITORY:TAG=ARCHIVE")
+	}
+	if pushed, err := pushLayout(store, repository, tag, archive); pushed || err != nil {
+		return err
 	}
 	own, err := name.NewTag(path.Base(repository) + ":" + tag)
 	if err != nil {
@@ -79,6 +86,45 @@ func push(store http.Handler, image string, more int, size int64) error {
 		return err
 	}
 	return send(store, http.MethodPut, "/v2/"+repository+"/manifests/"+tag, string(kind), bytes.NewReader(manifest))
+}
+
+// pushLayout puts the first image of an archive with an OCI layout there as it is;
+// false where it has none.
+func pushLayout(store http.Handler, repository, tag, archive string) (bool, error) {
+	file, err := os.Open(archive)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	files := map[string][]byte{}
+	for r := tar.NewReader(file); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err == nil {
+			files[header.Name], err = io.ReadAll(r)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if files["oci-layout"] == nil {
+		return false, nil
+	}
+	var index v1.IndexManifest
+	if err := json.Unmarshal(files["index.json"], &index); err != nil || len(index.Manifests) == 0 {
+		return false, fmt.Errorf("read index of %s: %w", archive, err)
+	}
+	for name, content := range files {
+		if digest, is := strings.CutPrefix(name, "blobs/sha256/"); is {
+			if err := putBlob(store, repository, v1.Hash{Algorithm: "sha256", Hex: digest}, io.NopCloser(bytes.NewReader(content))); err != nil {
+				return false, err
+			}
+		}
+	}
+	first := index.Manifests[0]
+	return true, send(store, http.MethodPut, "/v2/"+repository+"/manifests/"+tag, string(first.MediaType), bytes.NewReader(files["blobs/sha256/"+first.Digest.Hex]))
 }
 
 func putBlob(store http.Handler, repository string, digest v1.Hash, content io.ReadCloser) error {

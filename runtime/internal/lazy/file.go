@@ -1,0 +1,274 @@
+package lazy
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"sync"
+	"time"
+
+	"berth.dev/berth/runtime/internal/erofs"
+)
+
+// File is the file of a layer whose content comes when it is read, and in the
+// background. It may be used by several at once. What has come stays for a
+// successor of this process.
+type File struct {
+	file, have *os.File
+	remote     *remote
+	chunks     []Chunk
+	log        func(string)
+
+	mu sync.Mutex
+	// changed is told of what has come, or has not.
+	changed *sync.Cond
+	state   []byte
+	missing int
+	// waiting is how many reads wait: as long as there are some, nothing else is
+	// fetched.
+	waiting int
+}
+
+// The states of a chunk; what the file beside says is here or not.
+const (
+	away = iota
+	here
+	coming
+)
+
+const (
+	// ahead is how much is asked for at once for somebody who waits: what lies
+	// behind it in the blob is often read next. In the background it is more, but not
+	// so much that who waits meanwhile would share a slow line with it for long.
+	ahead, aheadInBackground = 512 << 10, 1 << 20
+	// tries bounds the requests for a chunk, with firstPause and twice as much
+	// between them.
+	tries      = 6
+	firstPause = 500 * time.Millisecond
+)
+
+// Is tells whether the file of a layer is lazy.
+func Is(path string) bool {
+	_, err := os.Stat(path + indexExtension)
+	return err == nil
+}
+
+// Open opens the file of a layer. What is wrong with what comes goes to log.
+func Open(path string, log func(string)) (f *File, err error) {
+	f = &File{log: log}
+	f.changed = sync.NewCond(&f.mu)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open lazy layer: %w", errors.Join(err, f.Close()))
+		}
+	}()
+	text, err := os.ReadFile(path + indexExtension)
+	if err != nil {
+		return f, err
+	}
+	var known index
+	if err := json.Unmarshal(text, &known); err != nil {
+		return f, err
+	}
+	f.chunks, f.remote = known.Chunks, newRemote(known.Source)
+	if f.state, err = os.ReadFile(path + haveExtension); err != nil {
+		return f, err
+	}
+	if len(f.state) != len(f.chunks) {
+		return f, fmt.Errorf("%d chunks, of which %d are known", len(f.chunks), len(f.state))
+	}
+	for _, state := range f.state {
+		if state != here {
+			f.missing++
+		}
+	}
+	if f.have, err = os.OpenFile(path+haveExtension, os.O_WRONLY, 0); err != nil {
+		return f, err
+	}
+	f.file, err = os.OpenFile(path, os.O_RDWR, 0)
+	return f, err
+}
+
+// Close closes the files. Reads fail from then on.
+func (f *File) Close() error {
+	var problems []error
+	for _, file := range []*os.File{f.file, f.have} {
+		if file != nil {
+			problems = append(problems, file.Close())
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Image is the layer.
+func (f *File) Image() (*erofs.Image, error) {
+	info, err := f.file.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return erofs.OpenChanging(f, info.Size())
+}
+
+// ReadAt reads what may have to come first.
+func (f *File) ReadAt(into []byte, at int64) (int, error) {
+	end := at + int64(len(into))
+	first := sort.Search(len(f.chunks), func(i int) bool { return f.chunks[i].At+f.chunks[i].Size > at })
+	for i := first; i < len(f.chunks) && f.chunks[i].At < end; i++ {
+		if err := f.await(i); err != nil {
+			return 0, err
+		}
+	}
+	return f.file.ReadAt(into, at)
+}
+
+// await returns when a chunk is here.
+func (f *File) await(i int) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.state[i] == here {
+		return nil
+	}
+	f.waiting++
+	defer func() {
+		f.waiting--
+		f.changed.Broadcast()
+	}()
+	pause := firstPause
+	for try := 1; f.state[i] != here; {
+		if f.state[i] == coming {
+			f.changed.Wait()
+			continue
+		}
+		err := f.fetch(context.Background(), i, ahead)
+		if err == nil || f.state[i] == here {
+			continue
+		}
+		if try++; try > tries || errors.Is(err, errRefused) {
+			f.log(err.Error())
+			return err
+		}
+		f.mu.Unlock()
+		time.Sleep(pause)
+		f.mu.Lock()
+		pause *= 2
+	}
+	return nil
+}
+
+// Fetch fetches what nobody has read, until all is here or ctx ends.
+func (f *File) Fetch(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, f.changed.Broadcast)
+	defer stop()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	failed := 0
+	for i := range f.chunks {
+		for f.state[i] != here {
+			if err := context.Cause(ctx); err != nil {
+				return err
+			}
+			if f.waiting > 0 || f.state[i] == coming {
+				f.changed.Wait()
+				continue
+			}
+			err := f.fetch(ctx, i, aheadInBackground)
+			if err == nil {
+				failed = 0
+				continue
+			}
+			// Who needs it asks again.
+			if failed++; failed >= tries || errors.Is(err, errRefused) {
+				return err
+			}
+			f.mu.Unlock()
+			select {
+			case <-ctx.Done():
+			case <-time.After(firstPause << failed):
+			}
+			f.mu.Lock()
+		}
+	}
+	return nil
+}
+
+// Complete tells whether all is here.
+func (f *File) Complete() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.missing == 0
+}
+
+// fetch fetches a chunk that is away, and those behind it up to a number of
+// packed bytes. The lock is held at its begin and end.
+func (f *File) fetch(ctx context.Context, first int, limit int64) error {
+	from, to, last := f.chunks[first].Offset, f.chunks[first].End, first+1
+	for ; last < len(f.chunks); last++ {
+		next := f.chunks[last]
+		if f.state[last] != away || next.Offset < from || next.Offset > to || max(to, next.End)-from > limit {
+			break
+		}
+		to = max(to, next.End)
+	}
+	for i := first; i < last; i++ {
+		f.state[i] = coming
+	}
+	f.mu.Unlock()
+	packed, err := f.remote.read(ctx, from, to)
+	done := first
+	for ; err == nil && done < last; done++ {
+		c := f.chunks[done]
+		if err = f.put(done, packed[c.Offset-from:c.End-from]); err != nil {
+			break
+		}
+	}
+	f.mu.Lock()
+	for i := first; i < last; i++ {
+		f.state[i] = away
+		if i < done {
+			f.state[i] = here
+			f.missing--
+		}
+	}
+	f.changed.Broadcast()
+	return err
+}
+
+// put unpacks a chunk, checks it, and writes it to its place.
+func (f *File) put(i int, packed []byte) error {
+	c := f.chunks[i]
+	content, err := unpack(c, packed)
+	if err == nil {
+		_, err = f.file.WriteAt(content, c.At)
+	}
+	if err == nil {
+		_, err = f.have.WriteAt([]byte{here}, int64(i))
+	}
+	if err != nil {
+		return fmt.Errorf("chunk at %d of %s: %w", c.Offset, f.remote.URL, err)
+	}
+	return nil
+}
+
+func unpack(c Chunk, packed []byte) ([]byte, error) {
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	if _, err := io.CopyN(io.Discard, z, c.Inner); err != nil {
+		return nil, err
+	}
+	content := make([]byte, c.Size)
+	if _, err := io.ReadFull(z, content); err != nil {
+		return nil, err
+	}
+	if own := c.Digest.Algorithm().FromBytes(content); own != c.Digest {
+		return nil, fmt.Errorf("what came is %s, not %s", own, c.Digest)
+	}
+	return content, nil
+}

@@ -1,0 +1,276 @@
+package lazy
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"sort"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/containerd/stargz-snapshotter/estargz"
+	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/layer"
+)
+
+// Chunk is a part of a file.
+type Chunk struct {
+	// Offset and End are where its compressed stream begins in the blob, and where
+	// the next one does; it begins Inner bytes behind the stream's begin.
+	Offset int64 `json:"o"`
+	End    int64 `json:"e"`
+	Inner  int64 `json:"i,omitempty"`
+	// At and Size are its place in the layer's file.
+	At     int64         `json:"a"`
+	Size   int64         `json:"s"`
+	Digest digest.Digest `json:"d"`
+}
+
+// index is what is kept beside the file of a layer.
+type index struct {
+	Source Source `json:"source"`
+	// Chunks are in the order of their places.
+	Chunks []Chunk `json:"chunks"`
+}
+
+const (
+	// endSize is how much of a blob's end is asked for at first: most often, all
+	// of the table of contents is in it.
+	endSize = 256 << 10
+	// maxContents bounds the table, packed and unpacked.
+	maxPacked, maxContents = 64 << 20, 256 << 20
+	// maxChunk bounds what is held in memory for one.
+	maxChunk = 64 << 20
+)
+
+// Names of the files beside that of a layer.
+const (
+	indexExtension = ".lazy"
+	haveExtension  = ".have"
+)
+
+// Make makes the file of a layer at a path where there is none, without its
+// content, of a blob at a source whose table of contents has a digest. It leaves
+// nothing where it fails.
+func Make(ctx context.Context, path string, source Source, contents digest.Digest) (err error) {
+	defer func() {
+		if err != nil {
+			for _, extension := range []string{"", indexExtension, haveExtension} {
+				_ = os.Remove(path + extension)
+			}
+		}
+	}()
+	r := newRemote(source)
+	table, end, err := r.contents(ctx, contents)
+	if err != nil {
+		return err
+	}
+	chunks, err := lay(path, table, end)
+	if err != nil {
+		return fmt.Errorf("lay out layer of %s: %w", r.URL, err)
+	}
+	text, err := json.Marshal(index{r.Source, chunks})
+	if err == nil {
+		err = os.WriteFile(path+haveExtension, make([]byte, len(chunks)), 0o600)
+	}
+	if err == nil {
+		err = os.WriteFile(path+indexExtension, text, 0o600)
+	}
+	return err
+}
+
+// contents reads the table of contents, and where the content ends in the blob.
+func (r *remote) contents(ctx context.Context, want digest.Digest) (*estargz.JTOC, int64, error) {
+	if err := want.Validate(); err != nil {
+		return nil, 0, fmt.Errorf("read table of contents: digest %q: %w", want, err)
+	}
+	tail, err := r.readEnd(ctx, endSize)
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(tail) < estargz.FooterSize {
+		return nil, 0, errors.New("read table of contents: the blob is too short")
+	}
+	_, at, _, err := new(estargz.GzipDecompressor).ParseFooter(tail[len(tail)-estargz.FooterSize:])
+	if err != nil {
+		return nil, 0, fmt.Errorf("read table of contents: %w", err)
+	}
+	end := r.Size - estargz.FooterSize
+	if at <= 0 || at >= end || end-at > maxPacked {
+		return nil, 0, fmt.Errorf("read table of contents: it is to be at %d of %d bytes", at, r.Size)
+	}
+	begin := r.Size - int64(len(tail))
+	if at < begin {
+		front, err := r.read(ctx, at, begin)
+		if err != nil {
+			return nil, 0, err
+		}
+		tail, begin = append(front, tail...), at
+	}
+	table, err := parseContents(tail[at-begin:end-begin], want)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read table of contents: %w", err)
+	}
+	return table, at, nil
+}
+
+func parseContents(packed []byte, want digest.Digest) (*estargz.JTOC, error) {
+	z, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	z.Multistream(false)
+	archive := tar.NewReader(z)
+	header, err := archive.Next()
+	if err != nil {
+		return nil, err
+	}
+	if header.Name != estargz.TOCTarName || header.Size > maxContents {
+		return nil, fmt.Errorf("%q of %d bytes is none", header.Name, header.Size)
+	}
+	text, err := io.ReadAll(archive)
+	if err != nil {
+		return nil, err
+	}
+	if own := want.Algorithm().FromBytes(text); own != want {
+		return nil, fmt.Errorf("it is %s, not %s as the image says", own, want)
+	}
+	table := &estargz.JTOC{}
+	if err := json.Unmarshal(text, table); err != nil {
+		return nil, err
+	}
+	if table.Version != 1 {
+		return nil, fmt.Errorf("it is of version %d", table.Version)
+	}
+	return table, nil
+}
+
+// lay writes the file of a layer with room for the content of its files, and
+// returns which chunk goes where.
+func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error) {
+	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	var of, without *estargz.TOCEntry
+	var begin, covered int64
+	add := func(e *estargz.TOCEntry) error {
+		size := e.ChunkSize
+		if size == 0 {
+			size = of.Size - e.ChunkOffset
+		}
+		if e.ChunkOffset != covered || size <= 0 || size > maxChunk || covered+size > of.Size || e.Offset < 0 || e.Offset >= end || e.InnerOffset < 0 || e.InnerOffset > maxChunk {
+			return fmt.Errorf("chunk of %d bytes at %d of %q is impossible", size, e.ChunkOffset, of.Name)
+		}
+		d := digest.Digest(e.ChunkDigest)
+		if err := d.Validate(); err != nil {
+			return fmt.Errorf("chunk at %d of %q has no digest: %w", e.ChunkOffset, of.Name, err)
+		}
+		chunks = append(chunks, Chunk{Offset: e.Offset, Inner: e.InnerOffset, At: begin + covered, Size: size, Digest: d})
+		covered += size
+		return nil
+	}
+	whole := func() error {
+		if of != nil && covered != of.Size {
+			return fmt.Errorf("%q has %d bytes, of which chunks are known for %d", of.Name, of.Size, covered)
+		}
+		of = nil
+		return nil
+	}
+	err = layer.Lay(file, func(put func(*tar.Header) (int64, error)) error {
+		for _, e := range table.Entries {
+			if e.Type == "chunk" {
+				if without != nil && e.Name == without.Name {
+					continue
+				}
+				if of == nil || e.Name != of.Name {
+					return fmt.Errorf("chunk of %q, which is no file", e.Name)
+				}
+				if err := add(e); err != nil {
+					return err
+				}
+				continue
+			}
+			if err := whole(); err != nil {
+				return err
+			}
+			header, err := headerOf(e)
+			if err != nil {
+				return err
+			}
+			at, err := put(header)
+			if err != nil {
+				return err
+			}
+			without = nil
+			if at == 0 && e.Type == "reg" {
+				without = e // empty, or no file of the layer but what it says of others
+			} else if e.Type == "reg" {
+				of, begin, covered = e, at, 0
+				if err := add(e); err != nil {
+					return err
+				}
+			}
+		}
+		return whole()
+	})
+	if err != nil {
+		return nil, err
+	}
+	// A stream ends where the next one begins.
+	begins := []int64{end}
+	for _, c := range chunks {
+		begins = append(begins, c.Offset)
+	}
+	slices.Sort(begins)
+	for i, c := range chunks {
+		chunks[i].End = begins[sort.Search(len(begins), func(k int) bool { return begins[k] > c.Offset })]
+		if chunks[i].End-c.Offset > 2*maxChunk {
+			return nil, fmt.Errorf("a stream of %d bytes is too long", chunks[i].End-c.Offset)
+		}
+	}
+	slices.SortFunc(chunks, func(a, b Chunk) int { return int(min(max(a.At-b.At, -1), 1)) })
+	return chunks, nil
+}
+
+var kinds = map[string]byte{
+	"dir": tar.TypeDir, "reg": tar.TypeReg, "symlink": tar.TypeSymlink, "hardlink": tar.TypeLink,
+	"char": tar.TypeChar, "block": tar.TypeBlock, "fifo": tar.TypeFifo,
+}
+
+// headerOf is an entry's header in the layer's archive.
+func headerOf(e *estargz.TOCEntry) (*tar.Header, error) {
+	kind, known := kinds[e.Type]
+	if !known {
+		return nil, fmt.Errorf("%q is of unknown type %q", e.Name, e.Type)
+	}
+	// JSON has no other text.
+	if strings.ContainsRune(e.Name+e.LinkName, utf8.RuneError) {
+		return nil, fmt.Errorf("%q stands for a name that is not UTF-8", e.Name)
+	}
+	header := &tar.Header{
+		Typeflag: kind, Name: e.Name, Linkname: e.LinkName, Mode: e.Mode, Uid: e.UID, Gid: e.GID,
+		Devmajor: int64(e.DevMajor), Devminor: int64(e.DevMinor), PAXRecords: map[string]string{},
+	}
+	if kind == tar.TypeReg {
+		header.Size = e.Size
+	}
+	if e.ModTime3339 != "" {
+		if err := header.ModTime.UnmarshalText([]byte(e.ModTime3339)); err != nil {
+			return nil, fmt.Errorf("time of %q: %w", e.Name, err)
+		}
+	}
+	for name, value := range e.Xattrs {
+		header.PAXRecords["SCHILY.xattr."+name] = string(value)
+	}
+	return header, nil
+}

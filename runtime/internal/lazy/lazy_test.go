@@ -1,0 +1,463 @@
+package lazy
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/containerd/stargz-snapshotter/estargz"
+	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/corpus"
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/layer"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// registry serves one blob.
+type registry struct {
+	blob     []byte
+	contents digest.Digest
+	sent     atomic.Int64
+	asked    atomic.Int64
+
+	mu sync.Mutex
+	// answer is asked first, if it is there; true says that it has answered.
+	answer func(http.ResponseWriter, *http.Request) bool
+}
+
+func (r *registry) onRequest(answer func(http.ResponseWriter, *http.Request) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.answer = answer
+}
+
+func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
+	r.asked.Add(1)
+	r.mu.Lock()
+	answer := r.answer
+	r.mu.Unlock()
+	if answer != nil && answer(w, request) {
+		return
+	}
+	http.ServeContent(counting{w, &r.sent}, request, "", time.Time{}, bytes.NewReader(r.blob))
+}
+
+type counting struct {
+	http.ResponseWriter
+	sent *atomic.Int64
+}
+
+func (c counting) Write(p []byte) (int, error) {
+	c.sent.Add(int64(len(p)))
+	return c.ResponseWriter.Write(p)
+}
+
+func serve(t *testing.T, archive []byte, chunk, least int) (*registry, Source) {
+	t.Helper()
+	var blob bytes.Buffer
+	w := estargz.NewWriter(&blob)
+	w.ChunkSize, w.MinChunkSize = chunk, least
+	err := w.AppendTar(bytes.NewReader(archive))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &registry{}
+	if r.contents, err = w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	r.blob = blob.Bytes()
+	server := httptest.NewServer(r)
+	t.Cleanup(server.Close)
+	return r, Source{URL: server.URL + "/v2/app/blobs/x", Scope: "repository:app:pull"}
+}
+
+func pack(t *testing.T, files map[string][]byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	names := []string{}
+	for name := range files {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(files[name]))})
+		if err == nil {
+			_, err = w.Write(files[name])
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func noise(seed uint64, size int) []byte {
+	out := make([]byte, size)
+	for i := range out {
+		seed = seed*6364136223846793005 + 1442695040888963407
+		out[i] = byte(seed >> 56)
+	}
+	return out
+}
+
+func open(t *testing.T, path string) (*File, *erofs.Image) {
+	t.Helper()
+	f, err := Open(path, func(text string) { t.Log(text) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	image, err := f.Image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, image
+}
+
+// read returns a file of the root directory.
+func read(image *erofs.Image, name string) ([]byte, error) {
+	all, err := tree.New([]*erofs.Image{image})
+	if err != nil {
+		return nil, err
+	}
+	n, err := all.Lookup(tree.RootID, name)
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, n.Size)
+	_, err = all.ReadAt(n, content, 0)
+	return content, err
+}
+
+// lines describes all that a layer's image has.
+func lines(t *testing.T, image *erofs.Image) (all []string) {
+	t.Helper()
+	var walk func(number uint64, name string)
+	walk = func(number uint64, name string) {
+		n, err := image.Inode(number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		xattrs, err := image.Xattrs(n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The table of contents has times in whole seconds.
+		changed := time.Unix(n.Seconds, int64(n.Nanoseconds)).Round(time.Second).Unix()
+		line := fmt.Sprintf("%q %o %d:%d links %d device %d %d %v", name, n.Mode, n.UID, n.GID, n.Links, n.Device, changed, xattrs)
+		switch n.Mode & erofs.TypeMask {
+		case erofs.TypeDir:
+			entries, _, err := image.Directory(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				walk(e.Number, name+"/"+e.Name)
+			}
+		case erofs.TypeRegular:
+			content := make([]byte, n.Size)
+			if _, err := image.ReadAt(n, content, 0); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			line += fmt.Sprint(n.Size, digest.FromBytes(content))
+		case erofs.TypeSymlink:
+			target, err := image.Link(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			line += target
+		}
+		all = append(all, line)
+	}
+	walk(erofs.Root, "")
+	return all
+}
+
+// What is read of a lazy layer is what the layer as a whole has.
+func TestTheSameAsAWhole(t *testing.T) {
+	layers, err := corpus.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, archive := range layers {
+		least := i % 2 * 50000 // one chunk in a stream, or several
+		r, source := serve(t, archive, 10000, least)
+		path := filepath.Join(t.TempDir(), "layer")
+		err := Make(t.Context(), path, source, r.contents)
+		if err != nil && strings.Contains(err.Error(), "not UTF-8") {
+			archive = inUTF8(t, archive)
+			r, source = serve(t, archive, 10000, least)
+			err = Make(t.Context(), path, source, r.contents)
+		}
+		if err != nil {
+			t.Errorf("layer %d: %v", i, err)
+			continue
+		}
+		_, image := open(t, path)
+		file, err := os.Create(filepath.Join(t.TempDir(), "whole"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		if err := layer.Convert(bytes.NewReader(archive), file); err != nil {
+			t.Fatal(err)
+		}
+		info, err := file.Stat()
+		if err != nil {
+			t.Fatal(err)
+		}
+		whole, err := erofs.Open(file, info.Size())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, want := lines(t, image), lines(t, whole)
+		if !slices.Equal(got, want) {
+			t.Errorf("layer %d:\n%s", i, corpus.Difference(got, want))
+		}
+	}
+}
+
+// inUTF8 is an archive without names that a table of contents cannot have.
+func inUTF8(t *testing.T, archive []byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w, r := tar.NewWriter(&out), tar.NewReader(bytes.NewReader(archive))
+	for {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !utf8.ValidString(header.Name + header.Linkname) {
+			continue
+		}
+		if err = w.WriteHeader(header); err == nil {
+			_, err = io.Copy(w, r)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func TestOnlyWhatIsReadComes(t *testing.T) {
+	files := map[string][]byte{"first": noise(1, 3<<20), "second": noise(2, 3<<20), "third": noise(3, 5000)}
+	r, source := serve(t, pack(t, files), 1<<20, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	if !Is(path) || Is(path+"x") {
+		t.Error("which layers are lazy is not known")
+	}
+	f, image := open(t, path)
+	if content, err := read(image, "second"); err != nil || !bytes.Equal(content, files["second"]) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+	if sent := r.sent.Load(); sent > 4<<20 || f.Complete() {
+		t.Errorf("%d bytes came for a file of 3 MiB", sent)
+	}
+	// A successor knows what has come.
+	f.Close()
+	asked := r.asked.Load()
+	f, image = open(t, path)
+	if content, err := read(image, "second"); err != nil || !bytes.Equal(content, files["second"]) || r.asked.Load() != asked {
+		t.Errorf("%d bytes, %v, %d requests more", len(content), err, r.asked.Load()-asked)
+	}
+	if err := f.Fetch(t.Context()); err != nil || !f.Complete() {
+		t.Errorf("in the background: %v", err)
+	}
+	asked = r.asked.Load()
+	for name, want := range files {
+		if content, err := read(image, name); err != nil || !bytes.Equal(content, want) {
+			t.Errorf("%s: %d bytes, %v", name, len(content), err)
+		}
+	}
+	if r.asked.Load() != asked {
+		t.Error("what is complete was asked for again")
+	}
+	// All of the blob, but for the table of contents that came before, and once.
+	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize {
+		t.Errorf("%d bytes came of %d", sent, len(r.blob))
+	}
+}
+
+// Readers who want the same at once, beside the background, cause one request.
+func TestManyReaders(t *testing.T) {
+	files := map[string][]byte{}
+	for i := range 50 {
+		files[fmt.Sprint("file", i)] = noise(uint64(i), 30000)
+	}
+	r, source := serve(t, pack(t, files), 0, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	f, image := open(t, path)
+	var group sync.WaitGroup
+	group.Go(func() {
+		if err := f.Fetch(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 4 {
+		for name, want := range files {
+			group.Go(func() {
+				if content, err := read(image, name); err != nil || !bytes.Equal(content, want) {
+					t.Errorf("%s: %d bytes, %v", name, len(content), err)
+				}
+			})
+		}
+	}
+	group.Wait()
+	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize || !f.Complete() {
+		t.Errorf("%d bytes came of %d", sent, len(r.blob))
+	}
+}
+
+func TestWhatIsNotCertainIsRefused(t *testing.T) {
+	archive := pack(t, map[string][]byte{"file": noise(1, 400000)})
+	for name, c := range map[string]struct {
+		change func(*registry)
+		want   string
+	}{
+		"another table of contents": {func(r *registry) { r.contents = digest.FromString("x") }, "as the image says"},
+		"no digest":                 {func(r *registry) { r.contents = "x" }, "digest"},
+		"no eStargz":                {func(r *registry) { r.blob = r.blob[:len(r.blob)-10] }, "table of contents"},
+		"no ranges": {func(r *registry) {
+			r.answer = func(w http.ResponseWriter, _ *http.Request) bool {
+				_, _ = w.Write(r.blob)
+				return true
+			}
+		}, "200 OK"},
+		"a password": {func(r *registry) {
+			r.answer = func(w http.ResponseWriter, _ *http.Request) bool {
+				w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+				w.WriteHeader(http.StatusUnauthorized)
+				return true
+			}
+		}, "refuses"},
+		"nothing": {func(r *registry) { r.blob = nil }, "size"},
+	} {
+		r, source := serve(t, archive, 0, 0)
+		c.change(r)
+		dir := t.TempDir()
+		if err := Make(t.Context(), filepath.Join(dir, "layer"), source, r.contents); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v; want an error with %q", name, err, c.want)
+		}
+		if there, err := os.ReadDir(dir); err != nil || len(there) > 0 {
+			t.Errorf("%s: left %v, %v", name, there, err)
+		}
+	}
+}
+
+func TestBadTables(t *testing.T) {
+	d := digest.FromString("x").String()
+	for name, entries := range map[string][]*estargz.TOCEntry{
+		"a chunk without a file":    {{Name: "a", Type: "chunk", ChunkDigest: d}},
+		"a chunk of another file":   {{Name: "a", Type: "reg", Size: 2, ChunkSize: 1, ChunkDigest: d}, {Name: "b", Type: "chunk", ChunkOffset: 1, ChunkDigest: d}},
+		"a file that is not whole":  {{Name: "a", Type: "reg", Size: 2, ChunkSize: 1, ChunkDigest: d}},
+		"a gap":                     {{Name: "a", Type: "reg", Size: 3, ChunkSize: 1, ChunkDigest: d}, {Name: "a", Type: "chunk", ChunkOffset: 2, ChunkDigest: d}},
+		"too long a chunk":          {{Name: "a", Type: "reg", Size: 2, ChunkSize: 3, ChunkDigest: d}},
+		"a huge chunk":              {{Name: "a", Type: "reg", Size: 1 << 40, ChunkDigest: d}},
+		"a chunk beyond the end":    {{Name: "a", Type: "reg", Size: 1, Offset: 1000, ChunkDigest: d}},
+		"a chunk before the begin":  {{Name: "a", Type: "reg", Size: 1, Offset: -1, ChunkDigest: d}},
+		"a chunk without a digest":  {{Name: "a", Type: "reg", Size: 1}},
+		"a size that is impossible": {{Name: "a", Type: "reg", Size: -1, ChunkDigest: d}},
+		"an unknown type":           {{Name: "a", Type: "odd"}},
+		"a name that leads nowhere": {{Name: "a", Type: "hardlink", LinkName: ""}, {Name: "", Type: "reg"}},
+		"an impossible time":        {{Name: "a", Type: "reg", ModTime3339: "yesterday"}},
+	} {
+		if chunks, err := lay(filepath.Join(t.TempDir(), "layer"), &estargz.JTOC{Version: 1, Entries: entries}, 1000); err == nil {
+			t.Errorf("%s became %v", name, chunks)
+		}
+	}
+}
+
+func TestWrongContentIsNeverGiven(t *testing.T) {
+	want := noise(1, 400000)
+	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	_, image := open(t, path)
+	good := r.blob
+	bad := slices.Clone(good)
+	// Behind the header of the stream, in what is not compressed for being noise.
+	bad[len(bad)/2] ^= 1
+	asked := 0
+	r.onRequest(func(w http.ResponseWriter, request *http.Request) bool {
+		if asked++; asked == 1 {
+			http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(bad))
+			return true
+		}
+		if asked == 2 {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return true
+		}
+		return false
+	})
+	if content, err := read(image, "file"); err != nil || !bytes.Equal(content, want) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+	if asked < 3 {
+		t.Errorf("%d requests", asked)
+	}
+}
+
+// Where the registry refuses what it has given before, a read fails, and the next
+// one asks again.
+func TestTheRegistryIsGone(t *testing.T) {
+	want := noise(1, 400000)
+	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	f, image := open(t, path)
+	r.onRequest(func(w http.ResponseWriter, _ *http.Request) bool {
+		w.WriteHeader(http.StatusNotFound)
+		return true
+	})
+	if _, err := read(image, "file"); !errors.Is(err, errRefused) {
+		t.Errorf("read: %v", err)
+	}
+	if err := f.Fetch(t.Context()); !errors.Is(err, errRefused) {
+		t.Errorf("in the background: %v", err)
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if err := f.Fetch(stopped); !errors.Is(err, context.Canceled) {
+		t.Errorf("stopped: %v", err)
+	}
+	r.onRequest(nil)
+	if content, err := read(image, "file"); err != nil || !bytes.Equal(content, want) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+}

@@ -1,0 +1,114 @@
+// Package lazy makes layers of eStargz images usable before they have come: their
+// table of contents says what there is, and content is asked of the registry when
+// somebody reads it, chunk by chunk, each with its digest. What the layer is in the
+// end is like any other of package erofs.
+//
+// Whatever is not certain at the beginning is an error, upon which the layer is
+// fetched as a whole. Who mounts it, and whether a layer is to be lazy at all, is
+// not its business.
+package lazy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/remotes/docker"
+)
+
+// Source is where a layer's blob is to be had without a password.
+type Source struct {
+	// URL is the blob's, Scope what a registry with tokens has to be asked for.
+	URL   string `json:"url"`
+	Scope string `json:"scope"`
+	// Size is the blob's, in bytes.
+	Size int64 `json:"size"`
+}
+
+// answerWithin bounds a request; a chunk has four megabytes by default.
+const answerWithin = time.Minute
+
+// errRefused is of registries that have answered, and will not give.
+var errRefused = errors.New("the registry refuses")
+
+// remote asks a registry for parts of a blob.
+type remote struct {
+	Source
+	client     *http.Client
+	authorizer docker.Authorizer
+}
+
+func newRemote(source Source) *remote {
+	client := &http.Client{Transport: docker.DefaultHTTPTransport(nil)}
+	return &remote{Source: source, client: client, authorizer: docker.NewDockerAuthorizer(docker.WithAuthClient(client))}
+}
+
+// read returns the bytes from one offset to before another.
+func (r *remote) read(ctx context.Context, from, to int64) ([]byte, error) {
+	content, _, err := r.get(ctx, fmt.Sprintf("bytes=%d-%d", from, to-1), to-from)
+	if err == nil && int64(len(content)) != to-from {
+		err = fmt.Errorf("%d bytes came", len(content))
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read %d bytes at %d of %s: %w", to-from, from, r.URL, err)
+	}
+	return content, nil
+}
+
+// readEnd returns the last bytes, and notes the blob's size. Not all registries
+// know ranges that count from the end.
+func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
+	_, total, err := r.get(ctx, "bytes=0-0", 1)
+	if err == nil && total <= 0 {
+		err = errors.New("its size is not said")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("ask for the size of %s: %w", r.URL, err)
+	}
+	r.Size = total
+	return r.read(ctx, max(0, total-size), total)
+}
+
+// get asks for a range. It returns the size of the whole as well.
+func (r *remote) get(ctx context.Context, bytes string, limit int64) ([]byte, int64, error) {
+	ctx, cancel := context.WithTimeout(docker.WithScope(ctx, r.Scope), answerWithin)
+	defer cancel()
+	for asked := 0; ; asked++ {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL, nil)
+		if err != nil {
+			return nil, 0, err
+		}
+		request.Header.Set("Range", bytes)
+		if err := r.authorizer.Authorize(ctx, request); err != nil {
+			return nil, 0, err
+		}
+		answer, err := r.client.Do(request)
+		if err != nil {
+			return nil, 0, err
+		}
+		if answer.StatusCode == http.StatusUnauthorized && asked == 0 {
+			answer.Body.Close()
+			if err := r.authorizer.AddResponses(ctx, []*http.Response{answer}); err != nil {
+				return nil, 0, errors.Join(errRefused, err)
+			}
+			continue
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode != http.StatusPartialContent {
+			err := fmt.Errorf("the answer is %s", answer.Status)
+			if answer.StatusCode < 500 && answer.StatusCode != http.StatusTooManyRequests {
+				err = errors.Join(errRefused, err)
+			}
+			return nil, 0, err
+		}
+		_, text, _ := strings.Cut(answer.Header.Get("Content-Range"), "/")
+		total, _ := strconv.ParseInt(text, 10, 64)
+		content, err := io.ReadAll(io.LimitReader(answer.Body, limit+1))
+		return content, total, err
+	}
+}
