@@ -18,7 +18,7 @@ static struct pod of_tasks = { .network = -1, .processes = -1, .session = -1 };
 static int is_script;
 
 /* describe adds what only the controller knows: the nodes, in their order, and
- * the name. Asked once per job, on its first node. */
+ * the name. Asked on the first node of a job. */
 static int describe(struct question *q, uint32_t job)
 {
 	job_info_msg_t *jobs = NULL;
@@ -63,10 +63,14 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	question_number(q, "job", job);
 	question_number(q, "uid", uid);
 	user_name(q, uid);
-	/* The step that Slurm starts on all nodes of a job, before any other. Within
-	 * other steps the first node may be another. */
+	/* The step that Slurm starts on all nodes of a job, before any other, and the
+	 * script: a job that is put into the queue and starts again within two minutes
+	 * has no extern step, as slurmd still remembers the first one. Within other steps
+	 * the first node may be another. */
 	if (step == SLURM_EXTERN_CONT && index == 0 && describe(q, job))
 		return -1;
+	if (is_script && describe(q, job))
+		no_network[0] = '\0';
 	struct pod pod;
 	if (ask_berthd(s, q, &pod, no_network))
 		return -1;

@@ -220,28 +220,53 @@ func (d *Daemon) add(a site.Allocation) (bool, error) {
 	if former != nil && former.After == a.After {
 		return false, nil
 	}
-	if err := vxlan.NewNamespace(d.network(a.ID())); err != nil {
+	if err := d.make(a); err != nil {
+		if former == nil {
+			err = errors.Join(err, d.unmake(a.ID()))
+		}
 		return false, err
-	}
-	if err := d.startProcesses(a.ID()); err != nil {
-		return false, err
-	}
-	if err := d.writeResolver(a); err != nil {
-		return false, err
-	}
-	text, err := json.Marshal(a)
-	if err != nil {
-		return false, fmt.Errorf("remember pod of %s: %w", a.ID(), err)
-	}
-	path := d.podFile(a.ID())
-	temporary := filepath.Join(d.config.Run, "new-pod")
-	if err := errors.Join(os.WriteFile(temporary, text, 0o600), os.Rename(temporary, path)); err != nil {
-		return false, fmt.Errorf("remember pod of %s: %w", a.ID(), err)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.local[a.ID()] = &localPod{Allocation: a}
 	return true, nil
+}
+
+func (d *Daemon) make(a site.Allocation) error {
+	if err := vxlan.NewNamespace(d.network(a.ID())); err != nil {
+		return err
+	}
+	if err := d.startProcesses(a.ID()); err != nil {
+		return err
+	}
+	if err := d.writeResolver(a); err != nil {
+		return err
+	}
+	text, err := json.Marshal(a)
+	if err != nil {
+		return fmt.Errorf("remember pod of %s: %w", a.ID(), err)
+	}
+	temporary := filepath.Join(d.config.Run, "new-pod")
+	if err := errors.Join(os.WriteFile(temporary, text, 0o600), os.Rename(temporary, d.podFile(a.ID()))); err != nil {
+		return fmt.Errorf("remember pod of %s: %w", a.ID(), err)
+	}
+	return nil
+}
+
+// unmake removes what there is of a pod: nobody asks for its end if it has not
+// begun.
+func (d *Daemon) unmake(id string) error {
+	return errors.Join(d.forget(id), endProcesses(d.processes(id)), vxlan.RemoveNamespace(d.network(id)))
+}
+
+func (d *Daemon) forget(id string) error {
+	var problems []error
+	for _, file := range []string{d.podFile(id), d.resolver(id)} {
+		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
+			problems = append(problems, fmt.Errorf("forget pod %s: %w", id, err))
+		}
+	}
+	return errors.Join(problems...)
 }
 
 // Release removes a job's pod from this node, and says so in etcd. Should etcd
@@ -274,12 +299,7 @@ func (d *Daemon) drop(ctx context.Context, id string) (*site.Allocation, error) 
 	delete(d.local, id)
 	d.endUnused(local.Owner())
 	d.mu.Unlock()
-	for _, file := range []string{d.podFile(id), d.resolver(id)} {
-		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
-			d.log.Warn("forget pod", "job", id, "error", err)
-		}
-	}
-	err := errors.Join(d.apply(ctx), endProcesses(d.processes(id)), vxlan.RemoveNamespace(d.network(id)))
+	err := errors.Join(d.forget(id), d.apply(ctx), d.unmake(id))
 	d.audit.write(auditLeft, local.Allocation, nil)
 	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
 	return &local.Allocation, err

@@ -103,6 +103,10 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 	for _, name := range wanted {
 		file := "ipv4/conf/" + name + "/forwarding"
 		now, err := os.ReadFile("/proc/sys/net/" + file)
+		if os.IsNotExist(err) {
+			// A gateway without it does not count as one (Carries), but may have pods.
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read whether %s forwards: %w", name, err)
 		}

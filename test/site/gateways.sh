@@ -186,3 +186,49 @@ gateways_alone() {
 	done
 	poll 20 eval '[[ $(reaches bob n2 $translated:7000) == from* ]]' || fail "with gateways again: $(reaches bob n2 $translated:7000)"
 }
+
+# two_legs: gateways with an interface of their own to the outside, which they forward
+# on as long as there are pods. One that loses its link there is replaced.
+two_legs() {
+	local host lost left connection=0 beyond=192.0.2.129
+	stop_site
+	legs
+	configuration | sed "s|^  on: .*|&\n  interfaces: [leg0]|; s|$translated/32, |&$beyond/32, |" >"$out/legs.yaml"
+	for host in "${hosts[@]}"; do on "$host" sh -c 'cat >/run/legs.yaml' <"$out/legs.yaml"; done
+	start_site --config /run/legs.yaml
+	pair
+	jobs[alice]=$lost
+	poll 10 seen_as 192.0.2.6 || fail "through login: $(reaches alice n1 $beyond:7000)"
+	jobs[alice]=$left
+	poll 10 seen_as 192.0.2.2 || fail "through ctl: $(reaches alice n1 $beyond:7000)"
+	jobs[alice]=$lost
+	on login ip link set leg0 down
+	poll 20 seen_as 192.0.2.2 || fail "no other gateway: $(on n1 /srv/site/berthd status)"
+	[[ $(on login /srv/site/berthd doctor --config /run/legs.yaml) == *"WRONG interfaces of this gateway have a link: interface leg0"* ]] || fail "the doctor: $(on login /srv/site/berthd doctor --config /run/legs.yaml)"
+	on ctl scancel "$lost" "$left"
+	poll 20 settled || fail "the jobs do not end"
+	for host in ctl login; do
+		[[ $(on $host cat /proc/sys/net/ipv4/conf/leg0/forwarding) == 0 ]] || fail "$host still forwards what comes by leg0"
+	done
+	stop_site
+	for host in ctl login; do
+		outside ip link del "leg-$host"
+		on $host rm /run/legs.yaml
+	done
+	start_site
+}
+seen_as() { [[ $(reaches alice n1 $beyond:7000) == "from $1" ]]; }
+
+# legs: cables between the gateways and a server outside, past the router.
+legs() {
+	local number=1 host
+	outside ip addr replace $beyond/32 dev lo
+	for host in ctl login; do
+		outside ip link add "leg-$host" type veth peer name leg0 netns "$(settings eval "cat \$state/pid/$host")"
+		outside ip addr add 192.0.2.$number/30 dev "leg-$host"
+		outside ip link set "leg-$host" up
+		on $host sh -c "ip addr add 192.0.2.$((number + 1))/30 dev leg0; echo 0 >/proc/sys/net/ipv4/conf/leg0/forwarding; ip link set leg0 up; ip route add 192.0.2.128/25 via 192.0.2.$number"
+		number=$((number + 4))
+	done
+	listen_outside $beyond 'echo from $SOCAT_PEERADDR'
+}

@@ -132,7 +132,7 @@ keys() { # DIR
 		openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=node -keyout "$name.key" \
 			-out "$out/node.csr" 2>/dev/null &&
 		openssl x509 -req -in "$out/node.csr" -CA "$1/ca.crt" -CAkey "$out/ca.key" -CAcreateserial -days 2 \
-			-extfile <(echo "subjectAltName=IP:$(address ctl)"; echo extendedKeyUsage=serverAuth,clientAuth) \
+			-extfile <(echo "subjectAltName=IP:$(address ctl),IP:$(address login),IP:$(address n1)"; echo extendedKeyUsage=serverAuth,clientAuth) \
 			-out "$name.crt" 2>/dev/null &&
 		chmod 600 "$name.key"
 }

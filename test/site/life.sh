@@ -1,0 +1,162 @@
+# shellcheck shell=bash
+# What Slurm and sites do with jobs and nodes otherwise.
+
+# suspended: a job that is suspended stops, all of it, and goes on when it is resumed.
+suspended() {
+	local id
+	id=$(as alice login sh -c 'rm -f ticks; sbatch --parsable -N1 -n1 --mem=100 -w n1 -o /dev/null --wrap "srun sh -c \"while :; do echo tick >>ticks; sleep 0.1; done\""')
+	poll 20 ticks || fail "the job does not run"
+	on ctl scontrol suspend "$id"
+	poll 10 no_ticks || fail "the job goes on while it is suspended"
+	on n1 test -e "/run/berthd/net/$id" || fail "a suspended job loses its network"
+	on ctl scontrol resume "$id"
+	poll 10 ticks || fail "the job does not go on"
+}
+# ticks: there are more than a moment ago.
+ticks() {
+	local before
+	before=$(as alice login cat ticks 2>/dev/null | wc -l)
+	sleep 0.5
+	[[ $(as alice login cat ticks 2>/dev/null | wc -l) -gt $before ]]
+}
+no_ticks() { ! ticks; }
+
+# requeued: a job that comes into the queue again keeps its number; it loses its
+# network, and has one on its nodes when it starts anew.
+requeued() {
+	local before
+	job alice
+	before=$(generation)
+	on ctl scontrol requeue "${jobs[alice]}"
+	poll 20 gone alice || fail "the pods stay when the job is put back"
+	# Slurm waits two minutes otherwise.
+	poll 30 on ctl scontrol update "jobid=${jobs[alice]}" StartTime=now 2>/dev/null || fail "the job does not come back into the queue"
+	poll 60 everywhere alice || fail "no network for the second start: $(on ctl scontrol show job "${jobs[alice]}")"
+	[[ $(generation) != "$before" ]] || fail "the allocation is the one from before"
+	poll 20 eval 'step alice n2 true 2>/dev/null' || fail "no step of the second start"
+	serve alice n2 7000
+	talks n1 n2 || fail "pods of the second start do not talk"
+}
+generation() { etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[alice]}," | grep -o '"after":[0-9]*'; }
+
+# strict_reverse_path: all hosts refuse packets that come by another way than answers
+# would go, as RHEL has it (rp_filter=1).
+strict_reverse_path() {
+	local host pod seen
+	for host in "${hosts[@]}"; do on $host sh -c 'echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter'; done
+	outside_serves
+	job alice
+	pod=$(pod_of alice n1)
+	serve alice n2 7000
+	talks n1 n2 || fail "pods do not talk"
+	for host in login n2; do
+		on $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
+		helpers+=($!)
+		poll 20 step alice n1 socat -u "TCP:$(address $host):6900" - >"$out/seen" 2>/dev/null
+		[[ $(<"$out/seen") == "from $pod" ]] || fail "pod to $host: '$(<"$out/seen")'"
+	done
+	seen=$(as alice login socat -u "TCP:$(pod_of alice n2):7000" - 2>&1)
+	[[ $seen == "from $(address login)" ]] || fail "login to a pod: $seen"
+	seen=$(reaches alice n1 $translated:7000)
+	[[ $seen == "from $(gateway_of alice n1)" ]] || fail "through a gateway, translated: $seen"
+	seen=$(reaches alice n1 $untranslated:7000)
+	[[ $seen == "from $pod" ]] || fail "through a gateway: $seen"
+	for host in "${hosts[@]}"; do on $host sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter'; done
+}
+
+# sessions_of_groups: sessions of users who share a network, one of them known to LDAP
+# only, have pods of their own, which reach each other; bob's does not.
+sessions_of_groups() {
+	local user
+	for user in carol dave; do
+		as $user login sh -c 'mkdir -p -m 700 .ssh && rm -f .ssh/* && ssh-keygen -q -t ed25519 -N "" -f .ssh/id_ed25519 && cp .ssh/id_ed25519.pub .ssh/authorized_keys
+			printf "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\nBatchMode yes\n" >.ssh/config' || fail "keys of $user"
+	done
+	stay carol
+	from_outside dave -tt login 'exec python3 -m http.server 8888' >/dev/null 2>&1 </dev/null &
+	helpers+=($!)
+	poll 20 from_outside dave login 'curl -sf http://localhost:8888/ >/dev/null' || fail "dave has no session"
+	[[ $(from_outside dave login 'id -un; cat /proc/1/comm') == $'dave\nberth-pod' ]] || fail "dave's session: $(from_outside dave login 'id -un; cat /proc/1/comm')"
+	from_outside carol login "curl -sf -m 5 http://$(session_address dave):8888/ >/dev/null" || fail "carol does not reach dave"
+	! from_outside carol login 'curl -sf -m 2 http://localhost:8888/ >/dev/null' || fail "carol is in dave's pod"
+	! from_outside bob login "curl -sf -m 2 http://$(session_address dave):8888/ >/dev/null" || fail "bob reaches dave"
+	lose_clients
+	poll 20 no_sessions || fail "after all sessions: $(left_on login) $(etcdctl get --prefix /berth/site/1/networks/)"
+}
+
+# full: with no room where berthd keeps what it knows, a job says so, and the next one
+# runs when there is some.
+full() {
+	local seen
+	on n1 sh -c 'mount -o remount,size=$(($(df -k --output=used /run | tail -n 1) + 64))k /run; cat /dev/zero >/run/full' 2>/dev/null
+	seen=$(as alice login srun -Q -N1 -n1 -w n1 --mem=100 hostname 2>&1) && fail "it ran: $seen"
+	[[ $seen == *"this job has no network"*"no space left"* ]] || fail "alice reads: $seen"
+	on n1 sh -c 'rm /run/full; mount -o remount,size=50% /run'
+	poll 30 runs alice || fail "no job starts afterwards"
+}
+
+# three_members: etcd has three, and one of them may end, or lose its network; without
+# two there are no new jobs, and running ones go on.
+three_members() {
+	local host name cluster seen
+	local -A members=([ctl]=a [login]=b [n1]=c)
+	stop_site
+	stop_etcd
+	for host in "${!members[@]}"; do cluster+="${cluster:+,}${members[$host]}=https://$(address $host):2380"; done
+	configuration >"$out/site.yaml"
+	sed "s|endpoints: .*|endpoints: [\"https://$(address ctl):2379\", \"https://$(address login):2379\", \"https://$(address n1):2379\"]|" "$out/site.yaml" |
+		on ctl sh -c 'cat >/run/three.yaml'
+	for host in "${hosts[@]}"; do
+		[[ $host == ctl ]] || on ctl cat /run/three.yaml | on $host sh -c 'cat >/run/three.yaml'
+	done
+	for host in "${!members[@]}"; do member $host; done
+	start_site --config /run/three.yaml
+	poll 60 registered || fail "no member of etcd answers"
+	job alice
+	serve alice n2 7000
+	stop_member ctl
+	poll 60 runs bob || fail "no job starts without one member"
+	stop_member n1
+	talks n2 n1 || talks n1 n2 || fail "pods are apart"
+	seen=$(as bob login srun -Q -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
+	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
+	member ctl
+	poll 60 runs bob || fail "no job starts with two members again"
+	member n1
+	"$bed" cut login
+	poll 60 new_job bob || fail "no job starts while one member is cut off"
+	"$bed" mend login
+	poll 60 runs bob || fail "no job starts afterwards"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 gone alice || fail "the job does not end"
+	stop_site
+	for host in "${!members[@]}"; do
+		stop_member $host
+		on $host rm -rf /run/etcd3 /run/three.yaml
+	done
+	start_etcd
+	start_site
+	poll 60 registered || fail "etcd does not come back"
+}
+member() { # HOST
+	start "etcd-$1" "$1" etcd --config /run/three.yaml --name "${members[$1]}" --host "$(address "$1")" --data /run/etcd3 --cluster "$cluster"
+}
+stop_member() { # HOST
+	on "$1" sh -c 'kill -9 $(pgrep -f "[b]erthd etcd")'
+	wait "${daemons[etcd-$1]}" 2>/dev/null
+	unset "daemons[etcd-$1]"
+}
+stop_site() {
+	local host
+	for host in "${hosts[@]}"; do
+		on "$host" sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
+		wait "${daemons[$host]}" 2>/dev/null
+	done
+}
+start_site() { # ARGS...
+	local host
+	for host in "${hosts[@]}"; do start "$host" "$host" run "$@"; done
+	for host in "${hosts[@]}"; do poll 30 answers "$host" || fail "berthd does not start on $host"; done
+}
+# new_job USER: one is started from ctl, as the login host is cut off.
+new_job() { [[ $(as "$1" ctl srun -Q -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
