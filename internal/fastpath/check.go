@@ -29,6 +29,18 @@ func Check() error {
 	if !linux.SameFile(os.Getpid(), socket, os.Getpid(), socket) {
 		return errNoCompare
 	}
+	var listener int
+	linux.OnNewThread(func() {
+		if listener, err = linux.InstallFilter(filter(rules{})); err == nil {
+			unix.Close(listener)
+		}
+	})
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w: this process is under one already, as in a container that makes its connections in this way", err)
+	}
+	if err != nil {
+		return err
+	}
 	// Without Yama there is no such file.
 	scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
 	if value, parseErr := strconv.Atoi(string(bytes.TrimSpace(scope))); err == nil && parseErr == nil && value > 1 {

@@ -18,7 +18,7 @@ func TestAProgramMayHaveFiltersOfItsOwn(t *testing.T) {
 	serving := server.serve("serve", "5000")
 	expect(t, client.run("nested", server.at(5000)), client.address, server.address, "switched")
 	serving.wait()
-	client.counts(t, countNested, 1)
+	client.counts(t, countNested, 2)
 }
 
 // nested ADDRESS: cannot have a listener, has a filter that refuses listen and
@@ -35,6 +35,9 @@ func nested(args []string) error {
 	p.end(unix.SECCOMP_RET_ALLOW)
 	if _, err := linux.InstallFilter(p); !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("ask for a second listener: %w, not EBUSY", err)
+	}
+	if err := Check(); !errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("a cluster inside of the pod would have a Switch: %w, not EBUSY", err)
 	}
 	filter := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&filter))); errno != 0 {
