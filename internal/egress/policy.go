@@ -1,6 +1,9 @@
 package egress
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // A verdict is what becomes of a flow, decided by its destination alone.
 type verdict int
@@ -37,6 +40,21 @@ func newPolicy(c Config) policy {
 func (c Config) Reaches() func(netip.Addr) bool {
 	p := newPolicy(c)
 	return func(to netip.Addr) bool { return p.decide(to) == forward }
+}
+
+// Refused are all ranges that pods may not reach, for whoever has only a list to
+// decide by. Ranges of IPv4 are there as IPv6-only networks show them, too.
+func (c Config) Refused() []netip.Prefix {
+	p := newPolicy(c)
+	all := slices.Clone(p.refused)
+	for _, prefix := range p.refused {
+		if prefix.Addr().Is4() {
+			bytes, last := p.nat64.Addr().As16(), prefix.Addr().As4()
+			copy(bytes[12:], last[:])
+			all = append(all, netip.PrefixFrom(netip.AddrFrom16(bytes), p.nat64.Bits()+prefix.Bits()))
+		}
+	}
+	return all
 }
 
 // alwaysRefused are the ways to the host's own loopback. A socket that

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -57,6 +58,23 @@ func TestPolicy(t *testing.T) {
 		}
 		if got := config.Reaches()(netip.MustParseAddr(address)); got != (want == forward) {
 			t.Errorf("pods reach %s as the host does: %v", address, got)
+		}
+	}
+}
+
+// Who has only the list decides as the policy does.
+func TestRefusedAsAList(t *testing.T) {
+	c := Default()
+	c.Cluster = []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("fd01::/64")}
+	c.Refuse = append(c.Refuse, netip.MustParsePrefix("192.0.2.0/24"))
+	refused, reaches := c.Refused(), c.Reaches()
+	for _, text := range []string{
+		"127.0.0.1", "127.9.9.9", "0.0.0.0", "::", "::1", "::ffff:127.0.0.1", "169.254.169.254", "fe80::1", "10.20.3.4", "10.21.3.4", "192.0.2.9", "192.0.3.9",
+		"fd01::5", "2001:db8::1", "64:ff9b::127.0.0.1", "64:ff9b::192.0.2.9", "64:ff9b::192.0.3.9", "100.100.100.200",
+	} {
+		to := netip.MustParseAddr(text)
+		if listed := slices.ContainsFunc(refused, func(p netip.Prefix) bool { return p.Contains(to) }); listed == reaches(to) {
+			t.Errorf("%s: in the list %v, reached %v", to, listed, reaches(to))
 		}
 	}
 }

@@ -57,6 +57,28 @@ type netConfig struct {
 	Switch *switchConfig
 }
 
+// refusedByUser are the ranges that the user wants pods not to reach.
+func refusedByUser(spec cluster.Spec) (ranges []netip.Prefix, err error) {
+	for _, refused := range spec.Network.Refuse {
+		prefix, err := netip.ParsePrefix(refused)
+		if err != nil {
+			return nil, fail(ExitUsage, err)
+		}
+		ranges = append(ranges, prefix.Masked())
+	}
+	return ranges, nil
+}
+
+// refusedOutside are all ranges that pods may not reach, for what goes outside on
+// behalf of them.
+func refusedOutside(spec cluster.Spec, plan cluster.Plan) ([]netip.Prefix, error) {
+	config := egress.Default()
+	config.Gateway, config.Cluster = plan.Addresses.Gateway, plan.Addresses.Ranges()
+	more, err := refusedByUser(spec)
+	config.Refuse = append(config.Refuse, more...)
+	return config.Refused(), err
+}
+
 // netRole is the process in the host's network namespace that carries packets
 // between pods and the outside world.
 func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team, doors []door, s *switching, c *crew) (*role, error) {
@@ -67,12 +89,9 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team
 		Debug:   plan.Verbosity > 2,
 		Queues:  len(box.Mesh),
 	}
-	for _, refused := range spec.Network.Refuse {
-		prefix, err := netip.ParsePrefix(refused)
-		if err != nil {
-			return nil, fail(ExitUsage, err)
-		}
-		config.Refuse = append(config.Refuse, prefix.Masked())
+	var err error
+	if config.Refuse, err = refusedByUser(spec); err != nil {
+		return nil, err
 	}
 	passed := append([]*os.File{box.TUN}, box.Mesh...)
 	if t != nil {

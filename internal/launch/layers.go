@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -92,8 +93,8 @@ func newLayers() (*layers, error) {
 }
 
 // role returns the role itself, of a program in a directory, with what it needs to
-// ask registries itself.
-func (l *layers) role(c *crew, libexec string, env []string) *role {
+// ask registries itself: its environment, and addresses at which it must not.
+func (l *layers) role(c *crew, libexec string, env []string, refused []netip.Prefix) *role {
 	var process *os.Process
 	var keeping sync.WaitGroup
 	return &role{
@@ -114,6 +115,9 @@ func (l *layers) role(c *crew, libexec string, env []string) *role {
 			}
 			defer logFile.Close()
 			command := exec.Command(r.path, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
+			for _, prefix := range refused {
+				command.Args = append(command.Args, "--refuse", prefix.String())
+			}
 			command.Env = env
 			command.Dir = "/"
 			command.Stdout, command.Stderr = logFile, logFile

@@ -345,10 +345,14 @@ func (r *run) startRoles(ctx context.Context) error {
 			return fail(ExitInternal, err)
 		}
 		env := []string{}
+		var refused []netip.Prefix
 		if r.plan.LazyPull {
 			env = r.pulls.outsideEnv(r.Getenv)
+			if refused, err = refusedOutside(r.Spec, r.plan); err != nil {
+				return err
+			}
 		}
-		roles = append(roles, layers.role(r.crew, paths.Libexec, env))
+		roles = append(roles, layers.role(r.crew, paths.Libexec, env, refused))
 		containerd.args = append(containerd.args, "--layers-fd", "4")
 		containerd.listeners = []*os.File{layers.containerd}
 	}

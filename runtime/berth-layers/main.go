@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/signal"
 	"syscall"
@@ -30,6 +31,12 @@ func run() error {
 	notifyFD := flag.Int("notify-fd", -1, "descriptor that gets one JSON event per line")
 	requestsFD := flag.Int("requests-fd", -1, "socket on which mounts are asked for")
 	keeperFD := flag.Int("keeper-fd", -1, "socket to whom keeps descriptors")
+	var refused []netip.Prefix
+	flag.Func("refuse", "range of addresses at which no registry is asked; can be repeated", func(text string) error {
+		prefix, err := netip.ParsePrefix(text)
+		refused = append(refused, prefix)
+		return err
+	})
 	flag.Parse()
 	// Everything in a job may be signalled at once. This process is needed until
 	// the last of those that use its mounts has ended.
@@ -53,6 +60,7 @@ func run() error {
 	}()
 	notifier := notify.New(*notifyFD)
 	server := mounts.NewServer(requests, keeper, slog.New(slog.NewTextHandler(os.Stderr, nil)), notifier.Notice)
+	server.Refused = refused
 	if err := server.Resume(); err != nil {
 		return err
 	}

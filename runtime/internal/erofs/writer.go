@@ -166,6 +166,9 @@ func (w *Writer) File(meta Meta, content io.Reader, size int64) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := w.hasRoom(size); err != nil {
+		return nil, err
+	}
 	start := w.end / BlockSize
 	whole := size &^ (BlockSize - 1)
 	if err := w.copyBlocks(content, whole); err != nil {
@@ -211,6 +214,9 @@ func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	if err != nil {
 		return nil, 0, err
 	}
+	if err := w.hasRoom(size); err != nil {
+		return nil, 0, err
+	}
 	if err := w.flush(); err != nil {
 		return nil, 0, err
 	}
@@ -225,6 +231,14 @@ func (w *Writer) Space(meta Meta, size int64) (*Node, int64, error) {
 	n.number, n.at = uint64(at.offset)/slotSize, place{offset: at.offset}
 	w.encodeInode(at.room, n, layoutPlain, xattrs, nil)
 	return n, start, nil
+}
+
+// hasRoom refuses content behind which blocks would have no numbers any more.
+func (w *Writer) hasRoom(size int64) error {
+	if blocks := (w.end + size) / BlockSize; blocks >= math.MaxUint32 {
+		return fmt.Errorf("add file of %d bytes: the image would have %d blocks, and can have %d", size, blocks, uint32(math.MaxUint32))
+	}
+	return nil
 }
 
 func unexpected(err error) error {

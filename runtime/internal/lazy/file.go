@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"sort"
 	"sync"
@@ -29,7 +30,6 @@ type File struct {
 	// changed is told of what has come, or has not.
 	changed *sync.Cond
 	state   []byte
-	missing int
 	// waiting is how many reads wait: as long as there are some, nothing else is
 	// fetched.
 	waiting int
@@ -51,6 +51,9 @@ const (
 	// between them.
 	tries      = 6
 	firstPause = 500 * time.Millisecond
+	// longestPause is between two requests in the background, for which there is no
+	// last one.
+	longestPause = time.Minute
 )
 
 // Is tells whether the file of a layer is lazy.
@@ -59,8 +62,9 @@ func Is(path string) bool {
 	return err == nil
 }
 
-// Open opens the file of a layer. What is wrong with what comes goes to log.
-func Open(path string, log func(string)) (f *File, err error) {
+// Open opens the file of a layer. Its content is asked for at no address of the
+// refused ranges. What is wrong with what comes goes to log.
+func Open(path string, refused []netip.Prefix, log func(string)) (f *File, err error) {
 	f = &File{log: log}
 	f.changed = sync.NewCond(&f.mu)
 	defer func() {
@@ -76,17 +80,12 @@ func Open(path string, log func(string)) (f *File, err error) {
 	if err := json.Unmarshal(text, &known); err != nil {
 		return f, err
 	}
-	f.chunks, f.remote = known.Chunks, newRemote(known.Source)
+	f.chunks, f.remote = known.Chunks, newRemote(known.Source, refused)
 	if f.state, err = os.ReadFile(path + haveExtension); err != nil {
 		return f, err
 	}
 	if len(f.state) != len(f.chunks) {
 		return f, fmt.Errorf("%d chunks, of which %d are known", len(f.chunks), len(f.state))
-	}
-	for _, state := range f.state {
-		if state != here {
-			f.missing++
-		}
 	}
 	if f.have, err = os.OpenFile(path+haveExtension, os.O_WRONLY, 0); err != nil {
 		return f, err
@@ -161,13 +160,19 @@ func (f *File) await(i int) error {
 	return nil
 }
 
-// Fetch fetches what nobody has read, until all is here or ctx ends.
+// Fetch fetches what nobody has read, until all is here, the registry refuses, or
+// ctx ends.
 func (f *File) Fetch(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, f.changed.Broadcast)
+	stop := context.AfterFunc(ctx, func() {
+		// Who has looked at ctx, and does not wait yet, would miss it.
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.changed.Broadcast()
+	})
 	defer stop()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	failed := 0
+	pause := firstPause
 	for i := range f.chunks {
 		for f.state[i] != here {
 			if err := context.Cause(ctx); err != nil {
@@ -179,29 +184,26 @@ func (f *File) Fetch(ctx context.Context) error {
 			}
 			err := f.fetch(ctx, i, aheadInBackground)
 			if err == nil {
-				failed = 0
+				pause = firstPause
 				continue
 			}
 			// Who needs it asks again.
-			if failed++; failed >= tries || errors.Is(err, errRefused) {
+			if errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed) {
 				return err
+			}
+			if pause == longestPause/2 {
+				f.log("what nobody reads waits: " + err.Error())
 			}
 			f.mu.Unlock()
 			select {
 			case <-ctx.Done():
-			case <-time.After(firstPause << failed):
+			case <-time.After(pause):
 			}
 			f.mu.Lock()
+			pause = min(2*pause, longestPause)
 		}
 	}
 	return nil
-}
-
-// Complete tells whether all is here.
-func (f *File) Complete() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.missing == 0
 }
 
 // fetch fetches a chunk that is away, and those behind it up to a number of
@@ -232,7 +234,6 @@ func (f *File) fetch(ctx context.Context, first int, limit int64) error {
 		f.state[i] = away
 		if i < done {
 			f.state[i] = here
-			f.missing--
 		}
 	}
 	f.changed.Broadcast()

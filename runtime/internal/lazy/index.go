@@ -47,6 +47,9 @@ const (
 	endSize = 256 << 10
 	// maxContents bounds the table, packed and unpacked.
 	maxPacked, maxContents = 64 << 20, 256 << 20
+	// maxContent bounds the files of a layer together: the checksums of as many
+	// blocks are held in memory, four bytes for each, while it is laid out.
+	maxContent = 128 << 30
 	// maxChunk bounds what is held in memory for one.
 	maxChunk = 64 << 20
 )
@@ -68,7 +71,7 @@ func Make(ctx context.Context, path string, source Source, contents digest.Diges
 			}
 		}
 	}()
-	r := newRemote(source)
+	r := newRemote(source, nil) // in the pods' network, which has limits of its own
 	table, end, err := r.contents(ctx, contents)
 	if err != nil {
 		return err
@@ -143,12 +146,29 @@ func parseContents(packed []byte, want digest.Digest) (*estargz.JTOC, error) {
 	if own := want.Algorithm().FromBytes(text); own != want {
 		return nil, fmt.Errorf("it is %s, not %s as the image says", own, want)
 	}
+	return parseTable(text)
+}
+
+func parseTable(text []byte) (*estargz.JTOC, error) {
 	table := &estargz.JTOC{}
 	if err := json.Unmarshal(text, table); err != nil {
 		return nil, err
 	}
 	if table.Version != 1 {
 		return nil, fmt.Errorf("it is of version %d", table.Version)
+	}
+	var size int64
+	for _, e := range table.Entries {
+		if e == nil {
+			return nil, errors.New("it has an entry that is none")
+		}
+		if e.Type != "reg" {
+			continue
+		}
+		if e.Size < 0 || e.Size > maxContent-size {
+			return nil, fmt.Errorf("its files have more than %d bytes", int64(maxContent))
+		}
+		size += e.Size
 	}
 	return table, nil
 }

@@ -121,7 +121,7 @@ func noise(seed uint64, size int) []byte {
 
 func open(t *testing.T, path string) (*File, *erofs.Image) {
 	t.Helper()
-	f, err := Open(path, func(text string) { t.Log(text) })
+	f, err := Open(path, nil, func(text string) { t.Log(text) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,6 +131,12 @@ func open(t *testing.T, path string) (*File, *erofs.Image) {
 		t.Fatal(err)
 	}
 	return f, image
+}
+
+func complete(f *File) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return !slices.ContainsFunc(f.state, func(state byte) bool { return state != here })
 }
 
 // read returns a file of the root directory.
@@ -279,7 +285,7 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 	if content, err := read(image, "second"); err != nil || !bytes.Equal(content, files["second"]) {
 		t.Errorf("%d bytes, %v", len(content), err)
 	}
-	if sent := r.sent.Load(); sent > 4<<20 || f.Complete() {
+	if sent := r.sent.Load(); sent > 4<<20 || complete(f) {
 		t.Errorf("%d bytes came for a file of 3 MiB", sent)
 	}
 	// A successor knows what has come.
@@ -289,7 +295,7 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 	if content, err := read(image, "second"); err != nil || !bytes.Equal(content, files["second"]) || r.asked.Load() != asked {
 		t.Errorf("%d bytes, %v, %d requests more", len(content), err, r.asked.Load()-asked)
 	}
-	if err := f.Fetch(t.Context()); err != nil || !f.Complete() {
+	if err := f.Fetch(t.Context()); err != nil || !complete(f) {
 		t.Errorf("in the background: %v", err)
 	}
 	asked = r.asked.Load()
@@ -335,7 +341,7 @@ func TestManyReaders(t *testing.T) {
 		}
 	}
 	group.Wait()
-	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize || !f.Complete() {
+	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize || !complete(f) {
 		t.Errorf("%d bytes came of %d", sent, len(r.blob))
 	}
 }
@@ -397,6 +403,58 @@ func TestBadTables(t *testing.T) {
 			t.Errorf("%s became %v", name, chunks)
 		}
 	}
+}
+
+// What a table of contents says of itself is refused before anything is made of it.
+func TestTablesThatAreNone(t *testing.T) {
+	for name, text := range map[string]string{
+		"no entry":              `{"version":1,"entries":[null]}`,
+		"no table":              `[]`,
+		"another version":       `{"version":2}`,
+		"a huge file":           `{"version":1,"entries":[{"name":"a","type":"reg","size":9000000000000000000}]}`,
+		"huge files together":   `{"version":1,"entries":[{"name":"a","type":"reg","size":100000000000},{"name":"b","type":"reg","size":100000000000}]}`,
+		"a size of less than 0": `{"version":1,"entries":[{"name":"a","type":"reg","size":-1}]}`,
+	} {
+		if table, err := parseTable([]byte(text)); err == nil {
+			t.Errorf("%s: %v", name, table)
+		}
+	}
+}
+
+func FuzzTable(f *testing.F) {
+	for _, text := range []string{
+		`{"version":1,"entries":[null]}`,
+		`{"version":1,"entries":[{"name":"a/","type":"dir","modtime":"2020-01-01T00:00:00Z"},{"name":"a/b","type":"reg","size":2,"chunkSize":1,"chunkDigest":"` + digest.FromString("x").String() + `"},{"name":"a/b","type":"chunk","offset":5,"chunkOffset":1,"chunkDigest":"` + digest.FromString("y").String() + `"},{"name":"c","type":"hardlink","linkName":"a/b","xattrs":{"user.x":"eA=="}}]}`,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		table, err := parseTable(text)
+		if err != nil {
+			return
+		}
+		var size int64
+		for _, e := range table.Entries {
+			size += max(0, e.Size)
+		}
+		if size > 1<<30 {
+			return // takes time for its checksums
+		}
+		path := filepath.Join(t.TempDir(), "layer")
+		chunks, err := lay(path, table, 1000)
+		if err != nil {
+			return
+		}
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range chunks {
+			if c.Offset < 0 || c.End <= c.Offset || c.End > 1000 || c.Size <= 0 || c.At < erofs.BlockSize || c.At+c.Size > info.Size() {
+				t.Errorf("chunk %+v of %d bytes", c, info.Size())
+			}
+		}
+	})
 }
 
 func TestWrongContentIsNeverGiven(t *testing.T) {

@@ -14,8 +14,10 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
@@ -30,8 +32,11 @@ type Source struct {
 	Size int64 `json:"size"`
 }
 
-// answerWithin bounds a request; a chunk has four megabytes by default.
-const answerWithin = time.Minute
+// idleWithin bounds how long nothing comes of an answer. How long all of it takes
+// is the line's: a chunk has four megabytes by default.
+const idleWithin = time.Minute
+
+var errIdle = fmt.Errorf("nothing came for %v", idleWithin)
 
 // errRefused is of registries that have answered, and will not give.
 var errRefused = errors.New("the registry refuses")
@@ -39,13 +44,35 @@ var errRefused = errors.New("the registry refuses")
 // remote asks a registry for parts of a blob.
 type remote struct {
 	Source
-	client     *http.Client
+	client *http.Client
+
+	mu         sync.Mutex
 	authorizer docker.Authorizer
 }
 
-func newRemote(source Source) *remote {
-	client := &http.Client{Transport: docker.DefaultHTTPTransport(nil)}
-	return &remote{Source: source, client: client, authorizer: docker.NewDockerAuthorizer(docker.WithAuthClient(client))}
+// newRemote returns one that connects to no address of the refused ranges.
+func newRemote(source Source, refused []netip.Prefix) *remote {
+	r := &remote{Source: source, client: &http.Client{Transport: newTransport(refused)}}
+	r.renew(nil)
+	return r
+}
+
+// authorized returns who authorizes requests.
+func (r *remote) authorized() docker.Authorizer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.authorizer
+}
+
+// renew replaces an authorizer, unless somebody has done so: one remembers for
+// ever that it got no token, and uses one for as long as it was said to last.
+func (r *remote) renew(failed docker.Authorizer) docker.Authorizer {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.authorizer == failed {
+		r.authorizer = docker.NewDockerAuthorizer(docker.WithAuthClient(r.client))
+	}
+	return r.authorizer
 }
 
 // read returns the bytes from one offset to before another.
@@ -75,25 +102,40 @@ func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
 }
 
 // get asks for a range. It returns the size of the whole as well.
-func (r *remote) get(ctx context.Context, bytes string, limit int64) ([]byte, int64, error) {
-	ctx, cancel := context.WithTimeout(docker.WithScope(ctx, r.Scope), answerWithin)
-	defer cancel()
+func (r *remote) get(ctx context.Context, bytes string, limit int64) (content []byte, size int64, err error) {
+	ctx, cancel := context.WithCancelCause(docker.WithScope(ctx, r.Scope))
+	defer cancel(nil)
+	idle := time.AfterFunc(idleWithin, func() { cancel(errIdle) })
+	defer idle.Stop()
+	defer func() {
+		if err != nil && errors.Is(context.Cause(ctx), errIdle) && !errors.Is(err, errIdle) {
+			err = errors.Join(errIdle, err)
+		}
+	}()
 	for asked := 0; ; asked++ {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, r.URL, nil)
 		if err != nil {
 			return nil, 0, err
 		}
 		request.Header.Set("Range", bytes)
-		if err := r.authorizer.Authorize(ctx, request); err != nil {
+		authorizer := r.authorized()
+		if err := authorizer.Authorize(ctx, request); err != nil {
+			r.renew(authorizer)
 			return nil, 0, err
 		}
+		idle.Reset(idleWithin)
 		answer, err := r.client.Do(request)
 		if err != nil {
 			return nil, 0, err
 		}
-		if answer.StatusCode == http.StatusUnauthorized && asked == 0 {
+		idle.Reset(idleWithin)
+		// A token may have ended before the first request, but not before the next.
+		if answer.StatusCode == http.StatusUnauthorized && asked < 2 {
 			answer.Body.Close()
-			if err := r.authorizer.AddResponses(ctx, []*http.Response{answer}); err != nil {
+			if request.Header.Get("Authorization") != "" {
+				authorizer = r.renew(authorizer)
+			}
+			if err := authorizer.AddResponses(ctx, []*http.Response{answer}); err != nil {
 				return nil, 0, errors.Join(errRefused, err)
 			}
 			continue
@@ -108,7 +150,21 @@ func (r *remote) get(ctx context.Context, bytes string, limit int64) ([]byte, in
 		}
 		_, text, _ := strings.Cut(answer.Header.Get("Content-Range"), "/")
 		total, _ := strconv.ParseInt(text, 10, 64)
-		content, err := io.ReadAll(io.LimitReader(answer.Body, limit+1))
+		content, err := io.ReadAll(io.LimitReader(moving{answer.Body, idle}, limit+1))
 		return content, total, err
 	}
+}
+
+// moving puts a timer off when something is read.
+type moving struct {
+	from  io.Reader
+	timer *time.Timer
+}
+
+func (m moving) Read(p []byte) (int, error) {
+	n, err := m.from.Read(p)
+	if n > 0 {
+		m.timer.Reset(idleWithin)
+	}
+	return n, err
 }

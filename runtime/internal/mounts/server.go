@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 
@@ -21,6 +22,10 @@ import (
 
 // Server serves the mounts that it is asked for.
 type Server struct {
+	// Refused are ranges of addresses at which no registry is asked. They are set
+	// before the first call.
+	Refused []netip.Prefix
+
 	requests, keeper *net.UnixConn
 	log              *slog.Logger
 	// notice tells the user.
@@ -170,7 +175,7 @@ func (s *Server) openLazy(path string) (*erofs.Image, error) {
 	if there := s.lazy[path]; there != nil {
 		return there.Image()
 	}
-	file, err := lazy.Open(path, func(text string) { s.log.Error(text) })
+	file, err := lazy.Open(path, s.Refused, func(text string) { s.log.Error(text) })
 	if err != nil {
 		return nil, err
 	}

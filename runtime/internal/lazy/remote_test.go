@@ -1,0 +1,104 @@
+package lazy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+
+// A registry cannot send the role to where pods may not go: not by its own
+// address, by redirects, nor for a token.
+func TestRefusedAddresses(t *testing.T) {
+	var came atomic.Int64
+	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { came.Add(1) }))
+	defer inside.Close()
+	r := newRemote(Source{URL: inside.URL}, loopback)
+	if _, err := r.read(t.Context(), 0, 1); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "pods may not reach 127.0.0.0/8") {
+		t.Errorf("the registry itself: %v", err)
+	}
+	// The registry is reached by the proxy, and nothing else is.
+	for name, answer := range map[string]func(http.ResponseWriter, *http.Request){
+		"a redirect": func(w http.ResponseWriter, request *http.Request) {
+			http.Redirect(w, request, inside.URL, http.StatusTemporaryRedirect)
+		},
+		"a token": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm=%q,service="x"`, inside.URL))
+			w.WriteHeader(http.StatusUnauthorized)
+		},
+	} {
+		proxy := httptest.NewServer(http.HandlerFunc(answer))
+		r := newRemote(Source{URL: "http://registry.example/v2/app/blobs/x", Scope: "repository:app:pull"}, loopback)
+		through := r.client.Transport.(transport)
+		through.proxy = func(request *http.Request) (*url.URL, error) {
+			if request.URL.Host != "registry.example" {
+				return nil, nil
+			}
+			return url.Parse(proxy.URL)
+		}
+		through.proxied.(*http.Transport).Proxy = through.proxy
+		r.client.Transport = through
+		if _, err := r.read(t.Context(), 0, 1); !errors.Is(err, errRefused) {
+			t.Errorf("%s: %v", name, err)
+		}
+		proxy.Close()
+	}
+	if n := came.Load(); n != 0 {
+		t.Errorf("%d requests came to an address that is refused", n)
+	}
+}
+
+// A token that was not given once, and one that ended early, are asked for again.
+func TestTokensAreAskedForAgain(t *testing.T) {
+	want := noise(1, 400000)
+	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+	given, failing := 0, false
+	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if failing {
+			failing = false
+			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		given++
+		fmt.Fprintf(w, `{"token":"t%d","expires_in":3600}`, given)
+	}))
+	t.Cleanup(tokens.Close)
+	valid := 1
+	r.onRequest(func(w http.ResponseWriter, request *http.Request) bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if request.Header.Get("Authorization") == fmt.Sprint("Bearer t", valid) {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm=%q,service="x"`, tokens.URL))
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	// The next process asks for a token of its own, at first in vain, and its second
+	// one has ended when it is used.
+	r.mu.Lock()
+	failing, valid = true, 3
+	r.mu.Unlock()
+	_, image := open(t, path)
+	if content, err := read(image, "file"); err != nil || !bytes.Equal(content, want) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+	if given != 3 {
+		t.Errorf("%d tokens", given)
+	}
+}
