@@ -234,13 +234,18 @@ func runtimeSpec(image ocispec.ImageConfig, home string, folders []Folder) specs
 		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 		bind("/dev", "/dev", false), bind("/sys", "/sys", true),
 		memory("/tmp"), memory("/var/tmp"), memory("/run"),
-		bind("/etc/resolv.conf", "/etc/resolv.conf", true), bind("/etc/hosts", "/etc/hosts", true),
+	}
+	for _, name := range hostFiles {
+		spec.Mounts = append(spec.Mounts, bind(name, name, true))
 	}
 	for _, f := range folders {
 		spec.Mounts = append(spec.Mounts, bind(f.Source, f.Target, f.ReadOnly))
 	}
 	return spec
 }
+
+// hostFiles are files of the node that containers see in place of the image's.
+var hostFiles = []string{"/etc/resolv.conf", "/etc/hosts"}
 
 // capabilities are those that root has in containers; here they are over what the
 // user may do anyway.
@@ -263,9 +268,18 @@ func bind(source, target string, readOnly bool) specs.Mount {
 // bundle at once.
 func mountpoint(root *os.Root, m specs.Mount) error {
 	name := strings.TrimPrefix(m.Destination, "/")
-	source, err := os.Stat(m.Source)
-	if err != nil || m.Type != "bind" || source.IsDir() {
+	if m.Type != "bind" {
 		return root.MkdirAll(name, 0o755)
+	}
+	// Nodes have them, whether this host does or not.
+	if !slices.Contains(hostFiles, m.Source) {
+		source, err := os.Stat(m.Source)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // the node knows whether it is a folder or a file
+		}
+		if err != nil || source.IsDir() {
+			return root.MkdirAll(name, 0o755)
+		}
 	}
 	if err := root.MkdirAll(path.Dir(name), 0o755); err != nil {
 		return err

@@ -20,7 +20,8 @@ func TestBundle(t *testing.T) {
 	if err := os.Mkdir(dir, 0o755); err != nil { // an empty folder is as none
 		t.Fatal(err)
 	}
-	image, made, err := k.Bundle(t.Context(), "reg.test/team/app:1", dir, []Folder{{Source: "/project", Target: "/data/of/project", ReadOnly: true}})
+	project := t.TempDir()
+	image, made, err := k.Bundle(t.Context(), "reg.test/team/app:1", dir, []Folder{{Source: project, Target: "/data/of/project", ReadOnly: true}})
 	if err != nil || image.Name != "reg.test/team/app:1" || made.Bytes != 380000 || len(made.Warnings()) > 0 {
 		t.Fatalf("%+v, %+v, %v", image, made, err)
 	}
@@ -35,7 +36,7 @@ func TestBundle(t *testing.T) {
 	if spec.Root.Path != "rootfs" || !spec.Root.Readonly || !slices.Contains(spec.Process.Env, "A=b") || !slices.Contains(spec.Process.Env, "HOME=/root") {
 		t.Errorf("%s", text)
 	}
-	if last := spec.Mounts[len(spec.Mounts)-1]; last.Source != "/project" || last.Destination != "/data/of/project" || !slices.Contains(last.Options, "ro") {
+	if last := spec.Mounts[len(spec.Mounts)-1]; last.Source != project || last.Destination != "/data/of/project" || !slices.Contains(last.Options, "ro") {
 		t.Errorf("mount %+v", last)
 	}
 	for name, isDir := range map[string]bool{"proc": true, "data/of/project": true, "etc/hosts": false, "file": false} {
@@ -131,5 +132,12 @@ func TestMountpoints(t *testing.T) {
 	}
 	if info, err := os.Lstat(filepath.Join(dir, "etc", "hosts")); err != nil || !info.Mode().IsRegular() {
 		t.Errorf("%v, %v", info, err)
+	}
+	// What only nodes have, they find no wrong thing in the place of.
+	if err := mountpoint(root, bind(filepath.Join(dir, "nothing"), "/data/file", false)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(filepath.Join(dir, "data")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("in place of what is not here: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package imagecache
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -140,24 +141,19 @@ func (k *Keeper) named(name string) (layercache.Image, error) {
 // packed is an image of an archive, whose layers are checked while they are read.
 func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
 	source := packable{name: img.Name}
-	manifest, err := images.Manifest(ctx, blobs, img.Target, platforms.Only(k.Platform))
+	manifest, config, err := k.describe(img.Target, func(desc ocispec.Descriptor, parsed any) (err error) {
+		if source.config, err = fetchText(ctx, provided{blobs}, desc); err != nil {
+			return err
+		}
+		if err := json.Unmarshal(source.config, parsed); err != nil {
+			return fmt.Errorf("parse %s: %w", desc.Digest, err)
+		}
+		return nil
+	})
 	if err != nil {
 		return source, err
 	}
-	if source.config, err = fetchText(ctx, provided{blobs}, manifest.Config); err != nil {
-		return source, err
-	}
-	var config ocispec.Image
-	if err := json.Unmarshal(source.config, &config); err != nil {
-		return source, fmt.Errorf("parse %s: %w", manifest.Config.Digest, err)
-	}
-	if err := k.checkPlatform(config.Platform); err != nil {
-		return source, err
-	}
 	ids := config.RootFS.DiffIDs
-	if len(ids) != len(manifest.Layers) {
-		return source, fmt.Errorf("it has %d layers, but its configuration names %d", len(manifest.Layers), len(ids))
-	}
 	for i, blob := range manifest.Layers {
 		if err := errors.Join(blob.Digest.Validate(), ids[i].Validate()); err != nil {
 			return source, err
@@ -209,10 +205,15 @@ func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descri
 // writeImages writes an archive of images. What was at path stays until it is
 // complete.
 func writeImages(ctx context.Context, path string, form Form, sources []packable, progress func(more, total int64)) (written []Converted, err error) {
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return nil, &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there, and is no file")}
+	replaced, err := os.Stat(path)
+	mode := fs.FileMode(0o666) // less the umask
+	if err == nil {
+		if !replaced.Mode().IsRegular() {
+			return nil, &fs.PathError{Op: "write", Path: path, Err: errors.New("it is there, and is no file")}
+		}
+		mode = replaced.Mode().Perm()
 	}
-	temporary, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
+	temporary, err := os.OpenFile(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+"-"+rand.Text()), os.O_CREATE|os.O_EXCL|os.O_RDWR, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -244,8 +245,10 @@ func writeImages(ctx context.Context, path string, form Form, sources []packable
 	if err := p.to.close(); err != nil {
 		return nil, err
 	}
-	if err := temporary.Chmod(0o644); err != nil {
-		return nil, err
+	if replaced != nil {
+		if err := temporary.Chmod(mode); err != nil {
+			return nil, err
+		}
 	}
 	// Closing is when some file systems say that they are full.
 	if err := temporary.Close(); err != nil {

@@ -290,6 +290,68 @@ func TestConvertRefuses(t *testing.T) {
 	}
 }
 
+// A manifest in a folder is what its digest says.
+func TestConvertChecksManifests(t *testing.T) {
+	k, _ := pulledImage(t)
+	plain := filepath.Join(t.TempDir(), "app.tar")
+	image, err := k.Cache.Image("reg.test/team/app:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Export(t.Context(), k.Cache, image, plain); err != nil {
+		t.Fatal(err)
+	}
+	files, _ := inArchive(t, plain)
+	var index ocispec.Index
+	if err := json.Unmarshal(files[ocispec.ImageIndexFile], &index); err != nil {
+		t.Fatal(err)
+	}
+	name := blobName(index.Manifests[0].Digest)
+	for what, content := range map[string][]byte{"another": append(slices.Clone(files[name]), ' '), "a huge one": make([]byte, maxText+1)} {
+		layout := t.TempDir()
+		files[name] = content
+		for name, content := range files {
+			path := filepath.Join(layout, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, content, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := k.Convert(t.Context(), layout, Zstd, filepath.Join(t.TempDir(), "out.tar")); err == nil {
+			t.Errorf("%s manifest was taken", what)
+		} else {
+			t.Log(err)
+		}
+	}
+}
+
+// What is written is for whom the umask says, and what is replaced for whom it was.
+func TestModesOfArchives(t *testing.T) {
+	k, _ := pulledImage(t)
+	probe, err := os.OpenFile(filepath.Join(t.TempDir(), "probe"), os.O_CREATE|os.O_WRONLY, 0o666)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer probe.Close()
+	usual, err := probe.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	target := filepath.Join(t.TempDir(), "out.tar")
+	for _, want := range []os.FileMode{usual.Mode(), 0o600, 0o664} {
+		if want != usual.Mode() {
+			if err := os.Chmod(target, want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := k.Convert(t.Context(), "reg.test/team/app:1", Zstd, target); err != nil {
+			t.Fatal(err)
+		}
+		if info, err := os.Stat(target); err != nil || info.Mode() != want {
+			t.Errorf("%v, %v; want %v", info.Mode(), err, want)
+		}
+	}
+}
+
 // Whoever packs, that the disk is full is what is said.
 func TestFullDiskIsSaid(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)

@@ -57,39 +57,42 @@ func (k *Keeper) Keep(ctx context.Context, name string, target ocispec.Descripto
 		image.Blobs = append(image.Blobs, desc)
 		return k.Cache.PutBlob(desc, content)
 	}
-	desc := target
-	if images.IsIndexType(desc.MediaType) {
-		var index ocispec.Index
-		err := put(desc, &index)
-		if err == nil {
-			desc, err = k.choose(index)
-		}
-		if err != nil {
-			return image, err
-		}
-	}
-	if !images.IsManifestType(desc.MediaType) {
-		return image, fmt.Errorf("it is no image, but of type %q", desc.MediaType)
-	}
-	var manifest ocispec.Manifest
-	var config ocispec.Image
-	if err := put(desc, &manifest); err != nil {
-		return image, err
-	}
-	if err := put(manifest.Config, &config); err != nil {
-		return image, err
-	}
-	if err := k.checkPlatform(config.Platform); err != nil {
+	manifest, config, err := k.describe(target, put)
+	if err != nil {
 		return image, err
 	}
 	image.Layers = config.RootFS.DiffIDs
-	if len(image.Layers) != len(manifest.Layers) {
-		return image, fmt.Errorf("it has %d layers, but its configuration names %d", len(manifest.Layers), len(image.Layers))
-	}
 	if err := k.layers(ctx, manifest.Layers, image.Layers, from); err != nil {
 		return image, err
 	}
 	return image, k.Cache.Name(image)
+}
+
+// describe returns what an image for the platform says of itself. What it reads,
+// the configuration last, it asks get for.
+func (k *Keeper) describe(desc ocispec.Descriptor, get func(ocispec.Descriptor, any) error) (manifest ocispec.Manifest, config ocispec.Image, err error) {
+	if images.IsIndexType(desc.MediaType) {
+		var index ocispec.Index
+		if err = get(desc, &index); err == nil {
+			desc, err = k.choose(index)
+		}
+		if err != nil {
+			return manifest, config, err
+		}
+	}
+	if !images.IsManifestType(desc.MediaType) {
+		return manifest, config, fmt.Errorf("it is no image, but of type %q", desc.MediaType)
+	}
+	if err := get(desc, &manifest); err != nil {
+		return manifest, config, err
+	}
+	if err := get(manifest.Config, &config); err != nil {
+		return manifest, config, err
+	}
+	if layers, known := len(manifest.Layers), len(config.RootFS.DiffIDs); layers != known {
+		return manifest, config, fmt.Errorf("it has %d layers, but its configuration names %d", layers, known)
+	}
+	return manifest, config, k.checkPlatform(config.Platform)
 }
 
 // choose returns the manifest for the platform.

@@ -86,7 +86,7 @@ func (a Archive) images(ctx context.Context, index ocispec.Index, platform platf
 	}
 	switch {
 	case len(found) == 0 && len(foreign) > 0:
-		return nil, fmt.Errorf("it holds images for %v, and none for the nodes' platform", slices.Compact(foreign))
+		return nil, fmt.Errorf("it holds images for %v, and none for the platform that is asked for", slices.Compact(foreign))
 	case len(found) == 0:
 		return nil, errors.New("it holds no image")
 	case a.Name != "" && len(found) > 1:

@@ -174,6 +174,11 @@ var withOwn = []string{"", "var"}
 // nobody here, as those do that were unpacked for all users of a site: overlayfs
 // could not copy their owner, and nothing could be written below them.
 func (s *Snapshotter) own(folder string, mounts []mount.Mount) error {
+	// Tags of images are often links to where these are.
+	folder, err := filepath.EvalSymlinks(folder)
+	if err != nil {
+		return fmt.Errorf("use an image: %w", err)
+	}
 	for _, m := range mounts {
 		for _, option := range m.Options {
 			to, found := strings.CutPrefix(option, upper)

@@ -116,12 +116,13 @@ func TestALayerStandsForOneFolder(t *testing.T) {
 // owner enters.
 func TestForeignFolders(t *testing.T) {
 	folder, upper, root := t.TempDir(), t.TempDir(), t.TempDir()
+	tag := filepath.Join(t.TempDir(), "tag")
 	for name, mode := range map[string]os.FileMode{"etc": 0o755, "tmp": 0o777 | os.ModeSticky, "root": 0o700, "var": 0o755, "var/tmp": 0o777 | os.ModeSticky, "var/lib": 0o755, "etc/deep": 0o755} {
 		if err := errors.Join(os.MkdirAll(filepath.Join(folder, name), 0o755), os.Chmod(filepath.Join(folder, name), mode)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := errors.Join(os.Symlink("/etc", filepath.Join(folder, "link")), os.WriteFile(filepath.Join(folder, "file"), nil, 0o644), Stand(root, layer, folder)); err != nil {
+	if err := errors.Join(os.Symlink("/etc", filepath.Join(folder, "link")), os.WriteFile(filepath.Join(folder, "file"), nil, 0o644), os.Symlink(folder, tag), Stand(root, layer, tag)); err != nil {
 		t.Fatal(err)
 	}
 	s := New(&fake{mounts: overlay(upper)}, root)
