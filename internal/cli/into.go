@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -73,12 +74,16 @@ const briefly = 2 * time.Second
 // follows tells whether kubectl is told to go on until there is no more to come. It
 // ends well then, also where a job was ended meanwhile.
 func follows(args []string) bool {
+	flags := []string{"-w", "--watch", "--watch=true", "--watch-only", "--watch-only=true"}
+	if slices.Contains(args, "logs") {
+		flags = []string{"-f", "--follow", "--follow=true"}
+	}
 	for _, arg := range args {
-		switch arg {
-		case "-f", "--follow", "--follow=true", "-w", "--watch", "--watch=true", "--watch-only", "--watch-only=true":
-			return true
-		case "--":
+		if arg == "--" {
 			return false
+		}
+		if slices.Contains(flags, arg) {
+			return true
 		}
 	}
 	return false

@@ -77,9 +77,10 @@ func rawConnect(fd int, address []byte) error {
 	return nil
 }
 
-// rawAddress is an address for the kernel, in the form of IPv6 or of IPv4.
+// rawAddress is an address for the kernel, in the form of IPv6, as every address
+// of IPv6 is, or of IPv4.
 func rawAddress(a netip.AddrPort, six bool) []byte {
-	if !six {
+	if !six && a.Addr().Is4() {
 		b := make([]byte, unix.SizeofSockaddrInet4)
 		binary.NativeEndian.PutUint16(b, unix.AF_INET)
 		binary.BigEndian.PutUint16(b[2:], a.Port())

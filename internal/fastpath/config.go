@@ -64,7 +64,7 @@ type Config struct {
 	Listeners []*net.TCPListener
 	// Containers is the unix socket at which the runtime delivers the
 	// descriptor of a container's filter (linux.seccomp.listenerPath of the OCI
-	// runtime specification), with the pod's address as metadata.
+	// runtime specification), with Metadata of the pod.
 	Containers *net.UnixListener
 	// Inside leads to ServeInside.
 	Inside *net.UnixConn

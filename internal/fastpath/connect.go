@@ -91,12 +91,10 @@ type destination struct {
 	six, direct, outside bool
 }
 
-const tcpClose = 7 // TCP_CLOSE, of a socket that has not begun to connect
-
 // lookUp finds out what an address stands for, or why that is nothing that is
 // known.
 func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why count) {
-	if option(socket, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff != tcpClose {
+	if stateOf(socket) != tcpClose {
 		return d, countInUse
 	}
 	var ok bool
@@ -145,6 +143,8 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	s.mu.Lock()
 	known := s.known[cookie]
 	unsaid := err == nil && ok && known != nil && known.unsaid && known.peer.addrPort() == asked
+	// One that is not known any more was to the outside, and has failed.
+	outside, pending := known == nil || known.outside, known != nil && known.pending
 	s.mu.Unlock()
 	if unsaid {
 		// A signal interrupted the call that connected it, and the kernel has
@@ -152,8 +152,8 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 		s.say(t, known, known.progress(socket))
 		return
 	}
-	if known != nil && known.pending {
-		s.sayMore(t, known, socket)
+	if outside && err == nil {
+		s.becomes(t, socket, cookie, pending)
 		return
 	}
 	t.refuse(countReconnect, unix.EISCONN)

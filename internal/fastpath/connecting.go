@@ -28,6 +28,7 @@ type connecting struct {
 	preamble *[preambleLen]byte // once it was sent
 	since    time.Time
 	deadline time.Time
+	lookAt   time.Time // by late, again
 }
 
 // begin takes a connection and goes on with it.
@@ -66,7 +67,7 @@ func (c *connecting) resume(fd int) {
 	c.fd, c.fresh = fd, true
 	if c.outside {
 		c.t.record.note(stageAsking, fd)
-		c.reaching(unix.EINPROGRESS)
+		c.reachAgain()
 		return
 	}
 	r := c.t.record
@@ -208,8 +209,15 @@ func (c *connecting) judge() {
 func (c *connecting) late(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.over || now.Before(c.lookAt) {
+		return
+	}
+	// What waits for long is looked at more rarely.
+	c.lookAt = now.Add(min(time.Second, max(sweepEvery, now.Sub(c.since)/20)))
 	switch {
-	case c.over:
+	case !c.t.waits():
+		c.leave()
+		c.t.cancelled()
 	case c.outside && now.After(c.deadline):
 		c.install(unix.EINPROGRESS) // which goes on
 	case now.After(c.deadline):

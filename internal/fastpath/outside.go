@@ -42,12 +42,29 @@ func (c *connecting) reach() {
 		return
 	}
 	c.fd = fd
+	if c.six {
+		// Whatever is the host's default, IPv4 addresses may be meant.
+		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
 	// Sizes of buffers are of use only before. What may wait is set once more
 	// when the caller gets it.
 	t.from.pod.defaults.Load().copyChanged(t.socket, fd, c.six)
 	_ = unix.SetNonblock(fd, true)
 	t.record.note(stageAsking, fd)
 	c.reaching(connectTo(fd, c.target, c.six))
+}
+
+// reachAgain goes on where a predecessor has ended, which may not have begun to
+// connect.
+func (c *connecting) reachAgain() {
+	errno := connectTo(c.fd, c.target, c.six)
+	switch errno {
+	case unix.EALREADY:
+		errno = unix.EINPROGRESS
+	case unix.EISCONN:
+		errno = 0
+	}
+	c.reaching(errno)
 }
 
 // reaching goes on as the attempt to connect does.
@@ -67,7 +84,11 @@ func (c *connecting) reaching(errno unix.Errno) {
 
 // reached finds out what has become of the attempt.
 func (c *connecting) reached() {
-	if errno := option(c.fd, unix.SOL_SOCKET, unix.SO_ERROR); errno != 0 {
+	errno := option(c.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if errno == 0 && stateOf(c.fd) == tcpClose {
+		errno = int(unix.ECONNABORTED) // a predecessor has read why
+	}
+	if errno != 0 {
 		c.lose(unix.Errno(errno))
 		return
 	}
@@ -100,39 +121,53 @@ func (r *record) counted() count {
 	return countConnected
 }
 
-const tcpSynSent = 2 // TCP_SYN_SENT, of a socket that is about to be connected
+const (
+	tcpSynSent = 2 // TCP_SYN_SENT, of a socket that is about to be connected
+	tcpClose   = 7 // TCP_CLOSE, of one that has not begun to connect, or has failed
+)
+
+func stateOf(socket int) int { return option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff }
 
 // progress is what connect says of a switched socket that is still being
 // connected, or has failed to be; 0 where it is connected.
 func (r *record) progress(socket int) unix.Errno {
-	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
-	if !r.outside || err != nil || flags&unix.O_NONBLOCK == 0 {
+	if !r.outside {
 		return 0
 	}
-	switch option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff {
-	case tcpSynSent, tcpClose:
+	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
+	waits := err != nil || flags&unix.O_NONBLOCK == 0
+	if at := stateOf(socket); at == tcpSynSent || at == tcpClose && !waits {
 		return unix.EINPROGRESS
 	}
 	return 0
 }
 
-// sayMore answers a connect that asks what has become of an earlier one, once with
-// its result as the kernel does. A socket that failed is of no more use: by its
-// own the kernel could be told to connect anywhere.
-func (s *Switch) sayMore(t *trap, known *record, socket int) {
-	errno := unix.Errno(0)
-	switch option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff {
+// becomes answers a connect that asks what has become of an earlier one to the
+// outside, once with its result as the kernel does. A socket that failed is of no
+// more use: left to the kernel, it could be connected to anything of the host's.
+func (s *Switch) becomes(t *trap, socket int, cookie uint64, pending bool) {
+	errno := unix.EISCONN
+	switch stateOf(socket) {
 	case tcpSynSent:
 		t.answer(0, unix.EALREADY)
 		return
 	case tcpClose:
 		errno = unix.ECONNABORTED
-		if pending := option(socket, unix.SOL_SOCKET, unix.SO_ERROR); pending > 0 {
-			errno = unix.Errno(pending)
+		if why := option(socket, unix.SOL_SOCKET, unix.SO_ERROR); why > 0 {
+			errno = unix.Errno(why)
+		}
+	default:
+		if pending {
+			errno = 0
 		}
 	}
 	s.mu.Lock()
-	known.pending = false
+	if known := s.known[cookie]; known != nil {
+		known.pending = false
+	}
 	s.mu.Unlock()
+	if errno == unix.EISCONN {
+		s.counters.add(countReconnect)
+	}
 	t.answer(0, errno)
 }

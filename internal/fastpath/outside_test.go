@@ -111,7 +111,7 @@ func unanswered(args []string) error {
 	if err := unix.Connect(fd, to); !errors.Is(err, unix.EHOSTUNREACH) {
 		return fmt.Errorf("the end of it: %v", err)
 	}
-	if err := unix.Connect(fd, to); err == nil || err == unix.EINPROGRESS {
+	if err := unix.Connect(fd, to); err != unix.ECONNABORTED {
 		return fmt.Errorf("once more: %v", err)
 	}
 	return nil

@@ -112,13 +112,13 @@ up_starts() {
 	says d 'code 64'
 	says d 'run 0'
 	# Ended from outside, in a job of two components.
-	begin e alice login salloc -K -N1 --mem=1000 : -N1 --mem=1000 bash -c 'berth up && echo stands && sleep 100'
+	begin e alice login salloc -N1 --mem=1000 : -N1 --mem=1000 bash -c 'berth up && echo stands && until [ -e ended ]; do sleep 0.1; done; rm ended'
 	says e stands
 	begin f alice login berth down "$(job | sed s/+.*//)"
 	ends f 0
 	says f 'has ended'
-	"$bed" run --user alice login scancel -u alice
-	ends e 143 15 1 137
+	"$bed" run --user alice login touch ended
+	ends e 0
 }
 
 # With three control planes it outlives its first node, and runs go on where it is led then.
