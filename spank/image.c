@@ -22,8 +22,11 @@
  * prepared. As root its tree is put together, in the task's own mount namespace,
  * and only as the user, when Slurm has done all that it does as root, does it
  * become the root directory: root must never look up a user or load a library in
- * files that somebody else has written. What the change takes is the one
- * capability that the task keeps until then.
+ * files that somebody else has written. What the change takes is a capability,
+ * and the kernel keeps all of root's or none (PR_SET_KEEPCAPS): until then they are
+ * permitted to the task, which is the user already and has none in effect, and no
+ * program is started. To drop the others before would take them from the plugins
+ * that Slurm calls after this one, as root.
  *
  * The directory is looked up with the user's rights. No program in there gains any:
  * with libraries of the user's own, one with a set-user-ID bit would be his. */
@@ -138,11 +141,19 @@ static int plant(int image, const char *at)
 	close(copy);
 	if (rc || statvfs(at, &flags))
 		return -1;
-	unsigned long keep = flags.f_flag & (MS_RDONLY | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME | MS_RELATIME);
+	unsigned long keep = flags.f_flag & (MS_RDONLY | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME);
 	if (mount(NULL, at, NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | keep, NULL))
 		return -1;
 	tree = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
 	return tree < 0 ? -1 : 0;
+}
+
+/* is_host says whether the image is the host's own root, by whatever path: without
+ * what is mounted in it, as images are taken, it would show what these mounts cover. */
+static int is_host(int image)
+{
+	struct stat one, host;
+	return fstat(image, &one) == 0 && stat("/", &host) == 0 && one.st_dev == host.st_dev && one.st_ino == host.st_ino;
 }
 
 static void assemble(spank_t spank, const struct settings *s, const char *path)
@@ -166,9 +177,14 @@ static void assemble(spank_t spank, const struct settings *s, const char *path)
 		snprintf(no_image, sizeof no_image, "open the directory %.200s: %s", path, strerror(errno));
 		return;
 	}
+	if (is_host(image)) {
+		snprintf(no_image, sizeof no_image, "%.200s is the root of the host: --container-image=none is for that", path);
+		goto out;
+	}
 	strcpy(at, s->socket);
-	if (plant(image, dirname(at))) {
-		snprintf(no_image, sizeof no_image, "mount the directory %.200s: %s", path, strerror(errno));
+	const char *folder = dirname(at);
+	if (plant(image, folder)) {
+		snprintf(no_image, sizeof no_image, "mount the directory %.200s at %.100s: %s", path, folder, strerror(errno));
 		goto out;
 	}
 	for (int i = 0; i < 2; i++)

@@ -16,6 +16,8 @@ static struct settings read_settings(int count, char **arguments)
 			s.image = arguments[i] + 6;
 		else if (strncmp(arguments[i], "mount=/", 7) == 0 && mounts < MAX_MOUNTS)
 			s.mounts[mounts++] = arguments[i] + 6;
+		else if (strncmp(arguments[i], "mount=/", 7) == 0)
+			slurm_error("berth: plugstack.conf: %s is left out: there may be %d", arguments[i], MAX_MOUNTS);
 		else if (strncmp(arguments[i], "socket=", 7) == 0 && strlen(arguments[i] + 7) < sizeof s.socket)
 			strcpy(s.socket, arguments[i] + 7);
 		else

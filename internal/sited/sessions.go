@@ -37,13 +37,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[
 		return d.enter(id, answer)
 	}
 	request := Request{UID: uid, User: user, Login: d.node, Nodes: []string{d.node}}
-	d.sessions.Lock()
-	session, err := d.lockSession(fmt.Sprint(uid), unix.LOCK_SH)
-	if err == nil {
-		// Where its addresses are in etcd, for the end of the last session.
-		err = os.WriteFile(d.sessionFile(fmt.Sprint(uid)), []byte(d.config.GroupOf(user)), 0o600)
-	}
-	d.sessions.Unlock()
+	session, err := d.beginSession(fmt.Sprint(uid), d.config.GroupOf(user))
 	if err != nil {
 		return nil, err
 	}
@@ -55,6 +49,44 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[
 		return nil, errors.Join(err, session.Close())
 	}
 	return append(files, session), nil
+}
+
+// beginSession returns what the session has to hold.
+func (d *Daemon) beginSession(uid, group string) (*os.File, error) {
+	d.sessions.Lock()
+	defer d.sessions.Unlock()
+	session, err := d.lockSession(uid, unix.LOCK_SH)
+	if err != nil {
+		return nil, err
+	}
+	if err := d.keepGroup(session, group); err != nil {
+		return nil, errors.Join(fmt.Errorf("keep with whom the session shares a network: %w", err), session.Close())
+	}
+	return session, nil
+}
+
+// keepGroup writes where the addresses of sessions are in etcd, for the end of the
+// last one. In place, as the lock is the file's, and what is there goes only when the
+// new has come: the disk may be full. The session's own descriptor is for reading, as
+// its user has it.
+func (d *Daemon) keepGroup(session *os.File, group string) error {
+	there := make([]byte, len(group)+1)
+	n, err := session.ReadAt(there, 0)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return err
+	}
+	if string(there[:n]) == group {
+		return nil
+	}
+	file, err := os.OpenFile(session.Name(), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = file.WriteAt([]byte(group), 0)
+	if err == nil {
+		err = file.Truncate(int64(len(group)))
+	}
+	return errors.Join(err, file.Close())
 }
 
 // newest is the job of a user that has come to this node last.

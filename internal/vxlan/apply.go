@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 
@@ -43,6 +44,9 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 	}
 	forwarding := []string{uplink.Attrs().Name}
 	if s.forwards() {
+		// A gateway may have the hosts' link among those to the outside, and what
+		// comes by that may be pods'.
+		s.Interfaces = slices.DeleteFunc(slices.Clone(s.Interfaces), func(name string) bool { return name == uplink.Attrs().Name })
 		forwarding = append(forwarding, s.Interfaces...)
 	}
 	opened, err := k.forwarding(forwarding)
@@ -131,7 +135,7 @@ func ours(name string) bool {
 	return digits > 0 && len(rest) == 1+digits && strings.Trim(rest[1:], "0123456789abcdef") == ""
 }
 
-// network makes the bridge, the tunnel and the interfaces of one user.
+// network makes the bridge, the tunnel and the interfaces of pods, of one network.
 func (k *Kernel) network(s State, n Network, mtu int) error {
 	bridge, err := k.bridge(s, n, mtu)
 	if err != nil {

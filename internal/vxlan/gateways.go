@@ -224,6 +224,10 @@ func Carries(host netip.Addr, interfaces []string) error {
 func (s State) gateway(r *writer) {
 	networks := s.longestFirst()
 	r.block("chain outward", func() {
+		for _, name := range s.Interfaces {
+			// Nor is anybody there who is a pod: its packets come by the hosts' link.
+			r.line("iifname %q drop", name)
+		}
 		r.line("ip daddr { %s } drop", s.inside())
 		r.line("udp dport %d drop", s.Port)
 		for _, n := range networks {

@@ -83,7 +83,7 @@ func (s State) input(r *writer) {
 }
 
 // forward: between pods and what is neither a pod nor this host. What goes from
-// one pod to another of its user never comes here, unless bridges are told to
+// one pod to another of its network never comes here, unless bridges are told to
 // ask (br_netfilter, as Docker does).
 func (s State) forward(r *writer, opened []string) {
 	r.block("chain forward", func() {

@@ -201,6 +201,7 @@ two_legs() {
 	poll 10 seen_as 192.0.2.6 || fail "through login: $(reaches alice n1 $beyond:7000)"
 	jobs[alice]=$left
 	poll 10 seen_as 192.0.2.2 || fail "through ctl: $(reaches alice n1 $beyond:7000)"
+	forged
 	jobs[alice]=$lost
 	on login ip link set leg0 down
 	poll 20 seen_as 192.0.2.2 || fail "no other gateway: $(on n1 /srv/site/berthd status)"
@@ -219,6 +220,30 @@ two_legs() {
 }
 seen_as() { [[ $(reaches alice n1 $beyond:7000) == "from $1" ]]; }
 
+# forged: a gateway forwards nothing that comes from outside with the address of a pod.
+forged() {
+	local pod=${pods%.*}.14 somewhere=203.0.113.77
+	on login nft -f - <<-END
+		table ip seen {
+			counter arrived { }
+			counter forwarded { }
+			chain prerouting { type filter hook prerouting priority -300; iifname "leg0" ip saddr $pod counter name arrived; }
+			chain forward { type filter hook forward priority 0; iifname "leg0" ip saddr $pod counter name forwarded; }
+		}
+	END
+	outside ip addr add "$pod/32" dev lo
+	outside ip route add $somewhere via 192.0.2.6
+	poll 10 forged_arrives || fail "no packet arrives: $(on login nft list table ip seen)"
+	[[ $(on login nft list counter ip seen forwarded) == *"packets 0 "* ]] || fail "login forwards what comes from outside as a pod's: $(on login nft list table ip seen)"
+	outside ip route del $somewhere
+	outside ip addr del "$pod/32" dev lo
+	on login nft delete table ip seen
+}
+forged_arrives() {
+	echo forged | outside socat -u - "UDP-SENDTO:$somewhere:9,bind=$pod"
+	[[ $(on login nft list counter ip seen arrived) != *"packets 0 "* ]]
+}
+
 # legs: cables between the gateways and a server outside, past the router.
 legs() {
 	local number=1 host
@@ -227,7 +252,7 @@ legs() {
 		outside ip link add "leg-$host" type veth peer name leg0 netns "$(settings eval "cat \$state/pid/$host")"
 		outside ip addr add 192.0.2.$number/30 dev "leg-$host"
 		outside ip link set "leg-$host" up
-		on $host sh -c "ip addr add 192.0.2.$((number + 1))/30 dev leg0; echo 0 >/proc/sys/net/ipv4/conf/leg0/forwarding; ip link set leg0 up; ip route add 192.0.2.128/25 via 192.0.2.$number"
+		on $host sh -c "ip addr add 192.0.2.$((number + 1))/30 dev leg0; echo 0 >/proc/sys/net/ipv4/conf/leg0/forwarding; echo 0 >/proc/sys/net/ipv4/conf/leg0/rp_filter; ip link set leg0 up; ip route add 192.0.2.128/25 via 192.0.2.$number"
 		number=$((number + 4))
 	done
 	listen_outside $beyond 'echo from $SOCAT_PEERADDR'

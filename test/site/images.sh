@@ -50,19 +50,24 @@ containers() {
 
 # refused_images: what cannot be an image ends the step, with the reason.
 refused_images() {
-	local seen
+	local seen path
 	seen=$(in_image --container-image=image hostname) && fail "it ran: $seen"
 	[[ $seen == *"write the absolute path of a directory"* ]] || fail "a relative path: $seen"
 	seen=$(in_image --container-image=/home/alice/none hostname) && fail "it ran: $seen"
 	[[ $seen == *"this step has no container: open the directory /home/alice/none: No such file"* ]] || fail "none there: $seen"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 --container-image=/home/alice/image hostname 2>&1) && fail "bob ran $seen"
 	[[ $seen == *"open the directory /home/alice/image: Permission denied"* ]] || fail "another user's: $seen"
+	# In a pod the task that looks has no /proc/self.
+	for path in / /usr/.. /proc/self/root; do
+		seen=$(in_image --network-pod=no --container-image=$path hostname) && fail "it ran in $path: $seen"
+		[[ $seen == *"this step has no container: $path is the root of the host"* ]] || fail "the host's root: $seen"
+	done
 	as alice login rmdir image/sys
 	seen=$(in_image --container-image=/home/alice/image hostname) && fail "it ran: $seen"
 	[[ $seen == *"mount /sys in the directory /home/alice/image: No such file or directory: mkdir"* ]] || fail "without /sys: $seen"
-	# A link leads to nothing outside of the image.
+	# A link leads to nothing outside of the image: its own /etc is covered.
 	as alice login ln -s /etc image/sys
-	seen=$(in_image --container-image=/home/alice/image sh -c 'cat /etc/os-release')
-	[[ $seen != *image\ of* || $(on n1 cat /etc/os-release) == "$host" ]] || fail "a link leads out of the image: $seen"
+	seen=$(in_image --container-image=/home/alice/image sh -c 'grep -c " /etc " /proc/mounts; cat /etc/os-release 2>/dev/null; true')
+	[[ $seen == 1 ]] || fail "a link leads out of the image: $seen"
 	as alice login sh -c 'rm image/sys && mkdir image/sys'
 }
