@@ -1161,10 +1161,10 @@ devices() {
 # Users of pods other than root do not write to folders that machines share, where
 # no quota would know them. FUSE stands for a network file system.
 owners() {
-	begin a alice login srun -N1 --mem=1500 berth run --image $image -- bash $here/data.sh REFUSED
+	begin a alice login srun -N1 -w n1 --mem=1500 berth run --image $image -- bash $here/data.sh REFUSED
 	ends a 0
 	says a 'files have the owners that they should'
-	begin b alice login srun -N1 --mem=1500 berth run --foreign-owners --image $image -- bash $here/data.sh ALLOWED
+	begin b alice login srun -N1 -w n1 --mem=1500 berth run --foreign-owners --image $image -- bash $here/data.sh ALLOWED
 	ends b 0
 	says b 'files have the owners that they should'
 	node rm -rf /srv/shared/alice /var/tmp/of-alice

@@ -25,10 +25,21 @@ fail() {
 begin() {
 	local name=$1 user=$2 host=$3
 	shift 3
+	case $1 in srun | salloc | sbatch) await_leaving ;; esac
 	: >"$out/$name"
 	timeout -k 1 300 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
 		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
 	pids[$name]=$!
+}
+
+# await_leaving waits for jobs that have not quite left their nodes: Slurm would
+# choose others, and cases expect the first ones.
+await_leaving() {
+	local i
+	for ((i = 0; i < 50; i++)); do
+		[[ -n $("$bed" run ctl squeue -h -t CG) ]] || return 0
+		sleep 0.1
+	done
 }
 
 # berth NAME ARGS... begins a berth run where the current mode says.

@@ -94,6 +94,7 @@ for pod in $pods; do
 	fetch "$pod" http://same http://same http://same http://same http://same http://same | seen 1
 	fetch "$pod" "http://$outer:8088" >/dev/null
 	kubectl exec "$pod" -- nslookup all.default.svc.cluster.local | grep -c '^Address: ' | seen 1
+	: >"$forwarded" # or the port of the pod before is taken for this one's
 	kubectl port-forward "$pod" :80 >"$forwarded" &
 	until port=$(sed -n 's/.*127.0.0.1:\([0-9]*\) .*/\1/p' "$forwarded") && [[ -n $port ]]; do sleep 0.1; done
 	exec 3<>"/dev/tcp/127.0.0.1/$port"
