@@ -29,8 +29,8 @@ func Check() error {
 	if !linux.SameFile(os.Getpid(), socket, os.Getpid(), socket) {
 		return errNoCompare
 	}
-	var listener int
 	linux.OnNewThread(func() {
+		var listener int
 		if listener, err = linux.InstallFilter(filter(rules{})); err == nil {
 			unix.Close(listener)
 		}

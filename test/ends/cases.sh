@@ -1108,7 +1108,7 @@ gpus() {
 	begin d alice login srun -N1 -n1 --mem=500 --gpus-per-node=2 berth doctor
 	ends d 0 1
 	says d 'nvidia.com/gpu: 2'
-	gpu_berth a -w 'n[1-2]' --gpus-per-node=1 : -- bash $here/devices.sh 1
+	gpu_berth a --gpus-per-node=1 : -- bash $here/devices.sh 1
 	ends a 0
 	says a 'n1 has 1'
 	says a 'n2 has 1'
@@ -1125,7 +1125,7 @@ gpus() {
 	says c "sees nvidia$((1 - $(sed -n 's/^holds //p' "$out/b")))"
 	"$bed" run ctl scancel -u alice
 	# Berth's own step has all of the allocation.
-	begin d alice login salloc -Q -N2 -w 'n[1-2]' --mem=1500 --gpus-per-node=2 env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image -- bash $here/devices.sh 2
+	begin d alice login salloc -Q -N2 --mem=1500 --gpus-per-node=2 env LD_LIBRARY_PATH=/srv/ends/driver/lib berth run --image $image -- bash $here/devices.sh 2
 	ends d 0
 	says d 'n1 has 2'
 	says d 'n2 has 2'
@@ -1161,10 +1161,10 @@ devices() {
 # Users of pods other than root do not write to folders that machines share, where
 # no quota would know them. FUSE stands for a network file system.
 owners() {
-	begin a alice login srun -N1 -w n1 --mem=1500 berth run --image $image -- bash $here/data.sh REFUSED
+	begin a alice login srun -N1 --mem=1500 berth run --image $image -- bash $here/data.sh REFUSED
 	ends a 0
 	says a 'files have the owners that they should'
-	begin b alice login srun -N1 -w n1 --mem=1500 berth run --foreign-owners --image $image -- bash $here/data.sh ALLOWED
+	begin b alice login srun -N1 --mem=1500 berth run --foreign-owners --image $image -- bash $here/data.sh ALLOWED
 	ends b 0
 	says b 'files have the owners that they should'
 	node rm -rf /srv/shared/alice /var/tmp/of-alice

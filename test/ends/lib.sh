@@ -25,19 +25,21 @@ fail() {
 begin() {
 	local name=$1 user=$2 host=$3
 	shift 3
-	case $1 in srun | salloc | sbatch) await_leaving ;; esac
+	# Where a job has not quite left a node, Slurm would choose others, and cases
+	# expect the first ones.
+	case $1 in srun | salloc | sbatch) await_no_jobs 5 --states=CG ;; esac
 	: >"$out/$name"
 	timeout -k 1 300 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
 		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
 	pids[$name]=$!
 }
 
-# await_leaving waits for jobs that have not quite left their nodes: Slurm would
-# choose others, and cases expect the first ones.
-await_leaving() {
-	local i
-	for ((i = 0; i < 50; i++)); do
-		[[ -n $("$bed" run ctl squeue -h -t CG) ]] || return 0
+# await_no_jobs SECONDS SQUEUE-OPTIONS... waits for the ends of jobs, not longer.
+await_no_jobs() {
+	local i most=$1
+	shift
+	for ((i = 0; i < 10 * most; i++)); do
+		[[ -n $("$bed" run ctl squeue -h "$@") ]] || return 0
 		sleep 0.1
 	done
 }
@@ -148,8 +150,7 @@ try() { # CASE
 	"$1"
 	for pid in "${pids[@]}"; do kill "$pid" 2>/dev/null && wait "$pid"; done
 	# The jobs of a case that was cut short would fail those after it, too.
-	[[ $failed == no ]] || "$bed" run ctl sh -c 'for user in alice bob; do scancel --user "$user"; done'
-	await_jobs
+	[[ $failed == no ]] || cancel_jobs
 	left=$(check) || {
 		fail "left behind:"
 		head -n 20 <<<"$left" | sed 's/^/      /'
@@ -158,14 +159,9 @@ try() { # CASE
 	if [[ $failed == yes ]]; then fails=$((fails + 1)); fi
 }
 
-# await_jobs waits for the ends of jobs. A node that one has not quite left is not
-# given to those of the next case, which expect the first nodes.
-await_jobs() {
-	local i
-	for ((i = 0; i < 50; i++)); do
-		[[ -n $("$bed" run ctl squeue -h) ]] || return 0
-		sleep 0.1
-	done
+cancel_jobs() {
+	"$bed" run ctl sh -c 'for user in alice bob; do scancel --user "$user"; done'
+	await_no_jobs 20
 }
 
 # check allows what is on its way a moment: a janitor that outlives its

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 )
 
@@ -28,6 +29,23 @@ type Inode struct {
 	layout uint16
 	start  int64 // of the data in whole blocks
 	xattrs int   // their size
+}
+
+// OpenFile returns the image in a file, which is to be closed after its last use.
+func OpenFile(path string) (*Image, *os.File, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	info, err := file.Stat()
+	if err == nil {
+		var image *Image
+		if image, err = Open(file, info.Size()); err == nil {
+			return image, file, nil
+		}
+	}
+	file.Close()
+	return nil, nil, fmt.Errorf("%s: %w", path, err)
 }
 
 // Open returns the image in the first size bytes of from.

@@ -170,19 +170,11 @@ func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tr
 		if err != nil {
 			return fmt.Errorf("layer %s: %w", id, err)
 		}
-		file, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer file.Close()
-		info, err := file.Stat()
-		if err != nil {
-			return err
-		}
-		layer, err := erofs.Open(file, info.Size())
+		layer, file, err := erofs.OpenFile(path)
 		if err != nil {
 			return fmt.Errorf("layer %s: %w", id, err)
 		}
+		defer file.Close()
 		layers = append(layers, layer)
 	}
 	slices.Reverse(layers)

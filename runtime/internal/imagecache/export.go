@@ -68,19 +68,11 @@ func configuration(cache *layercache.Cache, image layercache.Image) ([]byte, err
 
 // writeLayer writes a layer's file as an archive.
 func writeLayer(path string, to io.Writer) error {
-	file, err := os.Open(path)
+	image, file, err := erofs.OpenFile(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	image, err := erofs.Open(file, info.Size())
-	if err != nil {
-		return err
-	}
 	return layer.Archive(image, to)
 }
 

@@ -222,19 +222,11 @@ func Verify(path string) error {
 }
 
 func withImage(path string, use func(*erofs.Image) error) error {
-	file, err := os.Open(path)
+	image, file, err := erofs.OpenFile(path)
 	if err != nil {
 		return err
 	}
 	defer file.Close()
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	image, err := erofs.Open(file, info.Size())
-	if err != nil {
-		return err
-	}
 	return use(image)
 }
 

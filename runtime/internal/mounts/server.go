@@ -139,10 +139,10 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 			layers = append(layers, image)
 			continue
 		}
-		image, file, err := open(path)
+		image, file, err := erofs.OpenFile(path)
 		if err != nil {
 			closeAll(files)
-			return err
+			return fmt.Errorf("open layer: %w", err)
 		}
 		var once sync.Once
 		image.OnDamage(func(err error) { once.Do(func() { s.damaged(path, err) }) })
@@ -214,21 +214,4 @@ func (s *Server) damaged(path string, reason error) {
 	}
 	s.log.Error(text)
 	s.notice(text)
-}
-
-// open opens the image of a layer.
-func open(path string) (*erofs.Image, *os.File, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open layer: %w", err)
-	}
-	info, err := file.Stat()
-	if err == nil {
-		var image *erofs.Image
-		if image, err = erofs.Open(file, info.Size()); err == nil {
-			return image, file, nil
-		}
-	}
-	file.Close()
-	return nil, nil, fmt.Errorf("open layer %s: %w", path, err)
 }
