@@ -152,6 +152,34 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 			t.Errorf("%d connections were switched, of 82", n)
 		}
 	})
+	t.Run("PostgreSQL", func(t *testing.T) {
+		programs := postgreSQL(t)
+		data := filepath.Join(t.TempDir(), "data")
+		// It does not run as root, the lab's only user: it sees itself as another one.
+		serving := server.start("exec", "unshare", "--user", "--map-user=1000", "sh", "-ec", fmt.Sprintf(
+			"%[1]s/initdb -D %[2]s -U ann -A trust --no-sync >/dev/null; echo host all all all trust >>%[2]s/pg_hba.conf\n"+
+				"exec %[1]s/postgres -D %[2]s -p 5007 -c listen_addresses='*' -c unix_socket_directories= -c fsync=off 2>&1", programs, data))
+		for !strings.Contains(serving.line(), "ready to accept") {
+		}
+		before := client.host.counters()[countNames[countConnected]]
+		for _, address := range []string{server.address.String(), server.six.String()} {
+			bench := func(args ...string) string {
+				return client.run("exec", append([]string{programs + "/pgbench", "-h", address, "-p", "5007", "-U", "ann"}, append(args, "postgres")...)...)
+			}
+			bench("-i", "-q")
+			if out := bench("-c", "8", "-j", "2", "-t", "20"); !strings.Contains(out, "160/160") {
+				t.Errorf("pgbench: %s", out)
+			}
+			// A connection for each transaction.
+			if out := bench("-c", "8", "-j", "2", "-t", "10", "-C", "-S", "-n"); !strings.Contains(out, "80/80") {
+				t.Errorf("pgbench: %s", out)
+			}
+		}
+		serving.kill()
+		if n := client.host.counters()[countNames[countConnected]] - before; n < 2*(1+8+80) {
+			t.Errorf("%d connections were switched, of more than %d", n, 2*(1+8+80))
+		}
+	})
 	t.Run("iperf3", func(t *testing.T) {
 		need(t, "iperf3")
 		for _, address := range []string{server.address.String(), server.six.String()} {
@@ -165,6 +193,16 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 			serving.wait()
 		}
 	})
+}
+
+// postgreSQL returns the folder with its server's programs, which Debian keeps
+// out of the PATH.
+func postgreSQL(t *testing.T) string {
+	found, err := filepath.Glob("/usr/lib/postgresql/*/bin/postgres")
+	if err != nil || len(found) == 0 {
+		t.Skip("needs postgres")
+	}
+	return filepath.Dir(found[len(found)-1])
 }
 
 // askInJava connects a socket and a channel to each address, sets and prints an
