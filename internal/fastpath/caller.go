@@ -181,7 +181,7 @@ type entanglement struct {
 // entangled looks for other descriptors of the caller's socket, and for epoll
 // instances that watch it.
 func (t *trap) entangled(fd int) (e entanglement) {
-	descriptors, err := t.descriptors(maxDescriptors)
+	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
 	if err != nil || len(descriptors) > maxDescriptors {
 		return entanglement{crowded: true}
 	}
@@ -237,9 +237,10 @@ func readSmall(path string) ([]byte, error) {
 	return b[:max(0, n)], err
 }
 
-// listDescriptors returns up to a few more than most.
+// listDescriptors returns up to a few more than most. It reads fdinfo, which whoever
+// may trace a process may read (since Linux 5.14); fd is for the process's own user.
 func listDescriptors(thread, most int) ([]int, error) {
-	dir, err := unix.Open("/proc/"+strconv.Itoa(thread)+"/fd", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	dir, err := unix.Open("/proc/"+strconv.Itoa(thread)+"/fdinfo", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -267,29 +268,9 @@ func listDescriptors(thread, most int) ([]int, error) {
 	return found, nil
 }
 
-// descriptors returns those of the caller, up to a few more than most.
-func (t *trap) descriptors(most int) (found []int, err error) {
-	found, err = listDescriptors(t.tid(), most)
-	if !errors.Is(err, unix.EACCES) {
-		return found, err
-	}
-	names, err := t.s.inside.look(askList, "fd", t.thread)
-	for name := range bytes.FieldsSeq(names) {
-		if fd, err := strconv.Atoi(string(name)); err == nil {
-			found = append(found, fd)
-		}
-	}
-	return found, err
-}
-
 // info returns what /proc says of a descriptor of the caller.
 func (t *trap) info(fd int) ([]byte, error) {
-	path := "fdinfo/" + strconv.Itoa(fd)
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(t.tid()) + "/" + path)
-	if errors.Is(err, unix.EACCES) {
-		return t.s.inside.look(askRead, path, t.thread)
-	}
-	return text, err
+	return os.ReadFile("/proc/" + strconv.Itoa(t.tid()) + "/fdinfo/" + strconv.Itoa(fd))
 }
 
 // closesOnExec tells whether the caller's descriptor has FD_CLOEXEC.
@@ -333,7 +314,7 @@ func (t *trap) watchOf(epoll, fd int) (watch, bool) {
 
 // holds returns the number under which the caller has a file of ours.
 func (t *trap) holds(file int) (number int, ok bool) {
-	descriptors, err := t.descriptors(math.MaxInt)
+	descriptors, err := listDescriptors(t.tid(), math.MaxInt)
 	if err != nil {
 		return -1, false
 	}

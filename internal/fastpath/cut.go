@@ -67,9 +67,9 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 		return nil
 	}
 	defer unix.Close(process)
-	lines, err := socketNames("/proc/" + strconv.Itoa(pid) + "/fd")
+	lines, err := socketNames(pid)
 	if errors.Is(err, unix.EACCES) {
-		lines, err = s.inside.look(askSockNames, "fd", process)
+		lines, err = s.inside.socketNames(process)
 	}
 	if err != nil {
 		return nil

@@ -20,11 +20,11 @@ import (
 )
 
 // A Switch has no capability over what the user owns: it cannot enter the
-// network namespace of a pod, nor read in /proc what processes under other ids
-// have open. So it asks a process that can, inside the node's namespaces
+// network namespace of a pod, nor read in /proc which files processes under other
+// ids have open. So it asks a process that can, inside the node's namespaces
 // (ServeInside). A request is a packet: a number that the answer repeats, since
-// an answer may be to a process that has died, what is asked, and a path. Beside
-// it is a descriptor, of a namespace or of a process.
+// an answer may be to a process that has died, and what is asked. Beside it is a
+// descriptor, of a namespace or of a process.
 
 const (
 	bellsAtOnce = 16
@@ -45,10 +45,7 @@ const (
 	askSockets  question = 's'
 	askSockets6 question = '6'
 	askDiag     question = 'd'
-	// askList: for the names in a directory of a process, askRead for a file's
-	// content, askSockNames for what its descriptors that are sockets are.
-	askList      question = 'l'
-	askRead      question = 'r'
+	// askSockNames: what the descriptors of a process are that are sockets.
 	askSockNames question = 'n'
 )
 
@@ -60,7 +57,7 @@ type inside struct {
 }
 
 // ask returns the answer, empty where there is none, and descriptors beside it.
-func (i *inside) ask(what question, path string, about int) (text []byte, fds []int, err error) {
+func (i *inside) ask(what question, about int) (text []byte, fds []int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	now := time.Now()
@@ -77,7 +74,7 @@ func (i *inside) ask(what question, path string, about int) (text []byte, fds []
 	}()
 	var ticket [ticketLen]byte
 	_, _ = rand.Read(ticket[:])
-	request := append(append(ticket[:], byte(what)), path...)
+	request := append(ticket[:], byte(what))
 	if _, _, err := i.conn.WriteMsgUnix(request, unix.UnixRights(about), nil); err != nil {
 		return nil, nil, fmt.Errorf("ask inside: %w", err)
 	}
@@ -101,18 +98,18 @@ func (i *inside) ask(what question, path string, about int) (text []byte, fds []
 
 // sockets returns new sockets of a network namespace.
 func (i *inside) sockets(what question, namespace int) ([]int, error) {
-	_, fds, err := i.ask(what, "", namespace)
+	_, fds, err := i.ask(what, namespace)
 	if err == nil && len(fds) == 0 {
 		err = fmt.Errorf("get sockets of a pod: %w", unix.ENODATA)
 	}
 	return fds, err
 }
 
-// look asks about a process, or a thread.
-func (i *inside) look(what question, path string, process int) ([]byte, error) {
-	text, _, err := i.ask(what, path, process)
+// socketNames returns what socketNames does of a process.
+func (i *inside) socketNames(process int) ([]byte, error) {
+	text, _, err := i.ask(askSockNames, process)
 	if err == nil && len(text) == 0 {
-		err = fmt.Errorf("look at %s of a process: %w", path, unix.ENODATA)
+		err = fmt.Errorf("look at the sockets of a process: %w", unix.ENODATA)
 	}
 	return text, err
 }
@@ -120,7 +117,7 @@ func (i *inside) look(what question, path string, process int) ([]byte, error) {
 // ServeInside answers a Switch until the connection ends. It runs where it has
 // capabilities over pods.
 func ServeInside(conn *net.UnixConn) error {
-	request, rights := make([]byte, ticketLen+1+len("fdinfo/")+20), make([]byte, unix.CmsgSpace(4))
+	request, rights := make([]byte, ticketLen+1), make([]byte, unix.CmsgSpace(4))
 	for {
 		n, rightsLen, _, _, err := conn.ReadMsgUnix(request, rights)
 		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || err == nil && n == 0 {
@@ -138,11 +135,14 @@ func ServeInside(conn *net.UnixConn) error {
 		if n > ticketLen && len(about) == 1 {
 			// Nothing says it all.
 			var text []byte
-			switch what, path := question(request[ticketLen]), string(request[ticketLen+1:n]); what {
+			switch what := question(request[ticketLen]); what {
 			case askSockets, askSockets6, askDiag:
 				made, _ = socketsIn(what, about[0])
-			default:
-				text, _ = lookAt(what, path, about[0])
+			case askSockNames:
+				// The Switch's /proc numbers processes otherwise.
+				if number, err := processOf(about[0]); err == nil {
+					text, _ = socketNames(number)
+				}
 			}
 			answer = append(answer, text[:min(len(text), maxAnswer)]...)
 		}
@@ -181,26 +181,6 @@ func socketsIn(what question, namespace int) (made []int, err error) {
 	return made, err
 }
 
-// lookAt answers about a process in /proc, which numbers it otherwise than the
-// Switch's does.
-func lookAt(what question, path string, process int) ([]byte, error) {
-	number, err := processOf(process)
-	if err != nil {
-		return nil, err
-	}
-	path = "/proc/" + strconv.Itoa(number) + "/" + path
-	switch what {
-	case askRead:
-		return os.ReadFile(path)
-	case askList:
-		names, err := namesIn(path)
-		return []byte(strings.Join(names, " ")), err
-	case askSockNames:
-		return socketNames(path)
-	}
-	return nil, unix.EINVAL
-}
-
 // processOf returns the number, in our PID namespace, of the process or thread
 // that a descriptor stands for.
 func processOf(pidfd int) (int, error) {
@@ -219,19 +199,16 @@ func processOf(pidfd int) (int, error) {
 	return 0, fmt.Errorf("find a process: %w", unix.ESRCH)
 }
 
-func namesIn(dir string) ([]string, error) {
+// socketNames lists the descriptors of a process that are sockets, a number and
+// the kernel's name for the socket per line.
+func socketNames(process int) ([]byte, error) {
+	dir := "/proc/" + strconv.Itoa(process) + "/fd"
 	opened, err := os.Open(dir)
 	if err != nil {
 		return nil, err
 	}
 	defer opened.Close()
-	return opened.Readdirnames(-1)
-}
-
-// socketNames lists the sockets in a directory of descriptors, a number and the
-// kernel's name for the socket per line.
-func socketNames(dir string) ([]byte, error) {
-	names, err := namesIn(dir)
+	names, err := opened.Readdirnames(-1)
 	if err != nil {
 		return nil, err
 	}

@@ -115,7 +115,7 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 // has in place of its old socket. They know that still, because we have it open.
 func (s *Switch) finishReplacing(t *trap, connection, old int) {
 	number := t.argument(0)
-	descriptors, err := t.descriptors(maxDescriptors)
+	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
 	if err != nil {
 		return
 	}
