@@ -52,6 +52,8 @@ struct pod {
 	/* What a session on a login host holds as long as it lasts. */
 	int session;
 	char resolver[PATH_SIZE];
+	/* Its address, empty where it has none. */
+	char address[40];
 	/* The job has none, and wants none. */
 	int declined;
 };

@@ -147,6 +147,8 @@ static int understand(const char *answer, struct pod *pod, char reason[REASON_SI
 	if (strncmp(answer, ok, sizeof ok - 1) == 0) {
 		if (!field(answer, "resolver", pod->resolver, sizeof pod->resolver))
 			pod->resolver[0] = '\0';
+		if (!field(answer, "address", pod->address, sizeof pod->address))
+			pod->address[0] = '\0';
 		char yes[4];
 		pod->declined = field(answer, "declined", yes, sizeof yes);
 		return 0;

@@ -49,6 +49,16 @@ static void user_name(struct question *q, uid_t uid)
 		question_text(q, "user", found->pw_name);
 }
 
+/* tell_tasks sets what programs cannot find out by themselves. PMIx servers of two
+ * nodes would connect to each other by the nodes' names, which lead to the hosts: told
+ * not to, they send by their slurmd. */
+static void tell_tasks(spank_t spank, const struct pod *pod)
+{
+	if (spank_setenv(spank, "SLURM_PMIX_DIRECT_CONN", "false", 1) != ESPANK_SUCCESS ||
+	    spank_setenv(spank, "BERTH_POD_ADDRESS", pod->address, 1) != ESPANK_SUCCESS)
+		slurm_error("berth: Slurm does not take variables for the tasks");
+}
+
 static int fetch_network(spank_t spank, const struct settings *s, struct question *q)
 {
 	uint32_t job, step, index;
@@ -86,6 +96,7 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	if (rc) {
 		snprintf(no_network, sizeof no_network, "enter the network: %s", strerror(errno));
 	} else {
+		tell_tasks(spank, &pod);
 		of_tasks = pod;
 		of_tasks.network = -1;
 		pod.processes = -1;

@@ -176,9 +176,11 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 	}
 	t.config.Step = o.Step
 	if len(hosts) > 1 {
-		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) {
-			return addressesOf(ctx, hostOf[node])
+		find, err := addressBook(job, options.Getenv)
+		if err != nil {
+			return nil, err
 		}
+		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) { return find(ctx, hostOf[node]) }
 		if o.Index == 0 {
 			if o.Proof, err = findProof(ctx, job, options); err != nil {
 				return nil, err
@@ -204,6 +206,36 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 	}
 	t.config.Prover, err = rendezvous.NewPreShared(o.Proof.Key)
 	return t, err
+}
+
+// addressBook knows where the hosts of a run are.
+func addressBook(job slurm.Job, getenv func(string) string) (func(ctx context.Context, host string) ([]netip.Addr, error), error) {
+	local, err := localAddresses()
+	if err != nil {
+		return nil, err
+	}
+	look := func(ctx context.Context, name string) ([]netip.Addr, error) {
+		return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	}
+	if own := findOwnNetwork(job, getenv, local, look); own != nil {
+		return own.addresses, nil
+	}
+	return addressesOf, nil
+}
+
+// localAddresses are those of the interfaces here.
+func localAddresses() ([]netip.Addr, error) {
+	all, err := net.InterfaceAddrs()
+	if err != nil {
+		return nil, fmt.Errorf("list the addresses of this host: %w", err)
+	}
+	var local []netip.Addr
+	for _, one := range all {
+		if prefix, err := netip.ParsePrefix(one.String()); err == nil {
+			local = append(local, prefix.Addr())
+		}
+	}
+	return local, nil
 }
 
 // addressesOf asks for a host's addresses by its name, and where that is none to

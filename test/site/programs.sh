@@ -1,0 +1,109 @@
+# shellcheck shell=bash
+# Programs that have networks and processes of their own ideas: MPI, X11, berth.
+
+# mpi: programs of MPI find each other by PMIx over both nodes, and send by shared
+# memory on a node and by TCP between them; and so they do in the hosts' network.
+mpi() {
+	local seen node program='from mpi4py import MPI
+all = MPI.COMM_WORLD
+data = bytearray(8 << 20) if all.rank else bytearray(b"x") * (8 << 20)
+all.Bcast(data)
+print(all.rank, all.size, all.allreduce(all.rank), data.count(b"x") >> 20, sep=",")'
+	for option in yes no; do
+		seen=$(as alice login srun -Q -N2 -n4 --ntasks-per-node=2 --mem=400 --mpi=pmix --network-pod=$option /usr/bin/python3 -c "$program" 2>&1 | sort)
+		[[ $seen == $'0,4,6,8\n1,4,6,8\n2,4,6,8\n3,4,6,8' ]] || fail "over two nodes with --network-pod=$option: $seen"
+	done
+	seen=$(as alice login env OMPI_MCA_btl=self,vader srun -Q -N1 -n2 --mem=400 --mpi=pmix /usr/bin/python3 -c "$program" 2>&1 | sort)
+	[[ $seen == $'0,2,1,8\n1,2,1,8' ]] || fail "by shared memory alone: $seen"
+	seen=$(as alice login env OMPI_MCA_btl=self,tcp srun -Q -N2 -n2 --mem=400 --mpi=pmix /usr/bin/python3 -c "$program" 2>&1 | sort)
+	[[ $seen == $'0,2,1,8\n1,2,1,8' ]] || fail "by TCP alone: $seen"
+	for node in n1 n2; do
+		seen=$(on $node find /dev/shm -mindepth 1)
+		[[ -z $seen ]] || fail "left of shared memory on $node: $seen"
+	done
+}
+
+# mpirun: a batch script may start programs with OpenMPI's own command, too, which then
+# asks srun for a daemon on each other node.
+mpirun() {
+	local seen
+	seen=$(as alice login sh -c 'sbatch -Q -W -N2 -n2 --mem=400 -o slurm.out --wrap "mpirun /usr/bin/python3 -c \"from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))\"" </dev/null; cat slurm.out' 2>&1)
+	[[ $seen == $'2\n2' ]] || fail "mpirun: $seen"
+}
+
+# x11: programs of a job show their windows where srun was started, and terminals have
+# its size. A server that says who it is stands for one of X.
+x11() {
+	local seen
+	on login mkdir -p -m 1777 /tmp/.X11-unix
+	"$bed" run --user alice login socat UNIX-LISTEN:/tmp/.X11-unix/X5,fork SYSTEM:'echo the X server' >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 10 on login test -S /tmp/.X11-unix/X5 || fail "no server"
+	as alice login xauth -q -f .Xauthority add :5 . "$(printf '%032d' 7)" 2>/dev/null || fail "make a cookie"
+	# shellcheck disable=SC2016
+	seen=$(as alice login env DISPLAY=:5 srun -Q --x11 -N1 -n1 --mem=100 sh -c 'cat /proc/1/comm; n=${DISPLAY#localhost:}; xauth list; socat -u "TCP:localhost:$((6000 + ${n%.*}))" -' 2>&1)
+	[[ $seen == berth-pod$'\n'*" MIT-MAGIC-COOKIE-1  $(printf '%032d' 7)"$'\nthe X server' ]] || fail "a program of X: $seen"
+	seen=$(as alice login script -qec 'stty rows 33 cols 77; srun -Q --pty -N1 -n1 --mem=100 stty size' /dev/null </dev/null 2>&1 | tr -cd '0-9 ')
+	[[ $seen == "33 77" ]] || fail "the size of a terminal: $seen"
+	on login rm -rf /tmp/.X11-unix
+	as alice login rm -f .Xauthority
+}
+
+# kubernetes: berth has the job's network between its nodes, which find each other by
+# their addresses in there. The user's other jobs reach what it publishes by the job's
+# name, nobody else's do, and from the login host it is used as ever.
+kubernetes() {
+	local seen node
+	as alice login sh -c 'cat >where.yaml' <<-'END'
+		apiVersion: apps/v1
+		kind: DaemonSet
+		metadata: {name: where}
+		spec:
+		  selector: {matchLabels: {app: where}}
+		  template:
+		    metadata: {labels: {app: where}}
+		    spec:
+		      terminationGracePeriodSeconds: 0
+		      containers:
+		      - name: httpd
+		        image: busybox:1.37
+		        env: [{name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
+		        command: [sh, -c, 'mkdir /www; echo on $NODE >/www/index.html; exec httpd -f -p 8080 -h /www']
+		---
+		apiVersion: v1
+		kind: Service
+		metadata: {name: where}
+		spec:
+		  type: NodePort
+		  selector: {app: where}
+		  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
+	END
+	# A node's pods ask the other's, by the Service.
+	as alice login sh -c 'cat >ask.sh' <<-'END'
+		kubectl rollout status --timeout=60s daemonset/where || exit 1
+		for pod in $(kubectl get pods -l app=where -o name); do
+			for i in 1 2 3 4 5 6 7 8 9 10 11 12; do kubectl exec "$pod" -- wget -q -T 5 -O - http://where/; done | sort -u | xargs echo "$(kubectl get "$pod" -o 'jsonpath={.spec.nodeName}') reaches"
+		done
+		echo asked
+		exec sleep 300
+	END
+	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run -f where.yaml --image /srv/images/busybox.tar --publish 8080:30080 -- sh ask.sh')
+	poll 120 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
+	for node in n1 n2; do
+		in_output "^$node reaches on n1 on n2$" || fail "from $node: $(as alice login grep reaches berth.out)"
+		# Packets of pods have their way between the addresses of this network.
+		seen=$(root alice $node ss -Hutn | grep -oE '(10\.[0-9.]+):' | sort -u | xargs)
+		[[ $seen == "$(pod_of alice n1): $(pod_of alice n2):" ]] || fail "connections on $node: $seen"
+		seen=$(as alice login srun -Q -N1 -n1 --mem=100 sh -c 'for node in 0 1; do curl -s -m 10 http://pod$node.cluster:8080/; done' 2>&1)
+		[[ $seen == "on n"[12]$'\n'"on n"[12] ]] || fail "another job of alice's: $seen"
+	done
+	seen=$(as bob login srun -Q -N1 -n1 --mem=100 sh -c "curl -s -m 2 http://pod0.cluster:8080/; curl -s -m 2 http://$(pod_of alice n1):8080/" 2>&1)
+	[[ $seen != *"on n"* ]] || fail "bob reaches alice's: $seen"
+	seen=$(in_berth berth kubectl get nodes -o name 2>&1 | sort)
+	[[ $seen == $'node/n1\nnode/n2' ]] || fail "from the login host: $seen"
+	on ctl scancel "${jobs[alice]}"
+	poll 30 gone alice || fail "the job does not end"
+	as alice login rm -f where.yaml ask.sh berth.out
+}
+in_berth() { as alice login env PATH=/srv/berth/bin:/usr/bin:/bin "$@"; }
+in_output() { as alice login grep -q "$1" berth.out 2>/dev/null; }
