@@ -8,6 +8,7 @@ import (
 	"berth.dev/berth/internal/jobdoor"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/probe"
 	"berth.dev/berth/internal/sandbox"
 )
 
@@ -31,6 +32,8 @@ func main() {
 			os.Exit(launch.UpKeeper())
 		case launch.RelayArg:
 			os.Exit(launch.Relay())
+		case probe.FUSEArg:
+			os.Exit(probe.TryFUSE(os.Stdout))
 		case login.KeeperArg:
 			os.Exit(login.Keeper())
 		case jobdoor.Arg:

@@ -40,7 +40,7 @@ func completeJobs(root *cobra.Command) {
 		offer(command, "ip-family", "auto", "ipv4", "dual")
 		offer(command, "carrier", "udp", "tcp")
 		offer(command, "fast-path", "auto", "off")
-		offer(command, "snapshotter", "overlayfs", "erofs")
+		offer(command, "snapshotter", "auto", "overlayfs", "erofs")
 		offer(command, "state-secrets", "encrypt", "omit")
 		offer(command, "to", imageForms...)
 		offer(command, "sort", "cpu", "memory", "name")

@@ -11,18 +11,18 @@ import (
 	"berth.dev/berth/internal/metrics"
 )
 
-// fastPathLimit is how long a node may take to say how its connections are made.
-const fastPathLimit = 3 * time.Second
+// pageLimit is how long a node may take to say how it is doing.
+const pageLimit = 3 * time.Second
 
-// fastPathOf adds up what the nodes of a cluster say of connections that the
-// hosts were to make; nil where none was looked at.
-func fastPathOf(ctx context.Context, session *login.Session, nodes []string) map[string]int {
+// pagesOf are the metrics of the nodes of a cluster; empty of those that do not
+// answer.
+func pagesOf(ctx context.Context, session *login.Session, nodes []string) []string {
 	api, err := session.API()
 	if err != nil {
 		return nil
 	}
 	defer api.Close()
-	ctx, cancel := context.WithTimeout(ctx, fastPathLimit)
+	ctx, cancel := context.WithTimeout(ctx, pageLimit)
 	defer cancel()
 	pages := make([]string, len(nodes))
 	var reading sync.WaitGroup
@@ -30,13 +30,19 @@ func fastPathOf(ctx context.Context, session *login.Session, nodes []string) map
 		reading.Go(func() { pages[i], _ = api.Text(ctx, metrics.Path(node)) })
 	}
 	reading.Wait()
+	return pages
+}
+
+// sumOf adds up what the nodes say of a family, by a label; nil where none says
+// anything.
+func sumOf(pages []string, family, label string) map[string]int {
 	var sum map[string]int
 	for _, page := range pages {
-		for outcome, n := range metrics.ByLabel(page, metrics.FastPath, "outcome") {
+		for value, n := range metrics.ByLabel(page, family, label) {
 			if sum == nil {
 				sum = map[string]int{}
 			}
-			sum[outcome] += int(n)
+			sum[value] += int(n)
 		}
 	}
 	return sum

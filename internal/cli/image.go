@@ -24,7 +24,7 @@ func newImageCommand() *cobra.Command {
 		Use:   "image",
 		Short: "Keep images in a folder for runs to come",
 		Long: `Keeps images in a folder that all nodes see. With
-'berth run --snapshotter erofs --image-cache FOLDER' nodes use them where they are:
+'berth run --image-cache FOLDER' nodes use them where they are:
 nothing is fetched, not even the question which image a name stands for goes to a
 registry. So a login host fills the folder, and nodes need no way to the outside.
 

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"berth.dev/berth/internal/login"
+	"berth.dev/berth/internal/metrics"
 	"berth.dev/berth/internal/slurm"
 )
 
@@ -37,6 +38,8 @@ type listed struct {
 	// FastPath is how often what became of connections of pods, where the hosts
 	// make some; without the nodes that do not answer.
 	FastPath map[string]int `json:"fastPath,omitempty"`
+	// Snapshotters is how many nodes keep images how.
+	Snapshotters map[string]int `json:"snapshotters,omitempty"`
 }
 
 func newListCommand() *cobra.Command {
@@ -98,7 +101,9 @@ func newStatusCommand() *cobra.Command {
 			}
 			defer found.Session.Close()
 			row := list(found)
-			row.FastPath = fastPathOf(command.Context(), found.Session, row.Ready)
+			pages := pagesOf(command.Context(), found.Session, row.Ready)
+			row.FastPath = sumOf(pages, metrics.FastPath, "outcome")
+			row.Snapshotters = sumOf(pages, metrics.Info, "snapshotter")
 			if output == "json" {
 				return writeJSON(command.OutOrStdout(), row)
 			}
@@ -207,6 +212,9 @@ func writeStatus(w io.Writer, row listed) error {
 	fmt.Fprintf(table, "pods\t%s\n", counts(row.Pods, "none"))
 	if len(row.Waiting) > 0 {
 		fmt.Fprintf(table, "waiting\t%s\n", counts(row.Waiting, ""))
+	}
+	if row.Snapshotters != nil {
+		fmt.Fprintf(table, "images\t%s\n", counts(row.Snapshotters, ""))
 	}
 	if row.FastPath != nil {
 		fmt.Fprintf(table, "fast path\t%s\n", describeFastPath(row.FastPath))

@@ -36,6 +36,9 @@ func pathOptions() []string {
 	return []string{"state-dir", "shared-volumes", "rendezvous-dir", "image", "image-cache", "mount"}
 }
 
+// oneFileOptions are for layers that are one file each.
+func oneFileOptions() []string { return []string{"image-cache", "lazy-pull"} }
+
 // preferences are what the files of the site and of the user say.
 type preferences struct {
 	files  []*settings.File // the site's first
@@ -173,7 +176,7 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 	var problems []error
 	known.VisitAll(func(option *pflag.Flag) {
 		flag := flags.Lookup(option.Name)
-		if flag == nil {
+		if flag == nil || p.unpacks(flags) && slices.Contains(oneFileOptions(), flag.Name) {
 			return
 		}
 		list, many := flag.Value.(pflag.SliceValue)
@@ -202,6 +205,17 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 		return nil, &launch.Failure{Code: launch.ExitConfig, Err: err}
 	}
 	return effects, nil
+}
+
+// unpacks tells whether layers are to be unpacked: what files say for others is not
+// meant for that.
+func (p *preferences) unpacks(flags *pflag.FlagSet) bool {
+	flag := flags.Lookup("snapshotter")
+	if flag == nil || flag.Changed {
+		return flag != nil && flag.Value.String() == cluster.Overlay
+	}
+	values, _ := p.valuesOf(flag.Name, false)
+	return slices.Equal(values, []string{cluster.Overlay})
 }
 
 // valuesOf are the values of an option that are not on the command line: of one

@@ -103,6 +103,37 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+func TestUnpackedLayersNeedNoCacheOfFiles(t *testing.T) {
+	const site = "options:\n  image-cache: /project/images\n  lazy-pull: true\n"
+	for _, c := range []struct {
+		typed, user, variable string
+		want                  cluster.Spec
+	}{
+		{"", "", "", cluster.Spec{ImageCache: "/project/images", LazyPull: true}},
+		{"--snapshotter=erofs", "", "overlayfs", cluster.Spec{Snapshotter: "erofs", ImageCache: "/project/images", LazyPull: true}},
+		{"--snapshotter=overlayfs", "", "", cluster.Spec{Snapshotter: "overlayfs"}},
+		{"", "options:\n  snapshotter: overlayfs\n", "", cluster.Spec{Snapshotter: "overlayfs"}},
+		{"", "", "overlayfs", cluster.Spec{Snapshotter: "overlayfs"}},
+	} {
+		p, err := readPreferences(preferencesIn(t, site, c.user, "BERTH_SNAPSHOTTER", c.variable))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var spec cluster.Spec
+		flags := pflag.NewFlagSet("", pflag.ContinueOnError)
+		addSpecFlags(flags, &spec)
+		if err := flags.Parse(strings.Fields(c.typed)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.apply(flags); err != nil {
+			t.Fatal(err)
+		}
+		if got := (cluster.Spec{Snapshotter: spec.Snapshotter, ImageCache: spec.ImageCache, LazyPull: spec.LazyPull}); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%q, file %q, variable %q: %+v, want %+v", c.typed, c.user, c.variable, got, c.want)
+		}
+	}
+}
+
 func TestNoFiles(t *testing.T) {
 	dir := t.TempDir()
 	p, err := readPreferences(func(name string) string { return map[string]string{"HOME": dir}[name] })

@@ -198,7 +198,7 @@ func parseBlock(value string) (netip.Prefix, error) {
 // imageCacheOf is the cache that the user names. The nodes of a run, and runs on
 // different hosts, tell what they use apart.
 func imageCacheOf(spec Spec, offer Offer) ImageCache {
-	if spec.ImageCache == "" {
+	if spec.ImageCache == "" || offer.Snapshotter != EROFS {
 		return ImageCache{}
 	}
 	bytes, _ := spec.ImageCacheBytes() // looked at in Validate

@@ -197,6 +197,8 @@ const (
 	Overlay = "overlayfs"
 	EROFS   = "erofs"
 	Native  = "native"
+	// AutoSnapshotter is EROFS on nodes that can mount with FUSE, Overlay on others.
+	AutoSnapshotter = "auto"
 )
 
 // ImageCache is a folder of layers that the nodes and runs of a user share.

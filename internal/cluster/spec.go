@@ -28,17 +28,17 @@ type Spec struct {
 	NoPull bool
 	// Registries say where images of a registry are to be had: NAME=URL.
 	Registries []string
-	// Snapshotter is how nodes keep the layers of images: Overlay or EROFS;
-	// empty chooses.
+	// Snapshotter is how nodes keep the layers of images: Overlay, EROFS, or
+	// AutoSnapshotter, which empty means, too.
 	Snapshotter string
 	// ImageCache is a folder of layers that the nodes and runs of a user share;
-	// empty for none. It goes with EROFS.
+	// empty for none. A node with Overlay does without.
 	ImageCache string
 	// ImageCacheLimit is how large that may get, such as 20G; empty for
 	// ImageCacheBytes.
 	ImageCacheLimit string
-	// LazyPull starts containers of eStargz images before these have come. It goes
-	// with EROFS.
+	// LazyPull starts containers of eStargz images before these have come. A node
+	// with Overlay does without.
 	LazyPull bool
 	// OneUID does without subordinate uids even where there are some.
 	OneUID bool
@@ -188,14 +188,14 @@ func (s Spec) Validate() error {
 		}
 	}
 	switch s.Snapshotter {
-	case "", Overlay, EROFS:
+	case "", AutoSnapshotter, Overlay, EROFS:
 	default:
-		problems = append(problems, fmt.Errorf("snapshotter %q: give %s or %s", s.Snapshotter, Overlay, EROFS))
+		problems = append(problems, fmt.Errorf("snapshotter %q: give %s, %s or %s", s.Snapshotter, AutoSnapshotter, Overlay, EROFS))
 	}
-	if s.ImageCache != "" && s.Snapshotter != EROFS {
+	if s.ImageCache != "" && s.Snapshotter == Overlay {
 		problems = append(problems, fmt.Errorf("image cache %s: it holds layers as one file each, which --snapshotter %s gives", s.ImageCache, EROFS))
 	}
-	if s.LazyPull && s.Snapshotter != EROFS {
+	if s.LazyPull && s.Snapshotter == Overlay {
 		problems = append(problems, fmt.Errorf("lazy pull: content comes into layers as one file each, which --snapshotter %s gives", EROFS))
 	}
 	if _, err := s.ImageCacheBytes(); err != nil {

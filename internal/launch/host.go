@@ -59,6 +59,8 @@ type host struct {
 	runID       string
 	// roles is the memory that berth itself needs here, in bytes.
 	roles uint64
+	// snapshotter is how containers get their root file systems here.
+	snapshotter string
 	// devices are what pods can request here.
 	devices devices.Found
 }
@@ -222,7 +224,7 @@ func (h host) offer(spec cluster.Spec, scratch string, hostAPIPort uint16, label
 		RefusedIPv6: h.refusedIPv6,
 		OneUID:      h.ids.OneUID,
 		SubIDs:      fmt.Sprint(h.ids.UIDs[1:], h.ids.GIDs[1:]),
-		Snapshotter: h.snapshotter(spec.Snapshotter),
+		Snapshotter: h.snapshotter,
 		HostAPIPort: hostAPIPort,
 	}, nil
 }
@@ -234,18 +236,6 @@ func (h host) reserved() uint64 {
 		return h.roles
 	}
 	return h.roles + h.memory.Bytes/memoryFilesShare
-}
-
-// snapshotter chooses how containers get their root file systems, where the user
-// does not.
-func (h host) snapshotter(asked string) string {
-	switch {
-	case asked != "":
-		return asked
-	case h.state.Overlay:
-		return cluster.Overlay
-	}
-	return cluster.Native
 }
 
 // sandboxIDs hands the id maps over to the sandbox.

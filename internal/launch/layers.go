@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -16,6 +17,7 @@ import (
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/probe"
 	"berth.dev/berth/internal/rundir"
 )
 
@@ -25,19 +27,57 @@ const layersName = "layers"
 // fuseDevice is what mounts of user space are made with.
 const fuseDevice = "/dev/fuse"
 
-// checkSnapshotter refuses a way to keep images that this host cannot go.
-func (h host) checkSnapshotter(asked string) error {
-	if asked != cluster.EROFS {
-		return nil
-	}
+// tryFUSE tells why this host cannot serve images through FUSE.
+func (h host) tryFUSE(ctx context.Context) error {
 	if !h.state.Overlay {
-		return fail(ExitUnavailable, fmt.Errorf("use the snapshotter %s: overlayfs cannot write to %s; name another place with --state-dir DIR", asked, h.state.Path))
+		return fmt.Errorf("overlayfs cannot write to %s; name another place with --state-dir DIR", h.state.Path)
 	}
+	const remedy = "an administrator can run: modprobe fuse && chmod 0666 " + fuseDevice
 	fd, err := unix.Open(fuseDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fail(ExitUnavailable, fmt.Errorf("use the snapshotter %s: open %s: %w; an administrator can run: modprobe fuse && chmod 0666 %s, or leave the option away", asked, fuseDevice, err, fuseDevice))
+		return fmt.Errorf("open %s: %w; %s", fuseDevice, err, remedy)
 	}
-	return unix.Close(fd)
+	if err := unix.Close(fd); err != nil {
+		return err
+	}
+	if err := probe.MountFUSE(ctx); err != nil {
+		return fmt.Errorf("%w; %s", err, remedy)
+	}
+	return nil
+}
+
+// chooseSnapshotter returns how containers get their root file systems here, and why
+// it is not by EROFS where that was to be chosen. What was asked for by name and
+// cannot be is the error.
+func (h host) chooseSnapshotter(ctx context.Context, asked string) (snapshotter string, without, err error) {
+	if asked == cluster.Overlay {
+		return asked, nil, nil
+	}
+	err = h.tryFUSE(ctx)
+	switch {
+	case err == nil:
+		return cluster.EROFS, nil, nil
+	case asked == cluster.EROFS:
+		return "", nil, fail(ExitUnavailable, fmt.Errorf("use the snapshotter %s: %w, or leave the option away", asked, err))
+	case h.state.Overlay:
+		return cluster.Overlay, err, nil
+	}
+	return cluster.Native, err, nil
+}
+
+// chooseSnapshotter says why images are not kept as one file for each layer only
+// to those who have asked for what needs that.
+func (r *run) chooseSnapshotter(ctx context.Context) error {
+	snapshotter, without, err := r.host.chooseSnapshotter(ctx, r.Spec.Snapshotter)
+	r.host.snapshotter = snapshotter
+	switch {
+	case without == nil:
+	case r.Spec.ImageCache != "" || r.Spec.LazyPull:
+		r.Log.Warn("images are unpacked here, without --image-cache and --lazy-pull: " + without.Error())
+	default:
+		r.Log.Debug("images are unpacked here: " + without.Error())
+	}
+	return err
 }
 
 // makeImageCache makes the folder of the cache of images, if one is named.

@@ -53,7 +53,7 @@ func (r *run) tell(conn net.Conn) {
 // describe measures the node. It is called when somebody asks, so that a run
 // which nobody watches pays nothing.
 func (r *run) describe(page *metrics.Page) {
-	page.Add("berth_info", 1, "version", cluster.Version(), "kubernetes", r.plan.KubernetesVersion, "run", r.plan.RunID)
+	page.Add(metrics.Info, 1, "version", cluster.Version(), "kubernetes", r.plan.KubernetesVersion, "run", r.plan.RunID, "snapshotter", r.plan.Snapshotter)
 	for phase, after := range r.began.all() {
 		page.Add("berth_start_seconds", after.Seconds(), "phase", phase)
 	}
@@ -146,6 +146,8 @@ func roleOf(arguments []string) (name string, further bool) {
 		return "shims", false
 	case "coredns":
 		return "dns", false
+	case "berth-layers":
+		return layersName, false
 	}
 	return "", false
 }

@@ -54,7 +54,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return err
 	}
 	if r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles); err == nil {
-		err = r.host.checkSnapshotter(r.Spec.Snapshotter)
+		err = r.chooseSnapshotter(ctx)
 	}
 	if err == nil && r.team != nil {
 		r.host.name = r.team.config.Node

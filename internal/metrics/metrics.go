@@ -24,6 +24,9 @@ const Socket = "metrics.sock"
 // FastPath is the family that counts what became of connections of pods.
 const FastPath = "berth_fastpath_total"
 
+// Info is the family that says what runs.
+const Info = "berth_info"
+
 // A Kind is what Prometheus calls a type.
 type Kind string
 
@@ -44,7 +47,7 @@ type Family struct {
 // Families are all that berth has, in the order in which they are printed.
 func Families() []Family {
 	return []Family{
-		{"berth_info", Gauge, "1; the labels say which berth this is, which Kubernetes, and which run"},
+		{Info, Gauge, "1; the labels say which berth this is, which Kubernetes, which run, and how images are kept"},
 		{"berth_start_seconds", Gauge, "time from the start of berth on this node until a phase of the start was done"},
 		{"berth_job_left_seconds", Gauge, "time until Slurm ends the job; absent where nothing limits it"},
 		{"berth_node_cpus", Gauge, "processors that the node may use"},

@@ -112,7 +112,7 @@ func (h *Host) checkOverlay(best Candidate, tried outcomes) Result {
 func (h *Host) checkFUSE(tried outcomes) Result {
 	remedy := Remedy{Admin: "modprobe fuse && chmod 0666 /dev/fuse"}
 	return tried.answer(Result{Name: "fuse", Title: "FUSE", Level: Optional,
-		Cost: "images cannot be mounted from shared single-file layers", Remedy: remedy}, trialFUSE, "/dev/fuse opens, mounted in a user namespace", trialMountNS)
+		Cost: "layers of images are unpacked instead of kept as one file each: slower starts of large images, no cache that runs share", Remedy: remedy}, trialFUSE, "/dev/fuse opens, mounted in a user namespace", trialMountNS)
 }
 
 func (h *Host) checkPivot(tried outcomes) Result {

@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "trial" {
 		os.Exit(RunTrial(os.Args[2:], os.Stdin, os.Stdout))
 	}
+	if len(os.Args) > 1 && os.Args[1] == FUSEArg {
+		os.Exit(TryFUSE(os.Stdout))
+	}
 	if len(os.Args) > 1 && os.Args[1] == "hang" {
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, unix.SIGTERM)
@@ -54,6 +57,10 @@ func TestExamineHere(t *testing.T) {
 	}
 	if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil); err != unix.ECHILD {
 		t.Errorf("children are left: %v", err)
+	}
+	// A run asks for itself, and has to get the same answer.
+	if err := MountFUSE(t.Context()); (err == nil) != (byName["fuse"].OK == Yes) {
+		t.Errorf("mount with FUSE: %v, but the examination found %+v", err, byName["fuse"])
 	}
 	if byName["user-namespace"].OK != Yes {
 		t.Errorf("a test can make user namespaces, but: %s", byName["user-namespace"].Found)

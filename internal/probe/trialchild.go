@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os/exec"
 	"runtime"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -183,7 +185,50 @@ func tryOverlay(dir string) error {
 	return nil
 }
 
-// tryFUSE mounts without serving: the mount itself is what may be forbidden.
+// FUSEArg is the argument of the child of MountFUSE.
+const FUSEArg = "fuse-trial"
+
+// MountFUSE tells whether this user can mount with FUSE in a user namespace, by
+// doing it in a child of this program, which calls TryFUSE there. Where there can
+// be no user namespace, that is for others to find. It takes some milliseconds.
+func MountFUSE(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, trialLimit)
+	defer cancel()
+	own := oneID(os.Getuid(), os.Getgid())
+	command := exec.CommandContext(ctx, "/proc/self/exe", FUSEArg)
+	command.Env = []string{}
+	command.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: sysMap(own.UIDs), GidMappings: sysMap(own.GIDs),
+		Pdeathsig: syscall.SIGKILL,
+	}
+	command.WaitDelay = time.Second
+	said, err := command.Output()
+	switch ended := (&exec.ExitError{}); {
+	case err == nil, !errors.As(err, &ended):
+		return nil
+	case len(said) > 0:
+		return errors.New(string(said))
+	default:
+		return fmt.Errorf("mount with FUSE: %w", err)
+	}
+}
+
+// TryFUSE is the child's half of MountFUSE. It returns the exit status.
+func TryFUSE(stdout io.Writer) int {
+	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	if err == nil {
+		err = tryFUSE(os.TempDir()) // covered in this mount namespace only
+	}
+	if err != nil {
+		fmt.Fprint(stdout, err)
+		return 1
+	}
+	return 0
+}
+
+// tryFUSE mounts without serving, as images are mounted: the mount itself is what
+// may be forbidden.
 func tryFUSE(target string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err
@@ -193,8 +238,8 @@ func tryFUSE(target string) error {
 		return fmt.Errorf("open /dev/fuse: %w", err)
 	}
 	defer unix.Close(device)
-	data := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device)
-	if err := unix.Mount("berth", target, "fuse", unix.MS_NOSUID|unix.MS_NODEV, data); err != nil {
+	data := fmt.Sprintf("fd=%d,rootmode=40755,user_id=0,group_id=0,allow_other,default_permissions", device)
+	if err := unix.Mount("berth", target, "fuse.berth", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOATIME, data); err != nil {
 		return fmt.Errorf("mount fuse: %w", err)
 	}
 	return unix.Unmount(target, unix.MNT_DETACH)

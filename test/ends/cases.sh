@@ -550,6 +550,30 @@ span() {
 	[[ $(grep -c ^node/ "$out/b") == 3 ]] || fail "not three nodes, once: $(cat "$out/b")"
 }
 
+# Nodes whose users have no FUSE unpack images, beside others that do not: a
+# device that is root's, and one with which nothing can be mounted.
+without_fuse() {
+	"$bed" run n2 sh -c 'touch /run/fuse && chmod 0600 /run/fuse && mount --bind /run/fuse /dev/fuse' || fail "no device for root only"
+	"$bed" run n3 mount --bind /dev/null /dev/fuse || fail "no other device"
+	span_berth a --image $image -- sh -c "kubectl apply -f $here/spread.yaml && kubectl wait --for=condition=complete --timeout=90s job/spread &&
+		kubectl logs -l app=spread && berth status"
+	ends a 0
+	greeted n1 n2 n3
+	says a '2 overlayfs, 1 erofs'
+	# By name it is refused, and what needs it is said to be missing.
+	begin c alice n2 berth run --snapshotter erofs -- true
+	ends c 69
+	says c 'open /dev/fuse: permission denied; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse, or leave the option away'
+	begin d alice n2 berth run --image-cache /home/alice/cache -f $here/exit.yaml --image $image
+	ends d 0
+	says d 'images are unpacked here'
+	begin e alice n3 berth run --snapshotter erofs -- true
+	ends e 69
+	says e 'mount fuse: '
+	"$bed" run n2 sh -c 'umount /dev/fuse && rm /run/fuse'
+	"$bed" run n3 umount /dev/fuse
+}
+
 # An archive on the head's own disk reaches the others, also where one has
 # another file of that name.
 own_archive() {
