@@ -204,6 +204,14 @@ test_settings() {
 	expect 0 '*6553?' as alice n1 unshare --map-root-user --map-users=auto cat /proc/self/uid_map
 	expect 0 "" bed check
 	down
+	# The machine's last core: the first might be chance.
+	local last=$(($(nproc) - 1))
+	CORES="$last 0" PROCTRACK=cgroup up 2 || return
+	expect 0 $'Cpus_allowed_list:\t'"$last" as alice login srun -Q -w n1 grep Cpus_allowed_list /proc/self/status
+	expect 0 $'Cpus_allowed_list:\t0' as alice login srun -Q -w n2 grep Cpus_allowed_list /proc/self/status
+	expect 0 "" bed check
+	down
+	expect 2 '*CORES needs PROCTRACK=cgroup*' env CORES=0 "$bed" up
 	expect 2 $'*PROCTRACK is "x"*\n*CPUS is "y"*' env PROCTRACK=x CPUS=y "$bed" up
 }
 

@@ -41,7 +41,7 @@ choose_cgroup_kind() {
 }
 
 make_cgroups() {
-	local controllers at dir
+	local controllers at dir name
 	while read -r controllers at; do
 		[[ $cgroup_kind != v2 ]] || enable_controllers "$at"
 		for dir in "bed-$BED_NAME" $(host_names | sed "s|^|bed-$BED_NAME/|"); do
@@ -49,6 +49,10 @@ make_cgroups() {
 			[[ ,$controllers, != *,cpuset,* ]] || fill_cpuset "$at/$dir"
 		done
 		[[ $cgroup_kind != v2 ]] || enable_controllers "$at/bed-$BED_NAME"
+		for name in $(host_names); do
+			[[ -z $(core_of "$name") || ! -e $at/bed-$BED_NAME/$name/cpuset.cpus ]] ||
+				core_of "$name" >"$at/bed-$BED_NAME/$name/cpuset.cpus"
+		done
 	done < <(used_hierarchies)
 }
 

@@ -12,7 +12,7 @@ BED_NAME=${BED_NAME:-bed}
 state_root=/var/tmp/berth-bed
 state=$state_root/$BED_NAME
 settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED GPUS PROC_OPTIONS HOME_OPTIONS TMP_OPTIONS
-	PROGRAMS NAMES MTUS BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK BED_OCI number subnet first_user first_subordinate cgroup_kind)
+	PROGRAMS NAMES MTUS CORES BED_BIND BED_LOGS BED_SLURM_CONF BED_PLUGSTACK BED_OCI number subnet first_user first_subordinate cgroup_kind)
 
 # How many beds may be up at once.
 numbers=99
@@ -44,6 +44,7 @@ default_settings() {
 	PROGRAMS=${PROGRAMS:-all}
 	NAMES=${NAMES:-}
 	MTUS=${MTUS:-}
+	CORES=${CORES:-}
 	BED_BIND=${BED_BIND:-}
 	BED_LOGS=${BED_LOGS:-}
 	BED_SLURM_CONF=${BED_SLURM_CONF:-}
@@ -99,6 +100,10 @@ validate_settings() {
 		problems+=("NAMES is \"$NAMES\": give a name for each of $NODES nodes")
 	[[ $MTUS =~ ^[0-9\ ]*$ && $(wc -w <<<"$MTUS") =~ ^(0|$NODES)$ ]] ||
 		problems+=("MTUS is \"$MTUS\": give a number for each of $NODES nodes")
+	[[ $CORES =~ ^[0-9\ ]*$ && $(wc -w <<<"$CORES") =~ ^(0|$NODES)$ ]] ||
+		problems+=("CORES is \"$CORES\": give a core of this machine for each of $NODES nodes")
+	[[ -z $CORES || $PROCTRACK == cgroup && $TASK == none ]] ||
+		problems+=("CORES needs PROCTRACK=cgroup, which has cpusets, and TASK=none: Slurm would choose cores itself")
 	[[ $CPUS =~ ^[1-9][0-9]*$ ]] || problems+=("CPUS is \"$CPUS\": give a number of cores")
 	[[ $MEM =~ ^[1-9][0-9]*$ ]] || problems+=("MEM is \"$MEM\": give a number of megabytes")
 	local bind
@@ -149,6 +154,13 @@ mtu_of() {
 	read -ra mtus <<<"$MTUS"
 	[[ $1 != n* ]] || echo "${mtus[${1#n} - 1]:-1500}"
 	[[ $1 == n* ]] || echo 1500
+}
+
+# core_of HOST: the one core that it has, if it is to have one alone.
+core_of() {
+	local cores
+	read -ra cores <<<"$CORES"
+	[[ $1 != n* ]] || echo "${cores[${1#n} - 1]:-}"
 }
 
 address_of() {
