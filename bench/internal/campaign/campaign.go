@@ -56,19 +56,45 @@ func (c *Campaign) Run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
 	left := plan.Remaining(c.Plan.Schedule(), c.Before)
-	for i, id := range left {
-		if c.gone[pair{id.System, ""}] || c.gone[pair{id.System, id.Case}] {
-			c.skipped++
-			continue
+	for i := 0; i < len(left); {
+		n := c.sameTurn(left[i:])
+		var some []record.ID
+		for j, id := range left[i : i+n] {
+			if c.isGone(id) {
+				c.skipped++
+				continue
+			}
+			fmt.Fprintf(c.Progress, "%d/%d %s on %s (%s %d), %s left\n", i+j+1, len(left), id.Case, id.System, id.Phase, id.Number,
+				round(c.clock.of(left[i+j:], c.isGone)))
+			some = append(some, id)
 		}
-		fmt.Fprintf(c.Progress, "%d/%d %s on %s (%s %d), %s left\n", i+1, len(left), id.Case, id.System, id.Phase, id.Number,
-			round(c.clock.of(left[i:], func(id record.ID) bool { return c.gone[pair{id.System, ""}] || c.gone[pair{id.System, id.Case}] })))
-		if err := c.trial(ctx, id); err != nil {
+		i += n
+		if err := c.trials(ctx, some); err != nil {
 			return err
 		}
 	}
 	fmt.Fprintf(c.Progress, "%d trials made, %d left out\n", len(left)-c.skipped, c.skipped)
 	return nil
+}
+
+func (c *Campaign) isGone(id record.ID) bool {
+	return c.gone[pair{id.System, ""}] || c.gone[pair{id.System, id.Case}]
+}
+
+// sameTurn is how many of the next trials a system makes together: those of one
+// round, where plan and system are for it.
+func (c *Campaign) sameTurn(next []record.ID) int {
+	first := next[0]
+	if _, can := c.drivers[first.System].(system.Together); !can || !c.Plan.Together {
+		return 1
+	}
+	n := slices.IndexFunc(next, func(id record.ID) bool {
+		return id.System != first.System || id.Phase != first.Phase || id.Number != first.Number
+	})
+	if n < 0 {
+		n = len(next)
+	}
+	return n
 }
 
 // begin looks at the systems and writes what the session is.
@@ -102,6 +128,9 @@ func (c *Campaign) begin(ctx context.Context) error {
 		return err
 	}
 	session.Nodes, session.Slurm = machines, slurm(os.Getenv)
+	if c.Plan.Link != "" {
+		session.Link = &record.Link{Name: c.Plan.Link, Is: c.Plan.Links[c.Plan.Link]}
+	}
 	if err := c.Records.Add(record.Line{Session: session}); err != nil {
 		return err
 	}
@@ -144,40 +173,77 @@ func (c *Campaign) leave(u record.Unmeasured) error {
 	return c.Records.Add(record.Line{Unmeasured: &u})
 }
 
-// trial makes one trial and writes its record. Its error is one of the campaign's:
-// what the trial itself fails of is in the record.
-func (c *Campaign) trial(ctx context.Context, id record.ID) error {
-	planned, _ := c.Plan.Case(id.Case)
-	kase, ok := cases.Find(planned.Kind)
-	if !ok {
-		return fmt.Errorf("there is no case %q", planned.Kind)
+// made is a trial before it has a record.
+type made struct {
+	kase  cases.Case
+	trial record.Trial
+}
+
+// trials makes trials of one system, together if there are several, and writes
+// their records.
+func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
+	var all []made
+	var tasks []system.Task
+	for _, id := range ids {
+		planned, _ := c.Plan.Case(id.Case)
+		kase, ok := cases.Find(planned.Kind)
+		if !ok {
+			return fmt.Errorf("there is no case %q", planned.Kind)
+		}
+		task, err := kase.Task(planned.Parameters, c.Plan.CPUs, c.Plan.MemoryMB)
+		if err != nil {
+			if err := c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: err.Error()}); err != nil {
+				return err
+			}
+			continue
+		}
+		task.CPUs, task.MemoryMB = c.Plan.CPUs, c.Plan.MemoryMB
+		tasks = append(tasks, task)
+		all = append(all, made{kase, record.Trial{
+			Case: id.Case, Kind: planned.Kind, System: id.System, Against: planned.Against, Phase: id.Phase, Number: id.Number,
+			Parameters: planned.Parameters, Start: time.Now().UTC(),
+		}})
 	}
-	task, err := kase.Task(planned.Parameters, c.Plan.CPUs, c.Plan.MemoryMB)
-	if err != nil {
-		return c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: err.Error()})
+	if len(all) == 0 {
+		return nil
 	}
-	task.CPUs, task.MemoryMB = c.Plan.CPUs, c.Plan.MemoryMB
-	trial := record.Trial{
-		Case: id.Case, Kind: planned.Kind, System: id.System, Phase: id.Phase, Number: id.Number,
-		Parameters: planned.Parameters, Start: time.Now().UTC(),
+	var results []system.Result
+	driver := c.drivers[all[0].trial.System]
+	if together, can := driver.(system.Together); can && c.Plan.Together {
+		results = together.RunTogether(ctx, tasks)
+	} else {
+		out, err := driver.Run(ctx, tasks[0])
+		results = []system.Result{{Output: out, Err: err}}
 	}
-	out, err := c.drivers[id.System].Run(ctx, task)
 	if ctx.Err() != nil {
-		return context.Cause(ctx) // it is made again
+		return context.Cause(ctx) // they are made again
 	}
+	took := time.Since(all[0].trial.Start).Seconds() / float64(len(all))
+	for i, m := range all {
+		m.trial.Seconds = took
+		if err := c.finish(ctx, m, results[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish writes the record of a trial. Its error is one of the campaign's: what the
+// trial itself fails of is in the record.
+func (c *Campaign) finish(ctx context.Context, m made, r system.Result) error {
+	trial, out, err := m.trial, r.Output, r.Err
 	var unsupported *system.Unsupported
 	if errors.As(err, &unsupported) {
-		return c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: unsupported.Reason})
+		return c.leave(record.Unmeasured{System: trial.System, Case: trial.Case, Reason: unsupported.Reason})
 	}
-	trial.Seconds = time.Since(trial.Start).Seconds()
 	trial.Step, trial.Output = out.Step, out.Stdout
 	if err == nil {
-		trial.Values, err = kase.Read(planned.Parameters, out)
+		trial.Values, err = m.kase.Read(trial.Parameters, out)
 	}
 	if err == nil {
 		trial.Values = append(trial.Values, out.Values...)
 	}
-	at := pair{id.System, id.Case}
+	at := pair{trial.System, trial.Case}
 	if err != nil {
 		// A job that ended is no fault of the system's: the trial is made again.
 		if lost := c.Place.Lost(ctx); lost != nil {
@@ -185,16 +251,16 @@ func (c *Campaign) trial(ctx context.Context, id record.ID) error {
 		}
 		trial.Error = err.Error()
 		c.failed[at]++
-		fmt.Fprintf(c.Progress, "failed: %v\n", err)
+		fmt.Fprintf(c.Progress, "failed: %s: %v\n", trial.Case, err)
 	} else {
 		c.failed[at] = 0
-		c.clock.took(id, trial.Seconds)
+		c.clock.took(trial.ID(), trial.Seconds)
 	}
 	if err := c.Records.Add(record.Line{Trial: &trial}); err != nil {
 		return err
 	}
 	if c.failed[at] == inARow {
-		return c.leave(record.Unmeasured{System: id.System, Case: id.Case, Reason: fmt.Sprintf("it failed %d times in a row, last: %s", inARow, trial.Error)})
+		return c.leave(record.Unmeasured{System: trial.System, Case: trial.Case, Reason: fmt.Sprintf("it failed %d times in a row, last: %s", inARow, trial.Error)})
 	}
 	return nil
 }

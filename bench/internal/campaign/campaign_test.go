@@ -64,6 +64,54 @@ func (f fake) Run(_ context.Context, task system.Task) (system.Output, error) {
 	return out, nil
 }
 
+// gregarious is a system that makes trials together.
+type gregarious struct {
+	fake
+	turns *[]int
+}
+
+func (g gregarious) RunTogether(ctx context.Context, tasks []system.Task) (results []system.Result) {
+	*g.turns = append(*g.turns, len(tasks))
+	for _, task := range tasks {
+		out, err := g.Run(ctx, task)
+		results = append(results, system.Result{Output: out, Err: err})
+	}
+	if len(tasks) > 1 {
+		results[0].Err = errors.New("it broke")
+	}
+	return results
+}
+
+// TestTogether: a system that can makes the trials of a round at once, and each has
+// its own record; what fails of one leaves the others.
+func TestTogether(t *testing.T) {
+	p, err := plan.Parse("f", []byte(strings.Replace(text, "repetitions", "together: true\nwarm-ups: 0\nrepetitions", 1)), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var turns []int
+	made := func(s plan.System, _ system.Place) (system.Driver, error) {
+		if s.Name == "bare" {
+			return gregarious{fake{s.Name, nil}, &turns}, nil
+		}
+		return fake{"absent", nil}, nil
+	}
+	path := filepath.Join(t.TempDir(), "records")
+	if err := carryOut(t, t.Context(), path, p, made); err != nil {
+		t.Fatal(err)
+	}
+	total := 0
+	for _, n := range turns {
+		total += n
+	}
+	if turns[0] != 2 || count(t, path, func(l record.Line) bool { return l.Trial != nil }) != total {
+		t.Errorf("turns of %v trials", turns)
+	}
+	if bad := count(t, path, func(l record.Line) bool { return l.Trial != nil && l.Trial.Error == "it broke" }); bad == 0 || bad == total {
+		t.Errorf("%d of %d failed", bad, total)
+	}
+}
+
 // run runs the plan once, with records in a file.
 func run(t *testing.T, ctx context.Context, path string, after func()) error {
 	t.Helper()
@@ -71,6 +119,11 @@ func run(t *testing.T, ctx context.Context, path string, after func()) error {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return carryOut(t, ctx, path, p, func(s plan.System, _ system.Place) (system.Driver, error) { return fake{s.Name, after}, nil })
+}
+
+func carryOut(t *testing.T, ctx context.Context, path string, p *plan.Plan, made func(plan.System, system.Place) (system.Driver, error)) error {
+	t.Helper()
 	self := filepath.Join(t.TempDir(), "self")
 	if err := os.WriteFile(self, []byte("#!/bin/sh\necho '{\"name\": \"n1\"}'\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -86,7 +139,7 @@ func run(t *testing.T, ctx context.Context, path string, after func()) error {
 	defer records.Close()
 	c := Campaign{
 		Plan: p, Place: system.Place{Self: self}, Records: records, Before: before, Progress: io.Discard,
-		New: func(s plan.System, _ system.Place) (system.Driver, error) { return fake{s.Name, after}, nil },
+		New: made,
 	}
 	return c.Run(ctx)
 }

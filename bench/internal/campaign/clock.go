@@ -19,7 +19,11 @@ func newClock(p *plan.Plan, known plan.Catalogue, before []record.Line) clock {
 	c := clock{map[pair]float64{}, map[pair][]float64{}}
 	for _, kase := range p.Cases {
 		for _, s := range p.Systems {
-			c.guess[pair{s.Name, kase.Name}] = known.Cases[kase.Kind].Seconds(kase.Parameters) + known.Drivers[s.Driver].Seconds(s.Options)
+			adds := known.Drivers[s.Driver].Seconds(s.Options)
+			if p.Together && known.Drivers[s.Driver].Together {
+				adds /= float64(casesOn(p, s.Name, kase.Link))
+			}
+			c.guess[pair{s.Name, kase.Name}] = known.Cases[kase.Kind].Seconds(kase.Parameters) + adds
 		}
 	}
 	for _, line := range before {
@@ -28,6 +32,16 @@ func newClock(p *plan.Plan, known plan.Catalogue, before []record.Line) clock {
 		}
 	}
 	return c
+}
+
+// casesOn is how many cases a system has with a link.
+func casesOn(p *plan.Plan, system, link string) (n int) {
+	for _, c := range p.Cases {
+		if c.Link == link && slices.Contains(c.Systems, system) {
+			n++
+		}
+	}
+	return max(n, 1)
 }
 
 func (c clock) took(id record.ID, seconds float64) {

@@ -22,7 +22,7 @@ func cpu() Case {
 			Seconds: func(parameters map[string]string) float64 { return number(parameters, "seconds") },
 		},
 		Task: func(parameters map[string]string, cpus, _ int) (system.Task, error) {
-			return system.Task{Args: []string{
+			return system.Task{Window: true, Args: []string{
 				"sysbench", "cpu", "--threads=" + strconv.Itoa(cpus), "--time=" + parameters["seconds"],
 				"--cpu-max-prime=" + parameters["max-prime"], "run",
 			}}, nil
@@ -51,9 +51,13 @@ func find(text, pattern string) (float64, error) {
 	return strconv.ParseFloat(match[1], 64)
 }
 
-// perUnit is what the whole trial took of processor time, by what it got done.
-// Where that is not known, as in a cluster elsewhere, there is no such figure.
+// perUnit is what a trial took of processor time, by what it got done: what the
+// machine did while the program ran, or else, with the start of a cluster, what the
+// whole trial took on the first host. Where neither is known there is no such figure.
 func perUnit(out system.Output, units float64, unit string) []record.Value {
+	if w := out.Step.Window; w != nil && units != 0 {
+		return []record.Value{{Name: "machine's CPU time per " + unit, Unit: "s", Better: lower, Value: w.Busy / units}}
+	}
 	if out.Step.CPUSeconds == 0 || units == 0 {
 		return nil
 	}

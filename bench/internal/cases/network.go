@@ -28,6 +28,7 @@ func bandwidth() Case {
 		Kind: plan.Kind{
 			Name: "bandwidth", Summary: "iperf3 from a container on the first host to a server on the second", Hosts: 2,
 			Parameters: append(server("5003"),
+				plan.Parameter{Name: "direction", Default: "to", Help: "to (the server) or from (it)", Check: choice("to", "from")},
 				plan.Parameter{Name: "streams", Default: "1", Help: "connections at a time", Check: positive},
 				plan.Parameter{Name: "protocol", Default: "tcp", Help: "tcp or udp (without a limit)", Check: choice("tcp", "udp")},
 				plan.Parameter{Name: "length", Default: "128k", Help: "of each write; of each packet with udp", Check: length},
@@ -42,7 +43,10 @@ func bandwidth() Case {
 			if p["protocol"] == "udp" {
 				args = append(args, "-u", "-b", "0")
 			}
-			return system.Task{Args: args, Server: serve(p, "iperf3", "-s", "-p", p["port"])}, nil
+			if p["direction"] == "from" {
+				args = append(args, "-R")
+			}
+			return system.Task{Args: args, Window: true, Connects: true, Server: serve(p, "iperf3", "-s", "-p", p["port"])}, nil
 		},
 		Read: func(p map[string]string, out system.Output) ([]record.Value, error) {
 			type sum struct {
@@ -105,7 +109,7 @@ func latency() Case {
 			if p["protocol"] == "tcp" {
 				client, served = append(client, "--tcp"), append(served, "--tcp")
 			}
-			return system.Task{Args: client, Server: serve(p, served...)}, nil
+			return system.Task{Args: client, Window: true, Connects: true, Server: serve(p, served...)}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) (values []record.Value, err error) {
 			for _, figure := range []struct{ name, pattern string }{
@@ -145,6 +149,7 @@ func connections() Case {
 					"fortio", "load", "-quiet", "-loglevel", "error", "-json", "-", "-keepalive=false", "-qps", "0", "-p", "50,99", "-r", "0.00001",
 					"-t", p["seconds"] + "s", "-c", p["threads"], "-payload-size", p["bytes"], "http://" + system.ServerHere + ":" + p["port"] + "/",
 				},
+				Window: true, Connects: true,
 				Server: serve(p, "fortio", "server", "-loglevel", "error", "-http-port", p["port"],
 					"-grpc-port", "disabled", "-tcp-port", "disabled", "-udp-port", "disabled", "-redirect-port", "disabled"),
 			}, nil

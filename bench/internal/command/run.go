@@ -17,7 +17,7 @@ import (
 )
 
 func newRun() *cobra.Command {
-	name, out, archive := "quick", "", "bench.tar"
+	name, out, archive, link := "quick", "", "bench.tar", ""
 	local, dry := false, false
 	command := &cobra.Command{
 		Use:   "run [flags] [CASE...]",
@@ -29,6 +29,11 @@ but no job, salloc is asked for one; otherwise they are processes of this machin
 			p, err := readPlan(name, args)
 			if err != nil {
 				return err
+			}
+			if !dry || link != "" {
+				if err := p.Under(link); err != nil {
+					return err
+				}
 			}
 			if out == "" {
 				out = p.Name + ".jsonl"
@@ -67,6 +72,7 @@ but no job, salloc is asked for one; otherwise they are processes of this machin
 	flags.StringVar(&name, "plan", name, "`plan` that comes along, or a file")
 	flags.StringVar(&out, "out", "", "`file` of records (default: the plan's name and .jsonl)")
 	flags.StringVar(&archive, "image", archive, "`archive` of the image with the programs")
+	flags.StringVar(&link, "link", "", "the plan's `link` between the hosts that is set up")
 	flags.BoolVar(&local, "local", false, "measure on this machine, without Slurm")
 	flags.BoolVar(&dry, "dry-run", false, "say what would be made and how long it takes")
 	return command

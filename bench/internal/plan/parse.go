@@ -14,18 +14,20 @@ import (
 
 // file is the form of the text.
 type file struct {
-	Name        string       `yaml:"name"`
-	Title       string       `yaml:"title"`
-	Seed        uint64       `yaml:"seed"`
-	Repetitions *int         `yaml:"repetitions"`
-	WarmUps     *int         `yaml:"warm-ups"`
-	CPUs        int          `yaml:"cpus"`
-	MemoryMB    int          `yaml:"memory-mb"`
-	Timeout     string       `yaml:"timeout"`
-	Reference   string       `yaml:"reference"`
-	Baseline    *Baseline    `yaml:"baseline"`
-	Systems     []fileSystem `yaml:"systems"`
-	Cases       []fileCase   `yaml:"cases"`
+	Name        string            `yaml:"name"`
+	Title       string            `yaml:"title"`
+	Seed        uint64            `yaml:"seed"`
+	Repetitions *int              `yaml:"repetitions"`
+	WarmUps     *int              `yaml:"warm-ups"`
+	CPUs        int               `yaml:"cpus"`
+	MemoryMB    int               `yaml:"memory-mb"`
+	Timeout     string            `yaml:"timeout"`
+	Together    bool              `yaml:"together"`
+	Reference   string            `yaml:"reference"`
+	Links       map[string]string `yaml:"links"`
+	Baseline    *Baseline         `yaml:"baseline"`
+	Systems     []fileSystem      `yaml:"systems"`
+	Cases       []fileCase        `yaml:"cases"`
 }
 
 type fileSystem struct {
@@ -38,6 +40,8 @@ type fileCase struct {
 	Name        string              `yaml:"name"`
 	Case        string              `yaml:"case"`
 	Systems     []string            `yaml:"systems"`
+	Links       []string            `yaml:"links"`
+	Against     string              `yaml:"against"`
 	Repetitions *int                `yaml:"repetitions"`
 	WarmUps     *int                `yaml:"warm-ups"`
 	Parameters  map[string]string   `yaml:"parameters"`
@@ -137,7 +141,7 @@ func (r *reader) plan(f file) *Plan {
 		Name: f.Name, Title: f.Title, Seed: f.Seed, CPUs: f.CPUs, MemoryMB: f.MemoryMB, Reference: f.Reference,
 		Repetitions: r.count(f.Repetitions, defaultRepetitions, 1, "repetitions"),
 		WarmUps:     r.count(f.WarmUps, defaultWarmUps, 0, "warm-ups"),
-		Timeout:     defaultTimeout,
+		Timeout:     defaultTimeout, Together: f.Together, Links: f.Links,
 	}
 	if p.Title == "" {
 		p.Title = p.Name
@@ -158,6 +162,11 @@ func (r *reader) plan(f file) *Plan {
 		}
 		p.Timeout = timeout
 	}
+	for name := range f.Links {
+		if !plain.MatchString(name) {
+			r.fault([]any{"links", name}, "link name %q: give one of small letters, digits and dashes", name)
+		}
+	}
 	r.systems(p, f.Systems)
 	for i, c := range f.Cases {
 		r.addCase(p, c, []any{"cases", i})
@@ -165,8 +174,35 @@ func (r *reader) plan(f file) *Plan {
 	if len(f.Cases) == 0 {
 		r.fault([]any{"cases"}, "there is no case: name some of %s", names(r.known.Cases))
 	}
+	r.against(p)
 	r.baseline(p, f.Baseline)
 	return p
+}
+
+// against finds the case that each is compared with: of the given name, with the
+// same link, and with the same values of what that one's matrix has.
+func (r *reader) against(p *Plan) {
+	for i := range p.Cases {
+		c := &p.Cases[i]
+		if c.against == "" {
+			continue
+		}
+		var found []string
+		for _, other := range p.Cases {
+			same := other.Base == c.against && other.Link == c.Link && other.Kind == c.Kind && slices.Contains(other.Systems, p.Reference)
+			for key, value := range other.variant {
+				same = same && c.Parameters[key] == value
+			}
+			if same {
+				found = append(found, other.Name)
+			}
+		}
+		if len(found) != 1 {
+			r.fault([]any{"cases"}, "%s is against %q, and %d cases of that name are on %s with the same link and parameters", c.Name, c.against, len(found), p.Reference)
+			return
+		}
+		c.Against = found[0]
+	}
 }
 
 // count is a number of the file, or what stands for one that is left out.
@@ -233,7 +269,7 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 		r.fault(append(at, "name"), "name %q: give one of small letters, digits and dashes", c.Name)
 	}
 	base := Case{
-		Name: c.Name, Kind: c.Case, Systems: c.Systems,
+		Name: c.Name, Kind: c.Case, Systems: c.Systems, Base: c.Name, against: c.Against,
 		Repetitions: r.count(c.Repetitions, p.Repetitions, 1, append(at, "repetitions")...),
 		WarmUps:     r.count(c.WarmUps, p.WarmUps, 0, append(at, "warm-ups")...),
 	}
@@ -265,9 +301,15 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 		}
 		variants = more
 	}
+	links := r.linksOf(p, c, at)
 	faults := len(r.faults)
-	for _, variant := range variants {
+	for i := range len(links) * len(variants) {
+		variant := variants[i%len(variants)]
 		one := base
+		one.variant = variant
+		if one.Link = links[i/len(variants)]; one.Link != "" {
+			one.Name += " link=" + one.Link
+		}
 		for _, key := range slices.Sorted(maps.Keys(variant)) {
 			one.Name += " " + key + "=" + variant[key]
 		}
@@ -282,6 +324,22 @@ func (r *reader) addCase(p *Plan, c fileCase, at []any) {
 			return
 		}
 	}
+}
+
+// linksOf are the links that a case is measured with.
+func (r *reader) linksOf(p *Plan, c fileCase, at []any) []string {
+	for _, name := range c.Links {
+		if _, ok := p.Links[name]; !ok {
+			r.fault(append(at, "links"), "%s is none of the plan's links", name)
+		}
+	}
+	switch {
+	case len(c.Links) > 0:
+		return c.Links
+	case len(p.Links) > 0:
+		r.fault(at, "%s: say under which of the plan's links it is measured", c.Name)
+	}
+	return []string{""}
 }
 
 // parameters are all of a kind, with the values given.
@@ -317,8 +375,15 @@ func (r *reader) baseline(p *Plan, b *Baseline) {
 	if p.Baseline.Repetitions == 0 {
 		p.Baseline.Repetitions = defaultBaselines
 	}
-	c, ok := p.Case(p.Baseline.Case)
+	var c Case
+	ok := true
+	for _, link := range p.links() {
+		one, is := p.baselineCase(link)
+		c, ok = one, ok && is
+	}
 	switch {
+	case !ok && len(p.Links) > 0:
+		r.fault([]any{"baseline", "case"}, "baseline %q is not among the plan's cases with each link", p.Baseline.Case)
 	case !ok:
 		r.fault([]any{"baseline", "case"}, "baseline %q is none of the plan's cases", p.Baseline.Case)
 	case !slices.Contains(c.Systems, p.Reference):

@@ -5,6 +5,9 @@ package plan
 
 import (
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -17,6 +20,8 @@ type Kind struct {
 	Hosts int
 	// Seconds estimates how long one trial takes; for a driver, how much it adds.
 	Seconds func(parameters map[string]string) float64
+	// Together: a driver adds that once for several cases.
+	Together bool
 }
 
 // Parameter is what a plan can set of a Kind.
@@ -40,7 +45,15 @@ type Plan struct {
 	CPUs     int
 	MemoryMB int
 	// Timeout is when a trial counts as failed.
-	Timeout   time.Duration
+	Timeout time.Duration
+	// Together: of each round, the cases of a system follow one another, and a system
+	// that can runs them in one container or cluster.
+	Together bool
+	// Links are ways in which an operator sets up what is between the hosts, and what
+	// each is.
+	Links map[string]string
+	// Link is the one that is set up; see Under.
+	Link      string
 	Reference string
 	Baseline  Baseline
 	Systems   []System
@@ -71,6 +84,16 @@ type Case struct {
 	Repetitions int
 	WarmUps     int
 	Parameters  map[string]string
+	// Base is the name without what a matrix or a link adds.
+	Base string
+	// Link is what is between the hosts, where the plan has links.
+	Link string
+	// Against is the case whose figures of the reference stand beside this one's; empty
+	// where they are its own.
+	Against string
+
+	against string
+	variant map[string]string
 }
 
 // Hosts is how many machines the plan needs at a time.
@@ -101,7 +124,7 @@ func (p *Plan) Only(names []string) error {
 	for _, name := range names {
 		before := len(kept)
 		for _, c := range p.Cases {
-			if c.Name == name || c.Kind == name {
+			if c.Name == name || c.Kind == name || c.Base == name {
 				kept = append(kept, c)
 			}
 		}
@@ -110,8 +133,38 @@ func (p *Plan) Only(names []string) error {
 		}
 	}
 	p.Cases = kept
-	if _, ok := p.Case(p.Baseline.Case); !ok {
+	if !slices.ContainsFunc(kept, func(c Case) bool { return c.Name == p.Baseline.Case || c.Base == p.Baseline.Case }) {
 		p.Baseline = Baseline{Drift: p.Baseline.Drift}
 	}
 	return nil
+}
+
+// Under keeps the cases that are measured with a link: the operator has set it up,
+// which the bench, a user's program, cannot.
+func (p *Plan) Under(link string) error {
+	known := strings.Join(slices.Sorted(maps.Keys(p.Links)), ", ")
+	switch _, ok := p.Links[link]; {
+	case len(p.Links) == 0 && link == "":
+		return nil
+	case len(p.Links) == 0:
+		return fmt.Errorf("the plan %s has no links between the hosts: leave out --link", p.Name)
+	case link == "":
+		return fmt.Errorf("the plan %s has links between the hosts (%s): say with --link which one is set up", p.Name, known)
+	case !ok:
+		return fmt.Errorf("the plan %s has no link %q: it has %s", p.Name, link, known)
+	}
+	p.Link = link
+	p.Cases = slices.DeleteFunc(p.Cases, func(c Case) bool { return c.Link != link })
+	return nil
+}
+
+// links are those that trials are made with; without any, one that has no name.
+func (p *Plan) links() []string {
+	switch {
+	case p.Link != "":
+		return []string{p.Link}
+	case len(p.Links) > 0:
+		return slices.Sorted(maps.Keys(p.Links))
+	}
+	return []string{""}
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -153,6 +154,108 @@ func TestSchedule(t *testing.T) {
 	p.Seed = 8
 	if reflect.DeepEqual(order, p.Schedule()) {
 		t.Error("another seed has the same order")
+	}
+}
+
+const linked = `name: a
+seed: 7
+cpus: 2
+memory-mb: 100
+repetitions: 3
+warm-ups: 0
+together: true
+links: {plain: nothing special, slow: 1 Gbit/s}
+systems:
+- name: bare
+- {name: mine, driver: berth}
+- {name: other, driver: berth}
+cases:
+- {name: hosts, case: network, links: [plain, slow], systems: [bare], matrix: {size: ["1", "2"]}}
+- {name: pods, case: network, links: [plain, slow], against: hosts, systems: [mine, other], matrix: {size: ["1", "2"]}}
+- {name: own, case: cpu, links: [plain]}
+baseline: {case: hosts, repetitions: 1}
+`
+
+func TestLinks(t *testing.T) {
+	p, err := Parse("f", []byte(linked), known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	against := map[string]string{}
+	for _, c := range p.Cases {
+		against[c.Name] = c.Against
+	}
+	if len(against) != 9 || against["pods link=slow size=2"] != "hosts link=slow size=2" || against["hosts link=slow size=2"] != "" {
+		t.Errorf("got %v", against)
+	}
+	all := p.Schedule()
+	for link, want := range map[string]error{"": errors.New("plain, slow"), "fast": errors.New("it has plain, slow"), "slow": nil} {
+		err := p.Under(link)
+		if (err == nil) != (want == nil) || err != nil && !strings.Contains(err.Error(), want.Error()) {
+			t.Errorf("under %q: %v", link, err)
+		}
+	}
+	// 2 cases on one system and 2 on two, three times, and three baselines.
+	order := p.Schedule()
+	if len(order) != 3*6+3 || len(all) != 2*len(order)+3*3 {
+		t.Errorf("%d trials of %d", len(order), len(all))
+	}
+	for _, id := range order {
+		if !strings.Contains(id.Case, "link=slow") || !slices.Contains(all, id) {
+			t.Errorf("%v is made with the link slow", id)
+		}
+	}
+	if err := p.Only([]string{"pods"}); err != nil || len(p.Cases) != 2 || p.Baseline.Case != "" {
+		t.Errorf("by the name without link and matrix: %+v, %v", p.Cases, err)
+	}
+	if err := (&Plan{Name: "a"}).Under("slow"); err == nil || !strings.Contains(err.Error(), "leave out --link") {
+		t.Errorf("a plan without links: %v", err)
+	}
+}
+
+// TestTogether: what a system makes in a round follows one another, and the systems
+// still take turns that change.
+func TestTogether(t *testing.T) {
+	p, err := Parse("f", []byte(linked), known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Under("plain"); err != nil {
+		t.Fatal(err)
+	}
+	var order []record.ID
+	for _, id := range p.Schedule() {
+		if id.Phase == record.Run {
+			order = append(order, id)
+		}
+	}
+	turns, rounds := 0, map[int]string{}
+	for i, id := range order {
+		if i == 0 || order[i-1].System != id.System || order[i-1].Number != id.Number {
+			turns++
+			rounds[id.Number] += " " + id.System
+		}
+	}
+	if turns != 3*3 || rounds[1] == rounds[2] && rounds[2] == rounds[3] {
+		t.Errorf("%d turns of three systems in three rounds: %v", turns, rounds)
+	}
+}
+
+func TestMistakesOfLinks(t *testing.T) {
+	text := strings.NewReplacer("links: {plain", "links: {No Name: x, plain", "links: [plain], against", "links: [plain]",
+		"{name: own, case: cpu, links: [plain]}", "{name: own, case: cpu}", "against: hosts", "against: nobody",
+		"links: [plain, slow], systems: [bare]", "links: [plain, fast], systems: [bare]").Replace(linked)
+	_, err := Parse("f", []byte(text), known())
+	if err == nil {
+		t.Fatal("nothing is wrong")
+	}
+	for _, want := range []string{
+		`f:8: link name "No Name"`, "fast is none of the plan's links", "own: say under which of the plan's links it is measured",
+		`pods link=plain size=1 is against "nobody", and 0 cases`, `baseline "hosts" is not among the plan's cases with each link`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the mistakes lack %q:\n%v", want, err)
+		}
 	}
 }
 

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"cmp"
 	"math/rand/v2"
+	"slices"
 
 	"berth.dev/berth/bench/internal/record"
 )
@@ -9,15 +11,23 @@ import (
 // Schedule is the order of all trials. It depends on the plan alone: in each
 // round every case is measured once on every system, in an order of its own that
 // the seed decides, so that what changes on the machine over time hits all
-// systems alike. Warm-ups are rounds before the first.
-func (p *Plan) Schedule() []record.ID {
+// systems alike. Warm-ups are rounds before the first. With links, all trials of
+// one come before those of the next.
+func (p *Plan) Schedule() (order []record.ID) {
+	for _, link := range p.links() {
+		order = append(order, p.schedule(link)...)
+	}
+	return order
+}
+
+func (p *Plan) schedule(link string) []record.ID {
 	random := rand.New(rand.NewPCG(p.Seed, 0))
 	var order []record.ID
 	rounds := func(phase record.Phase, count func(Case) int) {
 		for n, more := 1, true; more; n++ {
 			var round []record.ID
 			for _, c := range p.Cases {
-				if n > count(c) {
+				if n > count(c) || c.Link != link {
 					continue
 				}
 				for _, system := range c.Systems {
@@ -25,6 +35,9 @@ func (p *Plan) Schedule() []record.ID {
 				}
 			}
 			random.Shuffle(len(round), func(i, j int) { round[i], round[j] = round[j], round[i] })
+			if p.Together {
+				bySystem(round)
+			}
 			order = append(order, round...)
 			more = len(round) > 0
 		}
@@ -32,22 +45,50 @@ func (p *Plan) Schedule() []record.ID {
 	rounds(record.WarmUp, func(c Case) int { return c.WarmUps })
 	warm := len(order)
 	rounds(record.Run, func(c Case) int { return c.Repetitions })
-	if p.Baseline.Case == "" {
+	if _, ok := p.baselineCase(link); !ok {
 		return order
 	}
 	middle := warm + (len(order)-warm)/2
+	for p.Together && middle < len(order) && middle > warm && order[middle].System == order[middle-1].System {
+		middle++ // what is together stays so
+	}
 	var with []record.ID
 	with = append(with, order[:warm]...)
-	with = append(with, p.baseline(record.BaselineStart)...)
+	with = append(with, p.baseline(record.BaselineStart, link)...)
 	with = append(with, order[warm:middle]...)
-	with = append(with, p.baseline(record.BaselineMiddle)...)
+	with = append(with, p.baseline(record.BaselineMiddle, link)...)
 	with = append(with, order[middle:]...)
-	return append(with, p.baseline(record.BaselineEnd)...)
+	return append(with, p.baseline(record.BaselineEnd, link)...)
 }
 
-func (p *Plan) baseline(phase record.Phase) (trials []record.ID) {
+// bySystem puts the trials of each system together: the systems in the order in
+// which each comes first, which is chance, and so are the trials of one.
+func bySystem(round []record.ID) {
+	first := map[string]int{}
+	for i, id := range round {
+		if _, seen := first[id.System]; !seen {
+			first[id.System] = i
+		}
+	}
+	slices.SortStableFunc(round, func(a, b record.ID) int { return cmp.Compare(first[a.System], first[b.System]) })
+}
+
+// baselineCase is the baseline's case with a link.
+func (p *Plan) baselineCase(link string) (Case, bool) {
+	if link == "" {
+		return p.Case(p.Baseline.Case)
+	}
+	i := slices.IndexFunc(p.Cases, func(c Case) bool { return c.Base == p.Baseline.Case && c.Link == link })
+	if i < 0 {
+		return Case{}, false
+	}
+	return p.Cases[i], true
+}
+
+func (p *Plan) baseline(phase record.Phase, link string) (trials []record.ID) {
+	c, _ := p.baselineCase(link)
 	for n := range p.Baseline.Repetitions {
-		trials = append(trials, record.ID{Case: p.Baseline.Case, System: p.Reference, Phase: phase, Number: n + 1})
+		trials = append(trials, record.ID{Case: c.Name, System: p.Reference, Phase: phase, Number: n + 1})
 	}
 	return trials
 }

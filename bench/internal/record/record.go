@@ -35,19 +35,33 @@ type Session struct {
 	// Nodes are the machines that take part; without Slurm this one.
 	Nodes []Machine `json:"nodes"`
 	Slurm *Slurm    `json:"slurm,omitempty"`
+	// Link is that between the hosts, by its name in the plan and what that says;
+	// what is in effect is among the machines' settings.
+	Link *Link `json:"link,omitempty"`
+}
+
+// LinkSetting begins the names of settings that are a network interface's.
+const LinkSetting = "link "
+
+// Link is a way in which the operator has set up what is between the hosts.
+type Link struct {
+	Name string `json:"name"`
+	Is   string `json:"is"`
 }
 
 // Machine is what one machine is, as far as it bears on figures.
 type Machine struct {
-	Name       string            `json:"name"`
-	Kernel     string            `json:"kernel"`
-	System     string            `json:"system"`
-	CPU        string            `json:"cpu"`
-	CPUs       int               `json:"cpus"`
-	Memory     int64             `json:"memory_bytes"`
-	Hypervisor bool              `json:"hypervisor"`
-	Load       string            `json:"load"`
-	Settings   map[string]string `json:"settings"`
+	Name       string `json:"name"`
+	Kernel     string `json:"kernel"`
+	System     string `json:"system"`
+	CPU        string `json:"cpu"`
+	CPUs       int    `json:"cpus"`
+	Memory     int64  `json:"memory_bytes"`
+	Hypervisor bool   `json:"hypervisor"`
+	// Boot is the same for hosts that share one kernel.
+	Boot     string            `json:"boot,omitempty"`
+	Load     string            `json:"load"`
+	Settings map[string]string `json:"settings"`
 }
 
 // Slurm is the job in which a session runs.
@@ -75,8 +89,11 @@ type Trial struct {
 	Case   string `json:"case"`
 	Kind   string `json:"kind"` // which of the bench's cases it is
 	System string `json:"system"`
-	Phase  Phase  `json:"phase"`
-	Number int    `json:"number"`
+	// Against is the case whose figures of the reference these stand beside, where it
+	// is another one.
+	Against string `json:"against,omitempty"`
+	Phase   Phase  `json:"phase"`
+	Number  int    `json:"number"`
 	// Parameters are all of the case, those that the plan left out included.
 	Parameters map[string]string `json:"parameters"`
 	Start      time.Time         `json:"start"`
@@ -108,6 +125,10 @@ type Value struct {
 	Better string `json:"better,omitempty"`
 }
 
+// Share is the name of the value that tells which part of a trial's connections the
+// hosts have made, of the fast path.
+const Share = "connections made by the hosts"
+
 // Step is what is known of the process that a trial was.
 type Step struct {
 	Node       string  `json:"node,omitempty"`
@@ -115,6 +136,18 @@ type Step struct {
 	CPUSeconds float64 `json:"cpu_seconds,omitempty"`
 	LoadBefore string  `json:"load_before,omitempty"`
 	LoadAfter  string  `json:"load_after,omitempty"`
+	Window     *Window `json:"window,omitempty"`
+	// Left are the connections that the fast path left to the overlay, by the reason.
+	Left map[string]float64 `json:"left_to_overlay,omitempty"`
+}
+
+// Window is what the machine of the first host did while the program itself ran.
+// Where other hosts are the same machine (Machine.Boot), it is theirs, too.
+type Window struct {
+	Seconds    float64 `json:"seconds"`
+	Processors int     `json:"processors"`
+	// Busy is the time in which its processors did something, together, in seconds.
+	Busy float64 `json:"busy_seconds"`
 }
 
 // Unmeasured is what a session left out, and why. An empty Case is all of them.

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 
 	"berth.dev/berth/bench/internal/record"
@@ -28,17 +30,32 @@ type Report struct {
 	Plan      string
 	Systems   []string
 	Groups    []Group
-	Noise     []Noise
-	Drift     float64
-	Missing   []Missing
-	Papers    []Paper
+	Links     []Link
+	// Shared: the hosts are one machine.
+	Shared  bool
+	Noise   []Noise
+	Drift   float64
+	Missing []Missing
+	Papers  []Paper
 }
+
+// Link is what was between the hosts in a session: what the plan says of it, and what
+// was in effect, by host.
+type Link struct {
+	Name, Is string
+	Hosts    []HostLink
+}
+
+// HostLink is what was in effect on a host.
+type HostLink struct{ Host, Settings string }
 
 // Group is the figures of one case.
 type Group struct {
 	Name, Kind, Anchor string
 	Parameters         string
-	Figures            []Figure
+	// Against is the case whose figures of the reference the ratios are to.
+	Against string
+	Figures []Figure
 }
 
 // Figure is one measure of a case, on all systems.
@@ -56,7 +73,16 @@ type Row struct {
 	HasRatio bool
 	// Verdict is what the ratio says, in a word.
 	Verdict string
+	// Share is which part of the connections the hosts have made, of the fast path, in
+	// the middle of the trials; nothing where there is no such thing.
+	Share string
+	// Overlay: it was too small a part for figures of the fast path.
+	Overlay bool
 }
+
+// leastShare is the part of connections, in %, below which a row says what the
+// overlay does.
+const leastShare = 99
 
 // Noise is the baseline at one time.
 type Noise struct {
@@ -110,7 +136,7 @@ func model(lines []record.Line) (Report, error) {
 				continue
 			}
 			if !slices.ContainsFunc(groups, func(g Group) bool { return g.Name == t.Case }) {
-				groups = append(groups, Group{Name: t.Case, Kind: t.Kind, Anchor: anchor(t.Case), Parameters: parameters(t.Parameters)})
+				groups = append(groups, Group{Name: t.Case, Kind: t.Kind, Anchor: anchor(t.Case), Parameters: parameters(t.Parameters), Against: t.Against})
 			}
 			if !slices.Contains(r.Systems, t.System) {
 				r.Systems = append(r.Systems, t.System)
@@ -138,7 +164,11 @@ func model(lines []record.Line) (Report, error) {
 	for _, g := range groups {
 		for _, f := range figures[g.Name] {
 			figure := Figure{Anchor: anchor(g.Name + " " + f.Name), Name: f.Name, Unit: f.Unit, Better: f.Better}
-			figure.Rows = r.rows(f, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
+			reference := values[key{cmp.Or(g.Against, g.Name), f.Name, r.Reference}]
+			figure.Rows = r.rows(f, reference, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
+			for i := range figure.Rows {
+				figure.Rows[i].share(values[key{g.Name, record.Share, figure.Rows[i].System}])
+			}
 			g.Figures = append(g.Figures, figure)
 		}
 		r.Groups = append(r.Groups, g)
@@ -161,6 +191,12 @@ func (r *Report) session(line record.Line) {
 	r.Sessions++
 	maps.Copy(r.Versions, s.Versions)
 	r.Slurm = s.Slurm
+	r.link(s)
+	for i, m := range s.Nodes {
+		for _, other := range s.Nodes[:i] {
+			r.Shared = r.Shared || m.Boot != "" && m.Boot == other.Boot
+		}
+	}
 	for _, m := range s.Nodes {
 		if !slices.ContainsFunc(r.Machines, func(have record.Machine) bool { return have.Name == m.Name }) {
 			r.Machines = append(r.Machines, m)
@@ -168,8 +204,38 @@ func (r *Report) session(line record.Line) {
 	}
 }
 
-func (r *Report) rows(f record.Value, of func(system string) []float64) (rows []Row) {
-	reference := of(r.Reference)
+// link notes what was between the hosts in a session, once.
+func (r *Report) link(s *record.Session) {
+	if s.Link == nil {
+		return
+	}
+	link := Link{Name: s.Link.Name, Is: s.Link.Is}
+	for _, m := range s.Nodes {
+		var parts []string
+		for _, name := range slices.Sorted(maps.Keys(m.Settings)) {
+			if what, is := strings.CutPrefix(name, record.LinkSetting); is {
+				parts = append(parts, what+": "+m.Settings[name])
+			}
+		}
+		link.Hosts = append(link.Hosts, HostLink{m.Name, strings.Join(parts, ", ")})
+	}
+	if !slices.ContainsFunc(r.Links, func(have Link) bool { return reflect.DeepEqual(have, link) }) {
+		r.Links = append(r.Links, link)
+	}
+}
+
+// share notes which part of the connections the hosts have made.
+func (r *Row) share(values []float64) {
+	if len(values) == 0 {
+		return
+	}
+	median := summarise(values).Median
+	r.Overlay = median < leastShare
+	// Not rounded up: 99.97 % is not all.
+	r.Share = strconv.FormatFloat(math.Floor(10*median)/10, 'f', -1, 64) + " %"
+}
+
+func (r *Report) rows(f record.Value, reference []float64, of func(system string) []float64) (rows []Row) {
 	for _, system := range r.Systems {
 		values := of(system)
 		if len(values) == 0 {

@@ -36,7 +36,7 @@ func Make(lines []record.Line) (map[string][]byte, error) {
 		}
 	}
 	functions := map[string]any{
-		"number": number, "percent": percent, "interval": interval, "ratio": ratioText, "cell": cell,
+		"number": number, "percent": percent, "interval": interval, "ratio": ratioText, "cell": cell, "share": shareText,
 		"svg":    func(s string) template.HTML { return template.HTML(s) }, //nolint:gosec // our own
 		"memory": func(b int64) string { return fmt.Sprintf("%.1f GB", float64(b)/1e9) },
 	}
@@ -116,6 +116,17 @@ func ratioText(r Row) string {
 		return times(r.Ratio.Value)
 	}
 	return fmt.Sprintf("%s (%s to %s)", times(r.Ratio.Value), times(r.Ratio.Low), times(r.Ratio.High))
+}
+
+// shareText is what has to be known of a row beside its name.
+func shareText(r Row) string {
+	switch {
+	case r.Overlay:
+		return "overlay, not fast path: hosts made " + r.Share + " of the connections"
+	case r.Share != "":
+		return r.Share + " by the hosts"
+	}
+	return ""
 }
 
 // times writes a ratio: two digits after the point near one, none far from it.

@@ -153,6 +153,50 @@ func TestRatio(t *testing.T) {
 	}
 }
 
+// TestFastPath: a row says which part of its connections the hosts have made, and what
+// it is where that is too little; it stands beside the case that it names, with its
+// own link.
+func TestFastPath(t *testing.T) {
+	machine := func(name string) record.Machine {
+		return record.Machine{Name: name, Boot: "b", Settings: map[string]string{"link eth0 tso": "off", "vm/swappiness": "60"}}
+	}
+	lines := []record.Line{{Session: &record.Session{
+		Name: "x", Title: "x", Reference: "bare", Link: &record.Link{Name: "slow", Is: "1 Gbit/s"}, Nodes: []record.Machine{machine("n1"), machine("n2")},
+	}}}
+	for n := range 6 {
+		add := func(system, kase, against string, gbits, share float64) {
+			values := []record.Value{{Name: "received", Unit: "Gbit/s", Better: "higher", Value: gbits + float64(n)/100}}
+			if share >= 0 {
+				values = append(values, record.Value{Name: record.Share, Unit: "%", Better: "higher", Value: share})
+			}
+			lines = append(lines, record.Line{Trial: &record.Trial{
+				Case: kase, Kind: "bandwidth", System: system, Against: against, Phase: record.Run, Number: n + 1, Values: values,
+			}})
+		}
+		add("bare", "hosts", "", 10, -1)
+		add("fast", "pods", "hosts", 10, 99.97)
+		add("fast", "services", "hosts", 5, 98.9)
+	}
+	files, err := Make(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for form, wants := range map[string][]string{
+		"report.md": {
+			"Times bare in hosts.", "| fast (99.9 % by the hosts) | 6 | 10.02 |", "| 1.000 (0.997 to 1.003) | no difference seen |",
+			"| fast (overlay, not fast path: hosts made 98.9 % of the connections) | 6 | 5.025 |", "| 0.501 (",
+			"| slow | 1 Gbit/s | n2 | eth0 tso: off |", "Hosts are one machine",
+		},
+		"report.html": {"overlay, not fast path", "1 Gbit/s", "eth0 tso: off", "that of the other end is in it"},
+	} {
+		for _, want := range wants {
+			if !strings.Contains(string(files[form]), want) {
+				t.Errorf("%s lacks %q:\n%s", form, want, files[form])
+			}
+		}
+	}
+}
+
 // TestMissing: what failed and what was left out are in the report.
 func TestMissing(t *testing.T) {
 	session := record.Line{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}

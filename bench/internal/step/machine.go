@@ -1,6 +1,7 @@
 package step
 
 import (
+	"maps"
 	"os"
 	"runtime"
 	"strconv"
@@ -53,6 +54,8 @@ func Inspect() record.Machine {
 			m.Settings[strings.TrimPrefix(strings.TrimPrefix(path, "/proc/sys/"), "/sys/")] = value
 		}
 	}
+	m.Boot = strings.TrimSpace(read("/proc/sys/kernel/random/boot_id"))
+	maps.Copy(m.Settings, links())
 	return m
 }
 

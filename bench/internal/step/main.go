@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"berth.dev/berth/bench/internal/tools"
+	"berth.dev/berth/bench/internal/window"
 )
 
 // What the program is called with to be a part of itself.
@@ -15,6 +16,7 @@ const (
 	MachineArg = "machine"
 	UnpackArg  = "unpack"
 	RemoveArg  = "remove"
+	WindowArg  = "window"
 )
 
 // Main is the program as one of its parts, if it is one.
@@ -26,6 +28,8 @@ func Main(args []string) (code int, is bool) {
 	switch args[0] {
 	case Arg:
 		code, err = run(args[1:])
+	case WindowArg:
+		code, err = window.Run(args[1:])
 	case MachineArg:
 		err = json.NewEncoder(os.Stdout).Encode(Inspect())
 	case UnpackArg:
@@ -47,6 +51,7 @@ func run(args []string) (int, error) {
 	archive := flags.String("image", "", "")
 	through := flags.Int("through", 0, "")
 	port := flags.Int("listening", 0, "")
+	noted := flags.Bool("window", false, "")
 	if err := flags.Parse(args); err != nil {
 		return 0, err
 	}
@@ -56,5 +61,5 @@ func run(args []string) (int, error) {
 	if *through >= flags.NArg() {
 		return 0, fmt.Errorf("there is no program among %q", flags.Args())
 	}
-	return Run(*archive, flags.Args()[:*through], flags.Args()[*through:])
+	return Run(*archive, flags.Args()[:*through], flags.Args()[*through:], *noted)
 }

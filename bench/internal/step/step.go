@@ -28,8 +28,9 @@ const straggle = 5 * time.Second
 
 // Run starts a program, waits for it and all that it left behind, and returns its
 // exit code. With an archive it is the program of that name in the image. A command
-// that it goes through comes before it, and is one of the machine's.
-func Run(archive string, through, args []string) (int, error) {
+// that it goes through comes before it, and is one of the machine's. With a window,
+// what the machine does while the program runs is told on standard output.
+func Run(archive string, through, args []string, noted bool) (int, error) {
 	if archive != "" {
 		root, err := tools.Unpack(archive)
 		if err != nil {
@@ -38,6 +39,13 @@ func Run(archive string, through, args []string) (int, error) {
 		if args, err = tools.Command(root, args); err != nil {
 			return 0, err
 		}
+	}
+	if noted {
+		self, err := os.Executable()
+		if err != nil {
+			return 0, fmt.Errorf("find this program: %w", err)
+		}
+		args = append([]string{self, WindowArg}, args...)
 	}
 	args = append(slices.Clone(through), args...)
 	path, err := exec.LookPath(args[0])

@@ -3,6 +3,8 @@ package step
 import (
 	"strings"
 	"testing"
+
+	"berth.dev/berth/bench/internal/record"
 )
 
 func TestListens(t *testing.T) {
@@ -26,6 +28,14 @@ func TestAwaitListening(t *testing.T) {
 
 func TestInspect(t *testing.T) {
 	m := Inspect()
+	if m.Boot == "" {
+		t.Error("it does not tell which kernel it is")
+	}
+	for name, value := range m.Settings {
+		if strings.HasPrefix(name, record.LinkSetting) && value == "" {
+			t.Errorf("%s is empty", name)
+		}
+	}
 	if m.Name == "" || m.Kernel == "" || m.CPUs < 1 || m.Memory < 1<<20 || m.Load == "" {
 		t.Errorf("got %+v", m)
 	}

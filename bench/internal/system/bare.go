@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -40,7 +41,8 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
 		// Whatever containers have: what they are compared with is a folder of the host.
 		return b.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
-			return b.place.Run(ctx, b.place.measured(b.place.host(0), b.place.Archive, replace(args, FolderHere, folder)), "")
+			argv := b.place.measuredThrough(b.place.host(0), b.place.Archive, nil, replace(args, FolderHere, folder), task.Window)
+			return noted(b.place.Run(ctx, argv, ""))
 		})
 	})
 }
@@ -61,6 +63,29 @@ func (p Place) withServer(ctx context.Context, task Task, run func(args []string
 	}
 	defer stop()
 	return run(replace(task.Args, ServerHere, address))
+}
+
+// withServers does the same for several tasks: each distinct server is started once.
+func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []Task) error) error {
+	server := slices.IndexFunc(tasks, func(t Task) bool { return t.Server != nil && t.Server.At == OnHost })
+	if server < 0 {
+		return run(tasks)
+	}
+	same := tasks[server].Server
+	_, err := p.withServer(ctx, tasks[server], func([]string) (out Output, err error) {
+		address, err := p.serverAddress(ctx)
+		if err != nil {
+			return out, err
+		}
+		ready := slices.Clone(tasks)
+		for i, t := range tasks {
+			if t.Server != nil && t.Server.At == OnHost && t.Server.is(same) {
+				ready[i].Args, ready[i].Server = replace(t.Args, ServerHere, address), nil
+			}
+		}
+		return out, p.withServers(ctx, ready, run)
+	})
+	return err
 }
 
 // lastHost is where servers run: another host than the first, if there is one.

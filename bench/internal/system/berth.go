@@ -2,10 +2,10 @@ package system
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"strings"
+	"time"
 )
 
 // berth starts a cluster for each task, in one step, and runs the task as a pod.
@@ -39,37 +39,104 @@ func (b *berth) Prepare(context.Context) error { return nil }
 func (b *berth) Close(context.Context) error { return nil }
 
 func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
-	hosts := b.place.host(0)
-	if task.Server != nil && task.Server.At != OnHost {
-		hosts = b.place.Hosts
-		if len(hosts) < 2 {
-			return Output{}, &Unsupported{"pods on two nodes need a job of two hosts"}
+	if task.Window && task.Folder == NoFolder {
+		r := b.RunTogether(ctx, []Task{task})[0]
+		return r.Output, r.Err
+	}
+	var out Output
+	err := b.place.withServers(ctx, []Task{task}, func(tasks []Task) error {
+		_, err := b.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (_ Output, err error) {
+			out, err = b.start(ctx, b.place.host(0), tasks, folder)
+			return out, err
+		})
+		return err
+	})
+	return out, err
+}
+
+// RunTogether runs tasks in one cluster: those with servers in pods on all hosts,
+// and the others on the first.
+func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
+	results := make([]Result, len(tasks))
+	inPods := func(t Task) bool { return t.Server != nil && t.Server.At != OnHost }
+	for _, pods := range []bool{true, false} {
+		var some []Task
+		var at []int
+		for i, t := range tasks {
+			if inPods(t) == pods {
+				some, at = append(some, t), append(at, i)
+			}
+		}
+		if len(some) == 0 {
+			continue
+		}
+		hosts := b.place.host(0)
+		if pods {
+			hosts = b.place.Hosts
+		}
+		for i, r := range b.together(ctx, hosts, some, pods) {
+			results[at[i]] = r
 		}
 	}
-	return b.place.withServer(ctx, task, func(args []string) (Output, error) {
-		return b.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
-			options := append([]string{"run", "--quiet", "--image", b.place.Archive, "-f", "-"}, b.options...)
-			fast := "off"
-			if b.fast {
-				fast = "auto"
+	return results
+}
+
+// together runs tasks in one cluster on hosts.
+func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods bool) (results []Result) {
+	fail := func(err error) []Result {
+		for range tasks {
+			results = append(results, Result{Err: err})
+		}
+		return results
+	}
+	if pods && len(hosts) < 2 {
+		return fail(&Unsupported{"pods on two nodes need a job of two hosts"})
+	}
+	err := b.place.withServers(ctx, tasks, func(tasks []Task) error {
+		out, err := b.start(ctx, hosts, tasks, "")
+		if err != nil && !strings.Contains(out.Stdout, taskMark) {
+			return err
+		}
+		for _, r := range apartAgain(out.Stdout, len(tasks)) {
+			step := out.Step
+			// What the whole took, with the start of the cluster, is not one task's.
+			step.CPUSeconds, step.Window, step.Left = 0, r.Output.Step.Window, r.Output.Step.Left
+			r.Output.Step, r.Output.Submitted, r.Output.First, r.Output.Ended = step, out.Submitted, out.First, out.Ended
+			if r.Err != nil && err != nil {
+				r.Err = err
 			}
-			options = append(options, "--fast-path", fast)
-			if folder != "" {
-				options = append(options, "--mount", folder+":"+inContainer)
-			}
-			task.Args = args
-			text, err := manifest(task, objects{
-				image: b.place.Image, hostNetwork: b.hostNetwork, mounted: folder != "", counted: b.fast && task.Server != nil,
-			})
-			if err != nil {
-				return Output{}, err
-			}
-			out, err := b.place.Run(ctx, b.place.measured(hosts, "", append([]string{b.place.Berth}, options...)), text)
-			var wrong error
-			out.Stdout, out.Values, wrong = share(ofMain(out.Stdout))
-			return out, errors.Join(err, wrong)
-		})
+			results = append(results, r)
+		}
+		return nil
 	})
+	if err != nil && results == nil {
+		return fail(err)
+	}
+	return results
+}
+
+// start starts a cluster on hosts for the time of tasks.
+func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder string) (Output, error) {
+	options := append([]string{"run", "--quiet", "--image", b.place.Archive, "-f", "-"}, b.options...)
+	fast := "off"
+	if b.fast {
+		fast = "auto"
+	}
+	options = append(options, "--fast-path", fast)
+	if folder != "" {
+		options = append(options, "--mount", folder+":"+inContainer)
+	}
+	text, err := manifest(tasks, objects{
+		image: b.place.Image, hostNetwork: b.hostNetwork, mounted: folder != "", counted: b.fast, limit: b.place.Timeout,
+	})
+	if err != nil {
+		return Output{}, err
+	}
+	place := b.place
+	place.Timeout *= time.Duration(len(tasks) + 1) // each has its own limit
+	out, err := place.Run(ctx, place.measured(hosts, "", append([]string{place.Berth}, options...)), text)
+	out.Stdout = ofMain(out.Stdout)
+	return out, err
 }
 
 // mainPrefix is how berth marks the task's lines where several containers speak.

@@ -40,7 +40,7 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
-				Name: "berth", Summary: "a pod in a cluster of berth's, started for each trial", Hosts: 1, Seconds: adds(3),
+				Name: "berth", Summary: "a pod in a cluster of berth's, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
 				Parameters: []plan.Parameter{
 					{Name: "network", Default: "pod", Help: "pod, fast (the fast path) or host (hostNetwork)", Check: oneOf("pod", "fast", "host")},
 					{Name: "options", Help: "more options of berth run, with blanks between them", Check: anything},
@@ -54,7 +54,10 @@ func kinds() []kind {
 		{
 			plan.Kind{
 				Name: "podman", Summary: "a container of rootless Podman", Hosts: 1, Seconds: adds(1.5),
-				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: oneOf("slirp4netns", "pasta", "host")}},
+				Parameters: []plan.Parameter{{
+					Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta, bypass4netns (with slirp4netns) or host",
+					Check: oneOf("slirp4netns", "pasta", "bypass4netns", "host"),
+				}},
 			},
 			func(p Place, o map[string]string) Driver { return &podman{p, o["network"]} },
 		},

@@ -3,6 +3,7 @@ package system
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -84,7 +85,7 @@ func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
 	name := fmt.Sprintf("berth-bench-%d-%d", os.Getpid(), k.number.Add(1))
 	return k.place.withServer(ctx, task, func(args []string) (Output, error) {
 		task.Args = args
-		text, err := manifest(task, objects{image: k.image, hostNetwork: k.hostNetwork, name: name})
+		text, err := manifest([]Task{task}, objects{image: k.image, hostNetwork: k.hostNetwork, name: name})
 		if err != nil {
 			return Output{}, err
 		}
@@ -94,6 +95,11 @@ func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
 		_, wrong := Place{Timeout: k.place.Timeout}.Run(context.WithoutCancel(ctx), k.kubectl("delete", "-f", "-", "--ignore-not-found"), text)
 		if wrong != nil && err == nil {
 			err = fmt.Errorf("remove the pod: %w", wrong)
+		}
+		if task.Window && strings.Contains(out.Stdout, taskMark) {
+			r := apartAgain(out.Stdout, 1)[0]
+			out.Stdout, out.Step.Window = r.Output.Stdout, r.Output.Step.Window
+			err = errors.Join(err, r.Err)
 		}
 		return out, err
 	})

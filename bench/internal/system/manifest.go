@@ -3,7 +3,9 @@ package system
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 )
 
 // inContainer is where a task's storage is in a container.
@@ -20,12 +22,16 @@ type objects struct {
 	mounted bool
 	// name is a part of all names, where several may be on one cluster.
 	name string
-	// counted: the pod shows at its end how its node's connections were made.
+	// counted: the pod shows how its node's connections were made.
 	counted bool
+	// limit is how long each of several tasks may take.
+	limit time.Duration
 }
 
-// manifest is a task as a pod, with its server and what else it needs.
-func manifest(task Task, o objects) (string, error) {
+// manifest is tasks as a pod, with their servers and what else they need. Those
+// that have a folder are alone.
+func manifest(tasks []Task, o objects) (string, error) {
+	task := tasks[0]
 	if o.name == "" {
 		o.name = "bench"
 	}
@@ -59,16 +65,10 @@ func manifest(task Task, o objects) (string, error) {
 	if o.hostNetwork {
 		spec["dnsPolicy"] = "ClusterFirstWithHostNet"
 	}
-	args := replace(task.Args, FolderHere, folder)
-	if s := task.Server; s != nil && s.At != OnHost {
+	if servers := distinct(tasks); len(servers) > 0 {
 		name := o.name + "-server"
-		all = append(all, o.server(s, name)...)
-		if s.At == InPod {
-			args = byAddress(args, name+"-pod")
-		} else {
-			args = byAddress(args, name)
-		}
-		// It starts on another node, when the server listens: until then its pod has
+		all = append(all, o.server(servers, name)...)
+		// It starts on another node, when the servers listen: until then their pod has
 		// no name. The second is for the rules of a Service, which come after.
 		spec["initContainers"] = []object{{
 			"name": "wait", "image": o.image, "imagePullPolicy": "IfNotPresent",
@@ -76,9 +76,11 @@ func manifest(task Task, o objects) (string, error) {
 		}}
 		spec["affinity"] = apart(name)
 	}
-	container["command"] = args
+	container["command"] = replace(task.Args, FolderHere, folder)
+	if len(tasks) > 1 || task.Window || task.Server != nil {
+		container["command"] = []string{"sh", "-c", script(tasks, o, folder)}
+	}
 	if o.counted {
-		container["command"] = countedAfter(args)
 		container["env"] = []object{{"name": "NODE", "valueFrom": object{"fieldRef": object{"fieldPath": "status.hostIP"}}}}
 	}
 	all = append(all, object{
@@ -95,29 +97,35 @@ func manifest(task Task, o objects) (string, error) {
 	return text.String(), nil
 }
 
-// byAddress is a command that looks a name up and puts the address into its
-// arguments: not every program takes names, and none is to be measured with it.
-func byAddress(args []string, name string) []string {
-	var words []string
-	for _, arg := range args {
-		quoted := "'" + strings.ReplaceAll(arg, "'", `'\''`) + "'"
-		words = append(words, strings.ReplaceAll(quoted, ServerHere, `'"$server"'`))
+// distinct are the servers that tasks have in pods, each once.
+func distinct(tasks []Task) (servers []*Server) {
+	for _, t := range tasks {
+		if t.Server != nil && t.Server.At != OnHost && !slices.ContainsFunc(servers, t.Server.is) {
+			servers = append(servers, t.Server)
+		}
 	}
-	return []string{"sh", "-c", fmt.Sprintf(
-		`set -e; server=$(getent ahostsv4 %s); server=${server%%%%[!0-9.]*}; exec %s`, name, strings.Join(words, " "))}
+	return servers
 }
 
-// server is a Deployment of one pod, a Service, and one without an address of its
-// own, which is only a name for the pod's.
-func (o objects) server(s *Server, name string) []object {
-	service := func(name string, spec object) object {
-		spec["ports"] = []object{{"port": s.Port}}
-		return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name}, "spec": spec}
+// server is a Deployment of one pod with all servers, a Service, and one without an
+// address of its own, which is only a name for the pod's.
+func (o objects) server(servers []*Server, name string) []object {
+	var ports, containers []object
+	for i, s := range servers {
+		ports = append(ports, object{"name": fmt.Sprintf("port-%d", s.Port), "port": s.Port})
+		called := "main"
+		if i > 0 {
+			called = fmt.Sprintf("main-%d", i+1)
+		}
+		containers = append(containers, object{
+			"name": called, "image": o.image, "imagePullPolicy": "IfNotPresent", "command": s.Args,
+			// Not a probe that goes on: each is a connection that the server sees.
+			"startupProbe": object{"tcpSocket": object{"port": s.Port}, "periodSeconds": 1},
+		})
 	}
-	container := object{
-		"name": "main", "image": o.image, "imagePullPolicy": "IfNotPresent", "command": s.Args,
-		// Not a probe that goes on: each is a connection that the server sees.
-		"startupProbe": object{"tcpSocket": object{"port": s.Port}, "periodSeconds": 1},
+	service := func(name string, spec object) object {
+		spec["ports"] = ports
+		return object{"apiVersion": "v1", "kind": "Service", "metadata": object{"name": name}, "spec": spec}
 	}
 	return []object{
 		service(name, object{"selector": object{"app": name}}),
@@ -128,7 +136,7 @@ func (o objects) server(s *Server, name string) []object {
 				"selector": object{"matchLabels": object{"app": name}},
 				"template": object{
 					"metadata": object{"labels": object{"app": name}},
-					"spec":     object{"hostNetwork": o.hostNetwork, "terminationGracePeriodSeconds": 0, "containers": []object{container}},
+					"spec":     object{"hostNetwork": o.hostNetwork, "terminationGracePeriodSeconds": 0, "containers": containers},
 				},
 			},
 		},

@@ -3,9 +3,6 @@ package system
 import (
 	"encoding/json"
 	"errors"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -30,7 +27,7 @@ func TestManifest(t *testing.T) {
 		Args: []string{"fio", "--filename=" + FolderHere + "/f", "it's"}, Folder: Claim,
 		Server: &Server{Args: []string{"iperf3", "-s"}, Port: 5003, At: InPod},
 	}
-	text, err := manifest(task, objects{image: "i:1", hostNetwork: true, name: "n"})
+	text, err := manifest([]Task{task}, objects{image: "i:1", hostNetwork: true, name: "n"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,30 +43,32 @@ func TestManifest(t *testing.T) {
 			t.Errorf("the manifest lacks %s:\n%s", want, text)
 		}
 	}
-	text, err = manifest(Task{Args: []string{"date"}}, objects{image: "i:1"})
+	text, err = manifest([]Task{{Args: []string{"date"}}}, objects{image: "i:1"})
 	if all := parts(t, text); err != nil || len(all) != 1 {
 		t.Errorf("a pod alone: %s, %v", text, err)
 	}
 	var unsupported *Unsupported
-	if _, err := manifest(Task{Folder: Scratch}, objects{}); !errors.As(err, &unsupported) {
+	if _, err := manifest([]Task{{Folder: Scratch}}, objects{}); !errors.As(err, &unsupported) {
 		t.Errorf("a folder of the host that nobody mounts: %v", err)
 	}
 }
 
-// TestByAddress runs what a pod would run, with a look-up of our own.
-func TestByAddress(t *testing.T) {
-	dir := t.TempDir()
-	lookup := filepath.Join(dir, "getent")
-	script := "#!/bin/sh\n[ $2 = web ] && printf '10.1.2.3        STREAM web.default\\n10.1.2.3        DGRAM\\n'\n"
-	if err := os.WriteFile(lookup, []byte(script), 0o755); err != nil {
+// TestServersOnce: tasks that mean the same server have one, and all are in one pod.
+func TestServersOnce(t *testing.T) {
+	task := func(port int, at Where) Task {
+		return Task{Args: []string{"client", ServerHere}, Window: true, Server: &Server{Args: []string{"server"}, Port: port, At: at}}
+	}
+	text, err := manifest([]Task{task(1, InPod), task(1, InService), task(2, InPod)}, objects{image: "i:1", counted: true})
+	if err != nil {
 		t.Fatal(err)
 	}
-	argv := byAddress([]string{"printf", "%s|", ServerHere, "it's", "a " + ServerHere + ":80", "$HOME"}, "web")
-	command := exec.Command(argv[0], argv[1:]...)
-	command.Env = []string{"PATH=" + dir + ":/usr/bin:/bin"}
-	out, err := command.CombinedOutput()
-	if want := "10.1.2.3|it's|a 10.1.2.3:80|$HOME|"; err != nil || string(out) != want {
-		t.Errorf("got %q, %v; want %q", out, err, want)
+	if n := strings.Count(text, `"startupProbe"`); n != 2 {
+		t.Errorf("%d servers", n)
+	}
+	for _, want := range []string{`"name":"port-1","port":1`, `"name":"port-2","port":2`, "ahostsv4 bench-server-pod", "ahostsv4 bench-server)", `"status.hostIP"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the manifest lacks %s:\n%s", want, text)
+		}
 	}
 }
 

@@ -89,8 +89,8 @@ func (n *namespace) Run(ctx context.Context, task Task) (Output, error) {
 	}
 	return n.place.withServer(ctx, task, func(args []string) (Output, error) {
 		return n.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
-			argv := n.place.measuredThrough(n.place.host(0), n.place.Archive, n.connect, replace(args, FolderHere, folder))
-			return n.place.Run(ctx, argv, "")
+			argv := n.place.measuredThrough(n.place.host(0), n.place.Archive, n.connect, replace(args, FolderHere, folder), task.Window)
+			return noted(n.place.Run(ctx, argv, ""))
 		})
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"berth.dev/berth/bench/internal/record"
 	"berth.dev/berth/bench/internal/step"
+	"berth.dev/berth/bench/internal/window"
 )
 
 // endLimit is how long a command may take to end after it was asked to.
@@ -55,13 +56,17 @@ func (p Place) step(hosts []string, argv []string) []string {
 // measured is the command for a program on hosts, inside of a step that tells what
 // it took. With an archive the program is one of the image's.
 func (p Place) measured(hosts []string, archive string, argv []string) []string {
-	return p.measuredThrough(hosts, archive, nil, argv)
+	return p.measuredThrough(hosts, archive, nil, argv, false)
 }
 
 // measuredThrough is the same for a program that another command starts, which is
-// one of the host's.
-func (p Place) measuredThrough(hosts []string, archive string, through, argv []string) []string {
+// one of the host's. With a window, what the machine does while the program runs is
+// noted; a container's program notes that itself (window.Shell).
+func (p Place) measuredThrough(hosts []string, archive string, through, argv []string, noted bool) []string {
 	own := []string{p.Self, step.Arg}
+	if noted {
+		own = append(own, "--window")
+	}
 	if archive != "" {
 		own = append(own, "--image", archive)
 	}
@@ -130,6 +135,16 @@ func (p Place) Run(ctx context.Context, argv []string, stdin string) (Output, er
 		return out, fmt.Errorf("%w: %s", err, lastWords(strings.Join(rest, "")+out.Stdout))
 	}
 	return out, nil
+}
+
+// noted takes what the machine did meanwhile off the output of a task that has it.
+func noted(out Output, err error) (Output, error) {
+	var wrong error
+	out.Stdout, out.Step.Window, wrong = window.Cut(out.Stdout)
+	if err == nil {
+		err = wrong
+	}
+	return out, err
 }
 
 // firstByte keeps what is written, and when that began.

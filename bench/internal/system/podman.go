@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"berth.dev/berth/bench/internal/window"
 )
 
 // podman runs tasks in containers of rootless Podman, which needs no daemon, with
@@ -21,6 +23,8 @@ const podmanHome = `${TMPDIR:-/tmp}/berth-bench-podman-$(id -u)`
 // user's own. What follows are its arguments.
 func (d *podman) script(then string) []string {
 	return []string{"sh", "-c", `set -e; home=` + podmanHome + `; mkdir -p -m 0700 "$home/run"; export XDG_RUNTIME_DIR="$home/run"
+# Its locks would be one file of the user's for all of his containers.
+export CONTAINERS_CONF="$home/containers.conf"; printf '[engine]\nlock_type = "file"\n' >"$CONTAINERS_CONF"
 # Its pause process would outlive each command, and the job.
 end() { kill "$(cat "$home/run/tmp/pause.pid" 2>/dev/null)" 2>/dev/null || :; }
 trap end EXIT
@@ -28,16 +32,58 @@ podman() { command podman --storage-driver overlay --root "$home/root" --runroot
 ` + then, "podman"}
 }
 
+// bypass runs a container whose sockets bypass4netns decides about: crun hands it the
+// filter of the container's profile. It leaves those alone that lead to the loopback
+// or into slirp4netns' own network, and has all others connect on the host. Its
+// profile is that of its test/seccomp.json.sh.
+const bypass = `socket="$home/run/bypass4netns.sock"
+cat >"$home/seccomp.json" <<END
+{"defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "$socket", "syscalls": [{"action": "SCMP_ACT_NOTIFY", "names":
+  ["bind", "close", "connect", "setsockopt", "fcntl", "_exit", "exit_group", "getpeername"]}]}
+END
+bypass4netns --socket "$socket" --ignore 127.0.0.0/8,10.0.2.0/24 >"$home/bypass4netns.log" 2>&1 & bypass=$!
+trap 'kill $bypass 2>/dev/null; wait $bypass || :; end' EXIT
+until [ -S "$socket" ]; do
+	kill -0 $bypass || { cat "$home/bypass4netns.log" >&2; exit 1; }
+	sleep 0.01
+done
+podman --runtime crun run --security-opt seccomp="$home/seccomp.json" "$@"`
+
+// run is the part of a script that runs a container.
+func (d *podman) run() string {
+	if d.network == "bypass4netns" {
+		return bypass
+	}
+	return `podman run "$@"`
+}
+
+// networkOption is Podman's own part of the network.
+func (d *podman) networkOption() string {
+	if d.network == "bypass4netns" {
+		return "slirp4netns"
+	}
+	return d.network
+}
+
 func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 	programs := map[string]string{"podman": "podman", "newuidmap": "uidmap"}
-	if d.network == "slirp4netns" {
+	if d.networkOption() == "slirp4netns" {
 		programs["slirp4netns"] = "slirp4netns"
+	}
+	if d.network == "bypass4netns" {
+		programs["crun"] = "crun"
 	}
 	if d.network == "pasta" {
 		programs["pasta"] = "passt"
 	}
 	if err := d.place.found(ctx, programs); err != nil {
 		return nil, err
+	}
+	if d.network == "bypass4netns" {
+		// It is in no distribution.
+		if _, err := d.place.Ask(ctx, "sh", "-c", "command -v bypass4netns"); err != nil {
+			return nil, fmt.Errorf("bypass4netns is missing: make -C test/bench makes test/bench/out/bypass4netns, which has to be on PATH")
+		}
 	}
 	version, err := d.place.Ask(ctx, d.script(`podman version --format '{{.Version}}' 2>/dev/null || podman --version`)...)
 	if err != nil {
@@ -47,7 +93,16 @@ func (d *podman) Check(ctx context.Context) (map[string]string, error) {
 	if d.network == "pasta" && (strings.HasPrefix(version, "3.") || strings.HasPrefix(version, "4.3")) {
 		return nil, fmt.Errorf("podman %s does not know pasta: 4.4 or newer is needed", version)
 	}
-	return map[string]string{"podman": version}, nil
+	versions := map[string]string{"podman": version}
+	if d.network == "bypass4netns" {
+		said, err := d.place.Ask(ctx, d.script("bypass4netns --version")...)
+		if err != nil {
+			return nil, err
+		}
+		line, _, _ := strings.Cut(said, "\n")
+		versions["bypass4netns"] = strings.TrimPrefix(line, "bypass4netns version ")
+	}
+	return versions, nil
 }
 
 func (d *podman) Prepare(ctx context.Context) error {
@@ -55,9 +110,10 @@ func (d *podman) Prepare(ctx context.Context) error {
 	return err
 }
 
-// Close removes the folder, whose files belong to subordinate users.
+// Close removes the folder, whose files belong to subordinate users, and of which
+// Podman has made a part a mount.
 func (d *podman) Close(ctx context.Context) error {
-	_, err := d.place.Ask(ctx, d.script(`podman unshare rm -rf "$home/root"; end; rm -rf "$home"`)...)
+	_, err := d.place.Ask(ctx, d.script(`podman unshare sh -c 'umount -l "$1/overlay" 2>/dev/null || :; rm -rf "$1"' sh "$home/root"; end; rm -rf "$home"`)...)
 	return err
 }
 
@@ -70,7 +126,7 @@ func (d *podman) Run(ctx context.Context, task Task) (Output, error) {
 	}
 	return d.place.withServer(ctx, task, func(args []string) (Output, error) {
 		return d.place.withFolder(ctx, task.Folder == Scratch, func(folder string) (Output, error) {
-			options := []string{"--rm", "--pull=never", "--cgroups=disabled", "--network=" + d.network}
+			options := []string{"--rm", "--pull=never", "--cgroups=disabled", "--network=" + d.networkOption()}
 			inside := inContainer
 			switch task.Folder {
 			case Scratch:
@@ -80,9 +136,13 @@ func (d *podman) Run(ctx context.Context, task Task) (Output, error) {
 			case Root:
 				inside = "/tmp"
 			}
-			argv := append(d.script(`podman run "$@"`), options...)
-			argv = append(append(argv, d.place.Image), replace(args, FolderHere, inside)...)
-			return d.place.Run(ctx, d.place.measured(d.place.host(0), "", argv), "")
+			args = replace(args, FolderHere, inside)
+			if task.Window {
+				args = window.Shell(args)
+			}
+			argv := append(d.script(d.run()), options...)
+			argv = append(append(argv, d.place.Image), args...)
+			return noted(d.place.Run(ctx, d.place.measured(d.place.host(0), "", argv), ""))
 		})
 	})
 }

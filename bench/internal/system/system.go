@@ -4,6 +4,7 @@ package system
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"berth.dev/berth/bench/internal/record"
@@ -25,6 +26,10 @@ type Task struct {
 	// Folder is the storage that the program works on.
 	Folder Folder
 	Server *Server
+	// Connects: connections are what is measured, and who makes them is noted.
+	Connects bool
+	// Window: what the machine does while the program runs is noted.
+	Window bool
 }
 
 // Folder is a kind of storage.
@@ -44,6 +49,11 @@ type Server struct {
 	Args []string
 	Port int
 	At   Where
+}
+
+// is tells whether two tasks mean the same program.
+func (s *Server) is(other *Server) bool {
+	return s.Port == other.Port && slices.Equal(s.Args, other.Args)
 }
 
 // Where is where a server runs.
@@ -78,6 +88,18 @@ type Driver interface {
 	Prepare(ctx context.Context) error
 	Run(ctx context.Context, task Task) (Output, error)
 	Close(ctx context.Context) error
+}
+
+// Result is what became of one of several tasks.
+type Result struct {
+	Output Output
+	Err    error
+}
+
+// Together is a driver that can run several tasks one after the other in one
+// cluster. There is a result for each.
+type Together interface {
+	RunTogether(ctx context.Context, tasks []Task) []Result
 }
 
 // Unsupported is a task that a system cannot run, and why.

@@ -1,0 +1,111 @@
+package system
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// TestScript runs what a pod would run, with a look-up and counters of our own:
+// each task has its own output, exit code, and share of connections.
+func TestScript(t *testing.T) {
+	busybox, err := exec.LookPath("busybox")
+	if err != nil {
+		t.Skip("no busybox")
+	}
+	dir := t.TempDir()
+	for name, script := range map[string]string{
+		"getent": `[ $2 = bench-server ] && printf '10.1.2.3        STREAM web.default\n10.1.2.3        DGRAM\n'`,
+		// Each call of wget shows three connections more, of which the hosts made one
+		// more each time.
+		"busybox": `if [ "$1" = wget ]; then
+	[ "$*" = 'wget -q -O - http://10.0.0.1:10247/metrics' ] || exit 1
+	echo >>` + dir + `/calls; n=$(wc -l <` + dir + `/calls)
+	echo "berth_fastpath_total{node=\"n1\",outcome=\"connected\"} $n"
+	echo "berth_fastpath_total{node=\"n1\",outcome=\"overlay: the node wants it so\"} $((2 * n))"
+	exit
+fi
+exec ` + busybox + ` "$@"`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := &Server{At: InService}
+	tasks := []Task{
+		{Args: []string{"printf", "%s|", ServerHere, "it's", "a " + ServerHere + ":80", "$HOME"}, Server: server, Connects: true},
+		{Args: []string{"sh", "-c", "echo no; exit 3"}},
+		{Args: []string{"sleep", "20"}},
+		{Args: []string{"echo", "end"}},
+	}
+	command := exec.Command("sh", "-c", script(tasks, objects{name: "bench", counted: true, limit: time.Second}, ""))
+	command.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "NODE=10.0.0.1"}
+	out, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	results := apartAgain(string(out), len(tasks)+1)
+	if r := results[0]; r.Err != nil || r.Output.Stdout != "10.1.2.3|it's|a 10.1.2.3:80|$HOME|" {
+		t.Errorf("%q, %v", r.Output.Stdout, r.Err)
+	}
+	if v := results[0].Output.Values; len(v) != 1 || v[0].Name != record.Share || v[0].Value < 33.3 || v[0].Value > 33.4 {
+		t.Errorf("its share: %v", v)
+	}
+	if w := results[0].Output.Step.Window; w == nil || w.Processors < 1 {
+		t.Errorf("its window: %+v", w)
+	}
+	for i, want := range map[int]string{1: "exit code 3: no", 2: "exit code 143", 4: "it was not run"} {
+		if err := results[i].Err; err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("task %d: %v, want %s", i, err, want)
+		}
+	}
+	if w := results[2].Output.Step.Window; w == nil || w.Seconds < 0.9 || w.Seconds > 10 {
+		t.Errorf("what hung has the window %+v", w)
+	}
+	if r := results[3]; r.Err != nil || r.Output.Stdout != "end\n" {
+		t.Errorf("the last: %q, %v", r.Output.Stdout, r.Err)
+	}
+	// One task alone ends as its program did.
+	if err := exec.Command("sh", "-c", script(tasks[1:2], objects{}, "")).Run(); err == nil || err.Error() != "exit status 3" {
+		t.Errorf("alone: %v", err)
+	}
+	if r := apartAgain("[x]\n"+taskMark+"\nhalf", 1)[0]; r.Err == nil || r.Output.Stdout != "half" {
+		t.Errorf("what was cut off: %+v", r)
+	}
+}
+
+func TestShare(t *testing.T) {
+	counter := func(outcome string, n int) string {
+		return fmt.Sprintf("%snode=\"n1\",outcome=\"%s\"} %d\n", family, outcome, n)
+	}
+	const other = "overlay: " + elsewhere
+	before := counter("connected", 3) + counter("overlay: not TCP", 5) + counter(other, 1)
+	for name, test := range map[string]struct {
+		before, after string
+		want          float64
+		left          int
+	}{
+		"some": {before, "# HELP\n" + counter("accepted", 7) + counter("connected", 5) + counter("overlay: not TCP", 9) +
+			counter(other, 2) + counter("connected to the outside", 1) + counter("overlay: the node wants it so", 1), 75, 1},
+		"from the start": {"", counter("connected", 2), 100, 0},
+		// The page's own connections are in some readings, and not in others.
+		"read late":    {before, counter("connected", 5) + counter(other, 3), 100, 0},
+		"read early":   {before, counter("connected", 5) + counter(other, 1), 100, 0},
+		"all left":     {before, counter("connected", 3) + counter(other, 4), 0, 1},
+		"nothing seen": {before, before, 0, 0},
+	} {
+		c, err := difference(test.before, test.after)
+		if got := c.share(); err != nil || len(got) != 1 || got[0].Name != record.Share || got[0].Value != test.want || len(c.left) != test.left {
+			t.Errorf("%s: %v, %v, %v", name, got, c.left, err)
+		}
+	}
+	if _, err := difference("", family+`outcome="connected"} many`); err == nil {
+		t.Error("a counter that is no number")
+	}
+}

@@ -1,0 +1,149 @@
+// Package window is what a machine's processors did while a program ran: the
+// program is started by another that reads the kernel's counters right before and
+// right after. What the counters are used for belongs elsewhere.
+package window
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// Mark begins the lines of this package in a program's output.
+const Mark = "--- berth-bench "
+
+// Functions define, for a shell that has busybox, "machine WORD", which prints a
+// line of counters. It starts no process: that would count.
+const Functions = `processors=$(busybox grep -c '^cpu[0-9]' /proc/stat)
+machine() { read -r up _ </proc/uptime; read -r counters </proc/stat; echo "` + Mark + `$1 $processors $up $counters"; }
+`
+
+// Shell is a command as a container runs it: between two lines of counters.
+func Shell(args []string) []string {
+	return append([]string{"sh", "-c", Functions + `machine before; "$@"; code=$?; echo; machine after; exit $code`, "sh"}, args...)
+}
+
+// Run is the same on a machine's own: it runs a command between two lines of
+// counters, and returns its exit code.
+func Run(args []string) (int, error) {
+	if len(args) == 0 {
+		return 0, errors.New("there is no program")
+	}
+	command := exec.Command(args[0], args[1:]...)
+	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	signals := make(chan os.Signal, 4)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	before, err := counters("before")
+	if err != nil {
+		return 0, err
+	}
+	fmt.Println(before)
+	if err := command.Start(); err != nil {
+		return 0, fmt.Errorf("start the program: %w", err)
+	}
+	go func() {
+		for s := range signals {
+			_ = command.Process.Signal(s) // it may have ended
+		}
+	}()
+	err = command.Wait()
+	after, wrong := counters("after")
+	if wrong != nil {
+		return 0, wrong
+	}
+	fmt.Printf("\n%s\n", after)
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return 0, fmt.Errorf("wait for the program: %w", err)
+	}
+	if status := command.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+		return 128 + int(status.Signal()), nil
+	}
+	return command.ProcessState.ExitCode(), nil
+}
+
+// counters is the line that "machine" prints.
+func counters(word string) (string, error) {
+	up, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return "", fmt.Errorf("read the time since the start: %w", err)
+	}
+	stat, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return "", fmt.Errorf("read the counters of the processors: %w", err)
+	}
+	lines := strings.Split(string(stat), "\n")
+	processors := 0
+	for _, line := range lines[1:] {
+		if strings.HasPrefix(line, "cpu") {
+			processors++
+		}
+	}
+	since, _, _ := strings.Cut(string(up), " ")
+	return fmt.Sprintf("%s%s %d %s %s", Mark, word, processors, since, lines[0]), nil
+}
+
+// Cut takes the lines of counters off a program's output. There is no window
+// where there are none.
+func Cut(text string) (own string, w *record.Window, err error) {
+	head, rest, found := strings.Cut(text, Mark+"before ")
+	if !found {
+		return text, nil, nil
+	}
+	before, rest, _ := strings.Cut(rest, "\n")
+	inside, after, found := strings.Cut(rest, "\n"+Mark+"after ")
+	if !found {
+		return head + rest, nil, errors.New("the program's end is not in its output")
+	}
+	after, tail, _ := strings.Cut(after, "\n")
+	from, err := read(before)
+	if err != nil {
+		return head + inside + tail, nil, err
+	}
+	to, err := read(after)
+	if err != nil {
+		return head + inside + tail, nil, err
+	}
+	seconds := to.up - from.up
+	// The kernel takes the time in which a processor has nothing to do exactly, and
+	// samples what it does otherwise.
+	busy := max(0, seconds*from.processors-(to.idle-from.idle))
+	return head + inside + tail, &record.Window{Seconds: seconds, Processors: int(from.processors), Busy: busy}, nil
+}
+
+type reading struct{ processors, up, idle float64 }
+
+// hertz is the unit of /proc/stat, USER_HZ, which is 100 on all machines that
+// berth runs on.
+const hertz = 100
+
+// read reads what follows the word of a line: "2 1234.56 cpu  1 2 3 4 ...", of
+// which the fourth, fifth and eighth number are time in which nothing was done:
+// idle, waiting for disks, and given to other virtual machines (proc(5)).
+func read(line string) (r reading, err error) {
+	fields := strings.Fields(line)
+	if len(fields) < 11 {
+		return r, fmt.Errorf("read counters of the processors: %q", line)
+	}
+	for at, to := range map[int]*float64{0: &r.processors, 1: &r.up} {
+		if *to, err = strconv.ParseFloat(fields[at], 64); err != nil {
+			return r, fmt.Errorf("read counters of the processors: %w", err)
+		}
+	}
+	for _, at := range []int{6, 7, 10} {
+		ticks, err := strconv.ParseFloat(fields[at], 64)
+		if err != nil {
+			return r, fmt.Errorf("read counters of the processors: %w", err)
+		}
+		r.idle += ticks / hertz
+	}
+	return r, nil
+}
