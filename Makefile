@@ -5,6 +5,7 @@
 #   make test            install what the tests need, run all of them
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
+#   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site
 #   make spank           the plugin alone, for the Slurm below SLURM_PREFIX
@@ -37,7 +38,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte; one after the other.
 .NOTPARALLEL:
 
@@ -87,11 +88,17 @@ test:
 	scripts/install-deps build bed test
 	scripts/test
 
-bench:
-	scripts/install-deps build test
-	$(MAKE) all
+bench: bench-network
+	scripts/install-deps test
 	$(MAKE) -C test/images
 	test/yardstick/run
+
+bench-network:
+	scripts/install-deps build bed bench
+	$(MAKE) all
+	$(MAKE) -C test/images bench
+	$(MAKE) -C test/bench
+	test/bench/network
 
 conformance:
 	scripts/install-deps build bed
