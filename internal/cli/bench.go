@@ -19,7 +19,7 @@ func newBenchCommand() *cobra.Command {
 		Long: `Measures what a way of running containers costs: the same programs on bare metal,
 in pods and in other systems, in turn, and makes a report of it.
 
-Commands are list, plan, run, report and compare; each has its --help. Every
+Commands are list, plan, run, images, report and compare; each has its --help. Every
 trial is written down as soon as it is made, and the same command again goes on
 where it was interrupted.`,
 		Example: `  berth bench list

@@ -48,7 +48,7 @@ command again goes on where it was interrupted.`,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetArgs(args)
-	root.AddCommand(newList(), newPlan(), newRun(), newReport(), newCompare())
+	root.AddCommand(newList(), newPlan(), newRun(), newImages(), newReport(), newCompare())
 	understood := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
 	command, err := root.ExecuteContextC(ctx)
@@ -80,8 +80,14 @@ func readPlan(name string, only []string) (*plan.Plan, error) {
 	return p, p.Only(only)
 }
 
+// files are what a command line names of what is measured.
+type files struct {
+	archive, images, shared string
+	before                  []string
+}
+
 // place finds the programs that come along, and the hosts of the job.
-func place(ctx context.Context, p *plan.Plan, archive string, local bool) (system.Place, error) {
+func place(ctx context.Context, p *plan.Plan, files files, local bool) (system.Place, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return system.Place{}, err
@@ -90,9 +96,15 @@ func place(ctx context.Context, p *plan.Plan, archive string, local bool) (syste
 	where := system.Place{
 		Self: self, Berth: filepath.Join(own, "../../bin/berth"), Kubectl: filepath.Join(own, "kubectl"),
 		Image: "docker.io/library/berth-bench:1", CPUs: p.CPUs, MemoryMB: p.MemoryMB, Timeout: p.Timeout,
+		Before: files.before,
 	}
-	if where.Archive, err = filepath.Abs(archive); err != nil {
-		return where, err
+	for _, path := range []struct {
+		to   *string
+		from string
+	}{{&where.Archive, files.archive}, {&where.Images, files.images}, {&where.Shared, files.shared}} {
+		if *path.to, err = filepath.Abs(path.from); err != nil {
+			return where, err
+		}
 	}
 	if _, err := os.Stat(where.Archive); err != nil {
 		return where, fmt.Errorf("look for the image of the programs: %w; 'make -C test/images bench' makes it, --image names it", err)

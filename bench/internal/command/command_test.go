@@ -16,6 +16,7 @@ func TestExitCodes(t *testing.T) {
 		{0, []string{"list"}},
 		{0, []string{"plan", "quick"}},
 		{0, []string{"run", "--dry-run", "--plan", "ksi", "--out", none, "startup"}},
+		{0, []string{"images", "--dry-run", "--out", none, "lazy"}},
 		{exitUsage, []string{"nothing"}},
 		{exitUsage, []string{"list", "--nothing"}},
 		{exitUsage, []string{"plan"}},

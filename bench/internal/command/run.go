@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -17,61 +18,84 @@ import (
 )
 
 func newRun() *cobra.Command {
-	name, out, archive, link := "quick", "", "bench.tar", ""
-	local, dry := false, false
-	command := &cobra.Command{
+	return measure("quick", &cobra.Command{
 		Use:   "run [flags] [CASE...]",
 		Short: "Measure, and write records",
 		Long: `Makes the trials of a plan that the file of records does not have yet. Inside of
 a job of Slurm they are steps of it, one after the other; where there is Slurm
 but no job, salloc is asked for one; otherwise they are processes of this machine.`,
-		RunE: func(command *cobra.Command, args []string) error {
-			p, err := readPlan(name, args)
-			if err != nil {
+	})
+}
+
+// newImages is the plan of images under a name of its own.
+func newImages() *cobra.Command {
+	return measure("images", &cobra.Command{
+		Use:   "images [flags] [CASE...]",
+		Short: "Measure how images come to nodes: small changes, cold nodes, and before all has come",
+		Long: `The same as 'berth bench run --plan images': two experiments on how images are
+delivered, from a registry of the bench's own over a line of a certain rate. The
+images are those of 'make -C test/images paper', the registry runs where this
+command does; all hosts have to reach it, and the folder that --shared names.`,
+		Example: `  berth bench images --images test/images/out/paper --image test/images/out/docker/bench.tar
+  berth bench images --images paper --before 'sudo drop-caches' lazy`,
+	})
+}
+
+// measure makes a command measure a plan, unless another is named.
+func measure(name string, command *cobra.Command) *cobra.Command {
+	var out, before, link string
+	local, dry := false, false
+	files := files{archive: "bench.tar", images: "paper", shared: "."}
+	command.RunE = func(command *cobra.Command, args []string) error {
+		p, err := readPlan(name, args)
+		if err != nil {
+			return err
+		}
+		if !dry || link != "" {
+			if err := p.Under(link); err != nil {
 				return err
 			}
-			if !dry || link != "" {
-				if err := p.Under(link); err != nil {
-					return err
-				}
-			}
-			if out == "" {
-				out = p.Name + ".jsonl"
-			}
-			before, err := record.ReadFile(out)
-			if err != nil {
-				return err
-			}
-			if err := samePlan(p, before, out); err != nil {
-				return err
-			}
-			if dry {
-				return preview(command.OutOrStdout(), p, before)
-			}
-			if salloc, err := exec.LookPath("salloc"); err == nil && !local && os.Getenv("SLURM_JOB_ID") == "" {
-				return allocate(salloc, p)
-			}
-			where, err := place(command.Context(), p, archive, local)
-			if err != nil {
-				return err
-			}
-			if len(plan.Remaining(p.Schedule(), before)) == 0 {
-				fmt.Fprintf(os.Stderr, "%s has all trials of the plan %s\n", out, p.Name)
-				return nil
-			}
-			records, err := record.Append(out)
-			if err != nil {
-				return err
-			}
-			c := campaign.Campaign{Plan: p, Place: where, Records: records, Before: before, Progress: os.Stderr, New: system.New}
-			return errors.Join(c.Run(command.Context()), records.Close())
-		},
+		}
+		if out == "" {
+			out = p.Name + ".jsonl"
+		}
+		recorded, err := record.ReadFile(out)
+		if err != nil {
+			return err
+		}
+		if err := samePlan(p, recorded, out); err != nil {
+			return err
+		}
+		if dry {
+			return preview(command.OutOrStdout(), p, recorded)
+		}
+		if salloc, err := exec.LookPath("salloc"); err == nil && !local && os.Getenv("SLURM_JOB_ID") == "" {
+			return allocate(salloc, p)
+		}
+		files.before = strings.Fields(before)
+		where, err := place(command.Context(), p, files, local)
+		if err != nil {
+			return err
+		}
+		if len(plan.Remaining(p.Schedule(), recorded)) == 0 {
+			fmt.Fprintf(os.Stderr, "%s has all trials of the plan %s\n", out, p.Name)
+			return nil
+		}
+		records, err := record.Append(out)
+		if err != nil {
+			return err
+		}
+		c := campaign.Campaign{Plan: p, Place: where, Records: records, Before: recorded, Progress: os.Stderr, New: system.New}
+		return errors.Join(c.Run(command.Context()), records.Close())
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.StringVar(&name, "plan", name, "`plan` that comes along, or a file")
 	flags.StringVar(&out, "out", "", "`file` of records (default: the plan's name and .jsonl)")
-	flags.StringVar(&archive, "image", archive, "`archive` of the image with the programs")
+	flags.StringVar(&files.archive, "image", files.archive, "`archive` of the image with the programs")
+	flags.StringVar(&files.images, "images", files.images, "`folder` with the images that are delivered")
+	flags.StringVar(&files.shared, "shared", files.shared, "`folder` that all hosts see, for images that are delivered")
+	flags.StringVar(&before, "before", "", "`command` for each host before images are delivered, such as one that drops page caches")
 	flags.StringVar(&link, "link", "", "the plan's `link` between the hosts that is set up")
 	flags.BoolVar(&local, "local", false, "measure on this machine, without Slurm")
 	flags.BoolVar(&dry, "dry-run", false, "say what would be made and how long it takes")

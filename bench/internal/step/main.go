@@ -1,11 +1,13 @@
 package step
 
 import (
+	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 
+	"berth.dev/berth/bench/internal/deliver"
 	"berth.dev/berth/bench/internal/tools"
 	"berth.dev/berth/bench/internal/window"
 )
@@ -17,6 +19,8 @@ const (
 	UnpackArg  = "unpack"
 	RemoveArg  = "remove"
 	WindowArg  = "window"
+	DeliverArg = "deliver"
+	UsageArg   = "usage"
 )
 
 // Main is the program as one of its parts, if it is one.
@@ -36,6 +40,12 @@ func Main(args []string) (code int, is bool) {
 		_, err = tools.Unpack(args[1])
 	case RemoveArg:
 		err = tools.Remove(args[1])
+	case DeliverArg:
+		err = deliver.Main(context.Background(), args[1])
+	case UsageArg:
+		var seconds float64
+		seconds, err = deliver.Usage()
+		fmt.Println(seconds)
 	default:
 		return 0, false
 	}

@@ -49,6 +49,9 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 
 // withServer runs a task beside its server on bare metal, if it has one there.
 func (p Place) withServer(ctx context.Context, task Task, run func(args []string) (Output, error)) (Output, error) {
+	if task.Images != nil {
+		return Output{}, &Unsupported{"it runs programs, and takes no times of images"}
+	}
 	if task.Server == nil || task.Server.At != OnHost {
 		return run(task.Args)
 	}

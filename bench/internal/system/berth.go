@@ -15,6 +15,8 @@ type berth struct {
 	// hostNetwork puts the pods into the network of the cluster's nodes, fast gives
 	// them the fast path.
 	hostNetwork, fast bool
+	// form is that of the images that are delivered.
+	form string
 }
 
 func (b *berth) Check(ctx context.Context) (map[string]string, error) {
@@ -39,6 +41,9 @@ func (b *berth) Prepare(context.Context) error { return nil }
 func (b *berth) Close(context.Context) error { return nil }
 
 func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Images != nil {
+		return b.deliver(ctx, *task.Images)
+	}
 	if task.Window && task.Folder == NoFolder {
 		r := b.RunTogether(ctx, []Task{task})[0]
 		return r.Output, r.Err
@@ -63,6 +68,10 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 		var some []Task
 		var at []int
 		for i, t := range tasks {
+			if t.Images != nil {
+				results[i] = Result{Err: &Unsupported{"images come to a cluster that nothing else works on: leave together out of the plan"}}
+				continue
+			}
 			if inPods(t) == pods {
 				some, at = append(some, t), append(at, i)
 			}

@@ -43,12 +43,13 @@ func kinds() []kind {
 				Name: "berth", Summary: "a pod in a cluster of berth's, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
 				Parameters: []plan.Parameter{
 					{Name: "network", Default: "pod", Help: "pod, fast (the fast path) or host (hostNetwork)", Check: oneOf("pod", "fast", "host")},
-					{Name: "options", Help: "more options of berth run, with blanks between them", Check: anything},
+					{Name: "options", Help: "more options of berth run, with blanks between them; {folder} is one that all hosts see", Check: anything},
+					{Name: "images", Default: "oci", Help: "form of the images that are delivered: oci or estargz", Check: oneOf("oci", "estargz")},
 				},
 			},
 			func(p Place, o map[string]string) Driver {
 				network := o["network"]
-				return &berth{place: p, options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast"}
+				return &berth{place: p, options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast", form: o["images"]}
 			},
 		},
 		{
@@ -67,6 +68,13 @@ func kinds() []kind {
 				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: oneOf("slirp4netns", "pasta", "host")}},
 			},
 			func(p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
+		},
+		{
+			plan.Kind{
+				Name: "apptainer", Summary: "images as SIF files, which Apptainer makes of them in a folder that all hosts see", Hosts: 1, Seconds: adds(60),
+				Parameters: []plan.Parameter{{Name: "program", Default: "apptainer", Help: "its name or path", Check: anything}},
+			},
+			func(p Place, o map[string]string) Driver { return &apptainer{p, o["program"]} },
 		},
 		{
 			plan.Kind{Name: "pasta", Summary: "a network namespace that pasta connects", Hosts: 1, Seconds: adds(0.5)},

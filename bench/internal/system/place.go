@@ -31,6 +31,11 @@ type Place struct {
 	Berth, Kubectl string
 	// Archive is the image with the programs of the cases, and Image its name.
 	Archive, Image string
+	// Images is a folder with images to deliver, and Shared one that all hosts see.
+	Images, Shared string
+	// Before is a command that is called on each host before the first image is
+	// delivered, such as one that drops page caches.
+	Before         []string
 	Hosts          []string
 	CPUs, MemoryMB int
 	Timeout        time.Duration

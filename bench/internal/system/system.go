@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"berth.dev/berth/bench/internal/deliver"
 	"berth.dev/berth/bench/internal/record"
 )
 
@@ -30,6 +31,24 @@ type Task struct {
 	Connects bool
 	// Window: what the machine does while the program runs is noted.
 	Window bool
+	// Images are delivered in place of the program: Args are none then.
+	Images *Images
+}
+
+// Images are brought to nodes, one after the other, and work there.
+type Images struct {
+	// Names are those of the folder of images, without the form.
+	Names []string
+	Work  deliver.Work
+	// Fresh: each on nodes that have nothing, but for what the system's folder has
+	// that runs share, where all were before.
+	Fresh bool
+	Nodes int
+	// BitsPerSecond and Delay are the registry's line; 0: no limit.
+	BitsPerSecond float64
+	Delay         time.Duration
+	// WorkerMB is what a worker asks for; 0: none runs.
+	WorkerMB int
 }
 
 // Folder is a kind of storage.

@@ -69,7 +69,7 @@ func (r Recipe) layer(entries []Entry, file string) (v1.Layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = errors.Join(writeLayer(f, entries), f.Close())
+	err = errors.Join(WriteLayer(f, entries), f.Close())
 	if err != nil {
 		return nil, err
 	}

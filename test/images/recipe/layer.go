@@ -25,10 +25,10 @@ type layerWriter struct {
 	named map[string]Entry
 }
 
-// writeLayer writes the entries in their order; parents that no entry names
+// WriteLayer writes the entries in their order; parents that no entry names
 // are made with mode 0755, owned by root. A tree's directory has the mode that
 // another entry of the layer gives it.
-func writeLayer(w io.Writer, entries []Entry) error {
+func WriteLayer(w io.Writer, entries []Entry) error {
 	l := layerWriter{tar: tar.NewWriter(w), dirs: map[string]bool{"": true, ".": true}, named: map[string]Entry{}}
 	for _, e := range entries {
 		if e.Kind != Tree {

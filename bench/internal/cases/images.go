@@ -1,0 +1,160 @@
+package cases
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	"berth.dev/berth/bench/internal/deliver"
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// megabit is in bits.
+const megabit = 1e6
+
+// registryLine are the parameters of the line to the registry.
+func registryLine() []plan.Parameter {
+	return []plan.Parameter{
+		{Name: "rate", Default: "200", Help: "of the line to the registry, for all hosts together, in Mbit/s; 0: no limit", Check: wholeNumber},
+		{Name: "delay", Default: "10", Help: "before each connection and request, in ms", Check: wholeNumber},
+	}
+}
+
+func versions() plan.Parameter {
+	return plan.Parameter{Name: "versions", Default: "5", Help: "of the image, of which each has another last layer", Check: positive}
+}
+
+func wholeNumber(value string) error {
+	if n, err := strconv.Atoi(value); err != nil || n < 0 {
+		return fmt.Errorf("give a whole number from 0")
+	}
+	return nil
+}
+
+// delivered is a task of images.
+func delivered(p map[string]string, work deliver.Work, nodes int, names ...string) *system.Images {
+	return &system.Images{
+		Names: names, Work: work, Nodes: nodes,
+		BitsPerSecond: number(p, "rate") * megabit, Delay: time.Duration(number(p, "delay")) * time.Millisecond,
+	}
+}
+
+func patches(p map[string]string) (names []string) {
+	for v := range int(number(p, "versions")) {
+		names = append(names, fmt.Sprintf("patch:v%d", v+1))
+	}
+	return names
+}
+
+// patchTuesday is figure 2 of the paper on image delivery: versions that differ in
+// their last layer come to two nodes, and a worker runs on each.
+func patchTuesday() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "patch-tuesday", Summary: "versions of an image come to two nodes one after the other, and work there", Hosts: 2,
+			Parameters: append(registryLine(), versions(),
+				plan.Parameter{Name: "worker-memory", Default: "1000", Help: "what each of the workers gets beside one core, in MB; 0: none runs", Check: wholeNumber}),
+			Seconds: func(p map[string]string) float64 { return 20 + 10*number(p, "versions") },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			images := delivered(p, deliver.Workers, 2, patches(p)...)
+			images.WorkerMB = int(number(p, "worker-memory"))
+			return system.Task{Images: images}, nil
+		},
+		Read: readVersions,
+	}
+}
+
+// coldNode is a version that comes to nodes which have nothing, where all have
+// been before: what a folder that runs share saves.
+func coldNode() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "cold-node", Summary: "each version comes to nodes that have nothing, where runs share what they can", Hosts: 2,
+			Parameters: append(registryLine(), versions()),
+			Seconds:    func(p map[string]string) float64 { return 30 + 15*number(p, "versions") },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			images := delivered(p, deliver.Workers, 2, patches(p)...)
+			images.Fresh = true
+			return system.Task{Images: images}, nil
+		},
+		Read: readVersions,
+	}
+}
+
+// lazyPull is figure 3: how long after its submission a pipeline reaches its
+// checkpoints: plain Python, a library, and an asset that makes up the image.
+func lazyPull() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "lazy", Summary: "a pipeline with checkpoints, of an image that no node has", Hosts: 1,
+			Parameters: append(registryLine(), plan.Parameter{Name: "tier", Default: "large", Help: "small, medium or large: an asset of 40, 120 or 200 MiB", Check: choice("small", "medium", "large")}),
+			Seconds:    func(map[string]string) float64 { return 30 },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			return system.Task{Images: delivered(p, deliver.Pipeline, 1, "lazy:"+p["tier"])}, nil
+		},
+		Read: func(_ map[string]string, out system.Output) (values []record.Value, err error) {
+			images, err := readImages(out, 1)
+			if err != nil {
+				return nil, err
+			}
+			const checkpoints = 3
+			if len(images[0].Checkpoints) != checkpoints {
+				return nil, fmt.Errorf("there are %d checkpoints, want %d", len(images[0].Checkpoints), checkpoints)
+			}
+			for n, seconds := range images[0].Checkpoints {
+				values = append(values, record.Value{Name: fmt.Sprintf("checkpoint %d", n+1), Unit: "s", Better: lower, Value: seconds})
+			}
+			return append(values, record.Value{Name: "sent by the registry", Unit: "MB", Better: lower, Value: float64(images[0].Bytes) / 1e6}), nil
+		},
+	}
+}
+
+func readImages(out system.Output, want int) ([]deliver.Image, error) {
+	var said deliver.Result
+	if err := fromJSON(out.Stdout, &said); err != nil {
+		return nil, err
+	}
+	if len(said.Images) != want {
+		return nil, fmt.Errorf("%d images were delivered, want %d", len(said.Images), want)
+	}
+	return said.Images, nil
+}
+
+// readVersions makes figures of each version: the slowest node's.
+func readVersions(p map[string]string, out system.Output) (values []record.Value, err error) {
+	images, err := readImages(out, int(number(p, "versions")))
+	if err != nil {
+		return nil, err
+	}
+	for n, image := range images {
+		add := func(name, unit string, value float64) {
+			values = append(values, record.Value{Name: fmt.Sprintf("v%d %s", n+1, name), Unit: unit, Better: lower, Value: value})
+		}
+		if len(image.First) == 0 || len(image.Pull) == 0 {
+			return nil, fmt.Errorf("%s has no times", image.Name)
+		}
+		pull := slices.Max(image.Pull)
+		add("first instruction", "s", slices.Max(image.First))
+		add("pull", "s", pull)
+		switch {
+		case image.Packing > 0:
+			add("sandbox", "s", image.Sandbox)
+			add("packing", "s", image.Packing)
+		case image.Fetched > 0:
+			add("fetched", "s", image.Fetched)
+			add("first instruction after it", "s", slices.Max(image.First)-image.Fetched)
+		}
+		add("CPU time", "s", image.CPU)
+		add("sent by the registry", "MB", float64(image.Bytes)/1e6)
+		if image.Run > 0 {
+			add("run", "s", image.Run)
+		}
+	}
+	return values, nil
+}

@@ -1,0 +1,82 @@
+package cases
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/deliver"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// defaults are the parameters of a case as a plan has them that sets none.
+func defaults(c Case) map[string]string {
+	p := map[string]string{}
+	for _, parameter := range c.Parameters {
+		p[parameter.Name] = parameter.Default
+	}
+	return p
+}
+
+func TestImageTasks(t *testing.T) {
+	for _, c := range []struct {
+		kase Case
+		want system.Images
+	}{
+		{patchTuesday(), system.Images{Names: []string{"patch:v1", "patch:v2", "patch:v3", "patch:v4", "patch:v5"}, Work: deliver.Workers, Nodes: 2, WorkerMB: 1000}},
+		{coldNode(), system.Images{Names: []string{"patch:v1", "patch:v2", "patch:v3", "patch:v4", "patch:v5"}, Work: deliver.Workers, Nodes: 2, Fresh: true}},
+		{lazyPull(), system.Images{Names: []string{"lazy:large"}, Work: deliver.Pipeline, Nodes: 1}},
+	} {
+		task, err := c.kase.Task(defaults(c.kase), 2, 1000)
+		if err != nil || task.Images == nil {
+			t.Fatalf("%s: %+v, %v", c.kase.Name, task, err)
+		}
+		got := *task.Images
+		if got.BitsPerSecond != 200e6 || got.Delay != 10*time.Millisecond {
+			t.Errorf("%s: a line of %g bit/s and %s", c.kase.Name, got.BitsPerSecond, got.Delay)
+		}
+		if !slices.Equal(got.Names, c.want.Names) || got.Work != c.want.Work || got.Nodes != c.want.Nodes || got.Fresh != c.want.Fresh || got.WorkerMB != c.want.WorkerMB {
+			t.Errorf("%s: got %+v, want %+v", c.kase.Name, got, c.want)
+		}
+	}
+}
+
+func TestReadImages(t *testing.T) {
+	read := func(c Case, p map[string]string, text string) (string, error) {
+		values, err := c.Read(p, system.Output{Stdout: text})
+		var names []string
+		for _, v := range values {
+			names = append(names, v.Name+"="+strconv.FormatFloat(v.Value, 'g', -1, 64)+" "+v.Unit)
+		}
+		return strings.Join(names, ", "), err
+	}
+	p := map[string]string{"versions": "1"}
+	for _, c := range []struct {
+		kase       Case
+		text, want string
+	}{
+		{
+			patchTuesday(), `{"images":[{"first":[1.5,2],"pull":[0.5,1.25],"fetched":1,"bytes":2000000,"cpu":3.5,"run":4}]}`,
+			"v1 first instruction=2 s, v1 pull=1.25 s, v1 fetched=1 s, v1 first instruction after it=1 s, v1 CPU time=3.5 s, v1 sent by the registry=2 MB, v1 run=4 s",
+		},
+		{
+			patchTuesday(), `{"images":[{"first":[9],"pull":[8],"fetched":1,"sandbox":3,"packing":5,"cpu":7}]}`,
+			"v1 first instruction=9 s, v1 pull=8 s, v1 sandbox=3 s, v1 packing=5 s, v1 CPU time=7 s, v1 sent by the registry=0 MB",
+		},
+		{lazyPull(), `{"images":[{"checkpoints":[1,2,3],"bytes":4000000}]}`, "checkpoint 1=1 s, checkpoint 2=2 s, checkpoint 3=3 s, sent by the registry=4 MB"},
+	} {
+		if got, err := read(c.kase, p, c.text); err != nil || got != c.want {
+			t.Errorf("%s: %q, %v, want %q", c.kase.Name, got, err, c.want)
+		}
+	}
+	for _, text := range []string{"", "{", `{"images":[]}`, `{"images":[{"first":[1]}]}`, `{"images":[{"first":[1],"pull":[1]},{}]}`} {
+		if got, err := read(coldNode(), p, text); err == nil {
+			t.Errorf("%q: %s", text, got)
+		}
+	}
+	if got, err := read(lazyPull(), p, `{"images":[{"checkpoints":[1,2]}]}`); err == nil {
+		t.Errorf("two checkpoints: %s", got)
+	}
+}

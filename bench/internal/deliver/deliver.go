@@ -1,0 +1,415 @@
+// Package deliver brings images to the nodes of a cluster and lets their programs
+// work there, one image after the other, and takes the times: beside the cluster,
+// with its kubectl. What the times mean belongs to the cases.
+package deliver
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/bench/internal/registry"
+)
+
+// Work is what is done with an image.
+type Work string
+
+// The kinds of work.
+const (
+	// Workers: the image comes to all nodes, and then a worker runs on each.
+	Workers Work = "workers"
+	// Pipeline: one container runs the pipeline with its checkpoints.
+	Pipeline Work = "pipeline"
+)
+
+// Spec is what is to be done.
+type Spec struct {
+	// Folder is one that all hosts see, and Inside where containers see it.
+	Folder, Inside string
+	// Registry is its URL.
+	Registry string
+	// Images are names of the registry's, such as patch:v1.
+	Images []string
+	Work   Work
+	Nodes  int
+	// MemoryMB is what a worker asks for, beside one core.
+	MemoryMB int
+	// Usage is a command that prints the CPU seconds of each host, Before one that
+	// is called before the first image; empty: none.
+	Usage, Before []string
+	Timeout       time.Duration
+}
+
+// Inside is where containers see the folder of a trial.
+const Inside = "/bench"
+
+// Result is what each image took.
+type Result struct {
+	Images []Image `json:"images"`
+}
+
+// Image is what one image took. All times are in seconds, from when it was asked
+// for.
+type Image struct {
+	Name string `json:"name"`
+	// First are the times of the containers' first instructions, one for each node.
+	First []float64 `json:"first,omitempty"`
+	// Pull are what the kubelets say that pulling took.
+	Pull []float64 `json:"pull,omitempty"`
+	// Fetched is when the registry had sent the last byte of a layer; 0: it sent none.
+	Fetched float64 `json:"fetched,omitempty"`
+	// Bytes are what the registry has sent of layers and configurations.
+	Bytes int64 `json:"bytes"`
+	// CPU are the seconds of CPU time on all hosts.
+	CPU float64 `json:"cpu,omitempty"`
+	// Sandbox and Packing are the parts of making a SIF file.
+	Sandbox float64 `json:"sandbox,omitempty"`
+	Packing float64 `json:"packing,omitempty"`
+	// Run is how long the workers took together.
+	Run float64 `json:"run,omitempty"`
+	// Checkpoints are the pipeline's.
+	Checkpoints []float64 `json:"checkpoints,omitempty"`
+}
+
+const (
+	poll = 5 * time.Millisecond
+	// settle is how long a cluster is left alone before the first image.
+	settle = 3 * time.Second
+)
+
+// Main does what a specification says, and prints the result.
+func Main(ctx context.Context, text string) error {
+	var s Spec
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return fmt.Errorf("read what to deliver: %w", err)
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("it took longer than %s", s.Timeout))
+	defer cancel()
+	result, err := s.deliver(ctx)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			err = cause
+		}
+		return fmt.Errorf("%w; events: %s", err, s.events(context.WithoutCancel(ctx)))
+	}
+	return json.NewEncoder(os.Stdout).Encode(result)
+}
+
+func (s Spec) deliver(ctx context.Context) (result Result, err error) {
+	if err := s.ready(ctx); err != nil {
+		return result, err
+	}
+	if len(s.Before) > 0 {
+		if _, err := output(ctx, s.Before, ""); err != nil {
+			return result, fmt.Errorf("call what is to be done before: %w", err)
+		}
+	}
+	for n, name := range s.Images {
+		if err := Begin(ctx, s.Registry, name); err != nil {
+			return result, err
+		}
+		image := Image{Name: name}
+		if s.Work == Pipeline {
+			err = s.pipeline(ctx, n, &image)
+		} else {
+			err = s.workers(ctx, n, &image)
+		}
+		if err != nil {
+			return result, fmt.Errorf("deliver %s: %w", name, err)
+		}
+		result.Images = append(result.Images, image)
+	}
+	return result, nil
+}
+
+// ready waits until all nodes are, and for a while.
+func (s Spec) ready(ctx context.Context) error {
+	for {
+		text, err := kubectl(ctx, "", "get", "nodes", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].status}`)
+		if err == nil && strings.Count(text, "True") == s.Nodes {
+			break
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return fmt.Errorf("wait for %d nodes: %w", s.Nodes, err)
+		}
+	}
+	return sleep(ctx, settle)
+}
+
+// workers is the roll-out on all nodes, and the work after it.
+func (s Spec) workers(ctx context.Context, n int, image *Image) error {
+	out, err := s.folder(n)
+	if err != nil {
+		return err
+	}
+	before, err := s.usage(ctx)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("bench-%d", n)
+	start := time.Now()
+	if err := create(ctx, "/apis/apps/v1/namespaces/default/daemonsets", s.rollout(name, n, image.Name)); err != nil {
+		return err
+	}
+	times, err := await(ctx, out, "first-", s.Nodes)
+	if err != nil {
+		return fmt.Errorf("wait for first instructions: %w", err)
+	}
+	image.First = since(start, times)
+	after, err := s.usage(ctx)
+	if err != nil {
+		return err
+	}
+	image.CPU = after - before
+	if err := s.sent(ctx, start, image); err != nil {
+		return err
+	}
+	if image.Pull, err = s.pulls(ctx, name); err != nil {
+		return err
+	}
+	if s.MemoryMB > 0 {
+		start = time.Now()
+		if err := create(ctx, "/apis/batch/v1/namespaces/default/jobs", s.work(name, n, image.Name)); err != nil {
+			return err
+		}
+		limit := fmt.Sprintf("--timeout=%ds", int(s.Timeout.Seconds()))
+		if _, err := kubectl(ctx, "", "wait", "--for=condition=complete", limit, "job/"+name); err != nil {
+			return fmt.Errorf("wait for the workers: %w", err)
+		}
+		image.Run = time.Since(start).Seconds()
+	}
+	_, err = kubectl(ctx, "", "delete", "daemonset/"+name, "--wait=false")
+	return err
+}
+
+// pipeline is one container, with checkpoints.
+func (s Spec) pipeline(ctx context.Context, n int, image *Image) error {
+	out, err := s.folder(n)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := create(ctx, "/apis/batch/v1/namespaces/default/jobs", s.stages(fmt.Sprintf("bench-%d", n), n, image.Name)); err != nil {
+		return err
+	}
+	times, err := await(ctx, out, "cp", 3)
+	if err != nil {
+		return fmt.Errorf("wait for checkpoints: %w", err)
+	}
+	image.Checkpoints = since(start, times)
+	return s.sent(ctx, start, image)
+}
+
+// folder is where containers of the nth image write.
+func (s Spec) folder(n int) (string, error) {
+	out := filepath.Join(s.Folder, strconv.Itoa(n))
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return "", fmt.Errorf("make a folder for times: %w", err)
+	}
+	return out, nil
+}
+
+func (s Spec) sent(ctx context.Context, start time.Time, image *Image) error {
+	sent, err := Sent(ctx, s.Registry)
+	if err != nil {
+		return err
+	}
+	image.Bytes = sent.Bytes
+	if sent.Bytes > 0 {
+		image.Fetched = sent.Last.Sub(start).Seconds()
+	}
+	return nil
+}
+
+// usage is the CPU time of all hosts up to now.
+func (s Spec) usage(ctx context.Context) (total float64, err error) {
+	if len(s.Usage) == 0 {
+		return 0, nil
+	}
+	text, err := output(ctx, s.Usage, "")
+	if err != nil {
+		return 0, fmt.Errorf("ask for CPU times: %w", err)
+	}
+	for _, word := range strings.Fields(text) {
+		seconds, err := strconv.ParseFloat(word, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read CPU times: %w", err)
+		}
+		total += seconds
+	}
+	return total, nil
+}
+
+// pulled is how a kubelet says how long a pull took, without what it waited for
+// another one.
+var pulled = regexp.MustCompile(`in ([0-9.a-zµ]+) \(([0-9.a-zµ]+) including waiting\)`) //nolint:gochecknoglobals // a constant
+
+// pulls are what the events of a roll-out's pods say; they come late.
+func (s Spec) pulls(ctx context.Context, name string) ([]float64, error) {
+	const patience = 20 * time.Second
+	for deadline := time.Now().Add(patience); ; {
+		text, err := kubectl(ctx, "", "get", "events", "--field-selector=reason=Pulled", "-o", `jsonpath={range .items[*]}{.involvedObject.name}{"\t"}{.message}{"\n"}{end}`)
+		if err != nil {
+			return nil, err
+		}
+		if found := readPulls(text, name); len(found) >= s.Nodes || time.Now().After(deadline) {
+			return found, nil
+		}
+		if err := sleep(ctx, 200*time.Millisecond); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func readPulls(text, name string) (seconds []float64) {
+	for line := range strings.Lines(text) {
+		pod, message, _ := strings.Cut(line, "\t")
+		if !strings.HasPrefix(pod, name+"-") {
+			continue
+		}
+		if match := pulled.FindStringSubmatch(message); match != nil {
+			if took, err := time.ParseDuration(match[2]); err == nil {
+				seconds = append(seconds, took.Seconds())
+			}
+		} else if strings.Contains(message, "already present") {
+			seconds = append(seconds, 0)
+		}
+	}
+	return seconds
+}
+
+// events are the last words of the cluster.
+func (s Spec) events(ctx context.Context) string {
+	const patience, few = 10 * time.Second, 4
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	text, err := kubectl(ctx, "", "get", "events", "--sort-by=.metadata.creationTimestamp", "-o", `jsonpath={range .items[*]}{.message}{"\n"}{end}`)
+	if err != nil {
+		return "unknown"
+	}
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-few):], " | ")
+}
+
+// await waits until so many files with a prefix are in a folder, and returns the
+// times in them, in the order of their names.
+func await(ctx context.Context, folder, prefix string, count int) ([]time.Time, error) {
+	for {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			return nil, err
+		}
+		var times []time.Time
+		for _, entry := range entries {
+			if !strings.HasPrefix(entry.Name(), prefix) || strings.HasSuffix(entry.Name(), ".part") {
+				continue
+			}
+			content, err := os.ReadFile(filepath.Join(folder, entry.Name()))
+			if err != nil {
+				return nil, err
+			}
+			at, err := ReadTime(string(content))
+			if err != nil {
+				return nil, err
+			}
+			times = append(times, at)
+		}
+		if len(times) >= count {
+			return times, nil
+		}
+		if err := sleep(ctx, poll); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// ReadTime reads seconds with a fraction.
+func ReadTime(text string) (time.Time, error) {
+	whole, fraction, _ := strings.Cut(strings.TrimSpace(text), ".")
+	seconds, err1 := strconv.ParseInt(whole, 10, 64)
+	part, err2 := strconv.ParseFloat("0."+fraction+"0", 64)
+	if err1 != nil || err2 != nil {
+		return time.Time{}, fmt.Errorf("read the container's time: %q is none", strings.TrimSpace(text))
+	}
+	return time.Unix(seconds, int64(part*1e9)), nil
+}
+
+func since(start time.Time, times []time.Time) (seconds []float64) {
+	for _, t := range times {
+		seconds = append(seconds, t.Sub(start).Seconds())
+	}
+	return seconds
+}
+
+// Begin has a registry begin to count.
+func Begin(ctx context.Context, at, image string) error {
+	_, err := get(ctx, at+registry.BeginPath+url.QueryEscape(image))
+	return err
+}
+
+// Sent asks a registry what it has sent since.
+func Sent(ctx context.Context, at string) (sent registry.Sent, err error) {
+	content, err := get(ctx, at+registry.SentPath)
+	if err != nil {
+		return sent, err
+	}
+	return sent, json.Unmarshal(content, &sent)
+}
+
+func get(ctx context.Context, url string) (content []byte, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return nil, fmt.Errorf("ask the registry: %w", err)
+	}
+	defer answer.Body.Close()
+	content, err = io.ReadAll(answer.Body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("ask the registry: %s: %s", answer.Status, strings.TrimSpace(string(content)))
+	}
+	return content, err
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// create creates an object. It asks the API server for nothing but that.
+func create(ctx context.Context, path, object string) error {
+	_, err := kubectl(ctx, object, "create", "--raw", path, "-f", "-")
+	return err
+}
+
+func kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	return output(ctx, append([]string{"kubectl"}, args...), stdin)
+}
+
+func output(ctx context.Context, argv []string, stdin string) (string, error) {
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Stdin = strings.NewReader(stdin)
+	var said strings.Builder
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("%s %s: %w: %s", argv[0], strings.Join(argv[1:min(3, len(argv))], " "), err, strings.TrimSpace(said.String()))
+	}
+	return string(out), nil
+}

@@ -1,0 +1,111 @@
+package deliver
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestReadPulls(t *testing.T) {
+	const text = "bench-1-abcde\tSuccessfully pulled image \"10.0.0.1:5/patch:v1\" in 89ms (1.5s including waiting). Image size: 258083974 bytes.\n" +
+		"bench-1-fghij\tContainer image \"10.0.0.1:5/patch:v1\" already present on machine\n" +
+		"bench-10-abcde\tSuccessfully pulled image \"x\" in 1m2s (1m2s including waiting). Image size: 1 bytes.\n" +
+		"bench-1-abcde\tCreated container\nbench-1"
+	if got := readPulls(text, "bench-1"); !slices.Equal(got, []float64{1.5, 0}) {
+		t.Errorf("got %v", got)
+	}
+	if got := readPulls(text, "bench-10"); !slices.Equal(got, []float64{62}) {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestReadTime(t *testing.T) {
+	for text, want := range map[string]time.Time{"12.5\n": time.Unix(12, 5e8), "12.000000001": time.Unix(12, 1), "12": time.Unix(12, 0)} {
+		if got, err := ReadTime(text); err != nil || !got.Equal(want) {
+			t.Errorf("%q: %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "now", "12.%N", "1.-5"} {
+		if got, err := ReadTime(text); err == nil {
+			t.Errorf("%q is taken for %v", text, got)
+		}
+	}
+}
+
+func TestReadStat(t *testing.T) {
+	const fields = " S 1 2 3 4 5 6 7 8 9 10 100 200 300 400 20 0\n"
+	if name, seconds, ok := readStat("7 (a) (b)" + fields); name != "a) (b" || seconds != 10 || !ok {
+		t.Errorf("got %q, %g, %t", name, seconds, ok)
+	}
+	for _, text := range []string{"", "7", ")(", "7 (a) S 1", "7 (a)" + strings.ReplaceAll(fields, "200", "x")} {
+		if _, _, ok := readStat(text); ok {
+			t.Errorf("%q is taken for the state of a process", text)
+		}
+	}
+	if uid, ok := readOwner("Name:\ta\nUid:\t1000\t0\t0\t0\n"); uid != 1000 || !ok {
+		t.Errorf("got %d, %t", uid, ok)
+	}
+	if _, ok := readOwner("Name:\ta\n"); ok {
+		t.Error("a process without a user")
+	}
+}
+
+func TestUsage(t *testing.T) {
+	if seconds, err := Usage(); err != nil || seconds < 0 {
+		t.Errorf("%g, %v", seconds, err)
+	}
+}
+
+// TestAwait: files that are still written do not count.
+func TestAwait(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, content string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("first-n2", "2.5\n")
+	put("first-n1", "1\n")
+	put("first-n3.part", "")
+	put("worker-0", "{}")
+	times, err := await(t.Context(), dir, "first-", 2)
+	if err != nil || !slices.Equal(since(time.Unix(1, 0), times), []float64{0, 1.5}) {
+		t.Errorf("%v, %v", times, err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := await(ended, dir, "first-", 3); err == nil {
+		t.Error("it waits for more than there are, and has an end")
+	}
+	put("first-n3", "nothing")
+	if _, err := await(t.Context(), dir, "first-", 3); err == nil {
+		t.Error("a time that is none")
+	}
+	if _, err := await(t.Context(), filepath.Join(dir, "none"), "first-", 1); err == nil {
+		t.Error("a folder that is not there")
+	}
+}
+
+// TestObjects: what is created names the registry's image, and what each pod is for.
+func TestObjects(t *testing.T) {
+	s := Spec{Inside: "/bench/times-1", Registry: "http://10.0.0.1:5000", Nodes: 2, MemoryMB: 500}
+	for text, want := range map[string][]string{
+		s.rollout("bench-0", 0, "patch:v1"): {`"kind":"DaemonSet"`, `"$(OUT)/first-$(NODE)"`, `"/bench/times-1/0"`},
+		s.work("bench-1", 1, "patch:v1"):    {`"completions":2`, `"memory":"500M"`, `/bench/shards $OUT 2 $JOB_COMPLETION_INDEX`},
+		s.stages("bench-2", 2, "patch:v1"):  {`"/opt/pipeline.py","/bench/times-1/2"`},
+	} {
+		if !json.Valid([]byte(text)) {
+			t.Errorf("no JSON: %s", text)
+		}
+		for _, want := range append(want, `"image":"10.0.0.1:5000/patch:v1"`) {
+			if !strings.Contains(text, want) {
+				t.Errorf("no %s in %s", want, text)
+			}
+		}
+	}
+}

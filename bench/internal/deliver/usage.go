@@ -1,0 +1,83 @@
+package deliver
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ticks is how many the kernel counts in a second, the same on all Linux machines.
+const ticks = 100
+
+// Usage is the CPU time in seconds of the user's processes on this machine, and of
+// those that they have waited for. The bench's own do not count.
+func Usage() (total float64, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return 0, err
+	}
+	const longest = 15 // of a name, to the kernel
+	own := filepath.Base(self)
+	own = own[:min(longest, len(own))]
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return 0, fmt.Errorf("look at the processes: %w", err)
+	}
+	for _, entry := range entries {
+		if _, err := strconv.Atoi(entry.Name()); err != nil {
+			continue
+		}
+		// Not the owner of the folder, who is root where a process may not be traced.
+		status, err := os.ReadFile("/proc/" + entry.Name() + "/status")
+		if err != nil {
+			continue // it has ended
+		}
+		if uid, ok := readOwner(string(status)); !ok || uid != os.Getuid() {
+			continue
+		}
+		content, err := os.ReadFile("/proc/" + entry.Name() + "/stat")
+		if err != nil {
+			continue
+		}
+		if name, seconds, ok := readStat(string(content)); ok && name != own {
+			total += seconds
+		}
+	}
+	return total, nil
+}
+
+// readOwner reads the real user of /proc/PID/status.
+func readOwner(text string) (int, bool) {
+	for line := range strings.Lines(text) {
+		if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "Uid:" {
+			uid, err := strconv.Atoi(fields[1])
+			return uid, err == nil
+		}
+	}
+	return 0, false
+}
+
+// readStat reads the name, and fields 14 to 17, of /proc/PID/stat: the time that a
+// process has taken and that those have which it has waited for. The name may hold
+// anything.
+func readStat(text string) (name string, seconds float64, ok bool) {
+	start, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
+	if start < 0 || end < start {
+		return "", 0, false
+	}
+	fields := strings.Fields(text[end+1:])
+	const first, last = 11, 15
+	if len(fields) < last {
+		return "", 0, false
+	}
+	for _, field := range fields[first:last] {
+		n, err := strconv.ParseFloat(field, 64)
+		if err != nil {
+			return "", 0, false
+		}
+		seconds += n / ticks
+	}
+	return text[start+1 : end], seconds, true
+}

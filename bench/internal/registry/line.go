@@ -1,0 +1,72 @@
+package registry
+
+import (
+	"net"
+	"sync"
+	"time"
+)
+
+// burst is how much may go out at once: what lies in the queue of a router.
+const burst = 64 << 10
+
+// line is the way to all clients: all bytes of all connections wait for it.
+type line struct {
+	net.Listener
+	rate  float64 // bytes per second; 0: no limit
+	delay time.Duration
+
+	mu sync.Mutex
+	// free is when all that was sent will have gone.
+	free time.Time
+}
+
+func newLine(listener net.Listener, rate float64, delay time.Duration) net.Listener {
+	return &line{Listener: listener, rate: rate, delay: delay}
+}
+
+func (l *line) Accept() (net.Conn, error) {
+	connection, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	// Only the data go through the connection; that it was made took a delay, too.
+	return &end{Conn: connection, line: l, from: time.Now().Add(l.delay)}, nil
+}
+
+// take waits until so many bytes have gone.
+func (l *line) take(bytes int) {
+	if l.rate <= 0 {
+		return
+	}
+	l.mu.Lock()
+	now := time.Now()
+	if l.free.Before(now) {
+		l.free = now
+	}
+	l.free = l.free.Add(time.Duration(float64(bytes) / l.rate * float64(time.Second)))
+	wait := l.free.Sub(now) - time.Duration(burst/l.rate*float64(time.Second))
+	l.mu.Unlock()
+	time.Sleep(wait)
+}
+
+// end is a connection over the line.
+type end struct {
+	net.Conn
+	line *line
+	from time.Time
+}
+
+func (e *end) Write(p []byte) (written int, err error) {
+	time.Sleep(time.Until(e.from))
+	for len(p) > 0 {
+		part := p[:min(len(p), burst/4)]
+		e.line.take(len(part))
+		n, err := e.Conn.Write(part)
+		written += n
+		if err != nil {
+			return written, err
+		}
+		p = p[n:]
+	}
+	return written, nil
+}

@@ -1,0 +1,151 @@
+package system
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/bench/internal/deliver"
+)
+
+// apptainer makes a SIF file of each image, on the first host and in the folder
+// that all hosts see, and runs that.
+type apptainer struct {
+	place   Place
+	program string
+}
+
+func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
+	version, err := a.place.Ask(ctx, a.program, "--version")
+	if err != nil {
+		return nil, fmt.Errorf("%w; Debian 12 and 13 have no package apptainer: test/bench/apptainer FOLDER fetches that of a newer release into a folder", err)
+	}
+	return map[string]string{"apptainer": strings.TrimPrefix(version, "apptainer version ")}, nil
+}
+
+func (a *apptainer) Prepare(context.Context) error { return nil }
+
+func (a *apptainer) Close(context.Context) error { return nil }
+
+func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Images == nil {
+		return Output{}, &Unsupported{"of Apptainer the bench only takes the times of images"}
+	}
+	if task.Images.Fresh {
+		return Output{}, &Unsupported{"a SIF file has no layers that runs could share"}
+	}
+	return a.place.deliver(ctx, *task.Images, func(d *delivery) (Output, error) {
+		if before := d.before(); before != nil {
+			if out, err := a.place.Run(ctx, before, ""); err != nil {
+				return out, fmt.Errorf("call what is to be done before: %w", err)
+			}
+		}
+		all := Output{Submitted: time.Now()}
+		var result deliver.Result
+		for _, name := range d.images.Names {
+			image, err := a.image(ctx, d, name)
+			if err != nil {
+				return all, fmt.Errorf("deliver %s: %w", name, err)
+			}
+			result.Images = append(result.Images, image)
+			all.Step.CPUSeconds += image.CPU
+		}
+		text, err := json.Marshal(result)
+		all.Stdout, all.First, all.Ended = string(text), time.Now(), time.Now()
+		return all, err
+	})
+}
+
+// pullScript makes a SIF file, and tells when it begins to pack it and when it has.
+const pullScript = `set -e
+APPTAINER_TMPDIR=$(mktemp -d); export APPTAINER_TMPDIR
+trap 'rm -rf "$APPTAINER_TMPDIR"' EXIT
+export APPTAINER_CACHEDIR="$2/cache"
+"$1" pull --no-https "$2/$3" "docker://$4" 2>&1 | while read -r line; do
+	case $line in *"Creating SIF file"*) date +%s.%N ;; *FATAL*) echo "$line" >&2 ;; esac
+done
+date +%s.%N
+test -s "$2/$3"`
+
+func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image deliver.Image, err error) {
+	image.Name = name
+	at := "http://" + d.address
+	if err := deliver.Begin(ctx, at, name); err != nil {
+		return image, err
+	}
+	sif := strings.ReplaceAll(name, ":", "-") + ".sif"
+	start := time.Now()
+	one := d.hosts()[:min(1, len(d.hosts()))]
+	made, err := a.place.Run(ctx, a.place.measured(one, "", []string{"sh", "-c", pullScript, "sh", a.program, d.folder, sif, d.address + "/" + name}), "")
+	if err != nil {
+		return image, err
+	}
+	times, err := readTimes(made.Stdout)
+	if err != nil || len(times) != 2 {
+		return image, errors.Join(fmt.Errorf("apptainer did not say when it packs: %s", lastWords(made.Stdout)), err)
+	}
+	image.CPU = made.Step.CPUSeconds
+	image.Sandbox, image.Packing = times[0].Sub(start).Seconds(), times[1].Sub(times[0]).Seconds()
+	image.Pull = []float64{times[1].Sub(start).Seconds()}
+	sent, err := deliver.Sent(ctx, at)
+	if err != nil {
+		return image, err
+	}
+	if image.Bytes = sent.Bytes; sent.Bytes > 0 {
+		image.Fetched = sent.Last.Sub(start).Seconds()
+	}
+	path := filepath.Join(d.folder, sif)
+	if d.images.Work == deliver.Pipeline {
+		out, err := a.exec(ctx, d, a.place, path, `out=$(mktemp -d); trap 'rm -rf "$out"' EXIT; "$1" exec --bind "$out:/out" "$2" python3 /opt/pipeline.py /out && cat "$out/cp1" "$out/cp2" "$out/cp3"`)
+		if err != nil {
+			return image, err
+		}
+		if times, err = readTimes(out.Stdout); err == nil && len(times) != 3 {
+			err = fmt.Errorf("there are %d checkpoints", len(times))
+		}
+		for _, t := range times {
+			image.Checkpoints = append(image.Checkpoints, t.Sub(start).Seconds())
+		}
+		return image, err
+	}
+	out, err := a.exec(ctx, d, a.place, path, `"$1" exec "$2" first`)
+	if err != nil {
+		return image, err
+	}
+	if times, err = readTimes(out.Stdout); err != nil {
+		return image, err
+	}
+	for _, t := range times {
+		image.First = append(image.First, t.Sub(start).Seconds())
+	}
+	if d.images.WorkerMB == 0 {
+		return image, nil
+	}
+	small := a.place
+	small.CPUs, small.MemoryMB = 1, d.images.WorkerMB
+	out, err = a.exec(ctx, d, small, path, `"$1" exec --bind "$3:/bench" "$2" python3 /opt/worker.py /bench/shards /bench/cache `+strconv.Itoa(d.images.Nodes)+` "${SLURM_PROCID:-0}"`)
+	image.Run = out.Ended.Sub(out.Submitted).Seconds()
+	return image, err
+}
+
+// exec runs a script on all hosts, with the program, the SIF file and the folder.
+func (a *apptainer) exec(ctx context.Context, d *delivery, place Place, sif, script string) (Output, error) {
+	return a.place.Run(ctx, place.step(d.hosts(), []string{"sh", "-c", script, "sh", a.program, sif, d.folder}), "")
+}
+
+// readTimes reads lines of seconds.
+func readTimes(text string) (times []time.Time, err error) {
+	for line := range strings.Lines(text) {
+		t, err := deliver.ReadTime(line)
+		if err != nil {
+			return nil, err
+		}
+		times = append(times, t)
+	}
+	return times, nil
+}

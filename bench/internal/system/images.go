@@ -1,0 +1,173 @@
+package system
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"berth.dev/berth/bench/internal/deliver"
+	"berth.dev/berth/bench/internal/registry"
+	"berth.dev/berth/bench/internal/step"
+)
+
+// delivery is what the systems have in common that images are brought to: a
+// registry, and a folder that all hosts see.
+type delivery struct {
+	place    Place
+	images   Images
+	folder   string
+	registry *registry.Registry
+	// address is the registry's, as hosts reach it.
+	address string
+}
+
+// deliver runs with a registry and a folder of its own.
+func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (Output, error)) (out Output, err error) {
+	if p.InSlurm() && len(p.Hosts) < images.Nodes {
+		return out, &Unsupported{fmt.Sprintf("it needs a job of %d hosts", images.Nodes)}
+	}
+	if _, err := registry.Names(p.Images); err != nil {
+		return out, fmt.Errorf("%w; 'make -C test/images paper' makes them, --images names their folder", err)
+	}
+	d := &delivery{place: p, images: images}
+	if d.folder, err = os.MkdirTemp(p.Shared, "berth-bench-images-"); err != nil {
+		return out, fmt.Errorf("make a folder that all hosts see: %w; --shared names one", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(d.folder)) }()
+	if err := d.shards(); err != nil {
+		return out, err
+	}
+	if err := d.serve(images.BitsPerSecond); err != nil {
+		return out, err
+	}
+	defer func() { err = errors.Join(err, d.registry.Close()) }()
+	return run(d)
+}
+
+// serve starts the registry, in place of the one that there may be.
+func (d *delivery) serve(bitsPerSecond float64) error {
+	if d.registry != nil {
+		if err := d.registry.Close(); err != nil {
+			return fmt.Errorf("end the registry: %w", err)
+		}
+	}
+	var err error
+	if d.registry, err = registry.Serve(d.place.Images, bitsPerSecond, d.images.Delay); err != nil {
+		return err
+	}
+	host, err := ownAddress()
+	if err != nil {
+		return err
+	}
+	d.address = net.JoinHostPort(host, d.registry.Port())
+	return nil
+}
+
+// shards are what the workers read: 32 files of a megabyte.
+func (d *delivery) shards() error {
+	if d.images.WorkerMB == 0 {
+		return nil
+	}
+	folder := filepath.Join(d.folder, "shards")
+	if err := os.Mkdir(folder, 0o755); err != nil {
+		return fmt.Errorf("make the shards' folder: %w", err)
+	}
+	const files, size = 32, 1 << 20
+	random := rand.NewChaCha8([32]byte{})
+	content := make([]byte, size)
+	for n := range files {
+		_, _ = random.Read(content) // it has no end
+		if err := os.WriteFile(filepath.Join(folder, fmt.Sprintf("%03d", n)), content, 0o644); err != nil {
+			return fmt.Errorf("write a shard: %w", err)
+		}
+	}
+	return nil
+}
+
+// before is the command that drops page caches, on all hosts.
+func (d *delivery) before() []string {
+	if len(d.place.Before) == 0 {
+		return nil
+	}
+	return d.place.step(d.hosts(), d.place.Before)
+}
+
+func (d *delivery) hosts() []string {
+	if !d.place.InSlurm() {
+		return nil
+	}
+	return d.place.Hosts[:d.images.Nodes]
+}
+
+// deliver has berth bring images to a cluster's nodes. A command beside it takes
+// the times: all of them are of one cluster, but where nodes have to be fresh.
+func (b *berth) deliver(ctx context.Context, images Images) (Output, error) {
+	return b.place.deliver(ctx, images, func(d *delivery) (Output, error) {
+		if !images.Fresh {
+			return b.cluster(ctx, d, images.Names)
+		}
+		// Nobody waits for what fills the folder that runs share.
+		if err := d.serve(0); err != nil {
+			return Output{}, err
+		}
+		if out, err := b.cluster(ctx, d, images.Names); err != nil {
+			return out, fmt.Errorf("deliver all for the first time: %w", err)
+		}
+		if err := d.serve(images.BitsPerSecond); err != nil {
+			return Output{}, err
+		}
+		var all Output
+		var result deliver.Result
+		for _, name := range images.Names {
+			out, err := b.cluster(ctx, d, []string{name})
+			if err != nil {
+				return out, err
+			}
+			var one deliver.Result
+			if err := json.Unmarshal([]byte(out.Stdout), &one); err != nil {
+				return out, fmt.Errorf("read the times of %s: %w", name, err)
+			}
+			result.Images = append(result.Images, one.Images...)
+			all = out
+		}
+		text, err := json.Marshal(result)
+		all.Stdout = string(text)
+		return all, err
+	})
+}
+
+// cluster delivers images in a cluster of their own.
+func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Output, error) {
+	out, err := os.MkdirTemp(d.folder, "times-")
+	if err != nil {
+		return Output{}, fmt.Errorf("make a folder for times: %w", err)
+	}
+	inside := filepath.Join(deliver.Inside, filepath.Base(out))
+	spec := deliver.Spec{
+		Folder: out, Inside: inside, Registry: "http://" + d.address, Work: d.images.Work, Nodes: d.images.Nodes, MemoryMB: d.images.WorkerMB,
+		Usage: d.place.step(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(), Timeout: d.place.Timeout,
+	}
+	for _, name := range names {
+		if b.form != "oci" {
+			name += "-" + b.form
+		}
+		spec.Images = append(spec.Images, name)
+	}
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return Output{}, err
+	}
+	argv := append([]string{b.place.Berth, "run", "--quiet"}, replace(b.options, FolderHere, d.folder)...)
+	argv = append(argv, "--mount", d.folder+":"+deliver.Inside, "--registry", d.address+"=http://"+d.address)
+	if !d.place.InSlurm() && d.images.Nodes > 1 {
+		argv = append(argv, "--nodes-per-host", strconv.Itoa(d.images.Nodes))
+	}
+	argv = append(argv, "--", d.place.Self, step.DeliverArg, string(text))
+	return b.place.Run(ctx, b.place.measured(d.hosts(), "", argv), "")
+}

@@ -1,0 +1,118 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/bench/internal/plan"
+)
+
+// TestDeliver: a registry and a folder are there as long as they are needed.
+func TestDeliver(t *testing.T) {
+	images := t.TempDir()
+	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte(`{"manifests":[]}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	p := Place{Images: images, Shared: t.TempDir()}
+	failed := errors.New("failed")
+	address := ""
+	_, err := p.deliver(t.Context(), Images{WorkerMB: 1}, func(d *delivery) (Output, error) {
+		if shards, err := os.ReadDir(filepath.Join(d.folder, "shards")); err != nil || len(shards) != 32 {
+			t.Errorf("%d shards, %v", len(shards), err)
+		}
+		before := d.address
+		if err := d.serve(0); err != nil || d.address == before {
+			t.Errorf("another registry at %s: %v", d.address, err)
+		}
+		address = "http://" + d.address + "/v2/"
+		answer, err := http.Get(address) //nolint:noctx // it is this process that answers
+		if err != nil {
+			return Output{}, err
+		}
+		return Output{}, errors.Join(failed, answer.Body.Close())
+	})
+	if !errors.Is(err, failed) {
+		t.Errorf("what failed is not said: %v", err)
+	}
+	if left, err := os.ReadDir(p.Shared); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	if answer, err := http.Get(address); err == nil { //nolint:noctx // nobody answers
+		_ = answer.Body.Close()
+		t.Error("the registry goes on")
+	}
+}
+
+// TestDeliverMistakes: what is missing is said with what makes it.
+func TestDeliverMistakes(t *testing.T) {
+	images := t.TempDir()
+	never := func(*delivery) (Output, error) {
+		t.Error("it goes on")
+		return Output{}, nil
+	}
+	if _, err := (Place{Images: images}).deliver(t.Context(), Images{}, never); err == nil || !strings.Contains(err.Error(), "make -C test/images paper") {
+		t.Errorf("no images: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(images, "index.json"), []byte("{}"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := (Place{Images: images, Shared: "/nothing"}).deliver(t.Context(), Images{}, never); err == nil || !strings.Contains(err.Error(), "--shared") {
+		t.Errorf("no folder: %v", err)
+	}
+	var unsupported *Unsupported
+	if _, err := (Place{Images: images, Hosts: []string{"n1"}}).deliver(t.Context(), Images{Nodes: 2}, never); !errors.As(err, &unsupported) {
+		t.Errorf("one host for two nodes: %v", err)
+	}
+}
+
+// TestOnlyImages: each driver says what of images and programs is not for it.
+func TestOnlyImages(t *testing.T) {
+	for _, k := range kinds() {
+		if k.Name == "berth" {
+			continue // it has both
+		}
+		driver, err := New(plan.System{Name: k.Name, Driver: k.Name}, Place{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		task := Task{Images: &Images{Fresh: true}}
+		if k.Name == "apptainer" {
+			if _, err := driver.Run(t.Context(), Task{Args: []string{"true"}}); !unsupported(err) {
+				t.Errorf("%s runs programs: %v", k.Name, err)
+			}
+		}
+		if _, err := driver.Run(t.Context(), task); !unsupported(err) {
+			t.Errorf("%s delivers to nodes that have nothing: %v", k.Name, err)
+		}
+	}
+	if _, err := (&apptainer{Place{}, "no-such-program"}).Check(context.Background()); err == nil || !strings.Contains(err.Error(), "test/bench/apptainer") {
+		t.Errorf("no apptainer: %v", err)
+	}
+}
+
+// TestImagesAlone: a cluster in which others are measured gets no images.
+func TestImagesAlone(t *testing.T) {
+	results := (&berth{}).RunTogether(t.Context(), []Task{{Images: &Images{}}})
+	if len(results) != 1 || !unsupported(results[0].Err) {
+		t.Errorf("got %+v", results)
+	}
+}
+
+func unsupported(err error) bool {
+	var u *Unsupported
+	return errors.As(err, &u)
+}
+
+func TestReadTimes(t *testing.T) {
+	if times, err := readTimes("1.5\n2\n"); err != nil || len(times) != 2 || times[1].Unix() != 2 {
+		t.Errorf("%v, %v", times, err)
+	}
+	if times, err := readTimes("1.5\nnothing\n"); err == nil {
+		t.Errorf("got %v", times)
+	}
+}
