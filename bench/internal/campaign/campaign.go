@@ -51,11 +51,11 @@ func Known() plan.Catalogue { return plan.Catalogue{Cases: cases.Kinds(), Driver
 func (c *Campaign) Run(ctx context.Context) (err error) {
 	c.gone, c.failed = map[pair]bool{}, map[pair]int{}
 	c.clock = newClock(c.Plan, Known(), c.Before)
-	if err := c.begin(ctx); err != nil {
+	left := plan.Remaining(c.Plan.Schedule(), c.Before)
+	if err := c.begin(ctx, left); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
-	left := plan.Remaining(c.Plan.Schedule(), c.Before)
 	for i := 0; i < len(left); {
 		n := c.sameTurn(left[i:])
 		var some []record.ID
@@ -97,8 +97,8 @@ func (c *Campaign) sameTurn(next []record.ID) int {
 	return n
 }
 
-// begin looks at the systems and writes what the session is.
-func (c *Campaign) begin(ctx context.Context) error {
+// begin looks at the systems that are left to measure and writes what the session is.
+func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	session := &record.Session{
 		Plan: c.Plan.Text, Name: c.Plan.Name, Title: c.Plan.Title, Seed: c.Plan.Seed,
 		Reference: c.Plan.Reference, Drift: c.Plan.Baseline.Drift, Versions: map[string]string{},
@@ -106,6 +106,9 @@ func (c *Campaign) begin(ctx context.Context) error {
 	c.drivers = map[string]system.Driver{}
 	var unmeasured []*record.Unmeasured
 	for _, s := range c.Plan.Systems {
+		if !slices.ContainsFunc(left, func(id record.ID) bool { return id.System == s.Name }) {
+			continue
+		}
 		driver, err := c.New(s, c.Place)
 		if err != nil {
 			return err

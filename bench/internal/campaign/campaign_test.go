@@ -182,6 +182,25 @@ func TestFailureStopsNoOther(t *testing.T) {
 	}
 }
 
+// TestOnlyWhatIsLeft: a system of which nothing is to be measured is not prepared.
+func TestOnlyWhatIsLeft(t *testing.T) {
+	p, err := plan.Parse("f", []byte(strings.Replace(text, "- case: cpu", "- {case: cpu, systems: [bare]}", 1)), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Only([]string{"cpu"}); err != nil {
+		t.Fatal(err)
+	}
+	var asked []string
+	err = carryOut(t, t.Context(), filepath.Join(t.TempDir(), "records"), p, func(s plan.System, _ system.Place) (system.Driver, error) {
+		asked = append(asked, s.Name)
+		return fake{s.Name, nil}, nil
+	})
+	if err != nil || len(asked) != 1 || asked[0] != "bare" {
+		t.Errorf("asked for %v, %v", asked, err)
+	}
+}
+
 // TestResume: what was interrupted is taken up where it ended, and no trial is made
 // twice.
 func TestResume(t *testing.T) {
