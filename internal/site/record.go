@@ -16,6 +16,7 @@ import (
 //	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation
+//	/berth/site/1/line/...               who waits for a turn to allocate
 //	/berth/site/1/born                   since when etcd has known anything, Unix time
 //
 // OWNER is a user's number, or a group's name.

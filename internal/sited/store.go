@@ -70,6 +70,7 @@ func leftKey(a site.Allocation, node string) string {
 
 const (
 	guardKey    = site.Prefix + "guard"
+	lineKey     = site.Prefix + "line"
 	bornKey     = site.Prefix + "born"
 	networksKey = site.Prefix + "networks/"
 	usersKey    = site.Prefix + "users/"
@@ -113,6 +114,8 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 		return site.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), err)
 	}
 	key := podsKey(request.empty(0))
+	var line line
+	defer line.leave()
 	for {
 		known, err := s.read(ctx)
 		if err != nil {
@@ -142,6 +145,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 		if done {
 			return a, nil
 		}
+		line.join(ctx, s.client)
 	}
 }
 
@@ -319,6 +323,8 @@ func (s *Store) Restore(ctx context.Context, a site.Allocation) error {
 	if err != nil {
 		return fail(err)
 	}
+	var line line
+	defer line.leave()
 	for {
 		known, err := s.read(ctx)
 		if err != nil {
@@ -345,6 +351,7 @@ func (s *Store) Restore(ctx context.Context, a site.Allocation) error {
 		if done {
 			return nil
 		}
+		line.join(ctx, s.client)
 	}
 }
 

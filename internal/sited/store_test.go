@@ -20,7 +20,7 @@ import (
 )
 
 // newStore is one in a real etcd that listens on the loopback.
-func newStore(t *testing.T, pods string) *Store {
+func newStore(t testing.TB, pods string) *Store {
 	t.Helper()
 	c := embed.NewConfig()
 	c.Dir, c.LogLevel = t.TempDir(), "error"
@@ -49,7 +49,7 @@ func newStore(t *testing.T, pods string) *Store {
 	return s
 }
 
-func loopback(t *testing.T) url.URL {
+func loopback(t testing.TB) url.URL {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -268,5 +268,41 @@ func TestAGroupHasANetwork(t *testing.T) {
 	}
 	if err := s.Restore(t.Context(), site.Allocation{Job: 9, UID: 1002, VNI: carol.VNI}); err == nil {
 		t.Error("somebody else gets the network of the group")
+	}
+}
+
+func TestNobodyStandsInLineForEver(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	var first, second, third line
+	first.join(t.Context(), s.client)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		second.join(ctx, s.client)
+		close(gone)
+	}()
+	waiting := func() int64 {
+		got, err := s.client.Get(t.Context(), lineKey, clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got.Count
+	}
+	for waiting() < 2 {
+		time.Sleep(time.Millisecond)
+	}
+	// A job that is cancelled does not wait for its turn.
+	cancel()
+	<-gone
+	if n := waiting(); n != 1 {
+		t.Errorf("%d are in line", n)
+	}
+	first.leave()
+	third.join(t.Context(), s.client)
+	third.leave()
+	third.leave()
+	allocateAll(t, s, 20)
+	if n := waiting(); n != 0 {
+		t.Errorf("%d are in line at the end", n)
 	}
 }

@@ -160,3 +160,37 @@ start_site() { # ARGS...
 }
 # new_job USER: one is started from ctl, as the login host is cut off.
 new_job() { [[ $(as "$1" ctl srun -Q -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
+
+# many: fifty jobs of two users on both nodes, four at a time, each have a network, and
+# leave nothing: no namespace, file or descriptor, and no key in etcd.
+many() {
+	local user seen before
+	for user in alice bob; do as $user login srun -Q -N2 -n2 --mem=100 true || fail "$user's first job"; done
+	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
+	before=$(holdings)
+	for user in alice bob; do
+		as $user login sh -c 'rm -f seen; sbatch -Q --array=1-25 -N2 -n2 -c2 --mem=100 -o /dev/null --wrap "srun -c2 sh -c \"ip -o -4 addr show dev eth0 | grep -o 10.200.* | cut -d/ -f1 >>seen; sleep 0.5\""' || fail "submit $user's jobs"
+	done
+	poll 240 no_jobs || fail "jobs do not end: $(on ctl squeue)"
+	for user in alice bob; do
+		seen=$(as $user login grep -c '^10[.]200[.]0[.][0-9]*$' seen)
+		[[ $seen == 50 ]] || fail "of 50 pods of $user $seen had a network"
+		as $user login rm seen
+	done
+	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
+	poll 20 unchanged "$before" || fail "$before have become $(holdings)"
+}
+no_jobs() { [[ -z $(on ctl squeue -h) ]]; }
+unchanged() { [[ $(holdings) == "$1" ]]; }
+
+# holdings are what berthd on the nodes has open, what is mounted there, and how many
+# keys etcd has.
+holdings() {
+	local node
+	for node in n1 n2; do
+		# shellcheck disable=SC2016
+		on $node sh -c 'echo "$(hostname): $(ls /proc/$(pgrep -f "[b]erthd run")/fd | wc -l) descriptors, $(wc -l </proc/self/mountinfo) mounts, $(find /run/berthd | wc -l) files"'
+	done
+	on ctl curl -sS --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key "https://$(address ctl):2379/v3/kv/range" \
+		-d "{\"key\":\"$(printf /berth/site/1/ | base64 -w0)\",\"range_end\":\"$(printf /berth/site/10 | base64 -w0)\",\"count_only\":true}" | grep -o '"count":"[0-9]*"'
+}

@@ -1,0 +1,131 @@
+package sited
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"berth.dev/berth/internal/site"
+)
+
+const numAgents = 400
+
+// agents are the parts of as many berthds that talk to etcd, each with a connection of
+// its own, in one process with it.
+func agents(b *testing.B) []*Store {
+	first := newStore(b, "10.128.0.0/16")
+	all := make([]*Store, numAgents)
+	for i := range all {
+		client, err := clientv3.New(clientv3.Config{Endpoints: first.client.Endpoints(), Logger: zap.NewNop()})
+		if err != nil {
+			b.Fatal(err)
+		}
+		all[i] = &Store{client: client, config: first.config}
+		b.Cleanup(func() { all[i].Close() })
+		if _, err := all[i].Register(b.Context(), agentName(i), netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return all
+}
+
+func agentName(i int) string { return fmt.Sprintf("node%03d", i) }
+
+// learn returns when an agent has heard of an allocation of a user, as a node does that
+// is not its job's first.
+func learn(ctx context.Context, s *Store, owner string) (site.Allocation, error) {
+	prefix := networkPrefix(owner)
+	all, revision, err := s.Networks(ctx, prefix)
+	if err != nil {
+		return site.Allocation{}, err
+	}
+	for _, a := range all {
+		return a, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var heard *site.Allocation
+	err = s.Watch(ctx, prefix, revision, func(c change) {
+		if heard == nil && c.allocation != nil {
+			heard = c.allocation
+			cancel()
+		}
+	})
+	if heard != nil {
+		return *heard, nil
+	}
+	return site.Allocation{}, err
+}
+
+// together runs something for each agent at once, and returns how long all of it takes.
+func together(b *testing.B, count int, do func(i int) error) time.Duration {
+	began := time.Now()
+	var group sync.WaitGroup
+	for i := range count {
+		group.Go(func() {
+			if err := do(i); err != nil {
+				b.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	return time.Since(began)
+}
+
+// BenchmarkAgents is what 400 nodes ask of one etcd: for one job over all of them, and
+// for a job on each at once, of as many users.
+func BenchmarkAgents(b *testing.B) {
+	b.Run("one job on 400 nodes", func(b *testing.B) {
+		all := agents(b)
+		nodes := make([]string, numAgents)
+		for i := range nodes {
+			nodes[i] = agentName(i)
+		}
+		var begin, end time.Duration
+		job := uint32(0)
+		for b.Loop() {
+			job++
+			begin += together(b, numAgents, func(i int) error {
+				if i == 0 {
+					_, err := all[0].Allocate(b.Context(), Request{Job: job, UID: 1000, User: "somebody", Name: "x", Nodes: nodes})
+					return err
+				}
+				_, err := learn(b.Context(), all[i], "1000")
+				return err
+			})
+			a, err := all[0].Allocate(b.Context(), Request{Job: job, UID: 1000, User: "somebody", Name: "x", Nodes: nodes})
+			if err != nil {
+				b.Fatal(err)
+			}
+			end += together(b, numAgents, func(i int) error { return all[i].Leave(b.Context(), a, agentName(i)) })
+			if left, _, err := all[0].Networks(b.Context(), networksKey); err != nil || len(left) > 0 {
+				b.Fatalf("left: %d, %v", len(left), err)
+			}
+		}
+		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
+		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
+	})
+	b.Run("a job on each of 400 nodes", func(b *testing.B) {
+		all := agents(b)
+		var begin, end time.Duration
+		for b.Loop() {
+			held := make([]site.Allocation, numAgents)
+			begin += together(b, numAgents, func(i int) (err error) {
+				held[i], err = all[i].Allocate(b.Context(), Request{Job: uint32(i + 1), UID: uint32(1000 + i), User: "somebody", Name: "x", Nodes: []string{agentName(i)}})
+				return err
+			})
+			end += together(b, numAgents, func(i int) error { return all[i].Leave(b.Context(), held[i], agentName(i)) })
+			if left, _, err := all[0].Networks(b.Context(), networksKey); err != nil || len(left) > 0 {
+				b.Fatalf("left: %d, %v", len(left), err)
+			}
+		}
+		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
+		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
+	})
+}
