@@ -77,7 +77,7 @@ func (f *imageFlags) run(command *cobra.Command, args []string, report func(laun
 	if err != nil {
 		return launch.CacheSum{}, err
 	}
-	if f.spec.ImageCache == "" {
+	if !f.spec.NamesImageCache() {
 		if f.spec.ImageCache, err = launch.DefaultImageCache(getenv); err != nil {
 			return launch.CacheSum{}, err
 		}

@@ -114,7 +114,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
 	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull the images of a registry from elsewhere, as `NAME=URL`; http:// is allowed; can be repeated")
 	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked), erofs (one file each), or auto: erofs where there is /dev/fuse (default auto)")
-	flags.StringVar(&spec.ImageCache, "image-cache", "", "`folder` that all nodes and later runs see, for the layers of images, where these are one file each")
+	flags.StringVar(&spec.ImageCache, "image-cache", "", "`folder` that all nodes and later runs see, for the layers of images, where these are one file each; off for none (default ~/.cache/berth, if it is on a file system of the network)")
 	flags.StringVar(&spec.ImageCacheLimit, "image-cache-limit", "", "`size` that it may take, such as 20G; what was used longest ago goes (default 10G)")
 	flags.BoolVar(&spec.LazyPull, "lazy-pull", false, "start containers of eStargz images before these have come, where layers are one file each")
 	flags.BoolVar(&spec.OneUID, "one-uid", false, "do without subordinate user ids")

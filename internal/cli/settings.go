@@ -117,6 +117,9 @@ func check(file *settings.File) error {
 			if entry.Name == "image" {
 				_, path, _ = cluster.SplitImage(value)
 			}
+			if entry.Name == "image-cache" && cluster.NamesNoFolder(value) {
+				path = "/"
+			}
 			if slices.Contains(pathOptions(), entry.Name) && !filepath.IsAbs(path) {
 				fault(entry, "%s %s: give a path from the root", entry.Name, value)
 			} else if err := flag.Value.Set(value); err != nil {

@@ -21,6 +21,9 @@ type Offer struct {
 	// OneUID, CgroupsDelegated and Snapshotter are as in Plan.
 	OneUID, CgroupsDelegated bool
 	Snapshotter              string
+	// ImageCache is the folder of the cache of images as this node has it; empty for
+	// none.
+	ImageCache string
 	// SubIDs says which ids of the machine those of containers become; the same
 	// text on two nodes means the same ids.
 	SubIDs string
@@ -195,14 +198,14 @@ func parseBlock(value string) (netip.Prefix, error) {
 	return block, nil
 }
 
-// imageCacheOf is the cache that the user names. The nodes of a run, and runs on
+// imageCacheOf is the cache of images of a node. The nodes of a run, and runs on
 // different hosts, tell what they use apart.
 func imageCacheOf(spec Spec, offer Offer) ImageCache {
-	if spec.ImageCache == "" || offer.Snapshotter != EROFS {
+	if offer.ImageCache == "" || offer.Snapshotter != EROFS {
 		return ImageCache{}
 	}
 	bytes, _ := spec.ImageCacheBytes() // looked at in Validate
-	return ImageCache{Folder: spec.ImageCache, Job: offer.RunID + "-" + offer.Host, Bytes: bytes}
+	return ImageCache{Folder: offer.ImageCache, Job: offer.RunID + "-" + offer.Host, Bytes: bytes}
 }
 
 // registriesOf are those of the command line, which is known to be valid.

@@ -32,7 +32,7 @@ type Spec struct {
 	// AutoSnapshotter, which empty means, too.
 	Snapshotter string
 	// ImageCache is a folder of layers that the nodes and runs of a user share;
-	// empty for none. A node with Overlay does without.
+	// empty chooses, NoImageCache is none. A node with Overlay does without.
 	ImageCache string
 	// ImageCacheLimit is how large that may get, such as 20G; empty for
 	// ImageCacheBytes.
@@ -192,7 +192,7 @@ func (s Spec) Validate() error {
 	default:
 		problems = append(problems, fmt.Errorf("snapshotter %q: give %s, %s or %s", s.Snapshotter, AutoSnapshotter, Overlay, EROFS))
 	}
-	if s.ImageCache != "" && s.Snapshotter == Overlay {
+	if s.NamesImageCache() && s.Snapshotter == Overlay {
 		problems = append(problems, fmt.Errorf("image cache %s: it holds layers as one file each, which --snapshotter %s gives", s.ImageCache, EROFS))
 	}
 	if s.LazyPull && s.Snapshotter == Overlay {
@@ -254,6 +254,11 @@ func (s *Spec) Absolute(dir string) {
 		}
 		return filepath.Join(dir, path)
 	}
+	if NamesNoFolder(s.ImageCache) {
+		s.ImageCache = NoImageCache
+	} else {
+		s.ImageCache = absolute(s.ImageCache)
+	}
 	for i, image := range s.Images {
 		name, path, named := SplitImage(image)
 		s.Images[i] = absolute(path)
@@ -264,10 +269,19 @@ func (s *Spec) Absolute(dir string) {
 	for i, mount := range s.Mounts {
 		s.Mounts[i] = absolute(mount)
 	}
-	for _, path := range []*string{&s.StateDir, &s.State, &s.ImageCache, &s.SharedVolumes, &s.DebugDir, &s.Network.Folder} {
+	for _, path := range []*string{&s.StateDir, &s.State, &s.SharedVolumes, &s.DebugDir, &s.Network.Folder} {
 		*path = absolute(*path)
 	}
 }
+
+// NoImageCache in place of a folder does without a cache of images.
+const NoImageCache = "off"
+
+// NamesNoFolder tells whether a user's word for the cache of images means none.
+func NamesNoFolder(word string) bool { return word == NoImageCache || word == "none" }
+
+// NamesImageCache tells whether the user names a folder for the cache of images.
+func (s Spec) NamesImageCache() bool { return s.ImageCache != "" && !NamesNoFolder(s.ImageCache) }
 
 // minCacheBytes is the least that a cache of images may be limited to: less holds
 // no image.

@@ -67,6 +67,18 @@ func TestLazyPullNeedsLayersInOneFile(t *testing.T) {
 	}
 }
 
+func TestImageCacheOff(t *testing.T) {
+	for word, want := range map[string]string{"off": NoImageCache, "none": NoImageCache, "cache": "/here/cache", "/a/off": "/a/off", "": ""} {
+		spec := Spec{Command: []string{"true"}, NodesPerHost: 1, ImageCache: word, Snapshotter: Overlay}
+		if err := spec.Validate(); (err == nil) != (want == NoImageCache || want == "") {
+			t.Errorf("%q with overlayfs: %v", word, err)
+		}
+		if spec.Absolute("/here"); spec.ImageCache != want {
+			t.Errorf("%q became %q, want %q", word, spec.ImageCache, want)
+		}
+	}
+}
+
 func TestImageCacheBytes(t *testing.T) {
 	for text, want := range map[string]int64{
 		"": ImageCacheBytes, "1M": 1e6, "500M": 5e8, "1.5G": 15e8, "20GB": 2e10, "3T": 3e12, "1000000": 1e6, "2000kB": 2e6,

@@ -61,6 +61,8 @@ type host struct {
 	roles uint64
 	// snapshotter is how containers get their root file systems here.
 	snapshotter string
+	// imageCache is the folder of the cache of images; empty for none.
+	imageCache string
 	// devices are what pods can request here.
 	devices devices.Found
 }
@@ -225,6 +227,7 @@ func (h host) offer(spec cluster.Spec, scratch string, hostAPIPort uint16, label
 		OneUID:      h.ids.OneUID,
 		SubIDs:      fmt.Sprint(h.ids.UIDs[1:], h.ids.GIDs[1:]),
 		Snapshotter: h.snapshotter,
+		ImageCache:  h.imageCache,
 		HostAPIPort: hostAPIPort,
 	}, nil
 }

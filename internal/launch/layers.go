@@ -72,19 +72,42 @@ func (r *run) chooseSnapshotter(ctx context.Context) error {
 	r.host.snapshotter = snapshotter
 	switch {
 	case without == nil:
-	case r.Spec.ImageCache != "" || r.Spec.LazyPull:
+	case r.Spec.NamesImageCache() || r.Spec.LazyPull:
 		r.Log.Warn("images are unpacked here, without --image-cache and --lazy-pull: " + without.Error())
 	default:
 		r.Log.Debug("images are unpacked here: " + without.Error())
 	}
+	if err == nil && snapshotter == cluster.EROFS {
+		r.host.imageCache = r.chooseImageCache(probe.Local().CheckShared)
+	}
 	return err
 }
 
-// makeImageCache makes the folder of the cache of images, if one is named.
-func makeImageCache(folder string) error {
-	if folder == "" {
-		return nil
+// chooseImageCache returns the folder of the cache of images: the user's cache
+// directory, if others see it, where none is named. Empty for none.
+func (r *run) chooseImageCache(checkShared func(folder string) error) string {
+	if r.Spec.ImageCache != "" {
+		if r.Spec.NamesImageCache() {
+			return r.Spec.ImageCache
+		}
+		return ""
 	}
+	folder, err := DefaultImageCache(r.Getenv)
+	if err == nil {
+		err = checkShared(folder)
+	}
+	if err == nil {
+		err = makeImageCache(folder)
+	}
+	if err != nil {
+		r.Log.Debug("layers of images are not kept for other runs: " + err.Error())
+		return ""
+	}
+	return folder
+}
+
+// makeImageCache makes the folder of the cache of images.
+func makeImageCache(folder string) error {
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && !rundir.Writable(folder) {
 		err = os.ErrPermission

@@ -40,8 +40,10 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err := checkMounts(r.Spec); err != nil {
 		return err
 	}
-	if err := makeImageCache(r.Spec.ImageCache); err != nil {
-		return err
+	if r.Spec.NamesImageCache() {
+		if err := makeImageCache(r.Spec.ImageCache); err != nil {
+			return err
+		}
 	}
 	roles, watchers := uint64(headMemory), headWatchers
 	switch {

@@ -188,6 +188,20 @@ func (h *Host) candidate(dir string) Candidate {
 	return c
 }
 
+// CheckShared tells why other machines would not see what is put into a folder, which
+// need not be there yet: it has to be on a file system of the network.
+func (h *Host) CheckShared(folder string) error {
+	resolved, err := h.resolve(filepath.Clean(folder))
+	if err != nil {
+		return fmt.Errorf("look at %s: %w", folder, err)
+	}
+	mount, _ := mountOf(h.mounts(), resolved)
+	if kindOf(mount.Type, 0) != KindNetwork {
+		return fmt.Errorf("%s is on %s, which other machines do not see", folder, mount.Type)
+	}
+	return nil
+}
+
 func (c *Candidate) refuseShared() {
 	switch c.Kind {
 	case KindNetwork:

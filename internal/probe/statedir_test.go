@@ -79,6 +79,21 @@ func TestOverlayOnTmpfsNeedsLinux66(t *testing.T) {
 	}
 }
 
+func TestCheckShared(t *testing.T) {
+	h := machine{files: map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.rhel9-job"), "/work": "-> home/alice", "/loop": "-> /loop"}}.host()
+	for folder, want := range map[string]string{
+		"/home/alice/.cache/berth": "", // on NFS, and not there yet
+		"/scratch/alice/cache":     "", // on Lustre
+		"/work/cache":              "",
+		"/tmp/cache":               "other machines do not see",
+		"/loop/cache":              "other machines do not see",
+	} {
+		if err := h.CheckShared(folder); (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", folder, err, want)
+		}
+	}
+}
+
 func TestStateDirs(t *testing.T) {
 	h := machine{env: map[string]string{"BERTH_STATE_DIR": "/mine", "TMPDIR": "/tmp"}}.host()
 	if got := strings.Join(h.StateDirs(), " "); got != "/mine /tmp /local/scratch /localscratch /var/tmp /dev/shm" {

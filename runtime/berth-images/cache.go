@@ -11,7 +11,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/containerd/log"
@@ -146,7 +145,7 @@ func (c *cacheCommand) fault(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return // whoever has interrupted it knows
 	}
-	c.print(cacheLine{Error: err.Error(), NoSpace: errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)})
+	c.print(cacheLine{Error: err.Error(), NoSpace: layercache.NoSpace(err)})
 }
 
 func (c *cacheCommand) image(image layercache.Image) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/metadata"
@@ -45,20 +46,23 @@ type layersConfig struct {
 // layers is the snapshotter, and the cache that the differ uses, too.
 type layers struct {
 	*roots.Snapshotter
-	cache *layercache.Cache
+	cache  *layercache.Cache
+	folder string
 }
 
 // cacheSign is how often a job shows that it lives.
 const cacheSign = time.Hour
 
-// openCache opens the cache; nil for none. A cluster works without it.
-func openCache(ctx context.Context, config *layersConfig) *layercache.Cache {
+// openCache opens the cache; nil for none. A cluster works without it; that it does
+// is said to the user.
+func openCache(ctx context.Context, config *layersConfig, notice func(string)) *layercache.Cache {
 	if config.Cache == "" {
 		return nil
 	}
 	cache, err := layercache.Open(config.Cache, config.Job, config.CacheLimit, func(text string) { log.G(ctx).Warn(text) })
 	if err != nil {
 		log.G(ctx).WithError(err).Warn("there is no cache of layers")
+		notice(withoutCache(config.Cache, err))
 		return nil
 	}
 	go func() {
@@ -72,9 +76,18 @@ func openCache(ctx context.Context, config *layersConfig) *layercache.Cache {
 	return cache
 }
 
+// withoutCache says that the run goes on without what the cache in a folder is for.
+func withoutCache(folder string, err error) string {
+	text := fmt.Sprintf("layers of images are not kept in %s: %v", folder, err)
+	if layercache.NoSpace(err) {
+		text += "; 'berth image gc --image-cache " + folder + " --image-cache-limit SIZE' makes room, --image-cache off does without"
+	}
+	return text
+}
+
 // layersPlugin is the snapshotter of layers in one file each. fd is the socket
-// to the role that serves them, -1 for none.
-func layersPlugin(fd int) *plugin.Registration {
+// to the role that serves them, -1 for none; notice tells the user.
+func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.SnapshotPlugin,
 		ID:     "erofs",
@@ -106,7 +119,7 @@ func layersPlugin(fd int) *plugin.Registration {
 			}
 			client := mounts.NewClient(conn)
 			client.Squash = config.Squash
-			l := layers{cache: openCache(ic.Context, config)}
+			l := layers{cache: openCache(ic.Context, config, notice), folder: config.Cache}
 			var cache snapshotter.Cache
 			if l.cache != nil {
 				cache = l.cache
@@ -144,7 +157,7 @@ func openSnapshotStore(root string) (*storage.MetaStore, error) {
 }
 
 // layerDiffer writes the layers of that snapshotter.
-func layerDiffer() *plugin.Registration {
+func layerDiffer(notice func(string)) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.DiffPlugin,
 		ID:       "erofs",
@@ -158,6 +171,10 @@ func layerDiffer() *plugin.Registration {
 			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore()}
 			if l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs"); err == nil && l.(layers).cache != nil {
 				differ.Cache = l.(layers).cache
+				var once sync.Once // all layers would say the same
+				differ.Unpublished = func(err error) {
+					once.Do(func() { notice(withoutCache(l.(layers).folder, err)) })
+				}
 			}
 			return differ, nil
 		},

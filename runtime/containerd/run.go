@@ -94,8 +94,8 @@ func serve(ctx context.Context, o options) error {
 	counts := &peers.Counts{}
 	registry.Register(contentPlugin(counts))
 	registry.Register(overlayPlugin())
-	registry.Register(layersPlugin(o.layersFD))
-	registry.Register(layerDiffer())
+	registry.Register(layersPlugin(o.layersFD, notifier.Notice))
+	registry.Register(layerDiffer(notifier.Notice))
 	registry.Register(seedPlugin())
 	registry.Register(mirrorPlugin())
 	registry.Register(reservePlugin())

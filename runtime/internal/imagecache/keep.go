@@ -145,6 +145,9 @@ func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []d
 	if total == 0 {
 		return nil
 	}
+	if err := k.Cache.MakeRoom(total); err != nil {
+		return fmt.Errorf("bring layers of %d bytes: %w", total, err)
+	}
 	k.Progress(0, total)
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(atOnce)

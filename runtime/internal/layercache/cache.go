@@ -46,12 +46,15 @@ type Cache struct {
 	// limit is how many bytes it may take.
 	limit int64
 	log   func(string)
+	// room is how many bytes more may be written to its file system.
+	room func() (int64, error)
 }
 
 // Open opens the cache in a folder of the user's for a job, and makes what is
 // missing. What has to be said to the user goes to log.
 func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
+	c.room = func() (int64, error) { return roomIn(c.dir) }
 	c.job = filepath.Join(c.dir, jobsDir, job)
 	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.aside(), c.job} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -147,8 +150,12 @@ func same(a, b string) bool {
 }
 
 // PutAside takes a layer out of use that turned out to be damaged while it was
-// read, under a path that Take has returned. Others it leaves alone.
+// read, under a path that Take has returned or a link to that. Others it leaves
+// alone.
 func PutAside(path string) error {
+	if target, err := os.Readlink(path); err == nil {
+		path = target
+	}
 	name, extension := filepath.Base(path), filepath.Ext(path)
 	d := digest.NewDigestFromEncoded(digest.SHA256, name[:len(name)-len(extension)])
 	jobs := filepath.Dir(filepath.Dir(path))
@@ -165,11 +172,28 @@ func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
 	if _, err := os.Lstat(c.path(d)); err == nil {
 		return c.Take(d) // another node was faster
 	}
-	path, err := c.Make(d, func(temporary string) error { return copyImage(from, temporary) })
+	path, err := c.Make(d, func(temporary string) error {
+		if err := c.fit(from); err != nil {
+			return err
+		}
+		return copyImage(from, temporary)
+	})
 	if err != nil {
 		return "", fmt.Errorf("publish layer %s: %w", d, err)
 	}
 	return path, nil
+}
+
+// fit makes room for a file before it is copied.
+func (c *Cache) fit(from string) error {
+	info, err := os.Stat(from)
+	if err != nil {
+		return err
+	}
+	if info.Size() > c.limit {
+		return ErrNoRoom
+	}
+	return errors.Join(c.shrink(c.limit-info.Size()), c.MakeRoom(info.Size()))
 }
 
 // Make has the image of a layer written, to a path in the cache where there is
@@ -185,6 +209,10 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	}
 	if err := Verify(temporary); err != nil {
 		return "", err
+	}
+	// Other nodes, too, may have written meanwhile.
+	if room, err := c.room(); err != nil || room < 0 {
+		return "", errors.Join(err, ErrNoRoom)
 	}
 	if err := os.Link(temporary, c.path(d)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err

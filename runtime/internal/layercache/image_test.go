@@ -81,7 +81,7 @@ func TestNamesAreFoundAndRemoved(t *testing.T) {
 
 func TestTrimTakesLayersWithoutNamesFirst(t *testing.T) {
 	dir := t.TempDir()
-	c, _ := open(t, dir, "job", 1)
+	c, _ := open(t, dir, "job", 1<<30)
 	named := name(t, c, "reg.test/a:1", "named")
 	nameless, path := image(t, "nameless")
 	if _, err := c.Publish(nameless, path); err != nil {

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -27,21 +26,27 @@ func (c *Cache) Trim(now time.Time) error {
 			}
 		}
 	}
-	named, err := c.named()
-	problems = append(problems, err)
-	files, total, err := c.files()
-	problems = append(problems, err)
-	slices.SortFunc(files, func(a, b fs.FileInfo) int {
-		if one, other := named[digestOf(a.Name())], named[digestOf(b.Name())]; one != other {
-			if other {
-				return -1
-			}
-			return 1
-		}
-		return a.ModTime().Compare(b.ModTime())
-	})
+	problems = append(problems, c.shrink(c.limit))
+	// What others have written meanwhile to the same file system or quota.
+	if err := c.MakeRoom(0); !errors.Is(err, ErrNoRoom) {
+		problems = append(problems, err)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("trim cache of layers: %w", err)
+	}
+	return nil
+}
+
+// shrink removes layers until the others have so many bytes at most.
+func (c *Cache) shrink(limit int64) error {
+	files, _, err := c.byAge()
+	problems := []error{err}
+	var total int64
 	for _, info := range files {
-		if total <= c.limit {
+		total += info.Size()
+	}
+	for _, info := range files {
+		if total <= limit {
 			break
 		}
 		err := os.Remove(filepath.Join(c.layers(), info.Name()))
@@ -51,10 +56,7 @@ func (c *Cache) Trim(now time.Time) error {
 		}
 		problems = append(problems, err)
 	}
-	if err := errors.Join(problems...); err != nil {
-		return fmt.Errorf("trim cache of layers: %w", err)
-	}
-	return nil
+	return errors.Join(problems...)
 }
 
 // files are the layers, and how many bytes they have together.

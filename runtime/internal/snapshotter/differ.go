@@ -25,6 +25,8 @@ type Differ struct {
 	Content content.Store
 	// Cache is nil where there is none.
 	Cache Publisher
+	// Unpublished is told why a layer is not put into it.
+	Unpublished func(error)
 }
 
 // Publisher is a Cache that takes layers, too.
@@ -71,6 +73,7 @@ func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {
 	// The image may be removed meanwhile, and its file with it.
 	if _, err := d.Cache.Publish(layer, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		log.G(ctx).WithError(err).Warn("a layer is not put into the cache")
+		d.Unpublished(err)
 	}
 }
 

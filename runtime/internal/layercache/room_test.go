@@ -1,0 +1,120 @@
+package layercache
+
+import (
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestFourFifthsOfAQuota(t *testing.T) {
+	const nfs, ext4 = 0x6969, 0xef53
+	for _, c := range []struct {
+		name              string
+		kind              int64
+		blocks, free, own uint64 // of 1 MiB
+		want              int64
+	}{
+		{"half full", nfs, 1000, 500, 500, 300 << 20},
+		{"four fifths", nfs, 1000, 200, 200, 0},
+		{"nearly full", nfs, 1000, 50, 50, -150 << 20},
+		{"some kept for root", nfs, 1000, 550, 500, (500 - 190) << 20},
+		{"a whole site's", nfs, 4 << 30, 2 << 20, 2 << 20, 1 << 40},
+		{"a local disk tells no quota", ext4, 1000, 50, 50, math.MaxInt64},
+	} {
+		st := unix.Statfs_t{Type: c.kind, Bsize: 4096, Frsize: 1 << 20, Blocks: c.blocks, Bfree: c.free, Bavail: c.own}
+		if got := roomOf(&st); got != c.want {
+			t.Errorf("%s: %d, want %d", c.name, got, c.want)
+		}
+	}
+	if _, err := roomIn("/no/such/folder"); err == nil {
+		t.Error("no error of a folder that is not there")
+	}
+}
+
+// quota has a cache know how much room there is: what is gone from it is free.
+func quota(t *testing.T, c *Cache, most int64) {
+	c.room = func() (int64, error) {
+		_, total, err := c.files()
+		left, err2 := os.ReadDir(c.unfinished())
+		for _, e := range left {
+			info, err := e.Info()
+			if err != nil {
+				t.Error(err)
+				continue
+			}
+			total += info.Size()
+		}
+		return most - total, errors.Join(err, err2)
+	}
+}
+
+func TestAQuotaIsKept(t *testing.T) {
+	dir := t.TempDir()
+	earlier, _ := open(t, dir, "earlier", 1<<30)
+	first, path := image(t, strings.Repeat("first", 2000))
+	if _, err := earlier.Publish(first, path); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := name(t, earlier, "reg.test/kept:1", strings.Repeat("kept", 2500))
+	if err := earlier.Close(); err != nil { // nothing is in use
+		t.Fatal(err)
+	}
+
+	c, _ := open(t, dir, "one", 1<<30)
+	quota(t, c, 5*info.Size()/2) // two, and half of one
+	second, path := image(t, strings.Repeat("other", 2000))
+	if own, err := c.Publish(second, path); err != nil || own == "" {
+		t.Fatalf("the oldest does not go for the new one: %v", err)
+	}
+	if take(t, c, first) != "" {
+		t.Error("the oldest is still there")
+	}
+	// What is in use frees nothing, and what has a name was brought on purpose.
+	third, path := image(t, strings.Repeat("third", 2000))
+	if own, err := c.Publish(third, path); !errors.Is(err, ErrNoRoom) || !NoSpace(err) {
+		t.Errorf("published as %q, %v", own, err)
+	}
+	if _, err := os.Stat(c.path(second)); err != nil {
+		t.Errorf("a layer in use went in vain: %v", err)
+	}
+	if _, missing := c.Size(kept); missing > 0 {
+		t.Error("a layer of an image with a name went")
+	}
+	// As much as others write meanwhile.
+	quota(t, c, 1)
+	if _, err := c.Make(third, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("made beyond the quota: %v", err)
+	}
+	if left, err := os.ReadDir(c.unfinished()); err != nil || len(left) > 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+}
+
+func TestLayersLargerThanTheLimit(t *testing.T) {
+	dir := t.TempDir()
+	c, _ := open(t, dir, "one", 1<<30)
+	small, path := image(t, "small")
+	if _, err := c.Publish(small, path); err != nil {
+		t.Fatal(err)
+	}
+	large, path := image(t, strings.Repeat("large", 20_000))
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.limit = info.Size() - 1
+	if own, err := c.Publish(large, path); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("published as %q, %v", own, err)
+	}
+	if take(t, c, small) == "" {
+		t.Error("another one went for it in vain")
+	}
+}
