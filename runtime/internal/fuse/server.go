@@ -26,11 +26,13 @@ const (
 	// workers is how many requests of one mount are worked on at once. Slow
 	// storage needs more than processors.
 	workers = 8
+	// mostWorkers is the same when all are held up, as reads are by a registry.
+	mostWorkers = 64
 	// slotSize is room for the largest request that a read-only file system
 	// gets; the kernel insists on 8 KiB.
 	slotSize = 8192
 	// SlotsSize is the size of the memory file.
-	SlotsSize = workers * slotSize
+	SlotsSize = mostWorkers * slotSize
 )
 
 // Mount is a mount that is served.
@@ -46,30 +48,74 @@ type Mount struct {
 
 // Serve answers requests until the file system is no longer mounted.
 func (m Mount) Serve() error {
-	// In place before they are read into: a process that is being killed gets no
-	// more memory, and the request would fail.
-	slots, err := unix.Mmap(int(m.Slots.Fd()), 0, SlotsSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+	slots, err := unix.Mmap(int(m.Slots.Fd()), 0, SlotsSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the requests of a mount: %w", err)
 	}
 	defer unix.Munmap(slots)
-	var group sync.WaitGroup
-	problems := make(chan error, workers)
-	for i := range workers {
-		w := worker{Mount: m, fd: int(m.Device.Fd()), slot: slots[i*slotSize : (i+1)*slotSize]}
-		group.Go(func() { problems <- w.work() })
+	c := crew{Mount: m}
+	for i := range mostWorkers {
+		slot := slots[i*slotSize : (i+1)*slotSize]
+		if i < workers || order.Uint32(slot) != 0 {
+			c.start(slot)
+		} else {
+			c.free = append(c.free, slot)
+		}
 	}
-	group.Wait()
-	close(problems)
-	var all []error
-	for err := range problems {
-		all = append(all, err)
+	c.group.Wait()
+	return errors.Join(c.problems...)
+}
+
+// crew are the workers of a mount.
+type crew struct {
+	Mount
+	group sync.WaitGroup
+
+	mu sync.Mutex
+	// idle is how many wait for requests.
+	idle     int
+	free     [][]byte
+	problems []error
+}
+
+func (c *crew) start(slot []byte) {
+	w := worker{crew: c, fd: int(c.Device.Fd()), slot: slot}
+	c.group.Go(func() {
+		err := w.work()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.free = append(c.free, slot)
+		if err != nil {
+			c.problems = append(c.problems, err)
+		}
+	})
+}
+
+// rest tells whether a worker is to wait for a request: not where enough do.
+func (c *crew) rest() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle >= workers {
+		return false
 	}
-	return errors.Join(all...)
+	c.idle++
+	return true
+}
+
+// rise is called by a worker that has waited. Another one takes the place of the
+// last, if it is going to work.
+func (c *crew) rise(to bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.idle--
+	if last := len(c.free) - 1; to && c.idle == 0 && last >= 0 {
+		c.start(c.free[last])
+		c.free = c.free[:last]
+	}
 }
 
 type worker struct {
-	Mount
+	*crew
 	fd   int
 	slot []byte
 	// out is the answer's header and what follows it.
@@ -79,17 +125,26 @@ type worker struct {
 // work answers one request after the other, first the one that a predecessor
 // had taken.
 func (w *worker) work() error {
+	// In place before it is read into: a process that is being killed gets no more
+	// memory, and the request would fail.
+	if err := unix.Madvise(w.slot, unix.MADV_POPULATE_WRITE); err != nil {
+		return fmt.Errorf("get memory for requests: %w", err)
+	}
 	for {
 		if order.Uint32(w.slot) != 0 {
 			w.handle()
 			order.PutUint32(w.slot, 0)
 		}
-		_, err := unix.Read(w.fd, w.slot)
+		if !w.rest() {
+			return nil
+		}
+		n, err := unix.Read(w.fd, w.slot)
+		w.rise(n > 0)
 		switch {
-		case err == nil, errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
+		case n > 0, errors.Is(err, unix.EINTR), errors.Is(err, unix.EAGAIN):
 		case errors.Is(err, unix.ENOENT): // interrupted before it was handed out
 			order.PutUint32(w.slot, 0)
-		case errors.Is(err, unix.ENODEV), errors.Is(err, unix.ECONNABORTED):
+		case err == nil, errors.Is(err, unix.ENODEV), errors.Is(err, unix.ECONNABORTED):
 			return nil // unmounted
 		default:
 			return fmt.Errorf("read request: %w", err)

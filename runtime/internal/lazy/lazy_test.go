@@ -21,6 +21,7 @@ import (
 
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
@@ -310,6 +311,26 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 	// All of the blob, but for the table of contents that came before, and once.
 	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize {
 		t.Errorf("%d bytes came of %d", sent, len(r.blob))
+	}
+}
+
+func TestZerosTakeNoSpace(t *testing.T) {
+	const size = 8 << 20
+	r, source := serve(t, pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	f, image := open(t, path)
+	if err := f.Fetch(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if content, err := read(image, "zeros"); err != nil || !bytes.Equal(content, make([]byte, size)) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+	var info unix.Stat_t
+	if err := unix.Stat(path, &info); err != nil || info.Blocks*512 >= size {
+		t.Errorf("they take %d bytes, %v", info.Blocks*512, err)
 	}
 }
 

@@ -34,14 +34,22 @@ type Server struct {
 	mu     sync.Mutex
 	served map[string]bool
 	// lazy are the layers that are still coming, by their paths.
-	lazy  map[string]*lazy.File
+	lazy  map[string]*lazyLayer
 	group sync.WaitGroup
+}
+
+// lazyLayer is a layer that is still coming, for all mounts that have it.
+type lazyLayer struct {
+	*lazy.File
+	mounts int
+	// stop ends its coming.
+	stop context.CancelFunc
 }
 
 // NewServer returns a server of requests whose descriptors somebody at the
 // other end of keeper keeps; nil for nobody. The connections stay the caller's.
 func NewServer(requests, keeper *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
-	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazy.File{}}
+	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}}
 }
 
 // Resume takes over the mounts of a predecessor.
@@ -128,29 +136,23 @@ func (s *Server) accept(request Request, files []*os.File) error {
 // start serves a mount in the background, and then owns its descriptors.
 func (s *Server) start(request Request, device, slots *os.File) error {
 	var layers []*erofs.Image
-	var files []*os.File
-	for _, path := range request.Layers {
-		if lazy.Is(path) {
-			image, err := s.openLazy(path)
-			if err != nil {
-				closeAll(files)
-				return fmt.Errorf("open layer %s: %w", path, err)
-			}
-			layers = append(layers, image)
-			continue
+	var open []io.Closer
+	closeLayers := func() {
+		for _, one := range open {
+			one.Close()
 		}
-		image, file, err := erofs.OpenFile(path)
+	}
+	for _, path := range request.Layers {
+		image, file, err := s.openLayer(path)
 		if err != nil {
-			closeAll(files)
+			closeLayers()
 			return fmt.Errorf("open layer: %w", err)
 		}
-		var once sync.Once
-		image.OnDamage(func(err error) { once.Do(func() { s.damaged(path, err) }) })
-		layers, files = append(layers, image), append(files, file)
+		layers, open = append(layers, image), append(open, file)
 	}
 	merged, err := tree.New(layers)
 	if err != nil {
-		closeAll(files)
+		closeLayers()
 		return err
 	}
 	s.mu.Lock()
@@ -158,7 +160,8 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 	s.mu.Unlock()
 	mount := fuse.Mount{Tree: merged, Device: device, Slots: slots, Squash: request.Squash, Log: s.log}
 	s.group.Go(func() {
-		defer closeAll(append(files, device, slots))
+		defer closeAll([]*os.File{device, slots})
+		defer closeLayers()
 		if err := mount.Serve(); err != nil {
 			s.log.Error(fmt.Sprintf("serve mount %s: %v", request.ID, err))
 		}
@@ -167,29 +170,65 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 	return nil
 }
 
-// openLazy opens a layer that is still coming, once for all mounts that have it:
-// for as long as this process lives.
-func (s *Server) openLazy(path string) (*erofs.Image, error) {
+// openLayer opens a layer for a mount, at whose end the second is to be closed.
+func (s *Server) openLayer(path string) (*erofs.Image, io.Closer, error) {
+	if lazy.Is(path) {
+		return s.openLazy(path)
+	}
+	image, file, err := erofs.OpenFile(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	var once sync.Once
+	image.OnDamage(func(err error) { once.Do(func() { s.damaged(path, err) }) })
+	return image, file, nil
+}
+
+// openLazy opens a layer that is still coming, which goes on until all is there
+// or no mount has it any more.
+func (s *Server) openLazy(path string) (*erofs.Image, io.Closer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if there := s.lazy[path]; there != nil {
-		return there.Image()
-	}
-	file, err := lazy.Open(path, s.Refused, func(text string) { s.log.Error(text) })
-	if err != nil {
-		return nil, err
-	}
-	image, err := file.Image()
-	if err != nil {
-		return nil, errors.Join(err, file.Close())
-	}
-	s.lazy[path] = file
-	go func() { // until all is there
-		if err := file.Fetch(context.Background()); err != nil {
-			s.log.Warn(fmt.Sprintf("what nobody reads of layer %s is not fetched: %v", path, err))
+	l := s.lazy[path]
+	if l == nil {
+		file, err := lazy.Open(path, s.Refused, func(text string) { s.log.Error(text) })
+		if err != nil {
+			return nil, nil, err
 		}
-	}()
-	return image, nil
+		ctx, stop := context.WithCancel(context.Background())
+		l = &lazyLayer{File: file, stop: stop}
+		s.lazy[path] = l
+		go func() {
+			if err := file.Fetch(ctx); err != nil && ctx.Err() == nil {
+				s.log.Warn(fmt.Sprintf("what nobody reads of layer %s is not fetched: %v", path, err))
+			}
+		}()
+	}
+	l.mounts++
+	image, err := l.Image()
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("%s: %w", path, err), s.leaveLazyLocked(path, l))
+	}
+	return image, closer(func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.leaveLazyLocked(path, l)
+	}), nil
+}
+
+type closer func() error
+
+func (c closer) Close() error { return c() }
+
+// leaveLazyLocked is for a mount that has ended.
+func (s *Server) leaveLazyLocked(path string, l *lazyLayer) error {
+	l.mounts--
+	if l.mounts > 0 {
+		return nil
+	}
+	delete(s.lazy, path)
+	l.stop()
+	return l.Close()
 }
 
 // drop forgets a mount.

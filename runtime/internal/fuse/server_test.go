@@ -1,0 +1,135 @@
+package fuse
+
+import (
+	"bytes"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// slowStorage holds large reads up until freed is closed, and says so to held.
+type slowStorage struct {
+	from        io.ReaderAt
+	held, freed chan struct{}
+}
+
+func (s slowStorage) ReadAt(into []byte, at int64) (int, error) {
+	if len(into) == large {
+		s.held <- struct{}{}
+		<-s.freed
+	}
+	return s.from.ReadAt(into, at)
+}
+
+const large = 64 << 10
+
+// TestReadsThatWaitHoldUpNothing has more reads wait than there are workers at
+// first, and asks for something else meanwhile. The kernel's end is a socket.
+func TestReadsThatWaitHoldUpNothing(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "layer"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	w := erofs.NewWriter(file)
+	n, err := w.File(erofs.Meta{Mode: erofs.TypeRegular | 0o644}, bytes.NewReader(bytes.Repeat([]byte("berth"), large)), 5*large)
+	if err == nil {
+		err = w.Link(w.Root(), "large", n)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const waiting = 3 * workers
+	storage := slowStorage{file, make(chan struct{}, waiting), make(chan struct{})}
+	image, err := erofs.OpenChanging(storage, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	merged, err := tree.New([]*erofs.Image{image})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kernel, device := os.NewFile(uintptr(ends[0]), "kernel"), os.NewFile(uintptr(ends[1]), "device")
+	defer device.Close()
+	fd, err := unix.MemfdCreate("requests", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots := os.NewFile(uintptr(fd), "requests")
+	defer slots.Close()
+	if err := slots.Truncate(SlotsSize); err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error)
+	go func() {
+		served <- Mount{Tree: merged, Device: device, Slots: slots, Log: slog.New(slog.DiscardHandler)}.Serve()
+	}()
+
+	ask := func(opcode uint32, unique, node uint64, body []byte) {
+		t.Helper()
+		b := order.AppendUint32(nil, uint32(inHeaderSize+len(body)))
+		b = order.AppendUint32(b, opcode)
+		b = order.AppendUint64(b, unique)
+		b = order.AppendUint64(b, node)
+		b = append(append(b, make([]byte, inHeaderSize-len(b))...), body...)
+		if _, err := kernel.Write(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	answer := func() (unique uint64, errno int32, body []byte) {
+		t.Helper()
+		b := make([]byte, 2*large)
+		n, err := kernel.Read(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return order.Uint64(b[8:]), int32(order.Uint32(b[4:])), b[outHeaderSize:n]
+	}
+	root := uint64(1)
+	ask(opLookup, 1, root, []byte("large\x00"))
+	_, errno, entry := answer()
+	if errno != 0 {
+		t.Fatalf("lookup: %d", errno)
+	}
+	node := order.Uint64(entry)
+	read := make([]byte, 40)
+	order.PutUint32(read[16:], large)
+	for i := range waiting {
+		ask(opRead, uint64(100+i), node, read)
+	}
+	for range waiting {
+		<-storage.held
+	}
+	ask(opGetattr, 2, root, make([]byte, 16))
+	if unique, errno, _ := answer(); unique != 2 || errno != 0 {
+		t.Errorf("request %d is answered with %d, not the one that needs no storage", unique, errno)
+	}
+	close(storage.freed)
+	for range waiting {
+		if unique, errno, body := answer(); unique < 100 || errno != 0 || len(body) != large {
+			t.Errorf("request %d is answered with %d and %d bytes", unique, errno, len(body))
+		}
+	}
+	kernel.Close()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,130 @@
+package mounts
+
+import (
+	"archive/tar"
+	"bytes"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd/stargz-snapshotter/estargz"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/fuse"
+	"berth.dev/berth/runtime/internal/lazy"
+)
+
+// TestALayerThatComesIsLetGoWithItsLastMount ends two mounts of one layer, of
+// which nothing but its table of contents ever comes. The kernel's ends of the
+// mounts are sockets.
+func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
+	path := comingLayer(t)
+	s := NewServer(nil, nil, slog.New(slog.DiscardHandler), func(string) {})
+	var kernels []*os.File
+	for _, id := range []string{"first", "second"} {
+		kernel, device, slots := mount(t)
+		if err := s.start(Request{ID: id, Layers: []string{path}}, device, slots); err != nil {
+			t.Fatal(err)
+		}
+		kernels = append(kernels, kernel)
+	}
+	for i, kernel := range kernels {
+		if !opened(t, path) {
+			t.Errorf("%d mounts are left, and the layer is closed", len(kernels)-i)
+		}
+		kernel.Close()
+		await(t, func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return len(s.served) == len(kernels)-1-i
+		})
+	}
+	await(t, func() bool { return !opened(t, path) })
+}
+
+// comingLayer is the file of a layer, whose registry gives no content of it.
+func comingLayer(t *testing.T) string {
+	t.Helper()
+	var archive, blob bytes.Buffer
+	content := bytes.Repeat([]byte("berth"), 1<<20)
+	w := tar.NewWriter(&archive)
+	err := w.WriteHeader(&tar.Header{Name: "large", Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))})
+	if err == nil {
+		_, err = w.Write(content)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	z := estargz.NewWriter(&blob)
+	if err == nil {
+		err = z.AppendTar(&archive)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	contents, err := z.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var silent atomic.Bool
+	registry := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, request *http.Request) {
+		if silent.Load() {
+			<-request.Context().Done()
+			return
+		}
+		http.ServeContent(out, request, "", time.Time{}, bytes.NewReader(blob.Bytes()))
+	}))
+	t.Cleanup(registry.Close)
+	path := filepath.Join(t.TempDir(), "layer.erofs")
+	if err := lazy.Make(t.Context(), path, lazy.Source{URL: registry.URL}, contents); err != nil {
+		t.Fatal(err)
+	}
+	silent.Store(true)
+	return path
+}
+
+func mount(t *testing.T) (kernel, device, slots *os.File) {
+	t.Helper()
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd, err := unix.MemfdCreate("requests", unix.MFD_CLOEXEC)
+	if err == nil {
+		err = unix.Ftruncate(fd, fuse.SlotsSize)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return os.NewFile(uintptr(ends[0]), "kernel"), os.NewFile(uintptr(ends[1]), "device"), os.NewFile(uintptr(fd), "requests")
+}
+
+// opened tells whether this process has a file open.
+func opened(t *testing.T, path string) bool {
+	t.Helper()
+	names, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		if target, err := os.Readlink("/proc/self/fd/" + name.Name()); err == nil && strings.HasPrefix(target, path) {
+			return true
+		}
+	}
+	return false
+}
+
+func await(t *testing.T, is func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !is(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it does not end")
+		}
+	}
+}
