@@ -71,3 +71,20 @@ refused_images() {
 	[[ $seen == 1 ]] || fail "a link leads out of the image: $seen"
 	as alice login sh -c 'rm image/sys && mkdir image/sys'
 }
+
+# many_mounts: of what plugstack.conf names to be shown in images, what is too much is
+# left out, and each step says so.
+many_mounts() {
+	local i seen plugstack
+	image alice
+	as alice login mkdir -p image/opt image/srv
+	plugstack=$(settings eval 'echo $state')/etc/slurm/plugstack.conf
+	cp "$plugstack" "$out/plugstack"
+	sed "1s|\$| $(for ((i = 0; i < 14; i++)); do printf 'mount=/home '; done) mount=/srv mount=/opt|" "$out/plugstack" >"$plugstack"
+	# shellcheck disable=SC2016
+	seen=$(in_image --container-image=/home/alice/image sh -c 'echo shown $(grep -c " /srv/site " /proc/mounts) and $(grep -c " /opt " /proc/mounts)')
+	[[ $seen == *"shown 1 and 0"* ]] || fail "the sixteenth and the seventeenth: $seen"
+	[[ $seen == *"mount=/opt is left out: there may be 16"* ]] || fail "nothing is said: $seen"
+	cat "$out/plugstack" >"$plugstack"
+	as alice login rmdir image/opt image/srv
+}
