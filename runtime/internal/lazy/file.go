@@ -30,9 +30,10 @@ type File struct {
 	// changed is told of what has come, or has not.
 	changed *sync.Cond
 	state   []byte
-	// waiting is how many reads wait: as long as there are some, nothing else is
-	// fetched.
-	waiting int
+	// asking is how many requests are under way for who waits, and pausing how many of
+	// those that failed will be made again: as long as there are some, nothing is asked
+	// for that nobody waits for. Of the latter, inBackground are under way.
+	asking, pausing, inBackground int
 }
 
 // The states of a chunk; what the file beside says is here or not.
@@ -47,6 +48,9 @@ const (
 	// behind it in the blob is often read next. In the background it is more, but not
 	// so much that who waits meanwhile would share a slow line with it for long.
 	ahead, aheadInBackground = 512 << 10, 1 << 20
+	// atOnce is how many requests are under way in the background: with one, the line
+	// would have nothing to do until the next one is answered.
+	atOnce = 2
 	// tries bounds the requests for a chunk, with firstPause and twice as much
 	// between them.
 	tries      = 6
@@ -133,18 +137,13 @@ func (f *File) await(i int) error {
 	if f.state[i] == here {
 		return nil
 	}
-	f.waiting++
-	defer func() {
-		f.waiting--
-		f.changed.Broadcast()
-	}()
 	pause := firstPause
 	for try := 1; f.state[i] != here; {
 		if f.state[i] == coming {
 			f.changed.Wait()
 			continue
 		}
-		err := f.fetch(context.Background(), i, ahead)
+		err := f.fetch(context.Background(), i, ahead, &f.asking)
 		if err == nil || f.state[i] == here {
 			continue
 		}
@@ -152,9 +151,12 @@ func (f *File) await(i int) error {
 			f.log(err.Error())
 			return err
 		}
+		f.pausing++
 		f.mu.Unlock()
 		time.Sleep(pause)
 		f.mu.Lock()
+		f.pausing--
+		f.changed.Broadcast()
 		pause *= 2
 	}
 	return nil
@@ -163,6 +165,8 @@ func (f *File) await(i int) error {
 // Fetch fetches what nobody has read, until all is here, the registry refuses, or
 // ctx ends.
 func (f *File) Fetch(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
 	stop := context.AfterFunc(ctx, func() {
 		// Who has looked at ctx, and does not wait yet, would miss it.
 		f.mu.Lock()
@@ -170,45 +174,78 @@ func (f *File) Fetch(ctx context.Context) error {
 		f.changed.Broadcast()
 	})
 	defer stop()
+	const turns = atOnce + 1 // while one unpacks, the others ask
+	ended := make(chan error, turns)
+	for range turns {
+		go func() {
+			err := f.background(ctx)
+			if err != nil {
+				cancel(err)
+			}
+			ended <- err
+		}()
+	}
+	var first error
+	for range turns {
+		if err := <-ended; first == nil {
+			first = err // the other one's is the same
+		}
+	}
+	return first
+}
+
+// background fetches whenever nothing else is asked for, until all is here.
+func (f *File) background(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	pause := firstPause
-	for i := range f.chunks {
-		for f.state[i] != here {
-			if err := context.Cause(ctx); err != nil {
-				return err
-			}
-			if f.waiting > 0 || f.state[i] == coming {
-				f.changed.Wait()
-				continue
-			}
-			err := f.fetch(ctx, i, aheadInBackground)
-			if err == nil {
-				pause = firstPause
-				continue
-			}
-			// Who needs it asks again.
-			if errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed) {
-				return err
-			}
-			if pause == longestPause/2 {
-				f.log("what nobody reads waits: " + err.Error())
-			}
-			f.mu.Unlock()
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-			f.mu.Lock()
-			pause = min(2*pause, longestPause)
+	for first := 0; ; {
+		for first < len(f.state) && f.state[first] == here {
+			first++
 		}
+		if first == len(f.state) {
+			return nil
+		}
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		next := first
+		for next < len(f.state) && f.state[next] != away {
+			next++
+		}
+		if next == len(f.state) || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce {
+			f.changed.Wait()
+			continue
+		}
+		err := f.fetch(ctx, next, aheadInBackground, &f.inBackground)
+		if err == nil {
+			pause = firstPause
+			continue
+		}
+		// Who needs it asks again.
+		if errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed) {
+			return err
+		}
+		if pause == longestPause/2 {
+			f.log("what nobody reads waits: " + err.Error())
+		}
+		f.pausing++
+		f.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		f.mu.Lock()
+		f.pausing--
+		f.changed.Broadcast()
+		pause = min(2*pause, longestPause)
 	}
-	return nil
 }
 
 // fetch fetches a chunk that is away, and those behind it up to a number of
-// packed bytes. The lock is held at its begin and end.
-func (f *File) fetch(ctx context.Context, first int, limit int64) error {
+// packed bytes; asked counts it while it is on its way. The lock is held at its
+// begin and end.
+func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) error {
 	from, to, last := f.chunks[first].Offset, f.chunks[first].End, first+1
 	for ; last < len(f.chunks); last++ {
 		next := f.chunks[last]
@@ -220,8 +257,13 @@ func (f *File) fetch(ctx context.Context, first int, limit int64) error {
 	for i := first; i < last; i++ {
 		f.state[i] = coming
 	}
+	*asked++
 	f.mu.Unlock()
 	packed, err := f.remote.read(ctx, from, to)
+	f.mu.Lock()
+	*asked--
+	f.changed.Broadcast()
+	f.mu.Unlock()
 	done := first
 	for ; err == nil && done < last; done++ {
 		c := f.chunks[done]

@@ -367,6 +367,36 @@ func TestManyReaders(t *testing.T) {
 	}
 }
 
+// Of two that take turns in the background, neither asks for what the other one
+// has, and one that failed asks again.
+func TestTurns(t *testing.T) {
+	want := noise(1, 8<<20)
+	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 100000, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	f, image := open(t, path)
+	var asked atomic.Int64
+	r.onRequest(func(w http.ResponseWriter, _ *http.Request) bool {
+		const bad = 3
+		if asked.Add(1) != bad {
+			return false
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return true
+	})
+	if err := f.Fetch(t.Context()); err != nil || !complete(f) {
+		t.Fatalf("in the background: %v", err)
+	}
+	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize {
+		t.Errorf("%d bytes came of %d", sent, len(r.blob))
+	}
+	if content, err := read(image, "file"); err != nil || !bytes.Equal(content, want) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+}
+
 func TestWhatIsNotCertainIsRefused(t *testing.T) {
 	archive := pack(t, map[string][]byte{"file": noise(1, 400000)})
 	for name, c := range map[string]struct {
