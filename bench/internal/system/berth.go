@@ -28,6 +28,9 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("the image of the programs: %w", err)
 	}
 	versions := map[string]string{}
+	if len(b.place.Before) > 0 {
+		versions["before images are delivered"] = strings.Join(b.place.Before, " ")
+	}
 	for line := range strings.Lines(version) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
 			versions[name] = value

@@ -95,6 +95,23 @@ func TestOnlyImages(t *testing.T) {
 	}
 }
 
+// TestBeforeIsNoted: whether page caches were dropped is in the records.
+func TestBeforeIsNoted(t *testing.T) {
+	archive := filepath.Join(t.TempDir(), "bench.tar")
+	if err := os.WriteFile(archive, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const name = "before images are delivered"
+	p := Place{Berth: "echo", Archive: archive}
+	if versions, err := (&berth{place: p}).Check(t.Context()); err != nil || versions[name] != "" {
+		t.Errorf("nothing is called: %v, %v", versions, err)
+	}
+	p.Before = []string{"drop", "caches"}
+	if versions, err := (&berth{place: p}).Check(t.Context()); err != nil || versions[name] != "drop caches" {
+		t.Errorf("got %v, %v", versions, err)
+	}
+}
+
 // TestImagesAlone: a cluster in which others are measured gets no images.
 func TestImagesAlone(t *testing.T) {
 	results := (&berth{}).RunTogether(t.Context(), []Task{{Images: &Images{}}})
