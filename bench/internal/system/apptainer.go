@@ -81,7 +81,7 @@ func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image 
 	sif := strings.ReplaceAll(name, ":", "-") + ".sif"
 	start := time.Now()
 	one := d.hosts()[:min(1, len(d.hosts()))]
-	made, err := a.place.Run(ctx, a.place.measured(one, "", []string{"sh", "-c", pullScript, "sh", a.program, d.folder, sif, d.address + "/" + name}), "")
+	made, err := a.place.Run(ctx, a.place.measured(one, []string{"sh", "-c", pullScript, "sh", a.program, d.folder, sif, d.address + "/" + name}), "")
 	if err != nil {
 		return image, err
 	}

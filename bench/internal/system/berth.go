@@ -146,7 +146,7 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 	}
 	place := b.place
 	place.Timeout *= time.Duration(len(tasks) + 1) // each has its own limit
-	out, err := place.Run(ctx, place.measured(hosts, "", append([]string{place.Berth}, options...)), text)
+	out, err := place.Run(ctx, place.measured(hosts, append([]string{place.Berth}, options...)), text)
 	out.Stdout = ofMain(out.Stdout)
 	return out, err
 }

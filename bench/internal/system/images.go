@@ -169,5 +169,5 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 		argv = append(argv, "--nodes-per-host", strconv.Itoa(d.images.Nodes))
 	}
 	argv = append(argv, "--", d.place.Self, step.DeliverArg, string(text))
-	return b.place.Run(ctx, b.place.measured(d.hosts(), "", argv), "")
+	return b.place.Run(ctx, b.place.measured(d.hosts(), argv), "")
 }

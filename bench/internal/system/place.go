@@ -59,13 +59,13 @@ func (p Place) step(hosts []string, argv []string) []string {
 }
 
 // measured is the command for a program on hosts, inside of a step that tells what
-// it took. With an archive the program is one of the image's.
-func (p Place) measured(hosts []string, archive string, argv []string) []string {
-	return p.measuredThrough(hosts, archive, nil, argv, false)
+// it took.
+func (p Place) measured(hosts, argv []string) []string {
+	return p.measuredThrough(hosts, "", nil, argv, false)
 }
 
 // measuredThrough is the same for a program that another command starts, which is
-// one of the host's. With a window, what the machine does while the program runs is
+// one of the host's. With an archive the program is one of the image's. With a window, what the machine does while the program runs is
 // noted; a container's program notes that itself (window.Shell).
 func (p Place) measuredThrough(hosts []string, archive string, through, argv []string, noted bool) []string {
 	own := []string{p.Self, step.Arg}

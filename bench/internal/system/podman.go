@@ -142,7 +142,7 @@ func (d *podman) Run(ctx context.Context, task Task) (Output, error) {
 			}
 			argv := append(d.script(d.run()), options...)
 			argv = append(append(argv, d.place.Image), args...)
-			return noted(d.place.Run(ctx, d.place.measured(d.place.host(0), "", argv), ""))
+			return noted(d.place.Run(ctx, d.place.measured(d.place.host(0), argv), ""))
 		})
 	})
 }
