@@ -21,7 +21,7 @@ const module = "berth.dev/berth/"
 // layers are the allowed edges between berth's packages: a package may import
 // those on the right of its pattern. What is not listed may import nothing.
 var layers = map[string][]string{
-	"cmd/berth":      {"internal/cli", "internal/jobdoor", "internal/launch", "internal/login", "internal/sandbox"},
+	"cmd/berth":      {"internal/cli", "internal/jobdoor", "internal/launch", "internal/login", "internal/probe", "internal/sandbox"},
 	"cmd/berth-runc": {"internal/fastpath"},
 	"cmd/berthd":     {"internal/sited"},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
