@@ -174,8 +174,8 @@ const maxDescriptors = 1024
 
 // entanglement is what else refers to a socket of the caller.
 type entanglement struct {
-	duplicated, crowded bool
-	epolls              []int // descriptors of epoll instances that watch it
+	duplicated, crowded, unseen bool
+	epolls                      []int // descriptors of epoll instances that watch it
 }
 
 // entangled looks for other descriptors of the caller's socket, and for epoll
@@ -183,7 +183,7 @@ type entanglement struct {
 func (t *trap) entangled(fd int) (e entanglement) {
 	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
 	if err != nil || len(descriptors) > maxDescriptors {
-		return entanglement{crowded: true}
+		return entanglement{unseen: err != nil, crowded: err == nil}
 	}
 	for _, other := range descriptors {
 		switch {

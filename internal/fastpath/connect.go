@@ -210,6 +210,8 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	}
 	tangle := t.entangled(t.argument(0))
 	switch {
+	case tangle.unseen:
+		return nil, countUnlisted
 	case tangle.crowded:
 		return nil, countCrowded
 	case tangle.duplicated:

@@ -18,6 +18,7 @@ const (
 	countInUse
 	countDuplicated
 	countCrowded
+	countUnlisted
 	countShort
 	countNoPeer
 	countPeerLate
@@ -52,6 +53,7 @@ var countNames = [numCounts]string{
 	countInUse:       "overlay: the socket was used before",
 	countDuplicated:  "overlay: the socket has another descriptor",
 	countCrowded:     "overlay: the process has too many descriptors",
+	countUnlisted:    "overlay: the descriptors of the process cannot be listed",
 	countShort:       "overlay: many short connections to the port",
 	countNoPeer:      "overlay: no connection to the node",
 	countPeerLate:    "overlay: the node did not answer in time",

@@ -14,6 +14,7 @@ import (
 	"os"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -28,6 +29,8 @@ const (
 	workers = 8
 	// mostWorkers is the same when all are held up, as reads are by a registry.
 	mostWorkers = 64
+	// mostExtra is how many are beyond workers on all mounts together.
+	mostExtra = 256
 	// slotSize is room for the largest request that a read-only file system
 	// gets; the kernel insists on 8 KiB.
 	slotSize = 8192
@@ -43,27 +46,64 @@ type Mount struct {
 	Device, Slots *os.File
 	// Squash shows everything as the property of user and group 0.
 	Squash bool
-	Log    *slog.Logger
+	// Extra is that of all mounts.
+	Extra *Extra
+	Log   *slog.Logger
+}
+
+// Extra are the workers of all mounts beyond the first few of each: threads, of
+// which a user has a limited number.
+type Extra struct{ now atomic.Int32 }
+
+func (e *Extra) take() bool {
+	if e.now.Add(1) <= mostExtra {
+		return true
+	}
+	e.now.Add(-1)
+	return false
 }
 
 // Serve answers requests until the file system is no longer mounted.
 func (m Mount) Serve() error {
+	pending, err := m.pending()
+	if err != nil {
+		return err
+	}
 	slots, err := unix.Mmap(int(m.Slots.Fd()), 0, SlotsSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return fmt.Errorf("map the requests of a mount: %w", err)
 	}
 	defer unix.Munmap(slots)
 	c := crew{Mount: m}
+	c.mu.Lock()
 	for i := range mostWorkers {
 		slot := slots[i*slotSize : (i+1)*slotSize]
-		if i < workers || order.Uint32(slot) != 0 {
+		switch {
+		case i < workers:
 			c.start(slot)
-		} else {
+		case pending[i]:
+			c.Extra.now.Add(1)
+			c.start(slot)
+		default:
 			c.free = append(c.free, slot)
 		}
 	}
+	c.mu.Unlock()
 	c.group.Wait()
 	return errors.Join(c.problems...)
+}
+
+// pending are the slots with a request that a predecessor had taken. The file is
+// read: to look at memory would take some.
+func (m Mount) pending() (slots [mostWorkers]bool, err error) {
+	var begin [4]byte
+	for i := range slots {
+		if _, err := m.Slots.ReadAt(begin[:], int64(i)*slotSize); err != nil {
+			return slots, fmt.Errorf("look for requests of a predecessor: %w", err)
+		}
+		slots[i] = order.Uint32(begin[:]) != 0
+	}
+	return slots, nil
 }
 
 // crew are the workers of a mount.
@@ -72,18 +112,24 @@ type crew struct {
 	group sync.WaitGroup
 
 	mu sync.Mutex
-	// idle is how many wait for requests.
-	idle     int
-	free     [][]byte
-	problems []error
+	// all is how many there are, idle how many of them wait for requests.
+	all, idle int
+	free      [][]byte
+	problems  []error
 }
 
+// start starts a worker. Beyond the first few it has been taken of Extra.
 func (c *crew) start(slot []byte) {
+	c.all++
 	w := worker{crew: c, fd: int(c.Device.Fd()), slot: slot}
 	c.group.Go(func() {
 		err := w.work()
 		c.mu.Lock()
 		defer c.mu.Unlock()
+		if c.all > workers {
+			c.Extra.now.Add(-1)
+		}
+		c.all--
 		c.free = append(c.free, slot)
 		if err != nil {
 			c.problems = append(c.problems, err)
@@ -108,7 +154,7 @@ func (c *crew) rise(to bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.idle--
-	if last := len(c.free) - 1; to && c.idle == 0 && last >= 0 {
+	if last := len(c.free) - 1; to && c.idle == 0 && last >= 0 && (c.all < workers || c.Extra.take()) {
 		c.start(c.free[last])
 		c.free = c.free[:last]
 	}
@@ -126,9 +172,9 @@ type worker struct {
 // had taken.
 func (w *worker) work() error {
 	// In place before it is read into: a process that is being killed gets no more
-	// memory, and the request would fail.
-	if err := unix.Madvise(w.slot, unix.MADV_POPULATE_WRITE); err != nil {
-		return fmt.Errorf("get memory for requests: %w", err)
+	// memory, and the request would fail. MADV_POPULATE_WRITE is of Linux 5.14.
+	for page := 0; page < len(w.slot); page += os.Getpagesize() {
+		atomic.AddUint32((*uint32)(unsafe.Pointer(&w.slot[page])), 0)
 	}
 	for {
 		if order.Uint32(w.slot) != 0 {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -69,6 +70,10 @@ func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	}
 	kernel, device := os.NewFile(uintptr(ends[0]), "kernel"), os.NewFile(uintptr(ends[1]), "device")
 	defer device.Close()
+	// An answer that does not come ends the test.
+	if err := unix.SetsockoptTimeval(ends[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 30}); err != nil {
+		t.Fatal(err)
+	}
 	fd, err := unix.MemfdCreate("requests", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +85,7 @@ func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	}
 	served := make(chan error)
 	go func() {
-		served <- Mount{Tree: merged, Device: device, Slots: slots, Log: slog.New(slog.DiscardHandler)}.Serve()
+		served <- Mount{Tree: merged, Device: device, Slots: slots, Extra: &Extra{}, Log: slog.New(slog.DiscardHandler)}.Serve()
 	}()
 
 	ask := func(opcode uint32, unique, node uint64, body []byte) {
@@ -115,8 +120,12 @@ func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	for i := range waiting {
 		ask(opRead, uint64(100+i), node, read)
 	}
-	for range waiting {
-		<-storage.held
+	for i := range waiting {
+		select {
+		case <-storage.held:
+		case <-time.After(30 * time.Second):
+			t.Fatalf("%d reads wait, and hold up the next", i)
+		}
 	}
 	ask(opGetattr, 2, root, make([]byte, 16))
 	if unique, errno, _ := answer(); unique != 2 || errno != 0 {

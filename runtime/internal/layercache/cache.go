@@ -101,10 +101,17 @@ func (c *Cache) Take(d digest.Digest) (string, error) {
 		return "", nil
 	}
 	own := filepath.Join(c.job, d.Encoded()+imageExtension)
-	if err := os.Link(c.path(d), own); err != nil && !errors.Is(err, fs.ErrExist) {
-		if errors.Is(err, fs.ErrNotExist) {
-			return "", nil
+	err := os.Link(c.path(d), own)
+	if errors.Is(err, fs.ErrExist) && !same(c.path(d), own) {
+		// The job's was put aside, and somebody has published another one.
+		if err = os.Remove(own); err == nil {
+			err = os.Link(c.path(d), own)
 		}
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "", nil
+	case err != nil && !errors.Is(err, fs.ErrExist):
 		return "", fmt.Errorf("take layer %s from the cache: %w", d, err)
 	}
 	if err := check(own); err != nil {
@@ -129,10 +136,11 @@ func check(path string) error {
 	return withImage(path, func(*erofs.Image) error { return nil })
 }
 
-// putAside takes a damaged image out of use, for a person to look at.
+// putAside takes a damaged image out of use, for a person to look at. The job keeps
+// its name for it: who serves it opens it again when it is restarted.
 func (c *Cache) putAside(d digest.Digest, own string) error {
 	aside := filepath.Join(c.aside(), d.Encoded()+"-"+rand.Text())
-	err := os.Rename(own, aside)
+	err := os.Link(own, aside)
 	// The shared name may be of a good one by now.
 	if err == nil && same(c.path(d), aside) {
 		err = os.Remove(c.path(d))

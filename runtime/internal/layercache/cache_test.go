@@ -178,8 +178,17 @@ func TestDamageThatReadingFinds(t *testing.T) {
 	if got := take(t, c, d); got != "" {
 		t.Errorf("%s is still there", got)
 	}
-	if _, err := os.Stat(used); err != nil {
-		t.Errorf("who used it has lost it: %v", err)
+	for _, path := range []string{used, link} {
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("who used it has lost it: %v", err)
+		}
+	}
+	// The job gets the one that somebody publishes next.
+	if _, err := other.Publish(d, path); err != nil {
+		t.Fatal(err)
+	}
+	if got := take(t, c, d); got != own || !same(own, c.path(d)) {
+		t.Errorf("%q is taken, and is the same: %t", got, same(own, c.path(d)))
 	}
 	// What is no layer of a cache stays.
 	if err := PutAside(path); err != nil {

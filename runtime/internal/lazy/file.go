@@ -41,7 +41,11 @@ const (
 	away = iota
 	here
 	coming
+	// wrong is away, and was not what the table says when it came.
+	wrong
 )
+
+var errWrong = errors.New("wrong content")
 
 const (
 	// ahead is how much is asked for at once for somebody who waits: what lies
@@ -198,37 +202,7 @@ func (f *File) Fetch(ctx context.Context) error {
 func (f *File) background(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	pause := firstPause
-	for first := 0; ; {
-		for first < len(f.state) && f.state[first] == here {
-			first++
-		}
-		if first == len(f.state) {
-			return nil
-		}
-		if err := context.Cause(ctx); err != nil {
-			return err
-		}
-		next := first
-		for next < len(f.state) && f.state[next] != away {
-			next++
-		}
-		if next == len(f.state) || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce {
-			f.changed.Wait()
-			continue
-		}
-		err := f.fetch(ctx, next, aheadInBackground, &f.inBackground)
-		if err == nil {
-			pause = firstPause
-			continue
-		}
-		// Who needs it asks again.
-		if errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed) {
-			return err
-		}
-		if pause == longestPause/2 {
-			f.log("what nobody reads waits: " + err.Error())
-		}
+	wait := func(pause time.Duration) {
 		f.pausing++
 		f.mu.Unlock()
 		select {
@@ -238,8 +212,64 @@ func (f *File) background(ctx context.Context) error {
 		f.mu.Lock()
 		f.pausing--
 		f.changed.Broadcast()
+	}
+	pause := firstPause
+	for {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		next, others, bad := f.next()
+		if next < 0 && !others && len(bad) == 0 {
+			return nil
+		}
+		if next < 0 && !others {
+			wait(longestPause)
+			for _, i := range bad {
+				if f.state[i] == wrong {
+					f.state[i] = away
+				}
+			}
+			continue
+		}
+		if next < 0 || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce {
+			f.changed.Wait()
+			continue
+		}
+		err := f.fetch(ctx, next, aheadInBackground, &f.inBackground)
+		switch {
+		case err == nil:
+			pause = firstPause
+			continue
+		case errors.Is(err, errRefused) || errors.Is(err, os.ErrClosed):
+			return err // who needs it asks again
+		case errors.Is(err, errWrong):
+			f.log(err.Error())
+			continue // others may be right
+		case pause < longestPause && 2*pause >= longestPause:
+			f.log("what nobody reads waits: " + err.Error())
+		}
+		wait(pause)
 		pause = min(2*pause, longestPause)
 	}
+}
+
+// next is the first chunk to fetch, -1 for none; whether others are coming, and
+// which were wrong.
+func (f *File) next() (next int, others bool, bad []int) {
+	next = -1
+	for i, state := range f.state {
+		switch state {
+		case away:
+			if next < 0 {
+				next = i
+			}
+		case coming:
+			others = true
+		case wrong:
+			bad = append(bad, i)
+		}
+	}
+	return next, others, bad
 }
 
 // fetch fetches a chunk that is away, and those behind it up to a number of
@@ -273,9 +303,13 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 	}
 	f.mu.Lock()
 	for i := first; i < last; i++ {
-		f.state[i] = away
-		if i < done {
+		switch {
+		case i < done:
 			f.state[i] = here
+		case i == done && errors.Is(err, errWrong):
+			f.state[i] = wrong
+		default:
+			f.state[i] = away
 		}
 	}
 	f.changed.Broadcast()
@@ -286,6 +320,9 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 func (f *File) put(i int, packed []byte) error {
 	c := f.chunks[i]
 	content, err := unpack(c, packed)
+	if err != nil {
+		err = fmt.Errorf("%w: %w", errWrong, err)
+	}
 	// What nothing was written to reads as zeros, and takes no space.
 	if err == nil && len(bytes.TrimLeft(content, "\x00")) > 0 {
 		_, err = f.file.WriteAt(content, c.At)

@@ -540,6 +540,44 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 	}
 }
 
+// What always is wrong does not keep the rest from coming.
+func TestWrongContentHoldsUpNothingElse(t *testing.T) {
+	first, second := noise(1, 3<<20), noise(2, 3<<20)
+	r, source := serve(t, pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	f, image := open(t, path)
+	bad := slices.Clone(r.blob)
+	bad[1<<20] ^= 1
+	r.onRequest(func(w http.ResponseWriter, request *http.Request) bool {
+		http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(bad))
+		return true
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- f.Fetch(ctx) }()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		f.mu.Lock()
+		next, others, wrong := f.next()
+		f.mu.Unlock()
+		if next < 0 && !others && len(wrong) == 1 {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the next is %d, wrong are %v", next, wrong)
+		}
+	}
+	if content, err := read(image, "second"); err != nil || !bytes.Equal(content, second) {
+		t.Errorf("%d bytes, %v", len(content), err)
+	}
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 // Where the registry refuses what it has given before, a read fails, and the next
 // one asks again.
 func TestTheRegistryIsGone(t *testing.T) {

@@ -35,6 +35,7 @@ type Server struct {
 	served map[string]bool
 	// lazy are the layers that are still coming, by their paths.
 	lazy  map[string]*lazyLayer
+	extra fuse.Extra
 	group sync.WaitGroup
 }
 
@@ -158,7 +159,7 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 	s.mu.Lock()
 	s.served[request.ID] = true
 	s.mu.Unlock()
-	mount := fuse.Mount{Tree: merged, Device: device, Slots: slots, Squash: request.Squash, Log: s.log}
+	mount := fuse.Mount{Tree: merged, Device: device, Slots: slots, Squash: request.Squash, Extra: &s.extra, Log: s.log}
 	s.group.Go(func() {
 		defer closeAll([]*os.File{device, slots})
 		defer closeLayers()

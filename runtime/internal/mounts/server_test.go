@@ -80,7 +80,10 @@ func comingLayer(t *testing.T) string {
 		}
 		http.ServeContent(out, request, "", time.Time{}, bytes.NewReader(blob.Bytes()))
 	}))
-	t.Cleanup(registry.Close)
+	t.Cleanup(func() {
+		registry.CloseClientConnections() // it waits for requests that do not end
+		registry.Close()
+	})
 	path := filepath.Join(t.TempDir(), "layer.erofs")
 	if err := lazy.Make(t.Context(), path, lazy.Source{URL: registry.URL}, contents); err != nil {
 		t.Fatal(err)
