@@ -16,20 +16,21 @@ import (
 
 const numAgents = 400
 
-// agents are the parts of as many berthds that talk to etcd, each with a connection of
+// agents are the parts of so many berthds that talk to etcd, each with a connection of
 // its own, in one process with it.
-func agents(b *testing.B) []*Store {
-	first := newStore(b, "10.128.0.0/16")
-	all := make([]*Store, numAgents)
+func agents(t testing.TB, count int) []*Store {
+	t.Helper()
+	first := newStore(t, "10.128.0.0/16")
+	all := make([]*Store, count)
 	for i := range all {
 		client, err := clientv3.New(clientv3.Config{Endpoints: first.client.Endpoints(), Logger: zap.NewNop()})
 		if err != nil {
-			b.Fatal(err)
+			t.Fatal(err)
 		}
 		all[i] = &Store{client: client, config: first.config}
-		b.Cleanup(func() { all[i].Close() })
-		if _, err := all[i].Register(b.Context(), agentName(i), netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})); err != nil {
-			b.Fatal(err)
+		t.Cleanup(func() { all[i].Close() })
+		if _, err := all[i].Register(t.Context(), agentName(i), netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})); err != nil {
+			t.Fatal(err)
 		}
 	}
 	return all
@@ -64,13 +65,14 @@ func learn(ctx context.Context, s *Store, owner string) (site.Allocation, error)
 }
 
 // together runs something for each agent at once, and returns how long all of it takes.
-func together(b *testing.B, count int, do func(i int) error) time.Duration {
+func together(t testing.TB, count int, do func(i int) error) time.Duration {
+	t.Helper()
 	began := time.Now()
 	var group sync.WaitGroup
 	for i := range count {
 		group.Go(func() {
 			if err := do(i); err != nil {
-				b.Error(err)
+				t.Error(err)
 			}
 		})
 	}
@@ -82,7 +84,7 @@ func together(b *testing.B, count int, do func(i int) error) time.Duration {
 // for a job on each at once, of as many users.
 func BenchmarkAgents(b *testing.B) {
 	b.Run("one job on 400 nodes", func(b *testing.B) {
-		all := agents(b)
+		all := agents(b, numAgents)
 		nodes := make([]string, numAgents)
 		for i := range nodes {
 			nodes[i] = agentName(i)
@@ -112,7 +114,7 @@ func BenchmarkAgents(b *testing.B) {
 		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
 	})
 	b.Run("a job on each of 400 nodes", func(b *testing.B) {
-		all := agents(b)
+		all := agents(b, numAgents)
 		var begin, end time.Duration
 		for b.Loop() {
 			held := make([]site.Allocation, numAgents)

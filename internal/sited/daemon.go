@@ -68,9 +68,15 @@ type localPod struct {
 	ready bool
 }
 
-// attachTimeout bounds how long a step waits for its network. Slurm gives up a
-// launch on its own after some more.
-const attachTimeout = 15 * time.Second
+const (
+	// attachTimeout bounds how long a step waits for its network. Slurm gives up a
+	// launch on its own after some more.
+	attachTimeout = 15 * time.Second
+	// refuseLimit is how long etcd may take to note that a job gets no network. Together
+	// with leaveLimit this has to end before the plugin gives up (ANSWER_LIMIT in
+	// spank/client.c), which otherwise knows no reason.
+	refuseLimit = 2 * time.Second
+)
 
 func (d *Daemon) podFile(id string) string { return filepath.Join(d.config.Run, "pods", id) }
 
@@ -187,7 +193,7 @@ func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, wh
 	refused := request.empty(0)
 	refused.Problem = why.Error()
 	user.put(refused)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), refuseLimit)
 	defer cancel()
 	if err := d.store.Refuse(ctx, request, why); err != nil {
 		d.log.Warn("refuse", "error", err)

@@ -15,8 +15,14 @@ type line struct {
 	session *concurrency.Session
 }
 
-// lineLease is how long somebody who died stands in the way of the others, in seconds.
-const lineLease = 3
+const (
+	// lineLease is how long somebody who died stands in the way of the others, in seconds.
+	lineLease = 3
+	// leaveLimit is how long etcd may take to hear that somebody leaves, in seconds. It
+	// comes on top of what a step waits: an etcd that is cut off must not use up the
+	// time in which the step is told so.
+	leaveLimit = 1
+)
 
 // join returns when it is one's turn; who has it already keeps it. Where etcd does not
 // let one stand in line, one goes on without: the next question says why.
@@ -28,8 +34,16 @@ func (l *line) join(ctx context.Context, client *clientv3.Client) {
 	if err != nil {
 		return
 	}
-	// The lease is to be given back, too, when the context has ended.
-	l.session, err = concurrency.NewSession(client, concurrency.WithLease(lease.ID), concurrency.WithTTL(lineLease), concurrency.WithContext(context.WithoutCancel(ctx)))
+	// A mutex that has waited in vain removes its key with the context of its client, which
+	// for an etcd that is cut off ends never: this one ends with the wait. The lease removes
+	// the key as well.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	bounded := clientv3.NewCtxClient(ctx)
+	bounded.KV, bounded.Lease, bounded.Watcher = client.KV, client.Lease, client.Watcher
+	// The lease is to be given back, too, when the context has ended. What is called the
+	// time to live is for a session that has a lease already only how long Close waits.
+	l.session, err = concurrency.NewSession(bounded, concurrency.WithLease(lease.ID), concurrency.WithTTL(leaveLimit), concurrency.WithContext(context.WithoutCancel(ctx)))
 	if err != nil {
 		l.session = nil
 		return

@@ -275,39 +275,3 @@ func TestAGroupHasANetwork(t *testing.T) {
 		t.Error("somebody else gets the network of the group")
 	}
 }
-
-func TestNobodyStandsInLineForEver(t *testing.T) {
-	s := newStore(t, "10.128.0.0/24")
-	var first, second, third line
-	first.join(t.Context(), s.client)
-	ctx, cancel := context.WithCancel(t.Context())
-	gone := make(chan struct{})
-	go func() {
-		second.join(ctx, s.client)
-		close(gone)
-	}()
-	waiting := func() int64 {
-		got, err := s.client.Get(t.Context(), lineKey, clientv3.WithPrefix(), clientv3.WithCountOnly())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return got.Count
-	}
-	for waiting() < 2 {
-		time.Sleep(time.Millisecond)
-	}
-	// A job that is cancelled does not wait for its turn.
-	cancel()
-	<-gone
-	if n := waiting(); n != 1 {
-		t.Errorf("%d are in line", n)
-	}
-	first.leave()
-	third.join(t.Context(), s.client)
-	third.leave()
-	third.leave()
-	allocateAll(t, s, 20)
-	if n := waiting(); n != 0 {
-		t.Errorf("%d are in line at the end", n)
-	}
-}
