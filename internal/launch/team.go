@@ -178,7 +178,7 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 	if len(hosts) > 1 {
 		find, err := addressBook(job, options.Getenv)
 		if err != nil {
-			return nil, err
+			return nil, fail(ExitUnavailable, err)
 		}
 		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) { return find(ctx, hostOf[node]) }
 		if o.Index == 0 {
@@ -227,7 +227,7 @@ func addressBook(job slurm.Job, getenv func(string) string) (func(ctx context.Co
 func localAddresses() ([]netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this host: %w", err)
+		return nil, fmt.Errorf("list the addresses of this host: %w; 'ip address' has to work in this step", err)
 	}
 	var local []netip.Addr
 	for _, one := range all {
