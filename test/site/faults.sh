@@ -33,6 +33,19 @@ etcd_away() {
 gone() { local node; for node in n1 n2; do ! on $node test -e "/run/berthd/net/${jobs[$1]}" || return 1; done; }
 runs() { [[ $(as "$1" login srun -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
 
+# etcd_stopped: an etcd that takes connections and does not answer is not waited for
+# longer than the plugin waits for berthd, so the user reads what is missing.
+etcd_stopped() {
+	local seen
+	signal_etcd STOP || fail "etcd does not stop"
+	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
+	signal_etcd CONT
+	[[ $seen == *"this job has no network"*"etcd has not answered"* ]] || fail "bob reads: $seen"
+	poll 30 registered || fail "etcd does not come back"
+	poll 30 runs bob || fail "no job starts afterwards"
+}
+signal_etcd() { on ctl sh -c "kill -$1 \$(pgrep -f '^/srv/site/berthd etcd')"; }
+
 # etcd_lost: etcd forgets everything. The nodes tell it what they have, before a
 # new job could be given the same addresses.
 etcd_lost() {
