@@ -40,6 +40,8 @@ etcd_stopped() {
 	signal_etcd STOP || fail "etcd does not stop"
 	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	signal_etcd CONT
+	# What has started it stops with it, and would not pass on the signal to end.
+	kill -CONT "${daemons[etcd]}"
 	[[ $seen == *"this job has no network"*"etcd has not answered"* ]] || fail "bob reads: $seen"
 	poll 30 registered || fail "etcd does not come back"
 	poll 30 runs bob || fail "no job starts afterwards"
