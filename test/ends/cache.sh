@@ -22,6 +22,23 @@ cache_together() {
 	"$bed" run --user alice n1 rm -r $folder
 }
 
+# A run is killed while it copies a large layer into the folder: nothing half-made
+# stays. (Where it was killed too late the layer is there, whole.)
+cache_killed() {
+	local folder=/home/alice/killed
+	begin a alice n1 berth run --image-cache $folder -f $here/loop.yaml --image $image --image /srv/ends/images/mpi.tar -- sleep 1000
+	begin watch root n1 sh -c "until find $folder -type f -size +2M | grep -q .; do sleep 0.01; done 2>/dev/null; kill -KILL \$(pgrep -f '^[^ ]*berth run ')"
+	ends watch 0
+	ends a 137
+	poll 60 no_job_in n1 $folder || fail "left of a killed run: $(cached n1 $folder)"
+	begin verify alice n1 berth image verify --image-cache $folder
+	ends verify 0
+	"$bed" run --user alice n1 rm -r $folder
+}
+
+# no_job_in HOST FOLDER: only whole layers are there.
+no_job_in() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && test -z \"\$(ls -A unfinished jobs damaged | grep -v ':\$' | grep .)\""; }
+
 # A disk that gets full is said once, keeps no run from going on, and holds nothing
 # half-made.
 cache_full() {

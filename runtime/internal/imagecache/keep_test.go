@@ -159,11 +159,15 @@ func (k *Keeper) pullFrom(t *testing.T, server *httptest.Server, logins Logins) 
 // left are the files that nobody will finish.
 func left(t *testing.T, dir string) []string {
 	t.Helper()
-	found, err := filepath.Glob(filepath.Join(dir, "*", "unfinished", "*"))
-	if err != nil {
-		t.Fatal(err)
+	var all []string
+	for _, pattern := range []string{"unfinished/*", "jobs/*/*.part"} {
+		found, err := filepath.Glob(filepath.Join(dir, "*", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, found...)
 	}
-	return found
+	return all
 }
 
 func TestPull(t *testing.T) {

@@ -30,6 +30,8 @@ const (
 	version        = "layers-1"
 	jobsDir        = "jobs"
 	imageExtension = ".erofs"
+	// partExtension is that of images that are being written.
+	partExtension = ".part"
 	// unfinishedFor is how old a file may get that has no name yet, or the
 	// folder of a job that shows no sign of life: after that nobody is there to
 	// finish it.
@@ -210,7 +212,9 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
 		return "", fmt.Errorf("layer %q has no digest that is understood (sha256)", d)
 	}
-	temporary := filepath.Join(c.unfinished(), d.Encoded()+"-"+rand.Text())
+	// In the job's own folder: whoever ends the job removes it, also of one that is
+	// killed meanwhile.
+	temporary := filepath.Join(c.job, d.Encoded()+"-"+rand.Text()+partExtension)
 	defer os.Remove(temporary)
 	if err := write(temporary); err != nil {
 		return "", err

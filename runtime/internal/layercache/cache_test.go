@@ -57,6 +57,59 @@ func take(t *testing.T, c *Cache, d digest.Digest) string {
 	return path
 }
 
+// parts are the files in the cache that nobody has finished.
+func parts(t *testing.T, c *Cache) (all []string) {
+	t.Helper()
+	for _, pattern := range []string{filepath.Join(c.unfinished(), "*"), filepath.Join(filepath.Dir(c.job), "*", "*"+partExtension)} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, found...)
+	}
+	return all
+}
+
+// What a job was writing when it was killed goes with the job's folder, which
+// others remove, or with its age.
+func TestWhatAKilledJobHasWritten(t *testing.T) {
+	dir := t.TempDir()
+	killed, _ := open(t, dir, "killed", 1<<30)
+	lost, _ := open(t, dir, "lost", 1<<30)
+	now := time.Now()
+	for _, c := range []*Cache{killed, lost} {
+		d := digest.FromString("layer")
+		_, err := c.Make(d, func(path string) error {
+			// As if the process ended here: what is there is all that there will be.
+			if err := os.WriteFile(path, make([]byte, 9000), 0o400); err != nil {
+				return err
+			}
+			return os.Link(path, filepath.Join(filepath.Dir(path), "left"+partExtension))
+		})
+		if err == nil {
+			t.Fatal("half an image is one")
+		}
+	}
+	if left := parts(t, killed); len(left) != 2 {
+		t.Fatalf("%v are there, not one for each job", left)
+	}
+	if err := killed.Close(); err != nil { // as the janitor does
+		t.Fatal(err)
+	}
+	other, _ := open(t, dir, "other", 1<<30)
+	for _, c := range []struct {
+		at   time.Time
+		want int
+	}{{now, 1}, {now.Add(unfinishedFor + time.Minute), 0}} {
+		if err := other.Trim(c.at); err != nil {
+			t.Fatal(err)
+		}
+		if left := parts(t, other); len(left) != c.want {
+			t.Errorf("%v: %v are there", c.at, left)
+		}
+	}
+}
+
 func TestPublishAndTake(t *testing.T) {
 	dir := t.TempDir()
 	one, _ := open(t, dir, "one", 1<<30)
@@ -81,9 +134,8 @@ func TestPublishAndTake(t *testing.T) {
 		t.Fatal(err)
 	}
 	take(t, other, d)
-	left, err := os.ReadDir(one.unfinished())
-	if err != nil || len(left)+len(*said) > 0 {
-		t.Errorf("left %v, said %v, %v", left, *said, err)
+	if left := parts(t, one); len(left)+len(*said) > 0 {
+		t.Errorf("left %v, said %v", left, *said)
 	}
 }
 
@@ -279,9 +331,8 @@ func TestFullDisk(t *testing.T) {
 	if own, err := c.Publish(d, path); err == nil {
 		t.Errorf("published as %s on a full disk", own)
 	}
-	left, err := os.ReadDir(c.unfinished())
-	if err != nil || len(left) > 0 {
-		t.Errorf("left %v, %v", left, err)
+	if left := parts(t, c); len(left) > 0 {
+		t.Errorf("left %v", left)
 	}
 	if got := take(t, c, d); got != "" {
 		t.Errorf("%s is there", got)

@@ -26,6 +26,16 @@ func (c *Cache) Trim(now time.Time) error {
 			}
 		}
 	}
+	// Of jobs whose end nobody has seen to, and that are not old enough to go as a
+	// whole.
+	parts, err := filepath.Glob(filepath.Join(filepath.Dir(c.job), "*", "*"+partExtension))
+	problems = append(problems, err)
+	for _, part := range parts {
+		info, err := os.Lstat(part)
+		if err == nil && now.Sub(info.ModTime()) > unfinishedFor {
+			problems = append(problems, ignoreGone(os.Remove(part)))
+		}
+	}
 	problems = append(problems, c.shrink(c.limit))
 	// What others have written meanwhile to the same file system or quota.
 	if err := c.MakeRoom(0); !errors.Is(err, ErrNoRoom) {
@@ -35,6 +45,14 @@ func (c *Cache) Trim(now time.Time) error {
 		return fmt.Errorf("trim cache of layers: %w", err)
 	}
 	return nil
+}
+
+// ignoreGone takes what somebody else has removed for removed.
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // shrink removes layers until the others have so many bytes at most.
