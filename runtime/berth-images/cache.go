@@ -242,7 +242,8 @@ func (c *cacheCommand) importAll(ctx context.Context) error {
 // trimmed makes room after something came in. That it takes what has just come is
 // an error.
 func (c *cacheCommand) trimmed(before error) error {
-	if err := c.cache.Trim(time.Now()); err != nil {
+	// What it has in use itself would stay.
+	if err := errors.Join(c.cache.Close(), c.cache.Trim(time.Now())); err != nil {
 		return errors.Join(before, err)
 	}
 	for _, image := range c.kept {

@@ -203,7 +203,10 @@ func (c *Cache) fit(from string) error {
 	if info.Size() > c.limit {
 		return ErrNoRoom
 	}
-	return errors.Join(c.shrink(c.limit-info.Size()), c.MakeRoom(info.Size()))
+	if err := c.shrink(c.limit-info.Size(), false); err != nil {
+		return err
+	}
+	return c.MakeRoom(info.Size())
 }
 
 // Make has the image of a layer written, to a path in the cache where there is

@@ -94,6 +94,9 @@ func TestTrimTakesLayersWithoutNamesFirst(t *testing.T) {
 	}
 	size, _ := c.Size(named)
 	c.limit = size
+	if err := c.Close(); err != nil { // nothing is in use
+		t.Fatal(err)
+	}
 	if err := c.Trim(time.Now()); err != nil {
 		t.Fatal(err)
 	}

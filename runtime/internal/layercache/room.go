@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
-	"path/filepath"
 	"slices"
 	"syscall"
 
@@ -21,9 +19,14 @@ var ErrNoRoom = errors.New("no room: its limit, or four fifths of the quota or f
 // what a whole site shares may be more than it ever has free.
 const mostKept = 1 << 40
 
-// networks are file systems of servers, by the numbers that statfs(2) has for them:
-// NFS, Lustre, GPFS, BeeGFS, Ceph, CIFS and SMB 2, AFS (two), PanFS, OrangeFS.
-var networks = []int64{0x6969, 0x0bd00bd0, 0x47504653, 0x19830326, 0x00c36400, 0xff534d42, 0xfe534d42, 0x5346414f, 0x6b414653, 0xaad7aaea, 0x20030528}
+// locals are file systems of one machine, by the numbers that statfs(2) has for
+// them: ext2 to ext4, XFS, Btrfs, ZFS, F2FS, bcachefs, tmpfs, ramfs, overlayfs, JFS,
+// ReiserFS, NILFS, UFS, FAT, exFAT. All others may be of servers: those have too many
+// numbers to know, and some have one that is not in the kernel's sources.
+var locals = []int64{
+	0xef53, 0x58465342, 0x9123683e, 0x2fc12fc1, 0xf2f52010, 0xca451a4e, 0x01021994, 0x858458f6, 0x794c7630, 0x3153464a,
+	0x52654973, 0x3434, 0x00011954, 0x4d44, 0x2011bab0,
+}
 
 // roomIn returns how many bytes more may be written to a folder before four fifths of
 // a quota are taken. Servers tell quotas in the size of the file system, as the user
@@ -39,7 +42,7 @@ func roomIn(dir string) (int64, error) {
 }
 
 func roomOf(st *unix.Statfs_t) int64 {
-	if !slices.Contains(networks, st.Type) {
+	if slices.Contains(locals, st.Type) {
 		return math.MaxInt64
 	}
 	block := st.Frsize
@@ -58,7 +61,10 @@ func NoSpace(err error) bool {
 
 // MakeRoom makes room for so many bytes on the file system, of layers that belong
 // to no image with a name and that no job uses. It removes none in vain.
-func (c *Cache) MakeRoom(size int64) error {
+func (c *Cache) MakeRoom(size int64) error { return c.makeRoom(size, false) }
+
+// makeRoom is no error where there is not enough, if what there is shall go.
+func (c *Cache) makeRoom(size int64, whatThereIs bool) error {
 	files, named, err := c.byAge()
 	if err != nil {
 		return err
@@ -72,20 +78,22 @@ func (c *Cache) MakeRoom(size int64) error {
 		if room >= size {
 			break
 		}
-		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink == 1 && !named[digestOf(info.Name())] {
+		if !inUse(info) && !named[digestOf(info.Name())] {
 			gone = append(gone, info)
 			room += info.Size()
 		}
 	}
-	if room < size {
+	if room < size && !whatThereIs {
 		return ErrNoRoom
 	}
-	for _, info := range gone {
-		if err := os.Remove(filepath.Join(c.layers(), info.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	return c.remove(gone)
+}
+
+// inUse tells of a layer whether a job has a name for it: to remove it frees
+// nothing.
+func inUse(info fs.FileInfo) bool {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return !ok || st.Nlink > 1
 }
 
 // byAge are the layers in the order in which they have to go, and those of images

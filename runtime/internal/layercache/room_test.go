@@ -2,10 +2,12 @@ package layercache
 
 import (
 	"errors"
+	"io/fs"
 	"math"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,6 +25,8 @@ func TestFourFifthsOfAQuota(t *testing.T) {
 		{"nearly full", nfs, 1000, 50, 50, -150 << 20},
 		{"some kept for root", nfs, 1000, 550, 500, (500 - 190) << 20},
 		{"a whole site's", nfs, 4 << 30, 2 << 20, 2 << 20, 1 << 40},
+		{"one whose number nobody knows", 0x1234567, 1000, 500, 500, 300 << 20},
+		{"9p", 0x01021997, 1000, 500, 500, 300 << 20},
 		{"a local disk tells no quota", ext4, 1000, 50, 50, math.MaxInt64},
 	} {
 		st := unix.Statfs_t{Type: c.kind, Bsize: 4096, Frsize: 1 << 20, Blocks: c.blocks, Bfree: c.free, Bavail: c.own}
@@ -94,6 +98,53 @@ func TestAQuotaIsKept(t *testing.T) {
 	}
 	if left := parts(t, c); len(left) > 0 {
 		t.Errorf("left %v", left)
+	}
+}
+
+// Where others have written so much that nothing would be enough, what nobody needs
+// goes all the same.
+func TestTrimMakesWhatRoomThereIs(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "one", 1<<30)
+	kept := name(t, c, "reg.test/kept:1", "kept")
+	nameless, path := image(t, "nameless")
+	if _, err := c.Publish(nameless, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil { // nothing is in use
+		t.Fatal(err)
+	}
+	quota(t, c, 1)
+	if err := c.Trim(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(c.path(nameless)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a layer without a name is there: %v", err)
+	}
+	if _, missing := c.Size(kept); missing > 0 {
+		t.Error("a layer of an image with a name went")
+	}
+}
+
+// What jobs use cannot be removed, so there is no room for more.
+func TestALimitThatIsInUse(t *testing.T) {
+	dir := t.TempDir()
+	c, _ := open(t, dir, "one", 1<<30)
+	first, path := image(t, "first")
+	own, err := c.Publish(first, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.limit = info.Size() * 3 / 2
+	second, path := image(t, "other")
+	if own, err := c.Publish(second, path); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("published as %q, %v", own, err)
+	}
+	if other, _ := open(t, dir, "other", 1<<30); take(t, other, first) == "" {
+		t.Error("a layer in use lost its name")
 	}
 }
 

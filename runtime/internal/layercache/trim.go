@@ -12,8 +12,8 @@ import (
 )
 
 // Trim removes what nobody will finish, and the layers that were used longest
-// ago until the others fit: first of those that belong to no image with a name.
-// One in use may lose its name, not its content.
+// ago until the others fit: first of those that belong to no image with a name. Those
+// that jobs use stay, as nothing would be free.
 func (c *Cache) Trim(now time.Time) error {
 	var problems []error
 	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
@@ -36,11 +36,10 @@ func (c *Cache) Trim(now time.Time) error {
 			problems = append(problems, ignoreGone(os.Remove(part)))
 		}
 	}
-	problems = append(problems, c.shrink(c.limit))
-	// What others have written meanwhile to the same file system or quota.
-	if err := c.MakeRoom(0); !errors.Is(err, ErrNoRoom) {
-		problems = append(problems, err)
-	}
+	problems = append(problems, c.shrink(c.limit, true))
+	// What others have written meanwhile to the same file system or quota: whatever
+	// goes helps them, also where it is not enough.
+	problems = append(problems, c.makeRoom(0, true))
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("trim cache of layers: %w", err)
 	}
@@ -55,24 +54,38 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// shrink removes layers until the others have so many bytes at most.
-func (c *Cache) shrink(limit int64) error {
+// shrink removes layers until the others have so many bytes at most. Where that
+// cannot be it removes none, or whatThereIs.
+func (c *Cache) shrink(limit int64, whatThereIs bool) error {
 	files, _, err := c.byAge()
-	problems := []error{err}
+	if err != nil {
+		return err
+	}
 	var total int64
 	for _, info := range files {
 		total += info.Size()
 	}
+	var gone []fs.FileInfo
 	for _, info := range files {
 		if total <= limit {
 			break
 		}
-		err := os.Remove(filepath.Join(c.layers(), info.Name()))
-		if err == nil || errors.Is(err, fs.ErrNotExist) {
+		if !inUse(info) {
+			gone = append(gone, info)
 			total -= info.Size()
-			continue
 		}
-		problems = append(problems, err)
+	}
+	if total > limit && !whatThereIs {
+		return ErrNoRoom
+	}
+	return c.remove(gone)
+}
+
+// remove removes layers.
+func (c *Cache) remove(gone []fs.FileInfo) error {
+	var problems []error
+	for _, info := range gone {
+		problems = append(problems, ignoreGone(os.Remove(filepath.Join(c.layers(), info.Name()))))
 	}
 	return errors.Join(problems...)
 }
