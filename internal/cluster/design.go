@@ -205,7 +205,11 @@ func imageCacheOf(spec Spec, offer Offer) ImageCache {
 		return ImageCache{}
 	}
 	bytes, _ := spec.ImageCacheBytes() // looked at in Validate
-	return ImageCache{Folder: offer.ImageCache, Job: offer.RunID + "-" + offer.Host, Bytes: bytes}
+	return ImageCache{
+		Folder: offer.ImageCache, Job: offer.RunID + "-" + offer.Host, Bytes: bytes,
+		// They may have been brought with a limit that is larger.
+		KeepNamed: spec.ImageCacheLimit == "",
+	}
 }
 
 // registriesOf are those of the command line, which is known to be valid.

@@ -207,8 +207,10 @@ type ImageCache struct {
 	Folder string
 	// Job is the name of what this node uses there for as long as it runs.
 	Job string
-	// Bytes is how large it may get.
-	Bytes int64
+	// Bytes is how large it may get, beside the images that the user brought by
+	// name if KeepNamed.
+	Bytes     int64
+	KeepNamed bool
 }
 
 // ImageCacheBytes is how large a cache of images may get where nobody says.

@@ -54,8 +54,16 @@ func TestEachNodeHasItsOwnCacheOrNone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := plans[0].ImageCache; got.Folder != "/home/a/.cache/berth" || got.Job != "r-n1" || got.Bytes != cluster.ImageCacheBytes {
+	if got := plans[0].ImageCache; got.Folder != "/home/a/.cache/berth" || got.Job != "r-n1" || got.Bytes != cluster.ImageCacheBytes || !got.KeepNamed {
 		t.Errorf("the first node: %+v", got)
+	}
+	spec.ImageCacheLimit = "20G"
+	limited, err := cluster.Design(spec, offers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := limited[0].ImageCache; got.Bytes != 20e9 || got.KeepNamed {
+		t.Errorf("with a limit: %+v", got)
 	}
 	for _, plan := range plans[1:] {
 		if got := plan.ImageCache; got.InUse() != "" {

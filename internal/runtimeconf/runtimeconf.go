@@ -52,6 +52,7 @@ func Containerd(plan cluster.Plan) []byte {
 		"{CACHE}", quote(plan.ImageCache.Folder),
 		"{JOB}", quote(plan.ImageCache.Job),
 		"{CACHELIMIT}", strconv.FormatInt(plan.ImageCache.Bytes, 10),
+		"{KEEPNAMED}", strconv.FormatBool(plan.ImageCache.KeepNamed),
 		"{LAZY}", strconv.FormatBool(plan.LazyPull && !plan.Registries.NoPull),
 		"{SQUASH}", strconv.FormatBool(plan.OneUID),
 		"{CNIPLUGINS}", quote(p.CNIPlugins()),

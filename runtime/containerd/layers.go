@@ -33,8 +33,10 @@ type layersConfig struct {
 	// on this node there; empty for none.
 	Cache string `toml:"cache"`
 	Job   string `toml:"job"`
-	// CacheLimit is how many bytes the cache may take.
+	// CacheLimit is how many bytes the cache may take, beside what images with
+	// names have there if KeepNamed.
 	CacheLimit int64 `toml:"cache_limit"`
+	KeepNamed  bool  `toml:"keep_named"`
 	// Lazy has eStargz layers come when they are read, from the registries that
 	// hosts.toml files in the folder Hosts say, but for Mirror, which only the
 	// sandbox reaches.
@@ -65,6 +67,7 @@ func openCache(ctx context.Context, config *layersConfig, notice func(string)) *
 		notice(withoutCache(config.Cache, err))
 		return nil
 	}
+	cache.KeepNamed = config.KeepNamed
 	go func() {
 		for {
 			if err := errors.Join(cache.Alive(), cache.Trim(time.Now())); err != nil {
@@ -97,16 +100,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 				return nil, fmt.Errorf("serve layers: nobody does: %w", plugin.ErrSkipPlugin)
 			}
 			ic.Meta.Platforms = append(ic.Meta.Platforms, platforms.DefaultSpec())
-			// A layer needs nothing of those below it, so they are converted
-			// side by side. But what the cache has cannot be used so: containerd
-			// looks for it upon its parent, and so it is with what comes later.
 			config := ic.Config.(*layersConfig)
-			if config.Lazy {
-				// Else nothing says of which image a layer is.
-				ic.Meta.Exports["enable_remote_snapshot_annotations"] = "true"
-			} else if config.Cache == "" {
-				ic.Meta.Capabilities = append(ic.Meta.Capabilities, "rebase")
-			}
 			root := ic.Properties[plugins.PropertyRootDir]
 			ic.Meta.Exports[plugins.SnapshotterRootDir] = root
 			database, err := openSnapshotStore(root)
@@ -123,6 +117,15 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			var cache snapshotter.Cache
 			if l.cache != nil {
 				cache = l.cache
+			}
+			// A layer needs nothing of those below it, so they are converted
+			// side by side. But what the cache has cannot be used so: containerd
+			// looks for it upon its parent, and so it is with what comes later.
+			if config.Lazy {
+				// Else nothing says of which image a layer is.
+				ic.Meta.Exports["enable_remote_snapshot_annotations"] = "true"
+			} else if cache == nil {
+				ic.Meta.Capabilities = append(ic.Meta.Capabilities, "rebase")
 			}
 			inner, err := snapshotter.New(root, database, client, cache, []string{"index=off", "userxattr", "volatile"})
 			if err != nil {

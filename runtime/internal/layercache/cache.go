@@ -48,6 +48,9 @@ type Cache struct {
 	// limit is how many bytes it may take.
 	limit int64
 	log   func(string)
+	// KeepNamed leaves layers of images with names, and does not count them for the
+	// limit: whoever brought them may have given another one.
+	KeepNamed bool
 	// room is how many bytes more may be written to its file system.
 	room func() (int64, error)
 }

@@ -108,6 +108,38 @@ func TestTrimTakesLayersWithoutNamesFirst(t *testing.T) {
 	}
 }
 
+func TestWhatHasANameStaysForARunThatWasGivenNoLimit(t *testing.T) {
+	dir := t.TempDir()
+	c, _ := open(t, dir, "job", 1<<30)
+	named := name(t, c, "reg.test/a:1", strings.Repeat("named", 9000))
+	nameless, path := image(t, "nameless")
+	if _, err := c.Publish(nameless, path); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil { // nothing is in use
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run, _ := open(t, dir, "run", info.Size()*3/2) // one, and half of one
+	run.KeepNamed = true
+	other, path := image(t, "otherone")
+	if own, err := run.Publish(other, path); err != nil || own == "" {
+		t.Fatalf("what has a name counts: %q, %v", own, err)
+	}
+	if err := run.Trim(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, missing := run.Size(named); missing > 0 {
+		t.Error("a layer of an image with a name went")
+	}
+	if _, err := os.Stat(run.path(nameless)); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the nameless layer is there: %v", err)
+	}
+}
+
 func TestDamagedTextsAreNotUsed(t *testing.T) {
 	c, said := open(t, t.TempDir(), "job", 1<<30)
 	img := name(t, c, "reg.test/a:1", "layer")

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -57,10 +58,11 @@ func ignoreGone(err error) error {
 // shrink removes layers until the others have so many bytes at most. Where that
 // cannot be it removes none, or whatThereIs.
 func (c *Cache) shrink(limit int64, whatThereIs bool) error {
-	files, _, err := c.byAge()
+	files, named, err := c.byAge()
 	if err != nil {
 		return err
 	}
+	files = slices.DeleteFunc(files, func(info fs.FileInfo) bool { return c.KeepNamed && named[digestOf(info.Name())] })
 	var total int64
 	for _, info := range files {
 		total += info.Size()
