@@ -17,6 +17,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"github.com/opencontainers/go-digest"
@@ -48,6 +49,8 @@ type Cache struct {
 	// limit is how many bytes it may take.
 	limit int64
 	log   func(string)
+	// publishing is held by who copies a layer.
+	publishing sync.Mutex
 	// KeepNamed leaves layers of images with names, and does not count them for the
 	// limit: whoever brought them may have given another one.
 	KeepNamed bool
@@ -61,7 +64,7 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
 	c.room = func() (int64, error) { return roomIn(c.dir) }
 	c.job = filepath.Join(c.dir, jobsDir, job)
-	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.aside(), c.job} {
+	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.claims(), c.aside(), c.job} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("open cache of layers: %w", err)
 		}
@@ -180,10 +183,25 @@ func PutAside(path string) error {
 }
 
 // Publish copies the image of a layer, whose digest the caller has checked, into
-// the cache, and returns its path as Take does.
+// the cache, and returns its path as Take does; "" where another job is about to.
+// It copies one after the other: nobody waits for them, and the folder's server
+// serves others, too.
 func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
+	c.publishing.Lock()
+	defer c.publishing.Unlock()
 	if _, err := os.Lstat(c.path(d)); err == nil {
 		return c.Take(d) // another node was faster
+	}
+	giveUp, err := c.claim(d)
+	if err != nil {
+		return "", fmt.Errorf("publish layer %s: %w", d, err)
+	}
+	if giveUp == nil {
+		return "", nil
+	}
+	defer giveUp()
+	if _, err := os.Lstat(c.path(d)); err == nil {
+		return c.Take(d) // since the first look
 	}
 	path, err := c.Make(d, func(temporary string) error {
 		if err := c.fit(from); err != nil {

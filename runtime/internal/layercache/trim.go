@@ -17,7 +17,7 @@ import (
 // that jobs use stay, as nothing would be free.
 func (c *Cache) Trim(now time.Time) error {
 	var problems []error
-	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
+	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.claims(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
 		entries, err := os.ReadDir(dir)
 		problems = append(problems, err)
 		for _, e := range entries {

@@ -1,0 +1,99 @@
+package layercache
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+const (
+	claimExtension = ".claim"
+	// A claim that shows no sign of life for so long is nobody's. Kernels remember a
+	// file's times for up to a minute (acregmax of NFS).
+	claimGoneAfter = 5 * time.Minute
+	claimSign      = time.Minute
+)
+
+func (c *Cache) claims() string { return filepath.Join(c.dir, "claims") }
+
+// claim has this job be the one that copies a layer: every node of a large job may
+// have made it at the same time. It returns how to give that up; nil where
+// somebody else is at it. That two are, after one was believed to be gone, costs
+// a copy.
+//
+// The claim is a file in the job's own folder and a further name for it: with one
+// name only, its job has ended. Its times are the server's.
+func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
+	own := filepath.Join(c.job, d.Encoded()+claimExtension)
+	shared := filepath.Join(c.claims(), d.Encoded())
+	if err := os.WriteFile(own, []byte{0}, 0o600); err != nil {
+		return nil, err
+	}
+	err = os.Link(own, shared)
+	switch {
+	case !errors.Is(err, fs.ErrExist):
+	case same(own, shared):
+		err = nil // an answer of the server was lost, or containerd was restarted
+	case abandoned(own, shared):
+		if err = ignoreGone(os.Remove(shared)); err == nil {
+			err = os.Link(own, shared)
+		}
+	}
+	if err != nil {
+		err = errors.Join(err, os.Remove(own))
+		if errors.Is(err, fs.ErrExist) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(claimSign):
+				refresh(own)
+			}
+		}
+	}()
+	return func() {
+		close(done)
+		<-ended
+		if same(own, shared) {
+			_ = os.Remove(shared)
+		}
+		_ = os.Remove(own)
+	}, nil
+}
+
+// refresh gives a claim the time of the server, as every write does.
+func refresh(path string) {
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return
+	}
+	defer file.Close()
+	_, _ = file.WriteAt([]byte{0}, 0)
+}
+
+// abandoned tells of a claim whether nobody is at it any more, by the time of a file
+// that was just written. One that is gone is, too.
+func abandoned(fresh, claim string) bool {
+	now, err := os.Stat(fresh)
+	if err != nil {
+		return false
+	}
+	info, err := os.Stat(claim)
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist)
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	return ok && st.Nlink == 1 || now.ModTime().Sub(info.ModTime()) > claimGoneAfter
+}
