@@ -45,7 +45,7 @@ itself has to say goes to standard error.`,
 		},
 		RunE: func(command *cobra.Command, args []string) error {
 			spec.Command = args
-			use.shape = shaping(command.Flags())
+			use.given, use.shape = given(command.Flags()), shaping(command.Flags())
 			getenv, err := prefer(command.Flags())
 			if err != nil {
 				return err
@@ -65,19 +65,23 @@ itself has to say goes to standard error.`,
 // runFlags are those of berth run that say on which cluster.
 type runFlags struct {
 	own, keep bool
+	// given are the names of all flags on the command line.
+	given []string
 	// shape are the names of flags given that say what a cluster is to be like.
 	shape []string
 }
 
+// given are the flags on the command line.
+func given(flags *pflag.FlagSet) (names []string) {
+	flags.Visit(func(flag *pflag.Flag) { names = append(names, flag.Name) })
+	return names
+}
+
 // shaping are the flags given of which a cluster that is up can take no account.
 func shaping(flags *pflag.FlagSet) []string {
-	var names []string
-	flags.Visit(func(flag *pflag.Flag) {
-		if !slices.Contains([]string{"file", "image", "own-cluster", "keep", "no-pull", "quiet", "verbose"}, flag.Name) {
-			names = append(names, flag.Name)
-		}
+	return slices.DeleteFunc(given(flags), func(name string) bool {
+		return slices.Contains([]string{"file", "image", "own-cluster", "keep", "no-pull", "quiet", "verbose"}, name)
 	})
-	return names
 }
 
 // run does what the spec asks for, and shows how.
@@ -92,7 +96,7 @@ func run(ctx context.Context, spec cluster.Spec, use runFlags, getenv func(strin
 		Getenv: getenv,
 		Report: progress.step,
 		Log:    slog.New(progress),
-		Own:    use.own, Keep: use.keep, Shape: use.shape,
+		Own:    use.own, Keep: use.keep, Given: use.given, Shape: use.shape,
 	})
 	progress.end()
 	if err == nil && code != 0 {
@@ -113,7 +117,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI, docker-save or SIF) or folder with an unpacked one, or NAME=ARCHIVE; can be repeated")
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
 	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull the images of a registry from elsewhere, as `NAME=URL`; http:// is allowed; can be repeated")
-	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked), erofs (one file each), or auto: erofs where there is /dev/fuse (default auto)")
+	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked), erofs (one file each), or auto: erofs where you can mount with FUSE and overlayfs can write to the state directory, else unpacked (default auto)")
 	flags.StringVar(&spec.ImageCache, "image-cache", "", "`folder` that all nodes and later runs see, for the layers of images, where these are one file each; off for none (default ~/.cache/berth, if it is on a file system of the network)")
 	flags.StringVar(&spec.ImageCacheLimit, "image-cache-limit", "", "`size` that it may take, such as 20G; what was used longest ago goes (default 10G)")
 	flags.BoolVar(&spec.LazyPull, "lazy-pull", false, "start containers of eStargz images before these have come, where layers are one file each")

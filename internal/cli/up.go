@@ -56,7 +56,7 @@ stays until then.`,
 			return err
 		}
 		if foreground {
-			return run(command.Context(), spec, runFlags{}, getenv, quiet, verbose)
+			return run(command.Context(), spec, runFlags{given: given(flags)}, getenv, quiet, verbose)
 		}
 		if quiet && verbose {
 			return &usageError{errQuietVerbose}

@@ -3,6 +3,7 @@ package launch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -32,24 +34,29 @@ func (h host) tryFUSE(ctx context.Context) error {
 	if !h.state.Overlay {
 		return fmt.Errorf("overlayfs cannot write to %s; name another place with --state-dir DIR", h.state.Path)
 	}
-	const remedy = "an administrator can run: modprobe fuse && chmod 0666 " + fuseDevice
 	fd, err := unix.Open(fuseDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return fmt.Errorf("open %s: %w; %s", fuseDevice, err, remedy)
+		return withoutDevice(err)
 	}
 	if err := unix.Close(fd); err != nil {
 		return err
 	}
-	if err := probe.MountFUSE(ctx); err != nil {
-		return fmt.Errorf("%w; %s", err, remedy)
-	}
-	return nil
+	return probe.MountFUSE(ctx)
 }
 
-// chooseSnapshotter returns how containers get their root file systems here, and why
+// withoutDevice says why FUSE's device cannot be opened, and what helps.
+func withoutDevice(err error) error {
+	text := ""
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EACCES) {
+		text = "; an administrator can run: modprobe fuse && chmod 0666 " + fuseDevice
+	}
+	return fmt.Errorf("open %s: %w%s", fuseDevice, err, text)
+}
+
+// snapshotterFor returns how containers get their root file systems here, and why
 // it is not by EROFS where that was to be chosen. What was asked for by name and
 // cannot be is the error.
-func (h host) chooseSnapshotter(ctx context.Context, asked string) (snapshotter string, without, err error) {
+func (h host) snapshotterFor(ctx context.Context, asked string) (snapshotter string, without, err error) {
 	if asked == cluster.Overlay {
 		return asked, nil, nil
 	}
@@ -65,15 +72,16 @@ func (h host) chooseSnapshotter(ctx context.Context, asked string) (snapshotter 
 	return cluster.Native, err, nil
 }
 
-// chooseSnapshotter says why images are not kept as one file for each layer only
-// to those who have asked for what needs that.
-func (r *run) chooseSnapshotter(ctx context.Context) error {
-	snapshotter, without, err := r.host.chooseSnapshotter(ctx, r.Spec.Snapshotter)
+// chooseImages chooses how this node keeps images, and where. It says why these are
+// not one file for each layer only to those who have asked for what needs that
+// themselves, not by a site's settings, and once for all nodes.
+func (r *run) chooseImages(ctx context.Context) error {
+	snapshotter, without, err := r.host.snapshotterFor(ctx, r.Spec.Snapshotter)
 	r.host.snapshotter = snapshotter
 	switch {
 	case without == nil:
-	case r.Spec.NamesImageCache() || r.Spec.LazyPull:
-		r.Log.Warn("images are unpacked here, without --image-cache and --lazy-pull: " + without.Error())
+	case r.needsFiles() != "" && r.team.leads():
+		r.Log.Warn("images are unpacked here, without " + r.needsFiles() + ": " + without.Error())
 	default:
 		r.Log.Debug("images are unpacked here: " + without.Error())
 	}
@@ -83,27 +91,83 @@ func (r *run) chooseSnapshotter(ctx context.Context) error {
 	return err
 }
 
+// needsFiles names the options given that need layers of one file each.
+func (o Options) needsFiles() string {
+	var options []string
+	if o.Spec.NamesImageCache() && slices.Contains(o.Given, "image-cache") {
+		options = append(options, "--image-cache")
+	}
+	if o.Spec.LazyPull && slices.Contains(o.Given, "lazy-pull") {
+		options = append(options, "--lazy-pull")
+	}
+	return strings.Join(options, " and ")
+}
+
 // chooseImageCache returns the folder of the cache of images: the user's cache
 // directory, if others see it, where none is named. Empty for none.
 func (r *run) chooseImageCache(checkShared func(folder string) error) string {
 	if r.Spec.ImageCache != "" {
-		if r.Spec.NamesImageCache() {
-			return r.Spec.ImageCache
+		if !r.Spec.NamesImageCache() {
+			return ""
 		}
-		return ""
+		if err := tryCache(r.Spec.ImageCache); err != nil {
+			r.Log.Warn(fmt.Sprintf("layers of images are not kept in %s: %v", r.Spec.ImageCache, err))
+			return ""
+		}
+		return r.Spec.ImageCache
 	}
+	made := false
 	folder, err := DefaultImageCache(r.Getenv)
 	if err == nil {
 		err = checkShared(folder)
 	}
 	if err == nil {
+		_ = os.MkdirAll(filepath.Dir(folder), 0o700) // the next one says why
+		made = os.Mkdir(folder, 0o700) == nil
 		err = makeImageCache(folder)
+	}
+	if err == nil {
+		err = tryCache(folder)
 	}
 	if err != nil {
 		r.Log.Debug("layers of images are not kept for other runs: " + err.Error())
 		return ""
 	}
+	if made {
+		r.Log.Info("layers of images are kept in " + folder + " from now on, for later runs; --image-cache off does without")
+	}
 	return folder
+}
+
+// tryCache tells why a folder's file system is not one for a cache of images: jobs
+// share layers by links between folders, and files of which others can change the
+// content are not trusted.
+func tryCache(folder string) error {
+	var dirs [2]string
+	for i := range dirs {
+		dir, err := os.MkdirTemp(folder, ".berth-")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		dirs[i] = dir
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dirs[0], &st); err != nil {
+		return fmt.Errorf("look at %s: %w", dirs[0], err)
+	}
+	if st.Uid != uint32(os.Getuid()) || st.Mode&0o022 != 0 {
+		return fmt.Errorf("its file system has new folders belong to user %d with mode %#o, so others may change them", st.Uid, st.Mode&0o777)
+	}
+	file := filepath.Join(dirs[0], "file")
+	err := os.WriteFile(file, nil, 0o600)
+	if err == nil {
+		err = os.Link(file, filepath.Join(dirs[1], "file"))
+	}
+	if err != nil {
+		return fmt.Errorf("its file system has to link files between folders: %w", err)
+	}
+	return nil
 }
 
 // makeImageCache makes the folder of the cache of images.

@@ -5,7 +5,10 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/cluster"
 )
@@ -16,6 +19,7 @@ func TestWhereLayersAreKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	own := filepath.Join(home, ".cache", "berth")
+	named := t.TempDir()
 	shared := func(string) error { return nil }
 	local := func(folder string) error { return errors.New("it is on ext4") }
 	for _, c := range []struct {
@@ -27,19 +31,59 @@ func TestWhereLayersAreKept(t *testing.T) {
 		{"a home of one machine", "", home, local, ""},
 		{"no home", "", "", shared, ""},
 		{"a home where no folder can be made", "", blocked, shared, ""},
-		{"what is named, wherever it is", "/project/images", home, local, "/project/images"},
+		{"what is named, wherever it is", named, home, local, named},
+		{"a named folder in which nothing can be made", filepath.Join(blocked, ".cache"), home, shared, ""},
 		{"off", "off", home, shared, ""},
 		{"none", "none", home, shared, ""},
 	} {
+		var said strings.Builder
 		r := &run{}
-		r.Log, r.Spec.ImageCache = slog.New(slog.DiscardHandler), c.asked
+		r.Log, r.Spec.ImageCache = slog.New(slog.NewTextHandler(&said, nil)), c.asked
 		r.Getenv = func(name string) string { return map[string]string{"HOME": c.home}[name] }
 		if got := r.chooseImageCache(c.check); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
+		// Nobody is told of what he has not asked for and does not get.
+		told, want := said.String(), ""
+		switch {
+		case c.want == own:
+			want = "layers of images are kept in " + own + " from now on"
+		case c.want == "" && filepath.IsAbs(c.asked):
+			want = "layers of images are not kept in " + c.asked
+		}
+		if (told == "") != (want == "") || !strings.Contains(told, want) {
+			t.Errorf("%s: said %q, want %q", c.name, told, want)
+		}
 	}
 	if info, err := os.Stat(own); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("the folder that was chosen: %v, %v", info, err)
+	}
+}
+
+// Who opens a device that is there and free learns of no remedy that helps not.
+func TestWhatHelpsWhereFUSEIsNot(t *testing.T) {
+	for err, want := range map[error]bool{unix.ENOENT: true, unix.ENODEV: true, unix.EACCES: true, unix.EMFILE: false, unix.EPERM: false} {
+		if got := withoutDevice(err); !errors.Is(got, err) || strings.Contains(got.Error(), "modprobe") != want {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
+}
+
+func TestOptionsThatNeedFilesAreNamed(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		spec       cluster.Spec
+		given      []string
+	}{
+		{"a folder", "--image-cache", cluster.Spec{ImageCache: "/project/images"}, []string{"file", "image-cache"}},
+		{"no folder", "--lazy-pull", cluster.Spec{ImageCache: "off", LazyPull: true}, []string{"image-cache", "lazy-pull"}},
+		{"both", "--image-cache and --lazy-pull", cluster.Spec{ImageCache: "/project/images", LazyPull: true}, []string{"image-cache", "lazy-pull"}},
+		{"a site's settings", "", cluster.Spec{ImageCache: "/project/images", LazyPull: true}, []string{"file"}},
+		{"one of them a site's", "--lazy-pull", cluster.Spec{ImageCache: "/project/images", LazyPull: true}, []string{"lazy-pull"}},
+	} {
+		if got := (Options{Spec: c.spec, Given: c.given}).needsFiles(); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
 	}
 }
 

@@ -56,7 +56,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return err
 	}
 	if r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles); err == nil {
-		err = r.chooseSnapshotter(ctx)
+		err = r.chooseImages(ctx)
 	}
 	if err == nil && r.team != nil {
 		r.host.name = r.team.config.Node

@@ -42,6 +42,8 @@ type Options struct {
 	// Own asks for a cluster of this run's own where another one stands that
 	// it could use; Keep leaves there what the run has applied.
 	Own, Keep bool
+	// Given are all flags that were on the command line.
+	Given []string
 	// Shape are the flags given that say what a cluster is to be like.
 	Shape []string
 }

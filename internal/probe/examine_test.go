@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"os"
+	"os/exec"
 	"os/signal"
 	"strings"
 	"testing"
@@ -69,6 +70,29 @@ func TestExamineHere(t *testing.T) {
 	for _, name := range []string{"ipv6", "own-proc", "own-sys", "own-tmpfs", "bridge-veth", "nftables", "tun", "seccomp", "overlayfs", "fuse", "pivot-root"} {
 		if byName[name].OK == Unknown {
 			t.Errorf("%s: %s", name, byName[name].Found)
+		}
+	}
+}
+
+// A trial that could not be made is no yes.
+func TestWhatTheTrialOfFUSESays(t *testing.T) {
+	refused := exec.Command("false").Run()
+	for _, c := range []struct {
+		name, said string
+		err        error
+		want       string
+	}{
+		{"it mounts", "", nil, ""},
+		{"it may not", "mount fuse: operation not permitted", refused, "mount fuse: operation not permitted"},
+		{"it dies", "", refused, "try to mount with FUSE: exit status 1"},
+		{"no process", "", &os.PathError{Op: "fork/exec", Err: unix.EAGAIN}, "resource temporarily unavailable"},
+		{"no memory", "", &os.PathError{Op: "fork/exec", Err: unix.ENOMEM}, "cannot allocate memory"},
+		{"no more namespaces", "", &os.PathError{Op: "fork/exec", Err: unix.ENOSPC}, "no space left"},
+		{"no user namespace, which others find", "", &os.PathError{Op: "fork/exec", Err: unix.EPERM}, ""},
+	} {
+		err := fuseOutcome([]byte(c.said), c.err)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.name, err, c.want)
 		}
 	}
 }

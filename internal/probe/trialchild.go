@@ -203,15 +203,22 @@ func MountFUSE(ctx context.Context) error {
 		Pdeathsig: syscall.SIGKILL,
 	}
 	command.WaitDelay = time.Second
-	said, err := command.Output()
-	switch ended := (&exec.ExitError{}); {
-	case err == nil, !errors.As(err, &ended):
+	return fuseOutcome(command.Output())
+}
+
+// fuseOutcome is what the child of MountFUSE said, and how it ended, or why there was
+// none.
+func fuseOutcome(said []byte, err error) error {
+	ended := &exec.ExitError{}
+	switch {
+	case err == nil:
 		return nil
+	case errors.Is(err, unix.EPERM) && !errors.As(err, &ended):
+		return nil // no user namespace
 	case len(said) > 0:
 		return errors.New(string(said))
-	default:
-		return fmt.Errorf("mount with FUSE: %w", err)
 	}
+	return fmt.Errorf("try to mount with FUSE: %w", err)
 }
 
 // TryFUSE is the child's half of MountFUSE. It returns the exit status.

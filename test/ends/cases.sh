@@ -566,7 +566,8 @@ without_fuse() {
 	says c 'open /dev/fuse: permission denied; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse, or leave the option away'
 	begin d alice n2 berth run --image-cache /home/alice/cache -f $here/exit.yaml --image $image
 	ends d 0
-	says d 'images are unpacked here'
+	says d 'images are unpacked here, without --image-cache: '
+	"$bed" run --user alice n2 rmdir /home/alice/cache
 	begin e alice n3 berth run --snapshotter erofs -- true
 	ends e 69
 	says e 'mount fuse: '
