@@ -83,13 +83,20 @@ kubernetes() {
 	as alice login sh -c 'cat >ask.sh' <<-'END'
 		kubectl rollout status --timeout=60s daemonset/where || exit 1
 		for pod in $(kubectl get pods -l app=where -o name); do
-			for i in 1 2 3 4 5 6 7 8 9 10 11 12; do kubectl exec "$pod" -- wget -q -T 5 -O - http://where/; done | sort -u | xargs echo "$(kubectl get "$pod" -o 'jsonpath={.spec.nodeName}') reaches"
+			# Which pod answers is chance: until both have, for half a minute.
+			kubectl exec "$pod" -- sh -c '
+				: >/seen
+				end=$(($(date +%s) + 30))
+				until [ "$(sort -u /seen | wc -l)" = 2 ] || [ "$(date +%s)" -gt "$end" ]; do
+					wget -q -T 5 -O - http://where/ >>/seen || sleep 0.2
+				done
+				sort -u /seen' | xargs echo "$(kubectl get "$pod" -o 'jsonpath={.spec.nodeName}') reaches"
 		done
 		echo asked
 		exec sleep 300
 	END
 	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run -f where.yaml --image /srv/images/busybox.tar --publish 8080:30080 -- sh ask.sh')
-	poll 120 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
+	poll 180 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
 	for node in n1 n2; do
 		in_output "^$node reaches on n1 on n2$" || fail "from $node: $(as alice login grep reaches berth.out)"
 		# Packets of pods have their way between the addresses of this network.
