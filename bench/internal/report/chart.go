@@ -37,7 +37,7 @@ func chart(f Figure) (string, error) {
 	for i := range f.Rows {
 		// The first one at the top.
 		row := f.Rows[len(f.Rows)-1-i]
-		names = append(names, row.System)
+		names = append(names, row.Label())
 		at := float64(i)
 		for n, value := range row.Values {
 			points = append(points, plotter.XY{X: value, Y: at + apartBy(n)})

@@ -40,7 +40,7 @@ func Compare(to io.Writer, a, b []record.Line) error {
 				if r.HasInterval() {
 					within = fmt.Sprintf("%.3f to %.3f", r.Low, r.High)
 				}
-				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%.3f\t%s\t%s\t%s\n", g.Name, f.Name, row.System,
+				fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%.3f\t%s\t%s\t%s\n", g.Name, f.Name, both(row, other),
 					number(row.Median), number(other.Median), f.Unit, r.Value, within, number(r.P), verdict(r, true, f.Better))
 			}
 		}
@@ -61,6 +61,17 @@ func Compare(to io.Writer, a, b []record.Line) error {
 		fmt.Fprintln(to, "not compared:", line)
 	}
 	return nil
+}
+
+// both is the name of two rows of one system, with which of them is no fast path.
+func both(first, second Row) string {
+	switch {
+	case first.Overlay == second.Overlay:
+		return first.Label()
+	case first.Overlay:
+		return first.System + " (first: overlay)"
+	}
+	return first.System + " (second: overlay)"
 }
 
 func (r Report) row(group, figure, system string) (Row, bool) {

@@ -37,6 +37,8 @@ type Report struct {
 	Drift   float64
 	Missing []Missing
 	Papers  []Paper
+	// fast are the systems of which the plan says that they have the fast path.
+	fast map[string]bool
 }
 
 // Link is what was between the hosts in a session: what the plan says of it, and what
@@ -73,11 +75,19 @@ type Row struct {
 	HasRatio bool
 	// Verdict is what the ratio says, in a word.
 	Verdict string
-	// Share is which part of the connections the hosts have made, of the fast path, in
-	// the middle of the trials; nothing where there is no such thing.
+	// Share is which part of the connections the hosts have made, of the fast path: in
+	// the middle of the trials, and the least; nothing where there is no such thing.
 	Share string
-	// Overlay: it was too small a part for figures of the fast path.
+	// Overlay: in a trial it was too small a part for figures of the fast path.
 	Overlay bool
+}
+
+// Label is the row's name where there is little room.
+func (r Row) Label() string {
+	if r.Overlay {
+		return r.System + " (overlay)"
+	}
+	return r.System
 }
 
 // leastShare is the part of connections, in %, below which a row says what the
@@ -97,6 +107,15 @@ type Missing struct{ System, Case, Reason string }
 
 type key struct{ kase, figure, system string }
 
+// underLink is a system under a link; without links that is empty.
+type underLink struct{ system, link string }
+
+// leftOut is what a session did not measure, and under which link.
+type leftOut struct {
+	record.Unmeasured
+	link string
+}
+
 // model makes what is shown of the lines.
 func model(lines []record.Line) (Report, error) {
 	r := Report{Versions: map[string]string{}}
@@ -105,12 +124,24 @@ func model(lines []record.Line) (Report, error) {
 	var groups []Group
 	baseline := map[string]map[record.Phase][]float64{}
 	units := map[string]string{}
+	shares := map[key][]float64{}
 	measured := map[Missing]int{}
 	failed := map[Missing][]string{}
+	var unmeasured []leftOut
+	under := map[underLink]bool{}
+	link := ""
 	for _, line := range lines {
 		switch {
+		case line.Unmeasured != nil:
+			unmeasured = append(unmeasured, leftOut{*line.Unmeasured, link})
 		case line.Session != nil:
-			r.session(line)
+			if err := r.session(line); err != nil {
+				return r, err
+			}
+			link = ""
+			if line.Session.Link != nil {
+				link = line.Session.Link.Name
+			}
 		case line.Trial != nil:
 			t := line.Trial
 			if r.Sessions == 0 {
@@ -141,6 +172,11 @@ func model(lines []record.Line) (Report, error) {
 			if !slices.Contains(r.Systems, t.System) {
 				r.Systems = append(r.Systems, t.System)
 			}
+			under[underLink{t.System, link}] = true
+			if share, is := r.shareOf(t); is {
+				at := key{t.Case, record.Share, t.System}
+				shares[at] = append(shares[at], share)
+			}
 			for _, v := range t.Values {
 				if !slices.ContainsFunc(figures[t.Case], func(f record.Value) bool { return f.Name == v.Name }) {
 					figures[t.Case] = append(figures[t.Case], v)
@@ -167,21 +203,25 @@ func model(lines []record.Line) (Report, error) {
 			reference := values[key{cmp.Or(g.Against, g.Name), f.Name, r.Reference}]
 			figure.Rows = r.rows(f, reference, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
 			for i := range figure.Rows {
-				figure.Rows[i].share(values[key{g.Name, record.Share, figure.Rows[i].System}])
+				figure.Rows[i].share(shares[key{g.Name, record.Share, figure.Rows[i].System}])
 			}
 			g.Figures = append(g.Figures, figure)
 		}
 		r.Groups = append(r.Groups, g)
 	}
 	r.noise(baseline, units)
-	r.missing(lines, measured, failed)
+	r.missing(unmeasured, under, measured, failed)
 	var err error
 	r.Papers, err = papers(lines)
 	return r, err
 }
 
-func (r *Report) session(line record.Line) {
+func (r *Report) session(line record.Line) error {
 	s := line.Session
+	var err error
+	if r.fast, err = fastSystems(s.Plan); err != nil {
+		return fmt.Errorf("read the plan %s of the records: %w", s.Name, err)
+	}
 	const form = "2 January 2006, 15:04 UTC"
 	if r.Sessions == 0 {
 		r.Title, r.Name, r.Reference, r.Seed, r.Plan, r.Drift = s.Title, s.Name, s.Reference, s.Seed, s.Plan, s.Drift
@@ -202,6 +242,7 @@ func (r *Report) session(line record.Line) {
 			r.Machines = append(r.Machines, m)
 		}
 	}
+	return nil
 }
 
 // link notes what was between the hosts in a session, once.
@@ -224,15 +265,28 @@ func (r *Report) link(s *record.Session) {
 	}
 }
 
-// share notes which part of the connections the hosts have made.
+// share notes which part of the connections the hosts have made. One trial over the
+// overlay is enough: its figures are among the others'.
 func (r *Row) share(values []float64) {
 	if len(values) == 0 {
 		return
 	}
-	median := summarise(values).Median
-	r.Overlay = median < leastShare
+	if !slices.ContainsFunc(values, func(v float64) bool { return v != uncounted }) {
+		r.Overlay = true
+		return
+	}
+	values = slices.Clone(values)
+	for i, v := range values {
+		values[i] = max(0, v)
+	}
 	// Not rounded up: 99.97 % is not all.
-	r.Share = strconv.FormatFloat(math.Floor(10*median)/10, 'f', -1, 64) + " %"
+	text := func(v float64) string { return strconv.FormatFloat(math.Floor(10*v)/10, 'f', -1, 64) + " %" }
+	s := summarise(values)
+	r.Overlay = s.Smallest < leastShare
+	r.Share = text(s.Median)
+	if least := text(s.Smallest); least != r.Share {
+		r.Share += ", least " + least + ","
+	}
 }
 
 func (r *Report) rows(f record.Value, reference []float64, of func(system string) []float64) (rows []Row) {
@@ -291,20 +345,23 @@ func (r *Report) noise(baseline map[string]map[record.Phase][]float64, units map
 }
 
 // missing lists what was left out, and what failed, each once.
-func (r *Report) missing(lines []record.Line, measured map[Missing]int, failed map[Missing][]string) {
+func (r *Report) missing(unmeasured []leftOut, under map[underLink]bool, measured map[Missing]int, failed map[Missing][]string) {
 	add := func(m Missing) {
 		if !slices.Contains(r.Missing, m) {
 			r.Missing = append(r.Missing, m)
 		}
 	}
-	for _, line := range lines {
-		if u := line.Unmeasured; u != nil {
-			// A later session may have had what was missing.
-			if u.Case == "" && slices.Contains(r.Systems, u.System) || u.Case != "" && measured[Missing{System: u.System, Case: u.Case}] > 0 {
-				continue
-			}
-			add(Missing{u.System, cmp.Or(u.Case, "all cases"), u.Reason})
+	for _, u := range unmeasured {
+		// A later session may have had what was missing: of the same link, as each is a
+		// session of its own. The names of cases have the link.
+		if u.Case == "" && under[underLink{u.System, u.link}] || u.Case != "" && measured[Missing{System: u.System, Case: u.Case}] > 0 {
+			continue
 		}
+		all := "all cases"
+		if u.link != "" {
+			all += " with the link " + u.link
+		}
+		add(Missing{u.System, cmp.Or(u.Case, all), u.Reason})
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(failed), func(a, b Missing) int {
 		return cmp.Or(cmp.Compare(a.System, b.System), cmp.Compare(a.Case, b.Case))

@@ -121,10 +121,12 @@ func ratioText(r Row) string {
 // shareText is what has to be known of a row beside its name.
 func shareText(r Row) string {
 	switch {
+	case r.Overlay && r.Share == "":
+		return "overlay, not fast path: its connections were not counted"
 	case r.Overlay:
 		return "overlay, not fast path: hosts made " + r.Share + " of the connections"
 	case r.Share != "":
-		return r.Share + " by the hosts"
+		return strings.TrimSuffix(r.Share, ",") + " by the hosts"
 	}
 	return ""
 }

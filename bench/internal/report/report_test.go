@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"errors"
 	"flag"
 	"math"
 	"os"
@@ -197,6 +198,68 @@ func TestFastPath(t *testing.T) {
 	}
 }
 
+// TestOverlayIsSaid: a system that should have the fast path is marked for one trial
+// without it, whether counted or not, in tables, charts and comparisons.
+func TestOverlayIsSaid(t *testing.T) {
+	records := func(shares ...float64) []record.Line {
+		lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare", Plan: "systems: [{name: fast, driver: berth, options: {network: fast}}]"}}}
+		for n, share := range shares {
+			values := []record.Value{{Name: "received", Unit: "Gbit/s", Better: "higher", Value: 10}}
+			if share >= 0 {
+				values = append(values, record.Value{Name: record.Share, Unit: "%", Better: "higher", Value: share})
+			}
+			for _, kind := range []string{"bandwidth", "cpu"} {
+				lines = append(lines, record.Line{Trial: &record.Trial{Case: kind, Kind: kind, System: "fast", Phase: record.Run, Number: n + 1, Values: values}})
+				values = values[:1]
+			}
+		}
+		return lines
+	}
+	all := records(100, 100, 100)
+	for name, test := range map[string]struct {
+		lines []record.Line
+		want  string
+	}{
+		"all":       {all, "| fast (100 % by the hosts) | 3 |"},
+		"nearly":    {records(100, 99.5, 100), "| fast (100 %, least 99.5 % by the hosts) | 3 |"},
+		"one of 3":  {records(100, 0, 100), "| fast (overlay, not fast path: hosts made 100 %, least 0 %, of the connections) | 3 |"},
+		"no counts": {records(100, -1, 100), "| fast (overlay, not fast path: hosts made 100 %, least 0 %, of the connections) | 3 |"},
+		"never":     {records(-1, -1), "| fast (overlay, not fast path: its connections were not counted) | 2 |"},
+	} {
+		files, err := Make(test.lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text := string(files["report.md"]); !strings.Contains(text, test.want) || !strings.Contains(text, "| fast | ") {
+			t.Errorf("%s: want %q:\n%s", name, test.want, text)
+		}
+		overlay := strings.Contains(test.want, "overlay")
+		if got := strings.Contains(string(files["report.html"]), ">fast (overlay)<"); got != overlay {
+			t.Errorf("%s: the chart says overlay: %v", name, got)
+		}
+		var first, second strings.Builder
+		if err := errors.Join(Compare(&first, test.lines, all), Compare(&second, all, test.lines)); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(first.String(), "fast (first: overlay)") != overlay || strings.Contains(second.String(), "fast (second: overlay)") != overlay {
+			t.Errorf("%s: compared:\n%s%s", name, first.String(), second.String())
+		}
+	}
+	var kinds []string
+	for _, c := range cases.All() {
+		parameters := map[string]string{}
+		for _, p := range c.Parameters {
+			parameters[p.Name] = p.Default
+		}
+		if task, err := c.Task(parameters, 1, 1000); err == nil && task.Connects {
+			kinds = append(kinds, c.Name)
+		}
+	}
+	if slices.Sort(kinds); !slices.Equal(kinds, connecting) {
+		t.Errorf("connections of %v are counted, and missed of %v", kinds, connecting)
+	}
+}
+
 // TestMissing: what failed and what was left out are in the report.
 func TestMissing(t *testing.T) {
 	session := record.Line{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}
@@ -222,6 +285,30 @@ func TestMissing(t *testing.T) {
 	for _, none := range [][]record.Line{nil, {failed(1)}} {
 		if _, err := Make(none); err == nil {
 			t.Errorf("a report of %d lines without a session", len(none))
+		}
+	}
+}
+
+// TestMissingUnderLink: a system that another link's session had is still missing.
+func TestMissingUnderLink(t *testing.T) {
+	session := func(link string) record.Line {
+		return record.Line{Session: &record.Session{Name: "x", Title: "x", Reference: "bare", Link: &record.Link{Name: link}}}
+	}
+	missing := record.Line{Unmeasured: &record.Unmeasured{System: "pasta", Reason: "pasta is missing"}}
+	trial := record.Line{Trial: &record.Trial{Case: "cpu link=fast", Kind: "cpu", System: "pasta", Phase: record.Run, Number: 1}}
+	for name, test := range map[string]struct {
+		lines []record.Line
+		want  bool
+	}{
+		"under another link": {[]record.Line{session("fast"), trial, session("slow"), missing}, true},
+		"later there":        {[]record.Line{session("fast"), missing, session("fast"), trial}, false},
+	} {
+		files, err := Make(test.lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Contains(string(files["report.md"]), "| pasta | all cases with the link slow | pasta is missing |"); got != test.want {
+			t.Errorf("%s:\n%s", name, files["report.md"])
 		}
 	}
 }

@@ -109,7 +109,7 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 		if err != nil && !strings.Contains(out.Stdout, taskMark) {
 			return err
 		}
-		for _, r := range apartAgain(out.Stdout, len(tasks)) {
+		for _, r := range apartAgain(out.Stdout, tasks, b.fast) {
 			step := out.Step
 			// What the whole took, with the start of the cluster, is not one task's.
 			step.CPUSeconds, step.Window, step.Left = 0, r.Output.Step.Window, r.Output.Step.Left

@@ -97,7 +97,7 @@ func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
 			err = fmt.Errorf("remove the pod: %w", wrong)
 		}
 		if task.Window && strings.Contains(out.Stdout, taskMark) {
-			r := apartAgain(out.Stdout, 1)[0]
+			r := apartAgain(out.Stdout, []Task{task}, false)[0]
 			out.Stdout, out.Step.Window = r.Output.Stdout, r.Output.Step.Window
 			err = errors.Join(err, r.Err)
 		}

@@ -16,6 +16,8 @@ import (
 const (
 	taskMark  = window.Mark + "task"
 	endedMark = window.Mark + "ended "
+	// countersMark begins the counters of connections: a page that was read may have none.
+	countersMark = window.Mark + "counters"
 )
 
 // script runs tasks in a container, one after the other, each with what the machine
@@ -28,7 +30,8 @@ func script(tasks []Task, o objects, folder string) string {
 	counters := ":"
 	if o.counted {
 		// The page is up to a second old.
-		counters = `sleep 1.1; busybox wget -q -O - "http://$NODE:10247/metrics" | busybox grep '^berth_fastpath_total'`
+		counters = `sleep 1.1; page=$(busybox wget -q -O - "http://$NODE:10247/metrics") || return 0
+	echo '` + countersMark + `'; printf '%s\n' "$page" | busybox grep '^` + family + `'`
 	}
 	fmt.Fprintf(&text, "counters() { %s; }\ncounters\nworst=0\n", counters)
 	// A program that hangs takes its own time, and not that of those after it.
@@ -70,32 +73,32 @@ func words(args []string) string {
 }
 
 // apartAgain makes results of what a script printed, one for each task.
-func apartAgain(text string, tasks int) []Result {
+func apartAgain(text string, tasks []Task, counted bool) []Result {
 	chunks := strings.Split(text, taskMark+"\n")
-	results := make([]Result, tasks)
+	results := make([]Result, len(tasks))
 	before := chunks[0]
 	for i := range results {
 		if i+1 >= len(chunks) {
 			results[i].Err = errors.New("it was not run")
 			continue
 		}
-		results[i], before = one(chunks[i+1], before)
+		results[i], before = one(chunks[i+1], before, counted && tasks[i].Connects)
 	}
 	return results
 }
 
 // one is the result of one task: what it printed, what the machine did, its exit
-// code, and how its connections were made: by the counters before and after it.
-func one(text, before string) (r Result, after string) {
+// code, and, where that is counted, how its connections were made: by the counters
+// before and after it.
+func one(text, before string, counted bool) (r Result, after string) {
 	said, rest, found := strings.Cut(text, endedMark)
 	if !found {
 		r.Output.Stdout, r.Err = said, errors.New("it did not end")
 		return r, before
 	}
 	code, after, _ := strings.Cut(rest, "\n")
-	counted := strings.Contains(after, family)
 	if !counted {
-		after = before // they were not read
+		after = before // nobody has read them
 	}
 	var wrong error
 	r.Output.Stdout, r.Output.Step.Window, wrong = window.Cut(said)
@@ -106,7 +109,10 @@ func one(text, before string) (r Result, after string) {
 	r.Err = wrong
 	if counted {
 		c, err := difference(before, after)
-		r.Err = errors.Join(wrong, err)
+		if err != nil {
+			r.Err = errors.Join(wrong, err)
+			return r, after
+		}
 		r.Output.Values, r.Output.Step.Left = c.share(), c.left
 	}
 	return r, after
@@ -163,9 +169,13 @@ func (c counts) share() []record.Value {
 	return []record.Value{{Name: record.Share, Unit: "%", Better: "higher", Value: part}}
 }
 
-// read reads counters.
+// read reads counters. A page without any is one of a node that has made no
+// connection, or has no fast path at all; one that could not be had says nothing.
 func read(page string) (counts, error) {
 	c := counts{left: map[string]float64{}}
+	if !strings.Contains(page, countersMark) {
+		return c, errors.New("the node's page of metrics could not be read: nobody knows who made the connections")
+	}
 	for line := range strings.Lines(page) {
 		name, value, found := strings.Cut(strings.TrimSpace(line), "} ")
 		_, outcome, is := strings.Cut(name, `outcome="`)

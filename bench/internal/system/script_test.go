@@ -50,7 +50,7 @@ exec ` + busybox + ` "$@"`,
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	results := apartAgain(string(out), len(tasks)+1)
+	results := apartAgain(string(out), append(tasks, Task{}), true)
 	if r := results[0]; r.Err != nil || r.Output.Stdout != "10.1.2.3|it's|a 10.1.2.3:80|$HOME|" {
 		t.Errorf("%q, %v", r.Output.Stdout, r.Err)
 	}
@@ -75,7 +75,7 @@ exec ` + busybox + ` "$@"`,
 	if err := exec.Command("sh", "-c", script(tasks[1:2], objects{}, "")).Run(); err == nil || err.Error() != "exit status 3" {
 		t.Errorf("alone: %v", err)
 	}
-	if r := apartAgain("[x]\n"+taskMark+"\nhalf", 1)[0]; r.Err == nil || r.Output.Stdout != "half" {
+	if r := apartAgain("[x]\n"+taskMark+"\nhalf", tasks[:1], true)[0]; r.Err == nil || r.Output.Stdout != "half" {
 		t.Errorf("what was cut off: %+v", r)
 	}
 }
@@ -84,28 +84,57 @@ func TestShare(t *testing.T) {
 	counter := func(outcome string, n int) string {
 		return fmt.Sprintf("%snode=\"n1\",outcome=\"%s\"} %d\n", family, outcome, n)
 	}
-	const other = "overlay: " + elsewhere
-	before := counter("connected", 3) + counter("overlay: not TCP", 5) + counter(other, 1)
+	const other, page = "overlay: " + elsewhere, countersMark + "\n"
+	before := page + counter("connected", 3) + counter("overlay: not TCP", 5) + counter(other, 1)
 	for name, test := range map[string]struct {
 		before, after string
 		want          float64
 		left          int
 	}{
-		"some": {before, "# HELP\n" + counter("accepted", 7) + counter("connected", 5) + counter("overlay: not TCP", 9) +
+		"some": {before, page + counter("accepted", 7) + counter("connected", 5) + counter("overlay: not TCP", 9) +
 			counter(other, 2) + counter("connected to the outside", 1) + counter("overlay: the node wants it so", 1), 75, 1},
-		"from the start": {"", counter("connected", 2), 100, 0},
+		"from the start": {page, page + counter("connected", 2), 100, 0},
 		// The page's own connections are in some readings, and not in others.
-		"read late":    {before, counter("connected", 5) + counter(other, 3), 100, 0},
-		"read early":   {before, counter("connected", 5) + counter(other, 1), 100, 0},
-		"all left":     {before, counter("connected", 3) + counter(other, 4), 0, 1},
+		"read late":    {before, page + counter("connected", 5) + counter(other, 3), 100, 0},
+		"read early":   {before, page + counter("connected", 5) + counter(other, 1), 100, 0},
+		"all left":     {before, page + counter("connected", 3) + counter(other, 4), 0, 1},
 		"nothing seen": {before, before, 0, 0},
+		"no fast path": {page, page, 0, 0},
 	} {
 		c, err := difference(test.before, test.after)
 		if got := c.share(); err != nil || len(got) != 1 || got[0].Name != record.Share || got[0].Value != test.want || len(c.left) != test.left {
 			t.Errorf("%s: %v, %v, %v", name, got, c.left, err)
 		}
 	}
-	if _, err := difference("", family+`outcome="connected"} many`); err == nil {
+	if _, err := difference(page, page+family+`outcome="connected"} many`); err == nil {
 		t.Error("a counter that is no number")
+	}
+}
+
+// TestUnreadCounters: a trial of which nobody knows who made its connections is none,
+// and neither is the one after it, whose counters would have the connections of both.
+func TestUnreadCounters(t *testing.T) {
+	read := func(n int) string { return fmt.Sprintf("%s\n%soutcome=\"connected\"} %d\n", countersMark, family, n) }
+	task := func(name, counters string) string { return taskMark + "\n" + name + endedMark + "0\n" + counters }
+	text := read(1) + task("a", read(2)) + task("b", "") + task("c", read(9)) + task("d", read(10)) + task("e", countersMark+"\n")
+	tasks := []Task{{Connects: true}, {Connects: true}, {Connects: true}, {Connects: true}, {}}
+	for i, r := range apartAgain(text, tasks, true) {
+		switch {
+		case i == 1 || i == 2:
+			if r.Err == nil || !strings.Contains(r.Err.Error(), "could not be read") || r.Output.Values != nil {
+				t.Errorf("task %d: %+v, %v", i, r.Output.Values, r.Err)
+			}
+		case r.Err != nil || (i == 4) != (r.Output.Values == nil):
+			t.Errorf("task %d: %+v, %v", i, r.Output.Values, r.Err)
+		case i != 4 && r.Output.Values[0].Value != 100:
+			t.Errorf("task %d: %+v", i, r.Output.Values)
+		}
+	}
+	// Without a fast path nobody asks, and with one it is 0 % where nothing was counted.
+	if r := apartAgain(task("a", ""), tasks[:1], false)[0]; r.Err != nil || r.Output.Values != nil {
+		t.Errorf("no fast path: %+v", r)
+	}
+	if r := apartAgain(countersMark+"\n"+task("a", countersMark+"\n"), tasks[:1], true)[0]; r.Err != nil || len(r.Output.Values) != 1 || r.Output.Values[0].Value != 0 {
+		t.Errorf("nothing counted: %+v", r)
 	}
 }
