@@ -61,16 +61,34 @@ func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
 	})
 }
 
+// withFolder begins a script that has a folder of its own, $own, on the host's disk,
+// and that ends what it has started, $child and that one's children, whenever it is
+// ended itself: a shell that a signal ends calls no trap of its end, and one that
+// waits for a program sees no signal.
+const withFolder = `set -e
+child= own=$(mktemp -d)
+trap 'code=$?; set +e; [ -z "$child" ] || { kill -- "-$child" 2>/dev/null || kill $child; wait; }; rm -rf "$own"; exit $code' EXIT
+trap 'exit 143' TERM INT HUP
+`
+
 // pullScript makes a SIF file, and tells when it begins to pack it and when it has.
-const pullScript = `set -e
-APPTAINER_TMPDIR=$(mktemp -d); export APPTAINER_TMPDIR
-trap 'rm -rf "$APPTAINER_TMPDIR"' EXIT
-export APPTAINER_CACHEDIR="$2/cache"
-"$1" pull --no-https "$2/$3" "docker://$4" 2>&1 | while read -r line; do
+const pullScript = withFolder + `export APPTAINER_TMPDIR="$own/tmp" APPTAINER_CACHEDIR="$2/cache"
+mkdir "$own/tmp"; mkfifo "$own/said"
+setsid "$1" pull --no-https "$2/$3" "docker://$4" >"$own/said" 2>&1 & child=$!
+while read -r line; do
 	case $line in *"Creating SIF file"*) date +%s.%N ;; *FATAL*) echo "$line" >&2 ;; esac
-done
+done <"$own/said" &
+wait $child || :
+child=
+wait
 date +%s.%N
 test -s "$2/$3"`
+
+// pipelineScript runs the pipeline and tells its times.
+const pipelineScript = withFolder + `setsid "$1" exec --bind "$own:/out" "$2" python3 /opt/pipeline.py /out & child=$!
+wait $child
+child=
+cat "$own/cp1" "$own/cp2" "$own/cp3"`
 
 func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image deliver.Image, err error) {
 	image.Name = name
@@ -101,7 +119,7 @@ func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image 
 	}
 	path := filepath.Join(d.folder, sif)
 	if d.images.Work == deliver.Pipeline {
-		out, err := a.exec(ctx, d, a.place, path, `out=$(mktemp -d); trap 'rm -rf "$out"' EXIT; "$1" exec --bind "$out:/out" "$2" python3 /opt/pipeline.py /out && cat "$out/cp1" "$out/cp2" "$out/cp3"`)
+		out, err := a.exec(ctx, d, a.place, path, pipelineScript)
 		if err != nil {
 			return image, err
 		}

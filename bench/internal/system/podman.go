@@ -25,10 +25,25 @@ func (d *podman) script(then string) []string {
 	return []string{"sh", "-c", `set -e; home=` + podmanHome + `; mkdir -p -m 0700 "$home/run"; export XDG_RUNTIME_DIR="$home/run"
 # Its locks would be one file of the user's for all of his containers.
 export CONTAINERS_CONF="$home/containers.conf"; printf '[engine]\nlock_type = "file"\n' >"$CONTAINERS_CONF"
-# Its pause process would outlive each command, and the job.
-end() { kill "$(cat "$home/run/tmp/pause.pid" 2>/dev/null)" 2>/dev/null || :; }
-trap end EXIT
-podman() { command podman --storage-driver overlay --root "$home/root" --runroot "$home/run/root" --tmpdir "$home/run/tmp" --cgroup-manager cgroupfs --events-backend none "$@"; }
+podman() { ${exec:-command} podman --storage-driver overlay --root "$home/root" --runroot "$home/run/root" --tmpdir "$home/run/tmp" --cgroup-manager cgroupfs --events-backend none "$@"; }
+container= bypass=
+end() {
+	if [ -n "$container" ]; then
+		# A program that is its container's first is not ended by the signal that podman hands on.
+		kill $container 2>/dev/null; podman rm --all --force --time 0 >/dev/null 2>&1; wait $container
+	fi
+	[ -z "$bypass" ] || { kill $bypass 2>/dev/null; wait $bypass; }
+	# Its pause process would outlive each command, and the job.
+	kill "$(cat "$home/run/tmp/pause.pid" 2>/dev/null)" 2>/dev/null
+}
+# A shell that a signal ends calls no trap of its end, and one that waits for a program sees no signal.
+trap 'code=$?; set +e; end; exit $code' EXIT
+trap 'exit 143' TERM INT HUP
+run() {
+	(exec=exec; podman "$@") & container=$!
+	code=0; wait $container || code=$?
+	container=
+}
 ` + then, "podman"}
 }
 
@@ -41,20 +56,34 @@ cat >"$home/seccomp.json" <<END
 {"defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "$socket", "syscalls": [{"action": "SCMP_ACT_NOTIFY", "names":
   ["bind", "close", "connect", "setsockopt", "fcntl", "_exit", "exit_group", "getpeername"]}]}
 END
+rm -f "$socket" # of a container before
 bypass4netns --socket "$socket" --ignore 127.0.0.0/8,10.0.2.0/24 >"$home/bypass4netns.log" 2>&1 & bypass=$!
-trap 'kill $bypass 2>/dev/null; wait $bypass || :; end' EXIT
 until [ -S "$socket" ]; do
 	kill -0 $bypass || { cat "$home/bypass4netns.log" >&2; exit 1; }
 	sleep 0.01
 done
-podman --runtime crun run --security-opt seccomp="$home/seccomp.json" "$@"`
+run --runtime crun run --security-opt seccomp="$home/seccomp.json" "$@"
+`
+
+// bypassed fails a container none of whose connections were made on the host: its
+// figures would be those of slirp4netns.
+const bypassed = `[ $code != 0 ] || grep -q 'bypassed connect socket' "$home/bypass4netns.log" || {
+	tail -n 3 "$home/bypass4netns.log" >&2
+	echo "bypass4netns has made no connection on the host" >&2
+	exit 1
+}
+`
 
 // run is the part of a script that runs a container.
-func (d *podman) run() string {
-	if d.network == "bypass4netns" {
-		return bypass
+func (d *podman) run(connects bool) string {
+	const exit = "exit $code"
+	switch {
+	case d.network != "bypass4netns":
+		return "run run \"$@\"\n" + exit
+	case connects:
+		return bypass + bypassed + exit
 	}
-	return `podman run "$@"`
+	return bypass + exit
 }
 
 // networkOption is Podman's own part of the network.
@@ -140,7 +169,7 @@ func (d *podman) Run(ctx context.Context, task Task) (Output, error) {
 			if task.Window {
 				args = window.Shell(args)
 			}
-			argv := append(d.script(d.run()), options...)
+			argv := append(d.script(d.run(task.Connects)), options...)
 			argv = append(append(argv, d.place.Image), args...)
 			return noted(d.place.Run(ctx, d.place.measured(d.place.host(0), argv), ""))
 		})

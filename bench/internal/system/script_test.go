@@ -12,12 +12,21 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
+// missing skips a test for want of a program, but not where all are to be there.
+func missing(t *testing.T, program string) {
+	t.Helper()
+	if os.Getenv("BERTH_CI") != "" {
+		t.Fatalf("there is no %s, which CI has to have", program)
+	}
+	t.Skip("there is no " + program)
+}
+
 // TestScript runs what a pod would run, with a look-up and counters of our own:
 // each task has its own output, exit code, and share of connections.
 func TestScript(t *testing.T) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
-		t.Skip("no busybox")
+		missing(t, "busybox")
 	}
 	dir := t.TempDir()
 	for name, script := range map[string]string{
@@ -41,10 +50,12 @@ exec ` + busybox + ` "$@"`,
 	tasks := []Task{
 		{Args: []string{"printf", "%s|", ServerHere, "it's", "a " + ServerHere + ":80", "$HOME"}, Server: server, Connects: true},
 		{Args: []string{"sh", "-c", "echo no; exit 3"}},
-		{Args: []string{"sleep", "20"}},
+		{Args: []string{"sleep", "1000"}},
 		{Args: []string{"echo", "end"}},
 	}
-	command := exec.Command("sh", "-c", script(tasks, objects{name: "bench", counted: true, limit: time.Second}, ""))
+	// Only what hangs is to meet its limit.
+	text := strings.Replace(script(tasks, objects{name: "bench", counted: true, limit: 10 * time.Second}, ""), " 10 'sleep'", " 1 'sleep'", 1)
+	command := exec.Command("sh", "-c", text)
 	command.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "NODE=10.0.0.1"}
 	out, err := command.CombinedOutput()
 	if err != nil {
@@ -65,7 +76,7 @@ exec ` + busybox + ` "$@"`,
 			t.Errorf("task %d: %v, want %s", i, err, want)
 		}
 	}
-	if w := results[2].Output.Step.Window; w == nil || w.Seconds < 0.9 || w.Seconds > 10 {
+	if w := results[2].Output.Step.Window; w == nil || w.Seconds < 0.9 {
 		t.Errorf("what hung has the window %+v", w)
 	}
 	if r := results[3]; r.Err != nil || r.Output.Stdout != "end\n" {
