@@ -43,24 +43,35 @@ func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (
 	if err := d.shards(); err != nil {
 		return out, err
 	}
+	defer func() { err = errors.Join(err, d.close()) }()
 	if err := d.serve(images.BitsPerSecond); err != nil {
 		return out, err
 	}
-	defer func() { err = errors.Join(err, d.registry.Close()) }()
 	return run(d)
+}
+
+// close ends the registry that there may be.
+func (d *delivery) close() error {
+	if d.registry == nil {
+		return nil
+	}
+	if err := d.registry.Close(); err != nil {
+		return fmt.Errorf("end the registry: %w", err)
+	}
+	d.registry = nil
+	return nil
 }
 
 // serve starts the registry, in place of the one that there may be.
 func (d *delivery) serve(bitsPerSecond float64) error {
-	if d.registry != nil {
-		if err := d.registry.Close(); err != nil {
-			return fmt.Errorf("end the registry: %w", err)
-		}
-	}
-	var err error
-	if d.registry, err = registry.Serve(d.place.Images, bitsPerSecond, d.images.Delay); err != nil {
+	if err := d.close(); err != nil {
 		return err
 	}
+	started, err := registry.Serve(d.place.Images, bitsPerSecond, d.images.Delay)
+	if err != nil {
+		return err
+	}
+	d.registry = started
 	host, err := ownAddress()
 	if err != nil {
 		return err
@@ -151,7 +162,9 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 	inside := filepath.Join(deliver.Inside, filepath.Base(out))
 	spec := deliver.Spec{
 		Folder: out, Inside: inside, Registry: "http://" + d.address, Work: d.images.Work, Nodes: d.images.Nodes, MemoryMB: d.images.WorkerMB,
-		Usage: d.place.step(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(), Timeout: d.place.Timeout,
+		Usage: d.place.step(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(),
+		// It ends first, and says what the cluster said.
+		Timeout: d.place.Timeout * 9 / 10,
 	}
 	for _, name := range names {
 		if b.form != "oci" {

@@ -29,6 +29,14 @@ func TestDeliver(t *testing.T) {
 		if err := d.serve(0); err != nil || d.address == before {
 			t.Errorf("another registry at %s: %v", d.address, err)
 		}
+		d.place.Images = filepath.Join(images, "nothing")
+		if err := d.serve(0); err == nil {
+			t.Error("a registry of no folder")
+		}
+		d.place.Images = images
+		if err := d.serve(0); err != nil {
+			t.Errorf("one after another that did not start: %v", err)
+		}
 		address = "http://" + d.address + "/v2/"
 		answer, err := http.Get(address) //nolint:noctx // it is this process that answers
 		if err != nil {
@@ -38,6 +46,12 @@ func TestDeliver(t *testing.T) {
 	})
 	if !errors.Is(err, failed) {
 		t.Errorf("what failed is not said: %v", err)
+	}
+	if _, err := p.deliver(t.Context(), Images{}, func(d *delivery) (Output, error) {
+		d.place.Images = "/nothing"
+		return Output{}, d.serve(0)
+	}); err == nil {
+		t.Error("a registry that does not start is no mistake")
 	}
 	if left, err := os.ReadDir(p.Shared); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
