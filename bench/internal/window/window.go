@@ -114,8 +114,9 @@ func Cut(text string) (own string, w *record.Window, err error) {
 	}
 	seconds := to.up - from.up
 	// The kernel takes the time in which a processor has nothing to do exactly, and
-	// samples what it does otherwise.
-	busy := max(0, seconds*from.processors-(to.idle-from.idle))
+	// samples what it does otherwise. Time in which it waits for disks may run backwards
+	// (proc(5)).
+	busy := min(max(0, seconds*from.processors-(to.idle-from.idle)), seconds*from.processors)
 	return head + inside + tail, &record.Window{Seconds: seconds, Processors: int(from.processors), Busy: busy}, nil
 }
 
