@@ -85,6 +85,8 @@ const (
 	poll = 5 * time.Millisecond
 	// settle is how long a cluster is left alone before the first image.
 	settle = 3 * time.Second
+	// look is how often it is asked whether a Job has failed: not before most have ended.
+	look = 20 * time.Second
 )
 
 // Main does what a specification says, and prints the result.
@@ -174,7 +176,7 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 	if err := s.sent(ctx, start, image); err != nil {
 		return err
 	}
-	if image.Pull, err = s.pulls(ctx, name); err != nil {
+	if image.Pull, err = s.pulls(ctx, name, time.Minute); err != nil {
 		return err
 	}
 	if s.MemoryMB > 0 {
@@ -183,12 +185,42 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 			return err
 		}
 		limit := fmt.Sprintf("--timeout=%ds", int(s.Timeout.Seconds()))
-		if _, err := kubectl(ctx, "", "wait", "--for=condition=complete", limit, "job/"+name); err != nil {
+		err := unlessFailed(ctx, name, look, func(ctx context.Context) error {
+			_, err := kubectl(ctx, "", "wait", "--for=condition=complete", limit, "job/"+name)
+			return err
+		})
+		if err != nil {
 			return fmt.Errorf("wait for the workers: %w", err)
 		}
 		image.Run = time.Since(start).Seconds()
 	}
-	_, err = kubectl(ctx, "", "delete", "daemonset/"+name, "--wait=false")
+	// Until its containers have ended: that would be the next version's time.
+	if _, err = kubectl(ctx, "", "delete", "daemonset/"+name, "--cascade=foreground", "--timeout=2m"); err != nil {
+		return fmt.Errorf("end the roll-out: %w", err)
+	}
+	return nil
+}
+
+// unlessFailed waits for something of a Job, and ends that when the Job has failed.
+// It looks rarely: that costs what is measured.
+func unlessFailed(ctx context.Context, name string, every time.Duration, wait func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for sleep(ctx, every) == nil {
+			failed, err := kubectl(ctx, "", "get", "job/"+name, "-o", "jsonpath={.status.failed}")
+			if failed = strings.TrimSpace(failed); err == nil && failed != "" && failed != "0" {
+				cancel(fmt.Errorf("a pod of the job %s has failed", name))
+			}
+		}
+	}()
+	err := wait(ctx)
+	if cause := context.Cause(ctx); err != nil && cause != nil {
+		err = cause
+	}
+	cancel(nil)
+	<-ended
 	return err
 }
 
@@ -199,10 +231,15 @@ func (s Spec) pipeline(ctx context.Context, n int, image *Image) error {
 		return err
 	}
 	start := time.Now()
-	if err := create(ctx, "/apis/batch/v1/namespaces/default/jobs", s.stages(fmt.Sprintf("bench-%d", n), n, image.Name)); err != nil {
+	name := fmt.Sprintf("bench-%d", n)
+	if err := create(ctx, "/apis/batch/v1/namespaces/default/jobs", s.stages(name, n, image.Name)); err != nil {
 		return err
 	}
-	times, err := await(ctx, out, "cp", 3)
+	var times []time.Time
+	err = unlessFailed(ctx, name, look, func(ctx context.Context) (err error) {
+		times, err = await(ctx, out, "cp", 3)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("wait for checkpoints: %w", err)
 	}
@@ -250,20 +287,23 @@ func (s Spec) usage(ctx context.Context) (total float64, err error) {
 	return total, nil
 }
 
-// pulled is how a kubelet says how long a pull took, without what it waited for
-// another one.
+// pulled is how a kubelet says how long a pull took: by itself, and with what it waited
+// for others, which is what a pod waits.
 var pulled = regexp.MustCompile(`in ([0-9.a-zµ]+) \(([0-9.a-zµ]+) including waiting\)`) //nolint:gochecknoglobals // a constant
 
 // pulls are what the events of a roll-out's pods say; they come late.
-func (s Spec) pulls(ctx context.Context, name string) ([]float64, error) {
-	const patience = 20 * time.Second
+func (s Spec) pulls(ctx context.Context, name string, patience time.Duration) ([]float64, error) {
 	for deadline := time.Now().Add(patience); ; {
 		text, err := kubectl(ctx, "", "get", "events", "--field-selector=reason=Pulled", "-o", `jsonpath={range .items[*]}{.involvedObject.name}{"\t"}{.message}{"\n"}{end}`)
 		if err != nil {
 			return nil, err
 		}
-		if found := readPulls(text, name); len(found) >= s.Nodes || time.Now().After(deadline) {
+		found := readPulls(text, name)
+		if len(found) >= s.Nodes {
 			return found, nil
+		}
+		if time.Now().After(deadline) {
+			return nil, fmt.Errorf("the kubelets have told of %d pulls, and there are %d nodes", len(found), s.Nodes)
 		}
 		if err := sleep(ctx, 200*time.Millisecond); err != nil {
 			return nil, err

@@ -3,6 +3,7 @@ package deliver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -107,5 +108,49 @@ func TestObjects(t *testing.T) {
 				t.Errorf("no %s in %s", want, text)
 			}
 		}
+	}
+}
+
+// fakeKubectl has a program of that name do what a script says.
+func fakeKubectl(t *testing.T, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "kubectl"), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+// TestUnlessFailed: nobody waits for a Job that has failed.
+func TestUnlessFailed(t *testing.T) {
+	untilEnd := func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	for name, test := range map[string]struct {
+		script string
+		wait   func(context.Context) error
+		want   string
+	}{
+		"failed":    {`[ "$*" = "get job/j -o jsonpath={.status.failed}" ] && echo 1`, untilEnd, "a pod of the job j has failed"},
+		"done":      {`echo 1`, func(context.Context) error { return nil }, ""},
+		"no answer": {`exit 1`, func(context.Context) error { return errors.New("it waited") }, "it waited"},
+	} {
+		fakeKubectl(t, test.script)
+		err := unlessFailed(t.Context(), "j", time.Millisecond, test.wait)
+		if (err == nil) != (test.want == "") || err != nil && err.Error() != test.want {
+			t.Errorf("%s: %v, want %q", name, err, test.want)
+		}
+	}
+}
+
+// TestTooFewPulls: where a kubelet says nothing, the slowest node's pull is not known.
+func TestTooFewPulls(t *testing.T) {
+	fakeKubectl(t, `printf 'bench-0-a\tPulled in 1s (1s including waiting)\nbench-0-b\tPulled in 2s (3s including waiting)\n'`)
+	if got, err := (Spec{Nodes: 2}).pulls(t.Context(), "bench-0", time.Minute); err != nil || !slices.Equal(got, []float64{1, 3}) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := (Spec{Nodes: 3}).pulls(t.Context(), "bench-0", time.Millisecond); err == nil || !strings.Contains(err.Error(), "2 pulls, and there are 3 nodes") {
+		t.Errorf("got %v, %v", got, err)
 	}
 }

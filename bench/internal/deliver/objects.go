@@ -11,6 +11,8 @@ type object = map[string]any
 // rollout is a DaemonSet, which has the image come to all nodes.
 func (s Spec) rollout(name string, n int, image string) string {
 	pod := s.pod(n, image, []string{"first", "$(OUT)/first-$(NODE)"})
+	// With 0 the API server removes a pod before its containers have ended.
+	pod["terminationGracePeriodSeconds"] = 1
 	return encode(object{
 		"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": name},
 		"spec": object{
