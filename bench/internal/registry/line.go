@@ -56,6 +56,13 @@ type end struct {
 	from time.Time
 }
 
+// Read waits, too: otherwise the delay of a first request would be that of its
+// connection.
+func (e *end) Read(p []byte) (int, error) {
+	time.Sleep(time.Until(e.from))
+	return e.Conn.Read(p)
+}
+
 func (e *end) Write(p []byte) (written int, err error) {
 	time.Sleep(time.Until(e.from))
 	for len(p) > 0 {

@@ -154,3 +154,27 @@ func TestLine(t *testing.T) {
 		}
 	})
 }
+
+// TestDelays: a first request comes after its connection's delay and has one of its own.
+func TestDelays(t *testing.T) {
+	const delay = 50 * time.Millisecond
+	r, err := Serve(folder(t), 0, delay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	client := &http.Client{Transport: &http.Transport{}}
+	defer client.CloseIdleConnections()
+	for _, delays := range []time.Duration{2, 1} {
+		start := time.Now()
+		answer, err := client.Get("http://127.0.0.1:" + r.Port() + "/v2/") //nolint:noctx // it is this process that answers
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.Copy(io.Discard, answer.Body)
+		_ = answer.Body.Close()
+		if took := time.Since(start); took < delays*delay {
+			t.Errorf("it took %s, less than %d delays of %s", took, delays, delay)
+		}
+	}
+}
