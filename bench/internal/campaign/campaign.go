@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"berth.dev/berth/bench/internal/cases"
@@ -102,6 +103,7 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	session := &record.Session{
 		Plan: c.Plan.Text, Name: c.Plan.Name, Title: c.Plan.Title, Seed: c.Plan.Seed,
 		Reference: c.Plan.Reference, Drift: c.Plan.Baseline.Drift, Versions: map[string]string{},
+		Before: strings.Join(c.Place.Before, " "),
 	}
 	c.drivers = map[string]system.Driver{}
 	var unmeasured []*record.Unmeasured
@@ -222,10 +224,19 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 		return context.Cause(ctx) // they are made again
 	}
 	took := time.Since(all[0].trial.Start).Seconds() / float64(len(all))
-	for i, m := range all {
-		m.trial.Seconds = took
-		if err := c.finish(ctx, m, results[i]); err != nil {
-			return err
+	// What succeeded first: after a failure it may turn out that the job has ended.
+	for _, failed := range []bool{false, true} {
+		for i, m := range all {
+			if (results[i].Err != nil) != failed {
+				continue
+			}
+			m.trial.Seconds = took
+			if len(all) > 1 {
+				m.trial.Together = len(all)
+			}
+			if err := c.finish(ctx, m, results[i]); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

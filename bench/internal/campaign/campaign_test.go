@@ -100,6 +100,19 @@ func TestTogether(t *testing.T) {
 	if err := carryOut(t, t.Context(), path, p, made); err != nil {
 		t.Fatal(err)
 	}
+	if n := count(t, path, func(l record.Line) bool { return l.Trial != nil && l.Trial.Together == 2 }); n == 0 || n%2 != 0 {
+		t.Errorf("%d trials are noted as made together", n)
+	}
+	var first []bool
+	count(t, path, func(l record.Line) bool {
+		if l.Trial != nil && len(first) < 2 {
+			first = append(first, good(l))
+		}
+		return false
+	})
+	if len(first) != 2 || !first[0] || first[1] {
+		t.Errorf("what succeeded is to come before what failed: %v", first)
+	}
 	total := 0
 	for _, n := range turns {
 		total += n

@@ -2,8 +2,27 @@ package command
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"berth.dev/berth/bench/internal/record"
 )
+
+// TestSameBefore: trials with and without page caches are not mixed.
+func TestSameBefore(t *testing.T) {
+	recorded := []record.Line{{Session: &record.Session{Before: "drop caches"}}, {Trial: &record.Trial{}}}
+	if err := sameBefore([]string{"drop", "caches"}, recorded, "f"); err != nil {
+		t.Error(err)
+	}
+	for _, now := range [][]string{nil, {"drop"}} {
+		if err := sameBefore(now, recorded, "f"); err == nil || !strings.Contains(err.Error(), "--out") {
+			t.Errorf("%q: %v", now, err)
+		}
+	}
+	if err := sameBefore(nil, nil, "f"); err != nil {
+		t.Error(err)
+	}
+}
 
 // TestExitCodes: a script can tell a command line that is wrong from a run that
 // failed.

@@ -66,13 +66,16 @@ func measure(name string, command *cobra.Command) *cobra.Command {
 		if err := samePlan(p, recorded, out); err != nil {
 			return err
 		}
+		files.before = strings.Fields(before)
+		if err := sameBefore(files.before, recorded, out); err != nil && !dry {
+			return err
+		}
 		if dry {
 			return preview(command.OutOrStdout(), p, recorded)
 		}
 		if salloc, err := exec.LookPath("salloc"); err == nil && !local && os.Getenv("SLURM_JOB_ID") == "" {
 			return allocate(salloc, p)
 		}
-		files.before = strings.Fields(before)
 		where, err := place(command.Context(), p, files, local)
 		if err != nil {
 			return err
@@ -108,6 +111,17 @@ func samePlan(p *plan.Plan, before []record.Line, path string) error {
 	for _, line := range before {
 		if line.Session != nil && line.Session.Plan != p.Text {
 			return fmt.Errorf("%s has records of another plan (%s): give another file with --out", path, line.Session.Name)
+		}
+	}
+	return nil
+}
+
+// sameBefore refuses to mix trials before which page caches were dropped with others.
+func sameBefore(now []string, before []record.Line, path string) error {
+	words := strings.Join(now, " ")
+	for _, line := range before {
+		if line.Session != nil && line.Session.Before != words {
+			return fmt.Errorf("%s has records of --before %q, and this is %q: give the same, or another file with --out", path, line.Session.Before, words)
 		}
 	}
 	return nil

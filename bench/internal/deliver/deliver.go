@@ -411,7 +411,9 @@ func get(ctx context.Context, url string) (content []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	answer, err := http.DefaultClient.Do(request)
+	// The registry is this site's: no proxy of the environment's is asked.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	answer, err := client.Do(request)
 	if err != nil {
 		return nil, fmt.Errorf("ask the registry: %w", err)
 	}

@@ -32,6 +32,8 @@ type Session struct {
 	Reference string `json:"reference"`
 	// Versions are those of berth, Slurm and each system, by name.
 	Versions map[string]string `json:"versions"`
+	// Before is what was called on each host before images were delivered.
+	Before string `json:"before,omitempty"`
 	// Nodes are the machines that take part; without Slurm this one.
 	Nodes []Machine `json:"nodes"`
 	Slurm *Slurm    `json:"slurm,omitempty"`
@@ -96,10 +98,13 @@ type Trial struct {
 	Number  int    `json:"number"`
 	// Parameters are all of the case, those that the plan left out included.
 	Parameters map[string]string `json:"parameters"`
-	Start      time.Time         `json:"start"`
-	Seconds    float64           `json:"seconds"`
-	Step       Step              `json:"step"`
-	Values     []Value           `json:"values,omitempty"`
+	// Start is the turn's where several trials were made together, and Seconds the
+	// turn's by their number; what the program took by itself is in the step's window.
+	Start    time.Time `json:"start"`
+	Seconds  float64   `json:"seconds"`
+	Together int       `json:"together,omitempty"`
+	Step     Step      `json:"step"`
+	Values   []Value   `json:"values,omitempty"`
 	// Error says why there are no values.
 	Error string `json:"error,omitempty"`
 	// Output is what the program printed.

@@ -37,6 +37,8 @@ type Report struct {
 	Drift   float64
 	Missing []Missing
 	Papers  []Paper
+	// Before is what was called on each host before images were delivered.
+	Before string
 	// fast are the systems of which the plan says that they have the fast path.
 	fast map[string]bool
 }
@@ -225,6 +227,7 @@ func (r *Report) session(line record.Line) error {
 	const form = "2 January 2006, 15:04 UTC"
 	if r.Sessions == 0 {
 		r.Title, r.Name, r.Reference, r.Seed, r.Plan, r.Drift = s.Title, s.Name, s.Reference, s.Seed, s.Plan, s.Drift
+		r.Before = s.Before
 		r.From = line.Time.UTC().Format(form)
 	}
 	r.To = line.Time.UTC().Format(form)

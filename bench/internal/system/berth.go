@@ -28,9 +28,6 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("the image of the programs: %w", err)
 	}
 	versions := map[string]string{}
-	if len(b.place.Before) > 0 {
-		versions["before images are delivered"] = strings.Join(b.place.Before, " ")
-	}
 	for line := range strings.Lines(version) {
 		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
 			versions[name] = value
@@ -115,7 +112,7 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 			step.CPUSeconds, step.Window, step.Left = 0, r.Output.Step.Window, r.Output.Step.Left
 			r.Output.Step, r.Output.Submitted, r.Output.First, r.Output.Ended = step, out.Submitted, out.First, out.Ended
 			if r.Err != nil && err != nil {
-				r.Err = err
+				r.Err = fmt.Errorf("%w; the whole: %w", r.Err, err)
 			}
 			results = append(results, r)
 		}

@@ -44,10 +44,30 @@ func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (
 		return out, err
 	}
 	defer func() { err = errors.Join(err, d.close()) }()
-	if err := d.serve(images.BitsPerSecond); err != nil {
+	if err := d.serve(ctx, images.BitsPerSecond); err != nil {
 		return out, err
 	}
 	return run(d)
+}
+
+// ownAddress is the address from which this machine speaks to the hosts: it may have
+// others that they do not reach.
+func (d *delivery) ownAddress(ctx context.Context) (string, error) {
+	for _, host := range d.hosts() {
+		var dialer net.Dialer
+		// Nothing is sent: the kernel only looks for the route.
+		c, err := dialer.DialContext(ctx, "udp4", net.JoinHostPort(host, "9"))
+		if err != nil {
+			continue
+		}
+		own, is := c.LocalAddr().(*net.UDPAddr)
+		_ = c.Close()
+		// A host may know itself by an address of the loopback.
+		if is && own.IP.IsGlobalUnicast() {
+			return own.IP.String(), nil
+		}
+	}
+	return ownAddress()
 }
 
 // close ends the registry that there may be.
@@ -63,7 +83,7 @@ func (d *delivery) close() error {
 }
 
 // serve starts the registry, in place of the one that there may be.
-func (d *delivery) serve(bitsPerSecond float64) error {
+func (d *delivery) serve(ctx context.Context, bitsPerSecond float64) error {
 	if err := d.close(); err != nil {
 		return err
 	}
@@ -72,7 +92,7 @@ func (d *delivery) serve(bitsPerSecond float64) error {
 		return err
 	}
 	d.registry = started
-	host, err := ownAddress()
+	host, err := d.ownAddress(ctx)
 	if err != nil {
 		return err
 	}
@@ -124,13 +144,13 @@ func (b *berth) deliver(ctx context.Context, images Images) (Output, error) {
 			return b.cluster(ctx, d, images.Names)
 		}
 		// Nobody waits for what fills the folder that runs share.
-		if err := d.serve(0); err != nil {
+		if err := d.serve(ctx, 0); err != nil {
 			return Output{}, err
 		}
 		if out, err := b.cluster(ctx, d, images.Names); err != nil {
 			return out, fmt.Errorf("deliver all for the first time: %w", err)
 		}
-		if err := d.serve(images.BitsPerSecond); err != nil {
+		if err := d.serve(ctx, images.BitsPerSecond); err != nil {
 			return Output{}, err
 		}
 		var all Output

@@ -26,15 +26,15 @@ func TestDeliver(t *testing.T) {
 			t.Errorf("%d shards, %v", len(shards), err)
 		}
 		before := d.address
-		if err := d.serve(0); err != nil || d.address == before {
+		if err := d.serve(t.Context(), 0); err != nil || d.address == before {
 			t.Errorf("another registry at %s: %v", d.address, err)
 		}
 		d.place.Images = filepath.Join(images, "nothing")
-		if err := d.serve(0); err == nil {
+		if err := d.serve(t.Context(), 0); err == nil {
 			t.Error("a registry of no folder")
 		}
 		d.place.Images = images
-		if err := d.serve(0); err != nil {
+		if err := d.serve(t.Context(), 0); err != nil {
 			t.Errorf("one after another that did not start: %v", err)
 		}
 		address = "http://" + d.address + "/v2/"
@@ -49,7 +49,7 @@ func TestDeliver(t *testing.T) {
 	}
 	if _, err := p.deliver(t.Context(), Images{}, func(d *delivery) (Output, error) {
 		d.place.Images = "/nothing"
-		return Output{}, d.serve(0)
+		return Output{}, d.serve(t.Context(), 0)
 	}); err == nil {
 		t.Error("a registry that does not start is no mistake")
 	}
@@ -59,6 +59,20 @@ func TestDeliver(t *testing.T) {
 	if answer, err := http.Get(address); err == nil { //nolint:noctx // nobody answers
 		_ = answer.Body.Close()
 		t.Error("the registry goes on")
+	}
+}
+
+// TestOwnAddress: it is the one that leads to the hosts.
+func TestOwnAddress(t *testing.T) {
+	own, err := ownAddress()
+	if err != nil {
+		t.Skip(err)
+	}
+	for _, hosts := range [][]string{nil, {own}, {"127.0.0.1", "no.such.host.invalid", own}} {
+		d := &delivery{place: Place{Hosts: hosts}, images: Images{Nodes: len(hosts)}}
+		if got, err := d.ownAddress(t.Context()); err != nil || got != own {
+			t.Errorf("to %v: %s, %v, want %s", hosts, got, err, own)
+		}
 	}
 }
 
@@ -106,23 +120,6 @@ func TestOnlyImages(t *testing.T) {
 	}
 	if _, err := (&apptainer{Place{}, "no-such-program"}).Check(context.Background()); err == nil || !strings.Contains(err.Error(), "test/bench/apptainer") {
 		t.Errorf("no apptainer: %v", err)
-	}
-}
-
-// TestBeforeIsNoted: whether page caches were dropped is in the records.
-func TestBeforeIsNoted(t *testing.T) {
-	archive := filepath.Join(t.TempDir(), "bench.tar")
-	if err := os.WriteFile(archive, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	const name = "before images are delivered"
-	p := Place{Berth: "echo", Archive: archive}
-	if versions, err := (&berth{place: p}).Check(t.Context()); err != nil || versions[name] != "" {
-		t.Errorf("nothing is called: %v, %v", versions, err)
-	}
-	p.Before = []string{"drop", "caches"}
-	if versions, err := (&berth{place: p}).Check(t.Context()); err != nil || versions[name] != "drop caches" {
-		t.Errorf("got %v, %v", versions, err)
 	}
 }
 
