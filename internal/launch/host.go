@@ -201,7 +201,7 @@ func usedPrefixes(ipv6 cluster.Reach) ([]netip.Prefix, error) {
 }
 
 // offer is what this node brings into a cluster.
-func (h host) offer(spec cluster.Spec, scratch string, hostAPIPort uint16, labels map[string]string) (cluster.Offer, error) {
+func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string) (cluster.Offer, error) {
 	used, err := usedPrefixes(h.ipv6)
 	if err != nil {
 		return cluster.Offer{}, err

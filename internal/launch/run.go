@@ -283,7 +283,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if r.apiDoor, port, err = loopbackListener(); err != nil {
 		return err
 	}
-	offer, err := r.host.offer(r.Spec, r.scratch.Path, port, r.labels)
+	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
 	if err != nil {
 		return err
 	}

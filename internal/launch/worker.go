@@ -92,7 +92,7 @@ func (r *run) join(ctx context.Context) error {
 			return err
 		}
 	}
-	offer, err := r.host.offer(r.Spec, r.scratch.Path, port, r.labels)
+	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
 	if err != nil {
 		return err
 	}
