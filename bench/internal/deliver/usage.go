@@ -6,10 +6,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-)
 
-// ticks is how many the kernel counts in a second, the same on all Linux machines.
-const ticks = 100
+	"berth.dev/berth/bench/internal/window"
+)
 
 // Usage is the CPU time in seconds of the user's processes on this machine, and of
 // those that they have waited for. The bench's own do not count.
@@ -77,7 +76,7 @@ func readStat(text string) (name string, seconds float64, ok bool) {
 		if err != nil {
 			return "", 0, false
 		}
-		seconds += n / ticks
+		seconds += n / window.Hertz
 	}
 	return text[start+1 : end], seconds, true
 }

@@ -122,9 +122,9 @@ func Cut(text string) (own string, w *record.Window, err error) {
 
 type reading struct{ processors, up, idle float64 }
 
-// hertz is the unit of /proc/stat, USER_HZ, which is 100 on all machines that
-// berth runs on.
-const hertz = 100
+// Hertz is the unit of processors' times in /proc, USER_HZ, which is 100 on all
+// machines that berth runs on.
+const Hertz = 100
 
 // read reads what follows the word of a line: "2 1234.56 cpu  1 2 3 4 ...", of
 // which the fourth, fifth and eighth number are time in which nothing was done:
@@ -144,7 +144,7 @@ func read(line string) (r reading, err error) {
 		if err != nil {
 			return r, fmt.Errorf("read counters of the processors: %w", err)
 		}
-		r.idle += ticks / hertz
+		r.idle += ticks / Hertz
 	}
 	return r, nil
 }
