@@ -3,11 +3,13 @@ package record
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -15,9 +17,15 @@ import (
 // Writer adds lines to a file, which nobody else writes meanwhile.
 type Writer struct{ file *os.File }
 
+// packed is the end of names of files that gzip has packed, which are only read.
+const packed = ".gz"
+
 // Append opens a file, or makes it. A last line that a crash left unfinished gets
 // its end, so that the next one is whole.
 func Append(path string) (*Writer, error) {
+	if strings.HasSuffix(path, packed) {
+		return nil, fmt.Errorf("add to records (%s): they are packed; gunzip them, or give another file with --out", path)
+	}
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open records: %w", err)
@@ -72,7 +80,8 @@ func (w *Writer) Add(line Line) error {
 // Close closes the file.
 func (w *Writer) Close() error { return w.file.Close() }
 
-// ReadFile reads a file of records. One that is not there has none.
+// ReadFile reads a file of records, which gzip may have packed. One that is not
+// there has none.
 func ReadFile(path string) ([]Line, error) {
 	file, err := os.Open(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -82,7 +91,13 @@ func ReadFile(path string) ([]Line, error) {
 		return nil, fmt.Errorf("read records: %w", err)
 	}
 	defer file.Close()
-	lines, err := Read(file)
+	var from io.Reader = file
+	if strings.HasSuffix(path, packed) {
+		if from, err = gzip.NewReader(file); err != nil {
+			return nil, fmt.Errorf("read records (%s): %w", path, err)
+		}
+	}
+	lines, err := Read(from)
 	if err != nil {
 		return nil, fmt.Errorf("read records (%s): %w", path, err)
 	}

@@ -1,6 +1,9 @@
 package record
 
 import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"strings"
@@ -31,6 +34,31 @@ func TestLinesAreAdded(t *testing.T) {
 	lines, err := ReadFile(path)
 	if err != nil || len(lines) != 2 || lines[1].Trial.Number != 1 || lines[0].Trial.Values[0].Value != 2.5 {
 		t.Fatalf("got %+v, %v", lines, err)
+	}
+}
+
+// TestPackedFilesAreOnlyRead: gzip packs what is kept for long.
+func TestPackedFilesAreOnlyRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "records.gz")
+	var content bytes.Buffer
+	z := gzip.NewWriter(&content)
+	line := trial(7)
+	line.Schema = Schema
+	err := json.NewEncoder(z).Encode(line)
+	if err == nil {
+		err = z.Close()
+	}
+	if err == nil {
+		err = os.WriteFile(path, content.Bytes(), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines, err := ReadFile(path); err != nil || len(lines) != 1 || lines[0].Trial.Number != 7 {
+		t.Errorf("got %+v, %v", lines, err)
+	}
+	if _, err := Append(path); err == nil || !strings.Contains(err.Error(), "gunzip") {
+		t.Errorf("they are added to: %v", err)
 	}
 }
 
