@@ -48,12 +48,16 @@ func sumOf(pages []string, family, label string) map[string]int {
 	return sum
 }
 
+// notTCP is what the Switch counts sockets as that are not meant to be switched,
+// such as those that look up names.
+const notTCP = "overlay: not TCP"
+
 // describeFastPath says how many connections the hosts have made, and why not
 // more: the Switch's own words are "overlay: " and the reason.
 func describeFastPath(counted map[string]int) string {
 	why, refused, left := map[string]int{}, 0, 0
 	for outcome, n := range counted {
-		if reason, ok := strings.CutPrefix(outcome, "overlay: "); ok {
+		if reason, ok := strings.CutPrefix(outcome, "overlay: "); ok && outcome != notTCP {
 			why["("+reason+")"] += n
 			left += n
 		}
@@ -69,6 +73,9 @@ func describeFastPath(counted map[string]int) string {
 	text += fmt.Sprintf(", %d not", left)
 	if left > 0 {
 		text += ": " + counts(why, "")
+	}
+	if n := counted[notTCP]; n > 0 {
+		text += fmt.Sprintf("; %d that are not TCP", n)
 	}
 	if refused > 0 {
 		text += fmt.Sprintf("; %d calls refused", refused)

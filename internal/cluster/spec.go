@@ -129,7 +129,8 @@ type Network struct {
 }
 
 // FastPathAnnotation keeps a pod, or those of a namespace, to the network between
-// the nodes where its value is FastPathOff.
+// the nodes where its value is FastPathOff; FastPathAuto, the only other one, has a
+// pod differ from its namespace.
 const FastPathAnnotation = "berth.dev/fast-path"
 
 // Values of Network.FastPath.

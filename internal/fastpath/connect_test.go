@@ -248,9 +248,9 @@ func TestANewPolicyCutsConnections(t *testing.T) {
 	for i, side := range []string{"the client's", "the server's"} {
 		t.Run(side, func(t *testing.T) {
 			l, client, server := pair(t, labConfig{services: map[string]Route{service: route(0, "10.42.1.20:5000")}})
-			serving := server.serve("serve", "5000")
+			serving := server.serve("serve", "5000", "reset")
 			other := server.serve("serve", "5001")
-			cut := client.serve("awaitend", service)
+			cut := client.serve("awaitreset", service)
 			stays := client.serve("slow", server.at(5001))
 			if got := l.hosts[i].deny(server.at(5000)); got != "1 <nil>" {
 				t.Errorf("cut %s, not one", got)

@@ -81,7 +81,7 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 		if err != nil || !found {
 			continue
 		}
-		if err := shutDown(process, number, cookie); err != nil {
+		if err := breakIn(process, number, cookie); err != nil {
 			if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EBADF) {
 				continue
 			}
@@ -92,7 +92,8 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 	return nil
 }
 
-func shutDown(process, number int, cookie uint64) error {
+// breakIn breaks a connection of another process.
+func breakIn(process, number int, cookie uint64) error {
 	fd, err := unix.PidfdGetfd(process, number, 0)
 	if err != nil {
 		return err
@@ -102,8 +103,37 @@ func shutDown(process, number int, cookie uint64) error {
 	if err != nil || got != cookie {
 		return unix.EBADF // another one by now
 	}
-	if err := unix.Shutdown(fd, unix.SHUT_RDWR); err != nil && !errors.Is(err, unix.ENOTCONN) {
-		return err
+	return breakOff(fd)
+}
+
+// breakOff resets a connection, so that both programs are told of an error
+// (ECONNRESET, or EPIPE where a thread is waiting): after shutdown they would read
+// an end of the stream, as if all had come. What the pod
+// has then is a socket of the host's that is not connected, as after a reset by
+// its peer: it is still the Switch that is asked about connect and listen.
+func breakOff(socket int) error {
+	err := disconnect(socket)
+	if errors.Is(err, unix.EBUSY) {
+		return starve(socket) // Linux 6.4 and some before it, where a thread is reading
 	}
-	return nil
+	return err
+}
+
+// starve keeps everything from a connection, and its program from changing that,
+// until the kernel gives it up (ETIMEDOUT) and resets it, in one to two seconds.
+func starve(socket int) error {
+	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}}
+	err := unix.SetsockoptSockFprog(socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop[0]})
+	for _, o := range []struct{ level, name, value int }{
+		{unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1},
+		{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1000}, // ms
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 1},        // s
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 1},       // s
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+	} {
+		if err == nil {
+			err = unix.SetsockoptInt(socket, o.level, o.name, o.value)
+		}
+	}
+	return err
 }

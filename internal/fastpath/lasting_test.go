@@ -70,28 +70,6 @@ func slow(args []string) error {
 
 // awaitReset ADDRESS: connects, and waits for the reset.
 func awaitReset(args []string) error {
-	fd, err := newSocket(familyOf(args[0]), 0)
-	if err != nil {
-		return err
-	}
-	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != nil {
-		return err
-	}
-	if !isSwitched(fd) {
-		return errors.New("not switched")
-	}
-	fmt.Println("ready")
-	if err := await(fd, unix.POLLIN); err != nil {
-		return err
-	}
-	if n, err := unix.Read(fd, make([]byte, 1)); err != unix.ECONNRESET {
-		return fmt.Errorf("read %d, %v", n, err)
-	}
-	return nil
-}
-
-// awaitEnd ADDRESS: connects, and waits for the end of the connection.
-func awaitEnd(args []string) error {
 	fd, err := switchedSocket(args[0])
 	if err != nil {
 		return err
@@ -100,7 +78,7 @@ func awaitEnd(args []string) error {
 	if err := await(fd, unix.POLLIN); err != nil {
 		return err
 	}
-	if n, err := unix.Read(fd, make([]byte, 1)); n != 0 && err != unix.ECONNRESET {
+	if n, err := unix.Read(fd, make([]byte, 1)); err != unix.ECONNRESET {
 		return fmt.Errorf("read %d, %v", n, err)
 	}
 	return nil

@@ -121,7 +121,7 @@ func TestWhatPolicyDoesNotPermitOutside(t *testing.T) {
 	l := newLab(t, labConfig{})
 	client := l.hosts[0].addPod(10)
 	address, _ := l.echoOutside(t)
-	cut := client.serve("awaitend", address)
+	cut := client.serve("awaitreset", address)
 	if got := l.hosts[0].deny(address); got != "1 <nil>" {
 		t.Errorf("cut %s, not one", got)
 	}

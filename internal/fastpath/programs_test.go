@@ -25,7 +25,7 @@ func runProgram() error {
 		"serve": serve, "ask": ask, "goserve": goServe, "goask": goAsk, "refused": refused, "twice": twice, "relisten": relisten,
 		"duplicate": duplicate, "forked": forked, "udp": udp, "udpserve": udpServe, "half": half, "many": many,
 		"interrupted": interrupted, "boundelsewhere": boundElsewhere, "sharedbefore": sharedBefore, "deaf": deaf, "awaitreset": awaitReset,
-		"slow": slow, "owntable": ownTable, "awaitend": awaitEnd, "who": who, "whois": whoIs, "keep": keep, "hold": hold, "namesinrain": namesInRain, "acceptinrain": acceptInRain, "signalled": signalled,
+		"slow": slow, "owntable": ownTable, "who": who, "whois": whoIs, "keep": keep, "hold": hold, "namesinrain": namesInRain, "acceptinrain": acceptInRain, "signalled": signalled,
 		"connectinrain": connectInRain, "nested": nested, "options6": options6, "sixonly": sixOnly, "unanswered": unanswered,
 	}
 	for name, attack := range attacks {
@@ -61,7 +61,7 @@ func (o options) value(name string, otherwise int) int {
 }
 
 // serve PORT [v6] [v6only] [at=ADDRESS] [hosts6] [tclass] [nonblock] [poll] [select] [epoll] [edge] [accept] [n=COUNT]
-// [ask] [backlog=N]: echoes connections one after the other, and prints them.
+// [ask] [backlog=N] [reset]: echoes connections one after the other, and prints them.
 func serve(args []string) error {
 	o := options(args[1:])
 	port, err := strconv.Atoi(args[0])
@@ -151,8 +151,13 @@ func serve(args []string) error {
 			}
 		}
 		fmt.Println(text)
-		if _, err := echo(fd); err != nil {
-			return fmt.Errorf("echo: %w", err)
+		_, err = echo(fd)
+		// EPIPE is for a thread that waits when its own node breaks the connection.
+		if o.has("reset") && (err == unix.ECONNRESET || err == unix.EPIPE) {
+			continue
+		}
+		if err != nil || o.has("reset") {
+			return fmt.Errorf("echo: %v", err)
 		}
 	}
 	return nil

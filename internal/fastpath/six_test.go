@@ -304,9 +304,9 @@ func TestANewPolicyCutsConnectionsByIPv6(t *testing.T) {
 		for i, side := range []string{"the client's", "the server's"} {
 			t.Run(fmt.Sprintf("hosts6=%v,%s", hosts6, side), func(t *testing.T) {
 				l, client, server := pair(t, labConfig{hosts6: hosts6})
-				serving := server.serve("serve", "5000", "v6", "hosts6")
+				serving := server.serve("serve", "5000", "v6", "hosts6", "reset")
 				other := server.serve("serve", "5001", "v6", "hosts6")
-				cut := client.serve("awaitend", server.at6(5000))
+				cut := client.serve("awaitreset", server.at6(5000))
 				stays := client.serve("slow", server.at6(5001))
 				if got := l.hosts[i].deny(server.at6(5000)); got != "1 <nil>" {
 					t.Errorf("cut %s, not one", got)
@@ -351,7 +351,7 @@ func TestTheOutsideIsReachedByTheHostByIPv6(t *testing.T) {
 			t.Errorf("disconnect and connect to %s: %q, not %q", goal, got, want)
 		}
 	}
-	cut := client.serve("awaitend", address)
+	cut := client.serve("awaitreset", address)
 	if got := l.hosts[0].deny(address); got != "1 <nil>" {
 		t.Errorf("cut %s, not one", got)
 	}

@@ -21,7 +21,8 @@ import (
 
 // namespaceFastPath gives pods the fast path that their namespace says: its
 // annotation becomes theirs, where they have none. Nobody on a node knows the
-// namespace of a pod before its containers are made.
+// namespace of a pod before its containers are made. Values that say nothing are
+// refused: a pod that was meant to do without would have the fast path.
 type namespaceFastPath struct {
 	*admission.Handler
 	client     kubernetes.Interface
@@ -33,7 +34,7 @@ const fastPathPlugin = "NamespaceFastPath"
 // addFastPathPlugin has the API server run the plugin.
 func addFastPathPlugin(o *options.AdmissionOptions) {
 	o.Plugins.Register(fastPathPlugin, func(io.Reader) (admission.Interface, error) {
-		return &namespaceFastPath{Handler: admission.NewHandler(admission.Create)}, nil
+		return &namespaceFastPath{Handler: admission.NewHandler(admission.Create, admission.Update)}, nil
 	})
 	// Those at the end of the order are to see what all others have done.
 	o.RecommendedPluginOrder = append([]string{fastPathPlugin}, o.RecommendedPluginOrder...)
@@ -59,15 +60,21 @@ func (p *namespaceFastPath) ValidateInitialization() error {
 
 // Admit implements admission.MutationInterface.
 func (p *namespaceFastPath) Admit(ctx context.Context, a admission.Attributes, _ admission.ObjectInterfaces) error {
+	if a.GetSubresource() != "" {
+		return nil
+	}
+	if namespace, ok := a.GetObject().(*api.Namespace); ok {
+		return checkFastPath(a, namespace.Annotations)
+	}
 	pod, isPod := a.GetObject().(*api.Pod)
-	if !isPod || a.GetSubresource() != "" {
+	if !isPod || a.GetOperation() != admission.Create {
 		return nil
 	}
 	if !p.WaitForReady() {
 		return admission.NewForbidden(a, errors.New("namespaces are not known yet"))
 	}
 	if _, own := pod.Annotations[cluster.FastPathAnnotation]; own {
-		return nil
+		return checkFastPath(a, pod.Annotations)
 	}
 	namespace, err := p.namespaces.Get(a.GetNamespace())
 	if apierrors.IsNotFound(err) {
@@ -87,6 +94,17 @@ func (p *namespaceFastPath) Admit(ctx context.Context, a admission.Attributes, _
 		pod.Annotations[cluster.FastPathAnnotation] = said
 	}
 	return nil
+}
+
+// checkFastPath refuses values of the annotation that say nothing.
+func checkFastPath(a admission.Attributes, annotations map[string]string) error {
+	switch said, ok := annotations[cluster.FastPathAnnotation]; {
+	case !ok, said == cluster.FastPathAuto, said == cluster.FastPathOff:
+		return nil
+	default:
+		return admission.NewForbidden(a, fmt.Errorf("annotation %s is %q: give %q or %q",
+			cluster.FastPathAnnotation, said, cluster.FastPathAuto, cluster.FastPathOff))
+	}
 }
 
 var (
