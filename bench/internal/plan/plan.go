@@ -18,6 +18,8 @@ type Kind struct {
 	Parameters []Parameter
 	// Hosts is how many machines one trial needs.
 	Hosts int
+	// HostsFor is the same where parameters say that; nil otherwise.
+	HostsFor func(parameters map[string]string) int
 	// Seconds estimates how long one trial takes; for a driver, how much it adds.
 	Seconds func(parameters map[string]string) float64
 	// Together: a driver adds that once for several cases.
@@ -100,7 +102,11 @@ type Case struct {
 func (p *Plan) Hosts(known Catalogue) int {
 	hosts := 1
 	for _, c := range p.Cases {
-		hosts = max(hosts, known.Cases[c.Kind].Hosts)
+		kind := known.Cases[c.Kind]
+		hosts = max(hosts, kind.Hosts)
+		if kind.HostsFor != nil {
+			hosts = max(hosts, kind.HostsFor(c.Parameters))
+		}
 	}
 	return hosts
 }

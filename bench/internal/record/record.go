@@ -128,7 +128,12 @@ type Value struct {
 	Value float64 `json:"value"`
 	// Better is "higher" or "lower"; empty where neither is.
 	Better string `json:"better,omitempty"`
+	// Detail says of a check by what it was answered.
+	Detail string `json:"detail,omitempty"`
 }
+
+// Check is the unit of a value that answers a question: 1 is yes.
+const Check = "yes or no"
 
 // Share is the name of the value that tells which part of a trial's connections the
 // hosts have made, of the fast path.

@@ -37,6 +37,10 @@ type Report struct {
 	Drift   float64
 	Missing []Missing
 	Papers  []Paper
+	// Answers are those of questions, and Rubric is for those that persons answer; nil
+	// where no question was asked.
+	Answers []Answer
+	Rubric  *Rubric
 	// Before is what was called on each host before images were delivered.
 	Before string
 	// fast are the systems of which the plan says that they have the fast path.
@@ -180,6 +184,10 @@ func model(lines []record.Line) (Report, error) {
 				shares[at] = append(shares[at], share)
 			}
 			for _, v := range t.Values {
+				if v.Unit == record.Check {
+					r.answer(t.System, v)
+					continue
+				}
 				if !slices.ContainsFunc(figures[t.Case], func(f record.Value) bool { return f.Name == v.Name }) {
 					figures[t.Case] = append(figures[t.Case], v)
 				}
@@ -214,7 +222,11 @@ func model(lines []record.Line) (Report, error) {
 	r.noise(baseline, units)
 	r.missing(unmeasured, under, measured, failed)
 	var err error
-	r.Papers, err = papers(lines)
+	if r.Papers, err = papers(lines); err != nil || r.Answers == nil {
+		return r, err
+	}
+	slices.SortStableFunc(r.Answers, func(a, b Answer) int { return cmp.Compare(a.System, b.System) })
+	r.Rubric, err = rubric()
 	return r, err
 }
 

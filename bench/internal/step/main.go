@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 
+	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/deliver"
 	"berth.dev/berth/bench/internal/tools"
 	"berth.dev/berth/bench/internal/window"
@@ -21,6 +22,7 @@ const (
 	WindowArg  = "window"
 	DeliverArg = "deliver"
 	UsageArg   = "usage"
+	BesideArg  = "beside"
 )
 
 // Main is the program as one of its parts, if it is one.
@@ -42,6 +44,8 @@ func Main(args []string) (code int, is bool) {
 		err = tools.Remove(args[1])
 	case DeliverArg:
 		err = deliver.Main(context.Background(), args[1])
+	case BesideArg:
+		err = beside.Main(context.Background(), args[1])
 	case UsageArg:
 		var seconds float64
 		seconds, err = deliver.Usage()

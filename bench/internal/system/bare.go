@@ -25,16 +25,19 @@ func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 }
 
 func (b *bare) Prepare(ctx context.Context) error {
-	_, err := b.place.Everywhere(ctx, step.UnpackArg, b.place.Archive)
+	_, err := b.place.onPair(ctx, step.UnpackArg, b.place.Archive)
 	return err
 }
 
 func (b *bare) Close(ctx context.Context) error {
-	_, err := b.place.Everywhere(ctx, step.RemoveArg, b.place.Archive)
+	_, err := b.place.onPair(ctx, step.RemoveArg, b.place.Archive)
 	return err
 }
 
 func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Beside != nil {
+		return b.beside(ctx, *task.Beside)
+	}
 	if task.Server != nil && task.Server.At != OnHost {
 		return Output{}, &Unsupported{"bare metal has no pods and no Services"}
 	}
@@ -51,6 +54,9 @@ func (b *bare) Run(ctx context.Context, task Task) (Output, error) {
 func (p Place) withServer(ctx context.Context, task Task, run func(args []string) (Output, error)) (Output, error) {
 	if task.Images != nil {
 		return Output{}, &Unsupported{"it runs programs, and takes no times of images"}
+	}
+	if task.Beside != nil {
+		return Output{}, &Unsupported{"it runs one program, and has no cluster"}
 	}
 	if task.Server == nil || task.Server.At != OnHost {
 		return run(task.Args)
@@ -91,12 +97,12 @@ func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []T
 	return err
 }
 
-// lastHost is where servers run: another host than the first, if there is one.
+// lastHost is where servers run: the second, if there is one.
 func (p Place) lastHost() []string {
 	if !p.InSlurm() {
 		return nil
 	}
-	return p.host(len(p.Hosts) - 1)
+	return p.host(min(len(p.Hosts), pair) - 1)
 }
 
 // serverAddress is how clients reach the last host. Names of hosts mean nothing in

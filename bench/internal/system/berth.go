@@ -41,8 +41,11 @@ func (b *berth) Prepare(context.Context) error { return nil }
 func (b *berth) Close(context.Context) error { return nil }
 
 func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
-	if task.Images != nil {
+	switch {
+	case task.Images != nil:
 		return b.deliver(ctx, *task.Images)
+	case task.Beside != nil:
+		return b.beside(ctx, *task.Beside)
 	}
 	if task.Window && task.Folder == NoFolder {
 		r := b.RunTogether(ctx, []Task{task})[0]
@@ -59,7 +62,10 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	return out, err
 }
 
-// RunTogether runs tasks in one cluster: those with servers in pods on all hosts,
+// pair is how many hosts a client and its server have, of a job that has more.
+const pair = 2
+
+// RunTogether runs tasks in one cluster: those with servers in pods on two hosts,
 // and the others on the first.
 func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 	results := make([]Result, len(tasks))
@@ -72,6 +78,13 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 				results[i] = Result{Err: &Unsupported{"images come to a cluster that nothing else works on: leave together out of the plan"}}
 				continue
 			}
+			if t.Beside != nil {
+				if pods { // once, and in a cluster of its own
+					out, err := b.beside(ctx, *t.Beside)
+					results[i] = Result{Output: out, Err: err}
+				}
+				continue
+			}
 			if inPods(t) == pods {
 				some, at = append(some, t), append(at, i)
 			}
@@ -81,7 +94,7 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 		}
 		hosts := b.place.host(0)
 		if pods {
-			hosts = b.place.Hosts
+			hosts = b.place.first(pair)
 		}
 		for i, r := range b.together(ctx, hosts, some, pods) {
 			results[at[i]] = r
@@ -127,11 +140,7 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 // start starts a cluster on hosts for the time of tasks.
 func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder string) (Output, error) {
 	options := append([]string{"run", "--quiet", "--image", b.place.Archive, "-f", "-"}, b.options...)
-	fast := "off"
-	if b.fast {
-		fast = "auto"
-	}
-	options = append(options, "--fast-path", fast)
+	options = append(options, "--fast-path", b.fastPath())
 	if folder != "" {
 		options = append(options, "--mount", folder+":"+inContainer)
 	}
@@ -146,6 +155,14 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 	out, err := place.Run(ctx, place.measured(hosts, append([]string{place.Berth}, options...)), text)
 	out.Stdout = ofMain(out.Stdout)
 	return out, err
+}
+
+// fastPath is what the option of that name is given.
+func (b *berth) fastPath() string {
+	if b.fast {
+		return "auto"
+	}
+	return "off"
 }
 
 // mainPrefix is how berth marks the task's lines where several containers speak.

@@ -68,12 +68,12 @@ func (n *namespace) Check(ctx context.Context) (map[string]string, error) {
 }
 
 func (n *namespace) Prepare(ctx context.Context) error {
-	_, err := n.place.Everywhere(ctx, step.UnpackArg, n.place.Archive)
+	_, err := n.place.onPair(ctx, step.UnpackArg, n.place.Archive)
 	return err
 }
 
 func (n *namespace) Close(ctx context.Context) error {
-	_, err := n.place.Everywhere(ctx, step.RemoveArg, n.place.Archive)
+	_, err := n.place.onPair(ctx, step.RemoveArg, n.place.Archive)
 	return err
 }
 

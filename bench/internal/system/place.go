@@ -92,7 +92,16 @@ func (p Place) host(n int) []string {
 // Everywhere runs this program on all hosts, once each, and returns what it
 // printed.
 func (p Place) Everywhere(ctx context.Context, args ...string) (string, error) {
-	argv := p.step(p.Hosts, append([]string{p.Self}, args...))
+	return p.on(ctx, p.Hosts, args...)
+}
+
+// onPair runs it on the hosts that programs and their servers have.
+func (p Place) onPair(ctx context.Context, args ...string) (string, error) {
+	return p.on(ctx, p.first(pair), args...)
+}
+
+func (p Place) on(ctx context.Context, hosts []string, args ...string) (string, error) {
+	argv := p.step(hosts, append([]string{p.Self}, args...))
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	out, err := command.Output()
 	return string(out), explain(argv, err)

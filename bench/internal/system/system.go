@@ -33,6 +33,8 @@ type Task struct {
 	Window bool
 	// Images are delivered in place of the program: Args are none then.
 	Images *Images
+	// Beside is done in place of the program: Args are none then.
+	Beside *Beside
 }
 
 // Images are brought to nodes, one after the other, and work there.

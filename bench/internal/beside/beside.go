@@ -1,0 +1,104 @@
+// Package beside has what the bench does beside a cluster, or beside a job's other
+// steps, in place of a program in a container: a sequence that ends in figures. Which
+// cases it belongs to, and how the cluster is started, belongs elsewhere; images that
+// are delivered have a package of their own.
+package beside
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// Spec says what is done.
+type Spec struct {
+	// What is one of the names below.
+	What string
+	// Nodes is how many the cluster has, or the job.
+	Nodes int
+	// Image is that of the programs, as pods name it.
+	Image string
+	// Kubectl is how the cluster is asked.
+	Kubectl    []string
+	Parameters map[string]string
+	// Timeout is for all of it.
+	Timeout time.Duration
+}
+
+// What there is.
+const (
+	Requirements = "requirements"
+)
+
+// Result is what it gave.
+type Result struct {
+	Values []record.Value `json:"values"`
+	// At is when what was waited for had come, in nanoseconds since 1970.
+	At int64 `json:"at,omitempty"`
+}
+
+// Main does what a spec says and prints the result.
+func Main(ctx context.Context, text string) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
+	defer stop()
+	var s Spec
+	if err := json.Unmarshal([]byte(text), &s); err != nil {
+		return fmt.Errorf("read what to do: %w", err)
+	}
+	if len(s.Kubectl) == 0 {
+		s.Kubectl = []string{"kubectl"}
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("%s took longer than %s", s.What, s.Timeout))
+	defer cancel()
+	does := map[string]func(context.Context, Spec) (Result, error){
+		Requirements: requirements,
+	}[s.What]
+	if does == nil {
+		return fmt.Errorf("there is no %q", s.What)
+	}
+	result, err := does(ctx, s)
+	if err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return fmt.Errorf("%w: %w", cause, err)
+		}
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(result)
+}
+
+// kubectl asks the cluster.
+func (s Spec) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
+	return run(ctx, stdin, append(slices.Clone(s.Kubectl), args...)...)
+}
+
+// run runs a program and returns what it printed.
+func run(ctx context.Context, stdin string, argv ...string) (string, error) {
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Stdin = strings.NewReader(stdin)
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	command.WaitDelay = 10 * time.Second
+	var said strings.Builder
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		return string(out), fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, strings.TrimSpace(said.String()))
+	}
+	return string(out), nil
+}
+
+// seconds is a time for kubectl.
+func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) + "s" }
+
+// errNo is what a check says that found something else than it wanted.
+var errNo = errors.New("no") //nolint:gochecknoglobals // a constant

@@ -1,0 +1,104 @@
+package beside
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// cluster is a kubectl that answers as a script says, and a spec that asks it.
+func cluster(t *testing.T, script string) Spec {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "kubectl")
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return Spec{Nodes: 2, Image: "i:1", Kubectl: []string{path}, Timeout: time.Minute}
+}
+
+// TestRequirements: what works is a yes, and what does not is a no with its reason;
+// neither ends the trial.
+func TestRequirements(t *testing.T) {
+	t.Setenv("SLURM_JOB_ID", "")
+	r, err := requirements(t.Context(), cluster(t, `case "$*" in
+exec*index.html) echo it answers ;;
+exec*|apply*|rollout*|wait*|delete*) ;;
+logs*) printf 'a Job\nno answer\n' ;;
+*clusterIP*) echo 10.0.0.1 ;;
+*nodeName*) printf 'a p1\na p2\nb p3\n' ;;
+*) exit 1 ;;
+esac`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	said := map[string]record.Value{}
+	for _, v := range r.Values {
+		if v.Unit != record.Check {
+			t.Errorf("%s has the unit %s", v.Name, v.Unit)
+		}
+		said[v.Name] = v
+	}
+	for question, yes := range map[string]float64{
+		"RQ1 kubectl exec: a command in a pod":                             1,
+		"RQ1 kubectl wait and logs: a Job that runs to its end":            1,
+		"RQ1 a Service with an address of its own answers by its name":     0,
+		"RQ2 the pod's processes are the user's, in the Slurm job":         0,
+		"RQ3 pods run on 2 machines at the same time":                      1,
+		"RQ1 kubectl apply and rollout status: a Deployment and a Service": 1,
+	} {
+		if v, is := said[question]; !is || v.Value != yes {
+			t.Errorf("%s: %+v", question, v)
+		}
+	}
+	if d := said["RQ1 a Service with an address of its own answers by its name"].Detail; !strings.Contains(d, "no answer") {
+		t.Errorf("it does not say why: %q", d)
+	}
+	if d := said["RQ3 pods run on 2 machines at the same time"].Detail; d != "a, b" {
+		t.Errorf("nodes %q", d)
+	}
+}
+
+// TestRequirementsWithoutCluster: every answer is no.
+func TestRequirementsWithoutCluster(t *testing.T) {
+	r, err := requirements(t.Context(), cluster(t, "echo no such host >&2; exit 1\n"))
+	if err == nil {
+		t.Error("what cannot be removed is no error")
+	}
+	for _, v := range r.Values {
+		if strings.HasPrefix(v.Name, "RQ1") && (v.Value != 0 || !strings.Contains(v.Detail, "no such host")) {
+			t.Errorf("%+v", v)
+		}
+	}
+}
+
+func TestOfJob(t *testing.T) {
+	for cgroup, want := range map[string]string{
+		"0::/slurm/job_7/step_0/user": "by their cgroup", "0::/job_77/step_0": "", "0::/": "",
+	} {
+		if got := ofJob(process{cgroup: cgroup}, "7"); got != want {
+			t.Errorf("%s: %q", cgroup, got)
+		}
+	}
+	p := readStatus("Name:\tx\nPPid:\t12\nUid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n")
+	if p.uid != 1000 || p.parent != 12 || p.capable {
+		t.Errorf("got %+v", p)
+	}
+	if !readStatus("CapEff:\t00000000a80425fb\n").capable {
+		t.Error("capabilities are not seen")
+	}
+}
+
+func TestMainSaysWhatItCannot(t *testing.T) {
+	text, err := json.Marshal(Spec{What: "nothing", Timeout: time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := Main(t.Context(), string(text)); err == nil || !strings.Contains(err.Error(), `no "nothing"`) {
+		t.Errorf("got %v", err)
+	}
+}

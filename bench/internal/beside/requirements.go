@@ -1,0 +1,287 @@
+package beside
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// patience is how long pods may take to run, of a cluster that is up.
+const patience = 2 * time.Minute
+
+// requirements executes the KSI paper's functional ones, RQ1 to RQ3: each part is
+// something that a user would do, and is answered by whether it worked. That one
+// failed is an answer, and no failure of the trial.
+func requirements(ctx context.Context, s Spec) (Result, error) {
+	mark := "berth-bench-" + strings.ToLower(rand.Text()[:10])
+	text, err := everywhere(s.Image, mark, s.Nodes)
+	if err != nil {
+		return Result{}, err
+	}
+	var r Result
+	check := func(name string, does func() (string, error)) {
+		detail, err := does()
+		v := record.Value{Name: name, Unit: record.Check, Better: "higher", Value: 1, Detail: detail}
+		if err != nil {
+			v.Value, v.Detail = 0, err.Error()
+		}
+		r.Values = append(r.Values, v)
+	}
+	check("RQ1 kubectl apply and rollout status: a Deployment and a Service", func() (string, error) {
+		if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
+			return "", err
+		}
+		return "", s.ready(ctx, mark)
+	})
+	check("RQ1 kubectl exec: a command in a pod", func() (string, error) { return s.exec(ctx, mark) })
+	check("RQ1 kubectl wait and logs: a Job that runs to its end", func() (string, error) { return s.job(ctx, mark) })
+	check("RQ1 a Service with an address of its own answers by its name", func() (string, error) { return s.service(ctx, mark) })
+	check("RQ2 the pod's processes are the user's, in the Slurm job", func() (string, error) { return inJob(mark) })
+	check("RQ2 nothing was started as root", func() (string, error) { return "as uid " + fmt.Sprint(os.Getuid()), unprivileged() })
+	check(fmt.Sprintf("RQ3 pods run on %d machines at the same time", s.Nodes), func() (string, error) { return s.spread(ctx, mark) })
+	if ctx.Err() != nil {
+		return r, context.Cause(ctx)
+	}
+	_, err = s.kubectl(context.WithoutCancel(ctx), "", "delete", "deployment,service,job", "-l", "app="+mark, "--ignore-not-found", "--wait=false")
+	return r, err
+}
+
+type object = map[string]any
+
+// everywhere is a Deployment with a pod on each node, which answers, and its Service.
+func everywhere(image, mark string, nodes int) (string, error) {
+	labels := object{"app": mark}
+	// The folder's name is how its processes are found.
+	command := fmt.Sprintf("mkdir /tmp/%s; echo it answers >/tmp/%[1]s/index.html; exec busybox httpd -f -p 8080 -h /tmp/%[1]s", mark)
+	return encode(
+		object{
+			"apiVersion": "v1", "kind": "Service", "metadata": object{"name": mark, "labels": labels},
+			"spec": object{"selector": labels, "ports": []object{{"port": 8080}}},
+		},
+		object{
+			"apiVersion": "apps/v1", "kind": "Deployment", "metadata": object{"name": mark, "labels": labels},
+			"spec": object{
+				"replicas": nodes, "selector": object{"matchLabels": labels},
+				"template": object{"metadata": object{"labels": labels}, "spec": object{
+					"terminationGracePeriodSeconds": 0,
+					"topologySpreadConstraints": []object{{
+						"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": object{"matchLabels": labels},
+					}},
+					"containers": []object{{
+						"name": "main", "image": image, "imagePullPolicy": "IfNotPresent", "command": []string{"sh", "-c", command},
+						"readinessProbe": object{"tcpSocket": object{"port": 8080}, "periodSeconds": 1},
+					}},
+				}},
+			},
+		})
+}
+
+func encode(objects ...object) (string, error) {
+	var text strings.Builder
+	for _, one := range objects {
+		encoded, err := json.Marshal(one)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(&text, "---\n%s\n", encoded)
+	}
+	return text.String(), nil
+}
+
+func (s Spec) ready(ctx context.Context, mark string) error {
+	_, err := s.kubectl(ctx, "", "rollout", "status", "deployment/"+mark, "--timeout="+seconds(patience))
+	return err
+}
+
+func (s Spec) exec(ctx context.Context, mark string) (string, error) {
+	out, err := s.kubectl(ctx, "", "exec", "deployment/"+mark, "--", "cat", "/tmp/"+mark+"/index.html")
+	return want(strings.TrimSpace(out), err, "it answers")
+}
+
+// want says what a program printed, and whether that was it.
+func want(got string, err error, wanted string) (string, error) {
+	if err == nil && got != wanted {
+		err = fmt.Errorf("%w: %q in place of %q", errNo, got, wanted)
+	}
+	return "", err
+}
+
+// job runs a Job that asks the Service, and leaves it for its log.
+func (s Spec) job(ctx context.Context, mark string) (string, error) {
+	text, err := encode(object{
+		"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": mark, "labels": object{"app": mark}},
+		"spec": object{"backoffLimit": 0, "template": object{"spec": object{
+			"restartPolicy": "Never",
+			"containers": []object{{
+				"name": "main", "image": s.Image, "imagePullPolicy": "IfNotPresent",
+				"command": []string{"sh", "-c", "echo a Job; busybox wget -q -T 20 -O - http://" + mark + ":8080/ || echo no answer"},
+			}},
+		}}},
+	})
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
+		return "", err
+	}
+	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=complete", "--timeout="+seconds(patience), "job/"+mark); err != nil {
+		return "", err
+	}
+	out, err := s.kubectl(ctx, "", "logs", "job/"+mark)
+	first, _, _ := strings.Cut(out, "\n")
+	return want(first, err, "a Job")
+}
+
+func (s Spec) service(ctx context.Context, mark string) (string, error) {
+	address, err := s.kubectl(ctx, "", "get", "service", mark, "-o", "jsonpath={.spec.clusterIP}")
+	if err != nil {
+		return "", err
+	}
+	if address == "" || address == "None" {
+		return "", fmt.Errorf("%w: the Service has no address", errNo)
+	}
+	out, err := s.kubectl(ctx, "", "logs", "job/"+mark)
+	_, rest, _ := strings.Cut(strings.TrimSpace(out), "\n")
+	return want(rest, err, "it answers")
+}
+
+// spread looks once, so that what it finds runs at the same time, and asks each pod
+// for a sign of life.
+func (s Spec) spread(ctx context.Context, mark string) (string, error) {
+	out, err := s.kubectl(ctx, "", "get", "pods", "-l", "app="+mark, "--field-selector", "status.phase=Running",
+		"-o", `jsonpath={range .items[*]}{.spec.nodeName}{" "}{.metadata.name}{"\n"}{end}`)
+	if err != nil {
+		return "", err
+	}
+	var nodes []string
+	for line := range strings.Lines(out) {
+		node, pod, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if slices.Contains(nodes, node) {
+			continue
+		}
+		if _, err := s.kubectl(ctx, "", "exec", pod, "--", "true"); err != nil {
+			return "", err
+		}
+		nodes = append(nodes, node)
+	}
+	slices.Sort(nodes)
+	if len(nodes) != s.Nodes {
+		return "", fmt.Errorf("%w: they run on %d: %s", errNo, len(nodes), strings.Join(nodes, ", "))
+	}
+	return strings.Join(nodes, ", "), nil
+}
+
+// process is what is known of a process of this machine.
+type process struct {
+	uid, parent int
+	cgroup      string
+	capable     bool
+}
+
+// inJob finds the processes of a pod among those of this machine: they have to be the
+// user's, and in the job that this program is in: by their cgroup, or, where Slurm
+// makes none, as descendants of a process that has the job's number.
+func inJob(mark string) (string, error) {
+	job := os.Getenv("SLURM_JOB_ID")
+	if job == "" {
+		return "", fmt.Errorf("%w: this is no Slurm job", errNo)
+	}
+	commands, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		return "", err
+	}
+	found := 0
+	how := ""
+	for _, path := range commands {
+		text, err := os.ReadFile(path)
+		words := strings.Split(string(text), "\x00")
+		// The pod's own: not a shell that speaks of it, such as this program's kubectl.
+		if err != nil || !slices.Contains(words, "httpd") || !slices.Contains(words, "/tmp/"+mark) {
+			continue
+		}
+		dir := filepath.Dir(path)
+		p, err := look(dir)
+		if err != nil {
+			continue // it has ended
+		}
+		if p.uid != os.Getuid() {
+			return "", fmt.Errorf("%w: %s is of uid %d", errNo, dir, p.uid)
+		}
+		if how = ofJob(p, job); how == "" {
+			return "", fmt.Errorf("%w: %s is in no part of job %s", errNo, dir, job)
+		}
+		found++
+	}
+	if found == 0 {
+		return "", fmt.Errorf("%w: none of its processes is on this machine", errNo)
+	}
+	return how, nil
+}
+
+// ofJob says by what a process belongs to a job; empty where it does not.
+func ofJob(p process, job string) string {
+	if strings.Contains(p.cgroup, "/job_"+job+"/") {
+		return "by their cgroup"
+	}
+	for p.parent > 1 {
+		dir := fmt.Sprintf("/proc/%d", p.parent)
+		if environ, err := os.ReadFile(dir + "/environ"); err == nil && slices.Contains(strings.Split(string(environ), "\x00"), "SLURM_JOB_ID="+job) {
+			return "as descendants of the job's step"
+		}
+		var err error
+		if p, err = look(dir); err != nil {
+			return ""
+		}
+	}
+	return ""
+}
+
+func look(dir string) (p process, err error) {
+	status, err := os.ReadFile(dir + "/status")
+	if err != nil {
+		return p, err
+	}
+	cgroup, err := os.ReadFile(dir + "/cgroup")
+	p = readStatus(string(status))
+	p.cgroup = string(cgroup)
+	return p, err
+}
+
+// readStatus reads /proc/PID/status.
+func readStatus(text string) (p process) {
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(line, ":")
+		switch value = strings.TrimSpace(value); name {
+		case "PPid":
+			_, _ = fmt.Sscan(value, &p.parent) // 0 where it is none
+		case "Uid":
+			_, _ = fmt.Sscan(value, &p.uid)
+		case "CapEff":
+			p.capable = strings.Trim(value, "0") != ""
+		}
+	}
+	return p
+}
+
+// unprivileged: what has started the cluster, and this, has no rights beyond a user's.
+func unprivileged() error {
+	p, err := look("/proc/self")
+	switch {
+	case err != nil:
+		return fmt.Errorf("look at this process: %w", err)
+	case p.uid == 0:
+		return errors.New("this is root")
+	case p.capable:
+		return errors.New("this has capabilities")
+	}
+	return nil
+}

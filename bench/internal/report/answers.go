@@ -1,0 +1,78 @@
+package report
+
+import (
+	_ "embed"
+	"fmt"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+//go:embed rubric.yaml
+var rubricFile []byte //nolint:gochecknoglobals // the only way to embed
+
+// Grade is a question of the KSI paper that a person answers, and what to look at.
+type Grade struct {
+	Question string   `yaml:"question"`
+	Look     []string `yaml:"look"`
+}
+
+// Scale is what the grades mean, in the paper's words.
+type Scale struct {
+	Grade string `yaml:"grade"`
+	Means string `yaml:"means"`
+}
+
+// Rubric is what persons grade by.
+type Rubric struct {
+	Questions []Grade `yaml:"questions"`
+	Scale     []Scale `yaml:"scale"`
+}
+
+// Answer is what became of one question on one system.
+type Answer struct {
+	System, Question string
+	// Yes of Of trials answered it so.
+	Yes, Of int
+	Detail  string
+}
+
+// Says is the answer in words. One no is enough for a no.
+func (a Answer) Says() string {
+	switch {
+	case a.Yes == a.Of:
+		return "yes"
+	case a.Yes == 0:
+		return "no"
+	}
+	return fmt.Sprintf("no: %d of %d times yes", a.Yes, a.Of)
+}
+
+// answer notes a value that answers a question.
+func (r *Report) answer(system string, v record.Value) {
+	i := slices.IndexFunc(r.Answers, func(a Answer) bool { return a.System == system && a.Question == v.Name })
+	if i < 0 {
+		i = len(r.Answers)
+		r.Answers = append(r.Answers, Answer{System: system, Question: v.Name})
+	}
+	a := &r.Answers[i]
+	a.Of++
+	if v.Value == 1 {
+		a.Yes++
+	}
+	// Of a no, what was wrong.
+	if a.Detail == "" || v.Value == 0 {
+		a.Detail = v.Detail
+	}
+}
+
+// rubric is for a report that has answers: the paper's other questions.
+func rubric() (*Rubric, error) {
+	var rubric Rubric
+	if err := yaml.Unmarshal(rubricFile, &rubric); err != nil {
+		return nil, fmt.Errorf("read the rubric: %w", err)
+	}
+	return &rubric, nil
+}

@@ -1,0 +1,84 @@
+package system
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"slices"
+	"time"
+
+	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/step"
+)
+
+// Beside is a sequence of the bench's own in place of a program.
+type Beside struct {
+	// Cluster is what is done beside a cluster of so many nodes, and Job in a plain job
+	// of as many hosts, by their names in package beside; empty: it means nothing there.
+	Cluster, Job string
+	Nodes        int
+	Parameters   map[string]string
+}
+
+// spec is what that program is told. It ends before its time is over, and says what
+// it waited for.
+func (b Beside) spec(what, image string, limit time.Duration, kubectl ...string) (string, error) {
+	text, err := json.Marshal(beside.Spec{
+		What: what, Nodes: b.Nodes, Image: image, Kubectl: kubectl, Parameters: b.Parameters, Timeout: limit * 9 / 10,
+	})
+	return string(text), err
+}
+
+// first are the first n hosts, for a step.
+func (p Place) first(n int) []string {
+	if !p.InSlurm() {
+		return nil
+	}
+	return p.Hosts[:min(n, len(p.Hosts))]
+}
+
+// beside runs a sequence beside a cluster of berth's.
+func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
+	if what.Cluster == "" {
+		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
+	}
+	text, err := what.spec(what.Cluster, b.place.Image, b.place.Timeout)
+	if err != nil {
+		return Output{}, err
+	}
+	if !b.place.InSlurm() && what.Nodes > 1 {
+		return Output{}, &Unsupported{"it needs a job of several hosts"}
+	}
+	argv := append([]string{b.place.Berth, "run", "--quiet", "--image", b.place.Archive}, b.options...)
+	argv = append(argv, "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
+	return b.place.Run(ctx, b.place.measured(b.place.first(what.Nodes), argv), "")
+}
+
+// beside runs a sequence in the job, from here: it starts the steps that it needs.
+func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
+	if what.Job == "" {
+		return Output{}, &Unsupported{"bare metal has no cluster"}
+	}
+	text, err := what.spec(what.Job, "", b.place.Timeout)
+	if err != nil {
+		return Output{}, err
+	}
+	return b.place.Run(ctx, []string{b.place.Self, step.BesideArg, text}, "")
+}
+
+// beside runs a sequence beside the cluster that is given.
+func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
+	if what.Cluster == "" {
+		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
+	}
+	text, err := what.spec(what.Cluster, k.image, k.place.Timeout, k.kubectl()...)
+	if err != nil {
+		return Output{}, err
+	}
+	argv := []string{k.place.Self, step.BesideArg, text}
+	if k.place.InSlurm() {
+		// In a step, so that what was started in the job is seen; the environment has KUBECONFIG.
+		argv = slices.Concat(k.place.step(k.place.host(0), nil), []string{"env", "KUBECONFIG=" + os.Getenv("KUBECONFIG")}, argv)
+	}
+	return k.place.Run(ctx, argv, "")
+}
