@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"berth.dev/berth/internal/cluster"
@@ -72,6 +73,24 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
+// sayWhatToGive is a mistake in an option in words of what it takes, where the
+// library has those of Go's functions.
+func sayWhatToGive(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	give := map[string]string{
+		"duration": "give a time such as 30s, 5m or 1h30m",
+		"int":      "give a whole number",
+		"bool":     "give true or false, or nothing for true",
+	}[invalid.GetFlag().Value.Type()]
+	if give == "" {
+		return err
+	}
+	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), give)
+}
+
 // cancelOnSignal ends the run on the first signal. The run itself looks out for
 // a second one, while it waits for the workload to end.
 func cancelOnSignal(cancel context.CancelCauseFunc) {
@@ -102,7 +121,7 @@ no daemon and no preparation by an administrator.`,
 		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{sayWhatToGive(err)} })
 	// A package variable of cobra's: commands stay in the order of what one does
 	// with them.
 	cobra.EnableCommandSorting = false

@@ -20,6 +20,10 @@ import (
 // 28,000 ports of its own for connections to each, and keeps them for a minute.
 const numSwitchPorts = 2
 
+// headPorts are the head's further ports of TCP: where nodes find it, for streams
+// of packets, and for archives.
+const headPorts = 3
+
 // maxQueues is how many cores of a node carry packets between nodes.
 const maxQueues = 4
 
@@ -213,5 +217,8 @@ func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(ui
 			return taken, err
 		}
 	}
-	return none, fmt.Errorf("all %s ports in %s are taken; choose others with --port-range", protocol, ports)
+	// A range may be too small for berth alone, on a node or on one of several
+	// on a host.
+	return none, fmt.Errorf("all %s ports in %s are taken, %d in all, of which each node needs up to %d; choose more or others with --port-range",
+		protocol, ports, size, max(maxQueues, headPorts+numSwitchPorts))
 }
