@@ -39,6 +39,7 @@ type Spec struct {
 // What there is.
 const (
 	Requirements = "requirements"
+	Nodes        = "nodes"
 )
 
 // Result is what it gave.
@@ -62,7 +63,7 @@ func Main(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("%s took longer than %s", s.What, s.Timeout))
 	defer cancel()
 	does := map[string]func(context.Context, Spec) (Result, error){
-		Requirements: requirements,
+		Requirements: requirements, Nodes: nodes,
 	}[s.What]
 	if does == nil {
 		return fmt.Errorf("there is no %q", s.What)

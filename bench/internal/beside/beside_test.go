@@ -102,3 +102,28 @@ func TestMainSaysWhatItCannot(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestAwaitNodes: only nodes that are ready, and refuse nothing, count.
+func TestAwaitNodes(t *testing.T) {
+	text := "a True <none>\nb False NoSchedule\nb True NoSchedule,NoExecute\na True <none>\n"
+	if err := awaitNodes(strings.NewReader(text), 2); err == nil {
+		t.Error("a node with a taint is taken for one that takes pods")
+	}
+	if err := awaitNodes(strings.NewReader(text+"b True <none>\n"), 2); err != nil {
+		t.Error(err)
+	}
+	if err := awaitNodes(strings.NewReader(text+"a <none> <none>\nb True PreferNoSchedule\n"), 2); err == nil {
+		t.Error("a node that has said nothing is taken for a ready one")
+	}
+}
+
+// TestNodes: kubectl is ended when it has said enough.
+func TestNodes(t *testing.T) {
+	r, err := nodes(t.Context(), cluster(t, "echo a True '<none>'; echo b True '<none>'; exec sleep 1000\n"))
+	if err != nil || r.At == 0 || len(r.Values) != 1 || r.Values[0].Value < 0 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if _, err := nodes(t.Context(), cluster(t, "echo no such host >&2; exit 1\n")); err == nil || !strings.Contains(err.Error(), "no such host") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -22,7 +22,7 @@ type Case struct {
 
 // All are the cases.
 func All() []Case {
-	return []Case{startup(), cpu(), memory(), storage(), bandwidth(), latency(), connections(), patchTuesday(), coldNode(), lazyPull(), requirements()}
+	return []Case{startup(), cpu(), memory(), storage(), bandwidth(), latency(), connections(), patchTuesday(), coldNode(), lazyPull(), requirements(), scale()}
 }
 
 // Find returns the case of a name.

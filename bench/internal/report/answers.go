@@ -41,10 +41,10 @@ type Answer struct {
 
 // Says is the answer in words. One no is enough for a no.
 func (a Answer) Says() string {
-	switch {
-	case a.Yes == a.Of:
+	switch a.Yes {
+	case a.Of:
 		return "yes"
-	case a.Yes == 0:
+	case 0:
 		return "no"
 	}
 	return fmt.Sprintf("no: %d of %d times yes", a.Yes, a.Of)

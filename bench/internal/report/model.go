@@ -37,6 +37,8 @@ type Report struct {
 	Drift   float64
 	Missing []Missing
 	Papers  []Paper
+	// Curves are figures by the number of nodes.
+	Curves []Curve
 	// Answers are those of questions, and Rubric is for those that persons answer; nil
 	// where no question was asked.
 	Answers []Answer
@@ -221,6 +223,7 @@ func model(lines []record.Line) (Report, error) {
 	}
 	r.noise(baseline, units)
 	r.missing(unmeasured, under, measured, failed)
+	r.curves(lines)
 	var err error
 	if r.Papers, err = papers(lines); err != nil || r.Answers == nil {
 		return r, err

@@ -35,6 +35,11 @@ func Make(lines []record.Line) (map[string][]byte, error) {
 			}
 		}
 	}
+	for c := range r.Curves {
+		if r.Curves[c].SVG, err = drawCurve(r.Curves[c]); err != nil {
+			return nil, err
+		}
+	}
 	functions := map[string]any{
 		"number": number, "percent": percent, "interval": interval, "ratio": ratioText, "cell": cell, "share": shareText,
 		"svg":    func(s string) template.HTML { return template.HTML(s) }, //nolint:gosec // our own

@@ -1,0 +1,74 @@
+package beside
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/bench/internal/deliver"
+	"berth.dev/berth/bench/internal/record"
+)
+
+// FirstHost is the name of the figure that says what nodes cost the first host.
+const FirstHost = "first host's CPU time to there"
+
+// nodes waits until all nodes of the cluster take pods, and says when that was, and
+// what processor time the user's processes on this host took up to there.
+func nodes(ctx context.Context, s Spec) (Result, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	// One question whose answer goes on: to ask again and again would cost this host.
+	argv := append(slices.Clone(s.Kubectl), "get", "nodes", "--watch", "--no-headers", "-o",
+		`custom-columns=N:.metadata.name,R:.status.conditions[?(@.type=="Ready")].status,T:.spec.taints[*].effect`)
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	command.WaitDelay = 10 * time.Second
+	var said strings.Builder
+	command.Stderr = &said
+	out, err := command.StdoutPipe()
+	if err != nil {
+		return Result{}, err
+	}
+	if err := command.Start(); err != nil {
+		return Result{}, fmt.Errorf("ask for the nodes: %w", err)
+	}
+	err = awaitNodes(out, s.Nodes)
+	at := time.Now()
+	spent, wrong := deliver.Usage()
+	cancel()
+	_ = command.Wait() // it was ended
+	if err != nil {
+		return Result{}, fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
+	}
+	return Result{At: at.UnixNano(), Values: []record.Value{{Name: FirstHost, Unit: "s", Better: "lower", Value: spent}}}, wrong
+}
+
+// awaitNodes reads lines of nodes, with whether they are ready and what they refuse,
+// until so many take pods.
+func awaitNodes(from io.Reader, wanted int) error {
+	takes := map[string]bool{}
+	for lines := bufio.NewScanner(from); lines.Scan(); {
+		fields := strings.Fields(lines.Text())
+		if len(fields) < 3 {
+			continue
+		}
+		takes[fields[0]] = fields[1] == "True" && !strings.Contains(fields[2], "No")
+		n := 0
+		for _, is := range takes {
+			if is {
+				n++
+			}
+		}
+		if n >= wanted {
+			return nil
+		}
+	}
+	return errors.New("the cluster has not come to have all of its nodes")
+}
