@@ -133,6 +133,9 @@ type Network struct {
 // pod differ from its namespace.
 const FastPathAnnotation = "berth.dev/fast-path"
 
+// PullProgress is the reason of events that say how the pull of an image goes on.
+const PullProgress = "PullProgress"
+
 // Values of Network.FastPath.
 const (
 	FastPathAuto = "auto"

@@ -56,6 +56,7 @@ var layers = map[string][]string{
 	"internal/dnsconf":     {"internal/cluster"},
 	"internal/runtimeconf": {"internal/cluster"},
 	"internal/directory":   {"internal/linux", "internal/policy"},
+	"internal/workload":    {"internal/cluster"},
 	"internal/testutil":    {"internal/linux"},
 }
 

@@ -84,7 +84,7 @@ func (r *run) describe(page *metrics.Page) {
 		page.Add("berth_role_memory_bytes", float64(sum.Memory), "role", name)
 		page.Add("berth_role_cpu_seconds_total", sum.CPU.Seconds(), "role", name)
 	}
-	received, expected := fetching(r.plan.Paths.ContainerdRoot())
+	received, expected := metrics.ReceivedImages(r.plan.Paths.ContainerdRoot())
 	page.Add("berth_image_received_bytes", float64(received))
 	page.Add("berth_image_expected_bytes", float64(expected))
 	r.crew.describe(page)

@@ -382,7 +382,7 @@ func (r *run) applyObjects(ctx context.Context) error {
 func (r *run) follow(ctx context.Context) (int, error) {
 	result, err := r.client.Follow(ctx, r.objects, workload.Streams{
 		Out: &output{r.Stdout, r.crew.giveUp}, Err: &output{r.Stderr, r.crew.giveUp},
-		Note:   func(text string) { r.Log.Warn(text) },
+		Note: func(text string) { r.Log.Warn(text) }, Tell: func(text string) { r.Log.Info(text) },
 		NoPull: r.Spec.NoPull, Progress: r.progress,
 	})
 	return r.result(result, r.asked.Load(), err)

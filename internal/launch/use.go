@@ -223,7 +223,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 func (u *user) follow(ctx context.Context, giveUp context.CancelCauseFunc) (int, error) {
 	result, err := u.client.Follow(ctx, u.objects, workload.Streams{
 		Out: &output{u.Stdout, giveUp}, Err: &output{u.Stderr, giveUp},
-		Note:   func(text string) { u.Log.Warn(text) },
+		Note: func(text string) { u.Log.Warn(text) }, Tell: func(text string) { u.Log.Info(text) },
 		NoPull: u.Spec.NoPull,
 	})
 	return u.result(result, u.asked.Load(), err)

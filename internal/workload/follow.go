@@ -21,6 +21,8 @@ type Streams struct {
 	Out, Err io.Writer
 	// Note receives what berth has to say about the workload, a line each.
 	Note func(string)
+	// Tell is the same for what is no reason to look at anything.
+	Tell func(string)
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
 	NoPull bool
@@ -48,6 +50,7 @@ type follower struct {
 	streams Streams
 	logs    *logs
 	stuck   *stuckPods
+	pulls   *pullReports
 	// endless: no target ends by itself.
 	endless bool
 	result  Result
@@ -68,6 +71,7 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		client: c, targets: found, streams: streams,
 		logs:  newLogs(c, streams, len(found) == 1 && found[0].single),
 		stuck: newStuckPods(streams.NoPull),
+		pulls: newPullReports(time.Now(), streams.Tell),
 	}
 	f.stuck.others = slices.ContainsFunc(objects, makesPods)
 	if f.remaining() == 0 {
@@ -236,6 +240,7 @@ func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured
 			return fmt.Errorf("read event %s: %w", object.GetName(), err)
 		}
 		f.stuck.handleEvent(&event)
+		f.pulls.handle(&event)
 	}
 	return nil
 }

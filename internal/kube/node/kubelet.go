@@ -34,6 +34,7 @@ import (
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/kube/mounter"
 	"berth.dev/berth/internal/kube/procstats"
+	"berth.dev/berth/internal/metrics"
 )
 
 // nodeKubelet is a kubelet that is ready to run.
@@ -112,7 +113,8 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 		TLSOptions:               tls,
 		PodStartupLatencyTracker: kubeletutil.NewPodStartupLatencyTracker(),
 	}
-	d.Recorder = newRecorder(ctx, plan, api.client.CoreV1())
+	d.Recorder = newPullReports(ctx, newRecorder(ctx, plan, api.client.CoreV1()),
+		func() (of, all int64) { return metrics.ReceivedImages(plan.Paths.ContainerdRoot()) })
 	// Upstream waits for its Node informer in steps of a second before it
 	// watches pods. Pods can only be bound to a node that is registered, which
 	// is what the gate waits for.

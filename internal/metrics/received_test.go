@@ -1,4 +1,4 @@
-package launch
+package metrics
 
 import (
 	"os"
@@ -8,7 +8,7 @@ import (
 
 func TestWhatIsReceivedIsAddedUp(t *testing.T) {
 	root := t.TempDir()
-	if received, expected := fetching(root); received != 0 || expected != 0 {
+	if received, expected := ReceivedImages(root); received != 0 || expected != 0 {
 		t.Errorf("nothing: %d of %d", received, expected)
 	}
 	for name, files := range map[string]map[string]string{
@@ -27,7 +27,7 @@ func TestWhatIsReceivedIsAddedUp(t *testing.T) {
 			}
 		}
 	}
-	if received, expected := fetching(root); received != 9 || expected != 15 {
+	if received, expected := ReceivedImages(root); received != 9 || expected != 15 {
 		t.Errorf("%d of %d, want 9 of 15", received, expected)
 	}
 }

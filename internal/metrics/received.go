@@ -1,4 +1,4 @@
-package launch
+package metrics
 
 import (
 	"os"
@@ -11,11 +11,11 @@ import (
 // directory for each, with its data, and its whole size where that is known.
 const ingests = "io.containerd.content.v1.content/ingest"
 
-// fetching adds up what containerd has of the parts of images that it is just
+// ReceivedImages adds up what containerd has of the parts of images that it is just
 // receiving, and what they will be, in bytes. What is complete, or comes later,
 // is not in it. The files are read because they are there in any case, and
 // nobody has to be asked.
-func fetching(root string) (received, expected int64) {
+func ReceivedImages(root string) (received, expected int64) {
 	parts, _ := filepath.Glob(filepath.Join(root, ingests, "*"))
 	for _, part := range parts {
 		info, err := os.Stat(filepath.Join(part, "data"))
