@@ -35,8 +35,9 @@ type archive struct {
 	Path     string
 	Size     int64
 	Modified time.Time
-	// Root says that it is a folder.
-	Root bool
+	// Root says that it is a folder, and SIF that it is a file of that kind: what
+	// nodes may use where it lies.
+	Root, SIF bool
 }
 
 // findArchives looks at the archives of the command line.
@@ -45,11 +46,12 @@ func findArchives(images []string) ([]archive, error) {
 	for _, image := range images {
 		name, path, _ := cluster.SplitImage(image)
 		info, err := statReadable(path)
+		isSIF := false
 		switch {
 		case err == nil && info.IsDir():
 			err = checkRoot(path)
 		case err == nil:
-			err = checkArchive(path)
+			isSIF, err = checkArchive(path)
 		}
 		if err == nil {
 			path, err = filepath.Abs(path)
@@ -57,7 +59,7 @@ func findArchives(images []string) ([]archive, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read image archive: %w", err)
 		}
-		a := archive{Name: name, Path: path, Root: info.IsDir()}
+		a := archive{Name: name, Path: path, Root: info.IsDir(), SIF: isSIF}
 		if !a.Root {
 			a.Size, a.Modified = info.Size(), info.ModTime()
 		}
@@ -83,24 +85,24 @@ func checkRoot(path string) error {
 
 // checkArchive looks at the beginning of a file: what is no archive shows there,
 // before a cluster is started for it.
-func checkArchive(path string) error {
+func checkArchive(path string) (isSIF bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer file.Close()
 	start := bufio.NewReader(file)
 	magic, _ := start.Peek(64)
 	if bytes.HasPrefix(magic, []byte{0x1f, 0x8b}) || bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}) {
-		return nil // gzip, zstd
+		return false, nil // gzip, zstd
 	}
 	if len(magic) == 64 && bytes.HasPrefix(magic[32:], []byte("SIF_MAGIC\x00")) {
-		return nil // behind a line for the shell
+		return true, nil // behind a line for the shell
 	}
 	if _, err := tar.NewReader(start).Next(); err != nil {
-		return fmt.Errorf("%s is no tar archive, and no SIF file: %w; 'docker save' and 'skopeo copy ... oci-archive:FILE' make one", path, err)
+		return false, fmt.Errorf("%s is no tar archive, and no SIF file: %w; 'docker save' and 'skopeo copy ... oci-archive:FILE' make one", path, err)
 	}
-	return nil
+	return false, nil
 }
 
 // here tells whether this node has the same file.

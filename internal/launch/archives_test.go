@@ -201,7 +201,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 		t.Errorf("an unpacked root: %+v, %v", found, err)
 	}
 	gone := archive{Path: filepath.Join(root, "gone"), Root: true}
-	if _, err := readable(t.Context(), 0, gone, &relay{}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "this node does not have it") {
+	if _, err := readable(t.Context(), 0, gone, &relay{}, copyPlaces{passing: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "this node does not have it") {
 		t.Errorf("a root that is not here: %v", err)
 	}
 	for _, content := range []string{"", "FROM busybox\n", strings.Repeat("x", 4096)} {
@@ -210,6 +210,27 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 		}
 		if _, err := findArchives([]string{path}); err == nil || !strings.Contains(err.Error(), "is no tar archive") {
 			t.Errorf("a file with %.10q...: %v", content, err)
+		}
+	}
+}
+
+// What is used where it lies has a place of its own each time; all else one that is
+// removed.
+func TestPlacesOfCopies(t *testing.T) {
+	dir := t.TempDir()
+	c := copyPlaces{passing: filepath.Join(dir, "passing"), inPlace: filepath.Join(dir, "sif")}
+	seen := map[string]bool{}
+	for range 2 {
+		place, err := c.dir(3, archive{SIF: true})
+		if err != nil || seen[place] || filepath.Dir(place) != c.inPlace {
+			t.Errorf("a SIF file goes to %s, %v", place, err)
+		}
+		seen[place] = true
+	}
+	c.inPlace = ""
+	for _, a := range []archive{{}, {SIF: true}} {
+		if place, err := c.dir(3, a); err != nil || filepath.Dir(place) != c.passing {
+			t.Errorf("%+v goes to %s, %v", a, place, err)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/sandbox"
 )
 
@@ -18,6 +19,7 @@ import (
 type imported struct {
 	Archive string `json:"archive"`
 	Name    string `json:"name"`
+	InPlace bool   `json:"inPlace"`
 	Error   string `json:"error"`
 }
 
@@ -40,8 +42,11 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	if !r.Spec.NoPull { // else the mirror is all that is asked
 		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
 	}
-	copies := filepath.Join(r.scratch.Path, "tmp", "archives")
-	defer os.RemoveAll(copies)
+	copies := copyPlaces{passing: filepath.Join(r.scratch.Path, "tmp", "archives")}
+	defer os.RemoveAll(copies.passing)
+	if r.plan.Snapshotter == cluster.EROFS {
+		copies.inPlace = filepath.Join(r.scratch.Path, "sif")
+	}
 	var others *relay
 	if source.Port != 0 {
 		others = newRelay(source, hostOf(r.team.head().RemoteAddr()), r.team.config.Ports)
@@ -85,6 +90,9 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 			problems = append(problems, fmt.Errorf("import image archive %s: %s", line.Archive, line.Error))
 			continue
 		}
+		if line.InPlace {
+			line.Name += ", which stays where it is"
+		}
 		r.Log.Debug("imported " + line.Name)
 	}
 	select {
@@ -98,24 +106,43 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	return fail(ExitNoInput, errors.Join(problems...))
 }
 
+// copyPlaces are where copies of archives go: those that are imported and removed, and
+// SIF files that are used as they are for as long as the node lives; empty where none
+// are.
+type copyPlaces struct{ passing, inPlace string }
+
+// dir makes a directory for the copy of an archive.
+func (c copyPlaces) dir(i int, a archive) (dir string, err error) {
+	if a.SIF && c.inPlace != "" {
+		if err = os.MkdirAll(c.inPlace, 0o700); err == nil {
+			// Others may have come before, under the same number.
+			dir, err = os.MkdirTemp(c.inPlace, "")
+		}
+		return dir, err
+	}
+	dir = filepath.Join(c.passing, strconv.Itoa(i))
+	return dir, os.MkdirAll(dir, 0o700)
+}
+
 // readable returns the path of an archive on this node, which is a copy where
 // the head's file is not to be seen here. The head itself has no others to get it
 // from.
-func readable(ctx context.Context, i int, a archive, others *relay, copies string) (string, error) {
+func readable(ctx context.Context, i int, a archive, others *relay, copies copyPlaces) (string, error) {
 	if others == nil || a.here() {
 		return a.Path, nil
 	}
 	if a.Root {
 		return "", fail(ExitNoInput, fmt.Errorf("use folder %s as an image: this node does not have it", a.Path))
 	}
-	dir := filepath.Join(copies, strconv.Itoa(i))
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	dir, err := copies.dir(i, a)
+	if err != nil {
 		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))
 	}
 	path, err := others.fetch(ctx, i, a, dir)
 	if err == nil {
 		return path, nil
 	}
+	os.RemoveAll(dir) // what has come of it
 	code := ExitUnavailable
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		code = ExitNoSpace

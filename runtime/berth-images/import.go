@@ -29,6 +29,7 @@ type result struct {
 	Archive      string `json:"archive"`
 	Name         string `json:"name,omitempty"`
 	Digest       string `json:"digest,omitempty"`
+	InPlace      bool   `json:"inPlace,omitempty"`
 	Milliseconds int64  `json:"ms,omitempty"`
 	Error        string `json:"error,omitempty"`
 }
@@ -84,7 +85,7 @@ func importArchives(ctx context.Context, args []string, out io.Writer) error {
 					err = errors.Join(err, visible)
 					continue
 				}
-				lines.print(result{Archive: a.Path, Name: img.Name, Digest: img.Digest, Milliseconds: img.Took.Milliseconds()})
+				lines.print(result{Archive: a.Path, Name: img.Name, Digest: img.Digest, InPlace: img.InPlace, Milliseconds: img.Took.Milliseconds()})
 			}
 			if err != nil {
 				lines.print(result{Archive: a.Path, Error: err.Error()})

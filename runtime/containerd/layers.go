@@ -48,6 +48,8 @@ type layersConfig struct {
 // layers is the snapshotter, and the cache that the differ uses, too.
 type layers struct {
 	*roots.Snapshotter
+	// root is the snapshotter's directory.
+	root   string
 	cache  *layercache.Cache
 	folder string
 }
@@ -113,7 +115,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			}
 			client := mounts.NewClient(conn)
 			client.Squash = config.Squash
-			l := layers{cache: openCache(ic.Context, config, notice), folder: config.Cache}
+			l := layers{root: root, cache: openCache(ic.Context, config, notice), folder: config.Cache}
 			var cache snapshotter.Cache
 			if l.cache != nil {
 				cache = l.cache
@@ -172,7 +174,11 @@ func layerDiffer(notice func(string)) *plugin.Registration {
 				return nil, err
 			}
 			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore()}
-			if l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs"); err == nil && l.(layers).cache != nil {
+			l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs")
+			if err == nil {
+				differ.Folder = l.(layers).root
+			}
+			if err == nil && l.(layers).cache != nil {
 				differ.Cache = l.(layers).cache
 				var once sync.Once // all layers would say the same
 				differ.Unpublished = func(err error) {

@@ -18,6 +18,8 @@ type pod struct {
 	config *cri.PodSandboxConfig
 	// user is whom its containers run as.
 	user int64
+	// command is what they do in place of the image's own, if it is there.
+	command []string
 }
 
 type podOption func(*cri.PodSandboxConfig)
@@ -80,6 +82,7 @@ func (p *pod) run(name string, memory int64, args ...string) (id string) {
 		Config: &cri.ContainerConfig{
 			Metadata: &cri.ContainerMetadata{Name: name},
 			Image:    &cri.ImageSpec{Image: testImage},
+			Command:  p.command,
 			Args:     args,
 			LogPath:  name + ".log",
 			Linux: &cri.LinuxContainerConfig{

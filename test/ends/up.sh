@@ -53,11 +53,13 @@ up_batch() {
 	local nodes
 	for nodes in 2 1; do
 		batch a "$nodes" "berth up && cp $image /tmp/own.tar && berth run -f $here/spread.yaml --image /tmp/own.tar && rm /tmp/own.tar &&
+			cp $sif /tmp/own.sif && sed \"s/busybox:1.37/own/; s/hello/copied/\" $here/spread.yaml | berth run -f - --image own=/tmp/own.sif && rm /tmp/own.sif &&
 			berth run -f $here/exit.yaml && berth kubectl get nodes -o name
 			eval \"\$(berth up --env)\"; kubectl get nodes -o name; berth run -- sh -c 'exit 6'"
 		patience=150 ends a 6
 		[[ $(grep -c ^node/ "$out/a") == $((2 * nodes)) ]] || fail "not twice $nodes nodes: $(cat "$out/a")"
 		[[ $(grep -o 'hello from n[123]' "$out/a" | sort -u | wc -l) == "$nodes" ]] || fail "the image is not on $nodes nodes: $(cat "$out/a")"
+		[[ $(grep -o 'copied from n[123]' "$out/a" | sort -u | wc -l) == "$nodes" ]] || fail "the SIF file is not on $nodes nodes: $(cat "$out/a")"
 	done
 }
 

@@ -62,7 +62,9 @@ func NewImporter(ctx context.Context, client *containerd.Client, snapshotter str
 type Imported struct {
 	Name   string
 	Digest string
-	Took   time.Duration
+	// InPlace says that its content was not copied.
+	InPlace bool
+	Took    time.Duration
 }
 
 // Import imports every image of an archive made by docker save or podman save
@@ -77,7 +79,7 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	}
 	defer done(context.WithoutCancel(ctx))
 
-	index, err := i.read(ctx, a)
+	index, stays, err := i.read(ctx, a)
 	if err != nil {
 		return nil, err
 	}
@@ -90,24 +92,37 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 		if err := i.publish(ctx, img); err != nil {
 			return imported, fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
 		}
-		imported = append(imported, Imported{Name: img.Name, Digest: img.Target.Digest.String(), Took: time.Since(begin)})
+		imported = append(imported, Imported{Name: img.Name, Digest: img.Target.Digest.String(), InPlace: stays, Took: time.Since(begin)})
 	}
 	return imported, nil
 }
 
-// read puts an archive into the store. A folder stays where it is.
-func (i *Importer) read(ctx context.Context, a Archive) (ocispec.Index, error) {
+// inPlace is the snapshotter whose layers may have their content elsewhere.
+const inPlace = "erofs"
+
+// read puts an archive into the store. A folder stays where it is, and so does a SIF
+// file where it can; the second tells whether it does.
+func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, stays bool, err error) {
 	if !a.isRoot() {
-		return ReadArchive(ctx, i.store, a)
+		if i.snapshotter == inPlace && i.snapshots != "" {
+			index, stays, err = useSIF(ctx, i.store, a.Path, i.snapshots)
+			if err != nil {
+				return index, false, fmt.Errorf("read SIF image %s: %w", a.Path, err)
+			}
+		}
+		if !stays {
+			index, err = ReadArchive(ctx, i.store, a)
+		}
+		return index, stays, err
 	}
 	index, layer, err := readRoot(ctx, i.store, a.Path)
 	if err == nil {
 		err = roots.Stand(i.snapshots, layer, a.Path)
 	}
 	if err != nil {
-		return index, fmt.Errorf("use folder %s as an image: %w", a.Path, err)
+		return index, false, fmt.Errorf("use folder %s as an image: %w", a.Path, err)
 	}
-	return index, nil
+	return index, true, nil
 }
 
 // tell labels blobs so that those which belong to an image stay with it.

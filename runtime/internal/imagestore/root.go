@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/sif"
@@ -42,38 +41,36 @@ func readRoot(ctx context.Context, store content.Store, folder string) (index oc
 		}
 	}
 	config.Architecture = runtime.GOARCH
-	archive, err := standIn(folder)
+	desc, err := writeStandIn(ctx, store, folder)
 	if err != nil {
 		return index, "", err
 	}
-	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(archive), Size: int64(len(archive))}
-	if err := content.WriteBlob(ctx, store, "root-"+desc.Digest.Encoded(), bytes.NewReader(archive), desc); err != nil {
-		return index, "", err
-	}
-	config.RootFS.DiffIDs = []digest.Digest{desc.Digest}
-	manifest := ocispec.Manifest{
-		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
-		Layers: []ocispec.Descriptor{desc},
-	}
-	if manifest.Config, err = writeJSON(ctx, store, ocispec.MediaTypeImageConfig, config); err != nil {
-		return index, "", err
-	}
-	target, err := writeJSON(ctx, store, ocispec.MediaTypeImageManifest, manifest)
-	target.Platform = &config.Platform
-	return ocispec.Index{Manifests: []ocispec.Descriptor{target}}, desc.Digest, err
+	index, err = writeImage(ctx, store, desc, config)
+	return index, desc.Digest, err
 }
 
-// standIn is the archive of that layer. What a pod sees if the folder is not
-// mounted in its place says so.
-func standIn(folder string) ([]byte, error) {
+// writeStandIn puts a layer into a store that stands for something: it holds nothing
+// but what that is.
+func writeStandIn(ctx context.Context, store content.Store, what string) (ocispec.Descriptor, error) {
+	archive, err := standIn(what)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(archive), Size: int64(len(archive))}
+	return desc, content.WriteBlob(ctx, store, "stand-in-"+desc.Digest.Encoded(), bytes.NewReader(archive), desc)
+}
+
+// standIn is the archive of that layer. A pod that sees it finds there what it should
+// have seen.
+func standIn(what string) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	err := w.WriteHeader(&tar.Header{Name: "./", Typeflag: tar.TypeDir, Mode: 0o755})
 	if err == nil {
-		err = w.WriteHeader(&tar.Header{Name: "in-place-of", Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(folder))})
+		err = w.WriteHeader(&tar.Header{Name: "in-place-of", Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(what))})
 	}
 	if err == nil {
-		_, err = w.Write([]byte(folder))
+		_, err = w.Write([]byte(what))
 	}
 	return out.Bytes(), errors.Join(err, w.Close())
 }

@@ -6,8 +6,10 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -16,6 +18,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/sif"
 )
 
@@ -40,6 +43,11 @@ func readSIF(ctx context.Context, store content.Store, file *os.File) (index oci
 	if err != nil {
 		return index, err
 	}
+	return writeImage(ctx, store, layer, config)
+}
+
+// writeImage puts an image of one layer into a store.
+func writeImage(ctx context.Context, store content.Store, layer ocispec.Descriptor, config ocispec.Image) (index ocispec.Index, err error) {
 	config.RootFS.DiffIDs = []digest.Digest{layer.Digest}
 	config.Architecture = cmp.Or(config.Architecture, runtime.GOARCH)
 	manifest := ocispec.Manifest{
@@ -52,6 +60,46 @@ func readSIF(ctx context.Context, store content.Store, file *os.File) (index oci
 	desc, err := writeJSON(ctx, store, ocispec.MediaTypeImageManifest, manifest)
 	desc.Platform = &config.Platform
 	return ocispec.Index{Manifests: []ocispec.Descriptor{desc}}, err
+}
+
+// useSIF puts an image into a store whose layer stands for a SIF file, and what that
+// layer is into a snapshotter's directory: nothing of the file's content is read but
+// what it says of itself. false where the file is to be converted.
+func useSIF(ctx context.Context, store content.Store, path, snapshotter string) (index ocispec.Index, used bool, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return index, false, err
+	}
+	defer file.Close()
+	if !isSIF(file) {
+		return index, false, nil
+	}
+	dir, err := os.MkdirTemp(snapshotter, "sif-")
+	if err != nil {
+		return index, false, err
+	}
+	defer os.RemoveAll(dir)
+	made := filepath.Join(dir, "layer")
+	layer, err := inplace.Make(made, file)
+	if errors.Is(err, sif.ErrTooLarge) {
+		return index, false, nil
+	}
+	if err != nil {
+		return index, false, err
+	}
+	text, err := json.Marshal(layer.Source)
+	if err != nil {
+		return index, false, err
+	}
+	desc, err := writeStandIn(ctx, store, string(text))
+	if err == nil {
+		err = inplace.Keep(made, snapshotter, desc.Digest)
+	}
+	if err != nil {
+		return index, false, err
+	}
+	index, err = writeImage(ctx, store, desc, layer.Config)
+	return index, true, err
 }
 
 func writeLayer(ctx context.Context, store content.Store, image *sif.File) (desc ocispec.Descriptor, config ocispec.Image, err error) {

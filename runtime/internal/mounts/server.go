@@ -15,6 +15,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/erofs"
 	"berth.dev/berth/runtime/internal/fuse"
+	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/tree"
@@ -64,15 +65,19 @@ func (s *Server) Resume() error {
 		if kept.Data == nil {
 			return nil
 		}
-		if len(files) != 2 {
+		if len(files) < 2 {
 			closeAll(files)
-			return fmt.Errorf("take over mount %s: %d descriptors instead of 2", kept.ID, len(files))
+			return fmt.Errorf("take over mount %s: %d descriptors", kept.ID, len(files))
 		}
-		if err := s.start(*kept.Data, files[0], files[1]); err != nil {
+		layers, err := s.open(kept.Data.Layers, files[2:])
+		if err == nil {
+			err = s.start(*kept.Data, layers, files[0], files[1])
+		}
+		if err != nil {
 			// Its pods are lost, which those of others need not be.
 			s.log.Error(fmt.Sprintf("take over mount %s: %v", kept.ID, err))
 			s.drop(kept.ID)
-			closeAll(files)
+			closeAll(files[:2])
 		}
 	}
 	return nil
@@ -121,11 +126,17 @@ func (s *Server) accept(request Request, files []*os.File) error {
 		return fmt.Errorf("make memory file: %w", err)
 	}
 	files = append(files, os.NewFile(uintptr(fd), "requests"))
-	if err = unix.Ftruncate(fd, fuse.SlotsSize); err == nil && s.keeper != nil {
-		err = send(s.keeper, Kept{ID: request.ID, Data: &request}, files...)
+	layers, err := s.open(request.Layers, nil)
+	if err == nil {
+		err = unix.Ftruncate(fd, fuse.SlotsSize)
+	}
+	if err == nil && s.keeper != nil {
+		err = send(s.keeper, Kept{ID: request.ID, Data: &request}, append(files, layers.sources[:min(len(layers.sources), maxDescriptors-len(files))]...)...)
 	}
 	if err == nil {
-		err = s.start(request, files[0], files[1])
+		err = s.start(request, layers, files[0], files[1])
+	} else {
+		layers.Close()
 	}
 	if err != nil {
 		s.drop(request.ID)
@@ -134,26 +145,79 @@ func (s *Server) accept(request Request, files []*os.File) error {
 	return err
 }
 
-// start serves a mount in the background, and then owns its descriptors.
-func (s *Server) start(request Request, device, slots *os.File) error {
-	var layers []*erofs.Image
-	var open []io.Closer
-	closeLayers := func() {
-		for _, one := range open {
-			one.Close()
-		}
+// layers are the open layers of a mount, the uppermost first.
+type layers struct {
+	images []*erofs.Image
+	files  []io.Closer
+	// sources are the SIF files among them, which belong to them.
+	sources []*os.File
+}
+
+// Close closes the files.
+func (l layers) Close() {
+	for _, file := range l.files {
+		file.Close()
 	}
-	for _, path := range request.Layers {
-		image, file, err := s.openLayer(path)
+}
+
+// open opens the layers of a mount. Of SIF files in place, the first are those that
+// were open before, which are the layers' from then on.
+func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
+	defer func() {
 		if err != nil {
-			closeLayers()
-			return fmt.Errorf("open layer: %w", err)
+			l.Close()
+			closeAll(kept)
+			l = layers{}
 		}
-		layers, open = append(layers, image), append(open, file)
+	}()
+	for _, path := range paths {
+		var image *erofs.Image
+		var file io.Closer
+		if inplace.Is(path) {
+			var source *os.File
+			if len(kept) > 0 {
+				source, kept = kept[0], kept[1:]
+			}
+			var f *inplace.File
+			if f, image, err = s.openInPlace(path, source); err == nil {
+				file = f
+				l.sources = append(l.sources, f.Source())
+			}
+		} else {
+			image, file, err = s.openLayer(path)
+		}
+		if err != nil {
+			return l, fmt.Errorf("open layer: %w", err)
+		}
+		l.images, l.files = append(l.images, image), append(l.files, file)
 	}
-	merged, err := tree.New(layers)
+	closeAll(kept)
+	return l, nil
+}
+
+// openInPlace opens a layer whose content lies in a SIF file.
+func (s *Server) openInPlace(path string, source *os.File) (*inplace.File, *erofs.Image, error) {
+	f, err := inplace.Open(path, source, func(err error) {
+		text := fmt.Sprintf("files of pods cannot be read any more: %v", err)
+		s.log.Error(text)
+		s.notice(text)
+	})
 	if err != nil {
-		closeLayers()
+		return nil, nil, err
+	}
+	image, err := f.Image()
+	if err != nil {
+		return nil, nil, errors.Join(err, f.Close())
+	}
+	return f, image, nil
+}
+
+// start serves a mount in the background, and then owns its layers and descriptors.
+// The layers are its own in any case.
+func (s *Server) start(request Request, opened layers, device, slots *os.File) error {
+	merged, err := tree.New(opened.images)
+	if err != nil {
+		opened.Close()
 		return err
 	}
 	s.mu.Lock()
@@ -162,7 +226,7 @@ func (s *Server) start(request Request, device, slots *os.File) error {
 	mount := fuse.Mount{Tree: merged, Device: device, Slots: slots, Squash: request.Squash, Extra: &s.extra, Log: s.log}
 	s.group.Go(func() {
 		defer closeAll([]*os.File{device, slots})
-		defer closeLayers()
+		defer opened.Close()
 		if err := mount.Serve(); err != nil {
 			s.log.Error(fmt.Sprintf("serve mount %s: %v", request.ID, err))
 		}

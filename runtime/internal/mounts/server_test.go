@@ -29,7 +29,11 @@ func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
 	var kernels []*os.File
 	for _, id := range []string{"first", "second"} {
 		kernel, device, slots := mount(t)
-		if err := s.start(Request{ID: id, Layers: []string{path}}, device, slots); err != nil {
+		layers, err := s.open([]string{path}, nil)
+		if err == nil {
+			err = s.start(Request{ID: id, Layers: []string{path}}, layers, device, slots)
+		}
+		if err != nil {
 			t.Fatal(err)
 		}
 		kernels = append(kernels, kernel)

@@ -34,7 +34,8 @@ type reply struct {
 }
 
 // Kept is a message between the server and who keeps its descriptors: beside a
-// Request are those of a mount, /dev/fuse and the memory file, to be kept; an ID
+// Request are those of a mount, /dev/fuse, the memory file, and the SIF files of its
+// layers in their order, to be kept; an ID
 // alone is forgotten. At the start the keeper sends what it has, and an empty
 // message.
 type Kept struct {
@@ -44,8 +45,9 @@ type Kept struct {
 
 const (
 	// maxMessage bounds a message: of 127 layers with the longest of paths.
-	maxMessage     = 1 << 20
-	maxDescriptors = 2
+	maxMessage = 1 << 20
+	// maxDescriptors is what a keeper takes in one message.
+	maxDescriptors = 16
 )
 
 // send sends a message with descriptors.

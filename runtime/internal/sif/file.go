@@ -56,6 +56,8 @@ type File struct {
 	// Architecture is in Go's terms, empty where the file does not say.
 	Architecture string
 	root         *squashfs.Image
+	// offset is where the file system begins.
+	offset int64
 }
 
 // Open reads where things are in a file of size bytes.
@@ -103,6 +105,7 @@ func (f *File) openPartition(from io.ReaderAt, size int64, b []byte) (err error)
 	if offset < 0 || length < 0 || offset > size || length > size-offset {
 		return fmt.Errorf("its file system is said to be %d bytes at %d of %d: it is not complete, or damaged", length, offset, size)
 	}
+	f.offset = offset
 	if f.root, err = squashfs.Open(io.NewSectionReader(from, offset, length), length); err != nil {
 		return fmt.Errorf("read its file system: %w", err)
 	}

@@ -25,24 +25,39 @@ const (
 // Layer writes the file system as the archive of a layer, and returns the
 // configuration that goes with it, but for the layer's digest.
 func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
-	l := layer{f.root, tar.NewWriter(to), map[uint32]string{}, map[string]string{}}
-	err := f.root.Walk(l.add)
+	archive := tar.NewWriter(to)
+	e := entries{f.root, map[uint32]string{}, map[string]string{}}
+	err := f.root.Walk(func(name string, n squashfs.Inode) error {
+		header := e.header(name, n)
+		if header == nil {
+			return nil
+		}
+		if err := archive.WriteHeader(header); err != nil {
+			return fmt.Errorf("write %q: %w", name, err)
+		}
+		if header.Typeflag != tar.TypeReg {
+			return nil
+		}
+		return e.hear(name, n, archive)
+	})
 	if err == nil {
-		err = l.archive.Close()
+		err = archive.Close()
 	}
-	return configuration(f.Architecture, l.texts), err
+	return configuration(f.Architecture, e.texts), err
 }
 
-type layer struct {
-	root    *squashfs.Image
-	archive *tar.Writer
-	// first is under which name an inode with several was written.
+// entries makes what a layer has of what is in the file system.
+type entries struct {
+	root *squashfs.Image
+	// first is under which name an inode with several came.
 	first map[uint32]string
 	// texts is what the image says of itself.
 	texts map[string]string
 }
 
-func (l layer) add(name string, n squashfs.Inode) error {
+// header describes a file, one with another name as a link to that; nil for one
+// that no layer can have.
+func (e entries) header(name string, n squashfs.Inode) *tar.Header {
 	if strings.HasPrefix(path.Base(name), ".wh.") {
 		return nil // in a layer it would hide something
 	}
@@ -50,30 +65,32 @@ func (l layer) add(name string, n squashfs.Inode) error {
 	if !known {
 		return nil // a socket, which no archive can hold
 	}
-	if target, again := l.first[n.Number]; again && n.Kind != squashfs.Dir {
+	if target, again := e.first[n.Number]; again && n.Kind != squashfs.Dir {
 		header.Typeflag, header.Linkname, header.Size = tar.TypeLink, target, 0
-		return l.archive.WriteHeader(header)
+		return header
 	}
 	if n.Links > 1 && n.Kind != squashfs.Dir {
-		l.first[n.Number] = name
+		e.first[n.Number] = name
 	}
-	if err := l.archive.WriteHeader(header); err != nil {
-		return fmt.Errorf("write %q: %w", name, err)
-	}
-	if n.Kind != squashfs.File {
-		return nil
-	}
+	return header
+}
+
+// tells whether the image says in a file what it is.
+func (e entries) tells(name string, n squashfs.Inode) bool {
+	return n.Size <= maxText && (name == labelsFile || strings.HasPrefix(name, environment))
+}
+
+// hear writes the content of a file, and keeps what it says of the image.
+func (e entries) hear(name string, n squashfs.Inode, into io.Writer) error {
 	var text bytes.Buffer
-	into := io.Writer(l.archive)
-	about := n.Size <= maxText && (name == labelsFile || strings.HasPrefix(name, environment))
-	if about {
+	if e.tells(name, n) {
 		into = io.MultiWriter(into, &text)
 	}
-	if _, err := io.Copy(into, l.root.Content(n)); err != nil {
+	if _, err := io.Copy(into, e.root.Content(n)); err != nil {
 		return fmt.Errorf("read %q: %w", name, err)
 	}
-	if about {
-		l.texts[name] = text.String()
+	if e.tells(name, n) {
+		e.texts[name] = text.String()
 	}
 	return nil
 }
@@ -103,7 +120,7 @@ func describe(name string, n squashfs.Inode) (*tar.Header, bool) {
 	header.PAXRecords = map[string]string{}
 	for _, x := range n.Xattrs {
 		// Records cannot have every name; none that means something is like that.
-		if !strings.ContainsAny(x.Name, "=\x00") && len(x.Value) > 0 {
+		if !strings.ContainsAny(x.Name, "=\x00") {
 			header.PAXRecords["SCHILY.xattr."+x.Name] = string(x.Value)
 		}
 	}

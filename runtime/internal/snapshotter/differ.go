@@ -17,12 +17,15 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/layerfile"
 )
 
 // Differ makes images of layers, for snapshots of a Snapshotter.
 type Differ struct {
 	Content content.Store
+	// Folder is the snapshotter's, where layers may be that stand for others' files.
+	Folder string
 	// Cache is nil where there is none.
 	Cache Publisher
 	// Unpublished is told why a layer is not put into it.
@@ -48,6 +51,10 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	}
 	if _, err := images.DiffCompression(ctx, desc.MediaType); err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("apply layer of type %s: %w", desc.MediaType, errdefs.ErrNotImplemented)
+	}
+	if placed, err := inplace.Place(d.Folder, desc.Digest, mounts[0].Source); placed || err != nil {
+		// It was packed by no program.
+		return ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: desc.Digest, Size: desc.Size}, err
 	}
 	if applied, ok := d.fromCache(ctx, desc, mounts[0].Source); ok {
 		return applied, nil

@@ -1,6 +1,6 @@
 // Package squashfs reads squashfs images, version 4.0, of whose bytes it trusts
 // none: https://dr-emann.github.io/squashfs/. It walks through all of an image
-// once; to look for single files is not what it is for.
+// once, and says where content lies; to look for single files is not what it is for.
 package squashfs
 
 import (
@@ -38,6 +38,8 @@ type Image struct {
 	blockSize uint32
 	inodes    uint32
 	codec     codec
+	// compression is the format's number of the codec.
+	compression uint16
 
 	root                           uint64
 	inodeTable, dirTable           int64
@@ -63,7 +65,7 @@ func Open(from io.ReaderAt, size int64) (*Image, error) {
 	}
 	i := &Image{
 		from: from, size: size, inodes: order.Uint32(b[4:]), blockSize: order.Uint32(b[12:]),
-		root: order.Uint64(b[32:]), kept: map[int64]metaBlock{}, fragmentAt: -1,
+		compression: order.Uint16(b[20:]), root: order.Uint64(b[32:]), kept: map[int64]metaBlock{}, fragmentAt: -1,
 	}
 	used := order.Uint64(b[40:])
 	switch {
@@ -78,7 +80,7 @@ func Open(from io.ReaderAt, size int64) (*Image, error) {
 	}
 	i.size = int64(used)
 	var err error
-	if i.codec, err = newCodec(order.Uint16(b[20:])); err != nil {
+	if i.codec, err = newCodec(i.compression); err != nil {
 		return nil, err
 	}
 	i.inodeTable, i.dirTable = int64(order.Uint64(b[64:])), int64(order.Uint64(b[72:]))

@@ -1,0 +1,79 @@
+package inplace
+
+import "sync"
+
+// maxCached bounds the bytes of unpacked blocks in memory. The kernel keeps what it
+// was given; this is for the many small files whose content is in one block.
+const maxCached = 8 << 20
+
+// cache has the blocks that were used last, by their places. What several want at
+// once is made once.
+type cache struct {
+	mu     sync.Mutex
+	blocks map[place]*block
+	size   int
+	// turn counts uses.
+	turn int64
+}
+
+// place is where a block is in the SIF file, and its size with how it is packed.
+type place struct {
+	offset int64
+	packed uint32
+}
+
+type block struct {
+	ready chan struct{}
+	data  []byte
+	err   error
+	used  int64
+}
+
+func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
+	c.mu.Lock()
+	c.turn++
+	b := c.blocks[at]
+	if b != nil {
+		b.used = c.turn
+		c.mu.Unlock()
+		<-b.ready
+		return b.data, b.err
+	}
+	b = &block{ready: make(chan struct{}), used: c.turn, err: errDamaged}
+	if c.blocks == nil {
+		c.blocks = map[place]*block{}
+	}
+	c.blocks[at] = b
+	c.mu.Unlock()
+	defer close(b.ready)
+	data, err := load()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b.data, b.err = data, err
+	if b.err != nil {
+		delete(c.blocks, at) // the next one tries again
+		return nil, b.err
+	}
+	c.size += len(b.data)
+	for c.size > maxCached && c.forget(at) {
+	}
+	return b.data, nil
+}
+
+// forget forgets the block that was used longest ago, but for those that are just
+// made and the one at a place.
+func (c *cache) forget(but place) bool {
+	var oldest *block
+	var where place
+	for at, b := range c.blocks {
+		if at != but && b.data != nil && (oldest == nil || b.used < oldest.used) {
+			oldest, where = b, at
+		}
+	}
+	if oldest == nil {
+		return false
+	}
+	delete(c.blocks, where)
+	c.size -= len(oldest.data)
+	return true
+}

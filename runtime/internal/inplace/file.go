@@ -1,0 +1,245 @@
+package inplace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/squashfs"
+)
+
+// File is the image of a layer whose content lies in a SIF file. It may be used by
+// several at once.
+type File struct {
+	image *os.File
+	parts []part
+	header
+	// changed is told once when the SIF file is no longer what it was.
+	changed func(error)
+	once    sync.Once
+	// unpackers are those that nobody uses.
+	unpackers sync.Pool
+	// readAt reads from the SIF file; pause waits before that is tried again.
+	readAt func(file *os.File, into []byte, at int64) (int, error)
+	pause  func(time.Duration)
+
+	// source is the SIF file, which is opened anew where its server has forgotten it.
+	mu     sync.RWMutex
+	source *os.File
+
+	cache cache
+}
+
+var errDamaged = errors.New("it is damaged")
+
+// ErrChanged is of SIF files that are no longer what they were.
+var ErrChanged = errors.New("the SIF file has changed since it became an image")
+
+const (
+	// tries bounds how often storage that fails is asked, with firstPause and twice as
+	// much between: a server that is away for longer gives errors to who reads.
+	tries      = 4
+	firstPause = 200 * time.Millisecond
+)
+
+// Is tells whether the content of a layer's image lies in a SIF file.
+func Is(path string) bool {
+	_, err := os.Stat(path + indexExtension)
+	return err == nil
+}
+
+// Open opens the image of a layer. The SIF file is one that was open before, or nil;
+// then it has to be what it was. It is the File's from then on.
+func Open(path string, source *os.File, changed func(error)) (f *File, err error) {
+	f = &File{source: source, changed: changed, readAt: (*os.File).ReadAt, pause: time.Sleep}
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("open layer of a SIF file: %w", errors.Join(err, f.Close()))
+		}
+	}()
+	if f.header, f.parts, err = readList(path + indexExtension); err != nil {
+		return f, err
+	}
+	if _, err := squashfs.NewUnpacker(f.Packing); err != nil {
+		return f, err
+	}
+	if f.image, err = os.Open(path); err != nil {
+		return f, err
+	}
+	if f.source == nil {
+		err = f.reopen()
+	}
+	return f, err
+}
+
+// Source is the SIF file, for whoever is to open the same image later.
+func (f *File) Source() *os.File {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.source
+}
+
+// Close closes the files. Reads fail from then on.
+func (f *File) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var problems []error
+	for _, file := range []*os.File{f.image, f.source} {
+		if file != nil {
+			problems = append(problems, file.Close())
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Image is the layer.
+func (f *File) Image() (*erofs.Image, error) {
+	info, err := f.image.Stat()
+	if err != nil {
+		return nil, err
+	}
+	return erofs.OpenChanging(f, info.Size())
+}
+
+// reopen opens the SIF file by its path, if that is what it was.
+func (f *File) reopen() error {
+	file, err := os.Open(f.header.Source.Path)
+	if err != nil {
+		return err
+	}
+	if err := f.isSame(file); err != nil {
+		file.Close()
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.source != nil {
+		f.source.Close()
+	}
+	f.source = file
+	return nil
+}
+
+// isSame looks whether a file is still what it was.
+func (f *File) isSame(file *os.File) error {
+	was := f.header.Source
+	now, err := identify(file)
+	if err == nil && !now.same(was) {
+		err = fmt.Errorf("%w: %s was file %d of %d bytes, changed at %v, and is file %d of %d bytes, changed at %v", ErrChanged, was.Path, was.Inode, was.Size, was.Modified, now.Inode, now.Size, now.Modified)
+	}
+	return err
+}
+
+// report tells once of a file that is gone for good.
+func (f *File) report(err error) error {
+	if f.changed != nil {
+		f.once.Do(func() { f.changed(err) })
+	}
+	return err
+}
+
+// ReadAt reads what nobody has to unpack from the image, and all else from the SIF
+// file.
+func (f *File) ReadAt(into []byte, at int64) (done int, err error) {
+	next := sort.Search(len(f.parts), func(i int) bool { return f.parts[i].end() > at })
+	for done < len(into) {
+		rest, from := into[done:], at+int64(done)
+		if next < len(f.parts) && f.parts[next].at <= from {
+			p := f.parts[next]
+			next++
+			data, err := f.unpacked(p)
+			if err != nil {
+				return done, fmt.Errorf("read %d bytes of SIF file %s at %d: %w", p.packed&^plain, f.header.Source.Path, p.offset, err)
+			}
+			done += copy(rest, data[from-p.at:])
+			continue
+		}
+		if next < len(f.parts) {
+			rest = rest[:min(int64(len(rest)), f.parts[next].at-from)]
+		}
+		n, err := f.image.ReadAt(rest, from)
+		if done += n; n < len(rest) {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+func (p part) end() int64 { return p.at + int64(p.size) }
+
+// unpacked is the content of a part.
+func (f *File) unpacked(p part) ([]byte, error) {
+	block, err := f.cache.get(place{p.offset, p.packed}, func() ([]byte, error) { return f.block(p) })
+	if err == nil && int64(p.inner)+int64(p.size) > int64(len(block)) {
+		err = fmt.Errorf("bytes %d to %d of a block of %d: %w", p.inner, int64(p.inner)+int64(p.size), len(block), squashfs.ErrCorrupt)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return block[p.inner:][:p.size], nil
+}
+
+// block reads the block of a part from the SIF file.
+func (f *File) block(p part) ([]byte, error) {
+	size := p.packed &^ plain
+	if size > f.Packing.BlockSize {
+		return nil, errDamaged
+	}
+	packed := make([]byte, size)
+	if err := f.read(packed, p.offset); err != nil || p.packed&plain != 0 {
+		return packed, err
+	}
+	unpacker, ok := f.unpackers.Get().(*squashfs.Unpacker)
+	if !ok {
+		var err error
+		if unpacker, err = squashfs.NewUnpacker(f.Packing); err != nil {
+			return nil, err
+		}
+	}
+	defer f.unpackers.Put(unpacker)
+	return unpacker.Unpack(packed)
+}
+
+// read reads from the SIF file what is known to be of it as it was: it looks at the
+// file when it has read.
+func (f *File) read(into []byte, at int64) error {
+	pause := firstPause
+	for try := 1; ; try++ {
+		err := f.readOnce(into, at)
+		if err == nil {
+			return nil
+		}
+		if errors.Is(err, ErrChanged) {
+			return f.report(err)
+		}
+		if try == tries {
+			return err
+		}
+		f.pause(pause)
+		pause *= 2
+		if errors.Is(err, syscall.ESTALE) {
+			if err := f.reopen(); errors.Is(err, ErrChanged) || errors.Is(err, os.ErrNotExist) {
+				return f.report(err)
+			}
+		}
+	}
+}
+
+func (f *File) readOnce(into []byte, at int64) error {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	_, err := f.readAt(f.source, into, at)
+	if other := f.isSame(f.source); other != nil {
+		return other // also where it is shorter now
+	}
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	return err
+}

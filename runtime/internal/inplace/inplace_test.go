@@ -1,0 +1,426 @@
+package inplace
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/corpus"
+	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/layer"
+	"berth.dev/berth/runtime/internal/tree"
+)
+
+// sifOf is a SIF file of what an archive holds.
+func sifOf(t testing.TB, archive []byte, arguments ...string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "image.sif")
+	err := corpus.SIF(path, archive, arguments...)
+	if errors.Is(err, exec.ErrNotFound) && !strings.Contains(os.Getenv("BERTH_CI"), "squashfs") {
+		t.Skip("needs mksquashfs: apt-get install squashfs-tools")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func pack(t testing.TB, files map[string][]byte) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for name, content := range files {
+		err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))})
+		if err == nil {
+			_, err = w.Write(content)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+func noise(seed uint64, size int) []byte {
+	out := make([]byte, size)
+	for i := range out {
+		seed = seed*6364136223846793005 + 1442695040888963407
+		out[i] = byte(seed >> 56)
+	}
+	return out
+}
+
+func makeLayer(t testing.TB, path string) string {
+	t.Helper()
+	file, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	made := filepath.Join(t.TempDir(), "layer")
+	if _, err := Make(made, file); err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func open(t testing.TB, made string, changed func(error)) (*File, *erofs.Image) {
+	t.Helper()
+	f, err := Open(made, nil, changed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	image, err := f.Image()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f, image
+}
+
+// lines describes all that a layer's image has.
+func lines(image *erofs.Image) (all []string, err error) {
+	var walk func(number uint64, name string) error
+	walk = func(number uint64, name string) error {
+		n, err := image.Inode(number)
+		if err != nil {
+			return err
+		}
+		xattrs, err := image.Xattrs(n)
+		if err != nil {
+			return err
+		}
+		slices.SortFunc(xattrs, func(a, b erofs.Xattr) int { return strings.Compare(a.Name, b.Name) })
+		line := fmt.Sprintf("%q %o %d:%d links %d device %d %d %.300q", name, n.Mode, n.UID, n.GID, n.Links, n.Device, n.Seconds, xattrs)
+		switch n.Mode & erofs.TypeMask {
+		case erofs.TypeDir:
+			entries, _, err := image.Directory(n)
+			if err != nil {
+				return err
+			}
+			for _, e := range entries {
+				if err := walk(e.Number, name+"/"+e.Name); err != nil {
+					return err
+				}
+			}
+		case erofs.TypeRegular:
+			if n.Size > 64<<20 {
+				return errors.New("too large for a test")
+			}
+			content := make([]byte, n.Size)
+			if _, err := image.ReadAt(n, content, 0); err != nil {
+				return fmt.Errorf("%s: %w", name, err)
+			}
+			line += fmt.Sprint(n.Size, digest.FromBytes(content))
+		case erofs.TypeSymlink:
+			target, err := image.Link(n)
+			if err != nil {
+				return err
+			}
+			line += target
+		}
+		all = append(all, line)
+		return nil
+	}
+	return all, walk(erofs.Root, "")
+}
+
+// What is read in place is what the archive has of which the SIF file was made.
+func TestTheSameAsTheArchive(t *testing.T) {
+	layers, err := corpus.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := corpus.ForSquashfs(layers[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.Create(filepath.Join(t.TempDir(), "whole"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := layer.Convert(bytes.NewReader(archive), file); err != nil {
+		t.Fatal(err)
+	}
+	info, err := file.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, err := erofs.Open(file, info.Size())
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := lines(whole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, arguments := range map[string][]string{
+		"gzip": {"-comp", "gzip"}, "zstd": {"-comp", "zstd", "-b", "1M"}, "lz4": {"-comp", "lz4"}, "xz": {"-comp", "xz"},
+		"small blocks": {"-b", "4096"}, "fragments of all": {"-always-use-fragments"}, "nothing packed": {"-noI", "-noD", "-noF"},
+	} {
+		made := makeLayer(t, sifOf(t, archive, arguments...))
+		_, image := open(t, made, nil)
+		got, err := lines(image)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		// The root's own time and owner are mksquashfs's.
+		if d := corpus.Difference(got[:len(got)-1], want[:len(want)-1]); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+		var st unix.Stat_t
+		if err := unix.Stat(made, &st); err != nil || st.Blocks*512 > 2<<20 {
+			t.Errorf("%s: the layer takes %d bytes, of content of %d; %v", name, st.Blocks*512, len(archive), err)
+		}
+	}
+}
+
+func read(image *erofs.Image, name string) ([]byte, error) {
+	all, err := tree.New([]*erofs.Image{image})
+	if err != nil {
+		return nil, err
+	}
+	n, err := all.Lookup(tree.RootID, name)
+	if err != nil {
+		return nil, err
+	}
+	content := make([]byte, n.Size)
+	_, err = all.ReadAt(n, content, 0)
+	return content, err
+}
+
+// A file that is no longer what it was gives errors, and says so once; one that was
+// removed or replaced while it is open stays what it was.
+func TestChanges(t *testing.T) {
+	want := noise(1, 3<<20)
+	archive := pack(t, map[string][]byte{"large": want})
+	for name, bad := range map[string]struct {
+		do   func(path string) error
+		stay bool
+	}{
+		"cut":     {func(path string) error { return os.Truncate(path, 1<<20) }, false},
+		"grown":   {func(path string) error { return os.Truncate(path, 9<<20) }, false},
+		"touched": {func(path string) error { return os.Chtimes(path, time.Now(), time.Now().Add(time.Hour)) }, false},
+		"removed": {os.Remove, true},
+		"replaced": {func(path string) error {
+			return errors.Join(os.WriteFile(path+".new", nil, 0o600), os.Rename(path+".new", path))
+		}, true},
+		"shut off": {func(path string) error { return os.Chmod(path, 0) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := sifOf(t, archive)
+			made := makeLayer(t, path)
+			var told []error
+			f, image := open(t, made, func(err error) { told = append(told, err) })
+			if err := bad.do(path); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				content, err := read(image, "large")
+				if bad.stay && (err != nil || !bytes.Equal(content, want)) {
+					t.Errorf("%d bytes, %v", len(content), err)
+				}
+				if !bad.stay && !errors.Is(err, ErrChanged) {
+					t.Errorf("%d bytes, %v", len(content), err)
+				}
+			}
+			if (len(told) == 0) != bad.stay || len(told) > 1 {
+				t.Errorf("told %v", told)
+			}
+			// A successor with the descriptor, and one without.
+			fd, err := unix.Dup(int(f.Source().Fd()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			again, err := Open(made, os.NewFile(uintptr(fd), "kept"), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Close()
+			image, err = again.Image()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if content, err := read(image, "large"); bad.stay != (err == nil && bytes.Equal(content, want)) {
+				t.Errorf("a successor: %d bytes, %v", len(content), err)
+			}
+			if other, err := Open(made, nil, nil); err == nil && (name != "shut off" || os.Getuid() != 0) {
+				t.Error("it can be opened anew", other.Close())
+			}
+		})
+	}
+}
+
+// Storage that fails for a moment is asked again; what its server has forgotten is
+// opened anew; what stays away is an error, and the next read tries again.
+func TestStorageThatFails(t *testing.T) {
+	want := noise(2, 1<<20)
+	path := sifOf(t, pack(t, map[string][]byte{"large": want}))
+	f, image := open(t, makeLayer(t, path), func(err error) { t.Error(err) })
+	f.pause = func(time.Duration) {}
+	var mu sync.Mutex
+	failures, with := 0, error(nil)
+	f.readAt = func(file *os.File, into []byte, at int64) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if failures > 0 {
+			failures--
+			return 0, with
+		}
+		return file.ReadAt(into, at)
+	}
+	for _, c := range []struct {
+		failures int
+		with     error
+		ok       bool
+	}{{2, syscall.EIO, true}, {1, syscall.ESTALE, true}, {1 << 20, syscall.EIO, false}, {0, nil, true}} {
+		f.cache = cache{}
+		was := f.Source()
+		failures, with = c.failures, c.with
+		content, err := read(image, "large")
+		if c.ok && (err != nil || !bytes.Equal(content, want)) || !c.ok && !errors.Is(err, c.with) {
+			t.Errorf("%d times %v: %d bytes, %v", c.failures, c.with, len(content), err)
+		}
+		if reopened := f.Source() != was; reopened != errors.Is(c.with, syscall.ESTALE) {
+			t.Errorf("%d times %v: opened anew %v", c.failures, c.with, reopened)
+		}
+	}
+}
+
+// Many read small files at once, which lie in few blocks: each is unpacked about
+// once, and what is in memory stays bounded.
+func TestManyAtOnce(t *testing.T) {
+	files := map[string][]byte{}
+	for k := range 2000 {
+		files[fmt.Sprintf("file-%04d", k)] = noise(uint64(k), 3000)
+	}
+	f, image := open(t, makeLayer(t, sifOf(t, pack(t, files))), nil)
+	var mu sync.Mutex
+	asked := 0
+	f.readAt = func(file *os.File, into []byte, at int64) (int, error) {
+		mu.Lock()
+		asked++
+		mu.Unlock()
+		return file.ReadAt(into, at)
+	}
+	var group sync.WaitGroup
+	for range 8 {
+		group.Go(func() {
+			for name, want := range files {
+				if content, err := read(image, name); err != nil || !bytes.Equal(content, want) {
+					t.Errorf("%s: %d bytes, %v", name, len(content), err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if f.cache.size > maxCached || asked > 100 {
+		t.Errorf("%d bytes in memory, %d reads", f.cache.size, asked)
+	}
+}
+
+func TestCacheForgets(t *testing.T) {
+	var c cache
+	for k := range 20 {
+		for range 2 {
+			data, err := c.get(place{int64(k), 1}, func() ([]byte, error) { return make([]byte, 1<<20), nil })
+			if err != nil || len(data) != 1<<20 {
+				t.Error(len(data), err)
+			}
+		}
+	}
+	if c.size != maxCached || len(c.blocks) != maxCached>>20 || c.blocks[place{19, 1}] == nil {
+		t.Errorf("%d bytes in %d blocks", c.size, len(c.blocks))
+	}
+}
+
+// A list of blocks that storage has changed is refused.
+func TestDamagedList(t *testing.T) {
+	made := makeLayer(t, sifOf(t, pack(t, map[string][]byte{"a": noise(1, 300000), "b": noise(2, 5)})))
+	text, err := os.ReadFile(made + indexExtension)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := range text {
+		damaged := slices.Clone(text)
+		damaged[at] ^= 0x10
+		path := filepath.Join(t.TempDir(), "layer")
+		if err := errors.Join(os.WriteFile(path+indexExtension, damaged, 0o600), os.Link(made, path)); err != nil {
+			t.Fatal(err)
+		}
+		if f, err := Open(path, nil, nil); err == nil {
+			f.Close()
+			t.Fatalf("byte %d", at)
+		}
+	}
+}
+
+func TestKeepAndPlace(t *testing.T) {
+	path := sifOf(t, pack(t, map[string][]byte{"small": []byte("text")}))
+	root, standIn := t.TempDir(), digest.FromString("x")
+	target := filepath.Join(t.TempDir(), "target")
+	if placed, err := Place(root, standIn, target); placed || err != nil {
+		t.Errorf("%v, %v", placed, err)
+	}
+	for range 2 {
+		if err := Keep(makeLayer(t, path), root, standIn); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if placed, err := Place(root, standIn, target); !placed || err != nil || !Is(target) {
+		t.Errorf("%v, %v", placed, err)
+	}
+	_, image := open(t, target, nil)
+	if content, err := read(image, "small"); err != nil || string(content) != "text" {
+		t.Errorf("%q, %v", content, err)
+	}
+}
+
+// FuzzMake: whatever a SIF file holds, there is an error or a tree.
+func FuzzMake(f *testing.F) {
+	for _, comp := range []string{"gzip", "lz4"} {
+		seed, err := os.ReadFile(sifOf(f, pack(f, map[string][]byte{"a": bytes.Repeat([]byte("text "), 2000), "d/b": []byte("b")}), "-comp", comp, "-b", "4096", "-nopad"))
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(seed)
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, text []byte) {
+		path := filepath.Join(dir, "image.sif")
+		if err := os.WriteFile(path, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		made := filepath.Join(t.TempDir(), "layer")
+		if _, err := Make(made, file); err != nil {
+			if left, _ := filepath.Glob(made + "*"); len(left) > 0 {
+				t.Errorf("%v, and left %q", err, left)
+			}
+			return
+		}
+		_, image := open(t, made, nil)
+		_, _ = lines(image)
+	})
+}

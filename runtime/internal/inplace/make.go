@@ -1,0 +1,243 @@
+// Package inplace makes layers of SIF files of which nothing is copied: the image of
+// such a layer has names, owners and all else but content, which is read where the
+// SIF file lies, block by block, when somebody reads it. What a SIF file is, and
+// what its configuration says, is package sif's.
+//
+// A file that is no longer what it was gives errors, and never other content.
+package inplace
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/sif"
+	"berth.dev/berth/runtime/internal/squashfs"
+)
+
+// Identity tells a file from another, and from itself after a change.
+type Identity struct {
+	Path     string    `json:"path"`
+	Size     int64     `json:"size"`
+	Modified time.Time `json:"modified"`
+	Inode    uint64    `json:"inode"`
+}
+
+// identify asks for the identity of an open file, of the server where it is on one:
+// what a client of NFS remembers of a file may be a minute old.
+func identify(file *os.File) (Identity, error) {
+	var st unix.Statx_t
+	err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_SIZE|unix.STATX_MTIME|unix.STATX_INO, &st)
+	if err != nil {
+		return Identity{}, fmt.Errorf("look at %s: %w", file.Name(), err)
+	}
+	return Identity{Size: int64(st.Size), Modified: time.Unix(st.Mtime.Sec, int64(st.Mtime.Nsec)).UTC(), Inode: st.Ino}, nil
+}
+
+func (i Identity) same(other Identity) bool {
+	return i.Size == other.Size && i.Inode == other.Inode && i.Modified.Equal(other.Modified)
+}
+
+// header begins the list of parts.
+type header struct {
+	Source  Identity
+	Packing squashfs.Packing
+	Parts   int
+}
+
+const (
+	// indexExtension is that of the list of parts, beside the image.
+	indexExtension = ".sif"
+	// folder is where a snapshotter's directory has the layers that were made, by
+	// the digests of what stands for them.
+	folder    = "inplace"
+	layerFile = "layer"
+	partSize  = 28
+	plain     = 1 << 31
+	// maxParts bounds what is kept in memory, of a terabyte of content in blocks of
+	// the usual size.
+	maxParts = 8 << 20
+	// maxHeader bounds the list's first line.
+	maxHeader = 64 << 10
+)
+
+var (
+	order      = binary.LittleEndian
+	castagnoli = crc32.MakeTable(crc32.Castagnoli)
+)
+
+// Made is a layer that was made.
+type Made struct {
+	Config ocispec.Image
+	Source Identity
+}
+
+// Make makes the image of a SIF file's layer, and the list of where its content lies
+// beside it, at a path where there is none.
+func Make(path string, file *os.File) (made Made, err error) {
+	defer func() {
+		if err != nil {
+			_, _ = os.Remove(path), os.Remove(path+indexExtension)
+		}
+	}()
+	if made.Source, err = identify(file); err != nil {
+		return made, err
+	}
+	if made.Source.Path, err = filepath.Abs(file.Name()); err != nil {
+		return made, err
+	}
+	image, err := sif.Open(file, made.Source.Size)
+	if err != nil {
+		return made, err
+	}
+	l := &list{sum: crc32.New(castagnoli)}
+	if made.Config, err = l.lay(path, image); err != nil {
+		return made, err
+	}
+	if err := l.write(path+indexExtension, header{made.Source, image.Packing(), l.count}); err != nil {
+		return made, err
+	}
+	after, err := identify(file)
+	if err == nil && !after.same(made.Source) {
+		err = errors.New("it changed while it was read")
+	}
+	return made, err
+}
+
+// list is the list of parts, as it is written.
+type list struct {
+	text  []byte
+	count int
+	sum   hash.Hash32
+}
+
+// lay writes the image, and notes its parts.
+func (l *list) lay(path string, image *sif.File) (config ocispec.Image, err error) {
+	to, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400)
+	if err != nil {
+		return config, err
+	}
+	defer func() { err = errors.Join(err, to.Close()) }()
+	return image.Lay(to, func(p sif.Part) error {
+		if l.count++; l.count > maxParts {
+			return fmt.Errorf("more than %d blocks: %w", maxParts, sif.ErrTooLarge)
+		}
+		packed := p.Block.Size
+		if p.Block.Plain {
+			packed |= plain
+		}
+		l.text = order.AppendUint64(l.text, uint64(p.At))
+		l.text = order.AppendUint64(l.text, uint64(p.Block.Offset))
+		for _, n := range []uint32{packed, p.Inner, p.Size} {
+			l.text = order.AppendUint32(l.text, n)
+		}
+		return nil
+	})
+}
+
+// write writes a header, the parts, and a checksum of both.
+func (l *list) write(path string, h header) error {
+	text, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	text = append(text, '\n')
+	l.sum.Write(text)
+	l.sum.Write(l.text)
+	text = append(text, l.text...)
+	return os.WriteFile(path, order.AppendUint32(text, l.sum.Sum32()), 0o400)
+}
+
+// part is where a part of a file's content lies: at in the layer's image, and in
+// what a block of the SIF file unpacks to.
+type part struct {
+	at, offset          int64
+	packed, inner, size uint32
+}
+
+func readList(path string) (h header, parts []part, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return h, nil, err
+	}
+	defer file.Close()
+	sum := crc32.New(castagnoli)
+	buffered := bufio.NewReaderSize(file, maxHeader)
+	line, err := buffered.ReadSlice('\n')
+	if err == nil {
+		sum.Write(line)
+		err = json.Unmarshal(line, &h)
+	}
+	if err != nil || h.Parts < 0 || h.Parts > maxParts {
+		return h, nil, fmt.Errorf("read list of blocks: %w", errors.Join(errDamaged, err))
+	}
+	parts = make([]part, h.Parts)
+	var b [partSize]byte
+	end := int64(0)
+	for k := range parts {
+		if _, err := io.ReadFull(buffered, b[:]); err != nil {
+			return h, nil, fmt.Errorf("read list of blocks: %w", err)
+		}
+		sum.Write(b[:])
+		p := part{int64(order.Uint64(b[0:])), int64(order.Uint64(b[8:])), order.Uint32(b[16:]), order.Uint32(b[20:]), order.Uint32(b[24:])}
+		if p.at < end || p.size == 0 {
+			return h, nil, fmt.Errorf("read list of blocks: %w", errDamaged)
+		}
+		end = p.at + int64(p.size)
+		parts[k] = p
+	}
+	if _, err := io.ReadFull(buffered, b[:4]); err != nil || order.Uint32(b[:]) != sum.Sum32() {
+		return h, nil, fmt.Errorf("read list of blocks: %w", errors.Join(errDamaged, err))
+	}
+	return h, parts, nil
+}
+
+// Keep puts a layer that was made where Place looks for what a digest stands for. One
+// that is there already is the same.
+func Keep(made, snapshotter string, standIn digest.Digest) error {
+	if err := standIn.Validate(); err != nil {
+		return err
+	}
+	dir := filepath.Join(snapshotter, folder, standIn.Encoded())
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	// The image comes last: with it, both are there.
+	for _, extension := range []string{indexExtension, ""} {
+		if err := os.Link(made+extension, filepath.Join(dir, layerFile+extension)); err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Place puts the layer that a digest stands for at a path where there is none;
+// false where it stands for none.
+func Place(snapshotter string, standIn digest.Digest, path string) (bool, error) {
+	if snapshotter == "" || standIn.Validate() != nil {
+		return false, nil
+	}
+	kept := filepath.Join(snapshotter, folder, standIn.Encoded(), layerFile)
+	if _, err := os.Stat(kept); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	for _, extension := range []string{indexExtension, ""} {
+		if err := os.Link(kept+extension, path+extension); err != nil {
+			return false, fmt.Errorf("use a SIF file in place: %w", err)
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,70 @@
+package sif
+
+import (
+	"archive/tar"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/layer"
+	"berth.dev/berth/runtime/internal/squashfs"
+)
+
+// Part is a part of a file's content: where it is in the image of the layer, and
+// where in the SIF file.
+type Part struct {
+	At int64
+	squashfs.Part
+}
+
+// ErrTooLarge is of file systems that Lay does not take.
+var ErrTooLarge = errors.New("too large to be used in place")
+
+// maxContent bounds the files together: each four kilobytes cost four bytes of memory
+// while the layer is laid out.
+const maxContent = 128 << 30
+
+// Lay writes the image of the layer that the file system is, without the content
+// of its files, to a file that is empty. It tells add where what belongs, in the
+// order of the places in the image, and returns the configuration that goes with it.
+// Of the content, it reads what the image says of itself.
+func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
+	e := entries{f.root, map[uint32]string{}, map[string]string{}}
+	var size int64
+	err := layer.Lay(to, func(put func(*tar.Header) (int64, error)) error {
+		return f.root.Walk(func(name string, n squashfs.Inode) error {
+			header := e.header(name, n)
+			if header == nil {
+				return nil
+			}
+			if header.Size > maxContent-size {
+				return fmt.Errorf("more than %d bytes of content: %w", int64(maxContent), ErrTooLarge)
+			}
+			size += header.Size
+			begin, err := put(header)
+			if err != nil || begin == 0 { // empty, or no file
+				return err
+			}
+			if e.tells(name, n) {
+				if err := e.hear(name, n, io.Discard); err != nil {
+					return err
+				}
+			}
+			parts, err := f.root.Parts(n)
+			for _, p := range parts {
+				p.Block.Offset += f.offset
+				if err := add(Part{begin + p.At, p}); err != nil {
+					return err
+				}
+			}
+			return err
+		})
+	})
+	return configuration(f.Architecture, e.texts), err
+}
+
+// Packing is how the blocks of the file system's data are packed.
+func (f *File) Packing() squashfs.Packing { return f.root.Packing() }

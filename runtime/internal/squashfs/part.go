@@ -1,0 +1,88 @@
+package squashfs
+
+import "fmt"
+
+// Extent is a block of data in an image, packed or not.
+type Extent struct {
+	Offset int64
+	Size   uint32
+	Plain  bool
+}
+
+// Part is where a part of a file's content lies: Inner bytes behind the beginning
+// of what a block is unpacked.
+type Part struct {
+	At    int64 // in the file
+	Size  uint32
+	Inner uint32
+	Block Extent
+}
+
+// Parts are where the content of a file lies, in order. What none of them has is
+// zeros. No content is read.
+func (i *Image) Parts(n Inode) (parts []Part, err error) {
+	at, done := n.start, int64(0)
+	for _, size := range n.blocks {
+		p := Part{At: done, Size: uint32(min(n.Size-done, int64(i.blockSize))), Block: Extent{at, size &^ plainData, size&plainData != 0}}
+		done += int64(p.Size)
+		if size == 0 {
+			continue
+		}
+		if err := i.check(p); err != nil {
+			return nil, err
+		}
+		at += int64(p.Block.Size)
+		parts = append(parts, p)
+	}
+	if done == n.Size {
+		return parts, nil
+	}
+	if int64(n.fragment) >= int64(len(i.fragments)) {
+		return nil, fmt.Errorf("fragment %d of %d: %w", n.fragment, len(i.fragments), ErrCorrupt)
+	}
+	f := i.fragments[n.fragment]
+	p := Part{At: done, Size: uint32(n.Size - done), Inner: n.offset, Block: Extent{f.start, f.size &^ plainData, f.size&plainData != 0}}
+	return append(parts, p), i.check(p)
+}
+
+// check looks whether a part can be.
+func (i *Image) check(p Part) error {
+	b := p.Block
+	end := int64(p.Inner) + int64(p.Size)
+	switch {
+	case b.Size == 0 || b.Size > i.blockSize || b.Offset < 0 || b.Offset > i.size-int64(b.Size):
+		return fmt.Errorf("a block of %d bytes at %d: %w", b.Size, b.Offset, ErrCorrupt)
+	case end > int64(i.blockSize) || b.Plain && end > int64(b.Size):
+		return fmt.Errorf("bytes %d to %d of a block of %d: %w", p.Inner, end, b.Size, ErrCorrupt)
+	}
+	return nil
+}
+
+// Packing is how blocks of an image's data are packed.
+type Packing struct {
+	// Compression is the format's number for it.
+	Compression uint16
+	// BlockSize bounds a block, packed or not, in bytes.
+	BlockSize uint32
+}
+
+// Packing says how this image's are.
+func (i *Image) Packing() Packing { return Packing{i.compression, i.blockSize} }
+
+// Unpacker unpacks blocks, one at a time.
+type Unpacker struct {
+	codec   codec
+	maximum int
+}
+
+// NewUnpacker returns one.
+func NewUnpacker(p Packing) (*Unpacker, error) {
+	if p.BlockSize < minBlock || p.BlockSize > maxBlock {
+		return nil, fmt.Errorf("blocks of %d bytes: %w", p.BlockSize, ErrCorrupt)
+	}
+	codec, err := newCodec(p.Compression)
+	return &Unpacker{codec, int(p.BlockSize)}, err
+}
+
+// Unpack unpacks the bytes of a block that is not plain.
+func (u *Unpacker) Unpack(packed []byte) ([]byte, error) { return u.codec(nil, packed, u.maximum) }
