@@ -123,7 +123,7 @@ func TestProgramsOfOthers(t *testing.T) {
 		serving.kill()
 		// For each of the two tests by each address; it asks for the server's settings, too.
 		if n := client.host.counters()[countNames[countConnected]] - before; n < 80 {
-			t.Errorf("%d connections were switched, of more than 80", n)
+			t.Errorf("%d connections were switched, of more than 80: %v", n, client.host.counters())
 		}
 	})
 	t.Run("nginx", func(t *testing.T) {
@@ -149,7 +149,7 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 		}
 		serving.kill()
 		if n := client.host.counters()[countNames[countConnected]] - before; n < 82 {
-			t.Errorf("%d connections were switched, of 82", n)
+			t.Errorf("%d connections were switched, of 82: %v", n, client.host.counters())
 		}
 	})
 	t.Run("PostgreSQL", func(t *testing.T) {
