@@ -6,10 +6,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync/atomic"
 	"syscall"
+	"time"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/sandbox"
@@ -80,6 +83,9 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 		return err
 	}
 	var problems []error
+	var done atomic.Int32
+	defer tellOfImport(r.Log, &done, len(archives))()
+	seen := map[string]bool{}
 	lines := bufio.NewScanner(reader)
 	for lines.Scan() {
 		var line imported
@@ -94,6 +100,8 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 			line.Name += ", which stays where it is"
 		}
 		r.Log.Debug("imported " + line.Name)
+		seen[line.Archive] = true
+		done.Store(int32(len(seen)))
 	}
 	select {
 	case end := <-status:
@@ -122,6 +130,26 @@ func (c copyPlaces) dir(i int, a archive) (dir string, err error) {
 	}
 	dir = filepath.Join(c.passing, strconv.Itoa(i))
 	return dir, os.MkdirAll(dir, 0o700)
+}
+
+// firstImportReport is after how long an import is told of, and again each time
+// after as long once more.
+const firstImportReport = 5 * time.Second
+
+// tellOfImport says how an import goes on, until it is stopped.
+func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
+	began, stopped := time.Now(), make(chan struct{})
+	go func() {
+		for wait := firstImportReport; ; wait *= 2 {
+			select {
+			case <-stopped:
+				return
+			case <-time.After(wait):
+			}
+			log.Info(fmt.Sprintf("importing images for %.0f s: %d of %d archives have been read", time.Since(began).Seconds(), done.Load(), all))
+		}
+	}()
+	return func() { close(stopped) }
 }
 
 // readable returns the path of an archive on this node, which is a copy where

@@ -1,0 +1,27 @@
+package launch
+
+import (
+	"bytes"
+	"log/slog"
+	"regexp"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestALongImportIsToldOf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said bytes.Buffer
+		var done atomic.Int32
+		stop := tellOfImport(slog.New(slog.NewTextHandler(&said, nil)), &done, 2)
+		time.Sleep(6 * time.Second)
+		done.Store(1)
+		time.Sleep(10 * time.Second)
+		stop()
+		time.Sleep(time.Hour)
+		if !regexp.MustCompile(`^.* for 5 s: 0 of 2 archives .*\n.* for 15 s: 1 of 2 archives .*\n$`).Match(said.Bytes()) {
+			t.Errorf("said %s", said.String())
+		}
+	})
+}
