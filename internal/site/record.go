@@ -17,7 +17,8 @@ import (
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation
 //	/berth/site/1/line/...               who waits for a turn to allocate
-//	/berth/site/1/born                   since when etcd has known anything, Unix time
+//	/berth/site/1/born                   since when etcd has known anything, Unix time, for people
+//	/berth/site/1/young                  as long as addresses that it has forgotten may be in use
 //
 // OWNER is a user's number, or a group's name.
 const Prefix = "/berth/site/1/"

@@ -72,6 +72,7 @@ const (
 	guardKey    = site.Prefix + "guard"
 	lineKey     = site.Prefix + "line"
 	bornKey     = site.Prefix + "born"
+	youngKey    = site.Prefix + "young"
 	networksKey = site.Prefix + "networks/"
 	usersKey    = site.Prefix + "users/"
 	nodesKey    = site.Prefix + "nodes/"
@@ -83,8 +84,7 @@ const (
 func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (int64, error) {
 	value := address.String()
 	fail := func(err error) (int64, error) { return 0, fmt.Errorf("register node %s in etcd: %w", node, err) }
-	if _, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(bornKey), "=", 0)).
-		Then(clientv3.OpPut(bornKey, strconv.FormatInt(time.Now().Unix(), 10))).Commit(); err != nil {
+	if err := s.begin(ctx); err != nil {
 		return fail(err)
 	}
 	done, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value)).Else(clientv3.OpPut(nodeKey(node), value)).Commit()
@@ -93,6 +93,35 @@ func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (
 	}
 	return done.Header.Revision, nil
 }
+
+// begin marks an etcd that knows nothing as new, for as long as a lease lives: etcd
+// measures that itself, without any node's clock, which may be set.
+func (s *Store) begin(ctx context.Context) error {
+	known, err := s.client.Get(ctx, bornKey, clientv3.WithCountOnly())
+	if err != nil || known.Count > 0 {
+		return err
+	}
+	puts := []clientv3.Op{clientv3.OpPut(bornKey, strconv.FormatInt(time.Now().Unix(), 10))}
+	var lease clientv3.LeaseID
+	if seconds := int64(s.grace().Seconds()); seconds > 0 {
+		granted, err := s.client.Grant(ctx, seconds)
+		if err != nil {
+			return err
+		}
+		lease = granted.ID
+		puts = append(puts, clientv3.OpPut(youngKey, "", clientv3.WithLease(lease)))
+	}
+	done, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(bornKey), "=", 0)).Then(puts...).Commit()
+	if err != nil || done.Succeeded || lease == clientv3.NoLease {
+		return err
+	}
+	_, err = s.client.Revoke(ctx, lease)
+	return err
+}
+
+// grace is how long an etcd is new: nodes notice within one look at the controller's
+// jobs that it has forgotten their pods, and tell it.
+func (s *Store) grace() time.Duration { return 3 * s.config.Collect }
 
 // Request is what an allocation is made from.
 type Request struct {
@@ -169,29 +198,41 @@ func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
 	return nil
 }
 
-// settle waits until etcd is no newer than the time in which nodes notice that
-// it has forgotten their pods, and tell it: their addresses must not be given
-// out again before.
+// settle waits until etcd is no longer new: addresses that it has forgotten must not be
+// given out again before nodes have told it of them.
 func (s *Store) settle(ctx context.Context, k knowledge) error {
-	grace := 3 * s.config.Collect
-	wait := time.Until(k.born.Add(grace))
-	if wait <= 0 {
+	if k.young == clientv3.NoLease {
 		return nil
 	}
-	select {
-	case <-time.After(min(wait, grace)):
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("etcd is new, and gives out no addresses for another %s, in which nodes tell it of those that are in use: try again then", wait.Round(time.Second))
+	lease, err := s.client.TimeToLive(ctx, k.young)
+	if err != nil {
+		return err
 	}
+	fail := func() error {
+		wait := time.Duration(max(lease.TTL, 1)) * time.Second
+		return fmt.Errorf("etcd is new, and gives out no addresses for another %s, in which nodes tell it of those that are in use: try again then", wait)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for events := range s.client.Watch(clientv3.WithRequireLeader(ctx), youngKey, clientv3.WithRev(k.revision+1), clientv3.WithFilterPut()) {
+		if err := events.Err(); err != nil {
+			return fmt.Errorf("%w: %w", fail(), err)
+		}
+		if len(events.Events) > 0 {
+			return nil
+		}
+	}
+	return fail()
 }
 
 // knowledge is what an allocation is decided by.
 type knowledge struct {
 	// guard is the revision of the latest allocation.
 	guard int64
-	// born is when etcd was empty.
-	born time.Time
+	// revision is that of etcd at which it was read.
+	revision int64
+	// young is the lease by which etcd is new, none if it is not.
+	young clientv3.LeaseID
 	// jobs and users are by key, nodes by name.
 	jobs  map[string]site.Allocation
 	users map[string]uint32
@@ -202,11 +243,12 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 	k := knowledge{jobs: map[string]site.Allocation{}, users: map[string]uint32{}, nodes: map[string]netip.Addr{}}
 	seen, err := s.client.Txn(ctx).Then(
 		clientv3.OpGet(guardKey), clientv3.OpGet(networksKey, clientv3.WithPrefix()),
-		clientv3.OpGet(usersKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix()), clientv3.OpGet(bornKey),
+		clientv3.OpGet(usersKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix()), clientv3.OpGet(youngKey),
 	).Commit()
 	if err != nil {
 		return k, err
 	}
+	k.revision = seen.Header.Revision
 	values := func(i int) []*mvccpb.KeyValue { return seen.Responses[i].GetResponseRange().Kvs }
 	for _, kv := range values(0) {
 		k.guard = kv.ModRevision
@@ -224,11 +266,7 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 		k.users[string(kv.Key)] = uint32(vni)
 	}
 	for _, kv := range values(4) {
-		seconds, err := strconv.ParseInt(string(kv.Value), 10, 64)
-		if err != nil {
-			return k, fmt.Errorf("read the age of etcd: %w", err)
-		}
-		k.born = time.Unix(seconds, 0)
+		k.young = clientv3.LeaseID(kv.Lease)
 	}
 	for _, kv := range values(3) {
 		node := path.Base(string(kv.Key))

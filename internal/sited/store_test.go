@@ -181,26 +181,47 @@ func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
 	}
 }
 
+// How old etcd is does not follow from any clock: not from that of the node which wrote
+// first, nor from this one's, whichever is set forward or back.
 func TestANewEtcdWaits(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.Collect = time.Hour
+	if _, err := s.client.Delete(t.Context(), bornKey); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := s.Register(t.Context(), "n0", netip.MustParseAddr("192.168.0.1")); err != nil {
+			t.Fatal(err)
+		}
+	}
 	known, err := s.read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := s.settle(over, known); err == nil || !strings.Contains(err.Error(), "etcd is new") {
-		t.Errorf("an etcd that is new: %v", err)
+	for _, clock := range []string{"0", "1", "9999999999"} {
+		if _, err := s.client.Put(t.Context(), bornKey, clock); err != nil {
+			t.Fatal(err)
+		}
+		short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		_, err := s.Allocate(short, Request{Job: 1, UID: 1000, Nodes: []string{"n0"}})
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), "etcd is new") {
+			t.Errorf("an etcd that is new, its first node's clock at %s: %v", clock, err)
+		}
 	}
-	known.born = known.born.Add(-4 * time.Hour)
-	if err := s.settle(over, known); err != nil {
-		t.Errorf("one that is not: %v", err)
+	waits := make(chan error, 1)
+	go func() { waits <- s.settle(t.Context(), known) }()
+	if _, err := s.client.Revoke(t.Context(), known.young); err != nil {
+		t.Fatal(err)
 	}
-	// The clock of the host that wrote first was ahead, or this one was set back.
-	s.config.Collect, known.born = time.Millisecond, time.Now().Add(time.Hour)
-	if err := s.settle(t.Context(), known); err != nil {
-		t.Errorf("one from the future: %v", err)
+	if err := <-waits; err != nil {
+		t.Errorf("when it is no longer new: %v", err)
+	}
+	if _, err := s.Register(t.Context(), "n0", netip.MustParseAddr("192.168.0.1")); err != nil {
+		t.Fatal(err)
+	}
+	if known, err = s.read(t.Context()); err != nil || known.young != clientv3.NoLease {
+		t.Errorf("it is new again: %v, %v", known.young, err)
 	}
 }
 
