@@ -40,6 +40,8 @@ type Config struct {
 	// Gateways are how pods reach what is neither a pod nor a host.
 	Gateways Gateways `yaml:"gateways"`
 	DNS      DNS      `yaml:"dns"`
+	// CNI is how pods are connected in place of tunnels, if it names anything.
+	CNI CNI `yaml:"cni"`
 	// Groups are users who share one network, by the name of the group.
 	Groups map[string][]string `yaml:"groups"`
 	// RoutesOn are hosts that reach all pods although they have none: those of
@@ -78,6 +80,17 @@ type Tunnel struct {
 	// FirstVNI is the identifier of the first user's network, and those above
 	// it are the others'.
 	FirstVNI uint32 `yaml:"first-vni"`
+}
+
+// CNI are plugins of the site's choice. Who reaches whom is theirs to say, then.
+type CNI struct {
+	// List is the file that says which, and in which order; "" for tunnels of our own.
+	List string `yaml:"list"`
+	// Plugins are the directories in which they are.
+	Plugins []string `yaml:"plugins"`
+	// State is where it is kept what they were asked for. It outlives a boot, as what
+	// they keep themselves does.
+	State string `yaml:"state"`
 }
 
 // DNS are the settings of the names of pods.
@@ -180,6 +193,7 @@ func Default() Config {
 		Pod:     "/usr/libexec/berth/berth-pod",
 		Tunnel:  Tunnel{Port: 4789, FirstVNI: 4096},
 		Policy:  Policy{Daemons: []string{"slurm"}},
+		CNI:     CNI{Plugins: []string{"/opt/cni/bin"}, State: "/var/lib/berth/cni"},
 		DNS:     DNS{Program: "/usr/libexec/berth/berth-dns", Forward: []string{"/etc/resolv.conf"}},
 		Squeue:  "squeue",
 		Collect: 30 * time.Second,
@@ -300,6 +314,7 @@ func (c Config) Validate() error {
 		check("policy.users."+user+".ingress", rules.Ingress)
 	}
 	problems = append(problems, c.checkGateways()...)
+	problems = append(problems, c.checkCNI()...)
 	problems = append(problems, c.checkGroups()...)
 	return errors.Join(problems...)
 }
@@ -333,6 +348,37 @@ func (c Config) checkGateways() []error {
 			}
 			seen[prefix.Masked()] = true
 		}
+	}
+	return problems
+}
+
+// ByCNI says whether plugins connect pods.
+func (c Config) ByCNI() bool { return c.CNI.List != "" }
+
+// checkCNI: what plugins do not do for us is not left without a word.
+func (c Config) checkCNI() []error {
+	if !c.ByCNI() {
+		return nil
+	}
+	var problems []error
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	if !filepath.IsAbs(c.CNI.List) {
+		wrong("cni.list %q: give an absolute path", c.CNI.List)
+	}
+	if !filepath.IsAbs(c.CNI.State) {
+		wrong("cni.state %q: give an absolute path that outlives a boot", c.CNI.State)
+	}
+	if len(c.CNI.Plugins) == 0 || slices.ContainsFunc(c.CNI.Plugins, func(dir string) bool { return !filepath.IsAbs(dir) }) {
+		wrong("cni.plugins %q: give the directories of the plugins, as absolute paths", c.CNI.Plugins)
+	}
+	if len(c.Policy.Egress)+len(c.Policy.Ingress)+len(c.Policy.Users) > 0 {
+		wrong("policy: with 'cni' the plugins say who reaches whom: leave out egress, ingress and users, or 'cni'")
+	}
+	if len(c.Gateways.On) > 0 {
+		wrong("gateways: with 'cni' the plugins lead to the outside: leave out 'gateways', or 'cni'")
+	}
+	if len(c.RoutesOn) > 0 {
+		wrong("routes-on: with 'cni' routes to pods are the plugins' or the site's: leave out 'routes-on', or 'cni'")
 	}
 	return problems
 }

@@ -13,6 +13,8 @@ import (
 //	/berth/site/1/nodes/NODE             where the tunnels of a node end
 //	/berth/site/1/users/OWNER            the identifier of a user's network
 //	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or that of sessions
+//	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
+//	                                     the address of a pod, where CNI plugins give addresses
 //	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation
@@ -46,7 +48,8 @@ type Allocation struct {
 
 // Pod is a job's on one node.
 type Pod struct {
-	Node    string     `json:"node"`
+	Node string `json:"node"`
+	// Address is none where CNI plugins give one, later and on the node alone.
 	Address netip.Addr `json:"address"`
 	// Via is the address of the node.
 	Via netip.Addr `json:"via"`

@@ -103,9 +103,12 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	return RunEtcd(ctx, config.Etcd, member)
 }
 
-func checkCommand(_ context.Context, flags *flag.FlagSet, args []string) error {
-	_, err := configOf(flags, args)
-	return err
+func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, err := configOf(flags, args)
+	if err != nil || !config.ByCNI() {
+		return err
+	}
+	return openCNI(ctx, config)
 }
 
 func statusCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {

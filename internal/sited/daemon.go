@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"berth.dev/berth/internal/cni"
 	"berth.dev/berth/internal/site"
 	"berth.dev/berth/internal/vxlan"
 )
@@ -27,8 +27,10 @@ type Daemon struct {
 	host   netip.Addr
 	store  *Store
 	kernel *vxlan.Kernel
-	names  *nameServer
-	audit  *audit
+	// cni is what connects pods in place of kernel, or nil.
+	cni   *cni.Network
+	names *nameServer
+	audit *audit
 	// metrics are for Prometheus, and whether etcd answered the last time.
 	metrics metrics
 	// gateways are how pods of this node reach the outside.
@@ -66,6 +68,26 @@ type Daemon struct {
 type localPod struct {
 	site.Allocation
 	ready bool
+	// address is what CNI plugins have given it, and problem why they have not.
+	address netip.Addr
+	problem error
+}
+
+// here is the allocation with what is known of the pod on this node alone.
+func (l *localPod) here(node string) site.Allocation { return with(l.Allocation, node, l.address) }
+
+// with is an allocation in which the pod on a node has an address, if it is one.
+func with(a site.Allocation, node string, address netip.Addr) site.Allocation {
+	if !address.IsValid() {
+		return a
+	}
+	a.Pods = slices.Clone(a.Pods)
+	for i := range a.Pods {
+		if a.Pods[i].Node == node {
+			a.Pods[i].Address = address
+		}
+	}
+	return a
 }
 
 const (
@@ -166,20 +188,35 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 	if err != nil {
 		return site.Pod{}, err
 	}
-	if err := d.apply(ctx); err != nil {
+	if err := d.apply(ctx, false); err != nil {
 		return site.Pod{}, err
 	}
 	pod, ready := d.attached(request)
 	if !ready {
-		return site.Pod{}, fmt.Errorf("connect %s: it was released meanwhile", id)
+		return site.Pod{}, d.whyNot(id)
 	}
 	if !made {
 		return pod, nil
+	}
+	if a = with(a, d.node, pod.Address); d.cni != nil {
+		if err := d.store.Publish(ctx, a, d.node); err != nil {
+			return site.Pod{}, err
+		}
 	}
 	d.metrics.attached(time.Since(began))
 	d.audit.write(auditJoined, a, nil)
 	d.log.Info("job has a network", "job", id, "user", a.User, "uid", a.UID, "address", pod.Address, "network", a.VNI, "took", time.Since(began))
 	return pod, nil
+}
+
+// whyNot says why a pod is not ready.
+func (d *Daemon) whyNot(id string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if local := d.local[id]; local != nil && local.problem != nil {
+		return local.problem
+	}
+	return fmt.Errorf("connect %s: it was released meanwhile", id)
 }
 
 // refuse lets the later steps of the job and its other nodes know.
@@ -210,7 +247,7 @@ func (d *Daemon) attached(request Request) (site.Pod, bool) {
 	if local == nil || !local.ready || local.UID != request.UID || len(request.Nodes) > 0 && !sameNodes(local.Allocation, request.Nodes) {
 		return site.Pod{}, false
 	}
-	pod, _ := local.On(d.node)
+	pod, _ := local.here(d.node).On(d.node)
 	return pod, true
 }
 
@@ -239,7 +276,7 @@ func (d *Daemon) add(a site.Allocation) (bool, error) {
 }
 
 func (d *Daemon) make(a site.Allocation) error {
-	if err := vxlan.NewNamespace(d.network(a.ID())); err != nil {
+	if err := vxlan.NewNamespace(d.network(a.ID()), d.cni != nil); err != nil {
 		return err
 	}
 	if err := d.startProcesses(a.ID()); err != nil {
@@ -305,18 +342,22 @@ func (d *Daemon) drop(ctx context.Context, id string) (*site.Allocation, error) 
 	delete(d.local, id)
 	d.endUnused(local.Owner())
 	d.mu.Unlock()
-	err := errors.Join(d.forget(id), d.apply(ctx), d.unmake(id))
-	d.audit.write(auditLeft, local.Allocation, nil)
+	err := errors.Join(d.forget(id), d.apply(ctx, false), d.unmake(id))
+	d.audit.write(auditLeft, local.here(d.node), nil)
 	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
 	return &local.Allocation, err
 }
 
-// apply makes the kernel as it should be, and only then calls pods ready.
-func (d *Daemon) apply(ctx context.Context) error {
+// apply makes the kernel as it should be, and only then calls pods ready. With check,
+// CNI plugins are asked whether it is still so, which nobody else could see.
+func (d *Daemon) apply(ctx context.Context, check bool) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
 	state, ids := d.state()
 	err := d.kernel.Apply(ctx, state)
+	if err == nil && d.cni != nil {
+		ids, err = d.connect(ctx, check)
+	}
 	if err == nil {
 		err = d.names.apply(d.table())
 	}
@@ -342,6 +383,9 @@ func (d *Daemon) state() (vxlan.State, []string) {
 		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
+	if d.cni != nil {
+		return s, nil
+	}
 	var here []netip.Addr
 	for _, local := range d.local {
 		pod, _ := local.On(d.node)
@@ -395,13 +439,18 @@ func (d *Daemon) peers(owner string) []vxlan.Peer {
 // known are the jobs and sessions in a network, by ID.
 func (d *Daemon) known(owner string) map[string]site.Allocation {
 	all := map[string]site.Allocation{}
-	for id, local := range d.local {
-		if local.Owner() == owner {
-			all[id] = local.Allocation
-		}
-	}
 	if user := d.users[owner]; user != nil {
-		maps.Copy(all, user.all())
+		all = user.all()
+	}
+	for id, local := range d.local {
+		if local.Owner() != owner {
+			continue
+		}
+		a, known := all[id]
+		if !known {
+			a = local.Allocation
+		}
+		all[id] = with(a, d.node, local.address)
 	}
 	return all
 }
@@ -423,13 +472,15 @@ func (d *Daemon) reconcile(ctx context.Context) error {
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()
 	for {
+		check := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-d.dirty:
 		case <-ticker.C:
+			check = true
 		}
-		if err := d.apply(ctx); err != nil && ctx.Err() == nil {
+		if err := d.apply(ctx, check); err != nil && ctx.Err() == nil {
 			d.log.Error("bring the network of this node up to date", "error", err)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"berth.dev/berth/internal/cni"
 	"berth.dev/berth/internal/site"
 	"berth.dev/berth/internal/vxlan"
 )
@@ -45,8 +46,12 @@ func doctor(ctx context.Context, w io.Writer, checks []check) error {
 
 // nodeChecks are those of a node, whether a daemon runs there or not.
 func nodeChecks(config site.Config, node string) []check {
+	networks := check{"kernel and nft make networks", vxlan.Probe}
+	if config.ByCNI() {
+		networks = check{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }}
+	}
 	checks := []check{
-		{"kernel and nft make networks", vxlan.Probe},
+		networks,
 		{"this host has one address in hosts", func(context.Context) error {
 			_, err := hostAddress(config.Hosts)
 			return err
@@ -83,6 +88,11 @@ func nodeChecks(config site.Config, node string) []check {
 		return checks
 	}
 	return append(checks, check{"Slurm is told to contain jobs", containsJobs})
+}
+
+func openCNI(ctx context.Context, config site.Config) error {
+	_, err := cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State)
+	return err
 }
 
 func program(option, path string) func(context.Context) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -22,6 +23,8 @@ type follower struct {
 
 	mu   sync.Mutex
 	jobs map[string]site.Allocation
+	// at are the addresses that CNI plugins have given.
+	at map[place]netip.Addr
 	// changed is closed and made again at every change.
 	changed chan struct{}
 	// problem is why etcd does not answer, if it does not.
@@ -81,7 +84,7 @@ func (d *Daemon) followAll(ctx context.Context) {
 }
 
 func newFollower(prefix string, cancel context.CancelFunc) *follower {
-	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, changed: make(chan struct{})}
+	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, changed: make(chan struct{})}
 }
 
 // run follows until its context ends, through any loss of etcd. keep are the
@@ -101,16 +104,20 @@ func (d *Daemon) run(ctx context.Context, f *follower, keep func() []site.Alloca
 }
 
 func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site.Allocation) error {
-	all, revision, err := d.store.Networks(ctx, f.prefix)
+	known, err := d.store.list(ctx, f.prefix)
 	if err != nil {
 		return err
 	}
+	all := known.jobs
 	for _, a := range keep() {
 		if _, there := all[a.ID()]; there {
 			if a.Login != "" {
 				if err := d.store.Hold(ctx, a); err != nil {
 					return err
 				}
+			}
+			if err := d.tell(ctx, a, known); err != nil {
+				return err
 			}
 			continue
 		}
@@ -125,9 +132,12 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		default:
 			d.log.Warn("etcd had lost the addresses of a job", "job", a.ID())
 			all[a.ID()] = a
+			if err := d.tell(ctx, a, known); err != nil {
+				return err
+			}
 		}
 	}
-	f.set(all)
+	f.set(known)
 	d.touch()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -138,10 +148,13 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		case <-ctx.Done():
 		}
 	}()
-	return d.store.Watch(ctx, f.prefix, revision, func(c change) {
-		if c.allocation != nil {
+	return d.store.Watch(ctx, f.prefix, known.revision, func(c change) {
+		switch {
+		case c.at != nil:
+			f.putAddress(*c.at, c.address)
+		case c.allocation != nil:
 			f.put(*c.allocation)
-		} else {
+		default:
 			f.remove(c.id)
 			d.over(ctx, c.id)
 		}
@@ -212,8 +225,15 @@ func (f *follower) change(what func()) {
 	f.changed = make(chan struct{})
 }
 
-func (f *follower) set(all map[string]site.Allocation) {
-	f.change(func() { f.jobs, f.problem = all, nil })
+func (f *follower) set(known listing) {
+	f.change(func() { f.jobs, f.at, f.problem = known.jobs, known.at, nil })
+}
+func (f *follower) putAddress(where place, address netip.Addr) {
+	f.change(func() {
+		if f.at[where] = address; !address.IsValid() {
+			delete(f.at, where)
+		}
+	})
 }
 func (f *follower) put(a site.Allocation) { f.change(func() { f.jobs[a.ID()] = a }) }
 func (f *follower) remove(id string)      { f.change(func() { delete(f.jobs, id) }) }
@@ -222,7 +242,13 @@ func (f *follower) fail(err error)        { f.change(func() { f.problem = err })
 func (f *follower) all() map[string]site.Allocation {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return maps.Clone(f.jobs)
+	all := maps.Clone(f.jobs)
+	for where, address := range f.at {
+		if a, known := all[where.id]; known && a.After == where.after {
+			all[where.id] = with(a, where.node, address)
+		}
+	}
+	return all
 }
 
 // await returns the allocation of a job, once it has this node in it.

@@ -27,8 +27,9 @@ import (
 type nameServer struct {
 	config site.DNS
 	// dir holds the file, and nothing else that is kept.
-	dir     string
-	gateway netip.Addr
+	dir string
+	// address is where it listens.
+	address netip.Addr
 	log     *slog.Logger
 	// again asks for another Apply.
 	again func()
@@ -46,7 +47,7 @@ const nobody = 65534
 const nameServerStart = 5 * time.Second
 
 var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
-	bind {{.Gateway}}
+	bind {{.Address}}
 	errors
 	names {{.File}}
 {{- if .Forward}}
@@ -76,6 +77,9 @@ type namedPod struct {
 
 func (t *nameTable) add(a site.Allocation) {
 	for i, pod := range a.Pods {
+		if !pod.Address.IsValid() {
+			continue
+		}
 		t.Pods = append(t.Pods, namedPod{
 			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
 		})
@@ -141,7 +145,7 @@ func (n *nameServer) start(text []byte) error {
 // launch returns when CoreDNS listens.
 func (n *nameServer) launch(file string) error {
 	var text strings.Builder
-	if err := corefile.Execute(&text, map[string]string{"Gateway": n.gateway.String(), "File": file, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
+	if err := corefile.Execute(&text, map[string]string{"Address": n.address.String(), "File": file, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
 		return err
 	}
 	ready, ours, err := os.Pipe()

@@ -3,6 +3,7 @@ package sited
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,15 @@ import (
 
 // resolver is the file that tasks of a job find as /etc/resolv.conf.
 func (d *Daemon) resolver(id string) string { return filepath.Join(d.config.Run, "resolv", id) }
+
+// resolverAddress is where pods ask for names. CNI plugins know of no address that is
+// each node's own towards its pods, but that of the host is.
+func (d *Daemon) resolverAddress() netip.Addr {
+	if d.config.ByCNI() {
+		return d.host
+	}
+	return d.config.Gateway()
+}
 
 func (d *Daemon) writeResolver(a site.Allocation) error {
 	if d.config.DNS.Program == "" {
@@ -27,7 +37,7 @@ func (d *Daemon) writeResolver(a site.Allocation) error {
 		search = searchOf(string(host))
 	}
 	// A name with one dot, pod0.job, is looked for in the user's domain first.
-	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:2\n", d.config.Gateway(), strings.Join(a.Domains(d.config.Cluster, search), " "))
+	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:2\n", d.resolverAddress(), strings.Join(a.Domains(d.config.Cluster, search), " "))
 	if err := os.WriteFile(d.resolver(a.ID()), []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write resolver of %s: %w", a.ID(), err)
 	}

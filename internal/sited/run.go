@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/cni"
 	"berth.dev/berth/internal/site"
 	"berth.dev/berth/internal/vxlan"
 )
@@ -55,11 +56,16 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		return err
 	}
 	d.audit = &audit{path: config.Audit, node: node, log: log, now: time.Now}
-	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), gateway: config.Gateway(), log: log, again: d.touch}
+	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
+	if config.ByCNI() {
+		if d.cni, err = cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State); err != nil {
+			return err
+		}
+	}
 	if err := d.load(); err != nil {
 		return err
 	}
-	if err := d.apply(ctx); err != nil {
+	if err := d.apply(ctx, true); err != nil {
 		return err
 	}
 	if slices.Contains(config.RoutesOn, node) || d.isGateway() {

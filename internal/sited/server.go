@@ -239,10 +239,13 @@ func (d *Daemon) Status() string {
 	defer d.mu.Unlock()
 	var lines []string
 	for id, local := range d.local {
-		pod, _ := local.On(d.node)
+		pod, _ := local.here(d.node).On(d.node)
 		line := fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address)
 		if gateway := d.gateways.of(pod.Address); gateway.IsValid() {
 			line += fmt.Sprintf(" gateway %s", gateway)
+		}
+		if local.problem != nil {
+			line += fmt.Sprintf(" (%s)", local.problem)
 		}
 		lines = append(lines, line)
 	}

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"path"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -66,6 +67,13 @@ func podsKey(a site.Allocation) string    { return networkPrefix(a.Owner()) + "p
 func leftPrefix(a site.Allocation) string { return site.Prefix + "left/" + a.ID() + "/" }
 func leftKey(a site.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", leftPrefix(a), a.After, node)
+}
+
+// at is between the owner and the rest in the keys of addresses that plugins give.
+const at = "/at/"
+
+func atPrefix(a site.Allocation) string {
+	return site.Prefix + "networks/" + a.Owner() + at + a.ID() + "/"
 }
 
 const (
@@ -159,14 +167,14 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 		}
 		a := request.empty(known.guard)
 		a.VNI = known.network(a.Owner(), s.config.Tunnel.FirstVNI)
-		if a.Pods, err = choose(s.config.Pods, known.taken(), known.nodes, request.Nodes); err != nil {
+		if a.Pods, err = s.choose(known, request.Nodes); err != nil {
 			return fail(err)
 		}
 		put, err := s.put(a)
 		if err != nil {
 			return fail(err)
 		}
-		done, err := s.write(ctx, known, put, clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()),
+		done, err := s.write(ctx, known, put, clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix()),
 			clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
 		if err != nil {
 			return fail(err)
@@ -254,6 +262,9 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 		k.guard = kv.ModRevision
 	}
 	for _, kv := range values(1) {
+		if strings.Contains(string(kv.Key), at) {
+			continue
+		}
 		if k.jobs[string(kv.Key)], err = decode(kv.Value); err != nil {
 			return k, err
 		}
@@ -291,7 +302,9 @@ func (k knowledge) taken() map[netip.Addr]bool {
 	taken := map[netip.Addr]bool{}
 	for _, a := range k.jobs {
 		for _, pod := range a.Pods {
-			taken[pod.Address] = true
+			if pod.Address.IsValid() {
+				taken[pod.Address] = true
+			}
 		}
 	}
 	return taken
@@ -309,6 +322,26 @@ func (k knowledge) network(owner string, first uint32) uint32 {
 	return next
 }
 
+// choose gives each node's pod an address, unless plugins on the nodes do.
+func (s *Store) choose(k knowledge, nodes []string) ([]site.Pod, error) {
+	if !s.config.ByCNI() {
+		return choose(s.config.Pods, k.taken(), k.nodes, nodes)
+	}
+	var pods []site.Pod
+	for _, node := range nodes {
+		via, known := k.nodes[node]
+		if !known {
+			return nil, errUnregistered(node)
+		}
+		pods = append(pods, site.Pod{Node: node, Via: via})
+	}
+	return pods, nil
+}
+
+func errUnregistered(node string) error {
+	return fmt.Errorf("node %s is not registered: start berthd there", node)
+}
+
 // choose takes the lowest free addresses.
 func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]site.Pod, error) {
 	var chosen []site.Pod
@@ -318,7 +351,7 @@ func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.A
 	for _, node := range nodes {
 		end, known := via[node]
 		if !known {
-			return nil, fmt.Errorf("node %s is not registered: start berthd there", node)
+			return nil, errUnregistered(node)
 		}
 		for taken[address] {
 			address = address.Next()
@@ -404,7 +437,9 @@ func (s *Store) Leave(ctx context.Context, a site.Allocation, node string) error
 	}
 	current := clientv3.Compare(clientv3.Value(podsKey(a)), "=", string(value))
 	said, err := s.client.Txn(ctx).If(current).
-		Then(clientv3.OpPut(leftKey(a, node), ""), clientv3.OpGet(leftKey(a, ""), clientv3.WithPrefix(), clientv3.WithCountOnly())).
+		Then(clientv3.OpPut(leftKey(a, node), ""), clientv3.OpGet(leftKey(a, ""), clientv3.WithPrefix(), clientv3.WithCountOnly()),
+			// Plugins may have given it to another pod by now.
+			clientv3.OpDelete(atKey(a, node))).
 		Commit()
 	if err != nil {
 		return fail(err)
@@ -419,7 +454,7 @@ func (s *Store) Leave(ctx context.Context, a site.Allocation, node string) error
 }
 
 func free(a site.Allocation) []clientv3.Op {
-	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix())}
+	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix())}
 }
 
 // Free removes all that is known of a job.
@@ -430,32 +465,54 @@ func (s *Store) Free(ctx context.Context, a site.Allocation) error {
 	return nil
 }
 
+// listing is what is known below a prefix.
+type listing struct {
+	jobs map[string]site.Allocation
+	at   map[place]netip.Addr
+	// revision is that at which it was so.
+	revision int64
+}
+
 // Networks are the allocations below a prefix, by their ID, and the revision at
 // which they were so.
 func (s *Store) Networks(ctx context.Context, prefix string) (map[string]site.Allocation, int64, error) {
+	known, err := s.list(ctx, prefix)
+	return known.jobs, known.revision, err
+}
+
+func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 	// Without a limit, a question to an etcd that is away would never fail, and
 	// nobody would learn that it is.
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 	defer cancel()
 	got, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
 	if err != nil {
-		return nil, 0, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
+		return listing{}, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
 	}
-	all := map[string]site.Allocation{}
+	known := listing{jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, revision: got.Header.Revision}
 	for _, kv := range got.Kvs {
+		if where, found := placeOf(string(kv.Key)); found {
+			if known.at[where], err = netip.ParseAddr(string(kv.Value)); err != nil {
+				return listing{}, fmt.Errorf("read address of %s in etcd: %w", where.id, err)
+			}
+			continue
+		}
 		a, err := decode(kv.Value)
 		if err != nil {
-			return nil, 0, err
+			return listing{}, err
 		}
-		all[a.ID()] = a
+		known.jobs[a.ID()] = a
 	}
-	return all, got.Header.Revision, nil
+	return known, nil
 }
 
 // change is one of an allocation; without one it is over.
 type change struct {
 	id         string
 	allocation *site.Allocation
+	// at: it is one of an address instead, which is over where there is none.
+	at      *place
+	address netip.Addr
 }
 
 // Watch reports changes of allocations below a prefix since a revision, until
@@ -469,7 +526,17 @@ func (s *Store) Watch(ctx context.Context, prefix string, since int64, report fu
 		}
 		for _, event := range events.Events {
 			c := change{id: path.Base(string(event.Kv.Key))}
-			if event.Type == clientv3.EventTypePut {
+			where, found := placeOf(string(event.Kv.Key))
+			switch {
+			case found:
+				c.at = &where
+				if event.Type == clientv3.EventTypePut {
+					var err error
+					if c.address, err = netip.ParseAddr(string(event.Kv.Value)); err != nil {
+						return fmt.Errorf("read address of %s in etcd: %w", where.id, err)
+					}
+				}
+			case event.Type == clientv3.EventTypePut:
 				a, err := decode(event.Kv.Value)
 				if err != nil {
 					return err

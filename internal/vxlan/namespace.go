@@ -15,9 +15,9 @@ import (
 	"berth.dev/berth/internal/site"
 )
 
-// NewNamespace makes a network namespace and keeps it by a mount on a file. One
-// that is there already is left as it is.
-func NewNamespace(path string) error {
+// NewNamespace makes a network namespace with a loopback and keeps it by a mount on a
+// file. One that is there already is left as it is.
+func NewNamespace(path string, ipv6 bool) error {
 	if IsNamespace(path) {
 		return nil
 	}
@@ -29,19 +29,29 @@ func NewNamespace(path string) error {
 		return fmt.Errorf("make network namespace: %w", err)
 	}
 	file.Close()
-	linux.OnNewThread(func() { err = newNamespace(path) })
+	linux.OnNewThread(func() { err = newNamespace(path, ipv6) })
 	if err != nil {
 		return errors.Join(fmt.Errorf("make network namespace %s: %w", path, err), os.Remove(path))
 	}
 	return nil
 }
 
-func newNamespace(path string) error {
+func newNamespace(path string, ipv6 bool) error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return err
 	}
-	// Pods have no IPv6 yet; link-local addresses would be refused as spoofed.
+	lo, err := netlink.LinkByName("lo")
+	if err == nil {
+		err = netlink.LinkSetUp(lo)
+	}
+	if err != nil {
+		return fmt.Errorf("start the loopback: %w", err)
+	}
 	for _, which := range []string{"all", "default"} {
+		if ipv6 {
+			break
+		}
+		// Our own networks have none yet; link-local addresses would be refused as spoofed.
 		err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0)
 		if err != nil && !os.IsNotExist(err) {
 			return err
@@ -129,17 +139,13 @@ func newPair(name string, pod Pod, ns netns.NsHandle, mtu int) (netlink.Link, er
 // configure the inside of a pod. Its own network is all pods: those of other
 // users are looked for on the link, where they are not.
 func configure(inside *netlink.Handle, s State, pod Pod) error {
-	lo, err := inside.LinkByName("lo")
-	if err != nil {
-		return fmt.Errorf("find the loopback of the pod: %w", err)
-	}
 	link, err := inside.LinkByName(podLink)
 	if err != nil {
 		return fmt.Errorf("find the interface of the pod: %w", err)
 	}
 	mask := net.CIDRMask(s.Pods.Bits(), 32)
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: pod.Address.AsSlice(), Mask: mask}}
-	if err := errors.Join(inside.LinkSetUp(lo), inside.AddrReplace(link, address), inside.LinkSetUp(link)); err != nil {
+	if err := errors.Join(inside.AddrReplace(link, address), inside.LinkSetUp(link)); err != nil {
 		return fmt.Errorf("configure the interface of the pod: %w", err)
 	}
 	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}

@@ -1,0 +1,257 @@
+package cni
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// fake is a plugin that writes down what it is asked, and does as the files beside it
+// say: FAIL-COMMAND has it fail with these words, HANG-COMMAND not end.
+const fake = `#!/bin/sh
+dir=${0%/*}
+input=$(cat)
+case $CNI_COMMAND in
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}'; exit ;;
+esac
+echo "$CNI_COMMAND $CNI_CONTAINERID $(echo "$input" | grep -o '"generation":[0-9]*') $(echo "$input" | grep -o '"user":"[a-z]*"')" >>"$dir/asked"
+if [ -e "$dir/HANG-$CNI_COMMAND" ]; then sleep 1000; fi
+if [ -e "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID" ]; then
+	printf '{"cniVersion":"1.0.0","code":100,"msg":"%s"}' "$(cat "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID")"
+	exit 1
+fi
+if [ -e "$dir/DIE-$CNI_COMMAND" ]; then echo "no iptables here" >&2; exit 3; fi
+[ "$CNI_COMMAND" != ADD ] || cat "$dir/result"
+`
+
+const result = `{"cniVersion":"1.0.0","interfaces":[{"name":"br0"},{"name":"eth0","sandbox":"/ns"}],
+"ips":[{"address":"fd00::2/64","interface":1},{"address":"10.0.0.1/24","interface":0},{"address":"10.0.0.2/24","interface":1}]}`
+
+type bench struct {
+	t    *testing.T
+	dir  string
+	list string
+}
+
+func newBench(t *testing.T) *bench {
+	b := &bench{t: t, dir: t.TempDir()}
+	b.list = filepath.Join(b.dir, "site.conflist")
+	b.write("fake", fake, 0o755)
+	b.write("result", result, 0o644)
+	b.generation(1)
+	return b
+}
+
+func (b *bench) write(name, text string, mode os.FileMode) {
+	b.t.Helper()
+	if err := os.WriteFile(filepath.Join(b.dir, name), []byte(text), mode); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) remove(name string) {
+	b.t.Helper()
+	if err := os.Remove(filepath.Join(b.dir, name)); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// generation is what the administrator changes in the list.
+func (b *bench) generation(n int) {
+	b.write("site.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"fake","generation":%d,"capabilities":{"berth":true}}]}`, n), 0o644)
+}
+
+func (b *bench) open() *Network {
+	b.t.Helper()
+	n, err := Open(b.t.Context(), b.list, []string{b.dir}, filepath.Join(b.dir, "state"))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return n
+}
+
+// asked is what plugins were asked since the last time.
+func (b *bench) asked() string {
+	path := filepath.Join(b.dir, "asked")
+	text, _ := os.ReadFile(path)
+	os.Remove(path)
+	var all []string
+	for line := range strings.Lines(string(text)) {
+		all = append(all, strings.Join(strings.Fields(line), " "))
+	}
+	return strings.Join(all, "; ")
+}
+
+func (b *bench) want(asked string) {
+	b.t.Helper()
+	if got := b.asked(); got != asked {
+		b.t.Errorf("plugins were asked %q, want %q", got, asked)
+	}
+}
+
+func pods(ids ...string) []Pod {
+	var all []Pod
+	for _, id := range ids {
+		all = append(all, Pod{ID: id, Namespace: "/ns", Owner: Owner{User: "alice", UID: 1001, Network: 4096}})
+	}
+	return all
+}
+
+func (b *bench) apply(n *Network, check bool, pods []Pod) map[string]Outcome {
+	b.t.Helper()
+	outcomes, err := n.Apply(b.t.Context(), pods, check)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return outcomes
+}
+
+func TestPodsAreConnectedOnce(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	got := b.apply(n, false, pods("job-1"))["job-1"]
+	if got.Err != nil || got.Address.String() != "10.0.0.2" || !got.Changed {
+		t.Errorf("connected: %+v", got)
+	}
+	b.want(`ADD job-1 "generation":1 "user":"alice"`)
+	for range 2 {
+		if got := b.apply(n, false, pods("job-1"))["job-1"]; got.Err != nil || got.Address.String() != "10.0.0.2" || got.Changed {
+			t.Errorf("again: %+v", got)
+		}
+	}
+	b.want("")
+	// The list has changed, and the daemon: what is there goes by the list that made it.
+	b.generation(2)
+	n = b.open()
+	b.apply(n, true, pods("job-1"))
+	b.want(`CHECK job-1 "generation":1 "user":"alice"`)
+	b.apply(n, false, nil)
+	b.want(`DEL job-1 "generation":1 "user":"alice"`)
+	b.apply(n, false, nil)
+	b.want("")
+	left, err := filepath.Glob(filepath.Join(b.dir, "state", "*", "*"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestWhatIsBrokenIsMadeAgain(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.apply(n, false, pods("job-1"))
+	b.asked()
+	b.write("FAIL-CHECK-job-1", "eth0 is gone", 0o644)
+	if got := b.apply(n, true, pods("job-1"))["job-1"]; got.Err != nil || !got.Changed {
+		t.Errorf("after CHECK has failed: %+v", got)
+	}
+	if asked := b.asked(); !strings.HasPrefix(asked, "CHECK job-1") || !strings.Contains(asked, "; DEL job-1") || !strings.Contains(asked, "; ADD job-1") {
+		t.Errorf("plugins were asked %q", asked)
+	}
+	b.remove("FAIL-CHECK-job-1")
+	// A plugin that is gone says nothing about the network that it has made.
+	b.remove("fake")
+	if got := b.apply(n, true, pods("job-1"))["job-1"]; got.Err == nil || got.Gone {
+		t.Errorf("without the plugin: %+v", got)
+	}
+	b.want("")
+}
+
+// The daemon, or the node, was ended while plugins ran.
+func TestWhatWasBegunIsUndone(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	if _, err := n.Apply(t.Context(), nil, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, pod := range pods("job-1", "job-2") {
+		if err := n.begin(pod); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.apply(b.open(), false, pods("job-2"))
+	if asked := b.asked(); asked != `DEL job-1 "generation":1 "user":"alice"; DEL job-2 "generation":1 "user":"alice"; ADD job-2 "generation":1 "user":"alice"` {
+		t.Errorf("plugins were asked %q", asked)
+	}
+}
+
+func TestAPodThatFailsIsAlone(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.write("FAIL-ADD-job-1", "no addresses are left", 0o644)
+	outcomes := b.apply(n, false, pods("job-1", "job-2"))
+	if got := outcomes["job-2"]; got.Err != nil {
+		t.Errorf("the other one: %v", got.Err)
+	}
+	if got := outcomes["job-1"]; got.Err == nil || !got.Gone || !strings.Contains(got.Err.Error(), `connect job-1 by CNI (list site): plugin type="fake"`) || !strings.Contains(got.Err.Error(), "no addresses are left") {
+		t.Errorf("it: %+v", got)
+	}
+	b.asked()
+	b.remove("FAIL-ADD-job-1")
+	b.write("DIE-ADD", "", 0o644)
+	if got := b.apply(n, false, pods("job-1", "job-2"))["job-1"]; got.Err == nil || !strings.Contains(got.Err.Error(), "exit status 3: no iptables here") {
+		t.Errorf("a plugin that dies: %v", got.Err)
+	}
+	b.remove("DIE-ADD")
+	if got := b.apply(n, false, pods("job-1", "job-2"))["job-1"]; got.Err != nil {
+		t.Errorf("again: %v", got.Err)
+	}
+	b.write("FAIL-DEL-job-1", "busy", 0o644)
+	outcomes, err := n.Apply(t.Context(), pods("job-2", "job-3"), false)
+	if err == nil || !strings.Contains(err.Error(), "disconnect job-1 by CNI") || outcomes["job-3"].Err != nil {
+		t.Errorf("a pod that does not go: %v, %v", err, outcomes)
+	}
+	b.remove("FAIL-DEL-job-1")
+	b.asked()
+	b.apply(n, false, pods("job-2", "job-3"))
+	b.want(`DEL job-1 "generation":1 "user":"alice"`)
+}
+
+// What a plugin has started holds its output open.
+func TestAPluginThatHangsIsEnded(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.write("HANG-ADD", "", 0o644)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	outcomes, err := n.Apply(ctx, pods("job-1"), false)
+	if got := outcomes["job-1"]; err != nil || got.Err == nil || !strings.Contains(got.Err.Error(), "have not ended in time") {
+		t.Errorf("a plugin that hangs: %+v, %v", got, err)
+	}
+	b.remove("HANG-ADD")
+	if got := b.apply(n, false, pods("job-1"))["job-1"]; got.Err != nil {
+		t.Errorf("again: %v", got.Err)
+	}
+}
+
+func TestMistakesInTheListAreSaid(t *testing.T) {
+	for text, reason := range map[string]string{
+		`{`: "site.conflist",
+		`{"cniVersion":"1.0.0","name":"site","plugins":[]}`:                  "plugins",
+		`{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"other"}]}`:  "install them in a directory of 'cni.plugins'",
+		`{"cniVersion":"0.3.1","name":"site","plugins":[{"type":"fake"}]}`:   "0.4.0 or newer",
+		`{"cniVersion":"1.0.0","name":"si te","plugins":[{"type":"fake"}]}`:  "si te",
+		`{"cniVersion":"99.0.0","name":"site","plugins":[{"type":"fake"}]}`:  "99.0.0",
+		`{"cniVersion":"1.0.0","plugins":[{"type":"fake"}]}`:                 "name",
+		`{"cniVersion":"1.0.0","name":"site","type":"fake","generation": 1}`: "plugins",
+	} {
+		b := newBench(t)
+		b.write("site.conflist", text, 0o644)
+		if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir); err == nil || !strings.Contains(err.Error(), reason) {
+			t.Errorf("%s: %v, want %s", text, err, reason)
+		}
+	}
+	b := newBench(t)
+	b.remove("site.conflist")
+	if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir); err == nil || !strings.Contains(err.Error(), "correct 'cni.list'") {
+		t.Errorf("no list: %v", err)
+	}
+	b.generation(1)
+	b.write("result", `{"cniVersion":"1.0.0","ips":[{"address":"fd00::2/64"}]}`, 0o644)
+	if got := b.apply(b.open(), false, pods("job-1"))["job-1"]; got.Err == nil || !strings.Contains(got.Err.Error(), "no IPv4 address") {
+		t.Errorf("no address: %v", got.Err)
+	}
+}
