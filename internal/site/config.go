@@ -125,6 +125,9 @@ type Gateways struct {
 	// Interfaces are those through which they reach the outside, beside the one
 	// with their address in hosts.
 	Interfaces []string `yaml:"interfaces"`
+	// As are the addresses, by the name of a gateway, that pods get from it in place of
+	// its own. The site's routers lead them to that gateway, or they are on its link.
+	As map[string]AddressRange `yaml:"as"`
 	// Networks are what is reached through them. The one with the longest prefix
 	// counts.
 	Networks []OutsideNetwork `yaml:"networks"`
@@ -136,6 +139,47 @@ type OutsideNetwork struct {
 	// NAT: packets of pods get there with an address of the gateway. Otherwise the
 	// site's routers send what is for pods to a gateway, whichever.
 	NAT bool `yaml:"nat"`
+}
+
+// AddressRange are IPv4 addresses from the first to the last.
+type AddressRange struct{ First, Last netip.Addr }
+
+// UnmarshalText reads "198.51.100.16-198.51.100.23", "198.51.100.16/29" or one address.
+func (r *AddressRange) UnmarshalText(text []byte) error {
+	fail := func() error {
+		return fmt.Errorf("addresses %q: write 198.51.100.16-198.51.100.23, 198.51.100.16/29 or one IPv4 address, the smaller one first", text)
+	}
+	if prefix, err := netip.ParsePrefix(string(text)); err == nil {
+		if !prefix.Addr().Is4() {
+			return fail()
+		}
+		r.First = prefix.Masked().Addr()
+		r.Last = Address(Number(r.First) + 1<<(32-prefix.Bits()) - 1)
+		return nil
+	}
+	first, last, found := strings.Cut(string(text), "-")
+	if !found {
+		last = first
+	}
+	var err error
+	if r.First, err = netip.ParseAddr(first); err == nil {
+		r.Last, err = netip.ParseAddr(last)
+	}
+	if err != nil || !r.First.Is4() || !r.Last.Is4() || r.Last.Less(r.First) {
+		return fail()
+	}
+	return nil
+}
+
+// String is what UnmarshalText reads.
+func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
+
+// Size is how many they are.
+func (r AddressRange) Size() int { return int(Number(r.Last)-Number(r.First)) + 1 }
+
+// Overlaps says whether any of them is in a prefix.
+func (r AddressRange) Overlaps(p netip.Prefix) bool {
+	return p.IsValid() && (p.Contains(r.First) || p.Contains(r.Last) || !p.Masked().Addr().Less(r.First) && !r.Last.Less(p.Masked().Addr()))
 }
 
 // Rules are those of one user.
@@ -332,6 +376,7 @@ func (c Config) checkGateways() []error {
 			wrong("gateways.interfaces %q: give the name of an interface, eth1 say", name)
 		}
 	}
+	problems = append(problems, c.checkAs()...)
 	seen := map[netip.Prefix]bool{}
 	for i, network := range c.Gateways.Networks {
 		if len(network.Addresses) == 0 {
@@ -347,6 +392,36 @@ func (c Config) checkGateways() []error {
 				wrong("gateways.networks[%d]: %v is there twice", i, prefix)
 			}
 			seen[prefix.Masked()] = true
+		}
+	}
+	return problems
+}
+
+// maxAs is how many addresses of pods a gateway may have: it answers for each of them.
+const maxAs = 256
+
+func (c Config) checkAs() []error {
+	var problems []error
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	given := map[netip.Addr]string{}
+	for _, name := range slices.Sorted(maps.Keys(c.Gateways.As)) {
+		if !slices.Contains(c.Gateways.On, name) {
+			wrong("gateways.as.%s: it is none of the gateways (on)", name)
+		}
+		addresses := c.Gateways.As[name]
+		if addresses.Size() > maxAs {
+			wrong("gateways.as.%s: %s are %d addresses: give up to %d", name, addresses, addresses.Size(), maxAs)
+			continue
+		}
+		if addresses.Overlaps(c.Pods) {
+			wrong("gateways.as.%s: %s has pods in it", name, addresses)
+		}
+		for a := addresses.First; !addresses.Last.Less(a); a = a.Next() {
+			if given[a] != "" {
+				wrong("gateways.as.%s: %s is one of %s already", name, a, given[a])
+				break
+			}
+			given[a] = name
 		}
 	}
 	return problems

@@ -1,6 +1,7 @@
 package site
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,6 +52,18 @@ func TestConfigurationIsRead(t *testing.T) {
 	}
 }
 
+func TestRangesOfAddressesAreRead(t *testing.T) {
+	for text, want := range map[string]string{
+		"198.51.100.16/29": "198.51.100.16-198.51.100.23 8", "198.51.100.17/29": "198.51.100.16-198.51.100.23 8",
+		"198.51.100.9-198.51.100.11": "198.51.100.9-198.51.100.11 3", "198.51.100.9": "198.51.100.9-198.51.100.9 1",
+	} {
+		var r AddressRange
+		if err := r.UnmarshalText([]byte(text)); err != nil || fmt.Sprintf("%s %d", r, r.Size()) != want {
+			t.Errorf("%s: %s %d, %v, want %s", text, r, r.Size(), err, want)
+		}
+	}
+}
+
 func TestMistakesAreSaid(t *testing.T) {
 	for change, reason := range map[string]string{
 		"pods: 10.128.0.0/12=>pods: 10.128.0.0/30":                                                                          "pods",
@@ -81,6 +94,12 @@ func TestMistakesAreSaid(t *testing.T) {
 		"policy:=>cni: {list: /a.conflist}\npolicy:":                                                                        "the plugins say who reaches whom",
 		"policy:=>cni: {list: /a.conflist}\nroutes-on: [ctl]\npolicy:":                                                      "routes-on",
 		"policy:=>cni: {list: /a}\ngateways: {on: [g], networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":                      "lead to the outside",
+		"policy:=>gateways: {on: [g], as: {h: 1.2.3.4}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":                     "none of the gateways",
+		"policy:=>gateways: {on: [g], as: {g: 1.2.3.0/23}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":                  "up to 256",
+		"policy:=>gateways: {on: [g], as: {g: 1.2.3.9-1.2.3.4}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":             "smaller one first",
+		"policy:=>gateways: {on: [g], as: {g: 10.127.255.255-10.128.0.1}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":   "has pods in it",
+		"policy:=>gateways: {on: [g, h], as: {g: 1.2.3.0/24, h: 1.2.3.255}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:": "1.2.3.255 is one of g",
+		"policy:=>gateways: {on: [g], as: {g: \"fd00::1\"}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":                 "IPv4",
 		"tcp/6817-6819=>tcp/6819-6817":                                                                                      "smaller one first",
 		"udp/53=>icmp/1":                                                                                                    "tcp/22",
 		"udp/53=>udp/70000":                                                                                                 "65535",

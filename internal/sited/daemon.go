@@ -380,7 +380,7 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != "",
-		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces}
+		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node]}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
 	if d.cni != nil {
@@ -392,6 +392,9 @@ func (d *Daemon) state() (vxlan.State, []string) {
 		here = append(here, pod.Address)
 	}
 	through := d.gateways.assign(here)
+	if len(here) > 0 {
+		s.Gateways = d.gateways.all()
+	}
 	for id, local := range d.local {
 		n := networks[local.Owner()]
 		if n == nil {

@@ -101,6 +101,14 @@ func (g *gateways) of(pod netip.Addr) netip.Addr {
 	return g.chosen[pod]
 }
 
+// all are those that live, and those that pods have.
+func (g *gateways) all() []netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := slices.AppendSeq(slices.Collect(maps.Values(g.living)), maps.Values(g.chosen))
+	return slices.DeleteFunc(all, func(a netip.Addr) bool { return !a.IsValid() })
+}
+
 func (g *gateways) set(living map[string]netip.Addr) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -40,7 +40,7 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 	if !s.active() {
 		// Interfaces first: without rules there must be nothing that they guard.
 		_, err := k.forwarding(nil)
-		return errors.Join(k.prune(s), k.routes(s, uplink), k.gateways(s, uplink), err, k.load(ctx, clearRules))
+		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), err, k.load(ctx, clearRules))
 	}
 	forwarding := []string{uplink.Attrs().Name}
 	if s.forwards() {
@@ -49,6 +49,11 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 		s.Interfaces = slices.DeleteFunc(slices.Clone(s.Interfaces), func(name string) bool { return name == uplink.Attrs().Name })
 		forwarding = append(forwarding, s.Interfaces...)
 	}
+	own, err := netlink.AddrList(uplink, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list addresses of %s: %w", uplink.Attrs().Name, err)
+	}
+	s.distant = s.beyondLink(own)
 	opened, err := k.forwarding(forwarding)
 	if err != nil {
 		return err
@@ -60,7 +65,8 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 	for _, n := range s.Networks {
 		problems = append(problems, k.network(s, n, mtu-overhead))
 	}
-	return errors.Join(append(problems, k.routes(s, uplink), k.gateways(s, uplink))...)
+	far, err := k.distant(s, mtu-overhead)
+	return errors.Join(append(problems, err, k.routes(s, uplink, far), k.gateways(s, uplink, far))...)
 }
 
 // load has nft read the rules, all or nothing. Those that are in force already
@@ -107,6 +113,9 @@ func (k *Kernel) prune(s State) error {
 			wanted[podName(pod.Address)] = true
 		}
 	}
+	if len(s.distant) > 0 {
+		wanted[tunnelName(gatewayTunnel)] = true
+	}
 	links, err := netlink.LinkList()
 	if err != nil {
 		return fmt.Errorf("list interfaces: %w", err)
@@ -145,7 +154,7 @@ func (k *Kernel) network(s State, n Network, mtu int) error {
 	if err != nil {
 		return err
 	}
-	problems := []error{k.peers(n, tunnel)}
+	problems := []error{k.peers(n.Peers, tunnel, true)}
 	for _, pod := range n.Local {
 		if err := k.pod(s, pod, bridge, mtu); err != nil {
 			problems = append(problems, fmt.Errorf("connect pod %s: %w", pod.Address, err))
@@ -180,18 +189,22 @@ func (k *Kernel) bridge(s State, n Network, mtu int) (netlink.Link, error) {
 	return link, nil
 }
 
-func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netlink.Link, error) {
-	name := tunnelName(n.VNI)
-	link, err := ensure(&netlink.Vxlan{
-		LinkAttrs: netlink.LinkAttrs{Name: name, MTU: mtu, TxQLen: -1},
-		VxlanId:   int(n.VNI),
+func (s State) vxlan(vni uint32, mtu int) *netlink.Vxlan {
+	return &netlink.Vxlan{
+		LinkAttrs: netlink.LinkAttrs{Name: tunnelName(vni), MTU: mtu, TxQLen: -1},
+		VxlanId:   int(vni),
 		SrcAddr:   s.Host.AsSlice(),
 		Port:      int(s.Port),
 		PortLow:   firstSource, PortHigh: lastSource,
 		Learning: false,
 		// It answers for the pods it knows, and passes no question on.
 		Proxy: true,
-	})
+	}
+}
+
+func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netlink.Link, error) {
+	name := tunnelName(n.VNI)
+	link, err := ensure(s.vxlan(n.VNI, mtu))
 	if err != nil {
 		return nil, err
 	}

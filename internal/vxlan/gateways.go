@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -37,7 +38,7 @@ func (s State) table(pod Pod) int {
 // pod all packets take one way, which changes with its gateway only: several hops
 // in one route would spread the connections of a pod anew over those that are
 // left, and tear those that a living gateway translates.
-func (k *Kernel) gateways(s State, uplink netlink.Link) error {
+func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	rules := map[netip.Prefix]int{}
 	tables := map[int]netip.Addr{}
 	for _, n := range s.Networks {
@@ -54,7 +55,7 @@ func (k *Kernel) gateways(s State, uplink netlink.Link) error {
 	}
 	wanted := map[tableRoute]netlink.Route{}
 	for table, gateway := range tables {
-		for _, route := range s.beyond(table, gateway, uplink) {
+		for _, route := range s.beyond(table, gateway, uplink, far) {
 			wanted[keyOf(route)] = route
 		}
 	}
@@ -77,16 +78,26 @@ func (k *Kernel) gateways(s State, uplink netlink.Link) error {
 
 // beyond are the routes of one gateway. What is inside of the networks without
 // being outside, pods and hosts, is left to the main table.
-func (s State) beyond(table int, gateway netip.Addr, uplink netlink.Link) []netlink.Route {
+func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) []netlink.Route {
 	routes := []netlink.Route{
 		{Table: table, Dst: prefixOf(s.Pods), Type: unix.RTN_THROW, Protocol: protocol},
 		{Table: table, Dst: prefixOf(s.Hosts), Type: unix.RTN_THROW, Protocol: protocol},
+	}
+	if far != nil {
+		// A gateway answers pods by the tunnel, and what it hears from them by another way
+		// it drops where it filters by the reverse path.
+		for _, host := range s.distant {
+			routes = append(routes, netlink.Route{Table: table, Dst: single(host), Type: unix.RTN_UNICAST, Protocol: protocol, LinkIndex: far.Attrs().Index, Gw: host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+		}
 	}
 	for _, network := range s.Beyond {
 		for _, prefix := range network.Addresses {
 			route := netlink.Route{Table: table, Dst: prefixOf(prefix), Type: unix.RTN_UNREACHABLE, Protocol: protocol}
 			if gateway.IsValid() {
 				route.Type, route.LinkIndex, route.Gw = unix.RTN_UNICAST, uplink.Attrs().Index, gateway.AsSlice()
+				if far != nil && slices.Contains(s.distant, gateway) {
+					route.LinkIndex, route.Flags = far.Attrs().Index, int(netlink.FLAG_ONLINK)
+				}
 			}
 			routes = append(routes, route)
 		}
@@ -128,7 +139,7 @@ func addRoutes(wanted map[tableRoute]netlink.Route) ([]netlink.Route, error) {
 	var problems []error
 	for _, route := range wanted {
 		if err := netlink.RouteReplace(&route); err != nil {
-			problems = append(problems, fmt.Errorf("add route to %s through gateway %s: %w: gateways must be on the link of the nodes", route.Dst, route.Gw, err))
+			problems = append(problems, fmt.Errorf("add route to %s through gateway %s: %w", route.Dst, route.Gw, err))
 		}
 	}
 	return extra, errors.Join(problems...)
@@ -194,6 +205,48 @@ func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]net
 	return chosen, nil
 }
 
+// beyondLink are the hosts that a tunnel between nodes and gateways leads to.
+func (s State) beyondLink(own []netlink.Addr) []netip.Addr {
+	all := slices.Clone(s.Gateways)
+	if s.forwards() {
+		for _, peer := range s.remote() {
+			all = append(all, peer.Via)
+		}
+	}
+	all = slices.DeleteFunc(all, func(host netip.Addr) bool {
+		return host == s.Host || slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.Contains(host.AsSlice()) })
+	})
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// distant makes the tunnel to gateways, or nodes, on other links: the routers between
+// would not know what to do with packets of pods. It returns nil if there are none.
+func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
+	if len(s.distant) == 0 {
+		return nil, nil
+	}
+	want := s.vxlan(gatewayTunnel, mtu)
+	want.HardwareAddr = site.MAC(s.Host)
+	link, err := ensure(want)
+	if err != nil {
+		return nil, err
+	}
+	for file, value := range map[string]string{"ipv4/conf/" + want.Name + "/forwarding": "1", "ipv6/conf/" + want.Name + "/disable_ipv6": "1"} {
+		if err := setting(file, value); err != nil && !os.IsNotExist(err) {
+			return nil, fmt.Errorf("configure tunnel %s: %w", want.Name, err)
+		}
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("start tunnel %s: %w", want.Name, err)
+	}
+	var peers []Peer
+	for _, host := range s.distant {
+		peers = append(peers, Peer{Address: host, Via: host})
+	}
+	return link, k.peers(peers, link, false)
+}
+
 // Carries says which of the interfaces of a gateway has no link, or is none.
 func Carries(host netip.Addr, interfaces []string) error {
 	uplink, _, err := uplinkOf(host)
@@ -252,7 +305,11 @@ func (s State) gateway(r *writer) {
 		r.line("ip daddr { %s } accept", s.inside())
 		for _, n := range networks {
 			verdict := "accept"
-			if n.nat {
+			switch {
+			case n.nat && s.As.First.IsValid():
+				// The same for all connections of a pod, as long as it lives.
+				verdict = fmt.Sprintf("snat ip to %s persistent", s.As)
+			case n.nat:
 				verdict = "masquerade"
 			}
 			r.line("%s %s", matching("daddr", n.prefix), verdict)

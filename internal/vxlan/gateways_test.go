@@ -62,7 +62,7 @@ func leadThroughGateways() error {
 	} {
 		step.change()
 		for range 2 {
-			if err := k.gateways(s, uplink); err != nil {
+			if err := k.gateways(s, uplink, nil); err != nil {
 				return err
 			}
 		}

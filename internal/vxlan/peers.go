@@ -13,12 +13,13 @@ import (
 )
 
 // A peer is three entries: behind the bridge's port, behind the tunnel at a
-// node, and its IP address, with which the tunnel answers who asks for it.
-func (k *Kernel) peers(n Network, tunnel netlink.Link) error {
+// node, and its IP address, with which the tunnel answers who asks for it. A tunnel
+// that is on no bridge does without the first.
+func (k *Kernel) peers(peers []Peer, tunnel netlink.Link, bridged bool) error {
 	index := tunnel.Attrs().Index
 	via := map[string]net.IP{}
 	known := map[string]net.HardwareAddr{}
-	for _, peer := range n.Peers {
+	for _, peer := range peers {
 		mac := site.MAC(peer.Address)
 		via[mac.String()] = peer.Via.AsSlice()
 		known[peer.Address.String()] = mac
@@ -43,12 +44,12 @@ func (k *Kernel) peers(n Network, tunnel netlink.Link) error {
 			problems = append(problems, netlink.NeighDel(&entry))
 		}
 	}
-	for _, peer := range n.Peers {
+	for _, peer := range peers {
 		mac := site.MAC(peer.Address)
 		if node, missing := via[mac.String()]; missing {
 			problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_SELF, State: unix.NUD_PERMANENT, IP: node, HardwareAddr: mac}))
 		}
-		if !atPort[mac.String()] {
+		if bridged && !atPort[mac.String()] {
 			problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_MASTER, State: unix.NUD_NOARP, HardwareAddr: mac}))
 		}
 	}

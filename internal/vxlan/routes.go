@@ -19,12 +19,13 @@ const protocol = 98
 
 // routes are those of the host to pods: of its own through their bridge, of
 // others through their nodes, where these are on the same link. Where they are
-// not, the site's routers know the way to a gateway.
+// not, a gateway has a tunnel to them, and for others the site's routers know the
+// way to a gateway.
 //
 // The way to a pod on another node is not the tunnel, although there is one: its
 // packets to this host come from the node without one, and a host that filters
 // by the reverse path would drop them.
-func (k *Kernel) routes(s State, uplink netlink.Link) error {
+func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	wanted := map[string]netlink.Route{}
 	for _, n := range s.Networks {
 		bridge, err := netlink.LinkByName(bridgeName(n.VNI))
@@ -40,9 +41,16 @@ func (k *Kernel) routes(s State, uplink netlink.Link) error {
 		return fmt.Errorf("list addresses of %s: %w", uplink.Attrs().Name, err)
 	}
 	for _, peer := range s.remote() {
+		if far != nil && slices.Contains(s.distant, peer.Via) {
+			wanted[single(peer.Address).String()] = netlink.Route{LinkIndex: far.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+			continue
+		}
 		if slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.Contains(peer.Via.AsSlice()) }) {
 			wanted[single(peer.Address).String()] = netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice()}
 		}
+	}
+	if err := s.answerFor(wanted); err != nil {
+		return err
 	}
 	have, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
@@ -68,6 +76,23 @@ func (k *Kernel) routes(s State, uplink netlink.Link) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// answerFor has a gateway that gives pods addresses of their own count these as its own:
+// then it answers for them on its links, and what belongs to no connection ends here
+// (chain input), where it would go back to where it comes from otherwise.
+func (s State) answerFor(wanted map[string]netlink.Route) error {
+	if !s.forwards() || !s.As.First.IsValid() {
+		return nil
+	}
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find the loopback: %w", err)
+	}
+	for address := s.As.First; !s.As.Last.Less(address); address = address.Next() {
+		wanted[single(address).String()] = netlink.Route{LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
+	}
+	return nil
 }
 
 // remote are all pods on other nodes that this host reaches.

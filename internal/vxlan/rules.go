@@ -36,6 +36,9 @@ func (s State) rules(opened []string) string {
 			tunnels = append(tunnels, peer.Via.String())
 		}
 	}
+	for _, host := range s.distant {
+		tunnels = append(tunnels, host.String())
+	}
 	r := &writer{}
 	r.text(clearRules)
 	r.block("table bridge "+table, func() {
@@ -75,6 +78,13 @@ func (s State) input(r *writer) {
 			}
 		}
 		r.line(`iifname "%sb*" jump leave`, ownerPrefix)
+		if len(s.distant) > 0 {
+			r.line("iifname %q ip saddr != %s drop", tunnelName(gatewayTunnel), s.Pods)
+		}
+		if s.forwards() && s.As.First.IsValid() {
+			// Addresses of pods that have gone, or connect from nowhere.
+			r.line("ip daddr %s drop", s.As)
+		}
 	})
 	r.block("chain tunnel", func() {
 		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, lastSource)
@@ -95,6 +105,12 @@ func (s State) forward(r *writer, opened []string) {
 		r.line(`oifname "%sb*" jump arrive`, ownerPrefix)
 		if s.forwards() {
 			r.line("ip saddr %s jump outward", s.Pods)
+		}
+		if len(s.distant) > 0 {
+			// By that tunnel come packets of pods to gateways, and to pods from those.
+			r.line("iifname %q drop", tunnelName(gatewayTunnel))
+		}
+		if s.forwards() {
 			r.line("ip daddr %s jump inward", s.Pods)
 		}
 		for _, name := range opened {

@@ -48,13 +48,22 @@ func gateway() State {
 	return s
 }
 
+// far: the gateway gives pods addresses, and their node is on another link.
+func far() State {
+	s := gateway()
+	s.As = site.AddressRange{First: netip.MustParseAddr("198.51.100.16"), Last: netip.MustParseAddr("198.51.100.19")}
+	s.distant = []netip.Addr{netip.MustParseAddr("192.168.1.12")}
+	return s
+}
+
 func TestRulesAreAsWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
 		opened []string
 	}{
 		"two-users.nft": {example(), []string{"eth0"}}, "none.nft": {State{}, nil},
-		"gateway.nft": {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil},
+		"far-gateway.nft": {far(), []string{"eth0", "eth1"}},
+		"gateway.nft":     {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil},
 	} {
 		testutil.Golden(t, name, test.state.rules(test.opened))
 	}
@@ -63,7 +72,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 // The kernel takes the rules, and takes them twice.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	for _, state := range []State{example(), gateway(), example()} {
+	for _, state := range []State{example(), gateway(), far(), example()} {
 		command := exec.Command("nft", "-c", "-f", "-")
 		command.Stdin = strings.NewReader(state.rules([]string{"eth0", "eth1"}))
 		command.SysProcAttr = testutil.NewNamespaces()

@@ -35,6 +35,13 @@ type State struct {
 	// address.
 	Forwards   bool
 	Interfaces []string
+	// As are the addresses that pods get from this gateway, where it is not its own.
+	As site.AddressRange
+	// Gateways are those that live, or that pods here have.
+	Gateways []netip.Addr
+	// distant are the hosts that are not on the link of this one, and reached by a tunnel
+	// of its own: gateways from nodes, nodes from gateways. Apply fills it in.
+	distant []netip.Addr
 }
 
 // active says whether there is anything to do: a gateway forwards for pods, and
@@ -88,6 +95,10 @@ type Peer struct {
 // ownerPrefix begins the names of all our interfaces, which have 15 bytes at
 // most.
 const ownerPrefix = "berth"
+
+// gatewayTunnel is that between nodes and gateways on other links. Networks of users
+// have numbers from 1 on.
+const gatewayTunnel = 0
 
 func bridgeName(vni uint32) string { return fmt.Sprintf("%sb%06x", ownerPrefix, vni) }
 func tunnelName(vni uint32) string { return fmt.Sprintf("%st%06x", ownerPrefix, vni) }

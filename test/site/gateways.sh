@@ -257,3 +257,98 @@ legs() {
 	done
 	listen_outside $beyond 'echo from $SOCAT_PEERADDR'
 }
+
+# restart_site CHANGE: berthd of all hosts is started again with its configuration changed
+# by sed, or as it was.
+restart_site() {
+	local host
+	stop_site
+	if [[ -z $1 ]]; then
+		start_site
+		return
+	fi
+	configuration | sed "$1" >"$out/changed.yaml"
+	for host in "${hosts[@]}"; do on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"; done
+	start_site --config /run/changed.yaml
+}
+
+# gateway_range: pods get addresses of a range that the gateway has for them, each its own
+# as long as it lives; what comes to these from outside goes nowhere.
+gateway_range() {
+	local lost left net job seen
+	net=$(address ctl | sed 's/[0-9]*$//')
+	outside_serves
+	restart_site "s|^  on: .*|&\n  as: {login: ${net}192-${net}195}|"
+	pair
+	jobs[alice]=$lost
+	seen=$(reaches alice n1 $translated:7000)
+	[[ $seen =~ ^from\ ${net//./\\.}19[2-5]$ ]] || fail "through login: $seen"
+	for job in 1 2 3 4; do
+		[[ $(reaches alice n1 $translated:7000) == "$seen" ]] || fail "connection $job has another address"
+	done
+	[[ $(reaches alice n1 $untranslated:7000) == "from $(pod_of alice n1)" ]] || fail "not translated: $(reaches alice n1 $untranslated:7000)"
+	jobs[alice]=$left
+	[[ $(reaches alice n1 $translated:7000) == "from $(address ctl)" ]] || fail "through ctl: $(reaches alice n1 $translated:7000)"
+	on login nft -f - <<-END
+		table ip seen {
+			counter arrived { }
+			counter sent { }
+			chain prerouting { type filter hook prerouting priority -300; ip daddr ${net}193 udp dport 9 counter name arrived; }
+			chain postrouting { type filter hook postrouting priority 200; ip daddr ${net}193 counter name sent; ip saddr ${net}193 counter name sent; }
+		}
+	END
+	poll 10 eval 'echo stray | outside socat -u - UDP-SENDTO:${net}193:9; [[ $(on login nft list counter ip seen arrived) != *"packets 0 "* ]]' ||
+		fail "nothing arrives: $(on login nft list table ip seen)"
+	[[ $(on login nft list counter ip seen sent) == *"packets 0 "* ]] || fail "login sends on, or answers, what belongs to no connection: $(on login nft list table ip seen)"
+	on login nft delete table ip seen
+	on ctl scancel "$lost" "$left"
+	poll 20 settled || fail "the jobs do not end"
+	restart_site ''
+}
+
+# far_gateways: no host is on the link of another, so gateways are reached by a tunnel,
+# in both directions, also where hosts filter by the reverse path.
+far_gateways() {
+	local lost left connection pod host filter
+	outside_serves
+	stop_site
+	router sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; echo 0 >/proc/sys/net/ipv4/conf/br0/send_redirects'
+	for host in "${hosts[@]}"; do alone "$host"; done
+	start_site
+	for filter in 0 1; do
+		for host in "${hosts[@]}"; do on $host sh -c "echo $filter >/proc/sys/net/ipv4/conf/all/rp_filter"; done
+		pair
+		jobs[alice]=$lost
+		pod=$(pod_of alice n1)
+		poll 10 through login || fail "translated: $(reaches alice n1 $translated:7000)"
+		[[ $(reaches alice n1 $untranslated:7000) == "from $pod" ]] || fail "not translated: $(reaches alice n1 $untranslated:7000)"
+		serve alice n1 8000
+		[[ $(outside socat -u "TCP:$pod:8000,bind=$untranslated,connect-timeout=5" - 2>&1) == "from $untranslated" ]] || fail "the outside does not reach a pod"
+		[[ $(on n1 ip route show table all) == *"dev bertht000000"* ]] || fail "there is no tunnel: $(on n1 ip route show table all)"
+		[[ $filter == 1 ]] || on ctl scancel "$lost" "$left"
+		[[ $filter == 1 ]] || poll 20 settled || fail "the jobs do not end"
+	done
+	open_connection
+	on login sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
+	wait "${daemons[login]}" 2>/dev/null
+	others_go_on
+	on ctl scancel "$lost" "$left"
+	for host in "${hosts[@]}"; do
+		on $host sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter'
+		together "$host"
+	done
+	start login login run
+	poll 20 answers login || fail "berthd does not come back on login"
+}
+
+# alone HOST: nothing is on its link but the router. together HOST undoes it.
+alone() {
+	local router=$(router_address)
+	on "$1" sh -c "ip addr add $(address "$1")/32 dev eth0; ip addr del $(address "$1")/24 dev eth0
+		ip route replace $router dev eth0; ip route replace default via $router"
+}
+together() {
+	on "$1" sh -c "ip addr add $(address "$1")/24 dev eth0; ip addr del $(address "$1")/32 dev eth0
+		ip route replace default via $(router_address); ip route del $(router_address) dev eth0"
+}
+router_address() { router ip -o -4 addr show dev br0 | sed 's/.*inet //; s:/.*::'; }
