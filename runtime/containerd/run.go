@@ -47,7 +47,7 @@ func run(args []string) error {
 		return err
 	}
 	if *showVersion {
-		fmt.Println("containerd", version.Package, "v"+version.Version)
+		fmt.Println("containerd", version.Package, version.Version)
 		return nil
 	}
 	if o.config == "" || flags.NArg() > 0 {

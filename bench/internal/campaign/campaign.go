@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/bench/internal/cases"
 	"berth.dev/berth/bench/internal/plan"
 	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/registry"
 	"berth.dev/berth/bench/internal/system"
 )
 
@@ -127,6 +128,9 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 		if err != nil {
 			unmeasured = append(unmeasured, &record.Unmeasured{System: s.Name, Reason: err.Error()})
 		}
+	}
+	if digest := registry.Digest(c.Place.Images); digest != "" {
+		session.Versions["images"] = digest
 	}
 	machines, err := c.Place.Machines(ctx)
 	if err != nil {

@@ -113,6 +113,11 @@ func TestTogether(t *testing.T) {
 	if len(first) != 2 || !first[0] || first[1] {
 		t.Errorf("what succeeded is to come before what failed: %v", first)
 	}
+	if n := count(t, path, func(l record.Line) bool {
+		return l.Session != nil && l.Session.Versions["bare"] == "1" && l.Session.Versions["images"] != ""
+	}); n != 1 {
+		t.Errorf("%d sessions have the versions of the system and of the images", n)
+	}
 	total := 0
 	for _, n := range turns {
 		total += n
@@ -141,6 +146,10 @@ func carryOut(t *testing.T, ctx context.Context, path string, p *plan.Plan, made
 	if err := os.WriteFile(self, []byte("#!/bin/sh\necho '{\"name\": \"n1\"}'\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	images := t.TempDir()
+	if err := os.WriteFile(filepath.Join(images, "index.json"), nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
 	before, err := record.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -151,7 +160,7 @@ func carryOut(t *testing.T, ctx context.Context, path string, p *plan.Plan, made
 	}
 	defer records.Close()
 	c := Campaign{
-		Plan: p, Place: system.Place{Self: self}, Records: records, Before: before, Progress: io.Discard,
+		Plan: p, Place: system.Place{Self: self, Images: images}, Records: records, Before: before, Progress: io.Discard,
 		New: made,
 	}
 	return c.Run(ctx)

@@ -4,6 +4,8 @@
 package registry
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,6 +35,8 @@ const (
 // Sent is what a registry has sent.
 type Sent struct {
 	Bytes int64 `json:"bytes"`
+	// Image is the size of the one that was begun with: of its layers and configuration.
+	Image int64 `json:"image"`
 	// Last is when the last byte of a layer went out; zero where none did.
 	Last time.Time `json:"last"`
 }
@@ -70,6 +74,18 @@ func Names(folder string) (map[string]bool, error) {
 		names[name] = true
 	}
 	return names, nil
+}
+
+// Digest tells folders of images apart, by what they say that they have; empty for one
+// that has none.
+func Digest(folder string) string {
+	content, err := os.ReadFile(filepath.Join(folder, "index.json"))
+	if err != nil {
+		return ""
+	}
+	const few = 8 // bytes
+	sum := sha256.Sum256(content)
+	return hex.EncodeToString(sum[:few])
 }
 
 func read(folder string) (map[string]descriptor, error) {
@@ -200,19 +216,20 @@ func (r *Registry) begin(w http.ResponseWriter, name string) {
 		http.Error(w, "there is no image "+name, http.StatusNotFound)
 		return
 	}
-	if err := r.warm(d.Digest); err != nil {
+	size, err := r.warm(d.Digest)
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.sent = Sent{}
+	r.sent = Sent{Image: size}
 }
 
-func (r *Registry) warm(digest string) error {
+func (r *Registry) warm(digest string) (size int64, err error) {
 	file, err := r.open(digest)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var manifest struct {
 		Config descriptor
@@ -220,19 +237,20 @@ func (r *Registry) warm(digest string) error {
 	}
 	err = json.NewDecoder(file).Decode(&manifest)
 	if err := errors.Join(err, file.Close()); err != nil {
-		return fmt.Errorf("read manifest %s: %w", digest, err)
+		return 0, fmt.Errorf("read manifest %s: %w", digest, err)
 	}
 	for _, part := range append(manifest.Layers, manifest.Config) {
 		file, err := r.open(part.Digest)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		_, err = io.Copy(io.Discard, file)
+		n, err := io.Copy(io.Discard, file)
 		if err := errors.Join(err, file.Close()); err != nil {
-			return fmt.Errorf("read %s: %w", part.Digest, err)
+			return 0, fmt.Errorf("read %s: %w", part.Digest, err)
 		}
+		size += n
 	}
-	return nil
+	return size, nil
 }
 
 // counter counts what goes out of blobs. It hides the file from net/http, which would

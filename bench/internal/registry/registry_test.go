@@ -90,7 +90,8 @@ func TestRegistry(t *testing.T) {
 		{"GET", BeginPath + "broken:1", "", 500, "is no digest"},
 		{"GET", SentPath, "", 200, `"bytes":12`},
 		{"GET", BeginPath + "patch:v1", "", 200, ""},
-		{"GET", SentPath, "", 200, `"bytes":0`},
+		// Ten bytes of the layer, and the configuration.
+		{"GET", SentPath, "", 200, `"bytes":0,"image":12`},
 	} {
 		code, content := ask(c.method, c.path, c.part)
 		if code != c.code || !strings.Contains(content, c.want) {
@@ -115,6 +116,13 @@ func TestNoImages(t *testing.T) {
 	}
 	if _, err := Names(dir); err == nil || !strings.Contains(err.Error(), dir) {
 		t.Errorf("an index that is none: %v", err)
+	}
+	before := Digest(dir)
+	if err := os.WriteFile(filepath.Join(dir, "index.json"), []byte("yes"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if now := Digest(dir); before == "" || now == "" || now == before || Digest(filepath.Join(dir, "none")) != "" {
+		t.Errorf("two folders have %q and %q, and none has %q", before, now, Digest(filepath.Join(dir, "none")))
 	}
 }
 

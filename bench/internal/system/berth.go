@@ -2,15 +2,24 @@ package system
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
 	"fmt"
+	"io"
+	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"time"
 )
 
 // berth starts a cluster for each task, in one step, and runs the task as a pod.
 type berth struct {
-	place   Place
+	place Place
+	// program is berth's name or path.
+	program string
 	options []string
 	// hostNetwork puts the pods into the network of the cluster's nodes, fast gives
 	// them the fast path.
@@ -20,20 +29,88 @@ type berth struct {
 }
 
 func (b *berth) Check(ctx context.Context) (map[string]string, error) {
-	version, err := b.place.Ask(ctx, b.place.Berth, "version")
+	program, err := exec.LookPath(b.program)
+	if err == nil {
+		program, err = filepath.EvalSymlinks(program)
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w; 'make' makes berth, 'make -C test/bench stargz' that with the stargz snapshotter: put test/bench/out/stargz/bin on PATH", err)
 	}
 	if _, err := os.Stat(b.place.Archive); err != nil {
 		return nil, fmt.Errorf("the image of the programs: %w", err)
 	}
+	libexec := filepath.Join(filepath.Dir(filepath.Dir(program)), "libexec", "berth")
 	versions := map[string]string{}
-	for line := range strings.Lines(version) {
-		if name, value, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
-			versions[name] = value
+	for _, argv := range [][]string{{program, "version"}, {filepath.Join(libexec, "containerd"), "--version"}} {
+		said, err := b.place.Ask(ctx, argv...)
+		if err != nil {
+			return nil, err
+		}
+		maps.Copy(versions, readVersions(said))
+	}
+	digest, err := digestOf(program, libexec)
+	if err != nil {
+		return nil, err
+	}
+	versions["programs of "+filepath.Base(program)] = digest
+	return versions, nil
+}
+
+// readVersions reads lines of names and versions, with a module's path between them.
+func readVersions(text string) map[string]string {
+	versions := map[string]string{}
+	for line := range strings.Lines(text) {
+		if words := strings.Fields(line); len(words) > 1 {
+			versions[words[0]] = words[len(words)-1]
 		}
 	}
-	return versions, nil
+	return versions
+}
+
+// digestOf tells builds apart that have one version: by the content of a program, and
+// of all in a folder.
+func digestOf(program, folder string) (string, error) {
+	all := sha256.New()
+	add := func(path string) error {
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(all, file)
+		return errors.Join(err, file.Close())
+	}
+	if err := add(program); err != nil {
+		return "", fmt.Errorf("read the programs: %w", err)
+	}
+	var walk func(folder string) error
+	walk = func(folder string) error {
+		entries, err := os.ReadDir(folder)
+		if err != nil {
+			return err
+		}
+		for _, entry := range entries {
+			path := filepath.Join(folder, entry.Name())
+			info, err := os.Stat(path) // what a link leads to
+			if err != nil {
+				return err
+			}
+			fmt.Fprintln(all, entry.Name())
+			if info.IsDir() {
+				err = walk(path)
+			} else {
+				err = add(path)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := walk(folder); err != nil {
+		return "", fmt.Errorf("read the programs: %w", err)
+	}
+	const few = 16
+	return hex.EncodeToString(all.Sum(nil))[:few], nil
 }
 
 func (b *berth) Prepare(context.Context) error { return nil }
@@ -152,7 +229,7 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 	}
 	place := b.place
 	place.Timeout *= time.Duration(len(tasks) + 1) // each has its own limit
-	out, err := place.Run(ctx, place.measured(hosts, append([]string{place.Berth}, options...)), text)
+	out, err := place.Run(ctx, place.measured(hosts, append([]string{b.program}, options...)), text)
 	out.Stdout = ofMain(out.Stdout)
 	return out, err
 }

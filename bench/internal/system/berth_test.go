@@ -1,6 +1,7 @@
 package system
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,12 +20,65 @@ func TestOwnExitCode(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	b := &berth{place: Place{Self: filepath.Join(dir, "self"), Berth: filepath.Join(dir, "berth"), Timeout: time.Minute}}
+	b := &berth{program: filepath.Join(dir, "berth"), place: Place{Self: filepath.Join(dir, "self"), Timeout: time.Minute}}
 	results := b.RunTogether(t.Context(), []Task{{Args: []string{"no"}}, {Args: []string{"yes"}}})
 	if err := results[0].Err; err == nil || !strings.HasPrefix(err.Error(), "exit code 3: no") || !strings.Contains(err.Error(), "; the whole: exit status 1") {
 		t.Errorf("got %v", err)
 	}
 	if r := results[1]; r.Err != nil || r.Output.Stdout != "yes\n" {
 		t.Errorf("the other: %+v", r)
+	}
+}
+
+// TestVersions: builds of one version are told apart, and what is missing is said with
+// what makes it.
+func TestVersions(t *testing.T) {
+	dir := t.TempDir()
+	put := func(path, text string) {
+		t.Helper()
+		path = filepath.Join(dir, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("image", "")
+	b := &berth{program: filepath.Join(dir, "bin/berth-other"), place: Place{Archive: filepath.Join(dir, "image")}}
+	if _, err := b.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "make -C test/bench stargz") {
+		t.Errorf("no program: %v", err)
+	}
+	put("bin/berth-other", `[ "$*" = version ] && printf 'berth 1\nkubernetes v2\n'`)
+	if _, err := b.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "libexec/berth/containerd") {
+		t.Errorf("no other programs: %v", err)
+	}
+	put("libexec/berth/containerd", `printf 'stargz-snapshotter v3\ncontainerd example.org/containerd v4\n'`)
+	put("libexec/berth/cni/host-local", "")
+	if err := os.Symlink("../../image", filepath.Join(dir, "libexec/berth/link")); err != nil {
+		t.Fatal(err)
+	}
+	digests := map[string]bool{}
+	for _, change := range []string{"bin/berth-other", "libexec/berth/cni/host-local", "image", "none"} {
+		got, err := b.Check(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		digests[got["programs of berth-other"]] = true
+		delete(got, "programs of berth-other")
+		if want := map[string]string{"berth": "1", "kubernetes": "v2", "stargz-snapshotter": "v3", "containerd": "v4"}; !maps.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		text, err := os.ReadFile(filepath.Join(dir, change))
+		if err == nil {
+			put(change, strings.TrimPrefix(string(text), "#!/bin/sh\n")+"\n# another build")
+		}
+	}
+	if len(digests) != 4 {
+		t.Errorf("four builds have %d digests", len(digests))
+	}
+	b.place.Archive = filepath.Join(dir, "nothing")
+	if _, err := b.Check(t.Context()); err == nil {
+		t.Error("no image of the programs")
 	}
 }

@@ -1,6 +1,7 @@
 package system
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -44,12 +45,13 @@ func kinds() []kind {
 				Parameters: []plan.Parameter{
 					{Name: "network", Default: "pod", Help: "pod, fast (the fast path) or host (hostNetwork)", Check: oneOf("pod", "fast", "host")},
 					{Name: "options", Help: "more options of berth run, with blanks between them; {folder} is one that all hosts see", Check: anything},
+					{Name: "program", Help: "its name or path (otherwise the one beside this program)", Check: anything},
 					{Name: "images", Default: "oci", Help: "form of the images that are delivered: oci or estargz", Check: oneOf("oci", "estargz")},
 				},
 			},
 			func(p Place, o map[string]string) Driver {
 				network := o["network"]
-				return &berth{place: p, options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast", form: o["images"]}
+				return &berth{place: p, program: cmp.Or(o["program"], p.Berth), options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast", form: o["images"]}
 			},
 		},
 		{
@@ -71,7 +73,7 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
-				Name: "apptainer", Summary: "images as SIF files, which Apptainer makes of them in a folder that all hosts see", Hosts: 1, Seconds: adds(60),
+				Name: "apptainer", Summary: "images as SIF files, which Apptainer makes of them in a folder that all hosts see", Hosts: 1, Seconds: adds(140),
 				Parameters: []plan.Parameter{{Name: "program", Default: "apptainer", Help: "its name or path", Check: anything}},
 			},
 			func(p Place, o map[string]string) Driver { return &apptainer{p, o["program"]} },

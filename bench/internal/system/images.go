@@ -196,7 +196,7 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 	if err != nil {
 		return Output{}, err
 	}
-	argv := append([]string{b.place.Berth, "run", "--quiet"}, replace(b.options, FolderHere, d.folder)...)
+	argv := append([]string{b.program, "run", "--quiet"}, replace(b.options, FolderHere, d.folder)...)
 	argv = append(argv, "--mount", d.folder+":"+deliver.Inside, "--registry", d.address+"=http://"+d.address)
 	if !d.place.InSlurm() && d.images.Nodes > 1 {
 		argv = append(argv, "--nodes-per-host", strconv.Itoa(d.images.Nodes))
