@@ -6,6 +6,7 @@
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
+#   make bench-images    how images come to nodes, beside Apptainer and stargz-snapshotter: 40 minutes
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site
 #   make spank           the plugin alone, for the Slurm below SLURM_PREFIX
@@ -38,7 +39,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-images conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte; one after the other.
 .NOTPARALLEL:
 
@@ -97,8 +98,16 @@ bench-network:
 	scripts/install-deps build bed bench
 	$(MAKE) all
 	$(MAKE) -C test/images bench
-	$(MAKE) -C test/bench
+	$(MAKE) -C test/bench out/bypass4netns
 	test/bench/network
+
+bench-images:
+	scripts/install-deps build bed
+	$(MAKE) all
+	$(MAKE) -C test/images bench paper
+	$(MAKE) -C test/bench stargz
+	test -e test/bench/out/apptainer/VERSIONS || test/bench/apptainer test/bench/out/apptainer /srv/berth/test/bench/out/apptainer
+	test/bench/images
 
 conformance:
 	scripts/install-deps build bed

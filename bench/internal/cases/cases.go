@@ -22,7 +22,11 @@ type Case struct {
 
 // All are the cases.
 func All() []Case {
-	return []Case{startup(), cpu(), memory(), storage(), bandwidth(), latency(), connections(), patchTuesday(), coldNode(), lazyPull(), requirements(), scale()}
+	return []Case{
+		startup(), cpu(), memory(), storage(), bandwidth(), latency(), connections(),
+		patchTuesday(), coldNode(), fourNodes(), lazyPull(),
+		requirements(), scale(),
+	}
 }
 
 // Find returns the case of a name.

@@ -12,11 +12,7 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-const (
-	megabit = 1e6 // in bits
-	// nodes are those that versions come to.
-	nodes = 2
-)
+const megabit = 1e6 // in bits
 
 // registryLine are the parameters of the line to the registry.
 func registryLine() []plan.Parameter {
@@ -26,8 +22,19 @@ func registryLine() []plan.Parameter {
 	}
 }
 
-func versions() plan.Parameter {
-	return plan.Parameter{Name: "versions", Default: "5", Help: "of the image, of which each has another last layer", Check: positive}
+// patchMB is the size of an image of versions.
+const patchMB = 258
+
+// onLine estimates how long a line takes for an image.
+func onLine(p map[string]string, megabytes float64) float64 {
+	if rate := number(p, "rate"); rate > 0 {
+		return 8 * megabytes / rate
+	}
+	return megabytes / 100 // unpacking
+}
+
+func versions(number string) plan.Parameter {
+	return plan.Parameter{Name: "versions", Default: number, Help: "of the image, of which each has another last layer", Check: positive}
 }
 
 func wholeNumber(value string) error {
@@ -45,47 +52,56 @@ func delivered(p map[string]string, work deliver.Work, on int, names ...string) 
 	}
 }
 
-func patches(p map[string]string) (names []string) {
-	for v := range int(number(p, "versions")) {
-		names = append(names, fmt.Sprintf("patch:v%d", v+1))
-	}
-	return names
-}
-
 // patchTuesday is figure 2 of the paper on image delivery: versions that differ in
 // their last layer come to two nodes, and a worker runs on each.
 func patchTuesday() Case {
-	return Case{
-		Kind: plan.Kind{
-			Name: "patch-tuesday", Summary: "versions of an image come to two nodes one after the other, and work there", Hosts: 2,
-			Parameters: append(registryLine(), versions(),
-				plan.Parameter{Name: "worker-memory", Default: "1000", Help: "what each of the workers gets beside one core, in MB; 0: none runs", Check: wholeNumber}),
-			Seconds: func(p map[string]string) float64 { return 20 + 10*number(p, "versions") },
-		},
-		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			images := delivered(p, deliver.Workers, nodes, patches(p)...)
-			images.WorkerMB = int(number(p, "worker-memory"))
-			return system.Task{Images: images}, nil
-		},
-		Read: readVersions,
-	}
+	return versioned(plan.Kind{
+		Name: "patch-tuesday", Summary: "versions of an image come to two nodes one after the other, and work there", Hosts: 2,
+		Parameters: []plan.Parameter{versions("5"), {
+			Name: "worker-memory", Default: "1000", Help: "what each of the workers gets beside one core, in MB; 0: none runs", Check: wholeNumber,
+		}},
+		Seconds: func(p map[string]string) float64 { return onLine(p, patchMB) + 8 + 3*number(p, "versions") },
+	}, false)
 }
 
 // coldNode is a version that comes to nodes which have nothing, where all have
 // been before: what a folder that runs share saves.
 func coldNode() Case {
+	return versioned(plan.Kind{
+		Name: "cold-node", Summary: "each version comes to nodes that have nothing, where runs share what they can", Hosts: 2,
+		Parameters: []plan.Parameter{versions("5")},
+		Seconds:    func(p map[string]string) float64 { return 10 + 6*number(p, "versions") },
+	}, true)
+}
+
+// fourNodes is an image that comes to four nodes at once: how often a registry has
+// to send it.
+func fourNodes() Case {
+	return versioned(plan.Kind{
+		Name: "four-nodes", Summary: "an image comes to four nodes that have nothing, at the same time", Hosts: 4,
+		Parameters: []plan.Parameter{versions("1")},
+		Seconds:    func(p map[string]string) float64 { return onLine(p, patchMB) + 10 + 3*number(p, "versions") },
+	}, false)
+}
+
+// versioned is a case of versions that come to all hosts of its kind; fresh: to such as
+// have nothing.
+func versioned(kind plan.Kind, fresh bool) Case {
+	kind.Parameters = append(registryLine(), kind.Parameters...)
 	return Case{
-		Kind: plan.Kind{
-			Name: "cold-node", Summary: "each version comes to nodes that have nothing, where runs share what they can", Hosts: 2,
-			Parameters: append(registryLine(), versions()),
-			Seconds:    func(p map[string]string) float64 { return 30 + 15*number(p, "versions") },
-		},
+		Kind: kind,
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			images := delivered(p, deliver.Workers, nodes, patches(p)...)
-			images.Fresh = true
+			var names []string
+			for v := range int(number(p, "versions")) {
+				names = append(names, fmt.Sprintf("patch:v%d", v+1))
+			}
+			images := delivered(p, deliver.Workers, kind.Hosts, names...)
+			images.WorkerMB, images.Fresh = int(number(p, "worker-memory")), fresh
 			return system.Task{Images: images}, nil
 		},
-		Read: readVersions,
+		Read: func(p map[string]string, out system.Output) ([]record.Value, error) {
+			return readVersions(p, out, kind.Hosts, fresh)
+		},
 	}
 }
 
@@ -96,7 +112,9 @@ func lazyPull() Case {
 		Kind: plan.Kind{
 			Name: "lazy", Summary: "a pipeline with checkpoints, of an image that no node has", Hosts: 1,
 			Parameters: append(registryLine(), plan.Parameter{Name: "tier", Default: "large", Help: "small, medium or large: an asset of 40, 120 or 200 MiB", Check: choice("small", "medium", "large")}),
-			Seconds:    func(map[string]string) float64 { return 30 },
+			Seconds: func(p map[string]string) float64 {
+				return onLine(p, map[string]float64{"small": 110, "medium": 195, "large": 280}[p["tier"]]) + 5
+			},
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
 			return system.Task{Images: delivered(p, deliver.Pipeline, 1, "lazy:"+p["tier"])}, nil
@@ -129,8 +147,9 @@ func readImages(out system.Output, want int) ([]deliver.Image, error) {
 	return said.Images, nil
 }
 
-// readVersions makes figures of each version: the slowest node's.
-func readVersions(p map[string]string, out system.Output) (values []record.Value, err error) {
+// readVersions makes figures of each version: the slowest node's. What a registry has
+// sent is told in images, too, where nodes had nothing of them.
+func readVersions(p map[string]string, out system.Output, nodes int, fresh bool) (values []record.Value, err error) {
 	images, err := readImages(out, int(number(p, "versions")))
 	if err != nil {
 		return nil, err
@@ -160,6 +179,9 @@ func readVersions(p map[string]string, out system.Output) (values []record.Value
 		}
 		add("CPU time", "s", image.CPU)
 		add("sent by the registry", "MB", float64(image.Bytes)/1e6)
+		if (n == 0 || fresh) && image.Size > 0 {
+			add("sent by the registry, of the image", "times", float64(image.Bytes)/float64(image.Size))
+		}
 		if image.Run > 0 {
 			add("run", "s", image.Run)
 		}

@@ -27,6 +27,7 @@ func TestImageTasks(t *testing.T) {
 	}{
 		{patchTuesday(), system.Images{Names: []string{"patch:v1", "patch:v2", "patch:v3", "patch:v4", "patch:v5"}, Work: deliver.Workers, Nodes: 2, WorkerMB: 1000}},
 		{coldNode(), system.Images{Names: []string{"patch:v1", "patch:v2", "patch:v3", "patch:v4", "patch:v5"}, Work: deliver.Workers, Nodes: 2, Fresh: true}},
+		{fourNodes(), system.Images{Names: []string{"patch:v1"}, Work: deliver.Workers, Nodes: 4}},
 		{lazyPull(), system.Images{Names: []string{"lazy:large"}, Work: deliver.Pipeline, Nodes: 1}},
 	} {
 		task, err := c.kase.Task(defaults(c.kase), 2, 1000)
@@ -65,6 +66,10 @@ func TestReadImages(t *testing.T) {
 			patchTuesday(), `{"images":[{"first":[9],"pull":[8],"fetched":1,"sandbox":3,"packing":5,"cpu":7}]}`,
 			"v1 first instruction=9 s, v1 pull=8 s, v1 sandbox=3 s, v1 packing=5 s, v1 CPU time=7 s, v1 sent by the registry=0 MB",
 		},
+		{
+			fourNodes(), `{"images":[{"first":[1,1,1,1],"pull":[1,1,1,2],"fetched":1,"bytes":3000000,"size":2000000,"cpu":1}]}`,
+			"v1 first instruction=1 s, v1 pull=2 s, v1 fetched=1 s, v1 first instruction after it=0 s, v1 CPU time=1 s, v1 sent by the registry=3 MB, v1 sent by the registry, of the image=1.5 times",
+		},
 		{lazyPull(), `{"images":[{"checkpoints":[1,2,3],"bytes":4000000}]}`, "checkpoint 1=1 s, checkpoint 2=2 s, checkpoint 3=3 s, sent by the registry=4 MB"},
 	} {
 		if got, err := read(c.kase, p, c.text); err != nil || got != c.want {
@@ -75,6 +80,16 @@ func TestReadImages(t *testing.T) {
 		if got, err := read(coldNode(), p, text); err == nil {
 			t.Errorf("%q: %s", text, got)
 		}
+	}
+	// Of later versions, a part comes to nodes that have the rest.
+	two, versions := `{"images":[{"first":[1,1],"pull":[1,1],"size":1},{"first":[1,1],"pull":[1,1],"size":1}]}`, map[string]string{"versions": "2"}
+	for n, c := range []Case{patchTuesday(), coldNode()} {
+		if got, err := read(c, versions, two); err != nil || strings.Count(got, "of the image") != n+1 {
+			t.Errorf("%s: %q, %v", c.Name, got, err)
+		}
+	}
+	if got, err := read(fourNodes(), p, `{"images":[{"first":[1,1,1],"pull":[1,1,1]}]}`); err == nil {
+		t.Errorf("three of four nodes: %s", got)
 	}
 	if got, err := read(lazyPull(), p, `{"images":[{"checkpoints":[1,2]}]}`); err == nil {
 		t.Errorf("two checkpoints: %s", got)

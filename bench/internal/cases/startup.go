@@ -1,11 +1,7 @@
 package cases
 
 import (
-	"fmt"
-	"strconv"
-	"strings"
-	"time"
-
+	"berth.dev/berth/bench/internal/deliver"
 	"berth.dev/berth/bench/internal/plan"
 	"berth.dev/berth/bench/internal/record"
 	"berth.dev/berth/bench/internal/system"
@@ -24,15 +20,12 @@ func startup() Case {
 			return system.Task{Args: []string{"date", "+%s.%N"}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
-			text := strings.TrimSpace(out.Stdout)
-			seconds, fraction, _ := strings.Cut(text, ".")
-			s, err1 := strconv.ParseInt(seconds, 10, 64)
-			ns, err2 := strconv.ParseInt(fraction, 10, 64)
-			if err1 != nil || err2 != nil {
-				return nil, fmt.Errorf("read the container's date: %q is none", text)
+			first, err := deliver.ReadTime(out.Stdout)
+			if err != nil {
+				return nil, err
 			}
 			return []record.Value{
-				{Name: "first container", Unit: "s", Better: lower, Value: time.Unix(s, ns).Sub(out.Submitted).Seconds()},
+				{Name: "first container", Unit: "s", Better: lower, Value: first.Sub(out.Submitted).Seconds()},
 				{Name: "first output", Unit: "s", Better: lower, Value: out.First.Sub(out.Submitted).Seconds()},
 				{Name: "output to end", Unit: "s", Better: lower, Value: out.Ended.Sub(out.First).Seconds()},
 				{Name: "CPU time", Unit: "s", Better: lower, Value: out.Step.CPUSeconds},

@@ -6,6 +6,7 @@ package deliver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -70,6 +71,8 @@ type Image struct {
 	Fetched float64 `json:"fetched,omitempty"`
 	// Bytes are what the registry has sent of layers and configurations.
 	Bytes int64 `json:"bytes"`
+	// Size is the image's in the registry.
+	Size int64 `json:"size,omitempty"`
 	// CPU are the seconds of CPU time on all hosts.
 	CPU float64 `json:"cpu,omitempty"`
 	// Sandbox and Packing are the parts of making a SIF file.
@@ -173,7 +176,7 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 		return err
 	}
 	image.CPU = after - before
-	if err := s.sent(ctx, start, image); err != nil {
+	if err := Sent(ctx, s.Registry, start, image); err != nil {
 		return err
 	}
 	if image.Pull, err = s.pulls(ctx, name, time.Minute); err != nil {
@@ -244,7 +247,7 @@ func (s Spec) pipeline(ctx context.Context, n int, image *Image) error {
 		return fmt.Errorf("wait for checkpoints: %w", err)
 	}
 	image.Checkpoints = since(start, times)
-	return s.sent(ctx, start, image)
+	return Sent(ctx, s.Registry, start, image)
 }
 
 // folder is where containers of the nth image write.
@@ -254,18 +257,6 @@ func (s Spec) folder(n int) (string, error) {
 		return "", fmt.Errorf("make a folder for times: %w", err)
 	}
 	return out, nil
-}
-
-func (s Spec) sent(ctx context.Context, start time.Time, image *Image) error {
-	sent, err := Sent(ctx, s.Registry)
-	if err != nil {
-		return err
-	}
-	image.Bytes = sent.Bytes
-	if sent.Bytes > 0 {
-		image.Fetched = sent.Last.Sub(start).Seconds()
-	}
-	return nil
 }
 
 // usage is the CPU time of all hosts up to now.
@@ -373,15 +364,24 @@ func await(ctx context.Context, folder, prefix string, count int) ([]time.Time, 
 	}
 }
 
-// ReadTime reads seconds with a fraction.
+// clock is the form of times, as date and Python print them: seconds with a
+// fraction, or with none.
+var clock = regexp.MustCompile(`^([0-9]+)(?:\.([0-9]{1,9}))?$`) //nolint:gochecknoglobals // a constant
+
+// ReadTime reads the seconds that a container has printed.
 func ReadTime(text string) (time.Time, error) {
-	whole, fraction, _ := strings.Cut(strings.TrimSpace(text), ".")
-	seconds, err1 := strconv.ParseInt(whole, 10, 64)
-	part, err2 := strconv.ParseFloat("0."+fraction+"0", 64)
-	if err1 != nil || err2 != nil {
-		return time.Time{}, fmt.Errorf("read the container's time: %q is none", strings.TrimSpace(text))
+	text = strings.TrimSpace(text)
+	match := clock.FindStringSubmatch(text)
+	if match == nil {
+		return time.Time{}, fmt.Errorf("read the container's time: %q is none", text)
 	}
-	return time.Unix(seconds, int64(part*1e9)), nil
+	const nanoseconds = 9 // digits
+	whole, err1 := strconv.ParseInt(match[1], 10, 64)
+	part, err2 := strconv.ParseInt(match[2]+strings.Repeat("0", nanoseconds-len(match[2])), 10, 64)
+	if err := errors.Join(err1, err2); err != nil {
+		return time.Time{}, fmt.Errorf("read the container's time: %w", err)
+	}
+	return time.Unix(whole, part), nil
 }
 
 func since(start time.Time, times []time.Time) (seconds []float64) {
@@ -397,13 +397,21 @@ func Begin(ctx context.Context, at, image string) error {
 	return err
 }
 
-// Sent asks a registry what it has sent since.
-func Sent(ctx context.Context, at string) (sent registry.Sent, err error) {
+// Sent asks a registry what it has sent of an image since it was to begin to count.
+func Sent(ctx context.Context, at string, start time.Time, image *Image) error {
 	content, err := get(ctx, at+registry.SentPath)
 	if err != nil {
-		return sent, err
+		return err
 	}
-	return sent, json.Unmarshal(content, &sent)
+	var sent registry.Sent
+	if err := json.Unmarshal(content, &sent); err != nil {
+		return fmt.Errorf("read what the registry has sent: %w", err)
+	}
+	image.Bytes, image.Size = sent.Bytes, sent.Image
+	if sent.Bytes > 0 {
+		image.Fetched = sent.Last.Sub(start).Seconds()
+	}
+	return nil
 }
 
 func get(ctx context.Context, url string) (content []byte, err error) {
@@ -435,8 +443,12 @@ func sleep(ctx context.Context, d time.Duration) error {
 }
 
 // create creates an object. It asks the API server for nothing but that.
-func create(ctx context.Context, path, object string) error {
-	_, err := kubectl(ctx, object, "create", "--raw", path, "-f", "-")
+func create(ctx context.Context, path string, o object) error {
+	text, err := json.Marshal(o)
+	if err != nil {
+		return fmt.Errorf("encode an object for %s: %w", path, err)
+	}
+	_, err = kubectl(ctx, string(text), "create", "--raw", path, "-f", "-")
 	return err
 }
 

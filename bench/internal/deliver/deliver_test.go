@@ -26,12 +26,12 @@ func TestReadPulls(t *testing.T) {
 }
 
 func TestReadTime(t *testing.T) {
-	for text, want := range map[string]time.Time{"12.5\n": time.Unix(12, 5e8), "12.000000001": time.Unix(12, 1), "12": time.Unix(12, 0)} {
+	for text, want := range map[string]time.Time{"12.5\n": time.Unix(12, 5e8), "12.000000001": time.Unix(12, 1), " 12\n": time.Unix(12, 0), "12.123456\n": time.Unix(12, 123456000)} {
 		if got, err := ReadTime(text); err != nil || !got.Equal(want) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
-	for _, text := range []string{"", "now", "12.%N", "1.-5"} {
+	for _, text := range []string{"", "now", "12.%N", "1.-5", "1.5e3", "1.", "-1", "+1", "0x1", "1.0000000001", "99999999999999999999", "1 2"} {
 		if got, err := ReadTime(text); err == nil {
 			t.Errorf("%q is taken for %v", text, got)
 		}
@@ -95,19 +95,32 @@ func TestAwait(t *testing.T) {
 // TestObjects: what is created names the registry's image, and what each pod is for.
 func TestObjects(t *testing.T) {
 	s := Spec{Inside: "/bench/times-1", Registry: "http://10.0.0.1:5000", Nodes: 2, MemoryMB: 500}
-	for text, want := range map[string][]string{
-		s.rollout("bench-0", 0, "patch:v1"): {`"kind":"DaemonSet"`, `"$(OUT)/first-$(NODE)"`, `"/bench/times-1/0"`},
-		s.work("bench-1", 1, "patch:v1"):    {`"completions":2`, `"memory":"500M"`, `/bench/shards $OUT 2 $JOB_COMPLETION_INDEX`},
-		s.stages("bench-2", 2, "patch:v1"):  {`"/opt/pipeline.py","/bench/times-1/2"`},
+	for _, c := range []struct {
+		made object
+		want []string
+	}{
+		{s.rollout("bench-0", 0, "patch:v1"), []string{`"kind":"DaemonSet"`, `"$(OUT)/first-$(NODE)"`, `"/bench/times-1/0"`}},
+		{s.work("bench-1", 1, "patch:v1"), []string{`"completions":2`, `"memory":"500M"`, `/bench/shards $OUT 2 $JOB_COMPLETION_INDEX`}},
+		{s.stages("bench-2", 2, "patch:v1"), []string{`"/opt/pipeline.py","/bench/times-1/2"`}},
 	} {
-		if !json.Valid([]byte(text)) {
-			t.Errorf("no JSON: %s", text)
+		// What kubectl is given.
+		given := filepath.Join(t.TempDir(), "given")
+		fakeKubectl(t, "cat >"+given)
+		if err := create(t.Context(), "/path", c.made); err != nil {
+			t.Fatal(err)
 		}
-		for _, want := range append(want, `"image":"10.0.0.1:5000/patch:v1"`) {
-			if !strings.Contains(text, want) {
+		text, err := os.ReadFile(given)
+		if err != nil || !json.Valid(text) {
+			t.Errorf("no JSON: %s, %v", text, err)
+		}
+		for _, want := range append(c.want, `"image":"10.0.0.1:5000/patch:v1"`) {
+			if !strings.Contains(string(text), want) {
 				t.Errorf("no %s in %s", want, text)
 			}
 		}
+	}
+	if err := create(t.Context(), "/path", object{"a": func() {}}); err == nil {
+		t.Error("what has no JSON")
 	}
 }
 

@@ -1,7 +1,6 @@
 package deliver
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/url"
 )
@@ -9,21 +8,21 @@ import (
 type object = map[string]any
 
 // rollout is a DaemonSet, which has the image come to all nodes.
-func (s Spec) rollout(name string, n int, image string) string {
+func (s Spec) rollout(name string, n int, image string) object {
 	pod := s.pod(n, image, []string{"first", "$(OUT)/first-$(NODE)"})
 	// With 0 the API server removes a pod before its containers have ended.
 	pod["terminationGracePeriodSeconds"] = 1
-	return encode(object{
+	return object{
 		"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": object{"name": name},
 		"spec": object{
 			"selector": object{"matchLabels": object{"app": name}},
 			"template": object{"metadata": object{"labels": object{"app": name}}, "spec": pod},
 		},
-	})
+	}
 }
 
 // work is a Job with a worker on each node.
-func (s Spec) work(name string, n int, image string) string {
+func (s Spec) work(name string, n int, image string) object {
 	pod := s.pod(n, image, []string{
 		"sh", "-c", fmt.Sprintf("exec python3 /opt/worker.py %s/shards $OUT %d $JOB_COMPLETION_INDEX", Inside, s.Nodes),
 	})
@@ -33,23 +32,23 @@ func (s Spec) work(name string, n int, image string) string {
 	pod["affinity"] = object{"podAntiAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": []object{{
 		"topologyKey": "kubernetes.io/hostname", "labelSelector": object{"matchLabels": object{"worker": name}},
 	}}}}
-	return encode(object{
+	return object{
 		"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": name},
 		"spec": object{
 			"completions": s.Nodes, "parallelism": s.Nodes, "completionMode": "Indexed", "backoffLimit": 0,
 			"template": object{"metadata": object{"labels": object{"worker": name}}, "spec": pod},
 		},
-	})
+	}
 }
 
 // stages is a Job of one container, which runs the pipeline.
-func (s Spec) stages(name string, n int, image string) string {
+func (s Spec) stages(name string, n int, image string) object {
 	pod := s.pod(n, image, []string{"python3", "/opt/pipeline.py", fmt.Sprintf("%s/%d", s.Inside, n)})
 	pod["restartPolicy"] = "Never"
-	return encode(object{
+	return object{
 		"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": name},
 		"spec": object{"backoffLimit": 0, "template": object{"spec": pod}},
-	})
+	}
 }
 
 func (s Spec) pod(n int, image string, command []string) object {
@@ -67,13 +66,4 @@ func (s Spec) pod(n int, image string, command []string) object {
 			},
 		}},
 	}
-}
-
-// encode is an object as JSON: of nothing but words and numbers.
-func encode(o object) string {
-	text, err := json.Marshal(o)
-	if err != nil {
-		return ""
-	}
-	return string(text)
 }

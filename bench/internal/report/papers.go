@@ -3,6 +3,7 @@ package report
 import (
 	_ "embed"
 	"fmt"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 
@@ -17,9 +18,13 @@ type Paper struct {
 	Paper string `yaml:"paper"`
 	Item  string `yaml:"item"`
 	What  string `yaml:"what"`
-	// Case and Parameters say which trials stand for it.
+	// Case and Parameters say which trials stand for it, and Figure which of their
+	// figures, where not all have it.
 	Case       string            `yaml:"case"`
 	Parameters map[string]string `yaml:"parameters"`
+	Figure     string            `yaml:"figure"`
+	// System is whose trials they are, as the plans that come along call it; empty: any.
+	System string `yaml:"system"`
 	// Note says in what it differs from the paper's.
 	Note string `yaml:"note"`
 	// Reason is why the bench does not measure it, where it does not.
@@ -36,16 +41,27 @@ func papers(lines []record.Line) ([]Paper, error) {
 	}
 	for i, p := range all {
 		for _, line := range lines {
-			if t := line.Trial; t != nil && p.Case != "" && t.Kind == p.Case && len(t.Values) > 0 && t.Phase == record.Run && matches(t.Parameters, p.Parameters) {
+			if t := line.Trial; t != nil && p.stands(t) {
 				all[i].Link = anchor(t.Case)
 				break
 			}
+			if u := line.Unmeasured; u != nil && p.System != "" && u.System == p.System && (u.Case == "" || u.Case == p.Case) {
+				all[i].Reason = u.Reason
+			}
 		}
-		if all[i].Link == "" && p.Reason == "" {
+		if all[i].Link == "" && all[i].Reason == "" {
 			all[i].Reason = "the plan has no such case, or all of its trials failed"
 		}
 	}
 	return all, nil
+}
+
+// stands tells whether a trial stands for a paper's figure.
+func (p Paper) stands(t *record.Trial) bool {
+	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System || !matches(t.Parameters, p.Parameters) {
+		return false
+	}
+	return slices.ContainsFunc(t.Values, func(v record.Value) bool { return p.Figure == "" || v.Name == p.Figure })
 }
 
 func matches(has, wanted map[string]string) bool {

@@ -110,12 +110,8 @@ func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image 
 	image.CPU = made.Step.CPUSeconds
 	image.Sandbox, image.Packing = times[0].Sub(start).Seconds(), times[1].Sub(times[0]).Seconds()
 	image.Pull = []float64{times[1].Sub(start).Seconds()}
-	sent, err := deliver.Sent(ctx, at)
-	if err != nil {
+	if err := deliver.Sent(ctx, at, start, &image); err != nil {
 		return image, err
-	}
-	if image.Bytes = sent.Bytes; sent.Bytes > 0 {
-		image.Fetched = sent.Last.Sub(start).Seconds()
 	}
 	path := filepath.Join(d.folder, sif)
 	if d.images.Work == deliver.Pipeline {
