@@ -51,7 +51,7 @@ traces() {
 	ls -d /var/tmp/berth-bed/{,.}"$BED_NAME"* 2>/dev/null
 	find /sys/fs/cgroup -maxdepth 4 -name "bed-$BED_NAME*" 2>/dev/null
 	grep -lzx "BED_NAME=$BED_NAME" /proc/[0-9]*/environ 2>/dev/null | while read -r process; do
-		tr '\0' ' ' <"${process%environ}cmdline" | grep -E 'bed (up|keeper|supervisor|host)'
+		tr '\0' ' ' <"${process%environ}cmdline" | grep -E 'bed (up|keeper|supervisor|host|power)'
 	done
 }
 
@@ -258,6 +258,28 @@ test_sudden_ends() {
 	kill -KILL "${victim[@]}"
 	down
 	eventually nothing_left
+}
+
+# A host without power is gone, and back with its disks when it has some.
+test_power() {
+	PROCTRACK=cgroup TASK=cgroup up 2 || return
+	expect 0 "" bed run n2 sh -c 'echo kept >/var/tmp/kept; echo gone >/run/gone'
+	expect 0 "" as alice login sbatch -Q --no-requeue -w n2 --wrap 'sleep 300'
+	eventually bed run n2 pgrep -x sleep -u alice
+	expect 0 "" bed lose n2
+	expect 1 "*no host n2 that is up*" bed lose n2
+	expect 1 "*host n1*is up*" bed start n1
+	expect 1 "*no host n3*" bed start n3
+	expect 0 "n1" as alice login srun -w n1 hostname
+	# Slurm waits for minutes otherwise.
+	expect 0 "" bed run ctl scontrol update nodename=n2 state=down reason=power
+	expect 0 "" bed start n2
+	bed run ctl scontrol update nodename=n2 state=resume >/dev/null 2>&1
+	expect 0 "kept" bed run n2 cat /var/tmp/kept
+	expect 1 "*" bed run n2 cat /run/gone
+	eventually as alice login timeout 5 srun -Q --immediate=3 -w n2 true
+	expect 0 "" bed lose n2
+	down
 }
 
 test_interrupted_up() {

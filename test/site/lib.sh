@@ -70,13 +70,16 @@ install_sshd() {
 		as $user login sh -c 'mkdir -m 700 .ssh && ssh-keygen -q -t ed25519 -N "" -f .ssh/id_ed25519 && cp .ssh/id_ed25519.pub .ssh/authorized_keys
 			printf "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\nBatchMode yes\n" >.ssh/config' || return 1
 	done
-	for host in login n1 n2; do
-		on $host mkdir -p /run/sshd
-		"$bed" run $host /usr/sbin/sshd -D -e -f /etc/berth/sshd_config >>"$out/sshd-$host.log" 2>&1 </dev/null &
-		daemons[sshd-$host]=$!
-	done
-	for host in login n1 n2; do poll 10 on $host sh -c 'ss -Hltn "sport = :22" | grep -q .' || return 1; done
+	for host in login n1 n2; do start_sshd $host; done
+	for host in login n1 n2; do poll 10 has_sshd $host || return 1; done
 }
+
+start_sshd() { # HOST
+	on "$1" mkdir -p /run/sshd
+	"$bed" run "$1" /usr/sbin/sshd -D -e -f /etc/berth/sshd_config >>"$out/sshd-$1.log" 2>&1 </dev/null &
+	daemons[sshd-$1]=$!
+}
+has_sshd() { on "$1" sh -c 'ss -Hltn "sport = :22" | grep -q .'; }
 
 configuration() {
 	cat <<-END

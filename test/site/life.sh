@@ -84,6 +84,35 @@ sessions_of_groups() {
 	poll 20 no_sessions || fail "after all sessions: $(left_on login) $(etcdctl get --prefix /berth/site/1/networks/)"
 }
 
+# power_lost: a node loses power under jobs, with all that is in its memory; jobs on other
+# nodes and new ones go on, its own addresses are free when the controller has given it
+# up, and it takes part again when it is back.
+power_lost() {
+	local before
+	job bob --no-requeue
+	job alice --no-requeue
+	before=${jobs[alice]}
+	"$bed" lose n2 || fail "n2 does not end"
+	wait "${daemons[n2]}" "${daemons[sshd-n2]}" 2>/dev/null
+	jobs[alice]=$(as alice login sbatch --parsable -N1 -n1 -w n1 --mem=100 -o /dev/null --wrap 'sleep 300')
+	poll 20 on n1 test -e "/run/berthd/pods/${jobs[alice]}" || fail "no network for a job on the node that is left"
+	[[ $(etcdctl get --prefix /berth/site/1/networks/) == *'"node":"n2"'* ]] || fail "addresses are given back before the controller says so"
+	on ctl scontrol update nodename=n2 state=down reason=power
+	poll 30 eval '[[ $(etcdctl get --prefix /berth/site/1/networks/) != *n2* ]]' || fail "etcd still has $(etcdctl get --prefix /berth/site/1/networks/)"
+	poll 20 eval '! on n1 test -e "/run/berthd/net/$before"' || fail "n1 keeps the pod of a job that is over"
+	"$bed" start n2 || fail "n2 does not come back"
+	start n2 n2 run
+	start_sshd n2
+	poll 30 answers n2 || fail "berthd does not start on n2"
+	poll 10 has_sshd n2 || fail "sshd does not start on n2"
+	# Slurm may have heard of it already.
+	on ctl scontrol update nodename=n2 state=resume 2>/dev/null
+	poll 60 runs bob || fail "no job starts on the node that is back: $(on ctl sinfo -h -N -o '%N %T')"
+	job alice
+	serve alice n2 7000
+	talks n1 n2 || fail "pods are apart"
+}
+
 # full: with no room where berthd keeps what it knows, a job says so, and the next one
 # runs when there is some.
 full() {

@@ -86,6 +86,14 @@ unshare_cgroups() {
 	exec unshare -C sh -c 'echo $$ >"$0" && exec "$@"' "$leaf/cgroup.procs" "$@"
 }
 
+# clear_cgroups HOST removes what Slurm had made in those of a host that has ended.
+clear_cgroups() {
+	local at
+	while read -r _ at; do
+		find "$at/bed-$BED_NAME/$1" -mindepth 1 -depth -type d -exec rmdir {} + 2>/dev/null || true
+	done < <(used_hierarchies)
+}
+
 # join_cgroups HOST moves the calling shell.
 join_cgroups() {
 	local controllers at dir

@@ -195,7 +195,7 @@ alive() {
 	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
 	case $1 in
 	up | keeper | supervisor) ! ended "$pid" "$1" ;;
-	*) grep -q "/bed-$BED_NAME/$1\(/\|\$\)" "/proc/$pid/cgroup" ;;
+	*) grep -qs "/bed-$BED_NAME/$1\(/\|\$\)" "/proc/$pid/cgroup" ;;
 	esac
 }
 

@@ -29,6 +29,42 @@ set_port() {
 	nsenter -t "$(cat "$state/pid/supervisor")" -n ip link set "v-$1" "$2"
 }
 
+# bed_lose returns when nothing of the host is left.
+bed_lose() {
+	[[ -n ${1:-} ]] || { usage >&2; exit 2; }
+	need_root lose
+	load_settings
+	alive "$1" || die "bed $BED_NAME has no host $1 that is up: see $bed status"
+	kill -KILL "$(cat "$state/pid/$1")"
+	await 20 is_lost "$1" || die "something of host $1 is left after its end"
+}
+
+is_lost() { ! alive "$1" && ! nsenter -t "$(cat "$state/pid/supervisor")" -n ip link show "v-$1" >/dev/null 2>&1; }
+
+# bed_start returns when the host answers, as `up` does.
+bed_start() {
+	[[ -n ${1:-} ]] || { usage >&2; exit 2; }
+	need_root start
+	load_settings
+	[[ " $(host_names | xargs) " == *" $1 "* ]] || die "bed $BED_NAME has no host $1"
+	! alive "$1" || die "host $1 of bed $BED_NAME is up: see $bed status"
+	rm -f "$state/pid/$1"
+	(become_daemon power "$1") &
+	await 120 is_ready_or_dead "$1" && alive "$1" || die "host $1 did not start: see $bed logs power.log"
+}
+
+# power HOST starts a host below the supervisor, in whose namespaces it is.
+power() {
+	load_settings
+	local supervisor
+	supervisor=$(cat "$state/pid/supervisor")
+	clear_cgroups "$1"
+	export bed_router=/proc/$supervisor/ns/net
+	raise_limits
+	unshare_cgroups "$1" nsenter -t "$supervisor" -m -n -p -- unshare -m -u -i -n -p -f --kill-child --propagation private \
+		"$bed" host "$1"
+}
+
 # enter HOST CMD... becomes CMD, in all namespaces and cgroups of the host, as
 # its root; inside does the same as a child.
 enter() {
