@@ -12,10 +12,9 @@ import (
 
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/distribution/reference"
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
-
-	"berth.dev/berth/runtime/internal/gunzip"
 )
 
 // Archive is a file with images, and the name that its one image is to have.
@@ -91,8 +90,7 @@ func (a Archive) baseName() string {
 // Decompress recognizes a compression by its first bytes. Neither reader
 // starts a program, as containerd's own would.
 func Decompress(r io.Reader) (io.ReadCloser, error) {
-	// Less than what gunzip reads at a time, which then is not copied.
-	buffered := bufio.NewReaderSize(r, 64<<10)
+	buffered := bufio.NewReaderSize(r, 1<<20)
 	magic, err := buffered.Peek(4)
 	if err != nil && len(magic) == 0 {
 		if errors.Is(err, io.EOF) {
@@ -102,7 +100,7 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 	}
 	switch {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
-		return io.NopCloser(gunzip.NewReader(buffered)), nil
+		return gzip.NewReader(buffered)
 	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
 		z, err := zstd.NewReader(buffered)
 		if err != nil {
