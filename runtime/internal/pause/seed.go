@@ -3,6 +3,7 @@ package pause
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -106,7 +107,11 @@ func (i *image) unpack(ctx context.Context, s Stores) error {
 	}
 	switch {
 	case len(mounts) == 1 && mounts[0].Type == snapshotter.LayerMount:
-		err = layerfile.Write(mounts[0].Source, bytes.NewReader(i.blobs[i.layer.Digest]))
+		// Every pod waits for it, and the first one would for a mount, too.
+		plain := snapshotter.Plain(mounts[0].Source)
+		if err = os.Mkdir(plain, 0o755); err == nil {
+			err = errors.Join(write(plain), layerfile.Write(mounts[0].Source, bytes.NewReader(i.blobs[i.layer.Digest])))
+		}
 	case len(mounts) == 1 && mounts[0].Type == "bind":
 		// Without a parent a snapshot is a plain directory, which needs no mount.
 		err = write(mounts[0].Source)

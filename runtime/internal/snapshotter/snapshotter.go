@@ -39,9 +39,15 @@ const LayerMount = "berth/layer"
 const (
 	layerFile = "layer.erofs" // a layer: its image
 	treeDir   = "tree"        // a layer: where it and those below are mounted
+	plainDir  = "plain"       // a layer: its files as they are, see Plain
 	upperDir  = "fs"          // a container: what it has written
 	workDir   = "work"        // a container: overlayfs' own
 )
+
+// Plain is the directory for the files of a layer, beside its image at path. Where
+// somebody makes it, containers upon that layer alone have it below what they write,
+// and nothing is mounted. It is for images of a few files that every pod waits for.
+func Plain(path string) string { return filepath.Join(filepath.Dir(path), plainDir) }
 
 // Mounter mounts the tree of layers, the uppermost first, on a directory.
 type Mounter interface {
@@ -252,7 +258,8 @@ func (s *Snapshotter) furnish(ctx context.Context, snapshot storage.Snapshot, ke
 		return result, err
 	}
 	// The root of an overlay is as its upper directory is.
-	return result, likeRoot(s.dir(snapshot.ID, upperDir), s.dir(snapshot.ParentIDs[0], treeDir))
+	below, _ := s.below(snapshot.ParentIDs)
+	return result, likeRoot(s.dir(snapshot.ID, upperDir), below)
 }
 
 // likeRoot gives a directory the owner and permissions of another.
@@ -309,11 +316,26 @@ func (s *Snapshotter) mounts(ctx context.Context, snapshot storage.Snapshot, key
 	}, s.options...)}}, nil
 }
 
+// below returns where layers are seen together, the uppermost first, and whether
+// nothing needs to be mounted there.
+func (s *Snapshotter) below(ids []string) (dir string, plain bool) {
+	if len(ids) == 1 {
+		dir = s.dir(ids[0], plainDir)
+		if _, err := os.Stat(dir); err == nil {
+			return dir, true
+		}
+	}
+	return s.dir(ids[0], treeDir), false
+}
+
 // tree returns where the layers are mounted together, the uppermost first.
 func (s *Snapshotter) tree(ctx context.Context, ids []string) (string, error) {
 	s.mounting.Lock()
 	defer s.mounting.Unlock()
-	target := s.dir(ids[0], treeDir)
+	target, plain := s.below(ids)
+	if plain {
+		return target, nil
+	}
 	if err := os.Mkdir(target, 0o700); err != nil && !errors.Is(err, fs.ErrExist) && !errors.Is(err, syscall.ENOTCONN) {
 		return "", fmt.Errorf("mount image: %w", err)
 	}
