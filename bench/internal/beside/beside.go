@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -40,6 +39,10 @@ type Spec struct {
 const (
 	Requirements = "requirements"
 	Nodes        = "nodes"
+	MPISteps     = "mpi-steps"
+	MPIPods      = "mpi-pods"
+	HPCCJob      = "hpcc-job"
+	HPCCPods     = "hpcc-pods"
 )
 
 // Result is what it gave.
@@ -63,7 +66,7 @@ func Main(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("%s took longer than %s", s.What, s.Timeout))
 	defer cancel()
 	does := map[string]func(context.Context, Spec) (Result, error){
-		Requirements: requirements, Nodes: nodes,
+		Requirements: requirements, Nodes: nodes, MPISteps: mpiSteps, MPIPods: mpiPods, HPCCJob: hpccJob, HPCCPods: hpccPods,
 	}[s.What]
 	if does == nil {
 		return fmt.Errorf("there is no %q", s.What)
@@ -97,9 +100,6 @@ func run(ctx context.Context, stdin string, argv ...string) (string, error) {
 	}
 	return string(out), nil
 }
-
-// seconds is a time for kubectl.
-func seconds(d time.Duration) string { return strconv.Itoa(int(d.Seconds())) + "s" }
 
 // errNo is what a check says that found something else than it wanted.
 var errNo = errors.New("no") //nolint:gochecknoglobals // a constant

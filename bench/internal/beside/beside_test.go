@@ -127,3 +127,45 @@ func TestNodes(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// TestReadSteps: a step's time and MPI_Init's, of all calls.
+func TestReadSteps(t *testing.T) {
+	r, err := readSteps("step took 0.5\nMPI_Init took 0.125\n\nstep took 1.5\nMPI_Init took 1e-3\n")
+	if err != nil || len(r.Values) != 6 || r.Values[0].Value != 1 || r.Values[1].Value != 0.5 || r.Values[5].Value != 0.125 {
+		t.Errorf("got %+v, %v", r.Values, err)
+	}
+	if _, err := readSteps("step took 0.5\n"); err == nil || !strings.Contains(err.Error(), "MPI_Init") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestReadHPCC: figures count only where hpcc found its own results right.
+func TestReadHPCC(t *testing.T) {
+	text := "HPL_Tflops=0.002\nPTRANS_GBs=0.9\nStarSTREAM_Triad=76.2\nMPIFFT_Gflops=0.07\n"
+	if _, err := readHPCC(text + "Success=0\n"); err == nil {
+		t.Error("wrong results have figures")
+	}
+	r, err := readHPCC(text + "Success=1\n")
+	if err != nil || len(r.Values) != 4 || r.Values[0].Value != 2 || r.Values[0].Unit != "Gflop/s" {
+		t.Errorf("got %+v, %v", r.Values, err)
+	}
+	if _, err := readHPCC("Success=1\n"); err == nil {
+		t.Error("a summary without figures")
+	}
+}
+
+// TestMPIWorkers: pods that do not answer each other at once are asked again.
+func TestMPIWorkers(t *testing.T) {
+	s := cluster(t, `case "$*" in
+apply*) cat >"$(dirname "$0")/applied" ;;
+exec*) [ -e "$(dirname "$0")/asked" ] || { touch "$(dirname "$0")/asked"; exit 1; } ;;
+esac`)
+	first, err := s.mpiWorkers(t.Context())
+	if err != nil || first != "mpi-launcher" {
+		t.Fatalf("got %q, %v", first, err)
+	}
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(s.Kubectl[0]), "applied"))
+	if err != nil || !strings.Contains(string(text), "DoNotSchedule") || !strings.Contains(string(text), "OPENSSH PRIVATE KEY") {
+		t.Errorf("%v: %s", err, text)
+	}
+}

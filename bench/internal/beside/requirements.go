@@ -10,13 +10,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"berth.dev/berth/bench/internal/record"
 )
 
 // patience is how long pods may take to run, of a cluster that is up.
-const patience = 2 * time.Minute
+const patience = "2m"
 
 // requirements executes the KSI paper's functional ones, RQ1 to RQ3: each part is
 // something that a user would do, and is answered by whether it worked. That one
@@ -98,7 +97,7 @@ func encode(objects ...object) (string, error) {
 }
 
 func (s Spec) ready(ctx context.Context, mark string) error {
-	_, err := s.kubectl(ctx, "", "rollout", "status", "deployment/"+mark, "--timeout="+seconds(patience))
+	_, err := s.kubectl(ctx, "", "rollout", "status", "deployment/"+mark, "--timeout="+patience)
 	return err
 }
 
@@ -133,7 +132,7 @@ func (s Spec) job(ctx context.Context, mark string) (string, error) {
 	if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
 		return "", err
 	}
-	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=complete", "--timeout="+seconds(patience), "job/"+mark); err != nil {
+	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=complete", "--timeout="+patience, "job/"+mark); err != nil {
 		return "", err
 	}
 	out, err := s.kubectl(ctx, "", "logs", "job/"+mark)

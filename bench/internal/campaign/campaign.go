@@ -138,7 +138,7 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	}
 	session.Nodes, session.Slurm = machines, slurm(os.Getenv)
 	if c.Plan.Link != "" {
-		session.Link = &record.Link{Name: c.Plan.Link, Is: c.Plan.Links[c.Plan.Link]}
+		session.Link = &record.Link{Name: c.Plan.Link, Is: c.Plan.Links[c.Plan.Link].String()}
 	}
 	if err := c.Records.Add(record.Line{Session: session}); err != nil {
 		return err

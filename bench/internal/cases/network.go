@@ -22,6 +22,12 @@ func serve(p map[string]string, args ...string) *system.Server {
 	return &system.Server{Args: args, Port: int(number(p, "port")), At: system.Where(p["to"])}
 }
 
+// with gives a server ports of UDP's.
+func with(s *system.Server, udp, only bool) *system.Server {
+	s.UDP, s.UDPOnly = udp, only
+	return s
+}
+
 // bandwidth is KSI's figures 8 and 10.
 func bandwidth() Case {
 	return Case{
@@ -46,7 +52,7 @@ func bandwidth() Case {
 			if p["direction"] == "from" {
 				args = append(args, "-R")
 			}
-			return system.Task{Args: args, Window: true, Connects: true, Server: serve(p, "iperf3", "-s", "-p", p["port"])}, nil
+			return system.Task{Args: args, Window: true, Connects: true, Server: with(serve(p, "iperf3", "-s", "-p", p["port"]), true, false)}, nil
 		},
 		Read: func(p map[string]string, out system.Output) ([]record.Value, error) {
 			type sum struct {
@@ -109,7 +115,7 @@ func latency() Case {
 			if p["protocol"] == "tcp" {
 				client, served = append(client, "--tcp"), append(served, "--tcp")
 			}
-			return system.Task{Args: client, Window: true, Connects: true, Server: serve(p, served...)}, nil
+			return system.Task{Args: client, Window: true, Connects: true, Server: with(serve(p, served...), p["protocol"] == "udp", p["protocol"] == "udp")}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) (values []record.Value, err error) {
 			for _, figure := range []struct{ name, pattern string }{

@@ -48,7 +48,7 @@ command again goes on where it was interrupted.`,
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetArgs(args)
-	root.AddCommand(newList(), newPlan(), newRun(), newImages(), newReport(), newCompare())
+	root.AddCommand(newList(), newPlan(), newRun(), newImages(), newReport(), newCompare(), newLink())
 	understood := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { understood = true }
 	command, err := root.ExecuteContextC(ctx)
@@ -82,8 +82,8 @@ func readPlan(name string, only []string) (*plan.Plan, error) {
 
 // files are what a command line names of what is measured.
 type files struct {
-	archive, images, shared string
-	before                  []string
+	archive, mpi, images, shared string
+	before                       []string
 }
 
 // place finds the programs that come along, and the hosts of the job.
@@ -101,7 +101,7 @@ func place(ctx context.Context, p *plan.Plan, files files, local bool) (system.P
 	for _, path := range []struct {
 		to   *string
 		from string
-	}{{&where.Archive, files.archive}, {&where.Images, files.images}, {&where.Shared, files.shared}} {
+	}{{&where.Archive, files.archive}, {&where.MPIArchive, files.mpi}, {&where.Images, files.images}, {&where.Shared, files.shared}} {
 		if *path.to, err = filepath.Abs(path.from); err != nil {
 			return where, err
 		}

@@ -45,7 +45,7 @@ command does; all hosts have to reach it, and the folder that --shared names.`,
 func measure(name string, command *cobra.Command) *cobra.Command {
 	var out, before, link string
 	local, dry := false, false
-	files := files{archive: "bench.tar", images: "paper", shared: "."}
+	files := files{archive: "bench.tar", mpi: "hpc.tar", images: "paper", shared: "."}
 	command.RunE = func(command *cobra.Command, args []string) error {
 		p, err := readPlan(name, args)
 		if err != nil {
@@ -80,6 +80,7 @@ func measure(name string, command *cobra.Command) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		where.SameHost = p.Links[p.Link].SameHost
 		if len(plan.Remaining(p.Schedule(), recorded)) == 0 {
 			fmt.Fprintf(os.Stderr, "%s has all trials of the plan %s\n", out, p.Name)
 			return nil
@@ -96,6 +97,7 @@ func measure(name string, command *cobra.Command) *cobra.Command {
 	flags.StringVar(&name, "plan", name, "`plan` that comes along, or a file")
 	flags.StringVar(&out, "out", "", "`file` of records (default: the plan's name and .jsonl)")
 	flags.StringVar(&files.archive, "image", files.archive, "`archive` of the image with the programs")
+	flags.StringVar(&files.mpi, "mpi-image", files.mpi, "`archive` of the image with MPI and its programs")
 	flags.StringVar(&files.images, "images", files.images, "`folder` with the images that are delivered")
 	flags.StringVar(&files.shared, "shared", files.shared, "`folder` that all hosts see, for images that are delivered")
 	flags.StringVar(&before, "before", "", "`command` for each host before images are delivered, such as one that drops page caches")

@@ -10,24 +10,26 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"berth.dev/berth/bench/profiles"
 )
 
 // file is the form of the text.
 type file struct {
-	Name        string            `yaml:"name"`
-	Title       string            `yaml:"title"`
-	Seed        uint64            `yaml:"seed"`
-	Repetitions *int              `yaml:"repetitions"`
-	WarmUps     *int              `yaml:"warm-ups"`
-	CPUs        int               `yaml:"cpus"`
-	MemoryMB    int               `yaml:"memory-mb"`
-	Timeout     string            `yaml:"timeout"`
-	Together    bool              `yaml:"together"`
-	Reference   string            `yaml:"reference"`
-	Links       map[string]string `yaml:"links"`
-	Baseline    *Baseline         `yaml:"baseline"`
-	Systems     []fileSystem      `yaml:"systems"`
-	Cases       []fileCase        `yaml:"cases"`
+	Name        string          `yaml:"name"`
+	Title       string          `yaml:"title"`
+	Seed        uint64          `yaml:"seed"`
+	Repetitions *int            `yaml:"repetitions"`
+	WarmUps     *int            `yaml:"warm-ups"`
+	CPUs        int             `yaml:"cpus"`
+	MemoryMB    int             `yaml:"memory-mb"`
+	Timeout     string          `yaml:"timeout"`
+	Together    bool            `yaml:"together"`
+	Reference   string          `yaml:"reference"`
+	Links       map[string]Link `yaml:"links"`
+	Baseline    *Baseline       `yaml:"baseline"`
+	Systems     []fileSystem    `yaml:"systems"`
+	Cases       []fileCase      `yaml:"cases"`
 }
 
 type fileSystem struct {
@@ -162,7 +164,8 @@ func (r *reader) plan(f file) *Plan {
 		}
 		p.Timeout = timeout
 	}
-	for name := range f.Links {
+	for name, link := range f.Links {
+		r.link(name, link)
 		if !plain.MatchString(name) {
 			r.fault([]any{"links", name}, "link name %q: give one of small letters, digits and dashes", name)
 		}
@@ -177,6 +180,30 @@ func (r *reader) plan(f file) *Plan {
 	r.against(p)
 	r.baseline(p, f.Baseline)
 	return p
+}
+
+// link looks at what a link is set up with.
+func (r *reader) link(name string, l Link) {
+	at := []any{"links", name}
+	for _, key := range l.unknown {
+		r.fault(append(at, key), "link %s: %s is not known here", name, key)
+	}
+	if l.Profile != "" {
+		if _, err := profiles.Read(l.Profile); err != nil {
+			r.fault(append(at, "profile"), "link %s: %v", name, err)
+		}
+	}
+	if l.Offloads != "" && l.Offloads != "on" && l.Offloads != "off" {
+		r.fault(append(at, "offloads"), "link %s: offloads %q: give on or off", name, l.Offloads)
+	}
+	if l.MTU != 0 && (l.MTU < 576 || l.MTU > 65535) {
+		r.fault(append(at, "mtu"), "link %s: mtu %d: give one from 576 to 65535", name, l.MTU)
+	}
+	for word, value := range map[string]string{"rate": l.Rate, "loss": l.Loss} {
+		if value != "" && !regexp.MustCompile(`^[0-9.]+[a-z%]+$`).MatchString(value) {
+			r.fault(append(at, word), "link %s: %s %q: give a number with a unit, such as 10gbit or 0.1%%", name, word, value)
+		}
+	}
 }
 
 // against finds the case that each is compared with: of the given name, with the

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Kind is a case or a driver that a plan may name.
@@ -53,13 +55,65 @@ type Plan struct {
 	Together bool
 	// Links are ways in which an operator sets up what is between the hosts, and what
 	// each is.
-	Links map[string]string
+	Links map[string]Link
 	// Link is the one that is set up; see Under.
 	Link      string
 	Reference string
 	Baseline  Baseline
 	Systems   []System
 	Cases     []Case
+}
+
+// Link is what an operator sets up between the hosts and on them: 'berth bench link'
+// does it of what is said beside Is.
+type Link struct {
+	// Is says in words what it is.
+	Is string `yaml:"is"`
+	// MTU, Offloads, Rate and Loss are in the words of ip, ethtool and tc; empty leaves
+	// them as they are. Offloads are tso and gso; "off" are gro's, too, and with "on" that
+	// is as the kernel has it.
+	MTU      int    `yaml:"mtu"`
+	Offloads string `yaml:"offloads"`
+	Rate     string `yaml:"rate"`
+	Loss     string `yaml:"loss"`
+	// Profile is a tuning profile.
+	Profile string `yaml:"profile"`
+	// SameHost: client and server are on the first host.
+	SameHost bool `yaml:"same-host"`
+
+	unknown []string
+}
+
+// String is all of it in words.
+func (l Link) String() string {
+	var words []string
+	add := func(is bool, format string, values ...any) {
+		if is {
+			words = append(words, fmt.Sprintf(format, values...))
+		}
+	}
+	add(l.Is != "", "%s", l.Is)
+	add(l.Profile != "", "profile %s", l.Profile)
+	add(l.MTU != 0, "mtu %d", l.MTU)
+	add(l.Offloads != "", "offloads %s", l.Offloads)
+	add(l.Rate != "", "rate %s", l.Rate)
+	add(l.Loss != "", "loss %s", l.Loss)
+	add(l.SameHost, "same host")
+	return strings.Join(words, "; ")
+}
+
+// UnmarshalYAML reads a link, of which words alone are enough.
+func (l *Link) UnmarshalYAML(node *yaml.Node) error {
+	if node.Kind == yaml.ScalarNode {
+		return node.Decode(&l.Is)
+	}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		if key := node.Content[i].Value; !slices.Contains([]string{"is", "mtu", "offloads", "rate", "loss", "profile", "same-host"}, key) {
+			l.unknown = append(l.unknown, key)
+		}
+	}
+	type fields Link
+	return node.Decode((*fields)(l))
 }
 
 // Baseline is the case that is measured on the reference at the start, in the

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"fmt"
 	"slices"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -25,6 +26,8 @@ type Paper struct {
 	Figure     string            `yaml:"figure"`
 	// System is whose trials they are, as the plans that come along call it; empty: any.
 	System string `yaml:"system"`
+	// Tuned: of trials under a link with a tuning profile.
+	Tuned bool `yaml:"tuned"`
 	// Note says in what it differs from the paper's.
 	Note string `yaml:"note"`
 	// Reason is why the bench does not measure it, where it does not.
@@ -40,7 +43,17 @@ func papers(lines []record.Line) ([]Paper, error) {
 		return nil, fmt.Errorf("read the list of the papers' figures: %w", err)
 	}
 	for i, p := range all {
+		link := ""
 		for _, line := range lines {
+			if s := line.Session; s != nil {
+				link = ""
+				if s.Link != nil {
+					link = s.Link.Is
+				}
+			}
+			if p.Tuned && !strings.Contains(link, "profile ") {
+				continue
+			}
 			if t := line.Trial; t != nil && p.stands(t) {
 				all[i].Link = anchor(t.Case)
 				break

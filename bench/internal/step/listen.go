@@ -12,12 +12,12 @@ import (
 // listening is the line by which a step tells that its program listens.
 const listening = "berth-bench-listening"
 
-// tellListening waits until something on this machine listens on a TCP port, and
-// says so.
+// tellListening waits until something on this machine has a port, and listens where
+// that is TCP's, and says so.
 func tellListening(port int) {
 	for {
-		for _, path := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
-			if listens(read(path), port) {
+		for path, state := range map[string]string{"/proc/net/tcp": listen, "/proc/net/tcp6": listen, "/proc/net/udp": unconnected, "/proc/net/udp6": unconnected} {
+			if has(read(path), port, state) {
 				fmt.Fprintln(os.Stderr, listening)
 				return
 			}
@@ -26,11 +26,17 @@ func tellListening(port int) {
 	}
 }
 
-// listens looks for a port in a table of the kernel's: 0A is the state LISTEN.
-func listens(table string, port int) bool {
+// States of sockets in tables of the kernel's.
+const (
+	listen      = "0A"
+	unconnected = "07"
+)
+
+// has looks for a port in a state in such a table.
+func has(table string, port int, state string) bool {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
-		if len(fields) > 3 && fields[3] == "0A" && strings.HasSuffix(fields[1], fmt.Sprintf(":%04X", port)) {
+		if len(fields) > 3 && fields[3] == state && strings.HasSuffix(fields[1], fmt.Sprintf(":%04X", port)) {
 			return true
 		}
 	}

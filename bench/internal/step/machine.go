@@ -4,18 +4,19 @@ import (
 	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/profiles"
 )
 
-// settings of the kernel that figures depend on.
+// settings of the kernel that figures depend on, beside those that profiles set.
 var settings = []string{ //nolint:gochecknoglobals // a constant
-	"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max", "/proc/sys/net/ipv4/tcp_congestion_control",
-	"/proc/sys/net/ipv4/tcp_sack", "/proc/sys/net/ipv4/tcp_window_scaling", "/proc/sys/vm/swappiness", "/proc/sys/kernel/sched_autogroup_enabled",
+	"/proc/sys/net/ipv4/tcp_congestion_control", "/proc/sys/kernel/sched_autogroup_enabled",
 	"/sys/kernel/mm/transparent_hugepage/enabled", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
 	"/sys/devices/system/cpu/smt/active",
 }
@@ -49,7 +50,11 @@ func Inspect() record.Machine {
 			m.Memory = kilobytes * 1024
 		}
 	}
-	for _, path := range settings {
+	paths := slices.Clone(settings)
+	for _, name := range profiles.Sysctls() {
+		paths = append(paths, "/proc/sys/"+strings.ReplaceAll(name, ".", "/"))
+	}
+	for _, path := range paths {
 		if value := strings.TrimSpace(read(path)); value != "" {
 			m.Settings[strings.TrimPrefix(strings.TrimPrefix(path, "/proc/sys/"), "/sys/")] = value
 		}

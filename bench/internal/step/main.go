@@ -9,6 +9,7 @@ import (
 
 	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/deliver"
+	"berth.dev/berth/bench/internal/link"
 	"berth.dev/berth/bench/internal/tools"
 	"berth.dev/berth/bench/internal/window"
 )
@@ -46,6 +47,8 @@ func Main(args []string) (code int, is bool) {
 		err = deliver.Main(context.Background(), args[1])
 	case BesideArg:
 		err = beside.Main(context.Background(), args[1])
+	case link.GuardArg:
+		err = link.Guard(os.Stdin, os.Stdout)
 	case UsageArg:
 		var seconds float64
 		seconds, err = deliver.Usage()

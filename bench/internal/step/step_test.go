@@ -12,7 +12,7 @@ func TestListens(t *testing.T) {
    0: 0100007F:138B 00000000:0000 0A 00000000:00000000
    1: 0100007F:138C 0100007F:9999 01 00000000:00000000
 `
-	if !listens(table, 5003) || listens(table, 5004) || listens(table, 5005) || listens("", 5003) {
+	if !has(table, 5003, listen) || has(table, 5004, listen) || has(table, 5005, listen) || has("", 5003, listen) || has(table, 5003, unconnected) {
 		t.Error("it takes other ports, or other states, for one that listens")
 	}
 }

@@ -97,10 +97,13 @@ func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []T
 	return err
 }
 
-// lastHost is where servers run: the second, if there is one.
+// lastHost is where servers run: the second, if there is one, and nothing else is wanted.
 func (p Place) lastHost() []string {
 	if !p.InSlurm() {
 		return nil
+	}
+	if p.SameHost {
+		return p.host(0)
 	}
 	return p.host(min(len(p.Hosts), pair) - 1)
 }

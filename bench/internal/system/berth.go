@@ -172,6 +172,9 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 		hosts := b.place.host(0)
 		if pods {
 			hosts = b.place.first(pair)
+			if b.place.SameHost {
+				hosts = b.place.host(0)
+			}
 		}
 		for i, r := range b.together(ctx, hosts, some, pods) {
 			results[at[i]] = r
@@ -188,7 +191,7 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 		}
 		return results
 	}
-	if pods && len(hosts) < 2 {
+	if pods && len(hosts) < 2 && !b.place.SameHost {
 		return fail(&Unsupported{"pods on two nodes need a job of two hosts"})
 	}
 	err := b.place.withServers(ctx, tasks, func(tasks []Task) error {
@@ -222,7 +225,7 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 		options = append(options, "--mount", folder+":"+inContainer)
 	}
 	text, err := manifest(tasks, objects{
-		image: b.place.Image, hostNetwork: b.hostNetwork, mounted: folder != "", counted: b.fast, limit: b.place.Timeout,
+		image: b.place.Image, hostNetwork: b.hostNetwork, mounted: folder != "", counted: b.fast, limit: b.place.Timeout, sameNode: b.place.SameHost,
 	})
 	if err != nil {
 		return Output{}, err

@@ -3,6 +3,7 @@ package system
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"time"
@@ -18,6 +19,8 @@ type Beside struct {
 	Cluster, Job string
 	Nodes        int
 	Parameters   map[string]string
+	// MPI: pods are of the image with MPI.
+	MPI bool
 }
 
 // spec is what that program is told. It ends before its time is over, and says what
@@ -28,6 +31,9 @@ func (b Beside) spec(what, image string, limit time.Duration, kubectl ...string)
 	})
 	return string(text), err
 }
+
+// mpiImage is the name of the image with MPI.
+const mpiImage = "docker.io/library/hpc:1"
 
 // first are the first n hosts, for a step.
 func (p Place) first(n int) []string {
@@ -42,14 +48,21 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Cluster == "" {
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
 	}
-	text, err := what.spec(what.Cluster, b.place.Image, b.place.Timeout)
+	image, archive := b.place.Image, b.place.Archive
+	if what.MPI {
+		image, archive = mpiImage, b.place.MPIArchive
+		if _, err := os.Stat(archive); err != nil {
+			return Output{}, &Unsupported{fmt.Sprintf("look for the image with MPI: %v; 'make -C test/images hpc' makes it, --mpi-image names it", err)}
+		}
+	}
+	text, err := what.spec(what.Cluster, image, b.place.Timeout)
 	if err != nil {
 		return Output{}, err
 	}
 	if !b.place.InSlurm() && what.Nodes > 1 {
 		return Output{}, &Unsupported{"it needs a job of several hosts"}
 	}
-	argv := append([]string{b.place.Berth, "run", "--quiet", "--image", b.place.Archive}, b.options...)
+	argv := append([]string{b.place.Berth, "run", "--quiet", "--image", archive}, b.options...)
 	argv = append(argv, "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
 	return b.place.Run(ctx, b.place.measured(b.place.first(what.Nodes), argv), "")
 }
@@ -70,6 +83,9 @@ func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Cluster == "" {
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}
+	}
+	if what.MPI {
+		return Output{}, &Unsupported{"its image with MPI has no place in a given cluster yet"}
 	}
 	text, err := what.spec(what.Cluster, k.image, k.place.Timeout, k.kubectl()...)
 	if err != nil {

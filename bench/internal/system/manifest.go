@@ -24,6 +24,8 @@ type objects struct {
 	name string
 	// counted: the pod shows how its node's connections were made.
 	counted bool
+	// sameNode: servers may be on the task's own node.
+	sameNode bool
 	// limit is how long each of several tasks may take.
 	limit time.Duration
 }
@@ -74,7 +76,9 @@ func manifest(tasks []Task, o objects) (string, error) {
 			"name": "wait", "image": o.image, "imagePullPolicy": "IfNotPresent",
 			"command": []string{"sh", "-c", fmt.Sprintf("until getent ahostsv4 %s-pod >/dev/null; do sleep 0.2; done; sleep 1", name)},
 		}}
-		spec["affinity"] = apart(name)
+		if !o.sameNode {
+			spec["affinity"] = apart(name)
+		}
 	}
 	container["command"] = replace(task.Args, FolderHere, folder)
 	if len(tasks) > 1 || task.Window || task.Server != nil {
@@ -112,15 +116,24 @@ func distinct(tasks []Task) (servers []*Server) {
 func (o objects) server(servers []*Server, name string) []object {
 	var ports, containers []object
 	for i, s := range servers {
-		ports = append(ports, object{"name": fmt.Sprintf("port-%d", s.Port), "port": s.Port})
+		if !s.UDPOnly {
+			ports = append(ports, object{"name": fmt.Sprintf("port-%d", s.Port), "port": s.Port})
+		}
+		// Not a probe that goes on: each is a connection that the server sees.
+		probe := object{"tcpSocket": object{"port": s.Port}, "periodSeconds": 1}
+		if s.UDP {
+			ports = append(ports, object{"name": fmt.Sprintf("port-%d-udp", s.Port), "port": s.Port, "protocol": "UDP"})
+		}
+		if s.UDPOnly {
+			probe = object{"exec": object{"command": []string{"busybox", "grep", "-q", fmt.Sprintf(":%04X ", s.Port), "/proc/net/udp"}}, "periodSeconds": 1}
+		}
 		called := "main"
 		if i > 0 {
 			called = fmt.Sprintf("main-%d", i+1)
 		}
 		containers = append(containers, object{
 			"name": called, "image": o.image, "imagePullPolicy": "IfNotPresent", "command": s.Args,
-			// Not a probe that goes on: each is a connection that the server sees.
-			"startupProbe": object{"tcpSocket": object{"port": s.Port}, "periodSeconds": 1},
+			"startupProbe": probe,
 		})
 	}
 	service := func(name string, spec object) object {

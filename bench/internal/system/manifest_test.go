@@ -72,6 +72,25 @@ func TestServersOnce(t *testing.T) {
 	}
 }
 
+// TestUDPServers: the same port of both protocols, each with a probe of its own.
+func TestUDPServers(t *testing.T) {
+	text, err := manifest([]Task{
+		{Args: []string{"c"}, Window: true, Server: &Server{Args: []string{"a"}, Port: 5004, At: InPod}},
+		{Args: []string{"c"}, Window: true, Server: &Server{Args: []string{"b"}, Port: 5004, At: InPod, UDP: true, UDPOnly: true}},
+	}, objects{image: "i:1", sameNode: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`{"name":"port-5004","port":5004}`, `{"name":"port-5004-udp","port":5004,"protocol":"UDP"}`, `":138C "`, `"tcpSocket"`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the manifest lacks %s:\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "podAntiAffinity") {
+		t.Error("servers are kept off the node that they may be on")
+	}
+}
+
 func TestOfMain(t *testing.T) {
 	for text, want := range map[string]string{
 		"one\ntwo\n": "one\ntwo\n",

@@ -31,11 +31,15 @@ type Place struct {
 	Berth, Kubectl string
 	// Archive is the image with the programs of the cases, and Image its name.
 	Archive, Image string
+	// MPIArchive is the image with MPI and its programs.
+	MPIArchive string
 	// Images is a folder with images to deliver, and Shared one that all hosts see.
 	Images, Shared string
 	// Before is a command that is called on each host before the first image is
 	// delivered, such as one that drops page caches.
-	Before         []string
+	Before []string
+	// SameHost: clients and their servers are on one host.
+	SameHost       bool
 	Hosts          []string
 	CPUs, MemoryMB int
 	Timeout        time.Duration
@@ -89,13 +93,8 @@ func (p Place) host(n int) []string {
 	return p.Hosts[n : n+1]
 }
 
-// Everywhere runs this program on all hosts, once each, and returns what it
-// printed.
-func (p Place) Everywhere(ctx context.Context, args ...string) (string, error) {
-	return p.on(ctx, p.Hosts, args...)
-}
-
-// onPair runs it on the hosts that programs and their servers have.
+// onPair runs this program on the hosts that programs and their servers have, once
+// each, and returns what it printed.
 func (p Place) onPair(ctx context.Context, args ...string) (string, error) {
 	return p.on(ctx, p.first(pair), args...)
 }
@@ -230,7 +229,12 @@ func (p Place) Start(ctx context.Context, argv []string) (stop func(), err error
 		cancel()
 		<-ended
 	}
-	if err := <-ready; err != nil {
+	select {
+	case err = <-ready:
+	case <-time.After(p.Timeout):
+		err = fmt.Errorf("the server did not listen within %s", p.Timeout)
+	}
+	if err != nil {
 		stop()
 		return nil, err
 	}
@@ -250,13 +254,14 @@ func (p Place) Lost(ctx context.Context) error {
 
 // Machines tells what the hosts are.
 func (p Place) Machines(ctx context.Context) (machines []record.Machine, err error) {
-	text, err := p.Everywhere(ctx, step.MachineArg)
-	if err != nil {
-		return nil, err
-	}
-	for decoder := json.NewDecoder(strings.NewReader(text)); decoder.More(); {
+	// One after the other: srun puts long lines of several hosts into each other.
+	for n := range max(1, len(p.Hosts)) {
+		text, err := p.on(ctx, p.host(n), step.MachineArg)
+		if err != nil {
+			return nil, err
+		}
 		var machine record.Machine
-		if err := decoder.Decode(&machine); err != nil {
+		if err := json.Unmarshal([]byte(text), &machine); err != nil {
 			return nil, fmt.Errorf("read what the hosts are: %w", err)
 		}
 		machines = append(machines, machine)

@@ -70,6 +70,8 @@ type Server struct {
 	Args []string
 	Port int
 	At   Where
+	// UDP: it has that port of UDP's, beside TCP's or, where it is UDPOnly, alone.
+	UDP, UDPOnly bool
 }
 
 // is tells whether two tasks mean the same program.

@@ -1,0 +1,144 @@
+package beside
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// hpccInput is the form that hpcc reads, HPL's own with lines of its own at the end:
+// the problem's size, and a grid of 1 by the number of processes.
+const hpccInput = `HPLinpack benchmark input file
+berth bench
+HPL.out
+6
+1
+%d
+1
+80
+0
+1
+1
+%d
+16.0
+1
+2
+1
+4
+1
+2
+1
+1
+1
+0
+1
+0
+1
+0
+2
+64
+0
+0
+1
+8
+0
+0
+1
+%[1]d
+0
+80
+`
+
+// hpccShell runs hpcc in a folder of its own, and prints its summary.
+const hpccShell = `set -e; dir=$1; input=$2; shift 2; cd "$dir"; printf '%s' "$input" >hpccinf.txt; rm -f hpccoutf.txt; "$@" >&2; cat hpccoutf.txt`
+
+// hpccFigures are what counts of the summary: HPL, and what stands for HPCG, which
+// Debian does not have: the speed of memory, and of an exchange between all processes.
+var hpccFigures = []struct{ key, name, unit string }{ //nolint:gochecknoglobals // a constant
+	{"HPL_Tflops", "HPL", "Gflop/s"},
+	{"StarSTREAM_Triad", "STREAM triad of each process", "GB/s"},
+	{"PTRANS_GBs", "PTRANS", "GB/s"},
+	{"MPIFFT_Gflops", "MPIFFT", "Gflop/s"},
+}
+
+func (s Spec) hpccInput() (string, error) {
+	size, err := strconv.Atoi(s.Parameters["size"])
+	return fmt.Sprintf(hpccInput, size, s.Nodes), err
+}
+
+// hpccJob runs it in a plain job, in a folder that all hosts see: the current one.
+func hpccJob(ctx context.Context, s Spec) (Result, error) {
+	launch, err := s.launch()
+	if err != nil {
+		return Result{}, err
+	}
+	input, err := s.hpccInput()
+	if err != nil {
+		return Result{}, err
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		return Result{}, err
+	}
+	dir, err := os.MkdirTemp(here, "berth-bench-hpcc-")
+	if err != nil {
+		return Result{}, fmt.Errorf("make a folder that all hosts see: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	out, err := run(ctx, "", slices.Concat([]string{"sh", "-c", hpccShell, "sh", filepath.Clean(dir), input}, launch, []string{"hpcc"})...)
+	if err != nil {
+		return Result{}, err
+	}
+	return readHPCC(out)
+}
+
+// hpccPods runs it between pods, one on each node.
+func hpccPods(ctx context.Context, s Spec) (Result, error) {
+	input, err := s.hpccInput()
+	if err != nil {
+		return Result{}, err
+	}
+	first, err := s.mpiWorkers(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	// Only the first process reads and writes files, and that is in the first worker.
+	in := func(args ...string) []string {
+		return append([]string{"exec", workers + "-0", "--", "sh", "-c"}, args...)
+	}
+	if _, err := s.kubectl(ctx, "", in(`printf '%s' "$1" >/tmp/hpccinf.txt`, "sh", input)...); err != nil {
+		return Result{}, err
+	}
+	if _, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--"}, s.mpirun(), []string{"--wdir", "/tmp", "hpcc"})...); err != nil {
+		return Result{}, err
+	}
+	out, err := s.kubectl(ctx, "", in("cat /tmp/hpccoutf.txt")...)
+	if err != nil {
+		return Result{}, err
+	}
+	return readHPCC(out)
+}
+
+func readHPCC(text string) (r Result, err error) {
+	if !strings.Contains(text, "Success=1") {
+		return r, fmt.Errorf("hpcc does not say that its results are right: %.200q", text)
+	}
+	for _, f := range hpccFigures {
+		values, err := floats(regexp.MustCompile(`(?m)^`+f.key+`=([0-9.e+-]+)$`), text)
+		if err != nil || len(values) != 1 {
+			return r, fmt.Errorf("hpcc's summary has no %s: %w", f.key, err)
+		}
+		if strings.HasSuffix(f.key, "Tflops") {
+			values[0] *= 1000
+		}
+		r.Values = append(r.Values, record.Value{Name: f.name, Unit: f.unit, Better: "higher", Value: values[0]})
+	}
+	return r, nil
+}

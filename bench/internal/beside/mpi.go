@@ -1,0 +1,232 @@
+package beside
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// initProgram is what osu_init is: MPI_Init by itself. It tells the slowest rank's time.
+const initProgram = `import time, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+start = time.perf_counter()
+MPI.Init()
+took = MPI.COMM_WORLD.reduce(time.perf_counter() - start, op=MPI.MAX, root=0)
+if MPI.COMM_WORLD.rank == 0:
+    print("MPI_Init took", took)
+MPI.Finalize()
+`
+
+// stepsProgram calls a command several times, one after the other, and tells how long
+// each call took, and what it said.
+const stepsProgram = `import subprocess, sys, time
+for _ in range(int(sys.argv[1])):
+    start = time.perf_counter()
+    said = subprocess.run(sys.argv[2:], stdout=subprocess.PIPE, check=True, text=True).stdout
+    print("step took", time.perf_counter() - start)
+    print(said)
+`
+
+const python = "/usr/bin/python3"
+
+// launch is how a program is started once on each node of the job.
+func (s Spec) launch() ([]string, error) {
+	n := strconv.Itoa(s.Nodes)
+	switch s.Parameters["launcher"] {
+	case "srun":
+		return []string{"srun", "--quiet", "--overlap", "--mpi=pmix", "-N" + n, "-n" + n, "--ntasks-per-node=1", "-c1"}, nil
+	case "mpirun":
+		return []string{"mpirun", "--map-by", "node", "-n", n}, nil
+	}
+	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["launcher"])
+}
+
+// mpiSteps are sequential steps of a program that does MPI_Init, in a plain job.
+func mpiSteps(ctx context.Context, s Spec) (Result, error) {
+	launch, err := s.launch()
+	if err != nil {
+		return Result{}, err
+	}
+	argv := slices.Concat([]string{python, "-c", stepsProgram, s.Parameters["steps"]}, launch, []string{python, "-c", initProgram})
+	out, err := run(ctx, "", argv...)
+	if err != nil {
+		return Result{}, err
+	}
+	return readSteps(out)
+}
+
+// mpiPods are the same between pods, one on each node, by mpirun.
+func mpiPods(ctx context.Context, s Spec) (Result, error) {
+	first, err := s.mpiWorkers(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	out, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--", python, "-c", stepsProgram, s.Parameters["steps"]}, s.mpirun(), []string{python, "-c", initProgram})...)
+	if err != nil {
+		return Result{}, err
+	}
+	return readSteps(out)
+}
+
+var (
+	tookStep = regexp.MustCompile(`(?m)^step took ([0-9.e-]+)$`)     //nolint:gochecknoglobals // a constant
+	tookInit = regexp.MustCompile(`(?m)^MPI_Init took ([0-9.e-]+)$`) //nolint:gochecknoglobals // a constant
+)
+
+// readSteps makes figures of what the programs said.
+func readSteps(text string) (r Result, err error) {
+	for _, figure := range []struct {
+		name    string
+		pattern *regexp.Regexp
+	}{{"step", tookStep}, {"MPI_Init of the slowest rank", tookInit}} {
+		values, err := floats(figure.pattern, text)
+		if err != nil || len(values) == 0 {
+			return r, errors.Join(fmt.Errorf("there is no time of %s in what was said", figure.name), err)
+		}
+		slices.Sort(values)
+		n := len(values)
+		for _, v := range []struct {
+			name  string
+			value float64
+		}{
+			{figure.name + ", median", (values[(n-1)/2] + values[n/2]) / 2}, {figure.name + ", shortest", values[0]}, {figure.name + ", longest", values[n-1]},
+		} {
+			r.Values = append(r.Values, record.Value{Name: v.name, Unit: "s", Better: "lower", Value: v.value})
+		}
+	}
+	return r, nil
+}
+
+func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {
+	for _, match := range pattern.FindAllStringSubmatch(text, -1) {
+		v, err := strconv.ParseFloat(match[1], 64)
+		if err != nil {
+			return nil, err
+		}
+		values = append(values, v)
+	}
+	return values, nil
+}
+
+// workers is how pods of MPI are called.
+const workers = "mpi"
+
+// mpirun starts a program once in each of the pods, from one beside them: to start them
+// from the first would be by another name than its own.
+func (s Spec) mpirun() []string {
+	var hosts []string
+	for n := range s.Nodes {
+		hosts = append(hosts, fmt.Sprintf("%s-%d.%[1]s", workers, n))
+	}
+	return []string{"mpirun", "--allow-run-as-root", "--host", strings.Join(hosts, ","), "--map-by", "node", "--mca", "mpi_yield_when_idle", "1", "-n", strconv.Itoa(s.Nodes)}
+}
+
+// mpiWorkers makes a pod with an ssh server on each node, waits until all answer each
+// other, and returns the one that programs are started from. Keys are for this cluster alone.
+func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
+	dir, err := os.MkdirTemp("", "berth-bench-keys-")
+	if err != nil {
+		return "", fmt.Errorf("make a folder for keys: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	data := map[string]string{}
+	for _, name := range []string{"user", "host"} {
+		path := filepath.Join(dir, name)
+		if _, err := run(ctx, "", "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", path); err != nil {
+			return "", err
+		}
+		for _, end := range []string{"", ".pub"} {
+			text, err := os.ReadFile(path + end)
+			if err != nil {
+				return "", err
+			}
+			data[name+end] = string(text)
+		}
+	}
+	data["known_hosts"] = workers + " " + data["host.pub"]
+	data["ssh.conf"] = "Host " + workers + "-*\n  User root\n  IdentityFile /keys/user\n  UserKnownHostsFile /keys/known_hosts\n  HostKeyAlias " + workers + "\n  LogLevel ERROR\n"
+	data["sshd.conf"] = "HostKey /keys/host\nAuthorizedKeysFile /keys/user.pub\nPermitRootLogin prohibit-password\nPasswordAuthentication no\nUsePAM no\nStrictModes no\n"
+	text, err := s.workersText(data)
+	if err != nil {
+		return "", err
+	}
+	if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
+		return "", err
+	}
+	if _, err := s.kubectl(ctx, "", "rollout", "status", "statefulset/"+workers, "--timeout="+patience); err != nil {
+		return "", err
+	}
+	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Ready", "pod/"+workers+"-launcher", "--timeout="+patience); err != nil {
+		return "", err
+	}
+	// Names come a little later than pods.
+	first = workers + "-launcher"
+	for {
+		_, err := s.kubectl(ctx, "", append([]string{"exec", first, "--"}, append(s.mpirun(), "true")...)...)
+		if err == nil {
+			return first, nil
+		}
+		select {
+		case <-ctx.Done():
+			return "", err
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+func (s Spec) workersText(data map[string]string) (string, error) {
+	labels := object{"app": workers}
+	mounts := []object{
+		{"name": "keys", "mountPath": "/keys"},
+		{"name": "keys", "mountPath": "/etc/ssh/ssh_config.d/mpi.conf", "subPath": "ssh.conf"},
+	}
+	volumes := []object{{"name": "keys", "secret": object{"secretName": workers, "defaultMode": 0o400}}}
+	encoded, err := json.Marshal(data)
+	if err != nil {
+		return "", err
+	}
+	return encode(
+		object{"apiVersion": "v1", "kind": "Secret", "metadata": object{"name": workers}, "stringData": json.RawMessage(encoded)},
+		object{
+			"apiVersion": "v1", "kind": "Service", "metadata": object{"name": workers},
+			"spec": object{"clusterIP": "None", "selector": labels, "publishNotReadyAddresses": true},
+		},
+		object{
+			"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": object{"name": workers},
+			"spec": object{
+				"serviceName": workers, "replicas": s.Nodes, "podManagementPolicy": "Parallel", "selector": object{"matchLabels": labels},
+				"template": object{"metadata": object{"labels": labels}, "spec": object{
+					"terminationGracePeriodSeconds": 0,
+					"topologySpreadConstraints": []object{{
+						"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": object{"matchLabels": labels},
+					}},
+					"containers": []object{{
+						"name": "worker", "image": s.Image, "imagePullPolicy": "IfNotPresent", "command": []string{"/usr/sbin/sshd", "-D", "-e", "-f", "/keys/sshd.conf"},
+						"readinessProbe": object{"tcpSocket": object{"port": 22}, "periodSeconds": 1},
+						"volumeMounts":   mounts,
+					}},
+					"volumes": volumes,
+				}},
+			},
+		},
+		object{
+			"apiVersion": "v1", "kind": "Pod", "metadata": object{"name": workers + "-launcher"},
+			"spec": object{
+				"terminationGracePeriodSeconds": 0, "volumes": volumes,
+				"containers": []object{{
+					"name": "main", "image": s.Image, "imagePullPolicy": "IfNotPresent", "command": []string{"sleep", "1000000"}, "volumeMounts": mounts,
+				}},
+			},
+		})
+}

@@ -1,0 +1,45 @@
+package cases
+
+import (
+	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/system"
+)
+
+// launcher is how programs of MPI are started in a plain job; in pods that is mpirun.
+func launcher() plan.Parameter {
+	return plan.Parameter{Name: "launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: choice("srun", "mpirun")}
+}
+
+// mpiCase is a case that is done by programs of MPI, one process on each node.
+func mpiCase(kind plan.Kind, job, cluster string, more ...plan.Parameter) Case {
+	kind.Hosts, kind.HostsFor = 1, hostsFor
+	kind.Parameters = append([]plan.Parameter{hosts("2"), launcher()}, more...)
+	return Case{
+		Kind: kind,
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			return system.Task{Beside: &system.Beside{Job: job, Cluster: cluster, Nodes: hostsFor(p), Parameters: p, MPI: true}}, nil
+		},
+		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
+			r, err := readBeside(out)
+			return r.Values, err
+		},
+	}
+}
+
+// mpiInit is the lower half of pcocc's figure 2.
+func mpiInit() Case {
+	return mpiCase(plan.Kind{
+		Name: "mpi-init", Summary: "steps of a program that does MPI_Init, one after the other: on the hosts or in pods",
+		Seconds: func(p map[string]string) float64 { return 5 + 0.4*number(p, "steps") },
+	}, beside.MPISteps, beside.MPIPods, plan.Parameter{Name: "steps", Default: "50", Help: "in one trial", Check: positive})
+}
+
+// hpl is pcocc's figure 3.
+func hpl() Case {
+	return mpiCase(plan.Kind{
+		Name: "hpl", Summary: "HPL by Debian's hpcc, one process on each node; STREAM, PTRANS and FFT of hpcc stand for HPCG",
+		Seconds: func(map[string]string) float64 { return 10 },
+	}, beside.HPCCJob, beside.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
+}

@@ -1,0 +1,70 @@
+package command
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/bench/internal/link"
+)
+
+// newLink is the operator's part.
+func newLink() *cobra.Command {
+	name, device := "cni", "eth0"
+	var pids []string
+	command := &cobra.Command{
+		Use:   "link [flags] [LINK -- COMMAND...]",
+		Short: "Set up a plan's link on this host for the time of a command (needs root)",
+		Long: `Sets up what a plan says of a link, MTU, offloads, rate, loss, a tuning profile, on
+this host, runs a command, and takes all back, also when it is killed. What cannot
+be set is told; what is in effect is in the records of 'berth bench run --link'.
+Without a link it lists those of the plan.`,
+		Example: `  berth bench link --plan cni --device eth0 kernel-optimizations-9000 -- sleep 1h`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return fmt.Errorf("say after '--' which command the link %s is for", args[0])
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, args []string) error {
+			p, err := readPlan(name, nil)
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				for _, name := range slices.Sorted(maps.Keys(p.Links)) {
+					fmt.Fprintf(command.OutOrStdout(), "%s\t%s\n", name, p.Links[name])
+				}
+				return nil
+			}
+			if err := p.Under(args[0]); err != nil {
+				return err
+			}
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			hosts := []link.Host{}
+			for _, pid := range pids {
+				hosts = append(hosts, link.Host{PID: pid})
+			}
+			if len(hosts) == 0 {
+				hosts = []link.Host{{}}
+			}
+			tell := func(what string) { fmt.Fprintln(os.Stderr, "berth bench:", what) }
+			code, err := link.For(command.Context(), self, p.Links[args[0]], device, hosts, args[1:], tell)
+			if err == nil && code != 0 {
+				err = fmt.Errorf("%s: exit code %d", args[1], code)
+			}
+			return err
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&name, "plan", name, "`plan` that comes along, or a file")
+	flags.StringVar(&device, "device", device, "network `interface` of the link")
+	flags.StringArrayVar(&pids, "in", nil, "a `process` whose network namespace is a host, in place of this one's; several")
+	return command
+}

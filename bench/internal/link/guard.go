@@ -1,0 +1,142 @@
+package link
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strings"
+	"syscall"
+
+	"berth.dev/berth/bench/internal/plan"
+)
+
+// GuardArg is what the program is called with to be the guard.
+const GuardArg = "link-guard"
+
+// guard is a process of its own that takes changes back when the pipe to it closes:
+// also when the process that made them was killed.
+type guard struct {
+	command *exec.Cmd
+	pipe    io.WriteCloser
+}
+
+func newGuard(self string) (*guard, error) {
+	g := &guard{command: exec.Command(self, GuardArg)}
+	g.command.Stderr = os.Stderr
+	g.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are not for it
+	var err error
+	if g.pipe, err = g.command.StdinPipe(); err != nil {
+		return nil, err
+	}
+	said, err := g.command.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := g.command.Start(); err != nil {
+		return nil, fmt.Errorf("start the guard: %w", err)
+	}
+	// Only one that leaves signals aside is of use.
+	if line, err := bufio.NewReader(said).ReadString('\n'); err != nil {
+		return nil, errors.Join(fmt.Errorf("wait for the guard: %q: %w", line, err), g.command.Wait())
+	}
+	return g, nil
+}
+
+func (g *guard) note(u Undo) error {
+	text, err := json.Marshal(u)
+	if err != nil {
+		return err
+	}
+	_, err = g.pipe.Write(append(text, '\n'))
+	return err
+}
+
+// end has all taken back, and waits for that.
+func (g *guard) end() error {
+	err := g.pipe.Close()
+	if wrong := g.command.Wait(); wrong != nil {
+		err = errors.Join(err, fmt.Errorf("take changes back: %w", wrong))
+	}
+	return err
+}
+
+// Guard is that process: what takes changes back comes on standard input, one in each line, and are
+// done in the reverse order when there is no more.
+func Guard(from io.Reader, to io.Writer) error {
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGPIPE)
+	fmt.Fprintln(to, "ready")
+	var all []Undo
+	lines := bufio.NewScanner(from)
+	for lines.Scan() {
+		var u Undo
+		if err := json.Unmarshal(lines.Bytes(), &u); err != nil {
+			break // the other end was killed while it wrote: that change was not made
+		}
+		all = append(all, u)
+	}
+	slices.Reverse(all)
+	var problems []error
+	for _, u := range all {
+		if err := u.do(context.Background()); err != nil && !gone(u.Get) {
+			problems = append(problems, fmt.Errorf("%s: %w", strings.Join(u.Set, " "), err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// do takes a change back that was made: some could not be.
+func (u Undo) do(ctx context.Context) error {
+	if now, err := ask(ctx, u.Get); err != nil || now == u.Before {
+		return err
+	}
+	if _, err := ask(ctx, u.Set); err != nil {
+		return err
+	}
+	now, err := ask(ctx, u.Get)
+	if err == nil && now != u.Before {
+		err = fmt.Errorf("it is %q, and was %q", now, u.Before)
+	}
+	return err
+}
+
+// gone tells whether a command is for a host that has ended, and its settings with it.
+func gone(argv []string) bool {
+	if argv[0] != "nsenter" {
+		return false
+	}
+	_, err := os.Stat(strings.TrimPrefix(argv[1], "--net="))
+	return errors.Is(err, os.ErrNotExist)
+}
+
+// For runs a command while a link is set up, and returns its exit code. The command
+// ends with this process.
+func For(ctx context.Context, self string, l plan.Link, device string, hosts []Host, argv []string, tell func(string)) (code int, err error) {
+	g, err := newGuard(self)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, g.end()) }()
+	if err := Up(ctx, l, device, hosts, g.note, tell); err != nil {
+		return 0, err
+	}
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
+	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	err = command.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
+			return 128 + int(status.Signal()), nil
+		}
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}

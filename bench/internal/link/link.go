@@ -1,0 +1,227 @@
+// Package link sets up what is between hosts, and how they are tuned, for the time of
+// a command. It is the operator's part of the bench: it needs root. What a plan's link
+// is stands in the plan; what is in effect afterwards is recorded by the bench itself.
+package link
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/profiles"
+)
+
+// setting is something that has one value, which can be asked for.
+type setting struct {
+	what, value string
+	// get prints what it is, set sets it to $1: shell scripts.
+	get, set string
+	// machine: where a host, as a namespace of this machine, cannot set it, the machine can.
+	machine bool
+}
+
+// settings are those of a link, in the order in which they are made.
+func settings(l plan.Link, device string) (all []setting, err error) {
+	profile := profiles.Profile{}
+	if l.Profile != "" {
+		if profile, err = profiles.Read(l.Profile); err != nil {
+			return nil, err
+		}
+	}
+	name := device
+	device = quote(device)
+	for _, key := range slices.Sorted(maps.Keys(profile.Sysctls)) {
+		all = append(all, file("/proc/sys/"+strings.ReplaceAll(key, ".", "/"), profile.Sysctls[key]))
+	}
+	for _, pattern := range slices.Sorted(maps.Keys(profile.Files)) {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			return nil, fmt.Errorf("look for %s: %w", pattern, err)
+		}
+		if len(found) == 0 {
+			found = []string{pattern} // that it is missing is said
+		}
+		for _, path := range found {
+			all = append(all, file(path, profile.Files[pattern]))
+		}
+	}
+	if l.MTU != 0 {
+		all = append(all, setting{
+			what: "mtu", value: fmt.Sprint(l.MTU),
+			get: "ip -o link show dev " + device + ` | sed 's/.* mtu \([0-9]*\) .*/\1/'`, set: "ip link set dev " + device + ` mtu "$1"`,
+		})
+	}
+	features := maps.Clone(profile.Features)
+	if features == nil {
+		features = map[string]string{}
+	}
+	if l.Offloads != "" {
+		features["tso"], features["gso"] = l.Offloads, l.Offloads
+		if l.Offloads == "off" {
+			features["gro"] = "off"
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(features)) {
+		long := map[string]string{"tso": "tcp-segmentation-offload", "gso": "generic-segmentation-offload", "gro": "generic-receive-offload"}[name]
+		all = append(all, setting{
+			what: name, value: features[name],
+			get: "ethtool -k " + device + " | sed -n 's/^" + long + `: \([a-z]*\).*/\1/p'`, set: "ethtool -K " + device + " " + name + ` "$1"`,
+		})
+	}
+	for _, name := range slices.Sorted(maps.Keys(profile.Rings)) {
+		all = append(all, setting{
+			what: name + " ring", value: profile.Rings[name],
+			get: "ethtool -g " + device + " | sed '1,/^Current/d' | sed -n 's/^" + strings.ToUpper(name) + `:[^0-9]*\([0-9]*\)$/\1/p'`,
+			set: "ethtool -G " + device + " " + name + ` "$1"`,
+		})
+	}
+	if l.Loss != "" {
+		// Not every kernel has netem: a rule for packets that come loses as many.
+		part, err := lost(l.Loss)
+		if err != nil {
+			return nil, err
+		}
+		rule := fmt.Sprintf("table netdev berth_bench { chain lose { type filter hook ingress device %q priority 0; numgen random mod %d < %d drop; }; }", name, parts, part)
+		all = append(all, setting{
+			what: "loss", value: l.Loss,
+			get: "if nft list table netdev berth_bench >/dev/null 2>&1; then echo " + l.Loss + "; fi",
+			set: `if [ -z "$1" ]; then nft delete table netdev berth_bench; else nft ` + quote(rule) + "; fi",
+		})
+	}
+	if queue := queueing(l); queue != "" {
+		all = append(all, setting{
+			what: "queue", value: queue,
+			// What the kernel has of itself is "nothing", and comes back when that is gone.
+			get: "tc qdisc show dev " + device + ` | sed -n 's/^qdisc tbf .* root .*/'` + quote(queue) + "'/p'",
+			set: "tc qdisc del dev " + device + ` root 2>/dev/null; [ -z "$1" ] || tc qdisc add dev ` + device + " root $1",
+		})
+	}
+	return all, nil
+}
+
+// queueing is what tc is told of a link's rate.
+func queueing(l plan.Link) string {
+	if l.Rate == "" {
+		return ""
+	}
+	// 2 MB are what 10 Gbit/s let pass in 1.6 ms: timers may be late by that.
+	return "tbf rate " + l.Rate + " burst 2mb latency 10ms"
+}
+
+// parts is of what the loss is counted.
+const parts = 100000
+
+// lost is how many of so many packets are lost.
+func lost(loss string) (int, error) {
+	percent, err := strconv.ParseFloat(strings.TrimSuffix(loss, "%"), 64)
+	if err != nil || percent <= 0 || percent > 100 {
+		return 0, fmt.Errorf("loss %q: give a part such as 0.1%%", loss)
+	}
+	return int(math.Round(percent / 100 * parts)), nil
+}
+
+// file is a file of the kernel's. Some show all values, with the one in effect in
+// brackets.
+func file(path, value string) setting {
+	name := quote(path)
+	return setting{
+		what: path, value: value, machine: true,
+		get: "text=$(cat " + name + `) || exit 1; printf '%s' "$text" | tr '\t' ' ' | sed 's/.*\[\(.*\)\].*/\1/'`, set: `printf '%s' "$1" >` + name,
+	}
+}
+
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// Host is where settings are made: this machine's own namespaces, or those of a process.
+type Host struct{ PID string }
+
+// command is a shell script there.
+func (h Host) command(script string, args ...string) []string {
+	argv := append([]string{"sh", "-c", script, "sh"}, args...)
+	if h.PID == "" {
+		return argv
+	}
+	return append([]string{"nsenter", "--net=/proc/" + h.PID + "/ns/net", "--"}, argv...)
+}
+
+func ask(ctx context.Context, argv []string) (string, error) {
+	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	var said strings.Builder
+	command.Stderr = &said
+	out, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// Undo is what takes a change back.
+type Undo struct {
+	// Get prints the value, Before is what it was, and Set sets it to that.
+	Get, Set []string
+	Before   string
+}
+
+// Up sets up a link on hosts. Before each change, note is given what takes it back.
+// What cannot be set is told, and is no error: records have what is in effect.
+func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func(Undo) error, tell func(string)) error {
+	all, err := settings(l, device)
+	if err != nil {
+		return err
+	}
+	done := map[string]bool{}
+	for _, host := range hosts {
+		for _, s := range all {
+			if done[s.what] {
+				continue // on the machine, for all
+			}
+			err := s.make(ctx, host, note)
+			if err != nil && s.machine && host.PID != "" {
+				err = s.make(ctx, Host{}, note)
+				done[s.what] = true
+			}
+			if errors.Is(err, errUndo) {
+				return err
+			}
+			if err != nil {
+				tell(fmt.Sprintf("not set: %s: %v", s.what, err))
+			}
+		}
+	}
+	return nil
+}
+
+// errUndo: nobody would take a change back.
+var errUndo = errors.New("note what takes it back") //nolint:gochecknoglobals // a constant
+
+func (s setting) make(ctx context.Context, host Host, note func(Undo) error) error {
+	before, err := ask(ctx, host.command(s.get))
+	if err != nil {
+		return err
+	}
+	if before == s.value {
+		return nil
+	}
+	if before == "" && s.what != "queue" && s.what != "loss" {
+		return errors.New("this machine has no such thing")
+	}
+	if err := note(Undo{Get: host.command(s.get), Before: before, Set: host.command(s.set, before)}); err != nil {
+		return fmt.Errorf("%w: %w", errUndo, err)
+	}
+	if _, err := ask(ctx, host.command(s.set, s.value)); err != nil {
+		return err
+	}
+	after, err := ask(ctx, host.command(s.get))
+	if err == nil && after != s.value {
+		err = fmt.Errorf("it is %s in place of %s", after, s.value)
+	}
+	return err
+}

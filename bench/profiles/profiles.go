@@ -1,0 +1,90 @@
+// Package profiles has the tuning profiles of the CNI study, as data.
+package profiles
+
+import (
+	"bytes"
+	"embed"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+//go:embed *.yaml
+var files embed.FS //nolint:gochecknoglobals // the only way to embed
+
+// Profile is what an operator sets on both hosts.
+type Profile struct {
+	// From says whose it is.
+	From string `yaml:"from"`
+	// Include is a profile whose settings come first.
+	Include string `yaml:"include"`
+	// Sysctls are below /proc/sys, by sysctl's names; Files are others, by patterns.
+	Sysctls map[string]string `yaml:"sysctls"`
+	Files   map[string]string `yaml:"files"`
+	// Features and Rings are of the network card, by ethtool's names.
+	Features map[string]string `yaml:"features"`
+	Rings    map[string]string `yaml:"rings"`
+	// LeftOut is what the profile has beside, and why it is not set.
+	LeftOut []string `yaml:"left-out"`
+}
+
+// Names are the profiles' names.
+func Names() (names []string) {
+	entries, err := fs.Glob(files, "*.yaml")
+	if err != nil {
+		return nil
+	}
+	for _, name := range entries {
+		names = append(names, strings.TrimSuffix(name, ".yaml"))
+	}
+	return names
+}
+
+// Read returns a profile with what it includes.
+func Read(name string) (p Profile, err error) {
+	text, err := files.ReadFile(name + ".yaml")
+	if err != nil {
+		return p, fmt.Errorf("there is no profile %q: there are %s", name, strings.Join(Names(), ", "))
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(text))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&p); err != nil {
+		return p, fmt.Errorf("read the profile %s: %w", name, err)
+	}
+	if p.Include == "" {
+		return p, nil
+	}
+	base, err := Read(p.Include)
+	if err != nil {
+		return p, err
+	}
+	for _, of := range []struct{ base, own *map[string]string }{
+		{&base.Sysctls, &p.Sysctls}, {&base.Files, &p.Files}, {&base.Features, &p.Features}, {&base.Rings, &p.Rings},
+	} {
+		all := map[string]string{}
+		maps.Copy(all, *of.base)
+		maps.Copy(all, *of.own)
+		*of.own = all
+	}
+	p.LeftOut = slices.Concat(base.LeftOut, p.LeftOut)
+	return p, nil
+}
+
+// Sysctls are the names of all that any profile sets, for records of what is in effect.
+func Sysctls() []string {
+	all := map[string]bool{}
+	for _, name := range Names() {
+		p, err := Read(name)
+		if err != nil {
+			continue // a test reads them all
+		}
+		for key := range p.Sysctls {
+			all[key] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}

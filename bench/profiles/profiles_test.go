@@ -1,0 +1,36 @@
+package profiles_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/bench/profiles"
+)
+
+// TestProfiles: those of the study are there, and each says whose it is.
+func TestProfiles(t *testing.T) {
+	for _, name := range []string{
+		"default", "kernel-optimizations", "nic-optimizations", "accelerator-performance", "hpc-compute", "latency-performance", "network-latency",
+		"network-throughput",
+	} {
+		if p, err := profiles.Read(name); err != nil || p.From == "" {
+			t.Errorf("%s: %+v, %v", name, p, err)
+		}
+	}
+	for _, name := range profiles.Names() {
+		if _, err := profiles.Read(name); err != nil {
+			t.Error(err)
+		}
+	}
+	p, err := profiles.Read("network-latency")
+	if err != nil || p.Sysctls["net.core.busy_read"] != "50" || p.Sysctls["vm.dirty_ratio"] != "10" || len(p.LeftOut) < 2 {
+		t.Errorf("what it includes is not in it: %+v, %v", p, err)
+	}
+	if all := profiles.Sysctls(); !slices.Contains(all, "net.core.rmem_max") || !slices.Contains(all, "vm.swappiness") {
+		t.Errorf("got %v", all)
+	}
+	if _, err := profiles.Read("none"); err == nil || !strings.Contains(err.Error(), "kernel-optimizations") {
+		t.Errorf("got %v", err)
+	}
+}
