@@ -88,8 +88,9 @@ const (
 	poll = 5 * time.Millisecond
 	// settle is how long a cluster is left alone before the first image.
 	settle = 3 * time.Second
-	// look is how often it is asked whether a Job has failed: not before most have ended.
-	look = 20 * time.Second
+	// look is how often it is asked whether a Job or a pull has failed: not before most
+	// have ended. lookRarely is the same where CPU time is taken.
+	look, lookRarely = 20 * time.Second, time.Minute
 )
 
 // Main does what a specification says, and prints the result.
@@ -166,7 +167,11 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 	if err := create(ctx, "/apis/apps/v1/namespaces/default/daemonsets", s.rollout(name, n, image.Name)); err != nil {
 		return err
 	}
-	times, err := await(ctx, out, "first-", s.Nodes)
+	var times []time.Time
+	err = unlessFailed(ctx, name, lookRarely, func(ctx context.Context) (err error) {
+		times, err = await(ctx, out, "first-", s.Nodes)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("wait for first instructions: %w", err)
 	}
@@ -204,7 +209,11 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 	return nil
 }
 
-// unlessFailed waits for something of a Job, and ends that when the Job has failed.
+// noImage is what pods wait for whose pull has failed, and the kubelet's words.
+var noImage = regexp.MustCompile(`(?m)^(?:ErrImagePull|ImagePullBackOff)\t.*`) //nolint:gochecknoglobals // a constant
+
+// unlessFailed waits for something of a Job or a roll-out, and ends that when the Job
+// has failed, or a pull: what a kubelet then tries again is none that can be measured.
 // It looks rarely: that costs what is measured.
 func unlessFailed(ctx context.Context, name string, every time.Duration, wait func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -215,6 +224,11 @@ func unlessFailed(ctx context.Context, name string, every time.Duration, wait fu
 			failed, err := kubectl(ctx, "", "get", "job/"+name, "-o", "jsonpath={.status.failed}")
 			if failed = strings.TrimSpace(failed); err == nil && failed != "" && failed != "0" {
 				cancel(fmt.Errorf("a pod of the job %s has failed", name))
+			}
+			waiting, err := kubectl(ctx, "", "get", "pods", "-o",
+				`jsonpath={range .items[*].status.containerStatuses[*].state.waiting}{.reason}{"\t"}{.message}{"\n"}{end}`)
+			if said := noImage.FindString(waiting); err == nil && said != "" {
+				cancel(fmt.Errorf("an image did not come: %s", strings.ReplaceAll(said, "\t", ": ")))
 			}
 		}
 	}()

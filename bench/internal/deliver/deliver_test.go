@@ -145,7 +145,11 @@ func TestUnlessFailed(t *testing.T) {
 		wait   func(context.Context) error
 		want   string
 	}{
-		"failed":    {`[ "$*" = "get job/j -o jsonpath={.status.failed}" ] && echo 1`, untilEnd, "a pod of the job j has failed"},
+		"failed": {`[ "$*" = "get job/j -o jsonpath={.status.failed}" ] && echo 1`, untilEnd, "a pod of the job j has failed"},
+		"no image": {
+			`[ "$2" = pods ] && printf 'ContainerCreating\t\nImagePullBackOff\tBack-off pulling image: no layer\n'`, untilEnd,
+			"an image did not come: ImagePullBackOff: Back-off pulling image: no layer",
+		},
 		"done":      {`echo 1`, func(context.Context) error { return nil }, ""},
 		"no answer": {`exit 1`, func(context.Context) error { return errors.New("it waited") }, "it waited"},
 	} {
