@@ -91,7 +91,7 @@ test:
 
 bench: bench-network
 	scripts/install-deps test
-	$(MAKE) -C test/images
+	$(MAKE) -C test/images all bench
 	test/yardstick/run
 
 bench-network:

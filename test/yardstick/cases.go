@@ -17,28 +17,26 @@ import (
 	"time"
 )
 
-// benchCase is what is measured; each run of one gives values by name.
-type benchCase struct {
-	name string
-	once bool
-	run  func(*bencher) (map[string]float64, error)
-}
-
-// cases are measured on one host.
-var cases = []benchCase{
-	{name: "version", run: (*bencher).versionTime},
-	{name: "usable", run: (*bencher).usable},
-	{name: "first-line", run: (*bencher).firstLine},
-	{name: "pods-50", run: (*bencher).pods50},
-	{name: "state", run: (*bencher).saveAndRestore},
-	{name: "idle", once: true, run: (*bencher).idleCost},
+// cases are what is measured, on one host and, from the login host of a bed, through
+// Slurm: each gives values by name.
+var cases = map[string]func(*bencher) (map[string]float64, error){
+	"version":    (*bencher).versionTime,
+	"usable":     (*bencher).usable,
+	"first-line": (*bencher).firstLine,
+	"pods-50":    (*bencher).pods50,
+	"state":      (*bencher).saveAndRestore,
+	"idle":       (*bencher).idleCost,
+	"nodes-3":    (*bencher).threeNodes,
+	"ha":         (*bencher).available,
+	"reach-in":   (*bencher).reachIn,
+	"worker":     (*bencher).workerMemory,
+	"services":   (*bencher).services,
+	"network":    (*bencher).network,
 }
 
 type bencher struct {
 	berth, image, user string
 	idle               time.Duration
-	// nodes is how many the bed has that is measured through Slurm.
-	nodes int
 	// overlay is the test program of internal/overlay.
 	overlay string
 }

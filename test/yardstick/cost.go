@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 )
 
@@ -160,42 +159,4 @@ func name(pid int) string {
 		return base + " " + args[1]
 	}
 	return base
-}
-
-// hostFacts say where a record was made.
-type hostFacts struct {
-	Kernel string `json:"kernel"`
-	CPUs   int    `json:"cpus"`
-	CPU    string `json:"cpu"`
-	Memory string `json:"memory"`
-	Load   string `json:"load"`
-}
-
-func inspect() hostFacts {
-	var uname syscall.Utsname
-	facts := hostFacts{}
-	if syscall.Uname(&uname) == nil {
-		for _, c := range uname.Release {
-			if c == 0 {
-				break
-			}
-			facts.Kernel += string(rune(c))
-		}
-	}
-	cpuinfo, _ := os.ReadFile("/proc/cpuinfo")
-	for line := range strings.Lines(string(cpuinfo)) {
-		key, value, _ := strings.Cut(line, ":")
-		switch strings.TrimSpace(key) {
-		case "processor":
-			facts.CPUs++
-		case "model name":
-			facts.CPU = strings.TrimSpace(value)
-		}
-	}
-	meminfo, _ := os.ReadFile("/proc/meminfo")
-	first, _, _ := strings.Cut(string(meminfo), "\n")
-	facts.Memory = strings.Join(strings.Fields(strings.TrimPrefix(first, "MemTotal:")), " ")
-	load, _ := os.ReadFile("/proc/loadavg")
-	facts.Load = strings.TrimSpace(string(load))
-	return facts
 }

@@ -13,14 +13,14 @@ import (
 // network has the overlay measured beside bare metal and other programs: by the
 // benchmark of its package, which makes hosts of its own. Each value has the
 // name of the load and of what it is.
-func (b *bencher) network(runs int, only string) (map[string]*samples, error) {
+func (b *bencher) network() (map[string]float64, error) {
 	dir, err := os.MkdirTemp("", "berth-bench-")
 	if err != nil {
 		return nil, err
 	}
 	defer os.RemoveAll(dir)
 	path := filepath.Join(dir, "record")
-	command := exec.Command(b.overlay, "-test.run=^$", "-test.bench=BesideBare/"+only, fmt.Sprintf("-test.benchtime=%dx", runs), "-test.timeout=0")
+	command := exec.Command(b.overlay, "-test.run=^$", "-test.bench=BesideBare/", "-test.benchtime=1x", "-test.timeout=0")
 	command.Env = append(os.Environ(), "BERTH_OVERLAY_RECORD="+path)
 	command.Stdout, command.Stderr = os.Stderr, os.Stderr
 	if err := command.Run(); err != nil {
@@ -31,7 +31,7 @@ func (b *bencher) network(runs int, only string) (map[string]*samples, error) {
 		return nil, fmt.Errorf("read what was measured: %w; see with -test.v why nothing was", err)
 	}
 	defer file.Close()
-	cases := map[string]*samples{}
+	figures := map[string]float64{}
 	for lines := json.NewDecoder(file); ; {
 		var load struct {
 			Name   string
@@ -39,13 +39,15 @@ func (b *bencher) network(runs int, only string) (map[string]*samples, error) {
 		}
 		err := lines.Decode(&load)
 		if errors.Is(err, io.EOF) {
-			return cases, nil
+			return figures, nil
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read what was measured: %w", err)
 		}
 		for what, values := range load.Values {
-			cases[load.Name+": "+what] = &samples{Values: values}
+			if len(values) == 1 {
+				figures[load.Name+": "+what] = values[0]
+			}
 		}
 	}
 }

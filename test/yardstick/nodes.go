@@ -11,16 +11,6 @@ import (
 	"time"
 )
 
-// nodeCases are measured through Slurm, from the login host of a bed.
-var nodeCases = []benchCase{
-	{name: "nodes-3", run: (*bencher).threeNodes},
-	{name: "ha", run: (*bencher).available},
-	{name: "reach-in", run: (*bencher).reachIn},
-	{name: "worker", once: true, run: (*bencher).workerMemory},
-	{name: "services", run: (*bencher).services},
-	{name: "curve", once: true, run: (*bencher).curve},
-}
-
 const spread = `apiVersion: batch/v1
 kind: Job
 metadata: {name: spread}
@@ -92,11 +82,11 @@ func (b *bencher) threeNodes() (map[string]float64, error) {
 // available measures how long three nodes take until all take pods, with one
 // control plane and with three.
 func (b *bencher) available() (map[string]float64, error) {
-	one, _, err := b.bringUp(3)
+	one, err := b.bringUp(3)
 	if err != nil {
 		return nil, err
 	}
-	three, _, err := b.bringUp(3, "--ha")
+	three, err := b.bringUp(3, "--ha")
 	return map[string]float64{
 		"3 nodes, one control plane: srun to a usable cluster, s":    one,
 		"3 nodes, three control planes: srun to a usable cluster, s": three,
@@ -104,79 +94,25 @@ func (b *bencher) available() (map[string]float64, error) {
 }
 
 // bringUp returns the time, in seconds, from the start of srun until a cluster
-// of n nodes takes pods, and the head's processor time until then.
-func (b *bencher) bringUp(n int, flags ...string) (took, spent float64, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return 0, 0, err
-	}
+// of n nodes takes pods.
+func (b *bencher) bringUp(n int, flags ...string) (float64, error) {
 	args := append([]string{"run", "--quiet", "--node-wait", "5m"}, flags...)
-	command, err := b.step(n, append(args, "--", self, "-ticks")...)
+	command, err := b.step(n, append(args, "--", "echo", "up")...)
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	command.Stderr = os.Stderr
 	out, err := command.StdoutPipe()
 	if err != nil {
-		return 0, 0, err
+		return 0, err
 	}
 	start := time.Now()
 	if err := command.Start(); err != nil {
-		return 0, 0, err
+		return 0, err
 	}
-	line, err := bufio.NewReader(out).ReadString('\n')
-	took = time.Since(start).Seconds()
-	if err := errors.Join(err, command.Wait()); err != nil {
-		return 0, 0, err
-	}
-	ticks, err := strconv.ParseFloat(strings.TrimSpace(line), 64)
-	if err != nil {
-		return 0, 0, fmt.Errorf("read processor time: %w", err)
-	}
-	return took, ticks / 100, nil
-}
-
-// curve measures how a start grows with the nodes: its time, and the head's
-// processor time. All nodes share the cores of one machine, so the time is that
-// of the machine, not of a site.
-func (b *bencher) curve() (map[string]float64, error) {
-	values := map[string]float64{}
-	var xs, ys []float64
-	for _, n := range []int{1, 2, 3, 5, 10, 15, 20} {
-		if n > b.nodes {
-			break
-		}
-		for range 3 {
-			took, spent, err := b.bringUp(n)
-			if err != nil {
-				return nil, err
-			}
-			name := fmt.Sprintf("%02d nodes: ", n)
-			values[name+"srun to a usable cluster, s"] = best(values[name+"srun to a usable cluster, s"], took)
-			values[name+"CPU of the head until then, s"] = best(values[name+"CPU of the head until then, s"], spent)
-			xs, ys = append(xs, float64(n)), append(ys, spent)
-		}
-	}
-	values["CPU of the head per further node, s"] = slope(xs, ys)
-	return values, nil
-}
-
-// best is the smaller of what was measured; 0 is nothing yet.
-func best(before, now float64) float64 {
-	if before == 0 {
-		return now
-	}
-	return min(before, now)
-}
-
-// slope is that of the line of least squares.
-func slope(xs, ys []float64) float64 {
-	var sx, sy, sxx, sxy float64
-	for i, x := range xs {
-		sx, sy, sxx, sxy = sx+x, sy+ys[i], sxx+x*x, sxy+x*ys[i]
-	}
-	n := float64(len(xs))
-	return (n*sxy - sx*sy) / (n*sxx - sx*sx)
+	_, err = bufio.NewReader(out).ReadString('\n')
+	took := time.Since(start).Seconds()
+	return took, errors.Join(err, command.Wait())
 }
 
 // printTicks prints the processor time of all processes of this user, in

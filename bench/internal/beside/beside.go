@@ -43,6 +43,7 @@ const (
 	MPIPods      = "mpi-pods"
 	HPCCJob      = "hpcc-job"
 	HPCCPods     = "hpcc-pods"
+	Program      = "program"
 )
 
 // Result is what it gave.
@@ -66,7 +67,7 @@ func Main(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("%s took longer than %s", s.What, s.Timeout))
 	defer cancel()
 	does := map[string]func(context.Context, Spec) (Result, error){
-		Requirements: requirements, Nodes: nodes, MPISteps: mpiSteps, MPIPods: mpiPods, HPCCJob: hpccJob, HPCCPods: hpccPods,
+		Requirements: requirements, Nodes: nodes, MPISteps: mpiSteps, MPIPods: mpiPods, HPCCJob: hpccJob, HPCCPods: hpccPods, Program: program,
 	}[s.What]
 	if does == nil {
 		return fmt.Errorf("there is no %q", s.What)

@@ -169,3 +169,18 @@ esac`)
 		t.Errorf("%v: %s", err, text)
 	}
 }
+
+// TestProgram: lines that are figures are figures, with the number of nodes known to it.
+func TestProgram(t *testing.T) {
+	s := Spec{Parameters: map[string]string{"nodes": "4", "command": `echo hello; echo "{\"name\": \"a\", \"unit\": \"s\", \"value\": $NODES}"`}}
+	r, err := program(t.Context(), s)
+	if err != nil || len(r.Values) != 1 || r.Values[0].Value != 4 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	for _, command := range []string{"exit 3", "echo nothing", `echo '{"name": "a", "valeu": 1}'`, `echo '{"name": "a"}'; echo '{"name": "a"}'`} {
+		s.Parameters["command"] = command
+		if r, err := program(t.Context(), s); err == nil {
+			t.Errorf("%s: got %+v", command, r)
+		}
+	}
+}

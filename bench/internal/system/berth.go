@@ -124,7 +124,7 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	case task.Beside != nil:
 		return b.beside(ctx, *task.Beside)
 	}
-	if task.Window && task.Folder == NoFolder {
+	if task.Window && !task.alone() {
 		r := b.RunTogether(ctx, []Task{task})[0]
 		return r.Output, r.Err
 	}
@@ -142,6 +142,9 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 // pair is how many hosts a client and its server have, of a job that has more.
 const pair = 2
 
+// alone tells whether a task has a cluster of its own in any case.
+func (t Task) alone() bool { return t.Alone || t.Beside != nil || t.Folder != NoFolder }
+
 // RunTogether runs tasks in one cluster: those with servers in pods on two hosts,
 // and the others on the first.
 func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
@@ -155,9 +158,9 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 				results[i] = Result{Err: &Unsupported{"images come to a cluster that nothing else works on: leave together out of the plan"}}
 				continue
 			}
-			if t.Beside != nil {
+			if t.alone() {
 				if pods { // once, and in a cluster of its own
-					out, err := b.beside(ctx, *t.Beside)
+					out, err := b.Run(ctx, t)
 					results[i] = Result{Output: out, Err: err}
 				}
 				continue

@@ -29,6 +29,8 @@ type Task struct {
 	Server *Server
 	// Connects: connections are what is measured, and who makes them is noted.
 	Connects bool
+	// Alone: the start of what it runs in is what is measured, and is its own.
+	Alone bool
 	// Window: what the machine does while the program runs is noted.
 	Window bool
 	// Images are delivered in place of the program: Args are none then.

@@ -1,0 +1,58 @@
+package beside
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// program is any other program, which knows by itself what it measures: it prints a
+// figure as JSON in each line, {"name": ..., "unit": ..., "value": ...}. What it prints
+// besides is for people.
+func program(ctx context.Context, s Spec) (Result, error) {
+	command := exec.CommandContext(ctx, "sh", "-c", s.Parameters["command"])
+	command.Env = append(os.Environ(), "NODES="+s.Parameters["nodes"])
+	command.Stderr = os.Stderr
+	// All that it has started ends with it.
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGTERM) }
+	command.WaitDelay = 30 * time.Second
+	out, err := command.Output()
+	if err != nil {
+		return Result{}, fmt.Errorf("%s: %w", s.Parameters["command"], err)
+	}
+	return readFigures(string(out))
+}
+
+// readFigures reads the lines that are figures. A name that comes twice is a mistake.
+func readFigures(text string) (r Result, err error) {
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "{") {
+			continue
+		}
+		var v record.Value
+		decoder := json.NewDecoder(bytes.NewReader([]byte(line)))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&v); err != nil {
+			return r, fmt.Errorf("read the figure %s: %w", strings.TrimSpace(line), err)
+		}
+		if v.Name == "" || slices.ContainsFunc(r.Values, func(have record.Value) bool { return have.Name == v.Name }) {
+			return r, fmt.Errorf("the figure %s has no name, or one that there was", strings.TrimSpace(line))
+		}
+		r.Values = append(r.Values, v)
+	}
+	if r.Values == nil {
+		return r, errors.New("the program printed no figures")
+	}
+	return r, nil
+}
