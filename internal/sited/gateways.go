@@ -37,6 +37,8 @@ type gateways struct {
 	// living are those that etcd knows, by name, and chosen is by pod.
 	living map[string]netip.Addr
 	chosen map[netip.Addr]netip.Addr
+	// away are those that this node does not reach.
+	away map[netip.Addr]bool
 }
 
 // newGateways knows the choices of the daemon before.
@@ -58,33 +60,65 @@ func (g *gateways) assign(pods []netip.Addr) map[netip.Addr]netip.Addr {
 	former := g.chosen
 	g.chosen = map[netip.Addr]netip.Addr{}
 	users := map[netip.Addr]int{}
-	for _, gateway := range g.living {
+	living := g.reached()
+	for _, gateway := range living {
 		users[gateway] = 0
 	}
 	var without []netip.Addr
 	for _, pod := range pods {
 		gateway := former[pod]
-		if _, lives := users[gateway]; !lives && (len(g.living) > 0 || !gateway.IsValid()) {
+		if _, lives := users[gateway]; !lives && (len(living) > 0 || !gateway.IsValid()) {
 			without = append(without, pod)
 			continue
 		}
 		g.chosen[pod] = gateway
 		users[gateway]++
 	}
-	if len(g.living) == 0 {
+	if len(living) == 0 {
 		return maps.Clone(g.chosen)
 	}
 	slices.SortFunc(without, netip.Addr.Compare)
 	for _, pod := range without {
 		// The one with the fewest pods of this node. Nodes with one pod each would
 		// all take the same, so that where it is equal the pod's address decides.
-		gateway := slices.MinFunc(slices.Collect(maps.Values(g.living)), func(a, b netip.Addr) int {
+		gateway := slices.MinFunc(living, func(a, b netip.Addr) int {
 			return cmp.Or(cmp.Compare(users[a], users[b]), cmp.Compare(weight(pod, a), weight(pod, b)), a.Compare(b))
 		})
 		g.chosen[pod] = gateway
 		users[gateway]++
 	}
 	return maps.Clone(g.chosen)
+}
+
+// reached are those that live and that this node reaches; all that live, if it reaches
+// none of them. The caller holds the mutex.
+func (g *gateways) reached() []netip.Addr {
+	living := slices.Collect(maps.Values(g.living))
+	reached := slices.DeleteFunc(slices.Clone(living), func(gateway netip.Addr) bool { return g.away[gateway] })
+	if len(reached) == 0 {
+		return living
+	}
+	return reached
+}
+
+// others are those that live and are not this host, if pods here have any.
+func (g *gateways) others(host netip.Addr) []netip.Addr {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.chosen) == 0 {
+		return nil
+	}
+	living := slices.Collect(maps.Values(g.living))
+	return slices.DeleteFunc(living, func(gateway netip.Addr) bool { return gateway == host })
+}
+
+// setAway says whether that is a change.
+func (g *gateways) setAway(away map[netip.Addr]bool) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	changed := !maps.Equal(g.away, away)
+	g.away = away
+	return changed
 }
 
 func weight(pod, gateway netip.Addr) uint32 {

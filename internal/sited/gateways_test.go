@@ -43,6 +43,32 @@ func TestPodsKeepTheirGateway(t *testing.T) {
 	}
 }
 
+// A gateway that only this node does not reach has no pods of it, unless there is no
+// other one.
+func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
+	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
+	asked := []netip.Addr{first, second}
+	g, r := &gateways{}, reach{}
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second})
+	g.assign(pods)
+	for round := range 2 * reachMisses {
+		changed := g.setAway(r.count(asked, map[netip.Addr]bool{second: true}))
+		if away := round >= reachMisses-1; changed != (round == reachMisses-1) || (count(g.assign(pods))[first] == 0) != away {
+			t.Errorf("round %d: %v, changed: %t", round, g.assign(pods), changed)
+		}
+	}
+	if !g.setAway(r.count(asked, map[netip.Addr]bool{first: true, second: true})) {
+		t.Error("an answer changes nothing")
+	}
+	before := g.assign(pods)
+	for range 2 * reachMisses {
+		if g.setAway(r.count(asked, nil)) || !maps.Equal(g.assign(pods), before) {
+			t.Errorf("nobody answers: %v, before %v", g.assign(pods), before)
+		}
+	}
+}
+
 // Pods that are alone on their nodes spread as well.
 func TestLonePodsSpread(t *testing.T) {
 	living := map[string]netip.Addr{"gw1": netip.MustParseAddr("192.168.0.1"), "gw2": netip.MustParseAddr("192.168.0.2")}

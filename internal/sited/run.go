@@ -90,6 +90,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	}
 	if len(config.Gateways.On) > 0 {
 		group.Go(func() error { return d.followGateways(ctx) })
+		group.Go(func() error { return d.watchReach(ctx) })
 	}
 	if d.isGateway() {
 		group.Go(func() error { return d.beGateway(ctx) })

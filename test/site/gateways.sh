@@ -352,3 +352,26 @@ together() {
 		ip route replace default via $(router_address); ip route del $(router_address) dev eth0"
 }
 router_address() { router ip -o -4 addr show dev br0 | sed 's/.*inet //; s:/.*::'; }
+
+# gateway_unseen: a gateway lives, but one of the nodes does not reach it: its pods have
+# another one, those of other nodes stay.
+gateway_unseen() {
+	local lost left there
+	outside_serves
+	pair
+	jobs[alice]=$lost
+	there=$(gateway_of alice n2)
+	on n1 nft -f - <<-END
+		table ip unseen {
+			chain input { type filter hook input priority -300; ip saddr $(address login) icmp type echo-reply drop; }
+		}
+	END
+	poll 20 through ctl || fail "no other gateway: $(on n1 /srv/site/berthd status)"
+	is_gateway login || fail "login is no gateway any more"
+	[[ $(gateway_of alice n2) == "$there" ]] || fail "a pod on n2 has left its gateway"
+	on n1 nft delete table ip unseen
+	# Who is asked again and answers is one for new pods; others stay where they are.
+	poll 20 eval 'job alice; [[ $(gateway_of alice n1) == "$(address login)" ]] || { on ctl scancel ${jobs[alice]}; false; }' || fail "login is not used again: $(on n1 /srv/site/berthd status)"
+	jobs[alice]=$lost
+	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
+}
