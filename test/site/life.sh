@@ -124,6 +124,46 @@ full() {
 	poll 30 runs alice || fail "no job starts afterwards"
 }
 
+# etcd_full: etcd ends where its disk is full, and says so; running jobs go on, new ones say
+# what is missing, and with some room all is as it was.
+etcd_full() {
+	local seen before
+	stop_etcd
+	on ctl sh -c 'rm -r /run/etcd; mkdir /run/etcd; mount -t tmpfs -o size=200m tmpfs /run/etcd'
+	start_etcd
+	poll 30 registered || fail "etcd does not start on a disk of its own"
+	job alice
+	serve alice n2 7000
+	before=$(pod_of alice n1)
+	on ctl sh -c 'cat /dev/zero >/run/etcd/full' 2>/dev/null
+	poll 60 overflows || fail "etcd goes on"
+	wait "${daemons[etcd]}" 2>/dev/null
+	talks n1 n2 || fail "pods are apart without etcd"
+	seen=$(as bob login srun -Q -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
+	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
+	grep -q "no space left" "$out/etcd.log" || fail "etcd does not say why: $(tail -n 5 "$out/etcd.log")"
+	on ctl rm /run/etcd/full
+	start_etcd
+	poll 30 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
+	poll 30 runs bob || fail "no job starts afterwards"
+	talks n1 n2 || fail "pods are apart afterwards"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 gone alice || fail "the job does not end"
+	stop_etcd
+	on ctl sh -c 'umount /run/etcd && rm -r /run/etcd'
+	start_etcd
+	poll 30 registered || fail "nodes are not registered again"
+}
+
+# overflows writes what is of no use to anybody, until etcd is gone.
+overflows() {
+	local number=$((RANDOM % 1000))
+	printf '{"key":"%s","value":"%s"}' "$(printf '/overflow/%d' $number | base64 -w0)" "$(head -c 1000000 /dev/zero | base64 -w0)" |
+		on ctl curl -sS --max-time 5 --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key \
+			"https://$(address ctl):2379/v3/kv/put" -d @- >/dev/null 2>&1
+	! on ctl pgrep -f '^/srv/site/berthd etcd' >/dev/null
+}
+
 # three_members: etcd has three, and one of them may end, or lose its network; without
 # two there are no new jobs, and running ones go on.
 three_members() {
