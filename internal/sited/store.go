@@ -16,6 +16,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 
 	"berth.dev/berth/internal/site"
 )
@@ -30,6 +32,10 @@ type Store struct {
 
 // etcdLimit is how long a question to etcd may take.
 const etcdLimit = 5 * time.Second
+
+// reconnect is how often an etcd that is away is tried. gRPC's own pauses become two
+// minutes, for which a node would fail jobs after etcd has come back.
+var reconnect = backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second}
 
 var errNoEtcd = errors.New("etcd does not answer")
 
@@ -48,6 +54,7 @@ func OpenStore(config site.Config) (*Store, error) {
 		// What it has to say is in the errors that it returns.
 		Logger:            zap.NewNop(),
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
+		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: etcdLimit})},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd: %w", err)

@@ -144,8 +144,8 @@ etcd_full() {
 	grep -q "no space left" "$out/etcd.log" || fail "etcd does not say why: $(tail -n 5 "$out/etcd.log")"
 	on ctl rm /run/etcd/full
 	start_etcd
-	poll 30 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
-	poll 30 runs bob || fail "no job starts afterwards"
+	poll 60 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
+	poll 60 runs bob || fail "no job starts afterwards"
 	talks n1 n2 || fail "pods are apart afterwards"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 gone alice || fail "the job does not end"
