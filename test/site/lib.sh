@@ -5,6 +5,8 @@
 fails=0
 # Room for six jobs on both nodes.
 pods=10.200.0.0/28
+# What berthd does at each look at the controller's jobs shall be seen soon.
+collect=1s
 
 say() { echo "    $*"; }
 
@@ -98,7 +100,7 @@ configuration() {
 		metrics: 127.0.0.1:9418
 		opt-out: true
 		groups: {lab: [carol, dave]}
-		collect: 1s
+		collect: $collect
 		dns:
 		  program: /srv/site/berth-dns
 		  search: [outside.test]

@@ -231,19 +231,20 @@ start_site() { # ARGS...
 new_job() { [[ $(as "$1" ctl srun -Q -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
 
 # many: fifty jobs of two users on both nodes, four at a time, each have a network, and
-# leave nothing: no namespace, file or descriptor, and no key in etcd.
+# leave nothing: no namespace, file or descriptor, and no key in etcd. SITE_MANY=500 has
+# each user start so many: a thousand.
 many() {
-	local user seen before
+	local user seen before each=${SITE_MANY:-25}
 	for user in alice bob; do as $user login srun -Q -N2 -n2 --mem=100 true || fail "$user's first job"; done
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
 	before=$(holdings)
 	for user in alice bob; do
-		as $user login sh -c 'rm -f seen; sbatch -Q --array=1-25 -N2 -n2 -c2 --mem=100 -o /dev/null --wrap "srun -c2 sh -c \"ip -o -4 addr show dev eth0 | grep -o 10.200.* | cut -d/ -f1 >>seen; sleep 0.5\""' || fail "submit $user's jobs"
+		as $user login sh -c 'rm -f seen; sbatch -Q --array=1-$1 -N2 -n2 -c2 --mem=100 -o /dev/null --wrap "srun -c2 sh -c \"ip -o -4 addr show dev eth0 | grep -o 10.200.* | cut -d/ -f1 >>seen; sleep 0.5\""' sh "$each" || fail "submit $user's jobs"
 	done
-	poll 240 no_jobs || fail "jobs do not end: $(on ctl squeue)"
+	poll $((10 * each)) no_jobs || fail "jobs do not end: $(on ctl squeue)"
 	for user in alice bob; do
 		seen=$(as $user login grep -c '^10[.]200[.]0[.][0-9]*$' seen)
-		[[ $seen == 50 ]] || fail "of 50 pods of $user $seen had a network"
+		[[ $seen == $((2 * each)) ]] || fail "of $((2 * each)) pods of $user $seen had a network"
 		as $user login rm seen
 	done
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
