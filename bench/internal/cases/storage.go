@@ -3,6 +3,7 @@ package cases
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"berth.dev/berth/bench/internal/plan"
@@ -23,7 +24,7 @@ func storage() Case {
 				{Name: "block", Default: "256k", Help: "of each request", Check: size},
 				{Name: "direct", Default: "1", Help: "1: past the page cache, 0: through it", Check: choice("0", "1")},
 			},
-			Seconds: func(map[string]string) float64 { return 30 },
+			Seconds: func(p map[string]string) float64 { return 1 + bytes(p["size"])/250e6 },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
 			return system.Task{Folder: system.Folder(p["on"]), Args: []string{
@@ -54,6 +55,15 @@ func storage() Case {
 			return append(values, perUnit(out, done.Bytes/1e9, "GB")...), nil
 		},
 	}
+}
+
+// bytes is a size that was checked.
+func bytes(size string) float64 {
+	n, err := strconv.ParseFloat(size[:len(size)-1], 64)
+	if err != nil {
+		return 0
+	}
+	return n * map[string]float64{"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[strings.ToLower(size[len(size)-1:])]
 }
 
 // fromJSON reads the object that a program printed, whatever it said before it.

@@ -1,0 +1,12 @@
+package cases
+
+import "testing"
+
+// TestBytes: the sizes that fio takes.
+func TestBytes(t *testing.T) {
+	for size, want := range map[string]float64{"1k": 1024, "128m": 128 << 20, "8G": 8 << 30} {
+		if got := bytes(size); got != want {
+			t.Errorf("%s: %g", size, got)
+		}
+	}
+}
