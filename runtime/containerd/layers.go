@@ -135,7 +135,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			}
 			if config.Lazy {
 				inner.Remote = lazy.Maker{
-					Hosts: hosts.ConfigureHosts(ic.Context, hosts.HostOptions{HostDir: hosts.HostDirFromRoot(config.Hosts)}), Not: config.Mirror,
+					Hosts: hosts.ConfigureHosts(ic.Context, hosts.HostOptions{HostDir: hosts.HostDirFromRoot(config.Hosts)}), Not: config.Mirror, Keep: client.Login,
 				}
 			}
 			l.Snapshotter = roots.New(inner, root)

@@ -30,28 +30,28 @@ type mirrorConfig struct {
 	// Address is the host:port to listen on; empty for no mirror.
 	Address string `toml:"address"`
 	// Hosts is the directory of hosts.toml files, in which the mirror is put
-	// before the registries that the cache has images of; empty where it stands
-	// before all of them.
+	// before the registry of an image that the cache has when that is pulled; empty
+	// where it stands before all of them.
 	Hosts string `toml:"hosts"`
 }
 
 // mirrorPlugin serves the images of archives, and those that the cache has by
 // name, to this very daemon. A process of its own would cost every cluster its
 // start and its memory, to answer what is here anyway.
-func mirrorPlugin() *plugin.Registration {
+func mirrorPlugin(around *pulls) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.ServicePlugin,
 		ID:       "berth-mirror",
 		Requires: []plugin.Type{plugins.MetadataPlugin, plugins.SnapshotPlugin},
 		Config:   &mirrorConfig{},
-		InitFn:   startMirror,
+		InitFn:   func(ic *plugin.InitContext) (any, error) { return startMirror(ic, around) },
 	}
 }
 
 // runningMirror ends with the daemon, which closes its plugins.
 type runningMirror struct{ *http.Server }
 
-func startMirror(ic *plugin.InitContext) (any, error) {
+func startMirror(ic *plugin.InitContext, around *pulls) (any, error) {
 	config := ic.Config.(*mirrorConfig)
 	if config.Address == "" {
 		return nil, fmt.Errorf("mirror of archives: no address given: %w", plugin.ErrSkipPlugin)
@@ -69,8 +69,9 @@ func startMirror(ic *plugin.InitContext) (any, error) {
 	blobs := knownBlobs{Store: db.ContentStore()}
 	if l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs"); err == nil && l.(layers).cache != nil {
 		known.cache, blobs.cache = l.(layers).cache, l.(layers).cache
-		if err := known.announce(config); err != nil {
-			log.G(ic.Context).WithError(err).Warn("images of the cache are asked of their registries")
+		if config.Hosts != "" {
+			mirrors := &imagestore.Mirrors{Dir: config.Hosts, Address: config.Address}
+			around.announce = func(ctx context.Context, image string) { known.announce(ctx, mirrors, image) }
 		}
 	}
 	handler := &mirror.Server{Names: known, Content: blobs}
@@ -122,18 +123,16 @@ func (k knownImages) List(ctx context.Context, filters ...string) ([]images.Imag
 	return all, nil
 }
 
-// announce has containerd ask the mirror for what the cache has.
-func (k knownImages) announce(config *mirrorConfig) error {
-	if config.Hosts == "" {
-		return nil
+// announce has containerd ask the mirror for an image that the cache has when it is
+// to be pulled: others may have brought it since this daemon was started.
+func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, image string) {
+	_, err := k.cache.Image(image)
+	if err == nil {
+		err = mirrors.Add(image)
 	}
-	kept, err := k.cache.Images()
-	problems := []error{err}
-	mirrors := imagestore.Mirrors{Dir: config.Hosts, Address: config.Address}
-	for _, image := range kept {
-		problems = append(problems, mirrors.Add(image.Name))
+	if err != nil && !errors.Is(err, layercache.ErrNoImage) {
+		log.G(ctx).WithError(err).Warn("an image of the cache is asked of its registry")
 	}
-	return errors.Join(problems...)
 }
 
 // knownBlobs are containerd's, and then those of the cache: manifests and

@@ -97,8 +97,10 @@ func serve(ctx context.Context, o options) error {
 	registry.Register(layersPlugin(o.layersFD, notifier.Notice))
 	registry.Register(layerDiffer(notifier.Notice))
 	registry.Register(seedPlugin())
-	registry.Register(mirrorPlugin())
+	around := &pulls{}
+	registry.Register(mirrorPlugin(around))
 	registry.Register(reservePlugin())
+	around.wrap()
 	// The server gets a context of its own: plugins hold it, and must work
 	// until Stop has closed them.
 	s, err := server.New(context.WithoutCancel(ctx), config)

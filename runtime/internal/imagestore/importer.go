@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/roots"
 )
 
@@ -159,6 +160,9 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 func (i *Importer) publish(ctx context.Context, img images.Image) error {
 	if err := containerd.NewImage(i.client, img).Unpack(ctx, i.snapshotter); err != nil {
 		return fmt.Errorf("unpack: %w", err)
+	}
+	if err := lazy.CheckClaims(ctx, i.store, i.client.SnapshotService(i.snapshotter), img.Target); err != nil {
+		return err
 	}
 	if err := i.name(namespaces.WithNamespace(ctx, ArchiveNamespace), img); err != nil {
 		return err

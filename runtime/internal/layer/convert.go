@@ -110,7 +110,7 @@ func implied() erofs.Meta {
 
 // add puts one entry of the archive into the image.
 func (c converter) add(header *tar.Header, content io.Reader) error {
-	name := clean(header.Name)
+	name := Clean(header.Name)
 	switch header.Typeflag {
 	case tar.TypeXGlobalHeader:
 		return nil
@@ -141,7 +141,7 @@ func (c converter) add(header *tar.Header, content io.Reader) error {
 		}
 		header = &tar.Header{Typeflag: tar.TypeChar}
 	case header.Typeflag == tar.TypeLink:
-		target, err := c.find(clean(header.Linkname))
+		target, err := c.find(Clean(header.Linkname))
 		if err != nil {
 			return fmt.Errorf("hard link to %q: %w", header.Linkname, err)
 		}
@@ -236,7 +236,7 @@ func (c converter) directory(name string) (*erofs.Node, error) { return c.walk(n
 
 func (c converter) walk(name string, create bool) (*erofs.Node, error) {
 	dir := c.writer.Root()
-	words := strings.Split(clean(name), "/")
+	words := strings.Split(Clean(name), "/")
 	for hops, depth := 0, 0; len(words) > 0; {
 		word := words[0]
 		words = words[1:]
@@ -293,9 +293,9 @@ func (c converter) find(name string) (*erofs.Node, error) {
 	return n, nil
 }
 
-// clean makes a name relative to the root, "" for that itself. What leads above
+// Clean makes a name relative to the root, "" for that itself. What leads above
 // the root ends there, as in every container.
-func clean(name string) string { return path.Clean("/" + name)[1:] }
+func Clean(name string) string { return path.Clean("/" + name)[1:] }
 
 var types = map[byte]uint16{
 	tar.TypeReg: erofs.TypeRegular, '\x00': erofs.TypeRegular, tar.TypeCont: erofs.TypeRegular, tar.TypeGNUSparse: erofs.TypeRegular,

@@ -24,7 +24,10 @@ type File struct {
 	file, have *os.File
 	remote     *remote
 	chunks     []Chunk
-	log        func(string)
+	// first is where in the blob that ends what comes before all else.
+	first int64
+	order *Order
+	log   func(string)
 
 	mu sync.Mutex
 	// changed is told of what has come, or has not.
@@ -70,10 +73,21 @@ func Is(path string) bool {
 	return err == nil
 }
 
-// Open opens the file of a layer. Its content is asked for at no address of the
-// refused ranges. What is wrong with what comes goes to log.
-func Open(path string, refused []netip.Prefix, log func(string)) (f *File, err error) {
-	f = &File{log: log}
+// Options are what opening a layer takes.
+type Options struct {
+	// Refused are ranges of addresses at which its content is not asked for.
+	Refused []netip.Prefix
+	// Login returns the login of a name; false where it is not known.
+	Login func(name string) (Login, bool)
+	// Order is that of all layers.
+	Order *Order
+	// Log is told what is wrong with what comes.
+	Log func(string)
+}
+
+// Open opens the file of a layer.
+func Open(path string, o Options) (f *File, err error) {
+	f = &File{log: o.Log, order: o.Order}
 	f.changed = sync.NewCond(&f.mu)
 	defer func() {
 		if err != nil {
@@ -88,7 +102,14 @@ func Open(path string, refused []netip.Prefix, log func(string)) (f *File, err e
 	if err := json.Unmarshal(text, &known); err != nil {
 		return f, err
 	}
-	f.chunks, f.remote = known.Chunks, newRemote(known.Source, refused)
+	f.chunks, f.first = known.Chunks, known.First
+	f.remote = newRemote(known.Source, o.Refused, func() (Login, error) {
+		login, ok := o.Login(known.Source.Login)
+		if known.Source.Login != "" && !ok {
+			return login, errForgotten
+		}
+		return login, nil
+	})
 	if f.state, err = os.ReadFile(path + haveExtension); err != nil {
 		return f, err
 	}
@@ -104,6 +125,7 @@ func Open(path string, refused []netip.Prefix, log func(string)) (f *File, err e
 
 // Close closes the files. Reads fail from then on.
 func (f *File) Close() error {
+	f.order.leave(f)
 	var problems []error
 	for _, file := range []*os.File{f.file, f.have} {
 		if file != nil {
@@ -171,6 +193,9 @@ func (f *File) await(i int) error {
 func (f *File) Fetch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	f.enter()
+	defer f.order.leave(f)
+	go f.follow(ctx, f.order.change())
 	stop := context.AfterFunc(ctx, func() {
 		// Who has looked at ctx, and does not wait yet, would miss it.
 		f.mu.Lock()
@@ -196,6 +221,33 @@ func (f *File) Fetch(ctx context.Context) error {
 		}
 	}
 	return first
+}
+
+// enter has others wait if something of this layer is to come first, and is away.
+func (f *File) enter() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i, state := range f.state {
+		if state == away && f.chunks[i].Offset < f.first {
+			f.order.enter(f)
+			return
+		}
+	}
+}
+
+// follow wakes up those who wait for other layers, until ctx ends.
+func (f *File) follow(ctx context.Context, change <-chan struct{}) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-change:
+		}
+		change = f.order.change() // before they look, so that they miss none
+		f.mu.Lock()
+		f.changed.Broadcast()
+		f.mu.Unlock()
+	}
 }
 
 // background fetches whenever nothing else is asked for, until all is here.
@@ -231,11 +283,17 @@ func (f *File) background(ctx context.Context) error {
 			}
 			continue
 		}
-		if next < 0 || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce {
+		if next < 0 || f.chunks[next].Offset >= f.first {
+			f.order.leave(f)
+		}
+		if next < 0 || f.asking > 0 || f.pausing > 0 || f.inBackground == atOnce || f.order.wait(f) && f.chunks[next].Offset >= f.first {
 			f.changed.Wait()
 			continue
 		}
 		err := f.fetch(ctx, next, aheadInBackground, &f.inBackground)
+		if err != nil {
+			f.order.leave(f) // others may have another registry
+		}
 		switch {
 		case err == nil:
 			pause = firstPause
@@ -253,14 +311,14 @@ func (f *File) background(ctx context.Context) error {
 	}
 }
 
-// next is the first chunk to fetch, -1 for none; whether others are coming, and
-// which were wrong.
+// next is the first chunk to fetch, of those that are to come first if there are any,
+// -1 for none; whether others are coming, and which were wrong.
 func (f *File) next() (next int, others bool, bad []int) {
 	next = -1
 	for i, state := range f.state {
 		switch state {
 		case away:
-			if next < 0 {
+			if next < 0 || f.chunks[next].Offset >= f.first && f.chunks[i].Offset < f.first {
 				next = i
 			}
 		case coming:

@@ -37,6 +37,8 @@ type Chunk struct {
 // index is what is kept beside the file of a layer.
 type index struct {
 	Source Source `json:"source"`
+	// First is where in the blob that ends which its image names as to come first.
+	First int64 `json:"first,omitempty"`
 	// Chunks are in the order of their places.
 	Chunks []Chunk `json:"chunks"`
 }
@@ -61,9 +63,9 @@ const (
 )
 
 // Make makes the file of a layer at a path where there is none, without its
-// content, of a blob at a source whose table of contents has a digest. It leaves
-// nothing where it fails.
-func Make(ctx context.Context, path string, source Source, contents digest.Digest) (err error) {
+// content, of a blob at a source whose table of contents has a digest, with the login
+// that the source names. It leaves nothing where it fails.
+func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) (err error) {
 	defer func() {
 		if err != nil {
 			for _, extension := range []string{"", indexExtension, haveExtension} {
@@ -71,7 +73,7 @@ func Make(ctx context.Context, path string, source Source, contents digest.Diges
 			}
 		}
 	}()
-	r := newRemote(source, nil) // in the pods' network, which has limits of its own
+	r := newRemote(source, nil, func() (Login, error) { return login, nil }) // in the pods' network, which has limits of its own
 	table, end, err := r.contents(ctx, contents)
 	if err != nil {
 		return err
@@ -80,7 +82,7 @@ func Make(ctx context.Context, path string, source Source, contents digest.Diges
 	if err != nil {
 		return fmt.Errorf("lay out layer of %s: %w", r.URL, err)
 	}
-	text, err := json.Marshal(index{r.Source, chunks})
+	text, err := json.Marshal(index{r.Source, first(table), chunks})
 	if err == nil {
 		err = os.WriteFile(path+haveExtension, make([]byte, len(chunks)), 0o600)
 	}
@@ -123,6 +125,18 @@ func (r *remote) contents(ctx context.Context, want digest.Digest) (*estargz.JTO
 		return nil, 0, fmt.Errorf("read table of contents: %w", err)
 	}
 	return table, at, nil
+}
+
+// first is where in the blob the landmark file is of which all before it is to come
+// first; 0 where there is none.
+// https://github.com/containerd/stargz-snapshotter/blob/main/docs/estargz.md#prioritized-files-and-landmark-files
+func first(table *estargz.JTOC) int64 {
+	for _, e := range table.Entries {
+		if e.Type == "reg" && layer.Clean(e.Name) == estargz.PrefetchLandmark {
+			return e.Offset
+		}
+	}
+	return 0
 }
 
 func parseContents(packed []byte, want digest.Digest) (*estargz.JTOC, error) {

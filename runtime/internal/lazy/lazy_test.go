@@ -122,7 +122,7 @@ func noise(seed uint64, size int) []byte {
 
 func open(t *testing.T, path string) (*File, *erofs.Image) {
 	t.Helper()
-	f, err := Open(path, nil, func(text string) { t.Log(text) })
+	f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: &Order{}, Log: func(text string) { t.Log(text) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,11 +209,11 @@ func TestTheSameAsAWhole(t *testing.T) {
 		least := i % 2 * 50000 // one chunk in a stream, or several
 		r, source := serve(t, archive, 10000, least)
 		path := filepath.Join(t.TempDir(), "layer")
-		err := Make(t.Context(), path, source, r.contents)
+		err := Make(t.Context(), path, source, Login{}, r.contents)
 		if err != nil && strings.Contains(err.Error(), "not UTF-8") {
 			archive = inUTF8(t, archive)
 			r, source = serve(t, archive, 10000, least)
-			err = Make(t.Context(), path, source, r.contents)
+			err = Make(t.Context(), path, source, Login{}, r.contents)
 		}
 		if err != nil {
 			t.Errorf("layer %d: %v", i, err)
@@ -276,7 +276,7 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 	files := map[string][]byte{"first": noise(1, 3<<20), "second": noise(2, 3<<20), "third": noise(3, 5000)}
 	r, source := serve(t, pack(t, files), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	if !Is(path) || Is(path+"x") {
@@ -318,7 +318,7 @@ func TestZerosTakeNoSpace(t *testing.T) {
 	const size = 8 << 20
 	r, source := serve(t, pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -342,7 +342,7 @@ func TestManyReaders(t *testing.T) {
 	}
 	r, source := serve(t, pack(t, files), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -373,7 +373,7 @@ func TestTurns(t *testing.T) {
 	want := noise(1, 8<<20)
 	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 100000, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -424,7 +424,7 @@ func TestWhatIsNotCertainIsRefused(t *testing.T) {
 		r, source := serve(t, archive, 0, 0)
 		c.change(r)
 		dir := t.TempDir()
-		if err := Make(t.Context(), filepath.Join(dir, "layer"), source, r.contents); err == nil || !strings.Contains(err.Error(), c.want) {
+		if err := Make(t.Context(), filepath.Join(dir, "layer"), source, Login{}, r.contents); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v; want an error with %q", name, err, c.want)
 		}
 		if there, err := os.ReadDir(dir); err != nil || len(there) > 0 {
@@ -512,7 +512,7 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 	want := noise(1, 400000)
 	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	_, image := open(t, path)
@@ -545,7 +545,7 @@ func TestWrongContentHoldsUpNothingElse(t *testing.T) {
 	first, second := noise(1, 3<<20), noise(2, 3<<20)
 	r, source := serve(t, pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)
@@ -584,7 +584,7 @@ func TestTheRegistryIsGone(t *testing.T) {
 	want := noise(1, 400000)
 	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	f, image := open(t, path)

@@ -17,6 +17,8 @@ type Maker struct {
 	Hosts docker.RegistryHosts
 	// Not are hosts that only this process reaches.
 	Not string
+	// Keep keeps a login for whoever reads the layer, and returns its name there.
+	Keep func(context.Context, Login) (string, error)
 }
 
 // Make makes the file of a layer of an image at a path, from the first registry
@@ -41,7 +43,14 @@ func (m Maker) Make(ctx context.Context, file, image string, layer, contents dig
 		if host.Host != reference.Domain(ref) {
 			blob.RawQuery = url.Values{"ns": {reference.Domain(ref)}}.Encode()
 		}
-		err := Make(ctx, file, Source{URL: blob.String(), Scope: fmt.Sprintf("repository:%s:pull", name)}, contents)
+		source := Source{URL: blob.String(), Scope: fmt.Sprintf("repository:%s:pull", name)}
+		login, err := loginFor(ctx, host.Host)
+		if err == nil && login != (Login{}) {
+			source.Login, err = m.Keep(ctx, login)
+		}
+		if err == nil {
+			err = Make(ctx, file, source, login, contents)
+		}
 		if err == nil {
 			return nil
 		}

@@ -15,6 +15,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,11 +24,13 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 )
 
-// Source is where a layer's blob is to be had without a password.
+// Source is where a layer's blob is to be had.
 type Source struct {
 	// URL is the blob's, Scope what a registry with tokens has to be asked for.
 	URL   string `json:"url"`
 	Scope string `json:"scope"`
+	// Login says which login the registry wants, empty for none. It is no secret.
+	Login string `json:"login,omitempty"`
 	// Size is the blob's, in bytes.
 	Size int64 `json:"size"`
 }
@@ -45,14 +48,16 @@ var errRefused = errors.New("the registry refuses")
 type remote struct {
 	Source
 	client *http.Client
+	// login is asked whenever the registry wants one.
+	login func() (Login, error)
 
 	mu         sync.Mutex
 	authorizer docker.Authorizer
 }
 
 // newRemote returns one that connects to no address of the refused ranges.
-func newRemote(source Source, refused []netip.Prefix) *remote {
-	r := &remote{Source: source, client: &http.Client{Transport: newTransport(refused)}}
+func newRemote(source Source, refused []netip.Prefix, login func() (Login, error)) *remote {
+	r := &remote{Source: source, client: &http.Client{Transport: newTransport(refused)}, login: login}
 	r.renew(nil)
 	return r
 }
@@ -70,9 +75,20 @@ func (r *remote) renew(failed docker.Authorizer) docker.Authorizer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.authorizer == failed {
-		r.authorizer = docker.NewDockerAuthorizer(docker.WithAuthClient(r.client))
+		r.authorizer = docker.NewDockerAuthorizer(docker.WithAuthClient(r.client), docker.WithAuthCreds(r.credentials))
 	}
 	return r.authorizer
+}
+
+// credentials returns the login for a host: for the registry's own, and not where it
+// sends its clients.
+func (r *remote) credentials(host string) (string, string, error) {
+	own, err := url.Parse(r.URL)
+	if err != nil || own.Host != host || r.login == nil {
+		return "", "", err
+	}
+	login, err := r.login()
+	return login.User, login.Secret, err
 }
 
 // read returns the bytes from one offset to before another.

@@ -22,7 +22,7 @@ func TestRefusedAddresses(t *testing.T) {
 	var came atomic.Int64
 	inside := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { came.Add(1) }))
 	defer inside.Close()
-	r := newRemote(Source{URL: inside.URL}, loopback)
+	r := newRemote(Source{URL: inside.URL}, loopback, nil)
 	if _, err := r.read(t.Context(), 0, 1); !errors.Is(err, errRefused) || !strings.Contains(err.Error(), "pods may not reach 127.0.0.0/8") {
 		t.Errorf("the registry itself: %v", err)
 	}
@@ -37,7 +37,7 @@ func TestRefusedAddresses(t *testing.T) {
 		},
 	} {
 		proxy := httptest.NewServer(http.HandlerFunc(answer))
-		r := newRemote(Source{URL: "http://registry.example/v2/app/blobs/x", Scope: "repository:app:pull"}, loopback)
+		r := newRemote(Source{URL: "http://registry.example/v2/app/blobs/x", Scope: "repository:app:pull"}, loopback, nil)
 		through := r.client.Transport.(transport)
 		through.proxy = func(request *http.Request) (*url.URL, error) {
 			if request.URL.Host != "registry.example" {
@@ -86,7 +86,7 @@ func TestTokensAreAskedForAgain(t *testing.T) {
 		return true
 	})
 	path := filepath.Join(t.TempDir(), "layer")
-	if err := Make(t.Context(), path, source, r.contents); err != nil {
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
 	// The next process asks for a token of its own, at first in vain, and its second

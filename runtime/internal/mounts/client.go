@@ -3,6 +3,7 @@ package mounts
 import (
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/lazy"
 )
 
 const (
@@ -29,6 +32,9 @@ type Client struct {
 
 	mu   sync.Mutex
 	conn *net.UnixConn
+	// logins are those that the server has, with their names.
+	loginsMu sync.Mutex
+	logins   map[lazy.Login]string
 }
 
 // NewClient returns a client of the server at the other end of conn, which it
@@ -58,7 +64,38 @@ func (c *Client) Mount(ctx context.Context, target string, layers []string) erro
 	return nil
 }
 
-// ask hands a mount over to the server.
+// Login keeps a login with the server, and returns the name that it has there.
+func (c *Client) Login(ctx context.Context, login lazy.Login) (string, error) {
+	c.loginsMu.Lock()
+	defer c.loginsMu.Unlock()
+	if name := c.logins[login]; name != "" {
+		return name, nil
+	}
+	text, err := json.Marshal(login)
+	if err != nil {
+		return "", err
+	}
+	fd, err := unix.MemfdCreate("login", unix.MFD_CLOEXEC)
+	if err != nil {
+		return "", fmt.Errorf("make memory file: %w", err)
+	}
+	file := os.NewFile(uintptr(fd), "login")
+	defer file.Close()
+	name := rand.Text()
+	if _, err = file.Write(text); err == nil {
+		err = c.ask(ctx, Request{ID: name, Login: true}, file)
+	}
+	if err != nil {
+		return "", fmt.Errorf("hand over a login: %w", err)
+	}
+	if c.logins == nil {
+		c.logins = map[lazy.Login]string{}
+	}
+	c.logins[login] = name
+	return name, nil
+}
+
+// ask hands a mount or a login over to the server.
 func (c *Client) ask(ctx context.Context, request Request, device *os.File) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -2,6 +2,7 @@ package mounts
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -34,10 +35,13 @@ type Server struct {
 
 	mu     sync.Mutex
 	served map[string]bool
-	// lazy are the layers that are still coming, by their paths.
-	lazy  map[string]*lazyLayer
-	extra fuse.Extra
-	group sync.WaitGroup
+	// lazy are the layers that are still coming, by their paths, order is theirs, and
+	// logins are with registries, by their names.
+	lazy   map[string]*lazyLayer
+	order  lazy.Order
+	logins map[string]lazy.Login
+	extra  fuse.Extra
+	group  sync.WaitGroup
 }
 
 // lazyLayer is a layer that is still coming, for all mounts that have it.
@@ -51,7 +55,7 @@ type lazyLayer struct {
 // NewServer returns a server of requests whose descriptors somebody at the
 // other end of keeper keeps; nil for nobody. The connections stay the caller's.
 func NewServer(requests, keeper *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
-	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}}
+	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}, logins: map[string]lazy.Login{}}
 }
 
 // Resume takes over the mounts of a predecessor.
@@ -64,6 +68,12 @@ func (s *Server) Resume() error {
 		}
 		if kept.Data == nil {
 			return nil
+		}
+		if kept.Data.Login {
+			if err := s.learn(*kept.Data, files); err != nil {
+				s.log.Error(fmt.Sprintf("take over a login: %v", err))
+			}
+			continue
 		}
 		if len(files) < 2 {
 			closeAll(files)
@@ -97,7 +107,11 @@ func (s *Server) Run(ctx context.Context) error {
 			return err
 		}
 		answer := reply{ID: request.ID}
-		if err := s.accept(request, files); err != nil {
+		accept := s.accept
+		if request.Login {
+			accept = s.keepLogin
+		}
+		if err := accept(request, files); err != nil {
 			answer.Error = err.Error()
 			s.log.Error(fmt.Sprintf("serve mount: %v", err))
 		}
@@ -105,6 +119,45 @@ func (s *Server) Run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// keepLogin keeps a login, here and with who keeps the descriptors.
+func (s *Server) keepLogin(request Request, files []*os.File) error {
+	var err error
+	if s.keeper != nil {
+		err = send(s.keeper, Kept{ID: request.ID, Data: &request}, files...)
+	}
+	return errors.Join(err, s.learn(request, files))
+}
+
+// maxLogin bounds the text of a login.
+const maxLogin = 64 << 10
+
+// learn reads a login. It owns the descriptors.
+func (s *Server) learn(request Request, files []*os.File) error {
+	defer closeAll(files)
+	if len(files) != 1 {
+		return fmt.Errorf("a login in %d files", len(files))
+	}
+	var login lazy.Login
+	text, err := io.ReadAll(io.NewSectionReader(files[0], 0, maxLogin))
+	if err == nil && json.Unmarshal(text, &login) != nil {
+		err = errors.New("it is none") // an error of the text would quote it
+	}
+	if err != nil {
+		return fmt.Errorf("read a login: %w", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.logins[request.ID] = login
+	return nil
+}
+
+func (s *Server) login(name string) (login lazy.Login, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	login, known = s.logins[name]
+	return login, known
 }
 
 // accept begins to serve a mount. It owns the descriptors.
@@ -256,7 +309,9 @@ func (s *Server) openLazy(path string) (*erofs.Image, io.Closer, error) {
 	defer s.mu.Unlock()
 	l := s.lazy[path]
 	if l == nil {
-		file, err := lazy.Open(path, s.Refused, func(text string) { s.log.Error(text) })
+		file, err := lazy.Open(path, lazy.Options{
+			Refused: s.Refused, Login: s.login, Order: &s.order, Log: func(text string) { s.log.Error(text) },
+		})
 		if err != nil {
 			return nil, nil, err
 		}

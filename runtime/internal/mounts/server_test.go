@@ -89,7 +89,7 @@ func comingLayer(t *testing.T) string {
 		registry.Close()
 	})
 	path := filepath.Join(t.TempDir(), "layer.erofs")
-	if err := lazy.Make(t.Context(), path, lazy.Source{URL: registry.URL}, contents); err != nil {
+	if err := lazy.Make(t.Context(), path, lazy.Source{URL: registry.URL}, lazy.Login{}, contents); err != nil {
 		t.Fatal(err)
 	}
 	silent.Store(true)

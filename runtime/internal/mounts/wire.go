@@ -25,6 +25,9 @@ type Request struct {
 	Layers []string
 	// Squash shows everything as the property of user and group 0.
 	Squash bool
+	// Login says that it is about no mount, but a login with a registry, which is in
+	// the memory file beside it, and nowhere else.
+	Login bool
 }
 
 // reply answers a Request.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -28,6 +29,7 @@ import (
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/mounts"
 )
 
@@ -238,6 +240,12 @@ func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []sna
 		log.G(ctx).WithError(err).Info("a layer is fetched as a whole")
 		return nil
 	}
+	// Who uses it later knows of what it was made.
+	opts = append(opts, func(info *snapshots.Info) error {
+		info.Labels = maps.Clone(info.Labels)
+		info.Labels[lazy.ContentsLabel] = contents.String()
+		return nil
+	})
 	if err := s.Commit(ctx, name, key, opts...); err != nil {
 		return err
 	}

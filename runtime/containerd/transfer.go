@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	transfertypes "github.com/containerd/containerd/api/types/transfer"
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/metadata"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/core/streaming"
+	"github.com/containerd/containerd/v2/core/transfer"
+	"github.com/containerd/containerd/v2/core/transfer/image"
+	transferregistry "github.com/containerd/containerd/v2/core/transfer/registry"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+	"github.com/containerd/typeurl/v2"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/lazy"
+)
+
+// pulls is what is done around containerd's own pulls.
+type pulls struct {
+	transfer.Transferrer
+	// announce has containerd ask the mirror for an image if that has it. It is set
+	// before the first pull, or nil.
+	announce func(ctx context.Context, image string)
+	// content and layers are where pulled images go.
+	content content.Store
+	layers  snapshots.Snapshotter
+}
+
+// wrap has the plugin that pulls images be this one around it: containerd has no
+// other place to know what a pull is for.
+func (p *pulls) wrap() {
+	all := registry.Graph(func(*plugin.Registration) bool { return false })
+	registry.Reset()
+	for i := range all {
+		if all[i].Type == plugins.TransferPlugin {
+			all[i].InitFn = p.around(all[i].InitFn)
+		}
+		registry.Register(&all[i])
+	}
+}
+
+func (p *pulls) around(start func(*plugin.InitContext) (any, error)) func(*plugin.InitContext) (any, error) {
+	return func(ic *plugin.InitContext) (any, error) {
+		inner, err := start(ic)
+		if err != nil {
+			return nil, err
+		}
+		instance, err := ic.GetSingle(plugins.MetadataPlugin)
+		if err != nil {
+			return nil, err
+		}
+		db := instance.(*metadata.DB)
+		p.Transferrer, p.content, p.layers = inner.(transfer.Transferrer), db.ContentStore(), db.Snapshotter("erofs")
+		return p, nil
+	}
+}
+
+// Transfer pulls an image.
+func (p *pulls) Transfer(ctx context.Context, from, to any, opts ...transfer.Opt) error {
+	source, pulled := from.(*transferregistry.OCIRegistry)
+	target, stored := to.(*image.Store)
+	if !pulled || !stored {
+		return p.Transferrer.Transfer(ctx, from, to, opts...)
+	}
+	if p.announce != nil {
+		p.announce(ctx, source.Image())
+	}
+	ctx = lazy.WithLogins(ctx, func(ctx context.Context, host string) (lazy.Login, error) { return askLogin(ctx, source, host) })
+	return p.Transferrer.Transfer(ctx, from, checked{target, p}, opts...)
+}
+
+type imageStore = image.Store
+
+// checked looks at an image before others can see it.
+type checked struct {
+	*imageStore
+	pulls *pulls
+}
+
+// Store gives an image its name.
+func (c checked) Store(ctx context.Context, desc ocispec.Descriptor, store images.Store) ([]images.Image, error) {
+	if c.pulls.layers != nil {
+		if err := lazy.CheckClaims(ctx, c.pulls.content, c.pulls.layers, desc); err != nil {
+			return nil, err
+		}
+	}
+	return c.imageStore.Store(ctx, desc, store)
+}
+
+// askLogin returns the login of a pull for a host. Its source answers that to who
+// would pull elsewhere in its place, over a stream.
+func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host string) (login lazy.Login, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s := stream{ctx: ctx, questions: make(chan typeurl.Any), answers: make(chan typeurl.Any)}
+	if _, err := source.MarshalAny(ctx, &s); err != nil {
+		return login, fmt.Errorf("ask for the password of %s: %w", host, err)
+	}
+	if !s.used {
+		return login, nil
+	}
+	question, err := typeurl.MarshalAny(&transfertypes.AuthRequest{Host: host, Reference: source.Image()})
+	if err != nil {
+		return login, err
+	}
+	select {
+	case s.questions <- question:
+	case <-ctx.Done():
+		return login, context.Cause(ctx)
+	}
+	select {
+	case answer := <-s.answers:
+		var a transfertypes.AuthResponse
+		if err := typeurl.UnmarshalTo(answer, &a); err != nil {
+			return login, fmt.Errorf("ask for the password of %s: %w", host, err)
+		}
+		if a.AuthType == transfertypes.AuthType_HEADER {
+			return login, errors.New("the registry's password is a header")
+		}
+		return lazy.Login{User: a.Username, Secret: a.Secret}, nil
+	case <-ctx.Done():
+		return login, context.Cause(ctx)
+	}
+}
+
+// stream is one within this process.
+type stream struct {
+	ctx                context.Context
+	used               bool
+	questions, answers chan typeurl.Any
+}
+
+// Create is called if there is something to ask for.
+func (s *stream) Create(context.Context, string) (streaming.Stream, error) {
+	s.used = true
+	return s, nil
+}
+
+// Recv returns a question.
+func (s *stream) Recv() (typeurl.Any, error) {
+	select {
+	case question := <-s.questions:
+		return question, nil
+	case <-s.ctx.Done():
+		return nil, io.EOF
+	}
+}
+
+// Send takes an answer.
+func (s *stream) Send(answer typeurl.Any) error {
+	select {
+	case s.answers <- answer:
+		return nil
+	case <-s.ctx.Done():
+		return io.EOF
+	}
+}
+
+// Close does nothing: a stream ends with its context.
+func (s *stream) Close() error { return nil }

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"testing"
+
+	transferregistry "github.com/containerd/containerd/v2/core/transfer/registry"
+
+	"berth.dev/berth/runtime/internal/lazy"
+)
+
+type helper map[string]transferregistry.Credentials
+
+func (h helper) GetCredentials(_ context.Context, ref, host string) (transferregistry.Credentials, error) {
+	if ref != "registry.test/app:1" {
+		return transferregistry.Credentials{}, nil
+	}
+	return h[host], nil
+}
+
+// A pull is asked for the login that it has itself.
+func TestAskLogin(t *testing.T) {
+	logins := helper{
+		"registry.test": {Host: "registry.test", Username: "alice", Secret: "secret-word"},
+		"token.test":    {Host: "token.test", Secret: "token"},
+		"header.test":   {Host: "header.test", Header: "Bearer x"},
+	}
+	with, err := transferregistry.NewOCIRegistry(t.Context(), "registry.test/app:1", transferregistry.WithCredentials(logins))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]lazy.Login{
+		"registry.test": {User: "alice", Secret: "secret-word"}, "token.test": {Secret: "token"}, "elsewhere.test": {},
+	} {
+		if got, err := askLogin(t.Context(), with, host); got != want || err != nil {
+			t.Errorf("%s: %t, %v", host, got == want, err)
+		}
+	}
+	if _, err := askLogin(t.Context(), with, "header.test"); err == nil {
+		t.Error("a header is taken for a password")
+	}
+	without, err := transferregistry.NewOCIRegistry(t.Context(), "registry.test/app:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := askLogin(t.Context(), without, "registry.test"); got != (lazy.Login{}) || err != nil {
+		t.Errorf("without a login: %v", err)
+	}
+}

@@ -1,0 +1,56 @@
+package lazy
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/containerd/stargz-snapshotter/estargz"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// ContentsLabel is of a layer that was made without its content: the digest of the
+// table of contents that it was made of. The name by which others find the layer is
+// what an image claims it to be, and nobody has looked.
+const ContentsLabel = "containerd.io/snapshot/berth.contents"
+
+// Snapshots knows the labels of layers, by the digests of them and those below.
+type Snapshots interface {
+	Stat(ctx context.Context, key string) (snapshots.Info, error)
+}
+
+// CheckClaims refuses an image of which a layer is there that was made of another
+// table of contents than the image itself names: by that it is content that the image
+// vouches for, whoever has brought it first. The digest of a layer as a whole covers its
+// table, so the images of which all are honest have none to refuse.
+func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, target ocispec.Descriptor) error {
+	manifest, err := images.Manifest(ctx, store, target, platforms.Default())
+	if err != nil {
+		return fmt.Errorf("look whose layers an image has: %w", err)
+	}
+	ids, err := images.RootFS(ctx, store, manifest.Config)
+	if err != nil || len(ids) != len(manifest.Layers) {
+		return err // unpacking tells what is wrong
+	}
+	for i, chain := range identity.ChainIDs(ids) {
+		info, err := layers.Stat(ctx, chain.String())
+		if errdefs.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("look whose layers an image has: %w", err)
+		}
+		contents := info.Labels[ContentsLabel]
+		if own := manifest.Layers[i].Annotations[estargz.TOCJSONDigestAnnotation]; contents != "" && contents != own {
+			return fmt.Errorf("layer %s of the image (diff ID %s) is on this node as another image has it, whose table of contents is %s, and this image's is %s: one of them claims what it has not, or lacks its annotation; run it without --lazy-pull: %w",
+				manifest.Layers[i].Digest, ids[i], contents, cmp.Or(own, "not known"), errdefs.ErrFailedPrecondition)
+		}
+	}
+	return nil
+}
