@@ -149,6 +149,9 @@ func TestReadHPCC(t *testing.T) {
 	if err != nil || len(r.Values) != 4 || r.Values[0].Value != 2 || r.Values[0].Unit != "Gflop/s" {
 		t.Errorf("got %+v, %v", r.Values, err)
 	}
+	if r, err := readHPCC(strings.Replace(text, "0.9", "0", 1) + "Success=1\n"); err != nil || len(r.Values) != 3 {
+		t.Errorf("what was too short to be timed has a figure: %+v, %v", r.Values, err)
+	}
 	if _, err := readHPCC("Success=1\n"); err == nil {
 		t.Error("a summary without figures")
 	}

@@ -135,6 +135,9 @@ func readHPCC(text string) (r Result, err error) {
 		if err != nil || len(values) != 1 {
 			return r, fmt.Errorf("hpcc's summary has no %s: %w", f.key, err)
 		}
+		if values[0] == 0 && f.key != "HPL_Tflops" {
+			continue // it was over before hpcc's clock had gone on
+		}
 		if strings.HasSuffix(f.key, "Tflops") {
 			values[0] *= 1000
 		}
