@@ -12,6 +12,7 @@ import (
 	"os"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"berth.dev/berth/runtime/internal/erofs"
@@ -27,7 +28,10 @@ type File struct {
 	// first is where in the blob that ends what comes before all else.
 	first int64
 	order *Order
-	log   func(string)
+	line  *Line
+	// wanted is how many wait for what is coming.
+	wanted atomic.Int32
+	log    func(string)
 
 	mu sync.Mutex
 	// changed is told of what has come, or has not.
@@ -81,13 +85,15 @@ type Options struct {
 	Login func(name string) (Login, bool)
 	// Order is that of all layers.
 	Order *Order
+	// Line is the one that they come over.
+	Line *Line
 	// Log is told what is wrong with what comes.
 	Log func(string)
 }
 
 // Open opens the file of a layer.
 func Open(path string, o Options) (f *File, err error) {
-	f = &File{log: o.Log, order: o.Order}
+	f = &File{log: o.Log, order: o.Order, line: o.Line}
 	f.changed = sync.NewCond(&f.mu)
 	defer func() {
 		if err != nil {
@@ -166,7 +172,10 @@ func (f *File) await(i int) error {
 	pause := firstPause
 	for try := 1; f.state[i] != here; {
 		if f.state[i] == coming {
+			f.wanted.Add(1)
+			f.line.hurry()
 			f.changed.Wait()
+			f.wanted.Add(-1)
 			continue
 		}
 		err := f.fetch(context.Background(), i, ahead, &f.asking)
@@ -347,7 +356,7 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 	}
 	*asked++
 	f.mu.Unlock()
-	packed, err := f.remote.read(ctx, from, to)
+	packed, err := f.read(ctx, from, to, asked == &f.asking)
 	f.mu.Lock()
 	*asked--
 	f.changed.Broadcast()

@@ -122,7 +122,7 @@ func noise(seed uint64, size int) []byte {
 
 func open(t *testing.T, path string) (*File, *erofs.Image) {
 	t.Helper()
-	f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: &Order{}, Log: func(text string) { t.Log(text) }})
+	f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: &Order{}, Line: &Line{}, Log: func(text string) { t.Log(text) }})
 	if err != nil {
 		t.Fatal(err)
 	}

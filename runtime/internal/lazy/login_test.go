@@ -93,7 +93,7 @@ func TestRegistriesWithPasswords(t *testing.T) {
 		open := func() *File {
 			f, err := Open(path, Options{
 				Login: func(name string) (Login, bool) { login, ok := kept[name]; return login, ok },
-				Order: &Order{}, Log: func(text string) { logged = append(logged, text) },
+				Order: &Order{}, Line: &Line{}, Log: func(text string) { logged = append(logged, text) },
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -159,14 +159,14 @@ func TestLandmarks(t *testing.T) {
 		}
 		return noise(uint64(name[0]), 3<<20)
 	}
-	order := &Order{}
+	order, line := &Order{}, &Line{}
 	lay := func(names ...string) (*registry, *File) {
 		r, source := serve(t, inOrder(t, names, content), 1<<20, 0)
 		path := filepath.Join(t.TempDir(), "layer")
 		if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 			t.Fatal(err)
 		}
-		f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: order, Log: func(text string) { t.Log(text) }})
+		f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: order, Line: line, Log: func(text string) { t.Log(text) }})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -35,10 +35,11 @@ type Server struct {
 
 	mu     sync.Mutex
 	served map[string]bool
-	// lazy are the layers that are still coming, by their paths, order is theirs, and
+	// lazy are the layers that are still coming, by their paths, order and line are theirs, and
 	// logins are with registries, by their names.
 	lazy   map[string]*lazyLayer
 	order  lazy.Order
+	line   lazy.Line
 	logins map[string]lazy.Login
 	extra  fuse.Extra
 	group  sync.WaitGroup
@@ -310,7 +311,7 @@ func (s *Server) openLazy(path string) (*erofs.Image, io.Closer, error) {
 	l := s.lazy[path]
 	if l == nil {
 		file, err := lazy.Open(path, lazy.Options{
-			Refused: s.Refused, Login: s.login, Order: &s.order, Log: func(text string) { s.log.Error(text) },
+			Refused: s.Refused, Login: s.login, Order: &s.order, Line: &s.line, Log: func(text string) { s.log.Error(text) },
 		})
 		if err != nil {
 			return nil, nil, err
