@@ -237,6 +237,8 @@ many() {
 	local user seen before each=${SITE_MANY:-25}
 	for user in alice bob; do as $user login srun -Q -N2 -n2 --mem=100 true || fail "$user's first job"; done
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
+	# Those of daemons that were killed in a case before live for ten seconds.
+	poll 20 eval '[[ $(etcdctl get --prefix /berth/site/1/collector | wc -l) == "${#hosts[@]}" ]]' || fail "who collects: $(etcdctl get --prefix /berth/site/1/collector)"
 	before=$(holdings)
 	for user in alice bob; do
 		as $user login sh -c 'rm -f seen; sbatch -Q --array=1-$1 -N2 -n2 -c2 --mem=100 -o /dev/null --wrap "srun -c2 sh -c \"ip -o -4 addr show dev eth0 | grep -o 10.200.* | cut -d/ -f1 >>seen; sleep 0.5\""' sh "$each" || fail "submit $user's jobs"
