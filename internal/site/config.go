@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"maps"
 	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -176,6 +178,22 @@ func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.S
 
 // Size is how many they are.
 func (r AddressRange) Size() int { return int(Number(r.Last)-Number(r.First)) + 1 }
+
+// All are they, in their order. The one after the last of IPv4 is none, so they are counted.
+func (r AddressRange) All() iter.Seq[netip.Addr] {
+	return func(yield func(netip.Addr) bool) {
+		for i := range r.Size() {
+			if !yield(Address(Number(r.First) + uint32(i))) {
+				return
+			}
+		}
+	}
+}
+
+// Contains says whether an address is one of them.
+func (r AddressRange) Contains(a netip.Addr) bool {
+	return a.Is4() && !a.Less(r.First) && !r.Last.Less(a)
+}
 
 // Overlaps says whether any of them is in a prefix.
 func (r AddressRange) Overlaps(p netip.Prefix) bool {
@@ -403,12 +421,16 @@ const maxAs = 256
 func (c Config) checkAs() []error {
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
-	given := map[netip.Addr]string{}
+	given := c.named()
 	for _, name := range slices.Sorted(maps.Keys(c.Gateways.As)) {
 		if !slices.Contains(c.Gateways.On, name) {
 			wrong("gateways.as.%s: it is none of the gateways (on)", name)
 		}
 		addresses := c.Gateways.As[name]
+		if !addresses.First.IsValid() {
+			wrong("gateways.as.%s: addresses are missing", name)
+			continue
+		}
 		if addresses.Size() > maxAs {
 			wrong("gateways.as.%s: %s are %d addresses: give up to %d", name, addresses, addresses.Size(), maxAs)
 			continue
@@ -416,7 +438,7 @@ func (c Config) checkAs() []error {
 		if addresses.Overlaps(c.Pods) {
 			wrong("gateways.as.%s: %s has pods in it", name, addresses)
 		}
-		for a := addresses.First; !addresses.Last.Less(a); a = a.Next() {
+		for a := range addresses.All() {
 			if given[a] != "" {
 				wrong("gateways.as.%s: %s is one of %s already", name, a, given[a])
 				break
@@ -425,6 +447,26 @@ func (c Config) checkAs() []error {
 		}
 	}
 	return problems
+}
+
+// named are the addresses that are somebody's by this configuration, and by what of it.
+func (c Config) named() map[netip.Addr]string {
+	named := map[netip.Addr]string{}
+	for _, server := range c.DNS.Forward {
+		if a, err := netip.ParseAddr(server); err == nil {
+			named[a] = "dns.forward"
+		}
+	}
+	for _, endpoint := range c.Etcd.Endpoints {
+		u, err := url.Parse(endpoint)
+		if err != nil {
+			continue
+		}
+		if a, err := netip.ParseAddr(u.Hostname()); err == nil {
+			named[a] = "etcd.endpoints"
+		}
+	}
+	return named
 }
 
 // ByCNI says whether plugins connect pods.

@@ -46,12 +46,14 @@ func doctor(ctx context.Context, w io.Writer, checks []check) error {
 
 // nodeChecks are those of a node, whether a daemon runs there or not.
 func nodeChecks(config site.Config, node string) []check {
-	networks := check{"kernel and nft make networks", vxlan.Probe}
+	checks := []check{{"kernel and nft make networks", vxlan.Probe}}
 	if config.ByCNI() {
-		networks = check{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }}
+		checks = []check{
+			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
+			{"nft removes rules of networks without CNI", vxlan.ProbeClear},
+		}
 	}
-	checks := []check{
-		networks,
+	checks = append(checks, []check{
 		{"this host has one address in hosts", func(context.Context) error {
 			_, err := hostAddress(config.Hosts)
 			return err
@@ -70,7 +72,7 @@ func nodeChecks(config site.Config, node string) []check {
 			return err
 		}},
 		{"the key of etcd is root's alone", func(context.Context) error { return private(config.Etcd.Key) }},
-	}
+	}...)
 	if slices.Contains(config.Gateways.On, node) {
 		checks = append(checks, check{"interfaces of this gateway have a link", func(context.Context) error {
 			host, err := hostAddress(config.Hosts)
@@ -78,6 +80,8 @@ func nodeChecks(config site.Config, node string) []check {
 				return err
 			}
 			return vxlan.Carries(host, config.Gateways.Interfaces)
+		}}, check{"addresses of gateways.as are no host's", func(context.Context) error {
+			return vxlan.CheckAs(config.Gateways.As[node])
 		}})
 	}
 	if config.DNS.Program != "" {

@@ -5,8 +5,11 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/site"
 )
 
 func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
@@ -22,6 +25,17 @@ func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
 	}
 	if err := doctor(t.Context(), &said, []check{good}); err != nil {
 		t.Error(err)
+	}
+}
+
+// berthd has nft remove rules also where plugins connect pods, and does not start without.
+func TestNftIsAskedForWithCNI(t *testing.T) {
+	for _, list := range []string{"", "/site.conflist"} {
+		config := site.Default()
+		config.CNI.List = list
+		if checks := nodeChecks(config, "n1"); !slices.ContainsFunc(checks, func(c check) bool { return strings.Contains(c.name, "nft") }) {
+			t.Errorf("with the list %q nobody asks for nft", list)
+		}
 	}
 }
 

@@ -101,15 +101,17 @@ func (g *gateways) reached() []netip.Addr {
 	return reached
 }
 
-// others are those that live and are not this host, if pods here have any.
-func (g *gateways) others(host netip.Addr) []netip.Addr {
+// asked are those that live and are not this host, if pods here have any and there is a
+// choice, and whether this host is a choice.
+func (g *gateways) asked(host netip.Addr) (others []netip.Addr, own bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.chosen) == 0 {
-		return nil
-	}
 	living := slices.Collect(maps.Values(g.living))
-	return slices.DeleteFunc(living, func(gateway netip.Addr) bool { return gateway == host })
+	own = slices.Contains(living, host)
+	if len(g.chosen) == 0 || len(living) < 2 {
+		return nil, own
+	}
+	return slices.DeleteFunc(living, func(gateway netip.Addr) bool { return gateway == host }), own
 }
 
 // setAway says whether that is a change.

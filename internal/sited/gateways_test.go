@@ -53,19 +53,46 @@ func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 	g.set(map[string]netip.Addr{"gw1": first, "gw2": second})
 	g.assign(pods)
 	for round := range 2 * reachMisses {
-		changed := g.setAway(r.count(asked, map[netip.Addr]bool{second: true}))
+		changed := g.setAway(r.count(asked, map[netip.Addr]bool{second: true}, false))
 		if away := round >= reachMisses-1; changed != (round == reachMisses-1) || (count(g.assign(pods))[first] == 0) != away {
 			t.Errorf("round %d: %v, changed: %t", round, g.assign(pods), changed)
 		}
 	}
-	if !g.setAway(r.count(asked, map[netip.Addr]bool{first: true, second: true})) {
+	if !g.setAway(r.count(asked, map[netip.Addr]bool{first: true, second: true}, false)) {
 		t.Error("an answer changes nothing")
 	}
 	before := g.assign(pods)
 	for range 2 * reachMisses {
-		if g.setAway(r.count(asked, nil)) || !maps.Equal(g.assign(pods), before) {
+		if g.setAway(r.count(asked, nil, false)) || !maps.Equal(g.assign(pods), before) {
 			t.Errorf("nobody answers: %v, before %v", g.assign(pods), before)
 		}
+	}
+}
+
+// A gateway with pods reaches itself, so that one other is enough to ask and to leave.
+func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
+	host, other := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
+	g, r := &gateways{}, reach{}
+	g.set(map[string]netip.Addr{"gw2": other})
+	g.assign(pods)
+	if asked, _ := g.asked(host); len(asked) > 0 {
+		t.Errorf("without a choice %v are asked", asked)
+	}
+	g.set(map[string]netip.Addr{"gw1": host, "gw2": other})
+	for range reachMisses {
+		asked, own := g.asked(host)
+		if len(asked) != 1 || asked[0] != other || !own {
+			t.Fatalf("asked are %v, own: %t", asked, own)
+		}
+		g.setAway(r.count(asked, nil, own))
+	}
+	if used := count(g.assign(pods)); used[host] != 2 {
+		t.Errorf("pods are at %v", used)
+	}
+	// On another node both are others.
+	if asked, own := g.asked(netip.MustParseAddr("192.168.0.3")); len(asked) != 2 || own {
+		t.Errorf("asked are %v, own: %t", asked, own)
 	}
 }
 

@@ -22,15 +22,16 @@ type place struct {
 	node  string
 }
 
-// placeOf reads the key of such an address.
+// placeOf reads the key of such an address. It goes by the position of what is between
+// slashes, as a group may have any of the names there.
 func placeOf(key string) (place, bool) {
-	_, rest, found := strings.Cut(key, at)
+	rest, found := strings.CutPrefix(key, networksKey)
 	parts := strings.Split(rest, "/")
-	if !found || len(parts) != 3 {
+	if !found || len(parts) != 5 || parts[1] != at {
 		return place{}, false
 	}
-	after, err := strconv.ParseInt(parts[1], 10, 64)
-	return place{parts[0], after, parts[2]}, err == nil
+	after, err := strconv.ParseInt(parts[3], 10, 64)
+	return place{parts[2], after, parts[4]}, err == nil
 }
 
 func atKey(a site.Allocation, node string) string {

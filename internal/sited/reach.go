@@ -31,8 +31,9 @@ type reach struct {
 
 // count notes one round of questions, and returns those of the asked that are not
 // reached. Where nobody answers, it is more likely that the site lets no questions
-// pass than that all are away, and to be without gateways is no better.
-func (r *reach) count(asked []netip.Addr, answered map[netip.Addr]bool) map[netip.Addr]bool {
+// pass than that all are away, and to be without gateways is no better. own: this host
+// is a gateway that lives, and so one that is reached.
+func (r *reach) count(asked []netip.Addr, answered map[netip.Addr]bool, own bool) map[netip.Addr]bool {
 	missed := map[netip.Addr]int{}
 	away := map[netip.Addr]bool{}
 	for _, gateway := range asked {
@@ -44,7 +45,7 @@ func (r *reach) count(asked []netip.Addr, answered map[netip.Addr]bool) map[neti
 		}
 	}
 	r.missed = missed
-	if len(away) == len(asked) {
+	if len(away) == len(asked) && !own {
 		return map[netip.Addr]bool{}
 	}
 	return away
@@ -67,8 +68,8 @@ func (d *Daemon) watchReach(ctx context.Context) error {
 				return nil
 			case <-ticker.C:
 			}
-			asked := d.gateways.others(d.host)
-			if len(asked) < 2 {
+			asked, own := d.gateways.asked(d.host)
+			if len(asked) == 0 {
 				r.missed = nil
 			} else if err := ask(conn, asked, round); err != nil {
 				return err
@@ -77,7 +78,7 @@ func (d *Daemon) watchReach(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if away := r.count(asked, answered); d.gateways.setAway(away) {
+			if away := r.count(asked, answered, own); d.gateways.setAway(away) {
 				d.log.Warn("gateways that this node does not reach", "gateways", slices.Collect(maps.Keys(away)))
 				d.touch()
 			}
@@ -103,7 +104,7 @@ func data(round uint32) []byte { return binary.BigEndian.AppendUint32([]byte("be
 // answers of this round that come within half of a period.
 func answers(conn *icmp.PacketConn, asked []netip.Addr, round uint32) (map[netip.Addr]bool, error) {
 	answered := map[netip.Addr]bool{}
-	if len(asked) < 2 {
+	if len(asked) == 0 {
 		return answered, nil
 	}
 	if err := conn.SetReadDeadline(time.Now().Add(reachPeriod / 2)); err != nil {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"path"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -77,10 +76,10 @@ func leftKey(a site.Allocation, node string) string {
 }
 
 // at is between the owner and the rest in the keys of addresses that plugins give.
-const at = "/at/"
+const at = "at"
 
 func atPrefix(a site.Allocation) string {
-	return site.Prefix + "networks/" + a.Owner() + at + a.ID() + "/"
+	return networkPrefix(a.Owner()) + at + "/" + a.ID() + "/"
 }
 
 const (
@@ -269,7 +268,7 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 		k.guard = kv.ModRevision
 	}
 	for _, kv := range values(1) {
-		if strings.Contains(string(kv.Key), at) {
+		if _, found := placeOf(string(kv.Key)); found {
 			continue
 		}
 		if k.jobs[string(kv.Key)], err = decode(kv.Value); err != nil {

@@ -202,10 +202,7 @@ func TestANewEtcdWaits(t *testing.T) {
 		if _, err := s.client.Put(t.Context(), bornKey, clock); err != nil {
 			t.Fatal(err)
 		}
-		short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		_, err := s.Allocate(short, Request{Job: 1, UID: 1000, Nodes: []string{"n0"}})
-		cancel()
-		if err == nil || !strings.Contains(err.Error(), "etcd is new") {
+		if err := allocateWithin(t, s, 200*time.Millisecond); err == nil || !strings.Contains(err.Error(), "etcd is new") {
 			t.Errorf("an etcd that is new, its first node's clock at %s: %v", clock, err)
 		}
 	}
@@ -222,6 +219,74 @@ func TestANewEtcdWaits(t *testing.T) {
 	}
 	if known, err = s.read(t.Context()); err != nil || known.young != clientv3.NoLease {
 		t.Errorf("it is new again: %v, %v", known.young, err)
+	}
+}
+
+// allocateWithin is the error of an allocation while etcd is new. It is given longer where
+// its time is over before etcd has said what it knows.
+func allocateWithin(t *testing.T, s *Store, limit time.Duration) error {
+	t.Helper()
+	short, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	_, err := s.Allocate(short, Request{Job: 1, UID: 1000, Nodes: []string{"n0"}})
+	if err != nil && !strings.Contains(err.Error(), "etcd is new") && limit < time.Minute {
+		return allocateWithin(t, s, 2*limit)
+	}
+	return err
+}
+
+// A group may be called as what is beside its name in keys.
+func TestAGroupMayHaveAnyName(t *testing.T) {
+	for _, group := range []string{"at", "pods"} {
+		t.Run(group, func(t *testing.T) {
+			s := newStore(t, "10.128.0.0/24")
+			theirs, err := s.Allocate(t.Context(), Request{Job: 1, UID: 1000, Group: group, Nodes: []string{"n0", "n1"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			others, err := s.Allocate(t.Context(), Request{Job: 2, UID: 1001, Nodes: []string{"n0"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, pod := range theirs.Pods {
+				if pod.Address == others.Pods[0].Address {
+					t.Errorf("%s is of both", pod.Address)
+				}
+			}
+			s.config.CNI.List = "/site.conflist"
+			by, err := s.Allocate(t.Context(), Request{Job: 3, UID: 1000, Group: group, Nodes: []string{"n0"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			address := netip.MustParseAddr("10.128.0.200")
+			if err := s.Publish(t.Context(), with(by, "n0", address), "n0"); err != nil {
+				t.Fatal(err)
+			}
+			known, err := s.list(t.Context(), networksKey)
+			if err != nil || len(known.jobs) != 3 || known.at[place{"3", by.After, "n0"}] != address {
+				t.Errorf("%+v, %v", known, err)
+			}
+			if _, err := s.Allocate(t.Context(), Request{Job: 4, UID: 1001, Nodes: []string{"n0"}}); err != nil {
+				t.Error(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			var seen []string
+			err = s.Watch(ctx, networksKey, theirs.After, func(c change) {
+				if c.allocation != nil {
+					seen = append(seen, c.id)
+				}
+				if c.at != nil {
+					seen = append(seen, c.address.String())
+				}
+				if c.id == "4" {
+					cancel()
+				}
+			})
+			if want := []string{"1", "2", "3", "10.128.0.200", "4"}; !slices.Equal(seen, want) {
+				t.Errorf("watched: %v, want %v (%v)", seen, want, err)
+			}
+		})
 	}
 }
 

@@ -37,6 +37,9 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
+	if err := s.checkAs(); err != nil {
+		return err
+	}
 	if !s.active() {
 		// Interfaces first: without rules there must be nothing that they guard.
 		_, err := k.forwarding(nil)

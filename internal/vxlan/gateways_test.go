@@ -1,10 +1,13 @@
 package vxlan
 
 import (
+	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -82,6 +85,99 @@ func leadThroughGateways() error {
 		}
 	}
 	return nil
+}
+
+// What belongs to the gateway, its routers or other hosts is not given to pods.
+func TestAddressesOfHostsAreNotForPods(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	linux.OnNewThread(func() {
+		if err := refuseAs(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func refuseAs() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return err
+	}
+	if err := testutil.SetUpLink("lo"); err != nil {
+		return err
+	}
+	for name, address := range map[string]string{"eth0": "192.168.1.11/24", "eth1": "198.51.100.17/28"} {
+		if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: name}}); err != nil {
+			return err
+		}
+		if err := testutil.SetUpLink(name, netip.MustParsePrefix(address)); err != nil {
+			return err
+		}
+	}
+	link, err := netlink.LinkByName("eth1")
+	if err != nil {
+		return err
+	}
+	ip := func(text string) net.IP { return netip.MustParseAddr(text).AsSlice() }
+	hop := func(text string) *netlink.NexthopInfo {
+		return &netlink.NexthopInfo{LinkIndex: link.Attrs().Index, Gw: ip(text)}
+	}
+	for _, route := range []netlink.Route{
+		{Dst: prefixOf(netip.MustParsePrefix("0.0.0.0/0")), LinkIndex: link.Attrs().Index, Gw: ip("198.51.100.22")},
+		{Dst: prefixOf(netip.MustParsePrefix("172.16.0.0/12")), MultiPath: []*netlink.NexthopInfo{hop("198.51.100.24"), hop("198.51.100.25")}},
+		{Dst: prefixOf(netip.MustParsePrefix("10.0.0.0/8")), LinkIndex: link.Attrs().Index, Gw: ip("198.51.100.27"), Table: 77},
+	} {
+		if err := netlink.RouteAdd(&route); err != nil {
+			return fmt.Errorf("add %s: %w", route, err)
+		}
+	}
+	s := State{
+		Host: netip.MustParseAddr("192.168.1.11"), Forwards: true, Gateways: []netip.Addr{netip.MustParseAddr("192.168.1.13")},
+		Outside: []Peer{{Address: netip.MustParseAddr("10.128.0.3"), Via: netip.MustParseAddr("192.168.1.12")}},
+	}
+	k := &Kernel{}
+	for text, whose := range map[string]string{
+		"198.51.100.16/29": "198.51.100.17 is this host's own", "192.168.1.8-192.168.1.11": "192.168.1.11 is this host's own",
+		"198.51.100.22": "198.51.100.22 is that of a router", "198.51.100.25-198.51.100.26": "198.51.100.25 is that of a router",
+		"198.51.100.26-198.51.100.30": "198.51.100.27 is that of a router",
+		"192.168.1.12":                "192.168.1.12 is that of another host", "192.168.1.13": "192.168.1.13 is that of another host",
+		"198.51.100.18-198.51.100.21": "",
+	} {
+		if err := s.As.UnmarshalText([]byte(text)); err != nil {
+			return err
+		}
+		if whose != "" {
+			// Before anything is changed.
+			if err := k.Apply(context.Background(), s); err == nil || !strings.Contains(err.Error(), whose) {
+				return fmt.Errorf("%s: %w, want %s", text, err, whose)
+			}
+			continue
+		}
+		// Also when they lead to the gateway already.
+		for range 2 {
+			if err := s.checkAs(); err != nil {
+				return err
+			}
+			uplink, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			if err := k.routes(s, uplink, nil); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Without nft the doctor says so, where only rules are removed as well.
+func TestNftIsMissed(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	if err := ProbeClear(t.Context()); err != nil {
+		t.Error(err)
+	}
+	t.Setenv("PATH", t.TempDir())
+	if err := ProbeClear(t.Context()); err == nil || !strings.Contains(err.Error(), "install nftables") {
+		t.Errorf("without nft: %v", err)
+	}
 }
 
 // checkRoutes: each gateway but the host itself has the four routes of its table, and

@@ -21,9 +21,38 @@ func Probe(ctx context.Context) error {
 	return err
 }
 
-func probe(ctx context.Context) error {
+// ProbeClear says what is missing to remove the rules of networks. berthd does so when it
+// starts, also where something else connects pods: there may have been networks before.
+func ProbeClear(ctx context.Context) error {
+	var err error
+	linux.OnNewThread(func() {
+		if err = isolate(); err == nil {
+			err = try(ctx, clearRules)
+		}
+	})
+	return err
+}
+
+func isolate() error {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("make a network namespace: %w: be root", err)
+	}
+	return nil
+}
+
+// try has nft load rules.
+func try(ctx context.Context, rules string) error {
+	command := exec.CommandContext(ctx, "nft", "-f", "-")
+	command.Stdin = strings.NewReader(rules)
+	if out, err := command.CombinedOutput(); err != nil {
+		return fmt.Errorf("load rules with nft: %w: %s: install nftables, and modprobe nf_tables_bridge", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+func probe(ctx context.Context) error {
+	if err := isolate(); err != nil {
+		return err
 	}
 	for module, link := range map[string]netlink.Link{
 		"bridge": &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}},
@@ -39,10 +68,5 @@ func probe(ctx context.Context) error {
 		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789,
 		Networks: []Network{{VNI: 1, Owners: []Owner{{}}, Local: []Pod{{Address: address.Next()}}}},
 	}
-	command := exec.CommandContext(ctx, "nft", "-f", "-")
-	command.Stdin = strings.NewReader(s.rules(nil))
-	if out, err := command.CombinedOutput(); err != nil {
-		return fmt.Errorf("load rules with nft: %w: %s: install nftables, and modprobe nf_tables_bridge", err, strings.TrimSpace(string(out)))
-	}
-	return nil
+	return try(ctx, s.rules(nil))
 }

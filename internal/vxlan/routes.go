@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
 )
 
 // protocol marks our routes in the kernel's table, by a number that nobody has
@@ -89,10 +92,74 @@ func (s State) answerFor(wanted map[string]netlink.Route) error {
 	if err != nil {
 		return fmt.Errorf("find the loopback: %w", err)
 	}
-	for address := s.As.First; !s.As.Last.Less(address); address = address.Next() {
+	for address := range s.As.All() {
 		wanted[single(address).String()] = netlink.Route{LinkIndex: lo.Attrs().Index, Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST}
 	}
 	return nil
+}
+
+// checkAs: no address that pods get from this gateway may be another host's of which it
+// knows, nor what CheckAs says.
+func (s State) checkAs() error {
+	if !s.Forwards {
+		return nil
+	}
+	hosts := slices.Clone(s.Gateways)
+	for _, peer := range s.remote() {
+		hosts = append(hosts, peer.Via)
+	}
+	for _, host := range hosts {
+		if host != s.Host && s.As.Contains(host) {
+			return errAs(host, "that of another host")
+		}
+	}
+	return CheckAs(s.As)
+}
+
+// CheckAs says which of the addresses that pods shall get from this gateway has an owner
+// already: this host, which would drop all that comes for it, or one of its routers, for
+// which it would answer on the link of both.
+func CheckAs(as site.AddressRange) error {
+	if !as.First.IsValid() {
+		return nil
+	}
+	own, err := netlink.AddrList(nil, netlink.FAMILY_V4)
+	if err != nil {
+		return fmt.Errorf("list addresses of the host: %w", err)
+	}
+	routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return fmt.Errorf("list routes: %w", err)
+	}
+	return ownerOf(as, own, routes)
+}
+
+func ownerOf(as site.AddressRange, own []netlink.Addr, routes []netlink.Route) error {
+	within := func(ip net.IP) (netip.Addr, bool) {
+		address, _ := netip.AddrFromSlice(ip)
+		return address.Unmap(), as.Contains(address.Unmap())
+	}
+	for _, a := range own {
+		if address, found := within(a.IP); found {
+			return errAs(address, "this host's own")
+		}
+	}
+	for _, route := range routes {
+		hops := []net.IP{route.Gw}
+		for _, hop := range route.MultiPath {
+			hops = append(hops, hop.Gw)
+		}
+		for _, hop := range hops {
+			if address, found := within(hop); found {
+				return errAs(address, "that of a router of this host")
+			}
+		}
+	}
+	return nil
+}
+
+func errAs(address netip.Addr, whose string) error {
+	return fmt.Errorf("give pods the addresses of 'gateways.as': %s is %s: leave it out of the range in the configuration", address, whose)
 }
 
 // remote are all pods on other nodes that this host reaches.

@@ -65,7 +65,14 @@ func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 	if err != nil {
 		return dns.RcodeServerFailure, fmt.Errorf("read the asker's address: %w", err)
 	}
-	found := known.find(state.Name(), asker.Unmap())
+	server, err := netip.ParseAddr(state.LocalIP())
+	if err != nil {
+		return dns.RcodeServerFailure, fmt.Errorf("read the server's address: %w", err)
+	}
+	if !known.serves(asker.Unmap(), server.Unmap()) {
+		return dns.RcodeRefused, nil
+	}
+	found := known.find(state.Name(), asker.Unmap(), server.Unmap())
 	if !found.ours {
 		return plugin.NextOrFailure(n.Name(), n.next, ctx, w, r)
 	}

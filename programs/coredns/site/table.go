@@ -47,23 +47,30 @@ type answer struct {
 	name string
 }
 
+// serves says who is answered: pods, and the host of this server, which asks from the
+// server's own address. That may be one which the whole site reaches, and nobody else
+// has to ask here, least of all for what is forwarded.
+func (t *table) serves(asker, server netip.Addr) bool {
+	return asker == server || t.Range.Contains(asker)
+}
+
 // find looks a name up for whoever asks from an address. A pod is told of the pods
-// in its network alone, a host of all.
-func (t *table) find(name string, asker netip.Addr) answer {
+// in its network alone, the host of the server of all.
+func (t *table) find(name string, asker, server netip.Addr) answer {
 	name = strings.ToLower(name)
 	zone := t.Cluster + "."
 	if name == zone {
 		return answer{ours: true, zone: zone, exists: true}
 	}
 	if rest, below := strings.CutSuffix(name, "."+zone); below {
-		return t.below(rest, zone, t.visible(asker))
+		return t.below(rest, zone, t.visible(asker, server))
 	}
 	address, err := netip.ParseAddr(dnsutil.ExtractAddressFromReverse(name))
 	if err != nil || !t.Range.Contains(address) {
 		return answer{}
 	}
 	found := answer{ours: true, zone: zone}
-	for _, p := range t.visible(asker).pods {
+	for _, p := range t.visible(asker, server).pods {
 		if p.Address == address {
 			found.exists, found.name = true, fmt.Sprintf("pod%d.%s.%s.%s", p.Index, p.Name, p.User, zone)
 		}
@@ -78,17 +85,20 @@ type view struct {
 	own *pod
 }
 
-func (t *table) visible(asker netip.Addr) view {
-	v := view{pods: t.Pods}
+func (t *table) visible(asker, server netip.Addr) view {
+	if asker == server {
+		return view{pods: t.Pods}
+	}
+	v := view{}
 	for i, p := range t.Pods {
 		if p.Address == asker {
 			v.own = &t.Pods[i]
 		}
 	}
 	if v.own == nil {
+		// A pod of a network that has none here.
 		return v
 	}
-	v.pods = nil
 	for _, p := range t.Pods {
 		if p.Network == v.own.Network {
 			v.pods = append(v.pods, p)

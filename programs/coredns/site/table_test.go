@@ -21,6 +21,9 @@ const example = `{"cluster":"alps","range":"10.1.0.0/24","pods":[
 {"address":"10.1.0.8","network":9,"uid":3,"user":"carol","name":"db","number":45,"index":0,"after":12},
 {"address":"10.1.0.9","network":9,"uid":4,"user":"dave","name":"db","number":46,"index":0,"after":13}]}`
 
+// server is the address of the name server, and of its host.
+var server = netip.MustParseAddr("192.168.0.1")
+
 func load(t *testing.T) *table {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "names")
@@ -56,22 +59,39 @@ func TestNamesLeadToPods(t *testing.T) {
 		{"10.1.0.5", "pod0.41.alice.alps.", true, false, nil}, // bob does not see alice's
 		{"10.1.0.5", "alice.alps.", true, false, nil},
 		{"10.1.0.5", "db.bob.alps.", true, true, []string{"10.1.0.5"}},
-		{"192.168.0.1", "db.bob.alps.", true, true, []string{"10.1.0.5"}}, // a host sees all
+		{"192.168.0.1", "db.bob.alps.", true, true, []string{"10.1.0.5"}}, // the host sees all
 		{"192.168.0.1", "pod0.db.alice.alps.", true, true, []string{"10.1.0.4"}},
 		{"10.1.0.9", "db.carol.alps.", true, true, []string{"10.1.0.8"}},
 		{"10.1.0.9", "db.dave.alps.", true, true, []string{"10.1.0.9"}},
 		{"10.1.0.9", "db.alice.alps.", true, false, nil},
 		{"10.1.0.4", "db.carol.alps.", true, false, nil},
+		{"10.1.0.99", "db.bob.alps.", true, false, nil}, // a pod of another node sees none
 		{"10.1.0.4", "www.outside.test.", false, false, nil},
 		{"10.1.0.4", "notalps.", false, false, nil},
 	} {
-		got := known.find(test.name, netip.MustParseAddr(test.asker))
+		got := known.find(test.name, netip.MustParseAddr(test.asker), server)
 		var addresses []string
 		for _, a := range got.addresses {
 			addresses = append(addresses, a.String())
 		}
 		if got.ours != test.ours || got.exists != test.exists || !slices.Equal(addresses, test.want) {
 			t.Errorf("%s asks for %s: %+v, want %+v", test.asker, test.name, got, test)
+		}
+	}
+}
+
+// With CNI plugins the server has the host's address, which others reach.
+func TestPodsAndTheirHostAreServed(t *testing.T) {
+	known := load(t)
+	for _, test := range []struct {
+		asker, server string
+		want          bool
+	}{
+		{"10.1.0.99", "192.168.0.1", true}, {"192.168.0.1", "192.168.0.1", true}, {"10.1.0.1", "10.1.0.1", true},
+		{"192.168.0.2", "192.168.0.1", false}, {"10.1.1.2", "10.1.0.1", false}, {"::1", "192.168.0.1", false},
+	} {
+		if got := known.serves(netip.MustParseAddr(test.asker), netip.MustParseAddr(test.server)); got != test.want {
+			t.Errorf("%s asks %s: %t", test.asker, test.server, got)
 		}
 	}
 }
@@ -84,10 +104,12 @@ func TestAddressesLeadToNames(t *testing.T) {
 	}{
 		{"10.1.0.2", "3.0.1.10.in-addr.arpa.", "pod1.db.alice.alps.", true},
 		{"10.1.0.2", "5.0.1.10.in-addr.arpa.", "", true}, // bob's
+		{"10.1.0.99", "5.0.1.10.in-addr.arpa.", "", true},
+		{"192.168.0.1", "5.0.1.10.in-addr.arpa.", "pod0.db.bob.alps.", true},
 		{"10.1.0.2", "99.0.1.10.in-addr.arpa.", "", true},
 		{"10.1.0.2", "1.1.168.192.in-addr.arpa.", "", false},
 	} {
-		got := known.find(test.name, netip.MustParseAddr(test.asker))
+		got := known.find(test.name, netip.MustParseAddr(test.asker), server)
 		if got.ours != test.ours || got.name != test.want || got.exists != (test.want != "") {
 			t.Errorf("%s asks for %s: %+v, want %+v", test.asker, test.name, got, test)
 		}
