@@ -74,6 +74,7 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 	if err != nil {
 		return nil
 	}
+	var problems error
 	for line := range bytes.Lines(lines) {
 		text, name, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
 		cookie, found := forbidden[string(name)]
@@ -81,15 +82,14 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 		if err != nil || !found {
 			continue
 		}
-		if err := breakIn(process, number, cookie); err != nil {
-			if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EBADF) {
-				continue
-			}
-			return fmt.Errorf("cut a connection of process %d: %w", pid, err)
+		switch err := breakIn(process, number, cookie); {
+		case err == nil:
+			cut[cookie] = true
+		case !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF):
+			problems = errors.Join(problems, fmt.Errorf("cut a connection of process %d: %w", pid, err))
 		}
-		cut[cookie] = true
 	}
-	return nil
+	return problems
 }
 
 // breakIn breaks a connection of another process.
@@ -108,32 +108,17 @@ func breakIn(process, number int, cookie uint64) error {
 
 // breakOff resets a connection, so that both programs are told of an error
 // (ECONNRESET, or EPIPE where a thread is waiting): after shutdown they would read
-// an end of the stream, as if all had come. What the pod
-// has then is a socket of the host's that is not connected, as after a reset by
-// its peer: it is still the Switch that is asked about connect and listen.
+// an end of the stream, as if all had come. What the pod has then is a socket of
+// the host's that is not connected, as after a reset by its peer: it is still the
+// Switch that is asked about connect and listen.
 func breakOff(socket int) error {
 	err := disconnect(socket)
 	if errors.Is(err, unix.EBUSY) {
-		return starve(socket) // Linux 6.4 and some before it, where a thread is reading
+		// Linux 6.4, and some before it, refuse that while a thread reads.
+		err = unix.Shutdown(socket, unix.SHUT_RDWR)
 	}
-	return err
-}
-
-// starve keeps everything from a connection, and its program from changing that,
-// until the kernel gives it up (ETIMEDOUT) and resets it, in one to two seconds.
-func starve(socket int) error {
-	drop := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}}
-	err := unix.SetsockoptSockFprog(socket, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &drop[0]})
-	for _, o := range []struct{ level, name, value int }{
-		{unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1},
-		{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, 1000}, // ms
-		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 1},        // s
-		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 1},       // s
-		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-	} {
-		if err == nil {
-			err = unix.SetsockoptInt(socket, o.level, o.name, o.value)
-		}
+	if errors.Is(err, unix.ENOTCONN) {
+		return nil
 	}
 	return err
 }

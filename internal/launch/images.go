@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -92,6 +93,8 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
 			continue // the log has whatever else it prints
 		}
+		seen[line.Archive] = true
+		done.Store(int32(len(seen)))
 		if line.Error != "" {
 			problems = append(problems, fmt.Errorf("import image archive %s: %s", line.Archive, line.Error))
 			continue
@@ -100,8 +103,6 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 			line.Name += ", which stays where it is"
 		}
 		r.Log.Debug("imported " + line.Name)
-		seen[line.Archive] = true
-		done.Store(int32(len(seen)))
 	}
 	select {
 	case end := <-status:
@@ -139,7 +140,8 @@ const firstImportReport = 5 * time.Second
 // tellOfImport says how an import goes on, until it is stopped.
 func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 	began, stopped := time.Now(), make(chan struct{})
-	go func() {
+	var telling sync.WaitGroup
+	telling.Go(func() {
 		for wait := firstImportReport; ; wait *= 2 {
 			select {
 			case <-stopped:
@@ -148,8 +150,11 @@ func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 			}
 			log.Info(fmt.Sprintf("importing images for %.0f s: %d of %d archives have been read", time.Since(began).Seconds(), done.Load(), all))
 		}
-	}()
-	return func() { close(stopped) }
+	})
+	return func() {
+		close(stopped)
+		telling.Wait()
+	}
 }
 
 // readable returns the path of an archive on this node, which is a copy where

@@ -127,6 +127,9 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 		case <-ctx.Done():
 			return f.result, context.Cause(ctx)
 		case change := <-changes:
+			if change.deleted && change.object.GetKind() == "Event" {
+				continue // what it says was heard, an hour ago
+			}
 			if err := f.handle(ctx, change.object); err != nil {
 				return Result{}, err
 			}
