@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 )
 
 // network has the overlay measured beside bare metal and other programs: by the
@@ -46,8 +47,22 @@ func (b *bencher) network() (map[string]float64, error) {
 		}
 		for what, values := range load.Values {
 			if len(values) == 1 {
-				figures[load.Name+": "+what] = values[0]
+				figures[load.Name+": "+withUnit(what)] = values[0]
 			}
 		}
 	}
+}
+
+// withUnit is the name of a value of the benchmark's as figures have it: there the unit
+// is the end, and what begins with x is how many times bare metal's it is.
+func withUnit(what string) string {
+	if strings.HasPrefix(what, "x-") {
+		return what + ", times bare"
+	}
+	for _, unit := range []string{"Gbit/s", "CPU-s/GB", "us"} {
+		if before, is := strings.CutSuffix(what, "-"+unit); is {
+			return before + ", " + unit
+		}
+	}
+	return what
 }

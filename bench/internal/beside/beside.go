@@ -24,12 +24,14 @@ import (
 type Spec struct {
 	// What is one of the names below.
 	What string
-	// Nodes is how many the cluster has, or the job.
-	Nodes int
+	// Nodes is how many the cluster has, or the job, and CPUs what a trial has on each.
+	Nodes, CPUs int
 	// Image is that of the programs, as pods name it.
 	Image string
 	// Kubectl is how the cluster is asked.
-	Kubectl    []string
+	Kubectl []string
+	// Given: the cluster is not the bench's, which knows not who has started it.
+	Given      bool
 	Parameters map[string]string
 	// Timeout is for all of it.
 	Timeout time.Duration

@@ -1,9 +1,12 @@
 package beside
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +61,9 @@ esac`))
 	if d := said["RQ1 a Service with an address of its own answers by its name"].Detail; !strings.Contains(d, "no answer") {
 		t.Errorf("it does not say why: %q", d)
 	}
+	if _, is := said["RQ2 nothing was started as root"]; !is {
+		t.Error("it does not ask by whom it was started")
+	}
 	if d := said["RQ3 pods run on 2 machines at the same time"].Detail; d != "a, b" {
 		t.Errorf("nodes %q", d)
 	}
@@ -73,6 +79,44 @@ func TestRequirementsWithoutCluster(t *testing.T) {
 		if strings.HasPrefix(v.Name, "RQ1") && (v.Value != 0 || !strings.Contains(v.Detail, "no such host")) {
 			t.Errorf("%+v", v)
 		}
+	}
+}
+
+// TestRequirementsEnded: what is ended leaves nothing in a cluster that is not the bench's.
+func TestRequirementsEnded(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("it is over"))
+	s := cluster(t, `case "$*" in delete*) touch "$(dirname "$0")/deleted" ;; esac`)
+	if _, err := requirements(ctx, s); err == nil || !strings.Contains(err.Error(), "it is over") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(filepath.Dir(s.Kubectl[0]), "deleted")); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRequirementsGiven: by whom a cluster was started that was there is not answered by
+// who asks it.
+func TestRequirementsGiven(t *testing.T) {
+	s := cluster(t, "")
+	s.Given = true
+	r, err := requirements(t.Context(), s)
+	if err != nil || slices.ContainsFunc(r.Values, func(v record.Value) bool { return strings.Contains(v.Name, "as root") }) {
+		t.Errorf("got %+v, %v", r.Values, err)
+	}
+}
+
+// TestPatience: the questions after one that is waited for have time, too.
+func TestPatience(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Minute)
+	defer cancel()
+	if got := patience(ctx); got != "2m0s" {
+		t.Errorf("got %s", got)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), 0)
+	defer cancel()
+	if got := patience(ctx); got != "1s" {
+		t.Errorf("got %s", got)
 	}
 }
 
@@ -119,6 +163,15 @@ func TestAwaitNodes(t *testing.T) {
 
 // TestNodes: kubectl is ended when it has said enough.
 func TestNodes(t *testing.T) {
+	if _, err := nodes(t.Context(), cluster(t, "")); err == nil || !strings.Contains(err.Error(), "before") {
+		t.Errorf("what was taken before is not known, and not missed: %v", err)
+	}
+	// What the user's processes had taken before is taken off.
+	t.Setenv(UsageBefore, "-1e9")
+	if r, err := nodes(t.Context(), cluster(t, "echo a True '<none>'; echo b True '<none>'; exec sleep 1000\n")); err != nil || r.Values[0].Value < 1e9 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	t.Setenv(UsageBefore, "0")
 	r, err := nodes(t.Context(), cluster(t, "echo a True '<none>'; echo b True '<none>'; exec sleep 1000\n"))
 	if err != nil || r.At == 0 || len(r.Values) != 1 || r.Values[0].Value < 0 {
 		t.Errorf("got %+v, %v", r, err)
@@ -142,18 +195,45 @@ func TestReadSteps(t *testing.T) {
 // TestReadHPCC: figures count only where hpcc found its own results right.
 func TestReadHPCC(t *testing.T) {
 	text := "HPL_Tflops=0.002\nPTRANS_GBs=0.9\nStarSTREAM_Triad=76.2\nMPIFFT_Gflops=0.07\n"
-	if _, err := readHPCC(text + "Success=0\n"); err == nil {
+	s := Spec{Nodes: 2, Parameters: map[string]string{"size": "4000"}}
+	const cache = 5 << 20 // four of them are less than a vector of 21 MB
+	if _, err := s.readHPCC(text+"Success=0\n", cache); err == nil {
 		t.Error("wrong results have figures")
 	}
-	r, err := readHPCC(text + "Success=1\n")
+	r, err := s.readHPCC(text+"Success=1\n", cache)
 	if err != nil || len(r.Values) != 4 || r.Values[0].Value != 2 || r.Values[0].Unit != "Gflop/s" {
 		t.Errorf("got %+v, %v", r.Values, err)
 	}
-	if r, err := readHPCC(strings.Replace(text, "0.9", "0", 1) + "Success=1\n"); err != nil || len(r.Values) != 3 {
+	if r, err := s.readHPCC(strings.Replace(text, "0.9", "0", 1)+"Success=1\n", cache); err != nil || len(r.Values) != 3 {
 		t.Errorf("what was too short to be timed has a figure: %+v, %v", r.Values, err)
 	}
-	if _, err := readHPCC("Success=1\n"); err == nil {
-		t.Error("a summary without figures")
+	if _, err := s.readHPCC("Success=1\n", cache); err == nil || strings.Contains(err.Error(), "%!") {
+		t.Errorf("a summary without figures: %v", err)
+	}
+	// What the cache holds is not the speed of memory, and what some trials alone were
+	// slow enough for is no figure of the case.
+	if r, err := s.readHPCC(text+"Success=1\n", 32<<20); err != nil || len(r.Values) != 3 || r.Values[1].Name != "PTRANS" {
+		t.Errorf("got %+v, %v", r.Values, err)
+	}
+	s.Parameters["size"] = "1000"
+	if r, err := s.readHPCC(text+"Success=1\n", cache); err != nil || len(r.Values) != 2 || r.Values[1].Name != "MPIFFT" {
+		t.Errorf("got %+v, %v", r.Values, err)
+	}
+}
+
+// TestLaunch: ranks on hosts have the cores and the settings that those in pods have.
+func TestLaunch(t *testing.T) {
+	s := Spec{Nodes: 2, CPUs: 4, Parameters: map[string]string{"hosts-launcher": "srun"}}
+	argv, err := s.launch()
+	if said := strings.Join(argv, " "); err != nil || !strings.HasPrefix(said, "env OMPI_MCA_mpi_yield_when_idle=1 srun ") || !strings.HasSuffix(said, " -c4") {
+		t.Errorf("%s, %v", said, err)
+	}
+	s.Parameters["hosts-launcher"] = "mpirun"
+	argv, err = s.launch()
+	for _, said := range []string{strings.Join(argv, " "), strings.Join(s.mpirun(), " ")} {
+		if err != nil || !strings.Contains(said, " --bind-to none ") || !strings.Contains(said, " mpi_yield_when_idle 1 ") {
+			t.Errorf("%s, %v", said, err)
+		}
 	}
 }
 
@@ -163,6 +243,9 @@ func TestMPIWorkers(t *testing.T) {
 apply*) cat >"$(dirname "$0")/applied" ;;
 exec*) [ -e "$(dirname "$0")/asked" ] || { touch "$(dirname "$0")/asked"; exit 1; } ;;
 esac`)
+	if err := s.answer(t.Context(), "one", 0); err == nil || !strings.Contains(err.Error(), "have not come to reach each other") {
+		t.Errorf("got %v", err)
+	}
 	first, err := s.mpiWorkers(t.Context())
 	if err != nil || first != "mpi-launcher" {
 		t.Fatalf("got %q, %v", first, err)
@@ -184,6 +267,40 @@ func TestProgram(t *testing.T) {
 		s.Parameters["command"] = command
 		if r, err := program(t.Context(), s); err == nil {
 			t.Errorf("%s: got %+v", command, r)
+		}
+	}
+}
+
+// TestProgramEnds: what a program has started ends with it, also what does not end
+// when it is asked to.
+func TestProgramEnds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pid")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() {
+		_, err := program(ctx, Spec{Parameters: map[string]string{
+			"command": `sh -c 'trap "" TERM; echo $$ >"$0.new"; mv "$0.new" "$0"; exec sleep 1000' ` + path + ` >/dev/null & wait`,
+		}})
+		done <- err
+	}()
+	var stat string
+	for ctx.Err() == nil && stat == "" {
+		if pid, err := os.ReadFile(path); err == nil {
+			stat = "/proc/" + strings.TrimSpace(string(pid)) + "/stat"
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	cancel()
+	if err := <-done; err == nil {
+		t.Error("it was ended, and says nothing")
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if text, err := os.ReadFile(stat); err != nil || strings.Contains(string(text), ") Z ") {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("what it has started goes on")
 		}
 	}
 }

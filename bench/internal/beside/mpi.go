@@ -40,16 +40,30 @@ for _ in range(int(sys.argv[1])):
 
 const python = "/usr/bin/python3"
 
-// launch is how a program is started once on each node of the job.
+// yield makes ranks that wait give way, as hosts of a bed share cores: on hosts and in
+// pods alike.
+const yield = "mpi_yield_when_idle"
+
+// launch is how a program is started once on each node of the job, with the cores
+// that pods would have there.
 func (s Spec) launch() ([]string, error) {
 	n := strconv.Itoa(s.Nodes)
-	switch s.Parameters["launcher"] {
+	switch s.Parameters["hosts-launcher"] {
 	case "srun":
-		return []string{"srun", "--quiet", "--overlap", "--mpi=pmix", "-N" + n, "-n" + n, "--ntasks-per-node=1", "-c1"}, nil
+		return []string{
+			"env", "OMPI_MCA_" + yield + "=1",
+			"srun", "--quiet", "--overlap", "--mpi=pmix", "-N" + n, "-n" + n, "--ntasks-per-node=1", "-c" + strconv.Itoa(s.CPUs),
+		}, nil
 	case "mpirun":
-		return []string{"mpirun", "--map-by", "node", "-n", n}, nil
+		return append([]string{"mpirun"}, s.ranks()...), nil
 	}
-	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["launcher"])
+	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["hosts-launcher"])
+}
+
+// ranks are mpirun's options for one process on each node. By itself it would bind
+// two of them to a core each, which on a bed's hosts is the same one.
+func (s Spec) ranks() []string {
+	return []string{"--map-by", "node", "--bind-to", "none", "--mca", yield, "1", "-n", strconv.Itoa(s.Nodes)}
 }
 
 // mpiSteps are sequential steps of a program that does MPI_Init, in a plain job.
@@ -129,7 +143,7 @@ func (s Spec) mpirun() []string {
 	for n := range s.Nodes {
 		hosts = append(hosts, fmt.Sprintf("%s-%d.%[1]s", workers, n))
 	}
-	return []string{"mpirun", "--allow-run-as-root", "--host", strings.Join(hosts, ","), "--map-by", "node", "--mca", "mpi_yield_when_idle", "1", "-n", strconv.Itoa(s.Nodes)}
+	return append([]string{"mpirun", "--allow-run-as-root", "--host", strings.Join(hosts, ",")}, s.ranks()...)
 }
 
 // mpiWorkers makes a pod with an ssh server on each node, waits until all answer each
@@ -164,22 +178,32 @@ func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	if _, err := s.kubectl(ctx, text, "apply", "-f", "-"); err != nil {
 		return "", err
 	}
-	if _, err := s.kubectl(ctx, "", "rollout", "status", "statefulset/"+workers, "--timeout="+patience); err != nil {
+	if _, err := s.kubectl(ctx, "", "rollout", "status", "statefulset/"+workers, "--timeout="+patience(ctx)); err != nil {
 		return "", err
 	}
-	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Ready", "pod/"+workers+"-launcher", "--timeout="+patience); err != nil {
+	if _, err := s.kubectl(ctx, "", "wait", "--for=condition=Ready", "pod/"+workers+"-launcher", "--timeout="+patience(ctx)); err != nil {
 		return "", err
 	}
-	// Names come a little later than pods.
 	first = workers + "-launcher"
+	return first, s.answer(ctx, first, time.Minute)
+}
+
+// answer waits until mpirun in the first pod reaches all others: names come a little
+// later than pods. The error is what it said last, and not that a call was cut off.
+func (s Spec) answer(ctx context.Context, first string, limit time.Duration) (last error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("pods have not come to reach each other within %s", limit))
+	defer cancel()
 	for {
 		_, err := s.kubectl(ctx, "", append([]string{"exec", first, "--"}, append(s.mpirun(), "true")...)...)
 		if err == nil {
-			return first, nil
+			return nil
+		}
+		if last == nil || ctx.Err() == nil {
+			last = err
 		}
 		select {
 		case <-ctx.Done():
-			return "", err
+			return fmt.Errorf("%w: %w", context.Cause(ctx), last)
 		case <-time.After(200 * time.Millisecond):
 		}
 	}

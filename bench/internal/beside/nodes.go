@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,9 +21,18 @@ import (
 // FirstHost is the name of the figure that says what nodes cost the first host.
 const FirstHost = "first host's CPU time to there"
 
+// UsageBefore is the variable that says what deliver.Usage was before the cluster was
+// started: shells and daemons of the user's count only with what they take from there on.
+const UsageBefore = "BERTH_BENCH_USAGE_BEFORE"
+
 // nodes waits until all nodes of the cluster take pods, and says when that was, and
-// what processor time the user's processes on this host took up to there.
+// what processor time the user's processes on this host took up to there, from before
+// the cluster was started.
 func nodes(ctx context.Context, s Spec) (Result, error) {
+	before, err := strconv.ParseFloat(os.Getenv(UsageBefore), 64)
+	if err != nil {
+		return Result{}, fmt.Errorf("read what the user's processes had taken before: %w", err)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// One question whose answer goes on: to ask again and again would cost this host.
@@ -47,7 +58,7 @@ func nodes(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("%w: %s", err, strings.TrimSpace(said.String()))
 	}
-	return Result{At: at.UnixNano(), Values: []record.Value{{Name: FirstHost, Unit: "s", Better: "lower", Value: spent}}}, wrong
+	return Result{At: at.UnixNano(), Values: []record.Value{{Name: FirstHost, Unit: "s", Better: "lower", Value: spent - before}}}, wrong
 }
 
 // awaitNodes reads lines of nodes, with whether they are ready and what they refuse,

@@ -16,6 +16,10 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
+// endLimit is how long a program may take to end after it was asked to: less than the
+// bench gives this one, which would be killed beside it.
+const endLimit = 15 * time.Second
+
 // program is any other program, which knows by itself what it measures: it prints a
 // figure as JSON in each line, {"name": ..., "unit": ..., "value": ...}. What it prints
 // besides is for people.
@@ -26,8 +30,12 @@ func program(ctx context.Context, s Spec) (Result, error) {
 	// All that it has started ends with it.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGTERM) }
-	command.WaitDelay = 30 * time.Second
+	command.WaitDelay = endLimit
 	out, err := command.Output()
+	if ctx.Err() != nil && command.Process != nil {
+		// What did not end when it was asked to, or was left by a shell that did.
+		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
+	}
 	if err != nil {
 		return Result{}, fmt.Errorf("%s: %w", s.Parameters["command"], err)
 	}

@@ -7,9 +7,10 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// launcher is how programs of MPI are started in a plain job; in pods that is mpirun.
+// launcher is how programs of MPI are started in a plain job; in pods that is mpirun,
+// and records of both have this parameter: by its name it is of the former.
 func launcher() plan.Parameter {
-	return plan.Parameter{Name: "launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: choice("srun", "mpirun")}
+	return plan.Parameter{Name: "hosts-launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: choice("srun", "mpirun")}
 }
 
 // mpiCase is a case that is done by programs of MPI, one process on each node.

@@ -20,7 +20,7 @@ func scale() Case {
 			Seconds: func(p map[string]string) float64 { return 1 + 0.3*number(p, "nodes") },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Beside: &system.Beside{Cluster: beside.Nodes, Nodes: hostsFor(p)}}, nil
+			return system.Task{Beside: &system.Beside{Cluster: beside.Nodes, Nodes: hostsFor(p), NoPods: true}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
 			r, err := readBeside(out)

@@ -39,7 +39,13 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 	name := device
 	device = quote(device)
 	for _, key := range slices.Sorted(maps.Keys(profile.Sysctls)) {
-		all = append(all, file("/proc/sys/"+strings.ReplaceAll(key, ".", "/"), profile.Sysctls[key]))
+		path := "/proc/sys/" + strings.ReplaceAll(key, ".", "/")
+		switch key {
+		case "vm.dirty_ratio", "vm.dirty_background_ratio":
+			all = append(all, share(path, strings.TrimSuffix(path, "ratio")+"bytes", profile.Sysctls[key]))
+		default:
+			all = append(all, file(path, profile.Sysctls[key]))
+		}
 	}
 	for _, pattern := range slices.Sorted(maps.Keys(profile.Files)) {
 		found, err := filepath.Glob(pattern)
@@ -99,8 +105,7 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 	if queue := queueing(l); queue != "" {
 		all = append(all, setting{
 			what: "queue", value: queue,
-			// What the kernel has of itself is "nothing", and comes back when that is gone.
-			get: "tc qdisc show dev " + device + ` | sed -n 's/^qdisc tbf .* root .*/'` + quote(queue) + "'/p'",
+			get: `said=$(tc qdisc show dev ` + device + `) || exit 1; printf '%s\n' "$said" | ` + rootQueue(queue, l.Rate),
 			set: "tc qdisc del dev " + device + ` root 2>/dev/null; [ -z "$1" ] || tc qdisc add dev ` + device + " root $1",
 		})
 	}
@@ -116,6 +121,27 @@ func queueing(l plan.Link) string {
 	return "tbf rate " + l.Rate + " burst 2mb latency 10ms"
 }
 
+// rootQueue is the end of a script that reads what tc says of a device. What the kernel
+// has of itself, by its handle, is "nothing", and comes back when a queue is gone. A queue
+// of somebody else's would not: it is an error, and stays as it is.
+func rootQueue(queue, rate string) string {
+	return `awk -v queue=` + quote(queue) + ` -v wanted=` + quote(rate) + ` '
+		function bits(text, unit) {
+			unit = tolower(text)
+			gsub(/[0-9.]/, "", unit)
+			return (text + 0) * of[unit]
+		}
+		BEGIN { of["bit"] = 1; of["kbit"] = 1e3; of["mbit"] = 1e6; of["gbit"] = 1e9; of["tbit"] = 1e12 }
+		/^qdisc / && / root / && $3 != "0:" {
+			found = $0
+			for (i = 1; i < NF; i++) if ($2 == "tbf" && $i == "rate") ratio = bits($(i + 1)) / bits(wanted)
+		}
+		END {
+			if (ratio > 0.999 && ratio < 1.001) print queue
+			else if (found) { print "there is a queue of somebody else, which would not come back: " found >"/dev/stderr"; exit 1 }
+		}'`
+}
+
 // parts is of what the loss is counted.
 const parts = 100000
 
@@ -125,7 +151,11 @@ func lost(loss string) (int, error) {
 	if err != nil || percent <= 0 || percent > 100 {
 		return 0, fmt.Errorf("loss %q: give a part such as 0.1%%", loss)
 	}
-	return int(math.Round(percent / 100 * parts)), nil
+	n := int(math.Round(percent / 100 * parts))
+	if n == 0 {
+		return 0, fmt.Errorf("loss %q: give at least %g%%", loss, 100.0/parts)
+	}
+	return n, nil
 }
 
 // file is a file of the kernel's. Some show all values, with the one in effect in
@@ -136,6 +166,17 @@ func file(path, value string) setting {
 		what: path, value: value, machine: true,
 		get: "text=$(cat " + name + `) || exit 1; printf '%s' "$text" | tr '\t' ' ' | sed 's/.*\[\(.*\)\].*/\1/'`, set: `printf '%s' "$1" >` + name,
 	}
+}
+
+// share is a file of the kernel's for a part in a hundred, beside one for the same in
+// bytes: to write one makes the other 0 (vm.dirty_ratio in the kernel's admin-guide). Its
+// value is "bytes N" where that one counts.
+func share(path, bytes, value string) setting {
+	s := file(path, value)
+	other := quote(bytes)
+	s.get = "n=$(cat " + other + `) && [ "$n" != 0 ] && echo "bytes $n" && exit; ` + s.get
+	s.set = `case $1 in "bytes "*) printf '%s' "${1#bytes }" >` + other + ` ;; *) ` + s.set + ` ;; esac`
+	return s
 }
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }

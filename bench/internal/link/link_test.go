@@ -128,10 +128,79 @@ func TestSettings(t *testing.T) {
 	if _, err := settings(plan.Link{Loss: "200%"}, "eth0"); err == nil {
 		t.Error("more than all is lost")
 	}
+	if _, err := lost("0.0001%"); err == nil {
+		t.Error("nothing is lost")
+	}
 	if n, err := lost("0.1%"); err != nil || n != 100 {
 		t.Errorf("got %d, %v", n, err)
 	}
 	if _, err := settings(plan.Link{Profile: "none"}, "eth0"); err == nil {
 		t.Error("a profile that is not there")
+	}
+}
+
+// TestRootQueue: what the kernel has of itself is nothing, ours is known by its rate, and
+// one of somebody else's is left as it is.
+func TestRootQueue(t *testing.T) {
+	queue := queueing(plan.Link{Rate: "10gbit"})
+	for said, want := range map[string]string{
+		"":                               "",
+		"qdisc noqueue 0: root refcnt 2": "",
+		"qdisc mq 0: root\nqdisc fq_codel 0: parent :1 limit 10240p":                      "",
+		"qdisc fq 0: root refcnt 2 limit 10000p":                                          "",
+		"qdisc tbf 8001: root refcnt 2 rate 10Gbit burst 2Mb lat 10ms":                    queue,
+		"qdisc tbf 8001: root refcnt 2 rate 10000Mbit burst 2Mb lat 10ms":                 queue,
+		"qdisc tbf 8001: root refcnt 2 rate 1Gbit burst 2Mb lat 10ms":                     "error",
+		"qdisc htb 1: root refcnt 2 r2q 10 default 0x10":                                  "error",
+		"qdisc htb 1: root refcnt 2\nqdisc tbf 10: parent 1:10 rate 10Gbit burst 125000b": "error",
+	} {
+		got, err := ask(t.Context(), []string{"sh", "-c", `printf '%s\n' "$1" | ` + rootQueue(queue, "10gbit"), "sh", said})
+		first, _, _ := strings.Cut(said, "\n")
+		if err != nil && strings.Contains(err.Error(), "of somebody else") && strings.Contains(err.Error(), first) {
+			got = "error"
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", said, got, want)
+		}
+	}
+}
+
+// TestShareOfMemory: a limit in bytes, which the kernel gives up when one in percent is
+// written, comes back.
+func TestShareOfMemory(t *testing.T) {
+	dir := t.TempDir()
+	ratio, bytes := filepath.Join(dir, "dirty_ratio"), filepath.Join(dir, "dirty_bytes")
+	for _, c := range []struct{ ratio, bytes string }{{"20", "0"}, {"0", "4194304"}} {
+		write(t, ratio, c.ratio+"\n")
+		write(t, bytes, c.bytes+"\n")
+		s := share(ratio, bytes, "10")
+		var undo Undo
+		note := func(u Undo) error {
+			undo = u
+			write(t, bytes, "0\n") // what the kernel does
+			return nil
+		}
+		if err := s.make(t.Context(), Host{}, note); err != nil || !is(ratio, "10") {
+			t.Errorf("%v: %v", c, err)
+		}
+		if c.bytes != "0" {
+			write(t, ratio, "0\n") // what the kernel does, later
+		}
+		if err := undo.do(t.Context()); err != nil || !is(ratio, c.ratio) || !is(bytes, c.bytes) {
+			t.Errorf("%v: %v, it is not as before", c, err)
+		}
+	}
+	all, err := settings(plan.Link{Profile: "latency-performance"}, "eth0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := 0
+	for _, s := range all {
+		if strings.Contains(s.get, "/proc/sys/vm/dirty_bytes") || strings.Contains(s.get, "/proc/sys/vm/dirty_background_bytes") {
+			known++
+		}
+	}
+	if known != 2 {
+		t.Errorf("%d of the two limits of the profile know their other form", known)
 	}
 }

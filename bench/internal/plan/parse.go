@@ -199,9 +199,11 @@ func (r *reader) link(name string, l Link) {
 	if l.MTU != 0 && (l.MTU < 576 || l.MTU > 65535) {
 		r.fault(append(at, "mtu"), "link %s: mtu %d: give one from 576 to 65535", name, l.MTU)
 	}
-	for word, value := range map[string]string{"rate": l.Rate, "loss": l.Loss} {
-		if value != "" && !regexp.MustCompile(`^[0-9.]+[a-z%]+$`).MatchString(value) {
-			r.fault(append(at, word), "link %s: %s %q: give a number with a unit, such as 10gbit or 0.1%%", name, word, value)
+	for word, is := range map[string]struct{ value, pattern string }{
+		"rate": {l.Rate, `^[0-9]+(\.[0-9]+)?[kmgt]?bit$`}, "loss": {l.Loss, `^[0-9]+(\.[0-9]+)?%$`},
+	} {
+		if is.value != "" && !regexp.MustCompile(is.pattern).MatchString(is.value) {
+			r.fault(append(at, word), "link %s: %s %q: give a number with a unit, such as 10gbit for a rate or 0.1%% for a loss", name, word, is.value)
 		}
 	}
 }

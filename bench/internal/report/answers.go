@@ -31,9 +31,9 @@ type Rubric struct {
 	Scale     []Scale `yaml:"scale"`
 }
 
-// Answer is what became of one question on one system.
+// Answer is what became of one question of one case on one system.
 type Answer struct {
-	System, Question string
+	System, Case, Question string
 	// Yes of Of trials answered it so.
 	Yes, Of int
 	Detail  string
@@ -51,11 +51,11 @@ func (a Answer) Says() string {
 }
 
 // answer notes a value that answers a question.
-func (r *Report) answer(system string, v record.Value) {
-	i := slices.IndexFunc(r.Answers, func(a Answer) bool { return a.System == system && a.Question == v.Name })
+func (r *Report) answer(system, kase string, v record.Value) {
+	i := slices.IndexFunc(r.Answers, func(a Answer) bool { return a.System == system && a.Case == kase && a.Question == v.Name })
 	if i < 0 {
 		i = len(r.Answers)
-		r.Answers = append(r.Answers, Answer{System: system, Question: v.Name})
+		r.Answers = append(r.Answers, Answer{System: system, Case: kase, Question: v.Name})
 	}
 	a := &r.Answers[i]
 	a.Of++

@@ -187,7 +187,7 @@ func model(lines []record.Line) (Report, error) {
 			}
 			for _, v := range t.Values {
 				if v.Unit == record.Check {
-					r.answer(t.System, v)
+					r.answer(t.System, t.Case, v)
 					continue
 				}
 				if !slices.ContainsFunc(figures[t.Case], func(f record.Value) bool { return f.Name == v.Name }) {
@@ -228,7 +228,9 @@ func model(lines []record.Line) (Report, error) {
 	if r.Papers, err = papers(lines); err != nil || r.Answers == nil {
 		return r, err
 	}
-	slices.SortStableFunc(r.Answers, func(a, b Answer) int { return cmp.Compare(a.System, b.System) })
+	slices.SortStableFunc(r.Answers, func(a, b Answer) int {
+		return cmp.Or(cmp.Compare(a.System, b.System), cmp.Compare(a.Case, b.Case))
+	})
 	r.Rubric, err = rubric()
 	return r, err
 }

@@ -1,8 +1,10 @@
 package report
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -37,36 +39,81 @@ type Paper struct {
 }
 
 // papers are all of the papers' figures and tables, with what there is of each.
-func papers(lines []record.Line) ([]Paper, error) {
-	var all []Paper
+func papers(lines []record.Line) (all []Paper, err error) {
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
 		return nil, fmt.Errorf("read the list of the papers' figures: %w", err)
 	}
 	for i, p := range all {
-		link := ""
+		link, kind, tuned := "", kindOf(nil), map[string]bool{}
 		for _, line := range lines {
 			if s := line.Session; s != nil {
 				link = ""
+				if kind, err = kinds(s.Plan); err != nil {
+					return nil, fmt.Errorf("read the plan %s of the records: %w", s.Name, err)
+				}
 				if s.Link != nil {
 					link = s.Link.Is
 				}
 			}
-			if p.Tuned && !strings.Contains(link, "profile ") {
+			profile := profileOf(link)
+			if p.Tuned && profile == "" {
 				continue
 			}
 			if t := line.Trial; t != nil && p.stands(t) {
-				all[i].Link = anchor(t.Case)
-				break
+				all[i].Link = cmp.Or(all[i].Link, anchor(t.Case))
+				if !p.Tuned {
+					break
+				}
+				tuned[profile] = true
 			}
-			if u := line.Unmeasured; u != nil && p.System != "" && u.System == p.System && (u.Case == "" || u.Case == p.Case) {
+			if u := line.Unmeasured; u != nil && p.System != "" && u.System == p.System && (u.Case == "" || kind.of(u.Case) == p.Case) {
 				all[i].Reason = u.Reason
 			}
+		}
+		if len(tuned) > 0 {
+			found := "under " + strings.Join(slices.Sorted(maps.Keys(tuned)), ", ")
+			all[i].Note = strings.TrimPrefix(p.Note+"; "+found, "; ")
 		}
 		if all[i].Link == "" && all[i].Reason == "" {
 			all[i].Reason = "the plan has no such case, or all of its trials failed"
 		}
 	}
 	return all, nil
+}
+
+// profileOf is the tuning profile of a link, as records say it; nothing where nothing is
+// changed.
+func profileOf(link string) string {
+	for _, part := range strings.Split(link, "; ") {
+		if name, is := strings.CutPrefix(part, "profile "); is && name != "default" {
+			return name
+		}
+	}
+	return ""
+}
+
+// kindOf has the kinds of a plan's cases, by the cases' names without what a matrix or a
+// link adds.
+type kindOf map[string]string
+
+func kinds(text string) (kindOf, error) {
+	var plan struct {
+		Cases []struct{ Name, Case string }
+	}
+	if err := yaml.Unmarshal([]byte(text), &plan); err != nil {
+		return nil, err
+	}
+	all := kindOf{}
+	for _, c := range plan.Cases {
+		all[cmp.Or(c.Name, c.Case)] = c.Case
+	}
+	return all, nil
+}
+
+// of is the kind of a case.
+func (k kindOf) of(name string) string {
+	base, _, _ := strings.Cut(name, " ")
+	return cmp.Or(k[base], base)
 }
 
 // stands tells whether a trial stands for a paper's figure.

@@ -2,6 +2,7 @@ package report
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"go.yaml.in/yaml/v3"
@@ -98,7 +99,54 @@ func TestWhyNot(t *testing.T) {
 			reasons[p.Reason]++
 		}
 	}
+	// A case has a name of its own, and is a part of a matrix.
+	failed := []record.Line{
+		{Session: &record.Session{Plan: "cases:\n- {name: patch-tuesday-sif, case: patch-tuesday}\n"}},
+		{Unmeasured: &record.Unmeasured{System: "apptainer", Case: "patch-tuesday-sif", Reason: "it failed"}},
+		{Unmeasured: &record.Unmeasured{System: "stargz", Case: "lazy tier=small", Reason: "it failed, too"}},
+	}
+	if all, err = papers(failed); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		reasons[p.Reason]++
+	}
+	if reasons["it failed"] != 2 || reasons["it failed, too"] != 1 {
+		t.Errorf("got %v", reasons)
+	}
 	if reasons["apptainer is missing"] != 2 || reasons["stargz is missing"] != 0 {
 		t.Errorf("got %v", reasons)
+	}
+}
+
+// TestTuned: which of the profiles there were is said, and none is no tuning.
+func TestTuned(t *testing.T) {
+	under := func(is string) []record.Line {
+		return []record.Line{
+			{Session: &record.Session{Link: &record.Link{Name: "l", Is: is}}},
+			{Trial: &record.Trial{
+				Case: "pods", Kind: "bandwidth", System: "berth", Phase: record.Run, Parameters: map[string]string{"protocol": "tcp", "to": "pod"},
+				Values: []record.Value{{Name: "rate"}},
+			}},
+		}
+	}
+	tuned := func(lines []record.Line) (notes []string) {
+		all, err := papers(lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range all {
+			if p.Tuned && p.Link != "" {
+				notes = append(notes, p.Note)
+			}
+		}
+		return notes
+	}
+	if notes := tuned(slices.Concat(under("a profile of ours; profile default; mtu 1500"), under("plain"))); notes != nil {
+		t.Errorf("got %q", notes)
+	}
+	notes := tuned(slices.Concat(under("profile hpc-compute; mtu 1500"), under("profile accelerator-performance")))
+	if len(notes) != 1 || !strings.HasSuffix(notes[0], "; under accelerator-performance, hpc-compute") {
+		t.Errorf("got %q", notes)
 	}
 }

@@ -69,8 +69,18 @@ func run(args []string) (int, error) {
 	through := flags.Int("through", 0, "")
 	port := flags.Int("listening", 0, "")
 	noted := flags.Bool("window", false, "")
+	usage := flags.Bool("usage", false, "")
 	if err := flags.Parse(args); err != nil {
 		return 0, err
+	}
+	if *usage {
+		seconds, err := deliver.Usage()
+		if err != nil {
+			return 0, err
+		}
+		if err := os.Setenv(beside.UsageBefore, fmt.Sprint(seconds)); err != nil {
+			return 0, err
+		}
 	}
 	if *port != 0 {
 		go tellListening(*port)

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,11 +18,17 @@ import (
 type bare struct{ place Place }
 
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
+	versions := map[string]string{}
+	// Of programs that measure berth themselves the bench knows nothing else.
+	if own, err := (&berth{place: b.place, program: b.place.Berth}).Check(ctx); err == nil {
+		versions["berth beside the bench"] = own["berth"] + ", " + own[programsOf+filepath.Base(b.place.Berth)]
+	}
 	if !b.place.InSlurm() {
-		return nil, nil
+		return versions, nil
 	}
 	version, err := b.place.Ask(ctx, "srun", "--version")
-	return map[string]string{"slurm": strings.TrimPrefix(version, "slurm ")}, err
+	versions["slurm"] = strings.TrimPrefix(version, "slurm ")
+	return versions, err
 }
 
 func (b *bare) Prepare(ctx context.Context) error {

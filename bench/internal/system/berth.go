@@ -52,9 +52,12 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	versions["programs of "+filepath.Base(program)] = digest
+	versions[programsOf+filepath.Base(program)] = digest
 	return versions, nil
 }
+
+// programsOf begins the names of digests.
+const programsOf = "programs of "
 
 // readVersions reads lines of names and versions, with a module's path between them.
 func readVersions(text string) map[string]string {

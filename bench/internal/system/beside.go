@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"time"
 
 	"berth.dev/berth/bench/internal/beside"
 	"berth.dev/berth/bench/internal/step"
@@ -21,13 +20,15 @@ type Beside struct {
 	Parameters   map[string]string
 	// MPI: pods are of the image with MPI.
 	MPI bool
+	// NoPods: it starts none, and no image is imported for it.
+	NoPods bool
 }
 
 // spec is what that program is told. It ends before its time is over, and says what
 // it waited for.
-func (b Beside) spec(what, image string, limit time.Duration, kubectl ...string) (string, error) {
+func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
 	text, err := json.Marshal(beside.Spec{
-		What: what, Nodes: b.Nodes, Image: image, Kubectl: kubectl, Parameters: b.Parameters, Timeout: limit * 9 / 10,
+		What: what, Nodes: b.Nodes, CPUs: place.CPUs, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Parameters: b.Parameters, Timeout: place.Timeout * 9 / 10,
 	})
 	return string(text), err
 }
@@ -55,16 +56,19 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 			return Output{}, &Unsupported{fmt.Sprintf("look for the image with MPI: %v; 'make -C test/images hpc' makes it, --mpi-image names it", err)}
 		}
 	}
-	text, err := what.spec(what.Cluster, image, b.place.Timeout)
+	text, err := what.spec(what.Cluster, image, b.place)
 	if err != nil {
 		return Output{}, err
 	}
 	if !b.place.InSlurm() && what.Nodes > 1 {
 		return Output{}, &Unsupported{"it needs a job of several hosts"}
 	}
-	argv := append([]string{b.place.Berth, "run", "--quiet", "--image", archive}, b.options...)
-	argv = append(argv, "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
-	return b.place.Run(ctx, b.place.measured(b.place.first(what.Nodes), argv), "")
+	argv := []string{b.place.Self, step.Arg, "--usage", "--", b.program, "run", "--quiet"}
+	if !what.NoPods {
+		argv = append(argv, "--image", archive)
+	}
+	argv = append(append(argv, b.options...), "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
+	return b.place.Run(ctx, b.place.step(b.place.first(what.Nodes), argv), "")
 }
 
 // beside runs a sequence in the job, from here: it starts the steps that it needs.
@@ -72,7 +76,7 @@ func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Job == "" {
 		return Output{}, &Unsupported{"bare metal has no cluster"}
 	}
-	text, err := what.spec(what.Job, "", b.place.Timeout)
+	text, err := what.spec(what.Job, "", b.place)
 	if err != nil {
 		return Output{}, err
 	}
@@ -87,7 +91,7 @@ func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.MPI {
 		return Output{}, &Unsupported{"its image with MPI has no place in a given cluster yet"}
 	}
-	text, err := what.spec(what.Cluster, k.image, k.place.Timeout, k.kubectl()...)
+	text, err := what.spec(what.Cluster, k.image, k.place, k.kubectl()...)
 	if err != nil {
 		return Output{}, err
 	}

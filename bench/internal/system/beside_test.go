@@ -1,0 +1,40 @@
+package system
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/beside"
+)
+
+// TestBesideOwnProgram: a system with a berth of its own is measured by that one, and
+// no image is imported where there are no pods.
+func TestBesideOwnProgram(t *testing.T) {
+	dir := t.TempDir()
+	self, archive := filepath.Join(dir, "self"), filepath.Join(dir, "mpi.tar")
+	for path, text := range map[string]string{self: "#!/bin/sh\necho \"$@\"\n", archive: ""} {
+		if err := os.WriteFile(path, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &berth{program: "/opt/old/bin/berth", place: Place{Self: self, Berth: "/usr/bin/berth", Archive: "bench.tar", MPIArchive: archive, CPUs: 4, Timeout: time.Minute}}
+	for _, c := range []struct {
+		does  Beside
+		image string
+	}{
+		{Beside{Cluster: beside.Nodes, Nodes: 1, NoPods: true}, ""},
+		{Beside{Cluster: beside.Requirements, Nodes: 1}, " --image bench.tar "},
+		{Beside{Cluster: beside.MPIPods, Nodes: 1, MPI: true}, " --image " + archive + " "},
+	} {
+		out, err := b.Run(t.Context(), Task{Beside: &c.does})
+		if err != nil || !strings.HasPrefix(out.Stdout, "step --usage -- /opt/old/bin/berth run --quiet ") || strings.Contains(out.Stdout, "/usr/bin/berth") {
+			t.Errorf("%v: %s, %v", c.does, out.Stdout, err)
+		}
+		if !strings.Contains(out.Stdout, c.image) || strings.Contains(out.Stdout, " --image ") != (c.image != "") || !strings.Contains(out.Stdout, `"CPUs":4`) {
+			t.Errorf("%v: %s", c.does, out.Stdout)
+		}
+	}
+}
