@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/cni/pkg/utils"
+	"github.com/containernetworking/cni/pkg/version"
 )
 
 // Link is what a pod sees.
@@ -54,18 +54,23 @@ type Network struct {
 	dir string
 
 	mu sync.Mutex
+	// removals are of pods that are no longer wanted, by ID.
+	removals map[string]*removal
 }
 
-// Open reads a list, and whether all of its plugins are there. dir is where it is
-// remembered what has been asked of them.
+// Open reads a list, and whether all of its plugins are there and root's. dir is where
+// it is remembered what has been asked of them.
 func Open(ctx context.Context, list string, plugins []string, dir string) (*Network, error) {
-	n := &Network{dir: dir, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
+	n := &Network{dir: dir, removals: map[string]*removal{}, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
 	text, err := os.ReadFile(list)
 	if err != nil {
 		return nil, fmt.Errorf("read list of CNI plugins: %w: correct 'cni.list' in the configuration", err)
 	}
 	if n.list, err = libcni.NetworkConfFromBytes(text); err != nil {
 		return nil, fmt.Errorf("read list of CNI plugins %s: %w", list, err)
+	}
+	if err := rootsAlone(list, plugins); err != nil {
+		return nil, fmt.Errorf("check list of CNI plugins %s: %w", list, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -87,10 +92,13 @@ func usable(list *libcni.NetworkConfigList) error {
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
 		return err
 	}
-	major, rest, _ := strings.Cut(list.CNIVersion, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	if major == "0" && slices.Contains([]string{"0", "1", "2", "3"}, minor) {
-		return fmt.Errorf("cniVersion %s: choose 0.4.0 or newer", list.CNIVersion)
+	// None is 0.1.0.
+	recent, err := version.GreaterThanOrEqualTo(list.CNIVersion, "0.4.0")
+	if err != nil {
+		return err
+	}
+	if !recent {
+		return fmt.Errorf("cniVersion %q: choose 0.4.0 or newer", list.CNIVersion)
 	}
 	return nil
 }
@@ -119,7 +127,7 @@ type Outcome struct {
 // whatever happened in between; the next call mends what this one left undone. With
 // check, plugins are asked whether what they have made is still there, and make it
 // again where it is not. What fails for one pod is that pod's outcome; the error is
-// of pods that are no longer wanted.
+// of pods that are no longer wanted, for which nobody waits long.
 func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string]Outcome, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -134,23 +142,28 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 	for _, pod := range pods {
 		wanted[pod.ID] = pod
 	}
+	var problems []error
+	var gone []string
+	// inUse are the namespaces in which there may be an interface of a pod that stays.
+	inUse := map[string]bool{}
+	for _, entry := range entries {
+		pod, stays := wanted[entry.Name()]
+		switch {
+		case strings.HasPrefix(entry.Name(), unfinished):
+			// Its writer was killed.
+			problems = append(problems, os.Remove(n.file(entry.Name())))
+		case stays:
+			inUse[pod.Namespace] = true
+		default:
+			gone = append(gone, entry.Name())
+		}
+	}
+	// First what goes: its addresses may be needed.
+	problems = append(problems, n.removeAll(ctx, gone, inUse))
+	n.interrupt(wanted)
 	var all sync.WaitGroup
 	var mu sync.Mutex
-	var problems []error
 	outcomes := map[string]Outcome{}
-	// First what goes: its addresses may be needed.
-	for _, entry := range entries {
-		if _, stays := wanted[entry.Name()]; stays || strings.HasPrefix(entry.Name(), unfinished) {
-			continue
-		}
-		all.Go(func() {
-			err := n.remove(ctx, entry.Name())
-			mu.Lock()
-			defer mu.Unlock()
-			problems = append(problems, err)
-		})
-	}
-	all.Wait()
 	for id := range maps.Keys(wanted) {
 		all.Go(func() {
 			outcome := n.attach(ctx, wanted[id], check)
@@ -182,39 +195,42 @@ func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	former, err := n.begun(pod.ID)
+	former, _, err := n.begun(pod.ID)
 	if err != nil {
 		return fail(err)
 	}
 	if former != nil {
+		// A result that was not written in full is none: its plugins have not ended, or
+		// the node did, and with it the pod.
 		result, err := n.cni.GetNetworkListCachedResult(former, pod.runtime())
-		if err == nil && result != nil && check {
-			err = n.cni.CheckNetworkList(ctx, former, pod.runtime())
-		}
-		var said *types.Error
-		switch {
-		case err == nil && result != nil:
-			address, err := addressOf(result)
-			if err != nil {
+		if err == nil && result != nil {
+			if check {
+				err = n.cni.CheckNetworkList(ctx, former, pod.runtime())
+			}
+			if err == nil {
+				address, err := addressOf(result)
+				if err != nil {
+					return fail(err)
+				}
+				return Outcome{Address: address}
+			}
+			if !saysBroken(err) || ctx.Err() != nil {
+				// A plugin that cannot say is no reason to take a job's network away.
 				return fail(err)
 			}
-			return Outcome{Address: address}
-		case err != nil && (!errors.As(err, &said) || ctx.Err() != nil):
-			// A plugin that cannot say is no reason to take a job's network away.
-			return fail(err)
 		}
 		// What was begun, and perhaps not finished, would be in the way.
 		if err := n.cni.DelNetworkList(ctx, former, pod.runtime()); err != nil {
 			return fail(err)
 		}
 	}
-	if err := n.begin(pod); err != nil {
-		return fail(err)
-	}
-	result, err := n.cni.AddNetworkList(ctx, n.list, pod.runtime())
 	var address netip.Addr
+	err = n.begin(pod)
 	if err == nil {
-		address, err = addressOf(result)
+		var result types.Result
+		if result, err = n.cni.AddNetworkList(ctx, n.list, pod.runtime()); err == nil {
+			address, err = addressOf(result)
+		}
 	}
 	if err != nil {
 		outcome := fail(err)
@@ -224,65 +240,74 @@ func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 	return Outcome{Address: address, Changed: true}
 }
 
-// remove has plugins undo what they did for a pod, by the list that they did it by.
-func (n *Network) remove(ctx context.Context, id string) error {
-	fail := func(err error) error { return fmt.Errorf("disconnect %s by CNI: %w", id, told(err)) }
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	former, err := n.begun(id)
-	if err != nil {
-		return fail(err)
-	}
-	kept, err := n.kept(id)
-	if err != nil {
-		return fail(err)
-	}
-	pod := Pod{ID: id, Namespace: kept.Namespace, Owner: kept.Owner}
-	if err := n.cni.DelNetworkList(ctx, former, pod.runtime()); err != nil {
-		return fail(err)
-	}
-	if err := os.Remove(n.file(id)); err != nil && !os.IsNotExist(err) {
-		return fail(err)
-	}
-	return nil
-}
-
-func (n *Network) kept(id string) (attachment, error) {
-	var kept attachment
+// begun is the list by which a pod has been connected, or was to be, nil if none, and
+// what else is kept of it. Of what cannot be read nothing is known but that plugins were
+// asked: those of today have to undo it then, as nobody would otherwise.
+func (n *Network) begun(id string) (*libcni.NetworkConfigList, attachment, error) {
 	text, err := os.ReadFile(n.file(id))
-	if err != nil {
-		return kept, err
-	}
-	if err := json.Unmarshal(text, &kept); err != nil {
-		return kept, fmt.Errorf("read %s: %w", n.file(id), err)
-	}
-	return kept, nil
-}
-
-// begun is the list by which a pod has been connected, or was to be, nil if none.
-func (n *Network) begun(id string) (*libcni.NetworkConfigList, error) {
-	kept, err := n.kept(id)
 	if os.IsNotExist(err) {
-		return nil, nil
+		return nil, attachment{}, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, attachment{}, err
+	}
+	var kept attachment
+	if err := json.Unmarshal(text, &kept); err != nil {
+		return n.list, attachment{}, nil
 	}
 	list, err := libcni.NetworkConfFromBytes(kept.List)
 	if err != nil {
-		return nil, fmt.Errorf("read %s: %w", n.file(id), err)
+		return n.list, kept, nil
 	}
-	return list, nil
+	return list, kept, nil
 }
 
-// begin remembers a pod before any plugin knows of it.
+// begin remembers a pod before any plugin knows of it, also should the node lose its
+// power right afterwards.
 func (n *Network) begin(pod Pod) error {
 	text, err := json.Marshal(attachment{Namespace: pod.Namespace, Owner: pod.Owner, List: n.list.Bytes})
 	if err != nil {
 		return err
 	}
 	temporary := n.file(unfinished + pod.ID)
-	return errors.Join(os.WriteFile(temporary, text, 0o600), os.Rename(temporary, n.file(pod.ID)))
+	file, err := os.OpenFile(temporary, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err = file.Write(text); err == nil {
+		err = file.Sync()
+	}
+	if err = errors.Join(err, file.Close()); err == nil {
+		err = os.Rename(temporary, n.file(pod.ID))
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(temporary))
+	}
+	dir, err := os.Open(n.file(""))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// Codes by which a plugin says that it cannot do now what it is asked, and nothing of
+// what it has made (SPEC.md of CNI, "Error"). The module has no names for the last two.
+const (
+	notAvailable        = 50
+	notAvailableLimited = 51
+)
+
+// saysBroken: a plugin has looked, and what it made is not as it was.
+func saysBroken(err error) bool {
+	var said *types.Error
+	if !errors.As(err, &said) {
+		return false
+	}
+	switch said.Code {
+	case types.ErrTryAgainLater, notAvailable, notAvailableLimited:
+		return false
+	}
+	return true
 }
 
 // addressOf is the IPv4 address that plugins have given to the pod's interface. An

@@ -2,29 +2,36 @@ package cni
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // fake is a plugin that writes down what it is asked, and does as the files beside it
-// say: FAIL-COMMAND has it fail with these words, HANG-COMMAND not end.
+// say: FAIL-COMMAND-POD has it fail with these words (and the code in CODE, 100 without),
+// DIE-COMMAND without any as the protocol has them, HANG-COMMAND not end.
 const fake = `#!/bin/sh
 dir=${0%/*}
 input=$(cat)
 case $CNI_COMMAND in
-VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.3.1","0.4.0","1.0.0"]}'; exit ;;
+VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.1.0","0.3.1","0.4.0","1.0.0"]}'; exit ;;
 esac
 echo "$CNI_COMMAND $CNI_CONTAINERID $(echo "$input" | grep -o '"generation":[0-9]*') $(echo "$input" | grep -o '"user":"[a-z]*"')" >>"$dir/asked"
+echo "$CNI_NETNS" >"$dir/namespace"
 if [ -e "$dir/HANG-$CNI_COMMAND" ]; then sleep 1000; fi
 if [ -e "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID" ]; then
-	printf '{"cniVersion":"1.0.0","code":100,"msg":"%s"}' "$(cat "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID")"
+	printf '{"cniVersion":"1.0.0","code":%s,"msg":"%s"}' "$(cat "$dir/CODE" 2>/dev/null || echo 100)" "$(cat "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID")"
 	exit 1
 fi
 if [ -e "$dir/DIE-$CNI_COMMAND" ]; then echo "no iptables here" >&2; exit 3; fi
+if [ -e "$dir/KILL-$CNI_COMMAND" ]; then kill -9 $$; fi
 [ "$CNI_COMMAND" != ADD ] || cat "$dir/result"
 `
 
@@ -39,6 +46,10 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, dir: t.TempDir()}
+	// Whatever the umask is of who runs this.
+	if err := os.Chmod(b.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	b.list = filepath.Join(b.dir, "site.conflist")
 	b.write("fake", fake, 0o755)
 	b.write("result", result, 0o644)
@@ -96,7 +107,7 @@ func (b *bench) want(asked string) {
 func pods(ids ...string) []Pod {
 	var all []Pod
 	for _, id := range ids {
-		all = append(all, Pod{ID: id, Namespace: "/ns", Owner: Owner{User: "alice", UID: 1001, Network: 4096}})
+		all = append(all, Pod{ID: id, Namespace: "/ns/" + id, Owner: Owner{User: "alice", UID: 1001, Network: 4096}})
 	}
 	return all
 }
@@ -152,12 +163,182 @@ func TestWhatIsBrokenIsMadeAgain(t *testing.T) {
 		t.Errorf("plugins were asked %q", asked)
 	}
 	b.remove("FAIL-CHECK-job-1")
+	b.reads(b.apply(n, true, pods("job-1"))["job-1"])
+	b.asked()
 	// A plugin that is gone says nothing about the network that it has made.
 	b.remove("fake")
 	if got := b.apply(n, true, pods("job-1"))["job-1"]; got.Err == nil || got.Gone {
 		t.Errorf("without the plugin: %+v", got)
 	}
 	b.want("")
+}
+
+// reads: the pod is connected, and was so.
+func (b *bench) reads(got Outcome) {
+	b.t.Helper()
+	if got.Err != nil || got.Changed || got.Address.String() != "10.0.0.2" {
+		b.t.Errorf("a pod that is connected: %+v", got)
+	}
+}
+
+// A job's network is not taken away as its plugin is killed, crashes, hangs, or has no
+// time now.
+func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.apply(n, false, pods("job-1"))
+	b.asked()
+	check := func(ctx context.Context, what string) {
+		t.Helper()
+		outcomes, err := n.Apply(ctx, pods("job-1"), true)
+		if got := outcomes["job-1"]; err != nil || got.Err == nil || got.Gone || got.Changed {
+			t.Errorf("%s: %+v, %v", what, got, err)
+		}
+		b.want(`CHECK job-1 "generation":1 "user":"alice"`)
+	}
+	for _, how := range []string{"DIE-CHECK", "KILL-CHECK"} {
+		b.write(how, "", 0o644)
+		check(t.Context(), how)
+		b.remove(how)
+	}
+	b.write("FAIL-CHECK-job-1", "not now", 0o644)
+	for _, code := range []string{"11", "50", "51"} {
+		b.write("CODE", code, 0o644)
+		check(t.Context(), "code "+code)
+	}
+	b.remove("FAIL-CHECK-job-1")
+	b.write("HANG-CHECK", "", 0o644)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	check(ctx, "HANG-CHECK")
+	b.remove("HANG-CHECK")
+	b.reads(b.apply(n, true, pods("job-1"))["job-1"])
+}
+
+// Jobs begin beside pods that plugins do not let go.
+func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.apply(n, false, pods("job-1"))
+	b.write("HANG-DEL", "", 0o644)
+	outcomes, err := n.Apply(t.Context(), pods("job-2"), false)
+	if err == nil || !strings.Contains(err.Error(), "disconnect job-1 by CNI: the plugins have not ended yet") || outcomes["job-2"].Err != nil {
+		t.Errorf("beside a pod that does not go: %v, %+v", err, outcomes)
+	}
+	if got := b.apply(n, false, pods("job-2", "job-3"))["job-3"]; got.Err != nil || !n.removals["job-1"].running() {
+		t.Errorf("a pod that comes then: %+v", got)
+	}
+	b.remove("HANG-DEL")
+	for range 2 {
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	b.asked()
+	b.apply(b.open(), false, pods("job-2", "job-3"))
+	b.want(`DEL job-1 "generation":1 "user":"alice"`)
+}
+
+// A job that comes again has its namespace where the former one's was: whatever removes
+// that one has ended by then, and is not told of it.
+func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.apply(n, false, pods("job-1"))
+	b.write("HANG-DEL", "", 0o644)
+	again := pods("job-2")
+	again[0].Namespace = "/ns/job-1"
+	if outcomes, err := n.Apply(t.Context(), again, false); err == nil || outcomes["job-2"].Err != nil || n.removals["job-1"].running() {
+		t.Errorf("a job that comes again: %v, %+v", err, outcomes)
+	}
+	b.remove("HANG-DEL")
+	b.asked()
+	b.apply(n, false, again)
+	b.want(`DEL job-1 "generation":1 "user":"alice"`)
+	if text, err := os.ReadFile(filepath.Join(b.dir, "namespace")); err != nil || len(strings.TrimSpace(string(text))) > 0 {
+		t.Errorf("DEL was told of namespace %s, %v", text, err)
+	}
+}
+
+// The disk was full, or the node lost its power while a file was written.
+func TestWhatWasNotWrittenIsNotBelieved(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.apply(n, false, nil)
+	if err := os.Symlink("/dev/full", n.file(unfinished+"job-1")); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.begin(pods("job-1")[0]); !errors.Is(err, unix.ENOSPC) {
+		t.Errorf("on a full disk: %v", err)
+	}
+	left := func() []string {
+		t.Helper()
+		entries, err := os.ReadDir(n.file(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for _, entry := range entries {
+			all = append(all, entry.Name())
+		}
+		return all
+	}
+	if got := left(); len(got) > 0 {
+		t.Errorf("on a full disk it leaves %v", got)
+	}
+	for _, name := range []string{"job-1", "job-2", unfinished + "job-3"} {
+		if err := os.WriteFile(n.file(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := b.apply(n, false, pods("job-2"))["job-2"]; got.Err != nil || !got.Changed {
+		t.Errorf("a pod whose file is empty: %+v", got)
+	}
+	b.want(`DEL job-1 "generation":1 "user":""; DEL job-2 "generation":1 "user":"alice"; ADD job-2 "generation":1 "user":"alice"`)
+	if got := left(); !slices.Equal(got, []string{"job-2"}) {
+		t.Errorf("left: %v", got)
+	}
+	// What libcni keeps of a pod is not written at once either.
+	results, err := filepath.Glob(filepath.Join(b.dir, "state", "results", "*"))
+	if err != nil || len(results) != 1 {
+		t.Fatalf("results: %v, %v", results, err)
+	}
+	if err := os.Truncate(results[0], 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.apply(n, false, pods("job-2"))["job-2"]; got.Err != nil || !got.Changed {
+		t.Errorf("a pod whose result is empty: %+v", got)
+	}
+}
+
+// Plugins run as root.
+func TestPluginsAreRootsAlone(t *testing.T) {
+	for name, mode := range map[string]os.FileMode{"site.conflist": 0o664, "fake": 0o757, ".": 0o775} {
+		b := newBench(t)
+		path := filepath.Join(b.dir, name)
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(t.Context(), b.list, []string{b.dir, "/nowhere"}, b.dir); err == nil || !strings.Contains(err.Error(), "chmod go-w "+path) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if os.Geteuid() != 0 {
+		return
+	}
+	b := newBench(t)
+	if err := os.Chown(filepath.Join(b.dir, "fake"), 1001, 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir); err == nil || !strings.Contains(err.Error(), "chown root") {
+		t.Errorf("a plugin of somebody else: %v", err)
+	}
+}
+
+func TestPluginsGetNothingOfTheDaemonsEnvironment(t *testing.T) {
+	if got := theirs([]string{"PATH=/bin", "SECRET=1", "CNI_COMMAND=ADD", "PATHS=1"}); !slices.Equal(got, []string{"PATH=/bin", "CNI_COMMAND=ADD"}) {
+		t.Errorf("got %v", got)
+	}
 }
 
 // The daemon, or the node, was ended while plugins ran.
@@ -233,6 +414,7 @@ func TestMistakesInTheListAreSaid(t *testing.T) {
 		`{"cniVersion":"1.0.0","name":"site","plugins":[]}`:                  "plugins",
 		`{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"other"}]}`:  "install them in a directory of 'cni.plugins'",
 		`{"cniVersion":"0.3.1","name":"site","plugins":[{"type":"fake"}]}`:   "0.4.0 or newer",
+		`{"name":"site","plugins":[{"type":"fake"}]}`:                        "0.4.0 or newer",
 		`{"cniVersion":"1.0.0","name":"si te","plugins":[{"type":"fake"}]}`:  "si te",
 		`{"cniVersion":"99.0.0","name":"site","plugins":[{"type":"fake"}]}`:  "99.0.0",
 		`{"cniVersion":"1.0.0","plugins":[{"type":"fake"}]}`:                 "name",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -34,11 +35,11 @@ func (*program) FindInPath(plugin string, paths []string) (string, error) {
 }
 
 // ExecPlugin starts a plugin. It has a process group of its own, which ends with the
-// context.
+// context. Its error is a *types.Error only where the plugin itself has said so.
 func (*program) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	command := exec.CommandContext(ctx, path)
-	command.Env, command.Stdin, command.Stdout, command.Stderr = environ, bytes.NewReader(stdin), &stdout, &stderr
+	command.Env, command.Stdin, command.Stdout, command.Stderr = theirs(environ), bytes.NewReader(stdin), &stdout, &stderr
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
 	command.WaitDelay = outputDelay
@@ -54,9 +55,15 @@ func (*program) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 		return nil, err
 	}
 	said := &types.Error{}
-	if json.Unmarshal(stdout.Bytes(), said) != nil || said.Msg == "" {
-		// It has not said why as the protocol has it; in its own words, then.
-		said.Msg = strings.TrimSpace(fmt.Sprintf("%v: %s %s", err, stderr.Bytes(), stdout.Bytes()))
+	if exit.Exited() && json.Unmarshal(stdout.Bytes(), said) == nil && said.Msg != "" {
+		return nil, said
 	}
-	return nil, said
+	return nil, errors.New(strings.TrimSpace(fmt.Sprintf("%v: %s %s", err, stderr.Bytes(), stdout.Bytes())))
+}
+
+// theirs is what of berthd's environment is for plugins.
+func theirs(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(variable string) bool {
+		return !strings.HasPrefix(variable, "CNI_") && !strings.HasPrefix(variable, "PATH=")
+	})
 }

@@ -71,6 +71,10 @@ type localPod struct {
 	// address is what CNI plugins have given it, and problem why they have not.
 	address netip.Addr
 	problem error
+	// told is the address of it that etcd knows: steps run with no other.
+	told netip.Addr
+	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
+	loaded bool
 }
 
 // here is the allocation with what is known of the pod on this node alone.
@@ -131,7 +135,7 @@ func (d *Daemon) load() error {
 			os.Remove(path)
 			continue
 		}
-		d.local[a.ID()] = &localPod{Allocation: a}
+		d.local[a.ID()] = &localPod{Allocation: a, loaded: true}
 	}
 	return d.removeStrays()
 }
@@ -191,18 +195,18 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 	if err := d.apply(ctx, false); err != nil {
 		return site.Pod{}, err
 	}
-	pod, ready := d.attached(request)
+	// Also for a step that has not made the pod: who did may not have come so far.
+	if err := d.publish(ctx, id); err != nil {
+		return site.Pod{}, err
+	}
+	pod, ready := d.connected(request)
 	if !ready {
 		return site.Pod{}, d.whyNot(id)
 	}
 	if !made {
 		return pod, nil
 	}
-	if a = with(a, d.node, pod.Address); d.cni != nil {
-		if err := d.store.Publish(ctx, a, d.node); err != nil {
-			return site.Pod{}, err
-		}
-	}
+	a = with(a, d.node, pod.Address)
 	d.metrics.attached(time.Since(began))
 	d.audit.write(auditJoined, a, nil)
 	d.log.Info("job has a network", "job", id, "user", a.User, "uid", a.UID, "address", pod.Address, "network", a.VNI, "took", time.Since(began))
@@ -238,7 +242,16 @@ func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, wh
 	return why
 }
 
+// attached is the pod of a request if it is connected, and etcd knows where.
 func (d *Daemon) attached(request Request) (site.Pod, bool) {
+	pod, ready := d.connected(request)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	local := d.local[request.empty(0).ID()]
+	return pod, ready && local != nil && local.told == local.address
+}
+
+func (d *Daemon) connected(request Request) (site.Pod, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	local := d.local[request.empty(0).ID()]
@@ -290,7 +303,10 @@ func (d *Daemon) make(a site.Allocation) error {
 		return fmt.Errorf("remember pod of %s: %w", a.ID(), err)
 	}
 	temporary := filepath.Join(d.config.Run, "new-pod")
-	if err := errors.Join(os.WriteFile(temporary, text, 0o600), os.Rename(temporary, d.podFile(a.ID()))); err != nil {
+	if err = os.WriteFile(temporary, text, 0o600); err == nil {
+		err = os.Rename(temporary, d.podFile(a.ID()))
+	}
+	if err != nil {
 		return fmt.Errorf("remember pod of %s: %w", a.ID(), err)
 	}
 	return nil

@@ -109,6 +109,7 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		return err
 	}
 	all := known.jobs
+	var mine []site.Allocation
 	for _, a := range keep() {
 		if _, there := all[a.ID()]; there {
 			if a.Login != "" {
@@ -116,9 +117,7 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 					return err
 				}
 			}
-			if err := d.tell(ctx, a, known); err != nil {
-				return err
-			}
+			mine = append(mine, a)
 			continue
 		}
 		switch err := d.store.Restore(ctx, a); {
@@ -132,23 +131,26 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		default:
 			d.log.Warn("etcd had lost the addresses of a job", "job", a.ID())
 			all[a.ID()] = a
-			if err := d.tell(ctx, a, known); err != nil {
-				return err
-			}
+			mine = append(mine, a)
 		}
 	}
+	untold := d.untold(mine, known)
 	f.set(known)
 	d.touch()
-	ctx, cancel := context.WithCancel(ctx)
+	// Beside the watch, for which others wait. It ends on its own.
+	var told sync.WaitGroup
+	defer told.Wait()
+	told.Go(func() { d.tell(ctx, untold) })
+	watched, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() {
 		select {
 		case <-f.again:
 			cancel()
-		case <-ctx.Done():
+		case <-watched.Done():
 		}
 	}()
-	return d.store.Watch(ctx, f.prefix, known.revision, func(c change) {
+	return d.store.Watch(watched, f.prefix, known.revision, func(c change) {
 		switch {
 		case c.at != nil:
 			f.putAddress(*c.at, c.address)

@@ -43,7 +43,9 @@ func atKey(a site.Allocation, node string) string {
 func (s *Store) Publish(ctx context.Context, a site.Allocation, node string) error {
 	pod, _ := a.On(node)
 	fail := func(err error) error { return fmt.Errorf("tell of address %s of %s: %w", pod.Address, a.ID(), err) }
-	if err := s.alone(ctx, pod.Address, place{a.ID(), a.After, node}); err != nil {
+	where := place{a.ID(), a.After, node}
+	seen, err := s.alone(ctx, pod.Address, where)
+	if err != nil {
 		return fail(err)
 	}
 	put := clientv3.OpPut(atKey(a, node), pod.Address.String())
@@ -57,6 +59,18 @@ func (s *Store) Publish(ctx context.Context, a site.Allocation, node string) err
 	if !done.Succeeded {
 		return fail(errors.New("it was released meanwhile"))
 	}
+	// Two nodes that do so at once have both found nobody. Of these none keeps it.
+	if err := s.aloneSince(ctx, pod.Address, where, seen); err != nil {
+		return fail(errors.Join(err, s.withdraw(ctx, a, node)))
+	}
+	return nil
+}
+
+// withdraw undoes Publish.
+func (s *Store) withdraw(ctx context.Context, a site.Allocation, node string) error {
+	if _, err := s.client.Delete(ctx, atKey(a, node)); err != nil {
+		return fmt.Errorf("take back the address of %s: %w", a.ID(), err)
+	}
 	return nil
 }
 
@@ -65,44 +79,110 @@ const goneLimit = 3 * time.Second
 
 // alone says whether an address is that of another pod on another node: names would
 // lead to both, and be told to both. What plugins of this node have given twice, they
-// have been given back.
-func (s *Store) alone(ctx context.Context, address netip.Addr, where place) error {
+// have been given back. It returns the revision of etcd at which nobody had it.
+func (s *Store) alone(ctx context.Context, address netip.Addr, where place) (int64, error) {
 	for deadline := time.Now().Add(goneLimit); ; {
 		known, err := s.list(ctx, networksKey)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		var other *place
-		for there, theirs := range known.at {
-			if theirs == address && there.node != where.node {
-				other = &there
-			}
-		}
-		if other == nil {
-			return nil
+		if err = known.alone(address, where); err == nil {
+			return known.revision, nil
 		}
 		if time.Now().After(deadline) || ctx.Err() != nil {
-			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node addresses of its own", other.id, other.node)
+			return 0, err
 		}
 		time.Sleep(goneLimit / 15)
 	}
 }
 
-// tell etcd the address of an allocation's pod here, if it does not know it, or knows
-// it by the lease of before.
-func (d *Daemon) tell(ctx context.Context, a site.Allocation, known listing) error {
-	d.mu.Lock()
-	local := d.local[a.ID()]
-	var address netip.Addr
-	if local != nil && local.ready {
-		address = local.address
+// aloneSince looks at what has changed since a revision.
+func (s *Store) aloneSince(ctx context.Context, address netip.Addr, where place, revision int64) error {
+	got, err := s.client.Get(ctx, networksKey, clientv3.WithPrefix(), clientv3.WithMinModRev(revision+1))
+	if err != nil {
+		return err
 	}
-	d.mu.Unlock()
-	if !address.IsValid() || known.at[place{a.ID(), a.After, d.node}] == address && a.Login == "" {
+	known := listing{at: map[place]netip.Addr{}}
+	for _, kv := range got.Kvs {
+		if there, found := placeOf(string(kv.Key)); found {
+			if known.at[there], err = netip.ParseAddr(string(kv.Value)); err != nil {
+				return fmt.Errorf("read address of %s in etcd: %w", there.id, err)
+			}
+		}
+	}
+	return known.alone(address, where)
+}
+
+func (l listing) alone(address netip.Addr, where place) error {
+	for there, theirs := range l.at {
+		if theirs == address && there.node != where.node {
+			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node addresses of its own", there.id, there.node)
+		}
+	}
+	return nil
+}
+
+// publish tells etcd the address that plugins have given to a pod here, unless it knows,
+// or that the pod has none any more.
+func (d *Daemon) publish(ctx context.Context, id string) error {
+	d.mu.Lock()
+	local := d.local[id]
+	if d.cni == nil || local == nil || local.told == local.address || !local.ready && !local.lost() {
+		d.mu.Unlock()
 		return nil
 	}
-	known.at[place{a.ID(), a.After, d.node}] = address
-	return d.store.Publish(ctx, with(a, d.node, address), d.node)
+	address, a := local.address, local.here(d.node)
+	d.mu.Unlock()
+	tell := d.store.Publish
+	if !address.IsValid() {
+		tell = d.store.withdraw
+	}
+	if err := tell(ctx, a, d.node); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	local.told = address
+	return nil
+}
+
+// lost: plugins had connected the pod, and have not been able to do so again.
+func (l *localPod) lost() bool { return !l.loaded && !l.address.IsValid() }
+
+// untold are those of some allocations here whose address etcd does not know, or knows
+// by the lease of before.
+func (d *Daemon) untold(mine []site.Allocation, known listing) []string {
+	if d.cni == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []string
+	for _, a := range mine {
+		local := d.local[a.ID()]
+		if local == nil || local.After != a.After {
+			continue
+		}
+		local.told = known.at[place{a.ID(), a.After, d.node}]
+		if a.Login != "" {
+			local.told = netip.Addr{}
+		}
+		if local.told != local.address {
+			all = append(all, a.ID())
+		}
+	}
+	return all
+}
+
+// tell etcd of pods here. What fails is the matter of the pod with which it does, and
+// tried again with the next look at all pods, or step of its job.
+func (d *Daemon) tell(ctx context.Context, untold []string) {
+	for _, id := range untold {
+		if err := d.publish(ctx, id); err != nil && ctx.Err() == nil {
+			d.metrics.fail()
+			d.log.Error("nobody learns of a pod's address", "job", id, "error", err)
+		}
+	}
 }
 
 // connect has plugins connect the pods of this node, and returns the IDs of those that
@@ -130,7 +210,7 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 		d.log.Error("CNI plugins have not undone what they did", "error", err)
 	}
 	var connected []string
-	changed := false
+	news := false
 	d.mu.Lock()
 	for pod, outcome := range outcomes {
 		local := d.local[ids[pod]]
@@ -142,17 +222,27 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 			local.problem = fmt.Errorf("connect %s by CNI: %s is not within pods %s: correct 'pods' or the ipam of 'cni.list'", pod, outcome.Address, d.config.Pods)
 		}
 		if local.problem != nil {
-			local.ready = local.ready && !outcome.Gone
+			if outcome.Gone {
+				// It may be another's soon.
+				local.ready, local.loaded, local.address = false, false, netip.Addr{}
+				news = news || local.told.IsValid()
+			}
 			d.metrics.fail()
 			d.log.Error("connect a pod", "job", ids[pod], "error", local.problem)
 			continue
 		}
-		changed = changed || local.ready && local.address != outcome.Address
-		local.address = outcome.Address
+		if local.address = outcome.Address; local.loaded && !outcome.Changed {
+			// Steps need not wait for etcd as berthd has started anew. Should it not know
+			// the address, it is told now.
+			local.told, news = local.address, true
+		}
+		local.loaded = false
 		connected = append(connected, ids[pod])
+		// Of a new pod the step tells that has made it.
+		news = news || local.told != local.address && (check || local.told.IsValid())
 	}
 	d.mu.Unlock()
-	if changed {
+	if news {
 		// Whoever follows these networks writes it.
 		d.relist()
 	}

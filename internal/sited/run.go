@@ -61,6 +61,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		if d.cni, err = cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State); err != nil {
 			return err
 		}
+		defer d.cni.Close()
 	}
 	if err := d.load(); err != nil {
 		return err
