@@ -256,7 +256,11 @@ func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	if err != nil {
 		return nil, nil, fail(ExitNoInput, fmt.Errorf("find the working directory: %w", err))
 	}
-	archives, err := findArchives(slices.Concat(options.Spec.Images, nameFiles(objects, here)))
+	named, err := nameFiles(objects, here)
+	if err != nil {
+		return nil, nil, fail(ExitManifest, err)
+	}
+	archives, err := findArchives(slices.Concat(options.Spec.Images, named))
 	return objects, archives, fail(ExitNoInput, err)
 }
 

@@ -16,7 +16,7 @@ const sifScheme = "sif:"
 // nameFiles gives the SIF files, folders and archives that manifests name as images
 // names that Kubernetes takes, and returns them as --image would have them. Paths
 // of SIF files are relative to a directory, others absolute.
-func nameFiles(objects []workload.Object, dir string) (images []string) {
+func nameFiles(objects []workload.Object, dir string) (images []string, err error) {
 	named := map[string]bool{}
 	for _, object := range objects {
 		object.EachImage(func(image string) string {
@@ -26,6 +26,10 @@ func nameFiles(objects []workload.Object, dir string) (images []string) {
 				// As in a URL: the same with slashes for a host that is not there.
 				if rest, slashes := strings.CutPrefix(path, "//"); slashes {
 					path = rest
+				}
+				if path == "" {
+					err = fmt.Errorf("image %q names no file: give one, such as %strain.sif", image, sifScheme)
+					return image
 				}
 				if !filepath.IsAbs(path) {
 					path = filepath.Join(dir, path)
@@ -45,7 +49,7 @@ func nameFiles(objects []workload.Object, dir string) (images []string) {
 			return name
 		})
 	}
-	return images
+	return images, err
 }
 
 // sifName is a name that says which file it was, and is no other file's.

@@ -26,7 +26,10 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := nameFiles(objects, "/work")
+	got, err := nameFiles(objects, "/work")
+	if err != nil {
+		t.Fatal(err)
+	}
 	var names, paths []string
 	for _, image := range got {
 		name, path, _ := strings.Cut(image, "=")
@@ -51,6 +54,25 @@ spec:
 			if _, err := reference.ParseDockerRef(name); err != nil {
 				t.Errorf("%s: %v", path, err)
 			}
+		}
+	}
+}
+
+func TestNameFilesWithoutAName(t *testing.T) {
+	for _, image := range []string{"sif:", "sif://"} {
+		objects, err := workload.Read([]string{"-"}, strings.NewReader(`
+apiVersion: v1
+kind: Pod
+metadata: {name: pod}
+spec:
+  containers:
+  - {name: a, image: "`+image+`"}
+`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if images, err := nameFiles(objects, "/work"); len(images) > 0 || err == nil || !strings.Contains(err.Error(), "names no file") {
+			t.Errorf("%s: %q, %v", image, images, err)
 		}
 	}
 }

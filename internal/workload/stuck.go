@@ -292,6 +292,8 @@ func remedy(reason, message string) string {
 		return "create the ConfigMap, Secret or claim that the pod mounts, or correct its name"
 	case reason == "CreateContainerConfigError":
 		return "create the ConfigMap or Secret that the container refers to, or correct its name"
+	case strings.Contains(message, "layer of a SIF file"):
+		return "put the SIF file back as it was, or start again with the one that is there now"
 	case reason == "FailedCreate":
 		return "correct the job's pod template"
 	default:

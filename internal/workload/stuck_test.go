@@ -2,6 +2,7 @@ package workload
 
 import (
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -159,5 +160,13 @@ func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
 	s.handlePod(runningPod("a"), start.Add(26*time.Second))
 	if err := s.overdue(start.Add(time.Hour)); err != nil {
 		t.Errorf("a pod that runs is called stuck: %v", err)
+	}
+}
+
+// A file that is gone is not the specification's fault.
+func TestRemedyOfASIFFile(t *testing.T) {
+	got := remedy("CreateContainerError", "container main: serve mount: open layer: open layer of a SIF file: open /project/x.sif: no such file or directory")
+	if !strings.Contains(got, "put the SIF file back") {
+		t.Error(got)
 	}
 }

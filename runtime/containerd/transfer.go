@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"sync"
+	"time"
 
 	transfertypes "github.com/containerd/containerd/api/types/transfer"
 	"github.com/containerd/containerd/v2/core/content"
@@ -74,7 +76,17 @@ func (p *pulls) Transfer(ctx context.Context, from, to any, opts ...transfer.Opt
 	if p.announce != nil {
 		p.announce(ctx, source.Image())
 	}
-	ctx = lazy.WithLogins(ctx, func(ctx context.Context, host string) (lazy.Login, error) { return askLogin(ctx, source, host) })
+	var unknown sync.Map // errors of hosts, so that not each layer waits for one
+	ctx = lazy.WithLogins(ctx, func(ctx context.Context, host string) (lazy.Login, error) {
+		if err, known := unknown.Load(host); known {
+			return lazy.Login{}, err.(error)
+		}
+		login, err := askLogin(ctx, source, host, answersWithin)
+		if err != nil {
+			unknown.Store(host, err)
+		}
+		return login, err
+	})
 	return p.Transferrer.Transfer(ctx, from, checked{target, p}, opts...)
 }
 
@@ -96,10 +108,14 @@ func (c checked) Store(ctx context.Context, desc ocispec.Descriptor, store image
 	return c.imageStore.Store(ctx, desc, store)
 }
 
+// answersWithin bounds how long a login is waited for: one that cannot be read is not
+// answered, and other pods of the node wait meanwhile.
+const answersWithin = 5 * time.Second
+
 // askLogin returns the login of a pull for a host. Its source answers that to who
 // would pull elsewhere in its place, over a stream.
-func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host string) (login lazy.Login, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host string, within time.Duration) (login lazy.Login, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the password of %s cannot be had", host))
 	defer cancel()
 	s := stream{ctx: ctx, questions: make(chan typeurl.Any), answers: make(chan typeurl.Any)}
 	if _, err := source.MarshalAny(ctx, &s); err != nil {

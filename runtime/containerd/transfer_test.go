@@ -2,7 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	transferregistry "github.com/containerd/containerd/v2/core/transfer/registry"
 
@@ -14,6 +17,9 @@ type helper map[string]transferregistry.Credentials
 func (h helper) GetCredentials(_ context.Context, ref, host string) (transferregistry.Credentials, error) {
 	if ref != "registry.test/app:1" {
 		return transferregistry.Credentials{}, nil
+	}
+	if host == "broken.test" {
+		return transferregistry.Credentials{}, errors.New("it cannot be read")
 	}
 	return h[host], nil
 }
@@ -32,18 +38,22 @@ func TestAskLogin(t *testing.T) {
 	for host, want := range map[string]lazy.Login{
 		"registry.test": {User: "alice", Secret: "secret-word"}, "token.test": {Secret: "token"}, "elsewhere.test": {},
 	} {
-		if got, err := askLogin(t.Context(), with, host); got != want || err != nil {
+		if got, err := askLogin(t.Context(), with, host, time.Minute); got != want || err != nil {
 			t.Errorf("%s: %t, %v", host, got == want, err)
 		}
 	}
-	if _, err := askLogin(t.Context(), with, "header.test"); err == nil {
+	if _, err := askLogin(t.Context(), with, "header.test", time.Minute); err == nil {
 		t.Error("a header is taken for a password")
+	}
+	// containerd does not answer then.
+	if _, err := askLogin(t.Context(), with, "broken.test", 50*time.Millisecond); err == nil || !strings.Contains(err.Error(), "cannot be had") {
+		t.Errorf("a login that cannot be read: %v", err)
 	}
 	without, err := transferregistry.NewOCIRegistry(t.Context(), "registry.test/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, err := askLogin(t.Context(), without, "registry.test"); got != (lazy.Login{}) || err != nil {
+	if got, err := askLogin(t.Context(), without, "registry.test", time.Minute); got != (lazy.Login{}) || err != nil {
 		t.Errorf("without a login: %v", err)
 	}
 }

@@ -40,8 +40,8 @@ func helper(args []string) int {
 			return 1
 		}
 		return 0
-	case "soak": // how many times
-		return soak(args[1])
+	case "soak": // how many times, 0 for until it is told to end
+		return soak(args[1], stop)
 	case "exit":
 		code, _ := strconv.Atoi(args[1])
 		return code

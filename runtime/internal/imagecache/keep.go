@@ -188,6 +188,10 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 		_, err = io.Copy(io.Discard, checked)
 	}
 	if err != nil {
+		if errors.Is(checked.failed, errBroken) && ctx.Err() == nil {
+			// What unpacks it may say only that it ends too early.
+			return fmt.Errorf("after %d of %d bytes %w", checked.size, blob.Size, checked.failed)
+		}
 		// A wrong blob seldom unpacks; that it is wrong says more.
 		if errors.Is(err, layerfile.ErrTooLarge) {
 			return err
@@ -212,6 +216,8 @@ type verified struct {
 	verifier digest.Verifier
 	size     int64
 	count    func(int)
+	// failed is why nothing more came, but for the end.
+	failed error
 }
 
 func (v *verified) Read(p []byte) (int, error) {
@@ -220,6 +226,9 @@ func (v *verified) Read(p []byte) (int, error) {
 	v.size += int64(n)
 	if n > 0 {
 		v.count(n)
+	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		v.failed = err
 	}
 	return n, err
 }

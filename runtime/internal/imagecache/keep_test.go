@@ -37,6 +37,8 @@ type registry struct {
 	asked map[digest.Digest]int
 	// cut ends the first answer for a blob in the middle.
 	cut digest.Digest
+	// lost does so, too, and is not there any more after that.
+	lost digest.Digest
 	// password is what clients have to say, if it is not empty.
 	password string
 }
@@ -73,8 +75,13 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 	r.mu.Lock()
 	r.asked[d]++
-	cut := r.cut == d && r.asked[d] == 1
+	cut := (r.cut == d || r.lost == d) && r.asked[d] == 1
+	lost := r.lost == d && r.asked[d] > 1
 	r.mu.Unlock()
+	if lost {
+		http.NotFound(w, request)
+		return
+	}
 	w.Header().Set("Content-Type", r.types[d])
 	w.Header().Set("Docker-Content-Digest", d.String())
 	if cut {
@@ -253,6 +260,7 @@ func TestPullRefuses(t *testing.T) {
 			blob := r.blobs[i.layer.Digest]
 			i.manifest.Layers[0] = r.put(ocispec.MediaTypeImageLayerGzip, blob[:len(blob)/2])
 		},
+		"bytes the connection to the registry broke; trying again may help": func(r *registry, i *image) { r.lost = i.layer.Digest },
 		"not found":            func(r *registry, i *image) { delete(r.blobs, i.layer.Digest) },
 		"authorization failed": func(r *registry, _ *image) { r.password = "swordfish" },
 	} {

@@ -4,13 +4,18 @@ import (
 	"context"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"strings"
 
+	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/distribution/reference"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/layercache"
 )
@@ -38,11 +43,35 @@ func (k *Keeper) Pull(ctx context.Context, name string, registries Registries) (
 	if err != nil {
 		return layercache.Image{}, fmt.Errorf("pull %s: %w", ref, err)
 	}
-	image, err := k.Keep(ctx, ref.String(), target, fetcher)
+	image, err := k.Keep(ctx, ref.String(), target, line{fetcher})
 	if err != nil {
 		return image, fmt.Errorf("pull %s: %w", ref, err)
 	}
 	return image, nil
+}
+
+// line is one to a registry, of which blobs come. That it broke is no fault of theirs.
+type line struct{ remotes.Fetcher }
+
+func (l line) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	content, err := l.Fetcher.Fetch(ctx, desc)
+	if err != nil {
+		return nil, err
+	}
+	return fromLine{content}, nil
+}
+
+var errBroken = errors.New("the connection to the registry broke; trying again may help")
+
+type fromLine struct{ io.ReadCloser }
+
+func (f fromLine) Read(p []byte) (int, error) {
+	n, err := f.ReadCloser.Read(p)
+	var ofNet net.Error
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &ofNet) {
+		err = fmt.Errorf("%w: %w", errBroken, err)
+	}
+	return n, err
 }
 
 // hosts says how a registry is reached for an image.

@@ -1,10 +1,17 @@
 package inplace
 
-import "sync"
+import (
+	"slices"
+	"sync"
+)
 
 // maxCached bounds the bytes of unpacked blocks in memory. The kernel keeps what it
 // was given; this is for the many small files whose content is in one block.
-const maxCached = 8 << 20
+const (
+	maxCached = 8 << 20
+	// minBlock is what a block counts at least: what knows of it takes memory, too.
+	minBlock = 4 << 10
+)
 
 // cache has the blocks that were used last, by their places. What several want at
 // once is made once.
@@ -29,6 +36,9 @@ type block struct {
 	used  int64
 }
 
+// size is what the block takes of memory.
+func (b *block) size() int { return max(cap(b.data), minBlock) }
+
 func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 	c.mu.Lock()
 	c.turn++
@@ -47,6 +57,9 @@ func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 	c.mu.Unlock()
 	defer close(b.ready)
 	data, err := load()
+	if cap(data)-len(data) > len(data)/8 {
+		data = slices.Clone(data) // it is unpacked into as much as the largest block takes
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.data, b.err = data, err
@@ -54,7 +67,7 @@ func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 		delete(c.blocks, at) // the next one tries again
 		return nil, b.err
 	}
-	c.size += len(b.data)
+	c.size += b.size()
 	for c.size > maxCached && c.forget(at) {
 	}
 	return b.data, nil
@@ -74,6 +87,6 @@ func (c *cache) forget(but place) bool {
 		return false
 	}
 	delete(c.blocks, where)
-	c.size -= len(oldest.data)
+	c.size -= oldest.size()
 	return true
 }

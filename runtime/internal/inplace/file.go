@@ -20,18 +20,23 @@ type File struct {
 	image *os.File
 	parts []part
 	header
-	// changed is told once when the SIF file is no longer what it was.
-	changed func(error)
-	once    sync.Once
+	// changed is told once when the SIF file is no longer what it was, and once when
+	// it cannot be read.
+	changed                     func(error)
+	toldChanged, toldUnreadable sync.Once
 	// unpackers are those that nobody uses.
 	unpackers sync.Pool
 	// readAt reads from the SIF file; pause waits before that is tried again.
 	readAt func(file *os.File, into []byte, at int64) (int, error)
 	pause  func(time.Duration)
+	now    func() time.Time
 
 	// source is the SIF file, which is opened anew where its server has forgotten it.
-	mu     sync.RWMutex
-	source *os.File
+	// Until failing is over, reads are tried once only.
+	mu      sync.RWMutex
+	source  *os.File
+	failing time.Time
+	closed  bool
 
 	cache cache
 }
@@ -43,9 +48,12 @@ var ErrChanged = errors.New("the SIF file has changed since it became an image")
 
 const (
 	// tries bounds how often storage that fails is asked, with firstPause and twice as
-	// much between: a server that is away for longer gives errors to who reads.
+	// much between: a server that is away for longer gives errors to who reads. Who
+	// reads within failsFast after that gets them without waiting: a program that goes
+	// on after an error would wait for each page.
 	tries      = 4
 	firstPause = 200 * time.Millisecond
+	failsFast  = 10 * time.Second
 )
 
 // Is tells whether the content of a layer's image lies in a SIF file.
@@ -57,7 +65,7 @@ func Is(path string) bool {
 // Open opens the image of a layer. The SIF file is one that was open before, or nil;
 // then it has to be what it was. It is the File's from then on.
 func Open(path string, source *os.File, changed func(error)) (f *File, err error) {
-	f = &File{source: source, changed: changed, readAt: (*os.File).ReadAt, pause: time.Sleep}
+	f = &File{source: source, changed: changed, readAt: (*os.File).ReadAt, pause: time.Sleep, now: time.Now}
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("open layer of a SIF file: %w", errors.Join(err, f.Close()))
@@ -89,6 +97,10 @@ func (f *File) Source() *os.File {
 func (f *File) Close() error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	f.closed = true
 	var problems []error
 	for _, file := range []*os.File{f.image, f.source} {
 		if file != nil {
@@ -109,7 +121,8 @@ func (f *File) Image() (*erofs.Image, error) {
 
 // reopen opens the SIF file by its path, if that is what it was.
 func (f *File) reopen() error {
-	file, err := os.Open(f.header.Source.Path)
+	// A pipe of that name would have who opens it wait for ever.
+	file, err := os.OpenFile(f.header.Source.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
 	}
@@ -119,6 +132,10 @@ func (f *File) reopen() error {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.closed {
+		file.Close()
+		return os.ErrClosed
+	}
 	if f.source != nil {
 		f.source.Close()
 	}
@@ -136,10 +153,15 @@ func (f *File) isSame(file *os.File) error {
 	return err
 }
 
-// report tells once of a file that is gone for good.
+// report tells once of a file that is no longer what it was, and once of one that
+// cannot be read.
 func (f *File) report(err error) error {
+	once, told := &f.toldChanged, err
+	if !errors.Is(err, ErrChanged) {
+		once, told = &f.toldUnreadable, fmt.Errorf("SIF file %s: %w", f.header.Source.Path, err)
+	}
 	if f.changed != nil {
-		f.once.Do(func() { f.changed(err) })
+		once.Do(func() { f.changed(told) })
 	}
 	return err
 }
@@ -209,31 +231,62 @@ func (f *File) block(p part) ([]byte, error) {
 // read reads from the SIF file what is known to be of it as it was: it looks at the
 // file when it has read.
 func (f *File) read(into []byte, at int64) error {
-	pause := firstPause
-	for try := 1; ; try++ {
+	most := tries
+	if f.isFailing() {
+		most = 1
+	}
+	for try, pause := 1, firstPause; ; try, pause = try+1, pause*2 {
 		err := f.readOnce(into, at)
-		if err == nil {
+		switch {
+		case err == nil:
+			if most == 1 {
+				f.failUntil(time.Time{})
+			}
 			return nil
-		}
-		if errors.Is(err, ErrChanged) {
-			return f.report(err)
-		}
-		if try == tries {
+		case errors.Is(err, os.ErrClosed):
 			return err
+		case errors.Is(err, ErrChanged):
+			return f.report(err)
+		case most == 1:
+			return err
+		case try == most:
+			return f.fail(err)
 		}
 		f.pause(pause)
-		pause *= 2
-		if errors.Is(err, syscall.ESTALE) {
+		// A server that has forgotten it says so. Of a file that was removed on another
+		// host, some file systems in user space say that there is none.
+		if errors.Is(err, syscall.ESTALE) || errors.Is(err, os.ErrNotExist) {
 			if err := f.reopen(); errors.Is(err, ErrChanged) || errors.Is(err, os.ErrNotExist) {
-				return f.report(err)
+				return f.fail(err)
 			}
 		}
 	}
 }
 
+func (f *File) isFailing() bool {
+	f.mu.RLock()
+	defer f.mu.RUnlock()
+	return f.now().Before(f.failing)
+}
+
+// fail is for errors that last.
+func (f *File) fail(err error) error {
+	f.failUntil(f.now().Add(failsFast))
+	return f.report(err)
+}
+
+func (f *File) failUntil(end time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failing = end
+}
+
 func (f *File) readOnce(into []byte, at int64) error {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
+	if f.closed {
+		return os.ErrClosed
+	}
 	_, err := f.readAt(f.source, into, at)
 	if other := f.isSame(f.source); other != nil {
 		return other // also where it is shorter now

@@ -222,6 +222,7 @@ func TestChanges(t *testing.T) {
 		"replaced": {func(path string) error {
 			return errors.Join(os.WriteFile(path+".new", nil, 0o600), os.Rename(path+".new", path))
 		}, true},
+		"a pipe":   {func(path string) error { return errors.Join(os.Remove(path), unix.Mkfifo(path, 0o600)) }, true},
 		"shut off": {func(path string) error { return os.Chmod(path, 0) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -269,11 +270,13 @@ func TestChanges(t *testing.T) {
 }
 
 // Storage that fails for a moment is asked again; what its server has forgotten is
-// opened anew; what stays away is an error, and the next read tries again.
+// opened anew; what stays away is an error, which is told once, and the next read
+// tries again.
 func TestStorageThatFails(t *testing.T) {
 	want := noise(2, 1<<20)
 	path := sifOf(t, pack(t, map[string][]byte{"large": want}))
-	f, image := open(t, makeLayer(t, path), func(err error) { t.Error(err) })
+	var told []error
+	f, image := open(t, makeLayer(t, path), func(err error) { told = append(told, err) })
 	f.pause = func(time.Duration) {}
 	var mu sync.Mutex
 	failures, with := 0, error(nil)
@@ -301,6 +304,77 @@ func TestStorageThatFails(t *testing.T) {
 		if reopened := f.Source() != was; reopened != errors.Is(c.with, syscall.ESTALE) {
 			t.Errorf("%d times %v: opened anew %v", c.failures, c.with, reopened)
 		}
+		if (len(told) > 0) == c.ok {
+			t.Errorf("%d times %v: told %v", c.failures, c.with, told)
+		}
+		told = nil
+	}
+}
+
+// A file that another host removes gives errors that last, by whatever name: that is
+// told once, and who reads on does not wait for each page.
+func TestStorageThatFailsForLong(t *testing.T) {
+	for _, with := range []error{syscall.ENOENT, syscall.ESTALE, syscall.EIO} {
+		t.Run(with.Error(), func(t *testing.T) {
+			path := sifOf(t, pack(t, map[string][]byte{"large": noise(2, 1<<20)}))
+			var told []error
+			f, image := open(t, makeLayer(t, path), func(err error) { told = append(told, err) })
+			if err := os.Remove(path); err != nil {
+				t.Fatal(err)
+			}
+			now, pauses, fails := time.Now(), 0, true
+			f.now = func() time.Time { return now }
+			f.pause = func(time.Duration) { pauses++ }
+			f.readAt = func(file *os.File, into []byte, at int64) (int, error) {
+				if fails {
+					return 0, with
+				}
+				return file.ReadAt(into, at)
+			}
+			waited := 0
+			for k := range 100 {
+				if _, err := read(image, "large"); err == nil {
+					t.Fatal("no error")
+				}
+				if k == 0 {
+					waited = pauses
+				}
+			}
+			if waited == 0 || pauses != waited {
+				t.Errorf("waited %d times for the first error, %d times for all", waited, pauses)
+			}
+			if len(told) != 1 || !strings.Contains(told[0].Error(), path) {
+				t.Errorf("told %v", told)
+			}
+			// Later it is tried with patience again.
+			now = now.Add(failsFast)
+			if _, err := read(image, "large"); err == nil || pauses != 2*waited || len(told) != 1 {
+				t.Errorf("%v, waited %d times, told %v", err, pauses, told)
+			}
+			fails = false
+			if _, err := read(image, "large"); err != nil || f.isFailing() {
+				t.Errorf("it does not recover: %v", err)
+			}
+		})
+	}
+}
+
+func TestClose(t *testing.T) {
+	f, image := open(t, makeLayer(t, sifOf(t, pack(t, map[string][]byte{"large": noise(2, 1<<20)}))), func(err error) { t.Error(err) })
+	f.pause = func(time.Duration) { t.Error("a read waits") }
+	for range 2 {
+		if err := f.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := f.reopen(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("it is opened again: %v", err)
+	}
+	if err := f.read(make([]byte, 10), 0); !errors.Is(err, os.ErrClosed) {
+		t.Error(err)
+	}
+	if _, err := read(image, "large"); err == nil {
+		t.Error("it can be read")
 	}
 }
 
@@ -331,8 +405,36 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	group.Wait()
-	if f.cache.size > maxCached || asked > 100 {
-		t.Errorf("%d bytes in memory, %d reads", f.cache.size, asked)
+	if f.cache.size > maxCached || taken(f) > maxCached || asked > 100 {
+		t.Errorf("%d bytes in memory, said to be %d, %d reads", taken(f), f.cache.size, asked)
+	}
+}
+
+// taken is how many bytes the blocks in memory take.
+func taken(f *File) (bytes int) {
+	for _, b := range f.cache.blocks {
+		bytes += cap(b.data)
+	}
+	return bytes
+}
+
+// Blocks are unpacked into the memory of the largest one, and take less once they are
+// kept.
+func TestSmallBlocksTakeLittle(t *testing.T) {
+	files := map[string][]byte{}
+	for k := range 300 {
+		files[fmt.Sprintf("file-%04d", k)] = bytes.Repeat(noise(uint64(k), 100), 40)
+	}
+	for _, comp := range []string{"gzip", "lz4", "xz", "zstd"} {
+		f, image := open(t, makeLayer(t, sifOf(t, pack(t, files), "-comp", comp, "-b", "1M", "-no-fragments")), nil)
+		for name, want := range files {
+			if content, err := read(image, name); err != nil || !bytes.Equal(content, want) {
+				t.Fatalf("%s, %s: %d bytes, %v", comp, name, len(content), err)
+			}
+		}
+		if n := len(f.cache.blocks); n != len(files) || taken(f) > maxCached || f.cache.size < taken(f) {
+			t.Errorf("%s: %d blocks take %d bytes, said to be %d", comp, n, taken(f), f.cache.size)
+		}
 	}
 }
 
@@ -348,6 +450,15 @@ func TestCacheForgets(t *testing.T) {
 	}
 	if c.size != maxCached || len(c.blocks) != maxCached>>20 || c.blocks[place{19, 1}] == nil {
 		t.Errorf("%d bytes in %d blocks", c.size, len(c.blocks))
+	}
+	c = cache{}
+	for k := range 1 << 12 { // blocks of a byte, of which a lot could be known
+		if _, err := c.get(place{int64(k), 1}, func() ([]byte, error) { return make([]byte, 1, 64), nil }); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(c.blocks) > maxCached/minBlock {
+		t.Errorf("%d blocks of a byte", len(c.blocks))
 	}
 }
 

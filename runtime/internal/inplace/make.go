@@ -40,7 +40,10 @@ type Identity struct {
 // what a client of NFS remembers of a file may be a minute old.
 func identify(file *os.File) (Identity, error) {
 	var st unix.Statx_t
-	err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_SIZE|unix.STATX_MTIME|unix.STATX_INO, &st)
+	err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_TYPE|unix.STATX_SIZE|unix.STATX_MTIME|unix.STATX_INO, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errors.New("it is no regular file")
+	}
 	if err != nil {
 		return Identity{}, fmt.Errorf("look at %s: %w", file.Name(), err)
 	}

@@ -64,14 +64,18 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
 	c.room = func() (int64, error) { return roomIn(c.dir) }
 	c.job = filepath.Join(c.dir, jobsDir, job)
+	// Nobody else is to put anything there, and nothing is left where others may.
+	if err := checkOwn(c.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("open cache of layers: %w", err)
+	}
 	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.claims(), c.aside(), c.job} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("open cache of layers: %w", err)
 		}
 	}
-	// Nobody else is to put anything there.
+	// Somebody may have been faster; and some file systems have all folders be others'.
 	if err := checkOwn(c.dir); err != nil {
-		return nil, fmt.Errorf("open cache of layers: %w; chmod go-w %s, or name another folder", err, c.dir)
+		return nil, fmt.Errorf("open cache of layers: %w", err)
 	}
 	return c, nil
 }
@@ -96,8 +100,11 @@ func checkOwn(path string) error {
 	if err := unix.Stat(path, &st); err != nil {
 		return fmt.Errorf("look at %s: %w", path, err)
 	}
-	if st.Uid != uint32(os.Getuid()) || st.Mode&0o022 != 0 {
-		return fmt.Errorf("trust %s (owner %d, mode %#o): others may change it", path, st.Uid, st.Mode&0o777)
+	switch {
+	case st.Uid != uint32(os.Getuid()):
+		return fmt.Errorf("trust %s: it is another user's; name a folder of your own with --image-cache DIR", path)
+	case st.Mode&0o022 != 0:
+		return fmt.Errorf("trust %s (mode %#o): others may change it; chmod go-w %s, or name another folder", path, st.Mode&0o777, path)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package layercache
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -328,8 +329,24 @@ func TestRefusesFoldersOfOthers(t *testing.T) {
 	if err := os.Chmod(filepath.Join(dir, version), 0o777); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(dir, "other", 1<<30, nil); err == nil {
-		t.Error("a folder that everybody may write to is trusted")
+	if _, err := Open(dir, "other", 1<<30, nil); err == nil || !strings.Contains(err.Error(), "chmod go-w") {
+		t.Errorf("a folder that everybody may write to: %v", err)
+	}
+	// Nothing is left in what is not trusted.
+	dir = t.TempDir()
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, version), 0o700), os.Chmod(filepath.Join(dir, version), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"chmod go-w", "another user's"} {
+		if _, err := Open(dir, "other", 1<<30, nil); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
+		if left, err := os.ReadDir(filepath.Join(dir, version)); len(left) > 0 || err != nil {
+			t.Errorf("%v, left %q", err, left)
+		}
+		if err := os.Chown(filepath.Join(dir, version), 1, 1); err != nil {
+			break // needs root
+		}
 	}
 }
 

@@ -252,7 +252,10 @@ func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
 // openInPlace opens a layer whose content lies in a SIF file.
 func (s *Server) openInPlace(path string, source *os.File) (*inplace.File, *erofs.Image, error) {
 	f, err := inplace.Open(path, source, func(err error) {
-		text := fmt.Sprintf("files of pods cannot be read any more: %v", err)
+		text := fmt.Sprintf("files of pods cannot be read, and give errors until they can: %v; where it was removed or replaced, start again", err)
+		if errors.Is(err, inplace.ErrChanged) {
+			text = fmt.Sprintf("files of pods cannot be read any more: %v", err)
+		}
 		s.log.Error(text)
 		s.notice(text)
 	})

@@ -38,9 +38,8 @@ type reply struct {
 
 // Kept is a message between the server and who keeps its descriptors: beside a
 // Request are those of a mount, /dev/fuse, the memory file, and the SIF files of its
-// layers in their order, to be kept; an ID
-// alone is forgotten. At the start the keeper sends what it has, and an empty
-// message.
+// layers in their order, to be kept; an ID alone is forgotten. At the start the
+// keeper sends what it has, and an empty message.
 type Kept struct {
 	ID   string
 	Data *Request

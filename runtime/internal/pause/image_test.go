@@ -5,10 +5,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 func TestImageIsConsistent(t *testing.T) {
@@ -50,5 +53,23 @@ func TestImageIsConsistent(t *testing.T) {
 func TestUnknownArchitecture(t *testing.T) {
 	if _, err := newImage("pdp11"); err == nil {
 		t.Error("no error")
+	}
+}
+
+// Any user of a pod may execute the program, also where nobody else may read what the
+// user makes.
+func TestUmask(t *testing.T) {
+	defer unix.Umask(unix.Umask(0o077))
+	root := filepath.Join(t.TempDir(), "plain")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := place(root, []byte("program")); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{root, filepath.Join(root, "pause")} {
+		if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%s: %v, %v", path, info.Mode(), err)
+		}
 	}
 }

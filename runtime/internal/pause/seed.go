@@ -95,6 +95,16 @@ func (i *image) store(ctx context.Context, s Stores) error {
 	})
 }
 
+// place writes the program into the root of a layer. Any user of a pod may have to
+// execute it, whatever the umask is that the user's shell left here.
+func place(root string, program []byte) error {
+	path := filepath.Join(root, "pause")
+	if err := os.WriteFile(path, program, 0o755); err != nil {
+		return err
+	}
+	return errors.Join(os.Chmod(path, 0o755), os.Chmod(root, 0o755))
+}
+
 // unpack writes the one file of the image straight into its snapshot.
 func (i *image) unpack(ctx context.Context, s Stores) error {
 	key := fmt.Sprintf(snapshots.UnpackKeyFormat, "pause", i.chainID())
@@ -102,9 +112,7 @@ func (i *image) unpack(ctx context.Context, s Stores) error {
 	if err != nil {
 		return fmt.Errorf("prepare snapshot of pause image: %w", err)
 	}
-	write := func(root string) error {
-		return os.WriteFile(filepath.Join(root, "pause"), i.program, 0o755)
-	}
+	write := func(root string) error { return place(root, i.program) }
 	switch {
 	case len(mounts) == 1 && mounts[0].Type == snapshotter.LayerMount:
 		// Every pod waits for it, and the first one would for a mount, too.

@@ -5,16 +5,20 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"fmt"
+	"hash/crc32"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/ulikunitz/xz"
 )
 
 // sample makes an image with what images can hold, and returns what is in it, as
@@ -322,9 +326,83 @@ func TestXZTakesNoMoreMemoryThanABlock(t *testing.T) {
 		"\xfd7zXZ\x00\x00\x01....\x02\x01\x04\x00\x21":         "filters",
 		"\xfd7zXZ\x00\x00\x01....\x02\xc0\x05\x06\x21\x01\x08": "",
 	} {
-		err := checkXZ([]byte(text))
-		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%q: %v, want %q", text, err, want)
+		size, dictionary, err := checkXZ([]byte(text))
+		if want == "" && (err != nil || size != 12 || dictionary != 64<<10) || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %d, %d, %v, want %q", text, size, dictionary, err, want)
 		}
 	}
+}
+
+// xzOf is a stream of xz with blocks of some size.
+func xzOf(t testing.TB, content []byte, block int64) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	w, err := xz.WriterConfig{DictCap: minBlock, BlockSize: block, CheckSum: xz.CRC32}.NewWriter(&out)
+	if err == nil {
+		_, err = w.Write(content)
+	}
+	if err == nil {
+		err = w.Close()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// hugeSecond is a stream whose second block says to have a dictionary of 3 GB.
+func hugeSecond(t testing.TB) []byte {
+	t.Helper()
+	packed := xzOf(t, []byte("ab"), 1)
+	header := packed[xzStreamHeader:][:12]
+	at := xzStreamHeader + len(header)
+	at += bytes.Index(packed[at:], header[:4]) // the second block begins in the same way
+	second := packed[at:][:12]
+	second[4] = 39
+	order.PutUint32(second[8:], crc32.ChecksumIEEE(second[:8]))
+	return packed
+}
+
+func TestXZOfMoreThanABlock(t *testing.T) {
+	content := bytes.Repeat([]byte("some content "), 300)
+	good := xzOf(t, content, 1<<20)
+	if out, err := unpackXZ(nil, good, minBlock); err != nil || !bytes.Equal(out, content) {
+		t.Errorf("%d bytes, %v", len(out), err)
+	}
+	for at := range good {
+		damaged := slices.Clone(good)
+		damaged[at] ^= 0x10
+		if out, err := unpackXZ(nil, damaged, minBlock); err == nil && !bytes.Equal(out, content) {
+			t.Errorf("byte %d: other content", at)
+		}
+		if out, err := unpackXZ(nil, good[:at], minBlock); err == nil && !bytes.Equal(out, content) {
+			t.Errorf("cut to %d: %d bytes", at, len(out))
+		}
+	}
+	for name, packed := range map[string][]byte{"two blocks": xzOf(t, content, 1000), "a huge second one": hugeSecond(t)} {
+		if out, err := unpackXZ(nil, packed, minBlock); err == nil || !strings.Contains(err.Error(), "more than one block") {
+			t.Errorf("%s: %d bytes, %v", name, len(out), err)
+		}
+	}
+}
+
+// FuzzXZ: whatever a block says, it takes no memory of more than a few blocks.
+func FuzzXZ(f *testing.F) {
+	f.Add(xzOf(f, []byte("some content"), 1<<20))
+	f.Add(hugeSecond(f))
+	f.Fuzz(func(t *testing.T, packed []byte) {
+		if len(packed) > minBlock {
+			return // each chunk has some memory of its own, one after the other
+		}
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		out, err := unpackXZ(nil, packed, minBlock)
+		runtime.ReadMemStats(&after)
+		if err == nil && len(out) > minBlock {
+			t.Errorf("%d bytes", len(out))
+		}
+		if took := after.TotalAlloc - before.TotalAlloc; took > 32*maxBlock {
+			t.Errorf("it took %d bytes", took)
+		}
+	})
 }

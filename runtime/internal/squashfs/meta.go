@@ -2,14 +2,11 @@ package squashfs
 
 import (
 	"bytes"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 
 	"github.com/klauspost/compress/zlib"
 	"github.com/klauspost/compress/zstd"
-	"github.com/ulikunitz/xz"
 )
 
 const (
@@ -32,16 +29,7 @@ func newCodec(kind uint16) (codec, error) {
 	case 1:
 		return unpackZlib(), nil
 	case 4:
-		return func(into, packed []byte, maximum int) ([]byte, error) {
-			if err := checkXZ(packed); err != nil {
-				return nil, err
-			}
-			r, err := xz.ReaderConfig{DictCap: maxBlock, SingleStream: true}.NewReader(bytes.NewReader(packed))
-			if err != nil {
-				return nil, err
-			}
-			return fill(into, r, maximum)
-		}, nil
+		return unpackXZ, nil
 	case 5:
 		return unpackLZ4, nil
 	case 6:
@@ -62,38 +50,6 @@ func newCodec(kind uint16) (codec, error) {
 		return nil, fmt.Errorf("compression %d: %w", kind, ErrCorrupt)
 	}
 	return nil, fmt.Errorf("it is compressed with %s, which is not understood; gzip, xz, zstd and lz4 are", name)
-}
-
-// checkXZ refuses a block that would have its reader take more memory than a block
-// can need: the reader takes what the header says.
-// https://tukaani.org/xz/xz-file-format.txt, 3.1 and 5.3.1.
-func checkXZ(packed []byte) error {
-	const (
-		streamHeader = 12
-		lzma2        = 0x21
-	)
-	corrupt := fmt.Errorf("xz header: %w", ErrCorrupt)
-	if len(packed) < streamHeader+2 || packed[streamHeader] == 0 {
-		return corrupt
-	}
-	flags, rest := packed[streamHeader+1], packed[streamHeader+2:]
-	for _, size := range []byte{0x40, 0x80} { // of the block, packed and unpacked
-		if flags&size != 0 {
-			_, n := binary.Uvarint(rest)
-			if n <= 0 {
-				return corrupt
-			}
-			rest = rest[n:]
-		}
-	}
-	if flags&3 != 0 || len(rest) < 3 || rest[0] != lzma2 || rest[1] != 1 {
-		return errors.New("an xz block with filters, which are not understood")
-	}
-	// Two bits, and the power of two that they are multiplied by.
-	if bits := rest[2]; bits > 40 || (2|int64(bits&1))<<(bits/2+11) > maxBlock {
-		return fmt.Errorf("xz with a dictionary that is larger than a block: %w", ErrCorrupt)
-	}
-	return nil
 }
 
 func unpackZlib() codec {
