@@ -174,11 +174,14 @@ func (s *Switch) findOrphans(keeper, pid int, records []*record) (found orphans)
 	}
 	byEnds := map[ends]int{}
 	for _, fd := range descriptors {
-		if known[fd] {
-			continue
-		}
 		got, err := unix.PidfdGetfd(keeper, fd, 0)
 		if err != nil {
+			continue
+		}
+		// A record may still have the number of what was closed, which a delivery
+		// has got since.
+		if known[fd] && !s.isDelivery(got) {
+			unix.Close(got)
 			continue
 		}
 		local, _ := localAddress(got)
