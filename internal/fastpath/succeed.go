@@ -178,19 +178,15 @@ func (s *Switch) findOrphans(keeper, pid int, records []*record) (found orphans)
 		if err != nil {
 			continue
 		}
-		// A record may still have the number of what was closed, which a delivery
-		// has got since.
-		if known[fd] && !s.isDelivery(got) {
-			unix.Close(got)
-			continue
-		}
 		local, _ := localAddress(got)
 		peer, connected := peerAddress(got)
 		network, err := networkCookie(got)
 		switch {
+		// Whatever records say: one may still have the number of what was closed,
+		// which a delivery has got since.
 		case s.isDelivery(got):
 			found.deliveries = append(found.deliveries, got)
-		case err != nil || network == s.hostNetwork || !connected || lookedAt(got, records):
+		case known[fd] || err != nil || network == s.hostNetwork || !connected || lookedAt(got, records):
 			unix.Close(got)
 		default:
 			byEnds[ends{local, peer}] = got

@@ -199,7 +199,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 	if err := d.publish(ctx, id); err != nil {
 		return site.Pod{}, err
 	}
-	pod, ready := d.connected(request)
+	pod, ready, _ := d.connected(request)
 	if !ready {
 		return site.Pod{}, d.whyNot(id)
 	}
@@ -244,24 +244,22 @@ func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, wh
 
 // attached is the pod of a request if it is connected, and etcd knows where.
 func (d *Daemon) attached(request Request) (site.Pod, bool) {
-	pod, ready := d.connected(request)
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	local := d.local[request.empty(0).ID()]
-	return pod, ready && local != nil && local.told == local.address
+	pod, ready, told := d.connected(request)
+	return pod, ready && told
 }
 
-func (d *Daemon) connected(request Request) (site.Pod, bool) {
+// connected is the pod of a request, whether it is ready, and whether etcd knows where.
+func (d *Daemon) connected(request Request) (pod site.Pod, ready, told bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	local := d.local[request.empty(0).ID()]
 	// A job that Slurm has put into the queue again keeps its number, but may
 	// have other nodes.
 	if local == nil || !local.ready || local.UID != request.UID || len(request.Nodes) > 0 && !sameNodes(local.Allocation, request.Nodes) {
-		return site.Pod{}, false
+		return site.Pod{}, false, false
 	}
-	pod, _ := local.here(d.node).On(d.node)
-	return pod, true
+	pod, _ = local.here(d.node).On(d.node)
+	return pod, true, local.told == local.address
 }
 
 // add makes the namespaces and remembers the pod, in this order: a namespace

@@ -1,7 +1,6 @@
 package inplace
 
 import (
-	"archive/tar"
 	"bytes"
 	"errors"
 	"fmt"
@@ -36,34 +35,6 @@ func sifOf(t testing.TB, archive []byte, arguments ...string) string {
 		t.Fatal(err)
 	}
 	return path
-}
-
-func pack(t testing.TB, files map[string][]byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := tar.NewWriter(&out)
-	for name, content := range files {
-		err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(content))})
-		if err == nil {
-			_, err = w.Write(content)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
-
-func noise(seed uint64, size int) []byte {
-	out := make([]byte, size)
-	for i := range out {
-		seed = seed*6364136223846793005 + 1442695040888963407
-		out[i] = byte(seed >> 56)
-	}
-	return out
 }
 
 func makeLayer(t testing.TB, path string) string {
@@ -209,8 +180,8 @@ func read(image *erofs.Image, name string) ([]byte, error) {
 // A file that is no longer what it was gives errors, and says so once; one that was
 // removed or replaced while it is open stays what it was.
 func TestChanges(t *testing.T) {
-	want := noise(1, 3<<20)
-	archive := pack(t, map[string][]byte{"large": want})
+	want := corpus.Noise(1, 3<<20)
+	archive := corpus.Pack(t, map[string][]byte{"large": want})
 	for name, bad := range map[string]struct {
 		do   func(path string) error
 		stay bool
@@ -273,8 +244,8 @@ func TestChanges(t *testing.T) {
 // opened anew; what stays away is an error, which is told once, and the next read
 // tries again.
 func TestStorageThatFails(t *testing.T) {
-	want := noise(2, 1<<20)
-	path := sifOf(t, pack(t, map[string][]byte{"large": want}))
+	want := corpus.Noise(2, 1<<20)
+	path := sifOf(t, corpus.Pack(t, map[string][]byte{"large": want}))
 	var told []error
 	f, image := open(t, makeLayer(t, path), func(err error) { told = append(told, err) })
 	f.pause = func(time.Duration) {}
@@ -316,7 +287,7 @@ func TestStorageThatFails(t *testing.T) {
 func TestStorageThatFailsForLong(t *testing.T) {
 	for _, with := range []error{syscall.ENOENT, syscall.ESTALE, syscall.EIO} {
 		t.Run(with.Error(), func(t *testing.T) {
-			path := sifOf(t, pack(t, map[string][]byte{"large": noise(2, 1<<20)}))
+			path := sifOf(t, corpus.Pack(t, map[string][]byte{"large": corpus.Noise(2, 1<<20)}))
 			var told []error
 			f, image := open(t, makeLayer(t, path), func(err error) { told = append(told, err) })
 			if err := os.Remove(path); err != nil {
@@ -360,7 +331,7 @@ func TestStorageThatFailsForLong(t *testing.T) {
 }
 
 func TestClose(t *testing.T) {
-	f, image := open(t, makeLayer(t, sifOf(t, pack(t, map[string][]byte{"large": noise(2, 1<<20)}))), func(err error) { t.Error(err) })
+	f, image := open(t, makeLayer(t, sifOf(t, corpus.Pack(t, map[string][]byte{"large": corpus.Noise(2, 1<<20)}))), func(err error) { t.Error(err) })
 	f.pause = func(time.Duration) { t.Error("a read waits") }
 	for range 2 {
 		if err := f.Close(); err != nil {
@@ -383,9 +354,9 @@ func TestClose(t *testing.T) {
 func TestManyAtOnce(t *testing.T) {
 	files := map[string][]byte{}
 	for k := range 2000 {
-		files[fmt.Sprintf("file-%04d", k)] = noise(uint64(k), 3000)
+		files[fmt.Sprintf("file-%04d", k)] = corpus.Noise(uint64(k), 3000)
 	}
-	f, image := open(t, makeLayer(t, sifOf(t, pack(t, files))), nil)
+	f, image := open(t, makeLayer(t, sifOf(t, corpus.Pack(t, files))), nil)
 	var mu sync.Mutex
 	asked := 0
 	f.readAt = func(file *os.File, into []byte, at int64) (int, error) {
@@ -423,10 +394,10 @@ func taken(f *File) (bytes int) {
 func TestSmallBlocksTakeLittle(t *testing.T) {
 	files := map[string][]byte{}
 	for k := range 300 {
-		files[fmt.Sprintf("file-%04d", k)] = bytes.Repeat(noise(uint64(k), 100), 40)
+		files[fmt.Sprintf("file-%04d", k)] = bytes.Repeat(corpus.Noise(uint64(k), 100), 40)
 	}
 	for _, comp := range []string{"gzip", "lz4", "xz", "zstd"} {
-		f, image := open(t, makeLayer(t, sifOf(t, pack(t, files), "-comp", comp, "-b", "1M", "-no-fragments")), nil)
+		f, image := open(t, makeLayer(t, sifOf(t, corpus.Pack(t, files), "-comp", comp, "-b", "1M", "-no-fragments")), nil)
 		for name, want := range files {
 			if content, err := read(image, name); err != nil || !bytes.Equal(content, want) {
 				t.Fatalf("%s, %s: %d bytes, %v", comp, name, len(content), err)
@@ -464,7 +435,7 @@ func TestCacheForgets(t *testing.T) {
 
 // A list of blocks that storage has changed is refused.
 func TestDamagedList(t *testing.T) {
-	made := makeLayer(t, sifOf(t, pack(t, map[string][]byte{"a": noise(1, 300000), "b": noise(2, 5)})))
+	made := makeLayer(t, sifOf(t, corpus.Pack(t, map[string][]byte{"a": corpus.Noise(1, 300000), "b": corpus.Noise(2, 5)})))
 	text, err := os.ReadFile(made + indexExtension)
 	if err != nil {
 		t.Fatal(err)
@@ -484,7 +455,7 @@ func TestDamagedList(t *testing.T) {
 }
 
 func TestKeepAndPlace(t *testing.T) {
-	path := sifOf(t, pack(t, map[string][]byte{"small": []byte("text")}))
+	path := sifOf(t, corpus.Pack(t, map[string][]byte{"small": []byte("text")}))
 	root, standIn := t.TempDir(), digest.FromString("x")
 	target := filepath.Join(t.TempDir(), "target")
 	if placed, err := Place(root, standIn, target); placed || err != nil {
@@ -507,7 +478,7 @@ func TestKeepAndPlace(t *testing.T) {
 // FuzzMake: whatever a SIF file holds, there is an error or a tree.
 func FuzzMake(f *testing.F) {
 	for _, comp := range []string{"gzip", "lz4"} {
-		seed, err := os.ReadFile(sifOf(f, pack(f, map[string][]byte{"a": bytes.Repeat([]byte("text "), 2000), "d/b": []byte("b")}), "-comp", comp, "-b", "4096", "-nopad"))
+		seed, err := os.ReadFile(sifOf(f, corpus.Pack(f, map[string][]byte{"a": bytes.Repeat([]byte("text "), 2000), "d/b": []byte("b")}), "-comp", comp, "-b", "4096", "-nopad"))
 		if err != nil {
 			f.Fatal(err)
 		}

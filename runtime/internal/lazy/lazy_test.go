@@ -87,39 +87,6 @@ func serve(t *testing.T, archive []byte, chunk, least int) (*registry, Source) {
 	return r, Source{URL: server.URL + "/v2/app/blobs/x", Scope: "repository:app:pull"}
 }
 
-func pack(t *testing.T, files map[string][]byte) []byte {
-	t.Helper()
-	var out bytes.Buffer
-	w := tar.NewWriter(&out)
-	names := []string{}
-	for name := range files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		err := w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(files[name]))})
-		if err == nil {
-			_, err = w.Write(files[name])
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return out.Bytes()
-}
-
-func noise(seed uint64, size int) []byte {
-	out := make([]byte, size)
-	for i := range out {
-		seed = seed*6364136223846793005 + 1442695040888963407
-		out[i] = byte(seed >> 56)
-	}
-	return out
-}
-
 func open(t *testing.T, path string) (*File, *erofs.Image) {
 	t.Helper()
 	f, err := Open(path, Options{Login: func(string) (Login, bool) { return Login{}, false }, Order: &Order{}, Line: &Line{}, Log: func(text string) { t.Log(text) }})
@@ -273,8 +240,8 @@ func inUTF8(t *testing.T, archive []byte) []byte {
 }
 
 func TestOnlyWhatIsReadComes(t *testing.T) {
-	files := map[string][]byte{"first": noise(1, 3<<20), "second": noise(2, 3<<20), "third": noise(3, 5000)}
-	r, source := serve(t, pack(t, files), 1<<20, 0)
+	files := map[string][]byte{"first": corpus.Noise(1, 3<<20), "second": corpus.Noise(2, 3<<20), "third": corpus.Noise(3, 5000)}
+	r, source := serve(t, corpus.Pack(t, files), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
@@ -316,7 +283,7 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 
 func TestZerosTakeNoSpace(t *testing.T) {
 	const size = 8 << 20
-	r, source := serve(t, pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
@@ -338,9 +305,9 @@ func TestZerosTakeNoSpace(t *testing.T) {
 func TestManyReaders(t *testing.T) {
 	files := map[string][]byte{}
 	for i := range 50 {
-		files[fmt.Sprint("file", i)] = noise(uint64(i), 30000)
+		files[fmt.Sprint("file", i)] = corpus.Noise(uint64(i), 30000)
 	}
-	r, source := serve(t, pack(t, files), 0, 0)
+	r, source := serve(t, corpus.Pack(t, files), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
@@ -370,8 +337,8 @@ func TestManyReaders(t *testing.T) {
 // Of two that take turns in the background, neither asks for what the other one
 // has, and one that failed asks again.
 func TestTurns(t *testing.T) {
-	want := noise(1, 8<<20)
-	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 100000, 0)
+	want := corpus.Noise(1, 8<<20)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 100000, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
@@ -398,7 +365,7 @@ func TestTurns(t *testing.T) {
 }
 
 func TestWhatIsNotCertainIsRefused(t *testing.T) {
-	archive := pack(t, map[string][]byte{"file": noise(1, 400000)})
+	archive := corpus.Pack(t, map[string][]byte{"file": corpus.Noise(1, 400000)})
 	for name, c := range map[string]struct {
 		change func(*registry)
 		want   string
@@ -509,8 +476,8 @@ func FuzzTable(f *testing.F) {
 }
 
 func TestWrongContentIsNeverGiven(t *testing.T) {
-	want := noise(1, 400000)
-	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+	want := corpus.Noise(1, 400000)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
@@ -542,8 +509,8 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 
 // What always is wrong does not keep the rest from coming.
 func TestWrongContentHoldsUpNothingElse(t *testing.T) {
-	first, second := noise(1, 3<<20), noise(2, 3<<20)
-	r, source := serve(t, pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
+	first, second := corpus.Noise(1, 3<<20), corpus.Noise(2, 3<<20)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
@@ -581,8 +548,8 @@ func TestWrongContentHoldsUpNothingElse(t *testing.T) {
 // Where the registry refuses what it has given before, a read fails, and the next
 // one asks again.
 func TestTheRegistryIsGone(t *testing.T) {
-	want := noise(1, 400000)
-	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+	want := corpus.Noise(1, 400000)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)

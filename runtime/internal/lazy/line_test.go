@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"berth.dev/berth/runtime/internal/corpus"
 )
 
 // turn asks for one in the background.
@@ -125,8 +127,8 @@ func TestWhatIsWantedWaitsForNoOther(t *testing.T) {
 
 // A chunk may be larger than what is asked for at once.
 func TestBackgroundAsksForParts(t *testing.T) {
-	want := noise(1, 3<<20)
-	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 4<<20, 0)
+	want := corpus.Noise(1, 3<<20)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 4<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)

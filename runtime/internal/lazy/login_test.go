@@ -16,6 +16,8 @@ import (
 
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 	"github.com/opencontainers/go-digest"
+
+	"berth.dev/berth/runtime/internal/corpus"
 )
 
 // wantsPassword has a registry ask for alice's password, by itself or for a token.
@@ -48,8 +50,8 @@ func wantsPassword(t *testing.T, r *registry, byToken bool) {
 // does not know it any more gets an error.
 func TestRegistriesWithPasswords(t *testing.T) {
 	for _, byToken := range []bool{false, true} {
-		want := noise(1, 400000)
-		r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+		want := corpus.Noise(1, 400000)
+		r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 		wantsPassword(t, r, byToken)
 		at, err := url.Parse(source.URL)
 		if err != nil {
@@ -157,7 +159,7 @@ func TestLandmarks(t *testing.T) {
 		if strings.HasPrefix(name, ".") {
 			return []byte{0xf}
 		}
-		return noise(uint64(name[0]), 3<<20)
+		return corpus.Noise(uint64(name[0]), 3<<20)
 	}
 	order, line := &Order{}, &Line{}
 	lay := func(names ...string) (*registry, *File) {

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+
+	"berth.dev/berth/runtime/internal/corpus"
 )
 
 var loopback = []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
@@ -59,8 +61,8 @@ func TestRefusedAddresses(t *testing.T) {
 
 // A token that was not given once, and one that ended early, are asked for again.
 func TestTokensAreAskedForAgain(t *testing.T) {
-	want := noise(1, 400000)
-	r, source := serve(t, pack(t, map[string][]byte{"file": want}), 0, 0)
+	want := corpus.Noise(1, 400000)
+	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	given, failing := 0, false
 	tokens := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		r.mu.Lock()
