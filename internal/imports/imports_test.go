@@ -36,6 +36,7 @@ var layers = map[string][]string{
 	// The role node serves the fast path what takes capabilities over pods.
 	"internal/kube/node":   {"internal/cluster", "internal/directory", "internal/fastpath", "internal/kube/heap", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats", "internal/linux", "internal/metrics", "internal/policy"},
 	"internal/sited":       {"internal/cni", "internal/site", "internal/slurm", "internal/vxlan"},
+	"internal/site":        {"internal/slurm"},
 	"internal/vxlan":       {"internal/linux", "internal/site"},
 	"internal/batch":       {"internal/slurm"},
 	"internal/egress":      {"internal/linux"},

@@ -44,6 +44,10 @@ type Config struct {
 	DNS      DNS      `yaml:"dns"`
 	// CNI is how pods are connected in place of tunnels, if it names anything.
 	CNI CNI `yaml:"cni"`
+	// Routed are the subnets of nodes where pods are reached by plain routes in place of
+	// tunnels, by lists of nodes as Slurm has them: the first node of a list has the subnet,
+	// and the others those that follow.
+	Routed map[string]netip.Prefix `yaml:"routed"`
 	// Groups are users who share one network, by the name of the group.
 	Groups map[string][]string `yaml:"groups"`
 	// RoutesOn are hosts that reach all pods although they have none: those of
@@ -377,6 +381,7 @@ func (c Config) Validate() error {
 	}
 	problems = append(problems, c.checkGateways()...)
 	problems = append(problems, c.checkCNI()...)
+	problems = append(problems, c.checkRouted()...)
 	problems = append(problems, c.checkGroups()...)
 	return errors.Join(problems...)
 }

@@ -93,6 +93,24 @@ func TestAddressesOfARangeAreCounted(t *testing.T) {
 	}
 }
 
+// Nodes of a list have subnets one after the other, up to the last of the range.
+func TestNodesHaveSubnets(t *testing.T) {
+	c, err := load(t, good+"routed: {\"n[1-3],x\": 10.143.252.0/24, login: 10.128.0.0/26}\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"n1": "10.143.252.0/24", "n2": "10.143.253.0/24", "n3": "10.143.254.0/24", "x": "10.143.255.0/24", "login": "10.128.0.0/26"}
+	got := c.Subnets()
+	for node, subnet := range want {
+		if got[node].String() != subnet {
+			t.Errorf("%s has %v, want %s", node, got[node], subnet)
+		}
+	}
+	if len(got) != len(want) || !c.ByRoutes() {
+		t.Errorf("subnets %v", got)
+	}
+}
+
 func TestMistakesAreSaid(t *testing.T) {
 	for change, reason := range map[string]string{
 		"pods: 10.128.0.0/12=>pods: 10.128.0.0/30":                                                                                      "pods",
@@ -133,11 +151,24 @@ func TestMistakesAreSaid(t *testing.T) {
 		"policy:=>gateways: {on: [g, h], as: {g: 255.255.255.0/24, h: 255.255.255.255}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:": "255.255.255.255 is one of g",
 		"policy:=>dns: {forward: [1.2.3.4]}\ngateways: {on: [g], as: {g: 1.2.3.0/24}, networks: [{addresses: [0.0.0.0/0]}]}\npolicy:":   "1.2.3.4 is one of dns.forward",
 		"etcd:\n  endpoints: [\"https://ctl:2379\"]=>gateways: {on: [g], as: {g: 192.168.0.9}, networks: [{addresses: [0.0.0.0/0]}]}\netcd:\n  endpoints: [\"https://192.168.0.9:2379\"]": "192.168.0.9 is one of etcd.endpoints",
-		"tcp/6817-6819=>tcp/6819-6817":               "smaller one first",
-		"udp/53=>icmp/1":                             "tcp/22",
-		"udp/53=>udp/70000":                          "65535",
-		"0.0.0.0/0=>10.130.0.0/16":                   "has pods in it",
-		"- addresses: [0.0.0.0/0]=>- ports: [tcp/1]": "addresses are missing",
+		"policy:=>routed: {n1: 10.128.0.0/31}\npolicy:":                              "up to /30",
+		"policy:=>routed: {n1: 10.128.0.5/24}\npolicy:":                              "no subnet of pods",
+		"policy:=>routed: {n1: 10.127.0.0/24}\npolicy:":                              "no subnet of pods",
+		"policy:=>routed: {n1: 10.0.0.0/8}\npolicy:":                                 "no subnet of pods",
+		"policy:=>routed: {n1: \"fd00::/64\"}\npolicy:":                              "no subnet of pods",
+		"policy:=>routed: {n1: }\npolicy:":                                           "no subnet of pods",
+		"policy:=>routed: {\"n[1-\": 10.128.0.0/24}\npolicy:":                        "expand host list",
+		"policy:=>routed: {\"n[1-4097]\": 10.128.0.0/24}\npolicy:":                   "more than pods",
+		"policy:=>routed: {\"n[1-2]\": 10.143.255.0/24}\npolicy:":                    "more than pods",
+		"policy:=>routed: {\"n[1-2],n1\": 10.128.0.0/24}\npolicy:":                   "n1 has a subnet already",
+		"policy:=>routed: {\"n[1-2]\": 10.128.0.0/24, n3: 10.128.1.128/25}\npolicy:": "10.128.1.0/24 of n2 and 10.128.1.128/25 of n3 overlap",
+		"policy:=>routed: {n1: 10.128.0.0/24}\ncni: {list: /a.conflist}\npolicy:":    "leave out 'routed', or 'cni'",
+		"policy:=>routed: {n1: 10.128.0.0/24}\nlogin-on: [login]\npolicy:":           "login of login-on has no subnet",
+		"tcp/6817-6819=>tcp/6819-6817":                                               "smaller one first",
+		"udp/53=>icmp/1":                                                             "tcp/22",
+		"udp/53=>udp/70000":                                                          "65535",
+		"0.0.0.0/0=>10.130.0.0/16":                                                   "has pods in it",
+		"- addresses: [0.0.0.0/0]=>- ports: [tcp/1]":                                 "addresses are missing",
 	} {
 		from, to, _ := strings.Cut(change, "=>")
 		if !strings.Contains(good, from) {

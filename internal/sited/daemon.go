@@ -395,6 +395,9 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	defer d.mu.Unlock()
 	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != "",
 		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node]}
+	if d.config.ByRoutes() {
+		s.Routed = vxlan.NewRouted(d.node, d.config.Subnets())
+	}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
 	if d.cni != nil {

@@ -46,7 +46,7 @@ func doctor(ctx context.Context, w io.Writer, checks []check) error {
 
 // nodeChecks are those of a node, whether a daemon runs there or not.
 func nodeChecks(config site.Config, node string) []check {
-	checks := []check{{"kernel and nft make networks", vxlan.Probe}}
+	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.ByRoutes()) }}}
 	if config.ByCNI() {
 		checks = []check{
 			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
@@ -90,6 +90,9 @@ func nodeChecks(config site.Config, node string) []check {
 	}
 	if !slices.Contains(config.LoginOn, node) && slices.Contains(config.RoutesOn, node) {
 		return checks
+	}
+	if config.ByRoutes() {
+		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return hasSubnet(config, node) }})
 	}
 	return append(checks, check{"Slurm is told to contain jobs", containsJobs})
 }

@@ -48,7 +48,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	defer store.Close()
 	d := &Daemon{
 		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
-		kernel: &vxlan.Kernel{Dir: config.Run},
+		kernel: &vxlan.Kernel{Dir: config.Run, Log: log},
 		local:  map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
 		dirty: make(chan struct{}, 1),
 	}

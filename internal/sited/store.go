@@ -330,6 +330,9 @@ func (k knowledge) network(owner string, first uint32) uint32 {
 
 // choose gives each node's pod an address, unless plugins on the nodes do.
 func (s *Store) choose(k knowledge, nodes []string) ([]site.Pod, error) {
+	if s.config.ByRoutes() {
+		return chooseRouted(s.config, k.taken(), k.nodes, nodes)
+	}
 	if !s.config.ByCNI() {
 		return choose(s.config.Pods, k.taken(), k.nodes, nodes)
 	}

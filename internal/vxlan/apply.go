@@ -26,6 +26,8 @@ type Kernel struct {
 	mu sync.Mutex
 	// last are the rules that are in force.
 	last string
+	// told are the subnets of which it was said that routers lead to them.
+	told map[netip.Prefix]bool
 }
 
 // Apply makes the state true. It may be called at any time, after whatever
@@ -45,7 +47,8 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 		_, err := k.forwarding(nil)
 		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), err, k.load(ctx, clearRules))
 	}
-	forwarding := []string{uplink.Attrs().Name}
+	s.uplink = uplink.Attrs().Name
+	forwarding := []string{s.uplink}
 	if s.forwards() {
 		// A gateway may have the hosts' link among those to the outside, and what
 		// comes by that may be pods'.
@@ -66,7 +69,11 @@ func (k *Kernel) Apply(ctx context.Context, s State) error {
 	}
 	problems := []error{k.prune(s)}
 	for _, n := range s.Networks {
-		problems = append(problems, k.network(s, n, mtu-overhead))
+		if s.Routed != nil {
+			problems = append(problems, k.pods(s, n, nil, mtu))
+		} else {
+			problems = append(problems, k.network(s, n, mtu-overhead))
+		}
 	}
 	far, err := k.distant(s, mtu-overhead)
 	return errors.Join(append(problems, err, k.routes(s, uplink, far), k.gateways(s, uplink, far))...)
@@ -111,7 +118,9 @@ func uplinkOf(host netip.Addr) (netlink.Link, int, error) {
 func (k *Kernel) prune(s State) error {
 	wanted := map[string]bool{}
 	for _, n := range s.Networks {
-		wanted[bridgeName(n.VNI)], wanted[tunnelName(n.VNI)] = true, true
+		if s.Routed == nil {
+			wanted[bridgeName(n.VNI)], wanted[tunnelName(n.VNI)] = true, true
+		}
 		for _, pod := range n.Local {
 			wanted[podName(pod.Address)] = true
 		}
@@ -157,7 +166,12 @@ func (k *Kernel) network(s State, n Network, mtu int) error {
 	if err != nil {
 		return err
 	}
-	problems := []error{k.peers(n.Peers, tunnel, true)}
+	return errors.Join(k.peers(n.Peers, tunnel, true), k.pods(s, n, bridge, mtu))
+}
+
+// pods connects those of a network that are here, to its bridge if it has one.
+func (k *Kernel) pods(s State, n Network, bridge netlink.Link, mtu int) error {
+	var problems []error
 	for _, pod := range n.Local {
 		if err := k.pod(s, pod, bridge, mtu); err != nil {
 			problems = append(problems, fmt.Errorf("connect pod %s: %w", pod.Address, err))

@@ -97,7 +97,7 @@ func (k *Kernel) pod(s State, pod Pod, bridge netlink.Link, mtu int) error {
 
 	name := podName(pod.Address)
 	outer, err := netlink.LinkByName(name)
-	if _, missing := inside.LinkByName(podLink); missing != nil || err != nil {
+	if _, missing := inside.LinkByName(podLink); missing != nil || err != nil || connectedOtherwise(outer, bridge) {
 		if err == nil {
 			if err := netlink.LinkDel(outer); err != nil {
 				return fmt.Errorf("remove interface %s: %w", name, err)
@@ -106,6 +106,12 @@ func (k *Kernel) pod(s State, pod Pod, bridge netlink.Link, mtu int) error {
 		if outer, err = newPair(name, pod, ns, mtu); err != nil {
 			return err
 		}
+	}
+	if bridge == nil {
+		if err := s.lead(pod, outer); err != nil {
+			return err
+		}
+		return configure(inside, s, pod)
 	}
 	if err := plug(outer, bridge); err != nil {
 		return err
@@ -145,6 +151,9 @@ func configure(inside *netlink.Handle, s State, pod Pod) error {
 	}
 	mask := net.CIDRMask(s.Pods.Bits(), 32)
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: pod.Address.AsSlice(), Mask: mask}}
+	if s.Routed != nil {
+		return configureRouted(inside, link, s, address)
+	}
 	if err := errors.Join(inside.AddrReplace(link, address), inside.LinkSetUp(link)); err != nil {
 		return fmt.Errorf("configure the interface of the pod: %w", err)
 	}

@@ -14,10 +14,11 @@ import (
 )
 
 // Probe says what the kernel, or nft, lacks for the networks of pods. It tries in
-// a network namespace that goes with it. It takes root.
-func Probe(ctx context.Context) error {
+// a network namespace that goes with it. Where pods are routed there are fewer kinds of
+// interfaces. It takes root.
+func Probe(ctx context.Context, routed bool) error {
 	var err error
-	linux.OnNewThread(func() { err = probe(ctx) })
+	linux.OnNewThread(func() { err = probe(ctx, routed) })
 	return err
 }
 
@@ -50,15 +51,16 @@ func try(ctx context.Context, rules string) error {
 	return nil
 }
 
-func probe(ctx context.Context) error {
+func probe(ctx context.Context, routed bool) error {
 	if err := isolate(); err != nil {
 		return err
 	}
-	for module, link := range map[string]netlink.Link{
-		"bridge": &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}},
-		"vxlan":  &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "probe1"}, VxlanId: 1, Port: 4789},
-		"veth":   &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "probe2"}, PeerName: "probe3"},
-	} {
+	links := map[string]netlink.Link{"veth": &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "probe2"}, PeerName: "probe3"}}
+	if !routed {
+		links["bridge"] = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}}
+		links["vxlan"] = &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "probe1"}, VxlanId: 1, Port: 4789}
+	}
+	for module, link := range links {
 		if err := netlink.LinkAdd(link); err != nil {
 			return fmt.Errorf("make an interface of type %s: %w: modprobe %[1]s", module, err)
 		}
@@ -67,6 +69,9 @@ func probe(ctx context.Context) error {
 	s := State{
 		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789,
 		Networks: []Network{{VNI: 1, Owners: []Owner{{}}, Local: []Pod{{Address: address.Next()}}}},
+	}
+	if routed {
+		s.Routed, s.uplink = &Routed{}, "lo"
 	}
 	return try(ctx, s.rules(nil))
 }

@@ -1,6 +1,7 @@
 package vxlan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -30,14 +31,8 @@ const protocol = 98
 // by the reverse path would drop them.
 func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	wanted := map[string]netlink.Route{}
-	for _, n := range s.Networks {
-		bridge, err := netlink.LinkByName(bridgeName(n.VNI))
-		if err != nil {
-			return fmt.Errorf("look at bridge %s: %w", bridgeName(n.VNI), err)
-		}
-		for _, pod := range n.Local {
-			wanted[single(pod.Address).String()] = netlink.Route{LinkIndex: bridge.Attrs().Index, Scope: unix.RT_SCOPE_LINK, Src: s.Host.AsSlice()}
-		}
+	if err := s.ownRoutes(wanted); err != nil {
+		return err
 	}
 	own, err := netlink.AddrList(uplink, netlink.FAMILY_V4)
 	if err != nil {
@@ -48,8 +43,11 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 			wanted[single(peer.Address).String()] = netlink.Route{LinkIndex: far.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
 			continue
 		}
+		to := s.Routed.of(peer.Address)
 		if slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.Contains(peer.Via.AsSlice()) }) {
-			wanted[single(peer.Address).String()] = netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice()}
+			wanted[prefixOf(to).String()] = netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice()}
+		} else {
+			k.tell(s, to, peer.Via)
 		}
 	}
 	if err := s.answerFor(wanted); err != nil {
@@ -62,7 +60,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	var problems []error
 	for _, route := range have {
 		want, ok := wanted[route.Dst.String()]
-		if ok && want.LinkIndex == route.LinkIndex && want.Gw.Equal(route.Gw) && want.Src.Equal(route.Src) {
+		if ok && want.LinkIndex == route.LinkIndex && cmp.Or(want.Type, unix.RTN_UNICAST) == route.Type && want.Gw.Equal(route.Gw) && want.Src.Equal(route.Src) {
 			delete(wanted, route.Dst.String())
 		} else if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
 			problems = append(problems, fmt.Errorf("remove route to %s: %w", route.Dst, err))
@@ -79,6 +77,28 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// ownRoutes are those to pods here.
+func (s State) ownRoutes(wanted map[string]netlink.Route) error {
+	if s.Routed != nil && s.Routed.Own.IsValid() && len(s.Networks) > 0 {
+		// What is nobody's must not go to a router, which would send it back.
+		wanted[prefixOf(s.Routed.Own).String()] = netlink.Route{Type: unix.RTN_UNREACHABLE}
+	}
+	for _, n := range s.Networks {
+		for _, pod := range n.Local {
+			name := bridgeName(n.VNI)
+			if s.Routed != nil {
+				name = podName(pod.Address)
+			}
+			link, err := netlink.LinkByName(name)
+			if err != nil {
+				return fmt.Errorf("look at interface %s: %w", name, err)
+			}
+			wanted[single(pod.Address).String()] = netlink.Route{LinkIndex: link.Attrs().Index, Scope: unix.RT_SCOPE_LINK, Src: s.Host.AsSlice()}
+		}
+	}
+	return nil
 }
 
 // answerFor has a gateway that gives pods addresses of their own count these as its own:

@@ -33,7 +33,9 @@ func (s State) rules(opened []string) string {
 			pods = append(pods, fmt.Sprintf("%q . %s . %s", podName(pod.Address), site.MAC(pod.Address), pod.Address))
 		}
 		for _, peer := range n.Peers {
-			tunnels = append(tunnels, peer.Via.String())
+			if s.Routed == nil {
+				tunnels = append(tunnels, peer.Via.String())
+			}
 		}
 	}
 	for _, host := range s.distant {
@@ -41,18 +43,16 @@ func (s State) rules(opened []string) string {
 	}
 	r := &writer{}
 	r.text(clearRules)
-	r.block("table bridge "+table, func() {
-		r.set("pods", "ifname . ether_addr . ipv4_addr", pods)
-		r.block("chain prerouting", func() {
-			r.line("type filter hook prerouting priority -300; policy accept;")
-			r.line(`iifname != "%sp*" accept`, ownerPrefix)
-			r.line("iifname . ether saddr . ip saddr @pods accept")
-			r.line("iifname . ether saddr . arp saddr ip @pods iifname . arp saddr ether . arp saddr ip @pods accept")
-			r.line("drop")
-		})
-	})
+	if s.Routed == nil {
+		s.bridges(r, pods)
+	}
 	r.block("table inet "+table, func() {
-		r.set("tunnels", "ipv4_addr", tunnels)
+		if s.tunnels() {
+			r.set("tunnels", "ipv4_addr", tunnels)
+		}
+		if s.Routed != nil {
+			s.routed(r, pods)
+		}
 		s.input(r)
 		s.forward(r, opened)
 		if s.forwards() {
@@ -67,17 +67,48 @@ func (s State) rules(opened []string) string {
 	return r.String()
 }
 
+// bridges: a pod has its own addresses, of both kinds, or says nothing.
+func (s State) bridges(r *writer, pods []string) {
+	r.block("table bridge "+table, func() {
+		r.set("pods", podKind, pods)
+		r.block("chain prerouting", func() {
+			r.line("type filter hook prerouting priority -300; policy accept;")
+			r.line(`iifname != "%sp*" accept`, ownerPrefix)
+			r.line("iifname . ether saddr . ip saddr @pods accept")
+			r.line("iifname . ether saddr . arp saddr ip @pods iifname . arp saddr ether . arp saddr ip @pods accept")
+			r.line("drop")
+		})
+	})
+}
+
+// podKind is that of a set of who a pod is, on which interface.
+const podKind = "ifname . ether_addr . ipv4_addr"
+
+// tunnels: there is one, or may be. Where pods are routed, only gateways on other links
+// have one.
+func (s State) tunnels() bool { return s.Routed == nil || len(s.distant) > 0 }
+
+// podLinks are the interfaces by which this host knows pods, as nft writes them.
+func (s State) podLinks() string {
+	if s.Routed != nil {
+		return ownerPrefix + "p*"
+	}
+	return ownerPrefix + "b*"
+}
+
 // input: to this host, from pods and through tunnels.
 func (s State) input(r *writer) {
 	r.block("chain input", func() {
 		r.line("type filter hook input priority -10; policy accept;")
-		r.line("udp dport %d jump tunnel", s.Port)
+		if s.tunnels() {
+			r.line("udp dport %d jump tunnel", s.Port)
+		}
 		for _, protocol := range []string{"udp", "tcp"} {
 			if s.Names {
-				r.line(`iifname "%sb*" ip daddr %s %s dport 53 accept`, ownerPrefix, s.Gateway, protocol)
+				r.line("iifname %q ip daddr %s %s dport 53 accept", s.podLinks(), s.Gateway, protocol)
 			}
 		}
-		r.line(`iifname "%sb*" jump leave`, ownerPrefix)
+		r.line("iifname %q jump leave", s.podLinks())
 		if len(s.distant) > 0 {
 			r.line("iifname %q ip saddr != %s drop", tunnelName(gatewayTunnel), s.Pods)
 		}
@@ -86,6 +117,9 @@ func (s State) input(r *writer) {
 			r.line("ip daddr %s drop", s.As)
 		}
 	})
+	if !s.tunnels() {
+		return
+	}
 	r.block("chain tunnel", func() {
 		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, lastSource)
 		r.line("drop")
@@ -99,10 +133,12 @@ func (s State) forward(r *writer, opened []string) {
 	r.block("chain forward", func() {
 		r.line("type filter hook forward priority -10; policy accept;")
 		for _, n := range s.Networks {
-			r.line("iifname %q oifname %q accept", bridgeName(n.VNI), bridgeName(n.VNI))
+			if s.Routed == nil {
+				r.line("iifname %q oifname %q accept", bridgeName(n.VNI), bridgeName(n.VNI))
+			}
 		}
-		r.line(`iifname "%sb*" jump leave`, ownerPrefix)
-		r.line(`oifname "%sb*" jump arrive`, ownerPrefix)
+		r.line("iifname %q jump leave", s.podLinks())
+		r.line("oifname %q jump arrive", s.podLinks())
 		if s.forwards() {
 			r.line("ip saddr %s jump outward", s.Pods)
 		}
@@ -119,6 +155,7 @@ func (s State) forward(r *writer, opened []string) {
 		}
 	})
 	r.block("chain leave", func() {
+		s.jumpNetwork(r, "saddr", "to")
 		r.line("ip daddr %s ip daddr != %s drop", s.Pods, s.Gateway)
 		// Neither may be sent on by the kernel of this host as its own.
 		r.line("udp dport %d drop", s.Port)
@@ -127,6 +164,7 @@ func (s State) forward(r *writer, opened []string) {
 		r.line("reject with icmpx admin-prohibited")
 	})
 	r.block("chain arrive", func() {
+		s.jumpNetwork(r, "daddr", "from")
 		r.line("ip saddr %s drop", s.Pods)
 		r.line("ct state established,related accept")
 		s.jump(r, "daddr", "ingress")
@@ -138,7 +176,7 @@ func (s State) forward(r *writer, opened []string) {
 func (s State) output(r *writer) {
 	r.block("chain output", func() {
 		r.line("type filter hook output priority -10; policy accept;")
-		r.line(`oifname "%sb*" jump local`, ownerPrefix)
+		r.line("oifname %q jump local", s.podLinks())
 	})
 	r.block("chain local", func() {
 		r.line("ct state established,related accept")
@@ -150,7 +188,13 @@ func (s State) output(r *writer) {
 		var owners []string
 		for _, n := range s.Networks {
 			for _, o := range n.Owners {
-				owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), o.UID))
+				if s.Routed == nil {
+					owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), o.UID))
+					continue
+				}
+				for _, pod := range n.Local {
+					owners = append(owners, fmt.Sprintf("%q . %d", podName(pod.Address), o.UID))
+				}
 			}
 		}
 		if len(owners) > 0 {

@@ -56,12 +56,29 @@ func far() State {
 	return s
 }
 
+// routed: the two users of example without tunnels.
+func routed() State {
+	s := example()
+	s.Routed = NewRouted("n1", map[string]netip.Prefix{"n1": netip.MustParsePrefix("10.128.0.0/30"), "n2": netip.MustParsePrefix("10.128.0.4/30")})
+	s.uplink = "eth0"
+	return s
+}
+
+// routedGateway: a host without pods that forwards for those of others, one of which is
+// on another link.
+func routedGateway() State {
+	s := far()
+	s.Routed, s.uplink = routed().Routed, "eth0"
+	return s
+}
+
 func TestRulesAreAsWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
 		opened []string
 	}{
 		"two-users.nft": {example(), []string{"eth0"}}, "none.nft": {State{}, nil},
+		"routed.nft": {routed(), []string{"eth0"}}, "routed-gateway.nft": {routedGateway(), []string{"eth0", "eth1"}},
 		"far-gateway.nft": {far(), []string{"eth0", "eth1"}},
 		"gateway.nft":     {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil},
 	} {
@@ -72,7 +89,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 // The kernel takes the rules, and takes them twice.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	for _, state := range []State{example(), gateway(), far(), example()} {
+	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), example()} {
 		command := exec.Command("nft", "-c", "-f", "-")
 		command.Stdin = strings.NewReader(state.rules([]string{"eth0", "eth1"}))
 		command.SysProcAttr = testutil.NewNamespaces()

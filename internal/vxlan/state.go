@@ -39,6 +39,10 @@ type State struct {
 	As site.AddressRange
 	// Gateways are those that live, or that pods here have.
 	Gateways []netip.Addr
+	// Routed is how pods are reached without tunnels, or nil.
+	Routed *Routed
+	// uplink is the name of the interface with the address Host. Apply fills it in.
+	uplink string
 	// distant are the hosts that are not on the link of this one, and reached by a tunnel
 	// of its own: gateways from nodes, nodes from gateways. Apply fills it in.
 	distant []netip.Addr

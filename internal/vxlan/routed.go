@@ -1,0 +1,153 @@
+package vxlan
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sort"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+)
+
+// Routed are the subnets of nodes. Then pods have no link with each other, not even on
+// one node: each has one with its host alone, which leads packets by their addresses.
+// Who belongs together is said by sets of addresses, one for each network, and looked
+// at on both nodes.
+type Routed struct {
+	// Own is that of this node, none where it has no pods.
+	Own netip.Prefix
+	// All are those of all nodes, in the order of their addresses.
+	All []netip.Prefix
+}
+
+// NewRouted returns what a node knows.
+func NewRouted(node string, subnets map[string]netip.Prefix) *Routed {
+	r := &Routed{Own: subnets[node]}
+	for _, subnet := range subnets {
+		r.All = append(r.All, subnet)
+	}
+	slices.SortFunc(r.All, func(a, b netip.Prefix) int { return a.Addr().Compare(b.Addr()) })
+	return r
+}
+
+// of is the subnet of a pod; the pod alone if it is in none, as one is that began before
+// the site had subnets, and where there are none.
+func (r *Routed) of(pod netip.Addr) netip.Prefix {
+	if r != nil {
+		after := sort.Search(len(r.All), func(i int) bool { return pod.Less(r.All[i].Addr()) })
+		if after > 0 && r.All[after-1].Contains(pod) {
+			return r.All[after-1]
+		}
+	}
+	return netip.PrefixFrom(pod, 32)
+}
+
+// tell says, once, of which nodes the site's routers have to know the way to pods.
+func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
+	if s.Routed == nil || k.told[subnet] || k.Log == nil {
+		return
+	}
+	if k.told == nil {
+		k.told = map[netip.Prefix]bool{}
+	}
+	k.told[subnet] = true
+	k.Log.Warn("a node with pods is on no link of this host: the site's routers have to lead its subnet to it", "subnet", subnet, "node", node)
+}
+
+// connectedOtherwise: a pair that was made for a bridge is none for routes, and the
+// other way round. Only that for routes has no ARP.
+func connectedOtherwise(outer, bridge netlink.Link) bool {
+	return (outer.Attrs().RawFlags&unix.IFF_NOARP != 0) == (bridge != nil)
+}
+
+// lead connects a pod's interface to this host alone. There is no ARP on it: each side
+// knows the other, so that nobody can claim to be somebody else.
+func (s State) lead(pod Pod, outer netlink.Link) error {
+	name := outer.Attrs().Name
+	for file, value := range map[string]string{"forwarding": "1", "accept_redirects": "0"} {
+		if err := setting("ipv4/conf/"+name+"/"+file, value); err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("configure interface %s: %w", name, err)
+		}
+	}
+	if err := errors.Join(netlink.LinkSetHardwareAddr(outer, bridgeMAC()), netlink.LinkSetARPOff(outer), netlink.LinkSetUp(outer)); err != nil {
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	if err := netlink.AddrReplace(outer, &netlink.Addr{IPNet: single(s.Gateway)}); err != nil {
+		return fmt.Errorf("give %s to interface %s: %w", s.Gateway, name, err)
+	}
+	if err := netlink.NeighSet(neighbour(outer, pod.Address, site.MAC(pod.Address))); err != nil {
+		return fmt.Errorf("set neighbour %s: %w", pod.Address, err)
+	}
+	return nil
+}
+
+// configureRouted is the inside of such a pod. Its address is one in the range of all
+// pods, as with tunnels: programs that look which peers are near (MPI) see no difference.
+func configureRouted(inside *netlink.Handle, link netlink.Link, s State, address *netlink.Addr) error {
+	address.Flags = unix.IFA_F_NOPREFIXROUTE
+	if err := errors.Join(inside.LinkSetUp(link), inside.AddrReplace(link, address)); err != nil {
+		return fmt.Errorf("configure the interface of the pod: %w", err)
+	}
+	if err := inside.NeighSet(neighbour(link, s.Gateway, bridgeMAC())); err != nil {
+		return fmt.Errorf("set the neighbour of the pod: %w", err)
+	}
+	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
+	if err := inside.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Gw: s.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
+		return fmt.Errorf("set the default route of the pod: %w", err)
+	}
+	return nil
+}
+
+func neighbour(link netlink.Link, address netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
+	return &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: unix.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
+}
+
+// routed are the sets and chains by which networks are apart. What comes from a pod has
+// its own addresses, or is dropped, IPv6 with it; so the source of what arrives from
+// another node is true as well.
+func (s State) routed(r *writer, pods []string) {
+	r.set("pods", podKind, pods)
+	for _, n := range s.Networks {
+		var members []string
+		for _, pod := range n.Local {
+			members = append(members, pod.Address.String())
+		}
+		for _, peer := range n.Peers {
+			members = append(members, peer.Address.String())
+		}
+		r.set(memberName(n), "ipv4_addr", members)
+		r.block("chain to_"+memberName(n), func() { r.line("ip daddr @%s accept", memberName(n)) })
+		// By another interface than that of the hosts come no pods.
+		r.block("chain from_"+memberName(n), func() { r.line("iifname %q ip saddr @%s accept", s.uplink, memberName(n)) })
+	}
+	r.block("chain prerouting", func() {
+		r.line("type filter hook prerouting priority -300; policy accept;")
+		r.line("iifname != %q accept", s.podLinks())
+		r.line("iifname . ether saddr . ip saddr @pods accept")
+		r.line("drop")
+	})
+}
+
+func memberName(n Network) string { return fmt.Sprintf("network_%06x", n.VNI) }
+
+// jumpNetwork goes to what the pod with the address on that side has in common with others.
+func (s State) jumpNetwork(r *writer, side, direction string) {
+	if s.Routed == nil {
+		return
+	}
+	var all []string
+	for _, n := range s.Networks {
+		for _, pod := range n.Local {
+			all = append(all, fmt.Sprintf("%s : jump %s_%s", pod.Address, direction, memberName(n)))
+		}
+	}
+	if len(all) > 0 {
+		r.line("ip %s vmap { %s }", side, join(all))
+	}
+}
