@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/plugin"
 	bolt "go.etcd.io/bbolt"
 
+	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/mounts"
@@ -119,6 +120,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			var cache snapshotter.Cache
 			if l.cache != nil {
 				cache = l.cache
+				ic.Meta.Exports[imagestore.SharedExport] = "true"
 			}
 			// A layer needs nothing of those below it, so they are converted
 			// side by side. But what the cache has cannot be used so: containerd

@@ -3,13 +3,16 @@ package integration
 import (
 	"bytes"
 	"compress/gzip"
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -125,4 +128,54 @@ func TestBadArchives(t *testing.T) {
 			t.Errorf("%s: want an error with %q, and the other archive imported:\n%s%s", path, why, out, stderr.String())
 		}
 	}
+}
+
+// Of an archive whose layers others have converted, the layers are not even read.
+func TestImportWhatOthersHave(t *testing.T) {
+	if os.Getenv(snapshotterVariable) != "erofs" {
+		t.Skip("layers are shared by the snapshotter erofs alone")
+	}
+	folder, err := os.MkdirTemp(os.Getenv(scratchVariable), "shared-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program, name := busybox()
+	shared, own := programLayer(t, program, name), programLayer(t, "/proc/self/status", "status")
+	first, second := filepath.Join(folder, "first.tar"), filepath.Join(folder, "second.tar")
+	saveLayers(t, first, "shared.test/first:1", name, shared)
+	saveLayers(t, second, "shared.test/second:1", name, shared, own)
+	stored := func(n *node, layer []byte) bool {
+		_, err := os.Stat(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/blobs/sha256", fmt.Sprintf("%x", sha256.Sum256(layer))))
+		return err == nil
+	}
+
+	t.Run("one node", func(t *testing.T) {
+		n := startNodeShared(t, "erofs", folder)
+		n.importImage(first)
+		if !stored(n, shared) {
+			t.Error("the layer was not copied where nobody had it")
+		}
+		if !eventually(30*time.Second, func() bool {
+			found, _ := filepath.Glob(filepath.Join(folder, "layers-1/sha256/*.erofs"))
+			return len(found) == 1
+		}) {
+			t.Error("the layer is not in the folder")
+		}
+	})
+	t.Run("another node", func(t *testing.T) {
+		n := startNodeShared(t, "erofs", folder)
+		n.importImage(second, first)
+		if stored(n, shared) {
+			t.Error("a layer that is there was copied")
+		}
+		if !stored(n, own) {
+			t.Error("a layer that is not there was not copied")
+		}
+		for _, image := range []string{"shared.test/first:1", "shared.test/second:1"} {
+			answer, err := n.images.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})
+			if err != nil || answer.Image == nil {
+				t.Errorf("CRI does not know %s: %v", image, err)
+			}
+		}
+	})
 }

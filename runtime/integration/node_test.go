@@ -50,6 +50,12 @@ func startNode(t *testing.T, env ...string) *node {
 
 func startNodeWith(t *testing.T, snapshotter string, env ...string) *node {
 	t.Helper()
+	return startNodeShared(t, snapshotter, "", env...)
+}
+
+// startNodeShared starts one that has a folder of layers which nodes share.
+func startNodeShared(t *testing.T, snapshotter, cache string, env ...string) *node {
+	t.Helper()
 	dir, err := filepath.Abs(libexec())
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +65,7 @@ func startNodeWith(t *testing.T, snapshotter string, env ...string) *node {
 		t.Fatal(err)
 	}
 	n := &node{t: t, scratch: scratch, libexec: dir, log: filepath.Join(scratch, "containerd.log"), exited: make(chan error, 1), snapshotter: snapshotter}
-	n.configure()
+	n.configure(cache)
 	if snapshotter == "erofs" {
 		n.layers = startLayers(t, dir, filepath.Join(scratch, "layers.log"))
 	}
@@ -122,7 +128,7 @@ func (n *node) start(env ...string) {
 
 // configure writes containerd's configuration: the golden file of package
 // runtimeconf, whose paths below /run/berth are free in these namespaces.
-func (n *node) configure() {
+func (n *node) configure(cache string) {
 	n.t.Helper()
 	golden, err := os.ReadFile("../../internal/runtimeconf/testdata/containerd.toml")
 	if err != nil {
@@ -137,6 +143,9 @@ func (n *node) configure() {
 			`snapshotter = "overlayfs"`, `snapshotter = "erofs"`, `snapshotter.v1.overlayfs",`, `snapshotter.v1.erofs",`, `differ = "walking"`, `differ = "erofs"`,
 			"squash = false", fmt.Sprintf("squash = %t", oneUID()),
 		).Replace(text)
+	}
+	if cache != "" {
+		text = strings.NewReplacer(`cache = ""`, fmt.Sprintf("cache = %q", cache), `job = ""`, `job = "test"`, "cache_limit = 0", "cache_limit = 1000000000").Replace(text)
 	}
 	for _, dir := range []string{"/run/berth/cni/net.d", "/run/berth/containerd", "/run/netns"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -45,10 +45,20 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 	if err != nil {
 		return fmt.Errorf("open image archive: %w", err)
 	}
-	if info.IsDir() {
+	var plain *imagestore.Plain
+	if !info.IsDir() {
+		if plain, index, err = imagestore.OpenPlain(ctx, a); err != nil {
+			return err
+		}
+	}
+	switch {
+	case info.IsDir():
 		blobs = layout(a.Path)
 		index, err = readLayout(a.Path)
-	} else {
+	case plain != nil:
+		defer plain.Close()
+		blobs = plain
+	default:
 		scratch, made := k.Cache.Scratch()
 		if made != nil {
 			return fmt.Errorf("make a place for the archive's content: %w", made)
@@ -66,12 +76,25 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 	}
 	platform := platforms.Only(k.Platform)
 	found, err := imagestore.Images(ctx, a, index, platform, func(ctx context.Context, m ocispec.Descriptor) error {
-		return images.WalkNotEmpty(ctx, images.FilterPlatforms(images.ChildrenHandler(blobs), platform), m)
+		return images.WalkNotEmpty(ctx, images.FilterPlatforms(children(blobs), platform), m)
 	})
 	if err != nil {
 		return err
 	}
 	return use(blobs, found)
+}
+
+// children are those of a manifest or an index that has its digest: others could
+// name themselves, without an end.
+func children(blobs content.Provider) images.HandlerFunc {
+	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {
+			if _, err := fetchText(ctx, provided{blobs}, desc); err != nil {
+				return nil, err
+			}
+		}
+		return images.Children(ctx, blobs, desc)
+	}
 }
 
 // provided fetches from a store.

@@ -263,7 +263,7 @@ func TestConvertRefuses(t *testing.T) {
 		{t.Context(), "a:1=" + filepath.Join(place, "nothing.tar"), target, "no such file"},
 		{t.Context(), "reg.test/team/app:1", filepath.Join(place, "no", "out.tar"), "no such file"},
 		{t.Context(), "reg.test/team/app:1", place, "is no file"},
-		{t.Context(), broken, target, "the archive has no content of digest"},
+		{t.Context(), broken, target, "its content has another digest"},
 		{t.Context(), layout, target, "has another digest"},
 		{t.Context(), cut, target, "unexpected EOF"},
 		{stopped, "reg.test/team/app:1", target, "stopped"},

@@ -341,6 +341,24 @@ func TestImportLayoutInPlace(t *testing.T) {
 	}
 }
 
+// Nothing of a layout is believed: one whose index names itself has an end.
+func TestImportLayoutThatNamesItself(t *testing.T) {
+	dir := t.TempDir()
+	itself := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("itself")}
+	index, err := json.Marshal(ocispec.Index{MediaType: itself.MediaType, Manifests: []ocispec.Descriptor{itself}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob := filepath.Join(dir, "blobs", "sha256", itself.Digest.Encoded())
+	if err := errors.Join(os.MkdirAll(filepath.Dir(blob), 0o755), os.WriteFile(blob, index, 0o444), os.WriteFile(filepath.Join(dir, "index.json"), index, 0o444)); err != nil {
+		t.Fatal(err)
+	}
+	k, _ := keeper(t, 1<<30)
+	if _, err := k.Import(t.Context(), imagestore.Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), "another digest") {
+		t.Error(err)
+	}
+}
+
 func TestExportAndImportAgain(t *testing.T) {
 	_, server := serve(t, func(_ *registry, i *image) { i.config.Config.Env = []string{"A=b"} })
 	k, _ := keeper(t, 1<<30)

@@ -87,6 +87,12 @@ func (a Archive) baseName() string {
 	return base
 }
 
+// The first bytes of what gzip and zstd have packed.
+var (
+	gzipMagic = []byte{0x1f, 0x8b}
+	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}
+)
+
 // Decompress recognizes a compression by its first bytes. Neither reader
 // starts a program, as containerd's own would.
 func Decompress(r io.Reader) (io.ReadCloser, error) {
@@ -99,9 +105,9 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 		return nil, err
 	}
 	switch {
-	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
+	case bytes.HasPrefix(magic, gzipMagic):
 		return gzip.NewReader(buffered)
-	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}):
+	case bytes.Equal(magic, zstdMagic):
 		z, err := zstd.NewReader(buffered)
 		if err != nil {
 			return nil, err

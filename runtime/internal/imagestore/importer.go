@@ -32,7 +32,13 @@ type Importer struct {
 	snapshotter string
 	// snapshots is the directory of the snapshotter.
 	snapshots string
+	// shared says that the snapshotter may have layers that others have made.
+	shared bool
 }
+
+// SharedExport is what a snapshotter exports that may have layers which others have
+// made: it answers to be asked for one, by its digest, that it is there already.
+const SharedExport = "berth_shared_layers"
 
 // NewImporter returns an importer that unpacks for a snapshotter. The client
 // stays the caller's.
@@ -53,7 +59,7 @@ func NewImporter(ctx context.Context, client *containerd.Client, snapshotter str
 	}
 	for _, p := range answer.Plugins {
 		if p.ID == snapshotter {
-			i.snapshots = p.Exports[plugins.SnapshotterRootDir]
+			i.snapshots, i.shared = p.Exports[plugins.SnapshotterRootDir], p.Exports[SharedExport] != ""
 		}
 	}
 	return i, nil
@@ -80,6 +86,16 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	}
 	defer done(context.WithoutCancel(ctx))
 
+	if i.shared && !a.isRoot() {
+		plain, index, err := OpenPlain(ctx, a)
+		if err != nil {
+			return nil, err
+		}
+		if plain != nil {
+			defer plain.Close()
+			return i.importPlain(ctx, a, plain, index)
+		}
+	}
 	index, stays, err := i.read(ctx, a)
 	if err != nil {
 		return nil, err
@@ -149,7 +165,8 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	}
 	for k, layer := range manifest.Layers {
 		info := content.Info{Digest: layer.Digest, Labels: map[string]string{labels.LabelUncompressed: ids[k].String()}}
-		if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil {
+		// One that is not there was not needed.
+		if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}
 	}

@@ -1,0 +1,276 @@
+package imagestore
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"strings"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Plain is an archive whose blobs can be read where they lie in its file, because
+// it is not compressed as a whole. It only believes the names of blobs, and of
+// docker save's layers what the configuration says they are: who reads them looks
+// whether they have the digests that they were asked for by.
+type Plain struct {
+	io.Closer
+	from source
+	// blobs are those of layouts by their digests, and layers of docker save.
+	blobs map[digest.Digest]part
+	// texts are what is not in the archive, or not under its digest.
+	texts map[digest.Digest][]byte
+}
+
+type source interface {
+	io.ReadSeeker
+	io.ReaderAt
+}
+
+// part is where a file of an archive lies.
+type part struct{ offset, size int64 }
+
+// maxText bounds manifests and configurations, in bytes.
+const maxText = 8 << 20
+
+// errOtherForm is of archives that have to be read from their beginning to their
+// end.
+var errOtherForm = errors.New("its blobs cannot be read one by one")
+
+// OpenPlain opens an archive, and returns which images it says to hold; nil for what
+// only ReadArchive can read, or can say what is wrong with.
+func OpenPlain(ctx context.Context, a Archive) (*Plain, ocispec.Index, error) {
+	info, err := os.Stat(a.Path)
+	if err != nil {
+		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, ocispec.Index{}, nil // a pipe can be opened once
+	}
+	file, err := os.Open(a.Path)
+	if err != nil {
+		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
+	}
+	p := newPlain(file)
+	p.Closer = file
+	index, err := p.index(ctx)
+	if err != nil {
+		return nil, ocispec.Index{}, file.Close()
+	}
+	return p, index, nil
+}
+
+func newPlain(from source) *Plain {
+	return &Plain{from: from, blobs: map[digest.Digest]part{}, texts: map[digest.Digest][]byte{}}
+}
+
+func (p *Plain) index(ctx context.Context) (index ocispec.Index, err error) {
+	parts, err := listParts(p.from)
+	if err != nil {
+		return index, err
+	}
+	if _, is := parts[ocispec.ImageLayoutFile]; is {
+		return p.layout(parts)
+	}
+	return p.saved(ctx, parts)
+}
+
+// listParts reads the headers of an archive's files. Nothing between them is read.
+func listParts(file io.ReadSeeker) (map[string]part, error) {
+	end, err := file.Seek(0, io.SeekEnd)
+	if err == nil {
+		_, err = file.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		return nil, err
+	}
+	parts, links := map[string]part{}, map[string]string{}
+	// It reads no byte more than it has returned: so the file is where the content
+	// begins.
+	for archive := tar.NewReader(file); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		name := path.Clean(header.Name)
+		switch header.Typeflag {
+		case tar.TypeSymlink:
+			links[name] = path.Join(path.Dir(name), header.Linkname)
+		case tar.TypeReg:
+			offset, err := file.Seek(0, io.SeekCurrent)
+			if err != nil {
+				return nil, err
+			}
+			for key := range header.PAXRecords {
+				if strings.HasPrefix(key, "GNU.sparse.") {
+					return nil, errOtherForm // its content is not as it lies there
+				}
+			}
+			if header.Size > end-offset {
+				return nil, io.ErrUnexpectedEOF
+			}
+			parts[name] = part{offset, header.Size}
+		}
+	}
+	for name, target := range links {
+		if found, ok := parts[target]; ok {
+			parts[name] = found
+		}
+	}
+	return parts, nil
+}
+
+// layout reads the index of an OCI layout.
+func (p *Plain) layout(parts map[string]part) (index ocispec.Index, err error) {
+	var layout ocispec.ImageLayout
+	if err := p.parse(parts, ocispec.ImageLayoutFile, &layout); err != nil {
+		return index, err
+	}
+	if layout.Version != ocispec.ImageLayoutVersion {
+		return index, errOtherForm
+	}
+	for name, part := range parts {
+		if dir, encoded := path.Split(name); dir == ocispec.ImageBlobsDir+"/sha256/" {
+			if d := digest.NewDigestFromEncoded(digest.SHA256, encoded); d.Validate() == nil {
+				p.blobs[d] = part
+			}
+		}
+	}
+	return index, p.parse(parts, ocispec.ImageIndexFile, &index)
+}
+
+// saved makes the index of what docker save has written.
+func (p *Plain) saved(ctx context.Context, parts map[string]part) (index ocispec.Index, err error) {
+	var saved []struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
+	}
+	if err := p.parse(parts, "manifest.json", &saved); err != nil {
+		return index, err
+	}
+	for _, image := range saved {
+		desc, err := p.savedImage(ctx, parts, image.Config, image.Layers)
+		if err != nil {
+			return index, err
+		}
+		if len(image.RepoTags) == 0 {
+			index.Manifests = append(index.Manifests, desc)
+		}
+		for _, tag := range image.RepoTags {
+			name, err := normalize(tag)
+			if err != nil {
+				return index, err
+			}
+			desc.Annotations = map[string]string{images.AnnotationImageName: name}
+			index.Manifests = append(index.Manifests, desc)
+		}
+	}
+	return index, nil
+}
+
+// savedImage makes the manifest that containerd makes of such an image, so that it
+// has the same digest.
+func (p *Plain) savedImage(ctx context.Context, parts map[string]part, configName string, layers []string) (desc ocispec.Descriptor, err error) {
+	text, err := p.text(parts, configName)
+	if err != nil {
+		return desc, err
+	}
+	var config ocispec.Image
+	if err := json.Unmarshal(text, &config); err != nil {
+		return desc, err
+	}
+	if len(config.RootFS.DiffIDs) != len(layers) {
+		return desc, errOtherForm
+	}
+	manifest := struct {
+		specs.Versioned
+		MediaType string               `json:"mediaType"`
+		Config    ocispec.Descriptor   `json:"config"`
+		Layers    []ocispec.Descriptor `json:"layers"`
+	}{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: images.MediaTypeDockerSchema2Manifest,
+		Config: p.keep(images.MediaTypeDockerSchema2Config, text), Layers: make([]ocispec.Descriptor, len(layers)),
+	}
+	for i, name := range layers {
+		id := config.RootFS.DiffIDs[i]
+		part, found := parts[path.Clean(name)]
+		// The digest of a compressed one is known to nobody.
+		if !found || id.Validate() != nil || id.Algorithm() != digest.SHA256 || p.compressed(part) {
+			return desc, errOtherForm
+		}
+		p.blobs[id] = part
+		manifest.Layers[i] = ocispec.Descriptor{MediaType: images.MediaTypeDockerSchema2Layer, Digest: id, Size: part.size}
+	}
+	if text, err = json.Marshal(manifest); err != nil {
+		return desc, err
+	}
+	desc = p.keep(images.MediaTypeDockerSchema2Manifest, text)
+	own, err := images.Platforms(ctx, p, desc)
+	if len(own) > 0 {
+		desc.Platform = &own[0]
+	}
+	return desc, err
+}
+
+// compressed tells of a part whether Decompress would unpack it.
+func (p *Plain) compressed(at part) bool {
+	magic := make([]byte, min(at.size, int64(len(zstdMagic))))
+	_, err := p.from.ReadAt(magic, at.offset)
+	return err != nil || bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
+}
+
+func (p *Plain) keep(mediaType string, text []byte) ocispec.Descriptor {
+	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(text), Size: int64(len(text))}
+	p.texts[desc.Digest] = text
+	return desc
+}
+
+func (p *Plain) text(parts map[string]part, name string) ([]byte, error) {
+	part, found := parts[path.Clean(name)]
+	if !found || part.size > maxText {
+		return nil, errOtherForm
+	}
+	text := make([]byte, part.size)
+	_, err := p.from.ReadAt(text, part.offset)
+	return text, err
+}
+
+func (p *Plain) parse(parts map[string]part, name string, value any) error {
+	text, err := p.text(parts, name)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, value)
+}
+
+// ReaderAt opens a blob, where it lies.
+func (p *Plain) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	if text, found := p.texts[desc.Digest]; found {
+		return section{io.NewSectionReader(bytes.NewReader(text), 0, int64(len(text)))}, nil
+	}
+	part, found := p.blobs[desc.Digest]
+	if !found {
+		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, errdefs.ErrNotFound)
+	}
+	return section{io.NewSectionReader(p.from, part.offset, part.size)}, nil
+}
+
+// section is a blob within something that stays open.
+type section struct{ *io.SectionReader }
+
+func (section) Close() error { return nil }

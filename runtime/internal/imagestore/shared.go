@@ -1,0 +1,130 @@
+package imagestore
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"time"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/images"
+	"github.com/containerd/containerd/v2/core/snapshots"
+	"github.com/containerd/containerd/v2/pkg/labels"
+	"github.com/containerd/containerd/v2/pkg/rootfs"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/identity"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Labels by which a snapshotter is told which layer a snapshot is for, and the name
+// that it will have.
+const (
+	layerLabel = "containerd.io/snapshot/diff-id"
+	nameLabel  = "containerd.io/snapshot.ref"
+)
+
+// importPlain imports the images of an archive whose layers others may have made:
+// of those nothing is read, as nothing of them is fetched where an image comes
+// from a registry. What says which layers they are is read, with its digest.
+func (i *Importer) importPlain(ctx context.Context, a Archive, from *Plain, index ocispec.Index) (imported []Imported, err error) {
+	begin := time.Now()
+	found, err := Images(ctx, a, index, platforms.Default(), func(ctx context.Context, m ocispec.Descriptor) error {
+		if err := i.copyTexts(ctx, from, m); err != nil {
+			return err
+		}
+		return i.tell(ctx, m)
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, img := range found {
+		err := i.bringLayers(ctx, from, img.Target)
+		if err == nil {
+			err = i.publish(ctx, img)
+		}
+		if err != nil {
+			return imported, fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
+		}
+		imported = append(imported, Imported{Name: img.Name, Digest: img.Target.Digest.String(), Took: time.Since(begin)})
+	}
+	return imported, nil
+}
+
+// copyTexts puts all of an image into the store but its layers.
+func (i *Importer) copyTexts(ctx context.Context, from *Plain, m ocispec.Descriptor) error {
+	return images.Walk(ctx, images.FilterPlatforms(images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if images.IsLayerType(desc.MediaType) {
+			return nil, nil
+		}
+		if err := i.copy(ctx, from, desc); err != nil {
+			return nil, err
+		}
+		return images.Children(ctx, i.store, desc)
+	}), platforms.Default()), m)
+}
+
+func (i *Importer) copy(ctx context.Context, from *Plain, desc ocispec.Descriptor) error {
+	blob, err := from.ReaderAt(ctx, desc)
+	if err != nil {
+		return err
+	}
+	defer blob.Close()
+	return content.WriteBlob(ctx, i.store, "archive-"+desc.Digest.String(), content.NewReader(blob), desc)
+}
+
+// bringLayers has all layers of an image unpacked; what says which they are is in the
+// store.
+func (i *Importer) bringLayers(ctx context.Context, from *Plain, target ocispec.Descriptor) error {
+	manifest, err := images.Manifest(ctx, i.store, target, platforms.Default())
+	if err != nil {
+		return err
+	}
+	ids, err := images.RootFS(ctx, i.store, manifest.Config)
+	if err != nil || len(ids) != len(manifest.Layers) {
+		return err // unpacking tells what is wrong
+	}
+	for k, layer := range manifest.Layers {
+		there, err := i.isThere(ctx, ids[:k], ids[k])
+		if err == nil && !there {
+			err = i.bringLayer(ctx, from, ids[:k], rootfs.Layer{Diff: ocispec.Descriptor{Digest: ids[k]}, Blob: layer})
+		}
+		if errdefs.IsNotFound(err) {
+			err = fmt.Errorf("archive is not complete: %w", err)
+		}
+		if err != nil {
+			return fmt.Errorf("bring layer %s: %w", layer.Digest, err)
+		}
+	}
+	return nil
+}
+
+// isThere asks the snapshotter for a layer upon others, the lowest first.
+func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest.Digest) (bool, error) {
+	name := identity.ChainID(append(below[:len(below):len(below)], id)).String()
+	key := fmt.Sprintf(snapshots.UnpackKeyFormat, rand.Text(), name)
+	snapshotter := i.client.SnapshotService(i.snapshotter)
+	_, err := snapshotter.Prepare(ctx, key, identity.ChainID(below).String(), snapshots.WithLabels(map[string]string{layerLabel: id.String(), nameLabel: name}))
+	if errdefs.IsAlreadyExists(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	return false, snapshotter.Remove(ctx, key)
+}
+
+// bringLayer unpacks a layer that is not there.
+func (i *Importer) bringLayer(ctx context.Context, from *Plain, below []digest.Digest, layer rootfs.Layer) error {
+	if err := i.copy(ctx, from, layer.Blob); err != nil {
+		return err
+	}
+	// Under that a cache knows it.
+	info := content.Info{Digest: layer.Blob.Digest, Labels: map[string]string{labels.LabelUncompressed: layer.Diff.Digest.String()}}
+	if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil {
+		return err
+	}
+	_, err := rootfs.ApplyLayerWithOpts(ctx, layer, below, i.client.SnapshotService(i.snapshotter), i.client.DiffService(), nil, nil)
+	return err
+}
