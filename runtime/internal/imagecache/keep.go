@@ -155,7 +155,7 @@ func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []d
 		group.Go(func() error {
 			counted := func(n int) { k.Progress(int64(n), total) }
 			_, err := k.Cache.Make(ids[i], func(path string) error {
-				return makeLayer(ctx, path, blobs[i], ids[i], from, k.Cache.Limit(), counted)
+				return k.bringLayer(ctx, path, blobs[i], ids[i], from, counted)
 			})
 			if err != nil {
 				return fmt.Errorf("bring layer %s: %w", blobs[i].Digest, err)

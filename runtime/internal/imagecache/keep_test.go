@@ -39,8 +39,26 @@ type registry struct {
 	cut digest.Digest
 	// lost does so, too, and is not there any more after that.
 	lost digest.Digest
+	// held stops the first answer for a blob in the middle, until who asked is gone.
+	held digest.Digest
+	// whole has ranges ignored.
+	whole bool
+	// sent is how many bytes of a blob went out.
+	sent map[digest.Digest]int
 	// password is what clients have to say, if it is not empty.
 	password string
+}
+
+// counting counts what is sent.
+type counting struct {
+	http.ResponseWriter
+	count func(int)
+}
+
+func (c counting) Write(p []byte) (int, error) {
+	n, err := c.ResponseWriter.Write(p)
+	c.count(n)
+	return n, err
 }
 
 func (r *registry) put(mediaType string, content []byte) ocispec.Descriptor {
@@ -77,6 +95,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	r.asked[d]++
 	cut := (r.cut == d || r.lost == d) && r.asked[d] == 1
 	lost := r.lost == d && r.asked[d] > 1
+	held := r.held == d && r.asked[d] == 1
 	r.mu.Unlock()
 	if lost {
 		http.NotFound(w, request)
@@ -88,6 +107,21 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		_, _ = w.Write(content[:len(content)/2])
 		return // the connection ends where more was promised
+	}
+	w = counting{w, func(n int) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.sent[d] += n
+	}}
+	if held {
+		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
+		_, _ = w.Write(content[:len(content)/2])
+		_ = http.NewResponseController(w.(counting).ResponseWriter).Flush()
+		<-request.Context().Done()
+		return
+	}
+	if r.whole {
+		request.Header.Del("Range")
 	}
 	http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(content))
 }
@@ -126,7 +160,7 @@ type image struct {
 // serve makes a registry with an image of one layer, as change has it.
 func serve(t *testing.T, change func(*registry, *image)) (*registry, *httptest.Server) {
 	t.Helper()
-	r := &registry{blobs: map[digest.Digest][]byte{}, types: map[digest.Digest]string{}, asked: map[digest.Digest]int{}}
+	r := &registry{blobs: map[digest.Digest][]byte{}, types: map[digest.Digest]string{}, asked: map[digest.Digest]int{}, sent: map[digest.Digest]int{}}
 	blob, id := packed(t, bytes.Repeat([]byte("content of a file, "), 20000))
 	img := &image{t: t, layer: r.put(ocispec.MediaTypeImageLayerGzip, blob)}
 	img.config.OS, img.config.Architecture = "linux", "amd64"
@@ -167,7 +201,7 @@ func (k *Keeper) pullFrom(t *testing.T, server *httptest.Server, logins Logins) 
 func left(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
-	for _, pattern := range []string{"unfinished/*", "jobs/*/*.part"} {
+	for _, pattern := range []string{"unfinished/*", "jobs/*/*.part", "partial/*"} {
 		found, err := filepath.Glob(filepath.Join(dir, "*", pattern))
 		if err != nil {
 			t.Fatal(err)

@@ -58,6 +58,12 @@ func (l line) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser
 	if err != nil {
 		return nil, err
 	}
+	if seeker, ok := content.(io.Seeker); ok {
+		return struct {
+			fromLine
+			io.Seeker
+		}{fromLine{content}, seeker}, nil
+	}
 	return fromLine{content}, nil
 }
 

@@ -68,7 +68,7 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	if err := checkOwn(c.dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open cache of layers: %w", err)
 	}
-	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.claims(), c.aside(), c.job} {
+	for _, d := range []string{c.layers(), c.blobs(), c.images(), c.unfinished(), c.partials(), c.claims(), c.aside(), c.job} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
 			return nil, fmt.Errorf("open cache of layers: %w", err)
 		}

@@ -60,7 +60,7 @@ func NoSpace(err error) bool {
 }
 
 // MakeRoom makes room for so many bytes on the file system, of layers that belong
-// to no image with a name and that no job uses. It removes none in vain.
+// to no image with a name and that no job uses. It removes none of these in vain.
 func (c *Cache) MakeRoom(size int64) error { return c.makeRoom(size, false) }
 
 // makeRoom is no error where there is not enough, if what there is shall go.
@@ -73,6 +73,11 @@ func (c *Cache) makeRoom(size int64, whatThereIs bool) error {
 	if err != nil {
 		return err
 	}
+	freed, err := c.dropBeginnings(size - room)
+	if err != nil {
+		return err
+	}
+	room += freed
 	var gone []fs.FileInfo
 	for _, info := range files {
 		if room >= size {

@@ -17,7 +17,7 @@ import (
 // that jobs use stay, as nothing would be free.
 func (c *Cache) Trim(now time.Time) error {
 	var problems []error
-	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.claims(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
+	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.partials(): partialFor, c.claims(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
 		entries, err := os.ReadDir(dir)
 		problems = append(problems, err)
 		for _, e := range entries {
@@ -63,10 +63,18 @@ func (c *Cache) shrink(limit int64, whatThereIs bool) error {
 		return err
 	}
 	files = slices.DeleteFunc(files, func(info fs.FileInfo) bool { return c.KeepNamed && named[digestOf(info.Name())] })
-	var total int64
+	_, total, err := c.beginnings()
+	if err != nil {
+		return err
+	}
 	for _, info := range files {
 		total += info.Size()
 	}
+	freed, err := c.dropBeginnings(total - limit)
+	if err != nil {
+		return err
+	}
+	total -= freed
 	var gone []fs.FileInfo
 	for _, info := range files {
 		if total <= limit {
@@ -104,7 +112,8 @@ func (c *Cache) files() (files []fs.FileInfo, total int64, err error) {
 	return files, total, err
 }
 
-// Usage is how much the cache holds.
+// Usage is how much the cache holds. Its bytes are also those of layers of which
+// only a part has come.
 type Usage struct {
 	Layers int
 	Bytes  int64
@@ -113,7 +122,8 @@ type Usage struct {
 // Usage counts the layers, those of images with names and all others.
 func (c *Cache) Usage() (Usage, error) {
 	files, total, err := c.files()
-	return Usage{len(files), total}, err
+	_, more, err2 := c.beginnings()
+	return Usage{len(files), total + more}, errors.Join(err, err2)
 }
 
 // digestOf is the digest of the layer that a file is of.

@@ -1,0 +1,107 @@
+package imagecache
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+
+	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/layercache"
+)
+
+// resumable is how large a blob has to be, in bytes, for what has come of it to be
+// kept: smaller ones come sooner than a file is made.
+const resumable = 1 << 20
+
+// bringLayer makes the file of a layer. What comes of a large one over the network is
+// kept on the way: whoever is ended before all is there has the next one ask for
+// the rest only.
+func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, count func(int)) error {
+	limit := k.Cache.Limit()
+	if _, far := from.(line); !far || blob.Size < resumable {
+		return makeLayer(ctx, path, blob, id, from, limit, count)
+	}
+	partial, err := k.Cache.Partial(blob.Digest)
+	if err != nil {
+		// It comes all the same, and says what is wrong with it or with the folder.
+		return makeLayer(ctx, path, blob, id, from, limit, count)
+	}
+	defer partial.Close()
+	var came int
+	resumed := &resumed{from: from, partial: partial}
+	err = makeLayer(ctx, path, blob, id, resumed, limit, func(n int) {
+		came += n
+		count(n)
+	})
+	switch {
+	case err == nil:
+		_ = partial.Remove() // else it goes when it is old
+		return nil
+	case (resumed.failed || ctx.Err() != nil) && partial.End() < blob.Size && !layercache.NoSpace(err):
+		return err // what has come is as good as it was
+	}
+	if gone := partial.Remove(); gone != nil || partial.Before() == 0 && !layercache.NoSpace(err) {
+		return errors.Join(err, gone)
+	}
+	// What was there may have been wrong, or have taken the room: so all of it.
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	count(-came)
+	return makeLayer(ctx, path, blob, id, from, limit, count)
+}
+
+// resumed fetches a blob of which some has come, and keeps what comes.
+type resumed struct {
+	from    remotes.Fetcher
+	partial *layercache.Partial
+	// failed says that not all has come that there should be.
+	failed bool
+}
+
+func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
+	if r.partial.Before() >= desc.Size {
+		return io.NopCloser(r.partial.Reader()), nil
+	}
+	content, err := r.from.Fetch(ctx, desc)
+	if err != nil {
+		r.failed = true
+		return nil, err
+	}
+	if r.partial.Before() == 0 {
+		return keeping{content, r}, nil
+	}
+	// Nothing is asked before it is read. Of a registry that knows no ranges all comes
+	// again, and what is there is skipped.
+	seeker, ok := content.(io.Seeker)
+	if !ok {
+		return nil, errors.Join(errors.ErrUnsupported, content.Close())
+	}
+	if _, err := seeker.Seek(r.partial.Before(), io.SeekStart); err != nil {
+		return nil, errors.Join(err, content.Close())
+	}
+	rest := keeping{content, r}
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(r.partial.Reader(), rest), rest}, nil
+}
+
+// keeping adds to a partial blob what is read. That it cannot is no reason to stop.
+type keeping struct {
+	io.ReadCloser
+	of *resumed
+}
+
+func (k keeping) Read(p []byte) (int, error) {
+	n, err := k.ReadCloser.Read(p)
+	_ = k.of.partial.Add(p[:n])
+	if err != nil && !errors.Is(err, io.EOF) {
+		k.of.failed = true
+	}
+	return n, err
+}

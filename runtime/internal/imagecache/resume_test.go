@@ -1,0 +1,241 @@
+package imagecache
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sync/errgroup"
+
+	"berth.dev/berth/runtime/internal/layercache"
+)
+
+// serveLarge makes a registry with an image whose layer is worth keeping in parts.
+func serveLarge(t *testing.T) (*registry, *httptest.Server, ocispec.Descriptor) {
+	t.Helper()
+	content := make([]byte, 3*resumable)
+	rand.NewChaCha8([32]byte{1}).Read(content)
+	var layer ocispec.Descriptor
+	r, server := serve(t, func(r *registry, i *image) {
+		blob, id := packed(t, content)
+		layer = r.put(ocispec.MediaTypeImageLayerGzip, blob)
+		i.manifest.Layers[0], i.config.RootFS.DiffIDs[0] = layer, id
+	})
+	return r, server, layer
+}
+
+func partialOf(dir string, blob ocispec.Descriptor) string {
+	return filepath.Join(dir, "layers-1", "partial", blob.Digest.Encoded())
+}
+
+// sizeOf is how much of a blob is there.
+func sizeOf(t *testing.T, dir string, blob ocispec.Descriptor) int {
+	t.Helper()
+	info, err := os.Stat(partialOf(dir, blob))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(info.Size())
+}
+
+// awaitHalf returns when half of a blob is there.
+func awaitHalf(t *testing.T, dir string, blob ocispec.Descriptor) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		if info, err := os.Stat(partialOf(dir, blob)); err == nil && info.Size() == blob.Size/2 {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("half of the layer has not come")
+		}
+	}
+}
+
+const (
+	envPullFrom = "BERTH_TEST_PULL_FROM"
+	envPullTo   = "BERTH_TEST_PULL_TO"
+)
+
+// TestPullOfAnother is a pull that another test kills.
+func TestPullOfAnother(t *testing.T) {
+	if os.Getenv(envPullFrom) == "" {
+		t.Skip("it is part of TestPullGoesOn")
+	}
+	k, _ := keeper(t, 1<<30)
+	cache, err := layercache.Open(os.Getenv(envPullTo), "another", 1<<30, func(text string) { t.Log(text) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Cache = cache
+	_, err = k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": os.Getenv(envPullFrom)}})
+	t.Errorf("it was not killed: %v", err)
+}
+
+// killed has a pull of half of a layer killed.
+func killed(t *testing.T, dir string, server *httptest.Server, layer ocispec.Descriptor) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.Command(self, "-test.run=^TestPullOfAnother$")
+	command.Env = append(os.Environ(), envPullFrom+"="+server.URL, envPullTo+"="+dir)
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	}()
+	awaitHalf(t, dir, layer)
+}
+
+// stopped has one end as by Ctrl-C.
+func stopped(t *testing.T, dir string, server *httptest.Server, layer ocispec.Descriptor) {
+	t.Helper()
+	cache, err := layercache.Open(dir, "another", 1<<30, func(text string) { t.Log(text) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	k, _ := keeper(t, 1<<30)
+	k.Cache = cache
+	ctx, cancel := context.WithCancel(t.Context())
+	var group errgroup.Group
+	group.Go(func() error {
+		_, err := k.Pull(ctx, "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}})
+		return err
+	})
+	awaitHalf(t, dir, layer)
+	cancel()
+	if err := group.Wait(); err == nil {
+		t.Error("it was not stopped")
+	}
+	if err := cache.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPullGoesOn(t *testing.T) {
+	for name, c := range map[string]struct {
+		end func(*testing.T, string, *httptest.Server, ocispec.Descriptor)
+		// change is done to what has come, or the registry.
+		change func(t *testing.T, path string, r *registry)
+		// want is how much of the layer comes after that, of its size and what has come.
+		want func(size, before int) int
+	}{
+		"after kill -9": {end: killed, want: func(size, before int) int { return size - before }},
+		"after Ctrl-C":  {end: stopped, want: func(size, before int) int { return size - before }},
+		"with a registry that knows no ranges": {
+			end:    stopped,
+			change: func(_ *testing.T, _ string, r *registry) { r.whole = true },
+			want:   func(size, _ int) int { return size },
+		},
+		"where a part is damaged": {
+			end: stopped,
+			change: func(t *testing.T, path string, _ *registry) {
+				file, err := os.OpenFile(path, os.O_WRONLY, 0)
+				if err == nil {
+					_, err = file.WriteAt(make([]byte, 4096), 100_000)
+					file.Close()
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			},
+			want: func(size, before int) int { return size - before + size },
+		},
+		"where all was there": {
+			end: stopped,
+			change: func(t *testing.T, path string, r *registry) {
+				blob := r.blobs[digest.NewDigestFromEncoded(digest.SHA256, filepath.Base(path))]
+				if err := os.WriteFile(path, blob, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			},
+			want: func(int, int) int { return 0 },
+		},
+		"where too much was there": {
+			end: stopped,
+			change: func(t *testing.T, path string, r *registry) {
+				if err := os.Truncate(path, 10*resumable); err != nil {
+					t.Fatal(err)
+				}
+			},
+			want: func(size, _ int) int { return size },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r, server, layer := serveLarge(t)
+			r.held = layer.Digest
+			k, dir := keeper(t, 1<<30)
+			c.end(t, dir, server, layer)
+			if c.change != nil {
+				c.change(t, partialOf(dir, layer), r)
+			}
+			before := sizeOf(t, dir, layer)
+			r.mu.Lock()
+			r.sent[layer.Digest] = 0
+			r.mu.Unlock()
+			var came int64
+			k.Progress = func(more, _ int64) { came += more } // of one layer
+			img, err := k.pullFrom(t, server, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, missing := k.Cache.Size(img); missing > 0 {
+				t.Errorf("%d layers are missing", missing)
+			}
+			if err := k.Cache.VerifyLayer(img.Layers[0]); err != nil {
+				t.Error(err)
+			}
+			if came != layer.Size {
+				t.Errorf("told of %d bytes, want %d", came, layer.Size)
+			}
+			server.Close() // all is counted
+			if want := c.want(int(layer.Size), before); r.sent[layer.Digest] != want {
+				t.Errorf("%d of %d bytes were there, then %d came; want %d", before, layer.Size, r.sent[layer.Digest], want)
+			}
+			if _, err := os.Stat(partialOf(dir, layer)); !os.IsNotExist(err) {
+				t.Errorf("left: %v", err)
+			}
+		})
+	}
+}
+
+// Two that pull the same layer do each other no harm, also from where a third ended.
+func TestPullsOfTheSameLayer(t *testing.T) {
+	r, server, layer := serveLarge(t)
+	r.held = layer.Digest
+	dir := t.TempDir()
+	stopped(t, dir, server, layer)
+	var group errgroup.Group
+	for _, job := range []string{"one", "other", "third"} {
+		cache, err := layercache.Open(dir, job, 1<<30, func(text string) { t.Log(text) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = cache.Close() })
+		k, _ := keeper(t, 1<<30)
+		k.Cache = cache
+		group.Go(func() error {
+			img, err := k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}})
+			if err == nil {
+				err = cache.VerifyLayer(img.Layers[0])
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
+	if rest := left(t, dir); len(rest) > 0 {
+		t.Errorf("left %v", rest)
+	}
+}

@@ -1,0 +1,119 @@
+package layercache
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/opencontainers/go-digest"
+)
+
+// partialFor is how long what has come of a blob is kept for somebody to go on.
+const partialFor = 7 * 24 * time.Hour
+
+func (c *Cache) partials() string { return filepath.Join(c.dir, "partial") }
+
+// Partial is what has come of a blob that a registry has. Several may add to it at
+// the same time: at each place all write the same, which is what the blob has
+// there. Nobody believes it: whoever reads it checks the whole blob's digest.
+type Partial struct {
+	file *os.File
+	// before is how many bytes there were, and end where the next ones belong.
+	before, end int64
+}
+
+// Partial opens what has come of a blob, or begins it.
+func (c *Cache) Partial(blob digest.Digest) (*Partial, error) {
+	if err := blob.Validate(); err != nil || blob.Algorithm() != digest.SHA256 {
+		return nil, errors.Join(err, errors.ErrUnsupported)
+	}
+	path := filepath.Join(c.partials(), blob.Encoded())
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil {
+		err = checkOwn(path)
+	}
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	return &Partial{file, info.Size(), info.Size()}, nil
+}
+
+// Before is how many bytes were there when it was opened, and End how many are now.
+func (p *Partial) Before() int64 { return p.before }
+
+// End is how many bytes are there.
+func (p *Partial) End() int64 { return p.end }
+
+// Reader reads what was there when it was opened.
+func (p *Partial) Reader() io.Reader { return io.NewSectionReader(p.file, 0, p.before) }
+
+// Add adds what has come. After an error there is nothing to go on with any more.
+func (p *Partial) Add(content []byte) error {
+	if p.file == nil {
+		return fs.ErrClosed
+	}
+	n, err := p.file.WriteAt(content, p.end)
+	p.end += int64(n)
+	if err != nil {
+		return errors.Join(err, p.Remove())
+	}
+	return nil
+}
+
+// Close leaves it for others. It can be called twice, also after Remove.
+func (p *Partial) Close() error {
+	if p.file == nil {
+		return nil
+	}
+	err := p.file.Close()
+	p.file = nil
+	return err
+}
+
+// Remove removes it: nobody needs it any more, or it is wrong. Others that add to it
+// lose nothing but that.
+func (p *Partial) Remove() error {
+	if p.file == nil {
+		return nil
+	}
+	return errors.Join(ignoreGone(os.Remove(p.file.Name())), p.Close())
+}
+
+// beginnings are the files of all partial blobs, the oldest first.
+func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
+	entries, err := os.ReadDir(c.partials())
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil { // else somebody has just finished it
+			files = append(files, info)
+			total += info.Size()
+		}
+	}
+	slices.SortFunc(files, func(a, b fs.FileInfo) int { return a.ModTime().Compare(b.ModTime()) })
+	return files, total, err
+}
+
+// dropBeginnings removes partial blobs, the oldest first, until so many bytes are
+// free, and returns how many are. They go before any layer: nobody can run them.
+func (c *Cache) dropBeginnings(want int64) (freed int64, err error) {
+	if want <= 0 {
+		return 0, nil
+	}
+	files, _, err := c.beginnings()
+	problems := []error{err}
+	for _, info := range files {
+		if freed >= want {
+			break
+		}
+		problems = append(problems, ignoreGone(os.Remove(filepath.Join(c.partials(), info.Name()))))
+		freed += info.Size()
+	}
+	return freed, errors.Join(problems...)
+}
