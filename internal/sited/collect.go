@@ -6,7 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -119,9 +121,12 @@ func (d *Daemon) collectOnce(ctx context.Context, missed map[string]int) error {
 	if err != nil {
 		return err
 	}
-	active, err := d.activeJobs(ctx)
-	if err != nil {
-		return err
+	var active map[uint32]bool
+	if slices.ContainsFunc(slices.Collect(maps.Values(known)), func(a site.Allocation) bool { return a.Login == "" }) {
+		// The controller is not asked for nothing.
+		if active, err = d.activeJobs(ctx); err != nil {
+			return err
+		}
 	}
 	for id := range missed {
 		if a, there := known[id]; !there || active[a.Job] {

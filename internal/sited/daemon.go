@@ -363,12 +363,12 @@ func (d *Daemon) drop(ctx context.Context, id string) (*site.Allocation, error) 
 }
 
 // apply makes the kernel as it should be, and only then calls pods ready. With check,
-// CNI plugins are asked whether it is still so, which nobody else could see.
+// it is looked whether all is still so, and CNI plugins are asked.
 func (d *Daemon) apply(ctx context.Context, check bool) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
 	state, ids := d.state()
-	err := d.kernel.Apply(ctx, state)
+	err := d.kernel.Apply(ctx, state, check)
 	if err == nil && d.cni != nil {
 		ids, err = d.connect(ctx, check)
 	}

@@ -27,6 +27,9 @@ type Member struct {
 // memberStart bounds how long a member waits for the others.
 const memberStart = 2 * time.Minute
 
+// etcdHTTP is where a member serves HTTP, with the same certificates, to its own host.
+const etcdHTTP = "127.0.0.1:2381"
+
 // RunEtcd is a member until the context ends. Clients and members prove who they
 // are by certificates of the same authority.
 func RunEtcd(ctx context.Context, config site.Etcd, member Member) error {
@@ -35,6 +38,10 @@ func RunEtcd(ctx context.Context, config site.Etcd, member Member) error {
 	c := embed.NewConfig()
 	c.Name, c.Dir, c.InitialCluster = member.Name, member.Dir, member.Cluster
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
+	// On a port that serves HTTP as well, all of gRPC passes Go's HTTP server, which costs
+	// etcd more than what is asked. So HTTP, for whoever looks at this member by hand or
+	// has its metrics collected, has a port of its own.
+	c.ListenClientHttpUrls = []url.URL{{Scheme: "https", Host: etcdHTTP}}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.ClientTLSInfo, c.PeerTLSInfo = tls, tls
 	c.LogLevel = "error"

@@ -98,14 +98,22 @@ const (
 func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (int64, error) {
 	value := address.String()
 	fail := func(err error) (int64, error) { return 0, fmt.Errorf("register node %s in etcd: %w", node, err) }
-	if err := s.begin(ctx); err != nil {
-		return fail(err)
-	}
-	done, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value)).Else(clientv3.OpPut(nodeKey(node), value)).Commit()
+	// Hundreds of nodes ask so each 'collect', and nearly always all is well: one question.
+	known, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value), clientv3.Compare(clientv3.CreateRevision(bornKey), ">", 0)).Commit()
 	if err != nil {
 		return fail(err)
 	}
-	return done.Header.Revision, nil
+	if known.Succeeded {
+		return known.Header.Revision, nil
+	}
+	if err := s.begin(ctx); err != nil {
+		return fail(err)
+	}
+	put, err := s.client.Put(ctx, nodeKey(node), value)
+	if err != nil {
+		return fail(err)
+	}
+	return put.Header.Revision, nil
 }
 
 // begin marks an etcd that knows nothing as new, for as long as a lease lives: etcd
@@ -445,21 +453,41 @@ func (s *Store) Leave(ctx context.Context, a site.Allocation, node string) error
 		return fail(err)
 	}
 	current := clientv3.Compare(clientv3.Value(podsKey(a)), "=", string(value))
-	said, err := s.client.Txn(ctx).If(current).
-		Then(clientv3.OpPut(leftKey(a, node), ""), clientv3.OpGet(leftKey(a, ""), clientv3.WithPrefix(), clientv3.WithCountOnly()),
-			// Plugins may have given it to another pod by now.
-			clientv3.OpDelete(atKey(a, node))).
-		Commit()
+	// Plugins may have given its address to another pod by now.
+	say := []clientv3.Op{clientv3.OpPut(leftKey(a, node), ""), clientv3.OpDelete(atKey(a, node))}
+	if len(a.Pods) <= fewPods {
+		// Who sees that all others have left frees, by the same question.
+		if _, err := s.client.Txn(ctx).If(current).Then(clientv3.OpTxn(leftBut(a, node), free(a), say)).Commit(); err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+	said, err := s.client.Txn(ctx).If(current).Then(append(say, clientv3.OpGet(leftKey(a, ""), clientv3.WithPrefix(), clientv3.WithCountOnly()))...).Commit()
 	if err != nil {
 		return fail(err)
 	}
-	if !said.Succeeded || said.Responses[1].GetResponseRange().Count < int64(len(a.Pods)) {
+	if !said.Succeeded || said.Responses[len(say)].GetResponseRange().Count < int64(len(a.Pods)) {
 		return nil
 	}
 	if _, err := s.client.Txn(ctx).If(current).Then(free(a)...).Commit(); err != nil {
 		return fail(err)
 	}
 	return nil
+}
+
+// fewPods is how many a job may have for each of its nodes to ask by name whether the
+// others have left. Of many nodes, it would be many names, to spare one question of all.
+const fewPods = 8
+
+// leftBut holds when a job has left all of its nodes but one.
+func leftBut(a site.Allocation, node string) []clientv3.Cmp {
+	var all []clientv3.Cmp
+	for _, pod := range a.Pods {
+		if pod.Node != node {
+			all = append(all, clientv3.Compare(clientv3.CreateRevision(leftKey(a, pod.Node)), ">", 0))
+		}
+	}
+	return all
 }
 
 func free(a site.Allocation) []clientv3.Op {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -28,13 +29,29 @@ type Kernel struct {
 	last string
 	// told are the subnets of which it was said that routers lead to them.
 	told map[netip.Prefix]bool
+	// applied is the state that was made true last, nil where that failed.
+	applied *State
 }
 
 // Apply makes the state true. It may be called at any time, after whatever
-// happened in between; the next call mends what this one left undone.
-func (k *Kernel) Apply(ctx context.Context, s State) error {
+// happened in between; the next call mends what this one left undone. Without check,
+// a state that it made true the last time is taken to be so still.
+func (k *Kernel) Apply(ctx context.Context, s State, check bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if !check && k.applied != nil && reflect.DeepEqual(s, *k.applied) {
+		return nil
+	}
+	k.applied = nil
+	wanted := s
+	if err := k.apply(ctx, s); err != nil {
+		return err
+	}
+	k.applied = &wanted
+	return nil
+}
+
+func (k *Kernel) apply(ctx context.Context, s State) error {
 	uplink, mtu, err := uplinkOf(s.Host)
 	if err != nil {
 		return err
@@ -274,8 +291,14 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
 }
 
+// setting writes what is not so yet: to write costs the kernel's lock of all networks,
+// for which it spins, and to read does not.
 func setting(file, value string) error {
-	return os.WriteFile(filepath.Join("/proc/sys/net", file), []byte(value), 0)
+	file = filepath.Join("/proc/sys/net", file)
+	if now, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(now)) == value {
+		return nil
+	}
+	return os.WriteFile(file, []byte(value), 0)
 }
 
 func isGone(err error) bool {

@@ -146,7 +146,7 @@ func refuseAs() error {
 		}
 		if whose != "" {
 			// Before anything is changed.
-			if err := k.Apply(context.Background(), s); err == nil || !strings.Contains(err.Error(), whose) {
+			if err := k.Apply(context.Background(), s, true); err == nil || !strings.Contains(err.Error(), whose) {
 				return fmt.Errorf("%s: %w, want %s", text, err, whose)
 			}
 			continue

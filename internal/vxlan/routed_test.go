@@ -95,7 +95,7 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	k := &Kernel{Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	// Twice, as after any change.
 	for range 2 {
-		if err := k.Apply(ctx, s); err != nil {
+		if err := k.Apply(ctx, s, true); err != nil {
 			return err
 		}
 	}
@@ -113,7 +113,7 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	if err := s.talk(); err != nil {
 		return err
 	}
-	if err := k.Apply(ctx, State{Pods: s.Pods, Host: s.Host, Routed: s.Routed}); err != nil {
+	if err := k.Apply(ctx, State{Pods: s.Pods, Host: s.Host, Routed: s.Routed}, true); err != nil {
 		return err
 	}
 	routes, err = ourRoutes()

@@ -128,8 +128,10 @@ const (
 const overhead = 20 + 8 + 8 + 14
 
 // Sort puts everything into an order that is always the same, so that equal
-// states have equal rules.
+// states have equal rules, and are seen to be equal.
 func (s *State) Sort() {
+	slices.SortFunc(s.Outside, func(a, b Peer) int { return a.Address.Compare(b.Address) })
+	slices.SortFunc(s.Gateways, netip.Addr.Compare)
 	slices.SortFunc(s.Networks, func(a, b Network) int { return cmp.Compare(a.VNI, b.VNI) })
 	for i := range s.Networks {
 		slices.SortFunc(s.Networks[i].Owners, func(a, b Owner) int { return cmp.Compare(a.UID, b.UID) })

@@ -137,7 +137,7 @@ keys() { # DIR
 		openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=node -keyout "$name.key" \
 			-out "$out/node.csr" 2>/dev/null &&
 		openssl x509 -req -in "$out/node.csr" -CA "$1/ca.crt" -CAkey "$out/ca.key" -CAcreateserial -days 2 \
-			-extfile <(echo "subjectAltName=IP:$(address ctl),IP:$(address login),IP:$(address n1)"; echo extendedKeyUsage=serverAuth,clientAuth) \
+			-extfile <(echo "subjectAltName=IP:127.0.0.1,IP:$(address ctl),IP:$(address login),IP:$(address n1)"; echo extendedKeyUsage=serverAuth,clientAuth) \
 			-out "$name.crt" 2>/dev/null &&
 		chmod 600 "$name.key"
 }
@@ -166,7 +166,7 @@ etcdctl() {
 	local key=${!#} end=''
 	if [[ $2 == --prefix ]]; then end=$(printf '%s' "${key%/}0" | base64 -w0); fi
 	on ctl curl -sS --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key \
-		"https://$(address ctl):2379/v3/kv/range" \
+		https://127.0.0.1:2381/v3/kv/range \
 		-d "{\"key\":\"$(printf '%s' "$key" | base64 -w0)\"${end:+,\"range_end\":\"$end\"}}" |
 		grep -o '"value":"[^"]*"' | cut -d'"' -f4 | while read -r value; do base64 -d <<<"$value"; echo; done
 }

@@ -160,7 +160,7 @@ overflows() {
 	local number=$((RANDOM % 1000))
 	printf '{"key":"%s","value":"%s"}' "$(printf '/overflow/%d' $number | base64 -w0)" "$(head -c 1000000 /dev/zero | base64 -w0)" |
 		on ctl curl -sS --max-time 5 --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key \
-			"https://$(address ctl):2379/v3/kv/put" -d @- >/dev/null 2>&1
+			https://127.0.0.1:2381/v3/kv/put -d @- >/dev/null 2>&1
 	! on ctl pgrep -f '^/srv/site/berthd etcd' >/dev/null
 }
 
@@ -263,6 +263,6 @@ holdings() {
 		# shellcheck disable=SC2016
 		on $node sh -c 'echo "$(hostname): $(ls /proc/$(pgrep -f "[b]erthd run")/fd | wc -l) descriptors, $(wc -l </proc/self/mountinfo) mounts, $(find /run/berthd | wc -l) files"'
 	done
-	on ctl curl -sS --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key "https://$(address ctl):2379/v3/kv/range" \
+	on ctl curl -sS --cacert /etc/berth/ca.crt --cert /etc/berth/node.crt --key /etc/berth/node.key https://127.0.0.1:2381/v3/kv/range \
 		-d "{\"key\":\"$(printf /berth/site/1/ | base64 -w0)\",\"range_end\":\"$(printf /berth/site/10 | base64 -w0)\",\"count_only\":true}" | grep -o '"count":"[0-9]*"'
 }
