@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -35,6 +34,8 @@ type Pod struct {
 	Namespace string
 	// Owner is what plugins are told that have the capability "berth".
 	Owner Owner
+	// Again: plugins are asked although they have failed, and nothing but that is known since.
+	Again bool
 }
 
 // Owner is whose a pod is. Network has a number for each user, or group of users who
@@ -53,15 +54,22 @@ type Network struct {
 	// dir outlives a boot, as what plugins keep does.
 	dir string
 
+	// limit is the constant, unless a test has no time for it.
+	limit time.Duration
+	// ended is called when there is something for Apply to return that it has not.
+	ended func()
+
 	mu sync.Mutex
-	// removals are of pods that are no longer wanted, by ID.
+	// attempts are of pods that are wanted, by ID, removals of those that are no longer.
+	attempts map[string]*attempt
 	removals map[string]*removal
 }
 
 // Open reads a list, and whether all of its plugins are there and root's. dir is where
-// it is remembered what has been asked of them.
-func Open(ctx context.Context, list string, plugins []string, dir string) (*Network, error) {
-	n := &Network{dir: dir, removals: map[string]*removal{}, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
+// it is remembered what has been asked of them. ended is called, on any goroutine, when a
+// pod that was pending no longer is, and must not block: Apply says then what has become of it.
+func Open(ctx context.Context, list string, plugins []string, dir string, ended func()) (*Network, error) {
+	n := &Network{dir: dir, limit: limit, ended: ended, attempts: map[string]*attempt{}, removals: map[string]*removal{}, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
 	text, err := os.ReadFile(list)
 	if err != nil {
 		return nil, fmt.Errorf("read list of CNI plugins: %w: correct 'cni.list' in the configuration", err)
@@ -114,10 +122,14 @@ type attachment struct {
 
 // Outcome is what has become of a pod.
 type Outcome struct {
+	// Pending: plugins are still at it, and nothing else is known.
+	Pending bool
 	// Address is the pod's, where Err is nil.
 	Address netip.Addr
 	// Changed: plugins have just connected it.
 	Changed bool
+	// Checked: plugins have been asked whether it is still there.
+	Checked bool
 	Err     error
 	// Gone: it has failed, and what the pod may have had before was undone.
 	Gone bool
@@ -126,7 +138,8 @@ type Outcome struct {
 // Apply has these pods connected and no others. It may be called at any time, after
 // whatever happened in between; the next call mends what this one left undone. With
 // check, plugins are asked whether what they have made is still there, and make it
-// again where it is not. What fails for one pod is that pod's outcome; the error is
+// again where it is not. It does not wait for them: a plugin that hangs is the matter of
+// its own pod. What fails for one pod is that pod's outcome; the error is
 // of pods that are no longer wanted, for which nobody waits long.
 func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string]Outcome, error) {
 	n.mu.Lock()
@@ -134,13 +147,14 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 	if err := os.MkdirAll(n.file(""), 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of CNI's results: %w", err)
 	}
-	entries, err := os.ReadDir(n.file(""))
-	if err != nil {
-		return nil, fmt.Errorf("list pods that CNI has connected: %w", err)
-	}
 	wanted := map[string]Pod{}
 	for _, pod := range pods {
 		wanted[pod.ID] = pod
+	}
+	n.abandon(func(id string) bool { _, stays := wanted[id]; return !stays })
+	entries, err := os.ReadDir(n.file(""))
+	if err != nil {
+		return nil, fmt.Errorf("list pods that CNI has connected: %w", err)
 	}
 	var problems []error
 	var gone []string
@@ -150,8 +164,10 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 		pod, stays := wanted[entry.Name()]
 		switch {
 		case strings.HasPrefix(entry.Name(), unfinished):
-			// Its writer was killed.
-			problems = append(problems, os.Remove(n.file(entry.Name())))
+			if n.attempts[strings.TrimPrefix(entry.Name(), unfinished)] == nil {
+				// Its writer was killed.
+				problems = append(problems, os.Remove(n.file(entry.Name())))
+			}
 		case stays:
 			inUse[pod.Namespace] = true
 		default:
@@ -161,18 +177,10 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 	// First what goes: its addresses may be needed.
 	problems = append(problems, n.removeAll(ctx, gone, inUse))
 	n.interrupt(wanted)
-	var all sync.WaitGroup
-	var mu sync.Mutex
 	outcomes := map[string]Outcome{}
-	for id := range maps.Keys(wanted) {
-		all.Go(func() {
-			outcome := n.attach(ctx, wanted[id], check)
-			mu.Lock()
-			defer mu.Unlock()
-			outcomes[id] = outcome
-		})
+	for id, pod := range wanted {
+		outcomes[id] = n.outcome(ctx, pod, check)
 	}
-	all.Wait()
 	return outcomes, errors.Join(problems...)
 }
 
@@ -188,31 +196,40 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 	}
 }
 
+// fail is what has become of a pod that plugins do not connect.
+func (n *Network) fail(pod Pod, err error) Outcome {
+	return Outcome{Err: fmt.Errorf("connect %s by CNI (list %s): %w", pod.ID, n.list.Name, told(err))}
+}
+
+// kept is by which list a pod has been connected, nil if it was not even begun, and with
+// which result, nil if it is not known. A result that was not written in full is none:
+// its plugins have not ended, or the node did, and with it the pod.
+func (n *Network) kept(pod Pod) (*libcni.NetworkConfigList, types.Result, error) {
+	former, _, err := n.begun(pod.ID)
+	if err != nil || former == nil {
+		return nil, nil, err
+	}
+	result, err := n.cni.GetNetworkListCachedResult(former, pod.runtime())
+	if err != nil {
+		return former, nil, nil
+	}
+	return former, result, nil
+}
+
 // attach connects a pod unless it is.
 func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
-	fail := func(err error) Outcome {
-		return Outcome{Err: fmt.Errorf("connect %s by CNI (list %s): %w", pod.ID, n.list.Name, told(err))}
-	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	former, _, err := n.begun(pod.ID)
+	fail := func(err error) Outcome { return n.fail(pod, err) }
+	former, result, err := n.kept(pod)
 	if err != nil {
 		return fail(err)
 	}
 	if former != nil {
-		// A result that was not written in full is none: its plugins have not ended, or
-		// the node did, and with it the pod.
-		result, err := n.cni.GetNetworkListCachedResult(former, pod.runtime())
-		if err == nil && result != nil {
+		if result != nil {
 			if check {
 				err = n.cni.CheckNetworkList(ctx, former, pod.runtime())
 			}
 			if err == nil {
-				address, err := addressOf(result)
-				if err != nil {
-					return fail(err)
-				}
-				return Outcome{Address: address}
+				return n.connected(pod, result)
 			}
 			if !saysBroken(err) || ctx.Err() != nil {
 				// A plugin that cannot say is no reason to take a job's network away.
@@ -227,7 +244,6 @@ func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 	var address netip.Addr
 	err = n.begin(pod)
 	if err == nil {
-		var result types.Result
 		if result, err = n.cni.AddNetworkList(ctx, n.list, pod.runtime()); err == nil {
 			address, err = addressOf(result)
 		}
@@ -238,6 +254,15 @@ func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 		return outcome
 	}
 	return Outcome{Address: address, Changed: true}
+}
+
+// connected is what has become of a pod that plugins have connected before.
+func (n *Network) connected(pod Pod, result types.Result) Outcome {
+	address, err := addressOf(result)
+	if err != nil {
+		return n.fail(pod, err)
+	}
+	return Outcome{Address: address}
 }
 
 // begun is the list by which a pod has been connected, or was to be, nil if none, and

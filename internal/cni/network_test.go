@@ -1,9 +1,9 @@
 package cni
 
 import (
-	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -25,7 +25,7 @@ VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.1.0","0.3.1","0.4.0
 esac
 echo "$CNI_COMMAND $CNI_CONTAINERID $(echo "$input" | grep -o '"generation":[0-9]*') $(echo "$input" | grep -o '"user":"[a-z]*"')" >>"$dir/asked"
 echo "$CNI_NETNS" >"$dir/namespace"
-if [ -e "$dir/HANG-$CNI_COMMAND" ]; then sleep 1000; fi
+if [ -e "$dir/HANG-$CNI_COMMAND" ] || [ -e "$dir/HANG-$CNI_COMMAND-$CNI_CONTAINERID" ]; then sleep 1000; fi
 if [ -e "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID" ]; then
 	printf '{"cniVersion":"1.0.0","code":%s,"msg":"%s"}' "$(cat "$dir/CODE" 2>/dev/null || echo 100)" "$(cat "$dir/FAIL-$CNI_COMMAND-$CNI_CONTAINERID")"
 	exit 1
@@ -78,7 +78,7 @@ func (b *bench) generation(n int) {
 
 func (b *bench) open() *Network {
 	b.t.Helper()
-	n, err := Open(b.t.Context(), b.list, []string{b.dir}, filepath.Join(b.dir, "state"))
+	n, err := Open(b.t.Context(), b.list, []string{b.dir}, filepath.Join(b.dir, "state"), func() {})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -107,18 +107,34 @@ func (b *bench) want(asked string) {
 func pods(ids ...string) []Pod {
 	var all []Pod
 	for _, id := range ids {
-		all = append(all, Pod{ID: id, Namespace: "/ns/" + id, Owner: Owner{User: "alice", UID: 1001, Network: 4096}})
+		all = append(all, Pod{ID: id, Namespace: "/ns/" + id, Owner: Owner{User: "alice", UID: 1001, Network: 4096}, Again: true})
 	}
 	return all
 }
 
 func (b *bench) apply(n *Network, check bool, pods []Pod) map[string]Outcome {
 	b.t.Helper()
-	outcomes, err := n.Apply(b.t.Context(), pods, check)
+	outcomes, err := b.settle(n, check, pods)
 	if err != nil {
 		b.t.Fatal(err)
 	}
 	return outcomes
+}
+
+// settle applies, and waits for all that plugins have to say.
+func (b *bench) settle(n *Network, check bool, pods []Pod) (map[string]Outcome, error) {
+	b.t.Helper()
+	outcomes, err := n.Apply(b.t.Context(), pods, check)
+	n.mu.Lock()
+	all := maps.Clone(n.attempts)
+	n.mu.Unlock()
+	for id, a := range all {
+		<-a.done
+		if outcomes[id].Pending {
+			outcomes[id] = n.outcome(b.t.Context(), Pod{ID: id}, false)
+		}
+	}
+	return outcomes, err
 }
 
 func TestPodsAreConnectedOnce(t *testing.T) {
@@ -188,9 +204,9 @@ func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
 	b.asked()
-	check := func(ctx context.Context, what string) {
+	check := func(what string) {
 		t.Helper()
-		outcomes, err := n.Apply(ctx, pods("job-1"), true)
+		outcomes, err := b.settle(n, true, pods("job-1"))
 		if got := outcomes["job-1"]; err != nil || got.Err == nil || got.Gone || got.Changed {
 			t.Errorf("%s: %+v, %v", what, got, err)
 		}
@@ -198,19 +214,19 @@ func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
 	}
 	for _, how := range []string{"DIE-CHECK", "KILL-CHECK"} {
 		b.write(how, "", 0o644)
-		check(t.Context(), how)
+		check(how)
 		b.remove(how)
 	}
 	b.write("FAIL-CHECK-job-1", "not now", 0o644)
 	for _, code := range []string{"11", "50", "51"} {
 		b.write("CODE", code, 0o644)
-		check(t.Context(), "code "+code)
+		check("code " + code)
 	}
 	b.remove("FAIL-CHECK-job-1")
 	b.write("HANG-CHECK", "", 0o644)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	check(ctx, "HANG-CHECK")
+	n.limit = 300 * time.Millisecond
+	check("HANG-CHECK")
+	n.limit = limit
 	b.remove("HANG-CHECK")
 	b.reads(b.apply(n, true, pods("job-1"))["job-1"])
 }
@@ -221,7 +237,7 @@ func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
 	n := b.open()
 	b.apply(n, false, pods("job-1"))
 	b.write("HANG-DEL", "", 0o644)
-	outcomes, err := n.Apply(t.Context(), pods("job-2"), false)
+	outcomes, err := b.settle(n, false, pods("job-2"))
 	if err == nil || !strings.Contains(err.Error(), "disconnect job-1 by CNI: the plugins have not ended yet") || outcomes["job-2"].Err != nil {
 		t.Errorf("beside a pod that does not go: %v, %+v", err, outcomes)
 	}
@@ -239,6 +255,64 @@ func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
 	b.want(`DEL job-1 "generation":1 "user":"alice"`)
 }
 
+// Nor do those that plugins do not connect, or of which they do not say whether they still
+// are, and these are left when nobody wants them any more.
+func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
+	for _, command := range []string{"ADD", "CHECK"} {
+		b := newBench(t)
+		n := b.open()
+		ended := make(chan struct{}, 8)
+		n.ended = func() { ended <- struct{}{} }
+		if command == "CHECK" {
+			b.apply(n, false, pods("job-1"))
+			<-ended
+		}
+		b.write("HANG-"+command+"-job-1", "", 0o644)
+		check := command == "CHECK"
+		outcomes, err := n.Apply(t.Context(), pods("job-1", "job-2"), check)
+		if err != nil || !outcomes["job-1"].Pending || !outcomes["job-2"].Pending {
+			t.Fatalf("%s: %+v, %v", command, outcomes, err)
+		}
+		// The one that does not hang.
+		<-ended
+		outcomes, err = n.Apply(t.Context(), pods("job-1", "job-2", "job-3"), check)
+		if err != nil || !outcomes["job-1"].Pending || outcomes["job-2"].Err != nil || !outcomes["job-2"].Address.IsValid() {
+			t.Errorf("%s beside a pod that hangs: %+v, %v", command, outcomes, err)
+		}
+		<-ended
+		b.remove("HANG-" + command + "-job-1")
+		b.asked()
+		if outcomes := b.apply(n, false, pods("job-2", "job-3")); outcomes["job-3"].Err != nil {
+			t.Errorf("%s: the third: %+v", command, outcomes)
+		}
+		b.want(`DEL job-1 "generation":1 "user":"alice"`)
+		if err := n.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Where plugins fail for two pods, the end of one is not the next attempt of the other.
+func TestWhatFailsIsNotTriedForEver(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.write("DIE-ADD", "", 0o644)
+	both := pods("job-1", "job-2")
+	first := b.apply(n, false, both)
+	b.asked()
+	both[0].Again, both[1].Again = false, false
+	for range 3 {
+		if again := b.apply(n, false, both); again["job-1"] != first["job-1"] {
+			t.Errorf("nothing was asked, and now it is %+v", again)
+		}
+	}
+	b.want("")
+	b.remove("DIE-ADD")
+	if got := b.apply(n, true, both)["job-1"]; got.Err != nil {
+		t.Errorf("with the next look at all: %v", got.Err)
+	}
+}
+
 // A job that comes again has its namespace where the former one's was: whatever removes
 // that one has ended by then, and is not told of it.
 func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
@@ -248,7 +322,7 @@ func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
 	b.write("HANG-DEL", "", 0o644)
 	again := pods("job-2")
 	again[0].Namespace = "/ns/job-1"
-	if outcomes, err := n.Apply(t.Context(), again, false); err == nil || outcomes["job-2"].Err != nil || n.removals["job-1"].running() {
+	if outcomes, err := b.settle(n, false, again); err == nil || outcomes["job-2"].Err != nil || n.removals["job-1"].running() {
 		t.Errorf("a job that comes again: %v, %+v", err, outcomes)
 	}
 	b.remove("HANG-DEL")
@@ -319,7 +393,7 @@ func TestPluginsAreRootsAlone(t *testing.T) {
 		if err := os.Chmod(path, mode); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(t.Context(), b.list, []string{b.dir, "/nowhere"}, b.dir); err == nil || !strings.Contains(err.Error(), "chmod go-w "+path) {
+		if _, err := Open(t.Context(), b.list, []string{b.dir, "/nowhere"}, b.dir, func() {}); err == nil || !strings.Contains(err.Error(), "chmod go-w "+path) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -330,7 +404,7 @@ func TestPluginsAreRootsAlone(t *testing.T) {
 	if err := os.Chown(filepath.Join(b.dir, "fake"), 1001, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir); err == nil || !strings.Contains(err.Error(), "chown root") {
+	if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir, func() {}); err == nil || !strings.Contains(err.Error(), "chown root") {
 		t.Errorf("a plugin of somebody else: %v", err)
 	}
 }
@@ -345,7 +419,7 @@ func TestPluginsGetNothingOfTheDaemonsEnvironment(t *testing.T) {
 func TestWhatWasBegunIsUndone(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
-	if _, err := n.Apply(t.Context(), nil, false); err != nil {
+	if _, err := b.settle(n, false, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, pod := range pods("job-1", "job-2") {
@@ -381,7 +455,7 @@ func TestAPodThatFailsIsAlone(t *testing.T) {
 		t.Errorf("again: %v", got.Err)
 	}
 	b.write("FAIL-DEL-job-1", "busy", 0o644)
-	outcomes, err := n.Apply(t.Context(), pods("job-2", "job-3"), false)
+	outcomes, err := b.settle(n, false, pods("job-2", "job-3"))
 	if err == nil || !strings.Contains(err.Error(), "disconnect job-1 by CNI") || outcomes["job-3"].Err != nil {
 		t.Errorf("a pod that does not go: %v, %v", err, outcomes)
 	}
@@ -396,9 +470,9 @@ func TestAPluginThatHangsIsEnded(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
 	b.write("HANG-ADD", "", 0o644)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	outcomes, err := n.Apply(ctx, pods("job-1"), false)
+	n.limit = 300 * time.Millisecond
+	outcomes, err := b.settle(n, false, pods("job-1"))
+	n.limit = limit
 	if got := outcomes["job-1"]; err != nil || got.Err == nil || !strings.Contains(got.Err.Error(), "have not ended in time") {
 		t.Errorf("a plugin that hangs: %+v, %v", got, err)
 	}
@@ -422,13 +496,13 @@ func TestMistakesInTheListAreSaid(t *testing.T) {
 	} {
 		b := newBench(t)
 		b.write("site.conflist", text, 0o644)
-		if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir); err == nil || !strings.Contains(err.Error(), reason) {
+		if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir, func() {}); err == nil || !strings.Contains(err.Error(), reason) {
 			t.Errorf("%s: %v, want %s", text, err, reason)
 		}
 	}
 	b := newBench(t)
 	b.remove("site.conflist")
-	if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir); err == nil || !strings.Contains(err.Error(), "correct 'cni.list'") {
+	if _, err := Open(t.Context(), b.list, []string{b.dir}, b.dir, func() {}); err == nil || !strings.Contains(err.Error(), "correct 'cni.list'") {
 		t.Errorf("no list: %v", err)
 	}
 	b.generation(1)

@@ -175,11 +175,11 @@ func (r *removal) end() {
 	}
 }
 
-// Close ends what plugins still do for pods that are gone. The next Network goes on with
-// it.
+// Close ends what plugins still do. The next Network goes on with it.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.abandon(func(string) bool { return true })
 	for id, r := range n.removals {
 		r.end()
 		delete(n.removals, id)

@@ -51,6 +51,9 @@ type Daemon struct {
 	// background is what is waited for at the end.
 	background sync.WaitGroup
 
+	// heard is signalled when CNI plugins have said something of a pod.
+	heard *sync.Cond
+
 	mu sync.Mutex
 	// local are the allocations with a pod here, by ID.
 	local map[string]*localPod
@@ -71,6 +74,10 @@ type localPod struct {
 	// address is what CNI plugins have given it, and problem why they have not.
 	address netip.Addr
 	problem error
+	// failed is what plugins have said last of it, if that was an error.
+	failed error
+	// pending: plugins are at it; again: they are to be asked once more.
+	pending, again bool
 	// told is the address of it that etcd knows: steps run with no other.
 	told netip.Addr
 	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
@@ -192,7 +199,11 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 	if err != nil {
 		return site.Pod{}, err
 	}
+	d.again(id)
 	if err := d.apply(ctx, false); err != nil {
+		return site.Pod{}, err
+	}
+	if err := d.settled(ctx, id); err != nil {
 		return site.Pod{}, err
 	}
 	// Also for a step that has not made the pod: who did may not have come so far.

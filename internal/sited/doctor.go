@@ -98,7 +98,7 @@ func nodeChecks(config site.Config, node string) []check {
 }
 
 func openCNI(ctx context.Context, config site.Config) error {
-	_, err := cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State)
+	_, err := cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, func() {})
 	return err
 }
 

@@ -185,6 +185,74 @@ func (d *Daemon) tell(ctx context.Context, untold []string) {
 	}
 }
 
+// again has plugins asked once more for a pod that they have failed to connect: a step
+// wants it.
+func (d *Daemon) again(id string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if local := d.local[id]; local != nil {
+		local.again = local.problem != nil
+	}
+}
+
+// settled returns when plugins have said what becomes of a pod. Only who needs that pod
+// waits for them.
+func (d *Daemon) settled(ctx context.Context, id string) error {
+	// Who waits is woken by whoever asks plugins, or by the end of the time.
+	defer context.AfterFunc(ctx, d.wake)()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for ctx.Err() == nil {
+		if local := d.local[id]; local == nil || !local.pending {
+			return nil
+		}
+		d.heard.Wait()
+	}
+	return fmt.Errorf("connect %s by CNI: the plugins have not ended in time", id)
+}
+
+// startPatience is how long a new daemon waits for plugins before it answers: steps of
+// jobs that run need not ask etcd then.
+const startPatience = 2 * time.Second
+
+// firstSettled waits for the plugins of all pods, as nobody else asks them yet, but not
+// for those that hang.
+func (d *Daemon) firstSettled(ctx context.Context) error {
+	enough := time.NewTimer(startPatience)
+	defer enough.Stop()
+	defer d.touch()
+	for d.anyPending() {
+		select {
+		case <-d.dirty:
+			if err := d.apply(ctx, false); err != nil {
+				return err
+			}
+		case <-enough.C:
+			return nil
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	return nil
+}
+
+func (d *Daemon) anyPending() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, local := range d.local {
+		if local.pending {
+			return true
+		}
+	}
+	return false
+}
+
+func (d *Daemon) wake() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.heard.Broadcast()
+}
+
 // connect has plugins connect the pods of this node, and returns the IDs of those that
 // they have. What fails is the matter of the pod with which it does.
 func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
@@ -195,7 +263,9 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 		pod := cni.Pod{
 			ID: fmt.Sprintf("%s-%d", id, local.After), Namespace: d.network(id),
 			Owner: cni.Owner{User: local.User, UID: local.UID, Job: local.Job, Network: local.VNI},
+			Again: local.again,
 		}
+		local.again = false
 		ids[pod.ID] = id
 		pods = append(pods, pod)
 	}
@@ -217,7 +287,15 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 		if local == nil {
 			continue
 		}
-		local.problem = outcome.Err
+		if local.pending = outcome.Pending; outcome.Pending {
+			// What it has, it keeps meanwhile.
+			continue
+		}
+		if outcome.Err != nil && outcome.Err == local.failed {
+			// As the last time.
+			continue
+		}
+		local.failed, local.problem = outcome.Err, outcome.Err
 		if outcome.Err == nil && !d.config.Pods.Contains(outcome.Address) {
 			local.problem = fmt.Errorf("connect %s by CNI: %s is not within pods %s: correct 'pods' or the ipam of 'cni.list'", pod, outcome.Address, d.config.Pods)
 		}
@@ -239,9 +317,10 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 		local.loaded = false
 		connected = append(connected, ids[pod])
 		// Of a new pod the step tells that has made it.
-		news = news || local.told != local.address && (check || local.told.IsValid())
+		news = news || local.told != local.address && (outcome.Checked || local.told.IsValid())
 	}
 	d.mu.Unlock()
+	d.wake()
 	if news {
 		// Whoever follows these networks writes it.
 		d.relist()

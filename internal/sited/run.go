@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -52,13 +53,14 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		local:  map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
 		dirty: make(chan struct{}, 1),
 	}
+	d.heard = sync.NewCond(&d.mu)
 	if d.gateways, err = newGateways(d.kernel, host, config); err != nil {
 		return err
 	}
 	d.audit = &audit{path: config.Audit, node: node, log: log, now: time.Now}
 	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
 	if config.ByCNI() {
-		if d.cni, err = cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State); err != nil {
+		if d.cni, err = cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, d.touch); err != nil {
 			return err
 		}
 		defer d.cni.Close()
@@ -67,6 +69,9 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		return err
 	}
 	if err := d.apply(ctx, true); err != nil {
+		return err
+	}
+	if err := d.firstSettled(ctx); err != nil {
 		return err
 	}
 	if slices.Contains(config.RoutesOn, node) || d.isGateway() {

@@ -44,16 +44,18 @@ func newWired(t *testing.T) *wired {
 	w.write("site.conflist", `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"plugin"}]}`, 0o644)
 	s := newStore(t, "10.128.0.0/24")
 	s.config.CNI.List = filepath.Join(w.dir, "site.conflist")
-	network, err := cni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"))
+	w.Daemon = &Daemon{
+		config: s.config, node: "n0", store: s, log: slog.New(slog.DiscardHandler),
+		gateways: &gateways{again: make(chan struct{}, 1)}, dirty: make(chan struct{}, 1),
+		local: map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
+	}
+	w.heard = sync.NewCond(&w.mu)
+	network, err := cni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { network.Close() })
-	w.Daemon = &Daemon{
-		config: s.config, node: "n0", store: s, cni: network, log: slog.New(slog.DiscardHandler),
-		gateways: &gateways{again: make(chan struct{}, 1)}, dirty: make(chan struct{}, 1),
-		local: map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
-	}
+	w.cni = network
 	return w
 }
 
@@ -80,8 +82,19 @@ func (w *wired) allocate(job, uid uint32) site.Allocation {
 	return a
 }
 
-// plug does as apply.
+// plug does as apply, until plugins have said all that they have to say.
 func (w *wired) plug(check bool) {
+	w.t.Helper()
+	w.connectOnce(check)
+	w.await("plugins have ended", func() bool {
+		if w.anyPending() {
+			w.connectOnce(false)
+		}
+		return !w.anyPending()
+	})
+}
+
+func (w *wired) connectOnce(check bool) {
 	w.t.Helper()
 	ids, err := w.connect(w.t.Context(), check)
 	if err != nil {
