@@ -72,13 +72,18 @@ func (p Place) withServer(ctx context.Context, task Task, run func(args []string
 	if err != nil {
 		return Output{}, err
 	}
-	own := []string{p.Self, step.Arg, "--listening", strconv.Itoa(task.Server.Port), "--image", p.Archive, "--"}
-	stop, err := p.Start(ctx, p.step(p.lastHost(), append(own, task.Server.Args...)))
+	stop, err := p.Start(ctx, p.step(p.lastHost(), p.served(*task.Server)))
 	if err != nil {
 		return Output{}, err
 	}
 	defer stop()
 	return run(replace(task.Args, ServerHere, address))
+}
+
+// served is the command of a server that tells when it listens.
+func (p Place) served(server Server) []string {
+	own := []string{p.Self, step.Arg, "--listening", strconv.Itoa(server.Port), "--image", p.Archive, "--"}
+	return append(own, server.Args...)
 }
 
 // withServers does the same for several tasks: each distinct server is started once.

@@ -84,6 +84,13 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
+				Name: "flannel", Summary: "a pod of flannel's network, without Kubernetes; root has set it up (test/bench/flannel/host)", Hosts: 1, Seconds: adds(0.6),
+				Parameters: []plan.Parameter{{Name: "backend", Default: "vxlan", Help: "vxlan or host-gw", Check: oneOf("vxlan", "host-gw")}},
+			},
+			func(p Place, o map[string]string) Driver { return &flannel{place: p, backend: o["backend"]} },
+		},
+		{
+			plan.Kind{
 				Name: "kubeconfig", Summary: "a pod in a cluster that is there, of whatever kind", Hosts: 1, Seconds: adds(3),
 				Parameters: []plan.Parameter{
 					{Name: "file", Help: "the kubeconfig (otherwise KUBECONFIG)", Check: anything},

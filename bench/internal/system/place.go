@@ -108,7 +108,11 @@ func (p Place) on(ctx context.Context, hosts []string, args ...string) (string, 
 
 // Ask returns what a program prints, on the first host.
 func (p Place) Ask(ctx context.Context, argv ...string) (string, error) {
-	argv = p.step(p.host(0), argv)
+	return p.askOn(ctx, p.host(0), argv...)
+}
+
+func (p Place) askOn(ctx context.Context, hosts []string, argv ...string) (string, error) {
+	argv = p.step(hosts, argv)
 	out, err := exec.CommandContext(ctx, argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, lastWords(string(out)))

@@ -1,0 +1,87 @@
+package system
+
+import (
+	"errors"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestReadFlannel(t *testing.T) {
+	const right = "flannel v0.28.10\nmtu 1450\npod 12 10.244.1.2\npod 34 10.244.1.3\n"
+	versions, pods, err := readFlannel(right, "vxlan")
+	if err != nil || !maps.Equal(versions, map[string]string{"flannel": "v0.28.10", "flannel vxlan": "MTU 1450"}) ||
+		!slices.Equal(pods, []attached{{"12", "10.244.1.2"}, {"34", "10.244.1.3"}}) {
+		t.Errorf("got %v, %v, %v", versions, pods, err)
+	}
+	for _, wrong := range []string{
+		"", "flannel v1\npod 12 10.244.1.2\n", "pod 12 10.244.1.2\npod 34 10.244.1.3\n",
+		strings.Replace(right, "12", "-", 1), strings.Replace(right, "10.244.1.3", "nowhere", 1), right + "pod 56 10.244.1.4\n",
+	} {
+		if _, _, err := readFlannel(wrong, "vxlan"); err == nil {
+			t.Errorf("%q is taken for two pods", wrong)
+		}
+	}
+}
+
+// TestFlannel: the server is started in one pod and the program in another, what is missing
+// is said with what makes it, and what it is not for is not tried.
+func TestFlannel(t *testing.T) {
+	// Programs say what they were called with. A server listens until it is ended.
+	dir, env := programs(t, map[string]string{
+		"nsenter": `while [ "$1" != -- ]; do echo "$1" >>"$DIR/options"; shift; done; shift; exec "$@"`,
+		"self": `case "$*" in
+*--listening*) echo "$*" >"$DIR/served"; echo berth-bench-listening >&2; exec sleep 1000 ;;
+esac
+echo "$*"`,
+	})
+	for _, variable := range env {
+		name, value, _ := strings.Cut(variable, "=")
+		t.Setenv(name, value)
+	}
+	f := &flannel{
+		place: Place{Self: dir + "/bin/self", Archive: dir + "/bin/self", Timeout: time.Minute}, backend: "host-gw",
+		client: attached{"12", "10.245.1.2"}, server: attached{"34", "10.245.2.3"},
+	}
+	if _, err := f.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "make -C test/bench flannel") {
+		t.Errorf("nothing is set up: %v", err)
+	}
+	for _, task := range []Task{
+		{Args: []string{"date"}},
+		{Args: []string{"iperf3"}, Server: &Server{At: OnHost}},
+		{Args: []string{"iperf3"}, Server: &Server{At: InService}},
+		{Folder: Scratch, Server: &Server{At: InPod}},
+		{Images: &Images{}},
+		{Beside: &Beside{}},
+	} {
+		var unsupported *Unsupported
+		if _, err := f.Run(t.Context(), task); !errors.As(err, &unsupported) {
+			t.Errorf("%+v: %v", task, err)
+		}
+	}
+	out, err := f.Run(t.Context(), Task{
+		Args: []string{"iperf3", "-c", ServerHere}, Window: false, Server: &Server{Args: []string{"iperf3", "-s"}, Port: 5003, At: InPod},
+	})
+	want := "step --image " + f.place.Archive + " --through 7 -- nsenter --target 12 --user --net --preserve-credentials -- iperf3 -c 10.245.2.3\n"
+	if err != nil || out.Stdout != want {
+		t.Errorf("got %q, %v, want %q", out.Stdout, err, want)
+	}
+	if served := readFile(t, dir+"/served"); served != "step --listening 5003 --image "+f.place.Archive+" -- iperf3 -s\n" {
+		t.Errorf("the server: %q", served)
+	}
+	if options := readFile(t, dir+"/options"); !strings.Contains(options, "--target\n34\n") {
+		t.Errorf("the server's pod: %q", options)
+	}
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
