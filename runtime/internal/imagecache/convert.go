@@ -362,11 +362,26 @@ func packZstd(to io.Writer, write func(io.Writer) error) (digest.Digest, error) 
 	return digest.NewDigest(digest.SHA256, h), z.Close()
 }
 
+const (
+	// leastStream is how many packed bytes share a stream: with one for each file, an
+	// image of Python has a tenth more bytes. Who reads a small file gets those before it
+	// too, which is less than what is asked for at once.
+	leastStream = 128 << 10
+	// chunkSize is what comes for a byte that is read of a large file, and what such a file
+	// has those before it in its stream wait for. The library's default is four times as
+	// much.
+	chunkSize = 1 << 20
+	// gzipLevel packs as densely as level 6 of zlib, by which layers mostly come. Level 9
+	// would save another percent, and takes four times as long.
+	gzipLevel = 7
+)
+
 // packEStargz adds no landmark, other than estargz.Build does: that would be one
 // more file for all who see the layer unpacked. The files' order stays.
 func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, annotations map[string]string, err error) {
 	compressor := &fastGzip{GzipCompressor: estargz.NewGzipCompressor()}
 	w := estargz.NewWriterWithCompressor(to, compressor)
+	w.ChunkSize, w.MinChunkSize = chunkSize, leastStream
 	reader, writer := io.Pipe()
 	var group errgroup.Group
 	group.Go(func() error {
@@ -390,14 +405,16 @@ func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, a
 	}, err
 }
 
-// fastGzip writes what the library's own would, in half the time, and counts it.
+// fastGzip writes as few bytes as the library's own would in less time, and counts
+// what it packs.
 type fastGzip struct {
 	*estargz.GzipCompressor
 	size int64
 }
 
 func (f *fastGzip) Writer(to io.Writer) (estargz.WriteFlushCloser, error) {
-	return &countedGzip{gzip.NewWriter(to), &f.size}, nil
+	z, err := gzip.NewWriterLevel(to, gzipLevel)
+	return &countedGzip{z, &f.size}, err
 }
 
 func (f *fastGzip) WriteTOCAndFooter(to io.Writer, off int64, contents *estargz.JTOC, h hash.Hash) (digest.Digest, error) {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -163,6 +164,48 @@ func TestConvertKeepsLayersOfArchives(t *testing.T) {
 	}
 	if rest := left(t, dir); len(rest) > 0 {
 		t.Errorf("left %v", rest)
+	}
+}
+
+// Small files share streams, none of which is much longer than it has to be.
+func TestSmallFilesShareAStream(t *testing.T) {
+	files := map[string][]byte{}
+	const each = 4000
+	for i := range 200 {
+		files[fmt.Sprintf("file%03d", i)] = corpus.Noise(uint64(i), each)
+	}
+	var blob bytes.Buffer
+	archive := corpus.Pack(t, files)
+	_, _, err := packEStargz(&blob, func(to io.Writer) error {
+		_, err := to.Write(archive)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := estargz.Open(io.NewSectionReader(bytes.NewReader(blob.Bytes()), 0, int64(blob.Len())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	streams := map[int64]bool{}
+	for name, want := range files {
+		e, _ := r.Lookup(name)
+		streams[e.Offset] = true
+		content := make([]byte, len(want))
+		if file, err := r.OpenFile(name); err != nil {
+			t.Error(err)
+		} else if _, err := file.ReadAt(content, 0); err != nil || !bytes.Equal(content, want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	begins := slices.Sorted(maps.Keys(streams))
+	for i := range begins[1:] {
+		if size := begins[i+1] - begins[i]; size < leastStream || size > leastStream+2*each {
+			t.Errorf("a stream of %d bytes for files of %d", size, each)
+		}
+	}
+	if least := len(files) * each / leastStream / 2; len(begins) < least {
+		t.Errorf("%d streams, want %d at least", len(begins), least)
 	}
 }
 

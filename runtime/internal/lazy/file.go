@@ -339,14 +339,18 @@ func (f *File) next() (next int, others bool, bad []int) {
 	return next, others, bad
 }
 
-// fetch fetches a chunk that is away, and those behind it up to a number of
-// packed bytes; asked counts it while it is on its way. The lock is held at its
-// begin and end.
+// fetch fetches a chunk that is away with all of its stream, and those behind it up
+// to a number of packed bytes; asked counts it while it is on its way. The lock is held
+// at its begin and end.
 func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) error {
+	// A stream comes whole, so that its other files do not have it come again.
+	for first > 0 && f.state[first-1] == away && f.chunks[first-1].Offset == f.chunks[first].Offset {
+		first--
+	}
 	from, to, last := f.chunks[first].Offset, f.chunks[first].End, first+1
 	for ; last < len(f.chunks); last++ {
 		next := f.chunks[last]
-		if f.state[last] != away || next.Offset < from || next.Offset > to || max(to, next.End)-from > limit {
+		if f.state[last] != away || next.Offset < from || next.Offset > to || next.End > to && next.End-from > limit {
 			break
 		}
 		to = max(to, next.End)
@@ -361,58 +365,73 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 	*asked--
 	f.changed.Broadcast()
 	f.mu.Unlock()
-	done := first
-	for ; err == nil && done < last; done++ {
-		c := f.chunks[done]
-		if err = f.put(done, packed[c.Offset-from:c.End-from]); err != nil {
-			break
-		}
+	found := make([]byte, last-first) // away
+	if err == nil {
+		err = f.put(first, packed, found)
 	}
 	f.mu.Lock()
-	for i := first; i < last; i++ {
-		switch {
-		case i < done:
-			f.state[i] = here
-		case i == done && errors.Is(err, errWrong):
-			f.state[i] = wrong
-		default:
-			f.state[i] = away
-		}
-	}
+	copy(f.state[first:last], found)
 	f.changed.Broadcast()
 	return err
 }
 
-// put unpacks a chunk, checks it, and writes it to its place.
-func (f *File) put(i int, packed []byte) error {
-	c := f.chunks[i]
-	content, err := unpack(c, packed)
-	if err != nil {
-		err = fmt.Errorf("%w: %w", errWrong, err)
+// put unpacks chunks of what came, checks them, writes them to their places, and says
+// of each what became of it. One that is wrong does not keep the others from coming.
+func (f *File) put(first int, packed []byte, found []byte) (problem error) {
+	var s stream
+	for i := range found {
+		c := f.chunks[first+i]
+		begin := c.Offset - f.chunks[first].Offset
+		content, err := s.unpack(c, packed[begin:begin+c.End-c.Offset])
+		found[i] = here
+		if err != nil {
+			err = fmt.Errorf("%w: %w", errWrong, err)
+			found[i] = wrong
+		}
+		// What nothing was written to reads as zeros, and takes no space.
+		if err == nil && len(bytes.TrimLeft(content, "\x00")) > 0 {
+			_, err = f.file.WriteAt(content, c.At)
+		}
+		if err == nil {
+			_, err = f.have.WriteAt([]byte{here}, int64(first+i))
+		}
+		if err == nil {
+			continue
+		}
+		err = fmt.Errorf("chunk at %d of %s: %w", c.Offset, f.remote.URL, err)
+		if found[i] != wrong {
+			found[i] = away // and so are those behind it
+			return err
+		}
+		if problem == nil {
+			problem = err
+		}
 	}
-	// What nothing was written to reads as zeros, and takes no space.
-	if err == nil && len(bytes.TrimLeft(content, "\x00")) > 0 {
-		_, err = f.file.WriteAt(content, c.At)
-	}
-	if err == nil {
-		_, err = f.have.WriteAt([]byte{here}, int64(i))
-	}
-	if err != nil {
-		return fmt.Errorf("chunk at %d of %s: %w", c.Offset, f.remote.URL, err)
-	}
-	return nil
+	return problem
 }
 
-func unpack(c Chunk, packed []byte) ([]byte, error) {
-	z, err := gzip.NewReader(bytes.NewReader(packed))
+// stream unpacks the chunks of a stream one after the other.
+type stream struct {
+	offset, at int64
+	unpacked   *gzip.Reader // nil before the first
+}
+
+func (s *stream) unpack(c Chunk, packed []byte) (content []byte, err error) {
+	if s.unpacked == nil || s.offset != c.Offset || s.at > c.Inner {
+		if s.unpacked, err = gzip.NewReader(bytes.NewReader(packed)); err != nil {
+			return nil, err
+		}
+		s.offset, s.at = c.Offset, 0
+	}
+	skipped, err := io.CopyN(io.Discard, s.unpacked, c.Inner-s.at)
+	s.at += skipped
 	if err != nil {
 		return nil, err
 	}
-	if _, err := io.CopyN(io.Discard, z, c.Inner); err != nil {
-		return nil, err
-	}
-	content := make([]byte, c.Size)
-	if _, err := io.ReadFull(z, content); err != nil {
+	content = make([]byte, c.Size)
+	n, err := io.ReadFull(s.unpacked, content)
+	s.at += int64(n)
+	if err != nil {
 		return nil, err
 	}
 	if own := c.Digest.Algorithm().FromBytes(content); own != c.Digest {

@@ -281,6 +281,46 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 	}
 }
 
+// Files that share a stream come with it, whichever is read first; one of them that is
+// wrong is not given, and keeps no other from being read.
+func TestFilesThatShareAStream(t *testing.T) {
+	files := map[string][]byte{}
+	for i := range 20 {
+		files[fmt.Sprintf("file%02d", i)] = corpus.Noise(uint64(i), 100000) // in all more than is asked for at once
+	}
+	r, source := serve(t, corpus.Pack(t, files), 0, 4<<20)
+	path := filepath.Join(t.TempDir(), "layer")
+	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
+		t.Fatal(err)
+	}
+	f, image := open(t, path)
+	if offset := f.chunks[0].Offset; f.chunks[len(f.chunks)-1].Offset != offset {
+		t.Fatalf("the first is at %d, the last is not", offset)
+	}
+	const bad = 7
+	if len(f.chunks) != len(files) {
+		t.Fatalf("%d chunks", len(f.chunks))
+	}
+	right := f.chunks[bad].Digest
+	f.chunks[bad].Digest = digest.FromString("x")
+	asked := r.asked.Load()
+	for _, name := range []string{"file13", "file00", "file08", "file06", "file19"} {
+		if content, err := read(image, name); err != nil || !bytes.Equal(content, files[name]) {
+			t.Errorf("%s: %d bytes, %v", name, len(content), err)
+		}
+	}
+	if more := r.asked.Load() - asked; more != 1 {
+		t.Errorf("%d requests", more)
+	}
+	f.chunks[bad].Digest = right
+	if content, err := read(image, "file07"); err != nil || !bytes.Equal(content, files["file07"]) {
+		t.Errorf("what was wrong: %d bytes, %v", len(content), err)
+	}
+	if !complete(f) {
+		t.Error("something has not come")
+	}
+}
+
 func TestZerosTakeNoSpace(t *testing.T) {
 	const size = 8 << 20
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"zeros": make([]byte, size)}), 1<<20, 0)
