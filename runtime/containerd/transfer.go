@@ -21,6 +21,7 @@ import (
 	"github.com/containerd/plugin"
 	"github.com/containerd/plugin/registry"
 	"github.com/containerd/typeurl/v2"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/lazy"
@@ -77,16 +78,22 @@ func (p *pulls) Transfer(ctx context.Context, from, to any, opts ...transfer.Opt
 		p.announce(ctx, source.Image())
 	}
 	var unknown sync.Map // errors of hosts, so that not each layer waits for one
-	ctx = lazy.WithLogins(ctx, func(ctx context.Context, host string) (lazy.Login, error) {
-		if err, known := unknown.Load(host); known {
-			return lazy.Login{}, err.(error)
-		}
-		login, err := askLogin(ctx, source, host, answersWithin)
-		if err != nil {
-			unknown.Store(host, err)
-		}
-		return login, err
+	ctx, end := lazy.WithPull(ctx, &lazy.Pull{
+		Login: func(ctx context.Context, host string) (lazy.Login, error) {
+			if err, known := unknown.Load(host); known {
+				return lazy.Login{}, err.(error)
+			}
+			login, err := askLogin(ctx, source, host, answersWithin)
+			if err != nil {
+				unknown.Store(host, err)
+			}
+			return login, err
+		},
+		Blob: func(ctx context.Context, d digest.Digest) ([]byte, error) {
+			return content.ReadBlob(ctx, p.content, ocispec.Descriptor{Digest: d})
+		},
 	})
+	defer end()
 	return p.Transferrer.Transfer(ctx, from, checked{target, p}, opts...)
 }
 

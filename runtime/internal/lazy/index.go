@@ -62,10 +62,29 @@ const (
 	haveExtension  = ".have"
 )
 
+// packedTable is a blob's table of contents as it comes, and where in the blob the
+// content ends.
+type packedTable struct {
+	source Source
+	packed []byte
+	end    int64
+}
+
 // Make makes the file of a layer at a path where there is none, without its
 // content, of a blob at a source whose table of contents has a digest, with the login
 // that the source names. It leaves nothing where it fails.
-func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) (err error) {
+func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) error {
+	// In the pods' network, which has limits of its own.
+	r := newRemote(source, nil, func() (Login, error) { return login, nil })
+	table, err := r.contents(ctx, maxPacked)
+	if err != nil {
+		return err
+	}
+	return table.make(path, contents)
+}
+
+// make makes the file of the layer if the table has a digest.
+func (t packedTable) make(path string, want digest.Digest) (err error) {
 	defer func() {
 		if err != nil {
 			for _, extension := range []string{"", indexExtension, haveExtension} {
@@ -73,16 +92,15 @@ func Make(ctx context.Context, path string, source Source, login Login, contents
 			}
 		}
 	}()
-	r := newRemote(source, nil, func() (Login, error) { return login, nil }) // in the pods' network, which has limits of its own
-	table, end, err := r.contents(ctx, contents)
+	table, err := parseContents(t.packed, want)
 	if err != nil {
-		return err
+		return fmt.Errorf("read table of contents: %w", err)
 	}
-	chunks, err := lay(path, table, end)
+	chunks, err := lay(path, table, t.end)
 	if err != nil {
-		return fmt.Errorf("lay out layer of %s: %w", r.URL, err)
+		return fmt.Errorf("lay out layer of %s: %w", t.source.URL, err)
 	}
-	text, err := json.Marshal(index{r.Source, first(table), chunks})
+	text, err := json.Marshal(index{t.source, first(table), chunks})
 	if err == nil {
 		err = os.WriteFile(path+haveExtension, make([]byte, len(chunks)), 0o600)
 	}
@@ -92,39 +110,32 @@ func Make(ctx context.Context, path string, source Source, login Login, contents
 	return err
 }
 
-// contents reads the table of contents, and where the content ends in the blob.
-func (r *remote) contents(ctx context.Context, want digest.Digest) (*estargz.JTOC, int64, error) {
-	if err := want.Validate(); err != nil {
-		return nil, 0, fmt.Errorf("read table of contents: digest %q: %w", want, err)
-	}
+// contents asks for the table of contents, of at most so many packed bytes.
+func (r *remote) contents(ctx context.Context, most int64) (t packedTable, err error) {
 	tail, err := r.readEnd(ctx, endSize)
 	if err != nil {
-		return nil, 0, err
+		return t, err
 	}
 	if len(tail) < estargz.FooterSize {
-		return nil, 0, errors.New("read table of contents: the blob is too short")
+		return t, errors.New("read table of contents: the blob is too short")
 	}
 	_, at, _, err := new(estargz.GzipDecompressor).ParseFooter(tail[len(tail)-estargz.FooterSize:])
 	if err != nil {
-		return nil, 0, fmt.Errorf("read table of contents: %w", err)
+		return t, fmt.Errorf("read table of contents: %w", err)
 	}
 	end := r.Size - estargz.FooterSize
-	if at <= 0 || at >= end || end-at > maxPacked {
-		return nil, 0, fmt.Errorf("read table of contents: it is to be at %d of %d bytes", at, r.Size)
+	if at <= 0 || at >= end || end-at > most {
+		return t, fmt.Errorf("read table of contents: it is to be at %d of %d bytes", at, r.Size)
 	}
 	begin := r.Size - int64(len(tail))
 	if at < begin {
 		front, err := r.read(ctx, at, begin)
 		if err != nil {
-			return nil, 0, err
+			return t, err
 		}
 		tail, begin = append(front, tail...), at
 	}
-	table, err := parseContents(tail[at-begin:end-begin], want)
-	if err != nil {
-		return nil, 0, fmt.Errorf("read table of contents: %w", err)
-	}
-	return table, at, nil
+	return packedTable{r.Source, tail[at-begin : end-begin], at}, nil
 }
 
 // first is where in the blob the landmark file is of which all before it is to come
@@ -140,6 +151,9 @@ func first(table *estargz.JTOC) int64 {
 }
 
 func parseContents(packed []byte, want digest.Digest) (*estargz.JTOC, error) {
+	if err := want.Validate(); err != nil {
+		return nil, fmt.Errorf("digest %q: %w", want, err)
+	}
 	z, err := gzip.NewReader(bytes.NewReader(packed))
 	if err != nil {
 		return nil, err

@@ -69,17 +69,18 @@ func TestRegistriesWithPasswords(t *testing.T) {
 		}
 		dir := t.TempDir()
 		path := filepath.Join(dir, "layer")
-		layer := digest.FromBytes(r.blob)
-		if err := maker.Make(t.Context(), path, "registry.test/app:1", layer, r.contents); err == nil {
+		layer := Layer{Image: "registry.test/app:1", Digest: digest.FromBytes(r.blob), Contents: r.contents}
+		if err := maker.Make(t.Context(), path, layer); err == nil {
 			t.Error("a layer was made without the password")
 		}
-		ctx := WithLogins(t.Context(), func(_ context.Context, host string) (Login, error) {
+		ctx, end := WithPull(t.Context(), &Pull{Login: func(_ context.Context, host string) (Login, error) {
 			if host != at.Host {
 				return Login{}, nil
 			}
 			return Login{"alice", "secret-word"}, nil
-		})
-		if err := maker.Make(ctx, path, "registry.test/app:1", layer, r.contents); err != nil {
+		}})
+		defer end()
+		if err := maker.Make(ctx, path, layer); err != nil {
 			t.Fatal(err)
 		}
 		files, err := os.ReadDir(dir)

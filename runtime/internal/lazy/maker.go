@@ -21,9 +21,54 @@ type Maker struct {
 	Keep func(context.Context, Login) (string, error)
 }
 
-// Make makes the file of a layer of an image at a path, from the first registry
-// that gives the digest of its table of contents.
-func (m Maker) Make(ctx context.Context, file, image string, layer, contents digest.Digest) error {
+// Layer is one that is to be made, as a snapshotter is told of it.
+type Layer struct {
+	// Image is what it is pulled as.
+	Image string
+	// Manifest is the image's, empty where it is not known.
+	Manifest digest.Digest
+	Digest   digest.Digest
+	// Contents is the digest of its table of contents.
+	Contents digest.Digest
+}
+
+// Make makes the file of a layer at a path, from the first registry that gives the
+// digest of its table of contents.
+func (m Maker) Make(ctx context.Context, file string, l Layer) error {
+	p := pullOf(ctx)
+	p.askAhead(ctx, m, l)
+	if table, ok := p.take(ctx, l.Digest); ok && table.make(file, l.Contents) == nil {
+		return nil
+	}
+	problems := []error{errors.New("no registry gives a layer in parts")}
+	err := m.each(l.Image, func(b blobs) bool {
+		source, login, err := m.login(ctx, p, b)
+		if err == nil {
+			err = Make(ctx, file, source.of(l.Digest), login, l.Contents)
+		}
+		problems = append(problems, err)
+		return err != nil
+	})
+	if err != nil || problems[len(problems)-1] == nil {
+		return err
+	}
+	return errors.Join(problems...)
+}
+
+// blobs is where a registry has the blobs of an image.
+type blobs struct {
+	url url.URL
+	// scope and login are those of a Source.
+	scope, login string
+}
+
+func (b blobs) of(d digest.Digest) Source {
+	b.url.Path = path.Join(b.url.Path, d.String())
+	return Source{URL: b.url.String(), Scope: b.scope, Login: b.login}
+}
+
+// each calls f with the registries of an image, as long as it returns true.
+func (m Maker) each(image string, f func(blobs) bool) error {
 	ref, err := reference.ParseDockerRef(image)
 	if err != nil {
 		return err
@@ -32,29 +77,43 @@ func (m Maker) Make(ctx context.Context, file, image string, layer, contents dig
 	if err != nil {
 		return err
 	}
-	problems := []error{errors.New("no registry gives a layer in parts")}
 	for _, host := range hosts {
 		if host.Host == m.Not {
 			continue
 		}
 		name := reference.Path(ref)
-		blob := url.URL{Scheme: host.Scheme, Host: host.Host, Path: path.Join(host.Path, name, "blobs", layer.String())}
+		at := url.URL{Scheme: host.Scheme, Host: host.Host, Path: path.Join(host.Path, name, "blobs")}
 		// A mirror is asked as containerd does.
 		if host.Host != reference.Domain(ref) {
-			blob.RawQuery = url.Values{"ns": {reference.Domain(ref)}}.Encode()
+			at.RawQuery = url.Values{"ns": {reference.Domain(ref)}}.Encode()
 		}
-		source := Source{URL: blob.String(), Scope: fmt.Sprintf("repository:%s:pull", name)}
-		login, err := loginFor(ctx, host.Host)
-		if err == nil && login != (Login{}) {
-			source.Login, err = m.Keep(ctx, login)
+		if !f(blobs{url: at, scope: fmt.Sprintf("repository:%s:pull", name)}) {
+			break
 		}
-		if err == nil {
-			err = Make(ctx, file, source, login, contents)
-		}
-		if err == nil {
-			return nil
-		}
-		problems = append(problems, err)
 	}
-	return errors.Join(problems...)
+	return nil
+}
+
+// login gives the login for a registry to whoever reads layers of it.
+func (m Maker) login(ctx context.Context, p *Pull, b blobs) (blobs, Login, error) {
+	login, err := p.loginFor(ctx, b.url.Host)
+	if err == nil && login != (Login{}) {
+		b.login, err = m.Keep(ctx, login)
+	}
+	return b, login, err
+}
+
+// first is the registry of an image that is asked first.
+func (m Maker) first(ctx context.Context, p *Pull, image string) (b blobs, login Login, err error) {
+	err = m.each(image, func(found blobs) bool {
+		b = found
+		return false
+	})
+	if err == nil && b.url.Host == "" {
+		err = errors.New("no registry gives a layer in parts")
+	}
+	if err != nil {
+		return b, login, err
+	}
+	return m.login(ctx, p, b)
 }

@@ -103,18 +103,20 @@ func (r *remote) read(ctx context.Context, from, to int64) ([]byte, error) {
 	return content, nil
 }
 
-// readEnd returns the last bytes, and notes the blob's size. Not all registries
-// know ranges that count from the end.
+// readEnd returns the last bytes, and notes the blob's size if it is not known. Not all
+// registries know ranges that count from the end.
 func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
-	_, total, err := r.get(ctx, "bytes=0-0", 1)
-	if err == nil && total <= 0 {
-		err = errors.New("its size is not said")
+	if r.Size == 0 {
+		_, total, err := r.get(ctx, "bytes=0-0", 1)
+		if err == nil && total <= 0 {
+			err = errors.New("its size is not said")
+		}
+		if err != nil {
+			return nil, fmt.Errorf("ask for the size of %s: %w", r.URL, err)
+		}
+		r.Size = total
 	}
-	if err != nil {
-		return nil, fmt.Errorf("ask for the size of %s: %w", r.URL, err)
-	}
-	r.Size = total
-	return r.read(ctx, max(0, total-size), total)
+	return r.read(ctx, max(0, r.Size-size), r.Size)
 }
 
 // get asks for a range. It returns the size of the whole as well.

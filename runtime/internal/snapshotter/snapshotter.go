@@ -64,7 +64,7 @@ type Cache interface {
 
 // Remote makes the file of a layer before its content has come.
 type Remote interface {
-	Make(ctx context.Context, path, image string, layer, contents digest.Digest) error
+	Make(ctx context.Context, path string, layer lazy.Layer) error
 }
 
 // Snapshotter implements snapshots.Snapshotter.
@@ -231,25 +231,30 @@ func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []sna
 			return err
 		}
 	}
-	image, layer := info.Labels[snapshotters.TargetRefLabel], digest.Digest(info.Labels[snapshotters.TargetLayerDigestLabel])
-	contents, name := digest.Digest(info.Labels[estargz.TOCJSONDigestAnnotation]), info.Labels[nameLabel]
-	if image == "" || layer == "" || contents == "" || name == "" {
+	layer := lazy.Layer{
+		Image:    info.Labels[snapshotters.TargetRefLabel],
+		Manifest: digest.Digest(info.Labels[snapshotters.TargetManifestDigestLabel]),
+		Digest:   digest.Digest(info.Labels[snapshotters.TargetLayerDigestLabel]),
+		Contents: digest.Digest(info.Labels[estargz.TOCJSONDigestAnnotation]),
+	}
+	name := info.Labels[nameLabel]
+	if layer.Image == "" || layer.Digest == "" || layer.Contents == "" || name == "" {
 		return nil
 	}
-	if err := s.Remote.Make(ctx, s.dir(id, layerFile), image, layer, contents); err != nil {
+	if err := s.Remote.Make(ctx, s.dir(id, layerFile), layer); err != nil {
 		log.G(ctx).WithError(err).Info("a layer is fetched as a whole")
 		return nil
 	}
 	// Who uses it later knows of what it was made.
 	opts = append(opts, func(info *snapshots.Info) error {
 		info.Labels = maps.Clone(info.Labels)
-		info.Labels[lazy.ContentsLabel] = contents.String()
+		info.Labels[lazy.ContentsLabel] = layer.Contents.String()
 		return nil
 	})
 	if err := s.Commit(ctx, name, key, opts...); err != nil {
 		return err
 	}
-	return fmt.Errorf("prepare snapshot %s: the content of layer %s comes later: %w", key, layer, errdefs.ErrAlreadyExists)
+	return fmt.Errorf("prepare snapshot %s: the content of layer %s comes later: %w", key, layer.Digest, errdefs.ErrAlreadyExists)
 }
 
 // furnish makes the directories of a new snapshot.

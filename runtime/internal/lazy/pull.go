@@ -1,0 +1,154 @@
+package lazy
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+
+	"github.com/containerd/stargz-snapshotter/estargz"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+)
+
+// Pull is one of an image: what is known of it beside the layer that is made.
+type Pull struct {
+	// Login returns the login for a registry's host; an empty one where none is known.
+	Login func(ctx context.Context, host string) (Login, error)
+	// Blob returns a blob that is here, such as the image's manifest; nil: there are none.
+	Blob func(ctx context.Context, d digest.Digest) ([]byte, error)
+
+	mu sync.Mutex
+	// ahead are the tables of contents of layers that are still to be made; nil before
+	// the first is.
+	ahead map[digest.Digest]*askedTable
+	ended bool
+	group sync.WaitGroup
+}
+
+// askedTable is a table that was asked for before its layer is to be made.
+type askedTable struct {
+	layer ocispec.Descriptor
+	// come is closed when table and err are there.
+	come  chan struct{}
+	table packedTable
+	err   error
+}
+
+const (
+	// tablesAtOnce is for how many tables registries are asked at a time, and maxAhead and
+	// mostAhead bound what of them is held in memory: containerd has one layer made after
+	// the other, and a line would have nothing to do while a table is asked for.
+	tablesAtOnce        = 6
+	maxAhead, mostAhead = 4 << 20, 32
+)
+
+type pullKey struct{}
+
+// WithPull has layers that are made with a context be those of a pull, until end is
+// called.
+func WithPull(ctx context.Context, p *Pull) (_ context.Context, end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	return context.WithValue(ctx, pullKey{}, p), func() {
+		cancel()
+		p.mu.Lock()
+		p.ended = true
+		p.mu.Unlock()
+		p.group.Wait()
+	}
+}
+
+// pullOf returns the pull of a context; an empty one where there is none.
+func pullOf(ctx context.Context) *Pull {
+	if p, ok := ctx.Value(pullKey{}).(*Pull); ok {
+		return p
+	}
+	return &Pull{}
+}
+
+// loginFor returns the login for a host; an empty one where none is known.
+func (p *Pull) loginFor(ctx context.Context, host string) (Login, error) {
+	if p.Login == nil {
+		return Login{}, nil
+	}
+	return p.Login(ctx, host)
+}
+
+// askAhead asks for the tables of contents of a layer and of all that are to be made
+// upon it, the first time that it is called. Where it fails there are none, and each
+// layer's is asked for when it is made.
+func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.ahead != nil || p.ended || p.Blob == nil || l.Manifest == "" {
+		return
+	}
+	p.ahead = map[digest.Digest]*askedTable{}
+	layers, err := p.layersFrom(ctx, l)
+	if err != nil || len(layers) < 2 {
+		return // one alone gains nothing
+	}
+	blobs, login, err := m.first(ctx, p, l.Image)
+	if err != nil {
+		return
+	}
+	todo := make(chan *askedTable, len(layers))
+	for _, layer := range layers {
+		a := &askedTable{layer: layer, come: make(chan struct{})}
+		p.ahead[layer.Digest] = a
+		todo <- a
+	}
+	close(todo)
+	for range min(tablesAtOnce, len(layers)) {
+		p.group.Go(func() {
+			for a := range todo {
+				source := blobs.of(a.layer.Digest)
+				source.Size = a.layer.Size
+				r := newRemote(source, nil, func() (Login, error) { return login, nil })
+				a.table, a.err = r.contents(ctx, maxAhead)
+				close(a.come)
+			}
+		})
+	}
+}
+
+// layersFrom returns the eStargz layers of an image, from one on: containerd has them
+// made in that order, and those above one that is not there are not there either.
+func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
+	text, err := p.Blob(ctx, l.Manifest)
+	if err != nil {
+		return nil, err
+	}
+	var manifest ocispec.Manifest
+	if err := json.Unmarshal(text, &manifest); err != nil {
+		return nil, fmt.Errorf("read manifest: %w", err)
+	}
+	seen := map[digest.Digest]bool{}
+	for _, layer := range manifest.Layers {
+		if len(seen) == 0 && layer.Digest != l.Digest || seen[layer.Digest] || len(layers) == mostAhead {
+			continue
+		}
+		seen[layer.Digest] = true
+		if layer.Annotations[estargz.TOCJSONDigestAnnotation] != "" && layer.Size > 0 {
+			layers = append(layers, layer)
+		}
+	}
+	return layers, nil
+}
+
+// take waits for the table of a layer that was asked for before, and forgets it.
+func (p *Pull) take(ctx context.Context, layer digest.Digest) (t packedTable, ok bool) {
+	p.mu.Lock()
+	a := p.ahead[layer]
+	delete(p.ahead, layer)
+	p.mu.Unlock()
+	if a == nil {
+		return t, false
+	}
+	select {
+	case <-a.come:
+		return a.table, a.err == nil
+	case <-ctx.Done():
+		return t, false
+	}
+}
