@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes an archive with an image of twelve layers: Python of the image mpi, and 32,768
+"""Writes an archive with an image of twelve layers: Python with pandas, and 32,768
 small files below /tree, in 352 directories that eleven layers have parts of.
 
 image.py DIRECTORY-OF-IMAGES ARCHIVE
@@ -7,6 +7,7 @@ image.py DIRECTORY-OF-IMAGES ARCHIVE
 import hashlib
 import io
 import json
+import pathlib
 import random
 import sys
 import tarfile
@@ -33,7 +34,11 @@ def entry(tar, name, content=None, **more):
 
 
 def python(tar):
-    tar.add(f"{images}/mpi", arcname=".")
+    tar.add(f"{images}/pandas", arcname=".")
+    # Debian's alternatives are links that a maintainer script makes.
+    for library in "blas", "lapack":
+        for path in pathlib.Path(images, "pandas/usr/lib").glob(f"*/{library}/lib{library}.so.3"):
+            entry(tar, f"usr/lib/{path.parts[-3]}/{path.name}", type=tarfile.SYMTYPE, linkname=f"{library}/{path.name}")
     tar.add(f"{images}/busybox/usr/bin/busybox", arcname="usr/bin/busybox")
     entry(tar, "usr/bin/sh", type=tarfile.SYMTYPE, linkname="busybox")
     entry(tar, "tmp", type=tarfile.DIRTYPE, mode=0o1777)

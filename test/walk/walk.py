@@ -1,5 +1,5 @@
 """Says how many seconds it takes to list and stat all files of /tree (walk), to read
-them (read), or to import the modules that come with Python (modules)."""
+them (read), or to import the modules that come with Python (modules) or pandas."""
 import contextlib
 import importlib
 import io
@@ -31,6 +31,10 @@ def modules():
         # Some need what is not there.
         with contextlib.suppress(BaseException), contextlib.redirect_stdout(io.StringIO()):
             importlib.import_module(name)
+
+
+def pandas():
+    importlib.import_module("pandas")
 
 
 start = time.perf_counter()
