@@ -210,6 +210,7 @@ not kept how the registry had packed them.`,
 		},
 	}
 	f.add(command.Flags())
+	f.addPlatform(command.Flags())
 	return command
 }
 
@@ -347,7 +348,7 @@ func newImageRemoveCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "rm IMAGE...",
 		Short: "Remove images from the folder",
-		Long:  "Removes images, and their layers that no other image with a name has. Runs that use\nthem keep them until they end.",
+		Long:  "Removes images, for all platforms or one, and their layers that no other image with a\nname has. Runs that use them keep them until they end.",
 		Args:  atLeastOne("an image; 'berth image ls' lists them"),
 		RunE: func(command *cobra.Command, args []string) error {
 			_, err := f.run(command, args, func(image launch.KeptImage) {
@@ -359,6 +360,8 @@ func newImageRemoveCommand() *cobra.Command {
 		},
 	}
 	f.add(command.Flags())
+	f.addPlatform(command.Flags())
+	command.Flags().Lookup("platform").Usage = "only for this `platform`, such as linux/arm64 (default: for all)"
 	return command
 }
 

@@ -270,14 +270,22 @@ func (c *cacheCommand) sum(line sumLine) error {
 }
 
 func (c *cacheCommand) remove(ctx context.Context) error {
-	return c.each(ctx, func(arg string) error {
-		ref, err := reference.ParseDockerRef(arg)
+	var only platforms.Matcher
+	if c.platformNamed {
+		keeper, err := c.keeper()
 		if err != nil {
-			return fmt.Errorf("parse image name %q: %w", arg, err)
+			return err
 		}
-		freed, err := c.cache.Remove(ref.String())
+		only = platforms.OnlyStrict(keeper.Platform)
+	}
+	return c.each(ctx, func(arg string) error {
+		name, err := fullName(arg)
+		if err != nil {
+			return err
+		}
+		freed, err := c.cache.Remove(name, only)
 		if err == nil {
-			c.print(cacheLine{Image: &imageLine{Name: ref.String(), Freed: freed}})
+			c.print(cacheLine{Image: &imageLine{Name: name, Freed: freed}})
 		}
 		return err
 	})
@@ -288,13 +296,19 @@ func (c *cacheCommand) export(ctx context.Context) error {
 	if len(c.args) != 2 {
 		return errors.New(usage)
 	}
-	target := c.args[1]
-	c.args = c.args[:1]
-	found, err := c.chosen()
+	name, err := fullName(c.args[0])
 	if err != nil {
 		return err
 	}
-	return imagecache.Export(ctx, c.cache, found[0], target)
+	keeper, err := c.keeper()
+	if err != nil {
+		return err
+	}
+	image, err := keeper.Named(name)
+	if err != nil {
+		return err
+	}
+	return imagecache.Export(ctx, c.cache, image, c.args[1])
 }
 
 // convert writes images to the file that is named last.
@@ -401,22 +415,31 @@ func (c *cacheCommand) verify(ctx context.Context) error {
 	return nil
 }
 
-// chosen are the images that were named, or all.
+// chosen are the images that were named, for all platforms, or all.
 func (c *cacheCommand) chosen() ([]layercache.Image, error) {
 	if len(c.args) == 0 {
 		return c.cache.Images()
 	}
 	var images []layercache.Image
 	for _, arg := range c.args {
-		ref, err := reference.ParseDockerRef(arg)
-		if err != nil {
-			return nil, fmt.Errorf("parse image name %q: %w", arg, err)
-		}
-		image, err := c.cache.Image(ref.String())
+		name, err := fullName(arg)
 		if err != nil {
 			return nil, err
 		}
-		images = append(images, image)
+		found, err := c.cache.OfName(name)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, found...)
 	}
 	return images, nil
+}
+
+// fullName is what a name stands for that a user types.
+func fullName(arg string) (string, error) {
+	ref, err := reference.ParseDockerRef(arg)
+	if err != nil {
+		return "", fmt.Errorf("parse image name %q: %w", arg, err)
+	}
+	return ref.String(), nil
 }

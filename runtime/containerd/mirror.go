@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
+	"github.com/containerd/platforms"
 	"github.com/containerd/plugin"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -101,7 +102,7 @@ func (k knownImages) Get(ctx context.Context, name string) (images.Image, error)
 	if k.cache == nil || !errdefs.IsNotFound(err) {
 		return image, err
 	}
-	kept, err := k.cache.Image(name)
+	kept, err := k.cache.Image(name, platforms.Default())
 	if errors.Is(err, layercache.ErrNoImage) {
 		err = errors.Join(err, errdefs.ErrNotFound)
 	}
@@ -126,7 +127,7 @@ func (k knownImages) List(ctx context.Context, filters ...string) ([]images.Imag
 // announce has containerd ask the mirror for an image that the cache has when it is
 // to be pulled: others may have brought it since this daemon was started.
 func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, image string) {
-	_, err := k.cache.Image(image)
+	_, err := k.cache.Image(image, platforms.Default())
 	if err == nil {
 		err = mirrors.Add(image)
 	}

@@ -122,20 +122,32 @@ func (k *Keeper) named(name string) (layercache.Image, error) {
 	if err != nil {
 		return layercache.Image{}, fmt.Errorf("parse image name %q, which is no archive either: %w", name, err)
 	}
-	image, err := k.Cache.Image(ref.String())
+	image, err := k.Named(ref.String())
 	if errors.Is(err, layercache.ErrNoImage) {
 		err = fmt.Errorf("%w, nor is there an archive of that name", err)
 	}
-	if err == nil && k.Chosen {
-		own, parsed := platforms.Parse(image.Platform)
-		if err = parsed; err == nil {
+	return image, err
+}
+
+// Named is the image of a full name for the platform. Where the user has named none
+// and there is none for this machine's, it is the one that was brought last.
+func (k *Keeper) Named(name string) (layercache.Image, error) {
+	all, err := k.Cache.OfName(name)
+	if err != nil {
+		return layercache.Image{}, err
+	}
+	image, found := layercache.Best(all, platforms.Only(k.Platform))
+	if found {
+		return image, nil
+	}
+	if k.Chosen {
+		own, err := platforms.Parse(all[0].Platform)
+		if err == nil {
 			err = k.checkPlatform(own)
 		}
-		if err != nil {
-			err = fmt.Errorf("find image %s: %w", ref, err)
-		}
+		return all[0], fmt.Errorf("find image %s: %w", name, err)
 	}
-	return image, err
+	return all[0], nil
 }
 
 // packed is an image of an archive, whose layers are checked while they are read.

@@ -137,7 +137,7 @@ func TestConvertToEStargz(t *testing.T) {
 func TestConvertKeepsLayersOfArchives(t *testing.T) {
 	k, dir := pulledImage(t)
 	plain, packed := filepath.Join(t.TempDir(), "app.tar"), filepath.Join(t.TempDir(), "zstd.tar")
-	image, err := k.Cache.Image("reg.test/team/app:1")
+	image, err := k.Named("reg.test/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +265,7 @@ func TestConvertRefuses(t *testing.T) {
 	place := t.TempDir()
 	target := filepath.Join(place, "out.tar")
 	plain := filepath.Join(t.TempDir(), "app.tar")
-	image, err := k.Cache.Image("reg.test/team/app:1")
+	image, err := k.Named("reg.test/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -337,7 +337,7 @@ func TestConvertRefuses(t *testing.T) {
 func TestConvertChecksManifests(t *testing.T) {
 	k, _ := pulledImage(t)
 	plain := filepath.Join(t.TempDir(), "app.tar")
-	image, err := k.Cache.Image("reg.test/team/app:1")
+	image, err := k.Named("reg.test/team/app:1")
 	if err != nil {
 		t.Fatal(err)
 	}

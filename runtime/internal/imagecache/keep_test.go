@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -321,6 +322,48 @@ func TestPullRefuses(t *testing.T) {
 	}
 }
 
+// Of an image for several platforms the folder keeps each that was pulled.
+func TestPullForSeveralPlatforms(t *testing.T) {
+	_, server := serve(t, func(r *registry, i *image) {
+		i.index = &ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
+		config, manifest := i.config, i.manifest
+		blob, id := packed(t, []byte("for others"))
+		config.Architecture, config.RootFS.DiffIDs = "arm64", []digest.Digest{id}
+		manifest.Layers = []ocispec.Descriptor{r.put(ocispec.MediaTypeImageLayerGzip, blob)}
+		manifest.Config = r.putJSON(t, ocispec.MediaTypeImageConfig, config)
+		desc := r.putJSON(t, ocispec.MediaTypeImageManifest, manifest)
+		desc.Platform = &config.Platform
+		i.index.Manifests = []ocispec.Descriptor{desc}
+	})
+	k, _ := keeper(t, 1<<30)
+	first, err := k.pullFrom(t, server, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.Platform, k.Chosen = ocispec.Platform{OS: "linux", Architecture: "arm64"}, true
+	second, err := k.pullFrom(t, server, nil)
+	if err != nil || second.Layers[0] == first.Layers[0] {
+		t.Fatalf("%v, %v", second, err)
+	}
+	for _, want := range []layercache.Image{first, second} {
+		if k.Platform, err = platforms.Parse(want.Platform); err != nil {
+			t.Fatal(err)
+		}
+		got, err := k.Named(want.Name)
+		if err != nil || got.Layers[0] != want.Layers[0] {
+			t.Errorf("for %s: %v, %v", want.Platform, got, err)
+		}
+	}
+	k.Platform = ocispec.Platform{OS: "linux", Architecture: "s390x"}
+	if _, err := k.Named(first.Name); err == nil || !strings.Contains(err.Error(), "not for linux/s390x") {
+		t.Errorf("a platform that was named and is not there: %v", err)
+	}
+	k.Chosen = false
+	if got, err := k.Named(first.Name); err != nil || got.Platform != second.Platform {
+		t.Errorf("%v, %v; want the one that was brought last", got, err)
+	}
+}
+
 func TestPullWithAPassword(t *testing.T) {
 	_, server := serve(t, func(r *registry, _ *image) { r.password = "swordfish" })
 	k, _ := keeper(t, 1<<30)
@@ -421,7 +464,7 @@ func TestExportAndImportAgain(t *testing.T) {
 	if err := errors.Join(k.Cache.Close(), os.Remove(path)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := k.Cache.Remove(pulled.Name); err != nil {
+	if _, err := k.Cache.Remove(pulled.Name, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := Export(t.Context(), k.Cache, pulled, path); err == nil {

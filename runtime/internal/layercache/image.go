@@ -2,6 +2,7 @@ package layercache
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -51,9 +53,15 @@ func (c *Cache) images() string { return filepath.Join(c.dir, "images") }
 
 func (c *Cache) blobPath(d digest.Digest) string { return filepath.Join(c.blobs(), d.Encoded()) }
 
-// record is the file of a name, which may have signs in it that files must not.
-func (c *Cache) record(name string) string {
-	return filepath.Join(c.images(), digest.FromString(name).Encoded()+recordExtension)
+// record is the file of a name for a platform, which may have signs in them that
+// files must not. All of a name begin with its digest; what is just that was written
+// when a name had one platform.
+func (c *Cache) record(name, platform string) string {
+	file := digest.FromString(name).Encoded()
+	if platform != "" {
+		file += "-" + digest.FromString(platform).Encoded()[:16]
+	}
+	return filepath.Join(c.images(), file+recordExtension)
 }
 
 // write puts content in place in one step.
@@ -121,30 +129,73 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Name gives an image its name, whatever had it before.
+// Name gives an image its name, whatever had it before for the same platform.
 func (c *Cache) Name(image Image) error {
 	text, err := json.Marshal(image)
 	if err == nil {
-		err = c.write(c.record(image.Name), append(text, '\n'))
+		err = c.write(c.record(image.Name, image.Platform), append(text, '\n'))
 	}
 	if err != nil {
 		return fmt.Errorf("name image %s: %w", image.Name, err)
 	}
+	if before, err := readRecord(c.record(image.Name, "")); err == nil && before.Platform == image.Platform && image.Platform != "" {
+		_ = os.Remove(c.record(image.Name, "")) // else it is there twice
+	}
 	return nil
 }
 
-// Image finds an image by its full name.
-func (c *Cache) Image(name string) (Image, error) {
-	image, err := readRecord(c.record(name))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return Image{}, fmt.Errorf("find image %s: %w", name, ErrNoImage)
-	case err != nil:
-		return Image{}, fmt.Errorf("find image %s: %w", name, err)
-	case image.Name != name:
-		return Image{}, fmt.Errorf("find image %s: its file is of %s", name, image.Name)
+// OfName are the images of a full name, one for each platform that it was brought
+// for, the last one first.
+func (c *Cache) OfName(name string) (all []Image, err error) {
+	entries, err := os.ReadDir(c.images())
+	if err != nil {
+		return nil, fmt.Errorf("find image %s: %w", name, err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), digest.FromString(name).Encoded()) {
+			continue
+		}
+		image, err := readRecord(filepath.Join(c.images(), e.Name()))
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			continue // somebody has just removed it
+		case err != nil:
+			return nil, fmt.Errorf("find image %s: %w", name, err)
+		case image.Name != name:
+			return nil, fmt.Errorf("find image %s: its file is of %s", name, image.Name)
+		}
+		all = append(all, image)
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("find image %s: %w", name, ErrNoImage)
+	}
+	slices.SortStableFunc(all, func(a, b Image) int { return b.Time.Compare(a.Time) })
+	return all, nil
+}
+
+// Image finds the image of a full name for a platform.
+func (c *Cache) Image(name string, platform platforms.MatchComparer) (Image, error) {
+	all, err := c.OfName(name)
+	if err != nil {
+		return Image{}, err
+	}
+	image, found := Best(all, platform)
+	if !found {
+		return Image{}, fmt.Errorf("find image %s for the platform that is asked for: %w", name, ErrNoImage)
 	}
 	return image, nil
+}
+
+// Best is the one of some images that is for a platform.
+func Best(all []Image, platform platforms.MatchComparer) (best Image, found bool) {
+	var own ocispec.Platform
+	for _, image := range all {
+		parsed, err := platforms.Parse(image.Platform)
+		if err == nil && platform.Match(parsed) && (!found || platform.Less(parsed, own)) {
+			best, own, found = image, parsed, true
+		}
+	}
+	return best, found
 }
 
 func readRecord(path string) (image Image, err error) {
@@ -164,7 +215,7 @@ func readRecord(path string) (image Image, err error) {
 	return image, nil
 }
 
-// Images are all that have a name, sorted by it. One whose file cannot be read
+// Images are all that have a name, sorted by it and then the platform. One whose file cannot be read
 // is in the error, the others are returned all the same.
 func (c *Cache) Images() (all []Image, err error) {
 	entries, err := os.ReadDir(c.images())
@@ -180,7 +231,9 @@ func (c *Cache) Images() (all []Image, err error) {
 		}
 		all = append(all, image)
 	}
-	slices.SortFunc(all, func(a, b Image) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(all, func(a, b Image) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Platform, b.Platform))
+	})
 	return all, errors.Join(problems...)
 }
 
@@ -210,15 +263,31 @@ func (c *Cache) Size(image Image) (size int64, missing int) {
 	return size, missing
 }
 
-// Remove forgets an image, and what no other one with a name has of it. It
-// returns how many bytes that was; jobs that use it keep it until they end.
-func (c *Cache) Remove(name string) (freed int64, err error) {
-	image, err := c.Image(name)
+// Remove forgets the images of a name, or only those for a platform, and what no other
+// one with a name has of them. It returns how many bytes that was; jobs that use
+// them keep them until they end.
+func (c *Cache) Remove(name string, platform platforms.Matcher) (freed int64, err error) {
+	all, err := c.OfName(name)
 	if err != nil {
 		return 0, err
 	}
-	if err := os.Remove(c.record(name)); err != nil {
-		return 0, fmt.Errorf("remove image %s: %w", name, err)
+	var gone []Image
+	for _, image := range all {
+		if own, err := platforms.Parse(image.Platform); platform == nil || err == nil && platform.Match(own) {
+			gone = append(gone, image)
+		}
+	}
+	if len(gone) == 0 {
+		return 0, fmt.Errorf("find image %s for the platform that is asked for: %w", name, ErrNoImage)
+	}
+	for _, image := range gone {
+		err := ignoreGone(os.Remove(c.record(name, image.Platform)))
+		if before, old := readRecord(c.record(name, "")); old == nil && before.Platform == image.Platform {
+			err = errors.Join(err, ignoreGone(os.Remove(c.record(name, ""))))
+		}
+		if err != nil {
+			return 0, fmt.Errorf("remove image %s: %w", name, err)
+		}
 	}
 	others, err := c.Images()
 	if err != nil {
@@ -230,15 +299,17 @@ func (c *Cache) Remove(name string) (freed int64, err error) {
 			used[path] = true
 		}
 	}
-	for _, path := range c.paths(image) {
-		info, err := os.Stat(path)
-		if err != nil || used[path] {
-			continue
+	for _, image := range gone {
+		for _, path := range c.paths(image) {
+			info, err := os.Stat(path)
+			if err != nil || used[path] {
+				continue
+			}
+			if err := ignoreGone(os.Remove(path)); err != nil {
+				return freed, fmt.Errorf("remove image %s: %w", name, err)
+			}
+			freed += info.Size()
 		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return freed, fmt.Errorf("remove image %s: %w", name, err)
-		}
-		freed += info.Size()
 	}
 	return freed, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -45,21 +46,21 @@ func TestNamesAreFoundAndRemoved(t *testing.T) {
 	if err != nil || len(all) != 2 || all[0].Name != other.Name || all[1].Name != one.Name {
 		t.Fatalf("images %v, %v", all, err)
 	}
-	got, err := c.Image(one.Name)
+	got, err := c.Image(one.Name, amd64)
 	if err != nil || got.Target.Digest != one.Target.Digest || len(got.Layers) != 2 {
 		t.Errorf("found %+v, %v", got, err)
 	}
 	if text, err := c.Blob(one.Target.Digest); err != nil || string(text) != "manifest of reg.test/a:1" {
 		t.Errorf("blob %q, %v", text, err)
 	}
-	if _, err := c.Image("nothing"); !errors.Is(err, ErrNoImage) {
+	if _, err := c.Image("nothing", amd64); !errors.Is(err, ErrNoImage) {
 		t.Errorf("an unknown name: %v", err)
 	}
 
 	if err := c.Close(); err != nil { // as if no job used them
 		t.Fatal(err)
 	}
-	if freed, err := c.Remove(one.Name); err != nil || freed == 0 {
+	if freed, err := c.Remove(one.Name, nil); err != nil || freed == 0 {
 		t.Errorf("freed %d, %v", freed, err)
 	}
 	if _, missing := c.Size(one); missing != 1 {
@@ -71,7 +72,7 @@ func TestNamesAreFoundAndRemoved(t *testing.T) {
 	if _, err := c.Blob(one.Target.Digest); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("its manifest is there: %v", err)
 	}
-	if _, err := c.Remove(one.Name); !errors.Is(err, ErrNoImage) {
+	if _, err := c.Remove(one.Name, nil); !errors.Is(err, ErrNoImage) {
 		t.Errorf("removed twice: %v", err)
 	}
 	if len(*said) > 0 {
@@ -154,16 +155,16 @@ func TestDamagedTextsAreNotUsed(t *testing.T) {
 		t.Errorf("said %v", *said)
 	}
 	for _, text := range []string{"", "{", `{"name":"other"}`, `{"name":"reg.test/a:1","layers":["../../etc/passwd"]}`, `{"name":"reg.test/a:1","layers":["sha512:00"]}`} {
-		record := c.record(img.Name)
+		record := c.record(img.Name, img.Platform)
 		if err := errors.Join(os.Chmod(record, 0o600), os.WriteFile(record, []byte(text), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := c.Image(img.Name); err == nil {
+		if got, err := c.Image(img.Name, amd64); err == nil {
 			t.Errorf("record %q: %+v", text, got)
 		}
 	}
 	// What others may write to is not used either.
-	if err := os.Chmod(c.record(img.Name), 0o622); err != nil {
+	if err := os.Chmod(c.record(img.Name, img.Platform), 0o622); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.Images(); err == nil || !strings.Contains(err.Error(), "others may change it") {
@@ -189,4 +190,89 @@ func FuzzRecord(f *testing.F) {
 			}
 		}
 	})
+}
+
+var (
+	amd64 = platforms.Only(ocispec.Platform{OS: "linux", Architecture: "amd64"})
+	arm64 = platforms.Only(ocispec.Platform{OS: "linux", Architecture: "arm64"})
+)
+
+// An image of a name is kept for each platform.
+func TestNamesHavePlatforms(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "job", 1<<30)
+	one := name(t, c, "reg.test/a:1", "shared", "amd64")
+	other := one
+	other.Platform, other.Time = "linux/arm64", time.Now()
+	d, path := image(t, "arm64")
+	if _, err := c.Publish(d, path); err != nil {
+		t.Fatal(err)
+	}
+	other.Layers = []digest.Digest{one.Layers[0], d}
+	if err := c.Name(other); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.Images(); err != nil || len(all) != 2 || all[0].Platform != "linux/amd64" || all[1].Platform != "linux/arm64" {
+		t.Errorf("images %v, %v", all, err)
+	}
+	if all, err := c.OfName(one.Name); err != nil || len(all) != 2 || all[0].Platform != "linux/arm64" {
+		t.Errorf("images of the name %v, %v; want the last one first", all, err)
+	}
+	if got, err := c.Image(one.Name, amd64); err != nil || got.Layers[1] != one.Layers[1] {
+		t.Errorf("for amd64: %v, %v", got, err)
+	}
+	if got, err := c.Image(one.Name, arm64); err != nil || got.Layers[1] != other.Layers[1] {
+		t.Errorf("for arm64: %v, %v", got, err)
+	}
+	if _, err := c.Image(one.Name, platforms.Only(ocispec.Platform{OS: "linux", Architecture: "s390x"})); !errors.Is(err, ErrNoImage) {
+		t.Errorf("a platform that is not there: %v", err)
+	}
+	if err := c.Close(); err != nil { // as if no job used them
+		t.Fatal(err)
+	}
+	if freed, err := c.Remove(one.Name, arm64); err != nil || freed == 0 {
+		t.Errorf("freed %d, %v", freed, err)
+	}
+	if _, err := c.Remove(one.Name, arm64); !errors.Is(err, ErrNoImage) {
+		t.Errorf("removed twice: %v", err)
+	}
+	if _, missing := c.Size(one); missing > 0 {
+		t.Error("the removal took a layer of another platform's")
+	}
+	if err := c.Name(other); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Remove(one.Name, nil); err != nil {
+		t.Error(err)
+	}
+	if all, err := c.Images(); err != nil || len(all) > 0 {
+		t.Errorf("left %v, %v", all, err)
+	}
+}
+
+// What was written when a name had one platform is read, and goes when it is
+// brought again.
+func TestNamesOfOneFile(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "job", 1<<30)
+	one := name(t, c, "reg.test/a:1", "amd64")
+	if err := os.Rename(c.record(one.Name, one.Platform), c.record(one.Name, "")); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Image(one.Name, amd64); err != nil || got.Platform != one.Platform {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := c.Name(one); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.Images(); err != nil || len(all) != 1 {
+		t.Errorf("%v, %v", all, err)
+	}
+	if err := os.Rename(c.record(one.Name, one.Platform), c.record(one.Name, "")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Remove(one.Name, nil); err != nil {
+		t.Error(err)
+	}
+	if all, err := c.Images(); err != nil || len(all) > 0 {
+		t.Errorf("left %v, %v", all, err)
+	}
 }
