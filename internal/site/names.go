@@ -1,7 +1,9 @@
 package site
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -53,4 +55,48 @@ func (a Allocation) UserLabel() string {
 func (a Allocation) Domains(cluster string, site []string) []string {
 	user := a.UserLabel() + "." + cluster
 	return append([]string{a.JobLabel() + "." + user, user}, site...)
+}
+
+// MaxNames is how many names a user may give a job.
+const MaxNames = 64
+
+// ParseNames reads names that a user gives a job, as web or web.default, with commas
+// between them. They are for below the job's own name, and none may be that of a pod.
+func ParseNames(text string) ([]string, error) {
+	var names []string
+	var problems []error
+	for name := range strings.SplitSeq(text, ",") {
+		if name == "" {
+			continue
+		}
+		if err := checkName(name); err != nil {
+			problems = append(problems, err)
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) > MaxNames {
+		return nil, fmt.Errorf("%d names, and a job may have %d", len(names), MaxNames)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return names, nil
+}
+
+func checkName(name string) error {
+	labels := strings.Split(name, ".")
+	if len(labels) > 2 {
+		return fmt.Errorf("name %.80q: it has %d parts: take one, or two as in web.default", name, len(labels))
+	}
+	for _, l := range labels {
+		if l == "" || label(l) != l {
+			return fmt.Errorf("name %.80q: its parts are small letters, digits and dashes between them, %d at most", name, maxLabel)
+		}
+	}
+	if rest, found := strings.CutPrefix(labels[0], "pod"); found && len(labels) == 1 && rest != "" && strings.Trim(rest, "0123456789") == "" {
+		return fmt.Errorf("name %q: it is that of a pod", name)
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package site
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -36,4 +37,45 @@ func TestTheJobIsSearchedFirst(t *testing.T) {
 	if got := a.Domains("alps", []string{"example.org"}); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
+}
+
+func TestNamesThatUsersGive(t *testing.T) {
+	long := strings.Repeat("a", maxLabel)
+	many := make([]string, MaxNames+1)
+	for i := range many {
+		many[i] = fmt.Sprintf("n%d", i)
+	}
+	for text, want := range map[string]string{
+		"": "", "web": "web", "web.default,api,web": "api+web+web.default", "pod": "pod", "podium": "podium", "pod0.default": "pod0.default",
+		long: long, strings.Join(many[1:], ","): "64 of them",
+		"Web": "error", "-web": "error", "web-": "error", "w_b": "error", "a.b.c": "error", "web.": "error", ".web": "error", "*": "error", "ä": "error",
+		"pod0": "error", "pod12": "error", long + "a": "error", strings.Join(many, ","): "error", "a b": "error", "a\nb": "error",
+	} {
+		names, err := ParseNames(text)
+		got := strings.Join(names, "+")
+		switch {
+		case err != nil:
+			got = "error"
+		case len(names) == MaxNames:
+			got = "64 of them"
+		}
+		if got != want {
+			t.Errorf("%.20q: %s (%v), want %s", text, got, err, want)
+		}
+	}
+}
+
+func FuzzParseNames(f *testing.F) {
+	f.Add("web.default,api")
+	f.Fuzz(func(t *testing.T, text string) {
+		names, err := ParseNames(text)
+		if err != nil {
+			return
+		}
+		// Accepted ones are read as they are again.
+		again, err := ParseNames(strings.Join(names, ","))
+		if err != nil || !slices.Equal(names, again) {
+			t.Errorf("%q: %v, then %v, %v", text, names, again, err)
+		}
+	})
 }

@@ -15,6 +15,8 @@ import (
 //	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or that of sessions
 //	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
 //	                                     the address of a pod, where CNI plugins give addresses
+//	/berth/site/1/networks/OWNER/named/ID/AFTER
+//	                                     names that its user has given it, as a list
 //	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation

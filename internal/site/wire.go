@@ -37,6 +37,7 @@ const (
 	VerbRelease = "release"
 	VerbLogin   = "login"
 	VerbDecline = "decline"
+	VerbName    = "name"
 	VerbStatus  = "status"
 	VerbOK      = "ok"
 	VerbError   = "error"

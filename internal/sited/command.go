@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"berth.dev/berth/internal/site"
@@ -17,6 +18,7 @@ const usage = `berthd is the daemon of berth's site network. It runs as root on 
   berthd etcd --host ADDRESS ...    be a member of etcd, where the site has none
   berthd check                      is the configuration right?
   berthd status                     ask the daemon of this node
+  berthd name [--job JOB] NAME...   give a job of yours these names below its own, and no others
   berthd doctor [--node NAME]       what is missing on this node, and the remedy
 
 All take --config FILE (` + site.ConfigPath + `).
@@ -30,7 +32,7 @@ func Main(ctx context.Context, args []string) int {
 	}
 	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
 		"run": runCommand, "etcd": etcdCommand, "check": checkCommand, "status": statusCommand,
-		"doctor": doctorCommand,
+		"doctor": doctorCommand, "name": nameCommand,
 	}
 	command, known := commands[args[0]]
 	if !known {
@@ -109,6 +111,23 @@ func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error
 		return err
 	}
 	return openCNI(ctx, config)
+}
+
+// nameCommand is for users, in their jobs.
+func nameCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	job := flags.String("job", os.Getenv("SLURM_JOB_ID"), "number of the job, which has to have a part on this node")
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	if *job == "" {
+		return fmt.Errorf("name a job: this is none: give --job")
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*etcdLimit)
+	defer cancel()
+	question := site.Message{Verb: site.VerbName, Fields: map[string]string{"job": *job, "names": strings.Join(flags.Args(), ",")}}
+	_, _, err = site.Ask(ctx, config.Run, question)
+	return err
 }
 
 func statusCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {

@@ -80,6 +80,10 @@ type localPod struct {
 	pending, again bool
 	// told is the address of it that etcd knows: steps run with no other.
 	told netip.Addr
+	// named are the names that its user has given it, here or on another node, and
+	// namedAt is when that was here.
+	named   []string
+	namedAt time.Time
 	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
 	loaded bool
 }

@@ -25,6 +25,8 @@ type follower struct {
 	jobs map[string]site.Allocation
 	// at are the addresses that CNI plugins have given.
 	at map[place]netip.Addr
+	// names are those that users have given.
+	names map[named][]string
 	// changed is closed and made again at every change.
 	changed chan struct{}
 	// problem is why etcd does not answer, if it does not.
@@ -84,7 +86,7 @@ func (d *Daemon) followAll(ctx context.Context) {
 }
 
 func newFollower(prefix string, cancel context.CancelFunc) *follower {
-	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, changed: make(chan struct{})}
+	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, names: map[named][]string{}, changed: make(chan struct{})}
 }
 
 // run follows until its context ends, through any loss of etcd. keep are the
@@ -135,6 +137,9 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		}
 	}
 	untold := d.untold(mine, known)
+	if err := d.rename(ctx, mine, known); err != nil {
+		return err
+	}
 	f.set(known)
 	d.touch()
 	// Beside the watch, for which others wait. It ends on its own.
@@ -152,6 +157,9 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 	}()
 	return d.store.Watch(watched, f.prefix, known.revision, func(c change) {
 		switch {
+		case c.named != nil:
+			f.putNames(*c.named, c.names)
+			d.keepNames(*c.named, c.names)
 		case c.at != nil:
 			f.putAddress(*c.at, c.address)
 		case c.allocation != nil:
@@ -228,7 +236,7 @@ func (f *follower) change(what func()) {
 }
 
 func (f *follower) set(known listing) {
-	f.change(func() { f.jobs, f.at, f.problem = known.jobs, known.at, nil })
+	f.change(func() { f.jobs, f.at, f.names, f.problem = known.jobs, known.at, known.names, nil })
 }
 func (f *follower) putAddress(where place, address netip.Addr) {
 	f.change(func() {
@@ -237,9 +245,23 @@ func (f *follower) putAddress(where place, address netip.Addr) {
 		}
 	})
 }
+func (f *follower) putNames(which named, names []string) {
+	f.change(func() {
+		if f.names[which] = names; len(names) == 0 {
+			delete(f.names, which)
+		}
+	})
+}
 func (f *follower) put(a site.Allocation) { f.change(func() { f.jobs[a.ID()] = a }) }
 func (f *follower) remove(id string)      { f.change(func() { delete(f.jobs, id) }) }
 func (f *follower) fail(err error)        { f.change(func() { f.problem = err }) }
+
+// namesOf are the names that an allocation has been given.
+func (f *follower) namesOf(a site.Allocation) []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.names[named{a.ID(), a.After}]
+}
 
 func (f *follower) all() map[string]site.Allocation {
 	f.mu.Lock()

@@ -73,16 +73,19 @@ type namedPod struct {
 	Number  uint32     `json:"number,omitempty"`
 	Index   int        `json:"index"`
 	After   int64      `json:"after"`
+	// Names are those that its user has given the job, once for all of its pods.
+	Names []string `json:"names,omitempty"`
 }
 
-func (t *nameTable) add(a site.Allocation) {
+func (t *nameTable) add(a site.Allocation, names []string) {
 	for i, pod := range a.Pods {
 		if !pod.Address.IsValid() {
 			continue
 		}
 		t.Pods = append(t.Pods, namedPod{
-			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
+			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After, Names: names,
 		})
+		names = nil
 	}
 }
 

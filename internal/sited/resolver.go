@@ -71,7 +71,11 @@ func (d *Daemon) table() *nameTable {
 	for _, owner := range slices.Sorted(maps.Keys(owners)) {
 		known := d.known(owner)
 		for _, job := range slices.Sorted(maps.Keys(known)) {
-			t.add(known[job])
+			var names []string
+			if user := d.users[owner]; user != nil {
+				names = user.namesOf(known[job])
+			}
+			t.add(known[job], names)
 		}
 	}
 	return t

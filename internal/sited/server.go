@@ -27,8 +27,8 @@ const (
 	maxStrangers = 16
 )
 
-// listen makes the socket. All may ask for the status; what changes anything is
-// root's.
+// listen makes the socket. All may ask for the status, and name their own jobs; what
+// changes anything else is root's.
 func listen(run string) (*net.UnixListener, error) {
 	path := filepath.Join(run, site.Socket)
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
@@ -141,6 +141,13 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 			answer["pods"] = d.Status()
 		}
 		return nil, nil
+	}
+	if question.Verb == site.VerbName {
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		return nil, d.Name(ctx, peer.Uid, job, question.Fields["names"])
 	}
 	if peer.Uid != 0 {
 		return nil, fmt.Errorf("%s is for root", question.Verb)

@@ -189,7 +189,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation,
 			return fail(err)
 		}
 		done, err := s.write(ctx, known, put, clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix()),
-			clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
+			clientv3.OpDelete(namedPrefix(a), clientv3.WithPrefix()), clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
 		if err != nil {
 			return fail(err)
 		}
@@ -277,6 +277,9 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 	}
 	for _, kv := range values(1) {
 		if _, found := placeOf(string(kv.Key)); found {
+			continue
+		}
+		if _, found := namedOf(string(kv.Key)); found {
 			continue
 		}
 		if k.jobs[string(kv.Key)], err = decode(kv.Value); err != nil {
@@ -491,7 +494,8 @@ func leftBut(a site.Allocation, node string) []clientv3.Cmp {
 }
 
 func free(a site.Allocation) []clientv3.Op {
-	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix())}
+	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix()),
+		clientv3.OpDelete(namedPrefix(a), clientv3.WithPrefix())}
 }
 
 // Free removes all that is known of a job.
@@ -506,6 +510,8 @@ func (s *Store) Free(ctx context.Context, a site.Allocation) error {
 type listing struct {
 	jobs map[string]site.Allocation
 	at   map[place]netip.Addr
+	// names are those that users have given.
+	names map[named][]string
 	// revision is that at which it was so.
 	revision int64
 }
@@ -526,11 +532,17 @@ func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 	if err != nil {
 		return listing{}, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
 	}
-	known := listing{jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, revision: got.Header.Revision}
+	known := listing{jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, names: map[named][]string{}, revision: got.Header.Revision}
 	for _, kv := range got.Kvs {
 		if where, found := placeOf(string(kv.Key)); found {
 			if known.at[where], err = netip.ParseAddr(string(kv.Value)); err != nil {
 				return listing{}, fmt.Errorf("read address of %s in etcd: %w", where.id, err)
+			}
+			continue
+		}
+		if which, found := namedOf(string(kv.Key)); found {
+			if known.names[which], err = decodeNames(kv.Value); err != nil {
+				return listing{}, err
 			}
 			continue
 		}
@@ -550,6 +562,9 @@ type change struct {
 	// at: it is one of an address instead, which is over where there is none.
 	at      *place
 	address netip.Addr
+	// named: it is one of names instead, which are over where there are none.
+	named *named
+	names []string
 }
 
 // Watch reports changes of allocations below a prefix since a revision, until
@@ -564,7 +579,16 @@ func (s *Store) Watch(ctx context.Context, prefix string, since int64, report fu
 		for _, event := range events.Events {
 			c := change{id: path.Base(string(event.Kv.Key))}
 			where, found := placeOf(string(event.Kv.Key))
+			which, names := namedOf(string(event.Kv.Key))
 			switch {
+			case names:
+				c.named = &which
+				if event.Type == clientv3.EventTypePut {
+					var err error
+					if c.names, err = decodeNames(event.Kv.Value); err != nil {
+						return err
+					}
+				}
 			case found:
 				c.at = &where
 				if event.Type == clientv3.EventTypePut {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -34,6 +35,8 @@ type pod struct {
 	Index int `json:"index"`
 	// After orders jobs by when they got their addresses.
 	After int64 `json:"after"`
+	// Names are those that its user has given the job, once for all of its pods.
+	Names []string `json:"names,omitempty"`
 }
 
 // answer is what there is to say about a name.
@@ -107,7 +110,8 @@ func (t *table) visible(asker, server netip.Addr) view {
 	return v
 }
 
-// below is about USER, JOB.USER or podN.JOB.USER.
+// below is about USER, JOB.USER, podN.JOB.USER, or a name below JOB.USER that the user has
+// given it.
 func (t *table) below(name, zone string, v view) answer {
 	found := answer{ours: true, zone: zone}
 	labels := strings.Split(name, ".")
@@ -126,14 +130,17 @@ func (t *table) below(name, zone string, v view) answer {
 			chosen = &v.pods[i]
 		}
 	}
-	if chosen == nil || len(labels) > 2 {
+	if chosen == nil {
 		return found
 	}
+	given := strings.Join(labels[:len(labels)-1], ".")
+	of := func(p pod) bool { return p.UID == chosen.UID && p.Number == chosen.Number && p.Name == chosen.Name }
+	all := len(labels) == 1 || slices.ContainsFunc(v.pods, func(p pod) bool { return of(p) && slices.Contains(p.Names, given) })
 	for _, p := range v.pods {
-		if p.UID != chosen.UID || p.Number != chosen.Number || p.Name != chosen.Name {
+		if !of(p) {
 			continue
 		}
-		if len(labels) == 1 || labels[0] == "pod"+strconv.Itoa(p.Index) {
+		if all || len(labels) == 2 && labels[0] == "pod"+strconv.Itoa(p.Index) {
 			found.exists, found.addresses = true, append(found.addresses, p.Address)
 		}
 	}

@@ -13,7 +13,7 @@ import (
 // db of his own; carol and dave share a network.
 const example = `{"cluster":"alps","range":"10.1.0.0/24","pods":[
 {"address":"10.1.0.2","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
-{"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5},
+{"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5,"names":["web.default","shop"]},
 {"address":"10.1.0.4","network":7,"uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9},
 {"address":"10.1.0.5","network":8,"uid":2,"user":"bob","name":"db","number":43,"index":0,"after":10},
 {"address":"10.1.0.6","network":7,"uid":1,"user":"alice","name":"41","number":44,"index":0,"after":11},
@@ -56,6 +56,13 @@ func TestNamesLeadToPods(t *testing.T) {
 		{"10.1.0.7", "alps.", true, true, nil},
 		{"10.1.0.7", "pod00.41.alice.alps.", true, false, nil},
 		{"10.1.0.7", "x.pod0.41.alice.alps.", true, false, nil},
+		{"10.1.0.2", "web.default.db.alice.alps.", true, true, []string{"10.1.0.2", "10.1.0.3"}}, // what the user has named leads to all pods
+		{"10.1.0.7", "shop.41.alice.alps.", true, true, []string{"10.1.0.2", "10.1.0.3"}},
+		{"10.1.0.7", "shop.db.alice.alps.", true, false, nil}, // the newer one is not called so
+		{"10.1.0.7", "web.41.alice.alps.", true, false, nil},
+		{"10.1.0.7", "default.41.alice.alps.", true, false, nil},
+		{"10.1.0.7", "x.web.default.41.alice.alps.", true, false, nil},
+		{"10.1.0.5", "shop.41.alice.alps.", true, false, nil},
 		{"10.1.0.5", "pod0.41.alice.alps.", true, false, nil}, // bob does not see alice's
 		{"10.1.0.5", "alice.alps.", true, false, nil},
 		{"10.1.0.5", "db.bob.alps.", true, true, []string{"10.1.0.5"}},
