@@ -74,8 +74,29 @@ func Read(name string) (p Profile, err error) {
 	return p, nil
 }
 
-// Sysctls are the names of all that any profile sets, for records of what is in effect.
-func Sysctls() []string {
+// Settings are what the profile wants, by the names that records have: the path below
+// /proc/sys or /sys, or the interface's setting. Of several files of one pattern it is
+// the first that counts.
+func (p Profile) Settings() map[string]string {
+	all := map[string]string{}
+	for key, value := range p.Sysctls {
+		all[strings.ReplaceAll(key, ".", "/")] = value
+	}
+	for path, value := range p.Files {
+		all[strings.TrimPrefix(First(path), "/sys/")] = value
+	}
+	maps.Copy(all, p.Features)
+	for name, value := range p.Rings {
+		all[name+" ring"] = value
+	}
+	return all
+}
+
+// First is the first file of a pattern.
+func First(pattern string) string { return strings.ReplaceAll(pattern, "*", "0") }
+
+// Paths are the files of all that any profile sets, for records of what is in effect.
+func Paths() []string {
 	all := map[string]bool{}
 	for _, name := range Names() {
 		p, err := Read(name)
@@ -83,7 +104,10 @@ func Sysctls() []string {
 			continue // a test reads them all
 		}
 		for key := range p.Sysctls {
-			all[key] = true
+			all["/proc/sys/"+strings.ReplaceAll(key, ".", "/")] = true
+		}
+		for path := range p.Files {
+			all[First(path)] = true
 		}
 	}
 	return slices.Sorted(maps.Keys(all))

@@ -31,7 +31,9 @@ type Spec struct {
 	// Kubectl is how the cluster is asked.
 	Kubectl []string
 	// Given: the cluster is not the bench's, which knows not who has started it.
-	Given      bool
+	Given bool
+	// Counted: who makes the connections between pods is noted.
+	Counted    bool
 	Parameters map[string]string
 	// Timeout is for all of it.
 	Timeout time.Duration
@@ -53,6 +55,8 @@ type Result struct {
 	Values []record.Value `json:"values"`
 	// At is when what was waited for had come, in nanoseconds since 1970.
 	At int64 `json:"at,omitempty"`
+	// Left are the connections that the fast path left to the overlay, by the reason.
+	Left map[string]float64 `json:"left_to_overlay,omitempty"`
 }
 
 // Main does what a spec says and prints the result.

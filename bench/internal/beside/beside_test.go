@@ -304,3 +304,32 @@ func TestProgramEnds(t *testing.T) {
 		}
 	}
 }
+
+// TestCounted: of what MPI does between pods it is noted who made the connections, on all
+// nodes; those within a node are no network's. Without that, nothing is said to be fast.
+func TestCounted(t *testing.T) {
+	dir := t.TempDir()
+	s := cluster(t, `echo "$2" >>`+dir+`/asked
+n=$(grep -c "$2" `+dir+`/asked)
+echo "berth_fastpath_total{node=\"x\",outcome=\"connected\"} $((4 * n))"
+echo "berth_fastpath_total{node=\"x\",outcome=\"overlay: the address is no other node's pod\"} $((9 * n))"
+[ "$2" = mpi-0 ] || echo "berth_fastpath_total{node=\"x\",outcome=\"overlay: the node wants it so\"} $n"
+`)
+	steps := func() (Result, error) { return Result{Values: []record.Value{{Name: "step", Value: 1}}}, nil }
+	if r, err := s.counted(t.Context(), steps); err != nil || len(r.Values) != 1 {
+		t.Errorf("nobody asked for it: %+v, %v", r, err)
+	}
+	s.Counted = true
+	r, err := s.counted(t.Context(), steps)
+	if err != nil || len(r.Values) != 2 || r.Values[1].Name != record.Share || r.Values[1].Value < 88.8 || r.Values[1].Value > 88.9 {
+		t.Errorf("got %+v, %v", r, err)
+	}
+	if r.Left["the node wants it so"] != 1 || r.Left["the address is no other node's pod"] != 16 {
+		t.Errorf("left: %v", r.Left)
+	}
+	s = cluster(t, "exit 1\n")
+	s.Counted = true
+	if _, err := s.counted(t.Context(), steps); err == nil || !strings.Contains(err.Error(), "who makes the connections") {
+		t.Errorf("a page that cannot be read: %v", err)
+	}
+}

@@ -163,14 +163,16 @@ func hpccPods(ctx context.Context, s Spec) (Result, error) {
 	if _, err := s.kubectl(ctx, "", in(`printf '%s' "$1" >/tmp/hpccinf.txt`, "sh", input)...); err != nil {
 		return Result{}, err
 	}
-	if _, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--"}, s.mpirun(), []string{"--wdir", "/tmp", "hpcc"})...); err != nil {
-		return Result{}, err
-	}
-	out, err := s.kubectl(ctx, "", in("cat /tmp/hpccoutf.txt")...)
-	if err != nil {
-		return Result{}, err
-	}
-	return s.readHPCC(out, lastCache())
+	return s.counted(ctx, func() (Result, error) {
+		if _, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--"}, s.mpirun(), []string{"--wdir", "/tmp", "hpcc"})...); err != nil {
+			return Result{}, err
+		}
+		out, err := s.kubectl(ctx, "", in("cat /tmp/hpccoutf.txt")...)
+		if err != nil {
+			return Result{}, err
+		}
+		return s.readHPCC(out, lastCache())
+	})
 }
 
 func (s Spec) readHPCC(text string, cache int) (r Result, err error) {

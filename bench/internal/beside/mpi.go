@@ -86,11 +86,13 @@ func mpiPods(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	out, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--", python, "-c", stepsProgram, s.Parameters["steps"]}, s.mpirun(), []string{python, "-c", initProgram})...)
-	if err != nil {
-		return Result{}, err
-	}
-	return readSteps(out)
+	return s.counted(ctx, func() (Result, error) {
+		out, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--", python, "-c", stepsProgram, s.Parameters["steps"]}, s.mpirun(), []string{python, "-c", initProgram})...)
+		if err != nil {
+			return Result{}, err
+		}
+		return readSteps(out)
+	})
 }
 
 var (
@@ -211,6 +213,7 @@ func (s Spec) answer(ctx context.Context, first string, limit time.Duration) (la
 
 func (s Spec) workersText(data map[string]string) (string, error) {
 	labels := object{"app": workers}
+	node := []object{{"name": "NODE", "valueFrom": object{"fieldRef": object{"fieldPath": "status.hostIP"}}}}
 	mounts := []object{
 		{"name": "keys", "mountPath": "/keys"},
 		{"name": "keys", "mountPath": "/etc/ssh/ssh_config.d/mpi.conf", "subPath": "ssh.conf"},
@@ -236,7 +239,7 @@ func (s Spec) workersText(data map[string]string) (string, error) {
 						"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule", "labelSelector": object{"matchLabels": labels},
 					}},
 					"containers": []object{{
-						"name": "worker", "image": s.Image, "imagePullPolicy": "IfNotPresent", "command": []string{"/usr/sbin/sshd", "-D", "-e", "-f", "/keys/sshd.conf"},
+						"name": "worker", "env": node, "image": s.Image, "imagePullPolicy": "IfNotPresent", "command": []string{"/usr/sbin/sshd", "-D", "-e", "-f", "/keys/sshd.conf"},
 						"readinessProbe": object{"tcpSocket": object{"port": 22}, "periodSeconds": 1},
 						"volumeMounts":   mounts,
 					}},

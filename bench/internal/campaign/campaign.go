@@ -132,13 +132,20 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	if digest := registry.Digest(c.Place.Images); digest != "" {
 		session.Versions["images"] = digest
 	}
+	if err := sameVersions(session.Versions, c.Before); err != nil {
+		return errors.Join(err, c.close(ctx))
+	}
 	machines, err := c.Place.Machines(ctx)
 	if err != nil {
 		return err
 	}
 	session.Nodes, session.Slurm = machines, slurm(os.Getenv)
 	if c.Plan.Link != "" {
-		session.Link = &record.Link{Name: c.Plan.Link, Is: c.Plan.Links[c.Plan.Link].String()}
+		link := c.Plan.Links[c.Plan.Link]
+		session.Link = &record.Link{Name: c.Plan.Link, Is: link.String()}
+		if session.Link.Wanted, err = link.Wanted(); err != nil {
+			return err
+		}
 	}
 	if err := c.Records.Add(record.Line{Session: session}); err != nil {
 		return err
@@ -149,6 +156,21 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 		}
 	}
 	return nil
+}
+
+// sameVersions refuses to go on with other programs than those of the records: a row
+// would be of both.
+func sameVersions(now map[string]string, before []record.Line) error {
+	var problems []error
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		for _, line := range before {
+			if s := line.Session; s != nil && s.Versions[name] != "" && s.Versions[name] != now[name] {
+				problems = append(problems, fmt.Errorf("the file has records of %s %s, and this is %s: give another file with --out", name, s.Versions[name], now[name]))
+				break
+			}
+		}
+	}
+	return errors.Join(problems...)
 }
 
 func slurm(getenv func(string) string) *record.Slurm {
@@ -227,16 +249,27 @@ func (c *Campaign) trials(ctx context.Context, ids []record.ID) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx) // they are made again
 	}
-	took := time.Since(all[0].trial.Start).Seconds() / float64(len(all))
+	// What shared a cluster has an equal part of what that took.
+	shared, took := 0, time.Since(all[0].trial.Start)
+	for _, r := range results {
+		if took -= r.Took; r.Took == 0 {
+			shared++
+		}
+	}
 	// What succeeded first: after a failure it may turn out that the job has ended.
 	for _, failed := range []bool{false, true} {
 		for i, m := range all {
 			if (results[i].Err != nil) != failed {
 				continue
 			}
-			m.trial.Seconds = took
-			if len(all) > 1 {
-				m.trial.Together = len(all)
+			switch r := results[i]; {
+			case r.Took != 0:
+				m.trial.Start, m.trial.Seconds = r.Start.UTC(), r.Took.Seconds()
+			default:
+				m.trial.Seconds = took.Seconds() / float64(shared)
+				if shared > 1 {
+					m.trial.Together = shared
+				}
 			}
 			if err := c.finish(ctx, m, results[i]); err != nil {
 				return err

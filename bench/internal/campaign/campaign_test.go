@@ -260,6 +260,87 @@ func TestResume(t *testing.T) {
 	})
 }
 
+// TestAnotherBuild: a file has records of one build of each program.
+func TestAnotherBuild(t *testing.T) {
+	p, err := plan.Parse("f", []byte(text), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "records")
+	with := func(digest string, after func()) func(plan.System, system.Place) (system.Driver, error) {
+		return func(s plan.System, _ system.Place) (system.Driver, error) {
+			return built{fake{s.Name, after}, digest}, nil
+		}
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	stop := errors.New("stop")
+	if err := carryOut(t, ctx, path, p, with("a", func() { cancel(stop) })); !errors.Is(err, stop) {
+		t.Fatal(err)
+	}
+	err = carryOut(t, t.Context(), path, p, with("b", nil))
+	if err == nil || !strings.Contains(err.Error(), "programs of bare a, and this is b: give another file with --out") {
+		t.Errorf("another build goes on: %v", err)
+	}
+	sessions := func() int { return count(t, path, func(l record.Line) bool { return l.Session != nil }) }
+	if n := sessions(); n != 1 {
+		t.Errorf("%d sessions", n)
+	}
+	if err := carryOut(t, t.Context(), path, p, with("a", nil)); err != nil || sessions() != 2 {
+		t.Errorf("the same build does not go on: %v", err)
+	}
+}
+
+// built is a system of a certain build.
+type built struct {
+	fake
+	digest string
+}
+
+func (b built) Check(context.Context) (map[string]string, error) {
+	return map[string]string{"programs of " + b.name: b.digest}, nil
+}
+
+// solitary makes one of several trials by itself.
+type solitary struct{ gregarious }
+
+func (s solitary) RunTogether(ctx context.Context, tasks []system.Task) []system.Result {
+	results := s.gregarious.RunTogether(ctx, tasks)
+	for i, task := range tasks {
+		if task.Args[0] == "date" {
+			results[i].Start, results[i].Took = time.Unix(7, 0), time.Nanosecond
+		}
+	}
+	return results
+}
+
+// TestAloneInATurn: a trial that had a cluster of its own has its own time, and no part
+// in that of the others.
+func TestAloneInATurn(t *testing.T) {
+	p, err := plan.Parse("f", []byte(strings.Replace(text, "repetitions", "together: true\nwarm-ups: 0\nrepetitions", 1)+"- {name: more, case: cpu}\n"), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var turns []int
+	path := filepath.Join(t.TempDir(), "records")
+	err = carryOut(t, t.Context(), path, p, func(s plan.System, _ system.Place) (system.Driver, error) {
+		if s.Name == "bare" {
+			return solitary{gregarious{fake{s.Name, nil}, &turns}}, nil
+		}
+		return fake{"absent", nil}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kase, want := range map[string]int{"startup": 0, "cpu": 2} {
+		n := count(t, path, func(l record.Line) bool {
+			return l.Trial != nil && l.Trial.Kind == kase && l.Trial.Together == want && (l.Trial.Seconds == 1e-9 && l.Trial.Start.Unix() == 7) == (kase == "startup")
+		})
+		if all := count(t, path, func(l record.Line) bool { return l.Trial != nil && l.Trial.Kind == kase }); n != all || n == 0 {
+			t.Errorf("%s: %d of %d trials have their own time, made together %d", kase, n, all, want)
+		}
+	}
+}
+
 func TestEstimate(t *testing.T) {
 	p, err := plan.Parse("f", []byte(text), Known())
 	if err != nil {

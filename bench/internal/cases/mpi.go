@@ -20,7 +20,7 @@ func mpiCase(kind plan.Kind, job, cluster string, more ...plan.Parameter) Case {
 	return Case{
 		Kind: kind,
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Beside: &system.Beside{Job: job, Cluster: cluster, Nodes: hostsFor(p), Parameters: p, MPI: true}}, nil
+			return system.Task{Connects: true, Beside: &system.Beside{Job: job, Cluster: cluster, Nodes: hostsFor(p), Parameters: p, MPI: true}}, nil
 		},
 		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
 			r, err := readBeside(out)

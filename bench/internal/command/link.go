@@ -47,15 +47,8 @@ Without a link it lists those of the plan.`,
 			if err != nil {
 				return err
 			}
-			hosts := []link.Host{}
-			for _, pid := range pids {
-				hosts = append(hosts, link.Host{PID: pid})
-			}
-			if len(hosts) == 0 {
-				hosts = []link.Host{{}}
-			}
 			tell := func(what string) { fmt.Fprintln(os.Stderr, "berth bench:", what) }
-			code, err := link.For(command.Context(), self, p.Links[args[0]], device, hosts, args[1:], tell)
+			code, err := link.For(command.Context(), self, p.Links[args[0]], device, pids, args[1:], tell)
 			if err == nil && code != 0 {
 				err = fmt.Errorf("%s: exit code %d", args[1], code)
 			}

@@ -27,8 +27,10 @@ type guard struct {
 	pipe    io.WriteCloser
 }
 
-func newGuard(self string) (*guard, error) {
+// newGuard starts it, with network namespaces that stay while it is there.
+func newGuard(self string, namespaces ...*os.File) (*guard, error) {
 	g := &guard{command: exec.Command(self, GuardArg)}
+	g.command.ExtraFiles = namespaces
 	g.command.Stderr = os.Stderr
 	g.command.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a terminal's signals are not for it
 	var err error
@@ -84,7 +86,7 @@ func Guard(from io.Reader, to io.Writer) error {
 	slices.Reverse(all)
 	var problems []error
 	for _, u := range all {
-		if err := u.do(context.Background()); err != nil && !gone(u.Get) {
+		if err := u.do(context.Background()); err != nil && !u.gone(context.Background()) {
 			problems = append(problems, fmt.Errorf("%s: %w", strings.Join(u.Set, " "), err))
 		}
 	}
@@ -106,21 +108,43 @@ func (u Undo) do(ctx context.Context) error {
 	return err
 }
 
-// gone tells whether a command is for a host that has ended, and its settings with it.
-func gone(argv []string) bool {
-	if argv[0] != "nsenter" {
+// gone tells whether the interface is no more that a setting was of.
+func (u Undo) gone(ctx context.Context) bool {
+	if u.Device == nil {
 		return false
 	}
-	_, err := os.Stat(strings.TrimPrefix(argv[1], "--net="))
-	return errors.Is(err, os.ErrNotExist)
+	_, err := ask(ctx, u.Device)
+	return err != nil
 }
 
 // For runs a command while a link is set up, and returns its exit code. The command
-// ends with this process.
-func For(ctx context.Context, self string, l plan.Link, device string, hosts []Host, argv []string, tell func(string)) (code int, err error) {
-	g, err := newGuard(self)
+// ends with this process. Hosts are the network namespaces of processes, which may end
+// before the guard has taken all back; none: this one's.
+func For(ctx context.Context, self string, l plan.Link, device string, pids, argv []string, tell func(string)) (code int, err error) {
+	var namespaces []*os.File
+	defer func() {
+		for _, namespace := range namespaces {
+			namespace.Close()
+		}
+	}()
+	for _, pid := range pids {
+		namespace, err := os.Open("/proc/" + pid + "/ns/net")
+		if err != nil {
+			return 0, fmt.Errorf("look for the network namespace of process %s: %w", pid, err)
+		}
+		namespaces = append(namespaces, namespace)
+	}
+	g, err := newGuard(self, namespaces...)
 	if err != nil {
 		return 0, err
+	}
+	hosts := []Host{}
+	for n := range namespaces {
+		const first = 3 // behind standard error
+		hosts = append(hosts, Host{fmt.Sprintf("/proc/%d/fd/%d", g.command.Process.Pid, first+n)})
+	}
+	if len(hosts) == 0 {
+		hosts = []Host{{}}
 	}
 	defer func() { err = errors.Join(err, g.end()) }()
 	if err := Up(ctx, l, device, hosts, g.note, tell); err != nil {

@@ -16,6 +16,7 @@ import (
 	"strings"
 
 	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
 	"berth.dev/berth/bench/profiles"
 )
 
@@ -26,6 +27,10 @@ type setting struct {
 	get, set string
 	// machine: where a host, as a namespace of this machine, cannot set it, the machine can.
 	machine bool
+	// device is the interface that it is of, empty: none. It ends with that.
+	device string
+	// absent: it may be that there is none so far.
+	absent bool
 }
 
 // settings are those of a link, in the order in which they are made.
@@ -38,6 +43,10 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 	}
 	name := device
 	device = quote(device)
+	// What a program says, if it says anything: a pipe would end as its last part does.
+	said := func(command, then string) string {
+		return "said=$(" + command + `) || exit 1; printf '%s\n' "$said" | ` + then
+	}
 	for _, key := range slices.Sorted(maps.Keys(profile.Sysctls)) {
 		path := "/proc/sys/" + strings.ReplaceAll(key, ".", "/")
 		switch key {
@@ -61,8 +70,8 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 	}
 	if l.MTU != 0 {
 		all = append(all, setting{
-			what: "mtu", value: fmt.Sprint(l.MTU),
-			get: "ip -o link show dev " + device + ` | sed 's/.* mtu \([0-9]*\) .*/\1/'`, set: "ip link set dev " + device + ` mtu "$1"`,
+			what: "mtu", value: fmt.Sprint(l.MTU), device: name,
+			get: said("ip -o link show dev "+device, `sed 's/.* mtu \([0-9]*\) .*/\1/'`), set: "ip link set dev " + device + ` mtu "$1"`,
 		})
 	}
 	features := maps.Clone(profile.Features)
@@ -75,18 +84,18 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 			features["gro"] = "off"
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(features)) {
-		long := map[string]string{"tso": "tcp-segmentation-offload", "gso": "generic-segmentation-offload", "gro": "generic-receive-offload"}[name]
+	for _, feature := range slices.Sorted(maps.Keys(features)) {
+		long := map[string]string{"tso": "tcp-segmentation-offload", "gso": "generic-segmentation-offload", "gro": "generic-receive-offload"}[feature]
 		all = append(all, setting{
-			what: name, value: features[name],
-			get: "ethtool -k " + device + " | sed -n 's/^" + long + `: \([a-z]*\).*/\1/p'`, set: "ethtool -K " + device + " " + name + ` "$1"`,
+			what: feature, value: features[feature], device: name,
+			get: said("ethtool -k "+device, "sed -n 's/^"+long+`: \([a-z]*\).*/\1/p'`), set: "ethtool -K " + device + " " + feature + ` "$1"`,
 		})
 	}
-	for _, name := range slices.Sorted(maps.Keys(profile.Rings)) {
+	for _, ring := range slices.Sorted(maps.Keys(profile.Rings)) {
 		all = append(all, setting{
-			what: name + " ring", value: profile.Rings[name],
-			get: "ethtool -g " + device + " | sed '1,/^Current/d' | sed -n 's/^" + strings.ToUpper(name) + `:[^0-9]*\([0-9]*\)$/\1/p'`,
-			set: "ethtool -G " + device + " " + name + ` "$1"`,
+			what: ring + " ring", value: profile.Rings[ring], device: name,
+			get: said("ethtool -g "+device, "sed '1,/^Current/d' | sed -n 's/^"+strings.ToUpper(ring)+`:[^0-9]*\([0-9]*\)$/\1/p'`),
+			set: "ethtool -G " + device + " " + ring + ` "$1"`,
 		})
 	}
 	if l.Loss != "" {
@@ -97,15 +106,22 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 		}
 		rule := fmt.Sprintf("table netdev berth_bench { chain lose { type filter hook ingress device %q priority 0; numgen random mod %d < %d drop; }; }", name, parts, part)
 		all = append(all, setting{
-			what: "loss", value: l.Loss,
+			what: "loss", value: l.Loss, device: name, absent: true,
 			get: "if nft list table netdev berth_bench >/dev/null 2>&1; then echo " + l.Loss + "; fi",
 			set: `if [ -z "$1" ]; then nft delete table netdev berth_bench; else nft ` + quote(rule) + "; fi",
+		})
+		// Only root may list rules: everybody reads the name that an interface has beside its own.
+		alias := record.LossAlias + l.Loss
+		all = append(all, setting{
+			what: "loss, for records", value: alias, device: name, absent: true,
+			get: said("ip -o link show dev "+device, `sed -n 's/.*[\\ ]alias //p'`),
+			set: `[ "$1" != ` + quote(alias) + " ] || nft list table netdev berth_bench >/dev/null || exit 1; ip link set dev " + device + ` alias "$1"`,
 		})
 	}
 	if queue := queueing(l); queue != "" {
 		all = append(all, setting{
-			what: "queue", value: queue,
-			get: `said=$(tc qdisc show dev ` + device + `) || exit 1; printf '%s\n' "$said" | ` + rootQueue(queue, l.Rate),
+			what: "queue", value: queue, device: name, absent: true,
+			get: said("tc qdisc show dev "+device, rootQueue(queue, l.Rate)),
 			set: "tc qdisc del dev " + device + ` root 2>/dev/null; [ -z "$1" ] || tc qdisc add dev ` + device + " root $1",
 		})
 	}
@@ -181,16 +197,17 @@ func share(path, bytes, value string) setting {
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// Host is where settings are made: this machine's own namespaces, or those of a process.
-type Host struct{ PID string }
+// Host is where settings are made: this machine's own namespaces, or the network
+// namespace of a path.
+type Host struct{ Namespace string }
 
 // command is a shell script there.
 func (h Host) command(script string, args ...string) []string {
 	argv := append([]string{"sh", "-c", script, "sh"}, args...)
-	if h.PID == "" {
+	if h.Namespace == "" {
 		return argv
 	}
-	return append([]string{"nsenter", "--net=/proc/" + h.PID + "/ns/net", "--"}, argv...)
+	return append([]string{"nsenter", "--net=" + h.Namespace, "--"}, argv...)
 }
 
 func ask(ctx context.Context, argv []string) (string, error) {
@@ -206,10 +223,14 @@ func ask(ctx context.Context, argv []string) (string, error) {
 
 // Undo is what takes a change back.
 type Undo struct {
-	// Get prints the value, Before is what it was, and Set sets it to that.
-	Get, Set []string
-	Before   string
+	// Get prints the value, Before is what it was, and Set sets it to that. Device fails
+	// when the interface is gone that it is of, and with it the setting.
+	Get, Set, Device []string
+	Before           string
 }
+
+// shows fails where there is no such interface.
+func (h Host) shows(device string) []string { return h.command(`ip -o link show dev "$1"`, device) }
 
 // Up sets up a link on hosts. Before each change, note is given what takes it back.
 // What cannot be set is told, and is no error: records have what is in effect.
@@ -220,12 +241,17 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 	}
 	done := map[string]bool{}
 	for _, host := range hosts {
+		if slices.ContainsFunc(all, func(s setting) bool { return s.device != "" }) {
+			if _, err := ask(ctx, host.shows(device)); err != nil {
+				return fmt.Errorf("look for the interface %s: %w; --device names that of the link", device, err)
+			}
+		}
 		for _, s := range all {
 			if done[s.what] {
 				continue // on the machine, for all
 			}
 			err := s.make(ctx, host, note)
-			if err != nil && s.machine && host.PID != "" {
+			if err != nil && s.machine && host.Namespace != "" {
 				err = s.make(ctx, Host{}, note)
 				done[s.what] = true
 			}
@@ -251,10 +277,14 @@ func (s setting) make(ctx context.Context, host Host, note func(Undo) error) err
 	if before == s.value {
 		return nil
 	}
-	if before == "" && s.what != "queue" && s.what != "loss" {
+	if before == "" && !s.absent {
 		return errors.New("this machine has no such thing")
 	}
-	if err := note(Undo{Get: host.command(s.get), Before: before, Set: host.command(s.set, before)}); err != nil {
+	undo := Undo{Get: host.command(s.get), Before: before, Set: host.command(s.set, before)}
+	if s.device != "" {
+		undo.Device = host.shows(s.device)
+	}
+	if err := note(undo); err != nil {
 		return fmt.Errorf("%w: %w", errUndo, err)
 	}
 	if _, err := ask(ctx, host.command(s.set, s.value)); err != nil {

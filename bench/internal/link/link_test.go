@@ -8,11 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/internal/record"
 )
 
 // TestMain is the guard and the process that is killed, too.
@@ -105,7 +108,7 @@ func TestFor(t *testing.T) {
 	if err := g.end(); err != nil || !is(path, "always") {
 		t.Errorf("it is not as before: %v", err)
 	}
-	code, err := For(t.Context(), os.Args[0], plan.Link{}, "lo", []Host{{}}, []string{"sh", "-c", "exit 3"}, tell)
+	code, err := For(t.Context(), os.Args[0], plan.Link{}, "lo", nil, []string{"sh", "-c", "exit 3"}, tell)
 	if code != 3 || err != nil || told != nil {
 		t.Errorf("got %d, %v, %q", code, err, told)
 	}
@@ -202,5 +205,159 @@ func TestShareOfMemory(t *testing.T) {
 	}
 	if known != 2 {
 		t.Errorf("%d of the two limits of the profile know their other form", known)
+	}
+}
+
+// host is a network namespace with an interface d0, of a process that can be ended, and
+// a network namespace of our own that commands run in.
+func host(t *testing.T) (pid string, end func()) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("network namespaces of others are root's")
+	}
+	command := exec.CommandContext(t.Context(), "unshare", "--net", "sh", "-c", "ip link add d0 type veth peer name d1 && ip link set lo up && echo ready && exec sleep 1000")
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	end = func() {
+		once.Do(func() {
+			_ = command.Process.Kill()
+			_ = command.Wait() // it was killed
+		})
+	}
+	t.Cleanup(end)
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	return strconv.Itoa(command.Process.Pid), end
+}
+
+// TestHostWithoutProcess: a host's first process may have ended, while its network
+// namespace lives on: what was set there is taken back.
+func TestHostWithoutProcess(t *testing.T) {
+	pid, end := host(t)
+	namespace, err := os.Open("/proc/" + pid + "/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer namespace.Close()
+	there := Host{fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), namespace.Fd())}
+	mtu := func() string {
+		said, err := ask(t.Context(), there.command("cat /proc/sys/net/ipv6/conf/d0/mtu"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return said
+	}
+	before := mtu()
+	var told []string
+	tell := func(what string) {
+		told = append(told, what)
+	}
+	dir := t.TempDir()
+	// The command waits until the process of the host has been ended.
+	go func() {
+		for t.Context().Err() == nil {
+			if _, err := os.Stat(filepath.Join(dir, "set")); err == nil {
+				break
+			}
+			time.Sleep(5 * time.Millisecond)
+		}
+		end()
+		_ = os.WriteFile(filepath.Join(dir, "ended"), nil, 0o600)
+	}()
+	wait := `nsenter --net=` + there.Namespace + ` cat /proc/sys/net/ipv6/conf/d0/mtu >"$1/mtu"; touch "$1/set"; until [ -e "$1/ended" ]; do sleep 0.01; done`
+	code, err := For(t.Context(), os.Args[0], plan.Link{MTU: 1400}, "d0", []string{pid}, []string{"sh", "-c", wait, "sh", dir}, tell)
+	if code != 0 || err != nil || told != nil {
+		t.Fatalf("got %d, %v, %q", code, err, told)
+	}
+	if !is(filepath.Join(dir, "mtu"), "1400") {
+		t.Error("it was not set")
+	}
+	if now := mtu(); now != before {
+		t.Errorf("it is %s, and was %s", now, before)
+	}
+}
+
+// TestDevice: that there is no such interface is said before anything is done, and a
+// program that is missing is not taken for something that the machine has not.
+func TestDevice(t *testing.T) {
+	pid, _ := host(t)
+	ran := filepath.Join(t.TempDir(), "ran")
+	_, err := For(t.Context(), os.Args[0], plan.Link{MTU: 1400}, "eth7", []string{pid}, []string{"touch", ran}, func(string) {})
+	if _, wrong := os.Stat(ran); err == nil || !strings.Contains(err.Error(), "look for the interface eth7") || wrong == nil {
+		t.Errorf("without the interface: %v", err)
+	}
+	ip, err := exec.LookPath("ip")
+	if err != nil {
+		t.Fatal(err)
+	}
+	nsenter, err := exec.LookPath("nsenter")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, to := range map[string]string{"ip": ip, "nsenter": nsenter, "sh": "/bin/sh", "sed": "/bin/sed", "true": "/bin/true"} {
+		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir)
+	var told []string
+	code, err := For(t.Context(), os.Args[0], plan.Link{Profile: "nic-optimizations"}, "d0", []string{pid}, []string{"true"}, func(what string) { told = append(told, what) })
+	if code != 0 || err != nil || len(told) != 4 {
+		t.Errorf("got %d, %v, %q", code, err, told)
+	}
+	for _, what := range told {
+		if !strings.Contains(what, "ethtool: not found") {
+			t.Errorf("without ethtool: %s", what)
+		}
+	}
+}
+
+// TestLossIsSeen: everybody may see that packets are lost, for records, and it is gone
+// with the link; a name that the interface had comes back.
+func TestLossIsSeen(t *testing.T) {
+	pid, _ := host(t)
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip("there is no nft")
+	}
+	there := Host{"/proc/" + pid + "/ns/net"}
+	alias := func() string {
+		said, err := ask(t.Context(), there.command("ip -o link show dev d0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, alias, _ := strings.Cut(said, "alias ")
+		return alias
+	}
+	seen := filepath.Join(t.TempDir(), "seen")
+	for _, before := range []string{"", "uplink 7"} {
+		if _, err := ask(t.Context(), there.command(`ip link set d0 alias "$1"`, before)); err != nil {
+			t.Fatal(err)
+		}
+		var told []string
+		code, err := For(t.Context(), os.Args[0], plan.Link{Loss: "0.1%"}, "d0", []string{pid},
+			[]string{"sh", "-c", "nsenter --net=" + there.Namespace + ` ip -o link show dev d0 >"$1"`, "sh", seen}, func(what string) { told = append(told, what) })
+		text, wrong := os.ReadFile(seen)
+		if code != 0 || err != nil || told != nil || wrong != nil || !strings.HasSuffix(string(text), "alias "+record.LossAlias+"0.1%\n") {
+			t.Errorf("got %d, %v, %q: %s %v", code, err, told, text, wrong)
+		}
+		if now := alias(); now != before {
+			t.Errorf("the name is %q, and was %q", now, before)
+		}
+	}
+	// Without a rule there is nothing to say.
+	all, err := settings(plan.Link{Loss: "0.1%"}, "d0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := all[len(all)-1].make(t.Context(), there, func(Undo) error { return nil }); err == nil || alias() != "uplink 7" {
+		t.Errorf("a loss that is not there is said: %v", err)
 	}
 }

@@ -177,6 +177,9 @@ func (r *reader) plan(f file) *Plan {
 	if len(f.Cases) == 0 {
 		r.fault([]any{"cases"}, "there is no case: name some of %s", names(r.known.Cases))
 	}
+	for _, c := range p.Cases {
+		p.rounds = max(p.rounds, c.Repetitions)
+	}
 	r.against(p)
 	r.baseline(p, f.Baseline)
 	return p
@@ -209,25 +212,31 @@ func (r *reader) link(name string, l Link) {
 }
 
 // against finds the case that each is compared with: of the given name, with the
-// same link, and with the same values of what that one's matrix has.
+// same link, or else with any, and with the same values of what that one's matrix has.
 func (r *reader) against(p *Plan) {
 	for i := range p.Cases {
 		c := &p.Cases[i]
 		if c.against == "" {
 			continue
 		}
-		var found []string
+		var found, elsewhere []string
 		for _, other := range p.Cases {
-			same := other.Base == c.against && other.Link == c.Link && other.Kind == c.Kind && slices.Contains(other.Systems, p.Reference)
+			same := other.Base == c.against && other.Name != c.Name && other.Kind == c.Kind && slices.Contains(other.Systems, p.Reference)
 			for key, value := range other.variant {
 				same = same && c.Parameters[key] == value
 			}
-			if same {
+			switch {
+			case same && other.Link == c.Link:
 				found = append(found, other.Name)
+			case same:
+				elsewhere = append(elsewhere, other.Name)
 			}
 		}
+		if found == nil {
+			found = elsewhere // a job with a network of its own, beside one without
+		}
 		if len(found) != 1 {
-			r.fault([]any{"cases"}, "%s is against %q, and %d cases of that name are on %s with the same link and parameters", c.Name, c.against, len(found), p.Reference)
+			r.fault([]any{"cases"}, "%s is against %q, and %d cases of that name are on %s with the same link, or another one alone, and the same parameters", c.Name, c.against, len(found), p.Reference)
 			return
 		}
 		c.Against = found[0]

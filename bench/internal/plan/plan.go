@@ -7,10 +7,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"berth.dev/berth/bench/profiles"
 )
 
 // Kind is a case or a driver that a plan may name.
@@ -62,6 +65,10 @@ type Plan struct {
 	Baseline  Baseline
 	Systems   []System
 	Cases     []Case
+
+	// rounds is the most repetitions that one of the plan's cases has, those that were
+	// left out included.
+	rounds int
 }
 
 // Link is what an operator sets up between the hosts and on them: 'berth bench link'
@@ -100,6 +107,32 @@ func (l Link) String() string {
 	add(l.Loss != "", "loss %s", l.Loss)
 	add(l.SameHost, "same host")
 	return strings.Join(words, "; ")
+}
+
+// Wanted are the settings that it asks for, by the names that records have, which
+// machines show with their values; a rate is within a queue.
+func (l Link) Wanted() (map[string]string, error) {
+	all := map[string]string{}
+	if l.Profile != "" {
+		profile, err := profiles.Read(l.Profile)
+		if err != nil {
+			return nil, err
+		}
+		all = profile.Settings()
+	}
+	if l.MTU != 0 {
+		all["mtu"] = strconv.Itoa(l.MTU)
+	}
+	if l.Offloads != "" {
+		all["tso"], all["gso"] = l.Offloads, l.Offloads
+	}
+	if l.Offloads == "off" {
+		all["gro"] = l.Offloads
+	}
+	if l.Loss != "" {
+		all["loss"] = l.Loss
+	}
+	return all, nil
 }
 
 // UnmarshalYAML reads a link, of which words alone are enough.

@@ -279,3 +279,61 @@ func TestRemaining(t *testing.T) {
 		t.Error("a case that is not there")
 	}
 }
+
+// TestSpread: cases with fewer repetitions than others are measured over the whole run,
+// also when they are called alone: what changes on the machine meets both.
+func TestSpread(t *testing.T) {
+	text := strings.NewReplacer("repetitions: 3", "repetitions: 6", "- {name: own, case: cpu, links: [plain]}", `- {name: own, case: cpu, links: [plain], repetitions: 2}
+- {name: once, case: cpu, links: [plain], repetitions: 1}`).Replace(linked)
+	for _, only := range [][]string{nil, {"own", "once"}} {
+		p, err := Parse("f", []byte(text), known())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(p.Under("plain"), p.Only(only)); err != nil {
+			t.Fatal(err)
+		}
+		in := map[string][]int{}
+		for _, id := range p.Schedule() {
+			if id.System == "mine" && id.Phase == record.Run {
+				in[id.Case] = append(in[id.Case], id.Number)
+			}
+		}
+		if !slices.Equal(in["own link=plain"], []int{2, 5}) || !slices.Equal(in["once link=plain"], []int{3}) {
+			t.Errorf("only %v: in rounds %v", only, in)
+		}
+		if pods := in["pods link=plain size=1"]; only == nil && len(pods) != 6 {
+			t.Errorf("others are in %v", pods)
+		}
+	}
+}
+
+// TestAgainstAnotherLink: jobs whose network is another one stand beside those of the
+// hosts, which are measured under a link of their own.
+func TestAgainstAnotherLink(t *testing.T) {
+	for links, want := range map[string]string{"[plain]": "hosts link=plain size=1", "[plain, slow]": "hosts link=slow size=1"} {
+		text := strings.NewReplacer("links: [plain, slow], systems: [bare]", "links: "+links+", systems: [bare]",
+			"links: [plain, slow], against: hosts, systems: [mine, other]", "links: [slow], against: hosts, systems: [bare]",
+			"baseline: {case: hosts, repetitions: 1}\n", "").Replace(linked)
+		p, err := Parse("f", []byte(text), known())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c, ok := p.Case("pods link=slow size=1"); !ok || c.Against != want {
+			t.Errorf("%s: against %q, want %q", links, c.Against, want)
+		}
+	}
+}
+
+// TestWanted: what a link asks for has the names that records have.
+func TestWanted(t *testing.T) {
+	got, err := Link{MTU: 9000, Offloads: "off", Loss: "0.1%", Profile: "kernel-optimizations"}.Wanted()
+	for name, want := range map[string]string{"mtu": "9000", "tso": "off", "gso": "off", "gro": "off", "loss": "0.1%", "net/core/rmem_max": "16777216"} {
+		if err != nil || got[name] != want {
+			t.Errorf("%s: %q, %v", name, got[name], err)
+		}
+	}
+	if got, err := (Link{Offloads: "on"}).Wanted(); err != nil || len(got) != 2 {
+		t.Errorf("got %v, %v", got, err)
+	}
+}

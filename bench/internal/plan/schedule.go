@@ -11,7 +11,8 @@ import (
 // Schedule is the order of all trials. It depends on the plan alone: in each
 // round every case is measured once on every system, in an order of its own that
 // the seed decides, so that what changes on the machine over time hits all
-// systems alike. Warm-ups are rounds before the first. With links, all trials of
+// systems alike. Cases with fewer repetitions than others are in rounds over the whole
+// run. Warm-ups are rounds before the first. With links, all trials of
 // one come before those of the next.
 func (p *Plan) Schedule() (order []record.ID) {
 	for _, link := range p.links() {
@@ -23,11 +24,11 @@ func (p *Plan) Schedule() (order []record.ID) {
 func (p *Plan) schedule(link string) []record.ID {
 	random := rand.New(rand.NewPCG(p.Seed, 0))
 	var order []record.ID
-	rounds := func(phase record.Phase, count func(Case) int) {
-		for n, more := 1, true; more; n++ {
+	rounds := func(phase record.Phase, last int, in func(c Case, n int) bool) {
+		for n := 1; n <= last; n++ {
 			var round []record.ID
 			for _, c := range p.Cases {
-				if n > count(c) || c.Link != link {
+				if !in(c, n) || c.Link != link {
 					continue
 				}
 				for _, system := range c.Systems {
@@ -39,12 +40,15 @@ func (p *Plan) schedule(link string) []record.ID {
 				bySystem(round)
 			}
 			order = append(order, round...)
-			more = len(round) > 0
 		}
 	}
-	rounds(record.WarmUp, func(c Case) int { return c.WarmUps })
+	most := 0
+	for _, c := range p.Cases {
+		most = max(most, c.WarmUps)
+	}
+	rounds(record.WarmUp, most, func(c Case, n int) bool { return n <= c.WarmUps })
 	warm := len(order)
-	rounds(record.Run, func(c Case) int { return c.Repetitions })
+	rounds(record.Run, p.rounds, func(c Case, n int) bool { return spread(n, c.Repetitions, p.rounds) })
 	if _, ok := p.baselineCase(link); !ok {
 		return order
 	}
@@ -59,6 +63,13 @@ func (p *Plan) schedule(link string) []record.ID {
 	with = append(with, p.baseline(record.BaselineMiddle, link)...)
 	with = append(with, order[middle:]...)
 	return append(with, p.baseline(record.BaselineEnd, link)...)
+}
+
+// spread tells whether the n-th of so many rounds is one of the repetitions, which lie
+// in the middle of equal parts of them.
+func spread(n, repetitions, rounds int) bool {
+	before := func(n int) int { return (2*n*repetitions + rounds) / (2 * rounds) }
+	return before(n) > before(n-1)
 }
 
 // bySystem puts the trials of each system together: the systems in the order in

@@ -49,7 +49,14 @@ const LinkSetting = "link "
 type Link struct {
 	Name string `json:"name"`
 	Is   string `json:"is"`
+	// Wanted are the settings that the plan asks for, by the names that machines have
+	// them under, those of an interface without its name.
+	Wanted map[string]string `json:"wanted,omitempty"`
 }
+
+// LossAlias begins the other name that an interface has whose packets are lost: the
+// rule itself only root may see.
+const LossAlias = "berth-bench loss "
 
 // Machine is what one machine is, as far as it bears on figures.
 type Machine struct {

@@ -10,7 +10,7 @@ import (
 )
 
 // connecting are the cases whose connections are counted where there is a fast path.
-var connecting = []string{"bandwidth", "connections", "latency"} //nolint:gochecknoglobals // a constant
+var connecting = []string{"bandwidth", "connections", "hpl", "latency", "mpi-init"} //nolint:gochecknoglobals // a constant
 
 // uncounted is in place of a share that nobody knows.
 const uncounted = -1

@@ -213,7 +213,7 @@ func model(lines []record.Line) (Report, error) {
 		for _, f := range figures[g.Name] {
 			figure := Figure{Anchor: anchor(g.Name + " " + f.Name), Name: f.Name, Unit: f.Unit, Better: f.Better}
 			reference := values[key{cmp.Or(g.Against, g.Name), f.Name, r.Reference}]
-			figure.Rows = r.rows(f, reference, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
+			figure.Rows = r.rows(f, g.Against, reference, func(system string) []float64 { return values[key{g.Name, f.Name, system}] })
 			for i := range figure.Rows {
 				figure.Rows[i].share(shares[key{g.Name, record.Share, figure.Rows[i].System}])
 			}
@@ -272,17 +272,39 @@ func (r *Report) link(s *record.Session) {
 	}
 	link := Link{Name: s.Link.Name, Is: s.Link.Is}
 	for _, m := range s.Nodes {
-		var parts []string
-		for _, name := range slices.Sorted(maps.Keys(m.Settings)) {
-			if what, is := strings.CutPrefix(name, record.LinkSetting); is {
-				parts = append(parts, what+": "+m.Settings[name])
-			}
-		}
-		link.Hosts = append(link.Hosts, HostLink{m.Name, strings.Join(parts, ", ")})
+		link.Hosts = append(link.Hosts, HostLink{m.Name, strings.Join(inEffect(m.Settings, s.Link.Wanted), ", ")})
 	}
 	if !slices.ContainsFunc(r.Links, func(have Link) bool { return reflect.DeepEqual(have, link) }) {
 		r.Links = append(r.Links, link)
 	}
+}
+
+// inEffect are a host's settings of its interfaces, and of the others those that the link
+// wants; what is not as it is wanted is said.
+func inEffect(settings, wanted map[string]string) (parts []string) {
+	wanted = maps.Clone(wanted)
+	say := func(what, is, wants string) {
+		text := what + ": " + is
+		if wants != "" && is != wants {
+			text += " (wanted: " + wants + ")"
+		}
+		parts = append(parts, text)
+	}
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		if what, is := strings.CutPrefix(name, record.LinkSetting); is {
+			_, of, _ := strings.Cut(what, " ")
+			say(what, settings[name], wanted[of])
+			delete(wanted, of)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(wanted)) {
+		is := strings.Join(strings.Fields(settings[name]), " ")
+		if _, rest, brackets := strings.Cut(is, "["); brackets {
+			is, _, _ = strings.Cut(rest, "]") // of all values the one in effect
+		}
+		say(name, cmp.Or(is, "not seen"), wanted[name])
+	}
+	return parts
 }
 
 // share notes which part of the connections the hosts have made. One trial over the
@@ -309,14 +331,16 @@ func (r *Row) share(values []float64) {
 	}
 }
 
-func (r *Report) rows(f record.Value, reference []float64, of func(system string) []float64) (rows []Row) {
+// rows are the systems in a figure, beside the reference; it has a ratio itself where it
+// stands beside another case.
+func (r *Report) rows(f record.Value, against string, reference []float64, of func(system string) []float64) (rows []Row) {
 	for _, system := range r.Systems {
 		values := of(system)
 		if len(values) == 0 {
 			continue
 		}
 		row := Row{System: system, Summary: summarise(values)}
-		if system != r.Reference {
+		if system != r.Reference || against != "" {
 			row.Ratio, row.HasRatio = ratio(reference, values)
 			row.Verdict = verdict(row.Ratio, row.HasRatio, f.Better)
 		}

@@ -312,3 +312,52 @@ func TestMissingUnderLink(t *testing.T) {
 		}
 	}
 }
+
+// TestInEffect: what a link asks for stands in the report as it is in effect, the
+// settings of its profile, too, and what it is not is said.
+func TestInEffect(t *testing.T) {
+	lines := []record.Line{{Session: &record.Session{
+		Name: "x", Title: "x", Reference: "bare", Nodes: []record.Machine{{Name: "n1", Settings: map[string]string{
+			"link eth0 mtu": "1500", "link eth0 tso": "on", "net/core/rmem_max": "16777216", "vm/swappiness": "60", "net/ipv4/tcp_rmem": "4096\t131072\t16777216",
+			"kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
+		}}},
+		Link: &record.Link{Name: "tuned", Is: "profile x", Wanted: map[string]string{
+			"mtu": "9000", "loss": "0.1%", "net/core/rmem_max": "16777216", "net/core/busy_read": "50", "net/ipv4/tcp_rmem": "4096 131072 16777216",
+			"kernel/mm/transparent_hugepage/enabled": "never", "tso": "on",
+		}},
+	}}}
+	files, err := Make(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const want = "| tuned | profile x | n1 | eth0 mtu: 1500 (wanted: 9000), eth0 tso: on, " +
+		"kernel/mm/transparent_hugepage/enabled: madvise (wanted: never), loss: not seen (wanted: 0.1%), " +
+		"net/core/busy_read: not seen (wanted: 50), net/core/rmem_max: 16777216, net/ipv4/tcp_rmem: 4096 131072 16777216 |"
+	if !strings.Contains(string(files["report.md"]), want) {
+		t.Errorf("want %q:\n%s", want, files["report.md"])
+	}
+}
+
+// TestBesideItself: the reference under another link stands beside itself.
+func TestBesideItself(t *testing.T) {
+	lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare"}}}
+	for n := range 6 {
+		for _, c := range []struct {
+			kase, against string
+			value         float64
+		}{{"steps link=hosts", "", 1}, {"steps-site link=pods", "steps link=hosts", 2}} {
+			lines = append(lines, record.Line{Trial: &record.Trial{
+				Case: c.kase, Kind: "mpi-init", System: "bare", Against: c.against, Phase: record.Run, Number: n + 1,
+				Values: []record.Value{{Name: "step", Unit: "s", Better: "lower", Value: c.value + float64(n)/1000}},
+			}})
+		}
+	}
+	files, err := Make(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(files["report.md"])
+	if !strings.Contains(text, "Times bare in steps link=hosts.") || !strings.Contains(text, "| 1.998 (") || strings.Count(text, "| worse |") != 1 {
+		t.Errorf("got %s", text)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -43,25 +44,73 @@ func links() map[string]string {
 				settings[at+name] = map[bool]string{true: "on", false: "off"}[on]
 			}
 		}
+		if rx, tx, ok := rings(socket, i.Name); ok {
+			settings[at+"rx ring"], settings[at+"tx ring"] = rx, tx
+		}
 		if said := queue(i.Name); said != "" {
 			settings[at+"queue"] = said
+		}
+		if loss, is := strings.CutPrefix(alias(i.Name), record.LossAlias); is {
+			settings[at+"loss"] = loss
 		}
 	}
 	return settings
 }
 
 // ask is a question of ethtool's that everybody may put (ethtool_value of
-// linux/ethtool.h, in an ifreq).
+// linux/ethtool.h).
 func ask(socket int, device string, command uint32) (on, ok bool) {
 	value := struct{ command, data uint32 }{command: command}
+	ok = ethtool(socket, device, unsafe.Pointer(&value))
+	return value.data != 0, ok
+}
+
+// rings are how many packets the card has places for (ethtool_ringparam), where it has any.
+func rings(socket int, device string) (rx, tx string, ok bool) {
+	value := struct {
+		command, _, _, _, _, rx, _, _, tx uint32
+	}{command: unix.ETHTOOL_GRINGPARAM}
+	ok = ethtool(socket, device, unsafe.Pointer(&value))
+	return strconv.Itoa(int(value.rx)), strconv.Itoa(int(value.tx)), ok && value.rx+value.tx > 0
+}
+
+// ethtool puts a question to a device, in an ifreq.
+func ethtool(socket int, device string, question unsafe.Pointer) bool {
 	request := struct {
 		name [unix.IFNAMSIZ]byte
 		data unsafe.Pointer
 		_    [16]byte
-	}{data: unsafe.Pointer(&value)}
+	}{data: question}
 	copy(request.name[:unix.IFNAMSIZ-1], device)
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
-	return value.data != 0, errno == 0
+	return errno == 0
+}
+
+// alias is the name that an interface was given beside its own.
+func alias(device string) string {
+	// /sys shows the interfaces of where it was mounted.
+	all, err := syscall.NetlinkRIB(syscall.RTM_GETLINK, syscall.AF_UNSPEC)
+	if err != nil {
+		return ""
+	}
+	messages, err := syscall.ParseNetlinkMessage(all)
+	if err != nil {
+		return ""
+	}
+	for _, m := range messages {
+		attributes, err := syscall.ParseNetlinkRouteAttr(&m)
+		if err != nil {
+			continue // the end of the list
+		}
+		text := map[uint16]string{}
+		for _, a := range attributes {
+			text[a.Attr.Type] = strings.TrimRight(string(a.Value), "\x00")
+		}
+		if text[unix.IFLA_IFNAME] == device {
+			return text[unix.IFLA_IFALIAS]
+		}
+	}
+	return ""
 }
 
 // queue is how packets wait for a device, in the words of tc.

@@ -50,11 +50,7 @@ func Inspect() record.Machine {
 			m.Memory = kilobytes * 1024
 		}
 	}
-	paths := slices.Clone(settings)
-	for _, name := range profiles.Sysctls() {
-		paths = append(paths, "/proc/sys/"+strings.ReplaceAll(name, ".", "/"))
-	}
-	for _, path := range paths {
+	for _, path := range slices.Concat(settings, profiles.Paths()) {
 		if value := strings.TrimSpace(read(path)); value != "" {
 			m.Settings[strings.TrimPrefix(strings.TrimPrefix(path, "/proc/sys/"), "/sys/")] = value
 		}

@@ -1,8 +1,13 @@
 package step
 
 import (
+	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/bench/internal/record"
 )
@@ -46,6 +51,29 @@ func TestThrough(t *testing.T) {
 	for _, args := range [][]string{{"--through", "2", "--", "a", "b"}, {"--"}} {
 		if _, err := run(args); err == nil || !strings.Contains(err.Error(), "no program") {
 			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
+// TestLinks: what is set up at an interface is seen, also that packets are lost there,
+// which is said by a name beside its own.
+func TestLinks(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("a network namespace of our own needs root")
+	}
+	runtime.LockOSThread() // and never unlocked: the thread ends with the test
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	script := `ip link add d0 mtu 1400 type veth peer name d1 && ip addr add 10.9.8.7/24 dev d0 && ip link set d0 up && ip link set d1 up &&
+		ip link set d0 alias "` + record.LossAlias + `0.1%" && ip link set d1 alias "uplink 7" && ip addr add 10.9.7.7/24 dev d1`
+	if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	got := links()
+	for name, want := range map[string]string{"link d0 mtu": "1400", "link d0 loss": "0.1%", "link d1 mtu": "1500", "link d1 loss": "", "link d0 rx ring": ""} {
+		if got[name] != want {
+			t.Errorf("%s is %q, want %q: %v", name, got[name], want, got)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,9 +18,10 @@ type bare struct{ place Place }
 
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
 	versions := map[string]string{}
+	const beside = "berth beside the bench"
 	// Of programs that measure berth themselves the bench knows nothing else.
-	if own, err := (&berth{place: b.place, program: b.place.Berth}).Check(ctx); err == nil {
-		versions["berth beside the bench"] = own["berth"] + ", " + own[programsOf+filepath.Base(b.place.Berth)]
+	if own, err := (&berth{place: b.place, name: beside, program: b.place.Berth}).Check(ctx); err == nil {
+		versions[beside] = own["berth"] + ", " + own[programsOf+beside]
 	}
 	if !b.place.InSlurm() {
 		return versions, nil

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -18,6 +19,8 @@ import (
 // berth starts a cluster for each task, in one step, and runs the task as a pod.
 type berth struct {
 	place Place
+	// name is the system's.
+	name string
 	// program is berth's name or path.
 	program string
 	options []string
@@ -52,7 +55,14 @@ func (b *berth) Check(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	versions[programsOf+filepath.Base(program)] = digest
+	// By the system: a plan may have several berths.
+	if b.program != b.place.Berth {
+		for _, name := range slices.Collect(maps.Keys(versions)) {
+			versions[name+" of "+b.name] = versions[name]
+			delete(versions, name)
+		}
+	}
+	versions[programsOf+b.name] = digest
 	return versions, nil
 }
 
@@ -125,7 +135,9 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	case task.Images != nil:
 		return b.deliver(ctx, *task.Images)
 	case task.Beside != nil:
-		return b.beside(ctx, *task.Beside)
+		what := *task.Beside
+		what.counted = b.fast && task.Connects
+		return b.beside(ctx, what)
 	}
 	if task.Window && !task.alone() {
 		r := b.RunTogether(ctx, []Task{task})[0]
@@ -163,8 +175,9 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 			}
 			if t.alone() {
 				if pods { // once, and in a cluster of its own
+					start := time.Now()
 					out, err := b.Run(ctx, t)
-					results[i] = Result{Output: out, Err: err}
+					results[i] = Result{Output: out, Err: err, Start: start, Took: time.Since(start)}
 				}
 				continue
 			}

@@ -45,7 +45,7 @@ func TestVersions(t *testing.T) {
 		}
 	}
 	put("image", "")
-	b := &berth{program: filepath.Join(dir, "bin/berth-other"), place: Place{Archive: filepath.Join(dir, "image")}}
+	b := &berth{name: "old", program: filepath.Join(dir, "bin/berth-other"), place: Place{Archive: filepath.Join(dir, "image"), Berth: filepath.Join(dir, "bin/berth-other")}}
 	if _, err := b.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "make -C test/bench stargz") {
 		t.Errorf("no program: %v", err)
 	}
@@ -64,8 +64,8 @@ func TestVersions(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		digests[got["programs of berth-other"]] = true
-		delete(got, "programs of berth-other")
+		digests[got["programs of old"]] = true
+		delete(got, "programs of old")
 		if want := map[string]string{"berth": "1", "kubernetes": "v2", "stargz-snapshotter": "v3", "containerd": "v4"}; !maps.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
@@ -76,6 +76,11 @@ func TestVersions(t *testing.T) {
 	}
 	if len(digests) != 4 {
 		t.Errorf("four builds have %d digests", len(digests))
+	}
+	// Beside another berth, versions are the system's, too.
+	b.place.Berth = "berth"
+	if got, err := b.Check(t.Context()); err != nil || got["berth of old"] != "1" || got["containerd of old"] != "v4" || got["berth"] != "" || got["programs of old"] == "" {
+		t.Errorf("got %v, %v", got, err)
 	}
 	b.place.Archive = filepath.Join(dir, "nothing")
 	if _, err := b.Check(t.Context()); err == nil {

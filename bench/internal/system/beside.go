@@ -22,13 +22,16 @@ type Beside struct {
 	MPI bool
 	// NoPods: it starts none, and no image is imported for it.
 	NoPods bool
+
+	counted bool
 }
 
 // spec is what that program is told. It ends before its time is over, and says what
 // it waited for.
 func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
 	text, err := json.Marshal(beside.Spec{
-		What: what, Nodes: b.Nodes, CPUs: place.CPUs, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Parameters: b.Parameters, Timeout: place.Timeout * 9 / 10,
+		What: what, Nodes: b.Nodes, CPUs: place.CPUs, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters,
+		Timeout: place.Timeout * 9 / 10,
 	})
 	return string(text), err
 }
@@ -68,7 +71,16 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 		argv = append(argv, "--image", archive)
 	}
 	argv = append(append(argv, b.options...), "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
-	return b.place.Run(ctx, b.place.step(b.place.first(what.Nodes), argv), "")
+	out, err := b.place.Run(ctx, b.place.step(b.place.first(what.Nodes), argv), "")
+	if err != nil || !what.counted {
+		return out, err
+	}
+	var r beside.Result
+	if err := json.Unmarshal([]byte(out.Stdout), &r); err != nil {
+		return out, fmt.Errorf("read who made the connections: %w", err)
+	}
+	out.Step.Left = r.Left
+	return out, nil
 }
 
 // beside runs a sequence in the job, from here: it starts the steps that it needs.

@@ -11,7 +11,7 @@ import (
 // kind is a driver that a plan can name.
 type kind struct {
 	plan.Kind
-	make func(place Place, options map[string]string) Driver
+	make func(name string, place Place, options map[string]string) Driver
 }
 
 // adds is the time that a driver adds to each trial, for estimates.
@@ -37,7 +37,7 @@ func kinds() []kind {
 	return []kind{
 		{
 			plan.Kind{Name: "bare", Summary: "bare metal: the same program in a plain job step", Hosts: 1, Seconds: adds(0.3)},
-			func(p Place, _ map[string]string) Driver { return &bare{p} },
+			func(_ string, p Place, _ map[string]string) Driver { return &bare{p} },
 		},
 		{
 			plan.Kind{
@@ -49,9 +49,9 @@ func kinds() []kind {
 					{Name: "images", Default: "oci", Help: "form of the images that are delivered: oci or estargz", Check: oneOf("oci", "estargz")},
 				},
 			},
-			func(p Place, o map[string]string) Driver {
+			func(name string, p Place, o map[string]string) Driver {
 				network := o["network"]
-				return &berth{place: p, program: cmp.Or(o["program"], p.Berth), options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast", form: o["images"]}
+				return &berth{place: p, name: name, program: cmp.Or(o["program"], p.Berth), options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast", form: o["images"]}
 			},
 		},
 		{
@@ -62,32 +62,32 @@ func kinds() []kind {
 					Check: oneOf("slirp4netns", "pasta", "bypass4netns", "host"),
 				}},
 			},
-			func(p Place, o map[string]string) Driver { return &podman{p, o["network"]} },
+			func(_ string, p Place, o map[string]string) Driver { return &podman{p, o["network"]} },
 		},
 		{
 			plan.Kind{
 				Name: "rootlesskit", Summary: "a network namespace that rootlesskit connects", Hosts: 1, Seconds: adds(1),
 				Parameters: []plan.Parameter{{Name: "network", Default: "slirp4netns", Help: "slirp4netns, pasta or host", Check: oneOf("slirp4netns", "pasta", "host")}},
 			},
-			func(p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
+			func(_ string, p Place, o map[string]string) Driver { return rootlesskit(p, o["network"]) },
 		},
 		{
 			plan.Kind{
 				Name: "apptainer", Summary: "images as SIF files, which Apptainer makes of them in a folder that all hosts see", Hosts: 1, Seconds: adds(140),
 				Parameters: []plan.Parameter{{Name: "program", Default: "apptainer", Help: "its name or path", Check: anything}},
 			},
-			func(p Place, o map[string]string) Driver { return &apptainer{p, o["program"]} },
+			func(_ string, p Place, o map[string]string) Driver { return &apptainer{p, o["program"]} },
 		},
 		{
 			plan.Kind{Name: "pasta", Summary: "a network namespace that pasta connects", Hosts: 1, Seconds: adds(0.5)},
-			func(p Place, _ map[string]string) Driver { return pasta(p) },
+			func(_ string, p Place, _ map[string]string) Driver { return pasta(p) },
 		},
 		{
 			plan.Kind{
 				Name: "flannel", Summary: "a pod of flannel's network, without Kubernetes; root has set it up (test/bench/flannel/host)", Hosts: 1, Seconds: adds(0.6),
 				Parameters: []plan.Parameter{{Name: "backend", Default: "vxlan", Help: "vxlan or host-gw", Check: oneOf("vxlan", "host-gw")}},
 			},
-			func(p Place, o map[string]string) Driver { return &flannel{place: p, backend: o["backend"]} },
+			func(_ string, p Place, o map[string]string) Driver { return &flannel{place: p, backend: o["backend"]} },
 		},
 		{
 			plan.Kind{
@@ -99,7 +99,7 @@ func kinds() []kind {
 					{Name: "network", Default: "pod", Help: "pod or host (hostNetwork)", Check: oneOf("pod", "host")},
 				},
 			},
-			func(p Place, o map[string]string) Driver { return newKubeconfig(p, o) },
+			func(_ string, p Place, o map[string]string) Driver { return newKubeconfig(p, o) },
 		},
 	}
 }
@@ -117,7 +117,7 @@ func Kinds() map[string]plan.Kind {
 func New(s plan.System, place Place) (Driver, error) {
 	for _, k := range kinds() {
 		if k.Name == s.Driver {
-			return k.make(place, s.Options), nil
+			return k.make(s.Name, place, s.Options), nil
 		}
 	}
 	return nil, fmt.Errorf("there is no driver %q", s.Driver)

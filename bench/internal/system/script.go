@@ -3,12 +3,10 @@ package system
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math"
-	"strconv"
 	"strings"
 
-	"berth.dev/berth/bench/internal/record"
+	"berth.dev/berth/bench/internal/counters"
 	"berth.dev/berth/bench/internal/window"
 )
 
@@ -27,13 +25,13 @@ const (
 func script(tasks []Task, o objects, folder string) string {
 	var text strings.Builder
 	text.WriteString(window.Functions)
-	counters := ":"
+	reading := ":"
 	if o.counted {
 		// The page is up to a second old.
-		counters = `sleep 1.1; page=$(busybox wget -q -O - "http://$NODE:10247/metrics") || return 0
-	echo '` + countersMark + `'; printf '%s\n' "$page" | busybox grep '^` + family + `'`
+		reading = `sleep 1.1; page=$(busybox wget -q -O - "http://$NODE:10247/metrics") || return 0
+	echo '` + countersMark + `'; printf '%s\n' "$page" | busybox grep '^` + counters.Family + `'`
 	}
-	fmt.Fprintf(&text, "counters() { %s; }\ncounters\nworst=0\n", counters)
+	fmt.Fprintf(&text, "counters() { %s; }\ncounters\nworst=0\n", reading)
 	// A program that hangs takes its own time, and not that of those after it.
 	limit := ""
 	if o.limit > 0 {
@@ -113,87 +111,28 @@ func one(text, before string, counted bool) (r Result, after string) {
 			r.Err = errors.Join(wrong, err)
 			return r, after
 		}
-		r.Output.Values, r.Output.Step.Left = c.share(), c.left
+		r.Output.Values, r.Output.Step.Left = c.Share(), c.Left
 	}
 	return r, after
 }
 
-// family begins the counters of connections.
-const family = "berth_fastpath_total{"
-
-// counts are connections that a node's pods began.
-type counts struct {
-	// made are those that the hosts have made.
-	made float64
-	// left are those that were left to the overlay, by the reason.
-	left map[string]float64
-}
-
-// elsewhere is why a connection to the page of counters itself is not the hosts'.
-const elsewhere = "the address is no other node's pod"
-
-// difference is what was counted between two readings. Between them is the
-// connection by which the first was read; whether its own, or that of the second,
-// was counted in time nobody knows: three or more are the task's.
-func difference(before, after string) (counts, error) {
-	c, err := read(after)
+// difference is what was counted between two readings.
+func difference(before, after string) (counters.Counts, error) {
+	now, err := read(after)
 	if err != nil {
-		return c, err
+		return now, err
 	}
 	earlier, err := read(before)
 	if err != nil {
-		return c, err
+		return earlier, err
 	}
-	c.made -= earlier.made
-	for reason := range c.left {
-		c.left[reason] -= earlier.left[reason]
-	}
-	if c.left[elsewhere]--; c.left[elsewhere] < 2 {
-		c.left[elsewhere] = 0
-	}
-	maps.DeleteFunc(c.left, func(_ string, n float64) bool { return n <= 0 })
-	return c, nil
+	return now.Since(earlier), nil
 }
 
-// share is which part of the connections the hosts have made. That nothing was
-// counted where counters were read is no proof of the fast path.
-func (c counts) share() []record.Value {
-	part := 0.0
-	if c.made > 0 {
-		all := c.made
-		for _, n := range c.left {
-			all += n
-		}
-		part = 100 * c.made / all
-	}
-	return []record.Value{{Name: record.Share, Unit: "%", Better: "higher", Value: part}}
-}
-
-// read reads counters. A page without any is one of a node that has made no
-// connection, or has no fast path at all; one that could not be had says nothing.
-func read(page string) (counts, error) {
-	c := counts{left: map[string]float64{}}
+// read reads counters. A page that could not be had says nothing.
+func read(page string) (counters.Counts, error) {
 	if !strings.Contains(page, countersMark) {
-		return c, errors.New("the node's page of metrics could not be read: nobody knows who made the connections")
+		return counters.Counts{}, errors.New("the node's page of metrics could not be read: nobody knows who made the connections")
 	}
-	for line := range strings.Lines(page) {
-		name, value, found := strings.Cut(strings.TrimSpace(line), "} ")
-		_, outcome, is := strings.Cut(name, `outcome="`)
-		if !found || !is || !strings.HasPrefix(name, family) {
-			continue
-		}
-		outcome, _, _ = strings.Cut(outcome, `"`)
-		n, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return c, fmt.Errorf("read the counters of connections: %w", err)
-		}
-		reason, overlay := strings.CutPrefix(outcome, "overlay: ")
-		switch {
-		case outcome == "connected", outcome == "connected to the outside":
-			c.made += n
-		case overlay && reason != "not TCP":
-			c.left[reason] += n
-		}
-	}
-	return c, nil
+	return counters.Read(page)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/bench/internal/counters"
 	"berth.dev/berth/bench/internal/record"
 )
 
@@ -93,9 +94,9 @@ exec ` + busybox + ` "$@"`,
 
 func TestShare(t *testing.T) {
 	counter := func(outcome string, n int) string {
-		return fmt.Sprintf("%snode=\"n1\",outcome=\"%s\"} %d\n", family, outcome, n)
+		return fmt.Sprintf("%snode=\"n1\",outcome=\"%s\"} %d\n", counters.Family, outcome, n)
 	}
-	const other, page = "overlay: " + elsewhere, countersMark + "\n"
+	const other, page = "overlay: " + counters.Elsewhere, countersMark + "\n"
 	before := page + counter("connected", 3) + counter("overlay: not TCP", 5) + counter(other, 1)
 	for name, test := range map[string]struct {
 		before, after string
@@ -113,11 +114,11 @@ func TestShare(t *testing.T) {
 		"no fast path": {page, page, 0, 0},
 	} {
 		c, err := difference(test.before, test.after)
-		if got := c.share(); err != nil || len(got) != 1 || got[0].Name != record.Share || got[0].Value != test.want || len(c.left) != test.left {
-			t.Errorf("%s: %v, %v, %v", name, got, c.left, err)
+		if got := c.Share(); err != nil || len(got) != 1 || got[0].Name != record.Share || got[0].Value != test.want || len(c.Left) != test.left {
+			t.Errorf("%s: %v, %v, %v", name, got, c.Left, err)
 		}
 	}
-	if _, err := difference(page, page+family+`outcome="connected"} many`); err == nil {
+	if _, err := difference(page, page+counters.Family+`outcome="connected"} many`); err == nil {
 		t.Error("a counter that is no number")
 	}
 }
@@ -125,7 +126,9 @@ func TestShare(t *testing.T) {
 // TestUnreadCounters: a trial of which nobody knows who made its connections is none,
 // and neither is the one after it, whose counters would have the connections of both.
 func TestUnreadCounters(t *testing.T) {
-	read := func(n int) string { return fmt.Sprintf("%s\n%soutcome=\"connected\"} %d\n", countersMark, family, n) }
+	read := func(n int) string {
+		return fmt.Sprintf("%s\n%soutcome=\"connected\"} %d\n", countersMark, counters.Family, n)
+	}
 	task := func(name, counters string) string { return taskMark + "\n" + name + endedMark + "0\n" + counters }
 	text := read(1) + task("a", read(2)) + task("b", "") + task("c", read(9)) + task("d", read(10)) + task("e", countersMark+"\n")
 	tasks := []Task{{Connects: true}, {Connects: true}, {Connects: true}, {Connects: true}, {}}

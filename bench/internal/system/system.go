@@ -119,6 +119,10 @@ type Driver interface {
 type Result struct {
 	Output Output
 	Err    error
+	// Start and Took are of a task that was by itself; nothing of one that shared what it
+	// ran in.
+	Start time.Time
+	Took  time.Duration
 }
 
 // Together is a driver that can run several tasks one after the other in one

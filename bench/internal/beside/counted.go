@@ -1,0 +1,57 @@
+package beside
+
+import (
+	"context"
+	"fmt"
+
+	"berth.dev/berth/bench/internal/counters"
+)
+
+// pageProgram prints the page of metrics of the node that it is called on, which is up
+// to a second old.
+const pageProgram = `import os, time, urllib.request
+time.sleep(1.1)
+print(urllib.request.urlopen("http://%s:10247/metrics" % os.environ["NODE"], timeout=10).read().decode())
+`
+
+// counted notes who made the connections of what the workers do. What they connect to
+// is pods: what is no other node's is on their own, where no network is between them.
+func (s Spec) counted(ctx context.Context, does func() (Result, error)) (Result, error) {
+	if !s.Counted {
+		return does()
+	}
+	before, err := s.pages(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	r, err := does()
+	if err != nil {
+		return r, err
+	}
+	after, err := s.pages(ctx)
+	if err != nil {
+		return r, err
+	}
+	var all counters.Counts
+	for n := range after {
+		all.Add(after[n].Since(before[n]))
+	}
+	r.Values, r.Left = append(r.Values, all.Share(counters.Elsewhere)...), all.Left
+	return r, nil
+}
+
+// pages are what each worker's node has counted.
+func (s Spec) pages(ctx context.Context) (all []counters.Counts, err error) {
+	for n := range s.Nodes {
+		page, err := s.kubectl(ctx, "", "exec", fmt.Sprintf("%s-%d", workers, n), "--", python, "-c", pageProgram)
+		if err != nil {
+			return nil, fmt.Errorf("ask who makes the connections: %w", err)
+		}
+		c, err := counters.Read(page)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
