@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -27,15 +28,24 @@ type Paper struct {
 	Parameters map[string]string `yaml:"parameters"`
 	Figure     string            `yaml:"figure"`
 	// System is whose trials they are, as the plans that come along call it; empty: any.
-	System string `yaml:"system"`
-	// Tuned: of trials under a link with a tuning profile.
-	Tuned bool `yaml:"tuned"`
+	// Systems are several, of which each that was not measured is named.
+	System  string   `yaml:"system"`
+	Systems []string `yaml:"systems"`
+	// Profile and Link are what they were measured under, and But a link that is another
+	// row's; empty: whatever it was.
+	Profile string `yaml:"profile"`
+	Link    string `yaml:"link"`
+	But     string `yaml:"but"`
+	// Vary is a parameter of which it is said with which values there are trials.
+	Vary string `yaml:"vary"`
+	// Plan is one that has it.
+	Plan string `yaml:"plan"`
 	// Note says in what it differs from the paper's.
 	Note string `yaml:"note"`
 	// Reason is why the bench does not measure it, where it does not.
 	Reason string `yaml:"reason"`
-	// Link is where in the report it is, if it was measured.
-	Link string `yaml:"-"`
+	// At is where in the report it is, if it was measured.
+	At string `yaml:"-"`
 }
 
 // papers are all of the papers' figures and tables, with what there is of each.
@@ -43,49 +53,102 @@ func papers(lines []record.Line) (all []Paper, err error) {
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
 		return nil, fmt.Errorf("read the list of the papers' figures: %w", err)
 	}
+	plans := map[string]bool{}
 	for i, p := range all {
-		link, kind, tuned := "", kindOf(nil), map[string]bool{}
+		var now record.Link
+		of, has, reasons := kindOf(nil), found{}, map[string]string{}
+		planned := false
 		for _, line := range lines {
 			if s := line.Session; s != nil {
-				link = ""
-				if kind, err = kinds(s.Plan); err != nil {
+				if of, err = kinds(s.Plan); err != nil {
 					return nil, fmt.Errorf("read the plan %s of the records: %w", s.Name, err)
 				}
-				if s.Link != nil {
-					link = s.Link.Is
+				plans[s.Name] = true
+				if now = (record.Link{}); s.Link != nil {
+					now = *s.Link
 				}
+				planned = planned || p.under(now) && slices.Contains(slices.Collect(maps.Values(of)), p.Case)
 			}
-			profile := profileOf(link)
-			if p.Tuned && profile == "" {
-				continue
+			if t := line.Trial; t != nil && p.under(now) && p.stands(t) {
+				all[i].At = cmp.Or(all[i].At, anchor(t.Case))
+				has.note("on", t.System)
+				has.note("under", now.Name)
+				has.note("with "+p.Vary, t.Parameters[p.Vary])
 			}
-			if t := line.Trial; t != nil && p.stands(t) {
-				all[i].Link = cmp.Or(all[i].Link, anchor(t.Case))
-				if !p.Tuned {
-					break
-				}
-				tuned[profile] = true
-			}
-			if u := line.Unmeasured; u != nil && p.System != "" && u.System == p.System && (u.Case == "" || kind.of(u.Case) == p.Case) {
-				all[i].Reason = u.Reason
+			if u := line.Unmeasured; u != nil && (u.Case == "" || of.of(u.Case) == p.Case) {
+				reasons[u.System] = u.Reason
 			}
 		}
-		if len(tuned) > 0 {
-			found := "under " + strings.Join(slices.Sorted(maps.Keys(tuned)), ", ")
-			all[i].Note = strings.TrimPrefix(p.Note+"; "+found, "; ")
-		}
-		if all[i].Link == "" && all[i].Reason == "" {
-			all[i].Reason = "the plan has no such case, or all of its trials failed"
+		switch {
+		case all[i].At != "":
+			all[i].Note = strings.Join(slices.DeleteFunc([]string{p.Note, has.String(), p.without(has, reasons)}, func(s string) bool { return s == "" }), "; ")
+		case p.Reason == "" && reasons[p.System] != "":
+			all[i].Reason = reasons[p.System]
+		case p.Reason == "" && planned:
+			all[i].Reason = "of this case no trial has succeeded that has the paper's parameters: see Not measured above"
+		case p.Reason == "":
+			all[i].Reason = fmt.Sprintf("the plan %s has it, and %s not", p.Plan, strings.Join(slices.Sorted(maps.Keys(plans)), ", "))
 		}
 	}
 	return all, nil
 }
 
-// profileOf is the tuning profile of a link, as records say it; nothing where nothing is
-// changed.
+// found are what the trials that stand for a figure have in which they differ, each once.
+type found map[string][]string
+
+func (f found) note(what, is string) {
+	if is != "" && !slices.Contains(f[what], is) {
+		f[what] = append(f[what], is)
+	}
+}
+
+func (f found) String() string {
+	var parts []string
+	for _, what := range slices.Sorted(maps.Keys(f)) {
+		parts = append(parts, what+" "+strings.Join(sorted(f[what]), ", "))
+	}
+	return strings.Join(parts, "; ")
+}
+
+// sorted sorts words, and numbers by what they are.
+func sorted(values []string) []string {
+	return slices.SortedFunc(slices.Values(values), func(a, b string) int {
+		x, wrong := strconv.Atoi(a)
+		y, err := strconv.Atoi(b)
+		if wrong != nil || err != nil {
+			return cmp.Compare(a, b)
+		}
+		return cmp.Compare(x, y)
+	})
+}
+
+// without names the systems that have no trial, each with its reason.
+func (p Paper) without(f found, reasons map[string]string) string {
+	var missing []string
+	for _, system := range p.Systems {
+		if slices.Contains(f["on"], system) {
+			continue
+		}
+		if reason := reasons[system]; reason != "" {
+			system += " (" + reason + ")"
+		}
+		missing = append(missing, system)
+	}
+	if missing == nil {
+		return ""
+	}
+	return "not on " + strings.Join(missing, ", ")
+}
+
+// under tells whether trials under a link are meant.
+func (p Paper) under(l record.Link) bool {
+	return (p.Profile == "" || profileOf(l.Is) == p.Profile) && (p.Link == "" || l.Name == p.Link) && (p.But == "" || l.Name != p.But)
+}
+
+// profileOf is the tuning profile of a link, as records say it.
 func profileOf(link string) string {
 	for _, part := range strings.Split(link, "; ") {
-		if name, is := strings.CutPrefix(part, "profile "); is && name != "default" {
+		if name, is := strings.CutPrefix(part, "profile "); is {
 			return name
 		}
 	}
@@ -118,7 +181,7 @@ func (k kindOf) of(name string) string {
 
 // stands tells whether a trial stands for a paper's figure.
 func (p Paper) stands(t *record.Trial) bool {
-	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System || !matches(t.Parameters, p.Parameters) {
+	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System || p.Systems != nil && !slices.Contains(p.Systems, t.System) || !matches(t.Parameters, p.Parameters) {
 		return false
 	}
 	return slices.ContainsFunc(t.Values, func(v record.Value) bool { return p.Figure == "" || v.Name == p.Figure })

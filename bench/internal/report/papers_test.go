@@ -1,6 +1,8 @@
 package report
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -32,9 +34,10 @@ func TestPapers(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, c := range p.Cases {
-			systems[c.Kind] = append(systems[c.Kind], c.Systems...)
+			systems[name+" "+c.Kind] = append(systems[name+" "+c.Kind], c.Systems...)
 		}
 	}
+	items := map[string]bool{}
 	for _, p := range all {
 		if (p.Case == "") == (p.Reason == "") {
 			t.Errorf("%s, %s, %s: a case or a reason, and not both", p.Paper, p.Item, p.What)
@@ -42,8 +45,27 @@ func TestPapers(t *testing.T) {
 		if _, is := cases.Find(p.Case); p.Case != "" && !is {
 			t.Errorf("%s, %s: there is no case %q", p.Paper, p.Item, p.Case)
 		}
-		if p.System != "" && !slices.Contains(systems[p.Case], p.System) {
-			t.Errorf("%s, %s: no plan has %s on %q", p.Paper, p.Item, p.Case, p.System)
+		items[p.Paper+" "+p.Item] = true
+		if p.Case == "" {
+			continue
+		}
+		for _, system := range append(slices.Clone(p.Systems), p.System) {
+			if has := systems[p.Plan+" "+p.Case]; system != "" && !slices.Contains(has, system) || has == nil {
+				t.Errorf("%s, %s: the plan %s has no %s on %q", p.Paper, p.Item, p.Plan, p.Case, system)
+			}
+		}
+	}
+	for paper, figures := range map[string]int{"KSI 2": 10, "CNI study": 33, "Image delivery": 3, "pcocc": 3} {
+		for n := range figures {
+			item := fmt.Sprintf("%s Figure %d", paper, n+1)
+			if !slices.ContainsFunc(slices.Collect(maps.Keys(items)), func(have string) bool { return have == item || strings.HasPrefix(have, item+",") }) {
+				t.Errorf("there is no row for %s", item)
+			}
+		}
+	}
+	for _, table := range []string{"Table I", "Table II", "Table III", "Table IV", "Table V", "Table VI, RQ4"} {
+		if !items["KSI 2 "+table] {
+			t.Errorf("there is no row for %s", table)
 		}
 	}
 }
@@ -95,7 +117,7 @@ func TestWhyNot(t *testing.T) {
 	}
 	reasons := map[string]int{}
 	for _, p := range all {
-		if p.Link == "" {
+		if p.At == "" {
 			reasons[p.Reason]++
 		}
 	}
@@ -119,34 +141,95 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// TestTuned: which of the profiles there were is said, and none is no tuning.
-func TestTuned(t *testing.T) {
-	under := func(is string) []record.Line {
+// TestUnder: a profile's figure is measured under that profile, a link's under that link,
+// and what there was of a figure is said: systems, links, values.
+func TestUnder(t *testing.T) {
+	under := func(name, is, system, length string) []record.Line {
 		return []record.Line{
-			{Session: &record.Session{Link: &record.Link{Name: "l", Is: is}}},
+			{Session: &record.Session{Name: "cni-bed", Link: &record.Link{Name: name, Is: is}}},
 			{Trial: &record.Trial{
-				Case: "pods", Kind: "bandwidth", System: "berth", Phase: record.Run, Parameters: map[string]string{"protocol": "tcp", "to": "pod"},
+				Case: "pods", Kind: "bandwidth", System: system, Phase: record.Run, Parameters: map[string]string{"protocol": "tcp", "to": "pod", "length": length},
 				Values: []record.Value{{Name: "rate"}},
 			}},
 		}
 	}
-	tuned := func(lines []record.Line) (notes []string) {
+	rows := func(lines []record.Line) map[string]string {
 		all, err := papers(lines)
 		if err != nil {
 			t.Fatal(err)
 		}
+		said := map[string]string{}
 		for _, p := range all {
-			if p.Tuned && p.Link != "" {
-				notes = append(notes, p.Note)
+			if p.Paper == "CNI study" {
+				said[p.What] = map[bool]string{true: "measured: ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Note, false: p.Reason}[p.At != ""]
 			}
 		}
-		return notes
+		return said
 	}
-	if notes := tuned(slices.Concat(under("a profile of ours; profile default; mtu 1500"), under("plain"))); notes != nil {
-		t.Errorf("got %q", notes)
+	said := rows(slices.Concat(under("a", "a profile of ours; profile default; mtu 1500", "berth", "1472"), under("b", "profile default", "berth", "64"),
+		under("1g", "profiles", "berth-fast", "64")))
+	for what, want := range map[string]string{
+		"TCP bandwidth, profile default":                   "measured: on berth; under a, b; with length 64, 1472",
+		"TCP bandwidth, profile network-latency":           "not: the plan cni has it, and cni-bed not",
+		"TCP latency, profile default":                     "not: the plan cni has it, and cni-bed not",
+		"1-gigabit":                                        "measured: a rate that the kernel limits; on berth-fast; under 1g",
+		"10-gigabit":                                       "not: the plan cni has it, and cni-bed not",
+		"the same with Antrea, Cilium, Calico and Flannel": "not: none comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
+	} {
+		if said[what] != want {
+			t.Errorf("%s: %q, want %q", what, said[what], want)
+		}
 	}
-	notes := tuned(slices.Concat(under("profile hpc-compute; mtu 1500"), under("profile accelerator-performance")))
-	if len(notes) != 1 || !strings.HasSuffix(notes[0], "; under accelerator-performance, hpc-compute") {
-		t.Errorf("got %q", notes)
+}
+
+// TestSystemsOfAFigure: one of several systems is not all of them.
+func TestSystemsOfAFigure(t *testing.T) {
+	all, err := papers([]record.Line{
+		{Session: &record.Session{Name: "mine", Plan: "cases: [{name: one, case: cpu}]"}},
+		{Unmeasured: &record.Unmeasured{System: "podman-slirp4netns", Reason: "podman is missing"}},
+		{Trial: &record.Trial{Case: "startup", Kind: "startup", System: "bare", Phase: record.Run, Values: []record.Value{{Name: "x"}}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		if p.Item == "Table V" && !strings.HasSuffix(p.Note, "; on bare; not on berth, podman-slirp4netns (podman is missing)") {
+			t.Errorf("got %q", p.Note)
+		}
+		if p.Item == "Figure 4" && p.Paper == "KSI 2" && p.Reason != "the plan ksi has it, and mine not" {
+			t.Errorf("got %q", p.Reason)
+		}
+		if p.Item == "Figure 3" && p.Paper == "KSI 2" && !strings.HasPrefix(p.Reason, "of this case no trial has succeeded") {
+			t.Errorf("got %q", p.Reason)
+		}
+	}
+	// pcocc's three: on the hosts, in pods, and on a network of the job's own.
+	mpi := func(link, system string) []record.Line {
+		return []record.Line{
+			{Session: &record.Session{Name: "pcocc", Link: &record.Link{Name: link}}},
+			{Trial: &record.Trial{Case: "m", Kind: "mpi-init", System: system, Phase: record.Run, Parameters: map[string]string{"nodes": "2"}, Values: []record.Value{{Name: "x"}}}},
+		}
+	}
+	for name, c := range map[string]struct {
+		lines []record.Line
+		want  []string
+	}{
+		"hosts": {mpi("hosts", "bare"), []string{"native"}},
+		"pods":  {mpi("hosts", "berth"), []string{"in a container, with its network"}},
+		"site":  {mpi("pods", "bare"), []string{"on the site network"}},
+	} {
+		all, err := papers(c.lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range all {
+			if p.At != "" {
+				got = append(got, strings.TrimPrefix(p.What, "steps that do MPI_Init: "))
+			}
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %q", name, got)
+		}
 	}
 }
