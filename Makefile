@@ -6,6 +6,7 @@
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
+#   make bench-bed       every case on every system, and links and tuning profiles: an hour
 #   make bench-images    how images come to nodes, beside Apptainer and stargz-snapshotter: 40 minutes
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site
@@ -39,7 +40,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-images conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-bed bench-images conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte; one after the other.
 .NOTPARALLEL:
 
@@ -100,6 +101,14 @@ bench-network:
 	$(MAKE) -C test/images bench
 	$(MAKE) -C test/bench out/bypass4netns
 	test/bench/network
+
+bench-bed:
+	scripts/install-deps build bed bench
+	$(MAKE) all
+	$(MAKE) -C test/images bench hpc
+	$(MAKE) -C test/bench out/bypass4netns
+	test/bench/bed
+	PLAN=cni-bed test/bench/network
 
 bench-images:
 	scripts/install-deps build bed

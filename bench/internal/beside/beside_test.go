@@ -333,3 +333,24 @@ echo "berth_fastpath_total{node=\"x\",outcome=\"overlay: the address is no other
 		t.Errorf("a page that cannot be read: %v", err)
 	}
 }
+
+// TestHPCCInput: hpcc knows its lines by their numbers, and takes what it does not find
+// for what it is not: other problems of sizes that nobody has given.
+func TestHPCCInput(t *testing.T) {
+	text, err := Spec{Nodes: 3, Parameters: map[string]string{"size": "1000"}}.hpccInput()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(text, "\n")
+	for number, want := range map[int]string{
+		6: "1000 Ns", 12: "3 Qs", 13: "16.0 threshold", 26: "2 SWAP", 27: "64 swapping threshold", 31: "8 memory alignment in double",
+		33: "0 Number of additional problem sizes for PTRANS", 35: "0 number of additional blocking sizes for PTRANS", 37: "",
+	} {
+		if lines[number-1] != want {
+			t.Errorf("line %d is %q, want %q", number, lines[number-1], want)
+		}
+	}
+	if len(lines) != 37 {
+		t.Errorf("%d lines", len(lines))
+	}
+}

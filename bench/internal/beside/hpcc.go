@@ -15,49 +15,47 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// hpccInput is the form that hpcc reads, HPL's own with lines of its own at the end:
-// the problem's size, and a grid of 1 by the number of processes.
+// hpccInput is the form that hpcc reads by the numbers of its lines (Debian's example is
+// /usr/share/doc/hpcc/examples/_hpccinf.txt): HPL's own, and from the 33rd on PTRANS'
+// other problems, of which there are none. The problem's size, and a grid of 1 by the
+// number of processes.
 const hpccInput = `HPLinpack benchmark input file
 berth bench
-HPL.out
-6
-1
-%d
-1
-80
-0
-1
-1
-%d
-16.0
-1
-2
-1
-4
-1
-2
-1
-1
-1
-0
-1
-0
-1
-0
-2
-64
-0
-0
-1
-8
-0
-0
-1
-%[1]d
-0
-80
+HPL.out output file
+6 device out
+1 # of problems sizes (N)
+%d Ns
+1 # of NBs
+80 NBs
+0 PMAP process mapping
+1 # of process grids (P x Q)
+1 Ps
+%d Qs
+16.0 threshold
+1 # of panel fact
+2 PFACTs
+1 # of recursive stopping criterium
+4 NBMINs
+1 # of panels in recursion
+2 NDIVs
+1 # of recursive panel fact.
+1 RFACTs
+1 # of broadcast
+1 BCASTs
+1 # of lookahead depth
+1 DEPTHs
+2 SWAP
+64 swapping threshold
+0 L1 in form
+0 U in form
+1 Equilibration
+8 memory alignment in double
+##### line 32 is ignored
+0 Number of additional problem sizes for PTRANS
+0 values of N
+0 number of additional blocking sizes for PTRANS
+0 values of NB
 `
-
 // hpccShell runs hpcc in a folder of its own, and prints its summary.
 const hpccShell = `set -e; dir=$1; input=$2; shift 2; cd "$dir"; printf '%s' "$input" >hpccinf.txt; rm -f hpccoutf.txt; "$@" >&2; cat hpccoutf.txt`
 

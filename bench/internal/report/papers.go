@@ -44,8 +44,9 @@ type Paper struct {
 	Note string `yaml:"note"`
 	// Reason is why the bench does not measure it, where it does not.
 	Reason string `yaml:"reason"`
-	// At is where in the report it is, if it was measured.
-	At string `yaml:"-"`
+	// At is where in the report it is, if it was measured; Partly: not on all systems.
+	At     string `yaml:"-"`
+	Partly bool   `yaml:"-"`
 }
 
 // papers are all of the papers' figures and tables, with what there is of each.
@@ -79,9 +80,13 @@ func papers(lines []record.Line) (all []Paper, err error) {
 				reasons[u.System] = u.Reason
 			}
 		}
+		without := p.without(has, reasons)
 		switch {
+		case len(p.Systems) > 1 && slices.Equal(has["on"], []string{"bare"}):
+			all[i].At, all[i].Reason = "", "bare metal alone was; "+without
 		case all[i].At != "":
-			all[i].Note = strings.Join(slices.DeleteFunc([]string{p.Note, has.String(), p.without(has, reasons)}, func(s string) bool { return s == "" }), "; ")
+			all[i].Partly = without != ""
+			all[i].Note = strings.Join(slices.DeleteFunc([]string{p.Note, has.String(), without}, func(s string) bool { return s == "" }), "; ")
 		case p.Reason == "" && reasons[p.System] != "":
 			all[i].Reason = reasons[p.System]
 		case p.Reason == "" && planned:

@@ -29,7 +29,12 @@ func read(t *testing.T, name string) []record.Line {
 
 func golden(t *testing.T, name string, got []byte) {
 	t.Helper()
-	path := filepath.Join("testdata", "golden", name)
+	same(t, filepath.Join("testdata", "golden", name), got)
+}
+
+// same compares with a file.
+func same(t *testing.T, path string, got []byte) {
+	t.Helper()
 	if *update {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 			t.Fatal(err)
@@ -43,7 +48,7 @@ func golden(t *testing.T, name string, got []byte) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(got, want) {
-		t.Errorf("%s is another one now; 'go test ./internal/report -update' writes it, 'git diff' shows the difference", name)
+		t.Errorf("%s is another one now; 'go test ./internal/report -update' writes it, 'git diff' shows the difference", path)
 	}
 }
 
@@ -61,6 +66,28 @@ func TestGolden(t *testing.T) {
 		}
 		for form, content := range files {
 			golden(t, strings.TrimSuffix(name, ".jsonl")+"-"+form, content)
+		}
+	}
+}
+
+// TestPublished: the reports of docs/bench are those of their records.
+func TestPublished(t *testing.T) {
+	const docs = "../../../docs/bench"
+	records, err := filepath.Glob(docs + "/*/records.jsonl.gz")
+	if err != nil || len(records) < 2 {
+		t.Fatalf("%d records, %v", len(records), err)
+	}
+	for _, path := range records {
+		lines, err := record.ReadFile(path)
+		if err != nil || len(lines) == 0 {
+			t.Fatalf("read %s: %d lines, %v", path, len(lines), err)
+		}
+		files, err := Make(lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, form := range []string{"report.md", "report.html"} {
+			same(t, filepath.Join(filepath.Dir(path), form), files[form])
 		}
 	}
 }
