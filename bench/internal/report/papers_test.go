@@ -169,12 +169,12 @@ func TestUnder(t *testing.T) {
 	said := rows(slices.Concat(under("a", "a profile of ours; profile default; mtu 1500", "berth", "1472"), under("b", "profile default", "berth", "64"),
 		under("1g", "profiles", "berth-fast", "64")))
 	for what, want := range map[string]string{
-		"TCP bandwidth, profile default":                   "measured: on berth; under a, b; with length 64, 1472",
-		"TCP bandwidth, profile network-latency":           "not: the plan cni has it, and cni-bed not",
-		"TCP latency, profile default":                     "not: the plan cni has it, and cni-bed not",
-		"1-gigabit":                                        "measured: a rate that the kernel limits; on berth-fast; under 1g",
-		"10-gigabit":                                       "not: the plan cni has it, and cni-bed not",
-		"the same with Antrea, Cilium, Calico and Flannel": "not: none comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
+		"TCP bandwidth, profile default":          "measured: on berth; under a, b; with length 64, 1472",
+		"TCP bandwidth, profile network-latency":  "not: the plan cni has it, and cni-bed not",
+		"TCP latency, profile default":            "not: the plan cni has it, and cni-bed not",
+		"1-gigabit":                               "measured: a rate that the kernel limits; on berth-fast; under 1g",
+		"10-gigabit":                              "not: the plan cni has it, and cni-bed not",
+		"the same with Antrea, Cilium and Calico": "not: none comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
 	} {
 		if said[what] != want {
 			t.Errorf("%s: %q, want %q", what, said[what], want)
