@@ -177,5 +177,12 @@ func TestImportWhatOthersHave(t *testing.T) {
 				t.Errorf("CRI does not know %s: %v", image, err)
 			}
 		}
+		// That an image is there for one runtime handler says that it is for all: nobody
+		// pulls it for one with another snapshotter, nor could that unpack it. So the
+		// snapshotter is the node's, see docs/design/0014-images.md.
+		answer, err := n.images.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: "shared.test/first:1", RuntimeHandler: "unpacked"}})
+		if err != nil || answer.Image == nil {
+			t.Errorf("CRI knows an image by its runtime handler, so that the choice of a snapshotter could be by image: %v", err)
+		}
 	})
 }

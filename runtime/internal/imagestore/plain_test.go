@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/plugins/content/local"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -202,6 +203,12 @@ func FuzzPlain(f *testing.F) {
 		}
 		for _, m := range index.Manifests {
 			_, _ = images.Children(t.Context(), p, m)
+		}
+		found, err := Images(t.Context(), Archive{Path: "app.tar"}, index, platforms.All, func(context.Context, ocispec.Descriptor) error { return nil })
+		for _, image := range found {
+			if again, wrong := normalize(image.Name); err == nil && (wrong != nil || again != image.Name) {
+				t.Errorf("%q is no full name: %q, %v", image.Name, again, wrong)
+			}
 		}
 		for d, part := range p.blobs {
 			blob, err := p.ReaderAt(t.Context(), ocispec.Descriptor{Digest: d})
