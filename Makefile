@@ -106,7 +106,7 @@ bench-bed:
 	scripts/install-deps build bed bench
 	$(MAKE) all
 	$(MAKE) -C test/images bench hpc
-	$(MAKE) -C test/bench out/bypass4netns
+	$(MAKE) -C test/bench out/bypass4netns flannel
 	test/bench/bed
 	PLAN=cni-bed test/bench/network
 

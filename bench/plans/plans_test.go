@@ -27,6 +27,11 @@ func TestPlans(t *testing.T) {
 		if p.Name != name {
 			t.Errorf("the plan %s calls itself %s", name, p.Name)
 		}
+		for _, c := range p.Cases {
+			if c.Kind == "latency" && c.Parameters["protocol"] == "udp" && p.Links[c.Link].Loss != "" {
+				t.Errorf("%s: %s waits for an answer that is lost", name, c.Name)
+			}
+		}
 	}
 	if _, _, err := plans.Read("./nothing.yaml"); err == nil {
 		t.Error("a plan that is not there")
