@@ -56,6 +56,7 @@ HPL.out output file
 0 number of additional blocking sizes for PTRANS
 0 values of NB
 `
+
 // hpccShell runs hpcc in a folder of its own, and prints its summary.
 const hpccShell = `set -e; dir=$1; input=$2; shift 2; cd "$dir"; printf '%s' "$input" >hpccinf.txt; rm -f hpccoutf.txt; "$@" >&2; cat hpccoutf.txt`
 
