@@ -79,7 +79,7 @@ func configOf(t testing.TB, layers ...[]byte) []byte {
 }
 
 // saved is what docker save writes, older ones with a link where a layer is there twice.
-func saved(t testing.TB, pack func(testing.TB, ...entry) []byte, layers ...[]byte) []byte {
+func saved(t testing.TB, layers ...[]byte) []byte {
 	return pack(t, entry{name: "a/layer.tar", content: layers[0]}, entry{name: "b/layer.tar", content: layers[1]}, entry{name: "c/layer.tar", target: "../a/layer.tar"},
 		entry{name: "config.json", content: configOf(t, layers[0], layers[1], layers[0])},
 		entry{name: "manifest.json", content: encoded(t, []map[string]any{{
@@ -109,7 +109,7 @@ func laidOut(t testing.TB, layer []byte) []byte {
 // What is read in place is what is read from the beginning to the end.
 func TestPlainIsAsReadInFull(t *testing.T) {
 	one, other := pack(t, entry{name: "one", content: []byte("1")}), pack(t, entry{name: "other", content: bytes.Repeat([]byte("2"), 5000)})
-	for name, archive := range map[string][]byte{"docker save": saved(t, pack, one, other), "an OCI layout": laidOut(t, other)} {
+	for name, archive := range map[string][]byte{"docker save": saved(t, one, other), "an OCI layout": laidOut(t, other)} {
 		t.Run(name, func(t *testing.T) {
 			a := Archive{Path: filepath.Join(t.TempDir(), "app.tar")}
 			if err := os.WriteFile(a.Path, archive, 0o600); err != nil {
@@ -158,9 +158,9 @@ func TestPlainIsAsReadInFull(t *testing.T) {
 // What is in another form, or not whole, is left to who reads it in full.
 func TestPlainLeavesOtherForms(t *testing.T) {
 	layer := pack(t, entry{name: "file", content: []byte("1")})
-	whole := saved(t, pack, layer, layer)
+	whole := saved(t, layer, layer)
 	for name, archive := range map[string][]byte{
-		"compressed": zipped(t, whole), "with a compressed layer": saved(t, pack, zipped(t, layer), layer),
+		"compressed": zipped(t, whole), "with a compressed layer": saved(t, zipped(t, layer), layer),
 		"cut": whole[:len(whole)/2], "nothing": nil, "no archive": bytes.Repeat([]byte("text "), 1000), "no image": layer,
 		"a layout of another version": pack(t, entry{name: "oci-layout", content: []byte(`{"imageLayoutVersion":"9"}`)}),
 		"a layer that is not there": pack(t, entry{name: "config.json", content: configOf(t, layer)},
@@ -193,7 +193,7 @@ func TestPlainHasNothingElse(t *testing.T) {
 
 func FuzzPlain(f *testing.F) {
 	layer := pack(f, entry{name: "file", content: []byte("1")})
-	f.Add(saved(f, pack, layer, layer))
+	f.Add(saved(f, layer, layer))
 	f.Add(laidOut(f, layer))
 	f.Fuzz(func(t *testing.T, archive []byte) {
 		p := newPlain(bytes.NewReader(archive))
