@@ -86,7 +86,7 @@ func killed(t *testing.T, dir string, server *httptest.Server, layer ocispec.Des
 		t.Fatal(err)
 	}
 	command := exec.Command(self, "-test.run=^TestPullOfAnother$")
-	command.Env = append(os.Environ(), envPullFrom+"="+server.URL, envPullTo+"="+dir)
+	command.Env = append(os.Environ(), "TMPDIR="+t.TempDir(), envPullFrom+"="+server.URL, envPullTo+"="+dir)
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
