@@ -123,8 +123,7 @@ func (s State) routed(r *writer, pods []string) {
 		}
 		r.set(memberName(n), "ipv4_addr", members)
 		r.block("chain to_"+memberName(n), func() { r.line("ip daddr @%s accept", memberName(n)) })
-		// By another interface than that of the hosts come no pods.
-		r.block("chain from_"+memberName(n), func() { r.line("iifname %q ip saddr @%s accept", s.uplink, memberName(n)) })
+		r.block("chain from_"+memberName(n), func() { r.line("iifname { %s } ip saddr @%s accept", s.nodeLinks(), memberName(n)) })
 	}
 	r.block("chain prerouting", func() {
 		r.line("type filter hook prerouting priority -300; policy accept;")
@@ -132,6 +131,16 @@ func (s State) routed(r *writer, pods []string) {
 		r.line("iifname . ether saddr . ip saddr @pods accept")
 		r.line("drop")
 	})
+}
+
+// nodeLinks are the interfaces by which packets of pods come from other nodes: that of
+// the hosts, and the tunnel to gateways on other links, which may have pods as well.
+func (s State) nodeLinks() string {
+	links := []string{fmt.Sprintf("%q", s.uplink)}
+	if len(s.distant) > 0 {
+		links = append(links, fmt.Sprintf("%q", tunnelName(gatewayTunnel)))
+	}
+	return join(links)
 }
 
 func memberName(n Network) string { return fmt.Sprintf("network_%06x", n.VNI) }

@@ -64,11 +64,11 @@ func routed() State {
 	return s
 }
 
-// routedGateway: a host without pods that forwards for those of others, one of which is
-// on another link.
+// routedGateway: a host with pods of its own that forwards for those of others, one of
+// which is on another link.
 func routedGateway() State {
 	s := far()
-	s.Routed, s.uplink = routed().Routed, "eth0"
+	s.Networks, s.Routed, s.uplink = routed().Networks, routed().Routed, "eth0"
 	return s
 }
 

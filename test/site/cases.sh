@@ -26,6 +26,8 @@ mac_of() { # ADDRESS
 	# shellcheck disable=SC2046
 	printf '02:62:%02x:%02x:%02x:%02x' $(tr . ' ' <<<"$1")
 }
+# hop_of ADDRESS: to whom a pod sends frames for another of its network.
+hop_of() { if [[ -n $subnets ]]; then echo 02:62:62:65:72:74; else mac_of "$1"; fi; }
 
 # step USER NODE CMD... is a step of the user's job there.
 step() {
@@ -171,21 +173,22 @@ start_listener() {
 still_listens() {
 	local to
 	to=$(pod_of "$1" "$2")
-	root "$1" "$4" /srv/site/frames send eth0 "control=ip,$(mac_of "$to"),$(mac_of "$3"),$3,$to" || fail "send the control frame"
+	root "$1" "$4" /srv/site/frames send eth0 "control=ip,$(hop_of "$to"),$(mac_of "$3"),$3,$to" || fail "send the control frame"
 	poll 10 grep -q "received control" "$out/frames" || fail "the listener hears nothing at all: $(<"$out/frames")"
 }
 
 # nobody_spoofs: not even towards pods of the same user does a frame pass that
 # has not the sender's addresses.
 nobody_spoofs() {
-	local a b other
+	local a b other hop
 	job alice
 	a=$(pod_of alice n1) b=$(pod_of alice n2) other=10.200.9.9
+	hop=$(hop_of "$b")
 	start_listener alice n2
 	root alice n1 /srv/site/frames send eth0 \
-		"ip=ip,$(mac_of "$b"),$(mac_of "$a"),$other,$b" "mac=ip,$(mac_of "$b"),$(mac_of "$other"),$a,$b" \
-		"arp=arp,$(mac_of "$b"),$(mac_of "$a"),10.200.0.1,$b" "arp-broadcast=arp,ff:ff:ff:ff:ff:ff,$(mac_of "$a"),10.200.0.1,$b" \
-		"ip6=ip6,$(mac_of "$b"),$(mac_of "$a"),$a,$b" || fail "send"
+		"ip=ip,$hop,$(mac_of "$a"),$other,$b" "mac=ip,$hop,$(mac_of "$other"),$a,$b" \
+		"arp=arp,$hop,$(mac_of "$a"),10.200.0.1,$b" "arp-broadcast=arp,ff:ff:ff:ff:ff:ff,$(mac_of "$a"),10.200.0.1,$b" \
+		"ip6=ip6,$hop,$(mac_of "$a"),$a,$b" || fail "send"
 	still_listens alice n2 "$a" n1
 	! grep -v control "$out/frames" | grep received || fail "spoofed frames pass: $(<"$out/frames")"
 }

@@ -5,6 +5,8 @@
 fails=0
 # Room for six jobs on both nodes.
 pods=10.200.0.0/28
+# The subnets of nodes where pods are reached by routes, none where by tunnels.
+subnets=''
 # What berthd does at each look at the controller's jobs shall be seen soon.
 collect=1s
 
@@ -101,6 +103,7 @@ configuration() {
 		opt-out: true
 		groups: {lab: [carol, dave]}
 		collect: $collect
+		${subnets:+routed: $subnets}
 		dns:
 		  program: /srv/site/berth-dns
 		  search: [outside.test]
@@ -203,17 +206,22 @@ left_on() {
 		grep -s 1 /proc/sys/net/ipv4/conf/eth0/forwarding'
 }
 
-case_() {
-	local began=$SECONDS
-	failed=no helpers=()
-	"$1"
+end_case() {
 	if [[ ${#helpers[@]} -gt 0 ]]; then
 		kill "${helpers[@]}"
 		wait "${helpers[@]}"
 	fi 2>/dev/null
+	helpers=()
 	on ctl sh -c 'squeue -h -o %A | xargs -r scancel'
 	lose_clients
 	nothing_left
+}
+
+case_() {
+	local began=$SECONDS
+	failed=no helpers=()
+	"$1"
+	end_case
 	if [[ $failed == yes ]]; then
 		fails=$((fails + 1))
 		echo "FAIL $1 ($((SECONDS - began)) s)"

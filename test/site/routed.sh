@@ -1,0 +1,106 @@
+# shellcheck shell=bash
+# Pods that are reached by plain routes, each node with a subnet of its own.
+
+# Room for six jobs on each node.
+a_subnet_each='{"n[1-2]": 10.200.1.0/29, login: 10.200.2.0/29}'
+# What works by tunnels works without. Those that stop and start daemons do so with
+# the configuration of the moment. SITE_ROUTED="routed_afar" runs these alone, by hand.
+without_tunnels=(no_nat hosts_reached slurm_inside users_apart nobody_spoofs daemon_killed names names_apart groups sessions
+	gateways strict_reverse_path mpi mpirun kubernetes exhausted etcd_away etcd_lost lost_epilog operated)
+
+# with_routes SUBNETS: berthd of all hosts is started again with pods routed so, or with
+# tunnels. No job may run.
+with_routes() {
+	: "${pods_by_tunnels:=$pods}"
+	subnets=$1 pods=$pods_by_tunnels
+	[[ -z $subnets ]] || pods=10.200.0.0/22
+	stop_site
+	configuration >"$(settings eval 'echo $state')/etc/berth/site.yaml"
+	start_site
+}
+
+# routed: a site without tunnels. Pods have addresses of their node's subnet and the
+# hosts' MTU, and each node has a route to the subnets of those with which its pods
+# talk, as long as it has pods; all else is as with tunnels.
+routed() {
+	local part told=no
+	with_routes "$a_subnet_each"
+	job alice
+	[[ $(pod_of alice n1) =~ ^10\.200\.1\.[1-6]$ && $(pod_of alice n2) =~ ^10\.200\.1\.(9|1[0-4])$ ]] || fail "addresses: $(pod_of alice n1) $(pod_of alice n2)"
+	looks_routed n1 10.200.1.0/29 n2 10.200.1.8/29
+	looks_routed n2 10.200.1.8/29 n1 10.200.1.0/29
+	[[ $(on login ip route | grep 'proto 98' | awk '{ print $1, $3 }' | sort) == "10.200.1.0/29 $(address n1)"$'\n'"10.200.1.8/29 $(address n2)" ]] || fail "routes of login: $(on login ip route)"
+	part_ends "what is there"
+	# shellcheck disable=SC2086
+	for part in ${SITE_ROUTED:-"${without_tunnels[@]}" routed_mended routed_afar}; do
+		[[ $failed == yes ]] || "$part"
+		part_ends "$part"
+	done
+	with_routes ''
+}
+
+part_ends() { # NAME
+	end_case
+	[[ $failed == no || $told == yes ]] || { say "that was $1, without tunnels"; told=yes; }
+}
+
+looks_routed() { # NODE SUBNET OTHER SUBNET
+	local seen
+	seen=$(on "$1" ip -o link | grep -oE 'berth[bt][0-9a-f]+')
+	[[ -z $seen ]] || fail "bridges and tunnels on $1: $seen"
+	seen=$(on "$1" ip route)
+	[[ $seen == *"unreachable $2 "* && $seen == *"$4 via $(address "$3") dev eth0 "* ]] || fail "routes of $1: $seen"
+	[[ $(step alice "$1" cat /sys/class/net/eth0/mtu) == "$(on "$1" cat /sys/class/net/eth0/mtu)" ]] || fail "MTU on $1: $(step alice "$1" cat /sys/class/net/eth0/mtu)"
+}
+
+# routed_mended: what somebody has removed is there again after berthd was killed, and
+# what nobody needs any more is not.
+routed_mended() {
+	job alice
+	serve alice n2 7000
+	on n1 sh -c 'kill -9 $(pgrep -f "[b]erthd run"); ip route del 10.200.1.8/29; nft flush table inet berth'
+	wait "${daemons[n1]}" 2>/dev/null
+	on n1 ip route add 10.200.1.16/29 via "$(address login)" proto 98
+	root alice n1 ip route del default
+	! talks n1 n2 || fail "pods talk without a route"
+	start n1 n1 run
+	poll 20 answers n1 || fail "berthd does not come back"
+	poll 10 talks n1 n2 || fail "pods do not talk: $(on n1 ip route) $(root alice n1 ip route)"
+	looks_routed n1 10.200.1.0/29 n2 10.200.1.8/29
+	[[ $(on n1 ip route) != *10.200.1.16* ]] || fail "a route is left that leads to nobody"
+	root alice n1 ip link del eth0
+	on n1 sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
+	wait "${daemons[n1]}" 2>/dev/null
+	start n1 n1 run
+	poll 20 answers n1 || fail "berthd does not come back"
+	poll 10 talks n1 n2 || fail "an interface that is gone is not made again"
+}
+
+# routed_afar: where no host is on the link of another, the site's routers know the
+# subnets, and berthd says that they have to.
+routed_afar() {
+	local host
+	stop_site
+	router sh -c "echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; echo 0 >/proc/sys/net/ipv4/conf/br0/send_redirects
+		ip route replace 10.200.1.0/29 via $(address n1); ip route replace 10.200.1.8/29 via $(address n2)"
+	for host in "${hosts[@]}"; do alone "$host"; done
+	start_site
+	job alice
+	job bob
+	serve alice n2 7000
+	talks n1 n2 || fail "pods do not talk over a router: $(on n1 ip route)"
+	! step bob n1 socat -u "TCP:$(pod_of alice n2):7000,connect-timeout=2" - 2>/dev/null | grep -q from || fail "bob reaches alice over a router"
+	[[ $(on n1 ip route) != *"10.200.1.8/29 via"* ]] || fail "a route to a host that is not on the link: $(on n1 ip route)"
+	grep -q "site's routers have to lead its subnet to it.*subnet=10.200.1.8/29 node=$(address n2)" "$out/n1.log" || fail "berthd does not say that routers have to know the subnet: $(tail -n 3 "$out/n1.log")"
+	# The login host is a gateway, to which there is a tunnel.
+	stay alice
+	[[ $(on login nsenter --net="/run/berthd/net/login-$(settings id_of alice)-login" socat -u "TCP:$(pod_of alice n2):7000,connect-timeout=5" - 2>&1) == "from $(session_address alice)" ]] ||
+		fail "a session does not reach a pod over a router: $(on login ip route)"
+	lose_clients
+	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
+	poll 20 settled || fail "the jobs do not end"
+	stop_site
+	for host in "${hosts[@]}"; do together "$host"; done
+	router sh -c "ip route del 10.200.1.0/29; ip route del 10.200.1.8/29"
+	start_site
+}
