@@ -84,7 +84,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 	if polled(listener, unix.POLLIN) == 0 {
 		return accepted{}, unix.EAGAIN
 	}
-	fd, address, err := unix.Accept4(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	fd, peer, err := accept(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if err != nil {
 		return accepted{}, err
 	}
@@ -112,7 +112,6 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 		}
 		return a, nil
 	}
-	peer := plainAddress(address)
 	if _, connected := peerAddress(fd); !connected && t.from.pod.has(peer.Addr()) {
 		// A bell that was taken back, or a program of the pod that has given up.
 		t.forget(fd)

@@ -123,12 +123,32 @@ func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// plainAddress is one that accept(2) returned, with the link of one that is
-// good there alone.
-func plainAddress(address unix.Sockaddr) netip.AddrPort {
-	peer, _ := addrPort(address, nil)
-	if in6, ok := address.(*unix.SockaddrInet6); ok && in6.ZoneId != 0 {
-		return netip.AddrPortFrom(peer.Addr().WithZone(strconv.Itoa(int(in6.ZoneId))), peer.Port())
+// accept takes a connection of a listener, and says from where it is, with the
+// link of an address that is good there alone.
+//
+// The kernel closes what it has accepted when it cannot write the peer's address. It
+// cannot where the page was never touched and the process is being killed, and a
+// successor would look for the connection in vain. unix.Accept4 gives it memory that
+// is new; this stack has been written to.
+func accept(listener, flags int) (fd int, peer netip.AddrPort, err error) {
+	address := unix.RawSockaddrInet6{Family: unix.AF_UNSPEC}
+	length := uint32(unsafe.Sizeof(address))
+	accepted, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener),
+		uintptr(unsafe.Pointer(&address)), uintptr(unsafe.Pointer(&length)), uintptr(flags), 0, 0)
+	if errno != 0 {
+		return -1, netip.AddrPort{}, errno
 	}
-	return peer
+	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&address.Port))[:])
+	switch address.Family {
+	case unix.AF_INET:
+		four := (*unix.RawSockaddrInet4)(unsafe.Pointer(&address))
+		peer = netip.AddrPortFrom(netip.AddrFrom4(four.Addr), port)
+	case unix.AF_INET6:
+		six := netip.AddrFrom16(address.Addr).Unmap()
+		if address.Scope_id != 0 {
+			six = six.WithZone(strconv.FormatUint(uint64(address.Scope_id), 10))
+		}
+		peer = netip.AddrPortFrom(six, port)
+	}
+	return int(accepted), peer, nil
 }

@@ -27,7 +27,7 @@ type door struct {
 
 func (d *door) ready(uint32) {
 	for {
-		fd, _, err := unix.Accept4(d.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		fd, _, err := accept(d.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err == unix.EINTR || err == unix.ECONNABORTED {
 			continue
 		}

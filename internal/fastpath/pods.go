@@ -81,7 +81,7 @@ type containersSource struct {
 
 func (c *containersSource) ready(uint32) {
 	for {
-		conn, _, err := unix.Accept4(c.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		conn, _, err := accept(c.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err != nil {
 			break
 		}
@@ -249,8 +249,6 @@ func (c *container) refuseOne() {
 func (c *container) release() {
 	c.s.reactor.drop(c.token)
 	c.s.forgetWaiting(c)
-	unix.Close(c.fd)
-	c.s.state.put(c.record)
 	c.s.mu.Lock()
 	c.pod.containers = slices.DeleteFunc(c.pod.containers, func(other *container) bool { return other == c })
 	last := len(c.pod.containers) == 0
@@ -262,6 +260,10 @@ func (c *container) release() {
 		}
 	}
 	c.s.mu.Unlock()
+	c.s.state.put(c.record)
+	// Nobody knows its number any more: another filter that gets that would be taken
+	// for this one (answersFor), and closed.
+	unix.Close(c.fd)
 	if !last {
 		return
 	}
