@@ -57,8 +57,13 @@ func (a Allocation) Domains(cluster string, site []string) []string {
 	return append([]string{a.JobLabel() + "." + user, user}, site...)
 }
 
-// MaxNames is how many names a user may give a job.
-const MaxNames = 64
+const (
+	// MaxNames is how many names a user may give a job.
+	MaxNames = 64
+	// maxText is how long they may be together, with commas: all nodes of his keep them,
+	// and etcd keeps former ones for an hour.
+	maxText = 1024
+)
 
 // ParseNames reads names that a user gives a job, as web or web.default, with commas
 // between them. They are for below the job's own name, and none may be that of a pod.
@@ -78,6 +83,9 @@ func ParseNames(text string) ([]string, error) {
 	names = slices.Compact(names)
 	if len(names) > MaxNames {
 		return nil, fmt.Errorf("%d names, and a job may have %d", len(names), MaxNames)
+	}
+	if length := len(strings.Join(names, ",")); length > maxText {
+		return nil, fmt.Errorf("names of %d bytes, and those of a job may have %d together", length, maxText)
 	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, err

@@ -45,7 +45,14 @@ func TestNamesThatUsersGive(t *testing.T) {
 	for i := range many {
 		many[i] = fmt.Sprintf("n%d", i)
 	}
+	wide := make([]string, 16)
+	for i := range wide {
+		wide[i] = fmt.Sprintf("%02d%s", i, strings.Repeat("a", maxLabel-2))
+	}
+	full := strings.Join(wide, ",")
 	for text, want := range map[string]string{
+		// Of 1023 bytes, and of 1025.
+		full: strings.Join(wide, "+"), full + ",a": "error",
 		"": "", "web": "web", "web.default,api,web": "api+web+web.default", "pod": "pod", "podium": "podium", "pod0.default": "pod0.default",
 		long: long, strings.Join(many[1:], ","): "64 of them",
 		"Web": "error", "-web": "error", "web-": "error", "w_b": "error", "a.b.c": "error", "web.": "error", ".web": "error", "*": "error", "ä": "error",

@@ -15,8 +15,9 @@ import (
 //	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or that of sessions
 //	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
 //	                                     the address of a pod, where CNI plugins give addresses
-//	/berth/site/1/networks/OWNER/named/ID/AFTER
-//	                                     names that its user has given it, as a list
+//	/berth/site/1/networks/OWNER/named/ID/AFTER/names
+//	                                     names that its user has given it; none are left after
+//	                                     they were taken back
 //	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
 //	/berth/site/1/left/ID/AFTER/NODE     it has left this node
 //	/berth/site/1/guard                  changes with every allocation
@@ -24,7 +25,8 @@ import (
 //	/berth/site/1/born                   since when etcd has known anything, Unix time, for people
 //	/berth/site/1/young                  as long as addresses that it has forgotten may be in use
 //
-// OWNER is a user's number, or a group's name.
+// OWNER is a user's number, or a group's name. Whoever reads leaves alone what is below
+// networks/OWNER/ and has another name than these: a newer berthd may have written it.
 const Prefix = "/berth/site/1/"
 
 // Allocation are all pods of a job, which get their addresses at once, or the one

@@ -18,7 +18,8 @@ const usage = `berthd is the daemon of berth's site network. It runs as root on 
   berthd etcd --host ADDRESS ...    be a member of etcd, where the site has none
   berthd check                      is the configuration right?
   berthd status                     ask the daemon of this node
-  berthd name [--job JOB] NAME...   give a job of yours these names below its own, and no others
+  berthd name [--job JOB] [NAME...] give a job of yours these names below its own, and no others;
+                                    without any, it has none
   berthd doctor [--node NAME]       what is missing on this node, and the remedy
 
 All take --config FILE (` + site.ConfigPath + `).
@@ -92,6 +93,7 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 	flags.StringVar(&member.Dir, "data", "/var/lib/berth/etcd", "directory of its data")
 	flags.StringVar(&member.Host, "host", "", "address of this host")
 	flags.StringVar(&member.Cluster, "cluster", "", "all members: NAME=https://HOST:2380,...")
+	flags.StringVar(&member.HTTP, "http", etcdHTTP, "address and port for HTTP, as metrics; empty for port 2379 of --host, beside gRPC")
 	config, err := configOf(flags, args)
 	if err != nil {
 		return err

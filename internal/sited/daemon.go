@@ -80,10 +80,10 @@ type localPod struct {
 	pending, again bool
 	// told is the address of it that etcd knows: steps run with no other.
 	told netip.Addr
-	// named are the names that its user has given it, here or on another node, and
-	// namedAt is when that was here.
-	named   []string
-	namedAt time.Time
+	// named are the names that its user has given it, here or on another node.
+	named given
+	// renamed is how often they were changed here.
+	renamed int
 	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
 	loaded bool
 }

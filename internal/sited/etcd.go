@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"syscall"
 	"time"
 
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -22,12 +23,15 @@ type Member struct {
 	Host string
 	// Cluster are all members, NAME=https://HOST:2380 with commas.
 	Cluster string
+	// HTTP is where it serves HTTP. Without, it does so beside gRPC.
+	HTTP string
 }
 
 // memberStart bounds how long a member waits for the others.
 const memberStart = 2 * time.Minute
 
-// etcdHTTP is where a member serves HTTP, with the same certificates, to its own host.
+// etcdHTTP is where a member serves HTTP, with the same certificates: to its own host,
+// unless somebody says otherwise.
 const etcdHTTP = "127.0.0.1:2381"
 
 // RunEtcd is a member until the context ends. Clients and members prove who they
@@ -41,13 +45,18 @@ func RunEtcd(ctx context.Context, config site.Etcd, member Member) error {
 	// On a port that serves HTTP as well, all of gRPC passes Go's HTTP server, which costs
 	// etcd more than what is asked. So HTTP, for whoever looks at this member by hand or
 	// has its metrics collected, has a port of its own.
-	c.ListenClientHttpUrls = []url.URL{{Scheme: "https", Host: etcdHTTP}}
+	if member.HTTP != "" {
+		c.ListenClientHttpUrls = []url.URL{{Scheme: "https", Host: member.HTTP}}
+	}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.ClientTLSInfo, c.PeerTLSInfo = tls, tls
 	c.LogLevel = "error"
 	// Jobs come and go: what they were is of no use after an hour.
 	c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "1h"
 	e, err := embed.StartEtcd(c)
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return fmt.Errorf("start etcd member %s: %w: end what 'ss -ltnp' shows there, or, for HTTP (%s), give another address with --http", member.Name, err, member.HTTP)
+	}
 	if err != nil {
 		return fmt.Errorf("start etcd member %s: %w", member.Name, err)
 	}

@@ -26,7 +26,10 @@ type follower struct {
 	// at are the addresses that CNI plugins have given.
 	at map[place]netip.Addr
 	// names are those that users have given.
-	names map[named][]string
+	names map[named]given
+	// renamedAt is when names were changed here last that had to wait for it. It is the
+	// daemon's mutex that guards it.
+	renamedAt time.Time
 	// changed is closed and made again at every change.
 	changed chan struct{}
 	// problem is why etcd does not answer, if it does not.
@@ -86,7 +89,7 @@ func (d *Daemon) followAll(ctx context.Context) {
 }
 
 func newFollower(prefix string, cancel context.CancelFunc) *follower {
-	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, names: map[named][]string{}, changed: make(chan struct{})}
+	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, names: map[named]given{}, changed: make(chan struct{})}
 }
 
 // run follows until its context ends, through any loss of etcd. keep are the
@@ -158,8 +161,8 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 	return d.store.Watch(watched, f.prefix, known.revision, func(c change) {
 		switch {
 		case c.named != nil:
-			f.putNames(*c.named, c.names)
-			d.keepNames(*c.named, c.names)
+			f.putNames(*c.named, c.given)
+			d.keepNames(*c.named, c.given)
 		case c.at != nil:
 			f.putAddress(*c.at, c.address)
 		case c.allocation != nil:
@@ -245,9 +248,9 @@ func (f *follower) putAddress(where place, address netip.Addr) {
 		}
 	})
 }
-func (f *follower) putNames(which named, names []string) {
+func (f *follower) putNames(which named, now given) {
 	f.change(func() {
-		if f.names[which] = names; len(names) == 0 {
+		if f.names[which] = now; len(now.names) == 0 {
 			delete(f.names, which)
 		}
 	})
@@ -260,7 +263,7 @@ func (f *follower) fail(err error)        { f.change(func() { f.problem = err })
 func (f *follower) namesOf(a site.Allocation) []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.names[named{a.ID(), a.After}]
+	return f.names[named{a.ID(), a.After}].names
 }
 
 func (f *follower) all() map[string]site.Allocation {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"berth.dev/berth/internal/site"
@@ -21,57 +22,91 @@ type named struct {
 	after int64
 }
 
+// given are names as etcd has them.
+type given struct {
+	// names are nil where etcd has none, and empty where they were taken back.
+	names []string
+	// revision of etcd is that of their last change.
+	revision int64
+}
+
 // namedPart is between the owner and the rest in the keys of names.
 const namedPart = "named"
+
+// namedEnd ends them. A berthd of before there were names takes the last part of a key
+// that is deleted for what is over, and no job is called so.
+const namedEnd = "names"
 
 func namedPrefix(a site.Allocation) string {
 	return networkPrefix(a.Owner()) + namedPart + "/" + a.ID() + "/"
 }
 
-func namedKey(a site.Allocation) string { return fmt.Sprintf("%s%d", namedPrefix(a), a.After) }
+func namedKey(a site.Allocation) string {
+	return fmt.Sprintf("%s%d/%s", namedPrefix(a), a.After, namedEnd)
+}
 
 // namedOf reads such a key, by the position of what is between slashes.
 func namedOf(key string) (named, bool) {
 	rest, found := strings.CutPrefix(key, networksKey)
 	parts := strings.Split(rest, "/")
-	if !found || len(parts) != 4 || parts[1] != namedPart {
+	if !found || len(parts) != 5 || parts[1] != namedPart || parts[4] != namedEnd {
 		return named{}, false
 	}
 	after, err := strconv.ParseInt(parts[3], 10, 64)
 	return named{parts[2], after}, err == nil
 }
 
-func decodeNames(value []byte) ([]string, error) {
-	var names []string
-	if err := json.Unmarshal(value, &names); err != nil {
-		return nil, fmt.Errorf("read names in etcd: %w", err)
+// namesValue is what etcd has of names.
+type namesValue struct {
+	// Login is read by a berthd of before there were names. To it all below networks/ are
+	// allocations, and this is one of sessions somewhere, without pods, that it leaves alone.
+	Login string   `json:"login"`
+	Names []string `json:"names"`
+}
+
+func decodeNames(kv *mvccpb.KeyValue) (given, error) {
+	var v namesValue
+	if err := json.Unmarshal(kv.Value, &v); err != nil {
+		return given{}, fmt.Errorf("read names in etcd: %w", err)
 	}
-	return names, nil
+	return given{append([]string{}, v.Names...), kv.ModRevision}, nil
 }
 
 // SetNames gives an allocation these names and no others, as long as it lives.
-func (s *Store) SetNames(ctx context.Context, a site.Allocation, names []string) error {
-	value, err := json.Marshal(names)
-	if err != nil {
-		return err
+func (s *Store) SetNames(ctx context.Context, a site.Allocation, names []string) (given, error) {
+	now, done, err := s.putNames(ctx, a, names)
+	if err == nil && !done {
+		err = fmt.Errorf("name %s: it was released meanwhile", a.ID())
 	}
-	op := clientv3.OpPut(namedKey(a), string(value))
-	if len(names) == 0 {
-		op = clientv3.OpDelete(namedKey(a))
-	}
-	done, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Version(podsKey(a)), ">", 0)).Then(op).Commit()
-	if err != nil {
-		return fmt.Errorf("name %s: %w", a.ID(), err)
-	}
-	if !done.Succeeded {
-		return fmt.Errorf("name %s: it was released meanwhile", a.ID())
-	}
-	return nil
+	return now, err
 }
 
-// namesPause is what has to pass between two changes of a job's names: each is written
-// to the disks of etcd, and anybody may ask for one.
-const namesPause = time.Second
+// putNames writes them if there is the allocation, and all is so that is asked for. No names
+// are written as well: that they were taken back is not that etcd has lost them.
+func (s *Store) putNames(ctx context.Context, a site.Allocation, names []string, and ...clientv3.Cmp) (given, bool, error) {
+	now := given{names: append([]string{}, names...)}
+	value, err := json.Marshal(namesValue{Login: namedEnd, Names: now.names})
+	if err != nil {
+		return given{}, false, err
+	}
+	there := append(and, clientv3.Compare(clientv3.Version(podsKey(a)), ">", 0))
+	done, err := s.client.Txn(ctx).If(there...).Then(clientv3.OpPut(namedKey(a), string(value))).Commit()
+	if err != nil {
+		return given{}, false, fmt.Errorf("name %s: %w", a.ID(), err)
+	}
+	now.revision = done.Header.Revision
+	return now, done.Succeeded, nil
+}
+
+const (
+	// freeNames is how often a job's names may change on a node without a pause: as it
+	// begins, it says what it serves.
+	freeNames = 3
+	// namesPause is what has to pass between other changes in a network, on a node. All are
+	// kept by etcd for an hour, and there is room for 2 GB: a job of 1,000 nodes with a change
+	// of 1 KB on each, every 30 s, writes some 130 MB in that time.
+	namesPause = 30 * time.Second
+)
 
 // Name gives a job these names and no others. It has to be the asker's own, on this node.
 func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
@@ -85,57 +120,84 @@ func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 		d.mu.Unlock()
 		return fmt.Errorf("name job %d: you have no such job on %s", job, d.node)
 	}
-	if local.named != nil && slices.Equal(local.named, names) {
+	if local.named.names != nil && slices.Equal(local.named.names, names) {
 		d.mu.Unlock()
 		return nil
 	}
-	if time.Since(local.namedAt) < namesPause {
+	if wait := d.beforeRenaming(local); wait > 0 {
 		d.mu.Unlock()
-		return fmt.Errorf("name job %d: its names have just changed: try again in a second", job)
+		return fmt.Errorf("name job %d: names have just changed on %s: try again in %s", job, d.node, wait.Truncate(time.Second)+time.Second)
 	}
-	local.namedAt = time.Now()
 	a := local.Allocation
 	d.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 	defer cancel()
-	if err := d.store.SetNames(ctx, a, names); err != nil {
+	now, err := d.store.SetNames(ctx, a, names)
+	if err != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
-	d.keepNames(named{a.ID(), a.After}, names)
+	d.keepNames(named{a.ID(), a.After}, now)
 	return nil
 }
 
-// keepNames keeps what etcd has of a job here, should it lose that.
-func (d *Daemon) keepNames(which named, names []string) {
+// beforeRenaming is how long a job's names may not yet be changed, and counts the change
+// if they may. The caller holds the mutex.
+func (d *Daemon) beforeRenaming(local *localPod) time.Duration {
+	if local.renamed < freeNames {
+		local.renamed++
+		return 0
+	}
+	f := d.users[local.Owner()]
+	if f == nil {
+		return namesPause
+	}
+	if wait := namesPause - time.Since(f.renamedAt); wait > 0 {
+		return wait
+	}
+	f.renamedAt = time.Now()
+	return 0
+}
+
+// keepNames keeps what etcd has of a job here, should it lose that. What comes late, as
+// somebody has changed them on another node meanwhile, is of no use.
+func (d *Daemon) keepNames(which named, now given) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if local := d.local[which.id]; local != nil && local.After == which.after {
-		local.named = names
+	if local := d.local[which.id]; local != nil && local.After == which.after && now.revision > local.named.revision {
+		local.named = now
 	}
 }
 
-// rename gives jobs here their names again, where etcd has lost them.
+// rename gives jobs here their names again, where etcd has lost them. What etcd has counts,
+// whatever was kept here: its revisions begin anew when it has lost all.
 func (d *Daemon) rename(ctx context.Context, mine []site.Allocation, known listing) error {
 	for _, a := range mine {
 		d.mu.Lock()
 		local := d.local[a.ID()]
-		var names []string
-		if local != nil && local.After == a.After {
-			names = local.named
+		if local == nil || local.After != a.After {
+			d.mu.Unlock()
+			continue
 		}
+		kept := local.named.names
 		d.mu.Unlock()
 		key := named{a.ID(), a.After}
-		if there := known.names[key]; len(there) > 0 {
-			d.keepNames(key, there)
-			continue
+		now, there := known.names[key]
+		if !there {
+			// Should another node be the first to give them, the watch from here on tells.
+			now = given{kept, known.revision}
 		}
-		if len(names) == 0 {
-			continue
+		if !there && kept != nil {
+			again, done, err := d.store.putNames(ctx, a, kept, clientv3.Compare(clientv3.CreateRevision(namedKey(a)), "=", 0))
+			if err != nil {
+				return err
+			}
+			if done {
+				now, known.names[key] = again, again
+			}
 		}
-		if err := d.store.SetNames(ctx, a, names); err != nil {
-			return err
-		}
-		known.names[key] = names
+		d.mu.Lock()
+		local.named = now
+		d.mu.Unlock()
 	}
 	return nil
 }

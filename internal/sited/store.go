@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"path"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -69,7 +70,20 @@ func userKey(owner string) string { return site.Prefix + "users/" + owner }
 func networkPrefix(owner string) string {
 	return site.Prefix + "networks/" + owner + "/"
 }
-func podsKey(a site.Allocation) string    { return networkPrefix(a.Owner()) + "pods/" + a.ID() }
+
+// pods is between the owner and the ID in the keys of allocations.
+const pods = "pods"
+
+func podsKey(a site.Allocation) string { return networkPrefix(a.Owner()) + pods + "/" + a.ID() }
+
+// isPods says whether a key is that of an allocation. What another version of berthd
+// writes beside them is none, and must not keep this one from going on.
+func isPods(key string) bool {
+	rest, found := strings.CutPrefix(key, networksKey)
+	parts := strings.Split(rest, "/")
+	return found && len(parts) == 3 && parts[1] == pods
+}
+
 func leftPrefix(a site.Allocation) string { return site.Prefix + "left/" + a.ID() + "/" }
 func leftKey(a site.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", leftPrefix(a), a.After, node)
@@ -276,10 +290,7 @@ func (s *Store) read(ctx context.Context) (knowledge, error) {
 		k.guard = kv.ModRevision
 	}
 	for _, kv := range values(1) {
-		if _, found := placeOf(string(kv.Key)); found {
-			continue
-		}
-		if _, found := namedOf(string(kv.Key)); found {
+		if !isPods(string(kv.Key)) {
 			continue
 		}
 		if k.jobs[string(kv.Key)], err = decode(kv.Value); err != nil {
@@ -511,7 +522,7 @@ type listing struct {
 	jobs map[string]site.Allocation
 	at   map[place]netip.Addr
 	// names are those that users have given.
-	names map[named][]string
+	names map[named]given
 	// revision is that at which it was so.
 	revision int64
 }
@@ -532,7 +543,7 @@ func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 	if err != nil {
 		return listing{}, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
 	}
-	known := listing{jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, names: map[named][]string{}, revision: got.Header.Revision}
+	known := listing{jobs: map[string]site.Allocation{}, at: map[place]netip.Addr{}, names: map[named]given{}, revision: got.Header.Revision}
 	for _, kv := range got.Kvs {
 		if where, found := placeOf(string(kv.Key)); found {
 			if known.at[where], err = netip.ParseAddr(string(kv.Value)); err != nil {
@@ -541,9 +552,12 @@ func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 			continue
 		}
 		if which, found := namedOf(string(kv.Key)); found {
-			if known.names[which], err = decodeNames(kv.Value); err != nil {
+			if known.names[which], err = decodeNames(kv); err != nil {
 				return listing{}, err
 			}
+			continue
+		}
+		if !isPods(string(kv.Key)) {
 			continue
 		}
 		a, err := decode(kv.Value)
@@ -562,9 +576,9 @@ type change struct {
 	// at: it is one of an address instead, which is over where there is none.
 	at      *place
 	address netip.Addr
-	// named: it is one of names instead, which are over where there are none.
+	// named: it is one of names instead.
 	named *named
-	names []string
+	given given
 }
 
 // Watch reports changes of allocations below a prefix since a revision, until
@@ -582,10 +596,10 @@ func (s *Store) Watch(ctx context.Context, prefix string, since int64, report fu
 			which, names := namedOf(string(event.Kv.Key))
 			switch {
 			case names:
-				c.named = &which
+				c.named, c.given.revision = &which, event.Kv.ModRevision
 				if event.Type == clientv3.EventTypePut {
 					var err error
-					if c.names, err = decodeNames(event.Kv.Value); err != nil {
+					if c.given, err = decodeNames(event.Kv); err != nil {
 						return err
 					}
 				}
@@ -597,6 +611,8 @@ func (s *Store) Watch(ctx context.Context, prefix string, since int64, report fu
 						return fmt.Errorf("read address of %s in etcd: %w", where.id, err)
 					}
 				}
+			case !isPods(string(event.Kv.Key)):
+				continue
 			case event.Type == clientv3.EventTypePut:
 				a, err := decode(event.Kv.Value)
 				if err != nil {

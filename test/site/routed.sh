@@ -29,7 +29,7 @@ routed() {
 	[[ $(pod_of alice n1) =~ ^10\.200\.1\.[1-6]$ && $(pod_of alice n2) =~ ^10\.200\.1\.(9|1[0-4])$ ]] || fail "addresses: $(pod_of alice n1) $(pod_of alice n2)"
 	looks_routed n1 10.200.1.0/29 n2 10.200.1.8/29
 	looks_routed n2 10.200.1.8/29 n1 10.200.1.0/29
-	[[ $(on login ip route | grep 'proto 98' | awk '{ print $1, $3 }' | sort) == "10.200.1.0/29 $(address n1)"$'\n'"10.200.1.8/29 $(address n2)" ]] || fail "routes of login: $(on login ip route)"
+	poll 10 login_leads || fail "routes of login: $(on login ip route)"
 	part_ends "what is there"
 	# shellcheck disable=SC2086
 	for part in ${SITE_ROUTED:-"${without_tunnels[@]}" routed_mended routed_afar}; do
@@ -44,13 +44,23 @@ part_ends() { # NAME
 	[[ $failed == no || $told == yes ]] || { say "that was $1, without tunnels"; told=yes; }
 }
 
+login_leads() {
+	[[ $(on login ip route | grep 'proto 98' | awk '{ print $1, $3 }' | sort) == "10.200.1.0/29 $(address n1)"$'\n'"10.200.1.8/29 $(address n2)" ]]
+}
+
 looks_routed() { # NODE SUBNET OTHER SUBNET
 	local seen
+	# A pod is remembered before it has its routes.
+	poll 10 leads "$@" || fail "routes of $1: $(on "$1" ip route)"
 	seen=$(on "$1" ip -o link | grep -oE 'berth[bt][0-9a-f]+')
 	[[ -z $seen ]] || fail "bridges and tunnels on $1: $seen"
-	seen=$(on "$1" ip route)
-	[[ $seen == *"unreachable $2 "* && $seen == *"$4 via $(address "$3") dev eth0 "* ]] || fail "routes of $1: $seen"
 	[[ $(step alice "$1" cat /sys/class/net/eth0/mtu) == "$(on "$1" cat /sys/class/net/eth0/mtu)" ]] || fail "MTU on $1: $(step alice "$1" cat /sys/class/net/eth0/mtu)"
+}
+
+leads() { # NODE SUBNET OTHER SUBNET
+	local seen
+	seen=$(on "$1" ip route)
+	[[ $seen == *"unreachable $2 "* && $seen == *"$4 via $(address "$3") dev eth0 "* ]]
 }
 
 # routed_mended: what somebody has removed is there again after berthd was killed, and
