@@ -1,12 +1,14 @@
 package cni
 
-import "context"
+import (
+	"context"
+	"maps"
+)
 
 // attempt has plugins connect a pod, or look whether it still is. It goes on beside all
 // others: some plugins take seconds, and some hang.
 type attempt struct {
-	cancel    context.CancelFunc
-	namespace string
+	cancel context.CancelFunc
 	// done is closed at the end, after which outcome may be read.
 	done    chan struct{}
 	outcome Outcome
@@ -26,6 +28,9 @@ func (a *attempt) running() bool {
 // outcome is what has become of a pod, as far as plugins have said. The caller holds the
 // mutex.
 func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
+	if a := n.abandoned[pod.ID]; a != nil && a.running() {
+		return Outcome{Pending: true}
+	}
 	if a := n.attempts[pod.ID]; a != nil {
 		switch {
 		case a.running():
@@ -63,17 +68,33 @@ func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
 }
 
 // abandon ends what plugins do for some pods, so that it may be undone. All get the
-// signal before the first is waited for. The caller holds the mutex.
+// signal before the first is waited for, and none is for long: where a plugin waits for a
+// mount that hangs, no signal reaches it. Its pod's removal waits then. The caller holds
+// the mutex.
 func (n *Network) abandon(which func(id string) bool) {
+	maps.DeleteFunc(n.abandoned, func(_ string, a *attempt) bool { return !a.running() })
 	var all []*attempt
 	for id, a := range n.attempts {
 		if which(id) {
 			a.cancel()
 			all = append(all, a)
 			delete(n.attempts, id)
+			n.abandoned[id] = a
 		}
 	}
+	enough, cancel := context.WithTimeout(context.Background(), outputDelay)
+	defer cancel()
 	for _, a := range all {
-		<-a.done
+		a.wait(enough)
+	}
+}
+
+// wait says whether the attempt has ended before the context.
+func (a *attempt) wait(ctx context.Context) bool {
+	select {
+	case <-a.done:
+		return true
+	case <-ctx.Done():
+		return !a.running()
 	}
 }

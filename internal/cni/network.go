@@ -63,13 +63,15 @@ type Network struct {
 	// attempts are of pods that are wanted, by ID, removals of those that are no longer.
 	attempts map[string]*attempt
 	removals map[string]*removal
+	// abandoned are attempts that were ended, and may not have yet.
+	abandoned map[string]*attempt
 }
 
 // Open reads a list, and whether all of its plugins are there and root's. dir is where
 // it is remembered what has been asked of them. ended is called, on any goroutine, when a
 // pod that was pending no longer is, and must not block: Apply says then what has become of it.
 func Open(ctx context.Context, list string, plugins []string, dir string, ended func()) (*Network, error) {
-	n := &Network{dir: dir, limit: limit, ended: ended, attempts: map[string]*attempt{}, removals: map[string]*removal{}, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
+	n := &Network{dir: dir, limit: limit, ended: ended, attempts: map[string]*attempt{}, removals: map[string]*removal{}, abandoned: map[string]*attempt{}, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
 	text, err := os.ReadFile(list)
 	if err != nil {
 		return nil, fmt.Errorf("read list of CNI plugins: %w: correct 'cni.list' in the configuration", err)

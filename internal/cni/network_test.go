@@ -292,6 +292,40 @@ func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
 	}
 }
 
+// A plugin waits for a mount that hangs, where no signal reaches it, and its pod goes: the
+// others do not wait, and what it did is undone once it has ended.
+func TestAPluginThatNothingEndsIsItsPodsMatter(t *testing.T) {
+	b := newBench(t)
+	n := b.open()
+	b.apply(n, false, pods("job-1"))
+	b.asked()
+	stuck := &attempt{cancel: func() {}, done: make(chan struct{})}
+	n.attempts["job-1"] = stuck
+	outcomes, err := b.settle(n, false, pods("job-2"))
+	if err == nil || !strings.Contains(err.Error(), "disconnect job-1 by CNI: the plugins have not ended yet") || outcomes["job-2"].Err != nil {
+		t.Errorf("beside a plugin that nothing ends: %v, %+v", err, outcomes)
+	}
+	b.want(`ADD job-2 "generation":1 "user":"alice"`)
+	if got, err := n.Apply(t.Context(), pods("job-1", "job-2"), false); err != nil || !got["job-1"].Pending {
+		t.Errorf("its pod is wanted again: %+v, %v", got, err)
+	}
+	close(stuck.done)
+	b.apply(n, false, pods("job-2"))
+	b.want(`DEL job-1 "generation":1 "user":"alice"`)
+	// So it is with one that removes a pod.
+	b.apply(n, false, pods("job-1", "job-2"))
+	b.asked()
+	n.removals["job-0"] = &removal{cancel: func() {}, done: make(chan struct{}), namespace: "/ns/job-3"}
+	for range 2 {
+		if got := b.apply(n, false, pods("job-1", "job-2", "job-3"))["job-3"]; got.Err != nil {
+			t.Errorf("a pod that comes where another does not go: %v", got.Err)
+		}
+	}
+	if err := n.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Where plugins fail for two pods, the end of one is not the next attempt of the other.
 func TestWhatFailsIsNotTriedForEver(t *testing.T) {
 	b := newBench(t)

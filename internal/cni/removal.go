@@ -132,10 +132,16 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 		pod.Namespace = ""
 	}
 	r := &removal{done: make(chan struct{}), namespace: pod.Namespace}
-	ctx, r.cancel = context.WithTimeout(context.WithoutCancel(ctx), limit)
+	ctx, r.cancel = context.WithTimeout(context.WithoutCancel(ctx), n.limit)
+	former := n.abandoned[id]
 	go func() {
 		defer close(r.done)
 		defer r.cancel()
+		if former != nil && !former.wait(ctx) {
+			// What it still does would not be undone.
+			r.err, r.ended = fail(ctx.Err()), time.Now()
+			return
+		}
 		if list != nil {
 			if err := n.cni.DelNetworkList(ctx, list, pod.runtime()); err != nil {
 				r.err, r.ended = fail(err), time.Now()
@@ -166,12 +172,17 @@ func (n *Network) interrupt(wanted map[string]Pod) {
 	}
 }
 
-// end has a removal end if it still runs. Who ends it tries again, and knows why.
+// end has a removal end if it still runs. Who ends it tries again, and knows why. Like an
+// attempt it is not waited for long.
 func (r *removal) end() {
-	if r.running() {
-		r.cancel()
-		<-r.done
-		r.told = true
+	if !r.running() || r.told {
+		return
+	}
+	r.told = true
+	r.cancel()
+	select {
+	case <-r.done:
+	case <-time.After(outputDelay):
 	}
 }
 

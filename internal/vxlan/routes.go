@@ -21,8 +21,8 @@ import (
 // in /etc/iproute2/rt_protos.
 const protocol = 98
 
-// routes are those of the host to pods: of its own through their bridge, of
-// others through their nodes, where these are on the same link. Where they are
+// routes are those of the host to pods: of its own through their bridge, or the link
+// that each has where they are routed, of others through their nodes, where these are on the same link. Where they are
 // not, a gateway has a tunnel to them, and for others the site's routers know the
 // way to a gateway.
 //

@@ -205,7 +205,7 @@ func (s State) output(r *writer) {
 }
 
 // jump goes to the rules of the user whose pod has the address on that side. The
-// bridge has seen to it that a pod has its own.
+// first chain that a packet of a pod meets has seen to it that the pod has its own.
 func (s State) jump(r *writer, side, chain string) {
 	var all []string
 	for _, n := range s.Networks {
