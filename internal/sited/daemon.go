@@ -19,6 +19,11 @@ import (
 	"berth.dev/berth/internal/vxlan"
 )
 
+// kernel makes links, routes and rules as they shall be: vxlan.Kernel.
+type kernel interface {
+	Apply(ctx context.Context, s vxlan.State, check bool) error
+}
+
 // Daemon is berthd on one node.
 type Daemon struct {
 	config site.Config
@@ -26,7 +31,9 @@ type Daemon struct {
 	node   string
 	host   netip.Addr
 	store  *Store
-	kernel *vxlan.Kernel
+	kernel kernel
+	// routed are the subnets of nodes, or nil.
+	routed *vxlan.Routed
 	// cni is what connects pods in place of kernel, or nil.
 	cni   *cni.Network
 	names *nameServer
@@ -63,8 +70,9 @@ type Daemon struct {
 	everybody *follower
 	// waiting counts those who need a follower and have no pod yet.
 	waiting map[string]int
-	// dirty asks for the kernel to be looked at again.
-	dirty chan struct{}
+	// dirty asks for the kernel to be looked at again, and doubted for a look at all of it.
+	dirty   chan struct{}
+	doubted atomic.Bool
 }
 
 // localPod is a job's, or that of sessions, on this node.
@@ -207,7 +215,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 	if err := d.apply(ctx, false); err != nil {
 		return site.Pod{}, err
 	}
-	if err := d.settled(ctx, id); err != nil {
+	if err := d.settle(ctx, id); err != nil {
 		return site.Pod{}, err
 	}
 	// Also for a step that has not made the pod: who did may not have come so far.
@@ -383,7 +391,8 @@ func (d *Daemon) apply(ctx context.Context, check bool) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
 	state, ids := d.state()
-	err := d.kernel.Apply(ctx, state, check)
+	doubted := d.doubted.Swap(false)
+	err := d.kernel.Apply(ctx, state, check || doubted)
 	if err == nil && d.cni != nil {
 		ids, err = d.connect(ctx, check)
 	}
@@ -409,10 +418,7 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != "",
-		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node]}
-	if d.config.ByRoutes() {
-		s.Routed = vxlan.NewRouted(d.node, d.config.Subnets())
-	}
+		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node], Routed: d.routed}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
 	if d.cni != nil {

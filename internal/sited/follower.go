@@ -143,7 +143,11 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 	if err := d.rename(ctx, mine, known); err != nil {
 		return err
 	}
-	f.set(known)
+	if f.set(known) {
+		// What has cut etcd off may have cost this host its routes: an interface that was
+		// down has none when it is up again.
+		d.doubted.Store(true)
+	}
 	d.touch()
 	// Beside the watch, for which others wait. It ends on its own.
 	var told sync.WaitGroup
@@ -238,8 +242,13 @@ func (f *follower) change(what func()) {
 	f.changed = make(chan struct{})
 }
 
-func (f *follower) set(known listing) {
-	f.change(func() { f.jobs, f.at, f.names, f.problem = known.jobs, known.at, known.names, nil })
+// set says whether the follower was cut off before.
+func (f *follower) set(known listing) (wasCut bool) {
+	f.change(func() {
+		wasCut = f.problem != nil
+		f.jobs, f.at, f.names, f.problem = known.jobs, known.at, known.names, nil
+	})
+	return wasCut
 }
 func (f *follower) putAddress(where place, address netip.Addr) {
 	f.change(func() {

@@ -220,6 +220,11 @@ func (d *Daemon) beGateway(ctx context.Context) error {
 		if err := vxlan.Carries(d.host, d.config.Gateways.Interfaces); err != nil {
 			return err
 		}
+		// An interface that was down may have been made anew, and forward nothing yet. What
+		// else fails here need not keep packets from passing.
+		if err := d.apply(ctx, true); err != nil {
+			d.log.Error("bring the network of this gateway up to date", "error", err)
+		}
 		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 		defer done()
 		lease, err := d.store.client.Grant(limited, gatewayLease)

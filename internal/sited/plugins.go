@@ -195,6 +195,31 @@ func (d *Daemon) again(id string) {
 	}
 }
 
+// settle returns when a pod is as ready as plugins have it.
+func (d *Daemon) settle(ctx context.Context, id string) error {
+	for d.cni != nil {
+		if err := d.settled(ctx, id); err != nil {
+			return err
+		}
+		// Who has heard of their end may not have come to the names yet, or has failed there:
+		// that is for this step to know, too.
+		if err := d.apply(ctx, false); err != nil {
+			return err
+		}
+		if !d.isPending(id) {
+			break
+		}
+	}
+	return nil
+}
+
+func (d *Daemon) isPending(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	local := d.local[id]
+	return local != nil && local.pending
+}
+
 // settled returns when plugins have said what becomes of a pod. Only who needs that pod
 // waits for them.
 func (d *Daemon) settled(ctx context.Context, id string) error {
@@ -291,7 +316,7 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 			// What it has, it keeps meanwhile.
 			continue
 		}
-		if outcome.Err != nil && outcome.Err == local.failed {
+		if outcome.Err != nil && errors.Is(outcome.Err, local.failed) {
 			// As the last time.
 			continue
 		}

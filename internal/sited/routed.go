@@ -10,8 +10,7 @@ import (
 // chooseRouted takes the lowest free address of each node's own subnet. Its first and its
 // last are nobody's, as those of a network are, and neither is that of all nodes towards
 // their pods, in whosever subnet it is.
-func chooseRouted(config site.Config, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]site.Pod, error) {
-	subnets := config.Subnets()
+func chooseRouted(subnets map[string]netip.Prefix, gateway netip.Addr, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]site.Pod, error) {
 	var chosen []site.Pod
 	for _, node := range nodes {
 		end, known := via[node]
@@ -23,7 +22,7 @@ func chooseRouted(config site.Config, taken map[netip.Addr]bool, via map[string]
 			return nil, errNoSubnet(node)
 		}
 		address := subnet.Addr().Next()
-		for taken[address] || address == config.Gateway() {
+		for taken[address] || address == gateway {
 			address = address.Next()
 		}
 		if !subnet.Contains(address.Next()) {

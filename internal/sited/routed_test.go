@@ -19,7 +19,7 @@ func TestRoutedPodsHaveAddressesOfTheirNode(t *testing.T) {
 	taken := map[netip.Addr]bool{}
 	// 10.128.0.1 is the address of all nodes towards their pods.
 	for _, want := range []string{"10.128.0.2 10.128.0.9", "10.128.0.3 10.128.0.10", "10.128.0.4 10.128.0.11", "10.128.0.5 10.128.0.12", "10.128.0.6 10.128.0.13"} {
-		pods, err := chooseRouted(config, taken, via, []string{"n1", "n2"})
+		pods, err := chooseRouted(config.Subnets(), config.Gateway(), taken, via, []string{"n1", "n2"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -30,13 +30,13 @@ func TestRoutedPodsHaveAddressesOfTheirNode(t *testing.T) {
 			taken[pod.Address] = true
 		}
 	}
-	if pods, err := chooseRouted(config, taken, via, []string{"n2"}); err != nil || pods[0].Address != address("10.128.0.14") {
+	if pods, err := chooseRouted(config.Subnets(), config.Gateway(), taken, via, []string{"n2"}); err != nil || pods[0].Address != address("10.128.0.14") {
 		t.Errorf("n2, which has one left: %v %v", pods, err)
 	}
 	for node, want := range map[string]string{
 		"n1": "all addresses of 10.128.0.0/29 on node n1 are taken", "n3": "no subnet of pods: add it to 'routed'", "n4": "node n4 is not registered",
 	} {
-		if _, err := chooseRouted(config, taken, via, []string{node}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := chooseRouted(config.Subnets(), config.Gateway(), taken, via, []string{node}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", node, err, want)
 		}
 	}

@@ -47,14 +47,18 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		return err
 	}
 	defer store.Close()
+	kernel := &vxlan.Kernel{Dir: config.Run, Log: log}
 	d := &Daemon{
 		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
-		kernel: &vxlan.Kernel{Dir: config.Run, Log: log},
+		kernel: kernel,
 		local:  map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
 		dirty: make(chan struct{}, 1),
 	}
 	d.heard = sync.NewCond(&d.mu)
-	if d.gateways, err = newGateways(d.kernel, host, config); err != nil {
+	if config.ByRoutes() {
+		d.routed = vxlan.NewRouted(node, store.subnets)
+	}
+	if d.gateways, err = newGateways(kernel, host, config); err != nil {
 		return err
 	}
 	d.audit = &audit{path: config.Audit, node: node, log: log, now: time.Now}

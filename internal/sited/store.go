@@ -26,6 +26,8 @@ import (
 type Store struct {
 	client *clientv3.Client
 	config site.Config
+	// subnets are those of the configuration, whose lists of nodes are long.
+	subnets map[string]netip.Prefix
 	// lease is that of this node, 0 before etcd has given one.
 	lease atomic.Int64
 }
@@ -59,7 +61,7 @@ func OpenStore(config site.Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd: %w", err)
 	}
-	return &Store{client: client, config: config}, nil
+	return &Store{client: client, config: config, subnets: config.Subnets()}, nil
 }
 
 // Close ends all watches.
@@ -353,7 +355,7 @@ func (k knowledge) network(owner string, first uint32) uint32 {
 // choose gives each node's pod an address, unless plugins on the nodes do.
 func (s *Store) choose(k knowledge, nodes []string) ([]site.Pod, error) {
 	if s.config.ByRoutes() {
-		return chooseRouted(s.config, k.taken(), k.nodes, nodes)
+		return chooseRouted(s.subnets, s.config.Gateway(), k.taken(), k.nodes, nodes)
 	}
 	if !s.config.ByCNI() {
 		return choose(s.config.Pods, k.taken(), k.nodes, nodes)

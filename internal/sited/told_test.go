@@ -2,6 +2,7 @@ package sited
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -9,23 +10,32 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"berth.dev/berth/internal/cni"
 	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/vxlan"
 )
 
-// plugin gives the address in the file beside it, and fails as it is told by another.
+// plugin gives the address in the file beside it, and fails or hangs as it is told by
+// others.
 const plugin = `#!/bin/sh
 dir=${0%/*}
 cat >/dev/null
+while [ -e "$dir/HANG-$CNI_COMMAND" ]; do sleep 0.01; done
 if [ -e "$dir/FAIL-$CNI_COMMAND" ]; then echo '{"cniVersion":"1.0.0","code":999,"msg":"no"}'; exit 1; fi
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}' ;;
 ADD) echo '{"cniVersion":"1.0.0","ips":[{"address":"'"$(cat "$dir/address")"'/24"}]}' ;;
 esac
 `
+
+// asked is a kernel of which nothing is wanted but whether it is looked at.
+type asked func(check bool) error
+
+func (a asked) Apply(_ context.Context, _ vxlan.State, check bool) error { return a(check) }
 
 // wired is the part of a berthd, on n0, that has plugins connect pods.
 type wired struct {
@@ -47,6 +57,7 @@ func newWired(t *testing.T) *wired {
 	w.Daemon = &Daemon{
 		config: s.config, node: "n0", store: s, log: slog.New(slog.DiscardHandler),
 		gateways: &gateways{again: make(chan struct{}, 1)}, dirty: make(chan struct{}, 1),
+		kernel: asked(func(bool) error { return nil }), names: &nameServer{},
 		local: map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
 	}
 	w.heard = sync.NewCond(&w.mu)
@@ -105,6 +116,21 @@ func (w *wired) connectOnce(check bool) {
 	for _, id := range ids {
 		w.local[id].ready = true
 	}
+}
+
+// reconciling applies what changes until the test ends.
+func (w *wired) reconciling() {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		if err := w.reconcile(ctx); err != nil {
+			w.t.Error(err)
+		}
+	})
+	w.t.Cleanup(func() {
+		cancel()
+		ended.Wait()
+	})
 }
 
 // following follows an owner until the test ends.
@@ -272,5 +298,113 @@ func TestNoTwoPublishAnAddress(t *testing.T) {
 	}
 	if succeeded > 1 || len(known.at) != succeeded {
 		t.Errorf("%v, etcd has %v", problems, known.at)
+	}
+}
+
+// A step goes on when the names of its pod are known, and reads why they are not, whoever
+// has heard first that the plugins have ended.
+func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		w := newWired(t)
+		a := w.allocate(1, 1000)
+		w.local["1"] = &localPod{Allocation: a}
+		w.following("1000")
+		w.write("address", "10.128.0.7", 0o644)
+		w.write("HANG-ADD", "", 0o644)
+		w.reconciling()
+		var pod site.Pod
+		var err error
+		attached := make(chan struct{})
+		go func() {
+			defer close(attached)
+			pod, err = w.Attach(t.Context(), Request{Job: 1, UID: 1000})
+		}()
+		w.await("plugins are asked", w.anyPending)
+		// The step has asked them, and others come no further than to the names.
+		w.applying.Lock()
+		w.names.mu.Lock()
+		w.names.config.Program, w.names.dir, w.names.file = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
+		w.applying.Unlock()
+		w.remove("HANG-ADD")
+		w.await("plugins have ended", func() bool { return !w.anyPending() })
+		select {
+		case <-attached:
+			t.Errorf("before its names are known: %v, %v", pod, err)
+		case <-time.After(100 * time.Millisecond):
+		}
+		if !fails {
+			text, problem := json.Marshal(w.table())
+			if problem != nil {
+				t.Fatal(problem)
+			}
+			// As if they were written already.
+			w.names.last = string(text)
+		}
+		w.names.mu.Unlock()
+		<-attached
+		switch {
+		case fails && (err == nil || !strings.Contains(err.Error(), "write names of pods")):
+			t.Errorf("its names cannot be written: %v, %v", pod, err)
+		case !fails && (err != nil || pod.Address.String() != "10.128.0.7"):
+			t.Errorf("its names are known: %v, %v", pod, err)
+		}
+	}
+}
+
+// What has cut etcd off may have taken the host's routes with it. Changes alone are no
+// reason to look at everything.
+func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
+	w := newWired(t)
+	w.cni = nil
+	var applied, looked atomic.Int64
+	w.kernel = asked(func(check bool) error {
+		applied.Add(1)
+		if check {
+			looked.Add(1)
+		}
+		return nil
+	})
+	f := w.following("1000")
+	w.reconciling()
+	w.await("the first answer is applied", func() bool { return applied.Load() > 0 })
+	w.allocate(1, 1000)
+	w.await("its owner's job is seen", func() bool { return f.all()["1"].Job == 1 })
+	before := applied.Load()
+	w.touch()
+	w.await("that is applied", func() bool { return applied.Load() > before })
+	if looked.Load() > 0 {
+		t.Error("all was looked at though etcd had not been away")
+	}
+	w.relist()
+	w.await("all is looked at", func() bool { return looked.Load() > 0 })
+}
+
+// Nodes hear of a gateway when its links forward, whatever was made anew meanwhile.
+func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
+	w := newWired(t)
+	w.cni, w.host = nil, netip.MustParseAddr("127.0.0.1")
+	told := func() bool {
+		got, err := w.store.client.Get(t.Context(), gatewaysKey+w.node)
+		return err == nil && got.Count > 0
+	}
+	var looked atomic.Bool
+	w.kernel = asked(func(check bool) error {
+		if check && !told() {
+			looked.Store(true)
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		if err := w.beGateway(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	defer ended.Wait()
+	defer cancel()
+	w.await("nodes hear of it", told)
+	if !looked.Load() {
+		t.Error("nodes hear of a gateway whose links were not looked at")
 	}
 }

@@ -25,7 +25,7 @@ type Kernel struct {
 	Log *slog.Logger
 
 	mu sync.Mutex
-	// last are the rules that are in force.
+	// last are the rules that were loaded last, and are in force unless others removed them.
 	last string
 	// told are the subnets of which it was said that routers lead to them.
 	told map[netip.Prefix]bool
@@ -41,6 +41,11 @@ func (k *Kernel) Apply(ctx context.Context, s State, check bool) error {
 	defer k.mu.Unlock()
 	if !check && k.applied != nil && reflect.DeepEqual(s, *k.applied) {
 		return nil
+	}
+	if check {
+		// Whoever flushes all rules (nftables.service does when it is started again) does
+		// not tell, and to ask nft costs as much as to load them.
+		k.last = ""
 	}
 	k.applied = nil
 	wanted := s
@@ -96,8 +101,8 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	return errors.Join(append(problems, err, k.routes(s, uplink, far), k.gateways(s, uplink, far))...)
 }
 
-// load has nft read the rules, all or nothing. Those that are in force already
-// are left: a job that ends on another node changes nothing here.
+// load has nft read the rules, all or nothing. Those that were loaded last are left,
+// but where all is looked at: a job that ends on another node changes nothing here.
 func (k *Kernel) load(ctx context.Context, rules string) error {
 	if rules == k.last {
 		return nil

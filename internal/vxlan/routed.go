@@ -1,6 +1,7 @@
 package vxlan
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -63,8 +64,10 @@ func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
 // connectedOtherwise: a pair that was made for a bridge is none for routes, and the
 // other way round. Only that for routes has no ARP.
 func connectedOtherwise(outer, bridge netlink.Link) bool {
-	return (outer.Attrs().RawFlags&unix.IFF_NOARP != 0) == (bridge != nil)
+	return withoutARP(outer) == (bridge != nil)
 }
+
+func withoutARP(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_NOARP != 0 }
 
 // lead connects a pod's interface to this host alone. There is no ARP on it: each side
 // knows the other, so that nobody can claim to be somebody else.
@@ -75,7 +78,17 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 			return fmt.Errorf("configure interface %s: %w", name, err)
 		}
 	}
-	if err := errors.Join(netlink.LinkSetHardwareAddr(outer, bridgeMAC()), netlink.LinkSetARPOff(outer), netlink.LinkSetUp(outer)); err != nil {
+	var problems []error
+	// Not where it is so: even to set the same MAC has the kernel forget all neighbours of
+	// the interface, permanent ones too (NETDEV_CHANGEADDR), and until they are set again what goes
+	// to the pod has a wrong MAC.
+	if !bytes.Equal(outer.Attrs().HardwareAddr, bridgeMAC()) {
+		problems = append(problems, netlink.LinkSetHardwareAddr(outer, bridgeMAC()))
+	}
+	if !withoutARP(outer) {
+		problems = append(problems, netlink.LinkSetARPOff(outer))
+	}
+	if err := errors.Join(append(problems, netlink.LinkSetUp(outer))...); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
 	if err := netlink.AddrReplace(outer, &netlink.Addr{IPNet: single(s.Gateway)}); err != nil {

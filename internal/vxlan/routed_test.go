@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -113,6 +114,9 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	if err := s.talk(); err != nil {
 		return err
 	}
+	if err := k.mends(ctx, s); err != nil {
+		return err
+	}
 	if err := k.Apply(ctx, State{Pods: s.Pods, Host: s.Host, Routed: s.Routed}, true); err != nil {
 		return err
 	}
@@ -122,6 +126,36 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 		return fmt.Errorf("left: routes %v, %d interfaces", routes, len(links))
 	}
 	return errors.Join(err, problem)
+}
+
+// mends: pods are apart again when all is looked at after somebody has flushed all rules;
+// and pods that are there do not lose their neighbours for a moment as another one comes.
+func (k *Kernel) mends(ctx context.Context, s State) error {
+	link, err := netlink.LinkByName(podName(s.Networks[0].Local[0].Address))
+	if err != nil {
+		return err
+	}
+	witness := neighbour(link, netip.MustParseAddr("10.128.0.13"), bridgeMAC())
+	if err := netlink.NeighSet(witness); err != nil {
+		return err
+	}
+	if out, err := exec.CommandContext(ctx, "nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		return fmt.Errorf("flush all rules: %w: %s", err, out)
+	}
+	if err := k.Apply(ctx, s, true); err != nil {
+		return err
+	}
+	if err := s.talk(); err != nil {
+		return fmt.Errorf("all rules were flushed: %w", err)
+	}
+	neighbours, err := netlink.NeighList(link.Attrs().Index, netlink.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(neighbours, func(n netlink.Neigh) bool { return n.IP.Equal(witness.IP) }) {
+		return fmt.Errorf("a change elsewhere has flushed the neighbours of a pod: %v", neighbours)
+	}
+	return nil
 }
 
 // talk: alice's pods are 10.128.0.2 and .4, those of the group that bob is in 10.128.0.9
