@@ -33,13 +33,13 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	name(1000, 1, "Web", "small letters")
 	name(1000, 1, "web.default,api", "")
 	w.await("others know the names", has("api", "web.default"))
-	w.await("the daemon knows what etcd has", w.keeps("1", "api", "web.default"))
+	w.await("the daemon knows what etcd has", w.keeps("api", "web.default"))
 	// The same once more is no change.
 	name(1000, 1, "api,web.default", "")
 	name(1000, 1, "web", "")
 	name(1000, 1, "db", "")
 	w.await("they know the new ones", has("db"))
-	w.await("the daemon knows the new ones", w.keeps("1", "db"))
+	w.await("the daemon knows the new ones", w.keeps("db"))
 	// Three times were free. Now there has to be a pause, which is that of the other jobs
 	// in this network as well.
 	renamedAt := func(when time.Time) {
@@ -60,13 +60,13 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	renamedAt(before)
 	name(1000, 1, "db", "")
 	w.await("they know the ones after the pause", has("db"))
-	w.await("the daemon knows the ones after the pause", w.keeps("1", "db"))
+	w.await("the daemon knows the ones after the pause", w.keeps("db"))
 	// etcd has lost them.
 	if _, err := w.store.client.Delete(t.Context(), namedKey(a)); err != nil {
 		t.Fatal(err)
 	}
 	w.await("they know of none", has())
-	w.await("the daemon has heard of it", w.keeps("1"))
+	w.await("the daemon has heard of it", w.keeps())
 	w.keep("1", "db")
 	w.relist()
 	w.await("they know them again", has("db"))
@@ -75,10 +75,10 @@ func TestUsersNameTheirJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.await("they know of none any more", has())
-	w.await("the daemon has heard that, too", w.keeps("1"))
+	w.await("the daemon has heard that, too", w.keeps())
 	w.keep("1", "db")
 	w.relist()
-	w.await("the daemon knows that they were taken back", w.keeps("1"))
+	w.await("the daemon knows that they were taken back", w.keeps())
 	if known, err := w.store.list(t.Context(), networksKey); err != nil || len(known.names[named{"1", a.After}].names) > 0 {
 		t.Errorf("names that were taken back: %v, %v", known.names, err)
 	}
@@ -101,12 +101,12 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	}
 }
 
-// keeps says whether the daemon has these names of a job, should etcd lose them.
-func (w *wired) keeps(id string, names ...string) func() bool {
+// keeps says whether the daemon has these names of job 1, should etcd lose them.
+func (w *wired) keeps(names ...string) func() bool {
 	return func() bool {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		return slices.Equal(w.local[id].named.names, names)
+		return slices.Equal(w.local["1"].named.names, names)
 	}
 }
 
