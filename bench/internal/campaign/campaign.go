@@ -54,10 +54,11 @@ func (c *Campaign) Run(ctx context.Context) (err error) {
 	c.gone, c.failed = map[pair]bool{}, map[pair]int{}
 	c.clock = newClock(c.Plan, Known(), c.Before)
 	left := plan.Remaining(c.Plan.Schedule(), c.Before)
+	// What was prepared is tidied up also where the session does not begin.
+	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
 	if err := c.begin(ctx, left); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, c.close(context.WithoutCancel(ctx))) }()
 	for i := 0; i < len(left); {
 		n := c.sameTurn(left[i:])
 		var some []record.ID
@@ -133,7 +134,7 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 		session.Versions["images"] = digest
 	}
 	if err := sameVersions(session.Versions, c.Before); err != nil {
-		return errors.Join(err, c.close(ctx))
+		return err
 	}
 	machines, err := c.Place.Machines(ctx)
 	if err != nil {

@@ -160,7 +160,7 @@ func carryOut(t *testing.T, ctx context.Context, path string, p *plan.Plan, made
 	}
 	defer records.Close()
 	c := Campaign{
-		Plan: p, Place: system.Place{Self: self, Images: images}, Records: records, Before: before, Progress: io.Discard,
+		Plan: p, Place: system.Place{Self: self, Archive: self, Images: images, Timeout: time.Minute}, Records: records, Before: before, Progress: io.Discard,
 		New: made,
 	}
 	return c.Run(ctx)
@@ -287,6 +287,79 @@ func TestAnotherBuild(t *testing.T) {
 	}
 	if err := carryOut(t, t.Context(), path, p, with("a", nil)); err != nil || sessions() != 2 {
 		t.Errorf("the same build does not go on: %v", err)
+	}
+}
+
+// TestTwoLinks: a file has the records of several links, whatever hosts have of each.
+func TestTwoLinks(t *testing.T) {
+	p := func(link string) *plan.Plan {
+		p, err := plan.Parse("f", []byte(`name: a
+cpus: 1
+memory-mb: 1
+repetitions: 1
+warm-ups: 0
+links: {small: {mtu: 1500}, large: {mtu: 9000}}
+systems: [{name: flannel-vxlan, driver: flannel}]
+cases: [{case: bandwidth, links: [small, large], parameters: {to: pod}}]
+`), Known())
+		if err == nil {
+			err = p.Under(link)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	// What root has set up says more than is read of it.
+	bin := t.TempDir()
+	for name, script := range map[string]string{
+		"cat":     `printf 'flannel v1\nmtu %s\npod 12 10.244.1.2\npod 34 10.244.1.3\n' "$FLANNEL_MTU"`,
+		"nsenter": "exit 1",
+	} {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	path := filepath.Join(t.TempDir(), "records")
+	for link, mtu := range map[string]string{"small": "1450", "large": "8950"} {
+		t.Setenv("FLANNEL_MTU", mtu)
+		if err := carryOut(t, t.Context(), path, p(link), system.New); err != nil {
+			t.Errorf("under the link %s: %v", link, err)
+		}
+		if n := count(t, path, func(l record.Line) bool { return l.Trial != nil && strings.Contains(l.Trial.Case, "link="+link) }); n != 1 {
+			t.Errorf("%d trials under the link %s", n, link)
+		}
+	}
+}
+
+// tidy is a system that tells when it is tidied up after.
+type tidy struct {
+	fake
+	closed *[]string
+}
+
+func (d tidy) Close(context.Context) error {
+	*d.closed = append(*d.closed, d.name)
+	return nil
+}
+
+// TestTidiedUp: what was prepared goes away also where the session does not begin.
+func TestTidiedUp(t *testing.T) {
+	p, err := plan.Parse("f", []byte(text), Known())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var closed []string
+	stop := errors.New("stop")
+	err = carryOut(t, t.Context(), filepath.Join(t.TempDir(), "records"), p, func(s plan.System, _ system.Place) (system.Driver, error) {
+		if s.Name == "unable" {
+			return nil, stop
+		}
+		return tidy{fake{s.Name, nil}, &closed}, nil
+	})
+	if !errors.Is(err, stop) || strings.Join(closed, " ") != "bare broken" {
+		t.Errorf("%v, tidied up after %v", err, closed)
 	}
 }
 

@@ -110,11 +110,11 @@ func (u Undo) do(ctx context.Context) error {
 
 // gone tells whether the interface is no more that a setting was of.
 func (u Undo) gone(ctx context.Context) bool {
-	if u.Device == nil {
+	if u.Gone == nil {
 		return false
 	}
-	_, err := ask(ctx, u.Device)
-	return err != nil
+	_, err := ask(ctx, u.Gone)
+	return err == nil
 }
 
 // For runs a command while a link is set up, and returns its exit code. The command

@@ -223,14 +223,19 @@ func ask(ctx context.Context, argv []string) (string, error) {
 
 // Undo is what takes a change back.
 type Undo struct {
-	// Get prints the value, Before is what it was, and Set sets it to that. Device fails
-	// when the interface is gone that it is of, and with it the setting.
-	Get, Set, Device []string
-	Before           string
+	// Get prints the value, Before is what it was, and Set sets it to that. Gone succeeds
+	// when the interface is gone that it is of, and with it the setting; empty: it is of none.
+	Get, Set, Gone []string
+	Before         string
 }
 
 // shows fails where there is no such interface.
 func (h Host) shows(device string) []string { return h.command(`ip -o link show dev "$1"`, device) }
+
+// lacks succeeds there: not where nobody can tell.
+func (h Host) lacks(device string) []string {
+	return h.command(`ip -o link show >/dev/null && ! ip -o link show dev "$1" >/dev/null 2>&1`, device)
+}
 
 // Up sets up a link on hosts. Before each change, note is given what takes it back.
 // What cannot be set is told, and is no error: records have what is in effect.
@@ -282,7 +287,7 @@ func (s setting) make(ctx context.Context, host Host, note func(Undo) error) err
 	}
 	undo := Undo{Get: host.command(s.get), Before: before, Set: host.command(s.set, before)}
 	if s.device != "" {
-		undo.Device = host.shows(s.device)
+		undo.Gone = host.lacks(s.device)
 	}
 	if err := note(undo); err != nil {
 		return fmt.Errorf("%w: %w", errUndo, err)

@@ -320,6 +320,44 @@ func TestDevice(t *testing.T) {
 	}
 }
 
+// TestGone: what was set on an interface that is gone is gone with it. That nobody can tell
+// whether it is there is no reason to say nothing of what was not taken back.
+func TestGone(t *testing.T) {
+	path := os.Getenv("PATH")
+	for what, removed := range map[string]bool{"the interface is gone": true, "ip is missing": false} {
+		pid, _ := host(t)
+		there := Host{"/proc/" + pid + "/ns/net"}
+		all, err := settings(plan.Link{MTU: 1400}, "d0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var undo Undo
+		if err := all[0].make(t.Context(), there, func(u Undo) error { undo = u; return nil }); err != nil {
+			t.Fatal(err)
+		}
+		if undo.gone(t.Context()) {
+			t.Errorf("%s: before, too", what)
+		}
+		if removed {
+			_, err = ask(t.Context(), there.command("ip link delete d0"))
+		} else {
+			dir := t.TempDir()
+			for _, name := range []string{"nsenter", "sh", "sed"} {
+				program, wrong := exec.LookPath(name)
+				err = errors.Join(err, wrong, os.Symlink(program, filepath.Join(dir, name)))
+			}
+			t.Setenv("PATH", dir)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := undo.do(t.Context()); err == nil || undo.gone(t.Context()) != removed {
+			t.Errorf("%s: %v, gone: %v", what, err, !removed)
+		}
+		t.Setenv("PATH", path)
+	}
+}
+
 // TestLossIsSeen: everybody may see that packets are lost, for records, and it is gone
 // with the link; a name that the interface had comes back.
 func TestLossIsSeen(t *testing.T) {

@@ -211,8 +211,9 @@ func (r *reader) link(name string, l Link) {
 	}
 }
 
-// against finds the case that each is compared with: of the given name, with the
-// same link, or else with any, and with the same values of what that one's matrix has.
+// against finds the case that each is compared with: of the given name, with the same
+// link, and with the same values of what that one's matrix has. Only where the reference
+// itself is measured can that be under another link: else a link was forgotten there.
 func (r *reader) against(p *Plan) {
 	for i := range p.Cases {
 		c := &p.Cases[i]
@@ -232,11 +233,15 @@ func (r *reader) against(p *Plan) {
 				elsewhere = append(elsewhere, other.Name)
 			}
 		}
-		if found == nil {
-			found = elsewhere // a job with a network of its own, beside one without
+		under := "the same link"
+		if slices.Contains(c.Systems, p.Reference) {
+			under += ", or another one alone,"
+			if found == nil {
+				found = elsewhere // a job with a network of its own, beside one without
+			}
 		}
 		if len(found) != 1 {
-			r.fault([]any{"cases"}, "%s is against %q, and %d cases of that name are on %s with the same link, or another one alone, and the same parameters", c.Name, c.against, len(found), p.Reference)
+			r.fault([]any{"cases"}, "%s is against %q, and %d cases of that name are on %s with %s and the same parameters", c.Name, c.against, len(found), p.Reference, under)
 			return
 		}
 		c.Against = found[0]

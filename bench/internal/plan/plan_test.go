@@ -323,6 +323,12 @@ func TestAgainstAnotherLink(t *testing.T) {
 			t.Errorf("%s: against %q, want %q", links, c.Against, want)
 		}
 	}
+	// Of other systems, the hosts' figures under that link have been forgotten.
+	text := strings.NewReplacer("links: [plain, slow], systems: [bare]", "links: [plain], systems: [bare]",
+		"baseline: {case: hosts, repetitions: 1}\n", "").Replace(linked)
+	if _, err := Parse("f", []byte(text), known()); err == nil || !strings.Contains(err.Error(), `pods link=slow size=1 is against "hosts", and 0 cases`) {
+		t.Errorf("a link that the hosts are not measured under: %v", err)
+	}
 }
 
 // TestWanted: what a link asks for has the names that records have.

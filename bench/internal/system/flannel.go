@@ -38,19 +38,17 @@ func (f *flannel) look(ctx context.Context, hosts []string) (versions map[string
 	if err != nil {
 		return nil, nil, fmt.Errorf("flannel is not set up on the hosts: 'make -C test/bench flannel', and root's test/bench/flannel/host on both: %w", err)
 	}
-	return readFlannel(text, f.backend)
+	return readFlannel(text)
 }
 
 // readFlannel reads such a file.
-func readFlannel(text, backend string) (map[string]string, []attached, error) {
+func readFlannel(text string) (map[string]string, []attached, error) {
 	versions := map[string]string{}
 	var pods []attached
 	for line := range strings.Lines(text) {
 		switch words := strings.Fields(line); {
 		case len(words) == 2 && words[0] == "flannel":
 			versions["flannel"] = words[1]
-		case len(words) == 2 && words[0] == "mtu":
-			versions["flannel "+backend] = "MTU " + words[1]
 		case len(words) == 3 && words[0] == "pod":
 			_, wrong := strconv.Atoi(words[1])
 			if _, err := netip.ParseAddr(words[2]); err != nil || wrong != nil {

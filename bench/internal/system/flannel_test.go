@@ -11,9 +11,9 @@ import (
 )
 
 func TestReadFlannel(t *testing.T) {
-	const right = "flannel v0.28.10\nmtu 1450\npod 12 10.244.1.2\npod 34 10.244.1.3\n"
-	versions, pods, err := readFlannel(right, "vxlan")
-	if err != nil || !maps.Equal(versions, map[string]string{"flannel": "v0.28.10", "flannel vxlan": "MTU 1450"}) ||
+	const right = "flannel v0.28.10\npod 12 10.244.1.2\npod 34 10.244.1.3\n"
+	versions, pods, err := readFlannel(right)
+	if err != nil || !maps.Equal(versions, map[string]string{"flannel": "v0.28.10"}) ||
 		!slices.Equal(pods, []attached{{"12", "10.244.1.2"}, {"34", "10.244.1.3"}}) {
 		t.Errorf("got %v, %v, %v", versions, pods, err)
 	}
@@ -21,7 +21,7 @@ func TestReadFlannel(t *testing.T) {
 		"", "flannel v1\npod 12 10.244.1.2\n", "pod 12 10.244.1.2\npod 34 10.244.1.3\n",
 		strings.Replace(right, "12", "-", 1), strings.Replace(right, "10.244.1.3", "nowhere", 1), right + "pod 56 10.244.1.4\n",
 	} {
-		if _, _, err := readFlannel(wrong, "vxlan"); err == nil {
+		if _, _, err := readFlannel(wrong); err == nil {
 			t.Errorf("%q is taken for two pods", wrong)
 		}
 	}
