@@ -155,7 +155,7 @@ func TestImportWhatOthersHave(t *testing.T) {
 		if !stored(n, shared) {
 			t.Error("the layer was not copied where nobody had it")
 		}
-		if !eventually(30*time.Second, func() bool {
+		if !eventually(time.Minute, func() bool {
 			found, _ := filepath.Glob(filepath.Join(folder, "layers-1/sha256/*.erofs"))
 			return len(found) == 1
 		}) {

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
 # The folder of layers that runs share.
 
-# cached HOST FOLDER: the layers that are there, and what is half-made, in use or
-# put aside.
-cached() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && ls sha256; ls unfinished jobs damaged | grep -v ':\$' | grep ." 2>/dev/null; }
+# cached HOST FOLDER: the layers that are there, and what is half-made, in use, put
+# aside or has come in part.
+cached() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && ls sha256; ls unfinished jobs damaged partial | grep -v ':\$' | grep ." 2>/dev/null; }
 
 # keeping NAME HOST FOLDER: a run on a host that ends when a layer is in the folder.
 keeping() {
@@ -37,7 +37,7 @@ cache_killed() {
 }
 
 # no_job_in HOST FOLDER: only whole layers are there.
-no_job_in() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && test -z \"\$(ls -A unfinished jobs damaged | grep -v ':\$' | grep .)\""; }
+no_job_in() { "$bed" run --user alice "$1" sh -c "cd $2/layers-1 && test -z \"\$(ls -A unfinished jobs damaged partial | grep -v ':\$' | grep .)\""; }
 
 # A disk that gets full is said once, keeps no run from going on, and holds nothing
 # half-made.

@@ -192,8 +192,9 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 			// What unpacks it may say only that it ends too early.
 			return fmt.Errorf("after %d of %d bytes %w", checked.size, blob.Size, checked.failed)
 		}
-		// A wrong blob seldom unpacks; that it is wrong says more.
-		if errors.Is(err, layerfile.ErrTooLarge) {
+		// A wrong blob seldom unpacks; that it is wrong says more. What there is no room
+		// for is not fetched to know that.
+		if errors.Is(err, layerfile.ErrTooLarge) || layercache.NoSpace(err) {
 			return err
 		}
 		if _, rest := io.Copy(io.Discard, checked); rest == nil && !checked.verifier.Verified() {

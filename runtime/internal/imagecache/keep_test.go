@@ -21,6 +21,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
@@ -42,8 +43,11 @@ type registry struct {
 	lost digest.Digest
 	// held stops the first answer for a blob in the middle, until who asked is gone.
 	held digest.Digest
-	// whole has ranges ignored.
-	whole bool
+	// whole has ranges ignored, or else ranges is what they are answered.
+	whole  bool
+	ranges http.HandlerFunc
+	// refused has nothing of a blob answered any more.
+	refused digest.Digest
 	// sent is how many bytes of a blob went out.
 	sent map[digest.Digest]int
 	// password is what clients have to say, if it is not empty.
@@ -102,6 +106,10 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		http.NotFound(w, request)
 		return
 	}
+	if r.refused == d {
+		w.WriteHeader(http.StatusForbidden)
+		return
+	}
 	w.Header().Set("Content-Type", r.types[d])
 	w.Header().Set("Docker-Content-Digest", d.String())
 	if cut {
@@ -123,6 +131,10 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	}
 	if r.whole {
 		request.Header.Del("Range")
+	}
+	if r.ranges != nil && request.Header.Get("Range") != "" {
+		r.ranges(w, request)
+		return
 	}
 	http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(content))
 }
@@ -319,6 +331,28 @@ func TestPullRefuses(t *testing.T) {
 				t.Errorf("left %v", rest)
 			}
 		})
+	}
+}
+
+// What there is no room for is not fetched to its end.
+func TestAFullDiskIsToldAtOnce(t *testing.T) {
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"); err != nil {
+		t.Skip("mounts are not allowed here: ", err)
+	}
+	defer func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	r, _, layer := serveLarge(t)
+	var came int64
+	err := makeLayer(t.Context(), filepath.Join(disk, "layer"), layer, digest.FromString("its content"), &all{r.blobs[layer.Digest], func() {}}, 1<<30, func(n int) { came += int64(n) })
+	if !layercache.NoSpace(err) {
+		t.Errorf("%v; want that the disk is full", err)
+	}
+	if came == layer.Size {
+		t.Errorf("all %d bytes came", came)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 
 	"github.com/containerd/containerd/v2/core/remotes"
+	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -37,31 +38,40 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 		came += n
 		count(n)
 	})
-	switch {
-	case err == nil:
+	noSpace, ended := layercache.NoSpace(err), ctx.Err() != nil
+	broken := ended || errors.Is(resumed.failed, errBroken)
+	if err == nil || noSpace || !broken && resumed.wrong() {
 		_ = partial.Remove() // else it goes when it is old
-		return nil
-	case (resumed.failed || ctx.Err() != nil) && partial.End() < blob.Size && !layercache.NoSpace(err):
-		return err // what has come is as good as it was
 	}
-	if gone := partial.Remove(); gone != nil || partial.Before() == 0 && !layercache.NoSpace(err) {
-		return errors.Join(err, gone)
+	if err == nil || ended || !noSpace && (broken || partial.Before() == 0) {
+		return err
 	}
-	// What was there may have been wrong, or have taken the room: so all of it.
+	// What was there may have been wrong, or have taken the room, or the registry may
+	// not give the rest alone: so all of it.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	count(-came)
-	return makeLayer(ctx, path, blob, id, from, limit, count)
+	if came > 0 { // 0 is the beginning of an image
+		count(-came)
+	}
+	err = makeLayer(ctx, path, blob, id, from, limit, count)
+	if err == nil || layercache.NoSpace(err) {
+		_ = partial.Remove() // else it is as good as it was
+	}
+	return err
 }
 
 // resumed fetches a blob of which some has come, and keeps what comes.
 type resumed struct {
 	from    remotes.Fetcher
 	partial *layercache.Partial
-	// failed says that not all has come that there should be.
-	failed bool
+	// failed is why not all has come that there should be.
+	failed error
 }
+
+// wrong says that what has come is not the blob: it was all, or more. What a registry
+// refuses says nothing of what has come before.
+func (r *resumed) wrong() bool { return r.failed == nil || errdefs.IsFailedPrecondition(r.failed) }
 
 func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
 	if r.partial.Before() >= desc.Size {
@@ -69,7 +79,7 @@ func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 	}
 	content, err := r.from.Fetch(ctx, desc)
 	if err != nil {
-		r.failed = true
+		r.failed = err
 		return nil, err
 	}
 	if r.partial.Before() == 0 {
@@ -101,7 +111,7 @@ func (k keeping) Read(p []byte) (int, error) {
 	n, err := k.ReadCloser.Read(p)
 	_ = k.of.partial.Add(p[:n])
 	if err != nil && !errors.Is(err, io.EOF) {
-		k.of.failed = true
+		k.of.failed = err
 	}
 	return n, err
 }

@@ -2,11 +2,15 @@ package imagecache
 
 import (
 	"context"
+	"fmt"
+	"io"
 	"math/rand/v2"
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -54,6 +58,25 @@ func awaitHalf(t *testing.T, dir string, blob ocispec.Descriptor) {
 		}
 		if time.Now().After(end) {
 			t.Fatal("half of the layer has not come")
+		}
+	}
+}
+
+// forget has what was sent of a blob not count: it may have come before it is counted.
+func (r *registry) forget(t *testing.T, blob ocispec.Descriptor) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+		r.mu.Lock()
+		counted := r.sent[blob.Digest] == int(blob.Size/2)
+		if counted {
+			r.sent[blob.Digest] = 0
+		}
+		r.mu.Unlock()
+		if counted {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatal("half of the layer was not sent")
 		}
 	}
 }
@@ -127,7 +150,8 @@ func TestPullGoesOn(t *testing.T) {
 		end func(*testing.T, string, *httptest.Server, ocispec.Descriptor)
 		// change is done to what has come, or the registry.
 		change func(t *testing.T, path string, r *registry)
-		// want is how much of the layer comes after that, of its size and what has come.
+		// want is how much of the layer comes after that, of its size and what has come;
+		// nil where that depends on when the client turns away.
 		want func(size, before int) int
 	}{
 		"after kill -9": {end: killed, want: func(size, before int) int { return size - before }},
@@ -136,6 +160,25 @@ func TestPullGoesOn(t *testing.T) {
 			end:    stopped,
 			change: func(_ *testing.T, _ string, r *registry) { r.whole = true },
 			want:   func(size, _ int) int { return size },
+		},
+		"with a registry that refuses ranges": {
+			end: stopped,
+			change: func(_ *testing.T, _ string, r *registry) {
+				r.ranges = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestedRangeNotSatisfiable) }
+			},
+			want: func(size, _ int) int { return size },
+		},
+		"with a proxy that knows ranges by name only": {
+			end: stopped,
+			change: func(_ *testing.T, path string, r *registry) {
+				blob := r.blobs[digest.NewDigestFromEncoded(digest.SHA256, filepath.Base(path))]
+				r.ranges = func(w http.ResponseWriter, _ *http.Request) {
+					w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", len(blob)-1, len(blob)))
+					w.Header().Set("Content-Length", strconv.Itoa(len(blob)))
+					w.WriteHeader(http.StatusPartialContent)
+					_, _ = w.Write(blob)
+				}
+			},
 		},
 		"where a part is damaged": {
 			end: stopped,
@@ -180,9 +223,7 @@ func TestPullGoesOn(t *testing.T) {
 				c.change(t, partialOf(dir, layer), r)
 			}
 			before := sizeOf(t, dir, layer)
-			r.mu.Lock()
-			r.sent[layer.Digest] = 0
-			r.mu.Unlock()
+			r.forget(t, layer)
 			var came int64
 			k.Progress = func(more, _ int64) { came += more } // of one layer
 			img, err := k.pullFrom(t, server, nil)
@@ -199,13 +240,69 @@ func TestPullGoesOn(t *testing.T) {
 				t.Errorf("told of %d bytes, want %d", came, layer.Size)
 			}
 			server.Close() // all is counted
-			if want := c.want(int(layer.Size), before); r.sent[layer.Digest] != want {
-				t.Errorf("%d of %d bytes were there, then %d came; want %d", before, layer.Size, r.sent[layer.Digest], want)
+			if c.want != nil {
+				if want := c.want(int(layer.Size), before); r.sent[layer.Digest] != want {
+					t.Errorf("%d of %d bytes were there, then %d came; want %d", before, layer.Size, r.sent[layer.Digest], want)
+				}
 			}
 			if _, err := os.Stat(partialOf(dir, layer)); !os.IsNotExist(err) {
 				t.Errorf("left: %v", err)
 			}
 		})
+	}
+}
+
+// A registry that gives nothing for a while takes nothing of what has come.
+func TestRefusedPullKeepsWhatHasCome(t *testing.T) {
+	r, server, layer := serveLarge(t)
+	r.held = layer.Digest
+	k, dir := keeper(t, 1<<30)
+	stopped(t, dir, server, layer)
+	before := sizeOf(t, dir, layer)
+	r.refused = layer.Digest
+	if _, err := k.pullFrom(t, server, nil); err == nil {
+		t.Error("it has come")
+	}
+	if now := sizeOf(t, dir, layer); now != before {
+		t.Errorf("%d bytes are left of %d", now, before)
+	}
+	r.refused = ""
+	if _, err := k.pullFrom(t, server, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// all gives a blob, and has the pull stopped before the end is read.
+type all struct {
+	blob []byte
+	stop context.CancelFunc
+}
+
+func (a *all) Fetch(context.Context, ocispec.Descriptor) (io.ReadCloser, error) {
+	return io.NopCloser(a), nil
+}
+
+func (a *all) Read(p []byte) (int, error) {
+	if len(a.blob) == 0 {
+		a.stop()
+		return 0, context.Canceled
+	}
+	n := copy(p, a.blob)
+	a.blob = a.blob[n:]
+	return n, nil
+}
+
+// What has come stays, also where that is all, but no layer yet.
+func TestPullThatIsStoppedAtTheEnd(t *testing.T) {
+	r, _, layer := serveLarge(t)
+	k, dir := keeper(t, 1<<30)
+	ctx, cancel := context.WithCancel(t.Context())
+	err := k.bringLayer(ctx, filepath.Join(t.TempDir(), "layer"), layer, digest.FromString("its content"), line{&all{r.blobs[layer.Digest], cancel}}, func(int) {})
+	if err == nil || ctx.Err() == nil {
+		t.Errorf("it was not stopped: %v", err)
+	}
+	if left := sizeOf(t, dir, layer); left != int(layer.Size) {
+		t.Errorf("%d bytes are left of %d", left, layer.Size)
 	}
 }
 

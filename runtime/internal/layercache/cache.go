@@ -253,9 +253,14 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	if err := Verify(temporary); err != nil {
 		return "", err
 	}
-	// Other nodes, too, may have written meanwhile.
-	if room, err := c.room(); err != nil || room < 0 {
-		return "", errors.Join(err, ErrNoRoom)
+	// Other nodes, too, may have written meanwhile, and the other layers of an image
+	// have come in part.
+	room, err := c.room()
+	if err == nil {
+		err = c.free(-room, nil, false)
+	}
+	if err != nil {
+		return "", err
 	}
 	if err := os.Link(temporary, c.path(d)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err

@@ -48,6 +48,9 @@ const (
 // ErrNoImage is of names that the cache does not know.
 var ErrNoImage = errors.New("the cache has no image of that name")
 
+// errNoRecord is of files whose content says of no image what there is of it.
+var errNoRecord = errors.New("it is no record of an image")
+
 func (c *Cache) blobs() string  { return filepath.Join(c.dir, "blobs") }
 func (c *Cache) images() string { return filepath.Join(c.dir, "images") }
 
@@ -138,36 +141,38 @@ func (c *Cache) Name(image Image) error {
 	if err != nil {
 		return fmt.Errorf("name image %s: %w", image.Name, err)
 	}
-	if before, err := readRecord(c.record(image.Name, "")); err == nil && before.Platform == image.Platform && image.Platform != "" {
-		_ = os.Remove(c.record(image.Name, "")) // else it is there twice
+	before, err := readRecord(c.record(image.Name, ""))
+	if image.Platform != "" && (err == nil && before.Platform == image.Platform || errors.Is(err, errNoRecord)) {
+		_ = os.Remove(c.record(image.Name, "")) // else it is there twice, or says nothing
 	}
 	return nil
 }
 
 // OfName are the images of a full name, one for each platform that it was brought
-// for, the last one first.
+// for, the last one first. One that cannot be read is an error where there is no other.
 func (c *Cache) OfName(name string) (all []Image, err error) {
 	entries, err := os.ReadDir(c.images())
 	if err != nil {
 		return nil, fmt.Errorf("find image %s: %w", name, err)
 	}
+	none := ErrNoImage
 	for _, e := range entries {
 		if !strings.HasPrefix(e.Name(), digest.FromString(name).Encoded()) {
 			continue
 		}
 		image, err := readRecord(filepath.Join(c.images(), e.Name()))
 		switch {
-		case errors.Is(err, fs.ErrNotExist):
-			continue // somebody has just removed it
+		case errors.Is(err, fs.ErrNotExist): // somebody has just removed it
 		case err != nil:
-			return nil, fmt.Errorf("find image %s: %w", name, err)
+			none = err
 		case image.Name != name:
-			return nil, fmt.Errorf("find image %s: its file is of %s", name, image.Name)
+			none = fmt.Errorf("its file is of %s", image.Name)
+		default:
+			all = append(all, image)
 		}
-		all = append(all, image)
 	}
 	if len(all) == 0 {
-		return nil, fmt.Errorf("find image %s: %w", name, ErrNoImage)
+		return nil, fmt.Errorf("find image %s: %w", name, none)
 	}
 	slices.SortStableFunc(all, func(a, b Image) int { return b.Time.Compare(a.Time) })
 	return all, nil
@@ -205,11 +210,11 @@ func readRecord(path string) (image Image, err error) {
 	}
 	decoder := json.NewDecoder(bytes.NewReader(content))
 	if err := decoder.Decode(&image); err != nil {
-		return image, err
+		return image, fmt.Errorf("%w: %w", errNoRecord, err)
 	}
 	for _, d := range image.Layers {
 		if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
-			return image, fmt.Errorf("layer %q is none", d)
+			return image, fmt.Errorf("%w: layer %q is none", errNoRecord, d)
 		}
 	}
 	return image, nil

@@ -276,3 +276,21 @@ func TestNamesOfOneFile(t *testing.T) {
 		t.Errorf("left %v, %v", all, err)
 	}
 }
+
+// A record that is damaged hides no other of its name, and goes when that is brought again.
+func TestDamagedRecordOfAName(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "job", 1<<30)
+	one := name(t, c, "reg.test/a:1", "amd64")
+	if err := os.WriteFile(c.record(one.Name, ""), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := c.Image(one.Name, amd64); err != nil || got.Platform != one.Platform {
+		t.Errorf("%v, %v", got, err)
+	}
+	if err := c.Name(one); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := c.Images(); err != nil || len(all) != 1 {
+		t.Errorf("%v, %v", all, err)
+	}
+}

@@ -79,7 +79,8 @@ func (p *Partial) Close() error {
 }
 
 // Remove removes it: nobody needs it any more, or it is wrong. Others that add to it
-// lose nothing but that.
+// lose nothing but that; those that read it on another client of NFS get ESTALE, and
+// begin anew.
 func (p *Partial) Remove() error {
 	if p.file == nil {
 		return nil
@@ -91,7 +92,11 @@ func (p *Partial) Remove() error {
 func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
 	entries, err := os.ReadDir(c.partials())
 	for _, e := range entries {
-		if info, err := e.Info(); err == nil { // else somebody has just finished it
+		// NFS keeps what somebody has open by a name of its own, and refuses to remove that.
+		if digest.NewDigestFromEncoded(digest.SHA256, e.Name()).Validate() != nil {
+			continue
+		}
+		if info, err := e.Info(); err == nil && info.Mode().IsRegular() { // else somebody has just finished it
 			files = append(files, info)
 			total += info.Size()
 		}
@@ -101,19 +106,31 @@ func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
 }
 
 // dropBeginnings removes partial blobs, the oldest first, until so many bytes are
-// free, and returns how many are. They go before any layer: nobody can run them.
+// free, and returns how many are. One that cannot be removed stays: nobody asked for
+// that.
 func (c *Cache) dropBeginnings(want int64) (freed int64, err error) {
-	if want <= 0 {
-		return 0, nil
-	}
 	files, _, err := c.beginnings()
-	problems := []error{err}
 	for _, info := range files {
 		if freed >= want {
 			break
 		}
-		problems = append(problems, ignoreGone(os.Remove(filepath.Join(c.partials(), info.Name()))))
-		freed += info.Size()
+		if drop(filepath.Join(c.partials(), info.Name())) == nil {
+			freed += info.Size()
+		}
 	}
-	return freed, errors.Join(problems...)
+	return freed, err
+}
+
+// drop removes a partial blob, and what it takes even while somebody adds to it. Who
+// reads it then finds its digest wrong, and begins anew.
+func drop(path string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	defer file.Close()
+	if err := os.Remove(path); err != nil {
+		return ignoreGone(err)
+	}
+	return file.Truncate(0)
 }

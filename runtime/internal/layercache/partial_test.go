@@ -2,13 +2,16 @@ package layercache
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/opencontainers/go-digest"
+	"golang.org/x/sys/unix"
 )
 
 // begun leaves a part of a blob.
@@ -114,6 +117,114 @@ func TestPartialsMakeRoom(t *testing.T) {
 	}
 	if err := c.Trim(now.Add(partialFor + time.Hour)); err != nil || there(old) {
 		t.Errorf("%t, %v", there(old), err)
+	}
+}
+
+// bounded has a cache know how much room there is as quota does, with what has come in
+// part.
+func bounded(t *testing.T, c *Cache, most int64) {
+	quota(t, c, most)
+	layers := c.room
+	c.room = func() (int64, error) {
+		room, err := layers()
+		_, begun, err2 := c.beginnings()
+		return room - begun, errors.Join(err, err2)
+	}
+}
+
+// underWay is a blob to which somebody adds, with so many bytes by now.
+func underWay(t *testing.T, c *Cache, size int) *Partial {
+	t.Helper()
+	p, err := c.Partial(digest.FromString("blob"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	if err := p.Add(make([]byte, size)); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// A layer that is ready goes before what has come of others, whose room is free at
+// once although somebody adds to them.
+func TestLayersGoBeforePartials(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "a", 1<<30)
+	d, path := image(t, "content")
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := underWay(t, c, 5000)
+	bounded(t, c, info.Size()+1000)
+	if own, err := c.Make(d, func(to string) error { return copyImage(path, to) }); err != nil || own == "" {
+		t.Errorf("made as %q, %v", own, err)
+	}
+	if left, err := p.file.Stat(); err != nil || left.Size() > 0 {
+		t.Errorf("it has %d bytes, %v", left.Size(), err)
+	}
+	if err := p.Add([]byte("more")); err != nil {
+		t.Error(err)
+	}
+}
+
+// Where all of it would not be enough nothing goes.
+func TestPartialsDoNotGoInVain(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "a", 1<<30)
+	d, path := image(t, "content")
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	underWay(t, c, 5000)
+	bounded(t, c, info.Size()-1)
+	if _, err := c.Make(d, func(to string) error { return copyImage(path, to) }); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("made beyond the quota: %v", err)
+	}
+	if _, err := c.Publish(d, path); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("published beyond the quota: %v", err)
+	}
+	if err := c.shrink(-1, false); !errors.Is(err, ErrNoRoom) {
+		t.Errorf("below nothing: %v", err)
+	}
+	if _, begun, err := c.beginnings(); err != nil || begun != 5000 {
+		t.Errorf("%d bytes are left, %v", begun, err)
+	}
+}
+
+// On NFS what somebody has open cannot be removed, and has a name of NFS'.
+func TestPartialsThatStay(t *testing.T) {
+	c, _ := open(t, t.TempDir(), "a", 1<<20)
+	held := filepath.Join(c.partials(), ".nfs000000000001")
+	if err := os.WriteFile(held, make([]byte, 5000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	stay := filepath.Join(c.partials(), digest.FromString("blob").Encoded())
+	if err := os.WriteFile(stay, make([]byte, 5000), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(stay, stay, "", unix.MS_BIND, ""); err != nil {
+		t.Log("mounts are not allowed here: ", err)
+	} else {
+		defer func() {
+			if err := unix.Unmount(stay, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		}()
+		if freed, err := c.dropBeginnings(1); freed != 0 || err != nil {
+			t.Errorf("freed %d, %v", freed, err)
+		}
+	}
+	c.limit = 100
+	c.room = func() (int64, error) { return -1, nil }
+	if err := c.Trim(time.Now()); err != nil {
+		t.Error(err)
+	}
+	if err := c.Trim(time.Now().Add(partialFor / 2)); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(held); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -73,25 +73,44 @@ func (c *Cache) makeRoom(size int64, whatThereIs bool) error {
 	if err != nil {
 		return err
 	}
-	freed, err := c.dropBeginnings(size - room)
+	files = slices.DeleteFunc(files, func(info fs.FileInfo) bool { return inUse(info) || named[digestOf(info.Name())] })
+	return c.free(size-room, files, whatThereIs)
+}
+
+// free removes partial blobs, which nobody can run, and then layers, in their order,
+// until so many bytes are free. Where there are not so many it removes none of
+// them, or whatThereIs.
+func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
+	if want <= 0 {
+		return nil
+	}
+	_, begun, err := c.beginnings()
 	if err != nil {
 		return err
 	}
-	room += freed
-	var gone []fs.FileInfo
-	for _, info := range files {
-		if room >= size {
-			break
-		}
-		if !inUse(info) && !named[digestOf(info.Name())] {
-			gone = append(gone, info)
-			room += info.Size()
-		}
+	if _, more := enough(layers, want-begun); begun+more < want && !whatThereIs {
+		return ErrNoRoom
 	}
-	if room < size && !whatThereIs {
+	freed, err := c.dropBeginnings(want)
+	if err != nil {
+		return err
+	}
+	gone, more := enough(layers, want-freed)
+	if freed+more < want && !whatThereIs {
 		return ErrNoRoom
 	}
 	return c.remove(gone)
+}
+
+// enough are the first of some files that have so many bytes together, or all.
+func enough(files []fs.FileInfo, want int64) (first []fs.FileInfo, size int64) {
+	for i, info := range files {
+		if size >= want {
+			return files[:i], size
+		}
+		size += info.Size()
+	}
+	return files, size
 }
 
 // inUse tells of a layer whether a job has a name for it: to remove it frees

@@ -22,8 +22,12 @@ func (c *Cache) Trim(now time.Time) error {
 		problems = append(problems, err)
 		for _, e := range entries {
 			info, err := e.Info()
-			if err == nil && now.Sub(info.ModTime()) > age {
-				problems = append(problems, os.RemoveAll(filepath.Join(dir, e.Name())))
+			if err != nil || now.Sub(info.ModTime()) <= age {
+				continue
+			}
+			// What somebody has open stays on NFS for as long.
+			if err := os.RemoveAll(filepath.Join(dir, e.Name())); dir != c.partials() {
+				problems = append(problems, err)
 			}
 		}
 	}
@@ -70,25 +74,7 @@ func (c *Cache) shrink(limit int64, whatThereIs bool) error {
 	for _, info := range files {
 		total += info.Size()
 	}
-	freed, err := c.dropBeginnings(total - limit)
-	if err != nil {
-		return err
-	}
-	total -= freed
-	var gone []fs.FileInfo
-	for _, info := range files {
-		if total <= limit {
-			break
-		}
-		if !inUse(info) {
-			gone = append(gone, info)
-			total -= info.Size()
-		}
-	}
-	if total > limit && !whatThereIs {
-		return ErrNoRoom
-	}
-	return c.remove(gone)
+	return c.free(total-limit, slices.DeleteFunc(files, inUse), whatThereIs)
 }
 
 // remove removes layers.

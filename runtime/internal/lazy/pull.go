@@ -113,7 +113,8 @@ func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 }
 
 // layersFrom returns the eStargz layers of an image, from one on: containerd has them
-// made in that order, and those above one that is not there are not there either.
+// made in that order. Of those that a shared folder has nobody takes the table, which
+// is forgotten when the pull ends.
 func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
 	text, err := p.Blob(ctx, l.Manifest)
 	if err != nil {
