@@ -131,24 +131,16 @@ func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 // successor would look for the connection in vain. unix.Accept4 gives it memory that
 // is new; this stack has been written to.
 func accept(listener, flags int) (fd int, peer netip.AddrPort, err error) {
-	address := unix.RawSockaddrInet6{Family: unix.AF_UNSPEC}
-	length := uint32(unsafe.Sizeof(address))
+	var raw [unix.SizeofSockaddrInet6]byte
+	length := uint32(len(raw))
 	accepted, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener),
-		uintptr(unsafe.Pointer(&address)), uintptr(unsafe.Pointer(&length)), uintptr(flags), 0, 0)
+		uintptr(unsafe.Pointer(&raw)), uintptr(unsafe.Pointer(&length)), uintptr(flags), 0, 0)
 	if errno != 0 {
 		return -1, netip.AddrPort{}, errno
 	}
-	port := binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&address.Port))[:])
-	switch address.Family {
-	case unix.AF_INET:
-		four := (*unix.RawSockaddrInet4)(unsafe.Pointer(&address))
-		peer = netip.AddrPortFrom(netip.AddrFrom4(four.Addr), port)
-	case unix.AF_INET6:
-		six := netip.AddrFrom16(address.Addr).Unmap()
-		if address.Scope_id != 0 {
-			six = six.WithZone(strconv.FormatUint(uint64(address.Scope_id), 10))
-		}
-		peer = netip.AddrPortFrom(six, port)
+	peer, six, _ := parseAddress(raw[:])
+	if link := binary.NativeEndian.Uint32(raw[24:]); six && link != 0 {
+		peer = netip.AddrPortFrom(peer.Addr().WithZone(strconv.FormatUint(uint64(link), 10)), peer.Port())
 	}
 	return int(accepted), peer, nil
 }

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -45,15 +43,10 @@ func namedKey(a site.Allocation) string {
 	return fmt.Sprintf("%s%d/%s", namedPrefix(a), a.After, namedEnd)
 }
 
-// namedOf reads such a key, by the position of what is between slashes.
+// namedOf reads such a key.
 func namedOf(key string) (named, bool) {
-	rest, found := strings.CutPrefix(key, networksKey)
-	parts := strings.Split(rest, "/")
-	if !found || len(parts) != 5 || parts[1] != namedPart || parts[4] != namedEnd {
-		return named{}, false
-	}
-	after, err := strconv.ParseInt(parts[3], 10, 64)
-	return named{parts[2], after}, err == nil
+	id, after, end, found := besideOf(key, namedPart)
+	return named{id, after}, found && end == namedEnd
 }
 
 // namesValue is what etcd has of names.

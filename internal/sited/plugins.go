@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
-	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -22,16 +20,10 @@ type place struct {
 	node  string
 }
 
-// placeOf reads the key of such an address. It goes by the position of what is between
-// slashes, as a group may have any of the names there.
+// placeOf reads the key of such an address.
 func placeOf(key string) (place, bool) {
-	rest, found := strings.CutPrefix(key, networksKey)
-	parts := strings.Split(rest, "/")
-	if !found || len(parts) != 5 || parts[1] != at {
-		return place{}, false
-	}
-	after, err := strconv.ParseInt(parts[3], 10, 64)
-	return place{parts[2], after, parts[4]}, err == nil
+	id, after, node, found := besideOf(key, at)
+	return place{id, after, node}, found
 }
 
 func atKey(a site.Allocation, node string) string {

@@ -78,12 +78,30 @@ const pods = "pods"
 
 func podsKey(a site.Allocation) string { return networkPrefix(a.Owner()) + pods + "/" + a.ID() }
 
+// partsOf are the parts of a key of this kind below networks/. It goes by the position of
+// what is between slashes, as a group may have any of the names there.
+func partsOf(key, kind string) ([]string, bool) {
+	rest, found := strings.CutPrefix(key, networksKey)
+	parts := strings.Split(rest, "/")
+	return parts, found && len(parts) > 1 && parts[1] == kind
+}
+
 // isPods says whether a key is that of an allocation. What another version of berthd
 // writes beside them is none, and must not keep this one from going on.
 func isPods(key string) bool {
-	rest, found := strings.CutPrefix(key, networksKey)
-	parts := strings.Split(rest, "/")
-	return found && len(parts) == 3 && parts[1] == pods
+	parts, found := partsOf(key, pods)
+	return found && len(parts) == 3
+}
+
+// besideOf reads a key of what is kept of an allocation beside it: whose it is, and what
+// ends it.
+func besideOf(key, kind string) (id string, after int64, end string, found bool) {
+	parts, found := partsOf(key, kind)
+	if !found || len(parts) != 5 {
+		return "", 0, "", false
+	}
+	after, err := strconv.ParseInt(parts[3], 10, 64)
+	return parts[2], after, parts[4], err == nil
 }
 
 func leftPrefix(a site.Allocation) string { return site.Prefix + "left/" + a.ID() + "/" }
