@@ -2,8 +2,8 @@ package control
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,15 +11,16 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	apiregistration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
 	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/kube/objects"
 	"berth.dev/berth/internal/kube/usage"
 )
 
@@ -47,8 +48,7 @@ const (
 	policyReader          = "berth:network-policy"
 )
 
-// Until the allocator of Service addresses has seen the range that it may
-// allocate from, it calls every address invalid, so no error is final at once.
+// No error of kube-apiserver's is final while it starts.
 const (
 	addonRetry    = 10 * time.Millisecond
 	addonPatience = 30 * time.Second
@@ -112,12 +112,13 @@ func listMetrics(ctx context.Context, config *rest.Config) error {
 			GroupPriorityMinimum: metricsPriority, VersionPriority: metricsPriority,
 		},
 	}
-	return createAddon(ctx, "API service "+service.Name,
-		func() error {
-			_, err := client.APIServices().Create(ctx, service, metav1.CreateOptions{FieldManager: managedBy})
-			return err
-		},
-		func() error { _, err := client.APIServices().Get(ctx, service.Name, metav1.GetOptions{}); return err })
+	return patiently(ctx, "create API service "+service.Name, func() error {
+		_, err := client.APIServices().Create(ctx, service, metav1.CreateOptions{FieldManager: managedBy})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
 }
 
 // addonBindings bind them. The controllers share one identity, which therefore
@@ -145,48 +146,25 @@ func addonBindings() []rbacv1.ClusterRoleBinding {
 // resources are also called pods and nodes.
 const metricsPriority = 100
 
-// createAddons creates the objects that need the API server's help, until they
-// are there. Objects that exist are left alone: a user may have changed them.
-func createAddons(ctx context.Context, client kubernetes.Interface, plan cluster.Plan) error {
-	ctx, cancel := context.WithTimeout(ctx, addonPatience)
-	defer cancel()
-	create := metav1.CreateOptions{FieldManager: managedBy}
-	get := metav1.GetOptions{}
-	services := client.CoreV1().Services(metav1.NamespaceSystem)
-	slices := client.DiscoveryV1().EndpointSlices(metav1.NamespaceSystem)
-	classes := client.StorageV1().StorageClasses()
-	service, slice := clusterDNS(plan), clusterDNSEndpoints(plan)
-	createClass := func(class *storagev1.StorageClass) error {
-		return createAddon(ctx, "storage class "+class.Name,
-			func() error { _, err := classes.Create(ctx, class, create); return err },
-			func() error { _, err := classes.Get(ctx, class.Name, get); return err })
+// addAddons adds what every cluster has of berth's own, and the API's own Service.
+// The Services are part of the seed also because upstream's check of their
+// addresses, which kube-apiserver makes once while it starts, does not bear that
+// one is created meanwhile: where it sees the Service before its address it fails
+// for good, and a minute later kube-apiserver ends.
+func (s *seeder) addAddons(plan cluster.Plan) {
+	for _, service := range []*corev1.Service{apiService(plan), clusterDNS(plan)} {
+		s.add("services/specs/"+service.Namespace+"/"+service.Name, service)
+		s.add("ipaddresses/"+service.Spec.ClusterIP, objects.Address(service, service.Spec.ClusterIP))
 	}
-	err := errors.Join(
-		createAddon(ctx, "service "+service.Name,
-			func() error { _, err := services.Create(ctx, service, create); return err },
-			func() error { _, err := services.Get(ctx, service.Name, get); return err }),
-		createAddon(ctx, "endpoints "+slice.Name,
-			func() error { _, err := slices.Create(ctx, slice, create); return err },
-			func() error { _, err := slices.Get(ctx, slice.Name, get); return err }),
-		createClass(storageClass()),
-	)
+	slice := clusterDNSEndpoints(plan)
+	s.add("endpointslices/"+slice.Namespace+"/"+slice.Name, slice)
+	classes := []*storagev1.StorageClass{storageClass()}
 	if plan.SharedVolumes != "" {
-		err = errors.Join(err, createClass(sharedClass()))
+		classes = append(classes, sharedClass())
 	}
-	return err
-}
-
-// createAddon calls create until that succeeds or find does. An object that
-// exists is not always refused as such: a Service's address is found to be
-// taken first, by the Service itself.
-func createAddon(ctx context.Context, what string, create, find func() error) error {
-	return patiently(ctx, "create "+what, func() error {
-		err := create()
-		if err != nil && find() == nil {
-			return nil
-		}
-		return err
-	})
+	for _, class := range classes {
+		s.add("storageclasses/"+class.Name, class)
+	}
 }
 
 // patiently does something until that succeeds.
@@ -211,6 +189,33 @@ func addonMeta(namespace, name string) metav1.ObjectMeta {
 	}
 }
 
+// apiService is the Service by which pods reach the API, as upstream's controller
+// of the same name creates it; the controller adds the endpoints.
+func apiService(plan cluster.Plan) *corev1.Service {
+	return withAddress(plan.Addresses.APIService, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: metav1.NamespaceDefault, Name: "kubernetes",
+			Labels: map[string]string{"provider": "kubernetes", "component": "apiserver"},
+		},
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{
+			Name: "https", Port: 443, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(int32(plan.Addresses.APIPort)),
+		}}},
+	})
+}
+
+// withAddress fills in what kube-apiserver adds to a Service besides defaults.
+func withAddress(address netip.Addr, service *corev1.Service) *corev1.Service {
+	family := corev1.IPv4Protocol
+	if address.Is6() {
+		family = corev1.IPv6Protocol
+	}
+	service.Spec.ClusterIP = address.String()
+	service.Spec.ClusterIPs = []string{address.String()}
+	service.Spec.IPFamilies = []corev1.IPFamily{family}
+	service.Spec.IPFamilyPolicy = ptr.To(corev1.IPFamilyPolicySingleStack)
+	return service
+}
+
 // clusterDNS is the Service of the cluster's DNS. CoreDNS is a process of the
 // node, not a pod, so the Service selects nothing and its endpoints are
 // written by hand. The name and the label are what clients and tests look for.
@@ -219,21 +224,19 @@ func clusterDNS(plan cluster.Plan) *corev1.Service {
 	meta.Labels["k8s-app"] = dnsService
 	meta.Labels["kubernetes.io/cluster-service"] = "true"
 	meta.Labels["kubernetes.io/name"] = "CoreDNS"
-	return &corev1.Service{
+	return withAddress(plan.Addresses.DNSService, &corev1.Service{
 		ObjectMeta: meta,
-		Spec: corev1.ServiceSpec{
-			ClusterIP: plan.Addresses.DNSService.String(),
-			Ports: []corev1.ServicePort{
-				{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(53)},
-				{Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(53)},
-				{Name: "metrics", Port: 9153, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(9153)},
-			},
-		},
-	}
+		Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{
+			{Name: "dns", Port: 53, Protocol: corev1.ProtocolUDP, TargetPort: intstr.FromInt32(53)},
+			{Name: "dns-tcp", Port: 53, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(53)},
+			{Name: "metrics", Port: 9153, Protocol: corev1.ProtocolTCP, TargetPort: intstr.FromInt32(9153)},
+		}},
+	})
 }
 
 func clusterDNSEndpoints(plan cluster.Plan) *discoveryv1.EndpointSlice {
 	meta := addonMeta(metav1.NamespaceSystem, dnsService+"-berth")
+	meta.Generation = 1
 	meta.Labels[discoveryv1.LabelServiceName] = dnsService
 	meta.Labels[discoveryv1.LabelManagedBy] = managedBy
 	port := func(name string, number int32, protocol corev1.Protocol) discoveryv1.EndpointPort {

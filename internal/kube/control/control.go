@@ -24,7 +24,6 @@ const (
 	PhaseEtcd    = "etcd"    // the store answers and holds the first objects
 	PhaseServing = "serving" // kube-apiserver accepts requests
 	PhaseAccess  = "access"  // and lets in others than administrators
-	PhaseAddons  = "addons"  // berth's own objects are there
 )
 
 // settleTime is how long after the start memory is given back: the first pods

@@ -14,6 +14,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -31,7 +32,7 @@ func TestControlPlane(t *testing.T) {
 	t.Run("early requests wait", func(t *testing.T) { testEarlyRequests(t, c) })
 	r.awaitReady(t)
 	t.Run("the API's own Service is there", func(t *testing.T) { testAPIService(t, c) })
-	for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess, PhaseAddons} {
+	for _, phase := range []string{PhaseEtcd, PhaseServing, PhaseAccess} {
 		r.await(t, notify.Event{Event: notify.KindPhase, Name: phase})
 	}
 	r.await(t, notify.Event{Event: notify.KindAlive})
@@ -44,6 +45,7 @@ func TestControlPlane(t *testing.T) {
 		{"strangers are refused", testAnonymous},
 		{"roles of berth's clients", testRoles},
 		{"add-ons", testAddons},
+		{"add-ons as kube-apiserver makes them", testAsCreated},
 		{"both listeners serve", testListeners},
 		{"version", testVersion},
 		{"OpenAPI", testOpenAPI},
@@ -272,6 +274,86 @@ func testAddons(t *testing.T, c *testCluster) {
 	if claim.Spec.StorageClassName == nil || *claim.Spec.StorageClassName != DefaultStorageClass {
 		t.Errorf("a claim without a class got %v", claim.Spec.StorageClassName)
 	}
+}
+
+// testAsCreated holds the add-ons, which are written to the store, against what
+// kube-apiserver makes of the same objects.
+func testAsCreated(t *testing.T, c *testCluster) {
+	admin := c.client(t, cluster.UserAdmin)
+	same := func(what string, seeded, made any) {
+		t.Helper()
+		if !equality.Semantic.DeepEqual(seeded, made) {
+			t.Errorf("%s: the seed has\n%+v\nkube-apiserver makes\n%+v", what, seeded, made)
+		}
+	}
+	fresh := func(m metav1.ObjectMeta) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name + "-made", Labels: m.Labels, Annotations: m.Annotations}
+	}
+	sameMeta := func(what string, seeded, made metav1.ObjectMeta) {
+		t.Helper()
+		same(what, []any{seeded.Labels, seeded.Annotations, seeded.Generation, seeded.Finalizers},
+			[]any{made.Labels, made.Annotations, made.Generation, made.Finalizers})
+	}
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+
+	for _, service := range []*corev1.Service{apiService(c.plan), clusterDNS(c.plan)} {
+		services := admin.CoreV1().Services(service.Namespace)
+		seeded, err := services.Get(t.Context(), service.Name, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := services.Create(t.Context(), &corev1.Service{
+			ObjectMeta: fresh(service.ObjectMeta), Spec: corev1.ServiceSpec{Ports: service.Spec.Ports},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		seededAddress, err := admin.NetworkingV1().IPAddresses().Get(t.Context(), seeded.Spec.ClusterIP, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		madeAddress, err := admin.NetworkingV1().IPAddresses().Get(t.Context(), made.Spec.ClusterIP, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := services.Delete(t.Context(), made.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		sameMeta(service.Name, seeded.ObjectMeta, made.ObjectMeta)
+		made.Spec.ClusterIP, made.Spec.ClusterIPs = seeded.Spec.ClusterIP, seeded.Spec.ClusterIPs
+		same(service.Name, seeded.Spec, made.Spec)
+		sameMeta("address of "+service.Name, seededAddress.ObjectMeta, madeAddress.ObjectMeta)
+		madeAddress.Spec.ParentRef.Name = service.Name
+		same("address of "+service.Name, seededAddress.Spec, madeAddress.Spec)
+	}
+
+	slice := clusterDNSEndpoints(c.plan)
+	seededSlice, err := admin.DiscoveryV1().EndpointSlices(slice.Namespace).Get(t.Context(), slice.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slice.ObjectMeta = fresh(slice.ObjectMeta)
+	madeSlice, err := admin.DiscoveryV1().EndpointSlices(slice.Namespace).Create(t.Context(), slice, dry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMeta(slice.Name, seededSlice.ObjectMeta, madeSlice.ObjectMeta)
+	same(slice.Name, seededSlice.Ports, madeSlice.Ports)
+	same(slice.Name, seededSlice.Endpoints, madeSlice.Endpoints)
+
+	class := storageClass()
+	seededClass, err := admin.StorageV1().StorageClasses().Get(t.Context(), class.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	class.ObjectMeta = fresh(class.ObjectMeta)
+	madeClass, err := admin.StorageV1().StorageClasses().Create(t.Context(), class, dry)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameMeta(class.Name, seededClass.ObjectMeta, madeClass.ObjectMeta)
+	seededClass.ObjectMeta, madeClass.ObjectMeta = metav1.ObjectMeta{}, metav1.ObjectMeta{}
+	same(class.Name, seededClass, madeClass)
 }
 
 func testAPIService(t *testing.T, c *testCluster) {

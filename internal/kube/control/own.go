@@ -21,8 +21,8 @@ import (
 // readyPoll is the time between two looks at /readyz during the start.
 const readyPoll = 5 * time.Millisecond
 
-// runOwn is what the role does itself once kube-apiserver takes writes: it creates
-// the add-ons, reports readiness and life, and balances load.
+// runOwn is what the role does itself once kube-apiserver takes writes: it reports
+// readiness and life, and balances load.
 func (r *role) runOwn(ctx context.Context) error {
 	select {
 	case <-r.writable:
@@ -38,10 +38,6 @@ func (r *role) runOwn(ctx context.Context) error {
 		own.Go(func() error { return runLoadBalancer(ctx, client, r.plan, utilfeature.DefaultFeatureGate) })
 	}
 	own.Go(func() error {
-		if err := createAddons(ctx, client, r.plan); err != nil {
-			return unlessStopped(ctx, err)
-		}
-		r.opts.Notifier.Phase(PhaseAddons)
 		if err := waitReady(ctx, client); err != nil {
 			return unlessStopped(ctx, err)
 		}

@@ -9,13 +9,11 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
 )
 
-// publishAPI returns a function that creates the Service default/kubernetes and
-// its endpoints, or finds them. Upstream creates them up to 100 ms after
-// kube-apiserver is ready; a pod that starts before then is never told where
-// the API is, because the variables of its environment are set once. It is
-// upstream's own controller that does it, only earlier. The function must not
-// be called before kube-apiserver is ready: until then upstream removes what an
-// earlier run may have left.
+// publishAPI returns a function that gives the Service default/kubernetes its
+// endpoints. Upstream does so up to 100 ms after kube-apiserver is ready; a pod that
+// asks the API before then is refused. It is upstream's own controller that does
+// it, only earlier. The function must not be called before kube-apiserver is ready:
+// until then upstream removes what an earlier run may have left.
 func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Context) error, error) {
 	client, err := kubernetes.NewForConfig(loop.config(managedBy))
 	if err != nil {
@@ -37,6 +35,6 @@ func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Contex
 	return func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, addonPatience)
 		defer cancel()
-		return patiently(ctx, "create the API's Service", func() error { return controller.UpdateKubernetesService(reconcile) })
+		return patiently(ctx, "publish the API", func() error { return controller.UpdateKubernetesService(reconcile) })
 	}, nil
 }

@@ -12,10 +12,12 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -30,8 +32,8 @@ import (
 	"berth.dev/berth/internal/cluster"
 )
 
-// The seed is what upstream's hooks and controllers create in a new cluster,
-// written straight to the store before anything reads from it. Through the API
+// The seed is what upstream's hooks and controllers create in a new cluster, and
+// berth's own objects, written straight to the store before anything reads from it. Through the API
 // the same 240 objects cost a tenth of a CPU second at the moment when the
 // kubelet wants it, and 200 ms until the last one is there; a request for which
 // one is missing fails, and its sender backs off. It is made by upstream's
@@ -205,6 +207,7 @@ func seedObjects(plan cluster.Plan) ([]seedObject, error) {
 		encoder: legacyscheme.Codecs.EncoderForVersion(protobuf.Serializer, schema.GroupVersions{
 			corev1.SchemeGroupVersion, rbacv1.SchemeGroupVersion, schedulingv1.SchemeGroupVersion,
 			flowcontrolv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion,
+			discoveryv1.SchemeGroupVersion, storagev1.SchemeGroupVersion,
 		}),
 		now: metav1.NewTime(time.Now().Truncate(time.Second)),
 	}
@@ -214,6 +217,7 @@ func seedObjects(plan cluster.Plan) ([]seedObject, error) {
 	s.addPolicy()
 	s.addPriorities()
 	s.addServiceRange(plan)
+	s.addAddons(plan)
 	return s.objects, s.err
 }
 

@@ -47,7 +47,7 @@ func Moved(records []state.Record, from, to []netip.Prefix) (moved []state.Recor
 			if text == corev1.ClusterIPNone {
 				continue
 			}
-			address, err := addressOf(service, text)
+			address, err := encode("ipaddresses/"+text, Address(service, text))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -130,19 +130,20 @@ func move(address netip.Addr, from, to []netip.Prefix) (netip.Addr, error) {
 	return moved, nil
 }
 
-// addressOf is the object by which upstream knows that an address is taken.
-func addressOf(service *corev1.Service, text string) (state.Record, error) {
+// Address is the object by which upstream knows that a Service has taken an
+// address; text is one of its ClusterIPs.
+func Address(service *corev1.Service, text string) *networkingv1.IPAddress {
 	family := "IPv4"
 	if strings.Contains(text, ":") {
 		family = "IPv6"
 	}
-	return encode("ipaddresses/"+text, &networkingv1.IPAddress{
+	return &networkingv1.IPAddress{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: text, UID: uuid.NewUUID(), CreationTimestamp: metav1.Now(), Generation: 1,
+			Name: text, UID: uuid.NewUUID(), CreationTimestamp: metav1.Now(),
 			Labels: map[string]string{networkingv1.LabelIPAddressFamily: family, networkingv1.LabelManagedBy: ipAllocator},
 		},
 		Spec: networkingv1.IPAddressSpec{ParentRef: &networkingv1.ParentReference{
 			Resource: "services", Namespace: service.Namespace, Name: service.Name,
 		}},
-	})
+	}
 }
