@@ -114,7 +114,7 @@ func addProgressFlags(flags *pflag.FlagSet, quiet, verbose *bool) {
 // batch job have in common.
 func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringArrayVarP(&spec.Manifests, "file", "f", nil, "`manifest` to apply, or a folder of them; - is standard input; can be repeated")
-	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI, docker-save or SIF) or folder with an unpacked one, or NAME=ARCHIVE; can be repeated")
+	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI, docker-save or SIF) or folder (OCI layout, or unpacked), or NAME=ARCHIVE; can be repeated")
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
 	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull the images of a registry from elsewhere, as `NAME=URL`; http:// is allowed; can be repeated")
 	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked), erofs (one file each), or auto: erofs where you can mount with FUSE and overlayfs can write to the state directory, else unpacked (default auto)")

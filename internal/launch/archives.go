@@ -26,12 +26,13 @@ import (
 )
 
 // archive is a file with images on the head, or a folder in which one was
-// unpacked, which every node has to see.
+// unpacked or which has an OCI layout, which every node has to see.
 type archive struct {
 	// Name is what the user calls its image, if anything.
 	Name string
 	// Path is absolute. Size, in bytes, and Modified tell whether another
-	// node's file of that path is the same.
+	// node's file of that path is the same; of an OCI layout they are its index's, of
+	// other folders zero.
 	Path     string
 	Size     int64
 	Modified time.Time
@@ -46,21 +47,21 @@ func findArchives(images []string) ([]archive, error) {
 	for _, image := range images {
 		name, path, _ := cluster.SplitImage(image)
 		info, err := statReadable(path)
-		isSIF := false
+		a := archive{Name: name}
 		switch {
 		case err == nil && info.IsDir():
-			err = checkRoot(path)
+			a.Root = true
+			info, err = checkFolder(path)
 		case err == nil:
-			isSIF, err = checkArchive(path)
+			a.SIF, err = checkArchive(path)
 		}
 		if err == nil {
-			path, err = filepath.Abs(path)
+			a.Path, err = filepath.Abs(path)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("read image archive: %w", err)
 		}
-		a := archive{Name: name, Path: path, Root: info.IsDir(), SIF: isSIF}
-		if !a.Root {
+		if info != nil {
 			a.Size, a.Modified = info.Size(), info.ModTime()
 		}
 		found = append(found, a)
@@ -71,16 +72,26 @@ func findArchives(images []string) ([]archive, error) {
 // ofRoots are folders of which every root of an image has some.
 var ofRoots = []string{"bin", "etc", "lib", "usr", "sbin", "opt", ".singularity.d"}
 
-// checkRoot tells a folder in which an image was unpacked from one that was named
-// by mistake.
-func checkRoot(path string) error {
-	if slices.ContainsFunc(ofRoots, func(name string) bool {
+// The files of a folder with an OCI layout that say so, and what is in it.
+const (
+	layoutFile  = "oci-layout"
+	layoutIndex = "index.json"
+)
+
+// checkFolder tells a folder in which an image was unpacked, or that has an OCI layout, from
+// one that was named by mistake. It returns the index of a layout.
+func checkFolder(path string) (index os.FileInfo, err error) {
+	has := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
 		return err == nil
-	}) {
-		return nil
 	}
-	return fmt.Errorf("%s is a directory, and no unpacked root of an image: it has neither bin, usr, etc nor another of their kind; an OCI layout is to be packed with tar", path)
+	if has(layoutFile) {
+		return statReadable(filepath.Join(path, layoutIndex))
+	}
+	if slices.ContainsFunc(ofRoots, has) {
+		return nil, nil
+	}
+	return nil, fmt.Errorf("%s is a directory, and no unpacked root of an image: it has neither bin, usr, etc nor another of their kind, nor is there an %s", path, layoutFile)
 }
 
 // checkArchive looks at the beginning of a file: what is no archive shows there,
@@ -107,10 +118,15 @@ func checkArchive(path string) (isSIF bool, err error) {
 
 // here tells whether this node has the same file.
 func (a archive) here() bool {
-	info, err := statReadable(a.Path)
-	if a.Root {
+	path := a.Path
+	switch {
+	case a.Root && a.Modified.IsZero(): // nothing tells of an unpacked image
+		info, err := statReadable(path)
 		return err == nil && info.IsDir()
+	case a.Root:
+		path = filepath.Join(path, layoutIndex)
 	}
+	info, err := statReadable(path)
 	return err == nil && info.Mode().IsRegular() && info.Size() == a.Size && info.ModTime().Equal(a.Modified)
 }
 

@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -199,6 +200,28 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	}
 	if found, err := findArchives([]string{"a:1=" + root}); err != nil || !found[0].Root || !found[0].here() {
 		t.Errorf("an unpacked root: %+v, %v", found, err)
+	}
+	// So is one with an OCI layout, if it is the same.
+	layout := t.TempDir()
+	index := filepath.Join(layout, "index.json")
+	if err := errors.Join(os.WriteFile(filepath.Join(layout, "oci-layout"), nil, 0o600), os.Mkdir(filepath.Join(layout, "blobs"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := findArchives([]string{layout}); err == nil || !strings.Contains(err.Error(), "index.json: no such file") {
+		t.Errorf("a layout without an index: %v", err)
+	}
+	if err := os.WriteFile(index, []byte("{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	laid, err := findArchives([]string{layout})
+	if err != nil || !laid[0].Root || !laid[0].here() {
+		t.Fatalf("a layout: %+v, %v", laid, err)
+	}
+	if err := os.WriteFile(index, []byte("{ }"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if laid[0].here() {
+		t.Error("another layout in its place is taken for it")
 	}
 	gone := archive{Path: filepath.Join(root, "gone"), Root: true}
 	if _, err := readable(t.Context(), 0, gone, &relay{}, copyPlaces{passing: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "this node does not have it") {

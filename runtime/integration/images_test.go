@@ -35,6 +35,10 @@ func TestImportArchives(t *testing.T) {
 	saveArchive(t, zipped+".tmp", "", program, name)
 	compress(t, zipped+".tmp", zipped)
 
+	n.importImage(plain)
+	if n.stored(programLayer(t, program, name)) {
+		t.Error("a layer was copied that can be read where it lies")
+	}
 	var names []string
 	for _, line := range n.importImage(plain, zipped, "reg.test/named:2="+plain) {
 		names = append(names, line["name"].(string))
@@ -60,6 +64,12 @@ func TestImportArchives(t *testing.T) {
 	if len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+}
+
+// stored tells whether containerd's store has a layer.
+func (n *node) stored(layer []byte) bool {
+	_, err := os.Stat(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/blobs/sha256", fmt.Sprintf("%x", sha256.Sum256(layer))))
+	return err == nil
 }
 
 func compress(t *testing.T, from, to string) {
@@ -99,11 +109,19 @@ func TestBadArchives(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// A layer that nobody has, with another byte in its file.
+	saveArchive(t, filepath.Join(n.scratch, "own.tar"), "own:1", "/proc/self/status", "status")
+	changed, err := os.ReadFile(filepath.Join(n.scratch, "own.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed[4*512+100] ^= 1
 	for path, why := range map[string]string{
 		filepath.Join(n.scratch, "missing.tar"):          "no such file",
 		write("empty.tar", ""):                           "it is empty",
 		write("text.tar", strings.Repeat("hello ", 900)): "docker save",
 		write("cut.tar", string(whole[:len(whole)/2])):   "unexpected EOF",
+		write("changed.tar", string(changed)):            "wrong diff id",
 		write("bad.tar.gz", "\x1f\x8b\x08 nonsense"):     "bad.tar.gz",
 	} {
 		cmd := exec.Command(filepath.Join(n.libexec, "berth-images"), "import", "--socket", socket, path, good)
@@ -144,16 +162,12 @@ func TestImportWhatOthersHave(t *testing.T) {
 	first, second := filepath.Join(folder, "first.tar"), filepath.Join(folder, "second.tar")
 	saveLayers(t, first, "shared.test/first:1", name, shared)
 	saveLayers(t, second, "shared.test/second:1", name, shared, own)
-	stored := func(n *node, layer []byte) bool {
-		_, err := os.Stat(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/blobs/sha256", fmt.Sprintf("%x", sha256.Sum256(layer))))
-		return err == nil
-	}
 
 	t.Run("one node", func(t *testing.T) {
 		n := startNodeShared(t, "erofs", folder)
 		n.importImage(first)
-		if !stored(n, shared) {
-			t.Error("the layer was not copied where nobody had it")
+		if n.stored(shared) {
+			t.Error("the layer was copied")
 		}
 		if !eventually(time.Minute, func() bool {
 			found, _ := filepath.Glob(filepath.Join(folder, "layers-1/sha256/*.erofs"))
@@ -162,14 +176,22 @@ func TestImportWhatOthersHave(t *testing.T) {
 			t.Error("the layer is not in the folder")
 		}
 	})
+	// Read, it would be refused.
+	for _, path := range []string{first, second} {
+		archive, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		archive[bytes.Index(archive, shared)+len(shared)/2] ^= 1
+		if err := os.WriteFile(path, archive, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Run("another node", func(t *testing.T) {
 		n := startNodeShared(t, "erofs", folder)
 		n.importImage(second, first)
-		if stored(n, shared) {
-			t.Error("a layer that is there was copied")
-		}
-		if !stored(n, own) {
-			t.Error("a layer that is not there was not copied")
+		if n.stored(shared) || n.stored(own) {
+			t.Error("a layer was copied")
 		}
 		for _, image := range []string{"shared.test/first:1", "shared.test/second:1"} {
 			answer, err := n.images.ImageStatus(testContext(t), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: image}})

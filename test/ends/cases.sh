@@ -590,10 +590,16 @@ own_archive() {
 	for node in n1 n2; do "$bed" run "$node" rm /var/tmp/own.tar; done
 }
 
-# A folder with an unpacked image is used on all nodes, which have to see it.
+# A folder with an unpacked image is used on all nodes, which have to see it, and so is
+# one with an OCI layout.
 unpacked() {
-	begin a alice login sh -c "cd && berth image import -q --image-cache cache $image && berth image bundle -q --image-cache cache busybox:1.37 own"
+	begin a alice login sh -c "cd && berth image import -q --image-cache cache $image && berth image bundle -q --image-cache cache busybox:1.37 own &&
+		berth image export -q --image-cache cache busybox:1.37 own.tar && mkdir layout && tar -C layout -xf own.tar"
 	ends a 0
+	span_berth d -f $here/spread.yaml --image busybox:1.37=/home/alice/layout
+	ends d 0
+	cp "$out/d" "$out/a"
+	greeted n1 n2 n3
 	span_berth b -f $here/spread.yaml --image busybox:1.37=/home/alice/own/rootfs
 	ends b 0
 	cp "$out/b" "$out/a"
@@ -602,7 +608,11 @@ unpacked() {
 	span_berth c -f $here/spread.yaml --image busybox:1.37=/var/tmp/own
 	ends c 69
 	says c 'use folder /var/tmp/own as an image: this node does not have it'
-	node rm -r /var/tmp/own /home/alice/own /home/alice/cache
+	node cp -r /home/alice/layout /var/tmp/layout
+	span_berth e -f $here/spread.yaml --image busybox:1.37=/var/tmp/layout
+	ends e 69
+	says e 'use folder /var/tmp/layout as an image: this node does not have it'
+	node rm -r /var/tmp/own /var/tmp/layout /home/alice/own /home/alice/own.tar /home/alice/layout /home/alice/cache
 }
 
 # Pods of different nodes reach each other, by address and through a Service.

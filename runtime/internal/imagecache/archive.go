@@ -2,18 +2,14 @@ package imagecache
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"path/filepath"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/plugins/content/local"
-	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
@@ -40,24 +36,13 @@ func (k *Keeper) Import(ctx context.Context, a imagestore.Archive) (kept []layer
 // open lends what an archive holds for the platform.
 func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(content.Provider, []images.Image) error) (err error) {
 	var blobs content.Provider
-	var index ocispec.Index
-	info, err := os.Stat(a.Path)
-	if err != nil {
-		return fmt.Errorf("open image archive: %w", err)
-	}
-	var plain *imagestore.Plain
-	if !info.IsDir() {
-		if plain, index, err = imagestore.OpenPlain(ctx, a); err != nil {
-			return err
-		}
-	}
+	lying, index, err := imagestore.OpenInPlace(ctx, a)
 	switch {
-	case info.IsDir():
-		blobs = layout(a.Path)
-		index, err = readLayout(a.Path)
-	case plain != nil:
-		defer plain.Close()
-		blobs = plain
+	case err != nil:
+		return err
+	case lying != nil:
+		defer lying.Close()
+		blobs = lying
 	default:
 		scratch, made := k.Cache.Scratch()
 		if made != nil {
@@ -109,34 +94,4 @@ func (p provided) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 		io.Reader
 		io.Closer
 	}{content.NewReader(blob), blob}, nil
-}
-
-// layout is a folder with an OCI layout.
-type layout string
-
-func readLayout(dir string) (index ocispec.Index, err error) {
-	text, err := os.ReadFile(filepath.Join(dir, ocispec.ImageIndexFile))
-	if err == nil {
-		err = json.Unmarshal(text, &index)
-	}
-	if err != nil {
-		return index, fmt.Errorf("read folder %s as an OCI layout: %w", dir, err)
-	}
-	return index, nil
-}
-
-// ReaderAt opens a blob's file.
-func (l layout) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
-	if err := desc.Digest.Validate(); err != nil {
-		return nil, fmt.Errorf("read blob: %w", err)
-	}
-	path := filepath.Join(string(l), ocispec.ImageBlobsDir, desc.Digest.Algorithm().String(), desc.Digest.Encoded())
-	blob, err := local.OpenReader(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		err = errors.Join(err, errdefs.ErrNotFound)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
-	}
-	return blob, nil
 }

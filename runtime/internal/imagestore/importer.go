@@ -75,8 +75,9 @@ type Imported struct {
 }
 
 // Import imports every image of an archive made by docker save or podman save
-// or holding an OCI layout, plain or compressed with gzip or zstd. Images come
-// unpacked before they get their name, so that whoever sees one can use it.
+// or holding an OCI layout, plain or compressed with gzip or zstd, or of a folder with
+// such a layout. Images come unpacked before they get their name, so that whoever sees
+// one can use it.
 func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	begin := time.Now()
 	// Until an image has a name, its blobs and snapshots would be garbage.
@@ -86,14 +87,14 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	}
 	defer done(context.WithoutCancel(ctx))
 
-	if i.shared && !a.isRoot() {
-		plain, index, err := OpenPlain(ctx, a)
+	if !a.isRoot() {
+		lying, index, err := OpenInPlace(ctx, a)
 		if err != nil {
 			return nil, err
 		}
-		if plain != nil {
-			defer plain.Close()
-			return i.importPlain(ctx, a, plain, index)
+		if lying != nil {
+			defer lying.Close()
+			return i.importInPlace(ctx, a, lying, index)
 		}
 	}
 	index, stays, err := i.read(ctx, a)

@@ -18,14 +18,17 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/archived"
 )
 
-// Plain is an archive whose blobs can be read where they lie in its file, because
+// plain is an archive whose blobs can be read where they lie in its file, because
 // it is not compressed as a whole. It only believes the names of blobs, and of
 // docker save's layers what the configuration says they are: who reads them looks
 // whether they have the digests that they were asked for by.
-type Plain struct {
+type plain struct {
 	io.Closer
+	path string
 	from source
 	// blobs are those of layouts by their digests, and layers of docker save.
 	blobs map[digest.Digest]part
@@ -48,22 +51,13 @@ const maxText = 8 << 20
 // end.
 var errOtherForm = errors.New("its blobs cannot be read one by one")
 
-// OpenPlain opens an archive, and returns which images it says to hold; nil for what
-// only ReadArchive can read, or can say what is wrong with.
-func OpenPlain(ctx context.Context, a Archive) (*Plain, ocispec.Index, error) {
-	info, err := os.Stat(a.Path)
-	if err != nil {
-		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
-	}
-	if !info.Mode().IsRegular() {
-		return nil, ocispec.Index{}, nil // a pipe can be opened once
-	}
+func openPlain(ctx context.Context, a Archive) (*plain, ocispec.Index, error) {
 	file, err := os.Open(a.Path)
 	if err != nil {
 		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
 	}
 	p := newPlain(file)
-	p.Closer = file
+	p.Closer, p.path = file, a.Path
 	index, err := p.index(ctx)
 	if err != nil {
 		return nil, ocispec.Index{}, file.Close()
@@ -71,11 +65,11 @@ func OpenPlain(ctx context.Context, a Archive) (*Plain, ocispec.Index, error) {
 	return p, index, nil
 }
 
-func newPlain(from source) *Plain {
-	return &Plain{from: from, blobs: map[digest.Digest]part{}, texts: map[digest.Digest][]byte{}}
+func newPlain(from source) *plain {
+	return &plain{from: from, blobs: map[digest.Digest]part{}, texts: map[digest.Digest][]byte{}}
 }
 
-func (p *Plain) index(ctx context.Context) (index ocispec.Index, err error) {
+func (p *plain) index(ctx context.Context) (index ocispec.Index, err error) {
 	parts, err := listParts(p.from)
 	if err != nil {
 		return index, err
@@ -135,7 +129,7 @@ func listParts(file io.ReadSeeker) (map[string]part, error) {
 }
 
 // layout reads the index of an OCI layout.
-func (p *Plain) layout(parts map[string]part) (index ocispec.Index, err error) {
+func (p *plain) layout(parts map[string]part) (index ocispec.Index, err error) {
 	var layout ocispec.ImageLayout
 	if err := p.parse(parts, ocispec.ImageLayoutFile, &layout); err != nil {
 		return index, err
@@ -154,7 +148,7 @@ func (p *Plain) layout(parts map[string]part) (index ocispec.Index, err error) {
 }
 
 // saved makes the index of what docker save has written.
-func (p *Plain) saved(ctx context.Context, parts map[string]part) (index ocispec.Index, err error) {
+func (p *plain) saved(ctx context.Context, parts map[string]part) (index ocispec.Index, err error) {
 	var saved []struct {
 		Config   string
 		RepoTags []string
@@ -185,7 +179,7 @@ func (p *Plain) saved(ctx context.Context, parts map[string]part) (index ocispec
 
 // savedImage makes the manifest that containerd makes of such an image, so that it
 // has the same digest.
-func (p *Plain) savedImage(ctx context.Context, parts map[string]part, configName string, layers []string) (desc ocispec.Descriptor, err error) {
+func (p *plain) savedImage(ctx context.Context, parts map[string]part, configName string, layers []string) (desc ocispec.Descriptor, err error) {
 	text, err := p.text(parts, configName)
 	if err != nil {
 		return desc, err
@@ -228,19 +222,19 @@ func (p *Plain) savedImage(ctx context.Context, parts map[string]part, configNam
 }
 
 // compressed tells of a part whether Decompress would unpack it.
-func (p *Plain) compressed(at part) bool {
+func (p *plain) compressed(at part) bool {
 	magic := make([]byte, min(at.size, int64(len(zstdMagic))))
 	_, err := p.from.ReadAt(magic, at.offset)
 	return err != nil || bytes.HasPrefix(magic, gzipMagic) || bytes.HasPrefix(magic, zstdMagic)
 }
 
-func (p *Plain) keep(mediaType string, text []byte) ocispec.Descriptor {
+func (p *plain) keep(mediaType string, text []byte) ocispec.Descriptor {
 	desc := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(text), Size: int64(len(text))}
 	p.texts[desc.Digest] = text
 	return desc
 }
 
-func (p *Plain) text(parts map[string]part, name string) ([]byte, error) {
+func (p *plain) text(parts map[string]part, name string) ([]byte, error) {
 	part, found := parts[path.Clean(name)]
 	if !found || part.size > maxText {
 		return nil, errOtherForm
@@ -250,7 +244,7 @@ func (p *Plain) text(parts map[string]part, name string) ([]byte, error) {
 	return text, err
 }
 
-func (p *Plain) parse(parts map[string]part, name string, value any) error {
+func (p *plain) parse(parts map[string]part, name string, value any) error {
 	text, err := p.text(parts, name)
 	if err != nil {
 		return err
@@ -259,7 +253,7 @@ func (p *Plain) parse(parts map[string]part, name string, value any) error {
 }
 
 // ReaderAt opens a blob, where it lies.
-func (p *Plain) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+func (p *plain) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
 	if text, found := p.texts[desc.Digest]; found {
 		return section{io.NewSectionReader(bytes.NewReader(text), 0, int64(len(text)))}, nil
 	}
@@ -274,3 +268,12 @@ func (p *Plain) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.Re
 type section struct{ *io.SectionReader }
 
 func (section) Close() error { return nil }
+
+// Part says where a blob lies.
+func (p *plain) Part(blob digest.Digest) (archived.Part, error) {
+	at, found := p.blobs[blob]
+	if !found {
+		return archived.Part{}, fmt.Errorf("read blob %s: %w", blob, errdefs.ErrNotFound)
+	}
+	return archived.Part{Path: p.path, Offset: at.offset, Size: at.size}, nil
+}

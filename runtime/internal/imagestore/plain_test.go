@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -20,6 +21,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"golang.org/x/sys/unix"
 )
 
 // entry is a file of an archive; one with a target is a link.
@@ -115,7 +117,7 @@ func TestPlainIsAsReadInFull(t *testing.T) {
 			if err := os.WriteFile(a.Path, archive, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			plain, index, err := OpenPlain(t.Context(), a)
+			plain, index, err := OpenInPlace(t.Context(), a)
 			if err != nil || plain == nil {
 				t.Fatalf("%v, %v", plain, err)
 			}
@@ -146,12 +148,118 @@ func TestPlainIsAsReadInFull(t *testing.T) {
 					if err != nil || digest.FromBytes(text) != desc.Digest {
 						t.Errorf("%s: %d bytes, %v", desc.Digest, len(text), err)
 					}
+					if images.IsLayerType(desc.MediaType) {
+						readsWhereItLies(t, plain, desc.Digest)
+					}
 					return images.Children(ctx, plain, desc)
 				}), m); err != nil || blobs < 3 {
 					t.Errorf("%d blobs, %v", blobs, err)
 				}
 			}
 		})
+	}
+}
+
+// readsWhereItLies reads a layer as who unpacks it does.
+func readsWhereItLies(t *testing.T, from Lying, layer digest.Digest) {
+	t.Helper()
+	at, err := from.Part(layer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	blob, err := at.ReaderAt(t.Context(), ocispec.Descriptor{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	if got, err := digest.FromReader(content.NewReader(blob)); err != nil || got != layer {
+		t.Errorf("where %s lies is %s, %v", layer, got, err)
+	}
+}
+
+// layoutFolder unpacks an OCI layout.
+func layoutFolder(t *testing.T, layout []byte) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for archive := tar.NewReader(bytes.NewReader(layout)); ; {
+		header, err := archive.Next()
+		if errors.Is(err, io.EOF) {
+			return dir
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := io.ReadAll(archive)
+		path := filepath.Join(dir, header.Name)
+		if err := errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, text, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A folder with an OCI layout is what an archive of it would be.
+func TestLayoutFolder(t *testing.T) {
+	a := Archive{Path: layoutFolder(t, laidOut(t, pack(t, entry{name: "one", content: []byte("1")})))}
+	if a.isRoot() || !(Archive{Path: t.TempDir()}).isRoot() {
+		t.Error("a layout and the unpacked root of an image are not told apart")
+	}
+	lying, index, err := OpenInPlace(t.Context(), a)
+	if err != nil || len(index.Manifests) != 1 {
+		t.Fatalf("%d images, %v", len(index.Manifests), err)
+	}
+	defer lying.Close()
+	var layers []digest.Digest
+	if err := images.Walk(t.Context(), images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if images.IsLayerType(desc.MediaType) {
+			layers = append(layers, desc.Digest)
+			readsWhereItLies(t, lying, desc.Digest)
+		}
+		return images.Children(ctx, lying, desc)
+	}), index.Manifests[0]); err != nil || len(layers) != 1 {
+		t.Fatalf("layers %v, %v", layers, err)
+	}
+	// Tools that keep blobs once make links of them.
+	at, err := lying.Part(layers[0])
+	elsewhere := filepath.Join(t.TempDir(), "blob")
+	if err := errors.Join(err, os.Rename(at.Path, elsewhere), os.Symlink(elsewhere, at.Path)); err != nil {
+		t.Fatal(err)
+	}
+	readsWhereItLies(t, lying, layers[0])
+}
+
+// What is wrong with a folder is said, and nobody waits for what is no file.
+func TestWrongLayoutFolders(t *testing.T) {
+	dir := layoutFolder(t, laidOut(t, pack(t, entry{name: "one", content: []byte("1")})))
+	index := filepath.Join(dir, ocispec.ImageIndexFile)
+	lying, _, err := OpenInPlace(t.Context(), Archive{Path: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, blob := range []digest.Digest{digest.FromString("nothing"), "sha256:../../oci-layout", "none"} {
+		_, err := lying.Part(blob)
+		if _, alike := lying.ReaderAt(t.Context(), ocispec.Descriptor{Digest: blob}); err == nil || alike == nil || errdefs.IsNotFound(err) != (blob.Validate() == nil) {
+			t.Errorf("blob %s: %v, %v", blob, err, alike)
+		}
+	}
+	pipe := digest.FromString("a pipe")
+	if err := unix.Mkfifo(filepath.Join(dir, ocispec.ImageBlobsDir, "sha256", pipe.Encoded()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lying.ReaderAt(t.Context(), ocispec.Descriptor{Digest: pipe}); err == nil || !strings.Contains(err.Error(), "is no file") {
+		t.Errorf("a pipe for a blob: %v", err)
+	}
+	for why, put := range map[string]func() error{
+		"no such file":    func() error { return nil },
+		"is no file":      func() error { return unix.Mkfifo(index, 0o600) },
+		"has more than":   func() error { return errors.Join(os.WriteFile(index, nil, 0o600), os.Truncate(index, 1<<40)) },
+		"unexpected end ": func() error { return os.WriteFile(index, []byte("{"), 0o600) },
+	} {
+		if err := errors.Join(os.RemoveAll(index), put()); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := OpenInPlace(t.Context(), Archive{Path: dir}); err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), dir) {
+			t.Errorf("want %q: %v", why, err)
+		}
 	}
 }
 
@@ -172,11 +280,11 @@ func TestPlainLeavesOtherForms(t *testing.T) {
 		if err := os.WriteFile(path, archive, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if plain, _, err := OpenPlain(t.Context(), Archive{Path: path}); err != nil || plain != nil {
+		if plain, _, err := OpenInPlace(t.Context(), Archive{Path: path}); err != nil || plain != nil {
 			t.Errorf("%s: %v, %v", name, plain, err)
 		}
 	}
-	if _, _, err := OpenPlain(t.Context(), Archive{Path: filepath.Join(t.TempDir(), "none.tar")}); !errors.Is(err, os.ErrNotExist) {
+	if _, _, err := OpenInPlace(t.Context(), Archive{Path: filepath.Join(t.TempDir(), "none.tar")}); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no file: %v", err)
 	}
 }

@@ -19,7 +19,7 @@ import (
 // unpacked, such as those of CVMFS.
 func (a Archive) isRoot() bool {
 	info, err := os.Stat(a.Path)
-	return err == nil && info.IsDir()
+	return err == nil && info.IsDir() && !IsLayout(a.Path)
 }
 
 // readRoot puts an image into a store whose layer stands for a folder: it holds

@@ -4,12 +4,13 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/containerd/containerd/v2/pkg/labels"
 	"github.com/containerd/containerd/v2/pkg/rootfs"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
@@ -19,16 +20,17 @@ import (
 )
 
 // Labels by which a snapshotter is told which layer a snapshot is for, and the name
-// that it will have.
+// that it will have: containerd's, which exports neither.
 const (
-	layerLabel = "containerd.io/snapshot/diff-id"
-	nameLabel  = "containerd.io/snapshot.ref"
+	LayerLabel = "containerd.io/snapshot/diff-id"
+	NameLabel  = "containerd.io/snapshot.ref"
 )
 
-// importPlain imports the images of an archive whose layers others may have made:
-// of those nothing is read, as nothing of them is fetched where an image comes
-// from a registry. What says which layers they are is read, with its digest.
-func (i *Importer) importPlain(ctx context.Context, a Archive, from *Plain, index ocispec.Index) (imported []Imported, err error) {
+// importInPlace imports the images of an archive whose layers need not be in the store.
+// Of those that others have made nothing is read, as nothing of them is fetched where an
+// image comes from a registry; of others the blobs are read where they lie. What says which
+// layers they are is read, with its digest.
+func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, index ocispec.Index) (imported []Imported, err error) {
 	begin := time.Now()
 	found, err := Images(ctx, a, index, platforms.Default(), func(ctx context.Context, m ocispec.Descriptor) error {
 		if err := i.copyTexts(ctx, from, m); err != nil {
@@ -53,7 +55,7 @@ func (i *Importer) importPlain(ctx context.Context, a Archive, from *Plain, inde
 }
 
 // copyTexts puts all of an image into the store but its layers.
-func (i *Importer) copyTexts(ctx context.Context, from *Plain, m ocispec.Descriptor) error {
+func (i *Importer) copyTexts(ctx context.Context, from Lying, m ocispec.Descriptor) error {
 	return images.Walk(ctx, images.FilterPlatforms(images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsLayerType(desc.MediaType) {
 			return nil, nil
@@ -65,7 +67,7 @@ func (i *Importer) copyTexts(ctx context.Context, from *Plain, m ocispec.Descrip
 	}), platforms.Default()), m)
 }
 
-func (i *Importer) copy(ctx context.Context, from *Plain, desc ocispec.Descriptor) error {
+func (i *Importer) copy(ctx context.Context, from Lying, desc ocispec.Descriptor) error {
 	blob, err := from.ReaderAt(ctx, desc)
 	if err != nil {
 		return err
@@ -76,17 +78,26 @@ func (i *Importer) copy(ctx context.Context, from *Plain, desc ocispec.Descripto
 
 // bringLayers has all layers of an image unpacked; what says which they are is in the
 // store.
-func (i *Importer) bringLayers(ctx context.Context, from *Plain, target ocispec.Descriptor) error {
+func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, i.store, target, platforms.Default())
 	if err != nil {
 		return err
 	}
 	ids, err := images.RootFS(ctx, i.store, manifest.Config)
-	if err != nil || len(ids) != len(manifest.Layers) {
-		return err // unpacking tells what is wrong
+	if err != nil {
+		return err
 	}
-	for k, layer := range manifest.Layers {
-		there, err := i.isThere(ctx, ids[:k], ids[k])
+	// It may name other things beside them.
+	layers := slices.DeleteFunc(manifest.Layers, func(desc ocispec.Descriptor) bool { return !images.IsLayerType(desc.MediaType) })
+	if len(ids) != len(layers) {
+		return nil // unpacking tells what is wrong
+	}
+	for k, layer := range layers {
+		there := false
+		var err error
+		if i.shared {
+			there, err = i.isThere(ctx, ids[:k], ids[k])
+		}
 		if err == nil && !there {
 			err = i.bringLayer(ctx, from, ids[:k], rootfs.Layer{Diff: ocispec.Descriptor{Digest: ids[k]}, Blob: layer})
 		}
@@ -105,7 +116,7 @@ func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest
 	name := identity.ChainID(append(below[:len(below):len(below)], id)).String()
 	key := fmt.Sprintf(snapshots.UnpackKeyFormat, rand.Text(), name)
 	snapshotter := i.client.SnapshotService(i.snapshotter)
-	_, err := snapshotter.Prepare(ctx, key, identity.ChainID(below).String(), snapshots.WithLabels(map[string]string{layerLabel: id.String(), nameLabel: name}))
+	_, err := snapshotter.Prepare(ctx, key, identity.ChainID(below).String(), snapshots.WithLabels(map[string]string{LayerLabel: id.String(), NameLabel: name}))
 	if errdefs.IsAlreadyExists(err) {
 		return true, nil
 	}
@@ -115,16 +126,17 @@ func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest
 	return false, snapshotter.Remove(ctx, key)
 }
 
-// bringLayer unpacks a layer that is not there.
-func (i *Importer) bringLayer(ctx context.Context, from *Plain, below []digest.Digest, layer rootfs.Layer) error {
-	if err := i.copy(ctx, from, layer.Blob); err != nil {
+// bringLayer unpacks a layer where there is none. It is read where it lies: whether it
+// is the right one its digest without compression tells.
+func (i *Importer) bringLayer(ctx context.Context, from Lying, below []digest.Digest, layer rootfs.Layer) error {
+	at, err := from.Part(layer.Blob.Digest)
+	if err != nil {
 		return err
 	}
-	// Under that a cache knows it.
-	info := content.Info{Digest: layer.Blob.Digest, Labels: map[string]string{labels.LabelUncompressed: layer.Diff.Digest.String()}}
-	if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil {
+	apply, err := at.Apply()
+	if err != nil {
 		return err
 	}
-	_, err := rootfs.ApplyLayerWithOpts(ctx, layer, below, i.client.SnapshotService(i.snapshotter), i.client.DiffService(), nil, nil)
+	_, err = rootfs.ApplyLayerWithOpts(ctx, layer, below, i.client.SnapshotService(i.snapshotter), i.client.DiffService(), nil, []diff.ApplyOpt{apply})
 	return err
 }

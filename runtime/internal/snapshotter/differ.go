@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/containerd/v2/core/diff/apply"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/labels"
@@ -17,11 +18,13 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/archived"
 	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/layerfile"
 )
 
-// Differ makes images of layers, for snapshots of a Snapshotter.
+// Differ makes images of layers, for snapshots of a Snapshotter. For others it unpacks
+// layers that lie in archives, of which containerd's own differs know nothing.
 type Differ struct {
 	Content content.Store
 	// Folder is the snapshotter's, where layers may be that stand for others' files.
@@ -45,8 +48,15 @@ func (d Differ) Compare(context.Context, []mount.Mount, []mount.Mount, ...diff.O
 
 // Apply writes the image of a layer, and returns what the layer was without its
 // compression: the caller knows which digest that has to have.
-func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, _ ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mount.Mount, opts ...diff.ApplyOpt) (ocispec.Descriptor, error) {
+	at, lies, err := archived.Of(ctx, desc, opts)
+	if err != nil {
+		return ocispec.Descriptor{}, err
+	}
 	if len(mounts) != 1 || mounts[0].Type != LayerMount {
+		if lies {
+			return apply.NewFileSystemApplier(at).Apply(ctx, desc, mounts, opts...)
+		}
 		return ocispec.Descriptor{}, fmt.Errorf("apply layer: not a snapshot of this kind: %w", errdefs.ErrNotImplemented)
 	}
 	if _, err := images.DiffCompression(ctx, desc.MediaType); err != nil {
@@ -59,7 +69,11 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	if applied, ok := d.fromCache(ctx, desc, mounts[0].Source); ok {
 		return applied, nil
 	}
-	blob, err := d.Content.ReaderAt(ctx, desc)
+	var blobs content.Provider = d.Content
+	if lies {
+		blobs = at
+	}
+	blob, err := blobs.ReaderAt(ctx, desc)
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("read layer %s: %w", desc.Digest, err)
 	}

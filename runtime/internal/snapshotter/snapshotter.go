@@ -29,6 +29,7 @@ import (
 	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/lazy"
 	"berth.dev/berth/runtime/internal/mounts"
 )
@@ -186,13 +187,6 @@ func (s *Snapshotter) create(ctx context.Context, kind snapshots.Kind, key, pare
 	return result, nil
 }
 
-// Labels with which containerd says of a snapshot to be which layer it is for,
-// and under which name it will look for it.
-const (
-	diffIDLabel = "containerd.io/snapshot/diff-id"
-	nameLabel   = "containerd.io/snapshot.ref"
-)
-
 // fromCache makes the layer at once, if the cache has it: it answers that it
 // exists already, and containerd does not even fetch it.
 func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snapshots.Opt) error {
@@ -202,7 +196,7 @@ func (s *Snapshotter) fromCache(ctx context.Context, id, key string, opts []snap
 			return err
 		}
 	}
-	d, name := digest.Digest(info.Labels[diffIDLabel]), info.Labels[nameLabel]
+	d, name := digest.Digest(info.Labels[imagestore.LayerLabel]), info.Labels[imagestore.NameLabel]
 	if s.cache == nil || d == "" || name == "" {
 		return nil
 	}
@@ -237,7 +231,7 @@ func (s *Snapshotter) fromRemote(ctx context.Context, id, key string, opts []sna
 		Digest:   digest.Digest(info.Labels[snapshotters.TargetLayerDigestLabel]),
 		Contents: digest.Digest(info.Labels[estargz.TOCJSONDigestAnnotation]),
 	}
-	name := info.Labels[nameLabel]
+	name := info.Labels[imagestore.NameLabel]
 	if layer.Image == "" || layer.Digest == "" || layer.Contents == "" || name == "" {
 		return nil
 	}

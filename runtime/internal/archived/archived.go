@@ -1,0 +1,107 @@
+// Package archived has layers unpacked from where their blobs lie, in an archive or a
+// folder of somebody's: they are never copied into containerd's store. Which they are,
+// and what is made of them, is not its business.
+package archived
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/containerd/v2/core/diff"
+	"github.com/containerd/typeurl/v2"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"google.golang.org/protobuf/types/known/anypb"
+)
+
+// Part is where a blob lies: in which file, and from which byte on how many.
+type Part struct {
+	Path         string
+	Offset, Size int64
+}
+
+// Whole is all of a file.
+func Whole(path string) (Part, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return Part{}, err
+	}
+	return Part{Path: path, Size: info.Size()}, nil
+}
+
+// payload is the name under which containerd passes a part on to its differs.
+const payload = "berth.dev/archived"
+
+// said is a part as it is passed on. JSON has no text but UTF-8, and paths may be any bytes.
+type said struct {
+	Path         []byte
+	Offset, Size int64
+}
+
+// Apply has who unpacks a layer read it there, if it asks Of. It is said with the call, so
+// that nothing is to be forgotten afterwards, and that who unpacks the same layer of a
+// registry meanwhile hears nothing of it. Annotations of the layer would go with the call,
+// too, but are what a registry's manifest says.
+func (p Part) Apply() (diff.ApplyOpt, error) {
+	path, err := filepath.Abs(p.Path)
+	if err != nil {
+		return nil, fmt.Errorf("say where a layer lies: %w", err)
+	}
+	text, err := json.Marshal(said{[]byte(path), p.Offset, p.Size})
+	if err != nil {
+		return nil, fmt.Errorf("say where a layer lies: %w", err)
+	}
+	return diff.WithPayloads(map[string]typeurl.Any{payload: &anypb.Any{TypeUrl: payload, Value: text}}), nil
+}
+
+// Of is where the layer lies that is to be unpacked, if that was said.
+func Of(ctx context.Context, desc ocispec.Descriptor, opts []diff.ApplyOpt) (p Part, found bool, err error) {
+	var config diff.ApplyConfig
+	for _, opt := range opts {
+		if err := opt(ctx, desc, &config); err != nil {
+			return Part{}, false, err
+		}
+	}
+	text, found := config.ProcessorPayloads[payload]
+	if !found {
+		return Part{}, false, nil
+	}
+	var at said
+	if err := json.Unmarshal(text.GetValue(), &at); err != nil {
+		return Part{}, false, fmt.Errorf("read where layer %s lies: %w", desc.Digest, err)
+	}
+	return Part{string(at.Path), at.Offset, at.Size}, true, nil
+}
+
+// ReaderAt opens it. Whoever reads looks whether that has the digest that it is to have: the
+// file may be another one by now.
+func (p Part) ReaderAt(context.Context, ocispec.Descriptor) (content.ReaderAt, error) {
+	// A pipe of that name would have who opens it wait for ever.
+	file, err := os.OpenFile(p.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	switch {
+	case err != nil:
+	case !info.Mode().IsRegular():
+		err = fmt.Errorf("%s is no file", p.Path)
+	case info.Size()-p.Offset < p.Size:
+		err = fmt.Errorf("%s is shorter than it was: %w", p.Path, io.ErrUnexpectedEOF)
+	}
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return section{io.NewSectionReader(file, p.Offset, p.Size), file}, nil
+}
+
+type section struct {
+	*io.SectionReader
+	io.Closer
+}

@@ -1,0 +1,117 @@
+package imagestore
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd/containerd/v2/core/content"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/archived"
+)
+
+// Lying are blobs that are read where they lie. Nobody has looked at their digests.
+type Lying interface {
+	content.Provider
+	io.Closer
+	// Part says where one lies; the error is errdefs.ErrNotFound of those that are not there, or
+	// in no file of their own.
+	Part(blob digest.Digest) (archived.Part, error)
+}
+
+// OpenInPlace opens a folder with an OCI layout, or an archive whose blobs can be read
+// one by one, and returns which images it says to hold; nil for what only ReadArchive
+// can read, or can say what is wrong with.
+func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
+	info, err := os.Stat(a.Path)
+	switch {
+	case err != nil:
+		return nil, ocispec.Index{}, fmt.Errorf("open image archive: %w", err)
+	case info.IsDir():
+		index, err := readLayout(ctx, a.Path)
+		return layout(a.Path), index, err
+	case !info.Mode().IsRegular():
+		return nil, ocispec.Index{}, nil // a pipe can be opened once
+	}
+	plain, index, err := openPlain(ctx, a)
+	if plain == nil {
+		return nil, index, err
+	}
+	return plain, index, err
+}
+
+// layout is a folder with an OCI layout. Its blobs may be links: tools that keep blobs once
+// make such folders, and who reads one looks at its digest.
+type layout string
+
+// IsLayout tells whether a folder has an OCI layout in it, and not an unpacked image.
+func IsLayout(dir string) bool {
+	info, err := os.Stat(filepath.Join(dir, ocispec.ImageLayoutFile))
+	return err == nil && info.Mode().IsRegular()
+}
+
+func readLayout(ctx context.Context, dir string) (index ocispec.Index, err error) {
+	text, err := readText(ctx, filepath.Join(dir, ocispec.ImageIndexFile))
+	if err == nil {
+		err = json.Unmarshal(text, &index)
+	}
+	if err != nil {
+		return index, fmt.Errorf("read folder %s as an OCI layout: %w", dir, err)
+	}
+	return index, nil
+}
+
+func readText(ctx context.Context, path string) ([]byte, error) {
+	all, err := archived.Whole(path)
+	if err != nil {
+		return nil, err
+	}
+	if all.Size > maxText {
+		return nil, fmt.Errorf("%s has more than %d bytes", path, maxText)
+	}
+	file, err := all.ReaderAt(ctx, ocispec.Descriptor{})
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	return io.ReadAll(content.NewReader(file))
+}
+
+// Part is a whole file.
+func (l layout) Part(blob digest.Digest) (archived.Part, error) {
+	if err := blob.Validate(); err != nil {
+		return archived.Part{}, fmt.Errorf("read blob: %w", err)
+	}
+	at, err := archived.Whole(filepath.Join(string(l), ocispec.ImageBlobsDir, blob.Algorithm().String(), blob.Encoded()))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", err, errdefs.ErrNotFound)
+	}
+	if err != nil {
+		return archived.Part{}, fmt.Errorf("read blob %s: %w", blob, err)
+	}
+	return at, nil
+}
+
+// ReaderAt opens a blob's file.
+func (l layout) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
+	at, err := l.Part(desc.Digest)
+	if err != nil {
+		return nil, err
+	}
+	blob, err := at.ReaderAt(ctx, desc)
+	if err != nil {
+		return nil, fmt.Errorf("read blob %s: %w", desc.Digest, err)
+	}
+	return blob, nil
+}
+
+// Close has nothing to close.
+func (l layout) Close() error { return nil }
