@@ -33,8 +33,11 @@ const (
 	keepAliveInterval = 30 * time.Second
 	keepAliveCount    = 4
 
-	// timeWait may be short: no packet is ever delayed between a pod and us.
-	timeWait = 2 * time.Second
+	// timeWait may be short: no packet is ever delayed between a pod and us. It
+	// must be: where the outside closes first, the pod's kernel uses the port again
+	// at once, and the stack ignores a SYN for a connection that waits here, which
+	// the pod repeats after a second.
+	timeWait = 100 * time.Microsecond
 )
 
 // handshake is what an ICMP error about a SYN has to quote.

@@ -9,6 +9,10 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 
@@ -193,6 +197,55 @@ func TestTCPManyConnections(t *testing.T) {
 	}
 	all.Wait()
 	testutil.Eventually(t, "connections end", func() bool { return l.stats().ConnectionsOpen == 0 })
+}
+
+// TestTCPPortsComeBack checks that a pod can use a port again at once when the
+// outside has closed the connection before: many short ones come to that.
+func TestTCPPortsComeBack(t *testing.T) {
+	const ports, connections, few = 512, 500, 10
+	l := newLab(t)
+	server := listenTCP(t, on(hostAddr), func(*net.TCPConn) {})
+	l.onNode(func() {
+		if err := os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", fmt.Appendf(nil, "40000 %d", 40000+ports-1), 0); err != nil {
+			t.Error(err)
+		}
+	})
+	repeated := func() (count int) {
+		l.onNode(func() { count = netstat(t, "TCPSynRetrans") })
+		return count
+	}
+	before := repeated()
+	for i := range connections {
+		conn := l.mustDial("tcp", server.String())
+		if _, err := io.ReadAll(conn); err != nil {
+			t.Fatal(err)
+		}
+		conn.Close()
+		if now := repeated() - before; now > few { // some may be a busy machine's
+			t.Fatalf("%d of %d SYNs were ignored", now, i+1)
+		}
+	}
+}
+
+// netstat returns one of the extended TCP counters of the thread's network namespace.
+func netstat(t *testing.T, name string) int {
+	text, err := os.ReadFile("/proc/thread-self/net/netstat")
+	if err != nil {
+		t.Error(err)
+		return 0
+	}
+	names, rest, _ := strings.Cut(string(text), "\n")
+	values, _, _ := strings.Cut(rest, "\n")
+	i := slices.Index(strings.Fields(names), name)
+	if i < 0 {
+		t.Errorf("the kernel does not count %s", name)
+		return 0
+	}
+	value, err := strconv.Atoi(strings.Fields(values)[i])
+	if err != nil {
+		t.Error(err)
+	}
+	return value
 }
 
 func TestTCPConnectionLimit(t *testing.T) {

@@ -27,7 +27,7 @@ func storage() Case {
 			Seconds: func(p map[string]string) float64 { return 1 + bytes(p["size"])/250e6 },
 		},
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
-			return system.Task{Folder: system.Folder(p["on"]), Args: []string{
+			return system.Task{Window: true, Folder: system.Folder(p["on"]), Args: []string{
 				"fio", "--name=bench", "--filename=" + system.FolderHere + "/fio", "--rw=" + p["how"], "--bs=" + p["block"], "--size=" + p["size"],
 				"--direct=" + p["direct"], "--ioengine=psync", "--end_fsync=1", "--output-format=json",
 			}}, nil
