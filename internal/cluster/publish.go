@@ -3,21 +3,45 @@ package cluster
 import (
 	"fmt"
 	"net/netip"
+	"regexp"
 	"strconv"
 	"strings"
 )
 
 // Publish is a port of the nodes that is opened on their hosts.
 type Publish struct {
+	// Name is one below that of the job, for what is there; see docs/site-network.md.
+	Name string
 	// Address is the host's; the zero value stands for all of them.
 	Address netip.Addr
 	// Host is the port there, Node the one that it leads to.
 	Host, Node uint16
 }
 
-// ParsePublish reads a --publish value: [ADDRESS:]PORT[:PORT].
+// publishName is what a site's network takes for a name of one or two parts.
+var publishName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$`)
+
+// ParsePublish reads a --publish value: [NAME=][ADDRESS:]PORT[:PORT].
 func ParsePublish(value string) (p Publish, err error) {
-	wrong := fmt.Errorf("port to publish %q: give --publish [ADDRESS:]PORT[:PORT], such as 8080:80 for port 80 of the nodes at port 8080 of their hosts", value)
+	name, rest, named := strings.Cut(value, "=")
+	if !named {
+		return parsePort(value)
+	}
+	if !publishName.MatchString(name) {
+		return Publish{}, fmt.Errorf("name of a port to publish %q: give one or two parts of small letters, digits and dashes, such as web.default=8080:80", value)
+	}
+	if p, err = parsePort(rest); err != nil {
+		return Publish{}, err
+	}
+	if p.Address.IsLoopback() {
+		return Publish{}, fmt.Errorf("name of a port to publish %q: a name leads to no loopback: leave out the name, or the address", value)
+	}
+	p.Name = name
+	return p, nil
+}
+
+func parsePort(value string) (p Publish, err error) {
+	wrong := fmt.Errorf("port to publish %q: give --publish [NAME=][ADDRESS:]PORT[:PORT], such as 8080:80 for port 80 of the nodes at port 8080 of their hosts", value)
 	colon := strings.LastIndexByte(value, ':')
 	if p.Node, err = port(value[colon+1:]); err != nil {
 		return Publish{}, wrong

@@ -58,7 +58,7 @@ type Spec struct {
 	// Devices are device files for pods to ask for; see ParseDevice.
 	Devices []string
 	// Publish are ports of the nodes to open on their hosts:
-	// [ADDRESS:]PORT[:PORT].
+	// [NAME=][ADDRESS:]PORT[:PORT].
 	Publish []string
 	// DebugDir receives logs and rendered configuration for inspection.
 	DebugDir string

@@ -28,7 +28,7 @@ var layers = map[string][]string{
 	"internal/cli":   {"internal/batch", "internal/cluster", "internal/launch", "internal/login", "internal/metrics", "internal/probe", "internal/programs", "internal/settings", "internal/slurm", "internal/top"},
 	"internal/launch": {
 		"internal/balancer", "internal/batch", "internal/cluster", "internal/devices", "internal/directory", "internal/dnsconf", "internal/egress", "internal/fastpath", "internal/kube/notify", "internal/lead", "internal/linux", "internal/metrics", "internal/nodes", "internal/overlay",
-		"internal/pki", "internal/policy", "internal/probe", "internal/programs", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/slurm", "internal/standing", "internal/state", "internal/workload",
+		"internal/pki", "internal/policy", "internal/probe", "internal/programs", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/site", "internal/slurm", "internal/standing", "internal/state", "internal/workload",
 	},
 	"internal/kube/control": {"internal/cluster", "internal/kube/heap", "internal/kube/notify", "internal/kube/objects", "internal/kube/usage", "internal/pki", "internal/state"},
 	"internal/kube/objects": {"internal/state"},

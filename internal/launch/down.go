@@ -41,6 +41,9 @@ func (r *run) takeDown() error {
 	for _, d := range r.doors {
 		d.listener.Close()
 	}
+	if r.named != nil {
+		r.named.Close()
+	}
 	if r.identities.key != nil {
 		r.identities.key.Close()
 	}

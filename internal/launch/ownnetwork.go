@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"berth.dev/berth/internal/slurm"
 )
@@ -25,16 +27,25 @@ type ownNetwork struct {
 // findOwnNetwork returns nil in a job in the network of the hosts. local are the
 // addresses here: the variable may have come along from another job.
 func findOwnNetwork(job slurm.Job, getenv func(string) string, local []netip.Addr, look lookup) *ownNetwork {
-	own, err := netip.ParseAddr(getenv(podAddress))
-	if err != nil || job.Place != slurm.PlaceTask {
+	if job.Place != slurm.PlaceTask || !hasOwnNetwork(getenv, local) {
 		return nil
 	}
-	for _, address := range local {
-		if address == own {
-			return &ownNetwork{names: podNames(job, getenv), look: look}
-		}
+	return &ownNetwork{names: podNames(job, getenv), look: look}
+}
+
+func hasOwnNetwork(getenv func(string) string, local []netip.Addr) bool {
+	own, err := netip.ParseAddr(getenv(podAddress))
+	return err == nil && slices.Contains(local, own)
+}
+
+// networkOf is the number of the job whose network this is, "" in the network of the
+// hosts. Each component of a heterogeneous job has one of its own.
+func networkOf(job slurm.Job, getenv func(string) string, local []netip.Addr) string {
+	if !hasOwnNetwork(getenv, local) {
+		return ""
 	}
-	return nil
+	_, id, _ := strings.Cut(podNames(job, getenv)[job.NodeName], ".")
+	return id
 }
 
 // podNames are those of the nodes of an allocation: a pod has the number of its node

@@ -13,10 +13,10 @@ import (
 func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 	here := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("10.128.0.9")}
 	asked := ""
-	look := func(_ context.Context, name string) ([]netip.Addr, error) {
+	look := lookup(func(_ context.Context, name string) ([]netip.Addr, error) {
 		asked = name
 		return here[1:], nil
-	}
+	})
 	task := func(variables ...string) (slurm.Job, func(string) string) {
 		getenv := func(name string) string {
 			for _, variable := range append(variables, "SLURM_STEP_ID=0", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURMD_NODENAME=n2") {
@@ -49,6 +49,10 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			job, getenv := task(c.variables...)
+			// The task's own node is n2, whoever is asked for.
+			if own, want := networkOf(job, getenv, here), map[bool]string{true: "17"}[c.want != ""]; own != want {
+				t.Errorf("the network is that of job %q, want %q", own, want)
+			}
 			network := findOwnNetwork(job, getenv, here, look)
 			if c.want == "" {
 				if network != nil {
@@ -64,7 +68,11 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 			}
 		})
 	}
-	job, getenv := task(append(plain, "BERTH_POD_ADDRESS=10.128.0.9")...)
+	job, getenv := task(append(mixed, "SLURMD_NODENAME=n4", "BERTH_POD_ADDRESS=10.128.0.9")...)
+	if own := networkOf(job, getenv, here); own != "18" {
+		t.Errorf("the network of the second component is that of job %q", own)
+	}
+	job, getenv = task(append(plain, "BERTH_POD_ADDRESS=10.128.0.9")...)
 	network := findOwnNetwork(job, getenv, here, func(context.Context, string) ([]netip.Addr, error) { return nil, errors.New("no such host") })
 	if _, err := network.addresses(t.Context(), "n4"); err == nil || !strings.Contains(err.Error(), "does the site's network have names") {
 		t.Errorf("no names: %v", err)

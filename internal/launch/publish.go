@@ -39,16 +39,31 @@ func (r *run) publish(ctx context.Context) error {
 		if !r.team.leads() {
 			continue // the head speaks for all
 		}
-		whose, where := "everybody who reaches a host of this cluster", "its port "+strconv.Itoa(int(wanted.Host))
-		if wanted.Address.IsValid() {
-			where = netip.AddrPortFrom(wanted.Address, wanted.Host).String()
-		}
-		if wanted.Address.IsLoopback() {
-			whose = "everybody on a host of this cluster"
-		}
-		r.Log.Warn(fmt.Sprintf("%s can connect to %s, which leads to port %d of the node", whose, where, wanted.Node))
+		_, err = r.ownJob()
+		r.Log.Warn(whoReaches(wanted, err == nil))
+	}
+	if err := r.namePublished(ctx); err != nil {
+		return fail(ExitUnavailable, err)
 	}
 	return r.publishForKSI(ctx)
+}
+
+// whoReaches says for whom a port is open, in a job with a network of its own or in the
+// network of the hosts.
+func whoReaches(p cluster.Publish, own bool) string {
+	whose, where := "everybody who reaches a host of this cluster", "its port "+strconv.Itoa(int(p.Host))
+	if p.Address.IsValid() {
+		where = netip.AddrPortFrom(p.Address, p.Host).String()
+	}
+	switch loopback := p.Address.IsLoopback(); {
+	case loopback && own:
+		whose = "every process of this job"
+	case loopback:
+		whose = "everybody on a host of this cluster"
+	case own:
+		whose = "everybody whom this site lets into the network of this job"
+	}
+	return fmt.Sprintf("%s can connect to %s, which leads to port %d of the node", whose, where, p.Node)
 }
 
 func openPort(ctx context.Context, wanted cluster.Publish) (door, error) {

@@ -208,8 +208,9 @@ type run struct {
 	pulls      pulls
 	identities identities
 	apiDoor    *os.File
-	doors      []door // ports of this host that lead into the cluster
-	ksiPort    uint16 // of a script of KSI
+	doors      []door   // ports of this host that lead into the cluster
+	named      *os.File // held as long as what is published has names
+	ksiPort    uint16   // of a script of KSI
 	box        *sandbox.Sandbox
 	switching  *switching      // nil where no Switch makes connections of pods
 	cgroup     *sandbox.Cgroup // nil where none was delegated

@@ -38,6 +38,7 @@ const (
 	VerbLogin   = "login"
 	VerbDecline = "decline"
 	VerbName    = "name"
+	VerbServe   = "serve"
 	VerbStatus  = "status"
 	VerbOK      = "ok"
 	VerbError   = "error"

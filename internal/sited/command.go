@@ -19,7 +19,7 @@ const usage = `berthd is the daemon of berth's site network. It runs as root on 
   berthd check                      is the configuration right?
   berthd status                     ask the daemon of this node
   berthd name [--job JOB] [NAME...] give a job of yours these names below its own, and no others;
-                                    without any, it has none
+                                    without any, it has none but those of 'berth run --publish NAME=PORT'
   berthd doctor [--node NAME]       what is missing on this node, and the remedy
 
 All take --config FILE (` + site.ConfigPath + `).

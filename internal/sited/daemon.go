@@ -58,6 +58,9 @@ type Daemon struct {
 	// background is what is waited for at the end.
 	background sync.WaitGroup
 
+	// serving is held by who looks at what runs here serve, or tells etcd of it.
+	serving sync.Mutex
+
 	// heard is signalled when CNI plugins have said something of a pod.
 	heard *sync.Cond
 
@@ -88,8 +91,9 @@ type localPod struct {
 	pending, again bool
 	// told is the address of it that etcd knows: steps run with no other.
 	told netip.Addr
-	// named are the names that its user has given it, here or on another node.
-	named given
+	// named are the names that its user has given it, here or on another node, and served
+	// those by which runs here serve something, as etcd has them.
+	named, served given
 	// renamed is how often they were changed here.
 	renamed int
 	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
@@ -132,7 +136,7 @@ func (d *Daemon) processes(id string) string { return filepath.Join(d.config.Run
 
 // load reads which pods were here when the daemon ended.
 func (d *Daemon) load() error {
-	for _, dir := range []string{"pods", "net", "pid", "resolv", "sessions", "declined"} {
+	for _, dir := range []string{"pods", "net", "pid", "resolv", "sessions", "declined", servedDir} {
 		if err := os.MkdirAll(filepath.Join(d.config.Run, dir), 0o700); err != nil {
 			return fmt.Errorf("make directory of berthd: %w", err)
 		}

@@ -25,7 +25,7 @@ type follower struct {
 	jobs map[string]site.Allocation
 	// at are the addresses that CNI plugins have given.
 	at map[place]netip.Addr
-	// names are those that users have given.
+	// names are those that users have given, and by which runs serve something.
 	names map[named]given
 	// renamedAt is when names were changed here last that had to wait for it. It is the
 	// daemon's mutex that guards it.
@@ -268,11 +268,11 @@ func (f *follower) put(a site.Allocation) { f.change(func() { f.jobs[a.ID()] = a
 func (f *follower) remove(id string)      { f.change(func() { delete(f.jobs, id) }) }
 func (f *follower) fail(err error)        { f.change(func() { f.problem = err }) }
 
-// namesOf are the names that an allocation has been given.
-func (f *follower) namesOf(a site.Allocation) []string {
+// allNames are those of all allocations.
+func (f *follower) allNames() map[named]given {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.names[named{a.ID(), a.After}].names
+	return maps.Clone(f.names)
 }
 
 func (f *follower) all() map[string]site.Allocation {

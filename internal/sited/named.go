@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -14,10 +15,12 @@ import (
 	"berth.dev/berth/internal/site"
 )
 
-// named is what has names beside those of its pods: an allocation.
+// named is what has names beside those of its pods: an allocation, and the node on which
+// runs serve something by them. Those that a user has given the whole have none.
 type named struct {
 	id    string
 	after int64
+	node  string
 }
 
 // given are names as etcd has them.
@@ -39,14 +42,23 @@ func namedPrefix(a site.Allocation) string {
 	return networkPrefix(a.Owner()) + namedPart + "/" + a.ID() + "/"
 }
 
-func namedKey(a site.Allocation) string {
-	return fmt.Sprintf("%s%d/%s", namedPrefix(a), a.After, namedEnd)
+// namedKey is that of the names that an allocation has by runs on a node, a key of each
+// node's own, or without a node of those that it was given.
+func namedKey(a site.Allocation, node string) string {
+	if node != "" {
+		node += "/"
+	}
+	return fmt.Sprintf("%s%d/%s%s", namedPrefix(a), a.After, node, namedEnd)
 }
 
 // namedOf reads such a key.
 func namedOf(key string) (named, bool) {
-	id, after, end, found := besideOf(key, namedPart)
-	return named{id, after}, found && end == namedEnd
+	if id, after, end, found := besideOf(key, namedPart); found {
+		return named{id: id, after: after}, end == namedEnd
+	}
+	key, whole := strings.CutSuffix(key, "/"+namedEnd)
+	id, after, node, found := besideOf(key, namedPart)
+	return named{id, after, node}, whole && found && node != ""
 }
 
 // namesValue is what etcd has of names.
@@ -65,9 +77,10 @@ func decodeNames(kv *mvccpb.KeyValue) (given, error) {
 	return given{append([]string{}, v.Names...), kv.ModRevision}, nil
 }
 
-// SetNames gives an allocation these names and no others, as long as it lives.
-func (s *Store) SetNames(ctx context.Context, a site.Allocation, names []string) (given, error) {
-	now, done, err := s.putNames(ctx, a, names)
+// SetNames gives an allocation these names and no others, as long as it lives: all that it
+// has by runs on a node, or without a node those that its user gives it himself.
+func (s *Store) SetNames(ctx context.Context, a site.Allocation, node string, names []string) (given, error) {
+	now, done, err := s.putNames(ctx, a, node, names)
 	if err == nil && !done {
 		err = fmt.Errorf("name %s: it was released meanwhile", a.ID())
 	}
@@ -76,14 +89,14 @@ func (s *Store) SetNames(ctx context.Context, a site.Allocation, names []string)
 
 // putNames writes them if there is the allocation, and all is so that is asked for. No names
 // are written as well: that they were taken back is not that etcd has lost them.
-func (s *Store) putNames(ctx context.Context, a site.Allocation, names []string, and ...clientv3.Cmp) (given, bool, error) {
+func (s *Store) putNames(ctx context.Context, a site.Allocation, node string, names []string, and ...clientv3.Cmp) (given, bool, error) {
 	now := given{names: append([]string{}, names...)}
 	value, err := json.Marshal(namesValue{Login: namedEnd, Names: now.names})
 	if err != nil {
 		return given{}, false, err
 	}
 	there := append(and, clientv3.Compare(clientv3.Version(podsKey(a)), ">", 0))
-	done, err := s.client.Txn(ctx).If(there...).Then(clientv3.OpPut(namedKey(a), string(value))).Commit()
+	done, err := s.client.Txn(ctx).If(there...).Then(clientv3.OpPut(namedKey(a, node), string(value))).Commit()
 	if err != nil {
 		return given{}, false, fmt.Errorf("name %s: %w", a.ID(), err)
 	}
@@ -108,10 +121,10 @@ func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 		return fmt.Errorf("name job %d: %w", job, err)
 	}
 	d.mu.Lock()
-	local := d.local[site.Allocation{Job: job}.ID()]
-	if local == nil || !local.ready || uid != 0 && local.UID != uid {
+	local, err := d.ownJob(uid, job)
+	if err != nil {
 		d.mu.Unlock()
-		return fmt.Errorf("name job %d: you have no such job on %s", job, d.node)
+		return err
 	}
 	if local.named.names != nil && slices.Equal(local.named.names, names) {
 		d.mu.Unlock()
@@ -125,12 +138,21 @@ func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 	d.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 	defer cancel()
-	now, err := d.store.SetNames(ctx, a, names)
+	now, err := d.store.SetNames(ctx, a, "", names)
 	if err != nil {
 		return errors.Join(err, context.Cause(ctx))
 	}
-	d.keepNames(named{a.ID(), a.After}, now)
+	d.keepNames(named{id: a.ID(), after: a.After}, now)
 	return nil
+}
+
+// ownJob is a job with a pod here that a user may name. The caller holds the mutex.
+func (d *Daemon) ownJob(uid, job uint32) (*localPod, error) {
+	local := d.local[site.Allocation{Job: job}.ID()]
+	if local == nil || !local.ready || uid != 0 && local.UID != uid {
+		return nil, fmt.Errorf("name job %d: you have no such job on %s", job, d.node)
+	}
+	return local, nil
 }
 
 // beforeRenaming is how long a job's names may not yet be changed, and counts the change
@@ -156,41 +178,63 @@ func (d *Daemon) beforeRenaming(local *localPod) time.Duration {
 func (d *Daemon) keepNames(which named, now given) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if local := d.local[which.id]; local != nil && local.After == which.after && now.revision > local.named.revision {
-		local.named = now
+	local := d.local[which.id]
+	if local == nil || local.After != which.after || which.node != "" && which.node != d.node {
+		return
 	}
+	if kept := local.kept(which.node); now.revision > kept.revision {
+		*kept = now
+	}
+}
+
+// kept are the names of a job that are kept here: those that runs on this node have, or
+// without a node those that it was given.
+func (l *localPod) kept(node string) *given {
+	if node == "" {
+		return &l.named
+	}
+	return &l.served
 }
 
 // rename gives jobs here their names again, where etcd has lost them. What etcd has counts,
 // whatever was kept here: its revisions begin anew when it has lost all.
 func (d *Daemon) rename(ctx context.Context, mine []site.Allocation, known listing) error {
 	for _, a := range mine {
-		d.mu.Lock()
-		local := d.local[a.ID()]
-		if local == nil || local.After != a.After {
-			d.mu.Unlock()
-			continue
-		}
-		kept := local.named.names
-		d.mu.Unlock()
-		key := named{a.ID(), a.After}
-		now, there := known.names[key]
-		if !there {
-			// Should another node be the first to give them, the watch from here on tells.
-			now = given{kept, known.revision}
-		}
-		if !there && kept != nil {
-			again, done, err := d.store.putNames(ctx, a, kept, clientv3.Compare(clientv3.CreateRevision(namedKey(a)), "=", 0))
-			if err != nil {
+		for _, node := range []string{"", d.node} {
+			if err := d.renameOne(ctx, a, node, known); err != nil {
 				return err
 			}
-			if done {
-				now, known.names[key] = again, again
-			}
 		}
-		d.mu.Lock()
-		local.named = now
-		d.mu.Unlock()
 	}
+	return nil
+}
+
+func (d *Daemon) renameOne(ctx context.Context, a site.Allocation, node string, known listing) error {
+	d.mu.Lock()
+	local := d.local[a.ID()]
+	if local == nil || local.After != a.After {
+		d.mu.Unlock()
+		return nil
+	}
+	kept := local.kept(node).names
+	d.mu.Unlock()
+	key := named{a.ID(), a.After, node}
+	now, there := known.names[key]
+	if !there {
+		// Should another node be the first to give them, the watch from here on tells.
+		now = given{kept, known.revision}
+	}
+	if !there && kept != nil {
+		again, done, err := d.store.putNames(ctx, a, node, kept, clientv3.Compare(clientv3.CreateRevision(namedKey(a, node)), "=", 0))
+		if err != nil {
+			return err
+		}
+		if done {
+			now, known.names[key] = again, again
+		}
+	}
+	d.mu.Lock()
+	*local.kept(node) = now
+	d.mu.Unlock()
 	return nil
 }

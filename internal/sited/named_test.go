@@ -19,7 +19,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.local["1"], w.local["2"] = &localPod{Allocation: a, ready: true}, &localPod{Allocation: other, ready: true}
 	f := w.following("1000")
 	has := func(names ...string) func() bool {
-		return func() bool { return slices.Equal(f.namesOf(a), names) }
+		return func() bool { return slices.Equal(namesOf(f, a), names) }
 	}
 	name := func(uid, job uint32, text, want string) {
 		t.Helper()
@@ -62,7 +62,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.await("they know the ones after the pause", has("db"))
 	w.await("the daemon knows the ones after the pause", w.keeps("db"))
 	// etcd has lost them.
-	if _, err := w.store.client.Delete(t.Context(), namedKey(a)); err != nil {
+	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "")); err != nil {
 		t.Fatal(err)
 	}
 	w.await("they know of none", has())
@@ -71,7 +71,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.relist()
 	w.await("they know them again", has("db"))
 	// Who was cut off while they were taken back does not bring them back.
-	if _, err := w.store.SetNames(t.Context(), a, nil); err != nil {
+	if _, err := w.store.SetNames(t.Context(), a, "", nil); err != nil {
 		t.Fatal(err)
 	}
 	w.await("they know of none any more", has())
@@ -79,13 +79,13 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.keep("1", "db")
 	w.relist()
 	w.await("the daemon knows that they were taken back", w.keeps())
-	if known, err := w.store.list(t.Context(), networksKey); err != nil || len(known.names[named{"1", a.After}].names) > 0 {
+	if known, err := w.store.list(t.Context(), networksKey); err != nil || len(known.names[named{id: "1", after: a.After}].names) > 0 {
 		t.Errorf("names that were taken back: %v, %v", known.names, err)
 	}
 	if known, err := w.store.read(t.Context()); err != nil || len(known.jobs) != 2 {
 		t.Errorf("jobs: %v, %v", known.jobs, err)
 	}
-	if _, err := w.store.SetNames(t.Context(), a, []string{"db"}); err != nil {
+	if _, err := w.store.SetNames(t.Context(), a, "", []string{"db"}); err != nil {
 		t.Fatal(err)
 	}
 	w.await("they know of the last one", has("db"))
@@ -96,9 +96,24 @@ func TestUsersNameTheirJobs(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.await("names go with the job", has())
-	if _, err := w.store.SetNames(t.Context(), a, []string{"late"}); err == nil || !strings.Contains(err.Error(), "released meanwhile") {
+	if _, err := w.store.SetNames(t.Context(), a, "", []string{"late"}); err == nil || !strings.Contains(err.Error(), "released meanwhile") {
 		t.Errorf("a job that is over: %v", err)
 	}
+}
+
+// namesOf are all names that a follower knows of an allocation, those by which runs on a
+// node serve something behind the node's.
+func namesOf(f *follower, a site.Allocation) []string {
+	var all []string
+	for which, now := range f.allNames() {
+		if which.id == a.ID() && which.after == a.After {
+			for _, name := range now.names {
+				all = append(all, path.Join(which.node, name))
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
 }
 
 // keeps says whether the daemon has these names of job 1, should etcd lose them.
@@ -122,9 +137,9 @@ func (w *wired) keep(id string, names ...string) {
 func TestLateNamesAreNotKept(t *testing.T) {
 	d := &Daemon{local: map[string]*localPod{"1": {Allocation: site.Allocation{Job: 1, After: 7}}}}
 	for _, now := range []given{{[]string{"theirs"}, 12}, {[]string{"mine"}, 11}, {nil, 10}} {
-		d.keepNames(named{"1", 7}, now)
+		d.keepNames(named{id: "1", after: 7}, now)
 	}
-	d.keepNames(named{"1", 6}, given{[]string{"former"}, 13})
+	d.keepNames(named{id: "1", after: 6}, given{[]string{"former"}, 13})
 	if kept := d.local["1"].named; !slices.Equal(kept.names, []string{"theirs"}) {
 		t.Errorf("kept: %+v", kept)
 	}
@@ -139,21 +154,23 @@ func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, names := range [][]string{{"web.default", "api"}, nil} {
-		if _, err := s.SetNames(t.Context(), a, names); err != nil {
-			t.Fatal(err)
+	for _, node := range []string{"", "n0"} {
+		for _, names := range [][]string{{"web.default", "api"}, nil} {
+			if _, err := s.SetNames(t.Context(), a, node, names); err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.client.Get(t.Context(), namedKey(a, node))
+			if err != nil || len(got.Kvs) != 1 {
+				t.Fatal(got, err)
+			}
+			seen, err := decode(got.Kvs[0].Value)
+			if err != nil || seen.Login == "" || len(seen.Pods) > 0 || seen.ID() == a.ID() {
+				t.Errorf("%s: it sees %+v, %v", got.Kvs[0].Value, seen, err)
+			}
 		}
-		got, err := s.client.Get(t.Context(), namedKey(a))
-		if err != nil || len(got.Kvs) != 1 {
-			t.Fatal(got, err)
+		if last := path.Base(namedKey(a, node)); last != namedEnd {
+			t.Errorf("when names go, %s is over for it", last)
 		}
-		seen, err := decode(got.Kvs[0].Value)
-		if err != nil || seen.Login == "" || len(seen.Pods) > 0 || seen.ID() == a.ID() {
-			t.Errorf("%s: it sees %+v, %v", got.Kvs[0].Value, seen, err)
-		}
-	}
-	if last := path.Base(namedKey(a)); last != namedEnd {
-		t.Errorf("when names go, %s is over for it", last)
 	}
 }
 
@@ -205,15 +222,21 @@ func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
 // Whatever a group is called, its keys are told apart by position.
 func TestKeysOfNames(t *testing.T) {
 	a := site.Allocation{Job: 7, Group: namedPart, After: 9}
-	if which, found := namedOf(namedKey(a)); !found || which != (named{"7", 9}) {
-		t.Errorf("%s: %v, %t", namedKey(a), which, found)
+	for _, node := range []string{"", "n0", namedEnd, namedPart} {
+		key := namedKey(a, node)
+		if which, found := namedOf(key); !found || which != (named{"7", 9, node}) {
+			t.Errorf("%s: %v, %t", key, which, found)
+		}
+		if _, found := placeOf(key); found || isPods(key) {
+			t.Errorf("%s is one of addresses", key)
+		}
 	}
-	for _, key := range []string{podsKey(a), atKey(a, "n0"), podsKey(site.Allocation{Job: 7, Group: at})} {
+	for _, key := range []string{
+		podsKey(a), atKey(a, "n0"), podsKey(site.Allocation{Job: 7, Group: at}),
+		namedPrefix(a) + "9/n0", namedPrefix(a) + "9//" + namedEnd, namedPrefix(a) + "9/n0/later/" + namedEnd, namedPrefix(a) + "9/n0/later",
+	} {
 		if _, found := namedOf(key); found {
 			t.Errorf("%s is one of names", key)
 		}
-	}
-	if _, found := placeOf(namedKey(a)); found {
-		t.Errorf("%s is one of addresses", namedKey(a))
 	}
 }

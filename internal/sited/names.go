@@ -75,15 +75,19 @@ type namedPod struct {
 	After   int64      `json:"after"`
 	// Names are those that its user has given the job, once for all of its pods.
 	Names []string `json:"names,omitempty"`
+	// Served are those by which runs in this pod serve something.
+	Served []string `json:"served,omitempty"`
 }
 
-func (t *nameTable) add(a site.Allocation, names []string) {
+func (t *nameTable) add(a site.Allocation, all map[named]given) {
+	names := all[named{id: a.ID(), after: a.After}].names
 	for i, pod := range a.Pods {
 		if !pod.Address.IsValid() {
 			continue
 		}
 		t.Pods = append(t.Pods, namedPod{
-			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After, Names: names,
+			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
+			Names: names, Served: all[named{a.ID(), a.After, pod.Node}].names,
 		})
 		names = nil
 	}

@@ -70,11 +70,11 @@ func (d *Daemon) table() *nameTable {
 	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked()}
 	for _, owner := range slices.Sorted(maps.Keys(owners)) {
 		known := d.known(owner)
+		var names map[named]given
+		if user := d.users[owner]; user != nil {
+			names = user.allNames()
+		}
 		for _, job := range slices.Sorted(maps.Keys(known)) {
-			var names []string
-			if user := d.users[owner]; user != nil {
-				names = user.namesOf(known[job])
-			}
 			t.add(known[job], names)
 		}
 	}

@@ -95,6 +95,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	group.Go(func() error { return d.reconcile(ctx) })
 	group.Go(func() error { return d.register(ctx) })
 	group.Go(func() error { return d.collect(ctx) })
+	group.Go(func() error { return d.endServed(ctx) })
 	if config.Metrics != "" {
 		group.Go(func() error { return d.serveMetrics(ctx) })
 	}

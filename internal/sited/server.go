@@ -149,6 +149,13 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 		}
 		return nil, d.Name(ctx, peer.Uid, job, question.Fields["names"])
 	}
+	if question.Verb == site.VerbServe {
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		return d.Serve(ctx, peer.Uid, job, question.Fields["names"], answer)
+	}
 	if peer.Uid != 0 {
 		return nil, fmt.Errorf("%s is for root", question.Verb)
 	}

@@ -541,7 +541,7 @@ func (s *Store) Free(ctx context.Context, a site.Allocation) error {
 type listing struct {
 	jobs map[string]site.Allocation
 	at   map[place]netip.Addr
-	// names are those that users have given.
+	// names are those that users have given, and by which runs serve something.
 	names map[named]given
 	// revision is that at which it was so.
 	revision int64

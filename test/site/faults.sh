@@ -88,11 +88,11 @@ hostile_questions() {
 	job alice
 	# shellcheck disable=SC2016
 	seen=$(as bob n1 sh -c '
-		for question in "release\njob '"${jobs[alice]}"'" "attach\njob '"${jobs[alice]}"'\nuid 0" "attach\njob 99\nuid '"$(settings id_of alice)"'"; do
+		for question in "release\njob '"${jobs[alice]}"'" "attach\njob '"${jobs[alice]}"'\nuid 0" "attach\njob 99\nuid '"$(settings id_of alice)"'" "serve\njob '"${jobs[alice]}"'\nnames web"; do
 			printf "berthd/1 $question\n\n" | socat - UNIX:/run/berthd/berthd.sock; done
 		head -c 200000 /dev/urandom | socat - UNIX:/run/berthd/berthd.sock 2>/dev/null
 		printf "status\n\n" | socat - UNIX:/run/berthd/berthd.sock')
-	[[ $(grep -c "is for root" <<<"$seen") -ge 3 ]] || fail "bob is told: $seen"
+	[[ $(grep -c "is for root" <<<"$seen") -ge 3 && $seen == *"you have no such job"* ]] || fail "bob is told: $seen"
 	for ((i = 0; i < 40; i++)); do
 		as bob n1 socat -u UNIX:/run/berthd/berthd.sock - >/dev/null 2>&1 &
 		helpers+=($!)

@@ -201,7 +201,7 @@ left_on() {
 		ip rule | grep "10\.200\."
 		ip addr | grep "10\.200\."
 		nft list tables | grep berth
-		ls /run/berthd/net /run/berthd/pid /run/berthd/pods /run/berthd/names /run/berthd/resolv /run/berthd/sessions /run/berthd/declined 2>/dev/null | grep -v :
+		ls /run/berthd/net /run/berthd/pid /run/berthd/pods /run/berthd/names /run/berthd/resolv /run/berthd/sessions /run/berthd/served /run/berthd/declined 2>/dev/null | grep -v :
 		pgrep -lx berth-dns
 		grep -s 1 /proc/sys/net/ipv4/conf/eth0/forwarding'
 }

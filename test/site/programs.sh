@@ -51,8 +51,9 @@ x11() {
 }
 
 # kubernetes: berth has the job's network between its nodes, which find each other by
-# their addresses in there. The user's other jobs reach what it publishes by the job's
-# name, nobody else's do, and from the login host it is used as ever.
+# their addresses in there. The user's other jobs and sessions reach what it publishes, by
+# the job's name and by that which it has itself as long as it runs; nobody else's do. From
+# the login host it is used as ever.
 kubernetes() {
 	local seen node
 	as alice login sh -c 'cat >where.yaml' <<-'END'
@@ -93,9 +94,9 @@ kubernetes() {
 				sort -u /seen' | xargs echo "$(kubectl get "$pod" -o 'jsonpath={.spec.nodeName}') reaches"
 		done
 		echo asked
-		exec sleep 300
+		until [ -e enough ]; do sleep 0.2; done
 	END
-	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run -f where.yaml --image /srv/images/busybox.tar --publish 8080:30080 -- sh ask.sh')
+	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run -f where.yaml --image /srv/images/busybox.tar --publish where.default=8080:30080 -- sh ask.sh; sleep 300')
 	poll 180 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
 	for node in n1 n2; do
 		in_output "^$node reaches on n1 on n2$" || fail "from $node: $(as alice login grep reaches berth.out)"
@@ -105,13 +106,67 @@ kubernetes() {
 		seen=$(as alice login srun -Q -N1 -n1 --mem=100 sh -c 'for node in 0 1; do curl -s -m 10 http://pod$node.cluster:8080/; done' 2>&1)
 		[[ $seen == "on n"[12]$'\n'"on n"[12] ]] || fail "another job of alice's: $seen"
 	done
-	seen=$(as bob login srun -Q -N1 -n1 --mem=100 sh -c "curl -s -m 2 http://pod0.cluster:8080/; curl -s -m 2 http://$(pod_of alice n1):8080/" 2>&1)
+	in_output "port 30080 of the nodes at $where:8080" || fail "alice is not told the name: $(as alice login cat berth.out)"
+	poll 10 served alice "$(pods_of alice)" || fail "the Service's name is $(where_is alice)"
+	seen=$(as alice login srun -Q -N1 -n1 --mem=100 curl -s -m 10 "http://$where:8080/" 2>&1)
+	[[ $seen == "on n"[12] ]] || fail "another job of alice's, by the Service's name: $seen"
+	# The first session may be there before it has heard of the name.
+	poll 10 session_fetches alice || fail "a session of alice's: $(from_outside alice login curl -sS -m 10 "http://$where:8080/" 2>&1)"
+	seen=$(as bob login srun -Q -N1 -n1 --mem=100 sh -c "curl -s -m 2 http://pod0.cluster:8080/; curl -s -m 2 http://$(pod_of alice n1):8080/; curl -s -m 2 http://$where:8080/" 2>&1)
 	[[ $seen != *"on n"* ]] || fail "bob reaches alice's: $seen"
+	served bob '' || fail "bob gets the Service's name: $(where_is bob)"
 	seen=$(in_berth berth kubectl get nodes -o name 2>&1 | sort)
 	[[ $seen == $'node/n1\nnode/n2' ]] || fail "from the login host: $seen"
+	# The job goes on, and so does its own name.
+	as alice login touch enough
+	poll 30 served alice '' || fail "after the run, the Service's name is $(where_is alice)"
 	on ctl scancel "${jobs[alice]}"
 	poll 30 gone alice || fail "the job does not end"
-	as alice login rm -f where.yaml ask.sh berth.out
+	seen=$(in_berth srun -Q -N1 -n1 --mem=1500 --network-pod=no berth run --publish web=8080:80 -- true 2>&1) && fail "there are names in the hosts' network"
+	[[ $seen == *"name web: names are for jobs with a network of their own"* ]] || fail "in the hosts' network: $seen"
+	as alice login rm -f where.yaml ask.sh berth.out enough
 }
+
+# names_of_runs: what a run serves has its name while a berthd is replaced, and no longer
+# where the run is killed.
+names_of_runs() {
+	local node
+	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run --publish where.default=8080:30080 -- sleep 300; sleep 300')
+	poll 20 everywhere alice || fail "no network for alice's job"
+	poll 60 served alice "$(pods_of alice)" || fail "the name is $(where_is alice): $(as alice login cat berth.out)"
+	for node in n1 n2; do
+		on $node sh -c 'kill -9 $(pgrep -x berthd)'
+		wait "${daemons[$node]}"
+		start $node $node run
+		poll 20 answers $node || fail "berthd does not come back"
+		# It has looked at what runs hold when what nobody holds is gone.
+		on $node touch /run/berthd/served/stray
+		poll 20 on $node test ! -e /run/berthd/served/stray || fail "berthd does not look at runs on $node"
+	done
+	served alice "$(pods_of alice)" || fail "with another berthd, the name is $(where_is alice)"
+	# The other node goes on.
+	on n2 sh -c 'kill -9 $(pgrep -o -x berth)'
+	poll 20 served alice "$(pod_of alice n1)" || fail "without the run on n2, the name is $(where_is alice)"
+	on n1 sh -c 'kill -9 $(pgrep -o -x berth)'
+	poll 20 served alice '' || fail "without the run, the name is $(where_is alice)"
+	on ctl scancel "${jobs[alice]}"
+	poll 30 gone alice || fail "the job does not end"
+	# Of its files, somebody else has to remove what a kill leaves.
+	for node in n1 n2; do as alice $node /srv/berth/bin/berth cleanup >/dev/null; done
+	as alice login rm -f berth.out
+}
+where=where.default.cluster.alice.bed
+# where_is USER: what a job of the user's hears of the Service, and before that whether it
+# hears of alice's job.
+where_is() {
+	# shellcheck disable=SC2016
+	as "$1" login srun -Q -N1 -n1 --mem=100 sh -c 'getent ahostsv4 cluster.alice.bed >/dev/null && echo the job; getent ahostsv4 '$where' | sed -n "s/ *STREAM.*//p" | sort; echo asked' 2>&1 | xargs
+}
+served() { # USER ADDRESSES
+	local job=
+	[[ $1 != alice ]] || job='the job '
+	[[ $(where_is "$1") == "$job${2:+$2 }asked" ]]
+}
+session_fetches() { [[ $(from_outside "$1" login curl -s -m 10 "http://$where:8080/") == "on n"[12] ]]; }
 in_berth() { as alice login env PATH=/srv/berth/bin:/usr/bin:/bin "$@"; }
 in_output() { as alice login grep -q "$1" berth.out 2>/dev/null; }

@@ -37,6 +37,8 @@ type pod struct {
 	After int64 `json:"after"`
 	// Names are those that its user has given the job, once for all of its pods.
 	Names []string `json:"names,omitempty"`
+	// Served are those by which runs in this pod serve something.
+	Served []string `json:"served,omitempty"`
 }
 
 // answer is what there is to say about a name.
@@ -111,7 +113,7 @@ func (t *table) visible(asker, server netip.Addr) view {
 }
 
 // below is about USER, JOB.USER, podN.JOB.USER, or a name below JOB.USER that the user has
-// given it.
+// given it, or by which it serves something.
 func (t *table) below(name, zone string, v view) answer {
 	found := answer{ours: true, zone: zone}
 	labels := strings.Split(name, ".")
@@ -140,7 +142,7 @@ func (t *table) below(name, zone string, v view) answer {
 		if !of(p) {
 			continue
 		}
-		if all || len(labels) == 2 && labels[0] == "pod"+strconv.Itoa(p.Index) {
+		if all || slices.Contains(p.Served, given) || len(labels) == 2 && labels[0] == "pod"+strconv.Itoa(p.Index) {
 			found.exists, found.addresses = true, append(found.addresses, p.Address)
 		}
 	}

@@ -13,8 +13,8 @@ import (
 // db of his own; carol and dave share a network.
 const example = `{"cluster":"alps","range":"10.1.0.0/24","pods":[
 {"address":"10.1.0.2","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
-{"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5,"names":["web.default","shop"]},
-{"address":"10.1.0.4","network":7,"uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9},
+{"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5,"names":["web.default","shop"],"served":["cache"]},
+{"address":"10.1.0.4","network":7,"uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9,"served":["cache"]},
 {"address":"10.1.0.5","network":8,"uid":2,"user":"bob","name":"db","number":43,"index":0,"after":10},
 {"address":"10.1.0.6","network":7,"uid":1,"user":"alice","name":"41","number":44,"index":0,"after":11},
 {"address":"10.1.0.7","network":7,"uid":1,"user":"alice","name":"login1","index":0,"after":1},
@@ -58,7 +58,11 @@ func TestNamesLeadToPods(t *testing.T) {
 		{"10.1.0.7", "x.pod0.41.alice.alps.", true, false, nil},
 		{"10.1.0.2", "web.default.db.alice.alps.", true, true, []string{"10.1.0.2", "10.1.0.3"}}, // what the user has named leads to all pods
 		{"10.1.0.7", "shop.41.alice.alps.", true, true, []string{"10.1.0.2", "10.1.0.3"}},
-		{"10.1.0.7", "shop.db.alice.alps.", true, false, nil}, // the newer one is not called so
+		{"10.1.0.7", "shop.db.alice.alps.", true, false, nil},                  // the newer one is not called so
+		{"10.1.0.2", "cache.db.alice.alps.", true, true, []string{"10.1.0.3"}}, // what a run in a pod serves leads there
+		{"10.1.0.7", "cache.db.alice.alps.", true, true, []string{"10.1.0.4"}},
+		{"10.1.0.7", "x.cache.db.alice.alps.", true, false, nil},
+		{"10.1.0.5", "cache.41.alice.alps.", true, false, nil},
 		{"10.1.0.7", "web.41.alice.alps.", true, false, nil},
 		{"10.1.0.7", "default.41.alice.alps.", true, false, nil},
 		{"10.1.0.7", "x.web.default.41.alice.alps.", true, false, nil},

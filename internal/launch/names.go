@@ -1,0 +1,140 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/site"
+)
+
+// nameLimit is how long berthd may take to give names. It asks etcd, which it gives five
+// seconds, and may be busy with another run's.
+const nameLimit = 15 * time.Second
+
+// berthdAway is how long berthd may be away: it is replaced under running jobs.
+const berthdAway = 3 * time.Second
+
+// namePublished gives names in the user's domain to what is published on this host, for as
+// long as this process has the file that it keeps. Each host of a run does so: a name leads
+// to those that do.
+func (r *run) namePublished(ctx context.Context) error {
+	ports, err := namedPorts(r.Spec)
+	if err != nil || len(ports) == 0 {
+		return err
+	}
+	job, err := r.ownJob()
+	if err != nil {
+		return fmt.Errorf("name %s: %w", namesOf(ports), err)
+	}
+	config, err := site.Load(site.ConfigPath)
+	if err != nil {
+		return fmt.Errorf("name %s: %w", namesOf(ports), err)
+	}
+	var answer site.Message
+	err = untilBerthdIsBack(ctx, func() error {
+		answer, r.named, err = askForNames(ctx, config.Run, job, namesOf(ports))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("name %s: %w", namesOf(ports), err)
+	}
+	if !r.team.leads() {
+		return nil // the head speaks for all
+	}
+	for _, line := range tellNames(ports, answer) {
+		r.Log.Info(line)
+	}
+	return nil
+}
+
+// namedPorts are those that are published by a name.
+func namedPorts(spec cluster.Spec) ([]cluster.Publish, error) {
+	var named []cluster.Publish
+	for _, value := range spec.Publish {
+		port, err := cluster.ParsePublish(value)
+		if err != nil {
+			return nil, err
+		}
+		if port.Name != "" {
+			named = append(named, port)
+		}
+	}
+	return named, nil
+}
+
+// namesOf are their names, as berthd and people read them.
+func namesOf(ports []cluster.Publish) string {
+	var names []string
+	for _, port := range ports {
+		names = append(names, port.Name)
+	}
+	return strings.Join(names, ",")
+}
+
+// ownJob is the number of the job whose network this is.
+func (r *run) ownJob() (string, error) {
+	id := ""
+	if r.allocation != nil {
+		local, err := localAddresses()
+		if err != nil {
+			return "", err
+		}
+		id = networkOf(r.allocation.job, r.Getenv, local)
+	}
+	if id == "" {
+		return "", errors.New("names are for jobs with a network of their own, as some sites give them one (docs/site-network.md), and this is none: publish the port without a name, as in --publish 8080:80")
+	}
+	return id, nil
+}
+
+// untilBerthdIsBack asks until somebody listens.
+func untilBerthdIsBack(ctx context.Context, ask func() error) error {
+	for end := time.Now().Add(berthdAway); ; {
+		err := ask()
+		away := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist)
+		if !away || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// askForNames asks the berthd with that directory for names of a job. They are there as
+// long as the file that comes back is open, however its process ends.
+func askForNames(ctx context.Context, run, job, names string) (site.Message, *os.File, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, nameLimit, fmt.Errorf("berthd has not answered within %s", nameLimit))
+	defer cancel()
+	question := site.Message{Verb: site.VerbServe, Fields: map[string]string{"job": job, "names": names}}
+	answer, files, err := site.Ask(ctx, run, question)
+	if err != nil {
+		return answer, nil, err
+	}
+	if len(files) != 1 {
+		site.CloseAll(files)
+		return answer, nil, errors.New("berthd has not said how long they are there: install the same version of it and of berth")
+	}
+	return answer, files[0], nil
+}
+
+// tellNames says where what is published is to be had.
+func tellNames(ports []cluster.Publish, answer site.Message) []string {
+	var lines []string
+	for _, port := range ports {
+		line := fmt.Sprintf("your jobs and sessions reach port %d of the nodes at %s.%s:%d", port.Node, port.Name, answer.Fields["domain"], port.Host)
+		if wait := answer.Fields["wait"]; wait != "" {
+			line += fmt.Sprintf(", in %s s, as names of this job have just changed", wait)
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
