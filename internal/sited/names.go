@@ -21,12 +21,17 @@ import (
 	"berth.dev/berth/internal/site"
 )
 
-// nameServer is CoreDNS, which runs as long as there are pods here. The file
-// with their names is its life: it ends when that is removed, so the next berthd
-// need not find the one of the last.
+// nameServer is CoreDNS, which runs as long as there are pods here. A file of its
+// own is its life: it ends when that is removed, so the next berthd need not find
+// the one of the last.
+//
+// It sees that a moment later, and until then gets its part of what is asked beside
+// the one that comes next. So they all read one table, at each query: with a table
+// for each, a job that begins as the last one ends would now and then hear that
+// there is none of its names.
 type nameServer struct {
 	config site.DNS
-	// dir holds the file, and nothing else that is kept.
+	// dir holds the table and the lives, and nothing else that is kept.
 	dir string
 	// address is where it listens.
 	address netip.Addr
@@ -35,8 +40,9 @@ type nameServer struct {
 	again func()
 
 	mu sync.Mutex
-	// file is empty as long as none runs that was started here.
-	file string
+	// life is empty as long as none runs that was started here.
+	life string
+	// last is what the table was written with.
 	last string
 }
 
@@ -49,7 +55,7 @@ const nameServerStart = 5 * time.Second
 var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
 	bind {{.Address}}
 	errors
-	names {{.File}}
+	names {{.Table}} {{.Life}}
 {{- if .Forward}}
 	cache 30
 	forward . {{.Forward}}
@@ -57,7 +63,8 @@ var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
 }
 `))
 
-// nameTable is what CoreDNS's plugin reads (programs/coredns/site).
+// nameTable is what CoreDNS's plugin reads (programs/coredns/site), the one of a former
+// version too until it ends: what a field means cannot change.
 type nameTable struct {
 	Cluster string       `json:"cluster"`
 	Range   netip.Prefix `json:"range"`
@@ -102,25 +109,35 @@ func (n *nameServer) apply(table *nameTable) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if table == nil {
-		n.file = ""
+		n.life = ""
 		return n.clean()
 	}
 	text, err := json.Marshal(table)
 	if err != nil {
 		return fmt.Errorf("write names of pods: %w", err)
 	}
-	if n.file != "" {
-		if string(text) == n.last {
-			return nil
-		}
-		return n.write(n.file, text)
+	if n.life == "" {
+		return n.start(text)
 	}
-	return n.start(text)
+	if string(text) == n.last {
+		return nil
+	}
+	return n.write(text)
 }
 
-func (n *nameServer) write(path string, text []byte) error {
+func (n *nameServer) table() string { return filepath.Join(n.dir, "table") }
+
+// write has all name servers of this node answer from another table.
+func (n *nameServer) write(text []byte) error {
 	temporary := filepath.Join(filepath.Dir(n.dir), "new-names")
-	err := errors.Join(os.WriteFile(temporary, text, 0o640), os.Chown(temporary, 0, nobody), os.Rename(temporary, path))
+	err := os.WriteFile(temporary, text, 0o640)
+	if err == nil {
+		err = os.Chown(temporary, 0, nobody)
+	}
+	if err == nil {
+		// Not half a table, where there is no room for more.
+		err = os.Rename(temporary, n.table())
+	}
 	if err != nil {
 		return fmt.Errorf("write names of pods: %w", err)
 	}
@@ -133,26 +150,26 @@ func (n *nameServer) start(text []byte) error {
 	if err := errors.Join(os.MkdirAll(n.dir, 0o750), os.Chown(n.dir, 0, nobody)); err != nil {
 		return fail(err)
 	}
-	file, err := os.CreateTemp(n.dir, "names-")
+	if err := n.write(text); err != nil {
+		return fail(err)
+	}
+	life, err := os.CreateTemp(n.dir, "names-")
 	if err != nil {
 		return fail(err)
 	}
-	file.Close()
-	if err := n.write(file.Name(), text); err != nil {
-		return fail(err)
+	life.Close()
+	if err := n.launch(life.Name()); err != nil {
+		return fail(errors.Join(err, os.Remove(life.Name())))
 	}
-	if err := n.launch(file.Name()); err != nil {
-		return fail(errors.Join(err, os.Remove(file.Name())))
-	}
-	n.file = file.Name()
+	n.life = life.Name()
 	// One that another berthd has started has answered until now.
 	return n.clean()
 }
 
 // launch returns when CoreDNS listens.
-func (n *nameServer) launch(file string) error {
+func (n *nameServer) launch(life string) error {
 	var text strings.Builder
-	if err := corefile.Execute(&text, map[string]string{"Address": n.address.String(), "File": file, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
+	if err := corefile.Execute(&text, map[string]string{"Address": n.address.String(), "Table": n.table(), "Life": life, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
 		return err
 	}
 	ready, ours, err := os.Pipe()
@@ -176,7 +193,7 @@ func (n *nameServer) launch(file string) error {
 	go func() {
 		err := command.Wait()
 		ended <- err
-		n.ended(file, err)
+		n.ended(life, err)
 	}()
 	if err := ready.SetReadDeadline(time.Now().Add(nameServerStart)); err != nil {
 		return errors.Join(err, command.Process.Kill())
@@ -188,14 +205,14 @@ func (n *nameServer) launch(file string) error {
 }
 
 // ended starts it again unless it was to end.
-func (n *nameServer) ended(file string, err error) {
+func (n *nameServer) ended(life string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.file != file {
+	if n.life != life {
 		return
 	}
 	n.log.Error("the name server has ended", "error", err)
-	n.file = ""
+	n.life = ""
 	time.AfterFunc(retry, n.again)
 }
 
@@ -205,8 +222,11 @@ func (n *nameServer) clean() error {
 	if err != nil {
 		return err
 	}
+	if n.life == "" {
+		files = append(files, n.table())
+	}
 	for _, file := range files {
-		if file == n.file {
+		if file == n.life {
 			continue
 		}
 		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {

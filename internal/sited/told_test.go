@@ -323,7 +323,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 		// The step has asked them, and others come no further than to the names.
 		w.applying.Lock()
 		w.names.mu.Lock()
-		w.names.config.Program, w.names.dir, w.names.file = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
+		w.names.config.Program, w.names.dir, w.names.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
 		w.applying.Unlock()
 		w.remove("HANG-ADD")
 		w.await("plugins have ended", func() bool { return !w.anyPending() })

@@ -220,6 +220,7 @@ end_case() {
 case_() {
 	local began=$SECONDS
 	failed=no helpers=()
+	declare -F "$1" >/dev/null || fail "there is no such case"
 	"$1"
 	end_case
 	if [[ $failed == yes ]]; then

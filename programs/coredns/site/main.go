@@ -1,6 +1,6 @@
 // Command berth-dns is upstream's CoreDNS as the name server of the pods on one
 // node of the site network, with a plugin that knows their names. berthd starts
-// it, and ends it by removing the file with the names.
+// it, and ends it by removing a file that is its life.
 package main
 
 import (

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/coredns/caddy"
@@ -15,38 +16,58 @@ import (
 	"github.com/miekg/dns"
 )
 
-// pluginName is the directive of the Corefile: names FILE.
+// pluginName is the directive of the Corefile: names TABLE LIFE.
 const pluginName = "names"
 
 // ttl of answers, in seconds: a job's names go when it goes.
 const ttl = 5
 
+// drain is how long queries that are in hand may take after the end of this server's
+// life: CoreDNS gives up on others that it asks.
+const drain = 5 * time.Second
+
 // names answers for the pods of the site network.
 type names struct {
 	next plugin.Handler
 	file *file
+	life *life
 }
 
 func setup(c *caddy.Controller) error {
-	if !c.Next() || !c.NextArg() {
+	var table, until string
+	if !c.Next() || !c.Args(&table, &until) {
 		return c.ArgErr()
 	}
-	f := &file{path: c.Val()}
+	f, l := &file{path: table}, &life{path: until}
 	if _, err := f.table(); err != nil {
 		return plugin.Error(pluginName, err)
 	}
-	go f.endWithIt()
-	dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &names{next: next, file: f} })
+	go func() {
+		l.over()
+		os.Exit(0)
+	}()
+	dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &names{next: next, file: f, life: l} })
 	return nil
 }
 
-// endWithIt ends the program when the file is removed. berthd may be another
-// one by then, whose child this is not.
-func (f *file) endWithIt() {
+// life is a file that the program ends with. berthd may be another one by then, whose
+// child this is not.
+type life struct {
+	path string
+	// inHand counts who has asked and has no answer yet. The kernel gives queries to this
+	// server as long as it is there, also beside the one that comes next.
+	inHand atomic.Int64
+}
+
+// over returns when the file is removed and nobody waits for an answer.
+func (l *life) over() {
 	for range time.Tick(time.Second / 2) {
-		if _, err := os.Stat(f.path); errors.Is(err, os.ErrNotExist) {
-			os.Exit(0)
+		if _, err := os.Stat(l.path); errors.Is(err, os.ErrNotExist) {
+			break
 		}
+	}
+	for deadline := time.Now().Add(drain); l.inHand.Load() > 0 && time.Now().Before(deadline); {
+		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -56,6 +77,8 @@ func (*names) Name() string { return pluginName }
 // ServeDNS answers for the domain of the cluster and for the addresses of pods,
 // and passes on all else.
 func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) (int, error) {
+	n.life.inHand.Add(1)
+	defer n.life.inHand.Add(-1)
 	state := request.Request{W: w, Req: r}
 	known, err := n.file.table()
 	if err != nil {

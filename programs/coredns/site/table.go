@@ -172,9 +172,12 @@ func (v view) prefers(a, b pod, label string) bool {
 type file struct {
 	path string
 
-	mu   sync.Mutex
-	last os.FileInfo
-	read *table
+	mu sync.Mutex
+	// opened stays so: its inode would be that of a later one otherwise, on some file
+	// systems, and the time of a change is no more exact than the kernel's clock.
+	opened *os.File
+	info   os.FileInfo
+	read   *table
 }
 
 // table reads the file if it is another one than the last time.
@@ -189,18 +192,21 @@ func (f *file) table() (*table, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open names of pods: %w", err)
 	}
-	defer opened.Close()
 	info, err := opened.Stat()
 	if err != nil {
-		return nil, fmt.Errorf("look at names of pods: %w", err)
+		return nil, errors.Join(fmt.Errorf("look at names of pods: %w", err), opened.Close())
 	}
-	if f.read != nil && os.SameFile(info, f.last) && info.ModTime().Equal(f.last.ModTime()) {
-		return f.read, nil
+	if f.read != nil && os.SameFile(info, f.info) {
+		return f.read, opened.Close()
 	}
 	read := &table{}
 	if err := json.NewDecoder(opened).Decode(read); err != nil {
-		return nil, fmt.Errorf("read names of pods: %w", err)
+		return nil, errors.Join(fmt.Errorf("read names of pods: %w", err), opened.Close())
 	}
-	f.last, f.read = info, read
+	if f.opened != nil {
+		// Nothing was written to it.
+		_ = f.opened.Close()
+	}
+	f.opened, f.info, f.read = opened, info, read
 	return read, nil
 }

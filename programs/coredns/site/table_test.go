@@ -1,11 +1,13 @@
 package main
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 )
 
 // example: alice has two jobs called db, the second one newer, one that is
@@ -129,19 +131,59 @@ func TestAddressesLeadToNames(t *testing.T) {
 
 func TestAChangedFileIsRead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "names")
+	replace := func(cluster string) {
+		t.Helper()
+		err := os.WriteFile(path+".new", []byte(`{"cluster":"`+cluster+`","range":"10.1.0.0/24"}`), 0o600)
+		// As if all were written within a tick of the kernel's clock.
+		if err := errors.Join(err, os.Chtimes(path+".new", time.Time{}, time.Unix(1, 0)), os.Rename(path+".new", path)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	f := &file{path: path}
 	if _, err := f.table(); err == nil {
 		t.Error("a table without a file")
 	}
-	for _, cluster := range []string{"one", "two"} {
-		if err := os.WriteFile(path+".new", []byte(`{"cluster":"`+cluster+`","range":"10.1.0.0/24"}`), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Rename(path+".new", path); err != nil {
-			t.Fatal(err)
-		}
+	want := func(cluster string) {
+		t.Helper()
 		if got, err := f.table(); err != nil || got.Cluster != cluster {
 			t.Errorf("%v, %v, want cluster %s", got, err, cluster)
 		}
 	}
+	replace("one")
+	want("one")
+	want("one")
+	// The third one may get the inode of the first.
+	replace("two")
+	replace("three")
+	want("three")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	want("three")
+	replace("four")
+	want("four")
+}
+
+// Whoever has asked gets an answer, also as the server's life ends meanwhile.
+func TestTheEndWaitsForAnswers(t *testing.T) {
+	l := &life{path: filepath.Join(t.TempDir(), "life")}
+	if err := os.WriteFile(l.path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		l.over()
+	}()
+	l.inHand.Add(1)
+	if err := os.Remove(l.path); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-over:
+		t.Error("it has ended with a query in hand")
+	case <-time.After(time.Second):
+	}
+	l.inHand.Add(-1)
+	<-over
 }
