@@ -28,9 +28,7 @@ func configuration(architecture string, texts map[string]string) ocispec.Image {
 	// By their names, as the image's own programs read them.
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if strings.HasPrefix(name, environment) && strings.HasSuffix(name, ".sh") {
-			for line := range strings.Lines(texts[name]) {
-				readExport(strings.TrimRight(line, "\n"), values)
-			}
+			readScript(texts[name], values)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
@@ -39,10 +37,49 @@ func configuration(architecture string, texts map[string]string) ocispec.Image {
 	return image
 }
 
-// readExport takes the variables of a line of the image's scripts, for containers
-// with a command of their own, which read no script: of a line 'export NAME=WORD',
-// not in a branch, whose word needs no shell to know. All else is left to the
-// runscript's shell.
+// readScript takes the variables of one of the image's scripts, for containers with a
+// command of their own, which read no script: those of lines that are in no branch,
+// loop or function. Lines may be indented, as they are in a definition file.
+func readScript(script string, values map[string]string) {
+	depth := 0
+	for line := range strings.Lines(script) {
+		line = strings.TrimLeft(strings.TrimRight(line, "\n"), " \t")
+		switch {
+		case strings.HasPrefix(line, "#"):
+		case strings.HasPrefix(line, "export ") && depth == 0:
+			readExport(line, values)
+		default:
+			depth = max(0, depth+nesting(line))
+		}
+	}
+}
+
+// nesting is how many branches, loops and functions begin in a line, less those that
+// end there.
+func nesting(line string) (n int) {
+	for _, command := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(";&|", r) }) {
+		words := strings.Fields(command)
+		for len(words) > 0 && slices.Contains([]string{"then", "do", "else"}, words[0]) {
+			words = words[1:]
+		}
+		if len(words) == 0 {
+			continue
+		}
+		switch words[0] {
+		case "if", "for", "while", "until", "case":
+			n++
+		case "fi", "done", "esac", "}":
+			n--
+		}
+		if strings.HasSuffix(words[len(words)-1], "{") {
+			n++
+		}
+	}
+	return n
+}
+
+// readExport takes the variables of a line 'export NAME=WORD' whose word needs no
+// shell to know. All else is left to the runscript's shell.
 func readExport(line string, values map[string]string) {
 	rest, found := strings.CutPrefix(line, "export ")
 	for found && rest != "" {

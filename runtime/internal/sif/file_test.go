@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,7 +147,6 @@ func TestReadExport(t *testing.T) {
 		`export A=x; rm y`:                         "unset",
 		`export A=~/x`:                             "unset",
 		`export A`:                                 "unset",
-		`  export A=in a branch`:                   "unset",
 		`A=not exported`:                           "unset",
 		`export 1A=x`:                              "unset",
 		`export A="` + strings.Repeat("${B:-", 40): "unset",
@@ -160,6 +160,42 @@ func TestReadExport(t *testing.T) {
 			t.Errorf("%s: %q, want %q", line, values["A"], want)
 		}
 	}
+}
+
+func TestReadScript(t *testing.T) {
+	// As 'apptainer build' makes it of a definition file whose lines are indented.
+	const script = `#!/bin/sh
+# Custom environment shell code should follow
+
+    export A=1 # not more
+    if [ -z "$B" ]; then
+    export IN_A_BRANCH=1
+    elif true; then export IN_ANOTHER=1
+    fi
+    for x in 1 2
+    do
+        while true; do export IN_A_LOOP=1; done
+    done
+	export AFTER="$A 2"
+    use() {
+        export IN_A_FUNCTION=1
+    }
+    case "$A" in
+    1) export IN_A_CASE=1 ;;
+    esac
+    if true; then export IN_A_LINE=1; fi
+export LAST=$AFTER
+`
+	values := map[string]string{}
+	readScript(script, values)
+	if want := map[string]string{"A": "1", "AFTER": "1 2", "LAST": "1 2"}; !maps.Equal(values, want) {
+		t.Errorf("%v, want %v", values, want)
+	}
+}
+
+func FuzzReadScript(f *testing.F) {
+	f.Add("if x; then\n export A=1\nfi\nfoo() {\n}\n export B=$A\n")
+	f.Fuzz(func(_ *testing.T, script string) { readScript(script, map[string]string{"B": "b"}) })
 }
 
 func FuzzReadExport(f *testing.F) {
