@@ -32,6 +32,8 @@ type Config struct {
 	// Hosts is the network of the hosts, or one that holds those of all. The
 	// address of a node in it is where its tunnels end.
 	Hosts netip.Prefix `yaml:"hosts"`
+	// IPv6 is where pods have IPv6 addresses beside these.
+	IPv6 IPv6 `yaml:"ipv6"`
 	// Run is where berthd keeps what must not outlive a boot.
 	Run string `yaml:"run"`
 	// Pod is the program that is process 1 of each pod.
@@ -364,10 +366,10 @@ func (c Config) Validate() error {
 				wrong("%s[%d]: addresses are missing; 0.0.0.0/0 means all", where, i)
 			}
 			for _, prefix := range rule.Addresses {
-				if !prefix.Addr().Is4() {
-					wrong("%s[%d]: %v is not IPv4", where, i, prefix)
+				if why := c.notOurs(prefix.Addr()); why != "" {
+					wrong("%s[%d]: %v %s", where, i, prefix, why)
 				}
-				if prefix.Bits() > 0 && c.Pods.IsValid() && prefix.Overlaps(c.Pods) {
+				if prefix.Bits() > 0 && (prefix.Overlaps(c.Pods) || prefix.Overlaps(c.IPv6.Pods)) {
 					wrong("%s[%d]: %v has pods in it, whose traffic is not a matter of rules", where, i, prefix)
 				}
 			}
@@ -383,6 +385,7 @@ func (c Config) Validate() error {
 	problems = append(problems, c.checkCNI()...)
 	problems = append(problems, c.checkRouted()...)
 	problems = append(problems, c.checkGroups()...)
+	problems = append(problems, c.checkIPv6()...)
 	return errors.Join(problems...)
 }
 
@@ -406,10 +409,11 @@ func (c Config) checkGateways() []error {
 			wrong("gateways.networks[%d]: addresses are missing; 0.0.0.0/0 means all", i)
 		}
 		for _, prefix := range network.Addresses {
+			why := c.notOurs(prefix.Addr())
 			switch {
-			case !prefix.Addr().Is4():
-				wrong("gateways.networks[%d]: %v is not IPv4", i, prefix)
-			case within(prefix, c.Pods) || within(prefix, c.Hosts):
+			case why != "":
+				wrong("gateways.networks[%d]: %v %s", i, prefix, why)
+			case within(prefix, c.Pods) || within(prefix, c.Hosts) || within(prefix, c.IPv6.Pods) || within(prefix, c.IPv6.Hosts):
 				wrong("gateways.networks[%d]: %v is inside of pods or hosts, which are reached without gateways", i, prefix)
 			case seen[prefix.Masked()]:
 				wrong("gateways.networks[%d]: %v is there twice", i, prefix)

@@ -16,6 +16,7 @@ import (
 type audit struct {
 	path string
 	node string
+	ipv6 site.IPv6
 	log  *slog.Logger
 	now  func() time.Time
 }
@@ -32,6 +33,7 @@ type auditLine struct {
 	Name    string    `json:"name,omitempty"`
 	Network uint32    `json:"network,omitempty"`
 	Address string    `json:"address,omitempty"`
+	IPv6    string    `json:"ipv6,omitempty"`
 	Reason  string    `json:"reason,omitempty"`
 }
 
@@ -53,6 +55,9 @@ func (a *audit) write(event string, what site.Allocation, reason error) {
 	}
 	if pod, here := what.On(a.node); here {
 		line.Address = pod.Address.String()
+		if second := a.ipv6.Second(pod.Address); second.IsValid() {
+			line.IPv6 = second.String()
+		}
 	}
 	if reason != nil {
 		line.Reason = reason.Error()

@@ -24,12 +24,13 @@ func TestTheAuditLogSaysWhoHadWhat(t *testing.T) {
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}
+	a.ipv6.Pods = netip.MustParsePrefix("fd42::/96")
 	a.write(auditLeft, job, nil)
 	a.write(auditRefused, site.Allocation{UID: 1001, User: "alice", Login: "n1"}, errors.New("full"))
 	for file, want := range map[string][]auditLine{
 		path + ".1": {{Event: "joined", Pod: "7", Job: 7, Name: "x\n{", Network: 4096, Address: "10.1.0.2"}},
 		path: {
-			{Event: "left", Pod: "7", Job: 7, Name: "x\n{", Network: 4096, Address: "10.1.0.2"},
+			{Event: "left", Pod: "7", Job: 7, Name: "x\n{", Network: 4096, Address: "10.1.0.2", IPv6: "fd42::a01:2"},
 			{Event: "refused", Pod: "login-1001-n1", Reason: "full"},
 		},
 	} {

@@ -46,7 +46,7 @@ func doctor(ctx context.Context, w io.Writer, checks []check) error {
 
 // nodeChecks are those of a node, whether a daemon runs there or not.
 func nodeChecks(config site.Config, node string) []check {
-	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.ByRoutes()) }}}
+	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.ByRoutes(), config.IPv6) }}}
 	if config.ByCNI() {
 		checks = []check{
 			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
@@ -73,6 +73,15 @@ func nodeChecks(config site.Config, node string) []check {
 		}},
 		{"the key of etcd is root's alone", func(context.Context) error { return private(config.Etcd.Key) }},
 	}...)
+	if config.IPv6.Dual() {
+		checks = append(checks, check{"this host speaks IPv6 to the others", func(context.Context) error {
+			host, err := hostAddress(config.Hosts)
+			if err != nil {
+				return err
+			}
+			return vxlan.CheckIPv6(host)
+		}})
+	}
 	if slices.Contains(config.Gateways.On, node) {
 		checks = append(checks, check{"interfaces of this gateway have a link", func(context.Context) error {
 			host, err := hostAddress(config.Hosts)

@@ -3,6 +3,7 @@ package sited
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -35,6 +36,17 @@ func TestNftIsAskedForWithCNI(t *testing.T) {
 		config.CNI.List = list
 		if checks := nodeChecks(config, "n1"); !slices.ContainsFunc(checks, func(c check) bool { return strings.Contains(c.name, "nft") }) {
 			t.Errorf("with the list %q nobody asks for nft", list)
+		}
+	}
+}
+
+func TestIPv6IsAskedForWherePodsHaveIt(t *testing.T) {
+	for _, pods := range []netip.Prefix{{}, netip.MustParsePrefix("fd42::/96")} {
+		config := site.Default()
+		config.IPv6.Pods = pods
+		asked := slices.ContainsFunc(nodeChecks(config, "n1"), func(c check) bool { return strings.Contains(c.name, "IPv6") })
+		if asked != pods.IsValid() {
+			t.Errorf("with the range %v IPv6 is asked for: %t", pods, asked)
 		}
 	}
 }

@@ -68,7 +68,9 @@ var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
 type nameTable struct {
 	Cluster string       `json:"cluster"`
 	Range   netip.Prefix `json:"range"`
-	Pods    []namedPod   `json:"pods"`
+	// IPv6 is the range of their second addresses, if they have any.
+	IPv6 netip.Prefix `json:"ipv6,omitzero"`
+	Pods []namedPod   `json:"pods"`
 }
 
 type namedPod struct {

@@ -67,7 +67,7 @@ func (d *Daemon) table() *nameTable {
 	for _, local := range d.local {
 		owners[local.Owner()] = true
 	}
-	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked()}
+	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked(), IPv6: d.config.IPv6.Pods.Masked()}
 	for _, owner := range slices.Sorted(maps.Keys(owners)) {
 		known := d.known(owner)
 		var names map[named]given

@@ -61,7 +61,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	if d.gateways, err = newGateways(kernel, host, config); err != nil {
 		return err
 	}
-	d.audit = &audit{path: config.Audit, node: node, log: log, now: time.Now}
+	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
 	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
 	if config.ByCNI() {
 		if d.cni, err = cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, d.touch); err != nil {

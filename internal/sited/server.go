@@ -255,6 +255,9 @@ func (d *Daemon) Status() string {
 	for id, local := range d.local {
 		pod, _ := local.here(d.node).On(d.node)
 		line := fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address)
+		if second := d.config.IPv6.Second(pod.Address); second.IsValid() {
+			line += " " + second.String()
+		}
 		if gateway := d.gateways.of(pod.Address); gateway.IsValid() {
 			line += fmt.Sprintf(" gateway %s", gateway)
 		}

@@ -61,13 +61,19 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
+	if s.dual() {
+		if err := speaks(uplink.Attrs().Name); err != nil {
+			return err
+		}
+	}
 	if err := s.checkAs(); err != nil {
 		return err
 	}
 	if !s.active() {
 		// Interfaces first: without rules there must be nothing that they guard.
 		_, err := k.forwarding(nil)
-		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), err, k.load(ctx, clearRules))
+		_, err6 := k.forwarding6(false)
+		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, clearRules))
 	}
 	s.uplink = uplink.Attrs().Name
 	forwarding := []string{s.uplink}
@@ -86,10 +92,13 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
+	if s.opened6, err = k.forwarding6(s.dual()); err != nil {
+		return err
+	}
 	if err := k.load(ctx, s.rules(opened)); err != nil {
 		return err
 	}
-	problems := []error{k.prune(s)}
+	problems := []error{k.prune(s), s.nextHop(uplink)}
 	for _, n := range s.Networks {
 		if s.Routed != nil {
 			problems = append(problems, k.pods(s, n, nil, mtu))
@@ -188,7 +197,7 @@ func (k *Kernel) network(s State, n Network, mtu int) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(k.peers(n.Peers, tunnel, true), k.pods(s, n, bridge, mtu))
+	return errors.Join(k.peers(s, n.Peers, tunnel, true), k.pods(s, n, bridge, mtu))
 }
 
 // pods connects those of a network that are here, to its bridge if it has one.
@@ -212,11 +221,8 @@ func (k *Kernel) bridge(s State, n Network, mtu int) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	// No IPv6: a router of the host's network must not give it an address.
-	for file, value := range map[string]string{"ipv4/conf/" + name + "/forwarding": "1", "ipv6/conf/" + name + "/disable_ipv6": "1"} {
-		if err := setting(file, value); err != nil && !os.IsNotExist(err) {
-			return nil, fmt.Errorf("configure bridge %s: %w", name, err)
-		}
+	if err := errors.Join(setting("ipv4/conf/"+name+"/forwarding", "1"), s.speakIPv6(name)); err != nil {
+		return nil, fmt.Errorf("configure bridge %s: %w", name, err)
 	}
 	address := &netlink.Addr{IPNet: single(s.Gateway), Flags: 0}
 	if err := netlink.AddrReplace(link, address); err != nil {
@@ -225,7 +231,7 @@ func (k *Kernel) bridge(s State, n Network, mtu int) (netlink.Link, error) {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("start bridge %s: %w", name, err)
 	}
-	return link, nil
+	return link, s.gatewayIPv6(link)
 }
 
 func (s State) vxlan(vni uint32, mtu int) *netlink.Vxlan {
@@ -250,7 +256,7 @@ func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netli
 	if err := plug(link, bridge); err != nil {
 		return nil, err
 	}
-	if err := setting("ipv6/conf/"+name+"/disable_ipv6", "1"); err != nil && !os.IsNotExist(err) {
+	if err := s.speakIPv6(name); err != nil {
 		return nil, fmt.Errorf("configure tunnel %s: %w", name, err)
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
@@ -293,7 +299,7 @@ func plug(port, bridge netlink.Link) error {
 }
 
 func single(a netip.Addr) *net.IPNet {
-	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
+	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
 // setting writes what is not so yet: to write costs the kernel's lock of all networks,

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -47,7 +46,9 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 				continue
 			}
 			table := s.table(pod)
-			rules[netip.PrefixFrom(pod.Address, 32)] = table
+			for _, address := range s.addresses(pod.Address) {
+				rules[netip.PrefixFrom(address, address.BitLen())] = table
+			}
 			if table != unix.RT_TABLE_MAIN {
 				tables[table] = pod.Gateway
 			}
@@ -60,11 +61,11 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 		}
 	}
 	// First what rules lead to, then these, then what nobody uses any more.
-	extra, err := addRoutes(wanted)
+	extra, err := addRoutes(wanted, s.families())
 	if err != nil {
 		return err
 	}
-	if err := setRules(rules); err != nil {
+	if err := setRules(rules, s.families()); err != nil {
 		return err
 	}
 	var problems []error
@@ -83,6 +84,11 @@ func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) [
 		{Table: table, Dst: prefixOf(s.Pods), Type: unix.RTN_THROW, Protocol: protocol},
 		{Table: table, Dst: prefixOf(s.Hosts), Type: unix.RTN_THROW, Protocol: protocol},
 	}
+	for _, inside := range []netip.Prefix{s.IPv6.Pods, s.IPv6.Hosts} {
+		if inside.IsValid() {
+			routes = append(routes, netlink.Route{Table: table, Dst: prefixOf(inside), Type: unix.RTN_THROW, Protocol: protocol})
+		}
+	}
 	if far != nil {
 		// A gateway answers pods by the tunnel, and what it hears from them by another way
 		// it drops where it filters by the reverse path.
@@ -94,7 +100,11 @@ func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) [
 		for _, prefix := range network.Addresses {
 			route := netlink.Route{Table: table, Dst: prefixOf(prefix), Type: unix.RTN_UNREACHABLE, Protocol: protocol}
 			if gateway.IsValid() {
-				route.Type, route.LinkIndex, route.Gw = unix.RTN_UNICAST, uplink.Attrs().Index, gateway.AsSlice()
+				hop := gateway
+				if prefix.Addr().Is6() {
+					hop = site.NextHop(gateway)
+				}
+				route.Type, route.LinkIndex, route.Gw = unix.RTN_UNICAST, uplink.Attrs().Index, hop.AsSlice()
 				if far != nil && slices.Contains(s.distant, gateway) {
 					route.LinkIndex, route.Flags = far.Attrs().Index, int(netlink.FLAG_ONLINK)
 				}
@@ -115,18 +125,15 @@ func keyOf(r netlink.Route) tableRoute { return tableRoute{r.Table, r.Dst.String
 
 // addRoutes returns those routes of ours in other tables than the main one that are
 // not wanted.
-func addRoutes(wanted map[tableRoute]netlink.Route) ([]netlink.Route, error) {
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+func addRoutes(wanted map[tableRoute]netlink.Route, families []int) ([]netlink.Route, error) {
+	have, err := routesOf(families, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
+		return nil, err
 	}
 	var extra []netlink.Route
 	for _, route := range have {
 		if route.Table == unix.RT_TABLE_MAIN {
 			continue
-		}
-		if route.Dst == nil {
-			route.Dst = prefixOf(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 		}
 		want, ok := wanted[keyOf(route)]
 		switch {
@@ -146,16 +153,20 @@ func addRoutes(wanted map[tableRoute]netlink.Route) ([]netlink.Route, error) {
 }
 
 // ourRules have our protocol's number, which netlink's own filter does not know.
-func ourRules() ([]netlink.Rule, error) {
-	all, err := netlink.RuleList(netlink.FAMILY_V4)
-	if err != nil {
-		return nil, fmt.Errorf("list rules of routing: %w", err)
+func ourRules(families []int) ([]netlink.Rule, error) {
+	var all []netlink.Rule
+	for _, family := range families {
+		of, err := netlink.RuleList(family)
+		if err != nil {
+			return nil, fmt.Errorf("list rules of routing: %w", err)
+		}
+		all = append(all, of...)
 	}
 	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Protocol != protocol || r.Src == nil }), nil
 }
 
-func setRules(wanted map[netip.Prefix]int) error {
-	have, err := ourRules()
+func setRules(wanted map[netip.Prefix]int, families []int) error {
+	have, err := ourRules(families)
 	if err != nil {
 		return err
 	}
@@ -171,13 +182,12 @@ func setRules(wanted map[netip.Prefix]int) error {
 	var problems []error
 	for pod, table := range wanted {
 		rule := netlink.NewRule()
-		rule.Family, rule.Src, rule.Table, rule.Priority, rule.Protocol = netlink.FAMILY_V4, prefixOf(pod), table, rulePriority, protocol
+		rule.Family, rule.Src, rule.Table, rule.Priority, rule.Protocol = familyOf(pod.Addr()), prefixOf(pod), table, rulePriority, protocol
 		if err := netlink.RuleAdd(rule); err != nil {
 			problems = append(problems, fmt.Errorf("add rule of routing for pod %s: %w", pod.Addr(), err))
 		}
 	}
 	for _, rule := range extra {
-		rule.Family = netlink.FAMILY_V4
 		if err := netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
 			problems = append(problems, fmt.Errorf("remove rule of routing for pod %s: %w", rule.Src, err))
 		}
@@ -187,7 +197,7 @@ func setRules(wanted map[netip.Prefix]int) error {
 
 // Chosen are the gateways that pods of this node have, of a daemon before.
 func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]netip.Addr, error) {
-	rules, err := ourRules()
+	rules, err := ourRules([]int{netlink.FAMILY_V4})
 	if err != nil {
 		return nil, err
 	}
@@ -232,10 +242,8 @@ func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
 	if err != nil {
 		return nil, err
 	}
-	for file, value := range map[string]string{"ipv4/conf/" + want.Name + "/forwarding": "1", "ipv6/conf/" + want.Name + "/disable_ipv6": "1"} {
-		if err := setting(file, value); err != nil && !os.IsNotExist(err) {
-			return nil, fmt.Errorf("configure tunnel %s: %w", want.Name, err)
-		}
+	if err := errors.Join(setting("ipv4/conf/"+want.Name+"/forwarding", "1"), s.speakIPv6(want.Name)); err != nil {
+		return nil, fmt.Errorf("configure tunnel %s: %w", want.Name, err)
 	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("start tunnel %s: %w", want.Name, err)
@@ -244,7 +252,7 @@ func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
 	for _, host := range s.distant {
 		peers = append(peers, Peer{Address: host, Via: host})
 	}
-	return link, k.peers(peers, link, false)
+	return link, k.peers(s, peers, link, false)
 }
 
 // Carries says which of the interfaces of a gateway has no link, or is none.
@@ -281,7 +289,9 @@ func (s State) gateway(r *writer) {
 			// Nor is anybody there who is a pod: its packets come by the hosts' link.
 			r.line("iifname %q drop", name)
 		}
-		r.line("ip daddr { %s } drop", s.inside())
+		for _, kind := range s.kinds() {
+			r.line("%s daddr { %s } drop", kind.header, s.inside(kind))
+		}
 		r.line("udp dport %d drop", s.Port)
 		for _, n := range networks {
 			r.line("%s accept", matching("daddr", n.prefix))
@@ -289,10 +299,15 @@ func (s State) gateway(r *writer) {
 		r.line("reject with icmpx admin-prohibited")
 	})
 	r.block("chain inward", func() {
-		r.line("ip saddr %s drop", s.Pods.Masked())
+		for _, kind := range s.kinds() {
+			r.line("%s saddr %s drop", kind.header, kind.pods.Masked())
+		}
 		for _, name := range s.Interfaces {
 			// There is nobody outside who is a host.
 			r.line("iifname %q ip saddr %s drop", name, s.Hosts.Masked())
+			if s.IPv6.Hosts.IsValid() {
+				r.line("iifname %q ip6 saddr %s drop", name, s.IPv6.Hosts.Masked())
+			}
 		}
 		for _, n := range networks {
 			r.line("%s accept", matching("saddr", n.prefix))
@@ -301,12 +316,14 @@ func (s State) gateway(r *writer) {
 	})
 	r.block("chain postrouting", func() {
 		r.line("type nat hook postrouting priority 100; policy accept;")
-		r.line("ip saddr != %s accept", s.Pods.Masked())
-		r.line("ip daddr { %s } accept", s.inside())
+		for _, kind := range s.kinds() {
+			r.line("%s saddr != %s accept", kind.header, kind.pods.Masked())
+			r.line("%s daddr { %s } accept", kind.header, s.inside(kind))
+		}
 		for _, n := range networks {
 			verdict := "accept"
 			switch {
-			case n.nat && s.As.First.IsValid():
+			case n.nat && s.As.First.IsValid() && n.prefix.Addr().Is4():
 				// The same for all connections of a pod, as long as it lives.
 				verdict = fmt.Sprintf("snat ip to %s persistent", s.As)
 			case n.nat:
@@ -318,15 +335,32 @@ func (s State) gateway(r *writer) {
 }
 
 // inside is what gateways are not for.
-func (s State) inside() string {
-	return join([]string{s.Hosts.Masked().String(), s.Pods.Masked().String()})
+func (s State) inside(of kind) string {
+	all := []string{of.pods.Masked().String()}
+	for _, hosts := range []netip.Prefix{s.Hosts, s.IPv6.Hosts} {
+		if hosts.IsValid() && hosts.Addr().Is4() == of.pods.Addr().Is4() {
+			all = append(all, hosts.Masked().String())
+		}
+	}
+	return join(all)
 }
 
 func matching(side string, prefix netip.Prefix) string {
-	if prefix.Bits() == 0 {
-		return "meta nfproto ipv4"
+	switch {
+	case prefix.Bits() > 0:
+		return header(prefix) + " " + side + " " + prefix.String()
+	case prefix.Addr().Is6():
+		return "meta nfproto ipv6"
 	}
-	return "ip " + side + " " + prefix.String()
+	return "meta nfproto ipv4"
+}
+
+// header is that in which such addresses are, as nft writes it.
+func header(prefix netip.Prefix) string {
+	if prefix.Addr().Is6() {
+		return "ip6"
+	}
+	return "ip"
 }
 
 type outsidePrefix struct {
@@ -351,5 +385,5 @@ func (s State) longestFirst() []outsidePrefix {
 
 func prefixOf(p netip.Prefix) *net.IPNet {
 	p = p.Masked()
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), 32)}
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

@@ -183,7 +183,7 @@ func TestNftIsMissed(t *testing.T) {
 // checkRoutes: each gateway but the host itself has the four routes of its table, and
 // no other table has any.
 func checkRoutes(chosen map[string]string) error {
-	extra, err := addRoutes(map[tableRoute]netlink.Route{})
+	extra, err := addRoutes(map[tableRoute]netlink.Route{}, []int{netlink.FAMILY_V4})
 	if err != nil {
 		return err
 	}

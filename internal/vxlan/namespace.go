@@ -51,7 +51,8 @@ func newNamespace(path string, ipv6 bool) error {
 		if ipv6 {
 			break
 		}
-		// Our own networks have none yet; link-local addresses would be refused as spoofed.
+		// Our own networks have link-local addresses in no case, which would be refused as
+		// spoofed, and others only where the site has a range of them (configureIPv6).
 		err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0)
 		if err != nil && !os.IsNotExist(err) {
 			return err
@@ -119,8 +120,10 @@ func (k *Kernel) pod(s State, pod Pod, bridge netlink.Link, mtu int) error {
 	if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: outer.Attrs().Index, Family: unix.AF_BRIDGE, Flags: unix.NTF_MASTER, State: unix.NUD_NOARP, HardwareAddr: site.MAC(pod.Address)}); err != nil {
 		return fmt.Errorf("set forwarding entry of %s: %w", name, err)
 	}
-	if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: bridge.Attrs().Index, Family: unix.AF_INET, State: unix.NUD_PERMANENT, IP: pod.Address.AsSlice(), HardwareAddr: site.MAC(pod.Address)}); err != nil {
-		return fmt.Errorf("set neighbour %s: %w", pod.Address, err)
+	for _, address := range s.addresses(pod.Address) {
+		if err := netlink.NeighSet(neighbour(bridge, address, site.MAC(pod.Address))); err != nil {
+			return fmt.Errorf("set neighbour %s: %w", address, err)
+		}
 	}
 	if err := netlink.LinkSetUp(outer); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
@@ -152,7 +155,7 @@ func configure(inside *netlink.Handle, s State, pod Pod) error {
 	mask := net.CIDRMask(s.Pods.Bits(), 32)
 	address := &netlink.Addr{IPNet: &net.IPNet{IP: pod.Address.AsSlice(), Mask: mask}}
 	if s.Routed != nil {
-		return configureRouted(inside, link, s, address)
+		return errors.Join(configureRouted(inside, link, s, address), s.configureIPv6(inside, link, pod))
 	}
 	if err := errors.Join(inside.AddrReplace(link, address), inside.LinkSetUp(link)); err != nil {
 		return fmt.Errorf("configure the interface of the pod: %w", err)
@@ -161,5 +164,5 @@ func configure(inside *netlink.Handle, s State, pod Pod) error {
 	if err := inside.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Gw: s.Gateway.AsSlice()}); err != nil {
 		return fmt.Errorf("set the default route of the pod: %w", err)
 	}
-	return nil
+	return s.configureIPv6(inside, link, pod)
 }

@@ -15,14 +15,16 @@ import (
 // A peer is three entries: behind the bridge's port, behind the tunnel at a
 // node, and its IP address, with which the tunnel answers who asks for it. A tunnel
 // that is on no bridge does without the first.
-func (k *Kernel) peers(peers []Peer, tunnel netlink.Link, bridged bool) error {
+func (k *Kernel) peers(s State, peers []Peer, tunnel netlink.Link, bridged bool) error {
 	index := tunnel.Attrs().Index
 	via := map[string]net.IP{}
 	known := map[string]net.HardwareAddr{}
 	for _, peer := range peers {
 		mac := site.MAC(peer.Address)
 		via[mac.String()] = peer.Via.AsSlice()
-		known[peer.Address.String()] = mac
+		for _, address := range s.answered(peer, bridged) {
+			known[address.String()] = mac
+		}
 	}
 
 	frames, err := netlink.NeighList(index, unix.AF_BRIDGE)
@@ -56,15 +58,28 @@ func (k *Kernel) peers(peers []Peer, tunnel netlink.Link, bridged bool) error {
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("set forwarding entries of %s: %w", tunnel.Attrs().Name, err)
 	}
-	return k.neighbours(tunnel, known)
+	return k.neighbours(tunnel, known, s.families())
+}
+
+// answered are the addresses by which a tunnel knows a peer: those of a pod, or on that
+// between nodes and gateways, which is on no bridge, those by which a host is a next hop.
+func (s State) answered(peer Peer, bridged bool) []netip.Addr {
+	if s.dual() && !bridged {
+		return []netip.Addr{peer.Address, site.NextHop(peer.Address)}
+	}
+	return s.addresses(peer.Address)
 }
 
 // neighbours makes the permanent neighbours of an interface those that are
 // known.
-func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr) error {
-	entries, err := netlink.NeighList(link.Attrs().Index, unix.AF_INET)
-	if err != nil {
-		return fmt.Errorf("list neighbours of %s: %w", link.Attrs().Name, err)
+func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr, families []int) error {
+	var entries []netlink.Neigh
+	for _, family := range families {
+		of, err := netlink.NeighList(link.Attrs().Index, family)
+		if err != nil {
+			return fmt.Errorf("list neighbours of %s: %w", link.Attrs().Name, err)
+		}
+		entries = append(entries, of...)
 	}
 	var problems []error
 	for _, entry := range entries {
@@ -82,7 +97,7 @@ func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr
 		if err != nil {
 			return err
 		}
-		problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: unix.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}))
+		problems = append(problems, netlink.NeighSet(neighbour(link, address, mac)))
 	}
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("set neighbours of %s: %w", link.Attrs().Name, err)

@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/site"
 )
 
 // Probe says what the kernel, or nft, lacks for the networks of pods. It tries in
 // a network namespace that goes with it. Where pods are routed there are fewer kinds of
-// interfaces. It takes root.
-func Probe(ctx context.Context, routed bool) error {
+// interfaces; where they have IPv6 addresses there are more rules. It takes root.
+func Probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
 	var err error
-	linux.OnNewThread(func() { err = probe(ctx, routed) })
+	linux.OnNewThread(func() { err = probe(ctx, routed, ipv6) })
 	return err
 }
 
@@ -51,7 +52,7 @@ func try(ctx context.Context, rules string) error {
 	return nil
 }
 
-func probe(ctx context.Context, routed bool) error {
+func probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
 	if err := isolate(); err != nil {
 		return err
 	}
@@ -67,7 +68,7 @@ func probe(ctx context.Context, routed bool) error {
 	}
 	address := netip.MustParseAddr("192.0.2.1")
 	s := State{
-		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789,
+		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789, IPv6: ipv6,
 		Networks: []Network{{VNI: 1, Owners: []Owner{{}}, Local: []Pod{{Address: address.Next()}}}},
 	}
 	if routed {

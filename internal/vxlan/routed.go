@@ -94,8 +94,15 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 	if err := netlink.AddrReplace(outer, &netlink.Addr{IPNet: single(s.Gateway)}); err != nil {
 		return fmt.Errorf("give %s to interface %s: %w", s.Gateway, name, err)
 	}
-	if err := netlink.NeighSet(neighbour(outer, pod.Address, site.MAC(pod.Address))); err != nil {
-		return fmt.Errorf("set neighbour %s: %w", pod.Address, err)
+	if s.dual() {
+		if err := errors.Join(s.speakIPv6(name), s.gatewayIPv6(outer)); err != nil {
+			return fmt.Errorf("configure interface %s: %w", name, err)
+		}
+	}
+	for _, address := range s.addresses(pod.Address) {
+		if err := netlink.NeighSet(neighbour(outer, address, site.MAC(pod.Address))); err != nil {
+			return fmt.Errorf("set neighbour %s: %w", address, err)
+		}
 	}
 	return nil
 }
@@ -118,30 +125,47 @@ func configureRouted(inside *netlink.Handle, link netlink.Link, s State, address
 }
 
 func neighbour(link netlink.Link, address netip.Addr, mac net.HardwareAddr) *netlink.Neigh {
-	return &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: unix.AF_INET, State: unix.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
+	return &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: familyOf(address), State: unix.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
 }
 
 // routed are the sets and chains by which networks are apart. What comes from a pod has
-// its own addresses, or is dropped, IPv6 with it; so the source of what arrives from
-// another node is true as well.
-func (s State) routed(r *writer, pods []string) {
-	r.set("pods", podKind, pods)
+// its own addresses, or is dropped, IPv6 with it where pods have none; so the source of what
+// arrives from another node is true as well.
+func (s State) routed(r *writer) {
+	s.podSets(r)
 	for _, n := range s.Networks {
-		var members []string
+		var members []netip.Addr
 		for _, pod := range n.Local {
-			members = append(members, pod.Address.String())
+			members = append(members, pod.Address)
 		}
 		for _, peer := range n.Peers {
-			members = append(members, peer.Address.String())
+			members = append(members, peer.Address)
 		}
-		r.set(memberName(n), "ipv4_addr", members)
-		r.block("chain to_"+memberName(n), func() { r.line("ip daddr @%s accept", memberName(n)) })
-		r.block("chain from_"+memberName(n), func() { r.line("iifname { %s } ip saddr @%s accept", s.nodeLinks(), memberName(n)) })
+		kinds := s.kinds()
+		for _, kind := range kinds {
+			var of []string
+			for _, member := range members {
+				of = append(of, kind.of(member).String())
+			}
+			r.set(memberName(n)+kind.suffix, kind.nft, of)
+		}
+		r.block("chain to_"+memberName(n), func() {
+			for _, kind := range kinds {
+				r.line("%s daddr @%s%s accept", kind.header, memberName(n), kind.suffix)
+			}
+		})
+		r.block("chain from_"+memberName(n), func() {
+			for _, kind := range kinds {
+				r.line("iifname { %s } %s saddr @%s%s accept", s.nodeLinks(), kind.header, memberName(n), kind.suffix)
+			}
+		})
 	}
 	r.block("chain prerouting", func() {
 		r.line("type filter hook prerouting priority -300; policy accept;")
 		r.line("iifname != %q accept", s.podLinks())
-		r.line("iifname . ether saddr . ip saddr @pods accept")
+		for _, kind := range s.kinds() {
+			r.line("iifname . ether saddr . %s saddr @pods%s accept", kind.header, kind.suffix)
+		}
 		r.line("drop")
 	})
 }
@@ -163,13 +187,5 @@ func (s State) jumpNetwork(r *writer, side, direction string) {
 	if s.Routed == nil {
 		return
 	}
-	var all []string
-	for _, n := range s.Networks {
-		for _, pod := range n.Local {
-			all = append(all, fmt.Sprintf("%s : jump %s_%s", pod.Address, direction, memberName(n)))
-		}
-	}
-	if len(all) > 0 {
-		r.line("ip %s vmap { %s }", side, join(all))
-	}
+	s.byPod(r, side, func(n Network, _ Pod) string { return direction + "_" + memberName(n) })
 }

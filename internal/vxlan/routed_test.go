@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/site"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -45,8 +46,10 @@ func TestAPodIsInASubnet(t *testing.T) {
 func TestTheKernelHasWhatNetworksNeed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	for _, routed := range []bool{true, false} {
-		if err := Probe(t.Context(), routed); err != nil {
-			t.Errorf("routed: %t: %v", routed, err)
+		for _, ipv6 := range []site.IPv6{{}, second} {
+			if err := Probe(t.Context(), routed, ipv6); err != nil {
+				t.Errorf("routed: %t, %v: %v", routed, ipv6, err)
+			}
 		}
 	}
 }

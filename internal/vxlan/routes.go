@@ -41,11 +41,13 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	for _, peer := range s.remote() {
 		if far != nil && slices.Contains(s.distant, peer.Via) {
 			wanted[single(peer.Address).String()] = netlink.Route{LinkIndex: far.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+			s.alsoIPv6(wanted, netip.PrefixFrom(peer.Address, 32), netlink.Route{LinkIndex: far.Attrs().Index, Gw: site.NextHop(peer.Via).AsSlice()})
 			continue
 		}
 		to := s.Routed.of(peer.Address)
 		if slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.Contains(peer.Via.AsSlice()) }) {
 			wanted[prefixOf(to).String()] = netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: peer.Via.AsSlice(), Src: s.Host.AsSlice()}
+			s.alsoIPv6(wanted, to, netlink.Route{LinkIndex: uplink.Attrs().Index, Gw: site.NextHop(peer.Via).AsSlice()})
 		} else {
 			k.tell(s, to, peer.Via)
 		}
@@ -53,14 +55,16 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	if err := s.answerFor(wanted); err != nil {
 		return err
 	}
-	have, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
+	have, err := routesOf(s.families(), &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
-		return fmt.Errorf("list routes: %w", err)
+		return err
 	}
 	var problems []error
 	for _, route := range have {
 		want, ok := wanted[route.Dst.String()]
-		if ok && want.LinkIndex == route.LinkIndex && cmp.Or(want.Type, unix.RTN_UNICAST) == route.Type && want.Gw.Equal(route.Gw) && want.Src.Equal(route.Src) {
+		// One that leads nowhere has an interface in IPv6, the loopback.
+		there := want.LinkIndex == 0 || want.LinkIndex == route.LinkIndex
+		if ok && there && cmp.Or(want.Type, unix.RTN_UNICAST) == route.Type && want.Gw.Equal(route.Gw) && want.Src.Equal(route.Src) {
 			delete(wanted, route.Dst.String())
 		} else if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
 			problems = append(problems, fmt.Errorf("remove route to %s: %w", route.Dst, err))
@@ -79,11 +83,32 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	return errors.Join(problems...)
 }
 
+// alsoIPv6 leads the second addresses of pods as their first ones. No source is said: whoever
+// has no IPv6 address of his own that pods can answer does not reach them by it.
+func (s State) alsoIPv6(wanted map[string]netlink.Route, to netip.Prefix, route netlink.Route) {
+	if s.dual() {
+		wanted[prefixOf(s.IPv6.SecondOf(to)).String()] = route
+	}
+}
+
+func routesOf(families []int, filter *netlink.Route, mask uint64) ([]netlink.Route, error) {
+	var all []netlink.Route
+	for _, family := range families {
+		of, err := netlink.RouteListFiltered(family, filter, mask)
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		all = append(all, of...)
+	}
+	return all, nil
+}
+
 // ownRoutes are those to pods here.
 func (s State) ownRoutes(wanted map[string]netlink.Route) error {
 	if s.Routed != nil && s.Routed.Own.IsValid() && len(s.Networks) > 0 {
 		// What is nobody's must not go to a router, which would send it back.
 		wanted[prefixOf(s.Routed.Own).String()] = netlink.Route{Type: unix.RTN_UNREACHABLE}
+		s.alsoIPv6(wanted, s.Routed.Own, netlink.Route{Type: unix.RTN_UNREACHABLE})
 	}
 	for _, n := range s.Networks {
 		for _, pod := range n.Local {
@@ -96,6 +121,7 @@ func (s State) ownRoutes(wanted map[string]netlink.Route) error {
 				return fmt.Errorf("look at interface %s: %w", name, err)
 			}
 			wanted[single(pod.Address).String()] = netlink.Route{LinkIndex: link.Attrs().Index, Scope: unix.RT_SCOPE_LINK, Src: s.Host.AsSlice()}
+			s.alsoIPv6(wanted, netip.PrefixFrom(pod.Address, 32), netlink.Route{LinkIndex: link.Attrs().Index})
 		}
 	}
 	return nil

@@ -27,11 +27,8 @@ func (s State) rules(opened []string) string {
 	if !s.active() {
 		return clearRules
 	}
-	var pods, tunnels []string
+	var tunnels []string
 	for _, n := range s.Networks {
-		for _, pod := range n.Local {
-			pods = append(pods, fmt.Sprintf("%q . %s . %s", podName(pod.Address), site.MAC(pod.Address), pod.Address))
-		}
 		for _, peer := range n.Peers {
 			if s.Routed == nil {
 				tunnels = append(tunnels, peer.Via.String())
@@ -44,14 +41,14 @@ func (s State) rules(opened []string) string {
 	r := &writer{}
 	r.text(clearRules)
 	if s.Routed == nil {
-		s.bridges(r, pods)
+		s.bridges(r)
 	}
 	r.block("table inet "+table, func() {
 		if s.tunnels() {
 			r.set("tunnels", "ipv4_addr", tunnels)
 		}
 		if s.Routed != nil {
-			s.routed(r, pods)
+			s.routed(r)
 		}
 		s.input(r)
 		s.forward(r, opened)
@@ -68,21 +65,88 @@ func (s State) rules(opened []string) string {
 }
 
 // bridges: a pod has its own addresses, of both kinds, or says nothing.
-func (s State) bridges(r *writer, pods []string) {
+func (s State) bridges(r *writer) {
 	r.block("table bridge "+table, func() {
-		r.set("pods", podKind, pods)
+		s.podSets(r)
 		r.block("chain prerouting", func() {
 			r.line("type filter hook prerouting priority -300; policy accept;")
 			r.line(`iifname != "%sp*" accept`, ownerPrefix)
 			r.line("iifname . ether saddr . ip saddr @pods accept")
 			r.line("iifname . ether saddr . arp saddr ip @pods iifname . arp saddr ether . arp saddr ip @pods accept")
+			if s.dual() {
+				r.line("iifname . ether saddr . ip6 saddr @pods6 jump six")
+			}
 			r.line("drop")
 		})
+		if s.dual() {
+			s.six(r)
+		}
 	})
 }
 
-// podKind is that of a set of who a pod is, on which interface.
-const podKind = "ifname . ether_addr . ipv4_addr"
+// six: what comes from a pod by its IPv6 address. In the words of ICMPv6 it is no router, and a
+// neighbour by that address alone: nft 1.0.6 has no name for the target of an
+// advertisement, which follows 64 bits of header. Pieces of what was fragmented have no such
+// header but the first one; no kernel believes a neighbour who comes in pieces.
+func (s State) six(r *writer) {
+	r.block("chain six", func() {
+		r.line("meta l4proto != ipv6-icmp accept")
+		r.line("frag frag-off != 0 accept")
+		r.line("icmpv6 type != { nd-router-advert, nd-neighbor-advert, nd-redirect } accept")
+		for _, n := range s.Networks {
+			for _, pod := range n.Local {
+				target := s.IPv6.Second(pod.Address).As16()
+				r.line("iifname %q icmpv6 type nd-neighbor-advert @th,64,128 0x%x accept", podName(pod.Address), target[:])
+			}
+		}
+		r.line("drop")
+	})
+}
+
+// kind is one of addresses, as nft writes it. suffix ends the names of its sets, pods is
+// the range of pods, and of says which one somebody has by his IPv4 address.
+type kind struct {
+	header, nft, suffix string
+	pods                netip.Prefix
+	of                  func(netip.Addr) netip.Addr
+}
+
+// kinds are those that pods have.
+func (s State) kinds() []kind {
+	four := kind{"ip", "ipv4_addr", "", s.Pods, func(a netip.Addr) netip.Addr { return a }}
+	if s.dual() {
+		return []kind{four, {"ip6", "ipv6_addr", "6", s.IPv6.Pods.Masked(), s.IPv6.Second}}
+	}
+	return []kind{four}
+}
+
+// podSets say who a pod is, on which interface.
+func (s State) podSets(r *writer) {
+	for _, kind := range s.kinds() {
+		var pods []string
+		for _, n := range s.Networks {
+			for _, pod := range n.Local {
+				pods = append(pods, fmt.Sprintf("%q . %s . %s", podName(pod.Address), site.MAC(pod.Address), kind.of(pod.Address)))
+			}
+		}
+		r.set("pods"+kind.suffix, "ifname . ether_addr . "+kind.nft, pods)
+	}
+}
+
+// byPod goes to the chain of the pod with the address on that side.
+func (s State) byPod(r *writer, side string, chain func(Network, Pod) string) {
+	for _, kind := range s.kinds() {
+		var all []string
+		for _, n := range s.Networks {
+			for _, pod := range n.Local {
+				all = append(all, fmt.Sprintf("%s : jump %s", kind.of(pod.Address), chain(n, pod)))
+			}
+		}
+		if len(all) > 0 {
+			r.line("%s %s vmap { %s }", kind.header, side, join(all))
+		}
+	}
+}
 
 // tunnels: there is one, or may be. Where pods are routed, only gateways on other links
 // have one.
@@ -110,7 +174,9 @@ func (s State) input(r *writer) {
 		}
 		r.line("iifname %q jump leave", s.podLinks())
 		if len(s.distant) > 0 {
-			r.line("iifname %q ip saddr != %s drop", tunnelName(gatewayTunnel), s.Pods)
+			for _, kind := range s.kinds() {
+				r.line("iifname %q %s saddr != %s drop", tunnelName(gatewayTunnel), kind.header, kind.pods)
+			}
 		}
 		if s.forwards() && s.As.First.IsValid() {
 			// Addresses of pods that have gone, or connect from nowhere.
@@ -140,23 +206,32 @@ func (s State) forward(r *writer, opened []string) {
 		r.line("iifname %q jump leave", s.podLinks())
 		r.line("oifname %q jump arrive", s.podLinks())
 		if s.forwards() {
-			r.line("ip saddr %s jump outward", s.Pods)
+			for _, kind := range s.kinds() {
+				r.line("%s saddr %s jump outward", kind.header, kind.pods)
+			}
 		}
 		if len(s.distant) > 0 {
 			// By that tunnel come packets of pods to gateways, and to pods from those.
 			r.line("iifname %q drop", tunnelName(gatewayTunnel))
 		}
 		if s.forwards() {
-			r.line("ip daddr %s jump inward", s.Pods)
+			for _, kind := range s.kinds() {
+				r.line("%s daddr %s jump inward", kind.header, kind.pods)
+			}
 		}
 		for _, name := range opened {
 			// The host was no router before, and is none for others now.
 			r.line("iifname %q drop", name)
 		}
+		if s.opened6 {
+			r.line("meta nfproto ipv6 drop")
+		}
 	})
 	r.block("chain leave", func() {
 		s.jumpNetwork(r, "saddr", "to")
-		r.line("ip daddr %s ip daddr != %s drop", s.Pods, s.Gateway)
+		for _, kind := range s.kinds() {
+			r.line("%[1]s daddr %[2]s %[1]s daddr != %[3]s drop", kind.header, kind.pods, kind.of(s.Gateway))
+		}
 		// Neither may be sent on by the kernel of this host as its own.
 		r.line("udp dport %d drop", s.Port)
 		r.line("ct state established,related accept")
@@ -165,7 +240,9 @@ func (s State) forward(r *writer, opened []string) {
 	})
 	r.block("chain arrive", func() {
 		s.jumpNetwork(r, "daddr", "from")
-		r.line("ip saddr %s drop", s.Pods)
+		for _, kind := range s.kinds() {
+			r.line("%s saddr %s drop", kind.header, kind.pods)
+		}
 		r.line("ct state established,related accept")
 		s.jump(r, "daddr", "ingress")
 		r.line("drop")
@@ -207,15 +284,7 @@ func (s State) output(r *writer) {
 // jump goes to the rules of the user whose pod has the address on that side. The
 // first chain that a packet of a pod meets has seen to it that the pod has its own.
 func (s State) jump(r *writer, side, chain string) {
-	var all []string
-	for _, n := range s.Networks {
-		for _, pod := range n.Local {
-			all = append(all, fmt.Sprintf("%s : jump %s_%d", pod.Address, chain, pod.Owner))
-		}
-	}
-	if len(all) > 0 {
-		r.line("ip %s vmap { %s }", side, join(all))
-	}
+	s.byPod(r, side, func(_ Network, pod Pod) string { return fmt.Sprintf("%s_%d", chain, pod.Owner) })
 }
 
 // owners are all users who have pods here, each once: one who has come into a group
@@ -272,23 +341,42 @@ func (w *writer) set(name, kind string, elements []string) {
 // is.
 func (w *writer) allow(side string, rules []site.Rule) {
 	for _, rule := range rules {
-		match := "ip " + side + " { " + join(texts(rule.Addresses)) + " }"
-		if slices.ContainsFunc(rule.Addresses, func(p netip.Prefix) bool { return p.Bits() == 0 }) {
-			match = "meta nfproto ipv4"
+		six := func(p netip.Prefix) bool { return p.Addr().Is6() }
+		four := func(p netip.Prefix) bool { return p.Addr().Is4() }
+		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), six)), rule.Ports)
+		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), four)), rule.Ports)
+	}
+}
+
+// anyOf matches addresses of one kind, or is "" if there are none.
+func anyOf(side string, prefixes []netip.Prefix) string {
+	for _, p := range prefixes {
+		if p.Bits() == 0 {
+			return matching(side, p)
 		}
-		if len(rule.Ports) == 0 {
-			w.line("%s accept", match)
+	}
+	if len(prefixes) == 0 {
+		return ""
+	}
+	return header(prefixes[0]) + " " + side + " { " + join(texts(prefixes)) + " }"
+}
+
+func (w *writer) allowOne(match string, allowed []site.Port) {
+	if match == "" {
+		return
+	}
+	if len(allowed) == 0 {
+		w.line("%s accept", match)
+	}
+	for _, protocol := range []string{"tcp", "udp"} {
+		var ports []string
+		for _, p := range allowed {
+			if p.Protocol == protocol {
+				ports = append(ports, fmt.Sprintf("%d-%d", p.First, p.Last))
+			}
 		}
-		for _, protocol := range []string{"tcp", "udp"} {
-			var ports []string
-			for _, p := range rule.Ports {
-				if p.Protocol == protocol {
-					ports = append(ports, fmt.Sprintf("%d-%d", p.First, p.Last))
-				}
-			}
-			if len(ports) > 0 {
-				w.line("%s %s dport { %s } accept", match, protocol, join(ports))
-			}
+		if len(ports) > 0 {
+			w.line("%s %s dport { %s } accept", match, protocol, join(ports))
 		}
 	}
 }

@@ -72,6 +72,25 @@ func routedGateway() State {
 	return s
 }
 
+// second is where pods have IPv6 addresses.
+var second = site.IPv6{Pods: netip.MustParsePrefix("fd42:6265:7274:1::/96"), Hosts: netip.MustParsePrefix("2001:db8:1::/64")}
+
+// dual: a state in which pods have IPv6 addresses, and alice a rule for one of outside.
+func dual(s State) State {
+	s.IPv6, s.opened6 = second, true
+	for _, n := range s.Networks {
+		for i := range n.Owners {
+			if n.Owners[i].UID == 1001 {
+				n.Owners[i].Egress = append(n.Owners[i].Egress, site.Rule{Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:2::1/48"), netip.MustParsePrefix("172.16.0.0/12")}})
+				n.Owners[i].Ingress = append(n.Owners[i].Ingress, site.Rule{Addresses: []netip.Prefix{netip.MustParsePrefix("::/0")}, Ports: []site.Port{{Protocol: "tcp", First: 22, Last: 22}}})
+			}
+		}
+	}
+	s.Beyond = append(s.Beyond, site.OutsideNetwork{Addresses: []netip.Prefix{netip.MustParsePrefix("::/0")}, NAT: true},
+		site.OutsideNetwork{Addresses: []netip.Prefix{netip.MustParsePrefix("2001:db8:2::/48")}})
+	return s
+}
+
 func TestRulesAreAsWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
@@ -81,6 +100,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 		"routed.nft": {routed(), []string{"eth0"}}, "routed-gateway.nft": {routedGateway(), []string{"eth0", "eth1"}},
 		"far-gateway.nft": {far(), []string{"eth0", "eth1"}},
 		"gateway.nft":     {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil},
+		"ipv6.nft": {dual(example()), []string{"eth0"}}, "ipv6-routed-gateway.nft": {dual(routedGateway()), []string{"eth0", "eth1"}},
 	} {
 		testutil.Golden(t, name, test.state.rules(test.opened))
 	}
@@ -89,7 +109,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 // The kernel takes the rules, and takes them twice.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), example()} {
+	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), dual(example()), dual(far()), dual(routedGateway()), example()} {
 		command := exec.Command("nft", "-c", "-f", "-")
 		command.Stdin = strings.NewReader(state.rules([]string{"eth0", "eth1"}))
 		command.SysProcAttr = testutil.NewNamespaces()

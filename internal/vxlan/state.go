@@ -15,6 +15,8 @@ type State struct {
 	// Pods is the range of all pods, and Gateway the node's address in it.
 	Pods    netip.Prefix
 	Gateway netip.Addr
+	// IPv6 is where pods have a second address each, if they do.
+	IPv6 site.IPv6
 	// Host is the address of this node at which tunnels end.
 	Host netip.Addr
 	// Port is VXLAN's.
@@ -43,6 +45,8 @@ type State struct {
 	Routed *Routed
 	// uplink is the name of the interface with the address Host. Apply fills it in.
 	uplink string
+	// opened6: this host forwards IPv6, and would not without pods. Apply fills it in.
+	opened6 bool
 	// distant are the hosts that are not on the link of this one, and reached by a tunnel
 	// of its own: gateways from nodes, nodes from gateways. Apply fills it in.
 	distant []netip.Addr

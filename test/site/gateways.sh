@@ -36,7 +36,7 @@ outside_serves() {
 reaches() { root "$1" "$2" socat -t 5 - "TCP:$3,connect-timeout=2" 2>&1 </dev/null; }
 
 gateway_of() { # USER NODE
-	on "$2" /srv/site/berthd status | tr ';:' '\n\n' | grep -E "^ *${jobs[$1]} uid " | sed -n 's/.* gateway //p'
+	on "$2" /srv/site/berthd status | sed 's/^[^:]*: //; s/; /\n/g' | sed -n "s/^${jobs[$1]} uid .* gateway //p"
 }
 
 host_of() { [[ $1 == "$(address ctl)" ]] && echo ctl || echo login; }

@@ -7,6 +7,8 @@ fails=0
 pods=10.200.0.0/28
 # The subnets of nodes where pods are reached by routes, none where by tunnels.
 subnets=''
+# What adds IPv6 to the configuration, none where pods have no such addresses.
+ipv6=''
 # What berthd does at each look at the controller's jobs shall be seen soon.
 collect=1s
 
@@ -85,7 +87,9 @@ start_sshd() { # HOST
 }
 has_sshd() { on "$1" sh -c 'ss -Hltn "sport = :22" | grep -q .'; }
 
-configuration() {
+configuration() { plain_configuration | "${ipv6:-cat}"; }
+
+plain_configuration() {
 	cat <<-END
 		cluster: bed
 		pods: $pods
@@ -200,10 +204,14 @@ left_on() {
 		ip route show table all | grep -E "proto 98|10\.200\."
 		ip rule | grep "10\.200\."
 		ip addr | grep "10\.200\."
+		ip -6 route show table all | grep "proto 98"
+		ip -6 rule | grep "lookup [1-9]"
+		ip -6 addr | grep -E "fe80::6265:7274:|fd62:6974:6573:"
 		nft list tables | grep berth
 		ls /run/berthd/net /run/berthd/pid /run/berthd/pods /run/berthd/names /run/berthd/resolv /run/berthd/sessions /run/berthd/served /run/berthd/declined 2>/dev/null | grep -v :
 		pgrep -lx berth-dns
-		grep -s 1 /proc/sys/net/ipv4/conf/eth0/forwarding'
+		grep -s 1 /proc/sys/net/ipv4/conf/eth0/forwarding /proc/sys/net/ipv6/conf/all/forwarding
+		grep -s 2 /proc/sys/net/ipv6/conf/eth0/accept_ra'
 }
 
 end_case() {

@@ -30,18 +30,18 @@ routed() {
 	looks_routed n1 10.200.1.0/29 n2 10.200.1.8/29
 	looks_routed n2 10.200.1.8/29 n1 10.200.1.0/29
 	poll 10 login_leads || fail "routes of login: $(on login ip route)"
-	part_ends "what is there"
+	part_ends "what is there, without tunnels"
 	# shellcheck disable=SC2086
 	for part in ${SITE_ROUTED:-"${without_tunnels[@]}" routed_mended routed_afar}; do
 		[[ $failed == yes ]] || "$part"
-		part_ends "$part"
+		part_ends "$part, without tunnels"
 	done
 	with_routes ''
 }
 
 part_ends() { # NAME
 	end_case
-	[[ $failed == no || $told == yes ]] || { say "that was $1, without tunnels"; told=yes; }
+	[[ $failed == no || $told == yes ]] || { say "that was $1"; told=yes; }
 }
 
 login_leads() {

@@ -108,6 +108,12 @@ func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 		for _, address := range found.addresses {
 			answer.Answer = append(answer.Answer, &dns.A{Hdr: header, A: address.AsSlice()})
 		}
+	case dns.TypeAAAA:
+		for _, address := range found.addresses {
+			if second := known.second(address); second.IsValid() {
+				answer.Answer = append(answer.Answer, &dns.AAAA{Hdr: header, AAAA: second.AsSlice()})
+			}
+		}
 	case dns.TypePTR:
 		if found.name != "" {
 			answer.Answer = []dns.RR{&dns.PTR{Hdr: header, Ptr: found.name}}

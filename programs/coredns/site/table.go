@@ -18,7 +18,10 @@ import (
 type table struct {
 	Cluster string       `json:"cluster"`
 	Range   netip.Prefix `json:"range"`
-	Pods    []pod        `json:"pods"`
+	// IPv6 is a /96 in which each pod has a second address, its first one in the last 32
+	// bits; pods have none if it is none.
+	IPv6 netip.Prefix `json:"ipv6"`
+	Pods []pod        `json:"pods"`
 }
 
 // pod is one of a job, or of a user's sessions.
@@ -71,7 +74,10 @@ func (t *table) find(name string, asker, server netip.Addr) answer {
 		return t.below(rest, zone, t.visible(asker, server))
 	}
 	address, err := netip.ParseAddr(dnsutil.ExtractAddressFromReverse(name))
-	if err != nil || !t.Range.Contains(address) {
+	if err != nil {
+		return answer{}
+	}
+	if address = t.first(address); !t.Range.Contains(address) {
 		return answer{}
 	}
 	found := answer{ours: true, zone: zone}
@@ -81,6 +87,26 @@ func (t *table) find(name string, asker, server netip.Addr) answer {
 		}
 	}
 	return found
+}
+
+// second is the IPv6 address of the pod with this IPv4 address, none if pods have none.
+func (t *table) second(address netip.Addr) netip.Addr {
+	if !t.IPv6.IsValid() {
+		return netip.Addr{}
+	}
+	all, last := t.IPv6.Addr().As16(), address.As4()
+	copy(all[len(all)-len(last):], last[:])
+	return netip.AddrFrom16(all)
+}
+
+// first is the IPv4 address of the pod with this address, which is that itself unless it is
+// a second one.
+func (t *table) first(address netip.Addr) netip.Addr {
+	if !t.IPv6.Contains(address) {
+		return address
+	}
+	all := address.As16()
+	return netip.AddrFrom4([4]byte(all[len(all)-4:]))
 }
 
 // view is what one asker sees.

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -13,7 +14,7 @@ import (
 // example: alice has two jobs called db, the second one newer, one that is
 // called like the number of the first, and sessions on a login host; bob has a
 // db of his own; carol and dave share a network.
-const example = `{"cluster":"alps","range":"10.1.0.0/24","pods":[
+const example = `{"cluster":"alps","range":"10.1.0.0/24","ipv6":"fd42::/96","pods":[
 {"address":"10.1.0.2","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
 {"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5,"names":["web.default","shop"],"served":["cache"]},
 {"address":"10.1.0.4","network":7,"uid":1,"user":"alice","name":"db","number":42,"index":0,"after":9,"served":["cache"]},
@@ -121,11 +122,36 @@ func TestAddressesLeadToNames(t *testing.T) {
 		{"192.168.0.1", "5.0.1.10.in-addr.arpa.", "pod0.db.bob.alps.", true},
 		{"10.1.0.2", "99.0.1.10.in-addr.arpa.", "", true},
 		{"10.1.0.2", "1.1.168.192.in-addr.arpa.", "", false},
+		{"10.1.0.2", "3.0.0.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "pod1.db.alice.alps.", true},
+		{"10.1.0.2", "5.0.0.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "", true},  // bob's
+		{"10.1.0.2", "3.0.1.0.1.0.a.0." + zeros(20) + "2.4.d.f.ip6.arpa.", "", false}, // 10.1.1.3 is no pod's
+		{"10.1.0.2", "3.0.0.0.1.0.a.0." + zeros(20) + "3.4.d.f.ip6.arpa.", "", false},
+		{"10.1.0.2", "2.4.d.f.ip6.arpa.", "", false},
 	} {
 		got := known.find(test.name, netip.MustParseAddr(test.asker), server)
 		if got.ours != test.ours || got.name != test.want || got.exists != (test.want != "") {
 			t.Errorf("%s asks for %s: %+v, want %+v", test.asker, test.name, got, test)
 		}
+	}
+}
+
+func zeros(n int) string { return strings.Repeat("0.", n) }
+
+func TestPodsHaveASecondAddressWhereThereIsARange(t *testing.T) {
+	known := load(t)
+	pod := netip.MustParseAddr("10.1.0.3")
+	if got := known.second(pod).String(); got != "fd42::a01:3" {
+		t.Errorf("the second address of %s is %s", pod, got)
+	}
+	if got := known.first(known.second(pod)); got != pod {
+		t.Errorf("the first address is %s, want %s", got, pod)
+	}
+	known.IPv6 = netip.Prefix{}
+	if got := known.second(pod); got.IsValid() {
+		t.Errorf("without a range there is %s", got)
+	}
+	if got := known.find("3.0.0.0.1.0.a.0."+zeros(20)+"2.4.d.f.ip6.arpa.", pod, server); got.ours {
+		t.Errorf("without a range: %+v", got)
 	}
 }
 

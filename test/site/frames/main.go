@@ -5,8 +5,9 @@
 //	frames send INTERFACE LABEL=FRAME...
 //	frames udp SOURCE-PORT ADDRESS:PORT LABEL=FRAME...
 //
-// FRAME is KIND,DST-MAC,SRC-MAC,SRC-IP,DST-IP: KIND is ip, arp, vlan, ip6 or
-// odd, or vxlan:VNI:NODE:INNER-DST-MAC for a tunnel packet inside of an IP one.
+// FRAME is KIND,DST-MAC,SRC-MAC,SRC-IP,DST-IP: KIND is ip, arp, vlan, ip6 (without
+// addresses) or odd, udp6, ra (an advertisement of a router), na:TARGET (that of a neighbour), or
+// vxlan:VNI:NODE:INNER-DST-MAC for a tunnel packet inside of an IP one.
 package main
 
 import (
@@ -206,10 +207,54 @@ func build(text string) ([]byte, error) {
 	case "ip6":
 		packet := append([]byte{0x60, 0, 0, 0, 0, byte(len(payload)), 59, 64}, make([]byte, 32)...)
 		return append(append(append(frame, 0x86, 0xdd), packet...), payload...), nil
+	case "udp6":
+		udp := append([]byte{700 >> 8, 700 & 0xff, 5000 >> 8, 5000 & 0xff, 0, byte(8 + len(payload)), 0, 0}, payload...)
+		return append(append(frame, 0x86, 0xdd), ip6(source, destination, 17, 6, udp)...), nil
+	case "ra":
+		router := append([]byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, option(payload)...)
+		return append(append(frame, 0x86, 0xdd), ip6(source, destination, 58, 2, router)...), nil
+	case "na":
+		target, err := netip.ParseAddr(rest)
+		if err != nil {
+			return nil, err
+		}
+		claimed := target.As16()
+		neighbour := append([]byte{136, 0, 0, 0, 0x20, 0, 0, 0}, claimed[:]...)
+		neighbour = append(append(append(neighbour, 2, 1), from...), option(payload)...)
+		return append(append(frame, 0x86, 0xdd), ip6(source, destination, 58, 2, neighbour)...), nil
 	case "odd":
 		return append(append(frame, 0x88, 0xb5), payload...), nil
 	}
 	return nil, fmt.Errorf("frame %s: unknown kind", text)
+}
+
+// option is one of neighbour discovery that nobody knows.
+func option(payload []byte) []byte {
+	length := (2 + len(payload) + 7) / 8
+	all := make([]byte, 8*length)
+	all[0], all[1] = 253, byte(length)
+	copy(all[2:], payload)
+	return all
+}
+
+// ip6 is a packet with a checksum at an offset of its body, so that nothing but rules can
+// be why it does not arrive.
+func ip6(source, destination netip.Addr, protocol byte, at int, body []byte) []byte {
+	from, to := source.As16(), destination.As16()
+	p := append([]byte{0x60, 0, 0, 0, 0, byte(len(body)), protocol, 255}, from[:]...)
+	p = append(append(p, to[:]...), body...)
+	summed := append(append([]byte{}, p[8:40]...), 0, 0, 0, byte(len(body)), 0, 0, 0, protocol)
+	// One more for a body whose length is odd.
+	summed = append(append(summed, body...), 0)
+	var sum uint32
+	for i := 0; i+1 < len(summed); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(summed[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	binary.BigEndian.PutUint16(p[40+at:], ^uint16(sum))
+	return p
 }
 
 // ip is a UDP packet, whose own checksum is left out.
