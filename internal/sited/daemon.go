@@ -67,6 +67,8 @@ type Daemon struct {
 	mu sync.Mutex
 	// local are the allocations with a pod here, by ID.
 	local map[string]*localPod
+	// firsts are the processes 1 of pods that this daemon has started, by ID.
+	firsts map[string]*os.Process
 	// users are followed by the owner of their network.
 	users map[string]*follower
 	// everybody is followed on hosts that reach all pods, and nil on others.
@@ -340,7 +342,7 @@ func (d *Daemon) make(a site.Allocation) error {
 // unmake removes what there is of a pod: nobody asks for its end if it has not
 // begun.
 func (d *Daemon) unmake(id string) error {
-	return errors.Join(d.forget(id), endProcesses(d.processes(id)), vxlan.RemoveNamespace(d.network(id)))
+	return errors.Join(d.forget(id), d.endPod(id), vxlan.RemoveNamespace(d.network(id)))
 }
 
 func (d *Daemon) forget(id string) error {

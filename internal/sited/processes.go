@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"syscall"
 
@@ -36,7 +37,26 @@ func (d *Daemon) startProcesses(id string) error {
 	if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/pid", command.Process.Pid), path, "", unix.MS_BIND, ""); err != nil {
 		return fail(errors.Join(err, command.Process.Kill(), os.Remove(path)))
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.firsts[id] = command.Process
 	return nil
+}
+
+// endPod kills all processes of a job's pod. Process 1 is known if this daemon has
+// started it, and need not be looked for among all of the node.
+func (d *Daemon) endPod(id string) error {
+	d.mu.Lock()
+	first := d.firsts[id]
+	delete(d.firsts, id)
+	d.mu.Unlock()
+	if first == nil {
+		return endProcesses(d.processes(id))
+	}
+	if err := first.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return fmt.Errorf("kill the processes of a pod (process 1 is %d): %w", first.Pid, err)
+	}
+	return vxlan.RemoveNamespace(d.processes(id))
 }
 
 // endProcesses kills all processes in a PID namespace, by its process 1, and
@@ -45,7 +65,11 @@ func endProcesses(path string) error {
 	if !vxlan.IsNamespace(path) {
 		return vxlan.RemoveNamespace(path)
 	}
-	init, err := firstProcess(path)
+	var namespace unix.Stat_t
+	if err := unix.Stat(path, &namespace); err != nil {
+		return fmt.Errorf("look at PID namespace: %w", err)
+	}
+	init, err := firstProcess(namespace)
 	if err != nil {
 		return err
 	}
@@ -54,7 +78,7 @@ func endProcesses(path string) error {
 		fd, err := unix.PidfdOpen(init, 0)
 		if err == nil {
 			defer unix.Close(fd)
-			if again, _ := firstProcess(path); again == init {
+			if isFirstOf(namespace, init) {
 				err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
 			}
 		}
@@ -68,30 +92,28 @@ func endProcesses(path string) error {
 // firstProcess looks for process 1 of a PID namespace among all processes, and
 // returns 0 if there is none. No number is kept in a file: after a crash it
 // would be somebody else's.
-func firstProcess(path string) (int, error) {
-	var want unix.Stat_t
-	if err := unix.Stat(path, &want); err != nil {
-		return 0, fmt.Errorf("look at PID namespace: %w", err)
-	}
+func firstProcess(namespace unix.Stat_t) (int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return 0, fmt.Errorf("list processes: %w", err)
 	}
 	for _, entry := range entries {
 		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		var have unix.Stat_t
-		if unix.Stat("/proc/"+entry.Name()+"/ns/pid", &have) != nil || have.Ino != want.Ino || have.Dev != want.Dev {
-			continue
-		}
-		status, err := os.ReadFile("/proc/" + entry.Name() + "/status")
-		if err == nil && isFirst(status) {
+		if err == nil && isFirstOf(namespace, pid) {
 			return pid, nil
 		}
 	}
 	return 0, nil
+}
+
+func isFirstOf(namespace unix.Stat_t, pid int) bool {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	var its unix.Stat_t
+	if unix.Stat(filepath.Join(dir, "ns/pid"), &its) != nil || its.Ino != namespace.Ino || its.Dev != namespace.Dev {
+		return false
+	}
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	return err == nil && isFirst(status)
 }
 
 // isFirst: the last number of the line NSpid is that in the innermost namespace.

@@ -51,7 +51,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	d := &Daemon{
 		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
 		kernel: kernel,
-		local:  map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
+		local:  map[string]*localPod{}, firsts: map[string]*os.Process{}, users: map[string]*follower{}, waiting: map[string]int{},
 		dirty: make(chan struct{}, 1),
 	}
 	d.heard = sync.NewCond(&d.mu)

@@ -58,7 +58,7 @@ func newWired(t *testing.T) *wired {
 		config: s.config, node: "n0", store: s, log: slog.New(slog.DiscardHandler),
 		gateways: &gateways{again: make(chan struct{}, 1)}, dirty: make(chan struct{}, 1),
 		kernel: asked(func(bool) error { return nil }), names: &nameServer{},
-		local: map[string]*localPod{}, users: map[string]*follower{}, waiting: map[string]int{},
+		local: map[string]*localPod{}, firsts: map[string]*os.Process{}, users: map[string]*follower{}, waiting: map[string]int{},
 	}
 	w.heard = sync.NewCond(&w.mu)
 	network, err := cni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
