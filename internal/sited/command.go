@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"runtime"
 	"strings"
 	"time"
 
@@ -83,6 +84,11 @@ func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	config, node, err := nodeOf(flags, args)
 	if err != nil {
 		return err
+	}
+	// What it does waits for the kernel, or for etcd. With more, Go's threads that look for work
+	// cost more than the work, on nodes whose cores are for jobs.
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
 	}
 	return Run(ctx, config, node, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 }
