@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -120,7 +121,13 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	if err := k.mends(ctx, s); err != nil {
 		return err
 	}
+	if err := forwards("1"); err != nil {
+		return err
+	}
 	if err := k.Apply(ctx, State{Pods: s.Pods, Host: s.Host, Routed: s.Routed}, true); err != nil {
+		return err
+	}
+	if err := forwards("0"); err != nil {
 		return err
 	}
 	routes, err = ourRoutes()
@@ -220,6 +227,14 @@ func socketIn(namespace string) (int, error) {
 		err = errors.Join(unix.Bind(socket, &unix.SockaddrInet4{Port: 7000}), unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 20}))
 	}
 	return socket, errors.Join(err, netns.Set(here))
+}
+
+func forwards(want string) error {
+	got, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/forwarding")
+	if err != nil || strings.TrimSpace(string(got)) != want {
+		return fmt.Errorf("whether the host forwards: %q, want %s: %w", got, want, err)
+	}
+	return nil
 }
 
 func ourRoutes() ([]string, error) {

@@ -2,6 +2,7 @@ package vxlan
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/linux"
 	"berth.dev/berth/internal/site"
 )
 
@@ -231,7 +233,7 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 		if slices.Contains(wanted, name) {
 			continue
 		}
-		if err := setting("ipv4/conf/"+name+"/forwarding", "0"); err != nil && !os.IsNotExist(err) {
+		if err := stopForwarding(name); err != nil {
 			problems = append(problems, fmt.Errorf("stop %s from forwarding: %w", name, err))
 			continue
 		}
@@ -265,6 +267,28 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 		}
 	}
 	return opened, errors.Join(problems...)
+}
+
+// stopForwarding is without the file of the setting, which waits for the kernel's lock of all
+// networks by trying again and again: as jobs end, that is taken for long. What the kernel does
+// there beside is to look up anew what it has looked up.
+func stopForwarding(name string) error {
+	link, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	const inetConf, forwarding = 1, 1
+	body := make([]byte, unix.SizeofIfInfomsg)
+	binary.NativeEndian.PutUint32(body[4:], uint32(link.Attrs().Index))
+	off := linux.NetlinkAttribute(forwarding, make([]byte, 4))
+	body = append(body, linux.NetlinkAttribute(unix.IFLA_AF_SPEC, linux.NetlinkAttribute(unix.AF_INET, linux.NetlinkAttribute(inetConf, off)))...)
+	if err := linux.NetlinkExchange(unix.NETLINK_ROUTE, []linux.NetlinkRequest{{Type: unix.RTM_SETLINK, Flags: unix.NLM_F_ACK, Body: body}}); err != nil {
+		return err
+	}
+	return os.WriteFile("/proc/sys/net/ipv4/route/flush", []byte("1"), 0)
 }
 
 func (k *Kernel) mark(name string) string { return filepath.Join(k.Dir, "forwarding-"+name) }
