@@ -151,7 +151,8 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 		})
 		return err
 	})
-	return out, err
+	out, wrong := takenApart(out, task, b.fast)
+	return out, errors.Join(err, wrong)
 }
 
 // pair is how many hosts a client and its server have, of a job that has more.

@@ -1,12 +1,15 @@
 package system
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"berth.dev/berth/bench/internal/window"
 )
 
 // TestOwnExitCode: what a task ended with is said beside what the whole ended with.
@@ -27,6 +30,29 @@ func TestOwnExitCode(t *testing.T) {
 	}
 	if r := results[1]; r.Err != nil || r.Output.Stdout != "yes\n" {
 		t.Errorf("the other: %+v", r)
+	}
+}
+
+// TestWindowInAFolder: the machine's counters are of the task alone also where it has
+// a cluster to itself.
+func TestWindowInAFolder(t *testing.T) {
+	dir := t.TempDir()
+	line := func(word string, up int) string {
+		return fmt.Sprintf("%s%s 2 %d cpu 0 0 0 0 0 0 0 0 0 0", window.Mark, word, up)
+	}
+	said := strings.Join([]string{"[n] starts", taskMark, line("before", 100), "{}", "", line("after", 101), endedMark + "0"}, "\n")
+	for name, script := range map[string]string{
+		"self":  `until [ "$1" = -- ]; do shift; done; shift; exec "$@"`,
+		"berth": "cat >/dev/null; cat <<'E'\n" + said + "\nE",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := &berth{program: filepath.Join(dir, "berth"), place: Place{Self: filepath.Join(dir, "self"), Timeout: time.Minute}}
+	out, err := b.Run(t.Context(), Task{Args: []string{"fio"}, Folder: EmptyDir, Window: true})
+	if err != nil || strings.TrimSpace(out.Stdout) != "{}" || out.Step.Window == nil || out.Step.Window.Busy != 2 {
+		t.Errorf("%+v, %v", out, err)
 	}
 }
 

@@ -99,11 +99,7 @@ func (k *kubeconfig) Run(ctx context.Context, task Task) (Output, error) {
 		if wrong != nil && err == nil {
 			err = fmt.Errorf("remove the pod: %w", wrong)
 		}
-		if task.Window && strings.Contains(out.Stdout, taskMark) {
-			r := apartAgain(out.Stdout, []Task{task}, false)[0]
-			out.Stdout, out.Step.Window = r.Output.Stdout, r.Output.Step.Window
-			err = errors.Join(err, r.Err)
-		}
-		return out, err
+		out, wrong = takenApart(out, task, false)
+		return out, errors.Join(err, wrong)
 	})
 }

@@ -85,6 +85,17 @@ func apartAgain(text string, tasks []Task, counted bool) []Result {
 	return results
 }
 
+// takenApart is what the only task of a pod printed, with what the machine did
+// meanwhile, where the pod ran it by a script.
+func takenApart(out Output, task Task, counted bool) (Output, error) {
+	if !task.Window || !strings.Contains(out.Stdout, taskMark) {
+		return out, nil
+	}
+	r := apartAgain(out.Stdout, []Task{task}, counted)[0]
+	out.Stdout, out.Step.Window = r.Output.Stdout, r.Output.Step.Window
+	return out, r.Err
+}
+
 // one is the result of one task: what it printed, what the machine did, its exit
 // code, and, where that is counted, how its connections were made: by the counters
 // before and after it.

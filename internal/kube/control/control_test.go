@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/netip"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,8 +18,13 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	"k8s.io/kubernetes/pkg/api/legacyscheme"
+	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
+	"k8s.io/kubernetes/pkg/controlplane/reconcilers"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/kube/notify"
@@ -354,6 +360,34 @@ func testAsCreated(t *testing.T, c *testCluster) {
 	sameMeta(class.Name, seededClass.ObjectMeta, madeClass.ObjectMeta)
 	seededClass.ObjectMeta, madeClass.ObjectMeta = metav1.ObjectMeta{}, metav1.ObjectMeta{}
 	same(class.Name, seededClass, madeClass)
+}
+
+// TestAPIServiceIsUpstreams holds the seed's Service kubernetes against the one that
+// upstream's controller creates where there is none.
+func TestAPIServiceIsUpstreams(t *testing.T) {
+	plan := cluster.Plan{Addresses: cluster.Addresses{APIService: netip.MustParseAddr("10.96.0.1"), APIPort: 6443}}
+	client := fake.NewClientset()
+	controller := kubernetesservice.New(kubernetesservice.Config{
+		EndpointReconciler: reconcilers.NewNoneEndpointReconciler(),
+		ServiceIP:          plan.Addresses.APIService.AsSlice(),
+		ServicePort:        443,
+		PublicServicePort:  int(plan.Addresses.APIPort),
+	}, client, informers.NewSharedInformerFactory(client, 0).Core().V1().Services())
+	if err := controller.UpdateKubernetesService(false); err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := client.CoreV1().Services(metav1.NamespaceDefault).Get(t.Context(), "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ours := apiService(plan)
+	legacyscheme.Scheme.Default(theirs)
+	legacyscheme.Scheme.Default(ours)
+	// kube-apiserver adds them: testAsCreated.
+	theirs.Spec.ClusterIPs, theirs.Spec.IPFamilies = ours.Spec.ClusterIPs, ours.Spec.IPFamilies
+	if !equality.Semantic.DeepEqual(ours.Labels, theirs.Labels) || !equality.Semantic.DeepEqual(ours.Spec, theirs.Spec) {
+		t.Errorf("the seed has\n%+v\nupstream makes\n%+v", ours, theirs)
+	}
 }
 
 func testAPIService(t *testing.T, c *testCluster) {

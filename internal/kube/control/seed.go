@@ -36,9 +36,9 @@ import (
 // berth's own objects, written straight to the store before anything reads from it. Through the API
 // the same 240 objects cost a tenth of a CPU second at the moment when the
 // kubelet wants it, and 200 ms until the last one is there; a request for which
-// one is missing fails, and its sender backs off. It is made by upstream's
+// one is missing fails, and its sender backs off. Most of it is made by upstream's
 // own functions in the same binary, so it cannot differ from what they would
-// create; TestSeedIsWhatUpstreamCreates holds them against each other.
+// create; testSeed and testAsCreated hold the others against what upstream makes.
 
 const (
 	// storagePrefix is kube-apiserver's --etcd-prefix.

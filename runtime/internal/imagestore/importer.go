@@ -161,10 +161,11 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 		return err
 	}
 	ids, err := images.RootFS(ctx, i.store, manifest.Config)
-	if err != nil || len(ids) != len(manifest.Layers) {
+	layers := lazy.Layers(manifest)
+	if err != nil || len(ids) != len(layers) {
 		return err // unpacking tells what is wrong
 	}
-	for k, layer := range manifest.Layers {
+	for k, layer := range layers {
 		info := content.Info{Digest: layer.Digest, Labels: map[string]string{labels.LabelUncompressed: ids[k].String()}}
 		// One that is not there was not needed.
 		if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil && !errdefs.IsNotFound(err) {

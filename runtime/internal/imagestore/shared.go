@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -17,6 +16,8 @@ import (
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/lazy"
 )
 
 // Labels by which a snapshotter is told which layer a snapshot is for, and the name
@@ -87,8 +88,7 @@ func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.D
 	if err != nil {
 		return err
 	}
-	// It may name other things beside them.
-	layers := slices.DeleteFunc(manifest.Layers, func(desc ocispec.Descriptor) bool { return !images.IsLayerType(desc.MediaType) })
+	layers := lazy.Layers(manifest)
 	if len(ids) != len(layers) {
 		return nil // unpacking tells what is wrong
 	}
@@ -100,9 +100,6 @@ func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.D
 		}
 		if err == nil && !there {
 			err = i.bringLayer(ctx, from, ids[:k], rootfs.Layer{Diff: ocispec.Descriptor{Digest: ids[k]}, Blob: layer})
-		}
-		if errdefs.IsNotFound(err) {
-			err = fmt.Errorf("archive is not complete: %w", err)
 		}
 		if err != nil {
 			return fmt.Errorf("bring layer %s: %w", layer.Digest, err)
@@ -130,6 +127,9 @@ func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest
 // is the right one its digest without compression tells.
 func (i *Importer) bringLayer(ctx context.Context, from Lying, below []digest.Digest, layer rootfs.Layer) error {
 	at, err := from.Part(layer.Blob.Digest)
+	if errdefs.IsNotFound(err) {
+		return fmt.Errorf("archive is not complete: %w", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
@@ -25,6 +26,11 @@ type Snapshots interface {
 	Stat(ctx context.Context, key string) (snapshots.Info, error)
 }
 
+// Layers are the layers of an image, whose manifest may list other things beside them.
+func Layers(manifest ocispec.Manifest) []ocispec.Descriptor {
+	return slices.DeleteFunc(slices.Clone(manifest.Layers), func(desc ocispec.Descriptor) bool { return !images.IsLayerType(desc.MediaType) })
+}
+
 // CheckClaims refuses an image of which a layer is there that was made of another
 // table of contents than the image itself names: by that it is content that the image
 // vouches for, whoever has brought it first. The digest of a layer as a whole covers its
@@ -35,7 +41,8 @@ func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, 
 		return fmt.Errorf("look whose layers an image has: %w", err)
 	}
 	ids, err := images.RootFS(ctx, store, manifest.Config)
-	if err != nil || len(ids) != len(manifest.Layers) {
+	own := Layers(manifest)
+	if err != nil || len(ids) != len(own) {
 		return err // unpacking tells what is wrong
 	}
 	for i, chain := range identity.ChainIDs(ids) {
@@ -47,9 +54,9 @@ func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, 
 			return fmt.Errorf("look whose layers an image has: %w", err)
 		}
 		contents := info.Labels[ContentsLabel]
-		if own := manifest.Layers[i].Annotations[estargz.TOCJSONDigestAnnotation]; contents != "" && contents != own {
+		if named := own[i].Annotations[estargz.TOCJSONDigestAnnotation]; contents != "" && contents != named {
 			return fmt.Errorf("layer %s of the image (diff ID %s) is on this node as another image has it, whose table of contents is %s, and this image's is %s: one of them claims what it has not, or lacks its annotation; run it without --lazy-pull: %w",
-				manifest.Layers[i].Digest, ids[i], contents, cmp.Or(own, "not known"), errdefs.ErrFailedPrecondition)
+				own[i].Digest, ids[i], contents, cmp.Or(named, "not known"), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

@@ -55,7 +55,10 @@ func TestCheckClaims(t *testing.T) {
 		}
 		return put(ocispec.MediaTypeImageManifest, ocispec.Manifest{
 			MediaType: ocispec.MediaTypeImageManifest, Config: put(ocispec.MediaTypeImageConfig, config),
-			Layers: []ocispec.Descriptor{{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("lower")}, upper},
+			Layers: []ocispec.Descriptor{
+				{MediaType: ocispec.MediaTypeImageLayerGzip, Digest: digest.FromString("lower")},
+				{MediaType: "application/vnd.in-toto+json", Digest: digest.FromString("no layer")}, upper,
+			},
 		})
 	}
 	upper := identity.ChainID(ids).String()

@@ -44,35 +44,31 @@ func readScript(script string, values map[string]string) {
 	depth := 0
 	for line := range strings.Lines(script) {
 		line = strings.TrimLeft(strings.TrimRight(line, "\n"), " \t")
-		switch {
-		case strings.HasPrefix(line, "#"):
-		case strings.HasPrefix(line, "export ") && depth == 0:
-			readExport(line, values)
-		default:
-			depth = max(0, depth+nesting(line))
+		if strings.HasPrefix(line, "#") {
+			continue
 		}
+		if strings.HasPrefix(line, "export ") && depth == 0 {
+			readExport(line, values)
+		}
+		depth = max(0, depth+nesting(line))
 	}
 }
 
-// nesting is how many branches, loops and functions begin in a line, less those that
-// end there.
+// nesting is how many branches, loops, functions and subshells begin in a line, less
+// those that end there.
 func nesting(line string) (n int) {
 	for _, command := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(";&|", r) }) {
 		words := strings.Fields(command)
-		for len(words) > 0 && slices.Contains([]string{"then", "do", "else"}, words[0]) {
-			words = words[1:]
+		for len(words) > 0 && (slices.Contains([]string{"then", "do", "else"}, words[0]) || len(words) > 1 && strings.HasSuffix(words[0], ")") && !strings.Contains(words[0], "(")) {
+			words = words[1:] // what comes behind them, also behind a case
 		}
-		if len(words) == 0 {
-			continue
-		}
-		switch words[0] {
-		case "if", "for", "while", "until", "case":
-			n++
-		case "fi", "done", "esac", "}":
-			n--
-		}
-		if strings.HasSuffix(words[len(words)-1], "{") {
-			n++
+		for i, word := range words {
+			switch {
+			case i == 0 && slices.Contains([]string{"if", "for", "while", "until", "case", "("}, word), word == "{", strings.HasSuffix(word, "(){"):
+				n++
+			case i == 0 && slices.Contains([]string{"fi", "done", "esac", "}", ")"}, word):
+				n--
+			}
 		}
 	}
 	return n

@@ -181,8 +181,23 @@ func TestReadScript(t *testing.T) {
         export IN_A_FUNCTION=1
     }
     case "$A" in
-    1) export IN_A_CASE=1 ;;
+    1) if true; then
+       export IN_A_CASE=1
+       fi ;;
+    2) export IN_ANOTHER_CASE=1 ;;
+    3)
+       export IN_THE_LAST=1
     esac
+    (
+    export IN_A_SUBSHELL=1
+    )
+    export B=1; if false; then
+    export BEHIND=1
+    fi
+    if true; then
+    one() { true; }
+    export WITH_A_FUNCTION=1
+    fi
     if true; then export IN_A_LINE=1; fi
 export LAST=$AFTER
 `
