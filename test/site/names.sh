@@ -17,7 +17,7 @@ names() {
 	# shellcheck disable=SC2016
 	seen=$(as alice login srun -N2 -n2 --mem=100 -J Solver_1 sh -c 'getent ahostsv4 pod0 | sed "s/ .*//; q"; getent ahostsv4 pod1 | sed "s/ .*//; q"
 		getent ahostsv4 solver-1.alice.bed | grep -c STREAM
-		getent hosts $(ip -o -4 addr show dev eth0 | sed "s/.*inet //; s:/.*::") | sed "s/.* //"' 2>&1 | sort | uniq -c | awk '{ print $1, $2 }')
+		getent hosts $(ip -o -4 addr show dev eth0 | sed "s/.*inet //; s:/.*::") | sed "s/.* //"' | sort | uniq -c | awk '{ print $1, $2 }')
 	[[ $seen == "2 10.200."*$'\n'"2 10.200."*$'\n2 2\n1 pod0.solver-1.alice.bed\n1 pod1.solver-1.alice.bed' ]] || fail "the first processes see: $seen"
 	www=$(settings eval 'echo $web_address')
 	job alice -J db
@@ -43,15 +43,14 @@ unknown() { [[ -z $(resolves "$@") ]]; }
 # names_at_once: a job that begins as the last one of its nodes ends finds its names each
 # time it asks, while the name servers of that one may still be there.
 names_at_once() {
-	local seen
+	local seen round
 	# From each node, how often it was so many addresses. With the pause the one job's end
 	# is mostly over, and not for long, when the next one begins.
-	# shellcheck disable=SC2016
-	seen=$(as alice login sh -c 'for round in 1 2 3 4; do
-			srun -Q -N2 -n2 --mem=100 true
+	seen=$(for round in 1 2 3 4; do
+		as alice login sh -c "srun -Q -N2 -n2 --mem=100 true
 			sleep 0.1
-			srun -Q -N2 -n2 --mem=100 -J "next$round" sh -c "for i in \$(seq 100); do getent ahostsv4 next$round | grep -c STREAM; done | sort | uniq -c"
-		done' 2>&1 | awk '{ print $1, $2 }' | sort | uniq -c | xargs)
+			srun -Q -N2 -n2 --mem=100 -J next$round sh -c 'for i in \$(seq 100); do getent ahostsv4 next$round | grep -c STREAM; done | sort | uniq -c'"
+	done | awk '{ print $1, $2 }' | sort | uniq -c | xargs)
 	[[ $seen == "8 100 2" ]] || fail "so many nodes, so often, so many addresses of a new job's two: $seen"
 }
 

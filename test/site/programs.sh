@@ -82,7 +82,7 @@ kubernetes() {
 	END
 	# A node's pods ask the other's, by the Service.
 	as alice login sh -c 'cat >ask.sh' <<-'END'
-		kubectl rollout status --timeout=60s daemonset/where || exit 1
+		kubectl rollout status --timeout=120s daemonset/where || exit 1
 		for pod in $(kubectl get pods -l app=where -o name); do
 			# Which pod answers is chance: until both have, for half a minute.
 			kubectl exec "$pod" -- sh -c '
@@ -97,29 +97,29 @@ kubernetes() {
 		until [ -e enough ]; do sleep 0.2; done
 	END
 	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run -f where.yaml --image /srv/images/busybox.tar --publish where.default=8080:30080 -- sh ask.sh; sleep 300')
-	poll 180 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
+	poll 240 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
 	for node in n1 n2; do
 		in_output "^$node reaches on n1 on n2$" || fail "from $node: $(as alice login grep reaches berth.out)"
 		# Packets of pods have their way between the addresses of this network.
 		seen=$(root alice $node ss -Hutn | grep -oE '(10\.[0-9.]+):' | sort -u | xargs)
 		[[ $seen == "$(pod_of alice n1): $(pod_of alice n2):" ]] || fail "connections on $node: $seen"
-		seen=$(as alice login srun -Q -N1 -n1 --mem=100 sh -c 'for node in 0 1; do curl -s -m 10 http://pod$node.cluster:8080/; done' 2>&1)
+		seen=$(as alice login srun -Q -N1 -n1 --mem=100 sh -c 'for node in 0 1; do curl -s -m 20 http://pod$node.cluster:8080/; done')
 		[[ $seen == "on n"[12]$'\n'"on n"[12] ]] || fail "another job of alice's: $seen"
 	done
 	in_output "port 30080 of the nodes at $where:8080" || fail "alice is not told the name: $(as alice login cat berth.out)"
-	poll 10 served alice "$(pods_of alice)" || fail "the Service's name is $(where_is alice)"
-	seen=$(as alice login srun -Q -N1 -n1 --mem=100 curl -s -m 10 "http://$where:8080/" 2>&1)
+	poll 30 served alice "$(pods_of alice)" || fail "the Service's name is $(where_is alice)"
+	seen=$(as alice login srun -Q -N1 -n1 --mem=100 curl -s -m 20 "http://$where:8080/")
 	[[ $seen == "on n"[12] ]] || fail "another job of alice's, by the Service's name: $seen"
 	# The first session may be there before it has heard of the name.
-	poll 10 session_fetches alice || fail "a session of alice's: $(from_outside alice login curl -sS -m 10 "http://$where:8080/" 2>&1)"
+	poll 30 session_fetches alice || fail "a session of alice's: $(from_outside alice login curl -sS -m 10 "http://$where:8080/" 2>&1)"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 sh -c "curl -s -m 2 http://pod0.cluster:8080/; curl -s -m 2 http://$(pod_of alice n1):8080/; curl -s -m 2 http://$where:8080/" 2>&1)
 	[[ $seen != *"on n"* ]] || fail "bob reaches alice's: $seen"
 	served bob '' || fail "bob gets the Service's name: $(where_is bob)"
-	seen=$(in_berth berth kubectl get nodes -o name 2>&1 | sort)
+	seen=$(in_berth berth kubectl get nodes -o name | sort)
 	[[ $seen == $'node/n1\nnode/n2' ]] || fail "from the login host: $seen"
 	# The job goes on, and so does its own name.
 	as alice login touch enough
-	poll 30 served alice '' || fail "after the run, the Service's name is $(where_is alice)"
+	poll 60 served alice '' || fail "after the run, the Service's name is $(where_is alice)"
 	on ctl scancel "${jobs[alice]}"
 	poll 30 gone alice || fail "the job does not end"
 	seen=$(in_berth srun -Q -N1 -n1 --mem=1500 --network-pod=no berth run --publish web=8080:80 -- true 2>&1) && fail "there are names in the hosts' network"
@@ -160,7 +160,7 @@ where=where.default.cluster.alice.bed
 # hears of alice's job.
 where_is() {
 	# shellcheck disable=SC2016
-	as "$1" login srun -Q -N1 -n1 --mem=100 sh -c 'getent ahostsv4 cluster.alice.bed >/dev/null && echo the job; getent ahostsv4 '$where' | sed -n "s/ *STREAM.*//p" | sort; echo asked' 2>&1 | xargs
+	as "$1" login srun -Q -N1 -n1 --mem=100 sh -c 'getent ahostsv4 cluster.alice.bed >/dev/null && echo the job; getent ahostsv4 '$where' | sed -n "s/ *STREAM.*//p" | sort; echo asked' | xargs
 }
 served() { # USER ADDRESSES
 	local job=

@@ -34,9 +34,9 @@ type names struct {
 }
 
 func setup(c *caddy.Controller) error {
-	var table, until string
-	if !c.Next() || !c.Args(&table, &until) {
-		return c.ArgErr()
+	table, until, err := files(c)
+	if err != nil {
+		return err
 	}
 	f, l := &file{path: table}, &life{path: until}
 	if _, err := f.table(); err != nil {
@@ -51,6 +51,21 @@ func setup(c *caddy.Controller) error {
 	}()
 	dnsserver.GetConfig(c).AddPlugin(func(next plugin.Handler) plugin.Handler { return &names{next: next, file: f, life: l} })
 	return nil
+}
+
+// files are what the directive tells: the table, and the life of the server. A berthd of
+// before there were two ends the server by its table. It may start this one while a newer
+// berthd is installed and does not run yet.
+func files(c *caddy.Controller) (table, until string, err error) {
+	if !c.Next() || !c.NextArg() {
+		return "", "", c.ArgErr()
+	}
+	table = c.Val()
+	until = table
+	if c.NextArg() {
+		until = c.Val()
+	}
+	return table, until, nil
 }
 
 // life is a file that the program ends with. berthd may be another one by then, whose

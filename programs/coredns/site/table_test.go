@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/coredns/caddy"
 )
 
 // example: alice has two jobs called db, the second one newer, one that is
@@ -212,4 +214,20 @@ func TestTheEndWaitsForAnswers(t *testing.T) {
 	}
 	l.inHand.Add(-1)
 	<-over
+}
+
+// The program is on a node's disk before the berthd that comes with it is started.
+func TestAnOlderDaemonsDirectiveIsUnderstood(t *testing.T) {
+	for directive, want := range map[string][2]string{
+		"names /run/table /run/life": {"/run/table", "/run/life"},
+		"names /run/table":           {"/run/table", "/run/table"},
+	} {
+		table, until, err := files(caddy.NewTestController("dns", directive))
+		if got := [2]string{table, until}; err != nil || got != want {
+			t.Errorf("%s: %q, %v, want %q", directive, got, err, want)
+		}
+	}
+	if table, until, err := files(caddy.NewTestController("dns", "names")); err == nil {
+		t.Errorf("without a table: %q, %q", table, until)
+	}
 }
