@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"sync"
@@ -139,6 +140,12 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 			mine = append(mine, a)
 		}
 	}
+	// What etcd has of each job, by its own order. A job whose number is given again may
+	// have its new addresses here before it is told that the former ones are free.
+	latest := make(map[string]int64, len(all))
+	for id, a := range all {
+		latest[id] = a.After
+	}
 	untold := d.untold(mine, known)
 	if err := d.rename(ctx, mine, known); err != nil {
 		return err
@@ -171,9 +178,15 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 			f.putAddress(*c.at, c.address)
 		case c.allocation != nil:
 			f.put(*c.allocation)
+			latest[c.id] = c.allocation.After
 		default:
-			f.remove(c.id)
-			d.over(ctx, c.id)
+			after, known := latest[c.id]
+			if !known {
+				after = math.MaxInt64
+			}
+			delete(latest, c.id)
+			f.remove(c.id, after)
+			d.over(ctx, c.id, after)
 		}
 		d.touch()
 	})
@@ -213,12 +226,13 @@ func (d *Daemon) relist() {
 }
 
 // over: the collector, or the last node of the job, has freed its addresses. The
-// sessions of this host are over when it says so: their lease had run out.
-func (d *Daemon) over(ctx context.Context, id string) {
+// sessions of this host are over when it says so: their lease had run out. A pod of an
+// allocation that was made later stays.
+func (d *Daemon) over(ctx context.Context, id string, after int64) {
 	d.mu.Lock()
 	local := d.local[id]
 	d.mu.Unlock()
-	if local == nil {
+	if local == nil || local.After > after {
 		return
 	}
 	if local.Login != "" {
@@ -265,8 +279,16 @@ func (f *follower) putNames(which named, now given) {
 	})
 }
 func (f *follower) put(a site.Allocation) { f.change(func() { f.jobs[a.ID()] = a }) }
-func (f *follower) remove(id string)      { f.change(func() { delete(f.jobs, id) }) }
 func (f *follower) fail(err error)        { f.change(func() { f.problem = err }) }
+
+// remove forgets an allocation, and leaves one that was made later.
+func (f *follower) remove(id string, after int64) {
+	f.change(func() {
+		if f.jobs[id].After <= after {
+			delete(f.jobs, id)
+		}
+	})
+}
 
 // allNames are those of all allocations.
 func (f *follower) allNames() map[named]given {
