@@ -1,6 +1,7 @@
 package fastpath
 
 import (
+	"errors"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -49,13 +50,13 @@ func (s *Switch) accept(t *trap) {
 		t.answer(0, unix.EINVAL)
 		return
 	}
-	a, err := s.acceptOne(t, listener, cookie, flags)
-	if err == nil {
+	a, errno := s.acceptOne(t, listener, cookie, flags)
+	if errno == 0 {
 		s.deliver(t, listener, a, flags)
 		return
 	}
 	status, _ := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
-	if errno, _ := err.(unix.Errno); errno != unix.EAGAIN || status&unix.O_NONBLOCK != 0 {
+	if errno != unix.EAGAIN || status&unix.O_NONBLOCK != 0 {
 		t.answer(0, errno)
 		return
 	}
@@ -71,7 +72,7 @@ func (t *trap) acceptFlags() int {
 
 // acceptOne takes a connection of a listener, if there is one: one that was
 // parked, or one of the overlay.
-func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (accepted, error) {
+func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (accepted, unix.Errno) {
 	lock := &s.accepting[cookie%uint64(len(s.accepting))]
 	lock.Lock()
 	defer lock.Unlock()
@@ -79,18 +80,19 @@ func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (acc
 }
 
 // acceptNext takes what the kernel has for a listener.
-func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
+func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno) {
 	// The listener may be one that waits; nobody else takes what is there now.
 	if polled(listener, unix.POLLIN) == 0 {
 		return accepted{}, unix.EAGAIN
 	}
-	fd, peer, err := accept(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-	if err != nil {
-		return accepted{}, err
+	fd, peer, errno := accept(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	if errno != 0 {
+		return accepted{}, errno
 	}
 	t.record.note(stageAccepted, fd)
 	if found := s.rung(t.from.pod, fd); found != nil {
 		a := accepted{fd: found.fd, peer: found.ends.peer, switched: !found.plain, again: found.record.again}
+		var err error
 		if a.switched {
 			a.known, err = s.know(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
 		}
@@ -110,14 +112,14 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, error) {
 			t.forget(found.fd)
 			return s.acceptNext(t, listener, flags)
 		}
-		return a, nil
+		return a, 0
 	}
 	if _, connected := peerAddress(fd); !connected && t.from.pod.has(peer.Addr()) {
 		// A bell that was taken back, or a program of the pod that has given up.
 		t.forget(fd)
 		return s.acceptNext(t, listener, flags)
 	}
-	return accepted{fd: fd, peer: peer}, nil
+	return accepted{fd: fd, peer: peer}, 0
 }
 
 // deliver gives the caller a connection, and then tells it so: a caller that is
@@ -161,7 +163,8 @@ func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
 		t.cancelled()
 	default:
 		s.keepUndelivered(t.from.pod, a)
-		errno, _ := err.(unix.Errno)
+		errno := unix.ENOBUFS // never 0, which would be a connection
+		errors.As(err, &errno)
 		t.answer(0, errno)
 	}
 }

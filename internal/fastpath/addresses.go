@@ -69,12 +69,10 @@ func (t *trap) writeAddress(a netip.AddrPort, six bool, at, lengthAt uint64) uni
 	return 0
 }
 
-func rawConnect(fd int, address []byte) error {
+// rawConnect returns what connect(2) does, which is no error where it is 0.
+func rawConnect(fd int, address []byte) unix.Errno {
 	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address[0])), uintptr(len(address)))
-	if errno != 0 {
-		return errno
-	}
-	return nil
+	return errno
 }
 
 // rawAddress is an address for the kernel, in the form of IPv6, as every address
@@ -130,7 +128,7 @@ func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 // cannot where the page was never touched and the process is being killed, and a
 // successor would look for the connection in vain. unix.Accept4 gives it memory that
 // is new; this stack has been written to.
-func accept(listener, flags int) (fd int, peer netip.AddrPort, err error) {
+func accept(listener, flags int) (fd int, peer netip.AddrPort, errno unix.Errno) {
 	var raw [unix.SizeofSockaddrInet6]byte
 	length := uint32(len(raw))
 	accepted, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener),
@@ -142,5 +140,5 @@ func accept(listener, flags int) (fd int, peer netip.AddrPort, err error) {
 	if link := binary.NativeEndian.Uint32(raw[24:]); six && link != 0 {
 		peer = netip.AddrPortFrom(peer.Addr().WithZone(strconv.FormatUint(uint64(link), 10)), peer.Port())
 	}
-	return int(accepted), peer, nil
+	return int(accepted), peer, 0
 }

@@ -27,11 +27,11 @@ type door struct {
 
 func (d *door) ready(uint32) {
 	for {
-		fd, _, err := accept(d.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		if err == unix.EINTR || err == unix.ECONNABORTED {
+		fd, _, errno := accept(d.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if errno == unix.EINTR || errno == unix.ECONNABORTED {
 			continue
 		}
-		if err != nil {
+		if errno != 0 {
 			break
 		}
 		d.s.welcome(fd)
@@ -110,7 +110,7 @@ func (g *stranger) ready(uint32) {
 	}
 	n, err := unix.Read(g.fd, g.b[g.n:])
 	if err == unix.EAGAIN {
-		n, err = 0, nil
+		n = 0
 	} else if n == 0 || err != nil {
 		g.close() // not needed
 		return
@@ -127,7 +127,7 @@ func (g *stranger) ready(uint32) {
 // admit hears what a connection is for.
 func (s *Switch) admit(g *stranger) {
 	p, key, err := decodePreamble(&g.b, g.challenge, s.keyFrom)
-	if err != nil && !(s.config.without.Seal && key != nil) {
+	if err != nil && (!s.config.without.Seal || key == nil) {
 		s.counters.add(countForged)
 		g.close()
 		return

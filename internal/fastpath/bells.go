@@ -77,5 +77,8 @@ func (p *pod) giveBell(bell int, six bool) {
 
 // disconnect makes a TCP socket as if it were new.
 func disconnect(socket int) error {
-	return rawConnect(socket, make([]byte, unix.SizeofSockaddrInet4)) // AF_UNSPEC
+	if errno := rawConnect(socket, make([]byte, unix.SizeofSockaddrInet4)); errno != 0 { // AF_UNSPEC
+		return errno
+	}
+	return nil
 }

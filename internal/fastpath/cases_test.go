@@ -29,7 +29,7 @@ func refused(args []string) error {
 		return err
 	}
 	err = unix.Connect(fd, sockaddr(args[0], familyOf(args[0])))
-	if err == unix.EINPROGRESS && flags != 0 {
+	if errors.Is(err, unix.EINPROGRESS) && flags != 0 {
 		if err := await(fd, unix.POLLOUT); err != nil {
 			return err
 		}
@@ -50,8 +50,8 @@ func twice(args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != unix.ECONNREFUSED {
-		return fmt.Errorf("connect: %v", err)
+	if err := failed(unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))), unix.ECONNREFUSED); err != nil {
+		return fmt.Errorf("connect: %w", err)
 	}
 	if err := unix.Connect(fd, sockaddr(args[1], familyOf(args[1]))); err != nil {
 		return fmt.Errorf("connect again: %w", err)
@@ -147,6 +147,18 @@ func withArgs(args ...string) []string {
 	return append(env, "ARGS="+strings.Join(args, "\x1f"))
 }
 
+// succeeded waits for a child.
+func succeeded(child *os.Process) error {
+	state, err := child.Wait()
+	if err == nil && !state.Success() {
+		err = errors.New(state.String())
+	}
+	if err != nil {
+		return fmt.Errorf("child: %w", err)
+	}
+	return nil
+}
+
 // inChild has a child use a connection.
 func inChild(fd int) error {
 	child, err := os.StartProcess("/proc/self/exe", []string{"program"}, &os.ProcAttr{
@@ -156,11 +168,7 @@ func inChild(fd int) error {
 	if err != nil {
 		return err
 	}
-	state, err := child.Wait()
-	if err != nil || !state.Success() {
-		return fmt.Errorf("child: %v, %v", state, err)
-	}
-	return nil
+	return succeeded(child)
 }
 
 // sharedBefore ADDRESS: a child has the socket from before it is connected,
@@ -188,11 +196,7 @@ func sharedBefore(args []string) error {
 		return err
 	}
 	writing.Close()
-	state, err := child.Wait()
-	if err != nil || !state.Success() {
-		return fmt.Errorf("child: %v, %v", state, err)
-	}
-	return nil
+	return succeeded(child)
 }
 
 // half ADDRESS|fd=N: ends its own side first, and still receives.
@@ -286,8 +290,8 @@ func boundElsewhere(args []string) error {
 	if err := unix.Bind(fd, sockaddr(loopback, familyOf(args[0]))); err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))); err != unix.EINVAL && err != unix.EINPROGRESS {
-		return fmt.Errorf("connect: %v", err)
+	if err := failed(unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))), unix.EINVAL, unix.EINPROGRESS); err != nil {
+		return fmt.Errorf("connect: %w", err)
 	}
 	if isSwitched(fd) {
 		return errors.New("switched")

@@ -85,29 +85,30 @@ func refuse(errno unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(er
 // program is classic BPF in the making.
 type program []unix.SockFilter
 
-func (p *program) add(code uint16, k uint32, whenTrue, whenFalse uint8) {
-	*p = append(*p, unix.SockFilter{Code: code, K: k, Jt: whenTrue, Jf: whenFalse})
+// add adds an instruction, and how many a jump skips whose condition is false.
+func (p *program) add(code uint16, k uint32, whenFalse uint8) {
+	*p = append(*p, unix.SockFilter{Code: code, K: k, Jf: whenFalse})
 }
 
-func (p *program) load(offset uint32) { p.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset, 0, 0) }
-func (p *program) end(verdict uint32) { p.add(unix.BPF_RET|unix.BPF_K, verdict, 0, 0) }
+func (p *program) load(offset uint32) { p.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, offset, 0) }
+func (p *program) end(verdict uint32) { p.add(unix.BPF_RET|unix.BPF_K, verdict, 0) }
 func (p *program) here(jump int)      { (*p)[jump].Jt = uint8(len(*p) - jump - 1) }
 func (p *program) when(value, v uint32) {
-	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, value, 0, 1)
+	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, value, 1)
 	p.end(v)
 }
 
 func (p *program) whenAtLeast(value, v uint32) {
-	p.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, value, 0, 1)
+	p.add(unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K, value, 1)
 	p.end(v)
 }
 
 // whenFlag ends where a call has a flag in an argument, and allows the call
 // where it has not.
 func (p *program) whenFlag(call uint32, argument int, flag, v uint32) {
-	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 0, 4)
+	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 4)
 	p.load(offsetArgs + 8*uint32(argument))
-	p.add(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, flag, 0, 1)
+	p.add(unix.BPF_JMP|unix.BPF_JSET|unix.BPF_K, flag, 1)
 	p.end(v)
 	p.end(unix.SECCOMP_RET_ALLOW)
 }
@@ -115,6 +116,6 @@ func (p *program) whenFlag(call uint32, argument int, flag, v uint32) {
 // unless goes on where what was loaded is not value, and otherwise where the
 // returned jump is said to lead.
 func (p *program) unless(value uint32) (jump int) {
-	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, value, 0, 0)
+	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, value, 0)
 	return len(*p) - 1
 }

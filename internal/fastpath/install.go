@@ -134,7 +134,8 @@ func addUnder(instance, number, connection int, w watch) error {
 	}
 	// What is closed elsewhere must not live on here, least of all the socket
 	// that was replaced: epoll would go on reporting it.
-	defer unix.CloseRange(0, math.MaxUint32, 0)
+	// The call refuses no range that is one, and the thread ends with its table.
+	defer func() { _ = unix.CloseRange(0, math.MaxUint32, 0) }()
 	if instance == number {
 		moved, err := unix.FcntlInt(uintptr(instance), unix.F_DUPFD_CLOEXEC, number+1)
 		if err != nil {

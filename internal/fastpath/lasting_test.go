@@ -28,8 +28,12 @@ func many(args []string) error {
 		if _, err := unix.Write(fd, b); err != nil {
 			return fmt.Errorf("send on connection %d: %w", i, err)
 		}
-		if n, err := unix.Read(fd, b); err != nil || n != 1 || b[0] != byte(i) {
-			return fmt.Errorf("receive on connection %d: %d, %v", i, n, err)
+		n, err := unix.Read(fd, b)
+		if err := returned(n, err, 1); err != nil {
+			return fmt.Errorf("receive on connection %d: %w", i, err)
+		}
+		if b[0] != byte(i) {
+			return fmt.Errorf("receive on connection %d: byte %d, not %d", i, b[0], byte(i))
 		}
 		if isSwitched(fd) {
 			switched++
@@ -58,8 +62,9 @@ func slow(args []string) error {
 		if _, err := unix.Write(fd, b); err != nil {
 			return err
 		}
-		if n, err := unix.Read(fd, b); err != nil || n != 1 {
-			return fmt.Errorf("receive: %d, %v", n, err)
+		n, err := unix.Read(fd, b)
+		if err := returned(n, err, 1); err != nil {
+			return fmt.Errorf("receive: %w", err)
 		}
 		_, _ = unix.Poll(nil, 1)
 	}
@@ -78,8 +83,9 @@ func awaitReset(args []string) error {
 	if err := await(fd, unix.POLLIN); err != nil {
 		return err
 	}
-	if n, err := unix.Read(fd, make([]byte, 1)); err != unix.ECONNRESET {
-		return fmt.Errorf("read %d, %v", n, err)
+	_, err = unix.Read(fd, make([]byte, 1))
+	if err := failed(err, unix.ECONNRESET); err != nil {
+		return fmt.Errorf("read: %w", err)
 	}
 	return nil
 }

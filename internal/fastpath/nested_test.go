@@ -47,12 +47,12 @@ func nested(args []string) error {
 	if err != nil {
 		return err
 	}
-	if err := unix.Bind(fd, sockaddr("0.0.0.0:0", unix.AF_INET)); err != unix.EACCES {
-		return fmt.Errorf("bind: %v, not as the filter says", err)
+	if err := failed(unix.Bind(fd, sockaddr("0.0.0.0:0", unix.AF_INET)), unix.EACCES); err != nil {
+		return fmt.Errorf("bind, which the filter refuses: %w", err)
 	}
 	// A refusal counts more than the Switch's question.
-	if err := unix.Listen(fd, 1); err != unix.EPERM {
-		return fmt.Errorf("listen: %v, not as the filter says", err)
+	if err := failed(unix.Listen(fd, 1), unix.EPERM); err != nil {
+		return fmt.Errorf("listen, which the filter refuses: %w", err)
 	}
 	return ask(args)
 }

@@ -109,8 +109,7 @@ func (c *connecting) lose(errno unix.Errno) {
 
 // connectTo connects a socket, of IPv6 where six.
 func connectTo(socket int, to netip.AddrPort, six bool) unix.Errno {
-	errno, _ := rawConnect(socket, rawAddress(to, six)).(unix.Errno)
-	return errno
+	return rawConnect(socket, rawAddress(to, six))
 }
 
 // counted is what a switched socket of a client is counted as.

@@ -1,7 +1,6 @@
 package fastpath
 
 import (
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -76,13 +75,14 @@ func unanswered(args []string) error {
 	if err != nil {
 		return err
 	}
-	for _, want := range []error{unix.EINPROGRESS, unix.EALREADY, unix.EALREADY} {
-		if err := unix.Connect(fd, to); err != want {
-			return fmt.Errorf("connect that must not wait: %v, not %v", err, want)
+	for _, want := range []unix.Errno{unix.EINPROGRESS, unix.EALREADY, unix.EALREADY} {
+		if err := failed(unix.Connect(fd, to), want); err != nil {
+			return fmt.Errorf("connect that must not wait: %w", err)
 		}
 	}
-	if _, err := unix.Getpeername(fd); err != unix.ENOTCONN {
-		return fmt.Errorf("getpeername before there is a connection: %v", err)
+	_, err = unix.Getpeername(fd)
+	if err := failed(err, unix.ENOTCONN); err != nil {
+		return fmt.Errorf("getpeername before there is a connection: %w", err)
 	}
 	limited, err := newSocket(unix.AF_INET, 0)
 	if err != nil {
@@ -91,8 +91,8 @@ func unanswered(args []string) error {
 	if err := unix.SetsockoptTimeval(limited, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &unix.Timeval{Usec: 100_000}); err != nil {
 		return err
 	}
-	if err := unix.Connect(limited, to); err != unix.EINPROGRESS {
-		return fmt.Errorf("connect with a limit to its time: %v", err)
+	if err := failed(unix.Connect(limited, to), unix.EINPROGRESS); err != nil {
+		return fmt.Errorf("connect with a limit to its time: %w", err)
 	}
 	// A signal has it left to the kernel, and the lab's pods have no other way out.
 	waiting, err := newSocket(unix.AF_INET, 0)
@@ -102,17 +102,17 @@ func unanswered(args []string) error {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGUSR1)
 	thread := unix.Gettid()
 	time.AfterFunc(200*time.Millisecond, func() { _ = unix.Tgkill(os.Getpid(), thread, unix.SIGUSR1) })
-	if err := unix.Connect(waiting, to); err != unix.EINTR && err != unix.ENETUNREACH && err != unix.EHOSTUNREACH {
-		return fmt.Errorf("connect that a signal interrupts: %v", err)
+	if err := failed(unix.Connect(waiting, to), unix.EINTR, unix.ENETUNREACH, unix.EHOSTUNREACH); err != nil {
+		return fmt.Errorf("connect that a signal interrupts: %w", err)
 	}
 	if err := await(fd, unix.POLLOUT); err != nil {
 		return err
 	}
-	if err := unix.Connect(fd, to); !errors.Is(err, unix.EHOSTUNREACH) {
-		return fmt.Errorf("the end of it: %v", err)
+	if err := failed(unix.Connect(fd, to), unix.EHOSTUNREACH); err != nil {
+		return fmt.Errorf("the end of it: %w", err)
 	}
-	if err := unix.Connect(fd, to); err != unix.ECONNABORTED {
-		return fmt.Errorf("once more: %v", err)
+	if err := failed(unix.Connect(fd, to), unix.ECONNABORTED); err != nil {
+		return fmt.Errorf("once more: %w", err)
 	}
 	return nil
 }

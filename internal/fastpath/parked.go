@@ -106,17 +106,17 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 		p.giveBell(bell, e.six())
 	}
 	address := rawAddress(e.local, e.six())
-	err = rawConnect(bell, address)
-	if err == unix.EINPROGRESS {
+	errno := rawConnect(bell, address)
+	if errno == unix.EINPROGRESS {
 		// The handshake is over when the call returns, or the listener's queue
 		// is full; then the client waits as it would for any such server.
-		err = rawConnect(bell, address)
+		errno = rawConnect(bell, address)
 	}
-	if err == unix.EALREADY && promised {
-		err = nil // it waits for a place in the queue
+	if errno == unix.EALREADY && promised {
+		errno = 0 // it waits for a place in the queue
 	}
-	switch err {
-	case nil:
+	switch errno {
+	case 0:
 	case unix.ECONNREFUSED:
 		giveUp()
 		s.counters.add(countNoListener)
@@ -166,7 +166,7 @@ func (s *Switch) rung(p *pod, accepted int) *parked {
 		return nil
 	}
 	p.ringing.Lock() // until the bell's port is known
-	p.ringing.Unlock()
+	defer p.ringing.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := s.bellKey(network, bell, local)

@@ -82,9 +82,9 @@ func (p *peer) dial() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err := rawConnect(fd, rawAddress(endpoint, six)); err != nil && err != unix.EINPROGRESS {
+	if errno := rawConnect(fd, rawAddress(endpoint, six)); errno != 0 && errno != unix.EINPROGRESS {
 		unix.Close(fd)
-		return -1, fmt.Errorf("connect to %s: %w", endpoint, err)
+		return -1, fmt.Errorf("connect to %s: %w", endpoint, errno)
 	}
 	return fd, nil
 }

@@ -81,8 +81,8 @@ type containersSource struct {
 
 func (c *containersSource) ready(uint32) {
 	for {
-		conn, _, err := accept(c.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		if err != nil {
+		conn, _, errno := accept(c.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if errno != 0 {
 			break
 		}
 		c.s.expectDelivery(conn)

@@ -139,8 +139,9 @@ func serve(args []string) error {
 		if peer := strings.Fields(text)[1]; show(from) != peer {
 			return fmt.Errorf("accept says %s, getpeername %s", show(from), peer)
 		}
-		if value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY); err != nil || value != 1 {
-			return fmt.Errorf("TCP_NODELAY of the listener is not inherited: %d, %v", value, err)
+		value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
+		if err := returned(value, err, 1); err != nil {
+			return fmt.Errorf("TCP_NODELAY of the listener is not inherited: %w", err)
 		}
 		if err := checkFamily(fd, family, o); err != nil {
 			return err
@@ -153,11 +154,11 @@ func serve(args []string) error {
 		fmt.Println(text)
 		_, err = echo(fd)
 		// EPIPE is for a thread that waits when its own node breaks the connection.
-		if o.has("reset") && (err == unix.ECONNRESET || err == unix.EPIPE) {
-			continue
+		if o.has("reset") {
+			err = failed(err, unix.ECONNRESET, unix.EPIPE)
 		}
-		if err != nil || o.has("reset") {
-			return fmt.Errorf("echo: %v", err)
+		if err != nil {
+			return fmt.Errorf("echo: %w", err)
 		}
 	}
 	return nil
@@ -241,7 +242,7 @@ func ask(args []string) error {
 		}
 	}
 	err = unix.Connect(fd, sockaddr(args[0], family))
-	if err != nil && (err != unix.EINPROGRESS || !o.has("nonblock")) {
+	if err != nil && (!errors.Is(err, unix.EINPROGRESS) || !o.has("nonblock")) {
 		return fmt.Errorf("connect: %w", err)
 	}
 	switch {
@@ -262,22 +263,28 @@ func ask(args []string) error {
 	if err != nil {
 		return fmt.Errorf("wait for the connection: %w", err)
 	}
-	if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code != 0 {
-		return fmt.Errorf("SO_ERROR is %d, %v", code, err)
+	code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err := returned(code, err, 0); err != nil {
+		return fmt.Errorf("SO_ERROR: %w", err)
 	}
-	if err := unix.Connect(fd, sockaddr(args[0], family)); err != unix.EISCONN && (err != nil || !o.has("nonblock")) {
-		return fmt.Errorf("connect again: %v, not EISCONN", err)
-	}
-	for _, option := range []int{unix.TCP_NODELAY, unix.TCP_KEEPCNT} {
-		if value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, option); err != nil || value != 1 {
-			return fmt.Errorf("TCP option %d is %d, %v", option, value, err)
+	if err := unix.Connect(fd, sockaddr(args[0], family)); err != nil || !o.has("nonblock") {
+		if err := failed(err, unix.EISCONN); err != nil {
+			return fmt.Errorf("connect again: %w", err)
 		}
 	}
-	if status, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0); err != nil || status&unix.O_NONBLOCK != flags {
-		return fmt.Errorf("status flags are %#x, %v", status, err)
+	for _, option := range []int{unix.TCP_NODELAY, unix.TCP_KEEPCNT} {
+		value, err := unix.GetsockoptInt(fd, unix.IPPROTO_TCP, option)
+		if err := returned(value, err, 1); err != nil {
+			return fmt.Errorf("TCP option %d: %w", option, err)
+		}
 	}
-	if descriptor, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || descriptor != unix.FD_CLOEXEC {
-		return fmt.Errorf("descriptor flags are %#x, %v", descriptor, err)
+	status, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err := returned(status&unix.O_NONBLOCK, err, flags); err != nil {
+		return fmt.Errorf("O_NONBLOCK in the status flags: %w", err)
+	}
+	descriptor, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	if err := returned(descriptor, err, unix.FD_CLOEXEC); err != nil {
+		return fmt.Errorf("descriptor flags: %w", err)
 	}
 	if err := checkFamily(fd, family, o); err != nil {
 		return err
@@ -305,8 +312,9 @@ func checkFamily(fd, family int, o options) error {
 // exchange sends what comes back.
 func exchange(fd, epoll int, edge bool) error {
 	sent := bytes.Repeat([]byte("0123456789abcdef"), 1024)
-	if n, err := unix.Write(fd, sent); err != nil || n != len(sent) {
-		return fmt.Errorf("send: %d, %v", n, err)
+	n, err := unix.Write(fd, sent)
+	if err := returned(n, err, len(sent)); err != nil {
+		return fmt.Errorf("send: %w", err)
 	}
 	if epoll >= 0 {
 		events := uint32(unix.EPOLLIN)
@@ -326,8 +334,11 @@ func exchange(fd, epoll int, edge bool) error {
 			return err
 		}
 		n, err := unix.Read(fd, b)
-		if err != nil || n == 0 {
-			return fmt.Errorf("receive: %d, %v", n, err)
+		if err == nil && n == 0 {
+			err = io.ErrUnexpectedEOF
+		}
+		if err != nil {
+			return fmt.Errorf("receive: %w", err)
 		}
 		back = append(back, b[:n]...)
 	}

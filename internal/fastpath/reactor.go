@@ -103,7 +103,8 @@ func (r *reactor) work() error {
 	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
 		return fmt.Errorf("block signals: %w", err)
 	}
-	defer unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
+	// The thread had this mask before, so the kernel takes it.
+	defer func() { _ = unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil) }()
 	var events [1]unix.EpollEvent
 	for {
 		n, err := unix.EpollWait(r.epoll, events[:], -1)

@@ -248,13 +248,13 @@ func connectInRain(args []string) error {
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	err := unix.EINTR
+	errno := unix.EINTR
 	// The call may have ended before it was received, and nothing has begun.
-	for err == unix.EINTR && option(fd, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff == tcpClose {
-		err, _ = unix.Connect(fd, sockaddr(args[0], familyOf(args[0]))).(unix.Errno)
+	for errno == unix.EINTR && option(fd, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff == tcpClose {
+		errno = rawConnect(fd, rawInet(args[0], 0))
 	}
-	if err != map[string]unix.Errno{"end": unix.EINTR}[args[1]] {
-		return fmt.Errorf("connect: %w", err)
+	if errno != map[string]unix.Errno{"end": unix.EINTR}[args[1]] {
+		return fmt.Errorf("connect: %w", errno)
 	}
 	if err := await(fd, unix.POLLOUT); err != nil {
 		return err

@@ -189,8 +189,9 @@ func options6(args []string) error {
 	}
 	check := func(class, hops int) error {
 		for name, want := range map[int]int{unix.IPV6_TCLASS: class, unix.IPV6_UNICAST_HOPS: hops, unix.IPV6_V6ONLY: 0} {
-			if got, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, name); err != nil || got != want {
-				return fmt.Errorf("option %d of IPv6 is %d, %v, not %d", name, got, err, want)
+			got, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, name)
+			if err := returned(got, err, want); err != nil {
+				return fmt.Errorf("option %d of IPv6: %w", name, err)
 			}
 		}
 		return nil

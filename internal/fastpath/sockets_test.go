@@ -126,3 +126,24 @@ func awaitSelect(fd int, write bool) error {
 	}
 	return err
 }
+
+// failed expects a call to have failed in one of some ways.
+func failed(err error, ways ...unix.Errno) error {
+	for _, way := range ways {
+		if errors.Is(err, way) {
+			return nil
+		}
+	}
+	if err == nil {
+		return fmt.Errorf("has succeeded, not failed with %v", ways)
+	}
+	return fmt.Errorf("%w, not %v", err, ways)
+}
+
+// returned expects a call to have succeeded with a number.
+func returned(got int, err error, want int) error {
+	if err == nil && got != want {
+		err = fmt.Errorf("%d, not %d", got, want)
+	}
+	return err
+}

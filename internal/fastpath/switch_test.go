@@ -139,7 +139,7 @@ func refuseNewCalls() error {
 		unix.SYS_IOCTL:      {1, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS},
 		unix.SYS_SECCOMP:    {1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV},
 	} {
-		p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 0, 4)
+		p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 4)
 		p.load(offsetArgs + 8*argument.number)
 		p.when(argument.value, refuse(unix.EINVAL))
 		p.end(unix.SECCOMP_RET_ALLOW)

@@ -151,8 +151,9 @@ func examplePod() *corev1.Pod {
 	return p
 }
 
-func isolates(s *State, address string) bool {
-	return s != nil && s.Pods[netip.MustParseAddr(address)].Ingress != nil
+// isolates tells whether a state isolates the example's pod.
+func isolates(s *State) bool {
+	return s != nil && s.Pods[netip.MustParseAddr(xa)].Ingress != nil
 }
 
 func TestPodsAreWatchedWhileThereArePolicies(t *testing.T) {
@@ -163,14 +164,14 @@ func TestPodsAreWatchedWhileThereArePolicies(t *testing.T) {
 	}
 	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
 	w.tell(t, "pods", watch.Added, examplePod())
-	testutil.Eventually(t, "the pod is isolated", func() bool { return isolates(w.last(), xa) })
+	testutil.Eventually(t, "the pod is isolated", func() bool { return isolates(w.last()) })
 	w.tell(t, "networkpolicies", watch.Deleted, examplePolicy())
 	testutil.Eventually(t, "pods are not watched any more", func() bool {
 		return w.last().None() && w.watched("pods") == nil && w.watched("namespaces") == nil
 	})
 	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
 	w.tell(t, "pods", watch.Added, examplePod())
-	testutil.Eventually(t, "the pod is isolated again", func() bool { return isolates(w.last(), xa) })
+	testutil.Eventually(t, "the pod is isolated again", func() bool { return isolates(w.last()) })
 }
 
 func TestStateIsPendingUntilAllIsKnown(t *testing.T) {
@@ -181,7 +182,7 @@ func TestStateIsPendingUntilAllIsKnown(t *testing.T) {
 	w.tell(t, "networkpolicies", watch.Added, examplePolicy())
 	w.tell(t, "pods", watch.Added, examplePod())
 	testutil.Eventually(t, "a state that is pending", func() bool { return w.last() != nil && w.last().Pending })
-	if isolates(w.last(), xa) {
+	if isolates(w.last()) {
 		t.Error("a state was made without namespaces")
 	}
 }
@@ -194,12 +195,12 @@ func TestHintsCountUntilThePodIsDeleted(t *testing.T) {
 	w.tell(t, "pods", watch.Added, bare)
 	testutil.Eventually(t, "a state without the pod", func() bool { return w.last() != nil && !w.last().Pending })
 	w.hints.Give("uid-a", []netip.Addr{netip.MustParseAddr(xa)})
-	testutil.Eventually(t, "the pod is isolated", func() bool { return isolates(w.last(), xa) })
+	testutil.Eventually(t, "the pod is isolated", func() bool { return isolates(w.last()) })
 	w.tell(t, "pods", watch.Deleted, bare)
 	testutil.Eventually(t, "the hint is forgotten", func() bool {
 		w.hints.mu.Lock()
 		defer w.hints.mu.Unlock()
-		return len(w.hints.addresses) == 0 && !isolates(w.last(), xa)
+		return len(w.hints.addresses) == 0 && !isolates(w.last())
 	})
 }
 
@@ -215,7 +216,7 @@ func TestStateIsHandedOverAgainThatWasNotTaken(t *testing.T) {
 		defer w.mu.Unlock()
 		same := 0
 		for _, s := range w.states {
-			if isolates(s, xa) {
+			if isolates(s) {
 				same++
 			}
 		}
