@@ -14,7 +14,7 @@ import (
 )
 
 // nameLimit is how long berthd may take to give names. It asks etcd, which it gives five
-// seconds, and may be busy with another run's.
+// seconds, and may be busy with other runs', or with more connections than it serves.
 const nameLimit = 15 * time.Second
 
 // berthdAway is how long berthd may be away: it is replaced under running jobs.
@@ -37,7 +37,7 @@ func (r *run) namePublished(ctx context.Context) error {
 		return fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
 	var answer site.Message
-	err = untilBerthdIsBack(ctx, func() error {
+	err = untilBerthdServes(ctx, func() error {
 		answer, r.named, err = askForNames(ctx, config.Run, job, namesOf(ports))
 		return err
 	})
@@ -93,12 +93,19 @@ func (r *run) ownJob() (string, error) {
 	return id, nil
 }
 
-// untilBerthdIsBack asks until somebody listens.
-func untilBerthdIsBack(ctx context.Context, ask func() error) error {
-	for end := time.Now().Add(berthdAway); ; {
+// untilBerthdServes asks until somebody listens, and does not just close the connection:
+// berthd serves some of each user at a time, and closes what is too much.
+func untilBerthdServes(ctx context.Context, ask func() error) error {
+	for begin := time.Now(); ; {
 		err := ask()
-		away := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist)
-		if !away || time.Now().After(end) {
+		var limit time.Duration
+		switch {
+		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
+			limit = berthdAway
+		case errors.Is(err, site.ErrClosed), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+			limit = nameLimit
+		}
+		if time.Since(begin) >= limit {
 			return err
 		}
 		select {
@@ -132,7 +139,7 @@ func tellNames(ports []cluster.Publish, answer site.Message) []string {
 	for _, port := range ports {
 		line := fmt.Sprintf("your jobs and sessions reach port %d of the nodes at %s.%s:%d", port.Node, port.Name, answer.Fields["domain"], port.Host)
 		if wait := answer.Fields["wait"]; wait != "" {
-			line += fmt.Sprintf(", in %s s, as names of this job have just changed", wait)
+			line += fmt.Sprintf(", in about %s s, as names have just changed", wait)
 		}
 		lines = append(lines, line)
 	}

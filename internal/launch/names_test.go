@@ -96,18 +96,19 @@ func TestARunAsksForItsNames(t *testing.T) {
 	}
 }
 
-// A berthd that is just being replaced is waited for, and for nothing else.
-func TestARunWaitsForBerthdToComeBack(t *testing.T) {
+// A berthd that is just being replaced, or serves too many, is waited for, and nothing else.
+func TestARunWaitsForBerthd(t *testing.T) {
 	refused := errors.New("you have no such job")
 	for name, c := range map[string]struct {
 		answers []error
 		want    error
 	}{
 		"at once": {[]error{nil}, nil}, "after a while": {[]error{syscall.ECONNREFUSED, fmt.Errorf("reach berthd: %w", syscall.ENOENT), nil}, nil},
-		"with a refusal": {[]error{syscall.ECONNREFUSED, refused}, refused},
+		"too many, and closes": {[]error{fmt.Errorf("read: %w", site.ErrClosed), syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED, nil}, nil},
+		"with a refusal":       {[]error{syscall.ECONNREFUSED, refused}, refused},
 	} {
 		asked := 0
-		err := untilBerthdIsBack(t.Context(), func() error {
+		err := untilBerthdServes(t.Context(), func() error {
 			asked++
 			return c.answers[asked-1]
 		})
@@ -115,9 +116,36 @@ func TestARunWaitsForBerthdToComeBack(t *testing.T) {
 			t.Errorf("it answers %s: asked %d times, %v", name, asked, err)
 		}
 	}
+	// What berthd of today closes at once is read as such.
+	dir := t.TempDir()
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, site.Socket), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.AcceptUnix()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	asked := 0
+	err = untilBerthdServes(t.Context(), func() error {
+		if asked++; asked > 3 {
+			return refused
+		}
+		_, _, err := askForNames(t.Context(), dir, "17", "web")
+		return err
+	})
+	if !errors.Is(err, refused) {
+		t.Errorf("berthd closes the connection: asked %d times, %v", asked, err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := untilBerthdIsBack(ctx, func() error { return syscall.ECONNREFUSED }); !errors.Is(err, syscall.ECONNREFUSED) {
+	if err := untilBerthdServes(ctx, func() error { return syscall.ECONNREFUSED }); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("the run is over: %v", err)
 	}
 }
@@ -136,7 +164,7 @@ func TestWhereNamesLead(t *testing.T) {
 		t.Errorf("told: %q", lines)
 	}
 	answer.Fields["wait"] = "27"
-	if lines := tellNames(ports, answer); !strings.HasSuffix(lines[1], "api.shop.alice.bed:8443, in 27 s, as names of this job have just changed") {
+	if lines := tellNames(ports, answer); !strings.HasSuffix(lines[1], "api.shop.alice.bed:8443, in about 27 s, as names have just changed") {
 		t.Errorf("told: %q", lines)
 	}
 }

@@ -38,6 +38,10 @@ func Ask(ctx context.Context, run string, question Message) (Message, []*os.File
 	return answer, files, nil
 }
 
+// ErrClosed is that the other side has gone without saying anything, as berthd does when it
+// is replaced, or serves too many already.
+var ErrClosed = errors.New("the other side has closed the connection")
+
 // maxDescriptors come with a message: the network and the processes of a pod, and
 // what a session holds.
 const maxDescriptors = 3
@@ -59,7 +63,7 @@ func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 			files = append(files, descriptors(oob[:oobn])...)
 		}
 		if err == nil && n == 0 {
-			err = errors.New("the other side has closed the connection")
+			err = ErrClosed
 		}
 		// With an error, n may be -1.
 		text = append(text, buffer[:max(n, 0)]...)

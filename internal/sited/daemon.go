@@ -98,6 +98,8 @@ type localPod struct {
 	named, served given
 	// renamed is how often they were changed here.
 	renamed int
+	// waitsSince is when names of runs here were to change that have not yet.
+	waitsSince time.Time
 	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
 	loaded bool
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,20 +19,23 @@ import (
 )
 
 const (
-	// servedDir has a file for each run on this node that serves something by names, with
-	// these in it. The run holds a shared lock on it, as a session does on its user's.
+	// servedDir has files ID-AFTER-SLOT for runs on this node that serve something by names,
+	// with these in them. The run holds a shared lock on its own, as a session does on its
+	// user's.
 	servedDir = "served"
-	// maxServed is how many there may be of a job: each is a file in memory, and a look at
-	// it each servedPeriod.
+	// maxServed is how many there may be of a job, each with a look at it each servedPeriod.
+	// They are files in memory, and no more than these: a run may give up its lock and keep
+	// the file, so one that nobody holds is written anew in its place, and removed with its
+	// job only. Who takes the lock of a former one again keeps names of his own job.
 	maxServed = 16
 	// servedPeriod is how often it is looked whether a run has ended.
 	servedPeriod = time.Second
 )
 
-// Serve gives a job these names beside all others that it has, as long as the file that
+// NameRun gives a job these names beside all others that it has, as long as the file that
 // comes back is open somewhere. It says below which domain they are, and for how long they
 // are not known yet, if they have changed too often.
-func (d *Daemon) Serve(ctx context.Context, uid, job uint32, text string, answer map[string]string) ([]*os.File, error) {
+func (d *Daemon) NameRun(ctx context.Context, uid, job uint32, text string, answer map[string]string) ([]*os.File, error) {
 	fail := func(err error) ([]*os.File, error) { return nil, fmt.Errorf("name job %d: %w", job, err) }
 	if d.config.DNS.Program == "" {
 		return fail(errors.New("this site's network has no names ('dns' in its configuration)"))
@@ -46,13 +50,17 @@ func (d *Daemon) Serve(ctx context.Context, uid, job uint32, text string, answer
 	d.mu.Unlock()
 	d.serving.Lock()
 	defer d.serving.Unlock()
-	all, err := d.served()
+	// Problems of other jobs are not this one's: the look each second tells the log.
+	all, _, err := d.heldByRuns()
 	if err != nil {
 		return fail(err)
 	}
 	here := all[named{id: a.ID(), after: a.After}]
+	if here.problem != nil {
+		return fail(here.problem)
+	}
 	if here.runs >= maxServed {
-		return fail(fmt.Errorf("%d runs have names on %s already: let some of them end", here.runs, d.node))
+		return fail(d.noSlot(here.runs))
 	}
 	own, err := site.ParseNames(text)
 	if err != nil {
@@ -70,7 +78,7 @@ func (d *Daemon) Serve(ctx context.Context, uid, job uint32, text string, answer
 	defer cancel()
 	wait, err := d.tellServed(ctx, a, names)
 	if err != nil {
-		return nil, errors.Join(err, run.Close(), os.Remove(run.Name()))
+		return nil, errors.Join(err, run.Close())
 	}
 	answer["domain"] = a.Domains(d.config.Cluster, nil)[0]
 	if wait > 0 {
@@ -83,99 +91,140 @@ func (d *Daemon) servedFile(name string) string {
 	return filepath.Join(d.config.Run, servedDir, name)
 }
 
+func (d *Daemon) noSlot(runs int) error {
+	return fmt.Errorf("%d runs have names on %s already: let some of them end", runs, d.node)
+}
+
 // beginServing returns what a run has to hold. It is for reading, as the run's user has it.
+// The caller holds d.serving.
 func (d *Daemon) beginServing(a site.Allocation, names []string) (*os.File, error) {
-	fail := func(err error) (*os.File, error) { return nil, fmt.Errorf("remember names of a run: %w", err) }
-	file, err := os.CreateTemp(d.servedFile(""), fmt.Sprintf("%s-%d-", a.ID(), a.After))
+	for slot := range maxServed {
+		run, err := takeSlot(d.servedFile(fmt.Sprintf("%s-%d-%d", a.ID(), a.After, slot)), names)
+		if err != nil {
+			return nil, fmt.Errorf("remember names of a run: %w", err)
+		}
+		if run != nil {
+			return run, nil
+		}
+	}
+	return nil, d.noSlot(maxServed)
+}
+
+// takeSlot has a run hold a file with these names, or nothing if another one does.
+func takeSlot(path string, names []string) (*os.File, error) {
+	run, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
-	_, err = file.WriteString(strings.Join(names, ","))
-	if err := errors.Join(err, file.Close()); err != nil {
-		return fail(errors.Join(err, os.Remove(file.Name())))
+	taken, err := tryLock(run, unix.LOCK_EX)
+	if taken {
+		err = os.WriteFile(path, []byte(strings.Join(names, ",")), 0o600)
 	}
-	run, err := os.Open(file.Name())
-	if err != nil {
-		return fail(errors.Join(err, os.Remove(file.Name())))
+	if taken && err == nil {
+		// For a moment it is nobody's, and whoever had it may take it again.
+		taken, err = tryLock(run, unix.LOCK_SH)
 	}
-	if err := unix.Flock(int(run.Fd()), unix.LOCK_SH|unix.LOCK_NB); err != nil {
-		return fail(errors.Join(err, run.Close(), os.Remove(run.Name())))
+	if err != nil || !taken {
+		return nil, errors.Join(err, run.Close())
 	}
 	return run, nil
+}
+
+// tryLock tries to lock a file, which somebody else may have done.
+func tryLock(file *os.File, how int) (bool, error) {
+	err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // servings are the runs of a job on this node, and all of their names.
 type servings struct {
 	runs  int
 	names []string
+	// problem is why not all of them are known.
+	problem error
 }
 
-// served are those of all jobs here. What no run holds any more, or is of a job that is
-// over, it removes. The caller holds d.serving.
-func (d *Daemon) served() (map[named]servings, error) {
+// heldByRuns are those of all jobs here, with what is wrong with single files. Those of jobs
+// that are over it removes. The caller holds d.serving.
+func (d *Daemon) heldByRuns() (all map[named]servings, problem, err error) {
 	entries, err := os.ReadDir(d.servedFile(""))
 	if err != nil {
-		return nil, fmt.Errorf("list runs with names: %w", err)
+		return nil, nil, fmt.Errorf("list runs with names: %w", err)
 	}
-	all := map[named]servings{}
+	all = map[named]servings{}
+	var problems []error
 	for _, entry := range entries {
-		which, names, err := d.heldNames(entry.Name())
-		if err != nil {
-			return nil, err
+		which, slot, current := d.slotOf(entry.Name())
+		var names []string
+		var err error
+		if current {
+			names, err = d.heldNames(entry.Name())
 		}
-		if names == nil {
+		job := all[which]
+		switch {
+		case err != nil:
+			err = fmt.Errorf("read names of a run: %w", err)
+			problems = append(problems, err)
+			job.problem = err
+		case names != nil:
+			job.runs++
+			job.names = append(job.names, names...)
+			slices.Sort(job.names)
+			job.names = slices.Compact(job.names)
+		case !slot:
 			if err := os.Remove(d.servedFile(entry.Name())); err != nil {
-				return nil, fmt.Errorf("forget names of a run: %w", err)
+				problems = append(problems, fmt.Errorf("forget names of a run: %w", err))
 			}
-			continue
 		}
-		run := all[which]
-		run.runs++
-		run.names = append(run.names, names...)
-		slices.Sort(run.names)
-		run.names = slices.Compact(run.names)
-		all[which] = run
+		if current {
+			all[which] = job
+		}
 	}
-	return all, nil
+	return all, errors.Join(problems...), nil
 }
 
-// heldNames reads such a file; there are no names where it is of no use any more.
-func (d *Daemon) heldNames(name string) (named, []string, error) {
+// slotOf reads the name of such a file. It is current while its job is here, and no slot if
+// a new run would not be given it: then it goes with the run.
+func (d *Daemon) slotOf(name string) (which named, slot, current bool) {
 	id, rest, _ := strings.Cut(name, "-")
-	number, _, _ := strings.Cut(rest, "-")
-	after, err := strconv.ParseInt(number, 10, 64)
+	first, last, _ := strings.Cut(rest, "-")
+	after, err := strconv.ParseInt(first, 10, 64)
+	if err != nil {
+		return named{}, false, false
+	}
 	d.mu.Lock()
 	local := d.local[id]
-	over := err != nil || local == nil || local.After != after
+	current = local != nil && local.After == after
 	d.mu.Unlock()
-	if over {
-		return named{}, nil, nil
-	}
-	fail := func(err error) (named, []string, error) {
-		return named{}, nil, fmt.Errorf("read names of a run: %w", err)
-	}
+	n, err := strconv.Atoi(last)
+	slot = err == nil && n >= 0 && n < maxServed && strconv.Itoa(n) == last
+	return named{id: id, after: after}, slot && current, current
+}
+
+// heldNames reads such a file; there are no names where no run holds it.
+func (d *Daemon) heldNames(name string) ([]string, error) {
 	file, err := os.Open(d.servedFile(name))
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	defer file.Close()
-	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return named{}, nil, nil
-	}
-	if !errors.Is(err, unix.EWOULDBLOCK) {
-		return fail(err)
+	free, err := tryLock(file, unix.LOCK_EX)
+	if free || err != nil {
+		return nil, err
 	}
 	text, err := io.ReadAll(file)
 	if err != nil {
-		return fail(err)
+		return nil, err
 	}
 	names, err := site.ParseNames(string(text))
 	if err != nil {
-		d.log.Warn("remove names of a run that are none", "job", id, "error", err)
-		return named{}, nil, nil
+		d.log.Warn("remove names of a run that are none", "file", name, "error", err)
+		return nil, os.Remove(d.servedFile(name))
 	}
-	return named{id: id, after: after}, append([]string{}, names...), nil
+	return append([]string{}, names...), nil
 }
 
 // tellServed has etcd know by which names runs of a job here serve something. It says how
@@ -188,20 +237,39 @@ func (d *Daemon) tellServed(ctx context.Context, a site.Allocation, names []stri
 		return 0, fmt.Errorf("name %s: it was released meanwhile", a.ID())
 	}
 	if slices.Equal(local.served.names, names) {
+		local.waitsSince = time.Time{}
 		d.mu.Unlock()
 		return 0, nil
 	}
 	wait := d.beforeRenaming(local)
-	d.mu.Unlock()
 	if wait > 0 {
+		wait += d.inFrontOf(local)
+		d.mu.Unlock()
 		return wait, nil
 	}
+	local.waitsSince = time.Time{}
+	d.mu.Unlock()
 	now, err := d.store.SetNames(ctx, a, d.node, names)
 	if err != nil {
 		return 0, errors.Join(err, context.Cause(ctx))
 	}
 	d.keepNames(named{a.ID(), a.After, d.node}, now)
 	return 0, nil
+}
+
+// inFrontOf has a job stand in line for the next change of names in its network, and is how
+// long those before it take. The caller holds the mutex.
+func (d *Daemon) inFrontOf(local *localPod) time.Duration {
+	if local.waitsSince.IsZero() {
+		local.waitsSince = time.Now()
+	}
+	var wait time.Duration
+	for _, other := range d.local {
+		if other != local && other.Owner() == local.Owner() && !other.waitsSince.IsZero() && other.waitsSince.Before(local.waitsSince) {
+			wait += namesPause
+		}
+	}
+	return wait
 }
 
 // endServed takes back names of runs that have ended, and gives those that had to wait.
@@ -223,21 +291,31 @@ func (d *Daemon) endServed(ctx context.Context) error {
 func (d *Daemon) lookAtServed(ctx context.Context) error {
 	d.serving.Lock()
 	defer d.serving.Unlock()
-	all, err := d.served()
+	all, problem, err := d.heldByRuns()
 	if err != nil {
 		return err
 	}
 	d.mu.Lock()
-	var jobs []site.Allocation
-	for _, local := range d.local {
-		jobs = append(jobs, local.Allocation)
+	// Of those in a network only one may change its names at a time: who waits longest.
+	locals := slices.SortedFunc(maps.Values(d.local), func(a, b *localPod) int { return a.waitsSince.Compare(b.waitsSince) })
+	var first, rest []site.Allocation
+	for _, local := range locals {
+		if local.waitsSince.IsZero() {
+			rest = append(rest, local.Allocation)
+		} else {
+			first = append(first, local.Allocation)
+		}
 	}
 	d.mu.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 	defer cancel()
-	var problems []error
-	for _, a := range jobs {
-		_, err := d.tellServed(ctx, a, all[named{id: a.ID(), after: a.After}].names)
+	problems := []error{problem}
+	for _, a := range append(first, rest...) {
+		held := all[named{id: a.ID(), after: a.After}]
+		if held.problem != nil {
+			continue // its names stay as they are
+		}
+		_, err := d.tellServed(ctx, a, held.names)
 		problems = append(problems, err)
 	}
 	return errors.Join(problems...)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"berth.dev/berth/internal/site"
 )
 
@@ -29,7 +31,7 @@ func newServing(t *testing.T) (*wired, site.Allocation) {
 func (w *wired) beginRun(names string) (held *os.File, answer map[string]string) {
 	w.t.Helper()
 	answer = map[string]string{}
-	files, err := w.Serve(w.t.Context(), 1000, 1, names, answer)
+	files, err := w.NameRun(w.t.Context(), 1000, 1, names, answer)
 	if err != nil || len(files) != 1 {
 		w.t.Fatalf("serve %s: %v, %v", names, files, err)
 	}
@@ -40,7 +42,7 @@ func (w *wired) beginRun(names string) (held *os.File, answer map[string]string)
 // refuseRun begins one that gets no names.
 func (w *wired) refuseRun(uid, job uint32, names, want string) {
 	w.t.Helper()
-	files, err := w.Serve(w.t.Context(), uid, job, names, map[string]string{})
+	files, err := w.NameRun(w.t.Context(), uid, job, names, map[string]string{})
 	if err == nil || !strings.Contains(err.Error(), want) || len(files) > 0 {
 		w.t.Errorf("%d names job %d %.20s: %v, %v, want %q", uid, job, names, files, err, want)
 	}
@@ -60,6 +62,22 @@ func (w *wired) look() {
 	if err := w.lookAtServed(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// heldFiles are those that runs hold.
+func (w *wired) heldFiles() int {
+	w.t.Helper()
+	w.serving.Lock()
+	defer w.serving.Unlock()
+	all, problem, err := w.heldByRuns()
+	if err != nil || problem != nil {
+		w.t.Fatal(err, problem)
+	}
+	runs := 0
+	for _, job := range all {
+		runs += job.runs
+	}
+	return runs
 }
 
 func (w *wired) servedFiles() int {
@@ -113,8 +131,8 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	has("db", "n0/web.default", "n1/theirs")
 	w.endRun(second)
 	has("db", "n1/theirs")
-	if files := w.servedFiles(); files != 0 {
-		t.Errorf("%d files are left", files)
+	if files := w.heldFiles(); files != 0 {
+		t.Errorf("%d files are held", files)
 	}
 	// They have changed four times, and now have to wait.
 	w.renamedAt(f, time.Now())
@@ -211,13 +229,117 @@ func TestRunsWithNamesAreLimited(t *testing.T) {
 	w.beginRun("more")
 }
 
+// A run that gives up its lock and keeps its file has none of the memory that counts: all
+// files of a job are there once, and a run that comes later writes one of them anew.
+func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
+	w, a := newServing(t)
+	f := w.following("1000")
+	files := map[uint64]bool{}
+	var first *os.File
+	for range 3 * maxServed {
+		held, _ := w.beginRun("web")
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(held.Fd()), &stat); err != nil {
+			t.Fatal(err)
+		}
+		files[stat.Ino] = true
+		if err := unix.Flock(int(held.Fd()), unix.LOCK_UN); err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = held
+		}
+	}
+	if n := w.servedFiles(); len(files) > maxServed || n > maxServed {
+		t.Errorf("runs hold %d files in memory, and %d are in the directory: want %d at most", len(files), n, maxServed)
+	}
+	// Who takes his lock again takes that file, and keeps what is in it now.
+	run, _ := w.beginRun("api")
+	if err := unix.Flock(int(first.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	w.endRun(run)
+	w.await("the names that a former run keeps", func() bool { return slices.Equal(namesOf(f, a), []string{"n0/api"}) })
+	next, _ := w.beginRun("web")
+	if text, err := os.ReadFile(next.Name()); err != nil || string(text) != "web" || next.Name() == run.Name() {
+		t.Errorf("the next one has %q in %s, %v: another file than the former", text, next.Name(), err)
+	}
+	w.endRun(next)
+	w.mu.Lock()
+	delete(w.local, "1")
+	w.mu.Unlock()
+	w.look()
+	if n := w.servedFiles(); n != 0 {
+		t.Errorf("%d files of a job that is over", n)
+	}
+}
+
+// A file that cannot be read costs its own job alone new names, and takes nobody any.
+func TestAFileOfARunThatCannotBeRead(t *testing.T) {
+	w, a := newServing(t)
+	w.local["2"] = &localPod{Allocation: w.allocate(2, 1000), ready: true}
+	f := w.following("1000")
+	w.beginRun("web")
+	// A link to itself, as root reads everything else.
+	broken := w.servedFile(fmt.Sprintf("1-%d-3", a.After))
+	if err := os.Symlink(broken, broken); err != nil {
+		t.Fatal(err)
+	}
+	w.refuseRun(1000, 1, "api", "read names of a run: ")
+	held, err := w.NameRun(t.Context(), 1000, 2, "api", map[string]string{})
+	if err != nil {
+		t.Fatalf("another job has no names: %v", err)
+	}
+	defer site.CloseAll(held)
+	if err := w.lookAtServed(t.Context()); err == nil || !strings.Contains(err.Error(), broken) {
+		t.Errorf("the log is told %v", err)
+	}
+	w.await("others know both", func() bool {
+		return slices.Equal(namesOf(f, a), []string{"n0/web"}) && slices.Equal(namesOf(f, w.local["2"].Allocation), []string{"n0/api"})
+	})
+}
+
+// Of jobs in a network who waits longest has its names first, and all are told how long.
+func TestNamesOfRunsWaitInLine(t *testing.T) {
+	w, _ := newServing(t)
+	f := w.following("1000")
+	for job := uint32(2); job <= 4; job++ {
+		w.local[fmt.Sprint(job)] = &localPod{Allocation: w.allocate(job, 1000), ready: true, renamed: freeNames}
+	}
+	w.renamedAt(f, time.Now())
+	var wait []int
+	for _, job := range []uint32{3, 2, 4} {
+		answer := map[string]string{}
+		held, err := w.NameRun(t.Context(), 1000, job, "web", answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer site.CloseAll(held)
+		var seconds int
+		if _, err := fmt.Sscan(answer["wait"], &seconds); err != nil {
+			t.Fatal(answer, err)
+		}
+		wait = append(wait, (seconds+int(namesPause/time.Second)-1)/int(namesPause/time.Second))
+	}
+	if !slices.Equal(wait, []int{1, 2, 3}) {
+		t.Errorf("they are told to wait for so many pauses: %v", wait)
+	}
+	for i, job := range []string{"3", "2", "4"} {
+		w.look()
+		w.renamedAt(f, time.Now().Add(-namesPause))
+		w.look()
+		a := w.local[job].Allocation
+		w.await(fmt.Sprintf("job %s is number %d in line", job, i), func() bool { return slices.Equal(namesOf(f, a), []string{"n0/web"}) })
+	}
+}
+
 // What is of no use any more goes, whoever holds it.
 func TestUselessFilesOfRunsGo(t *testing.T) {
 	w, a := newServing(t)
 	w.beginRun("web")
 	w.write(servedDir+"/stray", "web", 0o600)
 	w.write(servedDir+fmt.Sprintf("/1-%d-7", a.After+1), "web", 0o600)
-	w.write(servedDir+fmt.Sprintf("/1-%d-8", a.After), "web", 0o600)
+	w.write(servedDir+fmt.Sprintf("/1-%d-88", a.After), "web", 0o600)
 	w.look()
 	if files := w.servedFiles(); files != 1 {
 		t.Errorf("%d files of one run", files)
@@ -247,10 +369,10 @@ func TestRunsWithoutNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.refuseRun(1000, 1, "web", "name 1: ")
-	if files := w.servedFiles(); files != 0 {
+	if files := w.heldFiles(); files != 0 {
 		t.Errorf("%d files of a run that etcd knows nothing of", files)
 	}
-	if err := os.Remove(w.servedFile("")); err != nil {
+	if err := os.RemoveAll(w.servedFile("")); err != nil {
 		t.Fatal(err)
 	}
 	w.refuseRun(1000, 1, "web", "list runs with names")

@@ -23,8 +23,10 @@ const (
 	// questionTimeout is how long somebody may take to say what he wants.
 	questionTimeout = 3 * time.Second
 	// maxStrangers are the connections of users other than root that are served
-	// at a time, so that they cannot keep root's out.
-	maxStrangers = 16
+	// at a time, so that they cannot keep root's out, and maxOfOne those of one user,
+	// so that he cannot keep out the others'.
+	maxStrangers = 128
+	maxOfOne     = 16
 )
 
 // listen makes the socket. All may ask for the status, and name their own jobs; what
@@ -51,7 +53,7 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()
-	strangers := make(chan struct{}, maxStrangers)
+	var strangers strangers
 	for {
 		conn, err := listener.AcceptUnix()
 		if ctx.Err() != nil {
@@ -65,21 +67,52 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 			conn.Close()
 			continue
 		}
-		if peer.Uid != 0 {
-			select {
-			case strangers <- struct{}{}:
-			default:
-				conn.Close()
-				continue
-			}
+		if !strangers.enter(peer.Uid) {
+			conn.Close()
+			continue
 		}
 		all.Go(func() {
+			defer strangers.leave(peer.Uid)
 			defer conn.Close()
 			d.answer(ctx, conn, peer)
-			if peer.Uid != 0 {
-				<-strangers
-			}
 		})
+	}
+}
+
+// strangers counts connections of users other than root.
+type strangers struct {
+	mu  sync.Mutex
+	all int
+	of  map[uint32]int
+}
+
+// enter says whether another one of this user's is served; it has to leave then.
+func (s *strangers) enter(uid uint32) bool {
+	if uid == 0 {
+		return true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all >= maxStrangers || s.of[uid] >= maxOfOne {
+		return false
+	}
+	if s.of == nil {
+		s.of = map[uint32]int{}
+	}
+	s.all++
+	s.of[uid]++
+	return true
+}
+
+func (s *strangers) leave(uid uint32) {
+	if uid == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all--
+	if s.of[uid]--; s.of[uid] == 0 {
+		delete(s.of, uid)
 	}
 }
 
@@ -154,7 +187,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 		if err != nil {
 			return nil, err
 		}
-		return d.Serve(ctx, peer.Uid, job, question.Fields["names"], answer)
+		return d.NameRun(ctx, peer.Uid, job, question.Fields["names"], answer)
 	}
 	if peer.Uid != 0 {
 		return nil, fmt.Errorf("%s is for root", question.Verb)

@@ -99,8 +99,21 @@ hostile_questions() {
 	done
 	seen=$(step alice n1 ip -o -4 addr show dev eth0)
 	[[ $seen == *"$(pod_of alice n1)/"* ]] || fail "a step of alice: $seen"
+	# Nor other users. Each of bob's is closed after three seconds, and he comes again.
+	# shellcheck disable=SC2016
+	as bob n1 sh -c 'for round in 1 2 3; do
+			for i in $(seq 40); do socat -u UNIX:/run/berthd/berthd.sock - >/dev/null 2>&1 & done
+			wait
+		done' &
+	helpers+=($!)
+	poll 10 crowded || fail "bob has $(on n1 grep -c /run/berthd/berthd.sock /proc/net/unix) connections"
+	seen=$(as alice n1 sh -c 'printf "berthd/1 serve\njob '"${jobs[alice]}"'\nnames web\n\n" | socat -t 10 - UNIX:/run/berthd/berthd.sock' 2>&1)
+	[[ $seen == *domain*.alice.bed* ]] || fail "beside bob's connections a run of alice's is told: $seen"
 	[[ $(as bob n1 cat /run/berthd/pods/* /run/berthd/net/* 2>&1) == *denied* ]] || fail "bob reads what berthd keeps"
 }
+
+# crowded: berthd serves as many as it does of one user, beside the socket on which it listens.
+crowded() { (($(on n1 grep -c /run/berthd/berthd.sock /proc/net/unix) > 16)); }
 
 # exhausted: with no address left a job says so, and runs once there are.
 exhausted() {
