@@ -72,8 +72,8 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if !s.active() {
 		// Interfaces first: without rules there must be nothing that they guard.
 		_, err := k.forwarding(nil)
-		_, err6 := k.forwarding6(false)
-		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, clearRules))
+		err6 := k.forwarding6(false)
+		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, s.rules(nil)))
 	}
 	s.uplink = uplink.Attrs().Name
 	forwarding := []string{s.uplink}
@@ -92,10 +92,14 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if err != nil {
 		return err
 	}
-	if s.opened6, err = k.forwarding6(s.dual()); err != nil {
+	if s.opened6, err = k.forwards6(s.dual()); err != nil {
 		return err
 	}
+	// Rules first: there must be no moment in which this host is a router for others.
 	if err := k.load(ctx, s.rules(opened)); err != nil {
+		return err
+	}
+	if err := k.forwarding6(s.dual()); err != nil {
 		return err
 	}
 	problems := []error{k.prune(s), s.nextHop(uplink)}

@@ -187,42 +187,57 @@ func speaks(name string) error {
 	return nil
 }
 
-// forwarding6 has this host forward IPv6, and says whether it would not do so otherwise.
-// That is one setting for all interfaces, after which those that take their addresses
-// and routes from a router's advertisements no longer would: they are told to go on. Files
-// remember what has to be put back.
-func (k *Kernel) forwarding6(wanted bool) (bool, error) {
-	_, err := os.Stat(k.mark6("all"))
-	changed := err == nil
+// forwards6 says whether this host forwards IPv6, or shall, and would not do so without pods.
+func (k *Kernel) forwards6(wanted bool) (bool, error) {
 	if !wanted {
-		if !changed {
-			return false, nil
-		}
-		return false, k.forwardNoMore()
+		return false, nil
 	}
+	now, err := forwardsNow()
+	if err != nil {
+		return false, err
+	}
+	_, err = os.Stat(k.mark6("all"))
+	return !now || err == nil, nil
+}
+
+func forwardsNow() (bool, error) {
 	now, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding")
 	if err != nil {
 		return false, fmt.Errorf("read whether this host forwards IPv6: %w", err)
 	}
-	if strings.TrimSpace(string(now)) == "1" {
-		return changed, nil
+	return strings.TrimSpace(string(now)) == "1", nil
+}
+
+// forwarding6 has this host forward IPv6, for which the rules have to be loaded.
+// That is one setting for all interfaces, after which those that take their addresses
+// and routes from a router's advertisements no longer would: they are told to go on. Files
+// remember what has to be put back.
+func (k *Kernel) forwarding6(wanted bool) error {
+	if !wanted {
+		if _, err := os.Stat(k.mark6("all")); err != nil {
+			return nil
+		}
+		return k.forwardNoMore()
+	}
+	if now, err := forwardsNow(); err != nil || now {
+		return err
 	}
 	if err := os.WriteFile(k.mark6("all"), nil, 0o600); err != nil {
-		return false, fmt.Errorf("remember that this host does not forward IPv6: %w", err)
+		return fmt.Errorf("remember that this host does not forward IPv6: %w", err)
 	}
 	names, err := listening()
 	if err != nil {
-		return false, fmt.Errorf("look which interfaces listen to routers: %w", err)
+		return fmt.Errorf("look which interfaces listen to routers: %w", err)
 	}
 	for _, name := range names {
 		if err := os.WriteFile(k.mark6(name), nil, 0o600); err != nil {
-			return false, fmt.Errorf("remember that %s listens to routers: %w", name, err)
+			return fmt.Errorf("remember that %s listens to routers: %w", name, err)
 		}
 		if err := setting6(name, "accept_ra", "2"); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return false, err
+			return err
 		}
 	}
-	return true, setting6("all", "forwarding", "1")
+	return setting6("all", "forwarding", "1")
 }
 
 // listening are the interfaces that would be deaf to routers when the host is one.

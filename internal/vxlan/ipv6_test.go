@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -73,6 +74,9 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 		return fmt.Errorf("without a range: %w", err)
 	}
 	s.IPv6 = second
+	if err := k.refused(ctx, s); err != nil {
+		return err
+	}
 	// Twice, as after any change.
 	for range 2 {
 		if err := k.Apply(ctx, s, true); err != nil {
@@ -95,8 +99,15 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 	if err := s.talkIPv6(); err != nil {
 		return err
 	}
-	if err := k.Apply(ctx, State{Pods: s.Pods, Host: s.Host, Routed: s.Routed, IPv6: s.IPv6}, true); err != nil {
+	if err := s.forge(); err != nil {
 		return err
+	}
+	if err := k.Apply(ctx, State{Pods: s.Pods, Gateway: s.Gateway, Host: s.Host, Routed: s.Routed, IPv6: s.IPv6}, true); err != nil {
+		return err
+	}
+	// A router of the site may lead to pods that this host knows nothing of.
+	if err := s.forge(); err != nil {
+		return fmt.Errorf("without pods: %w", err)
 	}
 	routes, err := routesIPv6()
 	if err != nil || len(routes) > 0 {
@@ -107,6 +118,76 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 		return fmt.Errorf("files %v are left: %w", marks, err)
 	}
 	return hostIs("0", "1", false)
+}
+
+// refused: a host whose rules do not load is a router for nobody.
+func (k *Kernel) refused(ctx context.Context, s State) error {
+	path := os.Getenv("PATH")
+	if err := os.Setenv("PATH", k.Dir); err != nil {
+		return err
+	}
+	err := k.Apply(ctx, s, true)
+	if err := os.Setenv("PATH", path); err != nil {
+		return err
+	}
+	if err == nil {
+		return errors.New("rules load without nft")
+	}
+	if err := hostIs("0", "1", false); err != nil {
+		return fmt.Errorf("without rules: %w", err)
+	}
+	return nil
+}
+
+// forge: what a process of this host sends to a pod on another one has an address of this
+// host as its source, or is not sent.
+func (s State) forge() error {
+	link, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	own := netip.MustParseAddr("2001:db8:1::11")
+	all := prefixOf(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	if err := errors.Join(give(&netlink.Handle{}, link, &netlink.Addr{IPNet: single(own), Flags: unix.IFA_F_NODAD}),
+		netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all})); err != nil {
+		return err
+	}
+	remote := s.IPv6.Second(netip.MustParseAddr("10.128.0.18"))
+	// The kernel makes a new address a local one a moment later, in a work queue.
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		if err = sendAs(own, remote); err == nil {
+			break
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("sent as this host: %w", err)
+		}
+	}
+	for source, want := range map[netip.Addr]error{
+		netip.MustParseAddr("2001:db8:1::12"):            unix.EPERM,
+		s.IPv6.Second(netip.MustParseAddr("10.128.0.2")): unix.EPERM, s.IPv6.Second(netip.MustParseAddr("10.128.0.99")): unix.EPERM,
+	} {
+		if err := sendAs(source, remote); !errors.Is(err, want) {
+			return fmt.Errorf("sent as %s: %w, want %w", source, err, want)
+		}
+	}
+	// To others than pods an address of no pod is none of ours to look at.
+	outside := netip.MustParseAddr("2001:db8:2::1")
+	if err := sendAs(s.IPv6.Second(netip.MustParseAddr("10.128.0.2")), outside); !errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("sent to the outside as a pod: %w", err)
+	}
+	return sendAs(netip.MustParseAddr("2001:db8:1::12"), outside)
+}
+
+func sendAs(source, to netip.Addr) error {
+	socket, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(socket)
+	if err := errors.Join(unix.SetsockoptInt(socket, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1), unix.Bind(socket, &unix.SockaddrInet6{Addr: source.As16()})); err != nil {
+		return err
+	}
+	return unix.Sendto(socket, []byte("forged"), 0, &unix.SockaddrInet6{Port: 7000, Addr: to.As16()})
 }
 
 // hostIs: whether the host forwards, how its interface listens to routers, and whether it is

@@ -25,7 +25,7 @@ delete table inet berth
 // gets there. opened are the interfaces for which we have turned on forwarding.
 func (s State) rules(opened []string) string {
 	if !s.active() {
-		return clearRules
+		return clearRules + s.idle()
 	}
 	var tunnels []string
 	for _, n := range s.Networks {
@@ -62,6 +62,33 @@ func (s State) rules(opened []string) string {
 		}
 	})
 	return r.String()
+}
+
+// idle: a host without pods has users as well, and may lead to pods elsewhere.
+func (s State) idle() string {
+	if !s.dual() {
+		return ""
+	}
+	r := &writer{}
+	r.block("table inet "+table, func() {
+		r.block("chain output", func() {
+			r.line("type filter hook output priority -10; policy accept;")
+			s.ownSource(r)
+		})
+	})
+	return r.String()
+}
+
+// ownSource: nobody on a host is a pod, nor towards pods another host. For IPv4 the kernel
+// sees to that; with IPV6_FREEBIND, which takes no privilege, a user's process sends from any IPv6
+// address.
+func (s State) ownSource(r *writer) {
+	if !s.dual() {
+		return
+	}
+	pods := s.IPv6.Pods.Masked()
+	r.line("ip6 saddr %s ip6 saddr != %s drop", pods, s.IPv6.Second(s.Gateway))
+	r.line("ip6 daddr %s fib saddr type != local drop", pods)
 }
 
 // bridges: a pod has its own addresses, of both kinds, or says nothing.
@@ -253,6 +280,7 @@ func (s State) forward(r *writer, opened []string) {
 func (s State) output(r *writer) {
 	r.block("chain output", func() {
 		r.line("type filter hook output priority -10; policy accept;")
+		s.ownSource(r)
 		r.line("oifname %q jump local", s.podLinks())
 	})
 	r.block("chain local", func() {

@@ -99,7 +99,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 		"two-users.nft": {example(), []string{"eth0"}}, "none.nft": {State{}, nil},
 		"routed.nft": {routed(), []string{"eth0"}}, "routed-gateway.nft": {routedGateway(), []string{"eth0", "eth1"}},
 		"far-gateway.nft": {far(), []string{"eth0", "eth1"}},
-		"gateway.nft":     {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil},
+		"gateway.nft":     {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil}, "ipv6-none.nft": {State{Gateway: example().Gateway, IPv6: second}, nil},
 		"ipv6.nft": {dual(example()), []string{"eth0"}}, "ipv6-routed-gateway.nft": {dual(routedGateway()), []string{"eth0", "eth1"}},
 	} {
 		testutil.Golden(t, name, test.state.rules(test.opened))

@@ -174,8 +174,24 @@ apart6() {
 		done
 		root alice $node /srv/site/frames send eth0 "${frames[@]}" || fail "send"
 	done
+	# A user of a host, in no pod, claims to be one, or another host.
+	for node in login n2 n1; do
+		for ip in "$(second "$(pod_of bob n2)")" "$(host6 ctl)"; do
+			as alice $node /srv/site/frames forge "$ip" "[$(second "$b")]:7000" "$node/forged/$ip" || fail "forge on $node"
+		done
+	done
 	still_listens bob n1 "$(pod_of bob n2)" n2
 	! grep -v control "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
+	# Nor is it let out as that pod, through its gateway.
+	poll 10 eval '[[ -n $(gateway_of bob n1) ]]' || fail "no gateway: $(on n1 /srv/site/berthd status)"
+	: >"$out/outside"
+	nsenter -t "$(world)" -n "$stage/frames" listen eth0 >"$out/outside" 2>&1 </dev/null &
+	helpers+=($!)
+	poll 10 grep -q listening "$out/outside" || fail "no listener outside: $(<"$out/outside")"
+	as alice n1 /srv/site/frames forge "$(second "$b")" "[$translated6]:9" forged || fail "forge on n1"
+	as alice n1 /srv/site/frames forge "$(host6 n1)" "[$translated6]:9" control || fail "send the control packet"
+	poll 10 grep -q "received control" "$out/outside" || fail "the outside hears nothing at all: $(<"$out/outside")"
+	! grep "received forged" "$out/outside" || fail "a user of n1 is let out as bob's pod"
 }
 
 # nobody_spoofs6: not even towards pods of the same user does a frame pass that has not

@@ -198,8 +198,11 @@ settled() {
 	for name in "${with_pods[@]}"; do [[ -z $(left_on "$name") ]] || return 1; done
 }
 
+# Where pods have IPv6 addresses nobody on a host may claim one, also while there are none.
 left_on() {
-	on "$1" sh -c '
+	local rules='nft list tables | grep berth'
+	[[ -z $ipv6 ]] || rules='nft list tables | grep "bridge berth"; nft list table inet berth 2>/dev/null | grep -E "set |chain |hook |jump " | grep -vE "chain output|hook output"'
+	on "$1" sh -c "$rules"'
 		ip -o link | grep -oE "berth[btp][0-9a-f]+"
 		ip route show table all | grep -E "proto 98|10\.200\."
 		ip rule | grep "10\.200\."
@@ -207,7 +210,6 @@ left_on() {
 		ip -6 route show table all | grep "proto 98"
 		ip -6 rule | grep "lookup [1-9]"
 		ip -6 addr | grep -E "fe80::6265:7274:|fd62:6974:6573:"
-		nft list tables | grep berth
 		ls /run/berthd/net /run/berthd/pid /run/berthd/pods /run/berthd/names /run/berthd/resolv /run/berthd/sessions /run/berthd/served /run/berthd/declined 2>/dev/null | grep -v :
 		pgrep -lx berth-dns
 		grep -s 1 /proc/sys/net/ipv4/conf/eth0/forwarding /proc/sys/net/ipv6/conf/all/forwarding

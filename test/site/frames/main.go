@@ -4,6 +4,7 @@
 //	frames listen INTERFACE            prints the label of each frame that has one
 //	frames send INTERFACE LABEL=FRAME...
 //	frames udp SOURCE-PORT ADDRESS:PORT LABEL=FRAME...
+//	frames forge SOURCE ADDRESS:PORT LABEL
 //
 // FRAME is KIND,DST-MAC,SRC-MAC,SRC-IP,DST-IP: KIND is ip, arp, vlan, ip6 (without
 // addresses) or odd, udp6, ra (an advertisement of a router), na:TARGET (that of a neighbour), or
@@ -41,6 +42,8 @@ func run(args []string) error {
 		return send(args[1], args[2:])
 	case len(args) > 3 && args[0] == "udp":
 		return sendUDP(args[1], args[2], args[3:])
+	case len(args) == 4 && args[0] == "forge":
+		return forge(args[1], args[2], args[3])
 	}
 	return errors.New("usage: see the source")
 }
@@ -150,6 +153,35 @@ func sendUDP(source, to string, frames []string) error {
 		}
 	}
 	return nil
+}
+
+// forge sends by UDP from an IPv6 address that need not be this host's, which takes no
+// privilege. The host may refuse to send it.
+func forge(source, to, label string) error {
+	const freebind = 78 // IPV6_FREEBIND of linux/in6.h
+	from, err := netip.ParseAddr(source)
+	if err != nil {
+		return err
+	}
+	there, err := netip.ParseAddrPort(to)
+	if err != nil {
+		return err
+	}
+	fd, err := syscall.Socket(syscall.AF_INET6, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	if err := syscall.SetsockoptInt(fd, syscall.IPPROTO_IPV6, freebind, 1); err != nil {
+		return err
+	}
+	if err := syscall.Bind(fd, &syscall.SockaddrInet6{Addr: from.As16()}); err != nil {
+		return fmt.Errorf("bind %s: %w", source, err)
+	}
+	err = syscall.Sendto(fd, []byte(mark+label+";"), 0, &syscall.SockaddrInet6{Addr: there.Addr().As16(), Port: int(there.Port())})
+	if errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EACCES) {
+		return nil
+	}
+	return err
 }
 
 func vxlan(vni string, frame []byte) ([]byte, error) {
