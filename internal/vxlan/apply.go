@@ -306,14 +306,19 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
+// current is what a setting of the network namespace is.
+func current(file string) (string, error) {
+	text, err := os.ReadFile(filepath.Join("/proc/sys/net", file))
+	return strings.TrimSpace(string(text)), err
+}
+
 // setting writes what is not so yet: to write costs the kernel's lock of all networks,
 // for which it spins, and to read does not.
 func setting(file, value string) error {
-	file = filepath.Join("/proc/sys/net", file)
-	if now, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(now)) == value {
+	if now, err := current(file); err == nil && now == value {
 		return nil
 	}
-	return os.WriteFile(file, []byte(value), 0)
+	return os.WriteFile(filepath.Join("/proc/sys/net", file), []byte(value), 0)
 }
 
 func isGone(err error) bool {

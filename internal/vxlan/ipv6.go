@@ -177,11 +177,11 @@ func CheckIPv6(host netip.Addr) error {
 
 func speaks(name string) error {
 	const otherwise = "or leave 'ipv6' out of the configuration"
-	text, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6")
+	now, err := current("ipv6/conf/" + name + "/disable_ipv6")
 	if err != nil {
 		return fmt.Errorf("look whether interface %s speaks IPv6: %w: boot without ipv6.disable=1, %s", name, err, otherwise)
 	}
-	if strings.TrimSpace(string(text)) != "0" {
+	if now != "0" {
 		return fmt.Errorf("interface %s speaks no IPv6: sysctl -w net.ipv6.conf.%[1]s.disable_ipv6=0, %s", name, otherwise)
 	}
 	return nil
@@ -201,11 +201,11 @@ func (k *Kernel) forwards6(wanted bool) (bool, error) {
 }
 
 func forwardsNow() (bool, error) {
-	now, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding")
+	now, err := current("ipv6/conf/all/forwarding")
 	if err != nil {
 		return false, fmt.Errorf("read whether this host forwards IPv6: %w", err)
 	}
-	return strings.TrimSpace(string(now)) == "1", nil
+	return now == "1", nil
 }
 
 // forwarding6 has this host forward IPv6, for which the rules have to be loaded.
@@ -247,8 +247,8 @@ func listening() ([]string, error) {
 		return nil, err
 	}
 	has := func(name, file, value string) bool {
-		text, err := os.ReadFile(filepath.Join("/proc/sys/net/ipv6/conf", name, file))
-		return err == nil && strings.TrimSpace(string(text)) == value
+		now, err := current(filepath.Join("ipv6/conf", name, file))
+		return err == nil && now == value
 	}
 	var names []string
 	for _, entry := range entries {

@@ -242,7 +242,7 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 	var opened []string
 	for _, name := range wanted {
 		file := "ipv4/conf/" + name + "/forwarding"
-		now, err := os.ReadFile("/proc/sys/net/" + file)
+		now, err := current(file)
 		if os.IsNotExist(err) {
 			// A gateway without it does not count as one (Carries), but may have pods.
 			continue
@@ -253,7 +253,7 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 		if slices.Contains(marks, k.mark(name)) {
 			opened = append(opened, name)
 		}
-		if strings.TrimSpace(string(now)) == "1" {
+		if now == "1" {
 			continue
 		}
 		if !slices.Contains(opened, name) {

@@ -33,8 +33,8 @@ import (
 )
 
 // The seed is what upstream's hooks and controllers create in a new cluster, and
-// berth's own objects, written straight to the store before anything reads from it. Through the API
-// the same 240 objects cost a tenth of a CPU second at the moment when the
+// berth's own objects, written straight to the store before anything reads from
+// it. Through the API the same 240 objects cost a tenth of a CPU second at the moment when the
 // kubelet wants it, and 200 ms until the last one is there; a request for which
 // one is missing fails, and its sender backs off. Most of it is made by upstream's
 // own functions in the same binary, so it cannot differ from what they would
