@@ -34,9 +34,10 @@ type gateways struct {
 	again chan struct{}
 
 	mu sync.Mutex
-	// living are those that etcd knows, by name, and chosen is by pod.
-	living map[string]netip.Addr
-	chosen map[netip.Addr]netip.Addr
+	// living are those whose lease etcd has, and known all that it has ever heard of, by
+	// name; chosen is by pod.
+	living, known map[string]netip.Addr
+	chosen        map[netip.Addr]netip.Addr
 	// away are those that this node does not reach.
 	away map[netip.Addr]bool
 }
@@ -137,39 +138,51 @@ func (g *gateways) of(pod netip.Addr) netip.Addr {
 	return g.chosen[pod]
 }
 
-// all are those that live, and those that pods have.
+// all are those of the site, whether they live or not, and those that pods have. The
+// host of one whose daemon is away still leads to pods by the tunnel, and is reached by
+// it, as nodes on its own link reach it: what its users run there goes on.
 func (g *gateways) all() []netip.Addr {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	all := slices.AppendSeq(slices.Collect(maps.Values(g.living)), maps.Values(g.chosen))
+	all := slices.AppendSeq(slices.Collect(maps.Values(g.known)), maps.Values(g.chosen))
 	return slices.DeleteFunc(all, func(a netip.Addr) bool { return !a.IsValid() })
 }
 
-func (g *gateways) set(living map[string]netip.Addr) {
+// set says which ones live. registered are those that have said where they are, ever;
+// what one that lives says is newer. Who was known stays so: an etcd that has forgotten
+// all is told anew only by daemons that live.
+func (g *gateways) set(living, registered map[string]netip.Addr) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.known == nil {
+		g.known = map[string]netip.Addr{}
+	}
 	g.living = living
+	maps.Copy(g.known, registered)
+	maps.Copy(g.known, living)
 }
 
 func (d *Daemon) isGateway() bool { return slices.Contains(d.config.Gateways.On, d.node) }
 
-// followGateways knows which ones live. Only those that the configuration names
-// count.
+// followGateways knows which ones live, and where the others are. Only those that the
+// configuration names count.
 func (d *Daemon) followGateways(ctx context.Context) error {
 	return d.persist(ctx, "follow gateways", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 		defer done()
-		got, err := d.store.client.Get(limited, gatewaysKey, clientv3.WithPrefix())
+		got, err := d.store.client.Txn(limited).Then(clientv3.OpGet(gatewaysKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix())).Commit()
 		if err != nil {
 			return fmt.Errorf("ask etcd for gateways: %w", errors.Join(err, context.Cause(limited)))
 		}
-		living := map[string]netip.Addr{}
-		for _, kv := range got.Kvs {
-			d.gateway(living, string(kv.Key), string(kv.Value))
+		living, registered := map[string]netip.Addr{}, map[string]netip.Addr{}
+		for i, into := range []map[string]netip.Addr{living, registered} {
+			for _, kv := range got.Responses[i].GetResponseRange().Kvs {
+				d.gateway(into, string(kv.Key), string(kv.Value))
+			}
 		}
-		d.changeGateways(living)
+		d.changeGateways(living, registered)
 		go func() {
 			select {
 			case <-d.gateways.again:
@@ -189,23 +202,23 @@ func (d *Daemon) followGateways(ctx context.Context) error {
 					delete(living, path.Base(string(event.Kv.Key)))
 				}
 			}
-			d.changeGateways(living)
+			d.changeGateways(living, nil)
 		}
 		return errors.New("watch gateways in etcd: the connection is lost")
 	})
 }
 
-func (d *Daemon) gateway(living map[string]netip.Addr, key, value string) {
+func (d *Daemon) gateway(into map[string]netip.Addr, key, value string) {
 	name := path.Base(key)
 	address, err := netip.ParseAddr(value)
 	if err != nil || !slices.Contains(d.config.Gateways.On, name) {
 		return
 	}
-	living[name] = address
+	into[name] = address
 }
 
-func (d *Daemon) changeGateways(living map[string]netip.Addr) {
-	d.gateways.set(living)
+func (d *Daemon) changeGateways(living, registered map[string]netip.Addr) {
+	d.gateways.set(living, registered)
 	d.log.Info("gateways", "living", slices.Sorted(maps.Keys(living)))
 	d.touch()
 }

@@ -1,10 +1,15 @@
 package sited
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
+	"sync"
 	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 func TestPodsKeepTheirGateway(t *testing.T) {
@@ -14,16 +19,16 @@ func TestPodsKeepTheirGateway(t *testing.T) {
 	if got := g.assign(pods); len(got) != 0 {
 		t.Fatalf("without gateways: %v", got)
 	}
-	g.set(map[string]netip.Addr{"gw1": first, "gw2": second})
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second}, nil)
 	before := g.assign(pods)
 	if used := count(before); used[first] != 2 || used[second] != 2 {
 		t.Fatalf("two gateways for four pods: %v", before)
 	}
-	g.set(map[string]netip.Addr{"gw1": first, "gw2": second, "gw3": third})
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second, "gw3": third}, nil)
 	if got := g.assign(pods); !maps.Equal(got, before) {
 		t.Errorf("a third gateway comes: %v, before %v", got, before)
 	}
-	g.set(map[string]netip.Addr{"gw2": second, "gw3": third})
+	g.set(map[string]netip.Addr{"gw2": second, "gw3": third}, nil)
 	after := g.assign(pods)
 	for pod, gateway := range before {
 		if gateway == second && after[pod] != second {
@@ -33,7 +38,7 @@ func TestPodsKeepTheirGateway(t *testing.T) {
 	if used := count(after); used[second] != 2 || used[third] != 2 {
 		t.Errorf("after the loss of one: %v", after)
 	}
-	g.set(nil)
+	g.set(nil, nil)
 	if got := g.assign(pods); !maps.Equal(got, after) {
 		t.Errorf("etcd knows of none: %v, before %v", got, after)
 	}
@@ -50,7 +55,7 @@ func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
 	asked := []netip.Addr{first, second}
 	g, r := &gateways{}, reach{}
-	g.set(map[string]netip.Addr{"gw1": first, "gw2": second})
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second}, nil)
 	g.assign(pods)
 	for round := range 2 * reachMisses {
 		changed := g.setAway(r.count(asked, map[netip.Addr]bool{second: true}, false))
@@ -74,12 +79,12 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 	host, other := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
 	g, r := &gateways{}, reach{}
-	g.set(map[string]netip.Addr{"gw2": other})
+	g.set(map[string]netip.Addr{"gw2": other}, nil)
 	g.assign(pods)
 	if asked, _ := g.asked(host); len(asked) > 0 {
 		t.Errorf("without a choice %v are asked", asked)
 	}
-	g.set(map[string]netip.Addr{"gw1": host, "gw2": other})
+	g.set(map[string]netip.Addr{"gw1": host, "gw2": other}, nil)
 	for range reachMisses {
 		asked, own := g.asked(host)
 		if len(asked) != 1 || asked[0] != other || !own {
@@ -93,6 +98,78 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 	// On another node both are others.
 	if asked, own := g.asked(netip.MustParseAddr("192.168.0.3")); len(asked) != 2 || own {
 		t.Errorf("asked are %v, own: %t", asked, own)
+	}
+}
+
+// The host of a gateway that does not live is reached all the same, and has no pods.
+func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
+	w := newWired(t)
+	w.config.Gateways.On = []string{"gw1", "gw2"}
+	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
+	for node, address := range map[string]netip.Addr{"gw1": first, "gw2": second, "n0": netip.MustParseAddr("192.168.0.3")} {
+		if _, err := w.store.Register(t.Context(), node, address); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lives := func(node string, address netip.Addr) {
+		if _, err := w.store.client.Put(t.Context(), gatewaysKey+node, address.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lives("gw2", second)
+	follow := func() (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var ended sync.WaitGroup
+		ended.Go(func() {
+			if err := w.followGateways(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		return func() {
+			cancel()
+			ended.Wait()
+		}
+	}
+	living := func(want int) func() bool {
+		return func() bool {
+			w.gateways.mu.Lock()
+			defer w.gateways.mu.Unlock()
+			return len(w.gateways.living) == want
+		}
+	}
+	known := func(want ...netip.Addr) func() bool {
+		return func() bool {
+			all := w.gateways.all()
+			slices.SortFunc(all, netip.Addr.Compare)
+			return slices.Equal(slices.Compact(all), want)
+		}
+	}
+	end := follow()
+	w.await("one that lives and one that never did are known, and no other node", known(first, second))
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
+	if used := count(w.gateways.assign(pods)); used[second] != 2 {
+		t.Errorf("pods are at %v", used)
+	}
+	moved := netip.MustParseAddr("192.168.0.4")
+	lives("gw1", moved)
+	w.await("one that comes with another address is known by that", known(second, moved))
+	if _, err := w.store.client.Delete(t.Context(), gatewaysKey, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	w.await("none lives", living(0))
+	end()
+	if !known(second, moved)() {
+		t.Errorf("without any that lives %v are known", w.gateways.all())
+	}
+	// As an etcd that was made anew.
+	if _, err := w.store.client.Delete(t.Context(), nodesKey, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	lives("gw2", second)
+	defer follow()()
+	w.await("one lives", living(1))
+	if !known(second, moved)() {
+		t.Errorf("when etcd has forgotten nodes %v are known", w.gateways.all())
 	}
 }
 

@@ -39,7 +39,7 @@ type State struct {
 	Interfaces []string
 	// As are the addresses that pods get from this gateway, where it is not its own.
 	As site.AddressRange
-	// Gateways are those that live, or that pods here have.
+	// Gateways are those of the site, and those that pods here have, whether they live or not.
 	Gateways []netip.Addr
 	// Routed is how pods are reached without tunnels, or nil.
 	Routed *Routed

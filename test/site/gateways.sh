@@ -309,7 +309,7 @@ gateway_range() {
 # far_gateways: no host is on the link of another, so gateways are reached by a tunnel,
 # in both directions, also where hosts filter by the reverse path.
 far_gateways() {
-	local lost left connection pod host filter
+	local lost left connection pod host filter node job
 	outside_serves
 	stop_site
 	router sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; echo 0 >/proc/sys/net/ipv4/conf/br0/send_redirects'
@@ -332,13 +332,26 @@ far_gateways() {
 	on login sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
 	wait "${daemons[login]}" 2>/dev/null
 	others_go_on
+	# The host of that gateway still leads to pods by the tunnel: whatever runs there without
+	# berthd, srun as well, is reached as before, by the pods that it was a gateway for, and others.
+	poll 10 eval '! is_gateway login' || fail "a gateway that has ended is kept"
+	for node in n1 n2; do
+		for job in $lost $left; do
+			jobs[alice]=$job
+			[[ $(root alice $node socat -T5 -u "TCP:$(address login):22,connect-timeout=5" - 2>/dev/null </dev/null | head -c 3) == SSH ]] ||
+				fail "login does not answer a pod on $node: $(on $node ip route show table all)"
+		done
+	done
+	start login login run
+	poll 20 answers login || fail "berthd does not come back on login"
 	on ctl scancel "$lost" "$left"
+	poll 20 settled || fail "the jobs do not end"
+	stop_site
 	for host in "${hosts[@]}"; do
 		on $host sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter'
 		together "$host"
 	done
-	start login login run
-	poll 20 answers login || fail "berthd does not come back on login"
+	start_site
 }
 
 # alone HOST: nothing is on its link but the router. together HOST undoes it.
