@@ -271,6 +271,33 @@ func TestProgram(t *testing.T) {
 	}
 }
 
+// TestNetworkSetupCosts: what test/site/measure makes of processor times becomes figures, for a
+// launch and for each of its nodes.
+func TestNetworkSetupCosts(t *testing.T) {
+	// Of 3 nodes a job has 2, and two jobs take 4 s: 100 ms of etcd, 60 and 40 ms of berthd. Without jobs
+	// it is 20, 10 and 0 ms in 2 s. Of each time there is what it was, etcd's and that of each node.
+	const times = "100.0 50 10 20 0 104.0 60 16 24 9 90.0 40 5 20 0 92.0 42 6 20 7"
+	r, err := program(t.Context(), Spec{Parameters: map[string]string{"nodes": "2", "command": `bash -c '
+		eval "$(sed -n "/^cost() {/,/^}/p; /^figure() {/p" ../../../test/site/measure)"
+		nodes=3 repeats=2
+		read -ra cpu < <(echo ` + times + ` | cost 2)
+		for i in "${!cpu[@]}"; do figure "$i" "${cpu[$i]}"; done'`}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []float64
+	for _, v := range r.Values {
+		got = append(got, v.Value)
+		if v.Unit != "ms" || v.Better != "lower" {
+			t.Errorf("got %+v", v)
+		}
+	}
+	// berthd on a node, on the first, etcd; of that without jobs berthd and etcd.
+	if want := []float64{25, 30, 25, 5, 10}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 // TestProgramEnds: what a program has started ends with it, also what does not end
 // when it is asked to.
 func TestProgramEnds(t *testing.T) {
