@@ -1,9 +1,17 @@
 package sited
 
 import (
+	"bufio"
+	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,13 +22,85 @@ import (
 	"berth.dev/berth/internal/site"
 )
 
-const numAgents = 400
+const (
+	numAgents = 400
+	agentPods = "10.128.0.0/16"
+)
 
-// agents are the parts of so many berthds that talk to etcd, each with a connection of
-// its own, in one process with it.
-func agents(t testing.TB, count int) []*Store {
+// etcdOf has the program of these tests be etcd: in the folder, for clients and for peers.
+const etcdOf = "BERTH_TEST_ETCD"
+
+// TestMain makes this program the etcd of BenchmarkAgents, too, whose processor time is to be told
+// from that of its clients. It ends with its stdin.
+func TestMain(m *testing.M) {
+	if at := strings.Fields(os.Getenv(etcdOf)); len(at) == 3 {
+		e, err := startEtcd(at[0], url.URL{Scheme: "http", Host: at[1]}, url.URL{Scheme: "http", Host: at[2]})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println("ready")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		e.Close()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// etcdProcess is an etcd of its own, and says how much processor time it has used.
+func etcdProcess(t testing.TB) (endpoint string, spent func() time.Duration) {
 	t.Helper()
-	first := newStore(t, "10.128.0.0/16")
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := loopback(t)
+	command := exec.Command(self)
+	command.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", etcdOf, t.TempDir(), client.Host, loopback(t).Host))
+	command.Stderr = os.Stderr
+	life, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		life.Close()
+		if err := command.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
+		t.Fatal("etcd does not start")
+	}
+	return client.String(), func() time.Duration {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", command.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// After the name, which may have spaces: what proc(5) numbers 14 and 15, in hundredths of a second.
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		var sum time.Duration
+		for _, field := range fields[11:13] {
+			ticks, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += time.Duration(ticks) * 10 * time.Millisecond
+		}
+		return sum
+	}
+}
+
+// agents are the parts of so many berthds that talk to the etcd of the first one, each with
+// a connection of its own, in one process.
+func agents(t testing.TB, first *Store, count int) []*Store {
+	t.Helper()
 	all := make([]*Store, count)
 	for i := range all {
 		client, err := clientv3.New(clientv3.Config{Endpoints: first.client.Endpoints(), Logger: zap.NewNop()})
@@ -81,10 +161,12 @@ func together(t testing.TB, count int, do func(i int) error) time.Duration {
 }
 
 // BenchmarkAgents is what 400 nodes ask of one etcd: for one job over all of them, and
-// for a job on each at once, of as many users.
+// for a job on each at once, of as many users. The processor time is that of etcd for each agent and job.
 func BenchmarkAgents(b *testing.B) {
 	b.Run("one job on 400 nodes", func(b *testing.B) {
-		all := agents(b, numAgents)
+		endpoint, spent := etcdProcess(b)
+		all := agents(b, storeAt(b, endpoint, agentPods), numAgents)
+		before := spent()
 		nodes := make([]string, numAgents)
 		for i := range nodes {
 			nodes[i] = agentName(i)
@@ -112,9 +194,12 @@ func BenchmarkAgents(b *testing.B) {
 		}
 		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
 		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
+		b.ReportMetric((spent()-before).Seconds()*1000/float64(b.N)/numAgents, "etcd-ms/agent")
 	})
 	b.Run("a job on each of 400 nodes", func(b *testing.B) {
-		all := agents(b, numAgents)
+		endpoint, spent := etcdProcess(b)
+		all := agents(b, storeAt(b, endpoint, agentPods), numAgents)
+		before := spent()
 		var begin, end time.Duration
 		for b.Loop() {
 			held := make([]site.Allocation, numAgents)
@@ -129,5 +214,6 @@ func BenchmarkAgents(b *testing.B) {
 		}
 		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
 		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
+		b.ReportMetric((spent()-before).Seconds()*1000/float64(b.N)/numAgents, "etcd-ms/agent")
 	})
 }

@@ -177,7 +177,7 @@ func (c counted) Txn(ctx context.Context) clientv3.Txn {
 // to its square.
 func TestFortyNodesAllocateAtOnce(t *testing.T) {
 	const count = 40
-	all := agents(t, count)
+	all := agents(t, newStore(t, agentPods), count)
 	var asked atomic.Int64
 	for _, agent := range all {
 		agent.client.KV = counted{agent.client.KV, &asked}

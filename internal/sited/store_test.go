@@ -22,19 +22,33 @@ import (
 // newStore is one in a real etcd that listens on the loopback.
 func newStore(t testing.TB, pods string) *Store {
 	t.Helper()
-	c := embed.NewConfig()
-	c.Dir, c.LogLevel = t.TempDir(), "error"
 	client, peer := loopback(t), loopback(t)
+	e, err := startEtcd(t.TempDir(), client, peer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(e.Close)
+	return storeAt(t, client.String(), pods)
+}
+
+func startEtcd(dir string, client, peer url.URL) (*embed.Etcd, error) {
+	c := embed.NewConfig()
+	c.Dir, c.LogLevel = dir, "error"
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.InitialCluster = "default=" + peer.String()
 	e, err := embed.StartEtcd(c)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	t.Cleanup(e.Close)
 	<-e.Server.ReadyNotify()
-	conn, err := clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop()})
+	return e, nil
+}
+
+// storeAt is one in the etcd that is there.
+func storeAt(t testing.TB, etcd, pods string) *Store {
+	t.Helper()
+	conn, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}, Logger: zap.NewNop()})
 	if err != nil {
 		t.Fatal(err)
 	}
