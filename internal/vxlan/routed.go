@@ -58,7 +58,11 @@ func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
 		k.told = map[netip.Prefix]bool{}
 	}
 	k.told[subnet] = true
-	k.Log.Warn("a node with pods is on no link of this host: the site's routers have to lead its subnet to it", "subnet", subnet, "node", node)
+	led := []any{"subnet", subnet, "node", node}
+	if s.dual() {
+		led = append(led, "ipv6", s.IPv6.SecondOf(subnet).Masked())
+	}
+	k.Log.Warn("a node with pods is on no link of this host: the site's routers have to lead its subnet to it", led...)
 }
 
 // connectedOtherwise: a pair that was made for a bridge is none for routes, and the

@@ -6,13 +6,13 @@ pods6=fd62:6974:6573::/96 hosts6=2001:db8:7::/64
 translated6=2001:db8:8::10 untranslated6=2001:db8:9::1
 
 # second ADDRESS: the IPv6 address of the pod with this one, as the kernel writes it, and
-# full ADDRESS, as socat does.
+# full6 ADDRESS, as socat does.
 second() {
 	local a b c d
 	IFS=. read -r a b c d <<<"$1"
 	printf 'fd62:6974:6573::%x:%x' $((a << 8 | b)) $((c << 8 | d))
 }
-full() {
+full6() {
 	# shellcheck disable=SC2046
 	printf '[fd62:6974:6573:0000:0000:0000:%02x%02x:%02x%02x]' $(tr . ' ' <<<"$1")
 }
@@ -63,7 +63,7 @@ ipv6() {
 	done
 	with_routes "$a_subnet_each"
 	# shellcheck disable=SC2086
-	for part in ${SITE_IPV6:-pods_speak outside_speaks nobody_spoofs6 apart6}; do
+	for part in ${SITE_IPV6:-pods_speak outside_speaks nobody_spoofs6 apart6 routed_afar6}; do
 		[[ $failed == yes ]] || "$part"
 		part_ends "$part, by routes"
 	done
@@ -95,20 +95,20 @@ pods_speak() {
 	done
 	serve6 alice n2 7000
 	pod=$(pod_of alice n2)
-	[[ $(hears6 alice n1 "$(full "$pod"):7000") == "from $(full "$(pod_of alice n1)")" ]] || fail "n1 to n2: $(hears6 alice n1 "$(full "$pod"):7000")"
+	[[ $(hears6 alice n1 "$(full6 "$pod"):7000") == "from $(full6 "$(pod_of alice n1)")" ]] || fail "n1 to n2: $(hears6 alice n1 "$(full6 "$pod"):7000")"
 	[[ $(step alice n1 getent ahostsv6 pod1 | awk '$2 == "STREAM" { print $1 }') == "$(second "$pod")" ]] || fail "pod1 is $(step alice n1 getent ahostsv6 pod1)"
 	[[ $(step alice n1 getent hosts "$(second "$pod")") == *pod1.db.alice.bed ]] || fail "the name of $(second "$pod"): $(step alice n1 getent hosts "$(second "$pod")")"
 	on login socat TCP6-LISTEN:6901,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
 	helpers+=($!)
-	poll 20 eval '[[ $(hears6 alice n1 "[$(host6 login)]:6901") == "from $(full "$(pod_of alice n1)")" ]]' || fail "a pod to a host: $(hears6 alice n1 "[$(host6 login)]:6901")"
-	poll 10 eval '[[ $(as alice login socat -u "TCP6:$(full "$pod"):7000,connect-timeout=3" - 2>&1) == "from $(full_host6 login)" ]]' || fail "a host to a pod: $(on login ip -6 route)"
-	[[ $(as alice n2 socat -u "TCP6:$(full "$pod"):7000,connect-timeout=3" - 2>&1) == from* ]] || fail "alice on the pod's own host"
+	poll 20 eval '[[ $(hears6 alice n1 "[$(host6 login)]:6901") == "from $(full6 "$(pod_of alice n1)")" ]]' || fail "a pod to a host: $(hears6 alice n1 "[$(host6 login)]:6901")"
+	poll 10 eval '[[ $(as alice login socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=3" - 2>&1) == "from $(full_host6 login)" ]]' || fail "a host to a pod: $(on login ip -6 route)"
+	[[ $(as alice n2 socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=3" - 2>&1) == from* ]] || fail "alice on the pod's own host"
 	for node in n1 n2; do
-		[[ $(as bob $node socat -u "TCP6:$(full "$pod"):7000,connect-timeout=2" - 2>&1) != from* ]] || fail "bob on $node reaches alice's pod"
+		[[ $(as bob $node socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=2" - 2>&1) != from* ]] || fail "bob on $node reaches alice's pod"
 	done
 	job alice
 	second_job=${jobs[alice]}
-	[[ $(hears6 alice n2 "$(full "$pod"):7000") == "from $(full "$(pod_of alice n2)")" ]] || fail "two jobs on one node: $(hears6 alice n2 "$(full "$pod"):7000")"
+	[[ $(hears6 alice n2 "$(full6 "$pod"):7000") == "from $(full6 "$(pod_of alice n2)")" ]] || fail "two jobs on one node: $(hears6 alice n2 "$(full6 "$pod"):7000")"
 	[[ $(on n2 /srv/site/berthd status) == *"$second_job uid $(settings id_of alice) $(pod_of alice n2) $(second "$(pod_of alice n2)")"* ]] || fail "the status: $(on n2 /srv/site/berthd status)"
 	on n2 grep -q "\"pod\":\"$first\".*\"ipv6\":\"$(second "$pod")\"" /var/log/berth-audit.log || fail "the audit log: $(on n2 tail -n 2 /var/log/berth-audit.log)"
 	seen=$(on n1 /srv/site/berthd doctor 2>&1) && [[ $seen == *"ok    this host speaks IPv6"* ]] || fail "the doctor: $seen"
@@ -128,13 +128,13 @@ outside_speaks() {
 	poll 10 eval '[[ -n $(gateway_of alice n1) && -n $(gateway_of bob n1) ]]' || fail "no gateway: $(on n1 /srv/site/berthd status)"
 	gateway=$(host_of "$(gateway_of alice n1)")
 	poll 10 eval '[[ $(reaches6 alice n1 "[$translated6]:7000") == "from $(full_host6 "$gateway")" ]]' || fail "translated: $(reaches6 alice n1 "[$translated6]:7000"), want from $(full_host6 "$gateway")"
-	[[ $(reaches6 alice n1 "[$untranslated6]:7000") == "from $(full "$pod")" ]] || fail "not translated: $(reaches6 alice n1 "[$untranslated6]:7000")"
+	[[ $(reaches6 alice n1 "[$untranslated6]:7000") == "from $(full6 "$pod")" ]] || fail "not translated: $(reaches6 alice n1 "[$untranslated6]:7000")"
 	[[ $(reaches6 alice n1 "[$translated6]:7001") == from* ]] || fail "alice's own rule: $(reaches6 alice n1 "[$translated6]:7001")"
 	[[ $(reaches6 bob n1 "[$translated6]:7001") != from* ]] || fail "bob has alice's rule"
 	[[ $(reaches6 bob n1 "[$translated6]:7000") == from* ]] || fail "bob reaches nothing outside: $(reaches6 bob n1 "[$translated6]:7000")"
 	serve6 alice n1 8000
-	[[ $(outside socat -u "TCP6:$(full "$pod"):8000,bind=[$untranslated6],connect-timeout=5" - 2>&1) == "from [2001:0db8:0009:0000:0000:0000:0000:0001]" ]] || fail "the outside does not reach a pod"
-	[[ $(outside socat -u "TCP6:$(full "$pod"):8000,connect-timeout=2" - 2>&1) != from* ]] || fail "an address without a rule reaches a pod"
+	[[ $(outside socat -u "TCP6:$(full6 "$pod"):8000,bind=[$untranslated6],connect-timeout=5" - 2>&1) == "from [2001:0db8:0009:0000:0000:0000:0000:0001]" ]] || fail "the outside does not reach a pod"
+	[[ $(outside socat -u "TCP6:$(full6 "$pod"):8000,connect-timeout=2" - 2>&1) != from* ]] || fail "an address without a rule reaches a pod"
 }
 listen_outside6() { # ADDRESS
 	local port
@@ -154,7 +154,7 @@ apart6() {
 	serve6 bob n1 7000
 	b=$(pod_of bob n1)
 	for node in n1 n2; do
-		[[ $(hears6 alice $node "$(full "$b"):7000") != from* ]] || fail "alice on $node reaches bob"
+		[[ $(hears6 alice $node "$(full6 "$b"):7000") != from* ]] || fail "alice on $node reaches bob"
 	done
 	[[ -z $(step alice n1 getent hosts "$(second "$b")" 2>/dev/null) ]] || fail "alice sees bob's name"
 	start_listener bob n1
@@ -227,7 +227,7 @@ far6() {
 	poll 10 eval '[[ -n $(gateway_of alice n1) ]]' || fail "no gateway: $(on n1 /srv/site/berthd status)"
 	gateway=$(host_of "$(gateway_of alice n1)")
 	poll 10 eval '[[ $(reaches6 alice n1 "[$translated6]:7000") == "from $(full_host6 "$gateway")" ]]' || fail "translated, over a tunnel: $(reaches6 alice n1 "[$translated6]:7000"), want from $(full_host6 "$gateway")"
-	poll 10 eval '[[ $(reaches6 alice n1 "[$untranslated6]:7000") == "from $(full "$(pod_of alice n1)")" ]]' || fail "not translated, over a tunnel: $(reaches6 alice n1 "[$untranslated6]:7000")"
+	poll 10 eval '[[ $(reaches6 alice n1 "[$untranslated6]:7000") == "from $(full6 "$(pod_of alice n1)")" ]]' || fail "not translated, over a tunnel: $(reaches6 alice n1 "[$untranslated6]:7000")"
 	[[ $(on n1 ip -6 route show table all) == *"dev bertht000000"* ]] || fail "there is no tunnel: $(on n1 ip -6 route show table all)"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 settled || fail "the job does not end"
@@ -235,6 +235,67 @@ far6() {
 	for host in "${hosts[@]}"; do together "$host"; done
 	start_site
 }
+
+# routed_afar6: where no host is on the link of another, the site's routers know the IPv6
+# subnets of nodes as well.
+routed_afar6() {
+	local host node pod port
+	stop_site
+	router sh -c "echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; echo 0 >/proc/sys/net/ipv4/conf/br0/send_redirects
+		ip route replace 10.200.1.0/29 via $(address n1); ip route replace 10.200.1.8/29 via $(address n2)
+		ip route replace $(second 10.200.1.0)/125 via $(host6 n1); ip route replace $(second 10.200.1.8)/125 via $(host6 n2)"
+	for host in "${hosts[@]}"; do
+		alone "$host"
+		on "$host" sh -c "ip addr del $(host6 "$host")/64 dev eth0; ip addr add $(host6 "$host")/128 dev eth0 nodad
+			ip route replace $(host6 router) dev eth0; ip route replace default via $(host6 router)"
+	done
+	# No frame passes between hosts, nor does the router say that one could.
+	for port in $(ports); do router ip link set "$port" type bridge_slave isolated on; done
+	[[ $(router ip -d link show master br0 | grep -c "isolated on") == "$(ports | wc -l)" ]] || fail "the hosts are on one link: $(router ip -d link show master br0)"
+	router nft -f - <<-'END'
+		table ip6 afar {
+			chain output { type filter hook output priority 0; icmpv6 type nd-redirect drop; }
+		}
+	END
+	start_site
+	listen_outside6 "$translated6"
+	listen_outside6 "$untranslated6"
+	job alice
+	job bob
+	serve6 alice n2 7000
+	pod=$(pod_of alice n2)
+	poll 10 eval '[[ $(hears6 alice n1 "$(full6 "$pod"):7000") == "from $(full6 "$(pod_of alice n1)")" ]]' || fail "pods do not talk over a router: $(hears6 alice n1 "$(full6 "$pod"):7000") $(on n1 ip -6 route)"
+	[[ $(hears6 bob n1 "$(full6 "$pod"):7000") != from* ]] || fail "bob reaches alice over a router"
+	[[ $(on n1 ip -6 route show table all) != *"$(second 10.200.1.8)/125 via"* ]] || fail "a route to a host that is not on the link: $(on n1 ip -6 route)"
+	[[ -z $subnets ]] || grep -q "site's routers have to lead its subnet to it.*subnet=10.200.1.8/29 node=$(address n2) ipv6=$(second 10.200.1.8)/125" "$out/n1.log" || fail "berthd does not say that routers have to know the subnet: $(tail -n 3 "$out/n1.log")"
+	poll 10 eval '[[ $(as alice login socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=3" - 2>&1) == "from $(full_host6 login)" ]]' || fail "a host to a pod: $(on login ip -6 route)"
+	[[ $(root alice n1 socat -T5 -u "TCP6:[$(host6 login)]:22,connect-timeout=5" - 2>/dev/null </dev/null | head -c 3) == SSH ]] || fail "a pod to a host: $(on n1 ip -6 route show table all)"
+	# The login host is a gateway, to which there is a tunnel.
+	stay alice
+	poll 10 eval '[[ $(on login nsenter --net="/run/berthd/net/login-$(settings id_of alice)-login" socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=5" - 2>&1) == "from $(full6 "$(session_address alice)")" ]]' ||
+		fail "a session does not reach a pod over a router: $(on login ip -6 route)"
+	for node in n1 n2; do
+		poll 10 eval '[[ -n $(gateway_of alice $node) ]]' || fail "no gateway: $(on $node /srv/site/berthd status)"
+		host=$(host_of "$(gateway_of alice $node)")
+		poll 10 eval '[[ $(reaches6 alice $node "[$translated6]:7000") == "from $(full_host6 "$host")" ]]' || fail "translated, $node: $(reaches6 alice $node "[$translated6]:7000"), want from $(full_host6 "$host")"
+		[[ $(reaches6 alice $node "[$untranslated6]:7000") == "from $(full6 "$(pod_of alice $node)")" ]] || fail "not translated, $node: $(reaches6 alice $node "[$untranslated6]:7000")"
+	done
+	lose_clients
+	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
+	poll 20 settled || fail "the jobs do not end"
+	stop_site
+	router sh -c "nft delete table ip6 afar; ip route del 10.200.1.0/29; ip route del 10.200.1.8/29; ip route del $(second 10.200.1.0)/125; ip route del $(second 10.200.1.8)/125"
+	for port in $(ports); do router ip link set "$port" type bridge_slave isolated off; done
+	for host in "${hosts[@]}"; do
+		together "$host"
+		on "$host" sh -c "ip addr del $(host6 "$host")/128 dev eth0; ip addr add $(host6 "$host")/64 dev eth0 nodad
+			ip route replace default via $(host6 router); ip route del $(host6 router) dev eth0"
+	done
+	start_site
+}
+
+# ports are the hosts' ends at the router.
+ports() { router ip -o link show master br0 | sed 's/^[0-9]*: //; s/[@:].*//'; }
 
 # begins6: the pods of a job that runs have no second address when the site begins with
 # IPv6, and get it from the berthd that is started then.
@@ -246,5 +307,5 @@ begins6() {
 	ipv6=with_second
 	with_routes ''
 	serve6 alice n2 7000
-	poll 10 eval '[[ $(hears6 alice n1 "$(full "$(pod_of alice n2)"):7000") == from* ]]' || fail "a job that runs has no IPv6: $(root alice n1 ip -6 addr)"
+	poll 10 eval '[[ $(hears6 alice n1 "$(full6 "$(pod_of alice n2)"):7000") == from* ]]' || fail "a job that runs has no IPv6: $(root alice n1 ip -6 addr)"
 }
