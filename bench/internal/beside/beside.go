@@ -30,6 +30,8 @@ type Spec struct {
 	Image string
 	// Kubectl is how the cluster is asked.
 	Kubectl []string
+	// Through is what programs of a plain job are started by on their hosts: a container.
+	Through []string
 	// Given: the cluster is not the bench's, which knows not who has started it.
 	Given bool
 	// Counted: who makes the connections between pods is noted.

@@ -228,7 +228,11 @@ func TestLaunch(t *testing.T) {
 	if said := strings.Join(argv, " "); err != nil || !strings.HasPrefix(said, "env OMPI_MCA_mpi_yield_when_idle=1 srun ") || !strings.HasSuffix(said, " -c4") {
 		t.Errorf("%s, %v", said, err)
 	}
-	s.Parameters["hosts-launcher"] = "mpirun"
+	s.Through = []string{"apptainer", "exec"}
+	if argv, err = s.launch(); err != nil || !strings.HasSuffix(strings.Join(argv, " "), " -c4 apptainer exec") {
+		t.Errorf("in a container: %q, %v", argv, err)
+	}
+	s.Through, s.Parameters["hosts-launcher"] = nil, "mpirun"
 	argv, err = s.launch()
 	for _, said := range []string{strings.Join(argv, " "), strings.Join(s.mpirun(), " ")} {
 		if err != nil || !strings.Contains(said, " --bind-to none ") || !strings.Contains(said, " mpi_yield_when_idle 1 ") {

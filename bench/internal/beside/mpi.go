@@ -50,10 +50,10 @@ func (s Spec) launch() ([]string, error) {
 	n := strconv.Itoa(s.Nodes)
 	switch s.Parameters["hosts-launcher"] {
 	case "srun":
-		return []string{
+		return append([]string{
 			"env", "OMPI_MCA_" + yield + "=1",
 			"srun", "--quiet", "--overlap", "--mpi=pmix", "-N" + n, "-n" + n, "--ntasks-per-node=1", "-c" + strconv.Itoa(s.CPUs),
-		}, nil
+		}, s.Through...), nil
 	case "mpirun":
 		return append([]string{"mpirun"}, s.ranks()...), nil
 	}

@@ -428,4 +428,14 @@ func TestEstimate(t *testing.T) {
 	if trials, after := Estimate(p, []record.Line{slow}); trials != 39 || after < 4000*time.Second {
 		t.Errorf("after a slow one: %d trials in %s", trials, after)
 	}
+	// To pack images takes minutes, and is of their cases alone.
+	for kase, longer := range map[string]bool{"cpu": false, "cold-node": true} {
+		p, err := plan.Parse("f", []byte("name: f\nseed: 1\ncpus: 1\nmemory-mb: 500\nrepetitions: 1\nwarm-ups: 0\nsystems: [{name: apptainer}]\ncases: [{case: "+kase+"}]\n"), Known())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, long := Estimate(p, nil); (long > 2*time.Minute) != longer {
+			t.Errorf("%s by Apptainer in %s", kase, long)
+		}
+	}
 }

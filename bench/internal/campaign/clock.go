@@ -23,6 +23,9 @@ func newClock(p *plan.Plan, known plan.Catalogue, before []record.Line) clock {
 			if p.Together && known.Drivers[s.Driver].Together {
 				adds /= float64(casesOn(p, s.Name, kase.Link))
 			}
+			if known.Cases[kase.Kind].Images {
+				adds += known.Drivers[s.Driver].Packing
+			}
 			c.guess[pair{s.Name, kase.Name}] = known.Cases[kase.Kind].Seconds(kase.Parameters) + adds
 		}
 	}

@@ -87,7 +87,7 @@ func fourNodes() Case {
 // versioned is a case of versions that come to all hosts of its kind; fresh: to such as
 // have nothing.
 func versioned(kind plan.Kind, fresh bool) Case {
-	kind.Parameters = append(registryLine(), kind.Parameters...)
+	kind.Parameters, kind.Images = append(registryLine(), kind.Parameters...), true
 	return Case{
 		Kind: kind,
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
@@ -110,7 +110,7 @@ func versioned(kind plan.Kind, fresh bool) Case {
 func lazyPull() Case {
 	return Case{
 		Kind: plan.Kind{
-			Name: "lazy", Summary: "a pipeline with checkpoints, of an image that no node has", Hosts: 1,
+			Name: "lazy", Summary: "a pipeline with checkpoints, of an image that no node has", Hosts: 1, Images: true,
 			Parameters: append(registryLine(), plan.Parameter{Name: "tier", Default: "large", Help: "small, medium or large: an asset of 40, 120 or 200 MiB", Check: choice("small", "medium", "large")}),
 			Seconds: func(p map[string]string) float64 {
 				return onLine(p, map[string]float64{"small": 110, "medium": 195, "large": 280}[p["tier"]]) + 5

@@ -27,6 +27,9 @@ type Kind struct {
 	HostsFor func(parameters map[string]string) int
 	// Seconds estimates how long one trial takes; for a driver, how much it adds.
 	Seconds func(parameters map[string]string) float64
+	// Images: a case delivers images. Packing is by how much longer a driver takes of them.
+	Images  bool
+	Packing float64
 	// Together: a driver adds that once for several cases.
 	Together bool
 }

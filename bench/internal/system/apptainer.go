@@ -2,164 +2,180 @@ package system
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"path/filepath"
-	"strconv"
+	"os"
 	"strings"
-	"time"
 
-	"berth.dev/berth/bench/internal/deliver"
+	"berth.dev/berth/bench/internal/step"
+	"berth.dev/berth/bench/internal/window"
 )
 
-// apptainer makes a SIF file of each image, on the first host and in the folder
-// that all hosts see, and runs that.
+// apptainer runs tasks as a scientist does, by 'apptainer exec' of a SIF file, without
+// root: programs of one that is made of the image before, images of files that are made
+// of them.
 type apptainer struct {
 	place   Place
 	program string
+	// unpacks is why programs are not run: each start would unpack the file anew.
+	unpacks string
+	// shared is a folder that all hosts see, with the image with MPI; empty: none so far.
+	shared string
+}
+
+// script is apptainer with a folder for what it keeps, which otherwise is in the user's
+// home folder, and with the programs that lie beside it, which it looks for on PATH:
+// behind others, as such a folder may have a newuidmap that has no rights. What follows
+// are its arguments, in "$@". Without a folder it is one of the host's.
+func (a *apptainer) script(folder, then string, args ...string) []string {
+	return append([]string{"sh", "-c", `set -e; apptainer=$1 home=$2; shift 2
+[ -n "$home" ] || home=${TMPDIR:-/tmp}/berth-bench-apptainer-$(id -u)
+case $apptainer in */*) PATH=$PATH:${apptainer%/*} ;; esac
+export PATH APPTAINER_TMPDIR="$home" APPTAINER_CACHEDIR="$home/cache" APPTAINER_CONFIGDIR="$home/config"
+` + then, "sh", a.program, folder}, args...)
+}
+
+// Scripts of a host: $home is their folder, and $apptainer the program.
+const (
+	lookScript = `missing() { echo "$1 is missing: apt-get install $2" >&2; exit 1; }
+command -v mksquashfs >/dev/null || missing mksquashfs squashfs-tools
+"$apptainer" --version`
+	// buildScript makes the file "$2" of "$1", an archive. Apptainer cannot read one of OCI
+	// whose folders are in it by their files alone.
+	buildScript = `mkdir -p -m 0700 "$home"
+[ -O "$home" ] || { echo "$home is somebody else's: remove it, or set TMPDIR" >&2; exit 1; }
+files=$(tar -tf "$1")
+case $files in
+*oci-layout*) rm -rf "$home/oci"; mkdir "$home/oci"; tar -C "$home/oci" -xf "$1"; from=oci:$home/oci ;;
+*) from=docker-archive:$1 ;;
+esac
+"$apptainer" --quiet build --force "$home/$2" "$from"
+rm -rf "$home/oci" "$home/cache"
+`
+	// triedScript starts something in it, which says by what it is mounted.
+	triedScript  = `"$apptainer" exec "$home/"` + sif + ` true`
+	removeScript = `rm -rf "$home"`
+)
+
+// sif is the file's name in its folder.
+const sif = "image.sif"
+
+// unpacking is what it says when it cannot mount a file.
+const unpacking = "Converting SIF file to temporary sandbox"
+
+// execScript becomes a program in the file.
+func execScript(options ...string) string {
+	return `exec "$apptainer" --quiet exec ` + words(options) + ` "$home/"` + sif + ` "$@"`
 }
 
 func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
-	version, err := a.place.Ask(ctx, a.program, "--version")
+	if _, err := a.place.Ask(ctx, "sh", "-c", `command -v "$0"`, a.program); err != nil {
+		return nil, fmt.Errorf("%s is missing: Debian 12 and 13 have no package apptainer: test/bench/apptainer FOLDER fetches that of a newer release into a folder", a.program)
+	}
+	version, err := a.place.Ask(ctx, a.script("", lookScript)...)
 	if err != nil {
-		return nil, fmt.Errorf("%w; Debian 12 and 13 have no package apptainer: test/bench/apptainer FOLDER fetches that of a newer release into a folder", err)
+		return nil, err
 	}
 	return map[string]string{"apptainer": strings.TrimPrefix(version, "apptainer version ")}, nil
 }
 
-func (a *apptainer) Prepare(context.Context) error { return nil }
+// Prepare makes the file, and tries it: where Apptainer cannot mount it, that is told
+// of programs, and images go on.
+func (a *apptainer) Prepare(ctx context.Context) error {
+	if _, err := a.place.Ask(ctx, a.script("", buildScript, a.place.Archive, sif)...); err != nil {
+		return err
+	}
+	said, err := a.place.Ask(ctx, a.script("", triedScript)...)
+	if strings.Contains(said, unpacking) {
+		a.unpacks = "Apptainer cannot mount a SIF file here, and would unpack it for each start: apt-get install squashfuse; /dev/fuse has to be there"
+	}
+	return err
+}
 
-func (a *apptainer) Close(context.Context) error { return nil }
+func (a *apptainer) Close(ctx context.Context) error {
+	_, err := a.place.Ask(ctx, a.script("", removeScript)...)
+	if a.shared != "" {
+		err = errors.Join(err, os.RemoveAll(a.shared))
+		a.shared = ""
+	}
+	return err
+}
 
 func (a *apptainer) Run(ctx context.Context, task Task) (Output, error) {
-	if task.Images == nil {
-		return Output{}, &Unsupported{"of Apptainer the bench only takes the times of images"}
+	if task.Images != nil {
+		return a.deliver(ctx, *task.Images)
 	}
-	if task.Images.Fresh {
-		return Output{}, &Unsupported{"a SIF file has no layers that runs could share"}
+	if a.unpacks != "" {
+		return Output{}, &Unsupported{a.unpacks}
 	}
-	return a.place.deliver(ctx, *task.Images, func(d *delivery) (Output, error) {
-		if before := d.before(); before != nil {
-			if out, err := a.place.Run(ctx, before, ""); err != nil {
-				return out, fmt.Errorf("call what is to be done before: %w", err)
+	if task.Beside != nil {
+		return a.beside(ctx, *task.Beside)
+	}
+	if task.Folder == Claim {
+		return Output{}, &Unsupported{"Apptainer has no claims"}
+	}
+	if task.Server != nil && task.Server.At != OnHost {
+		return Output{}, &Unsupported{"Apptainer has no pods, and the network of the host"}
+	}
+	return a.place.withServer(ctx, task, func(args []string) (Output, error) {
+		return a.place.withFolder(ctx, task.Folder != NoFolder, func(folder string) (Output, error) {
+			var options []string
+			inside := inContainer
+			switch task.Folder {
+			case Scratch:
+				options = []string{"--bind", folder + ":" + inContainer}
+			case EmptyDir:
+				// Without a folder to work in it would be memory.
+				options = []string{"--workdir", folder, "--scratch", inContainer}
+			case Root:
+				// A SIF file is read-only. /tmp, as the home folder, is the host's.
+				options, inside = []string{"--overlay", folder}, "/."
 			}
-		}
-		all := Output{Submitted: time.Now()}
-		var result deliver.Result
-		for _, name := range d.images.Names {
-			image, err := a.image(ctx, d, name)
-			if err != nil {
-				return all, fmt.Errorf("deliver %s: %w", name, err)
+			args = replace(args, FolderHere, inside)
+			if task.Window {
+				args = window.Shell(args)
 			}
-			result.Images = append(result.Images, image)
-			all.Step.CPUSeconds += image.CPU
-		}
-		text, err := json.Marshal(result)
-		all.Stdout, all.First, all.Ended = string(text), time.Now(), time.Now()
-		return all, err
+			return noted(a.place.Run(ctx, a.place.measured(a.place.host(0), a.script("", execScript(options...), args...)), ""))
+		})
 	})
 }
 
-// withFolder begins a script that has a folder of its own, $own, on the host's disk,
-// and that ends what it has started, $child and that one's children, whenever it is
-// ended itself: a shell that a signal ends calls no trap of its end, and one that
-// waits for a program sees no signal.
-const withFolder = `set -e
-child= own=$(mktemp -d)
-trap 'code=$?; set +e; [ -z "$child" ] || { kill -- "-$child" 2>/dev/null || kill $child; wait; }; rm -rf "$own"; exit $code' EXIT
-trap 'exit 143' TERM INT HUP
-`
-
-// pullScript makes a SIF file, and tells when it begins to pack it and when it has.
-const pullScript = withFolder + `export APPTAINER_TMPDIR="$own/tmp" APPTAINER_CACHEDIR="$2/cache"
-mkdir "$own/tmp"; mkfifo "$own/said"
-setsid "$1" pull --no-https "$2/$3" "docker://$4" >"$own/said" 2>&1 & child=$!
-while read -r line; do
-	case $line in *"Creating SIF file"*) date +%s.%N ;; *FATAL*) echo "$line" >&2 ;; esac
-done <"$own/said" &
-wait $child || :
-child=
-wait
-date +%s.%N
-test -s "$2/$3"`
-
-// pipelineScript runs the pipeline and tells its times.
-const pipelineScript = withFolder + `setsid "$1" exec --bind "$own:/out" "$2" python3 /opt/pipeline.py /out & child=$!
-wait $child
-child=
-cat "$own/cp1" "$own/cp2" "$own/cp3"`
-
-func (a *apptainer) image(ctx context.Context, d *delivery, name string) (image deliver.Image, err error) {
-	image.Name = name
-	at := "http://" + d.address
-	if err := deliver.Begin(ctx, at, name); err != nil {
-		return image, err
+// beside runs programs of MPI: srun starts the ranks, each in a container on its host,
+// and their MPI finds the others by Slurm's PMIx.
+func (a *apptainer) beside(ctx context.Context, what Beside) (Output, error) {
+	switch {
+	case what.Job == "" || !what.MPI:
+		return Output{}, &Unsupported{"Apptainer has no cluster"}
+	case what.Parameters["hosts-launcher"] != "srun":
+		return Output{}, &Unsupported{"the hosts' mpirun would have to be of the image's version of MPI: hosts-launcher srun"}
 	}
-	sif := strings.ReplaceAll(name, ":", "-") + ".sif"
-	start := time.Now()
-	one := d.hosts()[:min(1, len(d.hosts()))]
-	made, err := a.place.Run(ctx, a.place.measured(one, []string{"sh", "-c", pullScript, "sh", a.program, d.folder, sif, d.address + "/" + name}), "")
+	if _, err := os.Stat(a.place.MPIArchive); err != nil {
+		return Output{}, noMPIImage(err)
+	}
+	if err := a.share(ctx); err != nil {
+		return Output{}, err
+	}
+	what.through = a.script(a.shared, execScript())
+	text, err := what.spec(what.Job, "", a.place)
 	if err != nil {
-		return image, err
+		return Output{}, err
 	}
-	times, err := readTimes(made.Stdout)
-	if err != nil || len(times) != 2 {
-		return image, errors.Join(fmt.Errorf("apptainer did not say when it packs: %s", lastWords(made.Stdout)), err)
-	}
-	image.CPU = made.Step.CPUSeconds
-	image.Sandbox, image.Packing = times[0].Sub(start).Seconds(), times[1].Sub(times[0]).Seconds()
-	image.Pull = []float64{times[1].Sub(start).Seconds()}
-	if err := deliver.Sent(ctx, at, start, &image); err != nil {
-		return image, err
-	}
-	path := filepath.Join(d.folder, sif)
-	if d.images.Work == deliver.Pipeline {
-		out, err := a.exec(ctx, d, a.place, path, pipelineScript)
-		if err != nil {
-			return image, err
-		}
-		if times, err = readTimes(out.Stdout); err == nil && len(times) != 3 {
-			err = fmt.Errorf("there are %d checkpoints", len(times))
-		}
-		for _, t := range times {
-			image.Checkpoints = append(image.Checkpoints, t.Sub(start).Seconds())
-		}
-		return image, err
-	}
-	out, err := a.exec(ctx, d, a.place, path, `"$1" exec "$2" first`)
-	if err != nil {
-		return image, err
-	}
-	if times, err = readTimes(out.Stdout); err != nil {
-		return image, err
-	}
-	for _, t := range times {
-		image.First = append(image.First, t.Sub(start).Seconds())
-	}
-	if d.images.WorkerMB == 0 {
-		return image, nil
-	}
-	small := a.place
-	small.CPUs, small.MemoryMB = 1, d.images.WorkerMB
-	out, err = a.exec(ctx, d, small, path, `"$1" exec --bind "$3:/bench" "$2" python3 /opt/worker.py /bench/shards /bench/cache `+strconv.Itoa(d.images.Nodes)+` "${SLURM_PROCID:-0}"`)
-	image.Run = out.Ended.Sub(out.Submitted).Seconds()
-	return image, err
+	return a.place.Run(ctx, []string{a.place.Self, step.BesideArg, text}, "")
 }
 
-// exec runs a script on all hosts, with the program, the SIF file and the folder.
-func (a *apptainer) exec(ctx context.Context, d *delivery, place Place, sif, script string) (Output, error) {
-	return a.place.Run(ctx, place.step(d.hosts(), []string{"sh", "-c", script, "sh", a.program, sif, d.folder}), "")
-}
-
-// readTimes reads lines of seconds.
-func readTimes(text string) (times []time.Time, err error) {
-	for line := range strings.Lines(text) {
-		t, err := deliver.ReadTime(line)
-		if err != nil {
-			return nil, err
-		}
-		times = append(times, t)
+// share brings a file with MPI to where all hosts see it, once.
+func (a *apptainer) share(ctx context.Context) error {
+	if a.shared != "" {
+		return nil
 	}
-	return times, nil
+	folder, err := os.MkdirTemp(a.place.Shared, "berth-bench-apptainer-")
+	if err != nil {
+		return fmt.Errorf("make a folder that all hosts see: %w; --shared names one", err)
+	}
+	// Made on the host: the folder may be a network's.
+	if _, err = a.place.Ask(ctx, a.script("", buildScript+`mv "$home/$2" "$3/`+sif+`"`, a.place.MPIArchive, "mpi.sif", folder)...); err != nil {
+		return errors.Join(err, os.RemoveAll(folder))
+	}
+	a.shared = folder
+	return nil
 }

@@ -24,13 +24,15 @@ type Beside struct {
 	NoPods bool
 
 	counted bool
+	// through is what programs of a job are started by.
+	through []string
 }
 
 // spec is what that program is told. It ends before its time is over, and says what
 // it waited for.
 func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
 	text, err := json.Marshal(beside.Spec{
-		What: what, Nodes: b.Nodes, CPUs: place.CPUs, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters,
+		What: what, Nodes: b.Nodes, CPUs: place.CPUs, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters, Through: b.through,
 		Timeout: place.Timeout * 9 / 10,
 	})
 	return string(text), err
@@ -38,6 +40,11 @@ func (b Beside) spec(what, image string, place Place, kubectl ...string) (string
 
 // mpiImage is the name of the image with MPI.
 const mpiImage = "docker.io/library/hpc:1"
+
+// noMPIImage is what a system says that would run it.
+func noMPIImage(err error) error {
+	return &Unsupported{fmt.Sprintf("look for the image with MPI: %v; 'make -C test/images hpc' makes it, --mpi-image names it", err)}
+}
 
 // first are the first n hosts, for a step.
 func (p Place) first(n int) []string {
@@ -56,7 +63,7 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.MPI {
 		image, archive = mpiImage, b.place.MPIArchive
 		if _, err := os.Stat(archive); err != nil {
-			return Output{}, &Unsupported{fmt.Sprintf("look for the image with MPI: %v; 'make -C test/images hpc' makes it, --mpi-image names it", err)}
+			return Output{}, noMPIImage(err)
 		}
 	}
 	text, err := what.spec(what.Cluster, image, b.place)

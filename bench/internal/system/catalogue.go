@@ -73,10 +73,12 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
-				Name: "apptainer", Summary: "images as SIF files, which Apptainer makes of them in a folder that all hosts see", Hosts: 1, Seconds: adds(140),
+				Name: "apptainer", Summary: "a container of Apptainer's, of a SIF file that it makes of the image, without root", Hosts: 1, Seconds: adds(0.5), Packing: 140,
 				Parameters: []plan.Parameter{{Name: "program", Default: "apptainer", Help: "its name or path", Check: anything}},
 			},
-			func(_ string, p Place, o map[string]string) Driver { return &apptainer{p, o["program"]} },
+			func(_ string, p Place, o map[string]string) Driver {
+				return &apptainer{place: p, program: o["program"]}
+			},
 		},
 		{
 			plan.Kind{Name: "pasta", Summary: "a network namespace that pasta connects", Hosts: 1, Seconds: adds(0.5)},

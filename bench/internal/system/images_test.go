@@ -109,16 +109,11 @@ func TestOnlyImages(t *testing.T) {
 			t.Fatal(err)
 		}
 		task := Task{Images: &Images{Fresh: true}}
-		if k.Name == "apptainer" {
-			if _, err := driver.Run(t.Context(), Task{Args: []string{"true"}}); !unsupported(err) {
-				t.Errorf("%s runs programs: %v", k.Name, err)
-			}
-		}
 		if _, err := driver.Run(t.Context(), task); !unsupported(err) {
 			t.Errorf("%s delivers to nodes that have nothing: %v", k.Name, err)
 		}
 	}
-	if _, err := (&apptainer{Place{}, "no-such-program"}).Check(context.Background()); err == nil || !strings.Contains(err.Error(), "test/bench/apptainer") {
+	if _, err := (&apptainer{program: "no-such-program"}).Check(context.Background()); err == nil || !strings.Contains(err.Error(), "test/bench/apptainer") {
 		t.Errorf("no apptainer: %v", err)
 	}
 }

@@ -1,0 +1,226 @@
+package system
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/beside"
+)
+
+// fakeApptainer says what it is told, makes files, and notes its environment.
+const fakeApptainer = `case "$*" in
+--version) echo apptainer version 1.4.5 ;;
+*" build "*) echo "$5" >>"$DIR/built"; case $5 in oci:*) ls "${5#oci:}" >>"$DIR/built" ;; esac; : >"$4" ;;
+"exec "*) echo "INFO:    $SAYS" >&2 ;;
+*" exec "*) echo "$APPTAINER_CONFIGDIR $*" ;;
+esac`
+
+// scripted is a driver with that program, and a bench that starts what it is told.
+func scripted(t *testing.T) (a *apptainer, dir string) {
+	t.Helper()
+	dir, env := programs(t, map[string]string{
+		"apptainer": fakeApptainer, "mksquashfs": "", "self": `[ "$1" != beside ] || { printf '%s\n' "$2"; exit; }
+while [ "$1" != -- ]; do shift; done; shift; exec "$@"`,
+	})
+	for _, setting := range env {
+		name, value, _ := strings.Cut(setting, "=")
+		t.Setenv(name, value)
+	}
+	shared := filepath.Join(dir, "shared")
+	if err := os.Mkdir(shared, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	place := Place{Self: filepath.Join(dir, "bin", "self"), Shared: shared, CPUs: 2, Timeout: time.Minute}
+	// One as docker save makes it, and one of OCI.
+	for to, name := range map[*string]string{&place.Archive: "manifest.json", &place.MPIArchive: "oci-layout"} {
+		*to = filepath.Join(dir, name+".tar")
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if said, err := exec.Command("tar", "-C", dir, "-cf", *to, name).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, said)
+		}
+	}
+	return &apptainer{place: place, program: "apptainer"}, dir
+}
+
+// TestApptainerPrograms: programs run in a file that was made before, with the storage
+// that they ask for, and nothing stays.
+func TestApptainerPrograms(t *testing.T) {
+	a, dir := scripted(t)
+	if versions, err := a.Check(t.Context()); err != nil || versions["apptainer"] != "1.4.5" {
+		t.Errorf("versions %v, %v", versions, err)
+	}
+	if err := a.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if built, err := os.ReadFile(filepath.Join(dir, "built")); err != nil || string(built) != "docker-archive:"+a.place.Archive+"\n" {
+		t.Errorf("made of %q, %v", built, err)
+	}
+	homes, err := filepath.Glob(filepath.Join(dir, "tmp", "berth-bench-apptainer-*"))
+	if err != nil || len(homes) != 1 {
+		t.Fatalf("folders %v, %v", homes, err)
+	}
+	home := homes[0]
+	for folder, want := range map[Folder]string{
+		NoFolder: "--quiet exec  FILE fio it's",
+		Scratch:  "--quiet exec --bind FOLDER:/data FILE fio /data/it's",
+		EmptyDir: "--quiet exec --workdir FOLDER --scratch /data FILE fio /data/it's",
+		Root:     "--quiet exec --overlay FOLDER FILE fio /./it's",
+	} {
+		what := "it's"
+		if folder != NoFolder {
+			what = FolderHere + "/it's"
+		}
+		out, err := a.Run(t.Context(), Task{Args: []string{"fio", what}, Folder: folder})
+		got := strings.ReplaceAll(strings.TrimPrefix(strings.TrimSpace(out.Stdout), home+"/config "), home+"/image.sif", "FILE")
+		for _, word := range strings.Fields(got) {
+			if path, _, _ := strings.Cut(word, ":"); strings.HasPrefix(path, filepath.Join(dir, "tmp", "berth-bench-")) {
+				got = strings.ReplaceAll(got, path, "FOLDER")
+			}
+		}
+		if err != nil || got != strings.ReplaceAll(want, "  ", " ") {
+			t.Errorf("%q: %q, %v, want %q", folder, got, err, want)
+		}
+	}
+	out, err := a.Run(t.Context(), Task{Args: []string{"fio"}, Window: true})
+	if err != nil || !strings.Contains(out.Stdout, "image.sif sh -c ") {
+		t.Errorf("nobody looks what the machine does: %q, %v", out.Stdout, err)
+	}
+	for name, task := range map[string]Task{
+		"claim": {Folder: Claim}, "pod": {Server: &Server{At: InPod}}, "Service": {Server: &Server{At: InService}},
+		"cluster": {Beside: &Beside{Cluster: beside.Requirements}}, "job": {Beside: &Beside{Job: beside.Program}},
+		"mpirun": {Beside: &Beside{Job: beside.MPISteps, MPI: true, Parameters: map[string]string{"hosts-launcher": "mpirun"}}},
+	} {
+		if _, err := a.Run(t.Context(), task); !unsupported(err) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(filepath.Join(dir, "tmp")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestApptainerMPI: ranks are started in a file that all hosts see, which is made once.
+func TestApptainerMPI(t *testing.T) {
+	a, dir := scripted(t)
+	task := Task{Beside: &Beside{Job: beside.MPISteps, MPI: true, Nodes: 2, Parameters: map[string]string{"hosts-launcher": "srun"}}}
+	for range 2 {
+		out, err := a.Run(t.Context(), task)
+		var spec beside.Spec
+		if err == nil {
+			err = json.Unmarshal([]byte(out.Stdout), &spec)
+		}
+		if err != nil || len(spec.Through) != 6 || spec.Through[4] != "apptainer" || filepath.Dir(spec.Through[5]) != a.place.Shared {
+			t.Fatalf("through %q, %v", spec.Through, err)
+		}
+		said, err := exec.Command(spec.Through[0], append(spec.Through[1:], "hpcc")...).Output()
+		if want := spec.Through[5] + "/config --quiet exec " + spec.Through[5] + "/image.sif hpcc\n"; err != nil || string(said) != want {
+			t.Errorf("ranks: %q, %v, want %q", said, err, want)
+		}
+		if _, err := os.Stat(filepath.Join(spec.Through[5], "image.sif")); err != nil {
+			t.Error(err)
+		}
+	}
+	if built, err := os.ReadFile(filepath.Join(dir, "built")); err != nil || strings.Count(string(built), "oci:") != 1 || !strings.HasSuffix(string(built), "/oci\noci-layout\n") {
+		t.Errorf("made of %q, %v", built, err)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, folder := range []string{a.place.Shared, filepath.Join(dir, "tmp")} {
+		if left, err := os.ReadDir(folder); err != nil || len(left) > 0 {
+			t.Errorf("left behind: %v, %v", left, err)
+		}
+	}
+	a.place.MPIArchive = filepath.Join(dir, "nothing.tar")
+	if _, err := a.Run(t.Context(), task); !unsupported(err) {
+		t.Errorf("without its image: %v", err)
+	}
+	a.place.MPIArchive = a.place.Self // none
+	if _, err := a.Run(t.Context(), task); err == nil || unsupported(err) {
+		t.Errorf("of a file that is no image: %v", err)
+	}
+	if left, err := os.ReadDir(a.place.Shared); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestApptainerUnpacks: no figure is taken where each start would unpack the file, and
+// what mends that is said.
+func TestApptainerUnpacks(t *testing.T) {
+	a, _ := scripted(t)
+	t.Setenv("SAYS", unpacking+"...")
+	if err := a.Prepare(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Run(t.Context(), Task{Args: []string{"date"}}); !unsupported(err) || !strings.Contains(err.Error(), "apt-get install squashfuse") {
+		t.Errorf("got %v", err)
+	}
+	if err := a.Close(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestApptainerMissing: what is not there is said, with the package that has it; a folder
+// that has the program has what belongs to it, too.
+func TestApptainerMissing(t *testing.T) {
+	a, dir := scripted(t)
+	squash := filepath.Join(dir, "bin", "mksquashfs")
+	moved := filepath.Join(dir, "own")
+	if err := os.Mkdir(moved, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// Only what a shell needs: the machine may have the package.
+	small := filepath.Join(dir, "small")
+	if err := os.Mkdir(small, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, program := range []string{"sh", "id"} {
+		path, err := exec.LookPath(program)
+		if err == nil {
+			err = os.Symlink(path, filepath.Join(small, program))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{squash, filepath.Join(dir, "bin", "apptainer")} {
+		if err := os.Rename(name, filepath.Join(moved, filepath.Base(name))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", small)
+	if _, err := a.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "test/bench/apptainer FOLDER") {
+		t.Errorf("without the program: %v", err)
+	}
+	a.program = filepath.Join(moved, "apptainer")
+	if _, err := a.Check(t.Context()); err != nil {
+		t.Errorf("from a folder of its own: %v", err)
+	}
+	if err := os.Remove(filepath.Join(moved, "mksquashfs")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "apt-get install squashfs-tools") {
+		t.Errorf("without mksquashfs: %v", err)
+	}
+}
+
+// TestEndedApptainerProgram: a signal to what runs a program is Apptainer's own, which
+// ends the container.
+func TestEndedApptainerProgram(t *testing.T) {
+	dir, env := programs(t, map[string]string{"apptainer": `trap 'exit 143' TERM; echo $$ >"$DIR/self"; : >"$DIR/started"; while :; do sleep 0.01; done`})
+	a := &apptainer{program: "apptainer"}
+	if code, said := ended(t, dir, env, a.script("", execScript(), "sleep")); code != 143 {
+		t.Errorf("exit code %d: %s", code, said)
+	}
+	gone(t, filepath.Join(dir, "self"))
+}
