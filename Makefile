@@ -6,7 +6,7 @@
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
-#   make bench-bed       every case on every system, and links and tuning profiles: an hour
+#   make bench-bed       every case on every system, links and tuning profiles, and the site network: an hour
 #   make bench-images    how images come to nodes, beside Apptainer and stargz-snapshotter: 40 minutes
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site
@@ -110,6 +110,7 @@ bench-bed:
 	test -e test/bench/out/apptainer/VERSIONS || test/bench/apptainer test/bench/out/apptainer /srv/berth/test/bench/out/apptainer
 	test/bench/bed
 	PLAN=cni-bed test/bench/network
+	test/bench/pcocc
 
 bench-images:
 	scripts/install-deps build bed

@@ -37,6 +37,9 @@ type Spec struct {
 	// Counted: who makes the connections between pods is noted.
 	Counted    bool
 	Parameters map[string]string
+	// Job and Outside are options of sbatch for the job that is measured, and for the one
+	// whose steps take turns with its own; Step are srun's, in the first.
+	Job, Step, Outside []string
 	// Timeout is for all of it.
 	Timeout time.Duration
 }
@@ -50,6 +53,7 @@ const (
 	HPCCJob      = "hpcc-job"
 	HPCCPods     = "hpcc-pods"
 	Program      = "program"
+	Steps        = "steps"
 )
 
 // Result is what it gave.
@@ -75,7 +79,7 @@ func Main(ctx context.Context, text string) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, s.Timeout, fmt.Errorf("%s took longer than %s", s.What, s.Timeout))
 	defer cancel()
 	does := map[string]func(context.Context, Spec) (Result, error){
-		Requirements: requirements, Nodes: nodes, MPISteps: mpiSteps, MPIPods: mpiPods, HPCCJob: hpccJob, HPCCPods: hpccPods, Program: program,
+		Requirements: requirements, Nodes: nodes, MPISteps: mpiSteps, MPIPods: mpiPods, HPCCJob: hpccJob, HPCCPods: hpccPods, Program: program, Steps: steps,
 	}[s.What]
 	if does == nil {
 		return fmt.Errorf("there is no %q", s.What)

@@ -47,17 +47,22 @@ const yield = "mpi_yield_when_idle"
 // launch is how a program is started once on each node of the job, with the cores
 // that pods would have there.
 func (s Spec) launch() ([]string, error) {
-	n := strconv.Itoa(s.Nodes)
 	switch s.Parameters["hosts-launcher"] {
 	case "srun":
-		return append([]string{
-			"env", "OMPI_MCA_" + yield + "=1",
-			"srun", "--quiet", "--overlap", "--mpi=pmix", "-N" + n, "-n" + n, "--ntasks-per-node=1", "-c" + strconv.Itoa(s.CPUs),
-		}, s.Through...), nil
+		return slices.Concat([]string{"env", "OMPI_MCA_" + yield + "=1", "srun", "--quiet", "--overlap", "--kill-on-bad-exit", "--mpi=pmix"}, Sized(s.Nodes, s.CPUs), s.Step, s.Through), nil
 	case "mpirun":
+		if len(s.Step) > 0 {
+			return nil, errors.New("mpirun starts no steps, which would have options: give srun as the launcher")
+		}
 		return append([]string{"mpirun"}, s.ranks()...), nil
 	}
 	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["hosts-launcher"])
+}
+
+// Sized are options of srun and sbatch for a task on each of some nodes.
+func Sized(nodes, cpus int) []string {
+	n := strconv.Itoa(nodes)
+	return []string{"-N" + n, "-n" + n, "--ntasks-per-node=1", "-c" + strconv.Itoa(cpus)}
 }
 
 // ranks are mpirun's options for one process on each node. By itself it would bind
@@ -110,18 +115,28 @@ func readSteps(text string) (r Result, err error) {
 		if err != nil || len(values) == 0 {
 			return r, errors.Join(fmt.Errorf("there is no time of %s in what was said", figure.name), err)
 		}
-		slices.Sort(values)
-		n := len(values)
-		for _, v := range []struct {
-			name  string
-			value float64
-		}{
-			{figure.name + ", median", (values[(n-1)/2] + values[n/2]) / 2}, {figure.name + ", shortest", values[0]}, {figure.name + ", longest", values[n-1]},
-		} {
-			r.Values = append(r.Values, record.Value{Name: v.name, Unit: "s", Better: "lower", Value: v.value})
-		}
+		r.Values = append(r.Values, spread(figure.name, values)...)
 	}
 	return r, nil
+}
+
+// spread are the figures of several times, which it sorts.
+func spread(name string, values []float64) (all []record.Value) {
+	middle := median(values)
+	for _, v := range []struct {
+		of    string
+		value float64
+	}{{"median", middle}, {"shortest", values[0]}, {"longest", values[len(values)-1]}} {
+		all = append(all, record.Value{Name: name + ", " + v.of, Unit: "s", Better: "lower", Value: v.value})
+	}
+	return all
+}
+
+// median sorts values and returns the middle one.
+func median(values []float64) float64 {
+	slices.Sort(values)
+	n := len(values)
+	return (values[(n-1)/2] + values[n/2]) / 2
 }
 
 func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {

@@ -25,7 +25,7 @@ func All() []Case {
 	return []Case{
 		startup(), cpu(), memory(), storage(), bandwidth(), latency(), connections(),
 		patchTuesday(), coldNode(), fourNodes(), lazyPull(),
-		requirements(), scale(), mpiInit(), hpl(), program(),
+		requirements(), scale(), mpiInit(), steps(), hpl(), program(),
 	}
 }
 

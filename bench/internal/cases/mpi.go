@@ -44,3 +44,26 @@ func hpl() Case {
 		Seconds: func(map[string]string) float64 { return 10 },
 	}, beside.HPCCJob, beside.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
 }
+
+// steps is what a step costs, by itself: beside one without whatever the system has.
+func steps() Case {
+	return Case{
+		Kind: plan.Kind{
+			Name: "steps", Summary: "srun of a short program, in a job of the system's and in another one in turn, for systems of the driver job",
+			Hosts: 1, HostsFor: hostsFor,
+			Parameters: []plan.Parameter{
+				hosts("2"),
+				{Name: "pairs", Default: "50", Help: "of a step in each of the two jobs", Check: positive},
+				{Name: "program", Default: "true", Help: "what a step runs, with blanks between its words", Check: given},
+			},
+			Seconds: func(p map[string]string) float64 { return 1 + 0.08*number(p, "pairs") },
+		},
+		Task: func(p map[string]string, _, _ int) (system.Task, error) {
+			return system.Task{Beside: &system.Beside{Job: beside.Steps, Nodes: hostsFor(p), Parameters: p}}, nil
+		},
+		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
+			r, err := readBeside(out)
+			return r.Values, err
+		},
+	}
+}

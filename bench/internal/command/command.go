@@ -82,8 +82,8 @@ func readPlan(name string, only []string) (*plan.Plan, error) {
 
 // files are what a command line names of what is measured.
 type files struct {
-	archive, mpi, images, shared string
-	before                       []string
+	archive, mpi, images, shared, step string
+	before                             []string
 }
 
 // place finds the programs that come along, and the hosts of the job.
@@ -96,7 +96,7 @@ func place(ctx context.Context, p *plan.Plan, files files, local bool) (system.P
 	where := system.Place{
 		Self: self, Berth: filepath.Join(own, "../../bin/berth"), Kubectl: filepath.Join(own, "kubectl"),
 		Image: "docker.io/library/berth-bench:1", CPUs: p.CPUs, MemoryMB: p.MemoryMB, Timeout: p.Timeout,
-		Before: files.before,
+		Before: files.before, StepImage: files.step,
 	}
 	for _, path := range []struct {
 		to   *string

@@ -100,9 +100,10 @@ func measure(name string, command *cobra.Command) *cobra.Command {
 	flags.StringVar(&files.mpi, "mpi-image", files.mpi, "`archive` of the image with MPI and its programs")
 	flags.StringVar(&files.images, "images", files.images, "`folder` with the images that are delivered")
 	flags.StringVar(&files.shared, "shared", files.shared, "`folder` that all hosts see, for images that are delivered")
+	flags.StringVar(&files.step, "step-image", "", "`directory` that all hosts see, as the image of steps on systems of the driver job")
 	flags.StringVar(&before, "before", "", "`command` for each host before images are delivered, such as one that drops page caches")
 	flags.StringVar(&link, "link", "", "the plan's `link` between the hosts that is set up")
-	flags.BoolVar(&local, "local", false, "measure on this machine, without Slurm")
+	flags.BoolVar(&local, "local", false, "measure on this machine, without Slurm, and from it what makes jobs of its own")
 	flags.BoolVar(&dry, "dry-run", false, "say what would be made and how long it takes")
 	return command
 }

@@ -30,6 +30,9 @@ type file struct {
 	Baseline    *Baseline       `yaml:"baseline"`
 	Systems     []fileSystem    `yaml:"systems"`
 	Cases       []fileCase      `yaml:"cases"`
+	// Overview are figures that a report has first, with all systems side by side; it
+	// reads them from the plan of the records.
+	Overview []string `yaml:"overview"`
 }
 
 type fileSystem struct {

@@ -30,7 +30,9 @@ type Report struct {
 	Plan      string
 	Systems   []string
 	Groups    []Group
-	Links     []Link
+	// Overview is what the plan wants to be seen first, and nil where it says nothing.
+	Overview *Overview
+	Links    []Link
 	// Shared: the hosts are one machine.
 	Shared  bool
 	Noise   []Noise
@@ -225,6 +227,9 @@ func model(lines []record.Line) (Report, error) {
 	r.missing(unmeasured, under, measured, failed)
 	r.curves(lines)
 	var err error
+	if r.Overview, err = r.overview(); err != nil {
+		return r, err
+	}
 	if r.Papers, err = papers(lines); err != nil || r.Answers == nil {
 		return r, err
 	}

@@ -29,13 +29,13 @@ type Paper struct {
 	Figure     string            `yaml:"figure"`
 	// System is whose trials they are, as the plans that come along call it; empty: any.
 	// Systems are several, of which each that was not measured is named.
+	// Or is another name of that one system.
 	System  string   `yaml:"system"`
+	Or      string   `yaml:"or"`
 	Systems []string `yaml:"systems"`
-	// Profile and Link are what they were measured under, and But a link that is another
-	// row's; empty: whatever it was.
+	// Profile and Link are what they were measured under; empty: whatever it was.
 	Profile string `yaml:"profile"`
 	Link    string `yaml:"link"`
-	But     string `yaml:"but"`
 	// Vary is a parameter of which it is said with which values there are trials.
 	Vary string `yaml:"vary"`
 	// Plan is one that has it.
@@ -147,7 +147,7 @@ func (p Paper) without(f found, reasons map[string]string) string {
 
 // under tells whether trials under a link are meant.
 func (p Paper) under(l record.Link) bool {
-	return (p.Profile == "" || profileOf(l.Is) == p.Profile) && (p.Link == "" || l.Name == p.Link) && (p.But == "" || l.Name != p.But)
+	return (p.Profile == "" || profileOf(l.Is) == p.Profile) && (p.Link == "" || l.Name == p.Link)
 }
 
 // profileOf is the tuning profile of a link, as records say it.
@@ -186,7 +186,7 @@ func (k kindOf) of(name string) string {
 
 // stands tells whether a trial stands for a paper's figure.
 func (p Paper) stands(t *record.Trial) bool {
-	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System || p.Systems != nil && !slices.Contains(p.Systems, t.System) || !matches(t.Parameters, p.Parameters) {
+	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) || !matches(t.Parameters, p.Parameters) {
 		return false
 	}
 	return slices.ContainsFunc(t.Values, func(v record.Value) bool { return p.Figure == "" || v.Name == p.Figure })

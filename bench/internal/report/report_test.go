@@ -109,7 +109,7 @@ func TestPageNeedsNothing(t *testing.T) {
 // TestReadAgain: the figures of a record are those that its output gives.
 func TestReadAgain(t *testing.T) {
 	kinds := map[string]bool{}
-	for _, line := range slices.Concat(read(t, "quick.jsonl"), read(t, "bed.jsonl"), read(t, "connections.jsonl"), read(t, "images.jsonl"), read(t, "again/images.jsonl"), read(t, "again/beside.jsonl")) {
+	for _, line := range slices.Concat(read(t, "quick.jsonl"), read(t, "bed.jsonl"), read(t, "connections.jsonl"), read(t, "images.jsonl"), read(t, "pcocc.jsonl"), read(t, "again/images.jsonl"), read(t, "again/beside.jsonl")) {
 		trial := line.Trial
 		if trial == nil || trial.Kind == "startup" || trial.Kind == "scale" || trial.Error != "" { // its figures are of times, too
 			continue

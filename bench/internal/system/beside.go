@@ -26,6 +26,8 @@ type Beside struct {
 	counted bool
 	// through is what programs of a job are started by.
 	through []string
+	// in are the options of jobs of its own.
+	in jobOptions
 }
 
 // spec is what that program is told. It ends before its time is over, and says what
@@ -33,7 +35,7 @@ type Beside struct {
 func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
 	text, err := json.Marshal(beside.Spec{
 		What: what, Nodes: b.Nodes, CPUs: place.CPUs, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters, Through: b.through,
-		Timeout: place.Timeout * 9 / 10,
+		Timeout: place.Timeout * 9 / 10, Job: b.in.options, Step: b.in.step, Outside: b.in.outside,
 	})
 	return string(text), err
 }
@@ -92,6 +94,9 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 
 // beside runs a sequence in the job, from here: it starts the steps that it needs.
 func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
+	if what.Job == beside.Steps {
+		return Output{}, &Unsupported{"it is measured in jobs of its own: by the driver job"}
+	}
 	if what.Job == "" {
 		return Output{}, &Unsupported{"bare metal has no cluster"}
 	}

@@ -93,6 +93,17 @@ func kinds() []kind {
 		},
 		{
 			plan.Kind{
+				Name: "job", Summary: "a plain job for each trial, with options of the site's: a network of its own, an image of its steps; from where jobs are submitted", Hosts: 1, Seconds: adds(2),
+				Parameters: []plan.Parameter{
+					{Name: "options", Help: "of sbatch: --network-pod=yes, say", Check: anything},
+					{Name: "step", Help: "of srun, for steps in it: --container-image={image}, say; {image} is the directory of --step-image", Check: anything},
+					{Name: "outside", Help: "of sbatch, for the job that the case steps compares with", Check: anything},
+				},
+			},
+			func(_ string, p Place, o map[string]string) Driver { return newJob(p, o) },
+		},
+		{
+			plan.Kind{
 				Name: "kubeconfig", Summary: "a pod in a cluster that is there, of whatever kind", Hosts: 1, Seconds: adds(3),
 				Parameters: []plan.Parameter{
 					{Name: "file", Help: "the kubeconfig (otherwise KUBECONFIG)", Check: anything},

@@ -33,6 +33,8 @@ type Place struct {
 	Archive, Image string
 	// MPIArchive is the image with MPI and its programs.
 	MPIArchive string
+	// StepImage is a directory that steps of jobs have as their image, where the site can do that.
+	StepImage string
 	// Images is a folder with images to deliver, and Shared one that all hosts see.
 	Images, Shared string
 	// Before is a command that is called on each host before the first image is

@@ -1,0 +1,132 @@
+package system
+
+import (
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/bench/internal/beside"
+	"berth.dev/berth/bench/internal/step"
+)
+
+// job is a job of its own for each trial, submitted from where the bench is: what a
+// network or an image of the site's costs is then a difference of options.
+type job struct {
+	place Place
+	jobOptions
+}
+
+// jobOptions are sbatch's, srun's for the steps in that job, and sbatch's for the job
+// whose steps these take turns with.
+type jobOptions struct{ options, step, outside []string }
+
+func newJob(p Place, o map[string]string) *job {
+	words := func(text string) []string {
+		all := strings.Fields(text)
+		if p.StepImage != "" {
+			all = replace(all, imageHere, p.StepImage)
+		}
+		return all
+	}
+	return &job{p, jobOptions{words(o["options"]), words(o["step"]), words(o["outside"])}}
+}
+
+// imageHere stands for the directory that steps have as an image.
+const imageHere = "{image}"
+
+// Check makes a job of one task: whether the options are understood, and the image is
+// one, is best known by those who do it.
+func (j *job) Check(ctx context.Context) (map[string]string, error) {
+	if os.Getenv("SLURM_JOB_ID") != "" {
+		return nil, errors.New("it makes a job for each trial: call 'berth bench run --local' where jobs are submitted, and not in one")
+	}
+	if slices.ContainsFunc(j.step, func(word string) bool { return strings.Contains(word, imageHere) }) {
+		return nil, errors.New("steps have an image: name its directory, which all hosts see, with --step-image")
+	}
+	if _, err := exec.LookPath("sbatch"); err != nil {
+		return nil, errors.New("there is no Slurm: sbatch is missing")
+	}
+	versions, err := (&bare{place: j.place}).Check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	version, err := j.place.Ask(ctx, "sbatch", "--version")
+	if err != nil {
+		return nil, err
+	}
+	versions["slurm"] = strings.TrimPrefix(version, "slurm ")
+	_, err = j.place.Ask(ctx, slices.Concat([]string{"srun", "--quiet", "-N1", "-n1"}, j.options, j.step, []string{"true"})...)
+	return versions, err
+}
+
+// Prepare and Close have nothing to do: images of steps are the site's.
+func (j *job) Prepare(context.Context) error { return nil }
+func (j *job) Close(context.Context) error   { return nil }
+
+// jobShell submits a job, waits until its command has ended and the job with it, and says
+// what the command said. Its state is asked for rarely; that the command has ended is
+// seen in the current folder. sbatch --wait looks every ten seconds.
+const jobShell = `set -u
+to=$(mktemp -d -p "$PWD" berth-bench-job-XXXXXX) || exit
+id=
+over() { [ -z "$id" ] || scancel --quiet "$id"; rm -rf "$to"; }
+trap over EXIT
+trap 'exit 143' TERM INT HUP
+there() {
+	state=$(squeue --noheader --jobs "$id" --states all -o %T 2>/dev/null) || return 0 # a controller that is away says nothing of the job
+	case "$state" in PENDING | CONFIGURING | RUNNING | SUSPENDED | COMPLETING) ;; *) return 1 ;; esac
+}
+cat >"$to/script" <<'END'
+#!/bin/sh
+to=$1
+shift
+"$@" >"$to/out" 2>"$to/err"
+echo $? >"$to/new"
+mv "$to/new" "$to/ended"
+END
+options=$1
+shift
+set -f
+id=$(sbatch --parsable --output="$to/slurm" $options "$to/script" "$to" "$@") || exit
+id=${id%%;*}
+n=0
+while [ ! -e "$to/ended" ]; do
+	n=$((n + 1))
+	sleep 0.1
+	if [ $((n % 20)) = 0 ] && ! there && [ ! -e "$to/ended" ]; then
+		echo "the job $id ended before its command: $(cat "$to/slurm")" >&2
+		exit 1
+	fi
+done
+while there; do sleep 0.1; done
+cat "$to/out"
+cat "$to/err" "$to/slurm" >&2
+exit "$(cat "$to/ended")"
+`
+
+func (j *job) Run(ctx context.Context, task Task) (Output, error) {
+	if task.Beside == nil || task.Beside.Job == "" || task.Beside.Job == beside.Program {
+		return Output{}, &Unsupported{"it is for what a job's steps do: mpi-init, hpl and steps"}
+	}
+	what := *task.Beside
+	what.in = j.jobOptions
+	text, err := what.spec(what.Job, "", j.place)
+	if err != nil {
+		return Output{}, err
+	}
+	return j.place.Run(ctx, j.argv(what, text), "")
+}
+
+// argv is how a sequence is started: in a batch script of the job, or, where it makes
+// jobs itself, from here.
+func (j *job) argv(what Beside, spec string) []string {
+	if what.Job == beside.Steps {
+		return []string{j.place.Self, step.BesideArg, spec}
+	}
+	size := append(beside.Sized(what.Nodes, j.place.CPUs), "--mem="+strconv.Itoa(j.place.MemoryMB))
+	return []string{"sh", "-c", jobShell, "sh", strings.Join(append(size, j.options...), " "), j.place.Self, step.BesideArg, spec}
+}
