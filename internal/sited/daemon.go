@@ -71,8 +71,10 @@ type Daemon struct {
 	firsts map[string]*os.Process
 	// users are followed by the owner of their network.
 	users map[string]*follower
-	// everybody is followed on hosts that reach all pods, and nil on others.
+	// everybody is followed on hosts that reach all pods, and nil on others. led are those
+	// that such a host reached by the daemon before, which stay until etcd has said more.
 	everybody *follower
+	led       []vxlan.Peer
 	// waiting counts those who need a follower and have no pod yet.
 	waiting map[string]int
 	// dirty asks for the kernel to be looked at again, and doubted for a look at all of it.
@@ -456,10 +458,12 @@ func (d *Daemon) state() (vxlan.State, []string) {
 		n.Peers = d.peers(owner)
 		s.Networks = append(s.Networks, *n)
 	}
-	if d.everybody != nil {
+	if d.everybody != nil && d.everybody.listed() {
 		for _, a := range d.everybody.all() {
 			s.Outside = append(s.Outside, d.others(a)...)
 		}
+	} else {
+		s.Outside = slices.Clone(d.led)
 	}
 	s.Sort()
 	return s, ids

@@ -22,8 +22,10 @@ type follower struct {
 	// again ends the watch, after which everything is asked for anew.
 	again chan struct{}
 
-	mu   sync.Mutex
-	jobs map[string]site.Allocation
+	mu sync.Mutex
+	// heard: etcd has said what there is, at least once.
+	heard bool
+	jobs  map[string]site.Allocation
 	// at are the addresses that CNI plugins have given.
 	at map[place]netip.Addr
 	// names are those that users have given, and by which runs serve something.
@@ -259,7 +261,7 @@ func (f *follower) change(what func()) {
 // set says whether the follower was cut off before.
 func (f *follower) set(known listing) (wasCut bool) {
 	f.change(func() {
-		wasCut = f.problem != nil
+		wasCut, f.heard = f.problem != nil, true
 		f.jobs, f.at, f.names, f.problem = known.jobs, known.at, known.names, nil
 	})
 	return wasCut
@@ -288,6 +290,13 @@ func (f *follower) remove(id string, after int64) {
 			delete(f.jobs, id)
 		}
 	})
+}
+
+// listed says whether what is known here is what etcd has, or had.
+func (f *follower) listed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.heard
 }
 
 // allNames are those of all allocations.

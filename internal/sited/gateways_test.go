@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/vxlan"
 )
 
 func TestPodsKeepTheirGateway(t *testing.T) {
@@ -170,6 +172,34 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	w.await("one lives", living(1))
 	if !known(second, moved)() {
 		t.Errorf("when etcd has forgotten nodes %v are known", w.gateways.all())
+	}
+}
+
+// A host that reaches all pods does so by the ways of the daemon before until etcd, which may
+// be away, has said which there are.
+func TestWaysStayUntilEtcdAnswers(t *testing.T) {
+	w := newWired(t)
+	w.cni = nil
+	w.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}
+	outside := func() []vxlan.Peer {
+		s, _ := w.state()
+		return s.Outside
+	}
+	if got := outside(); !slices.Equal(got, w.led) {
+		t.Errorf("before etcd is asked: %v, want %v", got, w.led)
+	}
+	w.everybody = newFollower(networksKey, func() {})
+	w.everybody.fail(errNoEtcd)
+	if got := outside(); !slices.Equal(got, w.led) {
+		t.Errorf("without etcd: %v, want %v", got, w.led)
+	}
+	w.everybody.set(listing{})
+	if got := outside(); len(got) > 0 {
+		t.Errorf("etcd knows of none: %v", got)
+	}
+	w.everybody.fail(errNoEtcd)
+	if got := outside(); len(got) > 0 {
+		t.Errorf("etcd is away later: %v", got)
 	}
 }
 

@@ -69,6 +69,12 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		}
 		defer d.cni.Close()
 	}
+	everywhere := slices.Contains(config.RoutesOn, node) || d.isGateway()
+	if everywhere {
+		if d.led, err = kernel.Led(config.Pods); err != nil {
+			return err
+		}
+	}
 	if err := d.load(); err != nil {
 		return err
 	}
@@ -78,7 +84,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	if err := d.firstSettled(ctx); err != nil {
 		return err
 	}
-	if slices.Contains(config.RoutesOn, node) || d.isGateway() {
+	if everywhere {
 		d.followAll(ctx)
 	}
 	for _, local := range d.local {

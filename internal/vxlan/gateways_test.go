@@ -165,6 +165,12 @@ func refuseAs() error {
 			}
 		}
 	}
+	// The next daemon knows of the pod, and takes nothing else for one.
+	for text, want := range map[string][]Peer{"10.128.0.0/12": s.Outside, "10.0.0.0/9": nil} {
+		if led, err := k.Led(netip.MustParsePrefix(text)); err != nil || !slices.Equal(led, want) {
+			return fmt.Errorf("pods of %s to which there is a way: %v (%w), want %v", text, led, err, want)
+		}
+	}
 	return nil
 }
 

@@ -85,6 +85,24 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	return errors.Join(problems...)
 }
 
+// Led are the pods of other nodes, or a node's subnet of them by its first address, to
+// which routes of a daemon before lead this host.
+func (k *Kernel) Led(pods netip.Prefix) ([]Peer, error) {
+	routes, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, err
+	}
+	var led []Peer
+	for _, route := range routes {
+		to, toIsOne := netip.AddrFromSlice(route.Dst.IP.To4())
+		via, viaIsOne := netip.AddrFromSlice(route.Gw.To4())
+		if toIsOne && viaIsOne && pods.Contains(to) {
+			led = append(led, Peer{Address: to, Via: via})
+		}
+	}
+	return led, nil
+}
+
 // alsoIPv6 leads the second addresses of pods as their first ones. No source is said: whoever
 // has no IPv6 address of his own that pods can answer does not reach them by it.
 func (s State) alsoIPv6(wanted map[string]netlink.Route, to netip.Prefix, route netlink.Route) {

@@ -153,7 +153,7 @@ gateway_cut() {
 }
 
 # gateways_alone: without etcd pods go on through their gateways, and a daemon that is
-# started again on their node leaves them there; with none at all there is no way out,
+# started again, on their node or on the gateway, leaves them there; with none at all there is no way out,
 # not even the hosts' own.
 gateways_alone() {
 	local lost left connection host
@@ -161,10 +161,12 @@ gateways_alone() {
 	pair
 	open_connection
 	stop_etcd
-	on n1 sh -c 'kill -9 $(pgrep -x berthd)'
-	wait "${daemons[n1]}" 2>/dev/null
-	start n1 n1 run
-	poll 20 answers n1 || fail "berthd does not come back"
+	for host in n1 ctl; do
+		on $host sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
+		wait "${daemons[$host]}" 2>/dev/null
+		start $host $host run
+		poll 20 answers $host || fail "berthd does not come back on $host"
+	done
 	echo after >&$connection
 	poll 10 grep -qx after "$out/heard" || fail "the connection: $(<"$out/heard")"
 	close_connection
@@ -180,7 +182,8 @@ gateways_alone() {
 	poll 20 eval '! is_gateway ctl && ! is_gateway login' || fail "gateways that have ended are kept"
 	job bob
 	[[ -z $(gateway_of bob n2) ]] || fail "bob has a gateway: $(gateway_of bob n2)"
-	[[ $(reaches bob n2 $translated:7000) == *"No route"* ]] || fail "without gateways: $(reaches bob n2 $translated:7000)"
+	# A pod is remembered before it has its routes.
+	poll 10 eval '[[ $(reaches bob n2 $translated:7000) == *"No route"* ]]' || fail "without gateways: $(reaches bob n2 $translated:7000)"
 	for host in ctl login; do
 		start $host $host run
 		poll 20 answers $host || fail "berthd does not come back on $host"
