@@ -16,6 +16,12 @@ import (
 // node, and its IP address, with which the tunnel answers who asks for it. A tunnel
 // that is on no bridge does without the first.
 func (k *Kernel) peers(s State, peers []Peer, tunnel netlink.Link, bridged bool) error {
+	// One socket for all: the functions of package netlink make one for each request.
+	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("ask for entries of %s: %w", tunnel.Attrs().Name, err)
+	}
+	defer kernel.Close()
 	index := tunnel.Attrs().Index
 	via := map[string]net.IP{}
 	known := map[string]net.HardwareAddr{}
@@ -27,7 +33,7 @@ func (k *Kernel) peers(s State, peers []Peer, tunnel netlink.Link, bridged bool)
 		}
 	}
 
-	frames, err := netlink.NeighList(index, unix.AF_BRIDGE)
+	frames, err := kernel.NeighList(index, unix.AF_BRIDGE)
 	if err != nil {
 		return fmt.Errorf("list forwarding entries of %s: %w", tunnel.Attrs().Name, err)
 	}
@@ -43,22 +49,22 @@ func (k *Kernel) peers(s State, peers []Peer, tunnel netlink.Link, bridged bool)
 			atPort[mac] = true
 		case entry.HardwareAddr.String() == tunnel.Attrs().HardwareAddr.String():
 		default:
-			problems = append(problems, netlink.NeighDel(&entry))
+			problems = append(problems, kernel.NeighDel(&entry))
 		}
 	}
 	for _, peer := range peers {
 		mac := site.MAC(peer.Address)
 		if node, missing := via[mac.String()]; missing {
-			problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_SELF, State: unix.NUD_PERMANENT, IP: node, HardwareAddr: mac}))
+			problems = append(problems, kernel.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_SELF, State: unix.NUD_PERMANENT, IP: node, HardwareAddr: mac}))
 		}
 		if bridged && !atPort[mac.String()] {
-			problems = append(problems, netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_MASTER, State: unix.NUD_NOARP, HardwareAddr: mac}))
+			problems = append(problems, kernel.NeighSet(&netlink.Neigh{LinkIndex: index, Family: unix.AF_BRIDGE, Flags: unix.NTF_MASTER, State: unix.NUD_NOARP, HardwareAddr: mac}))
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("set forwarding entries of %s: %w", tunnel.Attrs().Name, err)
 	}
-	return k.neighbours(tunnel, known, s.families())
+	return neighbours(kernel, tunnel, known, s.families())
 }
 
 // answered are the addresses by which a tunnel knows a peer: those of a pod, or on that
@@ -72,10 +78,10 @@ func (s State) answered(peer Peer, bridged bool) []netip.Addr {
 
 // neighbours makes the permanent neighbours of an interface those that are
 // known.
-func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr, families []int) error {
+func neighbours(kernel *netlink.Handle, link netlink.Link, known map[string]net.HardwareAddr, families []int) error {
 	var entries []netlink.Neigh
 	for _, family := range families {
-		of, err := netlink.NeighList(link.Attrs().Index, family)
+		of, err := kernel.NeighList(link.Attrs().Index, family)
 		if err != nil {
 			return fmt.Errorf("list neighbours of %s: %w", link.Attrs().Name, err)
 		}
@@ -89,7 +95,7 @@ func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr
 			delete(known, ip)
 		case wanted:
 		case entry.State == unix.NUD_PERMANENT:
-			problems = append(problems, netlink.NeighDel(&entry))
+			problems = append(problems, kernel.NeighDel(&entry))
 		}
 	}
 	for ip, mac := range known {
@@ -97,7 +103,7 @@ func (k *Kernel) neighbours(link netlink.Link, known map[string]net.HardwareAddr
 		if err != nil {
 			return err
 		}
-		problems = append(problems, netlink.NeighSet(neighbour(link, address, mac)))
+		problems = append(problems, kernel.NeighSet(neighbour(link, address, mac)))
 	}
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("set neighbours of %s: %w", link.Attrs().Name, err)

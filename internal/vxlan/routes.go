@@ -61,6 +61,12 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	if err != nil {
 		return err
 	}
+	// One socket for all, as in peers.
+	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return fmt.Errorf("ask for routes: %w", err)
+	}
+	defer kernel.Close()
 	var problems []error
 	for _, route := range have {
 		want, ok := wanted[route.Dst.String()]
@@ -68,7 +74,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 		there := want.LinkIndex == 0 || want.LinkIndex == route.LinkIndex
 		if ok && there && cmp.Or(want.Type, unix.RTN_UNICAST) == route.Type && want.Gw.Equal(route.Gw) && want.Src.Equal(route.Src) {
 			delete(wanted, route.Dst.String())
-		} else if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
+		} else if err := kernel.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
 			problems = append(problems, fmt.Errorf("remove route to %s: %w", route.Dst, err))
 		}
 	}
@@ -78,7 +84,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 			return err
 		}
 		route.Protocol = protocol
-		if err := netlink.RouteReplace(&route); err != nil {
+		if err := kernel.RouteReplace(&route); err != nil {
 			problems = append(problems, fmt.Errorf("add route to %s: %w", to, err))
 		}
 	}
