@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -83,13 +84,28 @@ func (s State) gatewayIPv6(link netlink.Link) error {
 	return nil
 }
 
-// give adds an address unless it is there.
+// usableLimit is how long the kernel may take to use an address.
+const usableLimit = 5 * time.Second
+
+// give adds an address unless it is there. Also without duplicate address detection the
+// kernel takes packets for it only when a thread of its own, which waits for the lock of all
+// networks, has added a route (addrconf_dad_work): milliseconds later, on a busy machine seconds.
 func give(handle *netlink.Handle, link netlink.Link, address *netlink.Addr) error {
 	have, err := handle.AddrList(link, netlink.FAMILY_V6)
 	if err != nil || slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IPNet.String() == address.IPNet.String() }) {
 		return err
 	}
-	return handle.AddrReplace(link, address)
+	if err := handle.AddrReplace(link, address); err != nil {
+		return err
+	}
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: &net.IPNet{IP: address.IP, Mask: net.CIDRMask(128, 128)}, Table: unix.RT_TABLE_LOCAL}
+	for deadline := time.Now().Add(usableLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		routes, err := handle.RouteListFiltered(netlink.FAMILY_V6, route, netlink.RT_FILTER_OIF|netlink.RT_FILTER_DST|netlink.RT_FILTER_TABLE)
+		if err != nil || len(routes) > 0 {
+			return err
+		}
+	}
+	return nil
 }
 
 // configureIPv6 gives a pod its second address, also one that runs since before there were
