@@ -140,6 +140,9 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	if err != nil {
 		return err
 	}
+	if err := sameMachines(machines, c.Before); err != nil {
+		return err
+	}
 	session.Nodes, session.Slurm = machines, slurm(os.Getenv)
 	if c.Plan.Link != "" {
 		link := c.Plan.Links[c.Plan.Link]
@@ -172,6 +175,17 @@ func sameVersions(now map[string]string, before []record.Line) error {
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// sameMachines refuses to go on with hosts of another kind than those of the records: no
+// report could be made of both.
+func sameMachines(now []record.Machine, before []record.Line) error {
+	for _, line := range before {
+		if s := line.Session; s != nil && !record.SameMachines(s.Nodes, now) {
+			return fmt.Errorf("the file has records of other hosts (%s), and these are %s: ask for such hosts, or give another file with --out", record.Kinds(s.Nodes), record.Kinds(now))
+		}
+	}
+	return nil
 }
 
 func slurm(getenv func(string) string) *record.Slurm {

@@ -140,12 +140,16 @@ func model(lines []record.Line) (Report, error) {
 	var unmeasured []leftOut
 	under := map[underLink]bool{}
 	link := ""
+	pool := newPool()
 	for _, line := range lines {
 		switch {
 		case line.Unmeasured != nil:
 			unmeasured = append(unmeasured, leftOut{*line.Unmeasured, link})
 		case line.Session != nil:
 			if err := r.session(line); err != nil {
+				return r, err
+			}
+			if err := pool.session(line); err != nil {
 				return r, err
 			}
 			link = ""
@@ -157,6 +161,7 @@ func model(lines []record.Line) (Report, error) {
 			if r.Sessions == 0 {
 				return r, fmt.Errorf("the records begin with a trial, and not with what they are of")
 			}
+			pool.trial(t)
 			at := Missing{System: t.System, Case: t.Case}
 			if t.Error != "" {
 				failed[at] = append(failed[at], t.Error)
@@ -202,6 +207,9 @@ func model(lines []record.Line) (Report, error) {
 	}
 	if r.Sessions == 0 {
 		return r, fmt.Errorf("there are no records")
+	}
+	if err := pool.fault(); err != nil {
+		return r, err
 	}
 	// The reference first, and others by their names: not in the order of chance.
 	slices.SortFunc(r.Systems, func(a, b string) int {

@@ -1,0 +1,43 @@
+package record
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// memoryApart is the part by which memory may differ between machines of one kind: what
+// firmware and kernel keep is not the same everywhere.
+const memoryApart = 0.02
+
+// Alike tells whether two machines are of one kind, as far as figures go: processors,
+// memory and kernel. Names and boots are not asked for.
+func (m Machine) Alike(other Machine) bool {
+	apart := max(m.Memory-other.Memory, other.Memory-m.Memory)
+	return m.CPU == other.CPU && m.CPUs == other.CPUs && m.Kernel == other.Kernel &&
+		float64(apart) <= memoryApart*float64(max(m.Memory, other.Memory))
+}
+
+// Kind says what kind of machine it is.
+func (m Machine) Kind() string {
+	return fmt.Sprintf("%d × %s, %.1f GB, %s", m.CPUs, m.CPU, float64(m.Memory)/1e9, m.Kernel)
+}
+
+// SameMachines tells whether two sets of machines have the same kinds.
+func SameMachines(a, b []Machine) bool {
+	within := func(some, all []Machine) bool {
+		return !slices.ContainsFunc(some, func(m Machine) bool { return !slices.ContainsFunc(all, m.Alike) })
+	}
+	return within(a, b) && within(b, a)
+}
+
+// Kinds says of which kinds machines are, each once.
+func Kinds(machines []Machine) string {
+	var kinds []string
+	for _, m := range machines {
+		if !slices.Contains(kinds, m.Kind()) {
+			kinds = append(kinds, m.Kind())
+		}
+	}
+	return strings.Join(kinds, " and ")
+}

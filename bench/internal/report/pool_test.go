@@ -1,0 +1,72 @@
+package report
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// records are a session and a few trials in it, of a minute of the day.
+func records(minute int, change func(*record.Session, *record.Trial)) []record.Line {
+	at := time.Date(2026, 11, 22, 12, minute, 0, 0, time.UTC)
+	s := record.Session{
+		Name: "x", Title: "x", Reference: "bare", Plan: "cpus: 2\nmemory-mb: 1000\nsystems: [{name: bare}]\n", Versions: map[string]string{"berth": "1"},
+		Nodes: []record.Machine{{Name: "n1", CPU: "A", CPUs: 2, Memory: 8e9, Kernel: "6.1", Load: "0.10 0.10 0.10 1/2 3"}},
+	}
+	var lines []record.Line
+	for n := range 6 {
+		t := record.Trial{
+			Case: "cpu", Kind: "cpu", System: "bare", Phase: record.Run, Number: n + 1, Start: at.Add(time.Duration(n) * time.Second),
+			Parameters: map[string]string{"seconds": "1"}, Values: []record.Value{{Name: "events", Unit: "1/s", Value: 10 + float64(n)}},
+		}
+		change(&s, &t)
+		lines = append(lines, record.Line{Time: t.Start, Trial: &t})
+	}
+	return append([]record.Line{{Time: at, Session: &s}}, lines...)
+}
+
+func asIs(*record.Session, *record.Trial) {}
+
+// TestNotPooled: what is there twice, or was measured in another way or elsewhere, is no
+// further run of the same.
+func TestNotPooled(t *testing.T) {
+	once := records(0, asIs)
+	alone := slices.Clone(once)
+	alone[0].Time = alone[0].Time.Add(time.Hour) // the same trials in another session
+	for name, test := range map[string]struct {
+		second []record.Line
+		want   string
+	}{
+		"the same file":    {once, "the session of 2026-11-22 12:00:00 (plan x) is there twice: give each file of records once"},
+		"the same trials":  {alone, "the trial run 1 of cpu on bare (2026-11-22 12:00:00) is there twice"},
+		"other parameters": {records(1, func(_ *record.Session, t *record.Trial) { t.Parameters = map[string]string{"seconds": "30"} }), "cpu is there under two conditions (parameter seconds: 1; 30)"},
+		"a new parameter":  {records(1, func(_ *record.Session, t *record.Trial) { t.Parameters = map[string]string{"seconds": "1", "x": "2"} }), "(parameter x: none; 2)"},
+		"another case":     {records(1, func(_ *record.Session, t *record.Trial) { t.Kind = "memory" }), "(case: cpu; memory)"},
+		"another machine": {
+			records(1, func(s *record.Session, _ *record.Trial) { s.Nodes[0].CPU = "B" }),
+			"(machines: 2 × A, 8.0 GB, 6.1; 2 × B, 8.0 GB, 6.1)",
+		},
+		"another build": {records(1, func(s *record.Session, _ *record.Trial) { s.Versions["berth"] = "2" }), "(berth: 1; 2)"},
+		"fewer cores":   {records(1, func(s *record.Session, _ *record.Trial) { s.Plan = strings.Replace(s.Plan, "cpus: 2", "cpus: 1", 1) }), "(of each trial cpus: 2; 1)"},
+		"another option": {records(1, func(s *record.Session, _ *record.Trial) {
+			s.Plan = strings.Replace(s.Plan, "{name: bare}", "{name: bare, driver: podman}", 1)
+		}), "(the system bare: name: bare; driver: podman, name: bare)"},
+	} {
+		_, err := Make(slices.Concat(once, test.second))
+		if err == nil || !strings.Contains(err.Error(), test.want) || strings.Count(err.Error(), "\n") > mostFaults {
+			t.Errorf("%s: want %q, got %v", name, test.want, err)
+		}
+	}
+	// A run that was interrupted, or made again in the same way, has further trials.
+	again := records(1, func(s *record.Session, _ *record.Trial) { s.Nodes[0].Name, s.Versions["podman"] = "n2", "4" })
+	other := records(2, func(_ *record.Session, t *record.Trial) {
+		t.Case, t.Parameters = "cpu-long", map[string]string{"seconds": "30"}
+	})
+	files, err := Make(slices.Concat(once, again, other))
+	if err != nil || !strings.Contains(string(files["report.md"]), "| bare | 12 |") || !strings.Contains(string(files["report.md"]), "| bare | 6 |") {
+		t.Errorf("the same conditions: %v\n%s", err, files["report.md"])
+	}
+}
