@@ -3,13 +3,17 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Compare writes how the figures of b differ from those of a, on the same systems.
+// Compare writes how the figures of b differ from those of a, on the same systems: first
+// what else differs, machines and builds, and last what it does not compare. Cases with
+// other parameters are other cases.
 func Compare(to io.Writer, a, b []record.Line) error {
 	before, err := model(a)
 	if err != nil {
@@ -19,10 +23,22 @@ func Compare(to io.Writer, a, b []record.Line) error {
 	if err != nil {
 		return fmt.Errorf("the second records: %w", err)
 	}
+	between, apart := before.between(after)
+	for _, line := range between {
+		fmt.Fprintln(to, "differs:", line)
+	}
 	table := tabwriter.NewWriter(to, 0, 4, 2, ' ', 0)
 	fmt.Fprintln(table, "case\tfigure\tsystem\tfirst\tsecond\tunit\tratio\t95 %\tp\t")
 	var alone []string
 	for _, g := range before.Groups {
+		if apart[g.Name] != "" {
+			alone = append(alone, fmt.Sprintf("%s is another case in the second (%s)", g.Name, apart[g.Name]))
+			continue
+		}
+		if !after.has(g.Name) {
+			alone = append(alone, g.Name+" is only in the first")
+			continue
+		}
 		for _, f := range g.Figures {
 			for _, row := range f.Rows {
 				name := g.Name + ": " + f.Name + " on " + row.System
@@ -46,6 +62,13 @@ func Compare(to io.Writer, a, b []record.Line) error {
 		}
 	}
 	for _, g := range after.Groups {
+		if apart[g.Name] != "" {
+			continue
+		}
+		if !before.has(g.Name) {
+			alone = append(alone, g.Name+" is only in the second")
+			continue
+		}
 		for _, f := range g.Figures {
 			for _, row := range f.Rows {
 				if _, ok := before.row(g.Name, f.Name, row.System); !ok {
@@ -63,6 +86,28 @@ func Compare(to io.Writer, a, b []record.Line) error {
 	return nil
 }
 
+// between says what differs between two reports besides their figures, and of cases with
+// one name what makes them two.
+func (r Report) between(other Report) (differs []string, apart map[string]string) {
+	apart = map[string]string{}
+	for _, name := range slices.Sorted(maps.Keys(r.cases)) {
+		first, second := r.cases[name], other.cases[name]
+		if second.kind == "" {
+			continue
+		}
+		if another := first.another(second); another != nil {
+			apart[name] = strings.Join(another, "; and ")
+			continue
+		}
+		for _, line := range first.differences(second.conditions) {
+			if !slices.Contains(differs, line) {
+				differs = append(differs, line)
+			}
+		}
+	}
+	return differs, apart
+}
+
 // both is the name of two rows of one system, with which of them is no fast path.
 func both(first, second Row) string {
 	switch {
@@ -72,6 +117,10 @@ func both(first, second Row) string {
 		return first.System + " (first: overlay)"
 	}
 	return first.System + " (second: overlay)"
+}
+
+func (r Report) has(group string) bool {
+	return slices.ContainsFunc(r.Groups, func(g Group) bool { return g.Name == group })
 }
 
 func (r Report) row(group, figure, system string) (Row, bool) {

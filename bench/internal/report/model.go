@@ -49,6 +49,8 @@ type Report struct {
 	Before string
 	// fast are the systems of which the plan says that they have the fast path.
 	fast map[string]bool
+	// cases are under which conditions each case was measured.
+	cases map[string]pooled
 }
 
 // Link is what was between the hosts in a session: what the plan says of it, and what
@@ -211,6 +213,7 @@ func model(lines []record.Line) (Report, error) {
 	if err := pool.fault(); err != nil {
 		return r, err
 	}
+	r.cases = pool.cases
 	// The reference first, and others by their names: not in the order of chance.
 	slices.SortFunc(r.Systems, func(a, b string) int {
 		if (a == r.Reference) != (b == r.Reference) {

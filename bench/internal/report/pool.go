@@ -24,6 +24,8 @@ type conditions struct {
 	trial map[string]string
 	// systems are the plan's, by their names.
 	systems map[string]any
+	// link is what is between the hosts, in words.
+	link string
 }
 
 func conditionsOf(s *record.Session) (conditions, error) {
@@ -37,6 +39,9 @@ func conditionsOf(s *record.Session) (conditions, error) {
 	}
 	c := conditions{machines: s.Nodes, versions: s.Versions, systems: map[string]any{}}
 	c.trial = map[string]string{"cpus": plan.CPUs, "memory-mb": plan.MemoryMB}
+	if s.Link != nil {
+		c.link = s.Link.Name + ": " + s.Link.Is
+	}
 	for _, system := range plan.Systems {
 		c.systems[fmt.Sprint(system["name"])] = system
 	}
@@ -48,6 +53,9 @@ func conditionsOf(s *record.Session) (conditions, error) {
 func (c conditions) differences(other conditions) (all []string) {
 	if !record.SameMachines(c.machines, other.machines) {
 		all = append(all, fmt.Sprintf("machines: %s; %s", cmp.Or(record.Kinds(c.machines), "unknown"), cmp.Or(record.Kinds(other.machines), "unknown")))
+	}
+	if c.link != other.link {
+		all = append(all, fmt.Sprintf("link: %s; %s", cmp.Or(c.link, "none"), cmp.Or(other.link, "none")))
 	}
 	all = append(all, differing("of each trial ", c.trial, other.trial)...)
 	for _, name := range slices.Sorted(maps.Keys(c.versions)) {
@@ -135,16 +143,13 @@ func (p *pool) trial(t *record.Trial) {
 	p.trials[at] = true
 	first, is := p.cases[t.Case]
 	if !is {
-		p.cases[t.Case] = pooled{p.now, t.Kind, t.Parameters, false}
+		p.cases[t.Case] = pooled{conditions: p.now, kind: t.Kind, parameters: t.Parameters}
 		return
 	}
 	if first.said {
 		return
 	}
-	differences := differing("parameter ", first.parameters, t.Parameters)
-	if first.kind != t.Kind {
-		differences = append([]string{fmt.Sprintf("case: %s; %s", first.kind, t.Kind)}, differences...)
-	}
+	differences := first.another(pooled{kind: t.Kind, parameters: t.Parameters})
 	if !first.same(p.now) {
 		differences = append(differences, first.differences(p.now)...)
 	}
@@ -155,6 +160,14 @@ func (p *pool) trial(t *record.Trial) {
 		t.Case, strings.Join(differences, "; and ")))
 	first.said = true
 	p.cases[t.Case] = first
+}
+
+// another tells what makes it another case, whatever its name.
+func (p pooled) another(other pooled) (all []string) {
+	if p.kind != other.kind {
+		all = append(all, fmt.Sprintf("case: %s; %s", p.kind, other.kind))
+	}
+	return append(all, differing("parameter ", p.parameters, other.parameters)...)
 }
 
 // same spares the look at trials of one session.

@@ -50,7 +50,11 @@ func TestNotPooled(t *testing.T) {
 			"(machines: 2 × A, 8.0 GB, 6.1; 2 × B, 8.0 GB, 6.1)",
 		},
 		"another build": {records(1, func(s *record.Session, _ *record.Trial) { s.Versions["berth"] = "2" }), "(berth: 1; 2)"},
-		"fewer cores":   {records(1, func(s *record.Session, _ *record.Trial) { s.Plan = strings.Replace(s.Plan, "cpus: 2", "cpus: 1", 1) }), "(of each trial cpus: 2; 1)"},
+		"another link": {
+			records(1, func(s *record.Session, _ *record.Trial) { s.Link = &record.Link{Name: "slow", Is: "1 Gbit/s"} }),
+			"(link: none; slow: 1 Gbit/s)",
+		},
+		"fewer cores": {records(1, func(s *record.Session, _ *record.Trial) { s.Plan = strings.Replace(s.Plan, "cpus: 2", "cpus: 1", 1) }), "(of each trial cpus: 2; 1)"},
 		"another option": {records(1, func(s *record.Session, _ *record.Trial) {
 			s.Plan = strings.Replace(s.Plan, "{name: bare}", "{name: bare, driver: podman}", 1)
 		}), "(the system bare: name: bare; driver: podman, name: bare)"},
@@ -68,5 +72,34 @@ func TestNotPooled(t *testing.T) {
 	files, err := Make(slices.Concat(once, again, other))
 	if err != nil || !strings.Contains(string(files["report.md"]), "| bare | 12 |") || !strings.Contains(string(files["report.md"]), "| bare | 6 |") {
 		t.Errorf("the same conditions: %v\n%s", err, files["report.md"])
+	}
+}
+
+// TestComparedElsewhere: a comparison says first in what the two differ besides, and does
+// not set other parameters beside each other.
+func TestComparedElsewhere(t *testing.T) {
+	first := slices.Concat(records(0, asIs), records(1, func(_ *record.Session, t *record.Trial) { t.Case = "cpu-long" }))
+	change := func(kase, seconds string) func(*record.Session, *record.Trial) {
+		return func(s *record.Session, t *record.Trial) {
+			s.Nodes[0].CPU, s.Nodes[0].Kernel, s.Versions["berth"] = "B", "6.2", "2"
+			t.Case, t.Parameters = kase, map[string]string{"seconds": seconds}
+		}
+	}
+	second := slices.Concat(records(2, change("cpu", "1")), records(3, change("cpu-long", "30")))
+	var out strings.Builder
+	if err := Compare(&out, first, second); err != nil {
+		t.Fatal(err)
+	}
+	text := out.String()
+	for _, want := range []string{
+		"differs: machines: 2 × A, 8.0 GB, 6.1; 2 × B, 8.0 GB, 6.2\ndiffers: berth: 1; 2\ncase ",
+		"\ncpu   events", "not compared: cpu-long is another case in the second (parameter seconds: 1; 30)\n",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("want %q in\n%s", want, text)
+		}
+	}
+	if strings.Contains(text, "only in") || strings.Contains(text, "\ncpu-long") {
+		t.Errorf("got\n%s", text)
 	}
 }

@@ -146,13 +146,21 @@ func TestComparedWithItself(t *testing.T) {
 		}
 	}
 	// What only one of two has is said.
-	half := slices.DeleteFunc(slices.Clone(lines), func(l record.Line) bool { return l.Trial != nil && l.Trial.Case == "cpu" })
+	half := slices.DeleteFunc(slices.Clone(lines), func(l record.Line) bool { return l.Trial != nil && l.Trial.Case == "cpu" && l.Trial.System == "bare" })
 	out.Reset()
 	if err := Compare(&out, half, lines); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(out.String(), "not compared: cpu: events per second on bare is only in the second") {
 		t.Errorf("got %s", out.String())
+	}
+	// Of a whole case once.
+	half = slices.DeleteFunc(slices.Clone(lines), func(l record.Line) bool { return l.Trial != nil && l.Trial.Case == "cpu" })
+	for which, pair := range map[string][2][]record.Line{"second": {half, lines}, "first": {lines, half}} {
+		out.Reset()
+		if err := Compare(&out, pair[0], pair[1]); err != nil || strings.Count(out.String(), "not compared: cpu") != 1 || !strings.Contains(out.String(), "not compared: cpu is only in the "+which+"\n") {
+			t.Errorf("%v: got %s", err, out.String())
+		}
 	}
 }
 
