@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -76,4 +77,56 @@ func descriptorsOpen(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(all)
+}
+
+// FuzzReadMessage: whatever comes over a socket, in however many pieces and with however many
+// descriptors, ReadMessage ends, and all descriptors are closed or the caller's.
+func FuzzReadMessage(f *testing.F) {
+	f.Add([]byte("berthd/1 ok\nrun 1\n\n"), uint8(0), uint8(3))
+	f.Add([]byte("berthd/1 ok\n\n"), uint8(4), uint8(2))
+	f.Add([]byte("berthd/1 ok\n\nberthd/1 ok\n\n"), uint8(1), uint8(4))
+	f.Add([]byte("berthd/1 sta"), uint8(3), uint8(1))
+	f.Fuzz(func(t *testing.T, text []byte, piece, each uint8) {
+		client, server := pair(t)
+		before := descriptorsOpen(t)
+		written := make(chan error, 1)
+		go func() { written <- writeInPieces(client, text, int(piece)+1, int(each)%6) }()
+		m, files, err := ReadMessage(server)
+		if err != nil && files != nil {
+			t.Errorf("%q: %v, and %d descriptors", text, err, len(files))
+		}
+		if len(files) > maxDescriptors {
+			t.Errorf("%q: %d descriptors", text, len(files))
+		}
+		if again, decoded := Decode(m.Encode()); err == nil && (decoded != nil || again.Verb != m.Verb) {
+			t.Errorf("%q became %v, then %v: %v", text, m, again, decoded)
+		}
+		CloseAll(files)
+		server.Close()
+		<-written
+		// Both ends are closed.
+		if after := descriptorsOpen(t); after > before-2 {
+			t.Errorf("%q: %d descriptors are open, and were %d", text, after, before)
+		}
+	})
+}
+
+// writeInPieces ends with the connection, whose other side may close it before all has been read.
+func writeInPieces(conn *net.UnixConn, text []byte, piece, descriptors int) error {
+	defer conn.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	var rights []byte
+	if descriptors > 0 {
+		rights = unix.UnixRights(slices.Repeat([]int{int(null.Fd())}, descriptors)...)
+	}
+	for part := range slices.Chunk(text, piece) {
+		if _, _, err := conn.WriteMsgUnix(part, rights, nil); err != nil {
+			return err
+		}
+	}
+	return nil
 }
