@@ -158,6 +158,10 @@ users_apart() {
 	done
 	still_listens bob n1 "$(pod_of bob n2)" n2
 	! grep -v "control" "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
+	# By routes there are no tunnels. Otherwise the same packet of one that may send it, root, is taken.
+	[[ -z $subnets ]] || return
+	on n2 /srv/site/frames udp 600 "$(address n1):4789" "tunnelled=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send as root"
+	poll 10 grep -q "received tunnelled" "$out/frames" || fail "tunnel packets do not arrive from anybody"
 }
 
 # start_listener USER NODE: every frame that the pod there receives.
@@ -191,6 +195,12 @@ nobody_spoofs() {
 		"ip6=ip6,$hop,$(mac_of "$a"),$a,$b" || fail "send"
 	still_listens alice n2 "$a" n1
 	! grep -v control "$out/frames" | grep received || fail "spoofed frames pass: $(<"$out/frames")"
+	# True ones do, of a pod on the same bridge: the tunnel has answers of its own.
+	[[ -z $subnets ]] || return
+	job alice
+	a=$(pod_of alice n2)
+	root alice n2 /srv/site/frames send eth0 "true=arp,$hop,$(mac_of "$a"),$a,$b" || fail "send"
+	poll 10 grep -q "received true" "$out/frames" || fail "ARP with the pod's own addresses does not pass"
 }
 
 # readable_failure: without berthd on a node, a job fails with the reason, and
@@ -275,6 +285,30 @@ signals() {
 	poll 10 counted 'step TERM' 1 || fail "no SIGTERM: $(as alice login cat count)"
 	counted 'step USR1' 1 && counted 'script USR1' 1 || fail "signals came twice: $(as alice login cat count)"
 }
+
+# task_killed: what stands between Slurm and a program is killed: so is the program, and its step
+# fails. One that is stopped is ended with its job.
+task_killed() {
+	local client
+	job alice
+	step alice n1 sleep 240 2>"$out/client" &
+	client=$!
+	poll 20 eval '[[ -n $(parent_of sleep 240) ]]' || fail "no program with a parent: $(on n1 ps -e -o pid,ppid,comm,args)"
+	on n1 kill -9 "$(parent_of sleep 240)" || return
+	wait "$client" && fail "its step has not failed: $(<"$out/client")"
+	poll 10 eval '! on n1 pgrep -f "sleep 240\$" >/dev/null' || fail "the program goes on"
+	[[ $(step alice n1 echo lives 2>&1) == lives ]] || fail "the job's next step does not run"
+	step alice n1 sleep 240 2>"$out/client" &
+	helpers+=($!)
+	poll 20 eval '[[ -n $(parent_of sleep 240) ]]' || fail "no second program"
+	on n1 kill -STOP "$(parent_of sleep 240)"
+	on ctl scancel "${jobs[alice]}"
+	poll 60 gone alice || fail "the job does not end: $(on ctl squeue) $(on n1 ps -e -o pid,ppid,stat,comm,args)"
+	poll 10 eval '! on n1 pgrep -x berth-task >/dev/null && ! on n1 pgrep -f "sleep (240|300)\$" >/dev/null' || fail "left: $(on n1 ps -e -o pid,ppid,stat,comm,args)"
+	[[ $(on ctl sinfo -h -o %T | sort -u) != *d[ro]* ]] || fail "nodes: $(on ctl sinfo -h -N -o '%N %T %E')"
+}
+# parent_of PROGRAM SECONDS: the berth-task whose child it is, on n1.
+parent_of() { on n1 sh -c 'ps -e -o ppid=,comm=,args= | while read -r parent name all; do [ "$name ${all##* }" = "$1 $2" ] && [ "$(cat /proc/$parent/comm)" = berth-task ] && echo $parent; done' sh "$1" "$2"; }
 counted() { [[ $(as alice login grep -sc "^$1" count) == "$2" ]]; }
 
 # opt_out: where the site allows it, a job may be in the hosts' network; no other
@@ -308,4 +342,8 @@ operated() {
 	[[ $(grep -o '"event":"[a-z]*"' <<<"$lines" | xargs) == "event:joined event:left" && $(grep -c '"user":"alice".*"name":"audited".*"address":"10.200.' <<<"$lines") == 2 ]] ||
 		fail "the audit log: $lines"
 	[[ $(on n1 stat -c %a /var/log/berth-audit.log) == 600 ]] || fail "others may read the audit log"
+	restart_site 's/opt-out: true/opt-out: false/'
+	seen=$(as alice login srun -Q -N1 -n1 --mem=100 --network-pod=no hostname 2>&1) && fail "without a network where that is not allowed: $seen"
+	[[ $seen == *"--network-pod=no is not allowed at this site: submit the job without it"* ]] || fail "alice reads: $seen"
+	restart_site ''
 }

@@ -75,18 +75,24 @@ close_connection() {
 	poll 10 grep -qx end "$out/heard" || fail "the connection does not end"
 }
 
-# others_go_on: the gateway login is lost; the connection through ctl has gone on, and
-# new ones of the other pod go there too.
+# others_go_on BEGAN [LIMIT]: the gateway login was lost then; the pod that had it has ctl, within so
+# many milliseconds, the connection through ctl has gone on, and new ones go there too.
 others_go_on() {
-	local began=${EPOCHREALTIME/./}
+	local took
 	jobs[alice]=$lost
-	poll 20 through ctl || fail "no other gateway: $(on n1 /srv/site/berthd status)"
-	say "another gateway after $(((${EPOCHREALTIME/./} - began) / 1000)) ms"
+	poll 20 eval '[[ $(gateway_of alice n1) == "$(address ctl)" ]]' || fail "no other gateway: $(on n1 /srv/site/berthd status)"
+	took=$(((${EPOCHREALTIME/./} - $1) / 1000))
+	say "another gateway after $took ms"
+	[[ -z ${2-} ]] || ((took <= $2)) || fail "another gateway after $took ms, want $2"
+	poll 10 through ctl || fail "not through the other gateway: $(reaches alice n1 $translated:7000)"
 	echo after >&$connection
 	poll 10 grep -qx after "$out/heard" || fail "the connection through the gateway that is left: $(<"$out/heard")"
 	close_connection
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "n1: $(on n1 /srv/site/berthd status)"
 }
+# within is the limit for that in the long form, in milliseconds: twice as much where others use all of the processors, and
+# what is measured is when these had time for us. The short form has none.
+within() { [[ $(cut -d. -f1 /proc/loadavg) -lt $(nproc) ]] && echo 5000 || echo 10000; }
 through() { [[ $(reaches alice n1 $translated:7000) == "from $(address "$1")" ]]; }
 
 # gateways: pods reach what is outside through gateways, with their address or the
@@ -94,7 +100,7 @@ through() { [[ $(reaches alice n1 $translated:7000) == "from $(address "$1")" ]]
 # user say what. A gateway whose daemon has ended is replaced, and connections
 # through the other one go on.
 gateways() {
-	local lost left connection pod gateway job
+	local lost left connection pod gateway job began
 	outside_serves
 	pair
 	for job in $lost $left; do
@@ -113,9 +119,10 @@ gateways() {
 	! outside socat -u "TCP:$(pod_of bob n1):8000,bind=$untranslated,connect-timeout=2" - 2>/dev/null | grep -q . || fail "bob has alice's rule"
 	no_router || fail "a gateway forwards for others than pods"
 	open_connection
+	began=${EPOCHREALTIME/./}
 	on login sh -c 'kill -9 $(pgrep -x berthd)'
 	wait "${daemons[login]}" 2>/dev/null
-	others_go_on
+	others_go_on "$began"
 	start login login run
 	poll 20 answers login || fail "berthd does not come back on login"
 	poll 20 is_gateway login || fail "login is no gateway again: $(etcdctl get --prefix /berth/site/1/gateways/)"
@@ -140,12 +147,13 @@ is_gateway() { etcdctl get "/berth/site/1/gateways/$1" | grep -q .; }
 
 # gateway_cut: a gateway loses its network under connections, and gets it back.
 gateway_cut() {
-	local lost left connection
+	local lost left connection began
 	outside_serves
 	pair
 	open_connection
+	began=${EPOCHREALTIME/./}
 	"$bed" cut login
-	others_go_on
+	others_go_on "$began" "$(within)"
 	"$bed" mend login
 	poll 20 is_gateway login || fail "login is no gateway again: $(tail -n 3 "$out/login.log")"
 	job alice
@@ -311,9 +319,9 @@ gateway_range() {
 }
 
 # far_gateways: no host is on the link of another, so gateways are reached by a tunnel,
-# in both directions, also where hosts filter by the reverse path.
+# in both directions, also where hosts filter by the reverse path; and pods on two nodes reach each other.
 far_gateways() {
-	local lost left connection pod host filter node job
+	local lost left connection pod host filter node job began
 	outside_serves
 	stop_site
 	router sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; echo 0 >/proc/sys/net/ipv4/conf/br0/send_redirects'
@@ -328,14 +336,17 @@ far_gateways() {
 		[[ $(reaches alice n1 $untranslated:7000) == "from $pod" ]] || fail "not translated: $(reaches alice n1 $untranslated:7000)"
 		serve alice n1 8000
 		[[ $(outside socat -u "TCP:$pod:8000,bind=$untranslated,connect-timeout=5" - 2>&1) == "from $untranslated" ]] || fail "the outside does not reach a pod"
+		serve alice n2 7000
+		talks n1 n2 || fail "pods on two nodes with a router between them are apart"
 		[[ $(on n1 ip route show table all) == *"dev bertht000000"* ]] || fail "there is no tunnel: $(on n1 ip route show table all)"
 		[[ $filter == 1 ]] || on ctl scancel "$lost" "$left"
 		[[ $filter == 1 ]] || poll 20 settled || fail "the jobs do not end"
 	done
 	open_connection
+	began=${EPOCHREALTIME/./}
 	on login sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
 	wait "${daemons[login]}" 2>/dev/null
-	others_go_on
+	others_go_on "$began" "$(within)"
 	# The host of that gateway still leads to pods by the tunnel: whatever runs there without
 	# berthd, srun as well, is reached as before, by the pods that it was a gateway for, and others.
 	poll 10 eval '! is_gateway login' || fail "a gateway that has ended is kept"
