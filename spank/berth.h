@@ -8,7 +8,7 @@
  *   epilog.c   the end of a job on a node: leave it
  *   client.c   the question to berthd
  *
- * session.c is a program of its own, for sshd, from the same parts.
+ * For sshd, from the same parts, session.c is a program of its own, and pam.c a module of PAM's.
  *
  * Nothing here ends a daemon of Slurm, or waits without a limit. */
 #ifndef BERTH_H
@@ -69,6 +69,7 @@ void enter_pod(void);
 void refuse_without_network(void);
 
 int own_mounts(char reason[REASON_SIZE]);
+int find_names(const struct pod *pod, char reason[REASON_SIZE]);
 void offer_images(spank_t spank);
 void prepare_image(spank_t spank, const struct settings *s);
 void enter_image(void);

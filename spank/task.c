@@ -62,6 +62,20 @@ int own_mounts(char reason[REASON_SIZE])
 	return 0;
 }
 
+/* find_names has what this process looks up answered for its pod. */
+int find_names(const struct pod *pod, char reason[REASON_SIZE])
+{
+	if (!pod->resolver[0])
+		return 0;
+	if (own_mounts(reason))
+		return -1;
+	if (mount(pod->resolver, "/etc/resolv.conf", NULL, MS_BIND, NULL)) {
+		snprintf(reason, REASON_SIZE, "mount the /etc/resolv.conf of the pod: %s", strerror(errno));
+		return -1;
+	}
+	return 0;
+}
+
 /* prepare_task returns 0, or -1 with the reason. It runs in the task, as root. */
 int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
 {
@@ -75,10 +89,8 @@ int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
 		snprintf(reason, REASON_SIZE, "mount the /proc of the pod: %s", strerror(errno));
 		return -1;
 	}
-	if (pod->resolver[0] && mount(pod->resolver, "/etc/resolv.conf", NULL, MS_BIND, NULL)) {
-		snprintf(reason, REASON_SIZE, "mount the /etc/resolv.conf of the pod: %s", strerror(errno));
+	if (find_names(pod, reason))
 		return -1;
-	}
 	forks = 1;
 	is_script = script;
 	held = pod->session;

@@ -47,13 +47,11 @@ func newNamespace(path string, ipv6 bool) error {
 	if err != nil {
 		return fmt.Errorf("start the loopback: %w", err)
 	}
-	for _, which := range []string{"all", "default"} {
-		if ipv6 {
-			break
-		}
+	if !ipv6 {
 		// Our own networks have link-local addresses in no case, which would be refused as
-		// spoofed, and others only where the site has a range of them (configureIPv6).
-		err := os.WriteFile("/proc/sys/net/ipv6/conf/"+which+"/disable_ipv6", []byte("1"), 0)
+		// spoofed, and others only where the site has a range of them (configureIPv6). The
+		// loopback has its address: sshd forwards no windows where there is a loopback without.
+		err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0)
 		if err != nil && !os.IsNotExist(err) {
 			return err
 		}

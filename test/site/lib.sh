@@ -57,8 +57,8 @@ install_site() {
 	install_sshd "$etc/berth"
 }
 
-# install_sshd DIR: a real sshd where users log in, and on the nodes; ctl is where
-# they come from.
+# install_sshd DIR: a real sshd where users log in, and on the nodes, with the settings
+# of docs/site-network.md; ctl is where they come from.
 install_sshd() {
 	local user host
 	ssh-keygen -q -t ed25519 -N '' -f "$1/host"
@@ -66,10 +66,14 @@ install_sshd() {
 		HostKey /etc/berth/host
 		PidFile none
 		LogLevel VERBOSE
-		UsePAM no
+		UsePAM yes
+		X11Forwarding yes
 		Subsystem sftp /usr/lib/openssh/sftp-server
-		ForceCommand /srv/site/berth-session
+		Match User *,!root
+		    ForceCommand /srv/site/berth-session
 	END
+	mkdir -p "$1/../pam.d"
+	printf '%s\n' 'auth required pam_deny.so' 'account required pam_permit.so' 'session required /srv/site/pam_berth.so' >"$1/../pam.d/sshd"
 	# No passwords; the machine may have locked a user of that name.
 	(umask 077 && printf '%s:*:19000::::::\n' root alice bob >"$1/../shadow")
 	for user in alice bob; do

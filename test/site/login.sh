@@ -11,6 +11,7 @@ from_outside() {
 # stay USER: a session on the login host that lasts as long as its client. Without a
 # terminal sshd would let its program live.
 stay() {
+	rm -f "$out/stay"
 	from_outside "$1" -tt login 'echo begun; exec sleep 300' >"$out/stay" 2>&1 </dev/null &
 	helpers+=($!)
 	poll 20 grep -q begun "$out/stay" || fail "no session of $1: $(<"$out/stay")"
@@ -71,6 +72,45 @@ sessions_apart() {
 		! as bob $host curl -sf -m 2 http://localhost:8888/ || fail "bob on $host reaches it"
 		! as bob $host curl -sf -m 2 "http://$address:8888/" || fail "bob on $host reaches it by alice's address"
 	done
+}
+
+# forwards: what sshd forwards for a user begins and ends in his pod, and so does what his
+# shell starts before berth-session is there; a connection without a session has the pod, too.
+forwards() {
+	local seen get=$'GET / HTTP/1.0\r\n\r\n'
+	from_outside alice -tt login 'exec python3 -m http.server --bind 127.0.0.1 8888' >/dev/null 2>&1 </dev/null &
+	helpers+=($!)
+	poll 20 from_outside alice login 'curl -sf http://localhost:8888/ >/dev/null' || fail "alice does not reach her own"
+	seen=$(printf %s "$get" | from_outside alice -W localhost:8888 login 2>&1)
+	[[ $seen == "HTTP/1.0 200"* ]] || fail "alice's port is not forwarded: $seen"
+	from_outside alice -tt login 'exec python3 -m http.server 8890' >/dev/null 2>&1 </dev/null &
+	helpers+=($!)
+	poll 20 from_outside alice login 'curl -sf http://localhost:8890/ >/dev/null' || fail "alice does not reach her second server"
+	seen=$(printf %s "$get" | from_outside alice -W login.alice.bed:8890 login 2>&1)
+	[[ $seen == "HTTP/1.0 200"* ]] || fail "a name is not known where sshd forwards: $seen"
+	seen=$(printf %s "$get" | from_outside bob -W localhost:8888 login 2>&1) && fail "bob reaches it: $seen"
+	on login python3 -m http.server --bind 127.0.0.1 8889 >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 on login curl -sf http://localhost:8889/ -o /dev/null || fail "no server on the host"
+	seen=$(printf %s "$get" | from_outside alice -W localhost:8889 login 2>&1) && fail "alice reaches the loopback of the host: $seen"
+	seen=$(from_outside alice -R 7777:localhost:22 login 'ss -Hltn "sport = :7777" | wc -l; sleep 1')
+	[[ $seen == [12] && -z $(on login ss -Hltn 'sport = :7777') ]] || fail "a port for the client's side: $seen"
+	# Of a display that is not there a cookie is enough.
+	# shellcheck disable=SC2016
+	seen=$(as alice ctl env DISPLAY=:7 ssh -Y login 'n=${DISPLAY#localhost:}; ss -Hltn "sport = :$((6000 + ${n%.*}))" | wc -l' 2>&1)
+	[[ $seen == *[12] && $seen != *error* ]] || fail "windows: $seen"
+	as alice login sh -c 'echo "readlink /proc/self/ns/net >~/began" >.bashrc'
+	seen=$(from_outside alice login 'readlink /proc/self/ns/net; cat began')
+	as alice login rm -f .bashrc began
+	[[ $(wc -l <<<"$seen") == 2 && $(sort -u <<<"$seen" | wc -l) == 1 ]] || fail "her shell's own file was read elsewhere: $seen"
+	lose_clients
+	poll 20 no_sessions || fail "after the sessions: $(left_on login)"
+	as alice ctl ssh -N -L 9999:localhost:8888 login >/dev/null 2>&1 </dev/null &
+	helpers+=($!)
+	poll 20 on login test -e "/run/berthd/pods/login-$(settings id_of alice)-login" || fail "a connection without a session has no pod"
+	lose_clients
+	poll 20 no_sessions || fail "after a connection without a session: $(left_on login)"
+	seen=$(printf %s "$get" | from_outside alice -W localhost:22 n1 2>&1) && fail "a connection to a node without a job: $seen"
 }
 
 # ssh_into_job: on a node, a session enters the pod of the user's newest job there.
