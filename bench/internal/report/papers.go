@@ -36,7 +36,8 @@ type Paper struct {
 	// Profile and Link are what they were measured under; empty: whatever it was.
 	Profile string `yaml:"profile"`
 	Link    string `yaml:"link"`
-	// Vary is a parameter of which it is said with which values there are trials.
+	// Vary are parameters of which it is said with which values there are trials, besides
+	// those that say how much there is of any case.
 	Vary string `yaml:"vary"`
 	// Plan is one that has it.
 	Plan string `yaml:"plan"`
@@ -47,6 +48,9 @@ type Paper struct {
 	// At is where in the report it is, if it was measured; Partly: not on all systems.
 	At     string `yaml:"-"`
 	Partly bool   `yaml:"-"`
+	// Has says what there is of it, and Elsewhere that no plan of the records has it.
+	Has       string `yaml:"-"`
+	Elsewhere bool   `yaml:"-"`
 }
 
 // papers are all of the papers' figures and tables, with what there is of each.
@@ -54,10 +58,14 @@ func papers(lines []record.Line) (all []Paper, err error) {
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
 		return nil, fmt.Errorf("read the list of the papers' figures: %w", err)
 	}
+	inPapers, err := readAmounts()
+	if err != nil {
+		return nil, err
+	}
 	plans := map[string]bool{}
 	for i, p := range all {
 		var now record.Link
-		of, has, reasons := kindOf(nil), found{}, map[string]string{}
+		of, has, reasons := kindOf(nil), has{}, map[string]string{}
 		planned := false
 		for _, line := range lines {
 			if s := line.Session; s != nil {
@@ -68,51 +76,43 @@ func papers(lines []record.Line) (all []Paper, err error) {
 				if now = (record.Link{}); s.Link != nil {
 					now = *s.Link
 				}
-				planned = planned || p.under(now) && slices.Contains(slices.Collect(maps.Values(of)), p.Case)
+				planned = planned || p.under(now) && slices.Contains(slices.Collect(maps.Values(of)), p.Case) && p.among(s.Plan)
 			}
 			if t := line.Trial; t != nil && p.under(now) && p.stands(t) {
 				all[i].At = cmp.Or(all[i].At, anchor(t.Case))
-				has.note("on", t.System)
-				has.note("under", now.Name)
-				has.note("with "+p.Vary, t.Parameters[p.Vary])
+				has.note(p, t, now.Name)
 			}
 			if u := line.Unmeasured; u != nil && (u.Case == "" || of.of(u.Case) == p.Case) {
 				reasons[u.System] = u.Reason
 			}
 		}
-		without := p.without(has, reasons)
+		without := p.without(has.systems, reasons)
 		switch {
-		case len(p.Systems) > 1 && slices.Equal(has["on"], []string{"bare"}):
+		case len(p.Systems) > 1 && slices.Equal(has.systems, []string{"bare"}):
 			all[i].At, all[i].Reason = "", "bare metal alone was; "+without
 		case all[i].At != "":
 			all[i].Partly = without != ""
-			all[i].Note = strings.Join(slices.DeleteFunc([]string{p.Note, has.String(), without}, func(s string) bool { return s == "" }), "; ")
+			all[i].Has = joined(has.words(inPapers[[2]string{p.Paper, p.Case}]), without)
 		case p.Reason == "" && reasons[p.System] != "":
 			all[i].Reason = reasons[p.System]
 		case p.Reason == "" && planned:
-			all[i].Reason = "of this case no trial has succeeded that has the paper's parameters: see Not measured above"
+			all[i].Reason = "of this case no trial has succeeded that has the paper's parameters: see Not measured"
 		case p.Reason == "":
+			all[i].Elsewhere = true
 			all[i].Reason = fmt.Sprintf("the plan %s has it, and %s not", p.Plan, strings.Join(slices.Sorted(maps.Keys(plans)), ", "))
 		}
 	}
 	return all, nil
 }
 
-// found are what the trials that stand for a figure have in which they differ, each once.
-type found map[string][]string
+// Says is a note and what there is of it, where it was measured.
+func (p Paper) Says() string { return joined(p.Note, p.Has) }
 
-func (f found) note(what, is string) {
-	if is != "" && !slices.Contains(f[what], is) {
-		f[what] = append(f[what], is)
-	}
-}
+// joined are the parts that there are.
+func joined(parts ...string) string { return joinedBy("; ", parts...) }
 
-func (f found) String() string {
-	var parts []string
-	for _, what := range slices.Sorted(maps.Keys(f)) {
-		parts = append(parts, what+" "+strings.Join(sorted(f[what]), ", "))
-	}
-	return strings.Join(parts, "; ")
+func joinedBy(by string, parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), by)
 }
 
 // sorted sorts words, and numbers by what they are.
@@ -128,10 +128,10 @@ func sorted(values []string) []string {
 }
 
 // without names the systems that have no trial, each with its reason.
-func (p Paper) without(f found, reasons map[string]string) string {
+func (p Paper) without(has []string, reasons map[string]string) string {
 	var missing []string
 	for _, system := range p.Systems {
-		if slices.Contains(f["on"], system) {
+		if slices.Contains(has, system) {
 			continue
 		}
 		if reason := reasons[system]; reason != "" {
@@ -148,6 +148,15 @@ func (p Paper) without(f found, reasons map[string]string) string {
 // under tells whether trials under a link are meant.
 func (p Paper) under(l record.Link) bool {
 	return (p.Profile == "" || profileOf(l.Is) == p.Profile) && (p.Link == "" || l.Name == p.Link)
+}
+
+// among tells whether a plan has the system whose trials are meant.
+func (p Paper) among(text string) bool {
+	var plan struct{ Systems []struct{ Name string } }
+	if p.System == "" || yaml.Unmarshal([]byte(text), &plan) != nil || plan.Systems == nil {
+		return true
+	}
+	return slices.ContainsFunc(plan.Systems, func(s struct{ Name string }) bool { return s.Name == p.System || p.Or != "" && s.Name == p.Or })
 }
 
 // profileOf is the tuning profile of a link, as records say it.

@@ -161,7 +161,7 @@ func TestUnder(t *testing.T) {
 		said := map[string]string{}
 		for _, p := range all {
 			if p.Paper == "CNI study" {
-				said[p.What] = map[bool]string{true: "measured: ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Note, false: p.Reason}[p.At != ""]
+				said[p.What] = map[bool]string{true: "measured: ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Says(), false: p.Reason}[p.At != ""]
 			}
 		}
 		return said
@@ -169,10 +169,10 @@ func TestUnder(t *testing.T) {
 	said := rows(slices.Concat(under("a", "a profile of ours; profile default; mtu 1500", "berth", "1472"), under("b", "profile default", "berth", "64"),
 		under("1g", "profiles", "berth-fast", "64")))
 	for what, want := range map[string]string{
-		"TCP bandwidth, profile default":          "measured: on berth; under a, b; with length 64, 1472",
+		"TCP bandwidth, profile default":          "measured: on berth; under a, b; length=64, 1472 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
 		"TCP bandwidth, profile network-latency":  "not: the plan cni has it, and cni-bed not",
 		"TCP latency, profile default":            "not: the plan cni has it, and cni-bed not",
-		"1-gigabit":                               "measured: a rate that the kernel limits; on berth-fast; under 1g",
+		"1-gigabit":                               "measured: a rate that the kernel limits; on berth-fast; under 1g; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
 		"10-gigabit":                              "not: the plan cni has it, and cni-bed not",
 		"the same with Antrea, Cilium and Calico": "not: none comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
 	} {
@@ -194,8 +194,8 @@ func TestSystemsOfAFigure(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		if p.Item == "Table V" && (!p.Partly || !strings.HasSuffix(p.Note, "; on berth; not on bare, podman-slirp4netns (podman is missing)")) {
-			t.Errorf("got %q", p.Note)
+		if p.Item == "Table V" && (!p.Partly || !strings.HasSuffix(p.Says(), "; on berth; 1 run (in the paper: 10); not on bare, podman-slirp4netns (podman is missing)")) {
+			t.Errorf("got %q", p.Says())
 		}
 		if p.Item == "Figure 3" && p.Paper == "KSI 2" && (p.At != "" || p.Reason != "bare metal alone was; not on berth, podman-slirp4netns (podman is missing)") {
 			t.Errorf("got %q", p.Reason)
@@ -205,6 +205,17 @@ func TestSystemsOfAFigure(t *testing.T) {
 		}
 		if p.Item == "Figure 5" && p.Paper == "KSI 2" && !strings.HasPrefix(p.Reason, "of this case no trial has succeeded") {
 			t.Errorf("got %q", p.Reason)
+		}
+	}
+	// A plan that has the case, and not that system, is no attempt.
+	all, err = papers([]record.Line{{Session: &record.Session{Name: "mine", Plan: "systems: [{name: native}]\ncases: [{case: mpi-init}]"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range all {
+		want := map[string]string{"native": "of this case no trial has succeeded that has the paper's parameters: see Not measured", "ctr": "the plan pcocc has it, and mine not"}[p.System]
+		if p.Case == "mpi-init" && want != "" && p.Reason != want {
+			t.Errorf("on %s: %q", p.System, p.Reason)
 		}
 	}
 	// pcocc's three, and what else there is beside them.

@@ -1,0 +1,71 @@
+package report
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// TestRecordedPapers: docs/bench/papers.md is that of all recorded runs.
+func TestRecordedPapers(t *testing.T) {
+	const docs = "../../../docs/bench"
+	paths, err := filepath.Glob(docs + "/*/records.jsonl.gz")
+	if err != nil || len(paths) < 2 {
+		t.Fatalf("%d records, %v", len(paths), err)
+	}
+	var runs []Run
+	for _, path := range paths {
+		lines, err := record.ReadFile(path)
+		if err != nil || len(lines) == 0 {
+			t.Fatalf("read %s: %d lines, %v", path, len(lines), err)
+		}
+		runs = append(runs, Run{filepath.Base(filepath.Dir(path)), lines})
+	}
+	page, err := Recorded(runs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	same(t, filepath.Join(docs, "papers.md"), page)
+}
+
+// TestRecorded: a row says which run has it, and how much; one of bare metal alone is no
+// measurement of a system's, and what no run has says why.
+func TestRecorded(t *testing.T) {
+	trial := func(kind, system, seconds string) record.Line {
+		return record.Line{Trial: &record.Trial{
+			Case: kind, Kind: kind, System: system, Phase: record.Run, Values: []record.Value{{Name: "x"}},
+			Parameters: map[string]string{"seconds": seconds, "to": "host", "bytes": "200"},
+		}}
+	}
+	one := Run{"one", []record.Line{
+		{Session: &record.Session{Name: "one"}}, trial("latency", "bare", "1"), trial("latency", "berth", "1"), trial("latency", "berth", "1"),
+		trial("latency", "podman-slirp4netns", "1"), {Unmeasured: &record.Unmeasured{System: "podman-pasta", Reason: "too | old"}},
+	}}
+	two := Run{"two", []record.Line{{Session: &record.Session{Name: "two", Plan: "cases: [{name: l, case: memory}]"}}, trial("latency", "bare", "30"), trial("bandwidth", "bare", "30")}}
+	page, err := Recorded([]Run{one, two})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"| KSI 2 | Figure 7 | round trips to a server on bare metal | measured: sockperf in place of netperf, which Debian does not have; " +
+			"[one](one/report.md): on bare, berth, podman-slirp4netns; seconds=1 (in the paper: 30); bytes=200; 1 to 2 runs (in the paper: 10) |\n",
+		"drivers of rootless networks | measured in part: by Podman in place of nerdctl; sockperf in place of netperf; " +
+			"[one](one/report.md): on bare, podman-slirp4netns; seconds=1 (in the paper: 30); bytes=200; 1 run (in the paper: 10); not on podman-pasta (too \\| old), podman-bypass4netns |\n",
+		"| KSI 2 | Figure 8 | bandwidth to a server on bare metal | not measured: [two](two/report.md): bare metal alone was; not on berth, podman-slirp4netns; the plan ksi has it |\n",
+		"| KSI 2 | Figure 4 | memory, STREAM | not measured: [two](two/report.md): of this case no trial has succeeded",
+		"| KSI 2 | Figure 3 | CPU, sysbench | not measured: the plan ksi has it, and no recorded run |\n",
+		"| KSI 2 | Figure 1 | models of integration | not a measurement |\n",
+	} {
+		if !strings.Contains(string(page), want) {
+			t.Errorf("no row %s", want)
+		}
+	}
+	if t.Failed() {
+		t.Logf("%.6000s", page)
+	}
+	if _, err := Recorded(nil); err == nil {
+		t.Error("a page of nothing")
+	}
+}
