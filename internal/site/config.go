@@ -19,6 +19,13 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// TunnelPort is where tunnels end unless the site's file says otherwise. It is not VXLAN's
+// own, 4789: the kernel takes the port on all addresses when it starts a tunnel, so any user who
+// has bound a free one first, on one address, would keep all pods of that host from having a
+// network. This one takes root, is nobody's at IANA, and is below those (512 to 1023) which
+// bindresvport and our own tunnels take as their source.
+const TunnelPort = 289
+
 // ConfigPath is where berthd looks for its configuration.
 const ConfigPath = "/etc/berth/site.yaml"
 
@@ -259,7 +266,7 @@ func Default() Config {
 		Cluster: "cluster",
 		Run:     "/run/berthd",
 		Pod:     "/usr/libexec/berth/berth-pod",
-		Tunnel:  Tunnel{Port: 4789, FirstVNI: 4096},
+		Tunnel:  Tunnel{Port: TunnelPort, FirstVNI: 4096},
 		Policy:  Policy{Daemons: []string{"slurm"}},
 		CNI:     CNI{Plugins: []string{"/opt/cni/bin"}, State: "/var/lib/berth/cni"},
 		DNS:     DNS{Program: "/usr/libexec/berth/berth-dns", Forward: []string{"/etc/resolv.conf"}},
@@ -339,7 +346,7 @@ func (c Config) Validate() error {
 		wrong("lease %s: choose at least 2s", c.Lease)
 	}
 	if c.Tunnel.Port == 0 {
-		wrong("tunnel.port: 4789 is the usual one")
+		wrong("tunnel.port: give a UDP port, %d is the usual one", TunnelPort)
 	}
 	if c.Tunnel.FirstVNI == 0 || c.Tunnel.FirstVNI > maxVNI {
 		wrong("tunnel.first-vni %d: choose 1 to %d", c.Tunnel.FirstVNI, maxVNI)

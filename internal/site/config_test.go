@@ -48,7 +48,7 @@ func TestConfigurationIsRead(t *testing.T) {
 	if got := c.Gateway().String(); got != "10.128.0.1" {
 		t.Errorf("gateway %s", got)
 	}
-	if c.Tunnel.Port != 4789 || len(c.Policy.Users["alice"].Egress) != 1 {
+	if c.Tunnel.Port != TunnelPort || len(c.Policy.Users["alice"].Egress) != 1 {
 		t.Errorf("configuration %+v", c)
 	}
 }

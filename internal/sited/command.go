@@ -115,10 +115,17 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 
 func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	config, err := configOf(flags, args)
-	if err != nil || !config.ByCNI() {
+	if err != nil {
 		return err
 	}
-	return openCNI(ctx, config)
+	if config.ByCNI() {
+		return openCNI(ctx, config)
+	}
+	// A site may have its reasons: it is told, and the configuration is right.
+	if err := portOfRoot(config.Tunnel.Port); err != nil {
+		fmt.Fprintln(os.Stderr, "berthd: warning: tunnel.port:", err)
+	}
+	return nil
 }
 
 // nameCommand is for users, in their jobs.

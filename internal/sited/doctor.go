@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,6 +53,8 @@ func nodeChecks(config site.Config, node string) []check {
 			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
 			{"nft removes rules of networks without CNI", vxlan.ProbeClear},
 		}
+	} else {
+		checks = append(checks, check{"tunnel.port is root's alone", func(context.Context) error { return portOfRoot(config.Tunnel.Port) }})
 	}
 	checks = append(checks, []check{
 		{"this host has one address in hosts", func(context.Context) error {
@@ -109,6 +112,24 @@ func nodeChecks(config site.Config, node string) []check {
 func openCNI(ctx context.Context, config site.Config) error {
 	_, err := cni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, func() {})
 	return err
+}
+
+// portOfRoot: whoever has the port first, on one address of the host, keeps the kernel from
+// starting tunnels.
+func portOfRoot(port uint16) error {
+	const path = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("ask which ports are root's: %w", err)
+	}
+	first, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 32)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	if uint64(port) >= first {
+		return fmt.Errorf("any user of this host can open UDP port %d first, and no pod here has a network then: choose a port below %d, on all hosts; %d is the usual one", port, min(first, 512), site.TunnelPort)
+	}
+	return nil
 }
 
 func program(option, path string) func(context.Context) error {

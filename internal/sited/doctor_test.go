@@ -40,6 +40,22 @@ func TestNftIsAskedForWithCNI(t *testing.T) {
 	}
 }
 
+// A port that any user can open keeps the kernel from starting tunnels.
+func TestAPortOfUsersIsToldOf(t *testing.T) {
+	for port, wrong := range map[uint16]bool{site.TunnelPort: false, 4789: true} {
+		config := site.Default()
+		config.Tunnel.Port = port
+		checks := nodeChecks(config, "n1")
+		i := slices.IndexFunc(checks, func(c check) bool { return strings.Contains(c.name, "tunnel.port") })
+		if i < 0 {
+			t.Fatal("nobody looks at the port of tunnels")
+		}
+		if err := checks[i].look(t.Context()); (err != nil) != wrong {
+			t.Errorf("port %d: %v", port, err)
+		}
+	}
+}
+
 func TestIPv6IsAskedForWherePodsHaveIt(t *testing.T) {
 	for _, pods := range []netip.Prefix{{}, netip.MustParsePrefix("fd42::/96")} {
 		config := site.Default()

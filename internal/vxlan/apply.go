@@ -16,6 +16,7 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // Kernel is this node's, as far as it is ours.
@@ -263,10 +264,20 @@ func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netli
 	if err := s.speakIPv6(name); err != nil {
 		return nil, fmt.Errorf("configure tunnel %s: %w", name, err)
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
-		return nil, fmt.Errorf("start tunnel %s: %w", name, err)
+	return link, s.startTunnel(link)
+}
+
+// startTunnel has the kernel take the port. Whoever holds it on one address of the host alone is in
+// the way.
+func (s State) startTunnel(link netlink.Link) error {
+	err := netlink.LinkSetUp(link)
+	if errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("start tunnel %s: UDP port %d: %w: end who has it: ss -lunp sport = :%[2]d", link.Attrs().Name, s.Port, err)
 	}
-	return link, nil
+	if err != nil {
+		return fmt.Errorf("start tunnel %s: %w", link.Attrs().Name, err)
+	}
+	return nil
 }
 
 // ensure makes an interface unless it is there. One of that name but of another
@@ -274,7 +285,7 @@ func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netli
 func ensure(want netlink.Link) (netlink.Link, error) {
 	name := want.Attrs().Name
 	have, err := netlink.LinkByName(name)
-	if err == nil && have.Type() == want.Type() {
+	if err == nil && have.Type() == want.Type() && samePort(have, want) {
 		return have, nil
 	}
 	if err == nil {
@@ -286,6 +297,13 @@ func ensure(want netlink.Link) (netlink.Link, error) {
 		return nil, fmt.Errorf("create %s %s: %w", want.Type(), name, err)
 	}
 	return netlink.LinkByName(name)
+}
+
+// samePort: a tunnel cannot be moved to another port, and the rules would guard the new one alone.
+func samePort(have, want netlink.Link) bool {
+	is, tunnel := have.(*netlink.Vxlan)
+	shall, too := want.(*netlink.Vxlan)
+	return !tunnel || !too || is.Port == shall.Port
 }
 
 // plug makes an interface a port of a bridge, which learns nothing from it.

@@ -245,8 +245,8 @@ func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
 	if err := errors.Join(setting("ipv4/conf/"+want.Name+"/forwarding", "1"), s.speakIPv6(want.Name)); err != nil {
 		return nil, fmt.Errorf("configure tunnel %s: %w", want.Name, err)
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
-		return nil, fmt.Errorf("start tunnel %s: %w", want.Name, err)
+	if err := s.startTunnel(link); err != nil {
+		return nil, err
 	}
 	var peers []Peer
 	for _, host := range s.distant {

@@ -59,7 +59,7 @@ func probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
 	links := map[string]netlink.Link{"veth": &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "probe2"}, PeerName: "probe3"}}
 	if !routed {
 		links["bridge"] = &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "probe0"}}
-		links["vxlan"] = &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "probe1"}, VxlanId: 1, Port: 4789}
+		links["vxlan"] = &netlink.Vxlan{LinkAttrs: netlink.LinkAttrs{Name: "probe1"}, VxlanId: 1, Port: site.TunnelPort}
 	}
 	for module, link := range links {
 		if err := netlink.LinkAdd(link); err != nil {
@@ -68,7 +68,7 @@ func probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
 	}
 	address := netip.MustParseAddr("192.0.2.1")
 	s := State{
-		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: 4789, IPv6: ipv6,
+		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: site.TunnelPort, IPv6: ipv6,
 		Networks: []Network{{VNI: 1, Owners: []Owner{{}}, Local: []Pod{{Address: address.Next()}}}},
 	}
 	if routed {

@@ -78,7 +78,7 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 		return err
 	}
 	s := routed()
-	s.Port, s.Names = 4789, false
+	s.Port, s.Names = site.TunnelPort, false
 	// n3 is on another link.
 	s.Networks[0].Peers = append(s.Networks[0].Peers, Peer{Address: netip.MustParseAddr("10.128.1.9"), Via: netip.MustParseAddr("192.168.2.13")})
 	s.Networks[0].Local = append(s.Networks[0].Local, Pod{Address: netip.MustParseAddr("10.128.0.4"), Owner: 1001})

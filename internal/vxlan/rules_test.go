@@ -18,7 +18,7 @@ func example() State {
 	slurm := site.Rule{Addresses: []netip.Prefix{netip.MustParsePrefix("192.168.1.7/24")}, Ports: []site.Port{{Protocol: "tcp", First: 6817, Last: 6818}, {Protocol: "udp", First: 53, Last: 53}}}
 	bob := Owner{UID: 1002, Egress: []site.Rule{slurm}}
 	s := State{
-		Pods: netip.MustParsePrefix("10.128.0.0/12"), Gateway: address("10.128.0.1"), Host: address("192.168.1.11"), Port: 4789, Names: true, Daemons: []uint32{64030},
+		Pods: netip.MustParsePrefix("10.128.0.0/12"), Gateway: address("10.128.0.1"), Host: address("192.168.1.11"), Port: site.TunnelPort, Names: true, Daemons: []uint32{64030},
 		Networks: []Network{
 			{VNI: 4097, Owners: []Owner{{UID: 1003}, bob}, Local: []Pod{{Address: address("10.128.0.9"), Owner: 1002}, {Address: address("10.128.0.10"), Owner: 1003}}},
 			{

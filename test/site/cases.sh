@@ -125,6 +125,9 @@ slurm_inside() {
 # name, and through the hosts.
 users_apart() {
 	local node a b own frames label mac ip to kind host
+	# The kernel takes the port of tunnels with the first pod: who has it before blocks all.
+	a=$(as bob n1 timeout 2 socat -u UDP-RECV:289,bind=127.0.0.1 - 2>&1)
+	[[ $a == *"Permission denied"* ]] || fail "bob may open the port of tunnels: $a"
 	job alice
 	job bob
 	serve bob n1 7000
@@ -154,13 +157,13 @@ users_apart() {
 	done
 	# A user of a host, in no pod, writes tunnel packets.
 	for node in login n2 n1; do
-		as alice $node /srv/site/frames udp 0 "$(address n1):4789" "$node/udp=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send from $node"
+		as alice $node /srv/site/frames udp 0 "$(address n1):289" "$node/udp=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send from $node"
 	done
 	still_listens bob n1 "$(pod_of bob n2)" n2
 	! grep -v "control" "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
 	# By routes there are no tunnels. Otherwise the same packet of one that may send it, root, is taken.
 	[[ -z $subnets ]] || return
-	on n2 /srv/site/frames udp 600 "$(address n1):4789" "tunnelled=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send as root"
+	on n2 /srv/site/frames udp 600 "$(address n1):289" "tunnelled=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send as root"
 	poll 10 grep -q "received tunnelled" "$out/frames" || fail "tunnel packets do not arrive from anybody"
 }
 

@@ -228,7 +228,7 @@ func build(text string) ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		return append(append(frame, 0x08, 0x00), ip(source, destination, 4789, packet)...), nil
+		return append(append(frame, 0x08, 0x00), ip(source, destination, 289, packet)...), nil
 	case "arp":
 		arp := []byte{0, 1, 8, 0, 6, 4, 0, 1}
 		arp = append(arp, from...)
