@@ -34,11 +34,13 @@ type Report struct {
 	Overview *Overview
 	Links    []Link
 	// Shared: the hosts are one machine.
-	Shared  bool
-	Noise   []Noise
-	Drift   float64
-	Missing []Missing
-	Papers  []Paper
+	Shared bool
+	Noise  []Noise
+	Drift  float64
+	// Disturbed: others used the machine just before.
+	Disturbed []Disturbed
+	Missing   []Missing
+	Papers    []Paper
 	// Curves are figures by the number of nodes.
 	Curves []Curve
 	// Answers are those of questions, and Rubric is for those that persons answer; nil
@@ -235,6 +237,7 @@ func model(lines []record.Line) (Report, error) {
 		r.Groups = append(r.Groups, g)
 	}
 	r.noise(baseline, units)
+	r.Disturbed = disturbed(lines)
 	r.missing(unmeasured, under, measured, failed)
 	r.curves(lines)
 	var err error
@@ -251,19 +254,21 @@ func model(lines []record.Line) (Report, error) {
 	return r, err
 }
 
+// dateForm is how dates are written.
+const dateForm = "2 January 2006, 15:04 UTC"
+
 func (r *Report) session(line record.Line) error {
 	s := line.Session
 	var err error
 	if r.fast, err = fastSystems(s.Plan); err != nil {
 		return fmt.Errorf("read the plan %s of the records: %w", s.Name, err)
 	}
-	const form = "2 January 2006, 15:04 UTC"
 	if r.Sessions == 0 {
 		r.Title, r.Name, r.Reference, r.Seed, r.Plan, r.Drift = s.Title, s.Name, s.Reference, s.Seed, s.Plan, s.Drift
 		r.Before = s.Before
-		r.From = line.Time.UTC().Format(form)
+		r.From = line.Time.UTC().Format(dateForm)
 	}
-	r.To = line.Time.UTC().Format(form)
+	r.To = line.Time.UTC().Format(dateForm)
 	r.Sessions++
 	maps.Copy(r.Versions, s.Versions)
 	r.Slurm = s.Slurm

@@ -1,0 +1,75 @@
+package report
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// between is how long nothing is written down before a session is no continuation of the
+// one before it: the load at its start is then others', and not the bench's own.
+const between = 10 * time.Minute
+
+// Disturbed is a host that had more to do than it has processors when a run began. Every
+// record has that, whether its plan has a baseline or not.
+type Disturbed struct {
+	Host, When   string
+	Now, Minutes string // the load of the last minute, and of the last five
+	Processors   int
+}
+
+// disturbed finds the greatest load at each beginning of a run.
+func disturbed(lines []record.Line) (all []Disturbed) {
+	// Hosts that have a part of a machine's processors each have the load of all.
+	processors := 0
+	for _, line := range lines {
+		if t := line.Trial; t != nil && t.Step.Window != nil {
+			processors = max(processors, t.Step.Window.Processors)
+		}
+	}
+	var last time.Time
+	for _, line := range lines {
+		s := line.Session
+		if s != nil && (last.IsZero() || line.Time.Sub(last) > between) {
+			worst, most := Disturbed{}, 1.0
+			for _, m := range s.Nodes {
+				now, minutes, ok := loads(m.Load)
+				of := max(m.CPUs, processors)
+				if !ok || of == 0 {
+					continue
+				}
+				if by := max(now, minutes) / float64(of); by > most {
+					words := strings.Fields(m.Load)
+					worst, most = Disturbed{m.Name, line.Time.UTC().Format(dateForm), words[0], words[1], of}, by
+				}
+			}
+			if worst.Host != "" {
+				all = append(all, worst)
+			}
+		}
+		last = line.Time
+	}
+	return all
+}
+
+// loads are the first two of /proc/loadavg.
+func loads(text string) (now, minutes float64, ok bool) {
+	words := strings.Fields(text)
+	if len(words) < 2 {
+		return 0, 0, false
+	}
+	now, err := strconv.ParseFloat(words[0], 64)
+	if err != nil {
+		return 0, 0, false
+	}
+	minutes, err = strconv.ParseFloat(words[1], 64)
+	return now, minutes, err == nil
+}
+
+// String says it.
+func (d Disturbed) String() string {
+	return fmt.Sprintf("on %s, %s, the load was %s in the last minute and %s in the last five, on %d processors: others had worked on the machine up to then", d.Host, d.When, d.Now, d.Minutes, d.Processors)
+}
