@@ -34,6 +34,11 @@ func newReport() *cobra.Command {
 					return fmt.Errorf("write the report: %w", err)
 				}
 			}
+			for _, line := range lines {
+				if line.CutOff > 0 {
+					fmt.Fprintf(os.Stderr, "line %d was cut off by a crash, and is left out\n", line.CutOff)
+				}
+			}
 			fmt.Fprintln(os.Stderr, filepath.Join(out, "report.html"))
 			return nil
 		},

@@ -20,6 +20,9 @@ type Writer struct{ file *os.File }
 // packed is the end of names of files that gzip has packed, which are only read.
 const packed = ".gz"
 
+// older is the end of names of files in bench/results that are of the time before this form.
+const older = ".json"
+
 // Append opens a file, or makes it. A last line that a crash left unfinished gets
 // its end, so that the next one is whole.
 func Append(path string) (*Writer, error) {
@@ -98,14 +101,17 @@ func ReadFile(path string) ([]Line, error) {
 		}
 	}
 	lines, err := Read(from)
-	if err != nil {
+	switch {
+	case err != nil && strings.HasSuffix(strings.TrimSuffix(path, packed), older):
+		return nil, fmt.Errorf("read records (%s): not records of berth bench, but of the form that went before them (%s): no report is made of those: %w", path, older, err)
+	case err != nil:
 		return nil, fmt.Errorf("read records (%s): %w", path, err)
 	}
 	return lines, nil
 }
 
-// Read reads records. A line that a crash cut off is left out: what follows it
-// begins with a session, and its trial was made again.
+// Read reads records. Of a line that a crash cut off only its number is left: what follows
+// it begins with a session, and its trial was made again.
 func Read(from io.Reader) ([]Line, error) {
 	var lines []Line
 	reader := bufio.NewReader(from)
@@ -115,6 +121,7 @@ func Read(from io.Reader) ([]Line, error) {
 			var line Line
 			switch wrong := json.Unmarshal(text, &line); {
 			case wrong != nil && cutOff(wrong):
+				lines = append(lines, Line{CutOff: n})
 			case wrong != nil:
 				return nil, fmt.Errorf("line %d: %w", n, wrong)
 			case line.Schema != Schema:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -85,7 +86,7 @@ func TestCutOff(t *testing.T) {
 		}
 	}
 	lines, err := ReadFile(path)
-	if err != nil || len(lines) != 2 || lines[0].Trial.Number != 0 || lines[1].Trial.Number != 2 {
+	if err != nil || len(lines) != 3 || lines[0].Trial.Number != 0 || lines[1].CutOff != 2 || lines[1].Trial != nil || lines[2].Trial.Number != 2 {
 		t.Fatalf("got %+v, %v", lines, err)
 	}
 }
@@ -102,5 +103,32 @@ func TestReadRefuses(t *testing.T) {
 	}
 	if lines, err := ReadFile("/nonexistent/x"); err != nil || lines != nil {
 		t.Errorf("no file: %v, %v", lines, err)
+	}
+}
+
+// TestOlderForm: what was recorded before there were plans is not called damaged.
+func TestOlderForm(t *testing.T) {
+	for _, name := range []string{"a.json", "a.json.gz", "a.jsonl"} {
+		path := filepath.Join(t.TempDir(), name)
+		var content bytes.Buffer
+		to := io.Writer(&content)
+		if strings.HasSuffix(name, packed) {
+			z := gzip.NewWriter(&content)
+			to = z
+		}
+		_, err := io.WriteString(to, "{\n  \"date\": \"2026-11-21\"\n}\n")
+		if z, is := to.(*gzip.Writer); err == nil && is {
+			err = z.Close()
+		}
+		if err == nil {
+			err = os.WriteFile(path, content.Bytes(), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ReadFile(path)
+		if err == nil || strings.Contains(err.Error(), "the form that went before them (.json)") != (name != "a.jsonl") {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

@@ -15,6 +15,9 @@ type Line struct {
 	Session    *Session    `json:"session,omitempty"`
 	Trial      *Trial      `json:"trial,omitempty"`
 	Unmeasured *Unmeasured `json:"unmeasured,omitempty"`
+	// CutOff is the number of a line in its file that a crash cut off, and of which
+	// nothing is known; otherwise 0.
+	CutOff int `json:"-"`
 }
 
 // Session begins with every call of the bench. A run that was interrupted and

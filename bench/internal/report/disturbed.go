@@ -50,7 +50,9 @@ func disturbed(lines []record.Line) (all []Disturbed) {
 				all = append(all, worst)
 			}
 		}
-		last = line.Time
+		if line.CutOff == 0 {
+			last = line.Time
+		}
 	}
 	return all
 }

@@ -48,7 +48,7 @@ func TestDisturbedAtTheStart(t *testing.T) {
 		lines := begin("0.10 0.10 0.10 1/2 3", 2, 2)
 		next := begin("5.00 5.00 5.00 1/2 3", 2, 2)[0]
 		next.Time = lines[len(lines)-1].Time.Add(after)
-		if got := disturbed(append(lines, next)); len(got) != want {
+		if got := disturbed(append(lines, record.Line{CutOff: 8}, next)); len(got) != want {
 			t.Errorf("a session %v later: %v", after, got)
 		}
 	}

@@ -39,8 +39,10 @@ type Report struct {
 	Drift  float64
 	// Disturbed: others used the machine just before.
 	Disturbed []Disturbed
-	Missing   []Missing
-	Papers    []Paper
+	// CutOff are the lines that a crash left unfinished; what they were is not known.
+	CutOff  int
+	Missing []Missing
+	Papers  []Paper
 	// Curves are figures by the number of nodes.
 	Curves []Curve
 	// Answers are those of questions, and Rubric is for those that persons answer; nil
@@ -147,6 +149,8 @@ func model(lines []record.Line) (Report, error) {
 	pool := newPool()
 	for _, line := range lines {
 		switch {
+		case line.CutOff > 0:
+			r.CutOff++
 		case line.Unmeasured != nil:
 			unmeasured = append(unmeasured, leftOut{*line.Unmeasured, link})
 		case line.Session != nil:

@@ -396,3 +396,20 @@ func TestBesideItself(t *testing.T) {
 		t.Errorf("got %s", text)
 	}
 }
+
+// TestCutOffIsSaid: a line that a crash left unfinished is no secret.
+func TestCutOffIsSaid(t *testing.T) {
+	lines := records(0, asIs)
+	for cut, want := range []string{"", "1 line of the records was cut off by a crash", "2 lines of the records were cut off by a crash"} {
+		files, err := Make(lines)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, form := range []string{"report.md", "report.html"} {
+			if text := string(files[form]); !strings.Contains(text, want) || strings.Contains(text, "cut off by") != (cut > 0) {
+				t.Errorf("%d, %s: %s", cut, form, text)
+			}
+		}
+		lines = append(lines, record.Line{CutOff: 9})
+	}
+}
