@@ -71,17 +71,37 @@ func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
 	return err
 }
 
-// serveMetrics until the context ends.
+// serveMetrics until the context ends. Any user can have a port from 1024 on first: that is
+// said, and tried again, and no reason to have no networks.
 func (d *Daemon) serveMetrics(ctx context.Context) error {
+	said := ""
+	for {
+		err := d.serveMetricsOnce(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if err.Error() != said {
+			said = err.Error()
+			d.log.Error("serve metrics", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(retry):
+		}
+	}
+}
+
+func (d *Daemon) serveMetricsOnce(ctx context.Context) error {
 	listener, err := net.Listen("tcp", d.config.Metrics)
 	if err != nil {
-		return fmt.Errorf("serve metrics: %w: correct 'metrics' in the configuration", err)
+		return fmt.Errorf("%w: correct 'metrics' in the configuration, or end who has the port", err)
 	}
 	server := &http.Server{Handler: http.HandlerFunc(d.answerMetrics), ReadTimeout: questionTimeout, WriteTimeout: questionTimeout}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serve metrics: %w", err)
+		return err
 	}
 	return nil
 }

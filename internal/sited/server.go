@@ -53,26 +53,37 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()
-	var strangers strangers
+	strangers := strangers{subordinates: subordinates{path: "/etc/subuid"}}
 	for {
 		conn, err := listener.AcceptUnix()
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return fmt.Errorf("accept a question: %w", err)
+		}
+		if err != nil {
+			// As with too many open files: others close theirs.
+			d.log.Error("accept a question", "error", err)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(retry):
+			}
+			continue
 		}
 		peer, err := peerOf(conn)
 		if err != nil {
 			conn.Close()
 			continue
 		}
-		if !strangers.enter(peer.Uid) {
+		user, entered := strangers.enter(peer.Uid)
+		if !entered {
 			conn.Close()
 			continue
 		}
 		all.Go(func() {
-			defer strangers.leave(peer.Uid)
+			defer strangers.leave(user)
 			defer conn.Close()
 			d.answer(ctx, conn, peer)
 		})
@@ -81,27 +92,30 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 
 // strangers counts connections of users other than root.
 type strangers struct {
+	subordinates subordinates
+
 	mu  sync.Mutex
 	all int
 	of  map[uint32]int
 }
 
-// enter says whether another one of this user's is served; it has to leave then.
-func (s *strangers) enter(uid uint32) bool {
+// enter says whether another one of this user's is served, and who has to leave then.
+func (s *strangers) enter(uid uint32) (uint32, bool) {
 	if uid == 0 {
-		return true
+		return 0, true
 	}
+	uid = s.subordinates.account(uid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.all >= maxStrangers || s.of[uid] >= maxOfOne {
-		return false
+		return uid, false
 	}
 	if s.of == nil {
 		s.of = map[uint32]int{}
 	}
 	s.all++
 	s.of[uid]++
-	return true
+	return uid, true
 }
 
 func (s *strangers) leave(uid uint32) {
@@ -140,13 +154,14 @@ func (d *Daemon) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 	if err == nil {
 		namespaces, err = d.do(ctx, peer, question, answer.Fields)
 	}
+	// A user must not be able to fill the log. berth-session asks as root when he likes, or is
+	// stopped by him before it has.
+	level := slog.LevelWarn
+	if peer.Uid != 0 || question.Verb == site.VerbLogin || question.Verb == "" {
+		level = slog.LevelDebug
+	}
 	if err != nil {
 		answer = site.Message{Verb: site.VerbError, Fields: map[string]string{"reason": err.Error()}}
-		level := slog.LevelWarn
-		if peer.Uid != 0 {
-			// A user must not be able to fill the log.
-			level = slog.LevelDebug
-		}
 		d.log.Log(ctx, level, "refuse", "question", question.Verb, "uid", peer.Uid, "pid", peer.Pid, "reason", err)
 	}
 	var rights []byte
@@ -162,7 +177,7 @@ func (d *Daemon) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 		return
 	}
 	if _, _, err := conn.WriteMsgUnix(answer.Encode(), rights, nil); err != nil {
-		d.log.Warn("answer", "question", question.Verb, "pid", peer.Pid, "error", err)
+		d.log.Log(ctx, level, "answer", "question", question.Verb, "pid", peer.Pid, "error", err)
 	}
 }
 

@@ -1,10 +1,24 @@
 package sited
 
-import "testing"
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site"
+)
 
 // Connections that users leave open keep out neither root nor other users.
 func TestAUserCannotKeepOthersOut(t *testing.T) {
-	var s strangers
+	var all strangers
+	s := entrance{&all}
 	const bob, alice, others = 1001, 1000, 2000
 	for range maxOfOne {
 		if !s.enter(bob) {
@@ -32,4 +46,107 @@ func TestAUserCannotKeepOthersOut(t *testing.T) {
 	if !s.enter(bob) || s.enter(alice) {
 		t.Error("there is not one place more than before")
 	}
+}
+
+// entrance is for tests that know who leaves.
+type entrance struct{ *strangers }
+
+func (e entrance) enter(uid uint32) bool {
+	_, entered := e.strangers.enter(uid)
+	return entered
+}
+
+// A user with subordinate numbers has as many connections with all of them as another one.
+func TestSubordinateNumbersAreOneUser(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "subuid")
+	all := strangers{subordinates: subordinates{path: path}}
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# owners\nbob:100000:65536\nodd:0:4294967295\nodd:7\nodd:x:1\n1002:165536:65536\n")
+	for i := range uint32(maxOfOne) {
+		if user, entered := all.enter(100000 + i); !entered || user != 100000 {
+			t.Fatalf("number %d is counted as %d, and enters: %t", 100000+i, user, entered)
+		}
+	}
+	if _, entered := all.enter(165535); entered {
+		t.Error("another number of bob's enters")
+	}
+	for _, other := range []uint32{1001, 99999, 165536, 231072} {
+		if user, entered := all.enter(other); !entered || user != other {
+			t.Errorf("%d is counted as %d, and enters: %t", other, user, entered)
+		}
+	}
+	write("")
+	if user, entered := all.enter(165535); !entered || user != 165535 {
+		t.Errorf("the file is empty: %d is counted as %t", user, entered)
+	}
+	all.leave(100000)
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if user, entered := all.enter(100000); !entered || user != 100000 {
+		t.Errorf("there is no file: counted as %d, enters: %t", user, entered)
+	}
+}
+
+// What users can have asked as often as they like is not in the log: their own questions, those of
+// berth-session, which is root, and what is none at all.
+func TestUsersDoNotFillTheLog(t *testing.T) {
+	for _, question := range []struct {
+		text   []byte
+		uid    uint32
+		logged bool
+	}{
+		{site.Message{Verb: site.VerbAttach}.Encode(), 1001, false},
+		{site.Message{Verb: site.VerbLogin, Fields: map[string]string{"uid": "1001"}}.Encode(), 0, false},
+		{[]byte{}, 0, false},
+		{site.Message{Verb: site.VerbAttach}.Encode(), 0, true},
+	} {
+		for _, hears := range []bool{true, false} {
+			var log bytes.Buffer
+			d := &Daemon{log: slog.New(slog.NewTextHandler(&log, nil))}
+			asker, asked := socketPair(t)
+			if _, err := asker.Write(question.text); err != nil {
+				t.Fatal(err)
+			}
+			if err := asker.CloseWrite(); err != nil {
+				t.Fatal(err)
+			}
+			if !hears {
+				asker.Close()
+			}
+			d.answer(t.Context(), asked, &unix.Ucred{Uid: question.uid})
+			if logged := strings.Contains(log.String(), "refuse"); logged != question.logged {
+				t.Errorf("%q of %d: %s", question.text, question.uid, log.String())
+			}
+			if !question.logged && log.Len() > 0 {
+				t.Errorf("%q of %d: %s", question.text, question.uid, log.String())
+			}
+			asker.Close()
+			asked.Close()
+		}
+	}
+}
+
+func socketPair(t *testing.T) (*net.UnixConn, *net.UnixConn) {
+	t.Helper()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var conns []*net.UnixConn
+	for i, fd := range fds {
+		file := os.NewFile(uintptr(fd), fmt.Sprintf("end %d", i))
+		conn, err := net.FileConn(file)
+		file.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn.(*net.UnixConn))
+	}
+	return conns[0], conns[1]
 }
