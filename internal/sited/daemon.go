@@ -47,9 +47,9 @@ type Daemon struct {
 	// daemons are the users of Policy.Daemons.
 	daemons []uint32
 
-	// sessions is held by who begins or ends to count the sessions of a user, so
-	// that the end of the last one and the beginning of the next do not mix.
-	sessions sync.Mutex
+	// sessions has a mutex for each user, by his number, held by who begins or ends to count
+	// his sessions, so that the end of the last one and the beginning of the next do not mix.
+	sessions sync.Map
 
 	// applying is held by who changes the kernel, so that an older state never
 	// comes after a newer one.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -98,6 +99,7 @@ func nodeChecks(config site.Config, node string) []check {
 	}
 	if config.DNS.Program != "" {
 		checks = append(checks, check{"berth-dns", program("dns.program", config.DNS.Program)},
+			check{"no name server listens on all addresses", func(context.Context) error { return noWildcard(53) }},
 			check{"names are asked for by resolv.conf", func(context.Context) error { return plainResolver("/etc/nsswitch.conf") }})
 	}
 	if !slices.Contains(config.LoginOn, node) && slices.Contains(config.RoutesOn, node) {
@@ -129,6 +131,26 @@ func portOfRoot(port uint16) error {
 	if uint64(port) >= first {
 		return fmt.Errorf("any user of this host can open UDP port %d first, and no pod here has a network then: choose a port below %d, on all hosts; %d is the usual one", port, min(first, 512), site.TunnelPort)
 	}
+	return nil
+}
+
+// noWildcard: who listens on all addresses of the host has those of pods' name server, too. It is
+// tried with one that nobody listens on.
+func noWildcard(port int) error {
+	remedy := func(err error) error {
+		return fmt.Errorf("%w: have the name server of this host listen on addresses of its own (dnsmasq: bind-dynamic, unbound: interface, bind: listen-on), which it is: ss -lntup sport = :%d", err, port)
+	}
+	address := fmt.Sprintf("127.98.101.114:%d", port)
+	packets, err := net.ListenPacket("udp4", address)
+	if err != nil {
+		return remedy(err)
+	}
+	packets.Close()
+	connections, err := net.Listen("tcp4", address)
+	if err != nil {
+		return remedy(err)
+	}
+	connections.Close()
 	return nil
 }
 

@@ -3,6 +3,8 @@ package sited
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -53,6 +55,37 @@ func TestAPortOfUsersIsToldOf(t *testing.T) {
 		if err := checks[i].look(t.Context()); (err != nil) != wrong {
 			t.Errorf("port %d: %v", port, err)
 		}
+	}
+}
+
+// A name server of the host's on all addresses has the port of pods' name server; one on an address
+// has not.
+func TestANameServerOnAllAddressesIsToldOf(t *testing.T) {
+	own, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := own.LocalAddr().(*net.UDPAddr).Port
+	defer own.Close()
+	if err := noWildcard(port); err != nil {
+		t.Errorf("it listens on 127.0.0.1 alone: %v", err)
+	}
+	all, err := net.Listen("tcp4", "0.0.0.0:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer all.Close()
+	port = all.Addr().(*net.TCPAddr).Port
+	if err := noWildcard(port); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("sport = :%d", port)) {
+		t.Errorf("by TCP it listens on all: %v", err)
+	}
+	wide, err := net.ListenPacket("udp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer wide.Close()
+	if err := noWildcard(wide.LocalAddr().(*net.UDPAddr).Port); err == nil {
+		t.Error("by UDP it listens on all")
 	}
 }
 

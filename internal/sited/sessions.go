@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -53,8 +54,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[
 
 // beginSession returns what the session has to hold.
 func (d *Daemon) beginSession(uid, group string) (*os.File, error) {
-	d.sessions.Lock()
-	defer d.sessions.Unlock()
+	defer d.holdSessions(uid)()
 	session, err := d.lockSession(uid, unix.LOCK_SH)
 	if err != nil {
 		return nil, err
@@ -63,6 +63,15 @@ func (d *Daemon) beginSession(uid, group string) (*os.File, error) {
 		return nil, errors.Join(fmt.Errorf("keep with whom the session shares a network: %w", err), session.Close())
 	}
 	return session, nil
+}
+
+// holdSessions of one user: the end of another's, which waits for etcd, is not in the way. It
+// returns what lets go of them.
+func (d *Daemon) holdSessions(uid string) func() {
+	held, _ := d.sessions.LoadOrStore(uid, &sync.Mutex{})
+	mutex := held.(*sync.Mutex)
+	mutex.Lock()
+	return mutex.Unlock
 }
 
 // keepGroup writes where the addresses of sessions are in etcd, for the end of the
@@ -106,7 +115,7 @@ func (d *Daemon) newest(uid uint32) (string, bool) {
 }
 
 // lockSession does not wait for a lock, which the caller keeps by the file. The
-// caller holds d.sessions.
+// caller holds the sessions of this user.
 func (d *Daemon) lockSession(uid string, how int) (*os.File, error) {
 	file, err := os.OpenFile(d.sessionFile(uid), os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
@@ -144,8 +153,7 @@ func (d *Daemon) endSessions(ctx context.Context) error {
 // which begins now waits for it to be gone. The file goes last: what failed is
 // tried again.
 func (d *Daemon) endUnlessHeld(ctx context.Context, uid string) error {
-	d.sessions.Lock()
-	defer d.sessions.Unlock()
+	defer d.holdSessions(uid)()
 	session, err := d.lockSession(uid, unix.LOCK_EX)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return nil

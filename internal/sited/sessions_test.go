@@ -53,3 +53,14 @@ func TestSessionsKeepTheirGroup(t *testing.T) {
 		t.Errorf("while there are sessions: %v", err)
 	}
 }
+
+// While the end of one user's sessions waits for etcd, another's begin.
+func TestUsersDoNotWaitForTheEndOfOthersSessions(t *testing.T) {
+	d := sessionsOf(t)
+	defer d.holdSessions("1001")()
+	session, err := d.beginSession("1002", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	session.Close()
+}

@@ -24,6 +24,11 @@ etcd_away() {
 	talks n1 n2 || fail "pods are apart without etcd"
 	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
+	# Nor has anybody a first session; a user's job on the node has its pod.
+	seen=$(as bob ctl ssh login true 2>&1) && fail "a session has begun: $seen"
+	[[ $seen == *"no session on this host"*etcd* ]] || fail "bob reads at login: $seen"
+	seen=$(as alice ctl ssh n1 ip -o -4 addr show dev eth0 2>&1)
+	[[ $seen == *"$(pod_of alice n1)/"* ]] || fail "alice's session beside her job: $seen"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 gone alice || fail "the job does not end"
 	start_etcd
