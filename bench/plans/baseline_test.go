@@ -1,0 +1,28 @@
+package plans_test
+
+import (
+	"slices"
+	"testing"
+
+	"berth.dev/berth/bench/internal/campaign"
+	"berth.dev/berth/bench/internal/plan"
+	"berth.dev/berth/bench/plans"
+)
+
+// TestBaselines: a run says how steady its machine was, but for programs of which one
+// trial is all there is.
+func TestBaselines(t *testing.T) {
+	for _, name := range plans.Names() {
+		where, text, err := plans.Read(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := plan.Parse(where, text, campaign.Known())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if none := slices.Contains([]string{"site", "upstream"}, name); (p.Baseline.Case == "") != none {
+			t.Errorf("%s: the baseline is %q", name, p.Baseline.Case)
+		}
+	}
+}
