@@ -24,12 +24,12 @@ func memory() Case {
 		},
 		Task: func(parameters map[string]string, cpus, _ int) (system.Task, error) {
 			// It tells its figures on standard error, where srun and pods have theirs, too.
-			return system.Task{Args: []string{
+			return system.Task{Window: true, Args: []string{
 				"stress-ng", "--stdout", "--temp-path", "/tmp", "--stream", strconv.Itoa(cpus), "--stream-l3-size", parameters["cache"],
 				"--timeout", parameters["seconds"], "--metrics",
 			}}, nil
 		},
-		Read: func(_ map[string]string, out system.Output) ([]record.Value, error) {
+		Read: func(parameters map[string]string, out system.Output) ([]record.Value, error) {
 			rates := regexp.MustCompile(`memory rate: ([0-9.]+) MB read/sec, ([0-9.]+) MB write/sec`).FindAllStringSubmatch(out.Stdout, -1)
 			if len(rates) == 0 {
 				return nil, fmt.Errorf("stress-ng told no memory rate: give it more seconds")
@@ -44,7 +44,8 @@ func memory() Case {
 					total += v
 				}
 			}
-			return []record.Value{{Name: "read and written", Unit: "MB/s", Better: higher, Value: total}}, nil
+			values := []record.Value{{Name: "read and written", Unit: "MB/s", Better: higher, Value: total}}
+			return append(values, perUnit(out, total/1000*number(parameters, "seconds"), "GB")...), nil
 		},
 	}
 }

@@ -120,7 +120,9 @@ func latency() Case {
 		Read: func(_ map[string]string, out system.Output) (values []record.Value, err error) {
 			for _, figure := range []struct{ name, pattern string }{
 				{"median round trip", `percentile 50\.000 = +([0-9.]+)`},
+				{"90th percentile", `percentile 90\.000 = +([0-9.]+)`},
 				{"99th percentile", `percentile 99\.000 = +([0-9.]+)`},
+				{"99.9th percentile", `percentile 99\.900 = +([0-9.]+)`},
 				{"mean round trip", `avg-rtt=([0-9.]+)`},
 				{"standard deviation", `std-dev=([0-9.]+)`},
 				{"shortest", `<MIN> observation = +([0-9.]+)`},
@@ -132,7 +134,12 @@ func latency() Case {
 				}
 				values = append(values, record.Value{Name: figure.name, Unit: "µs", Better: lower, Value: v})
 			}
-			return values, nil
+			// All of them: those at the start and the end are in the processor time, too.
+			trips, err := find(out.Stdout, `\[Total Run\].* ReceivedMessages=([0-9]+)`)
+			if err != nil {
+				return nil, err
+			}
+			return append(values, perUnit(out, trips/1000, "1000 round trips")...), nil
 		},
 	}
 }
@@ -152,7 +159,7 @@ func connections() Case {
 		Task: func(p map[string]string, _, _ int) (system.Task, error) {
 			return system.Task{
 				Args: []string{
-					"fortio", "load", "-quiet", "-loglevel", "error", "-json", "-", "-keepalive=false", "-qps", "0", "-p", "50,99", "-r", "0.00001",
+					"fortio", "load", "-quiet", "-loglevel", "error", "-json", "-", "-keepalive=false", "-qps", "0", "-p", "50,90,99,99.9", "-r", "0.00001",
 					"-t", p["seconds"] + "s", "-c", p["threads"], "-payload-size", p["bytes"], "http://" + system.ServerHere + ":" + p["port"] + "/",
 				},
 				Window: true, Connects: true,

@@ -11,9 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
+
+	"berth.dev/berth/bench/internal/record"
 )
 
 // berth starts a cluster for each task, in one step, and runs the task as a pod.
@@ -152,7 +156,24 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 		return err
 	})
 	out, wrong := takenApart(out, task, b.fast)
+	if task.Alone {
+		out.Values = append(out.Values, phases(out.Said)...)
+	}
 	return out, errors.Join(err, wrong)
+}
+
+// phase is a line of berth's about its start: seconds since it was called, and what is there.
+var phase = regexp.MustCompile(`(?m)^berth: +([0-9.]+)s  (\S.* (?:ready|imported|applied))$`)
+
+// phases are the steps of a start, as berth has told them.
+func phases(said string) []record.Value {
+	var values []record.Value
+	for _, told := range phase.FindAllStringSubmatch(said, -1) {
+		if seconds, err := strconv.ParseFloat(told[1], 64); err == nil {
+			values = append(values, record.Value{Name: "until " + told[2], Unit: "s", Better: "lower", Value: seconds})
+		}
+	}
+	return values
 }
 
 // pair is how many hosts a client and its server have, of a job that has more.
@@ -239,7 +260,12 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 
 // start starts a cluster on hosts for the time of tasks.
 func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder string) (Output, error) {
-	options := append([]string{"run", "--quiet", "--image", b.place.Archive, "-f", "-"}, b.options...)
+	options := []string{"run", "--quiet"}
+	if tasks[0].Alone {
+		options = []string{"run"} // its steps are told
+	}
+	options = append(options, "--image", b.place.Archive, "-f", "-")
+	options = append(options, b.options...)
 	options = append(options, "--fast-path", b.fastPath())
 	if folder != "" {
 		options = append(options, "--mount", folder+":"+inContainer)

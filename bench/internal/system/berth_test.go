@@ -5,10 +5,12 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"berth.dev/berth/bench/internal/record"
 	"berth.dev/berth/bench/internal/window"
 )
 
@@ -111,5 +113,18 @@ func TestVersions(t *testing.T) {
 	b.place.Archive = filepath.Join(dir, "nothing")
 	if _, err := b.Check(t.Context()); err == nil {
 		t.Error("no image of the programs")
+	}
+}
+
+// TestPhases are lines that berth writes where nobody looks at a terminal, among others.
+func TestPhases(t *testing.T) {
+	const said = "srun: job 7 queued\nberth:   0.12s  namespaces ready\nberth:   0.61s  control plane ready\nberth: the image is old\nberth:  10.70s  workload applied\n"
+	want := []record.Value{
+		{Name: "until namespaces ready", Unit: "s", Better: "lower", Value: 0.12},
+		{Name: "until control plane ready", Unit: "s", Better: "lower", Value: 0.61},
+		{Name: "until workload applied", Unit: "s", Better: "lower", Value: 10.7},
+	}
+	if got := phases(said); !slices.Equal(got, want) {
+		t.Errorf("%+v", got)
 	}
 }

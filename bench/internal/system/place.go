@@ -147,11 +147,12 @@ func (p Place) Run(ctx context.Context, argv []string, stdin string) (Output, er
 		}
 		rest = append(rest, line)
 	}
+	out.Said = strings.Join(rest, "")
 	if cause := context.Cause(ctx); err != nil && cause != nil {
 		err = cause
 	}
 	if err != nil {
-		return out, fmt.Errorf("%w: %s", err, lastWords(strings.Join(rest, "")+out.Stdout))
+		return out, fmt.Errorf("%w: %s", err, lastWords(out.Said+out.Stdout))
 	}
 	return out, nil
 }

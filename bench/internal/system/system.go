@@ -94,6 +94,8 @@ const (
 // Output is what a task gave.
 type Output struct {
 	Stdout string
+	// Said is what it wrote to standard error.
+	Said string
 	// Submitted, First and Ended are when the command was given, when the first
 	// byte of its output came, and when it ended.
 	Submitted, First, Ended time.Time
