@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"berth.dev/berth/internal/cni"
 	"berth.dev/berth/internal/site"
@@ -108,7 +107,12 @@ func nodeChecks(config site.Config, node string) []check {
 	if config.ByRoutes() {
 		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return hasSubnet(config, node) }})
 	}
-	return append(checks, check{"Slurm is told to contain jobs", containsJobs})
+	checks = append(checks, check{"Slurm is told to contain jobs", containsJobs})
+	// Where users log in the plugin is for the options of their jobs only.
+	if !slices.Contains(config.LoginOn, node) || config.OptOut {
+		checks = append(checks, check{"Slurm loads the plugin", plugged})
+	}
+	return checks
 }
 
 func openCNI(ctx context.Context, config site.Config) error {
@@ -202,17 +206,12 @@ func plainResolver(path string) error {
 
 // containsJobs asks Slurm's controller.
 func containsJobs(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, "scontrol", "show", "config").Output()
+	config, err := slurmConfig(ctx)
 	if err != nil {
-		return fmt.Errorf("ask scontrol: %w", err)
+		return err
 	}
-	for line := range strings.Lines(string(out)) {
-		name, value, _ := strings.Cut(line, "=")
-		if strings.TrimSpace(name) == "PrologFlags" && strings.Contains(value, "Contain") {
-			return nil
-		}
+	if strings.Contains(config["PrologFlags"], "Contain") {
+		return nil
 	}
 	return errors.New("without an extern step no network is made: set PrologFlags=Contain in slurm.conf")
 }

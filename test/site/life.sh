@@ -92,6 +92,31 @@ sessions_of_groups() {
 	poll 20 no_sessions || fail "after all sessions: $(left_on login) $(etcdctl get --prefix /berth/site/1/networks/)"
 }
 
+# rolled_out: a node whose plugstack.conf does not name the plugin has jobs in the hosts' network, beside
+# pods of others, and the doctor says so. A job over both kinds fails where its first node is without,
+# and has a network on the others otherwise.
+rolled_out() {
+	local host seen
+	host=$(on n2 readlink /proc/1/ns/net)
+	on n2 mount --bind /dev/null /etc/slurm/plugstack.conf
+	seen=$(on n2 /srv/site/berthd doctor 2>&1)
+	[[ $seen == *"WRONG Slurm loads the plugin: /etc/slurm/plugstack.conf does not name spank_berth.so"* ]] || fail "the doctor: $seen"
+	jobs[alice]=$(as alice login sbatch --parsable -N1 -n1 -w n1 --mem=100 -o /dev/null --wrap 'sleep 300')
+	poll 20 on n1 test -e "/run/berthd/pods/${jobs[alice]}" || fail "no network on the node with the plugin"
+	seen=$(as alice login srun -Q -N1 -n1 -w n2 --mem=100 readlink /proc/self/ns/net 2>&1)
+	[[ $seen == "$host" ]] || fail "on the node without: $seen, want $host"
+	seen=$(as alice login srun -Q -N2 -n2 --mem=100 sh -c 'echo $(hostname) $(ip -o -4 addr show dev eth0 | grep -c 10.200)' 2>&1 | sort | xargs)
+	[[ $seen == "n1 1 n2 0" ]] || fail "a job over both: $seen"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
+	on n2 umount /etc/slurm/plugstack.conf
+	on n1 mount --bind /dev/null /etc/slurm/plugstack.conf
+	seen=$(as alice login srun -Q -N2 -n2 --mem=100 true 2>&1) && fail "a job whose first node is without the plugin has run"
+	[[ $seen == *"this job has no network"* ]] || fail "alice reads: $seen"
+	on n1 umount /etc/slurm/plugstack.conf
+	poll 30 runs alice || fail "no job starts afterwards"
+}
+
 # power_lost: a node loses power under jobs, with all that is in its memory; jobs on other
 # nodes and new ones go on, its own addresses are free when the controller has given it
 # up, and it takes part again when it is back.
