@@ -71,6 +71,42 @@ etcd_lost() {
 }
 restored() { [[ $(pod_of alice n1) == "$1" ]]; }
 
+# upgraded: berthd of a former commit (SITE_FORMER, or as it was five changes ago) is replaced by this one, under a
+# job and a session, which go on; and so does all that is new.
+upgraded() {
+	local host before former=${SITE_FORMER:-$(git rev-list -n 1 --skip 5 HEAD -- cmd/berthd internal/site internal/sited internal/vxlan)}
+	git worktree add -q --detach "$out/former" "$former" && (cd "$out/former" && go build -o "$stage/former/berthd" ./cmd/berthd) && chmod -R a+rX "$stage/former" || fail "build the former berthd, of the commit '$former'"
+	git worktree remove --force "$out/former"
+	say "from berthd of $(git log -1 --format='%h, %cs' "$former")"
+	stop_site
+	# Tunnels of former ones ended at that port, where nothing else was said.
+	configuration | sed 's/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
+	for host in "${hosts[@]}"; do
+		on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"
+		"$bed" run "$host" /srv/site/former/berthd run --config /run/changed.yaml >>"$out/$host.log" 2>&1 </dev/null &
+		daemons[$host]=$!
+	done
+	for host in "${hosts[@]}"; do poll 30 answers "$host" || fail "the former berthd does not start on $host"; done
+	job alice
+	serve alice n2 7000
+	stay bob
+	before=$(pod_of alice n1)
+	stop_site
+	start_site --config /run/changed.yaml
+	talks n1 n2 || fail "pods are apart afterwards"
+	[[ $(step alice n1 ip -o -4 addr show dev eth0) == *" $before/"* && $(pod_of alice n1) == "$before" ]] || fail "a new step has $(step alice n1 ip -o -4 addr show dev eth0), want $before"
+	[[ $(step alice n1 getent hosts pod1) == "$(pod_of alice n2) "* ]] || fail "names: $(step alice n1 getent hosts pod1)"
+	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "a new session of bob's is not where the former one is"
+	job bob
+	serve bob n2 7000
+	[[ $(step bob n1 socat -u "TCP:$(pod_of bob n2):7000,connect-timeout=5" -) == "from $(pod_of bob n1)" ]] || fail "pods of a new job are apart"
+	lose_clients
+	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
+	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
+	stop_site
+	start_site
+}
+
 # lost_epilog: a node loses power under a job, so nobody says that the job has
 # left it. The controller knows.
 lost_epilog() {
