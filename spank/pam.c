@@ -14,6 +14,8 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <syslog.h>
 #include <unistd.h>
 
 #include <security/pam_ext.h>
@@ -45,6 +47,16 @@ static int hold(pam_handle_t *pam, int session)
 	return -1;
 }
 
+/* Where a process has several threads, or sessions of several users, as services have that are no
+ * sshd, others of it would be in this network, too. */
+static int may_move(void)
+{
+	static int moved;
+	struct stat threads;
+	/* A directory has a link for itself, one from above, and one for each of its directories. */
+	return !moved++ && stat("/proc/self/task", &threads) == 0 && threads.st_nlink == 3;
+}
+
 static int enter(pam_handle_t *pam, const struct passwd *user, char reason[REASON_SIZE])
 {
 	static const struct settings settings = { .socket = "/run/berthd/berthd.sock" };
@@ -52,6 +64,10 @@ static int enter(pam_handle_t *pam, const struct passwd *user, char reason[REASO
 	struct pod pod;
 	int rc = -1;
 
+	if (!may_move()) {
+		snprintf(reason, REASON_SIZE, "pam_berth.so is for sshd alone, whose processes have one session each");
+		return -1;
+	}
 	question_begin(&question, "login");
 	question_number(&question, "uid", user->pw_uid);
 	question_text(&question, "user", user->pw_name);
@@ -89,6 +105,7 @@ int pam_sm_open_session(pam_handle_t *pam, int flags, int argc, const char **arg
 	if (user->pw_uid == 0 || enter(pam, user, reason) == 0)
 		return PAM_SUCCESS;
 	pam_error(pam, "berth: no session on this host: %s", reason);
+	pam_syslog(pam, LOG_ERR, "no session of %s: %s", user->pw_name, reason);
 	return PAM_SESSION_ERR;
 }
 

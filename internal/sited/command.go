@@ -122,8 +122,8 @@ func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error
 		return openCNI(ctx, config)
 	}
 	// A site may have its reasons: it is told, and the configuration is right.
-	if err := portOfRoot(config.Tunnel.Port); err != nil {
-		fmt.Fprintln(os.Stderr, "berthd: warning: tunnel.port:", err)
+	if err := portsOfRoot(unprivileged, config.Tunnel.Port); err != nil {
+		fmt.Fprintln(os.Stderr, "berthd: warning: ports of tunnels:", err)
 	}
 	return nil
 }

@@ -53,8 +53,8 @@ func nodeChecks(config site.Config, node string) []check {
 			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
 			{"nft removes rules of networks without CNI", vxlan.ProbeClear},
 		}
-	} else {
-		checks = append(checks, check{"tunnel.port is root's alone", func(context.Context) error { return portOfRoot(config.Tunnel.Port) }})
+	} else if !config.ByRoutes() || len(config.Gateways.On) > 0 {
+		checks = append(checks, check{"ports of tunnels are root's alone", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }})
 	}
 	checks = append(checks, []check{
 		{"this host has one address in hosts", func(context.Context) error {
@@ -96,13 +96,13 @@ func nodeChecks(config site.Config, node string) []check {
 			return vxlan.CheckAs(config.Gateways.As[node])
 		}})
 	}
+	if !slices.Contains(config.LoginOn, node) && slices.Contains(config.RoutesOn, node) {
+		return checks
+	}
 	if config.DNS.Program != "" {
 		checks = append(checks, check{"berth-dns", program("dns.program", config.DNS.Program)},
 			check{"no name server listens on all addresses", func(context.Context) error { return noWildcard(53) }},
 			check{"names are asked for by resolv.conf", func(context.Context) error { return plainResolver("/etc/nsswitch.conf") }})
-	}
-	if !slices.Contains(config.LoginOn, node) && slices.Contains(config.RoutesOn, node) {
-		return checks
 	}
 	if config.ByRoutes() {
 		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return hasSubnet(config, node) }})
@@ -120,10 +120,12 @@ func openCNI(ctx context.Context, config site.Config) error {
 	return err
 }
 
-// portOfRoot: whoever has the port first, on one address of the host, keeps the kernel from
-// starting tunnels.
-func portOfRoot(port uint16) error {
-	const path = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+// unprivileged has the first port that any user can open.
+const unprivileged = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+
+// portsOfRoot: that tunnels take frames of root's alone rests on the ports that they come from; and
+// whoever has their own first, on one address of the host, keeps the kernel from starting them.
+func portsOfRoot(path string, port uint16) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return fmt.Errorf("ask which ports are root's: %w", err)
@@ -132,8 +134,11 @@ func portOfRoot(port uint16) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
+	if first <= vxlan.LastSource {
+		return fmt.Errorf("any user of this host can send from UDP port %d on, and so write frames into every network, on all hosts: sysctl -w net.ipv4.ip_unprivileged_port_start=%d", first, vxlan.LastSource+1)
+	}
 	if uint64(port) >= first {
-		return fmt.Errorf("any user of this host can open UDP port %d first, and no pod here has a network then: choose a port below %d, on all hosts; %d is the usual one", port, min(first, 512), site.TunnelPort)
+		return fmt.Errorf("any user of this host can open UDP port %d first, and no pod here has a network then: choose a port below 512, on all hosts; %d is the usual one", port, site.TunnelPort)
 	}
 	return nil
 }

@@ -42,19 +42,31 @@ func TestNftIsAskedForWithCNI(t *testing.T) {
 	}
 }
 
-// A port that any user can open keeps the kernel from starting tunnels.
-func TestAPortOfUsersIsToldOf(t *testing.T) {
-	for port, wrong := range map[uint16]bool{site.TunnelPort: false, 4789: true} {
-		config := site.Default()
-		config.Tunnel.Port = port
-		checks := nodeChecks(config, "n1")
-		i := slices.IndexFunc(checks, func(c check) bool { return strings.Contains(c.name, "tunnel.port") })
-		if i < 0 {
-			t.Fatal("nobody looks at the port of tunnels")
+// A port that any user can open keeps the kernel from starting tunnels, and one that he can send
+// from lets him write into all.
+func TestPortsOfUsersAreToldOf(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "first")
+	for _, c := range []struct {
+		first, says string
+		port        uint16
+	}{
+		{"1024\n", "", site.TunnelPort},
+		{"1024\n", "open UDP port 4789", 4789},
+		{"1023\n", "ip_unprivileged_port_start=1024", site.TunnelPort},
+		{"80\n", "write frames into every network", site.TunnelPort},
+		{"0\n", "ip_unprivileged_port_start=1024", 4789},
+		{"none", "read " + path, site.TunnelPort},
+	} {
+		if err := os.WriteFile(path, []byte(c.first), 0o600); err != nil {
+			t.Fatal(err)
 		}
-		if err := checks[i].look(t.Context()); (err != nil) != wrong {
-			t.Errorf("port %d: %v", port, err)
+		err := portsOfRoot(path, c.port)
+		if (err != nil) != (c.says != "") || err != nil && !strings.Contains(err.Error(), c.says) {
+			t.Errorf("port %d where users have those from %q: %v", c.port, c.first, err)
 		}
+	}
+	if !slices.ContainsFunc(nodeChecks(site.Default(), "n1"), func(c check) bool { return strings.Contains(c.name, "ports of tunnels") }) {
+		t.Error("nobody looks at the ports of tunnels")
 	}
 }
 

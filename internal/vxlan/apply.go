@@ -30,6 +30,8 @@ type Kernel struct {
 	last string
 	// told are the subnets of which it was said that routers lead to them.
 	told map[netip.Prefix]bool
+	// port is that of the tunnels that are there, 0 before anybody has looked.
+	port uint16
 	// applied is the state that was made true last, nil where that failed.
 	applied *State
 }
@@ -94,6 +96,9 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 		return err
 	}
 	if s.opened6, err = k.forwards6(s.dual()); err != nil {
+		return err
+	}
+	if err := k.moveTunnels(s.Port); err != nil {
 		return err
 	}
 	// Rules first: there must be no moment in which this host is a router for others.
@@ -245,7 +250,7 @@ func (s State) vxlan(vni uint32, mtu int) *netlink.Vxlan {
 		VxlanId:   int(vni),
 		SrcAddr:   s.Host.AsSlice(),
 		Port:      int(s.Port),
-		PortLow:   firstSource, PortHigh: lastSource,
+		PortLow:   firstSource, PortHigh: LastSource,
 		Learning: false,
 		// It answers for the pods it knows, and passes no question on.
 		Proxy: true,
@@ -285,7 +290,7 @@ func (s State) startTunnel(link netlink.Link) error {
 func ensure(want netlink.Link) (netlink.Link, error) {
 	name := want.Attrs().Name
 	have, err := netlink.LinkByName(name)
-	if err == nil && have.Type() == want.Type() && samePort(have, want) {
+	if err == nil && have.Type() == want.Type() {
 		return have, nil
 	}
 	if err == nil {
@@ -299,11 +304,28 @@ func ensure(want netlink.Link) (netlink.Link, error) {
 	return netlink.LinkByName(name)
 }
 
-// samePort: a tunnel cannot be moved to another port, and the rules would guard the new one alone.
-func samePort(have, want netlink.Link) bool {
-	is, tunnel := have.(*netlink.Vxlan)
-	shall, too := want.(*netlink.Vxlan)
-	return !tunnel || !too || is.Port == shall.Port
+// moveTunnels removes those at another port, which a tunnel cannot leave: the rules guard this
+// one alone.
+func (k *Kernel) moveTunnels(port uint16) error {
+	if k.port == port {
+		return nil
+	}
+	links, err := netlink.LinkList()
+	if err != nil {
+		return fmt.Errorf("list interfaces: %w", err)
+	}
+	for _, link := range links {
+		tunnel, is := link.(*netlink.Vxlan)
+		if !is || !ours(tunnel.Name) || tunnel.Port == int(port) {
+			continue
+		}
+		if err := netlink.LinkDel(tunnel); err != nil && !isGone(err) {
+			return fmt.Errorf("remove interface %s: %w", tunnel.Name, err)
+		}
+		k.Log.Warn("a tunnel is made anew: hosts whose tunnels end at the former port do not reach the pods here", "interface", tunnel.Name, "was", tunnel.Port, "is", port)
+	}
+	k.port = port
+	return nil
 }
 
 // plug makes an interface a port of a bridge, which learns nothing from it.

@@ -214,7 +214,7 @@ func (s State) input(r *writer) {
 		return
 	}
 	r.block("chain tunnel", func() {
-		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, lastSource)
+		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, LastSource)
 		r.line("drop")
 	})
 }

@@ -125,7 +125,8 @@ func bridgeMAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0x62, 'b', 'e'
 // into the network of another, as VXLAN is nothing but UDP.
 const (
 	firstSource = 512
-	lastSource  = 1023
+	// LastSource has to be root's alone, on all hosts.
+	LastSource = 1023
 )
 
 // overhead of VXLAN over IPv4, in bytes: IP, UDP, VXLAN, Ethernet.

@@ -3,6 +3,7 @@ package vxlan
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -36,6 +37,11 @@ func tunnelMoves() error {
 	last := 0
 	for _, port := range []uint16{4789, 289, 289} {
 		s := State{Host: netip.MustParseAddr("127.0.0.1"), Port: port}
+		// A daemon that is started again, with another configuration.
+		k := Kernel{Log: slog.New(slog.DiscardHandler)}
+		if err := k.moveTunnels(port); err != nil {
+			return err
+		}
 		link, err := ensure(s.vxlan(4096, 1450))
 		if err != nil {
 			return err

@@ -93,8 +93,10 @@ forwards() {
 	helpers+=($!)
 	poll 20 on login curl -sf http://localhost:8889/ -o /dev/null || fail "no server on the host"
 	seen=$(printf %s "$get" | from_outside alice -W localhost:8889 login 2>&1) && fail "alice reaches the loopback of the host: $seen"
-	seen=$(from_outside alice -R 7777:localhost:22 login 'ss -Hltn "sport = :7777" | wc -l; sleep 1')
-	[[ $seen == [12] && -z $(on login ss -Hltn 'sport = :7777') ]] || fail "a port for the client's side: $seen"
+	from_outside alice -tt -R 7777:localhost:22 login 'exec sleep 300' >/dev/null 2>&1 </dev/null &
+	helpers+=($!)
+	poll 20 from_outside alice login 'ss -Hltn "sport = :7777" | grep -q .' || fail "no port for the client's side"
+	[[ -z $(on login ss -Hltn 'sport = :7777') ]] || fail "a port for the client's side on the host"
 	# Of a display that is not there a cookie is enough.
 	# shellcheck disable=SC2016
 	seen=$(as alice ctl env DISPLAY=:7 ssh -Y login 'n=${DISPLAY#localhost:}; ss -Hltn "sport = :$((6000 + ${n%.*}))" | wc -l' 2>&1)
