@@ -6,7 +6,7 @@
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
-#   make bench-bed       every case on every system, links and tuning profiles, and the site network: an hour
+#   make bench-bed       every case on every system, links and tuning profiles, and the site network: an hour and a half
 #   make bench-images    how images come to nodes, beside Apptainer and stargz-snapshotter: 40 minutes
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site

@@ -73,5 +73,5 @@ func loads(text string) (now, minutes float64, ok bool) {
 
 // String says it.
 func (d Disturbed) String() string {
-	return fmt.Sprintf("on %s, %s, the load was %s in the last minute and %s in the last five, on %d processors: others had worked on the machine up to then", d.Host, d.When, d.Now, d.Minutes, d.Processors)
+	return fmt.Sprintf("on %s, %s, the load was %s in the last minute and %s in the last five, on %d processors: it had other work up to then", d.Host, d.When, d.Now, d.Minutes, d.Processors)
 }

@@ -66,6 +66,9 @@ func (f Figure) cell(system string) OverviewCell {
 	}
 	row := f.Rows[i]
 	c := OverviewCell{Median: number(row.Median)}
+	if row.Overlay {
+		c.Median += " (overlay, not fast path)"
+	}
 	switch {
 	case row.HasRatio && f.Unit != ofTimes:
 		c.Beside, c.Verdict = "× "+ratioText(row), row.Verdict
