@@ -232,10 +232,10 @@ func TestLaunch(t *testing.T) {
 	if argv, err = s.launch(); err != nil || !strings.HasSuffix(strings.Join(argv, " "), " -c4 apptainer exec") {
 		t.Errorf("in a container: %q, %v", argv, err)
 	}
-	s.Through, s.Parameters["hosts-launcher"] = nil, "mpirun"
+	s.Through, s.Hosts, s.Parameters["hosts-launcher"] = nil, []string{"n1", "n2"}, "mpirun"
 	argv, err = s.launch()
 	for _, said := range []string{strings.Join(argv, " "), strings.Join(s.mpirun(), " ")} {
-		if err != nil || !strings.Contains(said, " --bind-to none ") || !strings.Contains(said, " mpi_yield_when_idle 1 ") {
+		if err != nil || !strings.Contains(said, " --host ") || !strings.Contains(said, " --bind-to none ") || !strings.Contains(said, " mpi_yield_when_idle 1 ") {
 			t.Errorf("%s, %v", said, err)
 		}
 	}

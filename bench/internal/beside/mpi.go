@@ -24,6 +24,7 @@ start = time.perf_counter()
 MPI.Init()
 took = MPI.COMM_WORLD.reduce(time.perf_counter() - start, op=MPI.MAX, root=0)
 if MPI.COMM_WORLD.rank == 0:
+    print(MPI.Get_library_version().split(",")[0])
     print("MPI_Init took", took)
 MPI.Finalize()
 `
@@ -54,7 +55,8 @@ func (s Spec) launch() ([]string, error) {
 		if len(s.Step) > 0 {
 			return nil, errors.New("mpirun starts no steps, which would have options: give srun as the launcher")
 		}
-		return append([]string{"mpirun"}, s.ranks()...), nil
+		// By itself it starts a daemon of its own on every host of the job.
+		return append([]string{"mpirun", "--host", strings.Join(s.Hosts, ",")}, s.ranks()...), nil
 	}
 	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["hosts-launcher"])
 }

@@ -5,6 +5,7 @@ package campaign
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -133,6 +134,9 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 	if digest := registry.Digest(c.Place.Images); digest != "" {
 		session.Versions["images"] = digest
 	}
+	if err := archives(session.Versions, c.Place); err != nil {
+		return err
+	}
 	if err := sameVersions(session.Versions, c.Before); err != nil {
 		return err
 	}
@@ -158,6 +162,29 @@ func (c *Campaign) begin(ctx context.Context, left []record.ID) error {
 		if err := c.leave(*u); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// archives tells the images of programs apart by what their files hold: which fio or
+// OpenMPI a trial had is a question of these, and of what it said itself. An image that
+// is not there is a matter of the systems that ask for it.
+func archives(versions map[string]string, place system.Place) error {
+	for name, path := range map[string]string{"image of programs": place.Archive, "image with MPI": place.MPIArchive} {
+		archive, err := os.Open(path)
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("open %s: %w", name, err)
+		}
+		sum := sha256.New()
+		_, err = io.Copy(sum, archive)
+		if err := errors.Join(err, archive.Close()); err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+		const few = 8 // bytes
+		versions[name] = fmt.Sprintf("sha256:%x", sum.Sum(nil)[:few])
 	}
 	return nil
 }

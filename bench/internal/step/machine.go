@@ -3,6 +3,7 @@ package step
 import (
 	"maps"
 	"os"
+	"os/exec"
 	"runtime"
 	"slices"
 	"strconv"
@@ -57,6 +58,10 @@ func Inspect() record.Machine {
 	}
 	m.Boot = strings.TrimSpace(read("/proc/sys/kernel/random/boot_id"))
 	maps.Copy(m.Settings, links())
+	// Pods have another MPI, that of their image.
+	if out, err := exec.Command("mpirun", "--version").Output(); err == nil {
+		m.Settings["mpirun"], _, _ = strings.Cut(string(out), "\n")
+	}
 	return m
 }
 
