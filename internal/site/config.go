@@ -126,12 +126,18 @@ type DNS struct {
 type Policy struct {
 	Egress  []Rule `yaml:"egress"`
 	Ingress []Rule `yaml:"ingress"`
+	// Flows is how many connections each pod may have at a time that its host tracks, with hosts and
+	// the outside; 0 for any number.
+	Flows int `yaml:"flows"`
 	// Users are further rules, by login name.
 	Users map[string]Rules `yaml:"users"`
 	// Daemons are the users whose processes on a host reach its pods, beside
 	// root and the pods' owner.
 	Daemons []string `yaml:"daemons"`
 }
+
+// A pod needs some connections for srun, names and its slurmstepd, and no host tracks more than the other.
+const leastFlows, mostFlows = 256, 1 << 24
 
 // Gateways are hosts that forward between pods and networks outside.
 type Gateways struct {
@@ -382,6 +388,9 @@ func (c Config) Validate() error {
 			}
 		}
 	}
+	if n := c.Policy.Flows; n < 0 || n > 0 && n < leastFlows || n > mostFlows {
+		wrong("policy.flows: %d: give from %d to %d connections for a pod, or leave it out", n, leastFlows, mostFlows)
+	}
 	check("policy.egress", c.Policy.Egress)
 	check("policy.ingress", c.Policy.Ingress)
 	for user, rules := range c.Policy.Users {
@@ -504,8 +513,8 @@ func (c Config) checkCNI() []error {
 	if len(c.CNI.Plugins) == 0 || slices.ContainsFunc(c.CNI.Plugins, func(dir string) bool { return !filepath.IsAbs(dir) }) {
 		wrong("cni.plugins %q: give the directories of the plugins, as absolute paths", c.CNI.Plugins)
 	}
-	if len(c.Policy.Egress)+len(c.Policy.Ingress)+len(c.Policy.Users) > 0 {
-		wrong("policy: with 'cni' the plugins say who reaches whom: leave out egress, ingress and users, or 'cni'")
+	if len(c.Policy.Egress)+len(c.Policy.Ingress)+len(c.Policy.Users)+c.Policy.Flows > 0 {
+		wrong("policy: with 'cni' the plugins say who reaches whom: leave out egress, ingress, flows and users, or 'cni'")
 	}
 	if len(c.Gateways.On) > 0 {
 		wrong("gateways: with 'cni' the plugins lead to the outside: leave out 'gateways', or 'cni'")

@@ -136,6 +136,8 @@ func TestMistakesAreSaid(t *testing.T) {
 		"cluster: alps=>cluster: alps\ngroups: {\"12\": [alice]}":                                                                       "a letter first",
 		"cluster: alps=>cluster: alps\ngroups: {a: [bob], b: [alice, bob]}":                                                             "bob is in a already",
 		"policy:=>cni: {list: net.conflist}\npolicy:":                                                                                   "cni.list",
+		"policy:=>policy:\n  flows: 255":                                                                                                "policy.flows: 255",
+		"policy:=>policy:\n  flows: -1":                                                                                                 "or leave it out",
 		"policy:=>cni: {list: /a.conflist, plugins: [bin]}\npolicy:":                                                                    "cni.plugins",
 		"policy:=>cni: {list: /a.conflist, state: cni}\npolicy:":                                                                        "cni.state",
 		"policy:=>cni: {list: /a.conflist}\npolicy:":                                                                                    "the plugins say who reaches whom",

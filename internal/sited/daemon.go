@@ -427,7 +427,7 @@ func (d *Daemon) apply(ctx context.Context, check bool) error {
 func (d *Daemon) state() (vxlan.State, []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), IPv6: d.config.IPv6, Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Names: d.config.DNS.Program != "",
+	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), IPv6: d.config.IPv6, Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Flows: d.config.Policy.Flows, Names: d.config.DNS.Program != "",
 		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node], Routed: d.routed}
 	networks := map[string]*vxlan.Network{}
 	var ids []string

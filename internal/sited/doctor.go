@@ -76,6 +76,9 @@ func nodeChecks(config site.Config, node string) []check {
 		}},
 		{"the key of etcd is root's alone", func(context.Context) error { return private(config.Etcd.Key) }},
 	}...)
+	if config.Policy.Flows > 0 {
+		checks = append(checks, check{"policy.flows leaves others connections", func(context.Context) error { return leavesConnections(tracked, config.Policy.Flows) }})
+	}
 	if config.IPv6.Dual() {
 		checks = append(checks, check{"this host speaks IPv6 to the others", func(context.Context) error {
 			host, err := hostAddress(config.Hosts)
@@ -122,6 +125,33 @@ func openCNI(ctx context.Context, config site.Config) error {
 
 // unprivileged has the first port that any user can open.
 const unprivileged = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
+
+// tracked has how many connections this host tracks at most.
+const tracked = "/proc/sys/net/netfilter/nf_conntrack_max"
+
+// podsAtOnce is how many pods a host shall be able to take with all their connections.
+const podsAtOnce = 4
+
+// leavesConnections: the table is one for the pods and the host.
+func leavesConnections(path string, flows int) error {
+	text, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // nobody has asked for connections to be tracked yet
+	}
+	if err != nil {
+		return fmt.Errorf("ask how many connections this host tracks: %w", err)
+	}
+	most, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	// 0 is the kernel's word for no bound.
+	if most > 0 && most/podsAtOnce < flows {
+		return fmt.Errorf("this host tracks %d connections, and each pod may have %d: %d pods keep out the host's own: sysctl -w net.netfilter.nf_conntrack_max=%d, or less in policy.flows",
+			most, flows, most/flows+1, 2*podsAtOnce*flows)
+	}
+	return nil
+}
 
 // portsOfRoot: that tunnels take frames of root's alone rests on the ports that they come from; and
 // whoever has their own first, on one address of the host, keeps the kernel from starting them.

@@ -70,6 +70,23 @@ func TestPortsOfUsersAreToldOf(t *testing.T) {
 	}
 }
 
+// A host that tracks fewer connections than some pods may have loses its own.
+func TestTooFewConnectionsAreToldOf(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "max")
+	if err := leavesConnections(path, 8192); err != nil {
+		t.Errorf("nothing is tracked: %v", err)
+	}
+	for most, says := range map[string]string{"262144\n": "", "0\n": "", "16384\n": "3 pods keep out the host's own: sysctl -w net.netfilter.nf_conntrack_max=65536", "many": "read " + path} {
+		if err := os.WriteFile(path, []byte(most), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := leavesConnections(path, 8192)
+		if (err != nil) != (says != "") || err != nil && !strings.Contains(err.Error(), says) {
+			t.Errorf("of %q: %v", most, err)
+		}
+	}
+}
+
 // A name server of the host's on all addresses has the port of pods' name server; one on an address
 // has not.
 func TestANameServerOnAllAddressesIsToldOf(t *testing.T) {

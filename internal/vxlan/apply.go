@@ -28,6 +28,8 @@ type Kernel struct {
 	mu sync.Mutex
 	// last are the rules that were loaded last, and are in force unless others removed them.
 	last string
+	// counting: what counts the pods' connections, if anything does, was loaded by us.
+	counting bool
 	// told are the subnets of which it was said that routers lead to them.
 	told map[netip.Prefix]bool
 	// port is that of the tunnels that are there, 0 before anybody has looked.
@@ -128,11 +130,16 @@ func (k *Kernel) load(ctx context.Context, rules string) error {
 	}
 	k.last = ""
 	command := exec.CommandContext(ctx, "nft", "-f", "-")
-	command.Stdin = strings.NewReader(rules)
+	text := rules
+	if !k.counting {
+		// Another daemon may have counted to another bound.
+		text = clearFlows + rules
+	}
+	command.Stdin = strings.NewReader(text)
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("load nftables rules: %w: %s", err, out)
 	}
-	k.last = rules
+	k.last, k.counting = rules, true
 	return nil
 }
 

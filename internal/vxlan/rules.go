@@ -25,7 +25,7 @@ delete table inet berth
 // gets there. opened are the interfaces for which we have turned on forwarding.
 func (s State) rules(opened []string) string {
 	if !s.active() {
-		return clearRules + s.idle()
+		return clearRules + s.flows() + s.idle()
 	}
 	var tunnels []string
 	for _, n := range s.Networks {
@@ -40,6 +40,7 @@ func (s State) rules(opened []string) string {
 	}
 	r := &writer{}
 	r.text(clearRules)
+	r.text(s.flows())
 	if s.Routed == nil {
 		s.bridges(r)
 	}

@@ -91,6 +91,12 @@ func dual(s State) State {
 	return s
 }
 
+// counted: connections of pods are bounded.
+func counted(s State) State {
+	s.Flows = 8192
+	return s
+}
+
 func TestRulesAreAsWritten(t *testing.T) {
 	for name, test := range map[string]struct {
 		state  State
@@ -100,7 +106,8 @@ func TestRulesAreAsWritten(t *testing.T) {
 		"routed.nft": {routed(), []string{"eth0"}}, "routed-gateway.nft": {routedGateway(), []string{"eth0", "eth1"}},
 		"far-gateway.nft": {far(), []string{"eth0", "eth1"}},
 		"gateway.nft":     {gateway(), []string{"eth0", "eth1"}}, "idle-gateway.nft": {State{Forwards: true}, nil}, "ipv6-none.nft": {State{Gateway: example().Gateway, IPv6: second}, nil},
-		"ipv6.nft": {dual(example()), []string{"eth0"}}, "ipv6-routed-gateway.nft": {dual(routedGateway()), []string{"eth0", "eth1"}},
+		"counted.nft": {counted(dual(example())), []string{"eth0"}},
+		"ipv6.nft":    {dual(example()), []string{"eth0"}}, "ipv6-routed-gateway.nft": {dual(routedGateway()), []string{"eth0", "eth1"}},
 	} {
 		testutil.Golden(t, name, test.state.rules(test.opened))
 	}
@@ -109,7 +116,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 // The kernel takes the rules, and takes them twice.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
-	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), dual(example()), dual(far()), dual(routedGateway()), example()} {
+	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), dual(example()), dual(far()), dual(routedGateway()), counted(example()), counted(dual(routed())), example()} {
 		command := exec.Command("nft", "-c", "-f", "-")
 		command.Stdin = strings.NewReader(state.rules([]string{"eth0", "eth1"}))
 		command.SysProcAttr = testutil.NewNamespaces()

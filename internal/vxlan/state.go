@@ -23,6 +23,8 @@ type State struct {
 	Port uint16
 	// Daemons are the users whose processes on this host reach all pods.
 	Daemons []uint32
+	// Flows is how many connections a pod may have that this host tracks, 0 for any number.
+	Flows int
 	// Names: pods may ask a name server at the gateway.
 	Names bool
 	// Networks are those of the users who have pods here.

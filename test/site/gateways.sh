@@ -403,3 +403,70 @@ gateway_unseen() {
 	jobs[alice]=$lost
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
 }
+
+# flows_counted: where policy bounds the connections that a host tracks for a pod, one that
+# opens more gets no further ones, until it closes some; pods of others, the user's on another node, and the
+# host go on, and jobs that come meanwhile do not let it begin anew.
+flows_counted() {
+	local seen count client who tell
+	# shellcheck disable=SC2016
+	client='
+import socket, struct, sys
+def connects():
+    s = socket.socket()
+    s.settimeout(2)
+    # The server closes nothing: a reset ends the connection for both.
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    try:
+        s.connect((sys.argv[1], 6900))
+        return s
+    except OSError:
+        return None
+held = [connects()]
+while held[-1] and len(held) < 400:
+    held.append(connects())
+print("opened", len([s for s in held if s]), flush=True)
+sys.stdin.readline()
+print("one more:", connects() is not None, flush=True)
+for s in held:
+    s and s.close()
+sys.stdin.readline()
+print("afterwards:", connects() is not None, flush=True)'
+	restart_site 's|^policy:|&\n  flows: 256|'
+	job alice
+	on n2 python3 -c '
+import socket
+server, held = socket.create_server(("", 6900), backlog=500), []
+while True: held.append(server.accept())' >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 connects_to_n2 n1 || fail "nobody listens on n2"
+	mkfifo "$out/flows"
+	root alice n1 python3 -c "$client" "$(address n2)" <"$out/flows" >"$out/opened" 2>&1 &
+	helpers+=($!)
+	exec {tell}>"$out/flows"
+	poll 40 grep -q opened "$out/opened" || fail "the client says nothing: $(<"$out/opened")"
+	count=$(grep -o 'opened [0-9]*' "$out/opened" | cut -d' ' -f2)
+	# The step that waits in the pod has some, too.
+	((count > 200 && count <= 256)) || fail "the pod has $count connections, of 256"
+	# Rules are replaced when pods come.
+	job bob
+	for who in bob:n1 alice:n2; do
+		seen=$(root "${who%:*}" "${who#*:}" timeout 5 python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print("reached")' "$(address n2)" 2>&1)
+		[[ $seen == reached ]] || fail "the pod of ${who/:/ on }: $seen"
+	done
+	connects_to_n2 n1 || fail "the host of the pod opens no connections"
+	echo >&"$tell"
+	poll 10 grep -q 'one more' "$out/opened" || fail "the client says no more: $(<"$out/opened")"
+	grep -q 'one more: False' "$out/opened" || fail "a new job let the pod begin anew: $(<"$out/opened")"
+	poll 10 eval '[[ $(root alice n1 timeout 5 python3 -c "import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print(\"reached\")" "$(address n2)" 2>&1) == reached ]]' ||
+		fail "the pod has closed its connections, and gets no new ones"
+	echo >&"$tell"
+	poll 10 grep -q 'afterwards: True' "$out/opened" || fail "afterwards: $(<"$out/opened")"
+	exec {tell}>&-
+	rm "$out/flows"
+	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
+	poll 20 settled || fail "the jobs do not end"
+	restart_site ''
+}
+
+connects_to_n2() { on "$1" python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 6900), 4)' "$(address n2)" 2>/dev/null; }

@@ -6,7 +6,7 @@ a_subnet_each='{"n[1-2]": 10.200.1.0/29, login: 10.200.2.0/29}'
 # What works by tunnels works without. Those that stop and start daemons do so with
 # the configuration of the moment. SITE_ROUTED="routed_afar" runs these alone, by hand.
 without_tunnels=(no_nat hosts_reached slurm_inside users_apart nobody_spoofs daemon_killed names names_apart groups sessions
-	gateways strict_reverse_path mpi mpirun kubernetes exhausted etcd_away etcd_lost lost_epilog operated)
+	gateways flows_counted strict_reverse_path mpi mpirun kubernetes exhausted etcd_away etcd_lost lost_epilog operated)
 
 # with_routes SUBNETS: berthd of all hosts is started again with pods routed so, or with
 # tunnels. No job may run.

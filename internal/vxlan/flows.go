@@ -1,0 +1,44 @@
+package vxlan
+
+import "fmt"
+
+// flowsTable is apart from our other rules, which are replaced whenever a pod comes or
+// goes: what it has counted stays as long as there are pods.
+const flowsTable = "berth_flows"
+
+// clearFlows removes it, whether it is there or not.
+const clearFlows = "add table inet " + flowsTable + "\ndelete table inet " + flowsTable + "\n"
+
+// flows bound the connections that this host tracks for a pod, those through it and
+// those with it. Its rules may be loaded again on top of themselves; the kernel takes
+// those without connections out of the sets.
+func (s State) flows() string {
+	if s.Flows == 0 {
+		return ""
+	}
+	if len(s.Networks) == 0 {
+		return clearFlows
+	}
+	r := &writer{}
+	r.line("add table inet %s", flowsTable)
+	for _, kind := range s.kinds() {
+		r.line("add set inet %s pods%s { type %s; flags dynamic; size 65535; }", flowsTable, kind.suffix, kind.nft)
+	}
+	for _, hook := range []string{"input", "forward"} {
+		// Before those rules that accept.
+		r.line("add chain inet %s %s { type filter hook %[2]s priority -11; policy accept; }", flowsTable, hook)
+		r.line("flush chain inet %s %s", flowsTable, hook)
+		s.countFlows(r, hook, "iifname", "saddr", "reject with icmpx admin-prohibited")
+		if hook == "forward" {
+			s.countFlows(r, hook, "oifname", "daddr", "drop")
+		}
+	}
+	return r.String()
+}
+
+func (s State) countFlows(r *writer, hook, on, side, over string) {
+	for _, kind := range s.kinds() {
+		count := fmt.Sprintf("add @pods%s { %s %s ct count over %d }", kind.suffix, kind.header, side, s.Flows)
+		r.line("add rule inet %s %s %s %q ct state new %s %s", flowsTable, hook, on, s.podLinks(), count, over)
+	}
+}
