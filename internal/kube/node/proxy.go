@@ -75,7 +75,7 @@ func newServiceProxy(ctx context.Context, plan cluster.Plan, api *access) (*serv
 	for _, family := range plan.Addresses.Families() {
 		proxier, err := nftables.NewProxier(ctx, v1.IPFamily(family.Name()),
 			proxyRetry, proxyMinSync, false, proxyMasqueradeBit,
-			proxyutil.NewDetectLocalByCIDR(family.Pods.String()),
+			newLocalSources(family),
 			plan.Node.Name, family.Node.AsSlice(), recorder, health,
 			[]string{netip.PrefixFrom(family.Node, family.Node.BitLen()).String()}, false)
 		if err != nil {
@@ -88,6 +88,29 @@ func newServiceProxy(ctx context.Context, plan cluster.Plan, api *access) (*serv
 	}
 	return &serviceProxy{plan: plan, api: api, proxier: proxiers[0], health: health}, nil
 }
+
+// localSources are those whose connections to Services are not masqueraded: pods, and this
+// node itself. Answers come back to the node anyway, and a port that is another connection's
+// each time meets servers that still remember the former one, and do not answer the first
+// SYN: two of 10,000 connections took a second longer.
+type localSources struct {
+	proxyutil.LocalTrafficDetector
+	header, set string
+}
+
+func newLocalSources(family cluster.Family) localSources {
+	header := "ip"
+	if family.Node.Is6() {
+		header = "ip6"
+	}
+	return localSources{
+		proxyutil.NewDetectLocalByCIDR(family.Pods.String()), header,
+		"{ " + family.Pods.String() + ", " + family.Node.String() + " }",
+	}
+}
+
+// IfNotLocalNFT matches connections that are masqueraded.
+func (l localSources) IfNotLocalNFT() []string { return []string{l.header, "saddr", "!=", l.set} }
 
 // noNode is asked by a health endpoint that is not served.
 type noNode struct{}
