@@ -4,6 +4,7 @@
  *   stepd.c    slurmstepd, as root: enter the job's network
  *   task.c     a task, as root and as the user: enter the pod's processes
  *   image.c    likewise: enter the image that the user, or the site, names
+ *   root.c     how an image becomes the root directory
  *   prolog.c   the beginning of a job on a node, as root: does it want none?
  *   epilog.c   the end of a job on a node: leave it
  *   client.c   the question to berthd
@@ -16,6 +17,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <slurm/slurm.h>
 #include <slurm/spank.h>
@@ -54,6 +56,10 @@ struct pod {
 	char resolver[PATH_SIZE];
 	/* Its address, empty where it has none. */
 	char address[40];
+	/* The image of sessions, empty for the host's files, and what of the host is found in it, paths
+	 * with colons between them. */
+	char image[1024];
+	char mounts[2048];
 	/* The job has none, and wants none. */
 	int declined;
 };
@@ -70,6 +76,22 @@ void refuse_without_network(void);
 
 int own_mounts(char reason[REASON_SIZE]);
 int find_names(const struct pod *pod, char reason[REASON_SIZE]);
+
+/* user is whose rights files of an image are looked up with. */
+struct user {
+	uid_t uid;
+	gid_t gid;
+	const gid_t *groups;
+	int count;
+};
+
+int assemble_root(const struct user *user, const struct settings *s, const char *path, const char *const *mounts, char reason[REASON_SIZE]);
+int enter_root(char reason[REASON_SIZE]);
+
+/* complain tells administrators, or the user of a session, of what is no reason to end. */
+__attribute__((format(printf, 1, 2)))
+void complain(const char *format, ...);
+
 void offer_images(spank_t spank);
 void prepare_image(spank_t spank, const struct settings *s);
 void enter_image(void);

@@ -149,6 +149,10 @@ static int understand(const char *answer, struct pod *pod, char reason[REASON_SI
 			pod->resolver[0] = '\0';
 		if (!field(answer, "address", pod->address, sizeof pod->address))
 			pod->address[0] = '\0';
+		if (!field(answer, "image", pod->image, sizeof pod->image))
+			pod->image[0] = '\0';
+		if (!field(answer, "mounts", pod->mounts, sizeof pod->mounts))
+			pod->mounts[0] = '\0';
 		char yes[4];
 		pod->declined = field(answer, "declined", yes, sizeof yes);
 		return 0;

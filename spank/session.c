@@ -1,15 +1,18 @@
 /* berth-session puts a session of sshd (ForceCommand) into the pod that berthd has
  * for its user on this host. It belongs to root and has the set-user-ID bit: to
  * enter a pod takes root, and into which one is berthd's to say, by the user's
- * number, which is the kernel's to say. As root it reads nothing that the user
- * has set: no argument, variable or file. */
+ * number, which is the kernel's to say. berthd says also which image the session sees, if
+ * the site has one. As root it reads nothing that the user has set: no argument, variable or
+ * file. */
 #define _GNU_SOURCE
 #include "berth.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pwd.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +23,16 @@ static void refuse(const char *reason)
 {
 	fprintf(stderr, "berth: no session on this host: %s\n", reason);
 	exit(EXIT_FAILURE);
+}
+
+void complain(const char *format, ...)
+{
+	va_list args;
+	va_start(args, format);
+	fputs("berth: ", stderr);
+	vfprintf(stderr, format, args);
+	fputc('\n', stderr);
+	va_end(args);
 }
 
 /* A file that we open must not become the standard error of anybody. */
@@ -34,7 +47,29 @@ static void open_standard_files(void)
 	close(fd);
 }
 
-static void enter(uid_t user, const char *name)
+/* assemble the image of the pod, and say whether there is one. A user has all groups in a session that
+ * he has there: sshd has given them to this process. */
+static int assemble(const struct settings *s, struct pod *pod, uid_t uid, char reason[REASON_SIZE])
+{
+	static gid_t groups[NGROUPS_MAX];
+	const char *mounts[MAX_MOUNTS + 1] = { NULL };
+	struct user user = { .uid = uid, .gid = getgid(), .groups = groups, .count = getgroups(NGROUPS_MAX, groups) };
+	char *rest = pod->mounts, *one;
+
+	if (!pod->image[0])
+		return 0;
+	for (int i = 0; i < MAX_MOUNTS && (one = strsep(&rest, ":"));)
+		if (one[0])
+			mounts[i++] = one;
+	if (user.count < 0)
+		refuse("the kernel does not say which groups the user has");
+	if (assemble_root(&user, s, pod->image, mounts, reason))
+		refuse(reason);
+	return 1;
+}
+
+/* enter says whether the session has an image. */
+static int enter(uid_t user, const char *name)
 {
 	static const struct settings settings = { .socket = "/run/berthd/berthd.sock" };
 	static struct question question;
@@ -54,9 +89,11 @@ static void enter(uid_t user, const char *name)
 	}
 	if (prepare_task(&pod, 0, reason))
 		refuse(reason);
+	int image = assemble(&settings, &pod, user, reason);
 	/* What the session holds is kept, and closed in its program. */
 	pod.session = -1;
 	close_pod(&pod);
+	return image;
 }
 
 /* become the user for good: all three, so that nothing brings root back. */
@@ -67,12 +104,18 @@ static void drop(uid_t user, gid_t group)
 }
 
 __attribute__((noreturn))
-static void run(const char *shell)
+static void run(const char *shell, int image)
 {
+	static const char plain[] = "/bin/sh";
 	const char *command = getenv("SSH_ORIGINAL_COMMAND");
-	const char *base = strrchr(shell, '/');
 	char login[64];
 
+	/* An image has not the shells of all users. */
+	if (image && access(shell, F_OK) && errno == ENOENT) {
+		complain("the image of sessions has no %s: this is %s", shell, plain);
+		shell = plain;
+	}
+	const char *base = strrchr(shell, '/');
 	base = base ? base + 1 : shell;
 	if (command) {
 		execl(shell, base, "-c", command, (char *)NULL);
@@ -87,8 +130,10 @@ static void run(const char *shell)
 
 int main(void)
 {
+	static char reason[REASON_SIZE];
 	uid_t user = getuid();
 	gid_t group = getgid();
+	int image = 0;
 
 	open_standard_files();
 	if (geteuid() != 0)
@@ -102,9 +147,11 @@ int main(void)
 		refuse("no memory");
 	/* Root is in no pod. */
 	if (user != 0)
-		enter(user, name);
+		image = enter(user, name);
 	drop(user, group);
+	if (image && enter_root(reason))
+		refuse(reason);
 	if (user != 0)
 		run_task();
-	run(shell);
+	run(shell, image);
 }

@@ -64,6 +64,8 @@ type Config struct {
 	RoutesOn []string `yaml:"routes-on"`
 	// LoginOn are hosts on which users have a pod for their sessions.
 	LoginOn []string `yaml:"login-on"`
+	// Sessions are what these, and those in pods of jobs, see.
+	Sessions Sessions `yaml:"sessions"`
 	// Lease is how long the address of such a pod outlives its host.
 	Lease time.Duration `yaml:"lease"`
 	// OptOut lets users have jobs in the network of the hosts, by
@@ -95,6 +97,38 @@ type Tunnel struct {
 	// FirstVNI is the identifier of the first user's network, and those above
 	// it are the others'.
 	FirstVNI uint32 `yaml:"first-vni"`
+}
+
+// Sessions are settings of what users see who come by ssh.
+type Sessions struct {
+	// Image is the directory whose files are theirs; "" for those of the host.
+	Image string `yaml:"image"`
+	// Mounts are directories of the host that are in it.
+	Mounts []string `yaml:"mounts"`
+}
+
+// What berth-session has room for, in bytes, and in directories.
+const maxImagePath, maxMountPaths, maxMounts = 255, 1024, 16
+
+func (s Sessions) validate() []error {
+	var problems []error
+	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
+	named := func(path string) bool { return pathPattern.MatchString(path) && filepath.Clean(path) == path }
+	if s.Image != "" && (!named(s.Image) || len(s.Image) > maxImagePath) {
+		wrong("sessions.image %q: give the absolute path of a directory, of up to %d letters, digits and -_./, or leave it out for the host's files", s.Image, maxImagePath)
+	}
+	if s.Image == "" && len(s.Mounts) > 0 {
+		wrong("sessions.mounts: there is no image in which they could be: give 'image', too")
+	}
+	for _, path := range s.Mounts {
+		if !named(path) {
+			wrong("sessions.mounts %q: give the absolute path of a directory, of letters, digits and -_./", path)
+		}
+	}
+	if len(s.Mounts) > maxMounts || len(strings.Join(s.Mounts, ":")) > maxMountPaths {
+		wrong("sessions.mounts: give up to %d, of %d characters in all", maxMounts, maxMountPaths)
+	}
+	return problems
 }
 
 // CNI are plugins of the site's choice. Who reaches whom is theirs to say, then.
@@ -402,6 +436,7 @@ func (c Config) Validate() error {
 	problems = append(problems, c.checkRouted()...)
 	problems = append(problems, c.checkGroups()...)
 	problems = append(problems, c.checkIPv6()...)
+	problems = append(problems, c.Sessions.validate()...)
 	return errors.Join(problems...)
 }
 

@@ -107,6 +107,9 @@ func nodeChecks(config site.Config, node string) []check {
 			check{"no name server listens on all addresses", func(context.Context) error { return noWildcard(53) }},
 			check{"names are asked for by resolv.conf", func(context.Context) error { return plainResolver("/etc/nsswitch.conf") }})
 	}
+	if config.Sessions.Image != "" {
+		checks = append(checks, check{"image of sessions", func(context.Context) error { return hasPlaces(config.Sessions) }})
+	}
 	if config.ByRoutes() {
 		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return hasSubnet(config, node) }})
 	}
@@ -116,6 +119,22 @@ func nodeChecks(config site.Config, node string) []check {
 		checks = append(checks, check{"Slurm loads the plugin", plugged})
 	}
 	return checks
+}
+
+// hasPlaces: no session begins where the image has no place for something of the host's.
+func hasPlaces(s site.Sessions) error {
+	image, err := os.OpenRoot(s.Image)
+	if err != nil {
+		return fmt.Errorf("open the image of sessions: %w: correct 'sessions.image' in the configuration", err)
+	}
+	defer image.Close()
+	for _, path := range append([]string{"/proc", "/sys", "/dev", "/tmp"}, s.Mounts...) {
+		// Links in it lead to places in it, also absolute ones, which OpenRoot does not follow.
+		if _, err := image.Lstat(strings.TrimPrefix(path, "/")); err != nil {
+			return fmt.Errorf("find a place for %s in the image of sessions: %w: mkdir -p %s%s", path, err, s.Image, path)
+		}
+	}
+	return nil
 }
 
 func openCNI(ctx context.Context, config site.Config) error {

@@ -15,6 +15,26 @@ import (
 	"berth.dev/berth/internal/site"
 )
 
+func TestTheImageOfSessionsHasPlaces(t *testing.T) {
+	image := t.TempDir()
+	sessions := site.Sessions{Image: image, Mounts: []string{"/home/of/all"}}
+	for _, path := range []string{"proc", "sys", "dev", "tmp", "home/of/all"} {
+		if err := hasPlaces(sessions); err == nil || !strings.Contains(err.Error(), "mkdir -p "+image+"/"+path) {
+			t.Errorf("without %s: %v", path, err)
+		}
+		if err := os.MkdirAll(filepath.Join(image, path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := hasPlaces(sessions); err != nil {
+		t.Error(err)
+	}
+	sessions.Image += "/none"
+	if err := hasPlaces(sessions); err == nil || !strings.Contains(err.Error(), "sessions.image") {
+		t.Errorf("without an image: %v", err)
+	}
+}
+
 func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
 	good := check{"a", func(context.Context) error { return nil }}
 	bad := check{"b", func(context.Context) error { return errors.New("missing: install it") }}

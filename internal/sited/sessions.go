@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -28,8 +29,13 @@ func (d *Daemon) sessionFile(uid string) string { return filepath.Join(d.config.
 
 // Login is the pod into which a session of a user goes: on a login host one of
 // its own, made now if this is the first session, elsewhere that of the user's
-// newest job here. Behind the namespaces comes what the session has to hold.
+// newest job here. Behind the namespaces comes what the session has to hold. The answer says which
+// files it sees, too: berth-session has no configuration.
 func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[string]string) ([]*os.File, error) {
+	if d.config.Sessions.Image != "" {
+		answer["image"] = d.config.Sessions.Image
+		answer["mounts"] = strings.Join(d.config.Sessions.Mounts, ":")
+	}
 	if !slices.Contains(d.config.LoginOn, d.node) {
 		id, found := d.newest(uid)
 		if !found {

@@ -115,6 +115,64 @@ forwards() {
 	seen=$(printf %s "$get" | from_outside alice -W localhost:22 n1 2>&1) && fail "a connection to a node without a job: $seen"
 }
 
+# session_images: where the site has an image for sessions, these see its files, with the user's rights and
+# no way to more, on login hosts and in jobs; files are copied, terminals and Slurm's network are as without.
+session_images() {
+	local seen node image=/srv/site/session-image
+	session_image "$stage/session-image"
+	(configuration && printf 'sessions: {image: %s, mounts: [/home, /srv/site]}\n' "$image") >"$(settings eval 'echo $state')/etc/berth/site.yaml"
+	restart login
+	restart n1
+	# shellcheck disable=SC2016
+	seen=$(from_outside alice login 'cat /etc/os-release /proc/1/comm; pwd; id -un; ip -o link | grep -vc ": lo:"; grep -c 10.200.0.1 /etc/resolv.conf; exit 7' 2>"$out/said")
+	[[ $? -eq 7 && $seen == $'image of sessions\nberth-pod\n/home/alice\nalice\n1\n1' ]] || fail "a session: $seen"
+	[[ $(<"$out/said") == "berth: the image of sessions has no /bin/bash: this is /bin/sh" ]] || fail "another shell: $(<"$out/said")"
+	seen=$(from_outside alice login 'grep -E "^(Uid|NoNewPrivs|CapPrm|CapEff)" /proc/self/status; /srv/site/berth-session; test -e /etc/shadow || echo none' 2>&1 | xargs)
+	[[ $seen == *"Uid: $(yes "$(settings id_of alice)" | head -n 4 | xargs) CapPrm: 0000000000000000 CapEff: 0000000000000000 NoNewPrivs: 1 "*"no session on this host: berth-session needs the rights of root"*" none" ]] || fail "rights: $seen"
+	seen=$(from_outside alice -tt login 'cat /etc/os-release; test -t 0 && stty size && tty' </dev/null 2>&1 | tr -d '\r')
+	[[ $seen == *"image of sessions"*"/dev/pts/"* ]] || fail "a terminal: $seen"
+	seen=$(printf 'sleep 200 &\nkill %%1; wait; echo "shell $0"; exit 5\n' | from_outside alice -tt login 2>&1 | tr -d '\r')
+	[[ $seen == *"shell -sh"* && $seen != *"job control"* ]] || fail "a shell: $seen"
+	seen=$(as alice ctl sh -c 'echo content >file; scp -q file login:copied 2>/dev/null; echo "get copied back" | sftp -q -b - login >/dev/null 2>&1; cat copied back; rm -f file copied back')
+	[[ $seen == $'content\ncontent' ]] || fail "scp and sftp: $seen"
+	seen=$(from_outside alice n1 cat /etc/os-release 2>&1) && fail "a session without a job: $seen"
+	job alice
+	seen=$(from_outside alice n1 'cat /etc/os-release; readlink /proc/self/ns/net' 2>/dev/null)
+	[[ $seen == $'image of sessions\n'"$(step alice n1 readlink /proc/self/ns/net)" ]] || fail "a session in a job: $seen"
+	chmod 700 "$stage/session-image"
+	seen=$(from_outside alice login hostname 2>&1) && fail "a session in what is not hers: $seen"
+	[[ $seen == *"no session on this host: mount /proc in the directory $image: Permission denied"* ]] || fail "not hers: $seen"
+	chmod 755 "$stage/session-image"
+	rmdir "$stage/session-image/sys"
+	seen=$(from_outside alice login hostname 2>&1) && fail "a session without /sys: $seen"
+	[[ $seen == *"no session on this host: mount /sys in the directory $image: No such file or directory: mkdir"* ]] || fail "without /sys: $seen"
+	configuration >"$(settings eval 'echo $state')/etc/berth/site.yaml"
+	restart login
+	restart n1
+	seen=$(from_outside alice login cat /etc/os-release)
+	[[ $seen == "$(on login cat /etc/os-release)" ]] || fail "without an image again: $seen"
+}
+
+# restart HOST: with the configuration of now.
+restart() {
+	on "$1" sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
+	wait "${daemons[$1]}" 2>/dev/null
+	start "$1" "$1" run
+	poll 20 answers "$1" || fail "berthd on $1 does not come back"
+}
+
+# session_image DIR: of busybox, and what copies files, with its libraries.
+session_image() {
+	local name server=/usr/lib/openssh/sftp-server
+	mkdir -p "$1"/{bin,proc,sys,dev,tmp,etc,home,srv/site,usr/lib/openssh}
+	cp /bin/busybox "$1/bin/" && cp "$server" "$1$server" || fail "make an image"
+	for name in sh cat id ip grep readlink sleep stty tty hostname kill; do ln -sf busybox "$1/bin/$name"; done
+	ldd "$server" | grep -oE '/[^ ]+' | while read -r name; do mkdir -p "$1${name%/*}" && cp -L "$name" "$1$name"; done
+	echo "image of sessions" >"$1/etc/os-release"
+	touch "$1"/etc/{resolv.conf,passwd,group}
+	chmod -R a+rX "$1"
+}
+
 # ssh_into_job: on a node, a session enters the pod of the user's newest job there.
 ssh_into_job() {
 	local seen

@@ -1,0 +1,191 @@
+#define _GNU_SOURCE
+#include "berth.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <libgen.h>
+#include <limits.h>
+#include <linux/capability.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/fsuid.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* A task of a step, or a session, sees the files of an image, a directory that somebody has
+ * prepared. As root its tree is put together, in the process's own mount namespace,
+ * and only as the user, when all is done that is done as root, does it
+ * become the root directory: root must never look up a user or load a library in
+ * files that somebody else has written. What the change takes is a capability,
+ * and the kernel keeps all of root's or none (PR_SET_KEEPCAPS): until then they are
+ * permitted to the process, which is the user already and has none in effect, and no
+ * program is started. To drop the others before would take them from the plugins
+ * that Slurm calls after this one, as root.
+ *
+ * The directory is looked up with the user's rights. No program in there gains any:
+ * with libraries of the user's own, one with a set-user-ID bit would be his. */
+
+/* Linux 5.2 and 5.6; in headers of RHEL 8 they are missing. */
+#ifndef SYS_open_tree
+#define SYS_open_tree 428
+#define SYS_move_mount 429
+#endif
+#ifndef SYS_openat2
+#define SYS_openat2 437
+#endif
+enum { TREE_CLONE = 1, TREE_RECURSIVE = 0x8000, FROM_EMPTY = 4, TO_EMPTY = 0x40, IN_ROOT = 0x10 };
+
+/* The tree that will be the root, where the process is now, and the groups that root has. Root
+ * might have less than the user: on a network file system it is often nobody. */
+static int tree = -1;
+static char place[PATH_MAX];
+static gid_t before[NGROUPS_MAX];
+static int saved;
+
+/* open_as_user looks a path up as the user may; in the tree, by links that stay in
+ * it. */
+static int open_as_user(const struct user *user, const char *path, int flags)
+{
+	struct { uint64_t flags, mode, resolve; } how = { .flags = O_PATH | O_CLOEXEC | flags, .resolve = tree < 0 ? 0 : IN_ROOT };
+	if (setgroups(user->count, user->groups))
+		return -1;
+	setfsgid(user->gid);
+	setfsuid(user->uid);
+	int fd = syscall(SYS_openat2, tree, path, &how, sizeof how), why = errno;
+	setfsuid(0);
+	setfsgid(0);
+	if (setgroups(saved, before)) {
+		/* Nothing is worth to go on as root in groups of a user's. */
+		complain("groups of root's own: %s", strerror(errno));
+		_exit(EXIT_FAILURE);
+	}
+	errno = why;
+	return fd;
+}
+
+/* put a copy of what is mounted at a path of the host where the tree has that
+ * path. */
+static int put(const struct user *user, const char *path)
+{
+	int rc = -1;
+	int to = open_as_user(user, path, 0);
+	if (to < 0)
+		return -1;
+	int from = syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC);
+	if (from >= 0)
+		rc = syscall(SYS_move_mount, from, "", to, "", FROM_EMPTY | TO_EMPTY);
+	int why = errno;
+	close(from);
+	close(to);
+	errno = why;
+	return rc;
+}
+
+/* plant makes the image a mount of its own, at a directory that the user does not
+ * need. */
+static int plant(int image, const char *at)
+{
+	struct statvfs flags;
+	int copy = syscall(SYS_open_tree, image, "", TREE_CLONE | AT_EMPTY_PATH | O_CLOEXEC);
+	if (copy < 0)
+		return -1;
+	int rc = syscall(SYS_move_mount, copy, "", AT_FDCWD, at, FROM_EMPTY);
+	close(copy);
+	if (rc || statvfs(at, &flags))
+		return -1;
+	unsigned long keep = flags.f_flag & (MS_RDONLY | MS_NOEXEC | MS_NOATIME | MS_NODIRATIME);
+	if (mount(NULL, at, NULL, MS_REMOUNT | MS_BIND | MS_NOSUID | MS_NODEV | keep, NULL))
+		return -1;
+	tree = open(at, O_PATH | O_DIRECTORY | O_CLOEXEC);
+	return tree < 0 ? -1 : 0;
+}
+
+/* is_host says whether the image is the host's own root, by whatever path: without
+ * what is mounted in it, as images are taken, it would show what these mounts cover. */
+static int is_host(int image)
+{
+	struct stat one, host;
+	return fstat(image, &one) == 0 && stat("/", &host) == 0 && one.st_dev == host.st_dev && one.st_ino == host.st_ino;
+}
+
+/* assemble_root returns 0, or -1 with the reason. It runs as root, before the process becomes
+ * the user. */
+int assemble_root(const struct user *user, const struct settings *s, const char *path, const char *const *mounts, char reason[REASON_SIZE])
+{
+	static const char *const needed[] = { "/proc", "/sys", "/dev", "/tmp", NULL };
+	static const char *const useful[] = { "/var/tmp", "/etc/resolv.conf", "/etc/hosts", "/etc/passwd", "/etc/group", NULL };
+	char at[sizeof s->socket];
+	const char *const *lists[] = { needed, mounts };
+	int rc = -1;
+
+	if (!getcwd(place, sizeof place))
+		strcpy(place, "/");
+	/* First: what is mounted in another namespace is not to be had. */
+	if (own_mounts(reason))
+		return -1;
+	saved = getgroups(NGROUPS_MAX, before);
+	if (saved < 0) {
+		snprintf(reason, REASON_SIZE, "ask for groups: %s", strerror(errno));
+		return -1;
+	}
+	int image = open_as_user(user, path, O_DIRECTORY);
+	if (image < 0) {
+		snprintf(reason, REASON_SIZE, "open the directory %.200s: %s", path, strerror(errno));
+		return -1;
+	}
+	if (is_host(image)) {
+		snprintf(reason, REASON_SIZE, "%.200s is the root of the host, which is no image", path);
+		goto out;
+	}
+	strcpy(at, s->socket);
+	const char *folder = dirname(at);
+	if (plant(image, folder)) {
+		snprintf(reason, REASON_SIZE, "mount the directory %.200s at %.100s: %s", path, folder, strerror(errno));
+		goto out;
+	}
+	for (int i = 0; i < 2; i++)
+		for (const char *const *one = lists[i]; *one; one++)
+			if (put(user, *one)) {
+				const char *remedy = errno == ENOENT ? ": mkdir -p it in there" : "";
+				snprintf(reason, REASON_SIZE, "mount %.100s in the directory %.200s: %s%s", *one, path, strerror(errno), remedy);
+				goto out;
+			}
+	for (const char *const *one = useful; *one; one++)
+		if (put(user, *one) && errno != ENOENT && errno != ENOTDIR)
+			complain("mount %s in the image %s: %s", *one, path, strerror(errno));
+	/* The user is changed next. */
+	rc = prctl(PR_SET_KEEPCAPS, 1);
+	if (rc)
+		snprintf(reason, REASON_SIZE, "keep what it takes to enter the directory: %s", strerror(errno));
+out:
+	close(image);
+	return rc;
+}
+
+static int set_capabilities(uint32_t effective, uint32_t permitted)
+{
+	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
+	struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = { { .effective = effective, .permitted = permitted } };
+	return syscall(SYS_capset, &header, data);
+}
+
+/* enter_root returns 0, or -1 with the reason, after which the process must end. It runs as the
+ * user. */
+int enter_root(char reason[REASON_SIZE])
+{
+	const uint32_t admin = 1U << CAP_SYS_ADMIN;
+	if (set_capabilities(admin, admin) || fchdir(tree) || syscall(SYS_pivot_root, ".", ".") || umount2(".", MNT_DETACH) ||
+	    set_capabilities(0, 0) || prctl(PR_SET_KEEPCAPS, 0) || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    (chdir(place) && chdir("/"))) {
+		snprintf(reason, REASON_SIZE, "enter the directory: %s", strerror(errno));
+		return -1;
+	}
+	close(tree);
+	return 0;
+}
