@@ -34,6 +34,7 @@ containers() {
 	[[ $seen == $'image of alice\n'"$(on n1 readlink /proc/1/ns/net)" ]] || fail "without a network of its own: $seen"
 	seen=$(from_outside alice -tt login "srun -Q -N1 -n1 -w n1 --mem=100 --pty --container-image=/home/alice/image sh -c 'cat /etc/os-release; test -t 0 && echo a terminal'" </dev/null 2>&1 | tr -d '\r')
 	[[ $seen == *"image of alice"*"a terminal"* ]] || fail "a terminal: $seen"
+	image_of_archive
 	refused_images
 	plugstack=$(settings eval 'echo $state')/etc/slurm/plugstack.conf
 	cp "$plugstack" "$out/plugstack"
@@ -47,6 +48,17 @@ containers() {
 	seen=$(in_image cat /etc/os-release)
 	[[ $seen == "$host" ]] || fail "without an image: $seen"
 }
+
+# image_of_archive: berth's image store unpacks an archive, without root, and steps run in what it makes: all files
+# are the user's, and there is a place for each of the host's.
+image_of_archive() {
+	local seen cache=/home/alice/cache bundle=/home/alice/bundle
+	seen=$(in_berth_image import --image-cache $cache /srv/images/busybox.tar && in_berth_image bundle --image-cache $cache --mount /home busybox:1.37 $bundle) || fail "unpack an image: $seen"
+	seen=$(in_image --container-image=$bundle/rootfs sh -c 'pwd; id -u; ls -l /bin/busybox; test -e /etc/shadow; echo $?; : >/tmp/of-alice && rm /tmp/of-alice; grep -c 10.200.0.1 /etc/resolv.conf' | awk '{ print $NF, $3 }' | xargs)
+	[[ $seen == "/home/alice $(settings id_of alice) /bin/busybox alice 1 1" ]] || fail "of an archive: $seen"
+	as alice login rm -rf $cache $bundle
+}
+in_berth_image() { as alice login /srv/berth/bin/berth image "$@" -q 2>&1; }
 
 # refused_images: what cannot be an image ends the step, with the reason.
 refused_images() {
