@@ -105,7 +105,8 @@ func give(handle *netlink.Handle, link netlink.Link, address *netlink.Addr) erro
 			return err
 		}
 	}
-	return nil
+	// Away with it, or the next one to give it would find it there and not wait.
+	return errors.Join(fmt.Errorf("the kernel takes no packets for it after %s", usableLimit), handle.AddrDel(link, address))
 }
 
 // configureIPv6 gives a pod its second address, also one that runs since before there were
