@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 __attribute__((noreturn))
@@ -45,6 +46,26 @@ static void open_standard_files(void)
 	if (fd < 0)
 		exit(EXIT_FAILURE);
 	close(fd);
+}
+
+static int same(const struct stat *a, const struct stat *b)
+{
+	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+/* sshd's process of this connection is, by pam_berth.so, in the pod in which the connection
+ * began, where it forwards. A client that keeps it (ControlMaster) may come back when the user's
+ * newest job is another one, and would look for its ports here. Where nothing has put sshd into
+ * a pod, this process comes from the host's network, which is that of process 1. */
+static void warn_of_another_pod(const struct pod *pod)
+{
+	struct stat here, there, host;
+
+	if (stat("/proc/self/ns/net", &here) || fstat(pod->network, &there) || stat("/proc/1/ns/net", &host) ||
+	    same(&here, &there) || same(&here, &host))
+		return;
+	complain("this session is in another pod than the one in which this connection of ssh began, and where all that it forwards stays: "
+		 "to forward from here, end it with ssh -O exit HOST, and connect again");
 }
 
 /* assemble the image of the pod, and say whether there is one. A user has all groups in a session that
@@ -83,6 +104,7 @@ static int enter(uid_t user, const char *name)
 		refuse(reason);
 	if (pod.network < 0)
 		refuse("berthd has sent no network");
+	warn_of_another_pod(&pod);
 	if (setns(pod.network, CLONE_NEWNET)) {
 		snprintf(reason, sizeof reason, "enter the network: %s", strerror(errno));
 		refuse(reason);

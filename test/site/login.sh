@@ -178,11 +178,20 @@ ssh_into_job() {
 	local seen
 	seen=$(from_outside alice n1 hostname 2>&1) && fail "a session without a job: $seen"
 	[[ $seen == *"you have no job on n1"* ]] || fail "without a job: $seen"
+	from_outside alice n1 hostname 2>/dev/null
+	[[ $? -eq 254 ]] || fail "the exit code where PAM has refused a session"
 	job alice
 	seen=$(from_outside alice n1 'readlink /proc/self/ns/net /proc/self/ns/pid; cat /proc/1/comm')
 	[[ $seen == "$(step alice n1 sh -c 'readlink /proc/self/ns/net /proc/self/ns/pid')"$'\nberth-pod' ]] || fail "a session in a job: $seen"
+	# A connection that is kept, as by ControlMaster, has its ports where it began.
+	as alice ctl ssh -fNM -S .ssh/kept n1 >/dev/null 2>&1 </dev/null || fail "no connection to keep"
+	seen=$(as alice ctl ssh -S .ssh/kept n1 true 2>&1)
+	[[ -z $seen ]] || fail "a session where its connection began: $seen"
 	job alice
 	[[ $(from_outside alice n1 readlink /proc/self/ns/net) == "$(step alice n1 readlink /proc/self/ns/net)" ]] || fail "not in the newest job"
+	seen=$(as alice ctl ssh -S .ssh/kept n1 readlink /proc/self/ns/net 2>&1)
+	[[ $seen == "berth: this session is in another pod than"*$'\n'"$(step alice n1 readlink /proc/self/ns/net)" ]] || fail "a session elsewhere than its connection began: $seen"
+	as alice ctl ssh -S .ssh/kept -O exit n1 2>/dev/null || fail "the connection does not end"
 	seen=$(from_outside bob n1 hostname 2>&1) && fail "bob gets into $seen"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 gone alice || fail "the job does not end"
