@@ -50,6 +50,8 @@ type Daemon struct {
 	// sessions has a mutex for each user, by his number, held by who begins or ends to count
 	// his sessions, so that the end of the last one and the beginning of the next do not mix.
 	sessions sync.Map
+	// logins are the sessions that begin.
+	logins logins
 
 	// applying is held by who changes the kernel, so that an older state never
 	// comes after a newer one.

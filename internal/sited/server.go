@@ -27,6 +27,11 @@ const (
 	// so that he cannot keep out the others'.
 	maxStrangers = 128
 	maxOfOne     = 16
+	// maxLogins are the sessions of one user that begin at a time. Those that ask for them are
+	// root's, but started by the user as often as he likes: berth-session, and sshd with
+	// pam_berth.so. Many may wait for the pod that the first one makes. There is no bound for
+	// all, by which some would keep out the others.
+	maxLogins = 64
 )
 
 // listen makes the socket. All may ask for the status, and name their own jobs; what
@@ -53,7 +58,8 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()
-	strangers := strangers{subordinates: subordinates{path: "/etc/subuid"}}
+	strangers := strangers{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}
+	var said complaint
 	for {
 		conn, err := listener.AcceptUnix()
 		if ctx.Err() != nil {
@@ -64,7 +70,9 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 		}
 		if err != nil {
 			// As with too many open files: others close theirs.
-			d.log.Error("accept a question", "error", err)
+			if said.isNews(err, time.Now()) {
+				d.log.Error("accept a question", "error", err)
+			}
 			select {
 			case <-ctx.Done():
 				return nil
@@ -88,6 +96,24 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 			d.answer(ctx, conn, peer)
 		})
 	}
+}
+
+// complaintPeriod is how often the log has the same complaint.
+const complaintPeriod = time.Minute
+
+// complaint is the last one of its kind in the log. Users must not be able to fill that.
+type complaint struct {
+	text string
+	at   time.Time
+}
+
+// isNews says whether the log has not had this one just now.
+func (c *complaint) isNews(err error, now time.Time) bool {
+	if err.Error() == c.text && now.Sub(c.at) < complaintPeriod {
+		return false
+	}
+	c.text, c.at = err.Error(), now
+	return true
 }
 
 // strangers counts connections of users other than root.
@@ -127,6 +153,34 @@ func (s *strangers) leave(uid uint32) {
 	s.all--
 	if s.of[uid]--; s.of[uid] == 0 {
 		delete(s.of, uid)
+	}
+}
+
+// logins counts, by user, sessions that begin.
+type logins struct {
+	mu sync.Mutex
+	of map[uint32]int
+}
+
+// enter says whether another session of this user's may begin, which then has to leave.
+func (l *logins) enter(uid uint32) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of[uid] >= maxLogins {
+		return false
+	}
+	if l.of == nil {
+		l.of = map[uint32]int{}
+	}
+	l.of[uid]++
+	return true
+}
+
+func (l *logins) leave(uid uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of[uid]--; l.of[uid] == 0 {
+		delete(l.of, uid)
 	}
 }
 
@@ -231,6 +285,10 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 		if err != nil {
 			return nil, err
 		}
+		if !d.logins.enter(uid) {
+			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", maxLogins, d.node)
+		}
+		defer d.logins.leave(uid)
 		return d.Login(ctx, uid, question.Fields["user"], answer)
 	case site.VerbDecline:
 		job, err := number(question, "job")

@@ -2,6 +2,7 @@ package sited
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -9,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -56,27 +58,33 @@ func (e entrance) enter(uid uint32) bool {
 	return entered
 }
 
-// A user with subordinate numbers has as many connections with all of them as another one.
+// A user with subordinate numbers has as many connections with all of them, and his own, as another one.
 func TestSubordinateNumbersAreOneUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "subuid")
-	all := strangers{subordinates: subordinates{path: path}}
+	number := func(name string) (uint32, bool) { return 1001, name == "bob" }
+	all := strangers{subordinates: subordinates{path: path, number: number}}
 	write := func(text string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	write("# owners\nbob:100000:65536\nodd:0:4294967295\nodd:7\nodd:x:1\n1002:165536:65536\n")
-	for i := range uint32(maxOfOne) {
-		if user, entered := all.enter(100000 + i); !entered || user != 100000 {
+	write("# owners\nbob:100000:65536\nodd:0:4294967295\nodd:7\nodd:x:1\n1002:165536:65536\nldap:300000:10\nbob:400000:10\nldap:500000:10\n0:600000:10\n")
+	if user, entered := all.enter(1001); !entered || user != 1001 {
+		t.Fatalf("bob is counted as %d, and enters: %t", user, entered)
+	}
+	for i := range uint32(maxOfOne - 1) {
+		if user, entered := all.enter(100000 + i); !entered || user != 1001 {
 			t.Fatalf("number %d is counted as %d, and enters: %t", 100000+i, user, entered)
 		}
 	}
-	if _, entered := all.enter(165535); entered {
-		t.Error("another number of bob's enters")
+	for _, another := range []uint32{1001, 165535, 400003} {
+		if _, entered := all.enter(another); entered {
+			t.Errorf("%d, another number of bob's, enters", another)
+		}
 	}
-	for _, other := range []uint32{1001, 99999, 165536, 231072} {
-		if user, entered := all.enter(other); !entered || user != other {
+	for other, account := range map[uint32]uint32{1003: 1003, 99999: 99999, 165536: 1002, 231072: 231072, 300009: 300000, 500009: 300000, 600001: 600000} {
+		if user, entered := all.enter(other); !entered || user != account {
 			t.Errorf("%d is counted as %d, and enters: %t", other, user, entered)
 		}
 	}
@@ -84,7 +92,7 @@ func TestSubordinateNumbersAreOneUser(t *testing.T) {
 	if user, entered := all.enter(165535); !entered || user != 165535 {
 		t.Errorf("the file is empty: %d is counted as %t", user, entered)
 	}
-	all.leave(100000)
+	all.leave(1001)
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -128,6 +136,48 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 			}
 			asker.Close()
 			asked.Close()
+		}
+	}
+}
+
+// A user whose sessions begin without end keeps his own from beginning, and nobody else's.
+func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
+	d := sessionsOf(t)
+	d.node = "n1"
+	login := func(uid string) error {
+		_, err := d.do(t.Context(), &unix.Ucred{}, site.Message{Verb: site.VerbLogin, Fields: map[string]string{"uid": uid}}, map[string]string{})
+		return err
+	}
+	for range maxLogins {
+		if !d.logins.enter(1001) {
+			t.Fatal("bob has fewer than one may have")
+		}
+	}
+	if err := login("1001"); err == nil || !strings.Contains(err.Error(), "64 sessions of yours begin on n1 at once") {
+		t.Errorf("one more of bob's: %v", err)
+	}
+	for range 2 * maxLogins {
+		if err := login("1000"); err == nil || !strings.Contains(err.Error(), "you have no job on n1") {
+			t.Fatalf("one of alice's: %v", err)
+		}
+	}
+	d.logins.leave(1001)
+	if err := login("1001"); err == nil || !strings.Contains(err.Error(), "you have no job on n1") {
+		t.Errorf("one of bob's has begun: %v", err)
+	}
+}
+
+func TestTheLogHasAComplaintOnceAMinute(t *testing.T) {
+	var said complaint
+	begin := time.Now()
+	full, other := errors.New("too many open files"), errors.New("no memory")
+	for i, step := range []struct {
+		err   error
+		after time.Duration
+		news  bool
+	}{{full, 0, true}, {full, 30 * time.Second, false}, {other, 31 * time.Second, true}, {full, 32 * time.Second, true}, {full, 91 * time.Second, false}, {full, 92 * time.Second, true}} {
+		if news := said.isNews(step.err, begin.Add(step.after)); news != step.news {
+			t.Errorf("%d: %v after %s is news: %t", i, step.err, step.after, news)
 		}
 	}
 }
