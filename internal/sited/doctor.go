@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -54,7 +55,8 @@ func nodeChecks(config site.Config, node string) []check {
 			{"nft removes rules of networks without CNI", vxlan.ProbeClear},
 		}
 	} else if !config.ByRoutes() || len(config.Gateways.On) > 0 {
-		checks = append(checks, check{"ports of tunnels are root's alone", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }})
+		checks = append(checks, check{"ports of tunnels are root's alone", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }},
+			check{"all hosts have one port of tunnels", func(ctx context.Context) error { return onePort(ctx, config) }})
 	}
 	checks = append(checks, []check{
 		{"this host has one address in hosts", func(context.Context) error {
@@ -190,6 +192,45 @@ func portsOfRoot(path string, port uint16) error {
 		return fmt.Errorf("any user of this host can open UDP port %d first, and no pod here has a network then: choose a port below 512, on all hosts; %d is the usual one", port, site.TunnelPort)
 	}
 	return nil
+}
+
+// namedHosts is how many hosts a complaint names.
+const namedHosts = 5
+
+// onePort: hosts whose tunnels have different ports do not hear each other's pods.
+func onePort(ctx context.Context, config site.Config) error {
+	store, err := OpenStore(config)
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	ports, err := store.TunnelPorts(ctx)
+	if err != nil {
+		return err
+	}
+	return samePort(ports, config.Tunnel.Port)
+}
+
+func samePort(ports map[string]uint16, own uint16) error {
+	others := map[uint16][]string{}
+	for _, host := range slices.Sorted(maps.Keys(ports)) {
+		if port := ports[host]; port != own {
+			others[port] = append(others[port], host)
+		}
+	}
+	var said []string
+	for _, port := range slices.Sorted(maps.Keys(others)) {
+		hosts, more := others[port], ""
+		if n := len(hosts) - namedHosts; n > 0 {
+			hosts, more = hosts[:namedHosts], fmt.Sprintf(" and %d more", n)
+		}
+		said = append(said, fmt.Sprintf("%d on %s%s", port, strings.Join(hosts, ","), more))
+	}
+	if len(said) == 0 {
+		return nil
+	}
+	return fmt.Errorf("it is %d here and %s, which hear nothing of pods here: with no jobs, write one 'tunnel.port' into the configuration of all hosts, and start berthd again where it was another; "+
+		"for a host that has gone: etcdctl del %sHOST", own, strings.Join(said, ", "), tunnelsKey)
 }
 
 // noWildcard: who listens on all addresses of the host has those of pods' name server, too. It is

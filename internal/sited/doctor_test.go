@@ -90,6 +90,43 @@ func TestPortsOfUsersAreToldOf(t *testing.T) {
 	}
 }
 
+// Hosts write where their tunnels end, and the doctor says who has another port than its own.
+func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	said := func() error {
+		t.Helper()
+		ports, err := s.TunnelPorts(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return samePort(ports, site.TunnelPort)
+	}
+	if err := said(); err != nil {
+		t.Errorf("all have the same: %v", err)
+	}
+	s.config.Tunnel.Port = 4789
+	for i := range 8 {
+		if _, err := s.Register(t.Context(), fmt.Sprintf("n%d", i+2), netip.AddrFrom4([4]byte{192, 168, 1, byte(i)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.config.Tunnel.Port = 300
+	if _, err := s.Register(t.Context(), "n1", netip.MustParseAddr("192.168.0.2")); err != nil {
+		t.Fatal(err)
+	}
+	if err := said(); err == nil || !strings.Contains(err.Error(), "it is 289 here and 300 on n1, 4789 on n2,n3,n4,n5,n6 and 3 more,") {
+		t.Errorf("%v", err)
+	}
+	// Where plugins connect pods there are no tunnels.
+	for list, asked := range map[string]bool{"": true, "/site.conflist": false} {
+		config := site.Default()
+		config.CNI.List = list
+		if slices.ContainsFunc(nodeChecks(config, "n1"), func(c check) bool { return strings.Contains(c.name, "one port of tunnels") }) != asked {
+			t.Errorf("with the list %q ports are compared: %t", list, !asked)
+		}
+	}
+}
+
 // A host that tracks fewer connections than some pods may have loses its own.
 func TestTooFewConnectionsAreToldOf(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "max")

@@ -67,7 +67,7 @@ func OpenStore(config site.Config) (*Store, error) {
 // Close ends all watches.
 func (s *Store) Close() error { return s.client.Close() }
 
-func nodeKey(node string) string  { return site.Prefix + "nodes/" + node }
+func nodeKey(node string) string  { return nodesKey + node }
 func userKey(owner string) string { return site.Prefix + "users/" + owner }
 func networkPrefix(owner string) string {
 	return site.Prefix + "networks/" + owner + "/"
@@ -124,16 +124,22 @@ const (
 	networksKey = site.Prefix + "networks/"
 	usersKey    = site.Prefix + "users/"
 	nodesKey    = site.Prefix + "nodes/"
+	tunnelsKey  = site.Prefix + "tunnels/"
 	gatewaysKey = site.Prefix + "gateways/"
 )
 
-// Register says where the tunnels of a node end. It writes only what is not so
+// tunnelKey has the port of a node's tunnels. It is beside where they end, which berthd of before
+// reads as an address.
+func tunnelKey(node string) string { return tunnelsKey + node }
+
+// Register says where the tunnels of a node end, and at which port. It writes only what is not so
 // yet, and may be called often. It returns the revision of etcd.
 func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (int64, error) {
-	value := address.String()
+	value, port := address.String(), strconv.Itoa(int(s.config.Tunnel.Port))
 	fail := func(err error) (int64, error) { return 0, fmt.Errorf("register node %s in etcd: %w", node, err) }
 	// Hundreds of nodes ask so each 'collect', and nearly always all is well: one question.
-	known, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value), clientv3.Compare(clientv3.CreateRevision(bornKey), ">", 0)).Commit()
+	known, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value),
+		clientv3.Compare(clientv3.Value(tunnelKey(node)), "=", port), clientv3.Compare(clientv3.CreateRevision(bornKey), ">", 0)).Commit()
 	if err != nil {
 		return fail(err)
 	}
@@ -143,11 +149,30 @@ func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (
 	if err := s.begin(ctx); err != nil {
 		return fail(err)
 	}
-	put, err := s.client.Put(ctx, nodeKey(node), value)
+	put, err := s.client.Txn(ctx).Then(clientv3.OpPut(nodeKey(node), value), clientv3.OpPut(tunnelKey(node), port)).Commit()
 	if err != nil {
 		return fail(err)
 	}
 	return put.Header.Revision, nil
+}
+
+// TunnelPorts are those of the nodes that have said one.
+func (s *Store) TunnelPorts(ctx context.Context) (map[string]uint16, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+	defer cancel()
+	got, err := s.client.Get(ctx, tunnelsKey, clientv3.WithPrefix())
+	if err != nil {
+		return nil, fmt.Errorf("ask etcd for ports of tunnels: %w", errors.Join(err, context.Cause(ctx)))
+	}
+	ports := map[string]uint16{}
+	for _, kv := range got.Kvs {
+		port, err := strconv.ParseUint(string(kv.Value), 10, 16)
+		if err != nil {
+			return nil, fmt.Errorf("read the port of tunnels in %s: %w", kv.Key, err)
+		}
+		ports[path.Base(string(kv.Key))] = uint16(port)
+	}
+	return ports, nil
 }
 
 // begin marks an etcd that knows nothing as new, for as long as a lease lives: etcd
