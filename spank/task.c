@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 /* A task enters the pod's PID namespace in two steps. As root it says where its
@@ -150,19 +151,48 @@ static void relay(pid_t program, const sigset_t *all)
 	}
 }
 
-/* run_task returns in the program-to-be. */
+/* Where the program-to-be goes on, the stack of what stays outside, and why there is no
+ * program. */
+static ucontext_t program_to_be;
+static char relay_stack[64 << 10] __attribute__((aligned(16)));
+static sigset_t all_signals;
+static volatile int no_program;
+
+/* divide runs on a stack of its own. The program-to-be has all memory in common with what stays
+ * outside, which the kernel has wait until the program has been started: so it leaves this
+ * stack as it was. */
+static void divide(void)
+{
+	pid_t program = vfork();
+	if (program > 0)
+		relay(program, &all_signals);
+	no_program = program < 0 ? errno : 0;
+	setcontext(&program_to_be);
+	_exit(EXIT_FAILURE);
+}
+
+/* run_task returns in the program-to-be. A copy of slurmstepd's memory (fork) was 40 % of
+ * what a pod added to a step's CPU time. */
 void run_task(void)
 {
-	sigset_t all, before;
+	sigset_t before;
+	ucontext_t aside;
 	if (!forks)
 		return;
-	sigfillset(&all);
-	sigprocmask(SIG_SETMASK, &all, &before);
-	pid_t program = fork();
-	if (program > 0)
-		relay(program, &all);
-	if (program < 0) {
+	sigfillset(&all_signals);
+	sigprocmask(SIG_SETMASK, &all_signals, &before);
+	if (getcontext(&aside)) {
 		fprintf(stderr, "berth: start the task in its pod: %s\n", strerror(errno));
+		_exit(EXIT_FAILURE);
+	}
+	aside.uc_stack.ss_sp = relay_stack;
+	aside.uc_stack.ss_size = sizeof relay_stack;
+	aside.uc_link = NULL;
+	makecontext(&aside, divide, 0);
+	if (swapcontext(&program_to_be, &aside))
+		no_program = errno;
+	if (no_program) {
+		fprintf(stderr, "berth: start the task in its pod: %s\n", strerror(no_program));
 		_exit(EXIT_FAILURE);
 	}
 	/* If the parent is killed, Slurm believes that the task has ended. Outside of
