@@ -33,7 +33,7 @@ static int take_image(int value, const char *text, int remote)
 		return ESPANK_SUCCESS;
 	}
 	if (!remote)
-		slurm_error("berth: --container-image=%s: write the absolute path of a directory, or none", text);
+		slurm_error("berth: --container-image=%s: write the absolute path of a directory, or none; 'berth image bundle' makes a directory of an image", text);
 	return ESPANK_BAD_ARG;
 }
 

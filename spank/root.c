@@ -136,7 +136,8 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 	}
 	int image = open_as_user(user, path, O_DIRECTORY);
 	if (image < 0) {
-		snprintf(reason, REASON_SIZE, "open the directory %.200s: %s", path, strerror(errno));
+		const char *remedy = errno == ENOTDIR ? ": 'berth image import' takes archives, and 'berth image bundle' makes a directory" : "";
+		snprintf(reason, REASON_SIZE, "open the directory %.200s: %s%s", path, strerror(errno), remedy);
 		return -1;
 	}
 	if (is_host(image)) {

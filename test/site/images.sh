@@ -64,7 +64,9 @@ in_berth_image() { as alice login /srv/berth/bin/berth image "$@" -q 2>&1; }
 refused_images() {
 	local seen path
 	seen=$(in_image --container-image=image hostname) && fail "it ran: $seen"
-	[[ $seen == *"write the absolute path of a directory"* ]] || fail "a relative path: $seen"
+	[[ $seen == *"write the absolute path of a directory, or none; 'berth image bundle' makes"* ]] || fail "a name: $seen"
+	seen=$(in_image --container-image=/srv/images/busybox.tar hostname) && fail "it ran: $seen"
+	[[ $seen == *"open the directory /srv/images/busybox.tar: Not a directory: 'berth image import'"* ]] || fail "an archive: $seen"
 	seen=$(in_image --container-image=/home/alice/none hostname) && fail "it ran: $seen"
 	[[ $seen == *"this step has no container: open the directory /home/alice/none: No such file"* ]] || fail "none there: $seen"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 --container-image=/home/alice/image hostname 2>&1) && fail "bob ran $seen"
