@@ -25,6 +25,9 @@ type Profile struct {
 	// Sysctls are below /proc/sys, by sysctl's names; Files are others, by patterns.
 	Sysctls map[string]string `yaml:"sysctls"`
 	Files   map[string]string `yaml:"files"`
+	// Wake is the longest that processors may take to wake up, in µs; a descriptor that stays
+	// open asks for it.
+	Wake *uint32 `yaml:"wake-us"`
 	// Features and Rings are of the network card, by ethtool's names.
 	Features map[string]string `yaml:"features"`
 	Rings    map[string]string `yaml:"rings"`
@@ -70,6 +73,9 @@ func Read(name string) (p Profile, err error) {
 		maps.Copy(all, *of.own)
 		*of.own = all
 	}
+	if p.Wake == nil {
+		p.Wake = base.Wake
+	}
 	p.LeftOut = slices.Concat(base.LeftOut, p.LeftOut)
 	return p, nil
 }
@@ -84,6 +90,9 @@ func (p Profile) Settings() map[string]string {
 	}
 	for path, value := range p.Files {
 		all[strings.TrimPrefix(First(path), "/sys/")] = value
+	}
+	if p.Wake != nil {
+		all["cpu_dma_latency"] = fmt.Sprint(*p.Wake) // which only root can look at
 	}
 	maps.Copy(all, p.Features)
 	for name, value := range p.Rings {

@@ -28,14 +28,23 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 	}
 	var each [2][]string
 	var held []string
+	same := []string{}
 	defer func() { err = errors.Join(err, release(held)) }()
 	for i, options := range [][]string{s.Job, s.Outside} {
-		id, wrong := s.hold(ctx, options)
+		id, wrong := s.hold(ctx, slices.Concat(options, same))
 		if id != "" {
 			held = append(held, id)
 		}
 		if wrong != nil {
 			return r, wrong
+		}
+		if i == 0 {
+			// Another host may be faster.
+			hosts, err := run(ctx, "", "squeue", "--noheader", "--jobs="+id, "--format=%N")
+			if err != nil {
+				return r, err
+			}
+			same = append(same, "--nodelist="+strings.TrimSpace(hosts))
 		}
 		each[i] = slices.Concat([]string{"srun", "--quiet", "--overlap", "--jobid=" + id}, Sized(s.Nodes, s.CPUs))
 	}

@@ -29,7 +29,7 @@ func slurm(t *testing.T, script string) (note string) {
 // running answers as a Slurm with two jobs that run until they are cancelled.
 const running = `case "$name" in
 sbatch) case "$*" in *outside*) echo '8;c' ;; *) echo '7;c' ;; esac ;;
-squeue) case "$*" in *states*) echo RUNNING ;; *) grep -q ^scancel "$note" || echo 7 ;; esac ;;
+squeue) case "$*" in *states*) echo RUNNING ;; *%N*) echo 'n[1-2]' ;; *) grep -q ^scancel "$note" || echo 7 ;; esac ;;
 esac
 `
 
@@ -64,7 +64,8 @@ func TestSteps(t *testing.T) {
 	if got := strings.Join(order, " "); got != "in out out in in out out in" {
 		t.Errorf("steps in the order %s", got)
 	}
-	if !strings.Contains(string(text), "scancel --quiet 7 8\n") || !strings.Contains(string(text), "--network-pod=yes") {
+	if !strings.Contains(string(text), "scancel --quiet 7 8\n") || !strings.Contains(string(text), "--network-pod=yes") ||
+		!strings.Contains(string(text), "--outside --nodelist=n[1-2] ") {
 		t.Errorf("it calls\n%s", text)
 	}
 }

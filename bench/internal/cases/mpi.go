@@ -41,7 +41,10 @@ func mpiInit() Case {
 func hpl() Case {
 	return mpiCase(plan.Kind{
 		Name: "hpl", Summary: "HPL by Debian's hpcc, one process on each node; STREAM, PTRANS and FFT of hpcc stand for HPCG",
-		Seconds: func(map[string]string) float64 { return 10 },
+		Seconds: func(p map[string]string) float64 {
+			n := number(p, "size")
+			return 8 + 2.0/3*n*n*n/10e9 // operations, by two cores of a server
+		},
 	}, beside.HPCCJob, beside.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
 }
 

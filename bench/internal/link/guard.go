@@ -150,6 +150,11 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 	if err := Up(ctx, l, device, hosts, g.note, tell); err != nil {
 		return 0, err
 	}
+	held, err := holdAwake(l, wakeFile)
+	if err != nil {
+		tell(fmt.Sprintf("not set: %s: %v", wakeFile, err))
+	}
+	defer held.Close() // nil says so, and nobody asks
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }

@@ -245,6 +245,7 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 		return err
 	}
 	done := map[string]bool{}
+	tried, made := 0, 0
 	for _, host := range hosts {
 		if slices.ContainsFunc(all, func(s setting) bool { return s.device != "" }) {
 			if _, err := ask(ctx, host.shows(device)); err != nil {
@@ -255,6 +256,7 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 			if done[s.what] {
 				continue // on the machine, for all
 			}
+			tried++
 			err := s.make(ctx, host, note)
 			if err != nil && s.machine && host.Namespace != "" {
 				err = s.make(ctx, Host{}, note)
@@ -265,8 +267,13 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 			}
 			if err != nil {
 				tell(fmt.Sprintf("not set: %s: %v", s.what, err))
+				continue
 			}
+			made++
 		}
+	}
+	if tried > 0 && made == 0 {
+		return errors.New("nothing of the link could be set up, and figures would be those of the hosts as they are: call this as root, where there are the programs and the kernel that it asks for")
 	}
 	return nil
 }

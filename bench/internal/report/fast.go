@@ -1,10 +1,7 @@
 package report
 
 import (
-	"cmp"
 	"slices"
-
-	"go.yaml.in/yaml/v3"
 
 	"berth.dev/berth/bench/internal/record"
 )
@@ -14,26 +11,6 @@ var connecting = []string{"bandwidth", "connections", "hpl", "latency", "mpi-ini
 
 // uncounted is in place of a share that nobody knows.
 const uncounted = -1
-
-// fastSystems are those of a plan that have the fast path.
-func fastSystems(text string) (map[string]bool, error) {
-	var plan struct {
-		Systems []struct {
-			Name, Driver string
-			Options      struct{ Network string }
-		}
-	}
-	if err := yaml.Unmarshal([]byte(text), &plan); err != nil {
-		return nil, err
-	}
-	fast := map[string]bool{}
-	for _, s := range plan.Systems {
-		if cmp.Or(s.Driver, s.Name) == "berth" && s.Options.Network == "fast" {
-			fast[s.Name] = true
-		}
-	}
-	return fast, nil
-}
 
 // shareOf is which part of a trial's connections the hosts have made. Trials that
 // have no fast path have none; where there should have been one, and nothing was

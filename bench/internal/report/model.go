@@ -53,6 +53,8 @@ type Report struct {
 	Before string
 	// fast are the systems of which the plan says that they have the fast path.
 	fast map[string]bool
+	// memory is what a job has on a host, in bytes.
+	memory float64
 	// cases are under which conditions each case was measured.
 	cases map[string]pooled
 }
@@ -73,7 +75,11 @@ type Group struct {
 	Parameters         string
 	// Against is the case whose figures of the reference the ratios are to.
 	Against string
+	// Beware is what has to be known of all figures of the case, if anything.
+	Beware  string
 	Figures []Figure
+	// Distribution is that of the case's times; nil where its program prints none.
+	Distribution *Distribution
 }
 
 // Figure is one measure of a case, on all systems.
@@ -190,7 +196,7 @@ func model(lines []record.Line) (Report, error) {
 				continue
 			}
 			if !slices.ContainsFunc(groups, func(g Group) bool { return g.Name == t.Case }) {
-				groups = append(groups, Group{Name: t.Case, Kind: t.Kind, Anchor: anchor(t.Case), Parameters: parameters(t.Parameters), Against: t.Against})
+				groups = append(groups, Group{Name: t.Case, Kind: t.Kind, Anchor: anchor(t.Case), Parameters: parameters(t.Parameters), Against: t.Against, Beware: r.smallFile(t)})
 			}
 			if !slices.Contains(r.Systems, t.System) {
 				r.Systems = append(r.Systems, t.System)
@@ -244,6 +250,7 @@ func model(lines []record.Line) (Report, error) {
 	r.Disturbed = disturbed(lines)
 	r.missing(unmeasured, under, measured, failed)
 	r.curves(lines)
+	r.distributions(lines)
 	var err error
 	if r.Overview, err = r.overview(); err != nil {
 		return r, err
@@ -263,8 +270,7 @@ const dateForm = "2 January 2006, 15:04 UTC"
 
 func (r *Report) session(line record.Line) error {
 	s := line.Session
-	var err error
-	if r.fast, err = fastSystems(s.Plan); err != nil {
+	if err := r.readPlan(s.Plan); err != nil {
 		return fmt.Errorf("read the plan %s of the records: %w", s.Name, err)
 	}
 	if r.Sessions == 0 {

@@ -222,7 +222,7 @@ func TestSystemsOfAFigure(t *testing.T) {
 	mpi := func(system string) []record.Line {
 		return []record.Line{
 			{Session: &record.Session{Name: "pcocc"}},
-			{Trial: &record.Trial{Case: "m", Kind: "mpi-init", System: system, Phase: record.Run, Parameters: map[string]string{"nodes": "2"}, Values: []record.Value{{Name: "x"}}}},
+			{Trial: &record.Trial{Case: "m", Kind: "mpi-init", System: system, Phase: record.Run, Parameters: map[string]string{"nodes": "2", "hosts-launcher": "srun"}, Values: []record.Value{{Name: "x"}}}},
 		}
 	}
 	for system, want := range map[string]string{

@@ -34,6 +34,11 @@ func Make(lines []record.Line) (map[string][]byte, error) {
 				return nil, err
 			}
 		}
+		if d := r.Groups[g].Distribution; d != nil {
+			if d.SVG, err = drawDistribution(*d); err != nil {
+				return nil, err
+			}
+		}
 	}
 	for c := range r.Curves {
 		if r.Curves[c].SVG, err = drawCurve(r.Curves[c]); err != nil {

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"runtime"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,7 +24,7 @@ var settings = []string{ //nolint:gochecknoglobals // a constant
 
 // Inspect tells what this machine is. What cannot be read is left out.
 func Inspect() record.Machine {
-	m := record.Machine{CPUs: runtime.NumCPU(), Load: load(), Settings: map[string]string{}}
+	m := record.Machine{Load: load(), Settings: map[string]string{}}
 	if m.Name = os.Getenv("SLURMD_NODENAME"); m.Name == "" {
 		m.Name, _ = os.Hostname()
 	}
@@ -40,6 +40,8 @@ func Inspect() record.Machine {
 	for line := range strings.Lines(read("/proc/cpuinfo")) {
 		key, value, _ := strings.Cut(line, ":")
 		switch strings.TrimSpace(key) {
+		case "processor":
+			m.CPUs++ // all of the machine's; a step may have fewer
 		case "model name":
 			m.CPU = strings.TrimSpace(value)
 		case "flags":
@@ -51,7 +53,12 @@ func Inspect() record.Machine {
 			m.Memory = kilobytes * 1024
 		}
 	}
-	for _, path := range slices.Concat(settings, profiles.Paths()) {
+	// What a disk says that it has written may be in a cache of its own yet.
+	caches, err := filepath.Glob("/sys/block/*/queue/write_cache")
+	if err != nil {
+		caches = nil
+	}
+	for _, path := range slices.Concat(settings, profiles.Paths(), caches) {
 		if value := strings.TrimSpace(read(path)); value != "" {
 			m.Settings[strings.TrimPrefix(strings.TrimPrefix(path, "/proc/sys/"), "/sys/")] = value
 		}

@@ -1,0 +1,195 @@
+package report
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"math"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// percents are the parts of all times that a distribution is told at: the longest is
+// as many as there were.
+var percents = []float64{50, 75, 90, 99, 99.9, 99.99, 100} //nolint:gochecknoglobals // a constant
+
+// Distribution is how long the round trips of a case took, or its connections: of each
+// system the time in which a part of them was over.
+type Distribution struct {
+	// Columns name the parts.
+	Columns []string
+	Rows    []Spread
+	SVG     string
+}
+
+// Spread is one system of it, in µs, NaN where too few were made to tell. Each is the
+// median of the trials.
+type Spread struct {
+	System string
+	Runs   int
+	Times  []float64
+}
+
+// quantile is a part of all times, in percent, and the time in which it was over, in µs.
+type quantile struct{ percent, time float64 }
+
+// distributions are those of groups whose programs print them.
+func (r *Report) distributions(lines []record.Line) {
+	type which struct{ kase, system string }
+	trials := map[which][][]float64{}
+	for _, line := range lines {
+		t := line.Trial
+		if t == nil || t.Error != "" || t.Phase != record.Run {
+			continue
+		}
+		if all := quantiles(t); len(all) > 0 {
+			at := which{t.Case, t.System}
+			trials[at] = append(trials[at], timesAt(all))
+		}
+	}
+	for g := range r.Groups {
+		var d Distribution
+		for _, system := range r.Systems {
+			runs := trials[which{r.Groups[g].Name, system}]
+			if len(runs) == 0 {
+				continue
+			}
+			row := Spread{System: system, Runs: len(runs)}
+			for i := range percents {
+				var known []float64
+				for _, times := range runs {
+					if !math.IsNaN(times[i]) {
+						known = append(known, times[i])
+					}
+				}
+				// Of a part that some trials cannot tell the others would tell something else.
+				middle := math.NaN()
+				if len(known) == len(runs) {
+					middle = summarise(known).Median
+				}
+				row.Times = append(row.Times, middle)
+			}
+			d.Rows = append(d.Rows, row)
+		}
+		if len(d.Rows) == 0 {
+			continue
+		}
+		for _, p := range percents {
+			d.Columns = append(d.Columns, strconv.FormatFloat(p, 'g', -1, 64)+" %")
+		}
+		d.Columns[len(d.Columns)-1] = "longest"
+		r.Groups[g].Distribution = &d
+	}
+}
+
+// quantiles are what the program of a trial printed, in order; none of other programs.
+func quantiles(t *record.Trial) []quantile {
+	switch t.Kind {
+	case "latency":
+		return fromSockperf(t.Output)
+	case "connections":
+		return fromFortio(t.Output)
+	}
+	return nil
+}
+
+var sockperfTimes = regexp.MustCompile(`(?m)---> (?:percentile ([0-9.]+)|<(MAX|MIN)> observation) = +([0-9.]+)`) //nolint:gochecknoglobals // a constant
+
+// fromSockperf reads its table of percentiles, which goes from the longest down.
+func fromSockperf(text string) (all []quantile) {
+	for _, match := range sockperfTimes.FindAllStringSubmatch(text, -1) {
+		percent := map[string]string{"MAX": "100", "MIN": "0", "": match[1]}[match[2]]
+		p, err1 := strconv.ParseFloat(percent, 64)
+		time, err2 := strconv.ParseFloat(match[3], 64)
+		if err1 != nil || err2 != nil {
+			return nil
+		}
+		all = append(all, quantile{p, time})
+	}
+	slices.Reverse(all)
+	return all
+}
+
+// fromFortio reads its histogram.
+func fromFortio(text string) (all []quantile) {
+	var said struct {
+		DurationHistogram struct {
+			Data []struct{ Start, End, Percent float64 }
+		}
+	}
+	if json.Unmarshal([]byte(text), &said) != nil {
+		return nil
+	}
+	for i, bin := range said.DurationHistogram.Data {
+		if i == 0 {
+			all = append(all, quantile{0, bin.Start * 1e6})
+		}
+		all = append(all, quantile{bin.Percent, bin.End * 1e6})
+	}
+	return all
+}
+
+// timesAt are the times of the percents, between those that are known in proportion.
+func timesAt(all []quantile) []float64 {
+	times := make([]float64, len(percents))
+	for i, percent := range percents {
+		times[i] = math.NaN()
+		at := slices.IndexFunc(all, func(q quantile) bool { return q.percent >= percent })
+		switch {
+		case at < 0:
+		case at == 0 || all[at].percent == percent:
+			times[i] = all[at].time
+		default:
+			from, to := all[at-1], all[at]
+			times[i] = from.time + (to.time-from.time)*(percent-from.percent)/(to.percent-from.percent)
+		}
+	}
+	return times
+}
+
+// drawDistribution draws a line for each system. Times are drawn by their logarithm, as
+// the longest are a thousand times the others.
+func drawDistribution(d Distribution) (string, error) {
+	p := plot.New()
+	p.Y.Label.Text = "µs"
+	p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Add(plotter.NewGrid())
+	for i, row := range d.Rows {
+		var points plotter.XYs
+		for at, time := range row.Times {
+			if time > 0 { // nor NaN: a logarithm has neither
+				points = append(points, plotter.XY{X: float64(at), Y: time})
+			}
+		}
+		if len(points) == 0 {
+			continue
+		}
+		stroke, err := plotter.NewLine(points)
+		if err != nil {
+			return "", fmt.Errorf("draw the distribution of %s: %w", row.System, err)
+		}
+		stroke.Color, stroke.Dashes = lineColours[i%len(lineColours)], plotutil.Dashes(i/len(lineColours))
+		p.Add(stroke)
+		p.Legend.Add(row.System, stroke)
+	}
+	p.NominalX(d.Columns...)
+	canvas := vgsvg.New(chartWidth, 8*vg.Centimeter)
+	p.Draw(draw.Crop(draw.New(canvas), 0, -0.4*vg.Centimeter, 0, 0))
+	var text bytes.Buffer
+	if _, err := canvas.WriteTo(&text); err != nil {
+		return "", fmt.Errorf("draw a distribution: %w", err)
+	}
+	_, svg, _ := strings.Cut(text.String(), "<svg")
+	return "<svg role=\"img\" " + svg, nil
+}

@@ -1,0 +1,56 @@
+package report
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"berth.dev/berth/bench/internal/record"
+)
+
+// readPlan learns what a plan says of its systems and jobs.
+func (r *Report) readPlan(text string) error {
+	var plan struct {
+		MemoryMB float64 `yaml:"memory-mb"`
+		Systems  []struct {
+			Name, Driver string
+			Options      struct{ Network string }
+		}
+	}
+	if err := yaml.Unmarshal([]byte(text), &plan); err != nil {
+		return err
+	}
+	r.memory, r.fast = plan.MemoryMB*(1<<20), map[string]bool{}
+	for _, s := range plan.Systems {
+		if cmp.Or(s.Driver, s.Name) == "berth" && s.Options.Network == "fast" {
+			r.fast[s.Name] = true
+		}
+	}
+	return nil
+}
+
+// smallFile says of a case of storage that its file is none that a job cannot keep in memory.
+func (r *Report) smallFile(t *record.Trial) string {
+	const times = 2 // as the KSI paper has it
+	if t.Kind != "storage" || r.memory == 0 {
+		return ""
+	}
+	size := sizeOf(t.Parameters["size"])
+	if size == 0 || size >= times*r.memory {
+		return ""
+	}
+	return fmt.Sprintf("The file is %.2g times the memory of a job, and not %d times or more: caches below the file system may have a part in these figures.", size/r.memory, times)
+}
+
+// sizeOf reads a size as plans have them, such as 8G, in bytes; 0 of anything else.
+func sizeOf(text string) float64 {
+	number, unit := text[:max(0, len(text)-1)], text[max(0, len(text)-1):]
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil {
+		return 0
+	}
+	return n * map[string]float64{"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}[strings.ToLower(unit)]
+}
