@@ -3,6 +3,7 @@ package command
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -77,7 +78,25 @@ func readPlan(name string, only []string) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	return p, p.Only(only)
+	return p, elsewhere(p.Only(only))
+}
+
+// elsewhere adds to the error that a plan has no such case which plans that come along have it.
+func elsewhere(err error) error {
+	var none plan.NoCaseError
+	if !errors.As(err, &none) {
+		return err
+	}
+	var names []string
+	for _, name := range plans.Names() {
+		if p, err := readPlan(name, nil); err == nil && p.Has(none.Case) {
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return fmt.Errorf("%w; no plan that comes along has it", err)
+	}
+	return fmt.Errorf("%w; --plan takes one of these, which have it: %s", err, strings.Join(names, ", "))
 }
 
 // files are what a command line names of what is measured.

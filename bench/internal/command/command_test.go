@@ -24,6 +24,21 @@ func TestSameBefore(t *testing.T) {
 	}
 }
 
+// TestCaseOfOtherPlans: who names a case that the plan has not is told which plans have it.
+func TestCaseOfOtherPlans(t *testing.T) {
+	for name, want := range map[string]string{
+		"patch-tuesday": "which have it: images-bed, images",
+		"no-such-case":  "no plan that comes along has it",
+	} {
+		if _, err := readPlan("quick", []string{name}); err == nil || !strings.HasSuffix(err.Error(), want) || !strings.Contains(err.Error(), "the plan quick has no case") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := readPlan("quick", []string{"startup"}); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestExitCodes: a script can tell a command line that is wrong from a run that
 // failed.
 func TestExitCodes(t *testing.T) {

@@ -211,6 +211,21 @@ func (p *Plan) Case(name string) (Case, bool) {
 	return Case{}, false
 }
 
+// NoCaseError is that a plan has no case of a name.
+type NoCaseError struct{ Plan, Case string }
+
+func (e NoCaseError) Error() string {
+	return fmt.Sprintf("the plan %s has no case %q: 'berth bench plan' shows those that it has", e.Plan, e.Case)
+}
+
+// named: by its own name or that of its kind.
+func (c Case) named(name string) bool { return c.Name == name || c.Kind == name || c.Base == name }
+
+// Has tells whether it has a case that Only would keep.
+func (p *Plan) Has(name string) bool {
+	return slices.ContainsFunc(p.Cases, func(c Case) bool { return c.named(name) })
+}
+
 // Only keeps the cases that are named, by their own name or that of their kind.
 func (p *Plan) Only(names []string) error {
 	if len(names) == 0 {
@@ -220,12 +235,12 @@ func (p *Plan) Only(names []string) error {
 	for _, name := range names {
 		before := len(kept)
 		for _, c := range p.Cases {
-			if c.Name == name || c.Kind == name || c.Base == name {
+			if c.named(name) {
 				kept = append(kept, c)
 			}
 		}
 		if len(kept) == before {
-			return fmt.Errorf("the plan %s has no case %q: 'berth bench plan' shows those that it has", p.Name, name)
+			return NoCaseError{p.Name, name}
 		}
 	}
 	p.Cases = kept
