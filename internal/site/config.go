@@ -77,6 +77,8 @@ type Config struct {
 	Metrics string `yaml:"metrics"`
 	// Squeue is Slurm's program of that name.
 	Squeue string `yaml:"squeue"`
+	// NFT is the program of nftables, by its path or a name.
+	NFT string `yaml:"nft"`
 	// Collect is the pause between two looks at the controller's jobs. Addresses
 	// of a job whose nodes have not said that it is over are kept until two of
 	// them have missed it.
@@ -311,6 +313,7 @@ func Default() Config {
 		CNI:     CNI{Plugins: []string{"/opt/cni/bin"}, State: "/var/lib/berth/cni"},
 		DNS:     DNS{Program: "/usr/libexec/berth/berth-dns", Forward: []string{"/etc/resolv.conf"}},
 		Squeue:  "squeue",
+		NFT:     "nft",
 		Collect: 30 * time.Second,
 		Lease:   time.Minute,
 		Audit:   "/var/log/berth-audit.log",

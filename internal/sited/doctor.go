@@ -48,11 +48,11 @@ func doctor(ctx context.Context, w io.Writer, checks []check) error {
 
 // nodeChecks are those of a node, whether a daemon runs there or not.
 func nodeChecks(config site.Config, node string) []check {
-	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.ByRoutes(), config.IPv6) }}}
+	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.NFT, config.ByRoutes(), config.IPv6) }}}
 	if config.ByCNI() {
 		checks = []check{
 			{"CNI plugins are there", func(ctx context.Context) error { return openCNI(ctx, config) }},
-			{"nft removes rules of networks without CNI", vxlan.ProbeClear},
+			{"nft removes rules of networks without CNI", func(ctx context.Context) error { return vxlan.ProbeClear(ctx, config.NFT) }},
 		}
 	} else if !config.ByRoutes() || len(config.Gateways.On) > 0 {
 		checks = append(checks, check{"ports of tunnels are root's alone", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }},

@@ -47,7 +47,7 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 		return err
 	}
 	defer store.Close()
-	kernel := &vxlan.Kernel{Dir: config.Run, Log: log}
+	kernel := &vxlan.Kernel{NFT: config.NFT, Dir: config.Run, Log: log}
 	d := &Daemon{
 		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
 		kernel: kernel,

@@ -21,6 +21,8 @@ import (
 
 // Kernel is this node's, as far as it is ours.
 type Kernel struct {
+	// NFT is the program that loads rules.
+	NFT string
 	// Dir keeps what has to be put back as it was.
 	Dir string
 	Log *slog.Logger
@@ -129,7 +131,7 @@ func (k *Kernel) load(ctx context.Context, rules string) error {
 		return nil
 	}
 	k.last = ""
-	command := exec.CommandContext(ctx, "nft", "-f", "-")
+	command := exec.CommandContext(ctx, k.NFT, "-f", "-")
 	text := rules
 	if !k.counting {
 		// Another daemon may have counted to another bound.

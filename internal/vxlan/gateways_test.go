@@ -52,7 +52,7 @@ func leadThroughGateways() error {
 	if err != nil {
 		return err
 	}
-	k := &Kernel{}
+	k := &Kernel{NFT: "nft"}
 	local := s.Networks[0].Local
 	for _, step := range []struct {
 		change func()
@@ -133,7 +133,7 @@ func refuseAs() error {
 		Host: netip.MustParseAddr("192.168.1.11"), Forwards: true, Gateways: []netip.Addr{netip.MustParseAddr("192.168.1.13")},
 		Outside: []Peer{{Address: netip.MustParseAddr("10.128.0.3"), Via: netip.MustParseAddr("192.168.1.12")}},
 	}
-	k := &Kernel{}
+	k := &Kernel{NFT: "nft"}
 	for text, whose := range map[string]string{
 		"198.51.100.16/29": "198.51.100.17 is this host's own", "192.168.1.8-192.168.1.11": "192.168.1.11 is this host's own",
 		"198.51.100.22": "198.51.100.22 is that of a router", "198.51.100.25-198.51.100.26": "198.51.100.25 is that of a router",
@@ -177,11 +177,11 @@ func refuseAs() error {
 // Without nft the doctor says so, where only rules are removed as well.
 func TestNftIsMissed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
-	if err := ProbeClear(t.Context()); err != nil {
+	if err := ProbeClear(t.Context(), "nft"); err != nil {
 		t.Error(err)
 	}
 	t.Setenv("PATH", t.TempDir())
-	if err := ProbeClear(t.Context()); err == nil || !strings.Contains(err.Error(), "install nftables") {
+	if err := ProbeClear(t.Context(), "nft"); err == nil || !strings.Contains(err.Error(), "install nftables") {
 		t.Errorf("without nft: %v", err)
 	}
 }

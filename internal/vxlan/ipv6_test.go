@@ -66,7 +66,7 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 			s.Networks[i].Local[j].Namespace = path
 		}
 	}
-	k := &Kernel{Dir: dir}
+	k := &Kernel{NFT: "nft", Dir: dir}
 	if err := k.Apply(ctx, s, true); err != nil {
 		return err
 	}

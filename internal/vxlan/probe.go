@@ -16,20 +16,20 @@ import (
 
 // Probe says what the kernel, or nft, lacks for the networks of pods. It tries in
 // a network namespace that goes with it. Where pods are routed there are fewer kinds of
-// interfaces; where they have IPv6 addresses there are more rules. It takes root.
-func Probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
+// interfaces; where they have IPv6 addresses there are more rules. nft is the program. It takes root.
+func Probe(ctx context.Context, nft string, routed bool, ipv6 site.IPv6) error {
 	var err error
-	linux.OnNewThread(func() { err = probe(ctx, routed, ipv6) })
+	linux.OnNewThread(func() { err = probe(ctx, nft, routed, ipv6) })
 	return err
 }
 
 // ProbeClear says what is missing to remove the rules of networks. berthd does so when it
 // starts, also where something else connects pods: there may have been networks before.
-func ProbeClear(ctx context.Context) error {
+func ProbeClear(ctx context.Context, nft string) error {
 	var err error
 	linux.OnNewThread(func() {
 		if err = isolate(); err == nil {
-			err = try(ctx, clearRules)
+			err = try(ctx, nft, clearRules)
 		}
 	})
 	return err
@@ -43,8 +43,8 @@ func isolate() error {
 }
 
 // try has nft load rules.
-func try(ctx context.Context, rules string) error {
-	command := exec.CommandContext(ctx, "nft", "-f", "-")
+func try(ctx context.Context, nft, rules string) error {
+	command := exec.CommandContext(ctx, nft, "-f", "-")
 	command.Stdin = strings.NewReader(rules)
 	if out, err := command.CombinedOutput(); err != nil {
 		return fmt.Errorf("load rules with nft: %w: %s: install nftables, and modprobe nf_tables_bridge", err, strings.TrimSpace(string(out)))
@@ -52,7 +52,7 @@ func try(ctx context.Context, rules string) error {
 	return nil
 }
 
-func probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
+func probe(ctx context.Context, nft string, routed bool, ipv6 site.IPv6) error {
 	if err := isolate(); err != nil {
 		return err
 	}
@@ -74,5 +74,5 @@ func probe(ctx context.Context, routed bool, ipv6 site.IPv6) error {
 	if routed {
 		s.Routed, s.uplink = &Routed{}, "lo"
 	}
-	return try(ctx, s.rules(nil))
+	return try(ctx, nft, s.rules(nil))
 }

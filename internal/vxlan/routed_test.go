@@ -48,7 +48,7 @@ func TestTheKernelHasWhatNetworksNeed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	for _, routed := range []bool{true, false} {
 		for _, ipv6 := range []site.IPv6{{}, second} {
-			if err := Probe(t.Context(), routed, ipv6); err != nil {
+			if err := Probe(t.Context(), "nft", routed, ipv6); err != nil {
 				t.Errorf("routed: %t, %v: %v", routed, ipv6, err)
 			}
 		}
@@ -97,7 +97,7 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 		}
 	}
 	var log bytes.Buffer
-	k := &Kernel{Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))}
+	k := &Kernel{NFT: "nft", Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	// Twice, as after any change.
 	for range 2 {
 		if err := k.Apply(ctx, s, true); err != nil {

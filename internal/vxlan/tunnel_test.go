@@ -38,7 +38,7 @@ func tunnelMoves() error {
 	for _, port := range []uint16{4789, 289, 289} {
 		s := State{Host: netip.MustParseAddr("127.0.0.1"), Port: port}
 		// A daemon that is started again, with another configuration.
-		k := Kernel{Log: slog.New(slog.DiscardHandler)}
+		k := Kernel{NFT: "nft", Log: slog.New(slog.DiscardHandler)}
 		if err := k.moveTunnels(port); err != nil {
 			return err
 		}

@@ -104,6 +104,7 @@ plain_configuration() {
 		  cert: /etc/berth/node.crt
 		  key: /etc/berth/node.key
 		pod: /srv/site/berth-pod
+		nft: /srv/berth/libexec/berth/nft
 		routes-on: [ctl, login]
 		login-on: [login]
 		lease: 10s
