@@ -36,6 +36,8 @@ type Kernel struct {
 	told map[netip.Prefix]bool
 	// port is that of the tunnels that are there, 0 before anybody has looked.
 	port uint16
+	// left: no interface to pods has this node's addresses any more.
+	left bool
 	// applied is the state that was made true last, nil where that failed.
 	applied *State
 }
@@ -69,7 +71,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 		return err
 	}
 	if s.dual() {
-		if err := speaks(uplink.Attrs().Name); err != nil {
+		if err := speak(uplink); err != nil {
 			return err
 		}
 	}
@@ -80,7 +82,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 		// Interfaces first: without rules there must be nothing that they guard.
 		_, err := k.forwarding(nil)
 		err6 := k.forwarding6(false)
-		return errors.Join(k.prune(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, s.rules(nil)))
+		return errors.Join(k.prune(s), k.towardsPods(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, s.rules(nil)))
 	}
 	s.uplink = uplink.Attrs().Name
 	forwarding := []string{s.uplink}
@@ -112,7 +114,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if err := k.forwarding6(s.dual()); err != nil {
 		return err
 	}
-	problems := []error{k.prune(s), s.nextHop(uplink)}
+	problems := []error{k.prune(s), s.nextHop(uplink), k.towardsPods(s)}
 	for _, n := range s.Networks {
 		if s.Routed != nil {
 			problems = append(problems, k.pods(s, n, nil, mtu))
@@ -243,14 +245,10 @@ func (k *Kernel) bridge(s State, n Network, mtu int) (netlink.Link, error) {
 	if err := errors.Join(setting("ipv4/conf/"+name+"/forwarding", "1"), s.speakIPv6(name)); err != nil {
 		return nil, fmt.Errorf("configure bridge %s: %w", name, err)
 	}
-	address := &netlink.Addr{IPNet: single(s.Gateway), Flags: 0}
-	if err := netlink.AddrReplace(link, address); err != nil {
-		return nil, fmt.Errorf("give %s to bridge %s: %w", s.Gateway, name, err)
-	}
 	if err := netlink.LinkSetUp(link); err != nil {
 		return nil, fmt.Errorf("start bridge %s: %w", name, err)
 	}
-	return link, s.gatewayIPv6(link)
+	return link, nil
 }
 
 func (s State) vxlan(vni uint32, mtu int) *netlink.Vxlan {

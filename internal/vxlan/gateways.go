@@ -123,8 +123,7 @@ type tableRoute struct {
 
 func keyOf(r netlink.Route) tableRoute { return tableRoute{r.Table, r.Dst.String()} }
 
-// addRoutes returns those routes of ours in other tables than the main one that are
-// not wanted.
+// addRoutes returns those routes of ours in the tables of gateways that are not wanted.
 func addRoutes(wanted map[tableRoute]netlink.Route, families []int) ([]netlink.Route, error) {
 	have, err := routesOf(families, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -132,7 +131,7 @@ func addRoutes(wanted map[tableRoute]netlink.Route, families []int) ([]netlink.R
 	}
 	var extra []netlink.Route
 	for _, route := range have {
-		if route.Table == unix.RT_TABLE_MAIN {
+		if route.Table == unix.RT_TABLE_MAIN || route.Table == unix.RT_TABLE_LOCAL {
 			continue
 		}
 		want, ok := wanted[keyOf(route)]

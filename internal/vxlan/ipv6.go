@@ -71,19 +71,6 @@ func (s State) speakIPv6(name string) error {
 	return nil
 }
 
-// gatewayIPv6 gives an interface to which pods are connected the second address of the
-// node towards them.
-func (s State) gatewayIPv6(link netlink.Link) error {
-	if !s.dual() {
-		return nil
-	}
-	gateway := s.IPv6.Second(s.Gateway)
-	if err := give(&netlink.Handle{}, link, &netlink.Addr{IPNet: single(gateway), Flags: unix.IFA_F_NODAD}); err != nil {
-		return fmt.Errorf("give %s to interface %s: %w", gateway, link.Attrs().Name, err)
-	}
-	return nil
-}
-
 // usableLimit is how long the kernel may take to use an address.
 const usableLimit = 5 * time.Second
 
@@ -189,7 +176,13 @@ func CheckIPv6(host netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	return speaks(uplink.Attrs().Name)
+	return speak(uplink)
+}
+
+// speak says whether the hosts' interface can, and the loopback, which has this node's address
+// towards its pods.
+func speak(uplink netlink.Link) error {
+	return errors.Join(speaks(uplink.Attrs().Name), speaks("lo"))
 }
 
 func speaks(name string) error {

@@ -158,6 +158,11 @@ func configure(inside *netlink.Handle, s State, pod Pod) error {
 	if err := errors.Join(inside.AddrReplace(link, address), inside.LinkSetUp(link)); err != nil {
 		return fmt.Errorf("configure the interface of the pod: %w", err)
 	}
+	// The host has its address on no interface, and answers by ARP for such only where nobody told it
+	// not to (arp_ignore).
+	if err := knowHost(inside, link, s); err != nil {
+		return err
+	}
 	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
 	if err := inside.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Gw: s.Gateway.AsSlice()}); err != nil {
 		return fmt.Errorf("set the default route of the pod: %w", err)

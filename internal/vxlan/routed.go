@@ -95,11 +95,8 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 	if err := errors.Join(append(problems, netlink.LinkSetUp(outer))...); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}
-	if err := netlink.AddrReplace(outer, &netlink.Addr{IPNet: single(s.Gateway)}); err != nil {
-		return fmt.Errorf("give %s to interface %s: %w", s.Gateway, name, err)
-	}
 	if s.dual() {
-		if err := errors.Join(s.speakIPv6(name), s.gatewayIPv6(outer)); err != nil {
+		if err := s.speakIPv6(name); err != nil {
 			return fmt.Errorf("configure interface %s: %w", name, err)
 		}
 	}
@@ -118,12 +115,20 @@ func configureRouted(inside *netlink.Handle, link netlink.Link, s State, address
 	if err := errors.Join(inside.LinkSetUp(link), inside.AddrReplace(link, address)); err != nil {
 		return fmt.Errorf("configure the interface of the pod: %w", err)
 	}
-	if err := inside.NeighSet(neighbour(link, s.Gateway, bridgeMAC())); err != nil {
-		return fmt.Errorf("set the neighbour of the pod: %w", err)
+	if err := knowHost(inside, link, s); err != nil {
+		return err
 	}
 	all := &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}
 	if err := inside.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Gw: s.Gateway.AsSlice(), Flags: int(netlink.FLAG_ONLINK)}); err != nil {
 		return fmt.Errorf("set the default route of the pod: %w", err)
+	}
+	return nil
+}
+
+// knowHost has a pod know the MAC address of its host without asking.
+func knowHost(inside *netlink.Handle, link netlink.Link, s State) error {
+	if err := inside.NeighSet(neighbour(link, s.Gateway, bridgeMAC())); err != nil {
+		return fmt.Errorf("set the neighbour of the pod: %w", err)
 	}
 	return nil
 }

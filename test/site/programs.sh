@@ -2,13 +2,15 @@
 # Programs that have networks and processes of their own ideas: MPI, X11, berth.
 
 # mpi: programs of MPI find each other by PMIx over both nodes, and send by shared
-# memory on a node and by TCP between them; and so they do in the hosts' network.
+# memory on a node and by TCP between them; and so they do in the hosts' network, where another
+# user's job has pods there: what these need on the hosts is no way between hosts to MPI.
 mpi() {
 	local seen node program='from mpi4py import MPI
 all = MPI.COMM_WORLD
 data = bytearray(8 << 20) if all.rank else bytearray(b"x") * (8 << 20)
 all.Bcast(data)
 print(all.rank, all.size, all.allreduce(all.rank), data.count(b"x") >> 20, sep=",")'
+	job bob
 	for option in yes no; do
 		seen=$(as alice login srun -Q -N2 -n4 --ntasks-per-node=2 --mem=400 --mpi=pmix --network-pod=$option /usr/bin/python3 -c "$program" 2>&1 | sort)
 		[[ $seen == $'0,4,6,8\n1,4,6,8\n2,4,6,8\n3,4,6,8' ]] || fail "over two nodes with --network-pod=$option: $seen"
