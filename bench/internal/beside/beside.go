@@ -26,6 +26,8 @@ type Spec struct {
 	What string
 	// Nodes is how many the cluster has, or the job, and CPUs what a trial has on each.
 	Nodes, CPUs int
+	// MemoryMB is what it has on each, 0 for what the site gives.
+	MemoryMB int
 	// Hosts are those of a plain job that take part, as many as Nodes.
 	Hosts []string
 	// Image is that of the programs, as pods name it.

@@ -24,7 +24,6 @@ start = time.perf_counter()
 MPI.Init()
 took = MPI.COMM_WORLD.reduce(time.perf_counter() - start, op=MPI.MAX, root=0)
 if MPI.COMM_WORLD.rank == 0:
-    print(MPI.Get_library_version().split(",")[0])
     print("MPI_Init took", took)
 MPI.Finalize()
 `

@@ -75,7 +75,11 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 // where there is a job and an error.
 func (s Spec) hold(ctx context.Context, options []string) (id string, err error) {
 	// Jobs that share cores have the same ones, where the site allows it.
-	argv := slices.Concat([]string{"sbatch", "--parsable", "--output=/dev/null", "--oversubscribe"}, Sized(s.Nodes, s.CPUs), options, []string{"--wrap=exec sleep infinity"})
+	sized := Sized(s.Nodes, s.CPUs)
+	if s.MemoryMB > 0 {
+		sized = append(sized, "--mem="+strconv.Itoa(s.MemoryMB))
+	}
+	argv := slices.Concat([]string{"sbatch", "--parsable", "--output=/dev/null", "--oversubscribe"}, sized, options, []string{"--wrap=exec sleep infinity"})
 	said, err := run(ctx, "", argv...)
 	if err != nil {
 		return "", err

@@ -37,7 +37,7 @@ esac
 func TestSteps(t *testing.T) {
 	note := slurm(t, running)
 	s := Spec{
-		Nodes: 2, CPUs: 4, Job: []string{"--network-pod=yes"}, Step: []string{"--container-image=/i"}, Outside: []string{"--outside"},
+		Nodes: 2, CPUs: 4, MemoryMB: 900, Job: []string{"--network-pod=yes"}, Step: []string{"--container-image=/i"}, Outside: []string{"--outside"},
 		Parameters: map[string]string{"pairs": "3", "program": "sh -c true"}, Timeout: time.Minute,
 	}
 	r, err := steps(t.Context(), s)
@@ -65,7 +65,7 @@ func TestSteps(t *testing.T) {
 		t.Errorf("steps in the order %s", got)
 	}
 	if !strings.Contains(string(text), "scancel --quiet 7 8\n") || !strings.Contains(string(text), "--network-pod=yes") ||
-		!strings.Contains(string(text), "--outside --nodelist=n[1-2] ") {
+		!strings.Contains(string(text), "-c4 --mem=900 --outside --nodelist=n[1-2] ") {
 		t.Errorf("it calls\n%s", text)
 	}
 }
