@@ -289,7 +289,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", maxLogins, d.node)
 		}
 		defer d.logins.leave(uid)
-		return d.Login(ctx, uid, question.Fields["user"], answer)
+		return d.Login(ctx, uid, question.Fields["user"], peer.Pid, answer)
 	case site.VerbDecline:
 		job, err := number(question, "job")
 		if err != nil {

@@ -145,7 +145,7 @@ func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 	d := sessionsOf(t)
 	d.node = "n1"
 	login := func(uid string) error {
-		_, err := d.do(t.Context(), &unix.Ucred{}, site.Message{Verb: site.VerbLogin, Fields: map[string]string{"uid": uid}}, map[string]string{})
+		_, err := d.do(t.Context(), &unix.Ucred{Pid: int32(os.Getpid())}, site.Message{Verb: site.VerbLogin, Fields: map[string]string{"uid": uid}}, map[string]string{})
 		return err
 	}
 	for range maxLogins {

@@ -28,16 +28,21 @@ const sessionsPeriod = time.Second
 func (d *Daemon) sessionFile(uid string) string { return filepath.Join(d.config.Run, "sessions", uid) }
 
 // Login is the pod into which a session of a user goes: on a login host one of
-// its own, made now if this is the first session, elsewhere that of the user's
-// newest job here. Behind the namespaces comes what the session has to hold. The answer says which
-// files it sees, too: berth-session has no configuration.
-func (d *Daemon) Login(ctx context.Context, uid uint32, user string, answer map[string]string) ([]*os.File, error) {
+// its own, made now if this is the first session, elsewhere that of a job here: the one
+// that has adopted the session's process pid, or the user's newest. Behind the namespaces comes
+// what the session has to hold. The answer says which files it sees, too: berth-session has no
+// configuration.
+func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, answer map[string]string) ([]*os.File, error) {
 	if d.config.Sessions.Image != "" {
 		answer["image"] = d.config.Sessions.Image
 		answer["mounts"] = strings.Join(d.config.Sessions.Mounts, ":")
 	}
 	if !slices.Contains(d.config.LoginOn, d.node) {
-		id, found := d.newest(uid)
+		groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil {
+			return nil, fmt.Errorf("ask the kernel which job the session is in: %w", err)
+		}
+		id, found := d.choose(uid, jobOf(string(groups)))
 		if !found {
 			return nil, fmt.Errorf("you have no job on %s", d.node)
 		}
@@ -104,20 +109,41 @@ func (d *Daemon) keepGroup(session *os.File, group string) error {
 	return errors.Join(err, file.Close())
 }
 
-// newest is the job of a user that has come to this node last.
-func (d *Daemon) newest(uid uint32) (string, bool) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	var newest *localPod
-	for _, local := range d.local {
-		if local.UID == uid && local.ready && local.Login == "" && (newest == nil || local.After > newest.After) {
-			newest = local
+// jobOf is the job in whose control group Slurm has a process, 0 where there is none, by its /proc/PID/cgroup.
+// pam_slurm_adopt has Slurm put sshd's into that of a job that it chooses among the user's, and not always the newest.
+// Slurm's paths end in uid_1000/job_7/step_extern/task_4294967295 by version 1, in job_7/step_extern/user/task_special
+// by version 2.
+func jobOf(groups string) uint32 {
+	for part := range strings.FieldsFuncSeq(groups, func(r rune) bool { return r == '/' || r == '\n' }) {
+		text, named := strings.CutPrefix(part, "job_")
+		if job, err := strconv.ParseUint(text, 10, 32); named && err == nil {
+			return uint32(job)
 		}
 	}
-	if newest == nil {
+	return 0
+}
+
+// choose a job of a user's on this node: the one that has adopted the session, as it ends with that, otherwise the
+// one that came last.
+func (d *Daemon) choose(uid, adopter uint32) (string, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var chosen *localPod
+	for _, local := range d.local {
+		if local.UID != uid || !local.ready || local.Login != "" {
+			continue
+		}
+		if local.Job == adopter {
+			return local.ID(), true
+		}
+		if chosen == nil || local.After > chosen.After {
+			chosen = local
+		}
+	}
+	if chosen == nil {
 		return "", false
 	}
-	return newest.ID(), true
+	return chosen.ID(), true
 }
 
 // lockSession does not wait for a lock, which the caller keeps by the file. The

@@ -198,6 +198,52 @@ ssh_into_job() {
 	[[ $(from_outside alice n1 cat /etc/resolv.conf) == *search* ]] || fail "not back in the older job"
 }
 
+# adopted: beside pam_slurm_adopt a session on a node is in the pod and in the control groups of one job, the one that
+# pam_slurm_adopt has chosen, where berth alone takes the newest; it ends with that job, and so does a connection that
+# only forwards. Who has no job there is refused. Without control groups Slurm adopts nothing: sessions are in the newest
+# job and end with its pod, and a connection that only forwards stays.
+adopted() {
+	local seen id older groups=/sys/fs/cgroup/memory/slurm_n1 stay=0 pam
+	[[ $proctrack == cgroup ]] || stay=1
+	pam=$(settings eval 'echo $state')/etc/pam.d/sshd
+	cp "$pam" "$out/pam"
+	# In place: hosts do not see a file that comes instead.
+	sed 's/^account .*/account required pam_slurm_adopt.so nodename=n1/' "$out/pam" >"$pam"
+	# ssh shows what PAM says before there is a session at that level.
+	seen=$(from_outside bob -o LogLevel=INFO n1 hostname 2>&1) && fail "a session without a job: $seen"
+	[[ $seen == *"Access denied by pam_slurm_adopt: you have no active jobs on this node"* ]] || fail "bob reads: $seen"
+	job alice
+	[[ $(from_outside alice n1 "$where_am_i" 2>&1) == "$(job_at alice)" ]] || fail "beside one job: $(from_outside alice n1 "$where_am_i" 2>&1), want $(job_at alice)"
+	step alice n1 python3 -m http.server --bind 127.0.0.1 8888 >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 listens alice n1 8888 || fail "no server in the job"
+	seen=$(printf 'GET / HTTP/1.0\r\n\r\n' | from_outside alice -W localhost:8888 n1 2>&1)
+	[[ $seen == "HTTP/1.0 200"* ]] || fail "the job's port is not forwarded: $seen"
+	id=${jobs[alice]} older=$(job_at alice)
+	job alice
+	if on n1 test -d "$groups"; then
+		# It takes the job whose control group has changed last.
+		on n1 touch -d '+1 hour' "$groups/uid_$(settings id_of alice)/job_$id"
+	else
+		id=${jobs[alice]} older=$(job_at alice)
+	fi
+	[[ $(from_outside alice n1 "$where_am_i" 2>&1) == "$older" ]] || fail "beside two jobs: $(from_outside alice n1 "$where_am_i" 2>&1), want $older"
+	from_outside alice -tt n1 'echo begun; exec sleep 300' >"$out/adopted" 2>&1 </dev/null &
+	helpers+=($!)
+	from_outside alice -N -L 9999:localhost:8888 n1 >/dev/null 2>&1 </dev/null &
+	helpers+=($!)
+	poll 20 grep -q begun "$out/adopted" || fail "no session: $(<"$out/adopted")"
+	poll 20 eval '[[ $(connections) == 2 ]]' || fail "connections of alice's: $(connections)"
+	on ctl scancel "$id"
+	poll 20 eval '[[ $(connections) == "$stay" ]]' || fail "after the job: $(on n1 ps -e -o pid,args)"
+	cat "$out/pam" >"$pam"
+}
+# Which job's control groups a process is in, and whose network.
+where_am_i='echo $(grep -o "job_[0-9]*/step_extern" /proc/self/cgroup | sort -u | tr -dc "0-9\n") $(readlink /proc/self/ns/net)'
+job_at() { echo $([[ $proctrack != cgroup ]] || echo "${jobs[$1]}") $(step "$1" n1 readlink /proc/self/ns/net); }
+# connections of sshd's for alice on n1: each has a process that is root's.
+connections() { on n1 pgrep -fc '^sshd: alice \[priv\]'; }
+
 # slurm_from_login: srun, salloc and sbatch work from a session, with input, output
 # and exit codes.
 slurm_from_login() {
