@@ -79,8 +79,8 @@ upgraded() {
 	git worktree remove --force "$out/former"
 	say "from berthd of $(git log -1 --format='%h, %cs' "$former")"
 	stop_site
-	# Tunnels of former ones ended at that port, where nothing else was said.
-	configuration | sed 's/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
+	# Tunnels of former ones ended at that port, where nothing else was said. Another nft was not to be had.
+	configuration | sed '/^nft: /d; s/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
 	for host in "${hosts[@]}"; do
 		on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"
 		"$bed" run "$host" /srv/site/former/berthd run --config /run/changed.yaml >>"$out/$host.log" 2>&1 </dev/null &
