@@ -2,6 +2,7 @@ package sited
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
@@ -42,12 +43,25 @@ func Main(ctx context.Context, args []string) int {
 		return 2
 	}
 	flags := flag.NewFlagSet("berthd "+args[0], flag.ExitOnError)
-	if err := command(ctx, flags, args[1:]); err != nil {
-		fmt.Fprintln(os.Stderr, "berthd:", err)
-		return 1
+	err := command(ctx, flags, args[1:])
+	if err == nil {
+		return 0
 	}
-	return 0
+	fmt.Fprintln(os.Stderr, "berthd:", err)
+	var wrong *wrongConfiguration
+	if errors.As(err, &wrong) {
+		return exitConfiguration
+	}
+	return 1
 }
+
+// exitConfiguration is EX_CONFIG of sysexits.h: to start berthd again changes nothing, until
+// somebody has changed its configuration. The units know it. (2 is also a panic of Go's.)
+const exitConfiguration = 78
+
+type wrongConfiguration struct{ error }
+
+func (w *wrongConfiguration) Unwrap() error { return w.error }
 
 // configOf adds --config, parses, and reads the file.
 func configOf(flags *flag.FlagSet, args []string) (site.Config, error) {
@@ -55,7 +69,11 @@ func configOf(flags *flag.FlagSet, args []string) (site.Config, error) {
 	if err := flags.Parse(args); err != nil {
 		return site.Config{}, err
 	}
-	return site.Load(*path)
+	config, err := site.Load(*path)
+	if err != nil {
+		return config, &wrongConfiguration{err}
+	}
+	return config, nil
 }
 
 // nodeOf adds --node to what configOf does.
@@ -85,6 +103,9 @@ func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	if err != nil {
 		return err
 	}
+	if !config.ByCNI() {
+		warnOfPorts(config)
+	}
 	// What it does waits for the kernel, or for etcd. With more, Go's threads that look for work
 	// cost more than the work, on nodes whose cores are for jobs.
 	if os.Getenv("GOMAXPROCS") == "" {
@@ -105,7 +126,7 @@ func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 		return err
 	}
 	if member.Host == "" {
-		return fmt.Errorf("start etcd: give --host, the address at which nodes reach it")
+		return &wrongConfiguration{errors.New("start etcd: give --host, the address at which nodes reach it")}
 	}
 	if member.Cluster == "" {
 		member.Cluster = fmt.Sprintf("%s=https://%s:2380", member.Name, member.Host)
@@ -121,11 +142,15 @@ func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error
 	if config.ByCNI() {
 		return openCNI(ctx, config)
 	}
-	// A site may have its reasons: it is told, and the configuration is right.
+	warnOfPorts(config)
+	return nil
+}
+
+// warnOfPorts: a site may have its reasons, so it is told, and the configuration is right.
+func warnOfPorts(config site.Config) {
 	if err := portsOfRoot(unprivileged, config.Tunnel.Port); err != nil {
 		fmt.Fprintln(os.Stderr, "berthd: warning: ports of tunnels:", err)
 	}
-	return nil
 }
 
 // nameCommand is for users, in their jobs.

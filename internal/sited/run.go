@@ -95,6 +95,9 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	if err != nil {
 		return err
 	}
+	if err := tellManager(); err != nil {
+		log.Warn("tell the service manager that berthd is ready", "error", err)
+	}
 	log.Info("berthd is ready", "node", node, "address", host, "pods", len(d.local))
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return d.serve(ctx, listener) })
@@ -118,6 +121,25 @@ func Run(ctx context.Context, config site.Config, node string, log *slog.Logger)
 	}
 	defer d.background.Wait()
 	return group.Wait()
+}
+
+// tellManager that berthd is ready, if it was started by one that waits for that: systemd starts
+// slurmd then (sd_notify(3)).
+func tellManager() error {
+	path := os.Getenv("NOTIFY_SOCKET")
+	if path == "" {
+		return nil
+	}
+	// It is for nothing that berthd starts. An @ in front is an abstract address in Go as well.
+	if err := os.Unsetenv("NOTIFY_SOCKET"); err != nil {
+		return err
+	}
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		return err
+	}
+	_, err = conn.Write([]byte("READY=1"))
+	return errors.Join(err, conn.Close())
 }
 
 // lock keeps a second daemon out, also from another version of it.
