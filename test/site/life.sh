@@ -32,11 +32,15 @@ no_ticks() { ! ticks; }
 # requeued: a job that comes into the queue again keeps its number; it loses its
 # network, and has one on its nodes when it starts anew.
 requeued() {
-	local before
+	local before ended
 	job alice
 	before=$(generation)
 	on ctl scontrol requeue "${jobs[alice]}"
 	poll 20 gone alice || fail "the pods stay when the job is put back"
+	# slurmd tells one start from another by the second: what starts again at once it refuses ("already killed"), or
+	# starts without the step by which the other node gets its network before any other.
+	ended=$(date +%s)
+	poll 5 eval '(($(date +%s) > ended + 2))'
 	# Slurm waits two minutes otherwise.
 	poll 30 on ctl scontrol update "jobid=${jobs[alice]}" StartTime=now 2>/dev/null || fail "the job does not come back into the queue"
 	poll 60 everywhere alice || fail "no network for the second start: $(on ctl scontrol show job "${jobs[alice]}")"
