@@ -41,7 +41,7 @@ Every trial is written down in a file of records as soon as it is made. The same
 command again goes on where it was interrupted.`,
 		Example: `  berth bench list
   berth bench plan ksi
-  berth bench run --plan ksi --image bench.tar --out ksi.jsonl
+  berth bench run --plan ksi --link plain --image bench.tar --out ksi.jsonl
   berth bench report ksi.jsonl --out report
   berth bench compare before.jsonl after.jsonl`,
 		SilenceErrors: true,
