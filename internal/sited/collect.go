@@ -67,7 +67,7 @@ func (d *Daemon) persist(ctx context.Context, what string, do func(context.Conte
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
-		d.log.Warn(what, "error", err)
+		d.log.Warn(what, "error", d.store.explain(err))
 		select {
 		case <-ctx.Done():
 			return nil

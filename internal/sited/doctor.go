@@ -269,7 +269,7 @@ func askEtcd(ctx context.Context, config site.Config) error {
 	}
 	defer store.Close()
 	_, _, err = store.Networks(ctx, nodesKey+"none/")
-	return err
+	return store.explain(err)
 }
 
 func private(path string) error {

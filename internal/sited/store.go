@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials"
 
 	"berth.dev/berth/internal/site"
 )
@@ -30,6 +31,8 @@ type Store struct {
 	subnets map[string]netip.Prefix
 	// lease is that of this node, 0 before etcd has given one.
 	lease atomic.Int64
+	// refused is why the last connection was, nil once another has been used.
+	refused atomic.Pointer[error]
 }
 
 // etcdLimit is how long a question to etcd may take.
@@ -51,17 +54,21 @@ func OpenStore(config site.Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read keys for etcd: %w", err)
 	}
-	client, err := clientv3.New(clientv3.Config{
+	s := &Store{config: config, subnets: config.Subnets()}
+	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints: config.Etcd.Endpoints, TLS: security,
 		// What it has to say is in the errors that it returns.
 		Logger:            zap.NewNop(),
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
-		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: etcdLimit})},
+		DialOptions: []grpc.DialOption{
+			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: etcdLimit}),
+			grpc.WithTransportCredentials(refusals{credentials.NewTLS(security), &s.refused}),
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connect to etcd: %w", err)
 	}
-	return &Store{client: client, config: config, subnets: config.Subnets()}, nil
+	return s, nil
 }
 
 // Close ends all watches.
@@ -221,7 +228,7 @@ type Request struct {
 // what is taken was read. What is released in between is merely not used yet.
 func (s *Store) Allocate(ctx context.Context, request Request) (site.Allocation, error) {
 	fail := func(err error) (site.Allocation, error) {
-		return site.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), err)
+		return site.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), s.explain(err))
 	}
 	key := podsKey(request.empty(0))
 	var line line

@@ -30,8 +30,8 @@ poll() {
 	done
 }
 
-# as USER HOST CMD...
-as() { timeout -k 1 90 "$bed" run --user "$@"; }
+# as USER HOST CMD..., for at most $limit seconds.
+as() { timeout -k 1 "${limit:-90}" "$bed" run --user "$@"; }
 on() { timeout -k 1 90 "$bed" run "$@"; }
 both() { on "$@" 2>&1; }
 
@@ -154,11 +154,11 @@ keys() { # DIR
 		chmod 600 "$name.key"
 }
 
-# start NAME HOST ARGS...: a berthd, whose log is $out/NAME.log.
+# start NAME HOST ARGS...: a berthd, or another $program, whose log is $out/NAME.log.
 start() {
 	local name=$1 host=$2
 	shift 2
-	"$bed" run "$host" /srv/site/berthd "$@" >>"$out/$name.log" 2>&1 </dev/null &
+	"$bed" run "$host" "${program:-/srv/site/berthd}" "$@" >>"$out/$name.log" 2>&1 </dev/null &
 	daemons[$name]=$!
 }
 

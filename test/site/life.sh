@@ -49,6 +49,25 @@ requeued() {
 	serve alice n2 7000
 	talks n1 n2 || fail "pods of the second start do not talk"
 }
+# requeued_late: a job that starts anew when slurmd has forgotten that it had it, after the two minutes that Slurm
+# waits by itself: it has an extern step again, a pod that is not the one from before, and nothing of that one.
+requeued_late() {
+	local before node seen
+	job alice
+	before=$(generation)
+	on ctl scontrol requeue "${jobs[alice]}"
+	poll 20 gone alice || fail "the pods stay when the job is put back"
+	[[ -z $(generation) ]] || fail "a job that waits has addresses: $(generation)"
+	poll 240 everywhere alice || fail "no network for the second start: $(on ctl scontrol show job "${jobs[alice]}")"
+	[[ $(generation) != "$before" ]] || fail "the allocation is the one from before"
+	for node in n1 n2; do
+		poll 20 on $node pgrep -f "slurmstepd: \[${jobs[alice]}[.]extern\]" >/dev/null || fail "no extern step on $node: slurmd has not forgotten the job"
+		seen=$(on $node sh -c 'pgrep -cx berth-pod; ls /run/berthd/net' | xargs)
+		[[ $seen == "1 ${jobs[alice]}" ]] || fail "pods on $node: $seen"
+	done
+	serve alice n2 7000
+	talks n1 n2 || fail "pods of the second start do not talk"
+}
 generation() { etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[alice]}," | grep -o '"after":[0-9]*'; }
 
 # strict_reverse_path: all hosts refuse packets that come by another way than answers
