@@ -22,7 +22,7 @@ func (s State) flows() string {
 	r := &writer{}
 	r.line("add table inet %s", flowsTable)
 	for _, kind := range s.kinds() {
-		r.line("add set inet %s pods%s { type %s; flags dynamic; size 65535; }", flowsTable, kind.suffix, kind.nft)
+		r.line("add set inet %s pods%s { typeof %s saddr; flags dynamic; size 65535; }", flowsTable, kind.suffix, kind.header)
 	}
 	for _, hook := range []string{"input", "forward"} {
 		// Before those rules that accept.

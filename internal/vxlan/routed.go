@@ -156,7 +156,7 @@ func (s State) routed(r *writer) {
 			for _, member := range members {
 				of = append(of, kind.of(member).String())
 			}
-			r.set(memberName(n)+kind.suffix, kind.nft, of)
+			r.set(memberName(n)+kind.suffix, kind.header+" saddr", of)
 		}
 		r.block("chain to_"+memberName(n), func() {
 			for _, kind := range kinds {

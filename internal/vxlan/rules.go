@@ -46,7 +46,7 @@ func (s State) rules(opened []string) string {
 	}
 	r.block("table inet "+table, func() {
 		if s.tunnels() {
-			r.set("tunnels", "ipv4_addr", tunnels)
+			r.set("tunnels", "ip saddr", tunnels)
 		}
 		if s.Routed != nil {
 			s.routed(r)
@@ -134,16 +134,16 @@ func (s State) six(r *writer) {
 // kind is one of addresses, as nft writes it. suffix ends the names of its sets, pods is
 // the range of pods, and of says which one somebody has by his IPv4 address.
 type kind struct {
-	header, nft, suffix string
-	pods                netip.Prefix
-	of                  func(netip.Addr) netip.Addr
+	header, family, suffix string
+	pods                   netip.Prefix
+	of                     func(netip.Addr) netip.Addr
 }
 
 // kinds are those that pods have.
 func (s State) kinds() []kind {
-	four := kind{"ip", "ipv4_addr", "", s.Pods, func(a netip.Addr) netip.Addr { return a }}
+	four := kind{"ip", "ipv4", "", s.Pods, func(a netip.Addr) netip.Addr { return a }}
 	if s.dual() {
-		return []kind{four, {"ip6", "ipv6_addr", "6", s.IPv6.Pods.Masked(), s.IPv6.Second}}
+		return []kind{four, {"ip6", "ipv6", "6", s.IPv6.Pods.Masked(), s.IPv6.Second}}
 	}
 	return []kind{four}
 }
@@ -157,21 +157,22 @@ func (s State) podSets(r *writer) {
 				pods = append(pods, fmt.Sprintf("%q . %s . %s", podName(pod.Address), site.MAC(pod.Address), kind.of(pod.Address)))
 			}
 		}
-		r.set("pods"+kind.suffix, "ifname . ether_addr . "+kind.nft, pods)
+		r.set("pods"+kind.suffix, "iifname . ether saddr . "+kind.header+" saddr", pods)
 	}
 }
 
-// byPod goes to the chain of the pod with the address on that side.
+// byPod goes to the chain of the pod with the address on that side. The kind of address is named
+// for nft 1.0.6, as in set: it bears a map that a newer one has made if keys have two parts.
 func (s State) byPod(r *writer, side string, chain func(Network, Pod) string) {
 	for _, kind := range s.kinds() {
 		var all []string
 		for _, n := range s.Networks {
 			for _, pod := range n.Local {
-				all = append(all, fmt.Sprintf("%s : jump %s", kind.of(pod.Address), chain(n, pod)))
+				all = append(all, fmt.Sprintf("%s . %s : jump %s", kind.family, kind.of(pod.Address), chain(n, pod)))
 			}
 		}
 		if len(all) > 0 {
-			r.line("%s %s vmap { %s }", kind.header, side, join(all))
+			r.line("meta nfproto . %s %s vmap { %s }", kind.header, side, join(all))
 		}
 	}
 }
@@ -357,9 +358,11 @@ func (w *writer) block(head string, body func()) {
 	w.line("}")
 }
 
-func (w *writer) set(name, kind string, elements []string) {
+// set has elements of what like is an expression for. Of sets that a newer nft has made by a
+// "type", nft 1.0.6 ends by SIGSEGV when it lists anything.
+func (w *writer) set(name, like string, elements []string) {
 	w.block("set "+name, func() {
-		w.line("type %s", kind)
+		w.line("typeof %s", like)
 		if len(elements) > 0 {
 			w.line("elements = { %s }", join(elements))
 		}

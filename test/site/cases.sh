@@ -89,7 +89,7 @@ hosts_reached() {
 	local seen pod host
 	job alice
 	for host in n1 n2 login; do
-		on $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
+		"$bed" run $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
 		helpers+=($!)
 	done
 	pod=$(pod_of alice n1)

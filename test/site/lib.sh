@@ -205,7 +205,7 @@ settled() {
 
 # Where pods have IPv6 addresses nobody on a host may claim one, also while there are none.
 left_on() {
-	local rules='nft list tables | grep berth'
+	local rules='{ nft list tables || echo "nft has ended with $?"; } | grep -E "berth|ended"'
 	[[ -z $ipv6 ]] || rules='nft list tables | grep "bridge berth"; nft list table inet berth 2>/dev/null | grep -E "set |chain |hook |jump " | grep -vE "chain output|hook output"'
 	on "$1" sh -c "$rules"'
 		ip -o link | grep -oE "berth[btp][0-9a-f]+"

@@ -81,7 +81,7 @@ strict_reverse_path() {
 	serve alice n2 7000
 	talks n1 n2 || fail "pods do not talk"
 	for host in login n2; do
-		on $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
+		"$bed" run $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
 		helpers+=($!)
 		poll 20 step alice n1 socat -u "TCP:$(address $host):6900" - >"$out/seen" 2>/dev/null
 		[[ $(<"$out/seen") == "from $pod" ]] || fail "pod to $host: '$(<"$out/seen")'"
