@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "berth.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -8,7 +9,13 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Which image the tasks of a step see: the one that the user names, or the site. */
+#define LETTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+/* A name has up to 255 characters, a tag 128, a digest 135. */
+enum { MAX_NAME = 520 };
+
+/* Which image the tasks of a step see: the one that the user names, or the site. A directory, none, or a name
+ * that berth's store of images knows. */
 static char wanted[PATH_MAX];
 
 /* Whether the step has one, and why not. */
@@ -25,22 +32,28 @@ void complain(const char *format, ...)
 	slurm_error("berth: %s", text);
 }
 
+/* is_name says whether a text may be the name of an image: those have none of a path's dots in front. */
+static int is_name(const char *text)
+{
+	return isalnum((unsigned char)text[0]) && strspn(text, LETTERS "0123456789._-:/@") == strlen(text) && strlen(text) < MAX_NAME;
+}
+
 static int take_image(int value, const char *text, int remote)
 {
 	(void)value;
-	if ((text[0] == '/' || strcmp(text, "none") == 0) && strlen(text) < sizeof wanted) {
+	if ((text[0] == '/' || is_name(text)) && strlen(text) < sizeof wanted) {
 		strcpy(wanted, text);
 		return ESPANK_SUCCESS;
 	}
 	if (!remote)
-		slurm_error("berth: --container-image=%s: write the absolute path of a directory, or none; 'berth image bundle' makes a directory of an image", text);
+		slurm_error("berth: --container-image=%s: write the absolute path of a directory, the name of an image, or none", text);
 	return ESPANK_BAD_ARG;
 }
 
 static struct spank_option container_image = {
 	.name = "container-image",
-	.arginfo = "DIRECTORY|none",
-	.usage = "the files that the tasks of steps see: those in this directory, or the host's (none)",
+	.arginfo = "DIRECTORY|IMAGE|none",
+	.usage = "the files that the tasks of steps see: those in this directory, those of an image of which 'berth image bundle' has made one, or the host's (none)",
 	.has_arg = 1,
 	.cb = take_image,
 };
@@ -51,17 +64,54 @@ void offer_images(spank_t spank)
 		slurm_error("berth: Slurm does not take the option --container-image");
 }
 
+/* find_bundle says where 'berth image bundle NAME' has put an image (internal/launch/imagecache.go),
+ * as the job's variables have it: the name as Docker writes it, with a tag, and in one part. */
+static void find_bundle(spank_t spank, uid_t uid, const char *name, char path[PATH_MAX])
+{
+	static const char *const usual[] = { "docker.io/library/", "docker.io/", NULL };
+	char cache[PATH_MAX], one[3 * MAX_NAME] = "";
+	const char *below = "";
+
+	if (spank_getenv(spank, "BERTH_IMAGE_CACHE", cache, sizeof cache) != ESPANK_SUCCESS) {
+		below = "/berth";
+		if (spank_getenv(spank, "XDG_CACHE_HOME", cache, sizeof cache) != ESPANK_SUCCESS) {
+			below = "/.cache/berth";
+			if (spank_getenv(spank, "HOME", cache, sizeof cache) != ESPANK_SUCCESS)
+				cache[0] = '\0';
+		}
+	}
+	for (const char *const *prefix = usual; *prefix; prefix++)
+		if (strncmp(name, *prefix, strlen(*prefix)) == 0) {
+			name += strlen(*prefix);
+			break;
+		}
+	const char *last = strrchr(name, '/');
+	const char *tag = strpbrk(last ? last : name, ":@") ? "" : ":latest";
+	for (char *to = one; *name; name++)
+		to += sprintf(to, *name == '/' ? "%%2F" : "%c", *name);
+	if (snprintf(path, PATH_MAX, "%s%s/bundles-%u/%s%s/rootfs", cache, below, (unsigned)uid, one, tag) >= PATH_MAX)
+		path[0] = '\0';
+}
+
 static void assemble(spank_t spank, const struct settings *s, const char *path)
 {
 	struct user user;
 	gid_t *groups;
+	char bundle[PATH_MAX], reason[REASON_SIZE];
 	if (spank_get_item(spank, S_JOB_UID, &user.uid) || spank_get_item(spank, S_JOB_GID, &user.gid) ||
 	    spank_get_item(spank, S_JOB_SUPPLEMENTARY_GIDS, &groups, &user.count)) {
 		snprintf(no_image, sizeof no_image, "slurmstepd does not say whose step this is");
 		return;
 	}
 	user.groups = groups;
-	has_image = assemble_root(&user, s, path, s->mounts, no_image) == 0;
+	if (path[0] == '/') {
+		has_image = assemble_root(&user, s, path, s->mounts, no_image) == 0;
+		return;
+	}
+	find_bundle(spank, user.uid, path, bundle);
+	has_image = assemble_root(&user, s, bundle, s->mounts, reason) == 0;
+	if (!has_image)
+		snprintf(no_image, sizeof no_image, "the image %.150s: %.250s; 'berth image pull' or 'import' and 'berth image bundle' make it", path, reason);
 }
 
 /* prepare_image is called in each task, as root. A batch script runs on the host's

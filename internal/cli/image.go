@@ -259,17 +259,24 @@ zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 an
 func newImageBundleCommand() *cobra.Command {
 	f := &imageFlags{}
 	command := &cobra.Command{
-		Use:   "bundle IMAGE FOLDER",
-		Short: "Make an OCI bundle of an image, for srun --container",
+		Use:   "bundle IMAGE [FOLDER]",
+		Short: "Make an OCI bundle of an image, for steps of Slurm",
 		Long: `Unpacks an image of the folder into another one, with a config.json: an OCI
 bundle for 'srun --container' of Slurm, where the site has an oci.conf, and for runc
 and crun. No privilege is needed, neither here nor there: all files are yours, and
 you are root inside. A container has the node's network, devices and host name, its
-root is read-only, /tmp, /var/tmp and /run are in memory, and --mount adds folders.`,
+root is read-only, /tmp, /var/tmp and /run are in memory, and --mount adds folders.
+
+Without FOLDER it is for 'srun --container-image=IMAGE', on sites with berth's network:
+steps find it by its name, below the folder of the images. --mount is then for each
+folder that the site shows in images.`,
 		Example: `  berth image bundle --mount /project/alice python:3.13-slim /project/alice/python
-  srun -N4 --container=/project/alice/python python3 /project/alice/step.py`,
+  srun -N4 --container=/project/alice/python python3 /project/alice/step.py
+
+  berth image bundle --mount /home python:3.13-slim
+  srun -N4 --container-image=python:3.13-slim python3 step.py`,
 		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) != 2 || args[0] == "" || args[1] == "" {
+			if len(args) < 1 || len(args) > 2 || slices.Contains(args, "") {
 				return &usageError{errors.New("name an image, and the folder to make")}
 			}
 			return nil
@@ -279,10 +286,17 @@ root is read-only, /tmp, /var/tmp and /run are in memory, and --mount adds folde
 			if err != nil || f.quiet {
 				return err
 			}
-			dir, err := filepath.Abs(args[1])
-			if err == nil {
-				_, err = fmt.Fprintf(command.ErrOrStderr(), "berth: run it with srun --container=%s COMMAND\n", dir)
+			line := "srun --container-image=" + args[0]
+			if len(args) == 2 {
+				dir, err := filepath.Abs(args[1])
+				if err != nil {
+					return err
+				}
+				line = "srun --container=" + dir
+			} else if usual, err := launch.DefaultImageCache(os.Getenv); err != nil || usual != f.spec.ImageCache {
+				line = "BERTH_IMAGE_CACHE=" + f.spec.ImageCache + " " + line
 			}
+			_, err = fmt.Fprintf(command.ErrOrStderr(), "berth: run it with %s COMMAND\n", line)
 			return err
 		},
 		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {

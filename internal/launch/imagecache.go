@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/distribution/reference"
 
 	"berth.dev/berth/internal/cluster"
 	"berth.dev/berth/internal/programs"
@@ -25,7 +28,8 @@ import (
 // login host, where the network is, it fills the cache for nodes without.
 type ImageCommand struct {
 	// Name is pull, import, export, convert, bundle, ls, rm, gc or verify, and Args
-	// its images, archives or folders.
+	// its images, archives or folders. A bundle without a folder is for the steps that
+	// name its image.
 	Name string
 	Args []string
 	// Spec says of the cache and the registries what it does for a run.
@@ -169,7 +173,30 @@ func (c ImageCommand) arguments() ([]string, error) {
 		}
 		args = append(args, "--mount", value)
 	}
-	return slices.Concat(args, []string{"--"}, c.Args), nil
+	images := c.Args
+	if c.Name == "bundle" && len(images) == 1 {
+		folder, err := stepBundle(spec.ImageCache, images[0])
+		if err != nil {
+			return nil, err
+		}
+		images = []string{images[0], folder}
+	}
+	return slices.Concat(args, []string{"--"}, images), nil
+}
+
+// stepBundle is where a bundle is made that is given no folder: there the SPANK plugin of the site
+// network (spank/image.c) looks for the image that a step names. Others who share the cache
+// could not enter it.
+func stepBundle(cache, name string) (string, error) {
+	image, err := reference.ParseNormalizedNamed(name)
+	if err != nil {
+		return "", fail(ExitUsage, fmt.Errorf("image %q: %w", name, err))
+	}
+	all := filepath.Join(cache, fmt.Sprintf("bundles-%d", os.Getuid()))
+	if err := os.Mkdir(all, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fail(ExitNoInput, fmt.Errorf("make a folder for bundles: %w", err))
+	}
+	return filepath.Join(all, strings.ReplaceAll(reference.FamiliarString(reference.TagNameOnly(image)), "/", "%2F")), nil
 }
 
 // pullEnv are the variables that pulling knows; files of settings may give them.

@@ -56,15 +56,26 @@ image_of_archive() {
 	seen=$(in_berth_image import --image-cache $cache /srv/images/busybox.tar && in_berth_image bundle --image-cache $cache --mount /home busybox:1.37 $bundle) || fail "unpack an image: $seen"
 	seen=$(in_image --container-image=$bundle/rootfs sh -c 'pwd; id -u; ls -l /bin/busybox; test -e /etc/shadow; echo $?; : >/tmp/of-alice && rm /tmp/of-alice; grep -c 10.200.0.1 /etc/resolv.conf' | awk '{ print $NF, $3 }' | xargs)
 	[[ $seen == "/home/alice $(settings id_of alice) /bin/busybox alice 1 1" ]] || fail "of an archive: $seen"
-	as alice login rm -rf $cache $bundle
+	# By its name: in the cache that the job's variables name, and in the usual one.
+	seen=$(in_berth_image bundle --image-cache $cache --mount /home busybox:1.37) || fail "unpack an image for its name: $seen"
+	seen=$(as alice login env BERTH_IMAGE_CACHE=$cache srun -Q -N2 -n2 --mem=100 --container-image=docker.io/library/busybox:1.37 sh -c 'test -e /etc/shadow || ls -l /bin/busybox' 2>&1 | awk '{ print $NF, $3 }' | xargs)
+	[[ $seen == "/bin/busybox alice /bin/busybox alice" ]] || fail "by its name: $seen"
+	as alice login sh -c "mkdir -p .cache && mv $cache .cache/berth" || fail "move the cache"
+	seen=$(as alice login sh -c 'sbatch -Q -W -N1 -n1 --mem=100 --container-image=busybox:1.37 -o slurm.out --wrap "srun ls -l /bin/busybox" </dev/null; cat slurm.out' | awk '{ print $NF, $3 }')
+	[[ $seen == "/bin/busybox alice" ]] || fail "a step of a script by its name: $seen"
+	seen=$(in_image --container-image=busybox hostname) && fail "it ran: $seen"
+	[[ $seen == *"the image busybox: open the directory /home/alice/.cache/berth/bundles-$(settings id_of alice)/busybox:latest/rootfs: No such file"*"'berth image bundle' make it"* ]] || fail "a name of no image: $seen"
+	as alice login rm -rf .cache/berth $bundle
 }
 in_berth_image() { as alice login /srv/berth/bin/berth image "$@" -q 2>&1; }
 
 # refused_images: what cannot be an image ends the step, with the reason.
 refused_images() {
 	local seen path
-	seen=$(in_image --container-image=image hostname) && fail "it ran: $seen"
-	[[ $seen == *"write the absolute path of a directory, or none; 'berth image bundle' makes"* ]] || fail "a name: $seen"
+	for path in ./image '../image' 'an image' ''; do
+		seen=$(in_image "--container-image=$path" hostname) && fail "it ran: $seen"
+		[[ $seen == *"write the absolute path of a directory, the name of an image, or none"* ]] || fail "no path and no name, '$path': $seen"
+	done
 	seen=$(in_image --container-image=/srv/images/busybox.tar hostname) && fail "it ran: $seen"
 	[[ $seen == *"open the directory /srv/images/busybox.tar: Not a directory: 'berth image import'"* ]] || fail "an archive: $seen"
 	seen=$(in_image --container-image=/home/alice/none hostname) && fail "it ran: $seen"
