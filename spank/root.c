@@ -39,7 +39,7 @@
 #ifndef SYS_openat2
 #define SYS_openat2 437
 #endif
-enum { TREE_CLONE = 1, TREE_RECURSIVE = 0x8000, FROM_EMPTY = 4, TO_EMPTY = 0x40, IN_ROOT = 0x10 };
+enum { TREE_CLONE = 1, TREE_RECURSIVE = 0x8000, FROM_EMPTY = 4, TO_EMPTY = 0x40, NO_MAGICLINKS = 2, IN_ROOT = 0x10 };
 
 /* The tree that will be the root, where the process is now, and the groups that root has. Root
  * might have less than the user: on a network file system it is often nobody. */
@@ -49,15 +49,20 @@ static gid_t before[NGROUPS_MAX];
 static int saved;
 
 /* open_as_user looks a path up as the user may; in the tree, by links that stay in
- * it. */
+ * it. Outside, links of /proc lead to what others have, which root may follow. */
 static int open_as_user(const struct user *user, const char *path, int flags)
 {
-	struct { uint64_t flags, mode, resolve; } how = { .flags = O_PATH | O_CLOEXEC | flags, .resolve = tree < 0 ? 0 : IN_ROOT };
+	struct { uint64_t flags, mode, resolve; } how = { .flags = O_PATH | O_CLOEXEC | flags, .resolve = tree < 0 ? NO_MAGICLINKS : IN_ROOT };
 	if (setgroups(user->count, user->groups))
 		return -1;
 	setfsgid(user->gid);
 	setfsuid(user->uid);
-	int fd = syscall(SYS_openat2, tree, path, &how, sizeof how), why = errno;
+	int fd, tries = 100;
+	/* With ".." in a link, whenever something is mounted or renamed meanwhile. */
+	do
+		fd = syscall(SYS_openat2, tree, path, &how, sizeof how);
+	while (fd < 0 && errno == EAGAIN && --tries);
+	int why = errno;
 	setfsuid(0);
 	setfsgid(0);
 	if (setgroups(saved, before)) {
@@ -69,19 +74,37 @@ static int open_as_user(const struct user *user, const char *path, int flags)
 	return fd;
 }
 
-/* put a copy of what is mounted at a path of the host where the tree has that
- * path. */
-static int put(const struct user *user, const char *path)
+/* Copies of what is mounted at paths of the host, for the same paths of the tree. */
+static struct {
+	const char *path;
+	int copy;
+	/* There is no image without it. */
+	int needed;
+} shown[32];
+static int count;
+
+/* take a copy, before the tree covers anything. */
+static int take(const char *path, int needed, char reason[REASON_SIZE])
 {
-	int rc = -1;
+	int copy = count < (int)(sizeof shown / sizeof shown[0]) ? syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC) : -1;
+	if (copy >= 0) {
+		shown[count].path = path;
+		shown[count].copy = copy;
+		shown[count++].needed = needed;
+	} else if (needed) {
+		snprintf(reason, REASON_SIZE, "show %.100s of the host in an image: %s: it is among the mounts for images of this site", path, strerror(errno));
+		return -1;
+	}
+	return 0;
+}
+
+/* put a copy where the tree has that path. */
+static int put(const struct user *user, const char *path, int copy)
+{
 	int to = open_as_user(user, path, 0);
 	if (to < 0)
 		return -1;
-	int from = syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC);
-	if (from >= 0)
-		rc = syscall(SYS_move_mount, from, "", to, "", FROM_EMPTY | TO_EMPTY);
-	int why = errno;
-	close(from);
+	int rc = syscall(SYS_move_mount, copy, "", to, "", FROM_EMPTY | TO_EMPTY), why = errno;
 	close(to);
 	errno = why;
 	return rc;
@@ -121,7 +144,7 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 	static const char *const needed[] = { "/proc", "/sys", "/dev", "/tmp", NULL };
 	static const char *const useful[] = { "/var/tmp", "/etc/resolv.conf", "/etc/hosts", "/etc/passwd", "/etc/group", NULL };
 	char at[sizeof s->socket];
-	const char *const *lists[] = { needed, mounts };
+	const char *const *lists[] = { needed, mounts, useful };
 	int rc = -1;
 
 	if (!getcwd(place, sizeof place))
@@ -144,27 +167,34 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 		snprintf(reason, REASON_SIZE, "%.200s is the root of the host, which is no image", path);
 		goto out;
 	}
+	for (int i = 0; i < 3; i++)
+		for (const char *const *one = lists[i]; *one; one++)
+			if (take(*one, i < 2, reason))
+				goto out;
 	strcpy(at, s->socket);
 	const char *folder = dirname(at);
 	if (plant(image, folder)) {
 		snprintf(reason, REASON_SIZE, "mount the directory %.200s at %.100s: %s", path, folder, strerror(errno));
 		goto out;
 	}
-	for (int i = 0; i < 2; i++)
-		for (const char *const *one = lists[i]; *one; one++)
-			if (put(user, *one)) {
-				const char *remedy = errno == ENOENT ? ": mkdir -p it in there" : "";
-				snprintf(reason, REASON_SIZE, "mount %.100s in the directory %.200s: %s%s", *one, path, strerror(errno), remedy);
-				goto out;
-			}
-	for (const char *const *one = useful; *one; one++)
-		if (put(user, *one) && errno != ENOENT && errno != ENOTDIR)
-			complain("mount %s in the image %s: %s", *one, path, strerror(errno));
+	for (int i = 0; i < count; i++) {
+		if (put(user, shown[i].path, shown[i].copy) == 0)
+			continue;
+		if (shown[i].needed) {
+			const char *remedy = errno == ENOENT ? ": mkdir -p it in there" : "";
+			snprintf(reason, REASON_SIZE, "mount %.100s in the directory %.200s: %s%s", shown[i].path, path, strerror(errno), remedy);
+			goto out;
+		}
+		if (errno != ENOENT && errno != ENOTDIR)
+			complain("mount %s in the image %s: %s", shown[i].path, path, strerror(errno));
+	}
 	/* The user is changed next. */
 	rc = prctl(PR_SET_KEEPCAPS, 1);
 	if (rc)
 		snprintf(reason, REASON_SIZE, "keep what it takes to enter the directory: %s", strerror(errno));
 out:
+	while (count > 0)
+		close(shown[--count].copy);
 	close(image);
 	return rc;
 }

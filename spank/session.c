@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <pwd.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -158,6 +159,8 @@ int main(void)
 	int image = 0;
 
 	open_standard_files();
+	/* Whoever has started this may ignore the end of children, which are waited for here. */
+	signal(SIGCHLD, SIG_DFL);
 	if (geteuid() != 0)
 		refuse("berth-session needs the rights of root: chown root berth-session; chmod 4755 berth-session");
 	struct passwd *entry = getpwuid(user);

@@ -10,9 +10,15 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
+
+/* Linux 5.9; glibc's function is newer than RHEL 8's. */
+#ifndef SYS_close_range
+#define SYS_close_range 436
+#endif
 
 /* A task enters the pod's PID namespace in two steps. As root it says where its
  * children shall be born, and gets the /proc of there. As the user, when Slurm
@@ -131,9 +137,9 @@ static void relay(pid_t program, const sigset_t *all)
 	prctl(PR_SET_NAME, "berth-task");
 	/* The other end of a pipe must see it close when the program closes it. */
 	if (held >= 0 && dup2(held, 0) == 0)
-		close_range(1, ~0U, 0);
+		syscall(SYS_close_range, 1, ~0U, 0);
 	else
-		close_range(0, ~0U, 0);
+		syscall(SYS_close_range, 0, ~0U, 0);
 	for (;;) {
 		siginfo_t info;
 		int status, sig = sigwaitinfo(all, &info);

@@ -123,7 +123,8 @@ func nodeChecks(config site.Config, node string) []check {
 	return checks
 }
 
-// hasPlaces: no session begins where the image has no place for something of the host's.
+// hasPlaces: no session begins where the image has no place for something of the host's, or the
+// host has no such thing.
 func hasPlaces(s site.Sessions) error {
 	image, err := os.OpenRoot(s.Image)
 	if err != nil {
@@ -131,6 +132,9 @@ func hasPlaces(s site.Sessions) error {
 	}
 	defer image.Close()
 	for _, path := range append([]string{"/proc", "/sys", "/dev", "/tmp"}, s.Mounts...) {
+		if _, err := os.Stat(path); err != nil {
+			return fmt.Errorf("find what sessions show of this host: %w: leave it out of 'sessions.mounts', or make it", err)
+		}
 		// Links in it lead to places in it, also absolute ones, which OpenRoot does not follow.
 		if _, err := image.Lstat(strings.TrimPrefix(path, "/")); err != nil {
 			return fmt.Errorf("find a place for %s in the image of sessions: %w: mkdir -p %s%s", path, err, s.Image, path)

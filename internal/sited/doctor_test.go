@@ -16,9 +16,9 @@ import (
 )
 
 func TestTheImageOfSessionsHasPlaces(t *testing.T) {
-	image := t.TempDir()
-	sessions := site.Sessions{Image: image, Mounts: []string{"/home/of/all"}}
-	for _, path := range []string{"proc", "sys", "dev", "tmp", "home/of/all"} {
+	image, home := t.TempDir(), t.TempDir()
+	sessions := site.Sessions{Image: image, Mounts: []string{home}}
+	for _, path := range []string{"proc", "sys", "dev", "tmp", strings.TrimPrefix(home, "/")} {
 		if err := hasPlaces(sessions); err == nil || !strings.Contains(err.Error(), "mkdir -p "+image+"/"+path) {
 			t.Errorf("without %s: %v", path, err)
 		}
@@ -28,6 +28,12 @@ func TestTheImageOfSessionsHasPlaces(t *testing.T) {
 	}
 	if err := hasPlaces(sessions); err != nil {
 		t.Error(err)
+	}
+	if err := os.Remove(home); err != nil {
+		t.Fatal(err)
+	}
+	if err := hasPlaces(sessions); err == nil || !strings.Contains(err.Error(), home) || !strings.Contains(err.Error(), "sessions.mounts") {
+		t.Errorf("of a folder that the host has not: %v", err)
 	}
 	sessions.Image += "/none"
 	if err := hasPlaces(sessions); err == nil || !strings.Contains(err.Error(), "sessions.image") {

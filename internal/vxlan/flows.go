@@ -25,8 +25,8 @@ func (s State) flows() string {
 		r.line("add set inet %s pods%s { typeof %s saddr; flags dynamic; size 65535; }", flowsTable, kind.suffix, kind.header)
 	}
 	for _, hook := range []string{"input", "forward"} {
-		// Before those rules that accept.
-		r.line("add chain inet %s %s { type filter hook %[2]s priority -11; policy accept; }", flowsTable, hook)
+		// After those rules that deny: what others may not send to a pod is not its own.
+		r.line("add chain inet %s %s { type filter hook %[2]s priority -9; policy accept; }", flowsTable, hook)
 		r.line("flush chain inet %s %s", flowsTable, hook)
 		s.countFlows(r, hook, "iifname", "saddr", "reject with icmpx admin-prohibited")
 		if hook == "forward" {

@@ -82,11 +82,13 @@ refused_images() {
 	[[ $seen == *"this step has no container: open the directory /home/alice/none: No such file"* ]] || fail "none there: $seen"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 --container-image=/home/alice/image hostname 2>&1) && fail "bob ran $seen"
 	[[ $seen == *"open the directory /home/alice/image: Permission denied"* ]] || fail "another user's: $seen"
-	# In a pod the task that looks has no /proc/self.
-	for path in / /usr/.. /proc/self/root; do
+	for path in / /usr/..; do
 		seen=$(in_image --network-pod=no --container-image=$path hostname) && fail "it ran in $path: $seen"
 		[[ $seen == *"this step has no container: $path is the root of the host"* ]] || fail "the host's root: $seen"
 	done
+	# In a pod the task that looks has no /proc/self.
+	seen=$(in_image --network-pod=no --container-image=/proc/self/root hostname) && fail "it ran: $seen"
+	[[ $seen == *"open the directory /proc/self/root: Too many levels of symbolic links"* ]] || fail "what only root may follow: $seen"
 	as alice login rmdir image/sys
 	seen=$(in_image --container-image=/home/alice/image hostname) && fail "it ran: $seen"
 	[[ $seen == *"mount /sys in the directory /home/alice/image: No such file or directory: mkdir"* ]] || fail "without /sys: $seen"
@@ -110,6 +112,14 @@ many_mounts() {
 	seen=$(in_image --container-image=/home/alice/image sh -c 'echo shown $(grep -c " /srv/site " /proc/mounts) and $(grep -c " /opt " /proc/mounts)')
 	[[ $seen == *"shown 1 and 0"* ]] || fail "the sixteenth and the seventeenth: $seen"
 	[[ $seen == *"mount=/opt is left out: there may be 16"* ]] || fail "nothing is said: $seen"
+	# What holds berthd's socket, and what this host has not.
+	as alice login mkdir -p image/run
+	sed '1s|$| mount=/run|' "$out/plugstack" >"$plugstack"
+	seen=$(in_image --container-image=/home/alice/image sh -c 'stat -c %F /run/berthd/berthd.sock')
+	[[ $seen == socket ]] || fail "berthd's socket in an image: $seen"
+	sed '1s|$| mount=/scratch|' "$out/plugstack" >"$plugstack"
+	seen=$(in_image --container-image=/home/alice/image hostname) && fail "it ran: $seen"
+	[[ $seen == *"show /scratch of the host in an image: No such file or directory: it is among the mounts"* ]] || fail "a mount that is not there: $seen"
 	cat "$out/plugstack" >"$plugstack"
-	as alice login rmdir image/opt image/srv
+	as alice login rmdir image/opt image/srv image/run
 }
