@@ -74,10 +74,11 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 // hold submits a job that does nothing, and waits until it runs. The id is also returned
 // where there is a job and an error.
 func (s Spec) hold(ctx context.Context, options []string) (id string, err error) {
-	// Jobs that share cores have the same ones, where the site allows it.
+	// Jobs that share cores have the same ones, where the site allows it. Of what a trial has of a host's
+	// memory each of the two has half.
 	sized := Sized(s.Nodes, s.CPUs)
 	if s.MemoryMB > 0 {
-		sized = append(sized, "--mem="+strconv.Itoa(s.MemoryMB))
+		sized = append(sized, "--mem="+strconv.Itoa(s.MemoryMB/2))
 	}
 	argv := slices.Concat([]string{"sbatch", "--parsable", "--output=/dev/null", "--oversubscribe"}, sized, options, []string{"--wrap=exec sleep infinity"})
 	said, err := run(ctx, "", argv...)

@@ -65,7 +65,7 @@ func TestSteps(t *testing.T) {
 		t.Errorf("steps in the order %s", got)
 	}
 	if !strings.Contains(string(text), "scancel --quiet 7 8\n") || !strings.Contains(string(text), "--network-pod=yes") ||
-		!strings.Contains(string(text), "-c4 --mem=900 --outside --nodelist=n[1-2] ") {
+		!strings.Contains(string(text), "-c4 --mem=450 --outside --nodelist=n[1-2] ") {
 		t.Errorf("it calls\n%s", text)
 	}
 }
