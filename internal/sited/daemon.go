@@ -391,7 +391,8 @@ func (d *Daemon) drop(ctx context.Context, id string) (*site.Allocation, error) 
 	delete(d.local, id)
 	d.endUnused(local.Owner())
 	d.mu.Unlock()
-	err := errors.Join(d.forget(id), d.apply(ctx, false), d.unmake(id))
+	// What still runs there ends first, so that others hear of the end of its connections.
+	err := errors.Join(d.forget(id), d.endPod(id), d.apply(ctx, false), d.unmake(id))
 	d.audit.write(auditLeft, local.here(d.node), nil)
 	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
 	return &local.Allocation, err

@@ -102,6 +102,9 @@ func (k *Kernel) pod(s State, pod Pod, bridge netlink.Link, mtu int) error {
 				return fmt.Errorf("remove interface %s: %w", name, err)
 			}
 		}
+		if err := forgetConnections(s.addresses(pod.Address)); err != nil {
+			return err
+		}
 		if outer, err = newPair(name, pod, ns, mtu); err != nil {
 			return err
 		}

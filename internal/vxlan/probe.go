@@ -67,6 +67,9 @@ func probe(ctx context.Context, nft string, routed bool, ipv6 site.IPv6) error {
 		}
 	}
 	address := netip.MustParseAddr("192.0.2.1")
+	if err := forgetConnections([]netip.Addr{address}); err != nil {
+		return err
+	}
 	s := State{
 		Pods: netip.MustParsePrefix("192.0.2.0/24"), Gateway: address, Host: address, Port: site.TunnelPort, IPv6: ipv6,
 		Networks: []Network{{VNI: 1, Owners: []Owner{{}}, Local: []Pod{{Address: address.Next()}}}},

@@ -98,11 +98,22 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	}
 	var log bytes.Buffer
 	k := &Kernel{NFT: "nft", Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))}
-	// Twice, as after any change.
-	for range 2 {
+	former, host := s.Networks[0].Local[0].Address, s.Host
+	// Twice, as after any change: a former pod's connections are gone, one's own stay.
+	for i := range 2 {
+		if err := track(uint16(1000+i), former, host, host, former); err != nil {
+			return err
+		}
 		if err := k.Apply(ctx, s, true); err != nil {
 			return err
 		}
+	}
+	left, err := tracked(former)
+	if err != nil {
+		return err
+	}
+	if left[1000] || !left[1001] {
+		return fmt.Errorf("connections that are tracked are from ports %v, want 1001 among them and not 1000", left)
 	}
 	if said := strings.Count(log.String(), "subnet=10.128.1.0/28 node=192.168.2.13"); said != 1 {
 		return fmt.Errorf("that routers have to know n3 was said %d times: %s", said, &log)

@@ -475,4 +475,57 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	restart_site ''
 }
 
+# connections_forgotten: what a pod has said to a host, which policy allows its user alone, is not what the next pod
+# of that address may go on with, from the same port; nor is what a host's process has begun with it.
+connections_forgotten() {
+	local first seen port
+	restart_site "/^  egress:/,/^  ingress:/s|/24\\]|&\\n    ports: [tcp/1-65535]|; s|^    alice:|&\\n      egress:\\n      - addresses: [$(address n2)/32]\\n        ports: [udp/6901]|"
+	"$bed" run n2 "${answers_udp[@]}" 6901 >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 on n2 sh -c 'ss -Hlun "sport = :6901" | grep -q .' || fail "nobody listens on n2"
+	job alice
+	first=$(pod_of alice n1)
+	seen=$(root alice n1 "${asks[@]}" 5000 "$(address n2)" 6901)
+	[[ $seen == "heard 5000" ]] || fail "alice's pod, which may, says to n2: $seen"
+	"$bed" run n1 nsenter --net="/run/berthd/net/${jobs[alice]}" "${answers_udp[@]}" 7001 >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 root alice n1 sh -c 'ss -Hlun "sport = :7001" | grep -q .' || fail "nobody listens in alice's pod"
+	seen=$(as alice n1 "${asks[@]}" 5000 "$first" 7001)
+	[[ $seen == "heard 5000" ]] || fail "alice on n1 says to her pod: $seen"
+	on ctl scancel "${jobs[alice]}"
+	poll 20 settled || fail "the job does not end"
+	job bob
+	[[ $(pod_of bob n1) == "$first" ]] || fail "bob's pod has $(pod_of bob n1), want that which alice's had, $first"
+	for port in 5001 5000; do
+		seen=$(root bob n1 "${asks[@]}" $port "$(address n2)" 6901 2>&1)
+		[[ $seen != heard* ]] || fail "bob's pod, which may not, says to n2 from port $port: $seen"
+	done
+	"$bed" run n1 nsenter --net="/run/berthd/net/${jobs[bob]}" "${answers_udp[@]}" 7001 >/dev/null 2>&1 &
+	helpers+=($!)
+	poll 20 root bob n1 sh -c 'ss -Hlun "sport = :7001" | grep -q .' || fail "nobody listens in bob's pod"
+	for port in 5001 5000; do
+		seen=$(as alice n1 "${asks[@]}" $port "$first" 7001 2>&1)
+		[[ $seen != heard* ]] || fail "alice on n1 says to bob's pod from port $port: $seen"
+	done
+	on ctl scancel "${jobs[bob]}"
+	poll 20 settled || fail "the job does not end"
+	restart_site ''
+}
+# asks PORT ADDRESS PORT says from its first port by UDP what that is, and answers_udp PORT answers.
+asks=(timeout 5 python3 -c '
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("", int(sys.argv[1])))
+s.settimeout(2)
+s.connect((sys.argv[2], int(sys.argv[3])))
+s.send(sys.argv[1].encode())
+print(s.recv(100).decode())')
+answers_udp=(python3 -c '
+import socket, sys
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.bind(("", int(sys.argv[1])))
+while True:
+    said, who = s.recvfrom(100)
+    s.sendto(b"heard " + said, who)')
+
 connects_to_n2() { on "$1" python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 6900), 4)' "$(address n2)" 2>/dev/null; }
