@@ -33,16 +33,18 @@ void offer_choice(spank_t spank)
 void decline_network(spank_t spank, const struct settings *s)
 {
 	uint32_t job;
+	uid_t uid;
 	char *choice = NULL;
 	char reason[REASON_SIZE];
 	if (spank_option_getopt(spank, &network_pod, &choice) != ESPANK_SUCCESS || !choice || strcmp(choice, "no") != 0)
 		return;
 	struct question *q = malloc(sizeof *q);
-	if (!q || spank_get_item(spank, S_JOB_ID, &job)) {
+	if (!q || spank_get_item(spank, S_JOB_ID, &job) || spank_get_item(spank, S_JOB_UID, &uid)) {
 		slurm_error("berth: slurmd does not say which job begins");
 	} else {
 		question_begin(q, "decline");
 		question_number(q, "job", job);
+		question_number(q, "uid", uid);
 		if (ask_berthd(s, q, NULL, reason))
 			slurm_error("berth: no network for job %u, as it wants: %s", job, reason);
 	}

@@ -306,6 +306,13 @@ func (d *Daemon) add(a site.Allocation) (bool, error) {
 	d.mu.Lock()
 	former := d.local[a.ID()]
 	d.mu.Unlock()
+	if former != nil && former.UID != a.UID {
+		// The number of a job whose epilog was lost has become another's: nothing of the former's may be entered.
+		if err := d.dislodge(former); err != nil {
+			return false, err
+		}
+		former = nil
+	}
 	if former != nil && former.After == a.After {
 		return false, nil
 	}
@@ -319,6 +326,20 @@ func (d *Daemon) add(a site.Allocation) (bool, error) {
 	defer d.mu.Unlock()
 	d.local[a.ID()] = &localPod{Allocation: a}
 	return true, nil
+}
+
+// dislodge removes a pod whose identifier somebody else's has now. Its interface goes when the new one is
+// connected, or with the namespace.
+func (d *Daemon) dislodge(former *localPod) error {
+	id := former.ID()
+	d.mu.Lock()
+	delete(d.local, id)
+	d.endUnused(former.Owner())
+	d.mu.Unlock()
+	err := d.unmake(id)
+	d.audit.write(auditLeft, former.here(d.node), nil)
+	d.log.Warn("a job's number is another user's: what was left of the former one is removed", "job", id, "user", former.User, "uid", former.UID, "error", err)
+	return err
 }
 
 func (d *Daemon) make(a site.Allocation) error {

@@ -13,24 +13,28 @@ func (d *Daemon) declinedFile(job uint32) string {
 	return filepath.Join(d.config.Run, "declined", strconv.FormatUint(uint64(job), 10))
 }
 
-// Decline remembers that a job wants no network. Whether it may do without is
-// said to its steps, whose words users read.
-func (d *Daemon) Decline(job uint32) error {
-	if err := os.WriteFile(d.declinedFile(job), nil, 0o600); err != nil {
+// Decline remembers that a job wants no network, and whose it is: its epilog may be lost, and its
+// number be given to somebody else's job. Whether it may do without is said to its steps, whose words
+// users read.
+func (d *Daemon) Decline(job, uid uint32) error {
+	if err := os.WriteFile(d.declinedFile(job), fmt.Append(nil, uid), 0o600); err != nil {
 		return fmt.Errorf("remember that job %d wants no network: %w", job, err)
 	}
-	d.log.Info("job wants no network", "job", job, "allowed", d.config.OptOut)
+	d.log.Info("job wants no network", "job", job, "uid", uid, "allowed", d.config.OptOut)
 	return nil
 }
 
-// declined says whether a job does without a network.
-func (d *Daemon) declined(job uint32) (bool, error) {
-	_, err := os.Stat(d.declinedFile(job))
+// declined says whether a user's job does without a network.
+func (d *Daemon) declined(job, uid uint32) (bool, error) {
+	owner, err := os.ReadFile(d.declinedFile(job))
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("look whether job %d wants a network: %w", job, err)
+	// A daemon before this one has written nobody's number.
+	case len(owner) > 0 && string(owner) != fmt.Sprint(uid):
+		return false, nil
 	case !d.config.OptOut:
 		return false, errors.New("--network-pod=no is not allowed at this site: submit the job without it")
 	}

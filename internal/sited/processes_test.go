@@ -1,10 +1,13 @@
 package sited
 
 import (
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site"
 	"berth.dev/berth/internal/testutil"
@@ -62,5 +65,58 @@ func TestProcessesOfAPodEnd(t *testing.T) {
 				t.Errorf("the file is left: %v", err)
 			}
 		})
+	}
+}
+
+// Where a job's number has become another user's, nothing of the former one's is entered.
+func TestAPodIsNotAnotherUsers(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	dir := t.TempDir()
+	program := filepath.Join(dir, "berth-pod")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nexec sleep 600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"pid", "pods"} {
+		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d := &Daemon{config: site.Config{Run: dir, Pod: program}, log: slog.New(slog.DiscardHandler), firsts: map[string]*os.Process{}, local: map[string]*localPod{}, audit: &audit{}}
+	defer func() {
+		if err := d.unmake("7"); err != nil {
+			t.Error(err)
+		}
+	}()
+	// Of a network namespace and of the processes.
+	last := [2]uint64{}
+	for _, step := range []struct {
+		uid  uint32
+		made bool
+	}{{1001, true}, {1001, false}, {1002, true}} {
+		made, err := d.add(site.Allocation{Job: 7, UID: step.uid})
+		if err != nil || made != step.made {
+			t.Fatalf("user %d: made %t, %v", step.uid, made, err)
+		}
+		if got := d.local["7"].UID; got != step.uid {
+			t.Errorf("the pod is user %d's, want %d's", got, step.uid)
+		}
+		var now [2]uint64
+		for i, path := range []string{d.network("7"), d.processes("7")} {
+			// Open, or the next one might get its number.
+			file, err := os.Open(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer file.Close()
+			var stat unix.Stat_t
+			if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
+				t.Fatal(err)
+			}
+			now[i] = stat.Ino
+			if (now[i] != last[i]) != step.made {
+				t.Errorf("user %d: namespace %s is %d, was %d", step.uid, path, now[i], last[i])
+			}
+		}
+		last = now
 	}
 }

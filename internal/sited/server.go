@@ -267,7 +267,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 		if err != nil {
 			return nil, err
 		}
-		switch declined, err := d.declined(request.Job); {
+		switch declined, err := d.declined(request.Job, request.UID); {
 		case err != nil:
 			return nil, err
 		case declined:
@@ -295,7 +295,11 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question site.Message
 		if err != nil {
 			return nil, err
 		}
-		return nil, d.Decline(job)
+		uid, err := number(question, "uid")
+		if err != nil {
+			return nil, err
+		}
+		return nil, d.Decline(job, uid)
 	case site.VerbRelease:
 		job, err := number(question, "job")
 		if err != nil {

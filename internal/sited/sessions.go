@@ -42,7 +42,14 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 		if err != nil {
 			return nil, fmt.Errorf("ask the kernel which job the session is in: %w", err)
 		}
-		id, found := d.choose(uid, jobOf(string(groups)))
+		adopter := jobOf(string(groups))
+		switch declined, err := d.declined(adopter, uid); {
+		case err != nil:
+			return nil, err
+		case declined:
+			return nil, fmt.Errorf("job %d, which this session belongs to, has no network of its own (--network-pod=no), and sessions are in that of a job: enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
+		}
+		id, found := d.choose(uid, adopter)
 		if !found {
 			return nil, fmt.Errorf("you have no job on %s", d.node)
 		}

@@ -204,7 +204,7 @@ ssh_into_job() {
 # only forwards. Who has no job there is refused. Without control groups Slurm adopts nothing: sessions are in the newest
 # job and end with its pod, and a connection that only forwards stays.
 adopted() {
-	local seen id older groups=/sys/fs/cgroup/memory/slurm_n1 stay=0 pam
+	local seen id older without groups=/sys/fs/cgroup/memory/slurm_n1 stay=0 pam
 	[[ $proctrack == cgroup ]] || stay=1
 	pam=$(settings eval 'echo $state')/etc/pam.d/sshd
 	cp "$pam" "$out/pam"
@@ -229,6 +229,14 @@ adopted() {
 		id=${jobs[alice]} older=$(job_at alice)
 	fi
 	[[ $(from_outside alice n1 "$where_am_i" 2>&1) == "$older" ]] || fail "beside two jobs: $(from_outside alice n1 "$where_am_i" 2>&1), want $older"
+	if on n1 test -d "$groups"; then
+		without=$(as alice login sbatch --parsable -N1 -w n1 --mem=100 --network-pod=no -o /dev/null --wrap 'sleep 300')
+		poll 20 on n1 touch -d '+2 hours' "$groups/uid_$(settings id_of alice)/job_$without" 2>/dev/null || fail "job $without does not begin"
+		seen=$(from_outside alice n1 hostname 2>&1) && fail "a session in a job without a network: $seen"
+		[[ $seen == *"job $without, which this session belongs to, has no network of its own"* ]] || fail "alice reads: $seen"
+		on ctl scancel "$without"
+		poll 20 on n1 sh -c '! test -e "$1"' sh "/run/berthd/declined/$without" || fail "job $without does not end"
+	fi
 	from_outside alice -tt n1 'echo begun; exec sleep 300' >"$out/adopted" 2>&1 </dev/null &
 	helpers+=($!)
 	from_outside alice -N -L 9999:localhost:8888 n1 >/dev/null 2>&1 </dev/null &
