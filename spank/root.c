@@ -137,6 +137,16 @@ static int is_host(int image)
 	return fstat(image, &one) == 0 && stat("/", &host) == 0 && one.st_dev == host.st_dev && one.st_ino == host.st_ino;
 }
 
+/* leads_nowhere says whether a path of the tree is a link to nothing, which is nobody's wish: many images
+ * have such a resolv.conf, for a program that is not started. It leaves errno as it is. */
+static int leads_nowhere(const struct user *user, const char *path)
+{
+	int why = errno;
+	int link = why == ENOENT ? open_as_user(user, path, O_NOFOLLOW) : -1;
+	errno = why;
+	return link >= 0 && close(link) == 0;
+}
+
 /* assemble_root returns 0, or -1 with the reason. It runs as root, before the process becomes
  * the user. */
 int assemble_root(const struct user *user, const struct settings *s, const char *path, const char *const *mounts, char reason[REASON_SIZE])
@@ -185,7 +195,9 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 			snprintf(reason, REASON_SIZE, "mount %.100s in the directory %.200s: %s%s", shown[i].path, path, strerror(errno), remedy);
 			goto out;
 		}
-		if (errno != ENOENT && errno != ENOTDIR)
+		if (leads_nowhere(user, shown[i].path))
+			complain("%s in the image %s is a link that leads nowhere, so that the host's is not shown there: make it a file", shown[i].path, path);
+		else if (errno != ENOENT && errno != ENOTDIR)
 			complain("mount %s in the image %s: %s", shown[i].path, path, strerror(errno));
 	}
 	/* The user is changed next. */

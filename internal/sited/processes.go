@@ -23,7 +23,12 @@ func (d *Daemon) startProcesses(id string) error {
 		return nil
 	}
 	fail := func(err error) error { return fmt.Errorf("make PID namespace of %s: %w", id, err) }
-	command := exec.Command(d.config.Pod)
+	command := exec.Command(d.config.Pod, "wait")
+	begin, err := command.StdinPipe()
+	if err != nil {
+		return fail(err)
+	}
+	defer begin.Close()
 	// A session of its own: signals to the daemon's terminal are not its.
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setsid: true}
 	if err := command.Start(); err != nil {
@@ -37,6 +42,8 @@ func (d *Daemon) startProcesses(id string) error {
 	if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/pid", command.Process.Pid), path, "", unix.MS_BIND, ""); err != nil {
 		return fail(errors.Join(err, command.Process.Kill(), os.Remove(path)))
 	}
+	// One that has ended, or of a version that does not wait, is of no interest: whoever enters the pod sees.
+	_, _ = begin.Write([]byte{0})
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.firsts[id] = command.Process

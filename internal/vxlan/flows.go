@@ -28,6 +28,10 @@ func (s State) flows() string {
 		// After those rules that deny: what others may not send to a pod is not its own.
 		r.line("add chain inet %s %s { type filter hook %[2]s priority -9; policy accept; }", flowsTable, hook)
 		r.line("flush chain inet %s %s", flowsTable, hook)
+		if hook == "forward" && s.Routed == nil {
+			// Where bridges ask (br_netfilter, as Docker does): pods of a network among themselves.
+			r.line("add rule inet %s %s iifname %[3]q oifname %[3]q accept", flowsTable, hook, s.podLinks())
+		}
 		s.countFlows(r, hook, "iifname", "saddr", "reject with icmpx admin-prohibited")
 		if hook == "forward" {
 			s.countFlows(r, hook, "oifname", "daddr", "drop")

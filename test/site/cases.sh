@@ -236,6 +236,7 @@ daemon_killed() {
 	[[ $seen == "from $(pod_of alice n1)" ]] || fail "afterwards: $seen"
 	seen=$(step alice n2 ip -o -4 addr show dev eth0)
 	[[ $seen == *"$(pod_of alice n2)/"* ]] || fail "a new step: $seen"
+	! on n2 timeout 10 /srv/site/berth-pod wait </dev/null || fail "a pod of which no daemon has said that it may begin"
 }
 
 # shared_processes: the tasks of a job on a node see each other and nobody else,

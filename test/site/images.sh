@@ -34,6 +34,13 @@ containers() {
 	[[ $seen == $'image of alice\n'"$(on n1 readlink /proc/1/ns/net)" ]] || fail "without a network of its own: $seen"
 	seen=$(from_outside alice -tt login "srun -Q -N1 -n1 -w n1 --mem=100 --pty --container-image=/home/alice/image sh -c 'cat /etc/os-release; test -t 0 && echo a terminal'" </dev/null 2>&1 | tr -d '\r')
 	[[ $seen == *"image of alice"*"a terminal"* ]] || fail "a terminal: $seen"
+	as alice login ln -sf ../run/systemd/resolve/stub-resolv.conf image/etc/resolv.conf
+	seen=$(in_image --container-image=/home/alice/image cat /etc/os-release)
+	[[ $seen == *"/etc/resolv.conf in the image /home/alice/image is a link that leads nowhere"*$'\nimage of alice' ]] || fail "a link to nothing: $seen"
+	as alice login sh -c 'ln -sf names image/etc/resolv.conf && : >image/etc/names'
+	seen=$(in_image --container-image=/home/alice/image grep -c 10.200.0.1 /etc/names)
+	[[ $seen == 1 ]] || fail "a link to a file: $seen"
+	as alice login sh -c 'rm image/etc/names image/etc/resolv.conf && : >image/etc/resolv.conf'
 	image_of_archive
 	refused_images
 	plugstack=$(settings eval 'echo $state')/etc/slurm/plugstack.conf
