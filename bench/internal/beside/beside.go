@@ -67,6 +67,8 @@ type Result struct {
 	At int64 `json:"at,omitempty"`
 	// Left are the connections that the fast path left to the overlay, by the reason.
 	Left map[string]float64 `json:"left_to_overlay,omitempty"`
+	// MPI is that of the programs, as its mpirun says.
+	MPI string `json:"mpi,omitempty"`
 }
 
 // Main does what a spec says and prints the result.

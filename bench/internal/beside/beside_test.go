@@ -260,6 +260,45 @@ esac`)
 	}
 }
 
+// TestMPIVersion: which MPI programs have is asked where they run; that it says nothing is no failure.
+func TestMPIVersion(t *testing.T) {
+	const took = "printf 'step took 0.5\\nMPI_Init took 0.1\\n'"
+	pods := cluster(t, `case "$*" in
+*" -- mpirun --allow-run-as-root --version") printf 'mpirun (Open MPI) 5.0.7\n\nReport bugs\n' ;;
+*subprocess*) `+took+` ;;
+esac`)
+	pods.Parameters = map[string]string{"steps": "1"}
+	if r, err := mpiPods(t.Context(), pods); err != nil || r.MPI != "mpirun (Open MPI) 5.0.7" {
+		t.Errorf("in pods: %q, %v", r.MPI, err)
+	}
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"srun": `case "$*" in
+*" -N1 -n1 "*" --container-image=/i in mpirun --version") echo 'mpirun (Open MPI) 5.0.8' ;;
+*) echo MPI_Init took 0.1 ;;
+esac`,
+		"mpirun": `case "$*" in --version) [ ! -e "${0%/*}/none" ] && echo 'mpirun (Open MPI) 4.1.4' ;; *) echo MPI_Init took 0.1 ;; esac`,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	job := Spec{Nodes: 2, CPUs: 1, Step: []string{"--container-image=/i"}, Through: []string{"in"}, Parameters: map[string]string{"steps": "1", "hosts-launcher": "srun"}}
+	if r, err := mpiSteps(t.Context(), job); err != nil || r.MPI != "mpirun (Open MPI) 5.0.8" {
+		t.Errorf("in a step: %q, %v", r.MPI, err)
+	}
+	job.Step, job.Parameters["hosts-launcher"] = nil, "mpirun"
+	for _, want := range []string{"mpirun (Open MPI) 4.1.4", ""} {
+		if r, err := mpiSteps(t.Context(), job); err != nil || r.MPI != want || len(r.Values) == 0 {
+			t.Errorf("on hosts: %q, %v, want %q", r.MPI, err, want)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "none"), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // TestProgram: lines that are figures are figures, with the number of nodes known to it.
 func TestProgram(t *testing.T) {
 	s := Spec{Parameters: map[string]string{"nodes": "4", "command": `echo hello; echo "{\"name\": \"a\", \"unit\": \"s\", \"value\": $NODES}"`}}

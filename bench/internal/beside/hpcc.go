@@ -142,7 +142,11 @@ func hpccJob(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return s.readHPCC(out, lastCache())
+	r, err := s.readHPCC(out, lastCache())
+	if err == nil {
+		r.MPI = s.jobMPI(ctx)
+	}
+	return r, err
 }
 
 // hpccPods runs it between pods, one on each node.
@@ -162,7 +166,7 @@ func hpccPods(ctx context.Context, s Spec) (Result, error) {
 	if _, err := s.kubectl(ctx, "", in(`printf '%s' "$1" >/tmp/hpccinf.txt`, "sh", input)...); err != nil {
 		return Result{}, err
 	}
-	return s.counted(ctx, func() (Result, error) {
+	r, err := s.counted(ctx, func() (Result, error) {
 		if _, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--"}, s.mpirun(), []string{"--wdir", "/tmp", "hpcc"})...); err != nil {
 			return Result{}, err
 		}
@@ -172,6 +176,10 @@ func hpccPods(ctx context.Context, s Spec) (Result, error) {
 		}
 		return s.readHPCC(out, lastCache())
 	})
+	if err == nil {
+		r.MPI = s.podMPI(ctx, first)
+	}
+	return r, err
 }
 
 func (s Spec) readHPCC(text string, cache int) (r Result, err error) {

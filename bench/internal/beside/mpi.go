@@ -72,6 +72,29 @@ func (s Spec) ranks() []string {
 	return []string{"--map-by", "node", "--bind-to", "none", "--mca", yield, "1", "-n", strconv.Itoa(s.Nodes)}
 }
 
+// jobMPI is the MPI of a plain job's programs, as its mpirun says, and podMPI that of pods; empty where
+// it says nothing, which makes no figure less true. They are asked after what is measured, so that
+// nothing is in a cache for that.
+func (s Spec) jobMPI(ctx context.Context) string {
+	argv := []string{"mpirun", "--version"}
+	if s.Parameters["hosts-launcher"] == "srun" {
+		argv = slices.Concat([]string{"srun", "--quiet", "--overlap"}, Sized(1, s.CPUs), s.Step, s.Through, argv)
+	}
+	return firstLine(run(ctx, "", argv...))
+}
+
+func (s Spec) podMPI(ctx context.Context, pod string) string {
+	return firstLine(s.kubectl(ctx, "", "exec", pod, "--", "mpirun", "--allow-run-as-root", "--version"))
+}
+
+func firstLine(text string, err error) string {
+	if err != nil {
+		return ""
+	}
+	line, _, _ := strings.Cut(text, "\n")
+	return strings.TrimSpace(line)
+}
+
 // mpiSteps are sequential steps of a program that does MPI_Init, in a plain job.
 func mpiSteps(ctx context.Context, s Spec) (Result, error) {
 	launch, err := s.launch()
@@ -83,7 +106,11 @@ func mpiSteps(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return readSteps(out)
+	r, err := readSteps(out)
+	if err == nil {
+		r.MPI = s.jobMPI(ctx)
+	}
+	return r, err
 }
 
 // mpiPods are the same between pods, one on each node, by mpirun.
@@ -92,13 +119,17 @@ func mpiPods(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return s.counted(ctx, func() (Result, error) {
+	r, err := s.counted(ctx, func() (Result, error) {
 		out, err := s.kubectl(ctx, "", slices.Concat([]string{"exec", first, "--", python, "-c", stepsProgram, s.Parameters["steps"]}, s.mpirun(), []string{python, "-c", initProgram})...)
 		if err != nil {
 			return Result{}, err
 		}
 		return readSteps(out)
 	})
+	if err == nil {
+		r.MPI = s.podMPI(ctx, first)
+	}
+	return r, err
 }
 
 var (

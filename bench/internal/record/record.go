@@ -159,6 +159,8 @@ type Step struct {
 	Window     *Window `json:"window,omitempty"`
 	// Left are the connections that the fast path left to the overlay, by the reason.
 	Left map[string]float64 `json:"left_to_overlay,omitempty"`
+	// MPI is that of the trial's programs, as its mpirun says: an image has its own.
+	MPI string `json:"mpi,omitempty"`
 }
 
 // Window is what the machine of the first host did while the program itself ran.

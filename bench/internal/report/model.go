@@ -150,6 +150,7 @@ func model(lines []record.Line) (Report, error) {
 	measured := map[Missing]int{}
 	failed := map[Missing][]string{}
 	var unmeasured []leftOut
+	mpis := map[string][]string{}
 	under := map[underLink]bool{}
 	link := ""
 	pool := newPool()
@@ -176,6 +177,9 @@ func model(lines []record.Line) (Report, error) {
 				return r, fmt.Errorf("the records begin with a trial, and not with what they are of")
 			}
 			pool.trial(t)
+			if said := mpis[t.System]; t.Step.MPI != "" && !slices.Contains(said, t.Step.MPI) {
+				mpis[t.System] = append(said, t.Step.MPI)
+			}
 			at := Missing{System: t.System, Case: t.Case}
 			if t.Error != "" {
 				failed[at] = append(failed[at], t.Error)
@@ -226,6 +230,9 @@ func model(lines []record.Line) (Report, error) {
 		return r, err
 	}
 	r.cases = pool.cases
+	for system, said := range mpis {
+		r.Versions["MPI of "+system] = strings.Join(said, " and ")
+	}
 	// The reference first, and others by their names: not in the order of chance.
 	slices.SortFunc(r.Systems, func(a, b string) int {
 		if (a == r.Reference) != (b == r.Reference) {

@@ -70,6 +70,27 @@ func TestGolden(t *testing.T) {
 	}
 }
 
+// TestMPI: the report has which MPI each system's programs had, beside the digest of the image.
+func TestMPI(t *testing.T) {
+	lines := read(t, "pcocc.jsonl")
+	trials := 0
+	for _, line := range lines {
+		if trial := line.Trial; trial != nil && trial.System == "ctr" {
+			trial.Step.MPI = []string{"mpirun (Open MPI) 4.1.4", "mpirun (Open MPI) 5.0.7"}[min(trials, 1)]
+			trials++
+		}
+	}
+	files, err := Make(lines)
+	if err != nil || trials < 3 {
+		t.Fatalf("%d trials, %v", trials, err)
+	}
+	for _, form := range []string{"report.md", "report.html"} {
+		if !strings.Contains(string(files[form]), "MPI of ctr mpirun (Open MPI) 4.1.4 and mpirun (Open MPI) 5.0.7") {
+			t.Errorf("%s does not say it", form)
+		}
+	}
+}
+
 // TestPublished: the reports of docs/bench are those of their records.
 func TestPublished(t *testing.T) {
 	const docs = "../../../docs/bench"

@@ -160,7 +160,7 @@ func (a *apptainer) beside(ctx context.Context, what Beside) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	return a.place.Run(ctx, []string{a.place.Self, step.BesideArg, text}, "")
+	return a.place.runBeside(ctx, []string{a.place.Self, step.BesideArg, text})
 }
 
 // share brings a file with MPI to where all hosts see it, once.

@@ -80,16 +80,18 @@ func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 		argv = append(argv, "--image", archive)
 	}
 	argv = append(append(argv, b.options...), "--fast-path", b.fastPath(), "--", b.place.Self, step.BesideArg, text)
-	out, err := b.place.Run(ctx, b.place.step(b.place.first(what.Nodes), argv), "")
-	if err != nil || !what.counted {
-		return out, err
-	}
+	return b.place.runBeside(ctx, b.place.step(b.place.first(what.Nodes), argv))
+}
+
+// runBeside runs a sequence, and notes what it tells beside its figures. What is no result is its case's
+// to refuse.
+func (p Place) runBeside(ctx context.Context, argv []string) (Output, error) {
+	out, err := p.Run(ctx, argv, "")
 	var r beside.Result
-	if err := json.Unmarshal([]byte(out.Stdout), &r); err != nil {
-		return out, fmt.Errorf("read who made the connections: %w", err)
+	if err == nil && json.Unmarshal([]byte(out.Stdout), &r) == nil {
+		out.Step.Left, out.Step.MPI = r.Left, r.MPI
 	}
-	out.Step.Left = r.Left
-	return out, nil
+	return out, err
 }
 
 // beside runs a sequence in the job, from here: it starts the steps that it needs.
@@ -104,7 +106,7 @@ func (b *bare) beside(ctx context.Context, what Beside) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	return b.place.Run(ctx, []string{b.place.Self, step.BesideArg, text}, "")
+	return b.place.runBeside(ctx, []string{b.place.Self, step.BesideArg, text})
 }
 
 // beside runs a sequence beside the cluster that is given.
@@ -124,5 +126,5 @@ func (k *kubeconfig) beside(ctx context.Context, what Beside) (Output, error) {
 		// In a step, so that what was started in the job is seen; the environment has KUBECONFIG.
 		argv = slices.Concat(k.place.step(k.place.host(0), nil), []string{"env", "KUBECONFIG=" + os.Getenv("KUBECONFIG")}, argv)
 	}
-	return k.place.Run(ctx, argv, "")
+	return k.place.runBeside(ctx, argv)
 }

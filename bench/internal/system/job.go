@@ -118,7 +118,7 @@ func (j *job) Run(ctx context.Context, task Task) (Output, error) {
 	if err != nil {
 		return Output{}, err
 	}
-	return j.place.Run(ctx, j.argv(what, text), "")
+	return j.place.runBeside(ctx, j.argv(what, text))
 }
 
 // argv is how a sequence is started: in a batch script of the job, or, where it makes

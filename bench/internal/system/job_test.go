@@ -74,6 +74,18 @@ func TestJob(t *testing.T) {
 	}
 }
 
+// TestWhatSequencesTell: a trial's record has what its sequence tells beside figures.
+func TestWhatSequencesTell(t *testing.T) {
+	place := submits(t, atOnce)
+	if err := os.WriteFile(place.Self, []byte("#!/bin/sh\necho '"+`{"mpi": "mpirun (Open MPI) 5.0.7", "left_to_overlay": {"policy": 2}}`+"'\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	out, err := newJob(place, nil).Run(t.Context(), Task{Beside: &Beside{Job: beside.MPISteps, Nodes: 2}})
+	if err != nil || out.Step.MPI != "mpirun (Open MPI) 5.0.7" || out.Step.Left["policy"] != 2 {
+		t.Errorf("got %+v, %v", out.Step, err)
+	}
+}
+
 // TestJobFails: what went wrong in a job is said, also where it ended by itself, and a
 // trial that is ended cancels its job.
 func TestJobFails(t *testing.T) {
