@@ -8,7 +8,7 @@
 clock_stepped() {
 	# Of certificates' two days twelve hours are over.
 	local host seconds given limit=300 right=43200
-	local program=/srv/site/stepped/berthd
+	local berthd=/srv/site/stepped/berthd
 	mkdir -p "$stage/stepped" && test/site/stepped "$stage/stepped" && chmod -R a+rX "$stage/stepped" || { fail "build programs whose time steps"; return; }
 	stop_site
 	stop_etcd
@@ -25,7 +25,7 @@ clock_stepped() {
 	stop_site
 	stop_etcd
 	for host in "${hosts[@]}"; do on "$host" rm /run/clock /run/stepped.yaml; done
-	program=/srv/site/berthd
+	berthd=/srv/site/berthd
 	start_etcd
 	start_site
 	poll 20 registered || fail "etcd does not come back"

@@ -154,11 +154,11 @@ keys() { # DIR
 		chmod 600 "$name.key"
 }
 
-# start NAME HOST ARGS...: a berthd, or another $program, whose log is $out/NAME.log.
+# start NAME HOST ARGS...: a berthd, or another $berthd, whose log is $out/NAME.log.
 start() {
 	local name=$1 host=$2
 	shift 2
-	"$bed" run "$host" "${program:-/srv/site/berthd}" "$@" >>"$out/$name.log" 2>&1 </dev/null &
+	"$bed" run "$host" "${berthd:-/srv/site/berthd}" "$@" >>"$out/$name.log" 2>&1 </dev/null &
 	daemons[$name]=$!
 }
 
