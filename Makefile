@@ -106,7 +106,7 @@ bench-bed:
 	scripts/install-deps build bed bench
 	$(MAKE) all
 	$(MAKE) -C test/images bench hpc
-	$(MAKE) -C test/bench out/bypass4netns flannel
+	$(MAKE) -C test/bench out/bypass4netns flannel calico
 	test -e test/bench/out/apptainer/VERSIONS || test/bench/apptainer test/bench/out/apptainer /srv/berth/test/bench/out/apptainer
 	test/bench/bed
 	PLAN=cni-bed test/bench/network

@@ -169,12 +169,13 @@ func TestUnder(t *testing.T) {
 	said := rows(slices.Concat(under("a", "a profile of ours; profile default; mtu 1500", "berth", "1472"), under("b", "profile default", "berth", "64"),
 		under("1g", "profiles", "berth-fast", "64")))
 	for what, want := range map[string]string{
-		"TCP bandwidth, profile default":          "measured: on berth; under a, b; length=64, 1472 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
-		"TCP bandwidth, profile network-latency":  "not: the plan cni has it, and cni-bed not",
-		"TCP latency, profile default":            "not: the plan cni has it, and cni-bed not",
-		"1-gigabit":                               "measured: a rate that the kernel limits; on berth-fast; under 1g; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
-		"10-gigabit":                              "not: the plan cni has it, and cni-bed not",
-		"the same with Antrea, Cilium and Calico": "not: none comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
+		"TCP bandwidth, profile default":         "measured: on berth; under a, b; length=64, 1472 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
+		"TCP bandwidth, profile network-latency": "not: the plan cni has it, and cni-bed not",
+		"TCP latency, profile default":           "not: the plan cni has it, and cni-bed not",
+		"1-gigabit":                              "measured: a rate that the kernel limits; on berth-fast; under 1g; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
+		"10-gigabit":                             "not: the plan cni has it, and cni-bed not",
+		"the same with Antrea and Cilium":        "not: neither comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
+		"bandwidth with Calico, profile default": "not: the plan cni has it, and cni-bed not",
 	} {
 		if said[what] != want {
 			t.Errorf("%s: %q, want %q", what, said[what], want)

@@ -89,7 +89,18 @@ func kinds() []kind {
 				Name: "flannel", Summary: "a pod of flannel's network, without Kubernetes; root has set it up (test/bench/flannel/host)", Hosts: 1, Seconds: adds(0.6),
 				Parameters: []plan.Parameter{{Name: "backend", Default: "vxlan", Help: "vxlan or host-gw", Check: oneOf("vxlan", "host-gw")}},
 			},
-			func(_ string, p Place, o map[string]string) Driver { return &flannel{place: p, backend: o["backend"]} },
+			func(_ string, p Place, o map[string]string) Driver {
+				return &attachment{place: p, network: "flannel", way: o["backend"]}
+			},
+		},
+		{
+			plan.Kind{
+				Name: "calico", Summary: "a pod of Calico's network, without Kubernetes; root has set it up (test/bench/calico/host)", Hosts: 1, Seconds: adds(0.6),
+				Parameters: []plan.Parameter{{Name: "mode", Default: "vxlan", Help: "vxlan or cross-subnet", Check: oneOf("vxlan", "cross-subnet")}},
+			},
+			func(_ string, p Place, o map[string]string) Driver {
+				return &attachment{place: p, network: "calico", way: o["mode"]}
+			},
 		},
 		{
 			plan.Kind{

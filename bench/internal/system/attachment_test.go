@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-func TestReadFlannel(t *testing.T) {
+func TestReadAttached(t *testing.T) {
 	const right = "flannel v0.28.10\npod 12 10.244.1.2\npod 34 10.244.1.3\n"
-	versions, pods, err := readFlannel(right)
+	versions, pods, err := readAttached("flannel", right)
 	if err != nil || !maps.Equal(versions, map[string]string{"flannel": "v0.28.10"}) ||
 		!slices.Equal(pods, []attached{{"12", "10.244.1.2"}, {"34", "10.244.1.3"}}) {
 		t.Errorf("got %v, %v, %v", versions, pods, err)
@@ -21,15 +21,15 @@ func TestReadFlannel(t *testing.T) {
 		"", "flannel v1\npod 12 10.244.1.2\n", "pod 12 10.244.1.2\npod 34 10.244.1.3\n",
 		strings.Replace(right, "12", "-", 1), strings.Replace(right, "10.244.1.3", "nowhere", 1), right + "pod 56 10.244.1.4\n",
 	} {
-		if _, _, err := readFlannel(wrong); err == nil {
+		if _, _, err := readAttached("flannel", wrong); err == nil {
 			t.Errorf("%q is taken for two pods", wrong)
 		}
 	}
 }
 
-// TestFlannel: the server is started in one pod and the program in another, what is missing
+// TestAttachment: the server is started in one pod and the program in another, what is missing
 // is said with what makes it, and what it is not for is not tried.
-func TestFlannel(t *testing.T) {
+func TestAttachment(t *testing.T) {
 	// Programs say what they were called with. A server listens until it is ended.
 	dir, env := programs(t, map[string]string{
 		"nsenter": `while [ "$1" != -- ]; do echo "$1" >>"$DIR/options"; shift; done; shift; exec "$@"`,
@@ -42,12 +42,15 @@ echo "$*"`,
 		name, value, _ := strings.Cut(variable, "=")
 		t.Setenv(name, value)
 	}
-	f := &flannel{
-		place: Place{Self: dir + "/bin/self", Archive: dir + "/bin/self", Timeout: time.Minute}, backend: "host-gw",
+	a := &attachment{
+		place: Place{Self: dir + "/bin/self", Archive: dir + "/bin/self", Timeout: time.Minute}, network: "flannel", way: "host-gw",
 		client: attached{"12", "10.245.1.2"}, server: attached{"34", "10.245.2.3"},
 	}
-	if _, err := f.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "make -C test/bench flannel") {
-		t.Errorf("nothing is set up: %v", err)
+	for _, network := range []string{"calico", "flannel"} {
+		a.network = network
+		if _, err := a.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "make -C test/bench "+network+"'") {
+			t.Errorf("nothing is set up: %v", err)
+		}
 	}
 	for _, task := range []Task{
 		{Args: []string{"date"}},
@@ -58,18 +61,18 @@ echo "$*"`,
 		{Beside: &Beside{}},
 	} {
 		var unsupported *Unsupported
-		if _, err := f.Run(t.Context(), task); !errors.As(err, &unsupported) {
+		if _, err := a.Run(t.Context(), task); !errors.As(err, &unsupported) {
 			t.Errorf("%+v: %v", task, err)
 		}
 	}
-	out, err := f.Run(t.Context(), Task{
+	out, err := a.Run(t.Context(), Task{
 		Args: []string{"iperf3", "-c", ServerHere}, Window: false, Server: &Server{Args: []string{"iperf3", "-s"}, Port: 5003, At: InPod},
 	})
-	want := "step --image " + f.place.Archive + " --through 7 -- nsenter --target 12 --user --net --preserve-credentials -- iperf3 -c 10.245.2.3\n"
+	want := "step --image " + a.place.Archive + " --through 7 -- nsenter --target 12 --user --net --preserve-credentials -- iperf3 -c 10.245.2.3\n"
 	if err != nil || out.Stdout != want {
 		t.Errorf("got %q, %v, want %q", out.Stdout, err, want)
 	}
-	if served := readFile(t, dir+"/served"); served != "step --listening 5003 --image "+f.place.Archive+" -- iperf3 -s\n" {
+	if served := readFile(t, dir+"/served"); served != "step --listening 5003 --image "+a.place.Archive+" -- iperf3 -s\n" {
 		t.Errorf("the server: %q", served)
 	}
 	if options := readFile(t, dir+"/options"); !strings.Contains(options, "--target\n34\n") {

@@ -1,0 +1,106 @@
+package system
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/bench/internal/step"
+)
+
+// attachment runs tasks in pods of a network of the CNI that flannel or Calico makes between
+// the hosts: the path of packets alone, without a Kubernetes. Pods are network namespaces of
+// the user's own, which root has attached for the time of the run (test/bench/flannel/host,
+// test/bench/calico/host): two on each host.
+type attachment struct {
+	place   Place
+	network string // flannel or calico
+	way     string // how packets go: flannel's backend, Calico's mode
+	client  attached
+	server  attached
+}
+
+// attached is a pod: a process in its namespaces, and its address.
+type attached struct{ pid, address string }
+
+// enter is the command by which the user's programs come into a pod, whose user namespace
+// is theirs.
+func (a attached) enter() []string {
+	return []string{"nsenter", "--target", a.pid, "--user", "--net", "--preserve-credentials", "--"}
+}
+
+// look reads what root has set up on a host: a file for each way says it.
+func (a *attachment) look(ctx context.Context, hosts []string) (versions map[string]string, pods []attached, err error) {
+	text, err := a.place.askOn(ctx, hosts, "cat", fmt.Sprintf("/run/berth-bench-%s/%s/pods", a.network, a.way))
+	if err != nil {
+		return nil, nil, fmt.Errorf("%[1]s is not set up on the hosts: 'make -C test/bench %[1]s', and root's test/bench/%[1]s/host on both: %[2]w", a.network, err)
+	}
+	return readAttached(a.network, text)
+}
+
+// readAttached reads such a file of a network.
+func readAttached(network, text string) (map[string]string, []attached, error) {
+	versions := map[string]string{}
+	var pods []attached
+	for line := range strings.Lines(text) {
+		switch words := strings.Fields(line); {
+		case len(words) == 2 && words[0] == network:
+			versions[network] = words[1]
+		case len(words) == 3 && words[0] == "pod":
+			_, wrong := strconv.Atoi(words[1])
+			if _, err := netip.ParseAddr(words[2]); err != nil || wrong != nil {
+				return nil, nil, fmt.Errorf("read the pods of %s: %q", network, line)
+			}
+			pods = append(pods, attached{words[1], words[2]})
+		}
+	}
+	if len(pods) != 2 || versions[network] == "" {
+		return nil, nil, fmt.Errorf("read the pods of %s: there are %d, and its version is %q", network, len(pods), versions[network])
+	}
+	return versions, pods, nil
+}
+
+func (a *attachment) Check(ctx context.Context) (map[string]string, error) {
+	if err := a.place.found(ctx, map[string]string{"nsenter": "util-linux"}); err != nil {
+		return nil, err
+	}
+	versions, pods, err := a.look(ctx, a.place.host(0))
+	if err != nil {
+		return nil, err
+	}
+	a.client = pods[0]
+	_, pods, err = a.look(ctx, a.place.lastHost())
+	if err != nil {
+		return nil, err
+	}
+	a.server = pods[1] // another one than the client's also where both are on one host
+	return versions, nil
+}
+
+func (a *attachment) Prepare(ctx context.Context) error {
+	_, err := a.place.onPair(ctx, step.UnpackArg, a.place.Archive)
+	return err
+}
+
+func (a *attachment) Close(ctx context.Context) error {
+	_, err := a.place.onPair(ctx, step.RemoveArg, a.place.Archive)
+	return err
+}
+
+func (a *attachment) Run(ctx context.Context, task Task) (Output, error) {
+	switch {
+	case task.Images != nil || task.Beside != nil || task.Folder != NoFolder:
+		return Output{}, &Unsupported{"it is a network alone, without a cluster"}
+	case task.Server == nil || task.Server.At != InPod:
+		return Output{}, &Unsupported{"it connects its pods: measure with the server in a pod"}
+	}
+	stop, err := a.place.Start(ctx, a.place.step(a.place.lastHost(), append(a.server.enter(), a.place.served(*task.Server)...)))
+	if err != nil {
+		return Output{}, err
+	}
+	defer stop()
+	args := replace(task.Args, ServerHere, a.server.address)
+	return noted(a.place.Run(ctx, a.place.measuredThrough(a.place.host(0), a.place.Archive, a.client.enter(), args, task.Window), ""))
+}
