@@ -219,7 +219,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (site.Pod, error) 
 	if err != nil {
 		return site.Pod{}, err
 	}
-	made, err := d.add(a)
+	made, err := d.add(ctx, a)
 	if err != nil {
 		return site.Pod{}, err
 	}
@@ -300,7 +300,7 @@ func (d *Daemon) connected(request Request) (pod site.Pod, ready, told bool) {
 // add makes the namespaces and remembers the pod, in this order: a namespace
 // without a pod is removed at the next start. It says whether there was none:
 // steps, and sessions, may come at the same time.
-func (d *Daemon) add(a site.Allocation) (bool, error) {
+func (d *Daemon) add(ctx context.Context, a site.Allocation) (bool, error) {
 	d.applying.Lock()
 	defer d.applying.Unlock()
 	d.mu.Lock()
@@ -308,7 +308,7 @@ func (d *Daemon) add(a site.Allocation) (bool, error) {
 	d.mu.Unlock()
 	if former != nil && former.UID != a.UID {
 		// The number of a job whose epilog was lost has become another's: nothing of the former's may be entered.
-		if err := d.dislodge(former); err != nil {
+		if err := d.dislodge(ctx, former); err != nil {
 			return false, err
 		}
 		former = nil
@@ -330,13 +330,16 @@ func (d *Daemon) add(a site.Allocation) (bool, error) {
 
 // dislodge removes a pod whose identifier somebody else's has now. Its interface goes when the new one is
 // connected, or with the namespace.
-func (d *Daemon) dislodge(former *localPod) error {
+func (d *Daemon) dislodge(ctx context.Context, former *localPod) error {
 	id := former.ID()
-	d.mu.Lock()
-	delete(d.local, id)
-	d.endUnused(former.Owner())
-	d.mu.Unlock()
 	err := d.unmake(id)
+	if err == nil {
+		d.mu.Lock()
+		delete(d.local, id)
+		d.endUnused(former.Owner())
+		d.mu.Unlock()
+		d.leave(ctx, former.Allocation)
+	}
 	d.audit.write(auditLeft, former.here(d.node), nil)
 	d.log.Warn("a job's number is another user's: what was left of the former one is removed", "job", id, "user", former.User, "uid", former.UID, "error", err)
 	return err
@@ -390,15 +393,19 @@ func (d *Daemon) Release(ctx context.Context, id string) error {
 	if err != nil || a == nil {
 		return err
 	}
-	// The end of a job need not wait for etcd.
+	d.leave(ctx, *a)
+	return nil
+}
+
+// leave says in etcd that a pod is not on this node any more. The end of a job need not wait for that.
+func (d *Daemon) leave(ctx context.Context, a site.Allocation) {
 	d.background.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
 		defer cancel()
-		if err := d.store.Leave(ctx, *a, d.node); err != nil {
-			d.log.Warn("addresses are left to the collector", "job", id, "error", err)
+		if err := d.store.Leave(ctx, a, d.node); err != nil {
+			d.log.Warn("addresses are left to the collector", "job", a.ID(), "error", err)
 		}
 	})
-	return nil
 }
 
 // drop removes a pod from this node alone.

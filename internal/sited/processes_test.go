@@ -5,8 +5,10 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site"
@@ -81,7 +83,10 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := &Daemon{config: site.Config{Run: dir, Pod: program}, log: slog.New(slog.DiscardHandler), firsts: map[string]*os.Process{}, local: map[string]*localPod{}, audit: &audit{}}
+	d := &Daemon{
+		config: site.Config{Run: dir, Pod: program}, log: slog.New(slog.DiscardHandler), firsts: map[string]*os.Process{}, local: map[string]*localPod{}, audit: &audit{},
+		node: "n0", store: newStore(t, "10.128.0.0/24"),
+	}
 	defer func() {
 		if err := d.unmake("7"); err != nil {
 			t.Error(err)
@@ -93,7 +98,13 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		uid  uint32
 		made bool
 	}{{1001, true}, {1001, false}, {1002, true}} {
-		made, err := d.add(site.Allocation{Job: 7, UID: step.uid})
+		r := request(7, step.uid)
+		r.Nodes = []string{"n0"}
+		a, err := d.store.Allocate(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := d.add(t.Context(), a)
 		if err != nil || made != step.made {
 			t.Fatalf("user %d: made %t, %v", step.uid, made, err)
 		}
@@ -118,5 +129,15 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 			}
 		}
 		last = now
+	}
+	d.background.Wait()
+	left, err := d.store.client.Get(t.Context(), networksKey, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kv := range left.Kvs {
+		if strings.Contains(string(kv.Key), "1001") {
+			t.Errorf("the former user keeps %s", kv.Key)
+		}
 	}
 }
