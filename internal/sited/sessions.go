@@ -49,9 +49,9 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 		case declined:
 			return nil, fmt.Errorf("job %d, which this session belongs to, has no network of its own (--network-pod=no), and sessions are in that of a job: enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
 		}
-		id, found := d.choose(uid, adopter)
-		if !found {
-			return nil, fmt.Errorf("you have no job on %s", d.node)
+		id, err := d.choose(uid, adopter)
+		if err != nil {
+			return nil, err
 		}
 		return d.enter(id, answer)
 	}
@@ -132,25 +132,27 @@ func jobOf(groups string) uint32 {
 
 // choose a job of a user's on this node: the one that has adopted the session, as it ends with that, otherwise the
 // one that came last.
-func (d *Daemon) choose(uid, adopter uint32) (string, bool) {
+func (d *Daemon) choose(uid, adopter uint32) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var chosen *localPod
 	for _, local := range d.local {
-		if local.UID != uid || !local.ready || local.Login != "" {
+		if local.UID != uid || local.Login != "" {
 			continue
 		}
-		if local.Job == adopter {
-			return local.ID(), true
-		}
-		if chosen == nil || local.After > chosen.After {
+		switch {
+		case local.Job == adopter && local.ready:
+			return local.ID(), nil
+		case local.Job == adopter:
+			return "", fmt.Errorf("the network of job %d, which this session belongs to, begins or ends: try again", adopter)
+		case local.ready && (chosen == nil || local.After > chosen.After):
 			chosen = local
 		}
 	}
 	if chosen == nil {
-		return "", false
+		return "", fmt.Errorf("you have no job on %s", d.node)
 	}
-	return chosen.ID(), true
+	return chosen.ID(), nil
 }
 
 // lockSession does not wait for a lock, which the caller keeps by the file. The

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
 # What goes wrong around running jobs.
 
-# talks NODE NODE: alice's pods there reach each other at port 7000.
+# talks NODE NODE: alice's pods there reach each other at port 7000. What was heard is kept for those who fail.
 talks() {
-	[[ $(step alice "$1" socat -u "TCP:$(pod_file alice "$2"):7000,connect-timeout=5" - 2>&1) == "from $(pod_file alice "$1")" ]]
+	heard=$(step alice "$1" socat -u "TCP:$(pod_file alice "$2"):7000,connect-timeout=5" - 2>&1)
+	[[ $heard == "from $(pod_file alice "$1")" ]]
 }
 
 # pod_file USER NODE: as pod_of, from what the node itself keeps, without etcd.
@@ -21,7 +22,7 @@ etcd_away() {
 	job alice
 	serve alice n2 7000
 	stop_etcd
-	talks n1 n2 || fail "pods are apart without etcd"
+	talks n1 n2 || fail "pods are apart without etcd: $heard"
 	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
 	# Nor has anybody a first session; a user's job on the node has its pod.
@@ -64,7 +65,7 @@ etcd_lost() {
 	on ctl rm -r /run/etcd
 	start_etcd
 	poll 30 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
-	talks n1 n2 || fail "pods are apart afterwards"
+	talks n1 n2 || fail "pods are apart afterwards: $heard"
 	poll 20 registered || fail "nodes are not registered again"
 	job bob
 	[[ $(pod_of bob n1) != "$before" && $(network_of bob) != "$(network_of alice)" ]] || fail "bob has alice's address or network"
@@ -93,7 +94,7 @@ upgraded() {
 	before=$(pod_of alice n1)
 	stop_site
 	start_site --config /run/changed.yaml
-	talks n1 n2 || fail "pods are apart afterwards"
+	talks n1 n2 || fail "pods are apart afterwards: $heard"
 	[[ $(step alice n1 ip -o -4 addr show dev eth0) == *" $before/"* && $(pod_of alice n1) == "$before" ]] || fail "a new step has $(step alice n1 ip -o -4 addr show dev eth0), want $before"
 	[[ $(step alice n1 getent hosts pod1) == "$(pod_of alice n2) "* ]] || fail "names: $(step alice n1 getent hosts pod1)"
 	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "a new session of bob's is not where the former one is"

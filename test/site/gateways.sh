@@ -337,7 +337,7 @@ far_gateways() {
 		serve alice n1 8000
 		[[ $(outside socat -u "TCP:$pod:8000,bind=$untranslated,connect-timeout=5" - 2>&1) == "from $untranslated" ]] || fail "the outside does not reach a pod"
 		serve alice n2 7000
-		talks n1 n2 || fail "pods on two nodes with a router between them are apart"
+		talks n1 n2 || fail "pods on two nodes with a router between them are apart: $heard"
 		[[ $(on n1 ip route show table all) == *"dev bertht000000"* ]] || fail "there is no tunnel: $(on n1 ip route show table all)"
 		[[ $filter == 1 ]] || on ctl scancel "$lost" "$left"
 		[[ $filter == 1 ]] || poll 20 settled || fail "the jobs do not end"

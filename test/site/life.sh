@@ -18,7 +18,7 @@ suspended() {
 	[[ $(pod_of alice n1) == 10.200.* ]] || fail "a suspended job loses its addresses: $(etcdctl get --prefix /berth/site/1/networks/)"
 	on ctl scontrol resume "$id"
 	poll 10 ticks || fail "the job does not go on"
-	talks n1 n2 || fail "pods of a job that was suspended are apart"
+	talks n1 n2 || fail "pods of a job that was suspended are apart: $heard"
 }
 # ticks: there are more than a moment ago.
 ticks() {
@@ -47,7 +47,7 @@ requeued() {
 	[[ $(generation) != "$before" ]] || fail "the allocation is the one from before"
 	poll 20 eval 'step alice n2 true 2>/dev/null' || fail "no step of the second start"
 	serve alice n2 7000
-	talks n1 n2 || fail "pods of the second start do not talk"
+	talks n1 n2 || fail "pods of the second start do not talk: $heard"
 }
 # requeued_late: a job that starts anew when slurmd has forgotten that it had it, after the two minutes that Slurm
 # waits by itself: it has an extern step again, a pod that is not the one from before, and nothing of that one.
@@ -66,7 +66,7 @@ requeued_late() {
 		[[ $seen == "1 ${jobs[alice]}" ]] || fail "pods on $node: $seen"
 	done
 	serve alice n2 7000
-	talks n1 n2 || fail "pods of the second start do not talk"
+	talks n1 n2 || fail "pods of the second start do not talk: $heard"
 }
 generation() { etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[alice]}," | grep -o '"after":[0-9]*'; }
 
@@ -79,7 +79,7 @@ strict_reverse_path() {
 	job alice
 	pod=$(pod_of alice n1)
 	serve alice n2 7000
-	talks n1 n2 || fail "pods do not talk"
+	talks n1 n2 || fail "pods do not talk: $heard"
 	for host in login n2; do
 		"$bed" run $host socat TCP-LISTEN:6900,reuseaddr,fork SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
 		helpers+=($!)
@@ -166,7 +166,7 @@ power_lost() {
 	poll 60 runs bob || fail "no job starts on the node that is back: $(on ctl sinfo -h -N -o '%N %T')"
 	job alice
 	serve alice n2 7000
-	talks n1 n2 || fail "pods are apart"
+	talks n1 n2 || fail "pods are apart: $heard"
 }
 
 # full: with no room where berthd keeps what it knows, a job says so, and the next one
@@ -199,7 +199,7 @@ etcd_full() {
 	on ctl sh -c 'cat /dev/zero >/run/etcd/full' 2>/dev/null
 	poll 60 overflows || fail "etcd goes on"
 	wait "${daemons[etcd]}" 2>/dev/null
-	talks n1 n2 || fail "pods are apart without etcd"
+	talks n1 n2 || fail "pods are apart without etcd: $heard"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
 	grep -q "no space left" "$out/etcd.log" || fail "etcd does not say why: $(tail -n 5 "$out/etcd.log")"
@@ -207,7 +207,7 @@ etcd_full() {
 	start_etcd
 	poll 60 restored "$before" || fail "etcd has $(pod_of alice n1), want $before"
 	poll 60 runs bob || fail "no job starts afterwards"
-	talks n1 n2 || fail "pods are apart afterwards"
+	talks n1 n2 || fail "pods are apart afterwards: $heard"
 	on ctl scancel "${jobs[alice]}"
 	poll 20 gone alice || fail "the job does not end"
 	stop_etcd
@@ -247,7 +247,7 @@ three_members() {
 	stop_member ctl
 	poll 60 runs bob || fail "no job starts without one member"
 	stop_member n1
-	talks n2 n1 || talks n1 n2 || fail "pods are apart"
+	talks n2 n1 || talks n1 n2 || fail "pods are apart: $heard"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
 	member ctl

@@ -75,7 +75,7 @@ routed_mended() {
 	! talks n1 n2 || fail "pods talk without a route"
 	start n1 n1 run
 	poll 20 answers n1 || fail "berthd does not come back"
-	poll 10 talks n1 n2 || fail "pods do not talk: $(on n1 ip route) $(root alice n1 ip route)"
+	poll 10 talks n1 n2 || fail "pods do not talk: $(on n1 ip route) $(root alice n1 ip route): $heard"
 	looks_routed n1 10.200.1.0/29 n2 10.200.1.8/29
 	[[ $(on n1 ip route) != *10.200.1.16* ]] || fail "a route is left that leads to nobody"
 	root alice n1 ip link del eth0
@@ -83,7 +83,7 @@ routed_mended() {
 	wait "${daemons[n1]}" 2>/dev/null
 	start n1 n1 run
 	poll 20 answers n1 || fail "berthd does not come back"
-	poll 10 talks n1 n2 || fail "an interface that is gone is not made again"
+	poll 10 talks n1 n2 || fail "an interface that is gone is not made again: $heard"
 }
 
 # routed_afar: where no host is on the link of another, the site's routers know the
@@ -98,7 +98,7 @@ routed_afar() {
 	job alice
 	job bob
 	serve alice n2 7000
-	talks n1 n2 || fail "pods do not talk over a router: $(on n1 ip route)"
+	talks n1 n2 || fail "pods do not talk over a router: $(on n1 ip route): $heard"
 	! step bob n1 socat -u "TCP:$(pod_of alice n2):7000,connect-timeout=2" - 2>/dev/null | grep -q from || fail "bob reaches alice over a router"
 	[[ $(on n1 ip route) != *"10.200.1.8/29 via"* ]] || fail "a route to a host that is not on the link: $(on n1 ip route)"
 	grep -q "site's routers have to lead its subnet to it.*subnet=10.200.1.8/29 node=$(address n2)" "$out/n1.log" || fail "berthd does not say that routers have to know the subnet: $(tail -n 3 "$out/n1.log")"
