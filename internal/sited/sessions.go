@@ -130,29 +130,27 @@ func jobOf(groups string) uint32 {
 	return 0
 }
 
-// choose a job of a user's on this node: the one that has adopted the session, as it ends with that, otherwise the
-// one that came last.
+// choose a job of a user's on this node: the one that has adopted the session, as it ends with that, or where none has
+// the one that came last.
 func (d *Daemon) choose(uid, adopter uint32) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	var chosen *localPod
 	for _, local := range d.local {
-		if local.UID != uid || local.Login != "" {
+		if local.UID != uid || !local.ready || local.Login != "" || adopter != 0 && local.Job != adopter {
 			continue
 		}
-		switch {
-		case local.Job == adopter && local.ready:
-			return local.ID(), nil
-		case local.Job == adopter:
-			return "", fmt.Errorf("the network of job %d, which this session belongs to, begins or ends: try again", adopter)
-		case local.ready && (chosen == nil || local.After > chosen.After):
+		if chosen == nil || local.After > chosen.After {
 			chosen = local
 		}
 	}
-	if chosen == nil {
-		return "", fmt.Errorf("you have no job on %s", d.node)
+	switch {
+	case chosen != nil:
+		return chosen.ID(), nil
+	case adopter != 0:
+		return "", fmt.Errorf("job %d, which this session belongs to, has no network yet, or not any more: try again, or enter it by srun --overlap --jobid=%[1]d --pty bash", adopter)
 	}
-	return chosen.ID(), nil
+	return "", fmt.Errorf("you have no job on %s", d.node)
 }
 
 // lockSession does not wait for a lock, which the caller keeps by the file. The

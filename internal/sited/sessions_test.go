@@ -83,14 +83,12 @@ func TestSessionsAreInTheJobThatHasAdoptedThem(t *testing.T) {
 		d.local[a.ID()] = &localPod{Allocation: a, ready: true}
 	}
 	d.local["10"] = &localPod{Allocation: site.Allocation{Job: 10, UID: 1001, After: 11}}
-	for adopter, want := range map[uint32]string{0: "8", 7: "7", 8: "8", 9: "8", 11: "8"} {
-		if id, err := d.choose(1001, adopter); id != want || err != nil {
+	for adopter, want := range map[uint32]string{0: "8", 7: "7", 8: "8", 9: "", 10: "", 11: ""} {
+		if id, err := d.choose(1001, adopter); id != want || (err == nil) != (want != "") {
 			t.Errorf("adopted by job %d: %q, %v, want %q", adopter, id, err, want)
 		}
 	}
-	for uid, adopter := range map[uint32]uint32{1001: 10, 1003: 7} {
-		if id, err := d.choose(uid, adopter); err == nil {
-			t.Errorf("user %d, adopted by job %d: %s", uid, adopter, id)
-		}
+	if id, err := d.choose(1003, 0); err == nil {
+		t.Errorf("without a job: %s", id)
 	}
 }
