@@ -79,7 +79,8 @@ type Config struct {
 	Log       *slog.Logger
 
 	// Patience is how long a call waits for the other node before it is left to
-	// the overlay; Haste the same for a socket that must not wait.
+	// the overlay; Haste the same for a socket that must not wait: longer than the
+	// 200 ms after which TCP sends a lost packet again.
 	Patience, Haste time.Duration
 
 	// Busy is from how many connections a second on a port is left to the overlay
@@ -98,7 +99,7 @@ type without struct {
 
 // Default returns a Config whose limits are set.
 func Default() Config {
-	return Config{Patience: 2 * time.Second, Haste: 200 * time.Millisecond, Busy: 300}
+	return Config{Patience: 2 * time.Second, Haste: 300 * time.Millisecond, Busy: 300}
 }
 
 // Validate returns all that is wrong at once.

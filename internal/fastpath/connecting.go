@@ -188,6 +188,9 @@ func (c *connecting) hear() {
 // judge acts on the answer.
 func (c *connecting) judge() {
 	v, err := decodeAnswer(&c.t.record.answer, c.peer.key, c.preamble)
+	if err == nil {
+		c.peer.answered()
+	}
 	switch {
 	case err != nil:
 		c.peer.fail()
@@ -221,7 +224,7 @@ func (c *connecting) late(now time.Time) {
 	case c.outside && now.After(c.deadline):
 		c.install(unix.EINPROGRESS) // which goes on
 	case now.After(c.deadline):
-		c.peer.fail()
+		c.peer.isLate()
 		c.fallBack(countPeerLate)
 	case now.Sub(c.since) > sweepEvery && linux.Interrupted(c.t.tid()):
 		c.fallBack(countInterrupted)

@@ -23,6 +23,8 @@ type peer struct {
 	idle  []int
 	want  int
 	taken int
+	// late is how many connections in a row it has not answered in time.
+	late int
 	// avoid is until when the peer is left alone, because it did not answer.
 	avoid time.Time
 }
@@ -31,6 +33,10 @@ const (
 	firstWant = 4
 	mostWant  = 64
 	avoidFor  = 5 * time.Second
+
+	// mostLate connections in a row are late where a node is away. One alone had a
+	// packet that was lost: TCP sends it again after 200 ms, or a second.
+	mostLate = 2
 )
 
 func newPeers(c Config) ([]*peer, error) {
@@ -74,6 +80,24 @@ func (p *peer) fail() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.avoid = time.Now().Add(avoidFor)
+}
+
+// isLate tells that a connection was not answered in time.
+func (p *peer) isLate() {
+	p.mu.Lock()
+	p.late++
+	away := p.late >= mostLate
+	p.mu.Unlock()
+	if away {
+		p.fail()
+	}
+}
+
+// answered tells that the peer is there.
+func (p *peer) answered() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.late = 0
 }
 
 func (p *peer) dial() (int, error) {

@@ -36,12 +36,12 @@ func Recorded(runs []Run) ([]byte, error) {
 	measured, partly, not, none := 0, 0, 0, 0
 	for i, p := range each[0] {
 		is, what := recorded(runs, each, i)
-		switch {
-		case is == "measured":
+		switch is {
+		case "measured":
 			measured++
-		case is == "measured in part":
+		case "measured in part":
 			partly++
-		case is == notAtAll:
+		case notAtAll:
 			none++
 		default:
 			not++
