@@ -231,8 +231,10 @@ adopted() {
 	[[ $(from_outside alice n1 "$where_am_i" 2>&1) == "$older" ]] || fail "beside two jobs: $(from_outside alice n1 "$where_am_i" 2>&1), want $older"
 	if on n1 test -d "$groups"; then
 		without=$(as alice login sbatch --parsable -N1 -w n1 --mem=100 --network-pod=no -o /dev/null --wrap 'sleep 300')
-		poll 20 on n1 touch -d '+2 hours' "$groups/uid_$(settings id_of alice)/job_$without" 2>/dev/null || fail "job $without does not begin"
 		poll 20 on n1 test -e "/run/berthd/declined/$without" || fail "berthd does not know of job $without"
+		# Its last step's control group changes the job's.
+		poll 20 on n1 test -d "$groups/uid_$(settings id_of alice)/job_$without/step_batch/task_0" || fail "job $without does not begin"
+		on n1 touch -d '+2 hours' "$groups/uid_$(settings id_of alice)/job_$without"
 		seen=$(from_outside alice n1 hostname 2>&1) && fail "a session in a job without a network: $seen"
 		[[ $seen == *"job $without, which this session belongs to, has no network of its own"* ]] || fail "alice reads: $seen"
 		on ctl scancel "$without"
