@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// line is a line of prose: of a document, or the text of a comment.
+type line struct {
+	path   string
+	number int
+	text   string
+}
+
+var (
+	skipped  = regexp.MustCompile(`(^|/)testdata/|\.(sum|html|svg|png|gz|json|jsonl)$|^LICENSE$|(^|/)report\.md$|^scripts/prose/`)
+	comment  = regexp.MustCompile(`^\s*(?://+|/?\*+|#+)\s?(.*)$`)
+	trailing = regexp.MustCompile(`(?:^|[^:])//\s(.*)$`)
+	hunk     = regexp.MustCompile(`^@@ -\S+ \+(\d+)`)
+)
+
+// prose returns the prose in a line of the named file, if there is any.
+func prose(name, text string) (string, bool) {
+	switch path.Ext(name) {
+	case ".md":
+		return text, !strings.HasPrefix(text, "    ") // indented lines are code
+	case ".go", ".c", ".h":
+		if m := trailing.FindStringSubmatch(text); m != nil {
+			return m[1], true
+		}
+	}
+	if m := comment.FindStringSubmatch(text); m != nil {
+		return m[1], true
+	}
+	return "", false
+}
+
+// trackedLines returns the prose of all tracked files below the paths.
+func trackedLines(paths []string) ([]line, error) {
+	names, err := git(append([]string{"ls-files", "--"}, paths...)...)
+	if err != nil {
+		return nil, err
+	}
+	var lines []line
+	for name := range strings.Lines(names) {
+		name = strings.TrimSuffix(name, "\n")
+		data, err := os.ReadFile(name)
+		if skipped.MatchString(name) || err != nil || bytes.IndexByte(data, 0) >= 0 {
+			continue // deleted, a link to a directory, or no text
+		}
+		number := 0
+		for text := range strings.Lines(string(data)) {
+			number++
+			if text, ok := prose(name, strings.TrimSuffix(text, "\n")); ok {
+				lines = append(lines, line{name, number, text})
+			}
+		}
+	}
+	return lines, nil
+}
+
+// addedLines returns the prose of lines added since the revision.
+func addedLines(base string, paths []string) ([]line, error) {
+	diff, err := git(append([]string{"diff", "-U0", "--no-color", "--no-ext-diff", base, "--"}, paths...)...)
+	if err != nil {
+		return nil, err
+	}
+	var lines []line
+	name, number := "", 0
+	scanner := bufio.NewScanner(strings.NewReader(diff))
+	scanner.Buffer(nil, len(diff)+1)
+	for scanner.Scan() {
+		text := scanner.Text()
+		if file, ok := strings.CutPrefix(text, "+++ "); ok {
+			name = strings.TrimPrefix(file, "b/")
+		} else if m := hunk.FindStringSubmatch(text); m != nil {
+			number, _ = strconv.Atoi(m[1]) // digits
+		} else if added, ok := strings.CutPrefix(text, "+"); ok {
+			if text, ok := prose(name, added); ok && !skipped.MatchString(name) {
+				lines = append(lines, line{name, number, text})
+			}
+			number++
+		}
+	}
+	return lines, scanner.Err()
+}
+
+func git(args ...string) (string, error) {
+	out, err := exec.Command("git", args...).Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w", strings.Join(args, " "), err)
+	}
+	return string(out), nil
+}

@@ -1,0 +1,50 @@
+package main
+
+import "testing"
+
+func TestRules(t *testing.T) {
+	for text, want := range map[string]bool{
+		"team is what a run on several nodes has":         true,
+		"answer tells whether the caller still waited":    true,
+		"Nobody is told of it":                            true,
+		"for which there is none":                         true,
+		"IPv4 addresses alone":                            true,
+		"Leave alone what others made":                    false,
+		"a directory of its own":                          true,
+		"holds the pods that are scheduled":               false,
+		"begins anew":                                     true,
+		"was omitted, because the disk is not its own":    false,
+		"`--quiet` leaves it away":                        true,
+		"returns the total duration, not counting naps":   false,
+		"They stand alone, and let alone they are what??": true,
+	} {
+		marked := false
+		for _, r := range rules {
+			marked = marked || r.marks(text)
+		}
+		if marked != want {
+			t.Errorf("%q: marked %v, want %v", text, marked, want)
+		}
+	}
+}
+
+func TestProse(t *testing.T) {
+	for _, test := range []struct {
+		name, text, want string
+		prose            bool
+	}{
+		{"a.go", "\t// holds the pods", "holds the pods", true},
+		{"a.go", "x := 1 // bytes", "bytes", true},
+		{"a.go", `u := "http://host"`, "", false},
+		{"a.go", "x := 1", "", false},
+		{"a.c", " * of a block", "of a block", true},
+		{"run", "# starts it", "starts it", true},
+		{"a.md", "plain words", "plain words", true},
+		{"a.md", "    code", "    code", false},
+	} {
+		got, ok := prose(test.name, test.text)
+		if ok != test.prose || ok && got != test.want {
+			t.Errorf("prose(%q, %q) = %q, %v", test.name, test.text, got, ok)
+		}
+	}
+}
