@@ -217,7 +217,7 @@ func netCounts(outside *egress.Counters, between *overlay.Overlay, sockets *podS
 		"berth_overlay_received_packets_total": o.ReceivedPackets,
 		"berth_overlay_received_bytes_total":   o.ReceivedBytes,
 		"berth_overlay_streamed_packets_total": o.Streamed,
-		"berth_overlay_pieced_packets_total":   o.Pieced,
+		"berth_overlay_pieced_packets_total":   o.Fragmented,
 		"berth_overlay_uncut_total":            o.Uncut,
 	})
 	for reason, n := range map[string]uint64{

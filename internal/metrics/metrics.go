@@ -67,7 +67,7 @@ func Families() []Family {
 		{"berth_overlay_received_packets_total", Counter, "packets for pods received from other nodes, joined ones after that"},
 		{"berth_overlay_received_bytes_total", Counter, "bytes in them"},
 		{"berth_overlay_streamed_packets_total", Counter, "packets, among those sent, that went over TCP"},
-		{"berth_overlay_pieced_packets_total", Counter, "packets, among those sent, that went in pieces because the path is narrow"},
+		{"berth_overlay_pieced_packets_total", Counter, "packets, among those sent, that went as fragments because the path is narrow"},
 		{"berth_overlay_uncut_total", Counter, "times that the kernel did not cut a packet, so that each datagram was sent by itself"},
 		{"berth_overlay_dropped_packets_total", Counter, "packets and datagrams between nodes that were dropped, by reason"},
 		{"berth_egress_connections_total", Counter, "connections (TCP) and flows (UDP, ping, DNS) from pods to the outside"},

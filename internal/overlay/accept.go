@@ -10,22 +10,21 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// mostStreams bounds the streams of other nodes, those of nobody included that
-// have not proven anything yet.
-const mostStreams = 1024
+// maxStreams limits the incoming streams, including unauthenticated ones.
+const maxStreams = 1024
 
-// acceptStreams takes the streams of other nodes until ctx ends.
+// acceptStreams accepts the streams of other nodes until ctx ends.
 func (o *Overlay) acceptStreams(ctx context.Context) error {
 	streams, streamsCtx := errgroup.WithContext(ctx)
-	streams.SetLimit(mostStreams)
+	streams.SetLimit(maxStreams)
 	stop := context.AfterFunc(ctx, func() { o.listen.Close() })
 	defer stop()
 	defer o.listen.Close()
 	for {
 		conn, err := o.listen.AcceptTCP()
 		if err != nil && ctx.Err() == nil {
-			// Too many files are open, or the like: it passes.
-			o.log.Warn("cannot take a stream of another node", "error", err)
+			// Temporary, for example too many open files.
+			o.log.Warn("cannot accept a stream of another node", "error", err)
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Second):
@@ -45,7 +44,7 @@ func (o *Overlay) acceptStreams(ctx context.Context) error {
 		}
 	}
 	if err := streams.Wait(); err != nil {
-		return fmt.Errorf("take streams of other nodes: %w", err)
+		return fmt.Errorf("accept streams of other nodes: %w", err)
 	}
 	return nil
 }
@@ -58,13 +57,13 @@ func (o *Overlay) takeStream(ctx context.Context, conn *net.TCPConn) {
 		o.counts[0].foreign.Add(1)
 		return
 	}
-	if err := o.hear(conn); ctx.Err() == nil {
+	if err := o.receiveStream(conn); ctx.Err() == nil {
 		o.log.Debug("a stream of another node ended", "from", conn.RemoteAddr(), "error", err)
 	}
 }
 
-// isOfNode tells whether a connection comes from a host of another node. Nothing
-// is read from others.
+// isOfNode reports whether a connection comes from the host of another node.
+// Nothing is read from other connections.
 func (o *Overlay) isOfNode(conn net.Conn) bool {
 	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
 	return ok && slices.ContainsFunc(o.tables.Load().peers, func(p *peer) bool {

@@ -7,58 +7,58 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// An acknowledgement of much data costs as much on its way back as a third of
-// that data on its way here, and the next one says all that it does. So a flow
-// that acknowledges bulkAck bytes at once sends no more than one in ackEvery,
-// or for ackMost bytes: what an interface does that moderates its interrupts.
+// An acknowledgement of much data costs a third of the data's own cost, and the
+// next acknowledgement supersedes it. A flow that acknowledges at least bulkAck
+// bytes at once therefore sends one acknowledgement in ackInterval, or for each
+// maxAckBytes. Interrupt moderation of a network card has the same effect.
 const (
-	bulkAck  = 24 << 10
-	ackMost  = 512 << 10
-	ackEvery = 100 * time.Microsecond
-	ackFlows = 64 // a power of two
-	// largestAck is the room that is needed before a held packet and the packet
-	// with IPv6 and timestamps.
-	largestAck = room + linux.VnetHeaderLen + ipv6Header + minTCPHeader + 12
+	bulkAck     = 24 << 10
+	maxAckBytes = 512 << 10
+	ackInterval = 100 * time.Microsecond
+	ackFlows    = 64 // a power of two
+	// largestAck is the size of a held packet with IPv6 and timestamps, with
+	// its headroom, in bytes.
+	largestAck = headroom + linux.VnetHeaderLen + ipv6Header + minTCPHeader + 12
 )
 
-// ackFlow is what is known of a flow that acknowledges.
+// ackFlow holds the state of a flow that sends acknowledgements.
 type ackFlow struct {
 	addresses [32]byte
 	ports     [4]byte
 	sent      uint32 // the number acknowledged last
 	at        time.Time
 	to        *peer
-	held      []byte // the packet that waits, as send takes it; empty where none does
+	held      []byte // the delayed packet with its headroom; empty if there is none
 	buffer    [largestAck]byte
 }
 
-// ackHolder holds acknowledgements of one queue back.
+// ackHolder delays acknowledgements of one queue.
 type ackHolder struct {
-	flows [ackFlows]ackFlow // each flow has one place that it may have
+	flows [ackFlows]ackFlow // a hash table without chaining
 	held  int
-	// lent says that send has a buffer of a flow, until the next flush.
+	// lent is true while send uses a buffer of a flow, until the next flush.
 	lent bool
 }
 
-// take tells whether it has taken a packet, whose frame begins room bytes into
-// buffer, in order to send it later. It sends what must not come after it.
+// take reports whether it has taken a packet to send it later. The frame begins
+// headroom bytes into buffer. take sends a held packet that must go first.
 func (h *ackHolder) take(to *peer, buffer []byte, send func(*peer, []byte)) bool {
-	number, ok := pureAck(buffer[room:])
+	number, ok := pureAck(buffer[headroom:])
 	if !ok {
 		return false
 	}
-	flow := h.flow(buffer[room:], number)
+	flow := h.flow(buffer[headroom:], number)
 	if flow == nil {
 		return false
 	}
 	advance := number - flow.sent
 	if len(flow.held) > 0 && int32(number-heldNumber(flow.held)) <= 0 {
-		// The same one again means something else to TCP.
+		// A duplicate acknowledgement has a meaning in TCP.
 		h.release(flow, send)
 		return false
 	}
 	now := time.Now()
-	if h.lent || advance < bulkAck || advance > ackMost || now.Sub(flow.at) >= ackEvery {
+	if h.lent || advance < bulkAck || advance > maxAckBytes || now.Sub(flow.at) >= ackInterval {
 		h.drop(flow)
 		flow.sent, flow.at = number, now
 		return false
@@ -69,10 +69,10 @@ func (h *ackHolder) take(to *peer, buffer []byte, send func(*peer, []byte)) bool
 	return true
 }
 
-// flushed says that send uses no buffer any more.
+// flushed notifies the holder that send no longer uses a buffer.
 func (h *ackHolder) flushed() { h.lent = false }
 
-// drop forgets what a later acknowledgement says, too.
+// drop discards the held packet, which a later acknowledgement supersedes.
 func (h *ackHolder) drop(flow *ackFlow) {
 	if len(flow.held) > 0 {
 		flow.held = flow.held[:0]
@@ -90,8 +90,8 @@ func (h *ackHolder) release(flow *ackFlow, send func(*peer, []byte)) {
 	h.drop(flow)
 }
 
-// due sends what was held long enough, or all, and returns for how long nothing
-// else is; less than 0 where nothing is held.
+// due sends the packets whose delay has passed, or all of them. It returns the
+// time until the next one is due, negative if none is held.
 func (h *ackHolder) due(all bool, send func(*peer, []byte)) time.Duration {
 	least := time.Duration(-1)
 	if h.held == 0 {
@@ -103,7 +103,7 @@ func (h *ackHolder) due(all bool, send func(*peer, []byte)) time.Duration {
 		if len(flow.held) == 0 {
 			continue
 		}
-		left := ackEvery - now.Sub(flow.at)
+		left := ackInterval - now.Sub(flow.at)
 		if left <= 0 || all {
 			h.release(flow, send)
 		} else if least < 0 || left < least {
@@ -113,8 +113,8 @@ func (h *ackHolder) due(all bool, send func(*peer, []byte)) time.Duration {
 	return least
 }
 
-// flow finds that of an acknowledgement. It returns nil for one that it did not
-// know, which takes the place of another unless that holds something.
+// flow returns the flow of an acknowledgement. It returns nil for a new flow,
+// which it stores unless the slot belongs to a flow with a held packet.
 func (h *ackHolder) flow(frame []byte, number uint32) *ackFlow {
 	addresses, ports := flowOf(frame)
 	place := binary.LittleEndian.Uint32(ports[:]) ^ binary.LittleEndian.Uint32(addresses[:]) ^ binary.LittleEndian.Uint32(addresses[4:])
@@ -140,8 +140,8 @@ func flowOf(frame []byte) (addresses [32]byte, ports [4]byte) {
 	return addresses, ports
 }
 
-// pureAck returns the number that a TCP packet acknowledges which does nothing
-// else: no data, no flag, no option but a timestamp.
+// pureAck returns the acknowledged number if a TCP packet is only an
+// acknowledgement: without data, flags, or options other than a timestamp.
 func pureAck(frame []byte) (number uint32, ok bool) {
 	packet := frame[linux.VnetHeaderLen:]
 	if len(packet) > ipv6Header+minTCPHeader+12 || len(packet) < minIPv4Header+minTCPHeader || frame[vnetGSOType] != gsoNone {
@@ -172,6 +172,6 @@ func pureAck(frame []byte) (number uint32, ok bool) {
 }
 
 func heldNumber(buffer []byte) uint32 {
-	number, _ := pureAck(buffer[room:])
+	number, _ := pureAck(buffer[headroom:])
 	return number
 }

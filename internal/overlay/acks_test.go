@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// ackOf is an acknowledgement as the queue hands it to send.
+// ackOf returns an acknowledgement as the queue passes it to send.
 func ackOf(ipv6 bool, number uint32) []byte {
 	frame := superPacket(ipv6, 0, nil)
 	frame[vnetGSOType] = gsoNone
@@ -16,12 +16,12 @@ func ackOf(ipv6 bool, number uint32) []byte {
 	tcp[tcpFlagsOffset] = 0x10
 	binary.BigEndian.PutUint32(tcp[8:], number)
 	binary.BigEndian.PutUint32(tcp[minTCPHeader:], 0x0101080a)
-	return append(make([]byte, room), frame...)
+	return append(make([]byte, headroom), frame...)
 }
 
 func TestPureAck(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
-		good := ackOf(ipv6, 7)[room:]
+		good := ackOf(ipv6, 7)[headroom:]
 		tcp := len(good) - 32
 		if number, ok := pureAck(good); !ok || number != 7 {
 			t.Errorf("IPv6 %v: an acknowledgement of 7 counts as one of %d (%v)", ipv6, number, ok)
@@ -67,13 +67,13 @@ func TestAcknowledgementsOfMuchDataAreHeld(t *testing.T) {
 			}
 			sent = nil
 		}
-		start := ^uint32(0) - 50<<10 // the numbers begin anew on the way
+		start := ^uint32(0) - 50<<10 // the numbers wrap around
 		give(start)
 		expect("the first", start)
 		give(start + 1000)
 		expect("little data", start+1000)
-		// Whether the next ones are held depends on how fast this test is; what
-		// is sent must end with the last and never go back.
+		// The speed of this test decides which of the next ones are held. The
+		// sent numbers must never decrease, and must end with the last one.
 		for i := range uint32(20) {
 			give(start + 1000 + (i+1)*bulkAck)
 		}
@@ -92,13 +92,13 @@ func TestAcknowledgementsOfMuchDataAreHeld(t *testing.T) {
 	}
 }
 
-// FuzzPureAck: nothing that a device hands out may upset the holder.
+// FuzzPureAck gives the holder arbitrary packets of a device.
 func FuzzPureAck(f *testing.F) {
 	f.Add(ackOf(false, 1))
 	f.Add(ackOf(true, 1))
 	known, _ := twoNodes(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if len(data) <= room+linux.VnetHeaderLen || len(data) > largestAck || known.route(data[room+linux.VnetHeaderLen:]) == nil {
+		if len(data) <= headroom+linux.VnetHeaderLen || len(data) > largestAck || known.route(data[headroom+linux.VnetHeaderLen:]) == nil {
 			return
 		}
 		new(ackHolder).take(new(peer), data, func(*peer, []byte) {})

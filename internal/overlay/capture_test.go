@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// capture is a packet socket on a node's device: it sees what the overlay
-// delivers, whoever it is for and whatever becomes of it.
+// capture is a packet socket on a node's device. It sees every packet that the
+// overlay delivers, whatever its destination.
 type capture int
 
 func (m *member) capture(t testing.TB) capture {
@@ -30,8 +30,8 @@ func (m *member) capture(t testing.TB) capture {
 	return capture(fd)
 }
 
-// sources returns where the packets come from that were delivered since the
-// last call.
+// sources returns the source addresses of the packets that were delivered since
+// the last call.
 func (c capture) sources(t testing.TB) (from []netip.Addr) {
 	t.Helper()
 	for packet := make([]byte, maxPacket); ; {
@@ -43,7 +43,7 @@ func (c capture) sources(t testing.TB) (from []netip.Addr) {
 			t.Fatal(err)
 		}
 		if link, ok := address.(*unix.SockaddrLinklayer); !ok || link.Pkttype == unix.PACKET_OUTGOING {
-			continue // what the node sends
+			continue // sent by the node itself
 		}
 		switch {
 		case n >= minIPv4Header && packet[0]>>4 == 4:

@@ -8,20 +8,20 @@ import (
 	"fmt"
 )
 
-// A control datagram asks whether anybody hears, or answers:
+// A control datagram is a hello, which probes a path, or the answer to one:
 //
-//	mac         14 bytes  HMAC-SHA-256 of what follows, cut off
-//	kind         1        where a packet has the flags of its vnet header, which
-//	                      leave the highest bit alone
+//	mac         14 bytes  HMAC-SHA-256 of the rest, truncated
+//	kind         1        at the offset of a packet's vnet flags, whose highest
+//	                      bit is never set
 //	version      1
-//	generation   8        hello: of the sender's path; answer: the latest known
-//	nonce       16        hello: of the sender's path; answer: the same
-//	instance    16        answer: of the receiver
-//	sequence     4        hello: which; answer: the same
-//	size         4        answer: of the hello, in bytes
-//	from         4        the node's index
+//	generation   8        hello: the path's generation; answer: the latest known
+//	nonce       16        hello: the path's nonce; answer: the same
+//	instance    16        answer: the receiver's nonce
+//	sequence     4        hello: its number; answer: the same
+//	size         4        answer: the size of the hello, in bytes
+//	from         4        the index of the sending node
 //
-// A hello is filled up to the size whose way is tried.
+// A hello is padded to the size that it probes.
 type control struct {
 	kind       byte
 	generation uint64
@@ -47,10 +47,12 @@ const (
 	kindStreamAnswer = 0x84
 )
 
-// isControl tells a control datagram, of at least wireLen bytes, from a packet.
+// isControl reports whether a datagram of at least wireLen bytes is a control
+// datagram.
 func isControl(datagram []byte) bool { return datagram[atVnet]&^vnetFlagsKnown != 0 }
 
-// controlKey authenticates what one node tells another about their path.
+// controlKey derives the key that authenticates control messages from one node to
+// another.
 func controlKey(key []byte, from, to int) ([]byte, error) {
 	derived, err := hkdf.Key(sha256.New, key, nil, fmt.Sprintf("berth overlay control from %d to %d", from, to), sha256.Size)
 	if err != nil {
@@ -59,7 +61,8 @@ func controlKey(key []byte, from, to int) ([]byte, error) {
 	return derived, nil
 }
 
-// encode writes the message to the start of b, of at least controlLen bytes.
+// encode writes the message to the start of b, which has at least controlLen
+// bytes.
 func (c control) encode(key, b []byte) {
 	b[macLen], b[atVersion] = c.kind, controlVersion
 	body := b[atBody:controlLen]
@@ -73,7 +76,7 @@ func (c control) encode(key, b []byte) {
 	copy(b[:macLen], mac[:])
 }
 
-// decodeControl reads a message that isControl. Nothing of it is proven.
+// decodeControl decodes a message without authenticating it, see isProven.
 func decodeControl(b []byte) (c control, ok bool) {
 	if len(b) < controlLen || b[atVersion] != controlVersion {
 		return control{}, false
@@ -89,7 +92,7 @@ func decodeControl(b []byte) (c control, ok bool) {
 	return c, true
 }
 
-// isProven tells whether who has the key wrote the message.
+// isProven reports whether the message was written with the key.
 func isProven(key, b []byte) bool {
 	mac := controlMAC(key, b)
 	return hmac.Equal(mac[:], b[:macLen])
@@ -102,8 +105,8 @@ func controlMAC(key, b []byte) (mac [macLen]byte) {
 	return mac
 }
 
-// purposeOf names the session between two sockets, or of a stream, that the
-// hello and its answer have agreed on.
+// purposeOf returns the unique name of the session that a hello and its answer
+// have established.
 func purposeOf(what string, from, to int, generation uint64, sender, receiver nonce) string {
 	return fmt.Sprintf("berth overlay %s from %d to %d, generation %d, %x, %x", what, from, to, generation, sender, receiver)
 }

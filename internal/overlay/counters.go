@@ -2,8 +2,8 @@ package overlay
 
 import "sync/atomic"
 
-// counts is what one queue counts. It is padded, so that queues on different
-// cores do not share a cache line.
+// counts holds the counters of one queue. The padding keeps queues on different
+// cores from sharing a cache line.
 type counts struct {
 	sentPackets, sentBytes         atomic.Uint64
 	receivedPackets, receivedBytes atomic.Uint64
@@ -11,47 +11,47 @@ type counts struct {
 	spoofed, stray                 atomic.Uint64
 	malformed, refused             atomic.Uint64
 	unroutable, unsent, uncut      atomic.Uint64
-	streamed, pieced               atomic.Uint64
+	streamed, fragmented           atomic.Uint64
 	_                              [64]byte
 }
 
-// Counters are what an overlay has done since it was made. A packet counts
-// once, however large it is.
+// Counters holds the totals of an overlay since New. A super-packet counts as one
+// packet.
 type Counters struct {
 	SentPackets, SentBytes         uint64
 	ReceivedPackets, ReceivedBytes uint64
-	// Foreign datagrams came from an address that is no peer's, or without
-	// proof that the peer whose address it is sent them since both started.
-	// Streams that do not prove whose they are count, too.
+	// Foreign counts datagrams from an unknown address or without a valid tag
+	// of the current session, and streams that fail to authenticate.
 	Foreign uint64
-	// Replayed datagrams came before, or too late to tell.
+	// Replayed counts datagrams that had arrived before or were too old to
+	// tell.
 	Replayed uint64
-	// Spoofed packets came from a peer and claimed to be from elsewhere.
+	// Spoofed counts packets of a peer with another node's source address.
 	Spoofed uint64
-	// Stray packets came from a peer and are for an address of another node.
+	// Stray counts packets of a peer with another node's destination address.
 	Stray uint64
-	// Malformed datagrams hold no packet.
+	// Malformed counts datagrams without a valid packet.
 	Malformed uint64
-	// Refused packets the device did not take.
+	// Refused counts packets that the device did not accept.
 	Refused uint64
-	// Unroutable packets are for no node. Multicasts, which kernels send by
-	// themselves, are not counted.
+	// Unroutable counts packets without a destination node, except for
+	// multicast packets, which kernels send by themselves.
 	Unroutable uint64
-	// Unsent packets and datagrams the host's network did not take, or no way
-	// to the node was known.
+	// Unsent counts packets and datagrams without a path to the node, or that
+	// the host's network did not accept.
 	Unsent uint64
-	// Uncut counts where the kernel refused to cut, so that each datagram
-	// was sent by itself: the path is narrower than the device's MTU, or
+	// Uncut counts batches that were sent datagram by datagram after the kernel
+	// refused to segment them. The path is narrower than the device's MTU, or
 	// UDP_SEGMENT is not available.
 	Uncut uint64
-	// Streamed packets, among those sent, went over TCP.
+	// Streamed counts the sent packets that went over TCP.
 	Streamed uint64
-	// Pieced packets, among those sent, went as several datagrams because the
-	// path is narrower than the device.
-	Pieced uint64
+	// Fragmented counts the sent packets that went as fragments, because the
+	// path is narrower than the device's MTU.
+	Fragmented uint64
 }
 
-// Counters returns the counts of this moment.
+// Counters returns the current totals.
 func (o *Overlay) Counters() Counters {
 	var c Counters
 	for i := range o.counts {
@@ -70,7 +70,7 @@ func (o *Overlay) Counters() Counters {
 		c.Unsent += from.unsent.Load()
 		c.Uncut += from.uncut.Load()
 		c.Streamed += from.streamed.Load()
-		c.Pieced += from.pieced.Load()
+		c.Fragmented += from.fragmented.Load()
 	}
 	return c
 }

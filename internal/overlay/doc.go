@@ -1,16 +1,19 @@
 // Package overlay carries IP packets between the nodes of a cluster: from the
-// queues of a TUN device, which lives in the network namespace of a node, over
-// UDP sockets of the host's network namespace, to the device of another node.
+// queues of a TUN device in a node's network namespace, over UDP sockets in the
+// host's network namespace, to the TUN device of another node.
 //
-// A TCP packet of up to 64 KiB stays one all the way: the device hands it out
-// uncut (IFF_VNET_HDR), the sender has the kernel cut it (UDP_SEGMENT) into
-// datagrams that each stand for themselves, and the receiver, who gets most of
-// them at once (UDP_GRO), glues what arrived in order together again.
+// A TCP packet of up to 64 KiB crosses the host as one packet. The device hands
+// it over unsegmented (IFF_VNET_HDR), the sender lets the kernel segment it
+// (UDP_SEGMENT) into independent datagrams, and the receiver, which reads most of
+// them at once (UDP_GRO), coalesces consecutive segments again.
 //
-// Each datagram proves that it is the peer's and new. Hellos find out which size
-// of datagram gets through to whom; where none does, packets take streams of
-// TCP. docs/design/0006-overlay.md says more.
+// Every datagram carries a tag that authenticates the peer and prevents replay.
+// Hello messages probe the largest datagram that reaches each peer. Where none
+// does, packets travel in TCP streams. See docs/design/0006-overlay.md.
 //
-// The package knows nodes and addresses. Pods, names and how the nodes found
-// each other do not belong here.
+// The package knows nodes and addresses. Pods, names and the discovery of nodes
+// do not belong here.
+//
+// Start with overlay.go, then read queue.go, wire.go, udpsend.go, udpreceive.go
+// and coalesce.go for the packets, and probe.go and stream.go for the paths.
 package overlay

@@ -14,7 +14,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// packetOf is an empty UDP packet between two nodes, in a datagram without tag.
+// packetOf returns an empty UDP packet between two nodes, in a datagram without a
+// tag.
 func packetOf(source, destination netip.AddrPort) []byte {
 	packet := make([]byte, minIPv4Header+8)
 	packet[0], packet[8], packet[9] = 0x45, 64, 17
@@ -28,7 +29,7 @@ func packetOf(source, destination netip.AddrPort) []byte {
 	return append(make([]byte, wireLen), packet...)
 }
 
-// impostor speaks with a node as another one does.
+// impostor sends to a node in another node's name.
 type impostor struct {
 	testing.TB
 	conn       *net.UDPConn
@@ -39,14 +40,14 @@ type impostor struct {
 	session    *session
 }
 
-// agree says hello until there is an answer.
+// agree sends hellos until an answer arrives.
 func (i *impostor) agree() {
 	i.Helper()
 	asking, _ := controlKey(testKey, i.self, i.to)
 	awaited, _ := controlKey(testKey, i.to, i.self)
 	own := newNonce()
 	i.generation++
-	i.hello = make([]byte, leastLimit)
+	i.hello = make([]byte, minDatagram)
 	control{kind: kindHello, generation: i.generation, nonce: own, from: uint32(i.self)}.encode(asking, i.hello)
 	answer := make([]byte, maxPacket)
 	for range 200 {
@@ -81,8 +82,8 @@ func (i *impostor) seal(datagram []byte) []byte {
 	return sealed
 }
 
-// TestOnlyPeersAreHeard sends what is not to be delivered, and in the end what
-// is. A capture on the node's device sees no other packet.
+// TestOnlyPeersAreHeard sends datagrams that must not be delivered, and at the end
+// one that must. A capture on the node's device sees no other packet.
 func TestOnlyPeersAreHeard(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true})
 	target, peer := l.members[0], l.members[1]
@@ -161,7 +162,7 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 		{"no packet", 0, as.seal(good[:wireLen]), malformed},
 		{"no version", 0, as.seal(changed(func(d []byte) { d[wireLen] = 0x15 })), malformed},
 		{"headers of a segment that are none", 0, as.seal(changed(func(d []byte) { d[atHeaders] = 40 })), malformed},
-		{"an empty piece", 0, as.seal(changed(func(d []byte) { d[atFlags] = flagPiece })[:wireLen]), malformed},
+		{"an empty fragment", 0, as.seal(changed(func(d []byte) { d[atFlags] = flagFragment })[:wireLen]), malformed},
 	} {
 		t.Run(test.what, func(t *testing.T) {
 			before := test.counter()
@@ -177,7 +178,7 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 	if strangers := delivered.sources(t); len(strangers) > 0 {
 		t.Errorf("packets were delivered from %v", strangers)
 	}
-	// The control: the same datagram, from where it should come, once.
+	// Control: the same datagram from the right address, once.
 	hear := func() {
 		t.Helper()
 		defer func() {
@@ -203,8 +204,8 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 	if again := delivered.sources(t); len(again) > 0 {
 		t.Errorf("packets were delivered again from %v", again)
 	}
-	// What was good before the receiver started again is not now, even with
-	// the hello from then.
+	// A datagram from before the receiver's restart is invalid, even after a
+	// replay of the hello from before.
 	target.stop(t)
 	target.start(t, 0, l.nodes)
 	sockets[0].WriteToUDPAddrPort(as.hello, at)
@@ -218,9 +219,9 @@ func TestOnlyPeersAreHeard(t *testing.T) {
 	}
 }
 
-// TestPeerMayComeBack: nobody has to be told of a node that starts again where
-// it was, with sockets that were kept, as a node that was cut off or whose
-// overlay has crashed. Those that go on talking to it agree with it anew.
+// TestPeerMayComeBack restarts a node at its old address with the same sockets, as
+// after a cut or a crash of the overlay. Nodes that go on sending to it establish a
+// new session by themselves.
 func TestPeerMayComeBack(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2})
 	a, b := l.members[0], l.members[1]
@@ -233,8 +234,8 @@ func TestPeerMayComeBack(t *testing.T) {
 		if first == a {
 			other = b
 		}
-		// With TCP: what goes out with the keys that a peer has forgotten is
-		// lost, and is what has them agree on others.
+		// With TCP: a packet sealed with forgotten keys is lost, and makes both
+		// sides establish a new session.
 		sendTCP(t, first, other.serveTCP(t, other.nodeAddr), noise(1_000_000))
 		ping(t, other, first.nodeAddr)
 	}
@@ -304,8 +305,8 @@ func TestLongestPrefixWins(t *testing.T) {
 	}
 }
 
-// TestEndOfTheDevice: whoever removes the device ends the overlay, which says
-// why and leaves the others alone.
+// TestEndOfTheDevice removes a device, which ends its overlay with an error and
+// leaves the other overlays running.
 func TestEndOfTheDevice(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true, queues: 2})
 	gone := l.members[1]

@@ -19,9 +19,9 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// The lab has hosts, each a network namespace, and a router between them,
-// which is the namespace of the test. Behind each host is a node: one more
-// namespace, that has a TUN device only.
+// The lab consists of hosts, each a network namespace, and a router between them,
+// which is the test's namespace. Behind each host is a node: another namespace
+// with only a TUN device.
 func TestMain(m *testing.M) {
 	if role := os.Getenv(asRole); role != "" {
 		if err := runRole(role); err != nil {
@@ -57,8 +57,8 @@ type member struct {
 	warned     atomic.Int32
 	cancel     context.CancelFunc
 	done       chan struct{}
-	programs   []*os.Process         // that carry packets: the overlay, where it is one
-	rivals     map[string]*namespace // of other programs that do
+	programs   []*os.Process         // that carry packets, such as the overlay's
+	rivals     map[string]*namespace // the namespaces of rivals, by name
 	err        error
 }
 
@@ -66,7 +66,7 @@ type lab struct {
 	testing.TB
 	members []*member
 	nodes   []Node
-	views   [][]Node // of each member, where they differ from nodes
+	views   [][]Node // the nodes as each member sees them, if they differ
 }
 
 type labConfig struct {
@@ -321,7 +321,7 @@ func (m *member) dialHost(ctx context.Context, to netip.AddrPort) (conn *net.TCP
 	return conn, err
 }
 
-// setNodes is the overlay's, in its namespace.
+// setNodes calls the overlay's SetNodes in the host's namespace.
 func (m *member) setNodes(t testing.TB, nodes []Node) {
 	t.Helper()
 	m.host.try(t, func() error { return m.overlay.SetNodes(nodes) })

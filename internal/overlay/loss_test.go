@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// badLink is a link between two members that loses and swaps datagrams. Each
-// takes one socket of it, on the router, for the other one.
+// badLink is a link between two members that drops and reorders datagrams. It has
+// two sockets on the router; each stands for one member towards the other.
 type badLink struct {
 	loss, swap           float64
 	closed               atomic.Bool
@@ -17,16 +17,15 @@ type badLink struct {
 	carried, lost, moved atomic.Uint64
 }
 
-// between replaces the endpoints of two members by the link. It does not wait
-// for anything: a datagram that is held back goes after the next one.
+// between replaces the endpoints of two members by the link. It uses no timers: a
+// datagram that is held back goes after the next one.
 func (b *badLink) between(l *lab, first, second int) (asFirst, asSecond []netip.AddrPort) {
 	for queue := range l.members[first].conns {
 		toFirst := b.listen(l, first)
 		toSecond := b.listen(l, second)
 		go b.carry(toSecond, toFirst, l.members[first].endpoints()[queue], uint64(queue))
 		go b.carry(toFirst, toSecond, l.members[second].endpoints()[queue], uint64(queue)+100)
-		// What the second sees as the first is where the link sends to the
-		// second from.
+		// The second member sees the link's socket as the address of the first.
 		asFirst = append(asFirst, toSecond.LocalAddr().(*net.UDPAddr).AddrPort())
 		asSecond = append(asSecond, toFirst.LocalAddr().(*net.UDPAddr).AddrPort())
 	}

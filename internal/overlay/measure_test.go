@@ -21,15 +21,14 @@ import (
 )
 
 // BenchmarkBesideBare measures between two hosts that a veth joins, and between
-// their nodes over the overlay and, where they are installed, over other
-// programs that carry packets of rootless containers, in turn: each iteration is
-// one of each. Each host with all its programs has a core of its own. The metrics
+// their nodes over the overlay and, if installed, over other networks for rootless
+// containers, in turn: each iteration measures each once. Each host with all its programs has its own core. The metrics
 // are medians; x is a path's figure divided by the bare one of its iteration. The
 // veth carries super-packets of the bare hosts whole, which no network does,
 // unless its offloads are off. With a rate it is slowed down, as a cable of
 // 10 Gbit/s. All values go to the file that BERTH_OVERLAY_RECORD names.
 //
-// CPU seconds are those of all programs of the pair and of ksoftirqd.
+// CPU seconds include all programs of the pair and ksoftirqd.
 func BenchmarkBesideBare(b *testing.B) {
 	for _, mtu := range []int{1500, 9000} {
 		for _, link := range []struct {
@@ -48,7 +47,7 @@ func BenchmarkBesideBare(b *testing.B) {
 				{"tcp1", iperf()},
 				{"tcp8", iperf("-P8")},
 				{"tcp64", iperf("-P64")},
-				// At a rate that all paths carry: what is lost costs too.
+				// At a rate that all paths carry, because lost packets cost, too.
 				{"udp", iperf("-u", "-b", udpRate(mtu), "-l", fmt.Sprint(mtu-200))},
 				{"rtt", talk(answering, asking, 20000)},
 				{"connect", talk(accepting, connecting, 5000)},
@@ -126,10 +125,10 @@ func udpRate(mtu int) string {
 	return "400M"
 }
 
-// spent is the processor time of all programs of the lab so far.
+// spent returns the CPU time of all programs of the lab so far.
 func (l *lab) spent() time.Duration {
 	var usage unix.Rusage
-	unix.Getrusage(unix.RUSAGE_CHILDREN, &usage) // those that have ended
+	unix.Getrusage(unix.RUSAGE_CHILDREN, &usage) // children that have ended
 	total := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 	for _, m := range l.members {
 		for _, program := range m.programs {
@@ -145,7 +144,7 @@ func (l *lab) spent() time.Duration {
 	return total
 }
 
-// processTime is that of a process so far, with the resolution of a tick.
+// processTime returns the CPU time of a process so far, in ticks' resolution.
 func processTime(stat string) time.Duration {
 	data, _ := os.ReadFile(stat)
 	fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
@@ -204,7 +203,7 @@ func iperf(args ...string) load {
 	}
 }
 
-// talk returns a load of one byte there and back over TCP, many times.
+// talk returns a load of many one-byte round trips over TCP.
 func talk(serve, ask string, rounds int) load {
 	return func(b *testing.B, l *lab, path string) map[string]float64 {
 		return talkOnce(b, l, path, serve, ask, rounds)

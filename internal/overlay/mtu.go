@@ -15,10 +15,10 @@ const (
 	largestMTU      = 65520
 )
 
-// MTU returns the size of the largest packet that fits into one datagram to
-// each of the hosts, in bytes: what the interfaces and routes of this host say
-// of the way there, less what the overlay adds. It must be called in the
-// network namespace of the host.
+// MTU returns the size of the largest packet, in bytes, that fits into one
+// datagram to each of the hosts. It uses the MTU of this host's interfaces and
+// routes, less the headers of the overlay, and must be called in the host's
+// network namespace.
 func MTU(hosts []netip.Addr) (int, error) {
 	mtu := largestMTU
 	for _, host := range hosts {
@@ -34,12 +34,12 @@ func MTU(hosts []netip.Addr) (int, error) {
 	}
 	const least = 1280 // IPv6 wants it; nothing runs well with less
 	if mtu < least {
-		return 0, fmt.Errorf("find the MTU between nodes: %d is left of the hosts' network, but %d are needed", mtu, least)
+		return 0, fmt.Errorf("find the MTU between nodes: the hosts' network leaves %d bytes, but %d are needed", mtu, least)
 	}
 	return mtu, nil
 }
 
-// pathMTU asks the kernel, without a packet.
+// pathMTU returns the kernel's MTU towards a host, without sending a packet.
 func pathMTU(host netip.Addr) (mtu int, err error) {
 	host = host.Unmap()
 	conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(host, 9)))
@@ -65,16 +65,16 @@ func pathMTU(host netip.Addr) (mtu int, err error) {
 	return mtu, nil
 }
 
-// MaxSuperPacket is the size, for gso_max_size of every interface on the way
-// of pods' packets, with which a packet that is cut for the MTU fits into one
-// train of datagrams, so that it arrives as one. A larger one arrives as two.
+// MaxSuperPacket returns the gso_max_size, in bytes, for the interfaces that
+// pods' packets pass. A packet of this size, segmented for the MTU, fits into one
+// GSO batch and arrives as one packet. A larger one arrives as two.
 func MaxSuperPacket(mtu int) int {
 	const tcpHeaders = 20 + 20 + 12
 	segment := mtu - tcpHeaders
 	if segment <= 0 {
 		return maxPacket
 	}
-	segments := min(maxTrain, maxUDPPayload/(mtu+wireLen))
+	segments := min(maxSegmentsPerBatch, maxUDPPayload/(mtu+wireLen))
 	if segments < 2 {
 		return maxPacket
 	}

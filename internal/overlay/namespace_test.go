@@ -24,7 +24,8 @@ func newNamespace(t testing.TB) *namespace {
 	return enterNamespace(t, func() error { return unix.Unshare(unix.CLONE_NEWNET) })
 }
 
-// enterNamespace starts the thread, which enter brings where it is to be.
+// enterNamespace starts the thread and calls enter on it, which must enter the
+// namespace.
 func enterNamespace(t testing.TB, enter func() error) *namespace {
 	t.Helper()
 	n := &namespace{work: make(chan func())}
@@ -55,7 +56,7 @@ func (n *namespace) do(f func()) {
 	<-finished
 }
 
-// try does f in the namespace, and fails the test on its error.
+// try calls f in the namespace, and fails the test on an error.
 func (n *namespace) try(t testing.TB, f func() error) {
 	t.Helper()
 	var err error
@@ -103,7 +104,7 @@ func setEthtool(name string, what, value uint32) error {
 	return nil
 }
 
-// limitRate slows an interface down to so many bytes per second.
+// limitRate limits an interface to a rate, in bytes per second.
 func limitRate(name string, rate uint64) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -18,43 +18,45 @@ import (
 
 // Node is a member of the cluster as the overlay sees it.
 type Node struct {
-	// Name is for messages.
+	// Name identifies the node in messages.
 	Name string
-	// Endpoints are its sockets on the hosts' network. Whoever sends to it
-	// takes the one of the queue, so that flows spread over its cores. A node
-	// without any is known, but not reached.
+	// Endpoints holds the node's UDP sockets on the hosts' network. A sender
+	// uses the endpoint with its queue's index, so that flows spread over the
+	// cores of the receiver. A node without endpoints is unreachable
+	// over UDP.
 	Endpoints []netip.AddrPort
-	// Prefixes are its addresses, those of its pods included. A packet goes
-	// to the node with the longest prefix that holds its destination.
+	// Prefixes holds the addresses of the node and its pods. A packet goes to
+	// the node with the longest matching prefix.
 	Prefixes []netip.Prefix
-	// Stream is where its Listener is on the hosts' network; the zero value
-	// where it has none.
+	// Stream is the address of the node's Listener on the hosts' network, or
+	// the zero value if it has none.
 	Stream netip.AddrPort
 }
 
-// Config says what is connected with what.
+// Config configures an Overlay.
 type Config struct {
-	// Queues are of one TUN device with IFF_NO_PI and IFF_VNET_HDR, as
-	// linux.OpenTUNQueues makes them, and Conns as many bound sockets, in
-	// whatever network namespace they were made. Nobody else may read them. New
-	// takes them over and closes them: who needs them longer keeps duplicates.
+	// Queues holds the queues of one TUN device with IFF_NO_PI and
+	// IFF_VNET_HDR, as returned by linux.OpenTUNQueues, and Conns one bound
+	// socket for each queue. They may belong to different network namespaces.
+	// Nothing else may read from them. New closes them after it has duplicated
+	// them; a caller that needs them longer keeps its own duplicates.
 	Queues []*os.File
 	Conns  []*net.UDPConn
-	// Carrier is how packets travel; all nodes must agree. Listener, which is
-	// closed at the end of Run, takes the streams of other nodes: without, no
-	// packet comes over TCP. With CarrierUDP it is not used.
+	// Carrier selects the transport; all nodes must use the same. Listener
+	// accepts the streams of other nodes; without it, no packet arrives over
+	// TCP. Run closes it. CarrierUDP does not use it.
 	Carrier  Carrier
 	Listener *net.TCPListener
-	// Dial connects to the Listener of another node; nil means what net.Dialer
-	// does. Tests dial in other network namespaces.
+	// Dial connects to the Listener of another node. nil selects net.Dialer.
+	// Tests dial in other network namespaces.
 	Dial func(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error)
-	// Key is the secret of the job, at least 16 bytes, the same on all nodes.
+	// Key is the secret of the job, at least 16 bytes, equal on all nodes.
 	Key []byte
-	// Nodes are all nodes, in the same order on each; Self is this one's
-	// index. The Endpoints of the node itself are not used.
+	// Nodes holds all nodes, in the same order on every node, and Self the
+	// index of this node. This node's own Endpoints are not used.
 	Nodes []Node
 	Self  int
-	// Log gets problems that repeat at level debug.
+	// Log receives problems, repeated ones at level debug.
 	Log *slog.Logger
 }
 
@@ -87,7 +89,7 @@ func (c Config) Validate() error {
 	return errors.Join(problems...)
 }
 
-// Overlay is one node's part.
+// Overlay carries the packets of one node.
 type Overlay struct {
 	key     []byte
 	self    int
@@ -100,13 +102,13 @@ type Overlay struct {
 	counts  []counts
 	prober  *prober
 	tables  atomic.Pointer[table]
-	nodes   sync.Mutex // held while the table is replaced
+	nodes   sync.Mutex // serializes replacements of the table
 	ending  atomic.Bool
 }
 
-// New prepares an overlay, for which Run must be called. Nothing is carried
-// before. It must be called in the network namespace of the sockets, as
-// SetNodes.
+// New prepares an overlay, which carries packets once Run is called. New and
+// SetNodes must be called in the network namespace of the sockets, because they
+// look up path MTUs there.
 func New(config Config) (_ *Overlay, err error) {
 	if err := config.Validate(); err != nil {
 		return nil, fmt.Errorf("check overlay configuration: %w", err)
@@ -157,9 +159,9 @@ func (o *Overlay) close() {
 	}
 }
 
-// SetNodes replaces the nodes: one may have come back at another address. The
-// indices of those that stay, and of the node itself, must be the same. It may
-// be called at any time.
+// SetNodes replaces the list of nodes, for example after a node has returned at
+// another address. Nodes that stay keep their indices, and so does this node. It
+// may be called at any time.
 func (o *Overlay) SetNodes(nodes []Node) error {
 	if o.self >= len(nodes) {
 		return fmt.Errorf("set nodes of the overlay: node %d is none of %d", o.self, len(nodes))
@@ -173,13 +175,14 @@ func (o *Overlay) SetNodes(nodes []Node) error {
 	o.tables.Store(t)
 	select {
 	case o.prober.kicks <- nil:
-	default: // It has other reasons to look.
+	default: // a pending kick makes it load the new table, too
 	}
 	return nil
 }
 
-// Run carries packets until ctx ends (nil), or a device or socket fails. It
-// can be called once. When it returns, no goroutine of it is left.
+// Run carries packets until ctx ends, and then returns nil. It returns an error
+// if a device or socket fails. It can be called once. When it returns, all its
+// goroutines have ended.
 func (o *Overlay) Run(ctx context.Context) error {
 	defer o.close()
 	end, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)

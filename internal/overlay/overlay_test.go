@@ -37,7 +37,7 @@ func sendTCP(t testing.TB, from *member, to string, data []byte) {
 	}
 }
 
-// echoUDP sends a datagram until it comes back.
+// echoUDP sends a datagram repeatedly until its echo arrives.
 func echoUDP(t testing.TB, from *member, to string, data []byte) {
 	t.Helper()
 	conn := from.dial(t, "udp", to)
@@ -157,8 +157,8 @@ func TestSuperPacketsStayWhole(t *testing.T) {
 	}
 }
 
-// TestSuperDatagramsStayWhole sends many datagrams in one call: each arrives,
-// and the overlay carries few packets.
+// TestSuperDatagramsStayWhole sends many datagrams in one call. All arrive, and the
+// overlay carries few packets.
 func TestSuperDatagramsStayWhole(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500}, offloads: true})
 	from, to := l.members[0], l.members[1]

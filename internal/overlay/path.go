@@ -9,31 +9,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// path is the way from one queue of this node to a peer. The prober finds out
-// what gets through; the queue's goroutine only looks at sending.
+// path leads from one queue of this node to a peer. The prober determines how
+// packets get through. The queue's goroutine only reads sending.
 type path struct {
 	peer     *peer
 	queue    int
-	endpoint netip.AddrPort // the zero value where the peer takes no datagrams
+	endpoint netip.AddrPort // the zero value if the peer accepts no datagrams
 	sockaddr unix.RawSockaddrInet6
-	// full is the largest datagram that this host's interface and routes
-	// promise to carry.
+	// full is the size of the largest datagram that this host's interface and
+	// routes should carry, in bytes.
 	full    int
 	sending atomic.Pointer[sending]
 	probing
 }
 
-// sending is how packets go at this moment: in datagrams of at most limit
-// bytes, or in a stream where there is one.
+// sending selects the current transport: datagrams of at most limit bytes, or
+// the stream if it is not nil.
 type sending struct {
 	*session
 	limit  int
 	stream *stream
 }
 
-// leastLimit is the size of datagram that must get through, or UDP does not: it
-// leaves room for IPv6, which has no smaller MTU than 1280.
-const leastLimit = 1200
+// minDatagram is the smallest size of datagram that makes UDP usable, in bytes.
+// It fits into IPv6's minimum MTU of 1280.
+const minDatagram = 1200
 
 func newPath(to *peer, queue int, ipv6 bool) *path {
 	p := &path{peer: to, queue: queue}
@@ -48,30 +48,31 @@ func newPath(to *peer, queue int, ipv6 bool) *path {
 	return p
 }
 
-// largestDatagram is the size of UDP payload for which the host's interface
-// and routes have room.
+// largestDatagram returns the largest UDP payload, in bytes, that fits the MTU of
+// the host's interface and routes.
 func largestDatagram(host netip.Addr) int {
 	outer, err := pathMTU(host)
 	if err != nil {
-		outer = 1500 // There is no way now; the usual one may come.
+		outer = 1500 // no route yet; assume the usual MTU
 	}
 	if host.Unmap().Is4() {
-		return max(leastLimit, min(outer-ipv4UDPOverhead, maxUDPPayload))
+		return max(minDatagram, min(outer-ipv4UDPOverhead, maxUDPPayload))
 	}
-	return max(leastLimit, min(outer-ipv6UDPOverhead, maxUDPPayload))
+	return max(minDatagram, min(outer-ipv6UDPOverhead, maxUDPPayload))
 }
 
-// Path is a way to another node, for people to look at.
+// Path describes the state of a path, for display.
 type Path struct {
 	Node  string
 	Queue int
-	// Carrier is "udp" or "tcp", or empty where nothing gets through.
+	// Carrier is "udp" or "tcp", or empty if nothing gets through.
 	Carrier string
-	// Datagram is the largest that gets through, in bytes of UDP payload.
+	// Datagram is the size of the largest datagram that gets through, in bytes
+	// of UDP payload.
 	Datagram int
 }
 
-// Paths tells how packets go to the other nodes at this moment.
+// Paths returns the current state of the paths to the other nodes.
 func (o *Overlay) Paths() []Path {
 	var all []Path
 	for _, to := range o.tables.Load().peers {

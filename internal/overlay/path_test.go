@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// throughLink is a lab of two nodes between which all datagrams take the link.
+// throughLink returns a lab of two nodes whose datagrams all pass the link.
 func throughLink(t *testing.T, link *badLink, config labConfig) *lab {
 	t.Helper()
 	config.through = func(l *lab) {
@@ -36,7 +36,7 @@ func (l *lab) awaitPaths() {
 	}
 }
 
-// isBy tells whether all paths of all nodes take the carrier.
+// isBy reports whether all paths of all nodes use the carrier.
 func (l *lab) isBy(carrier string) func() bool {
 	return func() bool {
 		for _, m := range l.members {
@@ -67,7 +67,7 @@ func TestTCPWhereUDPDoesNotGetThrough(t *testing.T) {
 	testutil.Eventually(t, "packets take UDP again", l.isBy("udp"))
 	sendTCP(t, a, b.serveTCP(t, b.nodeAddr), noise(1_000_001))
 
-	// A flow that is under way goes on when UDP stops getting through.
+	// An open connection survives when UDP stops getting through.
 	address := b.serveTCP(t, b.nodeAddr)
 	conn := a.dial(t, "tcp", address)
 	if _, err := conn.Write(noise(100_000)); err != nil {
@@ -114,14 +114,14 @@ func TestNarrowerPathThatDoesNotSaySo(t *testing.T) {
 					echoUDP(t, a, udp, noise(size))
 				}
 			}
-			if c := a.overlay.Counters(); c.Pieced == 0 {
-				t.Errorf("no packet went in pieces: %+v", c)
+			if c := a.overlay.Counters(); c.Fragmented == 0 {
+				t.Errorf("no packet was fragmented: %+v", c)
 			}
 		})
 	}
 }
 
-// narrowest is the smallest limit of all paths.
+// narrowest returns the smallest limit of all paths.
 func narrowest(l *lab) int {
 	least := maxUDPPayload
 	for _, m := range l.members {
@@ -143,8 +143,8 @@ func TestPathThatBecomesNarrower(t *testing.T) {
 	echoUDP(t, a, b.serveUDP(t, b.nodeAddr), noise(8000))
 }
 
-// TestStreamsOfStrangersEnd: who does not prove to be a node at its address is
-// not heard, and counted.
+// TestStreamsOfStrangersEnd opens streams that do not authenticate as the node at
+// their address. They are closed and counted.
 func TestStreamsOfStrangersEnd(t *testing.T) {
 	l := newLab(t, labConfig{mtus: []int{1500, 1500, 1500}, offloads: true, carrier: CarrierTCP, streams: true})
 	target, peer, other := l.members[0], l.members[1], l.members[2]

@@ -8,77 +8,77 @@ import (
 	"time"
 )
 
-// When the prober asks. A lost answer costs some asking and nothing else; five
-// rounds without any mean that UDP does not get through.
+// Timing of the prober. A lost answer only costs another hello. After five
+// consecutive rounds without an answer, UDP counts as blocked.
 const (
-	firstWait   = 20 * time.Millisecond // doubles until
-	mostWait    = time.Second
-	answerWait  = 250 * time.Millisecond
-	quietWait   = 3 * time.Second
-	roundsLost  = 5
-	narrowRound = 2               // so many volleys must agree that a path is narrower
-	widenEvery  = 20              // quiet rounds: the path may carry more again
-	streamAfter = 3               // unanswered rounds from the start until TCP is tried
-	streamWait  = 2 * time.Second // between attempts to connect
-	backAfter   = 3               // answered rounds until UDP is taken again
-	tick        = 10 * time.Millisecond
-	// What is due so soon is done at once, so that a node that has nothing to
-	// do wakes up once for all its paths.
+	minProbeWait      = 20 * time.Millisecond // doubles up to maxProbeWait
+	maxProbeWait      = time.Second
+	answerTimeout     = 250 * time.Millisecond
+	idleProbeInterval = 3 * time.Second
+	roundsLost        = 5
+	narrowRound       = 2               // volleys that must agree that a path is narrower
+	widenEvery        = 20              // quiet rounds: the path may carry more again
+	streamAfter       = 3               // unanswered rounds from the start until TCP is tried
+	dialInterval      = 2 * time.Second // between attempts to connect
+	returnAfter       = 3               // answered rounds until UDP is taken again
+	tick              = 10 * time.Millisecond
+	// A path whose round is due within together is probed at once, so that an
+	// idle node wakes up once for all its paths.
 	together = 5 * time.Millisecond
 	idleTick = 250 * time.Millisecond
-	// warnAfter is how long UDP gets no answer until people hear of it. On a busy
-	// machine a node may be a second later than another.
+	// warnAfter is the time without an answer after which a warning is logged.
+	// On a busy machine one node may start a second later than another.
 	warnAfter = 3 * time.Second
 )
 
-// rungs are the sizes of datagram that are tried where the largest does not
-// get through: for each usual MTU what it leaves with IPv6.
-var rungs = [...]int{8952, 8852, 7952, 4422, 4044, 1996, 1452, 1444, 1402, 1372, 1322, 1272, 1232, leastLimit}
+// probeSizes holds the sizes of datagram to try when the largest does not get
+// through: the UDP payload over IPv6 for each common MTU.
+var probeSizes = [...]int{8952, 8852, 7952, 4422, 4044, 1996, 1452, 1444, 1402, 1372, 1322, 1272, 1232, minDatagram}
 
-// probing is what the prober knows of a path; it is the prober's alone.
+// probing is the prober's state of a path. Only the prober's goroutine uses it.
 type probing struct {
 	generation uint64
 	nonce      nonce
 	sequence   uint32
 	session    *session
-	instance   nonce // of the receiver that the session is with
+	instance   nonce // the receiver of the session
 
-	limit    int       // what gets through; 0 where nothing does
-	due      time.Time // for the next round
-	wait     time.Duration
-	oldest   uint32    // sequence, of the round's first hello
-	asked    int       // the largest size of the round
-	heard    int       // the largest size that was answered in the round
-	volley   bool      // many sizes are asked for
-	narrower int       // volleys that agreed
-	silent   int       // rounds without an answer
-	since    time.Time // of the first of them; zero without any
-	warned   bool      // of this silence
-	answered int       // rounds with one, since the last without
-	quiet    int
+	limit        int       // the size that gets through; 0 if none does
+	due          time.Time // time of the next round
+	wait         time.Duration
+	oldest       uint32    // sequence of the first hello that counts
+	askedSize    int       // the largest size of the current round
+	answeredSize int       // the largest answered size of the current round
+	volley       bool      // the round probes many sizes
+	narrower     int       // consecutive volleys with a smaller size
+	silent       int       // consecutive rounds without an answer
+	since        time.Time // start of the silence; zero without one
+	warned       bool      // the silence was logged
+	answered     int       // consecutive rounds with an answer
+	quiet        int
 
-	stream   *stream
-	dialling bool
-	dialDue  time.Time
-	told     string // the carrier that was logged
+	stream        *stream
+	dialling      bool
+	dialDue       time.Time
+	loggedCarrier string // the carrier that was logged
 }
 
-// answer is what came back on a path.
+// answer is an answer to a hello of a path.
 type answer struct {
 	from  *peer
 	queue int
 	control
 }
 
-// prober finds out for each path which datagrams get through, and what is to
-// be done where none do. It agrees with the receivers on sessions on the way.
+// prober determines for each path the largest datagram that gets through, and
+// opens a stream where none does. Its hellos also establish the sessions.
 type prober struct {
 	overlay *Overlay
 	log     *slog.Logger
 	carrier Carrier
 	hello   []byte
-	// answers come from the receivers, kicks say that a peer has just begun to
-	// talk, and ends that a stream is up or down.
+	// answers come from the receivers. A kick reports that a peer has just sent
+	// its first hello, and an event of streams that a stream is up or down.
 	answers chan answer
 	kicks   chan *peer
 	streams chan streamEvent
@@ -105,17 +105,17 @@ func (p *prober) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case a := <-p.answers:
-			p.hear(a, time.Now())
+			p.handleAnswer(a, time.Now())
 		case to := <-p.kicks:
-			if to != nil { // or the nodes have changed
+			if to != nil { // nil if the nodes have changed
 				p.kick(to)
 			}
 		case event := <-p.streams:
-			p.hearStream(event, time.Now())
+			p.handleStreamEvent(event, time.Now())
 		case <-timer.C:
 		}
 		now := time.Now()
-		next := now.Add(quietWait)
+		next := now.Add(idleProbeInterval)
 		for _, one := range p.paths() {
 			if one.due.Before(now.Add(together)) {
 				p.round(ctx, one, now)
@@ -126,8 +126,8 @@ func (p *prober) run(ctx context.Context) error {
 	}
 }
 
-// paths are those of the table of this moment. A path that is in none any more
-// is forgotten, with its stream.
+// paths returns the paths of the current table. It closes the streams of paths
+// that are no longer in the table.
 func (p *prober) paths() []*path {
 	current := p.overlay.tables.Load()
 	if current != p.known {
@@ -159,72 +159,72 @@ func (p *prober) forget(current *table) {
 	}
 }
 
-// kick has the paths to a peer asked at once.
+// kick schedules a round for the paths to a peer at once.
 func (p *prober) kick(to *peer) {
 	for _, one := range to.paths {
-		// What was asked had no time to be answered.
-		one.due, one.wait, one.asked = time.Time{}, 0, 0
+		// The current round had no time to be answered; judge ignores it.
+		one.due, one.wait, one.askedSize = time.Time{}, 0, 0
 	}
 }
 
-// round judges what was asked last and asks again.
+// round judges the previous round of a path and starts the next.
 func (p *prober) round(ctx context.Context, one *path, now time.Time) {
-	if !p.mayDatagrams(one) {
-		p.wantStream(ctx, one, now)
+	if !p.triesDatagrams(one) {
+		p.ensureStream(ctx, one, now)
 		if one.stream != nil {
 			one.since, one.warned = time.Time{}, false
-			one.due = now.Add(quietWait)
+			one.due = now.Add(idleProbeInterval)
 			return
 		}
-		p.beSilent(one, now)
+		p.noteSilence(one, now)
 		one.due = now.Add(idleTick)
 		return
 	}
 	p.judge(one, now)
 	if one.limit == 0 && one.silent >= streamAfter && p.carrier == CarrierAuto {
-		p.wantStream(ctx, one, now)
+		p.ensureStream(ctx, one, now)
 	}
 	if one.limit > 0 {
-		// Before anything gets through, a late answer is as good as any.
+		// Until the first answer, answers to earlier rounds count, too.
 		one.oldest = one.sequence
 	}
-	one.asked, one.heard = 0, 0
+	one.askedSize, one.answeredSize = 0, 0
 	switch {
 	case one.limit == 0:
-		p.ask(one, leastLimit)
+		p.ask(one, minDatagram)
 		p.ask(one, one.full)
-		one.wait = min(max(firstWait, 2*one.wait), mostWait)
+		one.wait = min(max(minProbeWait, 2*one.wait), maxProbeWait)
 		one.due = now.Add(one.wait)
 	case one.volley:
-		for _, size := range rungs {
+		for _, size := range probeSizes {
 			if size < one.full {
 				p.ask(one, size)
 			}
 		}
 		p.ask(one, one.full)
-		one.due = now.Add(answerWait)
+		one.due = now.Add(answerTimeout)
 	default:
 		p.ask(one, one.limit)
-		// Unless something is heard, which sets another time.
-		one.due = now.Add(answerWait)
+		// An answer sets a later time.
+		one.due = now.Add(answerTimeout)
 	}
 }
 
-// mayDatagrams tells whether UDP is to be tried at all.
-func (p *prober) mayDatagrams(one *path) bool {
+// triesDatagrams reports whether a path may use UDP.
+func (p *prober) triesDatagrams(one *path) bool {
 	return p.carrier != CarrierTCP && one.endpoint.IsValid()
 }
 
-// judge draws conclusions from the round that ends.
+// judge evaluates the answers of the round that ends.
 func (p *prober) judge(one *path, now time.Time) {
-	if one.asked == 0 {
+	if one.askedSize == 0 {
 		return
 	}
-	if one.heard == 0 {
+	if one.answeredSize == 0 {
 		one.silent++
 		one.answered = 0
 		one.volley = one.limit > 0
-		p.beSilent(one, now)
+		p.noteSilence(one, now)
 		if one.silent == roundsLost && one.limit > 0 {
 			one.limit, one.wait = 0, 0
 		}
@@ -234,25 +234,25 @@ func (p *prober) judge(one *path, now time.Time) {
 	one.silent, one.since, one.warned = 0, time.Time{}, false
 	one.answered++
 	switch {
-	case one.heard < one.limit && one.volley:
+	case one.answeredSize < one.limit && one.volley:
 		if one.narrower++; one.narrower >= narrowRound {
-			p.log.Warn("a network between the nodes carries smaller packets only, and does not say so", "node", one.peer.name, "bytes", one.heard, "promised", one.limit)
-			one.limit, one.narrower = one.heard, 0
+			p.log.Warn("the network to a node drops packets that fit its MTU; sending smaller ones", "node", one.peer.name, "bytes", one.answeredSize, "expected", one.limit)
+			one.limit, one.narrower = one.answeredSize, 0
 		}
-	case one.heard < one.limit:
+	case one.answeredSize < one.limit:
 		one.volley = true
 	default:
 		one.narrower = 0
 		one.quiet++
-		// Most paths carry what their ends promise; the first volley says of
-		// the others what they do.
+		// Most paths carry the full size. For the others, the first volley
+		// finds a larger size than the minimum.
 		one.volley = one.limit < one.full && (one.quiet == 1 || one.quiet%widenEvery == 0)
 	}
 	p.choose(one)
 }
 
-// beSilent warns of a path that has been without an answer for long.
-func (p *prober) beSilent(one *path, now time.Time) {
+// noteSilence warns once when a path has had no answer for warnAfter.
+func (p *prober) noteSilence(one *path, now time.Time) {
 	if one.since.IsZero() {
 		one.since = now
 	}
@@ -260,33 +260,33 @@ func (p *prober) beSilent(one *path, now time.Time) {
 		return
 	}
 	one.warned = true
-	text := "UDP does not get through to a node; packets take TCP, which is slower. Let the ports of --port-range pass between the nodes"
+	text := "UDP does not get through to a node; packets take TCP, which is slower. Allow the ports of --port-range between the nodes"
 	if one.stream == nil {
-		text = "no packet gets through to a node. If it is up, let the ports of --port-range pass between the nodes, or choose one network with --interface"
+		text = "no packet gets through to a node. If it is up, allow the ports of --port-range between the nodes, or choose one network with --interface"
 	}
 	p.log.Warn(text, "node", one.peer.name, "queue", one.queue, "endpoint", one.endpoint)
 }
 
-// ask sends a hello of the size.
+// ask sends a hello of the size, in bytes.
 func (p *prober) ask(one *path, size int) {
 	c := control{kind: kindHello, generation: one.generation, nonce: one.nonce, sequence: one.sequence, from: uint32(p.overlay.self)}
 	one.sequence++
-	one.asked = max(one.asked, size)
+	one.askedSize = max(one.askedSize, size)
 	c.encode(one.peer.asking, p.hello)
 	p.overlay.queues[one.queue].sendControl(p.hello[:size], &one.sockaddr)
 }
 
-// hear takes an answer in.
-func (p *prober) hear(a answer, now time.Time) {
+// handleAnswer updates the path that an answer belongs to.
+func (p *prober) handleAnswer(a answer, now time.Time) {
 	if a.queue >= len(a.from.paths) {
 		return
 	}
 	one := a.from.paths[a.queue]
 	if a.nonce != one.nonce || a.sequence-one.oldest >= one.sequence-one.oldest {
-		return // of an earlier round, or played back
+		return // of an earlier round, or replayed
 	}
 	if a.generation > one.generation {
-		// The receiver remembers a later one: this host's clock went back.
+		// The receiver knows a later generation: this host's clock went back.
 		one.generation = a.generation + 1
 		rand.Read(one.nonce[:])
 		one.due, one.session = time.Time{}, nil
@@ -301,18 +301,18 @@ func (p *prober) hear(a answer, now time.Time) {
 		}
 		one.session, one.instance = fresh, a.instance
 	}
-	one.heard = max(one.heard, int(a.size))
-	if one.heard > one.limit {
-		one.limit = one.heard
+	one.answeredSize = max(one.answeredSize, int(a.size))
+	if one.answeredSize > one.limit {
+		one.limit = one.answeredSize
 	}
 	one.wait = 0
-	if one.heard >= one.asked {
-		one.due = now.Add(quietWait)
+	if one.answeredSize >= one.askedSize {
+		one.due = now.Add(idleProbeInterval)
 		if one.sending.Load() != nil && one.sending.Load().stream != nil {
-			one.due = now.Add(answerWait)
+			one.due = now.Add(answerTimeout)
 		}
 	} else {
-		one.due = minTime(one.due, now.Add(answerWait))
+		one.due = minTime(one.due, now.Add(answerTimeout))
 	}
 	p.choose(one)
 }
@@ -324,31 +324,31 @@ func minTime(a, b time.Time) time.Time {
 	return b
 }
 
-// choose lets packets go by what is known to get through.
+// choose selects the transport of a path from the results of its rounds.
 func (p *prober) choose(one *path) {
 	current := one.sending.Load()
 	switch {
-	case one.limit > 0 && one.session != nil && (current == nil || current.stream == nil || one.stream == nil || one.answered >= backAfter):
+	case one.limit > 0 && one.session != nil && (current == nil || current.stream == nil || one.stream == nil || one.answered >= returnAfter):
 		if current == nil || current.stream != nil || current.session != one.session || current.limit != one.limit {
 			one.sending.Store(&sending{session: one.session, limit: one.limit})
 		}
-		p.tell(one, "udp")
-		if one.stream != nil && one.answered >= backAfter {
+		p.logCarrier(one, "udp")
+		if one.stream != nil && one.answered >= returnAfter {
 			one.stream.close()
 			one.stream = nil
 		}
-	case one.stream != nil && (one.silent >= roundsLost || !p.mayDatagrams(one)):
+	case one.stream != nil && (one.silent >= roundsLost || !p.triesDatagrams(one)):
 		if current == nil || current.stream != one.stream {
 			one.sending.Store(&sending{stream: one.stream})
 		}
-		p.tell(one, "tcp")
+		p.logCarrier(one, "tcp")
 	}
 }
 
-// tell logs another carrier.
-func (p *prober) tell(one *path, carrier string) {
-	before := one.told
-	one.told = carrier
+// logCarrier logs a change of the carrier.
+func (p *prober) logCarrier(one *path, carrier string) {
+	before := one.loggedCarrier
+	one.loggedCarrier = carrier
 	switch {
 	case before == carrier || before == "" && carrier == "udp":
 	case carrier == "udp":

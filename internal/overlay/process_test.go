@@ -22,9 +22,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// For measurements each node's overlay is a process of its own, as it is in a
-// job, and so is each program that talks: the test binary, started again with
-// one of these in its environment.
+// For measurements each node's overlay is a separate process, as in a job, and so
+// is each program that sends or receives. They are the test binary with one of
+// these variables in its environment.
 const (
 	asRole     = "BERTH_OVERLAY_TEST_ROLE"
 	profiled   = "BERTH_OVERLAY_PROFILE" // a folder for profiles of overlays
@@ -125,8 +125,8 @@ func carryUntilEnd() error {
 	return err
 }
 
-// carryElsewhere runs the overlay of a member in a process of its own, on the
-// cores of its namespace's thread.
+// carryElsewhere runs the overlay of a member in a separate process, on the cores
+// of its namespace's thread.
 func (m *member) carryElsewhere(t testing.TB, self int, nodes []Node) {
 	t.Helper()
 	config, err := json.Marshal(told{Nodes: nodes, Self: self, Queues: len(m.tuns), Carrier: m.carrier, Streams: m.listener != nil})
@@ -174,8 +174,8 @@ func (m *member) role(role string, env ...string) *exec.Cmd {
 	return command
 }
 
-// The programs below call the kernel directly, each thread waiting in it, so
-// that the runtime's poller is no part of what is measured.
+// The programs below use blocking system calls, so that the measurement does not
+// include Go's poller.
 
 func rawTCP(address string) (int, netip.AddrPort, error) {
 	to, err := netip.ParseAddrPort(address)
@@ -189,7 +189,7 @@ func rawTCP(address string) (int, netip.AddrPort, error) {
 	return fd, to, unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
 }
 
-// rawListen prints where it listens.
+// rawListen prints the address that it listens on.
 func rawListen(address string) (int, error) {
 	fd, at, err := rawTCP(address)
 	if err != nil {
@@ -248,7 +248,7 @@ func connectOften(address string, rounds int) error {
 			return err
 		}
 		if round == rounds {
-			break // says that it was the last
+			break // marks the last connection
 		}
 		if _, err := unix.Write(fd, buffer); err != nil {
 			return err
@@ -320,7 +320,7 @@ func askBytes(address string, rounds int) error {
 	return printTimes(times)
 }
 
-// pin has everything that starts in the namespaces of a member run on one core.
+// pin restricts programs started in the namespaces of a member to one core.
 func (m *member) pin(t testing.TB, core int) {
 	t.Helper()
 	var set unix.CPUSet

@@ -15,38 +15,38 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// errDeviceGone says that the device was removed, or its namespace ended.
+// errDeviceGone reports that the device was removed, or its namespace ended.
 var errDeviceGone = errors.New("the device was removed, or its network namespace ended")
 
-// A batch ends with the packet that makes it this large: a packet of 64 KiB
-// is sent while it is in the processor's cache, and small ones many at once.
 const (
+	// A batch is flushed once it has batchBytes. A packet of 64 KiB is sent
+	// while it is still in the processor's cache; small packets share a flush.
 	batchBytes = 1 << 16
-	// allOffloads are what the queues can cope with.
-	allOffloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | unix.TUN_F_USO4 | unix.TUN_F_USO6
+	// wantedOffloads lists the offloads that the queues support.
+	wantedOffloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN | unix.TUN_F_USO4 | unix.TUN_F_USO6
 
 	maxFrame = linux.VnetHeaderLen + maxPacket
-	// room is how many bytes are put before a frame.
-	room = atVnet
+	// headroom is the free space before a frame, in bytes, for the wire header.
+	headroom = atVnet
 )
 
-// queue is one queue of the device with its socket. Two threads serve it, one
-// for each direction. They wait in poll(2) and not in Go's poller: a packet
-// then wakes one thread, and not one that wakes another.
+// queue is one queue of the device and its socket. Two threads serve it, one
+// for each direction. They wait in poll(2) instead of Go's poller, so that a
+// packet wakes the thread that handles it, and not a thread that wakes another.
 type queue struct {
 	index  int
-	name   string // of the device's file
+	name   string // the device's file name
 	log    *slog.Logger
 	counts *counts
 	tables *atomic.Pointer[table]
 	prober *prober
 	key    []byte
 	self   int
-	single bool // the device takes no super-packets of UDP
+	single bool // the device accepts no UDP super-packets
 
-	// The descriptors of the device and of the socket, and one that becomes
-	// readable when all is to end. Go's poller does not know them: it would
-	// wake a thread of its own for each packet, whoever waits for it.
+	// device and socket are descriptors; end becomes readable when Run ends.
+	// They are not registered with Go's poller, which would wake another
+	// thread for every packet.
 	device, socket, end int
 }
 
@@ -78,9 +78,9 @@ func newQueue(index int, config Config, o *Overlay) (*queue, error) {
 	if q.device, err = duplicate(file); err != nil {
 		return nil, fmt.Errorf("use %s: %w", file.Name(), err)
 	}
-	// With Linux 6.2 super-packets of UDP stay whole, too; it takes both, or
-	// neither. What the device was set to before stays otherwise.
-	q.single = unix.IoctlSetInt(q.device, unix.TUNSETOFFLOAD, allOffloads) != nil
+	// TUN_F_USO4 and TUN_F_USO6 need Linux 6.2, which accepts both or neither.
+	// On failure the device keeps its previous offloads.
+	q.single = unix.IoctlSetInt(q.device, unix.TUNSETOFFLOAD, wantedOffloads) != nil
 	if q.socket, err = duplicate(config.Conns[index]); err != nil {
 		q.close()
 		return nil, fmt.Errorf("use socket %s: %w", config.Conns[index].LocalAddr(), err)
@@ -114,16 +114,16 @@ func duplicate(of syscall.Conn) (fd int, err error) {
 	return fd, nil
 }
 
-// Hold returns a duplicate of a queue or a socket, for a process that keeps it
-// or passes it on and does not use it itself. Go's poller does not know the
-// file. Of one that it knows, it is told each time a packet comes, whoever
-// reads that, and a thread wakes for it: so close the original.
+// Hold returns a duplicate of a queue or a socket for a process that only keeps
+// it or passes it on. The duplicate is not registered with Go's poller. The
+// caller should close the original: the poller is notified of every packet, even
+// if another process reads it, and each notification wakes a thread.
 func Hold(original syscall.Conn) (*os.File, error) {
 	fd, err := duplicate(original)
 	if err != nil {
 		return nil, fmt.Errorf("hold a descriptor of the overlay: %w", err)
 	}
-	// A file is only made known to the poller if it is non-blocking.
+	// os.NewFile registers only non-blocking files with the poller.
 	if err := unix.SetNonblock(fd, false); err != nil {
 		unix.Close(fd)
 		return nil, fmt.Errorf("hold a descriptor of the overlay: %w", err)
@@ -136,28 +136,28 @@ func Hold(original syscall.Conn) (*os.File, error) {
 	return file, nil
 }
 
-// Threads is how many threads of a process carry the packets of so many queues.
-// Whoever calls Run raises GOMAXPROCS by it: while packets come each of them
-// keeps its place in Go's scheduler, which would otherwise be given away and
-// fetched back, with the help of more threads, for every packet.
+// Threads returns the number of threads that carry the packets of the queues.
+// The caller of Run raises GOMAXPROCS by it: each thread keeps its P of Go's
+// scheduler while packets arrive, instead of releasing and acquiring it for
+// every packet.
 func Threads(queues int) int { return 2 * queues }
 
-// A waiter waits for a descriptor, or for the end of all.
+// A waiter waits for a descriptor or for the end of Run.
 type waiter struct {
 	fds     [2]unix.PollFd
 	timeout unix.Timespec
 }
 
-// briefly is how long a thread keeps its place in Go's scheduler while it waits.
-// Without packets it gives it away; the scheduler would interrupt it else.
+// A waiting thread keeps its P for at most briefly, and then releases it before
+// the scheduler preempts it.
 const briefly = time.Millisecond
 
 func newWaiter(fd, end int, events int16) *waiter {
 	return &waiter{fds: [2]unix.PollFd{{Fd: int32(fd), Events: events}, {Fd: int32(end), Events: unix.POLLIN}}}
 }
 
-// wait returns false at the end, and otherwise when there is something or the
-// time is over; less than 0 is for ever.
+// wait returns true when the descriptor is ready or the limit has passed, and
+// false when Run ends. A negative limit means no limit.
 func (w *waiter) wait(limit time.Duration) (bool, error) {
 	first := briefly
 	if limit >= 0 {
@@ -179,13 +179,13 @@ func (w *waiter) wait(limit time.Duration) (bool, error) {
 	return w.fds[1].Revents == 0 || err != nil, nil
 }
 
-// transmit carries what the device hands out until the end (nil).
+// transmit sends the packets of the device until Run ends, and then returns nil.
 func (q *queue) transmit() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	sender := newUDPSender(q)
 	waiter := newWaiter(q.device, q.end, unix.POLLIN)
-	buffer := make([]byte, batchBytes+room+maxFrame)
+	buffer := make([]byte, batchBytes+headroom+maxFrame)
 	acks := new(ackHolder)
 	var known *table
 	used := 0
@@ -204,7 +204,7 @@ func (q *queue) transmit() error {
 			known = t
 		}
 		start := buffer[used:]
-		n, err := linux.Read(q.device, start[room:room+maxFrame])
+		n, err := linux.Read(q.device, start[headroom:headroom+maxFrame])
 		switch {
 		case err == nil && n > 0:
 		case errors.Is(err, unix.EAGAIN):
@@ -226,7 +226,7 @@ func (q *queue) transmit() error {
 		if n <= linux.VnetHeaderLen {
 			continue
 		}
-		packet := start[room+linux.VnetHeaderLen : room+n]
+		packet := start[headroom+linux.VnetHeaderLen : headroom+n]
 		to := known.route(packet)
 		if to == nil {
 			if !isMulticast(packet) {
@@ -234,12 +234,12 @@ func (q *queue) transmit() error {
 			}
 			continue
 		}
-		if n < largestAck && acks.take(to, start[:room+n], sender.send) {
+		if n < largestAck && acks.take(to, start[:headroom+n], sender.send) {
 			continue
 		}
-		sender.send(to, start[:room+n])
-		// The next frame begins where a word does.
-		used += (room + n + 15) &^ 15
+		sender.send(to, start[:headroom+n])
+		// Align the next frame.
+		used += (headroom + n + 15) &^ 15
 		if used >= batchBytes || sender.full() {
 			if err := flush(); err != nil {
 				return err
@@ -251,10 +251,10 @@ func (q *queue) transmit() error {
 	}
 }
 
-// ended tells whether all is to end, for a loop that never waits.
+// ended reports whether Run is ending, for a loop that never waits.
 func (q *queue) ended() bool { return q.prober.overlay.ending.Load() }
 
-// write delivers a packet to the device. Any thread may.
+// write delivers a packet to the device. Any thread may call it.
 func (q *queue) write(vector []unix.Iovec) error {
 	for {
 		err := linux.WriteVector(q.device, vector)

@@ -16,15 +16,14 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// place is an end of a path between the members: where programs run, what they
-// listen at there, and what the other side calls that.
+// place is an end of a path between the members: the namespace of its programs,
+// the address they listen on, and the address that the other side connects to.
 type place struct {
 	*namespace
 	listen, dial netip.AddrPort
 }
 
-// The paths that are measured. Each has a port of its own, because all end in
-// the same host.
+// The measured paths. Each has its own port, because all end in the same host.
 const (
 	bare    = "bare"
 	over    = "overlay"
@@ -49,9 +48,8 @@ func (m *member) place(path string) place {
 	return at(m.rivals[path], r.address, m.hostAddr, r.port)
 }
 
-// rival is a program that connects a network namespace with its host's, as
-// rootless containers use it: what arrives at a port of the host goes to a port
-// in there.
+// rival is a program that connects a rootless network namespace with its host's.
+// It forwards a port of the host to a port in the namespace.
 type rival struct {
 	address netip.Addr // in the namespace
 	port    uint16
@@ -72,8 +70,8 @@ var rivals = map[string]rival{
 	}},
 }
 
-// startRivals gives each member a namespace for every program that is there,
-// and returns their names.
+// startRivals gives each member a namespace for every installed program, and
+// returns the names of the programs.
 func (l *lab) startRivals(b *testing.B) (names []string) {
 	for _, name := range []string{slirp, pasta} {
 		if _, err := exec.LookPath(name); err != nil {
@@ -92,7 +90,7 @@ func (l *lab) startRivals(b *testing.B) (names []string) {
 
 func (m *member) startRival(b *testing.B, name string) {
 	r := rivals[name]
-	// A user namespace of its own, which the program enters, too.
+	// Its own user namespace, which the program enters, too.
 	holder := m.role(holding)
 	namespaces := testutil.NewNamespaces()
 	namespaces.UidMappings[0].HostID, namespaces.GidMappings[0].HostID = 0, 0
@@ -151,7 +149,7 @@ func (m *member) startRival(b *testing.B, name string) {
 	}
 }
 
-// askSlirp has a port of the host forwarded.
+// askSlirp makes slirp4netns forward a port of the host.
 func askSlirp(socket, protocol string, host netip.Addr, r rival) error {
 	conn, err := net.Dial("unix", socket)
 	if err != nil {

@@ -11,32 +11,31 @@ import (
 	"math/bits"
 )
 
-// session is what one direction between two sockets, or a stream, has in
-// common: a secret, from which every datagram gets a tag that proves where it
-// comes from, and a number, so that none is taken twice. The receiver's part
-// of the secret is new each time it starts, and the sender's each time it
-// does: nothing from before fits.
+// session authenticates the datagrams of one direction between two sockets, or
+// of a stream. A tag derived from a shared secret authenticates a datagram, and a
+// number prevents replay. Both sides contribute a nonce to the secret when they
+// start, so that no datagram of an earlier session is accepted.
 //
-// The tag is a Carter-Wegman code: a strongly universal hash of what is
-// covered (multilinear, over words of 64 bits, modulo 2^128), plus a pad that
-// is used once (AES of the number). Forging one succeeds with 2^-64. Covered
-// are the wire header, the length, and the headers of the inner packet: where
-// it comes from and goes to. The payload is as safe as it is without the
-// overlay; covering it too would cost more than all the rest.
+// The tag is a Carter-Wegman code: a strongly universal hash of the covered
+// bytes (multilinear, over words of 64 bits, modulo 2^128), plus a one-time pad
+// (AES of the number). A forgery succeeds with probability 2^-64. The tag covers
+// the wire header, the length, and the headers of the inner packet with its
+// addresses. The payload is as safe as it is without the overlay; covering it
+// would cost more than everything else together.
 type session struct {
 	block cipher.Block
 	keys  [hashWords + 1]hashKey
-	next  uint64 // the sender's; of its goroutine only
+	next  uint64 // the next number; used by the sender's goroutine only
 
-	// A run of pads is made at once: numbers mostly follow each other.
+	// Pads are computed in runs, because most numbers are consecutive.
 	pads      [padRun]uint64
 	padAt     uint64
-	stream    cipher.Stream // of the run that follows pads; nil before there are any
+	stream    cipher.Stream // yields the run after pads; nil before the first
 	keystream [8 * padRun]byte
 
-	// The inner headers that were covered last, with what they add to the
-	// hash: all segments of a packet, and often many packets, have the same.
-	last    [mostCovered]byte
+	// The latest inner headers and their part of the hash. All segments of a
+	// packet, and often many packets, share them.
+	last    [maxCovered]byte
 	lastLen int
 	lastSum hashKey
 }
@@ -44,18 +43,18 @@ type session struct {
 type hashKey struct{ high, low uint64 }
 
 const (
-	// mostCovered is the most of the inner packet, in bytes, that a tag
-	// covers: all headers of a segment have room.
-	mostCovered = 255
-	// wholeCovered is how much of a packet is covered that was not cut: the
-	// headers of IPv6, TCP and its options.
+	// maxCovered is the largest part of the inner packet, in bytes, that a tag
+	// covers. All headers of a segment fit.
+	maxCovered = 255
+	// wholeCovered is the covered part of a packet that was not segmented, in
+	// bytes. The headers of IPv6 and TCP with options fit.
 	wholeCovered = 80
-	hashWords    = wireWords + (mostCovered+7)/8
+	hashWords    = wireWords + (maxCovered+7)/8
 	padRun       = 64
 )
 
-// newSession derives a session from the key of the job. purpose tells it from
-// any other: all of both sides' identity and nonces is in it.
+// newSession derives a session from the key of the job. purpose is unique to the
+// session: it contains the identities and nonces of both sides.
 func newSession(key []byte, purpose string) (*session, error) {
 	secret, err := hkdf.Key(sha256.New, key, nil, purpose, 16+(hashWords+1)*16)
 	if err != nil {
@@ -72,8 +71,8 @@ func newSession(key []byte, purpose string) (*session, error) {
 	return s, nil
 }
 
-// covered is how many bytes of a datagram its tag covers, from the start; the
-// tag itself is left out.
+// covered returns the length of the part of a datagram that its tag covers. The
+// part starts after the tag; the length includes it.
 func covered(datagram []byte) int {
 	if headers := int(datagram[atHeaders]); headers > 0 {
 		return min(len(datagram), wireLen+headers)
@@ -81,8 +80,8 @@ func covered(datagram []byte) int {
 	return min(len(datagram), wireLen+wholeCovered)
 }
 
-// tag returns that of a datagram of length bytes with the number, of which
-// head is the covered part.
+// tag returns the tag of a datagram with the number and length. head is its
+// covered part.
 func (s *session) tag(number uint64, head []byte, length int) uint64 {
 	inner := head[wireLen:]
 	if len(inner) != s.lastLen || !bytes.Equal(inner, s.last[:len(inner)]) {
@@ -95,11 +94,11 @@ func (s *session) tag(number uint64, head []byte, length int) uint64 {
 	return sum.high + s.pad(number)
 }
 
-// The words of the wire header have the first keys but for one, which is the
-// length's.
+// wireWords is the number of 64-bit words of the wire header after the tag. They
+// use the keys after the first, which is for the length.
 const wireWords = (wireLen - tagLen) / 8
 
-// sum is what the inner headers add to the hash.
+// sum returns the part of the hash that covers the inner headers.
 func (s *session) sum(data []byte) (sum hashKey) {
 	keys := s.keys[1+wireWords:]
 	for len(data) >= 8 && len(keys) > 1 {
@@ -122,8 +121,8 @@ func (h *hashKey) add(word uint64, key hashKey) {
 	h.high, _ = bits.Add64(h.high, high+word*key.high, carry)
 }
 
-// pad is the part of a tag that belongs to the number alone: the stream of AES
-// in counter mode, eight bytes for each.
+// pad returns the one-time pad of a number: eight bytes of the key stream of AES
+// in counter mode.
 func (s *session) pad(number uint64) uint64 {
 	if s.stream != nil && number-s.padAt < padRun {
 		return s.pads[number-s.padAt]
@@ -135,7 +134,7 @@ func (s *session) pad(number uint64) uint64 {
 		binary.BigEndian.PutUint64(first[8:], run/2)
 		s.stream = cipher.NewCTR(s.block, first[:])
 	case run != s.padAt+padRun:
-		// From elsewhere, or late: not worth a run.
+		// The number is out of order; a whole run would not pay off.
 		binary.BigEndian.PutUint64(first[8:], number/2)
 		s.block.Encrypt(first[:], first[:])
 		return binary.LittleEndian.Uint64(first[number%2*8:])
@@ -149,15 +148,15 @@ func (s *session) pad(number uint64) uint64 {
 	return s.pads[number-run]
 }
 
-// seal gives the next datagram its number and tag. head is the datagram as far
-// as it is covered, length that of all of it.
+// seal writes the number and tag of the next datagram. head is its covered part,
+// and length the length of the whole datagram.
 func (s *session) seal(head []byte, length int) {
 	binary.BigEndian.PutUint32(head[atNumber:], uint32(s.next))
 	binary.LittleEndian.PutUint64(head, s.tag(s.next, head, length))
 	s.next++
 }
 
-// receiving is the other side of a session.
+// receiving is the receiver's side of a session.
 type receiving struct {
 	*session
 	window window
@@ -172,8 +171,8 @@ const (
 	replayed
 )
 
-// open tells whether a datagram is the peer's and comes for the first time. It
-// returns its whole number. The datagram has a wire header at least.
+// open returns a datagram's full number and reports whether the datagram is
+// authentic and new. The datagram has at least a wire header.
 func (r *receiving) open(datagram []byte) (uint64, verdict) {
 	number := r.window.number(binary.BigEndian.Uint32(datagram[atNumber:]))
 	if r.tag(number, datagram[:covered(datagram)], len(datagram)) != binary.LittleEndian.Uint64(datagram) {
@@ -183,25 +182,27 @@ func (r *receiving) open(datagram []byte) (uint64, verdict) {
 		return number, replayed
 	}
 	if number >= r.padAt+2*padRun {
-		r.stream = nil // a run was lost: go on with this one
+		r.stream = nil // a run was lost; continue with the run of this number
 	}
 	return number, genuine
 }
 
-// window remembers which numbers were seen: all below it count as seen.
+// window is a sliding window of received numbers (RFC 6479). All numbers below
+// the window count as received.
 type window struct {
-	top  uint64 // one more than the largest
+	top  uint64 // the largest number plus one
 	seen [windowWords]uint64
 }
 
-// A window holds what some milliseconds of a fast network can put out of
-// order. The word that top is in is not whole.
+// The window is large enough for some milliseconds of reordering on a fast
+// network. One word less is usable, because the word that contains top is only
+// partly filled.
 const (
 	windowWords = 128
 	windowSize  = (windowWords - 1) * 64
 )
 
-// number is the one nearest to the top that ends like low.
+// number returns the number nearest to top whose lower half is low.
 func (w *window) number(low uint32) uint64 {
 	return w.top + uint64(int64(int32(low-uint32(w.top))))
 }

@@ -16,16 +16,16 @@ func testSession(t testing.TB, purpose string) *session {
 	return s
 }
 
-// TestTagIsTheHashAndThePad computes tags another way: with large numbers, and
-// each pad from a session that has made no other.
+// TestTagIsTheHashAndThePad computes tags in another way: with big integers, and
+// each pad from a fresh session.
 func TestTagIsTheHashAndThePad(t *testing.T) {
 	s := testSession(t, "one")
 	for i := range 300 {
 		number := uint64(i)
 		if i%10 == 9 {
-			number = rand.Uint64() // one from elsewhere
+			number = rand.Uint64() // out of order
 		}
-		head := noise(wireLen + i%(mostCovered+1))
+		head := noise(wireLen + i%(maxCovered+1))
 		head[wireLen-1] = byte(i)
 		sum := new(big.Int)
 		add := func(word uint64, key hashKey) {
@@ -52,8 +52,8 @@ func TestSessionsAreDifferent(t *testing.T) {
 	}
 }
 
-// TestWindow takes numbers in a wild order, each twice, and compares with one
-// that remembers all.
+// TestWindow takes numbers in random order, each twice, and compares the result
+// with a set of all numbers.
 func TestWindow(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var w window

@@ -15,26 +15,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Carrier is how packets travel between the hosts.
+// Carrier is the transport of packets between the hosts.
 type Carrier string
 
 const (
-	// CarrierAuto takes UDP, and TCP to where UDP does not get through.
+	// CarrierAuto uses UDP, and TCP to nodes that UDP does not reach.
 	CarrierAuto Carrier = ""
 	CarrierUDP  Carrier = "udp"
 	CarrierTCP  Carrier = "tcp"
 )
 
-// A stream carries packets of one queue to one peer over TCP, in one
-// direction. It begins with a hello and its answer, which are control
-// messages; then come packets, each after its length in four bytes, big
-// endian, and with the header that a datagram has. Super-packets stay whole.
+// A stream carries packets from one queue to one peer over TCP, in one
+// direction. It begins with a hello and its answer, which are control messages.
+// Packets follow, each after its length in four bytes, big endian, and with the
+// wire header of a datagram. Super-packets are not segmented.
 type stream struct {
 	conn    *net.TCPConn
 	raw     syscall.RawConn
 	session *session
-	// writing is held by who writes to the connection: serve, for all that waits
-	// in frames, or send, if nothing does.
+	// writing serializes writes to the connection: by serve for the queued
+	// frames, and by send while nothing is queued.
 	writing sync.Mutex
 	frames  chan []byte
 	large   sync.Pool // of *[largeFrame]byte
@@ -45,22 +45,24 @@ type stream struct {
 
 const (
 	lengthLen = 4
-	// streamQueue bounds what waits for a slow stream, in bytes and frames.
-	// More is dropped, as a router does, and the pods' TCP slows down.
+	// streamQueue and streamFrames limit the queue of a slow stream, in bytes
+	// and frames. Further packets are dropped, as in a router, and the pods'
+	// TCP slows down.
 	streamQueue  = 4 << 20
 	streamFrames = 1024
 	streamBatch  = 64
-	// Frames of more than smallFrame bytes are taken from a pool.
+	// Frames of more than smallFrame bytes come from a pool.
 	smallFrame = 4096
 	largeFrame = lengthLen + wireLen + maxPacket
-	// helloTime is how long both sides have to prove who they are.
-	helloTime = 3 * time.Second
-	// deadTime is after how long without an acknowledgement a stream is dead.
-	deadTime = 10 * time.Second
+	// helloTimeout limits the authentication of both sides.
+	helloTimeout = 3 * time.Second
+	// streamTimeout is the time without an acknowledgement after which a
+	// stream ends.
+	streamTimeout = 10 * time.Second
 )
 
-// streamEvent is the end of an attempt to have a stream: stream is nil where it
-// failed, and ended says that it was up before.
+// streamEvent reports that a stream is up, that it has ended, or, if stream is
+// nil, that an attempt to open one has failed.
 type streamEvent struct {
 	path   *path
 	stream *stream
@@ -68,8 +70,9 @@ type streamEvent struct {
 	err    error
 }
 
-// wantStream sees to it that there is a stream, or soon will be.
-func (p *prober) wantStream(ctx context.Context, one *path, now time.Time) {
+// ensureStream starts to open a stream unless there is one or the next attempt is
+// not due.
+func (p *prober) ensureStream(ctx context.Context, one *path, now time.Time) {
 	if one.stream != nil || one.dialling || !one.peer.stream.IsValid() || now.Before(one.dialDue) {
 		return
 	}
@@ -77,8 +80,8 @@ func (p *prober) wantStream(ctx context.Context, one *path, now time.Time) {
 	p.connect(ctx, one, one.generation)
 }
 
-// hearStream takes in what became of a stream.
-func (p *prober) hearStream(event streamEvent, now time.Time) {
+// handleStreamEvent updates the path of a stream.
+func (p *prober) handleStreamEvent(event streamEvent, now time.Time) {
 	one := event.path
 	switch {
 	case event.ended:
@@ -90,24 +93,24 @@ func (p *prober) hearStream(event streamEvent, now time.Time) {
 		p.log.Info("a stream to a node ended", "node", one.peer.name, "queue", one.queue, "error", event.err)
 		if current := one.sending.Load(); current != nil && current.stream == event.stream {
 			one.sending.Store(nil)
-			one.told = ""
+			one.loggedCarrier = ""
 			p.choose(one)
 		}
 		one.due = now
 	case event.stream == nil:
 		one.dialling = false
-		one.dialDue = now.Add(streamWait)
+		one.dialDue = now.Add(dialInterval)
 		p.log.Debug("no stream to a node", "node", one.peer.name, "queue", one.queue, "error", event.err)
 	default:
 		one.dialling = false
 		if current := p.overlay.tables.Load(); one.peer.index >= len(current.peers) || current.peers[one.peer.index] != one.peer {
-			event.stream.close() // the node has moved meanwhile
+			event.stream.close() // the node has another address now
 			return
 		}
 		one.stream = event.stream
 		if one.session == nil {
-			// It may just have begun later than this node. Only now that it is
-			// known to be there does its silence mean something.
+			// The node may have started later than this one. Its silence counts
+			// only from now, when it is known to run.
 			one.silent, one.since, one.wait, one.due = 0, now, 0, now
 		}
 		p.choose(one)
@@ -136,9 +139,9 @@ func (o *Overlay) dial(ctx context.Context, one *path, generation uint64, events
 	report(streamEvent{stream: s, ended: true, err: err})
 }
 
-// openStream connects and agrees on a session.
+// openStream connects to the peer and establishes a session.
 func (o *Overlay) openStream(ctx context.Context, one *path, generation uint64) (_ *stream, err error) {
-	ctx, cancel := context.WithTimeout(ctx, helloTime)
+	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
 	conn, err := o.dialTCP(ctx, one.peer.stream)
 	if err != nil {
@@ -165,7 +168,7 @@ func (o *Overlay) openStream(ctx context.Context, one *path, generation uint64) 
 	}
 	answer, ok := decodeControl(message[:])
 	if !ok || answer.kind != kindStreamAnswer || answer.nonce != own || !isProven(one.peer.awaited, message[:]) {
-		return nil, fmt.Errorf("greet %s at %s: its answer is not that of a node of this job", one.peer.name, one.peer.stream)
+		return nil, fmt.Errorf("greet %s at %s: the answer is not from a node of this job", one.peer.name, one.peer.stream)
 	}
 	session, err := newSession(o.key, purposeOf("stream", o.self, one.peer.index, generation, own, answer.instance))
 	if err != nil {
@@ -178,34 +181,34 @@ func (o *Overlay) openStream(ctx context.Context, one *path, generation uint64) 
 	return &stream{conn: conn, raw: raw, session: session, frames: make(chan []byte, streamFrames), closed: make(chan struct{})}, nil
 }
 
-// guard has a connection noticed soon whose other side is gone.
+// guard makes a connection fail soon after its other side has disappeared.
 func guard(tcp *net.TCPConn) {
-	// A connection without is as good until its host dies.
-	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: deadTime / 2, Interval: deadTime / 5, Count: 3})
+	// Errors are ignored: the settings matter only if a host dies.
+	_ = tcp.SetKeepAliveConfig(net.KeepAliveConfig{Enable: true, Idle: streamTimeout / 2, Interval: streamTimeout / 5, Count: 3})
 	if raw, err := tcp.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(deadTime.Milliseconds()))
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(streamTimeout.Milliseconds()))
 		})
 	}
 }
 
-// send takes a packet whose frame, a vnet header and the packet, begins room
-// bytes into buffer. It copies, and tells whether there was room. One thread
-// calls it.
+// send copies a packet into the stream and reports whether the queue had space.
+// The frame, a vnet header and the packet, begins headroom bytes into buffer. Only
+// one thread calls send.
 func (s *stream) send(buffer []byte) bool {
 	queued := s.queued.Load()
 	if queued+int64(len(buffer)) > streamQueue {
 		return false
 	}
-	frame := s.room(lengthLen + len(buffer))
+	frame := s.newFrame(lengthLen + len(buffer))
 	copy(frame[lengthLen:], buffer)
 	datagram := frame[lengthLen:]
 	binary.BigEndian.PutUint32(frame, uint32(len(datagram)))
 	binary.BigEndian.PutUint16(datagram[atIndex:], 0)
 	datagram[atHeaders], datagram[atFlags] = 0, flagLast
 	s.session.seal(datagram[:covered(datagram)], len(datagram))
-	// A small packet that has none before it is often one that somebody waits
-	// for: to wake the other thread for it would take longer than all else.
+	// A small packet with an empty queue often ends a wait. Waking the other
+	// thread for it would take longer than the rest of its way.
 	if queued == 0 && len(frame) <= smallFrame && s.writing.TryLock() {
 		defer s.writing.Unlock()
 		if frame = s.writeAtOnce(frame); len(frame) == 0 {
@@ -217,13 +220,13 @@ func (s *stream) send(buffer []byte) bool {
 		s.queued.Add(int64(len(frame)))
 		return true
 	default:
-		// The number is not used: numbers need not follow each other.
+		// The number stays unused; numbers need not be consecutive.
 		return false
 	}
 }
 
-// writeAtOnce writes what the connection takes without waiting, and returns the
-// rest. That a connection is broken is noticed by serve.
+// writeAtOnce writes as much as the connection accepts without blocking, and
+// returns the rest. It ignores errors, which serve meets as well.
 func (s *stream) writeAtOnce(frame []byte) []byte {
 	n := 0
 	_ = s.raw.Write(func(fd uintptr) bool {
@@ -233,7 +236,7 @@ func (s *stream) writeAtOnce(frame []byte) []byte {
 	return frame[max(n, 0):]
 }
 
-func (s *stream) room(size int) []byte {
+func (s *stream) newFrame(size int) []byte {
 	if size <= smallFrame {
 		return make([]byte, size)
 	}
@@ -252,15 +255,16 @@ func (s *stream) giveBack(frames [][]byte) {
 	}
 }
 
-// serve writes what send takes until the stream is closed (nil) or breaks.
+// serve writes the queued frames. It returns nil when the stream is closed, and an
+// error when the connection breaks.
 func (s *stream) serve() error {
 	broken := make(chan error, 1)
 	go func() {
-		// The peer never writes: this ends with the connection.
+		// The peer never writes, so Read returns when the connection ends.
 		_, err := s.conn.Read(make([]byte, 1))
 		broken <- err
 	}()
-	defer func() { s.close(); <-broken }() //nolint:errcheck // that it was closed
+	defer func() { s.close(); <-broken }() //nolint:errcheck // only the closing
 	frames := make([][]byte, 0, streamBatch)
 	left := make(net.Buffers, 0, streamBatch)
 	for {
@@ -296,7 +300,7 @@ func (s *stream) serve() error {
 	}
 }
 
-// close can be called twice, and by anybody.
+// close can be called more than once, and from any goroutine.
 func (s *stream) close() {
 	s.once.Do(func() {
 		close(s.closed)
@@ -304,9 +308,9 @@ func (s *stream) close() {
 	})
 }
 
-// hear delivers what an incoming stream brings.
-func (o *Overlay) hear(conn *net.TCPConn) error {
-	_ = conn.SetDeadline(time.Now().Add(helloTime))
+// receiveStream delivers the packets of an incoming stream.
+func (o *Overlay) receiveStream(conn *net.TCPConn) error {
+	_ = conn.SetDeadline(time.Now().Add(helloTimeout))
 	guard(conn)
 	from, queue, r, err := o.greet(conn)
 	if err != nil {
@@ -315,7 +319,7 @@ func (o *Overlay) hear(conn *net.TCPConn) error {
 	}
 	_ = conn.SetDeadline(time.Time{})
 	q := o.queues[queue%len(o.queues)]
-	into := newGluer(q, q.counts)
+	into := newCoalescer(q, q.counts)
 	into.single = q.single
 	buffer := make([]byte, 0, 4*maxPacket)
 	for {
@@ -336,7 +340,8 @@ func (o *Overlay) hear(conn *net.TCPConn) error {
 	}
 }
 
-// stillThere ends a stream whose node has moved away.
+// stillThere returns the peer in the current table, or an error if the node is no
+// longer there.
 func (o *Overlay) stillThere(t *table, from *peer, conn net.Conn) (*peer, error) {
 	if from.index >= len(t.peers) || t.peers[from.index] == nil || t.peers[from.index].name != from.name {
 		return nil, fmt.Errorf("node %s is no longer at %s", from.name, conn.RemoteAddr())
@@ -344,13 +349,13 @@ func (o *Overlay) stillThere(t *table, from *peer, conn net.Conn) (*peer, error)
 	return t.peers[from.index], nil
 }
 
-// unframe delivers the whole frames of data and returns the rest.
-func unframe(data []byte, from *peer, r *receiving, into *gluer) ([]byte, error) {
+// unframe delivers the complete frames in data and returns the rest.
+func unframe(data []byte, from *peer, r *receiving, into *coalescer) ([]byte, error) {
 	origin := &source{peer: from}
 	for len(data) >= lengthLen {
 		size := int(binary.BigEndian.Uint32(data))
 		if size < wireLen+minIPv4Header || size > wireLen+maxPacket {
-			return nil, fmt.Errorf("take a packet from %s: its length of %d bytes is none", from.name, size)
+			return nil, fmt.Errorf("take a packet from %s: invalid length of %d bytes", from.name, size)
 		}
 		if len(data) < lengthLen+size {
 			break
@@ -360,7 +365,7 @@ func unframe(data []byte, from *peer, r *receiving, into *gluer) ([]byte, error)
 		number, verdict := r.open(datagram)
 		if verdict != genuine || isControl(datagram) {
 			into.counts.foreign.Add(1)
-			return nil, fmt.Errorf("take a packet from %s: it does not prove to be the node's", from.name)
+			return nil, fmt.Errorf("take a packet from %s: wrong tag", from.name)
 		}
 		if err := into.add(origin, number, datagram); err != nil {
 			return nil, err
@@ -378,12 +383,12 @@ func (o *Overlay) greet(conn net.Conn) (*peer, int, *receiving, error) {
 	hello, ok := decodeControl(message[:])
 	t := o.tables.Load()
 	if !ok || hello.kind != kindStreamHello || int64(hello.from) >= int64(len(t.peers)) || t.peers[hello.from] == nil {
-		return nil, 0, nil, fmt.Errorf("answer %s: it is no node", conn.RemoteAddr())
+		return nil, 0, nil, fmt.Errorf("answer %s: its hello is not from a node of this job", conn.RemoteAddr())
 	}
 	from := t.peers[hello.from]
 	remote, _ := conn.RemoteAddr().(*net.TCPAddr)
 	if !isProven(from.awaited, message[:]) || remote == nil || !from.isAt(remote.AddrPort().Addr()) {
-		return nil, 0, nil, fmt.Errorf("answer %s: it is not %s", conn.RemoteAddr(), from.name)
+		return nil, 0, nil, fmt.Errorf("answer %s: it claims to be %s without proof", conn.RemoteAddr(), from.name)
 	}
 	instance := newNonce()
 	session, err := newSession(o.key, purposeOf("stream", from.index, o.self, hello.generation, hello.nonce, instance))

@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// table is what the queues know of the nodes. It does not change: SetNodes
-// puts another in its place.
+// table holds the nodes for lookups by the queues. It is immutable: SetNodes
+// replaces it.
 type table struct {
 	self     int
 	peers    []*peer // by index of the node; nil for the node itself
 	bySource map[netip.AddrPort]*peer
-	// levels hold the prefixes by their length, longest first.
+	// levels4 and levels6 hold the prefixes by length, the longest first.
 	levels4 []level4
 	levels6 []level6
 }
@@ -36,23 +36,23 @@ type peer struct {
 	name      string
 	endpoints []netip.AddrPort
 	stream    netip.AddrPort
-	// asking and awaited prove control messages to it and from it.
+	// asking and awaited authenticate control messages to the peer and from it.
 	asking, awaited []byte
-	paths           []*path // by the queue of this node
+	paths           []*path // by queue of this node
 }
 
-// newTable keeps what the table before it, if any, knows of the ways to those
-// nodes that stay where they were.
+// newTable returns a table of the nodes. It keeps the paths of the previous table
+// to nodes whose addresses have not changed. before may be nil.
 func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before *table) (*table, error) {
 	t := &table{self: self, peers: make([]*peer, len(nodes)), bySource: map[netip.AddrPort]*peer{}}
 	owner := map[netip.Prefix]int{}
 	for i, node := range nodes {
 		for _, prefix := range node.Prefixes {
 			if !prefix.IsValid() || prefix.Masked() != prefix {
-				return nil, fmt.Errorf("node %s: %s is no prefix", node.Name, prefix)
+				return nil, fmt.Errorf("node %s: %s is not a prefix", node.Name, prefix)
 			}
 			if other, taken := owner[prefix]; taken {
-				return nil, fmt.Errorf("node %s: prefix %s is that of %s", node.Name, prefix, nodes[other].Name)
+				return nil, fmt.Errorf("node %s: prefix %s belongs to %s", node.Name, prefix, nodes[other].Name)
 			}
 			owner[prefix] = i
 		}
@@ -70,7 +70,7 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before 
 		for _, endpoint := range node.Endpoints {
 			source := netip.AddrPortFrom(endpoint.Addr().Unmap(), endpoint.Port())
 			if other := t.bySource[source]; other != nil && other != p {
-				return nil, fmt.Errorf("node %s: endpoint %s is that of %s", node.Name, endpoint, other.name)
+				return nil, fmt.Errorf("node %s: endpoint %s belongs to %s", node.Name, endpoint, other.name)
 			}
 			t.bySource[source] = p
 		}
@@ -79,7 +79,8 @@ func newTable(key []byte, self int, nodes []Node, ipv6 bool, queues int, before 
 	return t, nil
 }
 
-// keep returns the peer of before, where node is the same and where it was.
+// keep returns the peer with the index if the node still has the same name and
+// addresses, and nil otherwise.
 func (t *table) keep(index int, node Node) *peer {
 	if t == nil || index >= len(t.peers) || t.peers[index] == nil {
 		return nil
@@ -101,7 +102,7 @@ func newPeer(key []byte, self, index int, node Node, ipv6 bool, queues int) (p *
 	}
 	for _, endpoint := range node.Endpoints {
 		if !endpoint.IsValid() || endpoint.Port() == 0 {
-			return nil, fmt.Errorf("node %s: endpoint %s is none", node.Name, endpoint)
+			return nil, fmt.Errorf("node %s: endpoint %s is not valid", node.Name, endpoint)
 		}
 		if !ipv6 && !endpoint.Addr().Unmap().Is4() {
 			return nil, fmt.Errorf("node %s: endpoint %s cannot be reached from an IPv4 socket", node.Name, endpoint)
@@ -116,7 +117,7 @@ func newPeer(key []byte, self, index int, node Node, ipv6 bool, queues int) (p *
 	return p, nil
 }
 
-// isAt tells whether a node has any socket at an address of the hosts'
+// isAt reports whether the node has a socket at the address of the hosts'
 // network.
 func (p *peer) isAt(address netip.Addr) bool {
 	address = address.Unmap()
@@ -124,7 +125,7 @@ func (p *peer) isAt(address netip.Addr) bool {
 		slices.ContainsFunc(p.endpoints, func(e netip.AddrPort) bool { return e.Addr().Unmap() == address })
 }
 
-// nobody is the index of no node.
+// nobody is returned by lookups that match no node.
 const nobody = -1
 
 func (t *table) arrange(owner map[netip.Prefix]int) {
@@ -151,7 +152,7 @@ func (t *table) arrange(owner map[netip.Prefix]int) {
 	slices.SortFunc(t.levels6, func(a, b level6) int { return b.bits - a.bits })
 }
 
-// find4 returns the node that an IPv4 address, of four bytes, belongs to.
+// find4 returns the index of the node that has the IPv4 address.
 func (t *table) find4(address []byte) int {
 	value := binary.BigEndian.Uint32(address)
 	for i := range t.levels4 {
@@ -176,7 +177,7 @@ func (t *table) find6(address []byte) int {
 	return nobody
 }
 
-// route returns the peer that a packet goes to, nil where there is none.
+// route returns the peer to send a packet to, or nil if there is none.
 func (t *table) route(packet []byte) *peer {
 	node := nobody
 	switch {
@@ -191,7 +192,8 @@ func (t *table) route(packet []byte) *peer {
 	return t.peers[node]
 }
 
-// isMulticast tells whether a packet is for a group of hosts, or for all.
+// isMulticast reports whether a packet's destination is a multicast or broadcast
+// address.
 func isMulticast(packet []byte) bool {
 	switch {
 	case len(packet) >= minIPv4Header && packet[0]>>4 == 4:
@@ -202,8 +204,8 @@ func isMulticast(packet []byte) bool {
 	return false
 }
 
-// check tells whether a packet, or at least its IP header, may be delivered
-// that a peer sent.
+// check returns an error if a packet of the peer must not be delivered. packet
+// holds at least the IP header.
 func (t *table) check(from *peer, packet []byte) error {
 	var source, destination int
 	switch {
@@ -223,7 +225,7 @@ func (t *table) check(from *peer, packet []byte) error {
 	return nil
 }
 
-// rawSockaddr is an address as a socket of the family takes it.
+// rawSockaddr converts an address for sockets of the family.
 func rawSockaddr(endpoint netip.AddrPort, ipv6 bool) unix.RawSockaddrInet6 {
 	address := endpoint.Addr().Unmap()
 	raw := unix.RawSockaddrInet6{Port: networkOrder(endpoint.Port())}
@@ -231,14 +233,14 @@ func rawSockaddr(endpoint netip.AddrPort, ipv6 bool) unix.RawSockaddrInet6 {
 		raw.Family, raw.Addr = unix.AF_INET6, address.As16()
 		return raw
 	}
-	// The address is where the flow label is in the larger one.
+	// sockaddr_in has its address at the offset of sockaddr_in6's flow label.
 	raw.Family = unix.AF_INET
 	four := address.As4()
 	raw.Flowinfo = binary.NativeEndian.Uint32(four[:])
 	return raw
 }
 
-// sourceOf is the address that the kernel filled in.
+// sourceOf converts an address that the kernel has filled in.
 func sourceOf(raw *unix.RawSockaddrInet6) netip.AddrPort {
 	if raw.Family == unix.AF_INET {
 		var four [4]byte

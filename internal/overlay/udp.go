@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// socketBuffer is asked for, in bytes; the host's rmem_max and wmem_max bound
-// what is got.
+// socketBuffer is the requested size of socket buffers, in bytes. The host's
+// rmem_max and wmem_max limit it.
 const socketBuffer = 8 << 20
 
-// setUpSocket makes the kernel join datagrams that arrive, and leaves it to the
-// overlay to find out how large one may be: none is fragmented, and what ICMP
-// messages say, which anybody can forge, is not heeded.
+// setUpSocket makes the kernel coalesce arriving datagrams, and disables IP
+// fragmentation and path MTU discovery. The overlay probes the size of datagrams
+// itself, because anybody can forge ICMP messages.
 func setUpSocket(conn *net.UDPConn, log *slog.Logger) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return fmt.Errorf("use socket %s: %w", conn.LocalAddr(), err)
 	}
-	// A smaller buffer, or datagrams one by one, are slower and no more.
+	// A smaller buffer only costs speed.
 	_ = conn.SetReadBuffer(socketBuffer)
 	_ = conn.SetWriteBuffer(socketBuffer)
 	ipv6, err := isIPv6(conn)
@@ -34,7 +34,7 @@ func setUpSocket(conn *net.UDPConn, log *slog.Logger) error {
 		if err := unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_GRO, 1); err != nil {
 			log.Info("the kernel hands out datagrams one by one; the network between nodes is slower", "error", err)
 		}
-		// Sockets of IPv6 send to IPv4 addresses, too.
+		// IPv6 sockets send to IPv4 addresses, too.
 		failure = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
 		if ipv6 {
 			failure = errors.Join(failure, unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_PROBE))
@@ -46,13 +46,13 @@ func setUpSocket(conn *net.UDPConn, log *slog.Logger) error {
 	return nil
 }
 
-// sendControl sends one datagram now, if the socket takes it. Any thread may
-// call it while Run runs.
+// sendControl sends one datagram, or drops it if the socket's buffer is full. Any
+// thread may call it while Run runs.
 func (q *queue) sendControl(datagram []byte, to *unix.RawSockaddrInet6) {
 	_, _, _ = unix.Syscall6(unix.SYS_SENDTO, uintptr(q.socket), uintptr(unsafe.Pointer(&datagram[0])), uintptr(len(datagram)), unix.MSG_DONTWAIT, uintptr(unsafe.Pointer(to)), uintptr(addressLen(to)))
 }
 
-// isIPv6 tells whether a socket takes IPv6 addresses, be it for IPv4 too.
+// isIPv6 reports whether a socket has the family AF_INET6. It may be dual-stack.
 func isIPv6(conn *net.UDPConn) (bool, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {

@@ -12,13 +12,14 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// receiveBatch is how many messages one recvmmsg(2) takes. Each may be as
-// large as UDP_GRO makes it. Where the host's interface does not join them, a
-// packet of 64 KiB is 46 messages at an MTU of 1500, and should be one again.
-// A buffer costs memory once it was filled.
 const (
+	// receiveBatch is the number of messages of one recvmmsg(2). UDP_GRO may
+	// make each of them large. If the host's interface does not coalesce, a
+	// packet of 64 KiB arrives as 46 messages at an MTU of 1500, and one batch
+	// should hold them all. A buffer uses memory once it has been filled.
 	receiveBatch = 48
-	// After a message of largeMessage bytes the next batch has few.
+	// After a message of largeMessage bytes the next batch is small, so that
+	// its packets are still in the processor's cache when they are written.
 	largeMessage = 1 << 14
 	fewMessages  = 2
 )
@@ -32,18 +33,18 @@ type udpReceiver struct {
 	controls [][32]byte
 	messages []linux.Message
 
-	// instance is this receiver's part of its sessions' secrets.
+	// instance is the receiver's nonce in the secrets of its sessions.
 	instance nonce
 	known    *table
 	origins  map[netip.AddrPort]*origin
 	reply    [controlLen]byte
-	strange  map[uint32]bool // nodes that were logged
+	strange  map[uint32]bool // nodes with a logged warning
 }
 
-// origin is a socket of a peer that sends to this one.
+// origin is a peer's socket that sends to this one.
 type origin struct {
 	source
-	session    *receiving // nil until there was a hello
+	session    *receiving // nil until a hello has arrived
 	generation uint64
 	nonce      nonce
 }
@@ -75,12 +76,12 @@ func (r *udpReceiver) buffer(i int) []byte {
 	return r.buffers[i*(maxPacket+1) : (i+1)*(maxPacket+1)]
 }
 
-// receive delivers what arrives until the end (nil).
+// receive delivers arriving packets until Run ends, and then returns nil.
 func (q *queue) receive() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	r := newUDPReceiver(q)
-	into := newGluer(q, q.counts)
+	into := newCoalescer(q, q.counts)
 	into.single = q.single
 	waiter := newWaiter(q.socket, q.end, unix.POLLIN)
 	batch := receiveBatch
@@ -109,7 +110,6 @@ func (q *queue) receive() error {
 		if err := r.unpack(n, into); err != nil {
 			return err
 		}
-		// What is large goes on while it is in the processor's cache.
 		batch = receiveBatch
 		if r.messages[0].Length >= largeMessage {
 			batch = fewMessages
@@ -118,8 +118,8 @@ func (q *queue) receive() error {
 	return nil
 }
 
-// isRemoteError tells whether an error is only what an ICMP message said about
-// a datagram that was sent.
+// isRemoteError reports whether an error only repeats an ICMP message about an
+// earlier datagram.
 func isRemoteError(err error) bool {
 	var number unix.Errno
 	if !errors.As(err, &number) {
@@ -132,7 +132,7 @@ func isRemoteError(err error) bool {
 	return false
 }
 
-func (r *udpReceiver) unpack(n int, into *gluer) error {
+func (r *udpReceiver) unpack(n int, into *coalescer) error {
 	if t := r.tables.Load(); t != r.known {
 		r.learn(t)
 	}
@@ -160,13 +160,13 @@ func (r *udpReceiver) unpack(n int, into *gluer) error {
 	return into.flush()
 }
 
-func (r *udpReceiver) take(from *origin, name *unix.RawSockaddrInet6, datagram []byte, into *gluer) error {
+func (r *udpReceiver) take(from *origin, name *unix.RawSockaddrInet6, datagram []byte, into *coalescer) error {
 	switch {
 	case len(datagram) < wireLen:
 		r.counts.foreign.Add(1)
 		return nil
 	case isControl(datagram):
-		r.hearControl(from, name, datagram)
+		r.handleControl(from, name, datagram)
 		return nil
 	case from == nil || from.session == nil:
 		r.counts.foreign.Add(1)
@@ -184,7 +184,8 @@ func (r *udpReceiver) take(from *origin, name *unix.RawSockaddrInet6, datagram [
 	return nil
 }
 
-// learn keeps what is known of the sockets that are in the new table, too.
+// learn switches to a new table. It keeps the sessions with sockets that are in
+// the new table, too.
 func (r *udpReceiver) learn(t *table) {
 	for address, from := range r.origins {
 		now := t.bySource[address]
@@ -197,7 +198,7 @@ func (r *udpReceiver) learn(t *table) {
 	r.known = t
 }
 
-// origin is nil where no peer is.
+// origin returns the origin with the address, or nil if no peer has it.
 func (r *udpReceiver) origin(address netip.AddrPort) *origin {
 	if from := r.origins[address]; from != nil {
 		return from
@@ -211,8 +212,8 @@ func (r *udpReceiver) origin(address netip.AddrPort) *origin {
 	return from
 }
 
-// hearControl answers a hello, and hands an answer on.
-func (r *udpReceiver) hearControl(from *origin, name *unix.RawSockaddrInet6, datagram []byte) {
+// handleControl answers a hello, and passes an answer to the prober.
+func (r *udpReceiver) handleControl(from *origin, name *unix.RawSockaddrInet6, datagram []byte) {
 	c, ok := decodeControl(datagram)
 	switch {
 	case !ok:
@@ -230,15 +231,15 @@ func (r *udpReceiver) hearControl(from *origin, name *unix.RawSockaddrInet6, dat
 	case c.kind == kindAnswer:
 		select {
 		case r.prober.answers <- answer{from: from.peer, queue: r.index, control: c}:
-		default: // It will be asked again.
+		default: // the prober asks again
 		}
 	default:
 		r.counts.foreign.Add(1)
 	}
 }
 
-// agree makes a session of the first hello of a generation. One that is played
-// back is of a generation that is known or past.
+// agree starts a session on the first hello of a new generation. A replayed hello
+// has a generation that is already known.
 func (r *udpReceiver) agree(from *origin, hello control) {
 	if from.session != nil && hello.generation <= from.generation {
 		return
@@ -252,12 +253,12 @@ func (r *udpReceiver) agree(from *origin, hello control) {
 	from.generation, from.nonce = hello.generation, hello.nonce
 	select {
 	case r.prober.kicks <- from.peer:
-	default: // It will be asked anyway, later.
+	default: // the prober asks later anyway
 	}
 }
 
-// explain logs once that a node of the job sends from where it is not expected.
-// Its packets are not taken: anybody could have sent them on.
+// explain logs once that a node of the job sends from an unexpected address. Its
+// packets are dropped, because anybody could have relayed them.
 func (r *udpReceiver) explain(c control, name *unix.RawSockaddrInet6, datagram []byte) {
 	if int64(c.from) >= int64(len(r.known.peers)) || r.known.peers[c.from] == nil || r.strange[c.from] {
 		return
@@ -267,11 +268,11 @@ func (r *udpReceiver) explain(c control, name *unix.RawSockaddrInet6, datagram [
 		return
 	}
 	r.strange[c.from] = true
-	r.log.Warn("a node sends from another address than the one it is reached at, and is not heard; choose one network with --interface", "node", to.name, "from", sourceOf(name), "expected", to.endpoints)
+	r.log.Warn("dropping packets of a node that sends from an unexpected address; choose one network with --interface", "node", to.name, "from", sourceOf(name), "expected", to.endpoints)
 }
 
-// groSize is the size of the datagrams that the kernel put into one message;
-// 0 where it is one.
+// groSize returns the size of the datagrams that the kernel coalesced into a
+// message, or 0 if the message is one datagram.
 func groSize(control []byte) int {
 	if len(control) < unix.SizeofCmsghdr+4 {
 		return 0

@@ -6,19 +6,19 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// A datagram is
+// A datagram begins with
 //
-//	tag          8 bytes   what proves that the peer sent it, and not before
-//	number       4         of the datagram in its session, the lower half; big endian
-//	index        2         of the segment in the packet; big endian
-//	vnet        10         struct virtio_net_hdr, as the sender's device gave it,
-//	                       but with headerLength and flags in place of hdr_len
+//	tag          8 bytes   authenticates the sender and prevents replay
+//	number       4         number in the session, the lower half; big endian
+//	index        2         index of the segment in the packet; big endian
+//	vnet        10         struct virtio_net_hdr of the sender's device, with
+//	                       headerLength and flags instead of hdr_len
 //
-// and then an IP packet, or the IP and TCP headers of a packet that was cut
-// and the payload of one segment. The headers are those of the whole packet in
-// each segment, so that the loss of one costs no other. headerLength is that
-// of IP and TCP in a segment, 0 for a whole packet and for a piece of one that
-// cannot be cut into segments.
+// and continues with an IP packet, or with the IP and TCP headers of a segmented
+// packet and the payload of one segment. Every segment has the headers of the
+// whole packet, so that it can be delivered if others are lost. headerLength is
+// the length of IP and TCP headers of a segment. It is 0 for a whole packet and
+// for a fragment.
 const (
 	atNumber  = tagLen
 	atIndex   = atNumber + 4
@@ -27,13 +27,13 @@ const (
 	atFlags   = atHeaders + 1
 	wireLen   = atVnet + linux.VnetHeaderLen
 
-	tagLen    = 8
-	flagLast  = 1 // the segment or piece is the last of its packet
-	flagPiece = 2 // the datagram is a part of a packet and nothing else
+	tagLen       = 8
+	flagLast     = 1 // the last segment or fragment of its packet
+	flagFragment = 2 // the payload is a part of a packet that cannot be segmented
 )
 
-// The fields of struct virtio_net_hdr, in the byte order of the machine, and
-// their values. All machines that berth runs on are little endian.
+// Offsets and values of struct virtio_net_hdr, in native byte order, and of IP
+// and transport headers. berth only runs on little-endian machines.
 const (
 	vnetFlags      = 0
 	vnetGSOType    = 1
@@ -42,7 +42,7 @@ const (
 	vnetSumStart   = 6
 	vnetSumOffset  = 8
 	needsChecksum  = 1
-	vnetFlagsKnown = 7 // what the kernel defines; the highest bit marks control
+	vnetFlagsKnown = 7 // flags that the kernel defines; the highest bit marks control
 	gsoNone        = 0
 	gsoTCP4        = 1
 	gsoTCP6        = 4
@@ -64,9 +64,10 @@ const (
 	tcpCWR         = 0x80
 )
 
-// cut tells how a frame, a vnet header and an IP packet, is to be cut: into
-// segments of size bytes after the first headers bytes of the packet, so that
-// no datagram is larger than limit. A frame that travels as it is has size 0.
+// cut returns how to segment a frame, which is a vnet header and an IP packet:
+// headers is the length of the packet's headers, and size the payload of a
+// segment, so that no datagram is larger than limit. size is 0 for a frame that
+// cannot be segmented, and negative if limit leaves no room for payload.
 func cut(frame []byte, limit int) (headers, size int) {
 	packet := frame[linux.VnetHeaderLen:]
 	start := int(binary.NativeEndian.Uint16(frame[vnetSumStart:]))
@@ -80,7 +81,7 @@ func cut(frame []byte, limit int) (headers, size int) {
 		if headers < start+minTCPHeader {
 			return 0, 0
 		}
-		// A stream has no boundaries: smaller segments are as good.
+		// TCP is a stream without boundaries, so segments may be smaller.
 		size = min(size, limit-wireLen-headers)
 	case isSuper(frame, packet, start, protocolUDP, udpHeader):
 		headers = start + udpHeader
@@ -90,14 +91,14 @@ func cut(frame []byte, limit int) (headers, size int) {
 	default:
 		return 0, 0
 	}
-	if headers > mostCovered || len(packet) <= headers {
+	if headers > maxCovered || len(packet) <= headers {
 		return 0, 0
 	}
 	return headers, size
 }
 
-// isSuper tells whether a packet, whose header of the protocol is at start, is
-// one that the sender left to be cut.
+// isSuper reports whether a packet is a super-packet of the protocol, whose
+// header begins at start.
 func isSuper(vnet, packet []byte, start, protocol, header int) bool {
 	kind4, kind6, offset := byte(gsoTCP4), byte(gsoTCP6), tcpSumOffset
 	if protocol == protocolUDP {
@@ -115,8 +116,8 @@ func isSuper(vnet, packet []byte, start, protocol, header int) bool {
 	return false
 }
 
-// sum adds 16-bit words, as the Internet checksum does. len(b) is even but
-// for the last part.
+// sum adds 16-bit words as the Internet checksum does (RFC 1071). Only the last
+// part of the data may have an odd length.
 func sum(b []byte, initial uint32) uint32 {
 	for ; len(b) > 1; b = b[2:] {
 		initial += uint32(b[0])<<8 | uint32(b[1])

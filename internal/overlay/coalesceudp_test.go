@@ -13,8 +13,7 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// plainDatagram is a frame with one datagram of UDP, as superDatagram makes
-// several.
+// plainDatagram returns a frame with one UDP packet; superDatagram has several.
 func plainDatagram(ipv6 bool, payload []byte) []byte {
 	frame := superDatagram(ipv6, len(payload), payload)
 	frame[vnetGSOType] = gsoNone
@@ -28,12 +27,12 @@ func plainDatagram(ipv6 bool, payload []byte) []byte {
 	return frame
 }
 
-// travelled sends frames one by one and returns what is written to the device.
+// travelled sends frames one by one and returns the packets written to the device.
 func travelled(t *testing.T, single bool, frames ...[]byte) [][]byte {
 	t.Helper()
 	sender, receiver := twoNodes(t)
 	out := new(shelf)
-	g := newGluer(out, new(counts))
+	g := newCoalescer(out, new(counts))
 	g.table, g.single = receiver, single
 	from := &source{peer: receiver.peers[0]}
 	for i, frame := range frames {
@@ -107,7 +106,7 @@ func TestOtherDatagramsAreNotJoined(t *testing.T) {
 	}
 }
 
-// TestPlainDatagramsArrive sends those of two flows, one by one.
+// TestPlainDatagramsArrive sends the packets of two flows one by one.
 func TestPlainDatagramsArrive(t *testing.T) {
 	for _, ipv6 := range []bool{false, true} {
 		t.Run(fmt.Sprintf("IPv6=%v", ipv6), func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// shelf is a device that keeps what it is given.
+// shelf is a device that keeps the packets it receives.
 type shelf struct{ frames [][]byte }
 
 func (s *shelf) write(vector []unix.Iovec) error {
@@ -30,8 +30,7 @@ func join(vector []unix.Iovec) []byte {
 	return joined
 }
 
-// superPacket is a frame as a device hands it out: a TCP packet of node 0 for
-// node 1.
+// superPacket returns a frame of a device: a TCP packet from node 0 to node 1.
 func superPacket(ipv6 bool, size int, payload []byte) []byte {
 	start := minIPv4Header
 	if ipv6 {
@@ -67,7 +66,7 @@ func superPacket(ipv6 bool, size int, payload []byte) []byte {
 	return append(frame, payload...)
 }
 
-// superDatagram is a frame with several datagrams of UDP.
+// superDatagram returns a frame with several UDP packets.
 func superDatagram(ipv6 bool, size int, payload []byte) []byte {
 	tcp := superPacket(ipv6, size, nil)
 	start := len(tcp) - 32
@@ -141,8 +140,8 @@ func twoNodes(t testing.TB) (sender, receiver *table) {
 	return sender, receiver
 }
 
-// agreed gives the sender's path to node 1 a session, of which it returns the
-// other side.
+// agreed gives the sender's path to node 1 a session, and returns the receiver's
+// side.
 func agreed(t testing.TB, sender *table, limit int) *receiving {
 	t.Helper()
 	there, err := newSession(testKey, "a test")
@@ -160,17 +159,17 @@ func testSender(known *table) *udpSender {
 	return s
 }
 
-// datagramsOf cuts a frame as the sender does.
+// datagramsOf segments a frame as the sender does.
 func datagramsOf(t testing.TB, known *table, frame []byte) [][]byte {
 	t.Helper()
 	s := testSender(known)
-	s.send(known.peers[1], append(make([]byte, room), frame...))
+	s.send(known.peers[1], append(make([]byte, headroom), frame...))
 	var datagrams [][]byte
 	for i := range s.n {
 		s.prepare(i, s.n)
 		vector := unsafe.Slice(s.messages[i].Iov, s.messages[i].Iovlen)
 		for joined := join(vector); len(joined) > 0; {
-			size := min(s.meta[i].size, len(joined))
+			size := min(s.batches[i].size, len(joined))
 			datagrams = append(datagrams, joined[:size])
 			joined = joined[size:]
 		}
@@ -181,7 +180,7 @@ func datagramsOf(t testing.TB, known *table, frame []byte) [][]byte {
 func glue(t testing.TB, receiver *table, datagrams [][]byte) ([][]byte, *counts) {
 	t.Helper()
 	out, counts := new(shelf), new(counts)
-	g := newGluer(out, counts)
+	g := newCoalescer(out, counts)
 	g.table = receiver
 	from := &source{peer: receiver.peers[0]}
 	for _, datagram := range datagrams {
@@ -223,7 +222,7 @@ func TestGluedPacketIsTheOneThatWasCut(t *testing.T) {
 }
 
 // TestSegmentsThatArriveAreDelivered loses and swaps datagrams. Each payload
-// byte that arrives must come out, in a packet that says where it belongs.
+// byte that arrives must be delivered, in a packet with its sequence number.
 func TestSegmentsThatArriveAreDelivered(t *testing.T) {
 	sender, receiver := twoNodes(t)
 	for _, ipv6 := range []bool{false, true} {
@@ -275,8 +274,8 @@ func checkPacket(t testing.TB, frame []byte) (at int, payload []byte) {
 	return int(binary.BigEndian.Uint32(tcp[4:])) - 1000, tcp[int(tcp[12]>>4)*4:]
 }
 
-// FuzzGlue gives the gluer whatever a peer that went mad could send.
-func FuzzGlue(f *testing.F) {
+// FuzzCoalesce gives the coalescer arbitrary datagrams of an authenticated peer.
+func FuzzCoalesce(f *testing.F) {
 	sender, receiver := twoNodes(f)
 	for _, ipv6 := range []bool{false, true} {
 		datagrams := datagramsOf(f, sender, superPacket(ipv6, 1000, noise(3500)))
@@ -301,8 +300,8 @@ func FuzzGlue(f *testing.F) {
 	})
 }
 
-// FuzzCut gives the sender whatever a device could hand out. The receiver must
-// be able to live with what it makes of it.
+// FuzzCut gives the sender arbitrary frames of a device. The receiver must accept
+// the datagrams that it makes of them.
 func FuzzCut(f *testing.F) {
 	sender, receiver := twoNodes(f)
 	f.Add(superPacket(false, 1000, noise(3500)))
@@ -327,7 +326,7 @@ func FuzzCut(f *testing.F) {
 func TestNothingIsAllocatedForAPacket(t *testing.T) {
 	sender, receiver := twoNodes(t)
 	s := testSender(sender)
-	frame := append(make([]byte, room), superPacket(false, 1400, noise(60000))...)
+	frame := append(make([]byte, headroom), superPacket(false, 1400, noise(60000))...)
 	if n := testing.AllocsPerRun(100, func() {
 		s.send(sender.peers[1], frame)
 		for i := range s.n {
@@ -337,8 +336,8 @@ func TestNothingIsAllocatedForAPacket(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations to send a packet", n)
 	}
-	datagrams := datagramsOf(t, sender, frame[room:])
-	g := newGluer(discard{}, new(counts))
+	datagrams := datagramsOf(t, sender, frame[headroom:])
+	g := newCoalescer(discard{}, new(counts))
 	g.table = receiver
 	from := &source{peer: receiver.peers[0]}
 	if n := testing.AllocsPerRun(100, func() {

@@ -5,13 +5,14 @@ import (
 	"encoding/binary"
 )
 
-// Datagrams that a pod sends one by one travel one by one, but what the host's
-// kernel hands out at once is written to the device as one packet, which the
-// pods' kernel cuts again: a packet costs as much as a kilobyte. Only those are
-// joined whose checksum the sender's kernel has left open.
+// UDP packets that a pod sends one by one also travel one by one. But packets
+// that the host's kernel delivers at once are coalesced and written to the device
+// as one super-packet, which the pods' kernel segments again: a packet costs as
+// much as a kilobyte. Only packets with an incomplete checksum are coalesced,
+// because the sender's kernel leaves it to the segmentation.
 
-// plainUDP is the length of the IP and UDP headers of a packet in a datagram
-// that can be joined with others, and 0 of any other.
+// plainUDP returns the length of the IP and UDP headers if the datagram holds a
+// UDP packet that can be coalesced, and 0 otherwise.
 func plainUDP(datagram []byte) (headers int) {
 	vnet, packet := datagram[atVnet:wireLen], datagram[wireLen:]
 	start := int(binary.NativeEndian.Uint16(vnet[vnetSumStart:]))
@@ -34,12 +35,13 @@ func plainUDP(datagram []byte) (headers int) {
 	return start + udpHeader
 }
 
-// joins tells whether a datagram belongs to the flow of the one that the run
-// begins with, and is as long, or shorter and thereby the last. The number in
-// the IP header may differ: it means nothing in what is never fragmented.
-func (g *gluer) joins(from *source, datagram []byte) bool {
+// joins reports whether a datagram continues a run of UDP packets: it belongs to
+// the same flow, and is as long as the first one, or shorter and then the last.
+// The IPv4 identification may differ, because these packets are never fragmented
+// (RFC 6864).
+func (g *coalescer) joins(from *source, datagram []byte) bool {
 	headers := plainUDP(datagram)
-	if g.ended || from != g.from || headers != g.headers || len(datagram) > len(g.first) || g.count == maxTrain || g.length+len(datagram) > maxPacket {
+	if g.ended || from != g.from || headers != g.headers || len(datagram) > len(g.first) || g.count == maxSegmentsPerBatch || g.length+len(datagram) > maxPacket {
 		return false
 	}
 	packet, first := datagram[wireLen:], g.first[wireLen:]

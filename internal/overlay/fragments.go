@@ -6,18 +6,18 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// whole is a packet that arrives in pieces: one too large for the path, which
-// cannot be cut into segments. Pieces that do not arrive in order are lost, and
-// the packet with them: paths that need them are few, and swap little.
-type whole struct {
-	frame []byte // the vnet header and what is there of the packet
-	next  uint64 // the number that follows
+// reassembly collects the fragments of a packet that was too large for the path
+// and could not be segmented. A fragment that arrives out of order is dropped
+// with its packet: few paths need fragments, and those rarely reorder.
+type reassembly struct {
+	frame []byte // the vnet header and the packet so far
+	next  uint64 // the expected number
 	index uint16
 }
 
-// add takes the next piece and returns the frame with the last. The frame is
-// good until the next call.
-func (w *whole) add(number uint64, datagram []byte) (frame []byte, malformed bool) {
+// add accepts the next fragment, and returns the frame after the last one. The
+// frame is valid until the next call.
+func (w *reassembly) add(number uint64, datagram []byte) (frame []byte, malformed bool) {
 	index := binary.BigEndian.Uint16(datagram[atIndex:])
 	payload := datagram[wireLen:]
 	switch {

@@ -10,7 +10,7 @@ import (
 	"berth.dev/berth/internal/linux"
 )
 
-// device is where packets are delivered: each is the vector's bytes.
+// device receives packets. write takes one packet as a vector.
 type device interface {
 	write(vector []unix.Iovec) error
 }
@@ -21,50 +21,52 @@ var (
 	errStray     = errors.New("the destination of the packet is not here")
 )
 
-// maxRun is how many segments are glued at most; writev(2) takes 1024 parts.
+// maxRun is the largest number of segments in a run. writev(2) accepts 1024
+// parts.
 const maxRun = 1000
 
-// gluer makes packets of datagrams that are known to come from a peer. Their
-// bytes must stay as they are until flush.
-type gluer struct {
+// coalescer makes packets from authenticated datagrams of peers. A datagram's
+// bytes must not change until flush.
+type coalescer struct {
 	out    device
 	table  *table
 	counts *counts
 
-	// single says that the device takes no super-packets of UDP.
+	// single is true if the device accepts no UDP super-packets.
 	single bool
 
 	vector []unix.Iovec
-	// head is the vnet header and, for a glued packet, IP and TCP headers.
+	// head holds the vnet header and, for a coalesced packet, its IP and TCP
+	// headers.
 	head [linux.VnetHeaderLen + 256]byte
 
-	// The run of segments that are to be one packet.
+	// The current run of segments, which become one packet.
 	from   *source
-	number uint64 // of the first datagram
-	first  []byte // the first datagram; nil when there is no run
-	// headers is their length in the inner packet. Of a run of whole packets,
-	// which join.go finds, plain is true.
+	number uint64 // number of the first datagram
+	first  []byte // the first datagram; nil without a run
+	// headers is the length of the inner packet's headers. plain is true for a
+	// run of whole UDP packets, see coalesceudp.go.
 	headers int
 	plain   bool
 	count   int
-	length  int  // of the payload
-	ended   bool // nothing can follow
+	length  int  // bytes of payload
+	ended   bool // no segment can follow
 }
 
-// source is where datagrams come from that can belong together: a socket of a
-// peer, or a stream.
+// source is an origin of datagrams that can be coalesced: a socket of a peer, or
+// a stream.
 type source struct {
 	peer *peer
-	whole
+	reassembly
 }
 
-func newGluer(out device, counts *counts) *gluer {
-	return &gluer{out: out, counts: counts, vector: make([]unix.Iovec, 0, maxRun+1)}
+func newCoalescer(out device, counts *counts) *coalescer {
+	return &coalescer{out: out, counts: counts, vector: make([]unix.Iovec, 0, maxRun+1)}
 }
 
-// add takes a datagram that is the peer's, of at least wireLen bytes. It
-// returns an error that ends the device only.
-func (g *gluer) add(from *source, number uint64, datagram []byte) error {
+// add accepts an authenticated datagram of at least wireLen bytes. It returns an
+// error only if the device is gone.
+func (g *coalescer) add(from *source, number uint64, datagram []byte) error {
 	if g.first != nil && g.continues(from, number, datagram) {
 		g.extend(datagram)
 		return nil
@@ -73,8 +75,8 @@ func (g *gluer) add(from *source, number uint64, datagram []byte) error {
 		return err
 	}
 	switch {
-	case datagram[atFlags]&flagPiece != 0:
-		frame, malformed := from.add(number, datagram)
+	case datagram[atFlags]&flagFragment != 0:
+		frame, malformed := from.reassembly.add(number, datagram)
 		if malformed {
 			g.counts.malformed.Add(1)
 		}
@@ -100,15 +102,15 @@ func (g *gluer) add(from *source, number uint64, datagram []byte) error {
 	return nil
 }
 
-func (g *gluer) begin(from *source, number uint64, datagram []byte, headers int, plain bool) {
+func (g *coalescer) begin(from *source, number uint64, datagram []byte, headers int, plain bool) {
 	g.from, g.number, g.first, g.headers, g.plain = from, number, datagram, headers, plain
 	g.count, g.length = 0, 0
 	g.vector = append(g.vector[:0], unix.Iovec{})
 	g.extend(datagram)
 }
 
-// whole delivers a packet that was not cut.
-func (g *gluer) whole(from *peer, frame []byte) error {
+// whole delivers a packet that was not segmented.
+func (g *coalescer) whole(from *peer, frame []byte) error {
 	if len(frame) < linux.VnetHeaderLen+minIPv4Header || frame[vnetGSOType] != gsoNone && binary.NativeEndian.Uint16(frame[vnetGSOSize:]) == 0 {
 		g.counts.malformed.Add(1)
 		return nil
@@ -116,17 +118,17 @@ func (g *gluer) whole(from *peer, frame []byte) error {
 	if !g.allowed(from, frame[linux.VnetHeaderLen:], 1) {
 		return nil
 	}
-	// Its place was taken on the way. The kernel can do without, but a packet
-	// to be cut is faster with it.
+	// The wire header replaced hdr_len on the way. The kernel does not need it,
+	// but segments a packet faster with it.
 	headers, _ := cut(frame, maxPacket)
 	binary.NativeEndian.PutUint16(frame[vnetHeaders:], uint16(headers))
 	g.vector = append(g.vector[:0], part(frame))
 	return g.deliver(1, len(frame)-linux.VnetHeaderLen)
 }
 
-// allowed tells whether so many packets may be delivered that have the same
-// addresses.
-func (g *gluer) allowed(from *peer, packet []byte, packets int) bool {
+// allowed reports whether a packet from the peer may be delivered. Otherwise it
+// counts as many refused packets as the caller has with the same addresses.
+func (g *coalescer) allowed(from *peer, packet []byte, packets int) bool {
 	switch err := g.table.check(from, packet); {
 	case err == nil:
 		return true
@@ -140,8 +142,8 @@ func (g *gluer) allowed(from *peer, packet []byte, packets int) bool {
 	return false
 }
 
-// validSegment tells whether a datagram that is long enough for a packet is a
-// segment of one.
+// validSegment reports whether a datagram, which is long enough for a packet, is
+// a well-formed segment.
 func validSegment(datagram []byte) bool {
 	vnet := datagram[atVnet:wireLen]
 	packet := datagram[wireLen:]
@@ -157,8 +159,8 @@ func validSegment(datagram []byte) bool {
 	return index*size+payload+headers <= maxPacket && vnet[vnetFlags] == needsChecksum
 }
 
-// continues tells whether a datagram follows the run.
-func (g *gluer) continues(from *source, number uint64, datagram []byte) bool {
+// continues reports whether a datagram is the next of the run.
+func (g *coalescer) continues(from *source, number uint64, datagram []byte) bool {
 	if g.plain {
 		return g.joins(from, datagram)
 	}
@@ -173,15 +175,14 @@ func (g *gluer) continues(from *source, number uint64, datagram []byte) bool {
 	if index != binary.BigEndian.Uint16(g.first[atIndex:])+uint16(g.count) {
 		return false
 	}
-	// The vnet header and the packet's headers are the same but for the flag of
-	// the last one.
+	// All headers are equal except for flagLast.
 	return datagram[atHeaders] == byte(headers) && datagram[atFlags]&^flagLast == 0 &&
 		bytes.Equal(datagram[atVnet:atHeaders], g.first[atVnet:atHeaders]) &&
 		bytes.Equal(datagram[atFlags+1:wireLen+headers], g.first[atFlags+1:wireLen+headers]) &&
 		validSegment(datagram)
 }
 
-func (g *gluer) extend(datagram []byte) {
+func (g *coalescer) extend(datagram []byte) {
 	payload := datagram[wireLen+g.headers:]
 	g.vector = append(g.vector, part(payload))
 	g.count++
@@ -194,7 +195,7 @@ func (g *gluer) extend(datagram []byte) {
 }
 
 // flush delivers the run.
-func (g *gluer) flush() error {
+func (g *coalescer) flush() error {
 	if g.first == nil {
 		return nil
 	}
@@ -218,8 +219,8 @@ func (g *gluer) flush() error {
 	return g.deliver(packets, g.headers+g.length)
 }
 
-// restoreHeaders makes of the headers of a packet that was cut those of a part
-// of it: count segments from the one with the index first, of length bytes.
+// restoreHeaders adapts the headers of a segmented packet to a part of it: count
+// segments with length bytes of payload, from the index first.
 func restoreHeaders(head []byte, first, count, length int, last bool) {
 	packet := head[linux.VnetHeaderLen:]
 	start := int(binary.NativeEndian.Uint16(head[vnetSumStart:]))
@@ -237,7 +238,7 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 	}
 	switch {
 	case isTCP && first > 0:
-		// Congestion was answered in the first segment.
+		// The first segment carries the reaction to congestion.
 		head[vnetGSOType] &^= gsoECN
 		transport[tcpFlagsOffset] &^= tcpCWR
 		binary.BigEndian.PutUint32(transport[4:], binary.BigEndian.Uint32(transport[4:])+uint32(first*size))
@@ -258,12 +259,13 @@ func restoreHeaders(head []byte, first, count, length int, last bool) {
 		binary.BigEndian.PutUint16(packet[4:], uint16(len(packet)+length-ipv6Header))
 		pseudo = sum(packet[8:40], protocol)
 	}
-	// The kernel adds the rest, or leaves it where nobody looks.
+	// The kernel completes the checksum if anything needs it.
 	binary.BigEndian.PutUint16(transport[sumOffset:], fold(pseudo+uint32(len(transport)+length)))
 }
 
-// deliver writes the vector, which counts as so many packets.
-func (g *gluer) deliver(packets, length int) error {
+// deliver writes the vector to the device and counts it as the given number of
+// packets.
+func (g *coalescer) deliver(packets, length int) error {
 	err := g.out.write(g.vector)
 	switch {
 	case err == nil:
