@@ -16,6 +16,8 @@ const (
 	maxStrangers = 4096
 	// strangerFor is how long they may.
 	strangerFor = 2 * time.Minute
+	// shortage is the pause after a connection could not be accepted.
+	shortage = 100 * time.Millisecond
 )
 
 // door takes connections of other nodes.
@@ -25,18 +27,28 @@ type door struct {
 	token uint64
 }
 
-func (d *door) ready(uint32) {
+func (d *door) ready(uint32) { d.s.acceptAll(d.fd, d.token, d.s.welcome) }
+
+// acceptAll takes the connections that a listener has, and waits for the next.
+// When descriptors or memory are short, it pauses: the connection stays pending,
+// so the reactor would report it again at once.
+func (s *Switch) acceptAll(listener int, token uint64, take func(fd int)) {
+	again := func() { _ = s.reactor.again(listener, token, unix.EPOLLIN) }
 	for {
-		fd, _, errno := accept(d.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		if errno == unix.EINTR || errno == unix.ECONNABORTED {
-			continue
+		fd, _, errno := accept(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		switch errno {
+		case 0:
+			take(fd)
+		case unix.EINTR, unix.ECONNABORTED:
+		case unix.EAGAIN:
+			again()
+			return
+		default:
+			s.counters.add(countShortage)
+			time.AfterFunc(shortage, again)
+			return
 		}
-		if errno != 0 {
-			break
-		}
-		d.s.welcome(fd)
 	}
-	_ = d.s.reactor.again(d.fd, d.token, unix.EPOLLIN)
 }
 
 // stranger is a connection that has not said what it is for.

@@ -38,6 +38,7 @@ const (
 	countCancelled
 	countLocal
 	countNested
+	countShortage
 	numCounts
 )
 
@@ -71,6 +72,7 @@ var countNames = [numCounts]string{
 	countCancelled:   "cancelled by the caller",
 	countLocal:       "accepted from the overlay or the pod itself",
 	countNested:      "a seccomp listener of a pod's own, which it cannot have",
+	countShortage:    "accepted later: descriptors or memory were short",
 }
 
 type counters [numCounts]atomic.Uint64

@@ -79,16 +79,7 @@ type containersSource struct {
 	token uint64
 }
 
-func (c *containersSource) ready(uint32) {
-	for {
-		conn, _, errno := accept(c.fd, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		if errno != 0 {
-			break
-		}
-		c.s.expectDelivery(conn)
-	}
-	_ = c.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
-}
+func (c *containersSource) ready(uint32) { c.s.acceptAll(c.fd, c.token, c.s.expectDelivery) }
 
 func (s *Switch) expectDelivery(conn int) {
 	d := &delivery{s: s, fd: conn}
