@@ -30,6 +30,10 @@ type Config struct {
 	// echo flows. A connection too many is reset; a flow too many ends the
 	// one that has been idle longest.
 	Connections, Flows int
+	// Attempts bounds the connections that wait for the host's answer. When there
+	// are as many, a pod with few gets the place of one with many, and a SYN of the
+	// others is ignored until there is room.
+	Attempts int
 	// BufferBytes bounds what all TCP connections together hold for the pods'
 	// side. The more connections there are, the less a new one gets, but
 	// never less than 64 KiB each way.
@@ -37,8 +41,8 @@ type Config struct {
 	// FlowIdle ends a UDP flow after this time without a packet; DNS and echo
 	// flows end after at most 15 seconds.
 	FlowIdle time.Duration
-	// Dial bounds an attempt to connect. The pod's own kernel gives up after
-	// about two minutes.
+	// Dial bounds an attempt to connect. It ends earlier when the pod stops
+	// repeating its SYN, which Linux does after about two minutes.
 	Dial time.Duration
 
 	// Counters, where not nil, counts; it may be read at any time.
@@ -55,6 +59,7 @@ func Default() Config {
 		ResolvConf:  "/etc/resolv.conf",
 		Connections: 4096,
 		Flows:       4096,
+		Attempts:    1024,
 		BufferBytes: 64 << 20,
 		FlowIdle:    2 * time.Minute,
 		Dial:        130 * time.Second,
@@ -93,8 +98,8 @@ func (c Config) Validate() error {
 	if c.ResolvConf == "" {
 		complain("no file with resolvers named")
 	}
-	if c.Connections < 1 || c.Flows < 1 || c.BufferBytes < 1 {
-		complain("limits must be positive (connections %d, flows %d, buffer bytes %d)", c.Connections, c.Flows, c.BufferBytes)
+	if c.Connections < 1 || c.Flows < 1 || c.Attempts < 1 || c.BufferBytes < 1 {
+		complain("limits must be positive (connections %d, flows %d, attempts %d, buffer bytes %d)", c.Connections, c.Flows, c.Attempts, c.BufferBytes)
 	}
 	if c.FlowIdle <= 0 || c.Dial <= 0 {
 		complain("times must be positive (flow idle %v, dial %v)", c.FlowIdle, c.Dial)

@@ -5,7 +5,7 @@ import "sync/atomic"
 // Counters counts what egress does. The zero value is ready; it must not be
 // copied. One may serve several runs after another.
 type Counters struct {
-	tcp, udp, echo, dns                gauge
+	tcp, attempts, udp, echo, dns      gauge
 	toPods, fromPods                   atomic.Uint64
 	refused, failed, dropped, overflow atomic.Uint64
 	repeated                           atomic.Uint64
@@ -19,9 +19,10 @@ func (g *gauge) leave()       { g.open.Add(-1) }
 
 // Stats is a snapshot of Counters.
 type Stats struct {
-	// Connections and Flows (UDP), Echoes (ping) and Queries (DNS over UDP)
+	// Connections, Attempts (to connect), Flows (UDP), Echoes (ping) and Queries (DNS over UDP)
 	// since the start, and those of them that are open now.
 	Connections, ConnectionsOpen int64
+	Attempts, AttemptsOpen       int64
 	Flows, FlowsOpen             int64
 	Echoes, EchoesOpen           int64
 	Queries, QueriesOpen         int64
@@ -43,6 +44,7 @@ type Stats struct {
 func (c *Counters) Stats() Stats {
 	return Stats{
 		Connections: c.tcp.total.Load(), ConnectionsOpen: c.tcp.open.Load(),
+		Attempts: c.attempts.total.Load(), AttemptsOpen: c.attempts.open.Load(),
 		Flows: c.udp.total.Load(), FlowsOpen: c.udp.open.Load(),
 		Echoes: c.echo.total.Load(), EchoesOpen: c.echo.open.Load(),
 		Queries: c.dns.total.Load(), QueriesOpen: c.dns.open.Load(),

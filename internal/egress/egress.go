@@ -30,11 +30,9 @@ type engine struct {
 	flows  *flowTable
 	dns    *resolver
 	// workers are the goroutines of connections and queries.
-	workers workers
-	// handshakes are the connection attempts that wait for the host, with
-	// what an ICMP error about them has to quote.
-	handshakes sync.Map // stack.TransportEndpointID -> *handshake
-	warnEcho   sync.Once
+	workers  workers
+	attempts *attempts
+	warnEcho sync.Once
 }
 
 // Run forwards what comes out of the TUN device until ctx ends (nil) or the
@@ -62,7 +60,7 @@ func Run(ctx context.Context, tun *os.File, config Config) error {
 		link:   link,
 		dns:    newResolver(config.ResolvConf),
 	}
-	e.flows = newFlowTable(e)
+	e.flows, e.attempts = newFlowTable(e), newAttempts(e)
 	if err := e.startStack(ctx); err != nil {
 		return err
 	}

@@ -28,6 +28,8 @@ var (
 	hostIPv6 = netip.MustParseAddr("2001:db8::10")
 	podAddr  = netip.MustParseAddr("10.42.0.2")
 	podIPv6  = netip.MustParseAddr("fd42::2")
+	// deadAddr never answers: the host knows its neighbour, which does not exist.
+	deadAddr = netip.MustParseAddr("203.0.113.99")
 	gateway  = netip.MustParseAddr("10.42.255.1")
 	pods     = netip.MustParsePrefix("10.42.0.0/16")
 )
@@ -42,6 +44,16 @@ func setUpHost() error {
 		return err
 	}
 	if err := testutil.SetUpLink("host0", netip.PrefixFrom(hostAddr, 24), netip.PrefixFrom(hostIPv6, 64)); err != nil {
+		return err
+	}
+	bridge, err := netlink.LinkByName("host0")
+	if err == nil {
+		err = netlink.NeighSet(&netlink.Neigh{
+			LinkIndex: bridge.Attrs().Index, IP: deadAddr.AsSlice(), State: netlink.NUD_PERMANENT,
+			HardwareAddr: net.HardwareAddr{2, 0, 0, 0, 0, 1},
+		})
+	}
+	if err != nil {
 		return err
 	}
 	_, blackhole, _ := net.ParseCIDR("192.0.2.0/24")

@@ -139,46 +139,59 @@ func TestLoopbackIsOutOfReach(t *testing.T) {
 // forge sends the packet that opens a flow past the node's routing, as a pod
 // with raw sockets could.
 func (l *lab) forge(source netip.Addr, to netip.AddrPort, protocol tcpip.TransportProtocolNumber) {
-	transport := make([]byte, header.TCPMinimumSize)
-	sum := header.PseudoHeaderChecksum(protocol, stackAddress(source), stackAddress(to.Addr()), uint16(len(transport)))
-	if protocol == header.TCPProtocolNumber {
-		segment := header.TCP(transport)
-		segment.Encode(&header.TCPFields{SrcPort: 999, DstPort: to.Port(), DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 1000})
-		segment.SetChecksum(^segment.CalculateChecksum(sum))
-	} else {
-		udp := header.UDP(transport)
-		udp.Encode(&header.UDPFields{SrcPort: 999, DstPort: to.Port(), Length: uint16(len(transport))})
-		udp.SetChecksum(^udp.CalculateChecksum(checksum.Checksum(transport[header.UDPMinimumSize:], sum)))
-	}
-	var packet []byte
-	link := unix.SockaddrLinklayer{Protocol: 0x0008} // ETH_P_IP in network order
-	if to.Addr().Is4() {
-		packet = append(make([]byte, header.IPv4MinimumSize), transport...)
-		ip := header.IPv4(packet)
-		ip.Encode(&header.IPv4Fields{TotalLength: uint16(len(packet)), TTL: 64, Protocol: uint8(protocol), SrcAddr: stackAddress(source), DstAddr: stackAddress(to.Addr())})
-		ip.SetChecksum(^ip.CalculateChecksum())
-	} else {
-		packet = append(make([]byte, header.IPv6MinimumSize), transport...)
-		header.IPv6(packet).Encode(&header.IPv6Fields{PayloadLength: uint16(len(transport)), TransportProtocol: protocol, HopLimit: 64, SrcAddr: stackAddress(source), DstAddr: stackAddress(to.Addr())})
-		link.Protocol = 0xdd86
-	}
+	l.forgeAll(source, []uint16{999}, to, protocol)
+}
+
+// forgeAll forges a packet from each of the ports.
+func (l *lab) forgeAll(source netip.Addr, ports []uint16, to netip.AddrPort, protocol tcpip.TransportProtocolNumber) {
 	l.onNode(func() {
 		device, err := netlink.LinkByName("out0")
 		if err != nil {
 			l.Error(err)
 			return
 		}
-		link.Ifindex = device.Attrs().Index
+		link := unix.SockaddrLinklayer{Protocol: 0x0008, Ifindex: device.Attrs().Index} // ETH_P_IP in network order
+		if to.Addr().Is6() {
+			link.Protocol = 0xdd86
+		}
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			l.Error(err)
 			return
 		}
 		defer unix.Close(fd)
-		if err := unix.Sendto(fd, packet, 0, &link); err != nil {
-			l.Errorf("forge packet to %s: %v", to, err)
+		for _, port := range ports {
+			if err := unix.Sendto(fd, forged(netip.AddrPortFrom(source, port), to, protocol), 0, &link); err != nil {
+				l.Errorf("forge packet to %s: %v", to, err)
+			}
 		}
 	})
+}
+
+// forged returns the packet that opens a flow.
+func forged(from, to netip.AddrPort, protocol tcpip.TransportProtocolNumber) []byte {
+	source, target := stackAddress(from.Addr()), stackAddress(to.Addr())
+	transport := make([]byte, header.TCPMinimumSize)
+	sum := header.PseudoHeaderChecksum(protocol, source, target, uint16(len(transport)))
+	if protocol == header.TCPProtocolNumber {
+		segment := header.TCP(transport)
+		segment.Encode(&header.TCPFields{SrcPort: from.Port(), DstPort: to.Port(), DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagSyn, WindowSize: 1000})
+		segment.SetChecksum(^segment.CalculateChecksum(sum))
+	} else {
+		udp := header.UDP(transport)
+		udp.Encode(&header.UDPFields{SrcPort: from.Port(), DstPort: to.Port(), Length: uint16(len(transport))})
+		udp.SetChecksum(^udp.CalculateChecksum(checksum.Checksum(transport[header.UDPMinimumSize:], sum)))
+	}
+	if to.Addr().Is4() {
+		packet := append(make([]byte, header.IPv4MinimumSize), transport...)
+		ip := header.IPv4(packet)
+		ip.Encode(&header.IPv4Fields{TotalLength: uint16(len(packet)), TTL: 64, Protocol: uint8(protocol), SrcAddr: source, DstAddr: target})
+		ip.SetChecksum(^ip.CalculateChecksum())
+		return packet
+	}
+	packet := append(make([]byte, header.IPv6MinimumSize), transport...)
+	header.IPv6(packet).Encode(&header.IPv6Fields{PayloadLength: uint16(len(transport)), TransportProtocol: protocol, HopLimit: 64, SrcAddr: source, DstAddr: target})
+	return packet
 }
 
 func TestRefusedRanges(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"sync"
@@ -23,10 +24,6 @@ const (
 	leastBuffer = 64 << 10
 	mostBuffer  = 1 << 20
 
-	// attempts bounds the connections that wait for the host to answer. The
-	// pod's kernel repeats a SYN that was ignored.
-	attempts = 1024
-
 	// A pod that is removed says no goodbye; its connections end after
 	// keepAliveIdle + keepAliveCount*keepAliveInterval.
 	keepAliveIdle     = 2 * time.Minute
@@ -39,9 +36,6 @@ const (
 	// the pod repeats after a second.
 	timeWait = 100 * time.Microsecond
 )
-
-// handshake is what an ICMP error about a SYN has to quote.
-type handshake struct{ sequence uint32 }
 
 func (e *engine) setUpTCP(ctx context.Context) error {
 	sack, moderate := tcpip.TCPSACKEnabled(true), tcpip.TCPModerateReceiveBufferOption(false)
@@ -56,22 +50,24 @@ func (e *engine) setUpTCP(ctx context.Context) error {
 			return fmt.Errorf("set up user-mode network stack: set %T: %s", option, err)
 		}
 	}
-	forwarder := tcp.NewForwarder(e.stack, mostBuffer, attempts, func(request *tcp.ForwarderRequest) {
+	// The table of attempts has its own limits.
+	forwarder := tcp.NewForwarder(e.stack, mostBuffer, math.MaxInt, func(request *tcp.ForwarderRequest) {
 		if !e.workers.start() {
-			request.Complete(false)
+			e.attempts.complete(request, false)
 			return
 		}
 		defer e.workers.group.Done()
 		e.connect(ctx, request)
 	})
 	e.stack.SetTransportProtocolHandler(tcp.ProtocolNumber, func(id stack.TransportEndpointID, packet *stack.PacketBuffer) bool {
+		forward := func() bool { return forwarder.HandlePacket(id, packet) }
 		// The request does not give away the sequence number, without which
 		// the pod ignores an ICMP error.
 		segment := header.TCP(packet.TransportHeader().Slice())
 		if segment.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) == header.TCPFlagSyn {
-			e.handshakes.LoadOrStore(id, &handshake{segment.SequenceNumber()})
+			return e.attempts.admit(ctx, id, segment.SequenceNumber(), forward)
 		}
-		return forwarder.HandlePacket(id, packet)
+		return forward()
 	})
 	return nil
 }
@@ -81,13 +77,8 @@ func (e *engine) setUpTCP(ctx context.Context) error {
 func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	id := request.ID()
 	pod, remote := endpoints(id)
-	opening, known := e.handshakes.Load(id)
-	finish := func(reset bool) {
-		request.Complete(reset)
-		if known {
-			e.handshakes.CompareAndDelete(id, opening)
-		}
-	}
+	attempt := e.attempts.find(id)
+	finish := func(reset bool) { e.attempts.complete(request, reset) }
 	target, ok := e.target(remote)
 	if !ok {
 		e.Counters.refused.Add(1)
@@ -103,15 +94,12 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 		finish(true)
 		return
 	}
-	outside, err := e.dial(ctx, target)
+	outside, err := e.dial(attempt.ctx, target)
+	e.attempts.answered(attempt)
 	if err != nil {
 		e.Counters.failed.Add(1)
 		e.Log.Debug("connection failed", "from", pod, "to", remote, "error", err)
-		sequence := uint32(0)
-		if known {
-			sequence = opening.(*handshake).sequence
-		}
-		finish(e.reject(pod, remote, sequence, err))
+		finish(e.reject(pod, remote, attempt.sequence, err))
 		return
 	}
 	defer outside.Close()
@@ -165,8 +153,9 @@ func (e *engine) dial(ctx context.Context, targets []netip.AddrPort) (*net.TCPCo
 	return nil, errors.Join(problems...)
 }
 
-// reject tells the pod why there is no connection. It returns true for "reset";
-// after a timeout it says nothing, for the pod's own timer ends then too.
+// reject tells the pod why there is no connection. It returns true for "reset".
+// After a timeout it says nothing, for the pod's own timer ends then too, nor where
+// this process is short of descriptors or memory: the pod's kernel tries again.
 func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) (reset bool) {
 	switch {
 	case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.EHOSTDOWN):
@@ -175,6 +164,8 @@ func (e *engine) reject(pod, remote netip.AddrPort, sequence uint32, err error) 
 		e.sendUnreachable(netUnreachable, quoteTCP(pod, remote, sequence))
 	case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 		e.sendUnreachable(prohibited, quoteTCP(pod, remote, sequence))
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		return false
 	case errors.Is(err, unix.ETIMEDOUT), errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return false
 	default:
