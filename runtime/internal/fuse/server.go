@@ -49,6 +49,9 @@ type Mount struct {
 	// Extra is that of all mounts.
 	Extra *Extra
 	Log   *slog.Logger
+	// Refused is called with the error of a request that is refused to protect
+	// this process, if it is not nil.
+	Refused func(error)
 }
 
 // Extra are the workers of all mounts beyond the first few of each: threads, of
@@ -269,6 +272,9 @@ func (w *worker) answer(r request) (errno unix.Errno, silent bool) {
 func (w *worker) errnoOf(r request, err error) unix.Errno {
 	if errors.Is(err, tree.ErrNotFound) {
 		return unix.ESTALE
+	}
+	if errors.Is(err, tree.ErrLinks) && w.Refused != nil {
+		w.Refused(err)
 	}
 	w.Log.Error(fmt.Sprintf("request %d of node %d: %v", r.opcode, r.node, err))
 	return unix.EIO

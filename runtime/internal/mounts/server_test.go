@@ -3,6 +3,8 @@ package mounts
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -14,9 +16,11 @@ import (
 	"time"
 
 	"github.com/containerd/stargz-snapshotter/estargz"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/fuse"
+	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
@@ -50,6 +54,76 @@ func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
 		})
 	}
 	await(t, func() bool { return !opened(t, path) })
+}
+
+// TestHostileImageHoldsUpNoOtherMount asks for a mount of an image in each layer of
+// which is a hard link to a file that is nowhere, and then for another one.
+func TestHostileImageHoldsUpNoOtherMount(t *testing.T) {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := Conn(ends[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests, err := Conn(ends[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An answer that does not come ends the test.
+	if err := client.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	s := NewServer(requests, nil, slog.New(slog.DiscardHandler), func(string) {})
+	var served errgroup.Group
+	served.Go(func() error { return s.Run(t.Context()) })
+	var layers []string
+	for k := range 30 {
+		layers = append(layers, layerOf(t, tar.Header{Typeflag: tar.TypeLink, Name: fmt.Sprintf("f%d", k), Linkname: "nothere"}))
+	}
+	var kernels []*os.File
+	for _, request := range []Request{{ID: "hostile", Layers: layers}, {ID: "other", Layers: layers[:1]}} {
+		kernel, device, slots := mount(t)
+		slots.Close()
+		kernels = append(kernels, kernel)
+		if err := send(client, request, device); err != nil {
+			t.Fatal(err)
+		}
+		device.Close()
+		var answer reply
+		if _, err := receive(client, &answer); err != nil || answer != (reply{ID: request.ID}) {
+			t.Fatalf("the request for %s is answered with %+v, %v", request.ID, answer, err)
+		}
+	}
+	for _, kernel := range kernels {
+		kernel.Close()
+	}
+	client.Close()
+	if err := served.Wait(); err != nil {
+		t.Error(err)
+	}
+	s.group.Wait()
+}
+
+// layerOf is the file of a layer with one entry.
+func layerOf(t *testing.T, header tar.Header) string {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	if err := errors.Join(w.WriteHeader(&header), w.Close()); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "layer.erofs")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if err := layer.Convert(&archive, file); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // comingLayer is the file of a layer, whose registry gives no content of it.

@@ -30,14 +30,15 @@ type Tree struct {
 	// numbered from its base.
 	layers []*erofs.Image
 	bases  []uint64
+	// maxLinkSteps bounds the work for the links of one directory.
+	maxLinkSteps int
 
-	mu   sync.Mutex
-	dirs map[uint64]*Dir
-	// below are the trees without the uppermost layers, by how many, where
-	// something refers to them.
-	below map[int]*Tree
-	// kept is the sum of the directories' entries.
-	kept int
+	mu    sync.Mutex
+	dirs  map[uint64]*Dir
+	parts map[inode]*part
+	// kept is the number of entries in dirs and parts, entriesRead that of all
+	// parts that were ever read.
+	kept, entriesRead int
 }
 
 // maxKept bounds the entries that are kept in memory.
@@ -52,7 +53,7 @@ type inode struct {
 // Dir is a merged directory.
 type Dir struct {
 	// parts are the directories that it is merged of, the uppermost first.
-	parts []part
+	parts []*part
 	// Entries are in the order of their names.
 	Entries []Entry
 	// Parent is the number of the directory that holds it.
@@ -66,6 +67,17 @@ type part struct {
 	// entries are those of the layer, with what hides others.
 	entries []erofs.Entry
 	implied bool
+	// opaque hides the directories of the layers below.
+	opaque bool
+}
+
+// find returns the entry of a name.
+func (p *part) find(name string) (erofs.Entry, bool) {
+	i, found := slices.BinarySearchFunc(p.entries, name, func(e erofs.Entry, name string) int { return strings.Compare(e.Name, name) })
+	if !found {
+		return erofs.Entry{}, false
+	}
+	return p.entries[i], true
 }
 
 // Entry is a name in a directory.
@@ -76,12 +88,13 @@ type Entry struct {
 	Type uint16
 }
 
-// New returns the tree of layers, the uppermost first.
+// New returns the tree of layers, the uppermost first. It reads nothing of them
+// yet, so that a large or malformed image delays only its own readers.
 func New(layers []*erofs.Image) (*Tree, error) {
 	if len(layers) == 0 {
 		return nil, errors.New("make tree: no layers")
 	}
-	t := &Tree{layers: layers, dirs: map[uint64]*Dir{}, below: map[int]*Tree{}}
+	t := &Tree{layers: layers, maxLinkSteps: maxLinkSteps, dirs: map[uint64]*Dir{}, parts: map[inode]*part{}}
 	base := uint64(RootID + 1)
 	// From below, so that an image on top of another one shares its numbers.
 	t.bases = make([]uint64, len(layers))
@@ -89,8 +102,7 @@ func New(layers []*erofs.Image) (*Tree, error) {
 		t.bases[i] = base
 		base += layers[i].Numbers()
 	}
-	_, err := t.Dir(RootID)
-	return t, err
+	return t, nil
 }
 
 // HasXattrs is false where nothing in the tree has extended attributes that a
@@ -283,18 +295,7 @@ func (t *Tree) nameOf(level int, number uint64) (name string, parent uint64, err
 
 // child returns a directory in another one.
 func (t *Tree) child(dir *Dir, name string) (*Dir, error) {
-	var stack []inode
-	for _, p := range dir.parts {
-		i, found := slices.BinarySearchFunc(p.entries, name, func(e erofs.Entry, name string) int { return strings.Compare(e.Name, name) })
-		if !found {
-			continue
-		}
-		e := p.entries[i]
-		if e.Type != erofs.TypeDir {
-			break // a file, or what hides: nothing below it is seen
-		}
-		stack = append(stack, inode{p.layer, e.Number})
-	}
+	stack := subdirectories(dir.parts, name)
 	if len(stack) == 0 {
 		return nil, fmt.Errorf("find directory %q: %w", name, ErrNotFound)
 	}
@@ -303,6 +304,22 @@ func (t *Tree) child(dir *Dir, name string) (*Dir, error) {
 		return there, nil
 	}
 	return t.merge(id, dir.ownID(t), stack)
+}
+
+// subdirectories returns the directories that have a name in the parts of their
+// parent, the uppermost first.
+func subdirectories(parts []*part, name string) (stack []inode) {
+	for _, p := range parts {
+		e, found := p.find(name)
+		if !found {
+			continue
+		}
+		if e.Type != erofs.TypeDir {
+			break // a file, or what hides: nothing below it is seen
+		}
+		stack = append(stack, inode{p.layer, e.Number})
+	}
+	return stack
 }
 
 // ownID is the number of the directory itself.
@@ -316,17 +333,12 @@ func (d *Dir) ownID(t *Tree) uint64 {
 // merge makes one directory of those of several layers, the uppermost first,
 // and keeps it.
 func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
-	dir := &Dir{Parent: parent}
-	for _, at := range stack {
-		p, opaque, err := t.readPart(at)
-		if err != nil {
-			return nil, err
-		}
-		dir.parts = append(dir.parts, p)
-		if opaque {
-			break
-		}
+	parts, err := t.readParts(stack)
+	if err != nil {
+		return nil, err
 	}
+	dir := &Dir{Parent: parent, parts: parts}
+	links := linkResolver{t, t.maxLinkSteps}
 	seen := map[string]bool{}
 	for i, p := range dir.parts {
 		for _, e := range p.entries {
@@ -336,7 +348,7 @@ func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
 			if i < len(dir.parts)-1 {
 				seen[e.Name] = true
 			}
-			own, found, err := t.entry(p.layer, e)
+			own, found, err := links.entry(p.layer, e)
 			if err != nil {
 				return nil, err
 			}
@@ -348,81 +360,63 @@ func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
 	if len(dir.parts) > 1 {
 		slices.SortFunc(dir.Entries, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })
 	}
-	if t.kept > maxKept {
-		clear(t.dirs)
-		t.kept = 0
-	}
+	t.keep(len(dir.Entries) + 1)
 	t.dirs[id] = dir
-	t.kept += len(dir.Entries) + 1
 	return dir, nil
 }
 
-// readPart reads the directory of one layer, and tells whether it hides all
-// below it.
-func (t *Tree) readPart(at inode) (p part, opaque bool, err error) {
+// readParts reads the directories of several layers, the uppermost first, down
+// to one that hides the rest.
+func (t *Tree) readParts(stack []inode) (parts []*part, err error) {
+	for _, at := range stack {
+		p, err := t.readPart(at)
+		if err != nil {
+			return nil, err
+		}
+		parts = append(parts, p)
+		if p.opaque {
+			break
+		}
+	}
+	return parts, nil
+}
+
+// readPart reads the directory of one layer, and keeps it.
+func (t *Tree) readPart(at inode) (*part, error) {
+	if p := t.parts[at]; p != nil {
+		return p, nil
+	}
 	image := t.layers[at.layer]
-	p.layer = at.layer
+	p := &part{layer: at.layer}
+	var err error
 	if p.inode, err = image.Inode(at.number); err != nil {
-		return p, false, err
+		return nil, err
 	}
 	if p.entries, _, err = image.Directory(p.inode); err != nil {
-		return p, false, err
+		return nil, err
 	}
 	all, err := image.Xattrs(p.inode)
+	if err != nil {
+		return nil, err
+	}
 	for _, x := range all {
-		opaque = opaque || x.Name == layer.OpaqueXattr
+		p.opaque = p.opaque || x.Name == layer.OpaqueXattr
 		p.implied = p.implied || x.Name == layer.ImpliedXattr
 	}
-	return p, opaque, err
+	t.entriesRead += len(p.entries)
+	t.keep(len(p.entries) + 1)
+	t.parts[at] = p
+	return p, nil
 }
 
-// entry is what an entry of a layer is in the tree; it may be nothing.
-func (t *Tree) entry(level int, e erofs.Entry) (own Entry, found bool, err error) {
-	own = Entry{e.Name, t.id(inode{level, e.Number}), e.Type}
-	if e.Type != erofs.TypeChar {
-		return own, true, nil
+// keep makes room for a number of entries.
+func (t *Tree) keep(entries int) {
+	if t.kept > maxKept {
+		clear(t.dirs)
+		clear(t.parts)
+		t.kept = 0
 	}
-	n, err := t.layers[level].Inode(e.Number)
-	if err != nil || n.Device != 0 && n.Device != layer.LinkDevice {
-		return own, err == nil, err
-	}
-	all, err := t.layers[level].Xattrs(n)
-	for _, x := range all {
-		if x.Name != layer.LinkXattr {
-			continue
-		}
-		target, err := t.lowerNode(level, string(x.Value))
-		if errors.Is(err, ErrNotFound) {
-			return own, false, nil // as if there were no such name
-		}
-		return Entry{e.Name, target.ID, target.Mode & erofs.TypeMask}, err == nil, err
-	}
-	return own, false, err // what hides others
-}
-
-// lowerNode returns a file by its path as the layers below one have it.
-func (t *Tree) lowerNode(level int, path string) (n Node, err error) {
-	if level+1 == len(t.layers) {
-		return n, ErrNotFound
-	}
-	lower := t.below[level]
-	if lower == nil {
-		// It numbers its nodes as this tree does.
-		if lower, err = New(t.layers[level+1:]); err != nil {
-			return n, err
-		}
-		t.below[level] = lower
-	}
-	n.ID = RootID
-	for name := range strings.SplitSeq(path, "/") {
-		if n, err = lower.Lookup(n.ID, name); err != nil {
-			return n, err
-		}
-	}
-	if n.IsDir() {
-		return n, ErrNotFound
-	}
-	return n, nil
+	t.kept += entries
 }
 
 // ReadAt reads content of a file, and less than asked only at its end.

@@ -2,6 +2,7 @@ package tree
 
 import (
 	"bytes"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -19,7 +20,16 @@ import (
 // open converts archives, the lowest first, and returns their tree.
 func open(t *testing.T, archives [][]byte) *Tree {
 	t.Helper()
-	var layers []*erofs.Image
+	tree, err := New(openLayers(t, archives, func(file io.ReaderAt) io.ReaderAt { return file }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tree
+}
+
+// openLayers converts archives, the lowest first, and opens them through readers.
+func openLayers(t *testing.T, archives [][]byte, through func(io.ReaderAt) io.ReaderAt) (layers []*erofs.Image) {
+	t.Helper()
 	for _, a := range archives {
 		file, err := os.Create(filepath.Join(t.TempDir(), "layer"))
 		if err != nil {
@@ -33,17 +43,13 @@ func open(t *testing.T, archives [][]byte) *Tree {
 		if err != nil {
 			t.Fatal(err)
 		}
-		image, err := erofs.Open(file, info.Size())
+		image, err := erofs.Open(through(file), info.Size())
 		if err != nil {
 			t.Fatal(err)
 		}
 		layers = slices.Insert(layers, 0, image)
 	}
-	tree, err := New(layers)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tree
+	return layers
 }
 
 // describe lists a tree as corpus.Describe does a directory.
