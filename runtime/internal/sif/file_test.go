@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
@@ -12,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/runtime/internal/squashfs"
 )
 
 // file makes a SIF file around the image of a folder with these files.
@@ -99,6 +102,30 @@ func TestLayer(t *testing.T) {
 	}
 	if !slices.Contains(names, "etc/passwd") || slices.Contains(names, "srv/.wh.hidden") || names[0] != "./" {
 		t.Errorf("layer of %q", names)
+	}
+}
+
+// What is kept of an image in memory is bounded, however small the image is.
+func TestTextsAndLinkNamesAreBounded(t *testing.T) {
+	files := map[string]string{}
+	for k := range maxTexts/maxText + 1 {
+		files[fmt.Sprintf("%s%d.sh", environment, k)] = strings.Repeat("#", maxText)
+	}
+	all := file(t, files)
+	f, err := Open(bytes.NewReader(all), int64(len(all)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Layer(io.Discard); err == nil || !strings.Contains(err.Error(), "describe the image") {
+		t.Errorf("files of %d bytes that describe an image: %v", len(files)*maxText, err)
+	}
+	e := newEntries(nil)
+	e.nameBytes = maxLinkNames - 4
+	if _, err := e.header("name", squashfs.Inode{Kind: squashfs.File, Links: 2, Number: 1}); err != nil {
+		t.Error(err)
+	}
+	if _, err := e.header("n", squashfs.Inode{Kind: squashfs.File, Links: 2, Number: 2}); err == nil {
+		t.Errorf("more than %d bytes of names are kept", maxLinkNames)
 	}
 }
 

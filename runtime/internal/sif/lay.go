@@ -32,13 +32,13 @@ const maxContent = 128 << 30
 // order of the places in the image, and returns the configuration that goes with it.
 // Of the content, it reads what the image says of itself.
 func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
-	e := entries{f.root, map[uint32]string{}, map[string]string{}}
+	e := newEntries(f.root)
 	var size int64
 	err := layer.Lay(to, func(put func(*tar.Header) (int64, error)) error {
 		return f.root.Walk(func(name string, n squashfs.Inode) error {
-			header := e.header(name, n)
+			header, err := e.header(name, n)
 			if header == nil {
-				return nil
+				return err
 			}
 			if header.Size > maxContent-size {
 				return fmt.Errorf("more than %d bytes of content: %w", int64(maxContent), ErrTooLarge)

@@ -18,19 +18,23 @@ const (
 	own         = ".singularity.d/"
 	labelsFile  = own + "labels.json"
 	environment = own + "env/"
-	// maxText bounds what is read of a file there.
-	maxText = 1 << 20
+	// maxText bounds a file there that is read, maxTexts all of them.
+	maxText  = 1 << 20
+	maxTexts = 8 << 20
+	// maxLinkNames bounds the names that are kept because a file has another one, in
+	// bytes.
+	maxLinkNames = 256 << 20
 )
 
 // Layer writes the file system as the archive of a layer, and returns the
 // configuration that goes with it, but for the layer's digest.
 func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 	archive := tar.NewWriter(to)
-	e := entries{f.root, map[uint32]string{}, map[string]string{}}
+	e := newEntries(f.root)
 	err := f.root.Walk(func(name string, n squashfs.Inode) error {
-		header := e.header(name, n)
+		header, err := e.header(name, n)
 		if header == nil {
-			return nil
+			return err
 		}
 		if err := archive.WriteHeader(header); err != nil {
 			return fmt.Errorf("write %q: %w", name, err)
@@ -53,37 +57,49 @@ type entries struct {
 	first map[uint32]string
 	// texts is what the image says of itself.
 	texts map[string]string
+	// nameBytes and textBytes are the sizes of first and texts.
+	nameBytes, textBytes int
+}
+
+func newEntries(root *squashfs.Image) *entries {
+	return &entries{root: root, first: map[uint32]string{}, texts: map[string]string{}}
 }
 
 // header describes a file, one with another name as a link to that; nil for one
 // that no layer can have.
-func (e entries) header(name string, n squashfs.Inode) *tar.Header {
+func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 	if strings.HasPrefix(path.Base(name), ".wh.") {
-		return nil // in a layer it would hide something
+		return nil, nil // in a layer it would hide something
 	}
 	header, known := describe(name, n)
 	if !known {
-		return nil // a socket, which no archive can hold
+		return nil, nil // a socket, which no archive can hold
 	}
 	if target, again := e.first[n.Number]; again && n.Kind != squashfs.Dir {
 		header.Typeflag, header.Linkname, header.Size = tar.TypeLink, target, 0
-		return header
+		return header, nil
 	}
 	if n.Links > 1 && n.Kind != squashfs.Dir {
+		if e.nameBytes += len(name); e.nameBytes > maxLinkNames {
+			return nil, fmt.Errorf("the names of files with hard links have more than %d bytes", maxLinkNames)
+		}
 		e.first[n.Number] = name
 	}
-	return header
+	return header, nil
 }
 
 // tells whether the image says in a file what it is.
-func (e entries) tells(name string, n squashfs.Inode) bool {
+func (e *entries) tells(name string, n squashfs.Inode) bool {
 	return n.Size <= maxText && (name == labelsFile || strings.HasPrefix(name, environment))
 }
 
 // hear writes the content of a file, and keeps what it says of the image.
-func (e entries) hear(name string, n squashfs.Inode, into io.Writer) error {
+func (e *entries) hear(name string, n squashfs.Inode, into io.Writer) error {
 	var text bytes.Buffer
 	if e.tells(name, n) {
+		if e.textBytes += int(n.Size); e.textBytes > maxTexts {
+			return fmt.Errorf("read %q: the files that describe the image have more than %d bytes", name, maxTexts)
+		}
 		into = io.MultiWriter(into, &text)
 	}
 	if _, err := io.Copy(into, e.root.Content(n)); err != nil {

@@ -23,10 +23,15 @@ const (
 	// minBlock and maxBlock are what the format allows.
 	minBlock = 4 << 10
 	maxBlock = 1 << 20
-	// maxEntries bounds what is read of one image, maxDepth its directories in
-	// each other.
+	// maxEntries bounds the names in an image, maxDepth its directories in each
+	// other, maxPath the bytes of a path.
 	maxEntries = 8 << 20
 	maxDepth   = 2048
+	maxPath    = 4096
+	// maxFileBlocks bounds the blocks of a file, which are a terabyte of the usual
+	// size, and maxBlocks the blocks of all files. Sparse blocks count, too.
+	maxFileBlocks = 8 << 20
+	maxBlocks     = 64 << 20
 )
 
 var order = binary.LittleEndian
@@ -44,12 +49,13 @@ type Image struct {
 	root                           uint64
 	inodeTable, dirTable           int64
 	ids                            []uint32
-	fragments                      []fragment
-	xattrRefs                      []xattrRef
+	fragments, xattrRefs           table
 	xattrTable                     int64
 	kept                           map[int64]metaBlock
 	fragmentAt                     int64 // of the one in fragmentData
+	blocks                         int64 // of the files that were read
 	fragmentData, packed, unpacked []byte
+	metadata                       []byte // the last block that was unpacked
 }
 
 type fragment struct {
@@ -84,11 +90,13 @@ func Open(from io.ReaderAt, size int64) (*Image, error) {
 		return nil, err
 	}
 	i.inodeTable, i.dirTable = int64(order.Uint64(b[64:])), int64(order.Uint64(b[72:]))
-	if err := i.readIDs(order.Uint64(b[48:]), int(order.Uint16(b[26:]))); err != nil {
+	if err := i.readIDs(order.Uint64(b[48:]), order.Uint16(b[26:])); err != nil {
 		return nil, fmt.Errorf("read users: %w", err)
 	}
-	if err := i.readFragments(order.Uint64(b[80:]), order.Uint32(b[16:])); err != nil {
-		return nil, fmt.Errorf("read fragments: %w", err)
+	if list, count := order.Uint64(b[80:]), order.Uint32(b[16:]); count > 0 && list != noTable {
+		if i.fragments, err = i.newTable(list, count, 16); err != nil {
+			return nil, fmt.Errorf("read fragments: %w", err)
+		}
 	}
 	if err := i.readXattrRefs(order.Uint64(b[56:])); err != nil {
 		return nil, fmt.Errorf("read attributes: %w", err)
@@ -115,48 +123,29 @@ func unexpected(err error) error {
 	return err
 }
 
-// table reads entries of a size each, which lie in metadata blocks whose places
-// are in a list.
-func (i *Image) table(list uint64, count, entry int) ([]byte, error) {
-	if list > uint64(i.size) || int64(count)*int64(entry) > i.size*metaSize {
-		return nil, fmt.Errorf("a table of %d entries at %d: %w", count, list, ErrCorrupt)
+// readIDs reads the users and groups: at most 65,535.
+func (i *Image) readIDs(list uint64, count uint16) error {
+	t, err := i.newTable(list, uint32(count), 4)
+	if err != nil {
+		return err
 	}
-	blocks := (count*entry + metaSize - 1) / metaSize
-	places := make([]byte, 8*blocks)
-	if err := i.readAt(places, int64(list)); err != nil {
-		return nil, err
-	}
-	var all []byte
-	for k := range blocks {
-		block, err := i.meta(int64(order.Uint64(places[8*k:])))
+	for k := range t.count {
+		b, err := i.at(t, k)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		all = append(all, block.data...)
+		i.ids = append(i.ids, order.Uint32(b))
 	}
-	if len(all) < count*entry {
-		return nil, fmt.Errorf("a table with %d bytes of %d: %w", len(all), count*entry, ErrCorrupt)
-	}
-	return all[:count*entry], nil
+	return nil
 }
 
-func (i *Image) readIDs(list uint64, count int) error {
-	all, err := i.table(list, count, 4)
-	for k := 0; k+4 <= len(all); k += 4 {
-		i.ids = append(i.ids, order.Uint32(all[k:]))
+// fragment reads where a fragment lies.
+func (i *Image) fragment(index uint32) (fragment, error) {
+	b, err := i.at(i.fragments, index)
+	if err != nil {
+		return fragment{}, fmt.Errorf("fragment: %w", err)
 	}
-	return err
-}
-
-func (i *Image) readFragments(list uint64, count uint32) error {
-	if count == 0 || list == noTable {
-		return nil
-	}
-	all, err := i.table(list, int(count), 16)
-	for k := 0; k+16 <= len(all); k += 16 {
-		i.fragments = append(i.fragments, fragment{int64(order.Uint64(all[k:])), order.Uint32(all[k+8:])})
-	}
-	return err
+	return fragment{int64(order.Uint64(b)), order.Uint32(b[8:])}, nil
 }
 
 // id is the user or group of a number in the table.

@@ -46,8 +46,8 @@ func (n Inode) Major() int64 { return int64(n.Device >> 8 & 0xfff) }
 // Minor see Major.
 func (n Inode) Minor() int64 { return int64(n.Device&0xff | n.Device>>12&0xfff00) }
 
-// maxTarget is what a link may lead to.
-const maxTarget = 64 << 10
+// maxTarget bounds where a link leads, in bytes, as Linux does.
+const maxTarget = 4095
 
 // inode reads the one at a reference.
 func (i *Image) inode(reference uint64) (n Inode, err error) {
@@ -134,9 +134,11 @@ func (i *Image) readRest(c *cursor, n *Inode) error {
 		if n.fragment == noFragment && n.Size%int64(i.blockSize) != 0 {
 			count++
 		}
-		// Each takes four bytes of metadata, which may be packed well.
-		if n.Size < 0 || count > i.size*metaSize/4 {
+		if n.Size < 0 {
 			return fmt.Errorf("a file of %d bytes: %w", n.Size, ErrCorrupt)
+		}
+		if i.blocks += min(count, maxBlocks); count > maxFileBlocks || i.blocks > maxBlocks {
+			return fmt.Errorf("a file of %d bytes: at most %d blocks of a file and %d of an image are read", n.Size, maxFileBlocks, maxBlocks)
 		}
 		var b [4]byte
 		for range count {
@@ -240,10 +242,10 @@ func (i *Image) block(at int64, size uint32) ([]byte, error) {
 
 // tail is the content of a fragment, in which the ends of many files lie.
 func (i *Image) tail(index uint32) ([]byte, error) {
-	if int64(index) >= int64(len(i.fragments)) {
-		return nil, fmt.Errorf("fragment %d of %d: %w", index, len(i.fragments), ErrCorrupt)
+	f, err := i.fragment(index)
+	if err != nil {
+		return nil, err
 	}
-	f := i.fragments[index]
 	if i.fragmentAt == f.start {
 		return i.fragmentData, nil
 	}

@@ -15,7 +15,7 @@ const (
 	// plainMeta and plainData mark what is not compressed.
 	plainMeta = 1 << 15
 	plainData = 1 << 24
-	// maxKept bounds the metadata blocks in memory: 32 MB of them.
+	// maxKept bounds the metadata blocks in memory: 32 MiB of them.
 	maxKept = 4096
 )
 
@@ -110,10 +110,12 @@ func (i *Image) meta(at int64) (metaBlock, error) {
 	}
 	block := metaBlock{packed, at + 2 + int64(size)}
 	if !plain {
-		var err error
-		if block.data, err = i.codec(nil, packed, metaSize); err != nil {
+		unpacked, err := i.codec(i.metadata, packed, metaSize)
+		if err != nil {
 			return metaBlock{}, fmt.Errorf("unpack metadata at %d: %w", at, err)
 		}
+		// Only what is in it is kept, not the room that its codec took.
+		i.metadata, block.data = unpacked, bytes.Clone(unpacked)
 	}
 	if len(i.kept) >= maxKept {
 		clear(i.kept)

@@ -37,10 +37,10 @@ func (i *Image) Parts(n Inode) (parts []Part, err error) {
 	if done == n.Size {
 		return parts, nil
 	}
-	if int64(n.fragment) >= int64(len(i.fragments)) {
-		return nil, fmt.Errorf("fragment %d of %d: %w", n.fragment, len(i.fragments), ErrCorrupt)
+	f, err := i.fragment(n.fragment)
+	if err != nil {
+		return nil, err
 	}
-	f := i.fragments[n.fragment]
 	p := Part{At: done, Size: uint32(n.Size - done), Inner: n.offset, Block: Extent{f.start, f.size &^ plainData, f.size&plainData != 0}}
 	return append(parts, p), i.check(p)
 }

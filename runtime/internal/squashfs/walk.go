@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"iter"
 	"strings"
 )
 
 // Walk calls visit for everything in the image, with its path: the root first,
 // which is ".", and a directory before what is in it, in the image's order.
 func (i *Image) Walk(visit func(path string, n Inode) error) error {
+	i.blocks = 0
 	root, err := i.inode(i.root)
 	if err != nil {
 		return fmt.Errorf("read root: %w", err)
@@ -33,19 +35,21 @@ type walker struct {
 }
 
 func (w *walker) directory(path string, dir Inode, depth int) error {
-	entries, err := w.image.entries(dir)
-	if err != nil {
-		return fmt.Errorf("read directory %q: %w", path, err)
-	}
-	for _, e := range entries {
+	for e, err := range w.image.entries(dir) {
+		if err != nil {
+			return fmt.Errorf("read directory %q: %w", path, err)
+		}
 		w.count++
 		name := path + e.name
+		if w.count > maxEntries || depth > maxDepth || len(name) > maxPath {
+			return fmt.Errorf("read %q: more than %d files, %d directories in each other, or %d bytes of a path: %w", name, maxEntries, maxDepth, maxPath, ErrCorrupt)
+		}
 		n, err := w.image.inode(e.inode)
 		if err != nil {
 			return fmt.Errorf("read %q: %w", name, err)
 		}
-		if n.Kind == Dir && w.seen[n.Number] || w.count > maxEntries || depth > maxDepth {
-			return fmt.Errorf("read %q: a directory is in itself, or there are more than %d files or %d directories in each other: %w", name, maxEntries, maxDepth, ErrCorrupt)
+		if n.Kind == Dir && w.seen[n.Number] {
+			return fmt.Errorf("read %q: a directory is in itself: %w", name, ErrCorrupt)
 		}
 		if err := w.visit(name, n); err != nil {
 			return err
@@ -69,32 +73,35 @@ type entry struct {
 // nothing is how many bytes a directory claims to have more than it has.
 const nothing = 3
 
-// entries reads a directory.
-func (i *Image) entries(dir Inode) (all []entry, err error) {
-	left := dir.Size - nothing
-	if left <= 0 {
-		return nil, nil
-	}
-	c, err := i.cursor(i.dirTable+dir.start, int(dir.offset))
-	if err != nil {
-		return nil, err
-	}
-	// Names that are read are bounded by what the directory says to be.
-	limited := &io.LimitedReader{R: c, N: left}
-	var header [12]byte
-	for limited.N > 0 {
-		if _, err := io.ReadFull(limited, header[:]); err != nil {
-			return nil, fmt.Errorf("%w: %w", err, ErrCorrupt)
+// entries reads a directory, entry by entry: well packed, a small image may have
+// more of them than fit into memory.
+func (i *Image) entries(dir Inode) iter.Seq2[entry, error] {
+	return func(yield func(entry, error) bool) {
+		left := dir.Size - nothing
+		if left <= 0 {
+			return
 		}
-		for range int64(order.Uint32(header[:])) + 1 {
-			e, err := readEntry(limited, uint64(order.Uint32(header[4:])))
-			if err != nil {
-				return nil, err
+		c, err := i.cursor(i.dirTable+dir.start, int(dir.offset))
+		if err != nil {
+			yield(entry{}, err)
+			return
+		}
+		// Names that are read are bounded by what the directory says to be.
+		limited := &io.LimitedReader{R: c, N: left}
+		var header [12]byte
+		for limited.N > 0 {
+			if _, err := io.ReadFull(limited, header[:]); err != nil {
+				yield(entry{}, fmt.Errorf("%w: %w", err, ErrCorrupt))
+				return
 			}
-			all = append(all, e)
+			for range int64(order.Uint32(header[:])) + 1 {
+				e, err := readEntry(limited, uint64(order.Uint32(header[4:])))
+				if !yield(e, err) || err != nil {
+					return
+				}
+			}
 		}
 	}
-	return all, nil
 }
 
 func readEntry(from io.Reader, start uint64) (entry, error) {

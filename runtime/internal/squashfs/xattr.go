@@ -11,7 +11,7 @@ type Xattr struct {
 const (
 	// elsewhere marks a value that is kept with another inode's.
 	elsewhere = 1 << 8
-	maxXattrs = 64 << 10 // bytes of a value
+	maxXattrs = 64 << 10 // bytes of a value, and of an inode's attributes together
 	// maxXattrCount bounds those of one inode.
 	maxXattrCount = 1024
 )
@@ -34,10 +34,8 @@ func (i *Image) readXattrRefs(table uint64) error {
 		return err
 	}
 	i.xattrTable = int64(order.Uint64(header[:]))
-	all, err := i.table(table+16, int(order.Uint32(header[8:])), 16)
-	for k := 0; k+16 <= len(all); k += 16 {
-		i.xattrRefs = append(i.xattrRefs, xattrRef{order.Uint64(all[k:]), order.Uint32(all[k+8:])})
-	}
+	var err error
+	i.xattrRefs, err = i.newTable(table+16, order.Uint32(header[8:]), 16)
 	return err
 }
 
@@ -46,11 +44,16 @@ func (i *Image) xattrs(index uint32) (all []Xattr, err error) {
 	if index == noXattrs {
 		return nil, nil
 	}
-	if int64(index) >= int64(len(i.xattrRefs)) || i.xattrRefs[index].count > maxXattrCount {
-		return nil, fmt.Errorf("attributes %d of %d: %w", index, len(i.xattrRefs), ErrCorrupt)
+	b, err := i.at(i.xattrRefs, index)
+	if err != nil {
+		return nil, fmt.Errorf("attributes: %w", err)
 	}
-	ref := i.xattrRefs[index]
+	ref := xattrRef{order.Uint64(b), order.Uint32(b[8:])}
+	if ref.count > maxXattrCount {
+		return nil, fmt.Errorf("%d attributes of one inode: %w", ref.count, ErrCorrupt)
+	}
 	c, err := i.xattrCursor(ref.place)
+	size := 0
 	for range ref.count {
 		if err != nil {
 			return nil, err
@@ -58,6 +61,9 @@ func (i *Image) xattrs(index uint32) (all []Xattr, err error) {
 		var one Xattr
 		if one, err = i.xattr(c); err == nil && one.Name != "" {
 			all = append(all, one)
+		}
+		if size += len(one.Name) + len(one.Value); size > maxXattrs {
+			return nil, fmt.Errorf("attributes of more than %d bytes of one inode: %w", maxXattrs, ErrCorrupt)
 		}
 	}
 	return all, err
