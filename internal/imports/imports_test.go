@@ -27,7 +27,7 @@ var layers = map[string][]string{
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
 	"internal/cli":   {"internal/batch", "internal/cluster", "internal/launch", "internal/login", "internal/metrics", "internal/probe", "internal/programs", "internal/settings", "internal/slurm", "internal/top"},
 	"internal/launch": {
-		"internal/balancer", "internal/batch", "internal/cluster", "internal/devices", "internal/directory", "internal/dnsconf", "internal/egress", "internal/fastpath", "internal/kube/notify", "internal/lead", "internal/linux", "internal/metrics", "internal/nodes", "internal/overlay",
+		"internal/balancer", "internal/batch", "internal/cluster", "internal/devices", "internal/directory", "internal/dnsconf", "internal/egress", "internal/fastpath", "internal/kube/notify", "internal/lease", "internal/linux", "internal/metrics", "internal/nodes", "internal/overlay",
 		"internal/pki", "internal/policy", "internal/probe", "internal/programs", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/site", "internal/slurm", "internal/standing", "internal/state", "internal/workload",
 	},
 	"internal/kube/control": {"internal/cluster", "internal/kube/heap", "internal/kube/notify", "internal/kube/objects", "internal/kube/usage", "internal/pki", "internal/state"},
@@ -48,7 +48,7 @@ var layers = map[string][]string{
 	"internal/login":       {"internal/cluster", "internal/jobdoor", "internal/linux", "internal/loopback", "internal/pki", "internal/programs", "internal/rundir", "internal/slurm", "internal/standing", "internal/tunnel"},
 	"internal/jobdoor":     {"internal/cluster", "internal/pki", "internal/rundir", "internal/slurm", "internal/tunnel"},
 	"internal/balancer":    {},
-	"internal/lead":        {},
+	"internal/lease":       {},
 	"internal/sandbox":     {"internal/linux"},
 	"internal/standing":    {"internal/rundir"},
 	"internal/slurm":       {"internal/probe"},
@@ -75,7 +75,7 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/directory", "internal/launch", "internal/lead", "internal/nodes", "internal/policy", "internal/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/directory", "internal/launch", "internal/lease", "internal/nodes", "internal/policy", "internal/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/lead"
+	"berth.dev/berth/internal/lease"
 	"berth.dev/berth/internal/nodes"
 	"berth.dev/berth/internal/overlay"
 	"berth.dev/berth/internal/rendezvous"
@@ -220,7 +220,7 @@ type run struct {
 	attendance *attendance
 	// lead and progress are there where another node may lead the run after
 	// this one.
-	lead     *lead.Lead
+	lease    *lease.Lease
 	progress *workload.Progress
 	down     bool
 	// watching ends when the sandbox's events do.

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/lead"
+	"berth.dev/berth/internal/lease"
 	"berth.dev/berth/internal/rendezvous"
 	"berth.dev/berth/internal/workload"
 )
@@ -63,8 +63,8 @@ func (r *run) beginToLead(ctx context.Context) error {
 	if err := r.client.Remember(ctx, r.objects); err != nil {
 		return fail(ExitInternal, err)
 	}
-	r.lead = lead.New(r.client.Dynamic(), r.plan.Node.Name)
-	if err := r.lead.Take(ctx); err != nil {
+	r.lease = lease.New(r.client.Dynamic(), r.plan.Node.Name)
+	if err := r.lease.Acquire(ctx); err != nil {
 		return fail(ExitInternal, err)
 	}
 	r.progress = &workload.Progress{}
@@ -74,7 +74,7 @@ func (r *run) beginToLead(ctx context.Context) error {
 
 // keepLead ends the run on this node when another one may lead it.
 func (r *run) keepLead(ctx context.Context) {
-	if err := r.lead.Hold(ctx, r.progress.String); err != nil {
+	if err := r.lease.Renew(ctx, r.progress.String); err != nil {
 		r.deposed.Store(true)
 		r.crew.giveUp(fail(ExitUnavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
 	}
@@ -91,8 +91,8 @@ func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp conte
 	if r.client, err = workload.NewClient(r.team.own); err != nil {
 		return 0, err
 	}
-	r.lead = lead.New(r.client.Dynamic(), r.plan.Node.Name)
-	previous, note, err := r.lead.Await(ctx)
+	r.lease = lease.New(r.client.Dynamic(), r.plan.Node.Name)
+	previous, note, err := r.lease.AwaitExpiry(ctx)
 	if err != nil {
 		return 0, err
 	}

@@ -1,4 +1,4 @@
-package lead
+package lease
 
 import (
 	"context"
@@ -18,18 +18,18 @@ func newClient() dynamic.Interface {
 	})
 }
 
-func newLead(client dynamic.Interface, node string) *Lead {
+func newLease(client dynamic.Interface, node string) *Lease {
 	l := New(client, node)
 	l.Duration, l.Deadline, l.Period = 100*time.Millisecond, 10*time.Second, time.Millisecond
 	return l
 }
 
-func TestSuccessorTakesTheLeadOfANodeThatIsGone(t *testing.T) {
+func TestSuccessorAcquiresAnExpiredLease(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	client := newClient()
-	first, second := newLead(client, "n1"), newLead(client, "n2")
-	if err := first.Take(ctx); err != nil {
+	first, second := newLease(client, "n1"), newLease(client, "n2")
+	if err := first.Acquire(ctx); err != nil {
 		t.Fatal(err)
 	}
 	noted := make(chan struct{})
@@ -37,8 +37,8 @@ func TestSuccessorTakesTheLeadOfANodeThatIsGone(t *testing.T) {
 	held := make(chan error, 1)
 	asked := 0
 	go func() {
-		held <- first.Hold(holding, func() string {
-			if asked++; asked == 3 { // two were written by now
+		held <- first.Renew(holding, func() string {
+			if asked++; asked == 3 { // two renewals have been written
 				close(noted)
 			}
 			return "so far"
@@ -47,46 +47,46 @@ func TestSuccessorTakesTheLeadOfANodeThatIsGone(t *testing.T) {
 	<-noted
 	stop()
 	if err := <-held; err != nil {
-		t.Fatalf("the leader that was told to stop says %v", err)
+		t.Fatalf("Renew returned %v after its context ended", err)
 	}
-	previous, note, err := second.Await(ctx)
+	previous, note, err := second.AwaitExpiry(ctx)
 	if err != nil || previous != "n1" || note != "so far" {
 		t.Errorf("took over from %q with note %q, %v", previous, note, err)
 	}
 }
 
-// The fake client does not compare resource versions, so here the lease has
-// another holder when the first asks what it is.
-func TestLeaderLearnsThatAnotherLeads(t *testing.T) {
+// The fake client does not compare resource versions, so the test makes the
+// update conflict and stores another holder before the first node reads it.
+func TestRenewFailsWhenAnotherNodeHoldsTheLease(t *testing.T) {
 	client := newClient()
-	first := newLead(client, "n1")
-	if err := first.Take(t.Context()); err != nil {
+	first := newLease(client, "n1")
+	if err := first.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	first.leases = conflicting{first.leases}
-	second := newLead(client, "n2")
-	if _, err := second.look(t.Context()); err != nil {
+	second := newLease(client, "n2")
+	if _, err := second.read(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := second.claim(t.Context(), ""); err != nil {
+	if err := second.takeOver(t.Context(), ""); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := first.Hold(ctx, func() string { return "" }); !errors.Is(err, ErrLost) {
-		t.Errorf("holding the lease of another ended with %v", err)
+	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, ErrLost) {
+		t.Errorf("renewing the lease of another node returned %v", err)
 	}
 }
 
-func TestLeaderWithoutAnAPIServerGivesUp(t *testing.T) {
-	first := newLead(newClient(), "n1")
-	if err := first.Take(t.Context()); err != nil {
+func TestRenewFailsWithoutAnAPIServer(t *testing.T) {
+	first := newLease(newClient(), "n1")
+	if err := first.Acquire(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	first.leases, first.Deadline = silent{first.leases}, 20*time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if err := first.Hold(ctx, func() string { return "" }); !errors.Is(err, ErrLost) {
-		t.Errorf("holding without an API server ended with %v", err)
+	if err := first.Renew(ctx, func() string { return "" }); !errors.Is(err, ErrLost) {
+		t.Errorf("renewing without an API server returned %v", err)
 	}
 }

@@ -1,4 +1,4 @@
-package lead
+package lease
 
 import (
 	"context"
@@ -11,14 +11,14 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// conflicting refuses every update, since somebody else has made one.
+// conflicting refuses every update with a conflict.
 type conflicting struct{ dynamic.ResourceInterface }
 
 func (conflicting) Update(context.Context, *unstructured.Unstructured, metav1.UpdateOptions, ...string) (*unstructured.Unstructured, error) {
 	return nil, apierrors.NewConflict(schema.GroupResource{Resource: "leases"}, leaseName, errors.New("it has changed"))
 }
 
-// silent answers nothing.
+// silent never answers an update.
 type silent struct{ dynamic.ResourceInterface }
 
 func (silent) Update(ctx context.Context, _ *unstructured.Unstructured, _ metav1.UpdateOptions, _ ...string) (*unstructured.Unstructured, error) {

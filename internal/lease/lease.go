@@ -1,0 +1,186 @@
+// Package lease elects the leader of a run with several control planes. The
+// leader holds a Lease of the API server and renews it. Renewing needs the
+// majority of etcd's members, so a node that is cut off loses its lease. The
+// duties of a leader do not belong here.
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+)
+
+const (
+	// leaseName is the name of the object, in kube-system.
+	leaseName = "berth-lead"
+	// noteKey is the annotation with the leader's note for its successor.
+	noteKey = "berth.dev/note"
+)
+
+// ErrLost reports that this node no longer leads the run.
+var ErrLost = errors.New("this node no longer leads the run")
+
+// Lease is one node's view of the lease. Its methods must not be called
+// concurrently.
+type Lease struct {
+	// Duration is the time after which a lease expires that nobody renews. Its
+	// holder gives up earlier, after Deadline without a renewal. Period is the
+	// interval between renewals. New sets all three.
+	Duration, Deadline, Period time.Duration
+
+	leases dynamic.ResourceInterface
+	node   string
+	// last is the object as this node last read or wrote it.
+	last *unstructured.Unstructured
+}
+
+// New returns a node's view of the lease without a request. Its times allow for
+// an election in etcd and a change of the API server on fully loaded machines.
+func New(client dynamic.Interface, node string) *Lease {
+	leases := schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
+	return &Lease{
+		Duration: 12 * time.Second, Deadline: 9 * time.Second, Period: time.Second,
+		leases: client.Resource(leases).Namespace(metav1.NamespaceSystem), node: node,
+	}
+}
+
+// Acquire creates the lease with this node as its first holder.
+func (l *Lease) Acquire(ctx context.Context) (err error) {
+	fresh := &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+		"metadata": map[string]any{"name": leaseName},
+	}}
+	l.setHolder(fresh, "")
+	if l.last, err = l.leases.Create(ctx, fresh, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("acquire the lease %s: %w", leaseName, err)
+	}
+	return nil
+}
+
+// setHolder makes this node the holder of the lease, renewed now.
+func (l *Lease) setHolder(lease *unstructured.Unstructured, note string) {
+	lease.SetAnnotations(map[string]string{noteKey: note})
+	lease.Object["spec"] = map[string]any{
+		"holderIdentity":       l.node,
+		"leaseDurationSeconds": int64(l.Duration / time.Second),
+		"renewTime":            metav1.NowMicro().UTC().Format(metav1.RFC3339Micro),
+	}
+}
+
+// Renew renews the lease periodically until ctx ends, and then returns nil. It
+// returns an ErrLost when another node holds the lease, or could. Each renewal
+// stores the result of note for the successor.
+func (l *Lease) Renew(ctx context.Context, note func() string) error {
+	ticker := time.NewTicker(l.Period)
+	defer ticker.Stop()
+	renewed := time.Now()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		err := l.renew(ctx, note())
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			renewed = time.Now()
+		case errors.Is(err, ErrLost):
+			return err
+		case time.Since(renewed) > l.Deadline:
+			return fmt.Errorf("%w: lease %s was not renewed for %s: %w", ErrLost, leaseName, l.Deadline, err)
+		}
+	}
+}
+
+// renew writes the lease, and reads it after a conflict.
+func (l *Lease) renew(ctx context.Context, note string) error {
+	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
+	defer cancel()
+	err := l.write(ctx, note)
+	if !apierrors.IsConflict(err) {
+		return err
+	}
+	// Either the answer to an earlier write was lost, or another node wrote.
+	seen, err := l.leases.Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if who := holder(seen); who != l.node {
+		return fmt.Errorf("%w: node %s does", ErrLost, who)
+	}
+	l.last = seen
+	return nil
+}
+
+// AwaitExpiry waits until the lease has not been renewed for its duration, and
+// acquires it. It returns the previous holder and that node's note.
+func (l *Lease) AwaitExpiry(ctx context.Context) (previous, note string, err error) {
+	ticker := time.NewTicker(l.Period)
+	defer ticker.Stop()
+	var observed time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return "", "", context.Cause(ctx)
+		case <-ticker.C:
+		}
+		changed, err := l.read(ctx)
+		switch {
+		case err != nil:
+		case changed:
+			observed = time.Now() // not renewTime, because clocks of nodes differ
+		case time.Since(observed) > l.Duration:
+			previous, note = holder(l.last), l.last.GetAnnotations()[noteKey]
+			if l.takeOver(ctx, note) == nil {
+				return previous, note, nil
+			}
+		}
+	}
+}
+
+// read reads the lease and reports whether it has changed.
+func (l *Lease) read(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
+	defer cancel()
+	seen, err := l.leases.Get(ctx, leaseName, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	changed := l.last == nil || l.last.GetResourceVersion() != seen.GetResourceVersion()
+	l.last = seen
+	return changed, nil
+}
+
+// takeOver makes this node the holder unless the lease has changed since it was
+// read.
+func (l *Lease) takeOver(ctx context.Context, note string) error {
+	ctx, cancel := context.WithTimeout(ctx, l.Deadline/2)
+	defer cancel()
+	return l.write(ctx, note)
+}
+
+// write stores the lease with this node as its holder. It fails if the lease has
+// changed since it was read.
+func (l *Lease) write(ctx context.Context, note string) error {
+	mine := l.last.DeepCopy()
+	l.setHolder(mine, note)
+	written, err := l.leases.Update(ctx, mine, metav1.UpdateOptions{})
+	if err == nil {
+		l.last = written
+	}
+	return err
+}
+
+func holder(lease *unstructured.Unstructured) string {
+	who, _, _ := unstructured.NestedString(lease.Object, "spec", "holderIdentity")
+	return who
+}
