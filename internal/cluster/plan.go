@@ -69,6 +69,9 @@ type Node struct {
 	Labels map[string]string
 	// CPUs is the number of processors that the step may use.
 	CPUs int
+	// CPUSet lists these processors (2-5,8) where it is known which they are;
+	// it is empty elsewhere.
+	CPUSet string
 	// MemoryBytes is the memory that the step may use.
 	MemoryBytes uint64
 	// ReservedMemoryBytes is what berth itself needs of it; allocatable is
@@ -271,6 +274,7 @@ func (p Paths) ContainerdState() string { return filepath.Join(p.Run, "container
 func (p Paths) ContainerdRoot() string  { return filepath.Join(p.Scratch, "containerd") }
 func (p Paths) CDI() string             { return filepath.Join(p.Run, "cdi") }
 func (p Paths) Notices() string         { return filepath.Join(p.Run, "notices") }
+func (p Paths) CPUsInUse() string       { return filepath.Join(p.Run, "cpus-in-use") }
 func (p Paths) DevicePlugins() string   { return filepath.Join(p.Kubelet, "device-plugins") }
 func (p Paths) RegistryHosts() string   { return filepath.Join(p.Run, "registry-hosts") }
 func (p Paths) Volumes() string         { return filepath.Join(p.Scratch, "volumes") }

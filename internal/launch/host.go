@@ -46,9 +46,11 @@ const smallPod = 128 << 20
 
 // host is what this run found out about the machine and the allocation.
 type host struct {
-	name    string
-	ids     probe.IDMap
-	cpus    probe.CPUs
+	name string
+	ids  probe.IDMap
+	cpus probe.CPUs
+	// cpuSet lists the CPUs where it is known which they are.
+	cpuSet  string
 	memory  probe.Memory
 	state   probe.Candidate
 	ipv6    cluster.Reach
@@ -84,6 +86,7 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		h.ids.OneUID, h.ids.Reason = true, "asked for with --one-uid"
 	}
 	h.memory = job.memory(ctx, h.memory)
+	h.cpuSet = job.cpuSet(ctx, h.cpus, spec.NodesPerHost)
 	if n := spec.NodesPerHost; n > 1 {
 		h.cpus.Count = max(1, h.cpus.Count/n)
 		h.memory.Bytes /= uint64(n)
@@ -212,6 +215,7 @@ func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string
 		Node: cluster.Node{
 			Labels:              labels,
 			CPUs:                h.cpus.Count,
+			CPUSet:              h.cpuSet,
 			MemoryBytes:         h.memory.Bytes,
 			ReservedMemoryBytes: h.reserved(),
 			MaxPods:             250,

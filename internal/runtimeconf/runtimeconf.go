@@ -42,6 +42,8 @@ func Containerd(plan cluster.Plan) []byte {
 		"{FASTPATH}", fastPathEnv(plan),
 		"{NOTICES}", quote("BERTH_NOTICES="+p.Notices()),
 		"{FOREIGNOWNERS}", quote("BERTH_FOREIGN_OWNERS="+map[bool]string{true: "yes"}[plan.ForeignOwners]),
+		"{CPUS}", quote("BERTH_CPUS="+plan.Node.CPUSet),
+		"{CPUSINUSE}", quote("BERTH_CPUS_IN_USE="+p.CPUsInUse()),
 		"{REGISTRIES}", quote(p.RegistryHosts()),
 		"{MIRROR}", quote(plan.Registries.Mirror),
 		"{MIRRORHOSTS}", quote(mirrorHosts(plan)),

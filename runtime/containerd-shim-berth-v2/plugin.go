@@ -24,9 +24,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"github.com/sirupsen/logrus"
+	"k8s.io/utils/cpuset"
 
 	"berth.dev/berth/runtime/internal/bundle"
 	"berth.dev/berth/runtime/internal/memory"
+	"berth.dev/berth/runtime/internal/pinning"
 	"berth.dev/berth/runtime/internal/procfs"
 	"berth.dev/berth/runtime/internal/task"
 )
@@ -49,6 +51,10 @@ const (
 	// Set where users other than root may write to file systems that machines
 	// share.
 	foreignOwnersVariable = "BERTH_FOREIGN_OWNERS"
+	// The CPUs of the node as a list, empty where they are not known, and the
+	// file that notes the CPUs of each container.
+	cpusVariable      = "BERTH_CPUS"
+	cpusInUseVariable = "BERTH_CPUS_IN_USE"
 )
 
 func taskPlugin() *plugin.Registration {
@@ -114,11 +120,31 @@ func newService(ic *plugin.InitContext) (any, error) {
 		FastPath:    fastPath,
 		Dir:         dir,
 		Notices:     os.Getenv(noticesVariable),
+		CPUs:        cpusOfNode(),
 		// containerd reads the shim's log through the pipe behind logrus.
 		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
 	})
 	go s.Reap(ic.Context, exits)
 	return s, nil
+}
+
+// cpusOfNode returns the CPUs that containers may be bound to. It returns none,
+// so that nothing is bound, where the list cannot be read.
+func cpusOfNode() task.CPUs {
+	all, err := cpuset.Parse(os.Getenv(cpusVariable))
+	if err != nil {
+		return task.CPUs{}
+	}
+	proc := procfs.New("/proc")
+	begun := func(pid int) uint64 {
+		s, err := proc.Stat(pid)
+		if err != nil {
+			return 0
+		}
+		return s.Start
+	}
+	alive := func(pid int, start uint64) bool { return begun(pid) == start }
+	return task.CPUs{All: all, Ledger: pinning.NewLedger(os.Getenv(cpusInUseVariable), os.Getpid(), begun(os.Getpid()), alive)}
 }
 
 // lifecycle starts and stops shims as containerd's own manager does, and

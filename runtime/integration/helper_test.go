@@ -42,6 +42,9 @@ func helper(args []string) int {
 		return 0
 	case "soak": // how many times, 0 for until it is told to end
 		return soak(args[1], stop)
+	case "affinity": // of a process: its CPUs
+		fmt.Println(affinityOf(args[1]))
+		return 0
 	case "exit":
 		code, _ := strconv.Atoi(args[1])
 		return code

@@ -137,6 +137,7 @@ func (n *node) configure(cache string) {
 	text := strings.NewReplacer(
 		`/scratch/a \"quoted\" place`, n.scratch,
 		"/opt/berth/libexec/berth", n.libexec,
+		"BERTH_CPUS=0-3", "BERTH_CPUS="+affinityOf("self"),
 	).Replace(string(golden))
 	if n.snapshotter == "erofs" {
 		text = strings.NewReplacer(

@@ -92,6 +92,8 @@ func (p *pod) run(name string, memory int64, args ...string) (id string) {
 				SecurityContext: &cri.LinuxContainerSecurityContext{
 					NamespaceOptions: p.config.Linux.SecurityContext.NamespaceOptions,
 					RunAsUser:        &cri.Int64Value{Value: p.user},
+					// As the kubelet does, except for privileged containers.
+					MaskedPaths: []string{"/proc/kcore"},
 				},
 			},
 		},

@@ -41,6 +41,13 @@ type Container struct {
 	MemoryLimit int64
 	// MemoryEnforced is true where the kernel enforces the limit.
 	MemoryEnforced bool
+	// CPULimit in thousandths of a CPU; 0 means none.
+	CPULimit int64
+	// SeesLimits is true where the container is to see its own limits instead of
+	// the machine. It is false with control groups, which do that themselves, and
+	// for containers in the node's PID namespace or with an unmasked /proc, such
+	// as privileged ones.
+	SeesLimits bool
 	// SharesPIDs is true where the container has no PID namespace of its own,
 	// so that the end of its first process does not end the others.
 	SharesPIDs bool
@@ -121,6 +128,8 @@ func (n Node) Patch(spec *specs.Spec) Container {
 		c.SharesPIDs = !ownsPIDNamespace(spec.Linux.Namespaces)
 		c.MemoryLimit = MemoryLimit(spec.Linux.Resources)
 		c.MemoryEnforced = n.has("memory")
+		c.CPULimit = CPULimit(spec.Linux.Resources)
+		c.SeesLimits = !sandbox && n.Controllers == nil && len(spec.Linux.MaskedPaths) > 0 && !nodePIDs(spec.Linux.Namespaces)
 		if n.Controllers == nil {
 			spec.Linux.CgroupsPath = ""
 		}
@@ -190,6 +199,17 @@ func listens(profile *specs.LinuxSeccomp) bool {
 	return profile != nil && slices.ContainsFunc(profile.Syscalls, func(s specs.LinuxSyscall) bool { return s.Action == specs.ActNotify })
 }
 
+// nodePIDs reports whether a container is in the PID namespace of the node,
+// which containerd names by a process of the pod.
+func nodePIDs(namespaces []specs.LinuxNamespace) bool {
+	if ownsPIDNamespace(namespaces) {
+		return false
+	}
+	own, err := os.Readlink("/proc/self/ns/pid")
+	other, otherErr := os.Readlink(namespacePath(namespaces, specs.PIDNamespace))
+	return err != nil || otherErr != nil || own == other
+}
+
 func ownsPIDNamespace(namespaces []specs.LinuxNamespace) bool {
 	return slices.ContainsFunc(namespaces, func(ns specs.LinuxNamespace) bool {
 		return ns.Type == specs.PIDNamespace && ns.Path == ""
@@ -202,6 +222,14 @@ func MemoryLimit(r *specs.LinuxResources) int64 {
 		return 0
 	}
 	return *r.Memory.Limit
+}
+
+// CPULimit returns the limit in thousandths of a CPU; 0 means none.
+func CPULimit(r *specs.LinuxResources) int64 {
+	if r == nil || r.CPU == nil || r.CPU.Quota == nil || r.CPU.Period == nil || *r.CPU.Quota <= 0 || *r.CPU.Period == 0 {
+		return 0
+	}
+	return *r.CPU.Quota * 1000 / int64(*r.CPU.Period)
 }
 
 func (n Node) has(controller string) bool { return slices.Contains(n.Controllers, controller) }

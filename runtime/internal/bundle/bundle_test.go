@@ -36,6 +36,7 @@ func burstable() *specs.Spec {
 		Annotations: map[string]string{containerType: "container"},
 		Linux: &specs.Linux{
 			CgroupsPath: "/kubepods/burstable/pod1/one",
+			MaskedPaths: []string{"/proc/kcore"},
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.NetworkNamespace, Path: "/run/netns/1"}},
 			Devices:     []specs.LinuxDevice{{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229, UID: ptr(uint32(1000)), GID: ptr(uint32(0))}},
 			Resources: &specs.LinuxResources{
@@ -46,6 +47,32 @@ func burstable() *specs.Spec {
 				Unified: map[string]string{"memory.high": "1", "cpu.idle": "1"},
 			},
 		},
+	}
+}
+
+func TestWhoSeesLimits(t *testing.T) {
+	another := filepath.Join(t.TempDir(), "pid")
+	if err := os.Symlink("pid:[1]", another); err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		change func(*specs.Spec)
+		node   Node
+		want   bool
+	}{
+		"container":           {func(*specs.Spec) {}, Node{}, true},
+		"shared PIDs":         {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = another }, Node{}, true},
+		"hostPID":             {func(s *specs.Spec) { s.Linux.Namespaces[0].Path = "/proc/self/ns/pid" }, Node{}, false},
+		"no PID namespace":    {func(s *specs.Spec) { s.Linux.Namespaces = s.Linux.Namespaces[1:] }, Node{}, false},
+		"privileged":          {func(s *specs.Spec) { s.Linux.MaskedPaths = nil }, Node{}, false},
+		"sandbox":             {func(s *specs.Spec) { s.Annotations[containerType] = containerTypeSandbox }, Node{}, false},
+		"with control groups": {func(*specs.Spec) {}, Node{Controllers: []string{"cpu", "memory"}}, false},
+	} {
+		spec := burstable()
+		c.change(spec)
+		if got := c.node.Patch(spec).SeesLimits; got != c.want {
+			t.Errorf("%s: sees limits: %v, want %v", name, got, c.want)
+		}
 	}
 }
 

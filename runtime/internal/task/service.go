@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
+	"k8s.io/utils/cpuset"
 
 	"berth.dev/berth/runtime/internal/bundle"
 	"berth.dev/berth/runtime/internal/memory"
@@ -40,6 +41,7 @@ type Service struct {
 	super     int
 	fastPath  string
 	notices   string
+	cpus      CPUs
 	// indifferent is done with the first request.
 	indifferent sync.Once
 
@@ -56,6 +58,9 @@ type container struct {
 	counted procfs.Usage
 	// ended is true after the exit of the first process.
 	ended bool
+	// cpus holds the CPUs that the container is bound to, and is empty for one
+	// that is not bound.
+	cpus cpuset.CPUSet
 }
 
 // Config is what a Service is made of.
@@ -75,6 +80,7 @@ type Config struct {
 	Dir string
 	// Notices is the folder for what pods' owners are to be told.
 	Notices string
+	CPUs    CPUs
 	Log     *slog.Logger
 }
 
@@ -90,6 +96,7 @@ func New(ctx context.Context, c Config) *Service {
 		super:            c.SuperPacket,
 		fastPath:         c.FastPath,
 		notices:          c.Notices,
+		cpus:             c.CPUs,
 		containers:       map[string]*container{},
 	}
 	s.namespace, _ = namespaces.Namespace(ctx)
@@ -140,8 +147,10 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 			return nil, errgrpc.ToGRPC(err)
 		}
 	}
+	cpus := s.chooseCPUs(r.ID, adapted)
 	response, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
+		s.releaseCPUs(r.ID)
 		return nil, err
 	}
 	if err := s.leaveNotices(r.ID, adapted); err != nil {
@@ -150,7 +159,9 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if len(adapted.Ignored) > 0 {
 		s.log.Info("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)
 	}
-	c := &container{Container: adapted, root: procfs.Root{PID: int(response.Pid)}}
+	c := &container{Container: adapted, root: procfs.Root{PID: int(response.Pid)}, cpus: cpus}
+	// runc has reset the affinity, and the first process waits to be started.
+	s.bind(r.ID, c.root.PID, cpus)
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
 		// The process has ended already; its exit is on the way.
 		s.log.Debug("container ended at once", "container", r.ID, "error", err)
@@ -189,6 +200,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		delete(s.containers, r.ID)
 		s.noteNamespaces()
 		s.mu.Unlock()
+		s.releaseCPUs(r.ID)
 		s.watcher.Set(r.ID, 0)
 	}
 	return response, err

@@ -31,6 +31,7 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*pt
 	if !ok {
 		return nil, errgrpc.ToGRPCf(errdefs.ErrInvalidArgument, "resources of container %s are of type %T", r.ID, value)
 	}
+	s.rebind(r.ID, c, resources)
 	memory := bundle.MemoryLimit(resources)
 	limited := resources.Memory != nil && resources.Memory.Limit != nil
 	if s.node.Controllers != nil {
@@ -69,6 +70,9 @@ func (s *Service) Exec(ctx context.Context, r *taskapi.ExecProcessRequest) (*pty
 	var adaptedTo bundle.Container
 	if c := s.container(r.ID); c != nil {
 		adaptedTo = c.Container
+		if cpus := s.boundTo(c); cpus.Size() > 0 {
+			process.ExecCPUAffinity = &specs.CPUAffinity{Final: cpus.String()}
+		}
 	}
 	s.node.Exec(adaptedTo, process)
 	adapted, err := typeurl.MarshalAnyToProto(process)

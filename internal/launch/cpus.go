@@ -1,0 +1,53 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/utils/cpuset"
+
+	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/slurm"
+)
+
+// cpuSet lists the CPUs of this node, so that pods can be bound to them. It is
+// empty where they are not known: bound to the wrong ones, pods would compete
+// with another job there while the CPUs of this one are idle.
+func (a *allocation) cpuSet(ctx context.Context, cpus probe.CPUs, nodesPerHost int) string {
+	own, err := affinity()
+	if err != nil || nodesPerHost > 1 {
+		return "" // nobody has shared the CPUs out among the nodes of the host
+	}
+	if cpus.Count == own.Size() {
+		return own.String()
+	}
+	if a == nil || a.job.NodeName == "" {
+		return "" // a quota says how many, not which
+	}
+	// Slurm binds nothing to the CPUs that it has chosen.
+	chosen, err := slurm.NodeCPUs(ctx, a.job, a.ask)
+	if err == nil && (chosen.Size() != cpus.Count || !chosen.IsSubsetOf(own)) {
+		err = fmt.Errorf("the job has CPUs %s as scontrol says, this step has %d of %s", chosen, cpus.Count, own)
+	}
+	if err != nil {
+		a.log.Debug("pods are not bound to CPUs: " + err.Error())
+		return ""
+	}
+	return chosen.String()
+}
+
+// affinity returns the CPUs that this process may use.
+func affinity() (cpuset.CPUSet, error) {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		return cpuset.New(), fmt.Errorf("get the CPUs of this process: %w", err)
+	}
+	var cpus []int
+	for cpu := range len(set) * 64 {
+		if set.IsSet(cpu) {
+			cpus = append(cpus, cpu)
+		}
+	}
+	return cpuset.New(cpus...), nil
+}
