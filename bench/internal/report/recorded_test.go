@@ -1,7 +1,10 @@
 package report
 
 import (
+	"io/fs"
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -28,6 +31,33 @@ func TestRecordedPapers(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, filepath.Join(docs, "papers.md"), page)
+}
+
+// TestEveryRecordIsListed: a record stays in the repository, and docs/bench/README.md links to
+// it. It links to no record that is gone.
+func TestEveryRecordIsListed(t *testing.T) {
+	const docs, results = "../../../docs/bench", "../../results"
+	page, err := os.ReadFile(docs + "/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, link := range regexp.MustCompile(`\]\(\.\./\.\./bench/results/([^)]+)\)`).FindAllStringSubmatch(string(page), -1) {
+		listed[link[1]] = true
+	}
+	err = fs.WalkDir(os.DirFS(results), ".", func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() && !listed[path] {
+			t.Errorf("docs/bench/README.md does not list the record %s", path)
+		}
+		delete(listed, path)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for gone := range listed {
+		t.Errorf("the record %s is gone; one that is superseded moves to bench/results/superseded", gone)
+	}
 }
 
 // TestRecorded: a row says which run has it, and how much; one of bare metal alone is no
