@@ -20,7 +20,6 @@ const (
 	processesPerPod             = 20 // threads of the shim and runc at their peak
 	inotifyMin, inotifyGood     = 16, 64
 	watchesGood                 = 8192
-	keysGood                    = 100
 	memoryMin, memoryGood       = 640 << 20, 1536 << 20
 )
 
@@ -193,11 +192,13 @@ func (h *Host) inotifyInstances() uint64 {
 	return count
 }
 
+// checkKeyrings answers for the one session keyring that each node needs.
+// Containers take none.
 func (h *Host) checkKeyrings(tried outcomes) Result {
-	r := Result{Name: "keyrings", Title: "kernel keys", Level: Recommended, OK: Yes}
+	r := Result{Name: "keyrings", Title: "kernel keys", Level: Required, OK: Yes}
 	limit, ok := h.number("kernel.keys.maxkeys")
 	if !ok {
-		r.OK, r.Found = Unknown, "kernel.keys.maxkeys cannot be read"
+		r.Found = "the kernel has none"
 		return r
 	}
 	used := uint64(0)
@@ -210,14 +211,13 @@ func (h *Host) checkKeyrings(tried outcomes) Result {
 		}
 	}
 	r.Found = fmt.Sprintf("%d for each user, in use %d", limit, used)
-	o, tryOK := tried[trialKeyring]
-	refused := tryOK && !o.ok()
-	if refused {
-		r.Found += ", a new keyring is refused: " + o.Error
-	}
-	if refused || limit-min(limit, used) < keysGood {
-		r.OK, r.Cost = Degraded, "each container of a runtime that makes keyrings takes one; beyond the limit it fails with \"disk quota exceeded\""
-		r.Remedy = Remedy{Admin: "sysctl -w kernel.keys.maxkeys=5000 kernel.keys.maxbytes=1000000   # and keep it in /etc/sysctl.d/90-berth.conf"}
+	if o, ok := tried[trialKeyring]; ok && !o.ok() {
+		r.OK, r.Found = No, r.Found+", a new keyring is refused: "+o.Error
+		r.Cost = "a node needs a keyring, so that pods do not have that of your session"
+		r.Remedy = Remedy{
+			User:  "remove keys of yours: 'cat /proc/keys' lists them, 'keyctl clear @u' removes those of your uid",
+			Admin: "sysctl -w kernel.keys.maxkeys=5000 kernel.keys.maxbytes=1000000   # and keep it in /etc/sysctl.d/90-berth.conf",
+		}
 	}
 	return r
 }

@@ -126,6 +126,7 @@ func TestChecks(t *testing.T) {
 		"user.max_net_namespaces", "20", "user.max_ipc_namespaces", "100000", "user.max_uts_namespaces", "100000", "user.max_cgroup_namespaces", "100000")
 	inotify := sysctls("fs.inotify.max_user_instances", "128", "fs.inotify.max_user_watches", "65536")
 	inotify["/proc/7/fd/3"] = "-> anon_inode:inotify"
+	manyKeys := with(sysctls("kernel.keys.maxkeys", "200"), "/proc/key-users", "    0: 1 1/1 1/1000000 9/25000000\n 1000:   180 180/180 180/200 3000/20000\n")
 	few := sysctls("fs.inotify.max_user_instances", "16", "fs.inotify.max_user_watches", "65536")
 	few["/proc/7/fd/3"] = "-> anon_inode:inotify"
 	container := map[string]string{"/proc/self/mountinfo": testFile(t, "mountinfo.container")}
@@ -186,7 +187,9 @@ func TestChecks(t *testing.T) {
 			Degraded, "job_4711/pids.max is 1024", "beyond about 41", "TasksMax=infinity"},
 		{"inotify", machine{files: inotify}.host().checkInotify(all()), Yes, "in use 1 instances", "", ""},
 		{"inotify used up", machine{files: few}.host().checkInotify(all()), No, "16 instances", "cannot follow", "max_user_instances=8192"},
-		{"keys used up", machine{files: with(sysctls("kernel.keys.maxkeys", "200"), "/proc/key-users", "    0: 1 1/1 1/1000000 9/25000000\n 1000:   180 180/180 180/200 3000/20000\n")}.host().checkKeyrings(all()), Degraded, "in use 180", "quota", "maxkeys=5000"},
+		{"many keys", machine{files: manyKeys}.host().checkKeyrings(all()), Yes, "in use 180", "", ""},
+		{"keys used up", machine{files: manyKeys}.host().checkKeyrings(all(failed(trialKeyring, unix.EDQUOT))), No, "quota exceeded", "a node needs a keyring", "maxkeys=5000"},
+		{"no keys", machine{}.host().checkKeyrings(all()), Yes, "has none", "", ""},
 
 		{"one uid", first(mapper("").host().checkIDs(mapper("").host().IDMap(1000, 1000), all())...), No, "no subordinate ids for alice", "one uid only", "tee -a /etc/subuid"},
 		{"map refused", first(mapper("alice:100000:65536\n").host().checkIDs(mapper("alice:100000:65536\n").host().IDMap(1000, 1000), all(failed(trialIDMap, unix.EPERM)))...), No, "not permitted", "one uid only", "getent passwd 1000"},

@@ -17,10 +17,10 @@ func tryPidfd() error {
 	return unix.Close(fd)
 }
 
-// tryKeyring joins a new session keyring, as runc does for each container. It
-// belongs to this thread's process and ends with it.
-func tryKeyring() error {
-	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
+// tryKeyring joins a new session keyring, as the sandbox of each node does. The
+// keyring ends with the thread.
+func tryKeyring() (err error) {
+	linux.OnNewThread(func() { err = linux.JoinSessionKeyring() })
 	return err
 }
 

@@ -113,6 +113,9 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 	// The parent-death signal is tied to the thread that forked.
 	runtime.LockOSThread()
 	control := os.NewFile(controlFD, "control")
+	if err := leaveKeys(); err != nil {
+		return errors.Join(err, reportFailed(control, err), leaveGroup(cgroup))
+	}
 	command := exec.Command("/proc/self/exe", InitArg)
 	command.Args[0] = "berth"
 	command.Dir = "/"
@@ -126,7 +129,8 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 		Pdeathsig: syscall.SIGKILL,
 	}
 	if err := command.Start(); err != nil {
-		return errors.Join(fmt.Errorf("make namespaces: %w", err), leaveGroup(cgroup))
+		err = fmt.Errorf("make namespaces: %w", err)
+		return errors.Join(err, reportFailed(control, err), leaveGroup(cgroup))
 	}
 	if err := leaveGroup(cgroup); err != nil {
 		fmt.Fprintln(os.Stderr, "janitor:", err) // the supervisor fails too, and ends this
@@ -153,6 +157,34 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 	}
 	_, _ = io.Copy(io.Discard, lifeline)
 	return err
+}
+
+// reportFailed tells the supervisor why there is no init. The janitor's log may be
+// in a directory that it removes.
+func reportFailed(control *os.File, failure error) error {
+	conn, err := linux.PacketConn(control)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return linux.SendPacket(conn, Event{Kind: Failed, Error: failure.Error()})
+}
+
+// leaveKeys keeps the user's keys, such as Kerberos tickets, from everything
+// inside. The sandbox gets its own session keyring instead of the user's, and a
+// filter against the calls on keys, which reach the user's other keys by number.
+// It acts on the calling thread, which then starts init. The user's command has
+// another parent and keeps its keys.
+func leaveKeys() error {
+	err := linux.JoinSessionKeyring()
+	if errors.Is(err, unix.EDQUOT) {
+		return fmt.Errorf("%w; your keys on this machine are used up ('cat /proc/key-users'): "+
+			"remove some, or an administrator allows more: sysctl -w kernel.keys.maxkeys=5000", err)
+	}
+	if err != nil {
+		return err
+	}
+	return linux.DenyKeys()
 }
 
 // removeAll deletes directories and all that is below them. Nothing may be

@@ -1,7 +1,9 @@
 package integration
 
 import (
+	"bytes"
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -49,6 +51,10 @@ func TestRunAndExec(t *testing.T) {
 	}
 	if _, err := n.exec(id, "exit", "7"); err == nil {
 		t.Error("exec that fails: no error")
+	}
+	// runc would name the keyrings of containers and of their execs so.
+	if keys, err := os.ReadFile("/proc/keys"); err == nil && (bytes.Contains(keys, []byte(id)) || bytes.Contains(keys, []byte(p.id))) {
+		t.Errorf("the pod took keys:\n%s", keys)
 	}
 	failing := p.run("failing", 0, "exit", "9")
 	if s := n.awaitExit(failing); s.ExitCode != 9 || s.Reason != "Error" {

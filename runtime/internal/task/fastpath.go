@@ -12,10 +12,14 @@ import (
 	"berth.dev/berth/runtime/internal/podlink"
 )
 
-// viaBerthRunc are options for a container that berth-runc is to make. containerd
-// has none: it knows options of runc's own shim alone.
-func viaBerthRunc() (*anypb.Any, error) {
-	made, err := typeurl.MarshalAnyToProto(&options.Options{BinaryName: "berth-runc"})
+// runcOptions returns options for a container that is made by the runc of that
+// name, runc itself where it is empty. containerd passes none: it knows the
+// options of runc's own shim only.
+//
+// The container gets no session keyring. The kernel counts keyrings by user, 200
+// at most where nobody has changed it, and a pod would take two or more.
+func runcOptions(binary string) (*anypb.Any, error) {
+	made, err := typeurl.MarshalAnyToProto(&options.Options{BinaryName: binary, NoNewKeyring: true})
 	if err != nil {
 		return nil, fmt.Errorf("encode options of runc: %w", err)
 	}

@@ -141,11 +141,13 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 			s.log.Info("the network between nodes is slower for this pod", "container", r.ID, "error", err)
 		}
 	}
+	runc := ""
 	if s.fastPath != "" {
 		s.takeFastPath(r.ID, adapted)
-		if r.Options, err = viaBerthRunc(); err != nil {
-			return nil, errgrpc.ToGRPC(err)
-		}
+		runc = "berth-runc"
+	}
+	if r.Options, err = runcOptions(runc); err != nil {
+		return nil, errgrpc.ToGRPC(err)
 	}
 	cpus := s.chooseCPUs(r.ID, adapted)
 	response, err := s.TTRPCTaskService.Create(ctx, r)

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd/cgroups/v3/cgroup2/stats"
 	apievents "github.com/containerd/containerd/api/events"
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/core/events"
 	_ "github.com/containerd/containerd/v2/core/runtime" // the types of specs
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -24,6 +25,7 @@ import (
 	gorunc "github.com/containerd/go-runc"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"berth.dev/berth/runtime/internal/bundle"
 	"berth.dev/berth/runtime/internal/memory"
@@ -36,11 +38,13 @@ type inner struct {
 	taskapi.TTRPCTaskService
 	mu       sync.Mutex
 	pid      int
+	created  *anypb.Any
 	updated  *specs.LinuxResources
 	executed *specs.Process
 }
 
-func (i *inner) Create(context.Context, *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+func (i *inner) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	i.created = r.Options
 	return &taskapi.CreateTaskResponse{Pid: uint32(i.pid)}, nil
 }
 
@@ -119,6 +123,21 @@ func update(t *testing.T, s *Service, id string, r *specs.LinuxResources) error 
 	}
 	_, err = s.Update(t.Context(), &taskapi.UpdateTaskRequest{ID: id, Resources: value})
 	return err
+}
+
+func TestContainersTakeNoKeyring(t *testing.T) {
+	for name, fastPath := range map[string]string{"runc": "", "berth-runc": "POD"} {
+		s, in, _ := newTestService(t, bundle.Node{}, child(t).Process.Pid)
+		s.fastPath = fastPath
+		create(t, s, "one", 0)
+		value, err := typeurl.UnmarshalAny(in.created)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o := value.(*options.Options); !o.NoNewKeyring || o.BinaryName != strings.TrimPrefix(name, "runc") {
+			t.Errorf("%s: options %v", name, o)
+		}
+	}
 }
 
 func TestAboveTheLimit(t *testing.T) {
