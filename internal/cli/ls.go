@@ -182,11 +182,7 @@ func writeTable(w io.Writer, rows []listed) error {
 		nodes, pods := fmt.Sprint(row.Nodes), "-"
 		if row.Head != "" {
 			nodes = fmt.Sprintf("%d/%d", len(row.Ready), len(row.Ready)+len(row.Unready)+len(row.Lost))
-			all := 0
-			for _, count := range row.Pods {
-				all += count
-			}
-			pods = fmt.Sprintf("%d/%d", row.Pods["Running"], all)
+			pods = fmt.Sprintf("%d/%d", row.Pods["Running"], login.LivingPods(row.Pods))
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", row.Job, row.Name, strings.ToLower(row.State), row.Cluster, nodes, pods, slurm.FormatSpan(time.Duration(row.Seconds)*time.Second), left(row.Left))
 	}

@@ -123,7 +123,8 @@ func (s *site) startCluster(t *testing.T, memory string) {
 		case "/api/v1/nodes":
 			_, _ = io.WriteString(w, `{"items":[{"metadata":{"name":"n1"},"status":{"conditions":[{"type":"Ready","status":"True"}]}}]}`)
 		case "/api/v1/pods":
-			_, _ = io.WriteString(w, `{"items":[{"status":{"phase":"Running"}},{"status":{"phase":"Pending","containerStatuses":[{"state":{"waiting":{"reason":"ImagePullBackOff"}}}]}}]}`)
+			_, _ = io.WriteString(w, `{"items":[{"status":{"phase":"Running"}},{"status":{"phase":"Pending","containerStatuses":[{"state":{"waiting":{"reason":"ImagePullBackOff"}}}]}},`+
+				`{"status":{"phase":"Succeeded"}},{"status":{"phase":"Failed","containerStatuses":[{"state":{"waiting":{"reason":"ContainerCreating"}}}]}}]}`)
 		default:
 			http.NotFound(w, r)
 		}
@@ -184,7 +185,8 @@ func TestManyCommandsShareOneStep(t *testing.T) {
 			}
 			defer session.Close()
 			summary, err := session.Summarise(t.Context())
-			if err != nil || len(summary.Nodes) != 1 || !summary.Nodes[0].Ready || summary.Pods["Running"] != 1 || summary.Waiting["ImagePullBackOff"] != 1 {
+			if err != nil || len(summary.Nodes) != 1 || !summary.Nodes[0].Ready || summary.Pods["Running"] != 1 || LivingPods(summary.Pods) != 2 ||
+				len(summary.Waiting) != 1 || summary.Waiting["ImagePullBackOff"] != 1 {
 				t.Errorf("%+v, %v", summary, err)
 			}
 			if err := session.Check(); err != nil {

@@ -8,8 +8,8 @@ import (
 // Summary is the state of a cluster in a few numbers.
 type Summary struct {
 	Nodes []NodeState
-	// Pods counts them by phase, and Waiting those of them that are not ready
-	// by the reason that Kubernetes gives.
+	// Pods counts them by phase. Waiting counts the pods that have not ended and are
+	// not ready, by the reason that Kubernetes gives.
 	Pods    map[string]int
 	Waiting map[string]int
 }
@@ -75,6 +75,9 @@ func (s *Session) Summarise(ctx context.Context) (Summary, error) {
 	}
 	for _, pod := range pods.Items {
 		summary.Pods[pod.Status.Phase]++
+		if ended(pod.Status.Phase) {
+			continue // a container that never started still says that it waits
+		}
 		for _, container := range pod.Status.ContainerStatuses {
 			if reason := container.State.Waiting.Reason; reason != "" {
 				summary.Waiting[reason]++
@@ -83,4 +86,17 @@ func (s *Session) Summarise(ctx context.Context) (Summary, error) {
 		}
 	}
 	return summary, nil
+}
+
+func ended(phase string) bool { return phase == "Succeeded" || phase == "Failed" }
+
+// LivingPods counts the pods that have not ended.
+func LivingPods(pods map[string]int) int {
+	living := 0
+	for phase, count := range pods {
+		if !ended(phase) {
+			living += count
+		}
+	}
+	return living
 }
