@@ -63,6 +63,15 @@ func (l *liveSteps) done(name string) bool {
 	return l.pending == 0
 }
 
+// omit takes a step's line away.
+func (l *liveSteps) omit(name string) {
+	if bar := l.bars[name]; bar != nil {
+		bar.Abort(true)
+		delete(l.bars, name)
+		l.pending--
+	}
+}
+
 // vanish takes the lines away.
 func (l *liveSteps) vanish() {
 	for _, bar := range l.bars {

@@ -23,6 +23,8 @@ type progress struct {
 	start   time.Time
 	quiet   bool
 	verbose bool
+	// without is a step that this run does not have.
+	without string
 	// live shows the steps on a terminal until all are done; nil elsewhere.
 	live *liveSteps
 }
@@ -47,11 +49,21 @@ var steps = []struct{ name, doing, done string }{
 	{"workload", "workload", "workload applied"},
 }
 
+// omit keeps a step from being shown that the run does not have.
+func (p *progress) omit(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.without = name
+	if p.live != nil {
+		p.live.omit(name)
+	}
+}
+
 // step reports that a step is done.
 func (p *progress) step(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.quiet {
+	if p.quiet || name == p.without {
 		return
 	}
 	if p.live != nil && name == launch.StepStanding {

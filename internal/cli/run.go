@@ -90,6 +90,9 @@ func run(ctx context.Context, spec cluster.Spec, use runFlags, getenv func(strin
 		return &usageError{errQuietVerbose}
 	}
 	progress := newProgress(os.Stderr, quiet, verbose)
+	if len(spec.Manifests) == 0 {
+		progress.omit("workload")
+	}
 	code, err := launch.Run(ctx, launch.Options{
 		Spec:  spec,
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,

@@ -1,0 +1,19 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestAStepThatARunDoesNotHaveIsNotShown(t *testing.T) {
+	for _, verbose := range []bool{false, true} {
+		var out strings.Builder
+		p := &progress{to: &out, verbose: verbose}
+		p.step("node/ready")
+		p.omit("workload")
+		p.step("workload")
+		if got := out.String(); !strings.Contains(got, "node ready") || strings.Contains(got, "workload") {
+			t.Errorf("verbose %v: %q", verbose, got)
+		}
+	}
+}
