@@ -245,6 +245,20 @@ func (h host) reserved() uint64 {
 	return h.roles + h.memory.Bytes/memoryFilesShare
 }
 
+// podIDs names the user and group ids that pods can have here.
+func (h host) podIDs() string {
+	count := func(ranges []probe.IDRange) (all uint64) {
+		for _, r := range ranges {
+			all += uint64(r.Count)
+		}
+		return all
+	}
+	if ids := min(count(h.ids.UIDs), count(h.ids.GIDs)); ids > 1 && !h.ids.OneUID {
+		return fmt.Sprintf("0 to %d", ids-1)
+	}
+	return "0"
+}
+
 // sandboxIDs hands the id maps over to the sandbox.
 func (h host) sandboxIDs() sandbox.IDMap {
 	if h.ids.OneUID {

@@ -10,6 +10,7 @@ import (
 
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic/dynamicinformer"
@@ -26,6 +27,9 @@ type Streams struct {
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
 	NoPull bool
+	// IDs are the user and group ids that the nodes have, such as "0 to 65536";
+	// empty where that is unknown.
+	IDs string
 	// Progress is how much of the logs has been passed on already, and notes
 	// what is; nil where nobody else goes on.
 	Progress *Progress
@@ -73,7 +77,8 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 		stuck: newStuckPods(streams.NoPull),
 		pulls: newPullReports(time.Now(), streams.Tell),
 	}
-	f.stuck.others = slices.ContainsFunc(objects, makesPods)
+	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
+	f.stuck.expect(found)
 	if f.remaining() == 0 {
 		f.endless = true
 		streams.Note(nothingEnds(found))
@@ -141,7 +146,11 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 		case <-ticker.C:
 			f.lookAtNodes(ctx)
 			f.lookAtReferences(ctx)
-			if err := f.stuck.overdue(time.Now()); err != nil {
+			err := f.stuck.overdue(time.Now())
+			for _, note := range f.stuck.takeNotes() {
+				f.streams.Note(note)
+			}
+			if err != nil {
 				return Result{}, err
 			}
 		}
@@ -229,20 +238,20 @@ func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured
 		if err != nil {
 			return err
 		}
-		f.stuck.noteLife(pod)
+		f.stuck.notePod(pod, time.Now())
 		f.handlePod(ctx, pod)
 	case "Job":
 		var job batchv1.Job
 		if err := fromUnstructured(object, &job); err != nil {
 			return fmt.Errorf("read job %s: %w", object.GetName(), err)
 		}
-		f.handleJob(&job)
+		f.handleJob(ctx, &job)
 	case "Event":
 		var event corev1.Event
 		if err := fromUnstructured(object, &event); err != nil {
 			return fmt.Errorf("read event %s: %w", object.GetName(), err)
 		}
-		f.stuck.handleEvent(&event)
+		f.stuck.handleEvent(&event, time.Now())
 		f.pulls.handle(&event)
 	}
 	return nil
@@ -262,10 +271,10 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 		if code != 0 {
 			t.lastCode = code
 		}
-		if pod.Status.Reason == evicted {
-			t.evicted = fmt.Sprintf("; pod %s: %s", pod.Name, reason)
+		if reason != "" {
+			t.lastFailure = fmt.Sprintf("; pod %s: %s", pod.Name, reason)
 		}
-		if !t.pod || !t.finite || t.done {
+		if !t.pod || !t.finite || t.done || f.stuck.givesUp(pod.UID) {
 			continue
 		}
 		switch pod.Status.Phase {
@@ -278,12 +287,12 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 	}
 }
 
-func (f *follower) handleJob(job *batchv1.Job) {
+func (f *follower) handleJob(ctx context.Context, job *batchv1.Job) {
 	for _, t := range f.targets {
 		if !t.job || t.object.GetUID() != job.UID {
 			continue
 		}
-		f.stuck.watchJob(job)
+		f.stuck.watchJob(job, time.Now())
 		if t.done {
 			continue
 		}
@@ -295,9 +304,33 @@ func (f *follower) handleJob(job *batchv1.Job) {
 			case batchv1.JobComplete:
 				t.done = true
 			case batchv1.JobFailed:
+				f.lookAtPods(ctx, job)
+				if f.stuck.givesUp(job.UID) {
+					return
+				}
 				t.done = true
-				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message)+t.evicted)
+				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message)+t.lastFailure)
 			}
+		}
+	}
+}
+
+// lookAtPods asks for the pods of a job that has failed: their last states may
+// still be on their way. Without an answer, what is known counts.
+func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) {
+	brief, cancel := context.WithTimeout(ctx, stuckPeriod)
+	defer cancel()
+	pods, err := f.client.dynamic.Resource(podResource).Namespace(job.Namespace).List(brief,
+		metav1.ListOptions{LabelSelector: batchv1.ControllerUidLabel + "=" + string(job.UID)})
+	if err != nil {
+		return
+	}
+	slices.SortFunc(pods.Items, func(a, b unstructured.Unstructured) int {
+		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
+	})
+	for i := range pods.Items {
+		if pod, err := readPod(&pods.Items[i]); err == nil {
+			f.handlePod(ctx, pod)
 		}
 	}
 }
@@ -338,7 +371,7 @@ func failureOfContainer(pod *corev1.Pod) (code int, reason string) {
 				if terminated != nil && terminated.ExitCode != 0 {
 					text := fmt.Sprintf("container %s: %s, exit code %d", status.Name, terminated.Reason, terminated.ExitCode)
 					if terminated.Message != "" {
-						text += ": " + terminated.Message
+						text += ": " + strings.TrimSpace(terminated.Message)
 					}
 					if terminated.ExitCode == killedCode && terminated.Reason == "Error" {
 						text += " (killed; if not by you, the job's memory was used up: set resources.limits.memory, or ask Slurm for more with --mem)"

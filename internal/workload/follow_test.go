@@ -196,3 +196,61 @@ func TestFailureOfAnEvictedPod(t *testing.T) {
 		t.Errorf("%d, %q; want %q", code, reason, want)
 	}
 }
+
+// failedJob serves a job that has failed. Its pod's last state is only in the
+// list: the watch of pods is late.
+type failedJob struct{ *fakeAPI }
+
+func (f failedJob) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.URL.Query().Get("watch") == "true" && strings.HasSuffix(r.URL.Path, "/jobs"):
+		writeJSON(w, map[string]any{"type": "ADDED", "object": jobObject(map[string]any{"failed": 1, "conditions": []any{map[string]any{
+			"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded", "message": "Job has reached the specified backoff limit",
+		}}})})
+		f.fakeAPI.ServeHTTP(w, r)
+	case r.URL.Query().Get("labelSelector") == "batch.kubernetes.io/controller-uid=j1":
+		writeJSON(w, map[string]any{"apiVersion": "v1", "kind": "PodList", "items": []any{f.pod}})
+	case strings.HasSuffix(r.URL.Path, "/log"):
+		f.fakeAPI.ServeHTTP(w, r)
+	default:
+		<-r.Context().Done()
+	}
+}
+
+func jobObject(status map[string]any) map[string]any {
+	return map[string]any{
+		"apiVersion": "batch/v1", "kind": "Job",
+		"metadata": map[string]any{"name": "train", "namespace": "default", "uid": "j1", "resourceVersion": "1"},
+		"spec":     map[string]any{"template": map[string]any{"spec": map[string]any{"containers": []any{map[string]any{"name": "c", "image": "i"}}}}},
+		"status":   status,
+	}
+}
+
+func TestAJobThatFailedReportsItsPod(t *testing.T) {
+	pod := endedPod("Failed", 3)
+	pod["metadata"].(map[string]any)["ownerReferences"] = []any{map[string]any{"kind": "Job", "name": "train", "uid": "j1", "controller": true}}
+	status := pod["status"].(map[string]any)["containerStatuses"].([]any)[0].(map[string]any)
+	delete(status, "containerID") // its log is another test's
+	terminated := status["state"].(map[string]any)["terminated"].(map[string]any)
+	follow := func() (Result, error) {
+		server := httptest.NewServer(failedJob{&fakeAPI{pod: pod}})
+		defer server.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		return testClient(t, server.URL).Follow(ctx, []Object{{Unstructured: &unstructured.Unstructured{Object: jobObject(nil)}}},
+			Streams{Out: io.Discard, Err: io.Discard, Note: func(string) {}})
+	}
+	terminated["message"] = "no input"
+	result, err := follow()
+	const want = "job train failed: BackoffLimitExceeded: Job has reached the specified backoff limit; pod main: container c: Error, exit code 3: no input"
+	if err != nil || result.Code != 3 || result.Reason != want {
+		t.Errorf("%+v, %v; want code 3, %s", result, err, want)
+	}
+
+	delete(terminated, "startedAt")
+	terminated["reason"], terminated["message"] = "StartError", `exec: "nothere": executable file not found in $PATH`
+	result, err = follow()
+	if err == nil || !strings.Contains(err.Error(), `container c: image i has no program "nothere" in its PATH`) {
+		t.Errorf("%+v, %v; want an error that names the program", result, err)
+	}
+}

@@ -99,22 +99,21 @@ func keysOf(items []corev1.KeyToPath) []string {
 	return keys
 }
 
-// lacking are the pods and jobs that wait for what may be an object that is
+// lacking returns the pods and owners that wait for what may be an object that is
 // missing, as long as no pod is left that could create it.
 func (s *stuckPods) lacking(now time.Time) []*waiting {
-	for uid := range s.living {
-		if w := s.pods[uid]; w == nil || w.err == nil {
-			return nil
-		}
+	if !s.nothingLives() {
+		return nil
 	}
 	var all []*waiting
 	for _, group := range s.groups() {
 		for _, w := range group {
-			if w.err == nil || w.patience == noPatience || now.Sub(w.since) < missingPatience {
+			t := w.current()
+			if t == nil || !w.followed || t.policy != mendable || t.patience == noPatience || now.Sub(w.since) < missingPatience {
 				continue
 			}
-			switch w.err.Reason {
-			case "CreateContainerConfigError", "FailedMount", "FailedCreate":
+			switch t.class {
+			case classConfig, classVolumes, classCreation:
 				all = append(all, w)
 			}
 		}
@@ -125,17 +124,15 @@ func (s *stuckPods) lacking(now time.Time) []*waiting {
 // lookAtReferences ends the patience with pods that lack an object, when that
 // is certain. An answer that does not come in time leaves things as they are.
 func (f *follower) lookAtReferences(ctx context.Context) {
-	if f.stuck.others {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()
 	for _, w := range f.stuck.lacking(time.Now()) {
 		for _, needed := range w.needs {
 			if f.client.lacks(ctx, w.namespace, needed) {
-				w.patience = noPatience
-				w.err.Message = needed.String() + " does not exist, and nothing is left that could create it"
-				w.err.Remedy = "put it into the manifests, or correct its name"
+				t := w.current()
+				t.patience = noPatience
+				t.err.Message = needed.String() + " does not exist, and nothing is left that could create it"
+				t.err.Remedy = "put it into the manifests, or correct its name"
 				break
 			}
 		}

@@ -57,7 +57,7 @@ func TestOnlyWhereNothingElseLivesAPodIsSaidToLackSomething(t *testing.T) {
 	later := start.Add(missingPatience)
 	see := func(s *stuckPods, pods ...*corev1.Pod) {
 		for _, pod := range pods {
-			s.noteLife(pod)
+			s.notePod(pod, start)
 			s.handlePod(pod, start)
 		}
 	}

@@ -2,11 +2,10 @@ package workload
 
 import (
 	"fmt"
-	"strings"
 	"time"
 
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -20,97 +19,242 @@ type NeverStarts struct {
 	Remedy string
 }
 
-func (e *NeverStarts) Error() string {
-	return fmt.Sprintf("%s cannot start: %s: %s; %s", e.Object, e.Reason, e.Message, e.Remedy)
+func (e *NeverStarts) Error() string { return e.Object + " cannot start: " + e.why() }
+
+func (e *NeverStarts) why() string {
+	return fmt.Sprintf("%s: %s; %s", e.Reason, e.Message, e.Remedy)
 }
 
-// Patience for reasons that may pass by themselves, each well below the 30 s
-// after which a workload that cannot start should have ended the run.
-const (
-	noPatience    = 0
-	idlePatience  = 5 * time.Second  // nothing runs that could make room
-	pullPatience  = 12 * time.Second // the kubelet has tried twice by then
-	otherPatience = 20 * time.Second
-)
+func (s *stuckPods) neverStarts(object, reason, message string) *NeverStarts {
+	message = plain(message)
+	return &NeverStarts{Object: object, Reason: reason, Message: message, Remedy: s.remedy(reason, message)}
+}
 
+// waiting is the state of an object that has not started: a pod, or an object
+// whose controller has created no pod.
+//
+// A pod's status and its events arrive on two watches, in any order. So their
+// troubles are kept apart, and current decides between them by the stage that
+// the pod has reached.
 type waiting struct {
-	since    time.Time
-	patience time.Duration
-	err      *NeverStarts
-	// tainted: a taint keeps the pod away that it does not tolerate.
-	tainted     bool
+	name, namespace string
+	// stage is the latest one that the status or an event proves.
+	stage stage
+	// status and event are the troubles that each of them tells of.
+	status, event *trouble
+	// heard is when the latest event of each component happened: a list of events
+	// is in no order.
+	heard map[string]time.Time
+	// since is when the trouble began, by its class.
+	since time.Time
+	class class
+	// followed: the pod belongs to the workload.
+	followed    bool
 	tolerations []corev1.Toleration
-	// tooLarge: the pod would not fit on an empty node either.
-	tooLarge bool
 	// needs are what it refers to in its namespace.
-	namespace string
-	needs     []reference
+	needs []reference
+	// controller created the pod. Where it is replicated, other pods like this one
+	// can do its work.
+	controller types.UID
+	replicated bool
+	// server: the pod does not end by itself.
+	server bool
+	// told: the user knows.
+	told bool
+}
+
+// current returns the trouble that counts, nil if there is none.
+func (w *waiting) current() *trouble {
+	status := w.status
+	if status != nil && status.stage == stageScheduling && w.stage > stageScheduling {
+		status = nil // an event proves that the pod has got a node
+	}
+	if w.event != nil && (status == nil || w.stage < stageContainers) {
+		return w.event
+	}
+	return status
+}
+
+// settle starts the clock when another class of trouble began.
+func (w *waiting) settle(now time.Time) {
+	var began class
+	if t := w.current(); t != nil {
+		began = t.class
+	}
+	if began != w.class {
+		w.class, w.since, w.told = began, now, false
+	}
 }
 
 // stuckPods knows since when which pod waits, and why.
 type stuckPods struct {
+	// pods holds all pods that have not ended, followed or not.
 	pods map[types.UID]*waiting
-	// jobs are those that have not made all their pods.
-	jobs map[types.UID]*waiting
-	// working are the pods that have been given a node and have not ended:
-	// while there is one, a pod that does not fit may yet get its turn.
+	// owners are the followed objects that have had no pod yet.
+	owners map[types.UID]*waiting
+	// deployments are the owners among them whose pods another object creates,
+	// by namespace and name.
+	deployments map[types.NamespacedName]types.UID
+	// attempts are the pods that ended without having started, by their
+	// controller or, where they have none, by themselves.
+	attempts map[types.UID]*waiting
+	// started are the controllers of pods that have started.
+	started map[types.UID]bool
+	// working are the pods that have a node and will end: while there is one, a
+	// pod that does not fit may yet get its turn.
 	working map[types.UID]bool
-	// living are all pods that have not ended, also those that are not followed.
-	living map[types.UID]bool
 	// others: more may come of objects that are not followed.
 	others bool
-	// idleSince is when the last of them ended; zero, there was none yet.
+	// idleSince is when the last of working ended; zero, there was none yet.
 	idleSince time.Time
-	noPull    bool
+	// served is when a pod that does not end by itself last began to run.
+	served time.Time
+	// notes are for the user, not yet passed on.
+	notes  []string
+	noPull bool
+	// ids are the user and group ids of a node, such as "0 to 65536"; empty if
+	// that is unknown.
+	ids string
 }
 
 func newStuckPods(noPull bool) *stuckPods {
-	return &stuckPods{pods: map[types.UID]*waiting{}, jobs: map[types.UID]*waiting{}, working: map[types.UID]bool{}, living: map[types.UID]bool{}, noPull: noPull}
+	return &stuckPods{
+		pods: map[types.UID]*waiting{}, owners: map[types.UID]*waiting{}, deployments: map[types.NamespacedName]types.UID{},
+		attempts: map[types.UID]*waiting{}, started: map[types.UID]bool{}, working: map[types.UID]bool{}, noPull: noPull,
+	}
 }
 
 func (s *stuckPods) groups() []map[types.UID]*waiting {
-	return []map[types.UID]*waiting{s.pods, s.jobs}
+	return []map[types.UID]*waiting{s.pods, s.owners, s.attempts}
 }
 
-// overdue returns the error of the pod whose patience is over.
+// overdue returns the error of the object whose patience is over, the one that
+// has waited longest if there are several.
 func (s *stuckPods) overdue(now time.Time) error {
+	var worst *NeverStarts
+	var since time.Time
 	for _, group := range s.groups() {
-		for _, w := range group {
-			if w.err == nil {
+		for uid, w := range group {
+			if w.name == "" && now.Sub(w.since) > unseenPatience {
+				delete(group, uid)
+			}
+			began, late := s.late(w, now)
+			if !late {
 				continue
 			}
-			since := w.since
-			if w.err.Reason == corev1.PodReasonUnschedulable && !w.tooLarge {
-				if len(s.working) > 0 {
-					continue
-				}
-				if s.idleSince.After(since) {
-					since = s.idleSince // the scheduler's turn, with the room that there is now
-				}
+			t := w.current()
+			if t.policy == told || w.replicated && s.hasRunningSibling(w) {
+				s.tell(w, t)
+				continue
 			}
-			if now.Sub(since) >= w.patience {
-				return w.err
+			if worst == nil || began.Before(since) || began.Equal(since) && t.err.Object < worst.Object {
+				worst, since = t.err, began
 			}
 		}
 	}
-	return nil
+	if worst == nil {
+		return nil
+	}
+	return worst
 }
 
-// noteLife is for all pods there are.
-func (s *stuckPods) noteLife(pod *corev1.Pod) {
-	if ended(pod) {
-		delete(s.living, pod.UID)
-	} else {
-		s.living[pod.UID] = true
+// late reports whether the patience with an object is over, and since when its
+// clock runs.
+func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
+	t := w.current()
+	if t == nil || !w.followed {
+		return now, false
 	}
+	since, patience := w.since, t.patience
+	switch {
+	case t.policy == crowded && !t.tooLarge:
+		if len(s.working) > 0 {
+			return now, false
+		}
+		if s.idleSince.After(since) {
+			since = s.idleSince // the scheduler's turn, with the room that there is now
+		}
+		if s.serverLives() {
+			patience = max(patience, otherPatience) // it may end others
+		}
+	case t.policy == mendable && patience != noPatience:
+		if s.serverStarts(now) {
+			return now, false
+		}
+		if s.served.After(since) {
+			since = s.served
+		}
+		if t.needsPod && s.nothingLives() {
+			patience = min(patience, idlePatience)
+		}
+	}
+	return since, now.Sub(since) >= patience
+}
+
+// tell notes once why an object waits.
+func (s *stuckPods) tell(w *waiting, t *trouble) {
+	if !w.told {
+		w.told = true
+		s.notes = append(s.notes, t.err.Object+" waits: "+t.err.why())
+	}
+}
+
+// takeNotes returns the notes since the last call.
+func (s *stuckPods) takeNotes() []string {
+	notes := s.notes
+	s.notes = nil
+	return notes
+}
+
+// hasRunningSibling reports whether another pod of the same controller runs.
+func (s *stuckPods) hasRunningSibling(w *waiting) bool {
+	for _, other := range s.pods {
+		if other != w && other.controller == w.controller && other.stage == stageRunning && other.current() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// nothingLives reports whether no pod is left, or to be expected, that could
+// create what others wait for.
+func (s *stuckPods) nothingLives() bool {
+	for _, w := range s.pods {
+		if w.name != "" && w.current() == nil {
+			return false
+		}
+	}
+	return !s.others
+}
+
+// serverLives reports whether a pod that does not end by itself is there.
+func (s *stuckPods) serverLives() bool {
+	for _, w := range s.pods {
+		if w.server && w.current() == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// serverStarts reports whether a pod that may mend others is on its way.
+func (s *stuckPods) serverStarts(now time.Time) bool {
+	for _, w := range s.pods {
+		if w.server && w.stage != stageRunning && w.current() == nil && now.Sub(w.since) < serverPatience {
+			return true
+		}
+	}
+	return false
 }
 
 func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
+// noteWork keeps working: servers make no room unless they are being deleted.
 func (s *stuckPods) noteWork(pod *corev1.Pod, now time.Time) {
-	if pod.Spec.NodeName != "" && !ended(pod) {
+	ends := pod.Spec.RestartPolicy != corev1.RestartPolicyAlways || pod.DeletionTimestamp != nil
+	if pod.Spec.NodeName != "" && !ended(pod) && ends {
 		s.working[pod.UID] = true
 		return
 	}
@@ -124,179 +268,98 @@ func (s *stuckPods) noteEnd(uid types.UID, now time.Time) {
 	}
 }
 
-// forget is for pods and jobs that have been deleted.
+// forget is for pods and their controllers that have been deleted.
 func (s *stuckPods) forget(uid types.UID, now time.Time) {
 	delete(s.pods, uid)
-	delete(s.jobs, uid)
-	delete(s.living, uid)
+	delete(s.owners, uid)
+	delete(s.attempts, uid)
 	s.noteEnd(uid, now)
 }
 
+// handlePod takes in the state of a pod of the workload.
 func (s *stuckPods) handlePod(pod *corev1.Pod, now time.Time) {
+	s.notePod(pod, now)
+	if w := s.pods[pod.UID]; w != nil {
+		w.followed = true
+	}
+	if controller := metav1.GetControllerOf(pod); controller != nil {
+		delete(s.owners, s.owner(controller.Kind, pod.Namespace, controller.Name, controller.UID))
+	}
+	s.noteAttempt(pod, now)
+}
+
+// notePod takes in the state of any pod.
+func (s *stuckPods) notePod(pod *corev1.Pod, now time.Time) {
 	s.noteWork(pod, now)
-	if pod.Status.Phase != corev1.PodPending || pod.DeletionTimestamp != nil {
+	if ended(pod) || pod.DeletionTimestamp != nil {
 		delete(s.pods, pod.UID)
 		return
 	}
 	w := s.pods[pod.UID]
 	if w == nil {
-		w = &waiting{since: now, namespace: pod.Namespace, needs: references(pod.Spec)}
+		w = &waiting{since: now}
 		s.pods[pod.UID] = w
 	}
-	if reason, message, patience := whyPending(pod); reason != "" {
-		unschedulable := reason == corev1.PodReasonUnschedulable
-		tainted := unschedulable && isTainted(message)
-		switch {
-		case w.err == nil, w.tainted && !tainted:
-			w.since = now
-		case w.err.Reason == reason:
-		case isPull(reason) && isPull(w.err.Reason):
-			// The back-off of a pull is the same trouble as its error.
-		default:
-			w.since = now
-		}
-		w.tainted, w.tolerations = tainted, pod.Spec.Tolerations
-		w.tooLarge = unschedulable && !tainted && isTooLarge(message)
-		w.patience = patience
-		if isPull(reason) && (s.noPull || podRemedy(message) != "") {
-			w.patience = noPatience
-		}
-		w.err = &NeverStarts{Object: "pod " + pod.Name, Reason: reason, Message: message, Remedy: remedy(reason, message)}
-		if isPull(reason) && s.noPull {
-			w.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or leave --no-pull away"
+	if w.name == "" {
+		w.name, w.namespace, w.needs, w.tolerations = "pod "+pod.Name, pod.Namespace, references(pod.Spec), pod.Spec.Tolerations
+		w.server = pod.Spec.RestartPolicy == corev1.RestartPolicyAlways
+		if controller := metav1.GetControllerOf(pod); controller != nil {
+			w.controller, w.replicated = controller.UID, controller.Kind != "Job"
 		}
 	}
-}
-
-func whyPending(pod *corev1.Pod) (reason, message string, patience time.Duration) {
-	for _, condition := range pod.Status.Conditions {
-		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse && condition.Reason == corev1.PodReasonUnschedulable {
-			if isTainted(condition.Message) {
-				return condition.Reason, condition.Message, otherPatience
-			}
-			return condition.Reason, condition.Message, idlePatience
-		}
-	}
-	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
-		for _, status := range statuses {
-			state := status.State.Waiting
-			if state == nil || state.Reason == "ContainerCreating" || state.Reason == "PodInitializing" {
-				continue
-			}
-			message = fmt.Sprintf("container %s: %s", status.Name, state.Message)
-			switch {
-			case state.Reason == "ErrImageNeverPull" || state.Reason == "InvalidImageName":
-				return state.Reason, message, noPatience
-			case isPull(state.Reason):
-				return state.Reason, message, pullPatience
-			default:
-				return state.Reason, message, otherPatience
-			}
-		}
-	}
-	return "", "", 0
-}
-
-// isTooLarge reads the scheduler's message: it would help with a pod that only
-// lacks room to say which other pods could make some. Devices are left out:
-// their plugin may come with the workload and add them to the node.
-func isTooLarge(message string) bool {
-	return strings.Contains(message, "Preemption is not helpful") &&
-		(strings.Contains(message, "Insufficient cpu") || strings.Contains(message, "Insufficient memory"))
-}
-
-func isPull(reason string) bool { return reason == "ErrImagePull" || reason == "ImagePullBackOff" }
-
-// handleEvent takes in reasons that no status shows: volumes and sandboxes.
-func (s *stuckPods) handleEvent(event *corev1.Event) {
-	if event.Type != corev1.EventTypeWarning {
-		return
-	}
-	group, object := s.pods, "pod "
-	if event.InvolvedObject.Kind == "Job" {
-		group, object = s.jobs, "job "
-	}
-	w := group[event.InvolvedObject.UID]
-	if w == nil || w.err != nil && w.err.Reason != event.Reason {
-		return
-	}
-	switch event.Reason {
-	case "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedCreate":
-		w.patience = otherPatience
-		w.err = &NeverStarts{Object: object + event.InvolvedObject.Name, Reason: event.Reason, Message: event.Message, Remedy: remedy(event.Reason, event.Message)}
-	}
-}
-
-// watchJob keeps an eye on a job until it has a pod.
-func (s *stuckPods) watchJob(job *batchv1.Job) {
-	if job.Status.Active+job.Status.Succeeded+job.Status.Failed > 0 {
-		delete(s.jobs, job.UID)
-		return
-	}
-	if s.jobs[job.UID] == nil {
-		s.jobs[job.UID] = &waiting{since: time.Now(), namespace: job.Namespace, needs: references(job.Spec.Template.Spec)}
-	}
-}
-
-const loginRemedy = "log in to the registry (podman login, docker login)"
-
-// PullRemedy is for errors of pulls that do not pass by themselves; for the
-// others it is empty. The words are containerd's and Go's.
-func PullRemedy(message string) string {
-	for _, known := range []struct{ words, remedy string }{
-		{"server gave HTTP response to HTTPS client", "the registry has no TLS: allow that with --registry NAME=http://NAME"},
-		{"failed to verify certificate", "name the certificate of the registry's authority: export SSL_CERT_FILE=FILE"},
-		{"authorization failed", loginRemedy},
-		{"401 Unauthorized", loginRemedy},
-	} {
-		if strings.Contains(message, known.words) {
-			return known.remedy
-		}
-	}
-	return ""
-}
-
-// podRemedy is the same for a pod.
-func podRemedy(message string) string {
-	remedy := PullRemedy(message)
-	if remedy == loginRemedy {
-		remedy += ", or give the pod imagePullSecrets"
-	}
-	return remedy
-}
-
-// remedy says what the user can change.
-func remedy(reason, message string) string {
+	reached := stageOf(pod)
 	switch {
-	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "persistentvolumeclaim") && strings.Contains(message, "not found"):
-		return "create the claim"
-	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient memory") && strings.Contains(message, "Insufficient cpu"):
-		return "ask Slurm for more memory (--mem) and processors (--cpus-per-task), or lower resources.requests"
-	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient memory"):
-		return "ask Slurm for more memory (--mem), or lower resources.requests.memory"
-	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient cpu"):
-		return "ask Slurm for more processors (--cpus-per-task), or lower resources.requests.cpu"
-	case reason == corev1.PodReasonUnschedulable && strings.Contains(message, "Insufficient"):
-		return "ask Slurm for that resource, or remove the request"
-	case reason == corev1.PodReasonUnschedulable && isTainted(message):
-		return "add a toleration for the node's taint; 'kubectl describe node' shows it"
-	case reason == corev1.PodReasonUnschedulable:
-		return "change the pod's node selector, affinity, tolerations or claims"
-	case isPull(reason) && podRemedy(message) != "":
-		return podRemedy(message)
-	case isPull(reason) || reason == "ErrImageNeverPull":
-		return "give the image as an archive (--image FILE), or check its name and that the registry can be reached"
-	case reason == "InvalidImageName":
-		return "correct the image's name"
-	case reason == "FailedMount" || reason == "FailedAttachVolume":
-		return "create the ConfigMap, Secret or claim that the pod mounts, or correct its name"
-	case reason == "CreateContainerConfigError":
-		return "create the ConfigMap or Secret that the container refers to, or correct its name"
-	case strings.Contains(message, "layer of a SIF file"):
-		return "put the SIF file back as it was, or start again with the one that is there now"
-	case reason == "FailedCreate":
-		return "correct the job's pod template"
-	default:
-		return "correct the pod's specification"
+	case reached == stageRunning && w.stage != stageRunning && w.server:
+		s.served = now
+	case reached < w.stage:
+		reached = w.stage // an event knew of it first
 	}
+	w.stage, w.status = reached, s.troubleOf(pod)
+	if w.event != nil && w.stage > w.event.stage {
+		w.event = nil
+	}
+	w.settle(now)
+}
+
+// handleEvent takes in what no status says: troubles with volumes and sandboxes,
+// and of controllers.
+func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
+	object := event.InvolvedObject
+	if object.Kind != "Pod" {
+		s.handleControllerEvent(event, now)
+		return
+	}
+	row, ok := findPodEvent(event)
+	if !ok {
+		return
+	}
+	w := s.pods[object.UID]
+	if w == nil {
+		w = &waiting{since: now} // its pod is yet to be seen
+		s.pods[object.UID] = w
+	}
+	if !w.hear(event) || row.stage < stageSandbox && w.stage >= stageContainers {
+		return // the volumes of pods that run are mounted again and again
+	}
+	if w.stage != stageRunning {
+		w.stage = row.stage
+		w.event = nil
+		if row.trouble.class != "" {
+			w.event = s.newTrouble(row.trouble, row.stage, "pod "+object.Name, event.Reason, event.Message)
+		}
+	}
+	w.settle(now)
+}
+
+// hear reports whether an event is no older than the latest one.
+func (w *waiting) hear(event *corev1.Event) bool {
+	happened := event.LastTimestamp.Time
+	if happened.Before(w.heard[event.Source.Component]) {
+		return false
+	}
+	if w.heard == nil {
+		w.heard = map[string]time.Time{}
+	}
+	w.heard[event.Source.Component] = happened
+	return true
 }

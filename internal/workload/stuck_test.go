@@ -153,7 +153,7 @@ func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
 	s.handleEvent(&corev1.Event{
 		Type: corev1.EventTypeWarning, Reason: "FailedMount", Message: `configmap "settings" not found`,
 		InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: "a", UID: "a"},
-	})
+	}, start)
 	if err := s.overdue(start.Add(25 * time.Second)); err == nil {
 		t.Error("waits for ever")
 	}
@@ -165,7 +165,7 @@ func TestAVolumeThatCannotBeMountedShowsInEventsOnly(t *testing.T) {
 
 // A file that is gone is not the specification's fault.
 func TestRemedyOfASIFFile(t *testing.T) {
-	got := remedy("CreateContainerError", "container main: serve mount: open layer: open layer of a SIF file: open /project/x.sif: no such file or directory")
+	got := newStuckPods(false).remedy("CreateContainerError", "container main: serve mount: open layer: open layer of a SIF file: open /project/x.sif: no such file or directory")
 	if !strings.Contains(got, "put the SIF file back") {
 		t.Error(got)
 	}

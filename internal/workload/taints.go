@@ -22,17 +22,22 @@ func isTainted(message string) bool { return strings.Contains(message, "untolera
 // be looked at.
 func (s *stuckPods) tainted() bool {
 	for _, w := range s.pods {
-		if w.tainted {
+		if w.tainted() {
 			return true
 		}
 	}
 	return false
 }
 
+func (w *waiting) tainted() bool {
+	t := w.current()
+	return w.followed && t != nil && t.tainted
+}
+
 // handleNodes decides how long the pods wait that taints keep away.
 func (s *stuckPods) handleNodes(nodes []corev1.Node) {
 	for _, w := range s.pods {
-		if w.tainted {
+		if w.tainted() {
 			s.handleTaints(w, nodes)
 		}
 	}
@@ -54,8 +59,9 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 		}
 	}
 	if best != nil {
-		best.Object, best.Reason = w.err.Object, w.err.Reason
-		w.patience, w.err = longest, best
+		t := w.current()
+		best.Object, best.Reason = t.err.Object, t.err.Reason
+		t.patience, t.err = longest, best
 	}
 }
 

@@ -3,6 +3,7 @@ package workload
 import (
 	"fmt"
 
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,14 +21,15 @@ type target struct {
 	// pod is set for a bare pod, job for a Job; selector for the rest.
 	pod, job bool
 	selector labels.Selector
+	// template is the specification of its pods.
+	template corev1.PodSpec
 	// single: its pods run one after the other, with one container each.
 	single bool
 	done   bool
 	// lastCode is the exit code of the container that failed last.
 	lastCode int
-	// evicted is what to add to the reason of a failure where its node has ended one
-	// of its pods.
-	evicted string
+	// lastFailure names the pod that failed last, and the reason.
+	lastFailure string
 }
 
 // targets picks the objects that run something.
@@ -60,19 +62,21 @@ func newTarget(object Object) (*target, error) {
 			return nil, err
 		}
 		parallel := job.Spec.Parallelism != nil && *job.Spec.Parallelism > 1
-		return &target{object: object, job: true, finite: true,
+		return &target{object: object, job: true, finite: true, template: job.Spec.Template.Spec,
 			single: !parallel && containers(job.Spec.Template.Spec) == 1}, nil
 	case "apps/Deployment", "apps/StatefulSet", "apps/DaemonSet", "apps/ReplicaSet":
-		fields, _, err := unstructured.NestedMap(object.Object, "spec", "selector")
+		// All of them have these two in the same place.
+		var replicas appsv1.ReplicaSet
+		fields, _, err := unstructured.NestedMap(object.Object, "spec")
 		if err != nil {
 			return nil, err
 		}
-		var selector metav1.LabelSelector
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(fields, &selector); err != nil {
+		part := map[string]any{"spec": map[string]any{"selector": fields["selector"], "template": fields["template"]}}
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(part, &replicas); err != nil {
 			return nil, err
 		}
-		parsed, err := metav1.LabelSelectorAsSelector(&selector)
-		return &target{object: object, selector: parsed}, err
+		parsed, err := metav1.LabelSelectorAsSelector(replicas.Spec.Selector)
+		return &target{object: object, selector: parsed, template: replicas.Spec.Template.Spec}, err
 	}
 	return nil, nil
 }

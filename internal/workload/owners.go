@@ -1,0 +1,131 @@
+package workload
+
+import (
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// expect registers the objects that controllers create pods for.
+func (s *stuckPods) expect(targets []*target) {
+	for _, t := range targets {
+		if t.pod {
+			continue
+		}
+		kind := strings.ToLower(t.object.GetKind())
+		s.owners[t.object.GetUID()] = &waiting{
+			name: kind + " " + t.object.GetName(), namespace: t.object.GetNamespace(),
+			followed: true, needs: references(t.template),
+		}
+		if kind == "deployment" {
+			s.deployments[types.NamespacedName{Namespace: t.object.GetNamespace(), Name: t.object.GetName()}] = t.object.GetUID()
+		}
+	}
+}
+
+// noteAttempt keeps the pods that ended without having started: their
+// controller tries again, for ten minutes or for ever.
+func (s *stuckPods) noteAttempt(pod *corev1.Pod, now time.Time) {
+	key, replicated := pod.UID, false
+	if controller := metav1.GetControllerOf(pod); controller != nil {
+		key, replicated = controller.UID, controller.Kind != "Job"
+	}
+	t := s.containerTrouble(pod)
+	if hasStarted(pod) && t == nil {
+		s.started[key] = true
+		delete(s.attempts, key)
+	}
+	if pod.Status.Phase != corev1.PodFailed || s.started[key] {
+		return
+	}
+	if t == nil || t.class != classProgram {
+		if t = s.rejected(pod); t == nil {
+			return
+		}
+	}
+	w := s.attempts[key]
+	if w == nil {
+		w = &waiting{name: "pod " + pod.Name, namespace: pod.Namespace, followed: true, controller: key, replicated: replicated, stage: stageContainers}
+		s.attempts[key] = w
+	}
+	if key == pod.UID {
+		t.patience = noPatience // there is no other attempt
+	}
+	w.status = t
+	w.settle(now)
+}
+
+// hasStarted reports whether a container of the pod has run.
+func hasStarted(pod *corev1.Pod) bool {
+	for _, status := range pod.Status.ContainerStatuses {
+		if status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero() {
+			return true
+		}
+	}
+	return false
+}
+
+// givesUp reports whether a pod or a job that has failed never had a container
+// that could start; overdue then returns why.
+func (s *stuckPods) givesUp(uid types.UID) bool {
+	w := s.attempts[uid]
+	if w == nil {
+		return false
+	}
+	w.status.patience = noPatience
+	return true
+}
+
+// handleControllerEvent takes in that a controller creates no pod.
+func (s *stuckPods) handleControllerEvent(event *corev1.Event, now time.Time) {
+	object := event.InvolvedObject
+	w := s.owners[s.owner(object.Kind, object.Namespace, object.Name, object.UID)]
+	if w == nil || !w.hear(event) {
+		return
+	}
+	switch {
+	case creationEvents[event.Reason]:
+		policy := mendable
+		if strings.Contains(event.Message, "exceeded quota") {
+			policy = crowded
+		}
+		w.event = s.newTrouble(kind{classCreation, policy, otherPatience}, stageScheduling, w.name, event.Reason, event.Message)
+	case event.Reason == "SuccessfulCreate":
+		w.event = nil
+	}
+	w.settle(now)
+}
+
+// owner returns the followed object behind a controller: a ReplicaSet has the
+// name of its Deployment, a dash, and a hash.
+func (s *stuckPods) owner(kind, namespace, name string, uid types.UID) types.UID {
+	if kind != "ReplicaSet" || s.owners[uid] != nil {
+		return uid
+	}
+	dash := strings.LastIndexByte(name, '-')
+	if dash < 0 {
+		return uid
+	}
+	return s.deployments[types.NamespacedName{Namespace: namespace, Name: name[:dash]}]
+}
+
+// watchJob keeps an eye on a job until it has a pod.
+func (s *stuckPods) watchJob(job *batchv1.Job, now time.Time) {
+	w := s.owners[job.UID]
+	if w == nil {
+		return
+	}
+	if job.Status.Active+job.Status.Succeeded+job.Status.Failed > 0 {
+		delete(s.owners, job.UID)
+		return
+	}
+	w.status = nil
+	if job.Spec.Suspend != nil && *job.Spec.Suspend {
+		w.status = s.newTrouble(kind{classGate, told, otherPatience}, stageScheduling, w.name, "JobSuspended", "the job is suspended")
+	}
+	w.settle(now)
+}

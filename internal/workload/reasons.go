@@ -1,0 +1,353 @@
+package workload
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// stage is a step in the life of a pod before its containers run. A pod that has
+// reached a stage has left the troubles of earlier ones behind.
+type stage int
+
+const (
+	stageScheduling stage = iota // the scheduler looks for a node
+	stageVolumes                 // the kubelet mounts the volumes
+	stageSandbox                 // containerd makes the sandbox
+	stageContainers              // images are pulled, containers created and started
+	stageRunning
+)
+
+// policy says when a trouble ends the run.
+type policy int
+
+const (
+	// certain troubles end it after their patience, whatever else goes on.
+	certain policy = iota
+	// mendable troubles may be mended by a server of the workload, an operator
+	// for example: the clock does not run while one is starting.
+	mendable
+	// crowded troubles pass when pods end: the clock does not run while a pod is
+	// left that ends by itself.
+	crowded
+	// told troubles are reported and end nothing.
+	told
+)
+
+// Patience with troubles that may pass by themselves, each well below the 30 s
+// within which a workload that can never start ends the run.
+const (
+	noPatience    = 0
+	idlePatience  = 5 * time.Second  // nothing runs that could make room
+	pullPatience  = 12 * time.Second // the kubelet has tried twice by then
+	otherPatience = 20 * time.Second
+	// nodePatience is for a cluster that has no node yet: that is not the pod's
+	// fault, and a node that never comes ends the run for its own reason.
+	nodePatience = time.Minute
+	// serverPatience is for a server on its way, which pulls its image perhaps.
+	serverPatience = 2 * time.Minute
+	// unseenPatience is for an event whose pod has not been seen.
+	unseenPatience = time.Minute
+)
+
+// class names troubles that are the same to a user: a change between reasons of
+// one class does not restart the clock.
+type class string
+
+const (
+	classNodes    class = "no nodes"
+	classTaint    class = "taint"
+	classRoom     class = "room"
+	classNeeds    class = "needs" // claims, selectors
+	classGate     class = "gate"
+	classVolumes  class = "volumes"
+	classSandbox  class = "sandbox"
+	classPull     class = "pull"
+	classConfig   class = "configuration"
+	classCreate   class = "create"
+	classProgram  class = "program"
+	classCrash    class = "crash"
+	classCreation class = "creation" // a controller creates no pod
+	classRejected class = "rejected" // by the kubelet
+)
+
+// kind is a row of the tables of reasons.
+type kind struct {
+	class    class
+	policy   policy
+	patience time.Duration
+}
+
+// waitingReasons maps the reasons of waiting containers in kubelet v1.36:
+// pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go,
+// pkg/kubelet/kuberuntime/kuberuntime_container.go and the CRI's errors. A test
+// holds the table against those files.
+var waitingReasons = map[string]kind{
+	"ErrImageNeverPull":         {classPull, certain, noPatience},
+	"InvalidImageName":          {classPull, certain, noPatience},
+	"ErrImagePull":              {classPull, certain, pullPatience},
+	"ImagePullBackOff":          {classPull, certain, pullPatience},
+	"ImageInspectError":         {classPull, certain, otherPatience},
+	"RegistryUnavailable":       {classPull, certain, pullPatience},
+	"SignatureValidationFailed": {classPull, certain, pullPatience},
+
+	"CreateContainerConfigError": {classConfig, mendable, otherPatience},
+	"CreateContainerError":       {classCreate, certain, otherPatience},
+	"PreCreateHookError":         {classCreate, certain, otherPatience},
+	"PreStartHookError":          {classCreate, certain, otherPatience},
+	"RunContainerError":          {classCreate, certain, otherPatience},
+
+	"RROUnsupported":         {classCreate, certain, otherPatience},
+	"ImageVolumeMountFailed": {classCreate, certain, otherPatience},
+
+	// The program ran and failed, or its hook did: it may do better next time.
+	"PostStartHookError": {classCrash, told, otherPatience},
+	"CrashLoopBackOff":   {classCrash, told, otherPatience},
+}
+
+// eventKind is a row of the table of the kubelet's events on pods. The stage is
+// what the event proves that the pod has reached.
+type eventKind struct {
+	stage stage
+	// trouble is the zero value for an event that only tells of progress.
+	trouble kind
+}
+
+// podEvents are the reasons of pkg/kubelet/events/event.go in kubelet v1.36 that
+// pods get before they run. Troubles with containers are read from the status
+// instead, which is always the current one.
+var podEvents = map[string]eventKind{
+	"FailedNodeDeclaredFeaturesCheck": {stageVolumes, kind{classVolumes, certain, otherPatience}},
+	"NetworkNotReady":                 {stageVolumes, kind{classSandbox, certain, otherPatience}},
+	"FailedCreatePodContainer":        {stageVolumes, kind{classSandbox, certain, otherPatience}},
+	"FailedAttachVolume":              {stageVolumes, kind{classVolumes, mendable, otherPatience}},
+	"FailedMount":                     {stageVolumes, kind{classVolumes, mendable, otherPatience}},
+	"FailedMapVolume":                 {stageVolumes, kind{classVolumes, mendable, otherPatience}},
+
+	"FailedPrepareDynamicResources": {stageSandbox, kind{classSandbox, mendable, otherPatience}},
+	"FailedCreatePodSandBox":        {stageSandbox, kind{classSandbox, certain, otherPatience}},
+	"FailedPodSandBoxStatus":        {stageSandbox, kind{classSandbox, certain, otherPatience}},
+	"SandboxChanged":                {stage: stageSandbox},
+
+	"Pulling":             {stage: stageContainers},
+	"Pulled":              {stage: stageContainers},
+	"Created":             {stage: stageContainers},
+	"Started":             {stage: stageContainers},
+	"BackOff":             {stage: stageContainers},
+	"InspectFailed":       {stage: stageContainers},
+	"ErrImageNeverPull":   {stage: stageContainers},
+	"FailedPostStartHook": {stage: stageContainers},
+	"Unhealthy":           {stage: stageContainers},
+}
+
+// failedEvent is the reason of several events: about the pod's directories, and
+// about images and containers.
+const failedEvent = "Failed"
+
+// findPodEvent returns the row of an event on a pod.
+func findPodEvent(event *corev1.Event) (eventKind, bool) {
+	if event.Reason != failedEvent {
+		row, ok := podEvents[event.Reason]
+		return row, ok
+	}
+	if strings.HasPrefix(event.Message, "error making pod data directories") {
+		return eventKind{stageVolumes, kind{classVolumes, certain, otherPatience}}, true
+	}
+	return eventKind{stage: stageContainers}, true
+}
+
+// creationEvents are the events of controllers that create no pod:
+// pkg/controller/controller_utils.go, the stateful_pod_control.go of StatefulSets,
+// and deployment/util/deployment_util.go.
+var creationEvents = map[string]bool{"FailedCreate": true, "ReplicaSetCreateError": true}
+
+// roomReasons are the scheduler's words for a pod that may start when others have
+// ended, or with them. Other plugins report what is missing.
+var roomReasons = []string{
+	"Insufficient ", "Too many pods",
+	"node(s) didn't have free ports for the requested pod ports",
+	"node(s) didn't satisfy existing pods anti-affinity rules",
+	"node(s) didn't match pod affinity rules",
+	"node(s) didn't match pod anti-affinity rules",
+	"node(s) didn't match pod topology spread constraints",
+	"node(s) unavailable due to PersistentVolumeClaim with ReadWriteOncePod access mode already in-use by another pod",
+	"node(s) had no available disk",
+	"node(s) exceed max volume count",
+	"node(s) were unschedulable",
+}
+
+// rejections are the kubelet's reasons for pods that it refuses and that it would
+// refuse again; with others, such as OutOfcpu, the next pod may have more luck.
+var rejections = map[string]bool{
+	"SysctlForbidden": true, "AppArmor": true, "PodOSNotSupported": true, "PodOSSelectorNodeLabelDoesNotMatch": true,
+	"PodFeatureUnsupported": true, "PodLevelResourcesNotSupported": true, "SupplementalGroupsPolicyNotSupported": true,
+	"InitContainerRestartPolicyForbidden": true,
+}
+
+// trouble is why a pod waits.
+type trouble struct {
+	kind
+	stage stage
+	err   *NeverStarts
+	// tainted: a taint keeps the pod away that it does not tolerate.
+	tainted bool
+	// tooLarge: the pod would not fit on an empty node either.
+	tooLarge bool
+	// needsPod: only another pod could bring what is missing, so that without one
+	// there is nothing to wait for.
+	needsPod bool
+}
+
+// newTrouble returns the trouble of a row, as its message shows it.
+func (s *stuckPods) newTrouble(row kind, reached stage, object, reason, message string) *trouble {
+	t := &trouble{kind: row, stage: reached, err: s.neverStarts(object, reason, message)}
+	if says(message, outOfRange) {
+		t.policy, t.patience = certain, noPatience
+	}
+	t.needsPod = row.class == classNeeds && row.policy == mendable || says(message, onlyPodsBring)
+	return t
+}
+
+// onlyPodsBring are the words about what no controller of Kubernetes creates a
+// moment later: another pod may.
+const onlyPodsBring = "hostPath type check failed: |no PriorityClass with name|RuntimeClass & not found"
+
+// stageOf returns how far a pod has come by its status.
+func stageOf(pod *corev1.Pod) stage {
+	if pod.Status.Phase == corev1.PodRunning {
+		return stageRunning
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReadyToStartContainers && condition.Status == corev1.ConditionTrue {
+			return stageContainers
+		}
+	}
+	if pod.Spec.NodeName != "" {
+		return stageVolumes
+	}
+	return stageScheduling
+}
+
+// troubleOf returns why a pod waits by its status, nil if that does not say it.
+func (s *stuckPods) troubleOf(pod *corev1.Pod) *trouble {
+	if t := s.containerTrouble(pod); t != nil || stageOf(pod) != stageScheduling {
+		return t
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodScheduled && condition.Status == corev1.ConditionFalse {
+			return s.schedulingTrouble(pod, condition.Reason, condition.Message)
+		}
+	}
+	return nil
+}
+
+func (s *stuckPods) schedulingTrouble(pod *corev1.Pod, reason, message string) *trouble {
+	row := kind{classNeeds, mendable, otherPatience}
+	switch {
+	case reason == corev1.PodReasonSchedulingGated:
+		row = kind{classGate, told, otherPatience}
+	case reason == corev1.PodReasonSchedulerError:
+		row.policy = certain
+	case reason != corev1.PodReasonUnschedulable:
+		return nil
+	case strings.Contains(message, "no nodes available to schedule pods"):
+		row = kind{classNodes, certain, nodePatience}
+	case isTainted(message):
+		row = kind{classTaint, crowded, otherPatience}
+	case slices.ContainsFunc(roomReasons, func(words string) bool { return strings.Contains(message, words) }):
+		row = kind{classRoom, crowded, idlePatience}
+	}
+	t := s.newTrouble(row, stageScheduling, "pod "+pod.Name, reason, message)
+	t.tainted, t.tooLarge = row.class == classTaint, row.class == classRoom && isTooLarge(message)
+	return t
+}
+
+// containerTrouble returns why a container cannot be started.
+func (s *stuckPods) containerTrouble(pod *corev1.Pod) *trouble {
+	for _, status := range pod.Status.InitContainerStatuses {
+		if t := s.troubleOfContainer(pod, &status, true); t != nil {
+			return t
+		}
+	}
+	for _, status := range pod.Status.ContainerStatuses {
+		if t := s.troubleOfContainer(pod, &status, false); t != nil {
+			return t
+		}
+	}
+	return nil
+}
+
+func (s *stuckPods) troubleOfContainer(pod *corev1.Pod, status *corev1.ContainerStatus, init bool) *trouble {
+	name := "pod " + pod.Name
+	if failed := startError(status); failed != nil {
+		if what := missingProgram(failed.Message); what != "" {
+			return s.newTrouble(kind{classProgram, certain, pullPatience}, stageContainers, name, failed.Reason,
+				fmt.Sprintf("container %s: image %s %s", status.Name, imageOf(pod, status), what))
+		}
+		return s.newTrouble(kind{classCreate, certain, otherPatience}, stageContainers, name, failed.Reason,
+			fmt.Sprintf("container %s: %s", status.Name, plain(failed.Message)))
+	}
+	waiting := status.State.Waiting
+	if waiting == nil {
+		return nil
+	}
+	row, ok := waitingReasons[waiting.Reason]
+	if !ok || row.class == classCrash && !init {
+		return nil // the log of a container that ran says more
+	}
+	t := s.newTrouble(row, stageContainers, name, waiting.Reason, fmt.Sprintf("container %s: %s", status.Name, plain(waiting.Message)))
+	if row.class == classPull && (s.noPull || podRemedy(waiting.Message) != "") {
+		t.patience = noPatience
+	}
+	if isPull(waiting.Reason) && s.noPull {
+		t.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or leave --no-pull away"
+	}
+	return t
+}
+
+// imageOf returns the image of a container under the name that the manifest has
+// for it.
+func imageOf(pod *corev1.Pod, status *corev1.ContainerStatus) string {
+	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		if container.Name == status.Name {
+			return container.Image
+		}
+	}
+	return status.Image
+}
+
+// startError returns how a container ended that the runtime could not start, as
+// long as it is not running.
+func startError(status *corev1.ContainerStatus) *corev1.ContainerStateTerminated {
+	last := status.State.Terminated
+	if status.State.Waiting != nil {
+		last = status.LastTerminationState.Terminated
+	}
+	if last != nil && last.Reason == "StartError" {
+		return last
+	}
+	return nil
+}
+
+// rejected returns why the kubelet refused a pod, nil if it did not or if another
+// pod like this one may be luckier.
+func (s *stuckPods) rejected(pod *corev1.Pod) *trouble {
+	if !rejections[pod.Status.Reason] {
+		return nil
+	}
+	message := strings.TrimPrefix(pod.Status.Message, "Pod was rejected: ")
+	return s.newTrouble(kind{classRejected, certain, pullPatience}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
+}
+
+// isTooLarge reads the scheduler's message: for a pod that only lacks room, it
+// counts the nodes where others could make some. Devices are left out: their
+// plugin may come with the workload and add them to the node.
+func isTooLarge(message string) bool {
+	return strings.Contains(message, "Preemption is not helpful") &&
+		(strings.Contains(message, "Insufficient cpu") || strings.Contains(message, "Insufficient memory"))
+}
+
+func isPull(reason string) bool { return reason == "ErrImagePull" || reason == "ImagePullBackOff" }
