@@ -124,6 +124,9 @@ func Read(from io.Reader) ([]Line, error) {
 				lines = append(lines, Line{CutOff: n})
 			case wrong != nil:
 				return nil, fmt.Errorf("line %d: %w", n, wrong)
+			case line.Schema == firstSchema:
+				line.renameSystems()
+				lines = append(lines, line)
 			case line.Schema != Schema:
 				return nil, fmt.Errorf("line %d has version %d of the form, this program reads %d", n, line.Schema, Schema)
 			default:

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -130,5 +131,26 @@ func TestOlderForm(t *testing.T) {
 		if err == nil || strings.Contains(err.Error(), "the form that went before them (.json)") != (name != "a.jsonl") {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+}
+
+// TestFirstSchema: records of the first form call systems as they are called now.
+func TestFirstSchema(t *testing.T) {
+	lines, err := Read(strings.NewReader(`{"schema":1,"session":{"name":"x","reference":"bare"}}
+{"schema":1,"trial":{"system":"berth"}}
+{"schema":1,"trial":{"system":"berth-fast"}}
+{"schema":1,"unmeasured":{"system":"berth-host"}}
+{"schema":2,"session":{"name":"y"}}
+{"schema":2,"trial":{"system":"berth"}}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, after := lines[0].Session, lines[4].Session
+	got := []string{
+		before.Reference, lines[1].Trial.System, lines[2].Trial.System, lines[3].Unmeasured.System, before.System("berth-fast"), lines[5].Trial.System, after.System("berth"),
+	}
+	if want := []string{"bare", "berth-overlay", "berth", "berth-host", "berth", "berth", "berth"}; !slices.Equal(got, want) || !before.Renamed() || after.Renamed() {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

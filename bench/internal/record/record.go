@@ -5,8 +5,9 @@ package record
 
 import "time"
 
-// Schema is the version of the form. A reader takes this one only.
-const Schema = 1
+// Schema is the version of the form. A reader also takes the first one, and gives
+// its systems their current names.
+const Schema = 2
 
 // Line is one line of a file: a session, and then what happened in it.
 type Line struct {
@@ -43,6 +44,9 @@ type Session struct {
 	// Link is that between the hosts, by its name in the plan and what that says;
 	// what is in effect is among the machines' settings.
 	Link *Link `json:"link,omitempty"`
+
+	// name returns the current name of a system of the plan, where they differ.
+	name func(string) string
 }
 
 // LinkSetting begins the names of settings that are a network interface's.

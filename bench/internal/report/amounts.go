@@ -3,6 +3,7 @@ package report
 import (
 	_ "embed"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -53,32 +54,37 @@ func readAmounts() (inPapers, error) {
 
 // has is what there is of a paper's figure in records.
 type has struct {
-	systems, links []string
-	names          []string
-	amounts        map[string][]string
+	systems []string
+	names   []string
+	// cells are the amounts of the trials of a system under a link.
+	cells map[cellOf]map[string]map[string]bool
 	// runs are the trials, by system, case and link.
 	runs map[[3]string]int
 }
 
+// cellOf is a system under a link.
+type cellOf struct{ system, link string }
+
 func (h *has) note(p Paper, t *record.Trial, link string) {
 	once(&h.systems, t.System)
-	once(&h.links, link)
+	if h.runs == nil {
+		h.runs, h.cells = map[[3]string]int{}, map[cellOf]map[string]map[string]bool{}
+	}
+	h.runs[[3]string{t.System, t.Case, link}]++
+	at := cellOf{t.System, link}
+	if h.cells[at] == nil {
+		h.cells[at] = map[string]map[string]bool{}
+	}
 	for _, name := range slices.Concat(strings.Fields(p.Vary), amountOf[t.Kind]) {
 		if t.Parameters[name] == "" || p.Parameters[name] != "" {
 			continue
 		}
-		if h.amounts == nil {
-			h.amounts = map[string][]string{}
-		}
 		once(&h.names, name)
-		values := h.amounts[name]
-		once(&values, t.Parameters[name])
-		h.amounts[name] = values
+		if h.cells[at][name] == nil {
+			h.cells[at][name] = map[string]bool{}
+		}
+		h.cells[at][name][t.Parameters[name]] = true
 	}
-	if h.runs == nil {
-		h.runs = map[[3]string]int{}
-	}
-	h.runs[[3]string{t.System, t.Case, link}]++
 }
 
 func once(all *[]string, one string) {
@@ -87,25 +93,50 @@ func once(all *[]string, one string) {
 	}
 }
 
-// words say it, and what the paper has more, or less, of.
-func (h *has) words(paper map[string]string) string {
+// words say it, and what the paper has more, or less, of; differ reports whether the paper has
+// other amounts. Systems and links with the same amounts are named together, so that no combination is
+// named that has no trial.
+func (h *has) words(paper map[string]string) (text string, differ bool) {
 	if h.runs == nil {
-		return ""
+		return "", false
 	}
 	beside := func(name, is string) string {
-		if of := paper[name]; of != "" && of != is {
+		switch of := paper[name]; of {
+		case is:
+			return ""
+		case "":
+			differ = true
+			return " (the paper does not say)"
+		default:
+			differ = true
 			return " (in the paper: " + of + ")"
 		}
-		return ""
 	}
-	parts := []string{"on " + strings.Join(sorted(h.systems), ", ")}
-	if h.links != nil {
-		parts = append(parts, "under "+strings.Join(sorted(h.links), ", "))
+	// Systems by amounts and link, and then links by amounts and systems.
+	systems, links := map[[2]string][]string{}, map[[2]string][]string{}
+	for at := range h.cells {
+		var amounts []string
+		for _, name := range h.names {
+			if is := strings.Join(sorted(slices.Collect(maps.Keys(h.cells[at][name]))), ", "); is != "" {
+				amounts = append(amounts, name+"="+is+beside(name, is))
+			}
+		}
+		key := [2]string{strings.Join(amounts, "; "), at.link}
+		systems[key] = append(systems[key], at.system)
 	}
-	for _, name := range h.names {
-		is := strings.Join(sorted(h.amounts[name]), ", ")
-		parts = append(parts, name+"="+is+beside(name, is))
+	for key, on := range systems {
+		group := [2]string{key[0], strings.Join(sorted(on), ", ")}
+		links[group] = append(links[group], key[1])
 	}
+	var parts []string
+	for group, under := range links {
+		part := "on " + group[1]
+		if names := sorted(under); names[0] != "" {
+			part += " under " + strings.Join(names, ", ")
+		}
+		parts = append(parts, joined(part, group[0]))
+	}
+	slices.Sort(parts)
 	least, most := 0, 0
 	for _, n := range h.runs {
 		if least == 0 || n < least {
@@ -121,5 +152,5 @@ func (h *has) words(paper map[string]string) string {
 	if runs == "1" {
 		word = " run"
 	}
-	return strings.Join(append(parts, runs+word+beside(ofRuns, runs)), "; ")
+	return strings.Join(append(parts, runs+word+beside(ofRuns, runs)), "; "), differ
 }

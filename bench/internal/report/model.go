@@ -43,6 +43,8 @@ type Report struct {
 	CutOff  int
 	Missing []Missing
 	Papers  []Paper
+	// Renamed reports whether the plan's text has earlier names of systems.
+	Renamed bool
 	// Curves are figures by the number of nodes.
 	Curves []Curve
 	// Answers are those of questions, and Rubric is for those that persons answer; nil
@@ -262,6 +264,7 @@ func model(lines []record.Line) (Report, error) {
 	if r.Overview, err = r.overview(); err != nil {
 		return r, err
 	}
+	r.Renamed = r.Renamed && (slices.Contains(r.Systems, "berth") || slices.Contains(r.Systems, "berth-overlay"))
 	if r.Papers, err = papers(lines); err != nil || r.Answers == nil {
 		return r, err
 	}
@@ -277,7 +280,7 @@ const dateForm = "2 January 2006, 15:04 UTC"
 
 func (r *Report) session(line record.Line) error {
 	s := line.Session
-	if err := r.readPlan(s.Plan); err != nil {
+	if err := r.readPlan(s); err != nil {
 		return fmt.Errorf("read the plan %s of the records: %w", s.Name, err)
 	}
 	if r.Sessions == 0 {
@@ -287,6 +290,7 @@ func (r *Report) session(line record.Line) error {
 	}
 	r.To = line.Time.UTC().Format(dateForm)
 	r.Sessions++
+	r.Renamed = r.Renamed || s.Renamed()
 	maps.Copy(r.Versions, s.Versions)
 	r.Slurm = s.Slurm
 	r.link(s)
@@ -336,11 +340,7 @@ func inEffect(settings, wanted map[string]string) (parts []string) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(wanted)) {
-		is := strings.Join(strings.Fields(settings[name]), " ")
-		if _, rest, brackets := strings.Cut(is, "["); brackets {
-			is, _, _ = strings.Cut(rest, "]") // of all values the one in effect
-		}
-		say(name, cmp.Or(is, "not seen"), wanted[name])
+		say(name, cmp.Or(inForce(settings[name]), "not seen"), wanted[name])
 	}
 	return parts
 }

@@ -41,13 +41,16 @@ type Paper struct {
 	Vary string `yaml:"vary"`
 	// Plan is one that has it.
 	Plan string `yaml:"plan"`
-	// Note says in what it differs from the paper's.
+	// Note names the differences from the paper's, and what takes another program's place.
 	Note string `yaml:"note"`
+	// Of has the systems that the paper compares, each with what stands for it here.
+	Of map[string][]string `yaml:"of"`
 	// Reason is why the bench does not measure it, where it does not.
 	Reason string `yaml:"reason"`
-	// At is where in the report it is, if it was measured; Partly: not on all systems.
-	At     string `yaml:"-"`
-	Partly bool   `yaml:"-"`
+	// At leads to the trials in the report, if there are any. Standing compares them with the
+	// paper's.
+	At       string   `yaml:"-"`
+	Standing standing `yaml:"-"`
 	// Has says what there is of it, and Elsewhere that no plan of the records has it.
 	Has       string `yaml:"-"`
 	Elsewhere bool   `yaml:"-"`
@@ -62,10 +65,11 @@ func papers(lines []record.Line) (all []Paper, err error) {
 	if err != nil {
 		return nil, err
 	}
-	plans := map[string]bool{}
+	plans, tunings := map[string]bool{}, readTunings(lines)
 	for i, p := range all {
 		var now record.Link
 		of, has, reasons := kindOf(nil), has{}, map[string]string{}
+		var tuned profileState
 		planned := false
 		for _, line := range lines {
 			if s := line.Session; s != nil {
@@ -76,23 +80,25 @@ func papers(lines []record.Line) (all []Paper, err error) {
 				if now = (record.Link{}); s.Link != nil {
 					now = *s.Link
 				}
-				planned = planned || p.under(now) && slices.Contains(slices.Collect(maps.Values(of)), p.Case) && p.among(s.Plan)
+				planned = planned || p.under(now) && slices.Contains(slices.Collect(maps.Values(of)), p.Case) && p.among(s)
 			}
 			if t := line.Trial; t != nil && p.under(now) && p.stands(t) {
 				all[i].At = cmp.Or(all[i].At, anchor(t.Case))
 				has.note(p, t, now.Name)
+				tuned = tunings[now.Name]
 			}
 			if u := line.Unmeasured; u != nil && (u.Case == "" || of.of(u.Case) == p.Case) {
 				reasons[u.System] = u.Reason
 			}
 		}
 		without := p.without(has.systems, reasons)
+		amounts, differ := has.words(inPapers[[2]string{p.Paper, p.Case}])
 		switch {
 		case len(p.Systems) > 1 && slices.Equal(has.systems, []string{"bare"}):
 			all[i].At, all[i].Reason = "", "bare metal alone was; "+without
 		case all[i].At != "":
-			all[i].Partly = without != ""
-			all[i].Has = joined(has.words(inPapers[[2]string{p.Paper, p.Case}]), without)
+			all[i].Standing = p.judge(has.systems, differ, tuned)
+			all[i].Has = joined(amounts, tuned.words(p.Parameters["protocol"]), without)
 		case p.Reason == "" && reasons[p.System] != "":
 			all[i].Reason = reasons[p.System]
 		case p.Reason == "" && planned:
@@ -127,22 +133,25 @@ func sorted(values []string) []string {
 	})
 }
 
-// without names the systems that have no trial, each with its reason.
+// without names the paper's systems that have no trial, each with its reason.
 func (p Paper) without(has []string, reasons map[string]string) string {
 	var missing []string
-	for _, system := range p.Systems {
-		if slices.Contains(has, system) {
+	for _, system := range slices.Sorted(maps.Keys(p.Of)) {
+		if p.has(system, has) {
 			continue
 		}
-		if reason := reasons[system]; reason != "" {
-			system += " (" + reason + ")"
+		for _, standIn := range p.Of[system] {
+			if reason := reasons[standIn]; reason != "" {
+				system += " (" + reason + ")"
+				break
+			}
 		}
 		missing = append(missing, system)
 	}
 	if missing == nil {
 		return ""
 	}
-	return "not on " + strings.Join(missing, ", ")
+	return "without " + strings.Join(missing, ", ")
 }
 
 // under tells whether trials under a link are meant.
@@ -151,12 +160,15 @@ func (p Paper) under(l record.Link) bool {
 }
 
 // among tells whether a plan has the system whose trials are meant.
-func (p Paper) among(text string) bool {
+func (p Paper) among(s *record.Session) bool {
 	var plan struct{ Systems []struct{ Name string } }
-	if p.System == "" || yaml.Unmarshal([]byte(text), &plan) != nil || plan.Systems == nil {
+	if p.System == "" || yaml.Unmarshal([]byte(s.Plan), &plan) != nil || plan.Systems == nil {
 		return true
 	}
-	return slices.ContainsFunc(plan.Systems, func(s struct{ Name string }) bool { return s.Name == p.System || p.Or != "" && s.Name == p.Or })
+	return slices.ContainsFunc(plan.Systems, func(system struct{ Name string }) bool {
+		name := s.System(system.Name)
+		return name == p.System || p.Or != "" && name == p.Or
+	})
 }
 
 // profileOf is the tuning profile of a link, as records say it.
@@ -195,7 +207,7 @@ func (k kindOf) of(name string) string {
 
 // stands tells whether a trial stands for a paper's figure.
 func (p Paper) stands(t *record.Trial) bool {
-	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) || !matches(t.Parameters, p.Parameters) {
+	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) && !(t.System == "berth-overlay" && slices.Contains(p.Systems, "berth")) || !matches(t.Parameters, p.Parameters) {
 		return false
 	}
 	return slices.ContainsFunc(t.Values, func(v record.Value) bool { return p.Figure == "" || v.Name == p.Figure })

@@ -161,21 +161,21 @@ func TestUnder(t *testing.T) {
 		said := map[string]string{}
 		for _, p := range all {
 			if p.Paper == "CNI study" {
-				said[p.What] = map[bool]string{true: "measured: ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Says(), false: p.Reason}[p.At != ""]
+				said[p.What] = map[bool]string{true: p.Standing.String() + ": ", false: "not: "}[p.At != ""] + map[bool]string{true: p.Says(), false: p.Reason}[p.At != ""]
 			}
 		}
 		return said
 	}
 	said := rows(slices.Concat(under("a", "a profile of ours; profile default; mtu 1500", "berth", "1472"), under("b", "profile default", "berth", "64"),
-		under("1g", "profiles", "berth-fast", "64")))
+		under("1g", "profiles", "flannel-vxlan", "64")))
 	for what, want := range map[string]string{
-		"TCP bandwidth, profile default":         "measured: on berth; under a, b; length=64, 1472 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
+		"TCP bandwidth, profile default": "berth alone: with iperf3: the paper does not name its program; on berth under a; length=1472 (in the paper: 64, 512, 1472, 9000, 15000); " +
+			"on berth under b; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP); without Antrea, Calico, Cilium, flannel",
 		"TCP bandwidth, profile network-latency": "not: the plan cni has it, and cni-bed not",
 		"TCP latency, profile default":           "not: the plan cni has it, and cni-bed not",
-		"1-gigabit":                              "measured: a rate that the kernel limits; on berth-fast; under 1g; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP)",
-		"10-gigabit":                             "not: the plan cni has it, and cni-bed not",
-		"the same with Antrea and Cilium":        "not: neither comes along: they need root on the nodes; a cluster that has one is the system kubeconfig",
-		"bandwidth with Calico, profile default": "not: the plan cni has it, and cni-bed not",
+		"1-gigabit": "measured in part: a rate that the kernel limits; with iperf3: the paper does not name its program; " +
+			"on flannel-vxlan under 1g; length=64 (in the paper: 64, 512, 1472, 9000, 15000); 1 run (in the paper: 5 with TCP, 2 with UDP); without Antrea, Calico, Cilium",
+		"10-gigabit": "not: the plan cni has it, and cni-bed not",
 	} {
 		if said[what] != want {
 			t.Errorf("%s: %q, want %q", what, said[what], want)
@@ -195,10 +195,10 @@ func TestSystemsOfAFigure(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range all {
-		if p.Item == "Table V" && (!p.Partly || !strings.HasSuffix(p.Says(), "; on berth; 1 run (in the paper: 10); not on bare, podman-slirp4netns (podman is missing)")) {
+		if p.Item == "Table V" && (!strings.HasSuffix(p.Says(), "; on berth; 1 run (in the paper: 10); without Bridge Operator, HPK, KSI (podman is missing), bare metal") || p.Item == "Table V" && p.Standing != berthAlone) {
 			t.Errorf("got %q", p.Says())
 		}
-		if p.Item == "Figure 3" && p.Paper == "KSI 2" && (p.At != "" || p.Reason != "bare metal alone was; not on berth, podman-slirp4netns (podman is missing)") {
+		if p.Item == "Figure 3" && p.Paper == "KSI 2" && (p.At != "" || p.Reason != "bare metal alone was; without Bridge Operator, HPK, KSI (podman is missing)") {
 			t.Errorf("got %q", p.Reason)
 		}
 		if p.Item == "Figure 4" && p.Paper == "KSI 2" && p.Reason != "the plan ksi has it, and mine not" {
@@ -230,9 +230,9 @@ func TestSystemsOfAFigure(t *testing.T) {
 		"native": "native",
 		"bare":   "native",
 		"ctr":    "in a container with the hosts' network (ctr)",
-		"ctrnet": "in a container with a network of its own (ctrnet)",
+		"ctrnet": "in a container with its own network (ctrnet)",
 		"net":    "on the site network, without a container",
-		"berth":  "in pods of berth's",
+		"berth":  "in pods of berth",
 	} {
 		all, err := papers(mpi(system))
 		if err != nil {
@@ -247,5 +247,54 @@ func TestSystemsOfAFigure(t *testing.T) {
 		if !slices.Equal(got, []string{want}) {
 			t.Errorf("%s: %q", system, got)
 		}
+	}
+}
+
+// TestStanding: the paper's systems, programs and amounts make a row "measured".
+func TestStanding(t *testing.T) {
+	of := map[string][]string{"bare metal": {"bare"}, "A": {"a-1", "a-2"}, "B": {"b"}}
+	everything := []string{"bare", "a-2", "b", "berth"}
+	for _, c := range []struct {
+		paper   Paper
+		systems []string
+		differ  bool
+		want    standing
+	}{
+		{Paper{Of: of}, everything, false, asInPaper},
+		{Paper{Of: of}, everything, true, otherwise},
+		{Paper{Of: of, Note: "C instead of B"}, everything, false, otherwise},
+		{Paper{Of: of}, []string{"a-1", "berth"}, false, inPart},
+		{Paper{Of: of}, []string{"bare", "berth"}, false, berthAlone},
+		{Paper{}, []string{"berth"}, false, berthAlone},
+		{Paper{Of: of, Profile: noProfile}, everything, false, asInPaper},
+		{Paper{Of: of, Profile: "tuned"}, everything, false, notApplied},
+	} {
+		if got := c.paper.judge(c.systems, c.differ, profileState{changed: []string{"vm/swappiness"}}); got != c.want {
+			t.Errorf("%+v on %v: %v, want %v", c.paper, c.systems, got, c.want)
+		}
+	}
+}
+
+// TestProfileState: what a profile wants was changed, was so before, or is not there; a setting
+// decides about a protocol.
+func TestProfileState(t *testing.T) {
+	session := func(name, profile string, settings, wanted map[string]string) record.Line {
+		return record.Line{Session: &record.Session{
+			Nodes: []record.Machine{{Settings: settings}}, Link: &record.Link{Name: name, Is: "profile " + profile, Wanted: wanted},
+		}}
+	}
+	wanted := map[string]string{
+		"mtu": "1500", "net/ipv4/tcp_rmem": "1 2 3", "gro": "on", "vm/swappiness": "10", "net/core/busy_poll": "50", "rx ring": "4096", "net/ipv4/tcp_sack": "0",
+	}
+	all := readTunings([]record.Line{
+		session("tuned", "fast", map[string]string{"net/ipv4/tcp_rmem": "1\t2\t3", "link eth0 gro": "on", "vm/swappiness": "10", "net/ipv4/tcp_sack": "1"}, wanted),
+		session("plain", noProfile, map[string]string{"net/ipv4/tcp_rmem": "1\t2\t4", "link eth0 gro": "on", "link cni0 gro": "off", "vm/swappiness": "60"}, nil),
+	})
+	const want = "in effect: net/ipv4/tcp_rmem*, vm/swappiness; so before: gro*; another value: net/ipv4/tcp_sack*; absent: rx ring*; not visible: net/core/busy_poll*"
+	if got := all["tuned"].words("tcp"); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if !all["tuned"].applied("tcp") || all["tuned"].applied("udp") || len(all) != 1 {
+		t.Errorf("it is applied to TCP alone: %+v", all)
 	}
 }

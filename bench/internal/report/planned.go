@@ -12,7 +12,7 @@ import (
 )
 
 // readPlan learns what a plan says of its systems and jobs.
-func (r *Report) readPlan(text string) error {
+func (r *Report) readPlan(s *record.Session) error {
 	var plan struct {
 		MemoryMB float64 `yaml:"memory-mb"`
 		Systems  []struct {
@@ -20,16 +20,24 @@ func (r *Report) readPlan(text string) error {
 			Options      struct{ Network string }
 		}
 	}
-	if err := yaml.Unmarshal([]byte(text), &plan); err != nil {
+	if err := yaml.Unmarshal([]byte(s.Plan), &plan); err != nil {
 		return err
 	}
 	r.memory, r.fast = plan.MemoryMB*(1<<20), map[string]bool{}
-	for _, s := range plan.Systems {
-		if cmp.Or(s.Driver, s.Name) == "berth" && s.Options.Network == "fast" {
-			r.fast[s.Name] = true
+	for _, system := range plan.Systems {
+		if cmp.Or(system.Driver, system.Name) == "berth" && hasFastPath(s, system.Options.Network) {
+			r.fast[s.System(system.Name)] = true
 		}
 	}
 	return nil
+}
+
+// hasFastPath reports whether the option network gives pods the fast path.
+func hasFastPath(s *record.Session, network string) bool {
+	if s.Renamed() {
+		return network == "fast"
+	}
+	return network == "" || network == "auto"
 }
 
 // smallFile says of a case of storage that its file is none that a job cannot keep in memory.

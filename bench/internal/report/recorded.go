@@ -18,6 +18,8 @@ type Run struct {
 // notAtAll begins the reasons of what nobody could measure.
 const notAtAll = "not a measurement"
 
+const notMeasured = "not measured"
+
 // Recorded is one list of the papers' figures and tables for several runs: which of them
 // has each, and how much of it. A figure that is in none has the reasons that runs gave.
 func Recorded(runs []Run) ([]byte, error) {
@@ -33,30 +35,34 @@ func Recorded(runs []Run) ([]byte, error) {
 		return nil, fmt.Errorf("there are no runs")
 	}
 	var rows bytes.Buffer
-	measured, partly, not, none := 0, 0, 0, 0
+	counts := map[string]int{}
 	for i, p := range each[0] {
 		is, what := recorded(runs, each, i)
-		switch is {
-		case "measured":
-			measured++
-		case "measured in part":
-			partly++
-		case notAtAll:
-			none++
-		default:
-			not++
-		}
+		counts[is]++
 		fmt.Fprintf(&rows, "| %s | %s | %s | %s |\n", p.Paper, p.Item, cell(p.What), joinedBy(": ", is, what))
 	}
 	var page bytes.Buffer
 	fmt.Fprintf(&page, `# The papers' figures and tables in the recorded runs
 
-Of %d rows %d are measured on all systems that they name, %d on some of them, %d not, and %d are no measurements. No row says that it has all that the paper has:
-how long, how large, and how many runs there were is said, and in brackets what the paper has, where it says so. 'test/bench/publish' writes this page from the records.
+Of %d rows %d are measured as in the paper, %d measured otherwise, %d measured in part, %d of berth alone, %d of a profile that was not applied, %d not measured, and %d are no measurements.
+'test/bench/publish' writes this page from the records.
+
+| word | what it means |
+| --- | --- |
+| measured | all systems that the paper compares, with its programs and amounts |
+| measured otherwise | the same systems, but other programs stand for them or for the paper's, or the amounts differ: both are named in the row |
+| measured in part | at least one system of the paper's, and not all of them |
+| berth alone | berth, and bare metal, but no other system of the paper's |
+| not applied | nothing that can change the figure was in effect of the profile |
+
+Amounts are from the records, with the paper's in brackets where they differ. Systems and links with the same amounts are named together.
+Settings of a profile with * can change the figure. "So before": the hosts had that value anyway. "Absent": the machine has no such file or ring, as it is virtual.
+"Not visible": the hosts of the bed are network namespaces, which do not show it, or it can only be set.
+Bridge Operator, HPK, Antrea and Cilium do not come along: they need root on the nodes, or a cluster beside Slurm.
 
 | paper | item | what | here |
 | --- | --- | --- | --- |
-`, measured+partly+not+none, measured, partly, not, none)
+`, len(each[0]), counts[asInPaper.String()], counts[otherwise.String()], counts[inPart.String()], counts[berthAlone.String()], counts[notApplied.String()], counts[notMeasured], counts[notAtAll])
 	page.Write(rows.Bytes())
 	return page.Bytes(), nil
 }
@@ -65,32 +71,30 @@ how long, how large, and how many runs there were is said, and in brackets what 
 func recorded(runs []Run, each [][]Paper, row int) (is, what string) {
 	static := each[0][row]
 	var has, reasons []string
-	partly := true
+	best := notApplied
 	for n, run := range runs {
 		p := each[n][row]
 		link := fmt.Sprintf("[%s](%s/report.md)", run.Name, run.Name)
 		switch {
 		case p.At != "":
 			has = append(has, link+": "+cell(p.Has))
-			partly = partly && p.Partly
+			best = min(best, p.Standing)
 		case static.Case != "" && !p.Elsewhere:
 			once(&reasons, link+": "+cell(p.Reason))
 		}
 	}
 	note := cell(static.Note)
 	switch {
-	case has != nil && partly:
-		return "measured in part", joined(append([]string{note}, has...)...)
 	case has != nil:
-		return "measured", joined(append([]string{note}, has...)...)
+		return best.String(), joined(append([]string{note}, has...)...)
 	case reasons != nil:
 		slices.Sort(reasons)
-		return "not measured", joined(append(reasons, "the plan "+static.Plan+" has it")...)
+		return notMeasured, joined(append(reasons, "the plan "+static.Plan+" has it")...)
 	case static.Case != "":
-		return "not measured", "the plan " + static.Plan + " has it, and no recorded run"
+		return notMeasured, "the plan " + static.Plan + " has it, and no recorded run"
 	}
 	if strings.HasPrefix(static.Reason, notAtAll) {
 		return notAtAll, ""
 	}
-	return "not measured", cell(static.Reason)
+	return notMeasured, cell(static.Reason)
 }

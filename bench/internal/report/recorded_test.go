@@ -1,12 +1,15 @@
 package report
 
 import (
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 
 	"berth.dev/berth/bench/internal/record"
 )
@@ -31,6 +34,24 @@ func TestRecordedPapers(t *testing.T) {
 		t.Fatal(err)
 	}
 	same(t, filepath.Join(docs, "papers.md"), page)
+	// The first line counts what the table has.
+	counts := map[string]int{}
+	for _, row := range regexp.MustCompile(`(?m)^\|[^|]+\|[^|]+\|[^|]+\| ([a-z ]+)(:.*)? \|$`).FindAllStringSubmatch(string(page), -1) {
+		counts[row[1]]++
+	}
+	first := fmt.Sprintf("Of %d rows %d are measured as in the paper, %d measured otherwise, %d measured in part, %d of berth alone, %d of a profile that was not applied, %d not measured, and %d are no measurements.",
+		len(each(t)), counts["measured"], counts["measured otherwise"], counts["measured in part"], counts["berth alone"], counts["not applied"], counts["not measured"], counts["not a measurement"])
+	if !strings.Contains(string(page), first) {
+		t.Errorf("the table has: %s", first)
+	}
+}
+
+// each returns the rows of the list of the papers' figures.
+func each(t *testing.T) (all []Paper) {
+	if err := yaml.Unmarshal(papersFile, &all); err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // TestEveryRecordIsListed: a record stays in the repository, and docs/bench/README.md links to
@@ -79,11 +100,11 @@ func TestRecorded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		"| KSI 2 | Figure 7 | round trips to a server on bare metal | measured: sockperf in place of netperf, which Debian does not have; " +
-			"[one](one/report.md): on bare, berth, podman-slirp4netns; seconds=1 (in the paper: 30); bytes=200; 1 to 2 runs (in the paper: 10) |\n",
-		"drivers of rootless networks | measured in part: by Podman in place of nerdctl; sockperf in place of netperf; " +
-			"[one](one/report.md): on bare, podman-slirp4netns; seconds=1 (in the paper: 30); bytes=200; 1 run (in the paper: 10); not on podman-pasta (too \\| old), podman-bypass4netns |\n",
-		"| KSI 2 | Figure 8 | bandwidth to a server on bare metal | not measured: [two](two/report.md): bare metal alone was; not on berth, podman-slirp4netns; the plan ksi has it |\n",
+		"| KSI 2 | Figure 7 | round trips to a server on bare metal | measured in part: Podman without a cluster instead of KSI; sockperf instead of netperf; " +
+			"[one](one/report.md): on bare, berth, podman-slirp4netns; seconds=1 (in the paper: 30); bytes=200; 1 to 2 runs (in the paper: 10); without Bridge Operator, HPK |\n",
+		"drivers of rootless networks | measured in part: by Podman instead of nerdctl; sockperf instead of netperf; " +
+			"[one](one/report.md): on bare, podman-slirp4netns; seconds=1 (in the paper: 30); bytes=200; 1 run (in the paper: 10); without bypass4netns, pasta (too \\| old) |\n",
+		"| KSI 2 | Figure 8 | bandwidth to a server on bare metal | not measured: [two](two/report.md): bare metal alone was; without Bridge Operator, HPK, KSI; the plan ksi has it |\n",
 		"| KSI 2 | Figure 4 | memory, STREAM | not measured: [two](two/report.md): of this case no trial has succeeded",
 		"| KSI 2 | Figure 3 | CPU, sysbench | not measured: the plan ksi has it, and no recorded run |\n",
 		"| KSI 2 | Figure 1 | models of integration | not a measurement |\n",

@@ -264,7 +264,7 @@ func TestFastPath(t *testing.T) {
 // without it, whether counted or not, in tables, charts and comparisons.
 func TestOverlayIsSaid(t *testing.T) {
 	records := func(shares ...float64) []record.Line {
-		lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare", Plan: "systems: [{name: fast, driver: berth, options: {network: fast}}]"}}}
+		lines := []record.Line{{Session: &record.Session{Name: "x", Title: "x", Reference: "bare", Plan: "systems: [{name: fast, driver: berth, options: {network: auto}}]"}}}
 		for n, share := range shares {
 			values := []record.Value{{Name: "received", Unit: "Gbit/s", Better: "higher", Value: 10}}
 			if share >= 0 {

@@ -43,7 +43,7 @@ func kinds() []kind {
 			plan.Kind{
 				Name: "berth", Summary: "a pod in a cluster of berth's, started for each trial", Hosts: 1, Seconds: adds(3), Together: true,
 				Parameters: []plan.Parameter{
-					{Name: "network", Default: "pod", Help: "pod, fast (the fast path) or host (hostNetwork)", Check: oneOf("pod", "fast", "host")},
+					{Name: "network", Default: "auto", Help: "auto (as users have it, with the fast path), overlay (--fast-path off) or host (hostNetwork)", Check: oneOf("auto", "overlay", "host")},
 					{Name: "options", Help: "more options of berth run, with blanks between them; {folder} is one that all hosts see", Check: anything},
 					{Name: "program", Help: "its name or path (otherwise the one beside this program)", Check: anything},
 					{Name: "images", Default: "oci", Help: "form of the images that are delivered: oci or estargz", Check: oneOf("oci", "estargz")},
@@ -51,7 +51,7 @@ func kinds() []kind {
 			},
 			func(name string, p Place, o map[string]string) Driver {
 				network := o["network"]
-				return &berth{place: p, name: name, program: cmp.Or(o["program"], p.Berth), options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "fast", form: o["images"]}
+				return &berth{place: p, name: name, program: cmp.Or(o["program"], p.Berth), options: strings.Fields(o["options"]), hostNetwork: network == "host", fast: network == "auto", form: o["images"]}
 			},
 		},
 		{

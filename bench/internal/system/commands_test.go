@@ -51,12 +51,12 @@ echo
 			storage: "SELF step --window --image ARCHIVE -- fio --filename=/the/folder/fio",
 		},
 		{
-			driver:  "berth",
+			driver: "berth", options: map[string]string{"network": "overlay"},
 			program: "SELF step -- BERTH run --quiet --image ARCHIVE -f - --fast-path off",
 			storage: "SELF step -- BERTH run --quiet --image ARCHIVE -f - --fast-path off --mount /the/folder:/data",
 		},
 		{
-			driver: "berth", options: map[string]string{"network": "fast", "options": "--a b", "program": "berth-other"},
+			driver: "berth", options: map[string]string{"network": "auto", "options": "--a b", "program": "berth-other"},
 			program: "SELF step -- berth-other run --quiet --image ARCHIVE -f - --a b --fast-path auto",
 			storage: "SELF step -- berth-other run --quiet --image ARCHIVE -f - --a b --fast-path auto --mount /the/folder:/data",
 		},
