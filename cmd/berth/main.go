@@ -18,6 +18,9 @@ func main() {
 	if len(os.Args) == 4 && os.Args[1] == launch.BalancerArg {
 		os.Exit(launch.Balancer(os.Args[2], os.Args[3]))
 	}
+	if len(os.Args) == 4 && os.Args[1] == launch.LogArg {
+		os.Exit(launch.LogRole(os.Args[2], os.Args[3]))
+	}
 	if len(os.Args) == 2 {
 		switch os.Args[1] {
 		case sandbox.JanitorArg:

@@ -282,6 +282,7 @@ func (p Paths) PodLogs() string         { return filepath.Join(p.Scratch, "pod-l
 func (p Paths) Corefile() string        { return filepath.Join(p.Run, "Corefile") }
 func (p Paths) ResolvConf() string      { return filepath.Join(p.Run, "resolv.conf") }
 func (p Paths) FastPath() string        { return filepath.Join(p.Run, "fast-path.sock") }
+func (p Paths) LogSocket() string       { return filepath.Join(p.Run, "logs.sock") }
 func (p Paths) Restore() string         { return filepath.Join(p.Run, "restore") }
 func (p Paths) Plan() string            { return filepath.Join(p.Run, "plan.json") }
 

@@ -50,6 +50,8 @@ type role struct {
 	silent bool
 	// outside roles do not end with the sandbox.
 	outside bool
+	// optional roles are not missed: the run goes on when one cannot.
+	optional bool
 	// start runs the process with the given inherited descriptors from 3 up.
 	start func(r *role, files []*os.File) error
 	// kill ends it with a signal that nothing withstands.
@@ -214,6 +216,11 @@ func (c *crew) ended(name string, status sandbox.Status) {
 }
 
 func (c *crew) lose(r *role, what string) {
+	if r.optional {
+		delete(c.roles, r.name)
+		c.log.Warn(fmt.Sprintf("%s %s; the run goes on without it", r.name, what))
+		return
+	}
 	err := &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines), kept: c.keepLogs}
 	if strings.Contains(what+strings.Join(err.lines, ""), noWatchers) {
 		// There were enough when the node was begun, and several begin at once.

@@ -359,6 +359,7 @@ func (r *run) startRoles(ctx context.Context) error {
 		containerd.listeners = []*os.File{layers.containerd}
 	}
 	roles = append(roles,
+		r.logRole(),
 		inSandbox(r.box, containerd),
 		inSandbox(r.box, &role{
 			name: "dns", path: program("coredns"),

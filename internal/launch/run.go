@@ -388,7 +388,7 @@ func (r *run) follow(ctx context.Context) (int, error) {
 	result, err := r.client.Follow(ctx, r.objects, workload.Streams{
 		Out: &output{r.Stdout, r.crew.giveUp}, Err: &output{r.Stderr, r.crew.giveUp},
 		Note: func(text string) { r.Log.Warn(text) }, Tell: func(text string) { r.Log.Info(text) },
-		NoPull: r.Spec.NoPull, IDs: r.host.podIDs(), Progress: r.progress,
+		Lose: func(text string) { r.Log.Error(text) }, NoPull: r.Spec.NoPull, IDs: r.host.podIDs(), Progress: r.progress,
 	})
 	return r.result(result, r.asked.Load(), err)
 }

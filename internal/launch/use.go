@@ -224,7 +224,7 @@ func (u *user) follow(ctx context.Context, giveUp context.CancelCauseFunc) (int,
 	result, err := u.client.Follow(ctx, u.objects, workload.Streams{
 		Out: &output{u.Stdout, giveUp}, Err: &output{u.Stderr, giveUp},
 		Note: func(text string) { u.Log.Warn(text) }, Tell: func(text string) { u.Log.Info(text) },
-		NoPull: u.Spec.NoPull,
+		Lose: func(text string) { u.Log.Error(text) }, NoPull: u.Spec.NoPull,
 	})
 	return u.result(result, u.asked.Load(), err)
 }
@@ -237,6 +237,9 @@ func (o Options) result(result workload.Result, asked bool, err error) (int, err
 	}
 	if err == nil && result.Code != 0 && !asked {
 		o.Log.Warn(result.Reason)
+	}
+	if err == nil && result.Lost != "" && result.Code == 0 && !asked {
+		return 0, fail(ExitOutput, fmt.Errorf("pass on the workload's output: lost: %s; the workload itself has succeeded", result.Lost))
 	}
 	return result.Code, err
 }

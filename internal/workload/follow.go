@@ -22,7 +22,9 @@ type Streams struct {
 	Out, Err io.Writer
 	// Note receives what berth has to say about the workload, a line each.
 	Note func(string)
-	// Tell is the same for what is no reason to look at anything.
+	// Lose receives what of the output cannot be passed on.
+	Lose func(string)
+	// Tell is Note for what is no reason to look at anything.
 	Tell func(string)
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
@@ -41,6 +43,8 @@ type Result struct {
 	Code int
 	// Reason says in words why Code is not 0.
 	Reason string
+	// Lost describes the output that could not be passed on. It is empty for none.
+	Lost string
 }
 
 // stuckPeriod is how often pods that do not start are looked at again.
@@ -143,6 +147,8 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 					return Result{}, err
 				}
 			}
+		case <-f.logs.ended:
+			f.logs.retry(ctx)
 		case <-ticker.C:
 			f.lookAtNodes(ctx)
 			f.lookAtReferences(ctx)
@@ -155,7 +161,9 @@ func (f *follower) run(ctx context.Context) (Result, error) {
 			}
 		}
 	}
-	return f.result, f.logs.wait(ctx)
+	err := f.logs.wait(ctx)
+	f.result.Lost = f.logs.lost.String()
+	return f.result, err
 }
 
 // change is a state of an object, its last one if it has been deleted.

@@ -142,7 +142,7 @@ func TestFollowAPodToItsEnd(t *testing.T) {
 
 func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
 	var out syncBuffer
-	s := &stream{logs: &logs{}, pod: "p", container: "c", to: &out}
+	s := &stream{logs: newLogs(nil, Streams{Out: &out}, false), pod: "p", container: "c"}
 	for _, part := range []string{"one\ntw", "o\n", "", "three"} {
 		if _, err := s.Write([]byte(part)); err != nil {
 			t.Fatal(err)

@@ -70,53 +70,60 @@ func (c *Client) Remembered(ctx context.Context) ([]Object, error) {
 	return objects, nil
 }
 
-// Progress is how much of each log has been passed on, in whole lines where
-// these are kept whole. It can be handed to another process, which goes on from
-// there. All methods may be called concurrently, and on a nil Progress.
+// Progress holds a Mark for each log. It can be handed to
+// another process, which goes on from there. All methods may be called
+// concurrently, and on a nil Progress.
 type Progress struct {
 	mu sync.Mutex
-	// bytes by container and stream.
-	bytes map[string]int64
+	// marks by container, or by container and stream where the API server
+	// gives the log.
+	marks map[string]Mark
 }
 
 // ReadProgress reads what Progress.String has written; anything else is the
 // beginning.
 func ReadProgress(text string) *Progress {
 	p := &Progress{}
-	_ = json.Unmarshal([]byte(text), &p.bytes)
+	_ = json.Unmarshal([]byte(text), &p.marks)
 	return p
 }
 
+// String returns the marks without the beginnings of lines, which may be long.
 func (p *Progress) String() string {
 	if p == nil {
 		return ""
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	text, err := json.Marshal(p.bytes)
+	marks := make(map[string]Mark, len(p.marks))
+	for key, mark := range p.marks {
+		mark.Out, mark.Err = nil, nil
+		marks[key] = mark
+	}
+	text, err := json.Marshal(marks)
 	if err != nil {
 		return "" // numbers always encode
 	}
 	return string(text)
 }
 
-func (p *Progress) of(stream string) int64 {
+func (p *Progress) of(stream string) Mark {
 	if p == nil {
-		return 0
+		return Mark{}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.bytes[stream]
+	return p.marks[stream]
 }
 
-func (p *Progress) note(stream string, bytes int64) {
+func (p *Progress) note(stream string, mark Mark) {
 	if p == nil {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bytes == nil {
-		p.bytes = map[string]int64{}
+	if p.marks == nil {
+		p.marks = map[string]Mark{}
 	}
-	p.bytes[stream] = bytes
+	p.marks[stream] = mark
 }

@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
+
+	"berth.dev/berth/internal/containerlog"
 )
 
 func TestAnotherProcessFollowsTheSameWithoutSecrets(t *testing.T) {
@@ -62,11 +64,11 @@ spec: {restartPolicy: Never, containers: [{name: main}]}
 
 func TestLogsGoOnWhereAnotherProcessHasStopped(t *testing.T) {
 	first := &Progress{}
-	first.note("c/Stdout", int64(len("one\n")))
+	first.note("c/Stdout", offset(len("one\n")))
 	handed := ReadProgress(first.String())
 	var out strings.Builder
-	s := &stream{logs: &logs{plain: true, streams: Streams{Progress: handed}}, containerID: "c", name: "Stdout", to: &out}
-	s.earlier = handed.of(s.key())
+	s := &stream{logs: newLogs(nil, Streams{Out: &out, Progress: handed}, true), containerID: "c", name: "Stdout"}
+	s.earlier = handed.of(s.key()).Offset
 	copyLog := func(text string) error {
 		body := strings.NewReader(text)
 		err := s.skip(body)
@@ -83,17 +85,21 @@ func TestLogsGoOnWhereAnotherProcessHasStopped(t *testing.T) {
 	if got := out.String(); got != "two\nthree\n" {
 		t.Errorf("passed on %q", got)
 	}
-	if got, want := handed.of("c/Stdout"), int64(len("one\ntwo\nthree\n")); got != want {
+	if got, want := handed.of("c/Stdout").Offset, int64(len("one\ntwo\nthree\n")); got != want {
 		t.Errorf("%d bytes are noted, want %d", got, want)
 	}
 }
 
 func TestProgressOfNothingIsTheBeginning(t *testing.T) {
 	var none *Progress
-	none.note("c/Stdout", 3)
+	none.note("c/Stdout", offset(3))
 	for _, p := range []*Progress{none, ReadProgress(""), ReadProgress("nonsense"), ReadProgress(none.String())} {
-		if got := p.of("c/Stdout"); got != 0 {
+		if got := p.of("c/Stdout").Offset; got != 0 {
 			t.Errorf("%d bytes of nothing", got)
 		}
 	}
+}
+
+func offset(bytes int) Mark {
+	return Mark{Position: containerlog.Position{Offset: int64(bytes)}}
 }

@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/containerlog"
 )
 
 const (
@@ -58,7 +61,6 @@ type stream struct {
 	podUID                    types.UID
 	containerID               string
 	name                      string // "Stdout" or "Stderr"
-	to                        io.Writer
 	// cancel ends the following of the log, abandon everything.
 	cancel, abandon context.CancelFunc
 
@@ -82,15 +84,17 @@ type stream struct {
 	opened  bool         // the log has been, once
 	foreign int          // attempts that found a log that seems another's
 	broken  bool         // nobody reads what is written
+	// following: the request is for a log that grows, which the kubelet watches.
+	following bool
 }
 
-func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string, to io.Writer) *stream {
+func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string) *stream {
 	s := &stream{
 		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container.Name,
 		podUID: pod.UID, containerID: container.ContainerID,
-		name: name, to: to, containerEnded: make(chan struct{}), done: make(chan struct{}),
+		name: name, containerEnded: make(chan struct{}), done: make(chan struct{}),
 	}
-	s.earlier = l.streams.Progress.of(s.key())
+	s.earlier = l.streams.Progress.of(s.key()).Offset
 	return s
 }
 
@@ -102,7 +106,7 @@ func (s *stream) start(ctx context.Context, predecessor *stream) {
 	ctx, s.abandon = context.WithCancel(ctx)
 	following, cancel := context.WithCancel(ctx)
 	s.cancel = cancel // abandon does it, too
-	s.logs.group.Go(func() {
+	s.logs.start(func() {
 		defer close(s.done)
 		defer s.abandon()
 		if predecessor != nil {
@@ -146,7 +150,7 @@ func (s *stream) run(ctx, following context.Context) {
 	}
 	s.flush()
 	if err != nil && ctx.Err() == nil {
-		s.note(fmt.Sprintf("cannot be read: %v", err))
+		s.lose(fmt.Sprintf("it cannot be read: %v", err))
 	}
 }
 
@@ -162,8 +166,8 @@ func (s *stream) isReplaced() bool {
 	return s.replaced
 }
 
-func (s *stream) note(text string) {
-	s.logs.streams.Note(fmt.Sprintf("the log of container %s of pod %s %s", s.container, s.pod, text))
+func (s *stream) lose(why string) {
+	s.logs.lose(s.pod, s.container, containerlog.Loss{}, why)
 }
 
 // copyToEnd copies what has not been copied yet: what there is or, following,
@@ -185,7 +189,7 @@ func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
 		case err == nil:
 			refused = 0
 		case errors.Is(err, errReplaced):
-			s.note("was interrupted while the container ended: the last lines may be missing")
+			s.lose("another container was started in its place meanwhile")
 			return nil
 		case errors.As(err, &status):
 			if refused++; refused == logAttempts {
@@ -236,8 +240,8 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	if err != nil {
 		return err
 	}
-	s.opened = true
-	defer func() { body.Close() }()
+	s.opened, s.following = true, which.follow
+	defer func() { _ = body.Close() }() // body is never nil
 	// Asked after the opening: a log that is the right one now was it then.
 	if unsure && s.foreign < foreignAttempts {
 		if err := s.checkBeginning(ctx, which); err != nil {
@@ -246,12 +250,14 @@ func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
 	}
 	s.foreign = 0
 	if err = s.skip(body); errors.Is(err, errRotated) {
-		s.note("has been rotated meanwhile: lines may be missing or repeated")
-		body.Close()
+		s.lose("its beginning was rotated away while it was read")
 		which.since = s.last
-		if body, err = s.open(ctx, which); err != nil {
-			return err
+		rest, openErr := s.open(ctx, which)
+		if openErr != nil {
+			return openErr
 		}
+		_ = body.Close()
+		body, err = rest, nil
 	}
 	if err == nil {
 		_, err = io.Copy(s, body)
@@ -368,9 +374,19 @@ func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error)
 	return request.Stream(ctx)
 }
 
+// kubeletError begins the kubelet's own words at the end of a log that it could
+// not follow. They come as if the container had written them.
+var kubeletError = []byte("failed to create fsnotify watcher: ")
+
 // Write passes bytes on: as they are, or in whole lines under the container's
 // name.
 func (s *stream) Write(data []byte) (int, error) {
+	if own := bytes.LastIndex(data, kubeletError); own >= 0 && s.following && !bytes.Contains(data[own:], newline) {
+		if _, err := s.Write(data[:own]); err != nil {
+			return 0, err
+		}
+		return own, errUnfollowed
+	}
 	s.mu.Lock()
 	s.copied += int64(len(data))
 	s.mu.Unlock()
@@ -379,41 +395,34 @@ func (s *stream) Write(data []byte) (int, error) {
 	if s.first.IsZero() {
 		s.first = s.last
 	}
-	if err := s.pass(data); err != nil {
+	text := data
+	if !s.logs.plain {
+		text, s.partial = withPrefix(s.prefix(), s.partial, data)
+	}
+	if err := s.pass(text, s.copied-int64(len(s.partial))); err != nil {
 		s.broken = true
 		return 0, err
 	}
-	s.logs.streams.Progress.note(s.key(), s.copied-int64(len(s.partial)))
 	return len(data), nil
 }
 
-func (s *stream) pass(data []byte) error {
-	if s.logs.plain {
-		_, err := s.to.Write(data)
-		return err
+// errUnfollowed says that the kubelet could not follow a log.
+var errUnfollowed = errors.New("the kubelet cannot follow the log")
+
+func (s *stream) prefix() []byte { return fmt.Appendf(nil, "[%s %s] ", s.pod, s.container) }
+
+func (s *stream) pass(text []byte, until int64) error {
+	kind := containerlog.KindStdout
+	if s.name == "Stderr" {
+		kind = containerlog.KindStderr
 	}
-	text := string(append(s.partial, data...))
-	end := strings.LastIndexByte(text, '\n') + 1
-	s.partial = []byte(text[end:])
-	return s.print(text[:end])
+	mark := Mark{Position: containerlog.Position{Offset: until}}
+	return s.logs.deliver(s.key(), []piece{{kind, text}}, mark)
 }
 
 func (s *stream) flush() {
 	if len(s.partial) > 0 {
-		_ = s.print(string(s.partial) + "\n")
+		text, _ := withPrefix(s.prefix(), s.partial, newline)
+		_ = s.pass(text, s.copied)
 	}
-}
-
-func (s *stream) print(lines string) error {
-	if lines == "" {
-		return nil
-	}
-	var text strings.Builder
-	for line := range strings.Lines(lines) {
-		fmt.Fprintf(&text, "[%s %s] %s", s.pod, s.container, line)
-	}
-	s.logs.mu.Lock()
-	defer s.logs.mu.Unlock()
-	_, err := io.WriteString(s.to, text.String())
-	return err
 }

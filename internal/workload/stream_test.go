@@ -34,6 +34,8 @@ type brokenLog struct {
 	pods []map[string]any
 	// later: the log under the container's name is a later one by now.
 	later bool
+	// away: the server does not answer the next request for a part of the log.
+	away bool
 }
 
 func (b *brokenLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -54,6 +56,12 @@ func (b *brokenLog) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			began = "2999-01-01T00:00:00.123456789Z"
 		}
 		io.WriteString(w, began+" one")
+		return
+	}
+	if b.away && query.Get("sinceTime") != "" {
+		defer b.mu.Unlock()
+		b.away = false
+		w.WriteHeader(http.StatusServiceUnavailable)
 		return
 	}
 	next := b.answers[0]
@@ -82,6 +90,7 @@ func TestABrokenLogIsContinued(t *testing.T) {
 		answers []answer
 		want    string
 		note    string
+		away    bool
 	}{
 		"in the middle of a line": {
 			answers: []answer{{"one\ntw", "abort"}, {whole, "ended"}},
@@ -106,17 +115,27 @@ func TestABrokenLogIsContinued(t *testing.T) {
 		"and has been rotated": {
 			answers: []answer{{"one\n", "abort"}, {"two\n", "clean"}, {"two\n", "ended"}},
 			want:    "one\ntwo\n",
-			note:    "may be missing or repeated",
+			note:    "rotated away while it was read",
+		},
+		"and has been rotated, and the server is away": {
+			answers: []answer{{"one\n", "abort"}, {"two\n", "clean"}, {"two\n", "ended"}},
+			want:    "one\ntwo\n",
+			note:    "rotated away while it was read",
+			away:    true,
+		},
+		"by the kubelet, which says why": {
+			answers: []answer{{"one\nfailed to create fsnotify watcher: too many open files", "clean"}, {whole, "ended"}},
+			want:    whole,
 		},
 		"and has been rotated to less": {
 			answers: []answer{{"one\n", "abort"}, {"", "clean"}, {"two\n", "ended"}},
 			want:    "one\ntwo\n",
-			note:    "may be missing or repeated",
+			note:    "rotated away while it was read",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			api := &brokenLog{answers: test.answers, pods: []map[string]any{knownPod("u", runningStatus("c"))}, later: test.note != ""}
+			api := &brokenLog{answers: test.answers, pods: []map[string]any{knownPod("u", runningStatus("c"))}, later: test.note != "", away: test.away}
 			got, notes := follow(t, api)
 			if got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
@@ -168,7 +187,7 @@ func TestTheLogOfALaterContainerIsAnother(t *testing.T) {
 			if got != "one\n" || len(api.previous) != 1 {
 				t.Errorf("got %q after %d readings", got, len(api.previous))
 			}
-			if !strings.Contains(notes, "may be missing") {
+			if !strings.Contains(notes, "another container was started in its place") {
 				t.Errorf("notes %q", notes)
 			}
 		})
@@ -208,22 +227,22 @@ func TestTheLogOfALaterContainerComesLater(t *testing.T) {
 	}))
 	defer server.Close()
 	var text, notes strings.Builder
-	l := newLogs(testClient(t, server.URL), Streams{Out: &text, Err: io.Discard, Note: func(note string) { notes.WriteString(note) }}, true)
+	l := newLogs(testClient(t, server.URL), Streams{Out: &text, Err: io.Discard, Lose: func(loss string) { notes.WriteString(loss) }}, true)
 	l.pause = time.Millisecond
 	begun := make(chan struct{})
 	replace = func() {
 		<-begun
-		s := newStream(l, pod, second, "Stdout", &text)
+		s := newStream(l, pod, second, "Stdout")
 		predecessor := l.followed["c"][0]
 		predecessor.replace()
 		s.start(t.Context(), predecessor)
 		s.noteContainerEnd()
 	}
-	s := newStream(l, pod, first, "Stdout", &text)
+	s := newStream(l, pod, first, "Stdout")
 	l.followed["c"] = []*stream{s}
 	s.start(t.Context(), nil)
 	close(begun)
-	l.group.Wait()
+	_ = l.wait(t.Context())
 	if want := "first\nsecond\n"; text.String() != want || notes.String() != "" {
 		t.Errorf("got %q, notes %q, want %q", text.String(), notes.String(), want)
 	}
@@ -265,7 +284,7 @@ func follow(t *testing.T, api *brokenLog) (out, notes string) {
 	defer server.Close()
 	client := testClient(t, server.URL)
 	var text, said strings.Builder
-	l := newLogs(client, Streams{Out: &text, Err: io.Discard, Note: func(note string) { said.WriteString(note) }}, true)
+	l := newLogs(client, Streams{Out: &text, Err: io.Discard, Lose: func(loss string) { said.WriteString(loss) }}, true)
 	l.pause = time.Millisecond
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
 	ready := make(chan struct{})
@@ -273,10 +292,10 @@ func follow(t *testing.T, api *brokenLog) (out, notes string) {
 		<-ready
 		l.containerEnded("c")
 	}
-	s := newStream(l, pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, "Stdout", &text)
+	s := newStream(l, pod, corev1.ContainerStatus{Name: "main", ContainerID: "c"}, "Stdout")
 	l.followed["c"] = []*stream{s}
 	s.start(t.Context(), nil)
 	close(ready)
-	l.group.Wait()
+	_ = l.wait(t.Context())
 	return text.String(), said.String()
 }

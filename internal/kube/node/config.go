@@ -62,8 +62,8 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	c.Address = a.Node.String()
 	c.ReadOnlyPort = 0
 	c.HealthzPort = 0 // healthy looks inside
-	// It would serve the host's /var/log.
-	c.EnableSystemLogHandler = false
+	// Not of /var/log, see serveContainerLogs.
+	c.EnableSystemLogHandler = true
 	c.EnableProfilingHandler = false
 	c.TLSCertFile = p.PKI(cluster.KubeletServer + ".crt")
 	c.TLSPrivateKeyFile = p.PKI(cluster.KubeletServer + ".key")

@@ -130,6 +130,9 @@ func newKubelet(ctx context.Context, plan cluster.Plan, api *access, filter *pol
 		if err := errors.Join(hurryVolumes(k), hurryWork(ctx, k)); err != nil {
 			log.Warn("Pods start and end at upstream's pace", "error", err)
 		}
+		if err := serveContainerLogs(k, plan.Paths.LogSocket(), log); err != nil {
+			log.Warn("Output of containers is only served at upstream's pace", "error", err)
+		}
 		left := leftNotices{plan.Paths.Notices(), d.Recorder}
 		go followContainers(ctx, plan.Paths.ContainerdSocket(), log, func(pod types.UID) {
 			k.RequestPodRelist(pod)

@@ -1,0 +1,166 @@
+package containerlog
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"syscall"
+)
+
+// logName matches the files in a container's directory. The runtime writes N.log
+// in the container's Nth run, and the kubelet renames it to N.log.TIME. It compresses a rotated file only when it rotates the next one, and
+// the Watcher has it open by then.
+var logName = regexp.MustCompile(`^(\d+)\.log(?:\.(\d{8}-\d{6}))?$`)
+
+// container is the log of one container of one pod, over all its restarts.
+type container struct {
+	root *os.Root
+	path string // relative to root
+
+	mu sync.Mutex
+	// segments are sorted by the time of their writing.
+	segments []*segment
+	// changed is closed when there may be more to read.
+	changed chan struct{}
+	// gone: the directory was deleted.
+	gone    bool
+	readers int
+	// unread is since when nobody reads.
+	unread time.Time
+}
+
+func newContainer(root *os.Root, path string) *container {
+	return &container{root: root, path: path, changed: make(chan struct{}), unread: time.Now()}
+}
+
+// wake lets the readers look again.
+func (c *container) wake() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	close(c.changed)
+	c.changed = make(chan struct{})
+}
+
+// scan opens files that are new, and notes new names.
+func (c *container) scan() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.scanLocked()
+}
+
+func (c *container) scanLocked() {
+	dir, err := c.root.Open(c.path)
+	if err != nil {
+		c.gone = os.IsNotExist(err)
+		return
+	}
+	names, _ := dir.Readdirnames(-1)
+	dir.Close()
+	for _, name := range names {
+		match := logName.FindStringSubmatch(name)
+		if match == nil {
+			continue
+		}
+		path := filepath.Join(c.path, name)
+		info, err := c.root.Lstat(path)
+		if err != nil {
+			continue // renamed or deleted since; another event tells
+		}
+		stat, ok := info.Sys().(*unixStat)
+		if !ok {
+			continue
+		}
+		same := func(s *segment) bool {
+			return s.file != nil && s.ino == stat.Ino && s.device == uint64(stat.Dev)
+		}
+		if i := slices.IndexFunc(c.segments, same); i >= 0 {
+			c.segments[i].rotated = match[2]
+			continue
+		}
+		s, err := openSegment(c.root, path)
+		if err != nil {
+			continue
+		}
+		s.rotated = match[2]
+		s.generation, _ = strconv.Atoi(match[1])
+		s.readStamp()
+		c.segments = append(c.segments, s)
+	}
+	slices.SortStableFunc(c.segments, (*segment).order)
+}
+
+// start returns the index of the segment to read at a position, and the offset
+// in it. lost says that the position's file is not there any more.
+func (c *container) start(p Position) (index int, offset int64, lost bool) {
+	if p == (Position{}) {
+		return 0, 0, false
+	}
+	for i, s := range c.segments {
+		s.readStamp()
+		if s.generation == p.Generation && (s.stamp == p.Segment || p.Segment == "") {
+			return i, p.Offset, false
+		}
+	}
+	index = slices.IndexFunc(c.segments, func(s *segment) bool { return s.after(p) })
+	if index < 0 {
+		index = len(c.segments)
+	}
+	return index, 0, true
+}
+
+// behind counts the bytes after an offset of a segment.
+func (c *container) behind(index int, offset int64) int64 {
+	total := -offset
+	for _, s := range c.segments[min(index, len(c.segments)):] {
+		size, _ := s.size()
+		total += size
+	}
+	return max(0, total)
+}
+
+// prune drops deleted files that nobody is going to read. They were read longer
+// than grace ago, or have had no reader for as long.
+func (c *container) prune(now time.Time, grace time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.segments {
+		size, named := s.size()
+		if s.file == nil || named {
+			continue
+		}
+		if s.deleted.IsZero() {
+			s.deleted = now
+		}
+		read := s.sent >= size && now.Sub(s.sentAt) > grace
+		left := c.readers == 0 && now.Sub(c.unread) > grace && now.Sub(s.deleted) > grace
+		if read || left {
+			s.drop()
+		}
+	}
+}
+
+// finished reports whether nothing of the container is left to keep.
+func (c *container) finished(now time.Time, grace time.Duration) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	open := slices.ContainsFunc(c.segments, func(s *segment) bool { return s.file != nil })
+	return c.gone && !open && c.readers == 0 && now.Sub(c.unread) > 10*grace
+}
+
+func (c *container) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, s := range c.segments {
+		if s.file != nil {
+			s.file.Close()
+			s.file = nil
+		}
+	}
+}
+
+type unixStat = syscall.Stat_t

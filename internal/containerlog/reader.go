@@ -1,0 +1,237 @@
+package containerlog
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"sync"
+	"time"
+)
+
+const (
+	// chunk is the size of one reading of a file, in bytes.
+	chunk = 256 << 10
+	// gather is a reader's wait for more once something was written. A
+	// container that writes line by line would wake it for each.
+	gather = 3 * time.Millisecond
+	// alivePeriod is the time between two KindAlive of an idle stream.
+	alivePeriod = 5 * time.Second
+	// writerPoll is the time between two looks whether the runtime still has
+	// a file open that has been read to its end.
+	writerPoll = 20 * time.Millisecond
+)
+
+// reader sends the log of one container to one client.
+type reader struct {
+	c     *container
+	out   io.Writer
+	flush func() error
+	// final: the container has ended, and the stream ends with its log.
+	final bool
+
+	at      Position
+	index   int
+	lines   lines
+	spoke   time.Time // when the client was last sent something
+	buffers *sync.Pool
+}
+
+// run sends everything after a position until ctx ends or, where final is set,
+// the log is complete.
+func (r *reader) run(ctx context.Context, from Position) error {
+	r.c.mu.Lock()
+	r.c.readers++
+	r.c.scanLocked()
+	index, offset, lost := r.c.start(from)
+	r.at, r.index = from, index
+	if lost || from == (Position{}) {
+		r.at = Position{}
+	}
+	r.at.Offset = offset
+	r.c.mu.Unlock()
+	defer func() {
+		r.c.mu.Lock()
+		r.c.readers--
+		r.c.unread = time.Now()
+		r.c.mu.Unlock()
+	}()
+	if lost {
+		if err := WriteJSON(r.out, KindLoss, Loss{}); err != nil {
+			return err
+		}
+	}
+	if err := r.flush(); err != nil {
+		return err
+	}
+	r.spoke = time.Now()
+	for {
+		state, changed, err := r.step()
+		if err != nil {
+			return err
+		}
+		switch state {
+		case complete:
+			if err := (Frame{Kind: KindEnd}).Write(r.out); err != nil {
+				return err
+			}
+			return r.flush()
+		case idle:
+			err = r.wait(ctx, changed, alivePeriod)
+		case closing:
+			err = r.wait(ctx, changed, writerPoll)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// state is the result of a step.
+type state int
+
+const (
+	moved    state = iota // something was sent, or the next file begun
+	idle                  // all was sent
+	closing               // all was sent, and the file is to be complete soon
+	complete              // all was sent, and nothing will follow
+)
+
+// step sends what there is at the place reached, or goes on to the next file.
+func (r *reader) step() (state, <-chan struct{}, error) {
+	r.c.mu.Lock()
+	changed := r.c.changed
+	if r.index >= len(r.c.segments) {
+		r.c.scanLocked()
+	}
+	if r.index >= len(r.c.segments) {
+		r.c.mu.Unlock()
+		if r.final {
+			return complete, changed, nil
+		}
+		return idle, changed, nil
+	}
+	s := r.c.segments[r.index]
+	file, lost, unsure := s.file, s.lost, s.sent > r.at.Offset
+	r.c.mu.Unlock()
+	if file == nil {
+		return moved, changed, r.skip(lost, unsure)
+	}
+	buffer := r.buffers.Get().(*[chunk]byte)
+	defer r.buffers.Put(buffer)
+	last, ended := false, false
+	n, _ := file.ReadAt(buffer[:], r.at.Offset)
+	cut := bytes.IndexByte(buffer[:n], '\n') < 0
+	if cut {
+		last = r.isLast()
+		if ended = (!last || r.final) && !s.written(); ended {
+			// A writer that was gone before this reading has written all of it.
+			n, _ = file.ReadAt(buffer[:], r.at.Offset)
+			cut = bytes.IndexByte(buffer[:n], '\n') < 0
+		}
+	}
+	if n > 0 {
+		sent, err := r.send(s, buffer[:n], cut && (ended || n == chunk))
+		if sent || err != nil {
+			return moved, changed, err
+		}
+	}
+	switch {
+	case !ended && (!last || r.final):
+		return closing, changed, nil
+	case !ended:
+		return idle, changed, nil
+	case !last:
+		r.next()
+		return moved, changed, nil
+	}
+	// Another file may just have been made.
+	r.c.scan()
+	if !r.isLast() {
+		r.next()
+		return moved, changed, nil
+	}
+	return complete, changed, nil
+}
+
+// isLast reports whether no file follows.
+func (r *reader) isLast() bool {
+	r.c.mu.Lock()
+	defer r.c.mu.Unlock()
+	return r.index == len(r.c.segments)-1
+}
+
+// next goes on to the next file.
+func (r *reader) next() {
+	r.index++
+	r.at = Position{}
+}
+
+// skip tells the client of a file that was dropped, and goes on to the next.
+// unsure says that some of what was sent of it did not arrive, either.
+func (r *reader) skip(lost Loss, unsure bool) error {
+	if lost != (Loss{}) {
+		if err := WriteJSON(r.out, KindLoss, lost); err != nil {
+			return err
+		}
+	}
+	if unsure {
+		if err := WriteJSON(r.out, KindLoss, Loss{}); err != nil {
+			return err
+		}
+	}
+	r.next()
+	return r.flush()
+}
+
+// send sends the records in data, and reports whether there were any.
+func (r *reader) send(s *segment, data []byte, flush bool) (bool, error) {
+	b := r.lines.decode(data, flush)
+	if b.size == 0 {
+		return false, nil
+	}
+	for _, f := range b.frames {
+		if err := f.Write(r.out); err != nil {
+			return false, err
+		}
+	}
+	r.c.mu.Lock()
+	s.readStamp()
+	r.at = Position{Generation: s.generation, Segment: s.stamp, Offset: r.at.Offset + b.size}
+	if r.at.Offset > s.sent {
+		s.sent = r.at.Offset
+	}
+	s.sentAt = time.Now()
+	p := Progress{Position: r.at, Behind: r.c.behind(r.index, r.at.Offset)}
+	r.c.mu.Unlock()
+	if err := WriteJSON(r.out, KindPosition, p); err != nil {
+		return false, err
+	}
+	r.spoke = time.Now()
+	return true, r.flush()
+}
+
+// wait returns when there may be more to read, or after limit. It tells a client
+// that has heard nothing for alivePeriod that the stream lives.
+func (r *reader) wait(ctx context.Context, changed <-chan struct{}, limit time.Duration) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+	case <-changed:
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(gather):
+		}
+	}
+	if time.Since(r.spoke) < alivePeriod {
+		return nil
+	}
+	r.spoke = time.Now()
+	if err := (Frame{Kind: KindAlive}).Write(r.out); err != nil {
+		return err
+	}
+	return r.flush()
+}

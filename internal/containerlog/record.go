@@ -1,0 +1,101 @@
+package containerlog
+
+import "bytes"
+
+// batch holds the records of one reading of a file.
+type batch struct {
+	frames []Frame
+	// size counts the bytes of the file that the frames stand for.
+	size int64
+}
+
+// lines decodes records of the CRI log format:
+//
+//	2026-11-24T17:40:04.123456789Z stdout F text
+//
+// A record with the tag P instead of F is a part of a line that goes on in the
+// stream's next record. The format is that of kubernetes/design-proposals
+// node/kubelet-cri-logging.md.
+type lines struct {
+	// openOut and openErr: the stream's last record was a part of a line.
+	openOut, openErr bool
+}
+
+// decode returns the records that data holds completely. Where it can, it ends
+// at the end of a line in both streams, so that a client that goes on from there
+// has whole lines. flush also decodes a last record that was cut short.
+func (l *lines) decode(data []byte, flush bool) batch {
+	var b batch
+	open := *l
+	whole, wholeFrames, wholeLength := int64(0), 0, 0
+	for len(data) > 0 {
+		end := bytes.IndexByte(data, '\n')
+		next := end + 1
+		if end < 0 {
+			if !flush {
+				break
+			}
+			end, next = len(data), len(data)
+		}
+		kind, text, full, ok := record(data[:end])
+		if ok {
+			b.add(kind, text, full)
+			if kind == KindStdout {
+				open.openOut = !full
+			} else {
+				open.openErr = !full
+			}
+		}
+		b.size += int64(next)
+		data = data[next:]
+		if !open.openOut && !open.openErr {
+			whole, wholeFrames = b.size, len(b.frames)
+			if wholeFrames > 0 {
+				wholeLength = len(b.frames[wholeFrames-1].Data)
+			}
+		}
+	}
+	if whole > 0 && whole < b.size {
+		b.size, b.frames = whole, b.frames[:wholeFrames]
+		if wholeFrames > 0 {
+			b.frames[wholeFrames-1].Data = b.frames[wholeFrames-1].Data[:wholeLength]
+		}
+		open = lines{}
+	}
+	*l = open
+	return b
+}
+
+// add appends a record's text to the frame of its stream, or begins a new frame.
+func (b *batch) add(kind Kind, text []byte, full bool) {
+	if len(b.frames) == 0 || b.frames[len(b.frames)-1].Kind != kind {
+		b.frames = append(b.frames, Frame{Kind: kind})
+	}
+	last := &b.frames[len(b.frames)-1]
+	last.Data = append(last.Data, text...)
+	if full {
+		last.Data = append(last.Data, '\n')
+	}
+}
+
+// record takes a line of a log file apart.
+func record(line []byte) (kind Kind, text []byte, full, ok bool) {
+	_, rest, found := bytes.Cut(line, space)
+	stream, rest, found2 := bytes.Cut(rest, space)
+	tag, text, found3 := bytes.Cut(rest, space)
+	if !found || !found2 || !found3 || len(tag) == 0 {
+		return 0, nil, false, false
+	}
+	switch string(stream) {
+	case "stdout":
+		kind = KindStdout
+	case "stderr":
+		kind = KindStderr
+	default:
+		return 0, nil, false, false
+	}
+	// Further tags may follow, separated by colons.
+	return kind, text, tag[0] == 'F', true
+}
+
+var space = []byte(" ")

@@ -1,0 +1,152 @@
+package containerlog
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// segment is one file of a container's log. The file stays open, so it can be
+// read after it was renamed and deleted.
+type segment struct {
+	generation int
+	// rotated is the suffix that the kubelet gave the file; empty for the one
+	// that the runtime writes to.
+	rotated     string
+	device, ino uint64
+	stamp       string // see Position.Segment; empty while the file is
+
+	file *os.File // nil once it was dropped
+	// sent is the largest offset that was sent to a client.
+	sent   int64
+	sentAt time.Time
+	// deleted is when the file was found to have no name.
+	deleted time.Time
+	// lost counts the output in a dropped file that was sent to no client.
+	lost Loss
+}
+
+// openSegment opens a log file below dir.
+func openSegment(dir *os.Root, name string) (*segment, error) {
+	file, err := dir.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(file.Fd()), &stat); err != nil {
+		file.Close()
+		return nil, fmt.Errorf("stat %s: %w", name, err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		file.Close()
+		return nil, fmt.Errorf("open %s: not a regular file", name)
+	}
+	return &segment{file: file, device: uint64(stat.Dev), ino: stat.Ino}, nil
+}
+
+// after reports whether s comes after the place that p names.
+func (s *segment) after(p Position) bool {
+	if s.generation != p.Generation {
+		return s.generation > p.Generation
+	}
+	return s.stamp == "" || s.stamp > p.Segment
+}
+
+// readStamp reads the first time stamp of the file.
+func (s *segment) readStamp() {
+	if s.stamp != "" || s.file == nil {
+		return
+	}
+	var head [64]byte
+	n, _ := s.file.ReadAt(head[:], 0)
+	if end := bytes.IndexByte(head[:n], ' '); end > 0 {
+		s.stamp = string(head[:end])
+	}
+}
+
+// size returns the file's size, and whether it still has a name.
+func (s *segment) size() (bytes int64, named bool) {
+	var stat unix.Stat_t
+	if s.file == nil || unix.Fstat(int(s.file.Fd()), &stat) != nil {
+		return 0, false
+	}
+	return stat.Size, stat.Nlink > 0
+}
+
+// written reports whether a process has the file open for writing. A read lease
+// is granted by the kernel only where none has (fcntl(2), F_SETLEASE).
+func (s *segment) written() bool {
+	if s.file == nil {
+		return false
+	}
+	fd := s.file.Fd()
+	_, err := unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_RDLCK)
+	if err == nil {
+		_, _ = unix.FcntlInt(fd, unix.F_SETLEASE, unix.F_UNLCK)
+		return false
+	}
+	if errors.Is(err, unix.EAGAIN) {
+		return true
+	}
+	// A file system without leases: the runtime writes what it has at once.
+	info, err := s.file.Stat()
+	return err == nil && time.Since(info.ModTime()) < settled
+}
+
+// settled is for how long a file must be unchanged to count as complete where
+// the file system has no leases.
+const settled = 2 * time.Second
+
+// drop closes the file, and counts what no client has read.
+func (s *segment) drop() {
+	if s.file == nil {
+		return
+	}
+	s.readStamp()
+	s.lost = countFrom(io.NewSectionReader(s.file, s.sent, 1<<62))
+	s.file.Close()
+	s.file = nil
+}
+
+// countFrom counts the output in a part of a log file.
+func countFrom(r io.Reader) Loss {
+	var loss Loss
+	var l lines
+	var rest []byte
+	buffer := make([]byte, chunk)
+	for {
+		n, err := r.Read(buffer)
+		rest = append(rest, buffer[:n]...)
+		b := l.decode(rest, err != nil)
+		for _, f := range b.frames {
+			loss.Bytes += int64(len(f.Data))
+			loss.Lines += int64(bytes.Count(f.Data, []byte("\n")))
+		}
+		rest = append(rest[:0], rest[b.size:]...)
+		if err != nil {
+			return loss
+		}
+	}
+}
+
+// order compares two segments of a container by the time of their writing.
+func (s *segment) order(other *segment) int {
+	if s.generation != other.generation {
+		return s.generation - other.generation
+	}
+	switch {
+	case s.rotated == other.rotated:
+		return strings.Compare(s.stamp, other.stamp)
+	case s.rotated == "":
+		return 1
+	case other.rotated == "":
+		return -1
+	}
+	return strings.Compare(s.rotated, other.rotated)
+}

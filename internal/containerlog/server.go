@@ -1,0 +1,73 @@
+package containerlog
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// Query parameters of a request for PATH/POD-DIRECTORY/CONTAINER.
+const (
+	// FromParam is the JSON of the Position to go on from.
+	FromParam = "from"
+	// FinalParam is there when the container has ended: the stream is to end
+	// with the log.
+	FinalParam = "final"
+)
+
+// ServeHTTP streams the log of one container in frames.
+func (w *Watcher) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
+	dir := strings.Trim(request.URL.Path, "/")
+	if !filepath.IsLocal(dir) || depthOf(dir) != 2 || strings.Count(dir, "/") != 1 {
+		http.Error(answer, "the path has to be POD-DIRECTORY/CONTAINER", http.StatusBadRequest)
+		return
+	}
+	var from Position
+	if text := request.FormValue(FromParam); text != "" {
+		if err := json.Unmarshal([]byte(text), &from); err != nil {
+			http.Error(answer, "decode the position: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+	}
+	w.mu.Lock()
+	c := w.containers[dir]
+	w.mu.Unlock()
+	if c == nil {
+		// Perhaps it is newer than the last event.
+		if info, err := w.root.Stat(dir); err != nil || !info.IsDir() {
+			_ = Frame{Kind: KindUnknown}.Write(answer)
+			return
+		}
+		w.enter(filepath.Dir(dir), 1, false)
+		c = w.container(dir)
+	}
+	answer.Header().Set("Content-Type", "application/octet-stream")
+	out := bufio.NewWriterSize(answer, 4<<10)
+	control := http.NewResponseController(answer)
+	r := reader{c: c, out: out, buffers: &w.buffers, final: request.FormValue(FinalParam) != "", flush: func() error {
+		if err := out.Flush(); err != nil {
+			return err
+		}
+		return control.Flush()
+	}}
+	// The client sees the end of a stream that breaks off without KindEnd.
+	_ = r.run(request.Context(), from)
+}
+
+// Serve serves the logs on a listener until ctx ends.
+func (w *Watcher) Serve(ctx context.Context, listener net.Listener) error {
+	server := &http.Server{Handler: w, ReadHeaderTimeout: 10 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx }}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	err := server.Serve(listener)
+	if errors.Is(err, http.ErrServerClosed) || ctx.Err() != nil {
+		return nil
+	}
+	return err
+}

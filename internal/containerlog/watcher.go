@@ -1,0 +1,328 @@
+package containerlog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// DefaultSpool bounds the deleted files that a node keeps for clients
+	// that have not read them yet, in bytes.
+	DefaultSpool = 1 << 30
+	// DefaultGrace is the time for which a deleted file without a reader is kept.
+	DefaultGrace = time.Minute
+	// prunePeriod is the time between two calls of prune.
+	prunePeriod = time.Second
+	// scanPeriod is the time between two readings of directories that the
+	// kernel cannot watch.
+	scanPeriod = 200 * time.Millisecond
+)
+
+// Watcher opens the logs below a directory of the kubelet's, NAMESPACE_POD_UID/
+// CONTAINER/N.log, as soon as they appear. It needs one inotify instance, and a
+// watch for each pod and each container.
+type Watcher struct {
+	root *os.Root
+	log  *slog.Logger
+	// Spool and Grace may be set before Run.
+	Spool int64
+	Grace time.Duration
+
+	inotify *os.File // nil where there is none
+
+	mu         sync.Mutex
+	containers map[string]*container
+	watched    map[int32]string // directories relative to root, by watch
+	watches    map[string]int32
+	// blind: some directory is not watched.
+	blind bool
+
+	buffers sync.Pool // of *[chunk]byte
+}
+
+// NewWatcher returns a Watcher of the logs below a directory, which has to exist.
+func NewWatcher(dir string, log *slog.Logger) (*Watcher, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the directory of logs: %w", err)
+	}
+	w := &Watcher{
+		root: root, log: log, Spool: DefaultSpool, Grace: DefaultGrace,
+		containers: map[string]*container{},
+		watched:    map[int32]string{}, watches: map[string]int32{},
+		buffers: sync.Pool{New: func() any { return new([chunk]byte) }},
+	}
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		log.Warn("directories of logs are read five times a second: the kernel cannot watch them", "error", err)
+		w.blind = true
+	} else {
+		w.inotify = os.NewFile(uintptr(fd), "inotify")
+	}
+	w.scan()
+	return w, nil
+}
+
+// Run looks for new logs until ctx ends.
+func (w *Watcher) Run(ctx context.Context) error {
+	defer w.close()
+	events := make(chan error, 1)
+	if w.inotify != nil {
+		go func() { events <- w.readEvents() }()
+		defer w.inotify.Close()
+	}
+	prune, scan := time.NewTicker(prunePeriod), time.NewTicker(scanPeriod)
+	defer prune.Stop()
+	defer scan.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-events:
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("watch the directory of logs: %w", err)
+		case now := <-prune.C:
+			w.prune(now)
+		case <-scan.C:
+			w.mu.Lock()
+			blind := w.blind
+			w.mu.Unlock()
+			if blind {
+				w.scan()
+				w.wakeAll()
+			}
+		}
+	}
+}
+
+func (w *Watcher) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.containers {
+		c.close()
+	}
+	w.root.Close()
+}
+
+// Events that are asked for: what is new in a directory, and in a container's
+// also what is written.
+const (
+	dirEvents = unix.IN_CREATE | unix.IN_MOVED_TO | unix.IN_ONLYDIR
+	logEvents = dirEvents | unix.IN_MOVED_FROM | unix.IN_DELETE | unix.IN_MODIFY | unix.IN_CLOSE_WRITE
+)
+
+// watch watches a directory; depth counts from the root.
+func (w *Watcher) watch(dir string, depth int) {
+	if w.inotify == nil {
+		return
+	}
+	mask := uint32(dirEvents)
+	if depth == 2 {
+		mask = logEvents
+	}
+	wd, err := unix.InotifyAddWatch(int(w.inotify.Fd()), filepath.Join(w.root.Name(), dir), mask)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case err == nil:
+		w.watched[int32(wd)], w.watches[dir] = dir, int32(wd)
+	case !errors.Is(err, unix.ENOENT) && !w.blind:
+		w.blind = true
+		w.log.Warn("directories of logs are read five times a second: the kernel cannot watch them", "error", err)
+	}
+}
+
+// scan looks at all directories.
+func (w *Watcher) scan() {
+	w.enter("", 0, true)
+}
+
+// enter watches a directory that is new, and looks at what it holds: files may
+// be older than the watch. It also enters new directories below it, or all.
+func (w *Watcher) enter(dir string, depth int, all bool) {
+	w.mu.Lock()
+	_, known := w.watches[dir]
+	w.mu.Unlock()
+	if !known {
+		w.watch(dir, depth)
+	}
+	if depth == 2 {
+		w.container(dir).scan()
+		return
+	}
+	opened, err := w.root.Open(filepath.Join(".", dir))
+	if err != nil {
+		return
+	}
+	entries, _ := opened.ReadDir(-1)
+	opened.Close()
+	for _, entry := range entries {
+		below := filepath.Join(dir, entry.Name())
+		w.mu.Lock()
+		_, known := w.watches[below]
+		w.mu.Unlock()
+		if entry.IsDir() && (all || !known) {
+			w.enter(below, depth+1, all)
+		}
+	}
+}
+
+// container returns the container of a directory.
+func (w *Watcher) container(dir string) *container {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	c := w.containers[dir]
+	if c == nil {
+		c = newContainer(w.root, dir)
+		w.containers[dir] = c
+	}
+	return c
+}
+
+func (w *Watcher) wakeAll() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, c := range w.containers {
+		c.wake()
+	}
+}
+
+// readEvents handles events until the descriptor is closed.
+func (w *Watcher) readEvents() error {
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := w.inotify.Read(buffer)
+		if err != nil {
+			return err
+		}
+		// What is to be done for a directory is done once for all its events.
+		changed, written := map[int32]bool{}, map[int32]bool{}
+		for rest := buffer[:n]; len(rest) >= unix.SizeofInotifyEvent; {
+			event := (*unix.InotifyEvent)(unsafe.Pointer(&rest[0]))
+			rest = rest[unix.SizeofInotifyEvent+int(event.Len):]
+			switch {
+			case event.Mask&unix.IN_Q_OVERFLOW != 0:
+				w.scan()
+				w.wakeAll()
+			case event.Mask&unix.IN_IGNORED != 0:
+				w.ignored(event.Wd)
+			case event.Mask&(unix.IN_MODIFY|unix.IN_CLOSE_WRITE) != 0:
+				written[event.Wd] = true
+			default:
+				changed[event.Wd] = true
+			}
+		}
+		for wd := range changed {
+			w.handle(wd, true)
+		}
+		for wd := range written {
+			w.handle(wd, false)
+		}
+	}
+}
+
+// handle looks at the directory of a watch: at its names, or only at what was
+// written.
+func (w *Watcher) handle(wd int32, names bool) {
+	w.mu.Lock()
+	dir, known := w.watched[wd]
+	w.mu.Unlock()
+	if !known {
+		return
+	}
+	depth := depthOf(dir)
+	if names {
+		w.enter(dir, depth, false)
+	}
+	if depth == 2 {
+		w.container(dir).wake()
+	}
+}
+
+func depthOf(dir string) int {
+	if dir == "" {
+		return 0
+	}
+	if filepath.Dir(dir) == "." {
+		return 1
+	}
+	return 2
+}
+
+// ignored forgets a directory that was deleted.
+func (w *Watcher) ignored(wd int32) {
+	w.mu.Lock()
+	dir, known := w.watched[wd]
+	delete(w.watched, wd)
+	if w.watches[dir] == wd {
+		delete(w.watches, dir)
+	}
+	c := w.containers[dir]
+	w.mu.Unlock()
+	if known && c != nil {
+		c.scan()
+		c.wake()
+	}
+}
+
+// prune drops files that nobody is going to read, and more of them where the
+// rest is larger than the spool: first of containers that nobody reads, the
+// oldest first.
+func (w *Watcher) prune(now time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	type kept struct {
+		c     *container
+		s     *segment
+		bytes int64
+		idle  bool
+	}
+	var all []kept
+	total := int64(0)
+	for dir, c := range w.containers {
+		c.prune(now, w.Grace)
+		if c.finished(now, w.Grace) {
+			delete(w.containers, dir)
+			continue
+		}
+		c.mu.Lock()
+		for _, s := range c.segments {
+			if size, named := s.size(); s.file != nil && !named {
+				all = append(all, kept{c, s, size, c.readers == 0})
+				total += size
+			}
+		}
+		c.mu.Unlock()
+	}
+	slices.SortFunc(all, func(a, b kept) int {
+		if a.idle != b.idle {
+			if a.idle {
+				return -1
+			}
+			return 1
+		}
+		return a.s.deleted.Compare(b.s.deleted)
+	})
+	for _, k := range all {
+		if total <= w.Spool {
+			return
+		}
+		k.c.mu.Lock()
+		k.s.drop()
+		k.c.mu.Unlock()
+		k.c.wake()
+		total -= k.bytes
+	}
+}

@@ -1,0 +1,344 @@
+package containerlog
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// runtime writes the log of one container as containerd and the kubelet do.
+type runtime struct {
+	t         *testing.T
+	root, dir string
+	file      *os.File
+	records   int
+}
+
+func newRuntime(t *testing.T, root string) *runtime {
+	t.Helper()
+	r := &runtime{t: t, root: root, dir: filepath.Join(root, "default_pod_uid", "main")}
+	if err := os.MkdirAll(r.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	return r
+}
+
+func (r *runtime) path(name string) string { return filepath.Join(r.dir, name) }
+
+// open makes the file of a generation, or another one after rotate.
+func (r *runtime) open(generation int) {
+	r.t.Helper()
+	r.close()
+	file, err := os.OpenFile(r.path(fmt.Sprintf("%d.log", generation)), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o640)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.file = file
+}
+
+func (r *runtime) close() {
+	if r.file != nil {
+		r.file.Close()
+		r.file = nil
+	}
+}
+
+// write writes records such as "stdout F text".
+func (r *runtime) write(records ...string) {
+	r.t.Helper()
+	var text bytes.Buffer
+	for _, record := range records {
+		r.records++
+		fmt.Fprintf(&text, "%s %s\n", time.Unix(1e9, int64(r.records)).UTC().Format(time.RFC3339Nano), record)
+	}
+	if _, err := r.file.Write(text.Bytes()); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// rotate gives the present file another name, as the kubelet does before the
+// runtime opens a new one.
+func (r *runtime) rotate(number int) {
+	r.t.Helper()
+	if err := os.Rename(r.path("0.log"), r.path(fmt.Sprintf("0.log.20260101-%06d", number))); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func startWatcher(t *testing.T, root string) (*Watcher, *httptest.Server) {
+	t.Helper()
+	w, err := NewWatcher(root, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }()
+	server := httptest.NewServer(w)
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return w, server
+}
+
+// client reads a log as the run does.
+type client struct {
+	t      *testing.T
+	body   io.ReadCloser
+	reader *bufio.Reader
+	out    map[Kind]*bytes.Buffer
+	at     Progress
+	losses []Loss
+}
+
+func connect(t *testing.T, server *httptest.Server, from Position, final bool) *client {
+	t.Helper()
+	position, err := json.Marshal(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	query := url.Values{FromParam: {string(position)}}
+	if final {
+		query.Set(FinalParam, "true")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/default_pod_uid/main?"+query.Encode(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { answer.Body.Close() })
+	return &client{t: t, body: answer.Body, reader: bufio.NewReader(answer.Body), out: map[Kind]*bytes.Buffer{KindStdout: {}, KindStderr: {}}}
+}
+
+// next takes in one frame and returns its kind.
+func (c *client) next() Kind {
+	c.t.Helper()
+	frame, err := ReadFrame(c.reader)
+	if err != nil {
+		c.t.Fatalf("after %q: %v", c.out[KindStdout], err)
+	}
+	switch frame.Kind {
+	case KindStdout, KindStderr:
+		c.out[frame.Kind].Write(frame.Data)
+	case KindPosition:
+		c.at = Progress{}
+		err = json.Unmarshal(frame.Data, &c.at)
+	case KindLoss:
+		var loss Loss
+		err = json.Unmarshal(frame.Data, &loss)
+		c.losses = append(c.losses, loss)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return frame.Kind
+}
+
+// until reads on until the standard output ends with text.
+func (c *client) until(text string) {
+	c.t.Helper()
+	for kind := Kind(0); kind != KindPosition || !strings.HasSuffix(c.out[KindStdout].String(), text); kind = c.next() {
+	}
+}
+
+// toEnd reads on until the log is complete, and wants its output.
+func (c *client) toEnd(want string) {
+	c.t.Helper()
+	for c.next() != KindEnd {
+	}
+	if got := c.out[KindStdout].String(); got != want {
+		c.t.Errorf("got %q, want %q", got, want)
+	}
+	if _, err := ReadFrame(c.reader); !errors.Is(err, io.EOF) {
+		c.t.Errorf("after the end: %v", err)
+	}
+}
+
+func TestALogIsFollowedToItsEnd(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	_, server := startWatcher(t, r.root)
+	r.open(0)
+	r.write("stdout F one", "stderr F problem", "stdout P tw", "stdout P o")
+	c := connect(t, server, Position{}, false)
+	c.until("two")
+	r.write("stdout F ", "stdout F three")
+	c.until("three\n")
+	if got := c.out[KindStderr].String(); got != "problem\n" {
+		t.Errorf("standard error is %q", got)
+	}
+	r.write("stdout P last")
+	r.close()
+	c = connect(t, server, c.at.Position, true)
+	c.toEnd("last")
+}
+
+// A pod is deleted with its log while its reader is behind.
+func TestADeletedLogIsReadToItsEnd(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	_, server := startWatcher(t, r.root)
+	r.open(0)
+	r.write("stdout F one")
+	connect(t, server, Position{}, false).until("one\n")
+	r.write("stdout F two")
+	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
+		t.Fatal(err)
+	}
+	c := connect(t, server, Position{}, true)
+	c.until("two\n") // the runtime still has it open
+	r.write("stdout F three")
+	r.close()
+	c.toEnd("one\ntwo\nthree\n")
+}
+
+func TestRotationsAndRestartsLoseNothing(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	w, server := startWatcher(t, r.root)
+	r.open(0)
+	r.write("stdout F 1")
+	c := connect(t, server, Position{}, false)
+	c.until("1\n")
+	middle := c.at.Position
+	// The reader is behind while the kubelet rotates and deletes.
+	for i := range 3 {
+		before := r.file
+		r.file = nil
+		r.rotate(i)
+		r.open(0)
+		now := r.file
+		r.write(fmt.Sprintf("stdout F %d in the new file", i))
+		// The runtime's last words to the old file come late.
+		r.file = before
+		r.write(fmt.Sprintf("stdout F %d in the old file", i))
+		before.Close()
+		r.file = now
+	}
+	awaitSegments(t, w, 4)
+	for i := range 2 {
+		if err := os.Remove(r.path(fmt.Sprintf("0.log.20260101-%06d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.open(1)
+	r.write("stdout F restarted")
+	c.until("restarted\n")
+	want := "1\n"
+	for i := range 3 {
+		want += fmt.Sprintf("%d in the old file\n%d in the new file\n", i, i)
+	}
+	if got := c.out[KindStdout].String(); got != want+"restarted\n" {
+		t.Errorf("got %q", got)
+	}
+	r.close()
+	// Another client goes on in the middle, or begins.
+	connect(t, server, middle, true).toEnd(want[2:] + "restarted\n")
+	connect(t, server, Position{}, true).toEnd(want + "restarted\n")
+}
+
+func awaitSegments(t *testing.T, w *Watcher, count int) {
+	t.Helper()
+	awaitTrue(t, w, fmt.Sprintf("%d files are open", count), func(c *container) bool { return len(c.segments) == count })
+}
+
+func awaitTrue(t *testing.T, w *Watcher, what string, is func(*container) bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		c := w.container("default_pod_uid/main")
+		c.mu.Lock()
+		found := is(c)
+		c.mu.Unlock()
+		if found {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("wait until %s: in vain", what)
+		}
+	}
+}
+
+func TestWhatTheSpoolCannotHoldIsCounted(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	w, server := startWatcher(t, r.root)
+	r.open(0)
+	r.write("stdout F one", "stdout F two", "stderr F three")
+	c := connect(t, server, Position{}, false)
+	c.until("two\n")
+	// Records after the last reading get lost.
+	at := c.at.Position
+	c.body.Close()
+	awaitTrue(t, w, "the client is gone", func(c *container) bool { return c.readers == 0 })
+	r.write("stdout F lost", "stderr P and ", "stderr F lost")
+	r.rotate(0)
+	r.open(0)
+	r.write("stdout F kept")
+	awaitSegments(t, w, 2)
+	if err := os.Remove(r.path("0.log.20260101-000000")); err != nil {
+		t.Fatal(err)
+	}
+	w.Spool = 0
+	w.prune(time.Now())
+	r.close()
+	c = connect(t, server, at, true)
+	c.toEnd("kept\n")
+	if want := []Loss{{Lines: 2, Bytes: 14}}; !slices.Equal(c.losses, want) {
+		t.Errorf("lost %v, want %v", c.losses, want)
+	}
+}
+
+func TestFilesThatNobodyReadsAreKeptForAWhile(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	w, server := startWatcher(t, r.root)
+	r.open(0)
+	r.write("stdout F one")
+	r.close()
+	awaitSegments(t, w, 1)
+	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	w.prune(now)
+	connect(t, server, Position{}, true).toEnd("one\n")
+	w.prune(now.Add(3 * w.Grace))
+	c := connect(t, server, Position{}, true)
+	c.toEnd("")
+	w.container("default_pod_uid/main").scan()
+	w.prune(now.Add(30 * w.Grace))
+	if len(w.containers) != 0 {
+		t.Errorf("%d containers are remembered", len(w.containers))
+	}
+}
+
+func TestALogIsUnknown(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
+		t.Fatal(err)
+	}
+	_, server := startWatcher(t, r.root)
+	if kind := connect(t, server, Position{}, true).next(); kind != KindUnknown {
+		t.Errorf("got frame %c", kind)
+	}
+}

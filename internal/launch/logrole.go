@@ -1,0 +1,63 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+
+	"golang.org/x/sync/errgroup"
+
+	"berth.dev/berth/internal/containerlog"
+	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/sandbox"
+)
+
+// LogArg is the argument that starts the program again as the role
+// that serves the output of containers, followed by the directory of the logs
+// and the socket; main hands these to LogRole.
+const LogArg = "log-role"
+
+// logNotifyFD is the descriptor for the role's events.
+const logNotifyFD = 3
+
+// logRole opens the log of each container of this node as soon as it appears,
+// and serves it to the process that passes the workload's output on. The kubelet
+// leads there. Without the role, the kubelet serves the logs.
+func (r *run) logRole() *role {
+	return inSandbox(r.box, &role{
+		name: "logs", path: "/proc/self/exe", optional: true,
+		args: []string{LogArg, r.plan.Paths.PodLogs(), r.plan.Paths.LogSocket()},
+	})
+}
+
+// LogRole is the main function of the role. It returns its exit status.
+func LogRole(dir, socket string) int {
+	sandbox.OutliveSignals()
+	notifier := notify.New(logNotifyFD)
+	if err := serveLogs(dir, socket, notifier); err != nil {
+		notifier.Fatal(err)
+		fmt.Fprintln(os.Stderr, "logs:", err)
+		return 1
+	}
+	return 0
+}
+
+func serveLogs(dir, socket string, notifier *notify.Notifier) error {
+	watcher, err := containerlog.NewWatcher(dir, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err != nil {
+		return err
+	}
+	_ = os.Remove(socket) // of an earlier life
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return fmt.Errorf("listen for the kubelet: %w", err)
+	}
+	group, ctx := errgroup.WithContext(context.Background()) // this process ends with the sandbox
+	group.Go(func() error { return watcher.Run(ctx) })
+	group.Go(func() error { return watcher.Serve(ctx, listener) })
+	notifier.Ready()
+	group.Go(func() error { notifier.Alive(ctx, nil); return nil })
+	return group.Wait()
+}
