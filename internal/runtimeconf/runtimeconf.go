@@ -43,6 +43,8 @@ func Containerd(plan cluster.Plan) []byte {
 		"{NOTICES}", quote("BERTH_NOTICES="+p.Notices()),
 		"{FOREIGNOWNERS}", quote("BERTH_FOREIGN_OWNERS="+map[bool]string{true: "yes"}[plan.ForeignOwners]),
 		"{CPUS}", quote("BERTH_CPUS="+plan.Node.CPUSet),
+		"{CPUCOUNT}", quote(fmt.Sprintf("BERTH_CPU_COUNT=%d", plan.Node.CPUs)),
+		"{MEMORY}", quote(fmt.Sprintf("BERTH_MEMORY=%d", plan.Node.MemoryBytes-plan.Node.ReservedMemoryBytes)),
 		"{CPUSINUSE}", quote("BERTH_CPUS_IN_USE="+p.CPUsInUse()),
 		"{REGISTRIES}", quote(p.RegistryHosts()),
 		"{MIRROR}", quote(plan.Registries.Mirror),

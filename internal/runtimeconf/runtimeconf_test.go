@@ -18,7 +18,7 @@ func examplePlan() cluster.Plan {
 		PodSuperPacket: 61476,
 		RunID:          "job-4711-0",
 		Snapshotter:    "overlayfs",
-		Node:           cluster.Node{CPUSet: "0-3", ReservedMemoryBytes: 512 << 20},
+		Node:           cluster.Node{CPUs: 4, CPUSet: "0-3", MemoryBytes: 4 << 30, ReservedMemoryBytes: 512 << 20},
 		Addresses: cluster.Addresses{
 			Family: cluster.Family{NodePods: netip.MustParsePrefix("10.200.3.0/24")},
 		},

@@ -55,6 +55,9 @@ const (
 	// file that notes the CPUs of each container.
 	cpusVariable      = "BERTH_CPUS"
 	cpusInUseVariable = "BERTH_CPUS_IN_USE"
+	// How many CPUs, and how many bytes of memory, pods of the node may use.
+	cpuCountVariable = "BERTH_CPU_COUNT"
+	memoryVariable   = "BERTH_MEMORY"
 )
 
 func taskPlugin() *plugin.Registration {
@@ -121,6 +124,7 @@ func newService(ic *plugin.InitContext) (any, error) {
 		Dir:         dir,
 		Notices:     os.Getenv(noticesVariable),
 		CPUs:        cpusOfNode(),
+		Machine:     machine(),
 		// containerd reads the shim's log through the pipe behind logrus.
 		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
 	})
@@ -145,6 +149,19 @@ func cpusOfNode() task.CPUs {
 	}
 	alive := func(pid int, start uint64) bool { return begun(pid) == start }
 	return task.CPUs{All: all, Ledger: pinning.NewLedger(os.Getenv(cpusInUseVariable), os.Getpid(), begun(os.Getpid()), alive)}
+}
+
+// machine returns the share of the machine that pods may use.
+func machine() task.Machine {
+	var m task.Machine
+	// Without the numbers containers see the machine.
+	m.Memory, _ = strconv.ParseUint(os.Getenv(memoryVariable), 10, 64)
+	m.Count, _ = strconv.Atoi(os.Getenv(cpuCountVariable))
+	var err error
+	if m.CPUs, err = pinning.Own(); err != nil || m.Memory == 0 {
+		m.Count = 0
+	}
+	return m
 }
 
 // lifecycle starts and stops shims as containerd's own manager does, and

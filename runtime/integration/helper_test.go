@@ -42,6 +42,17 @@ func helper(args []string) int {
 		return 0
 	case "soak": // how many times, 0 for until it is told to end
 		return soak(args[1], stop)
+	case "view": // mounts a view at a folder, until it is killed
+		return serveView(args[1], stop)
+	case "cat":
+		for _, file := range args[1:] {
+			text, err := os.ReadFile(file)
+			fmt.Print(string(text))
+			if err != nil {
+				fmt.Println(err)
+			}
+		}
+		return 0
 	case "affinity": // of a process: its CPUs
 		fmt.Println(affinityOf(args[1]))
 		return 0

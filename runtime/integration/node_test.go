@@ -137,7 +137,7 @@ func (n *node) configure(cache string) {
 	text := strings.NewReplacer(
 		`/scratch/a \"quoted\" place`, n.scratch,
 		"/opt/berth/libexec/berth", n.libexec,
-		"BERTH_CPUS=0-3", "BERTH_CPUS="+affinityOf("self"),
+		"BERTH_CPUS=0-3", "BERTH_CPUS="+affinityOf("self"), "BERTH_CPU_COUNT=4", fmt.Sprintf("BERTH_CPU_COUNT=%d", runtime.NumCPU()),
 	).Replace(string(golden))
 	if n.snapshotter == "erofs" {
 		text = strings.NewReplacer(

@@ -93,8 +93,9 @@ const (
 	fastPathOff        = "off"
 )
 
-// Adapt rewrites the specification in dir.
-func (n Node) Adapt(dir string) (Container, error) {
+// Adapt rewrites the specification in dir. For a container that sees its limits
+// it adds the mounts that show them, which show returns.
+func (n Node) Adapt(dir string, show func() []specs.Mount) (Container, error) {
 	path := filepath.Join(dir, configFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -111,6 +112,9 @@ func (n Node) Adapt(dir string) (Container, error) {
 		}
 	}
 	c := n.Patch(&spec)
+	if c.SeesLimits {
+		cover(&spec, show())
+	}
 	if text, err = json.Marshal(&spec); err != nil {
 		return Container{}, fmt.Errorf("encode container specification %s: %w", path, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -76,6 +77,28 @@ func TestWhoSeesLimits(t *testing.T) {
 	}
 }
 
+func TestCover(t *testing.T) {
+	bind := func(path string) specs.Mount {
+		return specs.Mount{Destination: path, Type: "bind", Source: "/view" + path}
+	}
+	views := []specs.Mount{bind("/sys/fs/cgroup"), bind("/proc/meminfo")}
+	proc, cgroup := specs.Mount{Destination: "/proc", Type: "proc"}, specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup"}
+	volume := specs.Mount{Destination: "/sys/fs/cgroup", Type: "bind", Source: "/sys/fs/cgroup"}
+	data := specs.Mount{Destination: "/process", Type: "bind", Source: "/data"}
+	for name, c := range map[string]struct{ before, want []specs.Mount }{
+		"usual":                {[]specs.Mount{proc, cgroup, data}, []specs.Mount{proc, views[0], data, views[1]}},
+		"no cgroup":            {[]specs.Mount{proc}, []specs.Mount{proc, views[1]}},
+		"a volume over both":   {[]specs.Mount{proc, cgroup, volume, bind("/proc")}, []specs.Mount{proc, cgroup, volume, bind("/proc")}},
+		"a volume in a cgroup": {[]specs.Mount{proc, cgroup, bind("/sys/fs/cgroup/a")}, []specs.Mount{proc, cgroup, bind("/sys/fs/cgroup/a"), views[1]}},
+	} {
+		spec := specs.Spec{Mounts: slices.Clone(c.before)}
+		cover(&spec, views)
+		if !reflect.DeepEqual(spec.Mounts, c.want) {
+			t.Errorf("%s: %+v", name, spec.Mounts)
+		}
+	}
+}
+
 func TestAdaptGolden(t *testing.T) {
 	for name, node := range map[string]Node{
 		"no-cgroups": {Proxy: []string{"HTTP_PROXY=http://site:3128", "HTTPS_PROXY=http://site:3128", "no_proxy=10.0.0.0/8"}},
@@ -96,7 +119,7 @@ func TestAdaptGolden(t *testing.T) {
 			if err := os.WriteFile(path, before, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			c, err := node.Adapt(dir)
+			c, err := node.Adapt(dir, func() []specs.Mount { return nil })
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -155,13 +178,13 @@ func TestOOMScoreAdjOrdersPodsAboveBerth(t *testing.T) {
 
 func TestAdaptRefusesWhatItCannotRead(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := (Node{}).Adapt(dir); err == nil {
+	if _, err := (Node{}).Adapt(dir, nil); err == nil {
 		t.Error("no file: no error")
 	}
 	if err := os.WriteFile(filepath.Join(dir, configFile), []byte("{"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (Node{}).Adapt(dir); err == nil {
+	if _, err := (Node{}).Adapt(dir, nil); err == nil {
 		t.Error("half a file: no error")
 	}
 }

@@ -136,6 +136,7 @@ func (s *Service) noteNamespaces() {
 // EndLeftovers kills the processes of the pod whose shim, with its bundle in
 // dir, is gone. A bundle without a pod is no error.
 func EndLeftovers(proc procfs.FS, dir string) error {
+	endViews(dir)
 	text, err := os.ReadFile(filepath.Join(dir, namespacesFile))
 	if os.IsNotExist(err) {
 		return nil

@@ -18,12 +18,14 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"k8s.io/utils/cpuset"
 
 	"berth.dev/berth/runtime/internal/bundle"
 	"berth.dev/berth/runtime/internal/memory"
 	"berth.dev/berth/runtime/internal/podlink"
 	"berth.dev/berth/runtime/internal/procfs"
+	"berth.dev/berth/runtime/internal/resourceview"
 )
 
 // Service wraps a task service. The methods that it does not define are the
@@ -42,6 +44,7 @@ type Service struct {
 	fastPath  string
 	notices   string
 	cpus      CPUs
+	machine   Machine
 	// indifferent is done with the first request.
 	indifferent sync.Once
 
@@ -61,6 +64,9 @@ type container struct {
 	// cpus holds the CPUs that the container is bound to, and is empty for one
 	// that is not bound.
 	cpus cpuset.CPUSet
+	// measured is the use that was measured last, good until measuredUntil.
+	measured      resourceview.Usage
+	measuredUntil time.Time
 }
 
 // Config is what a Service is made of.
@@ -81,6 +87,7 @@ type Config struct {
 	// Notices is the folder for what pods' owners are to be told.
 	Notices string
 	CPUs    CPUs
+	Machine Machine
 	Log     *slog.Logger
 }
 
@@ -97,6 +104,7 @@ func New(ctx context.Context, c Config) *Service {
 		fastPath:         c.FastPath,
 		notices:          c.Notices,
 		cpus:             c.CPUs,
+		machine:          c.Machine,
 		containers:       map[string]*container{},
 	}
 	s.namespace, _ = namespaces.Namespace(ctx)
@@ -127,7 +135,9 @@ func (s *Service) outliveSignals() {
 // Create adapts the bundle's specification, then creates the container.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	s.indifferent.Do(s.outliveSignals)
-	adapted, err := s.node.Adapt(r.Bundle)
+	c := &container{}
+	adapted, err := s.node.Adapt(r.Bundle, func() []specs.Mount { return s.showLimits(r.ID, c) })
+	defer s.created(r.ID)
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -153,6 +163,8 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	response, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		s.releaseCPUs(r.ID)
+		s.created(r.ID)
+		s.forgetView(r.ID)
 		return nil, err
 	}
 	if err := s.leaveNotices(r.ID, adapted); err != nil {
@@ -161,7 +173,9 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if len(adapted.Ignored) > 0 {
 		s.log.Info("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)
 	}
-	c := &container{Container: adapted, root: procfs.Root{PID: int(response.Pid)}, cpus: cpus}
+	s.mu.Lock()
+	c.Container, c.root, c.cpus = adapted, procfs.Root{PID: int(response.Pid)}, cpus
+	s.mu.Unlock()
 	// runc has reset the affinity, and the first process waits to be started.
 	s.bind(r.ID, c.root.PID, cpus)
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
@@ -203,6 +217,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		s.noteNamespaces()
 		s.mu.Unlock()
 		s.releaseCPUs(r.ID)
+		s.forgetView(r.ID)
 		s.watcher.Set(r.ID, 0)
 	}
 	return response, err

@@ -43,10 +43,7 @@ func (s *Service) Stats(ctx context.Context, r *taskapi.StatsRequest) (*taskapi.
 func (s *Service) metrics(c *container, u procfs.Usage, m procfs.Memory) *stats.Metrics {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c.counted.User = max(c.counted.User, u.User)
-	c.counted.System = max(c.counted.System, u.System)
-	c.counted.MinorFaults = max(c.counted.MinorFaults, u.MinorFaults)
-	c.counted.MajorFaults = max(c.counted.MajorFaults, u.MajorFaults)
+	s.count(c, u)
 	limit := uint64(math.MaxUint64)
 	if c.MemoryLimit > 0 {
 		limit = uint64(c.MemoryLimit)
@@ -69,6 +66,14 @@ func (s *Service) metrics(c *container, u procfs.Usage, m procfs.Memory) *stats.
 		},
 		Pids: &stats.PidsStat{Current: uint64(u.Threads)},
 	}
+}
+
+// count brings the counters of a container forward. It is called with s.mu held.
+func (s *Service) count(c *container, u procfs.Usage) {
+	c.counted.User = max(c.counted.User, u.User)
+	c.counted.System = max(c.counted.System, u.System)
+	c.counted.MinorFaults = max(c.counted.MinorFaults, u.MinorFaults)
+	c.counted.MajorFaults = max(c.counted.MajorFaults, u.MajorFaults)
 }
 
 // Pids lists the processes of a container, which runc finds by cgroup only.

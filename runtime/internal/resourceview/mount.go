@@ -1,0 +1,59 @@
+package resourceview
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mount shows files at dir by FUSE, and serves them until the last mount of them
+// is gone, wherever it was bound to. When this process ends before, reads fail
+// with ENOTCONN.
+func Mount(dir string, files map[string]func() string, log *slog.Logger) error {
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("open /dev/fuse: %w", err)
+	}
+	// Every user of the container reads the files, so all may.
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions", fd)
+	if err := unix.Mount("berth", dir, "fuse.berth", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_RDONLY, options); err != nil {
+		unix.Close(fd)
+		return fmt.Errorf("mount fuse at %s: %w", dir, err)
+	}
+	// Only now: the poller takes a device without a mount for one that has ended.
+	device := os.NewFile(uintptr(fd), "/dev/fuse")
+	go func() {
+		defer device.Close()
+		if err := newServer(files).serve(device); err != nil {
+			log.Error("the container's view of its limits ends", "error", err)
+		}
+	}()
+	return nil
+}
+
+// Unmount takes the mount at dir away. Binds of it in containers stay. No mount
+// there is no error.
+func Unmount(dir string) error {
+	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Write writes the files below dir as they are now.
+func Write(dir string, files map[string]func() string) error {
+	for name, text := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("make the container's view of its limits: %w", err)
+		}
+		if err := os.WriteFile(path, []byte(text()), 0o444); err != nil {
+			return fmt.Errorf("make the container's view of its limits: %w", err)
+		}
+	}
+	return nil
+}

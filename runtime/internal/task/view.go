@@ -1,0 +1,145 @@
+package task
+
+import (
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"k8s.io/utils/cpuset"
+
+	"berth.dev/berth/runtime/internal/procfs"
+	"berth.dev/berth/runtime/internal/resourceview"
+)
+
+// Machine holds what a container without limits sees: the share of the machine
+// that pods of the run may use.
+type Machine struct {
+	// Memory in bytes.
+	Memory uint64
+	// CPUs are the CPUs of the machine, of which the run may use Count. They are
+	// seen where it is not known which ones the run has.
+	CPUs  cpuset.CPUSet
+	Count int
+}
+
+// viewPrefix begins the names of the folders, in the shim's bundle, from which
+// the files of a view are bound into a container.
+const viewPrefix = "view-"
+
+func (s *Service) viewDir(id string) string { return filepath.Join(s.dir, viewPrefix+id) }
+
+// showLimits makes the files in which a container sees its limits, and returns
+// the mounts that bring them into it. A container that cannot have them sees the
+// machine, which is no reason not to start it.
+func (s *Service) showLimits(id string, c *container) []specs.Mount {
+	if s.machine.Count == 0 {
+		return nil
+	}
+	dir := s.viewDir(id)
+	view := &resourceview.View{
+		Limits:   func() resourceview.Limits { return s.limits(c) },
+		Usage:    func() resourceview.Usage { return s.usage(id, c) },
+		Proc:     "/proc",
+		Version1: resourceview.Version1("/proc"),
+	}
+	err := os.MkdirAll(dir, 0o755)
+	if err == nil {
+		if err = resourceview.Mount(dir, view.Files(), s.log); err != nil {
+			s.log.Debug("the view of limits is made once", "container", id, "error", err)
+			view.Usage = nil
+			err = resourceview.Write(dir, view.Files())
+		}
+	}
+	if err != nil {
+		s.log.Warn("container sees the machine instead of its limits", "container", id, "error", err)
+		return nil
+	}
+	var mounts []specs.Mount
+	for _, path := range view.Mounts() {
+		mounts = append(mounts, specs.Mount{
+			Destination: path, Type: "bind", Source: filepath.Join(dir, path),
+			Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
+		})
+	}
+	return mounts
+}
+
+// created takes the mount of a view away, which the container has bound or will
+// never bind: it must not stay when the shim is killed.
+func (s *Service) created(id string) {
+	if err := resourceview.Unmount(s.viewDir(id)); err != nil {
+		s.log.Warn("a mount is left", "container", id, "error", err)
+	}
+}
+
+// forgetView removes the files of a container that has ended.
+func (s *Service) forgetView(id string) {
+	if err := os.RemoveAll(s.viewDir(id)); err != nil {
+		s.log.Warn("files are left until the pod ends", "container", id, "error", err)
+	}
+}
+
+// endViews takes mounts away that a shim has left, killed while it made a
+// container.
+func endViews(dir string) {
+	left, _ := filepath.Glob(filepath.Join(dir, viewPrefix+"*"))
+	for _, dir := range left {
+		_ = resourceview.Unmount(dir) // the removal of the bundle tells
+	}
+}
+
+// limits returns what a container may use, or what the run may.
+func (s *Service) limits(c *container) resourceview.Limits {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := resourceview.Limits{Memory: s.machine.Memory, MilliCPU: c.CPULimit, CPUs: c.cpus}
+	if c.MemoryLimit > 0 {
+		l.Memory = min(l.Memory, uint64(c.MemoryLimit))
+	}
+	if l.CPUs.Size() == 0 {
+		count := s.machine.Count
+		if c.CPULimit > 0 {
+			count = min(count, int((c.CPULimit+999)/1000))
+		}
+		cpus := s.machine.CPUs.List()
+		l.CPUs = cpuset.New(cpus[:min(count, len(cpus))]...)
+	}
+	return l
+}
+
+// A container is measured at most so often, and for at most one part in so many
+// of the time: programs read these files as often as they like.
+const (
+	measureEvery = 100 * time.Millisecond
+	measurePart  = 20
+)
+
+// usage measures a container. It is called by one goroutine for each container.
+func (s *Service) usage(id string, c *container) resourceview.Usage {
+	s.mu.Lock()
+	last, until := c.measured, c.measuredUntil
+	s.mu.Unlock()
+	begin := time.Now()
+	if begin.Before(until) {
+		return last
+	}
+	tree, err := s.tree()
+	if err != nil {
+		s.log.Debug("container is not measured", "container", id, "error", err)
+		return last
+	}
+	m := procfs.TotalMemory(tree[id], s.proc.Memory).WithFiles(s.files()[id])
+	u := procfs.Sum(tree[id])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.count(c, u)
+	c.measured = resourceview.Usage{
+		Anonymous: m.Anon, Shared: m.Shmem, Mapped: m.File, PageTables: m.PageTables,
+		User: c.counted.User, System: c.counted.System,
+		Faults: c.counted.MinorFaults + c.counted.MajorFaults, MajorFaults: c.counted.MajorFaults,
+		Processes: u.Processes, Threads: u.Threads,
+	}
+	c.measuredUntil = begin.Add(max(measureEvery, measurePart*time.Since(begin)))
+	return c.measured
+}
