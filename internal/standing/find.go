@@ -38,6 +38,8 @@ type Facts struct {
 	// Cache is a directory for what programs learn of the API server, Bin one
 	// with kubectl and helm.
 	Cache, Bin string
+	// IDs are the user and group ids that pods can have, such as "0 to 65536".
+	IDs string
 	// End is when the job's time is over; zero where that is not known.
 	End time.Time
 }

@@ -197,17 +197,19 @@ func (f *follower) watch(ctx context.Context, resource schema.GroupVersionResour
 	go informer.RunWithContext(ctx)
 }
 
-// lookAtNodes asks for the taints of nodes while one keeps a pod away: the
-// scheduler does not tell which. An answer that does not come in time, perhaps
-// because the API server is being restarted, leaves things as they are.
+// lookAtNodes asks for the nodes while a taint keeps a pod away, which the
+// scheduler does not name, or while no kubelet has answered for a pod. An answer
+// that does not come in time, perhaps because the API server is being restarted,
+// leaves things as they are.
 func (f *follower) lookAtNodes(ctx context.Context) {
-	if !f.stuck.tainted() {
+	if !f.stuck.tainted() && len(f.stuck.unanswered(time.Now())) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
 	defer cancel()
 	if nodes, err := f.client.nodes(ctx); err == nil {
 		f.stuck.handleNodes(nodes)
+		f.stuck.handleUnknownNodes(nodes, time.Now())
 	}
 }
 

@@ -36,10 +36,12 @@ func (s *stuckPods) noteAttempt(pod *corev1.Pod, now time.Time) {
 	}
 	t := s.containerTrouble(pod)
 	if hasStarted(pod) && t == nil {
-		s.started[key] = true
+		if s.started[key].IsZero() {
+			s.started[key] = now
+		}
 		delete(s.attempts, key)
 	}
-	if pod.Status.Phase != corev1.PodFailed || s.started[key] {
+	if pod.Status.Phase != corev1.PodFailed || !s.started[key].IsZero() {
 		return
 	}
 	if t == nil || t.class != classProgram {

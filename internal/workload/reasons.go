@@ -49,6 +49,11 @@ const (
 	nodePatience = time.Minute
 	// serverPatience is for a server on its way, which pulls its image perhaps.
 	serverPatience = 2 * time.Minute
+	// successorPatience is for a pod that was made successorAge or more after one
+	// of its controller had started: a registry may be away for a moment in the
+	// nineteenth hour of a job.
+	successorPatience = 5 * time.Minute
+	successorAge      = time.Minute
 	// unseenPatience is for an event whose pod has not been seen.
 	unseenPatience = time.Minute
 )

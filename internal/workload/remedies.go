@@ -76,6 +76,7 @@ var remedies = []struct{ reasons, words, remedy string }{
 	{"Unschedulable", "no nodes available", "look for the reason in the log of the node role, which --debug-dir DIR keeps"},
 	{"Unschedulable", "untolerated taint", "add a toleration for the node's taint; 'kubectl describe node' shows it"},
 	{"Unschedulable", "", "change the pod's node selector, affinity, tolerations or claims"},
+	{"NodeNotFound", "", "correct spec.nodeName; 'kubectl get nodes' lists the nodes"},
 	{"SchedulingGated", "", "it starts when its schedulingGates are removed"},
 	{"SchedulerError", "", "look for the reason in the log of the control role, which --debug-dir DIR keeps"},
 	{"JobSuspended", "", "it starts when spec.suspend becomes false"},

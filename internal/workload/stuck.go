@@ -57,6 +57,10 @@ type waiting struct {
 	// can do its work.
 	controller types.UID
 	replicated bool
+	// seen is when the pod was seen first.
+	seen time.Time
+	// node is the one that the pod was given to and whose kubelet has not answered.
+	node string
 	// server: the pod does not end by itself.
 	server bool
 	// told: the user knows.
@@ -98,8 +102,8 @@ type stuckPods struct {
 	// attempts are the pods that ended without having started, by their
 	// controller or, where they have none, by themselves.
 	attempts map[types.UID]*waiting
-	// started are the controllers of pods that have started.
-	started map[types.UID]bool
+	// started is when a pod of each controller was first seen to have started.
+	started map[types.UID]time.Time
 	// working are the pods that have a node and will end: while there is one, a
 	// pod that does not fit may yet get its turn.
 	working map[types.UID]bool
@@ -120,7 +124,7 @@ type stuckPods struct {
 func newStuckPods(noPull bool) *stuckPods {
 	return &stuckPods{
 		pods: map[types.UID]*waiting{}, owners: map[types.UID]*waiting{}, deployments: map[types.NamespacedName]types.UID{},
-		attempts: map[types.UID]*waiting{}, started: map[types.UID]bool{}, working: map[types.UID]bool{}, noPull: noPull,
+		attempts: map[types.UID]*waiting{}, started: map[types.UID]time.Time{}, working: map[types.UID]bool{}, noPull: noPull,
 	}
 }
 
@@ -143,7 +147,7 @@ func (s *stuckPods) overdue(now time.Time) error {
 				continue
 			}
 			t := w.current()
-			if t.policy == told || w.replicated && s.hasRunningSibling(w) {
+			if t.policy == told || w.replicated && s.hasRunningSibling(w) || s.isSuccessor(w) && now.Sub(began) < successorPatience {
 				s.tell(w, t)
 				continue
 			}
@@ -227,6 +231,13 @@ func (s *stuckPods) nothingLives() bool {
 	return !s.others
 }
 
+// isSuccessor reports whether a pod of the same controller has run long before
+// this one was made: what worked then may work again.
+func (s *stuckPods) isSuccessor(w *waiting) bool {
+	began, ok := s.started[w.controller]
+	return ok && w.seen.Sub(began) > successorAge
+}
+
 // serverLives reports whether a pod that does not end by itself is there.
 func (s *stuckPods) serverLives() bool {
 	for _, w := range s.pods {
@@ -302,10 +313,15 @@ func (s *stuckPods) notePod(pod *corev1.Pod, now time.Time) {
 	}
 	if w.name == "" {
 		w.name, w.namespace, w.needs, w.tolerations = "pod "+pod.Name, pod.Namespace, references(pod.Spec), pod.Spec.Tolerations
+		w.seen = now
 		w.server = pod.Spec.RestartPolicy == corev1.RestartPolicyAlways
 		if controller := metav1.GetControllerOf(pod); controller != nil {
 			w.controller, w.replicated = controller.UID, controller.Kind != "Job"
 		}
+	}
+	w.node = ""
+	if pod.Status.StartTime.IsZero() {
+		w.node = pod.Spec.NodeName
 	}
 	reached := stageOf(pod)
 	switch {

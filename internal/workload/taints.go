@@ -3,6 +3,7 @@ package workload
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +40,28 @@ func (s *stuckPods) handleNodes(nodes []corev1.Node) {
 	for _, w := range s.pods {
 		if w.tainted() {
 			s.handleTaints(w, nodes)
+		}
+	}
+}
+
+// unanswered returns the pods of the workload whose node has not answered.
+func (s *stuckPods) unanswered(now time.Time) []*waiting {
+	var all []*waiting
+	for _, w := range s.pods {
+		if w.followed && w.node != "" && w.current() == nil && now.Sub(w.seen) > missingPatience {
+			all = append(all, w)
+		}
+	}
+	return all
+}
+
+// handleUnknownNodes finds the pods that were given to a node that does not exist,
+// by their own spec.nodeName.
+func (s *stuckPods) handleUnknownNodes(nodes []corev1.Node, now time.Time) {
+	for _, w := range s.unanswered(now) {
+		if !slices.ContainsFunc(nodes, func(node corev1.Node) bool { return node.Name == w.node }) {
+			w.status = s.newTrouble(kind{classNodes, certain, otherPatience}, stageVolumes, w.name, "NodeNotFound", "there is no node "+w.node)
+			w.settle(now)
 		}
 	}
 }

@@ -117,3 +117,37 @@ func TestAPodThatWasKeptAwayGetsItsTurn(t *testing.T) {
 		t.Error("waits for ever")
 	}
 }
+
+func TestANodeThatDoesNotExist(t *testing.T) {
+	start := time.Unix(1000, 0)
+	later := start.Add(3 * time.Second)
+	for name, test := range map[string]struct {
+		node    string
+		started bool
+		ends    bool
+	}{
+		"unknown":                 {node: "n9", ends: true},
+		"known":                   {node: "n1"},
+		"lost, with a pod it had": {node: "n9", started: true},
+		"not given to any node":   {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStuckPods(false)
+			pod := pendingPod("a", "")
+			pod.Spec.NodeName = test.node
+			if test.started {
+				now := metav1.NewTime(start)
+				pod.Status.StartTime = &now
+			}
+			s.handlePod(pod, start)
+			s.handleUnknownNodes([]corev1.Node{taintedNode("n1")}, later)
+			if err := s.overdue(later.Add(19 * time.Second)); err != nil {
+				t.Errorf("gives up too early: %v", err)
+			}
+			err := s.overdue(later.Add(20 * time.Second))
+			if (err != nil) != test.ends || test.ends && !strings.Contains(err.Error(), "NodeNotFound: there is no node n9; correct spec.nodeName") {
+				t.Errorf("%v, want an end: %v", err, test.ends)
+			}
+		})
+	}
+}

@@ -256,6 +256,40 @@ func TestProgressEndsATrouble(t *testing.T) {
 	}
 }
 
+// The kubelet has the pod, while the news that it got a node are late.
+func TestProgressEndsWhatTheSchedulerSaid(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := stuckOwner("Pod")
+	signal{reason: "Unschedulable", message: "0/1 nodes are available: 1 Insufficient cpu."}.send(s, "Pod", start)
+	signal{reason: "Pulling", event: true}.send(s, "Pod", start)
+	if err := s.overdue(start.Add(time.Hour)); err != nil {
+		t.Error(err)
+	}
+}
+
+// A list has events in the order of their names.
+func TestAnOlderEventDoesNotSupersedeALaterOne(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := stuckOwner("Pod")
+	s.handlePod(creatingPod("Pod"), start)
+	signal{reason: "FailedCreatePodSandBox", event: true, message: "later"}.send(s, "Pod", start.Add(2*time.Second))
+	signal{reason: "FailedMount", event: true, message: "earlier"}.send(s, "Pod", start.Add(time.Second))
+	if err := s.overdue(start.Add(time.Minute)); err == nil || !strings.Contains(err.Error(), "later") {
+		t.Error(err)
+	}
+}
+
+func TestIdsThatTheNodesLack(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := stuckOwner("Pod")
+	s.ids = "0 to 65536"
+	s.handlePod(creatingPod("Pod"), start)
+	signal{reason: "FailedMount", event: true, message: `MountVolume.SetUp failed for volume "kube-api-access" : lchown /token: invalid argument`}.send(s, "Pod", start)
+	if err := s.overdue(start); err == nil || !strings.Contains(err.Error(), "ids that the nodes have, 0 to 65536;") {
+		t.Errorf("%v, want an end at once, with the range", err)
+	}
+}
+
 func TestAReplicaThatCannotStartIsToldOfWhereAnotherRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for owner, ends := range map[string]bool{"Job": true, "Deployment": false, "StatefulSet": false, "DaemonSet": false} {
@@ -275,6 +309,30 @@ func TestAReplicaThatCannotStartIsToldOfWhereAnotherRuns(t *testing.T) {
 		s.forget("b", start)
 		if err := s.overdue(start.Add(2 * time.Minute)); err == nil {
 			t.Errorf("%s: waits although no pod runs any more", owner)
+		}
+	}
+}
+
+func TestAPodThatComesAfterOneThatRanGetsMoreTime(t *testing.T) {
+	start := time.Unix(1000, 0)
+	later := start.Add(19 * time.Hour)
+	for after, patience := range map[time.Duration]time.Duration{time.Second: pullPatience, 19 * time.Hour: successorPatience} {
+		s := stuckOwner("Job")
+		first := creatingPod("Job")
+		first.UID, first.Status.Phase = "first", corev1.PodRunning
+		first.Status.ContainerStatuses[0].State = corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
+		s.handlePod(first, later.Add(-after))
+		first.Status.Phase = corev1.PodFailed
+		s.handlePod(first, later)
+		signal{reason: "ErrImagePull", stage: stageContainers, message: "connection refused"}.send(s, "Job", later)
+		if err := s.overdue(later.Add(patience - time.Second)); err != nil {
+			t.Errorf("%s after the first: gives up too early: %v", after, err)
+		}
+		if notes := s.takeNotes(); (len(notes) == 1) != (after > successorAge) {
+			t.Errorf("%s after the first: notes %q", after, notes)
+		}
+		if err := s.overdue(later.Add(patience)); err == nil {
+			t.Errorf("%s after the first: waits for ever", after)
 		}
 	}
 }
