@@ -73,12 +73,12 @@ func (f *imageFlags) addPlatform(flags *pflag.FlagSet) {
 
 // run runs a command, and shows what it says; report is given each image.
 func (f *imageFlags) run(command *cobra.Command, args []string, report func(launch.KeptImage)) (launch.CacheSum, error) {
-	getenv, err := prefer(command.Flags())
+	preferred, err := prefer(command.Flags())
 	if err != nil {
 		return launch.CacheSum{}, err
 	}
 	if !f.spec.NamesImageCache() {
-		if f.spec.ImageCache, err = launch.DefaultImageCache(getenv); err != nil {
+		if f.spec.ImageCache, err = launch.DefaultImageCache(preferred.Getenv); err != nil {
 			return launch.CacheSum{}, err
 		}
 	}
@@ -90,7 +90,7 @@ func (f *imageFlags) run(command *cobra.Command, args []string, report func(laun
 	bar := transferBar{to: command.ErrOrStderr()}
 	bar.on = !f.quiet && term.IsTerminal(int(os.Stderr.Fd())) && os.Getenv("TERM") != "dumb"
 	sum, err := launch.Images(command.Context(), launch.ImageCommand{
-		Name: command.Name(), Args: args, Spec: f.spec, Platform: f.platform, Form: f.form, Getenv: getenv,
+		Name: command.Name(), Args: args, Spec: f.spec, Platform: f.platform, Form: f.form, Getenv: preferred.Getenv,
 		Notice: func(text string) {
 			bar.clear()
 			if !f.quiet {

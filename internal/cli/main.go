@@ -77,18 +77,28 @@ func (e *usageError) Unwrap() error { return e.error }
 // library has those of Go's functions.
 func sayWhatToGive(err error) error {
 	var invalid *pflag.InvalidValueError
-	if !errors.As(err, &invalid) {
+	if !errors.As(err, &invalid) || whatToGive(invalid.GetFlag()) == "" {
 		return err
 	}
-	give := map[string]string{
+	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), whatToGive(invalid.GetFlag()))
+}
+
+// wrongValue is the same for a value from elsewhere than the command line.
+func wrongValue(flag *pflag.Flag, value string, err error) error {
+	if give := whatToGive(flag); give != "" {
+		return fmt.Errorf("%s %q: %s", flag.Name, value, give)
+	}
+	return fmt.Errorf("%s %q: %w", flag.Name, value, err)
+}
+
+// whatToGive describes the values that an option takes. It is empty for kinds whose
+// errors in the library are clear.
+func whatToGive(flag *pflag.Flag) string {
+	return map[string]string{
 		"duration": "give a time such as 30s, 5m or 1h30m",
 		"int":      "give a whole number",
-		"bool":     "give true or false, or nothing for true",
-	}[invalid.GetFlag().Value.Type()]
-	if give == "" {
-		return err
-	}
-	return fmt.Errorf("--%s %q: %s", invalid.GetFlag().Name, invalid.GetValue(), give)
+		"bool":     "give true or false",
+	}[flag.Value.Type()]
 }
 
 // cancelOnSignal ends the run on the first signal. The run itself looks out for

@@ -9,7 +9,7 @@ func TestMistakesInOptionsSayWhatToGive(t *testing.T) {
 	for argument, want := range map[string]string{
 		"--node-wait=soon":     `--node-wait "soon": give a time such as 30s, 5m or 1h30m`,
 		"--nodes-per-host=two": `--nodes-per-host "two": give a whole number`,
-		"--no-pull=perhaps":    `--no-pull "perhaps": give true or false, or nothing for true`,
+		"--no-pull=perhaps":    `--no-pull "perhaps": give true or false`,
 		"--no-such-thing":      "unknown flag: --no-such-thing",
 	} {
 		root := newRoot()

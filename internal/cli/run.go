@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -19,7 +18,7 @@ func newRunCommand() *cobra.Command {
 	var quiet, verbose bool
 	var use runFlags
 	command := &cobra.Command{
-		Use:   "run [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
+		Use:   "run [JOB] [flags] [-f MANIFEST]... [--image ARCHIVE]... [-- COMMAND...]",
 		Short: "Start a cluster, run a workload on it, and take it down",
 		Long: `Starts a cluster, applies the manifests, follows the logs of the Jobs and bare
 Pods in them, and ends with their exit code. With a command, runs that on the
@@ -31,32 +30,41 @@ In a job with several nodes it is one cluster over all of them.
 
 Where 'berth up' has started a cluster in the allocation, the workload runs on
 that one instead, and what the manifests have applied is deleted at the end.
+With JOB it is your cluster in that job, from the login host or from anywhere
+else; outside of an allocation, BERTH_JOB names one, too.
+
+On a host that belongs to a Slurm cluster and is in no allocation, a login host
+for example, no cluster is started: run ends with code 78 and says how to submit
+a job. --here starts one all the same, where the site permits it.
 
 The workload's output goes to standard output and standard error; what berth
 itself has to say goes to standard error.`,
 		Example: `  berth run -f job.yaml --image app.tar
   berth run -- ./script.sh
+  berth run 4711 -f job.yaml
   srun -N3 berth run -f job.yaml`,
 		DisableFlagsInUseLine: true, // they come before the command
-		Args: func(command *cobra.Command, args []string) error {
-			if len(args) > 0 && command.ArgsLenAtDash() != 0 {
-				return &usageError{fmt.Errorf("unexpected argument %q: a command comes after '--'", args[0])}
-			}
-			return nil
+		Args: func(command *cobra.Command, args []string) (err error) {
+			use.job, spec.Command, err = splitRun(use.job, args, command.ArgsLenAtDash())
+			return err
 		},
-		RunE: func(command *cobra.Command, args []string) error {
-			spec.Command = args
+		RunE: func(command *cobra.Command, _ []string) error {
 			use.given, use.shape = given(command.Flags()), shaping(command.Flags())
-			getenv, err := prefer(command.Flags())
+			preferred, err := prefer(command.Flags())
 			if err != nil {
 				return err
 			}
-			return run(command.Context(), spec, use, getenv, quiet, verbose)
+			if job := use.target(preferred.Getenv); job != "" {
+				return runInJob(command, job, spec, use, preferred.Getenv, quiet, verbose)
+			}
+			return run(command.Context(), spec, use, preferred, quiet, verbose)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
+	flags.StringVar(&use.job, "job", "", "`job` whose cluster runs the workload, instead of a cluster of its own; the same as JOB")
+	addHereFlag(flags, &use.here)
 	flags.BoolVar(&use.own, "own-cluster", false, "start a cluster for this run alone, also where 'berth up' has one")
 	flags.BoolVar(&use.keep, "keep", false, "leave on the cluster of 'berth up' what the manifests have applied")
 	addProgressFlags(flags, &quiet, &verbose)
@@ -65,7 +73,8 @@ itself has to say goes to standard error.`,
 
 // runFlags are those of berth run that say on which cluster.
 type runFlags struct {
-	own, keep bool
+	job             string
+	own, keep, here bool
 	// given are the names of all flags on the command line.
 	given []string
 	// shape are the names of flags given that say what a cluster is to be like.
@@ -81,32 +90,49 @@ func given(flags *pflag.FlagSet) (names []string) {
 // shaping are the flags given of which a cluster that is up can take no account.
 func shaping(flags *pflag.FlagSet) []string {
 	return slices.DeleteFunc(given(flags), func(name string) bool {
-		return slices.Contains([]string{"file", "image", "own-cluster", "keep", "no-pull", "quiet", "verbose"}, name)
+		return slices.Contains([]string{"file", "image", "job", "here", "own-cluster", "keep", "no-pull", "quiet", "verbose"}, name)
 	})
 }
 
 // run does what the spec asks for, and shows how.
-func run(ctx context.Context, spec cluster.Spec, use runFlags, getenv func(string) string, quiet, verbose bool) error {
+func run(ctx context.Context, spec cluster.Spec, use runFlags, preferred *preferences, quiet, verbose bool) error {
+	err := withProgress(quiet, verbose, func(progress *progress) (int, error) {
+		return launch.Run(ctx, runOptions(spec, use, preferred.Getenv, progress, preferred.forbidden["here"]))
+	})
+	return explainOutside(ctx, err, preferred)
+}
+
+// withProgress does something that shows its steps, and returns its exit code as an
+// error.
+func withProgress(quiet, verbose bool, do func(*progress) (int, error)) error {
 	if quiet && verbose {
 		return &usageError{errQuietVerbose}
 	}
 	progress := newProgress(os.Stderr, quiet, verbose)
-	if len(spec.Manifests) == 0 {
-		progress.omit("workload")
-	}
-	code, err := launch.Run(ctx, launch.Options{
-		Spec:  spec,
-		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
-		Getenv: getenv,
-		Report: progress.step,
-		Log:    slog.New(progress),
-		Own:    use.own, Keep: use.keep, Given: use.given, Shape: use.shape,
-	})
+	code, err := do(progress)
 	progress.end()
 	if err == nil && code != 0 {
 		err = &result{code}
 	}
 	return err
+}
+
+func runOptions(spec cluster.Spec, use runFlags, getenv func(string) string, progress *progress, forbidden string) launch.Options {
+	if len(spec.Manifests) == 0 {
+		progress.omit("workload")
+	}
+	return launch.Options{
+		Spec:  spec,
+		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
+		Getenv: getenv,
+		Report: progress.step,
+		Log:    slog.New(progress),
+		Own:    use.own, Keep: use.keep, Here: use.here, HereForbidden: forbidden, Given: use.given, Shape: use.shape,
+	}
+}
+
+func addHereFlag(flags *pflag.FlagSet, here *bool) {
+	flags.BoolVar(here, "here", false, "start a cluster on this host although it belongs to a Slurm cluster and is in no allocation")
 }
 
 func addProgressFlags(flags *pflag.FlagSet, quiet, verbose *bool) {

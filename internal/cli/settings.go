@@ -36,6 +36,9 @@ func pathOptions() []string {
 	return []string{"state-dir", "shared-volumes", "rendezvous-dir", "image", "image-cache", "mount"}
 }
 
+// forbiddable are the options that a site may forbid.
+func forbiddable() []string { return []string{"here"} }
+
 // oneFileOptions are for layers that are one file each.
 func oneFileOptions() []string { return []string{"image-cache", "lazy-pull"} }
 
@@ -43,6 +46,8 @@ func oneFileOptions() []string { return []string{"image-cache", "lazy-pull"} }
 type preferences struct {
 	files  []*settings.File // the site's first
 	getenv func(string) string
+	// forbidden maps an option that the site forbids to the place in its file.
+	forbidden map[string]string
 }
 
 // setting is an option in effect that is not berth's own default.
@@ -55,7 +60,7 @@ type setting struct {
 
 // readPreferences reads the files, and says all that is wrong in them at once.
 func readPreferences(getenv func(string) string) (*preferences, error) {
-	p := &preferences{getenv: getenv}
+	p := &preferences{getenv: getenv, forbidden: map[string]string{}}
 	paths, named := settings.Paths(getenv)
 	var problems []error
 	for i, path := range paths {
@@ -69,6 +74,18 @@ func readPreferences(getenv func(string) string) (*preferences, error) {
 		}
 		problems = append(problems, check(file))
 		p.files = append(p.files, file)
+		if i == 0 {
+			p.forbid(file)
+		} else if len(file.Forbid) > 0 {
+			problems = append(problems, fmt.Errorf("%s:%d: only the site's file can forbid options", path, file.Forbid[0].Line))
+		}
+	}
+	if named {
+		// To try another file is no way around what the site forbids. What is wrong
+		// with the site's own is not the question then.
+		if file, _ := settings.Read(settings.SitePath); file != nil {
+			p.forbid(file)
+		}
 	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, &launch.Failure{Code: launch.ExitConfig, Err: err}
@@ -76,11 +93,18 @@ func readPreferences(getenv func(string) string) (*preferences, error) {
 	return p, nil
 }
 
+func (p *preferences) forbid(file *settings.File) {
+	for _, entry := range file.Forbid {
+		p.forbidden[entry.Name] = fmt.Sprintf("%s:%d", file.Path, entry.Line)
+	}
+}
+
 // settable are the options that a file may give.
 func settable() (*pflag.FlagSet, *cluster.Spec) {
 	spec := &cluster.Spec{}
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	addSpecFlags(all, spec)
+	addHereFlag(all, new(bool))
 	flags := pflag.NewFlagSet("", pflag.ContinueOnError)
 	all.VisitAll(func(flag *pflag.Flag) {
 		if !slices.Contains(notSettable(), flag.Name) {
@@ -94,6 +118,7 @@ func settable() (*pflag.FlagSet, *cluster.Spec) {
 func check(file *settings.File) error {
 	flags, spec := settable()
 	var problems []error
+	var said []string
 	fault := func(entry settings.Entry, format string, values ...any) {
 		problems = append(problems, fmt.Errorf("%s:%d: %s", file.Path, entry.Line, fmt.Sprintf(format, values...)))
 	}
@@ -123,8 +148,17 @@ func check(file *settings.File) error {
 			if slices.Contains(pathOptions(), entry.Name) && !filepath.IsAbs(path) {
 				fault(entry, "%s %s: give a path from the root", entry.Name, value)
 			} else if err := flag.Value.Set(value); err != nil {
-				fault(entry, "%s %s: %v", entry.Name, value, err)
+				fault(entry, "%v", wrongValue(flag, value, err))
 			}
+		}
+		for _, problem := range wrongAlone(entry) {
+			fault(entry, "%s", problem)
+			said = append(said, problem)
+		}
+	}
+	for _, entry := range file.Forbid {
+		if !slices.Contains(forbiddable(), entry.Name) {
+			fault(entry, "the option %s cannot be forbidden, only %s can", entry.Name, strings.Join(forbiddable(), ", "))
 		}
 	}
 	for _, entry := range file.Environment {
@@ -134,13 +168,35 @@ func check(file *settings.File) error {
 			fault(entry, "the variable %s takes one value", entry.Name)
 		}
 	}
-	spec.Command = []string{"true"} // something to run; the rest is the file's
-	if err := spec.Validate(); err != nil {
-		for problem := range strings.Lines(err.Error()) {
-			problems = append(problems, fmt.Errorf("%s: %s", file.Path, strings.TrimSpace(problem)))
+	for _, problem := range mistakes(spec) {
+		if !slices.Contains(said, problem) { // one of several options together
+			problems = append(problems, fmt.Errorf("%s: %s", file.Path, problem))
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// mistakes returns what is wrong in a spec that has no workload.
+func mistakes(spec *cluster.Spec) (all []string) {
+	spec.Command = []string{"true"}
+	if err := spec.Validate(); err != nil {
+		for problem := range strings.Lines(err.Error()) {
+			all = append(all, strings.TrimSpace(problem))
+		}
+	}
+	return all
+}
+
+// wrongAlone returns what is wrong with the values of one option, whatever others
+// there are.
+func wrongAlone(entry settings.Entry) []string {
+	flags, spec := settable()
+	for _, value := range entry.Values {
+		if flags.Set(entry.Name, value) != nil {
+			return nil // it has been said
+		}
+	}
+	return mistakes(spec)
 }
 
 // variable is the one that stands for an option.
@@ -201,7 +257,7 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 			err = flag.Value.Set(values[0])
 		}
 		if err != nil {
-			problems = append(problems, fmt.Errorf("%s: %s %s: %w", effect[0].From, flag.Name, values[0], err))
+			problems = append(problems, fmt.Errorf("%s: %w", effect[0].From, wrongValue(flag, values[0], err)))
 		}
 	})
 	if err := errors.Join(problems...); err != nil {
@@ -259,6 +315,11 @@ func (p *preferences) inEffect() ([]setting, error) {
 			effects = append(effects, setting{name, value, from})
 		}
 	}
+	for _, name := range forbiddable() {
+		if from := p.forbidden[name]; from != "" {
+			effects = append(effects, setting{"forbid", name, from})
+		}
+	}
 	return effects, err
 }
 
@@ -273,7 +334,7 @@ func newPlace() (*login.Place, error) {
 
 // prefer applies the files and the environment to the flags of a command, and
 // returns what stands for the environment from then on.
-func prefer(flags *pflag.FlagSet) (getenv func(string) string, err error) {
+func prefer(flags *pflag.FlagSet) (*preferences, error) {
 	p, err := readPreferences(os.Getenv)
 	if err != nil {
 		return nil, err
@@ -281,5 +342,5 @@ func prefer(flags *pflag.FlagSet) (getenv func(string) string, err error) {
 	if _, err := p.apply(flags); err != nil {
 		return nil, err
 	}
-	return p.Getenv, nil
+	return p, nil
 }

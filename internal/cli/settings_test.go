@@ -158,11 +158,32 @@ func TestAllMistakes(t *testing.T) {
 		t.Fatal("nothing was found")
 	}
 	for _, part := range []string{
-		`site.yaml:2: unknown option "portrange"`, "site.yaml:3: no-pull perhaps", "site.yaml:4: the option file is for the command line only",
+		`site.yaml:2: unknown option "portrange"`, `site.yaml:3: no-pull "perhaps": give true or false`, "site.yaml:4: the option file is for the command line only",
 		"site.yaml:5: the option carrier takes one value", "site.yaml:6: state-dir scratch: give a path from the root",
-		"site.yaml:8: the variable PATH is none of", `berth/config.yaml: IP family "ipv5"`, `berth/config.yaml: range "everything"`,
+		"site.yaml:8: the variable PATH is none of", `berth/config.yaml:2: IP family "ipv5"`, `berth/config.yaml:3: range "everything"`,
 	} {
 		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is missing in\n%v", part, err)
+		}
+	}
+}
+
+// TestASiteForbids: a user's file can neither forbid nor permit again.
+func TestASiteForbids(t *testing.T) {
+	p, err := readPreferences(preferencesIn(t, "options:\n  # here: true\nforbid:\n- here\n", "options: {here: true}\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if from := p.forbidden["here"]; !strings.HasSuffix(from, "site.yaml:4") {
+		t.Errorf("forbidden in %q", from)
+	}
+	effects, err := p.inEffect()
+	if err != nil || !slices.ContainsFunc(effects, func(s setting) bool { return s.Name == "forbid" && s.Value == "here" }) {
+		t.Errorf("in effect: %v, %v", effects, err)
+	}
+	_, err = readPreferences(preferencesIn(t, "forbid: [image]\n", "forbid: [here]\n"))
+	for _, part := range []string{"site.yaml:1: the option image cannot be forbidden", "berth/config.yaml:1: only the site's file can forbid"} {
+		if err == nil || !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in\n%v", part, err)
 		}
 	}
@@ -173,7 +194,7 @@ func TestEnvironmentIsChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.inEffect(); err == nil || !strings.Contains(err.Error(), "BERTH_NO_PULL") {
+	if _, err := p.inEffect(); err == nil || !strings.Contains(err.Error(), `BERTH_NO_PULL: no-pull "perhaps": give true or false`) {
 		t.Errorf("got %v", err)
 	}
 }

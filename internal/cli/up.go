@@ -19,7 +19,7 @@ import (
 
 func newUpCommand() *cobra.Command {
 	var spec cluster.Spec
-	var quiet, verbose, foreground, env bool
+	var quiet, verbose, foreground, env, here bool
 	command := &cobra.Command{
 		Use:   "up [flags] [-f MANIFEST]... [--image ARCHIVE]...",
 		Short: "Start a cluster that stays for the rest of the allocation",
@@ -32,7 +32,11 @@ ends,
   berth shell                 is a shell with kubectl and helm for it
 
 It ends with 'berth down', or with the allocation. What the manifests apply here
-stays until then.`,
+stays until then.
+
+On a host that belongs to a Slurm cluster and is in no allocation, a login host
+for example, no cluster is started: up ends with code 78. --here starts one all
+the same, where the site permits it.`,
 		Example: `  salloc -N3 --mem=8G
   berth up --image app.tar
   berth run -f job.yaml
@@ -45,18 +49,19 @@ stays until then.`,
 	flags := command.Flags()
 	flags.SortFlags = false
 	addSpecFlags(flags, &spec)
+	addHereFlag(flags, &here)
 	flags.BoolVar(&env, "env", false, "print the lines that let this shell's kubectl and helm use the cluster")
 	flags.BoolVar(&foreground, launch.UpFlag, false, "do not return until the cluster has ended")
 	addProgressFlags(flags, &quiet, &verbose)
 	command.RunE = func(command *cobra.Command, _ []string) error {
 		spec.Stay = true
 		changed := changedFlags(flags, "env")
-		getenv, err := prefer(flags)
+		preferred, err := prefer(flags)
 		if err != nil {
 			return err
 		}
 		if foreground {
-			return run(command.Context(), spec, runFlags{given: given(flags)}, getenv, quiet, verbose)
+			return run(command.Context(), spec, runFlags{given: given(flags), here: here}, preferred, quiet, verbose)
 		}
 		if quiet && verbose {
 			return &usageError{errQuietVerbose}
@@ -66,8 +71,10 @@ stays until then.`,
 		log := slog.New(progress)
 		args := append([]string{"up", "--" + launch.UpFlag}, changed...)
 		facts, err := launch.Up(command.Context(), launch.Options{
-			Spec: spec, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: getenv, Report: progress.step, Log: log,
+			Spec: spec, Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr, Getenv: preferred.Getenv, Report: progress.step, Log: log,
+			Here: here, HereForbidden: preferred.forbidden["here"],
 		}, args)
+		err = explainOutside(command.Context(), err, preferred)
 		already := errors.Is(err, launch.ErrIsUp)
 		switch {
 		case already && !onlyErrIsUp(err), !already && err != nil:

@@ -11,7 +11,7 @@ import (
 
 func newWorkloadCommand() *cobra.Command {
 	var spec cluster.Spec
-	var quiet, verbose bool
+	var quiet, verbose, here bool
 	command := &cobra.Command{
 		Use:   "run-workload [flags] SCRIPT [SHARED_DIR]",
 		Short: "Run a script that was written for KSI",
@@ -48,17 +48,18 @@ host path /app.`,
 			if len(args) > 1 {
 				spec.KSI.Shared = args[1]
 			}
-			getenv, err := prefer(command.Flags())
+			preferred, err := prefer(command.Flags())
 			if err != nil {
 				return err
 			}
-			return run(command.Context(), spec, runFlags{}, getenv, quiet, verbose)
+			return run(command.Context(), spec, runFlags{here: here}, preferred, quiet, verbose)
 		},
 	}
 	flags := command.Flags()
 	flags.SortFlags = false
 	flags.SetInterspersed(false) // what follows the script is not for berth
 	addSpecFlags(flags, &spec)
+	addHereFlag(flags, &here)
 	addProgressFlags(flags, &quiet, &verbose)
 	return command
 }

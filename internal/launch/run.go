@@ -42,6 +42,11 @@ type Options struct {
 	// Own asks for a cluster of this run's own where another one stands that
 	// it could use; Keep leaves there what the run has applied.
 	Own, Keep bool
+	// Here starts a cluster on a host of a Slurm cluster outside of an allocation,
+	// too. HereForbidden names the line of the site's settings that forbids it,
+	// if there is one.
+	Here          bool
+	HereForbidden string
 	// Given are all flags that were on the command line.
 	Given []string
 	// Shape are the flags given that say what a cluster is to be like.
@@ -62,6 +67,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	}
 	if options.Keep {
 		return 0, fail(ExitUsage, errKeepsNothing)
+	}
+	if err := checkOutside(ctx, options, inJob); err != nil {
+		return 0, err
 	}
 	if inJob && (needsStep(job) || options.Spec.Stay && !isTask(job, options.Getenv)) {
 		return 0, becomeStep(ctx, options, job)

@@ -39,6 +39,9 @@ func Up(ctx context.Context, options Options, args []string) (standing.Facts, er
 	if facts, up, err := isUp(ctx, options, job, inJob); err != nil || up {
 		return facts, errors.Join(err, ErrIsUp)
 	}
+	if err := checkOutside(ctx, options, inJob); err != nil {
+		return standing.Facts{}, err
+	}
 	keeper, said, err := startUpKeeper(options, args, inJob && job.Place != slurm.PlaceShell)
 	if err != nil {
 		return standing.Facts{}, err

@@ -66,7 +66,7 @@ func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool
 	case ctx.Err() != nil:
 		return true, 0, context.Cause(ctx)
 	case hops > 0 && !ok, hops >= maxHops && head != "":
-		return true, 0, fail(ExitUnavailable, fmt.Errorf("use the cluster of job %s: it has just ended", job.ID))
+		return true, 0, fail(ExitUnavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it is that of a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
 		// What salloc starts is not on the nodes.
 		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently); err != nil || head == "" {
@@ -75,13 +75,13 @@ func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool
 	case !ok:
 		return false, 0, nil
 	}
-	if err := options.checkUse(); err != nil {
+	if err := options.CheckUse(); err != nil {
 		return true, 0, err
 	}
 	if head != "" {
 		return true, 0, becomeUser(options, job, head)
 	}
-	u := &user{Options: options, cluster: cluster}
+	u := &user{Options: options, cluster: onHead{cluster}}
 	if inJob {
 		u.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
 		ctx, giveUp := context.WithCancelCause(ctx)
@@ -116,8 +116,8 @@ func awaitHead(ctx context.Context, options Options, job string, c standing.Clus
 	return found, ok
 }
 
-// checkUse refuses what only the start of a cluster could take into account.
-func (o Options) checkUse() error {
+// CheckUse refuses what only the start of a cluster could take into account.
+func (o Options) CheckUse() error {
 	if err := o.Spec.Validate(); err != nil {
 		return fail(ExitUsage, err)
 	}
@@ -141,11 +141,27 @@ func becomeUser(options Options, job slurm.Job, head string) error {
 	return fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
 }
 
+// usable is a cluster that a run uses, and that stays.
+type usable interface {
+	AwaitReady(ctx context.Context) (standing.Facts, error)
+	Kubeconfig() string
+	// Ended is closed when the cluster is gone or cannot be reached any more, for
+	// the Reason.
+	Ended() <-chan struct{}
+	Reason() error
+	BringImages(ctx context.Context, images []string) error
+}
+
+// onHead is such a cluster on its head.
+type onHead struct{ standing.Cluster }
+
+func (onHead) Reason() error { return standing.ErrEnded }
+
 // user is a run on a cluster that stands.
 type user struct {
 	Options
 	ending
-	cluster standing.Cluster
+	cluster usable
 	client  *workload.Client
 	objects []workload.Object
 }
@@ -172,7 +188,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	go func() {
 		select {
 		case <-u.cluster.Ended():
-			giveUp(fail(ExitUnavailable, standing.ErrEnded))
+			giveUp(fail(ExitUnavailable, u.cluster.Reason()))
 		case <-ctx.Done():
 		}
 	}()

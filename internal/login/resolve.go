@@ -204,15 +204,20 @@ func (p *Place) noCluster(running, others []slurm.Queued) error {
 func describe(jobs []slurm.Queued) string {
 	var all []string
 	for _, job := range jobs {
-		state := ""
-		if job.State != slurm.Running {
-			state = ", " + strings.ToLower(job.State)
-		}
-		nodes := "nodes"
-		if job.Nodes == 1 {
-			nodes = "node"
-		}
-		all = append(all, fmt.Sprintf("%s (%s, %d %s%s)", job.Name, job.JobName, job.Nodes, nodes, state))
+		all = append(all, Describe(job))
 	}
 	return strings.Join(all, ", ")
+}
+
+// Describe names a job, with what tells it from others of its user.
+func Describe(job slurm.Queued) string {
+	state := ""
+	if job.State != slurm.Running {
+		state = ", " + strings.ToLower(job.State)
+	}
+	nodes := "nodes"
+	if job.Nodes == 1 {
+		nodes = "node"
+	}
+	return fmt.Sprintf("%s (%s, %d %s%s)", job.Name, job.JobName, job.Nodes, nodes, state)
 }

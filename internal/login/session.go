@@ -41,6 +41,9 @@ func (t Target) String() string {
 	return t.Job + "." + t.Step
 }
 
+// IsLocal reports whether the cluster is that of this machine, outside of Slurm.
+func (t Target) IsLocal() bool { return t.Job == standing.Local }
+
 // Session is a use of a tunnel. It stays open until Close.
 type Session struct {
 	Target Target

@@ -28,6 +28,8 @@ type File struct {
 	// Environment are variables that berth, and nothing that it starts for the
 	// user, sees where they are not set.
 	Environment []Entry
+	// Forbid names the options that nobody may use; only the site's file counts.
+	Forbid []Entry
 }
 
 // Entry is a line of a file.
@@ -92,8 +94,10 @@ func Parse(path string, content []byte) (*File, error) {
 			file.Options = p.entries(value)
 		case "environment":
 			file.Environment = p.entries(value)
+		case "forbid":
+			file.Forbid = p.names(value)
 		default:
-			p.fault(key, "unknown section %q: there are options and environment", key.Value)
+			p.fault(key, "unknown section %q: there are options, environment and forbid", key.Value)
 		}
 	})
 	return file, errors.Join(p.faults...)
@@ -155,5 +159,24 @@ func (p *parser) entries(section *yaml.Node) (entries []Entry) {
 		}
 		entries = append(entries, entry)
 	})
+	return entries
+}
+
+// names reads a list of options.
+func (p *parser) names(section *yaml.Node) (entries []Entry) {
+	if section.Kind == yaml.ScalarNode && section.Tag == "!!null" {
+		return nil // all of it is commented out
+	}
+	if section.Kind != yaml.SequenceNode {
+		p.fault(section, "here is to be a list of options, such as '- here'")
+		return nil
+	}
+	for _, item := range section.Content {
+		if item.Kind != yaml.ScalarNode || item.Tag == "!!null" {
+			p.fault(item, "give the name of an option")
+			continue
+		}
+		entries = append(entries, Entry{Name: item.Value, Line: item.Line})
+	}
 	return entries
 }

@@ -7,7 +7,7 @@ import (
 )
 
 func TestParse(t *testing.T) {
-	file, err := Parse("f", []byte("# ours\noptions:\n  port-range: 21000-21999\n  registry: [docker.io=http://mirror:5000, \"b=c\"]\n  no-pull: true\nenvironment:\n  # HTTP_PROXY: x\n"))
+	file, err := Parse("f", []byte("# ours\noptions:\n  port-range: 21000-21999\n  registry: [docker.io=http://mirror:5000, \"b=c\"]\n  no-pull: true\nenvironment:\n  # HTTP_PROXY: x\nforbid: [here]\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -15,11 +15,11 @@ func TestParse(t *testing.T) {
 		{Name: "port-range", Values: []string{"21000-21999"}, Line: 3},
 		{Name: "registry", Values: []string{"docker.io=http://mirror:5000", "b=c"}, List: true, Line: 4},
 		{Name: "no-pull", Values: []string{"true"}, Line: 5},
-	}}
+	}, Forbid: []Entry{{Name: "here", Line: 8}}}
 	if !reflect.DeepEqual(file, want) {
 		t.Errorf("got %+v, want %+v", file, want)
 	}
-	for _, empty := range []string{"", "# nothing\n", "options:\n"} {
+	for _, empty := range []string{"", "# nothing\n", "options:\n", "forbid:\n"} {
 		if file, err := Parse("f", []byte(empty)); err != nil || len(file.Options) != 0 {
 			t.Errorf("%q: %+v, %v", empty, file, err)
 		}
@@ -28,12 +28,13 @@ func TestParse(t *testing.T) {
 
 // TestMistakes: all of them at once, each with its line.
 func TestMistakes(t *testing.T) {
-	_, err := Parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\n---\nk: l\n"))
+	_, err := Parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\nforbid: here\n---\nk: l\n"))
 	want := []string{
 		"f:1: a second document; there is to be one",
-		`f:1: unknown section "option": there are options and environment`,
+		`f:1: unknown section "option": there are options, environment and forbid`,
 		"f:5: a is there twice", "f:6: d has no value", "f:7: e is to have a value, or a list of them",
 		"f:8: h is to be a list of single values", "f:9: here are to be lines of the form 'name: value'",
+		"f:10: here is to be a list of options, such as '- here'",
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {
 		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/slurm"
 )
 
 // sessionsPeriod is how often it is looked whether a user's last session has
@@ -42,7 +43,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 		if err != nil {
 			return nil, fmt.Errorf("ask the kernel which job the session is in: %w", err)
 		}
-		adopter := jobOf(string(groups))
+		adopter := slurm.JobOfGroups(string(groups))
 		switch declined, err := d.declined(adopter, uid); {
 		case err != nil:
 			return nil, err
@@ -114,20 +115,6 @@ func (d *Daemon) keepGroup(session *os.File, group string) error {
 		err = file.Truncate(int64(len(group)))
 	}
 	return errors.Join(err, file.Close())
-}
-
-// jobOf is the job in whose control group Slurm has a process, 0 where there is none, by its /proc/PID/cgroup.
-// pam_slurm_adopt has Slurm put sshd's into that of a job that it chooses among the user's, and not always the newest.
-// Slurm's paths end in uid_1000/job_7/step_extern/task_4294967295 by version 1, in job_7/step_extern/user/task_special
-// by version 2.
-func jobOf(groups string) uint32 {
-	for part := range strings.FieldsFuncSeq(groups, func(r rune) bool { return r == '/' || r == '\n' }) {
-		text, named := strings.CutPrefix(part, "job_")
-		if job, err := strconv.ParseUint(text, 10, 32); named && err == nil {
-			return uint32(job)
-		}
-	}
-	return 0
 }
 
 // choose a job of a user's on this node: the one that has adopted the session, as it ends with that, or where none has

@@ -66,18 +66,6 @@ func TestUsersDoNotWaitForTheEndOfOthersSessions(t *testing.T) {
 }
 
 func TestSessionsAreInTheJobThatHasAdoptedThem(t *testing.T) {
-	for groups, want := range map[string]uint32{
-		"11:memory:/slurm/uid_1001/job_7/step_extern/task_4294967295\n1:name=systemd:/daemons\n0::/daemons\n": 7,
-		"12:devices:/\n11:memory:/slurm_n1/uid_1001/job_4294967295/step_extern\n":                             4294967295,
-		"0::/system.slice/slurmstepd.scope/job_8/step_extern/user/task_special\n":                             8,
-		"0::/user.slice/job_x/job_/job_-1/job_4294967296/job\n":                                               0,
-		"": 0,
-	} {
-		if job := jobOf(groups); job != want {
-			t.Errorf("in %q: job %d, want %d", groups, job, want)
-		}
-	}
-
 	d := &Daemon{local: map[string]*localPod{}}
 	for _, a := range []site.Allocation{{Job: 7, UID: 1001, After: 7}, {Job: 8, UID: 1001, After: 8}, {Job: 9, UID: 1002, After: 9}, {Login: "n1", UID: 1001, After: 10}} {
 		d.local[a.ID()] = &localPod{Allocation: a, ready: true}

@@ -25,6 +25,19 @@ func IntoCommand(job, node string, heterogeneous bool, program ...string) []stri
 	return append(command, program...)
 }
 
+// UseCommand returns the srun command line that runs a program once on one node of
+// a running job, from outside of it, with all that the job has there; streams and
+// Ctrl-C are as with StepCommand. The environment is that of IntoEnv.
+func UseCommand(job, node string, heterogeneous bool, program ...string) []string {
+	command := []string{
+		"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--nodelist=" + node, "--ntasks=1", "--mem=0", "--unbuffered", "--disable-status",
+	}
+	if heterogeneous {
+		command = append(command, "--het-group=0")
+	}
+	return append(command, program...)
+}
+
 // IsHeterogeneous tells from what srun says whether it refused a command of
 // IntoCommand because the job is heterogeneous.
 func IsHeterogeneous(said string) bool { return strings.Contains(said, "hetjob components") }

@@ -29,6 +29,8 @@ begin() {
 	# expect the first ones.
 	case $1 in srun | salloc | sbatch) await_no_jobs 5 --states=CG ;; esac
 	: >"$out/$name"
+	# A compute node outside of a job is as a machine without Slurm would be.
+	[[ $host == login ]] || set -- env BERTH_HERE=true "$@"
 	timeout -k 1 300 "$bed" run --user "$user" "$host" env PATH=/srv/ends/dist/bin:/usr/bin:/bin:/usr/sbin:/sbin \
 		sh -c '"$@"; exit $?' sh "$@" >"$out/$name" 2>&1 </dev/null &
 	pids[$name]=$!

@@ -247,3 +247,53 @@ reaches_notebook() {
 	into asked alice kubectl "$element" get pod notebook
 	wait "${pids[asked]}" && grep -q 1/1 "$out/asked"
 }
+
+# berth run with the cluster of a job, and without any: a login host is no place for one.
+reach_run() {
+	local id idle=30s site=/var/tmp/berth-bed/$BED_NAME/etc/berth/config.yaml line refused='is in no allocation, so no cluster is started here'
+	asks 78 "$refused" alice run -- true
+	asks 78 '--here starts one on this host' alice up
+	begin n alice n1 env BERTH_HERE=false berth run -- true # a compute node is no other place
+	ends n 78
+	begin h alice login berth run --here -- sh -c 'echo on $(hostname)'
+	ends h 0
+	says h 'on login'
+	printf 'forbid:\n- here\n' >"$site"
+	asks 78 'the site forbids --here (/etc/berth/config.yaml:2)' alice run --here -- true
+	begin f alice login env BERTH_HERE=true BERTH_CONFIG=/dev/null berth up
+	ends f 78
+	never_says f 'all the same'
+	: >"$site"
+	# On a cluster of berth run: what it applies, and nothing else.
+	notebook a
+	id=$(job_named a)
+	asks 78 "your clusters that run: $id (a, 2 nodes)" alice run -- true
+	asks 0 started alice run "$id" -f $here/exit.yaml
+	begin e alice login sh -c "sed 's/\"0\"/\"5\"/' $here/exit.yaml | BERTH_JOB=$id BERTH_TUNNEL_IDLE=2s berth run -f -"
+	ends e 5
+	asks 0 'No resources' alice kubectl "$id" get jobs
+	asks 69 'takes neither commands nor images of other runs' alice run "$id" -- true
+	asks 64 'belongs to its start' alice run "$id" --ha -f $here/exit.yaml
+	begin m alice login env BERTH_JOB=99999 berth run -f $here/exit.yaml
+	ends m 66
+	says m 'BERTH_JOB names it'
+	"$bed" run --user alice login scancel "$id"
+	ends a 143 15 1 137
+	# On one of berth up: a command on its head, images, and an end in order.
+	begin u alice login salloc -N2 --mem=1500 --job-name=u bash -c 'berth up && echo stands && until [ -e ended ]; do sleep 0.1; done; rm ended'
+	says u stands
+	id=$(job_named u)
+	begin c alice login sh -c "echo given | BERTH_TUNNEL_IDLE=2s berth run $id -- sh -c 'cat; hostname; kubectl get nodes -o name; exit 7'"
+	ends c 7
+	for line in given n1 node/n2; do says c $line; done
+	asks 66 'no tar archive' alice run --job "$id" --image $here/exit.yaml -f $here/exit.yaml
+	into l alice run "$id" --image $image -f $here/loop.yaml
+	says l started
+	on_login pkill -TERM -f '^berth run '
+	ends l 143
+	says l 'ended in order'
+	asks 0 'No resources' alice kubectl "$id" get pods
+	"$bed" run --user alice login touch ended
+	ends u 0
+	poll 40 no_tunnel || fail "a tunnel outlives its job"
+}

@@ -29,6 +29,8 @@ const (
 	// envShared is a folder that all nodes see, on a host where jobs are
 	// submitted.
 	envShared = "BERTH_SHARED"
+	// envHere is berth's own: clusters start on a compute node outside of a job.
+	envHere = "BERTH_HERE"
 )
 
 // TestMain catches SIGINT, so that the programs of a story start with its
@@ -59,6 +61,7 @@ func TestStories(t *testing.T) {
 			env.Setenv("SHARED", os.Getenv(envShared))
 			env.Setenv("ARCHIVE", os.Getenv(envArchive))
 			env.Setenv("USER", os.Getenv("USER"))
+			env.Setenv(envHere, os.Getenv(envHere))
 			before, err := snapshot()
 			if err != nil {
 				return err

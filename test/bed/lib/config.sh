@@ -2,7 +2,7 @@
 # The files of $state/etc, which lie over the machine's own /etc in each host.
 
 write_config() {
-	mkdir -p "$state"/{etc/slurm,etc/munge,log,pid,home,disk,web}
+	mkdir -p "$state"/{etc/slurm,etc/munge,etc/berth,log,pid,home,disk,web}
 	chmod 755 "$state" "$state"/*
 	[[ $SHARED == off ]] || install -d -m 1777 "$state/shared"
 	local name
@@ -13,6 +13,7 @@ write_config() {
 	write_users
 	write_names
 	write_ldap
+	: >"$state/etc/berth/config.yaml" # hosts see what is written into it later, but no new file
 	slurm_conf >"$state/etc/slurm/slurm.conf"
 	cgroup_conf >"$state/etc/slurm/cgroup.conf"
 	echo "$BED_PLUGSTACK" >"$state/etc/slurm/plugstack.conf"

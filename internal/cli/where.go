@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/login"
+)
+
+// splitRun splits the arguments of berth run into the job, which --job names as
+// well, and the command after '--'. dash counts the arguments before that, and is
+// negative where there is none.
+func splitRun(job string, args []string, dash int) (string, []string, error) {
+	before, command := args, []string(nil)
+	if dash >= 0 {
+		before, command = args[:dash], args[dash:]
+	}
+	named, rest := takeJob(before)
+	switch {
+	case len(rest) > 0:
+		return "", nil, &usageError{fmt.Errorf("unexpected argument %q: a job has a number, such as 12, 12_3 or 12.0, and a command comes after '--'", rest[0])}
+	case named != "" && job != "" && named != job:
+		return "", nil, &usageError{fmt.Errorf("two jobs are named: %s and --job %s", named, job)}
+	case named == "":
+		named = job
+	}
+	if named != "" && !login.IsJobName(named) {
+		return "", nil, &usageError{fmt.Errorf("--job %q: a job has a number, such as 12, 12_3 or 12.0", named)}
+	}
+	return named, command, nil
+}
+
+// target returns the job whose cluster is to be used, empty where the run is for
+// the cluster of this allocation or of this machine, or for its own. BERTH_JOB is
+// for commands outside of an allocation only: jobs inherit it from the shell that
+// has submitted them.
+func (f runFlags) target(getenv func(string) string) string {
+	if f.job != "" || f.own || f.here || getenv("SLURM_JOB_ID") != "" {
+		return f.job
+	}
+	if job := getenv(login.EnvJob); !(login.Target{Job: job}).IsLocal() {
+		return job
+	}
+	return ""
+}
+
+// runInJob runs a workload on the cluster that the user has in a job.
+func runInJob(command *cobra.Command, job string, spec cluster.Spec, use runFlags, getenv func(string) string, quiet, verbose bool) error {
+	ctx := command.Context()
+	if use.own || use.here {
+		return &usageError{errors.New("--own-cluster and --here start a cluster, and a run with JOB uses the one in that job: give one of them")}
+	}
+	return withProgress(quiet, verbose, func(progress *progress) (int, error) {
+		options := runOptions(spec, use, getenv, progress, "")
+		if err := options.CheckUse(); err != nil {
+			return 0, err
+		}
+		place, err := login.NewPlace(getenv)
+		if err != nil {
+			return 0, err
+		}
+		session, err := connect(ctx, place, job)
+		if err != nil {
+			if use.job == "" {
+				err = fmt.Errorf("%w; %s names it, and 'unset %s' forgets it", err, login.EnvJob, login.EnvJob)
+			}
+			return 0, err
+		}
+		defer session.Close()
+		if session.Target.IsLocal() {
+			return launch.UseLocal(ctx, options)
+		}
+		program, err := remoteProgram(getenv)
+		if err != nil {
+			return 0, err
+		}
+		there := launch.JobCluster{
+			Job: session.Target.Job, Head: session.Node, Program: program,
+			Kubeconfig: session.Kubeconfig, Cache: session.Cache, Bin: session.Bin,
+			Lost: session.Lost(), Why: session.Check,
+		}
+		words := append([]string{"run"}, changedFlags(command.Flags(), "job")...)
+		return launch.UseJob(ctx, options, there, words)
+	})
+}
+
+func connect(ctx context.Context, place *login.Place, job string) (*login.Session, error) {
+	target, err := place.Resolve(ctx, job)
+	if err != nil {
+		return nil, err
+	}
+	return place.Connect(ctx, target)
+}
+
+// remoteProgram returns berth's own file on the nodes.
+func remoteProgram(getenv func(string) string) (string, error) {
+	if path := getenv(login.EnvRemotePath); path != "" {
+		return path, nil
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find berth's own file: %w", err)
+	}
+	return self, nil
+}
+
+// listLimit bounds the search for clusters to name in a message.
+const listLimit = 5 * time.Second
+
+// explainOutside adds to the refusal of a cluster outside of an allocation what the
+// user can do instead, with the clusters that run. Other errors stay.
+func explainOutside(ctx context.Context, err error, preferred *preferences) error {
+	if !errors.Is(err, launch.ErrOutside) {
+		return err
+	}
+	advice := "; submit a job ('berth submit ...', 'srun -N1 berth run ...'), get an allocation ('salloc'), or run on a cluster in a job ('berth run JOB ...')"
+	if clusters := runningClusters(ctx, preferred); len(clusters) > 0 {
+		advice += "; your clusters that run: " + strings.Join(clusters, ", ")
+	}
+	if preferred.forbidden["here"] == "" {
+		advice += "; --here starts one on this host all the same"
+	}
+	return &launch.Failure{Code: launch.ExitCode(err), Err: fmt.Errorf("%w%s", err, advice)}
+}
+
+// runningClusters describes the user's clusters in jobs. Where Slurm does not answer
+// there are none.
+func runningClusters(ctx context.Context, preferred *preferences) (all []string) {
+	place, err := login.NewPlace(preferred.Getenv)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, listLimit)
+	defer cancel()
+	found, err := place.Clusters(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, f := range found {
+		if f.Session == nil {
+			continue
+		}
+		f.Session.Close()
+		if !(login.Target{Job: f.Job.ID}).IsLocal() {
+			all = append(all, login.Describe(f.Job))
+		}
+	}
+	return all
+}

@@ -1,0 +1,46 @@
+package launch
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/cluster"
+)
+
+// TestNoClusterStartsOnALoginHost: nor on a compute node outside of a job, unless
+// the user asks for it and the site permits it.
+func TestNoClusterStartsOnALoginHost(t *testing.T) {
+	conf := filepath.Join(t.TempDir(), "slurm.conf")
+	if err := os.WriteFile(conf, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	options := Options{
+		Spec:   cluster.Spec{Command: []string{"true"}, NodesPerHost: 1},
+		Getenv: func(name string) string { return map[string]string{"SLURM_CONF": conf}[name] },
+	}
+	refused := func(what string, options Options, wants bool, text string) {
+		t.Helper()
+		err := checkOutside(t.Context(), options, false)
+		if errors.Is(err, ErrOutside) != wants || wants && (ExitCode(err) != ExitConfig || !strings.Contains(err.Error(), text)) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	refused("a login host", options, true, "in no allocation")
+	if err := checkOutside(t.Context(), options, true); err != nil {
+		t.Errorf("in a job: %v", err)
+	}
+	options.Here = true
+	refused("with --here", options, false, "")
+	options.HereForbidden = "/etc/berth/config.yaml:2"
+	refused("with --here, which is forbidden", options, true, "the site forbids --here (/etc/berth/config.yaml:2)")
+	options.Spec = cluster.Spec{NodesPerHost: 1}
+	if err := checkOutside(t.Context(), options, false); ExitCode(err) != ExitUsage {
+		t.Errorf("nothing to run: %v", err)
+	}
+	if _, err := Up(t.Context(), Options{Spec: cluster.Spec{Stay: true, NodesPerHost: 1}, Getenv: options.Getenv}, nil); !errors.Is(err, ErrOutside) {
+		t.Errorf("berth up: %v", err)
+	}
+}

@@ -1,0 +1,129 @@
+package launch
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+
+	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/standing"
+)
+
+// JobCluster is a cluster in a job, as programs outside of the job reach it.
+type JobCluster struct {
+	// Job is Slurm's number of the job.
+	Job string
+	// Head is the node with the API server, and Program berth's own file there.
+	Head, Program string
+	// Kubeconfig, Cache and Bin are as in standing.Facts, on this host.
+	Kubeconfig, Cache, Bin string
+	// Lost is closed when the cluster cannot be reached any more; Why returns the
+	// reason.
+	Lost <-chan struct{}
+	Why  func() error
+}
+
+// UseJob runs a workload on a cluster in a job. A command runs on the head, where
+// the job's processors and memory are: this process becomes a step of the job,
+// whose berth gets the given arguments and the command. Manifests are applied and
+// followed from here.
+func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (int, error) {
+	there := jobCluster{c, options}
+	if len(options.Spec.Command) == 0 {
+		u := &user{Options: options, cluster: there}
+		return u.run(ctx)
+	}
+	command, err := there.step(ctx, append(append(args, "--"), options.Spec.Command...)...)
+	if err != nil {
+		return 0, err
+	}
+	options.Log.Debug("starting a step on " + c.Head + ", the head of the cluster of job " + c.Job)
+	return 0, fail(ExitUnavailable, fmt.Errorf("start %s: %w", command.Path, syscall.Exec(command.Path, command.Args, command.Env)))
+}
+
+// UseLocal runs a workload on the cluster that 'berth up' has started on this
+// machine outside of Slurm.
+func UseLocal(ctx context.Context, options Options) (int, error) {
+	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), standing.Local)
+	if !ok {
+		return 0, fail(ExitUnavailable, standing.ErrEnded)
+	}
+	u := &user{Options: options, cluster: onHead{cluster}}
+	return u.run(ctx)
+}
+
+// jobCluster is a cluster that a run uses by a tunnel.
+type jobCluster struct {
+	JobCluster
+	options Options
+}
+
+func (c jobCluster) AwaitReady(context.Context) (standing.Facts, error) {
+	return standing.Facts{Job: c.Job, Cache: c.Cache, Bin: c.Bin}, nil
+}
+
+func (c jobCluster) Kubeconfig() string     { return c.JobCluster.Kubeconfig }
+func (c jobCluster) Ended() <-chan struct{} { return c.Lost }
+func (c jobCluster) Reason() error          { return c.Why() }
+
+// BringImages has a step on the head bring them, which sees the files that the head
+// sees: only there a cluster takes images.
+func (c jobCluster) BringImages(ctx context.Context, images []string) error {
+	args := []string{"run", "--quiet"}
+	for _, image := range images {
+		args = append(args, "--image="+image)
+	}
+	command, err := c.step(ctx, append(args, "--", "true")...)
+	if err != nil {
+		return err
+	}
+	var said bytes.Buffer
+	command.Stderr = &said
+	err = command.Run()
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case errors.As(err, &exit) && exit.ExitCode() > 0:
+		return &standing.Refusal{Code: exit.ExitCode(), Text: "bring images to the cluster of job " + c.Job + ": " + own(said.String())}
+	case err != nil:
+		return fmt.Errorf("bring images to the cluster of job %s: %w", c.Job, err)
+	}
+	return nil
+}
+
+// own returns what a berth in a step says, in one line, without what srun adds.
+func own(said string) string {
+	var lines []string
+	for line := range strings.Lines(said) {
+		if text, ok := strings.CutPrefix(strings.TrimSpace(line), "berth: "); ok {
+			lines = append(lines, text)
+		}
+	}
+	if len(lines) == 0 {
+		return strings.TrimSpace(said)
+	}
+	return strings.Join(lines, "; ")
+}
+
+// step returns a command that runs berth on the head, as a user of the cluster that
+// stands there.
+func (c jobCluster) step(ctx context.Context, args ...string) (*exec.Cmd, error) {
+	heterogeneous, err := slurm.HasComponents(ctx, c.Job, slurm.AskPatiently)
+	if err != nil {
+		return nil, fail(ExitUnavailable, fmt.Errorf("ask Slurm for job %s: %w", c.Job, err))
+	}
+	words := slurm.UseCommand(c.Job, c.Head, heterogeneous, append([]string{c.Program}, args...)...)
+	command := exec.CommandContext(ctx, words[0], words[1:]...)
+	if command.Err != nil {
+		return nil, fail(ExitUnavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", c.Job, command.Err))
+	}
+	command.Env = append(slurm.IntoEnv(os.Environ()), c.options.hop())
+	return command, nil
+}
