@@ -96,6 +96,7 @@ func (s *stuckPods) handleControllerEvent(event *corev1.Event, now time.Time) {
 			policy = crowded
 		}
 		w.event = s.newTrouble(kind{classCreation, policy, otherPatience}, stageScheduling, w.name, event.Reason, event.Message)
+		w.repeated = now
 	case event.Reason == "SuccessfulCreate":
 		w.event = nil
 	}

@@ -54,6 +54,10 @@ const (
 	// nineteenth hour of a job.
 	successorPatience = 5 * time.Minute
 	successorAge      = time.Minute
+	// unrepeatedPatience is for troubles with passingWords that are not repeated.
+	// The kubelet tries again after 0.5, 1, 2, 4, 8, ... s, or 10 to 15 s, but
+	// client-go drops events of a pod beyond 25.
+	unrepeatedPatience = time.Minute
 	// unseenPatience is for an event whose pod has not been seen.
 	unseenPatience = time.Minute
 )
@@ -215,6 +219,10 @@ func (s *stuckPods) newTrouble(row kind, reached stage, object, reason, message 
 	t.needsPod = row.class == classNeeds && row.policy == mendable || says(message, onlyPodsBring)
 	return t
 }
+
+// passingWords are the words of troubles of a busy node, which the next attempt may
+// not have.
+const passingWords = "timed out|context deadline exceeded|failed to sync|not registered|connection refused|is reserved for"
 
 // onlyPodsBring are the words about what no controller of Kubernetes creates a
 // moment later: another pod may.

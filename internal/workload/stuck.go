@@ -48,6 +48,9 @@ type waiting struct {
 	// since is when the trouble began, by its class.
 	since time.Time
 	class class
+	// repeated is the time of the latest event of trouble: one that has passed is
+	// not repeated, and nothing else may show that it has passed.
+	repeated time.Time
 	// followed: the pod belongs to the workload.
 	followed    bool
 	tolerations []corev1.Toleration
@@ -191,6 +194,9 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 		if t.needsPod && s.nothingLives() {
 			patience = min(patience, idlePatience)
 		}
+	}
+	if t == w.event && says(t.err.Message, passingWords) && w.repeated.Sub(w.since) < patience/2 {
+		patience = unrepeatedPatience
 	}
 	return since, now.Sub(since) >= patience
 }
@@ -362,6 +368,7 @@ func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 		w.event = nil
 		if row.trouble.class != "" {
 			w.event = s.newTrouble(row.trouble, row.stage, "pod "+object.Name, event.Reason, event.Message)
+			w.repeated = now
 		}
 	}
 	w.settle(now)

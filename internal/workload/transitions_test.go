@@ -290,6 +290,26 @@ func TestIdsThatTheNodesLack(t *testing.T) {
 	}
 }
 
+// A mount failed once and was repaired; the sandbox takes its time on a full node.
+func TestATroubleThatIsNotRepeatedGetsMoreTime(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := stuckOwner("Pod")
+	s.handlePod(creatingPod("Pod"), start)
+	mount := signal{reason: "FailedMount", event: true, message: "failed to sync configmap cache: timed out waiting for the condition"}
+	mount.send(s, "Pod", start)
+	mount.send(s, "Pod", start.Add(2*time.Second))
+	if err := s.overdue(start.Add(unrepeatedPatience - time.Second)); err != nil {
+		t.Error(err)
+	}
+	if err := s.overdue(start.Add(unrepeatedPatience)); err == nil {
+		t.Error("waits for ever")
+	}
+	mount.send(s, "Pod", start.Add(15*time.Second))
+	if err := s.overdue(start.Add(otherPatience)); err == nil {
+		t.Error("waits although the kubelet has tried again")
+	}
+}
+
 func TestAReplicaThatCannotStartIsToldOfWhereAnotherRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for owner, ends := range map[string]bool{"Job": true, "Deployment": false, "StatefulSet": false, "DaemonSet": false} {
