@@ -7,6 +7,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -19,11 +20,13 @@ import (
 )
 
 // Variables that the shim sets: where a Switch takes filters, what it is told of
-// the pod, none for a pod without the fast path, and whether there is one node.
+// the pod, none for a pod without the fast path, whether there is one node, and
+// the memory in bytes that each container may use.
 const (
 	socketVariable = "BERTH_FAST_PATH"
 	podVariable    = "BERTH_FAST_PATH_POD"
 	aloneVariable  = "BERTH_FAST_PATH_ALONE"
+	memoryVariable = "BERTH_MEMORY_OF_CONTAINERS"
 )
 
 func main() {
@@ -34,7 +37,7 @@ func main() {
 func run() error {
 	runtime.LockOSThread()
 	if pod := os.Getenv(podVariable); pod != "" && startsProcess(os.Args) {
-		if err := fastpath.Confine(os.Getenv(socketVariable), pod, os.Getenv(aloneVariable) != ""); err != nil {
+		if err := fastpath.Confine(os.Getenv(socketVariable), pod, os.Getenv(aloneVariable) != "", memoryOf(os.Args[len(os.Args)-1])); err != nil {
 			return err
 		}
 	}
@@ -43,6 +46,16 @@ func run() error {
 		return fmt.Errorf("find runc: %w", err)
 	}
 	return fmt.Errorf("become %s: %w", path, unix.Exec(path, os.Args, os.Environ()))
+}
+
+// memoryOf returns the memory of a container, whose id ends the command line of
+// runc; 0 where nothing is said of it.
+func memoryOf(id string) uint64 {
+	var all map[string]uint64
+	if err := json.Unmarshal([]byte(os.Getenv(memoryVariable)), &all); err != nil {
+		return 0
+	}
+	return all[id]
 }
 
 // startsProcess tells whether runc is to make a container or a process in one.

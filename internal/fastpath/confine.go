@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -14,9 +15,13 @@ import (
 // all that it starts, and delivers its descriptor to a Switch at a unix socket,
 // as a runtime does that is told of linux.seccomp.listenerPath. The thread must
 // be locked. From then on its calls wait for the Switch, whose cluster has no
-// other node where it is alone.
-func Confine(socket, metadata string, alone bool) error {
-	return confine(socket, metadata, rules{alone: alone})
+// other node where alone is set. With memory, in bytes, sysinfo(2) tells of that
+// instead of the machine's.
+func Confine(socket, metadata string, alone bool, memory uint64) error {
+	if memory > 0 {
+		metadata += " " + strconv.FormatUint(memory, 10)
+	}
+	return confine(socket, metadata, rules{alone: alone, memory: memory > 0})
 }
 
 func confine(socket, metadata string, r rules) error {

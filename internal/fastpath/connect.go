@@ -24,6 +24,8 @@ func (s *Switch) handle(t *trap) {
 		s.listen(t)
 	case unix.SYS_SECCOMP:
 		s.nested(t)
+	case unix.SYS_SYSINFO:
+		s.sysinfo(t)
 	default:
 		t.pass()
 	}

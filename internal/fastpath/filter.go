@@ -39,6 +39,8 @@ type rules struct {
 	// alone: connections of other pods come from no Switch, so accept is the
 	// kernel's.
 	alone bool
+	// memory: sysinfo(2) is answered with the container's memory.
+	memory bool
 	// The others are for tests that show why something is there.
 	allowFastOpen, allowForeign, allowRings bool
 }
@@ -65,6 +67,9 @@ func filter(r rules) []unix.SockFilter {
 	p.whenFlag(unix.SYS_SECCOMP, 1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, unix.SECCOMP_RET_USER_NOTIF)
 	for _, call := range trapped(r.alone) {
 		p.when(call, unix.SECCOMP_RET_USER_NOTIF)
+	}
+	if r.memory {
+		p.when(unix.SYS_SYSINFO, unix.SECCOMP_RET_USER_NOTIF)
 	}
 	if !r.allowRings {
 		for _, call := range ringCalls() {

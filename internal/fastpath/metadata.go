@@ -1,7 +1,9 @@
 package fastpath
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 
@@ -15,6 +17,9 @@ type Metadata struct {
 	Address, Address6 netip.Addr
 	// Network is the cookie of its network namespace (SO_NETNS_COOKIE).
 	Network uint64
+	// Memory is the memory in bytes that sysinfo(2) tells its programs; 0 leaves
+	// the call to the kernel.
+	Memory uint64
 }
 
 // MarshalText is how the runtime writes it.
@@ -23,13 +28,18 @@ func (m Metadata) MarshalText() ([]byte, error) {
 	if m.Address6.IsValid() {
 		addresses += "," + m.Address6.String()
 	}
-	return fmt.Appendf(nil, "%s %d", addresses, m.Network), nil
+	text := fmt.Appendf(nil, "%s %d", addresses, m.Network)
+	if m.Memory > 0 {
+		text = fmt.Appendf(text, " %d", m.Memory)
+	}
+	return text, nil
 }
 
 // UnmarshalText is the reverse.
 func (m *Metadata) UnmarshalText(text []byte) error {
 	var addresses string
-	if _, err := fmt.Sscanf(string(text), "%s %d", &addresses, &m.Network); err != nil {
+	// The last number need not be there.
+	if n, err := fmt.Sscan(string(text), &addresses, &m.Network, &m.Memory); n < 2 || n == 2 && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read what a container is (%q): %w", text, err)
 	}
 	four, six, both := strings.Cut(addresses, ",")

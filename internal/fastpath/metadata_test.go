@@ -9,6 +9,7 @@ func TestMetadataSaysWhichPodItIs(t *testing.T) {
 	four, six := netip.MustParseAddr("10.42.0.7"), netip.MustParseAddr("fd42::7")
 	for text, want := range map[string]Metadata{
 		"10.42.0.7 4711":         {Address: four, Network: 4711},
+		"10.42.0.7 4711 1048576": {Address: four, Network: 4711, Memory: 1 << 20},
 		"10.42.0.7,fd42::7 4711": {Address: four, Address6: six, Network: 4711},
 	} {
 		var got Metadata
@@ -19,7 +20,7 @@ func TestMetadataSaysWhichPodItIs(t *testing.T) {
 			t.Errorf("%+v is written %q, %v, want %q", want, back, err, text)
 		}
 	}
-	for _, text := range []string{"", "10.42.0.7", "fd42::7 1", "10.42.0.7, 1", "10.42.0.7,10.42.0.8 1", "10.42.0.7,fd42::7,fd42::8 1", "10.42.0.7 -1"} {
+	for _, text := range []string{"", "10.42.0.7", "fd42::7 1", "10.42.0.7, 1", "10.42.0.7,10.42.0.8 1", "10.42.0.7,fd42::7,fd42::8 1", "10.42.0.7 -1", "10.42.0.7 1 x"} {
 		var got Metadata
 		if err := got.UnmarshalText([]byte(text)); err == nil {
 			t.Errorf("%q is %+v", text, got)

@@ -47,7 +47,7 @@ func (p *labPod) start(name string, args ...string) *app {
 	t.Helper()
 	begin := StartArgs{Pod: p.name, Program: append([]string{name}, args...), Env: []string{asRole + "=" + roleProgram}}
 	if !p.plain {
-		encoded, _ := json.Marshal([]bool{p.rules.allowFastOpen, p.rules.allowForeign, p.rules.allowRings})
+		encoded, _ := json.Marshal([]bool{p.rules.allowFastOpen, p.rules.allowForeign, p.rules.allowRings, p.rules.memory})
 		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.six.String(), "RULES=" + string(encoded)}
 	}
 	started := &app{pod: p, all: begin.Program}
@@ -131,7 +131,11 @@ func runLaunch() error {
 	if err != nil {
 		return err
 	}
-	metadata, err := Metadata{address, six, network}.MarshalText()
+	about := Metadata{Address: address, Address6: six, Network: network}
+	if left[3] {
+		about.Memory = labMemory
+	}
+	metadata, err := about.MarshalText()
 	if err != nil {
 		return err
 	}
@@ -140,7 +144,7 @@ func runLaunch() error {
 			return err
 		}
 	}
-	if err := confine(os.Getenv("CONTAINERS"), string(metadata), rules{allowFastOpen: left[0], allowForeign: left[1], allowRings: left[2]}); err != nil {
+	if err := confine(os.Getenv("CONTAINERS"), string(metadata), rules{allowFastOpen: left[0], allowForeign: left[1], allowRings: left[2], memory: left[3]}); err != nil {
 		return err
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asRole+"=") })

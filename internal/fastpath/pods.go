@@ -137,7 +137,7 @@ func (s *Switch) takeDelivery(fd int) error {
 		return errStateFull
 	}
 	r.fd, r.local, r.cookie = int32(fds[0]), packEnd(netip.AddrPortFrom(about.Address, 0)), about.Network
-	r.peer = packEnd(netip.AddrPortFrom(about.Address6, 0))
+	r.peer, r.memory = packEnd(netip.AddrPortFrom(about.Address6, 0)), about.Memory
 	_, err = s.adopt(r)
 	return err
 }

@@ -89,6 +89,8 @@ type record struct {
 	outside bool
 	call    linux.Notification
 	cookie  uint64
+	// memory of a container in bytes, for sysinfo(2); 0 leaves the call to the kernel.
+	memory uint64
 
 	local, peer, target, hostLocal, hostPeer end
 	asked                                    [preambleLen]byte

@@ -50,6 +50,8 @@ type Service struct {
 
 	mu         sync.Mutex
 	containers map[string]*container
+	// memory holds the answer of sysinfo(2) for each container, in bytes.
+	memory map[string]uint64
 }
 
 // container is what the wrapper remembers of one.
@@ -106,6 +108,7 @@ func New(ctx context.Context, c Config) *Service {
 		cpus:             c.CPUs,
 		machine:          c.Machine,
 		containers:       map[string]*container{},
+		memory:           map[string]uint64{},
 	}
 	s.namespace, _ = namespaces.Namespace(ctx)
 	s.meter = &meter{service: s, ran: map[int]time.Duration{}}
@@ -159,12 +162,14 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if r.Options, err = runcOptions(runc); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
+	s.tellMemory(r.ID, &container{Container: adapted})
 	cpus := s.chooseCPUs(r.ID, adapted)
 	response, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
 		s.releaseCPUs(r.ID)
 		s.created(r.ID)
 		s.forgetView(r.ID)
+		s.tellMemory(r.ID, nil)
 		return nil, err
 	}
 	if err := s.leaveNotices(r.ID, adapted); err != nil {
@@ -218,6 +223,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		s.mu.Unlock()
 		s.releaseCPUs(r.ID)
 		s.forgetView(r.ID)
+		s.tellMemory(r.ID, nil)
 		s.watcher.Set(r.ID, 0)
 	}
 	return response, err

@@ -43,6 +43,7 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*pt
 	// Last: a limit below its use ends the container at once.
 	if limited {
 		s.limit(r.ID, c, memory)
+		s.tellMemory(r.ID, c)
 	}
 	return &ptypes.Empty{}, nil
 }

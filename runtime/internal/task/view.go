@@ -1,6 +1,7 @@
 package task
 
 import (
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"time"
@@ -65,6 +66,37 @@ func (s *Service) showLimits(id string, c *container) []specs.Mount {
 	return mounts
 }
 
+// memoryVariable tells berth-runc the memory, in bytes, that each container of
+// the pod sees. The shim's environment is runc's.
+const memoryVariable = "BERTH_MEMORY_OF_CONTAINERS"
+
+// tellMemory has sysinfo(2) tell of the memory that a container sees, in
+// processes that are started from now on. A running process keeps the earlier number.
+func (s *Service) tellMemory(id string, c *container) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c == nil || !c.SeesLimits {
+		delete(s.memory, id)
+	} else {
+		s.memory[id] = s.memoryOf(c)
+	}
+	text, err := json.Marshal(s.memory)
+	if err == nil {
+		err = os.Setenv(memoryVariable, string(text))
+	}
+	if err != nil {
+		s.log.Warn("sysinfo(2) tells of the machine", "container", id, "error", err)
+	}
+}
+
+// memoryOf is called with s.mu held.
+func (s *Service) memoryOf(c *container) uint64 {
+	if c.MemoryLimit > 0 {
+		return min(s.machine.Memory, uint64(c.MemoryLimit))
+	}
+	return s.machine.Memory
+}
+
 // created takes the mount of a view away, which the container has bound or will
 // never bind: it must not stay when the shim is killed.
 func (s *Service) created(id string) {
@@ -93,10 +125,7 @@ func endViews(dir string) {
 func (s *Service) limits(c *container) resourceview.Limits {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := resourceview.Limits{Memory: s.machine.Memory, MilliCPU: c.CPULimit, CPUs: c.cpus}
-	if c.MemoryLimit > 0 {
-		l.Memory = min(l.Memory, uint64(c.MemoryLimit))
-	}
+	l := resourceview.Limits{Memory: s.memoryOf(c), MilliCPU: c.CPULimit, CPUs: c.cpus}
 	if l.CPUs.Size() == 0 {
 		count := s.machine.Count
 		if c.CPULimit > 0 {

@@ -1,0 +1,53 @@
+package fastpath
+
+import (
+	"fmt"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// labMemory is the memory of a container of the lab, in bytes.
+const labMemory = 64 << 20
+
+func TestSysinfoTellsOfTheContainer(t *testing.T) {
+	_, limited, other := pair(t, labConfig{})
+	limited.rules.memory = true
+	if got, want := limited.run("memory"), fmt.Sprint(labMemory, " true true"); got != want {
+		t.Errorf("a container with a limit: %s, want %s", got, want)
+	}
+	var machine unix.Sysinfo_t
+	if err := unix.Sysinfo(&machine); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := other.run("memory"), fmt.Sprint(machine.Totalram*uint64(machine.Unit), " true true"); got != want {
+		t.Errorf("a container that nothing is known of: %s, want %s", got, want)
+	}
+}
+
+// memory prints what sysinfo(2) tells: the memory, whether no more than that is
+// free, and whether the machine has been started before.
+func memory([]string) error {
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err != nil {
+		return err
+	}
+	if err := unix.Sysinfo(nil); err != unix.EFAULT {
+		return fmt.Errorf("sysinfo without a place: %w, not EFAULT", err)
+	}
+	fmt.Println(info.Totalram*uint64(info.Unit), info.Freeram <= info.Totalram, info.Uptime > 0)
+	return nil
+}
+
+func TestLimitMemory(t *testing.T) {
+	info := unix.Sysinfo_t{Totalram: 1000, Freeram: 100, Totalswap: 7, Unit: 4096}
+	limitMemory(&info, 1<<20)
+	if info.Totalram != 1<<20 || info.Freeram != 100*4096 || info.Totalswap != 0 || info.Unit != 1 {
+		t.Errorf("below what the machine has: %+v", info)
+	}
+	info = unix.Sysinfo_t{Totalram: 1000, Freeram: 100, Unit: 1}
+	limitMemory(&info, 1<<20)
+	if info.Totalram != 1000 {
+		t.Errorf("above what the machine has: %+v", info)
+	}
+}
