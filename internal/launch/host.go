@@ -59,6 +59,8 @@ type host struct {
 	// to be such.
 	refusedIPv6 string
 	runID       string
+	// room holds the number of pods that the kernel allows this user here.
+	room probe.PodRoom
 	// roles is the memory that berth itself needs here, in bytes.
 	roles uint64
 	// snapshotter is how containers get their root file systems here.
@@ -78,6 +80,10 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		ids:    machine.IDMap(os.Getuid(), os.Getgid()),
 		cpus:   machine.CPUs(),
 		memory: machine.Memory(),
+		room:   machine.PodRoom(spec.NodesPerHost),
+	}
+	if h.room.Pods == 0 {
+		return host{}, fail(ExitUnavailable, fmt.Errorf("start pods here: no room for one: %s; %s", h.room.Limit, h.room.Remedy.Admin))
 	}
 	if h.ids.NameService && !spec.OneUID {
 		h.ids = machine.AskNameService(ctx, h.ids, os.Getuid(), os.Getgid())
@@ -218,7 +224,7 @@ func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string
 			CPUSet:              h.cpuSet,
 			MemoryBytes:         h.memory.Bytes,
 			ReservedMemoryBytes: h.reserved(),
-			MaxPods:             250,
+			MaxPods:             h.room.Pods,
 			Resources:           h.devices.Resources,
 		},
 		Paths: cluster.Paths{

@@ -70,6 +70,9 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err == nil && r.host.ids.OneUID {
 		r.Log.Warn("pods run with one user id only: " + r.host.ids.Reason + "; runAsUser and file ownership in images are not honoured")
 	}
+	if room := r.host.room; err == nil && room.Pods < probe.MaxPods {
+		r.Log.Warn(fmt.Sprintf("this node offers %d pods instead of %d: %s; an administrator allows more: %s", room.Pods, probe.MaxPods, room.Limit, room.Remedy.Admin))
+	}
 	if err == nil && r.host.state.Kind == probe.KindMemory {
 		r.Log.Warn(fmt.Sprintf("the run's files are in memory (%s), which counts as the job's: a quarter of it is kept for them; --state-dir DIR names a local disk", r.host.state.Path))
 	}

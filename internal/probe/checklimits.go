@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"path"
 	"strconv"
 	"strings"
 
@@ -17,7 +16,6 @@ import (
 const (
 	filesMin, filesGood         = 4096, 65536
 	processesMin, processesGood = 512, 4096
-	processesPerPod             = 20 // threads of the shim and runc at their peak
 	inotifyMin, inotifyGood     = 16, 64
 	watchesGood                 = 8192
 	memoryMin, memoryGood       = 640 << 20, 1536 << 20
@@ -76,41 +74,14 @@ func (h *Host) checkFiles() Result {
 
 func (h *Host) checkProcesses() Result {
 	r := Result{Name: "processes", Title: "processes", Level: Required, OK: Yes}
-	_, hard, err := h.kernel.Limit(unix.RLIMIT_NPROC)
-	if err != nil {
-		r.OK, r.Found = Unknown, err.Error()
-		return r
-	}
-	used := h.ownThreads()
-	free, what := hard, fmt.Sprintf("limit %s for each user, in use %d", limitText(hard), used)
-	if free != math.MaxUint64 {
-		free -= min(free, used)
-	}
-	// Every other bound counts other users as well.
-	for _, name := range []string{"kernel.threads-max", "kernel.pid_max"} {
-		if n, ok := h.number(name); ok && n < free {
-			free, what = n, fmt.Sprintf("%s is %d for the whole machine", name, n)
-		}
-	}
-	for _, controller := range []string{"", "pids"} {
-		for _, dir := range h.cgroupDirs(controller) {
-			if n, ok := h.cgroupNumber(path.Join(dir, "pids.max")); ok && n < free {
-				free, what = n, fmt.Sprintf("%s is %d", path.Join(dir, "pids.max"), n)
-			}
-		}
-	}
-	r.Found = what
-	if free < processesGood {
-		r.OK, r.Cost = Degraded, fmt.Sprintf("pods beyond about %d fail to start with \"resource temporarily unavailable\"", max(0, int(free)-200)/processesPerPod)
-		if free < processesMin {
+	room := h.freeThreads(math.MaxUint64)
+	r.Found = room.limit
+	if room.free < processesGood {
+		r.OK, r.Cost = Degraded, fmt.Sprintf("pods beyond about %d fail to start with \"resource temporarily unavailable\"", max(0, int(room.free)-nodeThreads)/podThreads)
+		if room.free < processesMin {
 			r.OK, r.Cost = No, "the components of Kubernetes cannot start their threads"
 		}
-		r.Remedy = h.limitRemedy("nproc", "LimitNPROC", "65536")
-		if strings.HasPrefix(what, "kernel.") {
-			r.Remedy = Remedy{Admin: "sysctl -w kernel.pid_max=4194304 kernel.threads-max=1000000   # and keep it in /etc/sysctl.d/90-berth.conf"}
-		} else if strings.Contains(what, "pids.max") && h.inJob() {
-			r.Remedy = Remedy{Admin: dropIn("slurmd.service", "TasksMax=infinity")}
-		}
+		r.Remedy = room.remedy
 	}
 	return r
 }

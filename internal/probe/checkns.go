@@ -150,7 +150,7 @@ var namespaceNeeds = []struct {
 	min, good uint64
 	perPod    uint64
 }{
-	{"user", 2, 8, 0}, {"cgroup", 2, 8, 0},
+	{"user", 2, 8, 0}, {"cgroup", 4, 256, 1},
 	{"mnt", 8, 512, 2}, {"pid", 8, 512, 2}, {"net", 4, 256, 1}, {"ipc", 4, 256, 1}, {"uts", 4, 256, 1},
 }
 
@@ -177,7 +177,7 @@ func (h *Host) checkNamespaceLimits() Result {
 			smallest, r.OK, r.Cost = n, state, cost
 			r.Found = fmt.Sprintf("%s is %d for each user", name, n)
 			if state != Yes {
-				r.Remedy = Remedy{Admin: fmt.Sprintf("sysctl -w %s=100000   # and keep it in /etc/sysctl.d/90-berth.conf", name)}
+				r.Remedy = namespaceRemedy(name)
 			}
 		}
 	}

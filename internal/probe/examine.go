@@ -34,6 +34,7 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 	add(h.checkSeccomp(tried)...)
 	add(h.checkStateDir(best, rejected), h.checkPrograms(libexec), h.checkMemory(best), h.checkCPUs())
 	add(h.checkLimits()...)
+	add(h.checkPods())
 	add(h.checkIDs(ids, tried)...)
 	add(h.checkOverlay(best, tried), h.checkFUSE(tried), h.checkPivot(tried))
 	add(h.checkCgroup(), h.checkInotify(tried), h.checkKeyrings(tried), h.checkPidfd(tried))

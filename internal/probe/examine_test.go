@@ -184,7 +184,7 @@ func TestChecks(t *testing.T) {
 		{"processes", machine{limits: map[int]uint64{unix.RLIMIT_NPROC: 1000}, files: map[string]string{"/proc/7/status": "Uid:\t1000\t1000\t1000\t1000\nThreads:\t600\n", "/proc/8/status": "Uid:\t0\t0\t0\t0\nThreads:\t900\n"}}.host().checkProcesses(),
 			No, "limit 1000 for each user, in use 600", "cannot start their threads", "nproc"},
 		{"pids.max", machine{files: rhel9(t, jobV2, v2job+"/pids.max", "1024\n"), limits: map[int]uint64{unix.RLIMIT_NPROC: math.MaxUint64}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkProcesses(),
-			Degraded, "job_4711/pids.max is 1024", "beyond about 41", "TasksMax=infinity"},
+			Degraded, "job_4711/pids.max is 1024", "beyond about 74", "TasksMax=infinity"},
 		{"inotify", machine{files: inotify}.host().checkInotify(all()), Yes, "in use 1 instances", "", ""},
 		{"inotify used up", machine{files: few}.host().checkInotify(all()), No, "16 instances", "cannot follow", "max_user_instances=8192"},
 		{"many keys", machine{files: manyKeys}.host().checkKeyrings(all()), Yes, "in use 180", "", ""},

@@ -1,0 +1,175 @@
+package probe
+
+import (
+	"fmt"
+	"io/fs"
+	"math"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// MaxPods is the largest number of pods that a node offers: its addresses for
+// pods are a /24.
+const MaxPods = 250
+
+const (
+	// podThreads is the number of threads of a pod whose program has one: 8 of the
+	// shim, measured with 240 pods, 2 of pause and the program, and one for runc.
+	podThreads = 11
+	// nodeThreads is the number of threads of a node with a control plane and no
+	// pods, some of them for the programs that start pods.
+	nodeThreads = 200
+	// countBelow is how many times what is needed a limit must allow at least, so
+	// that nobody counts what other programs use of it.
+	countBelow = 8
+)
+
+// PodRoom holds the number of pods that fit into what the kernel's limits leave
+// this user.
+type PodRoom struct {
+	// Pods is MaxPods at most.
+	Pods int
+	// Limit names the limit that allows no more; empty where Pods is MaxPods.
+	Limit string
+	// Remedy raises that limit.
+	Remedy Remedy
+}
+
+// PodRoom returns the number of pods that fit on each of several nodes that the
+// user starts on this machine. Memory is no part of it: the scheduler counts
+// that.
+func (h *Host) PodRoom(nodes int) PodRoom {
+	nodes = max(nodes, 1)
+	room := PodRoom{Pods: MaxPods}
+	bound := func(free, ofNode, ofPod uint64, limit string, remedy Remedy) {
+		each := free / uint64(nodes)
+		pods := int(min((each-min(each, ofNode))/ofPod, MaxPods))
+		if pods < room.Pods {
+			room = PodRoom{pods, limit, remedy}
+		}
+	}
+	enough := uint64(nodes*(nodeThreads+MaxPods*podThreads)) * countBelow
+	threads := h.freeThreads(enough)
+	bound(threads.free, nodeThreads, podThreads, threads.limit, threads.remedy)
+	for _, need := range namespaceNeeds {
+		if need.perPod == 0 {
+			continue
+		}
+		name := "user.max_" + need.kind + "_namespaces"
+		limit, ok := h.number(name)
+		if !ok {
+			continue
+		}
+		found, free := fmt.Sprintf("%s is %d for each user", name, limit), limit
+		if limit < uint64(nodes*MaxPods)*need.perPod*countBelow {
+			used := h.ownNamespaces(need.kind)
+			found, free = fmt.Sprintf("%s, in use %d", found, used), limit-min(limit, used)
+		}
+		bound(free, need.min/2, need.perPod, found, namespaceRemedy(name))
+	}
+	return room
+}
+
+func namespaceRemedy(name string) Remedy {
+	return Remedy{Admin: fmt.Sprintf("sysctl -w %s=100000   # and keep it in /etc/sysctl.d/90-berth.conf", name)}
+}
+
+// checkPods answers for the number of pods, as a run decides it.
+func (h *Host) checkPods() Result {
+	r := Result{Name: "pods", Title: "pods on a node", Level: Recommended, OK: Yes}
+	room := h.PodRoom(1)
+	r.Found = strconv.Itoa(room.Pods)
+	if room.Pods < MaxPods {
+		r.OK, r.Found, r.Remedy = Degraded, r.Found+": "+room.Limit, room.Remedy
+		r.Cost = fmt.Sprintf("a node offers %d pods instead of %d", room.Pods, MaxPods)
+		if room.Pods == 0 {
+			r.Level, r.OK, r.Cost = Required, No, "no pod can start"
+		}
+	}
+	return r
+}
+
+// threadRoom holds how many threads the user can start, and the limit that
+// allows no more.
+type threadRoom struct {
+	free   uint64
+	limit  string
+	remedy Remedy
+}
+
+// freeThreads returns the smallest room that any limit leaves. What is in use
+// is counted only of limits below enough.
+func (h *Host) freeThreads(enough uint64) threadRoom {
+	room := threadRoom{free: math.MaxUint64, limit: "no limit"}
+	bound := func(limit, used uint64, found string, remedy Remedy) {
+		if free := limit - min(limit, used); free < room.free {
+			room = threadRoom{free, found, remedy}
+		}
+	}
+	ofUser := h.limitRemedy("nproc", "LimitNPROC", "65536")
+	if _, hard, err := h.kernel.Limit(unix.RLIMIT_NPROC); err == nil {
+		used := uint64(0)
+		if hard <= enough {
+			used = h.ownThreads()
+		}
+		bound(hard, used, fmt.Sprintf("limit %s for each user, in use %d", limitText(hard), used), ofUser)
+	}
+	// Every other limit counts other users as well.
+	for _, name := range []string{"kernel.threads-max", "kernel.pid_max"} {
+		if n, ok := h.number(name); ok {
+			bound(n, h.allThreads(), fmt.Sprintf("%s is %d for the whole machine", name, n),
+				Remedy{Admin: "sysctl -w kernel.pid_max=4194304 kernel.threads-max=1000000   # and keep it in /etc/sysctl.d/90-berth.conf"})
+		}
+	}
+	ofGroup := ofUser
+	if h.inJob() {
+		ofGroup = Remedy{Admin: dropIn("slurmd.service", "TasksMax=infinity")}
+	}
+	for _, controller := range []string{"", "pids"} {
+		for _, dir := range h.cgroupDirs(controller) {
+			if n, ok := h.cgroupNumber(path.Join(dir, "pids.max")); ok {
+				used, _ := h.cgroupNumber(path.Join(dir, "pids.current"))
+				bound(n, used, fmt.Sprintf("%s is %d", path.Join(dir, "pids.max"), n), ofGroup)
+			}
+		}
+	}
+	return room
+}
+
+// allThreads returns the number of threads of the machine.
+func (h *Host) allThreads() uint64 {
+	// "0.20 0.18 0.12 1/80 11206": the fourth is running/all.
+	fields := strings.Fields(string(h.read("/proc/loadavg")))
+	if len(fields) < 4 {
+		return 0
+	}
+	_, all, _ := strings.Cut(fields[3], "/")
+	n, _ := strconv.ParseUint(all, 10, 64)
+	return n
+}
+
+// ownNamespaces returns the number of namespaces of a kind that processes of the
+// user have, besides this process's own.
+func (h *Host) ownNamespaces(kind string) uint64 {
+	processes, err := fs.ReadDir(h.root, "proc")
+	if err != nil {
+		return 0
+	}
+	seen := map[string]bool{}
+	for _, process := range processes {
+		if _, err := strconv.Atoi(process.Name()); err != nil {
+			continue
+		}
+		if target, err := fs.ReadLink(h.root, "proc/"+process.Name()+"/ns/"+kind); err == nil {
+			seen[target] = true
+		}
+	}
+	own, err := fs.ReadLink(h.root, "proc/self/ns/"+kind)
+	if err == nil {
+		delete(seen, own)
+	}
+	return uint64(len(seen))
+}
