@@ -54,6 +54,7 @@ var layers = map[string][]string{
 	"internal/standing":     {"internal/rundir"},
 	"internal/slurm":        {"internal/probe"},
 	"internal/probe":        {"internal/linux"},
+	"internal/loopback":     {"internal/linux"},
 	"internal/devices":      {"internal/cluster"},
 	"internal/dnsconf":      {"internal/cluster"},
 	"internal/runtimeconf":  {"internal/cluster"},

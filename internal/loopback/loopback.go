@@ -15,6 +15,8 @@ import (
 	"os"
 	"strconv"
 	"strings"
+
+	"berth.dev/berth/internal/linux"
 )
 
 // errOthers is the cause of a refusal: the connection is not this user's.
@@ -67,11 +69,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 func checkOwner(conn *net.TCPConn) error {
 	client := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	server := conn.LocalAddr().(*net.TCPAddr).AddrPort()
-	table := "/proc/thread-self/net/tcp"
-	if !client.Addr().Unmap().Is4() {
-		table += "6"
-	}
-	uid, err := owner(table, client, server)
+	uid, err := owner(client, server)
 	if err != nil {
 		return fmt.Errorf("find out whose connection it is (from %s): %w", client, err)
 	}
@@ -81,6 +79,33 @@ func checkOwner(conn *net.TCPConn) error {
 	return nil
 }
 
+// owner returns the uid of the socket between two addresses, seen from the
+// first. It asks by socket diagnostics, because the table in /proc takes longer
+// the more sockets the host has, and others could keep Accept busy with it. The
+// table is read where the kernel has no diagnostics.
+func owner(local, remote netip.AddrPort) (int, error) {
+	local, remote = netip.AddrPortFrom(local.Addr().Unmap(), local.Port()), netip.AddrPortFrom(remote.Addr().Unmap(), remote.Port())
+	diag, err := linux.OpenSocketDiag()
+	if err == nil {
+		defer diag.Close()
+		uid, open, err := diag.Owner(local, remote)
+		if err == nil && !open {
+			return 0, errClosed
+		}
+		if err == nil {
+			return int(uid), nil
+		}
+	}
+	table := "/proc/thread-self/net/tcp"
+	if !local.Addr().Is4() {
+		table += "6"
+	}
+	return ownerInTable(table, local, remote)
+}
+
+// errClosed means that no process has the other end of a connection.
+var errClosed = errors.New("its owner has closed it already")
+
 // Columns of /proc/net/tcp, see the kernel's Documentation/networking/proc_net_tcp.rst.
 const (
 	columnLocal  = 1
@@ -89,10 +114,9 @@ const (
 	columnInode  = 9
 )
 
-// owner returns the uid of the socket between two addresses, seen from the
-// first. A socket that no process has any more belongs to nobody; the kernel
-// says uid 0 of it.
-func owner(table string, local, remote netip.AddrPort) (int, error) {
+// ownerInTable looks a socket up in the kernel's table. A socket that no process
+// has any more belongs to nobody; the kernel says uid 0 of it.
+func ownerInTable(table string, local, remote netip.AddrPort) (int, error) {
 	file, err := os.Open(table)
 	if err != nil {
 		return 0, err
@@ -106,7 +130,7 @@ func owner(table string, local, remote netip.AddrPort) (int, error) {
 			continue
 		}
 		if fields[columnInode] == "0" {
-			return 0, errors.New("its owner has closed it already")
+			return 0, errClosed
 		}
 		return strconv.Atoi(fields[columnUID])
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"berth.dev/berth/internal/linux"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -109,6 +110,35 @@ func TestOneWhoHasGoneIsNobody(t *testing.T) {
 	defer accepted.Close()
 	if err := checkOwner(accepted); err == nil {
 		t.Error("a socket without an owner passes")
+	}
+}
+
+// Both ways to look an owner up agree.
+func TestOwnerOfAConnection(t *testing.T) {
+	for _, address := range []string{"127.0.0.1:0", "[::1]:0"} {
+		listener, _ := serve(t, address)
+		conn, err := net.Dial("tcp", listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
+		table := map[bool]string{true: "/proc/thread-self/net/tcp", false: "/proc/thread-self/net/tcp6"}[local.Addr().Is4()]
+		if uid, err := ownerInTable(table, local, remote); err != nil || uid != os.Getuid() {
+			t.Errorf("the table has uid %d of %s; %v", uid, local, err)
+		}
+		diag, err := linux.OpenSocketDiag()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer diag.Close()
+		if uid, open, err := diag.Owner(local, remote); err != nil || !open || int(uid) != os.Getuid() {
+			t.Errorf("diagnostics have uid %d of %s, open: %t; %v", uid, local, open, err)
+		}
+		// The kernel finds the listener, which is no connection.
+		if _, open, err := diag.Owner(remote, netip.AddrPortFrom(local.Addr(), 1)); err != nil || open {
+			t.Errorf("a connection that is none: open %t, %v", open, err)
+		}
 	}
 }
 

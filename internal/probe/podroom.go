@@ -22,8 +22,8 @@ const (
 	// nodeThreads is the number of threads of a node with a control plane and no
 	// pods, some of them for the programs that start pods.
 	nodeThreads = 200
-	// countBelow is how many times what is needed a limit must allow at least, so
-	// that nobody counts what other programs use of it.
+	// countBelow is a factor: a limit that allows that many times what is needed is so large
+	// that what other programs use of it is not counted.
 	countBelow = 8
 )
 
