@@ -29,6 +29,8 @@ func main() {
 			os.Exit(sandbox.Init())
 		case launch.NetArg:
 			os.Exit(launch.NetRole())
+		case launch.FollowArg:
+			os.Exit(launch.FollowRole())
 		case launch.KeeperArg:
 			os.Exit(launch.Keeper())
 		case launch.UpKeeperArg:

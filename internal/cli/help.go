@@ -40,7 +40,7 @@ func optionSections() []struct {
 		title string
 		names []string
 	}{
-		{"Workload", []string{"file", "job", "own-cluster", "here", "keep", "grace"}},
+		{"Workload", []string{"file", "logs", "job", "own-cluster", "here", "keep", "grace"}},
 		{"Objects that outlive a job", []string{"state", "state-secrets"}},
 		{"Images", []string{"image", "no-pull", "registry", "snapshotter", "image-cache", "image-cache-limit", "lazy-pull", "platform"}},
 		{"Nodes", []string{"nodes-per-host", "node-wait", "ha", "fail-fast", "state-dir", "one-uid", "foreign-owners"}},

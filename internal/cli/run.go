@@ -90,7 +90,7 @@ func given(flags *pflag.FlagSet) (names []string) {
 // shaping are the flags given of which a cluster that is up can take no account.
 func shaping(flags *pflag.FlagSet) []string {
 	return slices.DeleteFunc(given(flags), func(name string) bool {
-		return slices.Contains([]string{"file", "image", "job", "here", "own-cluster", "keep", "no-pull", "quiet", "verbose"}, name)
+		return slices.Contains([]string{"file", "image", "job", "here", "own-cluster", "keep", "logs", "no-pull", "quiet", "verbose"}, name)
 	})
 }
 
@@ -145,6 +145,7 @@ func addProgressFlags(flags *pflag.FlagSet, quiet, verbose *bool) {
 func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringArrayVarP(&spec.Manifests, "file", "f", nil, "`manifest` to apply, or a folder of them; - is standard input; can be repeated")
 	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI, docker-save or SIF) or folder (OCI layout, or unpacked), or NAME=ARCHIVE; can be repeated")
+	flags.StringArrayVar(&spec.Logs, "logs", nil, "`whose` output to follow: KIND/NAME such as job/main, labels such as app=web, or none; can be repeated (default: of Jobs and Pods that end, or of everything where nothing does)")
 	flags.BoolVar(&spec.NoPull, "no-pull", false, "pull no image from the network")
 	flags.StringArrayVar(&spec.Registries, "registry", nil, "pull the images of a registry from elsewhere, as `NAME=URL`; http:// is allowed; can be repeated")
 	flags.StringVar(&spec.Snapshotter, "snapshotter", "", "`how` nodes keep the layers of images: overlayfs (unpacked), erofs (one file each), or auto: erofs where you can mount with FUSE and overlayfs can write to the state directory, else unpacked (default auto)")

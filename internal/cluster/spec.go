@@ -24,6 +24,9 @@ type Spec struct {
 	// Command runs on the host beside the cluster; empty follows the
 	// manifests' workload instead.
 	Command []string
+	// Logs says whose output is followed, such as "job/main", "app=web" and
+	// "none"; empty for the default.
+	Logs []string
 	// NoPull forbids the network to image pulls.
 	NoPull bool
 	// Registries say where images of a registry are to be had: NAME=URL.

@@ -332,6 +332,49 @@ func TestFilesThatNobodyReadsAreKeptForAWhile(t *testing.T) {
 	}
 }
 
+// Following takes an inotify instance for the node, not one for each log: a user
+// has 128 of them.
+func TestManyLogsTakeOneInotifyInstance(t *testing.T) {
+	root := t.TempDir()
+	before := inotifyInstances(t)
+	_, server := startWatcher(t, root)
+	for i := range 300 {
+		dir := filepath.Join(root, fmt.Sprintf("default_pod%d_uid", i), "main")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "0.log"), []byte("2026-01-01T00:00:00Z stdout F one\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.Get(fmt.Sprintf("%s/default_pod%d_uid/main", server.URL, i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if frame, err := ReadFrame(bufio.NewReader(answer.Body)); err != nil || string(frame.Data) != "one\n" {
+			t.Fatalf("log %d: %q, %v", i, frame.Data, err)
+		}
+	}
+	if got := inotifyInstances(t) - before; got != 1 {
+		t.Errorf("%d inotify instances", got)
+	}
+}
+
+func inotifyInstances(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	count := 0
+	for _, entry := range entries {
+		if target, _ := os.Readlink("/proc/self/fd/" + entry.Name()); target == "anon_inode:inotify" {
+			count++
+		}
+	}
+	return count
+}
+
 func TestALogIsUnknown(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {

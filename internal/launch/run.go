@@ -224,6 +224,7 @@ type run struct {
 	cgroup     *sandbox.Cgroup // nil where none was delegated
 	metrics    *net.UnixListener
 	client     *workload.Client
+	kubeconfig []byte // of client
 	// attendance is the head's, of a run on several nodes.
 	attendance *attendance
 	// lead and progress are there where another node may lead the run after
@@ -257,6 +258,9 @@ func (r *run) readInput(options Options) (err error) {
 // readWorkload reads the manifests, and looks at the archives that the command
 // line and they name.
 func readWorkload(options Options) ([]workload.Object, []archive, error) {
+	if _, err := workload.NewSelection(options.Spec.Logs); err != nil {
+		return nil, nil, fail(ExitUsage, err)
+	}
 	objects, err := workload.Read(options.Spec.Manifests, options.Stdin)
 	if err != nil {
 		return nil, nil, inputError(err)
@@ -329,7 +333,8 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	if err := r.writeKubeconfig(); err != nil {
 		return err
 	}
-	if r.client, err = workload.NewClient(r.identities.owns[0]); err != nil || r.team == nil {
+	r.kubeconfig = r.identities.owns[0]
+	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || r.team == nil {
 		return err
 	}
 	if r.canSucceed() {
@@ -393,11 +398,9 @@ func (r *run) applyObjects(ctx context.Context) error {
 }
 
 func (r *run) follow(ctx context.Context) (int, error) {
-	result, err := r.client.Follow(ctx, r.objects, workload.Streams{
-		Out: &output{r.Stdout, r.crew.giveUp}, Err: &output{r.Stderr, r.crew.giveUp},
-		Note: func(text string) { r.Log.Warn(text) }, Tell: func(text string) { r.Log.Info(text) },
-		Lose: func(text string) { r.Log.Error(text) }, NoPull: r.Spec.NoPull, IDs: r.host.podIDs(), Progress: r.progress,
-	})
+	result, err := r.followApart(ctx, r.kubeconfig, r.objects, workload.Streams{
+		NoPull: r.Spec.NoPull, IDs: r.host.podIDs(), Progress: r.progress,
+	}, r.crew.giveUp)
 	return r.result(result, r.asked.Load(), err)
 }
 

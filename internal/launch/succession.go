@@ -88,7 +88,8 @@ var errLeads = errors.New("this node leads the run now")
 // leads.
 func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
 	var err error
-	if r.client, err = workload.NewClient(r.team.own); err != nil {
+	r.kubeconfig = r.team.own
+	if r.client, err = workload.NewClient(r.kubeconfig); err != nil {
 		return 0, err
 	}
 	r.lease = lease.New(r.client.Dynamic(), r.plan.Node.Name)

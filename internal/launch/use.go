@@ -224,7 +224,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 		t := tools{kubeconfig: u.cluster.Kubeconfig(), cache: facts.Cache, bin: facts.Bin}
 		code, err = t.run(work, u.Options, nil, u.setKeeper)
 	} else {
-		code, err = u.follow(work, facts.IDs, giveUp)
+		code, err = u.follow(work, kubeconfig, facts.IDs, giveUp)
 	}
 	end()
 	if kept := u.getKeeper(); kept != nil {
@@ -236,12 +236,8 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	return code, err
 }
 
-func (u *user) follow(ctx context.Context, ids string, giveUp context.CancelCauseFunc) (int, error) {
-	result, err := u.client.Follow(ctx, u.objects, workload.Streams{
-		Out: &output{u.Stdout, giveUp}, Err: &output{u.Stderr, giveUp},
-		Note: func(text string) { u.Log.Warn(text) }, Tell: func(text string) { u.Log.Info(text) },
-		Lose: func(text string) { u.Log.Error(text) }, NoPull: u.Spec.NoPull, IDs: ids,
-	})
+func (u *user) follow(ctx context.Context, kubeconfig []byte, ids string, giveUp context.CancelCauseFunc) (int, error) {
+	result, err := u.followApart(ctx, kubeconfig, u.objects, workload.Streams{NoPull: u.Spec.NoPull, IDs: ids}, giveUp)
 	return u.result(result, u.asked.Load(), err)
 }
 

@@ -15,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
+
+	"berth.dev/berth/internal/containerlog"
 )
 
 // Streams is where a workload's output goes.
@@ -22,13 +24,16 @@ type Streams struct {
 	Out, Err io.Writer
 	// Note receives what berth has to say about the workload, a line each.
 	Note func(string)
-	// Lose receives what of the output cannot be passed on.
-	Lose func(string)
+	// Lose receives a message about output that cannot be passed on, and how
+	// much it was.
+	Lose func(string, containerlog.Loss)
 	// Tell is Note for what is no reason to look at anything.
 	Tell func(string)
 	// NoPull says that no image can come from the network, so that waiting
 	// for one is of no use.
 	NoPull bool
+	// Logs says whose output is followed.
+	Logs Selection
 	// IDs are the user and group ids that the nodes have, such as "0 to 65536";
 	// empty where that is unknown.
 	IDs string
@@ -77,12 +82,15 @@ func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) 
 	defer cancel()
 	f := &follower{
 		client: c, targets: found, streams: streams,
-		logs:  newLogs(c, streams, len(found) == 1 && found[0].single),
+		logs:  newLogs(c, streams, streams.Logs.plain(found)),
 		stuck: newStuckPods(streams.NoPull),
 		pulls: newPullReports(time.Now(), streams.Tell),
 	}
 	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
 	f.stuck.expect(found)
+	if absent := streams.Logs.unknown(found); len(absent) > 0 {
+		streams.Note(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))
+	}
 	if f.remaining() == 0 {
 		f.endless = true
 		streams.Note(nothingEnds(found))
@@ -273,7 +281,7 @@ func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
 			continue
 		}
 		// Beside what ends, servers only serve; alone, they are the workload.
-		if t.finite || f.endless {
+		if f.streams.Logs.includes(t, pod, t.finite || f.endless) {
 			f.logs.follow(ctx, pod)
 		}
 		f.stuck.handlePod(pod, time.Now())

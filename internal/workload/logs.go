@@ -47,7 +47,7 @@ type logs struct {
 	busy   atomic.Bool
 
 	mu   sync.Mutex // serialises what is written
-	lost losses
+	lost Losses
 }
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
@@ -82,7 +82,7 @@ func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
 			return err
 		}
 	}
-	l.streams.Progress.note(key, mark)
+	l.streams.Progress.Note(key, mark)
 	l.passed.Store(time.Now().UnixNano())
 	return nil
 }
@@ -240,22 +240,23 @@ func (l *logs) start(run func()) {
 // lose notes that output of a container, or of all for an empty name, is lost.
 func (l *logs) lose(pod, container string, loss containerlog.Loss, why string) {
 	l.mu.Lock()
-	l.lost.add(loss)
+	l.lost.Add(loss)
 	l.mu.Unlock()
 	whose := "containers"
 	if container != "" {
 		whose = fmt.Sprintf("container %s of pod %s", container, pod)
 	}
-	l.streams.Lose(fmt.Sprintf("output of %s is lost (%s): %s", whose, describe(loss), why))
+	l.streams.Lose(fmt.Sprintf("output of %s is lost (%s): %s", whose, describe(loss), why), loss)
 }
 
-// losses sums up what was lost.
-type losses struct {
+// Losses sums up what was lost.
+type Losses struct {
 	any, unknown bool
 	sum          containerlog.Loss
 }
 
-func (l *losses) add(loss containerlog.Loss) {
+// Add adds a loss; the zero value is one of unknown size.
+func (l *Losses) Add(loss containerlog.Loss) {
 	l.any = true
 	l.unknown = l.unknown || loss == (containerlog.Loss{})
 	l.sum.Lines += loss.Lines
@@ -263,7 +264,7 @@ func (l *losses) add(loss containerlog.Loss) {
 }
 
 // String is empty where nothing was lost.
-func (l *losses) String() string {
+func (l *Losses) String() string {
 	switch {
 	case !l.any:
 		return ""

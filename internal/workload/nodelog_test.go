@@ -122,7 +122,7 @@ func TestConnectionsToANodeBreakWithoutLossOrRepetition(t *testing.T) {
 	want := n.writeLog(t, "0.log", 0, 30_000) + n.writeLog(t, "1.log", 30_000, 60_000)
 	n.breakAfter.Store(700_000) // more than one batch
 	var out syncBuffer
-	n.followPod(t, Streams{Out: &out, Err: &out, Lose: func(text string) { t.Error(text) }}, true)
+	n.followPod(t, Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
 	if out.String() != want {
 		t.Errorf("%d bytes that differ from the %d", out.Len(), len(want))
 	}
@@ -147,7 +147,7 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 func TestALossIsSaidAndPartOfTheResult(t *testing.T) {
 	n := newNode(t, "default_another_pod")
 	var said string
-	l := n.followPod(t, Streams{Lose: func(text string) { said = text }}, true)
+	l := n.followPod(t, Streams{Lose: func(text string, _ containerlog.Loss) { said = text }}, true)
 	if !strings.Contains(said, "container main of pod p") || l.lost.String() == "" {
 		t.Errorf("said %q, result %q", said, &l.lost)
 	}
@@ -166,7 +166,7 @@ func TestTheAPIServerGivesTheLogWhereANodeDoesNot(t *testing.T) {
 	}))
 	defer server.Close()
 	var out syncBuffer
-	l := newLogs(testClient(t, server.URL), Streams{Out: &out, Err: &out, Lose: func(text string) { t.Error(text) }}, true)
+	l := newLogs(testClient(t, server.URL), Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
 	l.pause = time.Millisecond
 	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
 	if err := l.wait(t.Context()); err != nil {

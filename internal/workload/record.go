@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -78,6 +79,21 @@ type Progress struct {
 	// marks by container, or by container and stream where the API server
 	// gives the log.
 	marks map[string]Mark
+	// noted is called for each mark, in order; it may be nil.
+	noted func(key string, mark Mark)
+}
+
+// NewProgress returns a Progress that begins with marks, and calls noted for each
+// further one. Before that, the output up to the mark was written.
+func NewProgress(marks map[string]Mark, noted func(key string, mark Mark)) *Progress {
+	return &Progress{marks: marks, noted: noted}
+}
+
+// Marks returns a copy of all marks.
+func (p *Progress) Marks() map[string]Mark {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.marks)
 }
 
 // ReadProgress reads what Progress.String has written; anything else is the
@@ -116,7 +132,8 @@ func (p *Progress) of(stream string) Mark {
 	return p.marks[stream]
 }
 
-func (p *Progress) note(stream string, mark Mark) {
+// Note sets the mark of a stream.
+func (p *Progress) Note(stream string, mark Mark) {
 	if p == nil {
 		return
 	}
@@ -126,4 +143,7 @@ func (p *Progress) note(stream string, mark Mark) {
 		p.marks = map[string]Mark{}
 	}
 	p.marks[stream] = mark
+	if p.noted != nil {
+		p.noted(stream, mark)
+	}
 }

@@ -64,7 +64,7 @@ spec: {restartPolicy: Never, containers: [{name: main}]}
 
 func TestLogsGoOnWhereAnotherProcessHasStopped(t *testing.T) {
 	first := &Progress{}
-	first.note("c/Stdout", offset(len("one\n")))
+	first.Note("c/Stdout", offset(len("one\n")))
 	handed := ReadProgress(first.String())
 	var out strings.Builder
 	s := &stream{logs: newLogs(nil, Streams{Out: &out, Progress: handed}, true), containerID: "c", name: "Stdout"}
@@ -92,7 +92,7 @@ func TestLogsGoOnWhereAnotherProcessHasStopped(t *testing.T) {
 
 func TestProgressOfNothingIsTheBeginning(t *testing.T) {
 	var none *Progress
-	none.note("c/Stdout", offset(3))
+	none.Note("c/Stdout", offset(3))
 	for _, p := range []*Progress{none, ReadProgress(""), ReadProgress("nonsense"), ReadProgress(none.String())} {
 		if got := p.of("c/Stdout").Offset; got != 0 {
 			t.Errorf("%d bytes of nothing", got)

@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"berth.dev/berth/internal/containerlog"
 )
 
 // answer is what the server does with one request for the log.
@@ -227,7 +229,7 @@ func TestTheLogOfALaterContainerComesLater(t *testing.T) {
 	}))
 	defer server.Close()
 	var text, notes strings.Builder
-	l := newLogs(testClient(t, server.URL), Streams{Out: &text, Err: io.Discard, Lose: func(loss string) { notes.WriteString(loss) }}, true)
+	l := newLogs(testClient(t, server.URL), Streams{Out: &text, Err: io.Discard, Lose: func(loss string, _ containerlog.Loss) { notes.WriteString(loss) }}, true)
 	l.pause = time.Millisecond
 	begun := make(chan struct{})
 	replace = func() {
@@ -284,7 +286,7 @@ func follow(t *testing.T, api *brokenLog) (out, notes string) {
 	defer server.Close()
 	client := testClient(t, server.URL)
 	var text, said strings.Builder
-	l := newLogs(client, Streams{Out: &text, Err: io.Discard, Lose: func(loss string) { said.WriteString(loss) }}, true)
+	l := newLogs(client, Streams{Out: &text, Err: io.Discard, Lose: func(loss string, _ containerlog.Loss) { said.WriteString(loss) }}, true)
 	l.pause = time.Millisecond
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"}}
 	ready := make(chan struct{})

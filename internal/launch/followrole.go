@@ -1,0 +1,369 @@
+package launch
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"berth.dev/berth/internal/containerlog"
+	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/workload"
+)
+
+// FollowArg is the argument that starts the program again as the process that
+// follows a workload; main hands it to FollowRole.
+const FollowArg = "follow-role"
+
+// Descriptors of the process that follows a workload.
+const (
+	followEventFD  = 3 // receives followEvents, a line of JSON each
+	followOutputFD = 4 // receives frames of output, and of followMarks
+	followConfigFD = 5 // memory file with a followConfig
+	followLifeFD   = 6 // ends when the supervisor does
+)
+
+// lastOutput bounds the time for the output that is on its way when a run is ended.
+const lastOutput = time.Second
+
+// maxFollowers bounds how often the process is started in one run.
+const maxFollowers = 4
+
+// followConfig is the order to follow a workload.
+type followConfig struct {
+	Kubeconfig []byte
+	Objects    []followObject
+	NoPull     bool
+	IDs        string
+	Logs       []string
+	Marks      map[string]workload.Mark
+}
+
+type followObject struct {
+	Object map[string]any
+	Source string
+}
+
+// followEvent is a message of the process; one field is set.
+type followEvent struct {
+	Note, Tell, Lose string
+	Loss             containerlog.Loss
+	// Result, with Stuck or Error where there is one, is the last.
+	Result *workload.Result
+	Stuck  *workload.NeverStarts
+	Error  string
+}
+
+// followMark follows the output of a container that is passed on as a whole.
+type followMark struct {
+	Key  string
+	Mark workload.Mark
+}
+
+// followApart follows a workload in another process. A defect there is
+// no reason to end the cluster. The output comes back with the marks behind it,
+// so another process can go on where one has ended.
+func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []workload.Object, streams workload.Streams, giveUp context.CancelCauseFunc) (workload.Result, error) {
+	config := followConfig{Kubeconfig: kubeconfig, NoPull: streams.NoPull, IDs: streams.IDs, Logs: o.Spec.Logs}
+	for _, object := range objects {
+		config.Objects = append(config.Objects, followObject{object.Object, object.Source})
+	}
+	if streams.Progress == nil {
+		streams.Progress = &workload.Progress{}
+	}
+	streams.Out, streams.Err = &output{o.Stdout, giveUp}, &output{o.Stderr, giveUp}
+	streams.Note = func(text string) { o.Log.Warn(text) }
+	streams.Tell = func(text string) { o.Log.Info(text) }
+	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
+	f := &followProcess{streams: streams}
+	for n := 1; ; n++ {
+		config.Marks = streams.Progress.Marks()
+		err := f.run(ctx, config)
+		switch {
+		case ctx.Err() != nil:
+			return workload.Result{}, context.Cause(ctx)
+		case f.last.Result != nil:
+			result := *f.last.Result
+			result.Lost = f.lost.String()
+			if f.last.Stuck != nil {
+				return result, f.last.Stuck
+			}
+			if f.last.Error != "" {
+				return result, errors.New(f.last.Error)
+			}
+			return result, nil
+		case n == maxFollowers:
+			return workload.Result{}, fail(ExitInternal, fmt.Errorf("follow the workload: %w, %d times; what its containers write from now on is lost", err, n))
+		}
+		o.Log.Warn(fmt.Sprintf("the process that follows the workload %v; starting it again, nothing is lost or repeated", err))
+	}
+}
+
+// followProcess is the supervisor's side.
+type followProcess struct {
+	streams workload.Streams
+	lost    workload.Losses
+	last    followEvent
+}
+
+// run runs one process to its end. The error says how it ended where that was
+// not with a result.
+func (f *followProcess) run(ctx context.Context, config followConfig) error {
+	encoded, err := json.Marshal(config)
+	if err != nil {
+		return fmt.Errorf("encode what is followed: %w", err)
+	}
+	configFile, err := linux.MemoryFile("follow", encoded)
+	if err != nil {
+		return err
+	}
+	defer configFile.Close()
+	var ours, theirs []*os.File
+	defer func() {
+		for _, file := range append(ours, theirs...) {
+			file.Close()
+		}
+	}()
+	for range 3 {
+		reader, writer, err := os.Pipe()
+		if err != nil {
+			return fmt.Errorf("make pipe: %w", err)
+		}
+		ours, theirs = append(ours, reader), append(theirs, writer)
+	}
+	// Of the third it is this side that writes, or rather does not.
+	ours[2], theirs[2] = theirs[2], ours[2]
+	var said tailBuffer
+	process := exec.Command("/proc/self/exe", FollowArg)
+	process.Args[0] = "berth"
+	process.Stderr = &said
+	process.ExtraFiles = []*os.File{theirs[0], theirs[1], configFile, theirs[2]}
+	if err := process.Start(); err != nil {
+		return fmt.Errorf("could not be started: %w", err)
+	}
+	for _, file := range theirs {
+		file.Close()
+	}
+	theirs = nil
+	gone := make(chan struct{})
+	defer close(gone)
+	go sandbox.KeepRunning(process.Process.Pid, gone)
+	stop := context.AfterFunc(ctx, func() { _ = process.Process.Kill() })
+	defer stop()
+	var group errgroup.Group
+	group.Go(func() error { return f.readEvents(ours[0]) })
+	group.Go(func() error {
+		err := f.readOutput(ours[1])
+		if err != nil { // nobody takes the output any more
+			_ = process.Process.Kill()
+		}
+		return err
+	})
+	read := make(chan error, 1)
+	go func() { read <- group.Wait() }()
+	var problem error
+	select {
+	case problem = <-read:
+	case <-ctx.Done():
+		// Nobody may read the output any more: do not wait for that.
+		select {
+		case <-read:
+		case <-time.After(lastOutput):
+		}
+		_ = process.Wait()
+		return context.Cause(ctx)
+	}
+	err = process.Wait()
+	if f.last.Result != nil {
+		return nil
+	}
+	if problem != nil {
+		return problem
+	}
+	return fmt.Errorf("ended: %v%s", errOr(err, "without a result"), said.panicked())
+}
+
+func errOr(err error, otherwise string) string {
+	if err == nil {
+		return otherwise
+	}
+	return err.Error()
+}
+
+func (f *followProcess) readEvents(from io.Reader) error {
+	for decoder := json.NewDecoder(from); ; {
+		var event followEvent
+		if err := decoder.Decode(&event); err != nil {
+			return nil // the process has ended, and half an event with it
+		}
+		switch {
+		case event.Result != nil:
+			f.last = event
+		case event.Note != "":
+			f.streams.Note(event.Note)
+		case event.Tell != "":
+			f.streams.Tell(event.Tell)
+		case event.Lose != "":
+			f.lost.Add(event.Loss)
+			f.streams.Lose(event.Lose, event.Loss)
+		}
+	}
+}
+
+// readOutput passes output on once the mark behind it has come.
+func (f *followProcess) readOutput(from io.Reader) error {
+	reader := bufio.NewReaderSize(from, 64<<10)
+	var batch []containerlog.Frame
+	for {
+		frame, err := containerlog.ReadFrame(reader)
+		if err != nil {
+			return nil // the process has ended, and half a batch with it
+		}
+		if frame.Kind != containerlog.KindPosition {
+			batch = append(batch, frame)
+			continue
+		}
+		var mark followMark
+		if err := json.Unmarshal(frame.Data, &mark); err != nil {
+			return fmt.Errorf("decode a mark: %w", err)
+		}
+		for _, b := range batch {
+			to := f.streams.Out
+			if b.Kind == containerlog.KindStderr {
+				to = f.streams.Err
+			}
+			if _, err := to.Write(b.Data); err != nil {
+				return err
+			}
+		}
+		batch = batch[:0]
+		f.streams.Progress.Note(mark.Key, mark.Mark)
+	}
+}
+
+// tailBuffer keeps the beginning of what a process says on its standard error.
+type tailBuffer struct{ bytes.Buffer }
+
+func (b *tailBuffer) Write(data []byte) (int, error) {
+	if room := 16<<10 - b.Len(); room > 0 {
+		b.Buffer.Write(data[:min(room, len(data))])
+	}
+	return len(data), nil
+}
+
+// panicked returns the reason of a panic, or the first line that was said.
+func (b *tailBuffer) panicked() string {
+	first := ""
+	for line := range strings.Lines(b.String()) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return ": " + line
+		}
+		if first == "" && line != "" {
+			first = ": " + line
+		}
+	}
+	return first
+}
+
+// FollowRole is the main function of the process that follows a workload. It
+// returns its exit status.
+func FollowRole() int {
+	sandbox.OutliveSignals() // the supervisor says when to end
+	for _, fd := range []int{followEventFD, followOutputFD, followConfigFD, followLifeFD} {
+		unix.CloseOnExec(fd)
+	}
+	life := os.NewFile(followLifeFD, "life")
+	go func() {
+		_, _ = life.Read(make([]byte, 1))
+		os.Exit(1)
+	}()
+	if err := followHere(os.NewFile(followConfigFD, "config"), os.NewFile(followEventFD, "events"), os.NewFile(followOutputFD, "output")); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func followHere(configFile *os.File, events, output io.Writer) error {
+	var config followConfig
+	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<40)).Decode(&config)
+	configFile.Close()
+	if err != nil {
+		return fmt.Errorf("read what to follow: %w", err)
+	}
+	client, err := workload.NewClient(config.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	selection, err := workload.NewSelection(config.Logs)
+	if err != nil {
+		return err
+	}
+	var objects []workload.Object
+	for _, object := range config.Objects {
+		objects = append(objects, workload.Object{Unstructured: &unstructured.Unstructured{Object: object.Object}, Source: object.Source})
+	}
+	sender := &followSender{events: events, output: bufio.NewWriterSize(output, 64<<10)}
+	result, err := client.Follow(context.Background(), objects, workload.Streams{
+		Out: frameWriter{sender.output, containerlog.KindStdout}, Err: frameWriter{sender.output, containerlog.KindStderr},
+		Note:   func(text string) { sender.send(followEvent{Note: text}) },
+		Tell:   func(text string) { sender.send(followEvent{Tell: text}) },
+		Lose:   func(text string, loss containerlog.Loss) { sender.send(followEvent{Lose: text, Loss: loss}) },
+		NoPull: config.NoPull, IDs: config.IDs, Logs: selection,
+		Progress: workload.NewProgress(config.Marks, sender.mark),
+	})
+	last := followEvent{Result: &result}
+	if err != nil && !errors.As(err, &last.Stuck) {
+		last.Error = err.Error()
+	}
+	sender.send(last)
+	return nil
+}
+
+// followSender sends what the process has to say.
+type followSender struct {
+	mu     sync.Mutex
+	events io.Writer
+	output *bufio.Writer
+}
+
+// send sends an event. A supervisor that is gone ends the process otherwise.
+func (s *followSender) send(event followEvent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = json.NewEncoder(s.events).Encode(event)
+}
+
+// mark ends a batch of output. Batches come one after the other.
+func (s *followSender) mark(key string, mark workload.Mark) {
+	if containerlog.WriteJSON(s.output, containerlog.KindPosition, followMark{key, mark}) == nil {
+		_ = s.output.Flush() // as above
+	}
+}
+
+// frameWriter puts what is written into frames of a kind.
+type frameWriter struct {
+	to   io.Writer
+	kind containerlog.Kind
+}
+
+func (w frameWriter) Write(data []byte) (int, error) {
+	if err := (containerlog.Frame{Kind: w.kind, Data: data}).Write(w.to); err != nil {
+		return 0, err
+	}
+	return len(data), nil
+}
