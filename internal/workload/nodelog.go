@@ -141,12 +141,16 @@ func (s *nodeStream) run(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		ended, unseen, behind := s.ended, s.unseen, s.behind
+		ended, unseen, behind, passed := s.ended, s.unseen, s.behind, s.mark.Position != containerlog.Position{}
 		s.mu.Unlock()
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, heard)); {
 			case unseen && since > lostAfter, since > incompleteAfter:
 				s.flush()
+				if unseen && behind == 0 && passed {
+					s.logs.streams.Note(fmt.Sprintf("the last output of container %s of pod %s may be missing: node %s is lost, and had announced no more", s.container, s.pod, s.node))
+					return
+				}
 				s.logs.lose(s.pod, s.container, containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
 				return
 			}
