@@ -213,12 +213,16 @@ type trouble struct {
 // newTrouble returns the trouble of a row, as its message shows it.
 func (s *stuckPods) newTrouble(row kind, reached stage, object, reason, message string) *trouble {
 	t := &trouble{kind: row, stage: reached, err: s.neverStarts(object, reason, message)}
-	if says(message, outOfRange) {
+	if says(message, outOfRange) || says(message, kernelRefuses) {
 		t.policy, t.patience = certain, noPatience
 	}
 	t.needsPod = row.class == classNeeds && row.policy == mendable || says(message, onlyPodsBring)
 	return t
 }
+
+// kernelRefuses are runc's words for a value that the kernel will not take the next
+// time either.
+const kernelRefuses = "failed to write sysctl"
 
 // passingWords are the words of troubles of a busy node, which the next attempt may
 // not have.

@@ -279,6 +279,17 @@ func TestAnOlderEventDoesNotSupersedeALaterOne(t *testing.T) {
 	}
 }
 
+func TestASysctlThatTheKernelRefuses(t *testing.T) {
+	start := time.Unix(1000, 0)
+	s := stuckOwner("Job")
+	s.handlePod(creatingPod("Job"), start)
+	signal{reason: "FailedCreatePodSandBox", event: true, message: `Failed to create pod sandbox: rpc error: code = Unknown desc = failed to start sandbox "5f6a": failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: unable to start container process: error during container init: failed to write sysctl net.ipv4.x = "y": invalid argument`}.send(s, "Job", start)
+	const want = `pod a cannot start: FailedCreatePodSandBox: failed to write sysctl net.ipv4.x = "y": invalid argument; correct securityContext.sysctls`
+	if err := s.overdue(start); err == nil || err.Error() != want {
+		t.Errorf("%v, want %s", err, want)
+	}
+}
+
 func TestIdsThatTheNodesLack(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
