@@ -44,6 +44,13 @@ func TestMain(m *testing.M) {
 		e.Close()
 		return
 	}
+	if path := os.Getenv(silentAt); path != "" {
+		if err := beSilent(path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
 	os.Exit(m.Run())
 }
 

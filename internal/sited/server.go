@@ -1,6 +1,7 @@
 package sited
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,10 @@ const (
 	// pam_berth.so. Many may wait for the pod that the first one makes. There is no bound for
 	// all, by which some would keep out the others.
 	maxLogins = 64
+	// maxBegun is the number of connections of one user's berth-sessions, from before
+	// they have said what they want. It is larger, so that a user with too many sessions
+	// learns why.
+	maxBegun = 2 * maxLogins
 )
 
 // listen makes the socket. All may ask for the status, and name their own jobs; what
@@ -59,6 +64,7 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	strangers := strangers{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}
+	begun := logins{most: maxBegun}
 	var said complaint
 	for {
 		conn, err := listener.AcceptUnix()
@@ -90,8 +96,16 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 			conn.Close()
 			continue
 		}
+		starter := startedBy(peer)
+		if starter != 0 && !begun.enter(starter) {
+			conn.Close()
+			continue
+		}
 		all.Go(func() {
 			defer strangers.leave(user)
+			if starter != 0 {
+				defer begun.leave(starter)
+			}
 			defer conn.Close()
 			d.answer(ctx, conn, peer)
 		})
@@ -158,6 +172,9 @@ func (s *strangers) leave(uid uint32) {
 
 // logins counts, by user, sessions that begin.
 type logins struct {
+	// most is the number for each user; 0 stands for maxLogins.
+	most int
+
 	mu sync.Mutex
 	of map[uint32]int
 }
@@ -166,7 +183,7 @@ type logins struct {
 func (l *logins) enter(uid uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.of[uid] >= maxLogins {
+	if l.of[uid] >= cmp.Or(l.most, maxLogins) {
 		return false
 	}
 	if l.of == nil {
@@ -182,6 +199,26 @@ func (l *logins) leave(uid uint32) {
 	if l.of[uid]--; l.of[uid] == 0 {
 		delete(l.of, uid)
 	}
+}
+
+// startedBy returns the user who has started a peer that is root by its
+// set-user-ID bit, as berth-session is, and 0 for every other peer.
+func startedBy(peer *unix.Ucred) uint32 {
+	if peer.Uid != 0 {
+		return 0
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", peer.Pid))
+	if err != nil {
+		return 0 // it has gone, and so will its connection
+	}
+	for line := range strings.Lines(string(status)) {
+		// Real, effective, saved and file system's.
+		if fields := strings.Fields(line); len(fields) == 5 && fields[0] == "Uid:" {
+			uid, _ := strconv.ParseUint(fields[1], 10, 32)
+			return uint32(uid)
+		}
+	}
+	return 0
 }
 
 func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {

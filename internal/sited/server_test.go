@@ -2,11 +2,13 @@ package sited
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/testutil"
 )
 
 // Connections that users leave open keep out neither root nor other users.
@@ -165,6 +168,77 @@ func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 	if err := login("1001"); err == nil || !strings.Contains(err.Error(), "you have no job on n1") {
 		t.Errorf("one of bob's has begun: %v", err)
 	}
+}
+
+// Programs with a set-user-ID bit connect as root, and count as connections of their user. Some that say
+// nothing are kept, and no more.
+func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
+	testutil.Require(t, testutil.Root)
+	run := t.TempDir()
+	listener, err := listen(run)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{log: slog.New(slog.DiscardHandler), node: "n1"}
+	ctx, end := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() { served <- d.serve(ctx, listener) }()
+	defer func() {
+		end()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	}()
+
+	// As with the bit: bob has started it, and it is root.
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := exec.CommandContext(t.Context(), "setpriv", "--ruid", "1001", program)
+	command.Env = append(os.Environ(), silentAt+"="+filepath.Join(run, site.Socket))
+	command.Stderr = os.Stderr
+	out, err := command.Output()
+	if err != nil || string(out) != fmt.Sprint(maxBegun) {
+		t.Errorf("%s of bob's are kept, want %d; %v", out, maxBegun, err)
+	}
+}
+
+// silentAt names the socket to which this program connects and says nothing.
+const silentAt = "SITED_TEST_SILENT"
+
+// beSilent connects more often than a user may, and prints how many connections get an
+// answer. It ends its silence when the others have been closed.
+func beSilent(path string) error {
+	const refusals = 20
+	answered := make(chan bool)
+	var conns []*net.UnixConn
+	for range maxBegun + refusals {
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		conns = append(conns, conn)
+		go func() {
+			n, _ := conn.Read(make([]byte, 1))
+			answered <- n > 0
+		}()
+	}
+	served, refused := 0, 0
+	for range conns {
+		if <-answered {
+			served++
+			continue
+		}
+		if refused++; refused == refusals {
+			for _, conn := range conns {
+				_ = conn.CloseWrite()
+			}
+		}
+	}
+	fmt.Print(served)
+	return nil
 }
 
 func TestTheLogHasAComplaintOnceAMinute(t *testing.T) {
