@@ -43,8 +43,8 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 		return nil, err
 	}
 	for _, base := range bases {
-		for _, home := range rundir.Homes(base) {
-			_ = os.Remove(home) // one that is in use, or another user's, stays
+		for _, home := range rundir.Owned(base) {
+			_ = os.Remove(home) // one that is in use stays
 		}
 	}
 	return stale, nil

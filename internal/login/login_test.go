@@ -241,7 +241,7 @@ func TestNothingOfATunnelIsForOthers(t *testing.T) {
 func TestNobodyElsesTunnelIsUsed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	s := newSite(t)
-	home := rundir.Homes(s.base)[0]
+	home := rundir.Home(s.base)
 	if err := os.RemoveAll(home); err != nil {
 		t.Fatal(err)
 	}

@@ -111,7 +111,7 @@ func Claim(base, name string) (*Dir, error) {
 // reclaim removes the directory if nobody has it locked, and tells whether it
 // is gone.
 func reclaim(base, name string) bool {
-	for _, home := range Homes(base) {
+	for _, home := range Owned(base) {
 		path := filepath.Join(home, name)
 		if !owned(path) {
 			continue

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -31,26 +30,34 @@ type Dir struct {
 	Lock *os.File
 }
 
-// homes is how many names for a user's own directory are tried: in a place that
-// everybody writes to, others may have taken some.
-const homes = 8
+// Home returns the name of the user's own directory below base, where its runs
+// have their directories. Other users can take that name in a place that
+// everybody writes to; then the directory has the name and a suffix that nobody
+// can foresee.
+func Home(base string) string { return filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid())) }
 
-// Homes are where one user's run directories may lie below base. All but the
-// first are used only where another user has what comes before.
-func Homes(base string) []string {
-	first := filepath.Join(base, fmt.Sprintf("berth-%d", os.Getuid()))
-	names := []string{first}
-	for i := 1; i < homes; i++ {
-		names = append(names, fmt.Sprintf("%s.%d", first, i))
-	}
-	return names
-}
-
-// Owned are those of Homes that are there and this user's. Nothing in any other
-// is to be believed: whoever made it chose its name.
+// Owned returns the directories below base that have the name of Home, or that
+// name with a suffix, and are this user's. Nothing in any other is to be
+// believed: whoever made it chose its name.
 func Owned(base string) []string {
-	return slices.DeleteFunc(Homes(base), func(home string) bool { return !owned(home) })
+	first := Home(base)
+	var homes []string
+	if owned(first) {
+		homes = append(homes, first)
+	}
+	// A directory that cannot be read had no room for another name either.
+	entries, _ := os.ReadDir(base)
+	for _, entry := range entries {
+		path := filepath.Join(base, entry.Name())
+		if strings.HasPrefix(path, first+suffixMark) && owned(path) {
+			homes = append(homes, path)
+		}
+	}
+	return homes
 }
+
+// suffixMark begins the suffix of a home.
+const suffixMark = "."
 
 // createTries is how often Create begins again because another run, at its
 // end, removed what looked like an empty home.
@@ -93,19 +100,26 @@ func create(base, run string) (*Dir, error) {
 
 // makeHome makes the user's own directory, or finds it.
 func makeHome(base string) (string, error) {
-	for _, home := range Homes(base) {
-		if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+	home := Home(base)
+	if homes := Owned(base); len(homes) > 0 {
+		home = homes[0]
+	} else if err := os.Mkdir(home, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", fmt.Errorf("make run directory: %w", err)
+	}
+	if !owned(home) {
+		// Where a run's end has just removed it, Create tries again.
+		_, err := os.Lstat(home)
+		if err != nil {
 			return "", fmt.Errorf("make run directory: %w", err)
 		}
-		if !owned(home) {
-			continue
+		if home, err = os.MkdirTemp(base, filepath.Base(home)+suffixMark); err != nil {
+			return "", fmt.Errorf("make run directory: %w", err)
 		}
-		if err := os.Chmod(home, 0o700); err != nil {
-			return "", fmt.Errorf("close %s to others: %w", home, err)
-		}
-		return home, nil
 	}
-	return "", fmt.Errorf("%s and %d names like it are taken by other users; ask the administrator to remove them", Homes(base)[0], homes-1)
+	if err := os.Chmod(home, 0o700); err != nil {
+		return "", fmt.Errorf("close %s to others: %w", home, err)
+	}
+	return home, nil
 }
 
 // owned tells whether home is a directory of this user's, and no link to one.
