@@ -58,7 +58,9 @@ func Main(args []string) int {
 	if task := os.Getenv("SLURM_PROCID"); code == launch.ExitUsage && task != "" && task != "0" {
 		return code
 	}
-	fmt.Fprintln(os.Stderr, "berth:", err)
+	for line := range strings.Lines(err.Error()) {
+		fmt.Fprintln(os.Stderr, "berth:", strings.TrimSuffix(line, "\n"))
+	}
 	if usage != nil {
 		if command.Name() == "help" {
 			command = command.Root()

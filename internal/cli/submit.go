@@ -24,9 +24,11 @@ option of sbatch is passed on as it is, those of your site's plugins included;
 see 'man sbatch'. With --array every element of the array has a cluster of its
 own.
 
-The manifests are read and checked now and become part of the script: to change
-the files later changes nothing. Image archives and a command stay where they
-are, and are needed there when the job runs.
+The manifests are read now and become part of the script: to change the files
+later changes nothing. Unknown fields and kinds, values of a wrong type and the
+like are refused with code 65; what only a cluster knows is not checked. Image
+archives and a command stay where they are, and are needed there when the job
+runs.
 
 Output goes where sbatch puts it, to slurm-JOB.out unless --output or --error
 name other files. With --wait (-W) berth waits for the end of the job, shows

@@ -101,6 +101,9 @@ func (o SubmitOptions) script(commands string) ([]byte, error) {
 	if err != nil {
 		return nil, inputError(err)
 	}
+	if err := workload.Check(objects); err != nil {
+		return nil, fail(ExitManifest, err)
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find berth's own file: %w", err)

@@ -22,6 +22,13 @@ type Object struct {
 	Source string
 	// Created: Apply has made it; it was not there before.
 	Created bool
+
+	// document is the text that the object was read from, and line the number of
+	// its first line in the file Source; 0 where that is not known.
+	document []byte
+	line     int
+	// file is the name of the file.
+	file string
 }
 
 // Name is "Kind name", for messages.
@@ -112,6 +119,7 @@ func Parse(name string, content []byte) ([]Object, error) {
 // parse also copies the documents that hold objects to text.
 func parse(name string, content []byte, text io.Writer) ([]Object, error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(content)))
+	read := 0 // bytes of content before the next document
 	var objects []Object
 	var problems []error
 	for number := 1; ; number++ {
@@ -123,6 +131,12 @@ func parse(name string, content []byte, text io.Writer) ([]Object, error) {
 			problems = append(problems, fmt.Errorf("%s: %w", name, err))
 			break
 		}
+		line := 0
+		if at := bytes.Index(content[read:], bytes.TrimRight(document, "\n")); at >= 0 {
+			read += at
+			line = 1 + bytes.Count(content[:read], []byte("\n"))
+			read = min(len(content), read+len(document))
+		}
 		parsed, err := parseDocument(document)
 		source := name
 		if number > 1 {
@@ -130,14 +144,14 @@ func parse(name string, content []byte, text io.Writer) ([]Object, error) {
 		}
 		body, from := cutSource(document)
 		if from != "" {
-			source = from
+			source, line = from, 0
 		}
 		if err != nil {
 			problems = append(problems, fmt.Errorf("%s: %w", source, err))
 			continue
 		}
 		for _, object := range parsed {
-			objects = append(objects, Object{Unstructured: object, Source: source})
+			objects = append(objects, Object{Unstructured: object, Source: source, file: name, document: document, line: line})
 		}
 		if len(parsed) > 0 {
 			if !bytes.HasSuffix(body, []byte("\n")) {
