@@ -68,7 +68,14 @@ func examine(ctx context.Context, devices []string) probe.Report {
 	if self, err := os.Executable(); err == nil {
 		libexec = filepath.Join(filepath.Dir(filepath.Dir(self)), "libexec", "berth")
 	}
-	report := probe.Local().Examine(ctx, probe.Trials{Command: []string{"doctor", "trial"}}, libexec)
+	trials := probe.Trials{Command: []string{"doctor", "trial"}}
+	if job, inJob := slurm.Here(); inJob && job.Place != slurm.PlaceShell {
+		trials.Memory = func(ctx context.Context, limit probe.Memory) probe.Memory {
+			limit, _ = slurm.LimitMemory(ctx, job, limit, slurm.AskSlurm) // the report says of Slurm itself whether it answers
+			return limit
+		}
+	}
+	report := probe.Local().Examine(ctx, trials, libexec)
 	report.Results = append(report.Results, slurm.Check(ctx, os.Getenv, slurm.AskSlurm)...)
 	report.Results = append(report.Results, checkDevices(os.Getenv, devices))
 	report.Conclude()

@@ -155,19 +155,15 @@ func (a *allocation) requeue() {
 	}
 }
 
-// memory replaces a limit that nobody enforces and the environment does not
-// tell by what the job has asked for. Slurm's answer mostly takes milliseconds;
-// without one the limit stays as it is.
+// memory narrows the limit to what the job has asked for. Slurm's answer mostly
+// takes milliseconds; without one the limit stays as it is.
 func (a *allocation) memory(ctx context.Context, limit probe.Memory) probe.Memory {
-	if a == nil || limit.Enforced || limit.Bytes < limit.Physical {
+	if a == nil {
 		return limit
 	}
-	bytes, err := slurm.NodeMemory(ctx, a.job, a.ask)
+	limit, err := slurm.LimitMemory(ctx, a.job, limit, a.ask)
 	if err != nil {
 		a.log.Debug("the memory of the job is not known: " + err.Error())
-	}
-	if err == nil && bytes > 0 && bytes < limit.Bytes {
-		limit.Bytes, limit.Source = bytes, "the job's memory, as scontrol says"
 	}
 	return limit
 }

@@ -30,7 +30,6 @@ const (
 // What the roles of a node need, in bytes, with a control plane and without;
 // see the measurements in bench/results. It is kept from pods.
 const (
-	headMemory   = 512 << 20
 	workerMemory = 320 << 20
 	// replicaMemory is that of a node with one control plane of several, whose
 	// controllers are a process of their own.
@@ -40,9 +39,6 @@ const (
 // memoryFilesShare is the part of the job's memory, as a divisor, that is kept
 // for images and files of containers where these are in memory.
 const memoryFilesShare = 4
-
-// smallPod is the memory that a node must have left for pods, in bytes.
-const smallPod = 128 << 20
 
 // host is what this run found out about the machine and the allocation.
 type host struct {
@@ -97,9 +93,9 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		h.cpus.Count = max(1, h.cpus.Count/n)
 		h.memory.Bytes /= uint64(n)
 	}
-	if h.memory.Bytes < roles+smallPod {
+	if !h.memory.Holds(roles) {
 		return host{}, fail(ExitConfig, fmt.Errorf("a node has %s of memory here (%s), a node needs at least %s: ask Slurm for more with --mem",
-			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(roles+smallPod)))
+			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(roles+probe.SmallPod)))
 	}
 	if spec.Network.IPFamily != cluster.IPv4Only {
 		h.ipv6 = reach(machine.IPv6())

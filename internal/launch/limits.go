@@ -14,13 +14,10 @@ const (
 	usualStack = 8 << 20
 )
 
-// How many instances of inotify the roles of a node make, with a control plane
-// and without. The kernel counts them by user, for all his programs on a
-// machine together; 128 is its usual limit.
-const (
-	headWatchers   = 17
-	workerWatchers = 5
-)
+// workerWatchers counts the instances of inotify that the roles of a node without
+// a control plane make; see probe.HeadWatchers. The kernel counts them by user, for
+// all programs on a machine together; 128 is its usual limit.
+const workerWatchers = 5
 
 // noWatchers is what a role says that comes too late for one.
 const noWatchers = "too many open files"

@@ -45,7 +45,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	roles, watchers := uint64(headMemory), headWatchers
+	roles, watchers := uint64(probe.HeadMemory), probe.HeadWatchers
 	switch {
 	case !r.team.controls(r.Spec):
 		roles, watchers = workerMemory, workerWatchers

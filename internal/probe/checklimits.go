@@ -16,13 +16,16 @@ import (
 const (
 	filesMin, filesGood         = 4096, 65536
 	processesMin, processesGood = 512, 4096
-	inotifyMin, inotifyGood     = 16, 64
+	inotifyMin, inotifyGood     = HeadWatchers, 64
 	watchesGood                 = 8192
-	memoryMin, memoryGood       = 640 << 20, 1536 << 20
+	memoryGood                  = 1536 << 20
 )
 
-func (h *Host) checkMemory(state Candidate) Result {
-	m := h.Memory()
+// HeadWatchers counts the instances of inotify that the roles of a node with a
+// control plane make.
+const HeadWatchers = 17
+
+func checkMemory(m Memory, state Candidate) Result {
 	r := Result{Name: "memory", Title: "memory", Level: Required, OK: Yes}
 	r.Found = fmt.Sprintf("%s (%s)", Bytes(m.Bytes), m.Source)
 	if !m.Enforced {
@@ -32,8 +35,8 @@ func (h *Host) checkMemory(state Candidate) Result {
 	switch {
 	case m.Bytes == 0:
 		r.OK, r.Found = Unknown, "/proc/meminfo cannot be read"
-	case m.Bytes < memoryMin:
-		r.OK, r.Cost, r.Remedy = No, fmt.Sprintf("berth's own components and a small pod need %s", Bytes(memoryMin)), more
+	case !m.Holds(HeadMemory):
+		r.OK, r.Cost, r.Remedy = No, fmt.Sprintf("berth's own components and a small pod need %s", Bytes(HeadMemory+SmallPod)), more
 	case m.Bytes < memoryGood:
 		r.OK, r.Cost, r.Remedy = Degraded, "little is left for pods beside berth's own components", more
 	}
@@ -115,7 +118,7 @@ func (h *Host) processes(file string) [][]byte {
 }
 
 func (h *Host) checkInotify(tried outcomes) Result {
-	r := Result{Name: "inotify", Title: "inotify", Level: Recommended, OK: Yes}
+	r := Result{Name: "inotify", Title: "inotify", Level: Required, OK: Yes}
 	instances, ok := h.number("fs.inotify.max_user_instances")
 	watches, _ := h.number("fs.inotify.max_user_watches")
 	if !ok {

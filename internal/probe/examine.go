@@ -23,6 +23,10 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 		trials.StateDir = best.Path
 	}
 	tried := trials.run(ctx, h, ids)
+	memory := h.Memory()
+	if trials.Memory != nil {
+		memory = trials.Memory(ctx, memory)
+	}
 
 	report := h.Describe()
 	add := func(results ...Result) { report.Results = append(report.Results, results...) }
@@ -32,7 +36,7 @@ func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Repor
 	add(h.checkMounts(tried)...)
 	add(h.checkNetwork(tried)...)
 	add(h.checkSeccomp(tried)...)
-	add(h.checkStateDir(best, rejected), h.checkPrograms(libexec), h.checkMemory(best), h.checkCPUs())
+	add(h.checkStateDir(best, rejected), h.checkPrograms(libexec), checkMemory(memory, best), h.checkCPUs())
 	add(h.checkLimits()...)
 	add(h.checkPods())
 	add(h.checkIDs(ids, tried)...)

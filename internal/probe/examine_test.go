@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -177,8 +178,8 @@ func TestChecks(t *testing.T) {
 		{"no notify", named("seccomp-notify", machine{}.host().checkSeccomp(all(failed(trialNotify, unix.EBUSY)))), No, "busy", "no fast path", "5.14"},
 		{"ptrace", named("seccomp-notify", machine{files: sysctls("kernel.yama.ptrace_scope", "3")}.host().checkSeccomp(all())), Degraded, "ptrace_scope is 3", "no fast path", "ptrace_scope=1"},
 
-		{"little memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().checkMemory(Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 640.0 MiB", "--mem=2G"},
-		{"less memory", machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "1024"}}.host().checkMemory(Candidate{}), Degraded, "1.0 GiB", "little is left", "--mem=2G"},
+		{"little memory", checkMemory(machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "512"}}.host().Memory(), Candidate{}), No, "512.0 MiB (SLURM_MEM_PER_NODE), not enforced", "need 640.0 MiB", "--mem=2G"},
+		{"less memory", checkMemory(machine{files: with(nil), env: map[string]string{"SLURM_MEM_PER_NODE": "1024"}}.host().Memory(), Candidate{}), Degraded, "1.0 GiB", "little is left", "--mem=2G"},
 		{"files", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 1024}}.host().checkFiles(), No, "hard 1024", "run out", "hard nofile 524288"},
 		{"files in a job", machine{limits: map[int]uint64{unix.RLIMIT_NOFILE: 4096}, env: map[string]string{"SLURM_JOB_ID": "1"}}.host().checkFiles(), Degraded, "hard 4096", "connections", "LimitNOFILE=524288"},
 		{"processes", machine{limits: map[int]uint64{unix.RLIMIT_NPROC: 1000}, files: map[string]string{"/proc/7/status": "Uid:\t1000\t1000\t1000\t1000\nThreads:\t600\n", "/proc/8/status": "Uid:\t0\t0\t0\t0\nThreads:\t900\n"}}.host().checkProcesses(),
@@ -216,6 +217,21 @@ func TestChecks(t *testing.T) {
 				t.Errorf("unexpected cost or remedy: %+v", r)
 			}
 		})
+	}
+}
+
+// TestWhatRefusesARunIsRequired: berth run refuses hosts that lack these.
+func TestWhatRefusesARunIsRequired(t *testing.T) {
+	few := machine{files: map[string]string{"/proc/sys/fs/inotify/max_user_instances": strconv.Itoa(HeadWatchers - 1)}}.host()
+	least := Memory{Bytes: HeadMemory + SmallPod}
+	less := Memory{Bytes: least.Bytes - 1}
+	if !least.Holds(HeadMemory) || less.Holds(HeadMemory) {
+		t.Errorf("%d bytes hold a node: %t, one less: %t", least.Bytes, least.Holds(HeadMemory), less.Holds(HeadMemory))
+	}
+	report := Report{Results: []Result{few.checkInotify(nil), checkMemory(less, Candidate{}), checkMemory(least, Candidate{})}}
+	report.Conclude()
+	if report.Verdict != "berth runs here: no, for want of: inotify, memory" {
+		t.Errorf("got %q", report.Verdict)
 	}
 }
 

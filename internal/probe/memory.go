@@ -22,6 +22,19 @@ type Memory struct {
 	Physical, Available uint64
 }
 
+// What a node with a control plane needs, in bytes; see the measurements in
+// bench/results.
+const (
+	// HeadMemory is for berth's own roles.
+	HeadMemory = 512 << 20
+	// SmallPod is the least that is left for pods.
+	SmallPod = 128 << 20
+)
+
+// Holds reports whether a node fits whose roles need so many bytes. berth doctor
+// and berth run both judge by it.
+func (m Memory) Holds(roles uint64) bool { return m.Bytes >= roles+SmallPod }
+
 // Memory returns the effective memory limit of the process: the smallest of
 // the machine's memory, the limits of the process's cgroup and its ancestors
 // (v1 and v2), and what Slurm says was asked for.

@@ -77,6 +77,9 @@ type Trials struct {
 	// Command is put before the arguments of RunTrial when the program calls
 	// itself: the words that lead its command line there.
 	Command []string
+	// Memory narrows the memory that the process finds to what its job has, where
+	// neither the kernel nor the environment says that. It may be nil.
+	Memory func(context.Context, Memory) Memory
 	// StateDir is where scratch files may be made; may be empty.
 	StateDir string
 }

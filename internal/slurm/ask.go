@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"berth.dev/berth/internal/probe"
 )
 
 // askLimit bounds a question to the controller: a busy one can take minutes.
@@ -106,6 +108,19 @@ func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 		return each * uint64(max(1, job.AllocatedCPUs, job.CPUsOnNode)), err
 	}
 	return 0, fmt.Errorf("read the memory of job %s from scontrol: none in its answer", job.ID)
+}
+
+// LimitMemory replaces a limit that nobody enforces and the environment does not say
+// by what the job has asked for. With an error the limit stays as it is.
+func LimitMemory(ctx context.Context, job Job, limit probe.Memory, ask Ask) (probe.Memory, error) {
+	if limit.Enforced || limit.Bytes < limit.Physical {
+		return limit, nil
+	}
+	bytes, err := NodeMemory(ctx, job, ask)
+	if err == nil && bytes > 0 && bytes < limit.Bytes {
+		limit.Bytes, limit.Source = bytes, "the job's memory, as scontrol says"
+	}
+	return limit, err
 }
 
 // NodeAddress returns where Slurm itself reaches a node, a name or an address:

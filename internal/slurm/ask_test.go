@@ -99,6 +99,27 @@ func TestNodeMemory(t *testing.T) {
 	}
 }
 
+func TestTheJobLimitsMemoryWhereNothingElseDoes(t *testing.T) {
+	answer := answering("MinMemoryNode=300M", nil)
+	for _, c := range []struct {
+		limit probe.Memory
+		want  uint64
+	}{
+		{probe.Memory{Bytes: 2 << 30, Physical: 2 << 30}, 300 << 20},
+		{probe.Memory{Bytes: 200 << 20, Physical: 200 << 20}, 200 << 20},
+		{probe.Memory{Bytes: 1 << 30, Physical: 2 << 30}, 1 << 30}, // by a variable of Slurm's
+		{probe.Memory{Bytes: 2 << 30, Physical: 2 << 30, Enforced: true}, 2 << 30},
+	} {
+		if got, err := LimitMemory(t.Context(), Job{ID: "7"}, c.limit, answer); err != nil || got.Bytes != c.want {
+			t.Errorf("%+v: %+v, %v", c.limit, got, err)
+		}
+	}
+	limit := probe.Memory{Bytes: 2 << 30, Physical: 2 << 30}
+	if got, err := LimitMemory(t.Context(), Job{ID: "7"}, limit, answering("", errors.New("down"))); err == nil || got != limit {
+		t.Errorf("without an answer: %+v, %v", got, err)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	states := func(results []probe.Result) string {
 		var words []string
