@@ -458,6 +458,12 @@ memory_asked() {
 	begin a alice login srun -N1 --mem=1400 berth run -q -- kubectl get nodes -o 'jsonpath={.items[0].status.capacity.memory}'
 	ends a 0
 	grep -qx 1400Mi "$out/a" || fail "not 1400 MiB: $(cat "$out/a")"
+	# Too little for a run is too little for doctor, also where only Slurm's controller knows it.
+	begin b alice login srun -N1 --mem=300 sh -c 'berth run -- true; echo run $?; berth doctor; echo doctor $?'
+	ends b 0
+	says b 'run 78'
+	says b 'doctor 1'
+	says b 'no, for want of: memory'
 }
 
 small_step() {
