@@ -52,7 +52,6 @@ func Containerd(plan cluster.Plan) []byte {
 		"{PAUSE}", quote(PauseImage),
 		"{SNAPSHOTTER}", plan.Snapshotter,
 		"{CDI}", quote(p.CDI()),
-		"{DIFFER}", differ(plan.Snapshotter),
 		"{CACHE}", quote(plan.ImageCache.Folder),
 		"{JOB}", quote(plan.ImageCache.Job),
 		"{CACHELIMIT}", strconv.FormatInt(plan.ImageCache.Bytes, 10),
@@ -84,14 +83,6 @@ func mirrorHosts(plan cluster.Plan) string {
 		return ""
 	}
 	return plan.Paths.RegistryHosts()
-}
-
-// differ is what unpacks layers for a snapshotter.
-func differ(snapshotter string) string {
-	if snapshotter == cluster.EROFS {
-		return snapshotter
-	}
-	return "walking"
 }
 
 // allowance returns by how many bytes a container may pass its memory limit

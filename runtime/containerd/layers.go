@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/plugin"
 	bolt "go.etcd.io/bbolt"
 
+	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/lazy"
@@ -116,6 +117,9 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			}
 			client := mounts.NewClient(conn)
 			client.Squash = config.Squash
+			if client.IDs, err = idmap.Own(); err != nil {
+				return nil, errors.Join(err, client.Close(), database.Close())
+			}
 			l := layers{root: root, cache: openCache(ic.Context, config, notice), folder: config.Cache}
 			var cache snapshotter.Cache
 			if l.cache != nil {
@@ -175,7 +179,10 @@ func layerDiffer(notice func(string)) *plugin.Registration {
 			if err != nil {
 				return nil, err
 			}
-			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore()}
+			differ := snapshotter.Differ{Content: db.(*metadata.DB).ContentStore(), Notice: notice}
+			if differ.IDs, err = idmap.Own(); err != nil {
+				return nil, err
+			}
 			l, err := ic.GetByID(plugins.SnapshotPlugin, "erofs")
 			if err == nil {
 				differ.Folder = l.(layers).root

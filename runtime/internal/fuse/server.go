@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/tree"
 )
 
@@ -44,8 +45,10 @@ type Mount struct {
 	// Device is the mount's /dev/fuse, Slots the memory file with requests that
 	// were not answered yet. Both stay the caller's.
 	Device, Slots *os.File
-	// Squash shows everything as the property of user and group 0.
+	// Squash shows everything as the property of user and group 0. Otherwise owners
+	// are fitted to IDs, the ids of the mount's user namespace.
 	Squash bool
+	IDs    idmap.Map
 	// Extra is that of all mounts.
 	Extra *Extra
 	Log   *slog.Logger
@@ -280,6 +283,15 @@ func (w *worker) errnoOf(r request, err error) unix.Errno {
 	return unix.EIO
 }
 
+// owned returns a node with the owner that the mount shows.
+func (m Mount) owned(n tree.Node) tree.Node {
+	n.UID, n.GID = m.IDs.Fit(n.UID, n.GID)
+	if m.Squash {
+		n.UID, n.GID = 0, 0
+	}
+	return n
+}
+
 func (w *worker) lookup(r request) unix.Errno {
 	name, ok := r.name(0)
 	if !ok {
@@ -292,7 +304,7 @@ func (w *worker) lookup(r request) unix.Errno {
 	case err != nil:
 		return w.errnoOf(r, err)
 	default:
-		w.out = appendEntry(w.out, n, w.Squash)
+		w.out = appendEntry(w.out, w.owned(n))
 	}
 	return 0
 }
@@ -304,7 +316,7 @@ func (w *worker) getattr(r request) unix.Errno {
 	}
 	w.out = order.AppendUint64(w.out, forever)
 	w.out = order.AppendUint64(w.out, 0)
-	w.out = appendAttr(w.out, n, w.Squash)
+	w.out = appendAttr(w.out, w.owned(n))
 	return 0
 }
 
@@ -381,7 +393,7 @@ func (w *worker) readdir(r request, plus bool) unix.Errno {
 			if err != nil {
 				return w.errnoOf(r, err)
 			}
-			w.out = appendEntry(w.out, n, w.Squash)
+			w.out = appendEntry(w.out, w.owned(n))
 		}
 		w.out = appendDirent(w.out, e.ID, uint64(at)+1, e.Type, e.Name)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/tree"
 )
 
@@ -140,5 +141,22 @@ func TestReadsThatWaitHoldUpNothing(t *testing.T) {
 	kernel.Close()
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+func TestOwnersThatAreShown(t *testing.T) {
+	ids := []idmap.Extent{{First: 0, Count: 65536}}
+	n := tree.Node{Inode: erofs.Inode{Meta: erofs.Meta{UID: 1000, GID: 1_000_650_000}}}
+	for _, c := range []struct {
+		mount    Mount
+		uid, gid uint32
+	}{
+		{Mount{}, 1000, 1_000_650_000},
+		{Mount{IDs: idmap.Map{UIDs: ids, GIDs: ids}}, 1000, idmap.Nobody},
+		{Mount{Squash: true}, 0, 0},
+	} {
+		if got := c.mount.owned(n); got.UID != c.uid || got.GID != c.gid {
+			t.Errorf("%+v shows %d:%d, want %d:%d", c.mount, got.UID, got.GID, c.uid, c.gid)
+		}
 	}
 }

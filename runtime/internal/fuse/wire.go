@@ -113,11 +113,8 @@ func (r request) readRange() (offset int64, size int, ok bool) {
 	return offset, min(size, maxRead), offset >= 0
 }
 
-func appendAttr(b []byte, n tree.Node, squash bool) []byte {
-	uid, gid, links := n.UID, n.GID, max(1, n.Links)
-	if squash {
-		uid, gid = 0, 0
-	}
+func appendAttr(b []byte, n tree.Node) []byte {
+	links := max(1, n.Links)
 	blocks := (uint64(n.Size) + 511) / 512
 	device := uint32(0)
 	if kind := n.Mode & erofs.TypeMask; kind == erofs.TypeChar || kind == erofs.TypeBlock {
@@ -126,17 +123,17 @@ func appendAttr(b []byte, n tree.Node, squash bool) []byte {
 	for _, v := range [...]uint64{n.ID, uint64(n.Size), blocks, uint64(n.Seconds), uint64(n.Seconds), uint64(n.Seconds)} {
 		b = order.AppendUint64(b, v)
 	}
-	for _, v := range [...]uint32{n.Nanoseconds, n.Nanoseconds, n.Nanoseconds, uint32(n.Mode), links, uid, gid, device, erofs.BlockSize, 0} {
+	for _, v := range [...]uint32{n.Nanoseconds, n.Nanoseconds, n.Nanoseconds, uint32(n.Mode), links, n.UID, n.GID, device, erofs.BlockSize, 0} {
 		b = order.AppendUint32(b, v)
 	}
 	return b
 }
 
-func appendEntry(b []byte, n tree.Node, squash bool) []byte {
+func appendEntry(b []byte, n tree.Node) []byte {
 	for _, v := range [...]uint64{n.ID, 0, forever, forever, 0} {
 		b = order.AppendUint64(b, v)
 	}
-	return appendAttr(b, n, squash)
+	return appendAttr(b, n)
 }
 
 // appendNoEntry tells the kernel to remember that there is no such name.

@@ -54,7 +54,7 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 			return fmt.Errorf("make a place for the archive's content: %w", opened)
 		}
 		blobs = store
-		index, err = imagestore.ReadArchive(ctx, store, a)
+		index, err = imagestore.ReadArchive(ctx, store, scratch, a)
 	}
 	if err != nil {
 		return err

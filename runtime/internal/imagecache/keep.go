@@ -182,7 +182,7 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 	defer content.Close()
 	// One byte too many is enough to know.
 	checked := &verified{from: io.LimitReader(content, blob.Size+1), verifier: blob.Digest.Verifier(), count: count}
-	made, err := layerfile.Convert(ctx, path, checked, limit)
+	made, err := layerfile.Convert(ctx, path, checked, blob.Size, limit)
 	if err == nil {
 		// What follows the packed archive belongs to its digest.
 		_, err = io.Copy(io.Discard, checked)

@@ -511,7 +511,7 @@ func TestExportAndImportAgain(t *testing.T) {
 
 func TestTooLargeIsSaid(t *testing.T) {
 	blob, _ := packed(t, make([]byte, 1<<20))
-	_, err := layerfile.Convert(t.Context(), filepath.Join(t.TempDir(), "layer"), bytes.NewReader(blob), 1<<19)
+	_, err := layerfile.Convert(t.Context(), filepath.Join(t.TempDir(), "layer"), bytes.NewReader(blob), int64(len(blob)), 1<<19)
 	if !errors.Is(err, layerfile.ErrTooLarge) {
 		t.Error(err)
 	}

@@ -14,18 +14,28 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/platforms"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/freespace"
 )
 
 // ReadArchive puts all blobs of an archive, or of a SIF file, into a store, and returns which images
-// it says to hold.
-func ReadArchive(ctx context.Context, store content.Store, a Archive) (index ocispec.Index, err error) {
+// it says to hold. The store is on the file system of dir, and leaves a part of that free.
+func ReadArchive(ctx context.Context, store content.Store, dir string, a Archive) (index ocispec.Index, err error) {
 	file, err := os.Open(a.Path)
 	if err != nil {
 		return index, fmt.Errorf("open image archive: %w", err)
 	}
 	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return index, fmt.Errorf("open image archive: %w", err)
+	}
+	guard, err := freespace.Watch(dir, info.Size())
+	if err != nil {
+		return index, fmt.Errorf("read image archive %s: %w", a.Path, err)
+	}
 	if isSIF(file) {
-		if index, err = readSIF(ctx, store, file); err != nil {
+		if index, err = readSIF(ctx, store, guard, file); err != nil {
 			err = fmt.Errorf("read SIF image %s: %w", a.Path, err)
 		}
 		return index, err
@@ -35,11 +45,12 @@ func ReadArchive(ctx context.Context, store content.Store, a Archive) (index oci
 		return index, fmt.Errorf("read image archive %s: %w", a.Path, err)
 	}
 	defer reader.Close()
-	desc, err := archive.ImportIndex(ctx, store, reader)
+	metered := &meteredStore{Store: store}
+	desc, err := archive.ImportIndex(ctx, metered, metered.reader(guard.Reader(reader)))
 	if err != nil {
 		return index, fmt.Errorf("read image archive %s (docker save, podman save, OCI layouts and SIF are understood): %w", a.Path, err)
 	}
-	text, err := content.ReadBlob(ctx, store, desc)
+	text, err := content.ReadBlob(ctx, texts{store}, desc)
 	if err == nil {
 		err = json.Unmarshal(text, &index)
 	}

@@ -2,7 +2,9 @@ package imagestore
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
@@ -27,8 +29,10 @@ const ArchiveNamespace = "berth-archives"
 
 // Importer imports archives into one containerd.
 type Importer struct {
-	client      *containerd.Client
-	store       content.Store
+	client *containerd.Client
+	store  content.Store
+	// root is a directory of the file system that store is on.
+	root        string
 	snapshotter string
 	// snapshots is the directory of the snapshotter.
 	snapshots string
@@ -47,13 +51,12 @@ func NewImporter(ctx context.Context, client *containerd.Client, snapshotter str
 	if err != nil {
 		return nil, fmt.Errorf("ask containerd for its content store: %w", err)
 	}
-	store := client.ContentStore()
+	i := &Importer{client: client, store: client.ContentStore(), root: os.TempDir(), snapshotter: snapshotter}
 	for _, p := range answer.Plugins {
 		if root := p.Exports["root"]; root != "" {
-			store = newDirect(store, root)
+			i.store, i.root = newDirect(i.store, root), root
 		}
 	}
-	i := &Importer{client: client, store: store, snapshotter: snapshotter}
 	if answer, err = client.IntrospectionService().Plugins(ctx, "type==io.containerd.snapshotter.v1"); err != nil {
 		return nil, fmt.Errorf("ask containerd for its snapshotter: %w", err)
 	}
@@ -78,14 +81,24 @@ type Imported struct {
 // or holding an OCI layout, plain or compressed with gzip or zstd, or of a folder with
 // such a layout. Images come unpacked before they get their name, so that whoever sees
 // one can use it.
-func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
+func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, err error) {
 	begin := time.Now()
 	// Until an image has a name, its blobs and snapshots would be garbage.
-	ctx, done, err := i.client.WithLease(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour))
+	service := i.client.LeasesService()
+	lease, err := service.Create(ctx, leases.WithRandomID(), leases.WithExpiration(time.Hour))
 	if err != nil {
 		return nil, fmt.Errorf("create lease for image archive %s: %w", a.Path, err)
 	}
-	defer done(context.WithoutCancel(ctx))
+	defer func() {
+		ctx := context.WithoutCancel(ctx)
+		if err == nil {
+			_ = service.Delete(ctx, lease) // it expires by itself
+			return
+		}
+		// What has been written may be large: its space is to be free at once.
+		err = errors.Join(err, service.Delete(ctx, lease, leases.SynchronousDelete))
+	}()
+	ctx = leases.WithLease(ctx, lease.ID)
 
 	if !a.isRoot() {
 		lying, index, err := OpenInPlace(ctx, a)
@@ -105,7 +118,6 @@ func (i *Importer) Import(ctx context.Context, a Archive) ([]Imported, error) {
 	if err != nil {
 		return nil, err
 	}
-	var imported []Imported
 	for _, img := range found {
 		if err := i.publish(ctx, img); err != nil {
 			return imported, fmt.Errorf("import image %s from %s: %w", img.Name, a.Path, err)
@@ -129,7 +141,7 @@ func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, st
 			}
 		}
 		if !stays {
-			index, err = ReadArchive(ctx, i.store, a)
+			index, err = ReadArchive(ctx, i.store, i.root, a)
 		}
 		return index, stays, err
 	}
@@ -145,7 +157,7 @@ func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, st
 
 // tell labels blobs so that those which belong to an image stay with it.
 func (i *Importer) tell(ctx context.Context, m ocispec.Descriptor) error {
-	handler := images.FilterPlatforms(images.ChildrenHandler(i.store), platforms.Default())
+	handler := images.FilterPlatforms(images.ChildrenHandler(texts{i.store}), platforms.Default())
 	if err := images.WalkNotEmpty(ctx, images.SetChildrenLabels(i.store, handler), m); err != nil {
 		return err
 	}
@@ -156,11 +168,11 @@ func (i *Importer) tell(ctx context.Context, m ocispec.Descriptor) error {
 // the image says: under that a cache knows it. Whoever unpacks a layer looks
 // whether it is so.
 func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
-	manifest, err := images.Manifest(ctx, i.store, m, platforms.Default())
+	manifest, err := images.Manifest(ctx, texts{i.store}, m, platforms.Default())
 	if err != nil {
 		return err
 	}
-	ids, err := images.RootFS(ctx, i.store, manifest.Config)
+	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
 	layers := lazy.Layers(manifest)
 	if err != nil || len(ids) != len(layers) {
 		return err // unpacking tells what is wrong

@@ -122,11 +122,12 @@ func TestPlainIsAsReadInFull(t *testing.T) {
 				t.Fatalf("%v, %v", plain, err)
 			}
 			defer plain.Close()
-			store, err := local.NewStore(t.TempDir())
+			dir := t.TempDir()
+			store, err := local.NewStore(dir)
 			if err != nil {
 				t.Fatal(err)
 			}
-			full, err := ReadArchive(t.Context(), store, a)
+			full, err := ReadArchive(t.Context(), store, dir, a)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -64,7 +64,7 @@ func (i *Importer) copyTexts(ctx context.Context, from Lying, m ocispec.Descript
 		if err := i.copy(ctx, from, desc); err != nil {
 			return nil, err
 		}
-		return images.Children(ctx, i.store, desc)
+		return images.Children(ctx, texts{i.store}, desc)
 	}), platforms.Default()), m)
 }
 
@@ -80,11 +80,11 @@ func (i *Importer) copy(ctx context.Context, from Lying, desc ocispec.Descriptor
 // bringLayers has all layers of an image unpacked; what says which they are is in the
 // store.
 func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.Descriptor) error {
-	manifest, err := images.Manifest(ctx, i.store, target, platforms.Default())
+	manifest, err := images.Manifest(ctx, texts{i.store}, target, platforms.Default())
 	if err != nil {
 		return err
 	}
-	ids, err := images.RootFS(ctx, i.store, manifest.Config)
+	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
 	if err != nil {
 		return err
 	}

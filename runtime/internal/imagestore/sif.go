@@ -18,6 +18,7 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/freespace"
 	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/sif"
 )
@@ -30,7 +31,7 @@ func isSIF(file *os.File) bool {
 }
 
 // readSIF puts the image of a SIF file into a store, as one of a single layer.
-func readSIF(ctx context.Context, store content.Store, file *os.File) (index ocispec.Index, err error) {
+func readSIF(ctx context.Context, store content.Store, guard *freespace.Guard, file *os.File) (index ocispec.Index, err error) {
 	info, err := file.Stat()
 	if err != nil {
 		return index, err
@@ -39,7 +40,7 @@ func readSIF(ctx context.Context, store content.Store, file *os.File) (index oci
 	if err != nil {
 		return index, err
 	}
-	layer, config, err := writeLayer(ctx, store, image)
+	layer, config, err := writeLayer(ctx, store, guard, image)
 	if err != nil {
 		return index, err
 	}
@@ -102,13 +103,13 @@ func useSIF(ctx context.Context, store content.Store, path, snapshotter string) 
 	return index, true, err
 }
 
-func writeLayer(ctx context.Context, store content.Store, image *sif.File) (desc ocispec.Descriptor, config ocispec.Image, err error) {
+func writeLayer(ctx context.Context, store content.Store, guard *freespace.Guard, image *sif.File) (desc ocispec.Descriptor, config ocispec.Image, err error) {
 	w, err := content.OpenWriter(ctx, store, content.WithRef("sif-layer"))
 	if err != nil {
 		return desc, config, err
 	}
 	defer w.Close()
-	buffered := bufio.NewWriterSize(w, 1<<20)
+	buffered := bufio.NewWriterSize(guard.Writer(w), 1<<20)
 	if config, err = image.Layer(buffered); err != nil {
 		return desc, config, err
 	}

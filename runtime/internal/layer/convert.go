@@ -49,8 +49,8 @@ const (
 )
 
 // Convert reads a tar archive to its end and writes the image of it to file,
-// which has to be empty.
-func Convert(archive io.Reader, file *os.File) error {
+// which has to be empty. Each header is shown to whoever wants to see it.
+func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
 	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, nil}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
 		return err
@@ -63,6 +63,9 @@ func Convert(archive io.Reader, file *os.File) error {
 		}
 		if err != nil {
 			return fmt.Errorf("read archive of layer: %w", err)
+		}
+		for _, show := range see {
+			show(header)
 		}
 		if err := c.add(header, reader); err != nil {
 			return fmt.Errorf("read archive of layer: %q: %w", header.Name, err)

@@ -3,6 +3,7 @@
 package layerfile
 
 import (
+	"archive/tar"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -10,9 +11,11 @@ import (
 	"hash"
 	"io"
 	"os"
+	"path/filepath"
 
 	"github.com/opencontainers/go-digest"
 
+	"berth.dev/berth/runtime/internal/freespace"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layer"
 )
@@ -26,24 +29,36 @@ type Made struct {
 // ErrTooLarge is of layers that do not fit into what is allowed.
 var ErrTooLarge = errors.New("layer is too large")
 
-// Convert makes the file of a layer, packed or not, at a path where there is
-// none. A layer of more than limit bytes without its compression is refused; 0 is
-// no limit. The caller knows which digest it has to have.
-func Convert(ctx context.Context, path string, packed io.Reader, limit int64) (Made, error) {
+// maxContent bounds a layer that has no other limit: each four kilobytes
+// cost four bytes of memory while it is converted.
+const maxContent = 512 << 30
+
+// Convert makes the file of a layer, packed or not and of size bytes, at a path where
+// there is none. A layer of more than limit bytes without its compression is refused. With
+// limit 0 it may take what the file system can spare. The headers are shown to
+// whoever wants to see them. The caller knows which digest it has to have.
+func Convert(ctx context.Context, path string, packed io.Reader, size, limit int64, see ...func(*tar.Header)) (Made, error) {
 	archive, err := imagestore.Decompress(packed)
 	if err != nil {
 		return Made{}, err
 	}
 	defer archive.Close()
 	counted := &counter{ctx: ctx, from: archive, hash: sha256.New(), limit: limit}
-	if err := Write(path, counted); err != nil {
+	if limit == 0 {
+		guard, err := freespace.Watch(filepath.Dir(path), size)
+		if err != nil {
+			return Made{}, err
+		}
+		counted.from, counted.limit = guard.Reader(archive), maxContent
+	}
+	if err := Write(path, counted, see...); err != nil {
 		return Made{}, err
 	}
 	return Made{digest.NewDigest(digest.SHA256, counted.hash), counted.size}, nil
 }
 
 // Write makes the file of a layer of its archive, at a path where there is none.
-func Write(path string, archive io.Reader) (err error) {
+func Write(path string, archive io.Reader, see ...func(*tar.Header)) (err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400)
 	if err != nil {
 		return err
@@ -53,7 +68,7 @@ func Write(path string, archive io.Reader) (err error) {
 			err = errors.Join(err, os.Remove(path))
 		}
 	}()
-	if err := layer.Convert(archive, file); err != nil {
+	if err := layer.Convert(archive, file, see...); err != nil {
 		return err
 	}
 	// What follows the archive's end belongs to its digest.
@@ -77,8 +92,8 @@ func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.from.Read(p)
 	c.hash.Write(p[:n])
 	c.size += int64(n)
-	if c.limit > 0 && c.size > c.limit {
-		return n, fmt.Errorf("%w: more than %d bytes without its compression", ErrTooLarge, c.limit)
+	if c.size > c.limit {
+		return 0, fmt.Errorf("%w: more than %d bytes without its compression", ErrTooLarge, c.limit)
 	}
 	return n, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
@@ -27,8 +28,10 @@ const (
 
 // Client mounts trees.
 type Client struct {
-	// Squash shows everything as the property of user and group 0.
+	// Squash shows everything as the property of user and group 0. Otherwise owners
+	// are fitted to IDs.
 	Squash bool
+	IDs    idmap.Map
 
 	mu   sync.Mutex
 	conn *net.UnixConn
@@ -58,7 +61,7 @@ func (c *Client) Mount(ctx context.Context, target string, layers []string) erro
 	if err := unix.Mount("berth", target, "fuse.berth", unix.MS_RDONLY|unix.MS_NODEV|unix.MS_NOATIME, data); err != nil {
 		return fmt.Errorf("mount image on %s: %w", target, err)
 	}
-	if err := c.ask(ctx, Request{ID: rand.Text(), Layers: layers, Squash: c.Squash}, device); err != nil {
+	if err := c.ask(ctx, Request{ID: rand.Text(), Layers: layers, Squash: c.Squash, IDs: c.IDs}, device); err != nil {
 		return errors.Join(fmt.Errorf("mount image on %s: %w", target, err), Unmount(target))
 	}
 	return nil

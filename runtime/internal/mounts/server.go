@@ -282,7 +282,7 @@ func (s *Server) start(request Request, opened layers, device, slots *os.File) e
 	s.mu.Unlock()
 	var once sync.Once
 	mount := fuse.Mount{
-		Tree: merged, Device: device, Slots: slots, Squash: request.Squash, Extra: &s.extra, Log: s.log,
+		Tree: merged, Device: device, Slots: slots, Squash: request.Squash, IDs: request.IDs, Extra: &s.extra, Log: s.log,
 		Refused: func(err error) {
 			once.Do(func() {
 				s.notice(fmt.Sprintf("files of a pod cannot be read: its image is refused: %v; build the image again, with fewer layers", err))

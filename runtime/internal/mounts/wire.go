@@ -14,6 +14,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/idmap"
 )
 
 // Request asks the server to serve a mount, whose /dev/fuse is beside it. It is
@@ -23,8 +25,10 @@ type Request struct {
 	ID string
 	// Layers are the paths of the images, the uppermost first.
 	Layers []string
-	// Squash shows everything as the property of user and group 0.
+	// Squash shows everything as the property of user and group 0. Otherwise owners
+	// are fitted to IDs.
 	Squash bool
+	IDs    idmap.Map
 	// Login says that it is about no mount, but a login with a registry, which is in
 	// the memory file beside it, and nowhere else.
 	Login bool

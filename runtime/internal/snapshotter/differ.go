@@ -1,6 +1,7 @@
 package snapshotter
 
 import (
+	"archive/tar"
 	"context"
 	"errors"
 	"fmt"
@@ -9,7 +10,6 @@ import (
 
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/diff"
-	"github.com/containerd/containerd/v2/core/diff/apply"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/labels"
@@ -19,12 +19,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/archived"
+	"berth.dev/berth/runtime/internal/idmap"
 	"berth.dev/berth/runtime/internal/inplace"
 	"berth.dev/berth/runtime/internal/layerfile"
 )
 
 // Differ makes images of layers, for snapshots of a Snapshotter. For others it unpacks
-// layers that lie in archives, of which containerd's own differs know nothing.
+// layers: containerd's own differs know nothing of archives, and write until the
+// file system is full.
 type Differ struct {
 	Content content.Store
 	// Folder is the snapshotter's, where layers may be that stand for others' files.
@@ -33,6 +35,10 @@ type Differ struct {
 	Cache Publisher
 	// Unpublished is told why a layer is not put into it.
 	Unpublished func(error)
+	// IDs are the user and group ids that files can have here. Notice tells the
+	// user of a layer whose files have others; nil tells nobody.
+	IDs    idmap.Map
+	Notice func(string)
 }
 
 // Publisher is a Cache that takes layers, too.
@@ -53,14 +59,16 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	if err != nil {
 		return ocispec.Descriptor{}, err
 	}
-	if len(mounts) != 1 || mounts[0].Type != LayerMount {
-		if lies {
-			return apply.NewFileSystemApplier(at).Apply(ctx, desc, mounts, opts...)
-		}
-		return ocispec.Descriptor{}, fmt.Errorf("apply layer: not a snapshot of this kind: %w", errdefs.ErrNotImplemented)
+	var blobs content.Provider = d.Content
+	if lies {
+		blobs = at
+		desc.Size = at.Size // a manifest may say anything
 	}
 	if _, err := images.DiffCompression(ctx, desc.MediaType); err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("apply layer of type %s: %w", desc.MediaType, errdefs.ErrNotImplemented)
+	}
+	if len(mounts) != 1 || mounts[0].Type != LayerMount {
+		return d.unpack(ctx, blobs, desc, mounts)
 	}
 	if placed, err := inplace.Place(d.Folder, desc.Digest, mounts[0].Source); placed || err != nil {
 		// It was packed by no program.
@@ -69,25 +77,33 @@ func (d Differ) Apply(ctx context.Context, desc ocispec.Descriptor, mounts []mou
 	if applied, ok := d.fromCache(ctx, desc, mounts[0].Source); ok {
 		return applied, nil
 	}
-	var blobs content.Provider = d.Content
-	if lies {
-		blobs = at
-	}
 	blob, err := blobs.ReaderAt(ctx, desc)
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("read layer %s: %w", desc.Digest, err)
 	}
 	defer blob.Close()
-	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), 0)
+	misfits := idmap.Misfits{Map: d.IDs}
+	made, err := layerfile.Convert(ctx, mounts[0].Source, content.NewReader(blob), blob.Size(), 0, func(header *tar.Header) {
+		// The image keeps its owners, since others may read it; its mounts fit them.
+		misfits.Fit(header.Name, header.Uid, header.Gid)
+	})
 	if err != nil {
 		return ocispec.Descriptor{}, fmt.Errorf("convert layer %s: %w", desc.Digest, err)
 	}
+	d.tell(&misfits)
 	applied := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Size: made.Size, Digest: made.Digest}
 	if d.Cache != nil {
 		// For others: whoever is here waits for no copy.
 		go d.publish(context.WithoutCancel(ctx), applied.Digest, mounts[0].Source)
 	}
 	return applied, nil
+}
+
+// tell says that files of a layer have other owners here.
+func (d Differ) tell(misfits *idmap.Misfits) {
+	if text := misfits.String(); text != "" && d.Notice != nil {
+		d.Notice(text)
+	}
 }
 
 func (d Differ) publish(ctx context.Context, layer digest.Digest, path string) {

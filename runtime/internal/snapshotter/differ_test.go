@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/containerd/containerd/v2/core/mount"
@@ -16,6 +17,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
 	"berth.dev/berth/runtime/internal/archived"
+	"berth.dev/berth/runtime/internal/idmap"
 )
 
 // A layer that lies in an archive is made of what is there: there is no store here that
@@ -60,8 +62,56 @@ func TestLayerOfAnArchive(t *testing.T) {
 	if _, err := os.Lstat(made); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it left %v", err)
 	}
-	// Others' layers of the store are for others.
+	// What is no layer is for others.
+	desc.MediaType = ocispec.MediaTypeImageConfig
 	if _, err := d.Apply(t.Context(), desc, []mount.Mount{{Type: "bind", Source: dir}}); !errdefs.IsNotImplemented(err) {
-		t.Errorf("a layer of the store for another snapshotter: %v", err)
+		t.Errorf("a configuration for another snapshotter: %v", err)
+	}
+}
+
+// Owners that this node does not have belong to nobody here, and that is said once.
+// The image of a layer keeps them, for other nodes.
+func TestOwnersFitThisNode(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to change owners")
+	}
+	var layer bytes.Buffer
+	archive := tar.NewWriter(&layer)
+	for name, uid := range map[string]int{"known": 1000, "foreign": 1_000_650_000} {
+		if err := archive.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Uid: uid, Gid: 7}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	path, unpacked, made := filepath.Join(dir, "image.tar"), filepath.Join(dir, "unpacked"), filepath.Join(dir, "made")
+	if err := errors.Join(archive.Close(), os.WriteFile(path, layer.Bytes(), 0o600), os.Mkdir(unpacked, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	at, err := archived.Part{Path: path, Size: int64(layer.Len())}.Apply()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	ids := []idmap.Extent{{First: 0, Count: 65536}}
+	d := Differ{IDs: idmap.Map{UIDs: ids, GIDs: ids}, Notice: func(text string) { said = append(said, text) }}
+	desc := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digest.FromBytes(layer.Bytes())}
+	for _, m := range []mount.Mount{{Type: "bind", Source: unpacked, Options: []string{"rbind", "rw"}}, {Type: LayerMount, Source: made}} {
+		applied, err := d.Apply(t.Context(), desc, []mount.Mount{m}, at)
+		if err != nil || applied.Digest != desc.Digest || applied.Size != int64(layer.Len()) {
+			t.Errorf("%s: %+v, %v", m.Type, applied, err)
+		}
+	}
+	for name, want := range map[string]uint32{"known": 1000, "foreign": idmap.Nobody} {
+		info, err := os.Stat(filepath.Join(unpacked, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := info.Sys().(*syscall.Stat_t); st.Uid != want || st.Gid != 7 {
+			t.Errorf("%s belongs to %d:%d, want %d", name, st.Uid, st.Gid, want)
+		}
+	}
+	want := `an image has 1 file of users or groups that this node does not have, such as "foreign" of 1000650000:7; in pods such ids are 65534`
+	if len(said) != 2 || said[0] != want || said[1] != want {
+		t.Errorf("it said %q", said)
 	}
 }

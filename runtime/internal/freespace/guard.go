@@ -1,0 +1,130 @@
+// Package freespace keeps a part of a file system free while images are written
+// to it: a few megabytes of an archive may unpack to more than a disk holds.
+// What belongs on the file system is not its business.
+package freespace
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoRoom wraps the errors of what would take the part that stays free.
+var ErrNoRoom = errors.New("it does not fit")
+
+const (
+	// interval is the number of bytes between two looks at the file system.
+	interval = 16 << 20
+	// What stays free is a twentieth of the file system, but no less than leastFree
+	// and no more than mostFree, and no more than a quarter of what is free at first.
+	// The kubelet ends pods when 256 MiB are free.
+	share     = 20
+	leastFree = 512 << 20
+	mostFree  = 8 << 30
+	// What is packed may unpack to mostUnpacked bytes, or mostRatio times its size:
+	// layers have ratios of 2 to 10.
+	mostUnpacked = 16 << 30
+	mostRatio    = 100
+)
+
+// space is the number of free and of all bytes and inodes.
+type space struct{ free, total, freeInodes, inodes uint64 }
+
+// reserve returns the bytes and inodes that have to stay free.
+func (s space) reserve() (bytes, inodes uint64) {
+	return min(s.free/4, max(s.total/share, leastFree), mostFree), min(s.freeInodes/4, s.inodes/share)
+}
+
+// Guard watches the file system of a directory. It may be used by several at once.
+type Guard struct {
+	dir           string
+	look          func(dir string) (space, error)
+	bytes, inodes uint64 // that stay free
+	packed, most  int64  // bytes before it is unpacked, and at most after it
+
+	mu      sync.Mutex
+	all     int64 // bytes that were counted
+	pending int   // bytes since the last look
+}
+
+// Watch returns the guard of a directory, for what has some bytes before it is
+// unpacked.
+func Watch(dir string, packed int64) (*Guard, error) { return watch(dir, packed, lookAt) }
+
+func watch(dir string, packed int64, look func(string) (space, error)) (*Guard, error) {
+	now, err := look(dir)
+	if err != nil {
+		return nil, err
+	}
+	g := &Guard{dir: dir, look: look, packed: packed, most: max(mostUnpacked, min(packed, math.MaxInt64/mostRatio)*mostRatio)}
+	g.bytes, g.inodes = now.reserve()
+	return g, nil
+}
+
+func lookAt(dir string) (space, error) {
+	var st unix.Statfs_t
+	if err := unix.Statfs(dir, &st); err != nil {
+		return space{}, fmt.Errorf("look for free space in %s: %w", dir, err)
+	}
+	block := uint64(st.Frsize)
+	return space{st.Bavail * block, st.Blocks * block, st.Ffree, st.Files}, nil
+}
+
+// Add counts bytes that are about to be written. The error is ErrNoRoom where too
+// little stays free.
+func (g *Guard) Add(n int) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.all += int64(n); g.all > g.most {
+		return fmt.Errorf("%w: of %d MB it unpacks to more than %d MB; check where the image comes from", ErrNoRoom, g.packed>>20, g.most>>20)
+	}
+	if g.pending += n; g.pending < interval {
+		return nil
+	}
+	now, err := g.look(g.dir)
+	switch {
+	case err != nil:
+		return err
+	case now.free < g.bytes:
+		return fmt.Errorf("%w: unpacked, it has more than %d MB, and the file system of %s keeps %d MB free; check the image, or name a directory with more space", ErrNoRoom, g.all>>20, g.dir, g.bytes>>20)
+	case now.freeInodes < g.inodes:
+		return fmt.Errorf("%w: the file system of %s keeps %d inodes free for further files; check the image, or name a directory with more of them", ErrNoRoom, g.dir, g.inodes)
+	}
+	g.pending = 0
+	return nil
+}
+
+// Reader returns a reader whose bytes are counted.
+func (g *Guard) Reader(from io.Reader) io.Reader { return reader{g, from} }
+
+type reader struct {
+	guard *Guard
+	from  io.Reader
+}
+
+func (r reader) Read(p []byte) (int, error) {
+	n, err := r.from.Read(p)
+	if full := r.guard.Add(n); full != nil {
+		return 0, full // whoever gets all that it has asked for ignores an error
+	}
+	return n, err
+}
+
+// Writer returns a writer whose bytes are counted.
+func (g *Guard) Writer(to io.Writer) io.Writer { return writer{g, to} }
+
+type writer struct {
+	guard *Guard
+	to    io.Writer
+}
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := w.guard.Add(len(p)); err != nil {
+		return 0, err
+	}
+	return w.to.Write(p)
+}
