@@ -110,6 +110,9 @@ func parseAPIServerOptions(plan cluster.Plan, listener net.Listener) (*options.S
 		return nil, fmt.Errorf("set feature gates: %w", err)
 	}
 	addFolderMounts(opts, plan.Mounts)
+	if err := addPodIDs(opts, plan); err != nil {
+		return nil, err
+	}
 	_, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
 		return nil, fmt.Errorf("read the listener's address (%s): %w", listener.Addr(), err)
