@@ -172,6 +172,9 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	if err != nil {
 		return err
 	}
+	if err := checkPlatform(ctx, texts{i.store}, manifest.Config); err != nil {
+		return err
+	}
 	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
 	layers := lazy.Layers(manifest)
 	if err != nil || len(ids) != len(layers) {
@@ -185,6 +188,16 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 		}
 	}
 	return nil
+}
+
+// checkPlatform refuses an image for another kind of machine: of a single manifest,
+// only its configuration says for which it is.
+func checkPlatform(ctx context.Context, store content.Provider, config ocispec.Descriptor) error {
+	own, err := images.ConfigPlatform(ctx, store, config)
+	if err != nil || own.Architecture == "" || platforms.Default().Match(own) {
+		return err
+	}
+	return fmt.Errorf("it is for %s, not for %s: give an image for this kind of machine", platforms.Format(own), platforms.DefaultString())
 }
 
 // publish unpacks an image and then gives it its name.
