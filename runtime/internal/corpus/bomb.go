@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Bomb returns the path of a packed archive with one file of size bytes, of which it
-// takes a thousandth.
+// Bomb returns the path of a packed archive with one file of size bytes. The archive
+// is a thousand times smaller.
 func Bomb(t testing.TB, name string, size int64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "bomb.tar.gz")

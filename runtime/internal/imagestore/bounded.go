@@ -24,7 +24,7 @@ func (t texts) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.R
 }
 
 // maxHeaders bounds the bytes of an archive that belong to no blob: names of files
-// and links, of which memory is taken for each. An archive of a hundred thousand
+// and links, which are kept in memory. An archive of a hundred thousand
 // blobs has as many.
 const maxHeaders = 64 << 20
 

@@ -190,8 +190,8 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	return nil
 }
 
-// checkPlatform refuses an image for another kind of machine: of a single manifest,
-// only its configuration says for which it is.
+// checkPlatform refuses an image for another kind of machine. A single manifest does
+// not name its platform; the configuration does.
 func checkPlatform(ctx context.Context, store content.Provider, config ocispec.Descriptor) error {
 	own, err := images.ConfigPlatform(ctx, store, config)
 	if err != nil || own.Architecture == "" || platforms.Default().Match(own) {

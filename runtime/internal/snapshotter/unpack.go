@@ -21,8 +21,8 @@ import (
 )
 
 // unpack writes the files of a layer into mounts, as containerd's own differ does in
-// a user namespace. Part of their file system stays free, and owners are those that
-// this node has.
+// a user namespace. Part of their file system stays free, and owners are fitted to
+// the ids of this node.
 func (d Differ) unpack(ctx context.Context, blobs content.Provider, desc ocispec.Descriptor, mounts []mount.Mount) (applied ocispec.Descriptor, err error) {
 	defer func() {
 		if err != nil {

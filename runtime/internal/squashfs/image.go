@@ -25,7 +25,7 @@ const (
 	maxBlock = 1 << 20
 	// maxEntries bounds the names in an image, maxDepth its directories in each
 	// other, maxPath the bytes of a path.
-	maxEntries = 8 << 20
+	maxEntries = 4 << 20
 	maxDepth   = 2048
 	maxPath    = 4096
 	// maxFileBlocks bounds the blocks of a file, which are a terabyte of the usual
