@@ -201,6 +201,11 @@ func forkCommand(command *Command, files []*os.File) (int, error) {
 	for _, file := range files {
 		fds = append(fds, file.Fd())
 	}
+	unmask, err := maskSignals()
+	if err != nil {
+		return 0, err
+	}
+	defer unmask()
 	return syscall.ForkExec(command.Path, append([]string{command.Path}, command.Args...), &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   command.Env,
@@ -263,13 +268,19 @@ func (r *reaper) collect() {
 	}
 }
 
-// watchStopped continues commands that were stopped by a signal, as
-// KeepRunning does.
+// watchStopped continues commands that were stopped by a signal, as KeepRunning
+// does, and the shims of pods, whose parent is this process once containerd has
+// started them. A pod whose shim is stopped would wait for it without a word.
 func (r *reaper) watchStopped() {
 	for range time.Tick(stopPoll) {
+		children, err := linux.Children(os.Getpid())
+		if err != nil {
+			continue // only without /proc, where nothing works
+		}
 		r.mu.Lock()
-		for pid, name := range r.commands {
-			if linux.Resume(pid) {
+		for _, pid := range children {
+			name, known := r.commands[pid]
+			if linux.Resume(pid) && known {
 				r.report(Event{Kind: Stopped, Name: name})
 			}
 		}

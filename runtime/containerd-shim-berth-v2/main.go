@@ -6,13 +6,22 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"os"
 
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
 	"github.com/containerd/containerd/v2/pkg/shim"
-	"github.com/containerd/plugin/registry"
 )
 
 func main() {
-	registry.Register(taskPlugin())
-	shim.RunShim(context.Background(), lifecycle{manager.NewShimManager("io.containerd.berth.v2")})
+	calls := lifecycle{manager.NewShimManager("io.containerd.berth.v2")}
+	if o, ok := readServerOptions(os.Args[1:]); ok {
+		if err := serve(context.Background(), o); err != nil {
+			fmt.Fprintf(os.Stderr, "%s: %v\n", calls.Name(), err)
+			os.Exit(1)
+		}
+		return
+	}
+	// Actions that end by themselves: start, delete, -info.
+	shim.RunShim(context.Background(), calls)
 }

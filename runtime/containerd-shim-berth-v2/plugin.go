@@ -16,10 +16,9 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
-	"github.com/containerd/containerd/v2/plugins"
 	"github.com/containerd/containerd/v2/version"
+	gorunc "github.com/containerd/go-runc"
 	"github.com/containerd/log"
-	"github.com/containerd/plugin"
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/runtime-spec/specs-go/features"
@@ -60,16 +59,8 @@ const (
 	memoryVariable   = "BERTH_MEMORY"
 )
 
-func taskPlugin() *plugin.Registration {
-	return &plugin.Registration{
-		Type:     plugins.TTRPCPlugin,
-		ID:       "task",
-		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
-		InitFn:   newService,
-	}
-}
-
-func newService(ic *plugin.InitContext) (any, error) {
+// newService returns the task service of the pod with this sandbox.
+func newService(ctx context.Context, sandbox string, publisher shim.Publisher, stop shutdown.Service) (*task.Service, error) {
 	// containerd starts shims with four processors; each costs memory in every
 	// pod. It starts them without collections, which is for what lives for
 	// milliseconds: the first call of a shim, and runc.
@@ -79,21 +70,14 @@ func newService(ic *plugin.InitContext) (any, error) {
 		return nil, err
 	}
 
-	publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
-	if err != nil {
-		return nil, err
-	}
-	stop, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
-	if err != nil {
-		return nil, err
-	}
 	// Before the inner service subscribes, so that stragglers are killed no
 	// later than it begins to wait for them.
 	exits := reaper.Default.Subscribe()
-	inner, err := runctask.NewTaskService(ic.Context, publisher.(shim.Publisher), stop.(shutdown.Service))
+	inner, err := runctask.NewTaskService(ctx, publisher, stop)
 	if err != nil {
 		return nil, fmt.Errorf("start task service: %w", err)
 	}
+	gorunc.Monitor = task.Unmask(reaper.Default, sandbox)
 	policy := memory.DefaultPolicy()
 	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
 		policy.Allowance = v
@@ -113,11 +97,11 @@ func newService(ic *plugin.InitContext) (any, error) {
 	if node.Controllers == nil {
 		log.L.Logger.SetFormatter(quiet{log.L.Logger.Formatter})
 	}
-	s := task.New(ic.Context, task.Config{
+	s := task.New(ctx, task.Config{
 		Inner:       inner,
 		Node:        node,
 		Proc:        procfs.New("/proc"),
-		Publisher:   publisher.(shim.Publisher),
+		Publisher:   publisher,
 		Policy:      policy,
 		SuperPacket: superPacket,
 		FastPath:    fastPath,
@@ -128,7 +112,7 @@ func newService(ic *plugin.InitContext) (any, error) {
 		// containerd reads the shim's log through the pipe behind logrus.
 		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
 	})
-	go s.Reap(ic.Context, exits)
+	go s.Reap(ctx, exits)
 	return s, nil
 }
 

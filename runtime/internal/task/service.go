@@ -8,9 +8,7 @@ import (
 	"context"
 	"log/slog"
 	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -45,8 +43,6 @@ type Service struct {
 	notices   string
 	cpus      CPUs
 	machine   Machine
-	// indifferent is done with the first request.
-	indifferent sync.Once
 
 	mu         sync.Mutex
 	containers map[string]*container
@@ -123,21 +119,8 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 	return nil
 }
 
-// outliveSignals makes the shim indifferent to signals that reach everybody in
-// a job at once (scancel, time limit): it would leave its containers without
-// the time that they have to end. containerd asks for the end by a request. The
-// shim library's own handler, installed while it starts, cannot be left out,
-// so it is replaced with the first request. The signals are caught, not
-// ignored, which the containers would inherit.
-func (s *Service) outliveSignals() {
-	ended := []os.Signal{syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP}
-	signal.Reset(ended...)
-	signal.Notify(make(chan os.Signal, 1), ended...)
-}
-
 // Create adapts the bundle's specification, then creates the container.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	s.indifferent.Do(s.outliveSignals)
 	c := &container{}
 	adapted, err := s.node.Adapt(r.Bundle, func() []specs.Mount { return s.showLimits(r.ID, c) })
 	defer s.created(r.ID)
