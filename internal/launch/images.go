@@ -83,6 +83,8 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	if err != nil {
 		return err
 	}
+	// The program may take long with an archive, and ends with the sandbox.
+	defer context.AfterFunc(ctx, func() { reader.Close() })()
 	var problems []error
 	var done atomic.Int32
 	defer tellOfImport(r.Log, &done, len(archives))()
@@ -103,6 +105,9 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 			line.Name += ", which stays where it is"
 		}
 		r.Log.Debug("imported " + line.Name)
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	select {
 	case end := <-status:
