@@ -25,6 +25,9 @@ const (
 	takeDownTime = time.Second
 	// maxGrace is Kubernetes' own default for a pod.
 	maxGrace = 30 * time.Second
+	// foreseeable is the longest time to end that a message gives in figures: a
+	// job without a limit ends in a year.
+	foreseeable = 24 * time.Hour
 	// sameSignal is within which time a further signal counts as the same:
 	// Slurm signals the step, and srun, which it signals too, does so again.
 	sameSignal = time.Second
@@ -131,7 +134,11 @@ func inGrace(ctx context.Context, log *slog.Logger, why string, grace time.Durat
 			}
 		}
 	}()
-	log.Warn(fmt.Sprintf("%s: the workload has %s to end; a second signal ends it at once", why, grace.Round(time.Second)))
+	has := grace.Round(time.Second).String()
+	if grace > foreseeable {
+		has = "as long as its pods ask for"
+	}
+	log.Warn(fmt.Sprintf("%s: the workload has %s to end; a second signal ends it at once", why, has))
 	do(ctx, grace)
 }
 
@@ -152,12 +159,13 @@ func (r *run) endWorkload(ctx context.Context, grace time.Duration) {
 
 // drain asks all pods to end.
 func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
+	began := time.Now()
 	drained, err := r.client.Drain(ctx, grace)
 	switch left := drained.Asked - drained.Ended; {
 	case err != nil && ctx.Err() == nil:
 		r.Log.Warn("pods cannot be asked to end: " + err.Error())
 	case left > 0 && r.allocation != nil && r.allocation.early == 0:
-		r.Log.Warn(fmt.Sprintf("%d of %d pods had not ended after %s, and are killed; --grace 2m ends the workload two minutes before the job's time is over", left, drained.Asked, grace.Round(time.Second)))
+		r.Log.Warn(fmt.Sprintf("%d of %d pods had not ended after %s, and are killed; --grace 2m ends the workload two minutes before the job's time is over", left, drained.Asked, time.Since(began).Round(time.Second)))
 	}
 	return drained
 }

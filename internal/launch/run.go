@@ -72,7 +72,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		return 0, err
 	}
 	if inJob && (needsStep(job) || options.Spec.Stay && !isTask(job, options.Getenv)) {
-		return 0, becomeStep(ctx, options, job)
+		return runInStep(ctx, options, job)
 	}
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)

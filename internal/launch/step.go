@@ -20,34 +20,38 @@ func needsStep(job slurm.Job) bool {
 
 func severalNodes(job slurm.Job) bool { return len(job.AllocatedNodes) > 1 || job.Components > 1 }
 
-// becomeStep replaces this process by an srun that starts berth with the same
-// arguments inside of the allocation: signals, streams and the exit code are
-// srun's to pass on. It returns only with an error.
-func becomeStep(ctx context.Context, options Options, job slurm.Job) error {
+// runInStep starts berth with the same arguments on all nodes of the allocation,
+// by srun, and returns its exit code. The keeper of a cluster that stays needs
+// srun itself as its child: for it this process becomes srun.
+func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error) {
 	if err := options.Spec.Validate(); err != nil {
-		return fail(ExitUsage, err)
+		return 0, fail(ExitUsage, err)
 	}
 	srun, self, err := findSrun(job)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	options.Log.Debug("starting a step over all nodes of job " + job.ID)
 	key := givesKey(ctx, job, options.Spec)
-	name := ""
+	name := ownStepName()
 	if options.Spec.Stay {
 		name = UpStep
 	}
 	command := slurm.StepCommand(job, name, key, append([]string{self}, os.Args[1:]...)...)
 	env := slurm.StepEnv(os.Environ())
 	if key {
-		// For passKey; this process is about to be another program.
+		// For passKey; what it starts ends with the thread.
 		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
 		if err := passKey(options.Spec); err != nil {
-			return err
+			return 0, err
 		}
 		env = append(env, stepKeyVariable+"=stdin")
 	}
-	return fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
+	if options.Getenv(upVariable) != "" {
+		return 0, fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
+	}
+	return runStep(ctx, options, job, name, srun, command, env)
 }
 
 // findSrun returns the files of srun and of berth itself, for a step in a job.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"berth.dev/berth/internal/rundir"
@@ -79,7 +78,8 @@ func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool
 		return true, 0, err
 	}
 	if head != "" {
-		return true, 0, becomeUser(options, job, head)
+		code, err = runBeside(ctx, options, job, head)
+		return true, code, err
 	}
 	u := &user{Options: options, cluster: onHead{cluster}}
 	if inJob {
@@ -127,18 +127,19 @@ func (o Options) CheckUse() error {
 	return nil
 }
 
-// becomeUser replaces this process by an srun that does the same on the head of
-// the cluster that stands in the job: there are its processors and its memory,
-// which a login host would lack, and Slurm accounts for it.
-func becomeUser(options Options, job slurm.Job, head string) error {
+// runBeside does the same on the head of the cluster that stands in the job, by
+// srun, and returns its exit code: there are its processors and its memory, which
+// a login host would lack, and Slurm accounts for it.
+func runBeside(ctx context.Context, options Options, job slurm.Job, head string) (int, error) {
 	srun, self, err := findSrun(job)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	options.Log.Debug("starting a step on " + head + ", the head of the cluster that is up")
-	command := slurm.BesideCommand(job, head, append([]string{self}, os.Args[1:]...)...)
+	name := ownStepName()
+	command := slurm.BesideCommand(job, head, name, append([]string{self}, os.Args[1:]...)...)
 	env := append(slurm.StepEnv(os.Environ()), options.hop())
-	return fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
+	return runStep(ctx, options, job, name, srun, command, env)
 }
 
 // usable is a cluster that a run uses, and that stays.

@@ -52,13 +52,13 @@ func StepCommand(job Job, name string, allRead bool, program ...string) []string
 
 // BesideCommand returns the srun command line that runs a program once on one
 // node of the allocation that this process is in, with all that the allocation
-// has there; streams and Ctrl-C are as with StepCommand.
-func BesideCommand(job Job, node string, program ...string) []string {
+// has there; the name, streams and Ctrl-C are as with StepCommand.
+func BesideCommand(job Job, node, name string, program ...string) []string {
 	command := []string{"srun"}
 	if job.Components > 1 {
 		command = append(command, "--het-group=0")
 	}
-	return append(append(command, "--nodes=1", "--nodelist="+node, "--ntasks=1", "--overlap", "--mem=0", "--unbuffered", "--disable-status"), program...)
+	return append(append(command, "--nodes=1", "--nodelist="+node, "--ntasks=1", "--overlap", "--mem=0", "--unbuffered", "--disable-status", "--job-name="+name), program...)
 }
 
 // StepEnv is env without what would change the step of StepCommand.

@@ -1,0 +1,147 @@
+package launch
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/slurm"
+)
+
+// stepNamePoll is the interval between looks for a step that has to end and does
+// not exist yet.
+const stepNamePoll = 500 * time.Millisecond
+
+// ownStep is an srun that this process has started, and its step.
+type ownStep struct {
+	options Options
+	job     slurm.Job
+	name    string
+	srun    *exec.Cmd
+	// ended is closed when srun has.
+	ended chan struct{}
+}
+
+// ownStepName returns a name that only one step of the job has: by it the step is
+// found when it has to end.
+func ownStepName() string { return fmt.Sprintf("berth-run-%d", os.Getpid()) }
+
+// runStep starts srun, ends its step in order on a signal, and returns its exit
+// code.
+//
+// A signal at srun itself would not do: at SIGTERM, SIGHUP and SIGQUIT it has the
+// step killed at once, and Ctrl-C it passes on as a SIGINT, which under
+// proctrack/linuxproc reaches every process of every pod (slurmstepd walks the
+// tree of processes). So srun has its own session, where no terminal signals it,
+// and this process has Slurm send SIGTERM to the step, as scancel does: pods
+// know that signal.
+func runStep(ctx context.Context, options Options, job slurm.Job, name string, srun string, command, env []string) (int, error) {
+	// The parent-death signal is tied to the thread that forks.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s := &ownStep{options: options, job: job, name: name, srun: exec.Command(srun, command[1:]...), ended: make(chan struct{})}
+	s.srun.Env = env
+	s.srun.Stdin, s.srun.Stdout, s.srun.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// If this process is killed, srun passes SIGINT on, and the step ends in order.
+	s.srun.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGINT}
+	if err := s.srun.Start(); err != nil {
+		return 0, fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, err))
+	}
+	closeInput()
+	told := make(chan error, 1)
+	go func() { told <- s.watch(ctx) }()
+	_ = s.srun.Wait() // its exit code says it
+	close(s.ended)
+	if err := <-told; err != nil {
+		options.Log.Warn(err.Error())
+	}
+	code := statusCode(unix.WaitStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus)))
+	if ctx.Err() != nil && code == exitSignalBase+int(syscall.SIGTERM) {
+		// The step got SIGTERM, whichever signal the user sent.
+		code = exitSignalBase + int(EndingSignal(context.Cause(ctx)))
+	}
+	return code, nil
+}
+
+// closeInput leaves standard input to srun: a pipe that this process kept open
+// would not tell its writer when srun reads no more.
+func closeInput() {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return // then its writer learns it when this process ends
+	}
+	defer null.Close()
+	_ = unix.Dup3(int(null.Fd()), 0, 0)
+}
+
+// watch ends the step once ctx has ended, and hurries it at a second signal. After
+// Ctrl-C somebody waits at the terminal, so that the time is limited.
+func (s *ownStep) watch(ctx context.Context) error {
+	select {
+	case <-s.ended:
+		return nil
+	case <-ctx.Done():
+	}
+	began := time.Now()
+	hurry := make(chan os.Signal, 1)
+	notifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	var patience <-chan time.Time
+	if EndingSignal(context.Cause(ctx)) == syscall.SIGINT {
+		patience = time.After(localGrace)
+	}
+	if err := s.end(); err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-s.ended:
+			return nil
+		case <-patience:
+		case <-hurry:
+			if time.Since(began) < sameSignal {
+				continue
+			}
+		}
+		if err := s.end(); err != nil {
+			return err
+		}
+	}
+}
+
+// end has Slurm send SIGTERM to the step. Where it cannot, srun passes SIGINT on.
+func (s *ownStep) end() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-s.ended:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	for {
+		id, _, err := slurm.StepNamed(ctx, s.job.ID, s.name, slurm.AskPatiently)
+		if err == nil && id != "" {
+			_, err = slurm.AskPatiently(ctx, "scancel", "--signal=TERM", id)
+		}
+		switch {
+		case ctx.Err() != nil || err == nil && id != "":
+			return nil
+		case err != nil:
+			_ = s.srun.Process.Signal(syscall.SIGINT)
+			return fmt.Errorf("end the step %s of job %s: %w; srun passes Ctrl-C on instead", s.name, s.job.ID, err)
+		}
+		// The step is about to start, or has just ended.
+		select {
+		case <-s.ended:
+			return nil
+		case <-time.After(stepNamePoll):
+		}
+	}
+}
