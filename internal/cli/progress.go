@@ -29,9 +29,15 @@ type progress struct {
 	live *liveSteps
 }
 
+// newLines returns a progress that writes a line for each step. It is for commands
+// that bring up no cluster in their own process.
+func newLines(to io.Writer, quiet, verbose bool) *progress {
+	return &progress{to: to, start: time.Now(), quiet: quiet, verbose: verbose}
+}
+
 // newProgress writes to a file; on a terminal the steps are shown live.
 func newProgress(to *os.File, quiet, verbose bool) *progress {
-	p := &progress{to: to, start: time.Now(), quiet: quiet, verbose: verbose}
+	p := newLines(to, quiet, verbose)
 	if !quiet && !verbose && term.IsTerminal(int(to.Fd())) && os.Getenv("TERM") != "dumb" {
 		p.live = newLiveSteps(to, p.start)
 	}

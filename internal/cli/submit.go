@@ -72,9 +72,7 @@ an array with the highest. Ctrl-C then ends the waiting, not the job.`,
 		spec.Command = line.Command
 		spec.Absolute(dir)
 		_, quiet := line.Get("quiet")
-		progress := newProgress(os.Stderr, false, false)
-		progress.end() // there are no steps to show live
-		progress.quiet = quiet
+		progress := newLines(os.Stderr, quiet, false)
 		code, err := launch.Submit(command.Context(), launch.SubmitOptions{
 			Spec: spec, Line: line, RunFlags: changedFlags(flags, "file", "print"), Print: printOnly,
 			CommandLine: append([]string{"berth", "submit"}, args...),

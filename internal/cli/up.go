@@ -66,8 +66,7 @@ the same, where the site permits it.`,
 		if quiet && verbose {
 			return &usageError{errQuietVerbose}
 		}
-		progress := newProgress(os.Stderr, quiet, verbose)
-		progress.end() // the steps are shown by the process that does them
+		progress := newLines(os.Stderr, quiet, verbose) // the process that does the steps shows them
 		log := slog.New(progress)
 		args := append([]string{"up", "--" + launch.UpFlag}, changed...)
 		facts, err := launch.Up(command.Context(), launch.Options{
@@ -113,8 +112,7 @@ cluster and returns when nothing of it is left. The allocation stays.`,
 			if grace < 0 {
 				return &usageError{fmt.Errorf("--grace %s: give a time such as 10s or 5m", grace)}
 			}
-			progress := newProgress(os.Stderr, quiet, verbose)
-			progress.end()
+			progress := newLines(os.Stderr, quiet, verbose)
 			code, err := launch.Down(command.Context(), launch.Options{Getenv: os.Getenv, Log: slog.New(progress)}, job, grace)
 			if err != nil && job != "" {
 				// Of a job that nobody can reach into, that is the reason.

@@ -41,7 +41,11 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 			options.Log.Info("waiting for pods to end, which have " + allowed)
 		})
 		defer slow.Stop()
-		outcome, err := cluster.End(ctx, standing.Order{Grace: grace})
+		outcome, err := cluster.End(ctx, standing.Order{Grace: grace}, func(outcome standing.Outcome) {
+			if outcome.Asked > 0 {
+				options.Log.Info(fmt.Sprintf("%d of %d pods have ended; ending the cluster", outcome.Ended, outcome.Asked))
+			}
+		})
 		if err != nil {
 			return 0, fail(ExitUnavailable, err)
 		}

@@ -153,13 +153,17 @@ func (d *Door) Close() {
 }
 
 // End tells a cluster to end, from its head, and returns when nothing of it is
-// left there. A second order waits for the first one's end.
-func (c Cluster) End(ctx context.Context, o Order) (Outcome, error) {
+// left there. It calls drained once pods have ended, or are about to be killed. A
+// second order waits for the first one's end.
+func (c Cluster) End(ctx context.Context, o Order, drained func(Outcome)) (Outcome, error) {
 	ended := c.Ended()
 	var outcome Outcome
 	err := c.ask(ctx, request{End: &o}, &outcome)
 	if err != nil && !hasGone(err) {
 		return outcome, fmt.Errorf("tell the cluster to end: %w", err)
+	}
+	if err == nil {
+		drained(outcome)
 	}
 	select {
 	case <-ended:

@@ -95,7 +95,7 @@ func TestAClusterIsToldToEnd(t *testing.T) {
 	ends := make(chan end, 2)
 	for range 2 { // the second one waits for the end, too
 		go func() {
-			outcome, err := c.End(t.Context(), Order{Grace: time.Minute})
+			outcome, err := c.End(t.Context(), Order{Grace: time.Minute}, func(Outcome) {})
 			ends <- end{outcome, err}
 		}()
 	}

@@ -150,8 +150,11 @@ up_local() {
 	says a 'was so before'
 	says a node/
 	never_says a spoilt
-	begin d alice n1 sh -c "berth up --nodes-per-host 2 && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?; berth down && exit \$code"
+	# In a terminal they write lines, and draw nothing that stays.
+	begin d alice n1 sh -c "script -qec 'berth up --nodes-per-host 2' /dev/null >/tmp/term && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?
+		script -qec 'berth down' /dev/null >>/tmp/term || code=9; ! grep \"\$(printf '\\033')\" /tmp/term || echo spoilt; rm /tmp/term; exit \$code"
 	ends d 0
+	never_says d spoilt
 	[[ $(grep -c ^node/ "$out/d") == 4 ]] || fail "not two lists of two nodes: $(cat "$out/d")"
 	begin e alice n1 sh -c "berth up --image $image && berth kubectl apply -f $here/slow-end.yaml && berth kubectl wait --for=condition=Ready pod/slow && berth down"
 	ends e 0
