@@ -176,7 +176,7 @@ stop_each() {
 	berth a -f $here/loop.yaml --image $image -- sleep 1000
 	poll 60 running
 	# Several at once, since each is looked at every two seconds: the roles, then those who look after them.
-	for some in "net dns containerd node control" "init janitor keeper"; do
+	for some in "net dns containerd node control shim" "init janitor keeper"; do
 		# shellcheck disable=SC2086
 		signal STOP $some
 		for part in $some; do poll 20 awake $part || fail "$part stays stopped"; done
@@ -251,6 +251,26 @@ ignored_hangup() {
 	says a started
 	node sh -c "kill -HUP $(parts supervisor keeper | tr '\n' ' ') \$(pgrep -f '^sleep 3')"
 	ends a 6
+}
+
+# Signals that reach every process of a job end no shim, runc or pause, from their
+# first instruction on; and processes of pods start as programs expect it.
+storm_of_signals() {
+	node sh -c 'touch /run/storm; while [ -e /run/storm ]; do for each in INT TERM HUP; do
+		pkill -$each -f "containerd-shim-berth-v2|^/pause|cni/(bridge|portmap|loopback)|runc .* (kill|delete|state) "; done; done' &
+	berth a -f $here/loop.yaml --image $image -- bash $here/storm.sh
+	patience=150 ends a 0
+	node rm /run/storm
+	wait $!
+	says a 'no pod noticed'
+}
+
+# An archive that takes long, and may never end, keeps nobody.
+interrupt_import() {
+	begin a alice n1 /srv/ends/slow-import/bin/berth run -f $here/exit.yaml --image $image
+	poll 60 node pgrep -f '^/bin/sleep 1004' >/dev/null || fail "nothing is imported: $(cat "$out/a")"
+	signal TERM supervisor
+	patience=20 ends a 143
 }
 
 # A signal that comes while the cluster is still being started.

@@ -1,0 +1,189 @@
+# shellcheck shell=bash
+# Every way to end a run (rows), by its launcher (columns). A cell is LAUNCHER/WAY;
+# the pod of ways.yaml writes its result.
+
+launchers=(srun srun-X srun-pty salloc submit script)
+every_way=(ctrl-c ctrl-c-twice close-terminal
+	scancel scancel-INT scancel-TERM scancel-HUP scancel-batch scancel-full
+	kill-TERM-srun kill-HUP-srun kill-QUIT-srun kill-KILL-srun
+	kill-TERM-berth kill-HUP-berth kill-QUIT-berth kill-KILL-berth
+	time-limit)
+
+every_cell() {
+	local launcher way
+	for way in "${every_way[@]}"; do
+		for launcher in "${launchers[@]}"; do
+			# The terminal of sbatch is not the job's, and there is no srun.
+			case $launcher/$way in submit/*srun | script/*srun | submit/ctrl* | script/ctrl* | submit/close* | script/close*) continue ;; esac
+			echo "$launcher/$way"
+		done
+	done
+}
+
+# run_cells NODES CELL... runs cells, each worker on one node.
+run_cells() {
+	local count=$1 worker pids=()
+	shift
+	"$bed" run --user alice login mkdir -p ways
+	rm -f "$out"/*.cell
+	for ((worker = 0; worker < count; worker++)); do
+		(
+			trap - EXIT
+			for ((i = worker + 1; i <= $#; i += count)); do
+				result=$(run_cell "n$((worker + 1))" "${!i}")
+				echo "$result" >"$out/${!i/\//+}.cell"
+				echo "$PROCTRACK ${!i}: $result"
+			done
+		) &
+		pids+=($!)
+	done
+	wait "${pids[@]}"
+	"$bed" run --user alice login rm -rf ways
+	for ((worker = 1; worker <= count; worker++)); do "$bed" run --user alice "n$worker" env PATH=/srv/ends/dist/bin:/usr/bin:/bin berth cleanup; done
+	local left
+	left=$(check) || {
+		echo "left behind:" && head -n 20 <<<"$left"
+		return 1
+	}
+	check_cells "$@"
+}
+
+# run_cell NODE LAUNCHER/WAY prints its result.
+run_cell() {
+	local node=$1 launcher=${2%/*} way=${2#*/} name=${2/\//-} command options said file log pid job keys
+	failed=no
+	log=$out/$name.log
+	file=/var/tmp/berth-bed/$BED_NAME/home/alice/ways/$name
+	"$bed" run --user alice login sh -c "sed 's/NAME/$name/' $here/ways.yaml >ways/$name.yaml"
+	options="-N1 -w $node --mem=1500 -J $name"
+	[[ $way != time-limit ]] || options+=" --time=1"
+	command="berth run -f ways/$name.yaml --image $image"
+	case $launcher in
+	srun) command="srun $options $command" ;;
+	srun-X) command="srun -X $options $command" ;;
+	srun-pty) command="srun --pty $options $command" ;;
+	salloc) command="salloc $options $command" ;;
+	submit) command="berth submit --wait -o ways/$name.out $options ${command#berth run}" ;;
+	script) command="sbatch -W -o ways/$name.out $options --wrap '$command'" ;;
+	esac
+	mkfifo "$out/$name.keys" && exec {keys}<>"$out/$name.keys" || return 1
+	timeout -k 1 300 "$bed" run --user alice login env PATH=/srv/ends/dist/bin:/usr/bin:/bin script -qec "$command" /dev/null \
+		<"$out/$name.keys" >"$log" 2>&1 &
+	pid=$!
+	poll 100 grep -qs started "$file" || {
+		echo "not started: $(tail -n 3 "$log" | tr '\r\n' '  ')"
+		end_cell
+		return
+	}
+	job=$("$bed" run ctl squeue -h -n "$name" -o %A)
+	act "$way"
+	if ! poll "$(patience_for "$way")" over; then
+		said=" goes on"
+	else
+		said=$(describe "$file")
+	fi
+	end_cell
+	echo "${said# }"
+}
+
+over() { ! kill -0 "$pid" 2>/dev/null && [[ -z $("$bed" run ctl squeue -h -j "$job" -o %A 2>/dev/null) ]]; }
+
+patience_for() {
+	case $1 in time-limit) echo 200 ;; *) echo 25 ;; esac
+}
+
+end_cell() {
+	"$bed" run --user alice login scancel -n "$name"
+	failed=no
+	poll 30 eval '[[ -z $("$bed" run ctl squeue -h -n "$name" -o %A) ]]'
+	kill "$pid" 2>/dev/null
+	wait "$pid" 2>/dev/null
+	exec {keys}>&-
+	rm "$out/$name.keys"
+}
+
+act() { # WAY
+	case $1 in
+	ctrl-c) printf '\003' >&"$keys" ;;
+	ctrl-c-twice)
+		printf '\003' >&"$keys"
+		sleep 0.3 # within the second in which srun takes it for one more
+		printf '\003' >&"$keys"
+		;;
+	close-terminal) "$bed" run login pkill -KILL -f "^script .*ways/$name[.]yaml" ;;
+	scancel) cancel ;;
+	scancel-INT | scancel-TERM | scancel-HUP) cancel --signal="${1#scancel-}" ;;
+	scancel-batch | scancel-full) cancel "--${1#scancel-}" ;;
+	kill-*-srun) "$bed" run login sh -c "kill -$(cut -d- -f2 <<<"$1") \$(pgrep -of '^[^ ]*srun .*ways/$name[.]yaml')" ;;
+	kill-*-berth)
+		local host=$node of=
+		# The login host has the processes of other cells, too.
+		[[ $launcher != salloc ]] || host=login of=".*$name"
+		"$bed" run "$host" sh -c "kill -$(cut -d- -f2 <<<"$1") \$(pgrep -of '^[^ ]*berth run $of')"
+		;;
+	esac
+}
+
+cancel() { "$bed" run --user alice login scancel "$@" "$job"; }
+
+# describe FILE prints what the pod noticed, in order.
+describe() {
+	local seen
+	seen=$(sed -n '/^started/,$p' "$1" | grep -E '^[A-Z]+$' | uniq | xargs)
+	if [[ " $seen " != *" TERM "* ]]; then
+		echo "killed at once${seen:+ ($seen)}"
+		return
+	fi
+	echo "$seen $(grep -E '^[0-9.]+$' "$1" | awk 'NR == 1 { first = $1 } { last = $1 } END { printf "%.1f s", last - first }')"
+}
+
+# expected LAUNCHER/WAY: SIGTERM, "killed at once" or "goes on". Slurm may kill at once
+# only where srun itself is signalled, a closed terminal included, and where the
+# only task of a step is killed.
+expected() {
+	case $1 in
+	*/kill-*-srun | srun*/close-terminal | srun/ctrl-c-twice | srun-X/ctrl-c-twice) echo "killed at once" ;;
+	salloc/kill-KILL-berth) echo SIGTERM ;;
+	# There --batch is a SIGKILL for berth, which is the script.
+	*/kill-KILL-berth | submit/scancel-batch) echo "killed at once" ;;
+	# A shell in front of berth ends on SIGTERM, which only linuxproc gives to berth as
+	# well, and its step with it.
+	script/scancel | script/scancel-batch | script/scancel-full | script/time-limit)
+		if [[ $PROCTRACK == linuxproc ]]; then echo SIGTERM; else echo "killed at once"; fi
+		;;
+	# To srun the first one is a question. Without --batch or --full Slurm signals only
+	# the steps of a batch job, and without a batch script --batch finds nothing.
+	srun/ctrl-c | s[ra]*/scancel-batch | submit/scancel-[ITH]* | script/scancel-[ITH]*) echo "goes on" ;;
+	*) echo SIGTERM ;;
+	esac
+}
+
+# check_cells lists the cells with another result than expected.
+check_cells() {
+	local each got want wrong=0
+	for each; do
+		got=$(cat "$out/${each/\//+}.cell" 2>/dev/null) want=$(expected "$each")
+		case $want in
+		# A second Ctrl-C of srun may come after its pods have had SIGTERM.
+		SIGTERM) [[ $got == *TERM\ [1-9]* ]] ;;
+		"killed at once") [[ $got == "$want"* || $each == *twice && $got == *TERM* ]] ;;
+		*) [[ $got == "$want" ]] ;;
+		esac || {
+			echo "FAILED: $PROCTRACK $each: $got; want $want"
+			wrong=1
+		}
+	done
+	return $wrong
+}
+
+write_table() {
+	local way launcher
+	echo
+	printf '|'; printf ' %s |' "$PROCTRACK" "${launchers[@]}"
+	echo
+	for way in "${every_way[@]}"; do
+		printf '| %s |' "$way"
+		for launcher in "${launchers[@]}"; do printf ' %s |' "$(cat "$out/$launcher+$way.cell" 2>/dev/null)"; done
+		echo
+	done
+}
