@@ -20,6 +20,9 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == KeeperArg {
 		os.Exit(Keeper())
 	}
+	if len(os.Args) == 2 && os.Args[1] == UpKeeperArg {
+		os.Exit(1) // no test starts a cluster
+	}
 	os.Exit(m.Run())
 }
 
