@@ -1,0 +1,1 @@
+../../../internal/linux/sockdiag.go
