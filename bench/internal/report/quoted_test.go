@@ -14,7 +14,8 @@ import (
 )
 
 // quoted matches a figure that a page quotes from a report: a link whose title names the case,
-// the system and the figure, and "times REFERENCE" where it is the ratio.
+// the system and the figure, and "times REFERENCE" where it is the ratio. A "|" would end a
+// cell of a table.
 var quoted = regexp.MustCompile(`\[([0-9.,]+)\]\([^) ]*bench/([a-z-]+)/report\.md "([^"]+)"\)`) //nolint:gochecknoglobals // a constant
 
 // TestQuotedFigures checks the figures in the pages that users read against the records.
@@ -78,9 +79,9 @@ func TestConformanceRun(t *testing.T) {
 
 // quote returns a figure by its key in a link's title.
 func (r Report) quote(key string) (float64, error) {
-	parts := strings.Split(key, " | ")
+	parts := strings.Split(key, "; ")
 	if len(parts) < 3 || len(parts) > 4 {
-		return 0, fmt.Errorf("want CASE | SYSTEM | FIGURE, and | times %s", r.Reference)
+		return 0, fmt.Errorf("want \"CASE; SYSTEM; FIGURE\", and \"; times %s\" for a ratio", r.Reference)
 	}
 	for _, g := range r.Groups {
 		for _, f := range g.Figures {
