@@ -77,7 +77,7 @@ func Families() []Family {
 		{"berth_egress_refused_total", Counter, "flows to an address that pods may not reach"},
 		{"berth_egress_failed_total", Counter, "connections that found nobody, or nobody willing, at the far end"},
 		{"berth_egress_dropped_packets_total", Counter, "packets of pods that were malformed, multicast, or found a full buffer"},
-		{"berth_egress_overflowed_total", Counter, "flows that were refused or ended because there were too many"},
+		{"berth_egress_overflowed_total", Counter, "flows that were refused or ended because there were too many, and SYNs that were ignored"},
 		{FastPath, Counter, "connections of pods that were looked at for the host's network, by what became of them"},
 	}
 }
