@@ -201,11 +201,6 @@ func forkCommand(command *Command, files []*os.File) (int, error) {
 	for _, file := range files {
 		fds = append(fds, file.Fd())
 	}
-	unmask, err := maskSignals()
-	if err != nil {
-		return 0, err
-	}
-	defer unmask()
 	return syscall.ForkExec(command.Path, append([]string{command.Path}, command.Args...), &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   command.Env,

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"syscall"
@@ -57,6 +58,14 @@ func Janitor() int {
 		_ = os.Remove(directory) // another run's may be there
 	}
 	return 0
+}
+
+// OutliveSignals makes this process indifferent to what reaches everybody in a
+// job at once (scancel, time limit, Ctrl-C): the supervisor orders the end.
+// The signals are caught, not ignored: a child would inherit ignoring, and
+// with it every process of every pod.
+func OutliveSignals() {
+	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 }
 
 // stopPoll is how often a process is looked at that a signal may have stopped.

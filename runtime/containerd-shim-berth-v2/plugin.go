@@ -6,11 +6,14 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"syscall"
 
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/api/types"
 	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/task"
 	"github.com/containerd/containerd/v2/pkg/shim"
@@ -77,7 +80,7 @@ func newService(ctx context.Context, sandbox string, publisher shim.Publisher, s
 	if err != nil {
 		return nil, fmt.Errorf("start task service: %w", err)
 	}
-	gorunc.Monitor = task.Unmask(reaper.Default, sandbox)
+	gorunc.Monitor = task.Shield(reaper.Default, sandbox)
 	policy := memory.DefaultPolicy()
 	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
 		policy.Allowance = v
@@ -151,6 +154,13 @@ func machine() task.Machine {
 // lifecycle starts and stops shims as containerd's own manager does, and
 // after a killed shim first ends the other containers of the pod.
 type lifecycle struct{ shim.Shim }
+
+// Start starts the server of a pod with the signals ignored that containerd
+// ignores. The library has caught SIGINT by now, which a child would not inherit.
+func (l lifecycle) Start(ctx context.Context, params *bootapi.BootstrapParams) (*bootapi.BootstrapResult, error) {
+	signal.Ignore(syscall.SIGINT, syscall.SIGHUP)
+	return l.Shim.Start(ctx, params)
+}
 
 func (l lifecycle) Stop(ctx context.Context, id string) (shim.StopStatus, error) {
 	dir, err := os.Getwd()

@@ -100,8 +100,8 @@ func serve(ctx context.Context, o serverOptions) error {
 // outliveSignals makes the shim indifferent to signals that reach every process
 // of a job at once (scancel, time limit, Ctrl-C): its containers would lose the
 // time that they have to end. containerd asks for the end by a request. Until
-// here the signals are blocked, as init starts every role so. They are caught and
-// not ignored, because the containers would inherit that.
+// here SIGINT and SIGHUP are ignored, by inheritance. From here on they are caught
+// with the others, because the containers would inherit that as well.
 func outliveSignals() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT,
 		syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM, syscall.SIGPIPE)

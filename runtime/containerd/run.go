@@ -62,7 +62,11 @@ func run(args []string) error {
 	// Everything in a job may be signalled at once (scancel, time limit), also
 	// what has no part in deciding its end. The order to stop is the one signal
 	// that nobody else sends.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGUSR1, syscall.SIGUSR2)
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
+	// Shims and CNI plugins inherit this, and ignore both from their first
+	// instruction. The runtime of Go respects it for no other signal that ends a
+	// program.
+	signal.Ignore(syscall.SIGINT, syscall.SIGHUP)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGPWR)
 	defer stop()
 	return serve(ctx, o)
