@@ -151,8 +151,8 @@ up_local() {
 	says a node/
 	never_says a spoilt
 	# In a terminal they write lines, and draw nothing that stays.
-	begin d alice n1 sh -c "script -qec 'berth up --nodes-per-host 2' /dev/null >/tmp/term && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?
-		script -qec 'berth down' /dev/null >>/tmp/term || code=9; ! grep \"\$(printf '\\033')\" /tmp/term || echo spoilt; rm /tmp/term; exit \$code"
+	begin d alice n1 sh -c "export TERM=xterm; script -qec 'stty cols 80 rows 24; berth up --nodes-per-host 2' /dev/null >/tmp/term && berth run -- kubectl get nodes -o name && berth kubectl get nodes -o name; code=\$?
+		script -qec 'stty cols 80 rows 24; berth down' /dev/null >>/tmp/term || code=9; ! grep \"\$(printf '\\033')\" /tmp/term || echo spoilt; rm /tmp/term; exit \$code"
 	ends d 0
 	never_says d spoilt
 	[[ $(grep -c ^node/ "$out/d") == 4 ]] || fail "not two lists of two nodes: $(cat "$out/d")"

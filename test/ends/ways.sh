@@ -9,6 +9,15 @@ every_way=(ctrl-c ctrl-c-twice close-terminal
 	kill-TERM-berth kill-HUP-berth kill-QUIT-berth kill-KILL-berth
 	time-limit)
 
+# ways_to_end is the case of what berth itself has to do, or differs by ProctrackType;
+# test/ends/ways tries all cells.
+ways_to_end() {
+	local cells=(salloc/ctrl-c srun-X/ctrl-c srun-pty/ctrl-c)
+	[[ $PROCTRACK != linuxproc ]] ||
+		cells+=(salloc/close-terminal salloc/kill-TERM-berth submit/scancel script/scancel srun/kill-QUIT-berth)
+	run_cells 3 "${cells[@]}" >"$out/ways" || fail "$(grep -v "^[a-z]* [^:]*: " "$out/ways")"
+}
+
 every_cell() {
 	local launcher way
 	for way in "${every_way[@]}"; do
