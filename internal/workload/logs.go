@@ -93,21 +93,28 @@ func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
 	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
 		started := status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
-		if !started && status.LastTerminationState.Terminated == nil || status.ContainerID == "" {
-			continue
-		}
+		known := status.ContainerID != ""
 		key := string(pod.UID) + "/" + status.Name
 		s := l.nodes[key]
 		if s == nil {
+			if !known || !started && status.LastTerminationState.Terminated == nil {
+				continue
+			}
 			s = newNodeStream(l, pod, status.Name)
 			l.nodes[key] = s
 			l.start(func() { s.run(ctx) })
 		}
 		l.pods[string(pod.UID)] = pod
 		if ended {
+			// Also without an id: the kubelet forgets the containers of a pod that
+			// it has evicted.
 			s.end(false)
+			for _, latest := range l.latest[key] {
+				latest.noteContainerEnd()
+				latest.finish()
+			}
 		}
-		if s.isAbsent() && started {
+		if s.isAbsent() && started && known {
 			l.followThere(ctx, pod, status, s, ended)
 		}
 	}

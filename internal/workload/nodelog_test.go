@@ -104,17 +104,36 @@ func (n *node) writeLog(t *testing.T, name string, from, to int) string {
 // followPod follows the pod on the node until it has ended.
 func (n *node) followPod(t *testing.T, streams Streams, plain bool) *logs {
 	t.Helper()
+	return n.followPodTo(t, podOnNode(corev1.PodSucceeded), streams, plain)
+}
+
+func (n *node) followPodTo(t *testing.T, end *corev1.Pod, streams Streams, plain bool) *logs {
+	t.Helper()
 	server := httptest.NewServer(n)
 	t.Cleanup(server.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	l := newLogs(testClient(t, server.URL), streams, plain)
 	l.follow(ctx, podOnNode(corev1.PodRunning))
-	l.follow(ctx, podOnNode(corev1.PodSucceeded))
+	l.follow(ctx, end)
 	if err := l.wait(ctx); err != nil {
 		t.Fatal(err)
 	}
 	return l
+}
+
+// The kubelet no longer knows the containers of a pod that it has evicted.
+func TestTheLogOfAnEvictedPodEnds(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	want := n.writeLog(t, "0.log", 0, 10)
+	evicted := podOnNode(corev1.PodFailed)
+	unknown := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown"}}
+	evicted.Status.ContainerStatuses[0] = corev1.ContainerStatus{Name: "main", RestartCount: 1, State: unknown, LastTerminationState: unknown}
+	var out syncBuffer
+	n.followPodTo(t, evicted, Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
+	if out.String() != want {
+		t.Errorf("output is %q", out.String())
+	}
 }
 
 func TestConnectionsToANodeBreakWithoutLossOrRepetition(t *testing.T) {

@@ -12,6 +12,7 @@ kubectl logs pod1 >>signals
 kubectl delete pod --all --timeout=60s
 kubectl get events --field-selector type=Warning
 cat signals
-[ "$(grep -c 0000000000000000 signals)" = 4 ]
+# Without the real-time signals: children of make ignore one of glibc's own (32).
+[ "$(grep -cE '00000000[08]0000000$' signals)" = 4 ]
 rm signals
 [ -z "$(kubectl get events --field-selector type=Warning -o name)" ] && echo no pod noticed
