@@ -2,8 +2,6 @@ package linux
 
 import (
 	"fmt"
-	"runtime"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -36,12 +34,8 @@ func FakeOwnership() error {
 			unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO})
 	}
 	program = append(program, unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW})
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Go runs on several threads; all of them get the filter at once.
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
-		unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter)))
-	runtime.KeepAlive(program)
-	if errno != 0 {
+	if _, errno := setFilter(program, unix.SECCOMP_FILTER_FLAG_TSYNC); errno != 0 {
 		return fmt.Errorf("install the filter that ignores changes of ownership: %w", errno)
 	}
 	return nil

@@ -3,8 +3,6 @@ package linux
 import (
 	"errors"
 	"fmt"
-	"runtime"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,7 +10,7 @@ import (
 // JoinSessionKeyring gives the calling thread, and all that it starts, a new
 // anonymous session keyring. The thread must be locked: each thread has its own
 // credentials. It succeeds without effect where the kernel has no keys, or where
-// a container's filter denies the call (EPERM) and thereby all others on keys.
+// a container's filter denies the call (EPERM) like all others on keys.
 func JoinSessionKeyring() error {
 	_, err := unix.KeyctlInt(unix.KEYCTL_JOIN_SESSION_KEYRING, 0, 0, 0, 0)
 	if err != nil && !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) {
@@ -30,14 +28,9 @@ func JoinSessionKeyring() error {
 // requests by its number from every process of that uid, in whatever user
 // namespace.
 func DenyKeys() error {
-	program := keyFilter()
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	// Without SPEC_ALLOW (Linux 4.17) kernels before 5.16 switch off speculation
 	// for every process with a filter, which costs more than the filter.
-	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER,
-		unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW, uintptr(unsafe.Pointer(&filter)))
-	runtime.KeepAlive(program)
-	if errno != 0 {
+	if _, errno := setFilter(keyFilter(), unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW); errno != 0 {
 		return fmt.Errorf("install the filter that denies calls on keys: %w", errno)
 	}
 	return nil

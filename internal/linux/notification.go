@@ -42,29 +42,32 @@ type addedDescriptor struct {
 // ended before its answer by what kills the caller, not by other signals, which
 // Interrupted tells of.
 func InstallFilter(program []unix.SockFilter) (listener int, err error) {
-	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
-	install := func() (uintptr, unix.Errno) {
-		fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&filter)))
-		return fd, errno
-	}
-	fd, errno := install()
+	fd, errno := setFilter(program, flags)
 	if errno == unix.EINVAL {
 		flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER
-		fd, errno = install()
+		fd, errno = setFilter(program, flags)
 	}
 	if errno == unix.EACCES {
 		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 			return -1, fmt.Errorf("set no_new_privs: %w", err)
 		}
-		fd, errno = install()
+		fd, errno = setFilter(program, flags)
 	}
-	runtime.KeepAlive(program)
 	if errno != 0 {
 		return -1, fmt.Errorf("install a seccomp filter with a listener: %w", errno)
 	}
 	unix.CloseOnExec(int(fd))
 	return int(fd), nil
+}
+
+// setFilter installs a seccomp filter. The result is the listener, if the flags
+// ask for one.
+func setFilter(program []unix.SockFilter, flags uintptr) (uintptr, unix.Errno) {
+	filter := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	result, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&filter)))
+	runtime.KeepAlive(program)
+	return result, errno
 }
 
 // ReceiveNotification waits for a call. What n points to must be zero. ENOENT

@@ -34,7 +34,7 @@ type Usage struct {
 	Anonymous, Shared, Mapped, PageTables uint64
 	User, System                          time.Duration
 	Faults, MajorFaults                   uint64
-	Processes, Threads                    int
+	Threads                               int
 }
 
 // charged is the memory that the kernel could not take back.

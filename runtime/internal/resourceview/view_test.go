@@ -22,7 +22,7 @@ func testView() *View {
 		Usage: func() Usage {
 			return Usage{
 				Anonymous: 100 << 20, Shared: 20 << 20, Mapped: 30 << 20, PageTables: 1 << 20,
-				User: 3 * time.Second, System: time.Second, Faults: 9, MajorFaults: 2, Processes: 2, Threads: 5,
+				User: 3 * time.Second, System: time.Second, Faults: 9, MajorFaults: 2, Threads: 5,
 			}
 		},
 		Proc: "testdata/proc", Version1: true,

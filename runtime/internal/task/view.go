@@ -167,7 +167,7 @@ func (s *Service) usage(id string, c *container) resourceview.Usage {
 		Anonymous: m.Anon, Shared: m.Shmem, Mapped: m.File, PageTables: m.PageTables,
 		User: c.counted.User, System: c.counted.System,
 		Faults: c.counted.MinorFaults + c.counted.MajorFaults, MajorFaults: c.counted.MajorFaults,
-		Processes: u.Processes, Threads: u.Threads,
+		Threads: u.Threads,
 	}
 	c.measuredUntil = begin.Add(max(measureEvery, measurePart*time.Since(begin)))
 	return c.measured
