@@ -2,7 +2,7 @@ package linux
 
 import "golang.org/x/sys/unix"
 
-// callsOnKeys returns this architecture's calls on keys, and those of 32-bit
+// callsOnKeys returns the calls on keys of this architecture and of 32-bit
 // programs.
 func callsOnKeys() []keyCalls {
 	return []keyCalls{{unix.AUDIT_ARCH_AARCH64, unix.SYS_ADD_KEY}, {unix.AUDIT_ARCH_ARM, 309}}

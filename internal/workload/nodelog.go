@@ -19,19 +19,20 @@ import (
 )
 
 const (
-	// silence bounds the time in which a node sends nothing, not even
-	// KindAlive. The request is made again then.
+	// silence is the longest time without a frame from a node, KindAlive
+	// included. After that the request is repeated.
 	silence = 20 * time.Second
-	// lostAfter bounds the time in which a node is unreachable after a pod was
-	// deleted whose end nobody saw.
+	// lostAfter is the time after which an unreachable node counts as lost, once
+	// a pod was deleted whose end nobody saw.
 	lostAfter = 15 * time.Second
-	// incompleteAfter bounds the time in which a log has neither a further
-	// byte nor an end once its container has ended.
+	// incompleteAfter is the time after which the log of an ended container is
+	// given up if it has neither a further byte nor an end.
 	incompleteAfter = time.Minute
-	// roleAbsent bounds the time in which a reachable node gives no log.
+	// roleAbsent is the time after which a reachable node without a log counts as
+	// one without the role.
 	roleAbsent = 10 * time.Second
-	// longLine is the length, in bytes, at which a line is cut where lines
-	// carry the name of their container.
+	// longLine is the length, in bytes, at which lines with the name of their
+	// container are cut.
 	longLine = 1 << 20
 )
 

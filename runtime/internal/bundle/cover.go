@@ -7,7 +7,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// cgroupMount is where containers find their cgroup.
+// cgroupMount is the mount point of a container's cgroup.
 const cgroupMount = "/sys/fs/cgroup"
 
 // cover adds mounts over files of /proc and /sys. One over the cgroup replaces

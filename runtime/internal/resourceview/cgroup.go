@@ -8,7 +8,7 @@ import (
 // period is the unit of a CPU limit in microseconds.
 const period = 100_000
 
-// unlimited is how version 1 writes that there is no limit.
+// unlimited is the text of version 1 for a missing limit.
 const unlimited = "-1\n"
 
 // cgroup returns the files of a container's cgroup: what programs read to size

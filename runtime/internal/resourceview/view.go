@@ -43,8 +43,8 @@ func (u Usage) charged() uint64 { return u.Anonymous + u.Shared + u.PageTables }
 // View makes the files of one container.
 type View struct {
 	Limits func() Limits
-	// Usage is asked each time that a file needs it. It is nil for files that are
-	// written once: those that need it are left out then.
+	// Usage is called for each read of a file that needs it. If it is nil, the
+	// files are written once, without the ones that need it.
 	Usage func() Usage
 	// Proc is the machine's proc file system.
 	Proc string
@@ -58,7 +58,7 @@ type View struct {
 // Version1 reports whether processes are in cgroups of version 1.
 func Version1(proc string) bool {
 	text, err := os.ReadFile(filepath.Join(proc, "self/cgroup"))
-	// Version 2 alone is one line, "0::/path".
+	// With only version 2 there is one line, "0::/path".
 	return err == nil && len(text) > 0 && text[0] != '0'
 }
 

@@ -29,7 +29,7 @@ type shield struct {
 	gorunc.ProcessMonitor
 	sandbox string
 	caught  chan os.Signal
-	// mu is held while a process starts: dispositions are those of this process.
+	// mu serializes starts, because dispositions belong to the whole process.
 	mu sync.Mutex
 }
 

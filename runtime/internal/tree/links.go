@@ -51,7 +51,7 @@ func (r *linkResolver) entry(level int, e erofs.Entry) (own Entry, found bool, e
 	return Entry{name, r.id(inode{level, e.Number}), e.Type}, true, nil
 }
 
-// charKind says what a character device in a layer stands for.
+// charKind is the meaning of a character device in a layer.
 type charKind int
 
 const (
