@@ -38,7 +38,7 @@ KUBERNETES := $(shell go list -m -f '{{.Version}}' k8s.io/kubernetes)
 kube_version := k8s.io/component-base/version
 kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).gitMajor=1 \
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
-berth_ldflags := -X berth.dev/berth/internal/cluster.version=$(VERSION)
+berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
 .PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-bed bench-images conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte; one after the other.

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/fastpath"
+	"berth.dev/berth/internal/network/fastpath"
 )
 
 // Variables that the shim sets: where a Switch takes filters, what it is told of

@@ -4,12 +4,12 @@ package main
 import (
 	"os"
 
+	"berth.dev/berth/internal/access/jobend"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/cli"
-	"berth.dev/berth/internal/jobdoor"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 func main() {
@@ -41,8 +41,8 @@ func main() {
 			os.Exit(probe.TryFUSE(os.Stdout))
 		case login.KeeperArg:
 			os.Exit(login.Keeper())
-		case jobdoor.Arg:
-			os.Exit(jobdoor.Main())
+		case jobend.Arg:
+			os.Exit(jobend.Main())
 		}
 	}
 	os.Exit(cli.Main(os.Args[1:]))

@@ -7,12 +7,12 @@ import (
 	"os/signal"
 	"syscall"
 
-	"berth.dev/berth/internal/sited"
+	"berth.dev/berth/internal/site/berthd"
 )
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	code := sited.Main(ctx, os.Args[1:])
+	code := berthd.Main(ctx, os.Args[1:])
 	stop()
 	os.Exit(code)
 }

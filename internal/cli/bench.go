@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/programs"
 )
 
 func newBenchCommand() *cobra.Command {

@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/programs"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/programs"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // completionLimit bounds the question to Slurm that completion asks: somebody waits

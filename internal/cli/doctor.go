@@ -14,8 +14,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 func newDoctorCommand() *cobra.Command {

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/testutil"
 )
 

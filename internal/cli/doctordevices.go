@@ -4,8 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/probe"
 )
 
 // checkDevices says which devices a cluster would offer to its pods here, with

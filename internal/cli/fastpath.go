@@ -7,8 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/metrics"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/metrics"
 )
 
 // pageLimit is how long a node may take to say how it is doing.

@@ -14,8 +14,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/programs"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/programs"
 )
 
 func newForwardCommand() *cobra.Command {

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/pflag"
 	"golang.org/x/term"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/slurm"
 )
 
 func newImageCommand() *cobra.Command {

@@ -12,9 +12,9 @@ import (
 	"syscall"
 	"time"
 
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/programs"
 )
 
 // takeJob splits a leading name of a job off a command's arguments.

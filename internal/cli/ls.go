@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/metrics"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/metrics"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // listed is a job as berth ls and berth status show it.

@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/login"
 )
 
 // result carries a command's exit code through cobra, which knows errors only.

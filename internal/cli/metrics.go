@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/metrics"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/metrics"
 )
 
 func newMetricsCommand() *cobra.Command {

@@ -10,10 +10,10 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/settings"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/settings"
 )
 
 // notSettable are the options of a run that no file may give: what is run, what

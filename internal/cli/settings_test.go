@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/launch"
 	"berth.dev/berth/internal/testutil"
 )

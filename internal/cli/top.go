@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
-	"berth.dev/berth/internal/login"
-	"berth.dev/berth/internal/top"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/access/top"
 )
 
 // fastest is the least time between two looks: the metrics say nothing new sooner.

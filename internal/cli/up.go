@@ -12,9 +12,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/access/login"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/launch"
-	"berth.dev/berth/internal/login"
 )
 
 func newUpCommand() *cobra.Command {

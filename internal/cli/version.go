@@ -7,8 +7,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/programs"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/programs"
 )
 
 // versions is what berth version --output json prints.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/launch"
 )
 

@@ -18,49 +18,97 @@ import (
 
 const module = "berth.dev/berth/"
 
-// layers are the allowed edges between berth's packages: a package may import
-// those on the right of its pattern. What is not listed may import nothing.
+// groups are the directories of internal, lowest first, and the groups that
+// each may import besides itself.
+var groups = map[string][]string{
+	"base":     {},
+	"job":      {"base"},
+	"node":     {"base"},
+	"network":  {"base"},
+	"kube":     {"base", "network"},
+	"site":     {"base", "job"},
+	"access":   {"base", "job"},
+	"launch":   {"base", "job", "node", "network", "kube", "site", "access"},
+	"cli":      {"base", "job", "access", "launch"},
+	"testutil": {"base"},
+}
+
+// layers are the allowed edges between packages, finer than groups: a package
+// may import those on the right. What is not listed may import nothing.
 var layers = map[string][]string{
-	"cmd/berth":      {"internal/cli", "internal/jobdoor", "internal/launch", "internal/login", "internal/probe", "internal/sandbox"},
-	"cmd/berth-runc": {"internal/fastpath"},
-	"cmd/berthd":     {"internal/sited"},
-	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
-	"internal/cli":   {"internal/batch", "internal/cluster", "internal/launch", "internal/login", "internal/metrics", "internal/probe", "internal/programs", "internal/settings", "internal/slurm", "internal/top"},
-	"internal/launch": {
-		"internal/balancer", "internal/batch", "internal/cluster", "internal/containerlog", "internal/devices", "internal/directory", "internal/dnsconf", "internal/egress", "internal/fastpath", "internal/kube/notify", "internal/lease", "internal/linux", "internal/metrics", "internal/nodes", "internal/overlay",
-		"internal/pki", "internal/policy", "internal/probe", "internal/programs", "internal/rendezvous", "internal/rundir", "internal/runtimeconf", "internal/sandbox", "internal/site", "internal/slurm", "internal/standing", "internal/state", "internal/workload",
+	"cmd/berth": {
+		"internal/access/jobend", "internal/access/login",
+		"internal/base/probe",
+		"internal/cli",
+		"internal/launch",
+		"internal/node/sandbox",
 	},
-	"internal/kube/control": {"internal/cluster", "internal/kube/heap", "internal/kube/notify", "internal/kube/objects", "internal/kube/usage", "internal/pki", "internal/state"},
-	"internal/kube/objects": {"internal/state"},
-	"internal/kube/heap":    {"internal/linux"},
-	// The role node serves the fast path what takes capabilities over pods.
-	"internal/kube/node":    {"internal/cluster", "internal/directory", "internal/fastpath", "internal/kube/heap", "internal/kube/mounter", "internal/kube/notify", "internal/kube/procstats", "internal/linux", "internal/metrics", "internal/policy"},
-	"internal/sited":        {"internal/cni", "internal/site", "internal/slurm", "internal/vxlan"},
-	"internal/site":         {"internal/slurm"},
-	"internal/vxlan":        {"internal/linux", "internal/site"},
-	"internal/batch":        {"internal/slurm"},
-	"internal/egress":       {"internal/linux"},
-	"internal/overlay":      {"internal/linux"},
-	"internal/fastpath":     {"internal/linux"},
-	"internal/policy":       {},
-	"internal/top":          {"internal/metrics", "internal/slurm", "internal/top/background"},
-	"internal/rendezvous":   {},
-	"internal/login":        {"internal/cluster", "internal/jobdoor", "internal/linux", "internal/loopback", "internal/pki", "internal/programs", "internal/rundir", "internal/slurm", "internal/standing", "internal/tunnel"},
-	"internal/jobdoor":      {"internal/cluster", "internal/pki", "internal/rundir", "internal/slurm", "internal/tunnel"},
-	"internal/balancer":     {},
-	"internal/containerlog": {},
-	"internal/lease":        {},
-	"internal/sandbox":      {"internal/linux"},
-	"internal/standing":     {"internal/rundir"},
-	"internal/slurm":        {"internal/probe"},
-	"internal/probe":        {"internal/linux"},
-	"internal/loopback":     {"internal/linux"},
-	"internal/devices":      {"internal/cluster"},
-	"internal/dnsconf":      {"internal/cluster"},
-	"internal/runtimeconf":  {"internal/cluster"},
-	"internal/directory":    {"internal/linux", "internal/policy"},
-	"internal/workload":     {"internal/cluster", "internal/containerlog"},
-	"internal/testutil":     {"internal/linux"},
+	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
+	"cmd/berth-runc": {"internal/network/fastpath"},
+	"cmd/berthd":     {"internal/site/berthd"},
+
+	"internal/base/heap":  {"internal/base/linux"},
+	"internal/base/probe": {"internal/base/linux"},
+
+	"internal/job/batch": {"internal/job/slurm"},
+	// The result of a check, which berth doctor prints.
+	"internal/job/slurm": {"internal/base/probe"},
+
+	"internal/node/containerdconf": {"internal/base/cluster"},
+	"internal/node/devices":        {"internal/base/cluster"},
+	"internal/node/dnsconf":        {"internal/base/cluster"},
+	"internal/node/sandbox":        {"internal/base/linux"},
+
+	"internal/network/egress":     {"internal/base/linux"},
+	"internal/network/fastpath":   {"internal/base/linux"},
+	"internal/network/overlay":    {"internal/base/linux"},
+	"internal/network/servicemap": {"internal/base/linux", "internal/network/policy"},
+
+	"internal/kube/control": {
+		"internal/base/cluster", "internal/base/heap", "internal/base/notify", "internal/base/pki",
+		"internal/kube/objects", "internal/kube/savedstate", "internal/kube/usage",
+	},
+	// It answers the fast path questions that need capabilities over pods.
+	"internal/kube/node": {
+		"internal/base/cluster", "internal/base/heap", "internal/base/linux", "internal/base/metrics", "internal/base/notify",
+		"internal/kube/mounter", "internal/kube/procstats",
+		"internal/network/fastpath", "internal/network/policy", "internal/network/servicemap",
+	},
+	"internal/kube/objects":  {"internal/kube/savedstate"},
+	"internal/kube/workload": {"internal/base/cluster", "internal/kube/containerlog"},
+
+	"internal/site/berthd":   {"internal/job/slurm", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan"},
+	"internal/site/siteconf": {"internal/job/slurm"},
+	"internal/site/vxlan":    {"internal/base/linux", "internal/site/siteconf"},
+
+	"internal/access/jobend": {"internal/access/tunnel", "internal/base/cluster", "internal/base/pki", "internal/base/rundir", "internal/job/slurm"},
+	"internal/access/login": {
+		"internal/access/jobend", "internal/access/loopback", "internal/access/persistent", "internal/access/tunnel",
+		"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/base/programs", "internal/base/rundir",
+		"internal/job/slurm",
+	},
+	"internal/access/loopback":   {"internal/base/linux"},
+	"internal/access/persistent": {"internal/base/rundir"},
+	"internal/access/top":        {"internal/access/top/background", "internal/base/metrics", "internal/job/slurm"},
+
+	"internal/launch": {
+		"internal/access/persistent",
+		"internal/base/cluster", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
+		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
+		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
+		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
+		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
+		"internal/site/siteconf",
+	},
+
+	"internal/cli": {
+		"internal/access/login", "internal/access/top",
+		"internal/base/cluster", "internal/base/metrics", "internal/base/probe", "internal/base/programs", "internal/base/settings",
+		"internal/job/batch", "internal/job/slurm",
+		"internal/launch",
+	},
+
+	"internal/testutil": {"internal/base/linux"},
 }
 
 // bans are imports from outside that some packages must not make, even through
@@ -77,12 +125,12 @@ var bans = []struct {
 	},
 	{
 		prefix: "k8s.io/client-go",
-		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/directory", "internal/launch", "internal/lease", "internal/nodes", "internal/policy", "internal/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
+		except: []string{"cmd/berth", "cmd/berth-kube", "internal/cli", "internal/network/servicemap", "internal/launch", "internal/kube/lease", "internal/kube/nodeloss", "internal/network/policy", "internal/kube/workload", "internal/kube/control", "internal/kube/objects", "internal/kube/node", "internal/kube/procstats", "internal/kube/mounter", "internal/kube/usage", "test/yardstick"},
 		reason: "mechanisms below the workload know no Kubernetes API",
 	},
 	{
 		prefix: "gvisor.dev/gvisor",
-		except: []string{"cmd/berth", "internal/cli", "internal/launch", "internal/egress"},
+		except: []string{"cmd/berth", "internal/cli", "internal/launch", "internal/network/egress"},
 		reason: "the user-mode network stack belongs to egress alone",
 	},
 }
@@ -116,6 +164,28 @@ func TestImportsFlowOneWay(t *testing.T) {
 	}
 }
 
+func TestGroupsImportOnlyGroupsBelow(t *testing.T) {
+	for from, targets := range layers {
+		group, ok := groupOf(from)
+		if !ok {
+			continue
+		}
+		for _, target := range targets {
+			other, _ := groupOf(target)
+			if other != group && !slices.Contains(groups[group], other) {
+				t.Errorf("%s may import %s, but the group %s may not import %s", from, target, group, other)
+			}
+		}
+	}
+}
+
+// groupOf returns the directory of internal that holds a package.
+func groupOf(name string) (string, bool) {
+	rest, ok := strings.CutPrefix(name, "internal/")
+	group, _, _ := strings.Cut(rest, "/")
+	return group, ok
+}
+
 func TestNoRuleIsAboutAPackageThatIsGone(t *testing.T) {
 	packages := map[string]bool{}
 	for _, p := range list(t) {
@@ -134,9 +204,11 @@ func list(t *testing.T) []goPackage {
 	t.Helper()
 	lookAtSources(t)
 	command := exec.CommandContext(t.Context(), "go", "list", "-json=ImportPath,Imports,Deps", path.Join(module, "..."))
+	var stderr strings.Builder
+	command.Stderr = &stderr
 	out, err := command.Output()
 	if err != nil {
-		t.Fatalf("list packages: %v", err)
+		t.Fatalf("list packages: %v: %s", err, &stderr)
 	}
 	var packages []goPackage
 	decoder := json.NewDecoder(strings.NewReader(string(out)))

@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // sandboxNetwork is the network of a node's sandbox; queues is how many threads

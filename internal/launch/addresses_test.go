@@ -5,7 +5,7 @@ import (
 	"slices"
 	"testing"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 func TestSandboxNetwork(t *testing.T) {

@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // minTime is what a job must have left for a cluster to be of any use.

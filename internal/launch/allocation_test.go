@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.Local)

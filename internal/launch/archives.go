@@ -21,8 +21,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
 )
 
 // archive is a file with images on the head, or a folder in which one was

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/job/rendezvous"
 )
 
 // gzipped is how a file begins that is taken for an archive.

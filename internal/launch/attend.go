@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/nodes"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/kube/nodeloss"
 )
 
 // helloLimit bounds the wait for the first word of a node that returns.
@@ -23,7 +23,7 @@ const helloLimit = 10 * time.Second
 // they are to be.
 type attendance struct {
 	*team
-	keeper   *nodes.Keeper
+	keeper   *nodeloss.Keeper
 	failFast bool
 	giveUp   context.CancelCauseFunc
 	// replicas are the nodes with a control plane, if there are several, and
@@ -42,7 +42,7 @@ type attendance struct {
 // newAttendance is how this node, as the head, looks after the others.
 func (r *run) newAttendance(giveUp context.CancelCauseFunc) *attendance {
 	a := &attendance{
-		team: r.team, keeper: nodes.NewKeeper(r.client.Dynamic()), failFast: r.Spec.FailFast, giveUp: giveUp,
+		team: r.team, keeper: nodeloss.NewKeeper(r.client.Dynamic()), failFast: r.Spec.FailFast, giveUp: giveUp,
 		lost: map[string]bool{}, ready: make(chan struct{}, len(r.team.workers)),
 	}
 	if r.plan.Replicated() {

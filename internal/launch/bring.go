@@ -8,8 +8,8 @@ import (
 	"strings"
 	"sync"
 
-	"berth.dev/berth/internal/rendezvous"
-	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/job/rendezvous"
 )
 
 // errand is what the head asks of another node while the cluster runs: to import
@@ -67,7 +67,7 @@ func (u *user) bringImages(ctx context.Context, archives []archive) error {
 		images = append(images, image)
 	}
 	err := u.cluster.BringImages(ctx, images)
-	var refusal *standing.Refusal
+	var refusal *persistent.Refusal
 	if errors.As(err, &refusal) {
 		return fail(refusal.Code, refusal)
 	}
@@ -85,7 +85,7 @@ func (r *run) takeImages(ctx context.Context) {
 			return
 		}
 		if err := r.spreadImages(ctx, images); err != nil {
-			answer(&standing.Refusal{Code: ExitCode(err), Text: err.Error()})
+			answer(&persistent.Refusal{Code: ExitCode(err), Text: err.Error()})
 			continue
 		}
 		answer(nil)

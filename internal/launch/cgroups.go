@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // groupFile holds, in the directory of a run, the path of its control group.

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"time"
 
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // Cleanup removes what runs of this user left on this node that were killed

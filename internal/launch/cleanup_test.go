@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/base/rundir"
 )
 
 func TestAnEpilogWaitsForTheRunsOfItsOwnStep(t *testing.T) {

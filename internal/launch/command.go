@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/programs"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/programs"
 )
 
 // checkCommand finds out early whether there is such a command.

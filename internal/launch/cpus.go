@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
 
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // cpuSet lists the CPUs of this node, so that pods can be bound to them. It is

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"testing"
 
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 func TestCPUSet(t *testing.T) {

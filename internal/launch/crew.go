@@ -11,8 +11,8 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 const (

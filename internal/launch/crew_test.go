@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // stage is a crew whose roles are no processes, and whose clock stands still.

@@ -11,9 +11,9 @@ import (
 	"slices"
 	"syscall"
 
-	"berth.dev/berth/internal/fastpath"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/network/fastpath"
+	"berth.dev/berth/internal/network/overlay"
 )
 
 // numSwitchPorts is how many ports a Switch takes connections at: a host has

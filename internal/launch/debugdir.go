@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // debugDir is a directory of the user's that keeps what a run did: logs of

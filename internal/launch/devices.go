@@ -8,10 +8,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/devices"
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/node/devices"
 )
 
 // findDevices finds out which devices this node's task was given, and tells what

@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
-	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/base/rundir"
 )
 
 // takeDown undoes everything, whatever was reached.

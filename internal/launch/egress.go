@@ -18,12 +18,12 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/egress"
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/network/egress"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // NetArg is the argument with which the program is started again as the net

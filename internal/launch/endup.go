@@ -8,9 +8,9 @@ import (
 	"os/exec"
 	"time"
 
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // stepPoll is how often Slurm is asked whether a step has ended that is about to.
@@ -35,13 +35,13 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	} else {
 		allowed = grace.String()
 	}
-	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), job)
+	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), job)
 	if ok && cluster.Head == "" {
 		slow := time.AfterFunc(quietEnd, func() {
 			options.Log.Info("waiting for pods to end, which have " + allowed)
 		})
 		defer slow.Stop()
-		outcome, err := cluster.End(ctx, standing.Order{Grace: grace}, func(outcome standing.Outcome) {
+		outcome, err := cluster.End(ctx, persistent.Order{Grace: grace}, func(outcome persistent.Outcome) {
 			if outcome.Asked > 0 {
 				options.Log.Info(fmt.Sprintf("%d of %d pods have ended; ending the cluster", outcome.Ended, outcome.Asked))
 			}
@@ -54,14 +54,14 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 		return 0, nil
 	}
 	head := cluster.Head
-	if !ok && job != standing.Local && options.hops() == 0 {
+	if !ok && job != persistent.Local && options.hops() == 0 {
 		var err error
 		if _, head, err = slurm.StepNamed(ctx, job, UpStep, slurm.AskPatiently); err != nil {
 			return 0, fail(ExitUnavailable, fmt.Errorf("look for the cluster of job %s: %w", job, err))
 		}
 	}
 	if head == "" || options.hops() >= maxHops {
-		if job == standing.Local {
+		if job == persistent.Local {
 			return 0, fail(ExitUnavailable, errors.New("no cluster of yours is up on this machine; 'berth up' starts one, and 'berth down JOB' ends that of a job"))
 		}
 		return 0, fail(ExitUnavailable, fmt.Errorf("no cluster is up in job %s; 'berth up' in it starts one, a cluster of 'berth run' ends with that, and 'scancel %s' ends the job", job, job))
@@ -79,7 +79,7 @@ func (o Options) awaitKeeper(ctx context.Context, job string) {
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
 	awaitUpKeeper(ctx, o.Getenv, job)
-	for job != standing.Local && ctx.Err() == nil {
+	for job != persistent.Local && ctx.Err() == nil {
 		if id, _, err := slurm.StepNamed(ctx, job, UpStep, slurm.AskSlurm); err != nil || id == "" {
 			return
 		}
@@ -113,9 +113,9 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	return step.ProcessState.ExitCode(), nil
 }
 
-func describeEnd(job string, outcome standing.Outcome) string {
+func describeEnd(job string, outcome persistent.Outcome) string {
 	whose := "the cluster of job " + job
-	if job == standing.Local {
+	if job == persistent.Local {
 		whose = "the cluster of this machine"
 	}
 	switch left := outcome.Asked - outcome.Ended; {

@@ -18,10 +18,10 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"berth.dev/berth/internal/containerlog"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/sandbox"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/kube/containerlog"
+	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // FollowArg is the argument that starts the program again as the process that

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"berth.dev/berth/internal/containerlog"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/kube/containerlog"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 // A process that dies leaves half a batch, or half a frame. Another one sends

@@ -10,9 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/network/overlay"
 )
 
 // turnAwayLimit is how long a head that has failed waits for nodes to tell.

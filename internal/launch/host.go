@@ -12,12 +12,12 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/devices"
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/programs"
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/base/programs"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/node/devices"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // Where things are inside the sandbox.

@@ -5,10 +5,10 @@ import (
 	"net/netip"
 	"os"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/pki"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // identities are the keys of a cluster: files for the nodes' sandboxes, and the

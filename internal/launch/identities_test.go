@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"testing"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // Several nodes have one identity in common, by which they give each other layers;

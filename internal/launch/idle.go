@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // lookLimit is how long an idle task looks for the acting one, which slurmd

@@ -3,7 +3,7 @@ package launch
 import (
 	"testing"
 
-	"berth.dev/berth/internal/probe"
+	"berth.dev/berth/internal/base/probe"
 )
 
 func TestPodIDs(t *testing.T) {

@@ -19,9 +19,9 @@ import (
 
 	"github.com/distribution/reference"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/programs"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/programs"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 // ImageCommand is one on the cache of images, which needs no cluster: on the

@@ -15,8 +15,8 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // imported is a line that the importing program prints.

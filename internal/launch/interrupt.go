@@ -13,7 +13,7 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 const (

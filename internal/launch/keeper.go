@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/base/linux"
 )
 
 // KeeperArg is the argument with which the program is started again as the

@@ -12,7 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/base/linux"
 )
 
 func TestMain(m *testing.M) {

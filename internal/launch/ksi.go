@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"syscall"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // ksiAccount is the service account whose token scripts of KSI get.

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 func TestKSIPort(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"regexp"
 	"strings"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // Labels of nodes that say where Slurm has put them; docs/nodes.md has them.

@@ -4,7 +4,7 @@ import (
 	"maps"
 	"testing"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 func TestNodeLabels(t *testing.T) {

@@ -17,10 +17,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/rundir"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/base/rundir"
 )
 
 // layersName is the role that serves the layers of images, and its program.

@@ -9,9 +9,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"berth.dev/berth/internal/containerlog"
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/kube/containerlog"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // LogArg is the argument that starts the program again as the role

@@ -10,12 +10,12 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/egress"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/metrics"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/metrics"
+	"berth.dev/berth/internal/network/egress"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // metricsLimit bounds how long somebody may take to read a node's page.

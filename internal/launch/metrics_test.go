@@ -4,8 +4,8 @@ import (
 	"maps"
 	"testing"
 
-	"berth.dev/berth/internal/egress"
-	"berth.dev/berth/internal/metrics"
+	"berth.dev/berth/internal/base/metrics"
+	"berth.dev/berth/internal/network/egress"
 )
 
 func TestRoleOf(t *testing.T) {

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"os"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // checkMounts refuses folders for pods that this node does not have.

@@ -9,8 +9,8 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/site"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/site/siteconf"
 )
 
 // nameLimit is how long berthd may take to give names. It asks etcd, which it gives five
@@ -32,11 +32,11 @@ func (r *run) namePublished(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
-	config, err := site.Load(site.ConfigPath)
+	config, err := siteconf.Load(siteconf.ConfigPath)
 	if err != nil {
 		return fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
-	var answer site.Message
+	var answer siteconf.Message
 	err = untilBerthdServes(ctx, func() error {
 		answer, r.named, err = askForNames(ctx, config.Run, job, namesOf(ports))
 		return err
@@ -102,7 +102,7 @@ func untilBerthdServes(ctx context.Context, ask func() error) error {
 		switch {
 		case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
 			limit = berthdAway
-		case errors.Is(err, site.ErrClosed), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
+		case errors.Is(err, siteconf.ErrClosed), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
 			limit = nameLimit
 		}
 		if time.Since(begin) >= limit {
@@ -118,23 +118,23 @@ func untilBerthdServes(ctx context.Context, ask func() error) error {
 
 // askForNames asks the berthd with that directory for names of a job. They are there as
 // long as the file that comes back is open, however its process ends.
-func askForNames(ctx context.Context, run, job, names string) (site.Message, *os.File, error) {
+func askForNames(ctx context.Context, run, job, names string) (siteconf.Message, *os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nameLimit, fmt.Errorf("berthd has not answered within %s", nameLimit))
 	defer cancel()
-	question := site.Message{Verb: site.VerbServe, Fields: map[string]string{"job": job, "names": names}}
-	answer, files, err := site.Ask(ctx, run, question)
+	question := siteconf.Message{Verb: siteconf.VerbServe, Fields: map[string]string{"job": job, "names": names}}
+	answer, files, err := siteconf.Ask(ctx, run, question)
 	if err != nil {
 		return answer, nil, err
 	}
 	if len(files) != 1 {
-		site.CloseAll(files)
+		siteconf.CloseAll(files)
 		return answer, nil, errors.New("berthd has not said how long they are there: install the same version of it and of berth")
 	}
 	return answer, files[0], nil
 }
 
 // tellNames says where what is published is to be had.
-func tellNames(ports []cluster.Publish, answer site.Message) []string {
+func tellNames(ports []cluster.Publish, answer siteconf.Message) []string {
 	var lines []string
 	for _, port := range ports {
 		line := fmt.Sprintf("your jobs and sessions reach port %d of the nodes at %s.%s:%d", port.Node, port.Name, answer.Fields["domain"], port.Host)

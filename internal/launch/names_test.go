@@ -14,21 +14,21 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/site"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/site/siteconf"
 )
 
 // berthdThat answers one question so, with the named files, and returns its directory.
-func berthdThat(t *testing.T, answer site.Message, files ...string) (dir string, asked <-chan site.Message) {
+func berthdThat(t *testing.T, answer siteconf.Message, files ...string) (dir string, asked <-chan siteconf.Message) {
 	t.Helper()
 	dir = t.TempDir()
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, site.Socket), Net: "unix"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, siteconf.Socket), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { listener.Close() })
-	questions := make(chan site.Message, 1)
+	questions := make(chan siteconf.Message, 1)
 	go func() {
 		defer close(questions)
 		conn, err := listener.AcceptUnix()
@@ -37,7 +37,7 @@ func berthdThat(t *testing.T, answer site.Message, files ...string) (dir string,
 			return
 		}
 		defer conn.Close()
-		question, _, err := site.ReadMessage(conn)
+		question, _, err := siteconf.ReadMessage(conn)
 		if err != nil {
 			t.Error(err)
 			return
@@ -65,7 +65,7 @@ func TestARunAsksForItsNames(t *testing.T) {
 	if err := os.WriteFile(file, []byte("web"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ok := site.Message{Verb: site.VerbOK, Fields: map[string]string{"domain": "shop.alice.bed"}}
+	ok := siteconf.Message{Verb: siteconf.VerbOK, Fields: map[string]string{"domain": "shop.alice.bed"}}
 	dir, asked := berthdThat(t, ok, file)
 	answer, held, err := askForNames(t.Context(), dir, "17", "web.default,api")
 	if err != nil {
@@ -76,7 +76,7 @@ func TestARunAsksForItsNames(t *testing.T) {
 	if _, err := held.Read(text); err != nil || string(text) != "web" || answer.Fields["domain"] != "shop.alice.bed" {
 		t.Errorf("it holds %q, %v, and is told %v", text, err, answer)
 	}
-	if question := <-asked; question.Verb != site.VerbServe || question.Fields["job"] != "17" || question.Fields["names"] != "web.default,api" {
+	if question := <-asked; question.Verb != siteconf.VerbServe || question.Fields["job"] != "17" || question.Fields["names"] != "web.default,api" {
 		t.Errorf("asked: %v", question)
 	}
 	dir, _ = berthdThat(t, ok)
@@ -87,7 +87,7 @@ func TestARunAsksForItsNames(t *testing.T) {
 	if _, _, err := askForNames(t.Context(), dir, "17", "web"); err == nil || !strings.Contains(err.Error(), "the same version") {
 		t.Errorf("too much to hold: %v", err)
 	}
-	dir, _ = berthdThat(t, site.Message{Verb: site.VerbError, Fields: map[string]string{"reason": "you have no such job"}})
+	dir, _ = berthdThat(t, siteconf.Message{Verb: siteconf.VerbError, Fields: map[string]string{"reason": "you have no such job"}})
 	if _, _, err := askForNames(t.Context(), dir, "17", "web"); err == nil || err.Error() != "you have no such job" {
 		t.Errorf("refused: %v", err)
 	}
@@ -104,7 +104,7 @@ func TestARunWaitsForBerthd(t *testing.T) {
 		want    error
 	}{
 		"at once": {[]error{nil}, nil}, "after a while": {[]error{syscall.ECONNREFUSED, fmt.Errorf("reach berthd: %w", syscall.ENOENT), nil}, nil},
-		"too many, and closes": {[]error{fmt.Errorf("read: %w", site.ErrClosed), syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED, nil}, nil},
+		"too many, and closes": {[]error{fmt.Errorf("read: %w", siteconf.ErrClosed), syscall.EPIPE, syscall.ECONNRESET, syscall.ECONNREFUSED, nil}, nil},
 		"with a refusal":       {[]error{syscall.ECONNREFUSED, refused}, refused},
 	} {
 		asked := 0
@@ -118,7 +118,7 @@ func TestARunWaitsForBerthd(t *testing.T) {
 	}
 	// What berthd of today closes at once is read as such.
 	dir := t.TempDir()
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, site.Socket), Net: "unix"})
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, siteconf.Socket), Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestWhereNamesLead(t *testing.T) {
 	if err != nil || namesOf(ports) != "web.default,api" {
 		t.Fatalf("%v, %v", ports, err)
 	}
-	answer := site.Message{Fields: map[string]string{"domain": "shop.alice.bed"}}
+	answer := siteconf.Message{Fields: map[string]string{"domain": "shop.alice.bed"}}
 	want := []string{
 		"your jobs and sessions reach port 30080 of the nodes at web.default.shop.alice.bed:8081",
 		"your jobs and sessions reach port 8443 of the nodes at api.shop.alice.bed:8443",

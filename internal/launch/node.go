@@ -12,14 +12,14 @@ import (
 	"slices"
 	"strings"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/dnsconf"
-	"berth.dev/berth/internal/egress"
-	"berth.dev/berth/internal/probe"
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/runtimeconf"
-	"berth.dev/berth/internal/sandbox"
-	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/probe"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/network/egress"
+	"berth.dev/berth/internal/node/containerdconf"
+	"berth.dev/berth/internal/node/dnsconf"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // The steps in this file make a node, on the head and on every other host. What
@@ -104,10 +104,10 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	}
 	// The further nodes of a host are parts of the cluster that its first one marks.
 	if r.Spec.Stay && r.order.Index == 0 {
-		if err := standing.Mark(r.private.Path); err != nil {
+		if err := persistent.Mark(r.private.Path); err != nil {
 			return fail(ExitNoSpace, err)
 		}
-		if _, ok := standing.Before(rundir.MemoryPlaces(r.Getenv), jobOf(r.Getenv), r.private.Path); ok {
+		if _, ok := persistent.Before(rundir.MemoryPlaces(r.Getenv), jobOf(r.Getenv), r.private.Path); ok {
 			return fail(ExitConfig, fmt.Errorf("%w in job %s; 'berth down' ends it", ErrIsUp, jobOf(r.Getenv)))
 		}
 	}
@@ -269,8 +269,8 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	paths := r.plan.Paths
 	for path, content := range map[string][]byte{
 		paths.Plan():                          encoded,
-		paths.ContainerdConfig():              runtimeconf.Containerd(r.plan),
-		paths.CNIConfig() + "/berth.conflist": runtimeconf.CNI(r.plan),
+		paths.ContainerdConfig():              containerdconf.Containerd(r.plan),
+		paths.CNIConfig() + "/berth.conflist": containerdconf.CNI(r.plan),
 		paths.Corefile():                      dnsconf.Corefile(r.plan),
 		paths.ResolvConf():                    r.resolvConf(),
 	} {
@@ -283,7 +283,7 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	for name, content := range r.host.devices.Specs {
 		files[filepath.Join(paths.CDI(), name)] = sandbox.File{Mode: 0o644, Content: content}
 	}
-	for path, content := range runtimeconf.RegistryHosts(r.plan) {
+	for path, content := range containerdconf.RegistryHosts(r.plan) {
 		files[path] = sandbox.File{Mode: 0o644, Content: content}
 	}
 	maps.Copy(files, r.pulls.files(paths.Run))

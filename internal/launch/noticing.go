@@ -5,7 +5,7 @@ import (
 	"log/slog"
 	"sync"
 
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // noticing is a role's log whose warnings the user hears too: each once for

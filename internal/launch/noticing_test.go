@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/notify"
 )
 
 func TestAWarningIsToldOnceForEachNode(t *testing.T) {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // ErrOutside says that a cluster would start on a host of a Slurm cluster that is

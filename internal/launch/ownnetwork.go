@@ -7,7 +7,7 @@ import (
 	"slices"
 	"strings"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // podAddress is set in jobs to which the site gives a network of their own

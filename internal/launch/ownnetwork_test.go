@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strconv"
 
-	"berth.dev/berth/internal/rendezvous"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // withoutMunge is what a user can do on nodes that have no munge.

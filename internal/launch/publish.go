@@ -10,8 +10,8 @@ import (
 	"strconv"
 	"syscall"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/egress"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/network/egress"
 )
 
 // door is a port of this host that leads to one of its node. This process only

@@ -3,7 +3,7 @@ package launch
 import (
 	"testing"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 func TestWhoReachesWhatIsPublished(t *testing.T) {

@@ -10,8 +10,8 @@ import (
 	"slices"
 	"strings"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // pulls is what the user's surroundings say about pulling images. The programs

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 func environment(vars map[string]string) func(string) string {

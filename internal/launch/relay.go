@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/job/rendezvous"
 )
 
 // relay gets archives from the head for a node that lacks them, and passes them on

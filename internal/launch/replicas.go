@@ -18,10 +18,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"berth.dev/berth/internal/balancer"
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/network/balancer"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // BalancerArg is the argument with which the program is started again as the

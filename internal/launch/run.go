@@ -13,16 +13,16 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/lease"
-	"berth.dev/berth/internal/nodes"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/rendezvous"
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/sandbox"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/kube/lease"
+	"berth.dev/berth/internal/kube/nodeloss"
+	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // signalDelay is how much later than its parts the run may hear of a signal.
@@ -210,8 +210,8 @@ type run struct {
 	scratch    *rundir.Dir // on disk
 	private    *rundir.Dir // in memory, for the user's kubeconfig
 	keeping    *keeping
-	restored   *sandbox.File  // what an earlier cluster has left
-	standing   *standing.Door // of a cluster that stays
+	restored   *sandbox.File    // what an earlier cluster has left
+	standing   *persistent.Door // of a cluster that stays
 	plan       cluster.Plan
 	pulls      pulls
 	identities identities
@@ -382,7 +382,7 @@ func (r *run) awaitCluster(ctx context.Context) error {
 	if err := r.crew.await(ctx, "node"); err != nil {
 		return err
 	}
-	return nodes.NewKeeper(r.client.Dynamic()).AwaitAll(ctx, count)
+	return nodeloss.NewKeeper(r.client.Dynamic()).AwaitAll(ctx, count)
 }
 
 func (r *run) applyObjects(ctx context.Context) error {

@@ -15,8 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/job/rendezvous"
 )
 
 // siblingVariable marks a process as a further node of its host.

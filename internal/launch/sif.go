@@ -7,7 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 // sifScheme begins an image of a manifest that is a SIF file.

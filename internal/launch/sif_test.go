@@ -7,7 +7,7 @@ import (
 
 	"github.com/distribution/reference"
 
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 func TestNameFiles(t *testing.T) {

@@ -14,11 +14,11 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/sandbox"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/state"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/kube/savedstate"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 const (
@@ -34,11 +34,11 @@ const (
 // keeping is what a run has that keeps its cluster's objects; nil of others.
 type keeping struct {
 	run    *run
-	folder *state.Folder
+	folder *savedstate.Folder
 	// socket is where the control role gives the objects out.
 	socket *os.File
 	path   string
-	last   []state.Record
+	last   []savedstate.Record
 	// saving guards the folder; over: nothing is to be saved any more.
 	saving sync.Mutex
 	over   bool
@@ -54,15 +54,15 @@ func (r *run) openState(ctx context.Context) error {
 	}
 	var key []byte
 	if r.Spec.StateSecrets != cluster.OmitSecrets {
-		path, err := state.KeyFile(r.Getenv)
+		path, err := savedstate.KeyFile(r.Getenv)
 		if err == nil {
-			key, err = state.Key(path)
+			key, err = savedstate.Key(path)
 		}
 		if err != nil {
 			return fail(ExitNoInput, err)
 		}
 	}
-	folder, err := state.Open(r.Spec.State, key, stateOwner(r.Getenv), func(o state.Owner) state.Life {
+	folder, err := savedstate.Open(r.Spec.State, key, stateOwner(r.Getenv), func(o savedstate.Owner) savedstate.Life {
 		return r.lives(ctx, o)
 	})
 	if err != nil {
@@ -90,14 +90,14 @@ func (r *run) openState(ctx context.Context) error {
 }
 
 // restore has the objects put into the new cluster.
-func (k *keeping) restore(saved state.Snapshot) error {
+func (k *keeping) restore(saved savedstate.Snapshot) error {
 	r := k.run
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
 		return fail(ExitConfig, fmt.Errorf("restore the cluster from %s: its objects are those of Kubernetes %s, and this is %s: use the newer berth (%s)",
 			r.Spec.State, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
 	}
 	var content bytes.Buffer
-	if err := state.Write(&content, saved.Facts, saved.Records); err != nil {
+	if err := savedstate.Write(&content, saved.Facts, saved.Records); err != nil {
 		return err
 	}
 	r.restored = &sandbox.File{Mode: 0o600, Content: content.Bytes()}
@@ -172,10 +172,10 @@ func (k *keeping) save(ctx context.Context) error {
 		return fmt.Errorf("save the state of the cluster: %w", err)
 	}
 	read := time.Since(began)
-	if slices.EqualFunc(records, k.last, func(a, b state.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
+	if slices.EqualFunc(records, k.last, func(a, b savedstate.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
 		return nil
 	}
-	err = k.folder.Save(state.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: k.run.plan.RunID, Saved: time.Now()})
+	err = k.folder.Save(savedstate.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: k.run.plan.RunID, Saved: time.Now()})
 	if err != nil {
 		return err
 	}
@@ -185,15 +185,15 @@ func (k *keeping) save(ctx context.Context) error {
 }
 
 // read asks the control role for the objects.
-func (k *keeping) read(ctx context.Context) (state.Facts, []state.Record, error) {
+func (k *keeping) read(ctx context.Context) (savedstate.Facts, []savedstate.Record, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", k.path)
 	if err != nil {
-		return state.Facts{}, nil, err
+		return savedstate.Facts{}, nil, err
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	facts, records, err := state.Read(conn)
+	facts, records, err := savedstate.Read(conn)
 	if ctx.Err() != nil {
 		err = errors.Join(context.Cause(ctx), err)
 	}
@@ -230,47 +230,47 @@ func (k *keeping) close() error {
 }
 
 // stateOwner is this run, as others that want the same folder find it.
-func stateOwner(getenv func(string) string) state.Owner {
+func stateOwner(getenv func(string) string) savedstate.Owner {
 	attempt, _ := strconv.Atoi(getenv("SLURM_RESTART_COUNT"))
 	host, _ := os.Hostname()
 	boot, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return state.Owner{
+	return savedstate.Owner{
 		Cluster: getenv("SLURM_CLUSTER_NAME"), Job: getenv("SLURM_JOB_ID"), Attempt: attempt,
 		Host: host, Boot: strings.TrimSpace(string(boot)), Process: linux.ProcessName(os.Getpid()),
 	}
 }
 
 // lives finds out whether the run lives that has the folder.
-func (r *run) lives(ctx context.Context, o state.Owner) state.Life {
+func (r *run) lives(ctx context.Context, o savedstate.Owner) savedstate.Life {
 	own := stateOwner(r.Getenv)
 	here := own.Host == o.Host && own.Boot == o.Boot
 	switch {
 	case here && linux.ProcessName(processID(o.Process)) == o.Process:
-		return state.Alive
+		return savedstate.Alive
 	case here && r.allocation == nil, own.Host == o.Host && own.Boot != o.Boot:
-		return state.Dead
+		return savedstate.Dead
 	case o.Job == "" || r.allocation == nil || own.Cluster != o.Cluster:
-		return state.Unknown
+		return savedstate.Unknown
 	case o.Job == own.Job && o.Attempt < own.Attempt:
-		return state.Dead // the job was requeued
+		return savedstate.Dead // the job was requeued
 	case o.Job == own.Job && here:
-		return state.Dead // an earlier step of it
+		return savedstate.Dead // an earlier step of it
 	}
 	job, known, err := slurm.QueuedJob(ctx, o.Job, r.allocation.ask)
 	switch {
 	case err != nil:
-		return state.Unknown
+		return savedstate.Unknown
 	case !known:
-		return state.Dead
+		return savedstate.Dead
 	}
 	switch job.State {
 	case slurm.Running, slurm.Suspended, slurm.Completing, "STOPPED", "STAGE_OUT":
 		if o.Job == own.Job {
-			return state.Unknown // another step, on another node
+			return savedstate.Unknown // another step, on another node
 		}
-		return state.Alive
+		return savedstate.Alive
 	}
-	return state.Dead
+	return savedstate.Dead
 }
 
 // processID is the number in the name of a process.

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 // UpStep is the name of the step that a cluster of berth up runs in.
@@ -26,7 +26,7 @@ const noLimit = 300 * 24 * time.Hour
 
 // toldToEnd is why a cluster that stays ends: somebody has said so.
 type toldToEnd struct {
-	order  standing.Order
+	order  persistent.Order
 	answer func(workload.Drained)
 }
 
@@ -44,7 +44,7 @@ func (r *run) openDoor(ctx context.Context, giveUp context.CancelCauseFunc) (err
 	if !r.Spec.Stay {
 		return nil
 	}
-	if r.standing, err = standing.Open(r.private.Path); err != nil {
+	if r.standing, err = persistent.Open(r.private.Path); err != nil {
 		return fail(ExitNoSpace, err)
 	}
 	go func() {
@@ -52,7 +52,7 @@ func (r *run) openDoor(ctx context.Context, giveUp context.CancelCauseFunc) (err
 		if err != nil {
 			return // it ends otherwise
 		}
-		giveUp(&toldToEnd{order, func(d workload.Drained) { answer(standing.Outcome{Asked: d.Asked, Ended: d.Ended}) }})
+		giveUp(&toldToEnd{order, func(d workload.Drained) { answer(persistent.Outcome{Asked: d.Asked, Ended: d.Ended}) }})
 	}()
 	return nil
 }
@@ -63,7 +63,7 @@ func (r *run) stayUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	facts := standing.Facts{Job: jobOf(r.Getenv), Since: time.Now(), Cache: tools.cache, Bin: tools.bin, IDs: r.host.podIDs(), End: r.allocation.knownEnd()}
+	facts := persistent.Facts{Job: jobOf(r.Getenv), Since: time.Now(), Cache: tools.cache, Bin: tools.bin, IDs: r.host.podIDs(), End: r.allocation.knownEnd()}
 	for _, member := range r.plan.Members {
 		facts.Nodes = append(facts.Nodes, member.Name)
 	}
@@ -71,7 +71,7 @@ func (r *run) stayUp(ctx context.Context) error {
 	if err := os.Remove(filepath.Join(r.private.Path, rundir.HeadFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fail(ExitInternal, err)
 	}
-	if err := standing.MarkReady(r.private.Path, facts); err != nil {
+	if err := persistent.MarkReady(r.private.Path, facts); err != nil {
 		return fail(ExitNoSpace, err)
 	}
 	if r.Getenv(upVariable) != "" {
@@ -90,7 +90,7 @@ func (r *run) stayUp(ctx context.Context) error {
 // is in one stream with what was said before.
 const upMark = "berth-up: "
 
-func sayUp(to io.Writer, facts standing.Facts) error {
+func sayUp(to io.Writer, facts persistent.Facts) error {
 	encoded, err := json.Marshal(facts)
 	if err == nil {
 		_, err = fmt.Fprintf(to, "%s%s\n", upMark, encoded)
@@ -99,7 +99,7 @@ func sayUp(to io.Writer, facts standing.Facts) error {
 }
 
 // heardUp reads such a line.
-func heardUp(line string) (facts standing.Facts, ok bool) {
+func heardUp(line string) (facts persistent.Facts, ok bool) {
 	encoded, ok := strings.CutPrefix(line, upMark)
 	return facts, ok && json.Unmarshal([]byte(encoded), &facts) == nil
 }
@@ -109,13 +109,13 @@ func jobOf(getenv func(string) string) string {
 	if job := getenv("SLURM_JOB_ID"); job != "" {
 		return job
 	}
-	return standing.Local
+	return persistent.Local
 }
 
 // Describe says in a line which cluster is up.
-func Describe(f standing.Facts, now time.Time) string {
+func Describe(f persistent.Facts, now time.Time) string {
 	whose := "the cluster of job " + f.Job
-	if f.Job == standing.Local {
+	if f.Job == persistent.Local {
 		whose = "the cluster of this machine"
 	}
 	text := whose + " is up"

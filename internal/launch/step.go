@@ -8,7 +8,7 @@ import (
 	"runtime"
 	"syscall"
 
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // needsStep tells whether a process holds an allocation without being on all of

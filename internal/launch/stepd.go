@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/base/linux"
 )
 
 // watchStepd ends the run, in order, when the slurmstepd that it descends from

@@ -12,8 +12,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // A step that berth starts itself gets a key for its nodes to prove themselves

@@ -13,10 +13,10 @@ import (
 	"strings"
 	"sync"
 
-	"berth.dev/berth/internal/batch"
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/batch"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 // SubmitOptions are what a submission gets from the command line.

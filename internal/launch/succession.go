@@ -7,10 +7,10 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/lease"
-	"berth.dev/berth/internal/rendezvous"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/kube/lease"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 // inheritLimit is how long a new head waits for the other nodes to come to it.

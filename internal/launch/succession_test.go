@@ -12,9 +12,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/dynamic/fake"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/nodes"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/kube/nodeloss"
 )
 
 func testTeam(node string, s *succession) *team {
@@ -77,7 +77,7 @@ func TestTheRunEndsWithTheMajorityOfTheControlPlanes(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 	a := &attendance{
-		team: testTeam("n1", nil), keeper: nodes.NewKeeper(fake.NewSimpleDynamicClient(runtime.NewScheme())), giveUp: cancel,
+		team: testTeam("n1", nil), keeper: nodeloss.NewKeeper(fake.NewSimpleDynamicClient(runtime.NewScheme())), giveUp: cancel,
 		replicas: []string{"n1", "n2", "n3"}, lost: map[string]bool{},
 	}
 	gone := errors.New("gone")

@@ -12,9 +12,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"berth.dev/berth/internal/directory"
-	"berth.dev/berth/internal/fastpath"
-	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath"
+	"berth.dev/berth/internal/network/servicemap"
 )
 
 // directoryPatience is how long calls wait for the directory when a Switch
@@ -24,8 +24,8 @@ const directoryPatience = 2 * time.Second
 // podSwitch is the net role's part in connections of pods.
 type podSwitch struct {
 	*fastpath.Switch
-	directory *directory.Directory
-	line      *directory.Line
+	directory *servicemap.Directory
+	line      *servicemap.Line
 	log       *slog.Logger
 	known     chan struct{} // closed when there is a directory
 }
@@ -36,7 +36,7 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 	if told.Switch == nil {
 		return nil, nil
 	}
-	s := &podSwitch{directory: directory.New(told.Switch.Pods), log: log, known: make(chan struct{})}
+	s := &podSwitch{directory: servicemap.New(told.Switch.Pods), log: log, known: make(chan struct{})}
 	c := fastpath.Default()
 	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Switch.Self, told.Switch.Key
 	c.Directory, c.Policy, c.Log = routes{s.directory, reaches}, s.directory, log
@@ -65,7 +65,7 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 	if err != nil {
 		return nil, err
 	}
-	if s.line, err = directory.NewLine(line); err != nil {
+	if s.line, err = servicemap.NewLine(line); err != nil {
 		return nil, err
 	}
 	s.Switch, err = fastpath.New(c)
@@ -77,7 +77,7 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 
 // routes are those of a directory, as a Switch asks for them.
 type routes struct {
-	*directory.Directory
+	*servicemap.Directory
 	reaches func(netip.Addr) bool
 }
 

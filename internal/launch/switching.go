@@ -9,10 +9,10 @@ import (
 	"slices"
 	"strconv"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/fastpath"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/sandbox"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 // wantsFastPath tells whether this host is to have a Switch, and why it cannot

@@ -14,11 +14,11 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/rendezvous"
-	"berth.dev/berth/internal/sandbox"
-	"berth.dev/berth/internal/slurm"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/network/overlay"
+	"berth.dev/berth/internal/node/sandbox"
 )
 
 const (

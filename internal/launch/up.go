@@ -13,10 +13,10 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // UpFlag is the flag of berth up by which the cluster runs in the process that
@@ -28,23 +28,23 @@ var ErrIsUp = errors.New("a cluster is up already")
 
 // Up starts a cluster that stays, and returns once it can be used. What it says
 // while it starts goes to standard error. args are those of the command line.
-func Up(ctx context.Context, options Options, args []string) (standing.Facts, error) {
+func Up(ctx context.Context, options Options, args []string) (persistent.Facts, error) {
 	if err := errors.Join(options.Spec.Validate()); err != nil {
-		return standing.Facts{}, fail(ExitUsage, err)
+		return persistent.Facts{}, fail(ExitUsage, err)
 	}
 	job, inJob := slurm.Here()
 	if inJob && isTask(job, options.Getenv) && job.Tasks > 1 {
-		return standing.Facts{}, fail(ExitUsage, errors.New("start a cluster from one of several tasks: call 'berth up' without srun, which starts it on all nodes of the job, or with --"+UpFlag))
+		return persistent.Facts{}, fail(ExitUsage, errors.New("start a cluster from one of several tasks: call 'berth up' without srun, which starts it on all nodes of the job, or with --"+UpFlag))
 	}
 	if facts, up, err := isUp(ctx, options, job, inJob); err != nil || up {
 		return facts, errors.Join(err, ErrIsUp)
 	}
 	if err := checkOutside(ctx, options, inJob); err != nil {
-		return standing.Facts{}, err
+		return persistent.Facts{}, err
 	}
 	keeper, said, err := startUpKeeper(options, args, inJob && job.Place != slurm.PlaceShell)
 	if err != nil {
-		return standing.Facts{}, err
+		return persistent.Facts{}, err
 	}
 	defer said.Close()
 	// The cluster is not to outlast a start that was cut short.
@@ -55,18 +55,18 @@ func Up(ctx context.Context, options Options, args []string) (standing.Facts, er
 		err := words.Decode(&word)
 		switch {
 		case err != nil && ctx.Err() != nil:
-			return standing.Facts{}, context.Cause(ctx)
+			return persistent.Facts{}, context.Cause(ctx)
 		case err != nil:
-			return standing.Facts{}, fail(ExitInternal, errors.New("the process that keeps the cluster was killed"))
+			return persistent.Facts{}, fail(ExitInternal, errors.New("the process that keeps the cluster was killed"))
 		case word.Facts != nil:
 			return *word.Facts, nil
 		case word.Taken:
 			facts, _, err := isUp(ctx, options, job, inJob)
 			return facts, errors.Join(err, ErrIsUp)
 		case word.Ended != nil && ctx.Err() != nil:
-			return standing.Facts{}, context.Cause(ctx)
+			return persistent.Facts{}, context.Cause(ctx)
 		case word.Ended != nil:
-			return standing.Facts{}, &Failure{Code: max(1, *word.Ended), Err: errors.New("the cluster has not come up")}
+			return persistent.Facts{}, &Failure{Code: max(1, *word.Ended), Err: errors.New("the cluster has not come up")}
 		}
 		fmt.Fprintln(options.Stderr, word.Said)
 	}
@@ -74,15 +74,15 @@ func Up(ctx context.Context, options Options, args []string) (standing.Facts, er
 
 // isUp looks for a cluster that stands where a new one would. Of one that is
 // elsewhere only the job is known.
-func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (standing.Facts, bool, error) {
-	facts := standing.Facts{Job: jobOf(options.Getenv)}
-	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), facts.Job)
+func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (persistent.Facts, bool, error) {
+	facts := persistent.Facts{Job: jobOf(options.Getenv)}
+	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), facts.Job)
 	switch {
 	case ok && cluster.Head == "":
 		waiting, cancel := context.WithTimeout(ctx, standingLimit)
 		defer cancel()
 		found, err := cluster.AwaitReady(waiting)
-		if errors.Is(err, standing.ErrEnded) {
+		if errors.Is(err, persistent.ErrEnded) {
 			return facts, false, nil
 		}
 		return found, true, fail(ExitUnavailable, err)
@@ -119,10 +119,10 @@ type upOrder struct {
 // upWord is what the keeper says to the command that waits: what the cluster
 // says, that it is up, how it ended, or that another keeper has it.
 type upWord struct {
-	Said  string          `json:",omitempty"`
-	Facts *standing.Facts `json:",omitempty"`
-	Ended *int            `json:",omitempty"`
-	Taken bool            `json:",omitempty"`
+	Said  string            `json:",omitempty"`
+	Facts *persistent.Facts `json:",omitempty"`
+	Ended *int              `json:",omitempty"`
+	Taken bool              `json:",omitempty"`
 }
 
 // Descriptors of the keeper.

@@ -16,10 +16,10 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // upKeeper keeps a cluster that stays: it is the parent of its supervisor, or
@@ -76,7 +76,7 @@ func (k *upKeeper) keep() (int, error) {
 	k.child.Env = append(os.Environ(), upVariable+"=1")
 	k.child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	end := func() { _ = k.child.Process.Signal(syscall.SIGTERM) }
-	if k.order.Job != standing.Local {
+	if k.order.Job != persistent.Local {
 		// On SIGTERM srun has its step killed at once. Without srun the step
 		// goes on, and ends in order when Slurm, or berth down, says so.
 		k.child.SysProcAttr.Pdeathsig = syscall.SIGKILL
@@ -135,7 +135,7 @@ const shepherdMissed = "srun: error: write(shepherd): Broken pipe"
 // of a batch script Slurm kills both, one after the other, and it would be chance
 // whether the cluster could end in order.
 func (k *upKeeper) freeStep() {
-	if k.order.Job == standing.Local {
+	if k.order.Job == persistent.Local {
 		return
 	}
 	descendants, err := linux.Descendants(k.child.Process.Pid)

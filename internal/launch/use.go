@@ -11,10 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
-	"berth.dev/berth/internal/workload"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/kube/workload"
 )
 
 const (
@@ -56,7 +56,7 @@ func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool
 	if inJob && isTask(job, options.Getenv) && hops == 0 {
 		return false, 0, nil // whoever starts a step of his own wants a cluster of his own
 	}
-	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
+	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
 	if cluster.Head != "" {
 		cluster, ok = awaitHead(ctx, options, job.ID, cluster)
 	}
@@ -97,7 +97,7 @@ func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool
 // awaitHead returns the cluster that stands once the node that leads it is one
 // that the job still has: where several may lead, another one does some seconds
 // after the loss of the first. ok is false where the cluster has ended instead.
-func awaitHead(ctx context.Context, options Options, job string, c standing.Cluster) (found standing.Cluster, ok bool) {
+func awaitHead(ctx context.Context, options Options, job string, c persistent.Cluster) (found persistent.Cluster, ok bool) {
 	has, err := slurm.JobNodes(ctx, job, slurm.AskPatiently)
 	if err != nil || slices.Contains(has, c.Head) {
 		return c, true // srun says what is wrong
@@ -111,7 +111,7 @@ func awaitHead(ctx context.Context, options Options, job string, c standing.Clus
 			return c, true
 		case <-time.After(headPoll):
 		}
-		found, ok = standing.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
+		found, ok = persistent.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
 	}
 	return found, ok
 }
@@ -144,7 +144,7 @@ func runBeside(ctx context.Context, options Options, job slurm.Job, head string)
 
 // usable is a cluster that a run uses, and that stays.
 type usable interface {
-	AwaitReady(ctx context.Context) (standing.Facts, error)
+	AwaitReady(ctx context.Context) (persistent.Facts, error)
 	Kubeconfig() string
 	// Ended is closed when the cluster is gone or cannot be reached any more, for
 	// the Reason.
@@ -154,9 +154,9 @@ type usable interface {
 }
 
 // onHead is such a cluster on its head.
-type onHead struct{ standing.Cluster }
+type onHead struct{ persistent.Cluster }
 
-func (onHead) Reason() error { return standing.ErrEnded }
+func (onHead) Reason() error { return persistent.ErrEnded }
 
 // user is a run on a cluster that stands.
 type user struct {

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"syscall"
 
-	"berth.dev/berth/internal/rundir"
-	"berth.dev/berth/internal/slurm"
-	"berth.dev/berth/internal/standing"
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
 )
 
 // JobCluster is a cluster in a job, as programs outside of the job reach it.
@@ -50,9 +50,9 @@ func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (
 // UseLocal runs a workload on the cluster that 'berth up' has started on this
 // machine outside of Slurm.
 func UseLocal(ctx context.Context, options Options) (int, error) {
-	cluster, ok := standing.Find(rundir.MemoryPlaces(options.Getenv), standing.Local)
+	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), persistent.Local)
 	if !ok {
-		return 0, fail(ExitUnavailable, standing.ErrEnded)
+		return 0, fail(ExitUnavailable, persistent.ErrEnded)
 	}
 	u := &user{Options: options, cluster: onHead{cluster}}
 	return u.run(ctx)
@@ -64,8 +64,8 @@ type jobCluster struct {
 	options Options
 }
 
-func (c jobCluster) AwaitReady(context.Context) (standing.Facts, error) {
-	return standing.Facts{Job: c.Job, Cache: c.Cache, Bin: c.Bin}, nil
+func (c jobCluster) AwaitReady(context.Context) (persistent.Facts, error) {
+	return persistent.Facts{Job: c.Job, Cache: c.Cache, Bin: c.Bin}, nil
 }
 
 func (c jobCluster) Kubeconfig() string     { return c.JobCluster.Kubeconfig }
@@ -91,7 +91,7 @@ func (c jobCluster) BringImages(ctx context.Context, images []string) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case errors.As(err, &exit) && exit.ExitCode() > 0:
-		return &standing.Refusal{Code: exit.ExitCode(), Text: "bring images to the cluster of job " + c.Job + ": " + own(said.String())}
+		return &persistent.Refusal{Code: exit.ExitCode(), Text: "bring images to the cluster of job " + c.Job + ": " + own(said.String())}
 	case err != nil:
 		return fmt.Errorf("bring images to the cluster of job %s: %w", c.Job, err)
 	}

@@ -11,10 +11,10 @@ import (
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/overlay"
-	"berth.dev/berth/internal/pki"
-	"berth.dev/berth/internal/rendezvous"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/network/overlay"
 )
 
 const (

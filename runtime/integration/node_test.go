@@ -127,10 +127,10 @@ func (n *node) start(env ...string) {
 }
 
 // configure writes containerd's configuration: the golden file of package
-// runtimeconf, whose paths below /run/berth are free in these namespaces.
+// containerdconf, whose paths below /run/berth are free in these namespaces.
 func (n *node) configure(cache string) {
 	n.t.Helper()
-	golden, err := os.ReadFile("../../internal/runtimeconf/testdata/containerd.toml")
+	golden, err := os.ReadFile("../../internal/node/containerdconf/testdata/containerd.toml")
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func (n *node) configure(cache string) {
 	if err := os.WriteFile("/run/berth/containerd.toml", []byte(text), 0o600); err != nil {
 		n.t.Fatal(err)
 	}
-	conflist, err := os.ReadFile("../../internal/runtimeconf/testdata/ipv4.conflist")
+	conflist, err := os.ReadFile("../../internal/node/containerdconf/testdata/ipv4.conflist")
 	if err != nil {
 		n.t.Fatal(err)
 	}

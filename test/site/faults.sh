@@ -75,7 +75,7 @@ restored() { [[ $(pod_of alice n1) == "$1" ]]; }
 # upgraded: berthd of a former commit (SITE_FORMER, or as it was five changes ago) is replaced by this one, under a
 # job and a session, which go on; and so does all that is new.
 upgraded() {
-	local host before former=${SITE_FORMER:-$(git rev-list -n 1 --skip 5 HEAD -- cmd/berthd internal/site internal/sited internal/vxlan)}
+	local host before former=${SITE_FORMER:-$(git rev-list -n 1 --skip 5 HEAD -- cmd/berthd internal/site/siteconf internal/site/berthd internal/site/vxlan)}
 	git worktree add -q --detach "$out/former" "$former" && (cd "$out/former" && go build -o "$stage/former/berthd" ./cmd/berthd) && chmod -R a+rX "$stage/former" || fail "build the former berthd, of the commit '$former'"
 	git worktree remove --force "$out/former"
 	say "from berthd of $(git log -1 --format='%h, %cs' "$former")"

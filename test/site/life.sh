@@ -342,6 +342,6 @@ holdings() {
 fuzzed() {
 	local target seen
 	for target in FuzzDecode FuzzReadMessage FuzzParseNames; do
-		seen=$(go test -run '^$' -fuzz "^$target\$" -fuzztime 20s -parallel 2 ./internal/site 2>&1) || fail "$target: $seen"
+		seen=$(go test -run '^$' -fuzz "^$target\$" -fuzztime 20s -parallel 2 ./internal/site/siteconf 2>&1) || fail "$target: $seen"
 	done
 }

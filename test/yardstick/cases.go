@@ -37,7 +37,7 @@ var cases = map[string]func(*bencher) (map[string]float64, error){
 type bencher struct {
 	berth, image, user string
 	idle               time.Duration
-	// overlay is the test program of internal/overlay.
+	// overlay is the test program of internal/network/overlay.
 	overlay string
 }
 

@@ -22,7 +22,7 @@ func main() {
 	flag.StringVar(&b.berth, "berth", "bin/berth", "`path` of berth")
 	flag.StringVar(&b.image, "image", "test/images/out/busybox.tar", "`archive` with busybox:1.37")
 	flag.StringVar(&b.user, "user", "alice", "`user` to run berth as; empty is the one that calls")
-	flag.StringVar(&b.overlay, "overlay", "", "the test `program` of internal/overlay")
+	flag.StringVar(&b.overlay, "overlay", "", "the test `program` of internal/network/overlay")
 	flag.DurationVar(&b.idle, "idle", 30*time.Second, "how long to watch an idle cluster")
 	own := map[string]func() error{
 		"schedule": schedule, "ticks": printTicks, "memory": printMemory, "reach": reach,

@@ -19,7 +19,7 @@ import (
 	apiregistration "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"
 	"k8s.io/utils/ptr"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/kube/objects"
 	"berth.dev/berth/internal/kube/usage"
 )

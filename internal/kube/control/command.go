@@ -11,8 +11,8 @@ import (
 	"os"
 	"strconv"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // Main runs the role as its command line says, until ctx ends.

@@ -14,9 +14,9 @@ import (
 	managerconfig "k8s.io/kubernetes/cmd/kube-controller-manager/app/config"
 	scheduleroptions "k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/heap"
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/heap"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // Phases that the role reports before it is ready.

@@ -26,8 +26,8 @@ import (
 	"k8s.io/kubernetes/pkg/controlplane/controller/kubernetesservice"
 	"k8s.io/kubernetes/pkg/controlplane/reconcilers"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // TestControlPlane holds one control plane against what the rest of berth and

@@ -17,7 +17,7 @@ import (
 	scheduleroptions "k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	"k8s.io/kubernetes/pkg/controller/job"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // clientArgs are common to the clients of kube-apiserver in this process. They

@@ -17,9 +17,9 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/heap"
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/heap"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // Of several controllers of a kind one works. Should it fail to renew its lease

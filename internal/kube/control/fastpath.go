@@ -16,7 +16,7 @@ import (
 	listers "k8s.io/client-go/listers/core/v1"
 	api "k8s.io/kubernetes/pkg/apis/core"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // namespaceFastPath gives pods the fast path that their namespace says: its

@@ -23,9 +23,9 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/pki"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/base/pki"
 )
 
 // roleVariable makes the test binary be the role instead: a process can run it

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	"k8s.io/client-go/rest"
 
-	"berth.dev/berth/internal/pki"
+	"berth.dev/berth/internal/base/pki"
 )
 
 // loopback is how the process talks to itself: as the privileged user

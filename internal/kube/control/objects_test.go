@@ -20,7 +20,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 const testGroup = "test.berth.dev"

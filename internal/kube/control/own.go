@@ -14,8 +14,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"berth.dev/berth/internal/kube/heap"
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/heap"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // readyPoll is the time between two looks at /readyz during the start.

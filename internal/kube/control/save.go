@@ -11,9 +11,9 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/kube/objects"
-	"berth.dev/berth/internal/state"
+	"berth.dev/berth/internal/kube/savedstate"
 )
 
 // savePage is how many objects are read from the store at once. Nothing else
@@ -51,18 +51,18 @@ func (r *role) sendState(ctx context.Context, conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	facts := state.Facts{Kubernetes: cluster.KubernetesVersion, Services: strings.Split(serviceRanges(r.plan), ",")}
-	return state.Write(conn, facts, lasting)
+	facts := savedstate.Facts{Kubernetes: cluster.KubernetesVersion, Services: strings.Split(serviceRanges(r.plan), ",")}
+	return savedstate.Write(conn, facts, lasting)
 }
 
 // read returns all objects as they are at one moment.
-func (s *store) read(ctx context.Context) ([]state.Record, error) {
+func (s *store) read(ctx context.Context) ([]savedstate.Record, error) {
 	client, err := s.client()
 	if err != nil {
 		return nil, err
 	}
 	defer client.Close()
-	var all []state.Record
+	var all []savedstate.Record
 	key, revision := storagePrefix, int64(0)
 	for {
 		page, err := client.Get(ctx, key, clientv3.WithRange(clientv3.GetPrefixRangeEnd(storagePrefix)), clientv3.WithLimit(savePage), clientv3.WithRev(revision))
@@ -70,7 +70,7 @@ func (s *store) read(ctx context.Context) ([]state.Record, error) {
 			return nil, fmt.Errorf("read all objects from etcd: %w", err)
 		}
 		for _, kv := range page.Kvs {
-			all = append(all, state.Record{Key: strings.TrimPrefix(string(kv.Key), storagePrefix), Value: kv.Value})
+			all = append(all, savedstate.Record{Key: strings.TrimPrefix(string(kv.Key), storagePrefix), Value: kv.Value})
 		}
 		if !page.More {
 			return all, nil
@@ -91,7 +91,7 @@ func restored(plan cluster.Plan) ([]seedObject, []string, error) {
 		return nil, nil, fmt.Errorf("read the state to restore: %w", err)
 	}
 	defer file.Close()
-	facts, records, err := state.Read(file)
+	facts, records, err := savedstate.Read(file)
 	if err != nil {
 		return nil, nil, err
 	}

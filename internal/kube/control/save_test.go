@@ -14,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/state"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/kube/savedstate"
 )
 
 // keepState gives the cluster a place where its state can be had.
@@ -32,14 +32,14 @@ func (c *testCluster) keepState(t testing.TB) string {
 	return path
 }
 
-func readState(t testing.TB, path string) (state.Facts, []state.Record) {
+func readState(t testing.TB, path string) (savedstate.Facts, []savedstate.Record) {
 	t.Helper()
 	conn, err := net.Dial("unix", path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	facts, records, err := state.Read(conn)
+	facts, records, err := savedstate.Read(conn)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,10 +47,10 @@ func readState(t testing.TB, path string) (state.Facts, []state.Record) {
 }
 
 // restore has the cluster begin with what another one has left.
-func (c *testCluster) restore(t testing.TB, facts state.Facts, records []state.Record) {
+func (c *testCluster) restore(t testing.TB, facts savedstate.Facts, records []savedstate.Record) {
 	t.Helper()
 	var content strings.Builder
-	if err := state.Write(&content, facts, records); err != nil {
+	if err := savedstate.Write(&content, facts, records); err != nil {
 		t.Fatal(err)
 	}
 	writeFile(t, c.plan.Paths.Restore(), []byte(content.String()))
@@ -184,8 +184,8 @@ func BenchmarkState(b *testing.B) {
 			}
 		}
 		note("quiet-request-ms", slowest(b, admin, 300*time.Millisecond, func() {}))
-		var facts state.Facts
-		var records []state.Record
+		var facts savedstate.Facts
+		var records []savedstate.Record
 		note("saving-request-ms", slowest(b, admin, 300*time.Millisecond, func() {
 			began := time.Now()
 			facts, records = readState(b, path)

@@ -17,8 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/notify"
 )
 
 // registerNode does what a kubelet does, once, without a retry.

@@ -13,7 +13,7 @@ import (
 
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/testutil"
 )
 

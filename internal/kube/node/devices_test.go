@@ -5,7 +5,7 @@ import (
 
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 func TestAllocate(t *testing.T) {

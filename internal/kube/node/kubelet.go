@@ -31,10 +31,10 @@ import (
 
 	"go.opentelemetry.io/otel/trace/noop"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/metrics"
 	"berth.dev/berth/internal/kube/mounter"
 	"berth.dev/berth/internal/kube/procstats"
-	"berth.dev/berth/internal/metrics"
 )
 
 // nodeKubelet is a kubelet that is ready to run.

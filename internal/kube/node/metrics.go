@@ -9,9 +9,9 @@ import (
 	"net/netip"
 	"time"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/linux"
-	"berth.dev/berth/internal/metrics"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/metrics"
 )
 
 // metricsLimit bounds one request for the node's page.

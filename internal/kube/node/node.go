@@ -20,12 +20,12 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/klog/v2"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/directory"
-	"berth.dev/berth/internal/fastpath"
-	"berth.dev/berth/internal/kube/heap"
-	"berth.dev/berth/internal/kube/notify"
-	"berth.dev/berth/internal/linux"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/heap"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/network/fastpath"
+	"berth.dev/berth/internal/network/servicemap"
 )
 
 // Phases that the role reports while it starts.
@@ -43,7 +43,7 @@ type Options struct {
 	// FastPath and Directory lead to the fast path, which is a part of another
 	// process; nil where there is none.
 	FastPath  *net.UnixConn
-	Directory *directory.Line
+	Directory *servicemap.Line
 }
 
 // openFastPath takes over inherited sockets; negative ones do not exist.
@@ -59,7 +59,7 @@ func (o *Options) openFastPath(asked, line int) (err error) {
 	if o.FastPath, err = linux.PacketConn(file); err != nil {
 		return err
 	}
-	o.Directory, err = directory.NewLine(os.NewFile(uintptr(line), "directory"))
+	o.Directory, err = servicemap.NewLine(os.NewFile(uintptr(line), "directory"))
 	return err
 }
 

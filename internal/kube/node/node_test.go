@@ -26,7 +26,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm"
 	"k8s.io/utils/ptr"
 
-	"berth.dev/berth/internal/kube/notify"
+	"berth.dev/berth/internal/base/notify"
 )
 
 func TestRegister(t *testing.T) {

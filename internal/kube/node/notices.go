@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // Reasons of the events that say what a pod asked for and does not get.

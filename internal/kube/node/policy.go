@@ -21,8 +21,8 @@ import (
 	kubelettypes "k8s.io/kubelet/pkg/types"
 	"k8s.io/kubernetes/pkg/kubelet/cm"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/policy"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/network/policy"
 )
 
 // policyPatience is how long a container waits for the policies of its pod to

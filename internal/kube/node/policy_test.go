@@ -11,8 +11,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"berth.dev/berth/internal/cluster"
-	"berth.dev/berth/internal/policy"
+	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/network/policy"
 	"berth.dev/berth/internal/testutil"
 )
 

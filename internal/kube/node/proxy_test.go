@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // What the node itself opens to a Service keeps its port, as what pods open does.

@@ -13,7 +13,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // newNode is the Node as the kubelet would register it. Its status is left to

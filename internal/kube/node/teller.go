@@ -13,8 +13,8 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/kubernetes/pkg/proxy"
 
-	"berth.dev/berth/internal/directory"
-	"berth.dev/berth/internal/policy"
+	"berth.dev/berth/internal/network/policy"
+	"berth.dev/berth/internal/network/servicemap"
 )
 
 // tellMerge is how long a change waits for others to come.
@@ -24,7 +24,7 @@ const tellMerge = 20 * time.Millisecond
 // kube-proxy is told of them and by its rules, and what policies permit.
 type teller struct {
 	node string
-	line *directory.Line
+	line *servicemap.Line
 	// dirty is full when there is something to tell.
 	dirty chan struct{}
 
@@ -45,7 +45,7 @@ type tracked struct {
 	backing proxy.EndpointsMap
 }
 
-func newTeller(node string, line *directory.Line) *teller {
+func newTeller(node string, line *servicemap.Line) *teller {
 	t := &teller{node: node, line: line, dirty: make(chan struct{}, 1)}
 	// Where a cluster has no IPv6, its Services have none.
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
@@ -134,14 +134,14 @@ func (t *teller) run(ctx context.Context) error {
 }
 
 // state is nil as long as not all is known.
-func (t *teller) state() *directory.State {
+func (t *teller) state() *servicemap.State {
 	t.mu.Lock()
 	topology, synced, policies := t.topology, t.synced, t.policy
 	t.mu.Unlock()
 	if !synced || policies == nil {
 		return nil
 	}
-	s := &directory.State{Services: map[netip.AddrPort]directory.Service{}, Policy: policies}
+	s := &servicemap.State{Services: map[netip.AddrPort]servicemap.Service{}, Policy: policies}
 	for _, f := range t.families {
 		f.ports.Update(f.services)
 		f.backing.Update(f.endpoints)
@@ -174,11 +174,11 @@ func addressesOf(ips []net.IP) (all []netip.Addr) {
 
 // serviceOf is what the net role is told of a Service; nothing where an endpoint
 // cannot be said.
-func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s directory.Service) {
+func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s servicemap.Service) {
 	for _, e := range endpoints {
 		address, err := netip.ParseAddr(e.IP())
 		if err != nil {
-			return directory.Service{}
+			return servicemap.Service{}
 		}
 		s.Endpoints = append(s.Endpoints, netip.AddrPortFrom(address, uint16(e.Port())))
 	}

@@ -12,13 +12,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
-	"berth.dev/berth/internal/directory"
-	"berth.dev/berth/internal/policy"
+	"berth.dev/berth/internal/network/policy"
+	"berth.dev/berth/internal/network/servicemap"
 )
 
 const servicePort = "100.66.0.7:80"
 
-func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) directory.Service {
+func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) servicemap.Service {
 	t.Helper()
 	teller := newTeller("n1", nil)
 	service.ObjectMeta = metav1.ObjectMeta{Namespace: "a", Name: "s"}
@@ -80,7 +80,7 @@ func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
 	ready, unready, ending := endpoint("100.64.2.1", true, false), endpoint("100.64.2.2", false, false), endpoint("100.64.2.3", true, true)
 	here := endpoint("100.64.1.1", true, false)
 	here.NodeName = ptr.To("n1")
-	at := func(addresses ...string) (s directory.Service) {
+	at := func(addresses ...string) (s servicemap.Service) {
 		for _, address := range addresses {
 			s.Endpoints = append(s.Endpoints, netip.MustParseAddrPort(address+":8080"))
 		}
@@ -92,15 +92,15 @@ func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
 	for name, c := range map[string]struct {
 		service   v1.ServiceSpec
 		endpoints []discoveryv1.Endpoint
-		want      directory.Service
+		want      servicemap.Service
 	}{
 		"those that are ready":         {v1.ServiceSpec{}, []discoveryv1.Endpoint{ready, unready, ending}, at("100.64.2.1")},
 		"those that end, without any":  {v1.ServiceSpec{}, []discoveryv1.Endpoint{unready, ending}, at("100.64.2.3")},
 		"also of this node":            {v1.ServiceSpec{}, []discoveryv1.Endpoint{ready, here}, at("100.64.1.1", "100.64.2.1")},
-		"nobody":                       {v1.ServiceSpec{}, []discoveryv1.Endpoint{unready}, directory.Service{}},
+		"nobody":                       {v1.ServiceSpec{}, []discoveryv1.Endpoint{unready}, servicemap.Service{}},
 		"with affinity":                {v1.ServiceSpec{SessionAffinity: v1.ServiceAffinityClientIP}, []discoveryv1.Endpoint{ready}, sticky},
 		"of this node alone":           {local, []discoveryv1.Endpoint{ready, here}, at("100.64.1.1")},
-		"of this node, where none are": {local, []discoveryv1.Endpoint{ready}, directory.Service{}},
+		"of this node, where none are": {local, []discoveryv1.Endpoint{ready}, servicemap.Service{}},
 	} {
 		if got := told(t, &v1.Service{Spec: c.service}, c.endpoints...); !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -136,7 +136,7 @@ func TestAServiceOfBothFamiliesIsToldOnceForEach(t *testing.T) {
 	}
 	teller.OnServiceSynced()
 	teller.permit(&policy.State{})
-	want := map[netip.AddrPort]directory.Service{
+	want := map[netip.AddrPort]servicemap.Service{
 		netip.MustParseAddrPort(servicePort):          {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("100.64.2.1:8080")}},
 		netip.MustParseAddrPort("[" + other + "]:80"): {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd64::2:1]:8080")}},
 	}

@@ -15,7 +15,7 @@ import (
 	"k8s.io/component-helpers/storage/volume"
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 
-	"berth.dev/berth/internal/cluster"
+	"berth.dev/berth/internal/base/cluster"
 )
 
 // ProvisionerName is what a StorageClass names to get volumes of a node's own

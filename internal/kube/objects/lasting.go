@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
-	"berth.dev/berth/internal/state"
+	"berth.dev/berth/internal/kube/savedstate"
 )
 
 // passing are keys, and beginnings of keys that end in a slash, of what belongs
@@ -55,7 +55,7 @@ const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev
 
 // Lasting returns the records that outlive the cluster, without what ties them
 // to its nodes and keys.
-func Lasting(all []state.Record) ([]state.Record, error) {
+func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
 	local := map[string]bool{}
 	for _, record := range all {
 		if name, ok := strings.CutPrefix(record.Key, "persistentvolumes/"); ok {
@@ -66,7 +66,7 @@ func Lasting(all []state.Record) ([]state.Record, error) {
 			local[name] = volume.Annotations[provisionedBy] == provisioner
 		}
 	}
-	var lasting []state.Record
+	var lasting []savedstate.Record
 	for _, record := range all {
 		kept, err := last(record, local)
 		if err != nil {
@@ -80,7 +80,7 @@ func Lasting(all []state.Record) ([]state.Record, error) {
 }
 
 // last returns the record as it lasts, nil for one that does not.
-func last(record state.Record, local map[string]bool) (*state.Record, error) {
+func last(record savedstate.Record, local map[string]bool) (*savedstate.Record, error) {
 	kind, rest, _ := strings.Cut(record.Key, "/")
 	switch {
 	case passes(record), kind == "configmaps" && strings.HasSuffix(rest, "/kube-root-ca.crt"):
@@ -102,7 +102,7 @@ func last(record state.Record, local map[string]bool) (*state.Record, error) {
 	return &record, nil
 }
 
-func passes(record state.Record) bool {
+func passes(record savedstate.Record) bool {
 	for _, key := range passing {
 		if record.Key == key || strings.HasSuffix(key, "/") && strings.HasPrefix(record.Key, key) {
 			return true
@@ -157,7 +157,7 @@ func lastClaim(claim *corev1.PersistentVolumeClaim, local map[string]bool) {
 
 // change decodes a record, and encodes it again unless do says that it is of no
 // use any more.
-func change[T runtime.Object](record state.Record, do func(T) bool) (*state.Record, error) {
+func change[T runtime.Object](record savedstate.Record, do func(T) bool) (*savedstate.Record, error) {
 	object, err := decode[T](record)
 	if err != nil {
 		return nil, err
@@ -169,7 +169,7 @@ func change[T runtime.Object](record state.Record, do func(T) bool) (*state.Reco
 	return &changed, err
 }
 
-func decode[T runtime.Object](record state.Record) (object T, err error) {
+func decode[T runtime.Object](record savedstate.Record) (object T, err error) {
 	decoded, err := runtime.Decode(legacyscheme.Codecs.UniversalDeserializer(), record.Value)
 	if err != nil {
 		return object, fmt.Errorf("decode %s: %w", record.Key, err)
@@ -181,19 +181,19 @@ func decode[T runtime.Object](record state.Record) (object T, err error) {
 	return object, nil
 }
 
-func encode(key string, object runtime.Object) (state.Record, error) {
+func encode(key string, object runtime.Object) (savedstate.Record, error) {
 	protobuf, known := runtime.SerializerInfoForMediaType(legacyscheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !known {
-		return state.Record{}, fmt.Errorf("encode %s: no serializer for %s", key, runtime.ContentTypeProtobuf)
+		return savedstate.Record{}, fmt.Errorf("encode %s: no serializer for %s", key, runtime.ContentTypeProtobuf)
 	}
 	kinds, _, err := legacyscheme.Scheme.ObjectKinds(object)
 	if err != nil {
-		return state.Record{}, fmt.Errorf("encode %s: %w", key, err)
+		return savedstate.Record{}, fmt.Errorf("encode %s: %w", key, err)
 	}
 	encoder := legacyscheme.Codecs.EncoderForVersion(protobuf.Serializer, schema.GroupVersions{kinds[0].GroupVersion()})
 	value, err := runtime.Encode(encoder, object)
 	if err != nil {
-		return state.Record{}, fmt.Errorf("encode %s: %w", key, err)
+		return savedstate.Record{}, fmt.Errorf("encode %s: %w", key, err)
 	}
-	return state.Record{Key: key, Value: value}, nil
+	return savedstate.Record{Key: key, Value: value}, nil
 }

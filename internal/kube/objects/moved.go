@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 
-	"berth.dev/berth/internal/state"
+	"berth.dev/berth/internal/kube/savedstate"
 )
 
 // ipAllocator is who keeps the addresses of Services, as upstream calls it.
@@ -20,7 +20,7 @@ const ipAllocator = "ipallocator.k8s.io"
 
 // Moved returns the records for a cluster whose Services have addresses of other
 // ranges, and what the user should know.
-func Moved(records []state.Record, from, to []netip.Prefix) (moved []state.Record, notices []string, err error) {
+func Moved(records []savedstate.Record, from, to []netip.Prefix) (moved []savedstate.Record, notices []string, err error) {
 	var emptied, unreachable []string
 	for _, record := range records {
 		name, isService := strings.CutPrefix(record.Key, "services/specs/")
@@ -64,7 +64,7 @@ func Moved(records []state.Record, from, to []netip.Prefix) (moved []state.Recor
 }
 
 // emptyNow tells whether a claim has lost its volume and waits for another.
-func emptyNow(record state.Record) bool {
+func emptyNow(record savedstate.Record) bool {
 	claim, err := decode[*corev1.PersistentVolumeClaim](record)
 	return err == nil && claim.Spec.VolumeName == "" && claim.Annotations[EmptyAnnotation] != ""
 }

@@ -17,10 +17,10 @@ import (
 	_ "k8s.io/kubernetes/pkg/apis/networking/install"
 	"k8s.io/utils/ptr"
 
-	"berth.dev/berth/internal/state"
+	"berth.dev/berth/internal/kube/savedstate"
 )
 
-func record(t *testing.T, key string, object runtime.Object) state.Record {
+func record(t *testing.T, key string, object runtime.Object) savedstate.Record {
 	t.Helper()
 	r, err := encode(key, object)
 	if err != nil {
@@ -33,9 +33,9 @@ func meta(name string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Namespace: "default", Name: name, UID: "1-2-3"}
 }
 
-func find[T runtime.Object](t *testing.T, records []state.Record, key string) T {
+func find[T runtime.Object](t *testing.T, records []savedstate.Record, key string) T {
 	t.Helper()
-	i := slices.IndexFunc(records, func(r state.Record) bool { return r.Key == key })
+	i := slices.IndexFunc(records, func(r savedstate.Record) bool { return r.Key == key })
 	if i < 0 {
 		t.Fatalf("no %s in %v", key, keysOf(records))
 	}
@@ -46,7 +46,7 @@ func find[T runtime.Object](t *testing.T, records []state.Record, key string) T 
 	return object
 }
 
-func keysOf(records []state.Record) []string {
+func keysOf(records []savedstate.Record) []string {
 	var keys []string
 	for _, r := range records {
 		keys = append(keys, r.Key)
@@ -64,7 +64,7 @@ func TestWhatBelongsToNodesAndKeysDoesNotLast(t *testing.T) {
 		s.Labels = map[string]string{discoveryv1.LabelManagedBy: manager}
 		return s
 	}
-	all := []state.Record{
+	all := []savedstate.Record{
 		record(t, "minions/n1", &corev1.Node{ObjectMeta: meta("n1")}),
 		record(t, "leases/kube-node-lease/n1", &corev1.ConfigMap{}),
 		record(t, "events/default/e", &corev1.Event{ObjectMeta: meta("e")}),
@@ -120,7 +120,7 @@ func TestClaimsLoseVolumesOfNodes(t *testing.T) {
 		c.Annotations = map[string]string{"pv.kubernetes.io/bind-completed": "yes", "volume.kubernetes.io/selected-node": "n1", "mine": "yes"}
 		return c
 	}
-	lasting, err := Lasting([]state.Record{
+	lasting, err := Lasting([]savedstate.Record{
 		record(t, "persistentvolumeclaims/default/local", claim("local", "pv-local")),
 		record(t, "persistentvolumeclaims/default/shared", claim("shared", "pv-shared")),
 		record(t, "persistentvolumes/pv-local", volume("pv-local", provisioner)),
@@ -177,7 +177,7 @@ func TestServicesMoveToOtherAddresses(t *testing.T) {
 		"headless":         {service("None"), prefixes("100.66.0.0/16"), []string{"None"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			moved, notices, err := Moved([]state.Record{record(t, "services/specs/default/web", c.service)}, from, c.to)
+			moved, notices, err := Moved([]savedstate.Record{record(t, "services/specs/default/web", c.service)}, from, c.to)
 			if err != nil {
 				t.Fatal(err)
 			}

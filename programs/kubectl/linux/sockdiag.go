@@ -1,1 +1,1 @@
-../../../internal/linux/sockdiag.go
+../../../internal/base/linux/sockdiag.go

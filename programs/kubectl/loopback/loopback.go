@@ -1,1 +1,1 @@
-../../../internal/loopback/loopback.go
+../../../internal/access/loopback/loopback.go

@@ -8,7 +8,7 @@ import (
 
 // TestProxy: of the configuration that berth writes.
 func TestProxy(t *testing.T) {
-	template, err := os.ReadFile("../../../internal/runtimeconf/containerd.toml.tmpl")
+	template, err := os.ReadFile("../../../internal/node/containerdconf/containerd.toml.tmpl")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,405 @@
+package login
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/access/loopback"
+	"berth.dev/berth/internal/access/tunnel"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/pki"
+	"berth.dev/berth/internal/base/programs"
+	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// KeeperArg is the argument with which the program is started again as the
+// process that keeps a tunnel; main hands it to Keeper.
+const KeeperArg = "tunnel-keeper"
+
+// What the keeper says to the command that started it; anything else is an
+// error.
+const (
+	saidListening = "listening"
+	saidTaken     = "taken"
+)
+
+const (
+	// questionLimit is how long a command may take to say what it wants.
+	questionLimit = 10 * time.Second
+	// jobsAge is how old the list of the user's jobs may be: Slurm's
+	// controller is asked no more than twice a minute.
+	jobsAge = 30 * time.Second
+	// freshAge is the same for who asks for nothing else.
+	freshAge = time.Second
+	// withoutAge is for how long a job that had no cluster is not looked at
+	// again: to look takes a step.
+	withoutAge = 5 * time.Minute
+	// partingLimit bounds the time for telling commands that all is over.
+	partingLimit = 2 * time.Second
+)
+
+// keeperOrder is what the keeper is to do.
+type keeperOrder struct {
+	Target  Target
+	Program string
+	Idle    time.Duration
+	// Nodes are to be tried first.
+	Nodes []string
+}
+
+// keeper keeps one tunnel, for all commands of this user on this host.
+type keeper struct {
+	order keeperOrder
+	place *Place
+	dir   *rundir.Dir
+
+	// ready is closed when the tunnel is open or has failed; over when it is
+	// no more. problem says why, and is there before either is closed.
+	ready, over chan struct{}
+	problem     *Problem
+	finish      func(*Problem)
+
+	tunnel *tunnel.Tunnel
+	step   *step
+	door   *loopback.Listener
+	key    *os.File
+	reply  reply
+
+	mu    sync.Mutex
+	users int
+	idle  *time.Timer
+	// commands are those that have asked something.
+	commands sync.WaitGroup
+	// leaving are steps that did not answer.
+	leaving sync.WaitGroup
+
+	// listing guards what follows, also while Slurm is asked.
+	listing sync.Mutex
+	jobs    []slurm.Queued
+	asked   time.Time
+	without map[string]time.Time
+}
+
+// Keeper is the main function of the process that keeps a tunnel. It returns
+// its exit status.
+func Keeper() int {
+	runtime.LockOSThread() // srun ends with the thread that started it
+	say := func(text string) {
+		fmt.Fprintln(os.Stdout, text)
+		os.Stdout.Close()
+	}
+	k := &keeper{ready: make(chan struct{}), over: make(chan struct{}), without: map[string]time.Time{}}
+	var once sync.Once
+	k.finish = func(why *Problem) { once.Do(func() { k.conclude(why) }) }
+	listener, err := k.claim()
+	switch {
+	case errors.Is(err, fs.ErrExist):
+		say(saidTaken)
+		return 0
+	case err != nil:
+		say(err.Error())
+		return 1
+	}
+	say(saidListening)
+	signal.Ignore(syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	go k.listen(ctx, listener)
+	if err := k.open(ctx); err != nil {
+		k.finish(asProblem(err))
+	} else {
+		k.beginIdle()
+		close(k.ready)
+		go k.watch(ctx)
+	}
+	<-k.over
+	k.takeDown(listener)
+	return 0
+}
+
+// conclude ends the tunnel for the given reason.
+func (k *keeper) conclude(why *Problem) {
+	k.problem = why
+	close(k.over)
+}
+
+// claim takes the tunnel's directory, where no other process has it.
+func (k *keeper) claim() (*net.UnixListener, error) {
+	if err := json.NewDecoder(os.Stdin).Decode(&k.order); err != nil {
+		return nil, fmt.Errorf("read the order: %w", err)
+	}
+	os.Stdin.Close()
+	var err error
+	if k.place, err = NewPlace(os.Getenv); err != nil {
+		return nil, err
+	}
+	if k.dir, err = rundir.Claim(k.place.base, dirName(k.order.Target)); err != nil {
+		return nil, err
+	}
+	syscall.Umask(0o077)
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: k.file(socketFile)})
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("listen for commands: %w", err), k.dir.Remove())
+	}
+	if err := os.Chmod(k.file(socketFile), 0o600); err != nil {
+		return nil, errors.Join(fmt.Errorf("close the socket to others: %w", err), k.dir.Remove())
+	}
+	listener.SetUnlinkOnClose(false) // the directory goes, under another name
+	return listener, nil
+}
+
+func (k *keeper) file(name string) string { return filepath.Join(k.dir.Path, name) }
+
+// open opens the tunnel and a door on this host's loopback.
+func (k *keeper) open(ctx context.Context) (err error) {
+	if k.tunnel, k.step, err = k.enter(ctx); err != nil {
+		return err
+	}
+	if k.door, err = loopback.Listen(netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
+		return err
+	}
+	credentials := k.tunnel.Credentials
+	if k.key, err = linux.MemoryFile("berth-key", credentials.Key); err != nil {
+		return err
+	}
+	// As on the node, the key is in no file: what is named is this process.
+	kubeconfig := pki.KubeconfigWithKeyFile("berth", fmt.Sprintf("https://127.0.0.1:%d", k.door.Port()),
+		credentials.Authority, credentials.Cert, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), k.key.Fd()))
+	if err := os.WriteFile(k.file(kubeconfigFile), kubeconfig, 0o600); err != nil {
+		return fmt.Errorf("write kubeconfig: %w", err)
+	}
+	if err := programs.LinkTools(k.file(binDir)); err != nil {
+		return err
+	}
+	answer := k.tunnel.Answer
+	k.reply = reply{
+		Kubeconfig: k.file(kubeconfigFile), Cache: k.file(cacheDir), Bin: k.file(binDir),
+		Node: answer.Node, Cluster: answer.Cluster, Version: answer.Version,
+	}
+	go k.serveDoor()
+	return nil
+}
+
+// serveDoor passes connections of this user's programs on to the API server.
+func (k *keeper) serveDoor() {
+	for {
+		conn, err := k.door.Accept()
+		if err != nil {
+			return // it was closed
+		}
+		go func() {
+			defer k.use()()
+			far, err := k.tunnel.Dial()
+			if err != nil {
+				conn.Close()
+				return
+			}
+			tunnel.Join(conn, far)
+		}()
+	}
+}
+
+// beginIdle ends the tunnel once nobody has used it for a while.
+func (k *keeper) beginIdle() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.idle = time.AfterFunc(k.order.Idle, func() { k.finish(k.unused()) })
+	if k.users > 0 {
+		k.idle.Stop()
+	}
+}
+
+// use notes that somebody uses the tunnel, until the function is called that
+// it returns.
+func (k *keeper) use() func() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.users++
+	if k.idle != nil {
+		k.idle.Stop()
+	}
+	return func() {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		if k.users--; k.users == 0 && k.idle != nil {
+			k.idle.Reset(k.order.Idle)
+		}
+	}
+}
+
+func (k *keeper) unused() *Problem {
+	return problem(codeUnavailable, "the tunnel into job %s was closed: nobody has used it for %s", k.order.Target, k.order.Idle)
+}
+
+// listen answers commands.
+func (k *keeper) listen(ctx context.Context, listener *net.UnixListener) {
+	for {
+		conn, err := listener.AcceptUnix()
+		if err != nil {
+			return // it was closed
+		}
+		k.commands.Go(func() {
+			defer conn.Close()
+			k.serve(ctx, conn)
+		})
+	}
+}
+
+func (k *keeper) serve(ctx context.Context, conn net.Conn) {
+	var q question
+	_ = conn.SetReadDeadline(time.Now().Add(questionLimit))
+	questions := json.NewDecoder(conn)
+	if questions.Decode(&q) != nil {
+		return
+	}
+	_ = conn.SetReadDeadline(time.Time{})
+	say := func(r reply) { _ = json.NewEncoder(conn).Encode(r) } // a command that has gone needs no answer
+	if q.Do == doJobs {
+		say(k.listJobs(ctx, q.Fresh, q.Without))
+		return
+	}
+	defer k.use()()
+	select {
+	case <-k.ready:
+	case <-k.over:
+	}
+	if k.spent() {
+		return
+	}
+	if k.isOver() {
+		say(reply{Problem: k.problem})
+		return
+	}
+	if err := k.check(ctx); err != nil {
+		if !k.spent() {
+			say(reply{Problem: asProblem(err)})
+		}
+		return
+	}
+	say(k.reply)
+	checks := make(chan string)
+	go func() {
+		defer close(checks)
+		for questions.Decode(&q) == nil {
+			checks <- q.Do
+		}
+	}()
+	for {
+		var why *Problem
+		select {
+		case how, still := <-checks:
+			if !still {
+				return // the command has gone
+			}
+			if k.tunnel.Ended() {
+				<-k.over
+				why = k.problem
+				break
+			}
+			if how == doCheckJob {
+				why = k.jobProblem(ctx)
+			}
+			if why == nil {
+				say(reply{})
+				continue
+			}
+		case <-k.over:
+			why = k.problem
+		}
+		say(reply{Problem: why})
+		go func() {
+			for range checks { // a command may ask just now
+			}
+		}()
+		return
+	}
+}
+
+// spent tells whether the tunnel was open and has ended. A command that comes now
+// is not answered, and opens another one; that which knows of other nodes says so.
+func (k *keeper) spent() bool {
+	select {
+	case <-k.ready:
+	default:
+		return false
+	}
+	return (k.tunnel.Ended() || k.isOver()) && len(k.elsewhere()) == 0
+}
+
+func (k *keeper) isOver() bool {
+	select {
+	case <-k.over:
+		return true
+	default:
+		return false
+	}
+}
+
+// listJobs returns the user's jobs, as of half a minute ago at most, or of a
+// moment ago.
+func (k *keeper) listJobs(ctx context.Context, fresh bool, without []string) reply {
+	age := jobsAge
+	if fresh {
+		age = freshAge
+	}
+	k.listing.Lock()
+	defer k.listing.Unlock()
+	for _, job := range without {
+		k.without[job] = time.Now()
+	}
+	if time.Since(k.asked) > age {
+		jobs, err := slurm.Queue(ctx, os.Getuid(), k.place.ask)
+		if err != nil {
+			return reply{Problem: asProblem(err)}
+		}
+		k.jobs, k.asked = jobs, time.Now()
+	}
+	answer := reply{Jobs: k.jobs}
+	for job, seen := range k.without {
+		if time.Since(seen) > withoutAge {
+			delete(k.without, job)
+			continue
+		}
+		answer.Without = append(answer.Without, job)
+	}
+	slices.Sort(answer.Without)
+	return answer
+}
+
+// takeDown undoes what is there.
+func (k *keeper) takeDown(listener *net.UnixListener) {
+	// First of all, so that the next command opens a new tunnel.
+	_ = k.dir.Remove()
+	listener.Close()
+	told := make(chan struct{})
+	go func() {
+		k.commands.Wait()
+		close(told)
+	}()
+	select {
+	case <-told:
+	case <-time.After(partingLimit):
+	}
+	if k.door != nil {
+		k.door.Close()
+	}
+	if k.tunnel != nil {
+		k.tunnel.Close()
+		k.step.end()
+	}
+	k.leaving.Wait()
+}

@@ -1,0 +1,223 @@
+package login
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// lookLimit is how many jobs are looked into for a cluster: each takes a step.
+const lookLimit = 16
+
+// jobName is how users name a job: its number, an element of an array or a
+// component, and the step of a cluster.
+var jobName = regexp.MustCompile(`^(\d+)([_+]\d+)?(?:\.(\d+|batch))?$`)
+
+// IsJobName tells whether a word can name a job, or the cluster of this machine.
+func IsJobName(word string) bool { return word == persistent.Local || jobName.MatchString(word) }
+
+// Resolve returns the cluster that a name means. Without one it is that of
+// BERTH_JOB, that of the allocation this process is in, that of this machine, or
+// the only one there is.
+func (p *Place) Resolve(ctx context.Context, name string) (Target, error) {
+	named := name != ""
+	for _, from := range []string{EnvJob, "SLURM_JOB_ID"} {
+		if name == "" {
+			name = p.getenv(from)
+		}
+	}
+	if name == "" {
+		if _, ok := p.local(persistent.Local); ok {
+			return Target{Job: persistent.Local}, nil
+		}
+		return p.only(ctx)
+	}
+	if name == persistent.Local {
+		return Target{Job: name}, nil
+	}
+	parts := jobName.FindStringSubmatch(name)
+	if parts == nil {
+		return Target{}, problem(codeUsage, "%q is no job: it is a number of Slurm's, such as 12, 12_3 or 12.0", name)
+	}
+	target := Target{Job: parts[1], Step: parts[3]}
+	switch {
+	case parts[2] == "" && named:
+		return p.element(ctx, target)
+	case parts[2] == "" || parts[2][0] == '+':
+		return target, nil // all components of a job have one cluster
+	}
+	job, ok, err := p.job(ctx, func(job slurm.Queued) bool { return job.Name == parts[1]+parts[2] })
+	if err != nil {
+		return Target{}, err
+	}
+	if ok {
+		target.Job = job.ID
+		return target, nil
+	}
+	return Target{}, stateProblem(parts[1]+parts[2], slurm.Queued{}, false, 0)
+}
+
+// element is the only running element of an array where the target is that: its
+// number is Slurm's of the last element as well.
+func (p *Place) element(ctx context.Context, target Target) (Target, error) {
+	jobs, _, err := p.Jobs(ctx, false, nil)
+	if err != nil {
+		return target, nil // what comes next asks Slurm again
+	}
+	elements := slices.DeleteFunc(jobs, func(job slurm.Queued) bool {
+		return job.State != slurm.Running || !strings.HasPrefix(job.Name, target.Job+"_")
+	})
+	switch len(elements) {
+	case 0:
+	case 1:
+		target.Job = elements[0].ID
+	default:
+		return Target{}, problem(codeUsage, "job %s is an array: name one of %s", target.Job, describe(elements))
+	}
+	return target, nil
+}
+
+// job returns one of this user's that is not over. Slurm is asked where it is not
+// among those that were known half a minute ago.
+func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queued, bool, error) {
+	for _, fresh := range []bool{false, true} {
+		jobs, _, err := p.Jobs(ctx, fresh, nil)
+		if err != nil {
+			return slurm.Queued{}, false, err
+		}
+		if i := slices.IndexFunc(jobs, is); i >= 0 {
+			return jobs[i], true, nil
+		}
+	}
+	return slurm.Queued{}, false, nil
+}
+
+// Jobs returns the jobs of this user that are not over, as they are now or were
+// half a minute ago, and those of them in which there is no cluster. What the
+// caller knows of the latter is added.
+func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm.Queued, []string, error) {
+	for _, target := range p.open() {
+		ctx, cancel := context.WithTimeout(ctx, patientLimit)
+		defer cancel()
+		conn, err := p.dial(ctx, target)
+		if err != nil {
+			continue
+		}
+		stop := context.AfterFunc(ctx, func() { conn.Close() })
+		_, answer, err := exchange(conn, question{Do: doJobs, Fresh: fresh, Without: without})
+		stop()
+		conn.Close()
+		if err == nil {
+			return answer.Jobs, answer.Without, nil
+		}
+	}
+	jobs, err := slurm.Queue(ctx, os.Getuid(), p.ask)
+	if err != nil {
+		return nil, nil, problem(codeUnavailable, "ask Slurm for your jobs: %v", err)
+	}
+	return jobs, without, nil
+}
+
+// patientLimit bounds a question to the process that keeps a tunnel, which may
+// have to ask Slurm.
+const patientLimit = 35 * time.Second
+
+// only returns the one cluster that this user has.
+func (p *Place) only(ctx context.Context) (Target, error) {
+	jobs, without, err := p.Jobs(ctx, false, nil)
+	if err != nil {
+		return Target{}, err
+	}
+	var running, others []slurm.Queued
+	for _, job := range jobs {
+		switch {
+		case job.State != slurm.Running:
+			others = append(others, job)
+		case !slices.Contains(without, job.ID):
+			running = append(running, job)
+		}
+	}
+	if len(running) == 1 && len(without) == 0 {
+		return Target{Job: running[0].ID}, nil
+	}
+	if len(running) > lookLimit {
+		return Target{}, problem(codeUsage, "%d jobs of yours are running: name the one that is meant", len(running))
+	}
+	clusters, none := p.look(ctx, running)
+	switch len(clusters) {
+	case 0:
+		return Target{}, p.noCluster(running, others)
+	case 1:
+		if len(none) > 0 {
+			_, _, _ = p.Jobs(ctx, false, none) // so that the next command need not look
+		}
+		return Target{Job: clusters[0].ID}, nil
+	}
+	return Target{}, problem(codeUsage, "%d clusters of yours are running: name one of %s", len(clusters), describe(clusters))
+}
+
+// look opens tunnels into all the jobs, which tells those with a cluster from
+// the others.
+func (p *Place) look(ctx context.Context, jobs []slurm.Queued) (clusters []slurm.Queued, none []string) {
+	found := make([]bool, len(jobs))
+	var looking sync.WaitGroup
+	for i, job := range jobs {
+		looking.Go(func() {
+			session, err := p.Connect(ctx, Target{Job: job.ID})
+			if found[i] = err == nil; err == nil {
+				session.Close()
+			}
+		})
+	}
+	looking.Wait()
+	for i, job := range jobs {
+		if found[i] {
+			clusters = append(clusters, job)
+		} else {
+			none = append(none, job.ID)
+		}
+	}
+	return clusters, none
+}
+
+func (p *Place) noCluster(running, others []slurm.Queued) error {
+	switch {
+	case len(running) > 0:
+		return problem(codeUnavailable, "none of your running jobs has a cluster that can be reached: %s", describe(running))
+	case len(others) == 1:
+		return stateProblem(others[0].Name, others[0], true, others[0].UID)
+	case len(others) > 1:
+		return problem(codeUnavailable, "no job of yours is running: %s", describe(others))
+	}
+	return problem(codeNoJob, "you have no job: 'sbatch' a script with 'berth run' in it, or 'srun berth run ...' in another terminal")
+}
+
+// describe lists jobs in one line.
+func describe(jobs []slurm.Queued) string {
+	var all []string
+	for _, job := range jobs {
+		all = append(all, Describe(job))
+	}
+	return strings.Join(all, ", ")
+}
+
+// Describe names a job, with what tells it from others of its user.
+func Describe(job slurm.Queued) string {
+	state := ""
+	if job.State != slurm.Running {
+		state = ", " + strings.ToLower(job.State)
+	}
+	nodes := "nodes"
+	if job.Nodes == 1 {
+		nodes = "node"
+	}
+	return fmt.Sprintf("%s (%s, %d %s%s)", job.Name, job.JobName, job.Nodes, nodes, state)
+}

@@ -1,0 +1,238 @@
+package login
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/linux"
+)
+
+const (
+	// openLimit bounds the time in which a tunnel is there or has failed.
+	openLimit = time.Minute
+	// claimPoll is how often somebody looks who waits for another command
+	// that has just begun to open the same tunnel.
+	claimPoll = 10 * time.Millisecond
+)
+
+// Target is the cluster that a command means.
+type Target struct {
+	// Job is Slurm's number of it; Step that of the step, where a job has
+	// several clusters.
+	Job, Step string
+}
+
+// String is what users call it.
+func (t Target) String() string {
+	if t.Step == "" {
+		return t.Job
+	}
+	return t.Job + "." + t.Step
+}
+
+// IsLocal reports whether the cluster is that of this machine, outside of Slurm.
+func (t Target) IsLocal() bool { return t.Job == persistent.Local }
+
+// Session is a use of a tunnel. It stays open until Close.
+type Session struct {
+	Target Target
+	// Kubeconfig is a file by which this user's programs on this host reach
+	// the cluster; Cache a directory for what they learn of it, Bin one with
+	// kubectl, helm and berth.
+	Kubeconfig, Cache, Bin string
+	// Node is where the cluster's API server is, Cluster the name of the run,
+	// and Version that of its berth.
+	Node, Cluster, Version string
+
+	// nodes and since are known where no tunnel is needed.
+	nodes int
+	since time.Time
+
+	conn    net.Conn // nil where no tunnel is needed
+	checked chan struct{}
+	lost    chan struct{}
+	why     error // to be read once lost is closed
+}
+
+// Connect returns a session with the target's cluster, through the tunnel that
+// is open or through a new one.
+func (p *Place) Connect(ctx context.Context, target Target) (*Session, error) {
+	if cluster, ok := p.local(target.Job); ok && target.Step == "" {
+		return p.stay(ctx, target, cluster)
+	}
+	if target.Job == persistent.Local {
+		return nil, problem(codeUnavailable, "no cluster of yours is up on this machine; 'berth up' starts one")
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, openLimit, problem(codeUnavailable, "reach the cluster of job %s: nothing answers within %s", target, openLimit))
+	defer cancel()
+	var elsewhere []string
+	for {
+		conn, err := p.dial(ctx, target)
+		if err == nil {
+			session, err := greet(ctx, conn, target)
+			var lost *Problem
+			switch {
+			case errors.As(err, &lost) && len(lost.Elsewhere) > 0:
+				elsewhere = lost.Elsewhere
+				pause(ctx) // its process is about to end
+			case err == nil || !isGone(err):
+				return session, err
+			default:
+				pause(ctx)
+			}
+		} else if err := p.start(ctx, target, elsewhere); err != nil {
+			return nil, err
+		}
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+	}
+}
+
+// isGone tells the end of the tunnel's process, which may be about to end when
+// a command finds it, from what it says.
+func isGone(err error) bool {
+	var said *Problem
+	return !errors.As(err, &said) && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE))
+}
+
+func greet(ctx context.Context, conn net.Conn, target Target) (*Session, error) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	answers, answer, err := exchange(conn, question{Do: doHold})
+	if err != nil {
+		conn.Close()
+		if ctx.Err() != nil {
+			return nil, context.Cause(ctx)
+		}
+		return nil, err
+	}
+	s := &Session{
+		Target: target, Kubeconfig: answer.Kubeconfig, Cache: answer.Cache, Bin: answer.Bin,
+		Node: answer.Node, Cluster: answer.Cluster, Version: answer.Version,
+		conn: conn, checked: make(chan struct{}, 1), lost: make(chan struct{}),
+	}
+	go s.attend(answers)
+	return s, nil
+}
+
+// attend reads what the keeper says until the end of the tunnel.
+func (s *Session) attend(answers *json.Decoder) {
+	defer close(s.lost)
+	for {
+		var said reply
+		switch err := answers.Decode(&said); {
+		case err != nil:
+			s.why = problem(codeUnavailable, "the tunnel into job %s was lost: its process on this host was killed", s.Target)
+			return
+		case said.Problem != nil:
+			s.why = said.Problem
+			return
+		}
+		s.checked <- struct{}{}
+	}
+}
+
+// Check returns the reason for which the tunnel was lost, nil while it is
+// there. It is for one goroutine at a time.
+func (s *Session) Check() error { return s.check(doCheck) }
+
+// CheckJob asks Slurm as well: the tunnel is there for a moment longer than a
+// job's pods are. The session is over where the job does not run.
+func (s *Session) CheckJob() error { return s.check(doCheckJob) }
+
+func (s *Session) check(how string) error {
+	if s.conn == nil {
+		select {
+		case <-s.lost:
+			return s.why
+		default:
+			return nil
+		}
+	}
+	if json.NewEncoder(s.conn).Encode(question{Do: how}) == nil {
+		select {
+		case <-s.checked:
+			return nil
+		case <-s.lost:
+			return s.why
+		}
+	}
+	<-s.lost
+	return s.why
+}
+
+// Lost is closed when the tunnel is no longer there; Check says why.
+func (s *Session) Lost() <-chan struct{} { return s.lost }
+
+// Close ends the use of the tunnel.
+func (s *Session) Close() {
+	if s.conn != nil {
+		s.conn.Close()
+	}
+}
+
+func pause(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(claimPoll):
+	}
+}
+
+// start starts the process that keeps a tunnel. It returns when a command can
+// connect to it, or to another that was faster. It is to look on the given nodes
+// first.
+func (p *Place) start(ctx context.Context, target Target, nodes []string) error {
+	if _, err := exec.LookPath("srun"); err != nil {
+		return problem(codeUnavailable, "reach into job %s: %v; load Slurm's module, or add the directory of its commands to PATH", target, err)
+	}
+	order, err := json.Marshal(keeperOrder{Target: target, Program: p.program, Idle: p.idle, Nodes: nodes})
+	if err != nil {
+		return err
+	}
+	input, err := linux.MemoryFile("order", order)
+	if err != nil {
+		return err
+	}
+	defer input.Close()
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		return fmt.Errorf("make pipe: %w", err)
+	}
+	defer reader.Close()
+	// It has a session of its own: Ctrl-C and the end of a terminal are for
+	// the command alone, and other commands go on using the tunnel.
+	process := exec.Command("/proc/self/exe", KeeperArg)
+	process.Args[0] = "berth"
+	process.Dir = "/"
+	process.Stdin, process.Stdout = input, writer
+	process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	err = process.Start()
+	writer.Close()
+	if err != nil {
+		return fmt.Errorf("start the process that keeps the tunnel: %w", err)
+	}
+	go process.Wait() //nolint:errcheck // it says on its pipe what matters, and lives on
+	said, _ := bufio.NewReader(reader).ReadString('\n')
+	switch said = strings.TrimSpace(said); said {
+	case saidListening:
+		return nil
+	case saidTaken:
+		pause(ctx)
+		return nil
+	case "":
+		return problem(codeUnavailable, "open a tunnel into job %s: its process was killed", target)
+	}
+	return problem(codeUnavailable, "open a tunnel into job %s: %s", target, said)
+}

@@ -1,0 +1,119 @@
+package login
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/access/jobend"
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// stepEnd is how long srun may take to end once its input has.
+const stepEnd = 3 * time.Second
+
+// step is the srun with the far end of a tunnel.
+type step struct {
+	process *exec.Cmd
+	in      io.WriteCloser
+	out     io.ReadCloser
+	said    tail
+	ended   chan struct{}
+}
+
+func (s *step) Read(p []byte) (int, error)  { return s.out.Read(p) }
+func (s *step) Write(p []byte) (int, error) { return s.in.Write(p) }
+
+// Close tells the far end, and srun with it, to end.
+func (s *step) Close() error {
+	s.in.Close()
+	return s.out.Close()
+}
+
+// startStep starts the far end on a node of the job, the first one where node
+// is empty; see slurm.IntoCommand. It is to be called from a locked thread: srun ends with that.
+func startStep(program, job, node string, heterogeneous bool) (*step, error) {
+	command := slurm.IntoCommand(job, node, heterogeneous, program, jobend.Arg)
+	s := &step{process: exec.Command(command[0], command[1:]...), ended: make(chan struct{})}
+	s.process.Env = slurm.IntoEnv(os.Environ())
+	s.process.Dir = "/"
+	s.process.Stderr = &s.said
+	s.process.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	var err error
+	if s.in, err = s.process.StdinPipe(); err != nil {
+		return nil, err
+	}
+	reader, writer, err := os.Pipe() // not StdoutPipe, which Wait would close before all is read
+	if err != nil {
+		return nil, err
+	}
+	s.out, s.process.Stdout = reader, writer
+	err = s.process.Start()
+	writer.Close()
+	if err != nil {
+		reader.Close()
+		return nil, fmt.Errorf("start srun: %w", err)
+	}
+	go func() {
+		defer close(s.ended)
+		_ = s.process.Wait() // what it said is what matters
+	}()
+	return s, nil
+}
+
+// end waits for srun, and ends it if it does not by itself.
+func (s *step) end() {
+	s.Close()
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		select {
+		case <-s.ended:
+			return
+		case <-time.After(stepEnd):
+			_ = s.process.Process.Signal(signal)
+		}
+	}
+	<-s.ended
+}
+
+// tailLimit is how much is kept of what srun says.
+const tailLimit = 4 << 10
+
+// tail keeps the end of what is written.
+type tail struct {
+	mu   sync.Mutex
+	kept bytes.Buffer
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.kept.Write(p)
+	if excess := t.kept.Len() - tailLimit; excess > 0 {
+		t.kept.Next(excess)
+	}
+	return len(p), nil
+}
+
+// ofStrangers are in what srun says of connections to its ports that are not from
+// a node of the step, as when somebody looks which ports are open.
+var ofStrangers = []string{"eio_message_socket_accept", "io_init_msg", "io init message"}
+
+// text is all of it in one line.
+func (t *tail) text() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var lines []string
+	for line := range strings.Lines(t.kept.String()) {
+		if line = strings.TrimSpace(line); line != "" && !slices.ContainsFunc(ofStrangers, func(word string) bool { return strings.Contains(line, word) }) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "; ")
+}

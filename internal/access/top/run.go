@@ -1,0 +1,198 @@
+package top
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	tea "github.com/charmbracelet/bubbletea"
+
+	_ "berth.dev/berth/internal/access/top/background" // before Bubbletea
+)
+
+// share bounds the time that is spent on reading pods: where there are thousands,
+// it takes longer, for the API server as for this process, and is done less often.
+const share = 10
+
+// patience is how long a cluster may be silent before the view ends: another
+// control plane may take over from one that is lost.
+const patience = 30 * time.Second
+
+// Once writes one snapshot as text. It takes two, a second apart, to say how fast
+// something is.
+func Once(ctx context.Context, api API, view View, w io.Writer) error {
+	first, err := Read(ctx, api, nil, time.Now)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-time.After(time.Second):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	second, err := Read(ctx, api, first, time.Now)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintln(w, view.Render(second))
+	return err
+}
+
+// Terminal is where Run shows what.
+type Terminal struct {
+	In  io.Reader
+	Out io.Writer
+	// Every is the time between two looks.
+	Every time.Duration
+	// Lost, where not nil, is closed when the cluster cannot be reached any more.
+	Lost <-chan struct{}
+}
+
+// ErrLost ends a view whose way to the cluster is gone; the caller knows why.
+var ErrLost = errors.New("the cluster cannot be reached any more")
+
+// Run shows a cluster until the user has seen enough, ctx ends, or it is gone. The
+// terminal is then as it was.
+func Run(ctx context.Context, api API, view View, terminal Terminal) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	view.Keys = true
+	m := &model{ctx: ctx, api: api, view: view, every: terminal.Every, lost: terminal.Lost, answered: time.Now()}
+	program := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(terminal.In), tea.WithOutput(terminal.Out),
+		tea.WithAltScreen(), tea.WithoutSignalHandler())
+	_, err := program.Run()
+	switch {
+	case m.err != nil:
+		return m.err
+	case errors.Is(err, tea.ErrProgramKilled) && ctx.Err() != nil:
+		return context.Cause(ctx)
+	}
+	return err
+}
+
+// model is what the view knows. Bubbletea calls its methods one at a time.
+type model struct {
+	ctx      context.Context //nolint:containedctx // of the program's run, whose callbacks take none
+	api      API
+	view     View
+	every    time.Duration
+	lost     <-chan struct{}
+	last     *Snapshot
+	answered time.Time
+	err      error
+}
+
+// What happens besides keys.
+type (
+	readMsg struct {
+		snapshot *Snapshot
+		err      error
+	}
+	dueMsg  struct{}
+	lostMsg struct{}
+)
+
+// Init implements tea.Model.
+func (m *model) Init() tea.Cmd { return tea.Batch(m.read(), m.await()) }
+
+// Update implements tea.Model.
+func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
+	switch message := message.(type) {
+	case tea.WindowSizeMsg:
+		m.view.Width, m.view.Height = message.Width, message.Height
+	case tea.KeyMsg:
+		return m, m.press(message.String())
+	case readMsg:
+		return m, m.take(message)
+	case dueMsg:
+		return m, m.read()
+	case lostMsg:
+		m.err = ErrLost
+		return m, tea.Quit
+	}
+	return m, nil
+}
+
+// press acts on a key.
+func (m *model) press(key string) tea.Cmd {
+	page := max(1, m.view.Height/2)
+	switch key {
+	case "q", "ctrl+c", "esc":
+		return tea.Quit
+	case "ctrl+z":
+		return tea.Suspend
+	case "c":
+		m.view.Order = ByCPU
+	case "m":
+		m.view.Order = ByMemory
+	case "n":
+		m.view.Order = ByName
+	case "down", "j":
+		m.view.Skip++
+	case "up", "k":
+		m.view.Skip--
+	case "pgdown", " ":
+		m.view.Skip += page
+	case "pgup":
+		m.view.Skip -= page
+	case "home", "g":
+		m.view.Skip = 0
+	}
+	pods := 0
+	if m.last != nil {
+		pods = len(m.last.Pods)
+	}
+	m.view.Skip = max(0, min(m.view.Skip, pods-1))
+	return nil
+}
+
+// take shows what was read, or says that nothing could be.
+func (m *model) take(read readMsg) tea.Cmd {
+	now := time.Now()
+	if read.err == nil {
+		m.last, m.answered, m.view.Notice = read.snapshot, now, ""
+		return m.due(max(m.every, share*read.snapshot.Took))
+	}
+	silent := now.Sub(m.answered)
+	if m.ctx.Err() != nil || silent > patience {
+		m.err = read.err
+		return tea.Quit
+	}
+	m.view.Notice = fmt.Sprintf("no answer for %s: %v", silent.Round(time.Second), read.err)
+	return m.due(m.every)
+}
+
+// View implements tea.Model.
+func (m *model) View() string {
+	if m.last == nil {
+		return "asking the cluster " + m.view.Notice
+	}
+	return m.view.Render(m.last)
+}
+
+func (m *model) read() tea.Cmd {
+	earlier := m.last
+	return func() tea.Msg {
+		ctx, cancel := context.WithTimeout(m.ctx, patience/3)
+		defer cancel()
+		s, err := Read(ctx, m.api, earlier, time.Now)
+		return readMsg{s, err}
+	}
+}
+
+func (m *model) due(in time.Duration) tea.Cmd {
+	return tea.Tick(in, func(time.Time) tea.Msg { return dueMsg{} })
+}
+
+func (m *model) await() tea.Cmd {
+	return func() tea.Msg {
+		select {
+		case <-m.lost: // never, where there is no tunnel
+			return lostMsg{}
+		case <-m.ctx.Done():
+			return nil
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package batch
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"berth.dev/berth/internal/job/slurm"
+)
+
+// State is what Slurm says of one job: an element of an array, a component of a
+// heterogeneous job, or what is neither.
+type State struct {
+	ID string
+	// Name is one of Slurm's states, such as RUNNING; Reason why it is so.
+	Name, Reason string
+	Nodes        string
+	// Code and Signal are those of the script's end.
+	Code, Signal int
+	// Stdout and Stderr are the script's files, as far as Slurm knows them.
+	Stdout, Stderr string
+}
+
+var final = []string{"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
+
+// Ended tells whether the job will not run any more.
+func (s State) Ended() bool { return slices.Contains(final, s.Name) }
+
+// Exit codes of jobs that Slurm ended.
+const (
+	exitTime   = 124
+	exitSignal = 128
+	exitLost   = 69
+)
+
+// signalNotBegun is the number that slurmd gives instead of a signal for a script
+// that it could not begin: 0:53.
+const signalNotBegun = 53
+
+// ExitCode is the script's where that came to an end of its own.
+func (s State) ExitCode() int {
+	switch {
+	case s.Name == "TIMEOUT" || s.Name == "DEADLINE":
+		return exitTime
+	case s.Code != 0:
+		return s.Code
+	case s.Signal != 0:
+		return exitSignal + s.Signal
+	}
+	switch s.Name {
+	case "COMPLETED":
+		return 0
+	case "CANCELLED", "PREEMPTED":
+		return exitSignal + 15
+	case "NODE_FAIL", "BOOT_FAIL", "REVOKED":
+		return exitLost
+	case "OUT_OF_MEMORY":
+		return exitSignal + 9
+	}
+	return 1
+}
+
+// text says in a few words how the job is.
+func (s State) text() string {
+	name := strings.ToLower(s.Name)
+	switch {
+	case s.Name == "PENDING" && s.Reason != "" && s.Reason != "None":
+		return name + " (" + s.Reason + ")"
+	case s.Name == "RUNNING":
+		return name + " on " + s.Nodes
+	case s.Name == "TIMEOUT":
+		return "its time limit was over; ask for more with --time"
+	case s.Ended() && s.Signal == signalNotBegun:
+		return fmt.Sprintf("%s before the script began: can %s be written, and is the working directory there, on %s? slurmd's log says more", name, s.Stdout, s.Nodes)
+	case s.Ended() && s.ExitCode() != 0:
+		return fmt.Sprintf("%s, exit code %d", name, s.ExitCode())
+	}
+	return name
+}
+
+// readStates asks for all parts of a job.
+func readStates(ctx context.Context, job Job, ask slurm.Ask) ([]State, error) {
+	command := []string{"scontrol"}
+	if job.Cluster != "" {
+		command = append(command, "--clusters="+job.Cluster)
+	}
+	output, err := ask(ctx, append(command, "show", "job", job.ID)...)
+	if err != nil {
+		return nil, err
+	}
+	states := parseStates(string(output))
+	if len(states) == 0 {
+		return nil, fmt.Errorf("read the state of job %s: scontrol says nothing of it", job.ID)
+	}
+	return states, nil
+}
+
+// parseStates reads scontrol's output, in which the parts of a job follow one
+// another, each from a word JobId=.
+func parseStates(output string) []State {
+	var states []State
+	for line := range strings.Lines(output) {
+		line = strings.TrimSpace(line)
+		// A path, which may have spaces, is a line of its own.
+		name, value, _ := strings.Cut(line, "=")
+		if s := len(states) - 1; s >= 0 && (name == "StdOut" || name == "StdErr") {
+			if name == "StdOut" {
+				states[s].Stdout = value
+			} else {
+				states[s].Stderr = value
+			}
+			continue
+		}
+		for word := range strings.FieldsSeq(line) {
+			name, value, _ := strings.Cut(word, "=")
+			if name == "JobId" {
+				states = append(states, State{ID: value})
+			}
+			if len(states) == 0 {
+				continue
+			}
+			state := &states[len(states)-1]
+			switch name {
+			case "JobState":
+				state.Name = slurm.StateOf(value)
+			case "Reason":
+				state.Reason = value
+			case "NodeList":
+				state.Nodes = value
+			case "ExitCode":
+				code, signal, _ := strings.Cut(value, ":")
+				state.Code, _ = strconv.Atoi(code)
+				state.Signal, _ = strconv.Atoi(signal)
+			}
+		}
+	}
+	return states
+}

@@ -1,0 +1,212 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strconv"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/base/probe"
+)
+
+// askLimit bounds a question to the controller: a busy one can take minutes.
+const (
+	askLimit     = 3 * time.Second
+	patientLimit = 30 * time.Second
+)
+
+// Ask runs a Slurm command and returns its output. It is a parameter so that
+// tests can answer.
+type Ask func(ctx context.Context, command ...string) ([]byte, error)
+
+// AskSlurm runs the command, three seconds at most.
+func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
+	return askWithin(ctx, askLimit, command...)
+}
+
+// AskPatiently is AskSlurm for somebody who has nothing to do without an
+// answer.
+func AskPatiently(ctx context.Context, command ...string) ([]byte, error) {
+	return askWithin(ctx, patientLimit, command...)
+}
+
+func askWithin(ctx context.Context, limit time.Duration, command ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
+	cmd.WaitDelay = 100 * time.Millisecond
+	output, err := cmd.Output()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("run %s: no answer within %s: %w", strings.Join(command, " "), limit, ctx.Err())
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+		said, _, _ := strings.Cut(strings.TrimSpace(string(exit.Stderr)), "\n")
+		return nil, fmt.Errorf("run %s: %w: %s", strings.Join(command, " "), err, said)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("run %s: %w", strings.Join(command, " "), err)
+	}
+	return output, nil
+}
+
+// EndTime returns when the job's time is up: from the environment where that
+// says it (Slurm 23.02), otherwise by scontrol. The answer takes up to three
+// seconds then, so a start asks in the background. A job without a limit has
+// the zero time.
+func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
+	if !job.End.IsZero() {
+		return job.End, nil
+	}
+	said, err := showJob(ctx, job, ask)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return readEnd(job, said)
+}
+
+// readEnd reads the end of a job from what scontrol says of it.
+func readEnd(job Job, said string) (time.Time, error) {
+	value, ok := field(said, "EndTime")
+	if !ok {
+		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: no EndTime in its answer", job.ID)
+	}
+	end, err := readTime(value)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("read the end of job %s from scontrol: %w", job.ID, err)
+	}
+	return end, nil
+}
+
+// readTime reads one of scontrol's times; zero where there is none. The clock is
+// the controller's, in its local time without a zone, which clusters have in
+// common.
+func readTime(value string) (time.Time, error) {
+	switch value {
+	case "", "Unknown", "NONE", "None", "N/A":
+		return time.Time{}, nil
+	}
+	return time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
+}
+
+// NodeMemory returns how much memory, in bytes, the job has on each node, for
+// the places where neither the kernel nor the environment says it: srun sets no
+// variable for its own --mem. 0 means all of the node's.
+func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
+	said, err := showJob(ctx, job, ask)
+	if err != nil {
+		return 0, err
+	}
+	if value, ok := field(said, "MinMemoryNode"); ok {
+		return parseSize(value)
+	}
+	if value, ok := field(said, "MinMemoryCPU"); ok {
+		each, err := parseSize(value)
+		return each * uint64(max(1, job.AllocatedCPUs, job.CPUsOnNode)), err
+	}
+	return 0, fmt.Errorf("read the memory of job %s from scontrol: none in its answer", job.ID)
+}
+
+// LimitMemory replaces a limit that nobody enforces and the environment does not say
+// by what the job has asked for. With an error the limit stays as it is.
+func LimitMemory(ctx context.Context, job Job, limit probe.Memory, ask Ask) (probe.Memory, error) {
+	if limit.Enforced || limit.Bytes < limit.Physical {
+		return limit, nil
+	}
+	bytes, err := NodeMemory(ctx, job, ask)
+	if err == nil && bytes > 0 && bytes < limit.Bytes {
+		limit.Bytes, limit.Source = bytes, "the job's memory, as scontrol says"
+	}
+	return limit, err
+}
+
+// NodeAddress returns where Slurm itself reaches a node, a name or an address:
+// NodeAddr in slurm.conf, for sites where the node's name leads nowhere.
+func NodeAddress(ctx context.Context, node string, ask Ask) (string, error) {
+	said, err := ask(ctx, "scontrol", "--oneliner", "show", "node", node)
+	if err != nil {
+		return "", err
+	}
+	address, ok := field(string(said), "NodeAddr")
+	if !ok {
+		return "", fmt.Errorf("read the address of node %s from scontrol: no NodeAddr in its answer", node)
+	}
+	return address, nil
+}
+
+// parseSize reads Slurm's sizes, such as 1500M, 2G or 0.
+func parseSize(text string) (uint64, error) {
+	unit := uint64(1) << 20
+	number := text
+	if i := strings.IndexAny(text, "KMGT"); i == len(text)-1 && i > 0 {
+		number = text[:i]
+		unit = map[byte]uint64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}[text[i]]
+	}
+	n, err := strconv.ParseFloat(number, 64)
+	if err != nil || n < 0 || n > 1<<40 {
+		return 0, fmt.Errorf("read the size %q of scontrol: it is no number", text)
+	}
+	return uint64(n * float64(unit)), nil
+}
+
+// showJob returns what scontrol says of a job, in words "Name=value".
+func showJob(ctx context.Context, job Job, ask Ask) (string, error) {
+	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
+	return string(output), err
+}
+
+// field finds a word "Name=value" in scontrol's output for one object.
+func field(output, name string) (string, bool) {
+	for word := range strings.FieldsSeq(output) {
+		if value, ok := strings.CutPrefix(word, name+"="); ok {
+			return value, true
+		}
+	}
+	return "", false
+}
+
+// Config is Slurm's configuration as `scontrol show config` prints it. Names
+// are compared without case, as Slurm does.
+type Config map[string]string
+
+// ErrNoSlurm says that Slurm's commands are not installed here.
+var ErrNoSlurm = errors.New("scontrol is not in PATH")
+
+// ReadConfig asks the controller for its configuration.
+func ReadConfig(ctx context.Context, ask Ask) (Config, error) {
+	output, err := ask(ctx, "scontrol", "show", "config")
+	if err != nil {
+		if errors.Is(err, exec.ErrNotFound) {
+			return nil, ErrNoSlurm
+		}
+		return nil, err
+	}
+	return ParseConfig(output), nil
+}
+
+// ParseConfig reads lines of "Name   = value"; others are headings. Prolog and
+// Epilog can have several lines, "Prolog[0] = ...", which stay apart.
+func ParseConfig(output []byte) Config {
+	config := Config{}
+	for line := range strings.Lines(string(output)) {
+		name, value, ok := strings.Cut(line, "=")
+		name = strings.TrimSpace(name)
+		if !ok || name == "" || strings.ContainsAny(name, " \t") {
+			continue
+		}
+		config[strings.ToLower(name)] = strings.TrimSpace(value)
+	}
+	return config
+}
+
+// Get returns a setting; "(null)" and "N/A" count as not set.
+func (c Config) Get(name string) string {
+	value := c[strings.ToLower(name)]
+	if value == "(null)" || value == "N/A" {
+		return ""
+	}
+	return value
+}

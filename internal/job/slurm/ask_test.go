@@ -1,0 +1,168 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/base/probe"
+)
+
+func TestNodeAddress(t *testing.T) {
+	answers := func(said string, err error) Ask {
+		return func(_ context.Context, command ...string) ([]byte, error) {
+			if want := "scontrol --oneliner show node Gpu_01"; strings.Join(command, " ") != want {
+				t.Errorf("%q is run, want %q", command, want)
+			}
+			return []byte(said), err
+		}
+	}
+	if got, err := NodeAddress(t.Context(), "Gpu_01", answers("NodeName=Gpu_01 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=gpu01 Version=22.05.8", nil)); err != nil || got != "10.0.0.7" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if got, err := NodeAddress(t.Context(), "Gpu_01", answers("Node Gpu_01 not found", nil)); err == nil {
+		t.Errorf("%q without an address", got)
+	}
+	if _, err := NodeAddress(t.Context(), "Gpu_01", answers("", exec.ErrNotFound)); !errors.Is(err, exec.ErrNotFound) {
+		t.Errorf("%v without Slurm", err)
+	}
+}
+
+const showConfig = `Configuration data as of 2026-11-20T23:10:00
+AccountingStorageBackupHost = (null)
+ClusterName             = bed
+JobContainerType        = job_container/none
+KillWait                = 30 sec
+MpiDefault              = none
+ProctrackType           = proctrack/linuxproc
+Prolog                  = (null)
+PrologFlags             = Alloc,Contain
+SLURM_VERSION           = 22.05.8
+TaskPlugin              = task/none
+
+Cgroup Support Configuration:
+AllowedRAMSpace         = 100.0%
+
+Slurmctld(primary) at ctl is UP
+`
+
+func answering(output string, err error) Ask {
+	return func(context.Context, ...string) ([]byte, error) { return []byte(output), err }
+}
+
+func TestParseConfig(t *testing.T) {
+	config := ParseConfig([]byte(showConfig))
+	for name, want := range map[string]string{"SLURM_VERSION": "22.05.8", "proctracktype": "proctrack/linuxproc", "Prolog": "", "absent": "", "AllowedRAMSpace": "100.0%"} {
+		if got := config.Get(name); got != want {
+			t.Errorf("%s: got %q, want %q", name, got, want)
+		}
+	}
+}
+
+func TestEndTime(t *testing.T) {
+	const job = "JobId=7 JobName=a RunTime=00:00:10 StartTime=2026-11-21T00:00:00 EndTime=%s Deadline=N/A\n"
+	ask := func(end string) Ask { return answering(fmt.Sprintf(job, end), nil) }
+	want := time.Date(2026, 11, 21, 1, 0, 0, 0, time.Local)
+	if got, err := EndTime(t.Context(), Job{ID: "7"}, ask("2026-11-21T01:00:00")); err != nil || !got.Equal(want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := EndTime(t.Context(), Job{ID: "7"}, ask("Unknown")); err != nil || !got.IsZero() {
+		t.Errorf("got %v, %v", got, err)
+	}
+	if got, err := EndTime(t.Context(), Job{ID: "7", End: want}, answering("", errors.New("asked"))); err != nil || !got.Equal(want) {
+		t.Errorf("got %v, %v", got, err)
+	}
+	for _, bad := range []Ask{ask("soon"), answering("nothing", nil), answering("", errors.New("down"))} {
+		if _, err := EndTime(t.Context(), Job{ID: "7"}, bad); err == nil {
+			t.Error("no error")
+		}
+	}
+}
+
+func TestNodeMemory(t *testing.T) {
+	for answer, want := range map[string]uint64{
+		"JobId=7 MinMemoryNode=1500M X=1": 1500 << 20, "MinMemoryNode=1.50G": 3 << 29, "MinMemoryNode=0": 0,
+		"MinCPUsNode=1 MinMemoryCPU=100M": 400 << 20,
+	} {
+		if got, err := NodeMemory(t.Context(), Job{ID: "7", AllocatedCPUs: 4}, answering(answer, nil)); err != nil || got != want {
+			t.Errorf("%s: %d, %v; want %d", answer, got, err, want)
+		}
+	}
+	for _, bad := range []Ask{answering("JobId=7", nil), answering("MinMemoryNode=much", nil), answering("", errors.New("down"))} {
+		if _, err := NodeMemory(t.Context(), Job{ID: "7"}, bad); err == nil {
+			t.Error("no error")
+		}
+	}
+}
+
+func TestTheJobLimitsMemoryWhereNothingElseDoes(t *testing.T) {
+	answer := answering("MinMemoryNode=300M", nil)
+	for _, c := range []struct {
+		limit probe.Memory
+		want  uint64
+	}{
+		{probe.Memory{Bytes: 2 << 30, Physical: 2 << 30}, 300 << 20},
+		{probe.Memory{Bytes: 200 << 20, Physical: 200 << 20}, 200 << 20},
+		{probe.Memory{Bytes: 1 << 30, Physical: 2 << 30}, 1 << 30}, // by a variable of Slurm's
+		{probe.Memory{Bytes: 2 << 30, Physical: 2 << 30, Enforced: true}, 2 << 30},
+	} {
+		if got, err := LimitMemory(t.Context(), Job{ID: "7"}, c.limit, answer); err != nil || got.Bytes != c.want {
+			t.Errorf("%+v: %+v, %v", c.limit, got, err)
+		}
+	}
+	limit := probe.Memory{Bytes: 2 << 30, Physical: 2 << 30}
+	if got, err := LimitMemory(t.Context(), Job{ID: "7"}, limit, answering("", errors.New("down"))); err == nil || got != limit {
+		t.Errorf("without an answer: %+v, %v", got, err)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	states := func(results []probe.Result) string {
+		var words []string
+		for _, r := range results {
+			words = append(words, r.Name+"="+string(r.OK))
+		}
+		return strings.Join(words, " ")
+	}
+	outside := func(string) string { return "" }
+	tests := []struct {
+		name string
+		got  []probe.Result
+		want string
+	}{
+		{"no Slurm", Check(t.Context(), outside, answering("", exec.ErrNotFound)), "slurm=no"},
+		{"controller down", Check(t.Context(), outside, answering("", errors.New("no answer within 3s"))), "slurm=unknown"},
+		{"loose site", Check(t.Context(), outside, answering(showConfig, nil)),
+			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes"},
+		{"shell of salloc", Check(t.Context(), environment(t, "salloc"), answering(showConfig, nil)),
+			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes slurm-place=degraded"},
+	}
+	for _, test := range tests {
+		if got := states(test.got); got != test.want {
+			t.Errorf("%s: got %s", test.name, got)
+		}
+		for _, r := range test.got {
+			if r.Found == "" || r.OK == probe.No && r.Cost == "" || r.OK == probe.Degraded && r.Cost == "" {
+				t.Errorf("%s: incomplete: %+v", test.name, r)
+			}
+		}
+	}
+}
+
+func TestAskSlurm(t *testing.T) {
+	if _, err := ReadConfig(t.Context(), func(ctx context.Context, _ ...string) ([]byte, error) { return AskSlurm(ctx, "berth-no-such-command") }); !errors.Is(err, ErrNoSlurm) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := AskSlurm(t.Context(), "sh", "-c", "echo it is down >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "it is down") {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := AskSlurm(ctx, "sleep", "60"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}

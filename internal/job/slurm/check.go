@@ -1,0 +1,106 @@
+package slurm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"berth.dev/berth/internal/base/probe"
+)
+
+// Check answers berth doctor's questions about Slurm: whether there is one, and
+// which of its settings matter to berth. None is required.
+func Check(ctx context.Context, getenv func(string) string, ask Ask) []probe.Result {
+	job, inJob := FromEnv(getenv)
+	where := "not inside a job"
+	if inJob {
+		where = fmt.Sprintf("job %s, %s", job.ID, map[Place]string{
+			PlaceTask: fmt.Sprintf("task %d of step %d", job.ProcID, job.StepID), PlaceBatch: "batch script", PlaceShell: "shell of salloc"}[job.Place])
+	}
+	version := probe.Result{Name: "slurm", Title: "Slurm", Level: probe.Optional, OK: probe.Yes}
+	config, err := ReadConfig(ctx, ask)
+	switch {
+	case errors.Is(err, ErrNoSlurm):
+		version.OK, version.Found = probe.No, "scontrol is not in PATH; "+where
+		version.Cost = "berth runs on this machine alone"
+		version.Remedy.User = "call berth where srun works, or add Slurm's bin directory to PATH"
+		return []probe.Result{version}
+	case err != nil:
+		version.OK, version.Found = probe.Unknown, err.Error()+"; "+where
+		return []probe.Result{version}
+	}
+	version.Found = fmt.Sprintf("%s, cluster %s; %s", config.Get("SLURM_VERSION"), config.Get("ClusterName"), where)
+	results := []probe.Result{version, checkTracking(config), checkTasks(config), checkKillWait(config), checkContainer(config), checkContain(config)}
+	if inJob {
+		results = append(results, checkPlace(job))
+	}
+	return results
+}
+
+func checkTracking(config Config) probe.Result {
+	r := probe.Result{Name: "slurm-tracking", Title: "Slurm process tracking", Level: probe.Optional, OK: probe.Yes, Found: "ProctrackType=" + config.Get("ProctrackType")}
+	if config.Get("ProctrackType") != "proctrack/cgroup" {
+		r.OK = probe.Degraded
+		r.Cost = "Slurm loses processes that detach themselves; berth's own end with berth all the same"
+		r.Remedy.Admin = "ProctrackType=proctrack/cgroup in slurm.conf"
+	}
+	return r
+}
+
+func checkTasks(config Config) probe.Result {
+	plugins := config.Get("TaskPlugin")
+	r := probe.Result{Name: "slurm-limits", Title: "Slurm limits", Level: probe.Optional, OK: probe.Yes, Found: "TaskPlugin=" + plugins}
+	if !strings.Contains(plugins, "cgroup") {
+		r.OK = probe.Degraded
+		r.Cost = "nothing holds a job to its memory and processors; berth keeps to what was asked for by itself"
+		r.Remedy.Admin = "TaskPlugin=task/cgroup,task/affinity in slurm.conf; ConstrainRAMSpace=yes and ConstrainCores=yes in cgroup.conf"
+	}
+	return r
+}
+
+func checkKillWait(config Config) probe.Result {
+	r := probe.Result{Name: "slurm-killwait", Title: "Slurm KillWait", Level: probe.Optional, OK: probe.Yes, Found: "KillWait=" + config.Get("KillWait")}
+	var seconds int
+	if _, err := fmt.Sscan(config.Get("KillWait"), &seconds); err != nil {
+		r.OK = probe.Unknown
+		return r
+	}
+	if seconds < 3 {
+		r.OK = probe.Degraded
+		r.Cost = "after scancel there may be no time to remove scratch files; the next berth on the node, or its cleanup, does"
+		r.Remedy.Admin = "KillWait=30 in slurm.conf; berth cleanup in the epilog"
+	}
+	return r
+}
+
+func checkContainer(config Config) probe.Result {
+	r := probe.Result{Name: "slurm-tmp", Title: "private /tmp of jobs", Level: probe.Optional, OK: probe.Yes, Found: "JobContainerType=" + config.Get("JobContainerType")}
+	if !strings.Contains(config.Get("JobContainerType"), "tmpfs") {
+		r.OK = probe.No
+		r.Cost = "after a power failure scratch files stay until the next berth, or berth cleanup, runs on the node"
+		r.Remedy.Admin = "JobContainerType=job_container/tmpfs in slurm.conf, with PrologFlags=Contain and a BasePath on a local disk in job_container.conf"
+	}
+	return r
+}
+
+func checkContain(config Config) probe.Result {
+	r := probe.Result{Name: "slurm-contain", Title: "Slurm PrologFlags", Level: probe.Optional, OK: probe.Yes, Found: "PrologFlags=" + config.Get("PrologFlags") + ", MpiDefault=" + config.Get("MpiDefault")}
+	if !strings.Contains(strings.ToLower(config.Get("PrologFlags")), "contain") {
+		r.OK = probe.Degraded
+		r.Cost = "shells that users open with ssh on a node are outside of their job"
+		r.Remedy.Admin = "PrologFlags=Contain in slurm.conf, and pam_slurm_adopt"
+	}
+	return r
+}
+
+func checkPlace(job Job) probe.Result {
+	r := probe.Result{Name: "slurm-place", Title: "place in the job", Level: probe.Optional, OK: probe.Yes,
+		Found: fmt.Sprintf("%s on %s; step of %d nodes, job of %d; %d of %d CPUs here", job.Place, job.NodeName, len(job.Nodes), len(job.AllocatedNodes), job.CPUsOnNode, job.AllocatedCPUs)}
+	if job.Place == PlaceShell {
+		r.OK, r.Found = probe.Degraded, "a shell of salloc, outside of the nodes of its job"
+		r.Cost = "this report is about the machine of the shell"
+		r.Remedy.User = "srun -N1 -n1 berth doctor"
+	}
+	return r
+}

@@ -1,0 +1,218 @@
+// Package nodeloss tells the API server of nodes that are lost and of those that
+// come back.
+//
+// Upstream notices a lost node by its lease, after 40 s, and moves its pods
+// after five minutes more, because it cannot know whether the node is dead or
+// only slow. berth knows within seconds: all nodes are connected to the head.
+// So what upstream's controllers would do in the end (pod garbage collection of
+// a node that is out of service) is done here at once: the node gets the taint
+// node.kubernetes.io/out-of-service, and its pods are marked as failed and
+// deleted without waiting for their node, also those of a StatefulSet. Who
+// wants them starts new ones.
+// https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown
+package nodeloss
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/util/retry"
+)
+
+// Reason is what conditions and pods of a lost node say.
+const Reason = "NodeLost"
+
+const (
+	// A pod that was being bound when the taint came shows a little later.
+	rounds        = 5
+	betweenRounds = 200 * time.Millisecond
+	// betweenLooks is short, since the user waits.
+	betweenLooks = 10 * time.Millisecond
+)
+
+var (
+	nodesResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
+	podsResource  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+)
+
+// Keeper writes to one API server. Its methods can be called at the same time
+// for different nodes.
+type Keeper struct {
+	nodes dynamic.ResourceInterface
+	pods  dynamic.NamespaceableResourceInterface
+}
+
+// NewKeeper uses a client that may do everything. It makes no request.
+func NewKeeper(client dynamic.Interface) *Keeper {
+	return &Keeper{nodes: client.Resource(nodesResource), pods: client.Resource(podsResource)}
+}
+
+// AwaitAll returns when count nodes take pods. A node that is ready still has
+// the taint of one that is not for a tenth of a second: pods that are to be
+// spread would go to the others, and a DaemonSet be complete without a pod.
+func (k *Keeper) AwaitAll(ctx context.Context, count int) error {
+	tick := time.NewTicker(betweenLooks)
+	defer tick.Stop()
+	for {
+		found, err := k.nodes.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return fmt.Errorf("wait for the nodes to take pods: %w", err)
+		}
+		taking := 0
+		for _, item := range found.Items {
+			var node corev1.Node
+			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &node); err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeNotReady }) {
+				taking++
+			}
+		}
+		if taking >= count {
+			return nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Lose takes a node out of service; why is for people. It returns when no pod
+// of the node is left.
+func (k *Keeper) Lose(ctx context.Context, node, why string) error {
+	// The taint first: nothing new shall come to the node.
+	err := k.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint {
+		return append(taints, corev1.Taint{
+			Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
+		})
+	})
+	now := metav1.Now()
+	err = errors.Join(err, k.patch(ctx, k.nodes, node, map[string]any{"conditions": []corev1.NodeCondition{{
+		Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: Reason, Message: why, LastTransitionTime: now, LastHeartbeatTime: now,
+	}}}))
+	if err != nil {
+		return fmt.Errorf("take node %s out of service: %w", node, err)
+	}
+	for range rounds {
+		left, err := k.removePods(ctx, node, why)
+		if err != nil {
+			return fmt.Errorf("remove the pods of lost node %s: %w", node, err)
+		}
+		if left == 0 {
+			return nil
+		}
+		select {
+		case <-time.After(betweenRounds):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil // finalizers hold the rest
+}
+
+// Regain puts a node that is back into service. Its kubelet reports by itself
+// that it is ready, and ends the pods that were removed.
+func (k *Keeper) Regain(ctx context.Context, node string) error {
+	err := k.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
+	if err != nil {
+		return fmt.Errorf("put node %s back into service: %w", node, err)
+	}
+	return nil
+}
+
+// editTaints gives change the node's taints without that for being out of
+// service, and stores what comes back.
+func (k *Keeper) editTaints(ctx context.Context, name string, change func([]corev1.Taint) []corev1.Taint) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		found, err := k.nodes.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var node corev1.Node
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(found.Object, &node); err != nil {
+			return err
+		}
+		others := slices.DeleteFunc(node.Spec.Taints, func(t corev1.Taint) bool { return t.Key == corev1.TaintNodeOutOfService })
+		patch, err := json.Marshal(map[string]any{
+			"metadata": map[string]any{"resourceVersion": node.ResourceVersion},
+			"spec":     map[string]any{"taints": change(others)},
+		})
+		if err != nil {
+			return err
+		}
+		_, err = k.nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		return err
+	})
+}
+
+// removePods marks and deletes the pods of a node, and returns how many there
+// were.
+func (k *Keeper) removePods(ctx context.Context, node, why string) (int, error) {
+	found, err := k.pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return 0, err
+	}
+	left := 0
+	for _, item := range found.Items {
+		var pod corev1.Pod
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, &pod); err != nil {
+			return 0, err
+		}
+		if pod.DeletionTimestamp != nil && pod.DeletionGracePeriodSeconds != nil && *pod.DeletionGracePeriodSeconds == 0 {
+			continue
+		}
+		left++
+		// Another pod of the same name is a conflict: a StatefulSet replaces its
+		// pods as soon as they are marked.
+		if err := k.removePod(ctx, &pod, why); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return 0, err
+		}
+	}
+	return left, nil
+}
+
+// removePod says how a pod ended before it goes: who watches it learns that it
+// failed, and a Job that it was not the pod's own fault.
+func (k *Keeper) removePod(ctx context.Context, pod *corev1.Pod, why string) error {
+	pods := k.pods.Namespace(pod.Namespace)
+	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
+		err := k.patch(ctx, pods, pod.Name, map[string]any{
+			"phase": corev1.PodFailed, "reason": Reason, "message": why,
+			"conditions": []corev1.PodCondition{{
+				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
+				Reason: "DeletionByPodGC", Message: why, LastTransitionTime: metav1.Now(),
+			}},
+		})
+		if err != nil {
+			return err
+		}
+	}
+	at := int64(0)
+	return pods.Delete(ctx, pod.Name, metav1.DeleteOptions{
+		GracePeriodSeconds: &at, Preconditions: &metav1.Preconditions{UID: &pod.UID},
+	})
+}
+
+// patch merges into an object's status; conditions are told apart by their
+// types.
+func (k *Keeper) patch(ctx context.Context, resource dynamic.ResourceInterface, name string, status map[string]any) error {
+	patch, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		return err
+	}
+	_, err = resource.Patch(ctx, name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}

@@ -1,0 +1,224 @@
+package savedstate
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// A run claims a folder by a file claim-N, N one more than the highest that is
+// there; that the file must not exist before is what every file system keeps,
+// NFS too (O_EXCL), where locks are kept by none that all sites have. Who finds
+// the highest claim to be that of a run which is gone makes the next one, and of
+// several only one succeeds. Whoever has a claim looks before each rename
+// whether it is still there and the highest: a run that was taken for dead, and
+// is not, does not write over what its successor has saved.
+
+const claimPrefix = "claim-"
+
+// silence is after which time a claim that nobody can say anything of counts as
+// that of a dead run.
+const silence = 5 * time.Minute
+
+// Owner says which run has a folder.
+type Owner struct {
+	// Cluster and Job are Slurm's, empty outside of it; Attempt counts the
+	// restarts of the job.
+	Cluster, Job string
+	Attempt      int
+	// Host, Boot and Process tell a process from all others.
+	Host, Boot, Process string
+}
+
+func (o Owner) String() string {
+	if o.Job != "" {
+		return "job " + o.Job
+	}
+	return "process " + o.Process + " on " + o.Host
+}
+
+// Life is whether a run lives.
+type Life int
+
+const (
+	Unknown Life = iota
+	Alive
+	Dead
+)
+
+// Lives finds out whether the run of an owner lives.
+type Lives func(Owner) Life
+
+type claim struct {
+	folder string
+	number int
+	owner  Owner
+}
+
+// takeClaim makes the next claim, unless a run that lives has one.
+func takeClaim(folder string, owner Owner, lives Lives) (claim, error) {
+	for {
+		numbers, err := claims(folder)
+		if err != nil {
+			return claim{}, fmt.Errorf("claim the folder of the state: %w", err)
+		}
+		next := 1
+		if len(numbers) > 0 {
+			last := claim{folder: folder, number: numbers[len(numbers)-1]}
+			next = last.number + 1
+			if err := last.refuse(lives); err != nil {
+				return claim{}, err
+			}
+		}
+		c := claim{folder: folder, number: next, owner: owner}
+		err = c.make()
+		if errors.Is(err, fs.ErrExist) {
+			continue // another was faster
+		}
+		if err != nil {
+			return claim{}, fmt.Errorf("claim the folder of the state: %w", err)
+		}
+		for _, number := range numbers {
+			stale := claim{folder: folder, number: number}
+			_ = os.Remove(stale.file(""))
+			_ = os.Remove(stale.file(".new"))
+		}
+		return c, nil
+	}
+}
+
+// claims are the numbers of those that are there, the highest one last.
+func claims(folder string) ([]int, error) {
+	entries, err := os.ReadDir(folder) // sorted by name, and those are of one length
+	if err != nil {
+		return nil, err
+	}
+	var numbers []int
+	for _, entry := range entries {
+		number, err := strconv.Atoi(strings.TrimPrefix(entry.Name(), claimPrefix))
+		if strings.HasPrefix(entry.Name(), claimPrefix) && err == nil {
+			numbers = append(numbers, number)
+		}
+	}
+	return numbers, nil
+}
+
+func (c claim) file(suffix string) string {
+	return filepath.Join(c.folder, fmt.Sprintf("%s%08d%s", claimPrefix, c.number, suffix))
+}
+
+func (c claim) make() error {
+	content, err := json.Marshal(c.owner)
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(c.file(""), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	return errors.Join(err, file.Close())
+}
+
+// refuse returns an error where the claim is that of a run which lives.
+func (c claim) refuse(lives Lives) error {
+	content, err := os.ReadFile(c.file(""))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // it has just ended
+	}
+	if err != nil {
+		return fmt.Errorf("claim the folder of the state: %w", err)
+	}
+	info, err := os.Stat(c.file(""))
+	if err != nil {
+		return nil
+	}
+	// The owner may be about to write it.
+	life := Unknown
+	var owner Owner
+	if json.Unmarshal(content, &owner) == nil {
+		life = lives(owner)
+	}
+	age, err := c.age(info)
+	if err != nil {
+		return fmt.Errorf("claim the folder of the state: %w", err)
+	}
+	if life == Dead || life == Unknown && age > silence {
+		return nil
+	}
+	who := "another run"
+	if owner != (Owner{}) {
+		who = owner.String()
+	}
+	if life == Unknown {
+		return fmt.Errorf("use the folder of the state %s: %s had it %s ago, and it is not known whether that has ended: try again in %s, or, if you know that it has: rm %s",
+			c.folder, who, age.Round(time.Second), (silence - age).Round(time.Second), c.file(""))
+	}
+	return fmt.Errorf("use the folder of the state %s: %s is using it; wait for its end, or use another folder", c.folder, who)
+}
+
+// age is how long ago the claim was renewed, by the file system's own clock.
+func (c claim) age(renewed fs.FileInfo) (time.Duration, error) {
+	probe, err := os.CreateTemp(c.folder, ".clock-")
+	if err != nil {
+		return 0, err
+	}
+	defer os.Remove(probe.Name())
+	_, err = probe.WriteString("now")
+	if err = errors.Join(err, probe.Close()); err != nil {
+		return 0, err
+	}
+	now, err := os.Stat(probe.Name())
+	if err != nil {
+		return 0, err
+	}
+	return now.ModTime().Sub(renewed.ModTime()), nil
+}
+
+// check returns an error where the folder is another run's by now.
+func (c claim) check() error {
+	numbers, err := claims(c.folder)
+	if err != nil {
+		return err
+	}
+	if len(numbers) == 0 || numbers[len(numbers)-1] != c.number {
+		return ErrTaken
+	}
+	content, err := os.ReadFile(c.file(""))
+	if err != nil {
+		return err
+	}
+	var owner Owner
+	if json.Unmarshal(content, &owner) != nil || owner != c.owner {
+		return ErrTaken
+	}
+	return nil
+}
+
+func (c claim) renew() error {
+	if err := c.check(); err != nil {
+		return err
+	}
+	file, err := os.OpenFile(c.file(""), os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	content, err := json.Marshal(c.owner)
+	if err == nil {
+		_, err = file.Write(content) // the same, so that its time is the file system's
+	}
+	return errors.Join(err, file.Close())
+}
+
+func (c claim) release() error {
+	if c.check() != nil {
+		return nil
+	}
+	return os.Remove(c.file(""))
+}

@@ -1,0 +1,197 @@
+package savedstate
+
+import (
+	"bytes"
+	"compress/gzip"
+	"crypto/aes"
+	"crypto/cipher"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+)
+
+// The file is a line that says what it is, a line of JSON (header), two parts
+// whose lengths are in that, and the SHA-256 of all before. The first part is
+// the compressed records but for Secrets, the second one the Secrets, compressed
+// and then sealed with AES-256-GCM, to which the header belongs as additional
+// data.
+const (
+	magic  = "berth cluster state\n"
+	format = 1
+)
+
+// header says what is in a file.
+type header struct {
+	Format int
+	// Berth is the version that has written it, Run the cluster's name there.
+	Berth, Run string
+	Saved      time.Time
+	Facts      Facts
+	Objects    int
+	// Secrets is how many there were; they are left out where Sealed is 0.
+	Secrets int
+	// Plain and Sealed are the lengths of the parts.
+	Plain, Sealed int
+}
+
+// Snapshot is the state of a cluster at one moment.
+type Snapshot struct {
+	Facts   Facts
+	Records []Record
+	// Berth, Run and Saved say who has written it, and when.
+	Berth, Run string
+	Saved      time.Time
+	// Missing are how many Secrets were left out.
+	Missing int
+}
+
+// encode makes a file of a snapshot. Without a key Secrets are left out.
+func encode(s Snapshot, key []byte) ([]byte, error) {
+	var plain, secret []Record
+	for _, record := range s.Records {
+		if record.Secret() {
+			secret = append(secret, record)
+		} else {
+			plain = append(plain, record)
+		}
+	}
+	packed, err := pack(s.Facts, plain)
+	if err != nil {
+		return nil, err
+	}
+	h := header{
+		Format: format, Berth: s.Berth, Run: s.Run, Saved: s.Saved, Facts: s.Facts,
+		Objects: len(s.Records), Secrets: len(secret), Plain: len(packed),
+	}
+	var hidden []byte
+	if key != nil && len(secret) > 0 {
+		if hidden, err = pack(s.Facts, secret); err != nil {
+			return nil, err
+		}
+		h.Sealed = len(hidden) + sealOverhead
+	}
+	line, err := json.Marshal(h)
+	if err != nil {
+		return nil, err
+	}
+	file := append(append([]byte(magic), line...), '\n')
+	file = append(file, packed...)
+	if h.Sealed > 0 {
+		sealed, err := seal(key, hidden, line)
+		if err != nil {
+			return nil, err
+		}
+		file = append(file, sealed...)
+	}
+	sum := sha256.Sum256(file)
+	return append(file, sum[:]...), nil
+}
+
+// ErrDamaged says that a file is not what was written.
+var ErrDamaged = errors.New("it is damaged")
+
+// errNewer says that a file was written by a later version.
+var errNewer = errors.New("it was written by a newer berth; use that one")
+
+// errForeignKey says that Secrets cannot be read.
+var errForeignKey = errors.New("its Secrets are sealed with another key")
+
+// decode reads a file. Without a key it must have no Secrets.
+func decode(file []byte, key []byte) (Snapshot, error) {
+	if len(file) < len(magic)+sha256.Size || !bytes.HasPrefix(file, []byte(magic)) {
+		return Snapshot{}, fmt.Errorf("%w: no state of a cluster, or cut off", ErrDamaged)
+	}
+	content, sum := file[:len(file)-sha256.Size], file[len(file)-sha256.Size:]
+	line, parts, _ := bytes.Cut(content[len(magic):], []byte{'\n'})
+	var h header
+	// A newer format is said to be one also where the rest is unlike this one.
+	if err := json.Unmarshal(line, &h); err == nil && h.Format > format {
+		return Snapshot{}, fmt.Errorf("%w (%s)", errNewer, h.Berth)
+	}
+	if actual := sha256.Sum256(content); !bytes.Equal(actual[:], sum) {
+		return Snapshot{}, fmt.Errorf("%w: its checksum is wrong", ErrDamaged)
+	}
+	if h.Format != format || h.Plain < 0 || h.Sealed < 0 || h.Plain+h.Sealed != len(parts) {
+		return Snapshot{}, fmt.Errorf("%w: its parts are not as long as it says", ErrDamaged)
+	}
+	s := Snapshot{Facts: h.Facts, Berth: h.Berth, Run: h.Run, Saved: h.Saved}
+	var err error
+	if s.Records, err = unpack(parts[:h.Plain]); err != nil {
+		return Snapshot{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	if h.Sealed == 0 || key == nil {
+		s.Missing = h.Secrets
+		return s, nil
+	}
+	hidden, err := open(key, parts[h.Plain:], line)
+	if err != nil {
+		return Snapshot{}, errForeignKey
+	}
+	secrets, err := unpack(hidden)
+	if err != nil {
+		return Snapshot{}, fmt.Errorf("%w: %w", ErrDamaged, err)
+	}
+	s.Records = append(s.Records, secrets...)
+	return s, nil
+}
+
+func pack(facts Facts, records []Record) ([]byte, error) {
+	var packed bytes.Buffer
+	// A cluster waits for it, and a folder need not be small.
+	compressor, err := gzip.NewWriterLevel(&packed, gzip.BestSpeed)
+	if err != nil {
+		return nil, err
+	}
+	if err := Write(compressor, facts, records); err != nil {
+		return nil, err
+	}
+	err = compressor.Close()
+	return packed.Bytes(), err
+}
+
+func unpack(packed []byte) ([]Record, error) {
+	decompressor, err := gzip.NewReader(bytes.NewReader(packed))
+	if err != nil {
+		return nil, err
+	}
+	_, records, err := Read(decompressor)
+	return records, err
+}
+
+// sealOverhead is by how much sealing makes data longer: a nonce and a tag.
+const sealOverhead = 12 + 16
+
+func seal(key, data, additional []byte) ([]byte, error) {
+	aead, err := newAEAD(key)
+	if err != nil {
+		return nil, err
+	}
+	nonce := make([]byte, aead.NonceSize())
+	if _, err := io.ReadFull(rand.Reader, nonce); err != nil {
+		return nil, err
+	}
+	return aead.Seal(nonce, nonce, data, additional), nil
+}
+
+func open(key, sealed, additional []byte) ([]byte, error) {
+	aead, err := newAEAD(key)
+	if err != nil {
+		return nil, err
+	}
+	if len(sealed) < aead.NonceSize() {
+		return nil, io.ErrUnexpectedEOF
+	}
+	return aead.Open(nil, sealed[:aead.NonceSize()], sealed[aead.NonceSize():], additional)
+}
+
+func newAEAD(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCM(block)
+}

@@ -1,0 +1,159 @@
+package savedstate
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// fileName is the state's in its folder.
+const fileName = "cluster.state"
+
+// Folder is one that this run may write to.
+type Folder struct {
+	path string
+	// key seals Secrets; nil leaves them out.
+	key   []byte
+	claim claim
+}
+
+// Open takes a folder, which it makes where there is none, for the given run. A
+// nil key leaves Secrets out. It fails where the folder is not the user's alone,
+// or another run has it.
+func Open(path string, key []byte, owner Owner, lives Lives) (*Folder, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("make the folder for the state: %w", err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return nil, fmt.Errorf("make the folder for the state: %w", err)
+	}
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("use the folder of the state: %w", err)
+	case !info.IsDir():
+		return nil, fmt.Errorf("use the folder of the state: %s is none", path)
+	}
+	if err := checkAlone(path); err != nil {
+		return nil, fmt.Errorf("use the folder of the state: %w", err)
+	}
+	f := &Folder{path: path, key: key}
+	if f.claim, err = takeClaim(path, owner, lives); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// checkAlone refuses what belongs to somebody else, or what others may read or
+// change.
+func checkAlone(path string) error {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return &os.PathError{Op: "stat", Path: path, Err: err}
+	}
+	if int(stat.Uid) != os.Getuid() {
+		return fmt.Errorf("%s belongs to user %d, not to you", path, stat.Uid)
+	}
+	if mode := stat.Mode & 0o777; mode&0o077 != 0 {
+		return fmt.Errorf("%s has mode %04o, so others can read or change it: chmod go-rwx %s, if you trust what is in it", path, mode, path)
+	}
+	return nil
+}
+
+// Load returns what was saved last; ok is false where nothing was.
+func (f *Folder) Load() (s Snapshot, ok bool, err error) {
+	path := filepath.Join(f.path, fileName)
+	file, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Snapshot{}, false, nil
+	}
+	if err == nil {
+		defer file.Close()
+		s, err = f.read(file)
+	}
+	if err != nil {
+		return Snapshot{}, false, fmt.Errorf("restore the cluster from %s: %w; to begin anew: mv %[1]s %[1]s.old", path, err)
+	}
+	return s, true, nil
+}
+
+func (f *Folder) read(file *os.File) (Snapshot, error) {
+	info, err := file.Stat()
+	if err != nil {
+		return Snapshot{}, err
+	}
+	if !info.Mode().IsRegular() {
+		return Snapshot{}, errors.New("it is no file")
+	}
+	if err := checkAlone(fmt.Sprintf("/proc/self/fd/%d", file.Fd())); err != nil {
+		return Snapshot{}, err
+	}
+	content := make([]byte, info.Size())
+	if _, err := file.ReadAt(content, 0); err != nil {
+		return Snapshot{}, err
+	}
+	return decode(content, f.key)
+}
+
+// ErrTaken says that another run has taken the folder meanwhile.
+var ErrTaken = errors.New("another run has taken it")
+
+// Save writes a snapshot in the place of the last one. Who reads sees one or the
+// other.
+func (f *Folder) Save(s Snapshot) error {
+	path := filepath.Join(f.path, fileName)
+	if err := f.save(path, s); err != nil {
+		return fmt.Errorf("save the state of the cluster in %s: %w", f.path, err)
+	}
+	return nil
+}
+
+func (f *Folder) save(path string, s Snapshot) error {
+	content, err := encode(s, f.key)
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(f.claim.file(".new"), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(content)
+	if err == nil {
+		err = file.Sync() // before it gets the name: a power cut must not leave half of it
+	}
+	err = errors.Join(err, file.Close())
+	if err == nil {
+		err = f.claim.check()
+	}
+	if err == nil {
+		err = os.Rename(file.Name(), path)
+	}
+	if err != nil {
+		return errors.Join(err, os.Remove(file.Name()))
+	}
+	return syncFolder(f.path)
+}
+
+func syncFolder(path string) error {
+	folder, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	// Not every file system can.
+	if err := folder.Sync(); err != nil && !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	return nil
+}
+
+// Renew says that the run still lives. It is to be called more often than every
+// silence.
+func (f *Folder) Renew() error { return f.claim.renew() }
+
+// Close lets other runs have the folder.
+func (f *Folder) Close() error { return f.claim.release() }

@@ -1,0 +1,83 @@
+package savedstate
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// keySize is AES-256's.
+const keySize = 32
+
+// KeyFile is where a user's key is kept unless he names another place: in the
+// home directory, so that whoever sees the state's folder alone cannot read the
+// Secrets in it.
+func KeyFile(getenv func(string) string) (string, error) {
+	if path := getenv("BERTH_STATE_KEY"); path != "" {
+		return path, nil
+	}
+	if base := getenv("XDG_CONFIG_HOME"); filepath.IsAbs(base) {
+		return filepath.Join(base, "berth", "state.key"), nil
+	}
+	home := getenv("HOME")
+	if !filepath.IsAbs(home) {
+		return "", errors.New("find the key for Secrets: HOME is not set; BERTH_STATE_KEY=FILE names one, or leave them out with --state-secrets=omit")
+	}
+	return filepath.Join(home, ".config", "berth", "state.key"), nil
+}
+
+// Key reads the key in a file, or makes one there.
+func Key(path string) ([]byte, error) {
+	for {
+		key, err := readKey(path)
+		if !errors.Is(err, fs.ErrNotExist) {
+			return key, err
+		}
+		if err := makeKey(path); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, fmt.Errorf("make the key for Secrets: %w; BERTH_STATE_KEY=FILE names another place", err)
+		}
+	}
+}
+
+func readKey(path string) ([]byte, error) {
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return nil, fmt.Errorf("read the key for Secrets: %w", err)
+	}
+	if err := checkAlone(path); err != nil {
+		return nil, fmt.Errorf("read the key for Secrets: %w", err)
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(content)))
+	if err != nil || len(key) != keySize {
+		return nil, fmt.Errorf("read the key for Secrets: %s is not one of berth's; Secrets that were saved with the right one are lost without it", path)
+	}
+	return key, nil
+}
+
+// makeKey makes a new key appear under its name in one piece, unless there is
+// one.
+func makeKey(path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return err
+	}
+	key := make([]byte, keySize)
+	if _, err := rand.Read(key); err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(filepath.Dir(path), ".state-key-") // 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	_, err = file.WriteString(base64.StdEncoding.EncodeToString(key) + "\n")
+	err = errors.Join(err, file.Sync(), file.Close())
+	if err != nil {
+		return err
+	}
+	return os.Link(file.Name(), path)
+}

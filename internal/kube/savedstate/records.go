@@ -1,0 +1,98 @@
+package savedstate
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Record is an object as etcd has it, by its key without the prefix of all.
+type Record struct {
+	Key   string
+	Value []byte
+}
+
+// Secret tells whether a record is a Secret.
+func (r Record) Secret() bool { return strings.HasPrefix(r.Key, "secrets/") }
+
+// Facts are what there is to know of the cluster that records are of.
+type Facts struct {
+	// Kubernetes is the version of its components, such as v1.36.3.
+	Kubernetes string
+	// Services are the ranges of Service addresses, at most one of each family.
+	Services []string
+}
+
+// largestRecord bounds what is believed of a length: etcd takes 1.5 MiB.
+const largestRecord = 16 << 20
+
+// Write writes facts and records, and an end by which Read knows that nothing
+// is missing.
+func Write(to io.Writer, facts Facts, records []Record) error {
+	buffered := bufio.NewWriter(to)
+	if err := json.NewEncoder(buffered).Encode(facts); err != nil {
+		return err
+	}
+	for _, record := range records {
+		writeBytes(buffered, []byte(record.Key))
+		writeBytes(buffered, record.Value)
+	}
+	writeBytes(buffered, nil)
+	return buffered.Flush()
+}
+
+// writeBytes leaves errors to Flush.
+func writeBytes(to *bufio.Writer, data []byte) {
+	_, _ = to.Write(binary.AppendUvarint(nil, uint64(len(data))))
+	_, _ = to.Write(data)
+}
+
+// Read reads what Write has written.
+func Read(from io.Reader) (facts Facts, records []Record, err error) {
+	buffered := bufio.NewReader(from)
+	line, err := buffered.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &facts)
+	}
+	if err != nil {
+		return facts, nil, fmt.Errorf("read the facts of a cluster's state: %w", err)
+	}
+	for {
+		key, err := readBytes(buffered)
+		if err != nil {
+			return facts, nil, fmt.Errorf("read object %d of a cluster's state: %w", len(records)+1, err)
+		}
+		if len(key) == 0 {
+			return facts, records, nil
+		}
+		value, err := readBytes(buffered)
+		if err != nil {
+			return facts, nil, fmt.Errorf("read object %s of a cluster's state: %w", key, err)
+		}
+		records = append(records, Record{string(key), value})
+	}
+}
+
+func readBytes(from *bufio.Reader) ([]byte, error) {
+	length, err := binary.ReadUvarint(from)
+	if err != nil {
+		return nil, unexpected(err)
+	}
+	if length > largestRecord {
+		return nil, fmt.Errorf("%d bytes are more than an object can have", length)
+	}
+	data := make([]byte, length)
+	_, err = io.ReadFull(from, data)
+	return data, unexpected(err)
+}
+
+func unexpected(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}

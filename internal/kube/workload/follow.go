@@ -1,0 +1,403 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/tools/cache"
+
+	"berth.dev/berth/internal/kube/containerlog"
+)
+
+// Streams is where a workload's output goes.
+type Streams struct {
+	Out, Err io.Writer
+	// Note receives what berth has to say about the workload, a line each.
+	Note func(string)
+	// Lose receives a message about output that cannot be passed on, and how
+	// much it was.
+	Lose func(string, containerlog.Loss)
+	// Tell is Note for what is no reason to look at anything.
+	Tell func(string)
+	// NoPull says that no image can come from the network, so that waiting
+	// for one is of no use.
+	NoPull bool
+	// Logs says whose output is followed.
+	Logs Selection
+	// IDs are the user and group ids that the nodes have, such as "0 to 65536";
+	// empty where that is unknown.
+	IDs string
+	// Progress is how much of the logs has been passed on already, and notes
+	// what is; nil where nobody else goes on.
+	Progress *Progress
+}
+
+// Result is what became of a workload.
+type Result struct {
+	// Code is 0, or the exit code of the container that failed.
+	Code int
+	// Reason says in words why Code is not 0.
+	Reason string
+	// Lost describes the output that could not be passed on. It is empty for none.
+	Lost string
+}
+
+// stuckPeriod is how often pods that do not start are looked at again.
+const stuckPeriod = time.Second
+
+// follower follows the targets of one run. All its fields belong to the loop
+// in run; informers and log streams speak to it through channels.
+type follower struct {
+	client  *Client
+	targets []*target
+	streams Streams
+	logs    *logs
+	stuck   *stuckPods
+	pulls   *pullReports
+	// endless: no target ends by itself.
+	endless bool
+	result  Result
+}
+
+// Follow streams the logs of the pods that the objects run, and returns when
+// all that end by themselves have ended. Where nothing ends by itself, it
+// returns with the context. An error of type *NeverStarts says that waiting
+// longer is of no use.
+func (c *Client) Follow(ctx context.Context, objects []Object, streams Streams) (Result, error) {
+	found, err := targets(objects)
+	if err != nil {
+		return Result{}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f := &follower{
+		client: c, targets: found, streams: streams,
+		logs:  newLogs(c, streams, streams.Logs.plain(found)),
+		stuck: newStuckPods(streams.NoPull),
+		pulls: newPullReports(time.Now(), streams.Tell),
+	}
+	f.stuck.others, f.stuck.ids = slices.ContainsFunc(objects, makesPods), streams.IDs
+	f.stuck.expect(found)
+	if absent := streams.Logs.unknown(found); len(absent) > 0 {
+		streams.Note(fmt.Sprintf("the logs of %s cannot be followed: no such object that has pods is in the manifests", strings.Join(absent, ", ")))
+	}
+	if f.remaining() == 0 {
+		f.endless = true
+		streams.Note(nothingEnds(found))
+	}
+	return f.run(ctx)
+}
+
+func nothingEnds(found []*target) string {
+	text := "nothing in the manifests ends by itself: running until the time limit or Ctrl-C"
+	for _, t := range found {
+		if t.pod {
+			return text + "; a Pod ends only with restartPolicy: Never or OnFailure"
+		}
+	}
+	return text
+}
+
+// remaining counts the targets that have yet to end.
+func (f *follower) remaining() int {
+	count := 0
+	for _, t := range f.targets {
+		if t.finite && !t.done {
+			count++
+		}
+	}
+	return count
+}
+
+var (
+	podResource   = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
+	eventResource = schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	jobResource   = schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "jobs"}
+)
+
+func (f *follower) run(ctx context.Context) (Result, error) {
+	changes := make(chan change, 64)
+	watched := map[string]bool{}
+	for _, t := range f.targets {
+		namespace := t.object.GetNamespace()
+		if !watched[namespace] {
+			watched[namespace] = true
+			for _, resource := range []schema.GroupVersionResource{podResource, eventResource, jobResource} {
+				f.watch(ctx, resource, namespace, changes)
+			}
+		}
+	}
+	ticker := time.NewTicker(stuckPeriod)
+	defer ticker.Stop()
+	for f.endless || f.remaining() > 0 {
+		select {
+		case <-ctx.Done():
+			return f.result, context.Cause(ctx)
+		case change := <-changes:
+			if change.deleted && change.object.GetKind() == "Event" {
+				continue // what it says was heard, an hour ago
+			}
+			if err := f.handle(ctx, change.object); err != nil {
+				return Result{}, err
+			}
+			if change.deleted {
+				if err := f.handleDeletion(change.object); err != nil {
+					return Result{}, err
+				}
+			}
+		case <-f.logs.ended:
+			f.logs.retry(ctx)
+		case <-ticker.C:
+			f.lookAtNodes(ctx)
+			f.lookAtReferences(ctx)
+			err := f.stuck.overdue(time.Now())
+			for _, note := range f.stuck.takeNotes() {
+				f.streams.Note(note)
+			}
+			if err != nil {
+				return Result{}, err
+			}
+		}
+	}
+	err := f.logs.wait(ctx)
+	f.result.Lost = f.logs.lost.String()
+	return f.result, err
+}
+
+// change is a state of an object, its last one if it has been deleted.
+type change struct {
+	object  *unstructured.Unstructured
+	deleted bool
+}
+
+// watch sends every state of every object of a resource to changes.
+func (f *follower) watch(ctx context.Context, resource schema.GroupVersionResource, namespace string, changes chan<- change) {
+	informer := dynamicinformer.NewFilteredDynamicInformer(f.client.dynamic, resource, namespace, 0, cache.Indexers{}, nil).Informer()
+	pass := func(object any, deleted bool) {
+		if unseen, ok := object.(cache.DeletedFinalStateUnknown); ok {
+			object = unseen.Obj
+		}
+		state, ok := object.(*unstructured.Unstructured)
+		if !ok {
+			return
+		}
+		select {
+		case changes <- change{state, deleted}:
+		case <-ctx.Done():
+		}
+	}
+	// The registration's error can only say that the informer has stopped.
+	_, _ = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { pass(object, false) },
+		UpdateFunc: func(_, object any) { pass(object, false) },
+		DeleteFunc: func(object any) { pass(object, true) },
+	})
+	go informer.RunWithContext(ctx)
+}
+
+// lookAtNodes asks for the nodes while a taint keeps a pod away, which the
+// scheduler does not name, or while no kubelet has answered for a pod. An answer
+// that does not come in time, perhaps because the API server is being restarted,
+// leaves things as they are.
+func (f *follower) lookAtNodes(ctx context.Context) {
+	if !f.stuck.tainted() && len(f.stuck.unanswered(time.Now())) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, stuckPeriod)
+	defer cancel()
+	if nodes, err := f.client.nodes(ctx); err == nil {
+		f.stuck.handleNodes(nodes)
+		f.stuck.handleUnknownNodes(nodes, time.Now())
+	}
+}
+
+// handleDeletion comes after the last state has been handled. Somebody, perhaps
+// a client of the user's, took away what was waited for.
+func (f *follower) handleDeletion(object *unstructured.Unstructured) error {
+	f.stuck.forget(object.GetUID(), time.Now())
+	if object.GetKind() == "Pod" {
+		pod, err := readPod(object)
+		if err != nil {
+			return err
+		}
+		f.logs.abandon(pod)
+	}
+	for _, t := range f.targets {
+		if t.finite && !t.done && t.object.GetUID() == object.GetUID() {
+			t.done = true
+			f.fail(max(t.lastCode, 1), fmt.Sprintf("%s %s was deleted before it ended", strings.ToLower(object.GetKind()), object.GetName()))
+		}
+	}
+	return nil
+}
+
+func readPod(object *unstructured.Unstructured) (*corev1.Pod, error) {
+	var pod corev1.Pod
+	if err := fromUnstructured(object, &pod); err != nil {
+		return nil, fmt.Errorf("read pod %s: %w", object.GetName(), err)
+	}
+	return &pod, nil
+}
+
+func (f *follower) handle(ctx context.Context, object *unstructured.Unstructured) error {
+	switch object.GetKind() {
+	case "Pod":
+		pod, err := readPod(object)
+		if err != nil {
+			return err
+		}
+		f.stuck.notePod(pod, time.Now())
+		f.handlePod(ctx, pod)
+	case "Job":
+		var job batchv1.Job
+		if err := fromUnstructured(object, &job); err != nil {
+			return fmt.Errorf("read job %s: %w", object.GetName(), err)
+		}
+		f.handleJob(ctx, &job)
+	case "Event":
+		var event corev1.Event
+		if err := fromUnstructured(object, &event); err != nil {
+			return fmt.Errorf("read event %s: %w", object.GetName(), err)
+		}
+		f.stuck.handleEvent(&event, time.Now())
+		f.pulls.handle(&event)
+	}
+	return nil
+}
+
+func (f *follower) handlePod(ctx context.Context, pod *corev1.Pod) {
+	for _, t := range f.targets {
+		if !t.owns(pod) {
+			continue
+		}
+		// Beside what ends, servers only serve; alone, they are the workload.
+		if f.streams.Logs.includes(t, pod, t.finite || f.endless) {
+			f.logs.follow(ctx, pod)
+		}
+		f.stuck.handlePod(pod, time.Now())
+		code, reason := failure(pod)
+		if code != 0 {
+			t.lastCode = code
+		}
+		if reason != "" {
+			t.lastFailure = fmt.Sprintf("; pod %s: %s", pod.Name, reason)
+		}
+		if !t.pod || !t.finite || t.done || f.stuck.givesUp(pod.UID) {
+			continue
+		}
+		switch pod.Status.Phase {
+		case corev1.PodSucceeded:
+			t.done = true
+		case corev1.PodFailed:
+			t.done = true
+			f.fail(max(code, 1), fmt.Sprintf("pod %s failed: %s", pod.Name, reason))
+		}
+	}
+}
+
+func (f *follower) handleJob(ctx context.Context, job *batchv1.Job) {
+	for _, t := range f.targets {
+		if !t.job || t.object.GetUID() != job.UID {
+			continue
+		}
+		f.stuck.watchJob(job, time.Now())
+		if t.done {
+			continue
+		}
+		for _, condition := range job.Status.Conditions {
+			if condition.Status != corev1.ConditionTrue {
+				continue
+			}
+			switch condition.Type {
+			case batchv1.JobComplete:
+				t.done = true
+			case batchv1.JobFailed:
+				f.lookAtPods(ctx, job)
+				if f.stuck.givesUp(job.UID) {
+					return
+				}
+				t.done = true
+				f.fail(max(t.lastCode, 1), fmt.Sprintf("job %s failed: %s: %s", job.Name, condition.Reason, condition.Message)+t.lastFailure)
+			}
+		}
+	}
+}
+
+// lookAtPods asks for the pods of a job that has failed: their last states may
+// still be on their way. Without an answer, what is known counts.
+func (f *follower) lookAtPods(ctx context.Context, job *batchv1.Job) {
+	brief, cancel := context.WithTimeout(ctx, stuckPeriod)
+	defer cancel()
+	pods, err := f.client.dynamic.Resource(podResource).Namespace(job.Namespace).List(brief,
+		metav1.ListOptions{LabelSelector: batchv1.ControllerUidLabel + "=" + string(job.UID)})
+	if err != nil {
+		return
+	}
+	slices.SortFunc(pods.Items, func(a, b unstructured.Unstructured) int {
+		return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time)
+	})
+	for i := range pods.Items {
+		if pod, err := readPod(&pods.Items[i]); err == nil {
+			f.handlePod(ctx, pod)
+		}
+	}
+}
+
+// fail keeps the first failure: later ones are often its consequence.
+func (f *follower) fail(code int, reason string) {
+	if f.result.Code == 0 {
+		f.result = Result{Code: code, Reason: reason}
+	}
+}
+
+// killedCode is the exit code of a container that SIGKILL has ended. The runtime
+// calls it OOMKilled where a limit of the container's was the reason; when the
+// whole job is out of memory, the kernel kills and tells nobody.
+const killedCode = 137
+
+// evicted is the reason of pods that the kubelet has ended because their node had
+// too little space or memory left. It, too, kills without a word to the container.
+const evicted = "Evicted"
+
+// failure returns the exit code of the first container of a pod that failed,
+// and why it did.
+func failure(pod *corev1.Pod) (code int, reason string) {
+	code, reason = failureOfContainer(pod)
+	if reason == "" || pod.Status.Reason == evicted {
+		reason = pod.Status.Reason
+		if pod.Status.Message != "" {
+			reason += ": " + strings.TrimSpace(pod.Status.Message)
+		}
+	}
+	return code, reason
+}
+
+func failureOfContainer(pod *corev1.Pod) (code int, reason string) {
+	for _, statuses := range [][]corev1.ContainerStatus{pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses} {
+		for _, status := range statuses {
+			for _, terminated := range []*corev1.ContainerStateTerminated{status.State.Terminated, status.LastTerminationState.Terminated} {
+				if terminated != nil && terminated.ExitCode != 0 {
+					text := fmt.Sprintf("container %s: %s, exit code %d", status.Name, terminated.Reason, terminated.ExitCode)
+					if terminated.Message != "" {
+						text += ": " + strings.TrimSpace(terminated.Message)
+					}
+					if terminated.ExitCode == killedCode && terminated.Reason == "Error" {
+						text += " (killed; if not by you, the job's memory was used up: set resources.limits.memory, or ask Slurm for more with --mem)"
+					}
+					return int(terminated.ExitCode), text
+				}
+			}
+		}
+	}
+	return 0, ""
+}

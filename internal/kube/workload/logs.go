@@ -1,0 +1,292 @@
+package workload
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"berth.dev/berth/internal/kube/containerlog"
+)
+
+const (
+	// drainSilence bounds the time without a byte from the API server once all
+	// containers have ended.
+	drainSilence = 15 * time.Second
+	drainPeriod  = 200 * time.Millisecond
+)
+
+// logs copies the output of containers to the workload's streams. Each node
+// serves it from the runtime's files (nodelog.go); where one does not, the API
+// server gives each container's log once for each time it runs (stream.go).
+type logs struct {
+	client  *Client
+	streams Streams
+	// plain: exactly one container runs at a time, so its bytes pass as they
+	// are. Otherwise whole lines carry the container's name.
+	plain bool
+	pause time.Duration // resumePause
+	// nodes holds the streams from nodes by pod and container.
+	nodes map[string]*nodeStream
+	// pods holds the last state of each pod that has a stream from a node.
+	pods map[string]*corev1.Pod
+	// followed holds the streams of a container from the API server, by its id.
+	followed map[string][]*stream
+	// latest holds those of the latest container of a pod and a name.
+	latest map[string][]*stream
+	// running counts streams; ended receives when one ends.
+	running atomic.Int64
+	ended   chan struct{}
+	// passed is when something was written last, in nanoseconds; busy while
+	// something is.
+	passed atomic.Int64
+	busy   atomic.Bool
+
+	mu   sync.Mutex // serialises what is written
+	lost Losses
+}
+
+func newLogs(client *Client, streams Streams, plain bool) *logs {
+	return &logs{
+		client: client, streams: streams, plain: plain, pause: resumePause, ended: make(chan struct{}, 1),
+		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{},
+		followed: map[string][]*stream{}, latest: map[string][]*stream{},
+	}
+}
+
+// piece is output of one of the two streams.
+type piece struct {
+	kind containerlog.Kind
+	text []byte
+}
+
+// deliver writes output, and notes that it is written.
+func (l *logs) deliver(key string, pieces []piece, mark Mark) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.busy.Store(true)
+	defer l.busy.Store(false)
+	for _, p := range pieces {
+		if len(p.text) == 0 {
+			continue
+		}
+		to := l.streams.Out
+		if p.kind == containerlog.KindStderr {
+			to = l.streams.Err
+		}
+		if _, err := to.Write(p.text); err != nil {
+			return err
+		}
+	}
+	l.streams.Progress.Note(key, mark)
+	l.passed.Store(time.Now().UnixNano())
+	return nil
+}
+
+// follow starts the streams of each container of the pod that has started and
+// is not followed yet. It ends a stream whose container will not go on.
+func (l *logs) follow(ctx context.Context, pod *corev1.Pod) {
+	ended := pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		started := status.State.Running != nil || status.State.Terminated != nil && !status.State.Terminated.StartedAt.IsZero()
+		known := status.ContainerID != ""
+		key := string(pod.UID) + "/" + status.Name
+		s := l.nodes[key]
+		if s == nil {
+			if !known || !started && status.LastTerminationState.Terminated == nil {
+				continue
+			}
+			s = newNodeStream(l, pod, status.Name)
+			l.nodes[key] = s
+			l.start(func() { s.run(ctx) })
+		}
+		l.pods[string(pod.UID)] = pod
+		if ended {
+			// Also without an id: the kubelet forgets the containers of a pod that
+			// it has evicted.
+			s.end(false)
+			for _, latest := range l.latest[key] {
+				latest.noteContainerEnd()
+				latest.finish()
+			}
+		}
+		if s.isAbsent() && started && known {
+			l.followThere(ctx, pod, status, s, ended)
+		}
+	}
+}
+
+// followThere follows a container by the API server.
+func (l *logs) followThere(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, from *nodeStream, podEnded bool) {
+	if l.followed[status.ContainerID] == nil {
+		l.begin(ctx, pod, status, from.mark)
+	}
+	if status.State.Terminated != nil {
+		l.containerEnded(status.ContainerID)
+	} else if last := status.LastTerminationState.Terminated; last != nil {
+		l.containerEnded(last.ContainerID)
+	}
+	if podEnded {
+		for _, s := range l.followed[status.ContainerID] {
+			s.finish()
+		}
+	}
+}
+
+// begin starts the streams of a container, after the streams of the container
+// that it replaces. mark counts what was passed on of its present run.
+func (l *logs) begin(ctx context.Context, pod *corev1.Pod, status corev1.ContainerStatus, mark Mark) {
+	name := string(pod.UID) + "/" + status.Name
+	before := l.latest[name]
+	streams := []*stream{newStream(l, pod, status, "Stdout"), newStream(l, pod, status, "Stderr")}
+	if mark.Generation == int(status.RestartCount) {
+		streams[0].earlier = max(streams[0].earlier, mark.SentOut-int64(len(mark.Out)))
+		streams[1].earlier = max(streams[1].earlier, mark.SentErr-int64(len(mark.Err)))
+	}
+	for i, s := range streams {
+		var predecessor *stream
+		if before != nil {
+			predecessor = before[i]
+			predecessor.replace()
+		}
+		s.start(ctx, predecessor)
+	}
+	l.followed[status.ContainerID], l.latest[name] = streams, streams
+}
+
+// containerEnded lets the streams of a container end with its log.
+func (l *logs) containerEnded(id string) {
+	for _, s := range l.followed[id] {
+		s.noteContainerEnd()
+	}
+}
+
+// retry turns to the API server for the pods whose node does not serve logs.
+func (l *logs) retry(ctx context.Context) {
+	for _, pod := range l.pods {
+		absent := func(status corev1.ContainerStatus) bool {
+			s := l.nodes[string(pod.UID)+"/"+status.Name]
+			return s != nil && s.isAbsent() && l.followed[status.ContainerID] == nil
+		}
+		if slices.ContainsFunc(slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses), absent) {
+			l.follow(ctx, pod)
+		}
+	}
+}
+
+// abandon ends the streams of a deleted pod. Where nobody told of a container's
+// end, its node may be lost, and a request for its log hangs.
+func (l *logs) abandon(pod *corev1.Pod) {
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		unseen := status.State.Terminated == nil
+		if s := l.nodes[string(pod.UID)+"/"+status.Name]; s != nil {
+			s.end(unseen)
+		}
+		if unseen {
+			for _, s := range l.followed[status.ContainerID] {
+				s.abandon()
+			}
+		}
+	}
+}
+
+// wait returns when every stream has ended. Streams from nodes know themselves
+// when to give up; those from the API server are given up when they are silent.
+func (l *logs) wait(ctx context.Context) error {
+	ticker := time.NewTicker(drainPeriod)
+	defer ticker.Stop()
+	l.passed.Store(time.Now().UnixNano())
+	for {
+		if l.retry(ctx); l.running.Load() == 0 {
+			return nil
+		}
+		if silent := time.Since(time.Unix(0, l.passed.Load())); silent > drainSilence && !l.busy.Load() && !l.nodesRun() {
+			l.lose("", "", containerlog.Loss{}, fmt.Sprintf("the API server has given nothing of the logs of ended containers for %s", drainSilence))
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-l.ended:
+		case <-ticker.C:
+		}
+	}
+}
+
+// nodesRun reports whether a node still gives a log.
+func (l *logs) nodesRun() bool {
+	for _, s := range l.nodes {
+		select {
+		case <-s.done:
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// start runs a stream.
+func (l *logs) start(run func()) {
+	l.running.Add(1)
+	go func() {
+		defer func() {
+			l.running.Add(-1)
+			select {
+			case l.ended <- struct{}{}:
+			default:
+			}
+		}()
+		run()
+	}()
+}
+
+// lose notes that output of a container, or of all for an empty name, is lost.
+func (l *logs) lose(pod, container string, loss containerlog.Loss, why string) {
+	l.mu.Lock()
+	l.lost.Add(loss)
+	l.mu.Unlock()
+	whose := "containers"
+	if container != "" {
+		whose = fmt.Sprintf("container %s of pod %s", container, pod)
+	}
+	l.streams.Lose(fmt.Sprintf("output of %s is lost (%s): %s", whose, describe(loss), why), loss)
+}
+
+// Losses sums up what was lost.
+type Losses struct {
+	any, unknown bool
+	sum          containerlog.Loss
+}
+
+// Add adds a loss; the zero value is one of unknown size.
+func (l *Losses) Add(loss containerlog.Loss) {
+	l.any = true
+	l.unknown = l.unknown || loss == (containerlog.Loss{})
+	l.sum.Lines += loss.Lines
+	l.sum.Bytes += loss.Bytes
+}
+
+// String is empty where nothing was lost.
+func (l *Losses) String() string {
+	switch {
+	case !l.any:
+		return ""
+	case l.unknown && l.sum != (containerlog.Loss{}):
+		return "at least " + describe(l.sum)
+	}
+	return describe(l.sum)
+}
+
+func describe(loss containerlog.Loss) string {
+	switch {
+	case loss == (containerlog.Loss{}):
+		return "an unknown part"
+	case loss.Lines == 0:
+		return fmt.Sprintf("%d bytes", loss.Bytes)
+	}
+	return fmt.Sprintf("%d lines, %d bytes", loss.Lines, loss.Bytes)
+}

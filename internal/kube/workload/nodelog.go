@@ -1,0 +1,327 @@
+package workload
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/kube/containerlog"
+)
+
+const (
+	// silence is the longest time without a frame from a node, KindAlive
+	// included. After that the request is repeated.
+	silence = 20 * time.Second
+	// lostAfter is the time after which an unreachable node counts as lost, once
+	// a pod was deleted whose end nobody saw.
+	lostAfter = 15 * time.Second
+	// incompleteAfter is the time after which the log of an ended container is
+	// given up if it has neither a further byte nor an end.
+	incompleteAfter = time.Minute
+	// roleAbsent is the time after which a reachable node without a log counts as
+	// one without the role.
+	roleAbsent = 10 * time.Second
+	// longLine is the length, in bytes, at which lines with the name of their
+	// container are cut.
+	longLine = 1 << 20
+)
+
+// Mark counts the output of a container that was passed on.
+type Mark struct {
+	containerlog.Position
+	// Out and Err are beginnings of lines that are not passed on yet.
+	Out []byte `json:"out,omitempty"`
+	Err []byte `json:"err,omitempty"`
+	// SentOut and SentErr are bytes of the container's present run.
+	SentOut int64 `json:"so,omitempty"`
+	SentErr int64 `json:"se,omitempty"`
+}
+
+// nodeStream copies the output of one container, over all its restarts, from the
+// log files of its node. The API server leads to the node.
+type nodeStream struct {
+	logs                      *logs
+	namespace, pod, container string
+	uid                       types.UID
+	node                      string
+	prefix                    []byte // of each line; nil where bytes pass as they are
+	done                      chan struct{}
+
+	mu sync.Mutex
+	// ended is when the container was known to have ended for good.
+	ended time.Time
+	// unseen: nobody saw the end of its container; the node may be lost.
+	unseen bool
+	// stop ends the request that follows.
+	stop context.CancelFunc
+	// absent: the node cannot serve logs this way; the API server's is used.
+	absent bool
+	mark   Mark
+	behind int64
+}
+
+func newNodeStream(l *logs, pod *corev1.Pod, container string) *nodeStream {
+	s := &nodeStream{
+		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container, uid: pod.UID,
+		node: pod.Spec.NodeName, done: make(chan struct{}),
+	}
+	if !l.plain {
+		s.prefix = fmt.Appendf(nil, "[%s %s] ", pod.Name, container)
+	}
+	s.mark, s.absent = l.streams.Progress.of(s.key()), s.node == ""
+	return s
+}
+
+func (s *nodeStream) key() string { return string(s.uid) + "/" + s.container }
+
+// end makes the stream end with its log. unseen says that the pod was deleted
+// before its container was seen to end.
+func (s *nodeStream) end(unseen bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended.IsZero() {
+		s.ended, s.unseen = time.Now(), unseen
+		if s.stop != nil {
+			s.stop()
+		}
+	}
+}
+
+func (s *nodeStream) isAbsent() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.absent
+}
+
+// run copies until the log is complete, or ctx ends.
+func (s *nodeStream) run(ctx context.Context) {
+	defer close(s.done)
+	heard, asked := time.Now(), time.Now()
+	for ctx.Err() == nil && !s.isAbsent() {
+		s.mu.Lock()
+		requestCtx, cancel := context.WithCancel(ctx)
+		s.stop = cancel
+		final := !s.ended.IsZero()
+		s.mu.Unlock()
+		complete, got, err := s.copyOnce(requestCtx, final)
+		cancel()
+		now := time.Now()
+		if got {
+			heard = now
+		}
+		var status apierrors.APIStatus
+		code := int32(0)
+		if errors.As(err, &status) {
+			code = status.Status().Code
+		}
+		if got || code == http.StatusServiceUnavailable || ctx.Err() != nil {
+			asked = now // the node has the role, or is not there
+		}
+		switch {
+		case complete:
+			s.flush()
+			return
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errWriter):
+			return // the run is being ended
+		case code == http.StatusNotFound || code == http.StatusMethodNotAllowed || code == http.StatusForbidden || now.Sub(asked) > roleAbsent:
+			s.mu.Lock()
+			s.absent = true
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Lock()
+		ended, unseen, behind, passed := s.ended, s.unseen, s.behind, s.mark.Position != containerlog.Position{}
+		s.mu.Unlock()
+		if !ended.IsZero() {
+			switch since := now.Sub(later(ended, heard)); {
+			case unseen && since > lostAfter, since > incompleteAfter:
+				s.flush()
+				if unseen && behind == 0 && passed {
+					s.logs.streams.Note(fmt.Sprintf("the last output of container %s of pod %s may be missing: node %s is lost, and had announced no more", s.container, s.pod, s.node))
+					return
+				}
+				s.logs.lose(s.pod, s.container, containerlog.Loss{Bytes: behind}, fmt.Sprintf("node %s does not answer: %v", s.node, err))
+				return
+			}
+		}
+		if final && got || !final && !ended.IsZero() {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(logPause):
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// errWriter says that what was copied cannot be passed on.
+var errWriter = errors.New("pass the output on")
+
+// copyOnce asks the node for everything after the mark, and copies it. complete
+// says that this was all, got that the node answered.
+func (s *nodeStream) copyOnce(ctx context.Context, final bool) (complete, got bool, err error) {
+	s.mu.Lock()
+	from, err := json.Marshal(s.mark.Position)
+	s.mu.Unlock()
+	if err != nil {
+		return false, false, err
+	}
+	request := s.logs.client.rest.Get().
+		AbsPath("/api/v1/nodes", s.node, "proxy/logs/containers", fmt.Sprintf("%s_%s_%s", s.namespace, s.pod, s.uid), s.container).
+		Param(containerlog.FromParam, string(from))
+	if final {
+		request = request.Param(containerlog.FinalParam, "true")
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	quiet := time.AfterFunc(silence, cancel)
+	defer quiet.Stop()
+	body, err := request.Stream(ctx)
+	if err != nil {
+		return false, false, err
+	}
+	defer body.Close()
+	reader := bufio.NewReaderSize(body, 64<<10)
+	var batch []containerlog.Frame
+	bytesAt := time.Now()
+	for {
+		frame, err := containerlog.ReadFrame(reader)
+		if err != nil {
+			return false, got, err
+		}
+		got = true
+		quiet.Reset(silence)
+		switch frame.Kind {
+		case containerlog.KindStdout, containerlog.KindStderr:
+			batch = append(batch, frame)
+			bytesAt = time.Now()
+		case containerlog.KindPosition:
+			quiet.Stop() // a slow reader is not the node's fault
+			if err := s.deliver(batch, frame.Data); err != nil {
+				return false, got, err
+			}
+			quiet.Reset(silence)
+			batch = batch[:0]
+		case containerlog.KindLoss:
+			var loss containerlog.Loss
+			if err := json.Unmarshal(frame.Data, &loss); err != nil {
+				return false, got, fmt.Errorf("decode a loss: %w", err)
+			}
+			s.logs.lose(s.pod, s.container, loss, fmt.Sprintf("its reader was slower than the container, and node %s keeps no more", s.node))
+		case containerlog.KindUnknown:
+			if final {
+				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("node %s does not have its log any more", s.node))
+				return true, got, nil
+			}
+			return false, got, nil
+		case containerlog.KindEnd:
+			return true, got, nil
+		case containerlog.KindAlive:
+			if final && time.Since(bytesAt) > incompleteAfter {
+				s.logs.lose(s.pod, s.container, containerlog.Loss{}, fmt.Sprintf("the runtime of node %s has not completed its log", s.node))
+				return true, got, nil
+			}
+		}
+	}
+}
+
+// deliver passes a batch on, with the mark that follows it.
+func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error {
+	var to containerlog.Progress
+	if err := json.Unmarshal(position, &to); err != nil {
+		return fmt.Errorf("decode a position: %w", err)
+	}
+	s.mu.Lock()
+	mark := s.mark
+	s.mu.Unlock()
+	var pieces []piece
+	if to.Generation != mark.Generation {
+		pieces = s.remainder(&mark, pieces)
+		mark.SentOut, mark.SentErr = 0, 0
+	}
+	mark.Position = to.Position
+	for _, frame := range batch {
+		part, sent := &mark.Out, &mark.SentOut
+		if frame.Kind == containerlog.KindStderr {
+			part, sent = &mark.Err, &mark.SentErr
+		}
+		*sent += int64(len(frame.Data))
+		if s.prefix == nil {
+			pieces = append(pieces, piece{frame.Kind, frame.Data})
+			continue
+		}
+		var text []byte
+		text, *part = withPrefix(s.prefix, *part, frame.Data)
+		pieces = append(pieces, piece{frame.Kind, text})
+	}
+	if err := s.logs.deliver(s.key(), pieces, mark); err != nil {
+		return errors.Join(errWriter, err)
+	}
+	s.mu.Lock()
+	s.mark, s.behind = mark, to.Behind
+	s.mu.Unlock()
+	return nil
+}
+
+// withPrefix puts prefix before each complete line of what begins with part, and
+// returns the lines and the part that is left.
+func withPrefix(prefix, part, data []byte) (text, left []byte) {
+	text = make([]byte, 0, len(data)+len(part)+(1+bytes.Count(data, newline))*len(prefix))
+	for len(data) > 0 {
+		end := bytes.IndexByte(data, '\n')
+		if end < 0 {
+			left = append(bytes.Clone(part), data...)
+			if len(left) < longLine {
+				return text, left
+			}
+			text = append(append(append(text, prefix...), left...), '\n')
+			return text, nil
+		}
+		text = append(append(append(text, prefix...), part...), data[:end+1]...)
+		part, data = nil, data[end+1:]
+	}
+	return text, part
+}
+
+var newline = []byte("\n")
+
+// remainder takes lines that will not go on out of a mark.
+func (s *nodeStream) remainder(mark *Mark, pieces []piece) []piece {
+	for kind, part := range map[containerlog.Kind]*[]byte{containerlog.KindStdout: &mark.Out, containerlog.KindStderr: &mark.Err} {
+		if len(*part) > 0 {
+			text, _ := withPrefix(s.prefix, *part, newline)
+			pieces = append(pieces, piece{kind, text})
+			*part = nil
+		}
+	}
+	return pieces
+}
+
+// flush passes on what no end of line follows.
+func (s *nodeStream) flush() {
+	s.mu.Lock()
+	mark := s.mark
+	s.mu.Unlock()
+	if pieces := s.remainder(&mark, nil); len(pieces) > 0 {
+		_ = s.logs.deliver(s.key(), pieces, mark) // whoever cannot take it ends the run
+	}
+}

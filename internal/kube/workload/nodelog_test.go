@@ -1,0 +1,197 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"berth.dev/berth/internal/kube/containerlog"
+)
+
+// node serves the logs of a pod p in the namespace default.
+type node struct {
+	dir string // of the container main
+	// breakAfter ends each answer after so many bytes; 0 never.
+	breakAfter atomic.Int64
+	// instead, where set, is the status of the kubelet's answers.
+	instead atomic.Int64
+	handler http.Handler
+}
+
+func newNode(t *testing.T, pod string) *node {
+	t.Helper()
+	root := t.TempDir()
+	n := &node{dir: filepath.Join(root, pod, "main")}
+	if err := os.MkdirAll(n.dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	watcher, err := containerlog.NewWatcher(root, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- watcher.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	n.handler = http.StripPrefix("/api/v1/nodes/n/proxy/logs/containers/", watcher)
+	return n
+}
+
+func (n *node) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if code := int(n.instead.Load()); code != 0 || !strings.Contains(r.URL.Path, "/proxy/") {
+		http.Error(w, "no", max(code, http.StatusNotFound))
+		return
+	}
+	if limit := n.breakAfter.Load(); limit > 0 {
+		w = &breaking{w, limit}
+	}
+	n.handler.ServeHTTP(w, r)
+}
+
+// breaking is an answer that breaks off.
+type breaking struct {
+	http.ResponseWriter
+	left int64
+}
+
+func (b *breaking) Unwrap() http.ResponseWriter { return b.ResponseWriter }
+
+func (b *breaking) Write(data []byte) (int, error) {
+	if int64(len(data)) > b.left {
+		_, _ = b.ResponseWriter.Write(data[:b.left])
+		panic(http.ErrAbortHandler)
+	}
+	b.left -= int64(len(data))
+	return b.ResponseWriter.Write(data)
+}
+
+func podOnNode(phase corev1.PodPhase) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "p", Namespace: "default", UID: "u"},
+		Spec:       corev1.PodSpec{NodeName: "n"},
+		Status: corev1.PodStatus{Phase: phase, ContainerStatuses: []corev1.ContainerStatus{{
+			Name: "main", ContainerID: "c", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}},
+		}}},
+	}
+}
+
+// writeLog writes a log file of numbered lines, and returns the container's output.
+func (n *node) writeLog(t *testing.T, name string, from, to int) string {
+	t.Helper()
+	var file, output bytes.Buffer
+	for i := from; i < to; i++ {
+		fmt.Fprintf(&file, "%s stdout F line %d\n", time.Unix(1e9, int64(i)).UTC().Format(time.RFC3339Nano), i)
+		fmt.Fprintf(&output, "line %d\n", i)
+	}
+	if err := os.WriteFile(filepath.Join(n.dir, name), file.Bytes(), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return output.String()
+}
+
+// followPod follows the pod on the node until it has ended.
+func (n *node) followPod(t *testing.T, streams Streams, plain bool) *logs {
+	t.Helper()
+	return n.followPodTo(t, podOnNode(corev1.PodSucceeded), streams, plain)
+}
+
+func (n *node) followPodTo(t *testing.T, end *corev1.Pod, streams Streams, plain bool) *logs {
+	t.Helper()
+	server := httptest.NewServer(n)
+	t.Cleanup(server.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	l := newLogs(testClient(t, server.URL), streams, plain)
+	l.follow(ctx, podOnNode(corev1.PodRunning))
+	l.follow(ctx, end)
+	if err := l.wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// The kubelet no longer knows the containers of a pod that it has evicted.
+func TestTheLogOfAnEvictedPodEnds(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	want := n.writeLog(t, "0.log", 0, 10)
+	evicted := podOnNode(corev1.PodFailed)
+	unknown := corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 137, Reason: "ContainerStatusUnknown"}}
+	evicted.Status.ContainerStatuses[0] = corev1.ContainerStatus{Name: "main", RestartCount: 1, State: unknown, LastTerminationState: unknown}
+	var out syncBuffer
+	n.followPodTo(t, evicted, Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
+	if out.String() != want {
+		t.Errorf("output is %q", out.String())
+	}
+}
+
+func TestConnectionsToANodeBreakWithoutLossOrRepetition(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	want := n.writeLog(t, "0.log", 0, 30_000) + n.writeLog(t, "1.log", 30_000, 60_000)
+	n.breakAfter.Store(700_000) // more than one batch
+	var out syncBuffer
+	n.followPod(t, Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
+	if out.String() != want {
+		t.Errorf("%d bytes that differ from the %d", out.Len(), len(want))
+	}
+}
+
+// Another process goes on from the marks of the first, also within a line.
+func TestAnotherProcessGoesOn(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	n.writeLog(t, "0.log", 0, 1000)
+	var first syncBuffer
+	progress := &Progress{}
+	n.followPod(t, Streams{Out: &first, Err: &first, Progress: progress}, false)
+	second := n.writeLog(t, "0.log", 0, 2000)
+	var rest syncBuffer
+	n.followPod(t, Streams{Out: &rest, Err: &rest, Progress: ReadProgress(progress.String())}, false)
+	want := "[p main] " + strings.ReplaceAll(strings.TrimSuffix(second, "\n"), "\n", "\n[p main] ") + "\n"
+	if got := first.String() + rest.String(); got != want {
+		t.Errorf("%d bytes that differ from the %d", len(got), len(want))
+	}
+}
+
+func TestALossIsSaidAndPartOfTheResult(t *testing.T) {
+	n := newNode(t, "default_another_pod")
+	var said string
+	l := n.followPod(t, Streams{Lose: func(text string, _ containerlog.Loss) { said = text }}, true)
+	if !strings.Contains(said, "container main of pod p") || l.lost.String() == "" {
+		t.Errorf("said %q, result %q", said, &l.lost)
+	}
+}
+
+func TestTheAPIServerGivesTheLogWhereANodeDoesNot(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	n.instead.Store(http.StatusMethodNotAllowed)
+	api := &brokenLog{answers: []answer{{"one\n", "clean"}}, pods: []map[string]any{knownPod("u", runningStatus("c"))}}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Get("stream") == "Stdout" {
+			api.ServeHTTP(w, r)
+		} else if strings.Contains(r.URL.Path, "/proxy/") {
+			n.ServeHTTP(w, r)
+		}
+	}))
+	defer server.Close()
+	var out syncBuffer
+	l := newLogs(testClient(t, server.URL), Streams{Out: &out, Err: &out, Lose: func(text string, _ containerlog.Loss) { t.Error(text) }}, true)
+	l.pause = time.Millisecond
+	l.follow(t.Context(), podOnNode(corev1.PodSucceeded))
+	if err := l.wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out.String() != "one\n" {
+		t.Errorf("output is %q", out.String())
+	}
+}

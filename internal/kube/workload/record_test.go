@@ -1,0 +1,105 @@
+package workload
+
+import (
+	"io"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/dynamic/fake"
+
+	"berth.dev/berth/internal/kube/containerlog"
+)
+
+func TestAnotherProcessFollowsTheSameWithoutSecrets(t *testing.T) {
+	objects, err := Parse("app.yaml", []byte(`
+apiVersion: v1
+kind: Secret
+metadata: {name: s, namespace: default}
+stringData: {word: sesame}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: j, namespace: default, uid: u1}
+spec: {parallelism: 2, template: {spec: {containers: [{name: main}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: p, namespace: default, uid: u2}
+spec: {restartPolicy: Never, containers: [{name: main}]}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &Client{dynamic: fake.NewSimpleDynamicClient(runtime.NewScheme())}
+	if err := client.Remember(t.Context(), objects); err != nil {
+		t.Fatal(err)
+	}
+	remembered, err := client.Remembered(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, object := range remembered {
+		names = append(names, object.Name())
+	}
+	if want := []string{"Job j", "Pod p"}; !slices.Equal(names, want) {
+		t.Errorf("%v are followed, want %v", names, want)
+	}
+	found, err := targets(remembered)
+	if err != nil || len(found) != 2 || !found[0].finite || found[0].single || found[1].object.GetUID() != "u2" {
+		t.Errorf("followed are %+v, %v", found, err)
+	}
+	record, err := client.dynamic.Resource(configMaps).Namespace("kube-system").Get(t.Context(), recordName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, _, _ := unstructured.NestedString(record.Object, "data", "objects"); strings.Contains(text, "sesame") {
+		t.Errorf("the record holds a secret: %s", text)
+	}
+}
+
+func TestLogsGoOnWhereAnotherProcessHasStopped(t *testing.T) {
+	first := &Progress{}
+	first.Note("c/Stdout", offset(len("one\n")))
+	handed := ReadProgress(first.String())
+	var out strings.Builder
+	s := &stream{logs: newLogs(nil, Streams{Out: &out, Progress: handed}, true), containerID: "c", name: "Stdout"}
+	s.earlier = handed.of(s.key()).Offset
+	copyLog := func(text string) error {
+		body := strings.NewReader(text)
+		err := s.skip(body)
+		if err == nil {
+			_, err = io.Copy(s, body)
+		}
+		return err
+	}
+	for _, text := range []string{"one\ntwo\n", "one\ntwo\nthree\n"} {
+		if err := copyLog(text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := out.String(); got != "two\nthree\n" {
+		t.Errorf("passed on %q", got)
+	}
+	if got, want := handed.of("c/Stdout").Offset, int64(len("one\ntwo\nthree\n")); got != want {
+		t.Errorf("%d bytes are noted, want %d", got, want)
+	}
+}
+
+func TestProgressOfNothingIsTheBeginning(t *testing.T) {
+	var none *Progress
+	none.Note("c/Stdout", offset(3))
+	for _, p := range []*Progress{none, ReadProgress(""), ReadProgress("nonsense"), ReadProgress(none.String())} {
+		if got := p.of("c/Stdout").Offset; got != 0 {
+			t.Errorf("%d bytes of nothing", got)
+		}
+	}
+}
+
+func offset(bytes int) Mark {
+	return Mark{Position: containerlog.Position{Offset: int64(bytes)}}
+}

@@ -1,0 +1,428 @@
+package workload
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"berth.dev/berth/internal/kube/containerlog"
+)
+
+const (
+	// logAttempts and logPause: the kubelet may report a container a moment
+	// before it can serve its log.
+	logAttempts = 20
+	logPause    = 50 * time.Millisecond
+	// resumePause is how long the news that a container has ended may be
+	// behind the end of its log. It also spaces attempts at a server that is
+	// being restarted.
+	resumePause = 500 * time.Millisecond
+	// foreignAttempts is how often a log that seems to be another container's
+	// is asked for again. With the pauses it is longer than the kubelet may
+	// need to tell the API server of a container after an outage: 10 s.
+	foreignAttempts = 30
+	// rereadLimit is the size up to which an ended container's log is read
+	// again from the start rather than awaited, see stream.finish, or believed
+	// to be complete. It is well below the size at which the kubelet rotates a
+	// log.
+	rereadLimit = 1 << 20
+)
+
+// errRotated says that a log no longer begins with what was copied from it.
+var errRotated = errors.New("the beginning of the log has been rotated away")
+
+// errForeign says that a log seems to be that of a later container of the same
+// name, which the API server does not know of yet.
+var errForeign = errors.New("the log begins too late")
+
+// errReplaced says that the server has no log of the container any more, but
+// one of a later container of the same name.
+var errReplaced = errors.New("the container has been replaced")
+
+// stream copies one output stream of one container. A log that breaks off,
+// because a part of the cluster is restarted, is read again from its start and
+// continued where the copy ends; no line is lost or repeated.
+type stream struct {
+	logs                      *logs
+	namespace, pod, container string
+	podUID                    types.UID
+	containerID               string
+	name                      string // "Stdout" or "Stderr"
+	// cancel ends the following of the log, abandon everything.
+	cancel, abandon context.CancelFunc
+
+	// containerEnded is closed when the log can grow no more.
+	containerEnded chan struct{}
+	endOnce        sync.Once
+	// done is closed when the stream has ended.
+	done chan struct{}
+
+	mu       sync.Mutex
+	copied   int64 // bytes
+	ended    bool
+	replaced bool // by a later container's
+
+	// The rest belongs to run.
+	seen    maphash.Hash // of the copied bytes
+	last    time.Time    // of the last copied bytes
+	partial []byte       // of a line, where lines are kept whole
+	earlier int64        // bytes that another process has passed on
+	first   time.Time    // of the first copied byte
+	opened  bool         // the log has been, once
+	foreign int          // attempts that found a log that seems another's
+	broken  bool         // nobody reads what is written
+	// following: the request is for a log that grows, which the kubelet watches.
+	following bool
+}
+
+func newStream(l *logs, pod *corev1.Pod, container corev1.ContainerStatus, name string) *stream {
+	s := &stream{
+		logs: l, namespace: pod.Namespace, pod: pod.Name, container: container.Name,
+		podUID: pod.UID, containerID: container.ContainerID,
+		name: name, containerEnded: make(chan struct{}), done: make(chan struct{}),
+	}
+	s.earlier = l.streams.Progress.of(s.key()).Offset
+	return s
+}
+
+// key names the stream among all of the workload.
+func (s *stream) key() string { return s.containerID + "/" + s.name }
+
+// start begins to copy once another stream, if there is one, has ended.
+func (s *stream) start(ctx context.Context, predecessor *stream) {
+	ctx, s.abandon = context.WithCancel(ctx)
+	following, cancel := context.WithCancel(ctx)
+	s.cancel = cancel // abandon does it, too
+	s.logs.start(func() {
+		defer close(s.done)
+		defer s.abandon()
+		if predecessor != nil {
+			<-predecessor.done
+		}
+		s.run(ctx, following)
+	})
+}
+
+// replace makes the stream end now that a later container has been started in
+// the place of its own.
+func (s *stream) replace() {
+	s.mu.Lock()
+	s.replaced = true
+	s.mu.Unlock()
+	s.noteContainerEnd()
+	s.finish()
+}
+
+func (s *stream) noteContainerEnd() {
+	s.endOnce.Do(func() { close(s.containerEnded) })
+}
+
+// finish makes the stream end now that its container will write no more.
+// Followed to its end, a log ends up to a second after its container, which is
+// how often the kubelet looks; so what has not been copied yet is read at once
+// instead.
+func (s *stream) finish() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.ended && s.copied < rereadLimit {
+		s.ended = true
+		s.cancel()
+	}
+}
+
+func (s *stream) run(ctx, following context.Context) {
+	err := s.copyToEnd(following, true)
+	if s.isEnded() && ctx.Err() == nil {
+		err = s.copyToEnd(ctx, false)
+	}
+	s.flush()
+	if err != nil && ctx.Err() == nil {
+		s.lose(fmt.Sprintf("it cannot be read: %v", err))
+	}
+}
+
+func (s *stream) isEnded() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ended
+}
+
+func (s *stream) isReplaced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.replaced
+}
+
+func (s *stream) lose(why string) {
+	s.logs.lose(s.pod, s.container, containerlog.Loss{}, why)
+}
+
+// copyToEnd copies what has not been copied yet: what there is or, following,
+// until the container has ended. That the log ended is believed of a reading
+// that began after the container's end only: when the kubelet dies, the API
+// server ends the log in order as well.
+func (s *stream) copyToEnd(ctx context.Context, follow bool) error {
+	refused := 0
+	for {
+		last := !follow || s.hasContainerEnded()
+		err := s.copyOnce(ctx, !last, follow && s.opened || s.isReplaced())
+		pause, ended := s.logs.pause, s.containerEnded
+		var status apierrors.APIStatus
+		switch {
+		case ctx.Err() != nil || s.broken:
+			return nil
+		case err == nil && last:
+			return nil
+		case err == nil:
+			refused = 0
+		case errors.Is(err, errReplaced):
+			s.lose("another container was started in its place meanwhile")
+			return nil
+		case errors.As(err, &status):
+			if refused++; refused == logAttempts {
+				if apierrors.IsNotFound(err) {
+					return nil // the pod has been deleted, and its log with it
+				}
+				return err
+			}
+			if status.Status().Code < http.StatusInternalServerError {
+				pause = logPause
+			}
+			ended = nil
+		default:
+			refused, ended = 0, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ended:
+			if s.copied >= rereadLimit {
+				return nil
+			}
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (s *stream) hasContainerEnded() bool {
+	select {
+	case <-s.containerEnded:
+		return true
+	default:
+		return false
+	}
+}
+
+// copyOnce opens the log and copies to its end. An error says that it broke
+// off before. Where unsure, the log is looked at whether it is the container's.
+func (s *stream) copyOnce(ctx context.Context, follow, unsure bool) error {
+	which := reading{follow: follow}
+	var err error
+	if unsure {
+		if which.previous, err = s.isPrevious(ctx); err != nil {
+			return err
+		}
+	}
+	body, err := s.open(ctx, which)
+	if err != nil {
+		return err
+	}
+	s.opened, s.following = true, which.follow
+	defer func() { _ = body.Close() }() // body is never nil
+	// Asked after the opening: a log that is the right one now was it then.
+	if unsure && s.foreign < foreignAttempts {
+		if err := s.checkBeginning(ctx, which); err != nil {
+			return err
+		}
+	}
+	s.foreign = 0
+	if err = s.skip(body); errors.Is(err, errRotated) {
+		s.lose("its beginning was rotated away while it was read")
+		which.since = s.last
+		rest, openErr := s.open(ctx, which)
+		if openErr != nil {
+			return openErr
+		}
+		_ = body.Close()
+		body, err = rest, nil
+	}
+	if err == nil {
+		_, err = io.Copy(s, body)
+	}
+	return err
+}
+
+// skip reads over what has been copied already.
+func (s *stream) skip(body io.Reader) error {
+	if s.copied == 0 {
+		return s.skipEarlier(body)
+	}
+	var again maphash.Hash
+	again.SetSeed(s.seen.Seed())
+	_, err := io.CopyN(&again, body, s.copied)
+	if errors.Is(err, io.EOF) || err == nil && again.Sum64() != s.seen.Sum64() {
+		return errRotated
+	}
+	return err
+}
+
+// skipEarlier reads over what another process has passed on, as if this one had.
+func (s *stream) skipEarlier(body io.Reader) error {
+	var read maphash.Hash
+	skipped, err := io.CopyN(&read, body, s.earlier)
+	if errors.Is(err, io.EOF) {
+		s.earlier, s.last = 0, time.Now()
+		return errRotated
+	}
+	if err != nil || skipped == 0 {
+		return err
+	}
+	s.mu.Lock()
+	s.copied = skipped
+	s.mu.Unlock()
+	s.seen, s.earlier = read, 0
+	s.last = time.Now()
+	s.first = s.last
+	return nil
+}
+
+// isPrevious asks whose log there is under the container's name: its own, or
+// that of a later one. In the latter case its own is the previous.
+func (s *stream) isPrevious(ctx context.Context) (bool, error) {
+	object, err := s.logs.client.dynamic.Resource(podResource).Namespace(s.namespace).Get(ctx, s.pod, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	var pod corev1.Pod
+	if err := fromUnstructured(object, &pod); err != nil {
+		return false, err
+	}
+	for _, status := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses) {
+		if status.Name != s.container || pod.UID != s.podUID {
+			continue
+		}
+		if last := status.LastTerminationState.Terminated; last != nil && last.ContainerID == s.containerID {
+			return true, nil
+		}
+		if status.ContainerID == s.containerID {
+			return false, nil
+		}
+	}
+	return false, errReplaced
+}
+
+// checkBeginning compares the time of the log's first line with that of the
+// first byte that came from it. The kubelet may serve the log of a later
+// container before the API server knows of it.
+func (s *stream) checkBeginning(ctx context.Context, which reading) error {
+	if s.copied == 0 {
+		return nil // of the two logs there is nothing yet to tell them by
+	}
+	body, err := s.open(ctx, reading{previous: which.previous, beginning: true})
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	text, err := io.ReadAll(body)
+	if err != nil {
+		return err
+	}
+	stamp, _, _ := strings.Cut(string(text), " ")
+	if began, err := time.Parse(time.RFC3339Nano, stamp); err != nil || began.After(s.first) {
+		s.foreign++
+		return errForeign
+	}
+	return nil
+}
+
+// reading says what part of a log is asked for.
+type reading struct {
+	follow, previous bool
+	since            time.Time
+	beginning        bool // only the time of the first line
+}
+
+func (s *stream) open(ctx context.Context, which reading) (io.ReadCloser, error) {
+	request := s.logs.client.rest.Get().
+		AbsPath("/api/v1/namespaces", s.namespace, "pods", s.pod, "log").
+		Param("container", s.container).Param("stream", s.name)
+	if which.follow {
+		request = request.Param("follow", "true")
+	}
+	if which.previous {
+		request = request.Param("previous", "true")
+	}
+	if which.beginning {
+		request = request.Param("timestamps", "true").Param("limitBytes", "64")
+	}
+	if !which.since.IsZero() {
+		request = request.Param("sinceTime", which.since.UTC().Format(time.RFC3339))
+	}
+	return request.Stream(ctx)
+}
+
+// kubeletError begins the kubelet's own words at the end of a log that it could
+// not follow. They come as if the container had written them.
+var kubeletError = []byte("failed to create fsnotify watcher: ")
+
+// Write passes bytes on: as they are, or in whole lines under the container's
+// name.
+func (s *stream) Write(data []byte) (int, error) {
+	if own := bytes.LastIndex(data, kubeletError); own >= 0 && s.following && !bytes.Contains(data[own:], newline) {
+		if _, err := s.Write(data[:own]); err != nil {
+			return 0, err
+		}
+		return own, errUnfollowed
+	}
+	s.mu.Lock()
+	s.copied += int64(len(data))
+	s.mu.Unlock()
+	_, _ = s.seen.Write(data)
+	s.last = time.Now()
+	if s.first.IsZero() {
+		s.first = s.last
+	}
+	text := data
+	if !s.logs.plain {
+		text, s.partial = withPrefix(s.prefix(), s.partial, data)
+	}
+	if err := s.pass(text, s.copied-int64(len(s.partial))); err != nil {
+		s.broken = true
+		return 0, err
+	}
+	return len(data), nil
+}
+
+// errUnfollowed says that the kubelet could not follow a log.
+var errUnfollowed = errors.New("the kubelet cannot follow the log")
+
+func (s *stream) prefix() []byte { return fmt.Appendf(nil, "[%s %s] ", s.pod, s.container) }
+
+func (s *stream) pass(text []byte, until int64) error {
+	kind := containerlog.KindStdout
+	if s.name == "Stderr" {
+		kind = containerlog.KindStderr
+	}
+	mark := Mark{Position: containerlog.Position{Offset: until}}
+	return s.logs.deliver(s.key(), []piece{{kind, text}}, mark)
+}
+
+func (s *stream) flush() {
+	if len(s.partial) > 0 {
+		text, _ := withPrefix(s.prefix(), s.partial, newline)
+		_ = s.pass(text, s.copied)
+	}
+}

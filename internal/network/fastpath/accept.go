@@ -1,0 +1,187 @@
+package fastpath
+
+import (
+	"errors"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// accepted is a connection for a listener of a pod.
+type accepted struct {
+	fd       int
+	peer     netip.AddrPort
+	known    *record // of a switched one
+	switched bool
+	// again: the caller may have it already, from a call that was interrupted.
+	again bool
+}
+
+// accept answers accept and accept4. None may be left to the kernel, which
+// would give the program a bell.
+func (s *Switch) accept(t *trap) {
+	listener, ok := t.fetch(t.argument(0))
+	if !ok {
+		return
+	}
+	switch {
+	case !t.waits():
+		t.cancelled()
+		return
+	case s.switched(listener):
+		t.answer(0, unix.EINVAL)
+		return
+	case !isInet(listener):
+		t.pass()
+		return
+	case option(listener, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) != 1:
+		t.answer(0, unix.EINVAL)
+		return
+	}
+	flags := t.acceptFlags()
+	if flags&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
+		t.answer(0, unix.EINVAL)
+		return
+	}
+	cookie, err := cookieOf(listener)
+	if err != nil {
+		t.answer(0, unix.EINVAL)
+		return
+	}
+	a, errno := s.acceptOne(t, listener, cookie, flags)
+	if errno == 0 {
+		s.deliver(t, listener, a, flags)
+		return
+	}
+	status, _ := unix.FcntlInt(uintptr(listener), unix.F_GETFL, 0)
+	if errno != unix.EAGAIN || status&unix.O_NONBLOCK != 0 {
+		t.answer(0, errno)
+		return
+	}
+	s.waitFor(t, listener, cookie)
+}
+
+func (t *trap) acceptFlags() int {
+	if t.call().Call == unix.SYS_ACCEPT4 {
+		return t.argument(3)
+	}
+	return 0
+}
+
+// acceptOne takes a connection of a listener, if there is one: one that was
+// parked, or one of the overlay.
+func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (accepted, unix.Errno) {
+	lock := &s.accepting[cookie%uint64(len(s.accepting))]
+	lock.Lock()
+	defer lock.Unlock()
+	return s.acceptNext(t, listener, flags)
+}
+
+// acceptNext takes what the kernel has for a listener.
+func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno) {
+	// The listener may be one that waits; nobody else takes what is there now.
+	if polled(listener, unix.POLLIN) == 0 {
+		return accepted{}, unix.EAGAIN
+	}
+	fd, peer, errno := accept(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	if errno != 0 {
+		return accepted{}, errno
+	}
+	t.record.note(stageAccepted, fd)
+	if found := s.rung(t.from.pod, fd); found != nil {
+		a := accepted{fd: found.fd, peer: found.ends.peer, switched: !found.plain, again: found.record.again}
+		var err error
+		if a.switched {
+			a.known, err = s.know(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
+		}
+		// From one record to the other before a number is free again.
+		t.record.note(stageDelivering, found.fd)
+		s.state.put(found.record)
+		found.pod.parked.Add(-1)
+		found.pod.giveBell(found.bell, found.ends.six())
+		unix.Close(fd)
+		if err != nil {
+			t.forget(found.fd)
+			return accepted{}, unix.ECONNABORTED
+		}
+		if a.switched && !s.config.Policy.Permits(found.ends.peer.Addr(), found.ends.local) {
+			s.counters.add(countPolicy)
+			s.unknow(a.known)
+			t.forget(found.fd)
+			return s.acceptNext(t, listener, flags)
+		}
+		return a, 0
+	}
+	if _, connected := peerAddress(fd); !connected && t.from.pod.has(peer.Addr()) {
+		// A bell that was taken back, or a program of the pod that has given up.
+		t.forget(fd)
+		return s.acceptNext(t, listener, flags)
+	}
+	return accepted{fd: fd, peer: peer}, 0
+}
+
+// deliver gives the caller a connection, and then tells it so: a caller that is
+// interrupted in between, or whose Switch dies, has it already when it comes
+// again.
+func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
+	six := domainOf(listener) == unix.AF_INET6
+	if a.switched {
+		if !six {
+			becomeIPv4(a.fd)
+		}
+		t.from.pod.defaults.Load().copyChanged(listener, a.fd, six)
+		_, _ = unix.FcntlInt(uintptr(a.fd), unix.F_SETFL, flags&unix.SOCK_NONBLOCK)
+	}
+	if errno := t.writeAddress(a.peer, six, t.call().Args[1], t.call().Args[2]); errno != 0 {
+		s.keepUndelivered(t.from.pod, a)
+		t.answer(0, errno)
+		return
+	}
+	t.record.note(stageDelivering, a.fd)
+	number, given := -1, false
+	if a.again {
+		number, given = t.holds(a.fd)
+	}
+	var err error
+	if !given {
+		number, err = linux.GiveDescriptor(t.from.fd, t.call().ID, a.fd, flags&unix.SOCK_CLOEXEC != 0)
+	}
+	t.release()
+	switch {
+	case err == nil && linux.AnswerNotification(t.from.fd, t.call().ID, int64(number), 0) == nil:
+		t.done()
+		unix.Close(a.fd)
+		if a.switched {
+			s.counters.add(countAccepted)
+		} else {
+			s.counters.add(countLocal)
+		}
+	case err == nil || !t.waits():
+		s.keepUndelivered(t.from.pod, a)
+		t.cancelled()
+	default:
+		s.keepUndelivered(t.from.pod, a)
+		errno := unix.ENOBUFS // never 0, which would be a connection
+		errors.As(err, &errno)
+		t.answer(0, errno)
+	}
+}
+
+// keepUndelivered parks a connection again whose acceptor was interrupted, so
+// that programs see it in whatever way they wait.
+func (s *Switch) keepUndelivered(p *pod, a accepted) {
+	if a.switched {
+		e := ends{a.known.local.addrPort(), a.known.peer.addrPort()}
+		s.unknow(a.known)
+		s.ringAgain(p, a.fd, e, false)
+		return
+	}
+	local, ok := localAddress(a.fd)
+	if !ok {
+		reset(a.fd)
+		return
+	}
+	s.ringAgain(p, a.fd, ends{local, a.peer}, true)
+}

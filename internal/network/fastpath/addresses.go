@@ -1,0 +1,144 @@
+package fastpath
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// readAddress reads a socket address as connect(2) would.
+func (t *trap) readAddress(at uint64, length int) ([]byte, unix.Errno) {
+	const storage = 128 // sizeof(struct sockaddr_storage)
+	if length < 0 || length > storage {
+		return nil, unix.EINVAL
+	}
+	b := make([]byte, length)
+	if err := linux.ReadMemory(t.tid(), at, b); err != nil {
+		return nil, unix.EFAULT
+	}
+	return b, 0
+}
+
+func family(address []byte) int {
+	if len(address) < 2 {
+		return -1
+	}
+	return int(binary.NativeEndian.Uint16(address))
+}
+
+// parseAddress returns the address that a socket address stands for, and whether
+// it is in the form of IPv6, in which IPv4 addresses can be, too.
+func parseAddress(b []byte) (address netip.AddrPort, six, ok bool) {
+	switch {
+	case family(b) == unix.AF_INET && len(b) >= unix.SizeofSockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), false, true
+	case family(b) == unix.AF_INET6 && len(b) >= unix.SizeofSockaddrInet6:
+		address := netip.AddrFrom16([16]byte(b[8:24]))
+		return netip.AddrPortFrom(address.Unmap(), binary.BigEndian.Uint16(b[2:])), true, true
+	}
+	return netip.AddrPort{}, false, false
+}
+
+// writeAddress gives the caller an address as accept(2) would.
+func (t *trap) writeAddress(a netip.AddrPort, six bool, at, lengthAt uint64) unix.Errno {
+	if at == 0 {
+		return 0
+	}
+	var length [4]byte
+	if err := linux.ReadMemory(t.tid(), lengthAt, length[:]); err != nil {
+		return unix.EFAULT
+	}
+	space := int(int32(binary.NativeEndian.Uint32(length[:])))
+	if space < 0 {
+		return unix.EINVAL
+	}
+	b := rawAddress(a, six)
+	binary.NativeEndian.PutUint32(length[:], uint32(len(b)))
+	// A caller that was interrupted may use its memory otherwise by now.
+	if !t.waits() {
+		return unix.EINTR
+	}
+	if err := linux.WriteMemory(t.tid(), at, b[:min(len(b), space)], lengthAt, length[:]); err != nil {
+		return unix.EFAULT
+	}
+	return 0
+}
+
+// rawConnect returns what connect(2) does, which is no error where it is 0.
+func rawConnect(fd int, address []byte) unix.Errno {
+	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address[0])), uintptr(len(address)))
+	return errno
+}
+
+// rawAddress is an address for the kernel, in the form of IPv6, as every address
+// of IPv6 is, or of IPv4.
+func rawAddress(a netip.AddrPort, six bool) []byte {
+	if !six && a.Addr().Is4() {
+		b := make([]byte, unix.SizeofSockaddrInet4)
+		binary.NativeEndian.PutUint16(b, unix.AF_INET)
+		binary.BigEndian.PutUint16(b[2:], a.Port())
+		full := a.Addr().As4()
+		copy(b[4:], full[:])
+		return b
+	}
+	b := make([]byte, unix.SizeofSockaddrInet6)
+	binary.NativeEndian.PutUint16(b, unix.AF_INET6)
+	binary.BigEndian.PutUint16(b[2:], a.Port())
+	full := a.Addr().As16()
+	copy(b[8:], full[:])
+	if link, err := strconv.ParseUint(a.Addr().Zone(), 10, 32); err == nil {
+		binary.NativeEndian.PutUint32(b[24:], uint32(link))
+	}
+	return b
+}
+
+func localAddress(fd int) (netip.AddrPort, bool) {
+	address, err := unix.Getsockname(fd)
+	return addrPort(address, err)
+}
+
+func peerAddress(fd int) (netip.AddrPort, bool) {
+	address, err := unix.Getpeername(fd)
+	return addrPort(address, err)
+}
+
+// addrPort is an address, of IPv4 also where it is in the form of IPv6.
+func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
+	if err != nil {
+		return netip.AddrPort{}, false
+	}
+	switch a := address.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), true
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr).Unmap(), uint16(a.Port)), true
+	}
+	return netip.AddrPort{}, false
+}
+
+// accept takes a connection of a listener, and says from where it is, with the
+// link of an address that is good there alone.
+//
+// The kernel closes what it has accepted when it cannot write the peer's address. It
+// cannot where the page was never touched and the process is being killed, and a
+// successor would look for the connection in vain. unix.Accept4 gives it memory that
+// is new; this stack has been written to.
+func accept(listener, flags int) (fd int, peer netip.AddrPort, errno unix.Errno) {
+	var raw [unix.SizeofSockaddrInet6]byte
+	length := uint32(len(raw))
+	accepted, _, errno := unix.Syscall6(unix.SYS_ACCEPT4, uintptr(listener),
+		uintptr(unsafe.Pointer(&raw)), uintptr(unsafe.Pointer(&length)), uintptr(flags), 0, 0)
+	if errno != 0 {
+		return -1, netip.AddrPort{}, errno
+	}
+	peer, six, _ := parseAddress(raw[:])
+	if link := binary.NativeEndian.Uint32(raw[24:]); six && link != 0 {
+		peer = netip.AddrPortFrom(peer.Addr().WithZone(strconv.FormatUint(uint64(link), 10)), peer.Port())
+	}
+	return int(accepted), peer, 0
+}

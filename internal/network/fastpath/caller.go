@@ -1,0 +1,326 @@
+package fastpath
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// trap is a call that waits for its answer.
+type trap struct {
+	s      *Switch
+	from   *container
+	record *record
+	thread int // a pidfd of the caller
+	socket int // what was fetched, until the call is answered; 0 where nothing was
+}
+
+// exclude waits until nothing is done for an earlier call of the same thread. A
+// signal interrupts a call, and begins it again, while an answer is written into
+// the caller's memory: the second call must not be answered, and the thread go on
+// and use that memory otherwise, before the first has ended.
+func (t *trap) exclude() (done func()) {
+	lock := &t.s.callers[t.call().Thread%uint32(len(t.s.callers))]
+	lock.Lock()
+	return lock.Unlock
+}
+
+func (t *trap) call() *linux.Notification { return &t.record.call }
+
+func (t *trap) argument(i int) int { return int(int32(t.call().Args[i])) }
+
+func (t *trap) tid() int { return int(t.call().Thread) }
+
+// waits tells whether what was learnt about the caller is about the caller.
+func (t *trap) waits() bool { return linux.NotificationWaits(t.from.fd, t.call().ID) }
+
+// proceed lets the kernel do the call on the socket as it is.
+func (t *trap) proceed(why count) {
+	t.s.counters.add(why)
+	t.pass()
+}
+
+func (t *trap) pass() {
+	t.release()
+	_ = linux.ContinueNotification(t.from.fd, t.call().ID)
+	t.done()
+}
+
+// answer tells whether the caller still waited for it.
+func (t *trap) answer(value int64, errno unix.Errno) bool {
+	t.release()
+	err := linux.AnswerNotification(t.from.fd, t.call().ID, value, errno)
+	t.done()
+	return err == nil
+}
+
+func (t *trap) refuse(why count, errno unix.Errno) {
+	t.s.counters.add(why)
+	t.answer(0, errno)
+}
+
+// release closes what was fetched. That must not outlive the call: a caller that
+// closes a socket next may want its port at once.
+func (t *trap) release() {
+	if t.socket > 0 {
+		unix.Close(t.socket)
+		t.socket = 0
+	}
+}
+
+// done ends the work on a call, which has been answered or is no more.
+func (t *trap) done() {
+	t.release()
+	if t.thread >= 0 {
+		unix.Close(t.thread)
+		t.thread = -1
+	}
+	t.call().ID = 0
+	t.s.state.put(t.record)
+}
+
+// forget resets a connection that was accepted for the caller. A successor must
+// not know its number any more, which will be another's.
+func (t *trap) forget(connection int) {
+	t.record.note(stageBegun, 0)
+	reset(connection)
+}
+
+// open makes the caller known.
+func (t *trap) open() (err error) {
+	if t.thread >= 0 {
+		return nil
+	}
+	t.thread, err = linux.OpenThread(t.tid())
+	return err
+}
+
+// fetch returns a duplicate of the caller's descriptor, for as long as the call
+// waits. When it is of no socket, or cannot be had, the call has been answered.
+func (t *trap) fetch(fd int) (socket int, ok bool) {
+	err := t.open()
+	if err == nil {
+		socket, err = unix.PidfdGetfd(t.thread, fd, 0)
+	}
+	switch {
+	case err == nil:
+		t.release()
+		t.socket = socket
+		return socket, true
+	case errors.Is(err, unix.EBADF):
+		t.answer(0, unix.EBADF)
+	case !t.waits():
+		t.cancelled()
+	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+		t.refuse(countUnseen, unix.ENOBUFS)
+	default:
+		// It might be a switched one.
+		t.refuse(countUnseen, unix.EPERM)
+	}
+	return -1, false
+}
+
+func (t *trap) cancelled() {
+	t.s.counters.add(countCancelled)
+	t.done()
+}
+
+// switched tells whether a socket is the host's, whoever put it there.
+func (s *Switch) switched(socket int) bool {
+	cookie, err := networkCookie(socket)
+	return err != nil || cookie == s.hostNetwork
+}
+
+func networkCookie(socket int) (uint64, error) {
+	return unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
+}
+
+// cookieOf is what tells a socket from all others.
+func cookieOf(socket int) (uint64, error) {
+	return unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_COOKIE)
+}
+
+// option is an integer option of a socket, -1 where there is none. Nothing in
+// it waits, so that the scheduler need not be told, which would cost as much.
+func option(socket, level, name int) int {
+	var value int32
+	length := uint32(unsafe.Sizeof(value))
+	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(socket), uintptr(level), uintptr(name),
+		uintptr(unsafe.Pointer(&value)), uintptr(unsafe.Pointer(&length)), 0)
+	if errno != 0 {
+		return -1
+	}
+	return int(value)
+}
+
+func domainOf(socket int) int { return option(socket, unix.SOL_SOCKET, unix.SO_DOMAIN) }
+
+func isInet(socket int) bool {
+	domain := domainOf(socket)
+	return domain == unix.AF_INET || domain == unix.AF_INET6
+}
+
+// maxDescriptors is how many descriptors of a process are looked at.
+const maxDescriptors = 1024
+
+// entanglement is what else refers to a socket of the caller.
+type entanglement struct {
+	duplicated, crowded, unseen bool
+	epolls                      []int // descriptors of epoll instances that watch it
+}
+
+// entangled looks for other descriptors of the caller's socket, and for epoll
+// instances that watch it.
+func (t *trap) entangled(fd int) (e entanglement) {
+	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
+	if err != nil || len(descriptors) > maxDescriptors {
+		return entanglement{unseen: err != nil, crowded: err == nil}
+	}
+	for _, other := range descriptors {
+		switch {
+		case other == fd:
+		case linux.SameFile(t.tid(), fd, t.tid(), other):
+			e.duplicated = true
+			return e
+		case linux.InEpoll(t.tid(), other, fd, t.tid(), fd):
+			e.epolls = append(e.epolls, other)
+		}
+	}
+	for _, relative := range relatives(t.tid()) {
+		// A child of fork(2) has it under the same number.
+		if linux.SameFile(t.tid(), fd, relative, fd) && !linux.SameDescriptors(t.tid(), relative) {
+			e.duplicated = true
+		}
+	}
+	return e
+}
+
+// relatives are the parent of a thread's process, and the thread's children.
+func relatives(thread int) []int {
+	dir := "/proc/" + strconv.Itoa(thread)
+	var found []int
+	if stat, err := readSmall(dir + "/stat"); err == nil {
+		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		if len(fields) > 1 {
+			if parent, err := strconv.Atoi(string(fields[1])); err == nil && parent > 1 {
+				found = append(found, parent)
+			}
+		}
+	}
+	children, _ := readSmall(dir + "/task/" + strconv.Itoa(thread) + "/children")
+	for _, field := range bytes.Fields(children) {
+		if child, err := strconv.Atoi(string(field)); err == nil {
+			found = append(found, child)
+		}
+	}
+	return found
+}
+
+// readSmall reads a file of /proc at once: the kernel makes one page of it.
+func readSmall(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	b := make([]byte, 4096)
+	n, err := unix.Read(fd, b)
+	return b[:max(0, n)], err
+}
+
+// listDescriptors returns up to a few more than most. It reads fdinfo, which whoever
+// may trace a process may read (since Linux 5.14); fd is for the process's own user.
+func listDescriptors(thread, most int) ([]int, error) {
+	dir, err := unix.Open("/proc/"+strconv.Itoa(thread)+"/fdinfo", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(dir)
+	var found []int
+	buffer := make([]byte, 4096)
+	for len(found) <= most {
+		n, err := unix.Getdents(dir, buffer)
+		if err != nil {
+			return nil, err
+		}
+		if n <= 0 {
+			break
+		}
+		const headerLen = 19 // of struct linux_dirent64, before the name
+		for rest := buffer[:n]; len(rest) > headerLen; {
+			length := int(binary.NativeEndian.Uint16(rest[16:]))
+			name, _, _ := bytes.Cut(rest[headerLen:length], []byte{0})
+			if fd, err := strconv.Atoi(string(name)); err == nil {
+				found = append(found, fd)
+			}
+			rest = rest[length:]
+		}
+	}
+	return found, nil
+}
+
+// info returns what /proc says of a descriptor of the caller.
+func (t *trap) info(fd int) ([]byte, error) {
+	return os.ReadFile("/proc/" + strconv.Itoa(t.tid()) + "/fdinfo/" + strconv.Itoa(fd))
+}
+
+// closesOnExec tells whether the caller's descriptor has FD_CLOEXEC.
+func (t *trap) closesOnExec(fd int) bool {
+	info, err := t.info(fd)
+	if err != nil {
+		return false
+	}
+	for line := range bytes.Lines(info) {
+		if text, found := bytes.CutPrefix(line, []byte("flags:")); found {
+			flags, _ := strconv.ParseUint(string(bytes.TrimSpace(text)), 8, 64)
+			return flags&unix.O_CLOEXEC != 0
+		}
+	}
+	return false
+}
+
+// watch is how an epoll instance watches a descriptor.
+type watch struct {
+	events uint32
+	data   uint64
+}
+
+// watchOf returns how an epoll instance of the caller watches its descriptor.
+func (t *trap) watchOf(epoll, fd int) (watch, bool) {
+	info, err := t.info(epoll)
+	if err != nil {
+		return watch{}, false
+	}
+	for line := range bytes.Lines(info) {
+		fields := bytes.Fields(line)
+		if len(fields) < 6 || string(fields[0]) != "tfd:" || string(fields[1]) != strconv.Itoa(fd) {
+			continue
+		}
+		events, err1 := strconv.ParseUint(string(fields[3]), 16, 32)
+		data, err2 := strconv.ParseUint(string(fields[5]), 16, 64)
+		return watch{uint32(events), data}, err1 == nil && err2 == nil
+	}
+	return watch{}, false
+}
+
+// holds returns the number under which the caller has a file of ours.
+func (t *trap) holds(file int) (number int, ok bool) {
+	descriptors, err := listDescriptors(t.tid(), math.MaxInt)
+	if err != nil {
+		return -1, false
+	}
+	i := slices.IndexFunc(descriptors, func(fd int) bool { return linux.SameFile(os.Getpid(), file, t.tid(), fd) })
+	if i < 0 {
+		return -1, false
+	}
+	return descriptors[i], true
+}

@@ -1,0 +1,54 @@
+package fastpath
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// Check tells why this host cannot have a Switch, nil where it can. A pod whose
+// calls wait for a Switch that cannot be would hang for ever.
+func Check() error {
+	if _, err := linux.SeccompNotifySizes(); err != nil {
+		return err
+	}
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return fmt.Errorf("make a socket: %w", err)
+	}
+	defer unix.Close(socket)
+	if _, err := networkCookie(socket); err != nil {
+		return fmt.Errorf("recognize sockets of the host (Linux 5.14 can): %w", err)
+	}
+	if !linux.SameFile(os.Getpid(), socket, os.Getpid(), socket) {
+		return errNoCompare
+	}
+	linux.OnNewThread(func() {
+		var listener int
+		if listener, err = linux.InstallFilter(filter(rules{})); err == nil {
+			unix.Close(listener)
+		}
+	})
+	if errors.Is(err, unix.EBUSY) {
+		return fmt.Errorf("%w: this process is under one already, as in a container that makes its connections in this way", err)
+	}
+	if err != nil {
+		return err
+	}
+	// Without Yama there is no such file.
+	scope, err := os.ReadFile("/proc/sys/kernel/yama/ptrace_scope")
+	if value, parseErr := strconv.Atoi(string(bytes.TrimSpace(scope))); err == nil && parseErr == nil && value > 1 {
+		return fmt.Errorf("take over from a process that died: kernel.yama.ptrace_scope is %d; %s", value, yamaRemedy)
+	}
+	return nil
+}
+
+var errNoCompare = errors.New("compare descriptors: the kernel needs CONFIG_KCMP")
+
+const yamaRemedy = "an administrator can run: sysctl kernel.yama.ptrace_scope=1"

@@ -1,0 +1,60 @@
+package fastpath
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// Confine puts the filter of a pod's processes on the calling thread, and on
+// all that it starts, and delivers its descriptor to a Switch at a unix socket,
+// as a runtime does that is told of linux.seccomp.listenerPath. The thread must
+// be locked. From then on its calls wait for the Switch, whose cluster has no
+// other node where alone is set. With memory, in bytes, sysinfo(2) tells of that
+// instead of the machine's.
+func Confine(socket, metadata string, alone bool, memory uint64) error {
+	if memory > 0 {
+		metadata += " " + strconv.FormatUint(memory, 10)
+	}
+	return confine(socket, metadata, rules{alone: alone, memory: memory > 0})
+}
+
+func confine(socket, metadata string, r rules) error {
+	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("deliver a container's filter: %w", err)
+	}
+	defer unix.Close(conn)
+	if err := unix.Connect(conn, &unix.SockaddrUnix{Name: socket}); err != nil {
+		return fmt.Errorf("deliver a container's filter to %s: %w", socket, err)
+	}
+	state, err := json.Marshal(processState{Version: "1.2.0", Fds: []string{filterName}, PID: os.Getpid(), Metadata: metadata})
+	if err != nil {
+		return fmt.Errorf("encode the state of a container: %w", err)
+	}
+	listener, err := linux.InstallFilter(filter(r))
+	if err != nil {
+		return err
+	}
+	defer unix.Close(listener)
+	if err := unix.Sendmsg(conn, state, unix.UnixRights(listener), nil, 0); err != nil {
+		return fmt.Errorf("deliver a container's filter to %s: %w", socket, err)
+	}
+	return nil
+}
+
+// processState is the ContainerProcessState of the OCI runtime specification.
+type processState struct {
+	Version  string   `json:"ociVersion"`
+	Fds      []string `json:"fds"`
+	PID      int      `json:"pid"`
+	Metadata string   `json:"metadata"`
+}
+
+// filterName is what the specification calls the descriptor of a filter.
+const filterName = "seccompFd"

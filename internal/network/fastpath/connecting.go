@@ -1,0 +1,342 @@
+package fastpath
+
+import (
+	"crypto/rand"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// connecting is a connect that waits for the other node, or for the outside.
+type connecting struct {
+	t    *trap
+	peer *peer // nil where it leads outside
+	destination
+	source netip.AddrPort
+	tangle entanglement
+
+	mu       sync.Mutex
+	over     bool
+	fd       int // the connection to the other node
+	fresh    bool
+	token    uint64
+	preamble *[preambleLen]byte // once it was sent
+	since    time.Time
+	deadline time.Time
+	lookAt   time.Time // by late, again
+}
+
+// begin takes a connection and goes on with it.
+func (c *connecting) begin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.start()
+	if c.outside {
+		c.reach()
+		return
+	}
+	c.next()
+}
+
+// start limits the time. A socket that must not wait waits for a short time all
+// the same: what the kernel offers cannot be put off.
+func (c *connecting) start() {
+	s := c.t.s
+	patience := s.config.Patience
+	if flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
+		patience = s.config.Haste
+	}
+	if c.outside {
+		patience = sendTimeout(c.t.socket)
+	}
+	c.since = time.Now()
+	c.deadline = c.since.Add(patience)
+	s.watchConnecting(c, true)
+}
+
+// resume goes on with a connection on which a predecessor has asked.
+func (c *connecting) resume(fd int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.start()
+	c.fd, c.fresh = fd, true
+	if c.outside {
+		c.t.record.note(stageAsking, fd)
+		c.reachAgain()
+		return
+	}
+	r := c.t.record
+	asked := r.asked
+	c.preamble, c.source = &asked, sourceOf(&asked)
+	r.note(stageAsking, fd)
+	if r.answer != [answerLen]byte{} {
+		c.judge()
+		return
+	}
+	if sentBytes(fd) != 0 {
+		c.await()
+		return
+	}
+	c.send()
+}
+
+// send asks, and waits for the answer.
+func (c *connecting) send() {
+	if n, err := unix.Write(c.fd, c.preamble[:]); err != nil || n != len(c.preamble) {
+		c.fallBack(countNoPeer)
+		return
+	}
+	// The answer is acknowledged at once: a server that speaks first would
+	// otherwise be held up by Nagle's algorithm.
+	_ = unix.SetsockoptInt(c.fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1)
+	c.await()
+}
+
+// next takes another connection; the one before was of no use.
+func (c *connecting) next() {
+	var err error
+	if c.fd, c.fresh, err = c.peer.take(); err != nil {
+		c.fd = -1
+		c.fallBack(countNoPeer)
+		return
+	}
+	c.ask()
+}
+
+// ask sends the preamble as soon as there is a challenge.
+func (c *connecting) ask() {
+	var b [challengeLen]byte
+	n, err := unix.Read(c.fd, b[:])
+	switch {
+	case err == unix.EAGAIN:
+		c.await()
+		return
+	case err != nil || n != challengeLen:
+		c.leaveConnection()
+		if c.fresh {
+			c.peer.fail()
+			c.fallBack(countNoPeer)
+			return
+		}
+		c.next() // closed by the other side while it was idle
+		return
+	}
+	if !c.six {
+		becomeIPv4(c.fd) // while it surely is established
+	}
+	p := preamble{from: c.t.s.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
+	_, _ = rand.Read(p.nonce[:])
+	encoded := p.encode(c.peer.key)
+	r := c.t.record
+	r.asked, r.answer = encoded, [answerLen]byte{}
+	r.note(stageAsking, c.fd)
+	c.preamble = &encoded
+	c.send()
+}
+
+func (c *connecting) await() {
+	var err error
+	var event uint32 = unix.EPOLLIN
+	if c.outside {
+		event = unix.EPOLLOUT
+	}
+	if c.token == 0 {
+		err = c.t.s.reactor.add(c.fd, event, c, &c.token)
+	} else {
+		err = c.t.s.reactor.again(c.fd, c.token, event)
+	}
+	if err != nil {
+		c.fallBack(countNoPeer)
+	}
+}
+
+func (c *connecting) ready(uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.over:
+	case c.outside:
+		c.reached()
+	case c.preamble == nil:
+		c.ask()
+	default:
+		c.hear()
+	}
+}
+
+// hear reads the answer, and no byte more: those after it are the pod's. It is
+// read into the record, so that a successor has it or can read it.
+func (c *connecting) hear() {
+	b := &c.t.record.answer
+	n, err := unix.Read(c.fd, b[:])
+	if err == unix.EAGAIN {
+		c.await()
+		return
+	}
+	if err != nil || n != len(b) {
+		c.fallBack(countNoPeer)
+		return
+	}
+	c.judge()
+}
+
+// judge acts on the answer.
+func (c *connecting) judge() {
+	v, err := decodeAnswer(&c.t.record.answer, c.peer.key, c.preamble)
+	if err == nil {
+		c.peer.answered()
+	}
+	switch {
+	case err != nil:
+		c.peer.fail()
+		c.fallBack(countForged)
+	case v == verdictConnected:
+		c.install(0)
+	case v == verdictRefused:
+		c.t.s.counters.add(countNoListener)
+		c.leave()
+		c.t.answer(0, unix.ECONNREFUSED)
+		c.peer.refill()
+	default:
+		c.fallBack(countPeerOverlay)
+	}
+}
+
+// late ends the waiting when its time is over, or when a signal has come: the
+// kernel knows what to do then.
+func (c *connecting) late(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.over || now.Before(c.lookAt) {
+		return
+	}
+	// What waits for long is looked at more rarely.
+	c.lookAt = now.Add(min(time.Second, max(sweepEvery, now.Sub(c.since)/20)))
+	switch {
+	case !c.t.waits():
+		c.leave()
+		c.t.cancelled()
+	case c.outside && now.After(c.deadline):
+		c.install(unix.EINPROGRESS) // which goes on
+	case now.After(c.deadline):
+		c.peer.isLate()
+		c.fallBack(countPeerLate)
+	case now.Sub(c.since) > sweepEvery && linux.Interrupted(c.t.tid()):
+		c.fallBack(countInterrupted)
+	}
+}
+
+// leaveConnection closes the connection, of which a successor must not know any
+// more: its number will be another's.
+func (c *connecting) leaveConnection() {
+	c.t.record.note(stageBegun, 0)
+	c.stopReading()
+	if c.fd >= 0 {
+		unix.Close(c.fd)
+		c.fd = -1
+	}
+}
+
+func (c *connecting) stopReading() {
+	if c.token != 0 {
+		c.t.s.reactor.forget(c.fd, c.token)
+		c.token = 0
+	}
+}
+
+func (c *connecting) leave() {
+	c.end()
+	c.t.release()
+}
+
+func (c *connecting) end() {
+	c.leaveConnection()
+	c.over = true
+	c.t.s.watchConnecting(c, false)
+}
+
+func (c *connecting) fallBack(why count) {
+	c.end()
+	c.t.s.leave(c.t, c.t.socket, c.destination, why)
+}
+
+// install gives the caller the connection in place of its socket, and answers.
+func (c *connecting) install(errno unix.Errno) {
+	t, s := c.t, c.t.s
+	c.stopReading() // what comes from now on is the pod's
+	number := t.argument(0)
+	same := linux.SameFile(os.Getpid(), t.socket, t.tid(), number)
+	if !t.waits() {
+		c.leave()
+		t.cancelled()
+		return
+	}
+	if !same { // another thread has closed the descriptor meanwhile
+		c.leave()
+		t.answer(0, unix.EBADF)
+		return
+	}
+	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd, c.six)
+	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.six, c.outside)
+	if err != nil {
+		c.fallBack(countFull)
+		return
+	}
+	// Once more, now that Cut would find it.
+	if !s.permits(c.source.Addr(), c.target, c.outside) {
+		s.unknow(known)
+		c.fallBack(countPolicy)
+		return
+	}
+	about := *known // which is another's as soon as the caller has closed it
+	watches := c.watches(number)
+	known.unsaid = true
+	t.record.cookie, t.record.old = known.cookie, int32(t.socket)
+	t.record.note(stageReplacing, c.fd)
+	if err := linux.ReplaceDescriptor(t.from.fd, t.call().ID, c.fd, number, t.closesOnExec(number)); err != nil {
+		s.unknow(known)
+		c.leave()
+		if t.waits() {
+			t.answer(0, unix.ENOBUFS)
+		} else {
+			t.cancelled()
+		}
+		return
+	}
+	c.watchAgain(watches)
+	s.counters.add(known.counted())
+	c.leave() // or epoll would still report the old socket
+	s.say(t, known, errno)
+	if c.peer != nil {
+		c.peer.refill()
+		s.learn(c.asked, about)
+	}
+}
+
+// watches returns how the epoll instances of the caller watch its socket.
+func (c *connecting) watches(number int) map[int]watch {
+	if len(c.tangle.epolls) == 0 {
+		return nil
+	}
+	found := map[int]watch{}
+	for _, epoll := range c.tangle.epolls {
+		if w, ok := c.t.watchOf(epoll, number); ok {
+			found[epoll] = w
+		}
+	}
+	return found
+}
+
+// watchAgain has them watch the connection in its place.
+func (c *connecting) watchAgain(watches map[int]watch) {
+	for epoll, w := range watches {
+		if err := c.t.watchAgain(epoll, c.t.argument(0), c.fd, w); err != nil {
+			c.t.s.config.Log.Warn("a program may miss events of a connection", "err", err)
+		}
+	}
+}

@@ -1,0 +1,222 @@
+package fastpath
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// A Switch has no capability over what the user owns: it cannot enter the
+// network namespace of a pod, nor read in /proc which files processes under other
+// ids have open. So it asks a process that can, inside the node's namespaces
+// (ServeInside). A request is a packet: a number that the answer repeats, since
+// an answer may be to a process that has died, and what is asked. Beside it is a
+// descriptor, of a namespace or of a process.
+
+const (
+	bellsAtOnce = 16
+	ticketLen   = 8
+	// insideWithin is how long an answer may take, and for how long nobody asks
+	// again after it has not come: calls of pods wait for it.
+	insideWithin = time.Second
+	// maxAnswer bounds an answer, in bytes.
+	maxAnswer = 64 << 10
+)
+
+// question is what is asked.
+type question byte
+
+const (
+	// askSockets: for TCP sockets in a network namespace, askSockets6 for those of
+	// IPv6, askDiag for one that tells of those there.
+	askSockets  question = 's'
+	askSockets6 question = '6'
+	askDiag     question = 'd'
+	// askSockNames: what the descriptors of a process are that are sockets.
+	askSockNames question = 'n'
+)
+
+// inside asks.
+type inside struct {
+	mu    sync.Mutex
+	conn  *net.UnixConn
+	avoid time.Time
+}
+
+// ask returns the answer, empty where there is none, and descriptors beside it.
+func (i *inside) ask(what question, about int) (text []byte, fds []int, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	now := time.Now()
+	if now.Before(i.avoid) {
+		return nil, nil, errors.New("ask inside: there was no answer just now")
+	}
+	if err := i.conn.SetDeadline(now.Add(insideWithin)); err != nil {
+		return nil, nil, fmt.Errorf("ask inside: %w", err)
+	}
+	defer func() {
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			i.avoid = time.Now().Add(insideWithin)
+		}
+	}()
+	var ticket [ticketLen]byte
+	_, _ = rand.Read(ticket[:])
+	request := append(ticket[:], byte(what))
+	if _, _, err := i.conn.WriteMsgUnix(request, unix.UnixRights(about), nil); err != nil {
+		return nil, nil, fmt.Errorf("ask inside: %w", err)
+	}
+	for {
+		answer, rights := make([]byte, ticketLen+maxAnswer), make([]byte, unix.CmsgSpace(bellsAtOnce*4))
+		n, rightsLen, _, _, err := i.conn.ReadMsgUnix(answer, rights)
+		if err != nil || n < ticketLen {
+			return nil, nil, fmt.Errorf("hear from inside: %w", errors.Join(err, io.EOF))
+		}
+		fds, err := passed(rights[:rightsLen])
+		switch {
+		case err != nil:
+			return nil, nil, fmt.Errorf("hear from inside: %w", err)
+		case !bytes.Equal(answer[:ticketLen], ticket[:]):
+			closeAll(fds...)
+		default:
+			return answer[ticketLen:n], fds, nil
+		}
+	}
+}
+
+// sockets returns new sockets of a network namespace.
+func (i *inside) sockets(what question, namespace int) ([]int, error) {
+	_, fds, err := i.ask(what, namespace)
+	if err == nil && len(fds) == 0 {
+		err = fmt.Errorf("get sockets of a pod: %w", unix.ENODATA)
+	}
+	return fds, err
+}
+
+// socketNames returns what socketNames does of a process.
+func (i *inside) socketNames(process int) ([]byte, error) {
+	text, _, err := i.ask(askSockNames, process)
+	if err == nil && len(text) == 0 {
+		err = fmt.Errorf("look at the sockets of a process: %w", unix.ENODATA)
+	}
+	return text, err
+}
+
+// ServeInside answers a Switch until the connection ends. It runs where it has
+// capabilities over pods.
+func ServeInside(conn *net.UnixConn) error {
+	request, rights := make([]byte, ticketLen+1), make([]byte, unix.CmsgSpace(4))
+	for {
+		n, rightsLen, _, _, err := conn.ReadMsgUnix(request, rights)
+		if errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, net.ErrClosed) || err == nil && n == 0 {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("receive a question of the fast path: %w", err)
+		}
+		about, err := passed(rights[:rightsLen])
+		if err != nil {
+			return fmt.Errorf("receive a question of the fast path: %w", err)
+		}
+		answer := bytes.Clone(request[:min(n, ticketLen)])
+		var made []int
+		if n > ticketLen && len(about) == 1 {
+			// Nothing says it all.
+			var text []byte
+			switch what := question(request[ticketLen]); what {
+			case askSockets, askSockets6, askDiag:
+				made, _ = socketsIn(what, about[0])
+			case askSockNames:
+				// The Switch's /proc numbers processes otherwise.
+				if number, err := processOf(about[0]); err == nil {
+					text, _ = socketNames(number)
+				}
+			}
+			answer = append(answer, text[:min(len(text), maxAnswer)]...)
+		}
+		_, _, err = conn.WriteMsgUnix(answer, unix.UnixRights(made...), nil)
+		closeAll(append(made, about...)...)
+		if err != nil && !errors.Is(err, syscall.EPIPE) {
+			return fmt.Errorf("answer the fast path: %w", err)
+		}
+	}
+}
+
+func socketsIn(what question, namespace int) (made []int, err error) {
+	linux.OnNewThread(func() {
+		if err = unix.Setns(namespace, unix.CLONE_NEWNET); err != nil {
+			err = fmt.Errorf("enter the network namespace of a pod: %w", err)
+			return
+		}
+		if what == askDiag {
+			if fd, err := linux.SocketDiagSocket(); err == nil {
+				made = append(made, fd)
+			}
+			return
+		}
+		domain := unix.AF_INET
+		if what == askSockets6 {
+			domain = unix.AF_INET6
+		}
+		for range bellsAtOnce {
+			fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_TCP)
+			if err != nil {
+				return // fewer will do
+			}
+			made = append(made, fd)
+		}
+	})
+	return made, err
+}
+
+// processOf returns the number, in our PID namespace, of the process or thread
+// that a descriptor stands for.
+func processOf(pidfd int) (int, error) {
+	info, err := readSmall("/proc/self/fdinfo/" + strconv.Itoa(pidfd))
+	if err != nil {
+		return 0, err
+	}
+	for line := range bytes.Lines(info) {
+		if text, found := bytes.CutPrefix(line, []byte("Pid:")); found {
+			number, err := strconv.Atoi(string(bytes.TrimSpace(text)))
+			if err == nil && number > 0 {
+				return number, nil
+			}
+		}
+	}
+	return 0, fmt.Errorf("find a process: %w", unix.ESRCH)
+}
+
+// socketNames lists the descriptors of a process that are sockets, a number and
+// the kernel's name for the socket per line.
+func socketNames(process int) ([]byte, error) {
+	dir := "/proc/" + strconv.Itoa(process) + "/fd"
+	opened, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer opened.Close()
+	names, err := opened.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	var text bytes.Buffer
+	for _, name := range names {
+		if target, err := os.Readlink(dir + "/" + name); err == nil && strings.HasPrefix(target, "socket:") {
+			fmt.Fprintf(&text, "%s %s\n", name, target)
+		}
+	}
+	return text.Bytes(), nil
+}

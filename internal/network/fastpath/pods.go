@@ -1,0 +1,343 @@
+package fastpath
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// pod is what has addresses and a network namespace.
+type pod struct {
+	address  netip.Addr // of IPv4, by which it is named
+	address6 netip.Addr // invalid where it has none
+
+	// network is the cookie of its namespace, 0 until a process in it has called.
+	network atomic.Uint64
+	// defaults are the options of a new socket of its.
+	defaults atomic.Pointer[settings]
+
+	mu         sync.Mutex
+	containers []*container // under the Switch's lock
+	// free are bells: sockets of its namespace, not connected. The first shows
+	// where the namespace is, and stays. free6 are those of IPv6.
+	free, free6 []int
+	// diag tells of the sockets of its namespace, once that was asked for.
+	diag *linux.SocketDiag
+
+	// fours are ports at which programs of the pod listen with sockets of IPv4.
+	fours map[uint16]bool
+
+	// ringing is held while a bell's port is not known yet.
+	ringing sync.Mutex
+	parked  atomic.Int32
+	foreign atomic.Bool // it was told of a 32-bit program
+	port    atomic.Uint32
+}
+
+// container is a filter with its listener.
+type container struct {
+	s      *Switch
+	pod    *pod
+	record *record
+	fd     int
+	token  uint64
+}
+
+const (
+	firstPort = 32768
+	numPorts  = 28232
+)
+
+// addressLike returns the pod's address of the family of another one.
+func (p *pod) addressLike(other netip.Addr) netip.Addr {
+	if other.Is4() {
+		return p.address
+	}
+	return p.address6
+}
+
+func (p *pod) has(address netip.Addr) bool { return address == p.addressLike(address) }
+
+// nextPort is a port to be shown for a connection that was not bound.
+func (p *pod) nextPort() uint16 { return uint16(firstPort + p.port.Add(1)%numPorts) }
+
+// containersSource takes the descriptors that the runtime delivers.
+type containersSource struct {
+	s     *Switch
+	fd    int
+	token uint64
+}
+
+func (c *containersSource) ready(uint32) { c.s.acceptAll(c.fd, c.token, c.s.expectDelivery) }
+
+func (s *Switch) expectDelivery(conn int) {
+	d := &delivery{s: s, fd: conn}
+	if err := s.reactor.add(conn, unix.EPOLLIN, d, &d.token); err != nil {
+		unix.Close(conn)
+	}
+}
+
+// delivery is one message of a runtime: the ContainerProcessState of the OCI
+// runtime specification, with the descriptor beside it.
+type delivery struct {
+	s     *Switch
+	fd    int
+	token uint64
+}
+
+func (d *delivery) ready(uint32) {
+	defer unix.Close(d.fd)
+	d.s.reactor.drop(d.token)
+	if err := d.s.takeDelivery(d.fd); err != nil {
+		d.s.config.Log.Warn("a container's connections stay on the overlay", "err", err)
+	}
+}
+
+// takeDelivery only looks at the message, which stays where it is until there is
+// a record: a filter whose last descriptor is closed answers ENOSYS for ever.
+func (s *Switch) takeDelivery(fd int) error {
+	message, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(8*4))
+	n, rightsLen, _, _, err := unix.Recvmsg(fd, message, rights, unix.MSG_CMSG_CLOEXEC|unix.MSG_PEEK)
+	if err != nil {
+		return fmt.Errorf("receive a container's filter: %w", err)
+	}
+	fds, err := passed(rights[:rightsLen])
+	if err != nil {
+		return fmt.Errorf("receive a container's filter: %w", err)
+	}
+	var told processState
+	if err := json.Unmarshal(message[:n], &told); err != nil {
+		closeAll(fds...)
+		return fmt.Errorf("read the state of a container: %w", err)
+	}
+	var about Metadata
+	err = about.UnmarshalText([]byte(told.Metadata))
+	if err != nil || len(fds) != 1 || len(told.Fds) != 1 || told.Fds[0] != filterName {
+		closeAll(fds...)
+		return fmt.Errorf("use a container's filter (%d descriptors %q, metadata %q): %w", len(fds), told.Fds, told.Metadata, unix.EBADMSG)
+	}
+	if s.answersFor(fds[0], about.Address) {
+		closeAll(fds...) // a predecessor has taken it
+		return nil
+	}
+	r := s.state.take(kindContainer)
+	if r == nil {
+		closeAll(fds...)
+		return errStateFull
+	}
+	r.fd, r.local, r.cookie = int32(fds[0]), packEnd(netip.AddrPortFrom(about.Address, 0)), about.Network
+	r.peer, r.memory = packEnd(netip.AddrPortFrom(about.Address6, 0)), about.Memory
+	_, err = s.adopt(r)
+	return err
+}
+
+func passed(rights []byte) ([]int, error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for _, message := range messages {
+		fds, err := unix.ParseUnixRights(&message)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, fds...)
+	}
+	return all, nil
+}
+
+// answersFor tells whether a filter is a known container's of a pod.
+func (s *Switch) answersFor(listener int, pod netip.Addr) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.pods[pod]
+	return p != nil && slices.ContainsFunc(p.containers, func(c *container) bool {
+		return linux.SameFile(os.Getpid(), listener, os.Getpid(), c.fd)
+	})
+}
+
+// adopt begins to answer for a container.
+func (s *Switch) adopt(r *record) (*container, error) {
+	c := &container{s: s, record: r, fd: int(r.fd)}
+	address := r.local.addrPort().Addr()
+	s.mu.Lock()
+	p := s.pods[address]
+	if p == nil {
+		p = &pod{address: address, fours: map[uint16]bool{}}
+		s.pods[address] = p
+		if six := r.peer.addrPort().Addr(); !six.IsUnspecified() {
+			p.address6 = six
+			s.pods[six] = p
+		}
+	}
+	p.containers = append(p.containers, c)
+	s.mu.Unlock()
+	c.pod = p
+	p.mu.Lock()
+	network, err := networkCookie(int(r.bell))
+	switch {
+	case p.network.Load() != 0:
+		closeAll(int(r.bell))
+		r.bell = int32(p.free[0])
+	case r.bell > 0 && err == nil:
+		p.free = append(p.free, int(r.bell))
+		p.know(network, int(r.bell))
+	}
+	p.mu.Unlock()
+	_ = linux.WakeOnSameCPU(c.fd) // only faster, and only since Linux 6.6
+	if err := s.reactor.add(c.fd, unix.EPOLLIN, c, &c.token); err != nil {
+		c.release()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *container) ready(events uint32) {
+	if events&unix.EPOLLHUP != 0 {
+		c.release()
+		return
+	}
+	t := &trap{s: c.s, from: c, record: c.s.state.take(kindCall), thread: -1}
+	if t.record == nil {
+		c.refuseOne()
+		return
+	}
+	t.record.fd = int32(c.fd)
+	err := linux.ReceiveNotification(c.fd, t.call())
+	_ = c.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
+	if err != nil {
+		t.done() // cancelled meanwhile
+		return
+	}
+	defer t.exclude()()
+	c.s.handle(t)
+}
+
+// refuseOne refuses a call when there is no place to remember it: it might be
+// one that must not be left to the kernel.
+func (c *container) refuseOne() {
+	var n linux.Notification
+	if linux.ReceiveNotification(c.fd, &n) == nil {
+		c.s.counters.add(countFull)
+		_ = linux.AnswerNotification(c.fd, n.ID, 0, unix.ENOBUFS)
+	}
+	_ = c.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
+}
+
+// release ends the answering for a container that has no process any more.
+func (c *container) release() {
+	c.s.reactor.drop(c.token)
+	c.s.forgetWaiting(c)
+	c.s.mu.Lock()
+	c.pod.containers = slices.DeleteFunc(c.pod.containers, func(other *container) bool { return other == c })
+	last := len(c.pod.containers) == 0
+	if last {
+		maps.DeleteFunc(c.s.pods, func(_ netip.Addr, p *pod) bool { return p == c.pod })
+		if len(c.s.known) > fewKnown {
+			c.s.forget = true
+			c.s.sweepLocked()
+		}
+	}
+	c.s.mu.Unlock()
+	c.s.state.put(c.record)
+	// Nobody knows its number any more: another filter that gets that would be taken
+	// for this one (answersFor), and closed.
+	unix.Close(c.fd)
+	if !last {
+		return
+	}
+	c.s.unpark(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { reset(p.fd) })
+	c.pod.mu.Lock()
+	defer c.pod.mu.Unlock()
+	closeAll(append(c.pod.free, c.pod.free6...)...)
+	c.pod.free, c.pod.free6 = nil, nil
+	if c.pod.diag != nil {
+		c.pod.diag.Close()
+		c.pod.diag = nil
+	}
+}
+
+// meet learns the pod's namespace from the first of its processes that calls.
+func (p *pod) meet(t *trap) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.network.Load() != 0 {
+		return nil
+	}
+	namespace, err := unix.Open("/proc/"+strconv.Itoa(t.tid())+"/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open the network namespace of pod %s: %w", p.address, err)
+	}
+	defer unix.Close(namespace)
+	if !t.waits() {
+		return unix.ESRCH
+	}
+	bells, err := t.s.inside.sockets(askSockets, namespace)
+	if err != nil {
+		return err
+	}
+	network, err := networkCookie(bells[0])
+	switch {
+	case err != nil:
+	case network == t.s.hostNetwork:
+		err = errors.New("it is the host's")
+	case network != t.from.record.cookie:
+		// The runtime has the filter from when it makes the container on.
+		err = errors.New("the process is not in it")
+	}
+	if err != nil {
+		for _, bell := range bells {
+			unix.Close(bell)
+		}
+		return fmt.Errorf("use the network namespace of pod %s: %w", p.address, err)
+	}
+	p.free = bells
+	p.know(network, bells[0])
+	t.s.mu.Lock()
+	defer t.s.mu.Unlock()
+	for _, c := range p.containers {
+		c.record.bell = int32(bells[0]) // for a successor
+	}
+	return nil
+}
+
+// listens learns what will accept connections.
+func (p *pod) listens(listener int) {
+	local, ok := localAddress(listener)
+	domain := domainOf(listener)
+	if !ok || domain == unix.AF_INET6 && option(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
+		return // which no connection by IPv4 reaches
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if domain == unix.AF_INET {
+		p.fours[local.Port()] = true
+	} else {
+		delete(p.fours, local.Port())
+	}
+}
+
+// acceptsIPv4 tells whether a listener has a socket of IPv4, as far as is known.
+func (p *pod) acceptsIPv4(port uint16) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.fours[port]
+}
+
+func (p *pod) know(network uint64, socket int) {
+	defaults := defaultsOf(socket)
+	p.defaults.Store(&defaults)
+	p.network.Store(network)
+}

@@ -1,0 +1,219 @@
+package fastpath
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// State is memory that outlives a Switch: which descriptors are what, which
+// calls wait for an answer, and which sockets have been switched. The kernel
+// writes calls into it directly, so that none is taken and not written down.
+// The descriptors themselves are kept by a process that shares them.
+//
+// A successor trusts it, so nobody else may have the file.
+
+// kind says what a record is. It is written last and cleared first.
+type kind uint32
+
+const (
+	kindFree kind = iota
+	// kindKeeper: fd is the process that keeps the descriptors.
+	kindKeeper
+	// kindContainer: fd is a filter's listener, local its pod's address of IPv4,
+	// peer that of IPv6, :: where it has none.
+	kindContainer
+	// kindCall: call waits for an answer on the listener fd.
+	kindCall
+	// kindParked: fd is a connection for the pod's listener at local, from peer,
+	// and bell the connection that makes it accept.
+	kindParked
+	// kindSwitched: a switched socket, known by its cookie. local and peer are
+	// its ends to the pod, hostLocal and hostPeer to the host. target is what the
+	// client is connected to, of which peer may be a Service.
+	kindSwitched
+	// kindSticky: connections of local to the Service peer lead to target, until
+	// the time in cookie.
+	kindSticky
+	// kindSteered: a socket of a pod's own, known by its cookie, that is connected
+	// from hostLocal to the pod target of the Service peer.
+	kindSteered
+)
+
+// stage says how far a call has come.
+type stage uint32
+
+const (
+	stageBegun stage = iota
+	// stageAsking: bell is a connection on which asked was sent. The answer, once
+	// there is one, was read into answer.
+	stageAsking
+	// stageReplacing: as stageAsking, but bell, which has the cookie, may be the
+	// caller's socket already.
+	stageReplacing
+	// stageAccepted: bell is a connection that was accepted for the caller.
+	stageAccepted
+	// stageDelivering: bell is a connection that the caller may have already.
+	stageDelivering
+	// stageSteering: the caller's socket may be one that must not wait, and was not.
+	stageSteering
+	// stageRinging, of a parked connection: the other node was not answered yet.
+	stageRinging
+)
+
+type record struct {
+	kind  kind
+	stage stage
+	fd    int32
+	bell  int32
+	// old is the socket that is replaced, in stageReplacing.
+	old int32
+	// six: the program's socket is one of IPv6. plain: a parked connection is one
+	// of the overlay.
+	six, plain bool
+	// again: a parked connection that some process may have already.
+	again bool
+	// unsaid: nobody was told that the switched socket is connected. pending: the
+	// program was told that it is going to be.
+	unsaid, pending bool
+	// outside: a switched socket is connected to no pod.
+	outside bool
+	call    linux.Notification
+	cookie  uint64
+	// memory of a container in bytes, for sysinfo(2); 0 leaves the call to the kernel.
+	memory uint64
+
+	local, peer, target, hostLocal, hostPeer end
+	asked                                    [preambleLen]byte
+	answer                                   [answerLen]byte
+}
+
+// note says how far a call has come, and with which connection. In between it
+// has none, and one that no record names is looked for (findOrphans).
+func (r *record) note(at stage, connection int) {
+	atomic.StoreUint32((*uint32)(&r.stage), uint32(at))
+	atomic.StoreInt32(&r.bell, int32(connection))
+}
+
+// end is an address and port without a pointer.
+type end struct {
+	address [16]byte
+	port    uint16
+}
+
+func packEnd(a netip.AddrPort) end { return end{a.Addr().As16(), a.Port()} }
+
+func (e end) addrPort() netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom16(e.address).Unmap(), e.port)
+}
+
+const (
+	recordLen  = 320
+	numRecords = 1 << 16
+)
+
+var _ [recordLen - unsafe.Sizeof(record{})]byte // it fits
+
+// NewState makes the memory of a Switch and its successors. It takes space as
+// it is used.
+func NewState() (*os.File, error) {
+	fd, err := unix.MemfdCreate("fast-path", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("create memory file fast-path: %w", err)
+	}
+	if err := unix.Ftruncate(fd, recordLen*numRecords); err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("size memory file fast-path: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "fast-path"), nil
+}
+
+// state hands out records.
+type state struct {
+	memory []byte
+	used   []int // when it was opened, in order
+
+	mu   sync.Mutex
+	free []int32
+}
+
+func openState(file *os.File) (*state, error) {
+	memory, err := unix.Mmap(int(file.Fd()), 0, recordLen*numRecords, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return nil, fmt.Errorf("map the memory of the fast path: %w", err)
+	}
+	s := &state{memory: memory}
+	// What was never written is not looked at, which would give it memory.
+	written, err := unix.Seek(int(file.Fd()), 0, unix.SEEK_DATA)
+	for err == nil {
+		var end int64
+		if end, err = unix.Seek(int(file.Fd()), written, unix.SEEK_HOLE); err != nil {
+			break
+		}
+		for i := int(written / recordLen); i < numRecords && i*recordLen < int(end); i++ {
+			if s.at(i).kind != kindFree {
+				s.used = append(s.used, i)
+			}
+		}
+		written, err = unix.Seek(int(file.Fd()), end, unix.SEEK_DATA)
+	}
+	if !errors.Is(err, unix.ENXIO) {
+		s.close()
+		return nil, fmt.Errorf("look through the memory of the fast path: %w", err)
+	}
+	s.used = slices.Compact(s.used) // a record may lie in two stretches
+	for i := numRecords - 1; i >= 0; i-- {
+		if _, found := slices.BinarySearch(s.used, i); !found {
+			s.free = append(s.free, int32(i))
+		}
+	}
+	return s, nil
+}
+
+func (s *state) at(i int) *record { return (*record)(unsafe.Pointer(&s.memory[i*recordLen])) }
+
+// inherited returns the records that were in use when the state was opened.
+func (s *state) inherited() []*record {
+	var all []*record
+	for _, i := range s.used {
+		all = append(all, s.at(i))
+	}
+	return all
+}
+
+var errStateFull = errors.New("the memory of the fast path is full")
+
+// take returns a record that is zero but for its kind. It is nil when all are
+// taken.
+func (s *state) take(k kind) *record {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.free) == 0 {
+		return nil
+	}
+	r := s.at(int(s.free[len(s.free)-1]))
+	s.free = s.free[:len(s.free)-1]
+	*r = record{kind: k}
+	return r
+}
+
+func (s *state) put(r *record) {
+	if r == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r.kind = kindFree
+	s.free = append(s.free, int32((uintptr(unsafe.Pointer(r))-uintptr(unsafe.Pointer(&s.memory[0])))/recordLen))
+}
+
+func (s *state) close() { _ = unix.Munmap(s.memory) }

@@ -1,0 +1,327 @@
+package fastpath
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// A Switch that dies leaves its memory (State) and its descriptors, which a
+// process keeps open that shares its table of them and does nothing else. So a
+// successor finds every call that was not answered, and every connection that
+// no pod has yet, and goes on with them.
+
+// keeperSource is the process that keeps descriptors.
+type keeperSource struct {
+	s     *Switch
+	pid   int
+	fd    int
+	token uint64
+}
+
+// ready replaces a keeper that has died.
+func (k *keeperSource) ready(uint32) {
+	k.s.reactor.drop(k.token)
+	unix.Close(k.fd)
+	_ = linux.AwaitChild(k.pid)
+	if err := k.s.startKeeper(); err != nil {
+		k.s.config.Log.Error("connections being made will not survive the death of this process", "err", err)
+	}
+}
+
+// startKeeper makes the process that keeps the descriptors of this one.
+func (s *Switch) startKeeper() error {
+	pid, err := linux.StartKeeper(int(s.lifeline.Fd()))
+	if err != nil {
+		return err
+	}
+	k := &keeperSource{s: s, pid: pid}
+	if k.fd, err = unix.PidfdOpen(pid, 0); err != nil {
+		return fmt.Errorf("watch the process that keeps descriptors: %w", err)
+	}
+	// Where it cannot be asked for them, as with Yama's ptrace_scope 2, pods
+	// would hang for ever when this process dies.
+	probe, err := unix.PidfdGetfd(k.fd, int(s.lifeline.Fd()), 0)
+	if err != nil {
+		_ = unix.PidfdSendSignal(k.fd, unix.SIGKILL, nil, 0)
+		_ = linux.AwaitChild(pid)
+		return fmt.Errorf("fetch a descriptor from the process that keeps them (%s): %w", yamaRemedy, err)
+	}
+	unix.Close(probe)
+	if err := s.reactor.add(k.fd, unix.EPOLLIN, k, &k.token); err != nil {
+		return err
+	}
+	if s.keeper == nil {
+		s.keeper = s.state.take(kindKeeper)
+	}
+	s.keeper.fd = int32(pid)
+	return nil
+}
+
+// succeed takes over from a predecessor, if there was one.
+func (s *Switch) succeed() error {
+	records := s.state.inherited()
+	old := -1
+	for _, r := range records {
+		if r.kind == kindKeeper {
+			s.keeper = r
+			fd, err := unix.PidfdOpen(int(r.fd), 0)
+			if err == nil {
+				old = fd
+				defer unix.Close(fd)
+			}
+		}
+	}
+	// The numbers of the old table are good until the new ones are written.
+	fetched := make([]fetchedRecord, 0, len(records))
+	for _, r := range records {
+		fetched = append(fetched, fetch(old, r))
+	}
+	if old >= 0 {
+		s.orphans = s.findOrphans(old, int(s.keeper.fd), records)
+	}
+	if err := s.startKeeper(); err != nil {
+		return err
+	}
+	listeners, accepted := map[int32]int32{}, map[int32]bool{}
+	for _, f := range fetched {
+		switch f.r.kind {
+		case kindContainer:
+			listeners[f.r.fd] = f.fd
+		case kindCall:
+			accepted[f.r.bell] = true
+		}
+	}
+	for _, f := range fetched {
+		if f.r.kind == kindParked && accepted[f.r.fd] {
+			// It was about to be given to a caller.
+			closeAll(int(f.fd))
+			f.fd = 0
+		}
+		if f.r.kind == kindCall {
+			f.fd = listeners[f.r.fd]
+		}
+		if f.r.kind != kindKeeper {
+			f.r.fd, f.r.bell, f.r.old = f.fd, f.bell, f.old
+		}
+	}
+	if old >= 0 {
+		_ = unix.PidfdSendSignal(old, unix.SIGKILL, nil, 0)
+	}
+	return s.inherit(records)
+}
+
+type fetchedRecord struct {
+	r             *record
+	fd, bell, old int32
+}
+
+// fetch gets the descriptors of a record from the process that keeps them; 0
+// stands for none.
+func fetch(keeper int, r *record) fetchedRecord {
+	f := fetchedRecord{r: r}
+	get := func(fd int32) int32 {
+		if keeper < 0 || fd <= 0 {
+			return 0
+		}
+		got, err := unix.PidfdGetfd(keeper, int(fd), 0)
+		if err != nil {
+			return 0
+		}
+		return int32(got)
+	}
+	switch r.kind {
+	case kindContainer, kindParked:
+		f.fd, f.bell = get(r.fd), get(r.bell)
+	case kindCall:
+		f.bell = get(r.bell)
+		if r.stage == stageReplacing {
+			f.old = get(r.old)
+		}
+	}
+	if r.kind == kindContainer && f.fd > 0 && !linux.IsListener(int(f.fd)) {
+		unix.Close(int(f.fd)) // of a process that got the keeper's number
+		f.fd = 0
+	}
+	return f
+}
+
+// orphans are what a predecessor had and had not written down when it died.
+type orphans struct {
+	// connections that it had accepted for pods.
+	connections []int
+	// deliveries are runtimes that bring a container's filter.
+	deliveries []int
+}
+
+// findOrphans fetches them from the process that keeps descriptors.
+func (s *Switch) findOrphans(keeper, pid int, records []*record) (found orphans) {
+	known := map[int]bool{}
+	for _, r := range records {
+		if r.kind != kindKeeper {
+			known[int(r.fd)], known[int(r.bell)], known[int(r.old)] = true, true, true
+		}
+	}
+	descriptors, err := listDescriptors(pid, math.MaxInt)
+	if err != nil {
+		s.config.Log.Error("connections that were being accepted are lost", "err", err)
+		return orphans{}
+	}
+	byEnds := map[ends]int{}
+	for _, fd := range descriptors {
+		got, err := unix.PidfdGetfd(keeper, fd, 0)
+		if err != nil {
+			continue
+		}
+		local, _ := localAddress(got)
+		peer, connected := peerAddress(got)
+		network, err := networkCookie(got)
+		switch {
+		// Whatever records say: one may still have the number of what was closed,
+		// which a delivery has got since.
+		case s.isDelivery(got):
+			found.deliveries = append(found.deliveries, got)
+		case known[fd] || err != nil || network == s.hostNetwork || !connected || lookedAt(got, records):
+			unix.Close(got)
+		default:
+			byEnds[ends{local, peer}] = got
+		}
+	}
+	for e, fd := range byEnds {
+		if _, both := byEnds[ends{e.peer, e.local}]; both {
+			unix.Close(fd) // of a bell that was taken back
+			continue
+		}
+		found.connections = append(found.connections, fd)
+	}
+	return found
+}
+
+// isDelivery tells whether a descriptor is a connection to the socket for
+// containers.
+func (s *Switch) isDelivery(fd int) bool {
+	raw, err := s.config.Containers.SyscallConn()
+	if err != nil {
+		return false
+	}
+	var own unix.Sockaddr
+	if controlErr := raw.Control(func(listener uintptr) { own, err = unix.Getsockname(int(listener)) }); controlErr != nil || err != nil {
+		return false
+	}
+	wanted, ok1 := own.(*unix.SockaddrUnix)
+	address, err := unix.Getsockname(fd)
+	name, ok2 := address.(*unix.SockaddrUnix)
+	return err == nil && ok1 && ok2 && wanted.Name != "" && name.Name == wanted.Name && option(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 0
+}
+
+// lookedAt tells whether a socket is a caller's own, which its call is about.
+func lookedAt(socket int, records []*record) bool {
+	return slices.ContainsFunc(records, func(r *record) bool {
+		return r.kind == kindCall && r.call.ID != 0 &&
+			linux.SameFile(os.Getpid(), socket, int(r.call.Thread), int(int32(r.call.Args[0])))
+	})
+}
+
+// podOf returns the pod in whose namespace a socket is.
+func (s *Switch) podOf(socket int) *pod {
+	network, err := networkCookie(socket)
+	if err != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pods {
+		if p.network.Load() == network {
+			return p
+		}
+	}
+	return nil
+}
+
+// inherit makes use of what the records say.
+func (s *Switch) inherit(records []*record) error {
+	containers := map[int32]*container{}
+	for _, r := range records {
+		switch {
+		case r.kind == kindSwitched || r.kind == kindSteered:
+			s.known[r.cookie] = r
+		case r.kind == kindSticky:
+			s.sticks[stick{r.local.addrPort().Addr(), r.peer.addrPort()}] = r
+		case r.kind == kindContainer && r.fd == 0:
+			if pod := r.local.addrPort().Addr(); !slices.Contains(s.lost, pod) {
+				s.lost = append(s.lost, pod)
+			}
+			s.state.put(r)
+		case r.kind == kindContainer:
+			c, err := s.adopt(r)
+			if err != nil {
+				return err
+			}
+			containers[r.fd] = c
+		}
+	}
+	s.forgetAt = max(fewKnown, 2*len(s.known))
+	for _, r := range records {
+		switch r.kind {
+		case kindParked:
+			s.inheritParked(r)
+		case kindCall:
+			c := containers[r.fd]
+			if c == nil || r.call.ID == 0 {
+				closeAll(int(r.bell))
+				s.state.put(r)
+				continue
+			}
+			s.inherited = append(s.inherited, &trap{s: s, from: c, record: r, thread: -1})
+		}
+	}
+	if len(s.lost) > 0 {
+		s.config.Log.Error("the process that kept the descriptors of connections was killed as well: pods cannot connect any more", "pods", s.lost)
+	}
+	return nil
+}
+
+func (s *Switch) inheritParked(r *record) {
+	p := s.pods[r.local.addrPort().Addr()]
+	lost := p == nil || r.fd == 0 || r.stage == stageRinging
+	if r.bell > 0 && (lost || p.network.Load() == 0) {
+		// It has rung for nothing; accept passes over it.
+		_ = disconnect(int(r.bell))
+		unix.Close(int(r.bell))
+		r.bell = 0
+	}
+	if lost {
+		if r.fd > 0 {
+			reset(int(r.fd))
+		}
+		s.state.put(r)
+		return
+	}
+	if r.answer != [answerLen]byte{} && sentBytes(int(r.fd)) == challengeLen {
+		_, _ = unix.Write(int(r.fd), r.answer[:])
+	}
+	p.parked.Add(1)
+	s.park(&parked{record: r, pod: p, ends: ends{r.local.addrPort(), r.peer.addrPort()}, plain: r.plain, fd: int(r.fd), bell: int(r.bell)})
+}
+
+func closeAll(fds ...int) {
+	for _, fd := range fds {
+		if fd > 0 {
+			unix.Close(fd)
+		}
+	}
+}
+
+// sentBytes returns how much has been written to a connection.
+func sentBytes(fd int) uint64 {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return 0
+	}
+	return info.Bytes_sent - info.Bytes_retrans + uint64(info.Notsent_bytes)
+}

@@ -1,0 +1,165 @@
+package fastpath
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+const (
+	// sweepEvery is how often calls and parked connections are looked at, while
+	// there are any.
+	sweepEvery = 50 * time.Millisecond
+	// tidyEvery is the same for connections that are not needed.
+	tidyEvery = 10 * time.Second
+	// fewKnown is how many switched sockets are remembered before any is
+	// looked for.
+	fewKnown = 1024
+)
+
+func (s *Switch) sweepSoon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sweepLocked()
+}
+
+func (s *Switch) sweepLocked() {
+	if s.sweeping || s.closed {
+		return
+	}
+	s.sweeping = true
+	s.sweeper.Reset(sweepEvery)
+}
+
+func (s *Switch) watchConnecting(c *connecting, on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !on {
+		delete(s.connecting, c)
+		return
+	}
+	s.connecting[c] = struct{}{}
+	s.sweepLocked()
+}
+
+// sweep ends what has waited too long.
+func (s *Switch) sweep() {
+	now := time.Now()
+	s.mu.Lock()
+	s.sweeping = false
+	if s.closed {
+		s.mu.Unlock()
+		return
+	}
+	var late []*connecting
+	for c := range s.connecting {
+		late = append(late, c)
+	}
+	forget := s.forget
+	s.forget = false
+	tidy := now.Sub(s.tidied) > tidyEvery
+	if tidy {
+		s.tidied = now
+	}
+	s.mu.Unlock()
+	for _, c := range late {
+		c.late(now)
+	}
+	left := len(late) + s.unpark(
+		func(p *parked) bool { return p.deaf(now) },
+		func(p *parked) { s.ringAgain(p.pod, p.fd, p.ends, p.plain) })
+	if forget {
+		s.forgetClosed()
+	}
+	if tidy {
+		s.tidy(now)
+	}
+	if left > 0 {
+		s.sweepSoon()
+	}
+}
+
+// tidy closes connections that are not needed, and comes again while there are
+// any.
+func (s *Switch) tidy(now time.Time) {
+	s.mu.Lock()
+	var all []*stranger
+	for g := range s.strangers {
+		all = append(all, g)
+	}
+	s.mu.Unlock()
+	for _, g := range all {
+		g.expire(now)
+	}
+	any := len(all) > 0
+	for _, p := range s.peers {
+		any = p != nil && p.trim() || any
+	}
+	if any {
+		s.tidier.Reset(tidyEvery)
+	}
+}
+
+// forgetClosed forgets the names of sockets that no process has open any more:
+// nobody is told when a pod closes one.
+func (s *Switch) forgetClosed() {
+	s.mu.Lock()
+	all := make([]*record, 0, len(s.known))
+	for _, r := range s.known {
+		all = append(all, r)
+	}
+	s.mu.Unlock()
+	for _, r := range all {
+		inode, err := s.inode(r)
+		if err != nil {
+			s.config.Log.Warn("the names of closed connections are not forgotten", "err", err)
+			break
+		}
+		if inode == 0 {
+			s.unknow(r)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.forgetAt = 2*len(s.known) + fewKnown
+}
+
+// inode is that of a known socket, 0 where no process has it open any more.
+func (s *Switch) inode(r *record) (uint32, error) {
+	if r.kind == kindSteered {
+		s.mu.Lock()
+		p := s.pods[r.local.addrPort().Addr()]
+		s.mu.Unlock()
+		if p == nil {
+			return 0, nil
+		}
+		return p.inode(s, r)
+	}
+	s.asking.Lock()
+	defer s.asking.Unlock()
+	return s.diag.Inode(r.hostLocal.addrPort(), r.hostPeer.addrPort(), r.cookie)
+}
+
+// inode asks in the pod's namespace.
+func (p *pod) inode(s *Switch, r *record) (uint32, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) == 0 {
+		return 0, nil // the pod is gone
+	}
+	if p.diag == nil {
+		namespace, err := namespaceOf(p.free[0])
+		if err != nil {
+			return 0, err
+		}
+		defer unix.Close(namespace)
+		made, err := s.inside.sockets(askDiag, namespace)
+		if err != nil {
+			return 0, err
+		}
+		p.diag = linux.NewSocketDiag(made[0])
+	}
+	return p.diag.Inode(r.hostLocal.addrPort(), r.hostPeer.addrPort(), r.cookie)
+}

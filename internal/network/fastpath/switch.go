@@ -1,0 +1,209 @@
+package fastpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"runtime"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// Switch answers the calls of a node's pods.
+type Switch struct {
+	config      Config
+	reactor     *reactor
+	state       *state
+	asking      sync.Mutex // of diag
+	diag        *linux.SocketDiag
+	inside      *inside
+	peers       []*peer  // by node; nil for those without a Switch
+	inward      [][]byte // keys of connections from nodes
+	hostNetwork uint64
+	counters    counters
+	habits      habits
+	files       []*os.File
+	lifeline    *os.File
+	keeper      *record
+	// inherited are calls that a predecessor had begun to answer.
+	inherited []*trap
+	// lost are pods whose filters a predecessor has taken along.
+	lost    []netip.Addr
+	orphans orphans
+
+	// accepting has a lock per listener, more or less: accept must not wait.
+	accepting [64]sync.Mutex
+
+	// callers has a lock per calling thread, more or less (exclude).
+	callers [256]sync.Mutex
+
+	sweeper, tidier, looker *time.Timer
+
+	mu         sync.Mutex
+	pods       map[netip.Addr]*pod
+	parked     map[bellKey]*parked
+	queues     map[uint64]*queue // by the cookie of a listener
+	waiting    map[*waiting]struct{}
+	connecting map[*connecting]struct{}
+	strangers  map[*stranger]struct{}
+	known      map[uint64]*record // by cookie
+	sticks     map[stick]*record
+	// forgetAt and sticksAt are how many there must be before some are looked for
+	// that are not needed any more.
+	forgetAt, sticksAt int
+	forget             bool // sockets that are closed
+	tidied             time.Time
+	lookTook           time.Duration
+	sweeping, looking  bool
+	closed             bool
+}
+
+// New prepares a Switch in the current network namespace, which must be the
+// host's, and takes over from a predecessor with the same state.
+func New(c Config) (*Switch, error) {
+	if err := c.Validate(); err != nil {
+		return nil, fmt.Errorf("configure the fast path: %w", err)
+	}
+	s := &Switch{
+		config: c, lifeline: c.Lifeline, inside: &inside{conn: c.Inside}, inward: make([][]byte, len(c.Nodes)),
+		pods: map[netip.Addr]*pod{}, parked: map[bellKey]*parked{},
+		queues: map[uint64]*queue{}, waiting: map[*waiting]struct{}{}, connecting: map[*connecting]struct{}{}, strangers: map[*stranger]struct{}{},
+		habits: habits{of: map[netip.AddrPort]*habit{}}, known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: fewKnown, sticksAt: fewSticks,
+	}
+	s.sweeper, s.tidier = time.AfterFunc(time.Hour, s.sweep), time.AfterFunc(time.Hour, s.sweepSoon)
+	s.looker = time.AfterFunc(time.Hour, s.look)
+	s.stopTimers()
+	steps := []func() error{s.findHost, s.deriveKeys, s.openState, s.succeed, s.open}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return nil, errors.Join(fmt.Errorf("prepare the fast path: %w", err), s.Close())
+		}
+	}
+	return s, nil
+}
+
+// findHost learns how to recognize the host's sockets.
+func (s *Switch) findHost() error {
+	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	if err != nil {
+		return fmt.Errorf("make a socket: %w", err)
+	}
+	s.hostNetwork, err = networkCookie(socket)
+	unix.Close(socket)
+	if err != nil {
+		return fmt.Errorf("recognize sockets of the host (Linux 5.14 can): %w", err)
+	}
+	own := int(s.lifeline.Fd())
+	if !linux.SameFile(os.Getpid(), own, os.Getpid(), own) {
+		return errNoCompare
+	}
+	s.diag, err = linux.OpenSocketDiag()
+	return err
+}
+
+func (s *Switch) deriveKeys() (err error) {
+	if s.peers, err = newPeers(s.config); err != nil {
+		return err
+	}
+	for i := range s.config.Nodes {
+		if s.inward[i], err = pairKey(s.config.Key, i, s.config.Self); err != nil {
+			return fmt.Errorf("derive the key from node %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (s *Switch) openState() (err error) {
+	if s.state, err = openState(s.config.State); err != nil {
+		return err
+	}
+	s.reactor, err = newReactor()
+	return err
+}
+
+// open begins to wait for the sockets, without Go's poller.
+func (s *Switch) open() error {
+	c := &containersSource{s: s}
+	if err := s.takeOver(s.config.Containers, c, &c.fd, &c.token); err != nil {
+		return err
+	}
+	for _, listener := range s.config.Listeners {
+		d := &door{s: s}
+		if err := s.takeOver(listener, d, &d.fd, &d.token); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// takeOver waits for connections of a listener, whose descriptor and token are
+// set.
+func (s *Switch) takeOver(listener interface {
+	File() (*os.File, error)
+	Close() error
+}, to source, fd *int, token *uint64) error {
+	file, err := listener.File()
+	if err != nil {
+		return fmt.Errorf("take over a socket: %w", err)
+	}
+	s.files = append(s.files, file)
+	*fd = int(file.Fd())
+	if err := unix.SetNonblock(*fd, true); err != nil {
+		return fmt.Errorf("take over a socket: %w", err)
+	}
+	if err := s.reactor.add(*fd, unix.EPOLLIN, to, token); err != nil {
+		return err
+	}
+	return listener.Close()
+}
+
+// Run answers calls until ctx ends. What comes afterwards waits for a successor
+// with the same state, as long as the keeper lives.
+func (s *Switch) Run(ctx context.Context) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	// A worker waits for nothing but the kernel, so a few serve all pods.
+	for range max(2, runtime.NumCPU()) {
+		group.Go(s.reactor.work)
+	}
+	group.Go(func() error {
+		<-groupCtx.Done()
+		s.reactor.stop()
+		return nil
+	})
+	group.Go(func() error {
+		s.resumeAll()
+		return nil
+	})
+	return group.Wait()
+}
+
+// Lost returns the pods of a predecessor whose calls nobody can answer any more:
+// the keeper of the descriptors has died with it. They have no TCP until their
+// containers are made again.
+func (s *Switch) Lost() []netip.Addr { return s.lost }
+
+// Close stops what waits. The process is to end after it: descriptors of pods
+// are not closed one by one.
+func (s *Switch) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.stopTimers()
+	return nil
+}
+
+func (s *Switch) stopTimers() {
+	for _, timer := range []*time.Timer{s.sweeper, s.tidier, s.looker} {
+		timer.Stop()
+	}
+}

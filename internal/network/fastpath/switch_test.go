@@ -1,0 +1,269 @@
+package fastpath
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/testutil"
+)
+
+type labDirectory map[string]Route
+
+func (d labDirectory) Resolve(to netip.AddrPort) (Route, bool) { return d[to.String()], !d.Outside(to) }
+
+// Outside are the hosts themselves: the lab has nobody else.
+func (d labDirectory) Outside(to netip.AddrPort) bool {
+	return netip.MustParsePrefix("192.0.2.0/24").Contains(to.Addr()) || netip.MustParsePrefix("2001:db8::/64").Contains(to.Addr())
+}
+
+type labPolicy struct {
+	mu     sync.Mutex
+	denied []string
+}
+
+func (p *labPolicy) Permits(_ netip.Addr, to netip.AddrPort) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !slices.Contains(p.denied, to.String())
+}
+
+func (p *labPolicy) PermitsOutside(from netip.Addr, to netip.AddrPort) bool {
+	return p.Permits(from, to)
+}
+
+func (p *labPolicy) deny(target string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.denied = append(p.denied, target)
+}
+
+// runSwitch is the process of a Switch.
+func runSwitch() error {
+	if err := dropCapabilities(); err != nil {
+		return err
+	}
+	var told switchConfig
+	if err := json.Unmarshal([]byte(os.Getenv("CONFIG")), &told); err != nil {
+		return err
+	}
+	if told.Old {
+		if err := refuseNewCalls(); err != nil {
+			return err
+		}
+	}
+	c := Default()
+	c.Nodes, c.Self, c.Key = told.Nodes, told.Self, []byte("a key for tests that no job has.")
+	policy := &labPolicy{denied: told.Denied}
+	c.Directory, c.Policy, c.without = labDirectory(told.Services), policy, told.Without
+	c.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	c.Busy = told.Busy
+	c.Haste = patienceOfLab // the machine may be busy
+	c.Patience = patienceOfLab
+	next := 2
+	inherited := func(name string) *os.File {
+		next++
+		return os.NewFile(uintptr(next), name)
+	}
+	for range numListeners {
+		listener, err := net.FileListener(inherited("listener"))
+		if err != nil {
+			return err
+		}
+		c.Listeners = append(c.Listeners, listener.(*net.TCPListener))
+	}
+	containers, err := net.FileListener(inherited("containers"))
+	if err != nil {
+		return err
+	}
+	if c.Inside, err = linux.PacketConn(inherited("bells")); err != nil {
+		return err
+	}
+	c.Containers = containers.(*net.UnixListener)
+	c.State, c.Lifeline = inherited("state"), inherited("lifeline")
+	s, err := New(c)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		defer cancel()
+		for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
+			if target, ok := strings.CutPrefix(lines.Text(), "deny "); ok {
+				policy.deny(target)
+				n, err := s.Cut()
+				fmt.Println(n, err)
+				continue
+			}
+			json.NewEncoder(os.Stdout).Encode(s.Counters())
+		}
+	}()
+	fmt.Println("ready")
+	return errors.Join(s.Run(ctx), s.Close())
+}
+
+// dropCapabilities makes the process what a user's is: it owns the user
+// namespaces of nodes, and has no say in its own.
+func dropCapabilities() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var none [2]unix.CapUserData
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&none[0])), 0); errno != 0 {
+		return fmt.Errorf("drop capabilities: %w", errno)
+	}
+	return nil
+}
+
+// refuseNewCalls has the kernel answer as Linux 5.14 does, on all threads.
+func refuseNewCalls() error {
+	var p program
+	p.load(offsetCall)
+	for call, argument := range map[uint32]struct{ number, value uint32 }{
+		unix.SYS_PIDFD_OPEN: {1, unix.O_EXCL},
+		unix.SYS_IOCTL:      {1, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS},
+		unix.SYS_SECCOMP:    {1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV},
+	} {
+		p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 4)
+		p.load(offsetArgs + 8*argument.number)
+		p.when(argument.value, refuse(unix.EINVAL))
+		p.end(unix.SECCOMP_RET_ALLOW)
+	}
+	p.end(unix.SECCOMP_RET_ALLOW)
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 {
+		return fmt.Errorf("set no_new_privs: %w", errno)
+	}
+	filter := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter))); errno != 0 {
+		return fmt.Errorf("install a filter: %w", errno)
+	}
+	return nil
+}
+
+// startSwitch starts the Switch of a host, or a successor.
+func (h *host) startSwitch() {
+	t := h.lab
+	t.Helper()
+	told := switchConfig{Self: h.index, Services: t.config.services, Denied: t.config.denied, Without: t.config.without, Old: t.config.old, Busy: t.config.busy}
+	for _, other := range t.hosts {
+		pods := other.prefixes()
+		told.Nodes = append(told.Nodes, Node{Endpoints: other.endpoints, Prefixes: pods[:]})
+	}
+	encoded, err := json.Marshal(told)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := role(roleSwitch, "CONFIG="+string(encoded))
+	command.ExtraFiles = append(slices.Clone(h.listeners), h.containers, h.bells, h.state, h.lifeline[1])
+	if h.control, err = command.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.answers = bufio.NewReader(out)
+	h.ns.try(t, command.Start)
+	if line, err := h.answers.ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("no switch on host %d: %q, %v", h.index, line, err)
+	}
+	h.process, h.ended = command, make(chan struct{})
+	ended := h.ended
+	go func() {
+		command.Wait()
+		close(ended)
+	}()
+	t.Cleanup(func() {
+		if h.process != command {
+			return
+		}
+		if testing.Verbose() {
+			t.Logf("host %d: %v", h.index, h.counters())
+		}
+		h.control.Close()
+		<-ended
+		if !command.ProcessState.Success() {
+			t.Errorf("switch of host %d: %v", h.index, command.ProcessState)
+		}
+		h.lifeline[0].Close()
+		h.process = nil
+		if !slices.ContainsFunc(t.hosts, func(h *host) bool { return h.process != nil }) {
+			t.reapKeepers()
+		}
+	})
+}
+
+// reapKeepers waits for the processes that keep descriptors, which have become
+// ours.
+func (l *lab) reapKeepers() {
+	l.Helper()
+	testutil.Eventually(l, "those that keep descriptors end", func() bool {
+		children, err := linux.Children(os.Getpid())
+		if err != nil {
+			return false
+		}
+		left := len(children)
+		for _, child := range children {
+			if slices.ContainsFunc(l.hosts, func(h *host) bool {
+				return h.agentPID == child || h.process != nil && h.process.Process.Pid == child
+			}) {
+				left--
+			} else if pid, err := unix.Wait4(child, nil, unix.WNOHANG, nil); pid == child || err != nil {
+				left--
+			}
+		}
+		return left == 0
+	})
+}
+
+func (h *host) counters() map[string]uint64 {
+	h.lab.Helper()
+	if _, err := io.WriteString(h.control, "counters\n"); err != nil {
+		h.lab.Fatal(err)
+	}
+	line, err := h.answers.ReadString('\n')
+	if err != nil {
+		h.lab.Fatal(err)
+	}
+	counters := map[string]uint64{}
+	if err := json.Unmarshal([]byte(line), &counters); err != nil {
+		h.lab.Fatal(err)
+	}
+	return counters
+}
+
+// deny has the policy of the host's Switch forbid a target, and returns what the
+// Switch says about it.
+func (h *host) deny(target string) string {
+	h.lab.Helper()
+	if _, err := io.WriteString(h.control, "deny "+target+"\n"); err != nil {
+		h.lab.Fatal(err)
+	}
+	line, err := h.answers.ReadString('\n')
+	if err != nil {
+		h.lab.Fatal(err)
+	}
+	return strings.TrimSpace(line)
+}
+
+// kill ends the Switch as a crash would.
+func (h *host) kill() {
+	h.process.Process.Kill()
+	<-h.ended
+	h.control.Close()
+}

@@ -1,0 +1,53 @@
+package containerdconf
+
+import (
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strings"
+
+	"berth.dev/berth/internal/base/cluster"
+)
+
+// RegistryHosts returns containerd's hosts.toml files by their paths: where the
+// images of which registry are to be had, if not from itself. With NoPull that
+// is the local mirror alone, for all of them. Otherwise the import of an archive
+// adds the mirror to the registries that it has images of: were it asked for
+// all, its "not found" would hide from the user why a registry did not answer.
+func RegistryHosts(plan cluster.Plan) map[string][]byte {
+	registries := plan.Registries
+	files := map[string][]byte{}
+	add := func(registry, server string) {
+		path := filepath.Join(plan.Paths.RegistryHosts(), registry, "hosts.toml")
+		files[path] = registryHosts(plan.RunID, server)
+	}
+	if registries.NoPull {
+		add(anyRegistry, "http://"+registries.Mirror)
+		return files
+	}
+	for registry, server := range registries.Servers {
+		add(registry, server)
+	}
+	return files
+}
+
+// anyRegistry is the directory that holds for every registry without one of
+// its own.
+const anyRegistry = "_default"
+
+func registryHosts(runID, server string) []byte {
+	var out strings.Builder
+	fmt.Fprintf(&out, "# Made by berth for %s.\nserver = %s\n", runID, quote(server))
+	if hasRoot(server) {
+		out.WriteString("override_path = true\n")
+	}
+	return []byte(out.String())
+}
+
+// hasRoot tells whether a server's address says where the protocol's /v2 is;
+// otherwise that is put at its end. Registries with projects have it in the
+// middle: https://registry/v2/project.
+func hasRoot(server string) bool {
+	parsed, err := url.Parse(server)
+	return err == nil && strings.HasPrefix(parsed.Path+"/", "/v2/")
+}

@@ -1,0 +1,175 @@
+// Package devices finds the devices of a machine that a job may use, and
+// describes them: to Kubernetes as resources, to the container runtime by CDI
+// specifications.
+//
+// It reads files of the host and opens no device. Handing units to containers
+// belongs to the node role, putting them into containers to the runtime.
+package devices
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+
+	"berth.dev/berth/internal/base/cluster"
+)
+
+// Wish is what a node is to offer.
+type Wish struct {
+	// GPUs are those that the job has here.
+	GPUs GPUs
+	// Requests are the user's own.
+	Requests []cluster.DeviceRequest
+	// Part of Parts is what this node gets where several share the machine:
+	// GPUs are dealt out in turn.
+	Part, Parts int
+	// LibraryPath is the user's LD_LIBRARY_PATH.
+	LibraryPath string
+	// Hook is the program that runs in a container before its own.
+	Hook string
+}
+
+// Found is what a node has.
+type Found struct {
+	Resources []cluster.Resource
+	// Specs are CDI specifications by the names of their files.
+	Specs map[string][]byte
+	// Notices say what is not offered, and why.
+	Notices []string
+}
+
+// vendor is ours in the names of CDI devices, so that none of the site's own
+// specifications is meant.
+const vendor = "berth.dev"
+
+// cdiVersion is the oldest that has all that is used here.
+const cdiVersion = "0.5.0"
+
+// Machine is where devices are looked for: the file system below Root.
+type Machine struct{ Root string }
+
+// Find finds out what a node is to offer.
+func (m Machine) Find(wish Wish) (Found, error) {
+	found := Found{Specs: map[string][]byte{}}
+	for _, find := range []func(Wish, *Found) (*cdi.Spec, error){m.findGPUs, m.findRequested} {
+		spec, err := find(wish, &found)
+		if err != nil {
+			return Found{}, err
+		}
+		if spec == nil || len(spec.Devices) == 0 {
+			continue
+		}
+		_, class, _ := strings.Cut(spec.Kind, "/")
+		text, err := json.MarshalIndent(spec, "", "  ")
+		if err != nil {
+			return Found{}, fmt.Errorf("describe devices by CDI: %w", err)
+		}
+		found.Specs["berth-"+class+".json"] = text
+	}
+	return found, nil
+}
+
+func (f *Found) notice(format string, values ...any) {
+	f.Notices = append(f.Notices, fmt.Sprintf(format, values...))
+}
+
+// add adds a unit to a resource, which may be there already.
+func (f *Found) add(resource string, unit cluster.Unit) {
+	i := slices.IndexFunc(f.Resources, func(r cluster.Resource) bool { return r.Name == resource })
+	if i < 0 {
+		i = len(f.Resources)
+		f.Resources = append(f.Resources, cluster.Resource{Name: resource})
+	}
+	f.Resources[i].Units = append(f.Resources[i].Units, unit)
+}
+
+// gpu is one that the machine has.
+type gpu struct {
+	// number is that of its device file: the minor number of NVIDIA, of the
+	// render node of AMD.
+	number int
+	// bus is its PCI address; GPUs are counted in the order of these.
+	bus, uuid string
+	// nodes are its device files.
+	nodes []string
+}
+
+// findGPUs finds those of the job. A machine has GPUs of one maker.
+func (m Machine) findGPUs(wish Wish, found *Found) (*cdi.Spec, error) {
+	if wish.GPUs.None() {
+		return nil, nil
+	}
+	resource, spec := "nvidia.com/gpu", &cdi.Spec{Version: cdiVersion, Kind: vendor + "/nvidia"}
+	all := m.nvidiaGPUs()
+	if len(all) == 0 {
+		resource, spec = "amd.com/gpu", &cdi.Spec{Version: cdiVersion, Kind: vendor + "/amd"}
+		all = m.amdGPUs()
+	}
+	slices.SortFunc(all, func(a, b gpu) int { return cmp.Or(cmp.Compare(a.bus, b.bus), cmp.Compare(a.number, b.number)) })
+	all = slices.DeleteFunc(all, func(g gpu) bool { return !m.usable(g.nodes[0]) })
+	chosen := wish.GPUs.choose(all, found)
+	for i, g := range chosen {
+		if i%max(1, wish.Parts) != wish.Part {
+			continue
+		}
+		name := fmt.Sprint(g.number)
+		m.noticeGroup(g.nodes[0], found)
+		spec.Devices = append(spec.Devices, cdi.Device{Name: name, ContainerEdits: cdi.ContainerEdits{DeviceNodes: m.nodes(g.nodes)}})
+		found.add(resource, cluster.Unit{ID: name, CDI: spec.Kind + "=" + name})
+	}
+	if len(spec.Devices) == 0 {
+		return nil, nil
+	}
+	if resource == "nvidia.com/gpu" {
+		spec.ContainerEdits = m.nvidiaDriver(wish, found)
+	} else {
+		spec.ContainerEdits.DeviceNodes = m.nodes([]string{kfd})
+	}
+	return spec, nil
+}
+
+// at is the path of a file of the machine's.
+func (m Machine) at(path string) string { return filepath.Join(m.Root, path) }
+
+// usable tells whether a device file exists that this process may read and
+// write. The kernel asks the control group of the job, too, without the device
+// being opened, which can take a second for a GPU.
+func (m Machine) usable(path string) bool {
+	info, err := os.Stat(m.at(path))
+	return err == nil && isDevice(info.Mode()) && unix.Access(m.at(path), unix.R_OK|unix.W_OK) == nil
+}
+
+// isDevice takes named pipes for devices, as CDI does.
+func isDevice(mode fs.FileMode) bool { return mode&(fs.ModeDevice|fs.ModeNamedPipe) != 0 }
+
+// nodes describes those of the paths that are usable.
+func (m Machine) nodes(paths []string) []*cdi.DeviceNode {
+	var nodes []*cdi.DeviceNode
+	for _, path := range paths {
+		if !m.usable(path) {
+			continue
+		}
+		// The runtime takes no link for a device.
+		if real, err := filepath.EvalSymlinks(m.at(path)); err == nil {
+			nodes = append(nodes, &cdi.DeviceNode{Path: path, HostPath: real})
+		}
+	}
+	return nodes
+}
+
+// noticeGroup warns of a file that only the user's groups open: a container
+// starts with groups of its own.
+func (m Machine) noticeGroup(path string, found *Found) {
+	var stat unix.Stat_t
+	if err := unix.Stat(m.at(path), &stat); err == nil && stat.Mode&0o006 != 0o006 && int(stat.Uid) != unix.Getuid() {
+		found.notice("%s is open to a group of yours (mode %04o), which pods do not have, so they may be refused it; an administrator can have it made 0666 by a udev rule", path, stat.Mode&0o7777)
+	}
+}

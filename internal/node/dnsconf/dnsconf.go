@@ -1,0 +1,43 @@
+// Package dnsconf renders what CoreDNS is told: its Corefile, from the plan of
+// a node. It starts nothing, and the objects that make CoreDNS a Service
+// belong to the control role's bootstrap, not here.
+package dnsconf
+
+import (
+	_ "embed"
+	"net/netip"
+	"strings"
+
+	"berth.dev/berth/internal/base/cluster"
+)
+
+// Ports of CoreDNS on the DNS address, beside 53.
+const (
+	// ReadyPort answers GET /ready: 200 once Services and EndpointSlices are
+	// known, 503 before.
+	ReadyPort = 8181
+	// MetricsPort answers GET /metrics.
+	MetricsPort = 9153
+)
+
+// Domain is the cluster domain, the one that nearly every chart assumes.
+const Domain = "cluster.local"
+
+//go:embed Corefile.tmpl
+var corefile string
+
+// Corefile is the whole configuration of CoreDNS on the node of the plan.
+//
+// The template is filled by plain replacement: a plan that is complete can
+// then fail in no way, and its paths hold no character that a Corefile quotes.
+func Corefile(plan cluster.Plan) []byte {
+	dns := plan.Addresses.DNS
+	return []byte(strings.NewReplacer(
+		"{ADDRESS}", dns.String(),
+		"{READY}", netip.AddrPortFrom(dns, ReadyPort).String(),
+		"{METRICS}", netip.AddrPortFrom(dns, MetricsPort).String(),
+		"{DOMAIN}", Domain,
+		"{KUBECONFIG}", plan.Paths.Kubeconfig(cluster.UserDNS),
+		"{UPSTREAM}", plan.Addresses.Gateway.String(),
+	).Replace(corefile))
+}

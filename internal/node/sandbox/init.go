@@ -1,0 +1,292 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// Init is the main function of PID 1. It returns its exit status; when it
+// returns, the kernel ends everything else in the namespaces.
+func Init() int {
+	OutliveSignals()
+	// The /proc that is still mounted is that of the supervisor.
+	self, _ := os.Readlink("/proc/self")
+	outside, _ := strconv.Atoi(self)
+	for _, fd := range []int{configFD, controlFD} {
+		unix.CloseOnExec(fd)
+	}
+	controlFile := os.NewFile(controlFD, "control")
+	control, err := linux.PacketConn(controlFile)
+	controlFile.Close()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "init:", err)
+		return 1
+	}
+	configFile := os.NewFile(configFD, "config")
+	config, err := readConfig(configFile)
+	configFile.Close()
+	if err == nil {
+		err = setUp(config, control, outside)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "init:", err)
+		_ = linux.SendPacket(control, Event{Kind: Failed, Error: err.Error()})
+		return 1
+	}
+	return newReaper(control).serve()
+}
+
+// setUp makes the sandbox what config says and reports it ready, with the
+// process id that init has outside.
+func setUp(config Config, control *net.UnixConn, outside int) error {
+	if err := unix.Sethostname([]byte(config.Hostname)); err != nil {
+		return fmt.Errorf("set host name %s: %w", config.Hostname, err)
+	}
+	// The device is opened first: its path may be covered by a mount below.
+	open, err := setUpNetwork(config.Network)
+	if err != nil {
+		return err
+	}
+	if err := setUpMounts(config); err != nil {
+		return err
+	}
+	if config.IDMap.OneUID() {
+		if err := linux.FakeOwnership(); err != nil {
+			return err
+		}
+	}
+	// The rest of the network's settings are files of the new /proc.
+	if err := setUpForwarding(config.Network); err != nil {
+		return err
+	}
+	listener, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(config.Network.Listen))
+	if err != nil {
+		return fmt.Errorf("listen for the API server: %w", err)
+	}
+	defer listener.Close()
+	listenerFile, err := listener.File()
+	if err != nil {
+		return err
+	}
+	files := append([]*os.File{listenerFile}, open.mesh...)
+	if config.Socket != "" {
+		socket, err := listenAt(config.Socket)
+		if err != nil {
+			return err
+		}
+		files = append(files, socket)
+	}
+	if open.egress != nil {
+		files = append(files, open.egress)
+	}
+	err = linux.SendPacket(control, Event{Kind: Ready, PID: outside, Queues: len(open.mesh), Socket: config.Socket != ""}, files...)
+	for _, file := range files {
+		file.Close()
+	}
+	return err
+}
+
+// listenAt makes a unix socket for root inside.
+func listenAt(path string) (*os.File, error) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen at %s: %w", path, err)
+	}
+	defer listener.Close()
+	listener.SetUnlinkOnClose(false)
+	if err := os.Chmod(path, 0o600); err != nil {
+		return nil, fmt.Errorf("guard the socket %s: %w", path, err)
+	}
+	return listener.File()
+}
+
+// endLimit is how long init has for the end of all others before it is killed.
+const endLimit = time.Second
+
+// reaper starts commands and reaps every process of the namespace: those that
+// lost their parents have become its children.
+type reaper struct {
+	control *net.UnixConn
+	// mu is held while a command starts, so that its end cannot be reaped
+	// before its name is known.
+	mu       sync.Mutex
+	commands map[int]string // names by process id
+}
+
+func newReaper(control *net.UnixConn) *reaper {
+	return &reaper{control: control, commands: map[int]string{}}
+}
+
+// serve acts on the supervisor's requests until the supervisor is gone.
+func (r *reaper) serve() int {
+	go r.reap()
+	go r.watchStopped()
+	for {
+		var message request
+		files, err := linux.ReceivePacket(r.control, &message)
+		if err != nil {
+			if !errors.Is(err, io.EOF) {
+				fmt.Fprintln(os.Stderr, "init: read request:", err)
+			}
+			r.endAll()
+			return 0
+		}
+		switch {
+		case message.Start != nil:
+			r.start(message.Start, files)
+		case message.Signal != nil:
+			r.signal(message.Signal)
+		}
+		for _, file := range files {
+			file.Close()
+		}
+	}
+}
+
+// endAll ends every process and returns when all are reaped, or after endLimit.
+// When this one ends the kernel would end them as well, but not add what they have
+// used of processors to what this one and its parents have, which is where Slurm
+// looks for it.
+func (r *reaper) endAll() {
+	for deadline := time.Now().Add(endLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		_ = unix.Kill(-1, unix.SIGKILL) // once more: one may just have been forked
+		if err := unix.Waitid(unix.P_ALL, 0, nil, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG, nil); errors.Is(err, unix.ECHILD) {
+			return
+		}
+	}
+}
+
+func (r *reaper) start(command *Command, files []*os.File) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	pid, err := forkCommand(command, files)
+	if err != nil {
+		r.report(Event{Kind: Failed, Name: command.Name, Error: fmt.Sprintf("start %s: %v", command.Path, err)})
+		return
+	}
+	r.commands[pid] = command.Name
+	r.report(Event{Kind: Started, Name: command.Name, PID: pid})
+}
+
+func forkCommand(command *Command, files []*os.File) (int, error) {
+	log, err := openLog(command.Log)
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return 0, err
+	}
+	defer null.Close()
+	fds := []uintptr{null.Fd(), log.Fd(), log.Fd()}
+	if command.HasStdout {
+		if len(files) == 0 {
+			return 0, errors.New("the file for its output is missing")
+		}
+		fds[1] = files[0].Fd()
+		files = files[1:]
+	}
+	for _, file := range files {
+		fds = append(fds, file.Fd())
+	}
+	return syscall.ForkExec(command.Path, append([]string{command.Path}, command.Args...), &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   command.Env,
+		Files: fds,
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+}
+
+func (r *reaper) signal(message *signalling) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for pid, name := range r.commands {
+		if name == message.Name {
+			_ = unix.Kill(pid, message.Signal)
+		}
+	}
+}
+
+// reap collects children as they end. A blocking wait needs no SIGCHLD; it is
+// retried shortly when there is no child at all.
+func (r *reaper) reap() {
+	for {
+		var info unix.Siginfo
+		// Look without reaping, so that the process id cannot be taken by a
+		// new process before the command's entry is gone.
+		err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOWAIT, nil)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			time.Sleep(50 * time.Millisecond) // no children yet
+			continue
+		}
+		r.collect()
+	}
+}
+
+func (r *reaper) collect() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		var status unix.WaitStatus
+		var usage unix.Rusage
+		pid, err := unix.Wait4(-1, &status, unix.WNOHANG, &usage)
+		if err != nil || pid <= 0 {
+			return
+		}
+		name, known := r.commands[pid]
+		if !known {
+			continue
+		}
+		delete(r.commands, pid)
+		result := Status{MaxRSS: usage.Maxrss << 10}
+		if status.Signaled() {
+			result.Signal = status.Signal()
+		} else {
+			result.Code = status.ExitStatus()
+		}
+		r.report(Event{Kind: Exited, Name: name, Status: result})
+	}
+}
+
+// watchStopped continues commands that were stopped by a signal, as KeepRunning
+// does, and the shims of pods, whose parent is this process once containerd has
+// started them. A pod whose shim is stopped would wait for it without a word.
+func (r *reaper) watchStopped() {
+	for range time.Tick(stopPoll) {
+		children, err := linux.Children(os.Getpid())
+		if err != nil {
+			continue // only without /proc, where nothing works
+		}
+		r.mu.Lock()
+		for _, pid := range children {
+			name, known := r.commands[pid]
+			if linux.Resume(pid) && known {
+				r.report(Event{Kind: Stopped, Name: name})
+			}
+		}
+		r.mu.Unlock()
+	}
+}
+
+// report sends an event; callers hold mu, so that events are in order. If the
+// supervisor is gone, serve ends the process.
+func (r *reaper) report(event Event) {
+	if err := linux.SendPacket(r.control, event); err != nil {
+		fmt.Fprintln(os.Stderr, "init: report:", err)
+	}
+}

@@ -1,0 +1,153 @@
+package sandbox
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/linux"
+)
+
+// devices are the files through which packets leave the sandbox.
+type devices struct {
+	egress *os.File
+	mesh   []*os.File
+}
+
+// setUpNetwork makes the node's own interfaces. There is no egress device
+// where this host has none to offer: the cluster then works, and its pods reach
+// no further than the cluster. Several nodes cannot do without one.
+func setUpNetwork(network Network) (d devices, err error) {
+	if err := setUpNode(network); err != nil {
+		return devices{}, err
+	}
+	if d.egress, err = setUpEgress(network); err != nil || network.Mesh == nil {
+		return d, err
+	}
+	d.mesh, err = setUpMesh(network)
+	return d, err
+}
+
+func setUpNode(network Network) error {
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find loopback: %w", err)
+	}
+	if err := netlink.LinkSetUp(loopback); err != nil {
+		return fmt.Errorf("set loopback up: %w", err)
+	}
+	node := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: network.NodeLink}}
+	if err := netlink.LinkAdd(node); err != nil {
+		return fmt.Errorf("add bridge %s: %w", network.NodeLink, err)
+	}
+	for _, address := range network.NodeAddresses {
+		// Nobody else is on the link, so no time is spent on asking whether
+		// an IPv6 address is taken.
+		if err := netlink.AddrAdd(node, &netlink.Addr{IPNet: ipNet(address), Flags: unix.IFA_F_NODAD}); err != nil {
+			return fmt.Errorf("add address %s to %s: %w", address, network.NodeLink, err)
+		}
+	}
+	if err := netlink.LinkSetUp(node); err != nil {
+		return fmt.Errorf("set %s up: %w", network.NodeLink, err)
+	}
+	return nil
+}
+
+func setUpEgress(network Network) (*os.File, error) {
+	tun, err := linux.OpenTUN(network.EgressLink)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "init: no egress:", err)
+		return nil, nil
+	}
+	link, err := netlink.LinkByName(network.EgressLink)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", network.EgressLink, err)
+	}
+	if err := netlink.LinkSetMTU(link, network.MTU); err != nil {
+		return nil, fmt.Errorf("set MTU %d of %s: %w", network.MTU, network.EgressLink, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("set %s up: %w", network.EgressLink, err)
+	}
+	routes := []netip.Prefix{netip.PrefixFrom(network.Gateway, network.Gateway.BitLen())}
+	for _, source := range network.Sources {
+		routes = append(routes, netip.PrefixFrom(source, 0).Masked())
+	}
+	return tun, addRoutes(link, routes, network.Sources)
+}
+
+func setUpMesh(network Network) ([]*os.File, error) {
+	mesh := network.Mesh
+	queues, err := linux.OpenTUNQueues(mesh.Link, mesh.Queues)
+	if err != nil {
+		return nil, fmt.Errorf("make the network between the nodes: %w", err)
+	}
+	link, err := netlink.LinkByName(mesh.Link)
+	if err != nil {
+		return nil, fmt.Errorf("find %s: %w", mesh.Link, err)
+	}
+	if err := netlink.LinkSetMTU(link, mesh.MTU); err != nil {
+		return nil, fmt.Errorf("set MTU %d of %s: %w", mesh.MTU, mesh.Link, err)
+	}
+	if err := netlink.LinkSetUp(link); err != nil {
+		return nil, fmt.Errorf("set %s up: %w", mesh.Link, err)
+	}
+	return queues, addRoutes(link, mesh.Routes, network.Sources)
+}
+
+// addRoutes adds routes over a link to what has no gateway, with the source of
+// the same IP family.
+func addRoutes(link netlink.Link, to []netip.Prefix, sources []netip.Addr) error {
+	for _, prefix := range to {
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(prefix), Scope: unix.RT_SCOPE_LINK}
+		for _, source := range sources {
+			if source.Is4() == prefix.Addr().Is4() {
+				route.Src = source.AsSlice()
+			}
+		}
+		if err := netlink.RouteAdd(route); err != nil {
+			return fmt.Errorf("add route to %s over %s: %w", prefix, link.Attrs().Name, err)
+		}
+	}
+	return nil
+}
+
+// setUpForwarding lets the kernel route between pods, those of one bridge
+// included: it must not tell them that they could reach each other without.
+// What is bridged all the same needs no packet filter.
+func setUpForwarding(network Network) error {
+	const bridge = "net/bridge/bridge-nf-call-"
+	settings := []setting{
+		{"net/ipv4/ip_forward", "1"},
+		{"net/ipv4/conf/all/send_redirects", "0"}, {"net/ipv4/conf/default/send_redirects", "0"},
+		{bridge + "iptables", "0"}, {bridge + "ip6tables", "0"},
+	}
+	if slices.ContainsFunc(network.Sources, netip.Addr.Is6) {
+		settings = append(settings,
+			setting{"net/ipv6/conf/all/forwarding", "1"},
+			// The bridge of the pods gets an address while the first pod waits
+			// for it. Addresses are given out by plan, none is taken.
+			setting{"net/ipv6/conf/default/accept_dad", "0"})
+	}
+	for _, s := range settings {
+		err := os.WriteFile("/proc/sys/"+s.name, []byte(s.value), 0)
+		// The bridge's are absent without the module br_netfilter.
+		if err != nil && (!os.IsNotExist(err) || !strings.HasPrefix(s.name, bridge)) {
+			return fmt.Errorf("let the kernel forward packets (%s=%s): %w", s.name, s.value, err)
+		}
+	}
+	return nil
+}
+
+// setting is a file below /proc/sys with its content.
+type setting struct{ name, value string }
+
+func ipNet(prefix netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}
+}

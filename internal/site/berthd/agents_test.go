@@ -1,0 +1,226 @@
+package berthd
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+const (
+	numAgents = 400
+	agentPods = "10.128.0.0/16"
+)
+
+// etcdOf has the program of these tests be etcd: in the folder, for clients and for peers.
+const etcdOf = "BERTH_TEST_ETCD"
+
+// TestMain makes this program the etcd of BenchmarkAgents, too, whose processor time is to be told
+// from that of its clients. It ends with its stdin.
+func TestMain(m *testing.M) {
+	if at := strings.Fields(os.Getenv(etcdOf)); len(at) == 3 {
+		e, err := startEtcd(at[0], url.URL{Scheme: "http", Host: at[1]}, url.URL{Scheme: "http", Host: at[2]})
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		fmt.Println("ready")
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		e.Close()
+		return
+	}
+	if path := os.Getenv(silentAt); path != "" {
+		if err := beSilent(path); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// etcdProcess is an etcd of its own, and says how much processor time it has used.
+func etcdProcess(t testing.TB) (endpoint string, spent func() time.Duration) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := loopback(t)
+	command := exec.Command(self)
+	command.Env = append(os.Environ(), fmt.Sprintf("%s=%s %s %s", etcdOf, t.TempDir(), client.Host, loopback(t).Host))
+	command.Stderr = os.Stderr
+	life, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		life.Close()
+		if err := command.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
+		t.Fatal("etcd does not start")
+	}
+	return client.String(), func() time.Duration {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", command.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// After the name, which may have spaces: what proc(5) numbers 14 and 15, in hundredths of a second.
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		var sum time.Duration
+		for _, field := range fields[11:13] {
+			ticks, err := strconv.Atoi(field)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum += time.Duration(ticks) * 10 * time.Millisecond
+		}
+		return sum
+	}
+}
+
+// agents are the parts of so many berthds that talk to the etcd of the first one, each with
+// a connection of its own, in one process.
+func agents(t testing.TB, first *Store, count int) []*Store {
+	t.Helper()
+	all := make([]*Store, count)
+	for i := range all {
+		client, err := clientv3.New(clientv3.Config{Endpoints: first.client.Endpoints(), Logger: zap.NewNop()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[i] = &Store{client: client, config: first.config}
+		t.Cleanup(func() { all[i].Close() })
+		if _, err := all[i].Register(t.Context(), agentName(i), netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return all
+}
+
+func agentName(i int) string { return fmt.Sprintf("node%03d", i) }
+
+// learn returns when an agent has heard of an allocation of a user, as a node does that
+// is not its job's first.
+func learn(ctx context.Context, s *Store, owner string) (siteconf.Allocation, error) {
+	prefix := networkPrefix(owner)
+	all, revision, err := s.Networks(ctx, prefix)
+	if err != nil {
+		return siteconf.Allocation{}, err
+	}
+	for _, a := range all {
+		return a, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var heard *siteconf.Allocation
+	err = s.Watch(ctx, prefix, revision, func(c change) {
+		if heard == nil && c.allocation != nil {
+			heard = c.allocation
+			cancel()
+		}
+	})
+	if heard != nil {
+		return *heard, nil
+	}
+	return siteconf.Allocation{}, err
+}
+
+// together runs something for each agent at once, and returns how long all of it takes.
+func together(t testing.TB, count int, do func(i int) error) time.Duration {
+	t.Helper()
+	began := time.Now()
+	var group sync.WaitGroup
+	for i := range count {
+		group.Go(func() {
+			if err := do(i); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	return time.Since(began)
+}
+
+// BenchmarkAgents is what 400 nodes ask of one etcd: for one job over all of them, and
+// for a job on each at once, of as many users. The processor time is that of etcd for each agent and job.
+func BenchmarkAgents(b *testing.B) {
+	b.Run("one job on 400 nodes", func(b *testing.B) {
+		endpoint, spent := etcdProcess(b)
+		all := agents(b, storeAt(b, endpoint, agentPods), numAgents)
+		before := spent()
+		nodes := make([]string, numAgents)
+		for i := range nodes {
+			nodes[i] = agentName(i)
+		}
+		var begin, end time.Duration
+		job := uint32(0)
+		for b.Loop() {
+			job++
+			begin += together(b, numAgents, func(i int) error {
+				if i == 0 {
+					_, err := all[0].Allocate(b.Context(), Request{Job: job, UID: 1000, User: "somebody", Name: "x", Nodes: nodes})
+					return err
+				}
+				_, err := learn(b.Context(), all[i], "1000")
+				return err
+			})
+			a, err := all[0].Allocate(b.Context(), Request{Job: job, UID: 1000, User: "somebody", Name: "x", Nodes: nodes})
+			if err != nil {
+				b.Fatal(err)
+			}
+			end += together(b, numAgents, func(i int) error { return all[i].Leave(b.Context(), a, agentName(i)) })
+			if left, _, err := all[0].Networks(b.Context(), networksKey); err != nil || len(left) > 0 {
+				b.Fatalf("left: %d, %v", len(left), err)
+			}
+		}
+		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
+		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
+		b.ReportMetric((spent()-before).Seconds()*1000/float64(b.N)/numAgents, "etcd-ms/agent")
+	})
+	b.Run("a job on each of 400 nodes", func(b *testing.B) {
+		endpoint, spent := etcdProcess(b)
+		all := agents(b, storeAt(b, endpoint, agentPods), numAgents)
+		before := spent()
+		var begin, end time.Duration
+		for b.Loop() {
+			held := make([]siteconf.Allocation, numAgents)
+			begin += together(b, numAgents, func(i int) (err error) {
+				held[i], err = all[i].Allocate(b.Context(), Request{Job: uint32(i + 1), UID: uint32(1000 + i), User: "somebody", Name: "x", Nodes: []string{agentName(i)}})
+				return err
+			})
+			end += together(b, numAgents, func(i int) error { return all[i].Leave(b.Context(), held[i], agentName(i)) })
+			if left, _, err := all[0].Networks(b.Context(), networksKey); err != nil || len(left) > 0 {
+				b.Fatalf("left: %d, %v", len(left), err)
+			}
+		}
+		b.ReportMetric(float64(begin.Milliseconds())/float64(b.N), "ms-begin")
+		b.ReportMetric(float64(end.Milliseconds())/float64(b.N), "ms-end")
+		b.ReportMetric((spent()-before).Seconds()*1000/float64(b.N)/numAgents, "etcd-ms/agent")
+	})
+}

@@ -1,0 +1,186 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"strings"
+	"time"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+const usage = `berthd is the daemon of berth's site network. It runs as root on every node.
+
+  berthd run [--node NAME]          be the daemon of this node
+  berthd etcd --host ADDRESS ...    be a member of etcd, where the site has none
+  berthd check                      is the configuration right?
+  berthd status                     ask the daemon of this node
+  berthd name [--job JOB] [NAME...] give a job of yours these names below its own, and no others;
+                                    without any, it has none but those of 'berth run --publish NAME=PORT'
+  berthd doctor [--node NAME]       what is missing on this node, and the remedy
+
+All take --config FILE (` + siteconf.ConfigPath + `).
+`
+
+// Main is the command line of berthd; it returns the exit code.
+func Main(ctx context.Context, args []string) int {
+	if len(args) == 0 {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
+	commands := map[string]func(context.Context, *flag.FlagSet, []string) error{
+		"run": runCommand, "etcd": etcdCommand, "check": checkCommand, "status": statusCommand,
+		"doctor": doctorCommand, "name": nameCommand,
+	}
+	command, known := commands[args[0]]
+	if !known {
+		fmt.Fprint(os.Stderr, usage)
+		return 2
+	}
+	flags := flag.NewFlagSet("berthd "+args[0], flag.ExitOnError)
+	err := command(ctx, flags, args[1:])
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "berthd:", err)
+	var wrong *wrongConfiguration
+	if errors.As(err, &wrong) {
+		return exitConfiguration
+	}
+	return 1
+}
+
+// exitConfiguration is EX_CONFIG of sysexits.h: to start berthd again changes nothing, until
+// somebody has changed its configuration. The units know it. (2 is also a panic of Go's.)
+const exitConfiguration = 78
+
+type wrongConfiguration struct{ error }
+
+func (w *wrongConfiguration) Unwrap() error { return w.error }
+
+// configOf adds --config, parses, and reads the file.
+func configOf(flags *flag.FlagSet, args []string) (siteconf.Config, error) {
+	path := flags.String("config", siteconf.ConfigPath, "the configuration of the site network")
+	if err := flags.Parse(args); err != nil {
+		return siteconf.Config{}, err
+	}
+	config, err := siteconf.Load(*path)
+	if err != nil {
+		return config, &wrongConfiguration{err}
+	}
+	return config, nil
+}
+
+// nodeOf adds --node to what configOf does.
+func nodeOf(flags *flag.FlagSet, args []string) (siteconf.Config, string, error) {
+	node := flags.String("node", "", "what Slurm calls this node (its host name)")
+	config, err := configOf(flags, args)
+	if err != nil || *node != "" {
+		return config, *node, err
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return config, "", fmt.Errorf("ask for the name of this host: %w", err)
+	}
+	return config, name, nil
+}
+
+func doctorCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, node, err := nodeOf(flags, args)
+	if err != nil {
+		return err
+	}
+	return doctor(ctx, os.Stdout, nodeChecks(config, node))
+}
+
+func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, node, err := nodeOf(flags, args)
+	if err != nil {
+		return err
+	}
+	if !config.ByCNI() {
+		warnOfPorts(config)
+	}
+	// What it does waits for the kernel, or for etcd. With more, Go's threads that look for work
+	// cost more than the work, on nodes whose cores are for jobs.
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+	}
+	return Run(ctx, config, node, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+}
+
+func etcdCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	var member Member
+	flags.StringVar(&member.Name, "name", "default", "name of this member")
+	flags.StringVar(&member.Dir, "data", "/var/lib/berth/etcd", "directory of its data")
+	flags.StringVar(&member.Host, "host", "", "address of this host")
+	flags.StringVar(&member.Cluster, "cluster", "", "all members: NAME=https://HOST:2380,...")
+	flags.StringVar(&member.HTTP, "http", etcdHTTP, "address and port for HTTP, as metrics; empty for port 2379 of --host, beside gRPC")
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	if member.Host == "" {
+		return &wrongConfiguration{errors.New("start etcd: give --host, the address at which nodes reach it")}
+	}
+	if member.Cluster == "" {
+		member.Cluster = fmt.Sprintf("%s=https://%s:2380", member.Name, member.Host)
+	}
+	return RunEtcd(ctx, config.Etcd, member)
+}
+
+func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	if config.ByCNI() {
+		return openCNI(ctx, config)
+	}
+	warnOfPorts(config)
+	return nil
+}
+
+// warnOfPorts: a site may have its reasons, so it is told, and the configuration is right.
+func warnOfPorts(config siteconf.Config) {
+	if err := portsOfRoot(unprivileged, config.Tunnel.Port); err != nil {
+		fmt.Fprintln(os.Stderr, "berthd: warning: ports of tunnels:", err)
+	}
+}
+
+// nameCommand is for users, in their jobs.
+func nameCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	job := flags.String("job", os.Getenv("SLURM_JOB_ID"), "number of the job, which has to have a part on this node")
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	if *job == "" {
+		return fmt.Errorf("name a job: this is none: give --job")
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*etcdLimit)
+	defer cancel()
+	question := siteconf.Message{Verb: siteconf.VerbName, Fields: map[string]string{"job": *job, "names": strings.Join(flags.Args(), ",")}}
+	_, _, err = siteconf.Ask(ctx, config.Run, question)
+	return err
+}
+
+func statusCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
+	config, err := configOf(flags, args)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	answer, _, err := siteconf.Ask(ctx, config.Run, siteconf.Message{Verb: siteconf.VerbStatus})
+	if err != nil {
+		return err
+	}
+	fmt.Printf("%s: %s\n", answer.Fields["node"], answer.Fields["pods"])
+	return nil
+}

@@ -1,0 +1,48 @@
+package berthd
+
+import (
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+func TestAJobDoesWithoutANetworkWhereThatIsAllowed(t *testing.T) {
+	for _, allowed := range []bool{true, false} {
+		d := &Daemon{config: siteconf.Config{Run: t.TempDir(), OptOut: allowed}, log: slog.New(slog.DiscardHandler)}
+		if err := os.Mkdir(filepath.Join(d.config.Run, "declined"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if declined, err := d.declined(7, 1001); declined || err != nil {
+			t.Errorf("before: %v, %v", declined, err)
+		}
+		if err := d.Decline(7, 1001); err != nil {
+			t.Fatal(err)
+		}
+		declined, err := d.declined(7, 1001)
+		if declined != allowed || (err == nil) != allowed || !allowed && !strings.Contains(err.Error(), "not allowed at this site") {
+			t.Errorf("allowed %v: %v, %v", allowed, declined, err)
+		}
+		// Of a number that is another's job now, whose epilog was lost; and where an earlier daemon has said it.
+		if declined, err := d.declined(7, 1002); declined || err != nil {
+			t.Errorf("for another user: %v, %v", declined, err)
+		}
+		if err := os.WriteFile(d.declinedFile(7), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if declined, _ := d.declined(7, 1001); declined != allowed {
+			t.Errorf("allowed %v, said by an earlier daemon: %v", allowed, declined)
+		}
+		for range 2 {
+			if err := d.forgetDeclined(7); err != nil {
+				t.Error(err)
+			}
+		}
+		if declined, err := d.declined(7, 1001); declined || err != nil {
+			t.Errorf("afterwards: %v, %v", declined, err)
+		}
+	}
+}

@@ -1,0 +1,343 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// follower knows all pods below a prefix of etcd's keys: those of a user, or of the
+// group that shares a network, as long as there is one here, or of all.
+type follower struct {
+	prefix string
+	cancel context.CancelFunc
+	// again ends the watch, after which everything is asked for anew.
+	again chan struct{}
+
+	mu sync.Mutex
+	// heard: etcd has said what there is, at least once.
+	heard bool
+	jobs  map[string]siteconf.Allocation
+	// at are the addresses that CNI plugins have given.
+	at map[place]netip.Addr
+	// names are those that users have given, and by which runs serve something.
+	names map[named]given
+	// renamedAt is when names were changed here last that had to wait for it. It is the
+	// daemon's mutex that guards it.
+	renamedAt time.Time
+	// changed is closed and made again at every change.
+	changed chan struct{}
+	// problem is why etcd does not answer, if it does not.
+	problem error
+}
+
+// retry is the pause after which etcd is asked again.
+const retry = 500 * time.Millisecond
+
+// follow starts to follow the owner of a network, unless somebody does already. It goes on at
+// least until unfollow.
+func (d *Daemon) follow(owner string) *follower {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting[owner]++
+	if f := d.users[owner]; f != nil {
+		return f
+	}
+	ctx, cancel := context.WithCancel(d.store.client.Ctx())
+	f := newFollower(networkPrefix(owner), cancel)
+	d.users[owner] = f
+	go d.run(ctx, f, func() []siteconf.Allocation { return d.ofOwner(owner) })
+	return f
+}
+
+// unfollow undoes one follow.
+func (d *Daemon) unfollow(owner string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.waiting[owner]--
+	d.endUnused(owner)
+}
+
+// endUnused ends what follows an owner who has no pod here and waits for none. The
+// caller holds the mutex.
+func (d *Daemon) endUnused(owner string) {
+	if d.waiting[owner] > 0 {
+		return
+	}
+	delete(d.waiting, owner)
+	for _, local := range d.local {
+		if local.Owner() == owner {
+			return
+		}
+	}
+	if f := d.users[owner]; f != nil {
+		f.cancel()
+		delete(d.users, owner)
+	}
+}
+
+// followAll follows everybody, for a host that shall reach all pods.
+func (d *Daemon) followAll(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	d.everybody = newFollower(networksKey, cancel)
+	go d.run(ctx, d.everybody, func() []siteconf.Allocation { return nil })
+}
+
+func newFollower(prefix string, cancel context.CancelFunc) *follower {
+	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[named]given{}, changed: make(chan struct{})}
+}
+
+// run follows until its context ends, through any loss of etcd. keep are the
+// allocations that etcd must have.
+func (d *Daemon) run(ctx context.Context, f *follower, keep func() []siteconf.Allocation) {
+	for ctx.Err() == nil {
+		err := d.followOnce(ctx, f, keep)
+		f.fail(err)
+		if ctx.Err() == nil {
+			d.log.Warn("follow pods", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+}
+
+func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []siteconf.Allocation) error {
+	known, err := d.store.list(ctx, f.prefix)
+	if err != nil {
+		return err
+	}
+	all := known.jobs
+	var mine []siteconf.Allocation
+	for _, a := range keep() {
+		if _, there := all[a.ID()]; there {
+			if a.Login != "" {
+				if err := d.store.Hold(ctx, a); err != nil {
+					return err
+				}
+			}
+			mine = append(mine, a)
+			continue
+		}
+		switch err := d.store.Restore(ctx, a); {
+		case errors.Is(err, errTaken):
+			d.log.Error("a job loses its network, as etcd has lost it", "job", a.ID(), "error", err)
+			if _, err := d.drop(ctx, a.ID()); err != nil {
+				return err
+			}
+		case err != nil:
+			return err
+		default:
+			d.log.Warn("etcd had lost the addresses of a job", "job", a.ID())
+			all[a.ID()] = a
+			mine = append(mine, a)
+		}
+	}
+	// What etcd has of each job, by its own order. A job whose number is given again may
+	// have its new addresses here before it is told that the former ones are free.
+	latest := make(map[string]int64, len(all))
+	for id, a := range all {
+		latest[id] = a.After
+	}
+	untold := d.untold(mine, known)
+	if err := d.rename(ctx, mine, known); err != nil {
+		return err
+	}
+	if f.set(known) {
+		// What has cut etcd off may have cost this host its routes: an interface that was
+		// down has none when it is up again.
+		d.doubted.Store(true)
+	}
+	d.touch()
+	// Beside the watch, for which others wait. It ends on its own.
+	var told sync.WaitGroup
+	defer told.Wait()
+	told.Go(func() { d.tell(ctx, untold) })
+	watched, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-f.again:
+			cancel()
+		case <-watched.Done():
+		}
+	}()
+	return d.store.Watch(watched, f.prefix, known.revision, func(c change) {
+		switch {
+		case c.named != nil:
+			f.putNames(*c.named, c.given)
+			d.keepNames(*c.named, c.given)
+		case c.at != nil:
+			f.putAddress(*c.at, c.address)
+		case c.allocation != nil:
+			f.put(*c.allocation)
+			latest[c.id] = c.allocation.After
+		default:
+			after, known := latest[c.id]
+			if !known {
+				after = math.MaxInt64
+			}
+			delete(latest, c.id)
+			f.remove(c.id, after)
+			d.over(ctx, c.id, after)
+		}
+		d.touch()
+	})
+}
+
+// ofOwner are the jobs in a network that have a pod here.
+func (d *Daemon) ofOwner(owner string) []siteconf.Allocation {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var all []siteconf.Allocation
+	for _, local := range d.local {
+		if local.Owner() == owner {
+			all = append(all, local.Allocation)
+		}
+	}
+	return all
+}
+
+// relist has all followers ask anew.
+func (d *Daemon) relist() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := slices.Collect(maps.Values(d.users))
+	if d.everybody != nil {
+		all = append(all, d.everybody)
+	}
+	again := []chan struct{}{d.gateways.again}
+	for _, f := range all {
+		again = append(again, f.again)
+	}
+	for _, c := range again {
+		select {
+		case c <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// over: the collector, or the last node of the job, has freed its addresses. The
+// sessions of this host are over when it says so: their lease had run out. A pod of an
+// allocation that was made later stays.
+func (d *Daemon) over(ctx context.Context, id string, after int64) {
+	d.mu.Lock()
+	local := d.local[id]
+	d.mu.Unlock()
+	if local == nil || local.After > after {
+		return
+	}
+	if local.Login != "" {
+		d.relist()
+		return
+	}
+	// On a goroutine of its own, since the last pod of a user ends the follower
+	// that calls this.
+	go func() {
+		if _, err := d.drop(context.WithoutCancel(ctx), id); err != nil {
+			d.log.Error("remove the pod of a job that is over", "job", id, "error", err)
+		}
+	}()
+}
+
+func (f *follower) change(what func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	what()
+	close(f.changed)
+	f.changed = make(chan struct{})
+}
+
+// set says whether the follower was cut off before.
+func (f *follower) set(known listing) (wasCut bool) {
+	f.change(func() {
+		wasCut, f.heard = f.problem != nil, true
+		f.jobs, f.at, f.names, f.problem = known.jobs, known.at, known.names, nil
+	})
+	return wasCut
+}
+func (f *follower) putAddress(where place, address netip.Addr) {
+	f.change(func() {
+		if f.at[where] = address; !address.IsValid() {
+			delete(f.at, where)
+		}
+	})
+}
+func (f *follower) putNames(which named, now given) {
+	f.change(func() {
+		if f.names[which] = now; len(now.names) == 0 {
+			delete(f.names, which)
+		}
+	})
+}
+func (f *follower) put(a siteconf.Allocation) { f.change(func() { f.jobs[a.ID()] = a }) }
+func (f *follower) fail(err error)            { f.change(func() { f.problem = err }) }
+
+// remove forgets an allocation, and leaves one that was made later.
+func (f *follower) remove(id string, after int64) {
+	f.change(func() {
+		if f.jobs[id].After <= after {
+			delete(f.jobs, id)
+		}
+	})
+}
+
+// listed says whether what is known here is what etcd has, or had.
+func (f *follower) listed() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.heard
+}
+
+// allNames are those of all allocations.
+func (f *follower) allNames() map[named]given {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return maps.Clone(f.names)
+}
+
+func (f *follower) all() map[string]siteconf.Allocation {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := maps.Clone(f.jobs)
+	for where, address := range f.at {
+		if a, known := all[where.id]; known && a.After == where.after {
+			all[where.id] = with(a, where.node, address)
+		}
+	}
+	return all
+}
+
+// await returns the allocation of a job, once it has this node in it.
+func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocation, error) {
+	for {
+		f.mu.Lock()
+		a, known := f.jobs[id]
+		changed, problem := f.changed, f.problem
+		f.mu.Unlock()
+		if known && a.Problem != "" {
+			return a, errors.New(a.Problem)
+		}
+		if _, here := a.On(node); known && here {
+			return a, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			if problem == nil {
+				problem = errors.New("the first node of the job has not asked for them: does berthd run there?")
+			}
+			return a, fmt.Errorf("wait for the addresses of %s: %w: %w", id, context.Cause(ctx), problem)
+		}
+	}
+}

@@ -1,0 +1,42 @@
+package berthd
+
+import "testing"
+
+// A job that Slurm has put into the queue again keeps its number, and may be given addresses
+// here before this node is told that its former ones are free.
+func TestALaterAllocationStaysWhenTheFormerOneIsFreed(t *testing.T) {
+	w := newWired(t)
+	former := w.allocate(1, 1000)
+	f := w.following("1000")
+	w.await("the job is seen", func() bool { return f.all()["1"].Job == 1 })
+	later := former
+	later.After++
+	w.mu.Lock()
+	w.local["1"] = &localPod{Allocation: later}
+	w.mu.Unlock()
+	f.put(later)
+	if err := w.store.Free(t.Context(), former); err != nil {
+		t.Fatal(err)
+	}
+	w.allocate(2, 1000)
+	w.await("what came after that is seen", func() bool { return f.all()["2"].Job == 2 })
+	if got := f.all()["1"].After; got != later.After {
+		t.Errorf("the follower has the allocation after %d, want %d", got, later.After)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.local["1"] == nil {
+		t.Error("its pod is dropped")
+	}
+}
+
+func TestAnAllocationIsForgottenWithItsAddresses(t *testing.T) {
+	w := newWired(t)
+	a := w.allocate(1, 1000)
+	f := w.following("1000")
+	w.await("the job is seen", func() bool { return f.all()["1"].Job == 1 })
+	if err := w.store.Free(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	w.await("the job is forgotten", func() bool { _, there := f.all()["1"]; return !there })
+}

@@ -1,0 +1,227 @@
+package berthd
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/site/vxlan"
+)
+
+func TestPodsKeepTheirGateway(t *testing.T) {
+	first, second, third := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2"), netip.MustParseAddr("192.168.0.3")
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3"), netip.MustParseAddr("10.128.0.4"), netip.MustParseAddr("10.128.0.5")}
+	g := &gateways{}
+	if got := g.assign(pods); len(got) != 0 {
+		t.Fatalf("without gateways: %v", got)
+	}
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second}, nil)
+	before := g.assign(pods)
+	if used := count(before); used[first] != 2 || used[second] != 2 {
+		t.Fatalf("two gateways for four pods: %v", before)
+	}
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second, "gw3": third}, nil)
+	if got := g.assign(pods); !maps.Equal(got, before) {
+		t.Errorf("a third gateway comes: %v, before %v", got, before)
+	}
+	g.set(map[string]netip.Addr{"gw2": second, "gw3": third}, nil)
+	after := g.assign(pods)
+	for pod, gateway := range before {
+		if gateway == second && after[pod] != second {
+			t.Errorf("pod %s has lost a gateway that lives", pod)
+		}
+	}
+	if used := count(after); used[second] != 2 || used[third] != 2 {
+		t.Errorf("after the loss of one: %v", after)
+	}
+	g.set(nil, nil)
+	if got := g.assign(pods); !maps.Equal(got, after) {
+		t.Errorf("etcd knows of none: %v, before %v", got, after)
+	}
+	// One that is over is forgotten.
+	if got := g.assign(pods[:1]); len(got) != 1 {
+		t.Errorf("after the end of others: %v", got)
+	}
+}
+
+// A gateway that only this node does not reach has no pods of it, unless there is no
+// other one.
+func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
+	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
+	asked := []netip.Addr{first, second}
+	g, r := &gateways{}, reach{}
+	g.set(map[string]netip.Addr{"gw1": first, "gw2": second}, nil)
+	g.assign(pods)
+	for round := range 2 * reachMisses {
+		changed := g.setAway(r.count(asked, map[netip.Addr]bool{second: true}, false))
+		if away := round >= reachMisses-1; changed != (round == reachMisses-1) || (count(g.assign(pods))[first] == 0) != away {
+			t.Errorf("round %d: %v, changed: %t", round, g.assign(pods), changed)
+		}
+	}
+	if !g.setAway(r.count(asked, map[netip.Addr]bool{first: true, second: true}, false)) {
+		t.Error("an answer changes nothing")
+	}
+	before := g.assign(pods)
+	for range 2 * reachMisses {
+		if g.setAway(r.count(asked, nil, false)) || !maps.Equal(g.assign(pods), before) {
+			t.Errorf("nobody answers: %v, before %v", g.assign(pods), before)
+		}
+	}
+}
+
+// A gateway with pods reaches itself, so that one other is enough to ask and to leave.
+func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
+	host, other := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
+	g, r := &gateways{}, reach{}
+	g.set(map[string]netip.Addr{"gw2": other}, nil)
+	g.assign(pods)
+	if asked, _ := g.asked(host); len(asked) > 0 {
+		t.Errorf("without a choice %v are asked", asked)
+	}
+	g.set(map[string]netip.Addr{"gw1": host, "gw2": other}, nil)
+	for range reachMisses {
+		asked, own := g.asked(host)
+		if len(asked) != 1 || asked[0] != other || !own {
+			t.Fatalf("asked are %v, own: %t", asked, own)
+		}
+		g.setAway(r.count(asked, nil, own))
+	}
+	if used := count(g.assign(pods)); used[host] != 2 {
+		t.Errorf("pods are at %v", used)
+	}
+	// On another node both are others.
+	if asked, own := g.asked(netip.MustParseAddr("192.168.0.3")); len(asked) != 2 || own {
+		t.Errorf("asked are %v, own: %t", asked, own)
+	}
+}
+
+// The host of a gateway that does not live is reached all the same, and has no pods.
+func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
+	w := newWired(t)
+	w.config.Gateways.On = []string{"gw1", "gw2"}
+	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
+	for node, address := range map[string]netip.Addr{"gw1": first, "gw2": second, "n0": netip.MustParseAddr("192.168.0.3")} {
+		if _, err := w.store.Register(t.Context(), node, address); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lives := func(node string, address netip.Addr) {
+		if _, err := w.store.client.Put(t.Context(), gatewaysKey+node, address.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lives("gw2", second)
+	follow := func() (end func()) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var ended sync.WaitGroup
+		ended.Go(func() {
+			if err := w.followGateways(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+		return func() {
+			cancel()
+			ended.Wait()
+		}
+	}
+	living := func(want int) func() bool {
+		return func() bool {
+			w.gateways.mu.Lock()
+			defer w.gateways.mu.Unlock()
+			return len(w.gateways.living) == want
+		}
+	}
+	known := func(want ...netip.Addr) func() bool {
+		return func() bool {
+			all := w.gateways.all()
+			slices.SortFunc(all, netip.Addr.Compare)
+			return slices.Equal(slices.Compact(all), want)
+		}
+	}
+	end := follow()
+	w.await("one that lives and one that never did are known, and no other node", known(first, second))
+	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
+	if used := count(w.gateways.assign(pods)); used[second] != 2 {
+		t.Errorf("pods are at %v", used)
+	}
+	moved := netip.MustParseAddr("192.168.0.4")
+	lives("gw1", moved)
+	w.await("one that comes with another address is known by that", known(second, moved))
+	if _, err := w.store.client.Delete(t.Context(), gatewaysKey, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	w.await("none lives", living(0))
+	end()
+	if !known(second, moved)() {
+		t.Errorf("without any that lives %v are known", w.gateways.all())
+	}
+	// As an etcd that was made anew.
+	if _, err := w.store.client.Delete(t.Context(), nodesKey, clientv3.WithPrefix()); err != nil {
+		t.Fatal(err)
+	}
+	lives("gw2", second)
+	defer follow()()
+	w.await("one lives", living(1))
+	if !known(second, moved)() {
+		t.Errorf("when etcd has forgotten nodes %v are known", w.gateways.all())
+	}
+}
+
+// A host that reaches all pods does so by the ways of the daemon before until etcd, which may
+// be away, has said which there are.
+func TestWaysStayUntilEtcdAnswers(t *testing.T) {
+	w := newWired(t)
+	w.cni = nil
+	w.led = []vxlan.Peer{{Address: netip.MustParseAddr("10.128.0.9"), Via: netip.MustParseAddr("192.168.0.9")}}
+	outside := func() []vxlan.Peer {
+		s, _ := w.state()
+		return s.Outside
+	}
+	if got := outside(); !slices.Equal(got, w.led) {
+		t.Errorf("before etcd is asked: %v, want %v", got, w.led)
+	}
+	w.everybody = newFollower(networksKey, func() {})
+	w.everybody.fail(errNoEtcd)
+	if got := outside(); !slices.Equal(got, w.led) {
+		t.Errorf("without etcd: %v, want %v", got, w.led)
+	}
+	w.everybody.set(listing{})
+	if got := outside(); len(got) > 0 {
+		t.Errorf("etcd knows of none: %v", got)
+	}
+	w.everybody.fail(errNoEtcd)
+	if got := outside(); len(got) > 0 {
+		t.Errorf("etcd is away later: %v", got)
+	}
+}
+
+// Pods that are alone on their nodes spread as well.
+func TestLonePodsSpread(t *testing.T) {
+	living := map[string]netip.Addr{"gw1": netip.MustParseAddr("192.168.0.1"), "gw2": netip.MustParseAddr("192.168.0.2")}
+	all := map[netip.Addr]netip.Addr{}
+	for i := range 100 {
+		g := &gateways{living: living}
+		maps.Copy(all, g.assign([]netip.Addr{netip.MustParseAddr(fmt.Sprintf("10.128.0.%d", i+2))}))
+	}
+	for gateway, n := range count(all) {
+		if n < 30 {
+			t.Errorf("%s has %d of 100", gateway, n)
+		}
+	}
+}
+
+func count(chosen map[netip.Addr]netip.Addr) map[netip.Addr]int {
+	used := map[netip.Addr]int{}
+	for _, gateway := range chosen {
+		used[gateway]++
+	}
+	return used
+}

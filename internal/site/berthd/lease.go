@@ -1,0 +1,63 @@
+package berthd
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// put writes an allocation. That of a job lives as long as the controller has the
+// job; that of sessions, of which only their host knows, as long as the host
+// refreshes its lease.
+func (s *Store) put(a siteconf.Allocation) (clientv3.Op, error) {
+	value, err := json.Marshal(a)
+	if err != nil || a.Login == "" {
+		return clientv3.OpPut(podsKey(a), string(value)), err
+	}
+	lease := clientv3.LeaseID(s.lease.Load())
+	if lease == clientv3.NoLease {
+		return clientv3.Op{}, errors.New("this host has no lease: etcd has not answered since berthd was started")
+	}
+	return clientv3.OpPut(podsKey(a), string(value), clientv3.WithLease(lease)), nil
+}
+
+// Hold has an allocation that etcd has live by the present lease.
+func (s *Store) Hold(ctx context.Context, a siteconf.Allocation) error {
+	fail := func(err error) error { return fmt.Errorf("refresh the address of %s: %w", a.ID(), err) }
+	put, err := s.put(a)
+	if err != nil {
+		return fail(err)
+	}
+	same := clientv3.Compare(clientv3.Value(podsKey(a)), "=", string(put.ValueBytes()))
+	if _, err := s.client.Txn(ctx).If(same).Then(put).Commit(); err != nil {
+		return fail(err)
+	}
+	return nil
+}
+
+// keepLease has a lease as long as the daemon runs. After a loss there is another
+// one, and all that must live by it is written again.
+func (d *Daemon) keepLease(ctx context.Context) error {
+	return d.persist(ctx, "keep the lease of this host", func(ctx context.Context) error {
+		limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
+		defer cancel()
+		lease, err := d.store.client.Grant(limited, int64(d.config.Lease.Seconds()))
+		if err != nil {
+			return fmt.Errorf("get a lease: %w", errors.Join(err, context.Cause(limited)))
+		}
+		refreshed, err := d.store.client.KeepAlive(ctx, lease.ID)
+		if err != nil {
+			return fmt.Errorf("refresh the lease: %w", err)
+		}
+		d.store.lease.Store(int64(lease.ID))
+		d.relist()
+		for range refreshed {
+		}
+		return errors.New("the lease is lost")
+	})
+}

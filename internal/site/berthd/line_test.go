@@ -1,0 +1,269 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"net/url"
+	"os"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// inLine is how many stand in line.
+func inLine(t *testing.T, s *Store) int64 {
+	t.Helper()
+	got, err := s.client.Get(t.Context(), lineKey, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.Count
+}
+
+// awaitLine returns when so many do.
+func awaitLine(t *testing.T, s *Store, want int64) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); inLine(t, s) != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d are in line, want %d", inLine(t, s), want)
+		}
+	}
+}
+
+// awaitEnd returns when something is done that must not go on for ever.
+func awaitEnd(t *testing.T, what string, done <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatalf("%s does not end", what)
+	}
+}
+
+// enter is a line in which one stands.
+func enter(t *testing.T, s *Store) *line {
+	t.Helper()
+	l := &line{}
+	l.join(t.Context(), s.client)
+	if l.session == nil {
+		t.Fatal("etcd lets nobody stand in line")
+	}
+	return l
+}
+
+func TestNobodyStandsInLineForEver(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	first := enter(t, s)
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		new(line).join(ctx, s.client)
+	}()
+	awaitLine(t, s, 2)
+	// A job that is cancelled does not wait for its turn.
+	cancel()
+	awaitEnd(t, "the wait of a job that is cancelled", gone)
+	awaitLine(t, s, 1)
+	first.leave()
+	third := enter(t, s)
+	third.leave()
+	third.leave()
+	allocateAll(t, s, 20)
+	awaitLine(t, s, 0)
+}
+
+// rivals have somebody else allocate before each transaction, so that all are too late.
+type rivals struct {
+	clientv3.KV
+	put func()
+}
+
+func (r rivals) Txn(ctx context.Context) clientv3.Txn {
+	r.put()
+	return r.KV.Txn(ctx)
+}
+
+// watched says when somebody watches.
+type watched struct {
+	clientv3.Watcher
+	begun chan struct{}
+}
+
+func (w watched) Watch(ctx context.Context, key string, options ...clientv3.OpOption) clientv3.WatchChan {
+	close(w.begun)
+	return w.Watcher.Watch(ctx, key, options...)
+}
+
+// A step that stands in line learns that etcd does not answer any more before the
+// plugin has given up.
+func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	first := enter(t, s)
+	defer first.leave()
+	cable := newCable(t, s.client.Endpoints()[0])
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + cable.address}, Logger: zap.NewNop()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	second := &Store{client: client, config: s.config}
+	t.Cleanup(func() { second.Close() })
+	client.KV = rivals{client.KV, func() {
+		if _, err := s.client.Put(t.Context(), guardKey, ""); err != nil {
+			t.Error(err)
+		}
+	}}
+	waits := make(chan struct{})
+	client.Watcher = watched{client.Watcher, waits}
+	ctx, cancel := context.WithCancel(t.Context())
+	gone := make(chan struct{})
+	go func() {
+		defer close(gone)
+		_, err = second.Allocate(ctx, request(1, 1000))
+	}()
+	awaitEnd(t, "the way into the line", waits)
+	cable.cut()
+	cancel()
+	awaitEnd(t, "an allocation whose time is over", gone)
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the step reads: %v", err)
+	}
+	// The others go on when the lease has ended.
+	awaitLine(t, s, 1)
+}
+
+// What berthd itself waits for etcd, one after the other, leaves two seconds of what
+// the plugin waits for berthd.
+func TestThePluginWaitsLongerThanBerthd(t *testing.T) {
+	text, err := os.ReadFile("../../../spank/client.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := regexp.MustCompile(`ANSWER_LIMIT = (\d+) `).FindSubmatch(text)
+	if found == nil {
+		t.Fatal("the plugin has no ANSWER_LIMIT")
+	}
+	seconds, err := strconv.Atoi(string(found[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own := attachTimeout + leaveLimit*time.Second + refuseLimit; own+2*time.Second > time.Duration(seconds)*time.Second {
+		t.Errorf("berthd answers after %s, the plugin waits %d s", own, seconds)
+	}
+}
+
+// counted counts transactions.
+type counted struct {
+	clientv3.KV
+	n *atomic.Int64
+}
+
+func (c counted) Txn(ctx context.Context) clientv3.Txn {
+	c.n.Add(1)
+	return c.KV.Txn(ctx)
+}
+
+// Nodes that allocate at once cost etcd transactions in proportion to their number, not
+// to its square.
+func TestFortyNodesAllocateAtOnce(t *testing.T) {
+	const count = 40
+	all := agents(t, newStore(t, agentPods), count)
+	var asked atomic.Int64
+	for _, agent := range all {
+		agent.client.KV = counted{agent.client.KV, &asked}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	held := make([]siteconf.Allocation, count)
+	together(t, count, func(i int) (err error) {
+		held[i], err = all[i].Allocate(ctx, Request{Job: uint32(i + 1), UID: uint32(1000 + i), User: "somebody", Name: "x", Nodes: []string{agentName(i)}})
+		return err
+	})
+	if t.Failed() {
+		return
+	}
+	jobs := map[netip.Addr]uint32{}
+	for _, a := range held {
+		if other, twice := jobs[a.Pods[0].Address]; twice {
+			t.Errorf("jobs %d and %d have %s", other, a.Job, a.Pods[0].Address)
+		}
+		jobs[a.Pods[0].Address] = a.Job
+	}
+	// Each tries alone once, joins the line, and has its turn. One whose turn it is may be
+	// too late for one who comes alone, which each does once. A try is two transactions.
+	if n, most := asked.Load(), int64(count*(2+1+2+2)); n > most {
+		t.Errorf("%d transactions for %d nodes, want at most %d", n, count, most)
+	}
+	awaitLine(t, all[0], 0)
+}
+
+// cable is a way to etcd that can be cut: what is sent then is neither delivered nor
+// refused.
+type cable struct {
+	address string
+	isCut   atomic.Bool
+}
+
+func (c *cable) cut() { c.isCut.Store(true) }
+
+func newCable(t *testing.T, endpoint string) *cable {
+	t.Helper()
+	to, err := url.Parse(endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &cable{address: listener.Addr().String()}
+	var group sync.WaitGroup
+	t.Cleanup(func() {
+		listener.Close()
+		group.Wait()
+	})
+	group.Go(func() {
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", to.Host)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			// Each way ends the other one, so all end with the client.
+			group.Go(func() { c.pass(near, far) })
+			group.Go(func() { c.pass(far, near) })
+		}
+	})
+	return c
+}
+
+func (c *cable) pass(to, from net.Conn) {
+	defer to.Close()
+	buffer := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
+		}
+		if c.isCut.Load() {
+			continue
+		}
+		if _, err := to.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}

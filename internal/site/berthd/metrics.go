@@ -1,0 +1,127 @@
+package berthd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+)
+
+// metrics are what Prometheus is told of this node, in its text format.
+type metrics struct {
+	mu sync.Mutex
+	// attaches counts by how long a pod took that was made, in the buckets below.
+	attaches [len(attachBuckets) + 1]uint64
+	seconds  float64
+	refused  uint64
+	failures uint64
+}
+
+// attachBuckets are upper bounds, in seconds.
+var attachBuckets = [...]float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15}
+
+func (m *metrics) attached(took time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := 0
+	for i < len(attachBuckets) && took.Seconds() > attachBuckets[i] {
+		i++
+	}
+	m.attaches[i]++
+	m.seconds += took.Seconds()
+}
+
+func (m *metrics) refuse() { m.mu.Lock(); m.refused++; m.mu.Unlock() }
+func (m *metrics) fail()   { m.mu.Lock(); m.failures++; m.mu.Unlock() }
+
+// write them, with the pods that there are now.
+func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var b strings.Builder
+	family := func(name, kind, help string) {
+		fmt.Fprintf(&b, "# HELP berthd_%s %s\n# TYPE berthd_%[1]s %[3]s\n", name, help, kind)
+	}
+	family("pods", "gauge", "Pods on this node.")
+	fmt.Fprintf(&b, "berthd_pods{kind=\"job\"} %d\nberthd_pods{kind=\"login\"} %d\n", jobs, logins)
+	family("etcd_up", "gauge", "Whether etcd has answered when it was asked last.")
+	up := 0
+	if etcd {
+		up = 1
+	}
+	fmt.Fprintf(&b, "berthd_etcd_up %d\n", up)
+	family("refused_total", "counter", "Jobs and sessions that got no network here.")
+	fmt.Fprintf(&b, "berthd_refused_total %d\n", m.refused)
+	family("apply_failures_total", "counter", "How often the network of this node could not be made as it should be.")
+	fmt.Fprintf(&b, "berthd_apply_failures_total %d\n", m.failures)
+	family("attach_seconds", "histogram", "How long pods took that were made, from the question to the network.")
+	count := uint64(0)
+	for i, bound := range attachBuckets {
+		count += m.attaches[i]
+		fmt.Fprintf(&b, "berthd_attach_seconds_bucket{le=\"%g\"} %d\n", bound, count)
+	}
+	count += m.attaches[len(attachBuckets)]
+	fmt.Fprintf(&b, "berthd_attach_seconds_bucket{le=\"+Inf\"} %d\nberthd_attach_seconds_sum %g\nberthd_attach_seconds_count %[1]d\n", count, m.seconds)
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// serveMetrics until the context ends. Any user can have a port from 1024 on first: that is
+// said, and tried again, and no reason to have no networks.
+func (d *Daemon) serveMetrics(ctx context.Context) error {
+	said := ""
+	for {
+		err := d.serveMetricsOnce(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if err.Error() != said {
+			said = err.Error()
+			d.log.Error("serve metrics", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(retry):
+		}
+	}
+}
+
+func (d *Daemon) serveMetricsOnce(ctx context.Context) error {
+	listener, err := net.Listen("tcp", d.config.Metrics)
+	if err != nil {
+		return fmt.Errorf("%w: correct 'metrics' in the configuration, or end who has the port", err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(d.answerMetrics), ReadTimeout: questionTimeout, WriteTimeout: questionTimeout}
+	stop := context.AfterFunc(ctx, func() { server.Close() })
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+func (d *Daemon) answerMetrics(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/metrics" {
+		http.NotFound(w, r)
+		return
+	}
+	d.mu.Lock()
+	jobs, logins := 0, 0
+	for _, local := range d.local {
+		if local.Login != "" {
+			logins++
+		} else {
+			jobs++
+		}
+	}
+	d.mu.Unlock()
+	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+	// An error is the asker's who went away.
+	_ = d.metrics.write(w, jobs, logins, d.etcdUp.Load())
+}

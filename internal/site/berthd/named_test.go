@@ -1,0 +1,242 @@
+package berthd
+
+import (
+	"context"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// A user names his own job, for as long as it lives, and others' not.
+func TestUsersNameTheirJobs(t *testing.T) {
+	w := newWired(t)
+	a, other := w.allocate(1, 1000), w.allocate(2, 1001)
+	w.local["1"], w.local["2"] = &localPod{Allocation: a, ready: true}, &localPod{Allocation: other, ready: true}
+	f := w.following("1000")
+	has := func(names ...string) func() bool {
+		return func() bool { return slices.Equal(namesOf(f, a), names) }
+	}
+	name := func(uid, job uint32, text, want string) {
+		t.Helper()
+		err := w.Name(t.Context(), uid, job, text)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%d names job %d %s: %v, want %q", uid, job, text, err, want)
+		}
+	}
+	name(1001, 1, "web", "you have no such job on n0")
+	name(1000, 3, "web", "you have no such job on n0")
+	name(1000, 1, "Web", "small letters")
+	name(1000, 1, "web.default,api", "")
+	w.await("others know the names", has("api", "web.default"))
+	w.await("the daemon knows what etcd has", w.keeps("api", "web.default"))
+	// The same once more is no change.
+	name(1000, 1, "api,web.default", "")
+	name(1000, 1, "web", "")
+	name(1000, 1, "db", "")
+	w.await("they know the new ones", has("db"))
+	w.await("the daemon knows the new ones", w.keeps("db"))
+	// Three times were free. Now there has to be a pause, which is that of the other jobs
+	// in this network as well.
+	renamedAt := func(when time.Time) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f.renamedAt = when
+	}
+	renamedAt(time.Now().Add(time.Hour))
+	name(1000, 1, "late", "names have just changed on n0: try again in ")
+	before := time.Now().Add(-namesPause)
+	renamedAt(before)
+	name(1000, 1, "web", "")
+	w.mu.Lock()
+	if !f.renamedAt.After(before) {
+		t.Error("there is no pause after the first one")
+	}
+	w.mu.Unlock()
+	renamedAt(before)
+	name(1000, 1, "db", "")
+	w.await("they know the ones after the pause", has("db"))
+	w.await("the daemon knows the ones after the pause", w.keeps("db"))
+	// etcd has lost them.
+	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "")); err != nil {
+		t.Fatal(err)
+	}
+	w.await("they know of none", has())
+	w.await("the daemon has heard of it", w.keeps())
+	w.keep("1", "db")
+	w.relist()
+	w.await("they know them again", has("db"))
+	// Who was cut off while they were taken back does not bring them back.
+	if _, err := w.store.SetNames(t.Context(), a, "", nil); err != nil {
+		t.Fatal(err)
+	}
+	w.await("they know of none any more", has())
+	w.await("the daemon has heard that, too", w.keeps())
+	w.keep("1", "db")
+	w.relist()
+	w.await("the daemon knows that they were taken back", w.keeps())
+	if known, err := w.store.list(t.Context(), networksKey); err != nil || len(known.names[named{id: "1", after: a.After}].names) > 0 {
+		t.Errorf("names that were taken back: %v, %v", known.names, err)
+	}
+	if known, err := w.store.read(t.Context()); err != nil || len(known.jobs) != 2 {
+		t.Errorf("jobs: %v, %v", known.jobs, err)
+	}
+	if _, err := w.store.SetNames(t.Context(), a, "", []string{"db"}); err != nil {
+		t.Fatal(err)
+	}
+	w.await("they know of the last one", has("db"))
+	w.mu.Lock()
+	delete(w.local, "1")
+	w.mu.Unlock()
+	if err := w.store.Free(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	w.await("names go with the job", has())
+	if _, err := w.store.SetNames(t.Context(), a, "", []string{"late"}); err == nil || !strings.Contains(err.Error(), "released meanwhile") {
+		t.Errorf("a job that is over: %v", err)
+	}
+}
+
+// namesOf are all names that a follower knows of an allocation, those by which runs on a
+// node serve something behind the node's.
+func namesOf(f *follower, a siteconf.Allocation) []string {
+	var all []string
+	for which, now := range f.allNames() {
+		if which.id == a.ID() && which.after == a.After {
+			for _, name := range now.names {
+				all = append(all, path.Join(which.node, name))
+			}
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// keeps says whether the daemon has these names of job 1, should etcd lose them.
+func (w *wired) keeps(names ...string) func() bool {
+	return func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.Equal(w.local["1"].named.names, names)
+	}
+}
+
+// keep has the daemon have names of a job that etcd had once.
+func (w *wired) keep(id string, names ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.local[id].named = given{names: names, revision: 1}
+}
+
+// Of two nodes on which a job's names are changed, each keeps the later ones, in whichever
+// order it hears of both.
+func TestLateNamesAreNotKept(t *testing.T) {
+	d := &Daemon{local: map[string]*localPod{"1": {Allocation: siteconf.Allocation{Job: 1, After: 7}}}}
+	for _, now := range []given{{[]string{"theirs"}, 12}, {[]string{"mine"}, 11}, {nil, 10}} {
+		d.keepNames(named{id: "1", after: 7}, now)
+	}
+	d.keepNames(named{id: "1", after: 6}, given{[]string{"former"}, 13})
+	if kept := d.local["1"].named; !slices.Equal(kept.names, []string{"theirs"}) {
+		t.Errorf("kept: %+v", kept)
+	}
+}
+
+// Where berthd is installed anew on one node after the other, names that are given on a
+// new one must not stop those of before, which take all in etcd for allocations and the
+// last part of a key for a job.
+func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
+	s := newStore(t, "10.128.0.0/24")
+	a, err := s.Allocate(t.Context(), request(1, 1000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range []string{"", "n0"} {
+		for _, names := range [][]string{{"web.default", "api"}, nil} {
+			if _, err := s.SetNames(t.Context(), a, node, names); err != nil {
+				t.Fatal(err)
+			}
+			got, err := s.client.Get(t.Context(), namedKey(a, node))
+			if err != nil || len(got.Kvs) != 1 {
+				t.Fatal(got, err)
+			}
+			seen, err := decode(got.Kvs[0].Value)
+			if err != nil || seen.Login == "" || len(seen.Pods) > 0 || seen.ID() == a.ID() {
+				t.Errorf("%s: it sees %+v, %v", got.Kvs[0].Value, seen, err)
+			}
+		}
+		if last := path.Base(namedKey(a, node)); last != namedEnd {
+			t.Errorf("when names go, %s is over for it", last)
+		}
+	}
+}
+
+// What a later berthd writes beside allocations is none of this one's business.
+func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
+	w := newWired(t)
+	a := w.allocate(1, 1000)
+	w.local["1"] = &localPod{Allocation: a, ready: true}
+	f := w.following("1000")
+	w.await("the job is known", func() bool { return f.all()["1"].Job == 1 })
+	var seen []string
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	keys := []string{
+		networkPrefix("1000") + "later/1", networkPrefix("1000") + "later/2/1", namedPrefix(a) + fmt.Sprint(a.After), namedPrefix(a) + "x/" + namedEnd,
+		networkPrefix("1000") + "1", networkPrefix("1000") + "pods/1/1",
+	}
+	for _, key := range keys {
+		if _, err := w.store.client.Put(t.Context(), key, `["no allocation"]`); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, key := range keys[:5] {
+		if _, err := w.store.client.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b := w.allocate(2, 1000)
+	err := w.store.Watch(ctx, networkPrefix("1000"), a.After, func(c change) {
+		if seen = append(seen, c.id); c.id == "2" {
+			cancel()
+		}
+	})
+	if !slices.Equal(seen, []string{"1", "2"}) {
+		t.Errorf("watched: %v (%v)", seen, err)
+	}
+	known, err := w.store.list(t.Context(), networksKey)
+	if err != nil || len(known.jobs) != 2 || len(known.names)+len(known.at) > 0 {
+		t.Errorf("%+v, %v", known, err)
+	}
+	w.await("the next job is seen", func() bool { return f.all()["2"].After == b.After })
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.local["1"] == nil {
+		t.Error("a job is over for what somebody else has removed")
+	}
+}
+
+// Whatever a group is called, its keys are told apart by position.
+func TestKeysOfNames(t *testing.T) {
+	a := siteconf.Allocation{Job: 7, Group: namedPart, After: 9}
+	for _, node := range []string{"", "n0", namedEnd, namedPart} {
+		key := namedKey(a, node)
+		if which, found := namedOf(key); !found || which != (named{"7", 9, node}) {
+			t.Errorf("%s: %v, %t", key, which, found)
+		}
+		if _, found := placeOf(key); found || isPods(key) {
+			t.Errorf("%s is one of addresses", key)
+		}
+	}
+	for _, key := range []string{
+		podsKey(a), atKey(a, "n0"), podsKey(siteconf.Allocation{Job: 7, Group: at}),
+		namedPrefix(a) + "9/n0", namedPrefix(a) + "9//" + namedEnd, namedPrefix(a) + "9/n0/later/" + namedEnd, namedPrefix(a) + "9/n0/later",
+	} {
+		if _, found := namedOf(key); found {
+			t.Errorf("%s is one of names", key)
+		}
+	}
+}

@@ -1,0 +1,239 @@
+package berthd
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"text/template"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// nameServer is CoreDNS, which runs as long as there are pods here. A file of its
+// own is its life: it ends when that is removed, so the next berthd need not find
+// the one of the last.
+//
+// It sees that a moment later, and until then gets its part of what is asked beside
+// the one that comes next. So they all read one table, at each query: with a table
+// for each, a job that begins as the last one ends would now and then hear that
+// there is none of its names.
+type nameServer struct {
+	config siteconf.DNS
+	// dir holds the table and the lives, and nothing else that is kept.
+	dir string
+	// address is where it listens.
+	address netip.Addr
+	log     *slog.Logger
+	// again asks for another Apply.
+	again func()
+
+	mu sync.Mutex
+	// life is empty as long as none runs that was started here.
+	life string
+	// last is what the table was written with.
+	last string
+}
+
+// nobody is who it runs as: it needs its port, and reads one file.
+const nobody = 65534
+
+// nameServerStart is how long CoreDNS may take to listen.
+const nameServerStart = 5 * time.Second
+
+var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
+	bind {{.Address}}
+	errors
+	names {{.Table}} {{.Life}}
+{{- if .Forward}}
+	cache 30
+	forward . {{.Forward}}
+{{- end}}
+}
+`))
+
+// nameTable is what CoreDNS's plugin reads (programs/coredns/site), the one of a former
+// version too until it ends: what a field means cannot change.
+type nameTable struct {
+	Cluster string       `json:"cluster"`
+	Range   netip.Prefix `json:"range"`
+	// IPv6 is the range of their second addresses, if they have any.
+	IPv6 netip.Prefix `json:"ipv6,omitzero"`
+	Pods []namedPod   `json:"pods"`
+}
+
+type namedPod struct {
+	Address netip.Addr `json:"address"`
+	Network uint32     `json:"network"`
+	UID     uint32     `json:"uid"`
+	User    string     `json:"user"`
+	Name    string     `json:"name"`
+	Number  uint32     `json:"number,omitempty"`
+	Index   int        `json:"index"`
+	After   int64      `json:"after"`
+	// Names are those that its user has given the job, once for all of its pods.
+	Names []string `json:"names,omitempty"`
+	// Served are those by which runs in this pod serve something.
+	Served []string `json:"served,omitempty"`
+}
+
+func (t *nameTable) add(a siteconf.Allocation, all map[named]given) {
+	names := all[named{id: a.ID(), after: a.After}].names
+	for i, pod := range a.Pods {
+		if !pod.Address.IsValid() {
+			continue
+		}
+		t.Pods = append(t.Pods, namedPod{
+			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
+			Names: names, Served: all[named{a.ID(), a.After, pod.Node}].names,
+		})
+		names = nil
+	}
+}
+
+// apply has CoreDNS know the names, and returns when it does. Without a table
+// there is none.
+func (n *nameServer) apply(table *nameTable) error {
+	if n.config.Program == "" {
+		return nil
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if table == nil {
+		n.life = ""
+		return n.clean()
+	}
+	text, err := json.Marshal(table)
+	if err != nil {
+		return fmt.Errorf("write names of pods: %w", err)
+	}
+	if n.life == "" {
+		return n.start(text)
+	}
+	if string(text) == n.last {
+		return nil
+	}
+	return n.write(text)
+}
+
+func (n *nameServer) table() string { return filepath.Join(n.dir, "table") }
+
+// write has all name servers of this node answer from another table.
+func (n *nameServer) write(text []byte) error {
+	temporary := filepath.Join(filepath.Dir(n.dir), "new-names")
+	err := os.WriteFile(temporary, text, 0o640)
+	if err == nil {
+		err = os.Chown(temporary, 0, nobody)
+	}
+	if err == nil {
+		// Not half a table, where there is no room for more.
+		err = os.Rename(temporary, n.table())
+	}
+	if err != nil {
+		return fmt.Errorf("write names of pods: %w", err)
+	}
+	n.last = string(text)
+	return nil
+}
+
+func (n *nameServer) start(text []byte) error {
+	fail := func(err error) error { return fmt.Errorf("start the name server %s: %w", n.config.Program, err) }
+	if err := errors.Join(os.MkdirAll(n.dir, 0o750), os.Chown(n.dir, 0, nobody)); err != nil {
+		return fail(err)
+	}
+	if err := n.write(text); err != nil {
+		return fail(err)
+	}
+	life, err := os.CreateTemp(n.dir, "names-")
+	if err != nil {
+		return fail(err)
+	}
+	life.Close()
+	if err := n.launch(life.Name()); err != nil {
+		return fail(errors.Join(err, os.Remove(life.Name())))
+	}
+	n.life = life.Name()
+	// One that another berthd has started has answered until now.
+	return n.clean()
+}
+
+// launch returns when CoreDNS listens.
+func (n *nameServer) launch(life string) error {
+	var text strings.Builder
+	if err := corefile.Execute(&text, map[string]string{"Address": n.address.String(), "Table": n.table(), "Life": life, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
+		return err
+	}
+	ready, ours, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ready.Close()
+	command := exec.Command(n.config.Program, "-conf", "stdin", "-quiet")
+	command.Stdin = strings.NewReader(text.String())
+	command.Stdout, command.Stderr = os.Stderr, os.Stderr
+	command.ExtraFiles = []*os.File{ours}
+	command.Dir = "/"
+	command.SysProcAttr = &syscall.SysProcAttr{
+		Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
+		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
+	}
+	if err := errors.Join(command.Start(), ours.Close()); err != nil {
+		return fmt.Errorf("%w: correct 'dns.program' in the configuration", err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		err := command.Wait()
+		ended <- err
+		n.ended(life, err)
+	}()
+	if err := ready.SetReadDeadline(time.Now().Add(nameServerStart)); err != nil {
+		return errors.Join(err, command.Process.Kill())
+	}
+	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
+		return errors.Join(err, command.Process.Kill(), <-ended, errors.New("its own words are in berthd's log"))
+	}
+	return nil
+}
+
+// ended starts it again unless it was to end.
+func (n *nameServer) ended(life string, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.life != life {
+		return
+	}
+	n.log.Error("the name server has ended", "error", err)
+	n.life = ""
+	time.AfterFunc(retry, n.again)
+}
+
+// clean ends all name servers but the present one.
+func (n *nameServer) clean() error {
+	files, err := filepath.Glob(filepath.Join(n.dir, "names-*"))
+	if err != nil {
+		return err
+	}
+	if n.life == "" {
+		files = append(files, n.table())
+	}
+	for _, file := range files {
+		if file == n.life {
+			continue
+		}
+		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("end a name server: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,186 @@
+package berthd
+
+import (
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// pluginName is the file of the SPANK plugin.
+const pluginName = "spank_berth.so"
+
+// configless is where nodes keep the files that slurmctld has given them.
+const configless = "/run/slurm/conf"
+
+// scontrolLimit is how long the doctor waits for Slurm.
+const scontrolLimit = 10 * time.Second
+
+// slurmConfig asks Slurm's controller what it is told. Paths of files are those of its own host.
+func slurmConfig(ctx context.Context) (map[string]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "scontrol", "show", "config").Output()
+	if err != nil {
+		return nil, fmt.Errorf("ask scontrol: %w", err)
+	}
+	config := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		if name, value, found := strings.Cut(line, "="); found {
+			config[strings.TrimSpace(name)] = strings.TrimSpace(value)
+		}
+	}
+	return config, nil
+}
+
+// plugged looks whether Slurm loads the plugin on this host. Of an optional one that it cannot load
+// it says so in a log at most, and all jobs are in the network of the hosts.
+func plugged(ctx context.Context) error {
+	config, err := slurmConfig(ctx)
+	if err != nil {
+		return err
+	}
+	stack, err := plugstack(config)
+	if err != nil {
+		return err
+	}
+	path, err := pluginOf(stack, filepath.SplitList(config["PluginDir"]))
+	if err != nil {
+		return err
+	}
+	built, err := builtFor(path)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, "scontrol", "--version").Output()
+	if err != nil {
+		return fmt.Errorf("ask scontrol for its version: %w", err)
+	}
+	if here := release(string(out)); here != built {
+		return fmt.Errorf("%s was built for Slurm %s, and this is %s, which leaves it out: make spank SLURM_PREFIX=... with the headers of this one", path, built, here)
+	}
+	return nil
+}
+
+// plugstack is the plugstack.conf of this host.
+func plugstack(config map[string]string) (string, error) {
+	candidates := []string{config["PlugStackConfig"], filepath.Join(filepath.Dir(config["SLURM_CONF"]), "plugstack.conf"), filepath.Join(configless, "plugstack.conf")}
+	for _, path := range candidates {
+		if !filepath.IsAbs(path) {
+			continue
+		}
+		if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+			return path, err
+		}
+	}
+	return "", fmt.Errorf("there is no plugstack.conf, and jobs are in the network of the hosts: write 'optional /usr/libexec/berth/%s' into %s", pluginName, candidates[1])
+}
+
+// pluginOf is the plugin that a plugstack.conf names, or one of the files that it includes.
+func pluginOf(stack string, folders []string) (string, error) {
+	path, err := pluginIn(stack, 0)
+	if err != nil {
+		return "", err
+	}
+	if path == "" {
+		return "", fmt.Errorf("%s does not name %s, and jobs are in the network of the hosts: add 'optional /usr/libexec/berth/%s'", stack, pluginName, pluginName)
+	}
+	if filepath.IsAbs(path) {
+		folders = []string{"/"}
+	}
+	for _, folder := range folders {
+		if _, err := os.Stat(filepath.Join(folder, path)); err == nil {
+			return filepath.Join(folder, path), nil
+		}
+	}
+	return "", fmt.Errorf("%s names %s, which is not there: correct it, or install the plugin", stack, path)
+}
+
+// pluginIn is what such a file calls the plugin, "" if it does not.
+func pluginIn(stack string, depth int) (string, error) {
+	const deepest = 8
+	if depth > deepest {
+		return "", fmt.Errorf("%s: files include each other", stack)
+	}
+	text, err := os.ReadFile(stack)
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(text)) {
+		line, _, _ = strings.Cut(line, "#")
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		if fields[0] != "include" {
+			if filepath.Base(fields[1]) == pluginName {
+				return fields[1], nil
+			}
+			continue
+		}
+		files, err := filepath.Glob(fields[1])
+		if err != nil {
+			return "", fmt.Errorf("%s: include %s: %w", stack, fields[1], err)
+		}
+		for _, file := range files {
+			if path, err := pluginIn(file, depth+1); err != nil || path != "" {
+				return path, err
+			}
+		}
+	}
+	return "", nil
+}
+
+// builtFor is the release of Slurm that a plugin was built for, which the plugin says in a number:
+// its fourth, third and second byte from the end. The last one may differ.
+func builtFor(path string) (string, error) {
+	file, err := elf.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	defer file.Close()
+	symbols, err := file.DynamicSymbols()
+	if err != nil {
+		return "", fmt.Errorf("read %s: %w", path, err)
+	}
+	for _, symbol := range symbols {
+		if symbol.Name != "plugin_version" || int(symbol.Section) >= len(file.Sections) {
+			continue
+		}
+		section := file.Sections[symbol.Section]
+		var number [4]byte
+		if _, err := section.ReadAt(number[:], int64(symbol.Value-section.Addr)); err != nil {
+			return "", fmt.Errorf("read the version in %s: %w", path, err)
+		}
+		version := file.ByteOrder.Uint32(number[:])
+		return fmt.Sprintf("%d.%02d", version>>16, version>>8&0xff), nil
+	}
+	return "", fmt.Errorf("%s is no plugin of Slurm: it has no plugin_version", path)
+}
+
+// release is that of "slurm-wlm 22.05.8": 22.05.
+func release(version string) string {
+	fields := strings.Fields(version)
+	if len(fields) == 0 {
+		return ""
+	}
+	parts := strings.SplitN(fields[len(fields)-1], ".", 3)
+	if len(parts) < 2 {
+		return fields[len(fields)-1]
+	}
+	major, err1 := strconv.Atoi(parts[0])
+	minor, err2 := strconv.Atoi(parts[1])
+	if err := errors.Join(err1, err2); err != nil {
+		return fields[len(fields)-1]
+	}
+	return fmt.Sprintf("%d.%02d", major, minor)
+}

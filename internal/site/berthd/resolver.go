@@ -1,0 +1,82 @@
+package berthd
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// resolver is the file that tasks of a job find as /etc/resolv.conf.
+func (d *Daemon) resolver(id string) string { return filepath.Join(d.config.Run, "resolv", id) }
+
+// resolverAddress is where pods ask for names. CNI plugins know of no address that is
+// each node's own towards its pods, but that of the host is.
+func (d *Daemon) resolverAddress() netip.Addr {
+	if d.config.ByCNI() {
+		return d.host
+	}
+	return d.config.Gateway()
+}
+
+func (d *Daemon) writeResolver(a siteconf.Allocation) error {
+	if d.config.DNS.Program == "" {
+		return nil
+	}
+	search := d.config.DNS.Search
+	if search == nil {
+		host, err := os.ReadFile("/etc/resolv.conf")
+		if err != nil && !os.IsNotExist(err) {
+			return fmt.Errorf("read the host's resolver: %w", err)
+		}
+		search = searchOf(string(host))
+	}
+	// A name with one dot, pod0.job, is looked for in the user's domain first.
+	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:2\n", d.resolverAddress(), strings.Join(a.Domains(d.config.Cluster, search), " "))
+	if err := os.WriteFile(d.resolver(a.ID()), []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write resolver of %s: %w", a.ID(), err)
+	}
+	return nil
+}
+
+// searchOf reads what resolv.conf says to search: the last such line counts.
+func searchOf(text string) []string {
+	var found []string
+	for line := range strings.Lines(text) {
+		fields := strings.Fields(line)
+		if len(fields) > 1 && (fields[0] == "search" || fields[0] == "domain") {
+			found = fields[1:]
+		}
+	}
+	return found
+}
+
+// table are the names in all networks that have a pod here, or nil.
+func (d *Daemon) table() *nameTable {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if len(d.local) == 0 {
+		return nil
+	}
+	owners := map[string]bool{}
+	for _, local := range d.local {
+		owners[local.Owner()] = true
+	}
+	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked(), IPv6: d.config.IPv6.Pods.Masked()}
+	for _, owner := range slices.Sorted(maps.Keys(owners)) {
+		known := d.known(owner)
+		var names map[named]given
+		if user := d.users[owner]; user != nil {
+			names = user.allNames()
+		}
+		for _, job := range slices.Sorted(maps.Keys(known)) {
+			t.add(known[job], names)
+		}
+	}
+	return t
+}

@@ -1,0 +1,46 @@
+package berthd
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestReadinessIsTold(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer manager.Close()
+	t.Setenv("NOTIFY_SOCKET", path)
+	if err := tellManager(); err != nil {
+		t.Fatal(err)
+	}
+	said := make([]byte, 100)
+	n, err := manager.Read(said)
+	if err != nil || string(said[:n]) != "READY=1" {
+		t.Errorf("told %q, %v", said[:n], err)
+	}
+	if left, there := os.LookupEnv("NOTIFY_SOCKET"); there {
+		t.Errorf("what berthd starts has NOTIFY_SOCKET=%s", left)
+	}
+	if err := tellManager(); err != nil {
+		t.Errorf("without a service manager: %v", err)
+	}
+}
+
+// The units know by the status that another start changes nothing.
+func TestWrongConfigurationHasAStatusOfItsOwn(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "site.yaml")
+	if err := os.WriteFile(path, []byte("clutser: alps\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"run", "etcd"} {
+		if status := Main(context.Background(), []string{command, "--config", path}); status != 78 {
+			t.Errorf("berthd %s: status %d, want 78", command, status)
+		}
+	}
+}

@@ -1,0 +1,401 @@
+package berthd
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// newServing is a daemon with names and job 1 of user 1000.
+func newServing(t *testing.T) (*wired, siteconf.Allocation) {
+	t.Helper()
+	w := newWired(t)
+	w.config.Run, w.config.DNS.Program = w.dir, "dns"
+	if err := os.Mkdir(w.servedFile(""), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	a := w.allocate(1, 1000)
+	w.local["1"] = &localPod{Allocation: a, ready: true}
+	return w, a
+}
+
+// beginRun begins one of job 1's that serves something, and returns what it holds.
+func (w *wired) beginRun(names string) (held *os.File, answer map[string]string) {
+	w.t.Helper()
+	answer = map[string]string{}
+	files, err := w.NameRun(w.t.Context(), 1000, 1, names, answer)
+	if err != nil || len(files) != 1 {
+		w.t.Fatalf("serve %s: %v, %v", names, files, err)
+	}
+	w.t.Cleanup(func() { files[0].Close() })
+	return files[0], answer
+}
+
+// refuseRun begins one that gets no names.
+func (w *wired) refuseRun(uid, job uint32, names, want string) {
+	w.t.Helper()
+	files, err := w.NameRun(w.t.Context(), uid, job, names, map[string]string{})
+	if err == nil || !strings.Contains(err.Error(), want) || len(files) > 0 {
+		w.t.Errorf("%d names job %d %.20s: %v, %v, want %q", uid, job, names, files, err, want)
+	}
+}
+
+// endRun ends a run, and does what the daemon does then.
+func (w *wired) endRun(held *os.File) {
+	w.t.Helper()
+	if err := held.Close(); err != nil {
+		w.t.Fatal(err)
+	}
+	w.look()
+}
+
+func (w *wired) look() {
+	w.t.Helper()
+	if err := w.lookAtServed(w.t.Context()); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// heldFiles are those that runs hold.
+func (w *wired) heldFiles() int {
+	w.t.Helper()
+	w.serving.Lock()
+	defer w.serving.Unlock()
+	all, problem, err := w.heldByRuns()
+	if err != nil || problem != nil {
+		w.t.Fatal(err, problem)
+	}
+	runs := 0
+	for _, job := range all {
+		runs += job.runs
+	}
+	return runs
+}
+
+func (w *wired) servedFiles() int {
+	w.t.Helper()
+	entries, err := os.ReadDir(w.servedFile(""))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return len(entries)
+}
+
+// renamedAt says when names were changed last that had to wait for it.
+func (w *wired) renamedAt(f *follower, when time.Time) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f.renamedAt = when
+}
+
+// Names of a run are there beside all others, and go with it.
+func TestNamesOfRunsGoWithThem(t *testing.T) {
+	w, a := newServing(t)
+	w.local["2"] = &localPod{Allocation: w.allocate(2, 1001), ready: true}
+	f := w.following("1000")
+	has := func(names ...string) {
+		t.Helper()
+		w.await(fmt.Sprint("others know ", names), func() bool { return slices.Equal(namesOf(f, a), names) })
+	}
+	w.refuseRun(1001, 1, "web", "you have no such job on n0")
+	w.refuseRun(1000, 2, "web", "you have no such job on n0")
+	w.refuseRun(1000, 3, "web", "you have no such job on n0")
+	w.refuseRun(1000, 1, "Web", "small letters")
+	w.refuseRun(1000, 1, "pod0", "that of a pod")
+	first, answer := w.beginRun("web.default,api")
+	has("n0/api", "n0/web.default")
+	if want := a.Domains(w.config.Cluster, nil)[0]; answer["domain"] != want || answer["wait"] != "" {
+		t.Errorf("the run is told %v, want the domain %s", answer, want)
+	}
+	if err := w.Name(t.Context(), 1000, 1, "db"); err != nil {
+		t.Fatal(err)
+	}
+	has("db", "n0/api", "n0/web.default")
+	second, _ := w.beginRun("web.default")
+	w.look()
+	has("db", "n0/api", "n0/web.default")
+	w.endRun(first)
+	has("db", "n0/web.default")
+	// Those of another node are that one's.
+	if _, err := w.store.SetNames(t.Context(), a, "n1", []string{"theirs"}); err != nil {
+		t.Fatal(err)
+	}
+	has("db", "n0/web.default", "n1/theirs")
+	w.endRun(second)
+	has("db", "n1/theirs")
+	if files := w.heldFiles(); files != 0 {
+		t.Errorf("%d files are held", files)
+	}
+	// They have changed four times, and now have to wait.
+	w.renamedAt(f, time.Now())
+	third, answer := w.beginRun("late")
+	if answer["wait"] == "" {
+		t.Errorf("the run is told %v, not how long it has to wait", answer)
+	}
+	w.look()
+	has("db", "n1/theirs")
+	w.renamedAt(f, time.Now().Add(-namesPause))
+	w.look()
+	has("db", "n0/late", "n1/theirs")
+	// So have those that are taken back.
+	w.endRun(third)
+	has("db", "n0/late", "n1/theirs")
+	w.renamedAt(f, time.Now().Add(-namesPause))
+	w.look()
+	has("db", "n1/theirs")
+}
+
+// A new daemon knows from the files what runs hold, and etcd is told again of what it has
+// lost.
+func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
+	w, a := newServing(t)
+	f := w.following("1000")
+	has := func(names ...string) {
+		t.Helper()
+		w.await(fmt.Sprint("others know ", names), func() bool { return slices.Equal(namesOf(f, a), names) })
+	}
+	serves := func(names ...string) func() bool {
+		return func() bool {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return slices.Equal(w.local["1"].served.names, names)
+		}
+	}
+	run, _ := w.beginRun("web")
+	has("n0/web")
+	w.await("the daemon knows what etcd has", serves("web"))
+	w.mu.Lock()
+	w.local["1"] = &localPod{Allocation: a, loaded: true}
+	w.mu.Unlock()
+	w.relist()
+	w.await("the next one learns it", serves("web"))
+	w.look()
+	has("n0/web")
+	w.mu.Lock()
+	if renamed := w.local["1"].renamed; renamed != 0 {
+		t.Errorf("the next one has changed the names %d times", renamed)
+	}
+	w.mu.Unlock()
+	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "n0")); err != nil {
+		t.Fatal(err)
+	}
+	has()
+	w.await("the daemon has heard of it", serves())
+	w.look()
+	has("n0/web")
+	// Where all was lost while it was cut off, it has heard of nothing.
+	w.await("the daemon knows that etcd has them again", serves("web"))
+	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "n0")); err != nil {
+		t.Fatal(err)
+	}
+	w.await("the daemon has heard of that, too", serves())
+	w.mu.Lock()
+	w.local["1"].served = given{names: []string{"web"}, revision: 1}
+	w.mu.Unlock()
+	w.relist()
+	has("n0/web")
+	w.endRun(run)
+	has()
+}
+
+// A user cannot fill the memory of a node, or etcd.
+func TestRunsWithNamesAreLimited(t *testing.T) {
+	w, _ := newServing(t)
+	w.following("1000")
+	many := make([]string, siteconf.MaxNames)
+	for i := range many {
+		many[i] = fmt.Sprintf("n%d", i)
+	}
+	w.refuseRun(1000, 1, strings.Join(append(many, "more"), ","), "65 names, and a job may have 64")
+	run, _ := w.beginRun(strings.Join(many, ","))
+	w.refuseRun(1000, 1, "more", "65 names, and a job may have 64")
+	if files := w.servedFiles(); files != 1 {
+		t.Errorf("%d files of one run", files)
+	}
+	w.endRun(run)
+	for i := range maxServed {
+		run, _ = w.beginRun(fmt.Sprintf("n%d", i))
+	}
+	w.refuseRun(1000, 1, "more", "16 runs have names on n0 already")
+	w.endRun(run)
+	w.beginRun("more")
+}
+
+// A run that gives up its lock and keeps its file has none of the memory that counts: all
+// files of a job are there once, and a run that comes later writes one of them anew.
+func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
+	w, a := newServing(t)
+	f := w.following("1000")
+	files := map[uint64]bool{}
+	var first *os.File
+	for range 3 * maxServed {
+		held, _ := w.beginRun("web")
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(held.Fd()), &stat); err != nil {
+			t.Fatal(err)
+		}
+		files[stat.Ino] = true
+		if err := unix.Flock(int(held.Fd()), unix.LOCK_UN); err != nil {
+			t.Fatal(err)
+		}
+		if first == nil {
+			first = held
+		}
+	}
+	if n := w.servedFiles(); len(files) > maxServed || n > maxServed {
+		t.Errorf("runs hold %d files in memory, and %d are in the directory: want %d at most", len(files), n, maxServed)
+	}
+	// Who takes his lock again takes that file, and keeps what is in it now.
+	run, _ := w.beginRun("api")
+	if err := unix.Flock(int(first.Fd()), unix.LOCK_SH); err != nil {
+		t.Fatal(err)
+	}
+	w.endRun(run)
+	w.await("the names that a former run keeps", func() bool { return slices.Equal(namesOf(f, a), []string{"n0/api"}) })
+	next, _ := w.beginRun("web")
+	if text, err := os.ReadFile(next.Name()); err != nil || string(text) != "web" || next.Name() == run.Name() {
+		t.Errorf("the next one has %q in %s, %v: another file than the former", text, next.Name(), err)
+	}
+	w.endRun(next)
+	w.mu.Lock()
+	delete(w.local, "1")
+	w.mu.Unlock()
+	w.look()
+	if n := w.servedFiles(); n != 0 {
+		t.Errorf("%d files of a job that is over", n)
+	}
+}
+
+// A file that cannot be read costs its own job alone new names, and takes nobody any.
+func TestAFileOfARunThatCannotBeRead(t *testing.T) {
+	w, a := newServing(t)
+	w.local["2"] = &localPod{Allocation: w.allocate(2, 1000), ready: true}
+	f := w.following("1000")
+	w.beginRun("web")
+	// A link to itself, as root reads everything else.
+	broken := w.servedFile(fmt.Sprintf("1-%d-3", a.After))
+	if err := os.Symlink(broken, broken); err != nil {
+		t.Fatal(err)
+	}
+	w.refuseRun(1000, 1, "api", "read names of a run: ")
+	held, err := w.NameRun(t.Context(), 1000, 2, "api", map[string]string{})
+	if err != nil {
+		t.Fatalf("another job has no names: %v", err)
+	}
+	defer siteconf.CloseAll(held)
+	if err := w.lookAtServed(t.Context()); err == nil || !strings.Contains(err.Error(), broken) {
+		t.Errorf("the log is told %v", err)
+	}
+	w.await("others know both", func() bool {
+		return slices.Equal(namesOf(f, a), []string{"n0/web"}) && slices.Equal(namesOf(f, w.local["2"].Allocation), []string{"n0/api"})
+	})
+}
+
+// Of jobs in a network who waits longest has its names first, and all are told how long.
+func TestNamesOfRunsWaitInLine(t *testing.T) {
+	w, _ := newServing(t)
+	f := w.following("1000")
+	for job := uint32(2); job <= 4; job++ {
+		w.local[fmt.Sprint(job)] = &localPod{Allocation: w.allocate(job, 1000), ready: true, renamed: freeNames}
+	}
+	w.renamedAt(f, time.Now())
+	var wait []int
+	for _, job := range []uint32{3, 2, 4} {
+		answer := map[string]string{}
+		held, err := w.NameRun(t.Context(), 1000, job, "web", answer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer siteconf.CloseAll(held)
+		var seconds int
+		if _, err := fmt.Sscan(answer["wait"], &seconds); err != nil {
+			t.Fatal(answer, err)
+		}
+		wait = append(wait, (seconds+int(namesPause/time.Second)-1)/int(namesPause/time.Second))
+	}
+	if !slices.Equal(wait, []int{1, 2, 3}) {
+		t.Errorf("they are told to wait for so many pauses: %v", wait)
+	}
+	for i, job := range []string{"3", "2", "4"} {
+		w.look()
+		w.renamedAt(f, time.Now().Add(-namesPause))
+		w.look()
+		a := w.local[job].Allocation
+		w.await(fmt.Sprintf("job %s is number %d in line", job, i), func() bool { return slices.Equal(namesOf(f, a), []string{"n0/web"}) })
+	}
+}
+
+// What is of no use any more goes, whoever holds it.
+func TestUselessFilesOfRunsGo(t *testing.T) {
+	w, a := newServing(t)
+	w.beginRun("web")
+	w.write(servedDir+"/stray", "web", 0o600)
+	w.write(servedDir+fmt.Sprintf("/1-%d-7", a.After+1), "web", 0o600)
+	w.write(servedDir+fmt.Sprintf("/1-%d-88", a.After), "web", 0o600)
+	w.look()
+	if files := w.servedFiles(); files != 1 {
+		t.Errorf("%d files of one run", files)
+	}
+	damaged, err := w.beginServing(a, []string{"No Name"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer damaged.Close()
+	w.look()
+	if files := w.servedFiles(); files != 1 {
+		t.Errorf("%d files of one run beside a damaged one", files)
+	}
+	w.mu.Lock()
+	delete(w.local, "1")
+	w.mu.Unlock()
+	w.look()
+	if files := w.servedFiles(); files != 0 {
+		t.Errorf("%d files of a job that is over", files)
+	}
+}
+
+// A run without its names learns so, and nothing of it stays.
+func TestRunsWithoutNames(t *testing.T) {
+	w, _ := newServing(t)
+	if err := w.store.client.Close(); err != nil {
+		t.Fatal(err)
+	}
+	w.refuseRun(1000, 1, "web", "name 1: ")
+	if files := w.heldFiles(); files != 0 {
+		t.Errorf("%d files of a run that etcd knows nothing of", files)
+	}
+	if err := os.RemoveAll(w.servedFile("")); err != nil {
+		t.Fatal(err)
+	}
+	w.refuseRun(1000, 1, "web", "list runs with names")
+	w.config.DNS.Program = ""
+	w.refuseRun(1000, 1, "web", "has no names")
+}
+
+// The name server is told where what runs serve is to be had, and what leads to all.
+func TestNamesOfRunsLeadToTheirNodes(t *testing.T) {
+	a := siteconf.Allocation{Job: 7, UID: 1000, User: "alice", Name: "shop", After: 9}
+	for i, node := range []string{"n0", "n1", "n2"} {
+		a.Pods = append(a.Pods, siteconf.Pod{Node: node, Address: netip.AddrFrom4([4]byte{10, 128, 0, byte(i + 2)})})
+	}
+	var table nameTable
+	table.add(a, map[named]given{
+		{"7", 9, ""}: {names: []string{"api"}}, {"7", 9, "n1"}: {names: []string{"web"}}, {"7", 9, "n2"}: {names: []string{"db", "web"}},
+		{"7", 8, "n0"}: {names: []string{"former"}}, {"8", 9, "n0"}: {names: []string{"another"}}, {"7", 9, "n3"}: {names: []string{"gone"}},
+	})
+	var all []string
+	for _, p := range table.Pods {
+		all = append(all, fmt.Sprint(p.Index, p.Names, p.Served))
+	}
+	if want := []string{"0 [api] []", "1 [] [web]", "2 [] [db web]"}; !slices.Equal(all, want) {
+		t.Errorf("%q, want %q", all, want)
+	}
+}

@@ -1,0 +1,417 @@
+package berthd
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+const (
+	// questionTimeout is how long somebody may take to say what he wants.
+	questionTimeout = 3 * time.Second
+	// maxStrangers are the connections of users other than root that are served
+	// at a time, so that they cannot keep root's out, and maxOfOne those of one user,
+	// so that he cannot keep out the others'.
+	maxStrangers = 128
+	maxOfOne     = 16
+	// maxLogins are the sessions of one user that begin at a time. Those that ask for them are
+	// root's, but started by the user as often as he likes: berth-session, and sshd with
+	// pam_berth.so. Many may wait for the pod that the first one makes. There is no bound for
+	// all, by which some would keep out the others.
+	maxLogins = 64
+	// maxBegun is the number of connections of one user's berth-sessions, from before
+	// they have said what they want. It is larger, so that a user with too many sessions
+	// learns why.
+	maxBegun = 2 * maxLogins
+)
+
+// listen makes the socket. All may ask for the status, and name their own jobs; what
+// changes anything else is root's.
+func listen(run string) (*net.UnixListener, error) {
+	path := filepath.Join(run, siteconf.Socket)
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return nil, fmt.Errorf("remove berthd's former socket: %w", err)
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("listen for questions: %w", err)
+	}
+	if err := os.Chmod(path, 0o666); err != nil {
+		listener.Close()
+		return nil, fmt.Errorf("let users ask for the status: %w", err)
+	}
+	return listener, nil
+}
+
+// serve answers until the context ends, and returns when all are answered.
+func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
+	stop := context.AfterFunc(ctx, func() { listener.Close() })
+	defer stop()
+	var all sync.WaitGroup
+	defer all.Wait()
+	strangers := strangers{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}
+	begun := logins{most: maxBegun}
+	var said complaint
+	for {
+		conn, err := listener.AcceptUnix()
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("accept a question: %w", err)
+		}
+		if err != nil {
+			// As with too many open files: others close theirs.
+			if said.isNews(err, time.Now()) {
+				d.log.Error("accept a question", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-time.After(retry):
+			}
+			continue
+		}
+		peer, err := peerOf(conn)
+		if err != nil {
+			conn.Close()
+			continue
+		}
+		user, entered := strangers.enter(peer.Uid)
+		if !entered {
+			conn.Close()
+			continue
+		}
+		starter := startedBy(peer)
+		if starter != 0 && !begun.enter(starter) {
+			conn.Close()
+			continue
+		}
+		all.Go(func() {
+			defer strangers.leave(user)
+			if starter != 0 {
+				defer begun.leave(starter)
+			}
+			defer conn.Close()
+			d.answer(ctx, conn, peer)
+		})
+	}
+}
+
+// complaintPeriod is how often the log has the same complaint.
+const complaintPeriod = time.Minute
+
+// complaint is the last one of its kind in the log. Users must not be able to fill that.
+type complaint struct {
+	text string
+	at   time.Time
+}
+
+// isNews says whether the log has not had this one just now.
+func (c *complaint) isNews(err error, now time.Time) bool {
+	if err.Error() == c.text && now.Sub(c.at) < complaintPeriod {
+		return false
+	}
+	c.text, c.at = err.Error(), now
+	return true
+}
+
+// strangers counts connections of users other than root.
+type strangers struct {
+	subordinates subordinates
+
+	mu  sync.Mutex
+	all int
+	of  map[uint32]int
+}
+
+// enter says whether another one of this user's is served, and who has to leave then.
+func (s *strangers) enter(uid uint32) (uint32, bool) {
+	if uid == 0 {
+		return 0, true
+	}
+	uid = s.subordinates.account(uid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.all >= maxStrangers || s.of[uid] >= maxOfOne {
+		return uid, false
+	}
+	if s.of == nil {
+		s.of = map[uint32]int{}
+	}
+	s.all++
+	s.of[uid]++
+	return uid, true
+}
+
+func (s *strangers) leave(uid uint32) {
+	if uid == 0 {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all--
+	if s.of[uid]--; s.of[uid] == 0 {
+		delete(s.of, uid)
+	}
+}
+
+// logins counts, by user, sessions that begin.
+type logins struct {
+	// most is the number for each user; 0 stands for maxLogins.
+	most int
+
+	mu sync.Mutex
+	of map[uint32]int
+}
+
+// enter says whether another session of this user's may begin, which then has to leave.
+func (l *logins) enter(uid uint32) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of[uid] >= cmp.Or(l.most, maxLogins) {
+		return false
+	}
+	if l.of == nil {
+		l.of = map[uint32]int{}
+	}
+	l.of[uid]++
+	return true
+}
+
+func (l *logins) leave(uid uint32) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.of[uid]--; l.of[uid] == 0 {
+		delete(l.of, uid)
+	}
+}
+
+// startedBy returns the user who has started a peer that is root by its
+// set-user-ID bit, as berth-session is, and 0 for every other peer.
+func startedBy(peer *unix.Ucred) uint32 {
+	if peer.Uid != 0 {
+		return 0
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", peer.Pid))
+	if err != nil {
+		return 0 // it has gone, and so will its connection
+	}
+	for line := range strings.Lines(string(status)) {
+		// Real, effective, saved and file system's.
+		if fields := strings.Fields(line); len(fields) == 5 && fields[0] == "Uid:" {
+			uid, _ := strconv.ParseUint(fields[1], 10, 32)
+			return uint32(uid)
+		}
+	}
+	return 0
+}
+
+func peerOf(conn *net.UnixConn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var peer *unix.Ucred
+	var failed error
+	err = raw.Control(func(fd uintptr) {
+		peer, failed = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return peer, errors.Join(err, failed)
+}
+
+func (d *Daemon) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucred) {
+	if err := conn.SetDeadline(time.Now().Add(questionTimeout)); err != nil {
+		return
+	}
+	question, extra, err := siteconf.ReadMessage(conn)
+	siteconf.CloseAll(extra)
+	answer := siteconf.Message{Verb: siteconf.VerbOK, Fields: map[string]string{}}
+	var namespaces []*os.File
+	if err == nil {
+		namespaces, err = d.do(ctx, peer, question, answer.Fields)
+	}
+	// A user must not be able to fill the log. berth-session asks as root when he likes, or is
+	// stopped by him before it has.
+	level := slog.LevelWarn
+	if peer.Uid != 0 || question.Verb == siteconf.VerbLogin || question.Verb == "" {
+		level = slog.LevelDebug
+	}
+	if err != nil {
+		answer = siteconf.Message{Verb: siteconf.VerbError, Fields: map[string]string{"reason": err.Error()}}
+		d.log.Log(ctx, level, "refuse", "question", question.Verb, "uid", peer.Uid, "pid", peer.Pid, "reason", err)
+	}
+	var rights []byte
+	if len(namespaces) > 0 {
+		defer siteconf.CloseAll(namespaces)
+		var fds []int
+		for _, file := range namespaces {
+			fds = append(fds, int(file.Fd()))
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if err := conn.SetDeadline(time.Now().Add(questionTimeout)); err != nil {
+		return
+	}
+	if _, _, err := conn.WriteMsgUnix(answer.Encode(), rights, nil); err != nil {
+		d.log.Log(ctx, level, "answer", "question", question.Verb, "pid", peer.Pid, "error", err)
+	}
+}
+
+// do what is asked, and fill in the answer.
+func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Message, answer map[string]string) ([]*os.File, error) {
+	if question.Verb == siteconf.VerbStatus {
+		answer["node"] = d.node
+		if peer.Uid == 0 {
+			answer["pods"] = d.Status()
+		}
+		return nil, nil
+	}
+	if question.Verb == siteconf.VerbName {
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		return nil, d.Name(ctx, peer.Uid, job, question.Fields["names"])
+	}
+	if question.Verb == siteconf.VerbServe {
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		return d.NameRun(ctx, peer.Uid, job, question.Fields["names"], answer)
+	}
+	if peer.Uid != 0 {
+		return nil, fmt.Errorf("%s is for root", question.Verb)
+	}
+	switch question.Verb {
+	case siteconf.VerbAttach:
+		request, err := requestOf(question)
+		if err != nil {
+			return nil, err
+		}
+		switch declined, err := d.declined(request.Job, request.UID); {
+		case err != nil:
+			return nil, err
+		case declined:
+			answer["declined"] = "yes"
+			return nil, nil
+		}
+		pod, err := d.Attach(ctx, request)
+		if err != nil {
+			return nil, err
+		}
+		answer["address"] = pod.Address.String()
+		return d.enter(request.empty(0).ID(), answer)
+	case siteconf.VerbLogin:
+		uid, err := number(question, "uid")
+		if err != nil {
+			return nil, err
+		}
+		if !d.logins.enter(uid) {
+			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", maxLogins, d.node)
+		}
+		defer d.logins.leave(uid)
+		return d.Login(ctx, uid, question.Fields["user"], peer.Pid, answer)
+	case siteconf.VerbDecline:
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		uid, err := number(question, "uid")
+		if err != nil {
+			return nil, err
+		}
+		return nil, d.Decline(job, uid)
+	case siteconf.VerbRelease:
+		job, err := number(question, "job")
+		if err != nil {
+			return nil, err
+		}
+		if err := d.forgetDeclined(job); err != nil {
+			return nil, err
+		}
+		return nil, d.Release(ctx, siteconf.Allocation{Job: job}.ID())
+	}
+	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
+}
+
+// enter opens the network and the processes of a pod, in this order, and says what
+// its resolver is.
+func (d *Daemon) enter(id string, answer map[string]string) ([]*os.File, error) {
+	if d.config.DNS.Program != "" {
+		answer["resolver"] = d.resolver(id)
+	}
+	var files []*os.File
+	for _, path := range []string{d.network(id), d.processes(id)} {
+		file, err := os.Open(path)
+		if err != nil {
+			siteconf.CloseAll(files)
+			return nil, fmt.Errorf("open namespace of %s: %w", id, err)
+		}
+		files = append(files, file)
+	}
+	return files, nil
+}
+
+func requestOf(question siteconf.Message) (Request, error) {
+	job, err := number(question, "job")
+	if err != nil {
+		return Request{}, err
+	}
+	uid, err := number(question, "uid")
+	if err != nil {
+		return Request{}, err
+	}
+	r := Request{Job: job, UID: uid, User: question.Fields["user"], Name: question.Fields["name"]}
+	if list := question.Fields["nodes"]; list != "" {
+		if r.Nodes, err = slurm.ExpandHosts(list); err != nil {
+			return Request{}, fmt.Errorf("read nodes of job %d: %w", job, err)
+		}
+	}
+	return r, nil
+}
+
+func number(question siteconf.Message, field string) (uint32, error) {
+	n, err := strconv.ParseUint(question.Fields[field], 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("read field %s of %s: %w", field, question.Verb, err)
+	}
+	return uint32(n), nil
+}
+
+// Status is text for a person.
+func (d *Daemon) Status() string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var lines []string
+	for id, local := range d.local {
+		pod, _ := local.here(d.node).On(d.node)
+		line := fmt.Sprintf("%s uid %d %s", id, local.UID, pod.Address)
+		if second := d.config.IPv6.Second(pod.Address); second.IsValid() {
+			line += " " + second.String()
+		}
+		if gateway := d.gateways.of(pod.Address); gateway.IsValid() {
+			line += fmt.Sprintf(" gateway %s", gateway)
+		}
+		if local.problem != nil {
+			line += fmt.Sprintf(" (%s)", local.problem)
+		}
+		lines = append(lines, line)
+	}
+	return strings.Join(lines, "; ")
+}

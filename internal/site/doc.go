@@ -1,5 +1,0 @@
-// Package site is what the parts of the site network have in common: the
-// configuration that an administrator writes, what is kept in etcd, and the
-// protocol between berthd and those who ask it for a network on its socket. It
-// changes nothing on the machine; internal/sited and internal/vxlan do.
-package site

@@ -1,0 +1,69 @@
+package podcni
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containernetworking/cni/pkg/invoke"
+	"github.com/containernetworking/cni/pkg/types"
+	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
+)
+
+// program starts plugins, in place of libcni's own way, which kills a plugin that
+// takes too long and then waits for whatever that has started, for ever.
+type program struct {
+	version.PluginDecoder
+}
+
+func newProgram() invoke.Exec { return &program{} }
+
+// outputDelay is how long the output of a plugin that has ended is waited for.
+const outputDelay = time.Second
+
+// FindInPath returns the file of a plugin.
+func (*program) FindInPath(plugin string, paths []string) (string, error) {
+	return invoke.FindInPath(plugin, paths)
+}
+
+// ExecPlugin starts a plugin. It has a process group of its own, which ends with the
+// context. Its error is a *types.Error only where the plugin itself has said so.
+func (*program) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
+	var stdout, stderr bytes.Buffer
+	command := exec.CommandContext(ctx, path)
+	command.Env, command.Stdin, command.Stdout, command.Stderr = theirs(environ), bytes.NewReader(stdin), &stdout, &stderr
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	command.Cancel = func() error { return unix.Kill(-command.Process.Pid, unix.SIGKILL) }
+	command.WaitDelay = outputDelay
+	err := command.Run()
+	if ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: %w", path, ctx.Err())
+	}
+	if err == nil || errors.Is(err, exec.ErrWaitDelay) {
+		return stdout.Bytes(), nil
+	}
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) {
+		return nil, err
+	}
+	said := &types.Error{}
+	if exit.Exited() && json.Unmarshal(stdout.Bytes(), said) == nil && said.Msg != "" {
+		return nil, said
+	}
+	return nil, errors.New(strings.TrimSpace(fmt.Sprintf("%v: %s %s", err, stderr.Bytes(), stdout.Bytes())))
+}
+
+// theirs is what of berthd's environment is for plugins.
+func theirs(environ []string) []string {
+	return slices.DeleteFunc(slices.Clone(environ), func(variable string) bool {
+		return !strings.HasPrefix(variable, "CNI_") && !strings.HasPrefix(variable, "PATH=")
+	})
+}

@@ -1,0 +1,199 @@
+package podcni
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+const (
+	// patience is how long pods that come wait for those that go: one who is there
+	// already has an interface that works, and addresses are seldom all given out.
+	patience = 2 * time.Second
+	// impatience is the same while plugins hang.
+	impatience = patience / 20
+	// longestPause is the most that lies between two attempts to disconnect a pod.
+	longestPause = 5 * time.Minute
+)
+
+// removal disconnects a pod that is no longer wanted, until its plugins have done so.
+// Where they fail, or hang, it is tried again by later calls of Apply.
+type removal struct {
+	cancel context.CancelFunc
+	// done is closed at the end of an attempt.
+	done chan struct{}
+	// err is what has come of it; it is read once that has ended.
+	err error
+	// namespace is the file that plugins were told of.
+	namespace string
+	// told: err is known to the caller of Apply.
+	told bool
+	// ended is when the last attempt failed, and pause what has to pass since then.
+	ended time.Time
+	pause time.Duration
+}
+
+func (r *removal) running() bool {
+	select {
+	case <-r.done:
+		return false
+	default:
+		return true
+	}
+}
+
+func (r *removal) hung() bool { return errors.Is(r.err, context.DeadlineExceeded) }
+
+// due says whether it is time for another attempt.
+func (r *removal) due() bool { return !r.running() && r.err != nil && time.Since(r.ended) >= r.pause }
+
+// removeAll has plugins disconnect pods, and waits a little for those that have not hung
+// before. The caller holds the mutex.
+func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]bool) error {
+	wait := patience
+	for id, r := range n.removals {
+		switch {
+		case r.running():
+			wait = impatience
+		case r.err == nil:
+			delete(n.removals, id)
+		}
+	}
+	var problems []error
+	var awaited []string
+	for _, id := range ids {
+		former := n.removals[id]
+		if former != nil && !former.due() {
+			continue
+		}
+		r, err := n.remove(ctx, id, inUse)
+		if err != nil {
+			problems = append(problems, err)
+			continue
+		}
+		if former == nil || !former.hung() {
+			awaited = append(awaited, id)
+		}
+		if former != nil {
+			// The second attempt comes with the next call, those after it later and later.
+			r.pause = min(max(2*former.pause, limit), longestPause)
+			problems = append(problems, former.tell())
+		}
+		n.removals[id] = r
+	}
+	enough := time.NewTimer(wait)
+	defer enough.Stop()
+	late := false
+	for _, id := range awaited {
+		if !late {
+			select {
+			case <-n.removals[id].done:
+			case <-enough.C:
+				late = true
+			case <-ctx.Done():
+				late = true
+			}
+		}
+		if n.removals[id].running() {
+			problems = append(problems, fmt.Errorf("disconnect %s by CNI: the plugins have not ended yet: they go on beside pods that come", id))
+		}
+	}
+	for _, r := range n.removals {
+		if !r.running() {
+			problems = append(problems, r.tell())
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// tell returns why an attempt that has ended failed, once.
+func (r *removal) tell() error {
+	if r.told {
+		return nil
+	}
+	r.told = true
+	return r.err
+}
+
+// remove starts to have plugins undo what they did for a pod, by the list that they did
+// it by. It goes on when the caller's context ends: the pod is gone in any case.
+func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) (*removal, error) {
+	fail := func(err error) error { return fmt.Errorf("disconnect %s by CNI: %w", id, told(err)) }
+	list, kept, err := n.begun(id)
+	if err != nil {
+		return nil, fail(err)
+	}
+	pod := Pod{ID: id, Namespace: kept.Namespace, Owner: kept.Owner}
+	if inUse[pod.Namespace] {
+		// A job that has come again has its namespace where the former one's was, and an
+		// interface of the same name in it.
+		pod.Namespace = ""
+	}
+	r := &removal{done: make(chan struct{}), namespace: pod.Namespace}
+	ctx, r.cancel = context.WithTimeout(context.WithoutCancel(ctx), n.limit)
+	former := n.abandoned[id]
+	go func() {
+		defer close(r.done)
+		defer r.cancel()
+		if former != nil && !former.wait(ctx) {
+			// What it still does would not be undone.
+			r.err, r.ended = fail(ctx.Err()), time.Now()
+			return
+		}
+		if list != nil {
+			if err := n.cni.DelNetworkList(ctx, list, pod.runtime()); err != nil {
+				r.err, r.ended = fail(err), time.Now()
+				return
+			}
+		}
+		if err := os.Remove(n.file(id)); err != nil && !os.IsNotExist(err) {
+			r.err, r.ended = fail(err), time.Now()
+		}
+	}()
+	return r, nil
+}
+
+// interrupt ends what still removes a pod that is wanted again, or in the namespace of
+// one that comes: it would take the new interface for the old. The caller holds the
+// mutex.
+func (n *Network) interrupt(wanted map[string]Pod) {
+	for _, pod := range wanted {
+		for id, r := range n.removals {
+			if id != pod.ID && r.namespace != pod.Namespace {
+				continue
+			}
+			r.end()
+			if id == pod.ID {
+				delete(n.removals, id)
+			}
+		}
+	}
+}
+
+// end has a removal end if it still runs. Who ends it tries again, and knows why. Like an
+// attempt it is not waited for long.
+func (r *removal) end() {
+	if !r.running() || r.told {
+		return
+	}
+	r.told = true
+	r.cancel()
+	select {
+	case <-r.done:
+	case <-time.After(outputDelay):
+	}
+}
+
+// Close ends what plugins still do. The next Network goes on with it.
+func (n *Network) Close() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.abandon(func(string) bool { return true })
+	for id, r := range n.removals {
+		r.end()
+		delete(n.removals, id)
+	}
+	return nil
+}

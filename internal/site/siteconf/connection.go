@@ -1,0 +1,108 @@
+package siteconf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ask sends a message to the berthd with that directory, and returns its
+// answer. One that is an error is returned as such. Descriptors that come with
+// it, a pod's namespaces, are the caller's.
+func Ask(ctx context.Context, run string, question Message) (Message, []*os.File, error) {
+	path := filepath.Join(run, Socket)
+	var dialer net.Dialer
+	c, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return Message{}, nil, fmt.Errorf("reach berthd: %w: is it running? systemctl status berthd", err)
+	}
+	conn := c.(*net.UnixConn)
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	if _, err := conn.Write(question.Encode()); err != nil {
+		return Message{}, nil, fmt.Errorf("ask berthd to %s: %w", question.Verb, err)
+	}
+	answer, files, err := ReadMessage(conn)
+	if err != nil {
+		return Message{}, nil, fmt.Errorf("read berthd's answer to %s: %w", question.Verb, errors.Join(err, context.Cause(ctx)))
+	}
+	if answer.Verb == VerbError {
+		return answer, nil, errors.New(answer.Fields["reason"])
+	}
+	return answer, files, nil
+}
+
+// ErrClosed is that the other side has gone without saying anything, as berthd does when it
+// is replaced, or serves too many already.
+var ErrClosed = errors.New("the other side has closed the connection")
+
+// maxDescriptors come with a message: the network and the processes of a pod, and
+// what a session holds.
+const maxDescriptors = 3
+
+// ReadMessage reads one message, and the descriptors that come with it.
+func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
+	defer func() {
+		if err != nil {
+			CloseAll(files)
+			files = nil
+		}
+	}()
+	var text []byte
+	buffer := make([]byte, 4096)
+	oob := make([]byte, unix.CmsgSpace(4*maxDescriptors))
+	for !Complete(text) {
+		n, oobn, _, _, err := conn.ReadMsgUnix(buffer, oob)
+		if oobn > 0 {
+			files = append(files, descriptors(oob[:oobn])...)
+		}
+		if err == nil && n == 0 {
+			err = ErrClosed
+		}
+		// With an error, n may be -1.
+		text = append(text, buffer[:max(n, 0)]...)
+		if err == nil && len(text) > maxMessage {
+			err = fmt.Errorf("longer than %d bytes", maxMessage)
+		}
+		if err == nil && len(files) > maxDescriptors {
+			err = fmt.Errorf("more than %d descriptors", maxDescriptors)
+		}
+		if err != nil {
+			return Message{}, files, err
+		}
+	}
+	m, err = Decode(text)
+	return m, files, err
+}
+
+// CloseAll closes files that nobody needs.
+func CloseAll(files []*os.File) {
+	for _, file := range files {
+		file.Close()
+	}
+}
+
+func descriptors(oob []byte) []*os.File {
+	messages, err := unix.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil
+	}
+	var files []*os.File
+	for i := range messages {
+		fds, err := unix.ParseUnixRights(&messages[i])
+		if err != nil {
+			continue
+		}
+		for _, fd := range fds {
+			unix.CloseOnExec(fd)
+			files = append(files, os.NewFile(uintptr(fd), "namespace"))
+		}
+	}
+	return files
+}

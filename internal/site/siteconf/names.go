@@ -1,0 +1,110 @@
+package siteconf
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// maxLabel is how long a part of a name in the DNS may be.
+const maxLabel = 63
+
+// label makes one part of a name of what somebody has chosen, or nothing if
+// there is no letter or digit in it.
+func label(text string) string {
+	clean := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r + 'a' - 'A'
+		}
+		return '-'
+	}, text)
+	return strings.Trim(clean[:min(len(clean), maxLabel)], "-")
+}
+
+// JobLabel is that of a job in names, or of the host of sessions.
+func (a Allocation) JobLabel() string {
+	for _, text := range []string{a.Login, a.Name} {
+		if l := label(text); l != "" {
+			return l
+		}
+	}
+	return strconv.FormatUint(uint64(a.Job), 10)
+}
+
+// UserLabel is that of its user. Where a name cannot be one as it is, the user's
+// number makes it nobody's else.
+func (a Allocation) UserLabel() string {
+	l := label(a.User)
+	if l == a.User && l != "" {
+		return l
+	}
+	suffix := fmt.Sprintf("-%d", a.UID)
+	if l == "" {
+		l = "user"
+	}
+	return strings.TrimRight(l[:min(len(l), maxLabel-len(suffix))], "-") + suffix
+}
+
+// Domains are where the names of a job are looked for: among its pods, its
+// user's jobs, and then where the site says.
+func (a Allocation) Domains(cluster string, site []string) []string {
+	user := a.UserLabel() + "." + cluster
+	return append([]string{a.JobLabel() + "." + user, user}, site...)
+}
+
+const (
+	// MaxNames is how many names a user may give a job.
+	MaxNames = 64
+	// maxText is how long they may be together, with commas: all nodes of his keep them,
+	// and etcd keeps former ones for an hour.
+	maxText = 1024
+)
+
+// ParseNames reads names that a user gives a job, as web or web.default, with commas
+// between them. They are for below the job's own name, and none may be that of a pod.
+func ParseNames(text string) ([]string, error) {
+	var names []string
+	var problems []error
+	for name := range strings.SplitSeq(text, ",") {
+		if name == "" {
+			continue
+		}
+		if err := checkName(name); err != nil {
+			problems = append(problems, err)
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) > MaxNames {
+		return nil, fmt.Errorf("%d names, and a job may have %d", len(names), MaxNames)
+	}
+	if length := len(strings.Join(names, ",")); length > maxText {
+		return nil, fmt.Errorf("names of %d bytes, and those of a job may have %d together", length, maxText)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return names, nil
+}
+
+func checkName(name string) error {
+	labels := strings.Split(name, ".")
+	if len(labels) > 2 {
+		return fmt.Errorf("name %.80q: it has %d parts: take one, or two as in web.default", name, len(labels))
+	}
+	for _, l := range labels {
+		if l == "" || label(l) != l {
+			return fmt.Errorf("name %.80q: its parts are small letters, digits and dashes between them, %d at most", name, maxLabel)
+		}
+	}
+	if rest, found := strings.CutPrefix(labels[0], "pod"); found && len(labels) == 1 && rest != "" && strings.Trim(rest, "0123456789") == "" {
+		return fmt.Errorf("name %q: it is that of a pod", name)
+	}
+	return nil
+}

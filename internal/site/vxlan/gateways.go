@@ -1,0 +1,388 @@
+package vxlan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// rulePriority is that of our rules of routing: before the main table, after what
+// is local.
+const rulePriority = 9898
+
+// A pod's packets to the outside look into a table that has the number of its
+// gateway's address; nobody has those otherwise, as they are of the hosts. Pods
+// whose gateway is this host look into the main table, as this host does. The
+// number of the pods' range, where no host is, is that of the table which leads
+// nowhere.
+func (s State) table(pod Pod) int {
+	switch {
+	case pod.Gateway == s.Host:
+		return unix.RT_TABLE_MAIN
+	case pod.Gateway.IsValid():
+		return int(siteconf.Number(pod.Gateway))
+	}
+	return int(siteconf.Number(s.Pods.Masked().Addr()))
+}
+
+// gateways are the rules and the tables by which pods reach the outside. Of each
+// pod all packets take one way, which changes with its gateway only: several hops
+// in one route would spread the connections of a pod anew over those that are
+// left, and tear those that a living gateway translates.
+func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
+	rules := map[netip.Prefix]int{}
+	tables := map[int]netip.Addr{}
+	for _, n := range s.Networks {
+		for _, pod := range n.Local {
+			if len(s.Beyond) == 0 {
+				continue
+			}
+			table := s.table(pod)
+			for _, address := range s.addresses(pod.Address) {
+				rules[netip.PrefixFrom(address, address.BitLen())] = table
+			}
+			if table != unix.RT_TABLE_MAIN {
+				tables[table] = pod.Gateway
+			}
+		}
+	}
+	wanted := map[tableRoute]netlink.Route{}
+	for table, gateway := range tables {
+		for _, route := range s.beyond(table, gateway, uplink, far) {
+			wanted[keyOf(route)] = route
+		}
+	}
+	// First what rules lead to, then these, then what nobody uses any more.
+	extra, err := addRoutes(wanted, s.families())
+	if err != nil {
+		return err
+	}
+	if err := setRules(rules, s.families()); err != nil {
+		return err
+	}
+	var problems []error
+	for _, route := range extra {
+		if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
+			problems = append(problems, fmt.Errorf("remove route to %s in table %d: %w", route.Dst, route.Table, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// beyond are the routes of one gateway. What is inside of the networks without
+// being outside, pods and hosts, is left to the main table.
+func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) []netlink.Route {
+	routes := []netlink.Route{
+		{Table: table, Dst: prefixOf(s.Pods), Type: unix.RTN_THROW, Protocol: protocol},
+		{Table: table, Dst: prefixOf(s.Hosts), Type: unix.RTN_THROW, Protocol: protocol},
+	}
+	for _, inside := range []netip.Prefix{s.IPv6.Pods, s.IPv6.Hosts} {
+		if inside.IsValid() {
+			routes = append(routes, netlink.Route{Table: table, Dst: prefixOf(inside), Type: unix.RTN_THROW, Protocol: protocol})
+		}
+	}
+	if far != nil {
+		// A gateway answers pods by the tunnel, and what it hears from them by another way
+		// it drops where it filters by the reverse path.
+		for _, host := range s.distant {
+			routes = append(routes, netlink.Route{Table: table, Dst: single(host), Type: unix.RTN_UNICAST, Protocol: protocol, LinkIndex: far.Attrs().Index, Gw: host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
+		}
+	}
+	for _, network := range s.Beyond {
+		for _, prefix := range network.Addresses {
+			route := netlink.Route{Table: table, Dst: prefixOf(prefix), Type: unix.RTN_UNREACHABLE, Protocol: protocol}
+			if gateway.IsValid() {
+				hop := gateway
+				if prefix.Addr().Is6() {
+					hop = siteconf.NextHop(gateway)
+				}
+				route.Type, route.LinkIndex, route.Gw = unix.RTN_UNICAST, uplink.Attrs().Index, hop.AsSlice()
+				if far != nil && slices.Contains(s.distant, gateway) {
+					route.LinkIndex, route.Flags = far.Attrs().Index, int(netlink.FLAG_ONLINK)
+				}
+			}
+			routes = append(routes, route)
+		}
+	}
+	return routes
+}
+
+// tableRoute is what there is one route of.
+type tableRoute struct {
+	table int
+	to    string
+}
+
+func keyOf(r netlink.Route) tableRoute { return tableRoute{r.Table, r.Dst.String()} }
+
+// addRoutes returns those routes of ours in the tables of gateways that are not wanted.
+func addRoutes(wanted map[tableRoute]netlink.Route, families []int) ([]netlink.Route, error) {
+	have, err := routesOf(families, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, err
+	}
+	var extra []netlink.Route
+	for _, route := range have {
+		if route.Table == unix.RT_TABLE_MAIN || route.Table == unix.RT_TABLE_LOCAL {
+			continue
+		}
+		want, ok := wanted[keyOf(route)]
+		switch {
+		case ok && want.Type == route.Type && want.Gw.Equal(route.Gw) && (want.LinkIndex == route.LinkIndex || want.Type != unix.RTN_UNICAST):
+			delete(wanted, keyOf(route))
+		case !ok:
+			extra = append(extra, route)
+		}
+	}
+	var problems []error
+	for _, route := range wanted {
+		if err := netlink.RouteReplace(&route); err != nil {
+			problems = append(problems, fmt.Errorf("add route to %s through gateway %s: %w", route.Dst, route.Gw, err))
+		}
+	}
+	return extra, errors.Join(problems...)
+}
+
+// ourRules have our protocol's number, which netlink's own filter does not know.
+func ourRules(families []int) ([]netlink.Rule, error) {
+	var all []netlink.Rule
+	for _, family := range families {
+		of, err := netlink.RuleList(family)
+		if err != nil {
+			return nil, fmt.Errorf("list rules of routing: %w", err)
+		}
+		all = append(all, of...)
+	}
+	return slices.DeleteFunc(all, func(r netlink.Rule) bool { return r.Protocol != protocol || r.Src == nil }), nil
+}
+
+func setRules(wanted map[netip.Prefix]int, families []int) error {
+	have, err := ourRules(families)
+	if err != nil {
+		return err
+	}
+	var extra []netlink.Rule
+	for _, rule := range have {
+		pod, err := netip.ParsePrefix(rule.Src.String())
+		if err == nil && wanted[pod] == rule.Table {
+			delete(wanted, pod)
+		} else {
+			extra = append(extra, rule)
+		}
+	}
+	var problems []error
+	for pod, table := range wanted {
+		rule := netlink.NewRule()
+		rule.Family, rule.Src, rule.Table, rule.Priority, rule.Protocol = familyOf(pod.Addr()), prefixOf(pod), table, rulePriority, protocol
+		if err := netlink.RuleAdd(rule); err != nil {
+			problems = append(problems, fmt.Errorf("add rule of routing for pod %s: %w", pod.Addr(), err))
+		}
+	}
+	for _, rule := range extra {
+		if err := netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
+			problems = append(problems, fmt.Errorf("remove rule of routing for pod %s: %w", rule.Src, err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// Chosen are the gateways that pods of this node have, of a daemon before.
+func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]netip.Addr, error) {
+	rules, err := ourRules([]int{netlink.FAMILY_V4})
+	if err != nil {
+		return nil, err
+	}
+	chosen := map[netip.Addr]netip.Addr{}
+	for _, rule := range rules {
+		pod, _ := netip.AddrFromSlice(rule.Src.IP.To4())
+		gateway := siteconf.Address(uint32(rule.Table))
+		if rule.Table == unix.RT_TABLE_MAIN {
+			gateway = host
+		}
+		if hosts.Contains(gateway) {
+			chosen[pod] = gateway
+		}
+	}
+	return chosen, nil
+}
+
+// beyondLink are the hosts that a tunnel between nodes and gateways leads to.
+func (s State) beyondLink(own []netlink.Addr) []netip.Addr {
+	all := slices.Clone(s.Gateways)
+	if s.forwards() {
+		for _, peer := range s.remote() {
+			all = append(all, peer.Via)
+		}
+	}
+	all = slices.DeleteFunc(all, func(host netip.Addr) bool {
+		return host == s.Host || slices.ContainsFunc(own, func(a netlink.Addr) bool { return a.Contains(host.AsSlice()) })
+	})
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
+}
+
+// distant makes the tunnel to gateways, or nodes, on other links: the routers between
+// would not know what to do with packets of pods. It returns nil if there are none.
+func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
+	if len(s.distant) == 0 {
+		return nil, nil
+	}
+	want := s.vxlan(gatewayTunnel, mtu)
+	want.HardwareAddr = siteconf.MAC(s.Host)
+	link, err := ensure(want)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(setting("ipv4/conf/"+want.Name+"/forwarding", "1"), s.speakIPv6(want.Name)); err != nil {
+		return nil, fmt.Errorf("configure tunnel %s: %w", want.Name, err)
+	}
+	if err := s.startTunnel(link); err != nil {
+		return nil, err
+	}
+	var peers []Peer
+	for _, host := range s.distant {
+		peers = append(peers, Peer{Address: host, Via: host})
+	}
+	return link, k.peers(s, peers, link, false)
+}
+
+// Carries says which of the interfaces of a gateway has no link, or is none.
+func Carries(host netip.Addr, interfaces []string) error {
+	uplink, _, err := uplinkOf(host)
+	if err != nil {
+		return err
+	}
+	links := []netlink.Link{uplink}
+	for _, name := range interfaces {
+		link, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("look at interface %s: %w: correct 'gateways.interfaces' in the configuration", name, err)
+		}
+		links = append(links, link)
+	}
+	for _, link := range links {
+		// A tunnel or a dummy says of itself neither up nor down.
+		if state := link.Attrs().OperState; link.Attrs().Flags&net.FlagUp == 0 || state == netlink.OperDown || state == netlink.OperLowerLayerDown {
+			return fmt.Errorf("interface %s has no link (%s)", link.Attrs().Name, state)
+		}
+	}
+	return nil
+}
+
+// gateway are the rules of a host that is one. Who may reach what is decided where
+// the pod is, in both directions: there each connection passes with both of its
+// halves, whichever gateways these take. Here it is only seen to it that nothing
+// else is forwarded.
+func (s State) gateway(r *writer) {
+	networks := s.longestFirst()
+	r.block("chain outward", func() {
+		for _, name := range s.Interfaces {
+			// Nor is anybody there who is a pod: its packets come by the hosts' link.
+			r.line("iifname %q drop", name)
+		}
+		for _, kind := range s.kinds() {
+			r.line("%s daddr { %s } drop", kind.header, s.inside(kind))
+		}
+		r.line("udp dport %d drop", s.Port)
+		for _, n := range networks {
+			r.line("%s accept", matching("daddr", n.prefix))
+		}
+		r.line("reject with icmpx admin-prohibited")
+	})
+	r.block("chain inward", func() {
+		for _, kind := range s.kinds() {
+			r.line("%s saddr %s drop", kind.header, kind.pods.Masked())
+		}
+		for _, name := range s.Interfaces {
+			// There is nobody outside who is a host.
+			r.line("iifname %q ip saddr %s drop", name, s.Hosts.Masked())
+			if s.IPv6.Hosts.IsValid() {
+				r.line("iifname %q ip6 saddr %s drop", name, s.IPv6.Hosts.Masked())
+			}
+		}
+		for _, n := range networks {
+			r.line("%s accept", matching("saddr", n.prefix))
+		}
+		r.line("drop")
+	})
+	r.block("chain postrouting", func() {
+		r.line("type nat hook postrouting priority 100; policy accept;")
+		for _, kind := range s.kinds() {
+			r.line("%s saddr != %s accept", kind.header, kind.pods.Masked())
+			r.line("%s daddr { %s } accept", kind.header, s.inside(kind))
+		}
+		for _, n := range networks {
+			verdict := "accept"
+			switch {
+			case n.nat && s.As.First.IsValid() && n.prefix.Addr().Is4():
+				// The same for all connections of a pod, as long as it lives.
+				verdict = fmt.Sprintf("snat ip to %s persistent", s.As)
+			case n.nat:
+				verdict = "masquerade"
+			}
+			r.line("%s %s", matching("daddr", n.prefix), verdict)
+		}
+	})
+}
+
+// inside is what gateways are not for.
+func (s State) inside(of kind) string {
+	all := []string{of.pods.Masked().String()}
+	for _, hosts := range []netip.Prefix{s.Hosts, s.IPv6.Hosts} {
+		if hosts.IsValid() && hosts.Addr().Is4() == of.pods.Addr().Is4() {
+			all = append(all, hosts.Masked().String())
+		}
+	}
+	return join(all)
+}
+
+func matching(side string, prefix netip.Prefix) string {
+	switch {
+	case prefix.Bits() > 0:
+		return header(prefix) + " " + side + " " + prefix.String()
+	case prefix.Addr().Is6():
+		return "meta nfproto ipv6"
+	}
+	return "meta nfproto ipv4"
+}
+
+// header is that in which such addresses are, as nft writes it.
+func header(prefix netip.Prefix) string {
+	if prefix.Addr().Is6() {
+		return "ip6"
+	}
+	return "ip"
+}
+
+type outsidePrefix struct {
+	prefix netip.Prefix
+	nat    bool
+}
+
+// longestFirst are the outside networks in the order in which the first that
+// matches is the right one.
+func (s State) longestFirst() []outsidePrefix {
+	var all []outsidePrefix
+	for _, network := range s.Beyond {
+		for _, prefix := range network.Addresses {
+			all = append(all, outsidePrefix{prefix.Masked(), network.NAT})
+		}
+	}
+	slices.SortFunc(all, func(a, b outsidePrefix) int {
+		return cmp.Or(cmp.Compare(b.prefix.Bits(), a.prefix.Bits()), a.prefix.Addr().Compare(b.prefix.Addr()))
+	})
+	return all
+}
+
+func prefixOf(p netip.Prefix) *net.IPNet {
+	p = p.Masked()
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

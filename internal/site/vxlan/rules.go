@@ -1,0 +1,422 @@
+package vxlan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"berth.dev/berth/internal/site/siteconf"
+)
+
+// table is the name of our tables, in the families bridge and inet.
+const table = "berth"
+
+// clearRules is what removes them, whether they are there or not.
+const clearRules = `add table bridge berth
+delete table bridge berth
+add table inet berth
+delete table inet berth
+`
+
+// rules are the text for 'nft -f' that replaces all of ours at once. Names in
+// it are our own, and addresses are printed by netip: nothing that a user wrote
+// gets there. opened are the interfaces for which we have turned on forwarding.
+func (s State) rules(opened []string) string {
+	if !s.active() {
+		return clearRules + s.flows() + s.idle()
+	}
+	var tunnels []string
+	for _, n := range s.Networks {
+		for _, peer := range n.Peers {
+			if s.Routed == nil {
+				tunnels = append(tunnels, peer.Via.String())
+			}
+		}
+	}
+	for _, host := range s.distant {
+		tunnels = append(tunnels, host.String())
+	}
+	r := &writer{}
+	r.text(clearRules)
+	r.text(s.flows())
+	if s.Routed == nil {
+		s.bridges(r)
+	}
+	r.block("table inet "+table, func() {
+		if s.tunnels() {
+			r.set("tunnels", "ip saddr", tunnels)
+		}
+		if s.Routed != nil {
+			s.routed(r)
+		}
+		s.input(r)
+		s.forward(r, opened)
+		if s.forwards() {
+			s.gateway(r)
+		}
+		s.output(r)
+		for _, o := range s.owners() {
+			r.block(fmt.Sprintf("chain egress_%d", o.UID), func() { r.allow("daddr", o.Egress) })
+			r.block(fmt.Sprintf("chain ingress_%d", o.UID), func() { r.allow("saddr", o.Ingress) })
+		}
+	})
+	return r.String()
+}
+
+// idle: a host without pods has users as well, and may lead to pods elsewhere.
+func (s State) idle() string {
+	if !s.dual() {
+		return ""
+	}
+	r := &writer{}
+	r.block("table inet "+table, func() {
+		r.block("chain output", func() {
+			r.line("type filter hook output priority -10; policy accept;")
+			s.ownSource(r)
+		})
+	})
+	return r.String()
+}
+
+// ownSource: nobody on a host is a pod, nor towards pods another host. For IPv4 the kernel
+// sees to that; with IPV6_FREEBIND, which takes no privilege, a user's process sends from any IPv6
+// address.
+func (s State) ownSource(r *writer) {
+	if !s.dual() {
+		return
+	}
+	pods := s.IPv6.Pods.Masked()
+	r.line("ip6 saddr %s ip6 saddr != %s drop", pods, s.IPv6.Second(s.Gateway))
+	r.line("ip6 daddr %s fib saddr type != local drop", pods)
+}
+
+// bridges: a pod has its own addresses, of both kinds, or says nothing.
+func (s State) bridges(r *writer) {
+	r.block("table bridge "+table, func() {
+		s.podSets(r)
+		r.block("chain prerouting", func() {
+			r.line("type filter hook prerouting priority -300; policy accept;")
+			r.line(`iifname != "%sp*" accept`, ownerPrefix)
+			r.line("iifname . ether saddr . ip saddr @pods accept")
+			r.line("iifname . ether saddr . arp saddr ip @pods iifname . arp saddr ether . arp saddr ip @pods accept")
+			if s.dual() {
+				r.line("iifname . ether saddr . ip6 saddr @pods6 jump six")
+			}
+			r.line("drop")
+		})
+		if s.dual() {
+			s.six(r)
+		}
+	})
+}
+
+// six: what comes from a pod by its IPv6 address. In the words of ICMPv6 it is no router, and a
+// neighbour by that address alone: nft 1.0.6 has no name for the target of an
+// advertisement, which follows 64 bits of header. Pieces of what was fragmented have no such
+// header but the first one; no kernel believes a neighbour who comes in pieces.
+func (s State) six(r *writer) {
+	r.block("chain six", func() {
+		r.line("meta l4proto != ipv6-icmp accept")
+		r.line("frag frag-off != 0 accept")
+		r.line("icmpv6 type != { nd-router-advert, nd-neighbor-advert, nd-redirect } accept")
+		for _, n := range s.Networks {
+			for _, pod := range n.Local {
+				target := s.IPv6.Second(pod.Address).As16()
+				r.line("iifname %q icmpv6 type nd-neighbor-advert @th,64,128 0x%x accept", podName(pod.Address), target[:])
+			}
+		}
+		r.line("drop")
+	})
+}
+
+// kind is one of addresses, as nft writes it. suffix ends the names of its sets, pods is
+// the range of pods, and of says which one somebody has by his IPv4 address.
+type kind struct {
+	header, family, suffix string
+	pods                   netip.Prefix
+	of                     func(netip.Addr) netip.Addr
+}
+
+// kinds are those that pods have.
+func (s State) kinds() []kind {
+	four := kind{"ip", "ipv4", "", s.Pods, func(a netip.Addr) netip.Addr { return a }}
+	if s.dual() {
+		return []kind{four, {"ip6", "ipv6", "6", s.IPv6.Pods.Masked(), s.IPv6.Second}}
+	}
+	return []kind{four}
+}
+
+// podSets say who a pod is, on which interface.
+func (s State) podSets(r *writer) {
+	for _, kind := range s.kinds() {
+		var pods []string
+		for _, n := range s.Networks {
+			for _, pod := range n.Local {
+				pods = append(pods, fmt.Sprintf("%q . %s . %s", podName(pod.Address), siteconf.MAC(pod.Address), kind.of(pod.Address)))
+			}
+		}
+		r.set("pods"+kind.suffix, "iifname . ether saddr . "+kind.header+" saddr", pods)
+	}
+}
+
+// byPod goes to the chain of the pod with the address on that side. The kind of address is named
+// for nft 1.0.6, as in set: it bears a map that a newer one has made if keys have two parts.
+func (s State) byPod(r *writer, side string, chain func(Network, Pod) string) {
+	for _, kind := range s.kinds() {
+		var all []string
+		for _, n := range s.Networks {
+			for _, pod := range n.Local {
+				all = append(all, fmt.Sprintf("%s . %s : jump %s", kind.family, kind.of(pod.Address), chain(n, pod)))
+			}
+		}
+		if len(all) > 0 {
+			r.line("meta nfproto . %s %s vmap { %s }", kind.header, side, join(all))
+		}
+	}
+}
+
+// tunnels: there is one, or may be. Where pods are routed, only gateways on other links
+// have one.
+func (s State) tunnels() bool { return s.Routed == nil || len(s.distant) > 0 }
+
+// podLinks are the interfaces by which this host knows pods, as nft writes them.
+func (s State) podLinks() string {
+	if s.Routed != nil {
+		return ownerPrefix + "p*"
+	}
+	return ownerPrefix + "b*"
+}
+
+// input: to this host, from pods and through tunnels.
+func (s State) input(r *writer) {
+	r.block("chain input", func() {
+		r.line("type filter hook input priority -10; policy accept;")
+		if s.tunnels() {
+			r.line("udp dport %d jump tunnel", s.Port)
+		}
+		for _, protocol := range []string{"udp", "tcp"} {
+			if s.Names {
+				r.line("iifname %q ip daddr %s %s dport 53 accept", s.podLinks(), s.Gateway, protocol)
+			}
+		}
+		r.line("iifname %q jump leave", s.podLinks())
+		if len(s.distant) > 0 {
+			for _, kind := range s.kinds() {
+				r.line("iifname %q %s saddr != %s drop", tunnelName(gatewayTunnel), kind.header, kind.pods)
+			}
+		}
+		if s.forwards() && s.As.First.IsValid() {
+			// Addresses of pods that have gone, or connect from nowhere.
+			r.line("ip daddr %s drop", s.As)
+		}
+	})
+	if !s.tunnels() {
+		return
+	}
+	r.block("chain tunnel", func() {
+		r.line("ip saddr @tunnels udp sport %d-%d accept", firstSource, LastSource)
+		r.line("drop")
+	})
+}
+
+// forward: between pods and what is neither a pod nor this host. What goes from
+// one pod to another of its network never comes here, unless bridges are told to
+// ask (br_netfilter, as Docker does).
+func (s State) forward(r *writer, opened []string) {
+	r.block("chain forward", func() {
+		r.line("type filter hook forward priority -10; policy accept;")
+		for _, n := range s.Networks {
+			if s.Routed == nil {
+				r.line("iifname %q oifname %q accept", bridgeName(n.VNI), bridgeName(n.VNI))
+			}
+		}
+		r.line("iifname %q jump leave", s.podLinks())
+		r.line("oifname %q jump arrive", s.podLinks())
+		if s.forwards() {
+			for _, kind := range s.kinds() {
+				r.line("%s saddr %s jump outward", kind.header, kind.pods)
+			}
+		}
+		if len(s.distant) > 0 {
+			// By that tunnel come packets of pods to gateways, and to pods from those.
+			r.line("iifname %q drop", tunnelName(gatewayTunnel))
+		}
+		if s.forwards() {
+			for _, kind := range s.kinds() {
+				r.line("%s daddr %s jump inward", kind.header, kind.pods)
+			}
+		}
+		for _, name := range opened {
+			// The host was no router before, and is none for others now.
+			r.line("iifname %q drop", name)
+		}
+		if s.opened6 {
+			r.line("meta nfproto ipv6 drop")
+		}
+	})
+	r.block("chain leave", func() {
+		s.jumpNetwork(r, "saddr", "to")
+		for _, kind := range s.kinds() {
+			r.line("%[1]s daddr %[2]s %[1]s daddr != %[3]s drop", kind.header, kind.pods, kind.of(s.Gateway))
+		}
+		// Neither may be sent on by the kernel of this host as its own.
+		r.line("udp dport %d drop", s.Port)
+		r.line("ct state established,related accept")
+		s.jump(r, "saddr", "egress")
+		r.line("reject with icmpx admin-prohibited")
+	})
+	r.block("chain arrive", func() {
+		s.jumpNetwork(r, "daddr", "from")
+		for _, kind := range s.kinds() {
+			r.line("%s saddr %s drop", kind.header, kind.pods)
+		}
+		r.line("ct state established,related accept")
+		s.jump(r, "daddr", "ingress")
+		r.line("drop")
+	})
+}
+
+// output: from processes of this host to its pods.
+func (s State) output(r *writer) {
+	r.block("chain output", func() {
+		r.line("type filter hook output priority -10; policy accept;")
+		s.ownSource(r)
+		r.line("oifname %q jump local", s.podLinks())
+	})
+	r.block("chain local", func() {
+		r.line("ct state established,related accept")
+		daemons := []string{"0"}
+		for _, uid := range s.Daemons {
+			daemons = append(daemons, fmt.Sprint(uid))
+		}
+		r.line("meta skuid { %s } accept", join(daemons))
+		var owners []string
+		for _, n := range s.Networks {
+			for _, o := range n.Owners {
+				if s.Routed == nil {
+					owners = append(owners, fmt.Sprintf("%q . %d", bridgeName(n.VNI), o.UID))
+					continue
+				}
+				for _, pod := range n.Local {
+					owners = append(owners, fmt.Sprintf("%q . %d", podName(pod.Address), o.UID))
+				}
+			}
+		}
+		if len(owners) > 0 {
+			r.line("oifname . meta skuid { %s } accept", join(owners))
+		}
+		r.line("reject with icmpx admin-prohibited")
+	})
+}
+
+// jump goes to the rules of the user whose pod has the address on that side. The
+// first chain that a packet of a pod meets has seen to it that the pod has its own.
+func (s State) jump(r *writer, side, chain string) {
+	s.byPod(r, side, func(_ Network, pod Pod) string { return fmt.Sprintf("%s_%d", chain, pod.Owner) })
+}
+
+// owners are all users who have pods here, each once: one who has come into a group
+// may have jobs in two networks.
+func (s State) owners() []Owner {
+	all := Network{}
+	for _, n := range s.Networks {
+		for _, o := range n.Owners {
+			all.Own(o)
+		}
+	}
+	slices.SortFunc(all.Owners, func(a, b Owner) int { return cmp.Compare(a.UID, b.UID) })
+	return all.Owners
+}
+
+// join makes a list without doubles, in an order that is always the same.
+func join(elements []string) string {
+	slices.Sort(elements)
+	return strings.Join(slices.Compact(elements), ", ")
+}
+
+// writer writes text with indentation.
+type writer struct {
+	strings.Builder
+	depth int
+}
+
+func (w *writer) text(s string) { w.WriteString(s) }
+
+func (w *writer) line(format string, args ...any) {
+	w.WriteString(strings.Repeat("\t", w.depth))
+	fmt.Fprintf(w, format, args...)
+	w.WriteByte('\n')
+}
+
+func (w *writer) block(head string, body func()) {
+	w.line("%s {", head)
+	w.depth++
+	body()
+	w.depth--
+	w.line("}")
+}
+
+// set has elements of what like is an expression for. Of sets that a newer nft has made by a
+// "type", nft 1.0.6 ends by SIGSEGV when it lists anything.
+func (w *writer) set(name, like string, elements []string) {
+	w.block("set "+name, func() {
+		w.line("typeof %s", like)
+		if len(elements) > 0 {
+			w.line("elements = { %s }", join(elements))
+		}
+	})
+}
+
+// allow writes a line per rule and protocol. side is where the outside address
+// is.
+func (w *writer) allow(side string, rules []siteconf.Rule) {
+	for _, rule := range rules {
+		six := func(p netip.Prefix) bool { return p.Addr().Is6() }
+		four := func(p netip.Prefix) bool { return p.Addr().Is4() }
+		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), six)), rule.Ports)
+		w.allowOne(anyOf(side, slices.DeleteFunc(slices.Clone(rule.Addresses), four)), rule.Ports)
+	}
+}
+
+// anyOf matches addresses of one kind, or is "" if there are none.
+func anyOf(side string, prefixes []netip.Prefix) string {
+	for _, p := range prefixes {
+		if p.Bits() == 0 {
+			return matching(side, p)
+		}
+	}
+	if len(prefixes) == 0 {
+		return ""
+	}
+	return header(prefixes[0]) + " " + side + " { " + join(texts(prefixes)) + " }"
+}
+
+func (w *writer) allowOne(match string, allowed []siteconf.Port) {
+	if match == "" {
+		return
+	}
+	if len(allowed) == 0 {
+		w.line("%s accept", match)
+	}
+	for _, protocol := range []string{"tcp", "udp"} {
+		var ports []string
+		for _, p := range allowed {
+			if p.Protocol == protocol {
+				ports = append(ports, fmt.Sprintf("%d-%d", p.First, p.Last))
+			}
+		}
+		if len(ports) > 0 {
+			w.line("%s %s dport { %s } accept", match, protocol, join(ports))
+		}
+	}
+}
+
+func texts(prefixes []netip.Prefix) []string {
+	all := make([]string, len(prefixes))
+	for i, p := range prefixes {
+		all[i] = p.Masked().String()
+	}
+	return all
+}
