@@ -13,9 +13,10 @@ import (
 )
 
 // logName matches the files in a container's directory. The runtime writes N.log
-// in the container's Nth run, and the kubelet renames it to N.log.TIME. It compresses a rotated file only when it rotates the next one, and
-// the Watcher has it open by then.
-var logName = regexp.MustCompile(`^(\d+)\.log(?:\.(\d{8}-\d{6}))?$`)
+// in the container's Nth run, and the kubelet renames it to N.log.TIME. When it
+// rotates the next one, it compresses that to N.log.TIME.gz. The Watcher has it
+// open by then, unless the process was started again.
+var logName = regexp.MustCompile(`^(\d+)\.log(?:\.(\d{8}-\d{6})(\.gz)?)?$`)
 
 // container is the log of one container of one pod, over all its restarts.
 type container struct {
@@ -61,9 +62,15 @@ func (c *container) scanLocked() {
 	}
 	names, _ := dir.Readdirnames(-1)
 	dir.Close()
+	slices.Sort(names) // a compressed file comes after its original
 	for _, name := range names {
 		match := logName.FindStringSubmatch(name)
 		if match == nil {
+			continue
+		}
+		generation, _ := strconv.Atoi(match[1])
+		compressed := match[3] != ""
+		if compressed && !c.wants(generation, match[2]) {
 			continue
 		}
 		path := filepath.Join(c.path, name)
@@ -86,12 +93,30 @@ func (c *container) scanLocked() {
 		if err != nil {
 			continue
 		}
-		s.rotated = match[2]
-		s.generation, _ = strconv.Atoi(match[1])
+		s.generation, s.rotated = generation, match[2]
+		if compressed {
+			if err := s.openCompressed(); err != nil || c.has(s) {
+				s.file.Close()
+				continue
+			}
+		}
 		s.readStamp()
 		c.segments = append(c.segments, s)
 	}
 	slices.SortStableFunc(c.segments, (*segment).order)
+}
+
+// wants reports whether a compressed file is to be opened. A reader counts
+// segments, so none may be put before its own.
+func (c *container) wants(generation int, rotated string) bool {
+	known := func(s *segment) bool { return s.generation == generation && s.rotated == rotated }
+	return c.readers == 0 && !slices.ContainsFunc(c.segments, known)
+}
+
+// has reports whether the original of a compressed file is known. It was renamed
+// unseen if its name is not.
+func (c *container) has(s *segment) bool {
+	return slices.ContainsFunc(c.segments, func(other *segment) bool { return other.generation == s.generation && other.stamp == s.stamp })
 }
 
 // start returns the index of the segment to read at a position, and the offset
@@ -103,6 +128,7 @@ func (c *container) start(p Position) (index int, offset int64, lost bool) {
 	for i, s := range c.segments {
 		s.readStamp()
 		if s.generation == p.Generation && (s.stamp == p.Segment || p.Segment == "") {
+			s.sent = max(s.sent, p.Offset)
 			return i, p.Offset, false
 		}
 	}

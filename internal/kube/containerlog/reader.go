@@ -40,8 +40,8 @@ type reader struct {
 // the log is complete.
 func (r *reader) run(ctx context.Context, from Position) error {
 	r.c.mu.Lock()
-	r.c.readers++
 	r.c.scanLocked()
+	r.c.readers++
 	index, offset, lost := r.c.start(from)
 	r.at, r.index = from, index
 	if lost || from == (Position{}) {
@@ -111,8 +111,12 @@ func (r *reader) step() (state, <-chan struct{}, error) {
 		return idle, changed, nil
 	}
 	s := r.c.segments[r.index]
-	file, lost, unsure := s.file, s.lost, s.sent > r.at.Offset
+	file, compressed, lost, unsure := s.file, s.compressed, s.lost, s.sent > r.at.Offset
 	r.c.mu.Unlock()
+	if compressed && file != nil {
+		r.c.unpack(s)
+		return moved, changed, nil
+	}
 	if file == nil {
 		return moved, changed, r.skip(lost, unsure)
 	}

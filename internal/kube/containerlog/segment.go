@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -23,6 +24,12 @@ type segment struct {
 	stamp       string // see Position.Segment; empty while the file is
 
 	file *os.File // nil once it was dropped
+	// compressed: file is a gzip file, of length decompressed bytes.
+	compressed bool
+	length     int64
+	unpacking  sync.Mutex
+	// whole: nothing will be written to the file.
+	whole bool
 	// sent is the largest offset that was sent to a client.
 	sent   int64
 	sentAt time.Time
@@ -65,7 +72,11 @@ func (s *segment) readStamp() {
 	}
 	var head [64]byte
 	n, _ := s.file.ReadAt(head[:], 0)
-	if end := bytes.IndexByte(head[:n], ' '); end > 0 {
+	s.setStamp(head[:n])
+}
+
+func (s *segment) setStamp(head []byte) {
+	if end := bytes.IndexByte(head, ' '); end > 0 {
 		s.stamp = string(head[:end])
 	}
 }
@@ -76,13 +87,16 @@ func (s *segment) size() (bytes int64, named bool) {
 	if s.file == nil || unix.Fstat(int(s.file.Fd()), &stat) != nil {
 		return 0, false
 	}
+	if s.compressed {
+		stat.Size = s.length
+	}
 	return stat.Size, stat.Nlink > 0
 }
 
 // written reports whether a process has the file open for writing. A read lease
 // is granted by the kernel only where none has (fcntl(2), F_SETLEASE).
 func (s *segment) written() bool {
-	if s.file == nil {
+	if s.file == nil || s.whole {
 		return false
 	}
 	fd := s.file.Fd()
@@ -109,7 +123,12 @@ func (s *segment) drop() {
 		return
 	}
 	s.readStamp()
-	s.lost = countFrom(io.NewSectionReader(s.file, s.sent, 1<<62))
+	unread := io.Reader(io.NewSectionReader(s.file, s.sent, 1<<62))
+	if s.compressed {
+		unread = s.contents()
+		_, _ = io.CopyN(io.Discard, unread, s.sent) // countFrom meets the error again
+	}
+	s.lost = countFrom(unread)
 	s.file.Close()
 	s.file = nil
 }

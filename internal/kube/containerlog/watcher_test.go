@@ -3,6 +3,7 @@ package containerlog
 import (
 	"bufio"
 	"bytes"
+	"compress/gzip"
 	"context"
 	"encoding/json"
 	"errors"
@@ -257,6 +258,75 @@ func TestRotationsAndRestartsLoseNothing(t *testing.T) {
 	// Another client goes on in the middle, or begins.
 	connect(t, server, middle, true).toEnd(want[2:] + "restarted\n")
 	connect(t, server, Position{}, true).toEnd(want + "restarted\n")
+}
+
+// compress does to a rotated file what the kubelet does before the next rotation.
+func (r *runtime) compress(number int) {
+	r.t.Helper()
+	name := r.path(fmt.Sprintf("0.log.20260101-%06d", number))
+	content, err := os.ReadFile(name)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	writer := gzip.NewWriter(&packed)
+	_, err = writer.Write(content)
+	if err := errors.Join(err, writer.Close(), os.WriteFile(name+".gz", packed.Bytes(), 0o640), os.Remove(name)); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// A role that was started again finds rotated files that are already compressed.
+func TestCompressedLogsAreReadAfterARestart(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	r.open(0)
+	r.write("stdout F one", "stdout F two")
+	before, server := startWatcher(t, r.root)
+	c := connect(t, server, Position{}, false)
+	c.until("two\n")
+	middle := c.at.Position
+	r.write("stdout F three")
+	for i, text := range []string{"four", "five", "six"} {
+		r.rotate(i)
+		r.open(0)
+		r.write("stdout F " + text)
+	}
+	r.compress(0)
+	r.compress(1)
+	c.until("six\n")
+	r.close()
+	awaitSegments(t, before, 4) // the compressed files are not taken for further ones
+
+	after, server := startWatcher(t, r.root)
+	awaitSegments(t, after, 4)
+	connect(t, server, middle, true).toEnd("three\nfour\nfive\nsix\n")
+	// Whoever begins later gets the same, also of a pod that is deleted.
+	if err := os.RemoveAll(filepath.Dir(r.dir)); err != nil {
+		t.Fatal(err)
+	}
+	connect(t, server, Position{}, true).toEnd("one\ntwo\nthree\nfour\nfive\nsix\n")
+}
+
+func TestACompressedLogThatTheSpoolCannotHoldIsCounted(t *testing.T) {
+	r := newRuntime(t, t.TempDir())
+	r.open(0)
+	r.write("stdout F one", "stdout F two")
+	r.rotate(0)
+	r.compress(0)
+	r.open(0)
+	r.write("stdout F kept")
+	r.close()
+	w, server := startWatcher(t, r.root)
+	if err := os.Remove(r.path("0.log.20260101-000000.gz")); err != nil {
+		t.Fatal(err)
+	}
+	w.Spool = 0
+	w.prune(time.Now())
+	c := connect(t, server, Position{}, true)
+	c.toEnd("kept\n")
+	if want := []Loss{{Lines: 2, Bytes: 8}}; !slices.Equal(c.losses, want) {
+		t.Errorf("lost %v, want %v", c.losses, want)
+	}
 }
 
 func awaitSegments(t *testing.T, w *Watcher, count int) {
