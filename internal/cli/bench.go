@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/programs"
-	"berth.dev/berth/internal/launch"
 )
 
 func newBenchCommand() *cobra.Command {
@@ -38,7 +38,7 @@ where it was interrupted.`,
 			path := filepath.Join(directory, "berth-bench")
 			err = syscall.Exec(path, append([]string{path}, args...), os.Environ())
 			fmt.Fprintf(os.Stderr, "berth: start the bench (%s): %v; 'make berth-bench' builds it\n", path, err)
-			return &result{launch.ExitUnavailable}
+			return &result{exitcode.Unavailable}
 		},
 	}
 }

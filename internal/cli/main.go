@@ -16,6 +16,7 @@ import (
 
 	"berth.dev/berth/internal/access/login"
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch"
 )
 
@@ -47,15 +48,15 @@ func Main(args []string) int {
 	}
 	var usage *usageError
 	var problem *login.Problem
-	code := launch.ExitCode(err)
+	code := exitcode.Of(err)
 	switch {
 	case errors.As(err, &usage):
-		code = launch.ExitUsage
+		code = exitcode.Usage
 	case errors.As(err, &problem):
 		code = problem.Code
 	}
 	// All tasks of a step have the same command line. One says what is wrong.
-	if task := os.Getenv("SLURM_PROCID"); code == launch.ExitUsage && task != "" && task != "0" {
+	if task := os.Getenv("SLURM_PROCID"); code == exitcode.Usage && task != "" && task != "0" {
 		return code
 	}
 	for line := range strings.Lines(err.Error()) {

@@ -12,8 +12,8 @@ import (
 
 	"berth.dev/berth/internal/access/login"
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/settings"
-	"berth.dev/berth/internal/launch"
 )
 
 // notSettable are the options of a run that no file may give: what is run, what
@@ -88,7 +88,7 @@ func readPreferences(getenv func(string) string) (*preferences, error) {
 		}
 	}
 	if err := errors.Join(problems...); err != nil {
-		return nil, &launch.Failure{Code: launch.ExitConfig, Err: err}
+		return nil, &exitcode.Error{Code: exitcode.Config, Err: err}
 	}
 	return p, nil
 }
@@ -261,7 +261,7 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 		}
 	})
 	if err := errors.Join(problems...); err != nil {
-		return nil, &launch.Failure{Code: launch.ExitConfig, Err: err}
+		return nil, &exitcode.Error{Code: exitcode.Config, Err: err}
 	}
 	return effects, nil
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"berth.dev/berth/internal/base/cluster"
-	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -144,7 +144,7 @@ func TestNoFiles(t *testing.T) {
 		t.Errorf("%v, %v", effects, err)
 	}
 	_, err = readPreferences(func(name string) string { return map[string]string{"BERTH_CONFIG": dir + "/none"}[name] })
-	if err == nil || launch.ExitCode(err) != launch.ExitConfig {
+	if err == nil || exitcode.Of(err) != exitcode.Config {
 		t.Errorf("a file that is named and is not there: %v", err)
 	}
 }

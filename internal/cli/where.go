@@ -12,6 +12,7 @@ import (
 
 	"berth.dev/berth/internal/access/login"
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch"
 )
 
@@ -128,7 +129,7 @@ func explainOutside(ctx context.Context, err error, preferred *preferences) erro
 	if preferred.forbidden["here"] == "" {
 		advice += "; --here starts one on this host all the same"
 	}
-	return &launch.Failure{Code: launch.ExitCode(err), Err: fmt.Errorf("%w%s", err, advice)}
+	return &exitcode.Error{Code: exitcode.Of(err), Err: fmt.Errorf("%w%s", err, advice)}
 }
 
 // runningClusters describes the user's clusters in jobs. Where Slurm does not answer

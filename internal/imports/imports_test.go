@@ -50,7 +50,7 @@ var layers = map[string][]string{
 	"internal/base/heap":  {"internal/base/linux"},
 	"internal/base/probe": {"internal/base/linux"},
 
-	"internal/job/batch": {"internal/job/slurm"},
+	"internal/job/batch": {"internal/base/exitcode", "internal/job/slurm"},
 	// The result of a check, which berth doctor prints.
 	"internal/job/slurm": {"internal/base/probe"},
 
@@ -77,7 +77,7 @@ var layers = map[string][]string{
 	"internal/kube/objects":  {"internal/kube/savedstate"},
 	"internal/kube/workload": {"internal/base/cluster", "internal/kube/containerlog"},
 
-	"internal/site/berthd":   {"internal/job/slurm", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan"},
+	"internal/site/berthd":   {"internal/base/exitcode", "internal/job/slurm", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan"},
 	"internal/site/siteconf": {"internal/job/slurm"},
 	"internal/site/vxlan":    {"internal/base/linux", "internal/site/siteconf"},
 
@@ -93,7 +93,7 @@ var layers = map[string][]string{
 
 	"internal/launch": {
 		"internal/access/persistent",
-		"internal/base/cluster", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
+		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
@@ -103,7 +103,7 @@ var layers = map[string][]string{
 
 	"internal/cli": {
 		"internal/access/login", "internal/access/top",
-		"internal/base/cluster", "internal/base/metrics", "internal/base/probe", "internal/base/programs", "internal/base/settings",
+		"internal/base/cluster", "internal/base/exitcode", "internal/base/metrics", "internal/base/probe", "internal/base/programs", "internal/base/settings",
 		"internal/job/batch", "internal/job/slurm",
 		"internal/launch",
 	},

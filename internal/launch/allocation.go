@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -51,7 +52,7 @@ func (a *allocation) check() error {
 	if left >= minTime {
 		return nil
 	}
-	return fail(ExitConfig, fmt.Errorf("job %s ends in %s, which is too short for a cluster: ask Slurm for more with --time", a.job.ID, max(0, left)))
+	return exitcode.Wrap(exitcode.Config, fmt.Errorf("job %s ends in %s, which is too short for a cluster: ask Slurm for more with --time", a.job.ID, max(0, left)))
 }
 
 // askAgain is after which time a question to Slurm that got no answer is asked
@@ -105,7 +106,7 @@ func (a *allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFun
 	for a.early > 0 && !a.knownEnd().IsZero() {
 		wait := a.knownEnd().Sub(a.now()) - a.early - takeDownTime
 		if wait <= 0 {
-			giveUp(fail(ExitTimeLimit, &timeUp{a.early}))
+			giveUp(exitcode.Wrap(exitcode.TimeLimit, &timeUp{a.early}))
 			return
 		}
 		select {
@@ -207,7 +208,7 @@ func (a *allocation) reason(cause error) error {
 	if a.end.IsZero() || a.now().Before(a.end.Add(-time.Second)) {
 		return cause
 	}
-	return &Failure{Code: ExitTimeLimit, Err: fmt.Errorf("the time limit of job %s was over before the workload ended: ask Slurm for more with --time", a.job.ID)}
+	return &exitcode.Error{Code: exitcode.TimeLimit, Err: fmt.Errorf("the time limit of job %s was over before the workload ended: ask Slurm for more with --time", a.job.ID)}
 }
 
 // warnings are what is odd about the step, given what the process may really

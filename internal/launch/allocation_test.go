@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -34,7 +35,7 @@ func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 	a := newAllocation("2026-01-01T12:00:03")
 	var given error
 	a.inquire(t.Context(), func(err error) { given = err })
-	if ExitCode(given) != ExitConfig {
+	if exitcode.Of(given) != exitcode.Config {
 		t.Fatalf("got %v, want a refusal", given)
 	}
 	a = newAllocation("2026-01-01T12:01:00")
@@ -126,14 +127,14 @@ func TestGrace(t *testing.T) {
 
 func TestTimeLimitIsNamed(t *testing.T) {
 	a := &allocation{job: slurm.Job{ID: "7"}, end: noon, now: func() time.Time { return noon }}
-	if code := ExitCode(a.reason(Interrupted(syscall.SIGTERM))); code != ExitTimeLimit {
-		t.Errorf("SIGTERM at the end of the job: exit code %d, want %d", code, ExitTimeLimit)
+	if code := exitcode.Of(a.reason(Interrupted(syscall.SIGTERM))); code != exitcode.TimeLimit {
+		t.Errorf("SIGTERM at the end of the job: exit code %d, want %d", code, exitcode.TimeLimit)
 	}
-	if code := ExitCode(a.reason(Interrupted(syscall.SIGINT))); code != 130 {
+	if code := exitcode.Of(a.reason(Interrupted(syscall.SIGINT))); code != 130 {
 		t.Errorf("SIGINT at the end of the job: exit code %d, want 130", code)
 	}
 	a.end = noon.Add(time.Hour)
-	if code := ExitCode(a.reason(Interrupted(syscall.SIGTERM))); code != 143 {
+	if code := exitcode.Of(a.reason(Interrupted(syscall.SIGTERM))); code != 143 {
 		t.Errorf("SIGTERM long before: exit code %d, want 143", code)
 	}
 	other := errors.New("other")

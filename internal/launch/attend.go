@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/kube/nodeloss"
 )
@@ -100,7 +101,7 @@ func (a *attendance) miss(ctx context.Context, w *worker, err error) *rendezvous
 		if !begun {
 			err = &goneError{w.name, err}
 		}
-		a.giveUp(fail(ExitUnavailable, err))
+		a.giveUp(exitcode.Wrap(exitcode.Unavailable, err))
 		return nil
 	case !begun:
 		// Busy with its start, perhaps. No pod is there that waits for it.
@@ -114,7 +115,7 @@ func (a *attendance) miss(ctx context.Context, w *worker, err error) *rendezvous
 		select {
 		case peer = <-w.returned:
 		case <-late:
-			a.giveUp(fail(ExitUnavailable, err))
+			a.giveUp(exitcode.Wrap(exitcode.Unavailable, err))
 			return nil
 		case <-ctx.Done():
 			return nil
@@ -158,7 +159,7 @@ func (a *attendance) lose(ctx context.Context, w *worker, why error) {
 	a.mu.Unlock()
 	if left := len(a.replicas) - len(gone); len(gone) > 0 && left <= len(a.replicas)/2 {
 		settle(ctx)
-		a.giveUp(fail(ExitUnavailable, fmt.Errorf("%w; of the %d control planes those of %s are lost, and the cluster cannot go on with %d",
+		a.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; of the %d control planes those of %s are lost, and the cluster cannot go on with %d",
 			why, len(a.replicas), strings.Join(gone, " and "), left)))
 		return
 	}

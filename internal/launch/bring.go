@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
@@ -32,7 +33,7 @@ func (r report) err() error {
 	if r.Problem == "" {
 		return nil
 	}
-	return &Failure{Code: r.Code, Err: errors.New(r.Problem)}
+	return &exitcode.Error{Code: r.Code, Err: errors.New(r.Problem)}
 }
 
 // errands are those that other nodes have not answered, of one head.
@@ -69,12 +70,12 @@ func (u *user) bringImages(ctx context.Context, archives []archive) error {
 	err := u.cluster.BringImages(ctx, images)
 	var refusal *persistent.Refusal
 	if errors.As(err, &refusal) {
-		return fail(refusal.Code, refusal)
+		return exitcode.Wrap(refusal.Code, refusal)
 	}
 	if err == nil {
 		u.Report("images")
 	}
-	return fail(ExitUnavailable, err)
+	return exitcode.Wrap(exitcode.Unavailable, err)
 }
 
 // takeImages imports the archives that runs bring, until ctx ends.
@@ -85,7 +86,7 @@ func (r *run) takeImages(ctx context.Context) {
 			return
 		}
 		if err := r.spreadImages(ctx, images); err != nil {
-			answer(&persistent.Refusal{Code: ExitCode(err), Text: err.Error()})
+			answer(&persistent.Refusal{Code: exitcode.Of(err), Text: err.Error()})
 			continue
 		}
 		answer(nil)
@@ -97,14 +98,14 @@ func (r *run) takeImages(ctx context.Context) {
 func (r *run) spreadImages(ctx context.Context, images []string) error {
 	archives, err := findArchives(images)
 	if err != nil {
-		return fail(ExitNoInput, err)
+		return exitcode.Wrap(exitcode.NoInput, err)
 	}
 	if r.team == nil {
 		return r.importArchives(ctx, archives, archiveSource{})
 	}
 	server, err := serveArchives(archives, r.team.config.Ports)
 	if err != nil {
-		return fail(ExitUnavailable, err)
+		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	defer server.close()
 	if err := r.attendance.allHeard(ctx); err != nil {
@@ -162,7 +163,7 @@ func (r *run) ask(ctx context.Context, w other, order errand, answer <-chan repo
 func (r *run) runErrand(ctx context.Context, head *rendezvous.Peer, order errand) {
 	answer := report{Number: order.Number}
 	if err := r.importArchives(ctx, order.Archives, order.Source); err != nil {
-		answer.Problem, answer.Code = err.Error(), ExitCode(err)
+		answer.Problem, answer.Code = err.Error(), exitcode.Of(err)
 	}
 	_ = head.Send(ctx, news{Report: &answer}) // a head that is lost waits for nothing
 }

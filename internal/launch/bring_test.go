@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/base/exitcode"
 )
 
 func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
@@ -14,10 +16,10 @@ func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
 	e := errands{number: 2, open: map[string]chan report{"n2": answer}}
 	e.heard("n2", report{Number: 1}) // of one that was given up
 	e.heard("n3", report{Number: 2}) // of one that was not asked
-	e.heard("n2", report{Number: 2, Problem: "no room", Code: ExitNoSpace})
+	e.heard("n2", report{Number: 2, Problem: "no room", Code: exitcode.NoSpace})
 	e.heard("n2", report{Number: 2}) // again
-	if err := (<-answer).err(); ExitCode(err) != ExitNoSpace || err.Error() != "no room" {
-		t.Errorf("%v, with code %d", err, ExitCode(err))
+	if err := (<-answer).err(); exitcode.Of(err) != exitcode.NoSpace || err.Error() != "no room" {
+		t.Errorf("%v, with code %d", err, exitcode.Of(err))
 	}
 	if len(answer) > 0 {
 		t.Error("a second answer counts")

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -30,7 +31,7 @@ func (r *run) makeCgroup() error {
 	r.cgroup = group
 	// For whoever finds the directory after a crash of everything.
 	if err := os.WriteFile(filepath.Join(r.scratch.Path, groupFile), []byte(group.Path+"\n"), 0o600); err != nil {
-		return fail(ExitNoSpace, fmt.Errorf("note the run's control group: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("note the run's control group: %w", err))
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/programs"
 )
@@ -21,10 +22,10 @@ func checkCommand(command []string) error {
 		return nil
 	}
 	if command[0] == "" {
-		return fail(ExitUsage, errors.New("the command is empty: a program comes after '--'"))
+		return exitcode.Wrap(exitcode.Usage, errors.New("the command is empty: a program comes after '--'"))
 	}
 	if _, err := exec.LookPath(command[0]); err != nil {
-		return fail(ExitNoInput, fmt.Errorf("run the command: %w", err))
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("run the command: %w", err))
 	}
 	return nil
 }
@@ -36,7 +37,7 @@ func CheckScript(path string) error {
 		err = fmt.Errorf("%s is no file", path)
 	}
 	if err != nil {
-		return fail(ExitNoInput, fmt.Errorf("read the script: %w", err))
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("read the script: %w", err))
 	}
 	return nil
 }
@@ -66,7 +67,7 @@ func (r *run) makeTools() (tools, error) {
 		cache: filepath.Join(r.scratch.Path, "tmp", "kubectl"),
 		bin:   filepath.Join(r.private.Path, "bin"),
 	}
-	return t, fail(ExitNoSpace, programs.LinkTools(t.bin))
+	return t, exitcode.Wrap(exitcode.NoSpace, programs.LinkTools(t.bin))
 }
 
 // env is what the tools need in the environment.
@@ -87,12 +88,12 @@ func (t tools) run(ctx context.Context, options Options, more map[string]string,
 		path, err = exec.LookPath(name)
 	}
 	if err != nil {
-		return 0, fail(ExitNoInput, fmt.Errorf("run the command: %w", err))
+		return 0, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("run the command: %w", err))
 	}
 	env := commandEnv(commandEnv(os.Environ(), more), t.env(options.Getenv))
 	kept, err := startKeeper(keeperConfig{Path: path, Args: options.Spec.Command}, env, options.Stdin, options.Stdout, options.Stderr)
 	if err != nil {
-		return 0, fail(ExitInternal, err)
+		return 0, exitcode.Wrap(exitcode.Internal, err)
 	}
 	started(kept)
 	ticker := time.NewTicker(watchPeriod)
@@ -101,7 +102,7 @@ func (t tools) run(ctx context.Context, options Options, more map[string]string,
 		select {
 		case result := <-kept.result:
 			if result.Error != "" {
-				return 0, fail(ExitNoInput, fmt.Errorf("run the command %s: %s", name, result.Error))
+				return 0, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("run the command %s: %s", name, result.Error))
 			}
 			return result.Code, nil
 		case <-ticker.C:

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -224,10 +225,10 @@ func (c *crew) lose(r *role, what string) {
 	err := &roleError{name: r.name, what: what, log: r.log, lines: tail(r.log, lastLines), kept: c.keepLogs}
 	if strings.Contains(what+strings.Join(err.lines, ""), noWatchers) {
 		// There were enough when the node was begun, and several begin at once.
-		c.giveUp(fail(ExitUnavailable, fmt.Errorf("%w\n%s", err, moreWatchers)))
+		c.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w\n%s", err, moreWatchers)))
 		return
 	}
-	c.giveUp(fail(ExitInternal, err))
+	c.giveUp(exitcode.Wrap(exitcode.Internal, err))
 }
 
 // failed is called when a role's process could not be started.

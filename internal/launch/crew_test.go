@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -101,8 +102,8 @@ func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
 			t.Errorf("%q lacks %q", s.lost, part)
 		}
 	}
-	if code := ExitCode(s.lost); code != ExitInternal {
-		t.Errorf("exit code %d, want %d", code, ExitInternal)
+	if code := exitcode.Of(s.lost); code != exitcode.Internal {
+		t.Errorf("exit code %d, want %d", code, exitcode.Internal)
 	}
 }
 
@@ -113,8 +114,8 @@ func TestWantOfInotifyIsNoFaultOfARole(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.ended("containerd", sandbox.Status{Code: 1})
-	if code := ExitCode(s.lost); code != ExitUnavailable || !strings.Contains(s.lost.Error(), "fs.inotify.max_user_instances") {
-		t.Errorf("%v with exit code %d, want %d and the remedy", s.lost, code, ExitUnavailable)
+	if code := exitcode.Of(s.lost); code != exitcode.Unavailable || !strings.Contains(s.lost.Error(), "fs.inotify.max_user_instances") {
+		t.Errorf("%v with exit code %d, want %d and the remedy", s.lost, code, exitcode.Unavailable)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/node/devices"
@@ -28,7 +29,7 @@ func (r *run) findDevices() error {
 	wish.Part, wish.Parts = r.order.Index, r.Spec.NodesPerHost
 	wish.Hook = filepath.Join(r.host.libexec, "berth-cdi-hook")
 	if r.host.devices, err = (devices.Machine{}).Find(wish); err != nil {
-		return fail(ExitInternal, err)
+		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	for _, notice := range r.host.devices.Notices {
 		r.Log.Warn(notice)
@@ -56,7 +57,7 @@ func deviceWish(getenv func(string) string, job slurm.Job, inJob bool, options [
 	for _, value := range options {
 		request, err := cluster.ParseDevice(value)
 		if err != nil {
-			return wish, fail(ExitUsage, err)
+			return wish, exitcode.Wrap(exitcode.Usage, err)
 		}
 		wish.Requests = append(wish.Requests, request)
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 )
 
@@ -74,7 +75,7 @@ func (r *run) takeDown() error {
 	}
 	r.Log.Debug("taken down", "took", time.Since(start))
 	if err != nil {
-		return fail(ExitInternal, fmt.Errorf("take the cluster down: %w", err))
+		return exitcode.Wrap(exitcode.Internal, fmt.Errorf("take the cluster down: %w", err))
 	}
 	return nil
 }

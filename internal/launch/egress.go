@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/network/egress"
@@ -62,7 +63,7 @@ func refusedByUser(spec cluster.Spec) (ranges []netip.Prefix, err error) {
 	for _, refused := range spec.Network.Refuse {
 		prefix, err := netip.ParsePrefix(refused)
 		if err != nil {
-			return nil, fail(ExitUsage, err)
+			return nil, exitcode.Wrap(exitcode.Usage, err)
 		}
 		ranges = append(ranges, prefix.Masked())
 	}

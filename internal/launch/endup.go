@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -47,7 +48,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 			}
 		})
 		if err != nil {
-			return 0, fail(ExitUnavailable, err)
+			return 0, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		options.Log.Info(describeEnd(job, outcome))
 		options.awaitKeeper(ctx, job)
@@ -57,14 +58,14 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	if !ok && job != persistent.Local && options.hops() == 0 {
 		var err error
 		if _, head, err = slurm.StepNamed(ctx, job, UpStep, slurm.AskPatiently); err != nil {
-			return 0, fail(ExitUnavailable, fmt.Errorf("look for the cluster of job %s: %w", job, err))
+			return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("look for the cluster of job %s: %w", job, err))
 		}
 	}
 	if head == "" || options.hops() >= maxHops {
 		if job == persistent.Local {
-			return 0, fail(ExitUnavailable, errors.New("no cluster of yours is up on this machine; 'berth up' starts one, and 'berth down JOB' ends that of a job"))
+			return 0, exitcode.Wrap(exitcode.Unavailable, errors.New("no cluster of yours is up on this machine; 'berth up' starts one, and 'berth down JOB' ends that of a job"))
 		}
-		return 0, fail(ExitUnavailable, fmt.Errorf("no cluster is up in job %s; 'berth up' in it starts one, a cluster of 'berth run' ends with that, and 'scancel %s' ends the job", job, job))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("no cluster is up in job %s; 'berth up' in it starts one, a cluster of 'berth run' ends with that, and 'scancel %s' ends the job", job, job))
 	}
 	code, err := options.endOn(ctx, job, head)
 	if code == 0 && err == nil {
@@ -98,7 +99,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	}
 	heterogeneous, err := slurm.HasComponents(ctx, job, slurm.AskPatiently)
 	if err != nil {
-		return 0, fail(ExitUnavailable, fmt.Errorf("ask Slurm for job %s: %w", job, err))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("ask Slurm for job %s: %w", job, err))
 	}
 	command := slurm.IntoCommand(job, head, heterogeneous, append([]string{self}, os.Args[1:]...)...)
 	step := exec.CommandContext(ctx, command[0], command[1:]...)
@@ -108,7 +109,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	err = step.Run()
 	var exit *exec.ExitError
 	if err != nil && !errors.As(err, &exit) {
-		return 0, fail(ExitUnavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job, err))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job, err))
 	}
 	return step.ProcessState.ExitCode(), nil
 }

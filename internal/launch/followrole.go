@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/kube/containerlog"
 	"berth.dev/berth/internal/kube/workload"
@@ -106,7 +107,7 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 			}
 			return result, nil
 		case n == maxFollowers:
-			return workload.Result{}, fail(ExitInternal, fmt.Errorf("follow the workload: %w, %d times; what its containers write from now on is lost", err, n))
+			return workload.Result{}, exitcode.Wrap(exitcode.Internal, fmt.Errorf("follow the workload: %w, %d times; what its containers write from now on is lost", err, n))
 		}
 		o.Log.Warn(fmt.Sprintf("the process that follows the workload %v; starting it again, nothing is lost or repeated", err))
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/network/overlay"
 )
@@ -26,7 +27,7 @@ func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	defer cancel()
 	others := t.config.Nodes[1:]
 	if err := t.takeIn(ctx, others); err != nil {
-		return nil, fail(ExitUnavailable, err)
+		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if t.folder != nil {
 		_ = t.folder.Clear()
@@ -42,10 +43,10 @@ func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	}
 	var err error
 	if t.sockets, err = t.data.open(cpus, hosts...); err != nil {
-		return nil, fail(ExitUnavailable, err)
+		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	offers[0].MeshMTU, err = overlay.MTU(hosts)
-	return offers, fail(ExitUnavailable, err)
+	return offers, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
 // takeIn waits until all the others are there and have said what they bring.
@@ -164,7 +165,7 @@ func (t *team) excuse(ctx context.Context, why error) (int, error) {
 // hears it, so that it is said once.
 func farewell(head *rendezvous.Peer, why error) (int, error) {
 	if head.Close(why.Error()) {
-		return ExitCode(why), nil
+		return exitcode.Of(why), nil
 	}
 	return 0, why
 }
@@ -213,7 +214,7 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, keys identiti
 	if len(archives) > 0 {
 		var err error
 		if t.archives, err = serveArchives(archives, t.config.Ports); err != nil {
-			return fail(ExitUnavailable, err)
+			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		source = t.archives.source
 	}
@@ -255,7 +256,7 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, keys identiti
 			Succession: t.succession, Own: mayLead,
 		})
 		if err != nil {
-			return fail(ExitUnavailable, err)
+			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	}
 	return nil

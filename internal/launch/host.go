@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/base/rundir"
@@ -79,7 +80,7 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		room:   machine.PodRoom(spec.NodesPerHost),
 	}
 	if h.room.Pods == 0 {
-		return host{}, fail(ExitUnavailable, fmt.Errorf("start pods here: no room for one: %s; %s", h.room.Limit, h.room.Remedy.Admin))
+		return host{}, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start pods here: no room for one: %s; %s", h.room.Limit, h.room.Remedy.Admin))
 	}
 	if h.ids.NameService && !spec.OneUID {
 		h.ids = machine.AskNameService(ctx, h.ids, os.Getuid(), os.Getgid())
@@ -94,7 +95,7 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		h.memory.Bytes /= uint64(n)
 	}
 	if !h.memory.Holds(roles) {
-		return host{}, fail(ExitConfig, fmt.Errorf("a node has %s of memory here (%s), a node needs at least %s: ask Slurm for more with --mem",
+		return host{}, exitcode.Wrap(exitcode.Config, fmt.Errorf("a node has %s of memory here (%s), a node needs at least %s: ask Slurm for more with --mem",
 			probe.Bytes(h.memory.Bytes), h.memory.Source, probe.Bytes(roles+probe.SmallPod)))
 	}
 	if spec.Network.IPFamily != cluster.IPv4Only {
@@ -111,7 +112,7 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 		return host{}, err
 	}
 	if h.libexec, err = findLibexec(); err != nil {
-		return host{}, fail(ExitUnavailable, err)
+		return host{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if h.ipv6 == cluster.ToOutside || h.ipv6 == cluster.ToNodes && spec.Network.IPFamily == cluster.DualStack {
 		h.refusedIPv6 = probe.RefusedIPv6(ctx, filepath.Join(h.libexec, "nft"))
@@ -155,7 +156,7 @@ func stateDir(machine *probe.Host, candidates []string) (probe.Candidate, error)
 	for _, candidate := range rejected {
 		problems = append(problems, fmt.Errorf("%s: %s", candidate.Path, candidate.Reason))
 	}
-	return probe.Candidate{}, fail(ExitNoSpace, errors.Join(problems...))
+	return probe.Candidate{}, exitcode.Wrap(exitcode.NoSpace, errors.Join(problems...))
 }
 
 // findLibexec finds the programs that come with berth: beside bin/berth.

@@ -20,6 +20,7 @@ import (
 	"github.com/distribution/reference"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/kube/workload"
 )
@@ -87,7 +88,7 @@ func DefaultImageCache(getenv func(string) string) (string, error) {
 	if home := getenv("HOME"); filepath.IsAbs(home) {
 		return filepath.Join(home, ".cache", "berth"), nil
 	}
-	return "", fail(ExitUsage, errors.New("no folder for images: HOME is not set; name one with --image-cache DIR"))
+	return "", exitcode.Wrap(exitcode.Usage, errors.New("no folder for images: HOME is not set; name one with --image-cache DIR"))
 }
 
 // Images runs a command on the cache of images.
@@ -143,11 +144,11 @@ func (c ImageCommand) arguments() ([]string, error) {
 		Registries: c.Spec.Registries, Mounts: c.Spec.Mounts, ImageCache: c.Spec.ImageCache, ImageCacheLimit: c.Spec.ImageCacheLimit,
 	}
 	if err := spec.Validate(); err != nil {
-		return nil, fail(ExitUsage, err)
+		return nil, exitcode.Wrap(exitcode.Usage, err)
 	}
 	limit, err := spec.ImageCacheBytes()
 	if err != nil {
-		return nil, fail(ExitUsage, err)
+		return nil, exitcode.Wrap(exitcode.Usage, err)
 	}
 	if err := makeImageCache(spec.ImageCache); err != nil {
 		return nil, err
@@ -165,7 +166,7 @@ func (c ImageCommand) arguments() ([]string, error) {
 	for _, value := range spec.Mounts {
 		mount, err := cluster.ParseMount(value)
 		if err != nil {
-			return nil, fail(ExitUsage, err)
+			return nil, exitcode.Wrap(exitcode.Usage, err)
 		}
 		value = mount.Source + ":" + mount.Target
 		if mount.ReadOnly {
@@ -190,11 +191,11 @@ func (c ImageCommand) arguments() ([]string, error) {
 func stepBundle(cache, name string) (string, error) {
 	image, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
-		return "", fail(ExitUsage, fmt.Errorf("image %q: %w", name, err))
+		return "", exitcode.Wrap(exitcode.Usage, fmt.Errorf("image %q: %w", name, err))
 	}
 	all := filepath.Join(cache, fmt.Sprintf("bundles-%d", os.Getuid()))
 	if err := os.Mkdir(all, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fail(ExitNoInput, fmt.Errorf("make a folder for bundles: %w", err))
+		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("make a folder for bundles: %w", err))
 	}
 	return filepath.Join(all, strings.ReplaceAll(reference.FamiliarString(reference.TagNameOnly(image)), "/", "%2F")), nil
 }
@@ -206,9 +207,9 @@ func pullEnv(getenv func(string) string) []string {
 
 // read passes on what the program says. What is wrong is the error, all of it.
 func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
-	code := ExitNoInput
+	code := exitcode.NoInput
 	if c.Name == "pull" {
-		code = ExitUnavailable
+		code = exitcode.Unavailable
 	}
 	var problems []error
 	decoder := json.NewDecoder(lines)
@@ -232,13 +233,13 @@ func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 				text += "; " + remedy
 			}
 			if line.NoSpace {
-				code = ExitNoSpace
+				code = exitcode.NoSpace
 				text += "; " + c.moreRoom()
 			}
 			problems = append(problems, errors.New(text))
 		}
 	}
-	return sum, fail(code, errors.Join(problems...))
+	return sum, exitcode.Wrap(code, errors.Join(problems...))
 }
 
 // moreRoom says what to do where the disk is full.

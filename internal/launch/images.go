@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -117,7 +118,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	return fail(ExitNoInput, errors.Join(problems...))
+	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
 }
 
 // copyPlaces are where copies of archives go: those that are imported and removed, and
@@ -170,22 +171,22 @@ func readable(ctx context.Context, i int, a archive, others *relay, copies copyP
 		return a.Path, nil
 	}
 	if a.Root {
-		return "", fail(ExitNoInput, fmt.Errorf("use folder %s as an image: this node does not have it", a.Path))
+		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use folder %s as an image: this node does not have it", a.Path))
 	}
 	dir, err := copies.dir(i, a)
 	if err != nil {
-		return "", fail(ExitNoSpace, fmt.Errorf("make a place for image archives: %w", err))
+		return "", exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("make a place for image archives: %w", err))
 	}
 	path, err := others.fetch(ctx, i, a, dir)
 	if err == nil {
 		return path, nil
 	}
 	os.RemoveAll(dir) // what has come of it
-	code := ExitUnavailable
+	code := exitcode.Unavailable
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		code = ExitNoSpace
+		code = exitcode.NoSpace
 	}
-	return "", fail(code, fmt.Errorf("copy image archive %s from the head: %w", a.Path, err))
+	return "", exitcode.Wrap(code, fmt.Errorf("copy image archive %s from the head: %w", a.Path, err))
 }
 
 // runOnce starts a command that is to end by itself. Its status arrives on the

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/kube/workload"
 )
 
@@ -45,7 +46,7 @@ func (i *interrupted) notice() string { return fmt.Sprintf("signal %d (%s)", int
 // Interrupted is the cause of a run that a signal ended: the exit code is that
 // of a shell.
 func Interrupted(signal syscall.Signal) error {
-	return &Failure{Code: exitSignalBase + int(signal), Err: &interrupted{signal}}
+	return &exitcode.Error{Code: exitcode.Signal + int(signal), Err: &interrupted{signal}}
 }
 
 // ending is what a run needs to end in order.
@@ -198,9 +199,9 @@ func (o *output) Write(data []byte) (int, error) {
 	n, err := o.to.Write(data)
 	switch {
 	case errors.Is(err, syscall.EPIPE):
-		o.giveUp(&Failure{Code: exitSignalBase + int(syscall.SIGPIPE), Err: errors.New("nobody reads the output any more")})
+		o.giveUp(&exitcode.Error{Code: exitcode.Signal + int(syscall.SIGPIPE), Err: errors.New("nobody reads the output any more")})
 	case err != nil:
-		o.giveUp(&Failure{Code: ExitOutput, Err: fmt.Errorf("pass on the workload's output: %w", err)})
+		o.giveUp(&exitcode.Error{Code: exitcode.Output, Err: fmt.Errorf("pass on the workload's output: %w", err)})
 	}
 	return n, err
 }

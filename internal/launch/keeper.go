@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 )
 
@@ -250,7 +251,7 @@ func endOrphans() {
 // for one that was killed.
 func statusCode(status unix.WaitStatus) int {
 	if status.Signaled() {
-		return exitSignalBase + int(status.Signal())
+		return exitcode.Signal + int(status.Signal())
 	}
 	return status.ExitStatus()
 }

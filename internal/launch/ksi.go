@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 )
 
 // ksiAccount is the service account whose token scripts of KSI get.
@@ -29,13 +30,13 @@ func ksiFolder(ksi cluster.KSI) (string, error) {
 		return "", err
 	}
 	if info, err := os.Stat(shared); err != nil {
-		return "", fail(ExitNoInput, fmt.Errorf("use the shared folder: %w", err))
+		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use the shared folder: %w", err))
 	} else if !info.IsDir() {
-		return "", fail(ExitNoInput, fmt.Errorf("use the shared folder: %s is none", shared))
+		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use the shared folder: %s is none", shared))
 	}
 	app := filepath.Join(shared, "app")
 	if err := os.MkdirAll(app, 0o755); err != nil {
-		return "", fail(ExitNoInput, fmt.Errorf("use the shared folder: %w", err))
+		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use the shared folder: %w", err))
 	}
 	return app, nil
 }
@@ -75,7 +76,7 @@ func ksiPort(getenv func(string) string) (uint16, error) {
 	}
 	port, err := strconv.ParseUint(value, 10, 16)
 	if err != nil || port < firstNodePort || port > lastNodePort {
-		return 0, fail(ExitUsage, fmt.Errorf("%s=%s: a port for a Service is between %d and %d", ksiPortVariable, value, firstNodePort, lastNodePort))
+		return 0, exitcode.Wrap(exitcode.Usage, fmt.Errorf("%s=%s: a port for a Service is between %d and %d", ksiPortVariable, value, firstNodePort, lastNodePort))
 	}
 	return uint16(port), nil
 }
@@ -104,7 +105,7 @@ func (r *run) publishForKSI(ctx context.Context) error {
 		}
 	}
 	if err != nil {
-		return fail(ExitUnavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
+		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
 	}
 	r.doors, r.ksiPort = append(r.doors, opened), opened.Host
 	r.Log.Warn(fmt.Sprintf("everybody who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", r.host.name, opened.Host, ksiPortVariable))
@@ -118,7 +119,7 @@ func (r *run) ksiEnv(ctx context.Context) (map[string]string, error) {
 	}
 	token, err := r.client.AdminToken(ctx, ksiAccount)
 	if err != nil {
-		return nil, fail(ExitInternal, err)
+		return nil, exitcode.Wrap(exitcode.Internal, err)
 	}
 	return map[string]string{
 		"K8S_CLUSTER_NAME":      r.contextName(),

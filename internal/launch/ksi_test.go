@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 )
 
 func TestKSIPort(t *testing.T) {
@@ -15,7 +16,7 @@ func TestKSIPort(t *testing.T) {
 		}
 	}
 	for _, value := range []string{"80", "29999", "32768", "-1", "30000x", " "} {
-		if got, err := ksiPort(func(string) string { return value }); ExitCode(err) != ExitUsage {
+		if got, err := ksiPort(func(string) string { return value }); exitcode.Of(err) != exitcode.Usage {
 			t.Errorf("%q: got %d, %v", value, got, err)
 		}
 	}
@@ -38,7 +39,7 @@ func TestKSIFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, wrong := range []string{file, filepath.Join(shared, "missing")} {
-		if got, err := ksiFolder(cluster.KSI{Shared: wrong}); ExitCode(err) != ExitNoInput {
+		if got, err := ksiFolder(cluster.KSI{Shared: wrong}); exitcode.Of(err) != exitcode.NoInput {
 			t.Errorf("%s: got %q, %v", wrong, got, err)
 		}
 	}

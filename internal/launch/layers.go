@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
@@ -65,7 +66,7 @@ func (h host) snapshotterFor(ctx context.Context, asked string) (snapshotter str
 	case err == nil:
 		return cluster.EROFS, nil, nil
 	case asked == cluster.EROFS:
-		return "", nil, fail(ExitUnavailable, fmt.Errorf("use the snapshotter %s: %w, or leave the option away", asked, err))
+		return "", nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the snapshotter %s: %w, or leave the option away", asked, err))
 	case h.state.Overlay:
 		return cluster.Overlay, err, nil
 	}
@@ -177,7 +178,7 @@ func makeImageCache(folder string) error {
 		err = os.ErrPermission
 	}
 	if err != nil {
-		return fail(ExitNoInput, fmt.Errorf("use %s as cache of images: %w; name a folder of yours with --image-cache DIR", folder, err))
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s as cache of images: %w; name a folder of yours with --image-cache DIR", folder, err))
 	}
 	return nil
 }

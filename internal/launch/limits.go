@@ -4,6 +4,8 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/base/exitcode"
 )
 
 const (
@@ -27,7 +29,7 @@ func checkWatchers(needed int) error {
 	for range needed {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 		if err != nil {
-			return fail(ExitUnavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, moreWatchers))
+			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, moreWatchers))
 		}
 		defer unix.Close(fd)
 	}
@@ -56,7 +58,7 @@ func raiseLimits() error {
 		}
 		now.Cur = now.Max
 		if err := unix.Setrlimit(limit.resource, &now); err != nil || now.Max < limit.least {
-			return fail(ExitUnavailable, fmt.Errorf("start with so small a limit of %s: 'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE",
+			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start with so small a limit of %s: 'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE",
 				limit.what, limit.option, limit.least>>10))
 		}
 	}

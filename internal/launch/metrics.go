@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/metrics"
 	"berth.dev/berth/internal/network/egress"
@@ -27,7 +28,7 @@ const metricsLimit = 2 * time.Second
 func (r *run) serveMetrics() error {
 	listener, err := linux.ListenIn(r.scratch.Path, metrics.Socket)
 	if err != nil {
-		return fail(ExitNoSpace, err)
+		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	r.metrics = listener
 	go func() {

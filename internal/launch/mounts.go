@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 )
 
 // checkMounts refuses folders for pods that this node does not have.
@@ -12,10 +13,10 @@ func checkMounts(spec cluster.Spec) error {
 	for _, value := range spec.Mounts {
 		mount, err := cluster.ParseMount(value)
 		if err != nil {
-			return fail(ExitUsage, err)
+			return exitcode.Wrap(exitcode.Usage, err)
 		}
 		if _, err := os.Stat(mount.Source); err != nil {
-			return fail(ExitNoInput, fmt.Errorf("mount %s into pods: %w", mount.Source, err))
+			return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("mount %s into pods: %w", mount.Source, err))
 		}
 	}
 	return nil

@@ -14,6 +14,7 @@ import (
 
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/network/egress"
@@ -30,11 +31,11 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return err
 	}
 	if shared := r.Spec.SharedVolumes; shared != "" && !rundir.Writable(shared) {
-		return fail(ExitNoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
 	}
 	if r.team != nil {
 		if err := r.team.data.use(r.Spec.Network.Interface); err != nil {
-			return fail(ExitConfig, err)
+			return exitcode.Wrap(exitcode.Config, err)
 		}
 	}
 	if err := checkMounts(r.Spec); err != nil {
@@ -86,16 +87,16 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 func (r *run) makeDirectories(context.Context) (err error) {
 	memory := rundir.Memory(r.Getenv)
 	if memory == "" {
-		return fail(ExitUnavailable, errors.New("find a place in memory for the kubeconfig: neither XDG_RUNTIME_DIR nor /dev/shm can be written"))
+		return exitcode.Wrap(exitcode.Unavailable, errors.New("find a place in memory for the kubeconfig: neither XDG_RUNTIME_DIR nor /dev/shm can be written"))
 	}
 	if err := r.host.removeStale(r.host.state.Path, memory); err != nil {
 		r.Log.Warn("leftovers of an earlier run stay: " + err.Error())
 	}
 	if r.scratch, err = rundir.Create(r.host.state.Path, r.host.runID); err != nil {
-		return fail(ExitNoSpace, err)
+		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	if r.private, err = rundir.Create(memory, r.host.runID+rundir.PrivateSuffix); err != nil {
-		return fail(ExitNoSpace, err)
+		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	if !r.team.leads() {
 		if err := r.noteHead(r.team.config.Nodes[0]); err != nil {
@@ -105,18 +106,18 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	// The further nodes of a host are parts of the cluster that its first one marks.
 	if r.Spec.Stay && r.order.Index == 0 {
 		if err := persistent.Mark(r.private.Path); err != nil {
-			return fail(ExitNoSpace, err)
+			return exitcode.Wrap(exitcode.NoSpace, err)
 		}
 		if _, ok := persistent.Before(rundir.MemoryPlaces(r.Getenv), jobOf(r.Getenv), r.private.Path); ok {
-			return fail(ExitConfig, fmt.Errorf("%w in job %s; 'berth down' ends it", ErrIsUp, jobOf(r.Getenv)))
+			return exitcode.Wrap(exitcode.Config, fmt.Errorf("%w in job %s; 'berth down' ends it", ErrIsUp, jobOf(r.Getenv)))
 		}
 	}
 	if err := r.debug().open(); err != nil {
-		return fail(ExitNoSpace, err)
+		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	for _, name := range []string{"log", "kubelet", "volumes", "pod-logs", "var-log", "cni", "tmp"} {
 		if err := os.Mkdir(filepath.Join(r.scratch.Path, name), 0o755); err != nil {
-			return fail(ExitNoSpace, fmt.Errorf("make run directory: %w", err))
+			return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("make run directory: %w", err))
 		}
 	}
 	return nil
@@ -130,7 +131,7 @@ func (r *run) noteHead(name string) error {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		return fail(ExitNoSpace, fmt.Errorf("note the head's name: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("note the head's name: %w", err))
 	}
 	return nil
 }
@@ -141,7 +142,7 @@ func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, run
 // tunnel find it.
 func (r *run) writeKubeconfig() error {
 	if err := os.WriteFile(r.kubeconfigPath(), r.identities.kubeconfig, 0o600); err != nil {
-		return fail(ExitNoSpace, fmt.Errorf("write kubeconfig: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("write kubeconfig: %w", err))
 	}
 	return nil
 }
@@ -159,7 +160,7 @@ func (r *run) noteDoors() error {
 		}
 	}
 	if err := os.WriteFile(filepath.Join(r.private.Path, rundir.DoorsFile), []byte(strings.Join(doors, "\n")), 0o600); err != nil {
-		return fail(ExitNoSpace, fmt.Errorf("write the names of the control planes' nodes: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("write the names of the control planes' nodes: %w", err))
 	}
 	return nil
 }
@@ -216,19 +217,19 @@ func (r *run) startSandbox(ctx context.Context) error {
 		Prune:      []string{filepath.Dir(r.scratch.Path), filepath.Dir(r.private.Path)},
 	}, r.scratch.Lock)
 	if err != nil {
-		return fail(ExitUnavailable, err)
+		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	r.watching = make(chan struct{})
 	go r.watchSandbox()
 	go r.crew.watch(ctx)
 	if r.box.TUN != nil {
 		if r.box.TUN, err = hold(r.box.TUN); err != nil {
-			return fail(ExitInternal, err)
+			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	for i, queue := range r.box.Mesh {
 		if r.box.Mesh[i], err = hold(queue); err != nil {
-			return fail(ExitInternal, err)
+			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	return nil
@@ -255,7 +256,7 @@ func (r *run) watchSandbox() {
 		}
 	})
 	if err != nil {
-		r.crew.giveUp(fail(ExitInternal, err))
+		r.crew.giveUp(exitcode.Wrap(exitcode.Internal, err))
 	}
 }
 
@@ -313,12 +314,12 @@ func (r *run) startRoles(ctx context.Context) error {
 		return err
 	}
 	if r.plan.FastPath && r.box.TUN == nil {
-		return fail(ExitUnavailable, errors.New("make connections of pods by the host: /dev/net/tun cannot be used inside; --fast-path off does without"))
+		return exitcode.Wrap(exitcode.Unavailable, errors.New("make connections of pods by the host: /dev/net/tun cannot be used inside; --fast-path off does without"))
 	}
 	if r.plan.FastPath {
 		var err error
 		if r.switching, err = newSwitching(r.plan, r.team, r.box.Socket); err != nil {
-			return fail(ExitInternal, err)
+			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	paths := r.plan.Paths
@@ -347,7 +348,7 @@ func (r *run) startRoles(ctx context.Context) error {
 	if r.plan.Snapshotter == cluster.EROFS {
 		layers, err := newLayers()
 		if err != nil {
-			return fail(ExitInternal, err)
+			return exitcode.Wrap(exitcode.Internal, err)
 		}
 		env := []string{}
 		var refused []netip.Prefix
@@ -377,7 +378,7 @@ func (r *run) startRoles(ctx context.Context) error {
 		}
 		roles = append(roles, net)
 	} else if len(r.Spec.Publish) > 0 {
-		return fail(ExitUnavailable, errors.New("publish ports: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun"))
+		return exitcode.Wrap(exitcode.Unavailable, errors.New("publish ports: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun"))
 	} else {
 		r.Log.Warn("pods cannot reach the outside: this host has no usable /dev/net/tun; an administrator can run: modprobe tun && chmod 0666 /dev/net/tun")
 	}
@@ -394,7 +395,7 @@ func (r *run) addRoles(roles ...*role) error {
 			role.env = roleEnv(r.plan)
 		}
 		if err := r.crew.add(role); err != nil {
-			return fail(ExitInternal, err)
+			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	return nil

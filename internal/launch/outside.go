@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -20,11 +21,11 @@ func checkOutside(ctx context.Context, options Options, inJob bool) error {
 		return nil
 	}
 	if err := options.Spec.Validate(); err != nil {
-		return fail(ExitUsage, err)
+		return exitcode.Wrap(exitcode.Usage, err)
 	}
 	err := ErrOutside
 	if options.Here {
 		err = fmt.Errorf("%w; the site forbids --here (%s)", ErrOutside, options.HereForbidden)
 	}
-	return fail(ExitConfig, err)
+	return exitcode.Wrap(exitcode.Config, err)
 }

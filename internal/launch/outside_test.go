@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 )
 
 // TestNoClusterStartsOnALoginHost: nor on a compute node outside of a job, unless
@@ -24,7 +25,7 @@ func TestNoClusterStartsOnALoginHost(t *testing.T) {
 	refused := func(what string, options Options, wants bool, text string) {
 		t.Helper()
 		err := checkOutside(t.Context(), options, false)
-		if errors.Is(err, ErrOutside) != wants || wants && (ExitCode(err) != ExitConfig || !strings.Contains(err.Error(), text)) {
+		if errors.Is(err, ErrOutside) != wants || wants && (exitcode.Of(err) != exitcode.Config || !strings.Contains(err.Error(), text)) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -37,7 +38,7 @@ func TestNoClusterStartsOnALoginHost(t *testing.T) {
 	options.HereForbidden = "/etc/berth/config.yaml:2"
 	refused("with --here, which is forbidden", options, true, "the site forbids --here (/etc/berth/config.yaml:2)")
 	options.Spec = cluster.Spec{NodesPerHost: 1}
-	if err := checkOutside(t.Context(), options, false); ExitCode(err) != ExitUsage {
+	if err := checkOutside(t.Context(), options, false); exitcode.Of(err) != exitcode.Usage {
 		t.Errorf("nothing to run: %v", err)
 	}
 	if _, err := Up(t.Context(), Options{Spec: cluster.Spec{Stay: true, NodesPerHost: 1}, Getenv: options.Getenv}, nil); !errors.Is(err, ErrOutside) {

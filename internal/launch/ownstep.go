@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -51,7 +52,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	// If this process is killed, srun passes SIGINT on, and the step ends in order.
 	s.srun.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGINT}
 	if err := s.srun.Start(); err != nil {
-		return 0, fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, err))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, err))
 	}
 	closeInput()
 	told := make(chan error, 1)
@@ -62,9 +63,9 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 		options.Log.Warn(err.Error())
 	}
 	code := statusCode(unix.WaitStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus)))
-	if ctx.Err() != nil && code == exitSignalBase+int(syscall.SIGTERM) {
+	if ctx.Err() != nil && code == exitcode.Signal+int(syscall.SIGTERM) {
 		// The step got SIGTERM, whichever signal the user sent.
-		code = exitSignalBase + int(EndingSignal(context.Cause(ctx)))
+		code = exitcode.Signal + int(EndingSignal(context.Cause(ctx)))
 	}
 	return code, nil
 }

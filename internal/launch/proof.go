@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -49,14 +50,14 @@ func findProof(ctx context.Context, job slurm.Job, options Options) (proof, erro
 		return proof{}, nil
 	}
 	if !slurm.HasPMI(options.Getenv) {
-		return proof{}, fail(ExitUnavailable, fmt.Errorf("prove node %s to the others: %w; %s", job.NodeName, err, withoutMunge))
+		return proof{}, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("prove node %s to the others: %w; %s", job.NodeName, err, withoutMunge))
 	}
 	options.Log.Debug("munge does not work here, so the keys of the nodes go over PMI: " + err.Error())
 	limited, cancel := waitFor(ctx, cmp.Or(options.Spec.NodeWait, gatherLimit))
 	defer cancel()
 	found, err := exchangeKeys(limited, job, options.Getenv)
 	if err != nil {
-		err = fail(ExitUnavailable, fmt.Errorf("prove node %s to the others, without munge: %w", job.NodeName, err))
+		err = exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("prove node %s to the others, without munge: %w", job.NodeName, err))
 	}
 	return found, err
 }

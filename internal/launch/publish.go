@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/network/egress"
 )
 
@@ -29,11 +30,11 @@ func (r *run) publish(ctx context.Context) error {
 	for _, value := range r.Spec.Publish {
 		wanted, err := cluster.ParsePublish(value)
 		if err != nil {
-			return fail(ExitUsage, err)
+			return exitcode.Wrap(exitcode.Usage, err)
 		}
 		opened, err := openPort(ctx, wanted)
 		if err != nil {
-			return fail(ExitUnavailable, err)
+			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		r.doors = append(r.doors, opened)
 		if !r.team.leads() {
@@ -43,7 +44,7 @@ func (r *run) publish(ctx context.Context) error {
 		r.Log.Warn(whoReaches(wanted, err == nil))
 	}
 	if err := r.namePublished(ctx); err != nil {
-		return fail(ExitUnavailable, err)
+		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	return r.publishForKSI(ctx)
 }

@@ -15,6 +15,7 @@ import (
 
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
@@ -54,7 +55,7 @@ type Options struct {
 }
 
 // Run brings a cluster up, runs the workload on it and takes everything down.
-// It returns the workload's exit code; an error, with the code that ExitCode
+// It returns the workload's exit code; an error, with the code that exitcode.Of
 // gives it, says what kept the workload from a result. The context's cause
 // ends the run.
 func Run(ctx context.Context, options Options) (code int, err error) {
@@ -66,7 +67,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		}
 	}
 	if options.Keep {
-		return 0, fail(ExitUsage, errKeepsNothing)
+		return 0, exitcode.Wrap(exitcode.Usage, errKeepsNothing)
 	}
 	if err := checkOutside(ctx, options, inJob); err != nil {
 		return 0, err
@@ -240,7 +241,7 @@ type run struct {
 // is started.
 func (r *run) readInput(options Options) (err error) {
 	if err := options.Spec.Validate(); err != nil {
-		return fail(ExitUsage, err)
+		return exitcode.Wrap(exitcode.Usage, err)
 	}
 	if err := checkCommand(options.Spec.Command); err != nil {
 		return err
@@ -249,7 +250,7 @@ func (r *run) readInput(options Options) (err error) {
 		return err
 	}
 	if nodes := r.team.size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
-		return fail(ExitConfig, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
 	}
 	r.objects, r.archives, err = readWorkload(options)
 	return err
@@ -259,7 +260,7 @@ func (r *run) readInput(options Options) (err error) {
 // line and they name.
 func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	if _, err := workload.NewSelection(options.Spec.Logs); err != nil {
-		return nil, nil, fail(ExitUsage, err)
+		return nil, nil, exitcode.Wrap(exitcode.Usage, err)
 	}
 	objects, err := workload.Read(options.Spec.Manifests, options.Stdin)
 	if err != nil {
@@ -267,30 +268,30 @@ func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	}
 	here, err := os.Getwd()
 	if err != nil {
-		return nil, nil, fail(ExitNoInput, fmt.Errorf("find the working directory: %w", err))
+		return nil, nil, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("find the working directory: %w", err))
 	}
 	named, err := nameFiles(objects, here)
 	if err != nil {
-		return nil, nil, fail(ExitManifest, err)
+		return nil, nil, exitcode.Wrap(exitcode.Manifest, err)
 	}
 	archives, err := findArchives(slices.Concat(options.Spec.Images, named))
-	return objects, archives, fail(ExitNoInput, err)
+	return objects, archives, exitcode.Wrap(exitcode.NoInput, err)
 }
 
 // inputError tells manifests that cannot be read from those that are wrong.
 func inputError(err error) error {
 	var missing *os.PathError
 	if errors.As(err, &missing) {
-		return fail(ExitNoInput, err)
+		return exitcode.Wrap(exitcode.NoInput, err)
 	}
-	return fail(ExitManifest, err)
+	return exitcode.Wrap(exitcode.Manifest, err)
 }
 
 func (r *run) makePlan(ctx context.Context) (err error) {
 	offers := make([]cluster.Offer, 1)
 	if r.team != nil {
 		if r.team.listener, err = rendezvous.Listen(ctx, r.team.config); err != nil {
-			return fail(ExitUnavailable, err)
+			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		if offers, err = r.team.gather(ctx, r.host.cpus.Count); err != nil {
 			return err
@@ -311,7 +312,7 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	offers[0] = offer
 	plans, err := cluster.Design(r.Spec, offers)
 	if err != nil {
-		return fail(ExitUnavailable, err)
+		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if len(plans) > 1 {
 		for i := range plans {
@@ -388,7 +389,7 @@ func (r *run) awaitCluster(ctx context.Context) error {
 func (r *run) applyObjects(ctx context.Context) error {
 	applied, err := r.client.Apply(ctx, r.objects)
 	if err != nil && ctx.Err() == nil {
-		return fail(ExitManifest, err)
+		return exitcode.Wrap(exitcode.Manifest, err)
 	}
 	r.objects = applied
 	if err != nil || r.team == nil || r.team.succession == nil {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/savedstate"
@@ -59,20 +60,20 @@ func (r *run) openState(ctx context.Context) error {
 			key, err = savedstate.Key(path)
 		}
 		if err != nil {
-			return fail(ExitNoInput, err)
+			return exitcode.Wrap(exitcode.NoInput, err)
 		}
 	}
 	folder, err := savedstate.Open(r.Spec.State, key, stateOwner(r.Getenv), func(o savedstate.Owner) savedstate.Life {
 		return r.lives(ctx, o)
 	})
 	if err != nil {
-		return fail(ExitConfig, err)
+		return exitcode.Wrap(exitcode.Config, err)
 	}
 	k := &keeping{run: r, folder: folder, path: filepath.Join(r.private.Path, stateSocket), stop: func() {}}
 	r.keeping = k
 	saved, found, err := folder.Load()
 	if err != nil {
-		return fail(ExitNoInput, err)
+		return exitcode.Wrap(exitcode.NoInput, err)
 	}
 	if found {
 		if err := k.restore(saved); err != nil {
@@ -81,19 +82,19 @@ func (r *run) openState(ctx context.Context) error {
 	}
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: k.path})
 	if err != nil {
-		return fail(ExitNoSpace, fmt.Errorf("listen for the cluster's state: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("listen for the cluster's state: %w", err))
 	}
 	listener.SetUnlinkOnClose(false)
 	defer listener.Close()
 	k.socket, err = listener.File()
-	return fail(ExitInternal, err)
+	return exitcode.Wrap(exitcode.Internal, err)
 }
 
 // restore has the objects put into the new cluster.
 func (k *keeping) restore(saved savedstate.Snapshot) error {
 	r := k.run
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
-		return fail(ExitConfig, fmt.Errorf("restore the cluster from %s: its objects are those of Kubernetes %s, and this is %s: use the newer berth (%s)",
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are those of Kubernetes %s, and this is %s: use the newer berth (%s)",
 			r.Spec.State, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
 	}
 	var content bytes.Buffer

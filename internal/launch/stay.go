@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
@@ -45,7 +46,7 @@ func (r *run) openDoor(ctx context.Context, giveUp context.CancelCauseFunc) (err
 		return nil
 	}
 	if r.standing, err = persistent.Open(r.private.Path); err != nil {
-		return fail(ExitNoSpace, err)
+		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	go func() {
 		order, answer, err := r.standing.Await(ctx)
@@ -69,14 +70,14 @@ func (r *run) stayUp(ctx context.Context) error {
 	}
 	// One that took the run over was none of those to ask so far.
 	if err := os.Remove(filepath.Join(r.private.Path, rundir.HeadFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fail(ExitInternal, err)
+		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	if err := persistent.MarkReady(r.private.Path, facts); err != nil {
-		return fail(ExitNoSpace, err)
+		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	if r.Getenv(upVariable) != "" {
 		if err := sayUp(r.Stderr, facts); err != nil {
-			return fail(ExitOutput, fmt.Errorf("say that the cluster is up: %w", err))
+			return exitcode.Wrap(exitcode.Output, fmt.Errorf("say that the cluster is up: %w", err))
 		}
 	} else {
 		r.Log.Info(Describe(facts, time.Now()) + "; Ctrl-C or 'berth down' ends it")

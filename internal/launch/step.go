@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -25,7 +26,7 @@ func severalNodes(job slurm.Job) bool { return len(job.AllocatedNodes) > 1 || jo
 // srun itself as its child: for it this process becomes srun.
 func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error) {
 	if err := options.Spec.Validate(); err != nil {
-		return 0, fail(ExitUsage, err)
+		return 0, exitcode.Wrap(exitcode.Usage, err)
 	}
 	srun, self, err := findSrun(job)
 	if err != nil {
@@ -49,7 +50,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 		env = append(env, stepKeyVariable+"=stdin")
 	}
 	if options.Getenv(upVariable) != "" {
-		return 0, fail(ExitUnavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", srun, syscall.Exec(srun, command, env)))
 	}
 	return runStep(ctx, options, job, name, srun, command, env)
 }
@@ -60,7 +61,7 @@ func findSrun(job slurm.Job) (srun, self string, err error) {
 		return "", "", fmt.Errorf("find berth's own file: %w", err)
 	}
 	if srun, err = exec.LookPath("srun"); err != nil {
-		return "", "", fail(ExitUnavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job.ID, err))
+		return "", "", exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", job.ID, err))
 	}
 	return srun, self, nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 )
 
@@ -26,7 +27,7 @@ func watchStepd(ctx context.Context, getenv func(string) string, giveUp context.
 	}
 	defer unix.Close(stepd)
 	if awaitEnd(ctx, stepd) == nil {
-		giveUp(&Failure{Code: ExitUnavailable, Err: fmt.Errorf("the slurmstepd of this step is gone, so Slurm could not end the run: %w", &interrupted{syscall.SIGHUP})})
+		giveUp(&exitcode.Error{Code: exitcode.Unavailable, Err: fmt.Errorf("the slurmstepd of this step is gone, so Slurm could not end the run: %w", &interrupted{syscall.SIGHUP})})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/batch"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
@@ -44,7 +45,7 @@ type SubmitOptions struct {
 func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 	sbatch, err := exec.LookPath("sbatch")
 	if err != nil && !options.Print {
-		return 0, fail(ExitUnavailable, fmt.Errorf("submit a job: %w; call it where Slurm's commands are, or add their directory to PATH", err))
+		return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("submit a job: %w; call it where Slurm's commands are, or add their directory to PATH", err))
 	}
 	script, err := options.script(filepath.Dir(sbatch))
 	if err != nil {
@@ -52,7 +53,7 @@ func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 	}
 	if options.Print {
 		if _, err := options.Stdout.Write(script); err != nil {
-			return 0, fail(ExitOutput, fmt.Errorf("print the script: %w", err))
+			return 0, exitcode.Wrap(exitcode.Output, fmt.Errorf("print the script: %w", err))
 		}
 		return 0, nil
 	}
@@ -66,7 +67,7 @@ func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 		return refused.Code, nil
 	}
 	if err != nil {
-		return 0, fail(ExitUnavailable, err)
+		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if !wait || job.ID == "" {
 		return 0, nil
@@ -89,20 +90,20 @@ func submitEnv(env []string) []string {
 // script reads and checks all that the user named, and makes the script.
 func (o SubmitOptions) script(commands string) ([]byte, error) {
 	if err := errors.Join(o.Spec.Validate(), o.checkLine()); err != nil {
-		return nil, fail(ExitUsage, err)
+		return nil, exitcode.Wrap(exitcode.Usage, err)
 	}
 	if err := o.checkCommand(); err != nil {
 		return nil, err
 	}
 	if _, err := findArchives(o.Spec.Images); err != nil {
-		return nil, fail(ExitNoInput, err)
+		return nil, exitcode.Wrap(exitcode.NoInput, err)
 	}
 	objects, manifests, err := workload.ReadText(o.Spec.Manifests, o.Stdin)
 	if err != nil {
 		return nil, inputError(err)
 	}
 	if err := workload.Check(objects); err != nil {
-		return nil, fail(ExitManifest, err)
+		return nil, exitcode.Wrap(exitcode.Manifest, err)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -154,7 +155,7 @@ func (o SubmitOptions) checkCommand() error {
 		path = filepath.Join(dir, path)
 	}
 	if _, err := exec.LookPath(path); err != nil {
-		return fail(ExitNoInput, fmt.Errorf("find the command: %w", err))
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("find the command: %w", err))
 	}
 	return nil
 }
@@ -204,10 +205,10 @@ func (o SubmitOptions) await(ctx context.Context, job batch.Job) (int, error) {
 	states, err := watcher.Watch(ctx, job)
 	var reason *interrupted
 	if errors.As(err, &reason) {
-		return 0, fail(exitSignalBase+int(reason.signal), fmt.Errorf("no longer waiting for job %s, which goes on; to end it: scancel %s", job.ID, job.ID))
+		return 0, exitcode.Wrap(exitcode.Signal+int(reason.signal), fmt.Errorf("no longer waiting for job %s, which goes on; to end it: scancel %s", job.ID, job.ID))
 	}
 	if err != nil {
-		return 0, fail(ExitUnavailable, err)
+		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	code := 0
 	for _, state := range states {

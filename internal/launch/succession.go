@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/workload"
@@ -61,11 +62,11 @@ func (s *succession) config(of rendezvous.Config, head string) (rendezvous.Confi
 // on.
 func (r *run) beginToLead(ctx context.Context) error {
 	if err := r.client.Remember(ctx, r.objects); err != nil {
-		return fail(ExitInternal, err)
+		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	r.lease = lease.New(r.client.Dynamic(), r.plan.Node.Name)
 	if err := r.lease.Acquire(ctx); err != nil {
-		return fail(ExitInternal, err)
+		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	r.progress = &workload.Progress{}
 	go r.keepLead(ctx)
@@ -76,7 +77,7 @@ func (r *run) beginToLead(ctx context.Context) error {
 func (r *run) keepLead(ctx context.Context) {
 	if err := r.lease.Renew(ctx, r.progress.String); err != nil {
 		r.deposed.Store(true)
-		r.crew.giveUp(fail(ExitUnavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
+		r.crew.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
 	}
 }
 
@@ -105,7 +106,7 @@ func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp conte
 		return 0, err
 	}
 	if r.objects, err = r.client.Remembered(ctx); err != nil {
-		return 0, fail(ExitUnavailable, err)
+		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if r.allocation != nil {
 		go r.allocation.inquire(ctx, giveUp)
@@ -145,7 +146,7 @@ func (r *run) inherit(ctx context.Context, previous string, giveUp context.Cance
 		return err
 	}
 	if t.listener, err = rendezvous.Listen(ctx, config); err != nil {
-		return fail(ExitUnavailable, err)
+		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	t.told = true
 	var others []*worker

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/network/overlay"
@@ -143,7 +144,7 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 	if network.Ports != "" {
 		var err error
 		if ports, err = rendezvous.ParsePortRange(network.Ports); err != nil {
-			return nil, fail(ExitUsage, err)
+			return nil, exitcode.Wrap(exitcode.Usage, err)
 		}
 	}
 	hosts, own, err := hostsOf(job)
@@ -178,7 +179,7 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 	if len(hosts) > 1 {
 		find, err := addressBook(job, options.Getenv)
 		if err != nil {
-			return nil, fail(ExitUnavailable, err)
+			return nil, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		t.config.Addresses = func(ctx context.Context, node string) ([]netip.Addr, error) { return find(ctx, hostOf[node]) }
 		if o.Index == 0 {
@@ -191,7 +192,7 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 			err = t.folder.Publish(own, o.Proof.public())
 		}
 		if err != nil {
-			return nil, fail(ExitUnavailable, fmt.Errorf("prove node %s to the others: %w", own, err))
+			return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("prove node %s to the others: %w", own, err))
 		}
 		return t, nil
 	}

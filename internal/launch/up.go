@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
@@ -30,11 +31,11 @@ var ErrIsUp = errors.New("a cluster is up already")
 // while it starts goes to standard error. args are those of the command line.
 func Up(ctx context.Context, options Options, args []string) (persistent.Facts, error) {
 	if err := errors.Join(options.Spec.Validate()); err != nil {
-		return persistent.Facts{}, fail(ExitUsage, err)
+		return persistent.Facts{}, exitcode.Wrap(exitcode.Usage, err)
 	}
 	job, inJob := slurm.Here()
 	if inJob && isTask(job, options.Getenv) && job.Tasks > 1 {
-		return persistent.Facts{}, fail(ExitUsage, errors.New("start a cluster from one of several tasks: call 'berth up' without srun, which starts it on all nodes of the job, or with --"+UpFlag))
+		return persistent.Facts{}, exitcode.Wrap(exitcode.Usage, errors.New("start a cluster from one of several tasks: call 'berth up' without srun, which starts it on all nodes of the job, or with --"+UpFlag))
 	}
 	if facts, up, err := isUp(ctx, options, job, inJob); err != nil || up {
 		return facts, errors.Join(err, ErrIsUp)
@@ -57,7 +58,7 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 		case err != nil && ctx.Err() != nil:
 			return persistent.Facts{}, context.Cause(ctx)
 		case err != nil:
-			return persistent.Facts{}, fail(ExitInternal, errors.New("the process that keeps the cluster was killed"))
+			return persistent.Facts{}, exitcode.Wrap(exitcode.Internal, errors.New("the process that keeps the cluster was killed"))
 		case word.Facts != nil:
 			return *word.Facts, nil
 		case word.Taken:
@@ -66,7 +67,7 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 		case word.Ended != nil && ctx.Err() != nil:
 			return persistent.Facts{}, context.Cause(ctx)
 		case word.Ended != nil:
-			return persistent.Facts{}, &Failure{Code: max(1, *word.Ended), Err: errors.New("the cluster has not come up")}
+			return persistent.Facts{}, &exitcode.Error{Code: max(1, *word.Ended), Err: errors.New("the cluster has not come up")}
 		}
 		fmt.Fprintln(options.Stderr, word.Said)
 	}
@@ -85,12 +86,12 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 		if errors.Is(err, persistent.ErrEnded) {
 			return facts, false, nil
 		}
-		return found, true, fail(ExitUnavailable, err)
+		return found, true, exitcode.Wrap(exitcode.Unavailable, err)
 	case ok:
 		return facts, true, nil
 	case inJob && job.Place == slurm.PlaceShell:
 		_, head, err := slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently)
-		return facts, head != "", fail(ExitUnavailable, err)
+		return facts, head != "", exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	return facts, false, nil
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
@@ -46,7 +47,7 @@ func UpKeeper() int {
 		return 0
 	case err != nil:
 		k.say(upWord{Said: "berth: " + err.Error()})
-		code = ExitInternal
+		code = exitcode.Internal
 	}
 	k.say(upWord{Ended: &code})
 	return code
@@ -63,7 +64,7 @@ func (k *upKeeper) keep() (int, error) {
 	if !k.order.Inside {
 		memory := rundir.Memory(os.Getenv)
 		if memory == "" {
-			return ExitUnavailable, errors.New("find a place in memory: neither XDG_RUNTIME_DIR nor /dev/shm can be written")
+			return exitcode.Unavailable, errors.New("find a place in memory: neither XDG_RUNTIME_DIR nor /dev/shm can be written")
 		}
 		dir, err := rundir.Claim(memory, upName(k.order.Job))
 		if err != nil {

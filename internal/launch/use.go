@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
@@ -65,11 +66,11 @@ func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool
 	case ctx.Err() != nil:
 		return true, 0, context.Cause(ctx)
 	case hops > 0 && !ok, hops >= maxHops && head != "":
-		return true, 0, fail(ExitUnavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it is that of a 'berth run', which takes neither commands nor images of other runs", job.ID))
+		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it is that of a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
 		// What salloc starts is not on the nodes.
 		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently); err != nil || head == "" {
-			return false, 0, fail(ExitUnavailable, err)
+			return false, 0, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	case !ok:
 		return false, 0, nil
@@ -119,10 +120,10 @@ func awaitHead(ctx context.Context, options Options, job string, c persistent.Cl
 // CheckUse refuses what only the start of a cluster could take into account.
 func (o Options) CheckUse() error {
 	if err := o.Spec.Validate(); err != nil {
-		return fail(ExitUsage, err)
+		return exitcode.Wrap(exitcode.Usage, err)
 	}
 	if len(o.Shape) > 0 {
-		return fail(ExitUsage, fmt.Errorf("run on the cluster that is up: --%s belongs to its start; give it to 'berth up', or start a cluster for this run alone with --own-cluster", strings.Join(o.Shape, ", --")))
+		return exitcode.Wrap(exitcode.Usage, fmt.Errorf("run on the cluster that is up: --%s belongs to its start; give it to 'berth up', or start a cluster for this run alone with --own-cluster", strings.Join(o.Shape, ", --")))
 	}
 	return nil
 }
@@ -184,18 +185,18 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	defer cancel()
 	facts, err := u.cluster.AwaitReady(starting)
 	if err != nil {
-		return 0, fail(ExitUnavailable, err)
+		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	go func() {
 		select {
 		case <-u.cluster.Ended():
-			giveUp(fail(ExitUnavailable, u.cluster.Reason()))
+			giveUp(exitcode.Wrap(exitcode.Unavailable, u.cluster.Reason()))
 		case <-ctx.Done():
 		}
 	}()
 	kubeconfig, err := os.ReadFile(u.cluster.Kubeconfig())
 	if err != nil {
-		return 0, fail(ExitUnavailable, err)
+		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if u.client, err = workload.NewClient(kubeconfig); err != nil {
 		return 0, err
@@ -217,7 +218,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 		if ctx.Err() != nil {
 			return 0, u.allocation.reason(context.Cause(ctx))
 		}
-		return 0, fail(ExitManifest, err)
+		return 0, exitcode.Wrap(exitcode.Manifest, err)
 	}
 	u.Report("workload")
 	work, end := withGrace(ctx, u.askToEnd)
@@ -246,13 +247,13 @@ func (u *user) follow(ctx context.Context, kubeconfig []byte, ids string, giveUp
 func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
 	var stuck *workload.NeverStarts
 	if errors.As(err, &stuck) {
-		return 0, fail(ExitNeverStarts, err)
+		return 0, exitcode.Wrap(exitcode.NeverStarts, err)
 	}
 	if err == nil && result.Code != 0 && !asked {
 		o.Log.Warn(result.Reason)
 	}
 	if err == nil && result.Lost != "" && result.Code == 0 && !asked {
-		return 0, fail(ExitOutput, fmt.Errorf("pass on the workload's output: lost: %s; the workload itself has succeeded", result.Lost))
+		return 0, exitcode.Wrap(exitcode.Output, fmt.Errorf("pass on the workload's output: lost: %s; the workload itself has succeeded", result.Lost))
 	}
 	return result.Code, err
 }

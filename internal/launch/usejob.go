@@ -11,6 +11,7 @@ import (
 	"syscall"
 
 	"berth.dev/berth/internal/access/persistent"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
 )
@@ -44,7 +45,7 @@ func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (
 		return 0, err
 	}
 	options.Log.Debug("starting a step on " + c.Head + ", the head of the cluster of job " + c.Job)
-	return 0, fail(ExitUnavailable, fmt.Errorf("start %s: %w", command.Path, syscall.Exec(command.Path, command.Args, command.Env)))
+	return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", command.Path, syscall.Exec(command.Path, command.Args, command.Env)))
 }
 
 // UseLocal runs a workload on the cluster that 'berth up' has started on this
@@ -52,7 +53,7 @@ func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (
 func UseLocal(ctx context.Context, options Options) (int, error) {
 	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), persistent.Local)
 	if !ok {
-		return 0, fail(ExitUnavailable, persistent.ErrEnded)
+		return 0, exitcode.Wrap(exitcode.Unavailable, persistent.ErrEnded)
 	}
 	u := &user{Options: options, cluster: onHead{cluster}}
 	return u.run(ctx)
@@ -117,12 +118,12 @@ func own(said string) string {
 func (c jobCluster) step(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	heterogeneous, err := slurm.HasComponents(ctx, c.Job, slurm.AskPatiently)
 	if err != nil {
-		return nil, fail(ExitUnavailable, fmt.Errorf("ask Slurm for job %s: %w", c.Job, err))
+		return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("ask Slurm for job %s: %w", c.Job, err))
 	}
 	words := slurm.UseCommand(c.Job, c.Head, heterogeneous, append([]string{c.Program}, args...)...)
 	command := exec.CommandContext(ctx, words[0], words[1:]...)
 	if command.Err != nil {
-		return nil, fail(ExitUnavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", c.Job, command.Err))
+		return nil, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start a step in job %s: %w; add the directory of Slurm's commands to PATH", c.Job, command.Err))
 	}
 	command.Env = append(slurm.IntoEnv(os.Environ()), c.options.hop())
 	return command, nil

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/pki"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/network/overlay"
@@ -166,7 +167,7 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 	limited, cancel := t.waiting(ctx)
 	defer cancel()
 	if err := t.connect(limited); err != nil {
-		return welcome{}, fail(ExitUnavailable, err)
+		return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	head := hostOf(t.head().RemoteAddr())
 	bound := t.data
@@ -177,19 +178,19 @@ func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome
 	}
 	var err error
 	if t.sockets, err = bound.open(cpus, head); err != nil {
-		return welcome{}, fail(ExitUnavailable, err)
+		return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	offer.MeshMTU = t.data.mtu
 	if !t.data.address.IsValid() {
 		if offer.MeshMTU, err = overlay.MTU([]netip.Addr{head}); err != nil {
-			return welcome{}, fail(ExitUnavailable, err)
+			return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	}
 	answer, err := t.introduce(ctx, hello{
 		Version: cluster.Version(), Offer: offer,
 		Address: t.data.address, Ports: t.sockets.ports,
 	})
-	return answer, fail(ExitUnavailable, err)
+	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
 // connect finds the head.
@@ -244,9 +245,9 @@ func (t *team) stay(ctx context.Context, again hello, do func(errand)) error {
 			}
 			settle(ctx)
 			if t.succession != nil {
-				return fail(ExitUnavailable, fmt.Errorf("%w; it has not come back, and no other node has taken the run over: of %d control planes two must reach each other", lost, cluster.ControlNodes))
+				return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; it has not come back, and no other node has taken the run over: of %d control planes two must reach each other", lost, cluster.ControlNodes))
 			}
-			return fail(ExitUnavailable, lost)
+			return exitcode.Wrap(exitcode.Unavailable, lost)
 		} else if err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -28,13 +29,6 @@ var final = []string{"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED"
 // Ended tells whether the job will not run any more.
 func (s State) Ended() bool { return slices.Contains(final, s.Name) }
 
-// Exit codes of jobs that Slurm ended.
-const (
-	exitTime   = 124
-	exitSignal = 128
-	exitLost   = 69
-)
-
 // signalNotBegun is the number that slurmd gives instead of a signal for a script
 // that it could not begin: 0:53.
 const signalNotBegun = 53
@@ -43,21 +37,21 @@ const signalNotBegun = 53
 func (s State) ExitCode() int {
 	switch {
 	case s.Name == "TIMEOUT" || s.Name == "DEADLINE":
-		return exitTime
+		return exitcode.TimeLimit
 	case s.Code != 0:
 		return s.Code
 	case s.Signal != 0:
-		return exitSignal + s.Signal
+		return exitcode.Signal + s.Signal
 	}
 	switch s.Name {
 	case "COMPLETED":
 		return 0
 	case "CANCELLED", "PREEMPTED":
-		return exitSignal + 15
+		return exitcode.Signal + 15
 	case "NODE_FAIL", "BOOT_FAIL", "REVOKED":
-		return exitLost
+		return exitcode.Unavailable
 	case "OUT_OF_MEMORY":
-		return exitSignal + 9
+		return exitcode.Signal + 9
 	}
 	return 1
 }

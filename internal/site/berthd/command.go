@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -50,14 +51,12 @@ func Main(ctx context.Context, args []string) int {
 	fmt.Fprintln(os.Stderr, "berthd:", err)
 	var wrong *wrongConfiguration
 	if errors.As(err, &wrong) {
-		return exitConfiguration
+		// The units know this code: restarting berthd changes nothing until somebody corrects its
+		// configuration. (Code 2 is also that of a Go panic.)
+		return exitcode.Config
 	}
 	return 1
 }
-
-// exitConfiguration is EX_CONFIG of sysexits.h: to start berthd again changes nothing, until
-// somebody has changed its configuration. The units know it. (2 is also a panic of Go's.)
-const exitConfiguration = 78
 
 type wrongConfiguration struct{ error }
 
