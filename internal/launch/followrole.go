@@ -37,8 +37,12 @@ const (
 	followLifeFD   = 6 // ends when the supervisor does
 )
 
-// lastOutput bounds the time for the output that is on its way when a run is ended.
-const lastOutput = time.Second
+const (
+	// lastOutput bounds the time for the output that is on its way when a run is ended.
+	lastOutput = time.Second
+	// quietOutput is the time without output after which none is on its way.
+	quietOutput = 100 * time.Millisecond
+)
 
 // maxFollowers bounds how often the process is started in one run.
 const maxFollowers = 4
@@ -89,12 +93,16 @@ func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []w
 	streams.Note = func(text string) { o.Log.Warn(text) }
 	streams.Tell = func(text string) { o.Log.Info(text) }
 	streams.Lose = func(text string, _ containerlog.Loss) { o.Log.Error(text) }
-	f := &followProcess{streams: streams}
+	f := &followProcess{streams: streams, behind: map[string]int64{}}
 	for n := 1; ; n++ {
 		config.Marks = streams.Progress.Marks()
+		f.hold(-f.held) // the next process sends it again
 		err := f.run(ctx, config)
 		switch {
 		case ctx.Err() != nil:
+			if unread := f.unread(); unread > 0 && !f.refused {
+				streams.Lose(fmt.Sprintf("output of containers is lost (at least %d bytes): the run was ended before it was passed on", unread), containerlog.Loss{Bytes: unread})
+			}
 			return workload.Result{}, context.Cause(ctx)
 		case f.last.Result != nil:
 			result := *f.last.Result
@@ -118,6 +126,51 @@ type followProcess struct {
 	streams workload.Streams
 	lost    workload.Losses
 	last    followEvent
+
+	mu sync.Mutex
+	// held counts the bytes that wait for their mark, or for whoever reads the
+	// output. heard is when the last of them came.
+	held  int64
+	heard time.Time
+	// behind counts the bytes that a node has and has not sent, by container.
+	behind map[string]int64
+	// refused: the output cannot be written any more.
+	refused bool
+}
+
+// unread counts the output that is known to exist and was not passed on.
+func (f *followProcess) unread() int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	sum := f.held
+	for _, behind := range f.behind {
+		sum += behind
+	}
+	return sum
+}
+
+// awaitOutput returns when no more output is on its way, or at the limit.
+func (f *followProcess) awaitOutput(limit <-chan struct{}) {
+	for began := time.Now(); ; {
+		f.mu.Lock()
+		quiet := time.Since(later(began, f.heard)) > quietOutput
+		f.mu.Unlock()
+		if quiet && f.unread() == 0 {
+			return
+		}
+		select {
+		case <-limit:
+			return
+		case <-time.After(quietOutput / 10):
+		}
+	}
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // run runs one process to its end. The error says how it ended where that was
@@ -162,8 +215,6 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	gone := make(chan struct{})
 	defer close(gone)
 	go sandbox.KeepRunning(process.Process.Pid, gone)
-	stop := context.AfterFunc(ctx, func() { _ = process.Process.Kill() })
-	defer stop()
 	var group errgroup.Group
 	group.Go(func() error { return f.readEvents(ours[0]) })
 	group.Go(func() error {
@@ -180,9 +231,13 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	case problem = <-read:
 	case <-ctx.Done():
 		// Nobody may read the output any more: do not wait for that.
+		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
+		defer stop()
+		f.awaitOutput(limit.Done())
+		_ = process.Process.Kill()
 		select {
 		case <-read:
-		case <-time.After(lastOutput):
+		case <-limit.Done():
 		}
 		_ = process.Wait()
 		return context.Cause(ctx)
@@ -234,6 +289,7 @@ func (f *followProcess) readOutput(from io.Reader) error {
 			return nil // the process has ended, and half a batch with it
 		}
 		if frame.Kind != containerlog.KindPosition {
+			f.hold(int64(len(frame.Data)))
 			batch = append(batch, frame)
 			continue
 		}
@@ -241,18 +297,33 @@ func (f *followProcess) readOutput(from io.Reader) error {
 		if err := json.Unmarshal(frame.Data, &mark); err != nil {
 			return fmt.Errorf("decode a mark: %w", err)
 		}
+		f.mu.Lock()
+		f.behind[mark.Key] = mark.Mark.Behind + int64(len(mark.Mark.Out)+len(mark.Mark.Err))
+		f.mu.Unlock()
 		for _, b := range batch {
 			to := f.streams.Out
 			if b.Kind == containerlog.KindStderr {
 				to = f.streams.Err
 			}
 			if _, err := to.Write(b.Data); err != nil {
+				f.mu.Lock()
+				f.refused = true
+				f.mu.Unlock()
 				return err
 			}
+			f.hold(-int64(len(b.Data)))
 		}
 		batch = batch[:0]
 		f.streams.Progress.Note(mark.Key, mark.Mark)
 	}
+}
+
+// hold adds to the bytes that were received and not passed on.
+func (f *followProcess) hold(bytes int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.held += bytes
+	f.heard = time.Now()
 }
 
 // tailBuffer keeps the beginning of what a process says on its standard error.

@@ -2,6 +2,8 @@ package launch
 
 import (
 	"bytes"
+	"errors"
+	"io"
 	"strings"
 	"testing"
 
@@ -25,7 +27,7 @@ func TestOutputIsPassedOnUpToTheLastMark(t *testing.T) {
 	whole := sent.Bytes()
 	for cut := range whole {
 		var out strings.Builder
-		f := followProcess{streams: workload.Streams{Out: &out, Progress: &workload.Progress{}}}
+		f := followProcess{streams: workload.Streams{Out: &out, Progress: &workload.Progress{}}, behind: map[string]int64{}}
 		if err := f.readOutput(bytes.NewReader(whole[:cut])); err != nil {
 			t.Fatal(err)
 		}
@@ -34,6 +36,39 @@ func TestOutputIsPassedOnUpToTheLastMark(t *testing.T) {
 		if out.String() != want {
 			t.Errorf("after %d bytes: passed on %q, marked %d", cut, &out, mark.SentOut)
 		}
+	}
+}
+
+// A reader that has stopped, as of "| less", gets no more. What it does not get
+// is known when the run is ended.
+func TestOutputThatIsNotPassedOnIsCounted(t *testing.T) {
+	var sent bytes.Buffer
+	for i, text := range []string{"passed\n", "stuck\n"} {
+		mark := followMark{"u/main", workload.Mark{Behind: int64(1000 * i), Out: []byte("part")}}
+		err := containerlog.Frame{Kind: containerlog.KindStdout, Data: []byte(text)}.Write(&sent)
+		if err := errors.Join(err, containerlog.WriteJSON(&sent, containerlog.KindPosition, mark)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	read, out := io.Pipe()
+	f := followProcess{streams: workload.Streams{Out: out, Progress: &workload.Progress{}}, behind: map[string]int64{}}
+	done := make(chan error)
+	go func() { done <- f.readOutput(&sent) }()
+	if _, err := io.ReadFull(read, make([]byte, 7)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(read, make([]byte, 1)); err != nil { // it has begun with the second
+		t.Fatal(err)
+	}
+	if got, want := f.unread(), int64(len("stuck\n")+1000+len("part")); got != want {
+		t.Errorf("%d bytes are unread, want %d", got, want)
+	}
+	limit := make(chan struct{})
+	close(limit)
+	f.awaitOutput(limit)
+	read.Close()
+	if err := <-done; err == nil || !f.refused {
+		t.Errorf("a closed pipe: %v", err)
 	}
 }
 

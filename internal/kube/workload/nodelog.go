@@ -45,6 +45,9 @@ type Mark struct {
 	// SentOut and SentErr are bytes of the container's present run.
 	SentOut int64 `json:"so,omitempty"`
 	SentErr int64 `json:"se,omitempty"`
+	// Behind counts the bytes of log files after the position, as the node said
+	// with it.
+	Behind int64 `json:"b,omitempty"`
 }
 
 // nodeStream copies the output of one container, over all its restarts, from the
@@ -67,7 +70,6 @@ type nodeStream struct {
 	// absent: the node cannot serve logs this way; the API server's is used.
 	absent bool
 	mark   Mark
-	behind int64
 }
 
 func newNodeStream(l *logs, pod *corev1.Pod, container string) *nodeStream {
@@ -142,7 +144,7 @@ func (s *nodeStream) run(ctx context.Context) {
 			return
 		}
 		s.mu.Lock()
-		ended, unseen, behind, passed := s.ended, s.unseen, s.behind, s.mark.Position != containerlog.Position{}
+		ended, unseen, behind, passed := s.ended, s.unseen, s.mark.Behind, s.mark.Position != containerlog.Position{}
 		s.mu.Unlock()
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, heard)); {
@@ -258,7 +260,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 		pieces = s.remainder(&mark, pieces)
 		mark.SentOut, mark.SentErr = 0, 0
 	}
-	mark.Position = to.Position
+	mark.Position, mark.Behind = to.Position, to.Behind
 	for _, frame := range batch {
 		part, sent := &mark.Out, &mark.SentOut
 		if frame.Kind == containerlog.KindStderr {
@@ -277,7 +279,7 @@ func (s *nodeStream) deliver(batch []containerlog.Frame, position []byte) error 
 		return errors.Join(errWriter, err)
 	}
 	s.mu.Lock()
-	s.mark, s.behind = mark, to.Behind
+	s.mark = mark
 	s.mu.Unlock()
 	return nil
 }
@@ -316,12 +318,14 @@ func (s *nodeStream) remainder(mark *Mark, pieces []piece) []piece {
 	return pieces
 }
 
-// flush passes on what no end of line follows.
+// flush passes on what no end of line follows. Nothing more will come.
 func (s *nodeStream) flush() {
 	s.mu.Lock()
 	mark := s.mark
 	s.mu.Unlock()
-	if pieces := s.remainder(&mark, nil); len(pieces) > 0 {
+	behind := mark.Behind
+	mark.Behind = 0
+	if pieces := s.remainder(&mark, nil); len(pieces) > 0 || behind > 0 {
 		_ = s.logs.deliver(s.key(), pieces, mark) // whoever cannot take it ends the run
 	}
 }

@@ -113,7 +113,7 @@ func (p *Progress) String() string {
 	defer p.mu.Unlock()
 	marks := make(map[string]Mark, len(p.marks))
 	for key, mark := range p.marks {
-		mark.Out, mark.Err = nil, nil
+		mark.Out, mark.Err, mark.Behind = nil, nil, 0
 		marks[key] = mark
 	}
 	text, err := json.Marshal(marks)
