@@ -17,17 +17,17 @@ import (
 	"berth.dev/berth/internal/network/servicemap"
 )
 
-// directoryPatience is how long calls wait for the directory when a Switch
+// serviceMapTimeout limits how long calls wait for the service map when a Switch
 // begins: without one it would break off what its predecessor has promised.
-const directoryPatience = 2 * time.Second
+const serviceMapTimeout = 2 * time.Second
 
 // podSwitch is the net role's part in connections of pods.
 type podSwitch struct {
 	*fastpath.Switch
-	directory *servicemap.Directory
-	line      *servicemap.Line
-	log       *slog.Logger
-	known     chan struct{} // closed when there is a directory
+	services *servicemap.Map
+	conn     *servicemap.Conn
+	log      *slog.Logger
+	known    chan struct{} // closed when there is a service map
 }
 
 // openSwitch takes over what the supervisor holds; nil where there is no Switch.
@@ -36,10 +36,10 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 	if told.Switch == nil {
 		return nil, nil
 	}
-	s := &podSwitch{directory: servicemap.New(told.Switch.Pods), log: log, known: make(chan struct{})}
+	s := &podSwitch{services: servicemap.New(told.Switch.Pods), log: log, known: make(chan struct{})}
 	c := fastpath.Default()
 	c.Nodes, c.Self, c.Key = told.Switch.Nodes, told.Switch.Self, told.Switch.Key
-	c.Directory, c.Policy, c.Log = routes{s.directory, reaches}, s.directory, log
+	c.ServiceMap, c.Policy, c.Log = routes{s.services, reaches}, s.services, log
 	for range told.Switch.Listeners {
 		listener, err := passedAs(in, net.FileListener)
 		if err != nil {
@@ -65,7 +65,7 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 	if err != nil {
 		return nil, err
 	}
-	if s.line, err = servicemap.NewLine(line); err != nil {
+	if s.conn, err = servicemap.NewConn(line); err != nil {
 		return nil, err
 	}
 	s.Switch, err = fastpath.New(c)
@@ -77,17 +77,17 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 
 // routes are those of a directory, as a Switch asks for them.
 type routes struct {
-	*servicemap.Directory
+	*servicemap.Map
 	reaches func(netip.Addr) bool
 }
 
-// Resolve implements fastpath.Directory.
+// Resolve implements fastpath.ServiceMap.
 func (r routes) Resolve(to netip.AddrPort) (fastpath.Route, bool) {
-	service, ok := r.Directory.Resolve(to)
+	service, ok := r.Map.Resolve(to)
 	return fastpath.Route{Targets: service.Endpoints, Sticky: service.Sticky}, ok
 }
 
-// Outside implements fastpath.Directory.
+// Outside implements fastpath.ServiceMap.
 func (r routes) Outside(to netip.AddrPort) bool {
 	return r.reaches(to.Addr()) && !r.Claims(to.Addr())
 }
@@ -95,10 +95,10 @@ func (r routes) Outside(to netip.AddrPort) bool {
 // run answers calls of pods until ctx ends.
 func (s *podSwitch) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	context.AfterFunc(ctx, func() { s.line.Close() })
-	group.Go(func() error { return s.hear(ctx) })
+	context.AfterFunc(ctx, func() { s.conn.Close() })
+	group.Go(func() error { return s.receive(ctx) })
 	group.Go(func() error {
-		late := time.NewTimer(directoryPatience)
+		late := time.NewTimer(serviceMapTimeout)
 		defer late.Stop()
 		select {
 		case <-s.known:
@@ -110,20 +110,20 @@ func (s *podSwitch) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// hear takes in what the node role tells, which may start again.
-func (s *podSwitch) hear(ctx context.Context) error {
-	if err := s.line.Ask(s.Lost()); err != nil {
+// receive applies each State that the node role sends.
+func (s *podSwitch) receive(ctx context.Context) error {
+	if err := s.conn.Request(s.Lost()); err != nil {
 		return err
 	}
 	for first := true; ; first = false {
-		state, err := s.line.Hear()
+		state, err := s.conn.Receive()
 		if ctx.Err() != nil || errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return err
 		}
-		s.directory.Set(state)
+		s.services.Set(state)
 		if first {
 			close(s.known)
 		}

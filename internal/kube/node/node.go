@@ -43,7 +43,7 @@ type Options struct {
 	// FastPath and Directory lead to the fast path, which is a part of another
 	// process; nil where there is none.
 	FastPath  *net.UnixConn
-	Directory *servicemap.Line
+	Directory *servicemap.Conn
 }
 
 // openFastPath takes over inherited sockets; negative ones do not exist.
@@ -59,7 +59,7 @@ func (o *Options) openFastPath(asked, line int) (err error) {
 	if o.FastPath, err = linux.PacketConn(file); err != nil {
 		return err
 	}
-	o.Directory, err = servicemap.NewLine(os.NewFile(uintptr(line), "directory"))
+	o.Directory, err = servicemap.NewConn(os.NewFile(uintptr(line), "directory"))
 	return err
 }
 

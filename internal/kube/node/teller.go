@@ -24,7 +24,7 @@ const tellMerge = 20 * time.Millisecond
 // kube-proxy is told of them and by its rules, and what policies permit.
 type teller struct {
 	node string
-	line *servicemap.Line
+	line *servicemap.Conn
 	// dirty is full when there is something to tell.
 	dirty chan struct{}
 
@@ -45,7 +45,7 @@ type tracked struct {
 	backing proxy.EndpointsMap
 }
 
-func newTeller(node string, line *servicemap.Line) *teller {
+func newTeller(node string, line *servicemap.Conn) *teller {
 	t := &teller{node: node, line: line, dirty: make(chan struct{}, 1)}
 	// Where a cluster has no IPv6, its Services have none.
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
@@ -121,7 +121,7 @@ func (t *teller) run(ctx context.Context) error {
 			return nil
 		}
 		if state := t.state(); state != nil {
-			if err := t.line.Tell(state); err != nil {
+			if err := t.line.Send(state); err != nil {
 				return unlessDone(ctx, err)
 			}
 		}
@@ -194,7 +194,7 @@ func (t *teller) answer(ctx context.Context, replace func(context.Context, []net
 	stop := context.AfterFunc(ctx, func() { t.line.Close() })
 	defer stop()
 	for {
-		lost, err := t.line.AwaitAsker()
+		lost, err := t.line.AwaitRequest()
 		if errors.Is(err, io.EOF) {
 			return nil
 		}

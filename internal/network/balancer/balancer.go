@@ -21,7 +21,7 @@ const (
 	defaultPeriod = time.Second
 	// defaultPatience is how long one may take to answer, on a machine whose
 	// processors are all busy. Should no other answer either, it stays in use.
-	defaultPatience = 2 * time.Second
+	defaultTimeout = 2 * time.Second
 	// doubtShare is the part of the patience, as a divisor, that a server gets
 	// to which a connection has broken.
 	doubtShare = 4
@@ -43,8 +43,8 @@ type Config struct {
 	// Dial connects to a server.
 	Dial func(ctx context.Context, server string) (net.Conn, error)
 	// Period and Patience have defaults: 1 s and 2 s.
-	Period, Patience time.Duration
-	Log              *slog.Logger
+	Period, Timeout time.Duration
+	Log             *slog.Logger
 }
 
 // Balancer passes connections on. Make one with New.
@@ -70,8 +70,8 @@ func New(cfg Config) (*Balancer, error) {
 	if cfg.Period == 0 {
 		cfg.Period = defaultPeriod
 	}
-	if cfg.Patience == 0 {
-		cfg.Patience = defaultPatience
+	if cfg.Timeout == 0 {
+		cfg.Timeout = defaultTimeout
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
@@ -96,9 +96,9 @@ func (b *Balancer) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-b.suspect:
-			b.lookAtCurrent(ctx, b.cfg.Patience/doubtShare)
+			b.lookAtCurrent(ctx, b.cfg.Timeout/doubtShare)
 		case <-ticker.C:
-			if b.lookAtCurrent(ctx, b.cfg.Patience) {
+			if b.lookAtCurrent(ctx, b.cfg.Timeout) {
 				b.lookAtOthers(ctx, rounds)
 			}
 		}
@@ -132,14 +132,14 @@ func (b *Balancer) lookAtOthers(ctx context.Context, rounds int) {
 			continue
 		}
 		looking.Go(func() {
-			if err := b.check(ctx, server, b.cfg.Patience); err != nil && ctx.Err() == nil {
+			if err := b.check(ctx, server, b.cfg.Timeout); err != nil && ctx.Err() == nil {
 				b.cfg.Log.Warn("a server that was in use does not answer", "server", server, "error", err)
 				b.cut(server)
 			}
 		})
 	}
 	looking.Wait()
-	if current != preferred && rounds%returnPeriods == 0 && b.check(ctx, preferred, b.cfg.Patience) == nil {
+	if current != preferred && rounds%returnPeriods == 0 && b.check(ctx, preferred, b.cfg.Timeout) == nil {
 		b.cfg.Log.Info("the preferred server answers again", "server", preferred)
 		b.use(preferred)
 	}
@@ -153,7 +153,7 @@ func (b *Balancer) first(ctx context.Context) string {
 	well := make(chan string, len(b.cfg.Servers))
 	for _, server := range b.cfg.Servers {
 		go func() {
-			for b.check(ctx, server, b.cfg.Patience) != nil {
+			for b.check(ctx, server, b.cfg.Timeout) != nil {
 				select {
 				case <-time.After(startPause):
 				case <-ctx.Done():
@@ -198,7 +198,7 @@ func (b *Balancer) firstWell(ctx context.Context, but string) string {
 			answers[i] <- errors.New("not asked")
 			continue
 		}
-		go func() { answers[i] <- b.check(ctx, server, b.cfg.Patience) }()
+		go func() { answers[i] <- b.check(ctx, server, b.cfg.Timeout) }()
 	}
 	for i, server := range b.cfg.Servers {
 		if <-answers[i] == nil {
@@ -275,7 +275,7 @@ func (b *Balancer) pass(ctx context.Context, client net.Conn) {
 		return
 	}
 	target := b.inUse()
-	dialling, cancel := context.WithTimeout(ctx, b.cfg.Patience)
+	dialling, cancel := context.WithTimeout(ctx, b.cfg.Timeout)
 	server, err := b.cfg.Dial(dialling, target)
 	cancel()
 	if err != nil {

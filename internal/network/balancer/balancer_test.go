@@ -141,7 +141,7 @@ func TestASilentServerIsNotWaitedFor(t *testing.T) {
 		}
 		return f.check(ctx, name)
 	}
-	connect := f.startWith(Config{Servers: []string{"a", "b", "c"}, Check: check, Dial: f.dial, Patience: time.Hour})
+	connect := f.startWith(Config{Servers: []string{"a", "b", "c"}, Check: check, Dial: f.dial, Timeout: time.Hour})
 	if got := greeting(connect()); got != "b" {
 		t.Errorf("connected to %q", got)
 	}

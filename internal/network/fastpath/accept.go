@@ -90,17 +90,17 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 		return accepted{}, errno
 	}
 	t.record.note(stageAccepted, fd)
-	if found := s.rung(t.from.pod, fd); found != nil {
+	if found := s.takeRung(t.from.pod, fd); found != nil {
 		a := accepted{fd: found.fd, peer: found.ends.peer, switched: !found.plain, again: found.record.again}
 		var err error
 		if a.switched {
-			a.known, err = s.know(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
+			a.known, err = s.register(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
 		}
 		// From one record to the other before a number is free again.
 		t.record.note(stageDelivering, found.fd)
 		s.state.put(found.record)
 		found.pod.parked.Add(-1)
-		found.pod.giveBell(found.bell, found.ends.six())
+		found.pod.giveBell(found.bell, found.ends.ipv6())
 		unix.Close(fd)
 		if err != nil {
 			t.forget(found.fd)
@@ -108,7 +108,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 		}
 		if a.switched && !s.config.Policy.Permits(found.ends.peer.Addr(), found.ends.local) {
 			s.counters.add(countPolicy)
-			s.unknow(a.known)
+			s.unregister(a.known)
 			t.forget(found.fd)
 			return s.acceptNext(t, listener, flags)
 		}
@@ -126,15 +126,15 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 // interrupted in between, or whose Switch dies, has it already when it comes
 // again.
 func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
-	six := domainOf(listener) == unix.AF_INET6
+	ipv6 := domainOf(listener) == unix.AF_INET6
 	if a.switched {
-		if !six {
+		if !ipv6 {
 			becomeIPv4(a.fd)
 		}
-		t.from.pod.defaults.Load().copyChanged(listener, a.fd, six)
+		t.from.pod.defaults.Load().copyChanged(listener, a.fd, ipv6)
 		_, _ = unix.FcntlInt(uintptr(a.fd), unix.F_SETFL, flags&unix.SOCK_NONBLOCK)
 	}
-	if errno := t.writeAddress(a.peer, six, t.call().Args[1], t.call().Args[2]); errno != 0 {
+	if errno := t.writeAddress(a.peer, ipv6, t.call().Args[1], t.call().Args[2]); errno != 0 {
 		s.keepUndelivered(t.from.pod, a)
 		t.answer(0, errno)
 		return
@@ -174,7 +174,7 @@ func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
 func (s *Switch) keepUndelivered(p *pod, a accepted) {
 	if a.switched {
 		e := ends{a.known.local.addrPort(), a.known.peer.addrPort()}
-		s.unknow(a.known)
+		s.unregister(a.known)
 		s.ringAgain(p, a.fd, e, false)
 		return
 	}

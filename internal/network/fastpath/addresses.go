@@ -33,7 +33,7 @@ func family(address []byte) int {
 
 // parseAddress returns the address that a socket address stands for, and whether
 // it is in the form of IPv6, in which IPv4 addresses can be, too.
-func parseAddress(b []byte) (address netip.AddrPort, six, ok bool) {
+func parseAddress(b []byte) (address netip.AddrPort, ipv6, ok bool) {
 	switch {
 	case family(b) == unix.AF_INET && len(b) >= unix.SizeofSockaddrInet4:
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[4:8])), binary.BigEndian.Uint16(b[2:])), false, true
@@ -45,7 +45,7 @@ func parseAddress(b []byte) (address netip.AddrPort, six, ok bool) {
 }
 
 // writeAddress gives the caller an address as accept(2) would.
-func (t *trap) writeAddress(a netip.AddrPort, six bool, at, lengthAt uint64) unix.Errno {
+func (t *trap) writeAddress(a netip.AddrPort, ipv6 bool, at, lengthAt uint64) unix.Errno {
 	if at == 0 {
 		return 0
 	}
@@ -57,7 +57,7 @@ func (t *trap) writeAddress(a netip.AddrPort, six bool, at, lengthAt uint64) uni
 	if space < 0 {
 		return unix.EINVAL
 	}
-	b := rawAddress(a, six)
+	b := rawAddress(a, ipv6)
 	binary.NativeEndian.PutUint32(length[:], uint32(len(b)))
 	// A caller that was interrupted may use its memory otherwise by now.
 	if !t.waits() {
@@ -77,8 +77,8 @@ func rawConnect(fd int, address []byte) unix.Errno {
 
 // rawAddress is an address for the kernel, in the form of IPv6, as every address
 // of IPv6 is, or of IPv4.
-func rawAddress(a netip.AddrPort, six bool) []byte {
-	if !six && a.Addr().Is4() {
+func rawAddress(a netip.AddrPort, ipv6 bool) []byte {
+	if !ipv6 && a.Addr().Is4() {
 		b := make([]byte, unix.SizeofSockaddrInet4)
 		binary.NativeEndian.PutUint16(b, unix.AF_INET)
 		binary.BigEndian.PutUint16(b[2:], a.Port())
@@ -136,8 +136,8 @@ func accept(listener, flags int) (fd int, peer netip.AddrPort, errno unix.Errno)
 	if errno != 0 {
 		return -1, netip.AddrPort{}, errno
 	}
-	peer, six, _ := parseAddress(raw[:])
-	if link := binary.NativeEndian.Uint32(raw[24:]); six && link != 0 {
+	peer, ipv6, _ := parseAddress(raw[:])
+	if link := binary.NativeEndian.Uint32(raw[24:]); ipv6 && link != 0 {
 		peer = netip.AddrPortFrom(peer.Addr().WithZone(strconv.FormatUint(uint64(link), 10)), peer.Port())
 	}
 	return int(accepted), peer, 0

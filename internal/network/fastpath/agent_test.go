@@ -67,7 +67,7 @@ func runAgent() error {
 type PodArgs struct {
 	Name    string
 	Address netip.Addr
-	Six     netip.Addr
+	IPv6    netip.Addr
 }
 
 // AddPod makes a pod's network namespace.
@@ -112,7 +112,7 @@ func (a *Agent) AddPod(args PodArgs, _ *struct{}) error {
 		if err := testutil.SetUpLink("lo"); err != nil {
 			return err
 		}
-		addresses := []netip.Prefix{netip.PrefixFrom(args.Address, 24), netip.PrefixFrom(args.Six, 64)}
+		addresses := []netip.Prefix{netip.PrefixFrom(args.Address, 24), netip.PrefixFrom(args.IPv6, 64)}
 		if err := errors.Join(testutil.SetUpLink("eth0", addresses...), settled(addresses)); err != nil {
 			return err
 		}

@@ -15,15 +15,15 @@ import (
 // takeBell returns a socket of the pod's namespace. One that was connected by
 // IPv4 is of no use for IPv6 any more (the kernel goes on sending by IPv4), so
 // each family has its own.
-func (s *Switch) takeBell(p *pod, six bool) (int, error) {
+func (s *Switch) takeBell(p *pod, ipv6 bool) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.network.Load() == 0 {
 		return -1, errors.New("no process of the pod has called yet")
 	}
 	free, least, what := &p.free, 1, askSockets
-	if six {
-		free, least, what = &p.free6, 0, askSockets6
+	if ipv6 {
+		free, least, what = &p.freeIPv6, 0, askSocketsIPv6
 	}
 	if len(*free) == least {
 		namespace, err := namespaceOf(p.free[0])
@@ -53,7 +53,7 @@ func namespaceOf(socket int) (int, error) {
 }
 
 // giveBell takes a socket back, which resets its connection.
-func (p *pod) giveBell(bell int, six bool) {
+func (p *pod) giveBell(bell int, ipv6 bool) {
 	if bell <= 0 {
 		return
 	}
@@ -65,8 +65,8 @@ func (p *pod) giveBell(bell int, six bool) {
 	defer p.mu.Unlock()
 	const spare = 64
 	free := &p.free
-	if six {
-		free = &p.free6
+	if ipv6 {
+		free = &p.freeIPv6
 	}
 	if p.free == nil || len(*free) >= spare {
 		unix.Close(bell) // the pod is gone, or has enough

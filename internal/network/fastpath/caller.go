@@ -172,18 +172,18 @@ func isInet(socket int) bool {
 // maxDescriptors is how many descriptors of a process are looked at.
 const maxDescriptors = 1024
 
-// entanglement is what else refers to a socket of the caller.
-type entanglement struct {
+// descriptorUse describes what else refers to a socket of the caller.
+type descriptorUse struct {
 	duplicated, crowded, unseen bool
 	epolls                      []int // descriptors of epoll instances that watch it
 }
 
-// entangled looks for other descriptors of the caller's socket, and for epoll
+// usesOf looks for other descriptors of the caller's socket, and for epoll
 // instances that watch it.
-func (t *trap) entangled(fd int) (e entanglement) {
+func (t *trap) usesOf(fd int) (e descriptorUse) {
 	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
 	if err != nil || len(descriptors) > maxDescriptors {
-		return entanglement{unseen: err != nil, crowded: err == nil}
+		return descriptorUse{unseen: err != nil, crowded: err == nil}
 	}
 	for _, other := range descriptors {
 		switch {

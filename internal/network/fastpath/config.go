@@ -19,9 +19,9 @@ type Node struct {
 	Prefixes []netip.Prefix
 }
 
-// Directory knows where a pod's connection leads. It is asked in the middle of
+// ServiceMap knows where a pod's connection leads. It is asked in the middle of
 // a connect and must not wait for anything.
-type Directory interface {
+type ServiceMap interface {
 	// Resolve returns where a connection to an address may lead, and false where
 	// that is not certain.
 	Resolve(to netip.AddrPort) (Route, bool)
@@ -74,14 +74,14 @@ type Config struct {
 	// a successor.
 	Lifeline *os.File
 
-	Directory Directory
-	Policy    Policy
-	Log       *slog.Logger
+	ServiceMap ServiceMap
+	Policy     Policy
+	Log        *slog.Logger
 
-	// Patience is how long a call waits for the other node before it is left to
-	// the overlay; Haste the same for a socket that must not wait: longer than the
+	// Timeout limits the wait for the other node, after which a call is left to
+	// the overlay; NonblockTimeout is the same for a non-blocking socket: longer than the
 	// 200 ms after which TCP sends a lost packet again.
-	Patience, Haste time.Duration
+	Timeout, NonblockTimeout time.Duration
 
 	// Busy is from how many connections a second on a port is left to the overlay
 	// where its connections prove to be short; 0 is never.
@@ -99,7 +99,7 @@ type without struct {
 
 // Default returns a Config whose limits are set.
 func Default() Config {
-	return Config{Patience: 2 * time.Second, Haste: 300 * time.Millisecond, Busy: 300}
+	return Config{Timeout: 2 * time.Second, NonblockTimeout: 300 * time.Millisecond, Busy: 300}
 }
 
 // Validate returns all that is wrong at once.
@@ -117,9 +117,9 @@ func (c Config) Validate() error {
 	require(c.Inside != nil, "there is no connection to the inside")
 	require(c.State != nil, "there is no memory file for the state")
 	require(c.Lifeline != nil, "there is no lifeline")
-	require(c.Directory != nil, "there is no directory")
+	require(c.ServiceMap != nil, "there is no service map")
 	require(c.Policy != nil, "there is no policy")
 	require(c.Log != nil, "there is no logger")
-	require(c.Patience > 0 && c.Haste > 0, "patience and haste must be positive")
+	require(c.Timeout > 0 && c.NonblockTimeout > 0, "the timeouts must be positive")
 	return errors.Join(problems...)
 }

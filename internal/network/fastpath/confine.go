@@ -21,10 +21,10 @@ func Confine(socket, metadata string, alone bool, memory uint64) error {
 	if memory > 0 {
 		metadata += " " + strconv.FormatUint(memory, 10)
 	}
-	return confine(socket, metadata, rules{alone: alone, memory: memory > 0})
+	return confine(socket, metadata, Rules{alone: alone, memory: memory > 0})
 }
 
-func confine(socket, metadata string, r rules) error {
+func confine(socket, metadata string, r Rules) error {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("deliver a container's filter: %w", err)

@@ -78,7 +78,7 @@ func (s *Switch) connect(t *trap) {
 	if why == 0 {
 		var c *connecting
 		if c, why = s.plan(t, socket, d); c != nil {
-			c.begin()
+			c.start()
 			return
 		}
 	}
@@ -88,9 +88,9 @@ func (s *Switch) connect(t *trap) {
 // destination is where a connect leads.
 type destination struct {
 	asked, target netip.AddrPort
-	// six: the program's socket is one of IPv6, which IPv4 addresses may have, too.
+	// ipv6: the program's socket is one of IPv6, which IPv4 addresses may have, too.
 	// direct: it names the pod itself. outside: it is no pod.
-	six, direct, outside bool
+	ipv6, direct, outside bool
 }
 
 // lookUp finds out what an address stands for, or why that is nothing that is
@@ -100,13 +100,13 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 		return d, countInUse
 	}
 	var ok bool
-	d.asked, d.six, ok = parseAddress(address)
-	if !ok || d.six != (domainOf(socket) == unix.AF_INET6) ||
-		d.six && d.asked.Addr().Is4() && option(socket, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
+	d.asked, d.ipv6, ok = parseAddress(address)
+	if !ok || d.ipv6 != (domainOf(socket) == unix.AF_INET6) ||
+		d.ipv6 && d.asked.Addr().Is4() && option(socket, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
 		return d, countElsewhere
 	}
-	route, ok := s.config.Directory.Resolve(d.asked)
-	if !ok && s.config.Directory.Outside(d.asked) {
+	route, ok := s.config.ServiceMap.Resolve(d.asked)
+	if !ok && s.config.ServiceMap.Outside(d.asked) {
 		d.target, d.direct, d.outside = d.asked, true, true
 		return d, 0
 	}
@@ -144,18 +144,18 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	asked, _, ok := parseAddress(address)
 	s.mu.Lock()
 	known := s.known[cookie]
-	unsaid := err == nil && ok && known != nil && known.unsaid && known.peer.addrPort() == asked
+	unsaid := err == nil && ok && known != nil && known.unreported && known.peer.addrPort() == asked
 	// One that is not known any more was to the outside, and has failed.
 	outside, pending := known == nil || known.outside, known != nil && known.pending
 	s.mu.Unlock()
 	if unsaid {
 		// A signal interrupted the call that connected it, and the kernel has
 		// begun it again.
-		s.say(t, known, known.progress(socket))
+		s.report(t, known, known.progress(socket))
 		return
 	}
 	if outside && err == nil {
-		s.becomes(t, socket, cookie, pending)
+		s.reportOutcome(t, socket, cookie, pending)
 		return
 	}
 	t.refuse(countReconnect, unix.EISCONN)
@@ -163,11 +163,11 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 
 // say tells the caller how its socket is connected, if it still waits. Nobody
 // may look at the socket in between: the call may have begun again already.
-func (s *Switch) say(t *trap, known *record, errno unix.Errno) {
+func (s *Switch) report(t *trap, known *record, errno unix.Errno) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	known.pending = errno == unix.EINPROGRESS
-	known.unsaid = !t.answer(0, errno)
+	known.unreported = !t.answer(0, errno)
 }
 
 // plan finds out whether to switch a socket.
@@ -185,14 +185,14 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 			return nil, countShort
 		}
 	}
-	own := p.addressLike(d.target.Addr())
+	own := p.addressFor(d.target.Addr())
 	if !own.IsValid() {
 		return nil, countElsewhere
 	}
 	if !s.permits(own, d.target, d.outside) {
 		return nil, countPolicy
 	}
-	if err := p.meet(t); err != nil {
+	if err := p.findNamespace(t); err != nil {
 		return nil, countNoPod
 	}
 	if network, err := networkCookie(socket); err != nil || network != p.network.Load() {
@@ -210,17 +210,17 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	if port == 0 {
 		port = p.nextPort()
 	}
-	tangle := t.entangled(t.argument(0))
+	uses := t.usesOf(t.argument(0))
 	switch {
-	case tangle.unseen:
+	case uses.unseen:
 		return nil, countUnlisted
-	case tangle.crowded:
+	case uses.crowded:
 		return nil, countCrowded
-	case tangle.duplicated:
+	case uses.duplicated:
 		return nil, countDuplicated
 	}
 	return &connecting{
-		t: t, peer: node, destination: d, tangle: tangle,
+		t: t, peer: node, destination: d, uses: uses,
 		source: netip.AddrPortFrom(own, port), fd: -1,
 	}, 0
 }

@@ -16,7 +16,7 @@ import (
 // away, which would keep connections open that the pods have closed. It returns
 // how many that pods had it has cut.
 func (s *Switch) Cut() (int, error) {
-	s.unpark(func(p *parked) bool {
+	s.removeParked(func(p *parked) bool {
 		return !p.plain && !s.config.Policy.Permits(p.ends.peer.Addr(), p.ends.local)
 	}, func(p *parked) { reset(p.fd) })
 	forbidden := map[string]uint64{} // cookies, by what /proc calls the socket
@@ -82,7 +82,7 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 		if err != nil || !found {
 			continue
 		}
-		switch err := breakIn(process, number, cookie); {
+		switch err := resetIn(process, number, cookie); {
 		case err == nil:
 			cut[cookie] = true
 		case !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF):
@@ -93,7 +93,7 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 }
 
 // breakIn breaks a connection of another process.
-func breakIn(process, number int, cookie uint64) error {
+func resetIn(process, number int, cookie uint64) error {
 	fd, err := unix.PidfdGetfd(process, number, 0)
 	if err != nil {
 		return err
@@ -103,7 +103,7 @@ func breakIn(process, number int, cookie uint64) error {
 	if err != nil || got != cookie {
 		return unix.EBADF // another one by now
 	}
-	return breakOff(fd)
+	return resetConn(fd)
 }
 
 // breakOff resets a connection, so that both programs are told of an error
@@ -111,7 +111,7 @@ func breakIn(process, number int, cookie uint64) error {
 // an end of the stream, as if all had come. What the pod has then is a socket of
 // the host's that is not connected, as after a reset by its peer: it is still the
 // Switch that is asked about connect and listen.
-func breakOff(socket int) error {
+func resetConn(socket int) error {
 	err := disconnect(socket)
 	if errors.Is(err, unix.EBUSY) {
 		// Linux 6.4, and some before it, refuse that while a thread reads.

@@ -20,7 +20,7 @@ func TestBothEndsOfABrokenConnectionAreToldOfAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // a policy may change again before the programs have noticed
-		if err := errors.Join(raw.Control(func(fd uintptr) { err = breakOff(int(fd)) }), err); err != nil {
+		if err := errors.Join(raw.Control(func(fd uintptr) { err = resetConn(int(fd)) }), err); err != nil {
 			t.Fatal(err)
 		}
 	}

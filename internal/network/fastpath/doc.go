@@ -6,6 +6,6 @@
 //
 // A Switch runs in the host's network namespace, as the user, without any
 // capability there. It knows addresses and nodes; what a Service is and what a
-// policy allows it asks through the interfaces Directory and Policy. Installing
+// policy allows it asks through the interfaces ServiceMap and Policy. Installing
 // the filter in a container is the runtime's work.
 package fastpath

@@ -15,7 +15,7 @@ const (
 // trapped are the calls that a Switch is asked about.
 //
 // listen is among them only for the sockets that are switched already.
-func trapped(alone bool) []uint32 {
+func trappedCalls(alone bool) []uint32 {
 	calls := []uint32{unix.SYS_CONNECT, unix.SYS_LISTEN, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME}
 	if alone {
 		return calls
@@ -35,7 +35,7 @@ func ringCalls() []uint32 {
 }
 
 // rules says what a filter leaves out.
-type rules struct {
+type Rules struct {
 	// alone: connections of other pods come from no Switch, so accept is the
 	// kernel's.
 	alone bool
@@ -50,7 +50,7 @@ type rules struct {
 // Programs of another architecture than the kernel's own are left alone, but for
 // what could reach a network. A filter with a listener of the pod's own is
 // looked at only to be told of: the kernel refuses a second one.
-func filter(r rules) []unix.SockFilter {
+func filter(r Rules) []unix.SockFilter {
 	var p program
 	p.load(offsetArch)
 	native := p.unless(auditArch)
@@ -65,7 +65,7 @@ func filter(r rules) []unix.SockFilter {
 	p.load(offsetCall)
 	p.whenAtLeast(firstForeignCall, refuse(unix.ENOSYS))
 	p.whenFlag(unix.SYS_SECCOMP, 1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, unix.SECCOMP_RET_USER_NOTIF)
-	for _, call := range trapped(r.alone) {
+	for _, call := range trappedCalls(r.alone) {
 		p.when(call, unix.SECCOMP_RET_USER_NOTIF)
 	}
 	if r.memory {

@@ -15,9 +15,9 @@ import (
 // which all of its options are known. The kernel can make such a socket one of
 // IPv4, and not the other way round.
 
-// hostSocket makes a socket of the host's network for addresses of a family. six
+// hostSocket makes a socket of the host's network for addresses of a family. ipv6
 // tells that it takes them in the form of IPv6, which the kernel may not have.
-func hostSocket(like netip.Addr) (fd int, six bool, err error) {
+func hostSocket(like netip.Addr) (fd int, ipv6 bool, err error) {
 	const kind = unix.SOCK_STREAM | unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
 	fd, err = unix.Socket(unix.AF_INET6, kind, unix.IPPROTO_TCP)
 	if err == nil {
@@ -42,8 +42,8 @@ func becomeIPv4(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_ADDRFORM, unix.AF_INET)
 }
 
-func sockaddrOf(at netip.AddrPort, six bool) unix.Sockaddr {
-	if six {
+func sockaddrOf(at netip.AddrPort, ipv6 bool) unix.Sockaddr {
+	if ipv6 {
 		return &unix.SockaddrInet6{Addr: at.Addr().As16(), Port: int(at.Port())}
 	}
 	return &unix.SockaddrInet4{Addr: at.Addr().As4(), Port: int(at.Port())}
@@ -51,7 +51,7 @@ func sockaddrOf(at netip.AddrPort, six bool) unix.Sockaddr {
 
 // Listen makes a socket for Config.Listeners.
 func Listen(at netip.AddrPort) (*net.TCPListener, error) {
-	fd, six, err := hostSocket(at.Addr())
+	fd, ipv6, err := hostSocket(at.Addr())
 	if err != nil {
 		return nil, err
 	}
@@ -60,7 +60,7 @@ func Listen(at netip.AddrPort) (*net.TCPListener, error) {
 	const queue = 1<<16 - 1 // the kernel has a limit of its own
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err == nil {
-		err = unix.Bind(fd, sockaddrOf(at, six))
+		err = unix.Bind(fd, sockaddrOf(at, ipv6))
 	}
 	if err == nil {
 		err = unix.Listen(fd, queue)

@@ -42,9 +42,9 @@ type question byte
 const (
 	// askSockets: for TCP sockets in a network namespace, askSockets6 for those of
 	// IPv6, askDiag for one that tells of those there.
-	askSockets  question = 's'
-	askSockets6 question = '6'
-	askDiag     question = 'd'
+	askSockets     question = 's'
+	askSocketsIPv6 question = '6'
+	askDiag        question = 'd'
 	// askSockNames: what the descriptors of a process are that are sockets.
 	askSockNames question = 'n'
 )
@@ -136,7 +136,7 @@ func ServeInside(conn *net.UnixConn) error {
 			// Nothing says it all.
 			var text []byte
 			switch what := question(request[ticketLen]); what {
-			case askSockets, askSockets6, askDiag:
+			case askSockets, askSocketsIPv6, askDiag:
 				made, _ = socketsIn(what, about[0])
 			case askSockNames:
 				// The Switch's /proc numbers processes otherwise.
@@ -167,7 +167,7 @@ func socketsIn(what question, namespace int) (made []int, err error) {
 			return
 		}
 		domain := unix.AF_INET
-		if what == askSockets6 {
+		if what == askSocketsIPv6 {
 			domain = unix.AF_INET6
 		}
 		for range bellsAtOnce {

@@ -33,7 +33,7 @@ var carried = [...]struct{ level, name int }{
 }
 
 // carried6 are further ones, of sockets of IPv6.
-var carried6 = [...]int{unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVTCLASS}
+var carriedIPv6 = [...]int{unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVTCLASS}
 
 // settings are what a program may have changed of a socket.
 type settings struct {
@@ -53,7 +53,7 @@ func defaultsOf(socket int) (o settings) {
 // copyChanged makes a connection behave as a program has asked of its socket.
 // What it did not ask for is as on the host, and what the host does not allow,
 // such as a congestion control, stays as it is.
-func (o *settings) copyChanged(from, to int, six bool) {
+func (o *settings) copyChanged(from, to int, ipv6 bool) {
 	if o == nil {
 		return // no process of the pod has called since this one began
 	}
@@ -62,8 +62,8 @@ func (o *settings) copyChanged(from, to int, six bool) {
 			_ = unix.SetsockoptInt(to, c.level, c.name, value)
 		}
 	}
-	if six {
-		for _, name := range carried6 {
+	if ipv6 {
+		for _, name := range carriedIPv6 {
 			if value := option(from, unix.IPPROTO_IPV6, name); value >= 0 && value != option(to, unix.IPPROTO_IPV6, name) {
 				_ = unix.SetsockoptInt(to, unix.IPPROTO_IPV6, name, value)
 			}

@@ -31,13 +31,13 @@ import (
 //
 // All that has a part is the test binary, started again with a role.
 const (
-	asRole        = "BERTH_FASTPATH_TEST_ROLE"
-	roleAgent     = "agent"
-	roleSwitch    = "switch"
-	roleLaunch    = "launch"
-	roleProgram   = "program"
-	patienceOfLab = 30 * time.Second
-	numListeners  = 2
+	asRole       = "BERTH_FASTPATH_TEST_ROLE"
+	roleAgent    = "agent"
+	roleSwitch   = "switch"
+	roleLaunch   = "launch"
+	roleProgram  = "program"
+	labTimeout   = 30 * time.Second
+	numListeners = 2
 )
 
 func TestMain(m *testing.M) {
@@ -77,14 +77,14 @@ func role(name string, env ...string) *exec.Cmd {
 
 // labConfig is what differs between labs.
 type labConfig struct {
-	without  without
-	services map[string]Route // of pods' connections, beside the pods themselves
-	denied   []string         // targets that the policy does not permit
-	pinned   bool             // each host has one core
-	old      bool             // the kernel is as good as Linux 5.14
-	mtu      int
-	hosts6   bool // the hosts talk IPv6 to each other
-	busy     int  // of the Switches
+	without   without
+	services  map[string]Route // of pods' connections, beside the pods themselves
+	denied    []string         // targets that the policy does not permit
+	pinned    bool             // each host has one core
+	old       bool             // the kernel is as good as Linux 5.14
+	mtu       int
+	hostsIPv6 bool // the hosts talk IPv6 to each other
+	busy      int  // of the Switches
 }
 
 type lab struct {
@@ -169,7 +169,7 @@ func newLab(t testing.TB, config labConfig) *lab {
 
 // hostAddress is that of a host.
 func (c labConfig) hostAddress(index int) netip.Addr {
-	if c.hosts6 {
+	if c.hostsIPv6 {
 		return netip.MustParseAddr(fmt.Sprintf("2001:db8::%d", index+1))
 	}
 	return netip.AddrFrom4([4]byte{192, 0, 2, byte(index + 1)})
@@ -263,7 +263,7 @@ func settled(addresses []netip.Prefix) error {
 		if address.Addr().Is4() || address.Addr().IsLinkLocalUnicast() {
 			continue
 		}
-		for deadline := time.Now().Add(patienceOfLab); ; time.Sleep(time.Millisecond) {
+		for deadline := time.Now().Add(labTimeout); ; time.Sleep(time.Millisecond) {
 			routes, err := netlink.RouteGet(address.Addr().AsSlice())
 			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
 				break

@@ -14,7 +14,7 @@ import (
 type Metadata struct {
 	// Address is the pod's of IPv4, Address6 that of IPv6; invalid where it has
 	// none.
-	Address, Address6 netip.Addr
+	Address, AddressIPv6 netip.Addr
 	// Network is the cookie of its network namespace (SO_NETNS_COOKIE).
 	Network uint64
 	// Memory is the memory in bytes that sysinfo(2) tells its programs; 0 leaves
@@ -25,8 +25,8 @@ type Metadata struct {
 // MarshalText is how the runtime writes it.
 func (m Metadata) MarshalText() ([]byte, error) {
 	addresses := m.Address.String()
-	if m.Address6.IsValid() {
-		addresses += "," + m.Address6.String()
+	if m.AddressIPv6.IsValid() {
+		addresses += "," + m.AddressIPv6.String()
 	}
 	text := fmt.Appendf(nil, "%s %d", addresses, m.Network)
 	if m.Memory > 0 {
@@ -42,12 +42,12 @@ func (m *Metadata) UnmarshalText(text []byte) error {
 	if n, err := fmt.Sscan(string(text), &addresses, &m.Network, &m.Memory); n < 2 || n == 2 && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read what a container is (%q): %w", text, err)
 	}
-	four, six, both := strings.Cut(addresses, ",")
+	four, ipv6, both := strings.Cut(addresses, ",")
 	var err error
 	if m.Address, err = netip.ParseAddr(four); err == nil && both {
-		m.Address6, err = netip.ParseAddr(six)
+		m.AddressIPv6, err = netip.ParseAddr(ipv6)
 	}
-	if err == nil && (!m.Address.Is4() || both && !m.Address6.Is6()) {
+	if err == nil && (!m.Address.Is4() || both && !m.AddressIPv6.Is6()) {
 		err = unix.EAFNOSUPPORT
 	}
 	if err != nil {

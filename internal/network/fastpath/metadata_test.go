@@ -6,11 +6,11 @@ import (
 )
 
 func TestMetadataSaysWhichPodItIs(t *testing.T) {
-	four, six := netip.MustParseAddr("10.42.0.7"), netip.MustParseAddr("fd42::7")
+	four, ipv6 := netip.MustParseAddr("10.42.0.7"), netip.MustParseAddr("fd42::7")
 	for text, want := range map[string]Metadata{
 		"10.42.0.7 4711":         {Address: four, Network: 4711},
 		"10.42.0.7 4711 1048576": {Address: four, Network: 4711, Memory: 1 << 20},
-		"10.42.0.7,fd42::7 4711": {Address: four, Address6: six, Network: 4711},
+		"10.42.0.7,fd42::7 4711": {Address: four, AddressIPv6: ipv6, Network: 4711},
 	} {
 		var got Metadata
 		if err := got.UnmarshalText([]byte(text)); err != nil || got != want {

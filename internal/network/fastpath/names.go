@@ -10,11 +10,11 @@ import (
 // ends are those of a connection as a pod knows them, both of one family.
 type ends struct{ local, peer netip.AddrPort }
 
-func (e ends) six() bool { return e.local.Addr().Is6() }
+func (e ends) ipv6() bool { return e.local.Addr().Is6() }
 
 // know writes down what a connection is called in the pod that will have it, and
 // which pod's port it leads to.
-func (s *Switch) know(fd int, e ends, target netip.AddrPort, six, outside bool) (*record, error) {
+func (s *Switch) register(fd int, e ends, target netip.AddrPort, ipv6, outside bool) (*record, error) {
 	local, ok1 := localAddress(fd)
 	peer, ok2 := peerAddress(fd)
 	if outside {
@@ -23,23 +23,23 @@ func (s *Switch) know(fd int, e ends, target netip.AddrPort, six, outside bool) 
 	if !ok1 || !ok2 {
 		return nil, fmt.Errorf("name a connection: %w", unix.ENOTCONN)
 	}
-	return s.remember(fd, record{
-		kind: kindSwitched, six: six, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
+	return s.addKnown(fd, record{
+		kind: kindSwitched, ipv6: ipv6, outside: outside, local: packEnd(e.local), peer: packEnd(e.peer), target: packEnd(target),
 		hostLocal: packEnd(local), hostPeer: packEnd(peer),
 	})
 }
 
 // knowSteered writes down which Service a pod's own socket is connected to.
-func (s *Switch) knowSteered(p *pod, socket int, d destination) error {
+func (s *Switch) registerSteered(p *pod, socket int, d destination) error {
 	local, _ := localAddress(socket)
-	_, err := s.remember(socket, record{
-		kind: kindSteered, six: d.six, local: packEnd(netip.AddrPortFrom(p.addressLike(d.target.Addr()), local.Port())), peer: packEnd(d.asked),
+	_, err := s.addKnown(socket, record{
+		kind: kindSteered, ipv6: d.ipv6, local: packEnd(netip.AddrPortFrom(p.addressFor(d.target.Addr()), local.Port())), peer: packEnd(d.asked),
 		target: packEnd(d.target), hostLocal: packEnd(local), hostPeer: packEnd(d.target),
 	})
 	return err
 }
 
-func (s *Switch) remember(socket int, about record) (r *record, err error) {
+func (s *Switch) addKnown(socket int, about record) (r *record, err error) {
 	if about.cookie, err = cookieOf(socket); err != nil {
 		return nil, fmt.Errorf("identify a connection: %w", err)
 	}
@@ -59,7 +59,7 @@ func (s *Switch) remember(socket int, about record) (r *record, err error) {
 	return r, nil
 }
 
-func (s *Switch) unknow(r *record) {
+func (s *Switch) unregister(r *record) {
 	s.mu.Lock()
 	delete(s.known, r.cookie)
 	s.mu.Unlock()
@@ -100,9 +100,9 @@ func (s *Switch) name(t *trap) {
 	case switched && (r.kind != kindSwitched || ofPeer && !connected):
 		t.answer(0, unix.ENOTCONN) // not the host's addresses
 	case ofPeer:
-		t.answer(0, t.writeAddress(r.peer.addrPort(), r.six, t.call().Args[1], t.call().Args[2]))
+		t.answer(0, t.writeAddress(r.peer.addrPort(), r.ipv6, t.call().Args[1], t.call().Args[2]))
 	default:
-		t.answer(0, t.writeAddress(r.local.addrPort(), r.six, t.call().Args[1], t.call().Args[2]))
+		t.answer(0, t.writeAddress(r.local.addrPort(), r.ipv6, t.call().Args[1], t.call().Args[2]))
 	}
 }
 
@@ -121,9 +121,9 @@ func (s *Switch) listen(t *trap) {
 		t.refuse(countListen, unix.EINVAL)
 		return
 	}
-	t.from.pod.listens(socket)
+	t.from.pod.noteListener(socket)
 	// The pod's servers can be rung from now on.
-	if err := t.from.pod.meet(t); err != nil {
+	if err := t.from.pod.findNamespace(t); err != nil {
 		s.config.Log.Debug("connections to a pod stay on the overlay", "pod", t.from.pod.address, "err", err)
 	}
 	t.pass()

@@ -83,10 +83,10 @@ func TestProgramsOfOthers(t *testing.T) {
 		ready(t, serving)
 		got := python(client,
 			"import socket",
-			fmt.Sprintf("for a in ('%s', '%s'):", server.six, server.address),
+			fmt.Sprintf("for a in ('%s', '%s'):", server.ipv6, server.address),
 			" c = socket.create_connection((a, 5003))",
 			" print(c.family.name, c.recv(99).decode())").wait()
-		want := fmt.Sprintf("AF_INET6 AF_INET6 AF_INET6 %s\nAF_INET AF_INET6 AF_INET6 ::ffff:%s", client.six, client.address)
+		want := fmt.Sprintf("AF_INET6 AF_INET6 AF_INET6 %s\nAF_INET AF_INET6 AF_INET6 ::ffff:%s", client.ipv6, client.address)
 		if got != want {
 			t.Errorf("%q, not %q", got, want)
 		}
@@ -101,7 +101,7 @@ func TestProgramsOfOthers(t *testing.T) {
 		}
 		serving := server.serve("goserve", "5004", "4")
 		before := client.host.counters()[countNames[countConnected]]
-		out := client.run("exec", "java", "-Xint", source, server.address.String(), server.six.String(), "5004")
+		out := client.run("exec", "java", "-Xint", source, server.address.String(), server.ipv6.String(), "5004")
 		if want := "8 hello 16 hello 8 hello 16 hello"; strings.Join(strings.Fields(out), " ") != want {
 			t.Errorf("Java says %q, not %q", out, want)
 		}
@@ -114,7 +114,7 @@ func TestProgramsOfOthers(t *testing.T) {
 		for !strings.Contains(serving.line(), "Ready to accept") {
 		}
 		before := client.host.counters()[countNames[countConnected]]
-		for _, address := range []string{server.address.String(), server.six.String()} {
+		for _, address := range []string{server.address.String(), server.ipv6.String()} {
 			out := client.run("exec", "redis-benchmark", "-h", address, "-p", "5005", "-c", "20", "-n", "2000", "-t", "set,get", "--csv")
 			if strings.Count(out, "\n\"") != 2 {
 				t.Errorf("redis-benchmark: %s", out)
@@ -138,7 +138,7 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 		}
 		serving := server.start("exec", "nginx", "-p", dir, "-c", filepath.Join(dir, "conf"))
 		before := client.host.counters()[countNames[countConnected]]
-		for address, want := range map[string]string{server.address.String(): client.address.String(), "[" + server.six.String() + "]": client.six.String()} {
+		for address, want := range map[string]string{server.address.String(): client.address.String(), "[" + server.ipv6.String() + "]": client.ipv6.String()} {
 			url := "http://" + address + ":5006/"
 			got := client.run("exec", "curl", "-s", "--retry", "50", "--retry-connrefused", "--retry-delay", "1", url)
 			// Many at once.
@@ -163,7 +163,7 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 		for !strings.Contains(serving.line(), "ready to accept") {
 		}
 		before := client.host.counters()[countNames[countConnected]]
-		for _, address := range []string{server.address.String(), server.six.String()} {
+		for _, address := range []string{server.address.String(), server.ipv6.String()} {
 			bench := func(args ...string) string {
 				return client.run("exec", append([]string{programs + "/pgbench", "-h", address, "-p", "5007", "-U", "ann"}, append(args, "postgres")...)...)
 			}
@@ -183,7 +183,7 @@ server { listen 5006; listen [::]:5006; location / { return 200 "$remote_addr\n"
 	})
 	t.Run("iperf3", func(t *testing.T) {
 		need(t, "iperf3")
-		for _, address := range []string{server.address.String(), server.six.String()} {
+		for _, address := range []string{server.address.String(), server.ipv6.String()} {
 			serving := server.start("exec", "iperf3", "-s", "-1", "--forceflush")
 			for !strings.Contains(serving.line(), "listening") {
 			}

@@ -13,7 +13,7 @@ import (
 // not wait at once: the kernel does for it what it does for all sockets.
 
 // longest is how long the kernel may try to connect: it gives up by itself.
-const longest = time.Hour
+const maxConnect = time.Hour
 
 // permits tells whether the policy permits a connection for certain.
 func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool {
@@ -28,9 +28,9 @@ func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool 
 func sendTimeout(socket int) time.Duration {
 	limit, err := unix.GetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
 	if err != nil || limit.Sec == 0 && limit.Usec == 0 {
-		return longest
+		return maxConnect
 	}
-	return min(longest, time.Duration(limit.Nano()))
+	return min(maxConnect, time.Duration(limit.Nano()))
 }
 
 // reach begins to connect.
@@ -42,22 +42,22 @@ func (c *connecting) reach() {
 		return
 	}
 	c.fd = fd
-	if c.six {
+	if c.ipv6 {
 		// Whatever is the host's default, IPv4 addresses may be meant.
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 	}
 	// Sizes of buffers are of use only before. What may wait is set once more
 	// when the caller gets it.
-	t.from.pod.defaults.Load().copyChanged(t.socket, fd, c.six)
+	t.from.pod.defaults.Load().copyChanged(t.socket, fd, c.ipv6)
 	_ = unix.SetNonblock(fd, true)
 	t.record.note(stageAsking, fd)
-	c.reaching(connectTo(fd, c.target, c.six))
+	c.reaching(connectTo(fd, c.target, c.ipv6))
 }
 
 // reachAgain goes on where a predecessor has ended, which may not have begun to
 // connect.
 func (c *connecting) reachAgain() {
-	errno := connectTo(c.fd, c.target, c.six)
+	errno := connectTo(c.fd, c.target, c.ipv6)
 	switch errno {
 	case unix.EALREADY:
 		errno = unix.EINPROGRESS
@@ -74,7 +74,7 @@ func (c *connecting) reaching(errno unix.Errno) {
 	case errno == 0:
 		c.install(0)
 	case errno != unix.EINPROGRESS:
-		c.lose(errno)
+		c.fail(errno)
 	case err == nil && flags&unix.O_NONBLOCK != 0:
 		c.install(unix.EINPROGRESS)
 	default:
@@ -89,7 +89,7 @@ func (c *connecting) reached() {
 		errno = int(unix.ECONNABORTED) // a predecessor has read why
 	}
 	if errno != 0 {
-		c.lose(unix.Errno(errno))
+		c.fail(unix.Errno(errno))
 		return
 	}
 	c.install(0)
@@ -97,7 +97,7 @@ func (c *connecting) reached() {
 
 // lose tells the caller why there is no connection, unless that is for want of
 // something that the pod has.
-func (c *connecting) lose(errno unix.Errno) {
+func (c *connecting) fail(errno unix.Errno) {
 	switch errno {
 	case unix.EADDRNOTAVAIL, unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM:
 		c.fallBack(countNoPeer)
@@ -107,9 +107,9 @@ func (c *connecting) lose(errno unix.Errno) {
 	c.t.refuse(countNotReached, errno)
 }
 
-// connectTo connects a socket, of IPv6 where six.
-func connectTo(socket int, to netip.AddrPort, six bool) unix.Errno {
-	return rawConnect(socket, rawAddress(to, six))
+// connectTo connects a socket, of IPv6 where ipv6 is set.
+func connectTo(socket int, to netip.AddrPort, ipv6 bool) unix.Errno {
+	return rawConnect(socket, rawAddress(to, ipv6))
 }
 
 // counted is what a switched socket of a client is counted as.
@@ -144,7 +144,7 @@ func (r *record) progress(socket int) unix.Errno {
 // becomes answers a connect that asks what has become of an earlier one to the
 // outside, once with its result as the kernel does. A socket that failed is of no
 // more use: left to the kernel, it could be connected to anything of the host's.
-func (s *Switch) becomes(t *trap, socket int, cookie uint64, pending bool) {
+func (s *Switch) reportOutcome(t *trap, socket int, cookie uint64, pending bool) {
 	errno := unix.EISCONN
 	switch stateOf(socket) {
 	case tcpSynSent:

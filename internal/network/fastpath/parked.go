@@ -82,7 +82,7 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	}
 	promised := answer.asked == nil
 	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), plain, promised
-	bell, err := s.takeBell(p, e.six())
+	bell, err := s.takeBell(p, e.ipv6())
 	if err != nil && !promised {
 		s.state.put(r)
 		overlay(countNoPod)
@@ -103,9 +103,9 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	giveUp := func() {
 		p.parked.Add(-1)
 		s.state.put(r)
-		p.giveBell(bell, e.six())
+		p.giveBell(bell, e.ipv6())
 	}
-	address := rawAddress(e.local, e.six())
+	address := rawAddress(e.local, e.ipv6())
 	errno := rawConnect(bell, address)
 	if errno == unix.EINPROGRESS {
 		// The handshake is over when the call returns, or the listener's queue
@@ -127,7 +127,7 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 		overlay(countFull)
 		return
 	}
-	if !promised && !e.six() && p.acceptsIPv4(e.local.Port()) {
+	if !promised && !e.ipv6() && p.acceptsIPv4(e.local.Port()) {
 		becomeIPv4(fd) // while it surely is established
 	}
 	// A successor sees whether it has been sent.
@@ -155,7 +155,7 @@ func (s *Switch) park(p *parked) {
 }
 
 // rung returns what was parked for an accepted connection, if that is a bell's.
-func (s *Switch) rung(p *pod, accepted int) *parked {
+func (s *Switch) takeRung(p *pod, accepted int) *parked {
 	if p.parked.Load() == 0 && !s.config.without.Namespace {
 		return nil
 	}
@@ -176,7 +176,7 @@ func (s *Switch) rung(p *pod, accepted int) *parked {
 }
 
 // unpark takes connections out, each of which goes to f with its bell.
-func (s *Switch) unpark(which func(*parked) bool, f func(*parked)) (left int) {
+func (s *Switch) removeParked(which func(*parked) bool, f func(*parked)) (left int) {
 	var out []*parked
 	s.mu.Lock()
 	for key, p := range s.parked {
@@ -190,7 +190,7 @@ func (s *Switch) unpark(which func(*parked) bool, f func(*parked)) (left int) {
 	for _, p := range out {
 		s.state.put(p.record)
 		p.pod.parked.Add(-1)
-		p.pod.giveBell(p.bell, p.ends.six())
+		p.pod.giveBell(p.bell, p.ends.ipv6())
 		f(p)
 	}
 	return left + len(out)
@@ -203,7 +203,7 @@ func (s *Switch) ringAgain(p *pod, fd int, e ends, plain bool) {
 }
 
 // deaf tells whether the bell was closed and not heard.
-func (p *parked) deaf(now time.Time) bool {
+func (p *parked) unheard(now time.Time) bool {
 	if now.Sub(p.since) < sweepEvery {
 		return false
 	}

@@ -30,13 +30,13 @@ type peer struct {
 }
 
 const (
-	firstWant = 4
-	mostWant  = 64
-	avoidFor  = 5 * time.Second
+	minIdle  = 4
+	maxIdle  = 64
+	avoidFor = 5 * time.Second
 
 	// mostLate connections in a row are late where a node is away. One alone had a
 	// packet that was lost: TCP sends it again after 200 ms, or a second.
-	mostLate = 2
+	maxLate = 2
 )
 
 func newPeers(c Config) ([]*peer, error) {
@@ -69,7 +69,7 @@ func (p *peer) take() (fd int, fresh bool, err error) {
 		p.mu.Unlock()
 		return fd, false, nil
 	}
-	p.want = min(max(firstWant, 2*p.want), mostWant)
+	p.want = min(max(minIdle, 2*p.want), maxIdle)
 	p.mu.Unlock()
 	fd, err = p.dial()
 	return fd, true, err
@@ -83,10 +83,10 @@ func (p *peer) fail() {
 }
 
 // isLate tells that a connection was not answered in time.
-func (p *peer) isLate() {
+func (p *peer) timedOut() {
 	p.mu.Lock()
 	p.late++
-	away := p.late >= mostLate
+	away := p.late >= maxLate
 	p.mu.Unlock()
 	if away {
 		p.fail()
@@ -102,11 +102,11 @@ func (p *peer) answered() {
 
 func (p *peer) dial() (int, error) {
 	endpoint := p.endpoints[int(p.turn.Add(1))%len(p.endpoints)]
-	fd, six, err := hostSocket(endpoint.Addr())
+	fd, ipv6, err := hostSocket(endpoint.Addr())
 	if err != nil {
 		return -1, err
 	}
-	if errno := rawConnect(fd, rawAddress(endpoint, six)); errno != 0 && errno != unix.EINPROGRESS {
+	if errno := rawConnect(fd, rawAddress(endpoint, ipv6)); errno != 0 && errno != unix.EINPROGRESS {
 		unix.Close(fd)
 		return -1, fmt.Errorf("connect to %s: %w", endpoint, errno)
 	}

@@ -10,25 +10,25 @@ func TestAPeerThatIsLateOnceIsStillAsked(t *testing.T) {
 	avoided := func(p *peer) bool { return time.Now().Before(p.avoid) }
 	p := &peer{}
 	for range 3 {
-		p.isLate()
+		p.timedOut()
 		if avoided(p) {
 			t.Fatal("a peer that was late once is left alone")
 		}
 		p.answered()
 	}
-	p.isLate()
-	p.isLate()
+	p.timedOut()
+	p.timedOut()
 	if !avoided(p) {
 		t.Error("a peer that was late twice in a row is not left alone")
 	}
 	p.avoid = time.Time{} // the time is over
-	p.isLate()
+	p.timedOut()
 	if !avoided(p) {
 		t.Error("a peer that still does not answer is not left alone again")
 	}
 	p.avoid = time.Time{}
 	p.answered()
-	p.isLate()
+	p.timedOut()
 	if avoided(p) {
 		t.Error("a peer that answers again is left alone when it is late once")
 	}

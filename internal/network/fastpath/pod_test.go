@@ -18,17 +18,17 @@ type labPod struct {
 	host    *host
 	name    string
 	address netip.Addr
-	six     netip.Addr
+	ipv6    netip.Addr
 	// plain pods have no filter; others one that is made of the rules.
 	plain bool
-	rules rules
+	rules Rules
 }
 
 func (h *host) addPod(number int) *labPod {
 	h.lab.Helper()
 	p := &labPod{host: h, name: fmt.Sprintf("p%d", number), address: netip.AddrFrom4([4]byte{10, 42, byte(h.index), byte(number)})}
-	p.six = netip.MustParseAddr(fmt.Sprintf("fd42:0:0:%d::%d", h.index, number))
-	args := PodArgs{Name: p.name, Address: p.address, Six: p.six}
+	p.ipv6 = netip.MustParseAddr(fmt.Sprintf("fd42:0:0:%d::%d", h.index, number))
+	args := PodArgs{Name: p.name, Address: p.address, IPv6: p.ipv6}
 	if err := h.agent.Call("Agent.AddPod", args, nil); err != nil {
 		h.lab.Fatalf("add pod %s: %v", p.address, err)
 	}
@@ -48,7 +48,7 @@ func (p *labPod) start(name string, args ...string) *app {
 	begin := StartArgs{Pod: p.name, Program: append([]string{name}, args...), Env: []string{asRole + "=" + roleProgram}}
 	if !p.plain {
 		encoded, _ := json.Marshal([]bool{p.rules.allowFastOpen, p.rules.allowForeign, p.rules.allowRings, p.rules.memory})
-		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.six.String(), "RULES=" + string(encoded)}
+		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.ipv6.String(), "RULES=" + string(encoded)}
 	}
 	started := &app{pod: p, all: begin.Program}
 	if err := p.host.agent.Call("Agent.Start", begin, &started.pid); err != nil {
@@ -77,7 +77,7 @@ func (p *labPod) at(port int) string {
 }
 
 func (p *labPod) at6(port int) string {
-	return netip.AddrPortFrom(p.six, uint16(port)).String()
+	return netip.AddrPortFrom(p.ipv6, uint16(port)).String()
 }
 
 func (g *app) line() (line string) {
@@ -119,7 +119,7 @@ func runLaunch() error {
 		return err
 	}
 	address, err1 := netip.ParseAddr(os.Getenv("POD"))
-	six, err2 := netip.ParseAddr(os.Getenv("POD6"))
+	ipv6, err2 := netip.ParseAddr(os.Getenv("POD6"))
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
@@ -131,7 +131,7 @@ func runLaunch() error {
 	if err != nil {
 		return err
 	}
-	about := Metadata{Address: address, Address6: six, Network: network}
+	about := Metadata{Address: address, AddressIPv6: ipv6, Network: network}
 	if left[3] {
 		about.Memory = labMemory
 	}
@@ -144,7 +144,7 @@ func runLaunch() error {
 			return err
 		}
 	}
-	if err := confine(os.Getenv("CONTAINERS"), string(metadata), rules{allowFastOpen: left[0], allowForeign: left[1], allowRings: left[2], memory: left[3]}); err != nil {
+	if err := confine(os.Getenv("CONTAINERS"), string(metadata), Rules{allowFastOpen: left[0], allowForeign: left[1], allowRings: left[2], memory: left[3]}); err != nil {
 		return err
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asRole+"=") })

@@ -19,8 +19,8 @@ import (
 
 // pod is what has addresses and a network namespace.
 type pod struct {
-	address  netip.Addr // of IPv4, by which it is named
-	address6 netip.Addr // invalid where it has none
+	address     netip.Addr // of IPv4, by which it is named
+	addressIPv6 netip.Addr // invalid where it has none
 
 	// network is the cookie of its namespace, 0 until a process in it has called.
 	network atomic.Uint64
@@ -31,12 +31,12 @@ type pod struct {
 	containers []*container // under the Switch's lock
 	// free are bells: sockets of its namespace, not connected. The first shows
 	// where the namespace is, and stays. free6 are those of IPv6.
-	free, free6 []int
+	free, freeIPv6 []int
 	// diag tells of the sockets of its namespace, once that was asked for.
 	diag *linux.SocketDiag
 
 	// fours are ports at which programs of the pod listen with sockets of IPv4.
-	fours map[uint16]bool
+	ipv4Ports map[uint16]bool
 
 	// ringing is held while a bell's port is not known yet.
 	ringing sync.Mutex
@@ -60,14 +60,14 @@ const (
 )
 
 // addressLike returns the pod's address of the family of another one.
-func (p *pod) addressLike(other netip.Addr) netip.Addr {
+func (p *pod) addressFor(other netip.Addr) netip.Addr {
 	if other.Is4() {
 		return p.address
 	}
-	return p.address6
+	return p.addressIPv6
 }
 
-func (p *pod) has(address netip.Addr) bool { return address == p.addressLike(address) }
+func (p *pod) has(address netip.Addr) bool { return address == p.addressFor(address) }
 
 // nextPort is a port to be shown for a connection that was not bound.
 func (p *pod) nextPort() uint16 { return uint16(firstPort + p.port.Add(1)%numPorts) }
@@ -137,7 +137,7 @@ func (s *Switch) takeDelivery(fd int) error {
 		return errStateFull
 	}
 	r.fd, r.local, r.cookie = int32(fds[0]), packEnd(netip.AddrPortFrom(about.Address, 0)), about.Network
-	r.peer, r.memory = packEnd(netip.AddrPortFrom(about.Address6, 0)), about.Memory
+	r.peer, r.memory = packEnd(netip.AddrPortFrom(about.AddressIPv6, 0)), about.Memory
 	_, err = s.adopt(r)
 	return err
 }
@@ -175,11 +175,11 @@ func (s *Switch) adopt(r *record) (*container, error) {
 	s.mu.Lock()
 	p := s.pods[address]
 	if p == nil {
-		p = &pod{address: address, fours: map[uint16]bool{}}
+		p = &pod{address: address, ipv4Ports: map[uint16]bool{}}
 		s.pods[address] = p
-		if six := r.peer.addrPort().Addr(); !six.IsUnspecified() {
-			p.address6 = six
-			s.pods[six] = p
+		if ipv6 := r.peer.addrPort().Addr(); !ipv6.IsUnspecified() {
+			p.addressIPv6 = ipv6
+			s.pods[ipv6] = p
 		}
 	}
 	p.containers = append(p.containers, c)
@@ -193,7 +193,7 @@ func (s *Switch) adopt(r *record) (*container, error) {
 		r.bell = int32(p.free[0])
 	case r.bell > 0 && err == nil:
 		p.free = append(p.free, int(r.bell))
-		p.know(network, int(r.bell))
+		p.setNamespace(network, int(r.bell))
 	}
 	p.mu.Unlock()
 	_ = linux.WakeOnSameCPU(c.fd) // only faster, and only since Linux 6.6
@@ -245,7 +245,7 @@ func (c *container) release() {
 	last := len(c.pod.containers) == 0
 	if last {
 		maps.DeleteFunc(c.s.pods, func(_ netip.Addr, p *pod) bool { return p == c.pod })
-		if len(c.s.known) > fewKnown {
+		if len(c.s.known) > minKnown {
 			c.s.forget = true
 			c.s.sweepLocked()
 		}
@@ -258,11 +258,11 @@ func (c *container) release() {
 	if !last {
 		return
 	}
-	c.s.unpark(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { reset(p.fd) })
+	c.s.removeParked(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { reset(p.fd) })
 	c.pod.mu.Lock()
 	defer c.pod.mu.Unlock()
-	closeAll(append(c.pod.free, c.pod.free6...)...)
-	c.pod.free, c.pod.free6 = nil, nil
+	closeAll(append(c.pod.free, c.pod.freeIPv6...)...)
+	c.pod.free, c.pod.freeIPv6 = nil, nil
 	if c.pod.diag != nil {
 		c.pod.diag.Close()
 		c.pod.diag = nil
@@ -270,7 +270,7 @@ func (c *container) release() {
 }
 
 // meet learns the pod's namespace from the first of its processes that calls.
-func (p *pod) meet(t *trap) error {
+func (p *pod) findNamespace(t *trap) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.network.Load() != 0 {
@@ -304,7 +304,7 @@ func (p *pod) meet(t *trap) error {
 		return fmt.Errorf("use the network namespace of pod %s: %w", p.address, err)
 	}
 	p.free = bells
-	p.know(network, bells[0])
+	p.setNamespace(network, bells[0])
 	t.s.mu.Lock()
 	defer t.s.mu.Unlock()
 	for _, c := range p.containers {
@@ -314,7 +314,7 @@ func (p *pod) meet(t *trap) error {
 }
 
 // listens learns what will accept connections.
-func (p *pod) listens(listener int) {
+func (p *pod) noteListener(listener int) {
 	local, ok := localAddress(listener)
 	domain := domainOf(listener)
 	if !ok || domain == unix.AF_INET6 && option(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
@@ -323,9 +323,9 @@ func (p *pod) listens(listener int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if domain == unix.AF_INET {
-		p.fours[local.Port()] = true
+		p.ipv4Ports[local.Port()] = true
 	} else {
-		delete(p.fours, local.Port())
+		delete(p.ipv4Ports, local.Port())
 	}
 }
 
@@ -333,10 +333,10 @@ func (p *pod) listens(listener int) {
 func (p *pod) acceptsIPv4(port uint16) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.fours[port]
+	return p.ipv4Ports[port]
 }
 
-func (p *pod) know(network uint64, socket int) {
+func (p *pod) setNamespace(network uint64, socket int) {
 	defaults := defaultsOf(socket)
 	p.defaults.Store(&defaults)
 	p.network.Store(network)

@@ -23,12 +23,12 @@ func (s *Switch) resumeAll() {
 		}
 		s.ringAgain(p, fd, ends{local, peer}, true)
 	}
-	for _, t := range s.inherited {
+	for _, t := range s.resumed {
 		done := t.exclude()
 		s.resume(t)
 		done()
 	}
-	s.orphans, s.inherited = orphans{}, nil
+	s.orphans, s.resumed = orphans{}, nil
 }
 
 // resume goes on with a call of a predecessor.
@@ -81,13 +81,13 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 			s.finishReplacing(t, connection, old)
 			unix.Close(old) // or epoll would still report it
 			s.counters.add(known.counted())
-			s.say(t, known, known.progress(connection))
+			s.report(t, known, known.progress(connection))
 			unix.Close(connection)
 			return
 		}
 		unix.Close(old)
 		if known != nil {
-			s.unknow(known)
+			s.unregister(known)
 		}
 	}
 	address, _ := t.readAddress(t.call().Args[1], t.argument(2))
@@ -122,7 +122,7 @@ func (s *Switch) finishReplacing(t *trap, connection, old int) {
 	c := connecting{t: t, fd: connection}
 	for _, other := range descriptors {
 		if linux.InEpoll(t.tid(), other, number, os.Getpid(), old) {
-			c.tangle.epolls = append(c.tangle.epolls, other)
+			c.uses.epolls = append(c.uses.epolls, other)
 		}
 	}
 	c.watchAgain(c.watches(number))

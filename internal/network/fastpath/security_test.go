@@ -19,7 +19,7 @@ func TestAttacksOfPods(t *testing.T) {
 		name    string
 		program []string // after the addresses
 		without without
-		rules   rules
+		rules   Rules
 		want    string
 		counted count
 	}{
@@ -33,11 +33,11 @@ func TestAttacksOfPods(t *testing.T) {
 		{name: "listen", without: without{Disconnect: true}, want: "listen: invalid argument", counted: countListen},
 		{name: "listen", without: without{Disconnect: true, Listen: true}, want: "listens", counted: countConnected},
 		{name: "fastopen", without: without{Disconnect: true}, want: "send: operation not supported", counted: countConnected},
-		{name: "fastopen", without: without{Disconnect: true}, rules: rules{allowFastOpen: true}, want: secret, counted: countConnected},
+		{name: "fastopen", without: without{Disconnect: true}, rules: Rules{allowFastOpen: true}, want: secret, counted: countConnected},
 		{name: "i386", want: "disconnect: function not implemented", counted: countConnected},
-		{name: "i386", rules: rules{allowForeign: true}, want: secret, counted: countConnected},
+		{name: "i386", rules: Rules{allowForeign: true}, want: secret, counted: countConnected},
 		{name: "rings", want: "ring: function not implemented", counted: countConnected},
-		{name: "rings", rules: rules{allowRings: true}, want: secret, counted: countConnected},
+		{name: "rings", rules: Rules{allowRings: true}, want: secret, counted: countConnected},
 	} {
 		name := fmt.Sprint(attack.name, attack.program, attack.without, attack.rules)
 		t.Run(strings.ReplaceAll(name, " ", ","), func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestAPodCannotTakeAnothersConnection(t *testing.T) {
 	}
 }
 
-// stranger connects to the Switch of a host from the other host, as any user
+// ask connects to the Switch of a host from the other host, as any user
 // there could, and asks for a connection.
 func (l *lab) ask(t *testing.T, key []byte, p preamble) (net.Conn, verdict, error) {
 	t.Helper()
@@ -85,7 +85,7 @@ func (l *lab) ask(t *testing.T, key []byte, p preamble) (net.Conn, verdict, erro
 		return err
 	})
 	t.Cleanup(func() { conn.Close() })
-	conn.SetDeadline(time.Now().Add(patienceOfLab))
+	conn.SetDeadline(time.Now().Add(labTimeout))
 	if _, err := io.ReadFull(conn, p.challenge[:]); err != nil {
 		t.Fatal(err)
 	}

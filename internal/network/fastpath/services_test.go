@@ -104,7 +104,7 @@ func TestPodsThatCannotBeSwitchedGetTheirShare(t *testing.T) {
 }
 
 func TestSocketsThatWereSteeredAreForgotten(t *testing.T) {
-	const service, n = "10.96.0.7:80", fewKnown + 200
+	const service, n = "10.96.0.7:80", minKnown + 200
 	l, client, plain := pair(t, labConfig{services: map[string]Route{service: route(0, "10.42.1.20:5000")}})
 	plain.plain = true
 	defer plain.serve("who", "5000").kill()

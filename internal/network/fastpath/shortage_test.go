@@ -27,7 +27,7 @@ func TestNoDescriptorsToAccept(t *testing.T) {
 	limit(&unix.Rlimit{Cur: 0, Max: before.Max}, nil)
 	var conn net.Conn
 	l.hosts[1].ns.try(t, func() (err error) {
-		conn, err = net.DialTimeout("tcp", h.endpoints[0].String(), patienceOfLab)
+		conn, err = net.DialTimeout("tcp", h.endpoints[0].String(), labTimeout)
 		return err
 	})
 	defer conn.Close()
@@ -40,7 +40,7 @@ func TestNoDescriptorsToAccept(t *testing.T) {
 		t.Errorf("the Switch tried %d times to accept a connection, want %d at most", tried, most)
 	}
 	limit(&before, nil)
-	if err := conn.SetReadDeadline(time.Now().Add(patienceOfLab)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(labTimeout)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(conn, make([]byte, challengeLen)); err != nil {

@@ -73,7 +73,7 @@ func sockaddr(text string, family int) unix.Sockaddr {
 func await(fd int, events int16) error {
 	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
 	for {
-		n, err := unix.Poll(p, int(patienceOfLab.Milliseconds()))
+		n, err := unix.Poll(p, int(labTimeout.Milliseconds()))
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -97,7 +97,7 @@ func epollWith(fd int, events uint32) (int, error) {
 func awaitEpoll(epoll, fd int, events uint32) error {
 	var got [4]unix.EpollEvent
 	for {
-		n, err := unix.EpollWait(epoll, got[:], int(patienceOfLab.Milliseconds()))
+		n, err := unix.EpollWait(epoll, got[:], int(labTimeout.Milliseconds()))
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -115,7 +115,7 @@ func awaitEpoll(epoll, fd int, events uint32) error {
 func awaitSelect(fd int, write bool) error {
 	var set unix.FdSet
 	set.Set(fd)
-	limit := unix.NsecToTimeval(patienceOfLab.Nanoseconds())
+	limit := unix.NsecToTimeval(labTimeout.Nanoseconds())
 	reads, writes := &set, (*unix.FdSet)(nil)
 	if write {
 		reads, writes = nil, &set

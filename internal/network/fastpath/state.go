@@ -28,7 +28,7 @@ type kind uint32
 const (
 	kindFree kind = iota
 	// kindKeeper: fd is the process that keeps the descriptors.
-	kindKeeper
+	kindFDHolder
 	// kindContainer: fd is a filter's listener, local its pod's address of IPv4,
 	// peer that of IPv6, :: where it has none.
 	kindContainer
@@ -77,14 +77,14 @@ type record struct {
 	bell  int32
 	// old is the socket that is replaced, in stageReplacing.
 	old int32
-	// six: the program's socket is one of IPv6. plain: a parked connection is one
+	// ipv6: the program's socket is one of IPv6. plain: a parked connection is one
 	// of the overlay.
-	six, plain bool
+	ipv6, plain bool
 	// again: a parked connection that some process may have already.
 	again bool
 	// unsaid: nobody was told that the switched socket is connected. pending: the
 	// program was told that it is going to be.
-	unsaid, pending bool
+	unreported, pending bool
 	// outside: a switched socket is connected to no pod.
 	outside bool
 	call    linux.Notification

@@ -18,12 +18,12 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		t.record.note(stageSteering, 0)
 		_ = unix.SetNonblock(socket, true)
 	}
-	errno := connectTo(socket, d.target, d.six)
+	errno := connectTo(socket, d.target, d.ipv6)
 	if waits {
 		_ = unix.SetNonblock(socket, false)
 	}
 	if errno == 0 || errno == unix.EINPROGRESS {
-		if err := s.knowSteered(t.from.pod, socket, d); err != nil {
+		if err := s.registerSteered(t.from.pod, socket, d); err != nil {
 			s.config.Log.Warn("a program is told the address of a pod in place of a Service's", "err", err)
 		}
 	}

@@ -22,8 +22,8 @@ type stick struct {
 }
 
 const (
-	fewSticks  = 1024
-	mostSticks = numRecords / 4
+	minSticks = 1024
+	maxSticks = numRecords / 4
 )
 
 // choose returns one of a Service's pods.
@@ -61,9 +61,9 @@ func (s *Switch) rememberLocked(now time.Duration) *record {
 			}
 			return over
 		})
-		s.sticksAt = min(2*len(s.sticks)+fewSticks, mostSticks)
+		s.sticksAt = min(2*len(s.sticks)+minSticks, maxSticks)
 	}
-	if len(s.sticks) >= mostSticks {
+	if len(s.sticks) >= maxSticks {
 		return nil
 	}
 	return s.state.take(kindSticky)

@@ -63,13 +63,13 @@ func TestAKilledKeeperIsReplaced(t *testing.T) {
 	serving := server.serve("serve", "5000", "n=2")
 	client.run("ask", server.at(5000))
 	for _, h := range l.hosts {
-		old := h.keeper(t)
+		old := h.fdHolder(t)
 		process, err := os.FindProcess(int(old))
 		if err != nil {
 			t.Fatal(err)
 		}
 		process.Kill()
-		testutil.Eventually(t, "another keeper", func() bool { return h.keeper(t) != old })
+		testutil.Eventually(t, "another keeper", func() bool { return h.fdHolder(t) != old })
 		h.kill()
 		h.startSwitch()
 	}
@@ -78,10 +78,10 @@ func TestAKilledKeeperIsReplaced(t *testing.T) {
 }
 
 // keeper is the process that keeps the descriptors of a host's Switch.
-func (h *host) keeper(t *testing.T) int32 {
+func (h *host) fdHolder(t *testing.T) int32 {
 	t.Helper()
 	for _, r := range h.records(t) {
-		if r.kind == kindKeeper {
+		if r.kind == kindFDHolder {
 			return r.fd
 		}
 	}
@@ -110,7 +110,7 @@ func (h *host) descriptors(t *testing.T) int {
 
 func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
-	const n = 2*fewKnown + 1000
+	const n = 2*minKnown + 1000
 	serving := server.serve("serve", "5000", "quiet", "nonblock", "epoll", fmt.Sprintf("n=%d", n))
 	asking := client.start("many", server.at(5000), fmt.Sprint(n))
 	out := asking.wait()
@@ -120,9 +120,9 @@ func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
 	}
 	for i, h := range l.hosts {
 		// Its own, sockets of a pod, and connections for later on both sides.
-		most := 30 + 64 + mostWant
+		most := 30 + 64 + maxIdle
 		testutil.Eventually(t, "descriptors are closed", func() bool { return h.descriptors(t) <= most })
-		if records := len(h.records(t)); records > 2*fewKnown+100 {
+		if records := len(h.records(t)); records > 2*minKnown+100 {
 			t.Errorf("host %d has %d records", i, records)
 		}
 	}
@@ -147,7 +147,7 @@ func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
 func TestNothingLeaksWithThousandsOfOpenConnections(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	const programs, each = 40, 250
-	most := 30 + 64 + mostWant + programs*4 // of a Switch, beside those of connections
+	most := 30 + 64 + maxIdle + programs*4 // of a Switch, beside those of connections
 	var all, holding []*app
 	for i := range programs {
 		all = append(all, server.serve("keep", fmt.Sprint(5000+i), fmt.Sprint(each)))
@@ -175,7 +175,7 @@ func TestNothingLeaksWithThousandsOfOpenConnections(t *testing.T) {
 		program.kill()
 	}
 	for _, h := range l.hosts {
-		testutil.Eventually(t, "connections are forgotten", func() bool { return len(h.records(t)) < 2*fewKnown })
+		testutil.Eventually(t, "connections are forgotten", func() bool { return len(h.records(t)) < 2*minKnown })
 		testutil.Eventually(t, "descriptors are closed", func() bool { return h.descriptors(t) <= most })
 	}
 }

@@ -16,7 +16,7 @@ const (
 	tidyEvery = 10 * time.Second
 	// fewKnown is how many switched sockets are remembered before any is
 	// looked for.
-	fewKnown = 1024
+	minKnown = 1024
 )
 
 func (s *Switch) sweepSoon() {
@@ -30,7 +30,7 @@ func (s *Switch) sweepLocked() {
 		return
 	}
 	s.sweeping = true
-	s.sweeper.Reset(sweepEvery)
+	s.sweepTimer.Reset(sweepEvery)
 }
 
 func (s *Switch) watchConnecting(c *connecting, on bool) {
@@ -65,10 +65,10 @@ func (s *Switch) sweep() {
 	}
 	s.mu.Unlock()
 	for _, c := range late {
-		c.late(now)
+		c.checkDeadline(now)
 	}
-	left := len(late) + s.unpark(
-		func(p *parked) bool { return p.deaf(now) },
+	left := len(late) + s.removeParked(
+		func(p *parked) bool { return p.unheard(now) },
 		func(p *parked) { s.ringAgain(p.pod, p.fd, p.ends, p.plain) })
 	if forget {
 		s.forgetClosed()
@@ -85,8 +85,8 @@ func (s *Switch) sweep() {
 // any.
 func (s *Switch) tidy(now time.Time) {
 	s.mu.Lock()
-	var all []*stranger
-	for g := range s.strangers {
+	var all []*pendingConn
+	for g := range s.pending {
 		all = append(all, g)
 	}
 	s.mu.Unlock()
@@ -98,7 +98,7 @@ func (s *Switch) tidy(now time.Time) {
 		any = p != nil && p.trim() || any
 	}
 	if any {
-		s.tidier.Reset(tidyEvery)
+		s.tidyTimer.Reset(tidyEvery)
 	}
 }
 
@@ -118,12 +118,12 @@ func (s *Switch) forgetClosed() {
 			break
 		}
 		if inode == 0 {
-			s.unknow(r)
+			s.unregister(r)
 		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.forgetAt = 2*len(s.known) + fewKnown
+	s.forgetAt = 2*len(s.known) + minKnown
 }
 
 // inode is that of a known socket, 0 where no process has it open any more.
@@ -137,8 +137,8 @@ func (s *Switch) inode(r *record) (uint32, error) {
 		}
 		return p.inode(s, r)
 	}
-	s.asking.Lock()
-	defer s.asking.Unlock()
+	s.diagLock.Lock()
+	defer s.diagLock.Unlock()
 	return s.diag.Inode(r.hostLocal.addrPort(), r.hostPeer.addrPort(), r.cookie)
 }
 

@@ -21,7 +21,7 @@ type Switch struct {
 	config      Config
 	reactor     *reactor
 	state       *state
-	asking      sync.Mutex // of diag
+	diagLock    sync.Mutex // of diag
 	diag        *linux.SocketDiag
 	inside      *inside
 	peers       []*peer  // by node; nil for those without a Switch
@@ -31,9 +31,9 @@ type Switch struct {
 	habits      habits
 	files       []*os.File
 	lifeline    *os.File
-	keeper      *record
+	fdHolder    *record
 	// inherited are calls that a predecessor had begun to answer.
-	inherited []*trap
+	resumed []*trap
 	// lost are pods whose filters a predecessor has taken along.
 	lost    []netip.Addr
 	orphans orphans
@@ -44,7 +44,7 @@ type Switch struct {
 	// callers has a lock per calling thread, more or less (exclude).
 	callers [256]sync.Mutex
 
-	sweeper, tidier, looker *time.Timer
+	sweepTimer, tidyTimer, signalTimer *time.Timer
 
 	mu         sync.Mutex
 	pods       map[netip.Addr]*pod
@@ -52,17 +52,17 @@ type Switch struct {
 	queues     map[uint64]*queue // by the cookie of a listener
 	waiting    map[*waiting]struct{}
 	connecting map[*connecting]struct{}
-	strangers  map[*stranger]struct{}
+	pending    map[*pendingConn]struct{}
 	known      map[uint64]*record // by cookie
 	sticks     map[stick]*record
 	// forgetAt and sticksAt are how many there must be before some are looked for
 	// that are not needed any more.
-	forgetAt, sticksAt int
-	forget             bool // sockets that are closed
-	tidied             time.Time
-	lookTook           time.Duration
-	sweeping, looking  bool
-	closed             bool
+	forgetAt, sticksAt   int
+	forget               bool // sockets that are closed
+	tidied               time.Time
+	signalsTook          time.Duration
+	sweeping, signalsDue bool
+	closed               bool
 }
 
 // New prepares a Switch in the current network namespace, which must be the
@@ -74,11 +74,11 @@ func New(c Config) (*Switch, error) {
 	s := &Switch{
 		config: c, lifeline: c.Lifeline, inside: &inside{conn: c.Inside}, inward: make([][]byte, len(c.Nodes)),
 		pods: map[netip.Addr]*pod{}, parked: map[bellKey]*parked{},
-		queues: map[uint64]*queue{}, waiting: map[*waiting]struct{}{}, connecting: map[*connecting]struct{}{}, strangers: map[*stranger]struct{}{},
-		habits: habits{of: map[netip.AddrPort]*habit{}}, known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: fewKnown, sticksAt: fewSticks,
+		queues: map[uint64]*queue{}, waiting: map[*waiting]struct{}{}, connecting: map[*connecting]struct{}{}, pending: map[*pendingConn]struct{}{},
+		habits: habits{of: map[netip.AddrPort]*habit{}}, known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: minKnown, sticksAt: minSticks,
 	}
-	s.sweeper, s.tidier = time.AfterFunc(time.Hour, s.sweep), time.AfterFunc(time.Hour, s.sweepSoon)
-	s.looker = time.AfterFunc(time.Hour, s.look)
+	s.sweepTimer, s.tidyTimer = time.AfterFunc(time.Hour, s.sweep), time.AfterFunc(time.Hour, s.sweepSoon)
+	s.signalTimer = time.AfterFunc(time.Hour, s.checkSignals)
 	s.stopTimers()
 	steps := []func() error{s.findHost, s.deriveKeys, s.openState, s.succeed, s.open}
 	for _, step := range steps {
@@ -135,7 +135,7 @@ func (s *Switch) open() error {
 		return err
 	}
 	for _, listener := range s.config.Listeners {
-		d := &door{s: s}
+		d := &peerListener{s: s}
 		if err := s.takeOver(listener, d, &d.fd, &d.token); err != nil {
 			return err
 		}
@@ -203,7 +203,7 @@ func (s *Switch) Close() error {
 }
 
 func (s *Switch) stopTimers() {
-	for _, timer := range []*time.Timer{s.sweeper, s.tidier, s.looker} {
+	for _, timer := range []*time.Timer{s.sweepTimer, s.tidyTimer, s.signalTimer} {
 		timer.Stop()
 	}
 }

@@ -24,12 +24,14 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-type labDirectory map[string]Route
+type labServiceMap map[string]Route
 
-func (d labDirectory) Resolve(to netip.AddrPort) (Route, bool) { return d[to.String()], !d.Outside(to) }
+func (d labServiceMap) Resolve(to netip.AddrPort) (Route, bool) {
+	return d[to.String()], !d.Outside(to)
+}
 
 // Outside are the hosts themselves: the lab has nobody else.
-func (d labDirectory) Outside(to netip.AddrPort) bool {
+func (d labServiceMap) Outside(to netip.AddrPort) bool {
 	return netip.MustParsePrefix("192.0.2.0/24").Contains(to.Addr()) || netip.MustParsePrefix("2001:db8::/64").Contains(to.Addr())
 }
 
@@ -71,11 +73,11 @@ func runSwitch() error {
 	c := Default()
 	c.Nodes, c.Self, c.Key = told.Nodes, told.Self, []byte("a key for tests that no job has.")
 	policy := &labPolicy{denied: told.Denied}
-	c.Directory, c.Policy, c.without = labDirectory(told.Services), policy, told.Without
+	c.ServiceMap, c.Policy, c.without = labServiceMap(told.Services), policy, told.Without
 	c.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	c.Busy = told.Busy
-	c.Haste = patienceOfLab // the machine may be busy
-	c.Patience = patienceOfLab
+	c.NonblockTimeout = labTimeout // the machine may be busy
+	c.Timeout = labTimeout
 	next := 2
 	inherited := func(name string) *os.File {
 		next++
@@ -203,14 +205,14 @@ func (h *host) startSwitch() {
 		h.lifeline[0].Close()
 		h.process = nil
 		if !slices.ContainsFunc(t.hosts, func(h *host) bool { return h.process != nil }) {
-			t.reapKeepers()
+			t.reapFDHolders()
 		}
 	})
 }
 
 // reapKeepers waits for the processes that keep descriptors, which have become
 // ours.
-func (l *lab) reapKeepers() {
+func (l *lab) reapFDHolders() {
 	l.Helper()
 	testutil.Eventually(l, "those that keep descriptors end", func() bool {
 		children, err := linux.Children(os.Getpid())

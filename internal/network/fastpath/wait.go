@@ -50,7 +50,7 @@ func (s *Switch) waitFor(t *trap, listener int, cookie uint64) {
 	}
 	err := q.arm(listener)
 	t.release() // before somebody else can answer
-	s.lookSoonLocked()
+	s.checkSignalsSoonLocked()
 	s.mu.Unlock()
 	if err != nil && w.end() {
 		t.answer(0, unix.ENOBUFS)
@@ -161,21 +161,21 @@ func (w *waiting) leave() {
 // Of signals that come while an accept waits nobody is told. Since Linux 5.19
 // they do not end it, so that the Switch does; before, it forgets the call.
 const (
-	lookEvery, lookAtLeast = 50 * time.Millisecond, time.Second
+	signalsEvery, signalsAtLeast = 50 * time.Millisecond, time.Second
 	// lookFor is the share of a processor, one in so many, that looking may take.
-	lookFor = 100
+	signalsShare = 100
 )
 
 // lookSoonLocked looks at the accepts that wait, as long as there are any.
-func (s *Switch) lookSoonLocked() {
-	if s.looking || s.closed || len(s.waiting) == 0 {
+func (s *Switch) checkSignalsSoonLocked() {
+	if s.signalsDue || s.closed || len(s.waiting) == 0 {
 		return
 	}
-	s.looking = true
-	s.looker.Reset(min(max(lookEvery, s.lookTook*lookFor), lookAtLeast))
+	s.signalsDue = true
+	s.signalTimer.Reset(min(max(signalsEvery, s.signalsTook*signalsShare), signalsAtLeast))
 }
 
-func (s *Switch) look() {
+func (s *Switch) checkSignals() {
 	began := time.Now()
 	for _, w := range s.allWaiting() {
 		interrupted := linux.Interrupted(w.t.tid())
@@ -190,8 +190,8 @@ func (s *Switch) look() {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.looking, s.lookTook = false, time.Since(began)
-	s.lookSoonLocked()
+	s.signalsDue, s.signalsTook = false, time.Since(began)
+	s.checkSignalsSoonLocked()
 }
 
 // interrupt ends a call as accept(2) does when a signal comes.

@@ -1,9 +1,9 @@
-// Package servicemap is what leads connections of pods past the network between
-// the nodes: which pods a Service stands for, and what policies permit. The
-// role that watches the API tells it (State) to the one that makes the
-// connections, which has no way to the API, over a pair of packet sockets whose
-// ends outlive both.
+// Package servicemap leads connections of pods past the overlay: it knows which
+// pods are behind a Service, and which connections the policies permit. The node
+// role watches the API and sends a State to the net role, which makes the
+// connections and cannot reach the API. They talk over a pair of packet sockets
+// that outlives both roles.
 //
-// How a Service's endpoints are chosen from the API's objects is for the
-// teller; what a switched socket is, for package fastpath.
+// The choice of a Service's endpoints belongs to the sender (kube/node), and
+// switched sockets to package fastpath.
 package servicemap

@@ -17,7 +17,7 @@ import (
 // no pod has yet, and goes on with them.
 
 // keeperSource is the process that keeps descriptors.
-type keeperSource struct {
+type fdHolderSource struct {
 	s     *Switch
 	pid   int
 	fd    int
@@ -25,22 +25,22 @@ type keeperSource struct {
 }
 
 // ready replaces a keeper that has died.
-func (k *keeperSource) ready(uint32) {
+func (k *fdHolderSource) ready(uint32) {
 	k.s.reactor.drop(k.token)
 	unix.Close(k.fd)
 	_ = linux.AwaitChild(k.pid)
-	if err := k.s.startKeeper(); err != nil {
+	if err := k.s.startFDHolder(); err != nil {
 		k.s.config.Log.Error("connections being made will not survive the death of this process", "err", err)
 	}
 }
 
 // startKeeper makes the process that keeps the descriptors of this one.
-func (s *Switch) startKeeper() error {
+func (s *Switch) startFDHolder() error {
 	pid, err := linux.StartKeeper(int(s.lifeline.Fd()))
 	if err != nil {
 		return err
 	}
-	k := &keeperSource{s: s, pid: pid}
+	k := &fdHolderSource{s: s, pid: pid}
 	if k.fd, err = unix.PidfdOpen(pid, 0); err != nil {
 		return fmt.Errorf("watch the process that keeps descriptors: %w", err)
 	}
@@ -56,10 +56,10 @@ func (s *Switch) startKeeper() error {
 	if err := s.reactor.add(k.fd, unix.EPOLLIN, k, &k.token); err != nil {
 		return err
 	}
-	if s.keeper == nil {
-		s.keeper = s.state.take(kindKeeper)
+	if s.fdHolder == nil {
+		s.fdHolder = s.state.take(kindFDHolder)
 	}
-	s.keeper.fd = int32(pid)
+	s.fdHolder.fd = int32(pid)
 	return nil
 }
 
@@ -68,8 +68,8 @@ func (s *Switch) succeed() error {
 	records := s.state.inherited()
 	old := -1
 	for _, r := range records {
-		if r.kind == kindKeeper {
-			s.keeper = r
+		if r.kind == kindFDHolder {
+			s.fdHolder = r
 			fd, err := unix.PidfdOpen(int(r.fd), 0)
 			if err == nil {
 				old = fd
@@ -83,9 +83,9 @@ func (s *Switch) succeed() error {
 		fetched = append(fetched, fetch(old, r))
 	}
 	if old >= 0 {
-		s.orphans = s.findOrphans(old, int(s.keeper.fd), records)
+		s.orphans = s.findOrphans(old, int(s.fdHolder.fd), records)
 	}
-	if err := s.startKeeper(); err != nil {
+	if err := s.startFDHolder(); err != nil {
 		return err
 	}
 	listeners, accepted := map[int32]int32{}, map[int32]bool{}
@@ -106,14 +106,14 @@ func (s *Switch) succeed() error {
 		if f.r.kind == kindCall {
 			f.fd = listeners[f.r.fd]
 		}
-		if f.r.kind != kindKeeper {
+		if f.r.kind != kindFDHolder {
 			f.r.fd, f.r.bell, f.r.old = f.fd, f.bell, f.old
 		}
 	}
 	if old >= 0 {
 		_ = unix.PidfdSendSignal(old, unix.SIGKILL, nil, 0)
 	}
-	return s.inherit(records)
+	return s.adoptRecords(records)
 }
 
 type fetchedRecord struct {
@@ -123,13 +123,13 @@ type fetchedRecord struct {
 
 // fetch gets the descriptors of a record from the process that keeps them; 0
 // stands for none.
-func fetch(keeper int, r *record) fetchedRecord {
+func fetch(holder int, r *record) fetchedRecord {
 	f := fetchedRecord{r: r}
 	get := func(fd int32) int32 {
-		if keeper < 0 || fd <= 0 {
+		if holder < 0 || fd <= 0 {
 			return 0
 		}
-		got, err := unix.PidfdGetfd(keeper, int(fd), 0)
+		got, err := unix.PidfdGetfd(holder, int(fd), 0)
 		if err != nil {
 			return 0
 		}
@@ -160,10 +160,10 @@ type orphans struct {
 }
 
 // findOrphans fetches them from the process that keeps descriptors.
-func (s *Switch) findOrphans(keeper, pid int, records []*record) (found orphans) {
+func (s *Switch) findOrphans(holder, pid int, records []*record) (found orphans) {
 	known := map[int]bool{}
 	for _, r := range records {
-		if r.kind != kindKeeper {
+		if r.kind != kindFDHolder {
 			known[int(r.fd)], known[int(r.bell)], known[int(r.old)] = true, true, true
 		}
 	}
@@ -174,7 +174,7 @@ func (s *Switch) findOrphans(keeper, pid int, records []*record) (found orphans)
 	}
 	byEnds := map[ends]int{}
 	for _, fd := range descriptors {
-		got, err := unix.PidfdGetfd(keeper, fd, 0)
+		got, err := unix.PidfdGetfd(holder, fd, 0)
 		if err != nil {
 			continue
 		}
@@ -186,7 +186,7 @@ func (s *Switch) findOrphans(keeper, pid int, records []*record) (found orphans)
 		// which a delivery has got since.
 		case s.isDelivery(got):
 			found.deliveries = append(found.deliveries, got)
-		case known[fd] || err != nil || network == s.hostNetwork || !connected || lookedAt(got, records):
+		case known[fd] || err != nil || network == s.hostNetwork || !connected || isCallersSocket(got, records):
 			unix.Close(got)
 		default:
 			byEnds[ends{local, peer}] = got
@@ -220,7 +220,7 @@ func (s *Switch) isDelivery(fd int) bool {
 }
 
 // lookedAt tells whether a socket is a caller's own, which its call is about.
-func lookedAt(socket int, records []*record) bool {
+func isCallersSocket(socket int, records []*record) bool {
 	return slices.ContainsFunc(records, func(r *record) bool {
 		return r.kind == kindCall && r.call.ID != 0 &&
 			linux.SameFile(os.Getpid(), socket, int(r.call.Thread), int(int32(r.call.Args[0])))
@@ -244,7 +244,7 @@ func (s *Switch) podOf(socket int) *pod {
 }
 
 // inherit makes use of what the records say.
-func (s *Switch) inherit(records []*record) error {
+func (s *Switch) adoptRecords(records []*record) error {
 	containers := map[int32]*container{}
 	for _, r := range records {
 		switch {
@@ -265,11 +265,11 @@ func (s *Switch) inherit(records []*record) error {
 			containers[r.fd] = c
 		}
 	}
-	s.forgetAt = max(fewKnown, 2*len(s.known))
+	s.forgetAt = max(minKnown, 2*len(s.known))
 	for _, r := range records {
 		switch r.kind {
 		case kindParked:
-			s.inheritParked(r)
+			s.adoptParked(r)
 		case kindCall:
 			c := containers[r.fd]
 			if c == nil || r.call.ID == 0 {
@@ -277,7 +277,7 @@ func (s *Switch) inherit(records []*record) error {
 				s.state.put(r)
 				continue
 			}
-			s.inherited = append(s.inherited, &trap{s: s, from: c, record: r, thread: -1})
+			s.resumed = append(s.resumed, &trap{s: s, from: c, record: r, thread: -1})
 		}
 	}
 	if len(s.lost) > 0 {
@@ -286,7 +286,7 @@ func (s *Switch) inherit(records []*record) error {
 	return nil
 }
 
-func (s *Switch) inheritParked(r *record) {
+func (s *Switch) adoptParked(r *record) {
 	p := s.pods[r.local.addrPort().Addr()]
 	lost := p == nil || r.fd == 0 || r.stage == stageRinging
 	if r.bell > 0 && (lost || p.network.Load() == 0) {

@@ -23,10 +23,10 @@ func TestEveryKindOfClientAndServerIsSwitchedByIPv6(t *testing.T) {
 }
 
 func testKinds(t *testing.T, hosts6 bool) {
-	_, client, server := pair(t, labConfig{hosts6: hosts6})
+	_, client, server := pair(t, labConfig{hostsIPv6: hosts6})
 	clients := []string{"", "nonblock poll", "nonblock select", "nonblock epoll before edge", "epoll before", "bind=4711"}
 	servers := []string{
-		"v6", "v6 v6only", "v6 at=[" + server.six.String() + "]", "v6 accept", "v6 nonblock poll", "v6 nonblock epoll edge", "v6 v6only select", "v6 epoll",
+		"v6", "v6 v6only", "v6 at=[" + server.ipv6.String() + "]", "v6 accept", "v6 nonblock poll", "v6 nonblock epoll edge", "v6 v6only select", "v6 epoll",
 	}
 	port := 5000
 	ask := func(target, local netip.Addr, s, c string) {
@@ -52,7 +52,7 @@ func testKinds(t *testing.T, hosts6 bool) {
 	for _, s := range servers {
 		for _, c := range clients {
 			if s == "v6" || c == "" || c == "nonblock epoll before edge" {
-				ask(server.six, client.six, s, c)
+				ask(server.ipv6, client.ipv6, s, c)
 			}
 		}
 	}
@@ -68,15 +68,15 @@ func TestWhatIsNotCertainStaysOnTheOverlayByIPv6(t *testing.T) {
 	l, client, server := pair(t, labConfig{denied: []string{"[fd42:0:0:1::20]:5001"}})
 	t.Run("a policy does not permit it", func(t *testing.T) {
 		serving := server.serve("serve", "5001", "v6")
-		expect(t, client.run("ask", server.at6(5001), "nonblock", "epoll", "before"), client.six, server.six, "overlay")
-		expect(t, serving.wait(), server.six, client.six, "overlay")
+		expect(t, client.run("ask", server.at6(5001), "nonblock", "epoll", "before"), client.ipv6, server.ipv6, "overlay")
+		expect(t, serving.wait(), server.ipv6, client.ipv6, "overlay")
 		client.counts(t, countPolicy, 1)
 	})
 	t.Run("the server has no filter", func(t *testing.T) {
 		plain := l.hosts[1].addPod(21)
 		plain.plain = true
 		serving := plain.serve("serve", "5000", "v6")
-		expect(t, client.run("ask", plain.at6(5000)), client.six, plain.six, "overlay")
+		expect(t, client.run("ask", plain.at6(5000)), client.ipv6, plain.ipv6, "overlay")
 		serving.wait()
 		client.counts(t, countPeerOverlay, 1)
 	})
@@ -84,13 +84,13 @@ func TestWhatIsNotCertainStaysOnTheOverlayByIPv6(t *testing.T) {
 		plain := l.hosts[0].addPod(11)
 		plain.plain = true
 		serving := server.serve("serve", "5000", "v6", "nonblock", "epoll")
-		expect(t, plain.run("ask", server.at6(5000)), plain.six, server.six, "overlay")
-		expect(t, serving.wait(), server.six, plain.six, "overlay")
+		expect(t, plain.run("ask", server.at6(5000)), plain.ipv6, server.ipv6, "overlay")
+		expect(t, serving.wait(), server.ipv6, plain.ipv6, "overlay")
 	})
 	t.Run("a pod of the same node", func(t *testing.T) {
 		neighbour := l.hosts[0].addPod(12)
 		serving := neighbour.serve("serve", "5000", "v6", "epoll", "nonblock")
-		expect(t, client.run("ask", neighbour.at6(5000)), client.six, neighbour.six, "overlay")
+		expect(t, client.run("ask", neighbour.at6(5000)), client.ipv6, neighbour.ipv6, "overlay")
 		serving.wait()
 	})
 	t.Run("the pod itself", func(t *testing.T) {
@@ -104,7 +104,7 @@ func TestWhatIsNotCertainStaysOnTheOverlayByIPv6(t *testing.T) {
 	})
 	t.Run("a duplicate of the socket", func(t *testing.T) {
 		serving := server.serve("serve", "5000", "v6")
-		expect(t, client.run("duplicate", server.at6(5000)), client.six, server.six, "overlay")
+		expect(t, client.run("duplicate", server.at6(5000)), client.ipv6, server.ipv6, "overlay")
 		serving.wait()
 		client.counts(t, countDuplicated, 1)
 	})
@@ -130,7 +130,7 @@ func TestRefusedAndUsedAgainByIPv6(t *testing.T) {
 		}
 	}
 	client.counts(t, countNoListener, 2)
-	expect(t, client.run("twice", server.at6(5999), server.at6(5000)), client.six, server.six, "switched")
+	expect(t, client.run("twice", server.at6(5999), server.at6(5000)), client.ipv6, server.ipv6, "switched")
 	first.wait()
 	// Nothing is there at the IPv6 address.
 	four := server.serve("serve", "5001")
@@ -142,8 +142,8 @@ func TestRefusedAndUsedAgainByIPv6(t *testing.T) {
 		t.Errorf("connect to an address without a pod: %q", got)
 	}
 	serving := server.serve("serve", "5000", "v6", "n=2")
-	expect(t, client.run("half", server.at6(5000)), client.six, server.six, "switched")
-	expect(t, client.run("forked", server.at6(5000), "after"), client.six, server.six, "switched")
+	expect(t, client.run("half", server.at6(5000)), client.ipv6, server.ipv6, "switched")
+	expect(t, client.run("forked", server.at6(5000), "after"), client.ipv6, server.ipv6, "switched")
 	serving.wait()
 	if said := server.run("relisten", server.at6(5002), "200"); said != "done" {
 		t.Error(said)
@@ -155,9 +155,9 @@ func TestOneListenerHasBothFamilies(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	const n = 60
 	serving := server.serve("goserve", "5000", fmt.Sprint(2*n))
-	four, six := client.start("goask", server.at(5000), fmt.Sprint(n)), client.start("goask", server.at6(5000), fmt.Sprint(n))
+	four, ipv6 := client.start("goask", server.at(5000), fmt.Sprint(n)), client.start("goask", server.at6(5000), fmt.Sprint(n))
 	four.wait()
-	six.wait()
+	ipv6.wait()
 	serving.wait()
 	client.counts(t, countConnected, 2*n)
 	server.counts(t, countAccepted, 2*n)
@@ -236,14 +236,14 @@ func TestServicesByIPv6(t *testing.T) {
 	there := func(service string) netip.Addr { return netip.MustParseAddrPort(service).Addr() }
 	t.Run("on another node", func(t *testing.T) {
 		serving := server.serve("serve", "5000", "v6")
-		expect(t, client.run("ask", service), client.six, there(service), "switched")
-		expect(t, serving.wait(), server.six, client.six, "switched")
+		expect(t, client.run("ask", service), client.ipv6, there(service), "switched")
+		expect(t, serving.wait(), server.ipv6, client.ipv6, "switched")
 	})
 	t.Run("on the client's node", func(t *testing.T) {
 		neighbour := l.hosts[0].addPod(21)
 		serving := neighbour.serve("serve", "5000", "v6", "n=2")
-		expect(t, client.run("ask", near), client.six, there(near), "switched")
-		expect(t, neighbour.run("ask", near), neighbour.six, there(near), "switched")
+		expect(t, client.run("ask", near), client.ipv6, there(near), "switched")
+		expect(t, neighbour.run("ask", near), neighbour.ipv6, there(near), "switched")
 		serving.wait()
 	})
 	plain := l.hosts[1].addPod(22)
@@ -279,7 +279,7 @@ func TestServicesByIPv6(t *testing.T) {
 }
 
 func TestSocketsThatWereSteeredByIPv6AreForgotten(t *testing.T) {
-	const service, n = "[fd96::7]:80", fewKnown + 200
+	const service, n = "[fd96::7]:80", minKnown + 200
 	l, client, plain := pair(t, labConfig{services: map[string]Route{service: route(0, "[fd42:0:0:1::20]:5000")}})
 	plain.plain = true
 	defer plain.serve("who", "5000", "v6").kill()
@@ -304,7 +304,7 @@ func TestANewPolicyCutsConnectionsByIPv6(t *testing.T) {
 	for _, hosts6 := range []bool{false, true} {
 		for i, side := range []string{"the client's", "the server's"} {
 			t.Run(fmt.Sprintf("hosts6=%v,%s", hosts6, side), func(t *testing.T) {
-				l, client, server := pair(t, labConfig{hosts6: hosts6})
+				l, client, server := pair(t, labConfig{hostsIPv6: hosts6})
 				serving := server.serve("serve", "5000", "v6", "hosts6", "reset")
 				other := server.serve("serve", "5001", "v6", "hosts6")
 				cut := client.serve("awaitreset", server.at6(5000))
@@ -314,7 +314,7 @@ func TestANewPolicyCutsConnectionsByIPv6(t *testing.T) {
 				}
 				cut.wait()
 				serving.wait()
-				expect(t, stays.wait(), client.six, server.six, "switched")
+				expect(t, stays.wait(), client.ipv6, server.ipv6, "switched")
 				other.wait()
 			})
 		}
@@ -330,11 +330,11 @@ func TestWhatNobodyAcceptsIsResetWithItsListenerByIPv6(t *testing.T) {
 }
 
 func TestTheOutsideIsReachedByTheHostByIPv6(t *testing.T) {
-	l := newLab(t, labConfig{hosts6: true})
+	l := newLab(t, labConfig{hostsIPv6: true})
 	client := l.hosts[0].addPod(10)
 	address, from := l.echoOutside(t)
 	for _, c := range []string{"", "nonblock poll", "nonblock epoll before edge", "epoll before"} {
-		expect(t, client.run("ask", append([]string{address}, strings.Fields(c)...)...), client.six, l.hosts[1].address, "switched")
+		expect(t, client.run("ask", append([]string{address}, strings.Fields(c)...)...), client.ipv6, l.hosts[1].address, "switched")
 		if got := <-from; got != l.hosts[0].address {
 			t.Errorf("%q: the server sees %s", c, got)
 		}
@@ -370,7 +370,7 @@ func TestAttacksOfPodsByIPv6(t *testing.T) {
 		length  int    // of the address of no family
 		hosts6  bool
 		without without
-		rules   rules
+		rules   Rules
 		want    string
 		counted count
 	}{
@@ -389,18 +389,18 @@ func TestAttacksOfPodsByIPv6(t *testing.T) {
 		{name: "listen", without: without{Disconnect: true}, want: "listen: invalid argument", counted: countListen},
 		{name: "listen", without: without{Disconnect: true, Listen: true}, want: "listens", counted: countConnected},
 		{name: "fastopen", goal: "::1", hosts6: true, without: without{Disconnect: true}, want: "send: operation not supported", counted: countConnected},
-		{name: "fastopen", goal: "::1", hosts6: true, without: without{Disconnect: true}, rules: rules{allowFastOpen: true}, want: secret, counted: countConnected},
+		{name: "fastopen", goal: "::1", hosts6: true, without: without{Disconnect: true}, rules: Rules{allowFastOpen: true}, want: secret, counted: countConnected},
 		{name: "i386", goal: "::1", hosts6: true, want: "disconnect: function not implemented", counted: countConnected},
-		{name: "i386", goal: "::1", hosts6: true, rules: rules{allowForeign: true}, want: secret, counted: countConnected},
+		{name: "i386", goal: "::1", hosts6: true, rules: Rules{allowForeign: true}, want: secret, counted: countConnected},
 		{name: "rings", goal: "::1", hosts6: true, want: "ring: function not implemented", counted: countConnected},
-		{name: "rings", goal: "::1", hosts6: true, rules: rules{allowRings: true}, want: secret, counted: countConnected},
+		{name: "rings", goal: "::1", hosts6: true, rules: Rules{allowRings: true}, want: secret, counted: countConnected},
 	} {
 		name := fmt.Sprint(attack.name, attack.goal, attack.length, attack.hosts6, attack.without, attack.rules)
 		t.Run(strings.ReplaceAll(name, " ", ","), func(t *testing.T) {
 			if attack.name == "i386" && runtime.GOARCH != "amd64" {
 				t.Skip("needs i386")
 			}
-			l, client, server := pair(t, labConfig{without: attack.without, hosts6: attack.hosts6})
+			l, client, server := pair(t, labConfig{without: attack.without, hostsIPv6: attack.hosts6})
 			client.rules = attack.rules
 			server.serve("serve", "5000", "v6", "hosts6")
 			goal := ""
@@ -428,7 +428,7 @@ func TestAPodCannotTakeAnothersConnectionByIPv6(t *testing.T) {
 			bell := server.run("bellport", "5000", "v6")
 			attacker := l.hosts[1].addPod(66)
 			want := map[bool]string{true: "own connection", false: "a secret"}[check]
-			if got := attacker.run("hijack", server.six.String(), "5000", bell); got != want {
+			if got := attacker.run("hijack", server.ipv6.String(), "5000", bell); got != want {
 				t.Errorf("the attack yields %q, not %q", got, want)
 			}
 		})
@@ -438,16 +438,16 @@ func TestAPodCannotTakeAnothersConnectionByIPv6(t *testing.T) {
 // TestANodeIsHeldToItsPodsByIPv6 also has one that mixes families.
 func TestANodeIsHeldToItsPodsByIPv6(t *testing.T) {
 	key := []byte("a key for tests that no job has.")
-	four, six, target := netip.MustParseAddrPort("10.42.0.10:4711"), netip.MustParseAddrPort("[fd42::10]:4711"), netip.MustParseAddrPort("[fd42:0:0:1::20]:5000")
+	four, ipv6, target := netip.MustParseAddrPort("10.42.0.10:4711"), netip.MustParseAddrPort("[fd42::10]:4711"), netip.MustParseAddrPort("[fd42:0:0:1::20]:5000")
 	for name, c := range map[string]struct {
 		source, target netip.AddrPort
 		reaches        bool
 	}{
-		"as it should be":              {six, target, true},
+		"as it should be":              {ipv6, target, true},
 		"a pod that is not the node's": {netip.MustParseAddrPort("[fd42:0:0:1::99]:1"), target, false},
-		"to another node's pod":        {six, six, false},
+		"to another node's pod":        {ipv6, ipv6, false},
 		"from an address of IPv4":      {four, target, false},
-		"to an address of IPv4":        {six, netip.MustParseAddrPort("10.42.1.20:5000"), false},
+		"to an address of IPv4":        {ipv6, netip.MustParseAddrPort("10.42.1.20:5000"), false},
 		"from the loopback":            {netip.MustParseAddrPort("[::1]:1"), target, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -18,7 +18,7 @@ type connecting struct {
 	peer *peer // nil where it leads outside
 	destination
 	source netip.AddrPort
-	tangle entanglement
+	uses   descriptorUse
 
 	mu       sync.Mutex
 	over     bool
@@ -28,14 +28,14 @@ type connecting struct {
 	preamble *[preambleLen]byte // once it was sent
 	since    time.Time
 	deadline time.Time
-	lookAt   time.Time // by late, again
+	checkAt  time.Time // by late, again
 }
 
 // begin takes a connection and goes on with it.
-func (c *connecting) begin() {
+func (c *connecting) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.start()
+	c.setDeadline()
 	if c.outside {
 		c.reach()
 		return
@@ -45,17 +45,17 @@ func (c *connecting) begin() {
 
 // start limits the time. A socket that must not wait waits for a short time all
 // the same: what the kernel offers cannot be put off.
-func (c *connecting) start() {
+func (c *connecting) setDeadline() {
 	s := c.t.s
-	patience := s.config.Patience
+	timeout := s.config.Timeout
 	if flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
-		patience = s.config.Haste
+		timeout = s.config.NonblockTimeout
 	}
 	if c.outside {
-		patience = sendTimeout(c.t.socket)
+		timeout = sendTimeout(c.t.socket)
 	}
 	c.since = time.Now()
-	c.deadline = c.since.Add(patience)
+	c.deadline = c.since.Add(timeout)
 	s.watchConnecting(c, true)
 }
 
@@ -63,7 +63,7 @@ func (c *connecting) start() {
 func (c *connecting) resume(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.start()
+	c.setDeadline()
 	c.fd, c.fresh = fd, true
 	if c.outside {
 		c.t.record.note(stageAsking, fd)
@@ -75,7 +75,7 @@ func (c *connecting) resume(fd int) {
 	c.preamble, c.source = &asked, sourceOf(&asked)
 	r.note(stageAsking, fd)
 	if r.answer != [answerLen]byte{} {
-		c.judge()
+		c.handleAnswer()
 		return
 	}
 	if sentBytes(fd) != 0 {
@@ -126,7 +126,7 @@ func (c *connecting) ask() {
 		c.next() // closed by the other side while it was idle
 		return
 	}
-	if !c.six {
+	if !c.ipv6 {
 		becomeIPv4(c.fd) // while it surely is established
 	}
 	p := preamble{from: c.t.s.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
@@ -165,13 +165,13 @@ func (c *connecting) ready(uint32) {
 	case c.preamble == nil:
 		c.ask()
 	default:
-		c.hear()
+		c.readAnswer()
 	}
 }
 
 // hear reads the answer, and no byte more: those after it are the pod's. It is
 // read into the record, so that a successor has it or can read it.
-func (c *connecting) hear() {
+func (c *connecting) readAnswer() {
 	b := &c.t.record.answer
 	n, err := unix.Read(c.fd, b[:])
 	if err == unix.EAGAIN {
@@ -182,11 +182,11 @@ func (c *connecting) hear() {
 		c.fallBack(countNoPeer)
 		return
 	}
-	c.judge()
+	c.handleAnswer()
 }
 
 // judge acts on the answer.
-func (c *connecting) judge() {
+func (c *connecting) handleAnswer() {
 	v, err := decodeAnswer(&c.t.record.answer, c.peer.key, c.preamble)
 	if err == nil {
 		c.peer.answered()
@@ -209,14 +209,14 @@ func (c *connecting) judge() {
 
 // late ends the waiting when its time is over, or when a signal has come: the
 // kernel knows what to do then.
-func (c *connecting) late(now time.Time) {
+func (c *connecting) checkDeadline(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || now.Before(c.lookAt) {
+	if c.over || now.Before(c.checkAt) {
 		return
 	}
 	// What waits for long is looked at more rarely.
-	c.lookAt = now.Add(min(time.Second, max(sweepEvery, now.Sub(c.since)/20)))
+	c.checkAt = now.Add(min(time.Second, max(sweepEvery, now.Sub(c.since)/20)))
 	switch {
 	case !c.t.waits():
 		c.leave()
@@ -224,7 +224,7 @@ func (c *connecting) late(now time.Time) {
 	case c.outside && now.After(c.deadline):
 		c.install(unix.EINPROGRESS) // which goes on
 	case now.After(c.deadline):
-		c.peer.isLate()
+		c.peer.timedOut()
 		c.fallBack(countPeerLate)
 	case now.Sub(c.since) > sweepEvery && linux.Interrupted(c.t.tid()):
 		c.fallBack(countInterrupted)
@@ -281,25 +281,25 @@ func (c *connecting) install(errno unix.Errno) {
 		t.answer(0, unix.EBADF)
 		return
 	}
-	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd, c.six)
-	known, err := s.know(c.fd, ends{c.source, c.asked}, c.target, c.six, c.outside)
+	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd, c.ipv6)
+	known, err := s.register(c.fd, ends{c.source, c.asked}, c.target, c.ipv6, c.outside)
 	if err != nil {
 		c.fallBack(countFull)
 		return
 	}
 	// Once more, now that Cut would find it.
 	if !s.permits(c.source.Addr(), c.target, c.outside) {
-		s.unknow(known)
+		s.unregister(known)
 		c.fallBack(countPolicy)
 		return
 	}
 	about := *known // which is another's as soon as the caller has closed it
 	watches := c.watches(number)
-	known.unsaid = true
+	known.unreported = true
 	t.record.cookie, t.record.old = known.cookie, int32(t.socket)
 	t.record.note(stageReplacing, c.fd)
 	if err := linux.ReplaceDescriptor(t.from.fd, t.call().ID, c.fd, number, t.closesOnExec(number)); err != nil {
-		s.unknow(known)
+		s.unregister(known)
 		c.leave()
 		if t.waits() {
 			t.answer(0, unix.ENOBUFS)
@@ -311,7 +311,7 @@ func (c *connecting) install(errno unix.Errno) {
 	c.watchAgain(watches)
 	s.counters.add(known.counted())
 	c.leave() // or epoll would still report the old socket
-	s.say(t, known, errno)
+	s.report(t, known, errno)
 	if c.peer != nil {
 		c.peer.refill()
 		s.learn(c.asked, about)
@@ -320,11 +320,11 @@ func (c *connecting) install(errno unix.Errno) {
 
 // watches returns how the epoll instances of the caller watch its socket.
 func (c *connecting) watches(number int) map[int]watch {
-	if len(c.tangle.epolls) == 0 {
+	if len(c.uses.epolls) == 0 {
 		return nil
 	}
 	found := map[int]watch{}
-	for _, epoll := range c.tangle.epolls {
+	for _, epoll := range c.uses.epolls {
 		if w, ok := c.t.watchOf(epoll, number); ok {
 			found[epoll] = w
 		}

@@ -18,7 +18,7 @@ var (
 	service = netip.MustParseAddrPort("100.66.0.7:80")
 )
 
-func newDirectory() *Directory {
+func newDirectory() *Map {
 	return New([]netip.Prefix{netip.MustParsePrefix("100.64.0.0/15"), netip.MustParsePrefix("fd00::/64")})
 }
 
@@ -75,20 +75,20 @@ func TestTheLineCarriesMoreThanAPacket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told, err := NewLine(other)
+	told, err := NewConn(other)
 	if err != nil {
 		t.Fatal(err)
 	}
-	teller := &Line{own}
+	teller := &Conn{own}
 	said := &State{Services: map[netip.AddrPort]Service{}, Policy: &policy.State{}}
 	for i := range 20000 {
 		address := netip.AddrFrom4([4]byte{100, 66, byte(i >> 8), byte(i)})
 		said.Services[netip.AddrPortFrom(address, 80)] = Service{Endpoints: []netip.AddrPort{netip.AddrPortFrom(client, uint16(i))}}
 	}
-	if err := teller.Tell(said); err != nil {
+	if err := teller.Send(said); err != nil {
 		t.Fatal(err)
 	}
-	heard, err := told.Hear()
+	heard, err := told.Receive()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,13 +96,13 @@ func TestTheLineCarriesMoreThanAPacket(t *testing.T) {
 		t.Errorf("%d Services were heard, not the %d that were told", len(heard.Services), len(said.Services))
 	}
 	for _, lost := range [][]netip.Addr{nil, {client}} {
-		asked := told.Ask(lost)
-		if named, err := teller.AwaitAsker(); err != nil || asked != nil || !slices.Equal(named, lost) {
+		asked := told.Request(lost)
+		if named, err := teller.AwaitRequest(); err != nil || asked != nil || !slices.Equal(named, lost) {
 			t.Errorf("%v, %v, of %v: %v", asked, err, lost, named)
 		}
 	}
 	teller.Close()
-	if _, err := told.Hear(); !errors.Is(err, io.EOF) {
+	if _, err := told.Receive(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
 	told.Close()

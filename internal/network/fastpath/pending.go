@@ -13,21 +13,21 @@ import (
 const (
 	// maxStrangers is how many connections may wait for a preamble. Those of
 	// other nodes wait until they are needed.
-	maxStrangers = 4096
-	// strangerFor is how long they may.
-	strangerFor = 2 * time.Minute
+	maxPending = 4096
+	// pendingFor limits that wait.
+	pendingFor = 2 * time.Minute
 	// shortage is the pause after a connection could not be accepted.
 	shortage = 100 * time.Millisecond
 )
 
-// door takes connections of other nodes.
-type door struct {
+// peerListener accepts connections of other nodes.
+type peerListener struct {
 	s     *Switch
 	fd    int
 	token uint64
 }
 
-func (d *door) ready(uint32) { d.s.acceptAll(d.fd, d.token, d.s.welcome) }
+func (d *peerListener) ready(uint32) { d.s.acceptAll(d.fd, d.token, d.s.addPending) }
 
 // acceptAll takes the connections that a listener has, and waits for the next.
 // When descriptors or memory are short, it pauses: the connection stays pending,
@@ -51,8 +51,8 @@ func (s *Switch) acceptAll(listener int, token uint64, take func(fd int)) {
 	}
 }
 
-// stranger is a connection that has not said what it is for.
-type stranger struct {
+// pendingConn is a connection that has not said what it is for.
+type pendingConn struct {
 	s         *Switch
 	fd        int
 	token     uint64
@@ -65,8 +65,8 @@ type stranger struct {
 	n    int
 }
 
-func (s *Switch) welcome(fd int) {
-	g := &stranger{s: s, fd: fd, since: time.Now()}
+func (s *Switch) addPending(fd int) {
+	g := &pendingConn{s: s, fd: fd, since: time.Now()}
 	_, _ = rand.Read(g.challenge[:])
 	if n, err := unix.Write(fd, g.challenge[:]); err != nil || n != challengeLen {
 		unix.Close(fd)
@@ -75,9 +75,9 @@ func (s *Switch) welcome(fd int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	s.mu.Lock()
-	full := len(s.strangers) >= maxStrangers
+	full := len(s.pending) >= maxPending
 	if !full {
-		s.strangers[g] = struct{}{}
+		s.pending[g] = struct{}{}
 	}
 	s.mu.Unlock()
 	var err error
@@ -91,30 +91,30 @@ func (s *Switch) welcome(fd int) {
 	}
 }
 
-func (g *stranger) leave() {
+func (g *pendingConn) leave() {
 	g.over = true
 	g.s.mu.Lock()
-	delete(g.s.strangers, g)
+	delete(g.s.pending, g)
 	g.s.mu.Unlock()
 	if g.token != 0 {
 		g.s.reactor.forget(g.fd, g.token)
 	}
 }
 
-func (g *stranger) close() {
+func (g *pendingConn) close() {
 	g.leave()
 	unix.Close(g.fd)
 }
 
-func (g *stranger) expire(now time.Time) {
+func (g *pendingConn) expire(now time.Time) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.over && now.Sub(g.since) > strangerFor {
+	if !g.over && now.Sub(g.since) > pendingFor {
 		g.close()
 	}
 }
 
-func (g *stranger) ready(uint32) {
+func (g *pendingConn) ready(uint32) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.over {
@@ -133,11 +133,11 @@ func (g *stranger) ready(uint32) {
 		}
 		return
 	}
-	g.s.admit(g)
+	g.s.handlePreamble(g)
 }
 
 // admit hears what a connection is for.
-func (s *Switch) admit(g *stranger) {
+func (s *Switch) handlePreamble(g *pendingConn) {
 	p, key, err := decodePreamble(&g.b, g.challenge, s.keyFrom)
 	if err != nil && (!s.config.without.Seal || key == nil) {
 		s.counters.add(countForged)
