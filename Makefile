@@ -3,6 +3,8 @@
 #   make                 bin/berth and libexec/berth/*
 #   make demo            install what is missing, build, run a workload on a real Slurm
 #   make test            install what the tests need, run all of them
+#   make test STORY=job  one story of test/stories/testdata, with what is built
+#   make test CASE=kill_janitor   one case or group of test/ends, with what is built
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
@@ -88,7 +90,7 @@ demo:
 
 test:
 	scripts/install-deps build bed test
-	scripts/test
+	scripts/test $(if $(STORY),story $(STORY)) $(if $(CASE),case $(CASE))
 
 bench: bench-network
 	scripts/install-deps test
