@@ -32,6 +32,7 @@ type engine struct {
 	// workers are the goroutines of connections and queries.
 	workers  workers
 	attempts *attempts
+	shares   *shares
 	warnEcho sync.Once
 }
 
@@ -60,7 +61,7 @@ func Run(ctx context.Context, tun *os.File, config Config) error {
 		link:   link,
 		dns:    newResolver(config.ResolvConf),
 	}
-	e.flows, e.attempts = newFlowTable(e), newAttempts(e)
+	e.flows, e.attempts, e.shares = newFlowTable(e), newAttempts(e), newShares(e.Connections)
 	if err := e.startStack(ctx); err != nil {
 		return err
 	}

@@ -81,6 +81,13 @@ func (e *engine) enter(ctx context.Context, outside *net.TCPConn, to netip.AddrP
 	open := e.Counters.tcp.enter()
 	defer e.Counters.tcp.leave()
 	from := outside.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
+	if !e.shares.take(from) {
+		e.Counters.overflow.Add(1)
+		e.Log.Debug("connection into the cluster reset, too many are open", "from", from, "to", to)
+		_ = outside.SetLinger(0) // fails only when closed
+		return
+	}
+	defer e.shares.give(from)
 	inside, queue, err := e.dialInside(ctx, e.clientInside(from, to.Addr()), to, open)
 	if err != nil {
 		e.Counters.failed.Add(1)
@@ -104,10 +111,6 @@ func (e *engine) clientInside(client, to netip.Addr) netip.Addr {
 }
 
 func (e *engine) dialInside(ctx context.Context, from netip.Addr, to netip.AddrPort, open int64) (tcpip.Endpoint, *waiter.Queue, error) {
-	if open > int64(e.Connections) {
-		e.Counters.overflow.Add(1)
-		return nil, nil, fmt.Errorf("%d connections are open", open-1)
-	}
 	queue := new(waiter.Queue)
 	endpoint, err := e.stack.NewEndpoint(tcp.ProtocolNumber, networkOf(to.Addr()), queue)
 	if err != nil {

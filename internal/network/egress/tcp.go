@@ -88,12 +88,13 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	}
 	open := e.Counters.tcp.enter()
 	defer e.Counters.tcp.leave()
-	if open > int64(e.Connections) {
+	if !e.shares.take(pod.Addr()) {
 		e.Counters.overflow.Add(1)
-		e.Log.Warn("reset connection, too many are open", "from", pod, "to", remote, "limit", e.Connections)
+		e.Log.Warn("reset connection, too many are open", "from", pod, "to", remote, "limit of all pods", e.Connections)
 		finish(true)
 		return
 	}
+	defer e.shares.give(pod.Addr())
 	outside, err := e.dial(attempt.ctx, target)
 	e.attempts.answered(attempt)
 	if err != nil {
