@@ -80,7 +80,6 @@ func newService(ctx context.Context, sandbox string, publisher shim.Publisher, s
 	if err != nil {
 		return nil, fmt.Errorf("start task service: %w", err)
 	}
-	gorunc.Monitor = task.Shield(reaper.Default, sandbox)
 	policy := memory.DefaultPolicy()
 	if v, err := strconv.ParseFloat(os.Getenv(allowanceVariable), 64); err == nil && v > 0 {
 		policy.Allowance = v
@@ -115,6 +114,7 @@ func newService(ctx context.Context, sandbox string, publisher shim.Publisher, s
 		// containerd reads the shim's log through the pipe behind logrus.
 		Log: slog.New(slog.NewTextHandler(log.L.Logger.Out, nil)),
 	})
+	gorunc.Monitor = task.Shield(reaper.Default, sandbox, s.Sysinfo)
 	go s.Reap(ctx, exits)
 	return s, nil
 }

@@ -11,6 +11,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
@@ -55,6 +57,14 @@ func helper(args []string) int {
 		return 0
 	case "affinity": // of a process: its CPUs
 		fmt.Println(affinityOf(args[1]))
+		return 0
+	case "sysinfo": // the bytes of memory that the kernel reports
+		var info unix.Sysinfo_t
+		if err := unix.Sysinfo(&info); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		fmt.Println(info.Totalram * uint64(info.Unit))
 		return 0
 	case "exit":
 		code, _ := strconv.Atoi(args[1])

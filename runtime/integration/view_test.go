@@ -104,12 +104,12 @@ func TestContainersSeeTheirLimits(t *testing.T) {
 		}
 		return text
 	}
-	own := bound(t, n, id, "1").String()
+	cpus := bound(t, n, id, "1").String()
 	for path, want := range map[string]string{
 		"/sys/fs/cgroup/memory.max":            strconv.Itoa(64 << 20),
 		"/sys/fs/cgroup/cpu.max":               "50000 100000",
-		"/sys/fs/cgroup/cpuset.cpus.effective": own,
-		"/sys/devices/system/cpu/online":       own,
+		"/sys/fs/cgroup/cpuset.cpus.effective": cpus,
+		"/sys/devices/system/cpu/online":       cpus,
 	} {
 		if got := show(path); got != want {
 			t.Errorf("%s: %q, want %q", path, got, want)
@@ -121,7 +121,7 @@ func TestContainersSeeTheirLimits(t *testing.T) {
 	if n := strings.Count(show("/proc/cpuinfo"), "processor\t:"); n != 1 {
 		t.Errorf("/proc/cpuinfo has %d CPUs", n)
 	}
-	if lines := regexp.MustCompile(`(?m)^cpu[0-9]+ `).FindAllString(show("/proc/stat"), -1); len(lines) != 1 || lines[0] != "cpu"+own+" " {
+	if lines := regexp.MustCompile(`(?m)^cpu[0-9]+ `).FindAllString(show("/proc/stat"), -1); len(lines) != 1 || lines[0] != "cpu"+cpus+" " {
 		t.Errorf("/proc/stat has %q", lines)
 	}
 	for _, path := range []string{"/proc/loadavg", "/proc/uptime"} {
@@ -147,13 +147,38 @@ func TestContainersSeeTheirLimits(t *testing.T) {
 	if got := show("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/cpu.max"); got != "134217728\n25000 100000" {
 		t.Errorf("after a resize: %q", got)
 	}
+	// The pod is on the node's network, so it has no fast path.
+	if got := memoryBySysinfo(t, n, id); got != 128<<20 {
+		t.Errorf("sysinfo(2) reports %d bytes of memory", got)
+	}
 	host := n.runPod("host", withPIDs(cri.NamespaceMode_NODE)).run("host", 64<<20, "sleep")
 	if text, err := n.exec(host, "cat", "/proc/meminfo"); err != nil || field(text, "MemTotal") == 64<<10 {
 		t.Errorf("a container with the node's PIDs does not see the machine: %v", err)
 	}
+	own := n.runPod("own", func(c *cri.PodSandboxConfig) { c.Annotations = map[string]string{"berth.dev/sysinfo": "off"} })
+	for name, id := range map[string]string{"the node's PIDs": host, "a listener of its own": own.run("own", 64<<20, "sleep")} {
+		if got := memoryBySysinfo(t, n, id); got <= 128<<20 {
+			t.Errorf("a container with %s: sysinfo(2) reports %d bytes of memory", name, got)
+		}
+	}
 	if left, err := filepath.Glob("/run/berth/containerd/io.containerd.runtime.v2.task/k8s.io/*/view-*/proc"); err != nil || len(left) > 0 {
 		t.Errorf("mounts are left: %v %v", left, err)
 	}
+}
+
+// memoryBySysinfo returns the memory, in bytes, that a new process of a container
+// learns from sysinfo(2).
+func memoryBySysinfo(t *testing.T, n *node, id string) uint64 {
+	t.Helper()
+	text, err := n.exec(id, "sysinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := strconv.ParseUint(text, 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return memory
 }
 
 // A reader of a view whose server was killed gets an error. It does not wait.

@@ -36,7 +36,7 @@ func (s *Switch) handle(t *trap) {
 func (s *Switch) nested(t *trap) {
 	if t.call().Args[2] != 0 {
 		s.counters.add(countNested)
-		s.config.Log.Warn("a program of a pod asks for a seccomp listener (as container engines and bypass4netns do), of which it has one already, the fast path's; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
+		s.config.Log.Warn("a program of a pod asks for a seccomp listener (as container engines and bypass4netns do), of which it has one already, the fast path's; annotate the pod with berth.dev/fast-path=off and berth.dev/sysinfo=off", "pod", t.from.pod.address)
 	}
 	t.pass()
 }

@@ -62,6 +62,8 @@ type Container struct {
 	Overlay bool
 	// Listens: its seccomp profile has a listener of its own.
 	Listens bool
+	// OwnListener: programs of the pod install a listener, as its annotation says.
+	OwnListener bool
 	// Pinned is true where the container has to stay root.
 	Pinned bool
 	// Pod says whose container it is.
@@ -91,6 +93,12 @@ const (
 const (
 	fastPathAnnotation = "berth.dev/fast-path"
 	fastPathOff        = "off"
+)
+
+// In a pod with this annotation sysinfo(2) is the kernel's, without a listener.
+const (
+	sysinfoAnnotation = "berth.dev/sysinfo"
+	sysinfoOff        = "off"
 )
 
 // Adapt rewrites the specification in dir. For a container that sees its limits
@@ -144,6 +152,7 @@ func (n Node) Patch(spec *specs.Spec) Container {
 			spec.Linux.Seccomp = nil
 			c.Network = namespacePath(spec.Linux.Namespaces, specs.NetworkNamespace)
 			c.Overlay = spec.Annotations[fastPathAnnotation] == fastPathOff
+			c.OwnListener = spec.Annotations[sysinfoAnnotation] == sysinfoOff
 		}
 		c.Listens = listens(spec.Linux.Seccomp)
 	}

@@ -279,4 +279,11 @@ func TestWhoDoesWithoutTheFastPath(t *testing.T) {
 			t.Errorf("%s: overlay %v, listens %v", name, got.Overlay, got.Listens)
 		}
 	}
+	for value, want := range map[string]bool{"": false, "auto": false, "off": true} {
+		s := spec("auto")
+		s.Annotations[sysinfoAnnotation] = value
+		if got := (Node{}).Patch(s).OwnListener; got != want {
+			t.Errorf("annotation %s=%q: a listener of its own %v", sysinfoAnnotation, value, got)
+		}
+	}
 }

@@ -48,6 +48,9 @@ type Service struct {
 	containers map[string]*container
 	// memory holds the answer of sysinfo(2) for each container, in bytes.
 	memory map[string]uint64
+	// ownListener is true where programs of the pod have a seccomp listener
+	// themselves, so that they can have no other.
+	ownListener bool
 }
 
 // container is what the wrapper remembers of one.
@@ -145,6 +148,9 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if r.Options, err = runcOptions(runc); err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
+	s.mu.Lock()
+	s.ownListener = s.ownListener || adapted.OwnListener
+	s.mu.Unlock()
 	s.tellMemory(r.ID, &container{Container: adapted})
 	cpus := s.chooseCPUs(r.ID, adapted)
 	response, err := s.TTRPCTaskService.Create(ctx, r)

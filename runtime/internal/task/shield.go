@@ -9,6 +9,9 @@ import (
 	"syscall"
 
 	gorunc "github.com/containerd/go-runc"
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/sysinfo"
 )
 
 // Shield returns a monitor that starts runc as inner does, and so that runc ignores
@@ -17,17 +20,26 @@ import (
 // a process of a container, it starts with the default dispositions, which programs
 // expect.
 //
+// It also starts runc with a filter that traps sysinfo(2) where the container needs
+// one. runc's children inherit it, and listen answers the calls.
+//
 // SIGTERM and SIGQUIT are left out. The runtime of Go (1.26) installs its own
 // handlers for them whatever it inherits, and unblocks them where they are blocked.
-func Shield(inner gorunc.ProcessMonitor, sandbox string) gorunc.ProcessMonitor {
-	s := &shield{ProcessMonitor: inner, sandbox: sandbox, caught: make(chan os.Signal, 1)}
+func Shield(inner gorunc.ProcessMonitor, sandbox string, listen Listen) gorunc.ProcessMonitor {
+	s := &shield{ProcessMonitor: inner, sandbox: sandbox, listen: listen, caught: make(chan os.Signal, 1)}
 	s.catch()
 	return s
 }
 
+// Listen installs a filter on the calling thread, for a process of the container
+// with that id, and answers the calls that it traps. It is nil where no container
+// needs a filter.
+type Listen func(id string)
+
 type shield struct {
 	gorunc.ProcessMonitor
 	sandbox string
+	listen  Listen
 	caught  chan os.Signal
 	// mu serializes starts, because dispositions belong to the whole process.
 	mu sync.Mutex
@@ -52,8 +64,28 @@ func (s *shield) start(c *exec.Cmd, start func(*exec.Cmd) (chan gorunc.Exit, err
 	if !s.startsProgram(c.Args) {
 		signal.Ignore(syscall.SIGINT, syscall.SIGHUP)
 		defer s.catch()
+		return start(c)
 	}
-	return start(c)
+	if s.listen == nil {
+		return start(c)
+	}
+	var exits chan gorunc.Exit
+	var err error
+	started := make(chan struct{})
+	sysinfo.OnThread(func() {
+		s.listen(c.Args[len(c.Args)-1])
+		exits, err = start(c)
+		close(started)
+		if c.Process == nil {
+			return
+		}
+		// runc is killed when the thread that started it ends (PdeathSignal), so
+		// wait for it, but leave its status to the reaper.
+		for unix.Waitid(unix.P_PID, c.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil) == unix.EINTR {
+		}
+	})
+	<-started
+	return exits, err
 }
 
 // startsProgram reports whether runc is to make a process that executes a program

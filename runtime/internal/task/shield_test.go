@@ -2,6 +2,7 @@ package task
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -9,7 +10,8 @@ import (
 )
 
 func TestOnlyProgramsOfContainersStartWithDefaultDispositions(t *testing.T) {
-	monitor := Shield(startOnly{}, "sandbox")
+	var listened []string
+	monitor := Shield(startOnly{}, "sandbox", func(id string) { listened = append(listened, id) })
 	for _, test := range []struct{ args, want string }{
 		{"runc create container", "0000000000000000"},
 		{"runc kill container", "0000000000000003"},
@@ -29,6 +31,9 @@ func TestOnlyProgramsOfContainersStartWithDefaultDispositions(t *testing.T) {
 		if got := strings.TrimSpace(strings.TrimPrefix(said.String(), "SigIgn:")); got != test.want {
 			t.Errorf("%s: ignored signals are %s, want %s", test.args, got, test.want)
 		}
+	}
+	if want := []string{"container", "container", "container"}; !slices.Equal(listened, want) {
+		t.Errorf("filters for processes of %q, want %q", listened, want)
 	}
 }
 

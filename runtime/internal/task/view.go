@@ -11,6 +11,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/procfs"
 	"berth.dev/berth/runtime/internal/resourceview"
+	"berth.dev/berth/runtime/internal/sysinfo"
 )
 
 // Machine holds what a container without limits sees: the share of the machine
@@ -75,7 +76,7 @@ const memoryVariable = "BERTH_MEMORY_OF_CONTAINERS"
 func (s *Service) tellMemory(id string, c *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c == nil || !c.SeesLimits {
+	if c == nil || !c.SeesLimits || c.Listens || s.ownListener {
 		delete(s.memory, id)
 	} else {
 		s.memory[id] = s.memoryOf(c)
@@ -87,6 +88,31 @@ func (s *Service) tellMemory(id string, c *container) {
 	if err != nil {
 		s.log.Warn("sysinfo(2) tells of the machine", "container", id, "error", err)
 	}
+}
+
+// Sysinfo has sysinfo(2) report the memory that a container sees, in processes
+// that the calling thread starts. It is a Listen.
+//
+// Processes of a pod with the fast path get their filter from berth-runc.
+func (s *Service) Sysinfo(id string) {
+	memory := func() uint64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.memory[id]
+	}
+	if memory() == 0 || s.fastPath != "" && os.Getenv(s.fastPath) != "" {
+		return
+	}
+	listener, err := sysinfo.Install()
+	if err != nil {
+		s.log.Warn("sysinfo(2) tells of the machine", "container", id, "error", err)
+		return
+	}
+	go func() {
+		if err := sysinfo.Serve(listener, memory); err != nil {
+			s.log.Error("sysinfo(2) is not answered", "container", id, "error", err)
+		}
+	}()
 }
 
 // memoryOf is called with s.mu held.
