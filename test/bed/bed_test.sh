@@ -171,6 +171,24 @@ test_check_finds_what_is_left() {
 	expect 1 '*' bed down --check
 }
 
+# What Slurm itself may leave is no finding: an empty group of a job. One of a
+# step, and one with a process in it, are.
+test_check_of_groups() {
+	PROCTRACK=cgroup TASK=cgroup up 1 || return
+	local groups=/sys/fs/cgroup/freezer/slurm_n1/uid_1
+	if bed run n1 test -d /sys/fs/cgroup/freezer; then
+		expect 0 "" bed run n1 mkdir -p $groups/job_71
+		expect 0 "" bed check
+		expect 0 "" bed run n1 mkdir $groups/job_71/step_0
+		expect 1 "*cgroup $groups/job_71*cgroup $groups/job_71/step_0*" bed check
+		expect 0 "" bed run n1 rmdir $groups/job_71/step_0
+		expect 0 "" bed run n1 sh -c "sleep 600 >/dev/null 2>&1 & echo \$! >$groups/job_71/cgroup.procs"
+		expect 1 "*cgroup $groups/job_71*" bed check
+		expect 0 "" bed run n1 sh -c "kill \$(cat $groups/job_71/cgroup.procs)"
+	fi
+	down
+}
+
 test_settings() {
 	local proctrack task
 	for proctrack in linuxproc pgid cgroup; do

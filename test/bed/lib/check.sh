@@ -71,11 +71,17 @@ list_left() {
 
 		awk '{ print $5 }' /proc/1/mountinfo | grep -vxFf /run/bed/mounts | sed 's/^/mount /'
 		ip -o link | grep -vE '^[0-9]+: (lo|eth0@)' | cut -d: -f2 | sed 's/^/interface/'
-		# On version 2, Slurm 22.05 leaves the empty groups that it made itself.
+		# Slurm 22.05 leaves empty groups that it made itself: on version 2 all of
+		# them, on version 1 a job's, since it tries rmdir again five times, without
+		# a pause, while the kernel still counts what has ended (common_cgroup_delete).
 		slurms='/job_[0-9]+(/step_[a-z0-9]+(/(slurm|user)(/task_[a-z0-9]+)?)?)?$'
 		find /sys/fs/cgroup -type d | grep -E '/(job_|step_|task_)|/berth' | while read -r dir; do
-			[[ $dir =~ $slurms && -e $dir/cgroup.events ]] && grep -q 'populated 0' "$dir/cgroup.events" ||
-				echo "cgroup $dir"
+			if [[ -e $dir/cgroup.events ]]; then
+				[[ $dir =~ $slurms ]] && grep -q 'populated 0' "$dir/cgroup.events" && continue
+			elif [[ $dir =~ /job_[0-9]+$ && -z $(find "$dir" -mindepth 1 -type d) && -z $(cat "$dir/cgroup.procs" 2>/dev/null) ]]; then
+				continue
+			fi
+			echo "cgroup $dir"
 		done
 		tail -qn +2 /proc/sysvipc/{shm,sem,msg} | sed 's/^/ipc /'
 		find /tmp /var/tmp /dev/shm /dev/mqueue -mindepth 1 -printf 'file %p (uid %U)\n'
