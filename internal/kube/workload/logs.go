@@ -30,6 +30,8 @@ type logs struct {
 	// are. Otherwise whole lines carry the container's name.
 	plain bool
 	pause time.Duration // resumePause
+	// lostAfter is the constant of the same name.
+	lostAfter time.Duration
 	// nodes holds the streams from nodes by pod and container.
 	nodes map[string]*nodeStream
 	// pods holds the last state of each pod that has a stream from a node.
@@ -52,7 +54,7 @@ type logs struct {
 
 func newLogs(client *Client, streams Streams, plain bool) *logs {
 	return &logs{
-		client: client, streams: streams, plain: plain, pause: resumePause, ended: make(chan struct{}, 1),
+		client: client, streams: streams, plain: plain, pause: resumePause, lostAfter: lostAfter, ended: make(chan struct{}, 1),
 		nodes: map[string]*nodeStream{}, pods: map[string]*corev1.Pod{},
 		followed: map[string][]*stream{}, latest: map[string][]*stream{},
 	}

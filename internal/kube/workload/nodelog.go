@@ -148,7 +148,7 @@ func (s *nodeStream) run(ctx context.Context) {
 		s.mu.Unlock()
 		if !ended.IsZero() {
 			switch since := now.Sub(later(ended, heard)); {
-			case unseen && since > lostAfter, since > incompleteAfter:
+			case unseen && since > s.logs.lostAfter, since > incompleteAfter:
 				s.flush()
 				if unseen && behind == 0 && passed {
 					s.logs.streams.Note(fmt.Sprintf("the last output of container %s of pod %s may be missing: node %s is lost, and had announced no more", s.container, s.pod, s.node))

@@ -172,6 +172,44 @@ func TestALossIsSaidAndPartOfTheResult(t *testing.T) {
 	}
 }
 
+// A node is lost after it has sent a part of a log and announced the rest. The API
+// server then deletes the pod.
+func TestWhatALostNodeAnnouncedIsCounted(t *testing.T) {
+	n := newNode(t, "default_p_u")
+	n.writeLog(t, "0.log", 0, 30_000)
+	n.breakAfter.Store(100_000) // more than one batch, less than two
+	server := httptest.NewServer(n)
+	t.Cleanup(server.Close)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	t.Cleanup(cancel)
+	var lost containerlog.Loss
+	progress := &Progress{}
+	l := newLogs(testClient(t, server.URL), Streams{
+		Out: writerFunc(func() { n.instead.Store(http.StatusServiceUnavailable) }), Progress: progress,
+		Lose: func(_ string, loss containerlog.Loss) { lost = loss },
+	}, true)
+	l.lostAfter = 0
+	l.follow(ctx, podOnNode(corev1.PodRunning))
+	for progress.of("u/main").SentOut == 0 && ctx.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	l.abandon(podOnNode(corev1.PodRunning))
+	if err := l.wait(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if lost.Bytes == 0 || l.lost.String() == "" {
+		t.Errorf("lost %v, result %q", lost, &l.lost)
+	}
+	if behind := progress.of("u/main").Behind; behind != 0 {
+		t.Errorf("%d bytes that were counted are still awaited", behind)
+	}
+}
+
+// writerFunc is called for what is written.
+type writerFunc func()
+
+func (f writerFunc) Write(data []byte) (int, error) { f(); return len(data), nil }
+
 func TestTheAPIServerGivesTheLogWhereANodeDoesNot(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.instead.Store(http.StatusMethodNotAllowed)
