@@ -39,8 +39,8 @@ func main() {
 			os.Exit(launch.Relay())
 		case probe.FUSEArg:
 			os.Exit(probe.TryFUSE(os.Stdout))
-		case login.KeeperArg:
-			os.Exit(login.Keeper())
+		case login.TunnelServerArg:
+			os.Exit(login.TunnelServer())
 		case jobend.Arg:
 			os.Exit(jobend.Main())
 		}

@@ -31,7 +31,7 @@ func (e *entryError) Unwrap() error { return e.error }
 
 // entrance looks for the node by which a cluster is reached.
 type entrance struct {
-	order keeperOrder
+	order tunnelServerConfig
 	ask   slurm.Ask
 	// tried are the nodes without a cluster, and those that did not answer.
 	tried []string

@@ -29,8 +29,8 @@ import (
 func TestMain(m *testing.M) {
 	if len(os.Args) == 2 {
 		switch os.Args[1] {
-		case KeeperArg:
-			os.Exit(Keeper())
+		case TunnelServerArg:
+			os.Exit(TunnelServer())
 		case jobend.Arg:
 			os.Exit(jobend.Main())
 		}
@@ -277,7 +277,7 @@ func TestATunnelThatNobodyUsesCloses(t *testing.T) {
 	}
 }
 
-func TestTheEndOfTheClusterIsTold(t *testing.T) {
+func TestCommandsLearnOfTheEndOfTheCluster(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	s.run.Lock.Close()
@@ -297,7 +297,7 @@ func TestTheEndOfTheClusterIsTold(t *testing.T) {
 	wants(t, err, codeUnavailable, "no cluster of job 12 on node n1")
 }
 
-func TestTheEndOfTheJobIsToldWhileTheTunnelIsThere(t *testing.T) {
+func TestCommandsLearnOfTheEndOfTheJob(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	if err := session.CheckJob(); err != nil {
@@ -310,10 +310,10 @@ func TestTheEndOfTheJobIsToldWhileTheTunnelIsThere(t *testing.T) {
 	wants(t, session.CheckJob(), codeUnavailable, "job 12 is ending")
 }
 
-func TestAKilledKeeperIsReplaced(t *testing.T) {
+func TestAKilledTunnelServerIsReplaced(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
-	if err := unix.Kill(keeperOf(t, session), unix.SIGKILL); err != nil {
+	if err := unix.Kill(tunnelServerOf(t, session), unix.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	wants(t, session.Check(), codeUnavailable, "was killed")
@@ -325,7 +325,7 @@ func TestAKilledKeeperIsReplaced(t *testing.T) {
 func TestACommandAfterTheLossOfATunnelOpensAnother(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
-	steps, err := linux.Descendants(keeperOf(t, session))
+	steps, err := linux.Descendants(tunnelServerOf(t, session))
 	if err != nil || len(steps) == 0 {
 		t.Fatal(err, steps)
 	}
@@ -355,8 +355,8 @@ func TestWhatSrunSaysOfStrangersIsLeftOut(t *testing.T) {
 	}
 }
 
-// keeperOf reads the process from the path of the key.
-func keeperOf(t *testing.T, session *Session) (pid int) {
+// tunnelServerOf reads the process from the path of the key.
+func tunnelServerOf(t *testing.T, session *Session) (pid int) {
 	t.Helper()
 	content, err := os.ReadFile(session.Kubeconfig)
 	if err != nil {

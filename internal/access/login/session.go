@@ -197,7 +197,7 @@ func (p *Place) start(ctx context.Context, target Target, nodes []string) error 
 	if _, err := exec.LookPath("srun"); err != nil {
 		return problem(codeUnavailable, "reach into job %s: %v; load Slurm's module, or add the directory of its commands to PATH", target, err)
 	}
-	order, err := json.Marshal(keeperOrder{Target: target, Program: p.program, Idle: p.idle, Nodes: nodes})
+	order, err := json.Marshal(tunnelServerConfig{Target: target, Program: p.program, Idle: p.idle, Nodes: nodes})
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (p *Place) start(ctx context.Context, target Target, nodes []string) error 
 	defer reader.Close()
 	// It has a session of its own: Ctrl-C and the end of a terminal are for
 	// the command alone, and other commands go on using the tunnel.
-	process := exec.Command("/proc/self/exe", KeeperArg)
+	process := exec.Command("/proc/self/exe", TunnelServerArg)
 	process.Args[0] = "berth"
 	process.Dir = "/"
 	process.Stdin, process.Stdout = input, writer

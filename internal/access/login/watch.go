@@ -27,7 +27,7 @@ const (
 )
 
 // enter opens the tunnel, and asks Slurm why where that takes long or fails.
-func (k *keeper) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
+func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	entering, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slow := time.AfterFunc(patience, func() {
@@ -45,7 +45,7 @@ func (k *keeper) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 }
 
 // explain says in the user's words why there is no tunnel.
-func (k *keeper) explain(ctx context.Context, err error) error {
+func (k *tunnelServer) explain(ctx context.Context, err error) error {
 	target := k.order.Target
 	var known *Problem
 	if errors.As(err, &known) {
@@ -85,7 +85,7 @@ func (k *keeper) explain(ctx context.Context, err error) error {
 	return problem(codeUnavailable, "reach into job %s: %s", target, said)
 }
 
-func (k *keeper) jobProblem(ctx context.Context) *Problem {
+func (k *tunnelServer) jobProblem(ctx context.Context) *Problem {
 	return k.place.jobProblem(ctx, k.order.Target.Job)
 }
 
@@ -161,7 +161,7 @@ func stateProblem(name string, job slurm.Queued, ok bool, uid int) *Problem {
 }
 
 // watch ends the keeper when the tunnel ends, or is silent for long.
-func (k *keeper) watch(ctx context.Context) {
+func (k *tunnelServer) watch(ctx context.Context) {
 	ticker := time.NewTicker(watchPeriod)
 	defer ticker.Stop()
 	for silent := 0; ; {
@@ -189,19 +189,19 @@ func (k *keeper) watch(ctx context.Context) {
 	}
 }
 
-func (k *keeper) silence() string { return "node " + k.reply.Node + " no longer answers" }
+func (k *tunnelServer) silence() string { return "node " + k.reply.Node + " no longer answers" }
 
 // elsewhere are the other nodes by which the cluster is reached.
-func (k *keeper) elsewhere() []string { return k.tunnel.Answer.Others }
+func (k *tunnelServer) elsewhere() []string { return k.tunnel.Answer.Others }
 
-func (k *keeper) lost(why string) *Problem {
+func (k *tunnelServer) lost(why string) *Problem {
 	lost := problem(codeUnavailable, "the tunnel into job %s was lost: %s", k.order.Target, why)
 	lost.Elsewhere = k.elsewhere()
 	return lost
 }
 
 // lostStep finds out why the far end has gone.
-func (k *keeper) lostStep(ctx context.Context) *Problem {
+func (k *tunnelServer) lostStep(ctx context.Context) *Problem {
 	if why := k.tunnel.Reason(); why != "" {
 		return k.lost(why)
 	}
@@ -220,7 +220,7 @@ func (k *keeper) lostStep(ctx context.Context) *Problem {
 
 // check tells whether the far end answers, for a command that is about to use
 // it.
-func (k *keeper) check(ctx context.Context) error {
+func (k *tunnelServer) check(ctx context.Context) error {
 	if k.tunnel.Ping(patience) {
 		return nil
 	}

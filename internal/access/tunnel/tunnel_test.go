@@ -131,7 +131,7 @@ func TestWhatOthersPrintFirstIsSkipped(t *testing.T) {
 	}
 }
 
-func TestTheEndOfTheClusterIsToldWithItsReason(t *testing.T) {
+func TestTheEndOfTheClusterHasAReason(t *testing.T) {
 	ended := make(chan struct{})
 	stream := far(t, ended, nil)
 	tunnel, err := Open(t.Context(), stream, Order{})

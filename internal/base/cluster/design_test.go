@@ -38,7 +38,7 @@ func TestDesignOfManyNodes(t *testing.T) {
 	}
 }
 
-func TestUnlikeOwnersAreTold(t *testing.T) {
+func TestUnlikeOwnersAreReported(t *testing.T) {
 	offers := []Offer{{Host: "n1", SubIDs: "a"}, {Host: "n2", SubIDs: "a"}, {Host: "n3"}}
 	if said := UnlikeOwners(Spec{}, offers); said != "" {
 		t.Errorf("%q without shared volumes", said)

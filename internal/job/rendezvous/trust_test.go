@@ -214,7 +214,7 @@ func TestAddressesThatAreNotOfTheStep(t *testing.T) {
 	startWorker(t, of("n2"))
 }
 
-func TestStrangersDoNotKeepTheNodesOut(t *testing.T) {
+func TestForeignConnectionsDoNotKeepMembersOut(t *testing.T) {
 	of := fixture(t, "n1", "n2", "n3")
 	cfg := of("n1")
 	cfg.MaxPending = 32

@@ -50,8 +50,8 @@ const (
 
 // No error of kube-apiserver's is final while it starts.
 const (
-	addonRetry    = 10 * time.Millisecond
-	addonPatience = 30 * time.Second
+	addonRetry   = 10 * time.Millisecond
+	addonTimeout = 30 * time.Second
 )
 
 // addonRoles are the roles of berth's own clients. They are part of the seed,
@@ -112,7 +112,7 @@ func listMetrics(ctx context.Context, config *rest.Config) error {
 			GroupPriorityMinimum: metricsPriority, VersionPriority: metricsPriority,
 		},
 	}
-	return patiently(ctx, "create API service "+service.Name, func() error {
+	return retry(ctx, "create API service "+service.Name, func() error {
 		_, err := client.APIServices().Create(ctx, service, metav1.CreateOptions{FieldManager: managedBy})
 		if apierrors.IsAlreadyExists(err) {
 			return nil
@@ -167,8 +167,8 @@ func (s *seeder) addAddons(plan cluster.Plan) {
 	}
 }
 
-// patiently does something until that succeeds.
-func patiently(ctx context.Context, what string, do func() error) error {
+// retry does something until that succeeds.
+func retry(ctx context.Context, what string, do func() error) error {
 	for {
 		err := do()
 		if err == nil {

@@ -160,7 +160,7 @@ func testEarlyRequests(t *testing.T, c *testCluster) {
 	var running sync.WaitGroup
 	for name, request := range requests {
 		running.Go(func() {
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 			defer cancel()
 			if err := request(ctx); err != nil {
 				t.Errorf("%s: %v", name, err)

@@ -63,8 +63,8 @@ func profile(path string) (stop func()) {
 	return func() { pprof.StopCPUProfile(); file.Close() }
 }
 
-// patience bounds every wait of a test.
-const patience = 60 * time.Second
+// testTimeout bounds every wait of a test.
+const testTimeout = 60 * time.Second
 
 // testCluster is what one control plane needs; it can be started repeatedly,
 // one after the other.
@@ -303,7 +303,7 @@ func (r *testRole) hear(e notify.Event) {
 // await returns when the role has reported e.
 func (r *testRole) await(t testing.TB, e notify.Event) time.Duration {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(testTimeout)
 	for {
 		r.mu.Lock()
 		i := slices.IndexFunc(r.events, func(had timedEvent) bool {
@@ -323,7 +323,7 @@ func (r *testRole) await(t testing.TB, e notify.Event) time.Duration {
 		case <-r.exited:
 			t.Fatalf("the role ended (%v) before %+v", r.err, e)
 		case <-deadline:
-			t.Fatalf("no %+v within %v", e, patience)
+			t.Fatalf("no %+v within %v", e, testTimeout)
 		}
 	}
 }
@@ -342,8 +342,8 @@ func (r *testRole) stop(t testing.TB) time.Duration {
 	}
 	select {
 	case <-r.exited:
-	case <-time.After(patience):
-		t.Fatalf("the role did not stop within %v", patience)
+	case <-time.After(testTimeout):
+		t.Fatalf("the role did not stop within %v", testTimeout)
 	}
 	if r.err != nil {
 		t.Errorf("the role ended with %v, want success", r.err)
@@ -354,7 +354,7 @@ func (r *testRole) stop(t testing.TB) time.Duration {
 // eventually polls until check returns nil.
 func eventually(t testing.TB, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(testTimeout)
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
 	for {

@@ -209,10 +209,10 @@ func testLoadBalancers(t *testing.T, c *testCluster) {
 		return fmt.Errorf("no event says %q", why)
 	}
 	create("web", 80)
-	four, six := c.plan.Addresses.Family, *c.plan.Addresses.IPv6
+	four, ipv6 := c.plan.Addresses.Family, *c.plan.Addresses.IPv6
 	eventually(t, "balance load", func() error { return addresses("web", four) })
 	create("six", 81, corev1.IPv6Protocol)
-	eventually(t, "balance load of IPv6", func() error { return addresses("six", six) })
+	eventually(t, "balance load of IPv6", func() error { return addresses("six", ipv6) })
 	create("other", 80)
 	eventually(t, "refuse a port in use", func() error { return refused("other", "port 80/TCP") })
 	create("api", int32(c.plan.Addresses.APIPort))

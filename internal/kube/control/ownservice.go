@@ -33,8 +33,8 @@ func publishAPI(config app.CompletedConfig, loop *loopback) (func(context.Contex
 	}, client, apis.ControlPlane.VersionedInformers.Core().V1().Services())
 	const reconcile = false // what exists is left as it is
 	return func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, addonPatience)
+		ctx, cancel := context.WithTimeout(ctx, addonTimeout)
 		defer cancel()
-		return patiently(ctx, "publish the API", func() error { return controller.UpdateKubernetesService(reconcile) })
+		return retry(ctx, "publish the API", func() error { return controller.UpdateKubernetesService(reconcile) })
 	}, nil
 }

@@ -30,9 +30,9 @@ const (
 	// peerCatchUp is how many entries are kept for a member that was cut off;
 	// one that misses more gets the whole database.
 	peerCatchUp = 1000
-	// bootstrapPatience bounds the question to each other member whether the
+	// bootstrapTimeout bounds the question to each other member whether the
 	// cluster exists already, while these start, too.
-	bootstrapPatience = 200 * time.Millisecond
+	bootstrapTimeout = 200 * time.Millisecond
 	// peerReadLimit is the longest time to read a request, as in etcd.
 	peerReadLimit = 5 * time.Minute
 )
@@ -52,7 +52,7 @@ func replicate(c *config.ServerConfig, plan cluster.Plan) error {
 	c.PeerTLSInfo = peerTLS(plan)
 	c.TickMs, c.ElectionTicks = peerTick, peerElection
 	c.InitialElectionTickAdvance = true
-	c.BootstrapTimeout = bootstrapPatience
+	c.BootstrapTimeout = bootstrapTimeout
 	c.SnapshotCatchUpEntries = peerCatchUp
 	return nil
 }

@@ -131,9 +131,9 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	var told *teller
+	var told *serviceSender
 	if o.Directory != nil {
-		told = newTeller(plan.Node.Name, o.Directory)
+		told = newServiceSender(plan.Node.Name, o.Directory)
 	}
 	r := &role{
 		told: told, plan: plan, o: o, began: time.Now(), nodes: nodes,
@@ -178,8 +178,8 @@ type role struct {
 	began  time.Time
 	nodes  informers.SharedInformerFactory
 	filter *policyFilter
-	told   *teller       // nil without a fast path
-	ready  chan struct{} // closed when the Node is Ready
+	told   *serviceSender // nil without a fast path
+	ready  chan struct{}  // closed when the Node is Ready
 
 	made    chan struct{} // closed when kubelet is set
 	kubelet *nodeKubelet

@@ -46,7 +46,7 @@ func TestRegister(t *testing.T) {
 	}
 }
 
-func TestWatchNodeTellsOnce(t *testing.T) {
+func TestWatchNodeReportsOnce(t *testing.T) {
 	client := fake.NewClientset(newNode(testPlan()))
 	var once sync.Once
 	ready := make(chan struct{})

@@ -25,9 +25,9 @@ import (
 	"berth.dev/berth/internal/network/policy"
 )
 
-// policyPatience is how long a container waits for the policies of its pod to
+// policyTimeout is how long a container waits for the policies of its pod to
 // be in force. The kubelet tries again after that.
-const policyPatience = 10 * time.Second
+const policyTimeout = 10 * time.Second
 
 // policyFilter has the kernel enforce the network policies of the node's pods.
 // Its rules outlive it: a role that is gone leaves the policies of then in
@@ -36,7 +36,7 @@ type policyFilter struct {
 	plan   cluster.Plan
 	log    *slog.Logger
 	notice func(string)
-	told   *teller // nil without a fast path
+	told   *serviceSender // nil without a fast path
 	// nft executes a file.
 	nft   func(ctx context.Context, path string) error
 	hints policy.Hints
@@ -52,7 +52,7 @@ type policyFilter struct {
 	said string
 }
 
-func newPolicyFilter(plan cluster.Plan, o Options, told *teller) *policyFilter {
+func newPolicyFilter(plan cluster.Plan, o Options, told *serviceSender) *policyFilter {
 	return &policyFilter{told: told, plan: plan, log: o.Log, notice: o.Notifier.Notice, nft: runNft, changed: make(chan struct{})}
 }
 
@@ -138,7 +138,7 @@ func (f *policyFilter) load(ctx context.Context, text string) error {
 // await returns when the policies of a pod are in force for all of its
 // addresses, which are asked for only where there are policies at all.
 func (f *policyFilter) await(ctx context.Context, uid types.UID, addresses func(context.Context) ([]netip.Addr, error)) error {
-	ctx, cancel := context.WithTimeout(ctx, policyPatience)
+	ctx, cancel := context.WithTimeout(ctx, policyTimeout)
 	defer cancel()
 	var own []netip.Addr
 	for {
@@ -163,7 +163,7 @@ func (f *policyFilter) await(ctx context.Context, uid types.UID, addresses func(
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return fmt.Errorf("put the network policies of the pod into force: not done after %s", policyPatience)
+			return fmt.Errorf("put the network policies of the pod into force: not done after %s", policyTimeout)
 		}
 	}
 }

@@ -49,7 +49,7 @@ type serviceProxy struct {
 	api     *access
 	proxier proxy.Provider
 	health  *healthcheck.ProxyHealthServer
-	told    *teller // of the same changes; nil without a fast path
+	told    *serviceSender // of the same changes; nil without a fast path
 }
 
 // openServices tells whether the API server lets kube-proxy read: it does so
@@ -138,8 +138,8 @@ func (p *serviceProxy) start(ctx context.Context, nodes informers.SharedInformer
 		ranges = append(ranges, family.Services.String())
 	}
 	p.proxier.OnServiceCIDRsChanged(ranges)
-	serviceReg, err1 := services.Core().V1().Services().Informer().AddEventHandler(serviceEvents(p.hearers()...))
-	sliceReg, err2 := slices.Discovery().V1().EndpointSlices().Informer().AddEventHandler(sliceEvents(p.hearers()...))
+	serviceReg, err1 := services.Core().V1().Services().Informer().AddEventHandler(serviceEvents(p.serviceListeners()...))
+	sliceReg, err2 := slices.Discovery().V1().EndpointSlices().Informer().AddEventHandler(sliceEvents(p.serviceListeners()...))
 	if err := errors.Join(err1, err2); err != nil {
 		return fmt.Errorf("watch services: %w", err)
 	}
@@ -189,51 +189,51 @@ func (p *serviceProxy) healthy() error {
 	return nil
 }
 
-// hearer is told of what the API server says about Services.
-type hearer interface {
+// serviceListener is told of what the API server says about Services.
+type serviceListener interface {
 	proxyconfig.ServiceHandler
 	proxyconfig.EndpointSliceHandler
 }
 
-func (p *serviceProxy) hearers() []hearer {
+func (p *serviceProxy) serviceListeners() []serviceListener {
 	if p.told == nil {
-		return []hearer{p.proxier}
+		return []serviceListener{p.proxier}
 	}
-	return []hearer{p.proxier, p.told}
+	return []serviceListener{p.proxier, p.told}
 }
 
-func serviceEvents(all ...hearer) cache.ResourceEventHandler {
-	each := func(tell func(hearer)) {
+func serviceEvents(all ...serviceListener) cache.ResourceEventHandler {
+	each := func(tell func(serviceListener)) {
 		for _, h := range all {
 			tell(h)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc: func(o any) { each(func(h hearer) { h.OnServiceAdd(o.(*v1.Service)) }) },
+		AddFunc: func(o any) { each(func(h serviceListener) { h.OnServiceAdd(o.(*v1.Service)) }) },
 		UpdateFunc: func(old, o any) {
-			each(func(h hearer) { h.OnServiceUpdate(old.(*v1.Service), o.(*v1.Service)) })
+			each(func(h serviceListener) { h.OnServiceUpdate(old.(*v1.Service), o.(*v1.Service)) })
 		},
 		DeleteFunc: func(o any) {
 			if s, ok := deleted[*v1.Service](o); ok {
-				each(func(h hearer) { h.OnServiceDelete(s) })
+				each(func(h serviceListener) { h.OnServiceDelete(s) })
 			}
 		},
 	}
 }
 
-func sliceEvents(all ...hearer) cache.ResourceEventHandler {
+func sliceEvents(all ...serviceListener) cache.ResourceEventHandler {
 	type slice = *discoveryv1.EndpointSlice
-	each := func(tell func(hearer)) {
+	each := func(tell func(serviceListener)) {
 		for _, h := range all {
 			tell(h)
 		}
 	}
 	return cache.ResourceEventHandlerFuncs{
-		AddFunc:    func(o any) { each(func(h hearer) { h.OnEndpointSliceAdd(o.(slice)) }) },
-		UpdateFunc: func(old, o any) { each(func(h hearer) { h.OnEndpointSliceUpdate(old.(slice), o.(slice)) }) },
+		AddFunc:    func(o any) { each(func(h serviceListener) { h.OnEndpointSliceAdd(o.(slice)) }) },
+		UpdateFunc: func(old, o any) { each(func(h serviceListener) { h.OnEndpointSliceUpdate(old.(slice), o.(slice)) }) },
 		DeleteFunc: func(o any) {
 			if s, ok := deleted[slice](o); ok {
-				each(func(h hearer) { h.OnEndpointSliceDelete(s) })
+				each(func(h serviceListener) { h.OnEndpointSliceDelete(s) })
 			}
 		},
 	}

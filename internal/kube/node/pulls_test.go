@@ -14,7 +14,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-func TestPullsThatTakeLongAreToldOf(t *testing.T) {
+func TestLongPullsAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

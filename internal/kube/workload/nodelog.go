@@ -108,7 +108,7 @@ func (s *nodeStream) isAbsent() bool {
 // run copies until the log is complete, or ctx ends.
 func (s *nodeStream) run(ctx context.Context) {
 	defer close(s.done)
-	heard, asked := time.Now(), time.Now()
+	received, asked := time.Now(), time.Now()
 	for ctx.Err() == nil && !s.isAbsent() {
 		s.mu.Lock()
 		requestCtx, cancel := context.WithCancel(ctx)
@@ -119,7 +119,7 @@ func (s *nodeStream) run(ctx context.Context) {
 		cancel()
 		now := time.Now()
 		if got {
-			heard = now
+			received = now
 		}
 		var status apierrors.APIStatus
 		code := int32(0)
@@ -147,7 +147,7 @@ func (s *nodeStream) run(ctx context.Context) {
 		ended, unseen, behind, passed := s.ended, s.unseen, s.mark.Behind, s.mark.Position != containerlog.Position{}
 		s.mu.Unlock()
 		if !ended.IsZero() {
-			switch since := now.Sub(later(ended, heard)); {
+			switch since := now.Sub(later(ended, received)); {
 			case unseen && since > s.logs.lostAfter, since > incompleteAfter:
 				s.flush()
 				if unseen && behind == 0 && passed {

@@ -55,7 +55,7 @@ func (s *stuckPods) noteAttempt(pod *corev1.Pod, now time.Time) {
 		s.attempts[key] = w
 	}
 	if key == pod.UID {
-		t.patience = noPatience // there is no other attempt
+		t.timeout = noTimeout // there is no other attempt
 	}
 	w.status = t
 	w.settle(now)
@@ -78,7 +78,7 @@ func (s *stuckPods) givesUp(uid types.UID) bool {
 	if w == nil {
 		return false
 	}
-	w.status.patience = noPatience
+	w.status.timeout = noTimeout
 	return true
 }
 
@@ -86,16 +86,16 @@ func (s *stuckPods) givesUp(uid types.UID) bool {
 func (s *stuckPods) handleControllerEvent(event *corev1.Event, now time.Time) {
 	object := event.InvolvedObject
 	w := s.owners[s.owner(object.Kind, object.Namespace, object.Name, object.UID)]
-	if w == nil || !w.hear(event) {
+	if w == nil || !w.receive(event) {
 		return
 	}
 	switch {
 	case creationEvents[event.Reason]:
-		policy := mendable
+		effect := mendable
 		if strings.Contains(event.Message, "exceeded quota") {
-			policy = crowded
+			effect = crowded
 		}
-		w.event = s.newTrouble(kind{classCreation, policy, otherPatience}, stageScheduling, w.name, event.Reason, event.Message)
+		w.event = s.newTrouble(kind{classCreation, effect, otherTimeout}, stageScheduling, w.name, event.Reason, event.Message)
 		w.repeated = now
 	case event.Reason == "SuccessfulCreate":
 		w.event = nil
@@ -128,7 +128,7 @@ func (s *stuckPods) watchJob(job *batchv1.Job, now time.Time) {
 	}
 	w.status = nil
 	if job.Spec.Suspend != nil && *job.Spec.Suspend {
-		w.status = s.newTrouble(kind{classGate, told, otherPatience}, stageScheduling, w.name, "JobSuspended", "the job is suspended")
+		w.status = s.newTrouble(kind{classGate, reported, otherTimeout}, stageScheduling, w.name, "JobSuspended", "the job is suspended")
 	}
 	w.settle(now)
 }

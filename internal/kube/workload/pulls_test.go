@@ -12,10 +12,10 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-func TestPullsAreToldOfOnceForEachImage(t *testing.T) {
+func TestPullsAreReportedOncePerImage(t *testing.T) {
 	began := time.Now()
-	var told []string
-	p := newPullReports(began, func(text string) { told = append(told, text) })
+	var reported []string
+	p := newPullReports(began, func(text string) { reported = append(reported, text) })
 	say := func(pod, reason, message string, at time.Time) {
 		p.handle(&corev1.Event{
 			InvolvedObject: corev1.ObjectReference{Kind: "Pod", Name: pod, UID: types.UID(pod)},
@@ -34,7 +34,7 @@ func TestPullsAreToldOfOnceForEachImage(t *testing.T) {
 	if want := []string{
 		`Pulling image "big:1" for 5 s: x, for pod a on n1`, `Pulling image "other" for 5 s: y, for pod b on n1`,
 		`Pulling image "big:1" for 15 s: x, for pod a on n1`, `Pulling image "big:1" for 5 s: z, for pod c on n1`,
-	}; !slices.Equal(told, want) {
-		t.Errorf("told %q, not %q", told, want)
+	}; !slices.Equal(reported, want) {
+		t.Errorf("reported %q, not %q", reported, want)
 	}
 }

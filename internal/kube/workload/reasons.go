@@ -21,45 +21,45 @@ const (
 	stageRunning
 )
 
-// policy says when a trouble ends the run.
-type policy int
+// effect says when a trouble ends the run.
+type effect int
 
 const (
 	// certain troubles end it after their patience, whatever else goes on.
-	certain policy = iota
+	certain effect = iota
 	// mendable troubles may be mended by a server of the workload, an operator
 	// for example: the clock does not run while one is starting.
 	mendable
 	// crowded troubles pass when pods end: the clock does not run while a pod is
 	// left that ends by itself.
 	crowded
-	// told troubles are reported and end nothing.
-	told
+	// reported troubles are reported and end nothing.
+	reported
 )
 
 // Patience with troubles that may pass by themselves, each well below the 30 s
 // within which a workload that can never start ends the run.
 const (
-	noPatience    = 0
-	idlePatience  = 5 * time.Second  // nothing runs that could make room
-	pullPatience  = 12 * time.Second // the kubelet has tried twice by then
-	otherPatience = 20 * time.Second
-	// nodePatience is for a cluster that has no node yet: that is not the pod's
+	noTimeout    = 0
+	idleTimeout  = 5 * time.Second  // nothing runs that could make room
+	pullTimeout  = 12 * time.Second // the kubelet has tried twice by then
+	otherTimeout = 20 * time.Second
+	// nodeTimeout is for a cluster that has no node yet: that is not the pod's
 	// fault, and a node that never comes ends the run for its own reason.
-	nodePatience = time.Minute
-	// serverPatience is for a server on its way, which pulls its image perhaps.
-	serverPatience = 2 * time.Minute
-	// successorPatience is for a pod that was made successorAge or more after one
+	nodeTimeout = time.Minute
+	// serverTimeout is for a server on its way, which pulls its image perhaps.
+	serverTimeout = 2 * time.Minute
+	// successorTimeout is for a pod that was made successorAge or more after one
 	// of its controller had started: a registry may be away for a moment in the
 	// nineteenth hour of a job.
-	successorPatience = 5 * time.Minute
-	successorAge      = time.Minute
-	// unrepeatedPatience is for troubles with passingWords that are not repeated.
+	successorTimeout = 5 * time.Minute
+	successorAge     = time.Minute
+	// unrepeatedTimeout is for troubles with passingWords that are not repeated.
 	// The kubelet tries again after 0.5, 1, 2, 4, 8, ... s, or 10 to 15 s, but
 	// client-go drops events of a pod beyond 25.
-	unrepeatedPatience = time.Minute
-	// unseenPatience is for an event whose pod has not been seen.
-	unseenPatience = time.Minute
+	unrepeatedTimeout = time.Minute
+	// unseenTimeout is for an event whose pod has not been seen.
+	unseenTimeout = time.Minute
 )
 
 // class names troubles that are the same to a user: a change between reasons of
@@ -85,9 +85,9 @@ const (
 
 // kind is a row of the tables of reasons.
 type kind struct {
-	class    class
-	policy   policy
-	patience time.Duration
+	class   class
+	effect  effect
+	timeout time.Duration
 }
 
 // waitingReasons maps the reasons of waiting containers in kubelet v1.36:
@@ -95,26 +95,26 @@ type kind struct {
 // pkg/kubelet/kuberuntime/kuberuntime_container.go and the CRI's errors. A test
 // holds the table against those files.
 var waitingReasons = map[string]kind{
-	"ErrImageNeverPull":         {classPull, certain, noPatience},
-	"InvalidImageName":          {classPull, certain, noPatience},
-	"ErrImagePull":              {classPull, certain, pullPatience},
-	"ImagePullBackOff":          {classPull, certain, pullPatience},
-	"ImageInspectError":         {classPull, certain, otherPatience},
-	"RegistryUnavailable":       {classPull, certain, pullPatience},
-	"SignatureValidationFailed": {classPull, certain, pullPatience},
+	"ErrImageNeverPull":         {classPull, certain, noTimeout},
+	"InvalidImageName":          {classPull, certain, noTimeout},
+	"ErrImagePull":              {classPull, certain, pullTimeout},
+	"ImagePullBackOff":          {classPull, certain, pullTimeout},
+	"ImageInspectError":         {classPull, certain, otherTimeout},
+	"RegistryUnavailable":       {classPull, certain, pullTimeout},
+	"SignatureValidationFailed": {classPull, certain, pullTimeout},
 
-	"CreateContainerConfigError": {classConfig, mendable, otherPatience},
-	"CreateContainerError":       {classCreate, certain, otherPatience},
-	"PreCreateHookError":         {classCreate, certain, otherPatience},
-	"PreStartHookError":          {classCreate, certain, otherPatience},
-	"RunContainerError":          {classCreate, certain, otherPatience},
+	"CreateContainerConfigError": {classConfig, mendable, otherTimeout},
+	"CreateContainerError":       {classCreate, certain, otherTimeout},
+	"PreCreateHookError":         {classCreate, certain, otherTimeout},
+	"PreStartHookError":          {classCreate, certain, otherTimeout},
+	"RunContainerError":          {classCreate, certain, otherTimeout},
 
-	"RROUnsupported":         {classCreate, certain, otherPatience},
-	"ImageVolumeMountFailed": {classCreate, certain, otherPatience},
+	"RROUnsupported":         {classCreate, certain, otherTimeout},
+	"ImageVolumeMountFailed": {classCreate, certain, otherTimeout},
 
 	// The program ran and failed, or its hook did: it may do better next time.
-	"PostStartHookError": {classCrash, told, otherPatience},
-	"CrashLoopBackOff":   {classCrash, told, otherPatience},
+	"PostStartHookError": {classCrash, reported, otherTimeout},
+	"CrashLoopBackOff":   {classCrash, reported, otherTimeout},
 }
 
 // eventKind is a row of the table of the kubelet's events on pods. The stage is
@@ -129,16 +129,16 @@ type eventKind struct {
 // pods get before they run. Troubles with containers are read from the status
 // instead, which is always the current one.
 var podEvents = map[string]eventKind{
-	"FailedNodeDeclaredFeaturesCheck": {stageVolumes, kind{classVolumes, certain, otherPatience}},
-	"NetworkNotReady":                 {stageVolumes, kind{classSandbox, certain, otherPatience}},
-	"FailedCreatePodContainer":        {stageVolumes, kind{classSandbox, certain, otherPatience}},
-	"FailedAttachVolume":              {stageVolumes, kind{classVolumes, mendable, otherPatience}},
-	"FailedMount":                     {stageVolumes, kind{classVolumes, mendable, otherPatience}},
-	"FailedMapVolume":                 {stageVolumes, kind{classVolumes, mendable, otherPatience}},
+	"FailedNodeDeclaredFeaturesCheck": {stageVolumes, kind{classVolumes, certain, otherTimeout}},
+	"NetworkNotReady":                 {stageVolumes, kind{classSandbox, certain, otherTimeout}},
+	"FailedCreatePodContainer":        {stageVolumes, kind{classSandbox, certain, otherTimeout}},
+	"FailedAttachVolume":              {stageVolumes, kind{classVolumes, mendable, otherTimeout}},
+	"FailedMount":                     {stageVolumes, kind{classVolumes, mendable, otherTimeout}},
+	"FailedMapVolume":                 {stageVolumes, kind{classVolumes, mendable, otherTimeout}},
 
-	"FailedPrepareDynamicResources": {stageSandbox, kind{classSandbox, mendable, otherPatience}},
-	"FailedCreatePodSandBox":        {stageSandbox, kind{classSandbox, certain, otherPatience}},
-	"FailedPodSandBoxStatus":        {stageSandbox, kind{classSandbox, certain, otherPatience}},
+	"FailedPrepareDynamicResources": {stageSandbox, kind{classSandbox, mendable, otherTimeout}},
+	"FailedCreatePodSandBox":        {stageSandbox, kind{classSandbox, certain, otherTimeout}},
+	"FailedPodSandBoxStatus":        {stageSandbox, kind{classSandbox, certain, otherTimeout}},
 	"SandboxChanged":                {stage: stageSandbox},
 
 	"Pulling":             {stage: stageContainers},
@@ -163,7 +163,7 @@ func findPodEvent(event *corev1.Event) (eventKind, bool) {
 		return row, ok
 	}
 	if strings.HasPrefix(event.Message, "error making pod data directories") {
-		return eventKind{stageVolumes, kind{classVolumes, certain, otherPatience}}, true
+		return eventKind{stageVolumes, kind{classVolumes, certain, otherTimeout}}, true
 	}
 	return eventKind{stage: stageContainers}, true
 }
@@ -214,9 +214,9 @@ type trouble struct {
 func (s *stuckPods) newTrouble(row kind, reached stage, object, reason, message string) *trouble {
 	t := &trouble{kind: row, stage: reached, err: s.neverStarts(object, reason, message)}
 	if says(message, outOfRange) || says(message, kernelRefuses) {
-		t.policy, t.patience = certain, noPatience
+		t.effect, t.timeout = certain, noTimeout
 	}
-	t.needsPod = row.class == classNeeds && row.policy == mendable || says(message, onlyPodsBring)
+	t.needsPod = row.class == classNeeds && row.effect == mendable || says(message, onlyPodsBring)
 	return t
 }
 
@@ -262,20 +262,20 @@ func (s *stuckPods) troubleOf(pod *corev1.Pod) *trouble {
 }
 
 func (s *stuckPods) schedulingTrouble(pod *corev1.Pod, reason, message string) *trouble {
-	row := kind{classNeeds, mendable, otherPatience}
+	row := kind{classNeeds, mendable, otherTimeout}
 	switch {
 	case reason == corev1.PodReasonSchedulingGated:
-		row = kind{classGate, told, otherPatience}
+		row = kind{classGate, reported, otherTimeout}
 	case reason == corev1.PodReasonSchedulerError:
-		row.policy = certain
+		row.effect = certain
 	case reason != corev1.PodReasonUnschedulable:
 		return nil
 	case strings.Contains(message, "no nodes available to schedule pods"):
-		row = kind{classNodes, certain, nodePatience}
+		row = kind{classNodes, certain, nodeTimeout}
 	case isTainted(message):
-		row = kind{classTaint, crowded, otherPatience}
+		row = kind{classTaint, crowded, otherTimeout}
 	case slices.ContainsFunc(roomReasons, func(words string) bool { return strings.Contains(message, words) }):
-		row = kind{classRoom, crowded, idlePatience}
+		row = kind{classRoom, crowded, idleTimeout}
 	}
 	t := s.newTrouble(row, stageScheduling, "pod "+pod.Name, reason, message)
 	t.tainted, t.tooLarge = row.class == classTaint, row.class == classRoom && isTooLarge(message)
@@ -301,10 +301,10 @@ func (s *stuckPods) troubleOfContainer(pod *corev1.Pod, status *corev1.Container
 	name := "pod " + pod.Name
 	if failed := startError(status); failed != nil {
 		if what := missingProgram(failed.Message); what != "" {
-			return s.newTrouble(kind{classProgram, certain, pullPatience}, stageContainers, name, failed.Reason,
+			return s.newTrouble(kind{classProgram, certain, pullTimeout}, stageContainers, name, failed.Reason,
 				fmt.Sprintf("container %s: image %s %s", status.Name, imageOf(pod, status), what))
 		}
-		return s.newTrouble(kind{classCreate, certain, otherPatience}, stageContainers, name, failed.Reason,
+		return s.newTrouble(kind{classCreate, certain, otherTimeout}, stageContainers, name, failed.Reason,
 			fmt.Sprintf("container %s: %s", status.Name, plain(failed.Message)))
 	}
 	waiting := status.State.Waiting
@@ -317,7 +317,7 @@ func (s *stuckPods) troubleOfContainer(pod *corev1.Pod, status *corev1.Container
 	}
 	t := s.newTrouble(row, stageContainers, name, waiting.Reason, fmt.Sprintf("container %s: %s", status.Name, plain(waiting.Message)))
 	if row.class == classPull && (s.noPull || podRemedy(waiting.Message) != "") {
-		t.patience = noPatience
+		t.timeout = noTimeout
 	}
 	if isPull(waiting.Reason) && s.noPull {
 		t.err.Remedy = "no archive holds this image under this name: give it as one (--image FILE or --image NAME=FILE), or leave --no-pull away"
@@ -356,7 +356,7 @@ func (s *stuckPods) rejected(pod *corev1.Pod) *trouble {
 		return nil
 	}
 	message := strings.TrimPrefix(pod.Status.Message, "Pod was rejected: ")
-	return s.newTrouble(kind{classRejected, certain, pullPatience}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
+	return s.newTrouble(kind{classRejected, certain, pullTimeout}, stageContainers, "pod "+pod.Name, pod.Status.Reason, message)
 }
 
 // isTooLarge reads the scheduler's message: for a pod that only lacks room, it

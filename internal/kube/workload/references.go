@@ -109,7 +109,7 @@ func (s *stuckPods) lacking(now time.Time) []*waiting {
 	for _, group := range s.groups() {
 		for _, w := range group {
 			t := w.current()
-			if t == nil || !w.followed || t.policy != mendable || t.patience == noPatience || now.Sub(w.since) < missingPatience {
+			if t == nil || !w.followed || t.effect != mendable || t.timeout == noTimeout || now.Sub(w.since) < missingPatience {
 				continue
 			}
 			switch t.class {
@@ -130,7 +130,7 @@ func (f *follower) lookAtReferences(ctx context.Context) {
 		for _, needed := range w.needs {
 			if f.client.lacks(ctx, w.namespace, needed) {
 				t := w.current()
-				t.patience = noPatience
+				t.timeout = noTimeout
 				t.err.Message = needed.String() + " does not exist, and nothing is left that could create it"
 				t.err.Remedy = "put it into the manifests, or correct its name"
 				break

@@ -42,9 +42,9 @@ type waiting struct {
 	stage stage
 	// status and event are the troubles that each of them tells of.
 	status, event *trouble
-	// heard is when the latest event of each component happened: a list of events
+	// received is when the latest event of each component happened: a list of events
 	// is in no order.
-	heard map[string]time.Time
+	received map[string]time.Time
 	// since is when the trouble began, by its class.
 	since time.Time
 	class class
@@ -66,8 +66,8 @@ type waiting struct {
 	node string
 	// server: the pod does not end by itself.
 	server bool
-	// told: the user knows.
-	told bool
+	// reported: the user knows.
+	reported bool
 }
 
 // current returns the trouble that counts, nil if there is none.
@@ -89,7 +89,7 @@ func (w *waiting) settle(now time.Time) {
 		began = t.class
 	}
 	if began != w.class {
-		w.class, w.since, w.told = began, now, false
+		w.class, w.since, w.reported = began, now, false
 	}
 }
 
@@ -142,7 +142,7 @@ func (s *stuckPods) overdue(now time.Time) error {
 	var since time.Time
 	for _, group := range s.groups() {
 		for uid, w := range group {
-			if w.name == "" && now.Sub(w.since) > unseenPatience {
+			if w.name == "" && now.Sub(w.since) > unseenTimeout {
 				delete(group, uid)
 			}
 			began, late := s.late(w, now)
@@ -150,7 +150,7 @@ func (s *stuckPods) overdue(now time.Time) error {
 				continue
 			}
 			t := w.current()
-			if t.policy == told || w.replicated && s.hasRunningSibling(w) || s.isSuccessor(w) && now.Sub(began) < successorPatience {
+			if t.effect == reported || w.replicated && s.hasRunningSibling(w) || s.isSuccessor(w) && now.Sub(began) < successorTimeout {
 				s.tell(w, t)
 				continue
 			}
@@ -172,9 +172,9 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 	if t == nil || !w.followed {
 		return now, false
 	}
-	since, patience := w.since, t.patience
+	since, timeout := w.since, t.timeout
 	switch {
-	case t.policy == crowded && !t.tooLarge:
+	case t.effect == crowded && !t.tooLarge:
 		if len(s.working) > 0 {
 			return now, false
 		}
@@ -182,9 +182,9 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 			since = s.idleSince // the scheduler's turn, with the room that there is now
 		}
 		if s.serverLives() {
-			patience = max(patience, otherPatience) // it may end others
+			timeout = max(timeout, otherTimeout) // it may end others
 		}
-	case t.policy == mendable && patience != noPatience:
+	case t.effect == mendable && timeout != noTimeout:
 		if s.serverStarts(now) {
 			return now, false
 		}
@@ -192,19 +192,19 @@ func (s *stuckPods) late(w *waiting, now time.Time) (time.Time, bool) {
 			since = s.served
 		}
 		if t.needsPod && s.nothingLives() {
-			patience = min(patience, idlePatience)
+			timeout = min(timeout, idleTimeout)
 		}
 	}
-	if t == w.event && says(t.err.Message, passingWords) && w.repeated.Sub(w.since) < patience/2 {
-		patience = unrepeatedPatience
+	if t == w.event && says(t.err.Message, passingWords) && w.repeated.Sub(w.since) < timeout/2 {
+		timeout = unrepeatedTimeout
 	}
-	return since, now.Sub(since) >= patience
+	return since, now.Sub(since) >= timeout
 }
 
 // tell notes once why an object waits.
 func (s *stuckPods) tell(w *waiting, t *trouble) {
-	if !w.told {
-		w.told = true
+	if !w.reported {
+		w.reported = true
 		s.notes = append(s.notes, t.err.Object+" waits: "+t.err.why())
 	}
 }
@@ -257,7 +257,7 @@ func (s *stuckPods) serverLives() bool {
 // serverStarts reports whether a pod that may mend others is on its way.
 func (s *stuckPods) serverStarts(now time.Time) bool {
 	for _, w := range s.pods {
-		if w.server && w.stage != stageRunning && w.current() == nil && now.Sub(w.since) < serverPatience {
+		if w.server && w.stage != stageRunning && w.current() == nil && now.Sub(w.since) < serverTimeout {
 			return true
 		}
 	}
@@ -360,7 +360,7 @@ func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 		w = &waiting{since: now} // its pod is yet to be seen
 		s.pods[object.UID] = w
 	}
-	if !w.hear(event) || row.stage < stageSandbox && w.stage >= stageContainers {
+	if !w.receive(event) || row.stage < stageSandbox && w.stage >= stageContainers {
 		return // the volumes of pods that run are mounted again and again
 	}
 	if w.stage != stageRunning {
@@ -374,15 +374,15 @@ func (s *stuckPods) handleEvent(event *corev1.Event, now time.Time) {
 	w.settle(now)
 }
 
-// hear reports whether an event is no older than the latest one.
-func (w *waiting) hear(event *corev1.Event) bool {
+// receive reports whether an event is no older than the latest one.
+func (w *waiting) receive(event *corev1.Event) bool {
 	happened := event.LastTimestamp.Time
-	if happened.Before(w.heard[event.Source.Component]) {
+	if happened.Before(w.received[event.Source.Component]) {
 		return false
 	}
-	if w.heard == nil {
-		w.heard = map[string]time.Time{}
+	if w.received == nil {
+		w.received = map[string]time.Time{}
 	}
-	w.heard[event.Source.Component] = happened
+	w.received[event.Source.Component] = happened
 	return true
 }

@@ -60,7 +60,7 @@ func (s *stuckPods) unanswered(now time.Time) []*waiting {
 func (s *stuckPods) handleUnknownNodes(nodes []corev1.Node, now time.Time) {
 	for _, w := range s.unanswered(now) {
 		if !slices.ContainsFunc(nodes, func(node corev1.Node) bool { return node.Name == w.node }) {
-			w.status = s.newTrouble(kind{classNodes, certain, otherPatience}, stageVolumes, w.name, "NodeNotFound", "there is no node "+w.node)
+			w.status = s.newTrouble(kind{classNodes, certain, otherTimeout}, stageVolumes, w.name, "NodeNotFound", "there is no node "+w.node)
 			w.settle(now)
 		}
 	}
@@ -76,15 +76,15 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 		if len(against) == 0 {
 			return
 		}
-		patience, why := s.judgeNode(node.Name, against)
-		if best == nil || patience > longest {
-			longest, best = patience, why
+		timeout, why := s.judgeNode(node.Name, against)
+		if best == nil || timeout > longest {
+			longest, best = timeout, why
 		}
 	}
 	if best != nil {
 		t := w.current()
 		best.Object, best.Reason = t.err.Object, t.err.Reason
-		t.patience, t.err = longest, best
+		t.timeout, t.err = longest, best
 	}
 }
 
@@ -94,9 +94,9 @@ func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duratio
 	var why *NeverStarts
 	var shortest time.Duration
 	for _, taint := range against {
-		patience, remedy := s.judgeTaint(node, taint)
-		if why == nil || patience < shortest {
-			shortest = patience
+		timeout, remedy := s.judgeTaint(node, taint)
+		if why == nil || timeout < shortest {
+			shortest = timeout
 			why = &NeverStarts{Message: fmt.Sprintf("node %s has the taint %s", node, taint.ToString()), Remedy: remedy}
 		}
 	}
@@ -105,23 +105,23 @@ func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duratio
 
 // judgeTaint says how long to wait for a taint to go, and what to do if it does
 // not.
-func (s *stuckPods) judgeTaint(node string, taint corev1.Taint) (patience time.Duration, remedy string) {
-	pressure := otherPatience
+func (s *stuckPods) judgeTaint(node string, taint corev1.Taint) (timeout time.Duration, remedy string) {
+	pressure := otherTimeout
 	if !s.idleSince.IsZero() {
 		pressure = pressurePatience
 	}
 	switch taint.Key {
 	case corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable, corev1.TaintNodeNetworkUnavailable:
 		// They stay a while after the node is ready, longer on a slow one.
-		return otherPatience, "look for the reason in the log of the node role, which --debug-dir DIR keeps"
+		return otherTimeout, "look for the reason in the log of the node role, which --debug-dir DIR keeps"
 	case corev1.TaintNodeMemoryPressure:
 		return pressure, "ask Slurm for more memory (--mem)"
 	case corev1.TaintNodeDiskPressure:
 		return pressure, "free space where the run has its files, or name another place with --state-dir DIR"
 	case corev1.TaintNodeUnschedulable:
-		return idlePatience, "open the node again: kubectl uncordon " + node
+		return idleTimeout, "open the node again: kubectl uncordon " + node
 	default:
-		return idlePatience, "give the pod a toleration for it, or remove it: kubectl taint node " + node + " " + taint.Key + "-"
+		return idleTimeout, "give the pod a toleration for it, or remove it: kubectl taint node " + node + " " + taint.Key + "-"
 	}
 }
 

@@ -36,14 +36,14 @@ func signals() []signal {
 		}
 	}
 	all = append(all,
-		signal{reason: "StartError", stage: stageContainers, kind: kind{classProgram, certain, pullPatience}, message: `exec: "nothere": executable file not found in $PATH`},
-		signal{reason: "StartError", stage: stageContainers, kind: kind{classCreate, certain, otherPatience}, message: "container init was OOM-killed"},
-		signal{reason: "Unschedulable", kind: kind{classNodes, certain, nodePatience}, message: "no nodes available to schedule pods"},
-		signal{reason: "Unschedulable", kind: kind{classTaint, crowded, otherPatience}, message: taintedMessage},
-		signal{reason: "Unschedulable", kind: kind{classRoom, crowded, idlePatience}, message: "0/1 nodes are available: 1 Insufficient cpu."},
-		signal{reason: "Unschedulable", kind: kind{classNeeds, mendable, idlePatience}, message: `0/1 nodes are available: persistentvolumeclaim "absent" not found.`},
-		signal{reason: "SchedulingGated", kind: kind{classGate, told, otherPatience}, message: "Scheduling is blocked due to non-empty scheduling gates"},
-		signal{reason: "SchedulerError", kind: kind{classNeeds, certain, otherPatience}, message: "binding rejected"},
+		signal{reason: "StartError", stage: stageContainers, kind: kind{classProgram, certain, pullTimeout}, message: `exec: "nothere": executable file not found in $PATH`},
+		signal{reason: "StartError", stage: stageContainers, kind: kind{classCreate, certain, otherTimeout}, message: "container init was OOM-killed"},
+		signal{reason: "Unschedulable", kind: kind{classNodes, certain, nodeTimeout}, message: "no nodes available to schedule pods"},
+		signal{reason: "Unschedulable", kind: kind{classTaint, crowded, otherTimeout}, message: taintedMessage},
+		signal{reason: "Unschedulable", kind: kind{classRoom, crowded, idleTimeout}, message: "0/1 nodes are available: 1 Insufficient cpu."},
+		signal{reason: "Unschedulable", kind: kind{classNeeds, mendable, idleTimeout}, message: `0/1 nodes are available: persistentvolumeclaim "absent" not found.`},
+		signal{reason: "SchedulingGated", kind: kind{classGate, reported, otherTimeout}, message: "Scheduling is blocked due to non-empty scheduling gates"},
+		signal{reason: "SchedulerError", kind: kind{classNeeds, certain, otherTimeout}, message: "binding rejected"},
 	)
 	slices.SortFunc(all, func(a, b signal) int { return strings.Compare(a.reason+a.message, b.reason+b.message) })
 	return all
@@ -141,15 +141,15 @@ var owners = []string{"Pod", "Job", "Deployment", "StatefulSet", "DaemonSet"}
 // check looks at a time just before a signal's patience is over and at one after.
 func (a signal) check(t *testing.T, s *stuckPods, since time.Time) {
 	t.Helper()
-	if a.kind.patience > 0 {
-		if err := s.overdue(since.Add(a.kind.patience - time.Millisecond)); err != nil {
+	if a.kind.timeout > 0 {
+		if err := s.overdue(since.Add(a.kind.timeout - time.Millisecond)); err != nil {
 			t.Errorf("gives up too early: %v", err)
 		}
 	}
 	s.takeNotes()
-	err := s.overdue(since.Add(a.kind.patience + time.Millisecond))
+	err := s.overdue(since.Add(a.kind.timeout + time.Millisecond))
 	said := strings.Join(s.takeNotes(), "\n")
-	if a.kind.policy == told {
+	if a.kind.effect == reported {
 		if err != nil || !strings.HasPrefix(said, "pod a waits: "+a.reason+": ") {
 			t.Errorf("%v, notes %q; want a note of %s", err, said, a.reason)
 		}
@@ -208,7 +208,7 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 }
 
 // The watches of pods and events are not in step.
-func TestAnEventIsHeardBeforeItsPodIsSeen(t *testing.T) {
+func TestAnEventMayArriveBeforeItsPod(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for _, owner := range owners {
 		for _, a := range signals() {
@@ -309,19 +309,19 @@ func TestATroubleThatIsNotRepeatedGetsMoreTime(t *testing.T) {
 	mount := signal{reason: "FailedMount", event: true, message: "failed to sync configmap cache: timed out waiting for the condition"}
 	mount.send(s, "Pod", start)
 	mount.send(s, "Pod", start.Add(2*time.Second))
-	if err := s.overdue(start.Add(unrepeatedPatience - time.Second)); err != nil {
+	if err := s.overdue(start.Add(unrepeatedTimeout - time.Second)); err != nil {
 		t.Error(err)
 	}
-	if err := s.overdue(start.Add(unrepeatedPatience)); err == nil {
+	if err := s.overdue(start.Add(unrepeatedTimeout)); err == nil {
 		t.Error("waits for ever")
 	}
 	mount.send(s, "Pod", start.Add(15*time.Second))
-	if err := s.overdue(start.Add(otherPatience)); err == nil {
+	if err := s.overdue(start.Add(otherTimeout)); err == nil {
 		t.Error("waits although the kubelet has tried again")
 	}
 }
 
-func TestAReplicaThatCannotStartIsToldOfWhereAnotherRuns(t *testing.T) {
+func TestAReplicaThatCannotStartIsReportedWhileAnotherRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for owner, ends := range map[string]bool{"Job": true, "Deployment": false, "StatefulSet": false, "DaemonSet": false} {
 		s := stuckOwner(owner)
@@ -347,7 +347,7 @@ func TestAReplicaThatCannotStartIsToldOfWhereAnotherRuns(t *testing.T) {
 func TestAPodThatComesAfterOneThatRanGetsMoreTime(t *testing.T) {
 	start := time.Unix(1000, 0)
 	later := start.Add(19 * time.Hour)
-	for after, patience := range map[time.Duration]time.Duration{time.Second: pullPatience, 19 * time.Hour: successorPatience} {
+	for after, timeout := range map[time.Duration]time.Duration{time.Second: pullTimeout, 19 * time.Hour: successorTimeout} {
 		s := stuckOwner("Job")
 		first := creatingPod("Job")
 		first.UID, first.Status.Phase = "first", corev1.PodRunning
@@ -356,13 +356,13 @@ func TestAPodThatComesAfterOneThatRanGetsMoreTime(t *testing.T) {
 		first.Status.Phase = corev1.PodFailed
 		s.handlePod(first, later)
 		signal{reason: "ErrImagePull", stage: stageContainers, message: "connection refused"}.send(s, "Job", later)
-		if err := s.overdue(later.Add(patience - time.Second)); err != nil {
+		if err := s.overdue(later.Add(timeout - time.Second)); err != nil {
 			t.Errorf("%s after the first: gives up too early: %v", after, err)
 		}
 		if notes := s.takeNotes(); (len(notes) == 1) != (after > successorAge) {
 			t.Errorf("%s after the first: notes %q", after, notes)
 		}
-		if err := s.overdue(later.Add(patience)); err == nil {
+		if err := s.overdue(later.Add(timeout)); err == nil {
 			t.Errorf("%s after the first: waits for ever", after)
 		}
 	}
@@ -381,10 +381,10 @@ func TestAControllerThatCreatesNoPod(t *testing.T) {
 		const message = `Error creating: pods "x-" is forbidden: no PriorityClass with name absent was found`
 		s := stuckOwner(owner)
 		refuse(s, start, "FailedCreate", message)
-		if err := s.overdue(start.Add(idlePatience - time.Second)); err != nil {
+		if err := s.overdue(start.Add(idleTimeout - time.Second)); err != nil {
 			t.Errorf("%s: gives up too early: %v", owner, err)
 		}
-		err := s.overdue(start.Add(idlePatience))
+		err := s.overdue(start.Add(idleTimeout))
 		if err == nil || !strings.HasPrefix(err.Error(), strings.ToLower(owner)+" x cannot start: FailedCreate: pods") || !strings.Contains(err.Error(), "create the PriorityClass") {
 			t.Errorf("%s: %v", owner, err)
 		}
@@ -397,7 +397,7 @@ func TestAControllerThatCreatesNoPod(t *testing.T) {
 			a.send(s, owner, start.Add(3*time.Second))
 			a.check(t, s, start.Add(3*time.Second))
 			refuse(s, start.Add(4*time.Second), "FailedCreate", message)
-			if a.kind.policy != told { // that is said once
+			if a.kind.effect != reported { // that is said once
 				a.check(t, s, start.Add(3*time.Second))
 			}
 		}

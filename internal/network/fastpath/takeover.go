@@ -36,7 +36,7 @@ func (k *fdHolderSource) ready(uint32) {
 
 // startKeeper makes the process that keeps the descriptors of this one.
 func (s *Switch) startFDHolder() error {
-	pid, err := linux.StartKeeper(int(s.lifeline.Fd()))
+	pid, err := linux.StartFDHolder(int(s.lifeline.Fd()))
 	if err != nil {
 		return err
 	}

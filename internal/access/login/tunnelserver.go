@@ -26,9 +26,9 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// KeeperArg is the argument with which the program is started again as the
+// TunnelServerArg is the argument with which the program is started again as the
 // process that keeps a tunnel; main hands it to Keeper.
-const KeeperArg = "tunnel-keeper"
+const TunnelServerArg = "tunnel-keeper"
 
 // What the keeper says to the command that started it; anything else is an
 // error.
@@ -52,8 +52,8 @@ const (
 	partingLimit = 2 * time.Second
 )
 
-// keeperOrder is what the keeper is to do.
-type keeperOrder struct {
+// tunnelServerConfig is what the keeper is to do.
+type tunnelServerConfig struct {
 	Target  Target
 	Program string
 	Idle    time.Duration
@@ -61,9 +61,9 @@ type keeperOrder struct {
 	Nodes []string
 }
 
-// keeper keeps one tunnel, for all commands of this user on this host.
-type keeper struct {
-	order keeperOrder
+// tunnelServer keeps one tunnel, for all commands of this user on this host.
+type tunnelServer struct {
+	order tunnelServerConfig
 	place *Place
 	dir   *rundir.Dir
 
@@ -73,11 +73,11 @@ type keeper struct {
 	problem     *Problem
 	finish      func(*Problem)
 
-	tunnel *tunnel.Tunnel
-	step   *step
-	door   *loopback.Listener
-	key    *os.File
-	reply  reply
+	tunnel    *tunnel.Tunnel
+	step      *step
+	listener *loopback.Listener
+	key       *os.File
+	reply     reply
 
 	mu    sync.Mutex
 	users int
@@ -94,15 +94,15 @@ type keeper struct {
 	without map[string]time.Time
 }
 
-// Keeper is the main function of the process that keeps a tunnel. It returns
+// TunnelServer is the main function of the process that keeps a tunnel. It returns
 // its exit status.
-func Keeper() int {
+func TunnelServer() int {
 	runtime.LockOSThread() // srun ends with the thread that started it
 	say := func(text string) {
 		fmt.Fprintln(os.Stdout, text)
 		os.Stdout.Close()
 	}
-	k := &keeper{ready: make(chan struct{}), over: make(chan struct{}), without: map[string]time.Time{}}
+	k := &tunnelServer{ready: make(chan struct{}), over: make(chan struct{}), without: map[string]time.Time{}}
 	var once sync.Once
 	k.finish = func(why *Problem) { once.Do(func() { k.conclude(why) }) }
 	listener, err := k.claim()
@@ -132,13 +132,13 @@ func Keeper() int {
 }
 
 // conclude ends the tunnel for the given reason.
-func (k *keeper) conclude(why *Problem) {
+func (k *tunnelServer) conclude(why *Problem) {
 	k.problem = why
 	close(k.over)
 }
 
 // claim takes the tunnel's directory, where no other process has it.
-func (k *keeper) claim() (*net.UnixListener, error) {
+func (k *tunnelServer) claim() (*net.UnixListener, error) {
 	if err := json.NewDecoder(os.Stdin).Decode(&k.order); err != nil {
 		return nil, fmt.Errorf("read the order: %w", err)
 	}
@@ -162,14 +162,14 @@ func (k *keeper) claim() (*net.UnixListener, error) {
 	return listener, nil
 }
 
-func (k *keeper) file(name string) string { return filepath.Join(k.dir.Path, name) }
+func (k *tunnelServer) file(name string) string { return filepath.Join(k.dir.Path, name) }
 
 // open opens the tunnel and a door on this host's loopback.
-func (k *keeper) open(ctx context.Context) (err error) {
+func (k *tunnelServer) open(ctx context.Context) (err error) {
 	if k.tunnel, k.step, err = k.enter(ctx); err != nil {
 		return err
 	}
-	if k.door, err = loopback.Listen(netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
+	if k.listener, err = loopback.Listen(netip.MustParseAddrPort("127.0.0.1:0")); err != nil {
 		return err
 	}
 	credentials := k.tunnel.Credentials
@@ -177,7 +177,7 @@ func (k *keeper) open(ctx context.Context) (err error) {
 		return err
 	}
 	// As on the node, the key is in no file: what is named is this process.
-	kubeconfig := pki.KubeconfigWithKeyFile("berth", fmt.Sprintf("https://127.0.0.1:%d", k.door.Port()),
+	kubeconfig := pki.KubeconfigWithKeyFile("berth", fmt.Sprintf("https://127.0.0.1:%d", k.listener.Port()),
 		credentials.Authority, credentials.Cert, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), k.key.Fd()))
 	if err := os.WriteFile(k.file(kubeconfigFile), kubeconfig, 0o600); err != nil {
 		return fmt.Errorf("write kubeconfig: %w", err)
@@ -190,14 +190,14 @@ func (k *keeper) open(ctx context.Context) (err error) {
 		Kubeconfig: k.file(kubeconfigFile), Cache: k.file(cacheDir), Bin: k.file(binDir),
 		Node: answer.Node, Cluster: answer.Cluster, Version: answer.Version,
 	}
-	go k.serveDoor()
+	go k.serveLoopback()
 	return nil
 }
 
-// serveDoor passes connections of this user's programs on to the API server.
-func (k *keeper) serveDoor() {
+// serveLoopback passes connections of this user's programs on to the API server.
+func (k *tunnelServer) serveLoopback() {
 	for {
-		conn, err := k.door.Accept()
+		conn, err := k.listener.Accept()
 		if err != nil {
 			return // it was closed
 		}
@@ -214,7 +214,7 @@ func (k *keeper) serveDoor() {
 }
 
 // beginIdle ends the tunnel once nobody has used it for a while.
-func (k *keeper) beginIdle() {
+func (k *tunnelServer) beginIdle() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.idle = time.AfterFunc(k.order.Idle, func() { k.finish(k.unused()) })
@@ -225,7 +225,7 @@ func (k *keeper) beginIdle() {
 
 // use notes that somebody uses the tunnel, until the function is called that
 // it returns.
-func (k *keeper) use() func() {
+func (k *tunnelServer) use() func() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.users++
@@ -241,12 +241,12 @@ func (k *keeper) use() func() {
 	}
 }
 
-func (k *keeper) unused() *Problem {
+func (k *tunnelServer) unused() *Problem {
 	return problem(codeUnavailable, "the tunnel into job %s was closed: nobody has used it for %s", k.order.Target, k.order.Idle)
 }
 
 // listen answers commands.
-func (k *keeper) listen(ctx context.Context, listener *net.UnixListener) {
+func (k *tunnelServer) listen(ctx context.Context, listener *net.UnixListener) {
 	for {
 		conn, err := listener.AcceptUnix()
 		if err != nil {
@@ -259,7 +259,7 @@ func (k *keeper) listen(ctx context.Context, listener *net.UnixListener) {
 	}
 }
 
-func (k *keeper) serve(ctx context.Context, conn net.Conn) {
+func (k *tunnelServer) serve(ctx context.Context, conn net.Conn) {
 	var q question
 	_ = conn.SetReadDeadline(time.Now().Add(questionLimit))
 	questions := json.NewDecoder(conn)
@@ -331,7 +331,7 @@ func (k *keeper) serve(ctx context.Context, conn net.Conn) {
 
 // spent tells whether the tunnel was open and has ended. A command that comes now
 // is not answered, and opens another one; that which knows of other nodes says so.
-func (k *keeper) spent() bool {
+func (k *tunnelServer) spent() bool {
 	select {
 	case <-k.ready:
 	default:
@@ -340,7 +340,7 @@ func (k *keeper) spent() bool {
 	return (k.tunnel.Ended() || k.isOver()) && len(k.elsewhere()) == 0
 }
 
-func (k *keeper) isOver() bool {
+func (k *tunnelServer) isOver() bool {
 	select {
 	case <-k.over:
 		return true
@@ -351,7 +351,7 @@ func (k *keeper) isOver() bool {
 
 // listJobs returns the user's jobs, as of half a minute ago at most, or of a
 // moment ago.
-func (k *keeper) listJobs(ctx context.Context, fresh bool, without []string) reply {
+func (k *tunnelServer) listJobs(ctx context.Context, fresh bool, without []string) reply {
 	age := jobsAge
 	if fresh {
 		age = freshAge
@@ -381,7 +381,7 @@ func (k *keeper) listJobs(ctx context.Context, fresh bool, without []string) rep
 }
 
 // takeDown undoes what is there.
-func (k *keeper) takeDown(listener *net.UnixListener) {
+func (k *tunnelServer) takeDown(listener *net.UnixListener) {
 	// First of all, so that the next command opens a new tunnel.
 	_ = k.dir.Remove()
 	listener.Close()
@@ -394,8 +394,8 @@ func (k *keeper) takeDown(listener *net.UnixListener) {
 	case <-told:
 	case <-time.After(partingLimit):
 	}
-	if k.door != nil {
-		k.door.Close()
+	if k.listener != nil {
+		k.listener.Close()
 	}
 	if k.tunnel != nil {
 		k.tunnel.Close()

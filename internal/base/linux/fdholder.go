@@ -7,12 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartKeeper makes a process that shares this one's table of descriptors and
+// StartFDHolder makes a process that shares this one's table of descriptors and
 // does nothing, so that they stay open, and what waits for them goes on
 // waiting, when this process dies. The user's processes may fetch them from it
 // (unix.PidfdGetfd); Yama's ptrace_scope 2 and 3 forbid that. It ends when
 // nobody reads the pipe whose writing end is lifeline, and must be waited for.
-func StartKeeper(lifeline int) (pid int, err error) {
+func StartFDHolder(lifeline int) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	// A signal must not run Go's handler in there.
@@ -23,7 +23,7 @@ func StartKeeper(lifeline int) (pid int, err error) {
 	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
 		return 0, fmt.Errorf("block signals: %w", err)
 	}
-	pid = keeper(uintptr(lifeline))
+	pid = cloneFDHolder(uintptr(lifeline))
 	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil); err != nil {
 		return 0, fmt.Errorf("unblock signals: %w", err)
 	}
@@ -33,8 +33,8 @@ func StartKeeper(lifeline int) (pid int, err error) {
 	return pid, nil
 }
 
-// keeper is clone(2) without a program: what the child does is a few
+// cloneFDHolder is clone(2) without a program: what the child does is a few
 // instructions of assembly.
 //
 //go:noescape
-func keeper(lifeline uintptr) (pid int)
+func cloneFDHolder(lifeline uintptr) (pid int)

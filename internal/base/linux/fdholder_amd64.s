@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func keeper(lifeline uintptr) (pid int)
-TEXT ·keeper(SB), NOSPLIT, $16-16
+// func cloneFDHolder(lifeline uintptr) (pid int)
+TEXT ·cloneFDHolder(SB), NOSPLIT, $16-16
 	MOVQ lifeline+0(FP), R12
 	MOVQ $56, AX            // clone
 	MOVQ $0x411, DI         // CLONE_FILES | SIGCHLD

@@ -1,7 +1,7 @@
 #include "textflag.h"
 
-// func keeper(lifeline uintptr) (pid int)
-TEXT ·keeper(SB), NOSPLIT, $16-16
+// func cloneFDHolder(lifeline uintptr) (pid int)
+TEXT ·cloneFDHolder(SB), NOSPLIT, $16-16
 	MOVD lifeline+0(FP), R19
 	MOVD $220, R8           // clone
 	MOVD $0x411, R0         // CLONE_FILES | SIGCHLD

@@ -20,7 +20,7 @@ const servicePort = "100.66.0.7:80"
 
 func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) servicemap.Service {
 	t.Helper()
-	teller := newTeller("n1", nil)
+	sender := newServiceSender("n1", nil)
 	service.ObjectMeta = metav1.ObjectMeta{Namespace: "a", Name: "s"}
 	service.Spec.ClusterIP, service.Spec.ClusterIPs = "100.66.0.7", []string{"100.66.0.7"}
 	if service.Spec.InternalTrafficPolicy == nil { // as the API server fills in
@@ -29,18 +29,18 @@ func told(t *testing.T, service *v1.Service, endpoints ...discoveryv1.Endpoint) 
 	service.Spec.SessionAffinityConfig = &v1.SessionAffinityConfig{ClientIP: &v1.ClientIPConfig{TimeoutSeconds: ptr.To[int32](60)}}
 	service.Spec.IPFamilies = []v1.IPFamily{v1.IPv4Protocol}
 	service.Spec.Ports = append(service.Spec.Ports, v1.ServicePort{Name: "p", Port: 80, Protocol: v1.ProtocolTCP})
-	teller.OnServiceAdd(service)
-	teller.OnEndpointSliceAdd(&discoveryv1.EndpointSlice{
+	sender.OnServiceAdd(service)
+	sender.OnEndpointSliceAdd(&discoveryv1.EndpointSlice{
 		ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "s-1", Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
 		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: endpoints,
 		Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
 	})
-	if teller.state() != nil {
+	if sender.state() != nil {
 		t.Error("it tells before it knows all")
 	}
-	teller.OnServiceSynced()
-	teller.permit(&policy.State{})
-	state := teller.state()
+	sender.OnServiceSynced()
+	sender.permit(&policy.State{})
+	state := sender.state()
 	if state == nil {
 		t.Fatal("it tells nothing")
 	}
@@ -56,9 +56,9 @@ func endpoint(address string, ready, terminating bool) discoveryv1.Endpoint {
 	}
 }
 
-func TestExternalAddressesOfServicesAreTold(t *testing.T) {
-	teller := newTeller("n1", nil)
-	teller.OnServiceAdd(&v1.Service{
+func TestExternalAddressesOfServicesAreSent(t *testing.T) {
+	sender := newServiceSender("n1", nil)
+	sender.OnServiceAdd(&v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s"},
 		Spec: v1.ServiceSpec{
 			ClusterIP: "100.66.0.7", ClusterIPs: []string{"100.66.0.7"}, IPFamilies: []v1.IPFamily{v1.IPv4Protocol},
@@ -67,10 +67,10 @@ func TestExternalAddressesOfServicesAreTold(t *testing.T) {
 		},
 		Status: v1.ServiceStatus{LoadBalancer: v1.LoadBalancerStatus{Ingress: []v1.LoadBalancerIngress{{IP: "203.0.113.6", IPMode: ptr.To(v1.LoadBalancerIPModeVIP)}}}},
 	})
-	teller.OnServiceSynced()
-	teller.permit(&policy.State{})
+	sender.OnServiceSynced()
+	sender.permit(&policy.State{})
 	want := []netip.Addr{netip.MustParseAddr("203.0.113.5"), netip.MustParseAddr("203.0.113.6")}
-	if got := teller.state().External; !slices.Equal(got, want) {
+	if got := sender.state().External; !slices.Equal(got, want) {
 		t.Errorf("%v, not %v", got, want)
 	}
 }
@@ -106,7 +106,7 @@ func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
-	gone := newTeller("n1", nil)
+	gone := newServiceSender("n1", nil)
 	gone.OnServiceSynced()
 	gone.permit(&policy.State{})
 	if state := gone.state(); state == nil || len(state.Services) != 0 {
@@ -114,11 +114,11 @@ func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
 	}
 }
 
-// TestAServiceOfBothFamiliesIsToldOnceForEach has the same name for both.
-func TestAServiceOfBothFamiliesIsToldOnceForEach(t *testing.T) {
+// TestADualStackServiceIsSentOncePerFamily has the same name for both.
+func TestADualStackServiceIsSentOncePerFamily(t *testing.T) {
 	const other = "fd66::7"
-	teller := newTeller("n1", nil)
-	teller.OnServiceAdd(&v1.Service{
+	sender := newServiceSender("n1", nil)
+	sender.OnServiceAdd(&v1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "s"},
 		Spec: v1.ServiceSpec{
 			ClusterIP: "100.66.0.7", ClusterIPs: []string{"100.66.0.7", other},
@@ -128,19 +128,19 @@ func TestAServiceOfBothFamiliesIsToldOnceForEach(t *testing.T) {
 		},
 	})
 	for kind, address := range map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "100.64.2.1", discoveryv1.AddressTypeIPv6: "fd64::2:1"} {
-		teller.OnEndpointSliceAdd(&discoveryv1.EndpointSlice{
+		sender.OnEndpointSliceAdd(&discoveryv1.EndpointSlice{
 			ObjectMeta:  metav1.ObjectMeta{Namespace: "a", Name: "s-" + string(kind), Labels: map[string]string{discoveryv1.LabelServiceName: "s"}},
 			AddressType: kind, Endpoints: []discoveryv1.Endpoint{endpoint(address, true, false)},
 			Ports: []discoveryv1.EndpointPort{{Name: ptr.To("p"), Port: ptr.To[int32](8080), Protocol: ptr.To(v1.ProtocolTCP)}},
 		})
 	}
-	teller.OnServiceSynced()
-	teller.permit(&policy.State{})
+	sender.OnServiceSynced()
+	sender.permit(&policy.State{})
 	want := map[netip.AddrPort]servicemap.Service{
 		netip.MustParseAddrPort(servicePort):          {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("100.64.2.1:8080")}},
 		netip.MustParseAddrPort("[" + other + "]:80"): {Endpoints: []netip.AddrPort{netip.MustParseAddrPort("[fd64::2:1]:8080")}},
 	}
-	if state := teller.state(); state == nil || !reflect.DeepEqual(state.Services, want) {
+	if state := sender.state(); state == nil || !reflect.DeepEqual(state.Services, want) {
 		t.Errorf("it tells %v, want %v", state, want)
 	}
 }

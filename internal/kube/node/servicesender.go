@@ -17,12 +17,12 @@ import (
 	"berth.dev/berth/internal/network/servicemap"
 )
 
-// tellMerge is how long a change waits for others to come.
-const tellMerge = 20 * time.Millisecond
+// sendMerge is how long a change waits for others to come.
+const sendMerge = 20 * time.Millisecond
 
-// teller tells the net role which pods are behind a Service, from what
+// serviceSender tells the net role which pods are behind a Service, from what
 // kube-proxy is told of them and by its rules, and what policies permit.
-type teller struct {
+type serviceSender struct {
 	node string
 	line *servicemap.Conn
 	// dirty is full when there is something to tell.
@@ -45,8 +45,8 @@ type tracked struct {
 	backing proxy.EndpointsMap
 }
 
-func newTeller(node string, line *servicemap.Conn) *teller {
-	t := &teller{node: node, line: line, dirty: make(chan struct{}, 1)}
+func newServiceSender(node string, line *servicemap.Conn) *serviceSender {
+	t := &serviceSender{node: node, line: line, dirty: make(chan struct{}, 1)}
 	// Where a cluster has no IPv6, its Services have none.
 	for _, family := range []v1.IPFamily{v1.IPv4Protocol, v1.IPv6Protocol} {
 		t.families = append(t.families, &tracked{
@@ -60,12 +60,12 @@ func newTeller(node string, line *servicemap.Conn) *teller {
 
 // The methods by which kube-proxy's informers tell of changes.
 
-func (t *teller) OnServiceAdd(s *v1.Service) { t.OnServiceUpdate(nil, s) }
-func (t *teller) OnServiceDelete(s *v1.Service) {
+func (t *serviceSender) OnServiceAdd(s *v1.Service) { t.OnServiceUpdate(nil, s) }
+func (t *serviceSender) OnServiceDelete(s *v1.Service) {
 	t.OnServiceUpdate(s, nil)
 }
 
-func (t *teller) OnServiceUpdate(old, s *v1.Service) {
+func (t *serviceSender) OnServiceUpdate(old, s *v1.Service) {
 	for _, f := range t.families {
 		if f.services.Update(old, s) {
 			t.mark()
@@ -73,16 +73,16 @@ func (t *teller) OnServiceUpdate(old, s *v1.Service) {
 	}
 }
 
-func (t *teller) OnServiceSynced() { t.set(func() { t.synced = true }) }
+func (t *serviceSender) OnServiceSynced() { t.set(func() { t.synced = true }) }
 
-func (t *teller) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { t.slice(s, false) }
-func (t *teller) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
+func (t *serviceSender) OnEndpointSliceAdd(s *discoveryv1.EndpointSlice) { t.slice(s, false) }
+func (t *serviceSender) OnEndpointSliceUpdate(_, s *discoveryv1.EndpointSlice) {
 	t.slice(s, false)
 }
-func (t *teller) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { t.slice(s, true) }
-func (t *teller) OnEndpointSlicesSynced()                            {}
+func (t *serviceSender) OnEndpointSliceDelete(s *discoveryv1.EndpointSlice) { t.slice(s, true) }
+func (t *serviceSender) OnEndpointSlicesSynced()                            {}
 
-func (t *teller) slice(s *discoveryv1.EndpointSlice, gone bool) {
+func (t *serviceSender) slice(s *discoveryv1.EndpointSlice, gone bool) {
 	for _, f := range t.families {
 		if f.endpoints.EndpointSliceUpdate(s, gone) {
 			t.mark()
@@ -91,21 +91,21 @@ func (t *teller) slice(s *discoveryv1.EndpointSlice, gone bool) {
 }
 
 // OnTopologyChange implements config.NodeTopologyHandler.
-func (t *teller) OnTopologyChange(labels map[string]string) {
+func (t *serviceSender) OnTopologyChange(labels map[string]string) {
 	t.set(func() { t.topology = labels })
 }
 
 // permit replaces what policies permit.
-func (t *teller) permit(s *policy.State) { t.set(func() { t.policy = s }) }
+func (t *serviceSender) permit(s *policy.State) { t.set(func() { t.policy = s }) }
 
-func (t *teller) set(change func()) {
+func (t *serviceSender) set(change func()) {
 	t.mu.Lock()
 	change()
 	t.mu.Unlock()
 	t.mark()
 }
 
-func (t *teller) mark() {
+func (t *serviceSender) mark() {
 	select {
 	case t.dirty <- struct{}{}:
 	default:
@@ -113,7 +113,7 @@ func (t *teller) mark() {
 }
 
 // run tells what has changed until ctx ends.
-func (t *teller) run(ctx context.Context) error {
+func (t *serviceSender) run(ctx context.Context) error {
 	for {
 		select {
 		case <-t.dirty:
@@ -126,7 +126,7 @@ func (t *teller) run(ctx context.Context) error {
 			}
 		}
 		select {
-		case <-time.After(tellMerge):
+		case <-time.After(sendMerge):
 		case <-ctx.Done():
 			return nil
 		}
@@ -134,7 +134,7 @@ func (t *teller) run(ctx context.Context) error {
 }
 
 // state is nil as long as not all is known.
-func (t *teller) state() *servicemap.State {
+func (t *serviceSender) state() *servicemap.State {
 	t.mu.Lock()
 	topology, synced, policies := t.topology, t.synced, t.policy
 	t.mu.Unlock()
@@ -190,7 +190,7 @@ func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s servicemap
 
 // answer tells everything again to a net role that has just begun, until ctx
 // ends. What it has lost is to be replaced.
-func (t *teller) answer(ctx context.Context, replace func(context.Context, []netip.Addr)) error {
+func (t *serviceSender) answer(ctx context.Context, replace func(context.Context, []netip.Addr)) error {
 	stop := context.AfterFunc(ctx, func() { t.line.Close() })
 	defer stop()
 	for {
