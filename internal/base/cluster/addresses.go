@@ -6,9 +6,9 @@ import "net/netip"
 // of it for pods, a quarter for Services, the rest for nodes.
 const blockBits = 14
 
-// candidates are where a block is looked for, in this order: the shared
-// address space (RFC 6598) first, because sites use it least, then the private
-// ranges (RFC 1918) from the less usual end.
+// candidates returns the networks to search for a block, in this order: the
+// shared address space (RFC 6598) first, because sites use it least, then the
+// private ranges (RFC 1918), the less usual ones first.
 func candidates() []netip.Prefix {
 	var blocks []netip.Prefix
 	for second := 64; second < 128; second += 4 {

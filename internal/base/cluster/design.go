@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Offer is what one node brings into a cluster: what was found out about it.
+// Offer describes one node that joins a cluster.
 type Offer struct {
 	Node Node
 	// Host is the name of the machine, as Slurm has it, for messages.
@@ -24,20 +24,20 @@ type Offer struct {
 	// ImageCache is the folder of the cache of images as this node has it; empty for
 	// none.
 	ImageCache string
-	// SubIDs says which ids of the machine those of containers become; the same
-	// text on two nodes means the same ids.
+	// SubIDs describes how ids of containers map to ids of the machine. Two nodes
+	// with the same text have the same mapping.
 	SubIDs string
 	// FastPath is true where this node has a Switch.
 	FastPath bool
-	// MeshMTU is the size of the largest packet that this node can send to
-	// another one, in bytes; 0 where it is alone.
+	// MeshMTU is the size in bytes of the largest packet that this node can send
+	// to another node; 0 on a single node.
 	MeshMTU int
-	// IPv6 is how far packets of IPv6 get from here, and RefusedIPv6 why no
-	// Service could have such addresses all the same; "" where it could.
+	// IPv6 is how far IPv6 packets get from this node. RefusedIPv6 is the reason
+	// why Services cannot have IPv6 addresses here; "" if they can.
 	IPv6        Reach
 	RefusedIPv6 string
-	// HostAPIPort is where the host's loopback reaches the API server; 0 for
-	// a node that does not run one.
+	// HostAPIPort is the API server's port on the host's loopback; 0 for a node
+	// without an API server.
 	HostAPIPort uint16
 }
 
@@ -52,12 +52,12 @@ type Member struct {
 	Prefixes []netip.Prefix
 }
 
-// MaxNodes is how many nodes a cluster can have: as many as the pod range has
-// parts.
+// MaxNodes is the largest number of nodes in a cluster: the number of per-node
+// blocks in the pod range.
 const MaxNodes = 1 << (nodeBits - blockBits - 1)
 
-// ControlNodes is how many nodes run a control plane where the loss of one is to
-// be survived: of three, two are a majority.
+// ControlNodes is the number of control planes in a run that survives the loss
+// of one: with three, two are a majority.
 const ControlNodes = 3
 
 // ErrTooFewNodes says that there is no majority without one of the nodes.
@@ -129,8 +129,8 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	return plans, nil
 }
 
-// UnlikeOwners says which nodes give files of the shared volumes other owners
-// than the head, "" where all do the same.
+// UnlikeOwners names the nodes on which files of shared volumes have other
+// owners than on the head. It returns "" if there are none.
 func UnlikeOwners(spec Spec, offers []Offer) string {
 	var unlike []string
 	for _, offer := range offers[1:] {
@@ -198,8 +198,9 @@ func parseBlock(value string) (netip.Prefix, error) {
 	return block, nil
 }
 
-// imageCacheOf is the cache of images of a node. The nodes of a run, and runs on
-// different hosts, tell what they use apart.
+// imageCacheOf returns a node's image cache. Nodes of a run, and runs on
+// different hosts, share a cache folder and record separately what they use of
+// it.
 func imageCacheOf(spec Spec, offer Offer) ImageCache {
 	if offer.ImageCache == "" || offer.Snapshotter != EROFS {
 		return ImageCache{}
@@ -212,7 +213,8 @@ func imageCacheOf(spec Spec, offer Offer) ImageCache {
 	}
 }
 
-// registriesOf are those of the command line, which is known to be valid.
+// registriesOf returns the registries of the command line, which has been
+// validated.
 func registriesOf(spec Spec) Registries {
 	servers := map[string]string{}
 	for _, registry := range spec.Registries {

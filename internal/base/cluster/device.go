@@ -8,28 +8,28 @@ import (
 	"strings"
 )
 
-// Resource is what containers ask for by name and in whole units: devices of a
-// node.
+// Resource is a kind of device that containers request by name, in whole units.
 type Resource struct {
 	// Name is what a container requests, such as nvidia.com/gpu.
 	Name string
-	// Units are what there is to give away; each is given to one container.
+	// Units lists the units on offer; each is given to one container.
 	Units []Unit
 }
 
 // Unit is one unit of a Resource.
 type Unit struct {
 	ID string
-	// CDI is the name by which the runtime knows the device: VENDOR/CLASS=NAME.
-	// Units that share a device have the same.
+	// CDI is the device's name for the runtime: VENDOR/CLASS=NAME. Units that
+	// share a device have the same name.
 	CDI string
 }
 
-// DeviceRequest is what a user asks for with --device.
+// DeviceRequest is one --device option.
 type DeviceRequest struct {
 	// Resource is what containers request.
 	Resource string
-	// Shares is how many containers may have the device at the same time.
+	// Shares is the number of containers that may have the device at the same
+	// time.
 	Shares int
 	// Paths are device files, or folders of them; empty where CDI is set.
 	Paths []string
@@ -37,7 +37,8 @@ type DeviceRequest struct {
 	CDI string
 }
 
-// maxShares bounds DeviceRequest.Shares: the kubelet is told of each one.
+// maxShares bounds DeviceRequest.Shares, because the kubelet keeps a record of
+// each share.
 const maxShares = 1024
 
 // Resource names as the API server takes them, and names of CDI devices.

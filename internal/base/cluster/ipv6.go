@@ -16,7 +16,7 @@ const (
 	DualStack  = "dual"
 )
 
-// Reach is how far packets of IPv6 get from a host.
+// Reach is how far a host's IPv6 packets get.
 type Reach string
 
 const (
@@ -34,13 +34,13 @@ var ErrNoIPv6Addresses = errors.New("choose IPv6 addresses for pods and Services
 const (
 	// ulaBits is the size of a block of unique local addresses (RFC 4193).
 	ulaBits = 48
-	// ulaTries is how many blocks are looked at. A second one is hardly ever
+	// ulaTries is the number of blocks to try. A second one is hardly ever
 	// needed: sites use a few of the 2^40 blocks, or route all of them.
 	ulaTries = 16
 )
 
-// chooseIPv6 returns the block of IPv6 addresses of a cluster, none where it is
-// to have IPv4 alone, and Addresses.WithoutIPv6.
+// chooseIPv6 returns a cluster's IPv6 block and Addresses.WithoutIPv6. The block
+// is zero if the cluster has only IPv4.
 func chooseIPv6(spec Spec, offers []Offer) (none netip.Prefix, without string, err error) {
 	family := spec.Network.IPFamily
 	if family == IPv4Only {

@@ -43,7 +43,7 @@ func ParseMount(value string) (FolderMount, error) {
 	return m, nil
 }
 
-// mountsOf are those of the command line, which is known to be valid.
+// mountsOf returns the mounts of the command line, which has been validated.
 func mountsOf(spec Spec) []FolderMount {
 	var mounts []FolderMount
 	for _, value := range spec.Mounts {

@@ -7,22 +7,23 @@ import (
 	"strings"
 )
 
-// Plan says what one cluster looks like on one node. The supervisor makes it
-// once, before anything starts, and every role reads it as JSON
-// (Sandbox.PlanFile). It holds no secret: keys are files of their own.
+// Plan describes one node of a cluster. The supervisor makes it once, before
+// anything starts, and every role reads it as JSON (Sandbox.PlanFile). It holds
+// no secret: keys have their own files.
 type Plan struct {
 	// RunID names this cluster among all that ever ran on the node:
 	// "job-4711-0" under Slurm, "local-<pid>-<start>" without.
 	RunID string
-	// KubernetesVersion is what the components report, such as "v1.36.3".
+	// KubernetesVersion is the version that the components report, such as
+	// "v1.36.3".
 	KubernetesVersion string
 	Node              Node
 	// Members are all nodes of the cluster, this one at Index. The first is
 	// the head.
 	Members []Member
 	Index   int
-	// Controls is how many of the members, the first ones, run a control
-	// plane: 1, or ControlNodes where the loss of one is to be survived.
+	// Controls is the number of members that run a control plane, counted from
+	// the first: 1, or ControlNodes with --ha.
 	Controls  int
 	Addresses Addresses
 	Paths     Paths
@@ -43,11 +44,11 @@ type Plan struct {
 	// Snapshotter is containerd's: Overlay, EROFS, or Native where the run's
 	// files are on a file system that overlayfs cannot write to.
 	Snapshotter string
-	// ImageCache is where layers are kept for other nodes and later runs.
+	// ImageCache is the folder that keeps layers for other nodes and later runs.
 	ImageCache ImageCache
 	// LazyPull starts containers of eStargz images before these have come.
 	LazyPull bool
-	// Registries says how images are pulled.
+	// Registries configures how images are pulled.
 	Registries Registries
 	// SharedVolumes is a folder that all nodes see, for the volumes of
 	// SharedClass; empty where the user names none.
@@ -65,7 +66,7 @@ type Plan struct {
 type Node struct {
 	// Name is the Kubernetes node name, a valid DNS subdomain.
 	Name string
-	// Labels are added to those that the kubelet sets itself.
+	// Labels are added to the kubelet's own labels.
 	Labels map[string]string
 	// CPUs is the number of processors that the step may use.
 	CPUs int
@@ -74,8 +75,8 @@ type Node struct {
 	CPUSet string
 	// MemoryBytes is the memory that the step may use.
 	MemoryBytes uint64
-	// ReservedMemoryBytes is what berth itself needs of it; allocatable is
-	// the difference.
+	// ReservedMemoryBytes is the memory that berth itself needs; the rest is
+	// allocatable.
 	ReservedMemoryBytes uint64
 	// MaxPods bounds the pods of the node.
 	MaxPods int
@@ -83,13 +84,13 @@ type Node struct {
 	Resources []Resource
 }
 
-// Head tells whether this is the first node, which leads the run.
+// Head reports whether this is the first node, which leads the run.
 func (p Plan) Head() bool { return p.Index == 0 }
 
-// Control tells whether this node runs a control plane.
+// Control reports whether this node runs a control plane.
 func (p Plan) Control() bool { return p.Index < max(1, p.Controls) }
 
-// Replicated tells whether other nodes run a control plane, too.
+// Replicated reports whether other nodes run a control plane, too.
 func (p Plan) Replicated() bool { return p.Controls > 1 }
 
 // Replicas are the members that run a control plane.
@@ -100,9 +101,9 @@ func (p Plan) Replicas() []Member { return p.Members[:p.Controls] }
 type Addresses struct {
 	// Family is IPv4, which every cluster has.
 	Family
-	// IPv6 is nil where the cluster has IPv4 alone, and WithoutIPv6 says why
-	// it has, or why IPv6 does not reach the outside; empty where that was
-	// asked for, and where it does.
+	// IPv6 is nil if the cluster has only IPv4. WithoutIPv6 is the reason, or the
+	// reason why IPv6 does not reach the outside. It is empty if the user asked
+	// for IPv4, or if IPv6 reaches the outside.
 	IPv6        *Family
 	WithoutIPv6 string
 	// APIService is the first address of Services (Service
@@ -110,17 +111,17 @@ type Addresses struct {
 	APIService, DNSService netip.Addr
 	// APIServer is the head's node address.
 	APIServer netip.Addr
-	// APIBalancer is where the node's clients reach whichever API server
-	// lives; invalid where there is one only.
+	// APIBalancer is the address where the node's clients reach whichever API
+	// server is healthy. It is invalid if there is only one API server.
 	APIBalancer netip.AddrPort
 	// DNS is the address on NodeLink where CoreDNS listens, on port 53.
 	DNS netip.Addr
 	// Gateway is the far end of EgressLink: the default route, and a DNS
 	// forwarder on port 53 that asks the host's own resolvers.
 	Gateway netip.Addr
-	// APIPort is where kube-apiserver listens inside the namespace.
+	// APIPort is the port of kube-apiserver inside the namespace.
 	APIPort uint16
-	// HostAPIPort is where it is reached on the host's loopback.
+	// HostAPIPort is its port on the host's loopback.
 	HostAPIPort uint16
 }
 
@@ -135,7 +136,7 @@ type Family struct {
 	Node  netip.Addr
 }
 
-// Name is what Kubernetes calls the family.
+// Name returns Kubernetes' name for the family.
 func (f Family) Name() string {
 	if f.Node.Is4() {
 		return "IPv4"
@@ -143,7 +144,7 @@ func (f Family) Name() string {
 	return "IPv6"
 }
 
-// Families are those that the cluster has, IPv4 first.
+// Families returns the cluster's families, IPv4 first.
 func (a Addresses) Families() []Family {
 	if a.IPv6 == nil {
 		return []Family{a.Family}
@@ -160,7 +161,8 @@ func (a Addresses) Ranges() []netip.Prefix {
 	return all
 }
 
-// NodeAddresses are those of all nodes in one family, the head's first.
+// NodeAddresses returns the addresses of all nodes in one family, the head's
+// first.
 func (p Plan) NodeAddresses(f Family) []netip.Addr {
 	var all []netip.Addr
 	for _, member := range p.Members {
@@ -210,13 +212,13 @@ type ImageCache struct {
 	Folder string
 	// Job is the name of what this node uses there for as long as it runs.
 	Job string
-	// Bytes is how large it may get, beside the images that the user brought by
-	// name if KeepNamed.
+	// Bytes limits the cache's size. With KeepNamed, images that the user brought
+	// by name do not count.
 	Bytes     int64
 	KeepNamed bool
 }
 
-// ImageCacheBytes is how large a cache of images may get where nobody says.
+// ImageCacheBytes is the default size limit of an image cache.
 const ImageCacheBytes = 10e9
 
 // InUse is the folder of what this node uses of the cache, to be removed when
@@ -237,12 +239,12 @@ const (
 	EgressLink = "out0"
 	// MeshLink is the TUN device towards the other nodes.
 	MeshLink = "mesh0"
-	// PodBridge is where the bridge plugin attaches pods.
+	// PodBridge is the bridge to which the bridge plugin attaches pods.
 	PodBridge = "pods0"
 )
 
-// Paths are where a role finds and keeps things. All but Scratch and Libexec
-// exist only inside the mount namespace.
+// Paths lists the places where a role finds and keeps its files. All but Scratch
+// and Libexec exist only inside the mount namespace.
 type Paths struct {
 	// Libexec holds the programs that come with berth; it is the whole PATH
 	// of every role.
@@ -256,7 +258,8 @@ type Paths struct {
 	// Kubelet is the kubelet's root directory, bound from Scratch. It is the
 	// conventional path, because CSI drivers and device plugins assume it.
 	Kubelet string
-	// Cgroup is where a cgroup2 hierarchy is mounted, empty unless delegated.
+	// Cgroup is the mount point of a cgroup2 hierarchy; empty unless it is
+	// delegated.
 	Cgroup string
 }
 
@@ -319,7 +322,7 @@ const (
 	UserProvisioner       = "provisioner" // system:provisioner
 )
 
-// Registries says how images are pulled.
+// Registries configures how images are pulled.
 type Registries struct {
 	// NoPull forbids the network: only images given as archives exist.
 	NoPull bool
@@ -331,16 +334,16 @@ type Registries struct {
 	Servers map[string]string
 }
 
-// MirrorAddress is where the mirror listens, inside the namespace: on the
-// loopback, where only the node's own programs and pods on the node's network
-// are, at a port outside of those that are given out.
+// MirrorAddress is where the mirror listens inside the namespace. Only the
+// node's programs and pods on the node's network reach its loopback. The port is
+// outside the ranges that Kubernetes assigns.
 const MirrorAddress = "127.0.0.1:61500"
 
-// PeerPort is where each of several nodes gives layers to the others, at its
-// node address: outside of what is given out, too.
+// PeerPort is the port where each node of several serves layers to the others,
+// at its node address. It, too, is outside the ranges that Kubernetes assigns.
 const PeerPort = 61501
 
-// APIServerURL is where components inside the namespace reach the API server.
+// APIServerURL is the API server's URL for components inside the namespace.
 func (a Addresses) APIServerURL() string {
 	if a.APIBalancer.IsValid() {
 		return fmt.Sprintf("https://%s", a.APIBalancer)
@@ -348,7 +351,7 @@ func (a Addresses) APIServerURL() string {
 	return fmt.Sprintf("https://%s", netip.AddrPortFrom(a.APIServer, a.APIPort))
 }
 
-// HostAPIServerURL is where programs on the host reach it.
+// HostAPIServerURL is the API server's URL for programs on the host.
 func (a Addresses) HostAPIServerURL() string {
 	return fmt.Sprintf("https://127.0.0.1:%d", a.HostAPIPort)
 }
@@ -356,7 +359,7 @@ func (a Addresses) HostAPIServerURL() string {
 // KubernetesVersion is the version of the components; go.mod pins the same.
 const KubernetesVersion = "v1.36.3"
 
-// SplitLogsGate is the feature gate (alpha in v1.36) by which the log of a
-// container can be read as its two streams: a workload's standard error then
-// reaches the user's. The API server and the kubelet both need it.
+// SplitLogsGate is the feature gate (alpha in v1.36) that lets a client read a
+// container's log as two streams, so that a workload's standard error reaches
+// the user's. The API server and the kubelet both need it.
 const SplitLogsGate = "PodLogsQuerySplitStreams"

@@ -18,7 +18,8 @@ type Publish struct {
 	Host, Node uint16
 }
 
-// publishName is what a site's network takes for a name of one or two parts.
+// publishName matches names of one or two labels, as a site's network accepts
+// them.
 var publishName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)?$`)
 
 // ParsePublish reads a --publish value: [NAME=][ADDRESS:]PORT[:PORT].

@@ -14,7 +14,7 @@ import (
 	"github.com/distribution/reference"
 )
 
-// Spec is what a user asks for on the command line, nothing else.
+// Spec holds the user's options of the command line, and nothing else.
 type Spec struct {
 	// Manifests are files with Kubernetes objects; "-" is standard input.
 	Manifests []string
@@ -29,15 +29,15 @@ type Spec struct {
 	Logs []string
 	// NoPull forbids the network to image pulls.
 	NoPull bool
-	// Registries say where images of a registry are to be had: NAME=URL.
+	// Registries lists mirrors of registries: NAME=URL.
 	Registries []string
-	// Snapshotter is how nodes keep the layers of images: Overlay, EROFS, or
-	// AutoSnapshotter, which empty means, too.
+	// Snapshotter selects how nodes keep image layers: Overlay, EROFS or
+	// AutoSnapshotter, which is the default.
 	Snapshotter string
 	// ImageCache is a folder of layers that the nodes and runs of a user share;
 	// empty chooses, NoImageCache is none. A node with Overlay does without.
 	ImageCache string
-	// ImageCacheLimit is how large that may get, such as 20G; empty for
+	// ImageCacheLimit limits the cache's size, such as 20G; empty means
 	// ImageCacheBytes.
 	ImageCacheLimit string
 	// LazyPull starts containers of eStargz images before these have come. A node
@@ -45,7 +45,8 @@ type Spec struct {
 	LazyPull bool
 	// OneUID does without subordinate uids even where there are some.
 	OneUID bool
-	// StateDir is where the run's directory is made; empty chooses.
+	// StateDir is the parent of the run's directory; empty means that berth
+	// chooses.
 	StateDir string
 	// AddressBlock is the range of addresses for pods, Services and nodes;
 	// empty chooses one that clashes with no route.
@@ -68,33 +69,33 @@ type Spec struct {
 	// Verbosity is the log level of the components, as klog counts.
 	Verbosity int
 	Network   Network
-	// NodesPerHost is how many Kubernetes nodes each machine is.
+	// NodesPerHost is the number of Kubernetes nodes on each machine.
 	NodesPerHost int
-	// NodeWait is how long the nodes of a step wait for each other; 0 means
+	// NodeWait limits how long the nodes of a step wait for each other; 0 means
 	// the default.
 	NodeWait time.Duration
 	// HighlyAvailable: ControlNodes nodes run a control plane, and the cluster
 	// survives the loss of any one of them.
 	HighlyAvailable bool
-	// Grace is how long before the end of the job's time the workload is asked
-	// to end; 0 leaves it to Slurm.
+	// Grace is the time before the end of the job when the workload is asked to
+	// end; 0 leaves that to Slurm.
 	Grace time.Duration
 	// FailFast ends the run when a node is lost.
 	FailFast bool
 	// State is a folder for the cluster's objects, which come back in the next
 	// cluster with the same one; empty keeps nothing.
 	State string
-	// StateSecrets says what becomes of Secrets there: SealSecrets, which empty
-	// means too, or OmitSecrets.
+	// StateSecrets selects how Secrets are saved: SealSecrets, which is the
+	// default, or OmitSecrets.
 	StateSecrets string
-	// Stay leaves the cluster up until it is told to end, instead of ending
+	// Stay keeps the cluster up until berth down ends it, instead of ending it
 	// with a workload.
 	Stay bool
 	// KSI is set where the command is a script that was written for KSI.
 	KSI *KSI
 }
 
-// KSI is what such a script is called with besides.
+// KSI holds the further options of such a script.
 type KSI struct {
 	// Shared is a folder that all nodes see; its folder app is shown to pods.
 	// Empty shows them the working directory.
@@ -107,7 +108,7 @@ const (
 	OmitSecrets = "omit"
 )
 
-// Network is what a user says of the network between the nodes.
+// Network holds the user's options for the network between the nodes.
 type Network struct {
 	// Ports is the range of ports on the hosts, such as 21000-28999; empty
 	// means the default.
@@ -115,28 +116,30 @@ type Network struct {
 	// Interface is the one that carries the packets of pods between nodes;
 	// empty means that through which the nodes' names are reached.
 	Interface string
-	// IPFamily says whether pods, Services and nodes have IPv6 addresses:
-	// IPv4Only, DualStack, or AutoFamily, which empty means too.
+	// IPFamily selects the addresses of pods, Services and nodes: IPv4Only,
+	// DualStack or AutoFamily, which is the default.
 	IPFamily string
 	// Refuse are ranges of addresses outside that pods may not reach.
 	Refuse []string
-	// Carrier is how packets of pods travel between nodes: "udp", "tcp", or
-	// empty for what gets through.
+	// Carrier selects how packets of pods travel between nodes: "udp", "tcp", or
+	// empty for whichever gets through.
 	Carrier string
-	// FastPath says whether connections of pods to other nodes and to the outside
-	// are made by the hosts: Auto where that can be, which empty means too, or Off.
+	// FastPath selects whether hosts make the connections of pods to other nodes
+	// and to the outside: Auto, which is the default, where it is possible, or
+	// Off.
 	FastPath string
 	// Folder is one that all nodes see, for them to prove themselves to each
 	// other where there is nothing better; empty for none.
 	Folder string
 }
 
-// FastPathAnnotation keeps a pod, or those of a namespace, to the network between
-// the nodes where its value is FastPathOff; FastPathAuto, the only other one, has a
-// pod differ from its namespace.
+// FastPathAnnotation on a pod or its namespace keeps it on the network between
+// the nodes if the value is FastPathOff. The only other value, FastPathAuto,
+// exempts a pod from its namespace's annotation.
 const FastPathAnnotation = "berth.dev/fast-path"
 
-// PullProgress is the reason of events that say how the pull of an image goes on.
+// PullProgress is the reason of events that report the progress of an image
+// pull.
 const PullProgress = "PullProgress"
 
 // Values of Network.FastPath.
@@ -281,20 +284,20 @@ func (s *Spec) Absolute(dir string) {
 	}
 }
 
-// NoImageCache in place of a folder does without a cache of images.
+// NoImageCache, given as the folder, disables the image cache.
 const NoImageCache = "off"
 
-// NamesNoFolder tells whether a user's word for the cache of images means none.
+// NamesNoFolder reports whether a user's value for the image cache disables it.
 func NamesNoFolder(word string) bool { return word == NoImageCache || word == "none" }
 
-// NamesImageCache tells whether the user names a folder for the cache of images.
+// NamesImageCache reports whether the user names a folder for the image cache.
 func (s Spec) NamesImageCache() bool { return s.ImageCache != "" && !NamesNoFolder(s.ImageCache) }
 
 // minCacheBytes is the least that a cache of images may be limited to: less holds
 // no image.
 const minCacheBytes = 1e6
 
-// ImageCacheBytes is how large the cache of images may get.
+// ImageCacheBytes returns the size limit of the image cache.
 func (s Spec) ImageCacheBytes() (int64, error) {
 	if s.ImageCacheLimit == "" {
 		return ImageCacheBytes, nil

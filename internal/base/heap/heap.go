@@ -1,6 +1,6 @@
-// Package heap is how a role of Kubernetes spends memory: much while it starts,
-// to save processor time that all roles need at that moment, and little
-// afterwards. What a role keeps in memory is the role's.
+// Package heap sets how much memory the garbage collector of a Kubernetes role
+// may spend. It allows much during the start, to save processor time that all
+// roles need at that moment, and little afterwards.
 package heap
 
 import (

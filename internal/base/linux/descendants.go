@@ -9,9 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BecomeSubreaper makes orphans among the descendants of this process its
-// children, rather than those of whatever runs the machine (Linux 3.4). It is
-// not inherited.
+// BecomeSubreaper makes orphans among this process's descendants its children,
+// instead of the init process's (Linux 3.4). It is not inherited.
 func BecomeSubreaper() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("become the parent of orphans: %w", err)

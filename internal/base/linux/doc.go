@@ -1,4 +1,4 @@
-// Package linux wraps the kernel interfaces that berth uses: typed calls whose
-// errors say what was attempted on what. It decides nothing, and imports
-// nothing of berth.
+// Package linux wraps the kernel interfaces that berth uses in typed calls.
+// Their errors name the action and the object. The package makes no decisions
+// and imports no other package of berth.
 package linux

@@ -7,11 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StartFDHolder makes a process that shares this one's table of descriptors and
-// does nothing, so that they stay open, and what waits for them goes on
-// waiting, when this process dies. The user's processes may fetch them from it
-// (unix.PidfdGetfd); Yama's ptrace_scope 2 and 3 forbid that. It ends when
-// nobody reads the pipe whose writing end is lifeline, and must be waited for.
+// StartFDHolder starts a process that shares this process's descriptor table and
+// does nothing else. When this process dies, the descriptors stay open and
+// whoever waits for them goes on waiting. The user's processes may fetch them
+// from it (unix.PidfdGetfd) unless Yama's ptrace_scope is 2 or 3. The process
+// ends when nobody reads the pipe whose writing end is lifeline; the caller must
+// wait for it.
 func StartFDHolder(lifeline int) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -33,8 +34,8 @@ func StartFDHolder(lifeline int) (pid int, err error) {
 	return pid, nil
 }
 
-// cloneFDHolder is clone(2) without a program: what the child does is a few
-// instructions of assembly.
+// cloneFDHolder calls clone(2). The child runs a few instructions of assembly
+// instead of a program.
 //
 //go:noescape
 func cloneFDHolder(lifeline uintptr) (pid int)

@@ -8,7 +8,7 @@ import (
 )
 
 // MemoryFile returns an anonymous file that holds content, positioned at its
-// start. It is how secrets reach a child without a path, an argument or an
+// start. A child inherits it, so that a secret needs no path, argument or
 // environment variable.
 func MemoryFile(name string, content []byte) (*os.File, error) {
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)

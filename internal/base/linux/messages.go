@@ -14,7 +14,7 @@ import (
 // What it points to must be on the heap, and stay there.
 type Message struct {
 	unix.Msghdr
-	// Length is how many bytes were sent or received.
+	// Length is the number of bytes sent or received.
 	Length uint32
 	_      [4]byte
 }

@@ -33,10 +33,10 @@ func NetlinkAttribute(kind uint16, values ...[]byte) []byte {
 }
 
 // NetlinkExchange sends the requests to a netlink protocol as one datagram,
-// which is what nftables wants as a transaction, and waits until each of those
-// that ask for an acknowledgement (NLM_F_ACK) has one. The first refusal is
-// returned as the kernel's error number. It is for the few messages that a
-// start needs, not for dumps.
+// because nftables takes one datagram for one transaction. It waits for the
+// acknowledgement of each request that asks for one (NLM_F_ACK). The first
+// refusal is returned as the kernel's error number. It suits the few messages of
+// a start, not dumps.
 func NetlinkExchange(protocol int, requests []NetlinkRequest) error {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)
 	if err != nil {

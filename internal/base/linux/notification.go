@@ -91,9 +91,9 @@ func ContinueNotification(listener int, id uint64) error {
 	return err
 }
 
-// NotificationWaits tells whether the caller still waits for the answer. What
-// was learnt about its process before is then about that process, not about
-// another one that got its number.
+// NotificationWaits reports whether the caller still waits for the answer. If it
+// does, everything learnt about its process before concerns that process, and
+// not another process that got the same number.
 func NotificationWaits(listener int, id uint64) bool {
 	_, err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 	return err == nil
@@ -104,9 +104,9 @@ func NotificationWaits(listener int, id uint64) bool {
 // The program sees it where no signal has come.
 const RestartCall unix.Errno = 512 // ERESTARTSYS
 
-// Interrupted tells whether a signal, or whatever else is to stop the thread, has
-// come while a call of its waits that was received. It waits uninterruptibly
-// from then on, and from when a descriptor was put into its process.
+// Interrupted reports whether a signal, or another reason to stop the thread,
+// has arrived during a received call. A thread waits uninterruptibly from then
+// on, and also after a descriptor was put into its process.
 func Interrupted(thread int) bool {
 	number := strconv.Itoa(thread)
 	// Of a process as a whole there would be the sums of all its threads.
@@ -173,21 +173,21 @@ const (
 	kcmpEpollTFD = 7
 )
 
-// SameFile tells whether two descriptors are one open file. Processes may be
-// threads; a descriptor that is not open is no file.
+// SameFile reports whether two descriptors are one open file. Processes may be
+// threads. A descriptor that is not open is no file.
 func SameFile(pid1, fd1, pid2, fd2 int) bool {
 	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid1), uintptr(pid2), kcmpFile, uintptr(fd1), uintptr(fd2), 0)
 	return errno == 0 && r == 0
 }
 
-// SameDescriptors tells whether two threads have one table of descriptors.
+// SameDescriptors reports whether two threads share one descriptor table.
 func SameDescriptors(pid1, pid2 int) bool {
 	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid1), uintptr(pid2), kcmpFiles, 0, 0, 0)
 	return errno == 0 && r == 0
 }
 
-// InEpoll tells whether an epoll instance of a process watches a file under the
-// number fd. The file is one that a process, the same or another, has open.
+// InEpoll reports whether an epoll instance of a process watches a file under
+// the number fd. The file is open in a process, which may be the same one.
 func InEpoll(pid, epoll, fd int, owner, file int) bool {
 	slot := struct{ epoll, fd, offset uint32 }{uint32(epoll), uint32(fd), 0}
 	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(owner), uintptr(pid), kcmpEpollTFD, uintptr(file), uintptr(unsafe.Pointer(&slot)), 0)
@@ -223,9 +223,9 @@ func memoryError(n uintptr, want int, errno unix.Errno) error {
 	return nil
 }
 
-// OpenThread returns a pidfd of a thread. Before Linux 6.9 there is none but of
-// a whole process, so that of its process is returned; a thread that has a
-// table of descriptors of its own then has none.
+// OpenThread returns a pidfd of a thread. Before Linux 6.9 only processes have
+// pidfds, so it returns the pidfd of the thread's process. A thread with its own
+// descriptor table has none then.
 func OpenThread(thread int) (int, error) {
 	fd, err := unix.PidfdOpen(thread, unix.O_EXCL) // PIDFD_THREAD
 	if !errors.Is(err, unix.EINVAL) {
@@ -241,7 +241,7 @@ func OpenThread(thread int) (int, error) {
 	return unix.PidfdOpen(process, 0)
 }
 
-// IsListener tells whether a descriptor is that of a filter's notifications.
+// IsListener reports whether a descriptor is a seccomp filter's listener.
 func IsListener(fd int) bool {
 	var none uint64
 	_, err := notifyIoctl(fd, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&none))

@@ -26,8 +26,8 @@ func ProcessState(pid int) byte {
 	return fields[0][0]
 }
 
-// Resume continues a process that was stopped by a signal, and tells whether
-// it was.
+// Resume continues a process that a signal has stopped, and reports whether it
+// was stopped.
 func Resume(pid int) bool {
 	return ProcessState(pid) == ProcessStopped && unix.Kill(pid, unix.SIGCONT) == nil
 }

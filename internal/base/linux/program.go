@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ForgetProgram takes the pages of this program's own file out of the process,
-// in bytes how many. What is used comes back from the page cache as it is used,
-// which takes a microsecond for 64 KiB; what only the start needed, in a large
-// program most of it, does not, and the kernel can reclaim it.
+// ForgetProgram drops the pages of this program's own file from the process and
+// returns their size in bytes. Pages that are used again come back from the page
+// cache, which takes a microsecond for 64 KiB. Pages that only the start needed,
+// in a large program most of them, stay out, and the kernel can reclaim them.
 //
-// Pages that were written to, which have no copy in the file, are left alone.
+// Pages that were written to have no copy in the file and stay.
 func ForgetProgram() (bytes int64, err error) {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {

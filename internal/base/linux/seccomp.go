@@ -44,9 +44,9 @@ func SeccompListener() (int, error) {
 	return InstallFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
 }
 
-// SeccompAddFDSend tells whether the listener can put a descriptor into the
-// waiting process and answer in one step (SECCOMP_ADDFD_FLAG_SEND, Linux
-// 5.14). Nothing is waiting, so a kernel that knows the flag answers ENOENT.
+// SeccompAddFDSend checks that the listener can put a descriptor into the
+// waiting process and answer in one step (SECCOMP_ADDFD_FLAG_SEND, Linux 5.14).
+// Nothing is waiting, so a kernel that knows the flag answers ENOENT.
 func SeccompAddFDSend(listener int) error {
 	request := struct {
 		id                           uint64

@@ -47,9 +47,9 @@ func PacketConn(file *os.File) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// ListenIn listens on a socket file that it makes in a directory, readable by its
-// owner alone. The address of a socket holds 107 bytes, which a path may exceed; so
-// the directory is named by a descriptor. The file stays when the listener is
+// ListenIn listens on a new socket file in a directory; only its owner can open
+// it. A socket address holds 107 bytes, which a path may exceed, so the
+// directory is named by a descriptor. The file stays when the listener is
 // closed.
 func ListenIn(directory, name string) (listener *net.UnixListener, err error) {
 	err = within(directory, name, func(path string) error {

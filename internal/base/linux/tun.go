@@ -11,10 +11,10 @@ import (
 // struct virtio_net_hdr of linux/virtio_net.h, without the field num_buffers.
 const VnetHeaderLen = 10
 
-// tunOffloads are what a reader of the device must cope with: TCP packets of
-// up to 64 KiB that are cut into segments only where they leave the host, and
-// checksums left to be finished. Without them every segment is a packet of its
-// own and the kernel sums each.
+// tunOffloads lists what a reader of the device must handle: TCP packets of up
+// to 64 KiB, which are cut into segments only when they leave the host, and
+// unfinished checksums. Without offloads every segment is a packet, and the
+// kernel computes each checksum.
 const tunOffloads = unix.TUN_F_CSUM | unix.TUN_F_TSO4 | unix.TUN_F_TSO6 | unix.TUN_F_TSO_ECN
 
 // OpenTUN makes the TUN device name in the current network namespace, with
@@ -71,8 +71,8 @@ func attachTUN(fd int, name string, flags uint16) error {
 	return nil
 }
 
-// TUNHasVnetHeader tells whether packets of an open TUN device carry the
-// virtio header (IFF_VNET_HDR), from whatever network namespace.
+// TUNHasVnetHeader reports whether packets of an open TUN device carry the
+// virtio header (IFF_VNET_HDR). It works from any network namespace.
 func TUNHasVnetHeader(fd int) (bool, error) {
 	request, err := unix.NewIfreq("")
 	if err != nil {

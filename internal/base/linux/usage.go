@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Usage is what a process uses.
+// Usage holds the processor time and memory that a process uses.
 type Usage struct {
 	// CPU is the processor time of the process, ChildCPU that of its children
 	// that it has waited for, with theirs.
@@ -67,8 +67,8 @@ func kilobytes(path, name string) (uint64, error) {
 	return 0, errors.Join(lines.Err(), fmt.Errorf("read %s: no line %s", path, name))
 }
 
-// Arguments are those with which a process was started; empty for one that is
-// gone, or hidden.
+// Arguments returns a process's command line. It is empty for a process that has
+// ended or is hidden.
 func Arguments(pid int) []string {
 	content, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
 	if err != nil || len(content) == 0 {

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Merge writes the pages of several nodes as one, in which each family stands
-// once, as the format wants it.
+// Merge writes the pages of several nodes as one page. Each family stands once,
+// as the format requires.
 func Merge(w io.Writer, pages ...string) error {
 	type family struct{ help, kind, lines string }
 	families := map[string]*family{}

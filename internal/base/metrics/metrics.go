@@ -1,8 +1,7 @@
-// Package metrics is the text in which a node says how it is doing, in the format
-// of Prometheus: which series there are, what they mean and in which units, and
-// how the pages of several nodes become one. Where the numbers come from is not
-// decided here, and nothing of Kubernetes itself is measured: its components have
-// their own metrics.
+// Package metrics defines the series that a node exports in the format of
+// Prometheus, with their meaning and unit, and merges the pages of several
+// nodes. It does not collect the numbers. Kubernetes' components have their own
+// metrics.
 package metrics
 
 import (
@@ -13,8 +12,8 @@ import (
 	"strings"
 )
 
-// Port is where each node serves its page, as /metrics, at the node's address
-// inside of the cluster.
+// Port is the port where each node serves its page, as /metrics, at its address
+// inside the cluster.
 const Port = 10247
 
 // Socket is the file, in a run's directory on disk, where the page is to be had
@@ -24,10 +23,10 @@ const Socket = "metrics.sock"
 // FastPath is the family that counts what became of connections of pods.
 const FastPath = "berth_fastpath_total"
 
-// Info is the family that says what runs.
+// Info is the family that names the running version.
 const Info = "berth_info"
 
-// A Kind is what Prometheus calls a type.
+// A Kind is a Prometheus type.
 type Kind string
 
 // A counter only rises while the process lives that counts; a gauge is a value
@@ -44,7 +43,7 @@ type Family struct {
 	Help string
 }
 
-// Families are all that berth has, in the order in which they are printed.
+// Families returns berth's families in the order of the page.
 func Families() []Family {
 	return []Family{
 		{Info, Gauge, "1; the labels say which berth this is, which Kubernetes, which run, and how images are kept"},
@@ -82,7 +81,7 @@ func Families() []Family {
 	}
 }
 
-// Page is what one node says.
+// Page holds one node's samples.
 type Page struct {
 	node    string
 	samples map[string][]string // lines by name
@@ -144,7 +143,7 @@ func (p *Page) WriteTo(w io.Writer) (int64, error) {
 	return int64(n), err
 }
 
-// Path is where the API server hands on the page of a node.
+// Path returns the API server's path to a node's page.
 func Path(node string) string {
 	return fmt.Sprintf("/api/v1/nodes/http:%s:%d/proxy/metrics", node, Port)
 }

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ingests is where containerd puts what is not complete, below its root: a
-// directory for each, with its data, and its whole size where that is known.
+// ingests is containerd's directory for incomplete content, below its root. Each
+// download has a directory with its data and, if known, its total size.
 const ingests = "io.containerd.content.v1.content/ingest"
 
 // ReceivedImages adds up what containerd has of the parts of images that it is just

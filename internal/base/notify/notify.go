@@ -1,6 +1,6 @@
-// Package notify is how a role tells its parent how far it is: one JSON object
-// per line on an inherited descriptor. It holds the wire format and the writer.
-// What a phase means belongs to the role, what to do about one to the parent.
+// Package notify reports a role's progress to its parent: one JSON object per
+// line on an inherited descriptor. It holds the wire format and the writer. The
+// role defines what a phase means, and the parent what to do about it.
 package notify
 
 import (
@@ -17,11 +17,11 @@ import (
 
 // Kinds of events.
 const (
-	KindPhase  = "phase"  // a step of the start is done; Name says which
+	KindPhase  = "phase"  // a step of the start is done; Name is the step
 	KindReady  = "ready"  // the role does its work
 	KindAlive  = "alive"  // heartbeat
 	KindNotice = "notice" // Name is something that the user should know
-	KindFatal  = "fatal"  // the role is about to exit; Error says why
+	KindFatal  = "fatal"  // the role is about to exit; Error is the reason
 )
 
 // Period is the time between two heartbeats. A parent should allow several
@@ -44,7 +44,7 @@ type Event struct {
 type Notifier struct {
 	mu sync.Mutex
 	w  io.Writer
-	// Counts, where it is set before Alive, is asked at each heartbeat.
+	// Counts, if set before Alive, is called at each heartbeat.
 	Counts func() map[string]uint64
 }
 

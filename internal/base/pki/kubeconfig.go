@@ -16,8 +16,8 @@ func Kubeconfig(cluster, server string, authority []byte, client Pair) []byte {
 	return render(cluster, server, authority, client.Cert, "client-key-data: "+base64.StdEncoding.EncodeToString(client.Key))
 }
 
-// KubeconfigWithKeyFile is Kubeconfig with the path of the key in place of the
-// key.
+// KubeconfigWithKeyFile is like Kubeconfig, with the path of the key instead of
+// the key.
 func KubeconfigWithKeyFile(cluster, server string, authority, cert []byte, key string) []byte {
 	return render(cluster, server, authority, cert, fmt.Sprintf("client-key: %q", key))
 }
@@ -45,7 +45,7 @@ users:
 `, cluster, server, encode(authority), encode(cert), key)
 }
 
-// Client is what a kubeconfig says.
+// Client holds the contents of a kubeconfig.
 type Client struct {
 	// Server is a URL.
 	Server          string

@@ -22,8 +22,8 @@ import (
 // still makes a key that leaks with a core dump worthless in time.
 const Lifetime = 365 * 24 * time.Hour
 
-// clockSkew is how far the clocks of two nodes may differ before a fresh
-// certificate is refused as not yet valid.
+// clockSkew is the largest difference between the clocks of two nodes at which a
+// fresh certificate is valid on both.
 const clockSkew = time.Hour
 
 // Pair is a certificate and its key, both PEM. ECDSA P-256 throughout: making
@@ -39,13 +39,13 @@ type Authority struct {
 	key  *ecdsa.PrivateKey
 }
 
-// Identity is what a certificate says of its holder.
+// Identity is the subject of a certificate.
 type Identity struct {
 	// CommonName is the user name, or the server's name.
 	CommonName string
 	// Groups are the user's groups (Organization).
 	Groups []string
-	// Names and Addresses are what a server is reached as.
+	// Names and Addresses are the server's subject alternative names.
 	Names     []string
 	Addresses []netip.Addr
 }

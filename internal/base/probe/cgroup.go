@@ -9,20 +9,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cgroup is where the process stands in the control group hierarchies, and
-// whether it may make groups of its own.
+// Cgroup is the process's place in the control group hierarchies. It records
+// whether the process may make its own groups.
 type Cgroup struct {
 	// Layout is "v2", "v1", "hybrid" (v1 controllers beside an empty v2
 	// hierarchy) or "none".
 	Layout string
 	// Path is the process's v2 group in the file system; empty without v2.
 	Path string
-	// Controllers are those that Path could hand on.
+	// Controllers lists the controllers that Path can delegate.
 	Controllers []string
 	// Delegated is true where berth may make groups below Path and limit
 	// memory and processors in them.
 	Delegated bool
-	// Reason says why Delegated is false.
+	// Reason is the reason why Delegated is false.
 	Reason string
 }
 
@@ -62,8 +62,8 @@ func (h *Host) cgroupDirs(controller string) []string {
 	if point == "" {
 		return nil
 	}
-	// Without a cgroup namespace the mount's root is "/"; in a container it
-	// may be the container's own group, of which the path starts.
+	// Without a cgroup namespace the mount's root is "/". In a container it may
+	// be the container's own group, and the path starts with it.
 	relative := "/"
 	if root = path.Clean(root); !outside(group) && within(path.Clean(group), root) {
 		relative = path.Clean("/" + strings.TrimPrefix(path.Clean(group), root))
@@ -78,12 +78,12 @@ func (h *Host) cgroupDirs(controller string) []string {
 	}
 }
 
-// outside tells whether a group is above the root of the process's cgroup
-// namespace; the kernel writes such a path with leading dots.
+// outside reports whether a group is above the root of the process's cgroup
+// namespace. The kernel writes such a path with leading dots.
 func outside(group string) bool { return strings.HasPrefix(group, "/..") }
 
-// Cgroup says whether a writable v2 subtree is there. It only looks: the files
-// that delegation hands over are cgroup.procs and cgroup.subtree_control.
+// Cgroup looks for a writable v2 subtree. It only reads: delegation hands over
+// the files cgroup.procs and cgroup.subtree_control.
 func (h *Host) Cgroup() Cgroup {
 	groups := h.cgroups()
 	_, unified := groups[""]
@@ -134,10 +134,11 @@ func (h *Host) Cgroup() Cgroup {
 	return c
 }
 
-// slurmTask tells whether Slurm made a group for a task (cgroup/v2). It looks
-// for a step's processes in these groups only: what moves into one below gets
-// no signal of scancel, and keeps Slurm from removing the step's groups. See
-// cgroup_p_step_get_pids in Slurm's src/plugins/cgroup/v2/cgroup_v2.c.
+// slurmTask reports whether Slurm made a group for a task (cgroup/v2). Slurm
+// looks for a step's processes only in these groups. A process that moves into a
+// group below gets no signal of scancel and keeps Slurm from removing the step's
+// groups. See cgroup_p_step_get_pids in Slurm's
+// src/plugins/cgroup/v2/cgroup_v2.c.
 func slurmTask(group string) bool {
 	names := strings.Split(group, "/")
 	if len(names) < 4 {

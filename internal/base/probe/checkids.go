@@ -44,9 +44,9 @@ func (h *Host) checkIDs(ids IDMap, tried outcomes) []Result {
 	return results
 }
 
-// subIDOverlap says who else has an id that is subordinate to this user:
-// another user's range, or a user itself. It goes wrong where LDAP numbers
-// people from 100000 on.
+// subIDOverlap names another holder of an id that is subordinate to this user:
+// another user's range, or a user. This happens where LDAP numbers people from
+// 100000 on.
 func (h *Host) subIDOverlap() string {
 	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
 		entries := ParseSubIDs(h.read(file))

@@ -141,7 +141,8 @@ func (h *Host) checkInotify(tried outcomes) Result {
 	return r
 }
 
-// inotifyInstances counts those of the processes that may be looked into.
+// inotifyInstances counts the instances of all processes that this user may
+// inspect.
 func (h *Host) inotifyInstances() uint64 {
 	processes, err := fs.ReadDir(h.root, "proc")
 	if err != nil {

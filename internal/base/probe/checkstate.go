@@ -67,8 +67,8 @@ func (h *Host) checkPrograms(libexec string) Result {
 	return r
 }
 
-// checkHome tells what a noexec home or /tmp means: nothing for berth, but
-// something for scripts.
+// checkHome describes the effect of a noexec home or /tmp. It does not affect
+// berth, but it affects scripts.
 func (h *Host) checkHome() Result {
 	r := Result{Name: "home", Title: "home and /tmp", Level: Optional, OK: Yes}
 	var noexec, seen []string
@@ -176,8 +176,8 @@ func (h *Host) checkVisibility() Result {
 	return r
 }
 
-// checkSecurityModules only tells what is there: whether it forbids something
-// is what the trials find out.
+// checkSecurityModules only lists the modules. The trials find out whether one
+// forbids something.
 func (h *Host) checkSecurityModules() Result {
 	r := Result{Name: "security-modules", Title: "security modules", Level: Optional, OK: Yes}
 	var found []string

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// CPUs is how many processors the process may use.
+// CPUs is the number of processors that the process may use.
 type CPUs struct {
 	// Count is at least 1; a quota that is no whole number is rounded down.
 	Count  int

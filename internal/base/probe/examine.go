@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Examine makes every probe of this package, trials included, in the order in
-// which a person wants to read them. libexec is the directory of berth's own
+// Examine runs every probe of this package, including trials, and returns the
+// results in the order of the report. libexec is the directory of berth's own
 // programs.
 func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Report {
 	gid := os.Getgid()

@@ -98,7 +98,7 @@ func TestWhatTheTrialOfFUSESays(t *testing.T) {
 	}
 }
 
-// all returns outcomes in which everything worked but what is given.
+// all returns outcomes in which everything worked except the given ones.
 func all(except ...outcome) outcomes {
 	found := outcomes{}
 	for _, trial := range []string{trialUser, trialIDMap, trialMountNS, trialNetNS, trialIPCNS, trialUTSNS, trialCgroupNS, trialPIDNS,
@@ -289,7 +289,7 @@ func TestRunTrialRefusesNonsense(t *testing.T) {
 	}
 }
 
-// BenchmarkDecisions is what a start pays for the questions it asks.
+// BenchmarkDecisions measures the cost of the decisions to a start.
 func BenchmarkDecisions(b *testing.B) {
 	for b.Loop() {
 		h := Local()

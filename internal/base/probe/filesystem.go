@@ -2,7 +2,7 @@ package probe
 
 import "strings"
 
-// Filesystem is what statfs(2) says of a path.
+// Filesystem is the result of statfs(2) for a path.
 type Filesystem struct {
 	Magic                    uint32
 	FreeBytes, TotalBytes    uint64
@@ -10,7 +10,7 @@ type Filesystem struct {
 	ReadOnly, NoExec, NoSUID bool
 }
 
-// Kind is what a file system is good for.
+// Kind classifies file systems by their use to berth.
 type Kind string
 
 const (

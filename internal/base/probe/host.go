@@ -37,11 +37,11 @@ type kernel interface {
 	Affinity() (int, error)
 	// Limit returns the soft and hard value of a resource limit.
 	Limit(resource int) (soft, hard uint64, err error)
-	// PrivilegedFile tells how a program gains privilege: "setuid", "file
-	// capabilities" or "" for not at all.
+	// PrivilegedFile returns how a program gains privilege: "setuid", "file
+	// capabilities", or "" if it does not.
 	PrivilegedFile(path string) string
-	// SourceTowards returns the address from which packets to another one are
-	// sent; the zero value where no route leads there.
+	// SourceTowards returns the source address of packets to another address; the
+	// zero value if no route leads there.
 	SourceTowards(to netip.Addr) netip.Addr
 }
 

@@ -23,12 +23,12 @@ type IDRange struct {
 	Inside, Outside, Count uint32
 }
 
-// IDMap is how the ids of containers become ids of the machine.
+// IDMap maps ids of containers to ids of the machine.
 type IDMap struct {
 	// UIDs and GIDs start with id 0 inside, which is the user.
 	UIDs, GIDs []IDRange
-	// OneUID is true where only that first line is possible; Reason says why,
-	// and Remedy how to mend it.
+	// OneUID is true if only that first line is possible. Reason is the cause,
+	// and Remedy the cure.
 	OneUID bool
 	Reason string
 	Remedy Remedy
@@ -103,7 +103,7 @@ func (h *Host) IDMap(uid, gid int) IDMap {
 	return h.withRanges(m, uid, gid, uids, gids)
 }
 
-// withRanges completes a map by subordinate ranges, or says why it cannot.
+// withRanges completes a map with subordinate ranges, or records why it cannot.
 func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
 	name := cmp.Or(h.userName(uid), strconv.Itoa(uid))
 	// Not usermod: it refuses users that are not in /etc/passwd.
@@ -262,8 +262,8 @@ func (h *Host) userName(uid int) string {
 	return cmp.Or(h.getenv("USER"), h.getenv("LOGNAME"))
 }
 
-// subidFromNameService tells whether nsswitch.conf names a source of
-// subordinate ids; the files are not read then (shadow 4.9 and newer).
+// subidFromNameService reports whether nsswitch.conf names a source of
+// subordinate ids. The files are not read then (shadow 4.9 and newer).
 func (h *Host) subidFromNameService() bool {
 	for line := range strings.Lines(string(h.read("/etc/nsswitch.conf"))) {
 		line, _, _ = strings.Cut(line, "#")

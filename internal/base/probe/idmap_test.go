@@ -8,15 +8,15 @@ import (
 	"testing"
 )
 
-// useradd's files on RHEL 9, Ubuntu 24.04 and Debian 12 have this format; the
-// users are what differs.
+// useradd's files on RHEL 9, Ubuntu 24.04 and Debian 12 share this format; only
+// the users differ.
 const (
 	passwd = "root:x:0:0:root:/root:/bin/bash\nalice:x:1000:1000::/home/alice:/bin/bash\n"
 	fullID = "         0          0 4294967295\n"
 	plain  = "NoNewPrivs:\t0\nSeccomp:\t0\nCapBnd:\t000001ffffffffff\n"
 )
 
-// mapper is a machine on which newuidmap works.
+// mapper returns a machine with a working newuidmap.
 func mapper(subid string, more ...string) machine {
 	files := with(map[string]string{
 		"/etc/passwd": passwd, "/etc/subuid": subid, "/etc/subgid": subid,

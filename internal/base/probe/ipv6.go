@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// IPv6 tells whether the kernel gives new network namespaces IPv6, and which
-// global address this host sends from when it sends to the outside; the zero
-// value where it has no way there.
+// IPv6 reports whether the kernel gives IPv6 to new network namespaces. source
+// is the global address from which this host sends to the outside; the zero
+// value if it cannot.
 func (h *Host) IPv6() (kernel bool, source netip.Addr) {
 	disabled, ok := h.sysctl("net.ipv6.conf.default.disable_ipv6")
 	// 1 and 3: a new namespace inherits the host's settings.
@@ -27,7 +27,7 @@ func (h *Host) IPv6() (kernel bool, source netip.Addr) {
 	return true, source
 }
 
-// checkIPv6 says whether clusters of this machine have IPv6 by themselves.
+// checkIPv6 reports whether clusters on this machine have IPv6 by default.
 func (h *Host) checkIPv6(tried outcomes) Result {
 	r := Result{Name: "ipv6", Title: "IPv6 to the outside", Level: Optional, OK: Yes}
 	kernel, source := h.IPv6()

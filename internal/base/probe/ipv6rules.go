@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// ipv6Rules have one of each kind of expression that kube-proxy and the portmap
-// plugin use. Those that read an IPv6 header, and the answers to a packet, are
-// modules of their own in the kernels of distributions.
+// ipv6Rules has one rule for each kind of expression that kube-proxy and the
+// portmap plugin use. Distributions ship expressions that read an IPv6 header,
+// and answers to a packet, as separate kernel modules.
 const ipv6Rules = `table ip6 berth-probe {
 	map services { type ipv6_addr . inet_proto . inet_service : verdict ; }
 	set clients { type ipv6_addr ; flags dynamic,timeout ; timeout 1h ; }

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Memory is how much memory the process and its children may use.
+// Memory is the amount of memory that the process and its children may use.
 type Memory struct {
 	// Bytes is the smallest limit found, and Source where it stands.
 	Bytes  uint64
@@ -45,7 +45,8 @@ func (h *Host) Memory() Memory {
 	if bytes, source, ok := h.slurmMemory(); ok && bytes < m.Bytes {
 		m.Bytes, m.Source = bytes, source
 	}
-	// The kernel's own limits win ties: they say where the usage is counted.
+	// The kernel's own limits win ties, because they name the file with the
+	// usage.
 	enforce := func(bytes uint64, source, usage string) {
 		if bytes <= m.Bytes {
 			m.Bytes, m.Source, m.UsageFile, m.Enforced = bytes, source, usage, true

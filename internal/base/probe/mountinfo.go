@@ -12,12 +12,12 @@ type Mount struct {
 	ID, Parent int
 	// Root is the directory of the file system that is mounted, Point where.
 	Root, Point string
-	// Options are those of the mount, Super those of the file system.
+	// Options are the mount's options; Super are the file system's.
 	Options, Super []string
 	Type, Source   string
 }
 
-// Has tells whether the mount, or its file system, has an option.
+// Has reports whether the mount, or its file system, has an option.
 func (m Mount) Has(option string) bool {
 	return slices.Contains(m.Options, option) || slices.Contains(m.Super, option)
 }
@@ -94,15 +94,15 @@ func mountOf(mounts []Mount, file string) (Mount, bool) {
 	return best, found
 }
 
-// within tells whether a clean path is dir or below it.
+// within reports whether a clean path is dir or below it.
 func within(file, dir string) bool {
 	return file == dir || dir == "/" || strings.HasPrefix(file, strings.TrimSuffix(dir, "/")+"/")
 }
 
-// RootIsRootfs tells whether the root directory is the kernel's first, which
-// can be neither moved nor pivoted away: a diskless node that runs from its
-// initramfs. Where that is so, containers need a root mount that has a parent
-// (bind / over itself, move it over /, chroot) or runc's --no-pivot.
+// RootIsRootfs reports whether the root directory is the kernel's first mount,
+// which can be neither moved nor pivoted away. This is so on a diskless node
+// that runs from its initramfs. Containers then need a root mount that has a
+// parent (bind / over itself, move it over /, chroot) or runc's --no-pivot.
 func (h *Host) RootIsRootfs() bool {
 	root, ok := mountOf(h.mounts(), "/")
 	return ok && (root.Type == "rootfs" || root.Parent == root.ID)

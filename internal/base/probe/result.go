@@ -15,7 +15,7 @@ const (
 	Unknown  State = "unknown"  // it could not be found out
 )
 
-// Level is how much berth needs a thing.
+// Level is how much berth needs a feature.
 type Level string
 
 const (
@@ -24,13 +24,13 @@ const (
 	Optional    Level = "optional"    // a convenience, or a part that few need
 )
 
-// Remedy is how to mend what is missing: commands, ready to be typed.
+// Remedy is the cure for a missing feature: commands, ready to be typed.
 type Remedy struct {
 	User  string `json:"user,omitempty"`
 	Admin string `json:"admin,omitempty"`
 }
 
-// Result is what one probe found. The JSON names are stable.
+// Result is the result of one probe. The JSON names are stable.
 type Result struct {
 	// Name identifies the probe: "own-proc".
 	Name string `json:"name"`
@@ -38,10 +38,10 @@ type Result struct {
 	Title string `json:"title"`
 	Level Level  `json:"level"`
 	OK    State  `json:"ok"`
-	// Found is what was seen, whatever the answer.
+	// Found describes what the probe saw, whatever the answer.
 	Found string `json:"found"`
-	// Cost is what its absence costs, and Remedy how to end that. Both are
-	// empty where OK is Yes.
+	// Cost is the effect of the missing feature, and Remedy the cure. Both are
+	// empty if OK is Yes.
 	Cost   string `json:"cost,omitempty"`
 	Remedy Remedy `json:"remedy,omitzero"`
 }
@@ -56,7 +56,7 @@ type Report struct {
 	User    string   `json:"user"`
 	UID     int      `json:"uid"`
 	Results []Result `json:"results"`
-	// Runs is true where berth can run here, and Verdict says so in a line.
+	// Runs is true if berth can run here. Verdict is the same in a sentence.
 	Runs    bool   `json:"runs"`
 	Verdict string `json:"verdict"`
 }

@@ -27,7 +27,7 @@ type Candidate struct {
 	// for.
 	Type string
 	Kind Kind
-	// FreeBytes is what this user may still write. Of memory it counts
+	// FreeBytes is the space that this user may still write. In memory it counts
 	// against the job.
 	FreeBytes uint64
 	// NoExec is true where programs in volumes cannot be executed. Container
@@ -36,7 +36,8 @@ type Candidate struct {
 	// Overlay is true where the directory can hold the upper layers of
 	// overlayfs.
 	Overlay bool
-	// Reason says why the candidate was refused; empty for the chosen one.
+	// Reason is the reason why the candidate was refused; empty for the chosen
+	// one.
 	Reason string
 }
 
@@ -178,7 +179,7 @@ func (h *Host) candidate(dir string) Candidate {
 	case stat.TotalInodes > 0 && stat.FreeInodes < minStateInodes:
 		c.Reason = fmt.Sprintf("only %d inodes free, needed are %d", stat.FreeInodes, minStateInodes)
 	}
-	// vfat and the like have a disk's kind but neither owners nor xattrs.
+	// vfat and exfat have a disk's kind, but neither owners nor xattrs.
 	c.Overlay = c.Kind == KindDisk && c.Type != "vfat" && c.Type != "exfat"
 	if c.Kind == KindMemory && c.Type != "ramfs" {
 		// Whiteouts need user.* attributes, which tmpfs has since Linux 6.6.

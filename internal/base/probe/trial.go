@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Trials that the children make. The names are those of the outcomes.
+// Trials that the children run. The names are also the names of the outcomes.
 const (
 	trialUser     = "user"
 	trialIDMap    = "idmap"
@@ -54,7 +54,7 @@ const (
 // mount or name service comes near.
 const trialLimit = 10 * time.Second
 
-// outcome is what a trial came to. It crosses a pipe as a line of JSON.
+// outcome is the result of a trial. It crosses a pipe as a line of JSON.
 type outcome struct {
 	Trial string        `json:"trial"`
 	Errno syscall.Errno `json:"errno,omitempty"`
@@ -80,7 +80,7 @@ type Trials struct {
 	// Memory narrows the memory that the process finds to what its job has, where
 	// neither the kernel nor the environment says that. It may be nil.
 	Memory func(context.Context, Memory) Memory
-	// StateDir is where scratch files may be made; may be empty.
+	// StateDir is a directory for scratch files; may be empty.
 	StateDir string
 }
 

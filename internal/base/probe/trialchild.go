@@ -188,9 +188,9 @@ func tryOverlay(dir string) error {
 // FUSEArg is the argument of the child of MountFUSE.
 const FUSEArg = "fuse-trial"
 
-// MountFUSE tells whether this user can mount with FUSE in a user namespace, by
-// doing it in a child of this program, which calls TryFUSE there. Where there can
-// be no user namespace, that is for others to find. It takes some milliseconds.
+// MountFUSE checks that this user can mount with FUSE in a user namespace. A
+// child of this program tries it in TryFUSE. It does not report that user
+// namespaces are unavailable; another check does. It takes a few milliseconds.
 func MountFUSE(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, trialLimit)
 	defer cancel()
@@ -206,8 +206,8 @@ func MountFUSE(ctx context.Context) error {
 	return fuseOutcome(command.Output())
 }
 
-// fuseOutcome is what the child of MountFUSE said, and how it ended, or why there was
-// none.
+// fuseOutcome returns the result that the child of MountFUSE reported, or why
+// there is none.
 func fuseOutcome(said []byte, err error) error {
 	ended := &exec.ExitError{}
 	switch {
@@ -234,8 +234,8 @@ func TryFUSE(stdout io.Writer) int {
 	return 0
 }
 
-// tryFUSE mounts without serving, as images are mounted: the mount itself is what
-// may be forbidden.
+// tryFUSE mounts without serving, as images are mounted, because a kernel may
+// forbid the mount itself.
 func tryFUSE(target string) error {
 	if err := os.MkdirAll(target, 0o755); err != nil {
 		return err

@@ -75,9 +75,9 @@ func nftFamilies() []nftFamily {
 	}
 }
 
-// tryNftables makes a table with chains as kube-proxy and the portmap plugin
-// do, then one rule for each kind of expression that they use: kernels ship
-// these as modules of their own, and a site may have left some out.
+// tryNftables makes a table with chains as kube-proxy and the portmap plugin do,
+// then one rule for each kind of expression that they use. Kernels ship
+// expressions as separate modules, and a site may have omitted some.
 func tryNftables(family nftFamily, report func(string, error)) {
 	const table = "probe"
 	attribute := linux.NetlinkAttribute

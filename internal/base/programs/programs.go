@@ -1,6 +1,6 @@
-// Package programs says which programs come with berth, and which version of
-// what they are. It reads this from the programs themselves and starts none of
-// them: what a file says of itself stays true when somebody replaces it.
+// Package programs lists the programs that come with berth and their versions.
+// It reads both from the program files and starts none of them, so that the
+// answer stays true when somebody replaces a file.
 //
 // How the programs are started and configured does not belong here.
 package programs
@@ -19,8 +19,8 @@ import (
 type Program struct {
 	// Name is the path below the directory of programs, such as "cni/bridge".
 	Name string `json:"name"`
-	// Component is what the program is a build of: a Go module or a package of
-	// a distribution. Empty for a file that says nothing of itself.
+	// Component is the Go module, or the package of a distribution, that the
+	// program was built from. It is empty if the file has no such record.
 	Component string `json:"component,omitempty"`
 	Version   string `json:"version,omitempty"`
 	// Go is the version of the compiler, for Go programs.
@@ -43,7 +43,8 @@ func components(name string) string {
 	return ""
 }
 
-// Dir is where they are: in libexec/berth, beside the bin with this program.
+// Dir returns the programs' directory: libexec/berth, beside the bin directory
+// of this program.
 func Dir() (string, error) {
 	self, err := os.Executable()
 	if err == nil {

@@ -37,7 +37,7 @@ func MemoryPlaces(getenv func(string) string) []string {
 	return places
 }
 
-// Writable tells whether this user can make files in a directory.
+// Writable reports whether this user can make files in a directory.
 func Writable(dir string) bool {
 	file, err := os.CreateTemp(dir, ".berth-")
 	if err != nil {
@@ -92,9 +92,9 @@ func Await(path string) error {
 	}
 }
 
-// Claim is Create for a directory that several processes want under the same
-// name, of which one is to have it: what a dead process left there is removed
-// first. It fails with fs.ErrExist where a process that lives has it.
+// Claim is like Create for a name that several processes want and only one may
+// have. It first removes the directory of a dead process. It fails with
+// fs.ErrExist if a living process has it.
 func Claim(base, name string) (*Dir, error) {
 	for range createTries {
 		dir, err := Create(base, name)
@@ -108,7 +108,7 @@ func Claim(base, name string) (*Dir, error) {
 	return nil, fmt.Errorf("make run directory %s: %w", name, fs.ErrExist)
 }
 
-// reclaim removes the directory if nobody has it locked, and tells whether it
+// reclaim removes the directory if nobody has locked it, and reports whether it
 // is gone.
 func reclaim(base, name string) bool {
 	for _, home := range Owned(base) {
@@ -136,7 +136,7 @@ func reclaim(base, name string) bool {
 	return true
 }
 
-// current tells whether the lock is that of what is at the path now.
+// current reports whether the lock belongs to the file that is at the path now.
 func (d *Dir) current() bool {
 	mine, err := d.Lock.Stat()
 	if err != nil {

@@ -4,8 +4,8 @@ package rundir
 // run and PrivateSuffix, and files in it.
 const (
 	PrivateSuffix = "-private"
-	// KubeconfigFile is there on the node with the API server, or on each of
-	// those that may lead the run. Then DoorsFile has their names.
+	// KubeconfigFile exists on the node with the API server, or on every node
+	// that may lead the run; the latter have its names in DoorsFile.
 	KubeconfigFile = "kubeconfig"
 	DoorsFile      = "doors"
 	// HeadFile is there on the others, and holds the first node's name.

@@ -1,6 +1,6 @@
-// Package rundir keeps one locked directory per run, so that what a crash left
-// can be told from what is in use. It does not decide where such directories
-// are, and it cannot remove files of subordinate users.
+// Package rundir keeps one locked directory per run. The lock tells a directory
+// in use from one that a crash left. The package does not choose the parent
+// directory, and it cannot remove files of subordinate users.
 package rundir
 
 import (
@@ -19,7 +19,7 @@ const (
 	lockName = "lock"
 	// newPrefix marks a directory that is not locked yet.
 	newPrefix = ".new-"
-	// newGrace is how long a directory may stay unlocked while it is made.
+	// newGrace is how long a new directory may stay unlocked.
 	newGrace = time.Hour
 )
 
@@ -59,8 +59,8 @@ func Owned(base string) []string {
 // suffixMark begins the suffix of a home.
 const suffixMark = "."
 
-// createTries is how often Create begins again because another run, at its
-// end, removed what looked like an empty home.
+// createTries limits how often Create starts again because another run, at its
+// end, removed the home directory that looked empty.
 const createTries = 10
 
 // Create makes and locks the directory of a run below base. It fails with
@@ -122,7 +122,7 @@ func makeHome(base string) (string, error) {
 	return home, nil
 }
 
-// owned tells whether home is a directory of this user's, and no link to one.
+// owned reports whether home is a directory of this user, and not a link to one.
 func owned(home string) bool {
 	var stat unix.Stat_t
 	err := unix.Lstat(home, &stat)

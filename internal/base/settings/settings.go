@@ -1,6 +1,6 @@
-// Package settings reads the file in which a site or a user says what the options
-// of berth are where nobody gives them. It knows the form of the file; which
-// options there are, and what their values may be, the command line knows.
+// Package settings reads the files in which a site or a user sets defaults for
+// berth's options. It knows the form of the file. The command line knows the
+// options and their values.
 package settings
 
 import (
@@ -14,16 +14,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Variable names a file to read in place of the site's, to try one.
+// Variable names a file to read instead of the site's, for a trial.
 const Variable = "BERTH_CONFIG"
 
 // SitePath is the site's file.
 const SitePath = "/etc/berth/config.yaml"
 
-// File is what one file says.
+// File holds the contents of one file.
 type File struct {
 	Path string
-	// Options are those of berth, by their names without dashes.
+	// Options lists settings by option name, without dashes.
 	Options []Entry
 	// Environment are variables that berth, and nothing that it starts for the
 	// user, sees where they are not set.
@@ -117,7 +117,7 @@ func (p *parser) fault(at *yaml.Node, format string, values ...any) {
 func (p *parser) each(mapping *yaml.Node, do func(key, value *yaml.Node)) {
 	switch {
 	case mapping.Kind == yaml.ScalarNode && mapping.Tag == "!!null":
-		return // a section in which all is commented out
+		return // a section in which every line is commented out
 	case mapping.Kind != yaml.MappingNode:
 		p.fault(mapping, "here are to be lines of the form 'name: value'")
 		return
