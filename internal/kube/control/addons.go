@@ -30,7 +30,7 @@ const (
 	// DefaultStorageClass is the class of claims that name none. Its volumes
 	// are directories of the node where the pod runs.
 	DefaultStorageClass = "local"
-	// Provisioner is who makes the volumes of DefaultStorageClass.
+	// Provisioner names the provisioner of DefaultStorageClass.
 	Provisioner = "berth.dev/local"
 	// defaultClassAnnotation is upstream's, which keeps it internal.
 	defaultClassAnnotation = "storageclass.kubernetes.io/is-default-class"
@@ -54,8 +54,8 @@ const (
 	addonTimeout = 30 * time.Second
 )
 
-// addonRoles are the roles of berth's own clients. They are part of the seed,
-// because their holders start together with kube-apiserver.
+// addonRoles returns the roles of berth's own clients. They belong to the seed,
+// because these clients start together with kube-apiserver.
 func addonRoles() []rbacv1.ClusterRole {
 	read := []string{"get", "list", "watch"}
 	role := func(name string, rules ...rbacv1.PolicyRule) rbacv1.ClusterRole {
@@ -96,9 +96,10 @@ func metricsReader() rbacv1.ClusterRole {
 	return role
 }
 
-// listMetrics makes the metrics API appear in the list of API groups, which is
-// made from such objects. kube-apiserver makes them for the groups that it knows.
-// One that exists is left alone: it may lead to a metrics-server of the user's.
+// listMetrics adds the metrics API to the list of API groups, which is made from
+// APIService objects; kube-apiserver creates them only for the groups it knows.
+// It does not change an existing object, because that may lead to the user's
+// metrics-server.
 func listMetrics(ctx context.Context, config *rest.Config) error {
 	client, err := apiregistration.NewForConfig(config)
 	if err != nil {
@@ -136,7 +137,7 @@ func addonBindings() []rbacv1.ClusterRoleBinding {
 	return []rbacv1.ClusterRoleBinding{
 		bind(userDNS, userDNS, userDNS),
 		bind(userProvisioner, userProvisioner, userProvisioner),
-		// What kube-proxy may read is what a node's network is made from.
+		// A node's network is made from the objects that kube-proxy may read.
 		bind(policyReader, policyReader, userProxy),
 		bind("berth:controller-manager", "cluster-admin", userControllerManager),
 	}
@@ -146,11 +147,11 @@ func addonBindings() []rbacv1.ClusterRoleBinding {
 // resources are also called pods and nodes.
 const metricsPriority = 100
 
-// addAddons adds what every cluster has of berth's own, and the API's own Service.
-// The Services are part of the seed also because upstream's check of their
-// addresses, which kube-apiserver makes once while it starts, does not bear that
-// one is created meanwhile: where it sees the Service before its address it fails
-// for good, and a minute later kube-apiserver ends.
+// addAddons adds berth's own objects of every cluster, and the API's own
+// Service. The Services belong to the seed because of upstream's check of their
+// addresses, which kube-apiserver runs once during its start. If the check sees
+// a Service before its address, it fails for good, and kube-apiserver ends a
+// minute later.
 func (s *seeder) addAddons(plan cluster.Plan) {
 	for _, service := range []*corev1.Service{apiService(plan), clusterDNS(plan)} {
 		s.add("services/specs/"+service.Namespace+"/"+service.Name, service)
@@ -189,8 +190,8 @@ func addonMeta(namespace, name string) metav1.ObjectMeta {
 	}
 }
 
-// apiService is the Service by which pods reach the API, as upstream's controller
-// of the same name creates it; the controller adds the endpoints.
+// apiService returns the Service that pods use to reach the API, as upstream's
+// controller creates it. The controller adds the endpoints.
 func apiService(plan cluster.Plan) *corev1.Service {
 	return withAddress(plan.Addresses.APIService, &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -216,9 +217,9 @@ func withAddress(address netip.Addr, service *corev1.Service) *corev1.Service {
 	return service
 }
 
-// clusterDNS is the Service of the cluster's DNS. CoreDNS is a process of the
-// node, not a pod, so the Service selects nothing and its endpoints are
-// written by hand. The name and the label are what clients and tests look for.
+// clusterDNS returns the Service of the cluster's DNS. CoreDNS is a process of
+// the node, not a pod, so the Service has no selector and berth writes its
+// endpoints. Clients and tests look for this name and label.
 func clusterDNS(plan cluster.Plan) *corev1.Service {
 	meta := addonMeta(metav1.NamespaceSystem, dnsService)
 	meta.Labels["k8s-app"] = dnsService

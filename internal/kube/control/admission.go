@@ -7,7 +7,7 @@ import (
 	"k8s.io/apiserver/pkg/admission"
 )
 
-// admissionPoll is how often an admission plugin is asked whether it is ready.
+// admissionPoll is the interval of readiness checks of admission plugins.
 const admissionPoll = 5 * time.Millisecond
 
 // admissionPlugins notes the plugins of kube-apiserver as they are made, to

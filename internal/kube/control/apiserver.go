@@ -21,9 +21,9 @@ import (
 	"berth.dev/berth/internal/kube/usage"
 )
 
-// stopGrace is how long kube-apiserver waits for clients to close their
-// connections when it stops, after the requests in flight are done. Clients
-// have no reason to, so it is always spent in full.
+// stopGrace is how long a stopping kube-apiserver waits for clients to close
+// their connections, after the requests in flight are done. Clients have no
+// reason to close them, so it always waits the full time.
 const stopGrace = 20 * time.Millisecond
 
 // Where there are several API servers, each says every endpointPeriod that it is

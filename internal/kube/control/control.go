@@ -26,23 +26,23 @@ const (
 	PhaseAccess  = "access"  // and lets in others than administrators
 )
 
-// settleTime is how long after the start memory is given back: the first pods
-// run by then.
+// settleTime is the delay after the start before memory is given back. The first
+// pods run by then.
 const settleTime = 5 * time.Second
 
-// clientGrace is how long the controllers may take to stop. Those that wait
-// for something else than their context are left behind.
+// clientGrace is how long the controllers may take to stop. Controllers that do
+// not wait for their context are left behind.
 const clientGrace = 100 * time.Millisecond
 
-// Options are what the role needs besides the plan.
+// Options holds what the role needs besides the plan.
 type Options struct {
 	// Listeners are served by kube-apiserver, at least one, all with the same
 	// certificate. The first one's port is the API's inside the cluster.
 	Listeners []net.Listener
-	// State is where the supervisor asks for what outlives the cluster; nil
-	// where nothing is kept.
+	// State is the listener on which the supervisor requests the objects that
+	// outlive the cluster; nil if none are kept.
 	State net.Listener
-	// Notifier hears of phases, readiness and life. It may be nil.
+	// Notifier reports phases, readiness and heartbeats. It may be nil.
 	Notifier *notify.Notifier
 	// Log is for the role itself; the components write to stderr. It may be
 	// nil.
@@ -110,7 +110,7 @@ func (r *role) configure(ctx context.Context, listener net.Listener) error {
 		return err
 	}
 	if r.plan.Replicated() {
-		return nil // the controllers are a role of their own
+		return nil // the controllers have their own role
 	}
 	if r.scheduler, err = parseSchedulerOptions(r.plan); err != nil {
 		return err
@@ -168,7 +168,7 @@ func (r *role) run(ctx context.Context) error {
 	return fmt.Errorf("run the control role: %w", context.Cause(clientCtx))
 }
 
-// started says whether kube-apiserver has come up entirely.
+// started reports whether kube-apiserver has started completely.
 func (r *role) started() bool {
 	select {
 	case <-r.writable:

@@ -106,8 +106,8 @@ func TestNoListener(t *testing.T) {
 	}
 }
 
-// TestFailureIsReported checks that a role that cannot start says why, on the
-// descriptor and as the last line of its log.
+// TestFailureIsReported checks that a role that cannot start reports the reason
+// on the descriptor and as the last line of its log.
 func TestFailureIsReported(t *testing.T) {
 	c := newTestCluster(t)
 	writeFile(t, c.plan.Paths.PKI(cluster.CA+".crt"), []byte("not a certificate"))

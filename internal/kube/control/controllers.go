@@ -83,10 +83,10 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 	return config, nil
 }
 
-// jobBatch is how long the Job controller gathers changes of a Job's pods
-// before it looks at them. Upstream's second spares a large cluster requests;
-// here it would be most of the time between the end of a workload and the end
-// of the run.
+// jobBatch is how long the Job controller collects changes of a Job's pods
+// before it acts. Upstream's second spares a large cluster requests. Here it
+// would be most of the time between the end of a workload and the end of the
+// run.
 const jobBatch = 20 * time.Millisecond
 
 // runManager runs the controllers until ctx ends.

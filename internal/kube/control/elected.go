@@ -35,12 +35,12 @@ const (
 // balancerLease is that of the controller of load balancers.
 const balancerLease = "berth-load-balancer"
 
-// ControllersMain runs the controllers of one of several control planes as the
-// command line says, until ctx ends: those of upstream, the scheduler, and that
-// of load balancers.
+// ControllersMain runs the controllers of one of several control planes until
+// ctx ends: upstream's controllers, the scheduler and the load-balancer
+// controller. args are:
 //
 //	--plan FILE          the plan, as JSON
-//	--notify-fd N        where to report; see package notify
+//	--notify-fd N        the descriptor for reports; see package notify
 func ControllersMain(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("controllers", flag.ContinueOnError)
 	planFile := flags.String("plan", "", "`file` with the plan of the cluster")

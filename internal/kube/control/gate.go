@@ -76,10 +76,10 @@ func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string)
 	return r.RuleResolver.RulesFor(ctx, u, namespace)
 }
 
-// openWhenSynced opens the gate, unless ctx ends before, once the caches that the authorizers answer
-// from are filled: RBAC's, and those from which the Node authorizer draws its
-// graph; the informers must have been requested before. For writes it opens
-// once the plugins are ready.
+// openWhenSynced opens the gate for reads once the authorizers' caches are
+// filled: RBAC's, and those of the Node authorizer's graph. It opens the gate
+// for writes once the plugins are ready, and gives up when ctx ends. The
+// informers must have been requested before.
 func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory, plugins *admissionPlugins) bool {
 	synced := cache.WaitFor(ctx, "",
 		shared.Rbac().V1().Roles().Informer().HasSyncedChecker(),

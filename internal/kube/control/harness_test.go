@@ -28,8 +28,8 @@ import (
 	"berth.dev/berth/internal/base/pki"
 )
 
-// roleVariable makes the test binary be the role instead: a process can run it
-// only once, so each test gets one of its own.
+// roleVariable turns the test binary into the role. A process can run the role
+// only once, so each test starts its own process.
 const roleVariable = "BERTH_TEST_CONTROL_ROLE"
 
 func TestMain(m *testing.M) {
@@ -66,12 +66,12 @@ func profile(path string) (stop func()) {
 // testTimeout bounds every wait of a test.
 const testTimeout = 60 * time.Second
 
-// testCluster is what one control plane needs; it can be started repeatedly,
-// one after the other.
+// testCluster holds the inputs of one control plane. It can be started
+// repeatedly, but only once at a time.
 type testCluster struct {
 	plan      cluster.Plan
 	listeners []net.Listener // of the namespace, of the host
-	// state is where what outlives the cluster is given out; nil where nothing is.
+	// state serves the objects that outlive the cluster; nil if there are none.
 	state *net.UnixListener
 }
 

@@ -18,8 +18,8 @@ type mergedListener struct {
 	closeErr  error
 }
 
-// mergeListeners accepts from all of the listeners, of which there is at least
-// one, and owns them from now on.
+// mergeListeners accepts from all listeners and takes ownership of them. There
+// must be at least one.
 func mergeListeners(listeners []net.Listener) *mergedListener {
 	m := &mergedListener{
 		listeners: listeners,

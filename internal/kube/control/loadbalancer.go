@@ -20,19 +20,19 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// kubeletPort is where the kubelet listens on the node's address.
+// kubeletPort is the kubelet's port on the node's address.
 const kubeletPort = 10250
 
-// nodeBalancer implements Services of type LoadBalancer with the addresses of
-// the nodes, the head's first, of the IP families of the Service. There is
-// nothing to set up: kube-proxy of every node takes connections to them and the
-// Service's port (ipMode VIP, the default) straight to the pods, for clients in
-// pods, on nodes, and at the ports that are published on the hosts, each of
-// which leads to its own node. It is a provider for upstream's service
-// controller, which brings the finalizer, the events and the retries.
+// nodeBalancer implements Services of type LoadBalancer. It assigns the nodes'
+// addresses, the head's first, in the IP families of the Service. Nothing needs
+// to be set up: kube-proxy on every node forwards connections to these addresses
+// and the Service's port (ipMode VIP, the default) directly to the pods. This
+// holds for clients in pods, on nodes, and at published host ports, each of
+// which leads to its own node. nodeBalancer is a provider for upstream's service
+// controller, which adds the finalizer, events and retries.
 //
-// All Services share the addresses, so a port belongs to the Service that
-// asked first; the others wait with an Event that says so.
+// All Services share the addresses, so a port belongs to the first Service that
+// requests it. The others wait, and an Event reports it.
 type nodeBalancer struct {
 	plan     cluster.Plan
 	reserved map[portKey]string // who listens there on the node itself
@@ -115,7 +115,7 @@ func (b *nodeBalancer) checkOthers(s *corev1.Service, wanted map[portKey]bool) e
 	return nil
 }
 
-// GetLoadBalancer says whether the Service holds ports.
+// GetLoadBalancer reports whether the Service holds ports.
 func (b *nodeBalancer) GetLoadBalancer(_ context.Context, _ string, s *corev1.Service) (*corev1.LoadBalancerStatus, bool, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -14,9 +14,9 @@ import (
 	"berth.dev/berth/internal/base/pki"
 )
 
-// loopback is how the process talks to itself: as the privileged user
-// system:apiserver, proven by a token that never leaves it, to a server whose
-// certificate it made itself.
+// loopback holds the credentials for the process's requests to itself. It is the
+// privileged user system:apiserver, with a token that never leaves the process,
+// and the server's certificate is made in the process.
 type loopback struct {
 	authority   []byte
 	certificate pki.Pair

@@ -13,10 +13,11 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// folderMounts gives every pod the folders of --mount when it is created, so
-// that 'kubectl describe pod' shows them, and a kubelet that lacks one says so by
-// an event. (A shim that mounts them would do both in silence; a policy that is
-// an object could be deleted, and is not there for the first pods.)
+// folderMounts adds the folders of --mount to every pod at its creation, so that
+// 'kubectl describe pod' shows them and a kubelet that lacks one reports an
+// event. Rejected alternatives: mounts by the shim, which would do both
+// silently, and a policy object, which could be deleted and does not exist yet
+// for the first pods.
 type folderMounts struct {
 	*admission.Handler
 	mounts []cluster.FolderMount

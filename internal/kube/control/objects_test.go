@@ -89,7 +89,7 @@ func testOpenAPI(t *testing.T, c *testCluster) {
 	}
 	// A client with the address of an older version's document is redirected.
 	get(t, config, "/openapi/v3/apis/apps/v1?hash=OLD", "application/json")
-	// Protobuf is what kubectl prefers.
+	// kubectl prefers protobuf.
 	get(t, config, "/openapi/v3/apis/apps/v1", "application/com.github.proto-openapi.spec.v3.v1.0+protobuf")
 }
 

@@ -18,16 +18,16 @@ import (
 	"k8s.io/kube-openapi/pkg/handler3"
 )
 
-// lazyOpenAPI serves the OpenAPI documents of the built-in APIs. Upstream
-// builds all of them before it serves the first request, which takes half of
-// the whole start, and most clusters of a job never read one. Here a document
-// is built, by upstream's own code, when it is first asked for.
+// lazyOpenAPI serves the OpenAPI documents of the built-in APIs. Upstream builds
+// all documents before it serves the first request, which takes half of the
+// whole start, and most clusters of a job never read one. Here upstream's code
+// builds a document at its first request.
 //
-// What has to be there from the start is the index of version 3, which the
-// aggregator reads once, and for which a failure would make it back off for a
-// minute. In upstream's index each document has a hash of its content, so the
-// index needs all documents; but a hash only has to change when the content
-// does, and the content is determined by the version of the binary.
+// Only the index of version 3 must exist from the start: the aggregator reads it
+// once, and a failure would make it back off for a minute. Upstream's index
+// holds a content hash of each document, so it needs all documents. But a hash
+// only has to change with the content, and the binary's version determines the
+// content.
 type lazyOpenAPI struct {
 	container *restful.Container
 	v2        *common.Config

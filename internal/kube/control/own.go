@@ -21,8 +21,8 @@ import (
 // readyPoll is the time between two looks at /readyz during the start.
 const readyPoll = 5 * time.Millisecond
 
-// runOwn is what the role does itself once kube-apiserver takes writes: it reports
-// readiness and life, and balances load.
+// runOwn runs the role's own tasks once kube-apiserver takes writes: it reports
+// readiness and heartbeats, and balances load.
 func (r *role) runOwn(ctx context.Context) error {
 	select {
 	case <-r.writable:
@@ -54,8 +54,8 @@ func (r *role) runOwn(ctx context.Context) error {
 	return own.Wait()
 }
 
-// alivePath is what the server is asked for to find out whether it hangs. That a
-// store has no majority is no reason to replace this member.
+// alivePath returns the path of the health check that detects a hanging server.
+// A store without a majority is no reason to replace this member.
 func (r *role) alivePath() string {
 	if r.plan.Replicated() {
 		return "/livez/ping"
@@ -94,10 +94,10 @@ func probe(ctx context.Context, client kubernetes.Interface, path string) error 
 	return client.Discovery().RESTClient().Get().AbsPath(path).MaxRetries(0).Do(ctx).Error()
 }
 
-// logProblems makes the components log errors, and with a verbosity above 0 also
-// what goes well. Their logger is a package variable, as is what
-// it does after a fatal error: it ends the process, which is the only way in
-// which some components can give up.
+// logProblems makes the components log errors and, with a verbosity above 0,
+// successes. Their logger is a package variable, and so is its action after a
+// fatal error: it ends the process, because some components have no other way to
+// give up.
 func logProblems(ctx context.Context, role string, verbosity int, notifier *notify.Notifier) {
 	flags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(flags)

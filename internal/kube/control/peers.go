@@ -19,16 +19,16 @@ import (
 )
 
 const (
-	// peerPort is where members of etcd listen for each other, on the node's
-	// address inside the cluster.
+	// peerPort is the port where members of etcd listen for each other, on the
+	// node's address inside the cluster.
 	peerPort = 2380
 	// peerTick and peerElection: a member that hears nothing of the leader for
 	// one to two seconds calls for an election. etcd's own numbers; on machines
 	// whose processors are all busy a heartbeat may be late by some tenths.
 	peerTick     = 100 // ms
 	peerElection = 10  // ticks
-	// peerCatchUp is how many entries are kept for a member that was cut off;
-	// one that misses more gets the whole database.
+	// peerCatchUp is the number of entries kept for a member that was cut off. A
+	// member that misses more gets the whole database.
 	peerCatchUp = 1000
 	// bootstrapTimeout bounds the question to each other member whether the
 	// cluster exists already, while these start, too.

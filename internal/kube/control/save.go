@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
-// savePage is how many objects are read from the store at once. Nothing else
-// waits for it: a read at one revision is a snapshot of its own.
+// savePage is the number of objects in one read of the store. Writers do not
+// wait for it: a read at one revision is a snapshot.
 const savePage = 1000
 
 // serveState gives whoever connects to the listener the objects that outlive
@@ -126,8 +126,8 @@ func parseRanges(texts []string) ([]netip.Prefix, error) {
 	return ranges, nil
 }
 
-// merge adds what is restored to the seed. The new cluster's own objects count,
-// but for those that users change.
+// merge adds the restored objects to the seed. The new cluster's own objects
+// win, except the ones that users change.
 func merge(seed, restored []seedObject) []seedObject {
 	position := map[string]int{}
 	for i, object := range seed {

@@ -209,8 +209,8 @@ func BenchmarkState(b *testing.B) {
 	}
 }
 
-// slowest is how long the slowest of the writes took that are made one after the
-// other while something is done, and for a time at least.
+// slowest returns the latency of the slowest write of a series that runs while
+// do runs, and for at least the given time.
 func slowest(b *testing.B, admin kubernetes.Interface, least time.Duration, do func()) time.Duration {
 	b.Helper()
 	ctx, stop := context.WithCancel(b.Context())

@@ -32,13 +32,14 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// The seed is what upstream's hooks and controllers create in a new cluster, and
-// berth's own objects, written straight to the store before anything reads from
-// it. Through the API the same 240 objects cost a tenth of a CPU second at the moment when the
-// kubelet wants it, and 200 ms until the last one is there; a request for which
-// one is missing fails, and its sender backs off. Most of it is made by upstream's
-// own functions in the same binary, so it cannot differ from what they would
-// create; testSeed and testAsCreated hold the others against what upstream makes.
+// The seed holds the objects that upstream's hooks and controllers create in a
+// new cluster, and berth's own objects. They are written directly to the store
+// before anything reads from it. Through the API the same 240 objects cost a
+// tenth of a CPU second just when the kubelet needs it, and the last one exists
+// only after 200 ms; a request that misses one fails, and its sender backs off.
+// Upstream's own functions in the same binary make most objects, so these cannot
+// differ from what upstream would create. testSeed and testAsCreated compare the
+// others with upstream's.
 
 const (
 	// storagePrefix is kube-apiserver's --etcd-prefix.
@@ -51,14 +52,14 @@ const (
 	electionPause = 50 * time.Millisecond
 )
 
-// electing is what etcd says of a request that an election got in the way of.
+// electing lists etcd's errors for a request that an election has interrupted.
 var electing = []error{
 	rpctypes.ErrNoLeader, rpctypes.ErrLeaderChanged, rpctypes.ErrTimeout,
 	rpctypes.ErrTimeoutDueToLeaderFail, rpctypes.ErrTimeoutDueToConnectionLost,
 }
 
-// seedStore fills an empty store, also with what an earlier cluster has left, and
-// says whether it was empty. The user hears notices by notice.
+// seedStore fills an empty store, including the objects of an earlier cluster,
+// and reports whether it was empty. notice reports problems to the user.
 func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(string)) (bool, error) {
 	client, err := s.client()
 	if err != nil {
@@ -116,9 +117,9 @@ func seedStore(ctx context.Context, s *store, plan cluster.Plan, notice func(str
 	return true, nil
 }
 
-// whileElecting asks etcd again as long as it fails because its members choose a
-// leader; whoever asks over the network has a client that does so. What is asked
-// may be done twice.
+// whileElecting repeats a request to etcd as long as it fails because the
+// members elect a leader; etcd's network client would do the same. The request
+// may be executed twice.
 func whileElecting(ctx context.Context, ask func() error) error {
 	for {
 		err := ask()
@@ -134,8 +135,8 @@ func whileElecting(ctx context.Context, ask func() error) error {
 	}
 }
 
-// transaction is how many of the operations go into one: etcd bounds their number
-// and their size.
+// transaction returns the number of operations that fit into one transaction.
+// etcd bounds their number and their size.
 func transaction(puts []clientv3.Op) int {
 	size := 0
 	for i, put := range puts {
@@ -274,7 +275,8 @@ func (s *seeder) addPolicy() {
 	}
 }
 
-// addPriorities adds the priorities of pods and those of requests.
+// addPriorities adds the priority classes of pods and the priority levels of
+// requests.
 func (s *seeder) addPriorities() {
 	for _, class := range schedulingbootstrap.SystemPriorityClasses() {
 		class = class.DeepCopy()

@@ -12,13 +12,16 @@ import (
 	_ "k8s.io/apiserver/pkg/storage/storagebackend/factory" // the linkname's target
 )
 
-// newStorageClient is how kube-apiserver opens a client of etcd, one per
-// resource. It is the only place where all of them can be had, and upstream
-// keeps it in an unexported variable. The rejected alternatives: gRPC over an
-// in-memory connection (EgressLookup reaches the dialer, but each of about a
+// newStorageClient is the function by which kube-apiserver opens its etcd
+// clients, one per resource. It is the only place that reaches all of them, and
+// upstream keeps it in an unexported variable. Rejected alternatives: gRPC over
+// an in-memory connection (EgressLookup reaches the dialer, but each of about a
 // hundred clients then costs a handshake, a dozen goroutines and a copy of every
-// message), and decorators of our own for the storage of each resource (a copy
-// of upstream's cacher set-up that would have to follow it).
+// message), and our own decorators for the storage of each resource (a copy of
+// upstream's cacher set-up that would have to follow upstream).
+//
+// go:linkname newStorageClient
+// k8s.io/apiserver/pkg/storage/storagebackend/factory.newETCD3Client
 //
 //go:linkname newStorageClient k8s.io/apiserver/pkg/storage/storagebackend/factory.newETCD3Client
 var newStorageClient func(storagebackend.TransportConfig) (*kubernetes.Client, error)

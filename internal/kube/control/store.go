@@ -34,10 +34,10 @@ const (
 	walSegment = 2 << 20
 )
 
-// store is etcd without clients of its own: the raft and storage core of etcd's
-// server, not package embed, which insists on listening for clients and peers.
-// A socket that does not exist needs no authentication. Only where there are
-// several members, they listen for each other; see peers.go.
+// store is etcd without network clients: the raft and storage core of etcd's
+// server. Package embed is no alternative, because it insists on listening for
+// clients and peers. A socket that does not exist needs no authentication. Only
+// several members listen for each other; see peers.go.
 type store struct {
 	server *etcdserver.EtcdServer
 	peers  *http.Server  // nil without others

@@ -24,7 +24,7 @@ var _ mount.MounterForceUnmounter = (*Mounter)(nil)
 // New returns a Mounter for the mount namespace of the process.
 func New() *Mounter { return &Mounter{} }
 
-// Mount mounts source at target. The options are those of mount(8).
+// Mount mounts source at target with options of mount(8).
 func (m *Mounter) Mount(source, target, fstype string, options []string) error {
 	return m.MountSensitive(source, target, fstype, options, nil)
 }

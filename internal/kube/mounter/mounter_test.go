@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inside runs the test again in user and mount namespaces of its own, where
-// it may mount; it reports whether this is that run.
+// inside runs the test again in new user and mount namespaces, where it may
+// mount. It reports whether this is the inner run.
 func inside(t *testing.T) bool {
 	t.Helper()
 	const mark = "MOUNTER_TEST_INSIDE"

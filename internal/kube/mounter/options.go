@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// option says what one word of mount(8) does to the flags of mount(2).
+// option maps one word of mount(8) to flags of mount(2).
 type option struct{ set, clear uintptr }
 
 func options() map[string]option {
@@ -40,7 +40,7 @@ func propagations() map[string]uintptr {
 	}
 }
 
-// request is what a list of mount(8) options asks of the kernel.
+// request holds the kernel's form of a list of mount(8) options.
 type request struct {
 	flags uintptr
 	// propagation is applied one by one after the mount: the kernel takes
@@ -96,9 +96,9 @@ func (r request) apply(source, target, fstype string) error {
 	return nil
 }
 
-// bind needs two steps, because the kernel ignores all flags but MS_REC when it
-// binds. The second repeats the flags that the mount already has: those that
-// came from outside the user namespace are locked, and leaving one out is EPERM.
+// bind needs two steps, because the kernel ignores all flags but MS_REC in a
+// bind. The second step repeats the mount's existing flags: flags from outside
+// the user namespace are locked, and omitting one is EPERM.
 func (r request) bind(source, target string) error {
 	if r.flags&unix.MS_REMOUNT == 0 {
 		if err := unix.Mount(source, target, "", r.flags&(unix.MS_BIND|unix.MS_REC), ""); err != nil {

@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// apiServer answers lists of nodes with none, and counts what it is asked.
+// apiServer answers lists of nodes with an empty list, and counts requests.
 func apiServer(t *testing.T) (kubeconfig string, asked *atomic.Int32) {
 	t.Helper()
 	asked = &atomic.Int32{}

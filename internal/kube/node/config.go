@@ -16,8 +16,8 @@ import (
 
 // Sizes and times that differ from upstream's defaults, and why.
 const (
-	// A node of berth's is used by one workload: its log is the product, and
-	// a follower that reads slowly must not lose it to a rotation.
+	// One workload uses the node, and its log is the product: a follower that
+	// reads slowly must not lose it to a rotation.
 	logMaxSize  = "64Mi"
 	logMaxFiles = 4
 	// The disk is shared with strangers, whose use of it must not evict pods
@@ -43,7 +43,7 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	f.HostnameOverride = plan.Node.Name
 	f.NodeIP = a.List(func(f cluster.Family) string { return f.Node.String() })
 	f.NodeLabels = plan.Node.Labels
-	// Allocatable is what the plan says, without a second reserve.
+	// The plan sets allocatable; the kubelet subtracts no second reserve.
 	f.ExperimentalNodeAllocatableIgnoreEvictionThreshold = true
 
 	c := &s.KubeletConfiguration
@@ -105,8 +105,8 @@ func kubeletServer(plan cluster.Plan) (*options.KubeletServer, error) {
 	return s, nil
 }
 
-// memoryReserve is how much memory must be free, in bytes, before the kubelet
-// evicts: a twentieth of the node, within bounds.
+// memoryReserve returns the free memory in bytes below which the kubelet evicts:
+// a twentieth of the node, within bounds.
 func memoryReserve(capacity uint64) uint64 {
 	return min(max(capacity/20, 64<<20), 512<<20)
 }

@@ -67,10 +67,9 @@ func (m *containerManager) NewPodContainerManager() cm.PodContainerManager {
 // may resize a pod could crash the kubelet (v1.36.3, doPodResizeAction).
 type podContainers struct{ cm.PodContainerManager }
 
-// GetPodCgroupConfig says that the pod's cgroup is already as the pod asks.
-// Nothing then remains to be done at the level of the pod, and the resize goes
-// on to the containers: the runtime is told their new limits, and the shim
-// enforces that of memory.
+// GetPodCgroupConfig reports that the pod's cgroup already matches the pod. The
+// resize then skips the pod level and goes on to the containers: the runtime
+// receives their new limits, and the shim enforces the memory limit.
 func (*podContainers) GetPodCgroupConfig(pod *v1.Pod, _ v1.ResourceName) (*cm.ResourceConfig, error) {
 	config := cm.ResourceConfigForPod(pod, false, 100_000, false, "")
 	if config == nil {

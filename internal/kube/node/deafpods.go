@@ -45,8 +45,8 @@ func (d deafPods) replace(ctx context.Context, lost []netip.Addr) {
 	}
 }
 
-// delete says why, in the way in which a node does that takes a pod's place from
-// it, and deletes the pod.
+// delete records the reason on the pod, as a preempting node does, and deletes
+// the pod.
 func (d deafPods) delete(ctx context.Context, pod *v1.Pod) error {
 	now := metav1.Now()
 	_, err := d.client.CoreV1().Events(pod.Namespace).Create(ctx, &v1.Event{

@@ -21,10 +21,10 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// devicePlugin offers one resource to the kubelet, by the kubelet's interface
-// for programs of vendors: allocation, checkpoints and restarts are then
-// upstream's. The units are what the plan says; how a device gets into a
-// container is a CDI specification's to say.
+// devicePlugin offers one resource to the kubelet through the kubelet's device
+// plugin interface, so that allocation, checkpoints and restarts are upstream's.
+// The plan lists the units, and a CDI specification defines how a device gets
+// into a container.
 type devicePlugin struct {
 	api.UnimplementedDevicePluginServer
 	resource cluster.Resource
@@ -77,7 +77,7 @@ func (p *devicePlugin) Allocate(_ context.Context, r *api.AllocateRequest) (*api
 	return &answer, nil
 }
 
-// devicesMost is how long the kubelet may take to know its devices.
+// devicesMost limits how long the kubelet may take to register its devices.
 const devicesMost = 30 * time.Second
 
 // offerDevices makes the plan's devices known to the kubelet and through it to

@@ -8,10 +8,11 @@ import (
 )
 
 // awaitAuthorizer wraps the kubelet's transport. The Node authorizer lets a
-// kubelet read what its pods use, and learns of a pod by a watch of its own.
-// The kubelet's watch may be the faster by some milliseconds, and what it asks
-// for then is forbidden, after which it does not ask again for half a second.
-// So a forbidden request for such a thing is tried again a few times at once.
+// kubelet read the objects that its pods use, and learns of pods by its own
+// watch. The kubelet's watch may be some milliseconds faster. Its requests are
+// forbidden then, and it waits half a second before the next attempt. So
+// awaitAuthorizer repeats a forbidden request for such an object a few times at
+// once.
 func awaitAuthorizer(next http.RoundTripper) http.RoundTripper {
 	return &authorizerWait{next: next, pause: forbiddenPause, belongsToPod: regexp.MustCompile(
 		`^/api/v1/(namespaces/[^/]+/(secrets|configmaps|persistentvolumeclaims|serviceaccounts)|persistentvolumes)(/|$)`)}

@@ -45,7 +45,7 @@ type nodeKubelet struct {
 	running atomic.Pointer[kubelet.Kubelet]
 }
 
-// loopMost is how long the kubelet's main loop, which turns at least once a
+// loopMost limits how long the kubelet's main loop, which runs at least once a
 // second, may stand still before the role counts as hung.
 const loopMost = time.Minute
 

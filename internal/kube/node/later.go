@@ -11,8 +11,8 @@ import (
 const (
 	// laterAfterReady leaves the first pod the time to start, too.
 	laterAfterReady = 500 * time.Millisecond
-	// laterMost bounds the wait where the node does not become ready: then
-	// its events say why.
+	// laterMost bounds the wait for a node that does not become ready. Its events
+	// then give the reason.
 	laterMost = 5 * time.Second
 )
 

@@ -10,9 +10,10 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// leftNotices are files in which the shim says what it has changed in a
-// container, for want of which it would not have started, or would have done
-// what it must not; see package bundle of the runtime. A shim cannot make events.
+// leftNotices reads the files in which the shim records its changes to
+// containers: without them a container would not have started, or would have
+// done something forbidden. See package bundle of the runtime. A shim cannot
+// create events.
 type leftNotices struct {
 	dir      string
 	recorder record.EventRecorder

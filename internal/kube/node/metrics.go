@@ -17,10 +17,10 @@ import (
 // metricsLimit bounds one request for the node's page.
 const metricsLimit = 5 * time.Second
 
-// serveMetrics shows the node's page at its address inside of the cluster until
-// ctx ends. The page comes from the supervisor, which alone sees all parts of the
-// node. It holds numbers and no secrets, and pods may read it as they may read
-// CoreDNS's; who is outside comes by the API server.
+// serveMetrics serves the node's page at its address inside the cluster until
+// ctx ends. The page comes from the supervisor, because only the supervisor sees
+// all parts of the node. It holds numbers and no secrets, and pods may read it,
+// like CoreDNS's page. Clients outside reach it through the API server.
 func serveMetrics(ctx context.Context, plan cluster.Plan, log *slog.Logger) {
 	address := netip.AddrPortFrom(plan.Addresses.Node, metrics.Port)
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address.String())

@@ -36,7 +36,7 @@ const (
 	PhaseKubelet    = "kubelet"    // the Node is Ready
 )
 
-// Options are what a run needs beside the plan.
+// Options holds what a run needs besides the plan.
 type Options struct {
 	Notifier *notify.Notifier
 	Log      *slog.Logger
@@ -107,8 +107,8 @@ func start(ctx context.Context, planPath string, o Options) error {
 	return Run(ctx, plan, o)
 }
 
-// settleTime is how long after the start memory is given back: the first pods
-// run by then. On a head the control role does the same at another moment.
+// settleTime is the delay after the start before memory is given back. The first
+// pods run by then. On a head the control role does the same at another moment.
 const settleTime = 6 * time.Second
 
 // Run runs the role until ctx ends, and returns nil then. It can run once in a
@@ -163,7 +163,7 @@ func Run(ctx context.Context, plan cluster.Plan, o Options) error {
 	return group.Wait()
 }
 
-// unlessDone drops the errors of things that were told to stop.
+// unlessDone drops the errors of components that were asked to stop.
 func unlessDone(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil

@@ -15,7 +15,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// Reasons of the events that say what a pod asked for and does not get.
+// Reasons of the events about requests of a pod that the node cannot fulfil.
 const (
 	ReasonUserNotHonoured     = "RunAsUserNotHonoured"
 	ReasonCPULimitNotEnforced = "CPULimitNotEnforced"
@@ -29,7 +29,7 @@ type notices struct {
 	recorder        record.EventRecorder
 
 	mu sync.Mutex
-	// told is what was said last.
+	// told holds the last notices about each pod.
 	told map[types.UID][]notice
 }
 
@@ -37,8 +37,8 @@ func newNotices(plan cluster.Plan, recorder record.EventRecorder) *notices {
 	return &notices{oneUID: plan.OneUID, cgroups: plan.CgroupsDelegated, recorder: recorder, told: map[types.UID][]notice{}}
 }
 
-// toldMost bounds the memory of who was told. Beyond it a pod that lives on
-// may be told again, and the recorder merges the two.
+// toldMost bounds the memory of reported pods. Beyond it a running pod may be
+// reported again, and the recorder merges the two events.
 const toldMost = 10_000
 
 // ShouldEvict evicts nothing; see notices.
@@ -108,7 +108,7 @@ func users(pod *v1.Pod) []string {
 	return fields
 }
 
-// cpuLimited lists limits of processors, and of whom.
+// cpuLimited lists the pod's containers with CPU limits, and the limits.
 func cpuLimited(pod *v1.Pod) []string {
 	var limits []string
 	note := func(name string, limit *resource.Quantity) {

@@ -25,8 +25,8 @@ import (
 	"berth.dev/berth/internal/network/policy"
 )
 
-// policyTimeout is how long a container waits for the policies of its pod to
-// be in force. The kubelet tries again after that.
+// policyTimeout is how long a container waits until the policies of its pod are
+// in force. The kubelet tries again after that.
 const policyTimeout = 10 * time.Second
 
 // policyFilter has the kernel enforce the network policies of the node's pods.
@@ -45,7 +45,7 @@ type policyFilter struct {
 	state   *policy.State // in force, nil if none is known yet
 	changed chan struct{} // closed when it was set
 
-	// text is in force; known tells whether that is certain.
+	// text is in force; known reports whether that is certain.
 	text  string
 	known bool
 	// said is the error that people know of.
@@ -106,7 +106,7 @@ func (f *policyFilter) enforce(ctx context.Context, s *policy.State) error {
 	return nil
 }
 
-// set tells those that wait what is in force.
+// set informs waiting containers of the policies in force.
 func (f *policyFilter) set(s *policy.State) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -132,7 +132,7 @@ func TestContainersWaitForThePoliciesOfTheirPod(t *testing.T) {
 			t.Errorf("a container passed with %+v", s)
 		}
 	}
-	b.expect(t, isolating("a"), 0) // the rules are those of the one before it
+	b.expect(t, isolating("a"), 0) // the rules of the previous case are in force
 	testutil.Eventually(t, "a container passes once its pod is known", func() bool { return passed(second) })
 
 	ctx, cancel := context.WithCancel(t.Context())

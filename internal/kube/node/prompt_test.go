@@ -27,8 +27,8 @@ import (
 	"berth.dev/berth/internal/kube/mounter"
 )
 
-// These say what upstream looks like inside. When one fails after an upgrade,
-// look there first.
+// These tests check upstream's internals. When one fails after an upgrade, look
+// there first.
 func TestVolumeManagerIsAsExpected(t *testing.T) {
 	if _, err := hidden(reflect.ValueOf(&kubelet.Kubelet{}).Elem(), "volumeManager"); err != nil {
 		t.Error(err)

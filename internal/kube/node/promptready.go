@@ -17,9 +17,9 @@ const (
 //go:linkname fastNodeStatusUpdate k8s.io/kubernetes/pkg/kubelet.(*Kubelet).fastNodeStatusUpdate
 func fastNodeStatusUpdate(k *kubelet.Kubelet, ctx context.Context, timeout bool) bool
 
-// reportReady does what the kubelet itself does every 100 ms after its start,
-// which is to look whether the node became ready and to say so. The scheduler
-// waits for that. The Node must be known already.
+// reportReady checks whether the node became ready and reports it, because the
+// scheduler waits for that. The kubelet itself does so every 100 ms after its
+// start. The Node must exist already.
 func reportReady(ctx context.Context, running *atomic.Pointer[kubelet.Kubelet]) {
 	for end := time.Now().Add(readyMost); time.Now().Before(end); {
 		// The kubelet is there before it is complete; its main loop turns

@@ -19,18 +19,18 @@ import (
 	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 )
 
-// promptVolumes is upstream's volume manager, which mounts a pod's volumes in
-// three loops of their own: one notices the pod every 100 ms, one attaches and
-// then mounts every 100 ms, and the pod's start looks every 300 ms whether
-// that is done. Almost every pod has a volume, its token, and so pays 300 ms,
-// where the mounts themselves take five. Here the pod's own goroutine runs the
-// steps of the first two loops. They were made to be called at any time by
-// anybody: their state is locked, and an operation that is under way is not
-// started twice.
+// promptVolumes is upstream's volume manager without its polling. Upstream
+// mounts a pod's volumes in three loops: one notices the pod every 100 ms, one
+// attaches and then mounts every 100 ms, and the pod's start checks every 300 ms
+// whether that is done. Almost every pod has a volume, its token, and so waits
+// 300 ms for mounts that take five. Here the pod's own goroutine runs the steps
+// of the first two loops. These steps may be called at any time by any
+// goroutine: their state is locked, and an operation in progress is not started
+// twice.
 //
-// Upstream offers no way to say this, hence the reflection and the linked
-// names. Both are checked: the names when the program is linked, the fields
-// when the kubelet is made, and without them the kubelet is merely slower.
+// Upstream has no interface for this, so it takes reflection and linked names.
+// Both are checked: the names when the program is linked, the fields when the
+// kubelet is made. Without the fields the kubelet is merely slower.
 type promptVolumes struct {
 	volumemanager.VolumeManager
 	populator, reconciler unsafe.Pointer

@@ -12,23 +12,23 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/util/queue"
 )
 
-// promptQueue is the queue in which upstream's pod workers put a pod that has
-// more to do. The kubelet empties it once a second. A pod that ends goes
-// through it twice, from running to terminating to terminated, and only then
-// may its phase be Succeeded: the result of a job comes a second late, for
-// work of a few milliseconds. Here what is to be done at once is done at once.
+// promptQueue replaces the queue in which upstream's pod workers put a pod that
+// has more work. The kubelet empties that queue once a second. A pod that ends
+// passes it twice, from running to terminating to terminated, and only then may
+// its phase be Succeeded. So a job's result comes a second late, for a few
+// milliseconds of work. promptQueue runs items that are due at once.
 //
-// A worker also refuses to go on before the runtime was asked about the pod
-// again, which happens once a second, too. So that is asked for whenever a
-// worker has done a step.
+// A worker also refuses to continue before the kubelet has queried the runtime
+// about the pod again, which also happens once a second. So promptQueue requests
+// such a query after each step of a worker.
 type promptQueue struct {
 	queue.WorkQueue
 	look, now func(types.UID)
 }
 
-// Enqueue is what a worker calls last. It calls look, and now for an item
-// without a delay, which stays in the queue until the worker puts it there
-// with a later time.
+// Enqueue is a worker's last call. It calls look. For an item without a delay it
+// also calls now; the item stays in the queue until the worker enqueues it with
+// a later time.
 func (q *promptQueue) Enqueue(item types.UID, delay time.Duration) {
 	q.WorkQueue.Enqueue(item, delay)
 	q.look(item)

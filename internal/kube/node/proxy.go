@@ -35,7 +35,8 @@ const (
 	proxyRetry = 5 * time.Second
 	// proxyMasqueradeBit is upstream's default bit of the packet mark.
 	proxyMasqueradeBit = 14
-	// proxyStuck is how long a change may wait before the proxy counts as hung.
+	// proxyStuck limits how long a change may wait before the proxy counts as
+	// hung.
 	proxyStuck = time.Minute
 )
 
@@ -52,7 +53,7 @@ type serviceProxy struct {
 	told    *serviceSender // of the same changes; nil without a fast path
 }
 
-// openServices tells whether the API server lets kube-proxy read: it does so
+// openServices checks that the API server lets kube-proxy read, which it does
 // once the default roles exist.
 func openServices(ctx context.Context, client kubernetes.Interface) error {
 	_, err := client.CoreV1().Services("").List(ctx, metav1.ListOptions{Limit: 1})
@@ -89,10 +90,11 @@ func newServiceProxy(ctx context.Context, plan cluster.Plan, api *access) (*serv
 	return &serviceProxy{plan: plan, api: api, proxier: proxiers[0], health: health}, nil
 }
 
-// localSources are those whose connections to Services are not masqueraded: pods, and this
-// node itself. Answers come back to the node anyway, and a port that is another connection's
-// each time meets servers that still remember the former one, and do not answer the first
-// SYN: two of 10,000 connections took a second longer.
+// localSources lists the sources whose connections to Services are not
+// masqueraded: pods, and this node. Answers come back to the node anyway.
+// Masquerading would reuse a port for another connection, whose server may
+// remember the former connection and ignore the first SYN: two of 10,000
+// connections took a second longer.
 type localSources struct {
 	proxyutil.LocalTrafficDetector
 	header, set string
@@ -112,7 +114,7 @@ func newLocalSources(family cluster.Family) localSources {
 // IfNotLocalNFT matches connections that are masqueraded.
 func (l localSources) IfNotLocalNFT() []string { return []string{l.header, "saddr", "!=", l.set} }
 
-// noNode is asked by a health endpoint that is not served.
+// noNode answers a health endpoint that is not served.
 type noNode struct{}
 
 func (noNode) Node() *v1.Node { return nil }
@@ -189,7 +191,7 @@ func (p *serviceProxy) healthy() error {
 	return nil
 }
 
-// serviceListener is told of what the API server says about Services.
+// serviceListener receives the API server's changes of Services.
 type serviceListener interface {
 	proxyconfig.ServiceHandler
 	proxyconfig.EndpointSliceHandler

@@ -15,8 +15,9 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// firstPullReport is after how long a pull is told of. What follows comes each
-// time after as long again, as few as a recorder lets pass.
+// firstPullReport is the time after which a pull is first reported. Each further
+// report comes after twice the time, because a recorder lets only a few events
+// pass.
 const firstPullReport = 5 * time.Second
 
 // pullReports is the kubelet's recorder, and tells beside its events how pulls
@@ -25,8 +26,8 @@ const firstPullReport = 5 * time.Second
 type pullReports struct {
 	record.EventRecorderLogger
 	ctx context.Context
-	// received is what the node has of what it is receiving, and of how much, in
-	// bytes.
+	// received returns how many bytes of its current downloads the node has, and
+	// their total size.
 	received func() (of, all int64)
 
 	mu sync.Mutex

@@ -49,8 +49,8 @@ func newNode(plan cluster.Plan) *v1.Node {
 	return node
 }
 
-// register creates the Node. It is what opens the kubelet's gate: the Node
-// authorizer and NodeRestriction let it through before RBAC knows anybody.
+// register creates the Node. The kubelet's own registration waits for RBAC; the
+// Node authorizer and NodeRestriction permit this request earlier.
 func register(plan cluster.Plan) func(context.Context, kubernetes.Interface) error {
 	return func(ctx context.Context, client kubernetes.Interface) error {
 		_, err := client.CoreV1().Nodes().Create(ctx, newNode(plan), metav1.CreateOptions{})

@@ -15,8 +15,8 @@ import (
 const (
 	runtimePoll = 3 * time.Millisecond
 	runtimeMost = time.Minute
-	// networkMost is how long to wait for the pod network beyond the runtime
-	// itself; after that the node starts and reports that it is not ready.
+	// networkMost limits the wait for the pod network, beyond the wait for the
+	// runtime. After that the node starts and reports that it is not ready.
 	networkMost = 3 * time.Second
 )
 

@@ -17,11 +17,12 @@ import (
 	"berth.dev/berth/internal/network/servicemap"
 )
 
-// sendMerge is how long a change waits for others to come.
+// sendMerge is how long a change waits, so that several are sent together.
 const sendMerge = 20 * time.Millisecond
 
-// serviceSender tells the net role which pods are behind a Service, from what
-// kube-proxy is told of them and by its rules, and what policies permit.
+// serviceSender sends the net role the pods behind each Service and what
+// policies permit. It learns of Services as kube-proxy does and applies
+// kube-proxy's rules.
 type serviceSender struct {
 	node string
 	line *servicemap.Conn
@@ -36,11 +37,11 @@ type serviceSender struct {
 	policy   *policy.State
 }
 
-// tracked is what there is of Services of one family of addresses.
+// tracked holds the Services of one address family.
 type tracked struct {
 	services  *proxy.ServiceChangeTracker
 	endpoints *proxy.EndpointsChangeTracker
-	// What the trackers have said; run alone uses it.
+	// The state from the trackers; only run uses it.
 	ports   proxy.ServicePortMap
 	backing proxy.EndpointsMap
 }
@@ -58,7 +59,7 @@ func newServiceSender(node string, line *servicemap.Conn) *serviceSender {
 	return t
 }
 
-// The methods by which kube-proxy's informers tell of changes.
+// kube-proxy's informers report changes by these methods.
 
 func (t *serviceSender) OnServiceAdd(s *v1.Service) { t.OnServiceUpdate(nil, s) }
 func (t *serviceSender) OnServiceDelete(s *v1.Service) {
@@ -112,7 +113,7 @@ func (t *serviceSender) mark() {
 	}
 }
 
-// run tells what has changed until ctx ends.
+// run sends changes until ctx ends.
 func (t *serviceSender) run(ctx context.Context) error {
 	for {
 		select {
@@ -172,8 +173,8 @@ func addressesOf(ips []net.IP) (all []netip.Addr) {
 	return all
 }
 
-// serviceOf is what the net role is told of a Service; nothing where an endpoint
-// cannot be said.
+// serviceOf returns the net role's view of a Service. It is empty if an endpoint
+// cannot be expressed.
 func serviceOf(port proxy.ServicePort, endpoints []proxy.Endpoint) (s servicemap.Service) {
 	for _, e := range endpoints {
 		address, err := netip.ParseAddr(e.IP())

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/sig-storage-lib-external-provisioner/v13/controller"
 )
 
-// sharedVolumes provisions directories in a folder that all nodes see, for which
-// the head is responsible. They are the user's: what is in them outlives the
+// sharedVolumes provisions directories in a folder that all nodes see. Only the
+// head runs it. The directories belong to the user: their content outlives the
 // cluster, and a claim of the same name in the same namespace finds it again.
 type sharedVolumes struct{ dir string }
 
@@ -51,7 +51,7 @@ func (s sharedVolumes) Provision(_ context.Context, o controller.ProvisionOption
 	}, controller.ProvisioningFinished, nil
 }
 
-// Delete leaves the user's data alone.
+// Delete keeps the user's data.
 func (s sharedVolumes) Delete(_ context.Context, pv *v1.PersistentVolume) error {
 	return &controller.IgnoredError{Reason: "volume " + pv.Name + " is kept"}
 }

@@ -18,8 +18,8 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// ProvisionerName is what a StorageClass names to get volumes of a node's own
-// disk. Such a class must bind at the first consumer.
+// ProvisionerName is the provisioner that a StorageClass names to get volumes on
+// a node's own disk. Such a class must bind at the first consumer.
 const ProvisionerName = "berth.dev/local"
 
 // AnnotationCapacity is on each volume, because a directory has no size.

@@ -1,4 +1,3 @@
-// Package objects says which of a cluster's objects outlive it, as they are in
-// etcd, and how they are changed for the next cluster. It reads and writes no
-// store.
+// Package objects selects the objects in etcd that outlive a cluster, and
+// changes them for the next cluster. It reads and writes no store.
 package objects

@@ -16,8 +16,9 @@ import (
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
-// passing are keys, and beginnings of keys that end in a slash, of what belongs
-// to the nodes, addresses and keys of one cluster, or is made anew by the next.
+// passing lists keys, and key prefixes that end in a slash, of objects that do
+// not outlive the cluster. They concern its nodes, addresses and keys, or the
+// next cluster creates them itself.
 var passing = []string{
 	"berth/", "health", "minions/", "leases/", "events/", "csinodes/", "csistoragecapacities/", "volumeattachments/",
 	"masterleases/", "ipaddresses/", "servicecidrs/", "services/endpoints/", "resourceslices/", "leasecandidates/",
@@ -50,7 +51,7 @@ var binding = []string{
 // EmptyAnnotation marks a claim whose volume was on a node of an earlier job.
 const EmptyAnnotation = "berth.dev/emptied"
 
-// provisioner is who makes volumes on nodes.
+// provisioner makes the volumes on nodes.
 const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev/local"
 
 // Lasting returns the records that outlive the cluster, without what ties them
@@ -117,8 +118,8 @@ func passes(record savedstate.Record) bool {
 	return false
 }
 
-// lastPod keeps bare pods only: the others are made anew by what made them. One
-// that has not ended begins again, on any node.
+// lastPod keeps only bare pods, because controllers create the other pods again.
+// A bare pod that has not ended starts again, on any node.
 func lastPod(pod *corev1.Pod) bool {
 	if metav1.GetControllerOf(pod) != nil || pod.DeletionTimestamp != nil || pod.Annotations[corev1.MirrorPodAnnotationKey] != "" {
 		return false
@@ -130,7 +131,8 @@ func lastPod(pod *corev1.Pod) bool {
 	return true
 }
 
-// lastSecret takes out what the cluster's keys have signed; it is made anew.
+// lastSecret removes the data that the cluster's keys have signed; the next
+// cluster signs it again.
 func lastSecret(secret *corev1.Secret) bool {
 	switch secret.Type {
 	case corev1.SecretTypeBootstrapToken:

@@ -15,7 +15,7 @@ import (
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
-// ipAllocator is who keeps the addresses of Services, as upstream calls it.
+// ipAllocator is upstream's name for the allocator of Service addresses.
 const ipAllocator = "ipallocator.k8s.io"
 
 // Moved returns the records for a cluster whose Services have addresses of other
@@ -63,7 +63,7 @@ func Moved(records []savedstate.Record, from, to []netip.Prefix) (moved []saveds
 	return moved, notices, nil
 }
 
-// emptyNow tells whether a claim has lost its volume and waits for another.
+// emptyNow reports whether a claim has lost its volume and waits for another.
 func emptyNow(record savedstate.Record) bool {
 	claim, err := decode[*corev1.PersistentVolumeClaim](record)
 	return err == nil && claim.Spec.VolumeName == "" && claim.Annotations[EmptyAnnotation] != ""
@@ -71,8 +71,8 @@ func emptyNow(record savedstate.Record) bool {
 
 var errNoFamily = errors.New("no range of the address's family")
 
-// moveService gives a Service the addresses that are in the new ranges where its
-// own are in the old ones. Those of a family that the new cluster lacks go.
+// moveService replaces a Service's addresses in the old ranges by addresses in
+// the new ranges. It removes addresses of a family that the new cluster lacks.
 func moveService(service *corev1.Service, from, to []netip.Prefix) error {
 	spec := &service.Spec
 	if len(spec.ClusterIPs) == 0 || spec.ClusterIPs[0] == corev1.ClusterIPNone {
@@ -130,8 +130,8 @@ func move(address netip.Addr, from, to []netip.Prefix) (netip.Addr, error) {
 	return moved, nil
 }
 
-// Address is the object by which upstream knows that a Service has taken an
-// address; text is one of its ClusterIPs.
+// Address returns upstream's record that a Service uses an address; text is one
+// of its ClusterIPs.
 func Address(service *corev1.Service, text string) *networkingv1.IPAddress {
 	family := "IPv4"
 	if strings.Contains(text, ":") {

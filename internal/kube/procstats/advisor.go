@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says what an Advisor measures and reports.
+// Config configures the measurements and reports of an Advisor.
 type Config struct {
 	// CPUs and MemoryBytes are the node's capacity: its share of the host.
 	CPUs        int
 	MemoryBytes uint64
-	// MachineID identifies the node among those of the cluster.
+	// MachineID identifies the node within the cluster.
 	MachineID string
 	// Kubelet is the kubelet's root directory, Images where the runtime keeps
 	// images and the containers' own layers.
@@ -28,8 +28,8 @@ type Config struct {
 	Bundles string
 }
 
-// BundleDir is where containerd, with the given state directory, keeps the
-// bundles of the kubelet's containers.
+// BundleDir returns the directory of the kubelet's container bundles for
+// containerd's state directory.
 func BundleDir(state string) string {
 	return filepath.Join(state, "io.containerd.runtime.v2.task", "k8s.io")
 }
@@ -164,7 +164,7 @@ func (a *Advisor) everything(s *snapshot) map[string]cadvisorv2.ContainerInfo {
 	return all
 }
 
-// unlimited is how cAdvisor writes that there is no limit.
+// unlimited is cAdvisor's value for no limit.
 const unlimited = 1 << 63
 
 func describe(s *snapshot, u usage, created time.Time) cadvisorv2.ContainerInfo {
@@ -198,8 +198,8 @@ func fileSystem(dir string) (cadvisorv2.FsInfo, error) {
 	size, inodes, free := uint64(fs.Bsize), fs.Files, fs.Ffree
 	return cadvisorv2.FsInfo{
 		Timestamp: time.Now(),
-		// The kubelet compares devices to see whether images have a file
-		// system of their own.
+		// The kubelet compares devices to see whether images have a separate file
+		// system.
 		Device:     fmt.Sprintf("%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)),
 		Mountpoint: dir,
 		Capacity:   fs.Blocks * size, Available: fs.Bavail * size, Usage: (fs.Blocks - fs.Bfree) * size,

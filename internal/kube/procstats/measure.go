@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// usage is what a container, a pod or the node uses.
+// usage is the resource usage of a container, a pod or the node.
 type usage struct {
 	cpu       time.Duration // since it started; never falls
 	rate      float64       // processors in use, over the last window
@@ -32,8 +32,8 @@ type snapshot struct {
 	volumes    map[string]uint64 // bytes in memory volumes, by pod
 }
 
-// pssBound is the resident size up to which a container of several processes
-// is measured by walking its pages: 64 Ki pages, some milliseconds.
+// pssBound is the resident size up to which a container of several processes is
+// measured by walking its pages: 64 Ki pages, some milliseconds.
 const pssBound = 256 << 20
 
 // window is the shortest time over which a CPU rate is taken.
@@ -70,8 +70,8 @@ type meter struct {
 	procs   *table
 	bundles *bundles
 	ownNS   func() string
-	// tmpfs returns the bytes held by tmpfs mounts, memory that no process
-	// need have mapped, and those of them in volumes by pod.
+	// tmpfs returns the bytes in tmpfs mounts, which no process need have mapped,
+	// and per pod the bytes in its volumes.
 	tmpfs func() (uint64, map[string]uint64)
 	now   func() time.Time
 	every time.Duration

@@ -15,7 +15,7 @@ import (
 // 100 per second to user space on every architecture that Go runs on.
 const clockTick = time.Second / 100
 
-// process is what one pass over /proc learns of one process.
+// process holds the result of one pass over /proc for one process.
 type process struct {
 	pid, parent int
 	start       uint64 // ticks since boot; tells a reused pid apart

@@ -105,7 +105,7 @@ func TestProcessesFindTheirContainers(t *testing.T) {
 	h.run(12, 10, "a-main", 2, 10, 5)
 	h.run(13, 12, "a-main", 4, 10, 5)
 	h.run(14, 10, "a-main", 8, 10, 5)  // kubectl exec
-	h.run(15, 12, "nested", 16, 10, 5) // a namespace of its own
+	h.run(15, 12, "nested", 16, 10, 5) // in a separate namespace
 	h.container("a0", "a0", "", "ua", 11)
 	h.container("a1", "a0", "main", "ua", 12)
 	// Pod b shares one among its containers.

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// A run claims a folder by a file claim-N, N one more than the highest that is
-// there; that the file must not exist before is what every file system keeps,
-// NFS too (O_EXCL), where locks are kept by none that all sites have. Who finds
-// the highest claim to be that of a run which is gone makes the next one, and of
-// several only one succeeds. Whoever has a claim looks before each rename
-// whether it is still there and the highest: a run that was taken for dead, and
-// is not, does not write over what its successor has saved.
+// A run claims a folder by a file claim-N, where N is one more than the highest
+// existing number. Every file system, even NFS, can create a file only if it
+// does not exist (O_EXCL), but locks do not work on all file systems of sites. A
+// run that finds that the highest claim's run is gone makes the next claim, and
+// only one of several succeeds. Before each rename the claim's holder checks
+// that its claim exists and is the highest. So a run that was wrongly taken for
+// dead does not overwrite what its successor has saved.
 
 const claimPrefix = "claim-"
 
@@ -26,7 +26,7 @@ const claimPrefix = "claim-"
 // that of a dead run.
 const silence = 5 * time.Minute
 
-// Owner says which run has a folder.
+// Owner identifies the run that has a folder.
 type Owner struct {
 	// Cluster and Job are Slurm's, empty outside of it; Attempt counts the
 	// restarts of the job.
@@ -93,7 +93,7 @@ func takeClaim(folder string, owner Owner, lives Lives) (claim, error) {
 	}
 }
 
-// claims are the numbers of those that are there, the highest one last.
+// claims returns the numbers of the existing claims in ascending order.
 func claims(folder string) ([]int, error) {
 	entries, err := os.ReadDir(folder) // sorted by name, and those are of one length
 	if err != nil {
@@ -163,7 +163,8 @@ func (c claim) refuse(lives Lives) error {
 	return fmt.Errorf("use the folder of the state %s: %s is using it; wait for its end, or use another folder", c.folder, who)
 }
 
-// age is how long ago the claim was renewed, by the file system's own clock.
+// age returns the time since the claim was renewed, by the file system's own
+// clock.
 func (c claim) age(renewed fs.FileInfo) (time.Duration, error) {
 	probe, err := os.CreateTemp(c.folder, ".clock-")
 	if err != nil {

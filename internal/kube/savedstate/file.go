@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// The file is a line that says what it is, a line of JSON (header), two parts
-// whose lengths are in that, and the SHA-256 of all before. The first part is
-// the compressed records but for Secrets, the second one the Secrets, compressed
-// and then sealed with AES-256-GCM, to which the header belongs as additional
-// data.
+// The file is a line that identifies the format, a line of JSON (header), two
+// parts whose lengths are in the header, and the SHA-256 of everything before.
+// The first part holds the compressed records without Secrets. The second part
+// holds the Secrets, compressed and sealed with AES-256-GCM, with the header as
+// additional data.
 const (
 	magic  = "berth cluster state\n"
 	format = 1
 )
 
-// header says what is in a file.
+// header describes the contents of a file.
 type header struct {
 	Format int
 	// Berth is the version that has written it, Run the cluster's name there.
@@ -32,7 +32,8 @@ type header struct {
 	Saved      time.Time
 	Facts      Facts
 	Objects    int
-	// Secrets is how many there were; they are left out where Sealed is 0.
+	// Secrets is the number of Secrets in the cluster; the file omits them if
+	// Sealed is 0.
 	Secrets int
 	// Plain and Sealed are the lengths of the parts.
 	Plain, Sealed int
@@ -42,10 +43,10 @@ type header struct {
 type Snapshot struct {
 	Facts   Facts
 	Records []Record
-	// Berth, Run and Saved say who has written it, and when.
+	// Berth, Run and Saved record the writer and the time.
 	Berth, Run string
 	Saved      time.Time
-	// Missing are how many Secrets were left out.
+	// Missing is the number of omitted Secrets.
 	Missing int
 }
 

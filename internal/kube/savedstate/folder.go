@@ -21,9 +21,9 @@ type Folder struct {
 	claim claim
 }
 
-// Open takes a folder, which it makes where there is none, for the given run. A
-// nil key leaves Secrets out. It fails where the folder is not the user's alone,
-// or another run has it.
+// Open opens a folder for the given run, and makes it if it does not exist. With
+// a nil key, Secrets are omitted. It fails if others can access the folder, or
+// if another run has it.
 func Open(path string, key []byte, owner Owner, lives Lives) (*Folder, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder for the state: %w", err)

@@ -14,9 +14,8 @@ import (
 // keySize is AES-256's.
 const keySize = 32
 
-// KeyFile is where a user's key is kept unless he names another place: in the
-// home directory, so that whoever sees the state's folder alone cannot read the
-// Secrets in it.
+// KeyFile returns the default path of a user's key. It is in the home directory,
+// so that a reader of the state's folder cannot read the Secrets in it.
 func KeyFile(getenv func(string) string) (string, error) {
 	if path := getenv("BERTH_STATE_KEY"); path != "" {
 		return path, nil

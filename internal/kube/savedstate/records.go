@@ -16,10 +16,10 @@ type Record struct {
 	Value []byte
 }
 
-// Secret tells whether a record is a Secret.
+// Secret reports whether a record is a Secret.
 func (r Record) Secret() bool { return strings.HasPrefix(r.Key, "secrets/") }
 
-// Facts are what there is to know of the cluster that records are of.
+// Facts describes the cluster of the records.
 type Facts struct {
 	// Kubernetes is the version of its components, such as v1.36.3.
 	Kubernetes string
@@ -30,8 +30,8 @@ type Facts struct {
 // largestRecord bounds what is believed of a length: etcd takes 1.5 MiB.
 const largestRecord = 16 << 20
 
-// Write writes facts and records, and an end by which Read knows that nothing
-// is missing.
+// Write writes facts and records, and an end marker from which Read knows that
+// nothing is missing.
 func Write(to io.Writer, facts Facts, records []Record) error {
 	buffered := bufio.NewWriter(to)
 	if err := json.NewEncoder(buffered).Encode(facts); err != nil {

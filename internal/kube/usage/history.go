@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// fresh is how old an answer may be that is given again.
+	// fresh is the maximum age of an answer that is reused.
 	fresh = time.Second
 	// window is the time over which CPU is averaged where there are samples
 	// from so long ago. Autoscalers want some seconds of calm.
@@ -23,7 +23,7 @@ const (
 	shortest = time.Second
 )
 
-// history is what one node's kubelet has said lately.
+// history holds the recent samples of one node's kubelet.
 type history struct {
 	ask func(context.Context) (*sample, error)
 	now func() time.Time
@@ -77,7 +77,7 @@ func baseOf(samples []*sample) *sample {
 	return base
 }
 
-// used is what something uses now.
+// used is the current usage of a container or a node.
 type used struct {
 	at     time.Time
 	window time.Duration

@@ -14,7 +14,7 @@ import (
 // container names one in the cluster.
 type container struct{ namespace, pod, name string }
 
-// point is what a node or a container had used at a moment.
+// point is the total usage of a node or a container up to a moment.
 type point struct {
 	at      time.Time
 	started time.Time     // zero where unknown
@@ -22,7 +22,7 @@ type point struct {
 	memory  uint64        // its working set, in bytes
 }
 
-// sample is what a kubelet said at one time.
+// sample is a kubelet's answer at one time.
 type sample struct {
 	taken      time.Time
 	node       point
@@ -42,8 +42,8 @@ const (
 	podMemory        = "pod_memory_working_set_bytes"
 )
 
-// readSample reads what a kubelet's /metrics/resource says. A container of which
-// CPU or memory is missing has just started or ended, and is left out.
+// readSample parses a kubelet's /metrics/resource. It omits a container without
+// CPU or memory, because that has just started or ended.
 func readSample(body io.Reader, taken time.Time) (*sample, error) {
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	families, err := parser.TextToMetricFamilies(body)

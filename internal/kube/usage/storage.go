@@ -131,8 +131,8 @@ func (p *podStorage) Get(ctx context.Context, name string, _ *metav1.GetOptions)
 	return &measured[0], nil
 }
 
-// List measures all pods that selectors select. Those of a node that does not
-// answer are left out.
+// List measures all pods that match the selectors. It omits the pods of a node
+// that does not answer.
 func (p *podStorage) List(ctx context.Context, options *metainternalversion.ListOptions) (runtime.Object, error) {
 	byLabel, byField := selectors(options)
 	pods, err := p.pods.Pods(request.NamespaceValue(ctx)).List(byLabel)
@@ -182,8 +182,8 @@ func (p *podStorage) measure(ctx context.Context, pods []*corev1.Pod) ([]metrics
 	return all, silent
 }
 
-// podMetrics is what the running containers of a pod use; unknown as long as
-// one of them is so new that nothing can be said.
+// podMetrics returns the usage of a pod's running containers. It is unknown as
+// long as one of them is too new to have been measured twice.
 func podMetrics(pod *corev1.Pod, r readings) (measured metrics.PodMetrics, known bool) {
 	measured = metrics.PodMetrics{
 		ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: pod.Namespace, Labels: pod.Labels},
@@ -218,7 +218,7 @@ func podMetrics(pod *corev1.Pod, r readings) (measured metrics.PodMetrics, known
 	return measured, len(measured.Containers) > 0
 }
 
-// mountsMemory tells whether a container mounts a volume in memory.
+// mountsMemory reports whether a container mounts a volume in memory.
 func mountsMemory(pod *corev1.Pod, c corev1.Container) bool {
 	return slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
 		return slices.ContainsFunc(pod.Spec.Volumes, func(v corev1.Volume) bool {

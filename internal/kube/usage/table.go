@@ -10,7 +10,7 @@ import (
 	"k8s.io/metrics/pkg/apis/metrics"
 )
 
-// table is how kubectl get shows what was measured.
+// table formats measurements for kubectl get.
 type table struct{}
 
 // ConvertToTable implements rest.TableConvertor.

@@ -11,8 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// answer is what a kubelet says of a pod with two containers, of which one has
-// only just started, and of a volume in memory.
+// answer is a kubelet's answer for a volume in memory and a pod with two
+// containers, one of them just started.
 const answer = `# HELP container_cpu_usage_seconds_total [STABLE] Cumulative cpu time consumed by the container in core-seconds
 # TYPE container_cpu_usage_seconds_total counter
 container_cpu_usage_seconds_total{container="web",namespace="team",pod="web-0"} 12.5 1795266027315

@@ -27,9 +27,9 @@ const (
 	maxApplyPause = 500 * time.Millisecond
 )
 
-// Apply creates the objects, or updates those that exist, and returns them as
-// the server has them. What pods refer to goes first, and before it namespaces
-// and custom resource definitions; otherwise the order is that of the manifests.
+// Apply creates the objects, or updates existing ones, and returns the server's
+// versions. Namespaces and custom resource definitions go first, then objects
+// that pods refer to. The rest keeps the order of the manifests.
 func (c *Client) Apply(ctx context.Context, objects []Object) ([]Object, error) {
 	ordered := slices.Clone(objects)
 	slices.SortStableFunc(ordered, func(a, b Object) int { return rank(a) - rank(b) })
@@ -47,7 +47,8 @@ func (c *Client) Apply(ctx context.Context, objects []Object) ([]Object, error) 
 	return applied, nil
 }
 
-// earlier is what was applied before an object and may bring what that lacks.
+// earlier holds the previously applied objects that may supply something a later
+// object lacks.
 type earlier struct {
 	// definitions of kinds, and pods, which can create anything.
 	definitions, pods bool
@@ -68,7 +69,7 @@ func rank(object Object) int {
 	}
 }
 
-// defines reports whether an object brings kinds of its own.
+// defines reports whether an object defines new kinds.
 func defines(object Object) bool {
 	return object.GetKind() == "CustomResourceDefinition" || object.GetKind() == "APIService"
 }
@@ -90,7 +91,7 @@ func (c *Client) applyPatiently(ctx context.Context, object Object, before earli
 	}
 }
 
-// applyOnce also tells whether it has created the object.
+// applyOnce also reports whether it has created the object.
 func (c *Client) applyOnce(ctx context.Context, object Object) (*unstructured.Unstructured, bool, error) {
 	resource, err := c.resource(object)
 	if err != nil {

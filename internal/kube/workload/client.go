@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// Dynamic is the connection, for those who write to the same API server.
+// Dynamic returns the connection, for other writers to the same API server.
 func (c *Client) Dynamic() dynamic.Interface { return c.dynamic }
 
 type apiObject = runtime.Object
@@ -26,8 +26,8 @@ type Client struct {
 	shared bool
 }
 
-// Share makes Apply refuse objects that decide a result and are there already:
-// the cluster is not that of one run alone.
+// Share makes Apply refuse existing objects that decide a result, because
+// several runs share the cluster.
 func (c *Client) Share() { c.shared = true }
 
 // NewClient connects with the given kubeconfig. It makes no request.
@@ -36,7 +36,7 @@ func NewClient(kubeconfig []byte) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
 	}
-	// The API server is ours alone: its priority and fairness suffice.
+	// No one else uses the API server: its priority and fairness suffice.
 	config.QPS = -1
 	config.UserAgent = "berth"
 	config.WarningHandler = rest.NoWarnings{}

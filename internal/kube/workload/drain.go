@@ -15,15 +15,15 @@ import (
 )
 
 const (
-	// drainPoll is how often is looked whether all pods have ended.
+	// drainPoll is the interval of the checks whether all pods have ended.
 	drainPoll = 50 * time.Millisecond
-	// drainDeletes is how many pods are deleted at once.
+	// drainDeletes is the number of pods to delete at once.
 	drainDeletes = 16
 )
 
 var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 
-// Drained is how many pods were asked to end, and how many of them have.
+// Drained counts the pods that were asked to end, and those of them that ended.
 type Drained struct{ Asked, Ended int }
 
 // Drain asks all pods to end, with their own grace period but no more than

@@ -19,7 +19,7 @@ import (
 	"berth.dev/berth/internal/kube/containerlog"
 )
 
-// Streams is where a workload's output goes.
+// Streams holds the destinations of a workload's output.
 type Streams struct {
 	Out, Err io.Writer
 	// Note receives what berth has to say about the workload, a line each.
@@ -37,12 +37,12 @@ type Streams struct {
 	// IDs are the user and group ids that the nodes have, such as "0 to 65536";
 	// empty where that is unknown.
 	IDs string
-	// Progress is how much of the logs has been passed on already, and notes
-	// what is; nil where nobody else goes on.
+	// Progress records how much of the logs has been passed on, before and during
+	// this run. It is nil if no one continues later.
 	Progress *Progress
 }
 
-// Result is what became of a workload.
+// Result is the result of a workload.
 type Result struct {
 	// Code is 0, or the exit code of the container that failed.
 	Code int
@@ -52,7 +52,7 @@ type Result struct {
 	Lost string
 }
 
-// stuckPeriod is how often pods that do not start are looked at again.
+// stuckPeriod is the interval of the checks on pods that do not start.
 const stuckPeriod = time.Second
 
 // follower follows the targets of one run. All its fields belong to the loop

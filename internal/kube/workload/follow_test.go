@@ -17,12 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// fakeAPI serves just enough of an API server to follow one pod: watches that
-// say what is there and never anything new, and a log.
+// fakeAPI implements just enough of an API server to follow one pod: watches
+// that list the existing objects and never report changes, and a log.
 type fakeAPI struct {
 	pod map[string]any
-	// log is what a reading without follow gets; a following one gets the
-	// first part of it and no end.
+	// log is the answer to a request without follow. A request with follow gets
+	// the first part and no end.
 	log string
 	// deleted: the pod is, after it was seen.
 	deleted bool
@@ -157,7 +157,8 @@ func TestLinesOfSeveralContainersCarryTheirNames(t *testing.T) {
 func TestTheRunEndsWithAPodThatIsDeleted(t *testing.T) {
 	for name, status := range map[string]map[string]any{
 		"before it starts": {"phase": "Pending"},
-		// Its node is lost: nobody tells how its container ended, and its log hangs.
+		// The pod's node is lost: nobody reports how its container ended, and its
+		// log hangs.
 		"while it runs": {"phase": "Running", "containerStatuses": []any{map[string]any{
 			"name": "c", "containerID": "containerd://1",
 			"state": map[string]any{"running": map[string]any{"startedAt": "2026-01-01T00:00:00Z"}},

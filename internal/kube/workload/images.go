@@ -1,8 +1,8 @@
 package workload
 
-// EachImage calls visit for the image of every container that an object describes,
-// wherever it does: templates of pods are in many kinds, also in those that only
-// an operator knows. What visit returns takes the place of the image.
+// EachImage calls visit for the image of every container that an object
+// describes, and replaces the image with the result. It finds pod templates in
+// any kind, including kinds that only an operator knows.
 func (o Object) EachImage(visit func(image string) string) {
 	eachImage(o.Object, visit)
 }

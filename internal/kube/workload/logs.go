@@ -38,7 +38,8 @@ type logs struct {
 	pods map[string]*corev1.Pod
 	// followed holds the streams of a container from the API server, by its id.
 	followed map[string][]*stream
-	// latest holds those of the latest container of a pod and a name.
+	// latest holds the streams of the latest container for each pod and container
+	// name.
 	latest map[string][]*stream
 	// running counts streams; ended receives when one ends.
 	running atomic.Int64

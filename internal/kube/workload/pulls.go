@@ -16,7 +16,8 @@ import (
 type pullReports struct {
 	since time.Time // what was said before is another run's
 	tell  func(string)
-	// pods are those that an image is told of, by its name.
+	// pods holds the pods that have been reported to wait for an image, by the
+	// image's name.
 	pods map[string]types.UID
 }
 

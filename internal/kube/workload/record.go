@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// recordName is the ConfigMap, in kube-system, that says what a run follows.
+// recordName is the ConfigMap in kube-system that lists the objects a run
+// follows.
 const recordName = "berth-run"
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}

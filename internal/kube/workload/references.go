@@ -139,7 +139,7 @@ func (f *follower) lookAtReferences(ctx context.Context) {
 	}
 }
 
-// lacks tells whether it is certain that what is referred to is not there.
+// lacks reports whether the referenced object certainly does not exist.
 func (c *Client) lacks(ctx context.Context, namespace string, needed reference) bool {
 	resource := schema.GroupVersionResource{Version: "v1", Resource: needed.resource}
 	object, err := c.dynamic.Resource(resource).Namespace(namespace).Get(ctx, needed.name, metav1.GetOptions{})
@@ -154,13 +154,13 @@ func (c *Client) lacks(ctx context.Context, namespace string, needed reference) 
 	return true
 }
 
-// runs tells whether an object has pods.
+// runs reports whether an object has pods.
 func runs(object Object) bool {
 	t, err := newTarget(object)
 	return t != nil || err != nil || makesPods(object)
 }
 
-// makesPods tells whether an object has pods that are not followed.
+// makesPods reports whether an object has pods that are not followed.
 func makesPods(object Object) bool {
 	switch kind := object.GroupVersionKind(); kind.Group + "/" + kind.Kind {
 	case "batch/CronJob", "/ReplicationController":

@@ -11,19 +11,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// removePoll is how often is looked whether an object has gone.
+// removePoll is the interval of the checks whether an object has gone.
 const removePoll = 50 * time.Millisecond
 
-// runsOnce tells whether an object is one whose result counts: a Job or a bare
+// runsOnce reports whether an object has a result that counts: a Job or a bare
 // pod.
 func runsOnce(object Object) bool {
 	t, err := newTarget(object)
 	return err == nil && t != nil && (t.pod || t.job)
 }
 
-// Remove deletes those of the objects that Apply has created, the last ones
-// first, and waits until they have gone, their pods included. What ctx cuts
-// short is deleted all the same, only not waited for.
+// Remove deletes the objects that Apply has created, in reverse order, and waits
+// until they and their pods have gone. If ctx ends, it still deletes the rest,
+// but does not wait.
 func (c *Client) Remove(ctx context.Context, objects []Object) error {
 	var created []Object
 	for _, object := range slices.Backward(objects) {

@@ -19,8 +19,8 @@ import (
 	"berth.dev/berth/internal/base/pki"
 )
 
-// podServer knows pods by name and UID. Those that are deleted go at the next
-// look, unless they stay.
+// podServer knows pods by name and UID. Deleted pods disappear at the next
+// request, unless they stay.
 type podServer struct {
 	mu      sync.Mutex
 	pods    map[string]string

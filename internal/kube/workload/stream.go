@@ -26,17 +26,16 @@ const (
 	// before it can serve its log.
 	logAttempts = 20
 	logPause    = 50 * time.Millisecond
-	// resumePause is how long the news that a container has ended may be
-	// behind the end of its log. It also spaces attempts at a server that is
-	// being restarted.
+	// resumePause is how late the notice that a container has ended may arrive
+	// after the end of its log. It also spaces attempts at a restarting server.
 	resumePause = 500 * time.Millisecond
-	// foreignAttempts is how often a log that seems to be another container's
-	// is asked for again. With the pauses it is longer than the kubelet may
-	// need to tell the API server of a container after an outage: 10 s.
+	// foreignAttempts is the number of attempts to read a log that seems to be
+	// another container's. With the pauses they last longer than the 10 s that
+	// the kubelet may need to report a container after an outage.
 	foreignAttempts = 30
-	// rereadLimit is the size up to which an ended container's log is read
-	// again from the start rather than awaited, see stream.finish, or believed
-	// to be complete. It is well below the size at which the kubelet rotates a
+	// rereadLimit is the size up to which an ended container's log is read again
+	// from the start. A larger log is awaited, see stream.finish, or taken to be
+	// complete. The limit is well below the size at which the kubelet rotates a
 	// log.
 	rereadLimit = 1 << 20
 )
@@ -116,8 +115,7 @@ func (s *stream) start(ctx context.Context, predecessor *stream) {
 	})
 }
 
-// replace makes the stream end now that a later container has been started in
-// the place of its own.
+// replace makes the stream end, because a later container has replaced its own.
 func (s *stream) replace() {
 	s.mu.Lock()
 	s.replaced = true
@@ -348,7 +346,7 @@ func (s *stream) checkBeginning(ctx context.Context, which reading) error {
 	return nil
 }
 
-// reading says what part of a log is asked for.
+// reading selects the part of a log to request.
 type reading struct {
 	follow, previous bool
 	since            time.Time

@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/internal/kube/containerlog"
 )
 
-// answer is what the server does with one request for the log.
+// answer is the server's answer to one request for the log.
 type answer struct {
 	text string
 	// then is how the answer ends: "abort", "clean", "unavailable" before it
@@ -32,7 +32,7 @@ type brokenLog struct {
 	since    []string
 	previous []string
 	ended    func()
-	// pods are what the server knows of the pod, from one question to the next.
+	// pods holds the server's successive answers about the pod.
 	pods []map[string]any
 	// later: the log under the container's name is a later one by now.
 	later bool

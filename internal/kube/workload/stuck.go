@@ -15,7 +15,7 @@ type NeverStarts struct {
 	Object string
 	// Reason is Kubernetes' own word for it, Message its explanation.
 	Reason, Message string
-	// Remedy says what to change.
+	// Remedy describes the change that cures the problem.
 	Remedy string
 }
 
@@ -54,7 +54,7 @@ type waiting struct {
 	// followed: the pod belongs to the workload.
 	followed    bool
 	tolerations []corev1.Toleration
-	// needs are what it refers to in its namespace.
+	// needs holds its references to objects in its namespace.
 	needs []reference
 	// controller created the pod. Where it is replicated, other pods like this one
 	// can do its work.

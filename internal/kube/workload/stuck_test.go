@@ -46,7 +46,8 @@ func TestPatienceDependsOnTheReason(t *testing.T) {
 	for name, test := range map[string]struct {
 		pod    *corev1.Pod
 		noPull bool
-		// waits is a time at which it still waits, ends one at which it does not.
+		// waits is a time at which it still waits; ends is a time at which it no
+		// longer waits.
 		waits, ends time.Duration
 	}{
 		"never pull":      {pod: pendingPod("a", "ErrImageNeverPull"), waits: -1, ends: 0},

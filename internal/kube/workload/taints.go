@@ -16,7 +16,7 @@ import (
 // own pods: the kubelet takes 30 s (berth's setting) to believe that it is over.
 const pressurePatience = time.Minute
 
-// isTainted reads the scheduler's message, which does not say which taint.
+// isTainted parses the scheduler's message, which does not name the taint.
 func isTainted(message string) bool { return strings.Contains(message, "untolerated taint") }
 
 // tainted reports whether a taint keeps a pod away, so that the nodes need to
@@ -88,7 +88,7 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	}
 }
 
-// judgeNode says how long to wait for a node, and names the taint that will
+// judgeNode returns how long to wait for a node, and names the taint that will
 // stay the longest.
 func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duration, *NeverStarts) {
 	var why *NeverStarts
@@ -103,8 +103,8 @@ func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duratio
 	return shortest, why
 }
 
-// judgeTaint says how long to wait for a taint to go, and what to do if it does
-// not.
+// judgeTaint returns how long to wait until a taint goes, and the remedy if it
+// stays.
 func (s *stuckPods) judgeTaint(node string, taint corev1.Taint) (timeout time.Duration, remedy string) {
 	pressure := otherTimeout
 	if !s.idleSince.IsZero() {
