@@ -1,9 +1,9 @@
-// Command berth-runc is runc for pods that have the fast path: their processes
-// get its seccomp filter beside whatever profile they have. It installs that on
-// itself and becomes runc, whose children inherit it. To have runc install it
-// (linux.seccomp.listenerPath) would mean to compose it with every profile in
-// the language of libseccomp, which cannot say what i386's socketcall may do,
-// and compiles it for 20 ms.
+// Command berth-runc is runc for pods with the fast path: their processes get
+// its seccomp filter in addition to any profile. It installs the filter on
+// itself and becomes runc, whose children inherit it. Rejected alternative: runc
+// could install it (linux.seccomp.listenerPath), but the filter would have to be
+// combined with every profile in libseccomp's language. That language cannot
+// describe what i386's socketcall may do, and it takes 20 ms to compile.
 package main
 
 import (
@@ -19,9 +19,9 @@ import (
 	"berth.dev/berth/internal/network/fastpath"
 )
 
-// Variables that the shim sets: where a Switch takes filters, what it is told of
-// the pod, none for a pod without the fast path, whether there is one node, and
-// the memory in bytes that each container may use.
+// Variables that the shim sets: where a Switch takes filters, the description of
+// the pod for the Switch (none for a pod without the fast path), whether there
+// is only one node, and the memory in bytes that each container may use.
 const (
 	socketVariable = "BERTH_FAST_PATH"
 	podVariable    = "BERTH_FAST_PATH_POD"
@@ -58,7 +58,7 @@ func memoryOf(id string) uint64 {
 	return all[id]
 }
 
-// startsProcess tells whether runc is to make a container or a process in one.
+// startsProcess reports whether runc makes a container or a process in one.
 func startsProcess(args []string) bool {
 	return slices.Contains(args, "create") || slices.Contains(args, "exec")
 }

@@ -1,4 +1,4 @@
-// Command berthd is the daemon of berth's site network.
+// Command berthd is the daemon of the site network.
 package main
 
 import (

@@ -27,8 +27,8 @@ where it was interrupted.`,
   berth bench run --plan quick --image bench.tar --out quick.jsonl
   berth bench report quick.jsonl --out report
   berth bench compare before.jsonl after.jsonl`,
-		// A program of its own: libraries for charts and statistics are of no use to
-		// those who run workloads.
+		// The bench is a separate program, because people who run workloads do
+		// not need its libraries for charts and statistics.
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
 			directory, err := programs.Dir()

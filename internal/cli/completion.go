@@ -80,7 +80,7 @@ names in their clusters at the tabulator key. The packages of berth bring it.`
 	}
 }
 
-// imageCommands are those below berth image.
+// imageCommands returns the subcommands of berth image.
 func imageCommands(root *cobra.Command) []*cobra.Command {
 	image, _, err := root.Find([]string{"image"})
 	if err != nil {

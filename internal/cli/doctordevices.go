@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/internal/launch"
 )
 
-// checkDevices says which devices a cluster would offer to its pods here, with
-// those that the settings name.
+// checkDevices lists the devices that a cluster would offer to its pods here,
+// including devices named in the settings.
 func checkDevices(getenv func(string) string, named []string) probe.Result {
 	r := probe.Result{Name: "devices", Title: "devices for pods", Level: probe.Optional, OK: probe.Yes}
 	found, err := launch.FindDevices(getenv, named)

@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// code is what stands in backticks, or in lines of a shell.
+// code matches text in backticks and shell lines.
 var code = regexp.MustCompile("`([^`\n]+)`|(?m)^(?:    |\\S*\\$ )(.+)$") //nolint:gochecknoglobals // a constant
 
 // call is one of berth, up to what a shell would end it with.

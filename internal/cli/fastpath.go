@@ -11,10 +11,10 @@ import (
 	"berth.dev/berth/internal/base/metrics"
 )
 
-// pageLimit is how long a node may take to say how it is doing.
+// pageLimit is how long a node may take to return its metrics.
 const pageLimit = 3 * time.Second
 
-// pagesOf are the metrics of the nodes of a cluster; empty of those that do not
+// pagesOf returns the metrics of a cluster's nodes; empty for nodes that do not
 // answer.
 func pagesOf(ctx context.Context, session *login.Session, nodes []string) []string {
 	api, err := session.API()
@@ -48,12 +48,12 @@ func sumOf(pages []string, family, label string) map[string]int {
 	return sum
 }
 
-// notTCP is what the Switch counts sockets as that are not meant to be switched,
-// such as those that look up names.
+// notTCP is the Switch's counter of sockets that are not meant to be switched,
+// such as sockets for name lookups.
 const notTCP = "overlay: not TCP"
 
-// describeFastPath says how many connections the hosts have made, and why not
-// more: the Switch's own words are "overlay: " and the reason.
+// describeFastPath reports how many connections the hosts have made, and why not
+// more. The Switch's counters are named "overlay: " and the reason.
 func describeFastPath(counted map[string]int) string {
 	why, refused, left := map[string]int{}, 0, 0
 	for outcome, n := range counted {

@@ -130,7 +130,7 @@ func portsOf(ctx context.Context, session *login.Session, namespace, target stri
 	return ports, nil
 }
 
-// open runs kubectl's port-forward, and once it listens says how to get there.
+// open runs kubectl's port-forward and prints the URL once it listens.
 func open(ctx context.Context, session *login.Session, out io.Writer, arguments []string, port string) error {
 	directory, err := programs.Dir()
 	if err != nil {

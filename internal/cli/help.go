@@ -60,8 +60,8 @@ type section struct {
 // entry is an option or a command, and what it is.
 type entry struct{ name, text string }
 
-// Columns: of a terminal that does not say how wide it is, and where the text
-// beside options and commands begins.
+// Columns: the width of a terminal of unknown size, and where the text beside
+// options and commands begins.
 const (
 	helpWidth     = 80
 	optionIndent  = 30
@@ -99,7 +99,7 @@ func helpText(command *cobra.Command, width int) string {
 	return text.String()
 }
 
-// useLine is how a command is typed.
+// useLine returns a command's usage.
 func useLine(command *cobra.Command) string {
 	if !command.HasParent() {
 		return command.Name() + " COMMAND [OPTIONS] [ARGUMENTS]"

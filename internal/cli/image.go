@@ -45,7 +45,7 @@ else ~/.cache/berth.`,
 	return command
 }
 
-// imageFlags are those of a command on the cache.
+// imageFlags holds the flags of the cache commands.
 type imageFlags struct {
 	spec     cluster.Spec
 	platform string
@@ -54,7 +54,7 @@ type imageFlags struct {
 	quiet    bool
 }
 
-// add adds the flags that a command takes, and those that all do.
+// add adds the named flags and the flags that all cache commands take.
 func (f *imageFlags) add(flags *pflag.FlagSet, names ...string) {
 	all := pflag.NewFlagSet("", pflag.ContinueOnError)
 	addSpecFlags(all, &f.spec)
@@ -107,7 +107,7 @@ func (f *imageFlags) run(command *cobra.Command, args []string, report func(laun
 	return sum, err
 }
 
-// transferBar is one line of a terminal that says how much has come.
+// transferBar shows the progress of a transfer on one line of a terminal.
 type transferBar struct {
 	to    io.Writer
 	on    bool
@@ -137,7 +137,7 @@ func atLeastOne(what string) cobra.PositionalArgs {
 	}
 }
 
-// printKept says what has come.
+// printKept prints each image that is kept.
 func (f *imageFlags) printKept(command *cobra.Command) func(launch.KeptImage) {
 	return func(image launch.KeptImage) {
 		if !f.quiet {

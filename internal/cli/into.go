@@ -44,7 +44,8 @@ func clusterEnv(session *login.Session, extra ...string) []string {
 	return append(append(os.Environ(), sessionEnv(session)...), extra...)
 }
 
-// sessionEnv are the variables by which programs reach the cluster.
+// sessionEnv returns the environment variables with which programs reach the
+// cluster.
 func sessionEnv(session *login.Session) []string {
 	return []string{
 		"KUBECONFIG=" + session.Kubeconfig,
@@ -71,8 +72,8 @@ func runProgram(ctx context.Context, session *login.Session, name string, args .
 // that would have to be asked of Slurm.
 const briefly = 2 * time.Second
 
-// follows tells whether kubectl is told to go on until there is no more to come. It
-// ends well then, also where a job was ended meanwhile.
+// follows reports whether kubectl's arguments make it follow something to the
+// end. It then exits with success, even if a job was ended meanwhile.
 func follows(args []string) bool {
 	flags := []string{"-w", "--watch", "--watch=true", "--watch-only", "--watch-only=true"}
 	if slices.Contains(args, "logs") {

@@ -32,11 +32,11 @@ with its pod's name.`,
 	}
 }
 
-// maxLogs is how many logs are followed at once where no pod is named.
+// maxLogs bounds the logs that are followed at once if no pod is named.
 const maxLogs = "--max-log-requests=500"
 
-// logArguments are those of kubectl logs. Where they name no pod, all are
-// meant: kubectl wants a selector then, and every pod lacks some label.
+// logArguments returns the arguments for kubectl logs. If the user names no pod,
+// they select all pods: kubectl needs a selector, and no pod has every label.
 func logArguments(args []string) []string {
 	for i := 0; i < len(args); i++ {
 		switch arg := args[i]; {

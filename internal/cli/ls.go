@@ -35,10 +35,10 @@ type listed struct {
 	Lost    []string       `json:"lostNodes,omitempty"`
 	Pods    map[string]int `json:"pods,omitempty"`
 	Waiting map[string]int `json:"waiting,omitempty"`
-	// FastPath is how often what became of connections of pods, where the hosts
-	// make some; without the nodes that do not answer.
+	// FastPath counts the outcomes of pods' connections, if the hosts make some.
+	// It omits nodes that do not answer.
 	FastPath map[string]int `json:"fastPath,omitempty"`
-	// Snapshotters is how many nodes keep images how.
+	// Snapshotters counts the nodes by snapshotter.
 	Snapshotters map[string]int `json:"snapshotters,omitempty"`
 }
 

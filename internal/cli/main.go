@@ -55,7 +55,8 @@ func Main(args []string) int {
 	case errors.As(err, &problem):
 		code = problem.Code
 	}
-	// All tasks of a step have the same command line. One says what is wrong.
+	// All tasks of a step have the same command line, so only one reports the
+	// mistake.
 	if task := os.Getenv("SLURM_PROCID"); code == exitcode.Usage && task != "" && task != "0" {
 		return code
 	}
@@ -76,8 +77,8 @@ type usageError struct{ error }
 
 func (e *usageError) Unwrap() error { return e.error }
 
-// sayWhatToGive is a mistake in an option in words of what it takes, where the
-// library has those of Go's functions.
+// sayWhatToGive rewords a mistake in an option: it names the expected value
+// where the library names Go functions.
 func sayWhatToGive(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) || whatToGive(invalid.GetFlag()) == "" {
@@ -185,8 +186,8 @@ func noCommand(parent *cobra.Command, name string) error {
 	return &usageError{err}
 }
 
-// checkHelp has 'help' refuse what is no command, of which it would show the
-// parent's.
+// checkHelp makes 'help' refuse an unknown command. The library would show the
+// parent's help.
 func checkHelp(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	help, _, err := root.Find([]string{"help"})

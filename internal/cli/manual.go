@@ -13,8 +13,8 @@ func manName(command *cobra.Command) string {
 	return strings.ReplaceAll(command.CommandPath(), " ", "-")
 }
 
-// manPages are those of a command and all below it, by the names of their files,
-// in roff with the macros of man(7).
+// manPages returns the pages of a command and its subcommands by file name, in
+// roff with the macros of man(7).
 func manPages(root *cobra.Command) map[string]string {
 	pages := map[string]string{manName(root) + ".1": manPage(root)}
 	for _, command := range root.Commands() {
@@ -61,7 +61,7 @@ func manPage(command *cobra.Command) string {
 	return page.String()
 }
 
-// manEnd is what is the same in all pages.
+// manEnd returns the common end of all pages.
 func manEnd(command *cobra.Command) string {
 	var text strings.Builder
 	if !command.HasParent() {
@@ -116,8 +116,7 @@ func dedent(text string) string {
 	return strings.TrimPrefix(strings.ReplaceAll(text, "\n  ", "\n"), "  ")
 }
 
-// roff makes text mean itself: no line of it is an order, and its dashes are those
-// that one can copy.
+// roff escapes text: no line of it is a request, and its dashes can be copied.
 func roff(text string) string {
 	text = strings.NewReplacer(`\`, `\e`, "-", `\-`, "'", `\(aq`, "`", `\(ga`, "~", `\(ti`, "^", `\(ha`).Replace(text)
 	lines := strings.Split(text, "\n")

@@ -44,8 +44,8 @@ func newProgress(to *os.File, quiet, verbose bool) *progress {
 	return p
 }
 
-// steps are those that are shown unless --verbose asks for all, in the order
-// in which they usually end.
+// steps lists the steps to show unless --verbose asks for all, in their usual
+// order.
 var steps = []struct{ name, doing, done string }{
 	{"sandbox", "namespaces", "namespaces ready"},
 	{"containerd/ready", "containerd", "containerd ready"},
@@ -93,7 +93,7 @@ func (p *progress) step(name string) {
 	}
 }
 
-// line prints a line of berth's own; mu is held.
+// line prints a line of berth's output; mu is held.
 func (p *progress) line(format string, args ...any) {
 	to := p.to
 	if p.live != nil {

@@ -71,13 +71,13 @@ itself has to say goes to standard error.`,
 	return command
 }
 
-// runFlags are those of berth run that say on which cluster.
+// runFlags holds the flags of berth run that select the cluster.
 type runFlags struct {
 	job             string
 	own, keep, here bool
 	// given are the names of all flags on the command line.
 	given []string
-	// shape are the names of flags given that say what a cluster is to be like.
+	// shape lists the given flags that change the shape of a cluster.
 	shape []string
 }
 
@@ -87,7 +87,7 @@ func given(flags *pflag.FlagSet) (names []string) {
 	return names
 }
 
-// shaping are the flags given of which a cluster that is up can take no account.
+// shaping lists the given flags that a running cluster cannot apply.
 func shaping(flags *pflag.FlagSet) []string {
 	return slices.DeleteFunc(given(flags), func(name string) bool {
 		return slices.Contains([]string{"file", "image", "job", "here", "own-cluster", "keep", "logs", "no-pull", "quiet", "verbose"}, name)
@@ -140,8 +140,8 @@ func addProgressFlags(flags *pflag.FlagSet, quiet, verbose *bool) {
 	flags.BoolVarP(verbose, "verbose", "v", false, "say more")
 }
 
-// addSpecFlags adds the flags that say what a user asks for, which a run and a
-// batch job have in common.
+// addSpecFlags adds the flags of the cluster's Spec, which a run and a batch job
+// share.
 func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.StringArrayVarP(&spec.Manifests, "file", "f", nil, "`manifest` to apply, or a folder of them; - is standard input; can be repeated")
 	flags.StringArrayVar(&spec.Images, "image", nil, "image `archive` (OCI, docker-save or SIF) or folder (OCI layout, or unpacked), or NAME=ARCHIVE; can be repeated")

@@ -30,8 +30,8 @@ func settableVariables() []string {
 	}
 }
 
-// pathOptions are those that are a path, which in a file has no directory that it
-// could be relative to.
+// pathOptions lists the options that take a path. In a settings file the path
+// must be absolute, because there is no directory to which it could be relative.
 func pathOptions() []string {
 	return []string{"state-dir", "shared-volumes", "rendezvous-dir", "image", "image-cache", "mount"}
 }
@@ -42,7 +42,7 @@ func forbiddable() []string { return []string{"here"} }
 // oneFileOptions are for layers that are one file each.
 func oneFileOptions() []string { return []string{"image-cache", "lazy-pull"} }
 
-// preferences are what the files of the site and of the user say.
+// preferences holds the files of the site and of the user.
 type preferences struct {
 	files  []*settings.File // the site's first
 	getenv func(string) string
@@ -225,10 +225,11 @@ func (p *preferences) lookup(name string) (value, from string) {
 	return "", ""
 }
 
-// apply gives the options that are not on the command line their values: those of
-// the environment, else of the user's file, else of the site's. Options that can be
-// repeated are those of all, the command line's last. It returns what is in effect.
-// The options do not count as changed: that is what the user has typed.
+// apply sets options that are not on the command line: from the environment,
+// else from the user's file, else from the site's file. Repeatable options are
+// collected from all of them, the command line's last. It returns the settings
+// in effect. The options do not count as changed, because that means that the
+// user has typed them.
 func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 	known, _ := settable()
 	var effects []setting
@@ -266,8 +267,8 @@ func (p *preferences) apply(flags *pflag.FlagSet) ([]setting, error) {
 	return effects, nil
 }
 
-// unpacks tells whether layers are to be unpacked: what files say for others is not
-// meant for that.
+// unpacks reports whether layers are to be unpacked. Values in files for the
+// other commands do not apply to it.
 func (p *preferences) unpacks(flags *pflag.FlagSet) bool {
 	flag := flags.Lookup("snapshotter")
 	if flag == nil || flag.Changed {

@@ -149,7 +149,7 @@ func TestNoFiles(t *testing.T) {
 	}
 }
 
-// TestAllMistakes: those of both files, each with its place.
+// TestAllMistakes lists the mistakes of both files, each with its place.
 func TestAllMistakes(t *testing.T) {
 	_, err := readPreferences(preferencesIn(t,
 		"options:\n  portrange: 1-2\n  no-pull: perhaps\n  file: a.yaml\n  carrier: [udp]\n  state-dir: scratch\nenvironment:\n  PATH: /bin\n",

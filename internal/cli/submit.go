@@ -86,7 +86,7 @@ an array with the highest. Ctrl-C then ends the waiting, not the job.`,
 	return command
 }
 
-// ownFlags tells of berth's own flags, by name or letter, whether they take a
+// ownFlags reports for berth's flags, by name or letter, whether they take a
 // value.
 func ownFlags(flags *pflag.FlagSet) batch.Own {
 	return func(name string) (takesValue, ok bool) {

@@ -133,7 +133,7 @@ cluster and returns when nothing of it is left. The allocation stays.`,
 	return command
 }
 
-// onlyErrIsUp tells whether nothing else is wrong.
+// onlyErrIsUp reports whether nothing else is wrong.
 func onlyErrIsUp(err error) bool { return err.Error() == launch.ErrIsUp.Error() }
 
 // reachForGood opens a session whose tunnel, if it takes one, stays open as long

@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/base/programs"
 )
 
-// versions is what berth version --output json prints.
+// versions is the output of berth version --output json.
 type versions struct {
 	Berth      string             `json:"berth"`
 	Kubernetes string             `json:"kubernetes"`

@@ -9,7 +9,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// Updating says whether golden files are to be written instead of compared.
+// Updating reports whether tests write golden files instead of comparing them.
 func Updating() bool { return *update }
 
 // Golden compares what a test got with the golden file of that name in testdata.

@@ -17,9 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MainInNamespaces is TestMain of a package whose tests are root of a user and
-// a network namespace of their own, which setUp prepares. Where the machine
-// allows none, those that need them are skipped, or fail.
+// MainInNamespaces is TestMain of a package whose tests run as root of a new
+// user and network namespace, prepared by setUp. If the machine does not allow
+// namespaces, tests that need them are skipped, or fail.
 func MainInNamespaces(m *testing.M, setUp func() error) {
 	const inside = "BERTH_TEST_IN_NAMESPACES"
 	// A fuzzer talks with its workers through descriptors, and needs no
@@ -76,7 +76,7 @@ func Eventually(t testing.TB, what string, condition func() bool) {
 	}
 }
 
-// Stacks are those of all goroutines.
+// Stacks returns the stacks of all goroutines.
 func Stacks() []byte {
 	stacks := make([]byte, 1<<20)
 	return stacks[:runtime.Stack(stacks, true)]

@@ -1,6 +1,5 @@
-// Package testutil is what tests of several packages share: what they may
-// require of the machine, and how they check that nothing is left behind. It
-// is imported by tests only.
+// Package testutil holds code that tests of several packages share: requirements
+// on the machine, and checks that nothing is left behind. Only tests import it.
 package testutil
 
 import (
@@ -75,8 +74,8 @@ func probe(need Need) error {
 	return nil
 }
 
-// NewNamespaces starts a command as root of a user namespace of its own, with
-// a network namespace in which nothing is up.
+// NewNamespaces makes a command root of a new user namespace, with a network
+// namespace in which nothing is up.
 func NewNamespaces() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,

@@ -21,8 +21,8 @@ import (
 )
 
 const (
-	// startLimit is how long a run that has just begun may take until it has
-	// a kubeconfig: its nodes find each other first.
+	// startLimit is how long a run that has just begun may take to write a
+	// kubeconfig: its nodes find each other first.
 	startLimit = 10 * time.Second
 	startPoll  = 50 * time.Millisecond
 )
@@ -34,7 +34,7 @@ type run struct {
 	step       string
 }
 
-// runs returns those of a job on this node, of one step or of all.
+// runs returns a job's runs on this node, of one step or of all steps.
 func runs(places []string, job, step string) []run {
 	var found []run
 	for _, place := range places {
@@ -53,11 +53,11 @@ func runs(places []string, job, step string) []run {
 	return found
 }
 
-// batchStep is what Slurm's commands call the step of a batch script.
+// batchStep is Slurm's name of a batch script's step.
 const batchStep = "batch"
 
-// stepName is what users call the step of a run. A batch script has no number,
-// or one that stands for none.
+// stepName returns the name by which users know a run's step. A batch script's
+// step has no number, or a reserved one.
 func stepName(number string) string {
 	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n >= slurm.FirstSpecialStep {
 		return batchStep
@@ -130,7 +130,7 @@ func open(r run, node string) (*tunnel.Cluster, error) {
 	if err != nil {
 		return nil, gone(r, err)
 	}
-	// Most clusters are reached by one node alone.
+	// Most clusters have only one node that reaches them.
 	doors, _ := os.ReadFile(filepath.Join(r.path, rundir.DoorsFile))
 	others := slices.DeleteFunc(strings.Fields(string(doors)), func(other string) bool { return other == node })
 	ended := make(chan struct{})

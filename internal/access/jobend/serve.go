@@ -14,17 +14,17 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-// Arg is the argument with which a step starts the program as the far end of a
-// tunnel; main hands it to Main.
+// Arg is the argument that makes the program the far end of a tunnel. A step
+// starts it so; main calls Main.
 const Arg = "job-door"
 
 // Main is the far end over standard input and output. It returns its exit
 // status.
 func Main() int {
-	// The signals of scancel and of the time limit come to every process of
-	// the job. The cluster lives on for its grace period, in which the user
-	// may want to look; the far end goes with it, with the near end, or with
-	// Slurm's SIGKILL.
+	// Every process of the job receives the signals of scancel and of the time
+	// limit. The cluster lives on for its grace period, in which the user may
+	// want to look at it. The far end ends with the cluster, with the near end,
+	// or by Slurm's SIGKILL.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	stream, err := standardStream()
 	if err == nil {

@@ -1,7 +1,11 @@
-// Package login is what reaches from a login host into the clusters of running
-// jobs: it finds the job that is meant, keeps one tunnel per job open in a
-// process of its own that all commands share, and says what is wrong where
-// there is none.
+// Package login connects a login host to the clusters of running jobs. It finds
+// the job that the user means, and keeps one tunnel per job open in a separate
+// process that all commands share. If there is no tunnel, it reports the reason.
 //
-// What is done with a cluster once it can be reached does not belong here.
+// It does not decide what a command does with the cluster.
+//
+// Read session.go first, the commands' side of a tunnel; resolve.go finds the
+// job. tunnelserver.go and watch.go are the process that keeps the tunnel;
+// place.go has the protocol between the two. enter.go and step.go open the
+// tunnel.
 package login

@@ -29,11 +29,11 @@ type entryError struct {
 
 func (e *entryError) Unwrap() error { return e.error }
 
-// entrance looks for the node by which a cluster is reached.
+// entrance searches for a node that reaches the cluster.
 type entrance struct {
 	order tunnelServerConfig
 	ask   slurm.Ask
-	// tried are the nodes without a cluster, and those that did not answer.
+	// tried lists nodes without a cluster and nodes that did not answer.
 	tried []string
 	// heterogeneous is found out by trying: squeue need not be asked, mostly.
 	heterogeneous bool

@@ -50,7 +50,7 @@ func describeLocal(target Target) string {
 	return "cluster of job " + target.String()
 }
 
-// queued is how a cluster that needs no tunnel is listed among jobs.
+// queued returns the entry of a cluster without a tunnel in the list of jobs.
 func (s *Session) queued() slurm.Queued {
 	return slurm.Queued{
 		ID: s.Target.Job, Name: s.Target.Job, JobName: "-", State: slurm.Running,

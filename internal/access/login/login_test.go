@@ -104,7 +104,7 @@ func (s *site) write(t *testing.T, name, content string) {
 	}
 }
 
-// calls counts those of a fake.
+// calls counts the calls of a fake command.
 func (s *site) calls(t *testing.T, name string) int {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(s.dir, "calls"))

@@ -20,7 +20,7 @@ import (
 const (
 	// EnvJob names the job that is meant where a command names none.
 	EnvJob = "BERTH_JOB"
-	// EnvIdle is how long a tunnel stays open that nobody uses.
+	// EnvIdle is how long an unused tunnel stays open.
 	EnvIdle = "BERTH_TUNNEL_IDLE"
 	// EnvRemotePath is berth's own file on the nodes, where it is not what it
 	// is here.
@@ -34,7 +34,7 @@ const defaultIdle = 10 * time.Minute
 type Place struct {
 	getenv func(string) string
 	ask    slurm.Ask
-	// base is where the directories of tunnels are, in memory.
+	// base is the parent of the tunnels' directories, in memory.
 	base string
 	// program is berth's own file on the nodes.
 	program string
@@ -80,8 +80,8 @@ const (
 	binDir         = "bin"
 )
 
-// dirName is made of the target and of the protocol's version: berths of
-// another one have tunnels of their own.
+// dirName combines the target and the protocol's version: versions of berth with
+// another protocol use separate tunnels.
 func dirName(target Target) string {
 	name := fmt.Sprintf("tunnel%d-%s", tunnel.Protocol, target.Job)
 	if target.Step != "" {
@@ -130,8 +130,8 @@ const (
 	// doHold keeps the tunnel open as long as the connection is. A reply
 	// comes when the cluster can be reached, and another when it no longer can.
 	doHold = "hold"
-	// doCheck, on the connection of doHold, asks whether the tunnel is still
-	// there. The answer is empty, or says why it is not.
+	// doCheck, on the connection of doHold, checks the tunnel. The answer is
+	// empty if the tunnel is open, and otherwise has the reason.
 	doCheck = "check"
 	// doCheckJob asks whether the job still runs, too.
 	doCheckJob = "check job"
@@ -148,7 +148,7 @@ type reply struct {
 	Node       string `json:",omitempty"`
 	Cluster    string `json:",omitempty"`
 	Version    string `json:",omitempty"`
-	// For doJobs; Without are those of them that have no cluster.
+	// For doJobs; Without lists the jobs without a cluster.
 	Jobs    []slurm.Queued `json:",omitempty"`
 	Without []string       `json:",omitempty"`
 }

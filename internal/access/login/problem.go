@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Exit codes of a Problem, from sysexits.h like those of a run.
+// Exit codes of a Problem, from sysexits.h like a run's.
 const (
 	codeUsage       = 64 // it is not clear which cluster is meant
 	codeNoJob       = 66 // there is no such job, or it is another user's
@@ -17,8 +17,8 @@ const (
 type Problem struct {
 	Code int
 	Text string
-	// Elsewhere are nodes by which the cluster may still be reached, of a
-	// tunnel that was lost.
+	// Elsewhere lists other nodes that may still reach the cluster after its
+	// tunnel was lost.
 	Elsewhere []string `json:",omitempty"`
 }
 

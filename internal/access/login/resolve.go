@@ -14,14 +14,14 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// lookLimit is how many jobs are looked into for a cluster: each takes a step.
+// lookLimit bounds the jobs to search for a cluster, because each takes a step.
 const lookLimit = 16
 
-// jobName is how users name a job: its number, an element of an array or a
-// component, and the step of a cluster.
+// jobName matches a user's name for a job: its number, an element of an array or
+// a component, and the step of a cluster.
 var jobName = regexp.MustCompile(`^(\d+)([_+]\d+)?(?:\.(\d+|batch))?$`)
 
-// IsJobName tells whether a word can name a job, or the cluster of this machine.
+// IsJobName reports whether a word can name a job or this machine's cluster.
 func IsJobName(word string) bool { return word == persistent.Local || jobName.MatchString(word) }
 
 // Resolve returns the cluster that a name means. Without one it is that of
@@ -85,8 +85,8 @@ func (p *Place) element(ctx context.Context, target Target) (Target, error) {
 	return target, nil
 }
 
-// job returns one of this user's that is not over. Slurm is asked where it is not
-// among those that were known half a minute ago.
+// job returns one of this user's unfinished jobs. It queries Slurm if the job is
+// not in the list of half a minute ago.
 func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queued, bool, error) {
 	for _, fresh := range []bool{false, true} {
 		jobs, _, err := p.Jobs(ctx, fresh, nil)
@@ -100,9 +100,9 @@ func (p *Place) job(ctx context.Context, is func(slurm.Queued) bool) (slurm.Queu
 	return slurm.Queued{}, false, nil
 }
 
-// Jobs returns the jobs of this user that are not over, as they are now or were
-// half a minute ago, and those of them in which there is no cluster. What the
-// caller knows of the latter is added.
+// Jobs returns this user's unfinished jobs, as of now or of half a minute ago,
+// and the jobs that have no cluster. The caller passes the jobs that it knows to
+// have none.
 func (p *Place) Jobs(ctx context.Context, fresh bool, without []string) ([]slurm.Queued, []string, error) {
 	for _, target := range p.open() {
 		ctx, cancel := context.WithTimeout(ctx, patientLimit)
@@ -164,8 +164,7 @@ func (p *Place) only(ctx context.Context) (Target, error) {
 	return Target{}, problem(codeUsage, "%d clusters of yours are running: name one of %s", len(clusters), describe(clusters))
 }
 
-// look opens tunnels into all the jobs, which tells those with a cluster from
-// the others.
+// look opens tunnels into all jobs, to find out which of them have a cluster.
 func (p *Place) look(ctx context.Context, jobs []slurm.Queued) (clusters []slurm.Queued, none []string) {
 	found := make([]bool, len(jobs))
 	var looking sync.WaitGroup

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// openLimit bounds the time in which a tunnel is there or has failed.
+	// openLimit bounds the time to open a tunnel.
 	openLimit = time.Minute
-	// claimPoll is how often somebody looks who waits for another command
-	// that has just begun to open the same tunnel.
+	// claimPoll is the interval at which a command checks a tunnel that another
+	// command has just begun to open.
 	claimPoll = 10 * time.Millisecond
 )
 
@@ -33,7 +33,7 @@ type Target struct {
 	Job, Step string
 }
 
-// String is what users call it.
+// String returns the user's name for the target.
 func (t Target) String() string {
 	if t.Step == "" {
 		return t.Job
@@ -47,12 +47,12 @@ func (t Target) IsLocal() bool { return t.Job == persistent.Local }
 // Session is a use of a tunnel. It stays open until Close.
 type Session struct {
 	Target Target
-	// Kubeconfig is a file by which this user's programs on this host reach
-	// the cluster; Cache a directory for what they learn of it, Bin one with
+	// Kubeconfig is a file with which this user's programs on this host reach the
+	// cluster. Cache is a directory for their caches. Bin is a directory with
 	// kubectl, helm and berth.
 	Kubeconfig, Cache, Bin string
-	// Node is where the cluster's API server is, Cluster the name of the run,
-	// and Version that of its berth.
+	// Node is the node of the cluster's API server, Cluster the name of the run,
+	// and Version the version of its berth.
 	Node, Cluster, Version string
 
 	// nodes and since are known where no tunnel is needed.
@@ -144,8 +144,8 @@ func (s *Session) attend(answers *json.Decoder) {
 	}
 }
 
-// Check returns the reason for which the tunnel was lost, nil while it is
-// there. It is for one goroutine at a time.
+// Check returns the reason why the tunnel was lost; nil if it is open. It is not
+// safe for concurrent use.
 func (s *Session) Check() error { return s.check(doCheck) }
 
 // CheckJob asks Slurm as well: the tunnel is there for a moment longer than a
@@ -173,7 +173,7 @@ func (s *Session) check(how string) error {
 	return s.why
 }
 
-// Lost is closed when the tunnel is no longer there; Check says why.
+// Lost is closed when the tunnel is lost; Check returns the reason.
 func (s *Session) Lost() <-chan struct{} { return s.lost }
 
 // Close ends the use of the tunnel.
@@ -211,8 +211,8 @@ func (p *Place) start(ctx context.Context, target Target, nodes []string) error 
 		return fmt.Errorf("make pipe: %w", err)
 	}
 	defer reader.Close()
-	// It has a session of its own: Ctrl-C and the end of a terminal are for
-	// the command alone, and other commands go on using the tunnel.
+	// It has a separate session: Ctrl-C and the end of a terminal concern only
+	// the command, and other commands go on using the tunnel.
 	process := exec.Command("/proc/self/exe", TunnelServerArg)
 	process.Args[0] = "berth"
 	process.Dir = "/"

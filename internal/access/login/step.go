@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// stepEnd is how long srun may take to end once its input has.
+// stepEnd is how long srun may take to end after its input has ended.
 const stepEnd = 3 * time.Second
 
 // step is the srun with the far end of a tunnel.
@@ -63,7 +63,7 @@ func startStep(program, job, node string, heterogeneous bool) (*step, error) {
 	}
 	go func() {
 		defer close(s.ended)
-		_ = s.process.Wait() // what it said is what matters
+		_ = s.process.Wait() // its output matters, not its status
 	}()
 	return s, nil
 }
@@ -82,7 +82,7 @@ func (s *step) end() {
 	<-s.ended
 }
 
-// tailLimit is how much is kept of what srun says.
+// tailLimit is how much of srun's output is kept.
 const tailLimit = 4 << 10
 
 // tail keeps the end of what is written.

@@ -21,7 +21,7 @@ type NodeState struct {
 	Ready, Lost bool
 }
 
-// lostTaint is what a run puts on a node that is lost; the name is Kubernetes'.
+// lostTaint is Kubernetes' taint on a node that a run has lost.
 const lostTaint = "node.kubernetes.io/out-of-service"
 
 // summaryLimit bounds the time for a summary.

@@ -26,8 +26,8 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// TunnelServerArg is the argument with which the program is started again as the
-// process that keeps a tunnel; main hands it to Keeper.
+// TunnelServerArg is the argument that makes the program the process that keeps
+// a tunnel; main calls TunnelServer.
 const TunnelServerArg = "tunnel-keeper"
 
 // What the keeper says to the command that started it; anything else is an
@@ -38,10 +38,10 @@ const (
 )
 
 const (
-	// questionLimit is how long a command may take to say what it wants.
+	// questionLimit is how long a command may take to send its request.
 	questionLimit = 10 * time.Second
-	// jobsAge is how old the list of the user's jobs may be: Slurm's
-	// controller is asked no more than twice a minute.
+	// jobsAge is the maximum age of the list of the user's jobs, so that Slurm's
+	// controller is queried at most twice a minute.
 	jobsAge = 30 * time.Second
 	// freshAge is the same for who asks for nothing else.
 	freshAge = time.Second
@@ -52,7 +52,7 @@ const (
 	partingLimit = 2 * time.Second
 )
 
-// tunnelServerConfig is what the keeper is to do.
+// tunnelServerConfig configures the tunnel server.
 type tunnelServerConfig struct {
 	Target  Target
 	Program string
@@ -67,27 +67,27 @@ type tunnelServer struct {
 	place *Place
 	dir   *rundir.Dir
 
-	// ready is closed when the tunnel is open or has failed; over when it is
-	// no more. problem says why, and is there before either is closed.
+	// ready is closed when the tunnel is open or has failed; over is closed when
+	// it has ended. problem holds the reason before either is closed.
 	ready, over chan struct{}
 	problem     *Problem
 	finish      func(*Problem)
 
-	tunnel    *tunnel.Tunnel
-	step      *step
+	tunnel   *tunnel.Tunnel
+	step     *step
 	listener *loopback.Listener
-	key       *os.File
-	reply     reply
+	key      *os.File
+	reply    reply
 
 	mu    sync.Mutex
 	users int
 	idle  *time.Timer
-	// commands are those that have asked something.
+	// commands counts commands that have sent a request.
 	commands sync.WaitGroup
 	// leaving are steps that did not answer.
 	leaving sync.WaitGroup
 
-	// listing guards what follows, also while Slurm is asked.
+	// listing guards the fields below, also while Slurm is queried.
 	listing sync.Mutex
 	jobs    []slurm.Queued
 	asked   time.Time
@@ -329,8 +329,9 @@ func (k *tunnelServer) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// spent tells whether the tunnel was open and has ended. A command that comes now
-// is not answered, and opens another one; that which knows of other nodes says so.
+// spent reports whether the tunnel was open and has ended. A command that comes
+// now gets no answer and opens a new tunnel. If the server knows other nodes of
+// the cluster, it answers with them instead.
 func (k *tunnelServer) spent() bool {
 	select {
 	case <-k.ready:

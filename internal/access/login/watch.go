@@ -15,12 +15,12 @@ import (
 )
 
 const (
-	// patience is how long an answer may take before Slurm is asked whether
-	// the job still runs.
-	patience = 3 * time.Second
-	// watchPeriod is how often the far end has to answer, and silentLimit for
-	// how many periods it may not while Slurm says that the job runs;
-	// briefSilence is that where the cluster can be reached elsewhere.
+	// answerTimeout is how long to wait for an answer before querying Slurm
+	// whether the job still runs.
+	answerTimeout = 3 * time.Second
+	// The far end has to answer once in each watchPeriod. While Slurm reports
+	// that the job runs, it may miss silentLimit periods; briefSilence replaces
+	// silentLimit if other nodes reach the cluster.
 	watchPeriod  = 30 * time.Second
 	silentLimit  = 4
 	briefSilence = 1
@@ -30,7 +30,7 @@ const (
 func (k *tunnelServer) enter(ctx context.Context) (*tunnel.Tunnel, *step, error) {
 	entering, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	slow := time.AfterFunc(patience, func() {
+	slow := time.AfterFunc(answerTimeout, func() {
 		if state := k.jobProblem(entering); state != nil {
 			cancel(state)
 		}
@@ -89,8 +89,8 @@ func (k *tunnelServer) jobProblem(ctx context.Context) *Problem {
 	return k.place.jobProblem(ctx, k.order.Target.Job)
 }
 
-// JobProblem says why nobody can reach into a job as it is now; nil where it
-// runs, or where Slurm does not answer.
+// JobProblem returns the reason why nobody can reach into a job. It returns nil
+// if the job runs or Slurm does not answer.
 func (p *Place) JobProblem(ctx context.Context, job string) error {
 	if problem := p.jobProblem(ctx, job); problem != nil {
 		return problem
@@ -106,19 +106,19 @@ func (p *Place) jobProblem(ctx context.Context, name string) *Problem {
 	return stateProblem(name, job, ok, os.Getuid())
 }
 
-// endings are the states of jobs that did not come to an end of their own.
+// endings lists the states of jobs that did not end by themselves.
 var endings = []string{"BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "TIMEOUT"}
 
-// endLimit bounds the wait for a job that is ending, of which Slurm does not tell
-// how earlier; endPoll is how often it is asked.
+// endLimit bounds the wait for the final state of a job that is ending; endPoll
+// is the interval of the queries.
 const (
 	endLimit = 10 * time.Second
 	endPoll  = 500 * time.Millisecond
 )
 
-// CutShort says how the job of a cluster was ended, for a command that followed
-// something until there was no more of it; nil where the job runs on or came to an
-// end of its own.
+// CutShort returns how a cluster's job was ended, for a command that has
+// followed something to its end. It returns nil if the job runs on or ended by
+// itself.
 func (p *Place) CutShort(ctx context.Context, target Target) error {
 	ctx, cancel := context.WithTimeout(ctx, endLimit)
 	defer cancel()
@@ -174,7 +174,7 @@ func (k *tunnelServer) watch(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		if k.tunnel.Ping(patience) {
+		if k.tunnel.Ping(answerTimeout) {
 			silent = 0
 			continue
 		}
@@ -191,7 +191,7 @@ func (k *tunnelServer) watch(ctx context.Context) {
 
 func (k *tunnelServer) silence() string { return "node " + k.reply.Node + " no longer answers" }
 
-// elsewhere are the other nodes by which the cluster is reached.
+// elsewhere returns the other nodes that reach the cluster.
 func (k *tunnelServer) elsewhere() []string { return k.tunnel.Answer.Others }
 
 func (k *tunnelServer) lost(why string) *Problem {
@@ -207,7 +207,7 @@ func (k *tunnelServer) lostStep(ctx context.Context) *Problem {
 	}
 	select {
 	case <-k.step.ended:
-	case <-time.After(patience):
+	case <-time.After(answerTimeout):
 	}
 	if said := k.step.said.text(); said != "" {
 		return k.lost(said)
@@ -218,10 +218,9 @@ func (k *tunnelServer) lostStep(ctx context.Context) *Problem {
 	return k.lost("its step on node " + k.reply.Node + " was ended")
 }
 
-// check tells whether the far end answers, for a command that is about to use
-// it.
+// check checks that the far end answers, for a command that is about to use it.
 func (k *tunnelServer) check(ctx context.Context) error {
-	if k.tunnel.Ping(patience) {
+	if k.tunnel.Ping(answerTimeout) {
 		return nil
 	}
 	if state := k.jobProblem(ctx); state != nil {

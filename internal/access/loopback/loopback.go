@@ -1,8 +1,8 @@
-// Package loopback listens on the host's loopback for one user. A login host
-// has many, and a port there is open to all of them; so the owner of every
-// connection is looked up, and others are turned away.
+// Package loopback listens on the host's loopback for one user. A login host has
+// many users, and a port on its loopback is open to all of them. So the package
+// looks up the owner of every connection and rejects other users.
 //
-// What is served to those who get in is not decided here.
+// It does not decide what is served to accepted connections.
 package loopback
 
 import (
@@ -41,7 +41,7 @@ func Listen(address netip.AddrPort) (*Listener, error) {
 	return &Listener{TCPListener: listener}, nil
 }
 
-// Port is where it listens.
+// Port is the listener's port.
 func (l *Listener) Port() uint16 { return uint16(l.Addr().(*net.TCPAddr).Port) }
 
 // Accept returns the next connection of this user.
@@ -54,7 +54,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 		if err = checkOwner(conn); err == nil {
 			return conn, nil
 		}
-		_ = conn.SetLinger(0) // a reset: whoever it is shall not think that it works
+		_ = conn.SetLinger(0) // a reset, so that the client does not take the connection for accepted
 		conn.Close()
 		if l.Refused != nil {
 			l.Refused(err)
@@ -145,8 +145,8 @@ func ownerInTable(table string, local, remote netip.AddrPort) (int, error) {
 	return 0, errors.New("it is not among the sockets of this host")
 }
 
-// kernelAddress is how the table writes an address: words of 32 bits as the
-// processor has them, then the port.
+// kernelAddress formats an address like the kernel's table: words of 32 bits in
+// the processor's byte order, then the port.
 func kernelAddress(address netip.AddrPort) string {
 	var text strings.Builder
 	bytes := address.Addr().Unmap().AsSlice()

@@ -1,7 +1,7 @@
-// Package top shows a cluster on one screen: how much time is left, nodes, pods,
-// what they use, the network, images on their way, and what went wrong.
+// Package top shows a cluster on one screen: the time left, nodes, pods, their
+// usage, the network, images in transfer, and problems.
 //
-// A Snapshot is what was read at one moment, View is text made of it, and Run puts
-// that on a terminal again and again. How a cluster is reached is not decided
-// here.
+// A Snapshot holds the data of one moment, View renders it as text, and Run puts
+// the text on a terminal again and again. Connecting to the cluster does not
+// belong here.
 package top

@@ -16,12 +16,12 @@ import (
 // it takes longer, for the API server as for this process, and is done less often.
 const share = 10
 
-// patience is how long a cluster may be silent before the view ends: another
-// control plane may take over from one that is lost.
-const patience = 30 * time.Second
+// silenceTimeout is how long a cluster may be silent before the view ends.
+// Another control plane may take over from a lost one.
+const silenceTimeout = 30 * time.Second
 
-// Once writes one snapshot as text. It takes two, a second apart, to say how fast
-// something is.
+// Once writes one snapshot as text. It reads two, a second apart, to compute
+// rates.
 func Once(ctx context.Context, api API, view View, w io.Writer) error {
 	first, err := Read(ctx, api, nil, time.Now)
 	if err != nil {
@@ -40,7 +40,7 @@ func Once(ctx context.Context, api API, view View, w io.Writer) error {
 	return err
 }
 
-// Terminal is where Run shows what.
+// Terminal is the terminal on which Run shows a cluster.
 type Terminal struct {
 	In  io.Reader
 	Out io.Writer
@@ -72,7 +72,7 @@ func Run(ctx context.Context, api API, view View, terminal Terminal) error {
 	return err
 }
 
-// model is what the view knows. Bubbletea calls its methods one at a time.
+// model is the state of the view. Bubbletea calls its methods one at a time.
 type model struct {
 	ctx      context.Context //nolint:containedctx // of the program's run, whose callbacks take none
 	api      API
@@ -156,7 +156,7 @@ func (m *model) take(read readMsg) tea.Cmd {
 		return m.due(max(m.every, share*read.snapshot.Took))
 	}
 	silent := now.Sub(m.answered)
-	if m.ctx.Err() != nil || silent > patience {
+	if m.ctx.Err() != nil || silent > silenceTimeout {
 		m.err = read.err
 		return tea.Quit
 	}
@@ -175,7 +175,7 @@ func (m *model) View() string {
 func (m *model) read() tea.Cmd {
 	earlier := m.last
 	return func() tea.Msg {
-		ctx, cancel := context.WithTimeout(m.ctx, patience/3)
+		ctx, cancel := context.WithTimeout(m.ctx, silenceTimeout/3)
 		defer cancel()
 		s, err := Read(ctx, m.api, earlier, time.Now)
 		return readMsg{s, err}

@@ -26,17 +26,17 @@ type API interface {
 // Snapshot is a cluster at one moment.
 type Snapshot struct {
 	At time.Time
-	// Left is how long the job lasts yet; negative where nothing limits it, or
-	// it is not known.
+	// Left is how long the job may still run; negative if nothing limits it, or
+	// if the limit is unknown.
 	Left   time.Duration
 	Nodes  []Node
 	Pods   []Pod
 	Pulls  []Pull
 	Events []Event
-	// Problems are what could not be read.
+	// Problems lists the data that could not be read, with reasons.
 	Problems []string
-	// Took is how long the list of pods did, by far the longest where there
-	// are many.
+	// Took is the time to list the pods, by far the longest request if there are
+	// many.
 	Took time.Duration
 }
 
@@ -51,16 +51,16 @@ type Node struct {
 	Outside Traffic // the outside world and this node's pods
 	// Dropped are the packets between nodes that were; it only rises.
 	Dropped uint64
-	// Images is what has come of the parts of images that it is receiving, in
-	// bytes; of nothing where it receives none.
+	// Images counts the bytes of image layers that the node is receiving; zero if
+	// it receives none.
 	Images Use
 }
 
-// Use is how much of something is in use; Used is negative where nobody knows.
+// Use is the amount in use and the total. Used is negative if unknown.
 type Use struct{ Used, Of float64 }
 
-// Traffic is what a node has received and sent, in bytes, and how fast it does, in
-// bytes per second; the latter negative where that is not known yet.
+// Traffic counts the bytes that a node has received and sent, and their rates in
+// bytes per second. A rate is negative while it is unknown.
 type Traffic struct{ In, Out, InRate, OutRate float64 }
 
 // Pod is one of the cluster's.
@@ -77,14 +77,14 @@ type Pull struct {
 	Since            time.Time
 }
 
-// Event is what Kubernetes warns of.
+// Event is a Kubernetes warning.
 type Event struct {
 	At                      time.Time
 	Object, Reason, Message string
 	Count                   int
 }
 
-// objects are what the API server is asked for.
+// objects holds the API server's answers.
 type objects struct {
 	nodes struct {
 		Items []struct {
@@ -141,7 +141,8 @@ type containerStatus struct {
 	}
 }
 
-// awaits tells whether a container has not begun because its image is missing.
+// awaits reports whether a container has not started because its image is
+// missing.
 func (c containerStatus) awaits(image string) bool {
 	return c.Image == image && c.State.Waiting != nil && c.State.Waiting.Reason == "ContainerCreating"
 }
@@ -264,7 +265,7 @@ func (s *Snapshot) addPods(o *objects) {
 	}
 }
 
-// status is what a pod does, or why it does not, in one word.
+// status describes in one word what a pod does, or why it does not.
 func (p podObject) status() string {
 	if !p.Metadata.DeletionTimestamp.IsZero() {
 		return "Terminating"

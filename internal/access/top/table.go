@@ -13,8 +13,8 @@ const (
 	right
 )
 
-// column is one of a table. Where the terminal is narrow, those with the highest
-// number go first; those with 0 stay.
+// column is a column of a table. On a narrow terminal the columns with the
+// highest number are dropped first; columns with 0 stay.
 type column struct {
 	title string
 	align alignment

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNothingIsAskedOfATerminal starts a program that has Bubbletea in it, this
-// test, in a terminal of its own.
+// TestNothingIsAskedOfATerminal starts this test, which links Bubbletea, in a
+// new terminal.
 func TestNothingIsAskedOfATerminal(t *testing.T) {
 	keyboard, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {

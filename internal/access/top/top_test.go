@@ -171,9 +171,9 @@ func TestSilence(t *testing.T) {
 	if !strings.Contains(m.View(), "refused") || m.err != nil {
 		t.Errorf("view %q, error %v", m.View(), m.err)
 	}
-	m.answered = m.answered.Add(-2 * patience)
+	m.answered = m.answered.Add(-2 * silenceTimeout)
 	if _, command := m.Update(readMsg{err: errors.New("refused")}); command == nil || command() != tea.Quit() || m.err == nil {
-		t.Errorf("it goes on after %s, error %v", 2*patience, m.err)
+		t.Errorf("it goes on after %s, error %v", 2*silenceTimeout, m.err)
 	}
 	m = &model{ctx: t.Context()}
 	if m.Update(lostMsg{}); !errors.Is(m.err, ErrLost) {

@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// Order is what pods are sorted by.
+// Order is the sort key of pods.
 type Order string
 
 // The orders of pods: the greatest use first, or by name.
@@ -21,19 +21,19 @@ const (
 	ByName   Order = "name"
 )
 
-// View says how a snapshot is shown.
+// View configures how a snapshot is shown.
 type View struct {
-	// Title is what the cluster is called.
+	// Title is the name of the cluster.
 	Title string
-	// Width and Height are those of the terminal; 0 for as much as there is.
+	// Width and Height are the terminal's; 0 for no limit.
 	Width, Height int
 	Colour        bool
 	Order         Order
 	// Namespace is the one whose pods are shown; empty for all.
 	Namespace string
-	// Skip is how many pods are scrolled away.
+	// Skip is the number of pods scrolled away.
 	Skip int
-	// Notice stands in the last line in place of the keys.
+	// Notice replaces the keys in the last line.
 	Notice string
 	// Keys shows them in the last line.
 	Keys bool
@@ -212,8 +212,8 @@ func (v View) events(s *Snapshot) []string {
 	return lines
 }
 
-// window shows the lines of a table after those that are scrolled away; its
-// heading stays.
+// window returns the visible lines of a table: the heading, and the lines after
+// the ones scrolled away.
 func (v View) window(lines []string, room int) []string {
 	const heading = 2
 	if room < heading+1 {

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// greetLimit is how long the far end waits for the near one's order.
+	// greetLimit is how long the far end waits for the near end's order.
 	greetLimit = 30 * time.Second
 	// partingLimit is how long the near end may take to end the stream after a
 	// refusal or a farewell.

@@ -99,7 +99,7 @@ func (t *Tunnel) attend(answers *json.Decoder) {
 // Dial opens a connection to the cluster's API server.
 func (t *Tunnel) Dial() (net.Conn, error) { return t.session.Open() }
 
-// Ping tells whether the far end answers within the time.
+// Ping reports whether the far end answers within the time.
 func (t *Tunnel) Ping(within time.Duration) bool {
 	answered := make(chan error, 1)
 	go func() {
@@ -117,10 +117,10 @@ func (t *Tunnel) Ping(within time.Duration) bool {
 // Done is closed when the tunnel has ended.
 func (t *Tunnel) Done() <-chan struct{} { return t.done }
 
-// Ended tells whether no connection passes any more; Done follows.
+// Ended reports whether connections no longer pass. Done is closed soon after.
 func (t *Tunnel) Ended() bool { return t.session.IsClosed() }
 
-// Reason is what the far end gave for it, empty where it said nothing.
+// Reason returns the far end's reason for the end; empty if it gave none.
 func (t *Tunnel) Reason() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -130,7 +130,7 @@ func (t *Tunnel) Reason() string {
 // Close ends the tunnel and all of its connections. It can be called twice.
 func (t *Tunnel) Close() error { return t.session.Close() }
 
-// buffered is a stream of which some has been read ahead.
+// buffered is a stream that has been partly read ahead.
 type buffered struct {
 	*bufio.Reader
 	io.WriteCloser

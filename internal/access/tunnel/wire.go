@@ -19,10 +19,10 @@ const Protocol = 1
 // somebody else's: a TaskProlog of the site may print to a task's output.
 const opening = "\x00berth tunnel\n"
 
-// openingLimit is how many bytes of others may precede it.
+// openingLimit is how many bytes of other output may precede it.
 const openingLimit = 1 << 20
 
-// Order is what the near end wants.
+// Order is the near end's request.
 type Order struct {
 	Protocol int
 	// Version is that of the near end's berth.
@@ -30,11 +30,11 @@ type Order struct {
 	// Job is Slurm's number of it, Step that of the step with the cluster, or
 	// empty where there is only one cluster.
 	Job, Step string
-	// Key is what the credentials are to be sealed to.
+	// Key is the public key to which the credentials are sealed.
 	Key []byte
 }
 
-// Answer is what the far end says to it.
+// Answer is the far end's answer to an Order.
 type Answer struct {
 	Protocol int
 	Version  string
@@ -42,7 +42,7 @@ type Answer struct {
 	Node string
 	// Cluster is the run that was found, empty with a refusal.
 	Cluster string
-	// Others are nodes by which it is reached as well.
+	// Others lists other nodes that reach it.
 	Others  []string
 	Refusal *Refusal
 	// Sealed are Credentials for the near end's key.
@@ -71,13 +71,13 @@ type Refusal struct {
 	Node string
 	// Head is the node to ask instead, where the reason is Elsewhere.
 	Head string
-	// Steps are those with clusters, where the reason is Several.
+	// Steps lists the steps with clusters, if the reason is Several.
 	Steps []string
 }
 
 func (r *Refusal) Error() string { return r.Text }
 
-// Credentials are what a client of the API server needs, in PEM.
+// Credentials holds a client's credentials for the API server, in PEM.
 type Credentials struct {
 	Authority, Cert, Key []byte
 }

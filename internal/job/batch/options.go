@@ -2,7 +2,7 @@ package batch
 
 import "strings"
 
-// value says whether an option takes one.
+// value is whether an option takes a value.
 type value int
 
 const (
@@ -39,7 +39,7 @@ const (
 		"tasks-per-node thread-spec threads-per-core time time-min tmp tres-bind tres-per-task uid wait-all-nodes wckey wrap"
 )
 
-// ofSubmission are options that say how to submit, and nothing of the job.
+// ofSubmission lists options that concern the submission and not the job.
 const ofSubmission = "autocomplete help parsable quiet test-only usage verbose version wait"
 
 func listed(list, name string) bool { return strings.Contains(" "+list+" ", " "+name+" ") }

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Script is what a batch job does.
+// Script describes the contents of a batch script.
 type Script struct {
 	// Name is that of the job, where the user gives it none.
 	Name string
@@ -16,8 +16,7 @@ type Script struct {
 	Args  []string
 	// Commands is the directory of Slurm's commands.
 	Commands string
-	// Input is what the program reads from its standard input; empty leaves it
-	// the job's.
+	// Input is the program's standard input; empty means the job's.
 	Input []byte
 	// CommandLine is the one that the script was made from, for the reader.
 	CommandLine []string

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// Own tells of an option of berth's own, by its long name or its letter, whether
-// it takes a value; ok is false for any other.
+// Own reports whether a long name or letter is an option of berth, and whether
+// that takes a value.
 type Own func(name string) (takesValue, ok bool)
 
-// Line is a command line that has been told apart.
+// Line is a command line, split into its parts.
 type Line struct {
-	// Own are berth's options, Command is what follows "--".
+	// Own holds berth's options; Command holds the words after "--".
 	Own, Command []string
 	// Options are sbatch's, in order.
 	Options []Option
@@ -24,7 +24,7 @@ type Option struct {
 	Name string
 	// Value is that of an option that has one.
 	Value string
-	// Words are what sbatch is given: one or two.
+	// Words are the words for sbatch: one or two.
 	Words []string
 }
 

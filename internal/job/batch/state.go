@@ -11,14 +11,15 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// State is what Slurm says of one job: an element of an array, a component of a
-// heterogeneous job, or what is neither.
+// State is Slurm's record of one job: an array element, a component of a
+// heterogeneous job, or a plain job.
 type State struct {
 	ID string
-	// Name is one of Slurm's states, such as RUNNING; Reason why it is so.
+	// Name is one of Slurm's states, such as RUNNING; Reason is Slurm's reason
+	// for it.
 	Name, Reason string
 	Nodes        string
-	// Code and Signal are those of the script's end.
+	// Code and Signal are the script's exit status.
 	Code, Signal int
 	// Stdout and Stderr are the script's files, as far as Slurm knows them.
 	Stdout, Stderr string
@@ -26,14 +27,14 @@ type State struct {
 
 var final = []string{"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"}
 
-// Ended tells whether the job will not run any more.
+// Ended reports whether the job will not run any more.
 func (s State) Ended() bool { return slices.Contains(final, s.Name) }
 
 // signalNotBegun is the number that slurmd gives instead of a signal for a script
 // that it could not begin: 0:53.
 const signalNotBegun = 53
 
-// ExitCode is the script's where that came to an end of its own.
+// ExitCode is the script's exit code if the script ended by itself.
 func (s State) ExitCode() int {
 	switch {
 	case s.Name == "TIMEOUT" || s.Name == "DEADLINE":
@@ -91,13 +92,13 @@ func readStates(ctx context.Context, job Job, ask slurm.Ask) ([]State, error) {
 	return states, nil
 }
 
-// parseStates reads scontrol's output, in which the parts of a job follow one
-// another, each from a word JobId=.
+// parseStates parses scontrol's output, which lists the parts of a job one after
+// the other. Each part starts with a word JobId=.
 func parseStates(output string) []State {
 	var states []State
 	for line := range strings.Lines(output) {
 		line = strings.TrimSpace(line)
-		// A path, which may have spaces, is a line of its own.
+		// A path may contain spaces and has its own line.
 		name, value, _ := strings.Cut(line, "=")
 		if s := len(states) - 1; s >= 0 && (name == "StdOut" || name == "StdErr") {
 			if name == "StdOut" {

@@ -17,7 +17,7 @@ type Refused struct{ Code int }
 
 func (r *Refused) Error() string { return fmt.Sprintf("sbatch ended with exit code %d", r.Code) }
 
-// Submission is what sbatch is called with.
+// Submission holds the arguments and input of sbatch.
 type Submission struct {
 	Options []Option
 	// Env is the environment of sbatch, and with that of the job.

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// readPeriod is how often a file is looked at. It is opened anew each time:
-// that is when a network file system asks for what others have written.
+// readPeriod is the interval between reads of a file. Each read opens the file
+// again, because a network file system fetches others' writes at an open.
 const readPeriod = 250 * time.Millisecond
 
 // Tail copies what is written to a file, which need not be there yet, until ctx

@@ -11,9 +11,9 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// Slurm is asked for a state after a tenth of the time that it has lasted, so
-// that the end of a job is known when a tenth of its time more is over, and a
-// controller is asked twice a minute by those who wait for long.
+// Slurm is queried for a state after a tenth of the time that the state has
+// lasted. So the end of a job is known after another tenth of its run time, and
+// a long wait costs the controller two queries a minute.
 const (
 	firstAsk = 500 * time.Millisecond
 	lastAsk  = 30 * time.Second
@@ -72,7 +72,7 @@ func (w *Watcher) look(ctx context.Context, job Job) (changed bool, err error) {
 	}
 	w.failing = false
 	changed = w.merge(now)
-	w.tell(job)
+	w.report(job)
 	if !w.started && w.Started != nil {
 		w.started = true
 		w.Started(w.states[0])
@@ -96,8 +96,8 @@ func (w *Watcher) merge(now []State) (changed bool) {
 	return changed
 }
 
-// tell says how the job is, and counts the parts of one that has several.
-func (w *Watcher) tell(job Job) {
+// report prints the job's state, and counts the parts of a job that has several.
+func (w *Watcher) report(job Job) {
 	text := w.states[0].text()
 	if len(w.states) > 1 {
 		counts := map[string]int{}

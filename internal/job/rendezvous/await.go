@@ -37,8 +37,8 @@ type MissingError struct {
 	Nodes []string
 	// Waited is for how long they were waited for.
 	Waited time.Duration
-	// Refused says who tried and why it was refused, or how it left again,
-	// sorted; "ADDRESS: reason" or "NODE: reason".
+	// Refused lists, in order, who was refused and why, or why a member left
+	// again: "ADDRESS: reason" or "NODE: reason".
 	Refused []string
 	Cause   error
 }
@@ -76,7 +76,7 @@ func (h *Head) Await(ctx context.Context, names []string) error {
 	}
 }
 
-// maxNotes is how many refusals an error tells.
+// maxNotes bounds the refusals that an error lists.
 const maxNotes = 8
 
 func (h *Head) missing(names []string) (missing, refused []string, changed <-chan struct{}) {

@@ -23,22 +23,21 @@ const protocol = 1
 // maxClaim bounds a claim and a credential in bytes.
 const maxClaim = 8 << 10
 
-// Claim is what a credential says: who its maker is, and on which connection
-// it is worth anything.
+// Claim is the content of a credential: who made it, and the only connection on
+// which it is valid.
 type Claim struct {
 	Protocol int    `json:"protocol"`
 	Role     Role   `json:"role"`
 	Step     Step   `json:"of"`
 	Node     string `json:"node"`
-	// Binding is the exported keying material of the TLS connection. Its two
-	// ends alone have it: whoever sits in between has two connections with two
-	// values.
+	// Binding is the exported keying material of the TLS connection. Only its two
+	// ends know it: a man in the middle has two connections with two values.
 	Binding []byte `json:"binding"`
 }
 
-// Prover makes credentials that nobody else can make, and reads those of
-// others. It vouches for the maker of a claim (the user, or a holder of the
-// key), not for what it says. Both methods are called concurrently.
+// Prover makes credentials that nobody else can make, and reads the credentials
+// of other members. It vouches for the maker of a claim (the user, or a holder
+// of the key), not for the content. Both methods are called concurrently.
 type Prover interface {
 	Prove(ctx context.Context, claim Claim) ([]byte, error)
 	Verify(ctx context.Context, credential []byte) (Claim, error)

@@ -29,7 +29,7 @@ func (s Step) String() string {
 	return text
 }
 
-// Config is what a task knows of its step. Zero durations and sizes mean the
+// Config is a task's view of its step. Zero durations and sizes mean the
 // defaults.
 type Config struct {
 	Step Step
@@ -38,9 +38,9 @@ type Config struct {
 	// Node is the one this task runs on.
 	Node   string
 	Prover Prover
-	// Addresses returns those that a node connects from. A connection from
-	// elsewhere is closed unread, and a node is only believed to be the one
-	// whose address it has. Nil: the credentials alone decide.
+	// Addresses returns the addresses from which a node connects. The head closes
+	// a connection from another address unread, and accepts a node only from the
+	// node's addresses. If nil, only the credentials decide.
 	Addresses func(ctx context.Context, node string) ([]netip.Addr, error)
 
 	// Ports and Candidates bound the head's choice: DefaultPorts, 8 candidates.
@@ -49,15 +49,15 @@ type Config struct {
 	// Bind is the head's address; invalid means all of the host's.
 	Bind netip.Addr
 
-	// Loss is how long a peer may be silent until it counts as lost: 10 s. The
-	// same on all nodes, since each sends a sign of life four times within it.
+	// Loss is how long a peer may be silent until it counts as lost: 10 s. It
+	// must be the same on all nodes, since each sends four heartbeats within it.
 	Loss time.Duration
 	// Handshake is the longest time from a connection to its acceptance: 10 s.
 	Handshake time.Duration
 	// MaxMessage bounds a message in bytes: 1 MiB.
 	MaxMessage int
-	// MaxPending bounds the unproven connections at the head, and a quarter of
-	// it those of one address: 256.
+	// MaxPending bounds the pending connections at the head: 256. One address may
+	// have a quarter of them.
 	MaxPending int
 
 	Log *slog.Logger

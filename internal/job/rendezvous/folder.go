@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// folderPoll is how often a key that is not there yet is looked for.
+// folderPoll is the interval of the checks for a missing key.
 const folderPoll = 50 * time.Millisecond
 
 // Folder passes the public keys of nodes on, in a folder that all of them see.

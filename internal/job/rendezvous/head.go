@@ -43,7 +43,7 @@ var (
 	errCrowded    = errors.New("too many connections that prove nothing: another one took its place")
 )
 
-// maxRefused bounds what is remembered of those who were refused.
+// maxRefused bounds the list of refusals.
 const maxRefused = 256
 
 // Listen starts to listen on the first candidate port that is free, until ctx
@@ -113,7 +113,7 @@ func (h *Head) Close() {
 	}
 }
 
-// accept hands each connection to a goroutine of its own.
+// accept serves each connection in a goroutine.
 func (h *Head) accept() {
 	for {
 		conn, err := h.listener.AcceptTCP()

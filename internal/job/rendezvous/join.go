@@ -33,9 +33,9 @@ func (e *RefusedError) Error() string {
 	return fmt.Sprintf("the head %s refuses this node: %s", e.Head, e.Reason)
 }
 
-// Join connects to the head, at any of its addresses and of the candidate
-// ports, and tries again until ctx ends. Whoever else listens there is
-// recognised and left alone.
+// Join connects to the head at any of its addresses and the candidate ports, and
+// tries again until ctx ends. It recognises other programs on these ports and
+// does not disturb them.
 func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
@@ -88,8 +88,8 @@ func Join(ctx context.Context, cfg Config, addresses []netip.Addr) (*Peer, error
 type joining struct {
 	cfg   Config
 	start time.Time
-	// turn is held by the attempt that has found the head and says who it is,
-	// so that a head with several addresses hears it once.
+	// turn is held by the attempt that has found the head and identifies itself,
+	// so that a head with several addresses receives only one request.
 	turn chan struct{}
 
 	mu       sync.Mutex
@@ -128,8 +128,8 @@ func (j *joining) keepTrying(ctx context.Context, target netip.AddrPort) (*Peer,
 	}
 }
 
-// over says whether ctx has ended, or will at once: a connection notices the
-// deadline by itself, and can do so first.
+// over reports whether ctx has ended or will end at once: a connection enforces
+// the deadline itself, and may do so first.
 func over(ctx context.Context) bool {
 	deadline, ok := ctx.Deadline()
 	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
@@ -224,8 +224,8 @@ func (j *joining) introduce(ctx context.Context, conn *tls.Conn, binding []byte)
 	return fmt.Errorf("the head sent a frame of kind %q, want a welcome", kind)
 }
 
-// failure says what was found at each candidate. That nobody listens is the
-// usual case, and told once.
+// failure lists the result at each candidate. "Connection refused" is the usual
+// one and is reported once.
 func (j *joining) failure(cause error) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()

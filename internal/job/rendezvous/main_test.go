@@ -20,8 +20,8 @@ var loopback = netip.MustParseAddr("127.0.0.1")
 // long is for what must happen; where it does, nobody waits for it.
 const long = 20 * time.Second
 
-// fixture is a step of its own, with the configuration of each node. When the
-// test ends, no goroutine of it may be left.
+// fixture creates a step with the configuration of each node. When the test
+// ends, none of its goroutines may be left.
 func fixture(t *testing.T, nodes ...string) func(node string) Config {
 	t.Helper()
 	before := runtime.NumGoroutine()

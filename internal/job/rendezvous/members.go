@@ -15,7 +15,7 @@ const (
 	// are asked at once.
 	lookupLimit = 5 * time.Second
 	lookups     = 16
-	// lookupAgain is how long an answer stands when an unknown address comes.
+	// lookupAgain is how long an answer stands when an unknown address connects.
 	lookupAgain = 2 * time.Second
 )
 
@@ -31,9 +31,9 @@ type members struct {
 	failed error
 }
 
-// allowed tells whether the address is one of the node, or, where node is
-// empty, of any of the step's. An answer that denies is at most two seconds
-// old: a node's address may have become known just now.
+// allowed checks that the address belongs to the node, or, if node is empty, to
+// any node of the step. A denial is based on an answer at most two seconds old,
+// because a node's address may have become known just now.
 func (m *members) allowed(ctx context.Context, node string, address netip.Addr) error {
 	if m.addresses == nil {
 		return nil
@@ -120,7 +120,7 @@ func (m *members) knownOf(node string) []netip.Addr {
 	return m.known[node]
 }
 
-// plain returns the address in the form in which equal ones are equal.
+// plain returns the address in a canonical form.
 func plain(address netip.Addr) netip.Addr { return address.Unmap().WithZone("") }
 
 func addressOf(addr net.Addr) netip.Addr {

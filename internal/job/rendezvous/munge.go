@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// mungeTTL is what munge does by itself and Slurm relies on, so clocks may
-	// differ by as much here as there. A shorter one would protect nothing: a
-	// credential is of use on one connection only, for as long as that waits.
+	// mungeTTL is munge's default, on which Slurm relies, too. So clocks may
+	// differ as much here as in Slurm. A shorter one would not protect more: a
+	// credential is valid only on one connection, and only while that waits.
 	mungeTTL = 5 * time.Minute
 	// mungeLimit bounds one call of a program that answers in milliseconds.
 	mungeLimit = 5 * time.Second
@@ -48,7 +48,7 @@ func NewMunge(socket string) (*Munge, error) {
 	return m, nil
 }
 
-// Prove returns a credential that this user alone can decode.
+// Prove returns a credential that only this user can decode.
 func (m *Munge) Prove(ctx context.Context, claim Claim) ([]byte, error) {
 	text, err := encodeClaim(claim)
 	if err != nil {

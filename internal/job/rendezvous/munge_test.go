@@ -21,8 +21,8 @@ import (
 // is the other user.
 const nobody = 65534
 
-// daemon starts a munged with a socket and a key of its own, as an ordinary
-// user, and returns its socket.
+// daemon starts a munged as an ordinary user, with a separate socket and key,
+// and returns its socket.
 func daemon(t *testing.T, key []byte) string {
 	t.Helper()
 	testutil.Require(t, testutil.Munge)

@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// inboxSize is how many messages wait for Receive until the sender has to.
+	// inboxSize is how many messages may wait for Receive before the sender
+	// blocks.
 	inboxSize = 16
 	// closeWait bounds a farewell.
 	closeWait = time.Second
@@ -28,7 +29,7 @@ const (
 // ClosedError says that the connection ended on purpose.
 type ClosedError struct {
 	Node string
-	// Reason is what was given to Close.
+	// Reason is the argument of Close.
 	Reason string
 	// Here: by this side.
 	Here bool
@@ -51,8 +52,8 @@ func (e *LostError) Error() string { return fmt.Sprintf("lost node %s: %v", e.No
 
 func (e *LostError) Unwrap() error { return e.Cause }
 
-// Silent tells whether nothing was heard any more, so that the other side may
-// live behind a broken network. Otherwise its end of the connection was closed.
+// Silent reports whether the peer fell silent, and so may be alive behind a
+// broken network. Otherwise its end of the connection was closed.
 func (e *LostError) Silent() bool {
 	return errors.Is(e.Cause, errSilent) || errors.Is(e.Cause, syscall.ETIMEDOUT) ||
 		errors.Is(e.Cause, syscall.EHOSTUNREACH) || errors.Is(e.Cause, syscall.ENETUNREACH)
@@ -90,7 +91,7 @@ func newPeer(name string, conn *tls.Conn, cfg Config, greeting []byte) *Peer {
 	p.writing <- struct{}{}
 	p.running.Go(func() {
 		defer func() { <-p.writing }()
-		// Where this fails, reading fails too, and says so.
+		// If this fails, reading fails too and reports the error.
 		if greeting != nil {
 			_, _ = p.conn.Write(greeting)
 		}
@@ -107,10 +108,10 @@ func (p *Peer) Name() string { return p.name }
 // RemoteAddr returns the other end's address and port.
 func (p *Peer) RemoteAddr() net.Addr { return p.conn.RemoteAddr() }
 
-// LocalAddr returns the address by which this host reaches the other.
+// LocalAddr returns this host's address on the connection.
 func (p *Peer) LocalAddr() net.Addr { return p.conn.LocalAddr() }
 
-// Done is closed when the connection has ended; Err then says how.
+// Done is closed when the connection has ended; Err then returns the reason.
 func (p *Peer) Done() <-chan struct{} { return p.done }
 
 // Err returns a *ClosedError or a *LostError, nil as long as the connection
@@ -168,10 +169,10 @@ func (p *Peer) notSent(cause error) error {
 	return fmt.Errorf("send a message to node %s: %w", p.name, cause)
 }
 
-// Receive waits for the next message and decodes it. A message that does not
-// fit is an error of its own and leaves the connection as it is; after the last
-// message it returns a *ClosedError or *LostError. A side that does not receive
-// makes the other one wait.
+// Receive waits for the next message and decodes it. A message of the wrong form
+// is an error, but the connection stays open. After the last message it returns
+// a *ClosedError or *LostError. A side that does not receive makes the other
+// side wait.
 func (p *Peer) Receive(ctx context.Context, into any) error {
 	select {
 	case content, ok := <-p.inbox:
@@ -188,9 +189,9 @@ func (p *Peer) Receive(ctx context.Context, into any) error {
 	}
 }
 
-// Close tells the other side the reason, and ends the connection after what
-// was sent before has left. It takes at most a few seconds, and may be called
-// again. It tells whether the other side has heard the reason.
+// Close sends the reason to the other side, and ends the connection after
+// earlier messages have left. It reports whether the other side has received the
+// reason. It takes at most a few seconds, and may be called again.
 func (p *Peer) Close(reason string) (heard bool) {
 	p.leave.Do(func() {
 		p.farewell = &ClosedError{Node: p.name, Reason: reason, Here: true}
@@ -316,9 +317,9 @@ func (p *Peer) beat() {
 
 var errSilent = errors.New("silent")
 
-// watch ends the connection when nothing was heard for too long. It counts
-// time in which this process ran: where Slurm suspends a job, all tasks stop
-// and go on together, and a deadline on the clock would part them all.
+// watch ends the connection after too long a silence. It counts only time in
+// which this process ran: when Slurm suspends a job, all tasks stop and go on
+// together, and a deadline by the clock would part them all.
 func (p *Peer) watch() {
 	interval := p.cfg.Loss / ticksPerLoss
 	ticker := time.NewTicker(interval)

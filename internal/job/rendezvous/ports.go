@@ -12,10 +12,10 @@ import (
 // PortRange are TCP ports, both ends included.
 type PortRange struct{ First, Last uint16 }
 
-// DefaultPorts lie below the ports that Linux gives out by itself (32768-60999)
-// and Kubernetes' node ports (30000-32767), so that a candidate is rarely taken
-// by chance, and above those of Slurm (6817-6819) and most services. Sites that
-// give srun a range of its own (SrunPortRange) mostly choose one above 60000.
+// DefaultPorts lie below Linux's ephemeral ports (32768-60999) and Kubernetes'
+// node ports (30000-32767), so that a candidate is rarely taken by chance. They
+// lie above Slurm's ports (6817-6819) and most services. Sites that give srun
+// its own range (SrunPortRange) mostly choose one above 60000.
 func DefaultPorts() PortRange { return PortRange{First: 21000, Last: 28999} }
 
 // ParsePortRange reads "21000-28999", or one port.
@@ -45,8 +45,8 @@ func (r PortRange) validate() error {
 }
 
 // Candidates returns the ports on which a step's head may listen, in the order
-// in which it tries them: the same on every node, and mostly different ones for
-// steps that run at the same time. They are no secret.
+// in which it tries them. They are the same on every node, and mostly different
+// for steps that run at the same time. They are no secret.
 func Candidates(step Step, ports PortRange, count int) []uint16 {
 	count = min(count, ports.size())
 	var found []uint16

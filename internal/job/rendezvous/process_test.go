@@ -84,7 +84,7 @@ func (k *task) signal(t *testing.T, signal syscall.Signal) {
 	}
 }
 
-// startTasks starts a head and a worker in processes of their own.
+// startTasks starts a head and a worker as processes.
 func startTasks(t *testing.T) (head, worker *task) {
 	t.Helper()
 	key, job := randomKey()[:minKey], fmt.Sprintf("%s-%d-%d", t.Name(), os.Getpid(), time.Now().UnixNano())
@@ -136,7 +136,7 @@ func TestTasksThatAreSuspended(t *testing.T) {
 		worker.signal(t, syscall.SIGCONT)
 		<-time.After(2 * taskLoss)
 	}
-	// The worker's end is the first that the head hears of.
+	// The head first notices the worker's end.
 	worker.signal(t, syscall.SIGKILL)
 	head.expect(t, "lost true false")
 }

@@ -41,7 +41,7 @@ func serverTLS() (*tls.Config, error) {
 		MinVersion:   tls.VersionTLS13,
 		NextProtos:   []string{application},
 		Certificates: []tls.Certificate{{Certificate: [][]byte{certificate}, PrivateKey: private}},
-		// Every connection proves itself anew.
+		// Every connection proves itself.
 		SessionTicketsDisabled: true,
 	}, nil
 }

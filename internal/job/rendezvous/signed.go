@@ -21,9 +21,9 @@ type Signed struct {
 	proven map[string]ed25519.PublicKey
 }
 
-// NewSigned takes the node's own key, and what finds those of the others. That
-// is called concurrently, for any name that a stranger may claim, and again
-// while no credential of the node was right.
+// NewSigned takes the node's own key, and a function that returns the keys of
+// other nodes. The function is called concurrently, for any name that an unknown
+// client may claim, and again until the node has sent a valid credential.
 func NewSigned(private ed25519.PrivateKey, public func(ctx context.Context, node string) (ed25519.PublicKey, error)) *Signed {
 	return &Signed{private: private, public: public, proven: map[string]ed25519.PublicKey{}}
 }

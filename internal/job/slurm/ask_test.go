@@ -107,7 +107,7 @@ func TestTheJobLimitsMemoryWhereNothingElseDoes(t *testing.T) {
 	}{
 		{probe.Memory{Bytes: 2 << 30, Physical: 2 << 30}, 300 << 20},
 		{probe.Memory{Bytes: 200 << 20, Physical: 200 << 20}, 200 << 20},
-		{probe.Memory{Bytes: 1 << 30, Physical: 2 << 30}, 1 << 30}, // by a variable of Slurm's
+		{probe.Memory{Bytes: 1 << 30, Physical: 2 << 30}, 1 << 30}, // from a Slurm variable
 		{probe.Memory{Bytes: 2 << 30, Physical: 2 << 30, Enforced: true}, 2 << 30},
 	} {
 		if got, err := LimitMemory(t.Context(), Job{ID: "7"}, c.limit, answer); err != nil || got.Bytes != c.want {

@@ -6,11 +6,10 @@ import (
 )
 
 // IntoCommand returns the srun command line that runs a program once, on one
-// node of a running job, beside whatever else is there. An empty node is the
-// first of the job. The program's standard output is not held back until a line
-// is complete (--unbuffered), and it takes nothing of what steps otherwise share
-// out. Of a heterogeneous job it is a node of the first component, by whose number
-// the job goes.
+// node of a running job, beside other steps. An empty node means the first node
+// of the job. The program's standard output is unbuffered (--unbuffered), and
+// the step takes no resources from other steps. In a heterogeneous job the node
+// belongs to the first component, whose number is the job's number.
 func IntoCommand(job, node string, heterogeneous bool, program ...string) []string {
 	command := []string{
 		"srun", "--jobid=" + job, "--overlap", "--nodes=1", "--ntasks=1", "--mem=0", "--gres=none",
@@ -38,8 +37,8 @@ func UseCommand(job, node string, heterogeneous bool, program ...string) []strin
 	return append(command, program...)
 }
 
-// IsHeterogeneous tells from what srun says whether it refused a command of
-// IntoCommand because the job is heterogeneous.
+// IsHeterogeneous reports whether srun's output refuses a command of IntoCommand
+// because the job is heterogeneous.
 func IsHeterogeneous(said string) bool { return strings.Contains(said, "hetjob components") }
 
 // IntoStep is the name of the steps of IntoCommand.

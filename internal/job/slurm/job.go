@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Place is where in a job a process runs.
+// Place is the part of a job in which a process runs.
 type Place string
 
 const (
@@ -19,17 +19,16 @@ const (
 	// LaunchParameters has use_interactive_step): one process, on the first
 	// node, in charge of the whole allocation.
 	PlaceBatch Place = "batch"
-	// PlaceShell is what salloc started: it holds an allocation but is not
-	// inside of it, and often not even on one of its nodes.
+	// PlaceShell is a process that salloc started: it holds an allocation but
+	// does not run inside it, and often not even on one of its nodes.
 	PlaceShell Place = "shell"
 )
 
-// Job is what Slurm says of the job, step and task of a process. Numbers that
-// Slurm does not say are 0, IDs of things that do not exist -1.
+// Job describes the job, step and task of a process, from Slurm. Numbers that
+// Slurm does not give are 0, IDs of things that do not exist -1.
 type Job struct {
 	ID string
-	// Name and User are those of the job; Cluster is Slurm's name of the
-	// machine.
+	// Name and User are the job's; Cluster is Slurm's name of the machine.
 	Name, User, Cluster string
 	Place               Place
 	// StepID is -1 outside of a step.
@@ -37,14 +36,14 @@ type Job struct {
 	// NodeName is Slurm's name for this node (it need not be the hostname),
 	// empty in a shell of salloc.
 	NodeName string
-	// Nodes are those of the step, or of the allocation outside of a step;
-	// AllocatedNodes always are those of the allocation.
+	// Nodes are the step's nodes, or outside a step the allocation's.
+	// AllocatedNodes are always the allocation's.
 	Nodes, AllocatedNodes []string
-	// Components is the number of those of a heterogeneous job, and 1 for any
-	// other. Outside of a step, the nodes are those of one component only.
+	// Components is the number of components of a heterogeneous job, and 1 for
+	// any other job. Outside a step, Nodes lists only one component's nodes.
 	Components int
-	// Topology says where this node is in the network: what is nearest to it of
-	// each kind, "switch" or "block". Empty where Slurm knows nothing.
+	// Topology is this node's place in the network: the nearest "switch" and
+	// "block". It is empty if Slurm does not know.
 	Topology map[string]string
 	// NodeID counts this node within Nodes; -1 in a shell.
 	NodeID int
@@ -54,18 +53,19 @@ type Job struct {
 	// Tasks is the number of tasks of the step, and TasksOnNode of those on
 	// this node (1 outside of a step).
 	Tasks, TasksOnNode int
-	// CPUsOnNode is what the step may use of this node; AllocatedCPUs what
-	// the job has here.
+	// CPUsOnNode is the number of CPUs of this node that the step may use;
+	// AllocatedCPUs is the number that the job has here.
 	CPUsOnNode, AllocatedCPUs int
-	// MemoryBytes is what was asked for on this node, 0 where all of the
-	// node's may be used or nothing is said.
+	// MemoryBytes is the memory requested on this node. It is 0 if the job may
+	// use all of it, or if Slurm does not say.
 	MemoryBytes uint64
 	// GPUs are the indexes of the GPUs of the step, or else of the job, on this
 	// node.
 	GPUs []string
-	// LaunchAddress is the IP address from which the step was launched.
+	// LaunchAddress is the IP address of the host that launched the step.
 	LaunchAddress string
-	// Partition is where the job runs, SubmitDir where it was submitted.
+	// Partition is the job's partition, SubmitDir the directory of its
+	// submission.
 	Partition, SubmitDir string
 	// End is when the job's time is up; zero where the environment does not
 	// say (Slurm before 23.02): see EndTime.
@@ -182,8 +182,8 @@ func place(getenv func(string) string, job Job) Place {
 	return PlaceBatch
 }
 
-// Acts tells whether this process is the one of its node that does the work.
-// Where a step has several tasks on a node, the others idle.
+// Acts reports whether this process is the one that does the work on its node.
+// If a step has several tasks on a node, the others idle.
 func (j Job) Acts() bool { return j.LocalID <= 0 }
 
 // topology reads Slurm's way from the network's root to this node, such as
@@ -219,7 +219,8 @@ func (j Job) allocatedIndex() int {
 	return max(0, j.NodeID)
 }
 
-// nth returns an element of Slurm's compressed lists of numbers, "4(x2),2".
+// nth returns an element of a compressed list of numbers as Slurm writes it,
+// "4(x2),2".
 func nth(list string, index, otherwise int) int {
 	position := 0
 	for item := range strings.SplitSeq(list, ",") {

@@ -8,15 +8,15 @@ import (
 	"time"
 )
 
-// Moment is how a job is at a moment.
+// Moment is the state of a job at a moment.
 type Moment struct {
 	// Running: nothing has begun to end it.
 	Running bool
 	// End is when its time is over; zero where nothing limits it. Preemption
 	// with a grace time brings it forward.
 	End time.Time
-	// Returns: it is preempted, and is to begin again: it has a script, its
-	// owner lets it, and its partition says so.
+	// Returns is true if the job is preempted and will start again: it has a
+	// script, its owner permits it, and its partition's settings require it.
 	Returns bool
 }
 

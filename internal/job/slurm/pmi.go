@@ -14,13 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// PMI is the exchange of small texts between all tasks of a step, which was
-// made for MPI. srun offers it with --mpi=pmi2, or where MpiDefault says so, on
-// a descriptor that each task inherits. Its version 1 is spoken here: a line
-// for a question, a line for the answer. It is the simpler one, and Slurm's
-// plugin speaks both (src/plugins/mpi/pmi2/pmi1.c).
+// PMI exchanges short texts between all tasks of a step; it was made for MPI.
+// srun offers it with --mpi=pmi2, or if MpiDefault selects it, on a descriptor
+// that each task inherits. This is version 1 of the protocol: one line per
+// request and one per answer. It is simpler than version 2, and Slurm's plugin
+// speaks both (src/plugins/mpi/pmi2/pmi1.c).
 //
-// What passes is neither encrypted nor signed by Slurm: put nothing secret in.
+// Slurm neither encrypts nor signs the texts: put no secret in them.
 type PMI struct {
 	conn   net.Conn
 	reader *bufio.Reader
@@ -33,7 +33,7 @@ const pmiVariable = "PMI_FD"
 // pmiValue bounds a text, in bytes; MAXVALLEN in pmi.h.
 const pmiValue = 1023
 
-// HasPMI tells whether srun has given this task a way to the others.
+// HasPMI reports whether srun gave this task a PMI descriptor.
 func HasPMI(getenv func(string) string) bool {
 	_, err := pmiDescriptor(getenv)
 	return err == nil
@@ -114,8 +114,8 @@ func (p *PMI) Close(ctx context.Context) error {
 	return errors.Join(err, p.conn.Close())
 }
 
-// ask sends a line and returns the words of the answer, "name=value" each,
-// which has to be that command with a return code of 0.
+// ask sends a line and returns the words of the answer, "name=value" each. The
+// answer must be the wanted command with a return code of 0.
 func (p *PMI) ask(ctx context.Context, question, want string) (map[string]string, error) {
 	// What is half read cannot be gone on with.
 	stop := context.AfterFunc(ctx, func() { p.conn.Close() })

@@ -11,10 +11,10 @@ import (
 
 // Queued is a job as squeue shows it.
 type Queued struct {
-	// ID is Slurm's number of the job; Name is what users call it, which
-	// differs for elements of arrays (12_3) and components (12+1).
+	// ID is Slurm's number of the job. Name is the users' name, which differs for
+	// elements of arrays (12_3) and components (12+1).
 	ID, Name string
-	// State is Slurm's word, such as RUNNING; Reason says why a job waits.
+	// State is Slurm's word, such as RUNNING; Reason is why a job waits.
 	State, Reason string
 	// JobName is the name that its owner gave it.
 	JobName string
@@ -22,8 +22,8 @@ type Queued struct {
 	Nodes   int
 	// NodeList is Slurm's short form, empty for a job that has no nodes.
 	NodeList string
-	// Elapsed is how long the job has run, Left how long it may; Left is
-	// negative where nothing limits it.
+	// Elapsed is how long the job has run, Left how long it may still run. Left
+	// is negative if nothing limits it.
 	Elapsed, Left time.Duration
 }
 
@@ -36,8 +36,8 @@ const (
 	Configuring = "CONFIGURING"
 )
 
-// StateOf is the state that Slurm's word stands for: while the nodes of a running
-// job are told of a signal, SIGNALING takes the place of it.
+// StateOf returns the state for Slurm's word. While Slurm sends a signal to a
+// running job's nodes, it reports SIGNALING instead.
 func StateOf(word string) string {
 	if word == "SIGNALING" {
 		return Running
@@ -114,8 +114,8 @@ func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string,
 	return "", "", nil
 }
 
-// remaining are those of a step's nodes that its job still has; all, where none
-// of them is.
+// remaining returns the nodes of a step that its job still has; if there are
+// none, all nodes of the step.
 func remaining(ctx context.Context, job string, nodes []string, ask Ask) ([]string, error) {
 	has, err := JobNodes(ctx, job, ask)
 	if err != nil {
@@ -128,8 +128,8 @@ func remaining(ctx context.Context, job string, nodes []string, ask Ask) ([]stri
 	return left, nil
 }
 
-// HasComponents tells whether a job is heterogeneous, which is what Slurm calls one
-// of several components.
+// HasComponents reports whether a job is heterogeneous; Slurm calls its parts
+// components.
 func HasComponents(ctx context.Context, job string, ask Ask) (bool, error) {
 	output, err := ask(ctx, "squeue", "--noheader", "--jobs="+job, "--format=%i")
 	return strings.Contains(string(output), "+"), err
@@ -201,8 +201,8 @@ func FormatSpan(span time.Duration) string {
 	return fmt.Sprintf("%d:%02d", minutes, seconds%60)
 }
 
-// parseSpan reads a time of squeue's: days-hours:minutes:seconds, of which the
-// first ones may be missing. UNLIMITED, INVALID and their like are no time.
+// parseSpan parses a time of squeue: days-hours:minutes:seconds, where the first
+// parts may be missing. UNLIMITED and INVALID are no times.
 func parseSpan(text string) (time.Duration, bool) {
 	var span time.Duration
 	if days, rest, ok := strings.Cut(text, "-"); ok {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// stepSettings are variables by which an allocation's own shape would be taken
-// for what the step is to be like. srun refuses some of them together.
+// stepSettings lists variables that describe the allocation, but that srun would
+// apply to the step. srun refuses some of them together.
 var stepSettings = []string{
 	"SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
 	"SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP",
@@ -16,19 +16,19 @@ var stepSettings = []string{
 }
 
 // StepCommand returns the srun command line that runs a program once on every
-// node of the allocation, with all that the allocation has there:
+// node of the allocation, with all resources that the allocation has there:
 //
 //   - beside other steps, which may have the same processors (--overlap);
 //   - with all processors, because neither --exact nor a number of them is
 //     given, and all memory of the job (--mem=0);
-//   - over all components of a heterogeneous job, which srun makes one step of;
+//   - over all components of a heterogeneous job, as one step;
 //   - the end of one task, or of a node, ends no other (--kill-on-bad-exit=0,
 //     --wait=0, --no-kill);
 //   - under the given name, unless that is empty;
-//   - only the first task reads standard input, unless all are to, and output is
-//     not held back;
-//   - the first Ctrl-C reaches the program (--disable-status), and does not have
-//     srun tell what its tasks do.
+//   - only the first task reads standard input, unless allRead is set, and
+//     output is not held back;
+//   - the first Ctrl-C reaches the program (--disable-status), instead of
+//     making srun print the state of its tasks.
 func StepCommand(job Job, name string, allRead bool, program ...string) []string {
 	command := []string{"srun"}
 	if job.Components > 1 {

@@ -1,6 +1,6 @@
 // Package containerdconf renders the configuration of the container runtime:
-// containerd, its registries and the pod network's plugins. It decides from
-// the plan alone and touches no file; what the programs do with it belongs to
+// containerd, its registries and the pod network's plugins. It needs only the
+// plan and touches no file. The programs that read the configuration belong to
 // the runtime module.
 package containerdconf
 
@@ -76,8 +76,8 @@ func fastPathEnv(plan cluster.Plan) string {
 	return env
 }
 
-// mirrorHosts is where the mirror may put itself before registries; empty where it
-// stands before all of them.
+// mirrorHosts is the directory for hosts files that put the mirror before some
+// registries; empty if the mirror stands before all of them.
 func mirrorHosts(plan cluster.Plan) string {
 	if plan.Registries.NoPull {
 		return ""

@@ -9,11 +9,11 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// RegistryHosts returns containerd's hosts.toml files by their paths: where the
-// images of which registry are to be had, if not from itself. With NoPull that
-// is the local mirror alone, for all of them. Otherwise the import of an archive
-// adds the mirror to the registries that it has images of: were it asked for
-// all, its "not found" would hide from the user why a registry did not answer.
+// RegistryHosts returns containerd's hosts.toml files by path. They configure
+// which servers supply the images of which registry. With NoPull the only server
+// is the local mirror, for all registries. Otherwise the import of an archive
+// adds the mirror for the registries of its images. If the mirror served all
+// registries, its "not found" would hide why a registry did not answer.
 func RegistryHosts(plan cluster.Plan) map[string][]byte {
 	registries := plan.Registries
 	files := map[string][]byte{}
@@ -44,9 +44,9 @@ func registryHosts(runID, server string) []byte {
 	return []byte(out.String())
 }
 
-// hasRoot tells whether a server's address says where the protocol's /v2 is;
-// otherwise that is put at its end. Registries with projects have it in the
-// middle: https://registry/v2/project.
+// hasRoot reports whether a server's address contains the protocol's /v2;
+// otherwise that is appended. Registries with projects have it in the middle:
+// https://registry/v2/project.
 func hasRoot(server string) bool {
 	parsed, err := url.Parse(server)
 	return err == nil && strings.HasPrefix(parsed.Path+"/", "/v2/")

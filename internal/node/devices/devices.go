@@ -22,13 +22,13 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// Wish is what a node is to offer.
+// Wish describes the devices that a node should offer.
 type Wish struct {
-	// GPUs are those that the job has here.
+	// GPUs lists the job's GPUs on this node.
 	GPUs GPUs
 	// Requests are the user's own.
 	Requests []cluster.DeviceRequest
-	// Part of Parts is what this node gets where several share the machine:
+	// Part of Parts selects this node's share if several nodes share the machine:
 	// GPUs are dealt out in turn.
 	Part, Parts int
 	// LibraryPath is the user's LD_LIBRARY_PATH.
@@ -37,12 +37,12 @@ type Wish struct {
 	Hook string
 }
 
-// Found is what a node has.
+// Found holds the devices of a node.
 type Found struct {
 	Resources []cluster.Resource
 	// Specs are CDI specifications by the names of their files.
 	Specs map[string][]byte
-	// Notices say what is not offered, and why.
+	// Notices lists devices that are not offered, with reasons.
 	Notices []string
 }
 
@@ -53,7 +53,7 @@ const vendor = "berth.dev"
 // cdiVersion is the oldest that has all that is used here.
 const cdiVersion = "0.5.0"
 
-// Machine is where devices are looked for: the file system below Root.
+// Machine is the file system in which to look for devices, below Root.
 type Machine struct{ Root string }
 
 // Find finds out what a node is to offer.
@@ -102,7 +102,7 @@ type gpu struct {
 	nodes []string
 }
 
-// findGPUs finds those of the job. A machine has GPUs of one maker.
+// findGPUs finds the job's GPUs. A machine has GPUs of only one vendor.
 func (m Machine) findGPUs(wish Wish, found *Found) (*cdi.Spec, error) {
 	if wish.GPUs.None() {
 		return nil, nil
@@ -139,9 +139,9 @@ func (m Machine) findGPUs(wish Wish, found *Found) (*cdi.Spec, error) {
 // at is the path of a file of the machine's.
 func (m Machine) at(path string) string { return filepath.Join(m.Root, path) }
 
-// usable tells whether a device file exists that this process may read and
-// write. The kernel asks the control group of the job, too, without the device
-// being opened, which can take a second for a GPU.
+// usable reports whether a device file exists that this process may read and
+// write. The kernel checks the job's control group, too. The device is not
+// opened, because that can take a second for a GPU.
 func (m Machine) usable(path string) bool {
 	info, err := os.Stat(m.at(path))
 	return err == nil && isDevice(info.Mode()) && unix.Access(m.at(path), unix.R_OK|unix.W_OK) == nil
@@ -150,7 +150,7 @@ func (m Machine) usable(path string) bool {
 // isDevice takes named pipes for devices, as CDI does.
 func isDevice(mode fs.FileMode) bool { return mode&(fs.ModeDevice|fs.ModeNamedPipe) != 0 }
 
-// nodes describes those of the paths that are usable.
+// nodes describes the usable paths.
 func (m Machine) nodes(paths []string) []*cdi.DeviceNode {
 	var nodes []*cdi.DeviceNode
 	for _, path := range paths {
@@ -165,8 +165,8 @@ func (m Machine) nodes(paths []string) []*cdi.DeviceNode {
 	return nodes
 }
 
-// noticeGroup warns of a file that only the user's groups open: a container
-// starts with groups of its own.
+// noticeGroup warns of a file that opens only to the user's groups, because a
+// container starts with other groups.
 func (m Machine) noticeGroup(path string, found *Found) {
 	var stat unix.Stat_t
 	if err := unix.Stat(m.at(path), &stat); err == nil && stat.Mode&0o006 != 0o006 && int(stat.Uid) != unix.Getuid() {

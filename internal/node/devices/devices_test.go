@@ -196,7 +196,7 @@ func TestDriverOfNVIDIA(t *testing.T) {
 	}
 }
 
-// A folder of its own, as clouds install the driver, and without links.
+// A separate folder, as clouds install the driver, and without links.
 func TestDriverElsewhere(t *testing.T) {
 	f := newFake(t)
 	f.devices("/dev/nvidia0")

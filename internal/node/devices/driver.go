@@ -13,15 +13,16 @@ import (
 // driver is NVIDIA's in user space.
 type driver struct {
 	version string
-	// folders are where it was found, with links, without the machine's root.
+	// folders lists the folders with the libraries; paths include links and omit
+	// the machine's root.
 	folders []string
 	// libraries are the paths of its files, without links.
 	libraries []string
-	// links are NAME=FILE: by which names programs know the libraries.
+	// links lists the names by which programs load the libraries: NAME=FILE.
 	links []string
 }
 
-// usualFolders are where distributions and installers put libraries.
+// usualFolders lists where distributions and installers put libraries.
 func usualFolders() []string {
 	triplet := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
 	return []string{
@@ -31,8 +32,8 @@ func usualFolders() []string {
 	}
 }
 
-// libraryFolders are those in which the host's own programs find libraries, in
-// order, and then the usual ones.
+// libraryFolders returns the folders where the host's own programs find
+// libraries, in order, and then the usual ones.
 func (m Machine) libraryFolders(libraryPath string) []string {
 	folders := append(filepath.SplitList(libraryPath), m.configured("/etc/ld.so.conf", 0)...)
 	return slices.DeleteFunc(append(folders, usualFolders()...), func(folder string) bool { return !filepath.IsAbs(folder) })
@@ -68,8 +69,8 @@ func (m Machine) configured(path string, depth int) []string {
 
 var versioned = regexp.MustCompile(`^(lib.+\.so)\.(\d+\.\d+[.\d]*)$`)
 
-// findDriver finds the libraries of the driver that a program on the host would
-// load: libcuda and those of the same version beside it.
+// findDriver finds the driver libraries that a program on the host would load:
+// libcuda, and the libraries of the same version beside it.
 func (m Machine) findDriver(folders []string) driver {
 	var d driver
 	for _, name := range []string{"libcuda.so.1", "libnvidia-ml.so.1"} {
@@ -98,8 +99,8 @@ func (m Machine) findDriver(folders []string) driver {
 	return d
 }
 
-// ours tells whether programs of this machine's kind could load a library. What
-// cannot be read as one is left to the linker to judge.
+// ours reports whether programs for this machine's architecture could load a
+// library. If the file cannot be parsed, it leaves the decision to the linker.
 func ours(path string) bool {
 	file, err := elf.Open(path)
 	if err != nil {

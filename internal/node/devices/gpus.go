@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// GPUs says which GPUs of a machine a job has.
+// GPUs describes which GPUs of a machine a job has.
 type GPUs struct {
-	// Numbers are those of the device files, as Slurm counts GPUs; nil where
-	// Slurm says nothing.
+	// Numbers are the numbers of the device files, as Slurm counts GPUs; nil if
+	// Slurm gives none.
 	Numbers []string
 	// Visible are the positions, among the GPUs that can be opened, or the
 	// UUIDs of those to use; nil means all of them.
@@ -18,14 +18,14 @@ type GPUs struct {
 	Job bool
 }
 
-// visibleVariables are what programs for NVIDIA's and AMD's GPUs obey.
+// visibleVariables restrict programs to some of NVIDIA's or AMD's GPUs.
 var visibleVariables = []string{"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"}
 
-// FromEnv reads the environment that this node's task has. numbers are what
-// Slurm says of its GPUs.
+// FromEnv reads the environment of this node's task. numbers are Slurm's numbers
+// of its GPUs.
 //
-// In a job whose devices are constrained, Slurm counts the visible ones anew
-// from 0, so its own numbers count, if there are some.
+// In a job with constrained devices, Slurm numbers the visible GPUs from 0
+// again, so its own numbers take precedence if there are any.
 func FromEnv(getenv func(string) string, inJob bool, numbers []string) GPUs {
 	gpus := GPUs{Numbers: numbers, Job: inJob}
 	for _, variable := range visibleVariables {
@@ -37,7 +37,7 @@ func FromEnv(getenv func(string) string, inJob bool, numbers []string) GPUs {
 	return gpus
 }
 
-// None tells whether there can be no GPU.
+// None reports whether there can be no GPU.
 func (g GPUs) None() bool {
 	if g.Job && g.Numbers == nil && g.Visible == nil {
 		return true
@@ -48,7 +48,7 @@ func (g GPUs) None() bool {
 // firstRenderNode is the number of the first file /dev/dri/renderD*.
 const firstRenderNode = 128
 
-// choose returns those of all, in their order, that the job has.
+// choose returns the job's GPUs out of all, in their order.
 func (g GPUs) choose(all []gpu, found *Found) []gpu {
 	var chosen []gpu
 	pick := func(id, source string, is func(int, gpu) bool) {

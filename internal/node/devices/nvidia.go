@@ -18,8 +18,8 @@ import (
 // program cannot load; so they are found by their names. What belongs to one
 // driver ends in its version.
 
-// driverFolder is where the driver's libraries appear in containers. Images made
-// for CUDA look there.
+// driverFolder is the directory of the driver's libraries in containers. Images
+// made for CUDA look there.
 const driverFolder = "/usr/local/nvidia/lib64"
 
 // sharedNodes are the device files that every program needs beside its GPU's.
@@ -36,7 +36,7 @@ var (
 
 var numberedNode = regexp.MustCompile(`^nvidia(\d+)$`)
 
-// nvidiaGPUs lists those that have a device file.
+// nvidiaGPUs lists the GPUs that have a device file.
 func (m Machine) nvidiaGPUs() []gpu {
 	var all []gpu
 	entries, _ := os.ReadDir(m.at("/dev"))
@@ -86,7 +86,7 @@ func information(path string) (minor int, uuid string) {
 	return minor, uuid
 }
 
-// nvidiaDriver is what every container with a GPU gets.
+// nvidiaDriver returns the edits that every container with a GPU gets.
 func (m Machine) nvidiaDriver(wish Wish, found *Found) cdi.ContainerEdits {
 	edits := cdi.ContainerEdits{DeviceNodes: m.nodes(sharedNodes)}
 	driver := m.findDriver(m.libraryFolders(wish.LibraryPath))

@@ -1,6 +1,6 @@
-// Package dnsconf renders what CoreDNS is told: its Corefile, from the plan of
-// a node. It starts nothing, and the objects that make CoreDNS a Service
-// belong to the control role's bootstrap, not here.
+// Package dnsconf renders CoreDNS's configuration, the Corefile, from a node's
+// plan. It starts nothing. The Kubernetes objects that make CoreDNS a Service
+// belong to the control role.
 package dnsconf
 
 import (

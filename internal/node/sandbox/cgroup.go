@@ -17,23 +17,24 @@ import (
 
 // Below a delegated group, a run adds this:
 //
-//	DELEGATED               controllers on; whoever was in it is in berth-host
+//	DELEGATED               controllers on; its former processes are in berth-host
 //	├─ berth-host           supervisor, net role, janitor, the user's command,
-//	│                       and what else was there (a shell)
+//	│                       and other processes (a shell)
 //	└─ berth-run-ID         root of the sandbox's cgroup namespace, no process
-//	    ├─ berth            init and the roles: limited by DELEGATED alone
+//	    ├─ berth            init and the roles: limited only by DELEGATED
 //	    └─ kubepods/...     the kubelet's
 //
-// The kernel allows processes only in groups that hand no controllers on, which
-// is why everybody else must move aside. The last run to end moves them back.
+// The kernel allows processes only in groups that enable no controllers for
+// their children, so all other processes must move aside. The last run to end
+// moves them back.
 const (
 	hostGroup  = "berth-host"
 	runPrefix  = "berth-run-"
 	rolesGroup = "berth"
 )
 
-// handedOn are the controllers that pods use. Others are left alone: each costs
-// something in every group.
+// handedOn lists the controllers that pods use. The others stay off, because
+// each costs something in every group.
 var handedOn = [...]string{"cpu", "cpuset", "memory", "pids", "hugetlb"}
 
 // groupDeadline bounds the wait for a group to become empty and removable: the
@@ -50,9 +51,9 @@ type Cgroup struct {
 	lock *os.File
 }
 
-// MakeCgroup makes the group of a run below the delegated one, after moving
-// the processes that are there into a group of their own. Leftovers of runs
-// that were killed all at once are removed first.
+// MakeCgroup makes the group of a run below the delegated one. It first removes
+// what killed runs have left, and moves the existing processes into a separate
+// group.
 func MakeCgroup(delegated, run string) (*Cgroup, error) {
 	parent := delegatedGroup(delegated)
 	unlock, err := lockGroup(parent, unix.LOCK_EX)
@@ -107,8 +108,8 @@ func (c *Cgroup) Close() error {
 	return errors.Join(c.closeLock(), RemoveCgroup(c.Path))
 }
 
-// RemoveCgroup removes the group of a run, of which everything else is gone.
-// One that does not exist any more is no error.
+// RemoveCgroup removes a run's group, which must be otherwise empty. It is no
+// error if the group does not exist.
 func RemoveCgroup(path string) error {
 	parent := filepath.Dir(path)
 	if !filepath.IsAbs(path) || !strings.HasPrefix(filepath.Base(path), runPrefix) {
@@ -128,8 +129,8 @@ func RemoveCgroup(path string) error {
 	return restoreGroup(parent)
 }
 
-// delegatedGroup is the group in which runs make theirs: that of this process,
-// or the one above when an earlier run moved this process aside.
+// delegatedGroup returns the group in which runs make their groups: this
+// process's group, or its parent if an earlier run moved this process aside.
 func delegatedGroup(path string) string {
 	if filepath.Base(path) == hostGroup {
 		return filepath.Dir(path)
@@ -174,9 +175,9 @@ func handOn(path string) error {
 	return nil
 }
 
-// settleGroups makes the run's group one without processes: the janitor, which
-// was in it only for the sake of the namespace's root, leaves it, and init goes
-// to a leaf of its own. The process ids are those of this PID namespace.
+// settleGroups empties the run's group of processes: the janitor, which was
+// there only to make it the namespace's root, leaves it, and init moves to a
+// leaf. The process ids are those in this PID namespace.
 func settleGroups(path string, janitor, init int) error {
 	if path == "" {
 		return nil

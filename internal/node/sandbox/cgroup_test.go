@@ -63,8 +63,8 @@ func TestGroupInUseIsNoLeftover(t *testing.T) {
 func TestForeignProcessIsNotMoved(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
 	for _, dir := range []string{from, to} {
-		// 0 is what the kernel shows of a process of an outer PID namespace,
-		// and it would move the writer.
+		// The kernel shows 0 for a process of an outer PID namespace; writing it
+		// would move the writer.
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// Arguments with which the program is started again; main hands them to
-// Janitor and Init before anything else is set up.
+// Arguments that make the program a janitor or init; main calls Janitor and Init
+// before anything else.
 const (
 	JanitorArg = "sandbox-janitor"
 	InitArg    = "sandbox-init"
@@ -23,11 +23,11 @@ const (
 	lockFD     = 6 // the run directory's lock, held until the janitor ends
 )
 
-// Config says what a sandbox is to look like.
+// Config describes a sandbox.
 type Config struct {
 	Hostname string
 	IDMap    IDMap
-	// Run is where the tmpfs for keys and sockets appears (below /run).
+	// Run is the mount point of the tmpfs for keys and sockets (below /run).
 	Run string
 	// Keep lists directories of the host that must stay visible although
 	// they lie below one that the sandbox covers (/run, /var/log).
@@ -61,7 +61,7 @@ type File struct {
 	Content []byte
 }
 
-// Network says what init sets up in the network namespace.
+// Network describes what init sets up in the network namespace.
 type Network struct {
 	// NodeLink is a bridge without ports that carries NodeAddresses.
 	NodeLink      string
@@ -71,12 +71,12 @@ type Network struct {
 	EgressLink string
 	MTU        int
 	Gateway    netip.Addr
-	// Sources are what the node's own packets carry, an address of each IP
+	// Sources are the source addresses of the node's own packets, one per IP
 	// family.
 	Sources []netip.Addr
 	// Mesh is the way to the other nodes; nil where there are none.
 	Mesh *Mesh
-	// Listen is where the API server's listener is bound.
+	// Listen is the address of the API server's listener.
 	Listen netip.AddrPort
 }
 

@@ -1,18 +1,22 @@
-// Package sandbox makes the namespaces in which a node of the cluster lives,
-// and starts processes in them, without root.
+// Package sandbox makes the namespaces of a cluster's node and starts processes
+// in them, without root.
 //
-// Three processes take part, all of them this program, started again:
+// Three processes take part. All run this program, started again:
 //
 //	supervisor   calls Start; stays in the host's namespaces
 //	 └─ janitor  owns the user namespace, and nothing else; when the supervisor's
 //	     │       pipe closes it ends init and removes the run's directories,
 //	     │       files of subordinate uids included
-//	     └─ init PID 1 of all other namespaces; starts what the supervisor asks
-//	             for, reaps, reports. Its end is the end of everything inside.
+//	     └─ init PID 1 of all other namespaces; starts processes for the
+//	             supervisor, reaps, reports. All processes inside end with it.
 //
-// So whichever process dies, by whatever signal, everything else follows: init
-// dies with the janitor (parent-death signal), the PID namespace with init, and
-// the janitor finishes when the supervisor's end of the pipe is gone.
+// Whichever process dies, by whatever signal, the others follow: init dies with
+// the janitor (parent-death signal), the PID namespace with init, and the
+// janitor finishes when the supervisor's end of the pipe closes.
 //
-// What runs inside, and in which order, is not this package's business.
+// The package does not decide which processes run inside, or in which order.
+//
+// Read sandbox.go first, then janitor.go and init.go, which are the other two
+// processes. protocol.go has their messages; mounts.go, network.go and cgroup.go
+// set up the namespaces.
 package sandbox

@@ -111,11 +111,11 @@ func listenAt(path string) (*os.File, error) {
 	return listener.File()
 }
 
-// endLimit is how long init has for the end of all others before it is killed.
+// endLimit is how long init waits for the end of all others before it is killed.
 const endLimit = time.Second
 
-// reaper starts commands and reaps every process of the namespace: those that
-// lost their parents have become its children.
+// reaper starts commands and reaps every process of the namespace; orphans
+// become its children.
 type reaper struct {
 	control *net.UnixConn
 	// mu is held while a command starts, so that its end cannot be reaped
@@ -155,9 +155,8 @@ func (r *reaper) serve() int {
 }
 
 // endAll ends every process and returns when all are reaped, or after endLimit.
-// When this one ends the kernel would end them as well, but not add what they have
-// used of processors to what this one and its parents have, which is where Slurm
-// looks for it.
+// The kernel would end them with this process as well. But it would not add
+// their processor time to this process and its parents, where Slurm reads it.
 func (r *reaper) endAll() {
 	for deadline := time.Now().Add(endLimit); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		_ = unix.Kill(-1, unix.SIGKILL) // once more: one may just have been forked

@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// mappedEnv marks the janitor's second life, in which it is user 0.
+// mappedEnv marks the janitor's second execution, as user 0.
 const mappedEnv = "BERTH_SANDBOX_MAPPED"
 
 // Janitor is the main function of the janitor process. It returns its exit
@@ -68,7 +68,8 @@ func OutliveSignals() {
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 }
 
-// stopPoll is how often a process is looked at that a signal may have stopped.
+// stopPoll is the interval of the checks on a process that a signal may have
+// stopped.
 const stopPoll = 2 * time.Second
 
 // KeepRunning continues a child that was stopped by a signal, until gone is
@@ -92,7 +93,7 @@ func KeepRunning(pid int, gone <-chan struct{}) {
 // capabilities until it executes a program as the namespace's user 0.
 func waitForMaps(lifeline *os.File) int {
 	if _, err := io.ReadFull(lifeline, make([]byte, 1)); err != nil {
-		return 1 // the supervisor gave up, and says why
+		return 1 // the supervisor gave up and reports the reason
 	}
 	for _, fd := range []int{lifelineFD, configFD, controlFD, lockFD} {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0); err != nil {

@@ -64,8 +64,8 @@ func setUpMounts(config Config) error {
 	return coverResolvConf(resolvConf, config.ResolvConf)
 }
 
-// needsRoot tells whether a mount point is to be made in the root directory,
-// which belongs to somebody else and cannot be covered for those who are in it.
+// needsRoot reports whether a mount point must be made in the root directory,
+// which belongs to another user and cannot be covered for processes inside.
 func needsRoot(binds map[string]string) bool {
 	for target := range binds {
 		if _, err := os.Stat(target); filepath.Dir(target) == "/" && errors.Is(err, fs.ErrNotExist) {
@@ -75,11 +75,11 @@ func needsRoot(binds map[string]string) bool {
 	return false
 }
 
-// setUpSys mounts the network namespace's own sysfs and a cgroup2 hierarchy,
-// with nothing in it: whatever the host has, every program then sees a unified
-// one and leaves the job's control groups alone. Its root is the group of the
-// run or, where that has none, of the job, which may be writable for the user
-// without being of use: what the runtime made there would stay.
+// setUpSys mounts the network namespace's own sysfs and an empty cgroup2
+// hierarchy. So every program sees a unified hierarchy, whatever the host has,
+// and does not touch the job's control groups. Its root is the run's group. If
+// there is none, it is the job's, where the user may be able to write but must
+// not: the runtime's groups would stay there.
 func setUpSys(delegated bool) error {
 	if err := linux.Mount("sysfs", "/sys", "sysfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -119,7 +119,7 @@ func coverRun(keep []string) error {
 }
 
 // bindDirectory binds source to target. If target does not exist and cannot be
-// made, its parent is covered by a copy in which it can.
+// made, it covers the parent with a copy in which target can be made.
 func bindDirectory(source, target string) error {
 	err := os.MkdirAll(target, 0o755)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {

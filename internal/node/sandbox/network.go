@@ -118,9 +118,9 @@ func addRoutes(link netlink.Link, to []netip.Prefix, sources []netip.Addr) error
 	return nil
 }
 
-// setUpForwarding lets the kernel route between pods, those of one bridge
-// included: it must not tell them that they could reach each other without.
-// What is bridged all the same needs no packet filter.
+// setUpForwarding lets the kernel route between pods, including pods of one
+// bridge. It must not send redirects, which tell pods to reach each other
+// directly. Bridged packets need no packet filter.
 func setUpForwarding(network Network) error {
 	const bridge = "net/bridge/bridge-nf-call-"
 	settings := []setting{

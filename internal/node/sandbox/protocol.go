@@ -5,7 +5,7 @@ import (
 	"syscall"
 )
 
-// request is what the supervisor asks of init.
+// request is a request of the supervisor to init.
 type request struct {
 	Start  *Command    `json:",omitempty"`
 	Signal *signalling `json:",omitempty"`
@@ -16,7 +16,7 @@ type signalling struct {
 	Signal syscall.Signal
 }
 
-// Event is what init reports.
+// Event is a report of init.
 type Event struct {
 	Kind EventKind
 	// Name is the command's; empty for Ready and Failed.
@@ -24,8 +24,8 @@ type Event struct {
 	// PID is the process id inside, with Started; that of init outside,
 	// with Ready.
 	PID int
-	// Queues is how many of the files beside Ready are queues of the mesh;
-	// Socket tells whether the one after them is the listener at Config.Socket.
+	// Queues is the number of mesh queues among the files sent with Ready. Socket
+	// is true if the file after them is the listener at Config.Socket.
 	Queues int
 	Socket bool
 	// Status is set with Exited.
@@ -34,7 +34,7 @@ type Event struct {
 	Error string
 }
 
-// EventKind says what an Event reports.
+// EventKind is the kind of an Event.
 type EventKind string
 
 // The kinds of events.
@@ -54,7 +54,7 @@ const (
 	Stopped EventKind = "stopped"
 )
 
-// Status is how a process ended.
+// Status is the exit status of a process.
 type Status struct {
 	Code   int
 	Signal syscall.Signal

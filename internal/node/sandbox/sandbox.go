@@ -40,10 +40,9 @@ type Sandbox struct {
 	closed  error
 }
 
-// Start makes the namespaces and returns once init has set them up. The lock
-// file is inherited by the janitor, so that a lock on it lasts until the run's
-// directories are gone. Errors say which step failed and, where known, why the
-// host does not allow it.
+// Start makes the namespaces and returns once init has set them up. The janitor
+// inherits the lock file, so that a lock on it lasts until the run's directories
+// are gone. Errors name the failed step and, if known, why the host forbids it.
 func Start(ctx context.Context, config Config, lock *os.File) (*Sandbox, error) {
 	control, initEnd, err := linux.PacketPair("sandbox-control")
 	if err != nil {
@@ -128,8 +127,8 @@ func (s *Sandbox) startJanitor(config Config, lock, initEnd *os.File) error {
 	janitor.ExtraFiles = []*os.File{readEnd, configFile, initEnd, lock}
 	janitor.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER,
-		// A session of its own: Ctrl-C on the terminal and Slurm's signals
-		// to a process group are for the supervisor to act on.
+		// A separate session: the supervisor handles Ctrl-C on the terminal and
+		// Slurm's signals to a process group.
 		Setsid: true,
 	}
 	if config.Cgroup != "" {
