@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/base/metrics"
 )
 
-// pageLimit is how long a node may take to return its metrics.
+// pageLimit limits how long a node may take to return its metrics.
 const pageLimit = 3 * time.Second
 
 // pagesOf returns the metrics of a cluster's nodes; empty for nodes that do not

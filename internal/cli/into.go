@@ -44,7 +44,7 @@ func clusterEnv(session *login.Session, extra ...string) []string {
 	return append(append(os.Environ(), sessionEnv(session)...), extra...)
 }
 
-// sessionEnv returns the environment variables with which programs reach the
+// sessionEnv returns the environment that leads programs to the
 // cluster.
 func sessionEnv(session *login.Session) []string {
 	return []string{

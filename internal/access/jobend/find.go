@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	// startLimit is how long a run that has just begun may take to write a
+	// startLimit limits how long a run that has just begun may take to write a
 	// kubeconfig: its nodes find each other first.
 	startLimit = 10 * time.Second
 	startPoll  = 50 * time.Millisecond

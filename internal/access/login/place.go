@@ -20,7 +20,7 @@ import (
 const (
 	// EnvJob names the job that is meant where a command names none.
 	EnvJob = "BERTH_JOB"
-	// EnvIdle is how long an unused tunnel stays open.
+	// EnvIdle sets the time after which an unused tunnel closes.
 	EnvIdle = "BERTH_TUNNEL_IDLE"
 	// EnvRemotePath is berth's own file on the nodes, where it is not what it
 	// is here.

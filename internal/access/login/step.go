@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// stepEnd is how long srun may take to end after its input has ended.
+// stepEnd limits how long srun may take to end after its input has ended.
 const stepEnd = 3 * time.Second
 
 // step is the srun with the far end of a tunnel.
@@ -82,7 +82,7 @@ func (s *step) end() {
 	<-s.ended
 }
 
-// tailLimit is how much of srun's output is kept.
+// tailLimit bounds the kept part of srun's output.
 const tailLimit = 4 << 10
 
 // tail keeps the end of what is written.

@@ -38,7 +38,7 @@ const (
 )
 
 const (
-	// questionLimit is how long a command may take to send its request.
+	// questionLimit limits how long a command may take to send its request.
 	questionLimit = 10 * time.Second
 	// jobsAge is the maximum age of the list of the user's jobs, so that Slurm's
 	// controller is queried at most twice a minute.

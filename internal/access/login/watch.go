@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// answerTimeout is how long to wait for an answer before querying Slurm
+	// answerTimeout bounds the wait for an answer before querying Slurm
 	// whether the job still runs.
 	answerTimeout = 3 * time.Second
 	// The far end has to answer once in each watchPeriod. While Slurm reports

@@ -16,7 +16,7 @@ import (
 // it takes longer, for the API server as for this process, and is done less often.
 const share = 10
 
-// silenceTimeout is how long a cluster may be silent before the view ends.
+// silenceTimeout limits how long a cluster may be silent before the view ends.
 // Another control plane may take over from a lost one.
 const silenceTimeout = 30 * time.Second
 
@@ -40,7 +40,7 @@ func Once(ctx context.Context, api API, view View, w io.Writer) error {
 	return err
 }
 
-// Terminal is the terminal on which Run shows a cluster.
+// Terminal is Run's terminal.
 type Terminal struct {
 	In  io.Reader
 	Out io.Writer

@@ -26,7 +26,7 @@ type API interface {
 // Snapshot is a cluster at one moment.
 type Snapshot struct {
 	At time.Time
-	// Left is how long the job may still run; negative if nothing limits it, or
+	// Left is the time that the job may still run; negative if nothing limits it, or
 	// if the limit is unknown.
 	Left   time.Duration
 	Nodes  []Node

@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// greetLimit is how long the far end waits for the near end's order.
+	// greetLimit bounds the far end's wait for the near end's order.
 	greetLimit = 30 * time.Second
-	// partingLimit is how long the near end may take to end the stream after a
+	// partingLimit limits how long the near end may take to end the stream after a
 	// refusal or a farewell.
 	partingLimit = 2 * time.Second
 )

@@ -19,7 +19,7 @@ const Protocol = 1
 // somebody else's: a TaskProlog of the site may print to a task's output.
 const opening = "\x00berth tunnel\n"
 
-// openingLimit is how many bytes of other output may precede it.
+// openingLimit bounds the bytes of other output before it.
 const openingLimit = 1 << 20
 
 // Order is the near end's request.
@@ -30,7 +30,7 @@ type Order struct {
 	// Job is Slurm's number of it, Step that of the step with the cluster, or
 	// empty where there is only one cluster.
 	Job, Step string
-	// Key is the public key to which the credentials are sealed.
+	// Key is the public key that seals the credentials.
 	Key []byte
 }
 

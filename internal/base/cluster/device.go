@@ -10,7 +10,7 @@ import (
 
 // Resource is a kind of device that containers request by name, in whole units.
 type Resource struct {
-	// Name is what a container requests, such as nvidia.com/gpu.
+	// Name is the name in a container's request, such as nvidia.com/gpu.
 	Name string
 	// Units lists the units on offer; each is given to one container.
 	Units []Unit
@@ -26,7 +26,7 @@ type Unit struct {
 
 // DeviceRequest is one --device option.
 type DeviceRequest struct {
-	// Resource is what containers request.
+	// Resource is the name in containers' requests.
 	Resource string
 	// Shares is the number of containers that may have the device at the same
 	// time.

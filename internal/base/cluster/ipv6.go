@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// Values of Network.IPFamily; the names are those of kind.
+// Values of Network.IPFamily; kind uses the same names.
 const (
 	// AutoFamily is DualStack where every host has a way to the outside by
 	// IPv6, and IPv4Only elsewhere.
@@ -16,7 +16,7 @@ const (
 	DualStack  = "dual"
 )
 
-// Reach is how far a host's IPv6 packets get.
+// Reach is the distance that a host's IPv6 packets get.
 type Reach string
 
 const (

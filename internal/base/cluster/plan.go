@@ -239,7 +239,7 @@ const (
 	EgressLink = "out0"
 	// MeshLink is the TUN device towards the other nodes.
 	MeshLink = "mesh0"
-	// PodBridge is the bridge to which the bridge plugin attaches pods.
+	// PodBridge is the bridge that connects pods.
 	PodBridge = "pods0"
 )
 
@@ -334,7 +334,7 @@ type Registries struct {
 	Servers map[string]string
 }
 
-// MirrorAddress is where the mirror listens inside the namespace. Only the
+// MirrorAddress is the mirror's address inside the namespace. Only the
 // node's programs and pods on the node's network reach its loopback. The port is
 // outside the ranges that Kubernetes assigns.
 const MirrorAddress = "127.0.0.1:61500"

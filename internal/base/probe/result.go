@@ -15,7 +15,7 @@ const (
 	Unknown  State = "unknown"  // it could not be found out
 )
 
-// Level is how much berth needs a feature.
+// Level is the importance of a feature to berth.
 type Level string
 
 const (

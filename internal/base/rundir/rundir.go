@@ -19,7 +19,7 @@ const (
 	lockName = "lock"
 	// newPrefix marks a directory that is not locked yet.
 	newPrefix = ".new-"
-	// newGrace is how long a new directory may stay unlocked.
+	// newGrace limits how long a new directory may stay unlocked.
 	newGrace = time.Hour
 )
 

@@ -117,7 +117,7 @@ func (p *parser) fault(at *yaml.Node, format string, values ...any) {
 func (p *parser) each(mapping *yaml.Node, do func(key, value *yaml.Node)) {
 	switch {
 	case mapping.Kind == yaml.ScalarNode && mapping.Tag == "!!null":
-		return // a section in which every line is commented out
+		return // a section with only comments
 	case mapping.Kind != yaml.MappingNode:
 		p.fault(mapping, "here are to be lines of the form 'name: value'")
 		return

@@ -2,7 +2,7 @@ package batch
 
 import "strings"
 
-// value is whether an option takes a value.
+// value tells options with a value from others.
 type value int
 
 const (

@@ -49,7 +49,7 @@ type Config struct {
 	// Bind is the head's address; invalid means all of the host's.
 	Bind netip.Addr
 
-	// Loss is how long a peer may be silent until it counts as lost: 10 s. It
+	// Loss limits how long a peer may be silent until it counts as lost: 10 s. It
 	// must be the same on all nodes, since each sends four heartbeats within it.
 	Loss time.Duration
 	// Handshake is the longest time from a connection to its acceptance: 10 s.

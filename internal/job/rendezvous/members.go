@@ -15,7 +15,7 @@ const (
 	// are asked at once.
 	lookupLimit = 5 * time.Second
 	lookups     = 16
-	// lookupAgain is how long an answer stands when an unknown address connects.
+	// lookupAgain is the lifetime of an answer when an unknown address connects.
 	lookupAgain = 2 * time.Second
 )
 

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// inboxSize is how many messages may wait for Receive before the sender
+	// inboxSize limits the messages that may wait for Receive before the sender
 	// blocks.
 	inboxSize = 16
 	// closeWait bounds a farewell.

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Place is the part of a job in which a process runs.
+// Place is the part of a job that a process runs in.
 type Place string
 
 const (

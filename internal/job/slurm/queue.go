@@ -22,7 +22,7 @@ type Queued struct {
 	Nodes   int
 	// NodeList is Slurm's short form, empty for a job that has no nodes.
 	NodeList string
-	// Elapsed is how long the job has run, Left how long it may still run. Left
+	// Elapsed is the time that the job has run, Left the time that it may still run. Left
 	// is negative if nothing limits it.
 	Elapsed, Left time.Duration
 }

@@ -21,7 +21,7 @@ import (
 	"berth.dev/berth/internal/kube/usage"
 )
 
-// stopGrace is how long a stopping kube-apiserver waits for clients to close
+// stopGrace limits how long a stopping kube-apiserver waits for clients to close
 // their connections, after the requests in flight are done. Clients have no
 // reason to close them, so it always waits the full time.
 const stopGrace = 20 * time.Millisecond

@@ -30,7 +30,7 @@ const (
 // pods run by then.
 const settleTime = 5 * time.Second
 
-// clientGrace is how long the controllers may take to stop. Controllers that do
+// clientGrace limits how long the controllers may take to stop. Controllers that do
 // not wait for their context are left behind.
 const clientGrace = 100 * time.Millisecond
 

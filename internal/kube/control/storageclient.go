@@ -20,9 +20,6 @@ import (
 // message), and our own decorators for the storage of each resource (a copy of
 // upstream's cacher set-up that would have to follow upstream).
 //
-// go:linkname newStorageClient
-// k8s.io/apiserver/pkg/storage/storagebackend/factory.newETCD3Client
-//
 //go:linkname newStorageClient k8s.io/apiserver/pkg/storage/storagebackend/factory.newETCD3Client
 var newStorageClient func(storagebackend.TransportConfig) (*kubernetes.Client, error)
 

@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/internal/network/servicemap"
 )
 
-// sendMerge is how long a change waits, so that several are sent together.
+// sendMerge delays a change, so that several are sent together.
 const sendMerge = 20 * time.Millisecond
 
 // serviceSender sends the net role the pods behind each Service and what

@@ -43,7 +43,7 @@ func (o Owner) String() string {
 	return "process " + o.Process + " on " + o.Host
 }
 
-// Life is whether a run lives.
+// Life is the state of a run: whether it is alive.
 type Life int
 
 const (

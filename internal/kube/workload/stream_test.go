@@ -20,7 +20,7 @@ import (
 // answer is the server's answer to one request for the log.
 type answer struct {
 	text string
-	// then is how the answer ends: "abort", "clean", "unavailable" before it
+	// then is the end of the answer: "abort", "clean", "unavailable" before it
 	// begins, or "ended" with the container.
 	then string
 }

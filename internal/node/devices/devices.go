@@ -53,7 +53,7 @@ const vendor = "berth.dev"
 // cdiVersion is the oldest that has all that is used here.
 const cdiVersion = "0.5.0"
 
-// Machine is the file system in which to look for devices, below Root.
+// Machine is the file system below Root, where devices are searched.
 type Machine struct{ Root string }
 
 // Find finds out what a node is to offer.

@@ -18,7 +18,7 @@ type driver struct {
 	folders []string
 	// libraries are the paths of its files, without links.
 	libraries []string
-	// links lists the names by which programs load the libraries: NAME=FILE.
+	// links lists the names that programs use for the libraries: NAME=FILE.
 	links []string
 }
 

@@ -177,7 +177,7 @@ func handOn(path string) error {
 
 // settleGroups empties the run's group of processes: the janitor, which was
 // there only to make it the namespace's root, leaves it, and init moves to a
-// leaf. The process ids are those in this PID namespace.
+// leaf. The process ids belong to this PID namespace.
 func settleGroups(path string, janitor, init int) error {
 	if path == "" {
 		return nil

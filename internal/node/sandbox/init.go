@@ -111,7 +111,7 @@ func listenAt(path string) (*os.File, error) {
 	return listener.File()
 }
 
-// endLimit is how long init waits for the end of all others before it is killed.
+// endLimit bounds init's wait for the end of all others before it is killed.
 const endLimit = time.Second
 
 // reaper starts commands and reaps every process of the namespace; orphans

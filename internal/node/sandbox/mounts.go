@@ -13,7 +13,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// cgroupMount is where programs look for control groups.
+// cgroupMount is the usual mount point of control groups.
 const cgroupMount = "/sys/fs/cgroup"
 
 // setUpMounts arranges the file system: the host's tree stays visible, and is
