@@ -1,7 +1,7 @@
 //go:build pinned
 
-// Package runtime pins the programs that this module builds from other
-// modules and that none of our own code imports.
+// Package runtime pins the programs that this module builds from other modules
+// and that none of its own code imports.
 package runtime
 
 import (

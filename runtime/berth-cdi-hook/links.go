@@ -10,13 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// linkLibraries makes links in one of the folders in which every dynamic linker
-// looks, and beside the libraries. The usual way, to run ldconfig on the
-// container's cache, needs an ldconfig; a variable (LD_LIBRARY_PATH) would be
-// lost where a program sets its own.
+// linkLibraries makes links in a folder that every dynamic linker searches, and
+// beside the libraries. Rejected alternatives: ldconfig on the container's cache
+// needs an ldconfig, and a variable (LD_LIBRARY_PATH) is lost when a program
+// sets its own.
 //
-// A library that the image brings itself gives way: only that of the host's
-// driver works. Nothing of this reaches the image.
+// A library of the image gives way, because only the host driver's library
+// works. The image does not change.
 func linkLibraries(root, folder string, links []string) error {
 	rootFD, err := unix.Open(root, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -81,7 +81,7 @@ func openIn(root int, folder string) (int, error) {
 	return fd, nil
 }
 
-// replace makes a link, in place of whatever has its name.
+// replace makes a link, replacing any file of its name.
 func replace(folder int, name, target string) error {
 	err := unix.Symlinkat(target, folder, name)
 	if errors.Is(err, unix.EEXIST) {

@@ -1,10 +1,11 @@
-// Command berth-cdi-hook finishes what a CDI specification of berth's begins,
-// before the container's own program starts. The container runtime calls it in
-// the container's mount namespace, while the host's files are still seen.
+// Command berth-cdi-hook completes a CDI specification of berth before the
+// container's program starts. The container runtime calls it in the container's
+// mount namespace, while the host's files are still visible.
 //
 //	berth-cdi-hook libraries --folder FOLDER NAME=FILE...
 //
-// makes the libraries in FOLDER known to the container's dynamic linker.
+// adds the libraries in FOLDER to the search path of the container's dynamic
+// linker.
 package main
 
 import (

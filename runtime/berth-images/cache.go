@@ -59,9 +59,9 @@ type cacheCommand struct {
 	platform string
 	// platformNamed says that the platform was named.
 	platformNamed bool
-	// form is how layers are to be packed.
+	// form selects the packing of layers.
 	form string
-	// folders are those that a bundle's container sees.
+	// folders lists the folders that a bundle's container sees.
 	folders []imagecache.Folder
 	servers map[string]string
 	input   io.Reader
@@ -73,7 +73,7 @@ type cacheCommand struct {
 	out *json.Encoder
 }
 
-// progressEvery bounds how often progress is told.
+// progressEvery bounds the rate of progress reports.
 const progressEvery = 200 * time.Millisecond
 
 func useCache(ctx context.Context, name string, args []string, input io.Reader, out io.Writer) (err error) {
@@ -156,7 +156,7 @@ func (c *cacheCommand) image(image layercache.Image) {
 	}})
 }
 
-// keeper puts images into the cache, and tells how much of each has come.
+// keeper puts images into the cache, and reports how much of each has arrived.
 func (c *cacheCommand) keeper() (*imagecache.Keeper, error) {
 	platform, err := platforms.Parse(c.platform)
 	if err != nil {
@@ -435,7 +435,7 @@ func (c *cacheCommand) chosen() ([]layercache.Image, error) {
 	return images, nil
 }
 
-// fullName is what a name stands for that a user types.
+// fullName returns the full name for a name that a user types.
 func fullName(arg string) (string, error) {
 	ref, err := reference.ParseDockerRef(arg)
 	if err != nil {

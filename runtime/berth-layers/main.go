@@ -1,6 +1,5 @@
-// Command berth-layers serves the layers of images to the kernel. It stands
-// outside of the namespaces in which its mounts are, so that it cannot even by
-// accident wait for itself.
+// Command berth-layers serves image layers to the kernel. It runs outside the
+// namespaces of its mounts, so that it cannot wait for itself even by accident.
 package main
 
 import (
@@ -38,8 +37,8 @@ func run() error {
 		return err
 	})
 	flag.Parse()
-	// Everything in a job may be signalled at once. This process is needed until
-	// the last of those that use its mounts has ended.
+	// Signals may be sent to all processes of a job at once. This process is
+	// needed until the last user of its mounts has ended.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGALRM)
 	requests, err := mounts.Conn(*requestsFD)
 	if err != nil {

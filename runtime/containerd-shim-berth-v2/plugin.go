@@ -48,7 +48,7 @@ const (
 	fastPathVariable = "BERTH_FAST_PATH"
 	// What the shim tells berth-runc of the pod.
 	podVariable = "BERTH_FAST_PATH_POD"
-	// The folder for what pods' owners are to be told.
+	// The folder for notices to pods' owners.
 	noticesVariable = "BERTH_NOTICES"
 	// Set where users other than root may write to file systems that machines
 	// share.
@@ -174,10 +174,11 @@ func (l lifecycle) Stop(ctx context.Context, id string) (shim.StopStatus, error)
 	return l.Shim.Stop(ctx, id)
 }
 
-// Info says what the runtime can do. The answer is fixed, because runc and the
-// kernel's rules for unprivileged users are: asking runc costs a process at
-// every start of containerd. User namespaces of pods' own are not offered:
-// mounts of the host's file systems cannot be id-mapped without root.
+// Info describes the runtime's features. The answer is fixed, because runc and
+// the kernel's rules for unprivileged users are fixed; running runc would cost a
+// process at every start of containerd. It does not offer user namespaces for
+// pods, because mounts of the host's file systems cannot be id-mapped without
+// root.
 func (l lifecycle) Info(context.Context, io.Reader) (*types.RuntimeInfo, error) {
 	no := false
 	offered, err := typeurl.MarshalAnyToProto(&features.Features{

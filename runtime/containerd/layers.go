@@ -35,8 +35,8 @@ type layersConfig struct {
 	// on this node there; empty for none.
 	Cache string `toml:"cache"`
 	Job   string `toml:"job"`
-	// CacheLimit is how many bytes the cache may take, beside what images with
-	// names have there if KeepNamed.
+	// CacheLimit is the number of bytes that the cache may take. With KeepNamed,
+	// named images do not count.
 	CacheLimit int64 `toml:"cache_limit"`
 	KeepNamed  bool  `toml:"keep_named"`
 	// Lazy has eStargz layers come when they are read, from the registries that
@@ -56,7 +56,7 @@ type layers struct {
 	folder string
 }
 
-// cacheSign is how often a job shows that it lives.
+// cacheSign is the interval at which a job shows that it is alive.
 const cacheSign = time.Hour
 
 // openCache opens the cache; nil for none. A cluster works without it; that it does
@@ -126,11 +126,11 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 				cache = l.cache
 				ic.Meta.Exports[imagestore.SharedExport] = "true"
 			}
-			// A layer needs nothing of those below it, so they are converted
-			// side by side. But what the cache has cannot be used so: containerd
-			// looks for it upon its parent, and so it is with what comes later.
+			// A layer does not depend on its parents, so layers are converted in
+			// parallel. Layers from the cache cannot be: containerd looks for
+			// them by their parent. The same holds for lazy layers.
 			if config.Lazy {
-				// Else nothing says of which image a layer is.
+				// Otherwise nothing connects a layer with its image.
 				ic.Meta.Exports["enable_remote_snapshot_annotations"] = "true"
 			} else if cache == nil {
 				ic.Meta.Capabilities = append(ic.Meta.Capabilities, "rebase")

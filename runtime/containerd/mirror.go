@@ -30,15 +30,15 @@ import (
 type mirrorConfig struct {
 	// Address is the host:port to listen on; empty for no mirror.
 	Address string `toml:"address"`
-	// Hosts is the directory of hosts.toml files, in which the mirror is put
-	// before the registry of an image that the cache has when that is pulled; empty
-	// where it stands before all of them.
+	// Hosts is the directory of hosts.toml files. The mirror adds itself there
+	// before the registry of a cached image when the image is pulled. Hosts is
+	// empty if the mirror stands before all registries.
 	Hosts string `toml:"hosts"`
 }
 
-// mirrorPlugin serves the images of archives, and those that the cache has by
-// name, to this very daemon. A process of its own would cost every cluster its
-// start and its memory, to answer what is here anyway.
+// mirrorPlugin serves images of archives, and named images in the cache, to this
+// daemon. A separate process would cost every cluster its start and its memory,
+// to serve data that this process has anyway.
 func mirrorPlugin(around *pulls) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.ServicePlugin,
@@ -79,7 +79,7 @@ func startMirror(ic *plugin.InitContext, around *pulls) (any, error) {
 	server := &http.Server{
 		Handler:           handler,
 		ReadHeaderTimeout: 10 * time.Second,
-		// Content is asked for in the namespace in which the kubelet's images are.
+		// The kubelet's images are in this namespace.
 		BaseContext: func(net.Listener) context.Context { return namespaces.WithNamespace(ic.Context, "k8s.io") },
 	}
 	go func() {
@@ -136,8 +136,8 @@ func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, 
 	}
 }
 
-// knownBlobs are containerd's, and then those of the cache: manifests and
-// configurations. Layers that it has are used where they are.
+// knownBlobs has containerd's blobs, and then the cache's: manifests and
+// configurations. Cached layers are used in place.
 type knownBlobs struct {
 	content.Store
 	cache *layercache.Cache

@@ -105,8 +105,8 @@ func serve(ctx context.Context, o options) error {
 	registry.Register(mirrorPlugin(around))
 	registry.Register(reservePlugin())
 	around.wrap()
-	// The server gets a context of its own: plugins hold it, and must work
-	// until Stop has closed them.
+	// The server gets a separate context: plugins hold it, and must work until
+	// Stop has closed them.
 	s, err := server.New(context.WithoutCancel(ctx), config)
 	if err != nil {
 		return fmt.Errorf("start containerd's plugins: %w", err)

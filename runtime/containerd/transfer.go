@@ -27,13 +27,13 @@ import (
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
-// pulls is what is done around containerd's own pulls.
+// pulls wraps containerd's own pulls.
 type pulls struct {
 	transfer.Transferrer
 	// announce has containerd ask the mirror for an image if that has it. It is set
 	// before the first pull, or nil.
 	announce func(ctx context.Context, image string)
-	// content and layers are where pulled images go.
+	// content and layers receive pulled images.
 	content content.Store
 	layers  snapshots.Snapshotter
 }

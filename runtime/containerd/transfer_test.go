@@ -24,7 +24,7 @@ func (h helper) GetCredentials(_ context.Context, ref, host string) (transferreg
 	return h[host], nil
 }
 
-// A pull is asked for the login that it has itself.
+// A pull supplies its own login.
 func TestAskLogin(t *testing.T) {
 	logins := helper{
 		"registry.test": {Host: "registry.test", Username: "alice", Secret: "secret-word"},

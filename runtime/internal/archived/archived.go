@@ -19,7 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Part is where a blob lies: in which file, and from which byte on how many.
+// Part is the place of a blob: a file, an offset and a length.
 type Part struct {
 	Path         string
 	Offset, Size int64
@@ -43,10 +43,11 @@ type said struct {
 	Offset, Size int64
 }
 
-// Apply has who unpacks a layer read it there, if it asks Of. It is said with the call, so
-// that nothing is to be forgotten afterwards, and that who unpacks the same layer of a
-// registry meanwhile hears nothing of it. Annotations of the layer would go with the call,
-// too, but are what a registry's manifest says.
+// Apply makes the unpacker of a layer read it from the part, if the unpacker
+// calls Of. It is an option of one call, so nothing has to be cleared
+// afterwards, and an unpacker of the same layer from a registry does not see it.
+// Annotations of the layer would also go with the call, but a registry's
+// manifest sets those.
 func (p Part) Apply() (diff.ApplyOpt, error) {
 	path, err := filepath.Abs(p.Path)
 	if err != nil {
@@ -59,7 +60,7 @@ func (p Part) Apply() (diff.ApplyOpt, error) {
 	return diff.WithPayloads(map[string]typeurl.Any{payload: &anypb.Any{TypeUrl: payload, Value: text}}), nil
 }
 
-// Of is where the layer lies that is to be unpacked, if that was said.
+// Of returns the place of the layer to unpack, if the call has one.
 func Of(ctx context.Context, desc ocispec.Descriptor, opts []diff.ApplyOpt) (p Part, found bool, err error) {
 	var config diff.ApplyConfig
 	for _, opt := range opts {

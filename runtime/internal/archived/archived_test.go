@@ -29,7 +29,7 @@ func read(t *testing.T, p Part) (string, error) {
 	return string(text), errors.Join(err, blob.Close())
 }
 
-// What was said with the call is what is read, whatever the file's name.
+// The call's option decides what is read, whatever the file's name.
 func TestSaidWithTheCall(t *testing.T) {
 	t.Chdir(t.TempDir())
 	name := "image \xff.tar"

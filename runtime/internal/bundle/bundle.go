@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Node is what the node allows containers.
+// Node describes what the node permits containers.
 type Node struct {
 	// Controllers are the cgroup v2 controllers that were delegated to the
 	// user. Nil means that no cgroup can be created at all.
@@ -35,7 +35,7 @@ type Node struct {
 	mounts mounts
 }
 
-// Container is what a specification asks and runc is not told.
+// Container holds a specification's requests that do not reach runc.
 type Container struct {
 	// MemoryLimit in bytes; 0 means none.
 	MemoryLimit int64
@@ -48,8 +48,8 @@ type Container struct {
 	// for containers in the node's PID namespace or with an unmasked /proc, such
 	// as privileged ones.
 	SeesLimits bool
-	// SharesPIDs is true where the container has no PID namespace of its own,
-	// so that the end of its first process does not end the others.
+	// SharesPIDs is true if the container has no separate PID namespace, so that
+	// the end of its first process does not end the others.
 	SharesPIDs bool
 	// MemoryVolumes are the directories, outside, of volumes that lie in
 	// memory: what the container writes there counts against its limit.
@@ -60,7 +60,7 @@ type Container struct {
 	// Overlay: the pod's connections stay on the network between the nodes, by
 	// its own wish.
 	Overlay bool
-	// Listens: its seccomp profile has a listener of its own.
+	// Listens is true if its seccomp profile has a listener.
 	Listens bool
 	// OwnListener: programs of the pod install a listener, as its annotation says.
 	OwnListener bool
@@ -247,9 +247,9 @@ func CPULimit(r *specs.LinuxResources) int64 {
 
 func (n Node) has(controller string) bool { return slices.Contains(n.Controllers, controller) }
 
-// Resources drops the settings whose controller is not there, because runc
-// refuses a container rather than run it without its limits. It returns the
-// names of those that nothing enforces.
+// Resources drops settings without a controller, because runc refuses a
+// container rather than run it without its limits. It returns the names of the
+// settings that nothing enforces.
 func (n Node) Resources(r *specs.LinuxResources) (ignored []string) {
 	if r == nil {
 		return nil
@@ -328,10 +328,10 @@ func (n Node) Process(p *specs.Process, sandbox bool) (ignored []string) {
 	return ignored
 }
 
-// oomScoreAdj maps Kubernetes' values, -999 (guaranteed) to 1000 (best
-// effort), to the upper half of the kernel's range: without privilege nobody
-// can be put below the shim, so pods are put above everything of berth's. The
-// pause process is small and its death costs the whole pod: it stays low.
+// oomScoreAdj maps Kubernetes' values, -999 (guaranteed) to 1000 (best effort),
+// to the upper half of the kernel's range. Without privilege no process can go
+// below the shim's value, so pods go above all processes of berth. The pause
+// process is small and its death costs the whole pod: it stays low.
 func (n Node) oomScoreAdj(asked *int, sandbox bool) *int {
 	if sandbox {
 		v := n.OOMScoreAdj

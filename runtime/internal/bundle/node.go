@@ -33,7 +33,7 @@ func delegated(root string) []string {
 	return append([]string{}, strings.Fields(string(text))...)
 }
 
-// oneID tells whether an id map has a single id.
+// oneID reports whether an id map has a single id.
 func oneID(path string) bool {
 	text, err := os.ReadFile(path)
 	if err != nil {

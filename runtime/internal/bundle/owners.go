@@ -17,8 +17,7 @@ import (
 // container that starts as another user gets these mounts read-only, one that
 // starts as root stays root.
 
-// Notice is what the owner of a pod is told by an event. Package node in
-// berth-kube reads it.
+// Notice is an event for a pod's owner. Package node in berth-kube reads it.
 type Notice struct {
 	Warning bool
 	Reason  string
@@ -32,8 +31,8 @@ const (
 	ReasonForeign  = "ForeignOwner"
 )
 
-// ownCapabilities are what makes files of other owners: to become another user
-// or group, and to give files away.
+// ownCapabilities lists the capabilities that create files with other owners: to
+// become another user or group, and to give files away.
 var ownCapabilities = []string{"CAP_SETUID", "CAP_SETGID", "CAP_CHOWN"}
 
 // guardOwners refuses writes of foreign users where machines share the files,
@@ -79,9 +78,9 @@ func (n Node) guardOwners(spec *specs.Spec, c *Container) {
 	}
 }
 
-// pin keeps a process that is root what it is, and all that it starts: without
-// the capability no call makes it another user, no program with the set-user-id
-// bit does, and in a user namespace of its own it can map itself alone.
+// pin makes a root process and all its children keep their user. Without the
+// capability no system call makes it another user, and no program with the
+// set-user-id bit does. In a new user namespace it can map only itself.
 func pin(p *specs.Process) {
 	p.NoNewPrivileges = true
 	if c := p.Capabilities; c != nil {
@@ -100,10 +99,10 @@ func isHostPath(source string) bool {
 // mount is a mounted file system.
 type mount struct{ path, kind, device string }
 
-// kubeletDir is where the run's own directory on a disk is mounted.
+// kubeletDir is the mount point of the run's directory on disk.
 const kubeletDir = "/var/lib/kubelet"
 
-// mounts are those of this mount namespace, in the order of being mounted.
+// mounts lists the mounts of this mount namespace in mount order.
 type mounts []mount
 
 // readMounts reads a file such as /proc/self/mountinfo.

@@ -145,7 +145,7 @@ func pack(entries []entry, seed uint64) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// File is what there is to say of a file.
+// File describes one file.
 type File struct {
 	Path                string
 	Mode                uint32

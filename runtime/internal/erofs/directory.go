@@ -38,8 +38,8 @@ func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
 	return nil
 }
 
-// names are those of the entries in the order of their bytes, in which the
-// kernel looks for them.
+// names returns the entries' names in byte order, because the kernel searches in
+// this order.
 func (n *Node) names() []string {
 	all := append(slices.Collect(maps.Keys(n.children)), ".", "..")
 	slices.Sort(all)

@@ -25,8 +25,8 @@ const (
 	inodeSize = 64
 	// slotSize is the unit of inode numbers: an inode lies at number*slotSize.
 	slotSize = 32
-	// rootOffset is where the root's inode is: the superblock has 16 bits for
-	// its number, so that it cannot be anywhere.
+	// rootOffset is the offset of the root's inode. The superblock has only 16
+	// bits for its number, so it must be near the start.
 	rootOffset = superOffset + superSize
 
 	direntSize      = 12
@@ -47,9 +47,9 @@ const (
 	layoutInline = 2
 )
 
-// The names under which this package notes what a layer has, in place of the
-// volume's. Layers without extended attributes that anybody may ask for are
-// known for it, because then nobody has to.
+// Names that this package writes into the volume name to record properties of a
+// layer. A layer without extended attributes that a process may read is recorded
+// as such, so that nobody has to ask for them.
 const (
 	volumePlain  = "berth 1"
 	volumeXattrs = "berth 1 xattr"
@@ -67,8 +67,7 @@ const (
 	TypeSocket  = 0o140000
 )
 
-// ErrCorrupt is what every error of the reader is that the image is to blame
-// for.
+// ErrCorrupt wraps every error caused by a malformed image.
 var ErrCorrupt = errors.New("image is corrupt")
 
 // Xattr is an extended attribute; its name has the prefix, such as "user.".
@@ -77,7 +76,8 @@ type Xattr struct {
 	Value []byte
 }
 
-// prefixes are those of extended attributes that the format knows, by number.
+// prefixes lists the prefixes of extended attributes that the format knows, by
+// number.
 var prefixes = []struct {
 	index uint8
 	name  string

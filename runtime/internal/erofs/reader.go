@@ -89,7 +89,7 @@ func open(from io.ReaderAt, size int64) (*Image, error) {
 // Numbers is larger than the number of every inode.
 func (i *Image) Numbers() uint64 { return uint64(i.size) / slotSize }
 
-// IsDir tells whether the inode is a directory.
+// IsDir reports whether the inode is a directory.
 func (n Inode) IsDir() bool { return n.Mode&TypeMask == TypeDir }
 
 // Inode reads an inode.

@@ -107,8 +107,8 @@ func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	return &checked{from: from, sums: tail[:blocks*sumSize]}, blocks * BlockSize, nil
 }
 
-// OpenChanging opens an image in a file of size bytes, content of which is still
-// written: blocks are read as they are, and who writes them has to check them.
+// OpenChanging opens an image in a file of size bytes whose content is still
+// being written. It reads blocks unchecked; the writer must check them.
 func OpenChanging(from io.ReaderAt, size int64) (*Image, error) {
 	_, blocks, err := openChecked(from, size)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Meta is what an inode has beside its content.
+// Meta holds an inode's metadata.
 type Meta struct {
 	// Mode is the type and the permissions.
 	Mode     uint16
@@ -47,13 +47,13 @@ type Writer struct {
 type Node struct {
 	meta   Meta
 	number uint64
-	// links is how often an inode is in a directory.
+	// links counts the directory entries of an inode.
 	links uint32
 	// children are nil for what is no directory.
 	children map[string]*Node
 	parent   *Node
-	// at is where the inode of a directory goes, written the place of its
-	// number of links, known once the inode is there.
+	// at is the place of a directory's inode. written is the place of its link
+	// count, which is known once the inode is there.
 	at    place
 	size  int64
 	start uint32
@@ -79,10 +79,10 @@ func NewWriter(file *os.File) *Writer {
 // Root is the root directory.
 func (w *Writer) Root() *Node { return w.root }
 
-// Meta is what a node was described with.
+// Meta returns the node's metadata.
 func (n *Node) Meta() Meta { return n.meta }
 
-// IsDir tells whether the node is a directory.
+// IsDir reports whether the node is a directory.
 func (n *Node) IsDir() bool { return n.children != nil }
 
 // Parent is the directory that holds a directory; the root holds itself.
@@ -289,8 +289,8 @@ func (w *Writer) Close() error {
 	return w.sums.write(w.file, w.end)
 }
 
-// copyBlocks appends whole blocks. Those that hold nothing but zeros become
-// holes of the image file.
+// copyBlocks appends whole blocks. Blocks of zeros become holes of the image
+// file.
 func (w *Writer) copyBlocks(content io.Reader, size int64) error {
 	for size > 0 {
 		if len(w.pending) == cap(w.pending) {
@@ -392,7 +392,7 @@ func (w *Writer) patchLinks(dir *Node, done map[*Node]bool) error {
 	return nil
 }
 
-// linksOffset is where an inode has the number of its links.
+// linksOffset is the offset of the link count in an inode.
 const linksOffset = 44
 
 func (w *Writer) encodeInode(b []byte, n *Node, layout uint16, xattrs, tail []byte) {

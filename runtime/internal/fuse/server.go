@@ -25,12 +25,12 @@ import (
 )
 
 const (
-	// workers is how many requests of one mount are worked on at once. Slow
-	// storage needs more than processors.
+	// workers is the number of requests that one mount serves at once. Slow
+	// storage needs more workers than there are processors.
 	workers = 8
 	// mostWorkers is the same when all are held up, as reads are by a registry.
 	mostWorkers = 64
-	// mostExtra is how many are beyond workers on all mounts together.
+	// mostExtra bounds the workers beyond that on all mounts together.
 	mostExtra = 256
 	// slotSize is room for the largest request that a read-only file system
 	// gets; the kernel insists on 8 KiB.
@@ -118,7 +118,7 @@ type crew struct {
 	group sync.WaitGroup
 
 	mu sync.Mutex
-	// all is how many there are, idle how many of them wait for requests.
+	// all counts the workers; idle counts the workers that wait for requests.
 	all, idle int
 	free      [][]byte
 	problems  []error
@@ -143,7 +143,8 @@ func (c *crew) start(slot []byte) {
 	})
 }
 
-// rest tells whether a worker is to wait for a request: not where enough do.
+// rest reports whether a worker should wait for a request. It should not if
+// enough workers wait.
 func (c *crew) rest() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,7 +16,8 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// slowStorage holds large reads up until freed is closed, and says so to held.
+// slowStorage blocks large reads until freed is closed, and reports each on
+// held.
 type slowStorage struct {
 	from        io.ReaderAt
 	held, freed chan struct{}

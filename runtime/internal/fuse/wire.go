@@ -38,7 +38,7 @@ const (
 	protocolMinor = 31
 )
 
-// What is asked of the kernel at the start; it leaves out what it cannot do.
+// Features to request from the kernel at the start; it omits what it cannot do.
 const (
 	flagAsyncRead      = 1 << 0
 	flagExportSupport  = 1 << 4
@@ -104,7 +104,7 @@ func (r request) name(offset int) (string, bool) {
 	return "", false
 }
 
-// readRange is what a request to read asks for.
+// readRange returns the range of a read request.
 func (r request) readRange() (offset int64, size int, ok bool) {
 	if len(r.body) < 24 {
 		return 0, 0, false
@@ -156,7 +156,7 @@ func appendDirent(b []byte, id uint64, next uint64, mode uint16, name string) []
 	return b
 }
 
-// direntLength is how long appendDirent makes b.
+// direntLength returns the number of bytes that appendDirent adds.
 func direntLength(name string) int { return (direntSize + len(name) + 7) &^ 7 }
 
 // answerInit agrees with the kernel on how to talk.

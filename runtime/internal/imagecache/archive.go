@@ -69,8 +69,8 @@ func (k *Keeper) open(ctx context.Context, a imagestore.Archive, use func(conten
 	return use(blobs, found)
 }
 
-// children are those of a manifest or an index that has its digest: others could
-// name themselves, without an end.
+// children returns the children of a manifest or an index whose digest matches.
+// Without the check, one could name itself, and the walk would not end.
 func children(blobs content.Provider) images.HandlerFunc {
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsIndexType(desc.MediaType) || images.IsManifestType(desc.MediaType) {

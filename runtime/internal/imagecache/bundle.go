@@ -37,11 +37,11 @@ type Folder struct {
 type Bundled struct {
 	Bytes int64
 	Left  rootfs.Left
-	// User is who the image wants its process to be, where that is not root.
+	// User is the user of the image's process, if it is not root.
 	User string
 }
 
-// Warnings are what the user should know of the difference to the image.
+// Warnings describes the differences from the image that the user should know.
 func (b Bundled) Warnings() (all []string) {
 	if b.User != "" {
 		all = append(all, fmt.Sprintf("the image's process runs as user %s; in the bundle it is you, who are root inside", b.User))
@@ -185,9 +185,9 @@ func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tr
 	return use(merged)
 }
 
-// runtimeSpec says how the container is run: by an ordinary user, who is root in
-// it, on the host's network and with the devices that the job has, as what
-// Slurm starts otherwise.
+// runtimeSpec returns the container's runtime configuration. An ordinary user
+// runs it and is root inside. It has the host's network and the job's devices,
+// like other programs that Slurm starts.
 func runtimeSpec(image ocispec.ImageConfig, home string, folders []Folder) specs.Spec {
 	spec := specs.Spec{
 		Version: bundleVersion,
@@ -198,8 +198,8 @@ func runtimeSpec(image ocispec.ImageConfig, home string, folders []Folder) specs
 			Capabilities: &specs.LinuxCapabilities{Bounding: capabilities, Effective: capabilities, Permitted: capabilities},
 		},
 		Linux: &specs.Linux{
-			// Memory that processes share, and names of hosts, stay those of the
-			// host: the tasks of one MPI program are containers of their own.
+			// Shared memory and host names stay the host's, because each task of
+			// an MPI program has its own container.
 			Namespaces:    []specs.LinuxNamespace{{Type: specs.UserNamespace}, {Type: specs.MountNamespace}, {Type: specs.PIDNamespace}},
 			UIDMappings:   []specs.LinuxIDMapping{{HostID: uint32(os.Geteuid()), Size: 1}},
 			GIDMappings:   []specs.LinuxIDMapping{{HostID: uint32(os.Getegid()), Size: 1}},
@@ -236,11 +236,11 @@ func runtimeSpec(image ocispec.ImageConfig, home string, folders []Folder) specs
 	return spec
 }
 
-// hostFiles are files of the node that containers see in place of the image's.
+// hostFiles lists the node's files that replace the image's in containers.
 var hostFiles = []string{"/etc/resolv.conf", "/etc/hosts"}
 
-// capabilities are those that root has in containers; here they are over what the
-// user may do anyway.
+// capabilities lists the capabilities of root in containers. Here they do not
+// exceed the user's rights.
 var capabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_NET_BIND_SERVICE", "CAP_SETFCAP", "CAP_SETGID", "CAP_SETPCAP", "CAP_SETUID", "CAP_SYS_CHROOT",
 }
@@ -293,7 +293,7 @@ func mountpoint(root *os.Root, m specs.Mount) error {
 	return file.Close()
 }
 
-// otherUser is who the image's process is to be, if not root.
+// otherUser returns the user of the image's process, if it is not root.
 func otherUser(user string) string {
 	name, _, _ := strings.Cut(user, ":")
 	if name == "root" || name == "0" {

@@ -31,7 +31,7 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// Form is how the layers of an archive are packed.
+// Form is the packing of an archive's layers.
 type Form string
 
 const (
@@ -56,7 +56,7 @@ func ParseForm(text string) (Form, error) {
 type Converted struct {
 	Name   string
 	Digest digest.Digest
-	// Bytes are those of its layers, as they are packed.
+	// Bytes is the size of its packed layers.
 	Bytes  int64
 	Layers int
 }
@@ -98,8 +98,8 @@ func (k *Keeper) Convert(ctx context.Context, source string, form Form, path str
 	return converted, nil
 }
 
-// archiveOf says whether a user means an archive, or a folder with an OCI layout,
-// and not the name of an image.
+// archiveOf reports whether a user means an archive, or a folder with an OCI
+// layout, and not the name of an image.
 func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 	if a, err = imagestore.ParseArchive(source); err != nil {
 		return a, false, err
@@ -375,16 +375,17 @@ func packZstd(to io.Writer, write func(io.Writer) error) (digest.Digest, error) 
 }
 
 const (
-	// leastStream is how many packed bytes share a stream: with one for each file, an
-	// image of Python has a tenth more bytes. Who reads a small file gets those before it
-	// too, which is less than what is asked for at once.
+	// leastStream is the number of packed bytes that share a stream. With a
+	// stream for each file, a Python image is a tenth larger. A reader of a small
+	// file also fetches the bytes before it in the stream, which are fewer than
+	// one request fetches.
 	leastStream = 128 << 10
-	// chunkSize is what comes for a byte that is read of a large file, and what such a file
-	// has those before it in its stream wait for. The library's default is four times as
-	// much.
+	// chunkSize is the amount fetched for one byte of a large file, and the wait
+	// of such a file for the bytes before it in its stream. The library's default
+	// is four times as much.
 	chunkSize = 1 << 20
-	// gzipLevel packs as densely as level 6 of zlib, by which layers mostly come. Level 9
-	// would save another percent, and takes four times as long.
+	// gzipLevel packs as densely as level 6 of zlib, the usual level of layers.
+	// Level 9 would save another percent and take four times as long.
 	gzipLevel = 7
 )
 
@@ -403,7 +404,7 @@ func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, a
 	})
 	err = w.AppendTar(reader)
 	reader.CloseWithError(err)
-	// Where reading failed, its own words say why.
+	// If reading failed, its own error is more precise.
 	if failed := group.Wait(); failed != nil && (err == nil || !errors.Is(failed, err)) {
 		err = failed
 	}

@@ -167,7 +167,7 @@ func TestConvertKeepsLayersOfArchives(t *testing.T) {
 	}
 }
 
-// Small files share streams, none of which is much longer than it has to be.
+// Small files share streams, none of them much longer than necessary.
 func TestSmallFilesShareAStream(t *testing.T) {
 	files := map[string][]byte{}
 	const each = 4000
@@ -333,7 +333,7 @@ func TestConvertRefuses(t *testing.T) {
 	}
 }
 
-// A manifest in a folder is what its digest says.
+// A manifest in a folder must match its digest.
 func TestConvertChecksManifests(t *testing.T) {
 	k, _ := pulledImage(t)
 	plain := filepath.Join(t.TempDir(), "app.tar")
@@ -367,7 +367,7 @@ func TestConvertChecksManifests(t *testing.T) {
 	}
 }
 
-// What is written is for whom the umask says, and what is replaced for whom it was.
+// A new file's mode follows the umask; a replaced file keeps its mode.
 func TestModesOfArchives(t *testing.T) {
 	k, _ := pulledImage(t)
 	probe, err := os.OpenFile(filepath.Join(t.TempDir(), "probe"), os.O_CREATE|os.O_WRONLY, 0o666)
@@ -395,7 +395,7 @@ func TestModesOfArchives(t *testing.T) {
 	}
 }
 
-// Whoever packs, that the disk is full is what is said.
+// A full disk is the reported cause, whoever packs.
 func TestFullDiskIsSaid(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	if err != nil {

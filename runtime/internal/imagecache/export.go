@@ -96,7 +96,7 @@ type packable struct {
 // unpacked is a layer that writes its archive.
 type unpacked struct {
 	id digest.Digest
-	// size is about how many bytes count will be told of.
+	// size is about the number of bytes that count will receive.
 	size  int64
 	write func(ctx context.Context, to io.Writer, count func(int)) error
 }

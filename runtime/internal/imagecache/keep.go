@@ -30,13 +30,13 @@ type Keeper struct {
 	// Chosen says that the user has named the platform: then an image of the cache
 	// has to be for it.
 	Chosen bool
-	// Progress is told how many bytes more of how many have come, by several at
-	// once; of an image's layers 0 is the beginning.
+	// Progress receives the number of additional bytes and the total,
+	// concurrently. For an image's layers, 0 marks the beginning.
 	Progress func(more, total int64)
 }
 
 const (
-	// atOnce is how many layers are fetched and converted side by side.
+	// atOnce is the number of layers fetched and converted in parallel.
 	atOnce = 3
 	// maxText bounds manifests and configurations.
 	maxText = 8 << 20
@@ -127,7 +127,7 @@ func (k *Keeper) checkPlatform(own ocispec.Platform) error {
 	return fmt.Errorf("it is for %s, not for %s; name another with --platform", platforms.Format(own), platforms.Format(k.Platform))
 }
 
-// layers brings those that the cache lacks.
+// layers fetches the layers that the cache lacks.
 func (k *Keeper) layers(ctx context.Context, blobs []ocispec.Descriptor, ids []digest.Digest, from remotes.Fetcher) error {
 	var total int64
 	var missing []int

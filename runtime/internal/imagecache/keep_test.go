@@ -43,14 +43,15 @@ type registry struct {
 	lost digest.Digest
 	// held stops the first answer for a blob in the middle, until who asked is gone.
 	held digest.Digest
-	// whole has ranges ignored, or else ranges is what they are answered.
+	// whole makes the server ignore ranges; otherwise ranges is the answer to
+	// them.
 	whole  bool
 	ranges http.HandlerFunc
 	// refused has nothing of a blob answered any more.
 	refused digest.Digest
-	// sent is how many bytes of a blob went out.
+	// sent counts the sent bytes per blob.
 	sent map[digest.Digest]int
-	// password is what clients have to say, if it is not empty.
+	// password, if not empty, is required from clients.
 	password string
 }
 
@@ -161,7 +162,7 @@ func packed(t *testing.T, content []byte) (blob []byte, id digest.Digest) {
 	return zipped.Bytes(), digest.FromBytes(archive.Bytes())
 }
 
-// image is what a test changes before it is served.
+// image holds the parts that a test changes before it is served.
 type image struct {
 	t        *testing.T
 	layer    ocispec.Descriptor

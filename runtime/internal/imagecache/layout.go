@@ -131,7 +131,7 @@ func (a *archiveWriter) image(name string, config []byte, layers []ocispec.Descr
 	return desc.Digest, nil
 }
 
-// close adds what says which images there are.
+// close adds the index of the images.
 func (a *archiveWriter) close() error {
 	if _, err := a.json(ocispec.ImageIndexFile, a.index); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// Registries say where images are to be had, and who asks.
+// Registries configures registries and logins.
 type Registries struct {
 	// Servers are the addresses of registries that are not at their name, with
 	// the scheme.
@@ -28,7 +28,8 @@ type Registries struct {
 	Logins  Logins
 }
 
-// Pull brings an image from its registry. A name is what users type.
+// Pull fetches an image from its registry. The name has the form that users
+// type.
 func (k *Keeper) Pull(ctx context.Context, name string, registries Registries) (layercache.Image, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
@@ -50,7 +51,8 @@ func (k *Keeper) Pull(ctx context.Context, name string, registries Registries) (
 	return image, nil
 }
 
-// line is one to a registry, of which blobs come. That it broke is no fault of theirs.
+// line is a connection to a registry that supplies blobs. A broken connection
+// does not mean a bad blob.
 type line struct{ remotes.Fetcher }
 
 func (l line) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
@@ -80,7 +82,7 @@ func (f fromLine) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// hosts says how a registry is reached for an image.
+// hosts returns the registry hosts for an image.
 func (r Registries) hosts(ref reference.Named) docker.RegistryHosts {
 	transport := docker.DefaultHTTPTransport(nil)
 	client := &http.Client{Transport: transport}
@@ -149,8 +151,8 @@ func ParseLogins(text []byte) (Logins, error) {
 	return logins, nil
 }
 
-// find returns the login for a host that is asked for an image: of the most that
-// is said of it, else that of the registry in the image's name.
+// find returns the login for a host and an image. The most specific entry wins;
+// the last resort is the entry for the registry in the image's name.
 func (l Logins) find(host string, ref reference.Named) (user, secret string) {
 	for _, name := range append([]string{host}, aliases(reference.Domain(ref))...) {
 		for key := name + "/" + reference.Path(ref); key != ""; {

@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// resumable is how large a blob has to be, in bytes, for what has come of it to be
-// kept: smaller ones come sooner than a file is made.
+// resumable is the smallest size in bytes of a blob whose partial download is
+// kept. Smaller blobs arrive sooner than a file is made.
 const resumable = 1 << 20
 
 // bringLayer makes the file of a layer. What comes of a large one over the network is
@@ -28,7 +28,7 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 	}
 	partial, err := k.Cache.Partial(blob.Digest)
 	if err != nil {
-		// It comes all the same, and says what is wrong with it or with the folder.
+		// Fetch it nevertheless; that reports errors of the blob or the folder.
 		return makeLayer(ctx, path, blob, id, from, limit, count)
 	}
 	defer partial.Close()
@@ -46,8 +46,8 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 	if err == nil || ended || !noSpace && (broken || partial.Before() == 0) {
 		return err
 	}
-	// What was there may have been wrong, or have taken the room, or the registry may
-	// not give the rest alone: so all of it.
+	// The kept part may be wrong or take the space, or the registry may not serve
+	// ranges. So fetch the whole blob.
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -61,7 +61,7 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 	return err
 }
 
-// resumed fetches a blob of which some has come, and keeps what comes.
+// resumed continues a partial download of a blob, and keeps what it fetches.
 type resumed struct {
 	from    remotes.Fetcher
 	partial *layercache.Partial
@@ -85,8 +85,8 @@ func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 	if r.partial.Before() == 0 {
 		return keeping{content, r}, nil
 	}
-	// Nothing is asked before it is read. Of a registry that knows no ranges all comes
-	// again, and what is there is skipped.
+	// Nothing is requested before the first read. If a registry does not support
+	// ranges, it sends the whole blob, and the existing part is skipped.
 	seeker, ok := content.(io.Seeker)
 	if !ok {
 		return nil, errors.Join(errors.ErrUnsupported, content.Close())

@@ -39,7 +39,7 @@ func partialOf(dir string, blob ocispec.Descriptor) string {
 	return filepath.Join(dir, "layers-1", "partial", blob.Digest.Encoded())
 }
 
-// sizeOf is how much of a blob is there.
+// sizeOf returns the size of a blob's partial download.
 func sizeOf(t *testing.T, dir string, blob ocispec.Descriptor) int {
 	t.Helper()
 	info, err := os.Stat(partialOf(dir, blob))
@@ -150,8 +150,9 @@ func TestPullGoesOn(t *testing.T) {
 		end func(*testing.T, string, *httptest.Server, ocispec.Descriptor)
 		// change is done to what has come, or the registry.
 		change func(t *testing.T, path string, r *registry)
-		// want is how much of the layer comes after that, of its size and what has come;
-		// nil where that depends on when the client turns away.
+		// want is the number of bytes fetched after that, given the layer's size
+		// and the existing part; nil if it depends on when the client
+		// disconnects.
 		want func(size, before int) int
 	}{
 		"after kill -9": {end: killed, want: func(size, before int) int { return size - before }},

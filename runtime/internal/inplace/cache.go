@@ -9,7 +9,8 @@ import (
 // was given; this is for the many small files whose content is in one block.
 const (
 	maxCached = 8 << 20
-	// minBlock is what a block counts at least: what knows of it takes memory, too.
+	// minBlock is the least size that a block counts, because its bookkeeping
+	// takes memory, too.
 	minBlock = 4 << 10
 )
 
@@ -23,7 +24,7 @@ type cache struct {
 	turn int64
 }
 
-// place is where a block is in the SIF file, and its size with how it is packed.
+// place is the offset of a block in the SIF file, with its size and packing.
 type place struct {
 	offset int64
 	packed uint32
@@ -36,7 +37,7 @@ type block struct {
 	used  int64
 }
 
-// size is what the block takes of memory.
+// size returns the memory that the block takes.
 func (b *block) size() int { return max(cap(b.data), minBlock) }
 
 func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
@@ -73,8 +74,8 @@ func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 	return b.data, nil
 }
 
-// forget forgets the block that was used longest ago, but for those that are just
-// made and the one at a place.
+// forget drops the least recently used block, except blocks in preparation and
+// the one at a given place.
 func (c *cache) forget(but place) bool {
 	var oldest *block
 	var where place

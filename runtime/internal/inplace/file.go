@@ -20,19 +20,19 @@ type File struct {
 	image *os.File
 	parts []part
 	header
-	// changed is told once when the SIF file is no longer what it was, and once when
-	// it cannot be read.
+	// changed is called once when the SIF file has changed, and once when it
+	// cannot be read.
 	changed                     func(error)
 	toldChanged, toldUnreadable sync.Once
-	// unpackers are those that nobody uses.
+	// unpackers holds unused unpackers.
 	unpackers sync.Pool
 	// readAt reads from the SIF file; pause waits before that is tried again.
 	readAt func(file *os.File, into []byte, at int64) (int, error)
 	pause  func(time.Duration)
 	now    func() time.Time
 
-	// source is the SIF file, which is opened anew where its server has forgotten it.
-	// Until failing is over, reads are tried once only.
+	// source is the SIF file. It is opened again if its server has forgotten it.
+	// Until failing is over, reads are tried only once.
 	mu      sync.RWMutex
 	source  *os.File
 	failing time.Time
@@ -47,16 +47,16 @@ var errDamaged = errors.New("it is damaged")
 var ErrChanged = errors.New("the SIF file has changed since it became an image")
 
 const (
-	// tries bounds how often storage that fails is asked, with firstPause and twice as
-	// much between: a server that is away for longer gives errors to who reads. Who
-	// reads within failsFast after that gets them without waiting: a program that goes
-	// on after an error would wait for each page.
+	// tries bounds the attempts at failing storage, with pauses of firstPause,
+	// doubled each time. If a server is away for longer, readers get errors.
+	// Reads within failsFast after that fail without waiting: otherwise a program
+	// that goes on after an error would wait for each page.
 	tries      = 4
 	firstPause = 200 * time.Millisecond
 	failsFast  = 10 * time.Second
 )
 
-// Is tells whether the content of a layer's image lies in a SIF file.
+// Is reports whether the content of a layer's image is in a SIF file.
 func Is(path string) bool {
 	_, err := os.Stat(path + indexExtension)
 	return err == nil
@@ -119,7 +119,7 @@ func (f *File) Image() (*erofs.Image, error) {
 	return erofs.OpenChanging(f, info.Size())
 }
 
-// reopen opens the SIF file by its path, if that is what it was.
+// reopen opens the SIF file by its path, if it is the same file.
 func (f *File) reopen() error {
 	// A pipe of that name would have who opens it wait for ever.
 	file, err := os.OpenFile(f.header.Source.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
@@ -253,8 +253,8 @@ func (f *File) read(into []byte, at int64) error {
 			return f.fail(err)
 		}
 		f.pause(pause)
-		// A server that has forgotten it says so. Of a file that was removed on another
-		// host, some file systems in user space say that there is none.
+		// A server that has forgotten it returns ESTALE. For a file that was
+		// removed on another host, some user-space file systems return ENOENT.
 		if errors.Is(err, syscall.ESTALE) || errors.Is(err, os.ErrNotExist) {
 			if err := f.reopen(); errors.Is(err, ErrChanged) || errors.Is(err, os.ErrNotExist) {
 				return f.fail(err)

@@ -112,7 +112,8 @@ func lines(image *erofs.Image) (all []string, err error) {
 	return all, walk(erofs.Root, "")
 }
 
-// What is read in place is what the archive has of which the SIF file was made.
+// In-place reads return the content of the archive from which the SIF file was
+// made.
 func TestTheSameAsTheArchive(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
@@ -177,8 +178,8 @@ func read(image *erofs.Image, name string) ([]byte, error) {
 	return content, err
 }
 
-// A file that is no longer what it was gives errors, and says so once; one that was
-// removed or replaced while it is open stays what it was.
+// A changed file gives errors, and reports the change once. A file that was
+// removed or replaced while open stays readable.
 func TestChanges(t *testing.T) {
 	want := corpus.Noise(1, 3<<20)
 	archive := corpus.Pack(t, map[string][]byte{"large": want})
@@ -240,9 +241,9 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// Storage that fails for a moment is asked again; what its server has forgotten is
-// opened anew; what stays away is an error, which is told once, and the next read
-// tries again.
+// Reads of storage that fails for a moment are tried again, and a file that its
+// server has forgotten is opened again. Lasting failures are errors, reported
+// once, and the next read tries again.
 func TestStorageThatFails(t *testing.T) {
 	want := corpus.Noise(2, 1<<20)
 	path := sifOf(t, corpus.Pack(t, map[string][]byte{"large": want}))
@@ -381,7 +382,7 @@ func TestManyAtOnce(t *testing.T) {
 	}
 }
 
-// taken is how many bytes the blocks in memory take.
+// taken returns the memory that the blocks take.
 func taken(f *File) (bytes int) {
 	for _, b := range f.cache.blocks {
 		bytes += cap(b.data)
@@ -423,7 +424,7 @@ func TestCacheForgets(t *testing.T) {
 		t.Errorf("%d bytes in %d blocks", c.size, len(c.blocks))
 	}
 	c = cache{}
-	for k := range 1 << 12 { // blocks of a byte, of which a lot could be known
+	for k := range 1 << 12 { // blocks of a byte; many of them would fit
 		if _, err := c.get(place{int64(k), 1}, func() ([]byte, error) { return make([]byte, 1, 64), nil }); err != nil {
 			t.Error(err)
 		}

@@ -1,9 +1,9 @@
-// Package inplace makes layers of SIF files of which nothing is copied: the image of
-// such a layer has names, owners and all else but content, which is read where the
-// SIF file lies, block by block, when somebody reads it. What a SIF file is, and
-// what its configuration says, is package sif's.
+// Package inplace makes layers of SIF files without copying content. The image
+// of such a layer has names, owners and all other metadata, and the content is
+// read from the SIF file, block by block, when somebody reads it. Package sif
+// parses SIF files and their configuration.
 //
-// A file that is no longer what it was gives errors, and never other content.
+// A file that has changed gives errors, and never other content.
 package inplace
 
 import (
@@ -64,8 +64,8 @@ type header struct {
 const (
 	// indexExtension is that of the list of parts, beside the image.
 	indexExtension = ".sif"
-	// folder is where a snapshotter's directory has the layers that were made, by
-	// the digests of what stands for them.
+	// folder is the snapshotter's subdirectory for the layers made here, by the
+	// digests of the layers that represent them.
 	folder    = "inplace"
 	layerFile = "layer"
 	partSize  = 28
@@ -164,8 +164,8 @@ func (l *list) write(path string, h header) error {
 	return os.WriteFile(path, order.AppendUint32(text, l.sum.Sum32()), 0o400)
 }
 
-// part is where a part of a file's content lies: at in the layer's image, and in
-// what a block of the SIF file unpacks to.
+// part is the place of a part of a file's content: at in the layer's image, and
+// in an unpacked block of the SIF file.
 type part struct {
 	at, offset          int64
 	packed, inner, size uint32

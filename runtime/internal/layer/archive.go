@@ -37,7 +37,7 @@ func Archive(image *erofs.Image, to io.Writer) error {
 type archiver struct {
 	image *erofs.Image
 	to    *tar.Writer
-	// names are those of inodes that are written.
+	// names maps inodes to the names under which they were written.
 	names map[uint64]string
 	// entered are the directories: each has one name.
 	entered map[uint64]bool
@@ -156,7 +156,7 @@ func (c content) ReadAt(into []byte, at int64) (int, error) {
 	return n, err
 }
 
-// header is what all kinds of files have.
+// header returns the header fields that all kinds of files share.
 func (a *archiver) header(name string, n erofs.Inode, xattrs []erofs.Xattr) *tar.Header {
 	if name == "/" {
 		name = "./"

@@ -75,9 +75,9 @@ func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
 	return fmt.Errorf("read archive of layer: more than %d files", maxEntries)
 }
 
-// Lay writes the image of a layer whose files have no content yet to file, which has
-// to be empty: entries puts their headers, in the order of the archive, and is told
-// where the content of a regular file goes.
+// Lay writes the image of a layer whose files have no content yet to file, which
+// must be empty. entries puts the headers in the order of the archive; put
+// returns the offset for the content of a regular file.
 func Lay(file *os.File, entries func(put func(*tar.Header) (int64, error)) error) error {
 	var at int64
 	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, &at}
@@ -102,9 +102,10 @@ func Lay(file *os.File, entries func(put func(*tar.Header) (int64, error)) error
 
 type converter struct {
 	writer *erofs.Writer
-	// links is where symbolic links lead.
+	// links holds the targets of symbolic links.
 	links map[*erofs.Node]string
-	// space is where the content of the last regular file goes, if it comes later.
+	// space receives the offset for the last regular file's content, if that
+	// comes later.
 	space *int64
 }
 
@@ -233,9 +234,9 @@ func (c converter) makeOpaque(dir *erofs.Node) error {
 // maxHops bounds the links on the way to a directory.
 const maxHops = 40
 
-// directory returns the directory of a path, and makes what is missing of it.
-// Links of this layer lead on, never out of the root; those of layers below are
-// not known here.
+// directory returns the directory of a path, and makes the missing parts. It
+// follows links of this layer, but never out of the root. It does not know links
+// of layers below.
 func (c converter) directory(name string) (*erofs.Node, error) { return c.walk(name, true) }
 
 func (c converter) walk(name string, create bool) (*erofs.Node, error) {

@@ -107,7 +107,7 @@ func FuzzConvert(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	for _, a := range archives { // small ones, of which many can be tried
+	for _, a := range archives { // small ones, so that many can be tried
 		f.Add(a[:min(len(a), 12<<10)])
 	}
 	f.Fuzz(func(t *testing.T, archive []byte) {

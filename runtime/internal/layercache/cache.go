@@ -1,12 +1,11 @@
-// Package layercache keeps the images of layers in a folder that all nodes and
-// all jobs of a user share, such as one on NFS: what one of them has converted,
-// the others use in place.
+// Package layercache keeps layer images in a folder that all nodes and all jobs
+// of a user share, for example on NFS. What one job has converted, the others
+// use in place.
 //
-// Nothing is locked, because not every file system keeps locks. A file gets its
-// name when it is complete, by a link that never replaces another one. A job has
-// a further name for each that it uses, in a folder of its own: so the file
-// stays, whoever removes the first name meanwhile. Images themselves are
-// package erofs'.
+// It takes no locks, because locks do not work on every file system. A complete
+// file gets its name by a link that never replaces another file. A job makes a
+// link to each file that it uses in a folder for that job, so the file stays
+// even if the first name is removed. Package erofs defines the image format.
 package layercache
 
 import (
@@ -33,9 +32,8 @@ const (
 	imageExtension = ".erofs"
 	// partExtension is that of images that are being written.
 	partExtension = ".part"
-	// unfinishedFor is how old a file may get that has no name yet, or the
-	// folder of a job that shows no sign of life: after that nobody is there to
-	// finish it.
+	// unfinishedFor is the age at which an unnamed file, or the folder of a job
+	// without a sign of life, is removed, because nobody will finish it.
 	unfinishedFor = 24 * time.Hour
 	jobGoneAfter  = 14 * 24 * time.Hour
 )
@@ -46,7 +44,7 @@ type Cache struct {
 	// job is the folder of what this job uses on this node. Whoever ends the job
 	// removes it.
 	job string
-	// limit is how many bytes it may take.
+	// limit is the cache's maximum size in bytes.
 	limit int64
 	log   func(string)
 	// publishing is held by who copies a layer.
@@ -54,7 +52,7 @@ type Cache struct {
 	// KeepNamed leaves layers of images with names, and does not count them for the
 	// limit: whoever brought them may have given another one.
 	KeepNamed bool
-	// room is how many bytes more may be written to its file system.
+	// room returns how many bytes may still be written to its file system.
 	room func() (int64, error)
 }
 
@@ -83,7 +81,7 @@ func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 // Close gives up what Take has returned.
 func (c *Cache) Close() error { return os.RemoveAll(c.job) }
 
-// Limit is how many bytes the cache may take.
+// Limit returns the cache's maximum size in bytes.
 func (c *Cache) Limit() int64 { return c.limit }
 
 func (c *Cache) layers() string     { return filepath.Join(c.dir, "sha256") }
@@ -285,8 +283,8 @@ func copyImage(from, to string) (err error) {
 	if err != nil {
 		return err
 	}
-	// Before it gets its name: to close it is what makes others see its content.
-	// What a power cut takes of it is found by the checksums.
+	// Close before naming: the close makes the content visible to others.
+	// Checksums detect what a power failure loses.
 	defer func() { err = errors.Join(err, target.Close()) }()
 	_, err = io.Copy(target, source)
 	return err

@@ -25,7 +25,7 @@ import (
 type Image struct {
 	// Name is the full one, such as docker.io/library/busybox:1.37.
 	Name string `json:"name"`
-	// Target is what the name stands for: an index or a manifest.
+	// Target is the index or manifest behind the name.
 	Target ocispec.Descriptor `json:"target"`
 	// Blobs are the target, the manifest and the configuration, which the cache
 	// keeps as they are.
@@ -39,9 +39,9 @@ type Image struct {
 
 const (
 	recordExtension = ".json"
-	// maxBlob is how large the largest manifest or configuration may be.
+	// maxBlob is the maximum size of a manifest or configuration.
 	maxBlob = 8 << 20
-	// maxRecord bounds the files that say what images there are.
+	// maxRecord bounds the records of images.
 	maxRecord = 1 << 20
 )
 
@@ -101,8 +101,8 @@ func checkBlob(desc ocispec.Descriptor, content []byte) error {
 	return nil
 }
 
-// Blob reads a manifest or a configuration. A damaged one is as one that is not
-// there, of which the error says fs.ErrNotExist.
+// Blob reads a manifest or a configuration. If it is missing or damaged, the
+// error is fs.ErrNotExist.
 func (c *Cache) Blob(d digest.Digest) ([]byte, error) {
 	if err := d.Validate(); err != nil {
 		return nil, fmt.Errorf("read %s: %w: %w", d, err, fs.ErrNotExist)
@@ -254,8 +254,7 @@ func (c *Cache) named() (map[digest.Digest]bool, error) {
 	return layers, err
 }
 
-// Size is how many bytes the layers of an image take, and how many of them are
-// not there.
+// Size returns the size of an image's layers, and the number of missing layers.
 func (c *Cache) Size(image Image) (size int64, missing int) {
 	for _, d := range image.Layers {
 		info, err := os.Stat(c.path(d))

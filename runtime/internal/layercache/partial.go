@@ -12,17 +12,17 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// partialFor is how long what has come of a blob is kept for somebody to go on.
+// partialFor is how long a partial download is kept for somebody to continue.
 const partialFor = 7 * 24 * time.Hour
 
 func (c *Cache) partials() string { return filepath.Join(c.dir, "partial") }
 
-// Partial is what has come of a blob that a registry has. Several may add to it at
-// the same time: at each place all write the same, which is what the blob has
-// there. Nobody believes it: whoever reads it checks the whole blob's digest.
+// Partial is a partial download of a registry's blob. Several processes may
+// write to it at once, because all write the blob's bytes at each offset. Nobody
+// trusts it: every reader checks the whole blob's digest.
 type Partial struct {
 	file *os.File
-	// before is how many bytes there were, and end where the next ones belong.
+	// before is the size at the opening; end is the offset of the next bytes.
 	before, end int64
 }
 
@@ -46,10 +46,10 @@ func (c *Cache) Partial(blob digest.Digest) (*Partial, error) {
 	return &Partial{file, info.Size(), info.Size()}, nil
 }
 
-// Before is how many bytes were there when it was opened, and End how many are now.
+// Before returns the size when it was opened.
 func (p *Partial) Before() int64 { return p.before }
 
-// End is how many bytes are there.
+// End returns the current size.
 func (p *Partial) End() int64 { return p.end }
 
 // Reader reads what was there when it was opened.
@@ -78,9 +78,8 @@ func (p *Partial) Close() error {
 	return err
 }
 
-// Remove removes it: nobody needs it any more, or it is wrong. Others that add to it
-// lose nothing but that; those that read it on another client of NFS get ESTALE, and
-// begin anew.
+// Remove removes it because it is no longer needed, or wrong. Other writers lose
+// only the kept bytes. Readers on other NFS clients get ESTALE and start again.
 func (p *Partial) Remove() error {
 	if p.file == nil {
 		return nil
@@ -92,7 +91,8 @@ func (p *Partial) Remove() error {
 func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
 	entries, err := os.ReadDir(c.partials())
 	for _, e := range entries {
-		// NFS keeps what somebody has open by a name of its own, and refuses to remove that.
+		// NFS renames a removed file that somebody has open, and refuses to
+		// remove the new name.
 		if digest.NewDigestFromEncoded(digest.SHA256, e.Name()).Validate() != nil {
 			continue
 		}
@@ -121,8 +121,8 @@ func (c *Cache) dropBeginnings(want int64) (freed int64, err error) {
 	return freed, err
 }
 
-// drop removes a partial blob, and what it takes even while somebody adds to it. Who
-// reads it then finds its digest wrong, and begins anew.
+// drop removes a partial blob and frees its space, even while somebody writes to
+// it. A reader then finds a wrong digest and starts again.
 func drop(path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

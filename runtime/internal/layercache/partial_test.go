@@ -132,7 +132,7 @@ func bounded(t *testing.T, c *Cache, most int64) {
 	}
 }
 
-// underWay is a blob to which somebody adds, with so many bytes by now.
+// underWay returns a blob with size bytes that somebody is writing.
 func underWay(t *testing.T, c *Cache, size int) *Partial {
 	t.Helper()
 	p, err := c.Partial(digest.FromString("blob"))

@@ -15,8 +15,8 @@ import (
 // ErrNoRoom says that a layer would not fit, whatever else went.
 var ErrNoRoom = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be passed")
 
-// mostKept is how much of a file system stays free at most, in bytes: a fifth of
-// what a whole site shares may be more than it ever has free.
+// mostKept bounds the space to keep free on a file system, in bytes: a fifth of
+// a site's shared file system may be more than it ever has free.
 const mostKept = 1 << 40
 
 // locals are file systems of one machine, by the numbers that statfs(2) has for
@@ -28,11 +28,11 @@ var locals = []int64{
 	0x52654973, 0x3434, 0x00011954, 0x4d44, 0x2011bab0,
 }
 
-// roomIn returns how many bytes more may be written to a folder before four fifths of
-// a quota are taken. Servers tell quotas in the size of the file system, as the user
-// sees it, or not at all: a kernel cannot ask for quotas of NFS, and Lustre, GPFS
-// and others each have a way of their own. A local disk does not tell them so,
-// and is written to until it is full.
+// roomIn returns how many bytes may still be written to a folder before four
+// fifths of a quota are used. Servers report quotas as the size of the file
+// system, as the user sees it, or not at all. A kernel cannot query quotas over
+// NFS, and Lustre, GPFS and others each have their own interface. A local disk
+// does not report quotas as its size, and is written to until it is full.
 func roomIn(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -54,7 +54,7 @@ func roomOf(st *unix.Statfs_t) int64 {
 	return free - min(total/5, mostKept)
 }
 
-// NoSpace tells of an error whether it is for want of room.
+// NoSpace reports whether an error means a lack of space.
 func NoSpace(err error) bool {
 	return errors.Is(err, ErrNoRoom) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
@@ -63,7 +63,8 @@ func NoSpace(err error) bool {
 // to no image with a name and that no job uses. It removes none of these in vain.
 func (c *Cache) MakeRoom(size int64) error { return c.makeRoom(size, false) }
 
-// makeRoom is no error where there is not enough, if what there is shall go.
+// makeRoom frees space for size bytes. If it cannot, it fails; with whatThereIs
+// it removes what it may and succeeds.
 func (c *Cache) makeRoom(size int64, whatThereIs bool) error {
 	files, named, err := c.byAge()
 	if err != nil {
@@ -120,8 +121,8 @@ func inUse(info fs.FileInfo) bool {
 	return !ok || st.Nlink > 1
 }
 
-// byAge are the layers in the order in which they have to go, and those of images
-// with names, which go last. What cannot be read of these is in the error.
+// byAge returns the layers in the order of their removal. Layers of named images
+// go last; the error lists the names that could not be read.
 func (c *Cache) byAge() (files []fs.FileInfo, named map[digest.Digest]bool, err error) {
 	named, err = c.named()
 	files, _, err2 := c.files()

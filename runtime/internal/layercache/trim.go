@@ -12,9 +12,9 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Trim removes what nobody will finish, and the layers that were used longest
-// ago until the others fit: first of those that belong to no image with a name. Those
-// that jobs use stay, as nothing would be free.
+// Trim removes abandoned files, and the least recently used layers until the
+// others fit. Layers without a named image go first. Layers that jobs use stay,
+// because removing them would free no space.
 func (c *Cache) Trim(now time.Time) error {
 	var problems []error
 	for dir, age := range map[string]time.Duration{c.unfinished(): unfinishedFor, c.partials(): partialFor, c.claims(): unfinishedFor, c.aside(): jobGoneAfter, filepath.Dir(c.job): jobGoneAfter} {
@@ -98,14 +98,13 @@ func (c *Cache) files() (files []fs.FileInfo, total int64, err error) {
 	return files, total, err
 }
 
-// Usage is how much the cache holds. Its bytes are also those of layers of which
-// only a part has come.
+// Usage is the content of the cache. Its bytes include partial downloads.
 type Usage struct {
 	Layers int
 	Bytes  int64
 }
 
-// Usage counts the layers, those of images with names and all others.
+// Usage counts the layers, separately for named images and all others.
 func (c *Cache) Usage() (Usage, error) {
 	files, total, err := c.files()
 	_, more, err2 := c.beginnings()

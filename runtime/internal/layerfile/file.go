@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/runtime/internal/layer"
 )
 
-// Made is what a layer was without its compression.
+// Made describes the uncompressed layer.
 type Made struct {
 	Digest digest.Digest
 	Size   int64

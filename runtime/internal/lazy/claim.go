@@ -16,9 +16,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// ContentsLabel is of a layer that was made without its content: the digest of the
-// table of contents that it was made of. The name by which others find the layer is
-// what an image claims it to be, and nobody has looked.
+// ContentsLabel is on a layer that was made without its content: the digest of
+// the table of contents that it was made from. The name under which others find
+// the layer is an image's claim, which nobody has checked.
 const ContentsLabel = "containerd.io/snapshot/berth.contents"
 
 // Snapshots knows the labels of layers, by the digests of them and those below.
@@ -31,10 +31,10 @@ func Layers(manifest ocispec.Manifest) []ocispec.Descriptor {
 	return slices.DeleteFunc(slices.Clone(manifest.Layers), func(desc ocispec.Descriptor) bool { return !images.IsLayerType(desc.MediaType) })
 }
 
-// CheckClaims refuses an image of which a layer is there that was made of another
-// table of contents than the image itself names: by that it is content that the image
-// vouches for, whoever has brought it first. The digest of a layer as a whole covers its
-// table, so the images of which all are honest have none to refuse.
+// CheckClaims refuses an image if one of its layers exists and was made from
+// another table of contents than the image names. So an image vouches for its
+// content, whoever has fetched the layer first. A layer's digest covers its
+// table, so honest images pass.
 func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, target ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, store, target, platforms.Default())
 	if err != nil {
@@ -43,7 +43,7 @@ func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, 
 	ids, err := images.RootFS(ctx, store, manifest.Config)
 	own := Layers(manifest)
 	if err != nil || len(ids) != len(own) {
-		return err // unpacking tells what is wrong
+		return err // unpacking reports the mistake
 	}
 	for i, chain := range identity.ChainIDs(ids) {
 		info, err := layers.Stat(ctx, chain.String())

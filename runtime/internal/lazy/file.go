@@ -25,21 +25,22 @@ type File struct {
 	file, have *os.File
 	remote     *remote
 	chunks     []Chunk
-	// first is where in the blob that ends what comes before all else.
+	// first is the blob offset where the prioritized content ends.
 	first int64
 	order *Order
 	line  *Line
-	// wanted is how many wait for what is coming.
+	// wanted counts the readers of the content in transfer.
 	wanted atomic.Int32
 	log    func(string)
 
 	mu sync.Mutex
-	// changed is told of what has come, or has not.
+	// changed is signalled when content has arrived or failed.
 	changed *sync.Cond
 	state   []byte
-	// asking is how many requests are under way for who waits, and pausing how many of
-	// those that failed will be made again: as long as there are some, nothing is asked
-	// for that nobody waits for. Of the latter, inBackground are under way.
+	// asking counts the requests in flight for waiting readers; pausing counts
+	// the failed ones that will be repeated. While there are any, nothing is
+	// requested in the background. inBackground counts the background requests in
+	// flight.
 	asking, pausing, inBackground int
 }
 
@@ -55,31 +56,31 @@ const (
 var errWrong = errors.New("wrong content")
 
 const (
-	// ahead is how much is asked for at once for somebody who waits: what lies
-	// behind it in the blob is often read next. In the background it is more, but not
-	// so much that who waits meanwhile would share a slow line with it for long.
+	// ahead is the size of a request for a waiting reader, because the following
+	// bytes of the blob are often read next. A background request is larger, but
+	// not so large that a reader would share a slow connection with it for long.
 	ahead, aheadInBackground = 512 << 10, 1 << 20
-	// atOnce is how many requests are under way in the background: with one, the line
-	// would have nothing to do until the next one is answered.
+	// atOnce is the number of background requests in flight. With one, the
+	// connection would idle until the next one is answered.
 	atOnce = 2
 	// tries bounds the requests for a chunk, with firstPause and twice as much
 	// between them.
 	tries      = 6
 	firstPause = 500 * time.Millisecond
-	// longestPause is between two requests in the background, for which there is no
-	// last one.
+	// longestPause bounds the pause between repeated background requests, which
+	// never give up.
 	longestPause = time.Minute
 )
 
-// Is tells whether the file of a layer is lazy.
+// Is reports whether the file of a layer is lazy.
 func Is(path string) bool {
 	_, err := os.Stat(path + indexExtension)
 	return err == nil
 }
 
-// Options are what opening a layer takes.
+// Options configures opening a layer.
 type Options struct {
-	// Refused are ranges of addresses at which its content is not asked for.
+	// Refused lists address ranges that must not be contacted for content.
 	Refused []netip.Prefix
 	// Login returns the login of a name; false where it is not known.
 	Login func(name string) (Login, bool)
@@ -87,7 +88,7 @@ type Options struct {
 	Order *Order
 	// Line is the one that they come over.
 	Line *Line
-	// Log is told what is wrong with what comes.
+	// Log receives descriptions of wrong content.
 	Log func(string)
 }
 
@@ -244,7 +245,7 @@ func (f *File) enter() {
 	}
 }
 
-// follow wakes up those who wait for other layers, until ctx ends.
+// follow wakes readers that wait for other layers, until ctx ends.
 func (f *File) follow(ctx context.Context, change <-chan struct{}) {
 	for {
 		select {
@@ -259,7 +260,7 @@ func (f *File) follow(ctx context.Context, change <-chan struct{}) {
 	}
 }
 
-// background fetches whenever nothing else is asked for, until all is here.
+// background fetches content while no reader waits, until all is here.
 func (f *File) background(ctx context.Context) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -320,8 +321,8 @@ func (f *File) background(ctx context.Context) error {
 	}
 }
 
-// next is the first chunk to fetch, of those that are to come first if there are any,
-// -1 for none; whether others are coming, and which were wrong.
+// next returns the first chunk to fetch, prioritized chunks first; -1 for none.
+// It also returns whether others are in transfer, and which chunks were wrong.
 func (f *File) next() (next int, others bool, bad []int) {
 	next = -1
 	for i, state := range f.state {
@@ -400,7 +401,7 @@ func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 		}
 		err = fmt.Errorf("chunk at %d of %s: %w", c.Offset, f.remote.URL, err)
 		if found[i] != wrong {
-			found[i] = away // and so are those behind it
+			found[i] = away // and so are the ones after it
 			return err
 		}
 		if problem == nil {

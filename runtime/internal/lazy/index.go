@@ -23,8 +23,9 @@ import (
 
 // Chunk is a part of a file.
 type Chunk struct {
-	// Offset and End are where its compressed stream begins in the blob, and where
-	// the next one does; it begins Inner bytes behind the stream's begin.
+	// Offset and End are the start of its compressed stream in the blob and the
+	// start of the next stream. The chunk begins Inner bytes into the unpacked
+	// stream.
 	Offset int64 `json:"o"`
 	End    int64 `json:"e"`
 	Inner  int64 `json:"i,omitempty"`
@@ -34,18 +35,18 @@ type Chunk struct {
 	Digest digest.Digest `json:"d"`
 }
 
-// index is what is kept beside the file of a layer.
+// index is the data kept beside a layer's file.
 type index struct {
 	Source Source `json:"source"`
-	// First is where in the blob that ends which its image names as to come first.
+	// First is the blob offset where the content ends that the image prioritizes.
 	First int64 `json:"first,omitempty"`
 	// Chunks are in the order of their places.
 	Chunks []Chunk `json:"chunks"`
 }
 
 const (
-	// endSize is how much of a blob's end is asked for at first: most often, all
-	// of the table of contents is in it.
+	// endSize is the size of the first request, for the end of a blob. Mostly it
+	// covers the whole table of contents.
 	endSize = 256 << 10
 	// maxContents bounds the table, packed and unpacked.
 	maxPacked, maxContents = 64 << 20, 256 << 20
@@ -74,7 +75,7 @@ type packedTable struct {
 // content, of a blob at a source whose table of contents has a digest, with the login
 // that the source names. It leaves nothing where it fails.
 func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) error {
-	// In the pods' network, which has limits of its own.
+	// In the pods' network, which has its own limits.
 	r := newRemote(source, nil, func() (Login, error) { return login, nil })
 	table, err := r.contents(ctx, maxPacked)
 	if err != nil {
@@ -138,8 +139,8 @@ func (r *remote) contents(ctx context.Context, most int64) (t packedTable, err e
 	return packedTable{r.Source, tail[at-begin : end-begin], at}, nil
 }
 
-// first is where in the blob the landmark file is of which all before it is to come
-// first; 0 where there is none.
+// first returns the blob offset of the landmark file; the content before it is
+// prioritized. It returns 0 if there is none.
 // https://github.com/containerd/stargz-snapshotter/blob/main/docs/estargz.md#prioritized-files-and-landmark-files
 func first(table *estargz.JTOC) int64 {
 	for _, e := range table.Entries {

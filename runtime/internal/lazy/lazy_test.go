@@ -37,7 +37,7 @@ type registry struct {
 	asked    atomic.Int64
 
 	mu sync.Mutex
-	// answer is asked first, if it is there; true says that it has answered.
+	// answer, if set, is called first; it returns true if it has answered.
 	answer func(http.ResponseWriter, *http.Request) bool
 }
 
@@ -166,7 +166,7 @@ func lines(t *testing.T, image *erofs.Image) (all []string) {
 	return all
 }
 
-// What is read of a lazy layer is what the layer as a whole has.
+// Reads of a lazy layer return the content of the whole layer.
 func TestTheSameAsAWhole(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {
@@ -286,7 +286,7 @@ func TestOnlyWhatIsReadComes(t *testing.T) {
 func TestFilesThatShareAStream(t *testing.T) {
 	files := map[string][]byte{}
 	for i := range 20 {
-		files[fmt.Sprintf("file%02d", i)] = corpus.Noise(uint64(i), 100000) // in all more than is asked for at once
+		files[fmt.Sprintf("file%02d", i)] = corpus.Noise(uint64(i), 100000) // in total more than one request fetches
 	}
 	r, source := serve(t, corpus.Pack(t, files), 0, 4<<20)
 	path := filepath.Join(t.TempDir(), "layer")

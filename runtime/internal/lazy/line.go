@@ -6,28 +6,31 @@ import (
 	"time"
 )
 
-// Line is what all layers of a node share on their way from registries. Whoever waits
-// for something of one layer would otherwise wait for what comes of all others in the
-// background first, which nobody waits for.
+// Line coordinates the downloads of all layers of a node. Without it, a reader
+// of one layer would first wait for the background downloads of all others,
+// which nobody waits for.
 type Line struct {
 	mu sync.Mutex
-	// asking is how many requests are under way for who waits, and asked when one was.
+	// asking counts the requests in flight for readers; asked is the time of the
+	// last one.
 	asking int
 	asked  time.Time
-	// inBackground is how many requests are under way that nobody waits for.
+	// inBackground counts the background requests in flight.
 	inBackground int
 	// changed is closed at the next change; nil while nobody waits for it.
 	changed chan struct{}
 }
 
 const (
-	// atOnceOfAll is how many requests are under way that nobody waits for, of all layers:
-	// what somebody waits for shares the line with them. With two, parts of half a
-	// megabyte left a line of 200 Mbit/s and 10 ms a third of the time with nothing to do.
+	// atOnceOfAll bounds the background requests in flight over all layers,
+	// because they share the connection with readers. With two, parts of half a
+	// megabyte left a connection of 200 Mbit/s and 10 ms idle a third of the
+	// time.
 	atOnceOfAll = 3
-	// part is how much they ask for. A chunk has four megabytes by default, which on that
-	// line take a sixth of a second. For a while after somebody has waited it is
-	// partThen: programs that are being started soon wait again.
+	// part is the size of background requests. A chunk has four megabytes by
+	// default, which take a sixth of a second on that connection. For a while
+	// after a reader has waited the size is partThen, because a starting program
+	// soon waits again.
 	part, partThen = aheadInBackground, 512 << 10
 	lately         = time.Second
 	// patience bounds for how long a registry that does not answer holds up others.
@@ -56,7 +59,7 @@ func (l *Line) foreground() (end func()) {
 	}
 }
 
-// hurry has those who wait for their turn look whether they still have to.
+// hurry wakes background requests, to check whether they still have to wait.
 func (l *Line) hurry() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

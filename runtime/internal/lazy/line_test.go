@@ -125,7 +125,7 @@ func TestWhatIsWantedWaitsForNoOther(t *testing.T) {
 	})
 }
 
-// A chunk may be larger than what is asked for at once.
+// A chunk may be larger than one request.
 func TestBackgroundAsksForParts(t *testing.T) {
 	want := corpus.Noise(1, 3<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 4<<20, 0)

@@ -153,8 +153,8 @@ func inOrder(t *testing.T, names []string, content func(name string) []byte) []b
 	return out.Bytes()
 }
 
-// What an image names as to come first comes before all else of its layers, also of
-// those that name nothing. One whose registry does not answer holds up no other.
+// The content that an image prioritizes is fetched before all other content of
+// its layers. A layer whose registry does not answer does not delay the others.
 func TestLandmarks(t *testing.T) {
 	content := func(name string) []byte {
 		if strings.HasPrefix(name, ".") {

@@ -21,9 +21,9 @@ type Maker struct {
 	Keep func(context.Context, Login) (string, error)
 }
 
-// Layer is one that is to be made, as a snapshotter is told of it.
+// Layer describes a layer to make, as a snapshotter receives it.
 type Layer struct {
-	// Image is what it is pulled as.
+	// Image is the name by which it is pulled.
 	Image string
 	// Manifest is the image's, empty where it is not known.
 	Manifest digest.Digest
@@ -55,10 +55,10 @@ func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 	return errors.Join(problems...)
 }
 
-// blobs is where a registry has the blobs of an image.
+// blobs is the place of an image's blobs in a registry.
 type blobs struct {
 	url url.URL
-	// scope and login are those of a Source.
+	// scope and login are a Source's.
 	scope, login string
 }
 
@@ -83,7 +83,7 @@ func (m Maker) each(image string, f func(blobs) bool) error {
 		}
 		name := reference.Path(ref)
 		at := url.URL{Scheme: host.Scheme, Host: host.Host, Path: path.Join(host.Path, name, "blobs")}
-		// A mirror is asked as containerd does.
+		// Query a mirror as containerd does.
 		if host.Host != reference.Domain(ref) {
 			at.RawQuery = url.Values{"ns": {reference.Domain(ref)}}.Encode()
 		}
@@ -103,7 +103,7 @@ func (m Maker) login(ctx context.Context, p *Pull, b blobs) (blobs, Login, error
 	return b, login, err
 }
 
-// first is the registry of an image that is asked first.
+// first returns the first registry of an image.
 func (m Maker) first(ctx context.Context, p *Pull, image string) (b blobs, login Login, err error) {
 	err = m.each(image, func(found blobs) bool {
 		b = found

@@ -6,7 +6,7 @@ import "sync"
 // coming at once.
 type Order struct {
 	mu sync.Mutex
-	// first are the layers of which some of that is away.
+	// first holds layers that still lack prioritized content.
 	first map[*File]bool
 	// changed is closed at each change.
 	changed chan struct{}
@@ -36,7 +36,7 @@ func (o *Order) leave(f *File) {
 	}
 }
 
-// wait tells whether a layer of which nothing is to come first has to wait.
+// wait reports whether a layer without prioritized content has to wait.
 func (o *Order) wait(f *File) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()

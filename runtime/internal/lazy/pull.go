@@ -36,16 +36,16 @@ type askedTable struct {
 }
 
 const (
-	// tablesAtOnce is for how many tables registries are asked at a time, and maxAhead and
-	// mostAhead bound what of them is held in memory: containerd has one layer made after
-	// the other, and a line would have nothing to do while a table is asked for.
+	// tablesAtOnce bounds concurrent requests for tables. maxAhead and mostAhead
+	// bound the prefetched tables in memory: containerd has layers made one after
+	// the other, and the connection would idle during each request for a table.
 	tablesAtOnce        = 6
 	maxAhead, mostAhead = 4 << 20, 32
 )
 
 type pullKey struct{}
 
-// WithPull has layers that are made with a context be those of a pull, until end is
+// WithPull assigns layers that are made with the context to a pull, until end is
 // called.
 func WithPull(ctx context.Context, p *Pull) (_ context.Context, end func()) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -74,9 +74,9 @@ func (p *Pull) loginFor(ctx context.Context, host string) (Login, error) {
 	return p.Login(ctx, host)
 }
 
-// askAhead asks for the tables of contents of a layer and of all that are to be made
-// upon it, the first time that it is called. Where it fails there are none, and each
-// layer's is asked for when it is made.
+// askAhead, when first called, requests the tables of contents of a layer and of
+// all layers above it. If that fails, each layer's table is requested when the
+// layer is made.
 func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -86,7 +86,7 @@ func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 	p.ahead = map[digest.Digest]*askedTable{}
 	layers, err := p.layersFrom(ctx, l)
 	if err != nil || len(layers) < 2 {
-		return // one alone gains nothing
+		return // a single layer gains nothing
 	}
 	blobs, login, err := m.first(ctx, p, l.Image)
 	if err != nil {
@@ -112,9 +112,9 @@ func (p *Pull) askAhead(ctx context.Context, m Maker, l Layer) {
 	}
 }
 
-// layersFrom returns the eStargz layers of an image, from one on: containerd has them
-// made in that order. Of those that a shared folder has nobody takes the table, which
-// is forgotten when the pull ends.
+// layersFrom returns an image's eStargz layers from one layer on, because
+// containerd has them made in that order. For layers that a shared folder has,
+// nobody takes the table; it is dropped when the pull ends.
 func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descriptor, err error) {
 	text, err := p.Blob(ctx, l.Manifest)
 	if err != nil {

@@ -31,7 +31,7 @@ type pulledImage struct {
 
 	mu    sync.Mutex
 	asked map[string]int
-	// answer is asked first, if it is there; true says that it has answered.
+	// answer, if set, is called first; it returns true if it has answered.
 	answer func(w http.ResponseWriter, layer string) bool
 }
 
@@ -75,7 +75,7 @@ func pullImage(t *testing.T, layers int) *pulledImage {
 	return i
 }
 
-// pull returns a context in which layers are made.
+// pull returns a context for making layers.
 func (i *pulledImage) pull(t *testing.T) context.Context {
 	t.Helper()
 	ctx, end := WithPull(t.Context(), &Pull{Blob: func(_ context.Context, d digest.Digest) ([]byte, error) {
@@ -143,7 +143,7 @@ func TestTablesAreAskedForAhead(t *testing.T) {
 	}
 }
 
-// What fails ahead is asked for once more when its layer is made.
+// A table that fails ahead is requested once more when its layer is made.
 func TestTablesThatFailAhead(t *testing.T) {
 	const layers = 3
 	for name, spoil := range map[string]func(*pulledImage, *Layer){

@@ -1,11 +1,11 @@
-// Package lazy makes layers of eStargz images usable before they have come: their
-// table of contents says what there is, and content is asked of the registry when
-// somebody reads it, chunk by chunk, each with its digest. What the layer is in the
-// end is like any other of package erofs.
+// Package lazy makes eStargz layers usable before they have arrived. Their table
+// of contents lists the files, and content is requested from the registry when
+// somebody reads it, chunk by chunk, each with its digest. The finished layer is
+// like any other of package erofs.
 //
-// Whatever is not certain at the beginning is an error, upon which the layer is
-// fetched as a whole. Who mounts it, and whether a layer is to be lazy at all, is
-// not its business.
+// Any doubt at the beginning is an error, and the layer is then fetched as a
+// whole. The package does not mount layers, and does not decide which layers are
+// lazy.
 package lazy
 
 import (
@@ -24,12 +24,13 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 )
 
-// Source is where a layer's blob is to be had.
+// Source is the place of a layer's blob.
 type Source struct {
 	// URL is the blob's, Scope what a registry with tokens has to be asked for.
 	URL   string `json:"url"`
 	Scope string `json:"scope"`
-	// Login says which login the registry wants, empty for none. It is no secret.
+	// Login names the login that the registry requires; empty for none. It is no
+	// secret.
 	Login string `json:"login,omitempty"`
 	// Size is the blob's, in bytes.
 	Size int64 `json:"size"`
@@ -48,7 +49,7 @@ var errRefused = errors.New("the registry refuses")
 type remote struct {
 	Source
 	client *http.Client
-	// login is asked whenever the registry wants one.
+	// login is called whenever the registry requires a login.
 	login func() (Login, error)
 
 	mu         sync.Mutex

@@ -91,8 +91,8 @@ func TestTokensAreAskedForAgain(t *testing.T) {
 	if err := Make(t.Context(), path, source, Login{}, r.contents); err != nil {
 		t.Fatal(err)
 	}
-	// The next process asks for a token of its own, at first in vain, and its second
-	// one has ended when it is used.
+	// The next process requests its own token. The first request fails, and the
+	// second token has expired when it is used.
 	r.mu.Lock()
 	failing, valid = true, 3
 	r.mu.Unlock()

@@ -25,7 +25,7 @@ func newTransport(refused []netip.Prefix) http.RoundTripper {
 	direct.Proxy = nil
 	dialer := net.Dialer{
 		Timeout: idleWithin / 2,
-		// It is asked for each address that a name has.
+		// Called for each address of a name.
 		Control: func(_, address string, _ syscall.RawConn) error {
 			to, err := netip.ParseAddrPort(address)
 			if err != nil {

@@ -42,8 +42,8 @@ func (m meter) Idle() bool { return m.idle != nil && m.idle() }
 
 func (m meter) Measure(ids []string) (map[string]Sample, error) { return m.measure(ids) }
 
-// simulate runs a watcher against memory that is a function of time, on a
-// clock of its own. It returns how far the limit was passed when the container
+// simulate runs a watcher with a simulated clock against memory that is a
+// function of time. It returns how far the limit was exceeded when the container
 // was ended, and the number of looks; ended is false if it never was.
 func simulate(t *testing.T, policy Policy, limit uint64, span time.Duration, used func(time.Duration) uint64) (past uint64, looks int, ended bool) {
 	t.Helper()
@@ -200,8 +200,8 @@ func TestLimitsComeAndGo(t *testing.T) {
 	}
 }
 
-// A limit that comes while a look is under way is held against a measurement
-// of its own, also where nothing runs any more.
+// A limit that arrives during a look is checked against a new measurement, even
+// if nothing runs any more.
 func TestALimitThatComesDuringALook(t *testing.T) {
 	var w *Watcher
 	ended := false

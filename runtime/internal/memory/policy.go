@@ -1,24 +1,24 @@
-// Package memory enforces the memory limits of containers where no cgroup
-// does: it watches what they hold, often enough that a container which begins
-// to allocate as fast as the machine can is ended soon after its limit.
+// Package memory enforces containers' memory limits without a cgroup. It
+// measures their memory often enough that a container which begins to allocate
+// as fast as the machine can is ended soon after its limit.
 //
-// It decides when to look and when to act. Where the figures come from and
-// how a container is ended is the caller's.
+// It decides when to measure and when to act. The caller supplies the figures
+// and ends containers.
 //
-// Rejected as a second line of defence: RLIMIT_AS and RLIMIT_DATA count what
-// is reserved, not what is used. Java, Go, CUDA and sanitizers reserve many
-// times what they touch and would fail on a limit that they never reach; and a
-// failed mmap is not the OOMKilled that Kubernetes promises. The second line is
-// the kernel's own: containers carry an oom_score_adj above all of berth's, so
-// that what gets past the watcher hits them first.
+// Rejected as a second line of defence: RLIMIT_AS and RLIMIT_DATA count reserved
+// memory, not used memory. Java, Go, CUDA and sanitizers reserve many times what
+// they touch and would fail at a limit that they never reach; and a failed mmap
+// is not the OOMKilled that Kubernetes promises. The second line is the kernel's
+// OOM killer: containers have an oom_score_adj above all processes of berth, so
+// it kills them first.
 package memory
 
 import "time"
 
-// Policy says how often to look.
+// Policy controls how often to measure.
 type Policy struct {
-	// Burst is the rate, in bytes per second, at which a container that was
-	// idle until now is assumed to be able to grow.
+	// Burst is the assumed growth rate, in bytes per second, of a container that
+	// was idle until now.
 	Burst float64
 	// Allowance is by how many bytes a container may pass its limit before
 	// it is noticed. It has to fit into what is reserved for berth itself.
@@ -31,8 +31,8 @@ type Policy struct {
 	// next to nothing.
 	Quiet time.Duration
 	Slack int
-	// Rest is how many times longer than the looking itself the pause after
-	// it is at least: it bounds the processor time of the watcher.
+	// Rest is the least ratio of the pause after a measurement to its duration.
+	// It bounds the watcher's processor time.
 	Rest int
 }
 

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Sample is the memory of one container in three grades, each at most the one
-// before it and each much dearer. A grade is asked for only when the cheaper
-// one cannot tell.
+// Sample is the memory of one container in three grades. Each grade is at most
+// the one before it and much more expensive. A grade is measured only if the
+// cheaper one cannot decide.
 type Sample struct {
 	// Bound counts everything resident, mapped files included.
 	Bound uint64
@@ -20,11 +20,11 @@ type Sample struct {
 
 // Meter measures containers.
 type Meter interface {
-	// Idle reports that no container can have grown since the last Measure.
-	// It is asked far more often than Measure.
+	// Idle reports that no container can have grown since the last Measure. It is
+	// called far more often than Measure.
 	Idle() bool
-	// Measure returns the memory of the containers with the given names.
-	// Those that it leaves out hold nothing.
+	// Measure returns the memory of the containers with the given names. Omitted
+	// containers hold nothing.
 	Measure(ids []string) (map[string]Sample, error)
 }
 

@@ -1,10 +1,10 @@
-// Package mirror serves the images that came as archives, the way a registry
-// does, so that imagePullPolicy Always is satisfied by them. It only reads, and
-// knows nothing of images that were pulled: for those it answers 404, and
-// containerd asks their own registry next.
+// Package mirror serves images from archives as a registry does, so that they
+// satisfy imagePullPolicy Always. It only reads, and does not know pulled
+// images: for these it answers 404, and containerd then queries their own
+// registry.
 //
-// The protocol is the OCI Distribution Specification's pull part, with
-// containerd's parameter ns for the registry that is meant:
+// The protocol is the pull part of the OCI Distribution Specification, with
+// containerd's parameter ns for the intended registry:
 // https://github.com/opencontainers/distribution-spec/blob/v1.1.0/spec.md#pulling-manifests
 package mirror
 
@@ -26,7 +26,7 @@ import (
 // Server is the registry. Its handlers can run at the same time.
 type Server struct {
 	// Names finds an image by its full name, such as
-	// docker.io/library/busybox:1.37, among those of archives alone.
+	// docker.io/library/busybox:1.37, only among the images of archives.
 	Names interface {
 		Get(ctx context.Context, name string) (images.Image, error)
 		List(ctx context.Context, filters ...string) ([]images.Image, error)

@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// askAgain is how long a server may take to answer before it is asked once
-	// more: it may have been killed after it had read the request.
+	// askAgain is the wait for an answer before the request is repeated: the
+	// server may have been killed after it had read the request.
 	askAgain = 2 * time.Second
-	// answerWithin bounds the wait for a server, which may be started anew
+	// answerWithin bounds the wait for a server, which may be restarted
 	// meanwhile.
 	answerWithin = 30 * time.Second
 )
@@ -35,7 +35,7 @@ type Client struct {
 
 	mu   sync.Mutex
 	conn *net.UnixConn
-	// logins are those that the server has, with their names.
+	// logins holds the logins that the server has, by name.
 	loginsMu sync.Mutex
 	logins   map[lazy.Login]string
 }
@@ -144,7 +144,7 @@ func Unmount(target string) error {
 	return nil
 }
 
-// Served tells whether there is a mount on target, and somebody who serves it.
+// Served reports whether there is a mount on target that a process serves.
 func Served(target string) bool {
 	var st unix.Statfs_t
 	const fuseMagic = 0x65735546

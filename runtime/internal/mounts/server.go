@@ -22,9 +22,9 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Server serves the mounts that it is asked for.
+// Server serves the requested mounts.
 type Server struct {
-	// Refused are ranges of addresses at which no registry is asked. They are set
+	// Refused lists address ranges where no registry is contacted. It is set
 	// before the first call.
 	Refused []netip.Prefix
 
@@ -85,7 +85,7 @@ func (s *Server) Resume() error {
 			err = s.start(*kept.Data, layers, files[0], files[1])
 		}
 		if err != nil {
-			// Its pods are lost, which those of others need not be.
+			// Pods on this mount are lost; pods on other mounts need not be.
 			s.log.Error(fmt.Sprintf("take over mount %s: %v", kept.ID, err))
 			s.drop(kept.ID)
 			closeAll(files[:2])
@@ -214,8 +214,8 @@ func (l layers) Close() {
 	}
 }
 
-// open opens the layers of a mount. Of SIF files in place, the first are those that
-// were open before, which are the layers' from then on.
+// open opens the layers of a mount. kept holds previously opened SIF files in
+// place; the layers take the first of them.
 func (s *Server) open(paths []string, kept []*os.File) (l layers, err error) {
 	defer func() {
 		if err != nil {
@@ -300,7 +300,7 @@ func (s *Server) start(request Request, opened layers, device, slots *os.File) e
 	return nil
 }
 
-// openLayer opens a layer for a mount, at whose end the second is to be closed.
+// openLayer opens a layer for a mount. The closer is closed when the mount ends.
 func (s *Server) openLayer(path string) (*erofs.Image, io.Closer, error) {
 	if lazy.Is(path) {
 		return s.openLazy(path)

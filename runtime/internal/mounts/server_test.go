@@ -186,7 +186,7 @@ func mount(t *testing.T) (kernel, device, slots *os.File) {
 	return os.NewFile(uintptr(ends[0]), "kernel"), os.NewFile(uintptr(ends[1]), "device"), os.NewFile(uintptr(fd), "requests")
 }
 
-// opened tells whether this process has a file open.
+// opened reports whether this process has a file open.
 func opened(t *testing.T, path string) bool {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")

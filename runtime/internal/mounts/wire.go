@@ -1,6 +1,6 @@
-// Package mounts is how the trees of images get mounted: containerd makes the
-// mount, and a process of its own serves it. This package is both ends of what
-// they say to each other, and how that process keeps what its successor needs.
+// Package mounts mounts the trees of images: containerd makes the mount, and a
+// separate process serves it. The package holds both ends of their protocol, and
+// saves the state that a restarted server needs.
 //
 // Every message is one packet of a unix socket: JSON, and descriptors beside it.
 package mounts
@@ -40,10 +40,11 @@ type reply struct {
 	Error string
 }
 
-// Kept is a message between the server and who keeps its descriptors: beside a
-// Request are those of a mount, /dev/fuse, the memory file, and the SIF files of its
-// layers in their order, to be kept; an ID alone is forgotten. At the start the
-// keeper sends what it has, and an empty message.
+// Kept is a message between the server and the holder of its descriptors. A
+// Request comes with a mount's descriptors to keep: /dev/fuse, the memory file,
+// and the SIF files of its layers in order. An ID without a Request is
+// forgotten. At the start the holder sends what it has, and then an empty
+// message.
 type Kept struct {
 	ID   string
 	Data *Request
@@ -52,7 +53,7 @@ type Kept struct {
 const (
 	// maxMessage bounds a message: of 127 layers with the longest of paths.
 	maxMessage = 1 << 20
-	// maxDescriptors is what a keeper takes in one message.
+	// maxDescriptors bounds the descriptors in one message.
 	maxDescriptors = 16
 )
 

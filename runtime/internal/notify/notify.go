@@ -13,7 +13,7 @@ import (
 )
 
 // Notifier writes to an inherited descriptor. Without one every method does
-// nothing, so that a program also runs alone.
+// nothing, so that a program also runs by itself.
 type Notifier struct{ file *os.File }
 
 // New returns the notifier of a descriptor, -1 for none.

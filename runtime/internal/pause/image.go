@@ -18,7 +18,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Name is what the image is called.
+// Name is the image's name.
 const Name = "localhost/berth/pause:1"
 
 // The programs are build products: a checkout without them still compiles.

@@ -17,7 +17,7 @@ import (
 func TestImageIsConsistent(t *testing.T) {
 	img, err := newImage(runtime.GOARCH)
 	if err != nil {
-		t.Skip(err) // make builds the program; go test alone may run before
+		t.Skip(err) // make builds the program; go test may run before
 	}
 	var manifest ocispec.Manifest
 	if err := json.Unmarshal(img.blobs[img.manifest.Digest], &manifest); err != nil {

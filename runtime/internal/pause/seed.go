@@ -21,17 +21,17 @@ import (
 	"berth.dev/berth/runtime/internal/snapshotter"
 )
 
-// Stores are where an image lives.
+// Stores holds the stores of an image's parts.
 type Stores struct {
 	Content     content.Store
 	Images      images.Store
 	Snapshotter snapshots.Snapshotter
-	// SnapshotterName is how garbage collection calls the snapshotter.
+	// SnapshotterName is the snapshotter's name in garbage collection labels.
 	SnapshotterName string
 	Leases          leases.Manager
 }
 
-// The labels with which CRI marks the images that it shows and keeps.
+// Labels by which CRI marks the images that it lists and keeps.
 const (
 	labelManaged = "io.cri-containerd.image"
 	labelPinned  = "io.cri-containerd.pinned"
@@ -62,7 +62,7 @@ func Seed(ctx context.Context, s Stores) error {
 		return err
 	}
 	labels := map[string]string{labelManaged: "managed", labelPinned: "pinned"}
-	// The image's id is a name of its own in CRI.
+	// CRI lists the image under its id, too.
 	for _, name := range []string{img.config.Digest.String(), Name} {
 		_, err := s.Images.Create(ctx, images.Image{Name: name, Target: img.manifest, Labels: labels})
 		if err != nil && !errdefs.IsAlreadyExists(err) {

@@ -13,14 +13,15 @@ import (
 // its registry.
 const nobody = -1
 
-// directory is what the owner of a digest knows: who has asked for it. Whoever
-// has asked has it, or is receiving it, or will say that it has not.
+// directory is the owner's record of a digest: the nodes that have requested it.
+// A node that has requested it has it, is receiving it, or will report that it
+// lacks it.
 type directory struct {
 	mu     sync.Mutex
 	askers map[digest.Digest][]int
 }
 
-// question is what a node asks the owner of a digest.
+// question is a node's request to the owner of a digest.
 type question struct {
 	digest digest.Digest
 	// node asks, and has in vain tried those without.
@@ -30,10 +31,10 @@ type question struct {
 	again bool
 }
 
-// giver returns from whom the asker gets the blob. That is always one who asked
-// before him, so that nobody waits for himself; who has asked keeps his place
-// therefore, until he begins anew. The first two get it from the first, the next
-// two from the second: a tree, so that no node gives it to more than two at once.
+// giver returns the node from which the asker gets the blob. This is always an
+// earlier asker, so that nobody waits for itself; an asker keeps its place until
+// it starts again. The first two get it from the first, the next two from the
+// second: a tree, so that no node gives it to more than two at once.
 func (d *directory) giver(q question) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -65,8 +66,8 @@ func (d *directory) giver(q question) int {
 	return nobody
 }
 
-// owners are the nodes that may be asked who has a digest, the owner first, then
-// those that stand in for it.
+// owners returns the nodes that may be asked who has a digest: the owner first,
+// then its substitutes.
 func owners(dgst digest.Digest, nodes int) []int {
 	start, err := hex.DecodeString(dgst.Encoded()[:8])
 	if err != nil {

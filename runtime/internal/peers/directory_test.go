@@ -25,7 +25,7 @@ func TestGiver(t *testing.T) {
 		// The first has died: who notices first takes over, the others follow.
 		{2, []int{4}, true, 0},
 		{0, []int{4}, true, nobody},
-		// Who was dead begins anew, behind the others.
+		// A node that was dead starts again, behind the others.
 		{4, nil, false, 2},
 		// A new one that knows of two dead nodes.
 		{5, []int{2, 0}, false, 1},
@@ -45,7 +45,7 @@ func TestNoCircle(t *testing.T) {
 		random := rand.New(rand.NewPCG(seed, 0))
 		var d directory
 		const nodes = 8
-		from := map[int]int{} // who gets it from whom
+		from := map[int]int{} // receiver to giver
 		failed := map[int][]int{}
 		for range 100 {
 			node := random.IntN(nodes)
@@ -53,7 +53,8 @@ func TestNoCircle(t *testing.T) {
 			if giver, ok := from[node]; ok && random.IntN(3) > 0 {
 				failed[node], again = append(failed[node], giver), true
 			} else {
-				// He begins anew, so those who got it from him have lost him.
+				// It starts again, so the nodes that got it from this node have
+				// lost it.
 				failed[node] = nil
 				for child, giver := range from {
 					if giver == node {

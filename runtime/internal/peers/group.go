@@ -24,20 +24,21 @@ import (
 )
 
 const (
-	// ownersAsked is how many nodes may be found dead before the registry is
-	// asked without any more questions.
+	// ownersAsked is the number of dead nodes after which the registry is used
+	// without further questions.
 	ownersAsked = 3
-	// deadFor is how long a node that did not answer is left alone, and
-	// startsFor one whose containerd is not there, but about to be.
+	// deadFor is how long no requests go to a node that did not answer; startsFor
+	// is the same for a node whose containerd is about to start.
 	deadFor   = 30 * time.Second
 	startsFor = 2 * time.Second
 	// connectLimit and answerLimit bound a connection and an answer to a
-	// question. A node that is busy answers late; but it is the registry that
-	// is asked then, which is always right.
+	// question. If a busy node answers late, the registry is used, which is
+	// always right.
 	connectLimit = 5 * time.Second
 	answerLimit  = 10 * time.Second
-	// silenceLimit is how long another node may give nothing of a layer. It
-	// may itself be waiting for a registry; a node that is lost shows sooner.
+	// silenceLimit bounds the time in which another node sends nothing of a
+	// layer. It may itself be waiting for a registry; a lost node is noticed
+	// sooner.
 	silenceLimit = time.Minute
 	// name is that of all nodes in their certificate.
 	name = "peers"
@@ -364,8 +365,8 @@ func (g *group) get(ctx context.Context, node int, path string) (*http.Response,
 	return answer, nil
 }
 
-// isDead leaves a node alone that did not answer. Who has stopped asking says
-// nothing about the node.
+// isDead marks a node that did not answer. If the asker has given up, that
+// proves nothing about the node.
 func (g *group) isDead(ctx context.Context, node int, why error) {
 	if ctx.Err() != nil {
 		return

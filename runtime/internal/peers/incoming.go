@@ -8,7 +8,7 @@ import (
 
 // incoming is a blob that this node is receiving, from whomever.
 type incoming struct {
-	// path is the file in which it comes; size is what it will have.
+	// path is the file that receives it; size is its final size.
 	path string
 	size int64
 

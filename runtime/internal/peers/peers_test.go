@@ -143,7 +143,7 @@ type registry struct {
 	layer []byte
 	// gate, where there is one, lets it give another part of the layer.
 	gate chan int
-	// opened are the offsets at which it was asked; sent counts bytes.
+	// opened lists the requested offsets; sent counts bytes.
 	mu     sync.Mutex
 	opened []int64
 	sent   atomic.Int64
@@ -372,7 +372,7 @@ func TestWithoutOthers(t *testing.T) {
 	}
 	nodes[0].has(t, desc, layer)
 
-	// What the registry says is what the user reads.
+	// The user reads the registry's own error.
 	other, otherDesc := newLayer(100_001)
 	refused := errors.New("you are not allowed to")
 	if err := nodes[0].pull(t.Context(), &registry{layer: other, fails: refused}, otherDesc); !errors.Is(err, refused) {
@@ -450,8 +450,8 @@ func damage(t *testing.T, s *Store, dgst digest.Digest) {
 	}
 }
 
-// Who has no certificate of the run learns nothing, and what is asked wrongly is
-// refused.
+// A client without a certificate of the run learns nothing, and malformed
+// requests are refused.
 func TestRefused(t *testing.T) {
 	nodes := start(t, 2)
 	stranger := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}

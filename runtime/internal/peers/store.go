@@ -1,11 +1,11 @@
-// Package peers lets the nodes of a run take layers from each other, so that all
-// of them together take one copy from a registry. It stands around containerd's
-// content store: when a layer begins to come, what other nodes have of it is put
-// in first, and containerd asks the registry for the rest, which is everything or
-// nothing. So it knows no registry, no name and no password.
+// Package peers lets the nodes of a run take layers from each other, so that
+// together they take one copy from a registry. It wraps containerd's content
+// store: when a layer begins to arrive, the bytes that other nodes have are put
+// in first, and containerd requests the rest from the registry, which is
+// everything or nothing. So it knows no registry, no name and no password.
 //
-// Manifests and configurations are none of its business: every node asks the
-// registry for them, and that is where a private image is refused.
+// It does not handle manifests and configurations: every node requests them from
+// the registry, and there a private image is refused.
 package peers
 
 import (
@@ -35,7 +35,7 @@ type Store struct {
 	receiving map[digest.Digest]*incoming
 }
 
-// localStore is all that containerd uses of its own.
+// localStore is the part of containerd's own store that containerd uses.
 type localStore interface {
 	content.Store
 	WalkStatusRefs(ctx context.Context, visit func(ref string) error) error
@@ -91,7 +91,7 @@ func layerOf(ref string) (digest.Digest, bool) {
 	return dgst, err == nil && (kind == "layer" || kind == "unknown")
 }
 
-// dataOf is the file in which containerd's store collects what is coming.
+// dataOf returns the file in which containerd's store collects incoming data.
 func (s *Store) dataOf(ref string) string {
 	return filepath.Join(s.root, "ingest", digest.FromString(ref).Encoded(), "data")
 }
@@ -100,7 +100,7 @@ func (s *Store) blobOf(dgst digest.Digest) string {
 	return filepath.Join(s.root, "blobs", dgst.Algorithm().String(), dgst.Encoded())
 }
 
-// has tells whether all of a blob is here.
+// has reports whether a blob is complete here.
 func (s *Store) has(dgst digest.Digest) bool {
 	_, err := os.Stat(s.blobOf(dgst))
 	return err == nil
@@ -154,13 +154,13 @@ type writer struct {
 	digest digest.Digest
 	in     *incoming
 	asked  sync.Once
-	// taken is how many bytes other nodes gave.
+	// taken counts the bytes from other nodes.
 	taken int64
 }
 
-// Status says how much there is. containerd asks before it opens a connection to
-// a registry, with all of its locks released: that is when others are asked, and
-// what they give is what there is.
+// Status returns how much has arrived. containerd calls it before it opens a
+// connection to a registry, with all its locks released. At that moment other
+// nodes are asked, and their bytes are counted as arrived.
 func (w *writer) Status() (content.Status, error) {
 	status, err := w.Writer.Status()
 	if err != nil {
@@ -191,7 +191,7 @@ func (w *writer) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Truncate begins anew. Those who read what there was have to begin anew, too.
+// Truncate starts again. Readers of the earlier bytes must start again, too.
 func (w *writer) Truncate(size int64) error {
 	w.in.end(broken)
 	w.in = &incoming{path: w.in.path, size: w.in.size, received: size}

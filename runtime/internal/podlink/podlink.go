@@ -1,6 +1,6 @@
-// Package podlink sets what the plugins that make a pod's interface cannot set,
-// and tells what they have made.
-// It has no netlink library: a shim is there once per pod, and its size counts.
+// Package podlink configures what the plugins that make a pod's interface
+// cannot, and reads what they have made. It uses no netlink library: every pod
+// has a shim, and its size counts.
 package podlink
 
 import (
@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// name is what containerd has the plugins call a pod's interface.
+// name is the pod interface's name, set by containerd.
 const name = "eth0"
 
 // LimitSuperPackets sets the size, in bytes, of the largest packet that the
@@ -30,9 +30,9 @@ func LimitSuperPackets(path string, size int) error {
 	return nil
 }
 
-// IgnoreRedirects has a pod not believe that another pod of its node is nearer
-// than its gateway. The gateway's kernel says so of IPv6, where both are behind
-// the same bridge, and cannot be told not to; but the bridge's ports are isolated.
+// IgnoreRedirects makes a pod ignore redirects to other pods of its node. For
+// IPv6, the gateway's kernel sends them if both are behind the same bridge, and
+// this cannot be disabled; but the bridge's ports are isolated.
 func IgnoreRedirects(path string) error {
 	err := inside(path, func() error {
 		return os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/accept_redirects", []byte("0"), 0)
@@ -43,9 +43,9 @@ func IgnoreRedirects(path string) error {
 	return nil
 }
 
-// Identity names a pod's network: its IPv4 address, the IPv6 address if it has
-// one, and the cookie by which the kernel tells namespaces apart
-// (SO_NETNS_COOKIE, Linux 5.14), in the form in which the fast path takes it.
+// Identity identifies a pod's network: its IPv4 address, its IPv6 address if it
+// has one, and the kernel's cookie of the namespace (SO_NETNS_COOKIE, Linux
+// 5.14), in the fast path's format.
 func Identity(path string) (identity string, err error) {
 	err = inside(path, func() error {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
@@ -167,8 +167,8 @@ func request(size int) []byte {
 		}
 	}
 	attribute(unix.IFLA_IFNAME, append([]byte(name), 0))
-	// From Linux 6.3 on IPv4 has a limit of its own, which follows this one as
-	// long as it is at most 64 KiB.
+	// Since Linux 6.3 IPv4 has a separate limit, which follows this one up to 64
+	// KiB.
 	attribute(unix.IFLA_GSO_MAX_SIZE, order.AppendUint32(nil, uint32(size)))
 	order.PutUint32(message, uint32(len(message)))
 	order.PutUint16(message[4:], unix.RTM_SETLINK)

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// Memory is what a process holds, in bytes, in the kernel's own classes.
+// Memory is the memory of a process, in bytes, in the kernel's classes.
 type Memory struct {
 	Anon, Shmem, File uint64
-	// PageTables is what the kernel needs to map the rest.
+	// PageTables is the memory of the page tables for the rest.
 	PageTables uint64
 }
 
-// Charged is what a memory cgroup could not take back: file pages can be
-// dropped, the others cannot.
+// Charged returns the memory that a memory cgroup could not reclaim: file pages
+// can be dropped, the others cannot.
 func (m Memory) Charged() uint64 { return m.Anon + m.Shmem + m.PageTables }
 
 func (m Memory) plus(o Memory) Memory {

@@ -1,6 +1,6 @@
-// Package procfs counts what the processes of containers use, from /proc,
-// where no cgroup does it. It knows processes and containers, not pods, and
-// changes nothing but by the signals it is told to send.
+// Package procfs measures the usage of containers' processes from /proc, where
+// no cgroup does. It knows processes and containers, not pods. It changes
+// nothing, except that it sends signals on request.
 package procfs
 
 import (

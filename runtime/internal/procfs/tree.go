@@ -121,7 +121,7 @@ func ProcessorTime(pid int) (time.Duration, error) {
 	return time.Duration(t.Nano()), nil
 }
 
-// Usage is what the processes of a container use together.
+// Usage is the total usage of a container's processes.
 type Usage struct {
 	Processes, Threads       int
 	User, System             time.Duration
@@ -145,7 +145,7 @@ func Sum(processes []Stat) (u Usage) {
 }
 
 // TotalMemory adds up the memory of processes, read by one of f's methods.
-// Those that end meanwhile hold nothing any more.
+// Processes that end meanwhile count as 0.
 func TotalMemory(processes []Stat, read func(pid int) (Memory, error)) (total Memory) {
 	for _, s := range processes {
 		if m, err := read(s.PID); err == nil {

@@ -20,25 +20,25 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Left is what of a tree its folder does not have.
+// Left counts the parts of a tree that its folder lacks.
 type Left struct {
-	// Special is how many devices, pipes and sockets are left out, and Attributes
-	// how many extended attributes.
+	// Special counts the omitted devices, pipes and sockets, and Attributes the
+	// omitted extended attributes.
 	Special, Attributes int
-	// Owners is how many files and directories belong to others than root in the
-	// image, and SetID how many run as their owner or group.
+	// Owners counts the files and directories that do not belong to root in the
+	// image, and SetID the ones that run as their owner or group.
 	Owners, SetID int
 }
 
 const (
-	// piece is how much is written at once.
+	// piece is the size of a write.
 	piece = 1 << 20
-	// maxDepth bounds the directories in each other, each of which is open.
+	// maxDepth bounds nested directories, because each is open.
 	maxDepth = 500
 )
 
-// Write writes a tree into an empty folder. Whoever called it removes what is
-// there when it has failed. Count is told of the bytes that were written.
+// Write writes a tree into an empty folder. After a failure the caller removes
+// the content. count receives the number of written bytes.
 func Write(ctx context.Context, from *tree.Tree, to *os.Root, count func(int)) (Left, error) {
 	w := writer{ctx: ctx, from: from, top: to, names: map[uint64]string{}, buffer: make([]byte, piece), count: count}
 	root, err := from.Node(tree.RootID)
@@ -55,7 +55,7 @@ type writer struct {
 	ctx  context.Context
 	from *tree.Tree
 	top  *os.Root
-	// names are those of files with several.
+	// names holds the first names of files with several links.
 	names  map[uint64]string
 	left   Left
 	buffer []byte

@@ -1,8 +1,8 @@
-// Package roots shows folders of the host, in which somebody has unpacked images,
-// as the root file systems of containers: nothing of them is copied. Each has a
-// layer that stands for it, which containerd handles as any other, and in whose
-// place the folder is mounted below what a container writes. What is said of such
-// an image beside its files is package imagestore's.
+// Package roots uses folders of the host that contain unpacked images as the
+// root file systems of containers, without copying them. A placeholder layer
+// represents each folder. containerd handles it like any other layer, and the
+// folder is mounted in its place, below what a container writes. Package
+// imagestore handles an image's other metadata.
 package roots
 
 import (
@@ -24,9 +24,9 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// folders is where a snapshotter's directory has a link to each folder, by the
-// digest of the layer that stands for it. A link, because neither colons nor
-// commas are possible in what overlayfs is told.
+// folders is the snapshotter's subdirectory with a link to each folder, by the
+// digest of its placeholder layer. It takes a link, because overlayfs options
+// can contain neither colons nor commas.
 const folders = "roots"
 
 func link(snapshotter string, layer digest.Digest) string {
@@ -67,7 +67,7 @@ type Snapshotter struct {
 // defaultForeign is that user where the kernel does not say otherwise.
 const defaultForeign = 65534
 
-// New returns a snapshotter upon another one with its directory.
+// New returns a snapshotter that wraps another one and uses its directory.
 func New(inner snapshots.Snapshotter, root string) *Snapshotter {
 	s := &Snapshotter{Snapshotter: inner, root: root, foreign: defaultForeign}
 	text, err := os.ReadFile("/proc/sys/fs/overflowuid")
@@ -167,7 +167,8 @@ func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, erro
 	return folder, nil
 }
 
-// withOwn are folders in whose folders containers write as well.
+// withOwn lists the directories whose subdirectories containers write to as
+// well.
 var withOwn = []string{"", "var"}
 
 // own makes the first folders of a tree the container's where they belong to

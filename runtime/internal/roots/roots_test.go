@@ -14,7 +14,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// fake has one snapshot, upon a parent, and mounts as containerd's do.
+// fake has one snapshot with a parent, and mounts like containerd's.
 type fake struct {
 	snapshots.Snapshotter
 	parent  string
@@ -112,8 +112,8 @@ func TestALayerStandsForOneFolder(t *testing.T) {
 	}
 }
 
-// Folders of nobody here become the container's, but for those that only their
-// owner enters.
+// Folders with unmapped owners become the container's, except folders that only
+// their owner may enter.
 func TestForeignFolders(t *testing.T) {
 	folder, upper, root := t.TempDir(), t.TempDir(), t.TempDir()
 	tag := filepath.Join(t.TempDir(), "tag")

@@ -9,20 +9,21 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// start is what a container does that is given no command: as 'apptainer run', it
-// reads the image's environment and goes on with its runscript.
+// start is the command of a container without a command: like 'apptainer run',
+// it reads the image's environment and continues with its runscript.
 const start = `for script in /.singularity.d/env/*.sh; do [ ! -f "$script" ] || . "$script"; done
 if [ -x /.singularity.d/runscript ]; then exec /.singularity.d/runscript "$@"; fi
 exec /bin/sh "$@"`
 
-// configuration is what the image says of itself in its folder.
+// configuration returns the image configuration from the files in the image's
+// folder.
 func configuration(architecture string, texts map[string]string) ocispec.Image {
 	var image ocispec.Image
 	image.OS, image.Architecture = "linux", architecture
 	image.Config.Entrypoint = []string{"/bin/sh", "-c", start, "runscript"}
 	image.RootFS.Type = "layers"
 	if json.Unmarshal([]byte(texts[labelsFile]), &image.Config.Labels) != nil {
-		image.Config.Labels = nil // they are for people alone, and often not there
+		image.Config.Labels = nil // they are only for people, and often missing
 	}
 	values := map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	// By their names, as the image's own programs read them.
@@ -37,9 +38,10 @@ func configuration(architecture string, texts map[string]string) ocispec.Image {
 	return image
 }
 
-// readScript takes the variables of one of the image's scripts, for containers with a
-// command of their own, which read no script: those of lines that are in no branch,
-// loop or function. Lines may be indented, as they are in a definition file.
+// readScript collects the variables of one of the image's scripts, for
+// containers with their own command, which read no script. It takes only lines
+// outside branches, loops and functions. Lines may be indented, as in a
+// definition file.
 func readScript(script string, values map[string]string) {
 	depth := 0
 	for line := range strings.Lines(script) {
@@ -54,8 +56,8 @@ func readScript(script string, values map[string]string) {
 	}
 }
 
-// nesting is how many branches, loops, functions and subshells begin in a line, less
-// those that end there.
+// nesting returns the number of branches, loops, functions and subshells that
+// begin in a line, minus the number that end there.
 func nesting(line string) (n int) {
 	for _, command := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(";&|", r) }) {
 		words := strings.Fields(command)

@@ -56,7 +56,7 @@ type File struct {
 	// Architecture is in Go's terms, empty where the file does not say.
 	Architecture string
 	root         *squashfs.Image
-	// offset is where the file system begins.
+	// offset is the start of the file system.
 	offset int64
 }
 

@@ -66,5 +66,5 @@ func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
 	return configuration(f.Architecture, e.texts), err
 }
 
-// Packing is how the blocks of the file system's data are packed.
+// Packing returns the packing of the file system's data blocks.
 func (f *File) Packing() squashfs.Packing { return f.root.Packing() }

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// own is the folder in which an image says of itself what it is.
+	// own is the folder in which an image describes itself.
 	own         = ".singularity.d/"
 	labelsFile  = own + "labels.json"
 	environment = own + "env/"
@@ -55,7 +55,7 @@ type entries struct {
 	root *squashfs.Image
 	// first is under which name an inode with several came.
 	first map[uint32]string
-	// texts is what the image says of itself.
+	// texts holds the image's description.
 	texts map[string]string
 	// nameBytes and textBytes are the sizes of first and texts.
 	nameBytes, textBytes int
@@ -88,7 +88,7 @@ func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 	return header, nil
 }
 
-// tells whether the image says in a file what it is.
+// tells reports whether the image describes itself in a file.
 func (e *entries) tells(name string, n squashfs.Inode) bool {
 	return n.Size <= maxText && (name == labelsFile || strings.HasPrefix(name, environment))
 }
@@ -111,7 +111,7 @@ func (e *entries) hear(name string, n squashfs.Inode, into io.Writer) error {
 	return nil
 }
 
-// describe is what an archive says of an inode.
+// describe returns an archive header for an inode.
 func describe(name string, n squashfs.Inode) (*tar.Header, bool) {
 	header := &tar.Header{
 		Name: name, Mode: int64(n.Mode), Uid: int(n.UID), Gid: int(n.GID), ModTime: n.Time, Format: tar.FormatPAX,

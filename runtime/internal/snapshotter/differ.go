@@ -33,7 +33,7 @@ type Differ struct {
 	Folder string
 	// Cache is nil where there is none.
 	Cache Publisher
-	// Unpublished is told why a layer is not put into it.
+	// Unpublished receives the reason why a layer is not put into it.
 	Unpublished func(error)
 	// IDs are the user and group ids that files can have here. Notice tells the
 	// user of a layer whose files have others; nil tells nobody.

@@ -34,8 +34,8 @@ import (
 	"berth.dev/berth/runtime/internal/mounts"
 )
 
-// LayerMount is the type of the one mount of a snapshot that is to become a
-// layer: its source is the path at which the image is to be written.
+// LayerMount is the type of the only mount of a snapshot that will become a
+// layer. Its source is the path for the image.
 const LayerMount = "berth/layer"
 
 // The parts of a snapshot's directory.
@@ -47,9 +47,10 @@ const (
 	workDir   = "work"        // a container: overlayfs' own
 )
 
-// Plain is the directory for the files of a layer, beside its image at path. Where
-// somebody makes it, containers upon that layer alone have it below what they write,
-// and nothing is mounted. It is for images of a few files that every pod waits for.
+// Plain returns the directory for the files of a layer, beside its image at
+// path. If it exists, containers with only that layer use it below what they
+// write, and nothing is mounted. It is for images of a few files that every pod
+// waits for.
 func Plain(path string) string { return filepath.Join(filepath.Dir(path), plainDir) }
 
 // Mounter mounts the tree of layers, the uppermost first, on a directory.
@@ -151,7 +152,7 @@ func (s *Snapshotter) View(ctx context.Context, key, parent string, opts ...snap
 	return s.create(ctx, snapshots.KindView, key, parent, opts)
 }
 
-// isLayer tells whether a snapshot is to become a layer.
+// isLayer reports whether a snapshot will become a layer.
 func isLayer(key string) bool {
 	// containerd puts a namespace and a number before it.
 	return strings.HasPrefix(path.Base(key), snapshots.UnpackKeyPrefix+"-")

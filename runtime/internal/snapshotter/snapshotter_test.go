@@ -21,8 +21,8 @@ func (m noMounter) Mount(context.Context, string, []string) error {
 	return errors.New("nothing can be mounted here")
 }
 
-// TestPlainLayersNeedNoMount has a container upon a layer whose files are there as
-// they are, as those of the pause image.
+// TestPlainLayersNeedNoMount starts a container on a layer with plain files,
+// like the pause image's.
 func TestPlainLayersNeedNoMount(t *testing.T) {
 	root := t.TempDir()
 	store, err := storage.NewMetaStore(filepath.Join(root, "metadata.db"))

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// hostile builds images that no tool makes. Their root is the inode with which
-// the inode table begins.
+// hostile builds images that no tool makes. Their root is the first inode of the
+// inode table.
 type hostile struct {
 	body               []byte // behind the superblock
 	inodes, dirs       uint64
@@ -82,7 +82,7 @@ func (h *hostile) open(t *testing.T) (*Image, error) {
 // newHostile returns an image without any table.
 func newHostile() *hostile { return &hostile{xattrs: noTable, fragments: noTable} }
 
-// inodeHeader is what every inode begins with.
+// inodeHeader returns the common header of inodes.
 func inodeHeader(kind Kind, number uint32) []byte {
 	b := order.AppendUint16(nil, uint16(kind))
 	b = append(b, make([]byte, 10)...) // permissions, user, group, time

@@ -1,6 +1,7 @@
-// Package squashfs reads squashfs images, version 4.0, of whose bytes it trusts
-// none: https://dr-emann.github.io/squashfs/. It walks through all of an image
-// once, and says where content lies; to look for single files is not what it is for.
+// Package squashfs reads squashfs images, version 4.0
+// (https://dr-emann.github.io/squashfs/), and trusts none of their bytes. It
+// walks through a whole image once and returns the places of content. It does
+// not look up single files.
 package squashfs
 
 import (
@@ -20,7 +21,7 @@ const (
 	noFragment = math.MaxUint32
 	noXattrs   = math.MaxUint32
 	noTable    = math.MaxUint64
-	// minBlock and maxBlock are what the format allows.
+	// minBlock and maxBlock are the format's bounds.
 	minBlock = 4 << 10
 	maxBlock = 1 << 20
 	// maxEntries bounds the names in an image, maxDepth its directories in each

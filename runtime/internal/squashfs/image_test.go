@@ -392,7 +392,7 @@ func FuzzXZ(f *testing.F) {
 	f.Add(hugeSecond(f))
 	f.Fuzz(func(t *testing.T, packed []byte) {
 		if len(packed) > minBlock {
-			return // each chunk has some memory of its own, one after the other
+			return // each chunk has its own memory, one after the other
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Kind is what an inode is.
+// Kind is the type of an inode.
 type Kind uint16
 
 // The kinds, by the format's own numbers.
@@ -18,7 +18,7 @@ const (
 	Char
 	FIFO
 	Socket
-	extended = 7 // more, for those with more fields
+	extended = 7 // added to a kind for inodes with more fields
 )
 
 // Inode is a file, a directory or whatever else has a name.
@@ -240,7 +240,7 @@ func (i *Image) block(at int64, size uint32) ([]byte, error) {
 	return unpacked, nil
 }
 
-// tail is the content of a fragment, in which the ends of many files lie.
+// tail returns the content of a fragment, which holds the ends of many files.
 func (i *Image) tail(index uint32) ([]byte, error) {
 	f, err := i.fragment(index)
 	if err != nil {

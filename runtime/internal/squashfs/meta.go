@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	// metaSize is how large a metadata block is without its compression.
+	// metaSize is the uncompressed size of a metadata block.
 	metaSize = 8 << 10
 	// plainMeta and plainData mark what is not compressed.
 	plainMeta = 1 << 15

@@ -9,8 +9,8 @@ type Extent struct {
 	Plain  bool
 }
 
-// Part is where a part of a file's content lies: Inner bytes behind the beginning
-// of what a block is unpacked.
+// Part is the place of a part of a file's content: Inner bytes into an unpacked
+// block.
 type Part struct {
 	At    int64 // in the file
 	Size  uint32
@@ -18,8 +18,8 @@ type Part struct {
 	Block Extent
 }
 
-// Parts are where the content of a file lies, in order. What none of them has is
-// zeros. No content is read.
+// Parts returns the places of a file's content, in order. Gaps are zeros. No
+// content is read.
 func (i *Image) Parts(n Inode) (parts []Part, err error) {
 	at, done := n.start, int64(0)
 	for _, size := range n.blocks {
@@ -58,7 +58,7 @@ func (i *Image) check(p Part) error {
 	return nil
 }
 
-// Packing is how blocks of an image's data are packed.
+// Packing describes how an image's data blocks are packed.
 type Packing struct {
 	// Compression is the format's number for it.
 	Compression uint16
@@ -66,7 +66,7 @@ type Packing struct {
 	BlockSize uint32
 }
 
-// Packing says how this image's are.
+// Packing returns this image's packing.
 func (i *Image) Packing() Packing { return Packing{i.compression, i.blockSize} }
 
 // Unpacker unpacks blocks, one at a time.

@@ -70,7 +70,7 @@ type entry struct {
 	inode uint64
 }
 
-// nothing is how many bytes a directory claims to have more than it has.
+// nothing is the surplus in the size that a directory claims.
 const nothing = 3
 
 // entries reads a directory, entry by entry: well packed, a small image may have

@@ -12,11 +12,11 @@ const (
 	// elsewhere marks a value that is kept with another inode's.
 	elsewhere = 1 << 8
 	maxXattrs = 64 << 10 // bytes of a value, and of an inode's attributes together
-	// maxXattrCount bounds those of one inode.
+	// maxXattrCount bounds the attributes of one inode.
 	maxXattrCount = 1024
 )
 
-// xattrRef is where the attributes of an inode begin.
+// xattrRef is the place of an inode's attributes.
 type xattrRef struct {
 	place uint64
 	count uint32

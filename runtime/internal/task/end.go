@@ -21,9 +21,9 @@ import (
 // one that was not yet stopped may have started another.
 const rounds = 8
 
-// endForMemory ends a container above its limit as a memory cgroup with
-// memory.oom.group does: all of it at once. Its processes are stopped first,
-// so that they cannot grow while containerd is told; only a container that is
+// endForMemory ends a container above its limit like a memory cgroup with
+// memory.oom.group: all processes at once. It stops them first, so that they
+// cannot grow while containerd receives the event. Only a container that is
 // known to have run out of memory before it exits is reported as OOMKilled.
 func (s *Service) endForMemory(ctx context.Context, id string, used, limit uint64) {
 	c := s.container(id)
@@ -43,8 +43,8 @@ func (s *Service) endForMemory(ctx context.Context, id string, used, limit uint6
 	s.signalAll(id, c, syscall.SIGKILL)
 }
 
-// signalAll sends a signal to all processes of a container, the first one
-// first: with a PID namespace of its own its end ends the others.
+// signalAll sends a signal to all processes of a container, the first process
+// first: if that has its own PID namespace, its end ends the others.
 func (s *Service) signalAll(id string, c *container, signal syscall.Signal) {
 	done := map[int]uint64{}
 	for range rounds {
@@ -70,9 +70,9 @@ func (s *Service) signalAll(id string, c *container, signal syscall.Signal) {
 	}
 }
 
-// Reap ends what a container without a PID namespace of its own leaves
-// behind. runc would do it through the cgroup, which is not there, and the
-// container's end is not reported before its execs have ended.
+// Reap ends the processes that a container without its own PID namespace leaves
+// behind. runc would use the cgroup, which does not exist. The container's end
+// is not reported before its execs have ended.
 func (s *Service) Reap(ctx context.Context, exits <-chan gorunc.Exit) {
 	for {
 		select {

@@ -26,9 +26,9 @@ func runcOptions(binary string) (*anypb.Any, error) {
 	return made, nil
 }
 
-// takeFastPath has berth-runc put the filter of the fast path on the pod's
-// processes, from the first container after the sandbox's on, or says why it
-// does not. The shim has one pod, so its environment is the place.
+// takeFastPath makes berth-runc install the fast path's filter on the pod's
+// processes, from the first container after the sandbox on, or reports why it
+// does not. The shim has one pod, so it can set its own environment.
 func (s *Service) takeFastPath(id string, c bundle.Container) {
 	stay := func(why string, args ...any) {
 		s.log.Info("connections of this pod stay on the network between the nodes: "+why, append(args, "container", id)...)

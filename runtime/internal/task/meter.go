@@ -12,14 +12,14 @@ import (
 // called by one goroutine.
 type meter struct {
 	service *Service
-	// ran is how long each process had run when it was measured last.
+	// ran holds each process's processor time at the last measurement.
 	ran map[int]time.Duration
 	// stale is set when a process was started that was not there then.
 	stale atomic.Bool
 }
 
-// nothing is processor time in which no process can have done anything of
-// weight: a fork alone takes longer.
+// nothing is an amount of processor time too small for any allocation to matter:
+// a fork takes longer.
 const nothing = 20 * time.Microsecond
 
 // Idle reports that the processes are still the same and have not run: what
@@ -72,9 +72,9 @@ func (m *meter) Measure(ids []string) (map[string]memory.Sample, error) {
 	return samples, nil
 }
 
-// files returns the bytes in volumes in memory by container. A volume of
-// several containers counts in equal parts: who wrote what cannot be told, and
-// so the sum is right and nobody is charged for more than there is.
+// files returns the bytes in memory volumes by container. A volume of several
+// containers counts in equal parts, because the writer of a file is unknown. So
+// the sum is right and nobody is charged for more than there is.
 func (s *Service) files() map[string]uint64 {
 	s.mu.Lock()
 	users := map[string][]string{}

@@ -50,7 +50,7 @@ func (r countedReader) ReadAt(into []byte, at int64) (int, error) {
 	return r.ReaderAt.ReadAt(into, at)
 }
 
-// openCounted is open for layers of which only so many reads succeed.
+// openCounted is open for layers that permit only a number of reads.
 func openCounted(t *testing.T, reads int, archives [][]byte) *Tree {
 	t.Helper()
 	tree, err := New(openLayers(t, archives, func(file io.ReaderAt) io.ReaderAt { return countedReader{file, &reads} }))

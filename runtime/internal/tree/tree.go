@@ -1,10 +1,10 @@
-// Package tree shows the layers of an image as one read-only tree, merged as a
-// container sees them. It knows inodes, not paths or mounts; who serves them to
-// the kernel is package fuse.
+// Package tree merges the layers of an image into one read-only tree, as a
+// container sees it. It knows inodes, not paths or mounts; package fuse serves
+// them to the kernel.
 //
-// Nothing has to be remembered about what was looked up: a node's number says
-// in which layer its inode is and which, so that a process that starts anew
-// understands the numbers that the kernel got from its predecessor.
+// It remembers nothing about lookups: a node's number contains the layer and the
+// inode. So a restarted process understands the numbers that the kernel got from
+// its predecessor.
 package tree
 
 import (
@@ -64,7 +64,7 @@ type Dir struct {
 type part struct {
 	layer int
 	inode erofs.Inode
-	// entries are those of the layer, with what hides others.
+	// entries lists the layer's entries, including whiteouts.
 	entries []erofs.Entry
 	implied bool
 	// opaque hides the directories of the layers below.
@@ -157,7 +157,8 @@ func (t *Tree) dirNode(id uint64) (Node, error) {
 	return dir.node(id), nil
 }
 
-// node is a directory as the uppermost layer has it that says how it is.
+// node returns a directory's node, from the topmost layer that defines its
+// metadata.
 func (d *Dir) node(id uint64) Node {
 	says := d.parts[0]
 	for _, p := range d.parts {
@@ -330,7 +331,7 @@ func (d *Dir) ownID(t *Tree) uint64 {
 	return t.id(inode{d.parts[0].layer, d.parts[0].inode.Number})
 }
 
-// merge makes one directory of those of several layers, the uppermost first,
+// merge makes one directory of several layers' directories, the topmost first,
 // and keeps it.
 func (t *Tree) merge(id, parent uint64, stack []inode) (*Dir, error) {
 	parts, err := t.readParts(stack)

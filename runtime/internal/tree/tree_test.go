@@ -107,7 +107,7 @@ func describe(t *testing.T, tree *Tree) []string {
 	return lines
 }
 
-// containerd unpacks the same layers one upon the other.
+// containerd unpacks the same layers on top of each other.
 func TestTreeIsWhatUnpackingMakes(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to unpack owners and devices")
@@ -134,7 +134,7 @@ func TestTreeIsWhatUnpackingMakes(t *testing.T) {
 	}
 }
 
-// A server that starts anew is asked for numbers that it has never given out.
+// A restarted server receives requests for numbers that it has never given out.
 func TestNumbersMeanTheSameToASuccessor(t *testing.T) {
 	archives, err := corpus.Layers()
 	if err != nil {
