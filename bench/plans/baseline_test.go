@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/bench/plans"
 )
 
-// TestBaselines: a run says how steady its machine was, but for a program of which one
-// trial is all there is.
+// TestBaselines: each run measures how steady its machine was, except plans of a
+// program with only one trial.
 func TestBaselines(t *testing.T) {
 	for _, name := range plans.Names() {
 		where, text, err := plans.Read(name)

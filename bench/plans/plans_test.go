@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/bench/plans"
 )
 
-// TestPlans: those that come along are right.
+// TestPlans: the included plans are valid.
 func TestPlans(t *testing.T) {
 	names := plans.Names()
 	if len(names) == 0 {

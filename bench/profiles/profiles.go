@@ -16,7 +16,7 @@ import (
 //go:embed *.yaml
 var files embed.FS //nolint:gochecknoglobals // the only way to embed
 
-// Profile is what an operator sets on both hosts.
+// Profile is a set of an operator's settings on both hosts.
 type Profile struct {
 	// From says whose it is.
 	From string `yaml:"from"`
@@ -31,7 +31,7 @@ type Profile struct {
 	// Features and Rings are of the network card, by ethtool's names.
 	Features map[string]string `yaml:"features"`
 	Rings    map[string]string `yaml:"rings"`
-	// LeftOut is what the profile has beside, and why it is not set.
+	// LeftOut lists further settings of the profile, and why they are not made.
 	LeftOut []string `yaml:"left-out"`
 }
 
@@ -80,9 +80,9 @@ func Read(name string) (p Profile, err error) {
 	return p, nil
 }
 
-// Settings are what the profile wants, by the names that records have: the path below
-// /proc/sys or /sys, or the interface's setting. Of several files of one pattern it is
-// the first that counts.
+// Settings returns the profile's settings under the names in records: the path
+// below /proc/sys or /sys, or the interface's setting. Of several files that
+// match one pattern the first counts.
 func (p Profile) Settings() map[string]string {
 	all := map[string]string{}
 	for key, value := range p.Sysctls {

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// TestProfiles: those of the study are there, and each says whose it is.
+// TestProfiles: the study's profiles exist, and each names its author.
 func TestProfiles(t *testing.T) {
 	for _, name := range []string{
 		"default", "kernel-optimizations", "nic-optimizations", "accelerator-performance", "hpc-compute", "latency-performance", "network-latency",

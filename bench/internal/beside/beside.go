@@ -1,7 +1,7 @@
-// Package beside has what the bench does beside a cluster, or beside a job's other
-// steps, in place of a program in a container: a sequence that ends in figures. Which
-// cases it belongs to, and how the cluster is started, belongs elsewhere; images that
-// are delivered have a package of their own.
+// Package beside runs sequences of the bench next to a cluster, or next to a
+// job's other steps, instead of a program in a container. Each sequence returns
+// figures. The package does not assign sequences to cases, and does not start
+// clusters. Package deliver delivers images.
 package beside
 
 import (
@@ -20,21 +20,23 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Spec says what is done.
+// Spec selects and configures a sequence.
 type Spec struct {
 	// What is one of the names below.
 	What string
-	// Nodes is how many the cluster has, or the job, and CPUs what a trial has on each.
+	// Nodes is the number of nodes of the cluster or job; CPUs is a trial's share
+	// of each.
 	Nodes, CPUs int
-	// MemoryMB is what it has on each, 0 for what the site gives.
+	// MemoryMB is its memory on each node; 0 for the site's default.
 	MemoryMB int
-	// Hosts are those of a plain job that take part, as many as Nodes.
+	// Hosts lists the participating hosts of a plain job, as many as Nodes.
 	Hosts []string
 	// Image is that of the programs, as pods name it.
 	Image string
-	// Kubectl is how the cluster is asked.
+	// Kubectl is the command that queries the cluster.
 	Kubectl []string
-	// Through is what programs of a plain job are started by on their hosts: a container.
+	// Through is the container command that starts programs of a plain job on
+	// their hosts.
 	Through []string
 	// Given: the cluster is not the bench's, which knows not who has started it.
 	Given bool
@@ -60,7 +62,7 @@ const (
 	Steps        = "steps"
 )
 
-// Result is what it gave.
+// Result is the result of a sequence.
 type Result struct {
 	Values []record.Value `json:"values"`
 	// At is when what was waited for had come, in nanoseconds since 1970.
@@ -120,5 +122,5 @@ func run(ctx context.Context, stdin string, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// errNo is what a check says that found something else than it wanted.
+// errNo is the error of a check whose result is wrong.
 var errNo = errors.New("no") //nolint:gochecknoglobals // a constant

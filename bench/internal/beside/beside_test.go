@@ -95,8 +95,8 @@ func TestRequirementsEnded(t *testing.T) {
 	}
 }
 
-// TestRequirementsGiven: by whom a cluster was started that was there is not answered by
-// who asks it.
+// TestRequirementsGiven: a client cannot find out who started an existing
+// cluster.
 func TestRequirementsGiven(t *testing.T) {
 	s := cluster(t, "")
 	s.Given = true
@@ -210,8 +210,8 @@ func TestReadHPCC(t *testing.T) {
 	if _, err := s.readHPCC("Success=1\n", cache); err == nil || strings.Contains(err.Error(), "%!") {
 		t.Errorf("a summary without figures: %v", err)
 	}
-	// What the cache holds is not the speed of memory, and what some trials alone were
-	// slow enough for is no figure of the case.
+	// A result from the cache is not the speed of memory. A figure that only some
+	// trials were slow enough for is no figure of the case.
 	if r, err := s.readHPCC(text+"Success=1\n", 32<<20); err != nil || len(r.Values) != 3 || r.Values[1].Name != "PTRANS" {
 		t.Errorf("got %+v, %v", r.Values, err)
 	}
@@ -221,7 +221,7 @@ func TestReadHPCC(t *testing.T) {
 	}
 }
 
-// TestLaunch: ranks on hosts have the cores and the settings that those in pods have.
+// TestLaunch: ranks on hosts have the same cores and settings as ranks in pods.
 func TestLaunch(t *testing.T) {
 	s := Spec{Nodes: 2, CPUs: 4, Parameters: map[string]string{"hosts-launcher": "srun"}}
 	argv, err := s.launch()
@@ -260,7 +260,8 @@ esac`)
 	}
 }
 
-// TestMPIVersion: which MPI programs have is asked where they run; that it says nothing is no failure.
+// TestMPIVersion: the version of MPI is queried where the programs run; no
+// answer is no failure.
 func TestMPIVersion(t *testing.T) {
 	const took = "printf 'step took 0.5\\nMPI_Init took 0.1\\n'"
 	pods := cluster(t, `case "$*" in
@@ -317,8 +318,9 @@ func TestProgram(t *testing.T) {
 // TestNetworkSetupCosts: what test/site/measure makes of processor times becomes figures, for a
 // launch and for each of its nodes.
 func TestNetworkSetupCosts(t *testing.T) {
-	// Of 3 nodes a job has 2, and two jobs take 4 s: 100 ms of etcd, 60 and 40 ms of berthd. Without jobs
-	// it is 20, 10 and 0 ms in 2 s. Of each time there is what it was, etcd's and that of each node.
+	// Of 3 nodes a job has 2, and two jobs take 4 s: 100 ms of etcd, 60 and 40 ms
+	// of berthd. Without jobs it is 20, 10 and 0 ms in 2 s. Each time has its
+	// label, etcd's value and each node's.
 	const times = "100.0 50 10 20 0 104.0 60 16 24 9 90.0 40 5 20 0 92.0 42 6 20 7"
 	r, err := program(t.Context(), Spec{Parameters: map[string]string{"nodes": "2", "command": `bash -c '
 		eval "$(sed -n "/^cost() {/,/^}/p; /^figure() {/p" ../../../test/site/measure)"
@@ -341,8 +343,8 @@ func TestNetworkSetupCosts(t *testing.T) {
 	}
 }
 
-// TestProgramEnds: what a program has started ends with it, also what does not end
-// when it is asked to.
+// TestProgramEnds: the processes that a program has started end with it, even
+// the ones that ignore the request to end.
 func TestProgramEnds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pid")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

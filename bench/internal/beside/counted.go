@@ -40,7 +40,7 @@ func (s Spec) counted(ctx context.Context, does func() (Result, error)) (Result,
 	return r, nil
 }
 
-// pages are what each worker's node has counted.
+// pages returns the counters of each worker's node.
 func (s Spec) pages(ctx context.Context) (all []counters.Counts, err error) {
 	for n := range s.Nodes {
 		page, err := s.kubectl(ctx, "", "exec", fmt.Sprintf("%s-%d", workers, n), "--", python, "-c", pageProgram)

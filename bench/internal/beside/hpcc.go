@@ -15,10 +15,10 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// hpccInput is the form that hpcc reads by the numbers of its lines (Debian's example is
-// /usr/share/doc/hpcc/examples/_hpccinf.txt): HPL's own, and from the 33rd on PTRANS'
-// other problems, of which there are none. The problem's size, and a grid of 1 by the
-// number of processes.
+// hpccInput is hpcc's input, which hpcc parses by line numbers (Debian's example
+// is /usr/share/doc/hpcc/examples/_hpccinf.txt). HPL's lines come first; from
+// the 33rd on, PTRANS could have further problems, but there are none here. The
+// variables are the problem's size and a grid of 1 by the number of processes.
 const hpccInput = `HPLinpack benchmark input file
 berth bench
 HPL.out output file
@@ -57,13 +57,14 @@ HPL.out output file
 0 values of NB
 `
 
-// hpccShell runs hpcc in a folder of its own, and prints its summary.
+// hpccShell runs hpcc in a separate folder and prints its summary.
 const hpccShell = `set -e; dir=$1; input=$2; shift 2; cd "$dir"; printf '%s' "$input" >hpccinf.txt; rm -f hpccoutf.txt; "$@" >&2; cat hpccoutf.txt`
 
-// hpccFigures are what counts of the summary: HPL, and what stands for HPCG, which
-// Debian does not have: the speed of memory, and of an exchange between all processes.
-// Some mean nothing below a size of the matrix: for all trials, as the slower ones of a
-// case alone would be no fair part of it.
+// hpccFigures lists the figures to take from the summary: HPL, and substitutes
+// for HPCG, which Debian lacks: the speed of memory, and of an exchange between
+// all processes. Some mean nothing below a size of the matrix. The size then
+// excludes them for all trials, because only the slower trials of a case would
+// be a biased sample.
 var hpccFigures = []struct{ key, name, unit string }{ //nolint:gochecknoglobals // a constant
 	{"HPL_Tflops", "HPL", "Gflop/s"},
 	{triad, "STREAM triad of each process", "GB/s"},
@@ -73,17 +74,19 @@ var hpccFigures = []struct{ key, name, unit string }{ //nolint:gochecknoglobals 
 
 const (
 	triad, ptrans = "StarSTREAM_Triad", "PTRANS_GBs"
-	// timed is the size from which PTRANS takes longer than hpcc's clock stands still.
+	// timed is the matrix size from which PTRANS takes longer than the resolution
+	// of hpcc's clock.
 	timed = 4000
-	// fits is how many times the last cache a vector of STREAM has to be, by STREAM's own
-	// rule: otherwise it is the cache that is measured.
+	// fits is the minimum size of a STREAM vector in multiples of the last cache,
+	// by STREAM's own rule. A smaller vector measures the cache.
 	fits = 4
-	// otherCache is that of a machine that does not say what it has, in bytes.
+	// otherCache is the assumed cache size, in bytes, of a machine that does not
+	// report it.
 	otherCache = 64 << 20
 )
 
-// means tells whether a figure does, of a matrix of that size: hpcc gives the matrix'
-// memory to STREAM's three vectors.
+// means reports whether a figure means something for a matrix of that size. hpcc
+// uses the matrix's memory for STREAM's three vectors.
 func (s Spec) means(key string, size, cache int) bool {
 	switch key {
 	case triad:

@@ -16,7 +16,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// initProgram is what osu_init is: MPI_Init by itself. It tells the slowest rank's time.
+// initProgram measures only MPI_Init, like osu_init. It prints the slowest
+// rank's time.
 const initProgram = `import time, mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI
@@ -28,8 +29,8 @@ if MPI.COMM_WORLD.rank == 0:
 MPI.Finalize()
 `
 
-// stepsProgram calls a command several times, one after the other, and tells how long
-// each call took, and what it said.
+// stepsProgram calls a command several times, one after the other, and prints
+// the time and the output of each call.
 const stepsProgram = `import subprocess, sys, time
 for _ in range(int(sys.argv[1])):
     start = time.perf_counter()
@@ -44,7 +45,7 @@ const python = "/usr/bin/python3"
 // pods alike.
 const yield = "mpi_yield_when_idle"
 
-// launch is how a program is started once on each node of the job, with the cores
+// launch starts one copy of a program on each node of the job, with the cores
 // that pods would have there.
 func (s Spec) launch() ([]string, error) {
 	switch s.Parameters["hosts-launcher"] {
@@ -54,7 +55,7 @@ func (s Spec) launch() ([]string, error) {
 		if len(s.Step) > 0 {
 			return nil, errors.New("mpirun starts no steps, which would have options: give srun as the launcher")
 		}
-		// By itself it starts a daemon of its own on every host of the job.
+		// By default mpirun starts a daemon on every host of the job.
 		return append([]string{"mpirun", "--host", strings.Join(s.Hosts, ",")}, s.ranks()...), nil
 	}
 	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["hosts-launcher"])
@@ -182,7 +183,7 @@ func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {
 	return values, nil
 }
 
-// workers is how pods of MPI are called.
+// workers is the name of MPI pods.
 const workers = "mpi"
 
 // mpirun starts a program once in each of the pods, from one beside them: to start them
@@ -195,8 +196,9 @@ func (s Spec) mpirun() []string {
 	return append([]string{"mpirun", "--allow-run-as-root", "--host", strings.Join(hosts, ",")}, s.ranks()...)
 }
 
-// mpiWorkers makes a pod with an ssh server on each node, waits until all answer each
-// other, and returns the one that programs are started from. Keys are for this cluster alone.
+// mpiWorkers makes a pod with an ssh server on each node, waits until all reach
+// each other, and returns the pod that starts programs. Only this cluster uses
+// the keys.
 func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	dir, err := os.MkdirTemp("", "berth-bench-keys-")
 	if err != nil {
@@ -237,8 +239,9 @@ func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	return first, s.answer(ctx, first, time.Minute)
 }
 
-// answer waits until mpirun in the first pod reaches all others: names come a little
-// later than pods. The error is what it said last, and not that a call was cut off.
+// answer waits until mpirun in the first pod reaches all others: names become
+// known a little later than pods. The error is the last call's own error, not
+// the time limit's.
 func (s Spec) answer(ctx context.Context, first string, limit time.Duration) (last error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("pods have not come to reach each other within %s", limit))
 	defer cancel()

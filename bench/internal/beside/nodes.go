@@ -18,11 +18,11 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// FirstHost is the name of the figure that says what nodes cost the first host.
+// FirstHost is the name of the figure for the cost of nodes to the first host.
 const FirstHost = "first host's CPU time to there"
 
-// UsageBefore is the variable that says what deliver.Usage was before the cluster was
-// started: shells and daemons of the user's count only with what they take from there on.
+// UsageBefore is the variable with deliver.Usage from before the start of the
+// cluster, so that only later usage of the user's shells and daemons counts.
 const UsageBefore = "BERTH_BENCH_USAGE_BEFORE"
 
 // nodes waits until all nodes of the cluster take pods, and says when that was, and

@@ -16,8 +16,9 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// endLimit is how long a program may take to end after it was asked to: less than the
-// bench gives this one, which would be killed beside it.
+// endLimit limits how long a program may take to end after a request. It is less
+// than the bench's limit for this process, so that this process is not killed
+// meanwhile.
 const endLimit = 15 * time.Second
 
 // program is any other program, which knows by itself what it measures: it prints a

@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// patience is how long pods may take to run, of a cluster that is up: not all of the
-// time that is left, so that the questions after it are asked, too.
+// patience returns the time that pods of a running cluster may take to start. It
+// is a part of the time left, so that later checks run, too.
 func patience(ctx context.Context) string {
 	limit := 2 * time.Minute
 	if deadline, ok := ctx.Deadline(); ok {
@@ -25,8 +25,8 @@ func patience(ctx context.Context) string {
 	return max(limit.Round(time.Second), time.Second).String() // none is no limit to kubectl
 }
 
-// removeLimit is how long the removal of all may take: less than a command has that is
-// asked to end.
+// removeLimit bounds the removal of all objects. It is less than the limit of a
+// command that is asked to end.
 const removeLimit = 10 * time.Second
 
 // requirements executes the KSI paper's functional ones, RQ1 to RQ3: each part is
@@ -76,7 +76,7 @@ type object = map[string]any
 // everywhere is a Deployment with a pod on each node, which answers, and its Service.
 func everywhere(image, mark string, nodes int) (string, error) {
 	labels := object{"app": mark}
-	// The folder's name is how its processes are found.
+	// The folder's name identifies its processes.
 	command := fmt.Sprintf("mkdir /tmp/%s; echo it answers >/tmp/%[1]s/index.html; exec busybox httpd -f -p 8080 -h /tmp/%[1]s", mark)
 	return encode(
 		object{
@@ -123,7 +123,7 @@ func (s Spec) exec(ctx context.Context, mark string) (string, error) {
 	return want(strings.TrimSpace(out), err, "it answers")
 }
 
-// want says what a program printed, and whether that was it.
+// want returns a program's output, and an error if it is not the wanted one.
 func want(got string, err error, wanted string) (string, error) {
 	if err == nil && got != wanted {
 		err = fmt.Errorf("%w: %q in place of %q", errNo, got, wanted)
@@ -196,16 +196,16 @@ func (s Spec) spread(ctx context.Context, mark string) (string, error) {
 	return strings.Join(nodes, ", "), nil
 }
 
-// process is what is known of a process of this machine.
+// process describes a process of this machine.
 type process struct {
 	uid, parent int
 	cgroup      string
 	capable     bool
 }
 
-// inJob finds the processes of a pod among those of this machine: they have to be the
-// user's, and in the job that this program is in: by their cgroup, or, where Slurm
-// makes none, as descendants of a process that has the job's number.
+// inJob checks that a pod's processes run on this machine, as the user, and in
+// this program's job: by their cgroup, or, if Slurm makes none, as descendants
+// of a process with the job's number.
 func inJob(mark string) (string, error) {
 	job := os.Getenv("SLURM_JOB_ID")
 	if job == "" {

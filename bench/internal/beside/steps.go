@@ -19,8 +19,9 @@ const (
 	stepTimes = "step, times one outside"
 )
 
-// steps are those of a short program in two jobs in turn, from where jobs are submitted:
-// one has the system's network or image, the other not. Of two pairs each job is first in one.
+// steps measures the steps of a short program in two alternating jobs, submitted
+// from here: one has the system's network or image, the other has not. In two
+// pairs, each job goes first once.
 func steps(ctx context.Context, s Spec) (r Result, err error) {
 	pairs, err := strconv.Atoi(s.Parameters["pairs"])
 	if err != nil {

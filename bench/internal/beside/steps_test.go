@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// slurm puts programs of Slurm's name in front of all others; they note how they were
-// called, and do what a script says. It returns the note's path.
+// slurm puts fake Slurm commands first in the PATH. They note their arguments
+// and run a script. It returns the note's path.
 func slurm(t *testing.T, script string) (note string) {
 	t.Helper()
 	dir := t.TempDir()

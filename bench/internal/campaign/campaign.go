@@ -22,7 +22,7 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// inARow is how often a system may fail at one case before it is left alone.
+// inARow is the number of failures of one case after which a system is skipped.
 const inARow = 2
 
 // Campaign is a plan that is carried out.
@@ -47,7 +47,7 @@ type Campaign struct {
 // pair is a case on a system; without a case it is all of them.
 type pair struct{ system, kase string }
 
-// Known is what plans can name.
+// Known returns the names that plans can use.
 func Known() plan.Catalogue { return plan.Catalogue{Cases: cases.Kinds(), Drivers: system.Kinds()} }
 
 // Run makes the trials that there is no record of.
@@ -85,8 +85,8 @@ func (c *Campaign) isGone(id record.ID) bool {
 	return c.gone[pair{id.System, ""}] || c.gone[pair{id.System, id.Case}]
 }
 
-// sameTurn is how many of the next trials a system makes together: those of one
-// round, where plan and system are for it.
+// sameTurn returns how many of the next trials a system runs together: the
+// trials of one round, if the plan and the system support it.
 func (c *Campaign) sameTurn(next []record.ID) int {
 	first := next[0]
 	if _, can := c.drivers[first.System].(system.Together); !can || !c.Plan.Together {
@@ -189,8 +189,8 @@ func archives(versions map[string]string, place system.Place) error {
 	return nil
 }
 
-// sameVersions refuses to go on with other programs than those of the records: a row
-// would be of both.
+// sameVersions refuses to continue with other program versions than the
+// records', because a row would mix both.
 func sameVersions(now map[string]string, before []record.Line) error {
 	var problems []error
 	for _, name := range slices.Sorted(maps.Keys(now)) {
@@ -204,8 +204,8 @@ func sameVersions(now map[string]string, before []record.Line) error {
 	return errors.Join(problems...)
 }
 
-// sameMachines refuses to go on with hosts of another kind than those of the records: no
-// report could be made of both.
+// sameMachines refuses to continue with other kinds of hosts than the records',
+// because no report could mix both.
 func sameMachines(now []record.Machine, before []record.Line) error {
 	for _, line := range before {
 		if s := line.Session; s != nil && !record.SameMachines(s.Nodes, now) {

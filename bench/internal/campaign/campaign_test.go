@@ -182,7 +182,7 @@ func count(t *testing.T, path string, is func(record.Line) bool) (n int) {
 
 func good(line record.Line) bool { return line.Trial != nil && line.Trial.Error == "" }
 
-// TestFailureStopsNoOther: each system that cannot be measured is left alone soon,
+// TestFailureStopsNoOther: a system that cannot be measured is soon skipped,
 // with its reason, and the others are measured to the end.
 func TestFailureStopsNoOther(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records")
@@ -204,7 +204,7 @@ func TestFailureStopsNoOther(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatIsLeft: a system of which nothing is to be measured is not prepared.
+// TestOnlyWhatIsLeft: a system without remaining trials is not prepared.
 func TestOnlyWhatIsLeft(t *testing.T) {
 	p, err := plan.Parse("f", []byte(strings.Replace(text, "- case: cpu", "- {case: cpu, systems: [bare]}", 1)), Known())
 	if err != nil {
@@ -386,8 +386,8 @@ func (s solitary) RunTogether(ctx context.Context, tasks []system.Task) []system
 	return results
 }
 
-// TestAloneInATurn: a trial that had a cluster of its own has its own time, and no part
-// in that of the others.
+// TestAloneInATurn: a trial with a separate cluster has a separate time, and no
+// part in the time of the others.
 func TestAloneInATurn(t *testing.T) {
 	p, err := plan.Parse("f", []byte(strings.Replace(text, "repetitions", "together: true\nwarm-ups: 0\nrepetitions", 1)+"- {name: more, case: cpu}\n"), Known())
 	if err != nil {
@@ -428,7 +428,7 @@ func TestEstimate(t *testing.T) {
 	if trials, after := Estimate(p, []record.Line{slow}); trials != 39 || after < 4000*time.Second {
 		t.Errorf("after a slow one: %d trials in %s", trials, after)
 	}
-	// To pack images takes minutes, and is of their cases alone.
+	// Packing images takes minutes, and only image cases need it.
 	for kase, longer := range map[string]bool{"cpu": false, "cold-node": true} {
 		p, err := plan.Parse("f", []byte("name: f\nseed: 1\ncpus: 1\nmemory-mb: 500\nrepetitions: 1\nwarm-ups: 0\nsystems: [{name: apptainer}]\ncases: [{case: "+kase+"}]\n"), Known())
 		if err != nil {

@@ -37,7 +37,7 @@ func newClock(p *plan.Plan, known plan.Catalogue, before []record.Line) clock {
 	return c
 }
 
-// casesOn is how many cases a system has with a link.
+// casesOn returns the number of a system's cases with a link.
 func casesOn(p *plan.Plan, system, link string) (n int) {
 	for _, c := range p.Cases {
 		if c.Link == link && slices.Contains(c.Systems, system) {
@@ -52,7 +52,7 @@ func (c clock) took(id record.ID, seconds float64) {
 	c.seen[at] = append(c.seen[at], seconds)
 }
 
-// of is how long trials take together, but for those that are left out.
+// of returns the total duration of the trials, not counting skipped ones.
 func (c clock) of(trials []record.ID, out func(record.ID) bool) time.Duration {
 	total := 0.0
 	for _, id := range trials {
@@ -69,7 +69,8 @@ func (c clock) of(trials []record.ID, out func(record.ID) bool) time.Duration {
 	return time.Duration(total * float64(time.Second))
 }
 
-// Estimate is how long what is left of a plan takes, and how many trials it is.
+// Estimate returns the number and the total duration of a plan's remaining
+// trials.
 func Estimate(p *plan.Plan, before []record.Line) (trials int, long time.Duration) {
 	left := plan.Remaining(p.Schedule(), before)
 	return len(left), newClock(p, Known(), before).of(left, func(record.ID) bool { return false })

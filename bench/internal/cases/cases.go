@@ -65,7 +65,7 @@ func number(parameters map[string]string, name string) float64 {
 	return n
 }
 
-// Better is the direction in which figures are good.
+// Better is the direction in which figures improve.
 const (
 	higher = "higher"
 	lower  = "lower"

@@ -51,9 +51,10 @@ func find(text, pattern string) (float64, error) {
 	return strconv.ParseFloat(match[1], 64)
 }
 
-// perUnit is what a trial took of processor time, by what it got done: what the
-// machine did while the program ran, or else, with the start of a cluster, what the
-// whole trial took on the first host. Where neither is known there is no such figure.
+// perUnit divides a trial's processor time by its work. The time is the
+// machine's while the program ran; if that is unknown, it is the whole trial's
+// on the first host, including the start of a cluster. If neither is known,
+// there is no figure.
 func perUnit(out system.Output, units float64, unit string) []record.Value {
 	if w := out.Step.Window; w != nil && units != 0 {
 		return []record.Value{{Name: "machine's CPU time per " + unit, Unit: "s", Better: lower, Value: w.Busy / units}}

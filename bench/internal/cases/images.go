@@ -147,8 +147,8 @@ func readImages(out system.Output, want int) ([]deliver.Image, error) {
 	return said.Images, nil
 }
 
-// readVersions makes figures of each version: the slowest node's. What a registry has
-// sent is told in images, too, where nodes had nothing of them.
+// readVersions makes figures of each version: the slowest node's. Bytes sent by
+// a registry are also given in images if the nodes had no part of them.
 func readVersions(p map[string]string, out system.Output, nodes int, fresh bool) (values []record.Value, err error) {
 	images, err := readImages(out, int(number(p, "versions")))
 	if err != nil {

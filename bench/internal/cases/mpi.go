@@ -7,8 +7,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// launcher is how programs of MPI are started in a plain job; in pods that is mpirun,
-// and records of both have this parameter: by its name it is of the former.
+// launcher selects how MPI programs are started in a plain job. In pods it is
+// always mpirun, but both kinds of records have this parameter.
 func launcher() plan.Parameter {
 	return plan.Parameter{Name: "hosts-launcher", Default: "srun", Help: "srun (by PMIx) or mpirun, in a plain job; in pods it is mpirun", Check: choice("srun", "mpirun")}
 }
@@ -48,7 +48,8 @@ func hpl() Case {
 	}, beside.HPCCJob, beside.HPCCPods, plan.Parameter{Name: "size", Default: "2000", Help: "of the matrix", Check: positive})
 }
 
-// steps is what a step costs, by itself: beside one without whatever the system has.
+// steps measures the cost of a step, next to a step without the system's
+// feature.
 func steps() Case {
 	return Case{
 		Kind: plan.Kind{

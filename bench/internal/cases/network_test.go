@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// TestProcessorTimeOfAllRoundTrips: what sockperf prints of 68,747 round trips, in which its
-// own figures are of 34,711.
+// TestProcessorTimeOfAllRoundTrips uses sockperf's output for 68,747 round
+// trips, whose own figures cover only 34,711.
 func TestProcessorTimeOfAllRoundTrips(t *testing.T) {
 	const said = `sockperf: [Total Run] RunTime=1.000 sec; Warm up time=400 msec; SentMessages=68748; ReceivedMessages=68747
 sockperf: [Valid Duration] RunTime=0.550 sec; SentMessages=34711; ReceivedMessages=34711

@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// scale is what a further node costs: a curve by the number of nodes, which a plan's
-// matrix names.
+// scale measures the cost of a further node: a curve over the number of nodes,
+// which a plan's matrix lists.
 func scale() Case {
 	return Case{
 		Kind: plan.Kind{

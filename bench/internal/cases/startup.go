@@ -7,9 +7,9 @@ import (
 	"berth.dev/berth/bench/internal/system"
 )
 
-// startup is KSI's table V: the date that the first container prints, less the
-// time of the submission. Beside it the time until that line is where the user
-// is, which needs no clocks that agree, and the time from there to the end.
+// startup is KSI's table V: the date that the first container prints, minus the
+// time of the submission. It also measures the time until the user sees that
+// line, which needs no synchronized clocks, and the time from there to the end.
 func startup() Case {
 	return Case{
 		Kind: plan.Kind{

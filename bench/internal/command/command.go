@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/bench/plans"
 )
 
-// Exit codes, those of berth.
+// Exit codes, the same as berth's.
 const (
 	exitUsage  = 64
 	exitFailed = 70
@@ -99,7 +99,7 @@ func elsewhere(err error) error {
 	return fmt.Errorf("%w; --plan takes one of these, which have it: %s", err, strings.Join(names, ", "))
 }
 
-// files are what a command line names of what is measured.
+// files holds the files that a command line names for the measurement.
 type files struct {
 	archive, mpi, images, shared, step string
 	before                             []string

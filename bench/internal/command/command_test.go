@@ -24,7 +24,8 @@ func TestSameBefore(t *testing.T) {
 	}
 }
 
-// TestCaseOfOtherPlans: who names a case that the plan has not is told which plans have it.
+// TestCaseOfOtherPlans: an unknown case of a plan gives an error that lists the
+// plans with that case.
 func TestCaseOfOtherPlans(t *testing.T) {
 	for name, want := range map[string]string{
 		"patch-tuesday": "which have it: images-bed, images",

@@ -79,7 +79,7 @@ func newPlan() *cobra.Command {
 	return command
 }
 
-// preview says what is left of a plan.
+// preview lists the remaining trials of a plan.
 func preview(to io.Writer, p *plan.Plan, before []record.Line) error {
 	trials, long := campaign.Estimate(p, before)
 	fmt.Fprintf(to, "%s: %s\nseed %d; %d host(s), %d core(s) and %d MB each\n", p.Name, p.Title, p.Seed, p.Hosts(campaign.Known()), p.CPUs, p.MemoryMB)

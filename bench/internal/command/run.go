@@ -27,7 +27,7 @@ but no job, salloc is asked for one; otherwise they are processes of this machin
 	})
 }
 
-// newImages is the plan of images under a name of its own.
+// newImages returns a separate command for the plan of images.
 func newImages() *cobra.Command {
 	return measure("images", &cobra.Command{
 		Use:   "images [flags] [CASE...]",

@@ -20,9 +20,9 @@ const Elsewhere = "the address is no other node's pod"
 
 // Counts are connections that a node's pods began.
 type Counts struct {
-	// Made are those that the hosts have made.
+	// Made counts connections made by the hosts.
 	Made float64
-	// Left are those that were left to the overlay, by the reason.
+	// Left counts connections left to the overlay, by reason.
 	Left map[string]float64
 }
 
@@ -52,9 +52,10 @@ func Read(page string) (Counts, error) {
 	return c, nil
 }
 
-// Since is what was counted after an earlier reading by a pod of that node. Between them
-// is the connection by which the first was read; whether its own, or that of the second,
-// was counted in time nobody knows: three or more are others'.
+// Since returns the counts after an earlier reading by a pod of that node. They
+// include the connection of the first reading, and it is unknown whether that or
+// the second reading's was counted in time. So three or more connections are
+// others'.
 func (c Counts) Since(earlier Counts) Counts {
 	d := Counts{Made: c.Made - earlier.Made, Left: maps.Clone(c.Left)}
 	for reason := range d.Left {
@@ -78,8 +79,8 @@ func (c *Counts) Add(other Counts) {
 	}
 }
 
-// Share is which part of the connections the hosts have made, but for those of some
-// reasons. That nothing was counted where counters were read is no proof of the fast path.
+// Share returns the hosts' share of the connections, except the ones left for
+// some reasons. Counters of zero are no proof of the fast path.
 func (c Counts) Share(but ...string) []record.Value {
 	part := 0.0
 	if c.Made > 0 {

@@ -22,7 +22,7 @@ import (
 	"berth.dev/berth/bench/internal/registry"
 )
 
-// Work is what is done with an image.
+// Work is the use of a delivered image.
 type Work string
 
 // The kinds of work.
@@ -33,7 +33,7 @@ const (
 	Pipeline Work = "pipeline"
 )
 
-// Spec is what is to be done.
+// Spec configures a delivery.
 type Spec struct {
 	// Folder is one that all hosts see, and Inside where containers see it.
 	Folder, Inside string
@@ -43,7 +43,7 @@ type Spec struct {
 	Images []string
 	Work   Work
 	Nodes  int
-	// MemoryMB is what a worker asks for, beside one core.
+	// MemoryMB is a worker's memory request; it also requests one core.
 	MemoryMB int
 	// Usage is a command that prints the CPU seconds of each host, Before one that
 	// is called before the first image; empty: none.
@@ -51,25 +51,24 @@ type Spec struct {
 	Timeout       time.Duration
 }
 
-// Inside is where containers see the folder of a trial.
+// Inside is the mount point of a trial's folder in containers.
 const Inside = "/bench"
 
-// Result is what each image took.
+// Result holds the times of each image.
 type Result struct {
 	Images []Image `json:"images"`
 }
 
-// Image is what one image took. All times are in seconds, from when it was asked
-// for.
+// Image holds the times of one image, in seconds since it was requested.
 type Image struct {
 	Name string `json:"name"`
 	// First are the times of the containers' first instructions, one for each node.
 	First []float64 `json:"first,omitempty"`
-	// Pull are what the kubelets say that pulling took.
+	// Pull holds the pull times that the kubelets report.
 	Pull []float64 `json:"pull,omitempty"`
 	// Fetched is when the registry had sent the last byte of a layer; 0: it sent none.
 	Fetched float64 `json:"fetched,omitempty"`
-	// Bytes are what the registry has sent of layers and configurations.
+	// Bytes counts the bytes of layers and configurations that the registry sent.
 	Bytes int64 `json:"bytes"`
 	// Size is the image's in the registry.
 	Size int64 `json:"size,omitempty"`
@@ -78,7 +77,7 @@ type Image struct {
 	// Sandbox and Packing are the parts of making a SIF file.
 	Sandbox float64 `json:"sandbox,omitempty"`
 	Packing float64 `json:"packing,omitempty"`
-	// Run is how long the workers took together.
+	// Run is the total time of the workers.
 	Run float64 `json:"run,omitempty"`
 	// Checkpoints are the pipeline's.
 	Checkpoints []float64 `json:"checkpoints,omitempty"`
@@ -86,10 +85,10 @@ type Image struct {
 
 const (
 	poll = 5 * time.Millisecond
-	// settle is how long a cluster is left alone before the first image.
+	// settle is the pause between the start of a cluster and the first image.
 	settle = 3 * time.Second
-	// look is how often it is asked whether a Job or a pull has failed: not before most
-	// have ended. lookRarely is the same where CPU time is taken.
+	// look is the interval of the checks on failed Jobs and pulls, which start
+	// late, when most have ended. lookRarely replaces it if CPU time is measured.
 	look, lookRarely = 20 * time.Second, time.Minute
 )
 
@@ -209,7 +208,8 @@ func (s Spec) workers(ctx context.Context, n int, image *Image) error {
 	return nil
 }
 
-// noImage is what pods wait for whose pull has failed, and the kubelet's words.
+// noImage matches the waiting reason of pods with a failed pull, and the
+// kubelet's message.
 var noImage = regexp.MustCompile(`(?m)^(?:ErrImagePull|ImagePullBackOff)\t.*`) //nolint:gochecknoglobals // a constant
 
 // unlessFailed waits for something of a Job or a roll-out, and ends that when the Job
@@ -264,7 +264,7 @@ func (s Spec) pipeline(ctx context.Context, n int, image *Image) error {
 	return Sent(ctx, s.Registry, start, image)
 }
 
-// folder is where containers of the nth image write.
+// folder returns the folder to which containers of the nth image write.
 func (s Spec) folder(n int) (string, error) {
 	out := filepath.Join(s.Folder, strconv.Itoa(n))
 	if err := os.MkdirAll(out, 0o755); err != nil {
@@ -292,11 +292,12 @@ func (s Spec) usage(ctx context.Context) (total float64, err error) {
 	return total, nil
 }
 
-// pulled is how a kubelet says how long a pull took: by itself, and with what it waited
-// for others, which is what a pod waits.
+// pulled matches a kubelet's report of a pull time, without and with the wait
+// for other pulls. A pod waits for both.
 var pulled = regexp.MustCompile(`in ([0-9.a-zµ]+) \(([0-9.a-zµ]+) including waiting\)`) //nolint:gochecknoglobals // a constant
 
-// pulls are what the events of a roll-out's pods say; they come late.
+// pulls returns the pull times from the events of a roll-out's pods. The events
+// arrive late.
 func (s Spec) pulls(ctx context.Context, name string, patience time.Duration) ([]float64, error) {
 	for deadline := time.Now().Add(patience); ; {
 		text, err := kubectl(ctx, "", "get", "events", "--field-selector=reason=Pulled", "-o", `jsonpath={range .items[*]}{.involvedObject.name}{"\t"}{.message}{"\n"}{end}`)
@@ -433,7 +434,7 @@ func get(ctx context.Context, url string) (content []byte, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// The registry is this site's: no proxy of the environment's is asked.
+	// The registry is this site's, so use no proxy of the environment.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	answer, err := client.Do(request)
 	if err != nil {

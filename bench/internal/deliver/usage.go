@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// Usage is the CPU time in seconds of the user's processes on this machine, and of
-// those that they have waited for. The bench's own do not count.
+// Usage returns the CPU time in seconds of the user's processes on this machine,
+// including their reaped children. It does not count the bench.
 func Usage() (total float64, err error) {
 	self, err := os.Executable()
 	if err != nil {

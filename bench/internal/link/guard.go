@@ -17,11 +17,11 @@ import (
 	"berth.dev/berth/bench/internal/plan"
 )
 
-// GuardArg is what the program is called with to be the guard.
+// GuardArg is the argument that makes the program the guard.
 const GuardArg = "link-guard"
 
-// guard is a process of its own that takes changes back when the pipe to it closes:
-// also when the process that made them was killed.
+// guard is a separate process that undoes changes when the pipe to it closes,
+// even if the process that made them was killed.
 type guard struct {
 	command *exec.Cmd
 	pipe    io.WriteCloser
@@ -108,7 +108,7 @@ func (u Undo) do(ctx context.Context) error {
 	return err
 }
 
-// gone tells whether the interface is no more that a setting was of.
+// gone reports whether the interface of a setting no longer exists.
 func (u Undo) gone(ctx context.Context) bool {
 	if u.Gone == nil {
 		return false
@@ -154,7 +154,7 @@ func For(ctx context.Context, self string, l plan.Link, device string, pids, arg
 	if err != nil {
 		tell(fmt.Sprintf("not set: %s: %v", wakeFile, err))
 	}
-	defer held.Close() // nil says so, and nobody asks
+	defer held.Close() // nil reports the failure
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	command.Stdin, command.Stdout, command.Stderr = os.Stdin, os.Stdout, os.Stderr
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }

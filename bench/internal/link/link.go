@@ -33,7 +33,7 @@ type setting struct {
 	absent bool
 }
 
-// settings are those of a link, in the order in which they are made.
+// settings returns a link's settings in the order of their application.
 func settings(l plan.Link, device string) (all []setting, err error) {
 	profile := profiles.Profile{}
 	if l.Profile != "" {
@@ -128,12 +128,12 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 	return all, nil
 }
 
-// queueing is what tc is told of a link's rate.
+// queueing returns tc's arguments for a link's rate.
 func queueing(l plan.Link) string {
 	if l.Rate == "" {
 		return ""
 	}
-	// 2 MB are what 10 Gbit/s let pass in 1.6 ms: timers may be late by that.
+	// 2 MB pass 10 Gbit/s in 1.6 ms, and timers may be late by that.
 	return "tbf rate " + l.Rate + " burst 2mb latency 10ms"
 }
 
@@ -161,7 +161,7 @@ func rootQueue(queue, rate string) string {
 // parts is of what the loss is counted.
 const parts = 100000
 
-// lost is how many of so many packets are lost.
+// lost parses a loss ratio: one of how many packets is lost.
 func lost(loss string) (int, error) {
 	percent, err := strconv.ParseFloat(strings.TrimSuffix(loss, "%"), 64)
 	if err != nil || percent <= 0 || percent > 100 {
@@ -197,7 +197,7 @@ func share(path, bytes, value string) setting {
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// Host is where settings are made: this machine's own namespaces, or the network
+// Host is the place of settings: this machine's own namespaces, or the network
 // namespace of a path.
 type Host struct{ Namespace string }
 
@@ -221,10 +221,11 @@ func ask(ctx context.Context, argv []string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Undo is what takes a change back.
+// Undo holds the commands that undo a change.
 type Undo struct {
-	// Get prints the value, Before is what it was, and Set sets it to that. Gone succeeds
-	// when the interface is gone that it is of, and with it the setting; empty: it is of none.
+	// Get prints the value, Before is the former value, and Set restores it. Gone
+	// succeeds when the setting's interface no longer exists, and the setting
+	// with it; it is empty if the setting has no interface.
 	Get, Set, Gone []string
 	Before         string
 }
@@ -237,8 +238,9 @@ func (h Host) lacks(device string) []string {
 	return h.command(`ip -o link show >/dev/null && ! ip -o link show dev "$1" >/dev/null 2>&1`, device)
 }
 
-// Up sets up a link on hosts. Before each change, note is given what takes it back.
-// What cannot be set is told, and is no error: records have what is in effect.
+// Up sets up a link on hosts. Before each change, note receives its Undo. A
+// setting that cannot be made is reported and is no error: records hold the
+// settings in effect.
 func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func(Undo) error, tell func(string)) error {
 	all, err := settings(l, device)
 	if err != nil {

@@ -98,7 +98,8 @@ func TestFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A file in brackets is what the kernel would show; here it then has what was written.
+	// A file in brackets has the kernel's format; here it then has what was
+	// written.
 	if err := file(path, "never").make(t.Context(), Host{}, g.note); err != nil || !is(path, "never") {
 		t.Errorf("%v", err)
 	}
@@ -208,8 +209,8 @@ func TestShareOfMemory(t *testing.T) {
 	}
 }
 
-// host is a network namespace with an interface d0, of a process that can be ended, and
-// a network namespace of our own that commands run in.
+// host returns a network namespace with an interface d0, which belongs to a
+// process that can be ended. Commands run in another network namespace.
 func host(t *testing.T) (pid string, end func()) {
 	t.Helper()
 	if os.Geteuid() != 0 {

@@ -9,7 +9,8 @@ import (
 	"berth.dev/berth/bench/internal/plan"
 )
 
-// TestHoldAwake: the kernel is told as many µs as the profile says, by a file that stays open.
+// TestHoldAwake: a file that stays open gives the kernel the profile's latency
+// in µs.
 func TestHoldAwake(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "latency")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {

@@ -61,10 +61,10 @@ const (
 	defaultBaselines   = 3
 )
 
-// plain is what names are made of: they become parts of object names and anchors.
+// plain matches names: they become parts of object names and anchors.
 var plain = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) //nolint:gochecknoglobals // a constant
 
-// typeOf is how the YAML library speaks of what the file's parts are in Go.
+// typeOf matches the YAML library's mention of Go types.
 var typeOf = regexp.MustCompile(` (not found in type|into) \S+$`) //nolint:gochecknoglobals // a constant
 
 // reader collects what is wrong, with lines.
@@ -240,7 +240,7 @@ func (r *reader) against(p *Plan) {
 		if slices.Contains(c.Systems, p.Reference) {
 			under += ", or another one alone,"
 			if found == nil {
-				found = elsewhere // a job with a network of its own, beside one without
+				found = elsewhere // a job with a separate network, beside one without
 			}
 		}
 		if len(found) != 1 {

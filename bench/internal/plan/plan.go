@@ -1,6 +1,6 @@
-// Package plan is the file that says what is measured: which cases on which
-// systems, how often, and in which order. It starts nothing and knows no case or
-// system itself; those that there are come in as a Catalogue.
+// Package plan parses plans and orders their trials. A plan selects cases,
+// systems, repetitions and their order. The package starts nothing and knows no
+// case or system itself; a Catalogue supplies the known ones.
 package plan
 
 import (
@@ -21,7 +21,7 @@ type Kind struct {
 	Name       string
 	Summary    string
 	Parameters []Parameter
-	// Hosts is how many machines one trial needs.
+	// Hosts is the number of machines for one trial.
 	Hosts int
 	// HostsFor is the same where parameters say that; nil otherwise.
 	HostsFor func(parameters map[string]string) int
@@ -34,13 +34,13 @@ type Kind struct {
 	Together bool
 }
 
-// Parameter is what a plan can set of a Kind.
+// Parameter is a setting of a Kind that plans may change.
 type Parameter struct {
 	Name, Default, Help string
 	Check               func(value string) error
 }
 
-// Catalogue is what there is to choose from, by name.
+// Catalogue lists the known cases and drivers by name.
 type Catalogue struct{ Cases, Drivers map[string]Kind }
 
 // Plan is a file that was read. Every field has its value, defaults included.
@@ -51,7 +51,7 @@ type Plan struct {
 	Seed        uint64
 	Repetitions int
 	WarmUps     int
-	// CPUs and MemoryMB are what every trial gets on each host.
+	// CPUs and MemoryMB are each trial's share of each host.
 	CPUs     int
 	MemoryMB int
 	// Timeout is when a trial counts as failed.
@@ -59,8 +59,8 @@ type Plan struct {
 	// Together: of each round, the cases of a system follow one another, and a system
 	// that can runs them in one container or cluster.
 	Together bool
-	// Links are ways in which an operator sets up what is between the hosts, and what
-	// each is.
+	// Links describes, by name, how an operator sets up the network between the
+	// hosts.
 	Links map[string]Link
 	// Link is the one that is set up; see Under.
 	Link      string
@@ -69,13 +69,13 @@ type Plan struct {
 	Systems   []System
 	Cases     []Case
 
-	// rounds is the most repetitions that one of the plan's cases has, those that were
-	// left out included.
+	// rounds is the maximum number of repetitions of the plan's cases, including
+	// skipped cases.
 	rounds int
 }
 
-// Link is what an operator sets up between the hosts and on them: 'berth bench link'
-// does it of what is said beside Is.
+// Link is a setup of the network between the hosts and of the hosts. 'berth
+// bench link' applies the fields other than Is.
 type Link struct {
 	// Is says in words what it is.
 	Is string `yaml:"is"`
@@ -138,7 +138,7 @@ func (l Link) Wanted() (map[string]string, error) {
 	return all, nil
 }
 
-// UnmarshalYAML reads a link, of which words alone are enough.
+// UnmarshalYAML reads a link, which may consist of words only.
 func (l *Link) UnmarshalYAML(node *yaml.Node) error {
 	if node.Kind == yaml.ScalarNode {
 		return node.Decode(&l.Is)
@@ -178,7 +178,7 @@ type Case struct {
 	Parameters  map[string]string
 	// Base is the name without what a matrix or a link adds.
 	Base string
-	// Link is what is between the hosts, where the plan has links.
+	// Link is the name of the link between the hosts, if the plan has links.
 	Link string
 	// Against is the case whose figures of the reference stand beside this one's; empty
 	// where they are its own.
@@ -188,7 +188,7 @@ type Case struct {
 	variant map[string]string
 }
 
-// Hosts is how many machines the plan needs at a time.
+// Hosts returns the number of machines that the plan needs at a time.
 func (p *Plan) Hosts(known Catalogue) int {
 	hosts := 1
 	for _, c := range p.Cases {
@@ -221,7 +221,7 @@ func (e NoCaseError) Error() string {
 // named: by its own name or that of its kind.
 func (c Case) named(name string) bool { return c.Name == name || c.Kind == name || c.Base == name }
 
-// Has tells whether it has a case that Only would keep.
+// Has reports whether it has a case that Only would keep.
 func (p *Plan) Has(name string) bool {
 	return slices.ContainsFunc(p.Cases, func(c Case) bool { return c.named(name) })
 }
@@ -269,7 +269,8 @@ func (p *Plan) Under(link string) error {
 	return nil
 }
 
-// links are those that trials are made with; without any, one that has no name.
+// links returns the names of the links for the trials; without links, one empty
+// name.
 func (p *Plan) links() []string {
 	switch {
 	case p.Link != "":

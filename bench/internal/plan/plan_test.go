@@ -280,8 +280,8 @@ func TestRemaining(t *testing.T) {
 	}
 }
 
-// TestSpread: cases with fewer repetitions than others are measured over the whole run,
-// also when they are called alone: what changes on the machine meets both.
+// TestSpread: cases with fewer repetitions are spread over the whole run, even
+// if only they are selected, so that changes of the machine affect all cases.
 func TestSpread(t *testing.T) {
 	text := strings.NewReplacer("repetitions: 3", "repetitions: 6", "- {name: own, case: cpu, links: [plain]}", `- {name: own, case: cpu, links: [plain], repetitions: 2}
 - {name: once, case: cpu, links: [plain], repetitions: 1}`).Replace(linked)
@@ -308,8 +308,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestAgainstAnotherLink: jobs whose network is another one stand beside those of the
-// hosts, which are measured under a link of their own.
+// TestAgainstAnotherLink: jobs with another network stand beside jobs on the
+// hosts' network, which are measured under another link.
 func TestAgainstAnotherLink(t *testing.T) {
 	for links, want := range map[string]string{"[plain]": "hosts link=plain size=1", "[plain, slow]": "hosts link=slow size=1"} {
 		text := strings.NewReplacer("links: [plain, slow], systems: [bare]", "links: "+links+", systems: [bare]",

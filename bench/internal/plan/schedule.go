@@ -8,12 +8,12 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Schedule is the order of all trials. It depends on the plan alone: in each
-// round every case is measured once on every system, in an order of its own that
-// the seed decides, so that what changes on the machine over time hits all
-// systems alike. Cases with fewer repetitions than others are in rounds over the whole
-// run. Warm-ups are rounds before the first. With links, all trials of
-// one come before those of the next.
+// Schedule returns the order of all trials. It depends only on the plan: in each
+// round every case is measured once on every system, in an order that the seed
+// decides. So changes of the machine over time affect all systems equally. Cases
+// with fewer repetitions are spread over the rounds of the whole run. Warm-ups
+// are rounds before the first. With links, all trials of one link come before
+// the trials of the next.
 func (p *Plan) Schedule() (order []record.ID) {
 	for _, link := range p.links() {
 		order = append(order, p.schedule(link)...)
@@ -65,8 +65,8 @@ func (p *Plan) schedule(link string) []record.ID {
 	return append(with, p.baseline(record.BaselineEnd, link)...)
 }
 
-// spread tells whether the n-th of so many rounds is one of the repetitions, which lie
-// in the middle of equal parts of them.
+// spread reports whether the n-th of so many rounds is one of the repetitions,
+// which lie in the middle of equal parts of the rounds.
 func spread(n, repetitions, rounds int) bool {
 	before := func(n int) int { return (2*n*repetitions + rounds) / (2 * rounds) }
 	return before(n) > before(n-1)
@@ -104,8 +104,8 @@ func (p *Plan) baseline(phase record.Phase, link string) (trials []record.ID) {
 	return trials
 }
 
-// Remaining are the trials of a schedule of which there is no record. One that
-// failed has one: that it failed is a result.
+// Remaining returns the trials of a schedule without a record. A failed trial
+// has a record, because the failure is a result.
 func Remaining(schedule []record.ID, lines []record.Line) (left []record.ID) {
 	made := map[record.ID]bool{}
 	for _, line := range lines {

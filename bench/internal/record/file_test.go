@@ -64,7 +64,7 @@ func TestPackedFilesAreOnlyRead(t *testing.T) {
 	}
 }
 
-// TestCutOff: a crash in the middle of a line costs that line alone.
+// TestCutOff: a crash in the middle of a line costs only that line.
 func TestCutOff(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "records")
 	for n := range 3 {

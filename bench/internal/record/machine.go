@@ -6,24 +6,24 @@ import (
 	"strings"
 )
 
-// memoryApart is the part by which memory may differ between machines of one kind: what
-// firmware and kernel keep is not the same everywhere.
+// memoryApart is the relative difference of memory between machines of one kind:
+// firmware and kernel keep different amounts.
 const memoryApart = 0.02
 
-// Alike tells whether two machines are of one kind, as far as figures go: processors,
-// memory and kernel. Names and boots are not asked for.
+// Alike reports whether two machines are of one kind as far as it affects
+// figures: processors, memory and kernel. Names and boots do not count.
 func (m Machine) Alike(other Machine) bool {
 	apart := max(m.Memory-other.Memory, other.Memory-m.Memory)
 	return m.CPU == other.CPU && m.CPUs == other.CPUs && m.Kernel == other.Kernel &&
 		float64(apart) <= memoryApart*float64(max(m.Memory, other.Memory))
 }
 
-// Kind says what kind of machine it is.
+// Kind describes the machine's kind.
 func (m Machine) Kind() string {
 	return fmt.Sprintf("%d × %s, %.1f GB, %s", m.CPUs, m.CPU, float64(m.Memory)/1e9, m.Kernel)
 }
 
-// SameMachines tells whether two sets of machines have the same kinds.
+// SameMachines reports whether two sets of machines have the same kinds.
 func SameMachines(a, b []Machine) bool {
 	within := func(some, all []Machine) bool {
 		return !slices.ContainsFunc(some, func(m Machine) bool { return !slices.ContainsFunc(all, m.Alike) })
@@ -31,7 +31,7 @@ func SameMachines(a, b []Machine) bool {
 	return within(a, b) && within(b, a)
 }
 
-// Kinds says of which kinds machines are, each once.
+// Kinds lists the kinds of machines, each once.
 func Kinds(machines []Machine) string {
 	var kinds []string
 	for _, m := range machines {

@@ -1,6 +1,5 @@
-// Package record is the form of what a measuring run writes down: a file of JSON
-// lines, to which lines are added and of which none is ever changed. What is
-// made of records belongs elsewhere.
+// Package record defines the records of a run: a file of JSON lines, to which
+// lines are added and never changed. Evaluation of records belongs elsewhere.
 package record
 
 import "time"
@@ -16,8 +15,8 @@ type Line struct {
 	Session    *Session    `json:"session,omitempty"`
 	Trial      *Trial      `json:"trial,omitempty"`
 	Unmeasured *Unmeasured `json:"unmeasured,omitempty"`
-	// CutOff is the number of a line in its file that a crash cut off, and of which
-	// nothing is known; otherwise 0.
+	// CutOff is the number of a line that a crash has cut off, whose content is
+	// lost; otherwise 0.
 	CutOff int `json:"-"`
 }
 
@@ -29,14 +28,14 @@ type Session struct {
 	Name  string `json:"name"`
 	Title string `json:"title"`
 	Seed  uint64 `json:"seed"`
-	// Drift is the change of the baseline, as a part of it, from which a run
-	// counts as disturbed.
+	// Drift is the relative change of the baseline from which a run counts as
+	// disturbed.
 	Drift float64 `json:"drift"`
 	// Reference is the system that others are compared with.
 	Reference string `json:"reference"`
-	// Versions are those of berth, Slurm and each system, by name.
+	// Versions holds the versions of berth, Slurm and each system, by name.
 	Versions map[string]string `json:"versions"`
-	// Before is what was called on each host before images were delivered.
+	// Before is the command that ran on each host before images were delivered.
 	Before string `json:"before,omitempty"`
 	// Nodes are the machines that take part; without Slurm this one.
 	Nodes []Machine `json:"nodes"`
@@ -52,12 +51,12 @@ type Session struct {
 // LinkSetting begins the names of settings that are a network interface's.
 const LinkSetting = "link "
 
-// Link is a way in which the operator has set up what is between the hosts.
+// Link is the operator's setup of the network between the hosts.
 type Link struct {
 	Name string `json:"name"`
 	Is   string `json:"is"`
-	// Wanted are the settings that the plan asks for, by the names that machines have
-	// them under, those of an interface without its name.
+	// Wanted holds the settings that the plan requests, under the names that
+	// machines use, without the interface's name.
 	Wanted map[string]string `json:"wanted,omitempty"`
 }
 
@@ -65,7 +64,7 @@ type Link struct {
 // rule itself only root may see.
 const LossAlias = "berth-bench loss "
 
-// Machine is what one machine is, as far as it bears on figures.
+// Machine describes one machine as far as it affects figures.
 type Machine struct {
 	Name       string `json:"name"`
 	Kernel     string `json:"kernel"`
@@ -80,7 +79,7 @@ type Machine struct {
 	Settings map[string]string `json:"settings"`
 }
 
-// Slurm is the job in which a session runs.
+// Slurm is the job of a session.
 type Slurm struct {
 	Job       string `json:"job,omitempty"`
 	Cluster   string `json:"cluster,omitempty"`
@@ -88,7 +87,7 @@ type Slurm struct {
 	NodeList  string `json:"node_list,omitempty"`
 }
 
-// Phase is what a trial is for.
+// Phase is the purpose of a trial.
 type Phase string
 
 // The phases. Warm-ups are recorded and count in no figure.
@@ -110,7 +109,7 @@ type Trial struct {
 	Against string `json:"against,omitempty"`
 	Phase   Phase  `json:"phase"`
 	Number  int    `json:"number"`
-	// Parameters are all of the case, those that the plan left out included.
+	// Parameters holds all parameters of the case, including defaults.
 	Parameters map[string]string `json:"parameters"`
 	// Start is the turn's where several trials were made together, and Seconds the
 	// turn's by their number; what the program took by itself is in the step's window.
@@ -119,16 +118,16 @@ type Trial struct {
 	Together int       `json:"together,omitempty"`
 	Step     Step      `json:"step"`
 	Values   []Value   `json:"values,omitempty"`
-	// Error says why there are no values.
+	// Error is the reason why there are no values.
 	Error string `json:"error,omitempty"`
-	// Output is what the program printed.
+	// Output is the program's output.
 	Output string `json:"output,omitempty"`
 }
 
 // ID names a trial within a plan.
 func (t Trial) ID() ID { return ID{t.Case, t.System, t.Phase, t.Number} }
 
-// ID is what tells the trials of one plan apart.
+// ID identifies a trial of a plan.
 type ID struct {
 	Case, System string
 	Phase        Phase
@@ -149,11 +148,11 @@ type Value struct {
 // Check is the unit of a value that answers a question: 1 is yes.
 const Check = "yes or no"
 
-// Share is the name of the value that tells which part of a trial's connections the
-// hosts have made, of the fast path.
+// Share is the name of the value for the hosts' share of a trial's connections
+// with the fast path.
 const Share = "connections made by the hosts"
 
-// Step is what is known of the process that a trial was.
+// Step describes the process of a trial.
 type Step struct {
 	Node       string  `json:"node,omitempty"`
 	Job        string  `json:"job,omitempty"`
@@ -167,16 +166,17 @@ type Step struct {
 	MPI string `json:"mpi,omitempty"`
 }
 
-// Window is what the machine of the first host did while the program itself ran.
-// Where other hosts are the same machine (Machine.Boot), it is theirs, too.
+// Window describes the activity of the first host's machine while the program
+// ran. It covers other hosts on the same machine (Machine.Boot), too.
 type Window struct {
 	Seconds    float64 `json:"seconds"`
 	Processors int     `json:"processors"`
-	// Busy is the time in which its processors did something, together, in seconds.
+	// Busy is the total busy time of its processors in seconds.
 	Busy float64 `json:"busy_seconds"`
 }
 
-// Unmeasured is what a session left out, and why. An empty Case is all of them.
+// Unmeasured is a case that a session skipped, and the reason. An empty Case
+// means all cases.
 type Unmeasured struct {
 	System string `json:"system"`
 	Case   string `json:"case,omitempty"`

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// burst is how much may go out at once: what lies in the queue of a router.
+// burst is the number of bytes that may go out at once, like a router's queue.
 const burst = 64 << 10
 
 // line is the way to all clients: all bytes of all connections wait for it.

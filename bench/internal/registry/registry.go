@@ -1,6 +1,6 @@
-// Package registry serves the images of a folder with an OCI layout, over a line
-// of a certain rate, and tells what it has sent. It takes no images, and knows no
-// users.
+// Package registry serves the images of a folder with an OCI layout over a
+// connection of a given rate, and counts the bytes sent. It accepts no images
+// and has no users.
 package registry
 
 import (
@@ -20,7 +20,7 @@ import (
 	"time"
 )
 
-// refName is where a layout's index says what an image is called.
+// refName is the annotation with an image's name in a layout's index.
 const refName = "org.opencontainers.image.ref.name"
 
 // What clients that measure ask for, beside the registry's own paths.
@@ -32,7 +32,7 @@ const (
 	SentPath = "/bench/sent"
 )
 
-// Sent is what a registry has sent.
+// Sent counts what a registry has sent.
 type Sent struct {
 	Bytes int64 `json:"bytes"`
 	// Image is the size of the one that was begun with: of its layers and configuration.
@@ -60,7 +60,8 @@ type descriptor struct {
 	Annotations map[string]string `json:"annotations"`
 }
 
-// hexDigest is what follows sha256: in a digest; a digest is a part of a path.
+// hexDigest matches the hexadecimal part of a digest, which becomes a part of a
+// path.
 var hexDigest = regexp.MustCompile(`^[0-9a-f]{64}$`) //nolint:gochecknoglobals // a constant
 
 // Names are the images of a folder, by their names.
@@ -126,7 +127,7 @@ func Serve(folder string, bitsPerSecond float64, delay time.Duration) (*Registry
 	return r, nil
 }
 
-// Port is the port alone.
+// Port returns only the port.
 func (r *Registry) Port() string {
 	_, port, err := net.SplitHostPort(r.Address)
 	if err != nil {

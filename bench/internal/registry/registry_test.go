@@ -163,7 +163,8 @@ func TestLine(t *testing.T) {
 	})
 }
 
-// TestDelays: a first request comes after its connection's delay and has one of its own.
+// TestDelays: a connection's first request has the connection's delay and the
+// request's.
 func TestDelays(t *testing.T) {
 	const delay = 50 * time.Millisecond
 	r, err := Serve(folder(t), 0, delay)

@@ -14,13 +14,13 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// offloads are those that join packets, or take them apart, by ethtool's names.
+// offloads lists the offloads that join or split packets, by ethtool's names.
 var offloads = map[string]uint32{ //nolint:gochecknoglobals // a constant
 	"tso": unix.ETHTOOL_GTSO, "gso": unix.ETHTOOL_GGSO, "gro": unix.ETHTOOL_GGRO,
 }
 
-// links tells how this machine's interfaces to others are set up, as far as a user
-// may know.
+// links returns the settings of this machine's interfaces to others, as far as a
+// user can read them.
 func links() map[string]string {
 	settings := map[string]string{}
 	interfaces, err := net.Interfaces()
@@ -65,7 +65,8 @@ func ask(socket int, device string, command uint32) (on, ok bool) {
 	return value.data != 0, ok
 }
 
-// rings are how many packets the card has places for (ethtool_ringparam), where it has any.
+// rings returns the sizes of the card's packet rings (ethtool_ringparam), if it
+// has any.
 func rings(socket int, device string) (rx, tx string, ok bool) {
 	value := struct {
 		command, _, _, _, _, rx, _, _, tx uint32
@@ -113,7 +114,7 @@ func alias(device string) string {
 	return ""
 }
 
-// queue is how packets wait for a device, in the words of tc.
+// queue returns a device's queueing discipline in tc's format.
 func queue(device string) string {
 	for _, tc := range []string{"tc", "/usr/sbin/tc", "/sbin/tc"} {
 		command := exec.Command(tc, "qdisc", "show", "dev", device)

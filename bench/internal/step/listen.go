@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// listening is the line by which a step tells that its program listens.
+// listening is the line with which a step reports that its program listens.
 const listening = "berth-bench-listening"
 
-// tellListening waits until something on this machine has a port, and listens where
-// that is TCP's, and says so.
+// tellListening waits until a program on this machine has the port, listening if
+// it is TCP, and reports it.
 func tellListening(port int) {
 	for {
 		for path, state := range map[string]string{"/proc/net/tcp": listen, "/proc/net/tcp6": listen, "/proc/net/udp": unconnected, "/proc/net/udp6": unconnected} {

@@ -15,14 +15,15 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// settings of the kernel that figures depend on, beside those that profiles set.
+// settings lists kernel settings that affect figures, besides the profiles'
+// settings.
 var settings = []string{ //nolint:gochecknoglobals // a constant
 	"/proc/sys/net/ipv4/tcp_congestion_control", "/proc/sys/kernel/sched_autogroup_enabled",
 	"/sys/kernel/mm/transparent_hugepage/enabled", "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",
 	"/sys/devices/system/cpu/smt/active",
 }
 
-// Inspect tells what this machine is. What cannot be read is left out.
+// Inspect describes this machine. It omits what it cannot read.
 func Inspect() record.Machine {
 	m := record.Machine{Load: load(), Settings: map[string]string{}}
 	if m.Name = os.Getenv("SLURMD_NODENAME"); m.Name == "" {
@@ -53,7 +54,7 @@ func Inspect() record.Machine {
 			m.Memory = kilobytes * 1024
 		}
 	}
-	// What a disk says that it has written may be in a cache of its own yet.
+	// A disk may report data as written that is still in the disk's cache.
 	caches, err := filepath.Glob("/sys/block/*/queue/write_cache")
 	if err != nil {
 		caches = nil

@@ -1,5 +1,5 @@
-// Package step is what the bench is on the machine that is measured: it starts
-// the program, says afterwards what that took, and knows nothing of cases.
+// Package step is the bench's program on the measured machine: it starts the
+// measured program and reports what that used. It does not know cases.
 package step
 
 import (
@@ -20,16 +20,17 @@ import (
 	"berth.dev/berth/bench/internal/tools"
 )
 
-// Mark begins the line of standard error that tells what a step took.
+// Mark begins the line of standard error with a step's usage.
 const Mark = "berth-bench-step: "
 
-// straggle is how long what a program left behind may take to end.
+// straggle limits how long leftover processes of a program may take to end.
 const straggle = 5 * time.Second
 
-// Run starts a program, waits for it and all that it left behind, and returns its
-// exit code. With an archive it is the program of that name in the image. A command
-// that it goes through comes before it, and is one of the machine's. With a window,
-// what the machine does while the program runs is told on standard output.
+// Run starts a program, waits for it and all its leftover processes, and returns
+// its exit code. With an archive, the program is taken from the image. A command
+// in through belongs to the machine and comes before the program. With noted
+// set, the machine's activity while the program runs is printed on standard
+// output.
 func Run(archive string, through, args []string, noted bool) (int, error) {
 	if archive != "" {
 		root, err := tools.Unpack(archive)
@@ -92,7 +93,7 @@ func Run(archive string, through, args []string, noted bool) (int, error) {
 	return status.ExitStatus(), nil
 }
 
-// wait waits for a process, and then for those that were left to us.
+// wait waits for a process, and then for orphans that became our children.
 func wait(pid int) (syscall.WaitStatus, error) {
 	var result syscall.WaitStatus
 	for {

@@ -17,7 +17,8 @@ import (
 type apptainer struct {
 	place   Place
 	program string
-	// unpacks is why programs are not run: each start would unpack the file anew.
+	// unpacks is the reason why programs are not run: each start would unpack the
+	// file again.
 	unpacks string
 	// shared is a folder that all hosts see, with the image with MPI; empty: none so far.
 	shared string
@@ -40,8 +41,8 @@ const (
 	lookScript = `missing() { echo "$1 is missing: apt-get install $2" >&2; exit 1; }
 command -v mksquashfs >/dev/null || missing mksquashfs squashfs-tools
 "$apptainer" --version`
-	// buildScript makes the file "$2" of "$1", an archive. Apptainer cannot read one of OCI
-	// whose folders are in it by their files alone.
+	// buildScript makes the file "$2" of "$1", an archive. Apptainer cannot read
+	// an OCI archive that lists folders only by their files.
 	buildScript = `mkdir -p -m 0700 "$home"
 [ -O "$home" ] || { echo "$home is somebody else's: remove it, or set TMPDIR" >&2; exit 1; }
 files=$(tar -tf "$1")
@@ -60,7 +61,7 @@ rm -rf "$home/oci" "$home/cache"
 // sif is the file's name in its folder.
 const sif = "image.sif"
 
-// unpacking is what it says when it cannot mount a file.
+// unpacking is Apptainer's message when it cannot mount a file.
 const unpacking = "Converting SIF file to temporary sandbox"
 
 // execScript becomes a program in the file.
@@ -79,8 +80,8 @@ func (a *apptainer) Check(ctx context.Context) (map[string]string, error) {
 	return map[string]string{"apptainer": strings.TrimPrefix(version, "apptainer version ")}, nil
 }
 
-// Prepare makes the file, and tries it: where Apptainer cannot mount it, that is told
-// of programs, and images go on.
+// Prepare makes the file and tries it. If Apptainer cannot mount it, programs
+// are unsupported, and image cases continue.
 func (a *apptainer) Prepare(ctx context.Context) error {
 	if _, err := a.place.Ask(ctx, a.script("", buildScript, a.place.Archive, sif)...); err != nil {
 		return err

@@ -12,7 +12,8 @@ import (
 	"berth.dev/berth/bench/internal/beside"
 )
 
-// fakeApptainer says what it is told, makes files, and notes its environment.
+// fakeApptainer prints prescribed output, makes files, and notes its
+// environment.
 const fakeApptainer = `case "$*" in
 --version) echo apptainer version 1.4.5 ;;
 *" build "*) echo "$5" >>"$DIR/built"; case $5 in oci:*) ls "${5#oci:}" >>"$DIR/built" ;; esac; : >"$4" ;;
@@ -20,7 +21,8 @@ const fakeApptainer = `case "$*" in
 *" exec "*) echo "$APPTAINER_CONFIGDIR $*" ;;
 esac`
 
-// scripted is a driver with that program, and a bench that starts what it is told.
+// scripted returns a driver with that program, and a bench that starts its
+// arguments.
 func scripted(t *testing.T) (a *apptainer, dir string) {
 	t.Helper()
 	dir, env := programs(t, map[string]string{

@@ -10,10 +10,11 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// attachment runs tasks in pods of a network of the CNI that flannel or Calico makes between
-// the hosts: the path of packets alone, without a Kubernetes. Pods are network namespaces of
-// the user's own, which root has attached for the time of the run (test/bench/flannel/host,
-// test/bench/calico/host): two on each host.
+// attachment runs tasks in pods of the network that flannel or Calico makes
+// between the hosts by CNI. It measures only the path of packets, without
+// Kubernetes. Pods are network namespaces of the user, two on each host, which
+// root has attached for the time of the run (test/bench/flannel/host,
+// test/bench/calico/host).
 type attachment struct {
 	place   Place
 	network string // flannel or calico
@@ -25,8 +26,8 @@ type attachment struct {
 // attached is a pod: a process in its namespaces, and its address.
 type attached struct{ pid, address string }
 
-// enter is the command by which the user's programs come into a pod, whose user namespace
-// is theirs.
+// enter returns the command that starts a user's program in a pod, whose user
+// namespace the user owns.
 func (a attached) enter() []string {
 	return []string{"nsenter", "--target", a.pid, "--user", "--net", "--preserve-credentials", "--"}
 }

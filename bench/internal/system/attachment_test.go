@@ -30,7 +30,7 @@ func TestReadAttached(t *testing.T) {
 // TestAttachment: the server is started in one pod and the program in another, what is missing
 // is said with what makes it, and what it is not for is not tried.
 func TestAttachment(t *testing.T) {
-	// Programs say what they were called with. A server listens until it is ended.
+	// Programs print their arguments. A server listens until it is ended.
 	dir, env := programs(t, map[string]string{
 		"nsenter": `while [ "$1" != -- ]; do echo "$1" >>"$DIR/options"; shift; done; shift; exec "$@"`,
 		"self": `case "$*" in

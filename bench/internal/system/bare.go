@@ -13,7 +13,7 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// bare runs a task as a plain step, with the image's files in place of an image.
+// bare runs a task as a plain step, with the image's files instead of an image.
 type bare struct{ place Place }
 
 func (b *bare) Check(ctx context.Context) (map[string]string, error) {
@@ -109,7 +109,8 @@ func (p Place) withServers(ctx context.Context, tasks []Task, run func(tasks []T
 	return err
 }
 
-// lastHost is where servers run: the second, if there is one, and nothing else is wanted.
+// lastHost returns the host for servers: the second, if there is one and no
+// other is wanted.
 func (p Place) lastHost() []string {
 	if !p.InSlurm() {
 		return nil
@@ -120,8 +121,8 @@ func (p Place) lastHost() []string {
 	return p.host(min(len(p.Hosts), pair) - 1)
 }
 
-// serverAddress is how clients reach the last host. Names of hosts mean nothing in
-// some containers.
+// serverAddress returns the last host's address for clients. Host names are
+// unknown in some containers.
 func (p Place) serverAddress(ctx context.Context) (string, error) {
 	if !p.InSlurm() {
 		return ownAddress()
@@ -134,8 +135,8 @@ func (p Place) serverAddress(ctx context.Context) (string, error) {
 	return found[0].String(), nil
 }
 
-// ownAddress is one of this machine that is not the loopback's: containers have a
-// loopback of their own.
+// ownAddress returns an address of this machine other than the loopback's,
+// because containers have their own loopback.
 func ownAddress() (string, error) {
 	addresses, err := net.InterfaceAddrs()
 	if err != nil {

@@ -162,7 +162,8 @@ func (b *berth) Run(ctx context.Context, task Task) (Output, error) {
 	return out, errors.Join(err, wrong)
 }
 
-// phase is a line of berth's about its start: seconds since it was called, and what is there.
+// phase matches a line of berth about its start: the seconds since its start,
+// and the finished step.
 var phase = regexp.MustCompile(`(?m)^berth: +([0-9.]+)s  (\S.* (?:ready|imported|applied))$`)
 
 // phases are the steps of a start, as berth has told them.
@@ -176,14 +177,15 @@ func phases(said string) []record.Value {
 	return values
 }
 
-// pair is how many hosts a client and its server have, of a job that has more.
+// pair is the number of hosts for a client and its server in a job that has
+// more.
 const pair = 2
 
-// alone tells whether a task has a cluster of its own in any case.
+// alone reports whether a task always needs a separate cluster.
 func (t Task) alone() bool { return t.Alone || t.Beside != nil || t.Folder != NoFolder }
 
-// RunTogether runs tasks in one cluster: those with servers in pods on two hosts,
-// and the others on the first.
+// RunTogether runs tasks in one cluster: tasks with servers run in pods on two
+// hosts, the others on the first host.
 func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 	results := make([]Result, len(tasks))
 	inPods := func(t Task) bool { return t.Server != nil && t.Server.At != OnHost }
@@ -196,7 +198,7 @@ func (b *berth) RunTogether(ctx context.Context, tasks []Task) []Result {
 				continue
 			}
 			if t.alone() {
-				if pods { // once, and in a cluster of its own
+				if pods { // once, and in a separate cluster
 					start := time.Now()
 					out, err := b.Run(ctx, t)
 					results[i] = Result{Output: out, Err: err, Start: start, Took: time.Since(start)}
@@ -262,7 +264,7 @@ func (b *berth) together(ctx context.Context, hosts []string, tasks []Task, pods
 func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder string) (Output, error) {
 	options := []string{"run", "--quiet"}
 	if tasks[0].Alone {
-		options = []string{"run"} // its steps are told
+		options = []string{"run"} // print the steps
 	}
 	options = append(options, "--image", b.place.Archive, "-f", "-")
 	options = append(options, b.options...)
@@ -283,7 +285,7 @@ func (b *berth) start(ctx context.Context, hosts []string, tasks []Task, folder 
 	return out, err
 }
 
-// fastPath is what the option of that name is given.
+// fastPath returns the value for the option of that name.
 func (b *berth) fastPath() string {
 	if b.fast {
 		return "auto"
@@ -291,10 +293,10 @@ func (b *berth) fastPath() string {
 	return "off"
 }
 
-// mainPrefix is how berth marks the task's lines where several containers speak.
+// mainPrefix is berth's mark on the task's lines if several containers print.
 const mainPrefix = "[bench main] "
 
-// ofMain is what the task itself printed.
+// ofMain returns the task's own output.
 func ofMain(text string) string {
 	if !strings.Contains(text, mainPrefix) {
 		return text

@@ -35,8 +35,8 @@ func TestOwnExitCode(t *testing.T) {
 	}
 }
 
-// TestWindowInAFolder: the machine's counters are of the task alone also where it has
-// a cluster to itself.
+// TestWindowInAFolder: the machine's counters cover only the task, even if the
+// task has a separate cluster.
 func TestWindowInAFolder(t *testing.T) {
 	dir := t.TempDir()
 	line := func(word string, up int) string {
@@ -58,8 +58,8 @@ func TestWindowInAFolder(t *testing.T) {
 	}
 }
 
-// TestVersions: builds of one version are told apart, and what is missing is said with
-// what makes it.
+// TestVersions: builds of one version are distinguished, and a missing program
+// is reported with the command that makes it.
 func TestVersions(t *testing.T) {
 	dir := t.TempDir()
 	put := func(path, text string) {

@@ -11,10 +11,11 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// Beside is a sequence of the bench's own in place of a program.
+// Beside is a sequence of the bench that replaces a program.
 type Beside struct {
-	// Cluster is what is done beside a cluster of so many nodes, and Job in a plain job
-	// of as many hosts, by their names in package beside; empty: it means nothing there.
+	// Cluster names the sequence next to a cluster of that many nodes, and Job
+	// the sequence in a plain job of that many hosts; package beside has the
+	// names. Empty means that there is none.
 	Cluster, Job string
 	Nodes        int
 	Parameters   map[string]string
@@ -24,14 +25,14 @@ type Beside struct {
 	NoPods bool
 
 	counted bool
-	// through is what programs of a job are started by.
+	// through is the command that starts programs of a job.
 	through []string
-	// in are the options of jobs of its own.
+	// in holds the options for jobs that the sequence submits.
 	in jobOptions
 }
 
-// spec is what that program is told. It ends before its time is over, and says what
-// it waited for.
+// spec returns that program's configuration. Its time limit is shorter than the
+// trial's, so that it can report what it waited for.
 func (b Beside) spec(what, image string, place Place, kubectl ...string) (string, error) {
 	text, err := json.Marshal(beside.Spec{
 		What: what, Nodes: b.Nodes, Hosts: place.first(b.Nodes), CPUs: place.CPUs, MemoryMB: place.MemoryMB, Image: image, Kubectl: kubectl, Given: len(kubectl) > 0, Counted: b.counted, Parameters: b.Parameters, Through: b.through,
@@ -43,7 +44,8 @@ func (b Beside) spec(what, image string, place Place, kubectl ...string) (string
 // mpiImage is the name of the image with MPI.
 const mpiImage = "docker.io/library/hpc:1"
 
-// noMPIImage is what a system says that would run it.
+// noMPIImage returns the error of a system that could run MPI with another
+// image.
 func noMPIImage(err error) error {
 	return &Unsupported{fmt.Sprintf("look for the image with MPI: %v; 'make -C test/images hpc' makes it, --mpi-image names it", err)}
 }
@@ -56,7 +58,7 @@ func (p Place) first(n int) []string {
 	return p.Hosts[:min(n, len(p.Hosts))]
 }
 
-// beside runs a sequence beside a cluster of berth's.
+// beside runs a sequence next to a cluster of berth.
 func (b *berth) beside(ctx context.Context, what Beside) (Output, error) {
 	if what.Cluster == "" {
 		return Output{}, &Unsupported{"it is of the hosts, without a cluster"}

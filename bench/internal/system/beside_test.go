@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/bench/internal/beside"
 )
 
-// TestBesideOwnProgram: a system with a berth of its own is measured by that one, and
-// no image is imported where there are no pods.
+// TestBesideOwnProgram: a system with its own build of berth is measured with
+// that build, and no image is imported if there are no pods.
 func TestBesideOwnProgram(t *testing.T) {
 	dir := t.TempDir()
 	self, archive := filepath.Join(dir, "self"), filepath.Join(dir, "mpi.tar")

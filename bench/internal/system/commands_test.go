@@ -10,9 +10,9 @@ import (
 	"berth.dev/berth/bench/internal/plan"
 )
 
-// TestCommands: how each system starts a program, argument by argument. Scripts of several
-// lines are SCRIPT here; what they do has tests of its own, as have flannel and job, which
-// run no such program.
+// TestCommands lists how each system starts a program, argument by argument.
+// SCRIPT replaces scripts of several lines, which other tests cover. Other tests
+// also cover flannel and job, which run no such program.
 func TestCommands(t *testing.T) {
 	const calls = `{
 for word; do
@@ -121,7 +121,7 @@ echo
 			if err := os.WriteFile(dir+"/calls", nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			_, _ = driver.Run(t.Context(), of.task) // programs that only say how they were called give no figures
+			_, _ = driver.Run(t.Context(), of.task) // programs that only print their arguments give no figures
 			want := of.want
 			if want != "" && !strings.HasPrefix(want, " ") {
 				want = srun + want

@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// delivery is what the systems have in common that images are brought to: a
+// delivery holds the common parts of systems that images are delivered to: a
 // registry, and a folder that all hosts see.
 type delivery struct {
 	place    Place
@@ -27,7 +27,7 @@ type delivery struct {
 	address string
 }
 
-// deliver runs with a registry and a folder of its own.
+// deliver calls run with a new registry and folder.
 func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (Output, error)) (out Output, err error) {
 	if p.InSlurm() && len(p.Hosts) < images.Nodes {
 		return out, &Unsupported{fmt.Sprintf("it needs a job of %d hosts", images.Nodes)}
@@ -50,8 +50,8 @@ func (p Place) deliver(ctx context.Context, images Images, run func(*delivery) (
 	return run(d)
 }
 
-// ownAddress is the address from which this machine speaks to the hosts: it may have
-// others that they do not reach.
+// ownAddress returns this machine's address towards the hosts. Other addresses
+// may be unreachable for them.
 func (d *delivery) ownAddress(ctx context.Context) (string, error) {
 	for _, host := range d.hosts() {
 		var dialer net.Dialer
@@ -82,7 +82,7 @@ func (d *delivery) close() error {
 	return nil
 }
 
-// serve starts the registry, in place of the one that there may be.
+// serve starts the registry, replacing an existing one.
 func (d *delivery) serve(ctx context.Context, bitsPerSecond float64) error {
 	if err := d.close(); err != nil {
 		return err
@@ -100,7 +100,7 @@ func (d *delivery) serve(ctx context.Context, bitsPerSecond float64) error {
 	return nil
 }
 
-// shards are what the workers read: 32 files of a megabyte.
+// shards makes the files that the workers read: 32 files of a megabyte.
 func (d *delivery) shards() error {
 	if d.images.WorkerMB == 0 {
 		return nil
@@ -173,7 +173,7 @@ func (b *berth) deliver(ctx context.Context, images Images) (Output, error) {
 	})
 }
 
-// cluster delivers images in a cluster of their own.
+// cluster delivers images in a new cluster.
 func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Output, error) {
 	out, err := os.MkdirTemp(d.folder, "times-")
 	if err != nil {
@@ -183,7 +183,7 @@ func (b *berth) cluster(ctx context.Context, d *delivery, names []string) (Outpu
 	spec := deliver.Spec{
 		Folder: out, Inside: inside, Registry: "http://" + d.address, Work: d.images.Work, Nodes: d.images.Nodes, MemoryMB: d.images.WorkerMB,
 		Usage: d.place.step(d.hosts(), []string{d.place.Self, step.UsageArg}), Before: d.before(),
-		// It ends first, and says what the cluster said.
+		// It ends before the trial's limit, and reports the cluster's messages.
 		Timeout: d.place.Timeout * 9 / 10,
 	}
 	for _, name := range names {

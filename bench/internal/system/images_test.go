@@ -98,7 +98,8 @@ func TestDeliverMistakes(t *testing.T) {
 	}
 }
 
-// TestOnlyImages: each driver says what of images and programs is not for it.
+// TestOnlyImages: each driver reports which images and programs it does not
+// support.
 func TestOnlyImages(t *testing.T) {
 	for _, k := range kinds() {
 		if k.Name == "berth" {
@@ -118,7 +119,7 @@ func TestOnlyImages(t *testing.T) {
 	}
 }
 
-// TestImagesAlone: a cluster in which others are measured gets no images.
+// TestImagesAlone: a cluster with other trials gets no images.
 func TestImagesAlone(t *testing.T) {
 	results := (&berth{}).RunTogether(t.Context(), []Task{{Images: &Images{}}})
 	if len(results) != 1 || !unsupported(results[0].Err) {

@@ -13,8 +13,8 @@ import (
 	"berth.dev/berth/bench/internal/step"
 )
 
-// job is a job of its own for each trial, submitted from where the bench is: what a
-// network or an image of the site's costs is then a difference of options.
+// job submits a job for each trial, from the machine of the bench. The cost of a
+// site's network or image is then a difference of options.
 type job struct {
 	place Place
 	jobOptions
@@ -38,8 +38,8 @@ func newJob(p Place, o map[string]string) *job {
 // imageHere stands for the directory that steps have as an image.
 const imageHere = "{image}"
 
-// Check makes a job of one task: whether the options are understood, and the image is
-// one, is best known by those who do it.
+// Check submits a job with one task, because only Slurm and its plugins know
+// whether the options are understood and the image is valid.
 func (j *job) Check(ctx context.Context) (map[string]string, error) {
 	if os.Getenv("SLURM_JOB_ID") != "" {
 		return nil, errors.New("it makes a job for each trial: call 'berth bench run --local' where jobs are submitted, and not in one")
@@ -67,9 +67,10 @@ func (j *job) Check(ctx context.Context) (map[string]string, error) {
 func (j *job) Prepare(context.Context) error { return nil }
 func (j *job) Close(context.Context) error   { return nil }
 
-// jobShell submits a job, waits until its command has ended and the job with it, and says
-// what the command said. Its state is asked for rarely; that the command has ended is
-// seen in the current folder. sbatch --wait looks every ten seconds.
+// jobShell submits a job, waits until its command and the job have ended, and
+// prints the command's output. It queries the job's state rarely; the end of the
+// command shows in the current folder. sbatch --wait would poll every ten
+// seconds.
 const jobShell = `set -u
 to=$(mktemp -d -p "$PWD" berth-bench-job-XXXXXX) || exit
 id=
@@ -121,8 +122,8 @@ func (j *job) Run(ctx context.Context, task Task) (Output, error) {
 	return j.place.runBeside(ctx, j.argv(what, text))
 }
 
-// argv is how a sequence is started: in a batch script of the job, or, where it makes
-// jobs itself, from here.
+// argv returns the command that starts a sequence: in a batch script of the job,
+// or from here if the sequence submits jobs itself.
 func (j *job) argv(what Beside, spec string) []string {
 	if what.Job == beside.Steps {
 		return []string{j.place.Self, step.BesideArg, spec}

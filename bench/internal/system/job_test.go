@@ -41,8 +41,8 @@ echo 7
 exec sh "$@"
 `
 
-// TestJob: each trial is a job with the system's options, and its figures are those that
-// the bench prints in there. Nothing stays in the folder.
+// TestJob: each trial is a job with the system's options, and its figures come
+// from the bench's output in the job. Nothing stays in the folder.
 func TestJob(t *testing.T) {
 	place := submits(t, atOnce)
 	j := newJob(place, map[string]string{"options": "--network-pod=yes --exclusive", "step": "--container-image={image}", "outside": "--network-pod=no"})

@@ -37,7 +37,8 @@ func newKubeconfig(place Place, options map[string]string) *kubeconfig {
 	return k
 }
 
-// kubectl is asked here, and not on a host of the job: the cluster is elsewhere.
+// kubectl runs here, and not on a host of the job, because the cluster is
+// elsewhere.
 func (k *kubeconfig) kubectl(args ...string) []string {
 	return append(append([]string{k.place.Kubectl}, k.kubectlArguments...), args...)
 }

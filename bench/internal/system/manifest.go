@@ -8,13 +8,13 @@ import (
 	"time"
 )
 
-// inContainer is where a task's storage is in a container.
+// inContainer is the mount point of a task's storage in a container.
 const inContainer = "/data"
 
 // object is one of Kubernetes', as JSON: the bench links none of its libraries.
 type object = map[string]any
 
-// objects are what is the same in all manifests of a system.
+// objects holds the common parts of a system's manifests.
 type objects struct {
 	image       string
 	hostNetwork bool
@@ -26,12 +26,12 @@ type objects struct {
 	counted bool
 	// sameNode: servers may be on the task's own node.
 	sameNode bool
-	// limit is how long each of several tasks may take.
+	// limit bounds the time of each of several tasks.
 	limit time.Duration
 }
 
-// manifest is tasks as a pod, with their servers and what else they need. Those
-// that have a folder are alone.
+// manifest returns a pod for tasks, with their servers and other objects. A task
+// with a folder has a separate manifest.
 func manifest(tasks []Task, o objects) (string, error) {
 	task := tasks[0]
 	if o.name == "" {
@@ -111,8 +111,8 @@ func distinct(tasks []Task) (servers []*Server) {
 	return servers
 }
 
-// server is a Deployment of one pod with all servers, a Service, and one without an
-// address of its own, which is only a name for the pod's.
+// server returns a Deployment of one pod with all servers, a Service, and a
+// headless Service, which is only a name for the pod's address.
 func (o objects) server(servers []*Server, name string) []object {
 	var ports, containers []object
 	for i, s := range servers {
@@ -156,7 +156,7 @@ func (o objects) server(servers []*Server, name string) []object {
 	}
 }
 
-// apart keeps a pod off the node of those with a label.
+// apart keeps a pod off the nodes of pods with a label.
 func apart(label string) object {
 	return object{"podAntiAffinity": object{"requiredDuringSchedulingIgnoredDuringExecution": []object{{
 		"topologyKey": "kubernetes.io/hostname", "labelSelector": object{"matchLabels": object{"app": label}},

@@ -72,7 +72,7 @@ func TestServersOnce(t *testing.T) {
 	}
 }
 
-// TestUDPServers: the same port of both protocols, each with a probe of its own.
+// TestUDPServers: the same port of both protocols, each with its own probe.
 func TestUDPServers(t *testing.T) {
 	text, err := manifest([]Task{
 		{Args: []string{"c"}, Window: true, Server: &Server{Args: []string{"a"}, Port: 5004, At: InPod}},

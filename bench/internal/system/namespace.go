@@ -9,7 +9,7 @@ import (
 )
 
 // namespace runs tasks in a network namespace that a program connects in user
-// mode, without a container around it: what such a network alone costs.
+// mode, without a container. It measures the cost of only such a network.
 type namespace struct {
 	place   Place
 	program string
@@ -20,7 +20,7 @@ type namespace struct {
 	wanted, unknown string
 }
 
-// rootlesskit is what rootless Docker and containerd connect their networks with.
+// rootlesskit is the network of rootless Docker and containerd.
 func rootlesskit(place Place, network string) *namespace {
 	n := &namespace{
 		place: place, program: "rootlesskit", packages: map[string]string{"rootlesskit": "rootlesskit", "newuidmap": "uidmap"},

@@ -19,10 +19,10 @@ import (
 	"berth.dev/berth/bench/internal/window"
 )
 
-// endLimit is how long a command may take to end after it was asked to.
+// endLimit limits how long a command may take to end after a request.
 const endLimit = 20 * time.Second
 
-// Place is where tasks run: in steps of a Slurm job, or, without hosts, as
+// Place is the place of tasks: steps of a Slurm job, or, without hosts,
 // processes of this machine.
 type Place struct {
 	// Self is this program.
@@ -47,10 +47,10 @@ type Place struct {
 	Timeout        time.Duration
 }
 
-// InSlurm tells whether tasks are steps.
+// InSlurm reports whether tasks are steps.
 func (p Place) InSlurm() bool { return len(p.Hosts) > 0 }
 
-// step is what srun, or nothing, is given before a program.
+// step puts srun's words, or none, before a program.
 func (p Place) step(hosts []string, argv []string) []string {
 	if !p.InSlurm() {
 		return argv
@@ -64,8 +64,8 @@ func (p Place) step(hosts []string, argv []string) []string {
 	}, argv...)
 }
 
-// measured is the command for a program on hosts, inside of a step that tells what
-// it took.
+// measured returns the command for a program on hosts, inside a step that
+// reports its usage.
 func (p Place) measured(hosts, argv []string) []string {
 	return p.measuredThrough(hosts, "", nil, argv, false)
 }
@@ -259,7 +259,7 @@ func (p Place) Lost(ctx context.Context) error {
 	return nil
 }
 
-// Machines tells what the hosts are.
+// Machines describes the hosts.
 func (p Place) Machines(ctx context.Context) (machines []record.Machine, err error) {
 	// One after the other: srun puts long lines of several hosts into each other.
 	for n := range max(1, len(p.Hosts)) {

@@ -47,10 +47,10 @@ run() {
 ` + then, "podman"}
 }
 
-// bypass runs a container whose sockets bypass4netns decides about: crun hands it the
-// filter of the container's profile. It leaves those alone that lead to the loopback
-// or into slirp4netns' own network, and has all others connect on the host. Its
-// profile is that of its test/seccomp.json.sh.
+// bypass runs a container whose sockets are subject to bypass4netns: crun hands
+// it the filter of the container's profile. bypass4netns ignores connections to
+// the loopback and into slirp4netns' own network, and makes all others on the
+// host. The profile comes from bypass4netns' test/seccomp.json.sh.
 const bypass = `socket="$home/run/bypass4netns.sock"
 cat >"$home/seccomp.json" <<END
 {"defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "$socket", "syscalls": [{"action": "SCMP_ACT_NOTIFY", "names":
@@ -65,8 +65,8 @@ done
 run --runtime crun run --security-opt seccomp="$home/seccomp.json" "$@"
 `
 
-// bypassed fails a container none of whose connections were made on the host: its
-// figures would be those of slirp4netns.
+// bypassed fails a container if none of its connections were made on the host,
+// because its figures would be slirp4netns'.
 const bypassed = `[ $code != 0 ] || grep -q 'bypassed connect socket' "$home/bypass4netns.log" || {
 	tail -n 3 "$home/bypass4netns.log" >&2
 	echo "bypass4netns has made no connection on the host" >&2
@@ -139,8 +139,8 @@ func (d *podman) Prepare(ctx context.Context) error {
 	return err
 }
 
-// Close removes the folder, whose files belong to subordinate users, and of which
-// Podman has made a part a mount.
+// Close removes the folder. Its files belong to subordinate users, and Podman
+// has made a part of it a mount.
 func (d *podman) Close(ctx context.Context) error {
 	_, err := d.place.Ask(ctx, d.script(`podman unshare sh -c 'umount -l "$1/overlay" 2>/dev/null || :; rm -rf "$1"' sh "$home/root"; end; rm -rf "$home"`)...)
 	return err

@@ -85,8 +85,8 @@ func apartAgain(text string, tasks []Task, counted bool) []Result {
 	return results
 }
 
-// takenApart is what the only task of a pod printed, with what the machine did
-// meanwhile, where the pod ran it by a script.
+// takenApart returns the output of a pod's only task and the machine's activity
+// meanwhile, if a script ran it in the pod.
 func takenApart(out Output, task Task, counted bool) (Output, error) {
 	if !task.Window || !strings.Contains(out.Stdout, taskMark) {
 		return out, nil
@@ -127,7 +127,7 @@ func one(text, before string, counted bool) (r Result, after string) {
 	return r, after
 }
 
-// difference is what was counted between two readings.
+// difference returns the counts between two readings.
 func difference(before, after string) (counters.Counts, error) {
 	now, err := read(after)
 	if err != nil {
@@ -140,7 +140,7 @@ func difference(before, after string) (counters.Counts, error) {
 	return now.Since(earlier), nil
 }
 
-// read reads counters. A page that could not be had says nothing.
+// read parses counters. A missing page gives no counts.
 func read(page string) (counters.Counts, error) {
 	if !strings.Contains(page, countersMark) {
 		return counters.Counts{}, errors.New("the node's page of metrics could not be read: nobody knows who made the connections")

@@ -13,7 +13,8 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// missing skips a test for want of a program, but not where all are to be there.
+// missing skips a test that lacks a program, except where all programs must
+// exist.
 func missing(t *testing.T, program string) {
 	t.Helper()
 	if os.Getenv("BERTH_CI") != "" {
@@ -22,8 +23,8 @@ func missing(t *testing.T, program string) {
 	t.Skip("there is no " + program)
 }
 
-// TestScript runs what a pod would run, with a look-up and counters of our own:
-// each task has its own output, exit code, and share of connections.
+// TestScript runs a pod's script, with fake look-ups and counters: each task has
+// its own output, exit code, and share of connections.
 func TestScript(t *testing.T) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
@@ -32,8 +33,8 @@ func TestScript(t *testing.T) {
 	dir := t.TempDir()
 	for name, script := range map[string]string{
 		"getent": `[ $2 = bench-server ] && printf '10.1.2.3        STREAM web.default\n10.1.2.3        DGRAM\n'`,
-		// Each call of wget shows three connections more, of which the hosts made one
-		// more each time.
+		// Each call of wget shows three more connections, and the hosts made one
+		// more of them each time.
 		"busybox": `if [ "$1" = wget ]; then
 	[ "$*" = 'wget -q -O - http://10.0.0.1:10247/metrics' ] || exit 1
 	echo >>` + dir + `/calls; n=$(wc -l <` + dir + `/calls)
@@ -83,7 +84,7 @@ exec ` + busybox + ` "$@"`,
 	if r := results[3]; r.Err != nil || r.Output.Stdout != "end\n" {
 		t.Errorf("the last: %q, %v", r.Output.Stdout, r.Err)
 	}
-	// One task alone ends as its program did.
+	// A single task ends as its program did.
 	if err := exec.Command("sh", "-c", script(tasks[1:2], objects{}, "")).Run(); err == nil || err.Error() != "exit status 3" {
 		t.Errorf("alone: %v", err)
 	}
@@ -123,8 +124,8 @@ func TestShare(t *testing.T) {
 	}
 }
 
-// TestUnreadCounters: a trial of which nobody knows who made its connections is none,
-// and neither is the one after it, whose counters would have the connections of both.
+// TestUnreadCounters: a trial without counters is invalid, and so is the next
+// one, because its counters would include the connections of both.
 func TestUnreadCounters(t *testing.T) {
 	read := func(n int) string {
 		return fmt.Sprintf("%s\n%soutcome=\"connected\"} %d\n", countersMark, counters.Family, n)

@@ -41,10 +41,10 @@ func (a *apptainer) deliver(ctx context.Context, images Images) (Output, error) 
 	})
 }
 
-// withFolder begins a script that has a folder of its own, $own, on the host's disk,
-// and that ends what it has started, $child and that one's children, whenever it is
-// ended itself: a shell that a signal ends calls no trap of its end, and one that
-// waits for a program sees no signal.
+// withFolder begins a script with a temporary folder, $own, on the host's disk.
+// It ends $child and its children whenever the script is ended: a shell that a
+// signal ends does not run its exit trap, and a shell that waits for a program
+// does not handle signals.
 const withFolder = `set -e
 child= own=$(mktemp -d)
 trap 'code=$?; set +e; [ -z "$child" ] || { kill -- "-$child" 2>/dev/null || kill $child; wait; }; rm -rf "$own"; exit $code' EXIT

@@ -27,21 +27,23 @@ type Task struct {
 	// Folder is the storage that the program works on.
 	Folder Folder
 	Server *Server
-	// Connects: connections are what is measured, and who makes them is noted.
+	// Connects marks a task that measures connections, so that the maker of
+	// connections is noted.
 	Connects bool
-	// Alone: the start of what it runs in is what is measured, and is its own.
+	// Alone marks a task that measures the start of its environment, which must
+	// be its own.
 	Alone bool
 	// Window: what the machine does while the program runs is noted.
 	Window bool
-	// Images are delivered in place of the program: Args are none then.
+	// Images are delivered instead of a program; Args is empty then.
 	Images *Images
-	// Beside is done in place of the program: Args are none then.
+	// Beside runs instead of a program; Args is empty then.
 	Beside *Beside
 }
 
 // Images are brought to nodes, one after the other, and work there.
 type Images struct {
-	// Names are those of the folder of images, without the form.
+	// Names lists names in the folder of images, without the form.
 	Names []string
 	Work  deliver.Work
 	// Fresh: each on nodes that have nothing, but for what the system's folder has
@@ -51,7 +53,7 @@ type Images struct {
 	// BitsPerSecond and Delay are the registry's line; 0: no limit.
 	BitsPerSecond float64
 	Delay         time.Duration
-	// WorkerMB is what a worker asks for; 0: none runs.
+	// WorkerMB is a worker's memory; 0 means no workers.
 	WorkerMB int
 }
 
@@ -76,12 +78,12 @@ type Server struct {
 	UDP, UDPOnly bool
 }
 
-// is tells whether two tasks mean the same program.
+// is reports whether two tasks mean the same program.
 func (s *Server) is(other *Server) bool {
 	return s.Port == other.Port && slices.Equal(s.Args, other.Args)
 }
 
-// Where is where a server runs.
+// Where is the place of a server.
 type Where string
 
 // The places of servers.
@@ -91,24 +93,24 @@ const (
 	InService Where = "service" // the same, behind a Service
 )
 
-// Output is what a task gave.
+// Output is a task's output.
 type Output struct {
 	Stdout string
-	// Said is what it wrote to standard error.
+	// Said is its standard error.
 	Said string
 	// Submitted, First and Ended are when the command was given, when the first
 	// byte of its output came, and when it ended.
 	Submitted, First, Ended time.Time
 	Step                    record.Step
-	// Values are figures of the system's own, beside those of the program.
+	// Values are the system's own figures, besides the program's.
 	Values []record.Value
 }
 
-// Driver runs tasks in one way. A driver that cannot run a certain task says so
-// with an Unsupported error, and is not asked for it again.
+// Driver runs tasks in one way. A driver that cannot run a task returns an
+// Unsupported error, and does not get the task again.
 type Driver interface {
-	// Check returns the versions of what the driver needs. The error says what is
-	// missing, and how it is had.
+	// Check returns the versions of the driver's requirements. The error names
+	// what is missing and how to get it.
 	Check(ctx context.Context) (map[string]string, error)
 	// Prepare does, once and untimed, what a site would have done: images are
 	// where they are needed. Its undo is Close.
@@ -117,7 +119,7 @@ type Driver interface {
 	Close(ctx context.Context) error
 }
 
-// Result is what became of one of several tasks.
+// Result is the result of one of several tasks.
 type Result struct {
 	Output Output
 	Err    error

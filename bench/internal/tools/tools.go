@@ -20,7 +20,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// root is where the files of an archive are, on this machine and for this user.
+// root returns the folder with an archive's files, on this machine and for this
+// user.
 func root(archive string) (string, error) {
 	info, err := os.Stat(archive)
 	if err != nil {
@@ -126,8 +127,8 @@ func writeFile(into *os.Root, name string, from io.Reader, mode fs.FileMode) err
 	return errors.Join(err, file.Close())
 }
 
-// Command is how a program of an unpacked image is started without a container:
-// by the image's own loader, with the image's libraries.
+// Command returns the command that starts a program of an unpacked image without
+// a container: with the image's own loader and libraries.
 func Command(root string, args []string) ([]string, error) {
 	var program string
 	for _, dir := range []string{"usr/bin", "usr/sbin", "bin"} {
@@ -145,8 +146,8 @@ func Command(root string, args []string) ([]string, error) {
 		return nil, fmt.Errorf("%s has no loader of the GNU C library in usr/lib", root)
 	}
 	libraries := filepath.Dir(loaders[0])
-	// Some packages keep theirs in a folder of their own, which their programs know
-	// by its place in the image.
+	// Some packages keep libraries in a separate folder, which their programs
+	// find relative to themselves.
 	more, err := filepath.Glob(filepath.Join(libraries, "*", "lib*.so.*"))
 	if err != nil {
 		return nil, err

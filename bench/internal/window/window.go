@@ -1,6 +1,6 @@
-// Package window is what a machine's processors did while a program ran: the
-// program is started by another that reads the kernel's counters right before and
-// right after. What the counters are used for belongs elsewhere.
+// Package window measures the activity of a machine's processors while a program
+// runs. The program is started by a wrapper that reads the kernel's counters
+// right before and right after. Evaluation of the counters belongs elsewhere.
 package window
 
 import (
@@ -113,9 +113,8 @@ func Cut(text string) (own string, w *record.Window, err error) {
 		return head + inside + tail, nil, err
 	}
 	seconds := to.up - from.up
-	// The kernel takes the time in which a processor has nothing to do exactly, and
-	// samples what it does otherwise. Time in which it waits for disks may run backwards
-	// (proc(5)).
+	// The kernel measures idle time exactly, and samples other time. The time of
+	// waits for disks may run backwards (proc(5)).
 	busy := min(max(0, seconds*from.processors-(to.idle-from.idle)), seconds*from.processors)
 	return head + inside + tail, &record.Window{Seconds: seconds, Processors: int(from.processors), Busy: busy}, nil
 }
@@ -126,9 +125,9 @@ type reading struct{ processors, up, idle float64 }
 // machines that berth runs on.
 const Hertz = 100
 
-// read reads what follows the word of a line: "2 1234.56 cpu  1 2 3 4 ...", of
-// which the fourth, fifth and eighth number are time in which nothing was done:
-// idle, waiting for disks, and given to other virtual machines (proc(5)).
+// read parses the counters of a line: "2 1234.56 cpu 1 2 3 4 ...". The fourth,
+// fifth and eighth number are idle time: idle, waiting for disks, and given to
+// other virtual machines (proc(5)).
 func read(line string) (r reading, err error) {
 	fields := strings.Fields(line)
 	if len(fields) < 11 {
