@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestLogsOfAllPodsAreMeantWhereNoneIsNamed(t *testing.T) {
+func TestLogsSelectAllPodsByDefault(t *testing.T) {
 	for _, args := range [][]string{nil, {"-f"}, {"-n", "web", "-f"}, {"--since", "5m"}} {
 		if got := logArguments(args); !slices.Contains(got, "--prefix") || !slices.Contains(got, "--tail=-1") {
 			t.Errorf("%q becomes %q", args, got)

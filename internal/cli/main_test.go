@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestMistakesInOptionsSayWhatToGive(t *testing.T) {
+func TestMistakesInOptionsNameTheExpectedValue(t *testing.T) {
 	for argument, want := range map[string]string{
 		"--node-wait=soon":     `--node-wait "soon": give a time such as 30s, 5m or 1h30m`,
 		"--nodes-per-host=two": `--nodes-per-host "two": give a whole number`,

@@ -1,7 +1,7 @@
 // Command containerd-shim-berth-v2 holds the containers of one pod. It is
-// containerd's shim for runc with the task service of package task. It has to
-// be a program of its own: it starts itself again by its path, and every
-// megabyte of it is there once per pod.
+// containerd's shim for runc with the task service of package task. It must be a
+// separate program: it starts itself again by its path, and each pod has a copy,
+// so every megabyte counts.
 package main
 
 import (

@@ -56,8 +56,8 @@ func TestKilledShimLeavesNothing(t *testing.T) {
 	}
 }
 
-// A container that shares PIDs leaves orphans when its first process ends:
-// there is no cgroup in which runc could find them.
+// A container that shares PIDs leaves orphans when its first process ends,
+// because there is no cgroup where runc could find them.
 func TestOrphansOfSharedPIDs(t *testing.T) {
 	for name, mode := range map[string]cri.NamespaceMode{
 		"shared-pids": cri.NamespaceMode_POD, "node-pids": cri.NamespaceMode_NODE,
@@ -88,7 +88,8 @@ func TestOrphansOfSharedPIDs(t *testing.T) {
 	}
 }
 
-// Containers of one pod are told apart although they share a PID namespace.
+// The memory of containers in one pod is measured separately, although they
+// share a PID namespace.
 func TestSharedPIDsOutOfMemory(t *testing.T) {
 	n := startNode(t)
 	n.helperImage()

@@ -55,7 +55,7 @@ func TestImportArchives(t *testing.T) {
 	// Once more: what is there already is not an error.
 	n.importImage(plain)
 
-	// Whatever happens, the blobs in the store are what their names say.
+	// The blobs in the store match their names in all cases.
 	blobs, _ := filepath.Glob(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/blobs/sha256/*"))
 	if len(blobs) == 0 {
 		t.Error("no blobs")
@@ -66,7 +66,7 @@ func TestImportArchives(t *testing.T) {
 	}
 }
 
-// stored tells whether containerd's store has a layer.
+// stored reports whether containerd's store has a layer.
 func (n *node) stored(layer []byte) bool {
 	_, err := os.Stat(filepath.Join(n.scratch, "containerd/io.containerd.content.v1.content/blobs/sha256", fmt.Sprintf("%x", sha256.Sum256(layer))))
 	return err == nil

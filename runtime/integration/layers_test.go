@@ -33,7 +33,7 @@ type layersRole struct {
 	t       *testing.T
 	program string
 	log     string
-	// asked is containerd's end of the socket on which it asks for mounts.
+	// asked is containerd's end of the socket for mount requests.
 	asked, requests *os.File
 
 	mu   sync.Mutex
@@ -66,7 +66,7 @@ func startLayers(t *testing.T, libexec, log string) *layersRole {
 	return l
 }
 
-// mounts is how many mounts are kept.
+// mounts returns the number of kept mounts.
 func (l *layersRole) mounts() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -196,7 +196,7 @@ func (l *layersRole) kill() {
 	<-keeping
 }
 
-// erofsNode starts a node for what is about EROFS alone.
+// erofsNode starts a node for tests that need only EROFS.
 func erofsNode(t *testing.T) *node {
 	t.Helper()
 	n := startNode(t)
@@ -334,7 +334,7 @@ func damage(t *testing.T, path string) {
 	}
 }
 
-// soaking is what soak says when it knows what it has to read.
+// soaking is soak's message when it knows the files to read.
 const soaking = "soaking"
 
 // soak reads all files again and again, in several processes that are executed
@@ -413,7 +413,7 @@ func digests() ([32]byte, error) {
 			return err
 		}
 		defer f.Close()
-		if rand.IntN(3) == 0 { // so that it is asked for again
+		if rand.IntN(3) == 0 { // so that it is requested again
 			_ = unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED)
 		}
 		text, err := os.ReadFile(path)

@@ -107,8 +107,8 @@ func inNamespaces(args, env []string, mapping ...string) int {
 	return 0
 }
 
-// initialize is PID 1: it reaps the orphans, as a node's does. The tests cannot
-// do it themselves without taking the exits of their own children.
+// initialize is PID 1: it reaps orphans, like a node's init. If the tests did
+// it, they would take the exits of their own children.
 func initialize() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideVariable+"=tests")

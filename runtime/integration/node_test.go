@@ -297,7 +297,7 @@ func addFile(t *testing.T, w *tar.Writer, header *tar.Header, body []byte) {
 	}
 }
 
-// saveLayers writes an archive of layers, the lowest first, of which one has the
+// saveLayers writes an archive of layers, the lowest first. One of them has the
 // program to run.
 func saveLayers(t *testing.T, path, tag, program string, layers ...[]byte) {
 	t.Helper()

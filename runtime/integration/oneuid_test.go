@@ -12,7 +12,7 @@ import (
 
 const oneUIDVariable = "BERTH_TEST_ONE_UID"
 
-// oneUID tells whether the tests run with a single uid mapped.
+// oneUID reports whether the tests run with a single uid mapped.
 func oneUID() bool { return os.Getenv(oneUIDVariable) != "" }
 
 // A user without subordinate ids: images and containers that ask for other

@@ -18,7 +18,7 @@ type pod struct {
 	config *cri.PodSandboxConfig
 	// user is whom its containers run as.
 	user int64
-	// command is what they do in place of the image's own, if it is there.
+	// command, if set, replaces the image's command.
 	command []string
 }
 

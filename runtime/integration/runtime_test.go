@@ -85,7 +85,7 @@ func TestOutOfMemory(t *testing.T) {
 		})
 	}
 	t.Run("under the limit", func(t *testing.T) {
-		// In a pod of its own: what others have left in /dev/shm would count.
+		// In a separate pod, because files of others in /dev/shm would count.
 		id := n.runPod("modest").run("modest", 200<<20, "grow", "100")
 		var used uint64
 		ok := eventually(10*time.Second, func() bool {

@@ -121,7 +121,7 @@ func TestKillLayersOfASIFFile(t *testing.T) {
 	if !eventually(2*time.Minute, func() bool { return strings.Contains(text(), soaking) }) {
 		t.Fatalf("it does not begin:\n%s", text())
 	}
-	// It goes on until it is told to end.
+	// It runs until a signal ends it.
 	for killed := range 40 {
 		if killed == 3 {
 			if err := os.Remove(path); err != nil {
@@ -139,7 +139,8 @@ func TestKillLayersOfASIFFile(t *testing.T) {
 	if s := n.awaitExit(id); s.ExitCode != 0 {
 		t.Errorf("ended with %d:\n%s", s.ExitCode, text())
 	}
-	// Who comes when the file is gone, and nothing has it open, is told so.
+	// A pod that starts when the file is gone, and not open anywhere, gets an
+	// error that says so.
 	p.remove()
 	n.unmountTrees()
 	if !eventually(20*time.Second, func() bool { return n.layers.mounts() == 0 }) {

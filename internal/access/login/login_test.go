@@ -203,7 +203,7 @@ func TestManyCommandsShareOneStep(t *testing.T) {
 	}
 }
 
-func TestSlurmIsAskedOnceForManyCommandsWithoutAJob(t *testing.T) {
+func TestManyCommandsWithoutAJobQuerySlurmOnce(t *testing.T) {
 	s := newSite(t)
 	session := s.connect(t)
 	for range 20 {
@@ -236,9 +236,9 @@ func TestNothingOfATunnelIsForOthers(t *testing.T) {
 	}
 }
 
-// TestNobodyElsesTunnelIsUsed: in a place that everybody writes to, another user
+// TestTunnelsOfOtherUsersAreNotUsed: in a place that everybody writes to, another user
 // may have made what a tunnel would be found by.
-func TestNobodyElsesTunnelIsUsed(t *testing.T) {
+func TestTunnelsOfOtherUsersAreNotUsed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	s := newSite(t)
 	home := rundir.Home(s.base)
@@ -263,7 +263,7 @@ func TestNobodyElsesTunnelIsUsed(t *testing.T) {
 	}
 }
 
-func TestATunnelThatNobodyUsesCloses(t *testing.T) {
+func TestAnUnusedTunnelCloses(t *testing.T) {
 	s := newSite(t)
 	s.idle = 100 * time.Millisecond
 	session := s.connect(t)
@@ -342,7 +342,7 @@ func TestACommandAfterTheLossOfATunnelOpensAnother(t *testing.T) {
 	wants(t, session.Check(), codeUnavailable, "was lost")
 }
 
-func TestWhatSrunSaysOfStrangersIsLeftOut(t *testing.T) {
+func TestSrunMessagesAboutForeignConnectionsAreOmitted(t *testing.T) {
 	var said tail
 	for _, line := range []string{
 		"srun: error: eio_message_socket_accept: slurm_receive_msg[127.0.0.1:39310]: Insane message length",
@@ -380,7 +380,7 @@ func wants(t *testing.T, err error, code int, text string) {
 	}
 }
 
-func TestWhatIsWrongIsSaid(t *testing.T) {
+func TestProblemsAreReported(t *testing.T) {
 	s := newSite(t)
 	for job, want := range map[string]struct {
 		code int
@@ -426,7 +426,7 @@ func TestAnotherClusterOfTheJobMakesItUnclear(t *testing.T) {
 	session.Close()
 }
 
-func TestTheJobIsFoundByWhereTheCommandIs(t *testing.T) {
+func TestTheJobFollowsFromThePlaceOfTheCommand(t *testing.T) {
 	s := newSite(t)
 	for _, c := range []struct {
 		job, slurm, name string

@@ -92,7 +92,7 @@ func TestAnotherUserDoesNot(t *testing.T) {
 	}
 }
 
-func TestOneWhoHasGoneIsNobody(t *testing.T) {
+func TestAClosedConnectionHasNoOwner(t *testing.T) {
 	listener, err := Listen(netip.MustParseAddrPort("127.0.0.1:0"))
 	if err != nil {
 		t.Fatal(err)

@@ -115,7 +115,7 @@ func TestConnectionsPassAndTheKeyIsSealed(t *testing.T) {
 	}
 }
 
-func TestWhatOthersPrintFirstIsSkipped(t *testing.T) {
+func TestEarlierOutputIsSkipped(t *testing.T) {
 	near, other := net.Pipe()
 	t.Cleanup(func() { near.Close() })
 	go func() {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestWhatIsReceivedIsAddedUp(t *testing.T) {
+func TestReceivedBytesAreAddedUp(t *testing.T) {
 	root := t.TempDir()
 	if received, expected := ReceivedImages(root); received != 0 || expected != 0 {
 		t.Errorf("nothing: %d of %d", received, expected)

@@ -76,7 +76,7 @@ func TestExamineHere(t *testing.T) {
 }
 
 // A trial that could not be made is no yes.
-func TestWhatTheTrialOfFUSESays(t *testing.T) {
+func TestOutcomesOfTheFUSETrial(t *testing.T) {
 	refused := exec.Command("false").Run()
 	for _, c := range []struct {
 		name, said string
@@ -220,8 +220,8 @@ func TestChecks(t *testing.T) {
 	}
 }
 
-// TestWhatRefusesARunIsRequired: berth run refuses hosts that lack these.
-func TestWhatRefusesARunIsRequired(t *testing.T) {
+// TestRefusalsOfARunAreRequired: berth run refuses hosts that lack these.
+func TestRefusalsOfARunAreRequired(t *testing.T) {
 	few := machine{files: map[string]string{"/proc/sys/fs/inotify/max_user_instances": strconv.Itoa(HeadWatchers - 1)}}.host()
 	least := Memory{Bytes: HeadMemory + SmallPod}
 	less := Memory{Bytes: least.Bytes - 1}

@@ -40,7 +40,7 @@ func TestPortRanges(t *testing.T) {
 	}
 }
 
-func TestAllThatIsWrongIsSaid(t *testing.T) {
+func TestAllProblemsAreReported(t *testing.T) {
 	_, err := Listen(t.Context(), Config{Nodes: []string{"n1", "n1"}, Node: "n9", Ports: PortRange{1, 2}, Loss: -1})
 	wantWords(t, err, "no id", "no prover", `"n9"`, "twice", "1-2", "negative")
 	cfg := Config{Step: Step{Job: "1"}, Nodes: []string{"n1", "n2"}, Node: "n2", Prover: preShared(t)}

@@ -130,7 +130,7 @@ func TestExchangeEndsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestExchangeRefusesWhatItCannotCarry(t *testing.T) {
+func TestExchangeRefusesInvalidTexts(t *testing.T) {
 	server := &pmiServer{values: map[string]string{}, tasks: 1}
 	pmi, err := OpenPMI(t.Context(), server.task(t))
 	if err != nil {

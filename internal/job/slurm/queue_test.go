@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-func TestQueueReadsWhatSqueuePrints(t *testing.T) {
+func TestQueueParsesSqueue(t *testing.T) {
 	var asked []string
 	jobs, err := Queue(t.Context(), 1001, func(_ context.Context, command ...string) ([]byte, error) {
 		asked = command
@@ -34,7 +34,7 @@ func TestQueueReadsWhatSqueuePrints(t *testing.T) {
 	}
 }
 
-func TestAJobThatSlurmDoesNotKnowIsNone(t *testing.T) {
+func TestAnUnknownJobIsNone(t *testing.T) {
 	_, ok, err := QueuedJob(t.Context(), "99", func(context.Context, ...string) ([]byte, error) {
 		return nil, errors.New("run squeue: exit status 1: slurm_load_jobs error: Invalid job id specified")
 	})
@@ -43,7 +43,7 @@ func TestAJobThatSlurmDoesNotKnowIsNone(t *testing.T) {
 	}
 }
 
-func TestALineThatIsNoneOfOursIsAnError(t *testing.T) {
+func TestAnUnexpectedLineIsAnError(t *testing.T) {
 	if _, err := parseQueued("squeue: something"); err == nil {
 		t.Error("no error")
 	}

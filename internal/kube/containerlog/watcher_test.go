@@ -350,7 +350,7 @@ func awaitTrue(t *testing.T, w *Watcher, what string, is func(*container) bool) 
 	}
 }
 
-func TestWhatTheSpoolCannotHoldIsCounted(t *testing.T) {
+func TestOverflowOfTheSpoolIsCounted(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	w, server := startWatcher(t, r.root)
 	r.open(0)
@@ -379,7 +379,7 @@ func TestWhatTheSpoolCannotHoldIsCounted(t *testing.T) {
 	}
 }
 
-func TestFilesThatNobodyReadsAreKeptForAWhile(t *testing.T) {
+func TestUnreadFilesStayForAWhile(t *testing.T) {
 	r := newRuntime(t, t.TempDir())
 	w, server := startWatcher(t, r.root)
 	r.open(0)

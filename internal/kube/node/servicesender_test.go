@@ -75,8 +75,8 @@ func TestExternalAddressesOfServicesAreSent(t *testing.T) {
 	}
 }
 
-// TestAServiceIsWhatKubeProxyMakesOfIt has one endpoint of each kind.
-func TestAServiceIsWhatKubeProxyMakesOfIt(t *testing.T) {
+// TestServicesFollowKubeProxy has one endpoint of each kind.
+func TestServicesFollowKubeProxy(t *testing.T) {
 	ready, unready, ending := endpoint("100.64.2.1", true, false), endpoint("100.64.2.2", false, false), endpoint("100.64.2.3", true, true)
 	here := endpoint("100.64.1.1", true, false)
 	here.NodeName = ptr.To("n1")

@@ -40,7 +40,7 @@ func keys(records []Record) string {
 	return strings.Join(all, " ")
 }
 
-func TestWhatIsSavedComesBack(t *testing.T) {
+func TestSavedRecordsAreRead(t *testing.T) {
 	f := openFolder(t, key)
 	if _, ok, err := f.Load(); ok || err != nil {
 		t.Fatalf("an empty folder has a state: %v", err)
@@ -130,7 +130,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func TestWhatOthersCanChangeIsRefused(t *testing.T) {
+func TestFilesThatOthersCanAccessAreRefused(t *testing.T) {
 	f := openFolder(t, key)
 	if err := f.Save(snapshot()); err != nil {
 		t.Fatal(err)

@@ -62,8 +62,8 @@ func TestManifestsAreCheckedWithoutACluster(t *testing.T) {
 	}
 }
 
-// TestCheckPassesWhatIsKnownToRun: every manifest of the examples and of the cases.
-func TestCheckPassesWhatIsKnownToRun(t *testing.T) {
+// TestCheckAcceptsWorkloadsThatRun: every manifest of the examples and of the cases.
+func TestCheckAcceptsWorkloadsThatRun(t *testing.T) {
 	checked := 0
 	for _, folder := range []string{"../../../examples", "../../../examples/*", "../../../test/ends", "../../../test/conformance"} {
 		files, err := filepath.Glob(folder + "/*.yaml")

@@ -163,7 +163,7 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 	}
 }
 
-func TestALossIsSaidAndPartOfTheResult(t *testing.T) {
+func TestALossIsReportedAndPartOfTheResult(t *testing.T) {
 	n := newNode(t, "default_another_pod")
 	var said string
 	l := n.followPod(t, Streams{Lose: func(text string, _ containerlog.Loss) { said = text }}, true)
@@ -210,7 +210,7 @@ type writerFunc func()
 
 func (f writerFunc) Write(data []byte) (int, error) { f(); return len(data), nil }
 
-func TestTheAPIServerGivesTheLogWhereANodeDoesNot(t *testing.T) {
+func TestLogsComeFromTheAPIServerIfTheNodeHasNone(t *testing.T) {
 	n := newNode(t, "default_p_u")
 	n.instead.Store(http.StatusMethodNotAllowed)
 	api := &brokenLog{answers: []answer{{"one\n", "clean"}}, pods: []map[string]any{knownPod("u", runningStatus("c"))}}

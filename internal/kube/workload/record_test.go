@@ -62,7 +62,7 @@ spec: {restartPolicy: Never, containers: [{name: main}]}
 	}
 }
 
-func TestLogsGoOnWhereAnotherProcessHasStopped(t *testing.T) {
+func TestLogsResumeAfterAnotherProcess(t *testing.T) {
 	first := &Progress{}
 	first.Note("c/Stdout", offset(len("one\n")))
 	handed := ReadProgress(first.String())

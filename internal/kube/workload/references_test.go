@@ -52,7 +52,7 @@ volumes:
 	}
 }
 
-func TestOnlyWhereNothingElseLivesAPodIsSaidToLackSomething(t *testing.T) {
+func TestMissingReferencesAreReportedOnlyIfNothingElseRuns(t *testing.T) {
 	start := time.Unix(1000, 0)
 	later := start.Add(missingPatience)
 	see := func(s *stuckPods, pods ...*corev1.Pod) {

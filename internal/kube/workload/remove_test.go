@@ -82,7 +82,7 @@ func newPodClient(t *testing.T, s *podServer) *Client {
 	return client
 }
 
-func TestRemoveTakesWhatWasCreated(t *testing.T) {
+func TestRemoveDeletesCreatedObjects(t *testing.T) {
 	s := &podServer{pods: map[string]string{"first": "1", "second": "2", "found": "3", "again": "5"}}
 	client := newPodClient(t, s)
 	err := client.Remove(t.Context(), []Object{made("first", "1", true), made("second", "2", true), made("found", "3", false), made("gone", "4", true)})

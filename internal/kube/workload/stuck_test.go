@@ -41,7 +41,7 @@ func runningPod(uid string) *corev1.Pod {
 	}
 }
 
-func TestPatienceDependsOnTheReason(t *testing.T) {
+func TestTimeoutDependsOnTheReason(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
 		pod    *corev1.Pod

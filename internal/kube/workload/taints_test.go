@@ -20,7 +20,7 @@ func taintedNode(name string, keys ...string) corev1.Node {
 	return node
 }
 
-func TestPatienceDependsOnTheTaint(t *testing.T) {
+func TestTimeoutDependsOnTheTaint(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
 		nodes []corev1.Node

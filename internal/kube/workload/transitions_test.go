@@ -257,7 +257,7 @@ func TestProgressEndsATrouble(t *testing.T) {
 }
 
 // The kubelet has the pod, while the news that it got a node are late.
-func TestProgressEndsWhatTheSchedulerSaid(t *testing.T) {
+func TestProgressClearsTheSchedulersMessage(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
 	signal{reason: "Unschedulable", message: "0/1 nodes are available: 1 Insufficient cpu."}.send(s, "Pod", start)

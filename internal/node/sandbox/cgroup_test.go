@@ -121,7 +121,7 @@ func TestCgroupsOfTwoRuns(t *testing.T) {
 	expectGroup(t, janitor, delegated)
 }
 
-func TestNextRunRemovesWhatACrashLeft(t *testing.T) {
+func TestNextRunRemovesLeftoversOfACrash(t *testing.T) {
 	delegated := testutil.ControlGroup(t)
 	crashed, err := MakeCgroup(delegated, "crashed")
 	if err != nil {

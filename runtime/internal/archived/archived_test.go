@@ -30,7 +30,7 @@ func read(t *testing.T, p Part) (string, error) {
 }
 
 // The call's option decides what is read, whatever the file's name.
-func TestSaidWithTheCall(t *testing.T) {
+func TestPartComesFromTheCall(t *testing.T) {
 	t.Chdir(t.TempDir())
 	name := "image \xff.tar"
 	if err := os.WriteFile(name, []byte("headers, the layer, and more"), 0o600); err != nil {

@@ -51,7 +51,7 @@ func burstable() *specs.Spec {
 	}
 }
 
-func TestWhoSeesLimits(t *testing.T) {
+func TestContainersThatSeeLimits(t *testing.T) {
 	another := filepath.Join(t.TempDir(), "pid")
 	if err := os.Symlink("pid:[1]", another); err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func TestOOMScoreAdjOrdersPodsAboveBerth(t *testing.T) {
 	}
 }
 
-func TestAdaptRefusesWhatItCannotRead(t *testing.T) {
+func TestAdaptRefusesInvalidFiles(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := (Node{}).Adapt(dir, nil); err == nil {
 		t.Error("no file: no error")
@@ -251,7 +251,7 @@ func TestProxySettings(t *testing.T) {
 	}
 }
 
-func TestWhoDoesWithoutTheFastPath(t *testing.T) {
+func TestPodsWithoutTheFastPath(t *testing.T) {
 	spec := func(value string, actions ...specs.LinuxSeccompAction) *specs.Spec {
 		s := &specs.Spec{
 			Annotations: map[string]string{containerType: containerTypeSandbox, fastPathAnnotation: value},

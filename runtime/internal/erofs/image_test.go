@@ -143,7 +143,7 @@ func readTree(t *testing.T, image *Image) []string {
 	return lines
 }
 
-func TestReadWhatWasWritten(t *testing.T) {
+func TestReadWrittenImages(t *testing.T) {
 	file, size := sample(t, 1)
 	image, err := Open(file, size)
 	if err != nil {

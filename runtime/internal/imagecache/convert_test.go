@@ -396,7 +396,7 @@ func TestModesOfArchives(t *testing.T) {
 }
 
 // A full disk is the reported cause, whoever packs.
-func TestFullDiskIsSaid(t *testing.T) {
+func TestFullDiskIsReported(t *testing.T) {
 	full, err := os.OpenFile("/dev/full", os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)

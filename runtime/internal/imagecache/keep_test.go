@@ -336,7 +336,7 @@ func TestPullRefuses(t *testing.T) {
 }
 
 // What there is no room for is not fetched to its end.
-func TestAFullDiskIsToldAtOnce(t *testing.T) {
+func TestAFullDiskIsReportedAtOnce(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"); err != nil {
 		t.Skip("mounts are not allowed here: ", err)
@@ -510,7 +510,7 @@ func TestExportAndImportAgain(t *testing.T) {
 	}
 }
 
-func TestTooLargeIsSaid(t *testing.T) {
+func TestTooLargeIsReported(t *testing.T) {
 	blob, _ := packed(t, make([]byte, 1<<20))
 	_, err := layerfile.Convert(t.Context(), filepath.Join(t.TempDir(), "layer"), bytes.NewReader(blob), int64(len(blob)), 1<<19)
 	if !errors.Is(err, layerfile.ErrTooLarge) {

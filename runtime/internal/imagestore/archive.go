@@ -67,7 +67,7 @@ func (a Archive) imageName(annotations map[string]string) (name string, named bo
 		}
 		return name, true, nil
 	}
-	// An OCI layout often knows the tag alone.
+	// An OCI layout often knows only the tag.
 	base := a.baseName()
 	if own != "" {
 		base += ":" + own

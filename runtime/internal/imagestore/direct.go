@@ -139,7 +139,7 @@ func (w *writer) Close() error {
 	return errors.Join(err, os.Remove(name))
 }
 
-// attempts bounds how often a blob is put in place anew, because containerd's
+// attempts bounds how often a blob is put in place again, because containerd's
 // garbage collection found its file before its registration.
 const attempts = 5
 

@@ -22,14 +22,14 @@ import (
 type Lying interface {
 	content.Provider
 	io.Closer
-	// Part says where one lies; the error is errdefs.ErrNotFound of those that are not there, or
-	// in no file of their own.
+	// Part returns the place of a blob. The error is errdefs.ErrNotFound for a
+	// blob that does not exist or has no separate file.
 	Part(blob digest.Digest) (archived.Part, error)
 }
 
-// OpenInPlace opens a folder with an OCI layout, or an archive whose blobs can be read
-// one by one, and returns which images it says to hold; nil for what only ReadArchive
-// can read, or can say what is wrong with.
+// OpenInPlace opens a folder with an OCI layout, or an archive whose blobs can
+// be read one by one, and returns the index of its images. It returns nil for
+// archives that only ReadArchive can read or diagnose.
 func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 	info, err := os.Stat(a.Path)
 	switch {
@@ -52,7 +52,8 @@ func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 // make such folders, and who reads one looks at its digest.
 type layout string
 
-// IsLayout tells whether a folder has an OCI layout in it, and not an unpacked image.
+// IsLayout reports whether a folder contains an OCI layout, and not an unpacked
+// image.
 func IsLayout(dir string) bool {
 	info, err := os.Stat(filepath.Join(dir, ocispec.ImageLayoutFile))
 	return err == nil && info.Mode().IsRegular()

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestMirrorsKeepWhatIsThere(t *testing.T) {
+func TestMirrorsKeepExistingFiles(t *testing.T) {
 	dir := t.TempDir()
 	named := filepath.Join(dir, "reg.test:5000")
 	if err := os.Mkdir(named, 0o755); err != nil {

@@ -30,9 +30,9 @@ type plain struct {
 	io.Closer
 	path string
 	from source
-	// blobs are those of layouts by their digests, and layers of docker save.
+	// blobs holds the blobs of layouts by digest, and the layers of docker save.
 	blobs map[digest.Digest]part
-	// texts are what is not in the archive, or not under its digest.
+	// texts holds blobs that are not in the archive, or not under their digest.
 	texts map[digest.Digest][]byte
 }
 
@@ -41,7 +41,7 @@ type source interface {
 	io.ReaderAt
 }
 
-// part is where a file of an archive lies.
+// part is the place of a file in an archive.
 type part struct{ offset, size int64 }
 
 // maxText bounds manifests and configurations, in bytes.
@@ -90,8 +90,8 @@ func listParts(file io.ReadSeeker) (map[string]part, error) {
 		return nil, err
 	}
 	parts, links := map[string]part{}, map[string]string{}
-	// It reads no byte more than it has returned: so the file is where the content
-	// begins.
+	// The reader does not read ahead, so the file's offset is the start of the
+	// content.
 	for archive := tar.NewReader(file); ; {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
@@ -269,7 +269,7 @@ type section struct{ *io.SectionReader }
 
 func (section) Close() error { return nil }
 
-// Part says where a blob lies.
+// Part returns the place of a blob.
 func (p *plain) Part(blob digest.Digest) (archived.Part, error) {
 	at, found := p.blobs[blob]
 	if !found {

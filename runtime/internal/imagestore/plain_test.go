@@ -80,7 +80,8 @@ func configOf(t testing.TB, layers ...[]byte) []byte {
 	return encoded(t, config)
 }
 
-// saved is what docker save writes, older ones with a link where a layer is there twice.
+// saved returns an archive as docker save writes it. Older versions write a link
+// for a repeated layer.
 func saved(t testing.TB, layers ...[]byte) []byte {
 	return pack(t, entry{name: "a/layer.tar", content: layers[0]}, entry{name: "b/layer.tar", content: layers[1]}, entry{name: "c/layer.tar", target: "../a/layer.tar"},
 		entry{name: "config.json", content: configOf(t, layers[0], layers[1], layers[0])},
@@ -108,7 +109,8 @@ func laidOut(t testing.TB, layer []byte) []byte {
 		entry{name: "oci-layout", content: encoded(t, ocispec.ImageLayout{Version: ocispec.ImageLayoutVersion})})...)
 }
 
-// What is read in place is what is read from the beginning to the end.
+// Reading in place gives the same result as reading from the beginning to the
+// end.
 func TestPlainIsAsReadInFull(t *testing.T) {
 	one, other := pack(t, entry{name: "one", content: []byte("1")}), pack(t, entry{name: "other", content: bytes.Repeat([]byte("2"), 5000)})
 	for name, archive := range map[string][]byte{"docker save": saved(t, one, other), "an OCI layout": laidOut(t, other)} {
@@ -198,7 +200,7 @@ func layoutFolder(t *testing.T, layout []byte) (dir string) {
 	}
 }
 
-// A folder with an OCI layout is what an archive of it would be.
+// A folder with an OCI layout gives the same result as an archive of it.
 func TestLayoutFolder(t *testing.T) {
 	a := Archive{Path: layoutFolder(t, laidOut(t, pack(t, entry{name: "one", content: []byte("1")})))}
 	if a.isRoot() || !(Archive{Path: t.TempDir()}).isRoot() {

@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/runtime/internal/sif"
 )
 
-// isRoot tells whether an archive is none, but a folder in which an image was
-// unpacked, such as those of CVMFS.
+// isRoot reports whether an archive is in fact a folder with an unpacked image,
+// such as on CVMFS.
 func (a Archive) isRoot() bool {
 	info, err := os.Stat(a.Path)
 	return err == nil && info.IsDir() && !IsLayout(a.Path)

@@ -20,17 +20,17 @@ import (
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
-// Labels by which a snapshotter is told which layer a snapshot is for, and the name
-// that it will have: containerd's, which exports neither.
+// Labels that give a snapshotter the layer of a snapshot and its final name.
+// They are containerd's, which does not export them.
 const (
 	LayerLabel = "containerd.io/snapshot/diff-id"
 	NameLabel  = "containerd.io/snapshot.ref"
 )
 
-// importInPlace imports the images of an archive whose layers need not be in the store.
-// Of those that others have made nothing is read, as nothing of them is fetched where an
-// image comes from a registry; of others the blobs are read where they lie. What says which
-// layers they are is read, with its digest.
+// importInPlace imports the images of an archive without copying layers to the
+// store. It reads nothing of layers that others have made, like a pull from a
+// registry. It reads the blobs of other layers in place. Manifests and
+// configurations are read and checked by digest.
 func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, index ocispec.Index) (imported []Imported, err error) {
 	begin := time.Now()
 	found, err := Images(ctx, a, index, platforms.Default(), func(ctx context.Context, m ocispec.Descriptor) error {
@@ -77,8 +77,8 @@ func (i *Importer) copy(ctx context.Context, from Lying, desc ocispec.Descriptor
 	return content.WriteBlob(ctx, i.store, "archive-"+desc.Digest.String(), content.NewReader(blob), desc)
 }
 
-// bringLayers has all layers of an image unpacked; what says which they are is in the
-// store.
+// bringLayers unpacks all layers of an image, whose manifest and configuration
+// are in the store.
 func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, texts{i.store}, target, platforms.Default())
 	if err != nil {
@@ -90,7 +90,7 @@ func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.D
 	}
 	layers := lazy.Layers(manifest)
 	if len(ids) != len(layers) {
-		return nil // unpacking tells what is wrong
+		return nil // unpacking reports the mistake
 	}
 	for k, layer := range layers {
 		there := false
@@ -108,7 +108,8 @@ func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.D
 	return nil
 }
 
-// isThere asks the snapshotter for a layer upon others, the lowest first.
+// isThere asks the snapshotter whether it has a layer on top of others, the
+// lowest first.
 func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest.Digest) (bool, error) {
 	name := identity.ChainID(append(below[:len(below):len(below)], id)).String()
 	key := fmt.Sprintf(snapshots.UnpackKeyFormat, rand.Text(), name)

@@ -73,7 +73,7 @@ func parts(t *testing.T, c *Cache) (all []string) {
 
 // What a job was writing when it was killed goes with the job's folder, which
 // others remove, or with its age.
-func TestWhatAKilledJobHasWritten(t *testing.T) {
+func TestFilesOfAKilledJob(t *testing.T) {
 	dir := t.TempDir()
 	killed, _ := open(t, dir, "killed", 1<<30)
 	lost, _ := open(t, dir, "lost", 1<<30)

@@ -109,7 +109,7 @@ func TestTrimTakesLayersWithoutNamesFirst(t *testing.T) {
 	}
 }
 
-func TestWhatHasANameStaysForARunThatWasGivenNoLimit(t *testing.T) {
+func TestNamedImagesStayInARunWithoutALimit(t *testing.T) {
 	dir := t.TempDir()
 	c, _ := open(t, dir, "job", 1<<30)
 	named := name(t, c, "reg.test/a:1", strings.Repeat("named", 9000))

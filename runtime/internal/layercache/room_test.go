@@ -103,7 +103,7 @@ func TestAQuotaIsKept(t *testing.T) {
 
 // Where others have written so much that nothing would be enough, what nobody needs
 // goes all the same.
-func TestTrimMakesWhatRoomThereIs(t *testing.T) {
+func TestTrimFreesAsMuchAsPossible(t *testing.T) {
 	c, _ := open(t, t.TempDir(), "one", 1<<30)
 	kept := name(t, c, "reg.test/kept:1", "kept")
 	nameless, path := image(t, "nameless")

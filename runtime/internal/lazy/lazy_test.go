@@ -239,7 +239,7 @@ func inUTF8(t *testing.T, archive []byte) []byte {
 	return out.Bytes()
 }
 
-func TestOnlyWhatIsReadComes(t *testing.T) {
+func TestOnlyReadContentIsFetched(t *testing.T) {
 	files := map[string][]byte{"first": corpus.Noise(1, 3<<20), "second": corpus.Noise(2, 3<<20), "third": corpus.Noise(3, 5000)}
 	r, source := serve(t, corpus.Pack(t, files), 1<<20, 0)
 	path := filepath.Join(t.TempDir(), "layer")
@@ -404,7 +404,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotCertainIsRefused(t *testing.T) {
+func TestUncertainContentIsRefused(t *testing.T) {
 	archive := corpus.Pack(t, map[string][]byte{"file": corpus.Noise(1, 400000)})
 	for name, c := range map[string]struct {
 		change func(*registry)
@@ -464,7 +464,7 @@ func TestBadTables(t *testing.T) {
 }
 
 // What a table of contents says of itself is refused before anything is made of it.
-func TestTablesThatAreNone(t *testing.T) {
+func TestInvalidTables(t *testing.T) {
 	for name, text := range map[string]string{
 		"no entry":              `{"version":1,"entries":[null]}`,
 		"no table":              `[]`,

@@ -45,7 +45,7 @@ func came(got <-chan turn) (turn, bool) {
 	}
 }
 
-func TestWhoWaitsHasTheLine(t *testing.T) {
+func TestReadersHavePriority(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Line
 		first, ok := came(l.turn(t.Context()))
@@ -108,7 +108,7 @@ func TestARegistryThatIsSilentHoldsUpOthersForAWhileOnly(t *testing.T) {
 }
 
 // What is coming in the background may become what somebody waits for.
-func TestWhatIsWantedWaitsForNoOther(t *testing.T) {
+func TestWantedContentWaitsForNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var l Line
 		defer l.foreground()()

@@ -101,7 +101,7 @@ func (i *pulledImage) times(n int) int {
 
 // The tables of contents of all layers above the one that is made are asked for at
 // once, and not again.
-func TestTablesAreAskedForAhead(t *testing.T) {
+func TestTablesArePrefetched(t *testing.T) {
 	const layers, plain, own = 5, 3, 1
 	i := pullImage(t, layers)
 	i.manifest.Layers[plain].Annotations = nil

@@ -60,7 +60,7 @@ func TestRefusedAddresses(t *testing.T) {
 }
 
 // A token that was not given once, and one that ended early, are asked for again.
-func TestTokensAreAskedForAgain(t *testing.T) {
+func TestTokensAreRenewed(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)
 	given, failing := 0, false

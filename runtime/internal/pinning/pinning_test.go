@@ -55,7 +55,7 @@ func TestContainersSpreadOverTheCPUs(t *testing.T) {
 	}
 }
 
-func TestAnotherLimitKeepsWhatFits(t *testing.T) {
+func TestAnotherLimitKeepsFittingLayers(t *testing.T) {
 	l, all := testLedger(t), cpuset.New(0, 1, 2, 3)
 	one := mustClaim(t, l, "a", 1000, all)
 	two := mustClaim(t, l, "a", 2000, all)

@@ -185,7 +185,7 @@ func read(image *Image) (lines []string, err error) {
 	return lines, err
 }
 
-func TestReadWhatMksquashfsWrites(t *testing.T) {
+func TestReadImagesOfMksquashfs(t *testing.T) {
 	for name, arguments := range map[string][]string{
 		"gzip":             {"-comp", "gzip"},
 		"xz":               {"-comp", "xz"},

@@ -32,8 +32,8 @@ import (
 	"berth.dev/berth/runtime/internal/procfs"
 )
 
-// inner stands for containerd's service. Its containers are children of the
-// test, as those of a shim are.
+// inner replaces containerd's service. Its containers are children of the test,
+// like a shim's.
 type inner struct {
 	taskapi.TTRPCTaskService
 	mu       sync.Mutex

@@ -108,7 +108,7 @@ func describe(t *testing.T, tree *Tree) []string {
 }
 
 // containerd unpacks the same layers on top of each other.
-func TestTreeIsWhatUnpackingMakes(t *testing.T) {
+func TestTreeEqualsUnpackedLayers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to unpack owners and devices")
 	}
