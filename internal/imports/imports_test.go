@@ -77,7 +77,7 @@ var layers = map[string][]string{
 	"internal/kube/objects":  {"internal/kube/savedstate"},
 	"internal/kube/workload": {"internal/base/cluster", "internal/kube/containerlog"},
 
-	"internal/site/berthd":   {"internal/base/exitcode", "internal/job/slurm", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan"},
+	"internal/site/berthd":   {"internal/base/exitcode", "internal/job/slurm", "internal/site/nametable", "internal/site/podcni", "internal/site/siteconf", "internal/site/vxlan"},
 	"internal/site/siteconf": {"internal/job/slurm"},
 	"internal/site/vxlan":    {"internal/base/linux", "internal/site/siteconf"},
 

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -63,38 +64,14 @@ var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
 }
 `))
 
-// nameTable is what CoreDNS's plugin reads (programs/coredns/site), the one of a former
-// version too until it ends: what a field means cannot change.
-type nameTable struct {
-	Cluster string       `json:"cluster"`
-	Range   netip.Prefix `json:"range"`
-	// IPv6 is the range of their second addresses, if they have any.
-	IPv6 netip.Prefix `json:"ipv6,omitzero"`
-	Pods []namedPod   `json:"pods"`
-}
-
-type namedPod struct {
-	Address netip.Addr `json:"address"`
-	Network uint32     `json:"network"`
-	UID     uint32     `json:"uid"`
-	User    string     `json:"user"`
-	Name    string     `json:"name"`
-	Number  uint32     `json:"number,omitempty"`
-	Index   int        `json:"index"`
-	After   int64      `json:"after"`
-	// Names are those that its user has given the job, once for all of its pods.
-	Names []string `json:"names,omitempty"`
-	// Served are those by which runs in this pod serve something.
-	Served []string `json:"served,omitempty"`
-}
-
-func (t *nameTable) add(a siteconf.Allocation, all map[named]given) {
+// addNames adds the pods of an allocation, and the names that they have.
+func addNames(t *nametable.Table, a siteconf.Allocation, all map[named]given) {
 	names := all[named{id: a.ID(), after: a.After}].names
 	for i, pod := range a.Pods {
 		if !pod.Address.IsValid() {
 			continue
 		}
-		t.Pods = append(t.Pods, namedPod{
+		t.Pods = append(t.Pods, nametable.Pod{
 			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
 			Names: names, Served: all[named{a.ID(), a.After, pod.Node}].names,
 		})
@@ -104,7 +81,7 @@ func (t *nameTable) add(a siteconf.Allocation, all map[named]given) {
 
 // apply has CoreDNS know the names, and returns when it does. Without a table
 // there is none.
-func (n *nameServer) apply(table *nameTable) error {
+func (n *nameServer) apply(table *nametable.Table) error {
 	if n.config.Program == "" {
 		return nil
 	}

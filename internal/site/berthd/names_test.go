@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/testutil"
 )
@@ -101,7 +102,7 @@ func (s served) knows(t *testing.T, cluster string) {
 		t.Errorf("read the table of the name server with %s: %v", filepath.Base(s.life), err)
 		return
 	}
-	var known nameTable
+	var known nametable.Table
 	if err := json.Unmarshal(text, &known); err != nil || known.Cluster != cluster {
 		t.Errorf("the name server with %s has %s, %v, want %s", filepath.Base(s.life), text, err, cluster)
 	}
@@ -118,9 +119,9 @@ func TestAllNameServersKnowTheNames(t *testing.T) {
 	n := s.berthd()
 	apply := func(cluster string) {
 		t.Helper()
-		var table *nameTable
+		var table *nametable.Table
 		if cluster != "" {
-			table = &nameTable{Cluster: cluster, Range: netip.MustParsePrefix("10.1.0.0/24")}
+			table = &nametable.Table{Cluster: cluster, Range: netip.MustParsePrefix("10.1.0.0/24")}
 		}
 		if err := n.apply(table); err != nil {
 			t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -57,7 +58,7 @@ func searchOf(text string) []string {
 }
 
 // table are the names in all networks that have a pod here, or nil.
-func (d *Daemon) table() *nameTable {
+func (d *Daemon) table() *nametable.Table {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.local) == 0 {
@@ -67,7 +68,7 @@ func (d *Daemon) table() *nameTable {
 	for _, local := range d.local {
 		owners[local.Owner()] = true
 	}
-	t := &nameTable{Cluster: d.config.Cluster, Range: d.config.Pods.Masked(), IPv6: d.config.IPv6.Pods.Masked()}
+	t := &nametable.Table{Cluster: d.config.Cluster, Range: d.config.Pods.Masked(), IPv6: d.config.IPv6.Pods.Masked()}
 	for _, owner := range slices.Sorted(maps.Keys(owners)) {
 		known := d.known(owner)
 		var names map[named]given
@@ -75,7 +76,7 @@ func (d *Daemon) table() *nameTable {
 			names = user.allNames()
 		}
 		for _, job := range slices.Sorted(maps.Keys(known)) {
-			t.add(known[job], names)
+			addNames(t, known[job], names)
 		}
 	}
 	return t

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -386,8 +387,8 @@ func TestNamesOfRunsLeadToTheirNodes(t *testing.T) {
 	for i, node := range []string{"n0", "n1", "n2"} {
 		a.Pods = append(a.Pods, siteconf.Pod{Node: node, Address: netip.AddrFrom4([4]byte{10, 128, 0, byte(i + 2)})})
 	}
-	var table nameTable
-	table.add(a, map[named]given{
+	var table nametable.Table
+	addNames(&table, a, map[named]given{
 		{"7", 9, ""}: {names: []string{"api"}}, {"7", 9, "n1"}: {names: []string{"web"}}, {"7", 9, "n2"}: {names: []string{"db", "web"}},
 		{"7", 8, "n0"}: {names: []string{"former"}}, {"8", 9, "n0"}: {names: []string{"another"}}, {"7", 9, "n3"}: {names: []string{"gone"}},
 	})

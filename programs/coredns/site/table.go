@@ -12,37 +12,12 @@ import (
 	"sync"
 
 	"github.com/coredns/coredns/plugin/pkg/dnsutil"
+
+	"berth.dev/berth/programs/coredns/nametable"
 )
 
-// table is what berthd writes: all pods that it knows, with their labels made.
-type table struct {
-	Cluster string       `json:"cluster"`
-	Range   netip.Prefix `json:"range"`
-	// IPv6 is a /96 in which each pod has a second address, its first one in the last 32
-	// bits; pods have none if it is none.
-	IPv6 netip.Prefix `json:"ipv6"`
-	Pods []pod        `json:"pods"`
-}
-
-// pod is one of a job, or of a user's sessions.
-type pod struct {
-	Address netip.Addr `json:"address"`
-	// Network is the identifier of its user's, or of those who share one.
-	Network uint32 `json:"network"`
-	UID     uint32 `json:"uid"`
-	// User and Name are labels, and Number the job's.
-	User   string `json:"user"`
-	Name   string `json:"name"`
-	Number uint32 `json:"number,omitempty"`
-	// Index is the pod's in its job, in the order of nodes.
-	Index int `json:"index"`
-	// After orders jobs by when they got their addresses.
-	After int64 `json:"after"`
-	// Names are those that its user has given the job, once for all of its pods.
-	Names []string `json:"names,omitempty"`
-	// Served are those by which runs in this pod serve something.
-	Served []string `json:"served,omitempty"`
-}
+// table answers questions from the table that berthd has written.
+type table struct{ nametable.Table }
 
 // answer is what there is to say about a name.
 type answer struct {
@@ -111,9 +86,9 @@ func (t *table) first(address netip.Addr) netip.Addr {
 
 // view is what one asker sees.
 type view struct {
-	pods []pod
+	pods []nametable.Pod
 	// own is the asker, if it is a pod.
-	own *pod
+	own *nametable.Pod
 }
 
 func (t *table) visible(asker, server netip.Addr) view {
@@ -145,7 +120,7 @@ func (t *table) below(name, zone string, v view) answer {
 	labels := strings.Split(name, ".")
 	user := labels[len(labels)-1]
 	labels = labels[:len(labels)-1]
-	var chosen *pod
+	var chosen *nametable.Pod
 	for i, p := range v.pods {
 		if p.User != user {
 			continue
@@ -154,7 +129,7 @@ func (t *table) below(name, zone string, v view) answer {
 			found.exists = true
 			return found
 		}
-		if p.is(labels[len(labels)-1]) && (chosen == nil || v.prefers(p, *chosen, labels[len(labels)-1])) {
+		if hasLabel(p, labels[len(labels)-1]) && (chosen == nil || v.prefers(p, *chosen, labels[len(labels)-1])) {
 			chosen = &v.pods[i]
 		}
 	}
@@ -162,8 +137,10 @@ func (t *table) below(name, zone string, v view) answer {
 		return found
 	}
 	given := strings.Join(labels[:len(labels)-1], ".")
-	of := func(p pod) bool { return p.UID == chosen.UID && p.Number == chosen.Number && p.Name == chosen.Name }
-	all := len(labels) == 1 || slices.ContainsFunc(v.pods, func(p pod) bool { return of(p) && slices.Contains(p.Names, given) })
+	of := func(p nametable.Pod) bool {
+		return p.UID == chosen.UID && p.Number == chosen.Number && p.Name == chosen.Name
+	}
+	all := len(labels) == 1 || slices.ContainsFunc(v.pods, func(p nametable.Pod) bool { return of(p) && slices.Contains(p.Names, given) })
 	for _, p := range v.pods {
 		if !of(p) {
 			continue
@@ -175,18 +152,19 @@ func (t *table) below(name, zone string, v view) answer {
 	return found
 }
 
-// is: a job has its name, and its number, which is nobody else's.
-func (p pod) is(label string) bool { return p.Name == label || p.numbered(label) }
+// hasLabel reports whether a label selects the job of a pod: by the job's name, or by its
+// number, which no other job has.
+func hasLabel(p nametable.Pod, label string) bool { return p.Name == label || hasNumber(p, label) }
 
-func (p pod) numbered(label string) bool {
+func hasNumber(p nametable.Pod, label string) bool {
 	return p.Number != 0 && label == strconv.FormatUint(uint64(p.Number), 10)
 }
 
 // prefers decides between jobs of a user with the same label: the asker's own
 // job, then the one with that number, then the newest.
-func (v view) prefers(a, b pod, label string) bool {
-	own := func(p pod) bool { return v.own != nil && v.own.Number == p.Number && v.own.Name == p.Name }
-	for _, better := range []func(pod) bool{own, func(p pod) bool { return p.numbered(label) }} {
+func (v view) prefers(a, b nametable.Pod, label string) bool {
+	own := func(p nametable.Pod) bool { return v.own != nil && v.own.Number == p.Number && v.own.Name == p.Name }
+	for _, better := range []func(nametable.Pod) bool{own, func(p nametable.Pod) bool { return hasNumber(p, label) }} {
 		if better(a) != better(b) {
 			return better(a)
 		}

@@ -1,0 +1,1 @@
+../../../internal/site/nametable/nametable.go
