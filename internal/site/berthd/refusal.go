@@ -10,37 +10,37 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// refusals are the credentials of connections to etcd. They keep why the last one was
-// refused, by this host or by etcd: the error of a question that waits for another
-// connection until its time is over says nothing of it.
-type refusals struct {
+// recordingCredentials secures connections to etcd and records why the last one was refused,
+// by this host or by etcd. A request that waits for a connection until it times out returns
+// an error without that reason.
+type recordingCredentials struct {
 	credentials.TransportCredentials
 	last *atomic.Pointer[error]
 }
 
 // ClientHandshake implements [credentials.TransportCredentials].
-func (r refusals) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (r recordingCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	secured, info, err := r.TransportCredentials.ClientHandshake(ctx, authority, conn)
 	if err != nil {
 		r.last.Store(&err)
 		return nil, nil, err
 	}
-	return refusable{secured, r.last}, info, nil
+	return recordingConn{secured, r.last}, info, nil
 }
 
 // Clone implements [credentials.TransportCredentials].
-func (r refusals) Clone() credentials.TransportCredentials {
-	return refusals{r.TransportCredentials.Clone(), r.last}
+func (r recordingCredentials) Clone() credentials.TransportCredentials {
+	return recordingCredentials{r.TransportCredentials.Clone(), r.last}
 }
 
-// refusable is a connection whose other side may yet refuse it: by TLS 1.3 that says what it
-// holds of this side's certificate in place of the first answer.
-type refusable struct {
+// recordingConn records a refusal by the other side. In TLS 1.3 the server rejects a client's
+// certificate after the handshake, with an alert instead of its first answer.
+type recordingConn struct {
 	net.Conn
 	last *atomic.Pointer[error]
 }
 
-func (c refusable) Read(b []byte) (int, error) {
+func (c recordingConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	var alert *net.OpError
 	switch {
@@ -52,7 +52,7 @@ func (c refusable) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// explain adds to the error of a question to etcd why there is no connection, if it was refused.
+// explain adds the reason of the last refused connection to the error of a request.
 func (s *Store) explain(err error) error {
 	last := s.refused.Load()
 	if err == nil || last == nil {

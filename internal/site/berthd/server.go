@@ -21,26 +21,25 @@ import (
 )
 
 const (
-	// questionTimeout is how long somebody may take to say what he wants.
+	// questionTimeout bounds how long a client may take to send its question.
 	questionTimeout = 3 * time.Second
-	// maxStrangers are the connections of users other than root that are served
-	// at a time, so that they cannot keep root's out, and maxOfOne those of one user,
-	// so that he cannot keep out the others'.
-	maxStrangers = 128
-	maxOfOne     = 16
-	// maxLogins are the sessions of one user that begin at a time. Those that ask for them are
-	// root's, but started by the user as often as he likes: berth-session, and sshd with
-	// pam_berth.so. Many may wait for the pod that the first one makes. There is no bound for
-	// all, by which some would keep out the others.
+	// maxClients bounds the open connections of all users other than root, so that root can
+	// always connect. maxOfOne bounds the connections of one user, so that others can connect.
+	maxClients = 128
+	maxOfOne   = 16
+	// maxLogins bounds the sessions of one user that are starting. Their clients, berth-session
+	// and sshd with pam_berth.so, run as root, but a user can start any number of them. Many may
+	// wait for the pod that the first one makes. There is no limit over all users, because one
+	// user could then block the others.
 	maxLogins = 64
-	// maxBegun is the number of connections of one user's berth-sessions, from before
-	// they have said what they want. It is larger, so that a user with too many sessions
-	// learns why.
+	// maxBegun bounds the connections of one user's berth-session processes, counted before
+	// their question is read. It is larger, so that a user with too many sessions gets an
+	// error that says so.
 	maxBegun = 2 * maxLogins
 )
 
-// listen makes the socket. All may ask for the status, and name their own jobs; what
-// changes anything else is root's.
+// listen makes the socket. All users may ask for the status and name their own jobs. Other
+// changes are only for root.
 func listen(run string) (*net.UnixListener, error) {
 	path := filepath.Join(run, siteconf.Socket)
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
@@ -57,13 +56,13 @@ func listen(run string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// serve answers until the context ends, and returns when all are answered.
+// serve answers clients until the context ends, and returns after the last answer.
 func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
 	var all sync.WaitGroup
 	defer all.Wait()
-	strangers := strangers{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}
+	limits := clientLimits{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}
 	begun := logins{most: maxBegun}
 	var said complaint
 	for {
@@ -91,7 +90,7 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 			conn.Close()
 			continue
 		}
-		user, entered := strangers.enter(peer.Uid)
+		user, entered := limits.enter(peer.Uid)
 		if !entered {
 			conn.Close()
 			continue
@@ -102,7 +101,7 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 			continue
 		}
 		all.Go(func() {
-			defer strangers.leave(user)
+			defer limits.leave(user)
 			if starter != 0 {
 				defer begun.leave(starter)
 			}
@@ -112,16 +111,16 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	}
 }
 
-// complaintPeriod is how often the log has the same complaint.
+// complaintPeriod is the shortest time between two equal complaints in the log.
 const complaintPeriod = time.Minute
 
-// complaint is the last one of its kind in the log. Users must not be able to fill that.
+// complaint remembers the last error that was logged, so that users cannot fill the log.
 type complaint struct {
 	text string
 	at   time.Time
 }
 
-// isNews says whether the log has not had this one just now.
+// isNews reports whether the log does not have this error yet, or not recently.
 func (c *complaint) isNews(err error, now time.Time) bool {
 	if err.Error() == c.text && now.Sub(c.at) < complaintPeriod {
 		return false
@@ -130,8 +129,8 @@ func (c *complaint) isNews(err error, now time.Time) bool {
 	return true
 }
 
-// strangers counts connections of users other than root.
-type strangers struct {
+// clientLimits counts the connections of users other than root.
+type clientLimits struct {
 	subordinates subordinates
 
 	mu  sync.Mutex
@@ -139,15 +138,16 @@ type strangers struct {
 	of  map[uint32]int
 }
 
-// enter says whether another one of this user's is served, and who has to leave then.
-func (s *strangers) enter(uid uint32) (uint32, bool) {
+// enter counts a connection and reports whether it may be served. The returned user must be
+// passed to leave afterwards: it is the owner of uid, if that is a subordinate number.
+func (s *clientLimits) enter(uid uint32) (uint32, bool) {
 	if uid == 0 {
 		return 0, true
 	}
 	uid = s.subordinates.account(uid)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.all >= maxStrangers || s.of[uid] >= maxOfOne {
+	if s.all >= maxClients || s.of[uid] >= maxOfOne {
 		return uid, false
 	}
 	if s.of == nil {
@@ -158,7 +158,7 @@ func (s *strangers) enter(uid uint32) (uint32, bool) {
 	return uid, true
 }
 
-func (s *strangers) leave(uid uint32) {
+func (s *clientLimits) leave(uid uint32) {
 	if uid == 0 {
 		return
 	}
@@ -170,16 +170,16 @@ func (s *strangers) leave(uid uint32) {
 	}
 }
 
-// logins counts, by user, sessions that begin.
+// logins counts, by user, the sessions that are starting.
 type logins struct {
-	// most is the number for each user; 0 stands for maxLogins.
+	// most is the limit for each user; 0 stands for maxLogins.
 	most int
 
 	mu sync.Mutex
 	of map[uint32]int
 }
 
-// enter says whether another session of this user's may begin, which then has to leave.
+// enter counts a session and reports whether it may start. If so, the caller calls leave.
 func (l *logins) enter(uid uint32) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -245,8 +245,8 @@ func (d *Daemon) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 	if err == nil {
 		namespaces, err = d.do(ctx, peer, question, answer.Fields)
 	}
-	// A user must not be able to fill the log. berth-session asks as root when he likes, or is
-	// stopped by him before it has.
+	// Users must not be able to fill the log. They can start berth-session, which asks as
+	// root, at any time, and stop it before it has asked.
 	level := slog.LevelWarn
 	if peer.Uid != 0 || question.Verb == siteconf.VerbLogin || question.Verb == "" {
 		level = slog.LevelDebug
@@ -272,7 +272,7 @@ func (d *Daemon) answer(ctx context.Context, conn *net.UnixConn, peer *unix.Ucre
 	}
 }
 
-// do what is asked, and fill in the answer.
+// do executes a question, fills in the answer, and returns the files to send with it.
 func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Message, answer map[string]string) ([]*os.File, error) {
 	if question.Verb == siteconf.VerbStatus {
 		answer["node"] = d.node
@@ -350,8 +350,8 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 	return nil, fmt.Errorf("unknown question %s: install the same version of berthd and of the plugin", question.Verb)
 }
 
-// enter opens the network and the processes of a pod, in this order, and says what
-// its resolver is.
+// enter opens the network namespace and the PID namespace of a pod, in this order, and adds
+// the path of the pod's resolv.conf to the answer.
 func (d *Daemon) enter(id string, answer map[string]string) ([]*os.File, error) {
 	if d.config.DNS.Program != "" {
 		answer["resolver"] = d.resolver(id)
@@ -394,7 +394,7 @@ func number(question siteconf.Message, field string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// Status is text for a person.
+// Status describes the pods of this node in one line for a person.
 func (d *Daemon) Status() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

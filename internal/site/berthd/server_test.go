@@ -22,7 +22,7 @@ import (
 
 // Connections that users leave open keep out neither root nor other users.
 func TestAUserCannotKeepOthersOut(t *testing.T) {
-	var all strangers
+	var all clientLimits
 	s := entrance{&all}
 	const bob, alice, others = 1001, 1000, 2000
 	for range maxOfOne {
@@ -40,8 +40,8 @@ func TestAUserCannotKeepOthersOut(t *testing.T) {
 	for uid := uint32(others); s.enter(uid); uid++ {
 		served++
 	}
-	if served != maxStrangers {
-		t.Errorf("%d are served, want %d", served, maxStrangers)
+	if served != maxClients {
+		t.Errorf("%d are served, want %d", served, maxClients)
 	}
 	if !s.enter(0) {
 		t.Error("they keep root out")
@@ -54,10 +54,10 @@ func TestAUserCannotKeepOthersOut(t *testing.T) {
 }
 
 // entrance is for tests that know who leaves.
-type entrance struct{ *strangers }
+type entrance struct{ *clientLimits }
 
 func (e entrance) enter(uid uint32) bool {
-	_, entered := e.strangers.enter(uid)
+	_, entered := e.clientLimits.enter(uid)
 	return entered
 }
 
@@ -65,7 +65,7 @@ func (e entrance) enter(uid uint32) bool {
 func TestSubordinateNumbersAreOneUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "subuid")
 	number := func(name string) (uint32, bool) { return 1001, name == "bob" }
-	all := strangers{subordinates: subordinates{path: path, number: number}}
+	all := clientLimits{subordinates: subordinates{path: path, number: number}}
 	write := func(text string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {

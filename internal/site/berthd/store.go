@@ -62,7 +62,7 @@ func OpenStore(config siteconf.Config) (*Store, error) {
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{
 			grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: etcdLimit}),
-			grpc.WithTransportCredentials(refusals{credentials.NewTLS(security), &s.refused}),
+			grpc.WithTransportCredentials(recordingCredentials{credentials.NewTLS(security), &s.refused}),
 		},
 	})
 	if err != nil {
@@ -125,7 +125,7 @@ func atPrefix(a siteconf.Allocation) string {
 
 const (
 	guardKey    = siteconf.Prefix + "guard"
-	lineKey     = siteconf.Prefix + "line"
+	queueKey    = siteconf.Prefix + "line"
 	bornKey     = siteconf.Prefix + "born"
 	youngKey    = siteconf.Prefix + "young"
 	networksKey = siteconf.Prefix + "networks/"
@@ -231,8 +231,8 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 		return siteconf.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), s.explain(err))
 	}
 	key := podsKey(request.empty(0))
-	var line line
-	defer line.leave()
+	var queue queue
+	defer queue.leave()
 	for {
 		known, err := s.read(ctx)
 		if err != nil {
@@ -262,7 +262,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 		if done {
 			return a, nil
 		}
-		line.join(ctx, s.client)
+		queue.join(ctx, s.client)
 	}
 }
 
@@ -477,8 +477,8 @@ func (s *Store) Restore(ctx context.Context, a siteconf.Allocation) error {
 	if err != nil {
 		return fail(err)
 	}
-	var line line
-	defer line.leave()
+	var queue queue
+	defer queue.leave()
 	for {
 		known, err := s.read(ctx)
 		if err != nil {
@@ -505,7 +505,7 @@ func (s *Store) Restore(ctx context.Context, a siteconf.Allocation) error {
 		if done {
 			return nil
 		}
-		line.join(ctx, s.client)
+		queue.join(ctx, s.client)
 	}
 }
 

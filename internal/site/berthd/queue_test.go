@@ -20,10 +20,10 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// inLine is how many stand in line.
+// inLine returns how many writers are in the queue.
 func inLine(t *testing.T, s *Store) int64 {
 	t.Helper()
-	got, err := s.client.Get(t.Context(), lineKey, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	got, err := s.client.Get(t.Context(), queueKey, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,10 +50,10 @@ func awaitEnd(t *testing.T, what string, done <-chan struct{}) {
 	}
 }
 
-// enter is a line in which one stands.
-func enter(t *testing.T, s *Store) *line {
+// enter returns a queue that the caller has joined.
+func enter(t *testing.T, s *Store) *queue {
 	t.Helper()
-	l := &line{}
+	l := &queue{}
 	l.join(t.Context(), s.client)
 	if l.session == nil {
 		t.Fatal("etcd lets nobody stand in line")
@@ -68,7 +68,7 @@ func TestNobodyStandsInLineForEver(t *testing.T) {
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
-		new(line).join(ctx, s.client)
+		new(queue).join(ctx, s.client)
 	}()
 	awaitLine(t, s, 2)
 	// A job that is cancelled does not wait for its turn.
