@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// audit keeps who had which network when, a line of JSON for each beginning and
-// end. The file is opened for each line, so that it may be rotated at any time.
+// audit records the networks of users over time: a line of JSON when a pod joins or
+// leaves. The file is opened for each line, so that it can be rotated at any time.
 type audit struct {
 	path string
 	node string
@@ -21,7 +21,7 @@ type audit struct {
 	now  func() time.Time
 }
 
-// auditLine is one of the file.
+// auditLine is one line of the file.
 type auditLine struct {
 	Time    time.Time `json:"time"`
 	Event   string    `json:"event"`
@@ -44,7 +44,7 @@ const (
 	auditRefused = "refused"
 )
 
-// write is not allowed to stop a job: what cannot be written is in the log.
+// write adds a line. It must not stop a job, so it logs a line that it cannot write.
 func (a *audit) write(event string, what siteconf.Allocation, reason error) {
 	if a.path == "" {
 		return
@@ -76,7 +76,7 @@ func (a *audit) append(line auditLine) error {
 	if err != nil {
 		return err
 	}
-	// In one write, so that lines of several writers do not mix.
+	// A single write keeps the lines of several writers apart.
 	_, err = file.Write(append(text, '\n'))
 	return errors.Join(err, file.Close())
 }

@@ -19,16 +19,15 @@ import (
 )
 
 const (
-	// leaderLease is how long a collector that was killed stands in the way of
-	// the next, in seconds.
+	// leaderLease is the longest delay, in seconds, that a killed collector causes for the next.
 	leaderLease = 10
 
 	collectorKey = siteconf.Prefix + "collector"
 	squeueLimit  = 20 * time.Second
 )
 
-// register says where this node's tunnels end, as soon as etcd answers, and
-// again should etcd have lost it.
+// register writes the address of this node's tunnels to etcd as soon as it answers, and again
+// if etcd has lost it.
 func (d *Daemon) register(ctx context.Context) error {
 	ticker := time.NewTicker(d.config.Collect)
 	defer ticker.Stop()
@@ -40,7 +39,7 @@ func (d *Daemon) register(ctx context.Context) error {
 			revision, err := d.store.Register(limited, d.node, d.host)
 			d.etcdUp.Store(err == nil)
 			if err == nil && revision < last {
-				// A watch would wait in silence until the new one has come as far.
+				// A watch would stay silent until the new etcd has reached its revision.
 				d.log.Warn("etcd has gone back: it was lost, or restored", "from", last, "to", revision)
 				d.relist()
 			}
@@ -60,7 +59,7 @@ func (d *Daemon) register(ctx context.Context) error {
 	}
 }
 
-// persist repeats what fails until it succeeds or the context ends.
+// persist calls do until it succeeds or the context ends.
 func (d *Daemon) persist(ctx context.Context, what string, do func(context.Context) error) error {
 	for {
 		err := do(ctx)
@@ -76,8 +75,8 @@ func (d *Daemon) persist(ctx context.Context, what string, do func(context.Conte
 	}
 }
 
-// collect frees, on one of all nodes, the addresses of jobs that are over and
-// whose nodes have not said so: an epilog may be lost, and a node.
+// collect frees the addresses of finished jobs that their nodes did not release, because an
+// epilog or a node was lost. Only one node at a time, the elected one, does so.
 func (d *Daemon) collect(ctx context.Context) error {
 	return d.persist(ctx, "collect addresses", func(ctx context.Context) error {
 		session, err := concurrency.NewSession(d.store.client, concurrency.WithTTL(leaderLease), concurrency.WithContext(ctx))
@@ -85,7 +84,7 @@ func (d *Daemon) collect(ctx context.Context) error {
 			return fmt.Errorf("get a lease: %w", err)
 		}
 		defer session.Close()
-		// In an etcd that has lost the lease, nobody would ever be elected.
+		// If etcd has lost the lease, nobody would ever be elected.
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		go func() {
@@ -115,15 +114,14 @@ func (d *Daemon) collect(ctx context.Context) error {
 }
 
 func (d *Daemon) collectOnce(ctx context.Context, missed map[string]int) error {
-	// First the addresses, then the jobs: those that are given out in between
-	// are not looked at.
+	// List addresses before jobs, so that addresses allocated in between are not considered.
 	known, _, err := d.store.Networks(ctx, networksKey)
 	if err != nil {
 		return err
 	}
 	var active map[uint32]bool
 	if slices.ContainsFunc(slices.Collect(maps.Values(known)), func(a siteconf.Allocation) bool { return a.Login == "" }) {
-		// The controller is not asked for nothing.
+		// Ask the controller only if there are jobs.
 		if active, err = d.activeJobs(ctx); err != nil {
 			return err
 		}
@@ -134,7 +132,7 @@ func (d *Daemon) collectOnce(ctx context.Context, missed map[string]int) error {
 		}
 	}
 	for id, a := range known {
-		// The controller knows nothing of sessions; these have a lease.
+		// The controller does not know sessions; their allocations have a lease.
 		if active[a.Job] || a.Login != "" {
 			continue
 		}
@@ -149,8 +147,7 @@ func (d *Daemon) collectOnce(ctx context.Context, missed map[string]int) error {
 	return nil
 }
 
-// activeJobs are those that have nodes. A job that waits in the queue, again
-// perhaps, has none.
+// activeJobs returns the jobs that have nodes. A pending job, also a requeued one, has none.
 func (d *Daemon) activeJobs(ctx context.Context) (map[uint32]bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, squeueLimit)
 	defer cancel()

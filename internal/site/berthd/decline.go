@@ -8,14 +8,14 @@ import (
 	"strconv"
 )
 
-// declinedFile is there as long as a job without a network is on this node.
+// declinedFile returns the file that exists while a job without a network is on this node.
 func (d *Daemon) declinedFile(job uint32) string {
 	return filepath.Join(d.config.Run, "declined", strconv.FormatUint(uint64(job), 10))
 }
 
-// Decline remembers that a job wants no network, and whose it is: its epilog may be lost, and its
-// number be given to somebody else's job. Whether it may do without is said to its steps, whose words
-// users read.
+// Decline records that a job wants no network, and its user: if the job's epilog is lost, another
+// user's job may get its number. The job's steps report whether the site permits this, because
+// users see the output of steps.
 func (d *Daemon) Decline(job, uid uint32) error {
 	if err := os.WriteFile(d.declinedFile(job), fmt.Append(nil, uid), 0o600); err != nil {
 		return fmt.Errorf("remember that job %d wants no network: %w", job, err)
@@ -24,7 +24,7 @@ func (d *Daemon) Decline(job, uid uint32) error {
 	return nil
 }
 
-// declined says whether a user's job does without a network.
+// declined reports whether a user's job runs without a network.
 func (d *Daemon) declined(job, uid uint32) (bool, error) {
 	owner, err := os.ReadFile(d.declinedFile(job))
 	switch {
@@ -32,7 +32,7 @@ func (d *Daemon) declined(job, uid uint32) (bool, error) {
 		return false, nil
 	case err != nil:
 		return false, fmt.Errorf("look whether job %d wants a network: %w", job, err)
-	// A daemon before this one has written nobody's number.
+	// An earlier version of berthd wrote no user.
 	case len(owner) > 0 && string(owner) != fmt.Sprint(uid):
 		return false, nil
 	case !d.config.OptOut:

@@ -11,9 +11,9 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// put writes an allocation. That of a job lives as long as the controller has the
-// job; that of sessions, of which only their host knows, as long as the host
-// refreshes its lease.
+// put returns the operation that writes an allocation. A job's allocation lives as long as
+// Slurm's controller knows the job. Only their host knows of sessions, so their allocation
+// lives as long as the host refreshes its lease.
 func (s *Store) put(a siteconf.Allocation) (clientv3.Op, error) {
 	value, err := json.Marshal(a)
 	if err != nil || a.Login == "" {
@@ -26,7 +26,7 @@ func (s *Store) put(a siteconf.Allocation) (clientv3.Op, error) {
 	return clientv3.OpPut(podsKey(a), string(value), clientv3.WithLease(lease)), nil
 }
 
-// Hold has an allocation that etcd has live by the present lease.
+// Hold attaches an allocation in etcd to the current lease.
 func (s *Store) Hold(ctx context.Context, a siteconf.Allocation) error {
 	fail := func(err error) error { return fmt.Errorf("refresh the address of %s: %w", a.ID(), err) }
 	put, err := s.put(a)
@@ -40,8 +40,8 @@ func (s *Store) Hold(ctx context.Context, a siteconf.Allocation) error {
 	return nil
 }
 
-// keepLease has a lease as long as the daemon runs. After a loss there is another
-// one, and all that must live by it is written again.
+// keepLease keeps a lease while the daemon runs. When the lease is lost, keepLease gets
+// another one, and the keys that depend on it are written again.
 func (d *Daemon) keepLease(ctx context.Context) error {
 	return d.persist(ctx, "keep the lease of this host", func(ctx context.Context) error {
 		limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)

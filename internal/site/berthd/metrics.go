@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// metrics are what Prometheus is told of this node, in its text format.
+// metrics counts events of this node for Prometheus.
 type metrics struct {
 	mu sync.Mutex
-	// attaches counts by how long a pod took that was made, in the buckets below.
+	// attaches counts new pods by the time that they took, in the buckets below.
 	attaches [len(attachBuckets) + 1]uint64
 	seconds  float64
 	refused  uint64
@@ -39,7 +39,7 @@ func (m *metrics) attached(took time.Duration) {
 func (m *metrics) refuse() { m.mu.Lock(); m.refused++; m.mu.Unlock() }
 func (m *metrics) fail()   { m.mu.Lock(); m.failures++; m.mu.Unlock() }
 
-// write them, with the pods that there are now.
+// write writes all series in the text format of Prometheus.
 func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -71,8 +71,8 @@ func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
 	return err
 }
 
-// serveMetrics until the context ends. Any user can have a port from 1024 on first: that is
-// said, and tried again, and no reason to have no networks.
+// serveMetrics serves the metrics until the context ends. Any user can occupy a port above
+// 1023. berthd then logs the error and tries again; networks do not depend on the metrics.
 func (d *Daemon) serveMetrics(ctx context.Context) error {
 	said := ""
 	for {
@@ -122,6 +122,6 @@ func (d *Daemon) answerMetrics(w http.ResponseWriter, r *http.Request) {
 	}
 	d.mu.Unlock()
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
-	// An error is the asker's who went away.
+	// It fails only if the client has gone.
 	_ = d.metrics.write(w, jobs, logins, d.etcdUp.Load())
 }

@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// startProcesses makes the PID namespace of a job's pod: a process 1 that lives
-// until the job ends, whatever becomes of the daemon, and a file to enter by.
+// startProcesses makes the PID namespace of a job's pod: a process 1 that lives until the job
+// ends, independent of the daemon, and a file through which others enter.
 func (d *Daemon) startProcesses(id string) error {
 	path := d.processes(id)
 	if vxlan.IsNamespace(path) {
@@ -29,12 +29,12 @@ func (d *Daemon) startProcesses(id string) error {
 		return fail(err)
 	}
 	defer begin.Close()
-	// A session of its own: signals to the daemon's terminal are not its.
+	// Setsid keeps signals of the daemon's terminal away from it.
 	command.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Setsid: true}
 	if err := command.Start(); err != nil {
 		return fail(fmt.Errorf("%w: correct 'pod' in the configuration", err))
 	}
-	// Its end is Wait's alone to see, unless a later daemon is to see it.
+	// Reap the process. After a restart of the daemon, init reaps it.
 	go func() { _ = command.Wait() }()
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		return fail(errors.Join(err, command.Process.Kill()))
@@ -42,7 +42,8 @@ func (d *Daemon) startProcesses(id string) error {
 	if err := unix.Mount(fmt.Sprintf("/proc/%d/ns/pid", command.Process.Pid), path, "", unix.MS_BIND, ""); err != nil {
 		return fail(errors.Join(err, command.Process.Kill(), os.Remove(path)))
 	}
-	// One that has ended, or of a version that does not wait, is of no interest: whoever enters the pod sees.
+	// Ignore an error: the process has ended, which whoever enters the pod notices, or its
+	// version does not wait.
 	_, _ = begin.Write([]byte{0})
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,8 +51,8 @@ func (d *Daemon) startProcesses(id string) error {
 	return nil
 }
 
-// endPod kills all processes of a job's pod. Process 1 is known if this daemon has
-// started it, and need not be looked for among all of the node.
+// endPod kills all processes of a job's pod. If this daemon started process 1, it need not
+// search for it among all processes of the node.
 func (d *Daemon) endPod(id string) error {
 	d.mu.Lock()
 	first := d.firsts[id]
@@ -81,7 +82,7 @@ func endProcesses(path string) error {
 		return err
 	}
 	if init != 0 {
-		// By descriptor: between finding and killing it, its number may be another's.
+		// Use a descriptor: the number may belong to another process by now.
 		fd, err := unix.PidfdOpen(init, 0)
 		if err == nil {
 			defer unix.Close(fd)
@@ -96,9 +97,8 @@ func endProcesses(path string) error {
 	return vxlan.RemoveNamespace(path)
 }
 
-// firstProcess looks for process 1 of a PID namespace among all processes, and
-// returns 0 if there is none. No number is kept in a file: after a crash it
-// would be somebody else's.
+// firstProcess searches all processes for process 1 of a PID namespace, and returns 0 if there
+// is none. No file holds the number, because after a crash it could belong to another process.
 func firstProcess(namespace unix.Stat_t) (int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -123,7 +123,8 @@ func isFirstOf(namespace unix.Stat_t, pid int) bool {
 	return err == nil && isFirst(status)
 }
 
-// isFirst: the last number of the line NSpid is that in the innermost namespace.
+// isFirst reports whether a process is number 1 in its innermost PID namespace, whose number is
+// the last one of the line NSpid.
 func isFirst(status []byte) bool {
 	for line := range bytes.Lines(status) {
 		if numbers, found := bytes.CutPrefix(line, []byte("NSpid:")); found {

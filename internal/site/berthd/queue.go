@@ -16,9 +16,9 @@ type queue struct {
 }
 
 const (
-	// queueLease is how long, in seconds, a writer that died delays the others.
+	// queueLease is the longest delay, in seconds, that a dead writer causes for the others.
 	queueLease = 3
-	// leaveLimit is how long, in seconds, leaving the queue may take. A step waits that much
+	// leaveLimit bounds the time, in seconds, for leaving the queue. A step waits that much
 	// longer. An etcd that is cut off must leave enough time to report the error to the step.
 	leaveLimit = 1
 )

@@ -17,22 +17,22 @@ import (
 )
 
 const (
-	// reachPeriod is how often a node asks its gateways whether it reaches them, and
-	// reachMisses how many answers are missed before it does not.
+	// reachPeriod is the time between two pings of a node's gateways. A gateway counts as
+	// unreachable after reachMisses missing answers in a row.
 	reachPeriod = time.Second
 	reachMisses = 3
 )
 
-// reach says which gateways this node reaches: etcd only knows that they live.
+// reach finds the gateways that this node reaches. etcd only knows which are alive.
 type reach struct {
-	// missed are answers in a row, by gateway.
+	// missed counts missing answers in a row, by gateway.
 	missed map[netip.Addr]int
 }
 
-// count notes one round of questions, and returns those of the asked that are not
-// reached. Where nobody answers, it is more likely that the site lets no questions
-// pass than that all are away, and to be without gateways is no better. own: this host
-// is a gateway that lives, and so one that is reached.
+// count records one round of pings and returns the gateways that are unreachable. If no
+// gateway answers, count returns none: the site probably filters pings, and no gateway would
+// be no better. That does not apply if own is true: this host is then a gateway itself, which
+// it reaches.
 func (r *reach) count(asked []netip.Addr, answered map[netip.Addr]bool, own bool) map[netip.Addr]bool {
 	missed := map[netip.Addr]int{}
 	away := map[netip.Addr]bool{}
@@ -51,7 +51,7 @@ func (r *reach) count(asked []netip.Addr, answered map[netip.Addr]bool, own bool
 	return away
 }
 
-// watchReach asks gateways as long as pods here need them, and there is a choice.
+// watchReach pings gateways while pods here use them and there is a choice.
 func (d *Daemon) watchReach(ctx context.Context) error {
 	return d.persist(ctx, "ask gateways whether they are reached", func(ctx context.Context) error {
 		conn, err := icmp.ListenPacket("ip4:icmp", d.host.String())
@@ -86,8 +86,8 @@ func (d *Daemon) watchReach(ctx context.Context) error {
 	})
 }
 
-// ask by an echo request, which hosts answer unless somebody has told them not to. One
-// that cannot be sent has no answer, either.
+// ask sends an echo request to each gateway. A request that cannot be sent counts as
+// unanswered.
 func ask(conn *icmp.PacketConn, gateways []netip.Addr, round uint32) error {
 	text, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: os.Getpid() & 0xffff, Seq: int(round & 0xffff), Data: data(round)}}).Marshal(nil)
 	if err != nil {
@@ -101,7 +101,7 @@ func ask(conn *icmp.PacketConn, gateways []netip.Addr, round uint32) error {
 
 func data(round uint32) []byte { return binary.BigEndian.AppendUint32([]byte("berthd"), round) }
 
-// answers of this round that come within half of a period.
+// answers returns the gateways that answer this round within half a period.
 func answers(conn *icmp.PacketConn, asked []netip.Addr, round uint32) (map[netip.Addr]bool, error) {
 	answered := map[netip.Addr]bool{}
 	if len(asked) == 0 {

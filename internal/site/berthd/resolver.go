@@ -13,11 +13,11 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// resolver is the file that tasks of a job find as /etc/resolv.conf.
+// resolver returns the file that a job's tasks see as /etc/resolv.conf.
 func (d *Daemon) resolver(id string) string { return filepath.Join(d.config.Run, "resolv", id) }
 
-// resolverAddress is where pods ask for names. CNI plugins know of no address that is
-// each node's own towards its pods, but that of the host is.
+// resolverAddress returns the address of the pods' name server. With CNI plugins there is no
+// gateway address of each node, so it is the host's address.
 func (d *Daemon) resolverAddress() netip.Addr {
 	if d.config.ByCNI() {
 		return d.host
@@ -37,7 +37,7 @@ func (d *Daemon) writeResolver(a siteconf.Allocation) error {
 		}
 		search = searchOf(string(host))
 	}
-	// A name with one dot, pod0.job, is looked for in the user's domain first.
+	// ndots:2 makes the resolver try a name with one dot, pod0.job, in the user's domain first.
 	text := fmt.Sprintf("nameserver %s\nsearch %s\noptions ndots:2\n", d.resolverAddress(), strings.Join(a.Domains(d.config.Cluster, search), " "))
 	if err := os.WriteFile(d.resolver(a.ID()), []byte(text), 0o644); err != nil {
 		return fmt.Errorf("write resolver of %s: %w", a.ID(), err)
@@ -45,7 +45,7 @@ func (d *Daemon) writeResolver(a siteconf.Allocation) error {
 	return nil
 }
 
-// searchOf reads what resolv.conf says to search: the last such line counts.
+// searchOf returns the search domains of a resolv.conf, whose last such line counts.
 func searchOf(text string) []string {
 	var found []string
 	for line := range strings.Lines(text) {
@@ -57,7 +57,7 @@ func searchOf(text string) []string {
 	return found
 }
 
-// table are the names in all networks that have a pod here, or nil.
+// table returns the names in all networks with a pod here, or nil if there is no pod.
 func (d *Daemon) table() *nametable.Table {
 	d.mu.Lock()
 	defer d.mu.Unlock()

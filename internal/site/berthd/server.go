@@ -34,7 +34,7 @@ const (
 	maxLogins = 64
 	// maxBegun bounds the connections of one user's berth-session processes, counted before
 	// their question is read. It is larger, so that a user with too many sessions gets an
-	// error that says so.
+	// error that explains it.
 	maxBegun = 2 * maxLogins
 )
 

@@ -19,20 +19,19 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// sessionsPeriod is how often it is looked whether a user's last session has
-// ended.
+// sessionsPeriod is the time between two checks whether a user's last session has ended.
 const sessionsPeriod = time.Second
 
-// sessionFile is locked, shared, by each session of a user here. The kernel lets
-// go of the lock when a session's process ends, however it does, and keeps it
-// when the daemon does.
+// sessionFile returns the file that each session of a user here locks, shared. The
+// kernel releases the lock when the session's process ends, in whatever way, and keeps it when
+// the daemon ends.
 func (d *Daemon) sessionFile(uid string) string { return filepath.Join(d.config.Run, "sessions", uid) }
 
-// Login is the pod into which a session of a user goes: on a login host one of
-// its own, made now if this is the first session, elsewhere that of a job here: the one
-// that has adopted the session's process pid, or the user's newest. Behind the namespaces comes
-// what the session has to hold. The answer says which files it sees, too: berth-session has no
-// configuration.
+// Login returns the namespaces of the pod that a user's session enters. On a login host that is
+// the user's pod for sessions, which the first session makes. Elsewhere it is the pod of a job:
+// the job that adopted the session's process pid, or the user's newest job. On a login host the
+// last file is the lock that the session must hold. The answer also describes the files that
+// the session sees, because berth-session reads no configuration.
 func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, answer map[string]string) ([]*os.File, error) {
 	if d.config.Sessions.Image != "" {
 		answer["image"] = d.config.Sessions.Image
@@ -71,7 +70,7 @@ func (d *Daemon) Login(ctx context.Context, uid uint32, user string, pid int32, 
 	return append(files, session), nil
 }
 
-// beginSession returns what the session has to hold.
+// beginSession returns the lock that the session must hold.
 func (d *Daemon) beginSession(uid, group string) (*os.File, error) {
 	defer d.holdSessions(uid)()
 	session, err := d.lockSession(uid, unix.LOCK_SH)
@@ -84,8 +83,8 @@ func (d *Daemon) beginSession(uid, group string) (*os.File, error) {
 	return session, nil
 }
 
-// holdSessions of one user: the end of another's, which waits for etcd, is not in the way. It
-// returns what lets go of them.
+// holdSessions locks the sessions of one user and returns the function that unlocks them.
+// There is a mutex for each user, because ending sessions waits for etcd.
 func (d *Daemon) holdSessions(uid string) func() {
 	held, _ := d.sessions.LoadOrStore(uid, &sync.Mutex{})
 	mutex := held.(*sync.Mutex)
@@ -93,10 +92,10 @@ func (d *Daemon) holdSessions(uid string) func() {
 	return mutex.Unlock
 }
 
-// keepGroup writes where the addresses of sessions are in etcd, for the end of the
-// last one. In place, as the lock is the file's, and what is there goes only when the
-// new has come: the disk may be full. The session's own descriptor is for reading, as
-// its user has it.
+// keepGroup writes the group of the session's user into the session file. endUnlessHeld needs
+// it to find the addresses in etcd. It writes in place because the lock belongs to the file,
+// and truncates last because the disk may be full. It opens the file again because the user
+// gets the session's own descriptor, which is only for reading.
 func (d *Daemon) keepGroup(session *os.File, group string) error {
 	there := make([]byte, len(group)+1)
 	n, err := session.ReadAt(there, 0)
@@ -117,8 +116,8 @@ func (d *Daemon) keepGroup(session *os.File, group string) error {
 	return errors.Join(err, file.Close())
 }
 
-// choose a job of a user's on this node: the one that has adopted the session, as it ends with that, or where none has
-// the one that came last.
+// choose selects a job of a user on this node: the job that adopted the session, since the
+// session ends with it, or the newest job if none did.
 func (d *Daemon) choose(uid, adopter uint32) (string, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -140,8 +139,8 @@ func (d *Daemon) choose(uid, adopter uint32) (string, error) {
 	return "", fmt.Errorf("you have no job on %s", d.node)
 }
 
-// lockSession does not wait for a lock, which the caller keeps by the file. The
-// caller holds the sessions of this user.
+// lockSession locks a user's session file without waiting. The lock lasts until the file is
+// closed. The caller holds the sessions of this user.
 func (d *Daemon) lockSession(uid string, how int) (*os.File, error) {
 	file, err := os.OpenFile(d.sessionFile(uid), os.O_CREATE|os.O_RDONLY, 0o600)
 	if err != nil {
@@ -175,9 +174,9 @@ func (d *Daemon) endSessions(ctx context.Context) error {
 	}
 }
 
-// endUnlessHeld has the lock alone while it removes the pod, so that a session
-// which begins now waits for it to be gone. The file goes last: what failed is
-// tried again.
+// endUnlessHeld removes a user's pod if no session holds the lock. It has the exclusive lock
+// meanwhile, so that a new session waits until the pod is gone. It removes the file last, so
+// that a removal that failed is tried again.
 func (d *Daemon) endUnlessHeld(ctx context.Context, uid string) error {
 	defer d.holdSessions(uid)()
 	session, err := d.lockSession(uid, unix.LOCK_EX)

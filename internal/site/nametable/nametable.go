@@ -1,4 +1,4 @@
-// Package nametable defines the file from which CoreDNS answers for the pods of the
+// Package nametable defines the file that CoreDNS reads to answer for the pods of the
 // site network. internal/site/berthd writes the file; programs/coredns, a module of its
 // own, reads it and compiles this package through a symbolic link. So the package
 // imports only the standard library. Looking names up does not belong here.
@@ -31,7 +31,7 @@ type Pod struct {
 	Number uint32 `json:"number,omitempty"`
 	// Index is the position of the pod's node in the job.
 	Index int `json:"index"`
-	// After orders allocations by the time at which they were made.
+	// After orders allocations by the time of their creation.
 	After int64 `json:"after"`
 	// Names lists the names that the user has given the job. Only the job's first pod has them.
 	Names []string `json:"names,omitempty"`

@@ -1,5 +1,5 @@
-// Package podcni connects pods by the CNI plugins that a site has chosen, instead of by
-// internal/site/vxlan. It knows nothing of jobs, etcd or namespaces: it is given those of
-// all pods that shall be connected, and has plugins make that so. Plugins themselves
-// do not belong here.
+// Package podcni connects pods with the CNI plugins that a site has chosen, instead of with
+// internal/site/vxlan. Its caller passes the namespaces of all pods to connect, and the package
+// calls the plugins until the state matches. It knows no jobs, etcd or namespaces of others.
+// The plugins do not belong here.
 package podcni

@@ -1,5 +1,4 @@
-// Package siteconf is what the parts of the site network have in common: the
-// configuration that an administrator writes, what is kept in etcd, and the
-// protocol between berthd and those who ask it for a network on its socket. It
-// changes nothing on the machine; internal/site/berthd and internal/site/vxlan do.
+// Package siteconf defines what the parts of the site network share: the administrator's
+// configuration, the records in etcd, and the protocol of berthd's socket. It changes nothing
+// on the machine; internal/site/berthd and internal/site/vxlan do.
 package siteconf
