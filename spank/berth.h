@@ -1,15 +1,15 @@
-/* The SPANK plugin of berth's site network. plugin.c is called by Slurm and
- * says which file answers, a file per context that Slurm calls in:
+/* The SPANK plugin of berth's site network. Slurm calls plugin.c, which
+ * dispatches to one file for each context:
  *
  *   stepd.c    slurmstepd, as root: enter the job's network
  *   task.c     a task, as root and as the user: enter the pod's processes
- *   image.c    likewise: enter the image that the user, or the site, names
+ *   image.c    a task, too: enter the image that the user or the site names
  *   root.c     how an image becomes the root directory
- *   prolog.c   the beginning of a job on a node, as root: does it want none?
- *   epilog.c   the end of a job on a node: leave it
- *   client.c   the question to berthd
+ *   prolog.c   the beginning of a job on a node, as root: does it want no network?
+ *   epilog.c   the end of a job on a node: leave the network
+ *   client.c   questions to berthd
  *
- * For sshd, from the same parts, session.c is a program of its own, and pam.c a module of PAM's.
+ * For sshd, session.c is a program and pam.c a PAM module, from the same parts.
  *
  * Nothing here ends a daemon of Slurm, or waits without a limit. */
 #ifndef BERTH_H
@@ -33,7 +33,7 @@ struct settings {
 	const char *mounts[MAX_MOUNTS + 1];
 };
 
-/* question is what is asked of berthd, answer what it says, both bounded. */
+/* question holds a message to berthd, answer its reply; both are bounded. */
 struct question {
 	char text[60 << 10];
 	size_t length;
@@ -46,12 +46,12 @@ void question_begin(struct question *q, const char *verb);
 void question_number(struct question *q, const char *name, uint32_t value);
 void question_text(struct question *q, const char *name, const char *value);
 
-/* A pod's namespaces, -1 where they are not known, and the file that its tasks
- * shall find as /etc/resolv.conf, empty if they keep their host's. */
+/* A pod's namespaces, -1 if unknown, and the file that its tasks see as
+ * /etc/resolv.conf, empty if they keep their host's. */
 struct pod {
 	int network;
 	int processes;
-	/* What a session on a login host holds as long as it lasts. */
+	/* The lock that a session on a login host holds as long as it lasts. */
 	int session;
 	char resolver[PATH_SIZE];
 	/* Its address, empty where it has none. */
@@ -77,7 +77,7 @@ void refuse_without_network(void);
 int own_mounts(char reason[REASON_SIZE]);
 int find_names(const struct pod *pod, char reason[REASON_SIZE]);
 
-/* user is whose rights files of an image are looked up with. */
+/* Files of an image are looked up with the rights of user. */
 struct user {
 	uid_t uid;
 	gid_t gid;
@@ -88,7 +88,8 @@ struct user {
 int assemble_root(const struct user *user, const struct settings *s, const char *path, const char *const *mounts, char reason[REASON_SIZE]);
 int enter_root(char reason[REASON_SIZE]);
 
-/* complain tells administrators, or the user of a session, of what is no reason to end. */
+/* complain reports to administrators, or to the user of a session, an error that does not end
+ * the program. */
 __attribute__((format(printf, 1, 2)))
 void complain(const char *format, ...);
 

@@ -11,8 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A step waits no longer than this for its network, in seconds: more than
- * berthd itself does, so that it is berthd that says why. */
+/* The longest time, in seconds, that a step waits for its network. berthd waits less
+ * long, so that the error comes from berthd, which knows the reason. */
 enum { ANSWER_LIMIT = 20 };
 
 /* How long berthd may be away, in seconds: it is replaced under running jobs. */
@@ -57,8 +57,7 @@ void question_text(struct question *q, const char *name, const char *value)
 	append(q, "\n");
 }
 
-/* connect_patiently waits a little for a berthd that is just being started
- * anew. */
+/* connect_patiently waits a little for a berthd that is restarting. */
 static int connect_patiently(int c, const struct sockaddr_un *address)
 {
 	const struct timespec pause = { .tv_nsec = 100000000 };
@@ -102,7 +101,7 @@ void close_pod(struct pod *p)
 	p->network = p->processes = p->session = -1;
 }
 
-/* receive reads once, and takes the descriptors that come along. */
+/* receive reads once, with the descriptors that the message carries. */
 static ssize_t receive(int c, char *to, size_t room, struct pod *pod)
 {
 	int sent[3] = { -1, -1, -1 };
@@ -127,7 +126,7 @@ static ssize_t receive(int c, char *to, size_t room, struct pod *pod)
 	return n;
 }
 
-/* field copies a line of an answer, without its name, and says whether it is there
+/* field copies the value of a line of an answer, and reports whether the line exists
  * and fits. */
 static int field(const char *answer, const char *name, char *to, size_t room)
 {
@@ -140,7 +139,7 @@ static int field(const char *answer, const char *name, char *to, size_t room)
 	return (size_t)snprintf(to, room, "%.*s", (int)strcspn(line, "\n"), line) < room;
 }
 
-/* understand says whether a whole answer is a good one. */
+/* understand parses an answer and reports whether it is valid. */
 static int understand(const char *answer, struct pod *pod, char reason[REASON_SIZE])
 {
 	static const char ok[] = "berthd/1 ok\n", wrong[] = "berthd/1 error\n";

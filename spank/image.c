@@ -32,7 +32,8 @@ void complain(const char *format, ...)
 	slurm_error("berth: %s", text);
 }
 
-/* is_name says whether a text may be the name of an image: those have none of a path's dots in front. */
+/* is_name reports whether a text may be the name of an image, which never begins with a dot
+ * as a path may. */
 static int is_name(const char *text)
 {
 	return isalnum((unsigned char)text[0]) && strspn(text, LETTERS "0123456789._-:/@") == strlen(text) && strlen(text) < MAX_NAME;
@@ -64,7 +65,7 @@ void offer_images(spank_t spank)
 		slurm_error("berth: Slurm does not take the option --container-image");
 }
 
-/* find_bundle says where 'berth image bundle NAME' has put an image (internal/launch/imagecache.go),
+/* find_bundle returns the path where 'berth image bundle NAME' has put an image (internal/launch/imagecache.go),
  * as the job's variables have it: the name as Docker writes it, with a tag, and in one part. */
 static void find_bundle(spank_t spank, uid_t uid, const char *name, char path[PATH_MAX])
 {

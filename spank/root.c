@@ -110,8 +110,7 @@ static int put(const struct user *user, const char *path, int copy)
 	return rc;
 }
 
-/* plant makes the image a mount of its own, at a directory that the user does not
- * need. */
+/* plant mounts the image at a directory that the user does not need. */
 static int plant(int image, const char *at)
 {
 	struct statvfs flags;
@@ -129,7 +128,7 @@ static int plant(int image, const char *at)
 	return tree < 0 ? -1 : 0;
 }
 
-/* is_host says whether the image is the host's own root, by whatever path: without
+/* is_host reports whether the image is the host's own root, by whatever path: without
  * what is mounted in it, as images are taken, it would show what these mounts cover. */
 static int is_host(int image)
 {
@@ -137,8 +136,8 @@ static int is_host(int image)
 	return fstat(image, &one) == 0 && stat("/", &host) == 0 && one.st_dev == host.st_dev && one.st_ino == host.st_ino;
 }
 
-/* leads_nowhere says whether a path of the tree is a link to nothing, which is nobody's wish: many images
- * have such a resolv.conf, for a program that is not started. It leaves errno as it is. */
+/* leads_nowhere reports whether a path of the tree is a dangling link. Many images have such a
+ * resolv.conf, for a program that does not run here. It does not change errno. */
 static int leads_nowhere(const struct user *user, const char *path)
 {
 	int why = errno;
@@ -159,7 +158,7 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 
 	if (!getcwd(place, sizeof place))
 		strcpy(place, "/");
-	/* First: what is mounted in another namespace is not to be had. */
+	/* Copy first: mounts of another namespace are out of reach. */
 	if (own_mounts(reason))
 		return -1;
 	saved = getgroups(NGROUPS_MAX, before);

@@ -54,8 +54,8 @@ static int same(const struct stat *a, const struct stat *b)
 	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* sshd's process of this connection is, by pam_berth.so, in the pod in which the connection
- * began, where it forwards. A client that keeps it (ControlMaster) may come back when the user's
+/* pam_berth.so has put sshd's process of this connection into the pod where the connection
+ * began, and where it forwards. A client that keeps it (ControlMaster) may come back when the user's
  * newest job is another one, and would look for its ports here. Where nothing has put sshd into
  * a pod, this process comes from the host's network, which is that of process 1. */
 static void warn_of_another_pod(const struct pod *pod)
@@ -69,8 +69,8 @@ static void warn_of_another_pod(const struct pod *pod)
 		 "to forward from here, end it with ssh -O exit HOST, and connect again");
 }
 
-/* assemble the image of the pod, and say whether there is one. A user has all groups in a session that
- * he has there: sshd has given them to this process. */
+/* assemble makes the tree of the pod's image and reports whether there is one. The session keeps
+ * all of the user's groups on this host, which sshd has given to this process. */
 static int assemble(const struct settings *s, struct pod *pod, uid_t uid, char reason[REASON_SIZE])
 {
 	static gid_t groups[NGROUPS_MAX];
@@ -90,7 +90,7 @@ static int assemble(const struct settings *s, struct pod *pod, uid_t uid, char r
 	return 1;
 }
 
-/* enter says whether the session has an image. */
+/* enter reports whether the session has an image. */
 static int enter(uid_t user, const char *name)
 {
 	static const struct settings settings = { .socket = "/run/berthd/berthd.sock" };
@@ -133,7 +133,7 @@ static void run(const char *shell, int image)
 	const char *command = getenv("SSH_ORIGINAL_COMMAND");
 	char login[64];
 
-	/* An image has not the shells of all users. */
+	/* An image may lack the shells of some users. */
 	if (image && access(shell, F_OK) && errno == ENOENT) {
 		complain("the image of sessions has no %s: this is %s", shell, plain);
 		shell = plain;

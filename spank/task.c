@@ -20,8 +20,8 @@
 #define SYS_close_range 436
 #endif
 
-/* A task enters the pod's PID namespace in two steps. As root it says where its
- * children shall be born, and gets the /proc of there. As the user, when Slurm
+/* A task enters the pod's PID namespace in two steps. As root it sets the
+ * namespace of its children, and mounts that namespace's /proc. As the user, when Slurm
  * has put it into its control group, process group and session and connected its
  * terminal, it forks: the child inherits all of that, and becomes the program.
  * What stays outside hands on signals and the exit status, as slurmstepd knows
@@ -104,11 +104,11 @@ int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
 	return 0;
 }
 
-/* reaches_program says whether Slurm delivers a signal to the program as well.
- * With control groups it signals its own children only; by process group and by
- * descent it finds the program itself. A batch script is also signalled alone
- * (scancel --batch), by its number, and must not miss that; without control
- * groups it gets those twice that are for all of its processes. */
+/* reaches_program reports whether Slurm delivers a signal to the program as well.
+ * With control groups Slurm signals only its own children; by process group and by
+ * descent it finds the program itself. scancel --batch signals only the batch script,
+ * by its number, which must not miss that signal. So without control groups a batch
+ * script gets signals for all of its processes twice. */
 static int reaches_program(void)
 {
 	return !is_script && &slurm_conf && slurm_conf.proctrack_type && !strstr(slurm_conf.proctrack_type, "cgroup");
@@ -144,14 +144,14 @@ static void relay(pid_t program, const sigset_t *all)
 		siginfo_t info;
 		int status, sig = sigwaitinfo(all, &info);
 		if (sig == SIGCHLD) {
-			/* Of a stopped program nothing need be said: those who stop it know. */
+			/* A stopped program needs no report: whoever stopped it knows. */
 			if (waitpid(program, &status, WNOHANG) == program)
 				end_like(status);
 		} else if (sig > 0 && info.si_code <= 0 && !direct) {
-			/* Those of a terminal come from the kernel, to both. */
+			/* The kernel sends a terminal's signals to both. */
 			kill(program, sig);
 		} else if (sig == SIGHUP) {
-			/* But the loss of the terminal is told to the leader of the session only. */
+			/* But only the session's leader learns of the loss of the terminal. */
 			kill(program, sig);
 		}
 	}
@@ -164,9 +164,8 @@ static char relay_stack[64 << 10] __attribute__((aligned(16)));
 static sigset_t all_signals;
 static volatile int no_program;
 
-/* divide runs on a stack of its own. The program-to-be has all memory in common with what stays
- * outside, which the kernel has wait until the program has been started: so it leaves this
- * stack as it was. */
+/* divide runs on its own stack. The program-to-be shares all memory with the parent, which
+ * waits in the kernel until the program has started. So it must leave this stack as it was. */
 static void divide(void)
 {
 	pid_t program = vfork();

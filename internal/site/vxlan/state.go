@@ -10,26 +10,26 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// State is everything that shall be on this node.
+// State describes all networks of this node.
 type State struct {
 	// Pods is the range of all pods, and Gateway the node's address in it.
 	Pods    netip.Prefix
 	Gateway netip.Addr
-	// IPv6 is where pods have a second address each, if they do.
+	// IPv6 is the range of the second addresses of pods, if they have any.
 	IPv6 siteconf.IPv6
 	// Host is the address of this node at which tunnels end.
 	Host netip.Addr
-	// Port is VXLAN's.
+	// Port is the UDP port of VXLAN.
 	Port uint16
 	// Daemons are the users whose processes on this host reach all pods.
 	Daemons []uint32
-	// Flows is how many connections a pod may have that this host tracks, 0 for any number.
+	// Flows bounds the connections of a pod that this host tracks; 0 means no bound.
 	Flows int
-	// Names: pods may ask a name server at the gateway.
+	// Names permits pods to ask a name server at Gateway.
 	Names bool
-	// Networks are those of the users who have pods here.
+	// Networks holds the networks with a pod on this node.
 	Networks []Network
-	// Outside are pods on other nodes that this host reaches, whoever's they are.
+	// Outside holds pods of any user on other nodes that this host reaches.
 	Outside []Peer
 	// Hosts is the network of the hosts, and Beyond what pods reach through
 	// gateways.
@@ -39,23 +39,23 @@ type State struct {
 	// address.
 	Forwards   bool
 	Interfaces []string
-	// As are the addresses that pods get from this gateway, where it is not its own.
+	// As holds the source addresses that pods get from this gateway, if not its own address.
 	As siteconf.AddressRange
-	// Gateways are those of the site, and those that pods here have, whether they live or not.
+	// Gateways holds the gateways of the site and of the pods here, alive or not.
 	Gateways []netip.Addr
-	// Routed is how pods are reached without tunnels, or nil.
+	// Routed describes how to reach pods without tunnels. It is nil if there are tunnels.
 	Routed *Routed
-	// uplink is the name of the interface with the address Host. Apply fills it in.
+	// uplink is the name of the interface with the address Host. Apply sets it.
 	uplink string
-	// opened6: this host forwards IPv6, and would not without pods. Apply fills it in.
+	// opened6 is true if this host forwards IPv6 only because of pods. Apply sets it.
 	opened6 bool
-	// distant are the hosts that are not on the link of this one, and reached by a tunnel
-	// of its own: gateways from nodes, nodes from gateways. Apply fills it in.
+	// distant holds the hosts on other links, which have their own tunnel: gateways if this is
+	// a node, nodes if this is a gateway. Apply sets it.
 	distant []netip.Addr
 }
 
-// active says whether there is anything to do: a gateway forwards for pods, and
-// where there are none it is a host like others.
+// active reports whether the node needs any configuration: it has pods, or is a gateway that
+// pods elsewhere use.
 func (s State) active() bool {
 	return len(s.Networks) > 0 || s.forwards()
 }
@@ -64,40 +64,40 @@ func (s State) forwards() bool {
 	return s.Forwards && (len(s.Networks) > 0 || len(s.Outside) > 0)
 }
 
-// Network is that of a user, or of several who share one.
+// Network is the network of a user, or of several users who share one.
 type Network struct {
 	VNI uint32
-	// Owners are those who have pods here.
+	// Owners holds the users with pods here.
 	Owners []Owner
 	Local  []Pod
 	// Peers are the pods on other nodes.
 	Peers []Peer
 }
 
-// Owner is a user, with what his pods reach and who reaches them.
+// Owner is a user, with the rules for connections from and to the pods.
 type Owner struct {
 	UID             uint32
 	Egress, Ingress []siteconf.Rule
 }
 
-// Own adds an owner unless it is there.
+// Own adds an owner, unless the network has it.
 func (n *Network) Own(o Owner) {
 	if !slices.ContainsFunc(n.Owners, func(there Owner) bool { return there.UID == o.UID }) {
 		n.Owners = append(n.Owners, o)
 	}
 }
 
-// Pod is one on this node.
+// Pod is a pod on this node.
 type Pod struct {
 	Address netip.Addr
 	Owner   uint32
-	// Namespace is a file that is its network namespace.
+	// Namespace is the file on which the pod's network namespace is mounted.
 	Namespace string
-	// Gateway is where the pod reaches the outside, none if there is nobody.
+	// Gateway forwards between the pod and the outside. It is invalid if there is none.
 	Gateway netip.Addr
 }
 
-// Peer is a pod on another node, whose address is Via.
+// Peer is a pod on another node. Via is the address of that node.
 type Peer struct {
 	Address, Via netip.Addr
 }
