@@ -1,4 +1,4 @@
-/* The SPANK plugin of berth's site network. Slurm calls plugin.c, which
+/* The SPANK plugin of the site network. Slurm calls plugin.c, which
  * dispatches to one file for each context:
  *
  *   stepd.c    slurmstepd, as root: enter the job's network

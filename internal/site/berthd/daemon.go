@@ -19,7 +19,7 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// kernel makes links, routes and rules as they shall be: vxlan.Kernel.
+// kernel configures links, routes and rules; vxlan.Kernel implements it.
 type kernel interface {
 	Apply(ctx context.Context, s vxlan.State, check bool) error
 }
@@ -27,91 +27,91 @@ type kernel interface {
 // Daemon is berthd on one node.
 type Daemon struct {
 	config siteconf.Config
-	// node is what Slurm calls this one, and host its address.
+	// node is Slurm's name of this node, and host its address.
 	node   string
 	host   netip.Addr
 	store  *Store
 	kernel kernel
-	// routed are the subnets of nodes, or nil.
+	// routed holds the subnets of nodes, or nil.
 	routed *vxlan.Routed
-	// cni is what connects pods in place of kernel, or nil.
+	// cni connects pods instead of kernel, or is nil.
 	cni   *podcni.Network
 	names *nameServer
 	audit *audit
-	// metrics are for Prometheus, and whether etcd answered the last time.
+	// metrics counts events for Prometheus. etcdUp is true if etcd answered last time.
 	metrics metrics
-	// gateways are how pods of this node reach the outside.
+	// gateways chooses how pods of this node reach the outside.
 	gateways *gateways
 	etcdUp   atomic.Bool
 	log      *slog.Logger
-	// daemons are the users of Policy.Daemons.
+	// daemons holds the users of Policy.Daemons.
 	daemons []uint32
 
-	// sessions has a mutex for each user, by his number, held by who begins or ends to count
-	// his sessions, so that the end of the last one and the beginning of the next do not mix.
+	// sessions has a mutex for each user, by number. It keeps the end of a user's last session
+	// and the beginning of the next one apart.
 	sessions sync.Map
-	// logins are the sessions that begin.
+	// logins counts the sessions that are starting.
 	logins logins
 
-	// applying is held by who changes the kernel, so that an older state never
-	// comes after a newer one.
+	// applying is held while the kernel is changed, so that an older state never replaces a
+	// newer one.
 	applying sync.Mutex
 
-	// background is what is waited for at the end.
+	// background counts the goroutines that Run waits for at the end.
 	background sync.WaitGroup
 
-	// serving is held by who looks at what runs here serve, or tells etcd of it.
+	// serving is held while the names of runs here are read, or written to etcd.
 	serving sync.Mutex
 
-	// heard is signalled when CNI plugins have said something of a pod.
+	// heard is signalled when CNI plugins have finished with a pod.
 	heard *sync.Cond
 
 	mu sync.Mutex
-	// local are the allocations with a pod here, by ID.
+	// local holds the allocations with a pod here, by ID.
 	local map[string]*localPod
-	// firsts are the processes 1 of pods that this daemon has started, by ID.
+	// firsts holds process 1 of each pod that this daemon has started, by ID.
 	firsts map[string]*os.Process
-	// users are followed by the owner of their network.
+	// users holds the followers of networks, by the owner of the network.
 	users map[string]*follower
-	// everybody is followed on hosts that reach all pods, and nil on others. led are those
-	// that such a host reached by the daemon before, which stay until etcd has said more.
+	// everybody follows all pods on hosts that reach all pods, and is nil on others. led holds
+	// the pods that the previous daemon reached. They stay until etcd has answered.
 	everybody *follower
 	led       []vxlan.Peer
-	// waiting counts those who need a follower and have no pod yet.
+	// waiting counts the requests that need a follower and have no pod yet.
 	waiting map[string]int
-	// dirty asks for the kernel to be looked at again, and doubted for a look at all of it.
+	// dirty requests another apply. doubted makes the next apply check the whole kernel state.
 	dirty   chan struct{}
 	doubted atomic.Bool
 }
 
-// localPod is a job's, or that of sessions, on this node.
+// localPod is the pod of a job, or of a user's sessions, on this node.
 type localPod struct {
 	siteconf.Allocation
 	ready bool
-	// address is what CNI plugins have given it, and problem why they have not.
+	// address comes from CNI plugins; problem is the reason if they gave none.
 	address netip.Addr
 	problem error
-	// failed is what plugins have said last of it, if that was an error.
+	// failed is the last error of the plugins, if their last call failed.
 	failed error
-	// pending: plugins are at it; again: they are to be asked once more.
+	// pending: plugins are running for it; again: they must be called once more.
 	pending, again bool
-	// told is the address of it that etcd knows: steps run with no other.
+	// told is its address in etcd. Steps run only if that is the current address.
 	told netip.Addr
-	// named are the names that its user has given it, here or on another node, and served
-	// those by which runs here serve something, as etcd has them.
+	// named holds the names that its user has given it, on any node, and served the names of
+	// services of runs here, both as they are in etcd.
 	named, served given
-	// renamed is how often they were changed here.
+	// renamed counts the changes of names here.
 	renamed int
-	// waitsSince is when names of runs here were to change that have not yet.
+	// waitsSince is the time of the oldest change to names of runs here that still waits.
 	waitsSince time.Time
-	// loaded: a daemon before this one has made it, and this one not yet seen it connected.
+	// loaded: a previous daemon made it, and this one has not yet seen it connected.
 	loaded bool
 }
 
-// here is the allocation with what is known of the pod on this node alone.
+// here returns the allocation with the address that only this node knows.
 func (l *localPod) here(node string) siteconf.Allocation { return with(l.Allocation, node, l.address) }
 
-// with is an allocation in which the pod on a node has an address, if it is one.
+// with returns the allocation with another address for the pod on a node, if that is valid.
 func with(a siteconf.Allocation, node string, address netip.Addr) siteconf.Allocation {
 	if !address.IsValid() {
 		return a
@@ -126,23 +126,23 @@ func with(a siteconf.Allocation, node string, address netip.Addr) siteconf.Alloc
 }
 
 const (
-	// attachTimeout bounds how long a step waits for its network. Slurm gives up a
-	// launch on its own after some more.
+	// attachTimeout bounds how long a step waits for its network. Slurm itself aborts a launch
+	// somewhat later.
 	attachTimeout = 15 * time.Second
-	// refuseLimit is how long etcd may take to note that a job gets no network. Together
-	// with leaveLimit this has to end before the plugin gives up (ANSWER_LIMIT in
-	// spank/client.c), which otherwise knows no reason.
+	// refuseLimit bounds the time for recording in etcd that a job gets no network. The plugin
+	// gives up after ANSWER_LIMIT (spank/client.c). attachTimeout, leaveLimit and refuseLimit
+	// together must be shorter, or the plugin cannot report a reason.
 	refuseLimit = 2 * time.Second
 )
 
 func (d *Daemon) podFile(id string) string { return filepath.Join(d.config.Run, "pods", id) }
 
-// network is the file of a pod's network namespace, and processes that of its PID
+// network returns the file of a pod's network namespace, and processes the file of its PID
 // namespace.
 func (d *Daemon) network(id string) string   { return filepath.Join(d.config.Run, "net", id) }
 func (d *Daemon) processes(id string) string { return filepath.Join(d.config.Run, "pid", id) }
 
-// load reads which pods were here when the daemon ended.
+// load reads the pods that were here when the previous daemon ended.
 func (d *Daemon) load() error {
 	for _, dir := range []string{"pods", "net", "pid", "resolv", "sessions", "declined", servedDir} {
 		if err := os.MkdirAll(filepath.Join(d.config.Run, dir), 0o700); err != nil {
@@ -161,7 +161,7 @@ func (d *Daemon) load() error {
 		}
 		var a siteconf.Allocation
 		if err := json.Unmarshal(text, &a); err != nil || a.ID() != entry.Name() {
-			// Written in one piece, so not by us. Its name is no job's.
+			// The daemon replaces files as a whole, so this file is not its own.
 			d.log.Warn("remove a file that is no pod", "path", path, "error", err)
 			os.Remove(path)
 			continue
@@ -171,8 +171,8 @@ func (d *Daemon) load() error {
 	return d.removeStrays()
 }
 
-// removeStrays removes namespaces without a pod: the daemon was killed between
-// the two.
+// removeStrays removes namespaces without a pod, which remain if the daemon is killed between
+// making the namespaces and recording the pod.
 func (d *Daemon) removeStrays() error {
 	var problems []error
 	for dir, remove := range map[string]func(string) error{"net": vxlan.RemoveNamespace, "pid": endProcesses, "resolv": os.Remove} {
@@ -190,9 +190,8 @@ func (d *Daemon) removeStrays() error {
 	return errors.Join(problems...)
 }
 
-// Attach returns a job's pod on this node, which is made if there is none. A
-// request with nodes comes from the first node of the job, and
-// allocates its addresses.
+// Attach returns a job's pod on this node, and makes it if there is none. The request of the
+// job's first node has the list of nodes, and allocates the job's addresses.
 func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, attachTimeout, fmt.Errorf("etcd has not answered within %s", attachTimeout))
 	defer cancel()
@@ -230,7 +229,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, err
 	if err := d.settle(ctx, id); err != nil {
 		return siteconf.Pod{}, err
 	}
-	// Also for a step that has not made the pod: who did may not have come so far.
+	// Publish even if another step made the pod: it may not have published it yet.
 	if err := d.publish(ctx, id); err != nil {
 		return siteconf.Pod{}, err
 	}
@@ -248,7 +247,7 @@ func (d *Daemon) Attach(ctx context.Context, request Request) (siteconf.Pod, err
 	return pod, nil
 }
 
-// whyNot says why a pod is not ready.
+// whyNot returns the reason that a pod is not ready.
 func (d *Daemon) whyNot(id string) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -258,12 +257,12 @@ func (d *Daemon) whyNot(id string) error {
 	return fmt.Errorf("connect %s: it was released meanwhile", id)
 }
 
-// refuse lets the later steps of the job and its other nodes know.
+// refuse records why a job gets no network, for its later steps and its other nodes.
 func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, why error) error {
 	d.metrics.refuse()
 	d.audit.write(auditRefused, request.empty(0), why)
 	if request.Login != "" {
-		// Nobody else waits, and the next session may have more luck.
+		// No other node waits, and the next session may succeed.
 		return why
 	}
 	refused := request.empty(0)
@@ -277,19 +276,19 @@ func (d *Daemon) refuse(ctx context.Context, user *follower, request Request, wh
 	return why
 }
 
-// attached is the pod of a request if it is connected, and etcd knows where.
+// attached returns the pod of a request, if it is connected and its address is in etcd.
 func (d *Daemon) attached(request Request) (siteconf.Pod, bool) {
 	pod, ready, told := d.connected(request)
 	return pod, ready && told
 }
 
-// connected is the pod of a request, whether it is ready, and whether etcd knows where.
+// connected returns the pod of a request, and reports whether it is ready and whether its
+// address is in etcd.
 func (d *Daemon) connected(request Request) (pod siteconf.Pod, ready, told bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	local := d.local[request.empty(0).ID()]
-	// A job that Slurm has put into the queue again keeps its number, but may
-	// have other nodes.
+	// A requeued job keeps its number, but may have other nodes.
 	if local == nil || !local.ready || local.UID != request.UID || len(request.Nodes) > 0 && !sameNodes(local.Allocation, request.Nodes) {
 		return siteconf.Pod{}, false, false
 	}
@@ -297,9 +296,9 @@ func (d *Daemon) connected(request Request) (pod siteconf.Pod, ready, told bool)
 	return pod, true, local.told == local.address
 }
 
-// add makes the namespaces and remembers the pod, in this order: a namespace
-// without a pod is removed at the next start. It says whether there was none:
-// steps, and sessions, may come at the same time.
+// add makes the namespaces and then records the pod. In this order, the next start removes a
+// namespace whose pod was not recorded. It reports whether it made the pod, as several steps
+// or sessions may ask at the same time.
 func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -307,7 +306,8 @@ func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 	former := d.local[a.ID()]
 	d.mu.Unlock()
 	if former != nil && former.UID != a.UID {
-		// The number of a job whose epilog was lost has become another's: nothing of the former's may be entered.
+		// A job's epilog was lost, and another user's job has its number. Nobody may enter the
+		// former job's namespaces.
 		if err := d.dislodge(ctx, former); err != nil {
 			return false, err
 		}
@@ -328,8 +328,8 @@ func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 	return true, nil
 }
 
-// dislodge removes a pod whose identifier somebody else's has now. Its interface goes when the new one is
-// connected, or with the namespace.
+// dislodge removes a pod whose identifier now belongs to another user's pod. Its interface
+// disappears with the namespace, or when the new pod is connected.
 func (d *Daemon) dislodge(ctx context.Context, former *localPod) error {
 	id := former.ID()
 	err := d.unmake(id)
@@ -369,8 +369,7 @@ func (d *Daemon) make(a siteconf.Allocation) error {
 	return nil
 }
 
-// unmake removes what there is of a pod: nobody asks for its end if it has not
-// begun.
+// unmake removes what exists of a pod. It cleans up after a pod that was made only in part.
 func (d *Daemon) unmake(id string) error {
 	return errors.Join(d.forget(id), d.endPod(id), vxlan.RemoveNamespace(d.network(id)))
 }
@@ -385,9 +384,8 @@ func (d *Daemon) forget(id string) error {
 	return errors.Join(problems...)
 }
 
-// Release removes a job's pod from this node, and says so in etcd. Should etcd
-// not answer, the collector frees the addresses later: a job's end never fails
-// because of its network.
+// Release removes a job's pod from this node and from etcd. If etcd does not answer, the
+// collector frees the addresses later: a job's end never fails because of its network.
 func (d *Daemon) Release(ctx context.Context, id string) error {
 	a, err := d.drop(ctx, id)
 	if err != nil || a == nil {
@@ -397,7 +395,7 @@ func (d *Daemon) Release(ctx context.Context, id string) error {
 	return nil
 }
 
-// leave says in etcd that a pod is not on this node any more. The end of a job need not wait for that.
+// leave records in etcd, in the background, that a pod has left this node.
 func (d *Daemon) leave(ctx context.Context, a siteconf.Allocation) {
 	d.background.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), etcdLimit)
@@ -408,7 +406,7 @@ func (d *Daemon) leave(ctx context.Context, a siteconf.Allocation) {
 	})
 }
 
-// drop removes a pod from this node alone.
+// drop removes a pod from this node, but not from etcd.
 func (d *Daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, error) {
 	d.mu.Lock()
 	local := d.local[id]
@@ -419,15 +417,15 @@ func (d *Daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, err
 	delete(d.local, id)
 	d.endUnused(local.Owner())
 	d.mu.Unlock()
-	// What still runs there ends first, so that others hear of the end of its connections.
+	// End its processes first, so that the peers of their connections learn of the end.
 	err := errors.Join(d.forget(id), d.endPod(id), d.apply(ctx, false), d.unmake(id))
 	d.audit.write(auditLeft, local.here(d.node), nil)
 	d.log.Info("job has left its network", "job", id, "user", local.User, "uid", local.UID, "network", local.VNI, "error", err)
 	return &local.Allocation, err
 }
 
-// apply makes the kernel as it should be, and only then calls pods ready. With check,
-// it is looked whether all is still so, and CNI plugins are asked.
+// apply configures the kernel, and only then marks pods as ready. With check it also verifies
+// the whole kernel state and calls CHECK of CNI plugins.
 func (d *Daemon) apply(ctx context.Context, check bool) error {
 	d.applying.Lock()
 	defer d.applying.Unlock()
@@ -454,7 +452,7 @@ func (d *Daemon) apply(ctx context.Context, check bool) error {
 	return nil
 }
 
-// state is what should be on this node, and for which pods.
+// state returns the desired state of this node, and the IDs of the pods in it.
 func (d *Daemon) state() (vxlan.State, []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -500,7 +498,7 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	return s, ids
 }
 
-// owner is the user of a pod, with what the site lets him reach.
+// owner returns the user of a pod, with the site's rules for connections.
 func (d *Daemon) owner(a siteconf.Allocation) vxlan.Owner {
 	rules := d.config.Policy.Users[a.User]
 	return vxlan.Owner{
@@ -510,8 +508,8 @@ func (d *Daemon) owner(a siteconf.Allocation) vxlan.Owner {
 	}
 }
 
-// peers are the pods of a network on other nodes: those that etcd knows, and those
-// of the jobs that are here, should it have forgotten them.
+// peers returns the pods of a network on other nodes: all that etcd knows, and the pods of jobs
+// here even if etcd has lost them.
 func (d *Daemon) peers(owner string) []vxlan.Peer {
 	var peers []vxlan.Peer
 	for _, a := range d.known(owner) {
@@ -520,7 +518,7 @@ func (d *Daemon) peers(owner string) []vxlan.Peer {
 	return peers
 }
 
-// known are the jobs and sessions in a network, by ID.
+// known returns the jobs and sessions in a network, by ID.
 func (d *Daemon) known(owner string) map[string]siteconf.Allocation {
 	all := map[string]siteconf.Allocation{}
 	if user := d.users[owner]; user != nil {
@@ -539,7 +537,7 @@ func (d *Daemon) known(owner string) map[string]siteconf.Allocation {
 	return all
 }
 
-// others are the pods of a job on other nodes.
+// others returns the pods of a job on other nodes.
 func (d *Daemon) others(a siteconf.Allocation) []vxlan.Peer {
 	var peers []vxlan.Peer
 	for _, pod := range a.Pods {
@@ -550,8 +548,8 @@ func (d *Daemon) others(a siteconf.Allocation) []vxlan.Peer {
 	return peers
 }
 
-// reconcile applies whenever something has changed elsewhere, and now and then
-// in any case: somebody may have removed what is ours.
+// reconcile applies the state after each change elsewhere, and once a minute with check, in
+// case somebody has removed berthd's links or rules.
 func (d *Daemon) reconcile(ctx context.Context) error {
 	ticker := time.NewTicker(time.Minute)
 	defer ticker.Stop()

@@ -91,7 +91,7 @@ func (n *Network) Own(o Owner) {
 type Pod struct {
 	Address netip.Addr
 	Owner   uint32
-	// Namespace is the file on which the pod's network namespace is mounted.
+	// Namespace is the path of the file that holds the pod's network namespace.
 	Namespace string
 	// Gateway forwards between the pod and the outside. It is invalid if there is none.
 	Gateway netip.Addr
