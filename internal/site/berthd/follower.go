@@ -14,36 +14,35 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// follower knows all pods below a prefix of etcd's keys: those of a user, or of the
-// group that shares a network, as long as there is one here, or of all.
+// follower mirrors all pods below a prefix of etcd's keys: the pods of one network, while it
+// has a pod here, or the pods of all networks.
 type follower struct {
 	prefix string
 	cancel context.CancelFunc
-	// again ends the watch, after which everything is asked for anew.
+	// again ends the watch; the next one begins by listing everything.
 	again chan struct{}
 
 	mu sync.Mutex
-	// heard: etcd has said what there is, at least once.
+	// heard is true after etcd has answered once.
 	heard bool
 	jobs  map[string]siteconf.Allocation
-	// at are the addresses that CNI plugins have given.
+	// at holds the addresses that CNI plugins have given.
 	at map[place]netip.Addr
-	// names are those that users have given, and by which runs serve something.
+	// names holds the names from users, and the names of services of runs.
 	names map[named]given
-	// renamedAt is when names were changed here last that had to wait for it. It is the
-	// daemon's mutex that guards it.
+	// renamedAt is the time of the last change here to names that are subject to namesPause.
+	// The daemon's mutex guards it.
 	renamedAt time.Time
-	// changed is closed and made again at every change.
+	// changed is closed and replaced at every change.
 	changed chan struct{}
-	// problem is why etcd does not answer, if it does not.
+	// problem is the last error of etcd, or nil.
 	problem error
 }
 
-// retry is the pause after which etcd is asked again.
+// retry is the pause before another attempt.
 const retry = 500 * time.Millisecond
 
-// follow starts to follow the owner of a network, unless somebody does already. It goes on at
-// least until unfollow.
+// follow returns the follower of a network, which runs at least until unfollow.
 func (d *Daemon) follow(owner string) *follower {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -58,7 +57,7 @@ func (d *Daemon) follow(owner string) *follower {
 	return f
 }
 
-// unfollow undoes one follow.
+// unfollow undoes one call of follow.
 func (d *Daemon) unfollow(owner string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -66,8 +65,8 @@ func (d *Daemon) unfollow(owner string) {
 	d.endUnused(owner)
 }
 
-// endUnused ends what follows an owner who has no pod here and waits for none. The
-// caller holds the mutex.
+// endUnused ends the follower of a network that has no pod here and that no request waits for.
+// The caller holds the mutex.
 func (d *Daemon) endUnused(owner string) {
 	if d.waiting[owner] > 0 {
 		return
@@ -84,7 +83,7 @@ func (d *Daemon) endUnused(owner string) {
 	}
 }
 
-// followAll follows everybody, for a host that shall reach all pods.
+// followAll follows all networks, on a host that reaches all pods.
 func (d *Daemon) followAll(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	d.everybody = newFollower(networksKey, cancel)
@@ -95,8 +94,8 @@ func newFollower(prefix string, cancel context.CancelFunc) *follower {
 	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[named]given{}, changed: make(chan struct{})}
 }
 
-// run follows until its context ends, through any loss of etcd. keep are the
-// allocations that etcd must have.
+// run follows until its context ends, and tries again after every error of etcd. keep returns
+// the allocations that etcd must have.
 func (d *Daemon) run(ctx context.Context, f *follower, keep func() []siteconf.Allocation) {
 	for ctx.Err() == nil {
 		err := d.followOnce(ctx, f, keep)
@@ -142,8 +141,8 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 			mine = append(mine, a)
 		}
 	}
-	// What etcd has of each job, by its own order. A job whose number is given again may
-	// have its new addresses here before it is told that the former ones are free.
+	// latest has the newest allocation of each job in etcd's order. The new allocation of a
+	// reused job number may arrive before the former one is deleted.
 	latest := make(map[string]int64, len(all))
 	for id, a := range all {
 		latest[id] = a.After
@@ -153,12 +152,12 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		return err
 	}
 	if f.set(known) {
-		// What has cut etcd off may have cost this host its routes: an interface that was
-		// down has none when it is up again.
+		// Whatever cut etcd off may have removed routes of this host, as an interface that was
+		// down loses its routes.
 		d.doubted.Store(true)
 	}
 	d.touch()
-	// Beside the watch, for which others wait. It ends on its own.
+	// Run beside the watch, which others wait for. It ends by itself.
 	var told sync.WaitGroup
 	defer told.Wait()
 	told.Go(func() { d.tell(ctx, untold) })
@@ -194,7 +193,7 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 	})
 }
 
-// ofOwner are the jobs in a network that have a pod here.
+// ofOwner returns the jobs in a network that have a pod here.
 func (d *Daemon) ofOwner(owner string) []siteconf.Allocation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -207,7 +206,7 @@ func (d *Daemon) ofOwner(owner string) []siteconf.Allocation {
 	return all
 }
 
-// relist has all followers ask anew.
+// relist makes all followers list everything again.
 func (d *Daemon) relist() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -227,9 +226,9 @@ func (d *Daemon) relist() {
 	}
 }
 
-// over: the collector, or the last node of the job, has freed its addresses. The
-// sessions of this host are over when it says so: their lease had run out. A pod of an
-// allocation that was made later stays.
+// over removes the pod of an allocation that the collector, or the job's last node, has freed.
+// Sessions are not over: their lease had expired, so they are written again. The pod of a
+// newer allocation stays.
 func (d *Daemon) over(ctx context.Context, id string, after int64) {
 	d.mu.Lock()
 	local := d.local[id]
@@ -241,7 +240,7 @@ func (d *Daemon) over(ctx context.Context, id string, after int64) {
 		d.relist()
 		return
 	}
-	// On a goroutine of its own, since the last pod of a user ends the follower
+	// Use another goroutine, because removing the last pod of a network ends the follower
 	// that calls this.
 	go func() {
 		if _, err := d.drop(context.WithoutCancel(ctx), id); err != nil {
@@ -258,7 +257,7 @@ func (f *follower) change(what func()) {
 	f.changed = make(chan struct{})
 }
 
-// set says whether the follower was cut off before.
+// set replaces all that is known, and reports whether etcd had failed before.
 func (f *follower) set(known listing) (wasCut bool) {
 	f.change(func() {
 		wasCut, f.heard = f.problem != nil, true
@@ -283,7 +282,7 @@ func (f *follower) putNames(which named, now given) {
 func (f *follower) put(a siteconf.Allocation) { f.change(func() { f.jobs[a.ID()] = a }) }
 func (f *follower) fail(err error)            { f.change(func() { f.problem = err }) }
 
-// remove forgets an allocation, and leaves one that was made later.
+// remove forgets an allocation, unless it was made later than after.
 func (f *follower) remove(id string, after int64) {
 	f.change(func() {
 		if f.jobs[id].After <= after {
@@ -292,14 +291,14 @@ func (f *follower) remove(id string, after int64) {
 	})
 }
 
-// listed says whether what is known here is what etcd has, or had.
+// listed reports whether etcd has answered at least once.
 func (f *follower) listed() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.heard
 }
 
-// allNames are those of all allocations.
+// allNames returns the names of all allocations.
 func (f *follower) allNames() map[named]given {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -318,7 +317,7 @@ func (f *follower) all() map[string]siteconf.Allocation {
 	return all
 }
 
-// await returns the allocation of a job, once it has this node in it.
+// await waits for the allocation of a job that includes a node.
 func (f *follower) await(ctx context.Context, id, node string) (siteconf.Allocation, error) {
 	for {
 		f.mu.Lock()

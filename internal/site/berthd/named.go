@@ -15,35 +15,35 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// named is what has names beside those of its pods: an allocation, and the node on which
-// runs serve something by them. Those that a user has given the whole have none.
+// named identifies the owner of additional names: an allocation and a node. With a node they
+// are names of services of runs on that node. Without, the user gave them to the whole job.
 type named struct {
 	id    string
 	after int64
 	node  string
 }
 
-// given are names as etcd has them.
+// given holds names as they are in etcd.
 type given struct {
-	// names are nil where etcd has none, and empty where they were taken back.
+	// names is nil if etcd has none, and empty if the user has removed them.
 	names []string
-	// revision of etcd is that of their last change.
+	// revision is the revision of etcd at their last change.
 	revision int64
 }
 
 // namedPart is between the owner and the rest in the keys of names.
 const namedPart = "named"
 
-// namedEnd ends them. A berthd of before there were names takes the last part of a key
-// that is deleted for what is over, and no job is called so.
+// namedEnd is the last part of these keys. A berthd without support for names takes the last
+// part of a deleted key for the ID of a finished job. No job has this ID.
 const namedEnd = "names"
 
 func namedPrefix(a siteconf.Allocation) string {
 	return networkPrefix(a.Owner()) + namedPart + "/" + a.ID() + "/"
 }
 
-// namedKey is that of the names that an allocation has by runs on a node, a key of each
-// node's own, or without a node of those that it was given.
+// namedKey returns the key of the names of runs on a node, where each node has its own key.
+// Without a node it returns the key of the names that the user gave the allocation.
 func namedKey(a siteconf.Allocation, node string) string {
 	if node != "" {
 		node += "/"
@@ -51,7 +51,7 @@ func namedKey(a siteconf.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s%s", namedPrefix(a), a.After, node, namedEnd)
 }
 
-// namedOf reads such a key.
+// namedOf parses a key of names.
 func namedOf(key string) (named, bool) {
 	if id, after, end, found := besideOf(key, namedPart); found {
 		return named{id: id, after: after}, end == namedEnd
@@ -61,10 +61,10 @@ func namedOf(key string) (named, bool) {
 	return named{id, after, node}, whole && found && node != ""
 }
 
-// namesValue is what etcd has of names.
+// namesValue is the value of a key of names.
 type namesValue struct {
-	// Login is read by a berthd of before there were names. To it all below networks/ are
-	// allocations, and this is one of sessions somewhere, without pods, that it leaves alone.
+	// Login is for a berthd without support for names. It takes every key below networks/ for
+	// an allocation, and ignores this one as sessions on another host, without pods.
 	Login string   `json:"login"`
 	Names []string `json:"names"`
 }
@@ -77,8 +77,8 @@ func decodeNames(kv *mvccpb.KeyValue) (given, error) {
 	return given{append([]string{}, v.Names...), kv.ModRevision}, nil
 }
 
-// SetNames gives an allocation these names and no others, as long as it lives: all that it
-// has by runs on a node, or without a node those that its user gives it himself.
+// SetNames replaces names of an allocation: the names of runs on a node, or without a node the
+// names that the user gives it. They live as long as the allocation.
 func (s *Store) SetNames(ctx context.Context, a siteconf.Allocation, node string, names []string) (given, error) {
 	now, done, err := s.putNames(ctx, a, node, names)
 	if err == nil && !done {
@@ -87,8 +87,8 @@ func (s *Store) SetNames(ctx context.Context, a siteconf.Allocation, node string
 	return now, err
 }
 
-// putNames writes them if there is the allocation, and all is so that is asked for. No names
-// are written as well: that they were taken back is not that etcd has lost them.
+// putNames writes names if the allocation exists and the other conditions hold. It also writes
+// an empty list, which tells removed names from names that etcd has lost.
 func (s *Store) putNames(ctx context.Context, a siteconf.Allocation, node string, names []string, and ...clientv3.Cmp) (given, bool, error) {
 	now := given{names: append([]string{}, names...)}
 	value, err := json.Marshal(namesValue{Login: namedEnd, Names: now.names})
@@ -105,16 +105,16 @@ func (s *Store) putNames(ctx context.Context, a siteconf.Allocation, node string
 }
 
 const (
-	// freeNames is how often a job's names may change on a node without a pause: as it
-	// begins, it says what it serves.
+	// freeNames bounds the changes of a job's names on a node without a pause. A job usually
+	// names its services when it begins.
 	freeNames = 3
-	// namesPause is what has to pass between other changes in a network, on a node. All are
-	// kept by etcd for an hour, and there is room for 2 GB: a job of 1,000 nodes with a change
-	// of 1 KB on each, every 30 s, writes some 130 MB in that time.
+	// namesPause is the minimum time between further changes in a network, on a node. etcd
+	// keeps all changes for an hour and has room for 2 GB. A job of 1,000 nodes that changes
+	// 1 KB on each node every 30 s writes some 130 MB in an hour.
 	namesPause = 30 * time.Second
 )
 
-// Name gives a job these names and no others. It has to be the asker's own, on this node.
+// Name replaces the names of a job, which must belong to the user and have a pod here.
 func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 	names, err := siteconf.ParseNames(text)
 	if err != nil {
@@ -146,7 +146,7 @@ func (d *Daemon) Name(ctx context.Context, uid, job uint32, text string) error {
 	return nil
 }
 
-// ownJob is a job with a pod here that a user may name. The caller holds the mutex.
+// ownJob returns a job with a pod here that the user may name. The caller holds the mutex.
 func (d *Daemon) ownJob(uid, job uint32) (*localPod, error) {
 	local := d.local[siteconf.Allocation{Job: job}.ID()]
 	if local == nil || !local.ready || uid != 0 && local.UID != uid {
@@ -155,8 +155,8 @@ func (d *Daemon) ownJob(uid, job uint32) (*localPod, error) {
 	return local, nil
 }
 
-// beforeRenaming is how long a job's names may not yet be changed, and counts the change
-// if they may. The caller holds the mutex.
+// beforeRenaming returns the time until a job's names may change. If it is 0, the change is
+// counted. The caller holds the mutex.
 func (d *Daemon) beforeRenaming(local *localPod) time.Duration {
 	if local.renamed < freeNames {
 		local.renamed++
@@ -173,8 +173,8 @@ func (d *Daemon) beforeRenaming(local *localPod) time.Duration {
 	return 0
 }
 
-// keepNames keeps what etcd has of a job here, should it lose that. What comes late, as
-// somebody has changed them on another node meanwhile, is of no use.
+// keepNames remembers the names of a job here in case etcd loses them. It ignores an older
+// revision, which may arrive after a change on another node.
 func (d *Daemon) keepNames(which named, now given) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -187,8 +187,8 @@ func (d *Daemon) keepNames(which named, now given) {
 	}
 }
 
-// kept are the names of a job that are kept here: those that runs on this node have, or
-// without a node those that it was given.
+// kept returns the remembered names of runs on this node, or without a node the names that the
+// user gave the job.
 func (l *localPod) kept(node string) *given {
 	if node == "" {
 		return &l.named
@@ -196,8 +196,8 @@ func (l *localPod) kept(node string) *given {
 	return &l.served
 }
 
-// rename gives jobs here their names again, where etcd has lost them. What etcd has counts,
-// whatever was kept here: its revisions begin anew when it has lost all.
+// rename restores names of jobs here that etcd has lost. Names in etcd always win over
+// remembered ones, because revisions start at 1 again after etcd has lost everything.
 func (d *Daemon) rename(ctx context.Context, mine []siteconf.Allocation, known listing) error {
 	for _, a := range mine {
 		for _, node := range []string{"", d.node} {
@@ -221,7 +221,7 @@ func (d *Daemon) renameOne(ctx context.Context, a siteconf.Allocation, node stri
 	key := named{a.ID(), a.After, node}
 	now, there := known.names[key]
 	if !there {
-		// Should another node be the first to give them, the watch from here on tells.
+		// If another node restores them first, the watch from this revision reports it.
 		now = given{kept, known.revision}
 	}
 	if !there && kept != nil {

@@ -22,32 +22,30 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// nameServer is CoreDNS, which runs as long as there are pods here. A file of its
-// own is its life: it ends when that is removed, so the next berthd need not find
-// the one of the last.
+// nameServer runs CoreDNS while there are pods here. CoreDNS ends when its life file is
+// removed, so a new berthd need not find the process that the previous one started.
 //
-// It sees that a moment later, and until then gets its part of what is asked beside
-// the one that comes next. So they all read one table, at each query: with a table
-// for each, a job that begins as the last one ends would now and then hear that
-// there is none of its names.
+// CoreDNS notices the removal a moment later. Until then it receives part of the queries
+// beside its successor. So all of them read the same table at each query. With separate
+// tables, a job that begins as another ends would sometimes not find its own names.
 type nameServer struct {
 	config siteconf.DNS
-	// dir holds the table and the lives, and nothing else that is kept.
+	// dir holds the table and the life files, and nothing else.
 	dir string
 	// address is where it listens.
 	address netip.Addr
 	log     *slog.Logger
-	// again asks for another Apply.
+	// again requests another apply.
 	again func()
 
 	mu sync.Mutex
-	// life is empty as long as none runs that was started here.
+	// life is the life file of the CoreDNS started here, or empty.
 	life string
-	// last is what the table was written with.
+	// last is the text of the current table.
 	last string
 }
 
-// nobody is who it runs as: it needs its port, and reads one file.
+// nobody is the user of CoreDNS, which needs only its port and one file.
 const nobody = 65534
 
 // nameServerStart is how long CoreDNS may take to listen.
@@ -79,8 +77,7 @@ func addNames(t *nametable.Table, a siteconf.Allocation, all map[named]given) {
 	}
 }
 
-// apply has CoreDNS know the names, and returns when it does. Without a table
-// there is none.
+// apply passes the names to CoreDNS, and starts it if necessary. A nil table ends CoreDNS.
 func (n *nameServer) apply(table *nametable.Table) error {
 	if n.config.Program == "" {
 		return nil
@@ -106,7 +103,7 @@ func (n *nameServer) apply(table *nametable.Table) error {
 
 func (n *nameServer) table() string { return filepath.Join(n.dir, "table") }
 
-// write has all name servers of this node answer from another table.
+// write replaces the table of all name servers on this node.
 func (n *nameServer) write(text []byte) error {
 	temporary := filepath.Join(filepath.Dir(n.dir), "new-names")
 	err := os.WriteFile(temporary, text, 0o640)
@@ -114,7 +111,7 @@ func (n *nameServer) write(text []byte) error {
 		err = os.Chown(temporary, 0, nobody)
 	}
 	if err == nil {
-		// Not half a table, where there is no room for more.
+		// Rename, so that a full disk never leaves half a table.
 		err = os.Rename(temporary, n.table())
 	}
 	if err != nil {
@@ -141,7 +138,7 @@ func (n *nameServer) start(text []byte) error {
 		return fail(errors.Join(err, os.Remove(life.Name())))
 	}
 	n.life = life.Name()
-	// One that another berthd has started has answered until now.
+	// End the CoreDNS of the previous berthd, which answered until now.
 	return n.clean()
 }
 
@@ -183,7 +180,7 @@ func (n *nameServer) launch(life string) error {
 	return nil
 }
 
-// ended starts it again unless it was to end.
+// ended starts CoreDNS again, unless its end was intended.
 func (n *nameServer) ended(life string, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -195,7 +192,7 @@ func (n *nameServer) ended(life string, err error) {
 	time.AfterFunc(retry, n.again)
 }
 
-// clean ends all name servers but the present one.
+// clean ends all name servers except the current one.
 func (n *nameServer) clean() error {
 	files, err := filepath.Glob(filepath.Join(n.dir, "names-*"))
 	if err != nil {
