@@ -19,32 +19,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kernel is this node's, as far as it is ours.
+// Kernel configures berthd's part of this node's kernel.
 type Kernel struct {
 	// NFT is the program that loads rules.
 	NFT string
-	// Dir keeps what has to be put back as it was.
+	// Dir holds the former values of settings to restore.
 	Dir string
 	Log *slog.Logger
 
 	mu sync.Mutex
-	// last are the rules that were loaded last, and are in force unless others removed them.
+	// last holds the rules that were loaded last. They are in force unless someone removed them.
 	last string
-	// counting: what counts the pods' connections, if anything does, was loaded by us.
+	// counting: this Kernel loaded the rules that count connections of pods, if there are any.
 	counting bool
-	// told are the subnets of which it was said that routers lead to them.
+	// told holds the subnets whose routers were logged.
 	told map[netip.Prefix]bool
-	// port is that of the tunnels that are there, 0 before anybody has looked.
+	// port is the port of existing tunnels, 0 before the first look at them.
 	port uint16
-	// left: no interface to pods has this node's addresses any more.
+	// left: no interface to pods has this node's addresses any longer.
 	left bool
-	// applied is the state that was made true last, nil where that failed.
+	// applied is the state that was applied last, nil if that failed.
 	applied *State
 }
 
-// Apply makes the state true. It may be called at any time, after whatever
-// happened in between; the next call mends what this one left undone. Without check,
-// a state that it made true the last time is taken to be so still.
+// Apply makes the kernel match the state. It may be called at any time, whatever has changed
+// in between, and again after an error. Without check, it assumes that the state that it
+// applied last is still in force.
 func (k *Kernel) Apply(ctx context.Context, s State, check bool) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -52,8 +52,8 @@ func (k *Kernel) Apply(ctx context.Context, s State, check bool) error {
 		return nil
 	}
 	if check {
-		// Whoever flushes all rules (nftables.service does when it is started again) does
-		// not tell, and to ask nft costs as much as to load them.
+		// Others may have flushed all rules, as a restart of nftables.service does. Asking nft
+		// for the rules costs as much as loading them.
 		k.last = ""
 	}
 	k.applied = nil
@@ -79,7 +79,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 		return err
 	}
 	if !s.active() {
-		// Interfaces first: without rules there must be nothing that they guard.
+		// Remove the interfaces first, so that none is ever without the rules that guard it.
 		_, err := k.forwarding(nil)
 		err6 := k.forwarding6(false)
 		return errors.Join(k.prune(s), k.towardsPods(s), k.routes(s, uplink, nil), k.gateways(s, uplink, nil), s.nextHop(uplink), err, err6, k.load(ctx, s.rules(nil)))
@@ -87,8 +87,8 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	s.uplink = uplink.Attrs().Name
 	forwarding := []string{s.uplink}
 	if s.forwards() {
-		// A gateway may have the hosts' link among those to the outside, and what
-		// comes by that may be pods'.
+		// The hosts' link may be one of a gateway's outside links. Its packets may come from
+		// pods, so its rules differ.
 		s.Interfaces = slices.DeleteFunc(slices.Clone(s.Interfaces), func(name string) bool { return name == uplink.Attrs().Name })
 		forwarding = append(forwarding, s.Interfaces...)
 	}
@@ -107,7 +107,7 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	if err := k.moveTunnels(s.Port); err != nil {
 		return err
 	}
-	// Rules first: there must be no moment in which this host is a router for others.
+	// Load the rules first, so that this host never forwards for others.
 	if err := k.load(ctx, s.rules(opened)); err != nil {
 		return err
 	}
@@ -126,8 +126,8 @@ func (k *Kernel) apply(ctx context.Context, s State) error {
 	return errors.Join(append(problems, err, k.routes(s, uplink, far), k.gateways(s, uplink, far))...)
 }
 
-// load has nft read the rules, all or nothing. Those that were loaded last are left,
-// but where all is looked at: a job that ends on another node changes nothing here.
+// load loads the rules with nft, all or nothing. It does nothing if they are the rules that were
+// loaded last, as when a job ends on another node.
 func (k *Kernel) load(ctx context.Context, rules string) error {
 	if rules == k.last {
 		return nil
@@ -136,7 +136,7 @@ func (k *Kernel) load(ctx context.Context, rules string) error {
 	command := exec.CommandContext(ctx, k.NFT, "-f", "-")
 	text := rules
 	if !k.counting {
-		// Another daemon may have counted to another bound.
+		// Another daemon may have used another bound.
 		text = clearFlows + rules
 	}
 	command.Stdin = strings.NewReader(text)
@@ -166,7 +166,7 @@ func uplinkOf(host netip.Addr) (netlink.Link, int, error) {
 	return nil, 0, fmt.Errorf("no interface has the address %s of this host", host)
 }
 
-// prune removes the interfaces and routes that no network has.
+// prune removes the interfaces and routes that no network needs.
 func (k *Kernel) prune(s State) error {
 	wanted := map[string]bool{}
 	for _, n := range s.Networks {
@@ -197,8 +197,8 @@ func (k *Kernel) prune(s State) error {
 	return errors.Join(problems...)
 }
 
-// ours are the names that bridgeName and its like make, and no others that
-// begin so.
+// ours reports whether bridgeName or a similar function made a name, not only whether it begins
+// with the same prefix.
 func ours(name string) bool {
 	rest, found := strings.CutPrefix(name, ownerPrefix)
 	if !found || rest == "" {
@@ -208,7 +208,7 @@ func ours(name string) bool {
 	return digits > 0 && len(rest) == 1+digits && strings.Trim(rest[1:], "0123456789abcdef") == ""
 }
 
-// network makes the bridge, the tunnel and the interfaces of pods, of one network.
+// network makes the bridge, the tunnel and the interfaces of pods of one network.
 func (k *Kernel) network(s State, n Network, mtu int) error {
 	bridge, err := k.bridge(s, n, mtu)
 	if err != nil {
@@ -221,7 +221,7 @@ func (k *Kernel) network(s State, n Network, mtu int) error {
 	return errors.Join(k.peers(s, n.Peers, tunnel, true), k.pods(s, n, bridge, mtu))
 }
 
-// pods connects those of a network that are here, to its bridge if it has one.
+// pods connects a network's pods on this node, to its bridge if there is one.
 func (k *Kernel) pods(s State, n Network, bridge netlink.Link, mtu int) error {
 	var problems []error
 	for _, pod := range n.Local {
@@ -259,7 +259,7 @@ func (s State) vxlan(vni uint32, mtu int) *netlink.Vxlan {
 		Port:      int(s.Port),
 		PortLow:   firstSource, PortHigh: LastSource,
 		Learning: false,
-		// It answers for the pods it knows, and passes no question on.
+		// The tunnel answers ARP for the pods that it knows, and forwards no ARP request.
 		Proxy: true,
 	}
 }
@@ -279,8 +279,8 @@ func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netli
 	return link, s.startTunnel(link)
 }
 
-// startTunnel has the kernel take the port. Whoever holds it on one address of the host alone is in
-// the way.
+// startTunnel starts a tunnel, so that the kernel opens the port. A program that has the port on
+// even one address of the host prevents that.
 func (s State) startTunnel(link netlink.Link) error {
 	err := netlink.LinkSetUp(link)
 	if errors.Is(err, unix.EADDRINUSE) {
@@ -292,8 +292,8 @@ func (s State) startTunnel(link netlink.Link) error {
 	return nil
 }
 
-// ensure makes an interface unless it is there. One of that name but of another
-// kind is nobody's else: the name is ours.
+// ensure makes an interface unless it exists. It replaces an interface of the same name but
+// another type, because the name is reserved for berthd.
 func ensure(want netlink.Link) (netlink.Link, error) {
 	name := want.Attrs().Name
 	have, err := netlink.LinkByName(name)
@@ -311,8 +311,8 @@ func ensure(want netlink.Link) (netlink.Link, error) {
 	return netlink.LinkByName(name)
 }
 
-// moveTunnels removes those at another port, which a tunnel cannot leave: the rules guard this
-// one alone.
+// moveTunnels removes tunnels at another port, because a tunnel cannot change its port and the
+// rules guard only this one.
 func (k *Kernel) moveTunnels(port uint16) error {
 	if k.port == port {
 		return nil
@@ -353,14 +353,14 @@ func single(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}
 }
 
-// current is what a setting of the network namespace is.
+// current returns the value of a setting of the network namespace.
 func current(file string) (string, error) {
 	text, err := os.ReadFile(filepath.Join("/proc/sys/net", file))
 	return strings.TrimSpace(string(text)), err
 }
 
-// setting writes what is not so yet: to write costs the kernel's lock of all networks,
-// for which it spins, and to read does not.
+// setting writes a value unless it is already set. Writing takes the kernel's lock of all
+// networks, which it spins for; reading does not.
 func setting(file, value string) error {
 	if now, err := current(file); err == nil && now == value {
 		return nil

@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// rulePriority is that of our rules of routing: before the main table, after what
-// is local.
+// rulePriority is the priority of berthd's routing rules: after the local table, before the main
+// table.
 const rulePriority = 9898
 
 // A pod's packets to the outside look into a table that has the number of its
@@ -33,10 +33,9 @@ func (s State) table(pod Pod) int {
 	return int(siteconf.Number(s.Pods.Masked().Addr()))
 }
 
-// gateways are the rules and the tables by which pods reach the outside. Of each
-// pod all packets take one way, which changes with its gateway only: several hops
-// in one route would spread the connections of a pod anew over those that are
-// left, and tear those that a living gateway translates.
+// gateways makes the rules and tables that lead pods to the outside. All packets of a pod take
+// one way, until its gateway changes. A route with several next hops would redistribute a
+// pod's connections when one hop disappears, and so break connections through live gateways.
 func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	rules := map[netip.Prefix]int{}
 	tables := map[int]netip.Addr{}
@@ -60,7 +59,7 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 			wanted[keyOf(route)] = route
 		}
 	}
-	// First what rules lead to, then these, then what nobody uses any more.
+	// First the tables that rules refer to, then the rules, then remove unused tables.
 	extra, err := addRoutes(wanted, s.families())
 	if err != nil {
 		return err
@@ -77,8 +76,8 @@ func (k *Kernel) gateways(s State, uplink, far netlink.Link) error {
 	return errors.Join(problems...)
 }
 
-// beyond are the routes of one gateway. What is inside of the networks without
-// being outside, pods and hosts, is left to the main table.
+// beyond returns the routes to one gateway. The main table routes pods and hosts, even if the
+// outside networks include their addresses.
 func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) []netlink.Route {
 	routes := []netlink.Route{
 		{Table: table, Dst: prefixOf(s.Pods), Type: unix.RTN_THROW, Protocol: protocol},
@@ -90,8 +89,8 @@ func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) [
 		}
 	}
 	if far != nil {
-		// A gateway answers pods by the tunnel, and what it hears from them by another way
-		// it drops where it filters by the reverse path.
+		// A gateway answers pods through the tunnel. With a reverse path filter it would drop
+		// their packets if they came another way.
 		for _, host := range s.distant {
 			routes = append(routes, netlink.Route{Table: table, Dst: single(host), Type: unix.RTN_UNICAST, Protocol: protocol, LinkIndex: far.Attrs().Index, Gw: host.AsSlice(), Flags: int(netlink.FLAG_ONLINK)})
 		}
@@ -115,7 +114,7 @@ func (s State) beyond(table int, gateway netip.Addr, uplink, far netlink.Link) [
 	return routes
 }
 
-// tableRoute is what there is one route of.
+// tableRoute identifies a route: there is one for each table and destination.
 type tableRoute struct {
 	table int
 	to    string
@@ -123,7 +122,7 @@ type tableRoute struct {
 
 func keyOf(r netlink.Route) tableRoute { return tableRoute{r.Table, r.Dst.String()} }
 
-// addRoutes returns those routes of ours in the tables of gateways that are not wanted.
+// addRoutes adds the wanted routes, and returns berthd's other routes in the tables of gateways.
 func addRoutes(wanted map[tableRoute]netlink.Route, families []int) ([]netlink.Route, error) {
 	have, err := routesOf(families, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -151,7 +150,7 @@ func addRoutes(wanted map[tableRoute]netlink.Route, families []int) ([]netlink.R
 	return extra, errors.Join(problems...)
 }
 
-// ourRules have our protocol's number, which netlink's own filter does not know.
+// ourRules returns the rules with berthd's protocol number, which netlink cannot filter by.
 func ourRules(families []int) ([]netlink.Rule, error) {
 	var all []netlink.Rule
 	for _, family := range families {
@@ -194,7 +193,7 @@ func setRules(wanted map[netip.Prefix]int, families []int) error {
 	return errors.Join(problems...)
 }
 
-// Chosen are the gateways that pods of this node have, of a daemon before.
+// Chosen returns the gateways that a previous daemon gave to pods of this node.
 func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]netip.Addr, error) {
 	rules, err := ourRules([]int{netlink.FAMILY_V4})
 	if err != nil {
@@ -214,7 +213,7 @@ func (k *Kernel) Chosen(host netip.Addr, hosts netip.Prefix) (map[netip.Addr]net
 	return chosen, nil
 }
 
-// beyondLink are the hosts that a tunnel between nodes and gateways leads to.
+// beyondLink returns the hosts that need a tunnel between nodes and gateways.
 func (s State) beyondLink(own []netlink.Addr) []netip.Addr {
 	all := slices.Clone(s.Gateways)
 	if s.forwards() {
@@ -229,8 +228,8 @@ func (s State) beyondLink(own []netlink.Addr) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// distant makes the tunnel to gateways, or nodes, on other links: the routers between
-// would not know what to do with packets of pods. It returns nil if there are none.
+// distant makes the tunnel to gateways, or nodes, on other links, because the routers between
+// have no routes to pods. It returns nil if there are no such hosts.
 func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
 	if len(s.distant) == 0 {
 		return nil, nil
@@ -254,7 +253,7 @@ func (k *Kernel) distant(s State, mtu int) (netlink.Link, error) {
 	return link, k.peers(s, peers, link, false)
 }
 
-// Carries says which of the interfaces of a gateway has no link, or is none.
+// Carries returns an error if an interface of a gateway is missing or has no link.
 func Carries(host netip.Addr, interfaces []string) error {
 	uplink, _, err := uplinkOf(host)
 	if err != nil {
@@ -269,7 +268,7 @@ func Carries(host netip.Addr, interfaces []string) error {
 		links = append(links, link)
 	}
 	for _, link := range links {
-		// A tunnel or a dummy says of itself neither up nor down.
+		// A tunnel or dummy interface reports neither up nor down.
 		if state := link.Attrs().OperState; link.Attrs().Flags&net.FlagUp == 0 || state == netlink.OperDown || state == netlink.OperLowerLayerDown {
 			return fmt.Errorf("interface %s has no link (%s)", link.Attrs().Name, state)
 		}
@@ -277,15 +276,14 @@ func Carries(host netip.Addr, interfaces []string) error {
 	return nil
 }
 
-// gateway are the rules of a host that is one. Who may reach what is decided where
-// the pod is, in both directions: there each connection passes with both of its
-// halves, whichever gateways these take. Here it is only seen to it that nothing
-// else is forwarded.
+// gateway writes the rules of a gateway. The pod's node decides about connections in both
+// directions, because both directions of a connection pass there, through any gateways. The
+// rules here only prevent other forwarding.
 func (s State) gateway(r *writer) {
 	networks := s.longestFirst()
 	r.block("chain outward", func() {
 		for _, name := range s.Interfaces {
-			// Nor is anybody there who is a pod: its packets come by the hosts' link.
+			// No packet of a pod comes from outside: they come through the hosts' link.
 			r.line("iifname %q drop", name)
 		}
 		for _, kind := range s.kinds() {
@@ -302,7 +300,7 @@ func (s State) gateway(r *writer) {
 			r.line("%s saddr %s drop", kind.header, kind.pods.Masked())
 		}
 		for _, name := range s.Interfaces {
-			// There is nobody outside who is a host.
+			// No packet of a host comes from outside.
 			r.line("iifname %q ip saddr %s drop", name, s.Hosts.Masked())
 			if s.IPv6.Hosts.IsValid() {
 				r.line("iifname %q ip6 saddr %s drop", name, s.IPv6.Hosts.Masked())
@@ -323,7 +321,7 @@ func (s State) gateway(r *writer) {
 			verdict := "accept"
 			switch {
 			case n.nat && s.As.First.IsValid() && n.prefix.Addr().Is4():
-				// The same for all connections of a pod, as long as it lives.
+				// All connections of a pod have the same address while it lives.
 				verdict = fmt.Sprintf("snat ip to %s persistent", s.As)
 			case n.nat:
 				verdict = "masquerade"
@@ -333,7 +331,7 @@ func (s State) gateway(r *writer) {
 	})
 }
 
-// inside is what gateways are not for.
+// inside returns the networks that gateways do not serve.
 func (s State) inside(of kind) string {
 	all := []string{of.pods.Masked().String()}
 	for _, hosts := range []netip.Prefix{s.Hosts, s.IPv6.Hosts} {
@@ -354,7 +352,7 @@ func matching(side string, prefix netip.Prefix) string {
 	return "meta nfproto ipv4"
 }
 
-// header is that in which such addresses are, as nft writes it.
+// header returns nft's name of the header with such addresses.
 func header(prefix netip.Prefix) string {
 	if prefix.Addr().Is6() {
 		return "ip6"
@@ -367,8 +365,8 @@ type outsidePrefix struct {
 	nat    bool
 }
 
-// longestFirst are the outside networks in the order in which the first that
-// matches is the right one.
+// longestFirst returns the outside networks from the longest prefix to the shortest, so that the
+// first match is the right one.
 func (s State) longestFirst() []outsidePrefix {
 	var all []outsidePrefix
 	for _, network := range s.Beyond {

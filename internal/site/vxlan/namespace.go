@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// NewNamespace makes a network namespace with a loopback and keeps it by a mount on a
-// file. One that is there already is left as it is.
+// NewNamespace makes a network namespace with a loopback and mounts it on a file. It does
+// nothing if the namespace exists.
 func NewNamespace(path string, ipv6 bool) error {
 	if IsNamespace(path) {
 		return nil
@@ -59,14 +59,14 @@ func newNamespace(path string, ipv6 bool) error {
 	return unix.Mount("/proc/thread-self/ns/net", path, "", unix.MS_BIND, "")
 }
 
-// IsNamespace says whether a file is one.
+// IsNamespace reports whether a namespace is mounted on a file.
 func IsNamespace(path string) bool {
 	var stat unix.Statfs_t
 	return unix.Statfs(path, &stat) == nil && stat.Type == unix.NSFS_MAGIC
 }
 
-// RemoveNamespace may be called twice. Processes that are still in it keep it,
-// without an interface.
+// RemoveNamespace removes a namespace and may be called twice. Processes in the namespace keep
+// it, but without an interface.
 func RemoveNamespace(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount network namespace %s: %w", path, err)
@@ -77,8 +77,8 @@ func RemoveNamespace(path string) error {
 	return nil
 }
 
-// pod gives a pod its interface. The name on the host's side follows from its
-// address, so a pod that has one has the right one.
+// pod gives a pod its interface. The name on the host's side is derived from the pod's address,
+// so an interface that exists is the right one.
 func (k *Kernel) pod(s State, pod Pod, bridge netlink.Link, mtu int) error {
 	if !IsNamespace(pod.Namespace) {
 		return fmt.Errorf("%s is no network namespace", pod.Namespace)
@@ -146,8 +146,8 @@ func newPair(name string, pod Pod, ns netns.NsHandle, mtu int) (netlink.Link, er
 	return netlink.LinkByName(name)
 }
 
-// configure the inside of a pod. Its own network is all pods: those of other
-// users are looked for on the link, where they are not.
+// configure sets up the interface inside a pod. All pods are on its link, according to its
+// routes; but pods of other users do not answer there.
 func configure(inside *netlink.Handle, s State, pod Pod) error {
 	link, err := inside.LinkByName(podLink)
 	if err != nil {
@@ -161,8 +161,8 @@ func configure(inside *netlink.Handle, s State, pod Pod) error {
 	if err := errors.Join(inside.AddrReplace(link, address), inside.LinkSetUp(link)); err != nil {
 		return fmt.Errorf("configure the interface of the pod: %w", err)
 	}
-	// The host has its address on no interface, and answers by ARP for such only where nobody told it
-	// not to (arp_ignore).
+	// The gateway address is on no interface of the host, so with arp_ignore the host would not
+	// answer ARP for it.
 	if err := knowHost(inside, link, s); err != nil {
 		return err
 	}

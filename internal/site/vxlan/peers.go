@@ -12,11 +12,11 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// A peer is three entries: behind the bridge's port, behind the tunnel at a
-// node, and its IP address, with which the tunnel answers who asks for it. A tunnel
-// that is on no bridge does without the first.
+// peers makes three entries for each peer: the bridge port, the node behind the tunnel, and the
+// IP address, which the tunnel uses to answer ARP. A tunnel without a bridge needs no first
+// entry.
 func (k *Kernel) peers(s State, peers []Peer, tunnel netlink.Link, bridged bool) error {
-	// One socket for all: the functions of package netlink make one for each request.
+	// Use one socket for all requests. The functions of package netlink open one for each.
 	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("ask for entries of %s: %w", tunnel.Attrs().Name, err)
@@ -67,8 +67,8 @@ func (k *Kernel) peers(s State, peers []Peer, tunnel netlink.Link, bridged bool)
 	return neighbours(kernel, tunnel, known, s.families())
 }
 
-// answered are the addresses by which a tunnel knows a peer: those of a pod, or on that
-// between nodes and gateways, which is on no bridge, those by which a host is a next hop.
+// answered returns the addresses that a tunnel answers for: the addresses of a pod, or, on the
+// tunnel between nodes and gateways, which has no bridge, the next hop addresses of a host.
 func (s State) answered(peer Peer, bridged bool) []netip.Addr {
 	if s.dual() && !bridged {
 		return []netip.Addr{peer.Address, siteconf.NextHop(peer.Address)}
@@ -76,8 +76,7 @@ func (s State) answered(peer Peer, bridged bool) []netip.Addr {
 	return s.addresses(peer.Address)
 }
 
-// neighbours makes the permanent neighbours of an interface those that are
-// known.
+// neighbours makes the known neighbours the only permanent ones of an interface.
 func neighbours(kernel *netlink.Handle, link netlink.Link, known map[string]net.HardwareAddr, families []int) error {
 	var entries []netlink.Neigh
 	for _, family := range families {
