@@ -19,7 +19,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TunnelPort is where tunnels end unless the site's file says otherwise. It is not VXLAN's
+// TunnelPort is the default port of tunnels. It is not VXLAN's
 // own, 4789: the kernel takes the port on all addresses when it starts a tunnel, so any user who
 // has bound a free one first, on one address, would keep all pods of that host from having a
 // network. This one takes root, is nobody's at IANA, and is below those (512 to 1023) which
@@ -31,61 +31,59 @@ const ConfigPath = "/etc/berth/site.yaml"
 
 // Config is the configuration of the site network, the same on all nodes.
 type Config struct {
-	// Cluster is the last label of the names of pods.
+	// Cluster is the last label of pods' names.
 	Cluster string `yaml:"cluster"`
-	// Pods is the range of the pods' addresses. Its first address is each
-	// node's own, towards its pods.
+	// Pods is the range of pods' addresses. Its first address is, on each node, the
+	// gateway of the node's pods.
 	Pods netip.Prefix `yaml:"pods"`
-	// Hosts is the network of the hosts, or one that holds those of all. The
-	// address of a node in it is where its tunnels end.
+	// Hosts is a network that contains all hosts. A node has one address in it, where
+	// its tunnels end.
 	Hosts netip.Prefix `yaml:"hosts"`
-	// IPv6 is where pods have IPv6 addresses beside these.
+	// IPv6 has the ranges of pods' additional IPv6 addresses.
 	IPv6 IPv6 `yaml:"ipv6"`
-	// Run is where berthd keeps what must not outlive a boot.
+	// Run is the directory for state that must not survive a reboot.
 	Run string `yaml:"run"`
 	// Pod is the program that is process 1 of each pod.
 	Pod    string `yaml:"pod"`
 	Etcd   Etcd   `yaml:"etcd"`
 	Tunnel Tunnel `yaml:"tunnel"`
 	Policy Policy `yaml:"policy"`
-	// Gateways are how pods reach what is neither a pod nor a host.
+	// Gateways configures connections between pods and networks other than the hosts'.
 	Gateways Gateways `yaml:"gateways"`
 	DNS      DNS      `yaml:"dns"`
-	// CNI is how pods are connected in place of tunnels, if it names anything.
+	// CNI configures plugins that connect pods instead of tunnels.
 	CNI CNI `yaml:"cni"`
-	// Routed are the subnets of nodes where pods are reached by plain routes in place of
-	// tunnels, by lists of nodes as Slurm has them: the first node of a list has the subnet,
-	// and the others those that follow.
+	// Routed maps lists of nodes, in Slurm's notation, to subnets, if pods are reached by plain
+	// routes instead of tunnels. The first node of a list has the subnet, and each other node
+	// the one after its predecessor's.
 	Routed map[string]netip.Prefix `yaml:"routed"`
-	// Groups are users who share one network, by the name of the group.
+	// Groups lists users who share one network, by the name of the group.
 	Groups map[string][]string `yaml:"groups"`
-	// RoutesOn are hosts that reach all pods although they have none: those of
-	// Slurm's controller, login hosts. They keep a route to each pod.
+	// RoutesOn lists hosts that reach all pods but have none, such as hosts of
+	// Slurm's controller and login hosts. They keep a route to each pod.
 	RoutesOn []string `yaml:"routes-on"`
-	// LoginOn are hosts on which users have a pod for their sessions.
+	// LoginOn lists the hosts where users have a pod for their sessions.
 	LoginOn []string `yaml:"login-on"`
-	// Sessions are what these, and those in pods of jobs, see.
+	// Sessions configures the files that sessions see, also in pods of jobs.
 	Sessions Sessions `yaml:"sessions"`
-	// Lease is how long the address of such a pod outlives its host.
+	// Lease is the time that the address of a pod for sessions outlives its host.
 	Lease time.Duration `yaml:"lease"`
-	// OptOut lets users have jobs in the network of the hosts, by
-	// --network-pod=no.
+	// OptOut permits jobs in the hosts' network, by --network-pod=no.
 	OptOut bool `yaml:"opt-out"`
-	// Audit is the file that says who had which network when; "" for none.
+	// Audit is the file that records the networks of users over time; "" for none.
 	Audit string `yaml:"audit"`
-	// Metrics is the address and port at which Prometheus asks; "" for none.
+	// Metrics is the address and port for Prometheus; "" for none.
 	Metrics string `yaml:"metrics"`
-	// Squeue is Slurm's program of that name.
+	// Squeue is the path or name of the program squeue.
 	Squeue string `yaml:"squeue"`
-	// NFT is the program of nftables, by its path or a name.
+	// NFT is the path or name of nft.
 	NFT string `yaml:"nft"`
-	// Collect is the pause between two looks at the controller's jobs. Addresses
-	// of a job whose nodes have not said that it is over are kept until two of
-	// them have missed it.
+	// Collect is the time between two queries of the controller's jobs. If a job's nodes did
+	// not release its addresses, they are freed after two queries without the job.
 	Collect time.Duration `yaml:"collect"`
 }
 
-// Etcd is the store, and how nodes prove to it who they are.
+// Etcd configures the connection to etcd, and the certificates for it.
 type Etcd struct {
 	Endpoints []string `yaml:"endpoints"`
 	CA        string   `yaml:"ca"`
@@ -93,23 +91,23 @@ type Etcd struct {
 	Key       string   `yaml:"key"`
 }
 
-// Tunnel are the settings of VXLAN.
+// Tunnel configures VXLAN.
 type Tunnel struct {
 	Port uint16 `yaml:"port"`
-	// FirstVNI is the identifier of the first user's network, and those above
-	// it are the others'.
+	// FirstVNI is the identifier of the first user's network. Other networks have higher
+	// identifiers.
 	FirstVNI uint32 `yaml:"first-vni"`
 }
 
-// Sessions are settings of what users see who come by ssh.
+// Sessions configures the files that ssh sessions see.
 type Sessions struct {
-	// Image is the directory whose files are theirs; "" for those of the host.
+	// Image is the directory of these files; "" for the host's files.
 	Image string `yaml:"image"`
-	// Mounts are directories of the host that are in it.
+	// Mounts lists directories of the host that are mounted in it.
 	Mounts []string `yaml:"mounts"`
 }
 
-// What berth-session has room for, in bytes, and in directories.
+// Limits of berth-session, in bytes and in directories.
 const maxImagePath, maxMountPaths, maxMounts = 255, 1024, 16
 
 func (s Sessions) validate() []error {
@@ -133,42 +131,42 @@ func (s Sessions) validate() []error {
 	return problems
 }
 
-// CNI are plugins of the site's choice. Who reaches whom is theirs to say, then.
+// CNI configures the site's CNI plugins, which then decide which pods reach each other.
 type CNI struct {
-	// List is the file that says which, and in which order; "" for tunnels of our own.
+	// List is the file with the network configuration list; "" for berthd's tunnels.
 	List string `yaml:"list"`
-	// Plugins are the directories in which they are.
+	// Plugins lists the directories of the plugins.
 	Plugins []string `yaml:"plugins"`
-	// State is where it is kept what they were asked for. It outlives a boot, as what
-	// they keep themselves does.
+	// State is the directory with the requests that plugins must undo. It survives a reboot, as
+	// the plugins' own state does.
 	State string `yaml:"state"`
 }
 
-// DNS are the settings of the names of pods.
+// DNS configures the names of pods.
 type DNS struct {
-	// Program is CoreDNS with the plugin for them. Without it there are no names,
-	// and jobs use the resolver of their host.
+	// Program is berth-dns. Without it, pods have no names and jobs use the resolver of their
+	// host.
 	Program string `yaml:"program"`
-	// Forward are the servers for all other names: addresses, or a file that
-	// names them as resolv.conf does. Without any, pods know no other names.
+	// Forward lists the servers for all other names: addresses, or a file in the format of
+	// resolv.conf. Without any, pods can resolve no other names.
 	Forward []string `yaml:"forward"`
-	// Search are the domains after those of the job and the user; those of the
-	// host if there are none.
+	// Search lists the search domains after the job's and the user's domain; the host's search
+	// domains if it is nil.
 	Search []string `yaml:"search"`
 }
 
-// Policy says who outside may be reached from pods, and reach them. Pods of one
-// user always reach each other, and those of others never.
+// Policy permits connections between pods and others. Pods of one user always reach each
+// other; pods of different users never do.
 type Policy struct {
 	Egress  []Rule `yaml:"egress"`
 	Ingress []Rule `yaml:"ingress"`
-	// Flows is how many connections each pod may have at a time that its host tracks, with hosts and
-	// the outside; 0 for any number.
+	// Flows bounds the simultaneous connections of a pod that its host tracks, with hosts and the
+	// outside; 0 for no bound.
 	Flows int `yaml:"flows"`
-	// Users are further rules, by login name.
+	// Users has further rules, by login name.
 	Users map[string]Rules `yaml:"users"`
-	// Daemons are the users whose processes on a host reach its pods, beside
-	// root and the pods' owner.
+	// Daemons lists users whose processes on a host reach its pods, in addition to root and
+	// the pods' owner.
 	Daemons []string `yaml:"daemons"`
 }
 
@@ -177,28 +175,27 @@ const leastFlows, mostFlows = 256, 1 << 24
 
 // Gateways are hosts that forward between pods and networks outside.
 type Gateways struct {
-	// On are the names of these hosts. Each needs berthd.
+	// On lists the names of these hosts. Each needs berthd.
 	On []string `yaml:"on"`
-	// Interfaces are those through which they reach the outside, beside the one
-	// with their address in hosts.
+	// Interfaces lists their interfaces to the outside, in addition to the interface with
+	// their address in hosts.
 	Interfaces []string `yaml:"interfaces"`
-	// As are the addresses, by the name of a gateway, that pods get from it in place of
-	// its own. The site's routers lead them to that gateway, or they are on its link.
+	// As replaces the source address that a gateway gives pods, by the name of
+	// the gateway. They are on its link, or the site's routers lead them to it.
 	As map[string]AddressRange `yaml:"as"`
-	// Networks are what is reached through them. The one with the longest prefix
-	// counts.
+	// Networks lists the networks behind the gateways. The longest matching prefix counts.
 	Networks []OutsideNetwork `yaml:"networks"`
 }
 
-// OutsideNetwork is what pods reach through gateways.
+// OutsideNetwork is a network that pods reach through gateways.
 type OutsideNetwork struct {
 	Addresses []netip.Prefix `yaml:"addresses"`
-	// NAT: packets of pods get there with an address of the gateway. Otherwise the
-	// site's routers send what is for pods to a gateway, whichever.
+	// NAT gives packets of pods an address of the gateway. Without it, the site's routers send
+	// packets for pods to any gateway.
 	NAT bool `yaml:"nat"`
 }
 
-// AddressRange are IPv4 addresses from the first to the last.
+// AddressRange is a range of IPv4 addresses, from the first to the last.
 type AddressRange struct{ First, Last netip.Addr }
 
 // UnmarshalText reads "198.51.100.16-198.51.100.23", "198.51.100.16/29" or one address.
@@ -231,10 +228,11 @@ func (r *AddressRange) UnmarshalText(text []byte) error {
 // String is what UnmarshalText reads.
 func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
 
-// Size is how many they are.
+// Size returns the number of addresses.
 func (r AddressRange) Size() int { return int(Number(r.Last)-Number(r.First)) + 1 }
 
-// All are they, in their order. The one after the last of IPv4 is none, so they are counted.
+// All returns the addresses in order. It counts them, because no address follows the last one of
+// IPv4.
 func (r AddressRange) All() iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for i := range r.Size() {
@@ -245,17 +243,17 @@ func (r AddressRange) All() iter.Seq[netip.Addr] {
 	}
 }
 
-// Contains says whether an address is one of them.
+// Contains reports whether an address is in the range.
 func (r AddressRange) Contains(a netip.Addr) bool {
 	return a.Is4() && !a.Less(r.First) && !r.Last.Less(a)
 }
 
-// Overlaps says whether any of them is in a prefix.
+// Overlaps reports whether any address is in a prefix.
 func (r AddressRange) Overlaps(p netip.Prefix) bool {
 	return p.IsValid() && (p.Contains(r.First) || p.Contains(r.Last) || !p.Masked().Addr().Less(r.First) && !r.Last.Less(p.Masked().Addr()))
 }
 
-// Rules are those of one user.
+// Rules holds the rules for one user.
 type Rules struct {
 	Egress  []Rule `yaml:"egress"`
 	Ingress []Rule `yaml:"ingress"`
@@ -302,7 +300,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s/%d-%d", p.Protocol, p.First, p.Last)
 }
 
-// Default is the configuration that a site's file changes.
+// Default returns the defaults, which a site's file overrides.
 func Default() Config {
 	return Config{
 		Cluster: "cluster",
@@ -320,8 +318,8 @@ func Default() Config {
 	}
 }
 
-// Load reads a configuration. What it does not know is an error: a misspelt
-// rule must not be no rule.
+// Load reads a configuration. An unknown field is an error, because a misspelt rule must not be
+// ignored.
 func Load(path string) (Config, error) {
 	config := Default()
 	text, err := os.ReadFile(path)
@@ -330,8 +328,7 @@ func Load(path string) (Config, error) {
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	decoder.KnownFields(true)
-	// A file in which all is a comment has no document, but a right to be told what
-	// is missing.
+	// A file with only comments has no document. Validation then reports what is missing.
 	if err := decoder.Decode(&config); err != nil && !errors.Is(err, io.EOF) {
 		return config, fmt.Errorf("read configuration %s: %w", path, err)
 	}
@@ -349,7 +346,7 @@ var (
 // maxVNI is the largest identifier of a network; they have 24 bits.
 const maxVNI = 1<<24 - 1
 
-// Validate returns everything that is wrong.
+// Validate returns all problems at once.
 func (c Config) Validate() error {
 	var problems []error
 	wrong := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -478,7 +475,7 @@ func (c Config) checkGateways() []error {
 	return problems
 }
 
-// maxAs is how many addresses of pods a gateway may have: it answers for each of them.
+// maxAs bounds the addresses of gateways.as for a gateway, which answers ARP for each of them.
 const maxAs = 256
 
 func (c Config) checkAs() []error {
@@ -512,7 +509,7 @@ func (c Config) checkAs() []error {
 	return problems
 }
 
-// named are the addresses that are somebody's by this configuration, and by what of it.
+// named returns the addresses that the configuration assigns, and the option of each.
 func (c Config) named() map[netip.Addr]string {
 	named := map[netip.Addr]string{}
 	for _, server := range c.DNS.Forward {
@@ -532,10 +529,10 @@ func (c Config) named() map[netip.Addr]string {
 	return named
 }
 
-// ByCNI says whether plugins connect pods.
+// ByCNI reports whether plugins connect pods.
 func (c Config) ByCNI() bool { return c.CNI.List != "" }
 
-// checkCNI: what plugins do not do for us is not left without a word.
+// checkCNI reports options that have no effect with plugins.
 func (c Config) checkCNI() []error {
 	if !c.ByCNI() {
 		return nil
@@ -583,7 +580,7 @@ func (c Config) checkGroups() []error {
 	return problems
 }
 
-// GroupOf is the group with which a user shares a network, or "".
+// GroupOf returns the group that shares a network with a user, or "".
 func (c Config) GroupOf(user string) string {
 	for group, members := range c.Groups {
 		if slices.Contains(members, user) {
@@ -597,5 +594,5 @@ func within(inner, outer netip.Prefix) bool {
 	return outer.IsValid() && inner.Bits() >= outer.Bits() && outer.Overlaps(inner)
 }
 
-// Gateway is the address of each node towards its pods.
+// Gateway returns the address of each node for its pods.
 func (c Config) Gateway() netip.Addr { return c.Pods.Masked().Addr().Next() }
