@@ -590,9 +590,13 @@ without_fuse() {
 	begin c alice n2 berth run --snapshotter erofs -- true
 	ends c 69
 	says c 'open /dev/fuse: permission denied; an administrator can run: modprobe fuse && chmod 0666 /dev/fuse, or leave the option away'
-	begin d alice n2 berth run --image-cache /home/alice/cache -f $here/exit.yaml --image $image
+	begin d alice n2 berth run --image-cache /home/alice/cache -f $here/limits.yaml --image $image
 	ends d 0
 	says d 'images are unpacked here, without --image-cache: '
+	# Programs see the limits in files that are written once.
+	for line in 'meminfo 65536 kB' 'memory.max 67108864' 'sysinfo 65536 kB' '1 CPU in cpuinfo' 'the files are static'; do
+		says d "$line"
+	done
 	"$bed" run --user alice n2 rmdir /home/alice/cache
 	begin e alice n3 berth run --snapshotter erofs -- true
 	ends e 69

@@ -103,7 +103,7 @@ const (
 
 // Adapt rewrites the specification in dir. For a container that sees its limits
 // it adds the mounts that show them, which show returns.
-func (n Node) Adapt(dir string, show func() []specs.Mount) (Container, error) {
+func (n Node) Adapt(dir string, show func(Container) []specs.Mount) (Container, error) {
 	path := filepath.Join(dir, configFile)
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -121,7 +121,7 @@ func (n Node) Adapt(dir string, show func() []specs.Mount) (Container, error) {
 	}
 	c := n.Patch(&spec)
 	if c.SeesLimits {
-		cover(&spec, show())
+		cover(&spec, show(c))
 	}
 	if text, err = json.Marshal(&spec); err != nil {
 		return Container{}, fmt.Errorf("encode container specification %s: %w", path, err)

@@ -119,7 +119,7 @@ func TestAdaptGolden(t *testing.T) {
 			if err := os.WriteFile(path, before, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			c, err := node.Adapt(dir, func() []specs.Mount { return nil })
+			c, err := node.Adapt(dir, func(Container) []specs.Mount { return nil })
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -125,8 +125,20 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 // Create adapts the bundle's specification, then creates the container.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	c := &container{}
-	adapted, err := s.node.Adapt(r.Bundle, func() []specs.Mount { return s.showLimits(r.ID, c) })
-	defer s.created(r.ID)
+	adapted, err := s.node.Adapt(r.Bundle, func(adapted bundle.Container) []specs.Mount {
+		// Static files are written now, with these limits.
+		c.Container, c.cpus = adapted, s.chooseCPUs(r.ID, adapted)
+		return s.showLimits(r.ID, c)
+	})
+	made := false
+	defer func() {
+		s.created(r.ID)
+		if !made {
+			s.releaseCPUs(r.ID)
+			s.forgetView(r.ID)
+			s.tellMemory(r.ID, nil)
+		}
+	}()
 	if err != nil {
 		return nil, errgrpc.ToGRPC(err)
 	}
@@ -152,15 +164,11 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	s.ownListener = s.ownListener || adapted.OwnListener
 	s.mu.Unlock()
 	s.tellMemory(r.ID, &container{Container: adapted})
-	cpus := s.chooseCPUs(r.ID, adapted)
 	response, err := s.TTRPCTaskService.Create(ctx, r)
 	if err != nil {
-		s.releaseCPUs(r.ID)
-		s.created(r.ID)
-		s.forgetView(r.ID)
-		s.tellMemory(r.ID, nil)
 		return nil, err
 	}
+	made = true
 	if err := s.leaveNotices(r.ID, adapted); err != nil {
 		s.log.Warn("the pod's owner is not told what was changed", "container", r.ID, "error", err)
 	}
@@ -168,10 +176,10 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		s.log.Info("settings that this node cannot honour", "container", r.ID, "settings", adapted.Ignored)
 	}
 	s.mu.Lock()
-	c.Container, c.root, c.cpus = adapted, procfs.Root{PID: int(response.Pid)}, cpus
+	c.Container, c.root = adapted, procfs.Root{PID: int(response.Pid)}
 	s.mu.Unlock()
 	// runc has reset the affinity, and the first process waits to be started.
-	s.bind(r.ID, c.root.PID, cpus)
+	s.bind(r.ID, c.root.PID, c.cpus)
 	if c.root.MountNamespace, err = s.proc.MountNamespace(c.root.PID); err != nil {
 		// The process has ended already; its exit is on the way.
 		s.log.Debug("container ended at once", "container", r.ID, "error", err)
