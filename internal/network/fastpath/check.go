@@ -31,7 +31,7 @@ func Check() error {
 	}
 	linux.OnNewThread(func() {
 		var listener int
-		if listener, err = linux.InstallFilter(filter(Rules{})); err == nil {
+		if listener, err = linux.InstallFilter(filter(rules{})); err == nil {
 			unix.Close(listener)
 		}
 	})

@@ -86,15 +86,6 @@ type Config struct {
 	// Busy is from how many connections a second on a port is left to the overlay
 	// where its connections prove to be short; 0 is never.
 	Busy int
-
-	// without are checks that tests leave out.
-	without without
-}
-
-// without are checks of a Switch that its tests leave out, to show what they
-// are there for.
-type without struct {
-	Disconnect, Reconnect, Listen, Seal, Source, Namespace bool
 }
 
 // Default returns a Config whose limits are set.

@@ -21,10 +21,10 @@ func Confine(socket, metadata string, alone bool, memory uint64) error {
 	if memory > 0 {
 		metadata += " " + strconv.FormatUint(memory, 10)
 	}
-	return confine(socket, metadata, Rules{alone: alone, memory: memory > 0})
+	return confine(socket, metadata, filter(rules{alone: alone, memory: memory > 0}))
 }
 
-func confine(socket, metadata string, r Rules) error {
+func confine(socket, metadata string, filter []unix.SockFilter) error {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("deliver a container's filter: %w", err)
@@ -37,7 +37,7 @@ func confine(socket, metadata string, r Rules) error {
 	if err != nil {
 		return fmt.Errorf("encode the state of a container: %w", err)
 	}
-	listener, err := linux.InstallFilter(filter(r))
+	listener, err := linux.InstallFilter(filter)
 	if err != nil {
 		return err
 	}

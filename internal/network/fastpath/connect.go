@@ -129,14 +129,14 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 // to use as it likes.
 func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	if family(address) == unix.AF_UNSPEC {
-		if s.config.without.Disconnect {
+		if !s.checks.refuses(callDisconnect) {
 			t.pass()
 			return
 		}
 		t.refuse(countDisconnect, unix.EOPNOTSUPP)
 		return
 	}
-	if s.config.without.Reconnect {
+	if !s.checks.refuses(unix.SYS_CONNECT) {
 		t.pass()
 		return
 	}

@@ -35,14 +35,12 @@ func ringCalls() []uint32 {
 }
 
 // rules says what a filter leaves out.
-type Rules struct {
+type rules struct {
 	// alone: connections of other pods come from no Switch, so accept is the
 	// kernel's.
 	alone bool
 	// memory: sysinfo(2) is answered with the container's memory.
 	memory bool
-	// The others are for tests that show why something is there.
-	allowFastOpen, allowForeign, allowRings bool
 }
 
 // filter is the seccomp program of a pod's processes, beside the profile that
@@ -50,15 +48,13 @@ type Rules struct {
 // Programs of another architecture than the kernel's own are left alone, but for
 // what could reach a network. A filter with a listener of the pod's own is
 // looked at only to be told of: the kernel refuses a second one.
-func filter(r Rules) []unix.SockFilter {
+func filter(r rules) []unix.SockFilter {
 	var p program
 	p.load(offsetArch)
 	native := p.unless(auditArch)
 	p.load(offsetCall)
-	if !r.allowForeign {
-		for _, call := range foreignCalls() {
-			p.when(call, unix.SECCOMP_RET_USER_NOTIF) // to be refused and told of
-		}
+	for _, call := range foreignCalls() {
+		p.when(call, unix.SECCOMP_RET_USER_NOTIF) // to be refused and reported
 	}
 	p.end(unix.SECCOMP_RET_ALLOW)
 	p.here(native)
@@ -71,15 +67,11 @@ func filter(r Rules) []unix.SockFilter {
 	if r.memory {
 		p.when(unix.SYS_SYSINFO, unix.SECCOMP_RET_USER_NOTIF)
 	}
-	if !r.allowRings {
-		for _, call := range ringCalls() {
-			p.when(call, refuse(unix.ENOSYS))
-		}
+	for _, call := range ringCalls() {
+		p.when(call, refuse(unix.ENOSYS))
 	}
-	if !r.allowFastOpen {
-		for call, argument := range fastOpeners() {
-			p.whenFlag(call, argument, unix.MSG_FASTOPEN, refuse(unix.EOPNOTSUPP))
-		}
+	for call, argument := range fastOpeners() {
+		p.whenFlag(call, argument, unix.MSG_FASTOPEN, refuse(unix.EOPNOTSUPP))
 	}
 	p.end(unix.SECCOMP_RET_ALLOW)
 	return p

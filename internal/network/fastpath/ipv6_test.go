@@ -370,7 +370,7 @@ func TestAttacksOfPodsByIPv6(t *testing.T) {
 		length  int    // of the address of no family
 		hosts6  bool
 		without without
-		rules   Rules
+		allowed allowed
 		want    string
 		counted count
 	}{
@@ -389,19 +389,19 @@ func TestAttacksOfPodsByIPv6(t *testing.T) {
 		{name: "listen", without: without{Disconnect: true}, want: "listen: invalid argument", counted: countListen},
 		{name: "listen", without: without{Disconnect: true, Listen: true}, want: "listens", counted: countConnected},
 		{name: "fastopen", goal: "::1", hosts6: true, without: without{Disconnect: true}, want: "send: operation not supported", counted: countConnected},
-		{name: "fastopen", goal: "::1", hosts6: true, without: without{Disconnect: true}, rules: Rules{allowFastOpen: true}, want: secret, counted: countConnected},
+		{name: "fastopen", goal: "::1", hosts6: true, without: without{Disconnect: true}, allowed: allowed{FastOpen: true}, want: secret, counted: countConnected},
 		{name: "i386", goal: "::1", hosts6: true, want: "disconnect: function not implemented", counted: countConnected},
-		{name: "i386", goal: "::1", hosts6: true, rules: Rules{allowForeign: true}, want: secret, counted: countConnected},
+		{name: "i386", goal: "::1", hosts6: true, allowed: allowed{Foreign: true}, want: secret, counted: countConnected},
 		{name: "rings", goal: "::1", hosts6: true, want: "ring: function not implemented", counted: countConnected},
-		{name: "rings", goal: "::1", hosts6: true, rules: Rules{allowRings: true}, want: secret, counted: countConnected},
+		{name: "rings", goal: "::1", hosts6: true, allowed: allowed{Rings: true}, want: secret, counted: countConnected},
 	} {
-		name := fmt.Sprint(attack.name, attack.goal, attack.length, attack.hosts6, attack.without, attack.rules)
+		name := fmt.Sprint(attack.name, attack.goal, attack.length, attack.hosts6, attack.without, attack.allowed)
 		t.Run(strings.ReplaceAll(name, " ", ","), func(t *testing.T) {
 			if attack.name == "i386" && runtime.GOARCH != "amd64" {
 				t.Skip("needs i386")
 			}
 			l, client, server := pair(t, labConfig{without: attack.without, hostsIPv6: attack.hosts6})
-			client.rules = attack.rules
+			client.allowed = attack.allowed
 			server.serve("serve", "5000", "v6", "hosts6")
 			goal := ""
 			if attack.goal != "" {

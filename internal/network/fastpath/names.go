@@ -117,7 +117,7 @@ func (s *Switch) listen(t *trap) {
 	case !t.waits():
 		t.cancelled()
 		return
-	case s.switched(socket) && !s.config.without.Listen:
+	case s.switched(socket) && s.checks.refuses(unix.SYS_LISTEN):
 		t.refuse(countListen, unix.EINVAL)
 		return
 	}

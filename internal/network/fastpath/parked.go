@@ -62,10 +62,7 @@ func (a answerer) refuse(fd int, v verdict) {
 }
 
 func (s *Switch) bellKey(network uint64, bell, local netip.AddrPort) bellKey {
-	if s.config.without.Namespace {
-		network = 0
-	}
-	return bellKey{network, bell, local}
+	return bellKey{s.checks.namespace(network), bell, local}
 }
 
 // ring connects to the pod's listener and parks a connection there. It answers
@@ -156,7 +153,7 @@ func (s *Switch) park(p *parked) {
 
 // rung returns what was parked for an accepted connection, if that is a bell's.
 func (s *Switch) takeRung(p *pod, accepted int) *parked {
-	if p.parked.Load() == 0 && !s.config.without.Namespace {
+	if !s.checks.mayRing(p) {
 		return nil
 	}
 	bell, ok1 := peerAddress(accepted)

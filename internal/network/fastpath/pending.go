@@ -139,7 +139,7 @@ func (g *pendingConn) ready(uint32) {
 // admit hears what a connection is for.
 func (s *Switch) handlePreamble(g *pendingConn) {
 	p, key, err := decodePreamble(&g.b, g.challenge, s.keyFrom)
-	if err != nil && (!s.config.without.Seal || key == nil) {
+	if !s.checks.trusts(err, key) {
 		s.counters.add(countForged)
 		g.close()
 		return
@@ -175,7 +175,7 @@ func (s *Switch) checkPreamble(p preamble) error {
 	switch {
 	case p.to != s.config.Self:
 		return fmt.Errorf("node %d asks node %d", p.from, p.to)
-	case s.nodeOf(p.source.Addr()) != p.from && !s.config.without.Source:
+	case !s.checks.owns(p.from, s.nodeOf(p.source.Addr())):
 		return fmt.Errorf("node %d asks for a connection from %s", p.from, p.source)
 	case s.nodeOf(p.target.Addr()) != s.config.Self:
 		return fmt.Errorf("node %d asks for a connection to %s", p.from, p.target)

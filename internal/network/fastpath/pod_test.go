@@ -19,9 +19,10 @@ type labPod struct {
 	name    string
 	address netip.Addr
 	ipv6    netip.Addr
-	// plain pods have no filter; others one that is made of the rules.
-	plain bool
-	rules Rules
+	// plain pods have no filter.
+	plain   bool
+	allowed allowed
+	memory  bool // sysinfo(2) is answered
 }
 
 func (h *host) addPod(number int) *labPod {
@@ -47,8 +48,8 @@ func (p *labPod) start(name string, args ...string) *app {
 	t.Helper()
 	begin := StartArgs{Pod: p.name, Program: append([]string{name}, args...), Env: []string{asRole + "=" + roleProgram}}
 	if !p.plain {
-		encoded, _ := json.Marshal([]bool{p.rules.allowFastOpen, p.rules.allowForeign, p.rules.allowRings, p.rules.memory})
-		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.ipv6.String(), "RULES=" + string(encoded)}
+		encoded, _ := json.Marshal(p.allowed)
+		begin.Env = []string{asRole + "=" + roleLaunch, fmt.Sprintf("OLD=%v", t.config.old), "CONTAINERS=" + p.host.containersPath(), "POD=" + p.address.String(), "POD6=" + p.ipv6.String(), "ALLOWED=" + string(encoded), fmt.Sprintf("MEMORY=%v", p.memory)}
 	}
 	started := &app{pod: p, all: begin.Program}
 	if err := p.host.agent.Call("Agent.Start", begin, &started.pid); err != nil {
@@ -114,8 +115,8 @@ func (g *app) kill() {
 // runLaunch does what runc does with linux.seccomp.listenerPath.
 func runLaunch() error {
 	runtime.LockOSThread()
-	var left []bool
-	if err := json.Unmarshal([]byte(os.Getenv("RULES")), &left); err != nil {
+	var extra allowed
+	if err := json.Unmarshal([]byte(os.Getenv("ALLOWED")), &extra); err != nil {
 		return err
 	}
 	address, err1 := netip.ParseAddr(os.Getenv("POD"))
@@ -132,7 +133,8 @@ func runLaunch() error {
 		return err
 	}
 	about := Metadata{Address: address, AddressIPv6: ipv6, Network: network}
-	if left[3] {
+	memory := os.Getenv("MEMORY") == "true"
+	if memory {
 		about.Memory = labMemory
 	}
 	metadata, err := about.MarshalText()
@@ -144,7 +146,7 @@ func runLaunch() error {
 			return err
 		}
 	}
-	if err := confine(os.Getenv("CONTAINERS"), string(metadata), Rules{allowFastOpen: left[0], allowForeign: left[1], allowRings: left[2], memory: left[3]}); err != nil {
+	if err := confine(os.Getenv("CONTAINERS"), string(metadata), extra.filter(rules{memory: memory})); err != nil {
 		return err
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asRole+"=") })

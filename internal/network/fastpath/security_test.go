@@ -19,7 +19,7 @@ func TestAttacksOfPods(t *testing.T) {
 		name    string
 		program []string // after the addresses
 		without without
-		rules   Rules
+		allowed allowed
 		want    string
 		counted count
 	}{
@@ -33,19 +33,19 @@ func TestAttacksOfPods(t *testing.T) {
 		{name: "listen", without: without{Disconnect: true}, want: "listen: invalid argument", counted: countListen},
 		{name: "listen", without: without{Disconnect: true, Listen: true}, want: "listens", counted: countConnected},
 		{name: "fastopen", without: without{Disconnect: true}, want: "send: operation not supported", counted: countConnected},
-		{name: "fastopen", without: without{Disconnect: true}, rules: Rules{allowFastOpen: true}, want: secret, counted: countConnected},
+		{name: "fastopen", without: without{Disconnect: true}, allowed: allowed{FastOpen: true}, want: secret, counted: countConnected},
 		{name: "i386", want: "disconnect: function not implemented", counted: countConnected},
-		{name: "i386", rules: Rules{allowForeign: true}, want: secret, counted: countConnected},
+		{name: "i386", allowed: allowed{Foreign: true}, want: secret, counted: countConnected},
 		{name: "rings", want: "ring: function not implemented", counted: countConnected},
-		{name: "rings", rules: Rules{allowRings: true}, want: secret, counted: countConnected},
+		{name: "rings", allowed: allowed{Rings: true}, want: secret, counted: countConnected},
 	} {
-		name := fmt.Sprint(attack.name, attack.program, attack.without, attack.rules)
+		name := fmt.Sprint(attack.name, attack.program, attack.without, attack.allowed)
 		t.Run(strings.ReplaceAll(name, " ", ","), func(t *testing.T) {
 			if attack.name == "i386" && runtime.GOARCH != "amd64" {
 				t.Skip("needs i386")
 			}
 			l, client, server := pair(t, labConfig{without: attack.without})
-			client.rules = attack.rules
+			client.allowed = attack.allowed
 			server.serve("serve", "5000")
 			target := l.hosts[0].secretService("127.0.0.1")
 			got := client.run(attack.name, append([]string{server.at(5000), target}, attack.program...)...)

@@ -19,6 +19,7 @@ import (
 // Switch answers the calls of a node's pods.
 type Switch struct {
 	config      Config
+	checks      checks
 	reactor     *reactor
 	state       *state
 	diagLock    sync.Mutex // of diag
@@ -67,12 +68,14 @@ type Switch struct {
 
 // New prepares a Switch in the current network namespace, which must be the
 // host's, and takes over from a predecessor with the same state.
-func New(c Config) (*Switch, error) {
+func New(c Config) (*Switch, error) { return newSwitch(c, enforced{}) }
+
+func newSwitch(c Config, with checks) (*Switch, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the fast path: %w", err)
 	}
 	s := &Switch{
-		config: c, lifeline: c.Lifeline, inside: &inside{conn: c.Inside}, inward: make([][]byte, len(c.Nodes)),
+		config: c, checks: with, lifeline: c.Lifeline, inside: &inside{conn: c.Inside}, inward: make([][]byte, len(c.Nodes)),
 		pods: map[netip.Addr]*pod{}, parked: map[bellKey]*parked{},
 		queues: map[uint64]*queue{}, waiting: map[*waiting]struct{}{}, connecting: map[*connecting]struct{}{}, pending: map[*pendingConn]struct{}{},
 		habits: habits{of: map[netip.AddrPort]*habit{}}, known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: minKnown, sticksAt: minSticks,

@@ -73,7 +73,7 @@ func runSwitch() error {
 	c := Default()
 	c.Nodes, c.Self, c.Key = told.Nodes, told.Self, []byte("a key for tests that no job has.")
 	policy := &labPolicy{denied: told.Denied}
-	c.ServiceMap, c.Policy, c.without = labServiceMap(told.Services), policy, told.Without
+	c.ServiceMap, c.Policy = labServiceMap(told.Services), policy
 	c.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	c.Busy = told.Busy
 	c.NonblockTimeout = labTimeout // the machine may be busy
@@ -99,7 +99,7 @@ func runSwitch() error {
 	}
 	c.Containers = containers.(*net.UnixListener)
 	c.State, c.Lifeline = inherited("state"), inherited("lifeline")
-	s, err := New(c)
+	s, err := newSwitch(c, told.Without)
 	if err != nil {
 		return err
 	}

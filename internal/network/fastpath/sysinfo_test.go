@@ -12,7 +12,7 @@ const labMemory = 64 << 20
 
 func TestSysinfoTellsOfTheContainer(t *testing.T) {
 	_, limited, other := pair(t, labConfig{})
-	limited.rules.memory = true
+	limited.memory = true
 	if got, want := limited.run("memory"), fmt.Sprint(labMemory, " true true"); got != want {
 		t.Errorf("a container with a limit: %s, want %s", got, want)
 	}
