@@ -12,6 +12,17 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
+// connState is the state of an outgoing connection. doc.go has the table.
+type connState int
+
+const (
+	connNew       connState = iota
+	connChallenge           // waits for the other node's challenge
+	connAnswer              // has sent the preamble, and waits for the answer
+	connOutside             // waits until the kernel has connected it to the outside
+	connDone                // the call was answered, or is left to the overlay
+)
+
 // connecting is a connect that waits for the other node, or for the outside.
 type connecting struct {
 	t    *trap
@@ -21,17 +32,17 @@ type connecting struct {
 	uses   descriptorUse
 
 	mu       sync.Mutex
-	over     bool
-	fd       int // the connection to the other node
+	state    connState
+	fd       int // the connection to the other node or the outside
 	fresh    bool
 	token    uint64
-	preamble *[preambleLen]byte // once it was sent
+	preamble *[preambleLen]byte // in connAnswer
 	since    time.Time
 	deadline time.Time
-	checkAt  time.Time // by late, again
+	checkAt  time.Time // the next time for checkDeadline
 }
 
-// begin takes a connection and goes on with it.
+// start begins to connect to the other node, or to the outside.
 func (c *connecting) start() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -43,8 +54,8 @@ func (c *connecting) start() {
 	c.next()
 }
 
-// start limits the time. A socket that must not wait waits for a short time all
-// the same: what the kernel offers cannot be put off.
+// setDeadline limits the wait. Even a call on a non-blocking socket waits for a
+// short time, because a seccomp notification cannot be answered later.
 func (c *connecting) setDeadline() {
 	s := c.t.s
 	timeout := s.config.Timeout
@@ -59,7 +70,8 @@ func (c *connecting) setDeadline() {
 	s.watchConnecting(c, true)
 }
 
-// resume goes on with a connection on which a predecessor has asked.
+// resume continues in the state in which a predecessor has left the call: its
+// connection is fd.
 func (c *connecting) resume(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +84,7 @@ func (c *connecting) resume(fd int) {
 	}
 	r := c.t.record
 	asked := r.asked
-	c.preamble, c.source = &asked, sourceOf(&asked)
+	c.state, c.preamble, c.source = connAnswer, &asked, sourceOf(&asked)
 	r.note(stageAsking, fd)
 	if r.answer != [answerLen]byte{} {
 		c.handleAnswer()
@@ -85,7 +97,7 @@ func (c *connecting) resume(fd int) {
 	c.send()
 }
 
-// send asks, and waits for the answer.
+// send writes the preamble, and waits for the answer.
 func (c *connecting) send() {
 	if n, err := unix.Write(c.fd, c.preamble[:]); err != nil || n != len(c.preamble) {
 		c.fallBack(countNoPeer)
@@ -97,8 +109,9 @@ func (c *connecting) send() {
 	c.await()
 }
 
-// next takes another connection; the one before was of no use.
+// next takes a connection to the other node, and waits for its challenge.
 func (c *connecting) next() {
+	c.state = connChallenge
 	var err error
 	if c.fd, c.fresh, err = c.peer.take(); err != nil {
 		c.fd = -1
@@ -108,7 +121,7 @@ func (c *connecting) next() {
 	c.ask()
 }
 
-// ask sends the preamble as soon as there is a challenge.
+// ask reads the challenge, if it is there, and sends the preamble.
 func (c *connecting) ask() {
 	var b [challengeLen]byte
 	n, err := unix.Read(c.fd, b[:])
@@ -135,14 +148,15 @@ func (c *connecting) ask() {
 	r := c.t.record
 	r.asked, r.answer = encoded, [answerLen]byte{}
 	r.note(stageAsking, c.fd)
-	c.preamble = &encoded
+	c.state, c.preamble = connAnswer, &encoded
 	c.send()
 }
 
+// await waits for the next event of the connection.
 func (c *connecting) await() {
 	var err error
 	var event uint32 = unix.EPOLLIN
-	if c.outside {
+	if c.state == connOutside {
 		event = unix.EPOLLOUT
 	}
 	if c.token == 0 {
@@ -158,19 +172,18 @@ func (c *connecting) await() {
 func (c *connecting) ready(uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case c.over:
-	case c.outside:
-		c.reached()
-	case c.preamble == nil:
+	switch c.state {
+	case connChallenge:
 		c.ask()
-	default:
+	case connAnswer:
 		c.readAnswer()
+	case connOutside:
+		c.reached()
 	}
 }
 
-// hear reads the answer, and no byte more: those after it are the pod's. It is
-// read into the record, so that a successor has it or can read it.
+// readAnswer reads the answer, and no byte more: the next bytes are the pod's. It
+// reads into the record, so that a successor finds the answer or can still read it.
 func (c *connecting) readAnswer() {
 	b := &c.t.record.answer
 	n, err := unix.Read(c.fd, b[:])
@@ -185,7 +198,7 @@ func (c *connecting) readAnswer() {
 	c.handleAnswer()
 }
 
-// judge acts on the answer.
+// handleAnswer acts on the answer.
 func (c *connecting) handleAnswer() {
 	v, err := decodeAnswer(&c.t.record.answer, c.peer.key, c.preamble)
 	if err == nil {
@@ -207,22 +220,22 @@ func (c *connecting) handleAnswer() {
 	}
 }
 
-// late ends the waiting when its time is over, or when a signal has come: the
-// kernel knows what to do then.
+// checkDeadline ends the wait after its deadline or after a signal: the kernel can
+// interrupt a call that was left to it.
 func (c *connecting) checkDeadline(now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.over || now.Before(c.checkAt) {
+	if c.state == connDone || now.Before(c.checkAt) {
 		return
 	}
-	// What waits for long is looked at more rarely.
+	// The longer a call has waited, the more rarely it is checked.
 	c.checkAt = now.Add(min(time.Second, max(sweepEvery, now.Sub(c.since)/20)))
 	switch {
 	case !c.t.waits():
 		c.leave()
 		c.t.cancelled()
-	case c.outside && now.After(c.deadline):
-		c.install(unix.EINPROGRESS) // which goes on
+	case c.state == connOutside && now.After(c.deadline):
+		c.install(unix.EINPROGRESS) // the kernel goes on connecting
 	case now.After(c.deadline):
 		c.peer.timedOut()
 		c.fallBack(countPeerLate)
@@ -231,8 +244,8 @@ func (c *connecting) checkDeadline(now time.Time) {
 	}
 }
 
-// leaveConnection closes the connection, of which a successor must not know any
-// more: its number will be another's.
+// leaveConnection closes the connection. It clears the record first: a successor
+// must not use the number, which the next descriptor will get.
 func (c *connecting) leaveConnection() {
 	c.t.record.note(stageBegun, 0)
 	c.stopReading()
@@ -249,6 +262,7 @@ func (c *connecting) stopReading() {
 	}
 }
 
+// leave closes the connection and the duplicate of the caller's socket.
 func (c *connecting) leave() {
 	c.end()
 	c.t.release()
@@ -256,19 +270,20 @@ func (c *connecting) leave() {
 
 func (c *connecting) end() {
 	c.leaveConnection()
-	c.over = true
+	c.state = connDone
 	c.t.s.watchConnecting(c, false)
 }
 
+// fallBack leaves the call to the overlay.
 func (c *connecting) fallBack(why count) {
 	c.end()
 	c.t.s.leave(c.t, c.t.socket, c.destination, why)
 }
 
-// install gives the caller the connection in place of its socket, and answers.
+// install replaces the caller's socket by the connection, and answers.
 func (c *connecting) install(errno unix.Errno) {
 	t, s := c.t, c.t.s
-	c.stopReading() // what comes from now on is the pod's
+	c.stopReading() // the next bytes are the pod's
 	number := t.argument(0)
 	same := linux.SameFile(os.Getpid(), t.socket, t.tid(), number)
 	if !t.waits() {
@@ -287,13 +302,13 @@ func (c *connecting) install(errno unix.Errno) {
 		c.fallBack(countFull)
 		return
 	}
-	// Once more, now that Cut would find it.
+	// The policy may have changed before Cut could find the connection.
 	if !s.permits(c.source.Addr(), c.target, c.outside) {
 		s.unregister(known)
 		c.fallBack(countPolicy)
 		return
 	}
-	about := *known // which is another's as soon as the caller has closed it
+	about := *known // the record is reused once the caller has closed the socket
 	watches := c.watches(number)
 	known.unreported = true
 	t.record.cookie, t.record.old = known.cookie, int32(t.socket)
@@ -310,7 +325,7 @@ func (c *connecting) install(errno unix.Errno) {
 	}
 	c.watchAgain(watches)
 	s.counters.add(known.counted())
-	c.leave() // or epoll would still report the old socket
+	c.leave() // as long as the old socket is open, epoll would report it
 	s.report(t, known, errno)
 	if c.peer != nil {
 		c.peer.refill()
@@ -318,7 +333,7 @@ func (c *connecting) install(errno unix.Errno) {
 	}
 }
 
-// watches returns how the epoll instances of the caller watch its socket.
+// watches returns the entries of the caller's epoll instances for its socket.
 func (c *connecting) watches(number int) map[int]watch {
 	if len(c.uses.epolls) == 0 {
 		return nil
@@ -332,7 +347,7 @@ func (c *connecting) watches(number int) map[int]watch {
 	return found
 }
 
-// watchAgain has them watch the connection in its place.
+// watchAgain adds these entries for the connection.
 func (c *connecting) watchAgain(watches map[int]watch) {
 	for epoll, w := range watches {
 		if err := c.t.watchAgain(epoll, c.t.argument(0), c.fd, w); err != nil {

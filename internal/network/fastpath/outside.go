@@ -7,15 +7,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is no pod is reached by a socket of the host's that connects like any
-// other, instead of by the user-mode stack that carries the other packets of pods
-// to the outside. A caller that waits gets it when it is connected, one that must
-// not wait at once: the kernel does for it what it does for all sockets.
+// Addresses outside the cluster are reached by an ordinary socket of the host,
+// instead of the user-mode stack (package egress). A blocking caller receives it
+// once it is connected, a non-blocking caller at once: the kernel then reports the
+// progress as for any socket.
 
-// longest is how long the kernel may try to connect: it gives up by itself.
+// maxConnect exceeds the time after which the kernel gives up connecting.
 const maxConnect = time.Hour
 
-// permits tells whether the policy permits a connection for certain.
+// permits reports whether the policy certainly permits a connection.
 func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool {
 	if outside {
 		return s.config.Policy.PermitsOutside(from, to)
@@ -23,8 +23,8 @@ func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool 
 	return s.config.Policy.Permits(from, to)
 }
 
-// sendTimeout is for how long a caller waits for its connect: SO_SNDTIMEO, which
-// is longest where it is not set.
+// sendTimeout returns how long a caller waits for its connect: SO_SNDTIMEO, or
+// maxConnect if that is not set.
 func sendTimeout(socket int) time.Duration {
 	limit, err := unix.GetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
 	if err != nil || limit.Sec == 0 && limit.Usec == 0 {
@@ -33,9 +33,10 @@ func sendTimeout(socket int) time.Duration {
 	return min(maxConnect, time.Duration(limit.Nano()))
 }
 
-// reach begins to connect.
+// reach begins to connect to the outside.
 func (c *connecting) reach() {
 	t := c.t
+	c.state = connOutside
 	fd, err := unix.Socket(domainOf(t.socket), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
 		c.fallBack(countNoPeer)
@@ -43,20 +44,20 @@ func (c *connecting) reach() {
 	}
 	c.fd = fd
 	if c.ipv6 {
-		// Whatever is the host's default, IPv4 addresses may be meant.
+		// Whatever the host's default is: the target may be an IPv4 address.
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
 	}
-	// Sizes of buffers are of use only before. What may wait is set once more
-	// when the caller gets it.
+	// Sizes of buffers have an effect only before connect. Options that may change
+	// meanwhile are copied again by install.
 	t.from.pod.defaults.Load().copyChanged(t.socket, fd, c.ipv6)
 	_ = unix.SetNonblock(fd, true)
 	t.record.note(stageAsking, fd)
 	c.reaching(connectTo(fd, c.target, c.ipv6))
 }
 
-// reachAgain goes on where a predecessor has ended, which may not have begun to
-// connect.
+// reachAgain continues for a predecessor, which may not have begun to connect.
 func (c *connecting) reachAgain() {
+	c.state = connOutside
 	errno := connectTo(c.fd, c.target, c.ipv6)
 	switch errno {
 	case unix.EALREADY:
@@ -67,7 +68,7 @@ func (c *connecting) reachAgain() {
 	c.reaching(errno)
 }
 
-// reaching goes on as the attempt to connect does.
+// reaching acts on the result of an attempt to connect.
 func (c *connecting) reaching(errno unix.Errno) {
 	flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0)
 	switch {
@@ -82,11 +83,11 @@ func (c *connecting) reaching(errno unix.Errno) {
 	}
 }
 
-// reached finds out what has become of the attempt.
+// reached reads the result of the attempt once the socket is ready.
 func (c *connecting) reached() {
 	errno := option(c.fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if errno == 0 && stateOf(c.fd) == tcpClose {
-		errno = int(unix.ECONNABORTED) // a predecessor has read why
+		errno = int(unix.ECONNABORTED) // a predecessor has read the error
 	}
 	if errno != 0 {
 		c.fail(unix.Errno(errno))
@@ -95,8 +96,8 @@ func (c *connecting) reached() {
 	c.install(0)
 }
 
-// lose tells the caller why there is no connection, unless that is for want of
-// something that the pod has.
+// fail returns the error of the attempt to the caller. Where the host lacks ports or
+// memory, the pod's own network may still have them: the call is left to the overlay.
 func (c *connecting) fail(errno unix.Errno) {
 	switch errno {
 	case unix.EADDRNOTAVAIL, unix.EAGAIN, unix.ENOBUFS, unix.ENOMEM:
@@ -107,12 +108,12 @@ func (c *connecting) fail(errno unix.Errno) {
 	c.t.refuse(countNotReached, errno)
 }
 
-// connectTo connects a socket, of IPv6 where ipv6 is set.
+// connectTo connects a socket, which is an IPv6 socket if ipv6 is set.
 func connectTo(socket int, to netip.AddrPort, ipv6 bool) unix.Errno {
 	return rawConnect(socket, rawAddress(to, ipv6))
 }
 
-// counted is what a switched socket of a client is counted as.
+// counted returns the counter for a switched socket of a client.
 func (r *record) counted() count {
 	if r.outside {
 		return countOutside
@@ -127,8 +128,8 @@ const (
 
 func stateOf(socket int) int { return option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff }
 
-// progress is what connect says of a switched socket that is still being
-// connected, or has failed to be; 0 where it is connected.
+// progress returns the error with which connect answers for a switched socket:
+// EINPROGRESS until it is connected or has failed, otherwise 0.
 func (r *record) progress(socket int) unix.Errno {
 	if !r.outside {
 		return 0
@@ -141,9 +142,9 @@ func (r *record) progress(socket int) unix.Errno {
 	return 0
 }
 
-// becomes answers a connect that asks what has become of an earlier one to the
-// outside, once with its result as the kernel does. A socket that failed is of no
-// more use: left to the kernel, it could be connected to anything of the host's.
+// reportOutcome answers another connect on a switched socket to the outside. Like
+// the kernel, it returns the result of the first one once. A socket that failed stays
+// unusable: the kernel would connect it to any address that the host can reach.
 func (s *Switch) reportOutcome(t *trap, socket int, cookie uint64, pending bool) {
 	errno := unix.EISCONN
 	switch stateOf(socket) {
