@@ -1,7 +1,6 @@
-// Package balancer brings connections of a node to one of several servers that
-// answer alike: to the preferred one as long as that is well, otherwise to
-// another. It passes bytes on and knows nothing of what they say; how a server
-// is asked whether it is well is the caller's business.
+// Package balancer forwards connections of a node to one of several equivalent
+// servers: to the preferred one while it is healthy, otherwise to another. It does
+// not look at the bytes. The caller supplies the health check.
 package balancer
 
 import (
@@ -16,53 +15,52 @@ import (
 )
 
 const (
-	// Every server that has connections is asked every period, and the one in use
-	// whenever a connection breaks.
+	// defaultPeriod is the time between health checks of the servers that have
+	// connections. The server in use is also checked after a connection breaks.
 	defaultPeriod = time.Second
-	// defaultPatience is how long one may take to answer, on a machine whose
-	// processors are all busy. Should no other answer either, it stays in use.
+	// defaultTimeout allows for a machine whose CPUs are all busy. A server that
+	// exceeds it stays in use if no other one answers.
 	defaultTimeout = 2 * time.Second
-	// doubtShare is the part of the patience, as a divisor, that a server gets
-	// to which a connection has broken.
-	doubtShare = 4
-	// returnPeriods is how many periods lie between two questions whether the
-	// preferred server is well again.
+	// suspectShare divides the timeout for a check after a connection broke.
+	suspectShare = 4
+	// returnPeriods is the number of periods between checks of a preferred server
+	// that is not in use.
 	returnPeriods = 4
-	// startPause is the time between two looks for a first server, and headStart
-	// how much later than another one the preferred may be.
-	startPause = 20 * time.Millisecond
+	// firstPause is the time between checks until a first server is healthy. The
+	// preferred one is chosen if it follows within headStart.
+	firstPause = 20 * time.Millisecond
 	headStart  = 300 * time.Millisecond
 )
 
-// Config says whom a Balancer serves.
+// Config configures a Balancer.
 type Config struct {
 	// Servers are addresses, the preferred one first.
 	Servers []string
-	// Check asks a server whether it is well.
+	// Check returns nil if a server is healthy.
 	Check func(ctx context.Context, server string) error
 	// Dial connects to a server.
 	Dial func(ctx context.Context, server string) (net.Conn, error)
-	// Period and Patience have defaults: 1 s and 2 s.
+	// Period and Timeout default to 1 s and 2 s.
 	Period, Timeout time.Duration
 	Log             *slog.Logger
 }
 
-// Balancer passes connections on. Make one with New.
+// Balancer forwards connections. Make one with New.
 type Balancer struct {
 	cfg Config
-	// suspect asks for a look at the server in use.
+	// suspect requests a check of the server in use.
 	suspect chan struct{}
 
 	mu sync.Mutex
-	// current is the server in use, empty as long as none has been well.
+	// current is the server in use. It is empty until one is healthy.
 	current string
-	// found is closed when there is one.
+	// found is closed when current is set.
 	found chan struct{}
-	// open are the connections by server.
+	// open holds the connections of each server.
 	open map[string]map[net.Conn]struct{}
 }
 
-// New makes a balancer; Run makes it look at its servers.
+// New makes a Balancer. It forwards nothing until Run finds a healthy server.
 func New(cfg Config) (*Balancer, error) {
 	if len(cfg.Servers) == 0 || cfg.Check == nil || cfg.Dial == nil {
 		return nil, errors.New("make a balancer: servers, a check and a way to connect are needed")
@@ -82,7 +80,7 @@ func New(cfg Config) (*Balancer, error) {
 	}, nil
 }
 
-// Run looks at the servers until ctx ends.
+// Run checks the servers until ctx ends.
 func (b *Balancer) Run(ctx context.Context) {
 	first := b.first(ctx)
 	if first == "" {
@@ -96,24 +94,23 @@ func (b *Balancer) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-b.suspect:
-			b.lookAtCurrent(ctx, b.cfg.Timeout/doubtShare)
+			b.checkCurrent(ctx, b.cfg.Timeout/suspectShare)
 		case <-ticker.C:
-			if b.lookAtCurrent(ctx, b.cfg.Timeout) {
-				b.lookAtOthers(ctx, rounds)
+			if b.checkCurrent(ctx, b.cfg.Timeout) {
+				b.checkOthers(ctx, rounds)
 			}
 		}
 	}
 }
 
-// lookAtCurrent asks the server in use whether it is well, and goes over to
-// another one if it is not.
-func (b *Balancer) lookAtCurrent(ctx context.Context, patience time.Duration) (well bool) {
+// checkCurrent checks the server in use, and changes to another one if it fails.
+func (b *Balancer) checkCurrent(ctx context.Context, timeout time.Duration) (healthy bool) {
 	current := b.inUse()
-	err := b.check(ctx, current, patience)
+	err := b.check(ctx, current, timeout)
 	if err == nil {
 		return true
 	}
-	if other := b.firstWell(ctx, current); other != "" {
+	if other := b.firstHealthy(ctx, current); other != "" {
 		b.cfg.Log.Warn("a server does not answer; another takes over", "server", current, "error", err, "other", other)
 		b.use(other)
 		b.cut(current)
@@ -121,10 +118,10 @@ func (b *Balancer) lookAtCurrent(ctx context.Context, patience time.Duration) (w
 	return false
 }
 
-// lookAtOthers ends the connections that were made to servers while those were
-// in use, and which do not answer now that another does. It goes back to the
-// preferred server when that is well; connections to the other one stay.
-func (b *Balancer) lookAtOthers(ctx context.Context, rounds int) {
+// checkOthers ends connections to servers that were in use earlier and do not answer
+// any more. It returns to the preferred server when that is healthy; connections to
+// the other one stay.
+func (b *Balancer) checkOthers(ctx context.Context, rounds int) {
 	current, preferred := b.inUse(), b.cfg.Servers[0]
 	var looking sync.WaitGroup
 	for _, server := range b.cfg.Servers {
@@ -145,29 +142,29 @@ func (b *Balancer) lookAtOthers(ctx context.Context, rounds int) {
 	}
 }
 
-// first waits for the first server that is well, or for the end of ctx. Each is
-// asked by itself: one that only listens so far does not answer at all.
+// first waits for a healthy server, or for the end of ctx. It checks them
+// independently, because a server that only listens so far does not answer.
 func (b *Balancer) first(ctx context.Context) string {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	well := make(chan string, len(b.cfg.Servers))
+	healthy := make(chan string, len(b.cfg.Servers))
 	for _, server := range b.cfg.Servers {
 		go func() {
 			for b.check(ctx, server, b.cfg.Timeout) != nil {
 				select {
-				case <-time.After(startPause):
+				case <-time.After(firstPause):
 				case <-ctx.Done():
 					return
 				}
 			}
-			well <- server
+			healthy <- server
 		}()
 	}
 	found := ""
 	var late <-chan time.Time
 	for {
 		select {
-		case server := <-well:
+		case server := <-healthy:
 			if server == b.cfg.Servers[0] {
 				return server
 			}
@@ -182,15 +179,15 @@ func (b *Balancer) first(ctx context.Context) string {
 	}
 }
 
-func (b *Balancer) check(ctx context.Context, server string, patience time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (b *Balancer) check(ctx context.Context, server string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return b.cfg.Check(ctx, server)
 }
 
-// firstWell asks all servers but one at once, and returns the first in order of
-// those that are well, or nothing.
-func (b *Balancer) firstWell(ctx context.Context, but string) string {
+// firstHealthy checks all servers but one at the same time, and returns the first
+// healthy one in order, or "".
+func (b *Balancer) firstHealthy(ctx context.Context, but string) string {
 	answers := make([]chan error, len(b.cfg.Servers))
 	for i, server := range b.cfg.Servers {
 		answers[i] = make(chan error, 1)
@@ -214,7 +211,7 @@ func (b *Balancer) inUse() string {
 	return b.current
 }
 
-// connected tells whether there are connections to a server.
+// connected reports whether a server has connections.
 func (b *Balancer) connected(server string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -240,8 +237,8 @@ func (b *Balancer) cut(server string) {
 	}
 }
 
-// Serve passes on the connections of a listener, until that is closed or ctx
-// ends. Those that come before a server is well wait.
+// Serve forwards connections of a listener, until it is closed or ctx ends. They wait
+// until a server is healthy.
 func (b *Balancer) Serve(ctx context.Context, listener net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { listener.Close() })
 	defer stop()
@@ -264,7 +261,7 @@ func (b *Balancer) Serve(ctx context.Context, listener net.Listener) error {
 	}
 }
 
-// pass connects a client with the server in use.
+// pass connects a client to the server in use.
 func (b *Balancer) pass(ctx context.Context, client net.Conn) {
 	defer client.Close()
 	stop := context.AfterFunc(ctx, func() { client.Close() })
@@ -279,29 +276,29 @@ func (b *Balancer) pass(ctx context.Context, client net.Conn) {
 	server, err := b.cfg.Dial(dialling, target)
 	cancel()
 	if err != nil {
-		b.doubt() // the client tries again by itself
+		b.requestCheck() // the client tries again by itself
 		return
 	}
 	defer server.Close()
-	if !b.note(target, server) {
+	if !b.add(target, server) {
 		return
 	}
-	defer b.forget(target, server)
+	defer b.remove(target, server)
 	if endedByServer(client, server) {
-		b.doubt()
+		b.requestCheck()
 	}
 }
 
-// doubt asks for a look at the server in use.
-func (b *Balancer) doubt() {
+// requestCheck requests a check of the server in use.
+func (b *Balancer) requestCheck() {
 	select {
 	case b.suspect <- struct{}{}:
 	default:
 	}
 }
 
-// note remembers a connection, unless its server is not in use any more.
-func (b *Balancer) note(server string, conn net.Conn) bool {
+// add records a connection, and returns false if its server is not in use any more.
+func (b *Balancer) add(server string, conn net.Conn) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.current != server {
@@ -314,14 +311,14 @@ func (b *Balancer) note(server string, conn net.Conn) bool {
 	return true
 }
 
-func (b *Balancer) forget(server string, conn net.Conn) {
+func (b *Balancer) remove(server string, conn net.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.open[server], conn)
 }
 
-// endedByServer passes bytes on in both directions until the connection ends,
-// and tells whether the server was the one to end it: it may have died.
+// endedByServer copies bytes in both directions until the connection ends. It reports
+// whether the server ended it first, because then the server may have died.
 func endedByServer(client, server net.Conn) bool {
 	sent := make(chan struct{})
 	go func() {
@@ -344,8 +341,7 @@ func endedByServer(client, server net.Conn) bool {
 	return first
 }
 
-// closeWrite says that no more comes, which ends the other direction where the
-// other side has nothing to add.
+// closeWrite ends one direction, or the whole connection if conn cannot do that.
 func closeWrite(conn net.Conn) {
 	if half, ok := conn.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		return

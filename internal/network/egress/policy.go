@@ -5,17 +5,16 @@ import (
 	"slices"
 )
 
-// A verdict is what becomes of a flow, decided by its destination alone.
+// verdict decides about a flow by its destination.
 type verdict int
 
 const (
 	forward verdict = iota
-	// refuse answers, so that the pod learns of it at once.
+	// refuse answers with an error, which the pod receives at once.
 	refuse
-	// drop says nothing: an answer to a multicast packet is forbidden
-	// (RFC 1122, 3.2.2), and no one waits for it.
+	// drop sends no answer: RFC 1122, 3.2.2 forbids one to a multicast packet.
 	drop
-	// serve is the gateway itself.
+	// serve passes the flow to the gateway itself.
 	serve
 )
 
@@ -35,15 +34,15 @@ func newPolicy(c Config) policy {
 	}
 }
 
-// Reaches returns a test for addresses: whether pods may reach one as the host
-// does.
+// Reaches returns a function that reports whether pods may reach an address of the
+// outside.
 func (c Config) Reaches() func(netip.Addr) bool {
 	p := newPolicy(c)
 	return func(to netip.Addr) bool { return p.decide(to) == forward }
 }
 
-// Refused are all ranges that pods may not reach, for whoever has only a list to
-// decide by. Ranges of IPv4 are there as IPv6-only networks show them, too.
+// Refused returns all ranges that pods may not reach. Each IPv4 range is also there
+// in its NAT64 form.
 func (c Config) Refused() []netip.Prefix {
 	p := newPolicy(c)
 	all := slices.Clone(p.refused)
@@ -57,9 +56,8 @@ func (c Config) Refused() []netip.Prefix {
 	return all
 }
 
-// alwaysRefused are the ways to the host's own loopback. A socket that
-// connects to 0.0.0.0 or :: is connected to loopback, and so is one that
-// connects to an IPv4 address of loopback mapped into IPv6.
+// alwaysRefused returns the addresses that lead to the host's loopback: connect(2)
+// also reaches it by 0.0.0.0, by :: and by a mapped IPv4 address of loopback.
 func alwaysRefused() []netip.Prefix {
 	return []netip.Prefix{
 		netip.MustParsePrefix("0.0.0.0/8"),
@@ -70,8 +68,8 @@ func alwaysRefused() []netip.Prefix {
 	}
 }
 
-// nat64 is where IPv6-only networks show IPv4 (RFC 6052). A host may translate
-// by itself, so what is refused as IPv4 is refused there too.
+// nat64 returns the prefix for IPv4 addresses in IPv6-only networks (RFC 6052). The
+// host itself may translate them, so the rules for IPv4 apply there too.
 func nat64() netip.Prefix { return netip.MustParsePrefix("64:ff9b::/96") }
 
 func (p policy) decide(to netip.Addr) verdict {

@@ -16,17 +16,17 @@ import (
 )
 
 const (
-	// enterLimit ends an attempt to connect into the cluster that nobody
-	// answers: the client believes that it is connected already.
+	// enterLimit is the timeout for a connection into the cluster. The client is
+	// already connected to the host meanwhile.
 	enterLimit = 10 * time.Second
 	// shortage is the pause after a connection could not be accepted because
 	// descriptors or memory are short.
 	shortage = 100 * time.Millisecond
 )
 
-// Published is a port of the host from which connections go into the cluster.
-// There they come out of the device like any packet from the outside, so
-// kube-proxy and the port mappings of pods decide what they mean.
+// Published is a port of the host whose connections go into the cluster. They enter
+// it through the device like packets from the outside, so kube-proxy and the port
+// mappings of pods apply to them.
 type Published struct {
 	// Listener is closed when Run ends.
 	Listener *net.TCPListener
@@ -75,8 +75,8 @@ func (e *engine) accept(ctx context.Context, p Published) error {
 	}
 }
 
-// enter carries a connection from a port of the host into the cluster. A client
-// that is not let in there is told by a reset.
+// enter relays a connection from a port of the host into the cluster. The client
+// receives a reset if nothing accepts the connection there.
 func (e *engine) enter(ctx context.Context, outside *net.TCPConn, to netip.AddrPort) {
 	open := e.Counters.tcp.enter()
 	defer e.Counters.tcp.leave()
@@ -100,9 +100,9 @@ func (e *engine) enter(ctx context.Context, outside *net.TCPConn, to netip.AddrP
 	c.relay(ctx)
 }
 
-// clientInside is who the client is in the cluster: itself, so that a Service
-// with externalTrafficPolicy Local sees it, but for clients whose address the
-// node would not answer through the device.
+// clientInside returns the client's address in the cluster. It is the real one, which
+// a Service with externalTrafficPolicy Local shows, unless the node would not answer
+// it through the device.
 func (e *engine) clientInside(client, to netip.Addr) netip.Addr {
 	if client.Is4() != to.Is4() || e.policy.decide(client) != forward {
 		return e.Gateway

@@ -12,16 +12,14 @@ import (
 
 const dnsPort = 53
 
-// Resolvers is what a host says about name resolution (resolv.conf(5)).
+// Resolvers holds the host's settings for name resolution (resolv.conf(5)).
 type Resolvers struct {
 	// Servers are asked in this order.
 	Servers []netip.AddrPort
-	// Search are the domains that are tried with a short name; a name with
-	// fewer than Ndots dots is short.
+	// Search lists the domains to append to a name with fewer than Ndots dots.
 	Search []string
 	Ndots  int
-	// Timeout is how long to wait for one server, Attempts how often all are
-	// asked.
+	// Timeout limits the wait for one server. All servers are asked Attempts times.
 	Timeout  time.Duration
 	Attempts int
 }
@@ -51,7 +49,7 @@ func HostResolvers(path string) (Resolvers, error) {
 	return resolvers, nil
 }
 
-// resolver knows the host's resolvers as they are now.
+// resolver keeps the host's current Resolvers.
 type resolver struct {
 	path string
 	// slots bounds the queries under way.
@@ -68,21 +66,21 @@ type resolver struct {
 }
 
 const (
-	// recheck is how often resolv.conf is looked at, while there are queries.
+	// recheck is the time between checks of resolv.conf, while there are queries.
 	recheck = time.Second
-	// prefer is how long the order of resolv.conf is departed from.
+	// prefer is the time for which the preferred server comes first.
 	prefer = 30 * time.Second
-	// queries is how many may be under way at one time.
+	// queries limits the number of queries at one time.
 	queries = 256
-	// patience bounds Timeout: pods' resolvers give up after five seconds.
-	patience = 2 * time.Second
+	// maxTimeout limits Timeout: resolvers in pods give up after five seconds.
+	maxTimeout = 2 * time.Second
 )
 
 func newResolver(path string) *resolver {
 	return &resolver{path: path, slots: make(chan struct{}, queries)}
 }
 
-// servers are the servers in the order in which to ask them.
+// servers returns the servers in the order in which to ask them.
 func (r *resolver) servers() []netip.AddrPort { return r.read().Servers }
 
 // read returns the content of resolv.conf, read again if it has changed. A
@@ -101,7 +99,7 @@ func (r *resolver) read() Resolvers {
 		}
 	}
 	result := r.current
-	result.Timeout = min(max(result.Timeout, time.Second), patience)
+	result.Timeout = min(max(result.Timeout, time.Second), maxTimeout)
 	if now.Before(r.until) {
 		servers := []netip.AddrPort{r.preferred}
 		for _, server := range result.Servers {

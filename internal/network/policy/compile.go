@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Objects are what a State is made of.
+// Objects holds the objects of the API that Compile reads.
 type Objects struct {
 	Policies   []*networkingv1.NetworkPolicy
 	Pods       []*corev1.Pod
@@ -22,18 +22,17 @@ type Objects struct {
 	StandIns   []StandIn
 }
 
-// StandIn is a process of the nodes that policies take for a pod of the cluster,
-// because elsewhere it is one: they can permit to connect to it by its labels.
+// StandIn is a process on the nodes that is a pod in other clusters. Policies select
+// it by labels, as they would select the pod.
 type StandIn struct {
 	Namespace string
 	Labels    map[string]string
 	Addresses []netip.Addr
-	// Ports are its own: at these addresses are other processes as well.
+	// Ports are the ports of this process. Others may use the same addresses.
 	Ports []Ports
 }
 
-// ClusterDNS stands in for the pods that serve the cluster's DNS elsewhere,
-// under the names that policies there use.
+// ClusterDNS returns a StandIn with the labels that CoreDNS has in other clusters.
 func ClusterDNS(address netip.Addr) StandIn {
 	return StandIn{
 		Namespace: metav1.NamespaceSystem, Labels: map[string]string{"k8s-app": "kube-dns"},
@@ -42,8 +41,8 @@ func ClusterDNS(address netip.Addr) StandIn {
 	}
 }
 
-// Compile makes the State. The objects are as the API server returns them,
-// which has checked them and filled in defaults.
+// Compile makes the State. The objects must come from the API server, which
+// validates them and fills in defaults.
 func Compile(o Objects) *State {
 	c := compiler{
 		namespaces: map[string]labels.Set{},
@@ -59,8 +58,8 @@ func Compile(o Objects) *State {
 			c.pods = append(c.pods, &pod{Pod: p, addresses: addresses})
 		}
 	}
-	// The same objects make the same State, in whatever order they come. Of two
-	// pods with an address, the first is about to go.
+	// The same objects make the same State in any order. Of two pods with one
+	// address, the older one is about to be deleted, so the younger one wins.
 	slices.SortFunc(c.pods, func(a, b *pod) int {
 		return cmp.Or(a.addresses[0].Compare(b.addresses[0]), a.CreationTimestamp.Compare(b.CreationTimestamp.Time))
 	})
@@ -82,8 +81,8 @@ func Compile(o Objects) *State {
 	return s
 }
 
-// addressesOf are the addresses at which a pod alone is. Those of a pod that
-// has ended may be another's by now.
+// addressesOf returns the addresses that only this pod has. The addresses of a pod
+// that has ended may already belong to another one.
 func addressesOf(p *corev1.Pod) []netip.Addr {
 	if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
 		return nil
@@ -126,8 +125,8 @@ func (c *compiler) add(policy *networkingv1.NetworkPolicy) {
 	}
 	ingress, egress := directions(policy.Spec)
 	if egress {
-		// The ports are those of the peers, so all selected pods have the
-		// same rules.
+		// Ports of egress rules are ports of the peers, so all selected pods have
+		// the same rules.
 		rules := c.egress(policy)
 		for _, p := range selected {
 			p.egress = p.egress.and(rules)
@@ -138,7 +137,7 @@ func (c *compiler) add(policy *networkingv1.NetworkPolicy) {
 	}
 }
 
-// directions are those in which a policy isolates.
+// directions returns the directions in which a policy isolates.
 func directions(spec networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0
@@ -170,7 +169,7 @@ func (c *compiler) ingress(policy *networkingv1.NetworkPolicy, selected []*pod) 
 			for _, name := range named {
 				ports = append(ports, portsNamed(p.Pod, name)...)
 			}
-			// A rule whose names mean nothing to the pod permits nothing.
+			// A rule permits nothing if the pod has no port of these names.
 			if len(ports) > 0 || len(rule.Ports) == 0 {
 				p.ingress = p.ingress.and([]Rule{{peers, ports}})
 			}
@@ -204,8 +203,7 @@ func (c *compiler) egress(policy *networkingv1.NetworkPolicy) []Rule {
 	return rules
 }
 
-// byName are rules for ports whose numbers are known from the pods that have
-// them.
+// byName returns rules for named ports, whose numbers depend on the destination.
 func (c *compiler) byName(named []networkingv1.NetworkPolicyPort, destinations *meant) []Rule {
 	if len(named) == 0 {
 		return nil
@@ -228,19 +226,19 @@ func (c *compiler) byName(named []networkingv1.NetworkPolicyPort, destinations *
 	return rules
 }
 
-// meant is whom the peers of a rule mean.
+// meant holds everything that the peers of a rule select.
 type meant struct {
 	pods     []*pod
 	blocks   Ranges
 	standIns []StandIn
-	// index is that of the addresses of pods and blocks; stand-ins have ports
-	// of their own.
+	// index refers to the addresses of pods and blocks. Stand-ins need separate
+	// rules, because they have their own ports.
 	index int
 }
 
-// find looks for peers once, however many rules name them.
+// find resolves peers. It caches the result for other rules with the same peers.
 func (c *compiler) find(namespace string, peers []networkingv1.NetworkPolicyPeer) *meant {
-	text, _ := json.Marshal(peers) // strings alone always encode
+	text, _ := json.Marshal(peers) // strings always encode
 	key := namespace + " " + string(text)
 	f := c.found[key]
 	if f == nil {
@@ -282,8 +280,9 @@ func (c *compiler) look(namespace string, peers []networkingv1.NetworkPolicyPeer
 	return f
 }
 
-// matcher tells of which pods, by namespace and labels, a peer speaks. Without
-// a selector of namespaces it means its policy's own; without one of pods all.
+// matcher returns a function that reports whether a peer selects a pod by its
+// namespace and labels. A missing namespace selector selects the policy's namespace,
+// and a missing pod selector selects all pods.
 func (c *compiler) matcher(namespace string, peer networkingv1.NetworkPolicyPeer) func(string, map[string]string) bool {
 	pods, namespaces := labels.Everything(), labels.Selector(nil)
 	if peer.PodSelector != nil {
@@ -316,7 +315,7 @@ func (c *compiler) intern(ranges Ranges) int {
 	return index
 }
 
-// addressesOfBlock is empty for a block that cannot be read: then its rule
+// addressesOfBlock returns nil for a block that it cannot parse, so that the rule
 // permits nothing.
 func addressesOfBlock(b *networkingv1.IPBlock) Ranges {
 	cidr, err := netip.ParsePrefix(b.CIDR)
@@ -334,7 +333,7 @@ func addressesOfBlock(b *networkingv1.IPBlock) Ranges {
 	return block(cidr, except)
 }
 
-// selector matches nothing where it cannot be read.
+// selector parses s. An invalid selector matches nothing.
 func selector(s *metav1.LabelSelector) labels.Selector {
 	found, err := metav1.LabelSelectorAsSelector(s)
 	if err != nil {

@@ -1,8 +1,8 @@
-// Package policy says which connections the NetworkPolicies of a cluster
-// permit. Compile turns the objects of the API into a State, which is plain
-// data: Permits asks it about one connection, Ruleset renders it for the packet
-// filter of a node's kernel. Both answers are the same, and a test holds them
-// to that. Watch keeps a State up to date.
+// Package policy decides which connections the NetworkPolicies of a cluster permit.
+// Compile turns the objects of the API into a State, which is plain data. Permits
+// answers for one connection, and Ruleset renders the State for the packet filter of
+// a node's kernel. A test proves that both give the same answers. Watch keeps a State
+// up to date.
 //
-// What a packet looks like, and who runs nft, does not belong here.
+// The package neither handles packets nor runs nft.
 package policy

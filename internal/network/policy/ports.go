@@ -19,7 +19,7 @@ const (
 	SCTP Protocol = 132
 )
 
-// Ports is a stretch of ports of one protocol, both ends included.
+// Ports is an interval of ports of one protocol, including both ends.
 type Ports struct {
 	Protocol    Protocol
 	First, Last uint16
@@ -33,7 +33,7 @@ func comparePorts(a, b Ports) int {
 	return cmp.Or(cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.First, b.First), cmp.Compare(a.Last, b.Last))
 }
 
-// split returns what ports have numbers, and what must be looked up.
+// split separates numbered ports from named ones, which pods define.
 func split(ports []networkingv1.NetworkPolicyPort) (numbered []Ports, named []networkingv1.NetworkPolicyPort) {
 	for _, p := range ports {
 		protocol := protocolOf(p.Protocol)
@@ -54,7 +54,7 @@ func split(ports []networkingv1.NetworkPolicyPort) (numbered []Ports, named []ne
 	return numbered, named
 }
 
-// portsNamed are the ports that a pod's containers have by a name.
+// portsNamed returns the ports of a pod's containers that have the wanted name.
 func portsNamed(p *corev1.Pod, wanted networkingv1.NetworkPolicyPort) []Ports {
 	protocol := protocolOf(wanted.Protocol)
 	var ports []Ports
@@ -85,7 +85,7 @@ func protocolOf(p *corev1.Protocol) Protocol {
 	}
 }
 
-// common are the ports that are in both.
+// common returns the intersection of a and b.
 func common(a, b []Ports) []Ports {
 	var both []Ports
 	for _, x := range a {
@@ -99,8 +99,8 @@ func common(a, b []Ports) []Ports {
 	return both
 }
 
-// joined are the ports of one protocol in order, without overlaps: nft refuses
-// those.
+// joined returns the ports of one protocol, sorted and merged: nft refuses
+// overlaps.
 func joined(ports []Ports, protocol Protocol) []Ports {
 	var in []Ports
 	for _, p := range ports {

@@ -5,15 +5,15 @@ import (
 	"slices"
 )
 
-// Range is a stretch of addresses of one family, both ends included.
+// Range is an interval of addresses of one family, including both ends.
 type Range struct {
 	First, Last netip.Addr
 }
 
-// Ranges are addresses in order, without overlaps; IPv4 comes first.
+// Ranges holds sorted ranges without overlaps. IPv4 comes first.
 type Ranges []Range
 
-// rangesOf are the given addresses, in any order.
+// rangesOf returns the Ranges of addresses, which may be in any order.
 func rangesOf(addresses []netip.Addr) Ranges {
 	ranges := make(Ranges, 0, len(addresses))
 	for _, a := range addresses {
@@ -22,7 +22,7 @@ func rangesOf(addresses []netip.Addr) Ranges {
 	return ranges.normal()
 }
 
-// block is a CIDR without some others.
+// block returns the addresses of cidr without those of except.
 func block(cidr netip.Prefix, except []netip.Prefix) Ranges {
 	left := Ranges{rangeOf(cidr)}
 	for _, hole := range except {
@@ -41,8 +41,8 @@ func rangeOf(prefix netip.Prefix) Range {
 	return Range{prefix.Addr(), end}
 }
 
-// without cuts a hole. A hole of the other family cuts nothing, because
-// addresses of different families do not overlap in netip's order.
+// without removes the addresses of hole. A hole of the other family removes nothing,
+// because the families do not overlap in netip's order.
 func (rs Ranges) without(hole Range) Ranges {
 	var left Ranges
 	for _, r := range rs {
@@ -60,7 +60,7 @@ func (rs Ranges) without(hole Range) Ranges {
 	return left
 }
 
-// normal sorts the ranges and joins those that touch.
+// normal sorts the ranges and joins adjacent ones.
 func (rs Ranges) normal() Ranges {
 	slices.SortFunc(rs, func(a, b Range) int { return a.First.Compare(b.First) })
 	var joined Ranges
@@ -76,13 +76,13 @@ func (rs Ranges) normal() Ranges {
 	return joined
 }
 
-// reaches tells whether a range that starts at an address, which is not before
-// this one's start, can be joined to this one.
+// reaches reports whether a range from start can be joined to r. It must not start
+// before r.
 func (r Range) reaches(start netip.Addr) bool {
 	return start.Is4() == r.Last.Is4() && (!r.Last.Less(start) || r.Last.Next() == start)
 }
 
-// Contain tells whether an address is in one of the ranges.
+// Contain reports whether an address is in one of the ranges.
 func (rs Ranges) Contain(a netip.Addr) bool {
 	i, found := slices.BinarySearchFunc(rs, a, func(r Range, a netip.Addr) int { return r.First.Compare(a) })
 	return found || i > 0 && !rs[i-1].Last.Less(a)

@@ -11,34 +11,33 @@ import (
 // Table is the name of the table, of the family inet, that Ruleset fills.
 const Table = "berth-policy"
 
-// Ruleset returns the script for nft(8) that has the kernel of a node permit
-// what the State does, in one step and in place of what was there before. It is
-// empty where none of the node's pods is isolated.
+// Ruleset returns a script for nft(8) that makes the kernel of a node enforce the
+// State. It replaces the rules of an earlier one atomically. The script is empty if
+// none of the node's pods is isolated.
 //
-// The rules look at every packet, and at the addresses of the connection that
-// it belongs to, as conntrack knows them: who opened it, and behind which
-// address of which Service the answer comes from. So packets of both directions
-// and ICMP errors get the verdict of their connection, and connections end that
-// a policy does not permit any more. There is no chain for packets from the
-// node itself: it always reaches its pods.
+// The rules match every packet by the addresses of its connection in conntrack: the
+// client, and the endpoint that answers behind a Service. So packets of both
+// directions and ICMP errors get the verdict of their connection, and a connection
+// that a policy forbids later ends. Packets from the node itself have no chain,
+// because a node always reaches its pods.
 func (s *State) Ruleset(node string) string {
 	r := ruleset{state: s, used: map[int]bool{}}
-	four, six := &family{name: "ip", key: "ipv4_addr", four: true}, &family{name: "ip6", key: "ipv6_addr"}
+	ipv4, ipv6 := &family{name: "ip", key: "ipv4_addr", ipv4: true}, &family{name: "ip6", key: "ipv6_addr"}
 	for _, address := range s.addresses() {
 		pod := s.Pods[address]
 		if pod.Node != node || pod.Ingress == nil && pod.Egress == nil {
 			continue
 		}
-		f := six
+		f := ipv6
 		if address.Is4() {
-			f = four
+			f = ipv4
 		}
 		f.isolated = append(f.isolated, address.String())
 		f.self = append(f.self, address.String()+" . "+address.String())
 		f.ingress = r.direct(f.ingress, address, "ingress", pod.Ingress)
 		f.egress = r.direct(f.egress, address, "egress", pod.Egress)
 	}
-	for _, f := range []*family{four, six} {
+	for _, f := range []*family{ipv4, ipv6} {
 		if len(f.isolated) > 0 {
 			r.families = append(r.families, f)
 		}
@@ -49,10 +48,10 @@ func (s *State) Ruleset(node string) string {
 	return r.text()
 }
 
-// Removal returns the script that undoes Ruleset.
+// Removal returns the nft script that undoes Ruleset.
 func Removal() string { return reset + "delete table inet " + Table + "\n" }
 
-// reset makes the deletion that follows work also where there is nothing.
+// reset lets the deletion after it succeed even if there is no table.
 const reset = "add table inet " + Table + "\n"
 
 func (s *State) addresses() []netip.Addr {
@@ -66,15 +65,15 @@ func (s *State) addresses() []netip.Addr {
 
 type ruleset struct {
 	state    *State
-	families []*family // those with pods that are isolated
+	families []*family // IP versions of isolated pods
 	chains   []chain
 	used     map[int]bool // indexes of peers that rules name
 }
 
-// family is what the rules for one IP version look up.
+// family holds the sets and maps of the rules for one IP version.
 type family struct {
 	name, key                       string // nft's words for it and its addresses
-	four                            bool
+	ipv4                            bool
 	isolated, self, ingress, egress []string
 }
 
@@ -84,7 +83,7 @@ type chain struct {
 	isolation  *Isolation
 }
 
-// direct adds to a map of verdicts the way from an address to its chain.
+// direct adds a jump from an address to its chain to a verdict map.
 func (r *ruleset) direct(verdicts []string, address netip.Addr, direction string, isolation *Isolation) []string {
 	if isolation == nil {
 		return verdicts
@@ -135,9 +134,9 @@ func (r *ruleset) text() string {
 	return out.String()
 }
 
-// hooks are the ways into the chains. Neighbours are looked for by packets that
-// belong to no connection. Other packets without connection (late resets,
-// forged ones) prove nothing, so isolated pods do not see them.
+// hooks returns the base chains. Neighbour discovery uses packets without a
+// connection, which may pass. Other packets without a connection, such as late
+// resets and forged ones, do not reach isolated pods.
 func (r *ruleset) hooks() string {
 	each := func(line string) string {
 		var lines strings.Builder
@@ -147,7 +146,7 @@ func (r *ruleset) hooks() string {
 		return lines.String()
 	}
 	neighbours := ""
-	if slices.ContainsFunc(r.families, func(f *family) bool { return !f.four }) {
+	if slices.ContainsFunc(r.families, func(f *family) bool { return !f.ipv4 }) {
 		neighbours = "\t\ticmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert } return\n"
 	}
 	return "\tchain strays {\n" + neighbours +
@@ -166,7 +165,7 @@ func (r *ruleset) hooks() string {
 		"\t\tjump leaving\n\t}\n}\n"
 }
 
-// named is a set or map; one without elements is written without them.
+// named returns the definition of a set or map.
 func named(what, name, kind string, elements []string) string {
 	if len(elements) > 0 {
 		kind += " elements = { " + strings.Join(elements, ", ") + " }"
@@ -174,7 +173,7 @@ func named(what, name, kind string, elements []string) string {
 	return fmt.Sprintf("\t%s %s { %s }\n", what, name, kind)
 }
 
-// matches are the conditions, any of which a rule's connections meet.
+// matches returns conditions for a rule. A connection has to meet one of them.
 func (r *ruleset) matches(rule Rule, peer string) []string {
 	addresses := []string{""}
 	if rule.Peers != Anybody {
@@ -220,14 +219,14 @@ func portMatches(ports []Ports) []string {
 
 // of returns the ranges of a family.
 func (rs Ranges) of(f *family) Ranges {
-	six := slices.IndexFunc(rs, func(r Range) bool { return r.First.Is6() })
-	if six < 0 {
-		six = len(rs)
+	first6 := slices.IndexFunc(rs, func(r Range) bool { return r.First.Is6() })
+	if first6 < 0 {
+		first6 = len(rs)
 	}
-	if f.four {
-		return rs[:six]
+	if f.ipv4 {
+		return rs[:first6]
 	}
-	return rs[six:]
+	return rs[first6:]
 }
 
 func (rs Ranges) elements() []string {

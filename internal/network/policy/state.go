@@ -8,29 +8,29 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// State is what the policies of a cluster come to. It is not changed once made,
-// and encodes as JSON. The zero State is that of a cluster without policies.
+// State holds the compiled policies of a cluster. It is immutable, and encodes as
+// JSON. The zero State belongs to a cluster without policies.
 type State struct {
-	// Pending: there are policies, but not all is known yet that they speak
-	// of. Nothing is certain then.
+	// Pending is set while there are policies whose pods or namespaces are not
+	// known yet. Nothing is permitted then.
 	Pending bool `json:",omitempty"`
-	// Pods are those that have addresses of their own, by address; none where
-	// there are no policies.
+	// Pods holds the pods that have their own addresses, by address. It is nil
+	// without policies.
 	Pods map[netip.Addr]Pod
-	// Peers are sets of addresses, to which rules refer by index.
+	// Peers holds sets of addresses. Rules refer to them by index.
 	Peers []Ranges `json:",omitempty"`
 }
 
-// Pod is what policies say about an address.
+// Pod holds the rules for one address.
 type Pod struct {
 	UID  types.UID
 	Node string
-	// Ingress and Egress are nil where the pod is not isolated: everything is
-	// permitted then.
+	// Ingress and Egress are nil in a direction in which the pod is not isolated:
+	// everything is permitted then.
 	Ingress, Egress *Isolation `json:",omitempty"`
 }
 
-// Isolation permits what one of its rules does.
+// Isolation permits a connection that one of its rules permits.
 type Isolation struct {
 	Rules []Rule `json:",omitempty"`
 }
@@ -39,20 +39,20 @@ type Isolation struct {
 type Rule struct {
 	// Peers is an index into State.Peers, or Anybody.
 	Peers int
-	// Ports are those of the one who is connected to. Without any, everything
-	// is meant, also protocols that have no ports.
+	// Ports are ports of the side that accepts. An empty list permits everything,
+	// including protocols without ports.
 	Ports []Ports `json:",omitempty"`
 }
 
 // Anybody stands for all addresses.
 const Anybody = -1
 
-// None tells whether there is certainly no policy.
+// None reports whether there is certainly no policy.
 func (s *State) None() bool { return !s.Pending && s.Pods == nil }
 
-// Permits tells whether somebody may connect to a port. The address is that
-// behind a Service. Pods always reach themselves; so do a node and its pods,
-// which the caller knows.
+// Permits reports whether from may connect to a port, which is an endpoint and
+// never a Service's own. Pods always reach themselves. A node always reaches its
+// pods, and they reach it; the caller has to check that.
 func (s *State) Permits(protocol Protocol, from netip.Addr, to netip.AddrPort) bool {
 	if s.Pending {
 		return false
@@ -79,8 +79,8 @@ func (s *State) allows(isolation *Isolation, peer netip.Addr, protocol Protocol,
 	return false
 }
 
-// Latest is the State of now, for those who are asked in the middle of a
-// connect. The zero Latest knows nothing and permits nothing.
+// Latest holds the current State, and answers without blocking. The zero Latest
+// permits nothing.
 type Latest struct {
 	state atomic.Pointer[State]
 }
@@ -88,8 +88,8 @@ type Latest struct {
 // Set replaces the State.
 func (l *Latest) Set(s *State) { l.state.Store(s) }
 
-// Permits tells whether a TCP connection between two pods is permitted for
-// certain: where there are policies, both must be known.
+// Permits reports whether a TCP connection between two pods is certainly permitted.
+// Where there are policies, both pods must be known.
 func (l *Latest) Permits(from netip.Addr, to netip.AddrPort) bool {
 	s := l.state.Load()
 	if s == nil {
@@ -103,7 +103,7 @@ func (l *Latest) Permits(from netip.Addr, to netip.AddrPort) bool {
 	return fromKnown && toKnown && s.Permits(TCP, from, to)
 }
 
-// PermitsOutside is Permits for an address that is no pod's.
+// PermitsOutside is like Permits, for an address outside the cluster.
 func (l *Latest) PermitsOutside(from netip.Addr, to netip.AddrPort) bool {
 	s := l.state.Load()
 	if s == nil {

@@ -18,18 +18,18 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// mergeTime is how long a change waits for others to come, once one was made:
-// pods come in crowds, and each state costs a look at all of them. It is mergeTimes
-// times what that took where that is longer, which bounds the use of a processor.
+// mergeTime is the shortest pause between two States, in which changes accumulate:
+// pods come in crowds, and each State costs a pass over all of them. The pause is
+// mergeTimes as long as that pass if this is longer, which bounds the CPU share.
 const (
 	mergeTime  = 20 * time.Millisecond
 	mergeTimes = 4
 )
 
-// retryTime is when a State is handed over again that was not taken.
+// retryTime is the pause after which Watch passes a State again that changed refused.
 const retryTime = time.Second
 
-// Config is what Watch needs.
+// Config configures Watch.
 type Config struct {
 	// Core and Networking are clients of the API groups "" and
 	// networking.k8s.io, which may list and watch pods, namespaces and network
@@ -40,15 +40,15 @@ type Config struct {
 	Hints *Hints
 }
 
-// Hints are addresses that pods have, of which the API server is told later.
-// The zero Hints can be used.
+// Hints holds addresses of pods that the API server does not know yet. The zero
+// Hints is empty and ready to use.
 type Hints struct {
 	mu        sync.Mutex
 	addresses map[types.UID][]netip.Addr
 	given     func()
 }
 
-// Give tells the addresses of a pod. They count until the pod is deleted.
+// Give sets the addresses of a pod, until the pod is deleted.
 func (h *Hints) Give(uid types.UID, addresses []netip.Addr) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -64,7 +64,7 @@ func (h *Hints) Give(uid types.UID, addresses []netip.Addr) {
 	}
 }
 
-// take puts the addresses into pods, and forgets those of pods that are gone.
+// take puts the addresses into pods, and forgets the addresses of deleted pods.
 func (h *Hints) take(pods []*corev1.Pod) []*corev1.Pod {
 	if h == nil {
 		return pods
@@ -75,7 +75,7 @@ func (h *Hints) take(pods []*corev1.Pod) []*corev1.Pod {
 	for i, p := range pods {
 		there[p.UID] = true
 		if addresses := h.addresses[p.UID]; addresses != nil {
-			better := *p // the store's is not ours to change
+			better := *p // the store's object must not be changed
 			better.Status.PodIPs = nil
 			for _, a := range addresses {
 				better.Status.PodIPs = append(better.Status.PodIPs, corev1.PodIP{IP: a.String()})
@@ -87,9 +87,9 @@ func (h *Hints) take(pods []*corev1.Pod) []*corev1.Pod {
 	return pods
 }
 
-// Watch calls changed with the State of now, and again whenever it may have
-// become another one or an error came back, until ctx ends. Pods and namespaces
-// are watched only while there are policies.
+// Watch calls changed with the current State, again after each possible change, and
+// again after changed returned an error, until ctx ends. It watches pods and
+// namespaces only while there are policies.
 func Watch(ctx context.Context, c Config, changed func(*State) error) {
 	w := &watcher{config: c, dirty: make(chan struct{}, 1)}
 	if h := c.Hints; h != nil {
@@ -128,12 +128,11 @@ type watcher struct {
 	policies   follower
 	pods       follower
 	namespaces follower
-	// stop ends the watching of pods and namespaces; nil where they are not
-	// watched.
+	// stop ends the watches of pods and namespaces. It is nil without them.
 	stop context.CancelFunc
 }
 
-// state returns nil as long as it is not known whether there are policies.
+// state returns nil until the policies have been listed.
 func (w *watcher) state(ctx context.Context) *State {
 	if !w.policies.complete() {
 		return nil
@@ -185,7 +184,7 @@ func (w *watcher) follow(ctx context.Context, client rest.Interface, resource st
 	})
 	go controller.RunWithContext(ctx)
 	go func() {
-		// A kind of which there is no object makes no event.
+		// A list without objects makes no event.
 		select {
 		case <-controller.HasSyncedChecker().Done():
 			w.mark()
@@ -202,7 +201,7 @@ func (w *watcher) mark() {
 	}
 }
 
-// shorten leaves of an object what Compile looks at.
+// shorten keeps only the fields that Compile reads.
 func shorten(object any) (any, error) {
 	switch o := object.(type) {
 	case *corev1.Pod:
