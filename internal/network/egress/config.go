@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Config says what egress forwards and what it may use for it.
+// Config configures Run: the addresses that egress forwards, and its limits.
 type Config struct {
 	// Gateway is the far end of the TUN device. It answers echo requests, and
 	// on port 53 it is the host's own resolvers. Nothing else listens there.

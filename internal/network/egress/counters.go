@@ -11,7 +11,7 @@ type Counters struct {
 	repeated                           atomic.Uint64
 }
 
-// gauge is how many there were, and how many there are.
+// gauge counts flows since the start, and open ones.
 type gauge struct{ total, open atomic.Int64 }
 
 func (g *gauge) enter() int64 { g.total.Add(1); return g.open.Add(1) }
@@ -19,8 +19,8 @@ func (g *gauge) leave()       { g.open.Add(-1) }
 
 // Stats is a snapshot of Counters.
 type Stats struct {
-	// Connections, Attempts (to connect), Flows (UDP), Echoes (ping) and Queries (DNS over UDP)
-	// since the start, and those of them that are open now.
+	// Connections, Attempts (to connect), Flows (UDP), Echoes (ping) and Queries (DNS over
+	// UDP) count since the start. The Open fields count the current ones.
 	Connections, ConnectionsOpen int64
 	Attempts, AttemptsOpen       int64
 	Flows, FlowsOpen             int64

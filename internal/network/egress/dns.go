@@ -90,8 +90,8 @@ func (r *resolver) ask(ctx context.Context, query []byte) []byte {
 	return nil
 }
 
-// exchange asks one server. Each query has a socket, so a random port, of its
-// own; that is what keeps forged answers out (RFC 5452).
+// exchange asks one server. Each query has its own socket with a random port, which
+// protects against forged answers (RFC 5452).
 func exchange(ctx context.Context, server netip.AddrPort, timeout time.Duration, query []byte) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -1,12 +1,15 @@
-// Package egress carries packets of pods to the outside world with what an
-// ordinary user has: sockets. Run is the other end of a TUN device; a
-// user-mode TCP/IP stack terminates what comes out of it, and every flow goes
-// on through a socket of the host's network namespace.
+// Package egress carries packets of pods to the outside by ordinary sockets of the user.
+// Run reads packets from a TUN device. A user-mode TCP/IP stack terminates them, and each
+// flow continues through a socket of the host's network namespace.
 //
-// The outside of a pod is what the user's own processes reach, less the host's
-// loopback, link-local addresses (where clouds serve credentials), and the
-// cluster's own ranges. What is refused is answered, and counted.
+// Pods reach the addresses that the user's own processes reach, except the host's
+// loopback, link-local addresses (where clouds serve credentials), and the cluster's own
+// ranges. Refused flows are answered and counted.
 //
-// Making the device, addresses and routes inside the node's namespace does not
-// belong here (package sandbox), nor do packets between nodes.
+// Package sandbox makes the device, addresses and routes inside the node's namespace, and
+// package overlay carries packets between nodes.
+//
+// Reading order: config.go, policy.go, egress.go (Run), link.go (the TUN device), tcp.go,
+// attempts.go, shares.go, relay.go, publish.go; flows.go, udp.go, echo.go, icmp.go; dns.go,
+// resolvers.go; counters.go.
 package egress

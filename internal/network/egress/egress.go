@@ -76,9 +76,9 @@ func Run(ctx context.Context, tun *os.File, config Config) error {
 	})
 	err = group.Wait()
 	cancel(errors.Join(err, context.Canceled))
-	// No packet arrives any more, so no flow can start. Connections end on
-	// ctx, and those in the middle of a handshake when the stack drops its
-	// endpoints; the link stays open for the resets that tell the pods.
+	// No packet arrives any more, so no flow can start. Connections end with ctx, and
+	// handshakes when the stack drops its endpoints. The link stays open for resets to
+	// the pods.
 	e.flows.close()
 	e.workers.refuse()
 	e.stack.Close()
@@ -154,8 +154,8 @@ func (e *engine) inspect(protocol tcpip.NetworkProtocolNumber, packet *stack.Pac
 		}
 	}
 	if to.IsLoopback() || to.IsUnspecified() {
-		// No kernel sends such packets, so nobody waits for an answer. The
-		// stack would drop them too, with a line in a log of its own.
+		// No kernel sends such packets, so nobody waits for an answer. The stack would
+		// drop them too, but log each of them.
 		e.Counters.refused.Add(1)
 		return true
 	}

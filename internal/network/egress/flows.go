@@ -17,7 +17,7 @@ import (
 const (
 	// shortIdle ends the flows of a single question and answer.
 	shortIdle = 15 * time.Second
-	// sweepEvery is how often idle flows are looked for, while there are any.
+	// sweepEvery is the time between searches for idle flows, while there are flows.
 	sweepEvery = 5 * time.Second
 	// datagram is the largest datagram there is.
 	datagram = 1 << 16

@@ -21,7 +21,7 @@ const (
 	prohibited
 )
 
-// codes are those of "destination unreachable" in ICMP (RFC 792, RFC 1812) and
+// codes holds the codes of "destination unreachable" in ICMP (RFC 792, RFC 1812) and
 // ICMPv6 (RFC 4443).
 var codes = map[reason]struct {
 	v4 header.ICMPv4Code

@@ -28,8 +28,8 @@ type link struct {
 	fd   int
 	mtu  uint32
 	vnet bool
-	// inspect sees each packet before the stack, and keeps those for which it
-	// returns true.
+	// inspect receives each packet before the stack, which does not see the packet if
+	// inspect returns true.
 	inspect    func(protocol tcpip.NetworkProtocolNumber, packet *stack.PacketBuffer) bool
 	dropped    *atomic.Uint64
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
@@ -276,7 +276,7 @@ func (l *link) shut() {
 	}
 }
 
-// The rest is what the stack wants to know of a link.
+// The other methods implement stack.LinkEndpoint.
 
 func (l *link) MTU() uint32                             { return l.mtu }
 func (l *link) SetMTU(uint32)                           {}

@@ -75,7 +75,7 @@ func iperf(b *testing.B, l *lab, args []string) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// listening tells whether a port of the host is in state LISTEN (0A).
+// listening reports whether a port of the host is in state LISTEN (0A).
 func listening(port int) bool {
 	sockets, _ := os.ReadFile("/proc/net/tcp")
 	return bytes.Contains(sockets, fmt.Appendf(nil, ":%04X 00000000:0000 0A", port))

@@ -69,7 +69,7 @@ func TestPublish(t *testing.T) {
 	testutil.Eventually(t, "connections end", func() bool { return l.stats().ConnectionsOpen == 0 })
 }
 
-// TestPublishNothing: where nobody listens on the node, the client is told.
+// TestPublishNothing: a client receives a reset where nothing listens on the node.
 func TestPublishNothing(t *testing.T) {
 	door, option := published(t, on(hostAddr), netip.AddrPortFrom(podAddr, 8081))
 	newLab(t, option)

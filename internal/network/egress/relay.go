@@ -21,9 +21,8 @@ type connection struct {
 	abort   sync.Once
 }
 
-// relay copies both ways until both directions have ended. The end of one
-// direction is passed on and leaves the other alone; an error ends both, with
-// a reset on either side.
+// relay copies in both directions until both have ended. The end of one direction is
+// forwarded and does not affect the other. An error ends both, with a reset on each side.
 func (c *connection) relay(ctx context.Context) {
 	stop := context.AfterFunc(ctx, c.reset)
 	defer stop()

@@ -68,7 +68,7 @@ type resolver struct {
 const (
 	// recheck is the time between checks of resolv.conf, while there are queries.
 	recheck = time.Second
-	// prefer is the time for which the preferred server comes first.
+	// prefer limits how long the preferred server comes first.
 	prefer = 30 * time.Second
 	// queries limits the number of queries at one time.
 	queries = 256
@@ -80,7 +80,7 @@ func newResolver(path string) *resolver {
 	return &resolver{path: path, slots: make(chan struct{}, queries)}
 }
 
-// servers returns the servers in the order in which to ask them.
+// servers returns the servers, sorted by preference.
 func (r *resolver) servers() []netip.AddrPort { return r.read().Servers }
 
 // read returns the content of resolv.conf, read again if it has changed. A

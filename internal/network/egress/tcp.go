@@ -119,8 +119,8 @@ func (e *engine) connect(ctx context.Context, request *tcp.ForwarderRequest) {
 	c.relay(ctx)
 }
 
-// target is where the host has to connect for a pod that connects to remote;
-// there is none for an address that pods may not reach.
+// target returns the addresses for the host to connect to when a pod connects to remote.
+// It returns false for an address that pods may not reach.
 func (e *engine) target(remote netip.AddrPort) (targets []netip.AddrPort, ok bool) {
 	switch e.policy.decide(remote.Addr()) {
 	case forward:

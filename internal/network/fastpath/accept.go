@@ -15,12 +15,12 @@ type accepted struct {
 	peer     netip.AddrPort
 	known    *record // of a switched one
 	switched bool
-	// again: the caller may have it already, from a call that was interrupted.
+	// again is set if the caller may already have it from an interrupted call.
 	again bool
 }
 
-// accept answers accept and accept4. None may be left to the kernel, which
-// would give the program a bell.
+// accept answers accept and accept4. The kernel must not perform them, because the program
+// would receive a bell.
 func (s *Switch) accept(t *trap) {
 	listener, ok := t.fetch(t.argument(0))
 	if !ok {
@@ -70,8 +70,7 @@ func (t *trap) acceptFlags() int {
 	return 0
 }
 
-// acceptOne takes a connection of a listener, if there is one: one that was
-// parked, or one of the overlay.
+// acceptOne accepts a parked connection, or one of the overlay, if there is any.
 func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (accepted, unix.Errno) {
 	lock := &s.accepting[cookie%uint64(len(s.accepting))]
 	lock.Lock()
@@ -79,9 +78,10 @@ func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (acc
 	return s.acceptNext(t, listener, flags)
 }
 
-// acceptNext takes what the kernel has for a listener.
+// acceptNext accepts the next connection of a listener. It skips withdrawn bells.
 func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno) {
-	// The listener may be one that waits; nobody else takes what is there now.
+	// A blocking listener must not block here. The lock keeps other calls from accepting
+	// the connection in between.
 	if polled(listener, unix.POLLIN) == 0 {
 		return accepted{}, unix.EAGAIN
 	}
@@ -96,7 +96,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 		if a.switched {
 			a.known, err = s.register(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
 		}
-		// From one record to the other before a number is free again.
+		// Record the connection before the parked record is free.
 		t.record.note(stageDelivering, found.fd)
 		s.state.put(found.record)
 		found.pod.parked.Add(-1)
@@ -115,16 +115,15 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 		return a, 0
 	}
 	if _, connected := peerAddress(fd); !connected && t.from.pod.has(peer.Addr()) {
-		// A bell that was taken back, or a program of the pod that has given up.
+		// A withdrawn bell, or a program of the pod that has given up.
 		t.forget(fd)
 		return s.acceptNext(t, listener, flags)
 	}
 	return accepted{fd: fd, peer: peer}, 0
 }
 
-// deliver gives the caller a connection, and then tells it so: a caller that is
-// interrupted in between, or whose Switch dies, has it already when it comes
-// again.
+// deliver adds a connection to the caller's descriptors, and then answers. If the caller is
+// interrupted or the Switch dies in between, the repeated call finds it there.
 func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
 	ipv6 := domainOf(listener) == unix.AF_INET6
 	if a.switched {
@@ -169,8 +168,8 @@ func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
 	}
 }
 
-// keepUndelivered parks a connection again whose acceptor was interrupted, so
-// that programs see it in whatever way they wait.
+// keepUndelivered parks a connection again after its caller was interrupted, so that any
+// waiting program is notified.
 func (s *Switch) keepUndelivered(p *pod, a accepted) {
 	if a.switched {
 		e := ends{a.known.local.addrPort(), a.known.peer.addrPort()}

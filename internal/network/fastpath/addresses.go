@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// readAddress reads a socket address as connect(2) would.
+// readAddress reads a socket address from the caller's memory, as connect(2) would.
 func (t *trap) readAddress(at uint64, length int) ([]byte, unix.Errno) {
 	const storage = 128 // sizeof(struct sockaddr_storage)
 	if length < 0 || length > storage {
@@ -31,8 +31,8 @@ func family(address []byte) int {
 	return int(binary.NativeEndian.Uint16(address))
 }
 
-// parseAddress returns the address that a socket address stands for, and whether
-// it is in the form of IPv6, in which IPv4 addresses can be, too.
+// parseAddress parses a socket address. ipv6 is set for AF_INET6, which includes
+// mapped IPv4 addresses.
 func parseAddress(b []byte) (address netip.AddrPort, ipv6, ok bool) {
 	switch {
 	case family(b) == unix.AF_INET && len(b) >= unix.SizeofSockaddrInet4:
@@ -69,14 +69,14 @@ func (t *trap) writeAddress(a netip.AddrPort, ipv6 bool, at, lengthAt uint64) un
 	return 0
 }
 
-// rawConnect returns what connect(2) does, which is no error where it is 0.
+// rawConnect calls connect(2) and returns its errno, 0 on success.
 func rawConnect(fd int, address []byte) unix.Errno {
 	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(&address[0])), uintptr(len(address)))
 	return errno
 }
 
-// rawAddress is an address for the kernel, in the form of IPv6, as every address
-// of IPv6 is, or of IPv4.
+// rawAddress returns a socket address for the kernel. An IPv4 address is mapped if
+// ipv6 is set.
 func rawAddress(a netip.AddrPort, ipv6 bool) []byte {
 	if !ipv6 && a.Addr().Is4() {
 		b := make([]byte, unix.SizeofSockaddrInet4)
@@ -107,7 +107,7 @@ func peerAddress(fd int) (netip.AddrPort, bool) {
 	return addrPort(address, err)
 }
 
-// addrPort is an address, of IPv4 also where it is in the form of IPv6.
+// addrPort converts a socket address. It unmaps IPv4 addresses.
 func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 	if err != nil {
 		return netip.AddrPort{}, false
@@ -121,13 +121,13 @@ func addrPort(address unix.Sockaddr, err error) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// accept takes a connection of a listener, and says from where it is, with the
-// link of an address that is good there alone.
+// accept accepts a connection and returns its peer, with the zone of a link-local
+// address.
 //
-// The kernel closes what it has accepted when it cannot write the peer's address. It
-// cannot where the page was never touched and the process is being killed, and a
-// successor would look for the connection in vain. unix.Accept4 gives it memory that
-// is new; this stack has been written to.
+// The kernel closes an accepted connection if it cannot write the peer's address. That
+// happens if the page was never touched and the process is being killed, and a
+// successor could not find the connection. unix.Accept4 passes new memory; this stack
+// has been written to.
 func accept(listener, flags int) (fd int, peer netip.AddrPort, errno unix.Errno) {
 	var raw [unix.SizeofSockaddrInet6]byte
 	length := uint32(len(raw))

@@ -63,7 +63,7 @@ func runAgent() error {
 	return nil
 }
 
-// PodArgs says which pod to make.
+// PodArgs describes a new pod.
 type PodArgs struct {
 	Name    string
 	Address netip.Addr
@@ -132,7 +132,7 @@ func on(work chan func(), f func() error) (err error) {
 	return err
 }
 
-// StartArgs says which program to start in which pod.
+// StartArgs describes a program to start in a pod.
 type StartArgs struct {
 	Pod     string
 	Program []string

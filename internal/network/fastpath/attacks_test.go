@@ -303,8 +303,8 @@ func slurp(args []string) error {
 	return unix.Pause()
 }
 
-// secretService is what another user has on the host's loopback, or another
-// address of its own.
+// secretService starts a service of another user on the host's loopback, or another
+// address of the host.
 func (h *host) secretService(address string) string {
 	h.lab.Helper()
 	var listener net.Listener

@@ -7,14 +7,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A bell is a TCP socket of a pod's network namespace. Connecting it to a
-// pod's own listener makes that acceptable in every way in which programs wait:
-// poll, epoll, or in accept. Who accepts it gets the connection for which it
-// was rung.
+// A bell is a TCP socket in a pod's network namespace. When it connects to the pod's
+// listener, the listener becomes ready for programs that wait in poll, epoll or
+// accept. The program that accepts the bell receives the parked connection instead.
 
-// takeBell returns a socket of the pod's namespace. One that was connected by
-// IPv4 is of no use for IPv6 any more (the kernel goes on sending by IPv4), so
-// each family has its own.
+// takeBell returns a socket of the pod's namespace. Each family has its own, because
+// the kernel goes on sending by IPv4 on a socket that was connected by IPv4.
 func (s *Switch) takeBell(p *pod, ipv6 bool) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -52,7 +50,7 @@ func namespaceOf(socket int) (int, error) {
 	return int(fd), nil
 }
 
-// giveBell takes a socket back, which resets its connection.
+// giveBell resets a bell's connection, and keeps the socket for the next one.
 func (p *pod) giveBell(bell int, ipv6 bool) {
 	if bell <= 0 {
 		return

@@ -21,13 +21,13 @@ type trap struct {
 	from   *container
 	record *record
 	thread int // a pidfd of the caller
-	socket int // what was fetched, until the call is answered; 0 where nothing was
+	socket int // a duplicate of the caller's socket until the call is answered, or 0
 }
 
-// exclude waits until nothing is done for an earlier call of the same thread. A
-// signal interrupts a call, and begins it again, while an answer is written into
-// the caller's memory: the second call must not be answered, and the thread go on
-// and use that memory otherwise, before the first has ended.
+// exclude waits until the work on earlier calls of the same thread has ended. A signal
+// can interrupt and restart a call while its answer is written into the caller's
+// memory. If the second call were answered before that has ended, the thread could
+// already use this memory for something else.
 func (t *trap) exclude() (done func()) {
 	lock := &t.s.callers[t.call().Thread%uint32(len(t.s.callers))]
 	lock.Lock()
@@ -40,10 +40,11 @@ func (t *trap) argument(i int) int { return int(int32(t.call().Args[i])) }
 
 func (t *trap) tid() int { return int(t.call().Thread) }
 
-// waits tells whether what was learnt about the caller is about the caller.
+// waits reports whether the call still waits. Only then did earlier look-ups by thread
+// id concern the caller.
 func (t *trap) waits() bool { return linux.NotificationWaits(t.from.fd, t.call().ID) }
 
-// proceed lets the kernel do the call on the socket as it is.
+// proceed lets the kernel perform the call on the pod's own socket.
 func (t *trap) proceed(why count) {
 	t.s.counters.add(why)
 	t.pass()
@@ -55,7 +56,7 @@ func (t *trap) pass() {
 	t.done()
 }
 
-// answer tells whether the caller still waited for it.
+// answer replies to the caller and reports whether it was still waiting.
 func (t *trap) answer(value int64, errno unix.Errno) bool {
 	t.release()
 	err := linux.AnswerNotification(t.from.fd, t.call().ID, value, errno)
@@ -68,8 +69,8 @@ func (t *trap) refuse(why count, errno unix.Errno) {
 	t.answer(0, errno)
 }
 
-// release closes what was fetched. That must not outlive the call: a caller that
-// closes a socket next may want its port at once.
+// release closes the duplicate of the caller's socket. It must not outlive the call: a
+// caller that closes the socket next may bind its port again at once.
 func (t *trap) release() {
 	if t.socket > 0 {
 		unix.Close(t.socket)
@@ -77,7 +78,7 @@ func (t *trap) release() {
 	}
 }
 
-// done ends the work on a call, which has been answered or is no more.
+// done releases a call that was answered or has been interrupted.
 func (t *trap) done() {
 	t.release()
 	if t.thread >= 0 {
@@ -88,14 +89,14 @@ func (t *trap) done() {
 	t.s.state.put(t.record)
 }
 
-// forget resets a connection that was accepted for the caller. A successor must
-// not know its number any more, which will be another's.
+// forget resets a connection that was accepted for the caller. It clears the record
+// first, because the next descriptor gets the same number.
 func (t *trap) forget(connection int) {
 	t.record.note(stageBegun, 0)
 	reset(connection)
 }
 
-// open makes the caller known.
+// open opens a pidfd of the calling thread.
 func (t *trap) open() (err error) {
 	if t.thread >= 0 {
 		return nil
@@ -104,8 +105,8 @@ func (t *trap) open() (err error) {
 	return err
 }
 
-// fetch returns a duplicate of the caller's descriptor, for as long as the call
-// waits. When it is of no socket, or cannot be had, the call has been answered.
+// fetch returns a duplicate of the caller's descriptor until the call is answered. If
+// it returns false, it has answered the call.
 func (t *trap) fetch(fd int) (socket int, ok bool) {
 	err := t.open()
 	if err == nil {
@@ -134,7 +135,7 @@ func (t *trap) cancelled() {
 	t.done()
 }
 
-// switched tells whether a socket is the host's, whoever put it there.
+// switched reports whether a socket belongs to the host's network namespace.
 func (s *Switch) switched(socket int) bool {
 	cookie, err := networkCookie(socket)
 	return err != nil || cookie == s.hostNetwork
@@ -144,13 +145,13 @@ func networkCookie(socket int) (uint64, error) {
 	return unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 }
 
-// cookieOf is what tells a socket from all others.
+// cookieOf returns the kernel's unique number of a socket.
 func cookieOf(socket int) (uint64, error) {
 	return unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_COOKIE)
 }
 
-// option is an integer option of a socket, -1 where there is none. Nothing in
-// it waits, so that the scheduler need not be told, which would cost as much.
+// option returns an integer option of a socket, or -1. It bypasses Go's scheduler,
+// which would double its cost, because getsockopt never blocks.
 func option(socket, level, name int) int {
 	var value int32
 	length := uint32(unsafe.Sizeof(value))
@@ -169,7 +170,7 @@ func isInet(socket int) bool {
 	return domain == unix.AF_INET || domain == unix.AF_INET6
 }
 
-// maxDescriptors is how many descriptors of a process are looked at.
+// maxDescriptors is the largest number of descriptors to search in a process.
 const maxDescriptors = 1024
 
 // descriptorUse describes what else refers to a socket of the caller.
@@ -178,8 +179,8 @@ type descriptorUse struct {
 	epolls                      []int // descriptors of epoll instances that watch it
 }
 
-// usesOf looks for other descriptors of the caller's socket, and for epoll
-// instances that watch it.
+// usesOf finds other descriptors of the caller's socket, and the epoll instances that
+// watch it.
 func (t *trap) usesOf(fd int) (e descriptorUse) {
 	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
 	if err != nil || len(descriptors) > maxDescriptors {
@@ -204,7 +205,7 @@ func (t *trap) usesOf(fd int) (e descriptorUse) {
 	return e
 }
 
-// relatives are the parent of a thread's process, and the thread's children.
+// relatives returns the parent of a thread's process, and the thread's children.
 func relatives(thread int) []int {
 	dir := "/proc/" + strconv.Itoa(thread)
 	var found []int
@@ -225,7 +226,7 @@ func relatives(thread int) []int {
 	return found
 }
 
-// readSmall reads a file of /proc at once: the kernel makes one page of it.
+// readSmall reads a file of /proc that fits into one page.
 func readSmall(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -268,12 +269,12 @@ func listDescriptors(thread, most int) ([]int, error) {
 	return found, nil
 }
 
-// info returns what /proc says of a descriptor of the caller.
+// info returns the fdinfo of the caller's descriptor.
 func (t *trap) info(fd int) ([]byte, error) {
 	return os.ReadFile("/proc/" + strconv.Itoa(t.tid()) + "/fdinfo/" + strconv.Itoa(fd))
 }
 
-// closesOnExec tells whether the caller's descriptor has FD_CLOEXEC.
+// closesOnExec reports whether the caller's descriptor has FD_CLOEXEC.
 func (t *trap) closesOnExec(fd int) bool {
 	info, err := t.info(fd)
 	if err != nil {
@@ -288,13 +289,13 @@ func (t *trap) closesOnExec(fd int) bool {
 	return false
 }
 
-// watch is how an epoll instance watches a descriptor.
+// watch is the entry of a descriptor in an epoll instance.
 type watch struct {
 	events uint32
 	data   uint64
 }
 
-// watchOf returns how an epoll instance of the caller watches its descriptor.
+// watchOf returns the entry of a descriptor in an epoll instance of the caller.
 func (t *trap) watchOf(epoll, fd int) (watch, bool) {
 	info, err := t.info(epoll)
 	if err != nil {

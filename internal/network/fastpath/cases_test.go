@@ -61,9 +61,9 @@ func twice(args []string) error {
 	return errors.Join(err, exchange(fd, -1, false))
 }
 
-// relisten ADDRESS N: a server takes a connection of its own program, closes both
-// and its listener, and begins anew at the same port, N times. Where something
-// still had the listener, the port would be in use.
+// relisten ADDRESS N: a server accepts a connection of its own program, closes both and
+// its listener, and listens again at the same port, N times. The port would be in use if
+// anything still held the listener.
 func relisten(args []string) error {
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -320,8 +320,8 @@ func deaf(args []string) error {
 	return errors.Join(err, unix.Pause())
 }
 
-// ownTable ADDRESS: connects on a thread with descriptors of its own, and
-// prints the error or the connection.
+// ownTable ADDRESS: connects on a thread with its own table of descriptors, and prints
+// the error or the connection.
 func ownTable(args []string) (err error) {
 	linux.OnNewThread(func() {
 		if err = unix.Unshare(unix.CLONE_FILES); err != nil {

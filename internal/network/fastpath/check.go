@@ -12,8 +12,8 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Check tells why this host cannot have a Switch, nil where it can. A pod whose
-// calls wait for a Switch that cannot be would hang for ever.
+// Check returns an error that explains why this host cannot run a Switch, or nil. Without
+// it, calls of pods would wait forever for a Switch that cannot start.
 func Check() error {
 	if _, err := linux.SeccompNotifySizes(); err != nil {
 		return err

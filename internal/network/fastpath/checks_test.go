@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// without is checks of which some are left out.
+// without implements checks and omits the selected ones.
 type without struct {
 	Disconnect, Reconnect, Listen, Seal, Source, Namespace bool
 }

@@ -12,66 +12,64 @@ import (
 
 // Node is a host of the job.
 type Node struct {
-	// Endpoints are where its Switch takes connections, in the host's network;
-	// none where it has no Switch.
+	// Endpoints lists the host's addresses where its Switch listens. It is empty without
+	// a Switch.
 	Endpoints []netip.AddrPort
 	// Prefixes hold the addresses of its pods.
 	Prefixes []netip.Prefix
 }
 
-// ServiceMap knows where a pod's connection leads. It is asked in the middle of
-// a connect and must not wait for anything.
+// ServiceMap resolves the targets of connections. A pod's connect waits for its
+// methods, which must not block.
 type ServiceMap interface {
-	// Resolve returns where a connection to an address may lead, and false where
-	// that is not certain.
+	// Resolve returns the possible targets of a connection to an address, and false
+	// if it does not know them for certain.
 	Resolve(to netip.AddrPort) (Route, bool)
-	// Outside tells whether an address is certainly none of the cluster's, and one
-	// that pods may reach as the user's processes on the host do. It is asked
-	// about what Resolve does not know.
+	// Outside reports whether an address that Resolve does not know is certainly
+	// outside the cluster, and pods may reach it like the user's processes.
 	Outside(to netip.AddrPort) bool
 }
 
-// Route is where a pod's connection may lead.
+// Route holds the possible targets of a connection.
 type Route struct {
-	// Targets are pods with their ports, of which one is as good as another;
-	// none where the address is a pod's own.
+	// Targets lists equally good ports of pods. It is empty if the address belongs to
+	// a pod.
 	Targets []netip.AddrPort
-	// Sticky is for how long the next connection of the same pod leads to the
-	// same target; 0 where it need not.
+	// Sticky is the timeout of session affinity: until then the next connection of the
+	// same pod has the same target. It is 0 without affinity.
 	Sticky time.Duration
 }
 
-// Policy decides which connections may be switched. It must not wait for
-// anything.
+// Policy decides which connections may be switched. Its methods must not block.
 type Policy interface {
-	// Permits is asked on both nodes, before a connection is made. Connections
-	// that it does not permit stay on the overlay, where packets are filtered:
-	// so false is right wherever it is not certain.
+	// Permits reports whether a connection is certainly permitted. Both nodes call it
+	// before a connection is made. Other connections stay on the overlay, where the
+	// kernel filters their packets.
 	Permits(from netip.Addr, to netip.AddrPort) bool
-	// PermitsOutside is the same for what is Outside.
+	// PermitsOutside is like Permits, for a target outside the cluster.
 	PermitsOutside(from netip.Addr, to netip.AddrPort) bool
 }
 
-// Config is what a Switch is made of. It takes over all files.
+// Config configures a Switch, which takes ownership of all files.
 type Config struct {
 	Nodes []Node
 	Self  int
-	// Key is the job's secret, from which all others are derived.
+	// Key is the job's secret. Other keys are derived from it.
 	Key []byte
 	// Listeners are the TCP sockets of Nodes[Self].Endpoints, made by Listen. A host
 	// has 28,000 ports for connections to each, and keeps them for a minute. The only
 	// node of a cluster needs none.
 	Listeners []*net.TCPListener
-	// Containers is the unix socket at which the runtime delivers the
-	// descriptor of a container's filter (linux.seccomp.listenerPath of the OCI
-	// runtime specification), with Metadata of the pod.
+	// Containers is a unix socket. The runtime sends the descriptor of each container's
+	// filter to it (linux.seccomp.listenerPath of the OCI runtime specification), with
+	// Metadata of the pod.
 	Containers *net.UnixListener
-	// Inside leads to ServeInside.
+	// Inside is connected to ServeInside.
 	Inside *net.UnixConn
 	// State outlives the process: the memory file of NewState.
 	State *os.File
-	// Lifeline is the writing end of a pipe that closes when nobody will start
-	// a successor.
+	// Lifeline is the writing end of a pipe. Its reading end closes when nobody will
+	// start a successor.
 	Lifeline *os.File
 
 	ServiceMap ServiceMap
@@ -83,8 +81,8 @@ type Config struct {
 	// 200 ms after which TCP sends a lost packet again.
 	Timeout, NonblockTimeout time.Duration
 
-	// Busy is from how many connections a second on a port is left to the overlay
-	// where its connections prove to be short; 0 is never.
+	// Busy is a number of connections per second. A port with as many short
+	// connections is left to the overlay. 0 disables that.
 	Busy int
 }
 

@@ -11,12 +11,11 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Confine puts the filter of a pod's processes on the calling thread, and on
-// all that it starts, and delivers its descriptor to a Switch at a unix socket,
-// as a runtime does that is told of linux.seccomp.listenerPath. The thread must
-// be locked. From then on its calls wait for the Switch, whose cluster has no
-// other node where alone is set. With memory, in bytes, sysinfo(2) tells of that
-// instead of the machine's.
+// Confine installs the filter of a pod's processes on the calling thread and its
+// descendants, and sends its descriptor to a Switch at a unix socket, as an OCI runtime
+// does for linux.seccomp.listenerPath. The thread must be locked. From then on its
+// calls wait for the Switch. alone is set in a cluster of one node. If memory, in
+// bytes, is not 0, sysinfo(2) returns it instead of the machine's.
 func Confine(socket, metadata string, alone bool, memory uint64) error {
 	if memory > 0 {
 		metadata += " " + strconv.FormatUint(memory, 10)
@@ -56,5 +55,5 @@ type processState struct {
 	Metadata string   `json:"metadata"`
 }
 
-// filterName is what the specification calls the descriptor of a filter.
+// filterName is the specification's name for the descriptor of a filter.
 const filterName = "seccompFd"

@@ -70,8 +70,7 @@ func (c *connecting) setDeadline() {
 	s.watchConnecting(c, true)
 }
 
-// resume continues in the state in which a predecessor has left the call: its
-// connection is fd.
+// resume continues a predecessor's call in its last state. fd is its connection.
 func (c *connecting) resume(fd int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

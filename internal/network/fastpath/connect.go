@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// handle answers a call.
+// handle dispatches a call.
 func (s *Switch) handle(t *trap) {
 	if t.call().Arch != auditArch || uint32(t.call().Call) >= firstForeignCall {
 		s.foreign(t)
@@ -31,8 +31,8 @@ func (s *Switch) handle(t *trap) {
 	}
 }
 
-// nested tells of a filter with a listener that the kernel is about to refuse.
-// Without a program (a null pointer) somebody asks whether there is such a thing.
+// nested logs a filter with a listener, which the kernel is about to refuse. A call
+// without a program (a null pointer) only probes for the feature.
 func (s *Switch) nested(t *trap) {
 	if t.call().Args[2] != 0 {
 		s.counters.add(countNested)
@@ -41,8 +41,8 @@ func (s *Switch) nested(t *trap) {
 	t.pass()
 }
 
-// foreign refuses what a program of another architecture asks for: its arguments
-// are packed in ways of their own.
+// foreign refuses the calls of a program of another architecture, whose arguments are
+// packed differently.
 func (s *Switch) foreign(t *trap) {
 	if !t.from.pod.foreign.Swap(true) {
 		s.config.Log.Warn("a 32-bit program of a pod uses sockets, which the fast path refuses it; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
@@ -50,8 +50,7 @@ func (s *Switch) foreign(t *trap) {
 	t.refuse(countForeign, unix.ENOSYS)
 }
 
-// connect either leaves a connect to the kernel, refuses it, or begins to switch
-// the socket.
+// connect leaves a connect to the kernel, refuses it, or starts to switch the socket.
 func (s *Switch) connect(t *trap) {
 	socket, ok := t.fetch(t.argument(0))
 	if !ok {
@@ -85,16 +84,16 @@ func (s *Switch) connect(t *trap) {
 	s.leave(t, socket, d, why)
 }
 
-// destination is where a connect leads.
+// destination is the target of a connect.
 type destination struct {
 	asked, target netip.AddrPort
-	// ipv6: the program's socket is one of IPv6, which IPv4 addresses may have, too.
-	// direct: it names the pod itself. outside: it is no pod.
+	// ipv6 is set for an IPv6 socket, whose addresses may be mapped IPv4 ones. direct is
+	// set if asked is the target itself, outside if it is no pod.
 	ipv6, direct, outside bool
 }
 
-// lookUp finds out what an address stands for, or why that is nothing that is
-// known.
+// lookUp resolves an address. If it returns a count, that is the reason why the call is
+// left to the overlay.
 func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why count) {
 	if stateOf(socket) != tcpClose {
 		return d, countInUse
@@ -125,8 +124,8 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 	return d, 0
 }
 
-// connectSwitched refuses what would give a pod a socket of the host's network
-// to use as it likes.
+// connectSwitched refuses calls that would connect a socket of the host's network to any
+// address.
 func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	if family(address) == unix.AF_UNSPEC {
 		if !s.checks.refuses(callDisconnect) {
@@ -145,7 +144,7 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	s.mu.Lock()
 	known := s.known[cookie]
 	unsaid := err == nil && ok && known != nil && known.unreported && known.peer.addrPort() == asked
-	// One that is not known any more was to the outside, and has failed.
+	// A socket without a record was connected to the outside, and has failed.
 	outside, pending := known == nil || known.outside, known != nil && known.pending
 	s.mu.Unlock()
 	if unsaid {
@@ -161,8 +160,8 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 	t.refuse(countReconnect, unix.EISCONN)
 }
 
-// say tells the caller how its socket is connected, if it still waits. Nobody
-// may look at the socket in between: the call may have begun again already.
+// report answers a connect, and records whether the caller received it. It holds the
+// lock, because the call may already have been restarted.
 func (s *Switch) report(t *trap, known *record, errno unix.Errno) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,12 +169,13 @@ func (s *Switch) report(t *trap, known *record, errno unix.Errno) {
 	known.unreported = !t.answer(0, errno)
 }
 
-// plan finds out whether to switch a socket.
+// plan decides whether to switch a socket. If it returns a count, that is the reason
+// why not.
 func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	p := t.from.pod
 	var node *peer
 	if !d.outside {
-		// Pods of one node are as near by the bridge between them.
+		// The bridge between pods of one node is as fast.
 		i := s.nodeOf(d.target.Addr())
 		if i < 0 || s.peers[i] == nil || i == s.config.Self && d.direct {
 			return nil, countElsewhere
@@ -205,7 +205,7 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	}
 	port := local.Port()
 	if d.outside && port != 0 {
-		return nil, countBound // whoever is connected to may ask for that port
+		return nil, countBound // the server may rely on that port
 	}
 	if port == 0 {
 		port = p.nextPort()

@@ -2,7 +2,7 @@ package fastpath
 
 import "sync/atomic"
 
-// count is something that is counted.
+// count is the index of a counter.
 type count int
 
 const (
@@ -79,7 +79,7 @@ type counters [numCounts]atomic.Uint64
 
 func (c *counters) add(what count) { c[what].Add(1) }
 
-// Counters are how often what happened, since the start.
+// Counters returns the nonzero counters since the start, by description.
 func (s *Switch) Counters() map[string]uint64 {
 	all := map[string]uint64{}
 	for what := range numCounts {

@@ -10,11 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cut ends switched connections of this node's pods that the policy does not
-// permit any more. It is to be called when that has changed, and looks through
-// all processes of the user: the Switch keeps no descriptor of what it has given
-// away, which would keep connections open that the pods have closed. It returns
-// how many that pods had it has cut.
+// Cut ends switched connections of this node's pods that the policy does not permit any
+// more, and returns their number. The caller calls it after each change of the policy.
+// It searches all processes of the user, because the Switch keeps no descriptors of
+// switched sockets: connections that the pods have closed would stay open.
 func (s *Switch) Cut() (int, error) {
 	s.removeParked(func(p *parked) bool {
 		return !p.plain && !s.config.Policy.Permits(p.ends.peer.Addr(), p.ends.local)
@@ -59,8 +58,8 @@ func (s *Switch) Cut() (int, error) {
 	return len(cut), problems
 }
 
-// cutIn ends the connections of one process. That others may not be looked at,
-// or end, is no error.
+// cutIn ends the connections of one process. It ignores processes that have ended or
+// that it may not inspect.
 func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool) error {
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
@@ -92,7 +91,7 @@ func (s *Switch) cutIn(pid int, forbidden map[string]uint64, cut map[uint64]bool
 	return problems
 }
 
-// breakIn breaks a connection of another process.
+// resetIn resets a connection of another process.
 func resetIn(process, number int, cookie uint64) error {
 	fd, err := unix.PidfdGetfd(process, number, 0)
 	if err != nil {
@@ -106,11 +105,10 @@ func resetIn(process, number int, cookie uint64) error {
 	return resetConn(fd)
 }
 
-// breakOff resets a connection, so that both programs are told of an error
-// (ECONNRESET, or EPIPE where a thread is waiting): after shutdown they would read
-// an end of the stream, as if all had come. What the pod has then is a socket of
-// the host's that is not connected, as after a reset by its peer: it is still the
-// Switch that is asked about connect and listen.
+// resetConn resets a connection, so that both programs receive an error (ECONNRESET, or
+// EPIPE for a waiting thread). After shutdown they would read a regular end of the
+// stream. The pod keeps an unconnected socket of the host, as after a reset by its peer,
+// and the Switch still decides about connect and listen on it.
 func resetConn(socket int) error {
 	err := disconnect(socket)
 	if errors.Is(err, unix.EBUSY) {

@@ -12,9 +12,8 @@ const (
 	offsetArgs = 16
 )
 
-// trapped are the calls that a Switch is asked about.
-//
-// listen is among them only for the sockets that are switched already.
+// trappedCalls returns the calls that a Switch answers. It includes listen only because
+// of sockets that are already switched.
 func trappedCalls(alone bool) []uint32 {
 	calls := []uint32{unix.SYS_CONNECT, unix.SYS_LISTEN, unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME}
 	if alone {
@@ -23,31 +22,30 @@ func trappedCalls(alone bool) []uint32 {
 	return append(calls, unix.SYS_ACCEPT, unix.SYS_ACCEPT4)
 }
 
-// fastOpeners connect a socket when they have the flag MSG_FASTOPEN in the
-// argument.
+// fastOpeners returns the calls that connect a socket if the given argument has the flag
+// MSG_FASTOPEN.
 func fastOpeners() map[uint32]int {
 	return map[uint32]int{unix.SYS_SENDTO: 3, unix.SYS_SENDMSG: 2, unix.SYS_SENDMMSG: 3}
 }
 
-// ringCalls do what no filter sees.
+// ringCalls returns the calls of io_uring, whose operations bypass filters.
 func ringCalls() []uint32 {
 	return []uint32{unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER}
 }
 
-// rules says what a filter leaves out.
+// rules selects the calls that a filter traps.
 type rules struct {
-	// alone: connections of other pods come from no Switch, so accept is the
-	// kernel's.
+	// alone is set in a cluster of one node: no Switch makes connections to its pods, so
+	// the kernel can perform accept.
 	alone bool
-	// memory: sysinfo(2) is answered with the container's memory.
+	// memory is set if sysinfo(2) is answered with the container's memory.
 	memory bool
 }
 
-// filter is the seccomp program of a pod's processes, beside the profile that
-// the pod has: the kernel asks both, and a refusal counts more than a question.
-// Programs of another architecture than the kernel's own are left alone, but for
-// what could reach a network. A filter with a listener of the pod's own is
-// looked at only to be told of: the kernel refuses a second one.
+// filter returns the seccomp program of a pod's processes. The kernel runs it beside the
+// pod's own profile, whose refusals have priority. Programs of another architecture are
+// restricted only in calls that can reach a network. A call that would install another
+// filter with a listener, which the kernel refuses, is trapped only to log it.
 func filter(r rules) []unix.SockFilter {
 	var p program
 	p.load(offsetArch)
@@ -79,10 +77,10 @@ func filter(r rules) []unix.SockFilter {
 
 func refuse(errno unix.Errno) uint32 { return unix.SECCOMP_RET_ERRNO | uint32(errno) }
 
-// program is classic BPF in the making.
+// program builds classic BPF.
 type program []unix.SockFilter
 
-// add adds an instruction, and how many a jump skips whose condition is false.
+// add adds an instruction. A jump skips whenFalse instructions if its condition is false.
 func (p *program) add(code uint16, k uint32, whenFalse uint8) {
 	*p = append(*p, unix.SockFilter{Code: code, K: k, Jf: whenFalse})
 }
@@ -100,8 +98,7 @@ func (p *program) whenAtLeast(value, v uint32) {
 	p.end(v)
 }
 
-// whenFlag ends where a call has a flag in an argument, and allows the call
-// where it has not.
+// whenFlag ends with v if an argument of call has a flag, and otherwise allows the call.
 func (p *program) whenFlag(call uint32, argument int, flag, v uint32) {
 	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 4)
 	p.load(offsetArgs + 8*uint32(argument))
@@ -110,8 +107,8 @@ func (p *program) whenFlag(call uint32, argument int, flag, v uint32) {
 	p.end(unix.SECCOMP_RET_ALLOW)
 }
 
-// unless goes on where what was loaded is not value, and otherwise where the
-// returned jump is said to lead.
+// unless continues with the next instruction if the loaded value differs from value, and
+// otherwise at the place that here sets for the returned jump.
 func (p *program) unless(value uint32) (jump int) {
 	p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, value, 0)
 	return len(*p) - 1

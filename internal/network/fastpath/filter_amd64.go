@@ -4,12 +4,12 @@ import "golang.org/x/sys/unix"
 
 const (
 	auditArch = unix.AUDIT_ARCH_X86_64
-	// firstForeignCall begins those of x32, which have the same architecture.
+	// firstForeignCall is the first call of x32, which has the same architecture.
 	firstForeignCall = 0x40000000
 )
 
-// foreignCalls are those of i386 that connect, listen, accept, or send with
-// MSG_FASTOPEN, and io_uring.
+// foreignCalls returns the calls of i386 that connect, listen, accept, or send with
+// MSG_FASTOPEN, and the calls of io_uring.
 func foreignCalls() []uint32 {
 	const (
 		socketcall, sendmmsg, connect, listen, accept4, sendto, sendmsg = 102, 345, 362, 363, 364, 369, 370

@@ -7,8 +7,8 @@ const (
 	firstForeignCall = 0x40000000
 )
 
-// foreignCalls are those of 32-bit ARM that connect, listen, accept, or send
-// with MSG_FASTOPEN, and io_uring.
+// foreignCalls returns the calls of 32-bit ARM that connect, listen, accept, or send with
+// MSG_FASTOPEN, and the calls of io_uring.
 func foreignCalls() []uint32 {
 	const (
 		socketcall, connect, listen, accept, sendto, sendmsg, accept4, sendmmsg = 102, 283, 284, 285, 290, 296, 366, 374

@@ -7,24 +7,23 @@ import (
 	"time"
 )
 
-// Short connections in quick succession cost more where the hosts make them than
-// on the overlay: two Switches are asked about each, and there is little to carry
-// afterwards. A port that proves to have such is left to the overlay for a while,
-// and then tried anew.
+// Many short connections cost more between the hosts than on the overlay: two Switches
+// handle each of them, and they carry little. A port with such connections is left to
+// the overlay for a while, and then tried again.
 
 const (
-	// habitPeriod is how long a port is looked at; a connection that ends within it
-	// is a short one.
+	// habitPeriod is the time to observe a port. A shorter connection counts as short.
 	habitPeriod = time.Second
-	// habitFor is for how long a port with short connections is left alone.
+	// habitFor is the time that a port with short connections stays on the overlay.
 	habitFor = 10 * time.Second
-	// numSamples are the first connections of a period, of which mostLong may last.
+	// numSamples is the number of connections examined in a period. A port has short
+	// connections if at most mostLong of them last.
 	numSamples, mostLong = 8, 1
-	// mostHabits is how many ports are looked at, more or less.
+	// mostHabits limits the number of observed ports.
 	mostHabits = 1024
 )
 
-// habits are those of the ports to which pods connect.
+// habits records the connections to each port.
 type habits struct {
 	mu sync.Mutex
 	of map[netip.AddrPort]*habit
@@ -37,7 +36,7 @@ type habit struct {
 	until   time.Time // it is left to the overlay
 }
 
-// short tells whether connections to a port are to be left to the overlay now.
+// short reports whether connections to a port are left to the overlay now.
 func (h *habits) short(to netip.AddrPort, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -45,8 +44,8 @@ func (h *habits) short(to netip.AddrPort, now time.Time) bool {
 	return known != nil && now.Before(known.until)
 }
 
-// note takes a new connection in. It returns those by which the port is to be
-// judged, at the end of a period in which there were as many as busy.
+// note records a new connection. After a period with at least busy connections it
+// returns samples for a decision about the port.
 func (h *habits) note(to netip.AddrPort, about record, busy int, now time.Time) (samples []record) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,7 +75,7 @@ func (h *habits) note(to netip.AddrPort, about record, busy int, now time.Time) 
 	return samples
 }
 
-// leave has a port left to the overlay until then.
+// leave makes a port stay on the overlay until a time.
 func (h *habits) leave(to netip.AddrPort, until time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -85,7 +84,8 @@ func (h *habits) leave(to netip.AddrPort, until time.Time) {
 	}
 }
 
-// learn takes in that a connection to a port was switched.
+// learn records a switched connection, and leaves the port to the overlay if its
+// connections are short.
 func (s *Switch) learn(to netip.AddrPort, about record) {
 	if s.config.Busy == 0 {
 		return

@@ -10,13 +10,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sockets between the hosts are of IPv6, with IPv4 addresses in its form where
-// the hosts have those: so a program whose socket is one of IPv6 gets one, on
-// which all of its options are known. The kernel can make such a socket one of
-// IPv4, and not the other way round.
+// Sockets between the hosts are IPv6 sockets, with mapped addresses between IPv4 hosts.
+// So a program with an IPv6 socket receives one that supports all its options. The
+// kernel can convert such a socket to IPv4, but not the other way round.
 
-// hostSocket makes a socket of the host's network for addresses of a family. ipv6
-// tells that it takes them in the form of IPv6, which the kernel may not have.
+// hostSocket makes a socket of the host's network for addresses of one family. ipv6 is
+// false if it is an IPv4 socket, because the kernel has no IPv6.
 func hostSocket(like netip.Addr) (fd int, ipv6 bool, err error) {
 	const kind = unix.SOCK_STREAM | unix.SOCK_NONBLOCK | unix.SOCK_CLOEXEC
 	fd, err = unix.Socket(unix.AF_INET6, kind, unix.IPPROTO_TCP)
@@ -35,9 +34,9 @@ func hostSocket(like netip.Addr) (fd int, ipv6 bool, err error) {
 	return fd, false, nil
 }
 
-// becomeIPv4 makes a connection one of IPv4, for a program that has such sockets.
-// One between hosts that have IPv6 stays what it is, and so does one that the
-// other side has ended already: it serves as well, but for what SO_DOMAIN says.
+// becomeIPv4 converts a connection for a program with an IPv4 socket. A connection
+// between IPv6 hosts, or one that the other side has already ended, stays an IPv6
+// socket. It works as well, but SO_DOMAIN shows the difference.
 func becomeIPv4(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_ADDRFORM, unix.AF_INET)
 }
@@ -57,7 +56,7 @@ func Listen(at netip.AddrPort) (*net.TCPListener, error) {
 	}
 	file := os.NewFile(uintptr(fd), "listener")
 	defer file.Close()
-	const queue = 1<<16 - 1 // the kernel has a limit of its own
+	const queue = 1<<16 - 1 // the kernel also has a limit
 	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	if err == nil {
 		err = unix.Bind(fd, sockaddrOf(at, ipv6))

@@ -19,44 +19,43 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// A Switch has no capability over what the user owns: it cannot enter the
-// network namespace of a pod, nor read in /proc which files processes under other
-// ids have open. So it asks a process that can, inside the node's namespaces
-// (ServeInside). A request is a packet: a number that the answer repeats, since
-// an answer may be to a process that has died, and what is asked. Beside it is a
-// descriptor, of a namespace or of a process.
+// A Switch has no capability over the user's namespaces: it cannot enter the network
+// namespace of a pod, or read in /proc which files processes with other ids have open.
+// So it asks a process inside the node's namespaces (ServeInside). A request is a packet
+// with a ticket, a question, and the descriptor of a namespace or process. The answer
+// repeats the ticket, because the process that asked earlier may have died.
 
 const (
 	bellsAtOnce = 16
 	ticketLen   = 8
-	// insideWithin is how long an answer may take, and for how long nobody asks
-	// again after it has not come: calls of pods wait for it.
+	// insideWithin limits the wait for an answer, because calls of pods wait for it too.
+	// After a timeout, questions fail at once for as long.
 	insideWithin = time.Second
 	// maxAnswer bounds an answer, in bytes.
 	maxAnswer = 64 << 10
 )
 
-// question is what is asked.
+// question selects the answer that a Switch wants.
 type question byte
 
 const (
-	// askSockets: for TCP sockets in a network namespace, askSockets6 for those of
-	// IPv6, askDiag for one that tells of those there.
+	// askSockets asks for IPv4 TCP sockets in a network namespace, askSocketsIPv6 for
+	// IPv6 ones, and askDiag for a SOCK_DIAG socket.
 	askSockets     question = 's'
 	askSocketsIPv6 question = '6'
 	askDiag        question = 'd'
-	// askSockNames: what the descriptors of a process are that are sockets.
+	// askSockNames asks for the descriptors of a process that are sockets.
 	askSockNames question = 'n'
 )
 
-// inside asks.
+// inside sends questions to ServeInside.
 type inside struct {
 	mu    sync.Mutex
 	conn  *net.UnixConn
 	avoid time.Time
 }
 
-// ask returns the answer, empty where there is none, and descriptors beside it.
+// ask returns the text of an answer, which may be empty, and its descriptors.
 func (i *inside) ask(what question, about int) (text []byte, fds []int, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -105,7 +104,7 @@ func (i *inside) sockets(what question, namespace int) ([]int, error) {
 	return fds, err
 }
 
-// socketNames returns what socketNames does of a process.
+// socketNames calls socketNames inside.
 func (i *inside) socketNames(process int) ([]byte, error) {
 	text, _, err := i.ask(askSockNames, process)
 	if err == nil && len(text) == 0 {
@@ -133,13 +132,13 @@ func ServeInside(conn *net.UnixConn) error {
 		answer := bytes.Clone(request[:min(n, ticketLen)])
 		var made []int
 		if n > ticketLen && len(about) == 1 {
-			// Nothing says it all.
+			// An empty answer reports any error.
 			var text []byte
 			switch what := question(request[ticketLen]); what {
 			case askSockets, askSocketsIPv6, askDiag:
 				made, _ = socketsIn(what, about[0])
 			case askSockNames:
-				// The Switch's /proc numbers processes otherwise.
+				// The Switch's PID namespace has different numbers.
 				if number, err := processOf(about[0]); err == nil {
 					text, _ = socketNames(number)
 				}
@@ -181,8 +180,7 @@ func socketsIn(what question, namespace int) (made []int, err error) {
 	return made, err
 }
 
-// processOf returns the number, in our PID namespace, of the process or thread
-// that a descriptor stands for.
+// processOf returns the number of a pidfd's process or thread in our PID namespace.
 func processOf(pidfd int) (int, error) {
 	info, err := readSmall("/proc/self/fdinfo/" + strconv.Itoa(pidfd))
 	if err != nil {
@@ -199,8 +197,8 @@ func processOf(pidfd int) (int, error) {
 	return 0, fmt.Errorf("find a process: %w", unix.ESRCH)
 }
 
-// socketNames lists the descriptors of a process that are sockets, a number and
-// the kernel's name for the socket per line.
+// socketNames lists the sockets of a process: a descriptor and the kernel's name for the
+// socket on each line.
 func socketNames(process int) ([]byte, error) {
 	dir := "/proc/" + strconv.Itoa(process) + "/fd"
 	opened, err := os.Open(dir)

@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// carried are options that a program may have set before it connected, and that
-// an accepted socket has from its listener.
+// carried lists options that a program may have set before connect, and that an accepted
+// socket inherits from its listener.
 var carried = [...]struct{ level, name int }{
 	{unix.SOL_SOCKET, unix.SO_KEEPALIVE},
 	{unix.SOL_SOCKET, unix.SO_OOBINLINE},
@@ -32,10 +32,10 @@ var carried = [...]struct{ level, name int }{
 	{unix.IPPROTO_TCP, unix.TCP_LINGER2},
 }
 
-// carried6 are further ones, of sockets of IPv6.
+// carriedIPv6 lists further options of IPv6 sockets.
 var carriedIPv6 = [...]int{unix.IPV6_TCLASS, unix.IPV6_UNICAST_HOPS, unix.IPV6_RECVTCLASS}
 
-// settings are what a program may have changed of a socket.
+// settings holds the options of a socket that a program may change.
 type settings struct {
 	values     [len(carried)]int
 	congestion string
@@ -50,12 +50,12 @@ func defaultsOf(socket int) (o settings) {
 	return o
 }
 
-// copyChanged makes a connection behave as a program has asked of its socket.
-// What it did not ask for is as on the host, and what the host does not allow,
-// such as a congestion control, stays as it is.
+// copyChanged copies the options that a program has changed from its socket to a
+// connection. Other options keep the host's defaults. So do options that the host does not
+// permit, such as a congestion control.
 func (o *settings) copyChanged(from, to int, ipv6 bool) {
 	if o == nil {
-		return // no process of the pod has called since this one began
+		return // the pod has not called since this process started
 	}
 	for i, c := range carried {
 		if value := option(from, c.level, c.name); value >= 0 && value != o.values[i] {
@@ -86,8 +86,8 @@ func (o *settings) copyChanged(from, to int, ipv6 bool) {
 	}
 }
 
-// copyBuffers keeps to sizes that the program has chosen (SO_BUF_LOCK, Linux
-// 5.14); others the kernel adapts.
+// copyBuffers copies buffer sizes that the program has set (SO_BUF_LOCK, Linux 5.14).
+// The kernel adapts the others.
 func copyBuffers(from, to int) {
 	const lockedSend, lockedReceive = 1, 2
 	locked, err := unix.GetsockoptInt(from, unix.SOL_SOCKET, unix.SO_BUF_LOCK)
@@ -111,10 +111,9 @@ func getLinger(fd int) (value unix.Linger) {
 	return value
 }
 
-// watchAgain adds a connection to an epoll instance of the caller, which has
-// lost the socket that it replaced. The instance knows a file by its number
-// too, so it must be added under the caller's: by a thread with a table of
-// descriptors of its own.
+// watchAgain adds a connection to an epoll instance of the caller, where it replaces the
+// old socket. The kernel identifies an entry by file and number, so a thread with its
+// own table of descriptors has to add it under the caller's number.
 func (t *trap) watchAgain(epoll, number, connection int, w watch) error {
 	instance, err := unix.PidfdGetfd(t.thread, epoll, 0)
 	if err != nil {
@@ -132,9 +131,9 @@ func addUnder(instance, number, connection int, w watch) error {
 	if err := unix.Unshare(unix.CLONE_FILES); err != nil {
 		return err
 	}
-	// What is closed elsewhere must not live on here, least of all the socket
-	// that was replaced: epoll would go on reporting it.
-	// The call refuses no range that is one, and the thread ends with its table.
+	// A copy in this table must not keep closed files open, least of all the replaced
+	// socket, which epoll would go on reporting. close_range accepts any valid range, and
+	// the thread ends with its table.
 	defer func() { _ = unix.CloseRange(0, math.MaxUint32, 0) }()
 	if instance == number {
 		moved, err := unix.FcntlInt(uintptr(instance), unix.F_DUPFD_CLOEXEC, number+1)

@@ -212,7 +212,7 @@ func options6(args []string) error {
 	return exchange(fd, -1, false)
 }
 
-// sixonly ADDRESS: connects a socket that is to have IPv6 alone.
+// sixonly ADDRESS: connects a socket that accepts only IPv6.
 func sixOnly(args []string) error {
 	fd, err := newSocket(unix.AF_INET6, 0)
 	if err != nil {

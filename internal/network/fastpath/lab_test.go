@@ -24,12 +24,12 @@ import (
 )
 
 // The lab is a machine (user and network namespace of the test) with hosts,
-// which are network namespaces joined by a wire. On each host is a node: a
-// process with a user and a network namespace of its own (the agent), in which
-// pods hang on a bridge. A second wire between the nodes stands for the overlay.
-// The Switch of a host runs in the host's namespace without any capability.
+// which are network namespaces joined by a wire. On each host is a node: a process
+// (the agent) with its own user and network namespaces, where pods hang on a bridge. A
+// second wire between the nodes stands for the overlay. The Switch of a host runs in the
+// host's namespace without any capability.
 //
-// All that has a part is the test binary, started again with a role.
+// Every process is the test binary, started with a role.
 const (
 	asRole       = "BERTH_FASTPATH_TEST_ROLE"
 	roleAgent    = "agent"
@@ -75,7 +75,7 @@ func role(name string, env ...string) *exec.Cmd {
 	return command
 }
 
-// labConfig is what differs between labs.
+// labConfig configures a lab.
 type labConfig struct {
 	without   without
 	services  map[string]Route // of pods' connections, beside the pods themselves
@@ -116,7 +116,7 @@ type host struct {
 	ended   chan struct{}
 }
 
-// switchConfig is what a Switch process is told.
+// switchConfig configures a Switch process.
 type switchConfig struct {
 	Nodes    []Node
 	Self     int
@@ -256,8 +256,8 @@ func (l *lab) introduce(name string, to, neighbour *namespace, addresses []netip
 	})
 }
 
-// settled waits until addresses of this namespace can be used: the kernel makes
-// those of IPv6 good in the background, once their link is there.
+// settled waits until addresses of this namespace are usable: the kernel enables IPv6
+// addresses in the background, once their link is up.
 func settled(addresses []netip.Prefix) error {
 	for _, address := range addresses {
 		if address.Addr().Is4() || address.Addr().IsLinkLocalUnicast() {

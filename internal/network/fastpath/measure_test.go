@@ -19,15 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// BenchmarkBesideBare measures between two hosts that a veth joins, and between
-// pods on them, switched, in turn: each iteration is a pair (-benchtime=3x).
-// Each host with all of its programs has a core of its own. The metrics are
-// medians of the pairs; x is switched divided by bare. share is that of the
-// connections that were switched: under 0.99 it is the overlay that was
-// measured.
+// BenchmarkBesideBare compares two hosts joined by a veth with switched connections of
+// pods on them, in turn: each iteration is a pair (-benchtime=3x). Each host, with all
+// its programs, has one core. The metrics are medians of the pairs; x is switched divided
+// by bare. share is the part of the connections that was switched: below 0.99, the
+// benchmark has measured the overlay.
 //
-// CPU seconds are those of the whole machine, which must be quiet, and for each
-// connection those of the two Switches alone.
+// CPU seconds count the whole machine, which must be quiet. For each connection they count
+// only the two Switches.
 func BenchmarkBesideBare(b *testing.B) {
 	for _, load := range []struct {
 		name string
@@ -84,7 +83,7 @@ func BenchmarkBesideBare(b *testing.B) {
 	}
 }
 
-// switchTime is what the Switches of both hosts have worked so far.
+// switchTime returns the CPU time of both hosts' Switches.
 func (l *lab) switchTime() (total time.Duration) {
 	for _, h := range l.hosts {
 		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", h.process.Process.Pid))
@@ -100,7 +99,7 @@ func (l *lab) switchTime() (total time.Duration) {
 	return total
 }
 
-// place is where a program can run: a host, or a pod.
+// place is a host or a pod.
 type place interface {
 	begin(b *testing.B, args ...string) (line func() string, wait func() string)
 	at(port int) string
@@ -144,7 +143,7 @@ func (h *host) begin(b *testing.B, args ...string) (line, wait func() string) {
 	}
 }
 
-// busy is what all processors of the machine have worked so far.
+// busy returns the CPU time of the whole machine.
 func busy(b *testing.B) time.Duration {
 	stat, err := os.ReadFile("/proc/stat")
 	if err != nil {

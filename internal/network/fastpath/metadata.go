@@ -10,19 +10,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Metadata is what the runtime says of a container whose filter it delivers.
+// Metadata describes the container whose filter the runtime delivers.
 type Metadata struct {
 	// Address is the pod's of IPv4, Address6 that of IPv6; invalid where it has
 	// none.
 	Address, AddressIPv6 netip.Addr
 	// Network is the cookie of its network namespace (SO_NETNS_COOKIE).
 	Network uint64
-	// Memory is the memory in bytes that sysinfo(2) tells its programs; 0 leaves
-	// the call to the kernel.
+	// Memory is the memory in bytes that sysinfo(2) reports; 0 leaves the call to the
+	// kernel.
 	Memory uint64
 }
 
-// MarshalText is how the runtime writes it.
+// MarshalText returns the form that the runtime sends.
 func (m Metadata) MarshalText() ([]byte, error) {
 	addresses := m.Address.String()
 	if m.AddressIPv6.IsValid() {
@@ -35,10 +35,10 @@ func (m Metadata) MarshalText() ([]byte, error) {
 	return text, nil
 }
 
-// UnmarshalText is the reverse.
+// UnmarshalText parses the form that MarshalText returns.
 func (m *Metadata) UnmarshalText(text []byte) error {
 	var addresses string
-	// The last number need not be there.
+	// The last number is optional.
 	if n, err := fmt.Sscan(string(text), &addresses, &m.Network, &m.Memory); n < 2 || n == 2 && !errors.Is(err, io.EOF) {
 		return fmt.Errorf("read what a container is (%q): %w", text, err)
 	}

@@ -7,13 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ends are those of a connection as a pod knows them, both of one family.
+// ends holds the addresses of a connection as the pod sees them, both of one family.
 type ends struct{ local, peer netip.AddrPort }
 
 func (e ends) ipv6() bool { return e.local.Addr().Is6() }
 
-// know writes down what a connection is called in the pod that will have it, and
-// which pod's port it leads to.
+// register records the addresses of a connection in the pod that will receive it, and its
+// target.
 func (s *Switch) register(fd int, e ends, target netip.AddrPort, ipv6, outside bool) (*record, error) {
 	local, ok1 := localAddress(fd)
 	peer, ok2 := peerAddress(fd)
@@ -29,7 +29,7 @@ func (s *Switch) register(fd int, e ends, target netip.AddrPort, ipv6, outside b
 	})
 }
 
-// knowSteered writes down which Service a pod's own socket is connected to.
+// registerSteered records the Service behind the connection of a pod's own socket.
 func (s *Switch) registerSteered(p *pod, socket int, d destination) error {
 	local, _ := localAddress(socket)
 	_, err := s.addKnown(socket, record{
@@ -49,7 +49,7 @@ func (s *Switch) addKnown(socket int, about record) (r *record, err error) {
 	*r = about
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.state.put(s.known[about.cookie]) // of a socket that is connected anew
+	s.state.put(s.known[about.cookie]) // of a socket that is connected again
 	s.known[about.cookie] = r
 	if len(s.known) > s.forgetAt {
 		s.forgetAt = numRecords // until it has been done
@@ -66,8 +66,8 @@ func (s *Switch) unregister(r *record) {
 	s.state.put(r)
 }
 
-// name answers getsockname and getpeername on a switched socket with the
-// addresses that the pod knows.
+// name answers getsockname and getpeername on a switched socket with the addresses that
+// the pod expects.
 func (s *Switch) name(t *trap) {
 	s.mu.Lock()
 	none := len(s.known) == 0
@@ -106,8 +106,7 @@ func (s *Switch) name(t *trap) {
 	}
 }
 
-// listen refuses to make a switched socket one that takes connections to the
-// host.
+// listen refuses to turn a switched socket into a listener of the host.
 func (s *Switch) listen(t *trap) {
 	socket, ok := t.fetch(t.argument(0))
 	if !ok {
@@ -122,7 +121,7 @@ func (s *Switch) listen(t *trap) {
 		return
 	}
 	t.from.pod.noteListener(socket)
-	// The pod's servers can be rung from now on.
+	// Bells can reach the pod's servers from now on.
 	if err := t.from.pod.findNamespace(t); err != nil {
 		s.config.Log.Debug("connections to a pod stay on the overlay", "pod", t.from.pod.address, "err", err)
 	}

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestProgramsOfOthers are those that a machine may have: their libraries wait
-// for connections in ways of their own.
+// TestProgramsOfOthers runs programs that are installed on the machine, because their
+// libraries wait for connections in different ways.
 func TestProgramsOfOthers(t *testing.T) {
 	_, client, server := pair(t, labConfig{})
 	need := func(t *testing.T, name string) {

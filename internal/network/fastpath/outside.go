@@ -128,8 +128,8 @@ const (
 
 func stateOf(socket int) int { return option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff }
 
-// progress returns the error with which connect answers for a switched socket:
-// EINPROGRESS until it is connected or has failed, otherwise 0.
+// progress returns the answer of connect on a switched socket: EINPROGRESS until it is
+// connected or has failed, and then 0.
 func (r *record) progress(socket int) unix.Errno {
 	if !r.outside {
 		return 0

@@ -21,14 +21,14 @@ type parked struct {
 	since time.Time
 }
 
-// bellKey is how an accepted connection is recognized as a bell's: by its
-// namespace too, since a pod with capabilities can give itself any address.
+// bellKey identifies the bell of an accepted connection. It includes the namespace,
+// because a pod with capabilities can give itself any address.
 type bellKey struct {
 	network     uint64
 	bell, local netip.AddrPort
 }
 
-// answerer answers the other node; the zero value has nobody to answer.
+// answerer answers the other node. The zero value sends nothing.
 type answerer struct {
 	key   []byte
 	asked *[preambleLen]byte
@@ -50,8 +50,8 @@ func (a answerer) send(fd int, v verdict) bool {
 	return err == nil && n == len(b)
 }
 
-// refuse ends a connection that no pod will have. One that was promised is
-// reset; a reset before could overtake the answer.
+// refuse ends a connection that no pod will receive. If it was promised, it is reset.
+// Otherwise the answer must arrive, which a reset could overtake.
 func (a answerer) refuse(fd int, v verdict) {
 	if a.asked == nil {
 		reset(fd)
@@ -65,8 +65,8 @@ func (s *Switch) bellKey(network uint64, bell, local netip.AddrPort) bellKey {
 	return bellKey{s.checks.namespace(network), bell, local}
 }
 
-// ring connects to the pod's listener and parks a connection there. It answers
-// the other node before anyone can accept it.
+// ring connects a bell to the pod's listener and parks a connection there. It answers the
+// other node before the pod can accept the connection.
 func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	overlay := func(why count) {
 		s.counters.add(why)
@@ -127,7 +127,7 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	if !promised && !e.ipv6() && p.acceptsIPv4(e.local.Port()) {
 		becomeIPv4(fd) // while it surely is established
 	}
-	// A successor sees whether it has been sent.
+	// A successor checks whether the answer was sent.
 	r.answer = answer.encode(verdictConnected)
 	r.stage = stageBegun
 	if !answer.send(fd, verdictConnected) {
@@ -151,7 +151,7 @@ func (s *Switch) park(p *parked) {
 	s.sweepSoon()
 }
 
-// rung returns what was parked for an accepted connection, if that is a bell's.
+// takeRung returns the parked connection of an accepted bell, or nil.
 func (s *Switch) takeRung(p *pod, accepted int) *parked {
 	if !s.checks.mayRing(p) {
 		return nil
@@ -172,7 +172,8 @@ func (s *Switch) takeRung(p *pod, accepted int) *parked {
 	return found
 }
 
-// unpark takes connections out, each of which goes to f with its bell.
+// removeParked removes the parked connections that match, and passes them to f. It
+// returns how many there were.
 func (s *Switch) removeParked(which func(*parked) bool, f func(*parked)) (left int) {
 	var out []*parked
 	s.mu.Lock()
@@ -193,13 +194,13 @@ func (s *Switch) removeParked(which func(*parked) bool, f func(*parked)) (left i
 	return left + len(out)
 }
 
-// ringAgain is for a parked connection whose bell was not heard: the listener
-// is gone, or who accepted it was interrupted.
+// ringAgain parks a connection again after its listener was closed, or the call that
+// accepted it was interrupted.
 func (s *Switch) ringAgain(p *pod, fd int, e ends, plain bool) {
 	s.ring(p, fd, e, plain, answerer{})
 }
 
-// deaf tells whether the bell was closed and not heard.
+// unheard reports whether the bell was closed before the pod accepted it.
 func (p *parked) unheard(now time.Time) bool {
 	if now.Sub(p.since) < sweepEvery {
 		return false

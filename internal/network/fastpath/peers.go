@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer is a node, this one too: its pods reach each other through a Service in
-// the same way as those of others. Connections to it are made before they are needed: a
-// connect of a pod then costs one round trip, as it would anyway.
+// peer is a node, including this one, whose pods also reach each other through Services.
+// It keeps idle connections, so that a connect of a pod costs one round trip, as on any
+// network.
 type peer struct {
 	node      int
 	endpoints []netip.AddrPort
@@ -23,9 +23,10 @@ type peer struct {
 	idle  []int
 	want  int
 	taken int
-	// late is how many connections in a row it has not answered in time.
+	// late counts consecutive connections without an answer in time.
 	late int
-	// avoid is until when the peer is left alone, because it did not answer.
+	// avoid is the time until which connections stay on the overlay, because the peer did
+	// not answer.
 	avoid time.Time
 }
 
@@ -34,8 +35,8 @@ const (
 	maxIdle  = 64
 	avoidFor = 5 * time.Second
 
-	// mostLate connections in a row are late where a node is away. One alone had a
-	// packet that was lost: TCP sends it again after 200 ms, or a second.
+	// maxLate consecutive timeouts mean that a node is unreachable. A single one may be a
+	// lost packet, which TCP sends again after 200 ms or 1 s.
 	maxLate = 2
 )
 
@@ -54,8 +55,7 @@ func newPeers(c Config) ([]*peer, error) {
 	return peers, nil
 }
 
-// take returns a connection on which the challenge may not have come yet, and
-// whether it was made just now.
+// take returns a connection and whether it is new. Its challenge may not have arrived.
 func (p *peer) take() (fd int, fresh bool, err error) {
 	p.mu.Lock()
 	if time.Now().Before(p.avoid) {
@@ -75,14 +75,14 @@ func (p *peer) take() (fd int, fresh bool, err error) {
 	return fd, true, err
 }
 
-// fail leaves the peer alone for a while.
+// fail avoids the peer for a while.
 func (p *peer) fail() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.avoid = time.Now().Add(avoidFor)
 }
 
-// isLate tells that a connection was not answered in time.
+// timedOut records that a connection was not answered in time.
 func (p *peer) timedOut() {
 	p.mu.Lock()
 	p.late++
@@ -93,7 +93,7 @@ func (p *peer) timedOut() {
 	}
 }
 
-// answered tells that the peer is there.
+// answered records that the peer is reachable.
 func (p *peer) answered() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,7 +113,7 @@ func (p *peer) dial() (int, error) {
 	return fd, nil
 }
 
-// refill makes up to two connections for later: one for that which was taken.
+// refill makes up to two idle connections, one of them for the connection just taken.
 func (p *peer) refill() {
 	for range 2 {
 		p.mu.Lock()
@@ -132,8 +132,8 @@ func (p *peer) refill() {
 	}
 }
 
-// trim closes what has not been needed since the last time, and tells whether
-// anything is left.
+// trim closes the idle connections if none was taken since the last call. It reports
+// whether any are left.
 func (p *peer) trim() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// maxStrangers is how many connections may wait for a preamble. Those of
-	// other nodes wait until they are needed.
+	// maxPending limits the connections that wait for a preamble. Idle connections of
+	// other nodes are among them.
 	maxPending = 4096
 	// pendingFor limits that wait.
 	pendingFor = 2 * time.Minute
@@ -29,9 +29,9 @@ type peerListener struct {
 
 func (d *peerListener) ready(uint32) { d.s.acceptAll(d.fd, d.token, d.s.addPending) }
 
-// acceptAll takes the connections that a listener has, and waits for the next.
-// When descriptors or memory are short, it pauses: the connection stays pending,
-// so the reactor would report it again at once.
+// acceptAll accepts all connections of a listener, and waits for the next. It pauses when
+// descriptors or memory are short, because the reactor would report the connection, which
+// stays in the queue, again at once.
 func (s *Switch) acceptAll(listener int, token uint64, take func(fd int)) {
 	again := func() { _ = s.reactor.again(listener, token, unix.EPOLLIN) }
 	for {
@@ -51,7 +51,7 @@ func (s *Switch) acceptAll(listener int, token uint64, take func(fd int)) {
 	}
 }
 
-// pendingConn is a connection that has not said what it is for.
+// pendingConn is a connection that has not sent its preamble.
 type pendingConn struct {
 	s         *Switch
 	fd        int
@@ -136,7 +136,7 @@ func (g *pendingConn) ready(uint32) {
 	g.s.handlePreamble(g)
 }
 
-// admit hears what a connection is for.
+// handlePreamble acts on the preamble of a connection.
 func (s *Switch) handlePreamble(g *pendingConn) {
 	p, key, err := decodePreamble(&g.b, g.challenge, s.keyFrom)
 	if !s.checks.trusts(err, key) {
@@ -170,7 +170,7 @@ func (s *Switch) handlePreamble(g *pendingConn) {
 	s.ring(to, g.fd, ends{p.target, p.source}, false, answer)
 }
 
-// checkPreamble holds a node to its own pods, and to what is meant for us.
+// checkPreamble accepts connections from the other node's pods to this node's pods.
 func (s *Switch) checkPreamble(p preamble) error {
 	switch {
 	case p.to != s.config.Self:
@@ -192,7 +192,7 @@ func (s *Switch) keyFrom(node int) []byte {
 	return s.inward[node]
 }
 
-// nodeOf returns the node of a pod's address, -1 if there is none.
+// nodeOf returns the node of a pod's address, or -1.
 func (s *Switch) nodeOf(address netip.Addr) int {
 	for i, n := range s.config.Nodes {
 		for _, prefix := range n.Prefixes {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pod is a pod of the lab.
+// labPod is a pod of the lab.
 type labPod struct {
 	host    *host
 	name    string

@@ -17,31 +17,31 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// pod is what has addresses and a network namespace.
+// pod holds the addresses, the network namespace and the bells of a pod.
 type pod struct {
-	address     netip.Addr // of IPv4, by which it is named
+	address     netip.Addr // of IPv4, also the pod's name
 	addressIPv6 netip.Addr // invalid where it has none
 
-	// network is the cookie of its namespace, 0 until a process in it has called.
+	// network is the cookie of its namespace, or 0 before the first call of the pod.
 	network atomic.Uint64
-	// defaults are the options of a new socket of its.
+	// defaults holds the options of a new socket in its namespace.
 	defaults atomic.Pointer[settings]
 
 	mu         sync.Mutex
 	containers []*container // under the Switch's lock
-	// free are bells: sockets of its namespace, not connected. The first shows
-	// where the namespace is, and stays. free6 are those of IPv6.
+	// free holds unconnected IPv4 bells. The first one stays there, to find the
+	// namespace. freeIPv6 holds IPv6 bells.
 	free, freeIPv6 []int
-	// diag tells of the sockets of its namespace, once that was asked for.
+	// diag lists the sockets of its namespace. It is nil before the first use.
 	diag *linux.SocketDiag
 
-	// fours are ports at which programs of the pod listen with sockets of IPv4.
+	// ipv4Ports holds the ports of the pod's IPv4 listeners.
 	ipv4Ports map[uint16]bool
 
-	// ringing is held while a bell's port is not known yet.
+	// ringing is held until the port of a bell is known.
 	ringing sync.Mutex
 	parked  atomic.Int32
-	foreign atomic.Bool // it was told of a 32-bit program
+	foreign atomic.Bool // a 32-bit program was logged
 	port    atomic.Uint32
 }
 
@@ -59,7 +59,7 @@ const (
 	numPorts  = 28232
 )
 
-// addressLike returns the pod's address of the family of another one.
+// addressFor returns the pod's address of the family of another address.
 func (p *pod) addressFor(other netip.Addr) netip.Addr {
 	if other.Is4() {
 		return p.address
@@ -69,10 +69,10 @@ func (p *pod) addressFor(other netip.Addr) netip.Addr {
 
 func (p *pod) has(address netip.Addr) bool { return address == p.addressFor(address) }
 
-// nextPort is a port to be shown for a connection that was not bound.
+// nextPort returns a local port for the program of a connection that was not bound.
 func (p *pod) nextPort() uint16 { return uint16(firstPort + p.port.Add(1)%numPorts) }
 
-// containersSource takes the descriptors that the runtime delivers.
+// containersSource accepts deliveries of the runtime.
 type containersSource struct {
 	s     *Switch
 	fd    int
@@ -88,8 +88,8 @@ func (s *Switch) expectDelivery(conn int) {
 	}
 }
 
-// delivery is one message of a runtime: the ContainerProcessState of the OCI
-// runtime specification, with the descriptor beside it.
+// delivery receives one message of a runtime: the ContainerProcessState of the OCI runtime
+// specification, with a descriptor.
 type delivery struct {
 	s     *Switch
 	fd    int
@@ -104,8 +104,8 @@ func (d *delivery) ready(uint32) {
 	}
 }
 
-// takeDelivery only looks at the message, which stays where it is until there is
-// a record: a filter whose last descriptor is closed answers ENOSYS for ever.
+// takeDelivery peeks at the message, which stays in the socket until there is a record: a
+// filter whose last descriptor was closed answers ENOSYS forever.
 func (s *Switch) takeDelivery(fd int) error {
 	message, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(8*4))
 	n, rightsLen, _, _, err := unix.Recvmsg(fd, message, rights, unix.MSG_CMSG_CLOEXEC|unix.MSG_PEEK)
@@ -158,7 +158,7 @@ func passed(rights []byte) ([]int, error) {
 	return all, nil
 }
 
-// answersFor tells whether a filter is a known container's of a pod.
+// answersFor reports whether a filter belongs to a known container of a pod.
 func (s *Switch) answersFor(listener int, pod netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *Switch) answersFor(listener int, pod netip.Addr) bool {
 	})
 }
 
-// adopt begins to answer for a container.
+// adopt starts to answer the calls of a container.
 func (s *Switch) adopt(r *record) (*container, error) {
 	c := &container{s: s, record: r, fd: int(r.fd)}
 	address := r.local.addrPort().Addr()
@@ -225,8 +225,8 @@ func (c *container) ready(events uint32) {
 	c.s.handle(t)
 }
 
-// refuseOne refuses a call when there is no place to remember it: it might be
-// one that must not be left to the kernel.
+// refuseOne refuses a call when no record is free. It could be one that the kernel must not
+// perform.
 func (c *container) refuseOne() {
 	var n linux.Notification
 	if linux.ReceiveNotification(c.fd, &n) == nil {
@@ -236,7 +236,7 @@ func (c *container) refuseOne() {
 	_ = c.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
 }
 
-// release ends the answering for a container that has no process any more.
+// release forgets a container whose processes have all ended.
 func (c *container) release() {
 	c.s.reactor.drop(c.token)
 	c.s.forgetWaiting(c)
@@ -252,8 +252,8 @@ func (c *container) release() {
 	}
 	c.s.mu.Unlock()
 	c.s.state.put(c.record)
-	// Nobody knows its number any more: another filter that gets that would be taken
-	// for this one (answersFor), and closed.
+	// Close it last: answersFor would mistake another filter with this number for this
+	// one, and close it.
 	unix.Close(c.fd)
 	if !last {
 		return
@@ -269,7 +269,7 @@ func (c *container) release() {
 	}
 }
 
-// meet learns the pod's namespace from the first of its processes that calls.
+// findNamespace finds the pod's namespace by the first of its processes that calls.
 func (p *pod) findNamespace(t *trap) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -294,7 +294,7 @@ func (p *pod) findNamespace(t *trap) error {
 	case network == t.s.hostNetwork:
 		err = errors.New("it is the host's")
 	case network != t.from.record.cookie:
-		// The runtime has the filter from when it makes the container on.
+		// The runtime is under the filter too while it creates the container.
 		err = errors.New("the process is not in it")
 	}
 	if err != nil {
@@ -313,7 +313,7 @@ func (p *pod) findNamespace(t *trap) error {
 	return nil
 }
 
-// listens learns what will accept connections.
+// noteListener records the family of a new listener.
 func (p *pod) noteListener(listener int) {
 	local, ok := localAddress(listener)
 	domain := domainOf(listener)
@@ -329,7 +329,7 @@ func (p *pod) noteListener(listener int) {
 	}
 }
 
-// acceptsIPv4 tells whether a listener has a socket of IPv4, as far as is known.
+// acceptsIPv4 reports whether a port is known to have an IPv4 listener.
 func (p *pod) acceptsIPv4(port uint16) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -164,10 +164,10 @@ func serve(args []string) error {
 	return nil
 }
 
-// acceptAfter accepts as event loops do: when the wait says so, and what is not
-// there after all is waited for again.
+// acceptAfter accepts like an event loop: after wait returns, and again if there is no
+// connection after all.
 func acceptAfter(listener int, wait func() error, o options) (fd int, from unix.Sockaddr, err error) {
-	// One that is told of changes only must take all that is there first.
+	// An edge-triggered loop must first accept all connections that are there.
 	for waited := o.has("edge"); ; waited = false {
 		if !waited {
 			if err := wait(); err != nil {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// source is something that the reactor waits for. Its ready is called by one
-// worker at a time, and not again before it asks for that.
+// source receives the events of a descriptor. One worker calls ready, and none calls it
+// again before the source has called again.
 type source interface {
 	ready(events uint32)
 }
@@ -49,9 +49,9 @@ func event(token uint64, events uint32) *unix.EpollEvent {
 	return &unix.EpollEvent{Events: events | unix.EPOLLONESHOT, Fd: int32(uint32(token)), Pad: int32(uint32(token >> 32))}
 }
 
-// add waits for one event of a descriptor that is not waited for. The token is
-// set before that can come. The number may be known from a file that another
-// descriptor has kept alive.
+// add waits for one event of a new descriptor, and sets the token before the event can
+// arrive. The epoll instance may still know the number from a file that another descriptor
+// keeps alive.
 func (r *reactor) add(fd int, events uint32, s source, set *uint64) error {
 	r.mu.Lock()
 	token := r.next
@@ -76,23 +76,23 @@ func (r *reactor) again(fd int, token uint64, events uint32) error {
 	return unix.EpollCtl(r.epoll, unix.EPOLL_CTL_MOD, fd, event(token, events))
 }
 
-// forget ends the waiting for a descriptor. It is needed for one that is open
-// elsewhere, which would be watched for ever.
+// forget removes a descriptor. Files that are open elsewhere need it: epoll would watch
+// them forever.
 func (r *reactor) forget(fd int, token uint64) {
 	r.drop(token)
 	_ = unix.EpollCtl(r.epoll, unix.EPOLL_CTL_DEL, fd, nil)
 }
 
-// drop forgets the source of a token, whose descriptor is or will be gone.
+// drop removes the source of a token whose descriptor is closed or about to be.
 func (r *reactor) drop(token uint64) {
 	r.mu.Lock()
 	delete(r.sources, token)
 	r.mu.Unlock()
 }
 
-// work serves events until stop is called. Signals, with which Go interrupts
-// threads, are blocked: one that comes while the kernel hands a descriptor to a
-// caller would leave it open whether the call was answered.
+// work serves events until stop is called. It blocks signals, which Go uses to interrupt
+// threads: after a signal while the kernel passes a descriptor to a caller, it would be
+// unknown whether the call was answered.
 func (r *reactor) work() error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// resumeAll goes on with what a predecessor has begun.
+// resumeAll continues the work of a predecessor.
 func (s *Switch) resumeAll() {
 	for _, fd := range s.orphans.deliveries {
 		s.expectDelivery(fd)
@@ -31,12 +31,12 @@ func (s *Switch) resumeAll() {
 	s.orphans, s.resumed = orphans{}, nil
 }
 
-// resume goes on with a call of a predecessor.
+// resume continues a call of a predecessor at its recorded stage.
 func (s *Switch) resume(t *trap) {
 	stage, connection, old := t.record.stage, int(t.record.bell), int(t.record.old)
 	t.record.old = 0
 	if !t.waits() {
-		// It was answered, or interrupted; what was delivered is the caller's.
+		// It was answered or interrupted. A delivered connection belongs to the caller.
 		t.cancelled()
 		closeAll(connection, old)
 		return
@@ -64,8 +64,8 @@ func (s *Switch) resume(t *trap) {
 	s.handle(t)
 }
 
-// resumeConnect goes on with a connection on which was asked, and which may
-// have replaced the old socket already.
+// resumeConnect continues a connect whose preamble was sent. The connection may already
+// have replaced the old socket.
 func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	socket, ok := t.fetch(t.argument(0))
 	if !ok {
@@ -111,8 +111,8 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	s.leave(t, socket, d, why)
 }
 
-// finishReplacing has the caller's epoll instances watch the connection that it
-// has in place of its old socket. They know that still, because we have it open.
+// finishReplacing adds the connection to the caller's epoll instances. They still have the
+// old socket, because this process keeps it open.
 func (s *Switch) finishReplacing(t *trap, connection, old int) {
 	number := t.argument(0)
 	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
@@ -128,8 +128,7 @@ func (s *Switch) finishReplacing(t *trap, connection, old int) {
 	c.watchAgain(c.watches(number))
 }
 
-// resumeAccept delivers what was accepted, unless it is a bell: that is rung
-// again.
+// resumeAccept delivers an accepted connection, unless it is a bell, which rings again.
 func (s *Switch) resumeAccept(t *trap, connection int) bool {
 	if s.rings(connection) {
 		t.forget(connection)
@@ -168,7 +167,7 @@ func (s *Switch) resumeAccept(t *trap, connection int) bool {
 	return true
 }
 
-// rings tells whether an accepted connection is a parked one's bell.
+// rings reports whether an accepted connection is the bell of a parked one.
 func (s *Switch) rings(connection int) bool {
 	bell, ok1 := peerAddress(connection)
 	local, ok2 := localAddress(connection)

@@ -47,8 +47,8 @@ func TestAServiceMayHaveAPodOnTheClientsNode(t *testing.T) {
 	serving.wait()
 }
 
-// TestAServiceMayStickToAPod asks a Service of two pods, who say which they are:
-// switched and on the overlay, with a Switch that dies in between.
+// TestAServiceMayStickToAPod connects to a Service of two pods, which answer with their
+// names: switched and on the overlay, with a Switch that dies in between.
 func TestAServiceMayStickToAPod(t *testing.T) {
 	const sticky, brief, loose = "10.96.0.7:80", "10.96.0.8:80", "10.96.0.9:80"
 	targets := []string{"10.42.1.20:5000", "10.42.0.21:5000"}

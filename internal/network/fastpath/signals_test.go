@@ -66,8 +66,8 @@ func TestASignalComesWhileAConnectWaits(t *testing.T) {
 	}
 }
 
-// rain sends signals to this thread, and counts those that are handled. When one
-// is, a system call goes on or ends.
+// rain sends signals to this thread, and counts the handled ones. Each of them restarts
+// or ends a system call.
 func rain(handler string) (drops *atomic.Int64, err error) {
 	caught := make(chan os.Signal, 1)
 	signal.Notify(caught, unix.SIGUSR1)

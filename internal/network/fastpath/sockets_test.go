@@ -14,7 +14,7 @@ func newSocket(family, flags int) (int, error) {
 	return unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|flags, 0)
 }
 
-// isSwitched tells whether a socket is in another namespace than a new one.
+// isSwitched reports whether a socket is in another namespace than a new one.
 func isSwitched(fd int) bool {
 	fresh, err := newSocket(unix.AF_INET, 0)
 	if err != nil {

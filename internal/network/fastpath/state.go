@@ -15,14 +15,13 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// State is memory that outlives a Switch: which descriptors are what, which
-// calls wait for an answer, and which sockets have been switched. The kernel
-// writes calls into it directly, so that none is taken and not written down.
-// The descriptors themselves are kept by a process that shares them.
+// The state is memory that outlives a Switch. It records the purpose of descriptors, the
+// calls that wait for an answer, and the switched sockets. The kernel writes calls directly
+// into it, so that no received call is lost. Another process keeps the descriptors open.
 //
-// A successor trusts it, so nobody else may have the file.
+// A successor trusts the state, so no other process may have the file.
 
-// kind says what a record is. It is written last and cleared first.
+// kind selects the meaning of a record. It is written last and cleared first.
 type kind uint32
 
 const (
@@ -38,8 +37,8 @@ const (
 	// and bell the connection that makes it accept.
 	kindParked
 	// kindSwitched: a switched socket, known by its cookie. local and peer are
-	// its ends to the pod, hostLocal and hostPeer to the host. target is what the
-	// client is connected to, of which peer may be a Service.
+	// its addresses in the pod, hostLocal and hostPeer in the host. target is the pod
+	// behind peer, which may be a Service.
 	kindSwitched
 	// kindSticky: connections of local to the Service peer lead to target, until
 	// the time in cookie.
@@ -49,13 +48,13 @@ const (
 	kindSteered
 )
 
-// stage says how far a call has come.
+// stage is the progress of a call. A successor continues there.
 type stage uint32
 
 const (
 	stageBegun stage = iota
-	// stageAsking: bell is a connection on which asked was sent. The answer, once
-	// there is one, was read into answer.
+	// stageAsking: bell is a connection, and asked was sent on it. answer holds the
+	// answer once it has arrived.
 	stageAsking
 	// stageReplacing: as stageAsking, but bell, which has the cookie, may be the
 	// caller's socket already.
@@ -82,8 +81,8 @@ type record struct {
 	ipv6, plain bool
 	// again: a parked connection that some process may have already.
 	again bool
-	// unsaid: nobody was told that the switched socket is connected. pending: the
-	// program was told that it is going to be.
+	// unreported: the program has received no answer for its switched socket. pending: the
+	// answer was EINPROGRESS.
 	unreported, pending bool
 	// outside: a switched socket is connected to no pod.
 	outside bool
@@ -97,14 +96,14 @@ type record struct {
 	answer                                   [answerLen]byte
 }
 
-// note says how far a call has come, and with which connection. In between it
-// has none, and one that no record names is looked for (findOrphans).
+// note records the stage of a call and its connection. A connection that no record names
+// yet is found by findOrphans.
 func (r *record) note(at stage, connection int) {
 	atomic.StoreUint32((*uint32)(&r.stage), uint32(at))
 	atomic.StoreInt32(&r.bell, int32(connection))
 }
 
-// end is an address and port without a pointer.
+// end holds an address and port without pointers.
 type end struct {
 	address [16]byte
 	port    uint16
@@ -123,8 +122,7 @@ const (
 
 var _ [recordLen - unsafe.Sizeof(record{})]byte // it fits
 
-// NewState makes the memory of a Switch and its successors. It takes space as
-// it is used.
+// NewState makes the memory file of a Switch and its successors. It is sparse.
 func NewState() (*os.File, error) {
 	fd, err := unix.MemfdCreate("fast-path", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -152,7 +150,7 @@ func openState(file *os.File) (*state, error) {
 		return nil, fmt.Errorf("map the memory of the fast path: %w", err)
 	}
 	s := &state{memory: memory}
-	// What was never written is not looked at, which would give it memory.
+	// Skip holes, because reading would allocate their memory.
 	written, err := unix.Seek(int(file.Fd()), 0, unix.SEEK_DATA)
 	for err == nil {
 		var end int64
@@ -192,8 +190,7 @@ func (s *state) inherited() []*record {
 
 var errStateFull = errors.New("the memory of the fast path is full")
 
-// take returns a record that is zero but for its kind. It is nil when all are
-// taken.
+// take returns a zero record of a kind, or nil if none is free.
 func (s *state) take(k kind) *record {
 	s.mu.Lock()
 	defer s.mu.Unlock()

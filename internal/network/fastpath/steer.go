@@ -2,11 +2,10 @@ package fastpath
 
 import "golang.org/x/sys/unix"
 
-// leave leaves a connect to the kernel. Of a Service's pods, kube-proxy's rules
-// would choose again, so that those that cannot be switched got a share of their
-// share, and session affinity were broken: the socket begins to connect to the
-// pod that was chosen, and the kernel, which has the call wait for that, need not
-// choose.
+// leave leaves a connect to the kernel. For a Service, it first starts to connect the
+// socket to the chosen pod, and the kernel only waits for the result. Otherwise
+// kube-proxy's rules would choose again. That would break session affinity, and a pod
+// without a Switch would receive too few connections.
 func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
 	if err != nil || d.direct || !d.target.IsValid() {

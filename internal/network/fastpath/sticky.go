@@ -10,12 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Service with session affinity sends a pod's connections to the pod that had
-// the last one. All connections of a pod with the fast path are asked about
-// here, so this is the one memory; kube-proxy's is for the others. It outlives
-// the Switch.
+// A Service with session affinity sends a pod's connections to the pod that received the
+// last one. The Switch sees all connections of a pod with the fast path, so it keeps their
+// affinity, in records that outlive it. kube-proxy does that for other pods.
 
-// stick is whose connections to what lead to the same pod.
+// stick identifies connections of one pod to one Service.
 type stick struct {
 	from netip.Addr
 	to   netip.AddrPort
@@ -50,8 +49,8 @@ func (s *Switch) choose(from netip.Addr, to netip.AddrPort, r Route) netip.AddrP
 	return chosen
 }
 
-// rememberLocked returns a record, nil if there are too many. It forgets those
-// whose time is over when there are twice as many as it left the last time.
+// rememberLocked returns a new record, or nil if there are too many. It removes expired
+// records whenever their number has doubled.
 func (s *Switch) rememberLocked(now time.Duration) *record {
 	if len(s.sticks) >= s.sticksAt {
 		maps.DeleteFunc(s.sticks, func(_ stick, r *record) bool {
@@ -69,7 +68,7 @@ func (s *Switch) rememberLocked(now time.Duration) *record {
 	return s.state.take(kindSticky)
 }
 
-// sinceBoot is a time that a successor can compare.
+// sinceBoot returns the time since boot, which a successor can compare.
 func sinceBoot() time.Duration {
 	var t unix.Timespec
 	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t)

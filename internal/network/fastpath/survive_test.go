@@ -77,7 +77,7 @@ func TestAKilledKeeperIsReplaced(t *testing.T) {
 	serving.wait()
 }
 
-// keeper is the process that keeps the descriptors of a host's Switch.
+// fdHolder returns the process that holds the descriptors of a host's Switch.
 func (h *host) fdHolder(t *testing.T) int32 {
 	t.Helper()
 	for _, r := range h.records(t) {
@@ -126,7 +126,7 @@ func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
 			t.Errorf("host %d has %d records", i, records)
 		}
 	}
-	// When the pods are gone, so is what was kept for them.
+	// Once the pods are gone, the Switch keeps nothing for them.
 	for i, h := range l.hosts {
 		testutil.Eventually(t, "containers are forgotten", func() bool {
 			for _, r := range h.records(t) {
@@ -147,7 +147,7 @@ func TestNothingLeaksWithThousandsOfConnects(t *testing.T) {
 func TestNothingLeaksWithThousandsOfOpenConnections(t *testing.T) {
 	l, client, server := pair(t, labConfig{})
 	const programs, each = 40, 250
-	most := 30 + 64 + maxIdle + programs*4 // of a Switch, beside those of connections
+	most := 30 + 64 + maxIdle + programs*4 // the Switch's own, besides its connections
 	var all, holding []*app
 	for i := range programs {
 		all = append(all, server.serve("keep", fmt.Sprint(5000+i), fmt.Sprint(each)))

@@ -9,13 +9,11 @@ import (
 )
 
 const (
-	// sweepEvery is how often calls and parked connections are looked at, while
-	// there are any.
+	// sweepEvery is the time between checks of waiting calls and parked connections.
 	sweepEvery = 50 * time.Millisecond
-	// tidyEvery is the same for connections that are not needed.
+	// tidyEvery is the time between checks of idle connections.
 	tidyEvery = 10 * time.Second
-	// fewKnown is how many switched sockets are remembered before any is
-	// looked for.
+	// minKnown is the number of switched sockets below which closed ones are kept.
 	minKnown = 1024
 )
 
@@ -44,7 +42,7 @@ func (s *Switch) watchConnecting(c *connecting, on bool) {
 	s.sweepLocked()
 }
 
-// sweep ends what has waited too long.
+// sweep ends calls and parked connections that have waited too long.
 func (s *Switch) sweep() {
 	now := time.Now()
 	s.mu.Lock()
@@ -81,8 +79,7 @@ func (s *Switch) sweep() {
 	}
 }
 
-// tidy closes connections that are not needed, and comes again while there are
-// any.
+// tidy closes idle and expired connections, and runs again while there are any.
 func (s *Switch) tidy(now time.Time) {
 	s.mu.Lock()
 	var all []*pendingConn
@@ -102,8 +99,8 @@ func (s *Switch) tidy(now time.Time) {
 	}
 }
 
-// forgetClosed forgets the names of sockets that no process has open any more:
-// nobody is told when a pod closes one.
+// forgetClosed removes the records of closed sockets. The kernel does not notify the Switch
+// when a pod closes one.
 func (s *Switch) forgetClosed() {
 	s.mu.Lock()
 	all := make([]*record, 0, len(s.known))
@@ -126,7 +123,7 @@ func (s *Switch) forgetClosed() {
 	s.forgetAt = 2*len(s.known) + minKnown
 }
 
-// inode is that of a known socket, 0 where no process has it open any more.
+// inode returns the inode of a known socket, or 0 if no process has it open.
 func (s *Switch) inode(r *record) (uint32, error) {
 	if r.kind == kindSteered {
 		s.mu.Lock()
@@ -142,7 +139,7 @@ func (s *Switch) inode(r *record) (uint32, error) {
 	return s.diag.Inode(r.hostLocal.addrPort(), r.hostPeer.addrPort(), r.cookie)
 }
 
-// inode asks in the pod's namespace.
+// inode finds a socket in the pod's namespace.
 func (p *pod) inode(s *Switch, r *record) (uint32, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

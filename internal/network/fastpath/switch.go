@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// Switch answers the calls of a node's pods.
+// Switch answers the trapped calls of a node's pods.
 type Switch struct {
 	config      Config
 	checks      checks
@@ -33,16 +33,16 @@ type Switch struct {
 	files       []*os.File
 	lifeline    *os.File
 	fdHolder    *record
-	// inherited are calls that a predecessor had begun to answer.
+	// resumed holds the unanswered calls of a predecessor.
 	resumed []*trap
-	// lost are pods whose filters a predecessor has taken along.
+	// lost holds pods whose filters died with a predecessor.
 	lost    []netip.Addr
 	orphans orphans
 
-	// accepting has a lock per listener, more or less: accept must not wait.
+	// accepting has locks for listeners, chosen by cookie.
 	accepting [64]sync.Mutex
 
-	// callers has a lock per calling thread, more or less (exclude).
+	// callers has locks for calling threads, chosen by number (exclude).
 	callers [256]sync.Mutex
 
 	sweepTimer, tidyTimer, signalTimer *time.Timer
@@ -56,8 +56,8 @@ type Switch struct {
 	pending    map[*pendingConn]struct{}
 	known      map[uint64]*record // by cookie
 	sticks     map[stick]*record
-	// forgetAt and sticksAt are how many there must be before some are looked for
-	// that are not needed any more.
+	// forgetAt and sticksAt are sizes of known and sticks. Larger maps lose their expired
+	// records.
 	forgetAt, sticksAt   int
 	forget               bool // sockets that are closed
 	tidied               time.Time
@@ -66,8 +66,8 @@ type Switch struct {
 	closed               bool
 }
 
-// New prepares a Switch in the current network namespace, which must be the
-// host's, and takes over from a predecessor with the same state.
+// New makes a Switch in the current network namespace, which must be the host's. It takes
+// over from a predecessor with the same state.
 func New(c Config) (*Switch, error) { return newSwitch(c, enforced{}) }
 
 func newSwitch(c Config, with checks) (*Switch, error) {
@@ -92,7 +92,7 @@ func newSwitch(c Config, with checks) (*Switch, error) {
 	return s, nil
 }
 
-// findHost learns how to recognize the host's sockets.
+// findHost finds the cookie of the host's network namespace.
 func (s *Switch) findHost() error {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
@@ -131,7 +131,7 @@ func (s *Switch) openState() (err error) {
 	return err
 }
 
-// open begins to wait for the sockets, without Go's poller.
+// open adds the listeners to the reactor.
 func (s *Switch) open() error {
 	c := &containersSource{s: s}
 	if err := s.takeOver(s.config.Containers, c, &c.fd, &c.token); err != nil {
@@ -146,8 +146,7 @@ func (s *Switch) open() error {
 	return nil
 }
 
-// takeOver waits for connections of a listener, whose descriptor and token are
-// set.
+// takeOver moves a listener from Go's poller to the reactor, and sets fd and token.
 func (s *Switch) takeOver(listener interface {
 	File() (*os.File, error)
 	Close() error
@@ -167,11 +166,11 @@ func (s *Switch) takeOver(listener interface {
 	return listener.Close()
 }
 
-// Run answers calls until ctx ends. What comes afterwards waits for a successor
-// with the same state, as long as the keeper lives.
+// Run answers calls until ctx ends. Later calls wait for a successor with the same state,
+// as long as the process that holds the descriptors lives.
 func (s *Switch) Run(ctx context.Context) error {
 	group, groupCtx := errgroup.WithContext(ctx)
-	// A worker waits for nothing but the kernel, so a few serve all pods.
+	// A worker waits only for the kernel, so a few serve all pods.
 	for range max(2, runtime.NumCPU()) {
 		group.Go(s.reactor.work)
 	}
@@ -187,13 +186,12 @@ func (s *Switch) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Lost returns the pods of a predecessor whose calls nobody can answer any more:
-// the keeper of the descriptors has died with it. They have no TCP until their
-// containers are made again.
+// Lost returns the pods of a predecessor whose calls cannot be answered any more, because
+// the process that held the descriptors died too. They have no TCP until their containers
+// are created again.
 func (s *Switch) Lost() []netip.Addr { return s.lost }
 
-// Close stops what waits. The process is to end after it: descriptors of pods
-// are not closed one by one.
+// Close stops the timers. The process must end after it, which closes all descriptors.
 func (s *Switch) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

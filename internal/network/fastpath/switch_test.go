@@ -210,8 +210,8 @@ func (h *host) startSwitch() {
 	})
 }
 
-// reapKeepers waits for the processes that keep descriptors, which have become
-// ours.
+// reapFDHolders waits for the processes that hold descriptors, which are children of
+// the test now.
 func (l *lab) reapFDHolders() {
 	l.Helper()
 	testutil.Eventually(l, "those that keep descriptors end", func() bool {

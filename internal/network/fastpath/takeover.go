@@ -11,12 +11,11 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// A Switch that dies leaves its memory (State) and its descriptors, which a
-// process keeps open that shares its table of them and does nothing else. So a
-// successor finds every call that was not answered, and every connection that
-// no pod has yet, and goes on with them.
+// A Switch that dies leaves its state and its descriptors. Another process, the holder,
+// shares its table of descriptors and does nothing else. So a successor finds all
+// unanswered calls and undelivered connections, and continues with them.
 
-// keeperSource is the process that keeps descriptors.
+// fdHolderSource watches the process that holds descriptors.
 type fdHolderSource struct {
 	s     *Switch
 	pid   int
@@ -24,7 +23,7 @@ type fdHolderSource struct {
 	token uint64
 }
 
-// ready replaces a keeper that has died.
+// ready replaces a holder that has died.
 func (k *fdHolderSource) ready(uint32) {
 	k.s.reactor.drop(k.token)
 	unix.Close(k.fd)
@@ -34,7 +33,7 @@ func (k *fdHolderSource) ready(uint32) {
 	}
 }
 
-// startKeeper makes the process that keeps the descriptors of this one.
+// startFDHolder starts the process that holds this one's descriptors.
 func (s *Switch) startFDHolder() error {
 	pid, err := linux.StartFDHolder(int(s.lifeline.Fd()))
 	if err != nil {
@@ -44,8 +43,8 @@ func (s *Switch) startFDHolder() error {
 	if k.fd, err = unix.PidfdOpen(pid, 0); err != nil {
 		return fmt.Errorf("watch the process that keeps descriptors: %w", err)
 	}
-	// Where it cannot be asked for them, as with Yama's ptrace_scope 2, pods
-	// would hang for ever when this process dies.
+	// If its descriptors cannot be fetched, as with Yama's ptrace_scope 2, pods would
+	// hang forever when this process dies.
 	probe, err := unix.PidfdGetfd(k.fd, int(s.lifeline.Fd()), 0)
 	if err != nil {
 		_ = unix.PidfdSendSignal(k.fd, unix.SIGKILL, nil, 0)
@@ -63,7 +62,7 @@ func (s *Switch) startFDHolder() error {
 	return nil
 }
 
-// succeed takes over from a predecessor, if there was one.
+// succeed takes over from a predecessor if there was one.
 func (s *Switch) succeed() error {
 	records := s.state.inherited()
 	old := -1
@@ -77,7 +76,7 @@ func (s *Switch) succeed() error {
 			}
 		}
 	}
-	// The numbers of the old table are good until the new ones are written.
+	// Records have the old numbers until all new ones are known.
 	fetched := make([]fetchedRecord, 0, len(records))
 	for _, r := range records {
 		fetched = append(fetched, fetch(old, r))
@@ -121,8 +120,7 @@ type fetchedRecord struct {
 	fd, bell, old int32
 }
 
-// fetch gets the descriptors of a record from the process that keeps them; 0
-// stands for none.
+// fetch fetches the descriptors of a record from the holder. 0 means none.
 func fetch(holder int, r *record) fetchedRecord {
 	f := fetchedRecord{r: r}
 	get := func(fd int32) int32 {
@@ -145,21 +143,21 @@ func fetch(holder int, r *record) fetchedRecord {
 		}
 	}
 	if r.kind == kindContainer && f.fd > 0 && !linux.IsListener(int(f.fd)) {
-		unix.Close(int(f.fd)) // of a process that got the keeper's number
+		unix.Close(int(f.fd)) // another process has the holder's number
 		f.fd = 0
 	}
 	return f
 }
 
-// orphans are what a predecessor had and had not written down when it died.
+// orphans holds descriptors that a predecessor had not recorded when it died.
 type orphans struct {
-	// connections that it had accepted for pods.
+	// connections were accepted for pods.
 	connections []int
-	// deliveries are runtimes that bring a container's filter.
+	// deliveries are connections of runtimes that send a container's filter.
 	deliveries []int
 }
 
-// findOrphans fetches them from the process that keeps descriptors.
+// findOrphans fetches the orphans from the holder.
 func (s *Switch) findOrphans(holder, pid int, records []*record) (found orphans) {
 	known := map[int]bool{}
 	for _, r := range records {
@@ -182,8 +180,8 @@ func (s *Switch) findOrphans(holder, pid int, records []*record) (found orphans)
 		peer, connected := peerAddress(got)
 		network, err := networkCookie(got)
 		switch {
-		// Whatever records say: one may still have the number of what was closed,
-		// which a delivery has got since.
+		// Check this before the records: one may name a closed descriptor whose number
+		// the delivery has received since.
 		case s.isDelivery(got):
 			found.deliveries = append(found.deliveries, got)
 		case known[fd] || err != nil || network == s.hostNetwork || !connected || isCallersSocket(got, records):
@@ -202,8 +200,7 @@ func (s *Switch) findOrphans(holder, pid int, records []*record) (found orphans)
 	return found
 }
 
-// isDelivery tells whether a descriptor is a connection to the socket for
-// containers.
+// isDelivery reports whether a descriptor is a connection to Config.Containers.
 func (s *Switch) isDelivery(fd int) bool {
 	raw, err := s.config.Containers.SyscallConn()
 	if err != nil {
@@ -219,7 +216,7 @@ func (s *Switch) isDelivery(fd int) bool {
 	return err == nil && ok1 && ok2 && wanted.Name != "" && name.Name == wanted.Name && option(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 0
 }
 
-// lookedAt tells whether a socket is a caller's own, which its call is about.
+// isCallersSocket reports whether a socket is the one that a waiting call is about.
 func isCallersSocket(socket int, records []*record) bool {
 	return slices.ContainsFunc(records, func(r *record) bool {
 		return r.kind == kindCall && r.call.ID != 0 &&
@@ -227,7 +224,7 @@ func isCallersSocket(socket int, records []*record) bool {
 	})
 }
 
-// podOf returns the pod in whose namespace a socket is.
+// podOf returns the pod that owns the namespace of a socket.
 func (s *Switch) podOf(socket int) *pod {
 	network, err := networkCookie(socket)
 	if err != nil {
@@ -243,7 +240,7 @@ func (s *Switch) podOf(socket int) *pod {
 	return nil
 }
 
-// inherit makes use of what the records say.
+// adoptRecords rebuilds the Switch from a predecessor's records.
 func (s *Switch) adoptRecords(records []*record) error {
 	containers := map[int32]*container{}
 	for _, r := range records {

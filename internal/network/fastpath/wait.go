@@ -11,9 +11,9 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// queue are the accepts that wait for one listener. It has no descriptor of it,
-// which would keep that open when its process is killed: epoll watches a file
-// whose descriptor was closed as long as another one is open.
+// queue holds the accepts that wait for one listener. It has no descriptor of the listener,
+// which would stay open after its process was killed: epoll watches a file as long as any
+// descriptor is open.
 type queue struct {
 	s       *Switch
 	cookie  uint64
@@ -31,7 +31,7 @@ type waiting struct {
 	over bool
 }
 
-// waitFor has a call wait for a connection.
+// waitFor adds a call to the queue of its listener.
 func (s *Switch) waitFor(t *trap, listener int, cookie uint64) {
 	unix.Close(t.thread)
 	t.thread = -1
@@ -57,14 +57,13 @@ func (s *Switch) waitFor(t *trap, listener int, cookie uint64) {
 	}
 }
 
-// arm waits for a connection, in place of any waiting before. It is called
-// under the Switch's lock.
+// arm waits for a connection again. The caller holds the Switch's lock.
 func (q *queue) arm(listener int) error {
 	q.s.reactor.drop(q.token)
 	return q.s.reactor.add(listener, unix.EPOLLIN, q, &q.token)
 }
 
-// ready has the first of the queue accept.
+// ready lets the first call of the queue accept.
 func (q *queue) ready(uint32) {
 	if w := q.first(); w != nil && w.end() {
 		done := w.t.exclude()
@@ -88,8 +87,8 @@ func (q *queue) first() *waiting {
 	return q.waiting[0]
 }
 
-// arm has the queue wait for its listener, as a call that waits knows it. A
-// call that is no more leaves the queue.
+// arm makes the queue wait again, with the call's descriptor of the listener. An interrupted
+// call leaves the queue.
 func (w *waiting) arm() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -158,15 +157,15 @@ func (w *waiting) leave() {
 	}
 }
 
-// Of signals that come while an accept waits nobody is told. Since Linux 5.19
-// they do not end it, so that the Switch does; before, it forgets the call.
+// The kernel does not notify a Switch of signals. Since Linux 5.19 they do not end a waiting
+// accept, so the Switch has to end it. Before, it only forgets the interrupted call.
 const (
 	signalsEvery, signalsAtLeast = 50 * time.Millisecond, time.Second
-	// lookFor is the share of a processor, one in so many, that looking may take.
+	// signalsShare divides a CPU: checkSignals may take one part of so many.
 	signalsShare = 100
 )
 
-// lookSoonLocked looks at the accepts that wait, as long as there are any.
+// checkSignalsSoonLocked schedules checkSignals while accepts wait.
 func (s *Switch) checkSignalsSoonLocked() {
 	if s.signalsDue || s.closed || len(s.waiting) == 0 {
 		return
@@ -206,7 +205,7 @@ func (w *waiting) interrupt() {
 	}
 }
 
-// forgetWaiting forgets the accepts of a container that is gone.
+// forgetWaiting removes the accepts of a container that has ended.
 func (s *Switch) forgetWaiting(c *container) {
 	for _, w := range s.allWaiting() {
 		if w.t.from == c && w.end() {

@@ -11,13 +11,13 @@ import (
 	"net/netip"
 )
 
-// Who connects to a Switch gets a challenge at once. When the connection is to
-// be used, the caller sends a preamble: who connects to whom, a nonce, and a
-// seal over all of it and the challenge. The answer is a verdict with a seal
-// over the preamble's. After that the connection is the pods'.
+// A Switch sends a challenge at once to whoever connects. Before the connection is used,
+// the other side sends a preamble: source, target, a nonce, and a seal over these and the
+// challenge. The answer is a verdict with a seal over it and the preamble. All later bytes
+// belong to the pods.
 //
-// Both sides prove the job's key in the one round trip that a connect costs
-// anyway, and neither message is good for another connection.
+// Both sides prove that they have the job's key, in the one round trip that a connect takes
+// anyway. Neither message is valid on another connection.
 const (
 	challengeLen = 16
 	sealLen      = 16
@@ -27,7 +27,7 @@ const (
 	answerLen   = 1 + sealLen
 )
 
-// verdicts of the node that is connected to.
+// verdict is the answer of the node that a preamble was sent to.
 type verdict byte
 
 const (
@@ -38,7 +38,7 @@ const (
 
 type challenge [challengeLen]byte
 
-// preamble says which connection is asked for.
+// preamble requests a connection between two pods.
 type preamble struct {
 	from, to         int // nodes
 	source, target   netip.AddrPort

@@ -137,7 +137,7 @@ func (c *compiler) add(policy *networkingv1.NetworkPolicy) {
 	}
 }
 
-// directions returns the directions in which a policy isolates.
+// directions reports whether a policy isolates pods for ingress and egress.
 func directions(spec networkingv1.NetworkPolicySpec) (ingress, egress bool) {
 	if len(spec.PolicyTypes) == 0 {
 		return true, len(spec.Egress) > 0

@@ -180,7 +180,7 @@ func (l *lab) counted(t *testing.T) (before, after int) {
 	return before, after
 }
 
-// passes tells whether the packet that send sends gets through the node.
+// passes reports whether the packet that send sends gets through the node.
 // Its direction is original or reply.
 func (l *lab) passes(t *testing.T, what, direction string, send func()) bool {
 	t.Helper()

@@ -22,7 +22,7 @@ func rangesOf(addresses []netip.Addr) Ranges {
 	return ranges.normal()
 }
 
-// block returns the addresses of cidr without those of except.
+// block returns the addresses that are in cidr and in no prefix of except.
 func block(cidr netip.Prefix, except []netip.Prefix) Ranges {
 	left := Ranges{rangeOf(cidr)}
 	for _, hole := range except {

@@ -25,8 +25,8 @@ type State struct {
 type Pod struct {
 	UID  types.UID
 	Node string
-	// Ingress and Egress are nil in a direction in which the pod is not isolated:
-	// everything is permitted then.
+	// Ingress or Egress is nil if the pod is not isolated in this direction, so that
+	// everything is permitted.
 	Ingress, Egress *Isolation `json:",omitempty"`
 }
 

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// mergeTime is the shortest pause between two States, in which changes accumulate:
+// mergeTime is the shortest pause between two States. Changes accumulate meanwhile:
 // pods come in crowds, and each State costs a pass over all of them. The pause is
 // mergeTimes as long as that pass if this is longer, which bounds the CPU share.
 const (

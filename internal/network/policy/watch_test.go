@@ -151,7 +151,7 @@ func examplePod() *corev1.Pod {
 	return p
 }
 
-// isolates tells whether a state isolates the example's pod.
+// isolates reports whether a state isolates the example's pod.
 func isolates(s *State) bool {
 	return s != nil && s.Pods[netip.MustParseAddr(xa)].Ingress != nil
 }
