@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // accepted is a connection for a listener of a pod.
@@ -33,10 +34,10 @@ func (s *Switch) accept(t *trap) {
 	case s.switched(listener):
 		t.answer(0, unix.EINVAL)
 		return
-	case !isInet(listener):
+	case !sock.IsInet(listener):
 		t.pass()
 		return
-	case option(listener, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) != 1:
+	case sock.Option(listener, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) != 1:
 		t.answer(0, unix.EINVAL)
 		return
 	}
@@ -45,7 +46,7 @@ func (s *Switch) accept(t *trap) {
 		t.answer(0, unix.EINVAL)
 		return
 	}
-	cookie, err := cookieOf(listener)
+	cookie, err := sock.Cookie(listener)
 	if err != nil {
 		t.answer(0, unix.EINVAL)
 		return
@@ -82,10 +83,10 @@ func (s *Switch) acceptOne(t *trap, listener int, cookie uint64, flags int) (acc
 func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno) {
 	// A blocking listener must not block here. The lock keeps other calls from accepting
 	// the connection in between.
-	if polled(listener, unix.POLLIN) == 0 {
+	if sock.Polled(listener, unix.POLLIN) == 0 {
 		return accepted{}, unix.EAGAIN
 	}
-	fd, peer, errno := accept(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+	fd, peer, errno := sock.Accept(listener, flags&unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
 	if errno != 0 {
 		return accepted{}, errno
 	}
@@ -94,7 +95,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 		a := accepted{fd: found.fd, peer: found.ends.peer, switched: !found.plain, again: found.record.again}
 		var err error
 		if a.switched {
-			a.known, err = s.register(found.fd, found.ends, found.ends.local, domainOf(listener) == unix.AF_INET6, false)
+			a.known, err = s.register(found.fd, found.ends, found.ends.local, sock.Domain(listener) == unix.AF_INET6, false)
 		}
 		// Record the connection before the parked record is free.
 		t.record.note(stageDelivering, found.fd)
@@ -114,7 +115,7 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 		}
 		return a, 0
 	}
-	if _, connected := peerAddress(fd); !connected && t.from.pod.has(peer.Addr()) {
+	if _, connected := sock.Peer(fd); !connected && t.from.pod.has(peer.Addr()) {
 		// A withdrawn bell, or a program of the pod that has given up.
 		t.forget(fd)
 		return s.acceptNext(t, listener, flags)
@@ -125,12 +126,12 @@ func (s *Switch) acceptNext(t *trap, listener, flags int) (accepted, unix.Errno)
 // deliver adds a connection to the caller's descriptors, and then answers. If the caller is
 // interrupted or the Switch dies in between, the repeated call finds it there.
 func (s *Switch) deliver(t *trap, listener int, a accepted, flags int) {
-	ipv6 := domainOf(listener) == unix.AF_INET6
+	ipv6 := sock.Domain(listener) == unix.AF_INET6
 	if a.switched {
 		if !ipv6 {
-			becomeIPv4(a.fd)
+			sock.ToIPv4(a.fd)
 		}
-		t.from.pod.defaults.Load().copyChanged(listener, a.fd, ipv6)
+		t.from.pod.defaults.Load().CopyChanged(listener, a.fd, ipv6)
 		_, _ = unix.FcntlInt(uintptr(a.fd), unix.F_SETFL, flags&unix.SOCK_NONBLOCK)
 	}
 	if errno := t.writeAddress(a.peer, ipv6, t.call().Args[1], t.call().Args[2]); errno != 0 {
@@ -177,9 +178,9 @@ func (s *Switch) keepUndelivered(p *pod, a accepted) {
 		s.ringAgain(p, a.fd, e, false)
 		return
 	}
-	local, ok := localAddress(a.fd)
+	local, ok := sock.Local(a.fd)
 	if !ok {
-		reset(a.fd)
+		sock.Reset(a.fd)
 		return
 	}
 	s.ringAgain(p, a.fd, ends{local, a.peer}, true)

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/network/fastpath/sock"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -62,7 +63,7 @@ func rawConnectTo(fd int, address []byte) error {
 
 // rawInet is a socket address in a buffer of at least some length.
 func rawInet(to string, length int) []byte {
-	raw := rawAddress(netip.MustParseAddrPort(to), familyOf(to) == unix.AF_INET6)
+	raw := sock.Raw(netip.MustParseAddrPort(to), familyOf(to) == unix.AF_INET6)
 	b := make([]byte, max(length, len(raw)))
 	copy(b, raw)
 	return b

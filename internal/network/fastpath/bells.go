@@ -2,9 +2,10 @@ package fastpath
 
 import (
 	"errors"
-	"fmt"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // A bell is a TCP socket in a pod's network namespace. When it connects to the pod's
@@ -24,7 +25,7 @@ func (s *Switch) takeBell(p *pod, ipv6 bool) (int, error) {
 		free, least, what = &p.freeIPv6, 0, askSocketsIPv6
 	}
 	if len(*free) == least {
-		namespace, err := namespaceOf(p.free[0])
+		namespace, err := sock.Namespace(p.free[0])
 		if err != nil {
 			return -1, err
 		}
@@ -41,21 +42,12 @@ func (s *Switch) takeBell(p *pod, ipv6 bool) (int, error) {
 	return bell, nil
 }
 
-// namespaceOf returns the network namespace of a socket of a pod.
-func namespaceOf(socket int) (int, error) {
-	fd, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(socket), unix.SIOCGSKNS, 0)
-	if errno != 0 {
-		return -1, fmt.Errorf("find the network namespace of a socket: %w", errno)
-	}
-	return int(fd), nil
-}
-
 // giveBell resets a bell's connection, and keeps the socket for the next one.
 func (p *pod) giveBell(bell int, ipv6 bool) {
 	if bell <= 0 {
 		return
 	}
-	if err := disconnect(bell); err != nil {
+	if err := sock.Disconnect(bell); err != nil {
 		unix.Close(bell)
 		return
 	}
@@ -71,12 +63,4 @@ func (p *pod) giveBell(bell int, ipv6 bool) {
 		return
 	}
 	*free = append(*free, bell)
-}
-
-// disconnect makes a TCP socket as if it were new.
-func disconnect(socket int) error {
-	if errno := rawConnect(socket, make([]byte, unix.SizeofSockaddrInet4)); errno != 0 { // AF_UNSPEC
-		return errno
-	}
-	return nil
 }

@@ -8,11 +8,11 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // trap is a call that waits for its answer.
@@ -93,7 +93,7 @@ func (t *trap) done() {
 // first, because the next descriptor gets the same number.
 func (t *trap) forget(connection int) {
 	t.record.note(stageBegun, 0)
-	reset(connection)
+	sock.Reset(connection)
 }
 
 // open opens a pidfd of the calling thread.
@@ -137,37 +137,8 @@ func (t *trap) cancelled() {
 
 // switched reports whether a socket belongs to the host's network namespace.
 func (s *Switch) switched(socket int) bool {
-	cookie, err := networkCookie(socket)
+	cookie, err := sock.NetworkCookie(socket)
 	return err != nil || cookie == s.hostNetwork
-}
-
-func networkCookie(socket int) (uint64, error) {
-	return unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
-}
-
-// cookieOf returns the kernel's unique number of a socket.
-func cookieOf(socket int) (uint64, error) {
-	return unix.GetsockoptUint64(socket, unix.SOL_SOCKET, unix.SO_COOKIE)
-}
-
-// option returns an integer option of a socket, or -1. It bypasses Go's scheduler,
-// which would double its cost, because getsockopt never blocks.
-func option(socket, level, name int) int {
-	var value int32
-	length := uint32(unsafe.Sizeof(value))
-	_, _, errno := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(socket), uintptr(level), uintptr(name),
-		uintptr(unsafe.Pointer(&value)), uintptr(unsafe.Pointer(&length)), 0)
-	if errno != 0 {
-		return -1
-	}
-	return int(value)
-}
-
-func domainOf(socket int) int { return option(socket, unix.SOL_SOCKET, unix.SO_DOMAIN) }
-
-func isInet(socket int) bool {
-	domain := domainOf(socket)
-	return domain == unix.AF_INET || domain == unix.AF_INET6
 }
 
 // maxDescriptors is the largest number of descriptors to search in a process.

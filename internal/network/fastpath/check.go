@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // Check returns an error that explains why this host cannot run a Switch, or nil. Without
@@ -23,7 +24,7 @@ func Check() error {
 		return fmt.Errorf("make a socket: %w", err)
 	}
 	defer unix.Close(socket)
-	if _, err := networkCookie(socket); err != nil {
+	if _, err := sock.NetworkCookie(socket); err != nil {
 		return fmt.Errorf("recognize sockets of the host (Linux 5.14 can): %w", err)
 	}
 	if !linux.SameFile(os.Getpid(), socket, os.Getpid(), socket) {

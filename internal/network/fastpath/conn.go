@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // connState is the state of an outgoing connection. doc.go has the table.
@@ -63,7 +64,7 @@ func (c *connecting) setDeadline() {
 		timeout = s.config.NonblockTimeout
 	}
 	if c.outside {
-		timeout = sendTimeout(c.t.socket)
+		timeout = sock.SendTimeout(c.t.socket)
 	}
 	c.since = time.Now()
 	c.deadline = c.since.Add(timeout)
@@ -89,7 +90,7 @@ func (c *connecting) resume(fd int) {
 		c.handleAnswer()
 		return
 	}
-	if sentBytes(fd) != 0 {
+	if sock.Sent(fd) != 0 {
 		c.await()
 		return
 	}
@@ -139,7 +140,7 @@ func (c *connecting) ask() {
 		return
 	}
 	if !c.ipv6 {
-		becomeIPv4(c.fd) // while it surely is established
+		sock.ToIPv4(c.fd) // while it surely is established
 	}
 	p := preamble{from: c.t.s.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
 	_, _ = rand.Read(p.nonce[:])
@@ -295,7 +296,7 @@ func (c *connecting) install(errno unix.Errno) {
 		t.answer(0, unix.EBADF)
 		return
 	}
-	t.from.pod.defaults.Load().copyChanged(t.socket, c.fd, c.ipv6)
+	t.from.pod.defaults.Load().CopyChanged(t.socket, c.fd, c.ipv6)
 	known, err := s.register(c.fd, ends{c.source, c.asked}, c.target, c.ipv6, c.outside)
 	if err != nil {
 		c.fallBack(countFull)

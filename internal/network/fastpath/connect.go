@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // handle dispatches a call.
@@ -69,7 +71,7 @@ func (s *Switch) connect(t *trap) {
 	case errno != 0:
 		t.answer(0, errno)
 		return
-	case option(socket, unix.SOL_SOCKET, unix.SO_PROTOCOL) != unix.IPPROTO_TCP || !isInet(socket):
+	case sock.Option(socket, unix.SOL_SOCKET, unix.SO_PROTOCOL) != unix.IPPROTO_TCP || !sock.IsInet(socket):
 		t.proceed(countNotTCP)
 		return
 	}
@@ -95,13 +97,13 @@ type destination struct {
 // lookUp resolves an address. If it returns a count, that is the reason why the call is
 // left to the overlay.
 func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why count) {
-	if stateOf(socket) != tcpClose {
+	if sock.State(socket) != sock.Closed {
 		return d, countInUse
 	}
 	var ok bool
-	d.asked, d.ipv6, ok = parseAddress(address)
-	if !ok || d.ipv6 != (domainOf(socket) == unix.AF_INET6) ||
-		d.ipv6 && d.asked.Addr().Is4() && option(socket, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
+	d.asked, d.ipv6, ok = sock.Parse(address)
+	if !ok || d.ipv6 != (sock.Domain(socket) == unix.AF_INET6) ||
+		d.ipv6 && d.asked.Addr().Is4() && sock.Option(socket, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
 		return d, countElsewhere
 	}
 	route, ok := s.config.ServiceMap.Resolve(d.asked)
@@ -127,7 +129,7 @@ func (s *Switch) lookUp(t *trap, socket int, address []byte) (d destination, why
 // connectSwitched refuses calls that would connect a socket of the host's network to any
 // address.
 func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
-	if family(address) == unix.AF_UNSPEC {
+	if sock.Family(address) == unix.AF_UNSPEC {
 		if !s.checks.refuses(callDisconnect) {
 			t.pass()
 			return
@@ -139,8 +141,8 @@ func (s *Switch) connectSwitched(t *trap, socket int, address []byte) {
 		t.pass()
 		return
 	}
-	cookie, err := cookieOf(socket)
-	asked, _, ok := parseAddress(address)
+	cookie, err := sock.Cookie(socket)
+	asked, _, ok := sock.Parse(address)
 	s.mu.Lock()
 	known := s.known[cookie]
 	unsaid := err == nil && ok && known != nil && known.unreported && known.peer.addrPort() == asked
@@ -195,10 +197,10 @@ func (s *Switch) plan(t *trap, socket int, d destination) (*connecting, count) {
 	if err := p.findNamespace(t); err != nil {
 		return nil, countNoPod
 	}
-	if network, err := networkCookie(socket); err != nil || network != p.network.Load() {
+	if network, err := sock.NetworkCookie(socket); err != nil || network != p.network.Load() {
 		return nil, countElsewhere
 	}
-	local, ok := localAddress(socket)
+	local, ok := sock.Local(socket)
 	device, err := unix.GetsockoptString(socket, unix.SOL_SOCKET, unix.SO_BINDTODEVICE)
 	if !ok || err != nil || device != "" || !local.Addr().IsUnspecified() && local.Addr() != own {
 		return nil, countBound

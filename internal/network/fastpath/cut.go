@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // Cut ends switched connections of this node's pods that the policy does not permit any
@@ -17,7 +19,7 @@ import (
 func (s *Switch) Cut() (int, error) {
 	s.removeParked(func(p *parked) bool {
 		return !p.plain && !s.config.Policy.Permits(p.ends.peer.Addr(), p.ends.local)
-	}, func(p *parked) { reset(p.fd) })
+	}, func(p *parked) { sock.Reset(p.fd) })
 	forbidden := map[string]uint64{} // cookies, by what /proc calls the socket
 	s.mu.Lock()
 	var all []record
@@ -98,7 +100,7 @@ func resetIn(process, number int, cookie uint64) error {
 		return err
 	}
 	defer unix.Close(fd)
-	got, err := cookieOf(fd)
+	got, err := sock.Cookie(fd)
 	if err != nil || got != cookie {
 		return unix.EBADF // another one by now
 	}
@@ -110,7 +112,7 @@ func resetIn(process, number int, cookie uint64) error {
 // stream. The pod keeps an unconnected socket of the host, as after a reset by its peer,
 // and the Switch still decides about connect and listen on it.
 func resetConn(socket int) error {
-	err := disconnect(socket)
+	err := sock.Disconnect(socket)
 	if errors.Is(err, unix.EBUSY) {
 		// Linux 6.4, and some before it, refuse that while a thread reads.
 		err = unix.Shutdown(socket, unix.SHUT_RDWR)

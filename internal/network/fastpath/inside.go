@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // A Switch has no capability over the user's namespaces: it cannot enter the network
@@ -88,7 +89,7 @@ func (i *inside) ask(what question, about int) (text []byte, fds []int, err erro
 		case err != nil:
 			return nil, nil, fmt.Errorf("hear from inside: %w", err)
 		case !bytes.Equal(answer[:ticketLen], ticket[:]):
-			closeAll(fds...)
+			sock.CloseAll(fds...)
 		default:
 			return answer[ticketLen:n], fds, nil
 		}
@@ -146,7 +147,7 @@ func ServeInside(conn *net.UnixConn) error {
 			answer = append(answer, text[:min(len(text), maxAnswer)]...)
 		}
 		_, _, err = conn.WriteMsgUnix(answer, unix.UnixRights(made...), nil)
-		closeAll(append(made, about...)...)
+		sock.CloseAll(append(made, about...)...)
 		if err != nil && !errors.Is(err, syscall.EPIPE) {
 			return fmt.Errorf("answer the fast path: %w", err)
 		}

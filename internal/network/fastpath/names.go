@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // ends holds the addresses of a connection as the pod sees them, both of one family.
@@ -15,8 +17,8 @@ func (e ends) ipv6() bool { return e.local.Addr().Is6() }
 // register records the addresses of a connection in the pod that will receive it, and its
 // target.
 func (s *Switch) register(fd int, e ends, target netip.AddrPort, ipv6, outside bool) (*record, error) {
-	local, ok1 := localAddress(fd)
-	peer, ok2 := peerAddress(fd)
+	local, ok1 := sock.Local(fd)
+	peer, ok2 := sock.Peer(fd)
 	if outside {
 		peer, ok2 = target, true // it may not be connected yet
 	}
@@ -31,7 +33,7 @@ func (s *Switch) register(fd int, e ends, target netip.AddrPort, ipv6, outside b
 
 // registerSteered records the Service behind the connection of a pod's own socket.
 func (s *Switch) registerSteered(p *pod, socket int, d destination) error {
-	local, _ := localAddress(socket)
+	local, _ := sock.Local(socket)
 	_, err := s.addKnown(socket, record{
 		kind: kindSteered, ipv6: d.ipv6, local: packEnd(netip.AddrPortFrom(p.addressFor(d.target.Addr()), local.Port())), peer: packEnd(d.asked),
 		target: packEnd(d.target), hostLocal: packEnd(local), hostPeer: packEnd(d.target),
@@ -40,7 +42,7 @@ func (s *Switch) registerSteered(p *pod, socket int, d destination) error {
 }
 
 func (s *Switch) addKnown(socket int, about record) (r *record, err error) {
-	if about.cookie, err = cookieOf(socket); err != nil {
+	if about.cookie, err = sock.Cookie(socket); err != nil {
 		return nil, fmt.Errorf("identify a connection: %w", err)
 	}
 	if r = s.state.take(about.kind); r == nil {
@@ -84,14 +86,14 @@ func (s *Switch) name(t *trap) {
 		t.cancelled()
 		return
 	}
-	cookie, err := cookieOf(socket)
+	cookie, err := sock.Cookie(socket)
 	var r record // kindFree where there is none
 	s.mu.Lock()
 	if known := s.known[cookie]; known != nil && err == nil {
 		r = *known
 	}
 	s.mu.Unlock()
-	peer, connected := peerAddress(socket)
+	peer, connected := sock.Peer(socket)
 	ofPeer := t.call().Call == unix.SYS_GETPEERNAME
 	switched := s.switched(socket)
 	switch {

@@ -2,18 +2,16 @@ package fastpath
 
 import (
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // Addresses outside the cluster are reached by an ordinary socket of the host,
 // instead of the user-mode stack (package egress). A blocking caller receives it
 // once it is connected, a non-blocking caller at once: the kernel then reports the
 // progress as for any socket.
-
-// maxConnect exceeds the time after which the kernel gives up connecting.
-const maxConnect = time.Hour
 
 // permits reports whether the policy certainly permits a connection.
 func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool {
@@ -23,21 +21,11 @@ func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool 
 	return s.config.Policy.Permits(from, to)
 }
 
-// sendTimeout returns how long a caller waits for its connect: SO_SNDTIMEO, or
-// maxConnect if that is not set.
-func sendTimeout(socket int) time.Duration {
-	limit, err := unix.GetsockoptTimeval(socket, unix.SOL_SOCKET, unix.SO_SNDTIMEO)
-	if err != nil || limit.Sec == 0 && limit.Usec == 0 {
-		return maxConnect
-	}
-	return min(maxConnect, time.Duration(limit.Nano()))
-}
-
 // reach begins to connect to the outside.
 func (c *connecting) reach() {
 	t := c.t
 	c.state = connOutside
-	fd, err := unix.Socket(domainOf(t.socket), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
+	fd, err := unix.Socket(sock.Domain(t.socket), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.IPPROTO_TCP)
 	if err != nil {
 		c.fallBack(countNoPeer)
 		return
@@ -49,16 +37,16 @@ func (c *connecting) reach() {
 	}
 	// Sizes of buffers have an effect only before connect. Options that may change
 	// meanwhile are copied again by install.
-	t.from.pod.defaults.Load().copyChanged(t.socket, fd, c.ipv6)
+	t.from.pod.defaults.Load().CopyChanged(t.socket, fd, c.ipv6)
 	_ = unix.SetNonblock(fd, true)
 	t.record.note(stageAsking, fd)
-	c.reaching(connectTo(fd, c.target, c.ipv6))
+	c.reaching(sock.ConnectTo(fd, c.target, c.ipv6))
 }
 
 // reachAgain continues for a predecessor, which may not have begun to connect.
 func (c *connecting) reachAgain() {
 	c.state = connOutside
-	errno := connectTo(c.fd, c.target, c.ipv6)
+	errno := sock.ConnectTo(c.fd, c.target, c.ipv6)
 	switch errno {
 	case unix.EALREADY:
 		errno = unix.EINPROGRESS
@@ -85,8 +73,8 @@ func (c *connecting) reaching(errno unix.Errno) {
 
 // reached reads the result of the attempt once the socket is ready.
 func (c *connecting) reached() {
-	errno := option(c.fd, unix.SOL_SOCKET, unix.SO_ERROR)
-	if errno == 0 && stateOf(c.fd) == tcpClose {
+	errno := sock.Option(c.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if errno == 0 && sock.State(c.fd) == sock.Closed {
 		errno = int(unix.ECONNABORTED) // a predecessor has read the error
 	}
 	if errno != 0 {
@@ -108,11 +96,6 @@ func (c *connecting) fail(errno unix.Errno) {
 	c.t.refuse(countNotReached, errno)
 }
 
-// connectTo connects a socket, which is an IPv6 socket if ipv6 is set.
-func connectTo(socket int, to netip.AddrPort, ipv6 bool) unix.Errno {
-	return rawConnect(socket, rawAddress(to, ipv6))
-}
-
 // counted returns the counter for a switched socket of a client.
 func (r *record) counted() count {
 	if r.outside {
@@ -120,13 +103,6 @@ func (r *record) counted() count {
 	}
 	return countConnected
 }
-
-const (
-	tcpSynSent = 2 // TCP_SYN_SENT, of a socket that is about to be connected
-	tcpClose   = 7 // TCP_CLOSE, of one that has not begun to connect, or has failed
-)
-
-func stateOf(socket int) int { return option(socket, unix.IPPROTO_TCP, unix.TCP_INFO) & 0xff }
 
 // progress returns the answer of connect on a switched socket: EINPROGRESS until it is
 // connected or has failed, and then 0.
@@ -136,7 +112,7 @@ func (r *record) progress(socket int) unix.Errno {
 	}
 	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
 	waits := err != nil || flags&unix.O_NONBLOCK == 0
-	if at := stateOf(socket); at == tcpSynSent || at == tcpClose && !waits {
+	if at := sock.State(socket); at == sock.SynSent || at == sock.Closed && !waits {
 		return unix.EINPROGRESS
 	}
 	return 0
@@ -147,13 +123,13 @@ func (r *record) progress(socket int) unix.Errno {
 // unusable: the kernel would connect it to any address that the host can reach.
 func (s *Switch) reportOutcome(t *trap, socket int, cookie uint64, pending bool) {
 	errno := unix.EISCONN
-	switch stateOf(socket) {
-	case tcpSynSent:
+	switch sock.State(socket) {
+	case sock.SynSent:
 		t.answer(0, unix.EALREADY)
 		return
-	case tcpClose:
+	case sock.Closed:
 		errno = unix.ECONNABORTED
-		if why := option(socket, unix.SOL_SOCKET, unix.SO_ERROR); why > 0 {
+		if why := sock.Option(socket, unix.SOL_SOCKET, unix.SO_ERROR); why > 0 {
 			errno = unix.Errno(why)
 		}
 	default:

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // parked is a connection that waits until the pod accepts it. Without a bell
@@ -54,7 +56,7 @@ func (a answerer) send(fd int, v verdict) bool {
 // Otherwise the answer must arrive, which a reset could overtake.
 func (a answerer) refuse(fd int, v verdict) {
 	if a.asked == nil {
-		reset(fd)
+		sock.Reset(fd)
 		return
 	}
 	a.send(fd, v)
@@ -102,12 +104,12 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 		s.state.put(r)
 		p.giveBell(bell, e.ipv6())
 	}
-	address := rawAddress(e.local, e.ipv6())
-	errno := rawConnect(bell, address)
+	address := sock.Raw(e.local, e.ipv6())
+	errno := sock.Connect(bell, address)
 	if errno == unix.EINPROGRESS {
 		// The handshake is over when the call returns, or the listener's queue
 		// is full; then the client waits as it would for any such server.
-		errno = rawConnect(bell, address)
+		errno = sock.Connect(bell, address)
 	}
 	if errno == unix.EALREADY && promised {
 		errno = 0 // it waits for a place in the queue
@@ -125,7 +127,7 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 		return
 	}
 	if !promised && !e.ipv6() && p.acceptsIPv4(e.local.Port()) {
-		becomeIPv4(fd) // while it surely is established
+		sock.ToIPv4(fd) // while it surely is established
 	}
 	// A successor checks whether the answer was sent.
 	r.answer = answer.encode(verdictConnected)
@@ -142,7 +144,7 @@ func (s *Switch) park(p *parked) {
 	p.since = time.Now()
 	from := netip.AddrPortFrom(netip.Addr{}, uint16(p.fd)) // which nobody accepts
 	if p.bell > 0 {
-		from, _ = localAddress(p.bell)
+		from, _ = sock.Local(p.bell)
 	}
 	p.key = s.bellKey(p.pod.network.Load(), from, p.ends.local)
 	s.mu.Lock()
@@ -156,9 +158,9 @@ func (s *Switch) takeRung(p *pod, accepted int) *parked {
 	if !s.checks.mayRing(p) {
 		return nil
 	}
-	bell, ok1 := peerAddress(accepted)
-	local, ok2 := localAddress(accepted)
-	network, err := networkCookie(accepted)
+	bell, ok1 := sock.Peer(accepted)
+	local, ok2 := sock.Local(accepted)
+	network, err := sock.NetworkCookie(accepted)
 	if !ok1 || !ok2 || err != nil {
 		return nil
 	}
@@ -205,19 +207,5 @@ func (p *parked) unheard(now time.Time) bool {
 	if now.Sub(p.since) < sweepEvery {
 		return false
 	}
-	return p.bell <= 0 || polled(p.bell, unix.POLLIN|unix.POLLRDHUP) != 0
-}
-
-func reset(fd int) {
-	_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	unix.Close(fd)
-}
-
-// polled returns which of the events there are, without waiting.
-func polled(fd int, events int16) int16 {
-	p := []unix.PollFd{{Fd: int32(fd), Events: events}}
-	if n, err := unix.Poll(p, 0); n <= 0 || err != nil {
-		return 0
-	}
-	return p[0].Revents
+	return p.bell <= 0 || sock.Polled(p.bell, unix.POLLIN|unix.POLLRDHUP) != 0
 }

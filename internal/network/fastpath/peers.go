@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // peer is a node, including this one, whose pods also reach each other through Services.
@@ -102,11 +104,11 @@ func (p *peer) answered() {
 
 func (p *peer) dial() (int, error) {
 	endpoint := p.endpoints[int(p.turn.Add(1))%len(p.endpoints)]
-	fd, ipv6, err := hostSocket(endpoint.Addr())
+	fd, ipv6, err := sock.New(endpoint.Addr())
 	if err != nil {
 		return -1, err
 	}
-	if errno := rawConnect(fd, rawAddress(endpoint, ipv6)); errno != 0 && errno != unix.EINPROGRESS {
+	if errno := sock.Connect(fd, sock.Raw(endpoint, ipv6)); errno != 0 && errno != unix.EINPROGRESS {
 		unix.Close(fd)
 		return -1, fmt.Errorf("connect to %s: %w", endpoint, errno)
 	}

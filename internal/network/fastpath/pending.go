@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 const (
@@ -35,7 +37,7 @@ func (d *peerListener) ready(uint32) { d.s.acceptAll(d.fd, d.token, d.s.addPendi
 func (s *Switch) acceptAll(listener int, token uint64, take func(fd int)) {
 	again := func() { _ = s.reactor.again(listener, token, unix.EPOLLIN) }
 	for {
-		fd, _, errno := accept(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		fd, _, errno := sock.Accept(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		switch errno {
 		case 0:
 			take(fd)

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // labPod is a pod of the lab.
@@ -128,7 +130,7 @@ func runLaunch() error {
 	if err != nil {
 		return err
 	}
-	network, err := networkCookie(socket)
+	network, err := sock.NetworkCookie(socket)
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // pod holds the addresses, the network namespace and the bells of a pod.
@@ -25,7 +26,7 @@ type pod struct {
 	// network is the cookie of its namespace, or 0 before the first call of the pod.
 	network atomic.Uint64
 	// defaults holds the options of a new socket in its namespace.
-	defaults atomic.Pointer[settings]
+	defaults atomic.Pointer[sock.Settings]
 
 	mu         sync.Mutex
 	containers []*container // under the Switch's lock
@@ -118,22 +119,22 @@ func (s *Switch) takeDelivery(fd int) error {
 	}
 	var told processState
 	if err := json.Unmarshal(message[:n], &told); err != nil {
-		closeAll(fds...)
+		sock.CloseAll(fds...)
 		return fmt.Errorf("read the state of a container: %w", err)
 	}
 	var about Metadata
 	err = about.UnmarshalText([]byte(told.Metadata))
 	if err != nil || len(fds) != 1 || len(told.Fds) != 1 || told.Fds[0] != filterName {
-		closeAll(fds...)
+		sock.CloseAll(fds...)
 		return fmt.Errorf("use a container's filter (%d descriptors %q, metadata %q): %w", len(fds), told.Fds, told.Metadata, unix.EBADMSG)
 	}
 	if s.answersFor(fds[0], about.Address) {
-		closeAll(fds...) // a predecessor has taken it
+		sock.CloseAll(fds...) // a predecessor has taken it
 		return nil
 	}
 	r := s.state.take(kindContainer)
 	if r == nil {
-		closeAll(fds...)
+		sock.CloseAll(fds...)
 		return errStateFull
 	}
 	r.fd, r.local, r.cookie = int32(fds[0]), packEnd(netip.AddrPortFrom(about.Address, 0)), about.Network
@@ -186,10 +187,10 @@ func (s *Switch) adopt(r *record) (*container, error) {
 	s.mu.Unlock()
 	c.pod = p
 	p.mu.Lock()
-	network, err := networkCookie(int(r.bell))
+	network, err := sock.NetworkCookie(int(r.bell))
 	switch {
 	case p.network.Load() != 0:
-		closeAll(int(r.bell))
+		sock.CloseAll(int(r.bell))
 		r.bell = int32(p.free[0])
 	case r.bell > 0 && err == nil:
 		p.free = append(p.free, int(r.bell))
@@ -258,10 +259,10 @@ func (c *container) release() {
 	if !last {
 		return
 	}
-	c.s.removeParked(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { reset(p.fd) })
+	c.s.removeParked(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { sock.Reset(p.fd) })
 	c.pod.mu.Lock()
 	defer c.pod.mu.Unlock()
-	closeAll(append(c.pod.free, c.pod.freeIPv6...)...)
+	sock.CloseAll(append(c.pod.free, c.pod.freeIPv6...)...)
 	c.pod.free, c.pod.freeIPv6 = nil, nil
 	if c.pod.diag != nil {
 		c.pod.diag.Close()
@@ -288,7 +289,7 @@ func (p *pod) findNamespace(t *trap) error {
 	if err != nil {
 		return err
 	}
-	network, err := networkCookie(bells[0])
+	network, err := sock.NetworkCookie(bells[0])
 	switch {
 	case err != nil:
 	case network == t.s.hostNetwork:
@@ -315,9 +316,9 @@ func (p *pod) findNamespace(t *trap) error {
 
 // noteListener records the family of a new listener.
 func (p *pod) noteListener(listener int) {
-	local, ok := localAddress(listener)
-	domain := domainOf(listener)
-	if !ok || domain == unix.AF_INET6 && option(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
+	local, ok := sock.Local(listener)
+	domain := sock.Domain(listener)
+	if !ok || domain == unix.AF_INET6 && sock.Option(listener, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY) == 1 {
 		return // which no connection by IPv4 reaches
 	}
 	p.mu.Lock()
@@ -337,7 +338,7 @@ func (p *pod) acceptsIPv4(port uint16) bool {
 }
 
 func (p *pod) setNamespace(network uint64, socket int) {
-	defaults := defaultsOf(socket)
+	defaults := sock.SettingsOf(socket)
 	p.defaults.Store(&defaults)
 	p.network.Store(network)
 }

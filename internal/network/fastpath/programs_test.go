@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // programs run in pods. They fail where something is not as it is without a
@@ -303,7 +305,7 @@ func checkFamily(fd, family int, o options) error {
 	if o.has("hosts6") {
 		family = unix.AF_INET6
 	}
-	if got := domainOf(fd); got != family {
+	if got := sock.Domain(fd); got != family {
 		return fmt.Errorf("SO_DOMAIN is %d, not %d", got, family)
 	}
 	return nil

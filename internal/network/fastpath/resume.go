@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // resumeAll continues the work of a predecessor.
@@ -14,11 +15,11 @@ func (s *Switch) resumeAll() {
 		s.expectDelivery(fd)
 	}
 	for _, fd := range s.orphans.connections {
-		local, ok1 := localAddress(fd)
-		peer, ok2 := peerAddress(fd)
+		local, ok1 := sock.Local(fd)
+		peer, ok2 := sock.Peer(fd)
 		p := s.podOf(fd)
 		if !ok1 || !ok2 || p == nil || s.rings(fd) {
-			reset(fd) // a bell is rung again
+			sock.Reset(fd) // a bell is rung again
 			continue
 		}
 		s.ringAgain(p, fd, ends{local, peer}, true)
@@ -38,7 +39,7 @@ func (s *Switch) resume(t *trap) {
 	if !t.waits() {
 		// It was answered or interrupted. A delivered connection belongs to the caller.
 		t.cancelled()
-		closeAll(connection, old)
+		sock.CloseAll(connection, old)
 		return
 	}
 	switch stage {
@@ -60,7 +61,7 @@ func (s *Switch) resume(t *trap) {
 		t.release()
 	}
 	t.record.note(stageBegun, 0)
-	closeAll(connection, old)
+	sock.CloseAll(connection, old)
 	s.handle(t)
 }
 
@@ -69,11 +70,11 @@ func (s *Switch) resume(t *trap) {
 func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	socket, ok := t.fetch(t.argument(0))
 	if !ok {
-		closeAll(connection, old)
+		sock.CloseAll(connection, old)
 		return
 	}
 	if old > 0 {
-		cookie, err := cookieOf(socket)
+		cookie, err := sock.Cookie(socket)
 		s.mu.Lock()
 		known := s.known[t.record.cookie]
 		s.mu.Unlock()
@@ -136,7 +137,7 @@ func (s *Switch) resumeAccept(t *trap, connection int) bool {
 	}
 	listener, ok := t.fetch(t.argument(0))
 	if !ok {
-		reset(connection) // the call has been answered
+		sock.Reset(connection) // the call has been answered
 		return true
 	}
 	if t.record.stage == stageDelivering {
@@ -146,14 +147,14 @@ func (s *Switch) resumeAccept(t *trap, connection int) bool {
 			return true
 		}
 	}
-	peer, known := peerAddress(connection)
+	peer, known := sock.Peer(connection)
 	if !known {
 		t.forget(connection)
 		return false
 	}
 	a := accepted{fd: connection, peer: peer}
 	if s.switched(connection) {
-		id, _ := cookieOf(connection)
+		id, _ := sock.Cookie(connection)
 		s.mu.Lock()
 		a.known = s.known[id]
 		s.mu.Unlock()
@@ -169,9 +170,9 @@ func (s *Switch) resumeAccept(t *trap, connection int) bool {
 
 // rings reports whether an accepted connection is the bell of a parked one.
 func (s *Switch) rings(connection int) bool {
-	bell, ok1 := peerAddress(connection)
-	local, ok2 := localAddress(connection)
-	network, err := networkCookie(connection)
+	bell, ok1 := sock.Peer(connection)
+	local, ok2 := sock.Local(connection)
+	network, err := sock.NetworkCookie(connection)
 	if !ok1 || !ok2 || err != nil {
 		return false
 	}

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/network/fastpath/sock"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -223,7 +224,7 @@ func askWho(address string, family, flags int, duplicate bool) (string, error) {
 		return "", err
 	}
 	peer, err := unix.Getpeername(fd)
-	if got, ok := addrPort(peer, err); !ok || got.String() != address {
+	if got, ok := sock.AddrPort(peer, err); !ok || got.String() != address {
 		return "", fmt.Errorf("getpeername is %v, %w", got, err)
 	}
 	b := make([]byte, 64)

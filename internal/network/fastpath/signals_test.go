@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // TestMemoryIsNotWrittenWhenACallIsOver has signals interrupt calls whose answer
@@ -250,8 +252,8 @@ func connectInRain(args []string) error {
 	}
 	errno := unix.EINTR
 	// The call may have ended before it was received, and nothing has begun.
-	for errno == unix.EINTR && option(fd, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff == tcpClose {
-		errno = rawConnect(fd, rawInet(args[0], 0))
+	for errno == unix.EINTR && sock.Option(fd, unix.IPPROTO_TCP, unix.TCP_INFO)&0xff == sock.Closed {
+		errno = sock.Connect(fd, rawInet(args[0], 0))
 	}
 	if errno != map[string]unix.Errno{"end": unix.EINTR}[args[1]] {
 		return fmt.Errorf("connect: %w", errno)

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 func newSocket(family, flags int) (int, error) {
@@ -21,8 +23,8 @@ func isSwitched(fd int) bool {
 		panic(err)
 	}
 	defer unix.Close(fresh)
-	a, err1 := networkCookie(fd)
-	b, err2 := networkCookie(fresh)
+	a, err1 := sock.NetworkCookie(fd)
+	b, err2 := sock.NetworkCookie(fresh)
 	if err := errors.Join(err1, err2); err != nil {
 		panic(err)
 	}

@@ -1,6 +1,10 @@
 package fastpath
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/sock"
+)
 
 // leave leaves a connect to the kernel. For a Service, it first starts to connect the
 // socket to the chosen pod, and the kernel only waits for the result. Otherwise
@@ -17,7 +21,7 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		t.record.note(stageSteering, 0)
 		_ = unix.SetNonblock(socket, true)
 	}
-	errno := connectTo(socket, d.target, d.ipv6)
+	errno := sock.ConnectTo(socket, d.target, d.ipv6)
 	if waits {
 		_ = unix.SetNonblock(socket, false)
 	}

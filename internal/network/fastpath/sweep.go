@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 const (
@@ -147,7 +148,7 @@ func (p *pod) inode(s *Switch, r *record) (uint32, error) {
 		return 0, nil // the pod is gone
 	}
 	if p.diag == nil {
-		namespace, err := namespaceOf(p.free[0])
+		namespace, err := sock.Namespace(p.free[0])
 		if err != nil {
 			return 0, err
 		}

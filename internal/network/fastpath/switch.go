@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // Switch answers the trapped calls of a node's pods.
@@ -98,7 +99,7 @@ func (s *Switch) findHost() error {
 	if err != nil {
 		return fmt.Errorf("make a socket: %w", err)
 	}
-	s.hostNetwork, err = networkCookie(socket)
+	s.hostNetwork, err = sock.NetworkCookie(socket)
 	unix.Close(socket)
 	if err != nil {
 		return fmt.Errorf("recognize sockets of the host (Linux 5.14 can): %w", err)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // A Switch that dies leaves its state and its descriptors. Another process, the holder,
@@ -99,7 +100,7 @@ func (s *Switch) succeed() error {
 	for _, f := range fetched {
 		if f.r.kind == kindParked && accepted[f.r.fd] {
 			// It was about to be given to a caller.
-			closeAll(int(f.fd))
+			sock.CloseAll(int(f.fd))
 			f.fd = 0
 		}
 		if f.r.kind == kindCall {
@@ -176,9 +177,9 @@ func (s *Switch) findOrphans(holder, pid int, records []*record) (found orphans)
 		if err != nil {
 			continue
 		}
-		local, _ := localAddress(got)
-		peer, connected := peerAddress(got)
-		network, err := networkCookie(got)
+		local, _ := sock.Local(got)
+		peer, connected := sock.Peer(got)
+		network, err := sock.NetworkCookie(got)
 		switch {
 		// Check this before the records: one may name a closed descriptor whose number
 		// the delivery has received since.
@@ -213,7 +214,7 @@ func (s *Switch) isDelivery(fd int) bool {
 	wanted, ok1 := own.(*unix.SockaddrUnix)
 	address, err := unix.Getsockname(fd)
 	name, ok2 := address.(*unix.SockaddrUnix)
-	return err == nil && ok1 && ok2 && wanted.Name != "" && name.Name == wanted.Name && option(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 0
+	return err == nil && ok1 && ok2 && wanted.Name != "" && name.Name == wanted.Name && sock.Option(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN) == 0
 }
 
 // isCallersSocket reports whether a socket is the one that a waiting call is about.
@@ -226,7 +227,7 @@ func isCallersSocket(socket int, records []*record) bool {
 
 // podOf returns the pod that owns the namespace of a socket.
 func (s *Switch) podOf(socket int) *pod {
-	network, err := networkCookie(socket)
+	network, err := sock.NetworkCookie(socket)
 	if err != nil {
 		return nil
 	}
@@ -270,7 +271,7 @@ func (s *Switch) adoptRecords(records []*record) error {
 		case kindCall:
 			c := containers[r.fd]
 			if c == nil || r.call.ID == 0 {
-				closeAll(int(r.bell))
+				sock.CloseAll(int(r.bell))
 				s.state.put(r)
 				continue
 			}
@@ -288,37 +289,20 @@ func (s *Switch) adoptParked(r *record) {
 	lost := p == nil || r.fd == 0 || r.stage == stageRinging
 	if r.bell > 0 && (lost || p.network.Load() == 0) {
 		// It has rung for nothing; accept passes over it.
-		_ = disconnect(int(r.bell))
+		_ = sock.Disconnect(int(r.bell))
 		unix.Close(int(r.bell))
 		r.bell = 0
 	}
 	if lost {
 		if r.fd > 0 {
-			reset(int(r.fd))
+			sock.Reset(int(r.fd))
 		}
 		s.state.put(r)
 		return
 	}
-	if r.answer != [answerLen]byte{} && sentBytes(int(r.fd)) == challengeLen {
+	if r.answer != [answerLen]byte{} && sock.Sent(int(r.fd)) == challengeLen {
 		_, _ = unix.Write(int(r.fd), r.answer[:])
 	}
 	p.parked.Add(1)
 	s.park(&parked{record: r, pod: p, ends: ends{r.local.addrPort(), r.peer.addrPort()}, plain: r.plain, fd: int(r.fd), bell: int(r.bell)})
-}
-
-func closeAll(fds ...int) {
-	for _, fd := range fds {
-		if fd > 0 {
-			unix.Close(fd)
-		}
-	}
-}
-
-// sentBytes returns how much has been written to a connection.
-func sentBytes(fd int) uint64 {
-	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
-	if err != nil {
-		return 0
-	}
-	return info.Bytes_sent - info.Bytes_retrans + uint64(info.Notsent_bytes)
 }
