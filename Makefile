@@ -10,6 +10,7 @@
 #   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
 #   make bench-bed       every case on every system, links and tuning profiles, and the site network: an hour and a half
 #   make bench-images    how images come to nodes, beside Apptainer and stargz-snapshotter: 40 minutes
+#   make reports         pages with charts of the recorded runs, docs/bench/*/report.html
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site
 #   make spank           the plugin alone, for the Slurm below SLURM_PREFIX
@@ -42,7 +43,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-bed bench-images conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte; one after the other.
 .NOTPARALLEL:
 
@@ -122,6 +123,12 @@ bench-images:
 	test -e test/bench/out/apptainer/VERSIONS || test/bench/apptainer test/bench/out/apptainer /srv/berth/test/bench/out/apptainer
 	test/bench/images
 
+# A report is a function of its records, so git has only the Markdown.
+reports:
+	for run in docs/bench/*/; do \
+		(cd bench && GOARCH= go run . report ../$${run}records.jsonl.gz --out ../$$run) && rm $${run}figures.csv || exit; \
+	done
+
 conformance:
 	scripts/install-deps build bed
 	$(MAKE) all
@@ -144,7 +151,7 @@ install: all notices
 	rm -rf $(DESTDIR)$(PREFIX)/libexec/berth
 	cp -r $(LIBEXEC) $(DESTDIR)$(PREFIX)/libexec/berth
 
-dist: all notices
+dist: all notices reports
 	scripts/dist $(OUT) $(VERSION) $(GOARCH)
 
 packages: all notices
