@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -52,6 +53,31 @@ func completeJobs(root *cobra.Command) {
 	}
 }
 
+// bashWords replaces the function of cobra's script that needs the package
+// bash-completion. Without the package it joins what readline splits at "=" and ":".
+const bashWords = `
+__berth_init_completion()
+{
+    COMPREPLY=()
+    if declare -F _get_comp_words_by_ref >/dev/null; then
+        _get_comp_words_by_ref "$@" cur prev words cword
+        return
+    fi
+    local i word last
+    words=() cword=0
+    for ((i = 0; i < ${#COMP_WORDS[@]}; i++)); do
+        word=${COMP_WORDS[i]} last=$((${#words[@]} - 1))
+        if ((last > 0)) && [[ $word == [=:]* || ${words[last]} == *[=:] ]]; then
+            words[last]+=$word
+        else
+            words+=("$word")
+        fi
+        ((i != COMP_CWORD)) || cword=$((${#words[@]} - 1))
+    done
+    cur=${words[cword]} prev=${words[cword - 1]}
+}
+`
+
 // describeCompletion says of the shells that berth is used from how they take
 // completion.
 func describeCompletion(root *cobra.Command) {
@@ -77,6 +103,17 @@ names in their clusters at the tabulator key. The packages of berth bring it.`
 			continue
 		}
 		shell.Short, shell.Long = "Print the script for "+shell.Name(), ""
+		if shell.Name() == "bash" {
+			shell.RunE = func(command *cobra.Command, _ []string) error {
+				plain, err := command.Flags().GetBool("no-descriptions")
+				if err != nil {
+					return err
+				}
+				err = root.GenBashCompletionV2(command.OutOrStdout(), !plain)
+				fmt.Fprint(command.OutOrStdout(), bashWords)
+				return err
+			}
+		}
 	}
 }
 

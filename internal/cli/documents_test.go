@@ -75,7 +75,7 @@ func checkCall(t *testing.T, root *cobra.Command, page, name string, words []str
 		}
 		flag, long := strings.CutPrefix(word, "--")
 		flag, _, _ = strings.Cut(strings.TrimRight(flag, ".,:"), "=")
-		if long && flag != "help" && command.Flags().Lookup(flag) == nil {
+		if long && flag != "help" && flag != "help-all" && command.Flags().Lookup(flag) == nil {
 			t.Errorf("%s: berth %s has no option --%s", page, name, flag)
 		}
 	}

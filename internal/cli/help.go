@@ -68,28 +68,65 @@ const (
 	commandIndent = 16
 )
 
-// writeHelp is cobra's help function: help as Slurm's commands give it.
-func writeHelp(command *cobra.Command, _ []string) {
-	width := helpWidth
-	if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
-		width = min(max(columns, 60), 110)
+// shortHelpLines is what two screens of a terminal hold above the shell's prompt.
+// Longer help leaves rare options to --help-all.
+const shortHelpLines = 47
+
+// commonOptions are the options that short help shows.
+func commonOptions() []string {
+	return []string{
+		"file", "image", "logs", "mount", "publish", "device", "state-dir", "no-pull", "ha", "print", "wait",
+		"quiet", "verbose", "help",
 	}
-	fmt.Fprint(command.OutOrStdout(), helpText(command, width))
+}
+
+// helpWriter returns cobra's help function. It writes help in the form of Slurm's
+// commands: in full, or as much as fits two screens.
+func helpWriter(full bool) func(*cobra.Command, []string) {
+	return func(command *cobra.Command, _ []string) {
+		width := helpWidth
+		if columns, _, err := term.GetSize(int(os.Stdout.Fd())); err == nil {
+			width = min(max(columns, 60), 110)
+		}
+		text := helpText
+		if !full {
+			text = briefHelp
+		}
+		fmt.Fprint(command.OutOrStdout(), text(command, width))
+	}
+}
+
+// briefHelp is the help of a command in full where two screens hold it.
+func briefHelp(command *cobra.Command, width int) string {
+	text := helpText(command, width)
+	if strings.Count(text, "\n") > shortHelpLines && !command.HasSubCommands() {
+		return shortHelp(command, width)
+	}
+	return text
+}
+
+// cutHelpAll replaces --help-all by --help, and reports whether it was there. Words
+// behind "--" belong to another program.
+func cutHelpAll(args []string) ([]string, bool) {
+	end := slices.Index(args, "--")
+	if end < 0 {
+		end = len(args)
+	}
+	at := slices.Index(args[:end], "--help-all")
+	if at < 0 {
+		return args, false
+	}
+	args = slices.Clone(args)
+	args[at] = "--help"
+	return args, true
 }
 
 func helpText(command *cobra.Command, width int) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "Usage: %s\n", useLine(command))
-	if about := strings.TrimSpace(command.Long); about != "" {
-		fmt.Fprintf(&text, "\n%s\n", about)
-	} else {
-		fmt.Fprintf(&text, "\n%s.\n", command.Short)
-	}
+	writeAbout(&text, command, command.Long)
 	writeSections(&text, commandSections(command), commandIndent, width)
 	writeSections(&text, flagSections(command), optionIndent, width)
-	if command.HasExample() {
-		fmt.Fprintf(&text, "\nExamples:\n%s\n", command.Example)
-	}
+	writeExamples(&text, command)
 	switch {
 	case !command.HasParent():
 		text.WriteString("\n'berth COMMAND --help' and 'man berth-COMMAND' say more about each.\n")
@@ -97,6 +134,49 @@ func helpText(command *cobra.Command, width int) string {
 		fmt.Fprintf(&text, "\nSee also 'man %s'.\n", manName(command))
 	}
 	return text.String()
+}
+
+// shortHelp is help with the first paragraph about a command and its common options,
+// and the names of the groups that --help-all adds.
+func shortHelp(command *cobra.Command, width int) string {
+	var text strings.Builder
+	about, _, _ := strings.Cut(command.Long, "\n\n")
+	writeAbout(&text, command, about)
+	common := section{title: "Common options"}
+	var groups []string
+	for _, s := range flagSections(command) {
+		shown := len(common.lines)
+		for _, e := range s.lines {
+			_, name, _ := strings.Cut(e.name, "--")
+			name, _, _ = strings.Cut(name, "=")
+			if slices.Contains(commonOptions(), name) {
+				common.lines = append(common.lines, e)
+			}
+		}
+		if len(common.lines)-shown < len(s.lines) {
+			groups = append(groups, s.title)
+		}
+	}
+	writeSections(&text, []section{common}, optionIndent, width)
+	writeExamples(&text, command)
+	var more strings.Builder
+	writeEntry(&more, entry{"", fmt.Sprintf("'%s --help-all' and 'man %s' say more, and have all options: %s.",
+		command.CommandPath(), manName(command), strings.Join(groups, "; "))}, 0, width)
+	fmt.Fprintf(&text, "\n%s", more.String())
+	return text.String()
+}
+
+func writeAbout(text *strings.Builder, command *cobra.Command, about string) {
+	if about = strings.TrimSpace(about); about == "" {
+		about = command.Short + "."
+	}
+	fmt.Fprintf(text, "Usage: %s\n\n%s\n", useLine(command), about)
+}
+
+func writeExamples(text *strings.Builder, command *cobra.Command) {
+	if command.HasExample() {
+		fmt.Fprintf(text, "\nExamples:\n%s\n", command.Example)
+	}
 }
 
 // useLine returns a command's usage.
@@ -166,8 +246,11 @@ func writeSections(text *strings.Builder, sections []section, indent, width int)
 
 // writeEntry writes a name and, beside it, what it is, wrapped.
 func writeEntry(text *strings.Builder, e entry, indent, width int) {
-	line := "  " + e.name
-	if len(line) > indent-2 {
+	line := ""
+	if e.name != "" {
+		line = "  " + e.name
+	}
+	if line != "" && len(line) > indent-2 {
 		text.WriteString(line + "\n")
 		line = ""
 	}

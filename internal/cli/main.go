@@ -36,6 +36,8 @@ func Main(args []string) int {
 	go cancelOnSignal(cancel)
 
 	root := newRoot()
+	args, helpAll := cutHelpAll(args)
+	root.SetHelpFunc(helpWriter(helpAll))
 	root.SetArgs(args)
 	command, err := root.ExecuteContextC(ctx)
 	// Not any error with an exit code: that of a program that failed has one, too.
@@ -134,13 +136,13 @@ no daemon and no preparation by an administrator.`,
 		Args:          noArguments,
 		RunE:          func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
-	root.CompletionOptions.HiddenDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{sayWhatToGive(err)} })
+	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
+		return &usageError{suggestFlag(command, sayWhatToGive(err))}
+	})
 	// A package variable of cobra's: commands stay in the order of what one does
 	// with them.
 	cobra.EnableCommandSorting = false
 	root.AddGroup(commandGroups()...)
-	root.SetHelpFunc(writeHelp)
 	for _, group := range []struct {
 		id       string
 		commands []*cobra.Command
@@ -180,10 +182,29 @@ func noArguments(command *cobra.Command, args []string) error {
 func noCommand(parent *cobra.Command, name string) error {
 	err := fmt.Errorf("no command %q", name)
 	parent.SuggestionsMinimumDistance = 2 // letters that differ
-	if like := parent.SuggestionsFor(name); len(name) > 3 && len(like) > 0 {
+	if like := parent.SuggestionsFor(name); len(name) > 2 && len(like) > 0 {
 		err = fmt.Errorf("%w; is it %s?", err, strings.Join(like, " or "))
 	}
 	return &usageError{err}
+}
+
+// suggestFlag adds the options that resemble one that there is not.
+func suggestFlag(command *cobra.Command, err error) error {
+	var missing *pflag.NotExistError
+	if !errors.As(err, &missing) || len(missing.GetSpecifiedName()) < 3 {
+		return err
+	}
+	// Cobra compares names of commands; as commands, options are compared alike.
+	options := &cobra.Command{SuggestionsMinimumDistance: 2}
+	command.Flags().VisitAll(func(flag *pflag.Flag) {
+		if !flag.Hidden {
+			options.AddCommand(&cobra.Command{Use: flag.Name, Run: func(*cobra.Command, []string) {}})
+		}
+	})
+	if like := options.SuggestionsFor(missing.GetSpecifiedName()); len(like) > 0 {
+		err = fmt.Errorf("%w; is it --%s?", err, strings.Join(like, " or --"))
+	}
+	return err
 }
 
 // checkHelp makes 'help' refuse an unknown command. The library would show the

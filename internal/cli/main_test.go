@@ -11,6 +11,7 @@ func TestMistakesInOptionsNameTheExpectedValue(t *testing.T) {
 		"--nodes-per-host=two": `--nodes-per-host "two": give a whole number`,
 		"--no-pull=perhaps":    `--no-pull "perhaps": give true or false`,
 		"--no-such-thing":      "unknown flag: --no-such-thing",
+		"--iamge":              "unknown flag: --iamge; is it --image?",
 	} {
 		root := newRoot()
 		root.SetArgs([]string{"run", argument})

@@ -85,6 +85,65 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// TestShortHelp checks that help fits two screens, and that --help-all has every option.
+func TestShortHelp(t *testing.T) {
+	root := newRoot()
+	for _, command := range append(root.Commands(), root) {
+		if lines := strings.Count(briefHelp(command, helpWidth), "\n"); lines > shortHelpLines {
+			t.Errorf("help of %s has %d lines", command.Name(), lines)
+		}
+	}
+	run, _, err := root.Find([]string{"run"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	brief, full := briefHelp(run, helpWidth), helpText(run, helpWidth)
+	if strings.Contains(brief, "--carrier") || !strings.Contains(brief, "--image=") || !strings.Contains(full, "--carrier") {
+		t.Errorf("short help:\n%s\nfull help:\n%s", brief, full)
+	}
+	for name, c := range map[string]struct {
+		args []string
+		all  bool
+	}{"own": {[]string{"run", "--help-all"}, true}, "another program's": {[]string{"run", "--", "x", "--help-all"}, false}} {
+		if args, all := cutHelpAll(c.args); all != c.all || slices.Contains(args, "--help-all") == c.all {
+			t.Errorf("%s: %q, %v", name, args, all)
+		}
+	}
+}
+
+// TestBashCompletion completes commands in a bash without the package bash-completion.
+func TestBashCompletion(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		t.Skip("no bash here")
+	}
+	root := newRoot()
+	var script strings.Builder
+	root.SetOut(&script)
+	root.SetArgs([]string{"completion", "bash"})
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	for line, want := range map[string]string{
+		"berth doc":               "berth doc",
+		"berth run --carrier =tc": "berth run --carrier=tc",
+		"berth run --image a : 1": "berth run --image a:1",
+	} {
+		words := strings.Fields(line)
+		for i, word := range words { // as readline passes them to a function
+			words[i] = "'" + word + "'"
+		}
+		command := exec.Command(bash, "--norc", "-c", script.String()+"\nCOMP_WORDS=("+strings.Join(words, " ")+
+			") COMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n__berth_init_completion -n =:\necho \"${words[*]}|$cur|$prev|$cword\"")
+		out, err := command.CombinedOutput()
+		got := strings.Fields(want)
+		last := len(got) - 1
+		if expected := want + "|" + got[last] + "|" + got[last-1] + "|" + string(rune('0'+last)) + "\n"; err != nil || string(out) != expected {
+			t.Errorf("%s: %v, %q, want %q", line, err, out, expected)
+		}
+	}
+}
+
 // TestOptionSections: no heading names an option that is not there.
 func TestOptionSections(t *testing.T) {
 	known := map[string]bool{"help": true, "version": true}
