@@ -1,7 +1,8 @@
 # berth's build. The verbs:
 #
 #   make                 bin/berth and libexec/berth/*
-#   make demo            install what is missing, build, run a workload on a real Slurm
+#   make demo            install what is missing, build, run a workload on a real Slurm:
+#                        about ten minutes on two cores the first time
 #   make test            install what the tests need, run all of them
 #   make test STORY=job  one story of test/stories/testdata, with what is built
 #   make test CASE=kill_janitor   one case or group of test/ends, with what is built
@@ -60,7 +61,7 @@ berth-bench:
 	go build -C bench -ldflags "-s -w" -o $(LIBEXEC)/berth-bench .
 
 kube:
-	@echo "building Kubernetes; the first time takes about five minutes on two cores"
+	@echo "building Kubernetes; of the first build, which takes about ten minutes on two cores, most is this"
 	go build -ldflags "-s -w $(kube_ldflags)" -o $(LIBEXEC)/berth-kube ./cmd/berth-kube
 
 runtime:
@@ -83,10 +84,14 @@ site-packages: site
 	cd scripts/notices && GOARCH= go run . -version "$(VERSION)" -out $(BUILD)/site-notices $(BUILD)/site/berthd $(BUILD)/site/berth-dns
 	scripts/package $(OUT) $(VERSION) $(GOARCH) site
 
+# What the demo runs, and nothing else: no helm, no bench, one image.
 demo:
 	scripts/install-deps build bed
-	$(MAKE) all
-	$(MAKE) -C test/images
+	@echo "1/4 berth";                                    $(MAKE) -s berth
+	@echo "2/4 Kubernetes, most of the first build";      $(MAKE) -s kube
+	@echo "3/4 containerd and runc";                      $(MAKE) -s runtime
+	@echo "4/4 kubectl, nft, CoreDNS and an image";       $(MAKE) -s -C programs kubectl nft coredns OUT=$(LIBEXEC)
+	@$(MAKE) -s -C test/images out/busybox.tar
 	scripts/demo
 
 test:

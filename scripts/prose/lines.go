@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // line is a line of prose: of a document, or the text of a comment.
@@ -19,7 +20,22 @@ type line struct {
 	text   string
 }
 
+// width is the column at which lines of documents are wrapped.
+const width = 100
+
+// tooLong reports whether a line of a document goes past the width, and could be
+// wrapped: it is neither a row of a table nor does it hold a link that quotes a figure.
+func (l line) tooLong() bool {
+	text := strings.TrimSpace(l.text)
+	if path.Ext(l.path) != ".md" || utf8.RuneCountInString(l.text) <= width || strings.HasPrefix(text, "|") {
+		return false
+	}
+	return !longLink.MatchString(text)
+}
+
 var (
+	// longLink matches a link whose title names a figure, with what stands around it.
+	longLink = regexp.MustCompile(`\]\(\S+ "[^"]+"\)`)
 	skipped  = regexp.MustCompile(`(^|/)testdata/|\.(sum|html|svg|png|gz|json|jsonl)$|^LICENSE$|(^|/)report\.md$|^scripts/prose/`)
 	comment  = regexp.MustCompile(`^\s*(?://+|/?\*+|#+)\s?(.*)$`)
 	trailing = regexp.MustCompile(`(?:^|[^:])//\s(.*)$`)

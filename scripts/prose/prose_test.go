@@ -1,6 +1,9 @@
 package main
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestRules(t *testing.T) {
 	for text, want := range map[string]bool{
@@ -46,5 +49,22 @@ func TestProse(t *testing.T) {
 		if ok != test.prose || ok && got != test.want {
 			t.Errorf("prose(%q, %q) = %q, %v", test.name, test.text, got, ok)
 		}
+	}
+}
+
+func TestTooLong(t *testing.T) {
+	words := strings.Repeat("words ", 18)
+	for text, want := range map[string]bool{
+		words[:100]:                  false,
+		words:                        true,
+		"| " + words + " |":          false,
+		"[1.0](x \"" + words + "\")": false,
+	} {
+		if got := (line{"docs/x.md", 1, text}).tooLong(); got != want {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+	if (line{"x.go", 1, words}).tooLong() {
+		t.Error("a line of Go")
 	}
 }
