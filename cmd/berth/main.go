@@ -31,10 +31,10 @@ func main() {
 			os.Exit(launch.NetRole())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
-		case launch.KeeperArg:
-			os.Exit(launch.Keeper())
-		case launch.UpKeeperArg:
-			os.Exit(launch.UpKeeper())
+		case launch.CommandParentArg:
+			os.Exit(launch.CommandParent())
+		case launch.PersistentParentArg:
+			os.Exit(launch.PersistentParent())
 		case launch.RelayArg:
 			os.Exit(launch.Relay())
 		case probe.FUSEArg:

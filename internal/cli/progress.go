@@ -72,7 +72,7 @@ func (p *progress) step(name string) {
 	if p.quiet || name == p.without {
 		return
 	}
-	if p.live != nil && name == launch.StepStanding {
+	if p.live != nil && name == launch.StepPersistent {
 		p.live.vanish()
 		p.live = nil
 	}

@@ -44,8 +44,8 @@ type errands struct {
 	open map[string]chan report
 }
 
-// heard takes in an answer; one that nobody awaits any more is none.
-func (e *errands) heard(node string, r report) {
+// deliver takes in an answer; one that nobody awaits any more is none.
+func (e *errands) deliver(node string, r report) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if answer, ok := e.open[node]; ok && r.Number == e.number {
@@ -81,7 +81,7 @@ func (u *user) bringImages(ctx context.Context, archives []archive) error {
 // takeImages imports the archives that runs bring, until ctx ends.
 func (r *run) takeImages(ctx context.Context) {
 	for {
-		images, answer, err := r.standing.AwaitImages(ctx)
+		images, answer, err := r.control.AwaitImages(ctx)
 		if err != nil {
 			return
 		}
@@ -100,26 +100,26 @@ func (r *run) spreadImages(ctx context.Context, images []string) error {
 	if err != nil {
 		return exitcode.Wrap(exitcode.NoInput, err)
 	}
-	if r.team == nil {
+	if r.members == nil {
 		return r.importArchives(ctx, archives, archiveSource{})
 	}
-	server, err := serveArchives(archives, r.team.config.Ports)
+	server, err := serveArchives(archives, r.members.config.Ports)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	defer server.close()
-	if err := r.attendance.allHeard(ctx); err != nil {
+	if err := r.monitor.awaitExpected(ctx); err != nil {
 		return err
 	}
 	results := make(chan error)
 	waiting := 1
 	go func() { results <- r.importArchives(ctx, archives, archiveSource{}) }()
-	e := &r.attendance.errands
+	e := &r.monitor.errands
 	e.mu.Lock()
 	e.number++
 	e.open = map[string]chan report{}
 	order := errand{Number: e.number, Archives: archives, Source: server.source}
-	for _, w := range r.team.others() {
+	for _, w := range r.members.connections() {
 		answer := make(chan report, 1)
 		e.open[w.name] = answer
 		waiting++
@@ -136,7 +136,7 @@ func (r *run) spreadImages(ctx context.Context, images []string) error {
 }
 
 // ask sends an errand to a node, and waits for the answer.
-func (r *run) ask(ctx context.Context, w other, order errand, answer <-chan report) error {
+func (r *run) ask(ctx context.Context, w connection, order errand, answer <-chan report) error {
 	if w.peer != nil && w.peer.Send(ctx, order) == nil {
 		select {
 		case said := <-answer:
@@ -165,22 +165,22 @@ func (r *run) runErrand(ctx context.Context, head *rendezvous.Peer, order errand
 	if err := r.importArchives(ctx, order.Archives, order.Source); err != nil {
 		answer.Problem, answer.Code = err.Error(), exitcode.Of(err)
 	}
-	_ = head.Send(ctx, news{Report: &answer}) // a head that is lost waits for nothing
+	_ = head.Send(ctx, statusMessage{Report: &answer}) // a head that is lost waits for nothing
 }
 
-// other is another node, and the connection to it at one moment: none, where it
+// connection is another node, and the connection to it at one moment: none, where it
 // has not come to a head that is new.
-type other struct {
+type connection struct {
 	name string
 	peer *rendezvous.Peer
 }
 
-func (t *team) others() []other {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	var all []other
-	for _, w := range t.workers {
-		all = append(all, other{w.name, w.peer})
+func (m *members) connections() []connection {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var all []connection
+	for _, w := range m.others {
+		all = append(all, connection{w.name, w.peer})
 	}
 	return all
 }

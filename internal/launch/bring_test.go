@@ -14,10 +14,10 @@ import (
 func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
 	answer := make(chan report, 1)
 	e := errands{number: 2, open: map[string]chan report{"n2": answer}}
-	e.heard("n2", report{Number: 1}) // of one that was given up
-	e.heard("n3", report{Number: 2}) // of one that was not asked
-	e.heard("n2", report{Number: 2, Problem: "no room", Code: exitcode.NoSpace})
-	e.heard("n2", report{Number: 2}) // again
+	e.deliver("n2", report{Number: 1}) // of one that was given up
+	e.deliver("n3", report{Number: 2}) // of one that was not asked
+	e.deliver("n2", report{Number: 2, Problem: "no room", Code: exitcode.NoSpace})
+	e.deliver("n2", report{Number: 2}) // again
 	if err := (<-answer).err(); exitcode.Of(err) != exitcode.NoSpace || err.Error() != "no room" {
 		t.Errorf("%v, with code %d", err, exitcode.Of(err))
 	}
@@ -28,14 +28,14 @@ func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
 
 func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	a := &attendance{}
+	a := &memberMonitor{}
 	a.expected.Add(1)
 	cancel()
-	if err := a.allHeard(ctx); !errors.Is(err, context.Canceled) {
+	if err := a.awaitExpected(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("it does not wait for a node that is on its way: %v", err)
 	}
-	a.expect(ctx, &worker{name: "n3"}) // until the end of ctx
-	if err := a.allHeard(t.Context()); err != nil {
+	a.expect(ctx, &member{name: "n3"}) // until the end of ctx
+	if err := a.awaitExpected(t.Context()); err != nil {
 		t.Error(err)
 	}
 }
@@ -43,7 +43,7 @@ func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
 func TestANodeThatHasNotComeIsNotAsked(t *testing.T) {
 	var log bytes.Buffer
 	r := &run{Options: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	err := r.ask(t.Context(), other{name: "n3"}, errand{Archives: []archive{{Path: "/a/x.tar"}}}, nil)
+	err := r.ask(t.Context(), connection{name: "n3"}, errand{Archives: []archive{{Path: "/a/x.tar"}}}, nil)
 	if err != nil || !strings.Contains(log.String(), "node n3 is lost, and will not have the images of x.tar") {
 		t.Errorf("%v, said %s", err, &log)
 	}

@@ -50,8 +50,8 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 	return stale, nil
 }
 
-// stepPatience is less than Slurm leaves an epilog of a task (22.05: 5 s).
-const stepPatience = 3 * time.Second
+// epilogTimeout is less than Slurm leaves an epilog of a task (22.05: 5 s).
+const epilogTimeout = 3 * time.Second
 
 // awaitStep waits for the ends of the runs of this step. Slurm kills all of a step
 // at once, but calls the epilog when its task has ended, and what was killed with
@@ -60,7 +60,7 @@ func awaitStep(ctx context.Context, getenv func(string) string, bases []string) 
 	if getenv("SLURM_STEP_ID") == "" {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, stepPatience)
+	ctx, cancel := context.WithTimeout(ctx, epilogTimeout)
 	defer cancel()
 	for _, base := range bases {
 		for _, path := range rundir.Live(base) {

@@ -52,7 +52,7 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	return tools.run(ctx, r.Options, replace, r.setKeeper)
+	return tools.run(ctx, r.Options, replace, r.setCommand)
 }
 
 // tools are what programs beside a cluster reach it by.
@@ -80,7 +80,7 @@ func (t tools) env(getenv func(string) string) map[string]string {
 
 // run runs the command of the options beside a cluster until it or ctx ends.
 // Its keeper is made known.
-func (t tools) run(ctx context.Context, options Options, more map[string]string, started func(*keeper)) (int, error) {
+func (t tools) run(ctx context.Context, options Options, more map[string]string, started func(*commandParent)) (int, error) {
 	// The tools come first in the command's PATH, and in ours while looking.
 	name := options.Spec.Command[0]
 	path, err := lookPath(name, t.bin)
@@ -91,7 +91,7 @@ func (t tools) run(ctx context.Context, options Options, more map[string]string,
 		return 0, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("run the command: %w", err))
 	}
 	env := commandEnv(commandEnv(os.Environ(), more), t.env(options.Getenv))
-	kept, err := startKeeper(keeperConfig{Path: path, Args: options.Spec.Command}, env, options.Stdin, options.Stdout, options.Stderr)
+	kept, err := startCommand(commandConfig{Path: path, Args: options.Spec.Command}, env, options.Stdin, options.Stdout, options.Stderr)
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.Internal, err)
 	}

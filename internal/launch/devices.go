@@ -26,7 +26,7 @@ func (r *run) findDevices() error {
 	if err != nil {
 		return err
 	}
-	wish.Part, wish.Parts = r.order.Index, r.Spec.NodesPerHost
+	wish.Part, wish.Parts = r.localConfig.Index, r.Spec.NodesPerHost
 	wish.Hook = filepath.Join(r.host.libexec, "berth-cdi-hook")
 	if r.host.devices, err = (devices.Machine{}).Find(wish); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)

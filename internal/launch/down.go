@@ -18,28 +18,28 @@ func (r *run) takeDown() error {
 	}
 	r.down = true
 	start := time.Now()
-	if r.standing != nil {
-		r.standing.Close()
+	if r.control != nil {
+		r.control.Close()
 	}
-	r.crew.dismiss()
+	r.supervisor.IgnoreExits()
 	switch {
-	case r.deposed.Load():
-		r.team.drop()
-	case !r.team.awaited():
-		r.team.leave("the run has ended")
+	case r.lostLease.Load():
+		r.members.drop()
+	case !r.members.awaited():
+		r.members.leave("the run has ended")
 	}
-	r.siblings.end()
-	if kept := r.getKeeper(); kept != nil {
+	r.localMembers.end()
+	if kept := r.getCommand(); kept != nil {
 		// The command's leftovers may take a moment; the cluster goes meanwhile.
 		kept.end(orphanGrace)
 	}
 	if r.metrics != nil {
 		r.metrics.Close()
 	}
-	if r.apiDoor != nil {
-		r.apiDoor.Close()
+	if r.apiListener != nil {
+		r.apiListener.Close()
 	}
-	for _, d := range r.doors {
+	for _, d := range r.published {
 		d.listener.Close()
 	}
 	if r.named != nil {
@@ -52,9 +52,9 @@ func (r *run) takeDown() error {
 	if r.box != nil {
 		err = errors.Join(r.debug().keepPodLogs(r.plan.Paths.PodLogs()), r.box.Close())
 		<-r.watching
-		r.crew.endOutside()
+		r.supervisor.EndOutside()
 		r.switching.close()
-		if kept := r.getKeeper(); kept != nil {
+		if kept := r.getCommand(); kept != nil {
 			kept.wait()
 		}
 		endOrphans()
@@ -65,7 +65,7 @@ func (r *run) takeDown() error {
 			}
 		}
 	}
-	err = errors.Join(err, r.removeCgroup(), r.keeping.close())
+	err = errors.Join(err, r.removeCgroup(), r.saver.close())
 	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 		if dir != nil {
 			dir.Lock.Close()

@@ -82,7 +82,7 @@ func refusedOutside(spec cluster.Spec, plan cluster.Plan) ([]netip.Prefix, error
 
 // netRole is the process in the host's network namespace that carries packets
 // between pods and the outside world.
-func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team, doors []door, s *switching, c *crew) (*role, error) {
+func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *members, doors []publishedPort, s *switching, c *Supervisor) (*Role, error) {
 	config := netConfig{
 		Gateway: plan.Addresses.Gateway,
 		Cluster: plan.Addresses.Ranges(),
@@ -108,10 +108,10 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team
 		passed = append(passed, s.netFiles()...)
 	}
 	var process *os.Process
-	return &role{
-		name:    "net",
-		outside: true,
-		start: func(r *role, files []*os.File) error {
+	return &Role{
+		Name:    "net",
+		Outside: true,
+		Start: func(r *Role, files []*os.File) error {
 			encoded, err := json.Marshal(config)
 			if err != nil {
 				return err
@@ -121,7 +121,7 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team
 				return err
 			}
 			defer configFile.Close()
-			logFile, err := os.OpenFile(r.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			logFile, err := os.OpenFile(r.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 			if err != nil {
 				return fmt.Errorf("open log: %w", err)
 			}
@@ -137,20 +137,20 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *team
 				return err
 			}
 			process = command.Process
-			c.group.Go(func() {
+			c.Outside.Go(func() {
 				_ = command.Wait()
 				c.awaitKeepers()
-				c.ended(r.name, processStatus(command.ProcessState))
+				c.Ended(r.Name, Status(command.ProcessState))
 			})
 			return nil
 		},
-		kill:    func(*role) { _ = process.Kill() },
-		release: s.release,
-		resume:  func() bool { return linux.Resume(process.Pid) },
+		Kill:    func(*Role) { _ = process.Kill() },
+		Release: s.release,
+		Resume:  func() bool { return linux.Resume(process.Pid) },
 	}, nil
 }
 
-func processStatus(state *os.ProcessState) sandbox.Status {
+func Status(state *os.ProcessState) sandbox.Status {
 	status, ok := state.Sys().(syscall.WaitStatus)
 	if ok && status.Signaled() {
 		return sandbox.Status{Signal: status.Signal()}
@@ -205,7 +205,7 @@ func runNet(notifier *notify.Notifier) error {
 	if err != nil {
 		return err
 	}
-	if config.Publish, err = openDoors(told, &in); err != nil {
+	if config.Publish, err = takePublished(told, &in); err != nil {
 		return err
 	}
 	sockets, err := openSwitch(told, &in, config.Reaches(), config.Log)

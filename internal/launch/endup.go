@@ -42,7 +42,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 			options.Log.Info("waiting for pods to end, which have " + allowed)
 		})
 		defer slow.Stop()
-		outcome, err := cluster.End(ctx, persistent.Order{Grace: grace}, func(outcome persistent.Outcome) {
+		outcome, err := cluster.End(ctx, persistent.EndRequest{Grace: grace}, func(outcome persistent.Outcome) {
 			if outcome.Asked > 0 {
 				options.Log.Info(fmt.Sprintf("%d of %d pods have ended; ending the cluster", outcome.Ended, outcome.Asked))
 			}
@@ -51,7 +51,7 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 			return 0, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 		options.Log.Info(describeEnd(job, outcome))
-		options.awaitKeeper(ctx, job)
+		options.awaitParent(ctx, job)
 		return 0, nil
 	}
 	head := cluster.Head
@@ -69,17 +69,17 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	}
 	code, err := options.endOn(ctx, job, head)
 	if code == 0 && err == nil {
-		options.awaitKeeper(ctx, job)
+		options.awaitParent(ctx, job)
 	}
 	return code, err
 }
 
-// awaitKeeper waits for what starts the next cluster: the step of this one is
+// awaitParent waits for what starts the next cluster: the step of this one is
 // over a moment later.
-func (o Options) awaitKeeper(ctx context.Context, job string) {
+func (o Options) awaitParent(ctx context.Context, job string) {
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
-	awaitUpKeeper(ctx, o.Getenv, job)
+	awaitPersistentParent(ctx, o.Getenv, job)
 	for job != persistent.Local && ctx.Err() == nil {
 		if id, _, err := slurm.StepNamed(ctx, job, UpStep, slurm.AskSlurm); err != nil || id == "" {
 			return

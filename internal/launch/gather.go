@@ -16,60 +16,60 @@ import (
 	"berth.dev/berth/internal/network/overlay"
 )
 
-// turnAwayLimit is how long a head that has failed waits for nodes to tell.
-const turnAwayLimit = 3 * time.Second
+// rejectLimit is how long a head that has failed waits for nodes to tell.
+const rejectLimit = 3 * time.Second
 
 // gather waits for all other nodes and takes in what they bring. It returns
 // the offers of all, of which the first, this node's own, only says how large a
 // packet reaches the others.
-func (t *team) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
-	ctx, cancel := t.waiting(ctx)
+func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
+	ctx, cancel := m.waiting(ctx)
 	defer cancel()
-	others := t.config.Nodes[1:]
-	if err := t.takeIn(ctx, others); err != nil {
+	others := m.config.Nodes[1:]
+	if err := m.collectOffers(ctx, others); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	if t.folder != nil {
-		_ = t.folder.Clear()
+	if m.folder != nil {
+		_ = m.folder.Clear()
 	}
-	slices.SortFunc(t.workers, func(a, b *worker) int {
+	slices.SortFunc(m.others, func(a, b *member) int {
 		return cmp.Compare(slices.Index(others, a.name), slices.Index(others, b.name))
 	})
 	offers := []cluster.Offer{{}}
 	var hosts []netip.Addr
-	for _, w := range t.workers {
+	for _, w := range m.others {
 		offers = append(offers, w.hello.Offer)
 		hosts = append(hosts, w.address())
 	}
 	var err error
-	if t.sockets, err = t.data.open(cpus, hosts...); err != nil {
+	if m.sockets, err = m.data.open(cpus, hosts...); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	offers[0].MeshMTU, err = overlay.MTU(hosts)
 	return offers, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
-// takeIn waits until all the others are there and have said what they bring.
+// collectOffers waits until all the others are there and have said what they bring.
 // There is nothing to wait for when one says that it cannot take part, or goes
 // again.
-func (t *team) takeIn(ctx context.Context, others []string) error {
+func (m *members) collectOffers(ctx context.Context, others []string) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	arrived := make(chan struct{})
 	go func() {
 		for {
-			peer, err := t.listener.Accept(ctx)
+			peer, err := m.listener.Accept(ctx)
 			if err != nil {
 				return
 			}
 			go func() {
-				if err := t.hearOf(ctx, peer, arrived); err != nil {
+				if err := m.receiveOffer(ctx, peer, arrived); err != nil {
 					giveUp(err)
 				}
 			}()
 		}
 	}()
-	if err := t.listener.Await(ctx, others); err != nil {
+	if err := m.listener.Await(ctx, others); err != nil {
 		if gone := context.Cause(ctx); errors.As(gone, new(*goneError)) {
 			return gone
 		}
@@ -101,18 +101,18 @@ func (e *goneError) Error() string {
 
 func (e *goneError) Unwrap() error { return e.cause }
 
-// hearOf takes in what one node says, and returns when it goes again or all have
+// receiveOffer takes in what one node says, and returns when it goes again or all have
 // come. A connection that breaks before a word was said is no news: the node
 // makes another one.
-func (t *team) hearOf(ctx context.Context, peer *rendezvous.Peer, arrived chan<- struct{}) error {
-	w := &worker{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
-	t.mu.Lock()
-	t.workers = append(t.workers, w)
-	t.mu.Unlock()
+func (m *members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arrived chan<- struct{}) error {
+	w := &member{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
+	m.mu.Lock()
+	m.others = append(m.others, w)
+	m.mu.Unlock()
 	if err := peer.Receive(ctx, &w.hello); err != nil {
-		t.mu.Lock()
-		t.workers = slices.DeleteFunc(t.workers, func(other *worker) bool { return other == w })
-		t.mu.Unlock()
+		m.mu.Lock()
+		m.others = slices.DeleteFunc(m.others, func(other *member) bool { return other == w })
+		m.mu.Unlock()
 		if errors.As(err, new(*rendezvous.LostError)) || ctx.Err() != nil {
 			return nil
 		}
@@ -137,24 +137,24 @@ func (t *team) hearOf(ctx context.Context, peer *rendezvous.Peer, arrived chan<-
 // decline lets the other nodes know of a run that has failed before they could
 // know: the head tells those that come, any other tells the head. It returns
 // the run's result.
-func (t *team) decline(ctx context.Context, code int, why error) (int, error) {
+func (m *members) decline(ctx context.Context, code int, why error) (int, error) {
 	switch {
-	case why == nil || !t.awaited():
+	case why == nil || !m.awaited():
 		return code, why
-	case t.leads():
-		t.turnAway(why)
+	case m.leads():
+		m.rejectAll(why)
 		return code, why
 	}
-	defer t.leave(why.Error())
-	return t.excuse(ctx, why)
+	defer m.leave(why.Error())
+	return m.withdraw(ctx, why)
 }
 
-// excuse tells the head why this node cannot take part, so that nobody waits
+// withdraw tells the head why this node cannot take part, so that nobody waits
 // for it. The head, when it knows, says it to the user.
-func (t *team) excuse(ctx context.Context, why error) (int, error) {
-	ctx, cancel := t.waiting(ctx)
+func (m *members) withdraw(ctx context.Context, why error) (int, error) {
+	ctx, cancel := m.waiting(ctx)
 	defer cancel()
-	head, err := t.findHead(ctx)
+	head, err := m.findHead(ctx)
 	if err != nil {
 		return 0, why
 	}
@@ -170,53 +170,53 @@ func farewell(head *rendezvous.Peer, why error) (int, error) {
 	return 0, why
 }
 
-// turnAway tells the nodes that come that there will be no cluster; they would
+// rejectAll tells the nodes that come that there will be no cluster; they would
 // look for their head in vain otherwise. It waits a little for those that do
 // not.
-func (t *team) turnAway(why error) {
-	ctx, cancel := context.WithTimeout(context.Background(), turnAwayLimit)
+func (m *members) rejectAll(why error) {
+	ctx, cancel := context.WithTimeout(context.Background(), rejectLimit)
 	defer cancel()
-	if t.listener == nil {
+	if m.listener == nil {
 		var err error
-		if t.listener, err = rendezvous.Listen(ctx, t.config); err != nil {
+		if m.listener, err = rendezvous.Listen(ctx, m.config); err != nil {
 			return
 		}
 	}
 	var leaving sync.WaitGroup
-	for range len(t.config.Nodes) - 1 - len(t.workers) {
-		peer, err := t.listener.Accept(ctx)
+	for range len(m.config.Nodes) - 1 - len(m.others) {
+		peer, err := m.listener.Accept(ctx)
 		if err != nil {
 			break
 		}
 		leaving.Go(func() { peer.Close(why.Error()) })
 	}
 	leaving.Wait()
-	t.leave(why.Error())
+	m.leave(why.Error())
 }
 
 // awaited tells whether the others wait for this node's word: that of the head,
 // what they are to be; that of another node, what it brings.
-func (t *team) awaited() bool { return t != nil && !t.told }
+func (m *members) awaited() bool { return m != nil && !m.introduced }
 
 // address is where packets for the node's pods go.
-func (w *worker) address() netip.Addr {
+func (w *member) address() netip.Addr {
 	if w.hello.Address.IsValid() {
 		return w.hello.Address
 	}
 	return hostOf(w.peer.RemoteAddr())
 }
 
-// handOver makes the network between the nodes and tells every other node what
+// sendPlans makes the network between the nodes and tells every other node what
 // it is to be.
-func (t *team) handOver(ctx context.Context, plans []cluster.Plan, keys identities, archives []archive) error {
-	t.told = true
+func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identities, archives []archive) error {
+	m.introduced = true
 	var source archiveSource
 	if len(archives) > 0 {
 		var err error
-		if t.archives, err = serveArchives(archives, t.config.Ports); err != nil {
+		if m.archives, err = serveArchives(archives, m.config.Ports); err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
-		source = t.archives.source
+		source = m.archives.source
 	}
 	key, err := newKey()
 	if err != nil {
@@ -227,33 +227,33 @@ func (t *team) handOver(ctx context.Context, plans []cluster.Plan, keys identiti
 	for i, member := range plans[0].Members {
 		nodes[i] = overlay.Node{Name: member.Name, Prefixes: member.Prefixes}
 		if i > 0 {
-			w := t.workers[i-1]
+			w := m.others[i-1]
 			nodes[i], switches[i] = w.hello.Ports.at(w.address(), nodes[i]), w.hello.Ports.switchesAt(w.address())
 		}
 	}
 	// The head's pods reach each other through Services by its Switch, too.
-	switches[0] = t.sockets.ports.switchesAt(t.data.reachesItself())
-	t.mesh = mesh{Key: key, Carrier: t.carrier, Nodes: nodes, Switches: switches}
-	for i, w := range t.workers {
+	switches[0] = m.sockets.ports.switchesAt(m.data.reachesItself())
+	m.mesh = mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
+	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
-		own := t.data.address
+		own := m.data.address
 		if !own.IsValid() {
 			// Each reaches the head at the address that it has connected to.
 			own = hostOf(w.peer.LocalAddr())
 		}
 		theirs := append([]overlay.Node(nil), nodes...)
-		theirs[0] = t.sockets.ports.at(own, theirs[0])
+		theirs[0] = m.sockets.ports.at(own, theirs[0])
 		theirSwitches := slices.Clone(switches)
-		theirSwitches[0] = t.sockets.ports.switchesAt(own)
+		theirSwitches[0] = m.sockets.ports.switchesAt(own)
 		var mayLead []byte
-		if t.succession != nil {
+		if m.failover != nil {
 			mayLead = keys.owns[i+1]
 		}
 		err := w.peer.Send(ctx, welcome{
 			Version: cluster.Version(), Plan: plans[i+1], Files: keys.nodes[i+1],
-			Mesh:     mesh{Key: key, Carrier: t.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
+			Mesh:     mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
 			Archives: archives, Source: source,
-			Succession: t.succession, Own: mayLead,
+			Succession: m.failover, Own: mayLead,
 		})
 		if err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)

@@ -54,7 +54,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	}
 	var others *relay
 	if source.Port != 0 {
-		others = newRelay(source, hostOf(r.team.head().RemoteAddr()), r.team.config.Ports)
+		others = newRelay(source, hostOf(r.members.head().RemoteAddr()), r.members.config.Ports)
 		defer others.close()
 	}
 	for i, a := range archives {
@@ -67,7 +67,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 		}
 		args = append(args, path)
 	}
-	if err := r.crew.await(ctx, "containerd"); err != nil {
+	if err := r.supervisor.Await(ctx, "containerd"); err != nil {
 		return err
 	}
 	reader, writer, err := os.Pipe()
@@ -79,7 +79,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 		Name: "images", Path: filepath.Join(r.plan.Paths.Libexec, "berth-images"), Args: args,
 		Env: roleEnv(r.plan), Log: r.log("images"), Stdout: writer,
 	}
-	status, err := r.crew.runOnce(r.box, command)
+	status, err := r.supervisor.RunOnce(r.box, command)
 	writer.Close()
 	if err != nil {
 		return err
@@ -113,7 +113,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	select {
 	case end := <-status:
 		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
-			problems = append(problems, &roleError{name: "the import of images", what: "ended: " + end.String(), log: command.Log, lines: tail(command.Log, lastLines), kept: r.crew.keepLogs})
+			problems = append(problems, &FailedError{name: "the import of images", what: "ended: " + end.String(), log: command.Log, lines: tail(command.Log, lastLines), kept: r.supervisor.KeepLogs})
 		}
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -189,12 +189,12 @@ func readable(ctx context.Context, i int, a archive, others *relay, copies copyP
 	return "", exitcode.Wrap(code, fmt.Errorf("copy image archive %s from the head: %w", a.Path, err))
 }
 
-// runOnce starts a command that is to end by itself. Its status arrives on the
+// RunOnce starts a command that is to end by itself. Its status arrives on the
 // returned channel.
-func (c *crew) runOnce(box *sandbox.Sandbox, command sandbox.Command) (<-chan sandbox.Status, error) {
+func (s *Supervisor) RunOnce(box *sandbox.Sandbox, command sandbox.Command) (<-chan sandbox.Status, error) {
 	status := make(chan sandbox.Status, 1)
-	c.mu.Lock()
-	c.once[command.Name] = status
-	c.mu.Unlock()
+	s.mu.Lock()
+	s.once[command.Name] = status
+	s.mu.Unlock()
 	return status, box.Run(command)
 }

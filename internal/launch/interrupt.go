@@ -54,22 +54,22 @@ type ending struct {
 	allocation *allocation
 	// asked: a signal came, and the workload was asked to end.
 	asked atomic.Bool
-	// deposed: another node may lead the run.
-	deposed atomic.Bool
-	mu      sync.Mutex
-	keeper  *keeper
+	// lostLease: another node may lead the run.
+	lostLease atomic.Bool
+	mu        sync.Mutex
+	command   *commandParent
 }
 
-func (e *ending) setKeeper(k *keeper) {
+func (e *ending) setCommand(k *commandParent) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.keeper = k
+	e.command = k
 }
 
-func (e *ending) getKeeper() *keeper {
+func (e *ending) getCommand() *commandParent {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.keeper
+	return e.command
 }
 
 // withGrace returns a context for the time of the workload. When ctx ends, ask
@@ -145,7 +145,7 @@ func inGrace(ctx context.Context, log *slog.Logger, why string, grace time.Durat
 
 func (r *run) endWorkload(ctx context.Context, grace time.Duration) {
 	var both sync.WaitGroup
-	if kept := r.getKeeper(); kept != nil {
+	if kept := r.getCommand(); kept != nil {
 		kept.end(grace)
 		both.Go(func() {
 			select {

@@ -85,7 +85,7 @@ func ksiPort(getenv func(string) string) (uint16, error) {
 // the one that was chosen, or the first free one. Where to begin follows from
 // the run, so that those of a host seldom meet.
 func (r *run) publishForKSI(ctx context.Context) error {
-	if r.Spec.KSI == nil || !r.team.leads() {
+	if r.Spec.KSI == nil || !r.members.leads() {
 		return nil
 	}
 	port, err := ksiPort(r.Getenv)
@@ -93,7 +93,7 @@ func (r *run) publishForKSI(ctx context.Context) error {
 		return err
 	}
 	const count = lastNodePort - firstNodePort + 1
-	var opened door
+	var opened publishedPort
 	for i := range count {
 		try := port
 		if port == 0 {
@@ -107,7 +107,7 @@ func (r *run) publishForKSI(ctx context.Context) error {
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
 	}
-	r.doors, r.ksiPort = append(r.doors, opened), opened.Host
+	r.published, r.ksiPort = append(r.published, opened), opened.Host
 	r.Log.Warn(fmt.Sprintf("everybody who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", r.host.name, opened.Host, ksiPortVariable))
 	return nil
 }

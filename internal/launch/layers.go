@@ -81,7 +81,7 @@ func (r *run) chooseImages(ctx context.Context) error {
 	r.host.snapshotter = snapshotter
 	switch {
 	case without == nil:
-	case r.needsFiles() != "" && r.team.leads():
+	case r.needsFiles() != "" && r.members.leads():
 		r.Log.Warn("images are unpacked here, without " + r.needsFiles() + ": " + without.Error())
 	default:
 		r.Log.Debug("images are unpacked here: " + without.Error())
@@ -222,13 +222,13 @@ func newLayers() (*layers, error) {
 
 // role returns the role itself, of a program in a directory, with what it needs to
 // ask registries itself: its environment, and addresses at which it must not.
-func (l *layers) role(c *crew, libexec string, env []string, refused []netip.Prefix) *role {
+func (l *layers) role(c *Supervisor, libexec string, env []string, refused []netip.Prefix) *Role {
 	var process *os.Process
 	var keeping sync.WaitGroup
-	return &role{
-		name: layersName, path: filepath.Join(libexec, "berth-layers"),
-		outside: true,
-		start: func(r *role, files []*os.File) error {
+	return &Role{
+		Name: layersName, Path: filepath.Join(libexec, "berth-layers"),
+		Outside: true,
+		Start: func(r *Role, files []*os.File) error {
 			// What the life before has said last is read first.
 			keeping.Wait()
 			conn, end, err := linux.PacketPair("keeper")
@@ -236,13 +236,13 @@ func (l *layers) role(c *crew, libexec string, env []string, refused []netip.Pre
 				return err
 			}
 			defer end.Close()
-			logFile, err := os.OpenFile(r.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+			logFile, err := os.OpenFile(r.Log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 			if err != nil {
 				conn.Close()
 				return fmt.Errorf("open log: %w", err)
 			}
 			defer logFile.Close()
-			command := exec.Command(r.path, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
+			command := exec.Command(r.Path, "--notify-fd", "3", "--requests-fd", "4", "--keeper-fd", "5")
 			for _, prefix := range refused {
 				command.Args = append(command.Args, "--refuse", prefix.String())
 			}
@@ -258,16 +258,16 @@ func (l *layers) role(c *crew, libexec string, env []string, refused []netip.Pre
 			process = command.Process
 			l.setAlive(true)
 			keeping.Go(func() { l.keep(conn) })
-			c.group.Go(func() {
+			c.Outside.Go(func() {
 				_ = command.Wait()
 				l.setAlive(false)
-				c.ended(r.name, processStatus(command.ProcessState))
+				c.Ended(r.Name, Status(command.ProcessState))
 				l.abandonIfDead()
 			})
 			return nil
 		},
-		kill:   func(*role) { _ = process.Kill() },
-		resume: func() bool { return linux.Resume(process.Pid) },
+		Kill:   func(*Role) { _ = process.Kill() },
+		Resume: func() bool { return linux.Resume(process.Pid) },
 	}
 }
 

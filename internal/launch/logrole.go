@@ -25,10 +25,10 @@ const logNotifyFD = 3
 // logRole opens the log of each container of this node as soon as it appears,
 // and serves it to the process that passes the workload's output on. The kubelet
 // leads there. Without the role, the kubelet serves the logs.
-func (r *run) logRole() *role {
-	return inSandbox(r.box, &role{
-		name: "logs", path: "/proc/self/exe", optional: true,
-		args: []string{LogArg, r.plan.Paths.PodLogs(), r.plan.Paths.LogSocket()},
+func (r *run) logRole() *Role {
+	return InSandbox(r.box, &Role{
+		Name: "logs", Path: "/proc/self/exe", Optional: true,
+		Args: []string{LogArg, r.plan.Paths.PodLogs(), r.plan.Paths.LogSocket()},
 	})
 }
 

@@ -88,7 +88,7 @@ func (r *run) describe(page *metrics.Page) {
 	received, expected := metrics.ReceivedImages(r.plan.Paths.ContainerdRoot())
 	page.Add("berth_image_received_bytes", float64(received))
 	page.Add("berth_image_expected_bytes", float64(expected))
-	r.crew.describe(page)
+	r.supervisor.Describe(page)
 }
 
 // roleProcesses are the processes of the cluster's parts, by role: of this
@@ -153,16 +153,16 @@ func roleOf(arguments []string) (name string, further bool) {
 	return "", false
 }
 
-// describe tells how the roles are, and what they have counted.
-func (c *crew) describe(page *metrics.Page) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for name, r := range c.roles {
+// Describe tells how the roles are, and what they have counted.
+func (s *Supervisor) Describe(page *metrics.Page) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.roles {
 		ready := 0.
 		if r.isReady {
 			ready = 1
 		}
-		if !r.silent {
+		if !r.Silent {
 			page.Add("berth_role_ready", ready, "role", name)
 		}
 		page.Add("berth_role_restarts_total", float64(r.life-1), "role", name)

@@ -44,7 +44,7 @@ func (r *run) namePublished(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
-	if !r.team.leads() {
+	if !r.members.leads() {
 		return nil // the head speaks for all
 	}
 	for _, line := range tellNames(ports, answer) {

@@ -33,8 +33,8 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if shared := r.Spec.SharedVolumes; shared != "" && !rundir.Writable(shared) {
 		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
 	}
-	if r.team != nil {
-		if err := r.team.data.use(r.Spec.Network.Interface); err != nil {
+	if r.members != nil {
+		if err := r.members.data.use(r.Spec.Network.Interface); err != nil {
 			return exitcode.Wrap(exitcode.Config, err)
 		}
 	}
@@ -48,7 +48,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	}
 	roles, watchers := uint64(probe.HeadMemory), probe.HeadWatchers
 	switch {
-	case !r.team.controls(r.Spec):
+	case !r.members.controls(r.Spec):
 		roles, watchers = workerMemory, workerWatchers
 	case r.Spec.HighlyAvailable:
 		roles = replicaMemory
@@ -59,8 +59,8 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if r.host, err = inspect(ctx, r.Spec, r.Getenv, r.allocation, roles); err == nil {
 		err = r.chooseImages(ctx)
 	}
-	if err == nil && r.team != nil {
-		r.host.name = r.team.config.Node
+	if err == nil && r.members != nil {
+		r.host.name = r.members.config.Node
 	}
 	if err == nil {
 		err = r.findDevices()
@@ -78,8 +78,8 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		r.Log.Warn(fmt.Sprintf("the run's files are in memory (%s), which counts as the job's: a quarter of it is kept for them; --state-dir DIR names a local disk", r.host.state.Path))
 	}
 	// Not before: what is wrong with the host is said by its first node.
-	if further := r.Spec.NodesPerHost - 1; err == nil && r.order.Index == 0 && further > 0 {
-		r.siblings, err = startSiblings(r.order, further)
+	if further := r.Spec.NodesPerHost - 1; err == nil && r.localConfig.Index == 0 && further > 0 {
+		r.localMembers, err = startLocalMembers(r.localConfig, further)
 	}
 	return err
 }
@@ -98,13 +98,13 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	if r.private, err = rundir.Create(memory, r.host.runID+rundir.PrivateSuffix); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
-	if !r.team.leads() {
-		if err := r.noteHead(r.team.config.Nodes[0]); err != nil {
+	if !r.members.leads() {
+		if err := r.noteHead(r.members.config.Nodes[0]); err != nil {
 			return err
 		}
 	}
 	// The further nodes of a host are parts of the cluster that its first one marks.
-	if r.Spec.Stay && r.order.Index == 0 {
+	if r.Spec.Stay && r.localConfig.Index == 0 {
 		if err := persistent.Mark(r.private.Path); err != nil {
 			return exitcode.Wrap(exitcode.NoSpace, err)
 		}
@@ -147,9 +147,9 @@ func (r *run) writeKubeconfig() error {
 	return nil
 }
 
-// noteDoors says beside it by which machines else the cluster is reached, where
+// recordControlNodes says beside it by which machines else the cluster is reached, where
 // it may outlive this one.
-func (r *run) noteDoors() error {
+func (r *run) recordControlNodes() error {
 	if r.allocation == nil {
 		return nil
 	}
@@ -183,8 +183,8 @@ func (r *run) startSandbox(ctx context.Context) error {
 		return err
 	}
 	queues := 0
-	if r.team != nil {
-		queues = len(r.team.sockets.packets)
+	if r.members != nil {
+		queues = len(r.members.sockets.packets)
 	}
 	binds := map[string]string{
 		r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
@@ -221,7 +221,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 	}
 	r.watching = make(chan struct{})
 	go r.watchSandbox()
-	go r.crew.watch(ctx)
+	go r.supervisor.Watch(ctx)
 	if r.box.TUN != nil {
 		if r.box.TUN, err = hold(r.box.TUN); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
@@ -248,15 +248,15 @@ func (r *run) watchSandbox() {
 	err := r.box.Events(func(event sandbox.Event) {
 		switch event.Kind {
 		case sandbox.Exited:
-			r.crew.ended(event.Name, event.Status)
+			r.supervisor.Ended(event.Name, event.Status)
 		case sandbox.Failed:
-			r.crew.failed(event.Name, event.Error)
+			r.supervisor.Failed(event.Name, event.Error)
 		case sandbox.Stopped:
-			r.crew.resumed(event.Name)
+			r.supervisor.Resumed(event.Name)
 		}
 	})
 	if err != nil {
-		r.crew.giveUp(exitcode.Wrap(exitcode.Internal, err))
+		r.supervisor.GiveUp(exitcode.Wrap(exitcode.Internal, err))
 	}
 }
 
@@ -318,32 +318,32 @@ func (r *run) startRoles(ctx context.Context) error {
 	}
 	if r.plan.FastPath {
 		var err error
-		if r.switching, err = newSwitching(r.plan, r.team, r.box.Socket); err != nil {
+		if r.switching, err = newSwitching(r.plan, r.members, r.box.Socket); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	paths := r.plan.Paths
 	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
-	var roles []*role
+	var roles []*Role
 	switch {
 	case r.plan.Replicated():
 		roles = append(roles, r.replicaRoles(program("berth-kube"))...)
 	case r.plan.Control():
-		control := &role{
-			name: "control", path: program("berth-kube"),
-			args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
-			listeners: []*os.File{r.box.Listener, r.apiDoor},
+		control := &Role{
+			Name: "control", Path: program("berth-kube"),
+			Args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
+			Listeners: []*os.File{r.box.Listener, r.apiListener},
 		}
-		if r.keeping != nil {
-			control.args = append(control.args, "--state-fd", "6")
-			control.listeners = append(control.listeners, r.keeping.socket)
+		if r.saver != nil {
+			control.Args = append(control.Args, "--state-fd", "6")
+			control.Listeners = append(control.Listeners, r.saver.socket)
 		}
-		roles = append(roles, inSandbox(r.box, control))
+		roles = append(roles, InSandbox(r.box, control))
 	}
-	containerd := &role{
-		name: "containerd", path: program("containerd"),
-		args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
-		env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
+	containerd := &Role{
+		Name: "containerd", Path: program("containerd"),
+		Args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
+		Env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
 	}
 	if r.plan.Snapshotter == cluster.EROFS {
 		layers, err := newLayers()
@@ -358,21 +358,21 @@ func (r *run) startRoles(ctx context.Context) error {
 				return err
 			}
 		}
-		roles = append(roles, layers.role(r.crew, paths.Libexec, env, refused))
-		containerd.args = append(containerd.args, "--layers-fd", "4")
-		containerd.listeners = []*os.File{layers.containerd}
+		roles = append(roles, layers.role(r.supervisor, paths.Libexec, env, refused))
+		containerd.Args = append(containerd.Args, "--layers-fd", "4")
+		containerd.Listeners = []*os.File{layers.containerd}
 	}
 	roles = append(roles,
 		r.logRole(),
-		inSandbox(r.box, containerd),
-		inSandbox(r.box, &role{
-			name: "dns", path: program("coredns"),
-			args: []string{"-conf", paths.Corefile()},
-			env:  roleEnv(r.plan, "BERTH_NOTIFY_FD=3", "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
+		InSandbox(r.box, containerd),
+		InSandbox(r.box, &Role{
+			Name: "dns", Path: program("coredns"),
+			Args: []string{"-conf", paths.Corefile()},
+			Env:  roleEnv(r.plan, "BERTH_NOTIFY_FD=3", "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
 		}),
 	)
 	if r.box.TUN != nil {
-		net, err := netRole(r.Spec, r.plan, r.box, r.team, r.doors, r.switching, r.crew)
+		net, err := netRole(r.Spec, r.plan, r.box, r.members, r.published, r.switching, r.supervisor)
 		if err != nil {
 			return err
 		}
@@ -388,24 +388,24 @@ func (r *run) startRoles(ctx context.Context) error {
 	return r.addRoles(roles...)
 }
 
-func (r *run) addRoles(roles ...*role) error {
+func (r *run) addRoles(roles ...*Role) error {
 	for _, role := range roles {
-		role.log = r.log(role.name)
-		if role.env == nil {
-			role.env = roleEnv(r.plan)
+		role.Log = r.log(role.Name)
+		if role.Env == nil {
+			role.Env = roleEnv(r.plan)
 		}
-		if err := r.crew.add(role); err != nil {
+		if err := r.supervisor.Add(role); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	return nil
 }
 
-func (r *run) nodeRole() *role {
-	return inSandbox(r.box, &role{
-		name: "node", path: filepath.Join(r.plan.Paths.Libexec, "berth-kube"),
-		args:      append([]string{"node", "--plan", r.plan.Paths.Plan(), "--notify-fd", "3"}, r.switching.nodeArgs()...),
-		listeners: r.switching.nodeFiles(),
+func (r *run) nodeRole() *Role {
+	return InSandbox(r.box, &Role{
+		Name: "node", Path: filepath.Join(r.plan.Paths.Libexec, "berth-kube"),
+		Args:      append([]string{"node", "--plan", r.plan.Paths.Plan(), "--notify-fd", "3"}, r.switching.nodeArgs()...),
+		Listeners: r.switching.nodeFiles(),
 	})
 }
 

@@ -123,7 +123,7 @@ func usePMI(ctx context.Context, job slurm.Job, options Options) bool {
 }
 
 // prover makes credentials and checks them; hosts says where a node is.
-func (t *team) prover(p proof, folder string, hosts map[string]string) (rendezvous.Prover, error) {
+func (m *members) prover(p proof, folder string, hosts map[string]string) (rendezvous.Prover, error) {
 	switch {
 	case p.Key != nil:
 		return rendezvous.NewPreShared(p.Key)
@@ -133,10 +133,10 @@ func (t *team) prover(p proof, folder string, hosts map[string]string) (rendezvo
 	find := func(_ context.Context, host string) (ed25519.PublicKey, error) { return p.Public[host], nil } //nolint:unparam // a folder's can fail
 	if p.Public == nil {
 		var err error
-		if t.folder, err = rendezvous.OpenFolder(folder, t.config.Step); err != nil {
+		if m.folder, err = rendezvous.OpenFolder(folder, m.config.Step); err != nil {
 			return nil, err
 		}
-		find = t.folder.Key
+		find = m.folder.Key
 	}
 	return rendezvous.NewSigned(p.private(), func(ctx context.Context, node string) (ed25519.PublicKey, error) {
 		host, known := hosts[node]
@@ -149,14 +149,14 @@ func (t *team) prover(p proof, folder string, hosts map[string]string) (rendezvo
 
 // forgetKeys removes what this host has put into a folder for the others, or
 // all of it once they have come.
-func (t *team) forgetKeys() {
+func (m *members) forgetKeys() {
 	switch {
-	case t.folder == nil:
+	case m.folder == nil:
 		return
-	case t.leads():
-		_ = t.folder.Clear()
+	case m.leads():
+		_ = m.folder.Clear()
 	default:
-		t.folder.Withdraw(t.config.Node)
+		m.folder.Withdraw(m.config.Node)
 	}
-	t.folder.Close()
+	m.folder.Close()
 }

@@ -15,16 +15,16 @@ import (
 	"berth.dev/berth/internal/network/egress"
 )
 
-// door is a port of this host that leads to one of its node. This process only
+// publishedPort is a port of this host that leads to one of its node. This process only
 // holds the listener, so that clients can wait while the net role starts again.
-type door struct {
+type publishedPort struct {
 	cluster.Publish
 	listener *os.File
 }
 
 // publish opens the ports that the user wants on the hosts.
 func (r *run) publish(ctx context.Context) error {
-	if r.order.Index > 0 {
+	if r.localConfig.Index > 0 {
 		return nil // the first node of the host has them
 	}
 	for _, value := range r.Spec.Publish {
@@ -36,8 +36,8 @@ func (r *run) publish(ctx context.Context) error {
 		if err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
-		r.doors = append(r.doors, opened)
-		if !r.team.leads() {
+		r.published = append(r.published, opened)
+		if !r.members.leads() {
 			continue // the head speaks for all
 		}
 		_, err = r.ownJob()
@@ -67,7 +67,7 @@ func whoReaches(p cluster.Publish, own bool) string {
 	return fmt.Sprintf("%s can connect to %s, which leads to port %d of the node", whose, where, p.Node)
 }
 
-func openPort(ctx context.Context, wanted cluster.Publish) (door, error) {
+func openPort(ctx context.Context, wanted cluster.Publish) (publishedPort, error) {
 	address := ":" + strconv.Itoa(int(wanted.Host))
 	if wanted.Address.IsValid() {
 		address = netip.AddrPortFrom(wanted.Address, wanted.Host).String()
@@ -81,17 +81,17 @@ func openPort(ctx context.Context, wanted cluster.Publish) (door, error) {
 		remedy = "; another program has it, so choose another"
 	}
 	if err != nil {
-		return door{}, fmt.Errorf("publish port %d of the nodes: %w%s", wanted.Node, err, remedy)
+		return publishedPort{}, fmt.Errorf("publish port %d of the nodes: %w%s", wanted.Node, err, remedy)
 	}
 	held, err := hold(listener.(*net.TCPListener))
 	if err != nil {
-		return door{}, fmt.Errorf("publish port %d of the nodes: %w", wanted.Node, err)
+		return publishedPort{}, fmt.Errorf("publish port %d of the nodes: %w", wanted.Node, err)
 	}
-	return door{wanted, held}, nil
+	return publishedPort{wanted, held}, nil
 }
 
-// openDoors takes over the listeners in the net role.
-func openDoors(told netConfig, in *inherited) ([]egress.Published, error) {
+// takePublished takes over the listeners in the net role.
+func takePublished(told netConfig, in *inherited) ([]egress.Published, error) {
 	var opened []egress.Published
 	for _, to := range told.Published {
 		listener, err := passedAs(in, net.FileListener)

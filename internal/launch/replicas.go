@@ -39,26 +39,26 @@ const (
 // planes: everybody's way to one that lives and, where the node has one itself,
 // that control plane, with its controllers in a process of their own. These end
 // when they lose an election, which must not take etcd along.
-func (r *run) replicaRoles(kube string) []*role {
+func (r *run) replicaRoles(kube string) []*Role {
 	plan := r.plan.Paths.Plan()
-	way := inSandbox(r.box, &role{
-		name: "balancer", path: "/proc/self/exe",
-		args: []string{BalancerArg, plan, strconv.FormatBool(r.plan.Control())},
+	way := InSandbox(r.box, &Role{
+		Name: "balancer", Path: "/proc/self/exe",
+		Args: []string{BalancerArg, plan, strconv.FormatBool(r.plan.Control())},
 	})
 	if !r.plan.Control() {
-		return []*role{way}
+		return []*Role{way}
 	}
-	way.listeners = []*os.File{r.apiDoor}
-	return []*role{
+	way.Listeners = []*os.File{r.apiListener}
+	return []*Role{
 		way,
-		inSandbox(r.box, &role{
-			name: "control", path: kube,
-			args:      []string{"control", "--plan", plan, "--notify-fd", "3", "--listener-fd", "4"},
-			listeners: []*os.File{r.box.Listener},
+		InSandbox(r.box, &Role{
+			Name: "control", Path: kube,
+			Args:      []string{"control", "--plan", plan, "--notify-fd", "3", "--listener-fd", "4"},
+			Listeners: []*os.File{r.box.Listener},
 		}),
-		inSandbox(r.box, &role{
-			name: "controllers", path: kube,
-			args: []string{"controllers", "--plan", plan, "--notify-fd", "3"},
+		InSandbox(r.box, &Role{
+			Name: "controllers", Path: kube,
+			Args: []string{"controllers", "--plan", plan, "--notify-fd", "3"},
 		}),
 	}
 }

@@ -2,15 +2,15 @@ package launch
 
 import "fmt"
 
-// roleError says that a part of the cluster failed for good.
-type roleError struct {
+// FailedError says that a part of the cluster failed for good.
+type FailedError struct {
 	name, what, log string
 	lines           []string
 	// kept: the log outlives the run.
 	kept bool
 }
 
-func (e *roleError) Error() string {
+func (e *FailedError) Error() string {
 	where := "its log is " + e.log
 	if !e.kept {
 		where = "--debug-dir DIR keeps its log, which ends so"

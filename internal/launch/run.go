@@ -62,7 +62,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	began := newPhases()
 	job, inJob := slurm.Here()
 	if !options.Spec.Stay && options.Spec.KSI == nil && !options.Own {
-		if used, code, err := useStanding(ctx, options, job, inJob); used {
+		if used, code, err := usePersistent(ctx, options, job, inJob); used {
 			return code, err
 		}
 	}
@@ -82,22 +82,22 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		options.Log.Debug("another task of this node does the work; this one idles")
 		return 0, idle(ctx, job, options)
 	}
-	order, err := readSiblingOrder(options.Getenv, giveUp)
+	order, err := readLocalMemberConfig(options.Getenv, giveUp)
 	if err != nil {
 		return 0, err
 	}
-	team, err := newTeam(ctx, job, options, &order)
+	members, err := newMembers(ctx, job, options, &order)
 	if err != nil {
 		return 0, err
 	}
 	// After all is taken down: it can take a while until the others come.
-	defer func() { code, err = team.decline(ctx, code, err) }()
-	r := &run{team: team, order: order, labels: nodeLabels(job), began: began}
-	if team.leads() {
+	defer func() { code, err = members.decline(ctx, code, err) }()
+	r := &run{members: members, localConfig: order, labels: nodeLabels(job), began: began}
+	if members.leads() {
 		err = r.readInput(options)
 	} else {
-		options.Log = slog.New(fromNode{options.Log.Handler(), team.config.Node})
-		team.log = options.Log
+		options.Log = slog.New(fromNode{options.Log.Handler(), members.config.Node})
+		members.log = options.Log
 		options.Report = func(string) {}
 	}
 	if err != nil {
@@ -113,9 +113,9 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		// All elements of an array have the same command line.
 		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, element)
 	}
-	if options.Spec.DebugDir != "" && team != nil {
+	if options.Spec.DebugDir != "" && members != nil {
 		// All nodes may see the same folder.
-		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, team.config.Node)
+		options.Spec.DebugDir = filepath.Join(options.Spec.DebugDir, members.config.Node)
 	}
 	r.Options = options
 	if inJob {
@@ -123,16 +123,16 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		if err := r.allocation.check(); err != nil {
 			return 0, err
 		}
-		if team.leads() {
+		if members.leads() {
 			// A thousand nodes that ask at once would be a burden to Slurm.
 			go r.allocation.inquire(ctx, giveUp)
 		}
 		go watchStepd(ctx, options.Getenv, giveUp)
 	}
 	options.Report = r.began.note(options.Report)
-	r.crew = newCrew(options.Log, options.Report, giveUp)
+	r.supervisor = New(options.Log, options.Report, giveUp)
 	outlivePipes()
-	r.crew.keepLogs = options.Spec.DebugDir != ""
+	r.supervisor.KeepLogs = options.Spec.DebugDir != ""
 	defer func() {
 		var told *toldToEnd
 		if errors.As(err, &told) {
@@ -141,7 +141,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		err = errors.Join(err, r.takeDown())
 		r.allocation.requeue()
 	}()
-	if !team.leads() {
+	if !members.leads() {
 		return r.work(ctx)
 	}
 	for _, step := range []struct {
@@ -152,7 +152,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		{"ports", r.publish},
 		{"directories", r.makeDirectories},
 		{"state", r.openState},
-		{"door", func(ctx context.Context) error { return r.openDoor(ctx, giveUp) }},
+		{"door", func(ctx context.Context) error { return r.listenForDown(ctx, giveUp) }},
 		{"plan", r.makePlan},
 		{"sandbox", r.startSandbox},
 		{"roles", r.startRoles},
@@ -182,7 +182,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		// What a workload answers that was told to end is no result.
 		return 0, r.allocation.reason(context.Cause(ctx))
 	}
-	r.team.tellLosses()
+	r.members.reportLosses()
 	return code, err
 }
 
@@ -198,36 +198,36 @@ type run struct {
 	archives []archive
 	source   archiveSource
 	// importing is held while archives are imported.
-	importing sync.Mutex
-	crew      *crew
-	team      *team // nil for a run on one node
-	// siblings are this host's further nodes, nil without any; order is what
+	importing  sync.Mutex
+	supervisor *Supervisor
+	members    *members // nil for a run on one node
+	// localMembers are this host's further nodes, nil without any; order is what
 	// they are told, or this one was.
-	siblings *siblings
-	order    siblingOrder
-	labels   map[string]string
+	localMembers *localMembers
+	localConfig  localMemberConfig
+	labels       map[string]string
 
-	host       host
-	scratch    *rundir.Dir // on disk
-	private    *rundir.Dir // in memory, for the user's kubeconfig
-	keeping    *keeping
-	restored   *sandbox.File    // what an earlier cluster has left
-	standing   *persistent.Door // of a cluster that stays
-	plan       cluster.Plan
-	pulls      pulls
-	identities identities
-	apiDoor    *os.File
-	doors      []door   // ports of this host that lead into the cluster
-	named      *os.File // held as long as what is published has names
-	ksiPort    uint16   // of a script of KSI
-	box        *sandbox.Sandbox
-	switching  *switching      // nil where no Switch makes connections of pods
-	cgroup     *sandbox.Cgroup // nil where none was delegated
-	metrics    *net.UnixListener
-	client     *workload.Client
-	kubeconfig []byte // of client
-	// attendance is the head's, of a run on several nodes.
-	attendance *attendance
+	host        host
+	scratch     *rundir.Dir // on disk
+	private     *rundir.Dir // in memory, for the user's kubeconfig
+	saver       *stateSaver
+	restored    *sandbox.File             // what an earlier cluster has left
+	control     *persistent.ControlSocket // of a cluster that stays
+	plan        cluster.Plan
+	pulls       pulls
+	identities  identities
+	apiListener *os.File
+	published   []publishedPort // ports of this host that lead into the cluster
+	named       *os.File        // held as long as what is published has names
+	ksiPort     uint16          // of a script of KSI
+	box         *sandbox.Sandbox
+	switching   *switching      // nil where no Switch makes connections of pods
+	cgroup      *sandbox.Cgroup // nil where none was delegated
+	metrics     *net.UnixListener
+	client      *workload.Client
+	kubeconfig  []byte // of client
+	// monitor is the head's, of a run on several nodes.
+	monitor *memberMonitor
 	// lead and progress are there where another node may lead the run after
 	// this one.
 	lease    *lease.Lease
@@ -249,7 +249,7 @@ func (r *run) readInput(options Options) (err error) {
 	if err := checkKSI(options); err != nil {
 		return err
 	}
-	if nodes := r.team.size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
+	if nodes := r.members.size(); options.Spec.HighlyAvailable && nodes < cluster.ControlNodes {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("run on %d nodes: %w", nodes, cluster.ErrTooFewNodes))
 	}
 	r.objects, r.archives, err = readWorkload(options)
@@ -289,16 +289,16 @@ func inputError(err error) error {
 
 func (r *run) makePlan(ctx context.Context) (err error) {
 	offers := make([]cluster.Offer, 1)
-	if r.team != nil {
-		if r.team.listener, err = rendezvous.Listen(ctx, r.team.config); err != nil {
+	if r.members != nil {
+		if r.members.listener, err = rendezvous.Listen(ctx, r.members.config); err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
-		if offers, err = r.team.gather(ctx, r.host.cpus.Count); err != nil {
+		if offers, err = r.members.gather(ctx, r.host.cpus.Count); err != nil {
 			return err
 		}
 	}
 	var port uint16
-	if r.apiDoor, port, err = loopbackListener(); err != nil {
+	if r.apiListener, port, err = loopbackListener(); err != nil {
 		return err
 	}
 	offer, err := r.host.offer(r.scratch.Path, port, r.labels)
@@ -335,21 +335,21 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 		return err
 	}
 	r.kubeconfig = r.identities.owns[0]
-	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || r.team == nil {
+	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || r.members == nil {
 		return err
 	}
-	if r.canSucceed() {
-		if r.team.succession, err = newSuccession(offers); err != nil {
+	if r.canFailOver() {
+		if r.members.failover, err = newFailover(offers); err != nil {
 			return err
 		}
-		if err := r.noteDoors(); err != nil {
+		if err := r.recordControlNodes(); err != nil {
 			return err
 		}
 	}
-	if err := r.team.handOver(ctx, plans, r.identities, r.archives); err != nil {
+	if err := r.members.sendPlans(ctx, plans, r.identities, r.archives); err != nil {
 		return err
 	}
-	r.attend(ctx)
+	r.monitorMembers(ctx)
 	return nil
 }
 
@@ -368,22 +368,22 @@ func (r *run) tellFamilies(offers []cluster.Offer) {
 }
 
 func (r *run) awaitCluster(ctx context.Context) error {
-	if err := r.crew.await(ctx, "control"); err != nil {
+	if err := r.supervisor.Await(ctx, "control"); err != nil {
 		return err
 	}
 	count := 1
-	if r.team != nil {
-		count = len(r.team.config.Nodes)
-		if err := r.attendance.await(ctx); err != nil {
+	if r.members != nil {
+		count = len(r.members.config.Nodes)
+		if err := r.monitor.await(ctx); err != nil {
 			return err
 		}
 	} else if len(r.Spec.Command) == 0 && !r.Spec.Stay {
 		return nil // its pods have to wait for the only node anyway
 	}
-	if err := r.crew.await(ctx, "node"); err != nil {
+	if err := r.supervisor.Await(ctx, "node"); err != nil {
 		return err
 	}
-	return nodeloss.NewKeeper(r.client.Dynamic()).AwaitAll(ctx, count)
+	return nodeloss.NewReporter(r.client.Dynamic()).AwaitAll(ctx, count)
 }
 
 func (r *run) applyObjects(ctx context.Context) error {
@@ -392,16 +392,16 @@ func (r *run) applyObjects(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Manifest, err)
 	}
 	r.objects = applied
-	if err != nil || r.team == nil || r.team.succession == nil {
+	if err != nil || r.members == nil || r.members.failover == nil {
 		return err
 	}
-	return r.beginToLead(ctx)
+	return r.acquireLease(ctx)
 }
 
 func (r *run) follow(ctx context.Context) (int, error) {
 	result, err := r.followApart(ctx, r.kubeconfig, r.objects, workload.Streams{
 		NoPull: r.Spec.NoPull, IDs: r.host.podIDs(), Progress: r.progress,
-	}, r.crew.giveUp)
+	}, r.supervisor.GiveUp)
 	return r.result(result, r.asked.Load(), err)
 }
 

@@ -27,7 +27,7 @@ const noLimit = 300 * 24 * time.Hour
 
 // toldToEnd is why a cluster that stays ends: somebody has said so.
 type toldToEnd struct {
-	order  persistent.Order
+	order  persistent.EndRequest
 	answer func(workload.Drained)
 }
 
@@ -40,16 +40,16 @@ func isTask(job slurm.Job, getenv func(string) string) bool {
 	return job.Place == slurm.PlaceTask && (err != nil || own == os.Getpid() || job.Tasks > 1)
 }
 
-// openDoor lets others tell the cluster to end, also while it starts.
-func (r *run) openDoor(ctx context.Context, giveUp context.CancelCauseFunc) (err error) {
+// listenForDown lets others tell the cluster to end, also while it starts.
+func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc) (err error) {
 	if !r.Spec.Stay {
 		return nil
 	}
-	if r.standing, err = persistent.Open(r.private.Path); err != nil {
+	if r.control, err = persistent.Listen(r.private.Path); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, err)
 	}
 	go func() {
-		order, answer, err := r.standing.Await(ctx)
+		order, answer, err := r.control.Await(ctx)
 		if err != nil {
 			return // it ends otherwise
 		}

@@ -30,8 +30,8 @@ func wantsFastPath(asked string) (bool, error) {
 // hasSwitch tells whether this host has one. On the only node it is of use for the
 // outside.
 func (r *run) hasSwitch() bool {
-	if r.team != nil {
-		return r.team.data.fast
+	if r.members != nil {
+		return r.members.data.fast
 	}
 	fast, err := wantsFastPath(r.Spec.Network.FastPath)
 	if fast {
@@ -70,7 +70,7 @@ type switchConfig struct {
 }
 
 // newSwitching prepares a Switch; t is nil where there is one node.
-func newSwitching(plan cluster.Plan, t *team, containers *os.File) (*switching, error) {
+func newSwitching(plan cluster.Plan, t *members, containers *os.File) (*switching, error) {
 	s := &switching{containers: containers}
 	var nodes [][]netip.AddrPort
 	if t != nil {
@@ -147,7 +147,7 @@ func (s *switching) close() {
 
 // awaitKeepers reaps the processes that keep the descriptors of a net role that
 // has just died, once they end: they have become children of this one.
-func (c *crew) awaitKeepers() {
+func (s *Supervisor) awaitKeepers() {
 	children, err := linux.Children(os.Getpid())
 	if err != nil {
 		return // they stay zombies until this process ends
@@ -155,7 +155,7 @@ func (c *crew) awaitKeepers() {
 	for _, child := range children {
 		line, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
 		if err == nil && bytes.HasSuffix(line, []byte("\x00"+NetArg+"\x00")) {
-			c.group.Go(func() {
+			s.Outside.Go(func() {
 				ended := make(chan struct{})
 				go sandbox.KeepRunning(child, ended) // or it does not hear that it is to end
 				_ = linux.AwaitChild(child)

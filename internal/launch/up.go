@@ -43,16 +43,16 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 	if err := checkOutside(ctx, options, inJob); err != nil {
 		return persistent.Facts{}, err
 	}
-	keeper, said, err := startUpKeeper(options, args, inJob && job.Place != slurm.PlaceShell)
+	parent, said, err := startPersistentParent(options, args, inJob && job.Place != slurm.PlaceShell)
 	if err != nil {
 		return persistent.Facts{}, err
 	}
 	defer said.Close()
 	// The cluster is not to outlast a start that was cut short.
-	stop := context.AfterFunc(ctx, func() { _ = keeper.Signal(syscall.SIGTERM) })
+	stop := context.AfterFunc(ctx, func() { _ = parent.Signal(syscall.SIGTERM) })
 	defer stop()
 	for words := json.NewDecoder(said); ; {
-		var word upWord
+		var word parentMessage
 		err := words.Decode(&word)
 		switch {
 		case err != nil && ctx.Err() != nil:
@@ -80,7 +80,7 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), facts.Job)
 	switch {
 	case ok && cluster.Head == "":
-		waiting, cancel := context.WithTimeout(ctx, standingLimit)
+		waiting, cancel := context.WithTimeout(ctx, persistentLimit)
 		defer cancel()
 		found, err := cluster.AwaitReady(waiting)
 		if errors.Is(err, persistent.ErrEnded) {
@@ -96,15 +96,15 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 	return facts, false, nil
 }
 
-// UpKeeperArg is the argument with which the program is started again as the
+// PersistentParentArg is the argument with which the program is started again as the
 // process that keeps a cluster; main hands it to UpKeeper.
-const UpKeeperArg = "up-keeper"
+const PersistentParentArg = "up-keeper"
 
 // upVariable has a cluster that stays say on standard output that it is up.
 const upVariable = "BERTH_UP_REPORT"
 
-// upOrder is what the keeper is to do.
-type upOrder struct {
+// parentConfig is what the keeper is to do.
+type parentConfig struct {
 	// Args start the cluster; it is that of Job.
 	Args []string
 	Job  string
@@ -117,9 +117,9 @@ type upOrder struct {
 	Words bool
 }
 
-// upWord is what the keeper says to the command that waits: what the cluster
+// parentMessage is what the keeper says to the command that waits: what the cluster
 // says, that it is up, how it ended, or that another keeper has it.
-type upWord struct {
+type parentMessage struct {
 	Said  string            `json:",omitempty"`
 	Facts *persistent.Facts `json:",omitempty"`
 	Ended *int              `json:",omitempty"`
@@ -128,15 +128,15 @@ type upWord struct {
 
 // Descriptors of the keeper.
 const (
-	upOrderFD = 3
-	upWordsFD = 4
+	parentConfigFD  = 3
+	parentMessageFD = 4
 )
 
-// startUpKeeper starts the process that keeps the cluster, and returns what it
+// startPersistentParent starts the process that keeps the cluster, and returns what it
 // says. It has a session of its own: Ctrl-C and the end of a terminal are not
 // for the cluster.
-func startUpKeeper(options Options, args []string, inside bool) (*os.Process, *os.File, error) {
-	o := upOrder{Args: args, Job: jobOf(options.Getenv), Inside: inside, Input: slices.Contains(options.Spec.Manifests, "-")}
+func startPersistentParent(options Options, args []string, inside bool) (*os.Process, *os.File, error) {
+	o := parentConfig{Args: args, Job: jobOf(options.Getenv), Inside: inside, Input: slices.Contains(options.Spec.Manifests, "-")}
 	// A terminal and a file take later words; who reads a pipe waits for its end.
 	if info, err := os.Stderr.Stat(); err == nil {
 		o.Words = info.Mode().IsRegular() || info.Mode()&os.ModeCharDevice != 0
@@ -155,7 +155,7 @@ func startUpKeeper(options Options, args []string, inside bool) (*os.Process, *o
 		return nil, nil, fmt.Errorf("make pipe: %w", err)
 	}
 	defer writer.Close()
-	process := exec.Command("/proc/self/exe", UpKeeperArg)
+	process := exec.Command("/proc/self/exe", PersistentParentArg)
 	process.Args[0] = "berth"
 	process.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	process.ExtraFiles = []*os.File{file, writer}
@@ -175,9 +175,9 @@ func startUpKeeper(options Options, args []string, inside bool) (*os.Process, *o
 // upName is the keeper's directory in memory, which tells that there is one.
 func upName(job string) string { return "up-" + job }
 
-// awaitUpKeeper returns when no process of this host keeps the cluster of a job
+// awaitPersistentParent returns when no process of this host keeps the cluster of a job
 // any more, or ctx ends.
-func awaitUpKeeper(ctx context.Context, getenv func(string) string, job string) {
+func awaitPersistentParent(ctx context.Context, getenv func(string) string, job string) {
 	for _, place := range rundir.MemoryPlaces(getenv) {
 		for _, path := range rundir.Live(place) {
 			if filepath.Base(path) != upName(job) {

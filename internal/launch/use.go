@@ -39,20 +39,20 @@ func (o Options) hops() int {
 // hop is the variable of one that is sent to the next node.
 func (o Options) hop() string { return useVariable + "=" + strconv.Itoa(o.hops()+1) }
 
-// StepStanding is reported by a run that uses a cluster that is up: there is none
+// StepPersistent is reported by a run that uses a cluster that is up: there is none
 // to bring up.
-const StepStanding = "standing"
+const StepPersistent = "standing"
 
-// standingLimit is how long a run waits for a cluster that is starting, or that
+// persistentLimit is how long a run waits for a cluster that is starting, or that
 // has lost its head.
-const standingLimit = 2 * time.Minute
+const persistentLimit = 2 * time.Minute
 
 // headPoll is how often is looked whether another node leads a cluster.
 const headPoll = 200 * time.Millisecond
 
-// useStanding runs the workload on the cluster that stands in this allocation,
+// usePersistent runs the workload on the cluster that stands in this allocation,
 // or on this machine; used is false where there is none.
-func useStanding(ctx context.Context, options Options, job slurm.Job, inJob bool) (used bool, code int, err error) {
+func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bool) (used bool, code int, err error) {
 	hops := options.hops()
 	if inJob && isTask(job, options.Getenv) && hops == 0 {
 		return false, 0, nil // whoever starts a step of his own wants a cluster of his own
@@ -104,7 +104,7 @@ func awaitHead(ctx context.Context, options Options, job string, c persistent.Cl
 		return c, true // srun says what is wrong
 	}
 	options.Log.Info("node " + c.Head + ", which led the cluster, is lost; waiting until another one leads it")
-	ctx, cancel := context.WithTimeout(ctx, standingLimit)
+	ctx, cancel := context.WithTimeout(ctx, persistentLimit)
 	defer cancel()
 	for found, ok = c, true; ok && found.Head == c.Head; {
 		select {
@@ -171,7 +171,7 @@ type user struct {
 // run runs the workload, and takes away what it has applied.
 func (u *user) run(ctx context.Context) (code int, err error) {
 	outlivePipes()
-	u.Report(StepStanding)
+	u.Report(StepPersistent)
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	if err := checkCommand(u.Spec.Command); err != nil {
@@ -181,7 +181,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	starting, cancel := context.WithTimeoutCause(ctx, standingLimit, fmt.Errorf("it has been starting for %s", standingLimit))
+	starting, cancel := context.WithTimeoutCause(ctx, persistentLimit, fmt.Errorf("it has been starting for %s", persistentLimit))
 	defer cancel()
 	facts, err := u.cluster.AwaitReady(starting)
 	if err != nil {
@@ -224,12 +224,12 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	work, end := withGrace(ctx, u.askToEnd)
 	if len(u.Spec.Command) > 0 {
 		t := tools{kubeconfig: u.cluster.Kubeconfig(), cache: facts.Cache, bin: facts.Bin}
-		code, err = t.run(work, u.Options, nil, u.setKeeper)
+		code, err = t.run(work, u.Options, nil, u.setCommand)
 	} else {
 		code, err = u.follow(work, kubeconfig, facts.IDs, giveUp)
 	}
 	end()
-	if kept := u.getKeeper(); kept != nil {
+	if kept := u.getCommand(); kept != nil {
 		kept.wait()
 	}
 	if ctx.Err() != nil {
@@ -267,7 +267,7 @@ func (u *user) askToEnd(ctx context.Context, cause error) {
 	u.asked.Store(true)
 	inGrace(ctx, u.Log, reason.notice(), u.allocation.graceNow(ctx, reason.signal), func(ctx context.Context, grace time.Duration) {
 		var both sync.WaitGroup
-		if kept := u.getKeeper(); kept != nil {
+		if kept := u.getCommand(); kept != nil {
 			kept.end(grace)
 			both.Go(func() {
 				select {

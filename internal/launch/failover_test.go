@@ -17,27 +17,27 @@ import (
 	"berth.dev/berth/internal/kube/nodeloss"
 )
 
-func testTeam(node string, s *succession) *team {
+func testTeam(node string, s *failover) *members {
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	key := make([]byte, keySize)
 	prover, err := rendezvous.NewPreShared(key)
 	if err != nil {
 		panic(err)
 	}
-	return &team{
+	return &members{
 		config: rendezvous.Config{
 			Step: rendezvous.Step{Job: "test-succession"}, Nodes: []string{"n1", "n2", "n3", "n4"}, Node: node,
 			Bind: loopback, Prover: prover,
 			Addresses: func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil },
 		},
-		succession: s, log: slog.New(slog.DiscardHandler), wait: time.Minute,
+		failover: s, log: slog.New(slog.DiscardHandler), wait: time.Minute,
 	}
 }
 
 func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	s, err := newSuccession([]cluster.Offer{{RunID: "a"}, {RunID: "b"}, {RunID: "c"}, {RunID: "d"}})
+	s, err := newFailover([]cluster.Offer{{RunID: "a"}, {RunID: "b"}, {RunID: "c"}, {RunID: "d"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,7 +62,7 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 		peer.Drop()
 	}
 	// A stranger to the run has another key.
-	stranger, err := newSuccession(nil)
+	stranger, err := newFailover(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,23 +76,23 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 func TestTheRunEndsWithTheMajorityOfTheControlPlanes(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	a := &attendance{
-		team: testTeam("n1", nil), keeper: nodeloss.NewKeeper(fake.NewSimpleDynamicClient(runtime.NewScheme())), giveUp: cancel,
+	a := &memberMonitor{
+		members: testTeam("n1", nil), reporter: nodeloss.NewReporter(fake.NewSimpleDynamicClient(runtime.NewScheme())), giveUp: cancel,
 		replicas: []string{"n1", "n2", "n3"}, lost: map[string]bool{},
 	}
 	gone := errors.New("gone")
 	for _, name := range []string{"n4", "n2"} {
-		a.lose(ctx, &worker{name: name, node: name}, gone)
+		a.takeOutOfService(ctx, &member{name: name, node: name}, gone)
 		if ctx.Err() != nil {
 			t.Fatalf("the loss of %s ends the run: %v", name, context.Cause(ctx))
 		}
 	}
-	a.regain(ctx, &worker{name: "n2", node: "n2"})
-	a.lose(ctx, &worker{name: "n3", node: "n3"}, gone)
+	a.returnToService(ctx, &member{name: "n2", node: "n2"})
+	a.takeOutOfService(ctx, &member{name: "n3", node: "n3"}, gone)
 	if ctx.Err() != nil {
 		t.Fatalf("the loss of a second one ends the run although the first is back: %v", context.Cause(ctx))
 	}
-	a.lose(ctx, &worker{name: "n2", node: "n2"}, gone)
+	a.takeOutOfService(ctx, &member{name: "n2", node: "n2"}, gone)
 	if err := context.Cause(ctx); err == nil || !strings.Contains(err.Error(), "n2 and n3") {
 		t.Errorf("without a majority the run goes on, or ends with %v", err)
 	}

@@ -83,7 +83,7 @@ func TestAClusterIsWaitedFor(t *testing.T) {
 func TestAClusterIsToldToEnd(t *testing.T) {
 	base := t.TempDir()
 	dir := start(t, base, "local-1")
-	door, err := Open(dir.Path)
+	socket, err := Listen(dir.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,16 +95,16 @@ func TestAClusterIsToldToEnd(t *testing.T) {
 	ends := make(chan end, 2)
 	for range 2 { // the second one waits for the end, too
 		go func() {
-			outcome, err := c.End(t.Context(), Order{Grace: time.Minute}, func(Outcome) {})
+			outcome, err := c.End(t.Context(), EndRequest{Grace: time.Minute}, func(Outcome) {})
 			ends <- end{outcome, err}
 		}()
 	}
-	order, answer, err := door.Await(t.Context())
+	order, answer, err := socket.Await(t.Context())
 	if err != nil || order.Grace != time.Minute {
 		t.Fatalf("order %+v, %v", order, err)
 	}
 	answer(Outcome{Asked: 3, Ended: 2})
-	door.Close()
+	socket.Close()
 	if err := dir.Remove(); err != nil {
 		t.Fatal(err)
 	}
@@ -124,11 +124,11 @@ func TestAClusterIsToldToEnd(t *testing.T) {
 func TestAClusterIsGivenImages(t *testing.T) {
 	base := t.TempDir()
 	dir := start(t, base, "local-1")
-	door, err := Open(dir.Path)
+	socket, err := Listen(dir.Path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer door.Close()
+	defer socket.Close()
 	c, _ := Find([]string{base}, Local)
 	bring := func() chan error {
 		brought := make(chan error, 1)
@@ -137,7 +137,7 @@ func TestAClusterIsGivenImages(t *testing.T) {
 	}
 	for _, want := range []*Refusal{nil, {Code: 66, Text: "it is no archive"}} {
 		brought := bring()
-		images, answer, err := door.AwaitImages(t.Context())
+		images, answer, err := socket.AwaitImages(t.Context())
 		if err != nil || !slices.Equal(images, []string{"/a.tar", "b=/b.tar"}) {
 			t.Fatalf("images %q, %v", images, err)
 		}
@@ -151,8 +151,8 @@ func TestAClusterIsGivenImages(t *testing.T) {
 		}
 	}
 	unheard := bring() // nobody waits for these
-	door.Close()
-	door.Close()
+	socket.Close()
+	socket.Close()
 	if err := <-unheard; !errors.Is(err, ErrEnded) {
 		t.Errorf("a cluster that ends says %v", err)
 	}

@@ -17,15 +17,15 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// KeeperArg is the argument with which the program is started again as the
+// CommandParentArg is the argument with which the program is started again as the
 // keeper of the user's command; main hands it to Keeper.
-const KeeperArg = "command-keeper"
+const CommandParentArg = "command-keeper"
 
 // Descriptors of the keeper.
 const (
-	keeperOrderFD  = 3 // says how long the command may take to end; its end of file is the order to end
-	keeperResultFD = 4 // receives a keeperResult
-	keeperConfigFD = 5 // memory file with a keeperConfig
+	commandEndFD    = 3 // says how long the command may take to end; its end of file is the order to end
+	commandResultFD = 4 // receives a keeperResult
+	commandConfigFD = 5 // memory file with a keeperConfig
 )
 
 const (
@@ -40,32 +40,32 @@ const (
 	killLimit = 10 * time.Second
 )
 
-// keeperConfig is the command to run, in the keeper's own environment.
-type keeperConfig struct {
+// commandConfig is the command to run, in the keeper's own environment.
+type commandConfig struct {
 	Path string
 	Args []string
 }
 
-// keeperResult is how the command ended, or why it did not start.
-type keeperResult struct {
+// commandResult is how the command ended, or why it did not start.
+type commandResult struct {
 	Code  int
 	Error string
 }
 
-// keeper is the process between the supervisor and the user's command, seen
+// commandParent is the process between the supervisor and the user's command, seen
 // from the supervisor. Whatever the command leaves behind becomes a child of
 // the keeper, so it can be told apart from the parts of the cluster, and ends
 // with the run even when the supervisor is killed.
-type keeper struct {
+type commandParent struct {
 	process *exec.Cmd
 	order   *os.File
-	result  chan keeperResult
+	result  chan commandResult
 	// ended is closed when the command has ended.
 	ended chan struct{}
 }
 
-// startKeeper starts the keeper, and thereby the command.
-func startKeeper(config keeperConfig, env []string, stdin io.Reader, stdout, stderr io.Writer) (*keeper, error) {
+// startCommand starts the keeper, and thereby the command.
+func startCommand(config commandConfig, env []string, stdin io.Reader, stdout, stderr io.Writer) (*commandParent, error) {
 	encoded, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
@@ -86,7 +86,7 @@ func startKeeper(config keeperConfig, env []string, stdin io.Reader, stdout, std
 		return nil, fmt.Errorf("make pipe: %w", err)
 	}
 	defer resultWriter.Close()
-	process := exec.Command("/proc/self/exe", KeeperArg)
+	process := exec.Command("/proc/self/exe", CommandParentArg)
 	process.Args[0] = "berth"
 	process.Env = env
 	process.Stdin, process.Stdout, process.Stderr = stdin, stdout, stderr
@@ -98,10 +98,10 @@ func startKeeper(config keeperConfig, env []string, stdin io.Reader, stdout, std
 		resultReader.Close()
 		return nil, fmt.Errorf("start the keeper of the command: %w", err)
 	}
-	k := &keeper{process: process, order: orderWriter, result: make(chan keeperResult, 1), ended: make(chan struct{})}
+	k := &commandParent{process: process, order: orderWriter, result: make(chan commandResult, 1), ended: make(chan struct{})}
 	go func() {
 		defer resultReader.Close()
-		var result keeperResult
+		var result commandResult
 		if err := json.NewDecoder(resultReader).Decode(&result); err != nil {
 			result.Error = "the process that watches over it was killed"
 		}
@@ -113,33 +113,33 @@ func startKeeper(config keeperConfig, env []string, stdin io.Reader, stdout, std
 
 // end asks the command, and what it has started, to end, which has to happen
 // within grace. It can be called again, to no effect.
-func (k *keeper) end(grace time.Duration) {
-	_, _ = fmt.Fprintln(k.order, grace)
-	k.order.Close()
+func (p *commandParent) end(grace time.Duration) {
+	_, _ = fmt.Fprintln(p.order, grace)
+	p.order.Close()
 }
 
 // wait returns when the command and all that it started has ended.
-func (k *keeper) wait() {
-	k.end(orphanGrace)
-	linux.Resume(k.process.Process.Pid)
-	_ = k.process.Wait() // a keeper that was killed left its work to the supervisor
+func (p *commandParent) wait() {
+	p.end(orphanGrace)
+	linux.Resume(p.process.Process.Pid)
+	_ = p.process.Wait() // a keeper that was killed left its work to the supervisor
 }
 
-// Keeper is the main function of the keeper. It returns its exit status.
-func Keeper() int {
+// CommandParent is the main function of the keeper. It returns its exit status.
+func CommandParent() int {
 	// The supervisor orders the end. What is ignored stays so, for the command.
 	notifyUnlessIgnored(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	// The parent-death signal of the command is tied to the thread that forked.
 	runtime.LockOSThread()
-	for _, fd := range []int{keeperOrderFD, keeperResultFD, keeperConfigFD} {
+	for _, fd := range []int{commandEndFD, commandResultFD, commandConfigFD} {
 		unix.CloseOnExec(fd)
 	}
-	resultFile := os.NewFile(keeperResultFD, "result")
-	report := func(result keeperResult) {
+	resultFile := os.NewFile(commandResultFD, "result")
+	report := func(result commandResult) {
 		_ = json.NewEncoder(resultFile).Encode(result) // nobody to tell if the supervisor is gone
 	}
-	configFile := os.NewFile(keeperConfigFD, "config")
-	var config keeperConfig
+	configFile := os.NewFile(commandConfigFD, "config")
+	var config commandConfig
 	err := json.NewDecoder(io.NewSectionReader(configFile, 0, 1<<30)).Decode(&config)
 	configFile.Close()
 	if err == nil {
@@ -154,23 +154,23 @@ func Keeper() int {
 		})
 	}
 	if err != nil {
-		report(keeperResult{Error: err.Error()})
+		report(commandResult{Error: err.Error()})
 		return 1
 	}
 	ended, none := make(chan unix.WaitStatus, 1), make(chan struct{})
 	go reapAll(command.Pid, ended, none)
 	ordered := make(chan time.Duration, 1)
-	go func() { ordered <- readOrder(os.NewFile(keeperOrderFD, "order")) }()
+	go func() { ordered <- readOrder(os.NewFile(commandEndFD, "order")) }()
 	grace := orphanGrace
 	select {
 	case status := <-ended:
-		report(keeperResult{Code: statusCode(status)})
+		report(commandResult{Code: statusCode(status)})
 	case grace = <-ordered:
 	}
 	endDescendants(grace, none)
 	select {
 	case status := <-ended:
-		report(keeperResult{Code: statusCode(status)})
+		report(commandResult{Code: statusCode(status)})
 	default:
 	}
 	return 0

@@ -46,26 +46,26 @@ var (
 	podsResource  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 )
 
-// Keeper writes to one API server. Its methods can be called at the same time
+// Reporter writes to one API server. Its methods can be called at the same time
 // for different nodes.
-type Keeper struct {
+type Reporter struct {
 	nodes dynamic.ResourceInterface
 	pods  dynamic.NamespaceableResourceInterface
 }
 
-// NewKeeper uses a client that may do everything. It makes no request.
-func NewKeeper(client dynamic.Interface) *Keeper {
-	return &Keeper{nodes: client.Resource(nodesResource), pods: client.Resource(podsResource)}
+// NewReporter uses a client that may do everything. It makes no request.
+func NewReporter(client dynamic.Interface) *Reporter {
+	return &Reporter{nodes: client.Resource(nodesResource), pods: client.Resource(podsResource)}
 }
 
 // AwaitAll returns when count nodes take pods. A node that is ready still has
 // the taint of one that is not for a tenth of a second: pods that are to be
 // spread would go to the others, and a DaemonSet be complete without a pod.
-func (k *Keeper) AwaitAll(ctx context.Context, count int) error {
+func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	tick := time.NewTicker(betweenLooks)
 	defer tick.Stop()
 	for {
-		found, err := k.nodes.List(ctx, metav1.ListOptions{})
+		found, err := r.nodes.List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return fmt.Errorf("wait for the nodes to take pods: %w", err)
 		}
@@ -92,22 +92,22 @@ func (k *Keeper) AwaitAll(ctx context.Context, count int) error {
 
 // Lose takes a node out of service; why is for people. It returns when no pod
 // of the node is left.
-func (k *Keeper) Lose(ctx context.Context, node, why string) error {
+func (r *Reporter) Lose(ctx context.Context, node, why string) error {
 	// The taint first: nothing new shall come to the node.
-	err := k.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint {
+	err := r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint {
 		return append(taints, corev1.Taint{
 			Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
 		})
 	})
 	now := metav1.Now()
-	err = errors.Join(err, k.patch(ctx, k.nodes, node, map[string]any{"conditions": []corev1.NodeCondition{{
+	err = errors.Join(err, r.patch(ctx, r.nodes, node, map[string]any{"conditions": []corev1.NodeCondition{{
 		Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Reason: Reason, Message: why, LastTransitionTime: now, LastHeartbeatTime: now,
 	}}}))
 	if err != nil {
 		return fmt.Errorf("take node %s out of service: %w", node, err)
 	}
 	for range rounds {
-		left, err := k.removePods(ctx, node, why)
+		left, err := r.removePods(ctx, node, why)
 		if err != nil {
 			return fmt.Errorf("remove the pods of lost node %s: %w", node, err)
 		}
@@ -125,8 +125,8 @@ func (k *Keeper) Lose(ctx context.Context, node, why string) error {
 
 // Regain puts a node that is back into service. Its kubelet reports by itself
 // that it is ready, and ends the pods that were removed.
-func (k *Keeper) Regain(ctx context.Context, node string) error {
-	err := k.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
+func (r *Reporter) Regain(ctx context.Context, node string) error {
+	err := r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
 	if err != nil {
 		return fmt.Errorf("put node %s back into service: %w", node, err)
 	}
@@ -135,9 +135,9 @@ func (k *Keeper) Regain(ctx context.Context, node string) error {
 
 // editTaints gives change the node's taints without that for being out of
 // service, and stores what comes back.
-func (k *Keeper) editTaints(ctx context.Context, name string, change func([]corev1.Taint) []corev1.Taint) error {
+func (r *Reporter) editTaints(ctx context.Context, name string, change func([]corev1.Taint) []corev1.Taint) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		found, err := k.nodes.Get(ctx, name, metav1.GetOptions{})
+		found, err := r.nodes.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -153,15 +153,15 @@ func (k *Keeper) editTaints(ctx context.Context, name string, change func([]core
 		if err != nil {
 			return err
 		}
-		_, err = k.nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+		_, err = r.nodes.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 		return err
 	})
 }
 
 // removePods marks and deletes the pods of a node, and returns how many there
 // were.
-func (k *Keeper) removePods(ctx context.Context, node, why string) (int, error) {
-	found, err := k.pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+func (r *Reporter) removePods(ctx context.Context, node, why string) (int, error) {
+	found, err := r.pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
 		return 0, err
 	}
@@ -177,7 +177,7 @@ func (k *Keeper) removePods(ctx context.Context, node, why string) (int, error) 
 		left++
 		// Another pod of the same name is a conflict: a StatefulSet replaces its
 		// pods as soon as they are marked.
-		if err := k.removePod(ctx, &pod, why); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		if err := r.removePod(ctx, &pod, why); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return 0, err
 		}
 	}
@@ -186,10 +186,10 @@ func (k *Keeper) removePods(ctx context.Context, node, why string) (int, error) 
 
 // removePod says how a pod ended before it goes: who watches it learns that it
 // failed, and a Job that it was not the pod's own fault.
-func (k *Keeper) removePod(ctx context.Context, pod *corev1.Pod, why string) error {
-	pods := k.pods.Namespace(pod.Namespace)
+func (r *Reporter) removePod(ctx context.Context, pod *corev1.Pod, why string) error {
+	pods := r.pods.Namespace(pod.Namespace)
 	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
-		err := k.patch(ctx, pods, pod.Name, map[string]any{
+		err := r.patch(ctx, pods, pod.Name, map[string]any{
 			"phase": corev1.PodFailed, "reason": Reason, "message": why,
 			"conditions": []corev1.PodCondition{{
 				Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue,
@@ -208,7 +208,7 @@ func (k *Keeper) removePod(ctx context.Context, pod *corev1.Pod, why string) err
 
 // patch merges into an object's status; conditions are told apart by their
 // types.
-func (k *Keeper) patch(ctx context.Context, resource dynamic.ResourceInterface, name string, status map[string]any) error {
+func (r *Reporter) patch(ctx context.Context, resource dynamic.ResourceInterface, name string, status map[string]any) error {
 	patch, err := json.Marshal(map[string]any{"status": status})
 	if err != nil {
 		return err

@@ -19,24 +19,24 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
-// siblingVariable marks a process as a further node of its host.
-const siblingVariable = "BERTH_SIBLING"
+// localMemberVariable marks a process as a further node of its host.
+const localMemberVariable = "BERTH_SIBLING"
 
 // Descriptors of a sibling.
 const (
-	siblingLifelineFD = 3
-	siblingOrderFD    = 4
+	localMemberLifelineFD = 3
+	localMemberConfigFD   = 4
 )
 
-// siblingPatience bounds the wait for a sibling that should end.
-const siblingPatience = 15 * time.Second
+// localMemberTimeout bounds the wait for a sibling that should end.
+const localMemberTimeout = 15 * time.Second
 
 // errFirstEnded is why a sibling ends. There is nothing to say about it.
 var errFirstEnded = errors.New("the first node of this host has ended")
 
-// siblingOrder is what the first node of a host tells another one on the same
+// localMemberConfig is what the first node of a host tells another one on the same
 // host, which is a process of its own that was started with the same arguments.
-type siblingOrder struct {
+type localMemberConfig struct {
 	// Index counts the nodes of the host; the first is 0.
 	Index int
 	Step  rendezvous.Step
@@ -45,42 +45,42 @@ type siblingOrder struct {
 	Proof proof
 }
 
-// readSiblingOrder returns what this process was told, or the order of a first
+// readLocalMemberConfig returns what this process was told, or the order of a first
 // node. A sibling's context ends with the process that has started it.
-func readSiblingOrder(getenv func(string) string, giveUp context.CancelCauseFunc) (siblingOrder, error) {
-	if getenv(siblingVariable) == "" {
-		return siblingOrder{}, nil
+func readLocalMemberConfig(getenv func(string) string, giveUp context.CancelCauseFunc) (localMemberConfig, error) {
+	if getenv(localMemberVariable) == "" {
+		return localMemberConfig{}, nil
 	}
-	unix.CloseOnExec(siblingLifelineFD)
-	unix.CloseOnExec(siblingOrderFD)
-	file := os.NewFile(siblingOrderFD, "order")
+	unix.CloseOnExec(localMemberLifelineFD)
+	unix.CloseOnExec(localMemberConfigFD)
+	file := os.NewFile(localMemberConfigFD, "order")
 	defer file.Close()
-	var o siblingOrder
+	var o localMemberConfig
 	if err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<16)).Decode(&o); err != nil {
-		return o, fmt.Errorf("read what this node is to be: %w; %s is not for users to set", err, siblingVariable)
+		return o, fmt.Errorf("read what this node is to be: %w; %s is not for users to set", err, localMemberVariable)
 	}
 	go func() {
-		_, _ = os.NewFile(siblingLifelineFD, "lifeline").Read(make([]byte, 1))
+		_, _ = os.NewFile(localMemberLifelineFD, "lifeline").Read(make([]byte, 1))
 		giveUp(errFirstEnded)
 	}()
 	return o, nil
 }
 
-// siblings are the further nodes of this host.
-type siblings struct {
+// localMembers are the further nodes of this host.
+type localMembers struct {
 	lifeline *os.File
 	running  sync.WaitGroup
 	started  []*exec.Cmd
 }
 
-// startSiblings starts count processes like this one.
-func startSiblings(first siblingOrder, count int) (*siblings, error) {
+// startLocalMembers starts count processes like this one.
+func startLocalMembers(first localMemberConfig, count int) (*localMembers, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return nil, err
 	}
 	defer reader.Close()
-	s := &siblings{lifeline: writer}
+	s := &localMembers{lifeline: writer}
 	for i := range count {
 		told := first
 		told.Index = i + 1
@@ -92,7 +92,7 @@ func startSiblings(first siblingOrder, count int) (*siblings, error) {
 	return s, nil
 }
 
-func (s *siblings) start(told siblingOrder, lifeline *os.File) error {
+func (l *localMembers) start(told localMemberConfig, lifeline *os.File) error {
 	encoded, err := json.Marshal(told)
 	if err != nil {
 		return err
@@ -104,30 +104,30 @@ func (s *siblings) start(told siblingOrder, lifeline *os.File) error {
 	defer file.Close()
 	command := exec.Command("/proc/self/exe", os.Args[1:]...)
 	command.Args[0] = os.Args[0]
-	command.Env = append(os.Environ(), siblingVariable+"="+strconv.Itoa(told.Index))
+	command.Env = append(os.Environ(), localMemberVariable+"="+strconv.Itoa(told.Index))
 	command.Stderr = os.Stderr
 	command.ExtraFiles = []*os.File{lifeline, file}
 	if err := command.Start(); err != nil {
 		return err
 	}
-	s.started = append(s.started, command)
-	s.running.Go(func() { _ = command.Wait() }) // its end shows at the head
+	l.started = append(l.started, command)
+	l.running.Go(func() { _ = command.Wait() }) // its end shows at the head
 	return nil
 }
 
 // end waits for all of them, which know that it is over.
-func (s *siblings) end() {
-	if s == nil {
+func (l *localMembers) end() {
+	if l == nil {
 		return
 	}
-	s.lifeline.Close()
-	late := time.AfterFunc(siblingPatience, func() {
-		for _, command := range s.started {
+	l.lifeline.Close()
+	late := time.AfterFunc(localMemberTimeout, func() {
+		for _, command := range l.started {
 			_ = command.Process.Kill()
 		}
 	})
 	defer late.Stop()
-	s.running.Wait()
+	l.running.Wait()
 }
 
 const keySize = 32

@@ -17,38 +17,38 @@ import (
 
 func TestMain(m *testing.M) {
 	// The keeper is this program, started again.
-	if len(os.Args) == 2 && os.Args[1] == KeeperArg {
-		os.Exit(Keeper())
+	if len(os.Args) == 2 && os.Args[1] == CommandParentArg {
+		os.Exit(CommandParent())
 	}
-	if len(os.Args) == 2 && os.Args[1] == UpKeeperArg {
+	if len(os.Args) == 2 && os.Args[1] == PersistentParentArg {
 		os.Exit(1) // no test starts a cluster
 	}
 	os.Exit(m.Run())
 }
 
 // keep runs a shell script under a keeper.
-func keep(t *testing.T, script string) *keeper {
+func keep(t *testing.T, script string) *commandParent {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
 	if err != nil {
 		t.Skip("no shell")
 	}
 	var output bytes.Buffer
-	k, err := startKeeper(keeperConfig{Path: shell, Args: []string{"sh", "-c", script}}, os.Environ(), nil, &output, &output)
+	k, err := startCommand(commandConfig{Path: shell, Args: []string{"sh", "-c", script}}, os.Environ(), nil, &output, &output)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
 
-func (k *keeper) answer(t *testing.T) keeperResult {
+func (p *commandParent) answer(t *testing.T) commandResult {
 	t.Helper()
 	select {
-	case result := <-k.result:
+	case result := <-p.result:
 		return result
 	case <-time.After(20 * time.Second):
 		t.Fatal("the command does not end")
-		return keeperResult{}
+		return commandResult{}
 	}
 }
 
@@ -63,7 +63,7 @@ func TestKeeperPassesTheExitCode(t *testing.T) {
 }
 
 func TestKeeperSaysWhyACommandDoesNotStart(t *testing.T) {
-	k, err := startKeeper(keeperConfig{Path: filepath.Join(t.TempDir(), "none"), Args: []string{"none"}}, nil, nil, nil, nil)
+	k, err := startCommand(commandConfig{Path: filepath.Join(t.TempDir(), "none"), Args: []string{"none"}}, nil, nil, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,21 +15,21 @@ import (
 )
 
 const (
-	// doorFile is the socket in a cluster's directory where it is asked for
+	// controlFile is the socket in a cluster's directory where it is asked for
 	// something.
-	doorFile = "door"
+	controlFile = "door"
 	// questionLimit bounds the time in which somebody says what he wants.
 	questionLimit = 10 * time.Second
 )
 
 // request is what is said at the door: one of the two.
 type request struct {
-	End    *Order   `json:",omitempty"`
-	Images []string `json:",omitempty"`
+	End    *EndRequest `json:",omitempty"`
+	Images []string    `json:",omitempty"`
 }
 
-// Order tells a cluster to end.
-type Order struct {
+// EndRequest tells a cluster to end.
+type EndRequest struct {
 	// Grace is how long pods may take for it, at most.
 	Grace time.Duration
 }
@@ -47,11 +47,11 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Text }
 
-// Door is where a cluster is told to end, and given images. The directory keeps
+// ControlSocket is where a cluster is told to end, and given images. The directory keeps
 // others out.
-type Door struct {
+type ControlSocket struct {
 	listener *net.UnixListener
-	orders   chan asked
+	ends     chan asked
 	images   chan asked
 	close    func()
 	closed   <-chan struct{}
@@ -68,9 +68,9 @@ func (a asked) answer(with any) {
 	a.conn.Close()
 }
 
-// Open opens the door of the cluster with this directory.
-func Open(dir string) (*Door, error) {
-	path := filepath.Join(dir, doorFile)
+// Listen opens the door of the cluster with this directory.
+func Listen(dir string) (*ControlSocket, error) {
+	path := filepath.Join(dir, controlFile)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
 	if err == nil {
 		err = os.Chmod(path, 0o600)
@@ -79,67 +79,67 @@ func Open(dir string) (*Door, error) {
 		return nil, fmt.Errorf("open the door of the cluster: %w", err)
 	}
 	closed := make(chan struct{})
-	d := &Door{listener: listener, orders: make(chan asked), images: make(chan asked), closed: closed}
+	d := &ControlSocket{listener: listener, ends: make(chan asked), images: make(chan asked), closed: closed}
 	d.close = sync.OnceFunc(func() { close(closed) })
 	go d.serve()
 	return d, nil
 }
 
-func (d *Door) serve() {
+func (s *ControlSocket) serve() {
 	for {
-		conn, err := d.listener.Accept()
+		conn, err := s.listener.Accept()
 		if err != nil {
 			return // it was closed
 		}
-		go d.hear(conn)
+		go s.receive(conn)
 	}
 }
 
-// hear takes in what one client wants. Who is not answered any more sees the end
+// receive takes in what one client wants. Who is not answered any more sees the end
 // of the connection.
-func (d *Door) hear(conn net.Conn) {
+func (s *ControlSocket) receive(conn net.Conn) {
 	a := asked{conn: conn}
 	_ = conn.SetReadDeadline(time.Now().Add(questionLimit))
 	if json.NewDecoder(conn).Decode(&a.request) != nil {
 		conn.Close()
 		return
 	}
-	to := d.images
+	to := s.images
 	if a.End != nil {
-		to = d.orders
+		to = s.ends
 	}
 	select {
 	case to <- a:
-	case <-d.closed:
+	case <-s.closed:
 		conn.Close()
 	}
 }
 
 // Await returns the order to end, and a function that says what came of it. It
 // is called once.
-func (d *Door) Await(ctx context.Context) (Order, func(Outcome), error) {
-	a, err := d.next(ctx, d.orders)
+func (s *ControlSocket) Await(ctx context.Context) (EndRequest, func(Outcome), error) {
+	a, err := s.next(ctx, s.ends)
 	if err != nil {
-		return Order{}, nil, err
+		return EndRequest{}, nil, err
 	}
 	return *a.End, func(outcome Outcome) { a.answer(outcome) }, nil
 }
 
 // AwaitImages returns image archives that somebody brings, as the command line
 // names them, with absolute paths, and a function that says what came of it.
-func (d *Door) AwaitImages(ctx context.Context) ([]string, func(*Refusal), error) {
-	a, err := d.next(ctx, d.images)
+func (s *ControlSocket) AwaitImages(ctx context.Context) ([]string, func(*Refusal), error) {
+	a, err := s.next(ctx, s.images)
 	if err != nil {
 		return nil, nil, err
 	}
 	return a.Images, func(refusal *Refusal) { a.answer(refusal) }, nil
 }
 
-func (d *Door) next(ctx context.Context, from <-chan asked) (asked, error) {
+func (s *ControlSocket) next(ctx context.Context, from <-chan asked) (asked, error) {
 	select {
 	case a := <-from:
 		return a, nil
-	case <-d.closed:
+	case <-s.closed:
 		return asked{}, errors.New("the door of the cluster was closed")
 	case <-ctx.Done():
 		return asked{}, context.Cause(ctx)
@@ -147,15 +147,15 @@ func (d *Door) next(ctx context.Context, from <-chan asked) (asked, error) {
 }
 
 // Close lets nobody in any more. Who is waiting for an answer gets none.
-func (d *Door) Close() {
-	d.listener.Close()
-	d.close()
+func (s *ControlSocket) Close() {
+	s.listener.Close()
+	s.close()
 }
 
 // End tells a cluster to end, from its head, and returns when nothing of it is
 // left there. It calls drained once pods have ended, or are about to be killed. A
 // second order waits for the first one's end.
-func (c Cluster) End(ctx context.Context, o Order, drained func(Outcome)) (Outcome, error) {
+func (c Cluster) End(ctx context.Context, o EndRequest, drained func(Outcome)) (Outcome, error) {
 	ended := c.Ended()
 	var outcome Outcome
 	err := c.ask(ctx, request{End: &o}, &outcome)
@@ -198,7 +198,7 @@ func hasGone(err error) bool {
 }
 
 func (c Cluster) ask(ctx context.Context, r request, answer any) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(c.Path, doorFile))
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", filepath.Join(c.Path, controlFile))
 	if err != nil {
 		return err
 	}

@@ -32,8 +32,8 @@ const (
 	stateSocket = "state"
 )
 
-// keeping is what a run has that keeps its cluster's objects; nil of others.
-type keeping struct {
+// stateSaver is what a run has that keeps its cluster's objects; nil of others.
+type stateSaver struct {
 	run    *run
 	folder *savedstate.Folder
 	// socket is where the control role gives the objects out.
@@ -50,7 +50,7 @@ type keeping struct {
 // openState takes the folder for the state, and what is in it, before anything
 // is started.
 func (r *run) openState(ctx context.Context) error {
-	if r.Spec.State == "" || !r.team.leads() {
+	if r.Spec.State == "" || !r.members.leads() {
 		return nil
 	}
 	var key []byte
@@ -69,8 +69,8 @@ func (r *run) openState(ctx context.Context) error {
 	if err != nil {
 		return exitcode.Wrap(exitcode.Config, err)
 	}
-	k := &keeping{run: r, folder: folder, path: filepath.Join(r.private.Path, stateSocket), stop: func() {}}
-	r.keeping = k
+	k := &stateSaver{run: r, folder: folder, path: filepath.Join(r.private.Path, stateSocket), stop: func() {}}
+	r.saver = k
 	saved, found, err := folder.Load()
 	if err != nil {
 		return exitcode.Wrap(exitcode.NoInput, err)
@@ -91,8 +91,8 @@ func (r *run) openState(ctx context.Context) error {
 }
 
 // restore has the objects put into the new cluster.
-func (k *keeping) restore(saved savedstate.Snapshot) error {
-	r := k.run
+func (s *stateSaver) restore(saved savedstate.Snapshot) error {
+	r := s.run
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
 		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are those of Kubernetes %s, and this is %s: use the newer berth (%s)",
 			r.Spec.State, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
@@ -125,7 +125,7 @@ func numbers(version string) []int {
 
 // keepState saves from now on, until finishState.
 func (r *run) keepState() {
-	k := r.keeping
+	k := r.saver
 	if k == nil {
 		return
 	}
@@ -159,35 +159,35 @@ func (r *run) keepState() {
 }
 
 // save saves the objects if they have changed.
-func (k *keeping) save(ctx context.Context) error {
-	k.saving.Lock()
-	defer k.saving.Unlock()
-	if k.over {
+func (s *stateSaver) save(ctx context.Context) error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	if s.over {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, saveLimit)
 	defer cancel()
 	began := time.Now()
-	facts, records, err := k.read(ctx)
+	facts, records, err := s.read(ctx)
 	if err != nil {
 		return fmt.Errorf("save the state of the cluster: %w", err)
 	}
 	read := time.Since(began)
-	if slices.EqualFunc(records, k.last, func(a, b savedstate.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
+	if slices.EqualFunc(records, s.last, func(a, b savedstate.Record) bool { return a.Key == b.Key && bytes.Equal(a.Value, b.Value) }) {
 		return nil
 	}
-	err = k.folder.Save(savedstate.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: k.run.plan.RunID, Saved: time.Now()})
+	err = s.folder.Save(savedstate.Snapshot{Facts: facts, Records: records, Berth: cluster.Version(), Run: s.run.plan.RunID, Saved: time.Now()})
 	if err != nil {
 		return err
 	}
-	k.last = records
-	k.run.Log.Debug(fmt.Sprintf("saved %d objects in %s, of which %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
+	s.last = records
+	s.run.Log.Debug(fmt.Sprintf("saved %d objects in %s, of which %s to read them", len(records), time.Since(began).Round(time.Millisecond), read.Round(time.Millisecond)))
 	return nil
 }
 
 // read asks the control role for the objects.
-func (k *keeping) read(ctx context.Context) (savedstate.Facts, []savedstate.Record, error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", k.path)
+func (s *stateSaver) read(ctx context.Context) (savedstate.Facts, []savedstate.Record, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.path)
 	if err != nil {
 		return savedstate.Facts{}, nil, err
 	}
@@ -204,7 +204,7 @@ func (k *keeping) read(ctx context.Context) (savedstate.Facts, []savedstate.Reco
 // finishState saves for the last time: what ends from now on ends with this
 // cluster, not for the next one. It may be called again, to no effect.
 func (r *run) finishState() {
-	k := r.keeping
+	k := r.saver
 	if k == nil || k.ended == nil {
 		return
 	}
@@ -219,15 +219,15 @@ func (r *run) finishState() {
 }
 
 // close lets other runs have the folder.
-func (k *keeping) close() error {
-	if k == nil {
+func (s *stateSaver) close() error {
+	if s == nil {
 		return nil
 	}
-	k.stop()
-	if k.socket != nil {
-		k.socket.Close()
+	s.stop()
+	if s.socket != nil {
+		s.socket.Close()
 	}
-	return k.folder.Close()
+	return s.folder.Close()
 }
 
 // stateOwner is this run, as others that want the same folder find it.

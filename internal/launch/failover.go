@@ -17,35 +17,35 @@ import (
 // inheritLimit is how long a new head waits for the other nodes to come to it.
 const inheritLimit = 15 * time.Second
 
-// succession is what the nodes need so that another one can lead the run when
+// failover is what the nodes need so that another one can lead the run when
 // the head is lost.
-type succession struct {
+type failover struct {
 	// Key is what the nodes prove themselves with to the head's successors.
 	Key []byte
 	// RunIDs name what each node is, in the order of the members.
 	RunIDs []string
 }
 
-func newSuccession(offers []cluster.Offer) (*succession, error) {
+func newFailover(offers []cluster.Offer) (*failover, error) {
 	key, err := newKey()
 	if err != nil {
 		return nil, err
 	}
-	s := &succession{Key: key}
+	s := &failover{Key: key}
 	for _, offer := range offers {
 		s.RunIDs = append(s.RunIDs, offer.RunID)
 	}
 	return s, nil
 }
 
-// canSucceed tells whether another node could lead this run: a command runs on
+// canFailOver tells whether another node could lead this run: a command runs on
 // the head alone.
-func (r *run) canSucceed() bool {
+func (r *run) canFailOver() bool {
 	return r.plan.Replicated() && len(r.Spec.Command) == 0 && !r.Spec.FailFast
 }
 
 // config is the rendezvous of the nodes with a successor of the head.
-func (s *succession) config(of rendezvous.Config, head string) (rendezvous.Config, error) {
+func (s *failover) config(of rendezvous.Config, head string) (rendezvous.Config, error) {
 	nodes := []string{head}
 	for _, node := range of.Nodes {
 		if node != head {
@@ -58,9 +58,9 @@ func (s *succession) config(of rendezvous.Config, head string) (rendezvous.Confi
 	return of, err
 }
 
-// beginToLead writes down what a successor needs, and keeps the lead from now
+// acquireLease writes down what a successor needs, and keeps the lead from now
 // on.
-func (r *run) beginToLead(ctx context.Context) error {
+func (r *run) acquireLease(ctx context.Context) error {
 	if err := r.client.Remember(ctx, r.objects); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
@@ -69,27 +69,27 @@ func (r *run) beginToLead(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
 	r.progress = &workload.Progress{}
-	go r.keepLead(ctx)
+	go r.renewLease(ctx)
 	return nil
 }
 
-// keepLead ends the run on this node when another one may lead it.
-func (r *run) keepLead(ctx context.Context) {
+// renewLease ends the run on this node when another one may lead it.
+func (r *run) renewLease(ctx context.Context) {
 	if err := r.lease.Renew(ctx, r.progress.String); err != nil {
-		r.deposed.Store(true)
-		r.crew.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
+		r.lostLease.Store(true)
+		r.supervisor.GiveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("node %s ends: %w; the run goes on where two control planes reach each other", r.plan.Node.Name, err)))
 	}
 }
 
 // errLeads is why a node does not look for a head any more.
 var errLeads = errors.New("this node leads the run now")
 
-// succeed waits until this node has to lead the run, and does so until its end.
+// takeOver waits until this node has to lead the run, and does so until its end.
 // A signal ends signalled, but not at once ctx. begin is called when this node
 // leads.
-func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
+func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
 	var err error
-	r.kubeconfig = r.team.own
+	r.kubeconfig = r.members.own
 	if r.client, err = workload.NewClient(r.kubeconfig); err != nil {
 		return 0, err
 	}
@@ -100,9 +100,9 @@ func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp conte
 	}
 	begin()
 	r.progress = workload.ReadProgress(note)
-	go r.keepLead(ctx)
+	go r.renewLease(ctx)
 	r.Log.Warn(fmt.Sprintf("node %s, which led the run, is lost; node %s leads it now", previous, r.plan.Node.Name))
-	if err := r.inherit(ctx, previous, giveUp); err != nil {
+	if err := r.becomeHead(ctx, previous, giveUp); err != nil {
 		return 0, err
 	}
 	if r.objects, err = r.client.Remembered(ctx); err != nil {
@@ -113,7 +113,7 @@ func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp conte
 	}
 	signalled, tell := context.WithCancelCause(signalled)
 	defer tell(nil)
-	if err := r.openDoor(ctx, tell); err != nil {
+	if err := r.listenForDown(ctx, tell); err != nil {
 		return 0, err
 	}
 	work, end := withGrace(signalled, r.askToEnd)
@@ -134,26 +134,26 @@ func (r *run) succeed(ctx, signalled context.Context, begin func(), giveUp conte
 	case signalled.Err() != nil:
 		return 0, r.allocation.reason(context.Cause(signalled))
 	}
-	r.team.tellLosses()
+	r.members.reportLosses()
 	return code, err
 }
 
-// inherit makes this node the one that the others come to, and looks after them.
-func (r *run) inherit(ctx context.Context, previous string, giveUp context.CancelCauseFunc) error {
-	t := r.team
-	config, err := t.succession.config(t.config, t.config.Node)
+// becomeHead makes this node the one that the others come to, and looks after them.
+func (r *run) becomeHead(ctx context.Context, previous string, giveUp context.CancelCauseFunc) error {
+	t := r.members
+	config, err := t.failover.config(t.config, t.config.Node)
 	if err != nil {
 		return err
 	}
 	if t.listener, err = rendezvous.Listen(ctx, config); err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	t.told = true
-	var others []*worker
-	var lost *worker
-	for i, member := range r.plan.Members {
-		w := &worker{name: t.config.Nodes[i], node: member.Name, ready: true, returned: make(chan *rendezvous.Peer, 1)}
-		w.hello.Offer.RunID = t.succession.RunIDs[i]
+	t.introduced = true
+	var others []*member
+	var lost *member
+	for i, planned := range r.plan.Members {
+		w := &member{name: t.config.Nodes[i], node: planned.Name, ready: true, returned: make(chan *rendezvous.Peer, 1)}
+		w.hello.Offer.RunID = t.failover.RunIDs[i]
 		switch {
 		case i == r.plan.Index:
 		case w.node == previous:
@@ -163,14 +163,14 @@ func (r *run) inherit(ctx context.Context, previous string, giveUp context.Cance
 		}
 	}
 	t.mu.Lock()
-	t.workers = others
+	t.others = others
 	t.mu.Unlock()
-	a := r.newAttendance(giveUp)
-	r.attendance = a
+	a := r.newMemberMonitor(giveUp)
+	r.monitor = a
 	a.complete.Store(true)
 	go a.readmit(ctx)
 	if lost != nil {
-		go a.lose(ctx, lost, fmt.Errorf("lost node %s: it does not lead the run any more", lost.name))
+		go a.takeOutOfService(ctx, lost, fmt.Errorf("lost node %s: it does not lead the run any more", lost.name))
 	}
 	a.expected.Add(len(others))
 	for _, w := range others {
@@ -180,18 +180,18 @@ func (r *run) inherit(ctx context.Context, previous string, giveUp context.Cance
 }
 
 // expect waits for a node that was another head's, and looks after it.
-func (a *attendance) expect(ctx context.Context, w *worker) {
-	known := sync.OnceFunc(a.expected.Done)
+func (m *memberMonitor) expect(ctx context.Context, w *member) {
+	known := sync.OnceFunc(m.expected.Done)
 	defer known()
 	select {
 	case peer := <-w.returned:
-		if !a.keep(&w.peer, peer) {
+		if !m.setPeer(&w.peer, peer) {
 			peer.Close("the run has ended")
 			return
 		}
 		if peer.Send(ctx, welcome{Version: cluster.Version()}) == nil {
 			known()
-			a.follow(ctx, w)
+			m.follow(ctx, w)
 			return
 		}
 	case <-time.After(inheritLimit):
@@ -200,21 +200,21 @@ func (a *attendance) expect(ctx context.Context, w *worker) {
 	}
 	known()
 	err := fmt.Errorf("lost node %s: it has not come to the node that leads the run now", w.name)
-	if peer := a.miss(ctx, w, err); peer != nil {
-		a.follow(ctx, w)
+	if peer := m.handleLoss(ctx, w, err); peer != nil {
+		m.follow(ctx, w)
 	}
 }
 
 // findHead connects to the head or, where there may be one, to its successor,
 // whichever is found first.
-func (t *team) findHead(ctx context.Context) (*rendezvous.Peer, error) {
-	configs := []rendezvous.Config{t.config}
-	if t.succession != nil {
-		for _, node := range t.config.Nodes[1:cluster.ControlNodes] {
-			if node == t.config.Node {
+func (m *members) findHead(ctx context.Context) (*rendezvous.Peer, error) {
+	configs := []rendezvous.Config{m.config}
+	if m.failover != nil {
+		for _, node := range m.config.Nodes[1:cluster.ControlNodes] {
+			if node == m.config.Node {
 				continue
 			}
-			config, err := t.succession.config(t.config, node)
+			config, err := m.failover.config(m.config, node)
 			if err != nil {
 				return nil, err
 			}

@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// workerPatience is how long a node waits for the head's word once a signal
+	// signalTimeout is how long a node waits for the head's word once a signal
 	// came: longer than any workload has to end. A head that is gone shows
 	// otherwise.
-	workerPatience = ownGrace
+	signalTimeout = ownGrace
 	// returnLimit is how long a node tries to return to the head. Meanwhile it
 	// asks every betweenKnocks whether the head is dead.
 	returnLimit   = time.Minute
@@ -46,7 +46,7 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 			cancel(cause)
 			return
 		}
-		time.AfterFunc(workerPatience, func() { cancel(cause) })
+		time.AfterFunc(signalTimeout, func() { cancel(cause) })
 	})
 	defer stop()
 	staying, lead := context.WithCancelCause(ctx)
@@ -56,11 +56,11 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 		func(context.Context) error { joined.Store(true); go r.stay(staying, cancel); return nil },
 		r.publish, r.startSandbox, r.startRoles, r.importImages, r.startLateNode, r.reportReady,
 		func(ctx context.Context) error {
-			if r.team.own == nil {
+			if r.members.own == nil {
 				<-ctx.Done()
 				return context.Cause(ctx)
 			}
-			code, err = r.succeed(ctx, signalled, func() { lead(errLeads) }, cancel)
+			code, err = r.takeOver(ctx, signalled, func() { lead(errLeads) }, cancel)
 			return err
 		},
 	} {
@@ -73,11 +73,11 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 				r.Log.Debug("ending: " + err.Error())
 				return 0, nil // the head has said why
 			}
-			head := r.team.head()
-			if r.deposed.Load() || head == nil {
+			head := r.members.head()
+			if r.lostLease.Load() || head == nil {
 				return 0, err
 			}
-			defer r.team.leave(err.Error())
+			defer r.members.leave(err.Error())
 			return farewell(head, err)
 		}
 	}
@@ -87,9 +87,9 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 // join finds the head and asks it what this node is to be.
 func (r *run) join(ctx context.Context) error {
 	var port uint16
-	if r.team.controls(r.Spec) {
+	if r.members.controls(r.Spec) {
 		var err error
-		if r.apiDoor, port, err = loopbackListener(); err != nil {
+		if r.apiListener, port, err = loopbackListener(); err != nil {
 			return err
 		}
 	}
@@ -101,12 +101,12 @@ func (r *run) join(ctx context.Context) error {
 		return err
 	}
 	offer.CgroupsDelegated, offer.FastPath = r.cgroup != nil, r.hasSwitch()
-	answer, err := r.team.join(ctx, offer, r.host.cpus.Count)
+	answer, err := r.members.join(ctx, offer, r.host.cpus.Count)
 	if err != nil {
 		return err
 	}
-	r.plan, r.team.mesh = answer.Plan, answer.Mesh
-	r.team.succession, r.team.own = answer.Succession, answer.Own
+	r.plan, r.members.mesh = answer.Plan, answer.Mesh
+	r.members.failover, r.members.own = answer.Succession, answer.Own
 	r.archives, r.source = answer.Archives, answer.Source
 	for _, a := range r.archives {
 		// A folder that is mounted when somebody looks, as those of CVMFS are, has to
@@ -127,22 +127,22 @@ func (r *run) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.writeKubeconfig(), r.noteDoors())
+	return errors.Join(r.writeKubeconfig(), r.recordControlNodes())
 }
 
 func (r *run) reportReady(ctx context.Context) error {
 	if r.plan.Control() {
-		if err := r.crew.await(ctx, "control"); err != nil {
+		if err := r.supervisor.Await(ctx, "control"); err != nil {
 			return err
 		}
 	}
-	if err := r.crew.await(ctx, "node"); err != nil {
+	if err := r.supervisor.Await(ctx, "node"); err != nil {
 		return err
 	}
-	r.team.mu.Lock()
-	r.team.ready = true
-	r.team.mu.Unlock()
-	r.team.tellReady(ctx)
+	r.members.mu.Lock()
+	r.members.ready = true
+	r.members.mu.Unlock()
+	r.members.reportReady(ctx)
 	return nil
 }
 
@@ -150,56 +150,56 @@ func (r *run) reportReady(ctx context.Context) error {
 // is to be, and ends the run when the head says that all is over, or is gone.
 func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 	again := hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: r.plan.RunID}, Returning: true}
-	r.team.moved = func(head string) {
+	r.members.moved = func(head string) {
 		if err := r.noteHead(head); err != nil {
 			r.Log.Warn(err.Error())
 		}
 	}
-	do := func(order errand) { go r.runErrand(ctx, r.team.head(), order) }
-	if err := r.team.stay(ctx, again, do); !errors.Is(context.Cause(ctx), errLeads) {
+	do := func(order errand) { go r.runErrand(ctx, r.members.head(), order) }
+	if err := r.members.followHead(ctx, again, do); !errors.Is(context.Cause(ctx), errLeads) {
 		end(err)
 	}
 }
 
-func (t *team) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome, error) {
-	t.told = true
+func (m *members) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome, error) {
+	m.introduced = true
 	// Once it has found the head, this node waits as long as that does.
-	limited, cancel := t.waiting(ctx)
+	limited, cancel := m.waiting(ctx)
 	defer cancel()
-	if err := t.connect(limited); err != nil {
+	if err := m.connect(limited); err != nil {
 		return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	head := hostOf(t.head().RemoteAddr())
-	bound := t.data
+	head := hostOf(m.head().RemoteAddr())
+	bound := m.data
 	if !bound.address.IsValid() {
 		// Where a host has several addresses, the others expect packets from
 		// the one that this node has come from.
-		bound.address = hostOf(t.head().LocalAddr())
+		bound.address = hostOf(m.head().LocalAddr())
 	}
 	var err error
-	if t.sockets, err = bound.open(cpus, head); err != nil {
+	if m.sockets, err = bound.open(cpus, head); err != nil {
 		return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	offer.MeshMTU = t.data.mtu
-	if !t.data.address.IsValid() {
+	offer.MeshMTU = m.data.mtu
+	if !m.data.address.IsValid() {
 		if offer.MeshMTU, err = overlay.MTU([]netip.Addr{head}); err != nil {
 			return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	}
-	answer, err := t.introduce(ctx, hello{
+	answer, err := m.introduce(ctx, hello{
 		Version: cluster.Version(), Offer: offer,
-		Address: t.data.address, Ports: t.sockets.ports,
+		Address: m.data.address, Ports: m.sockets.ports,
 	})
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
 // connect finds the head.
-func (t *team) connect(ctx context.Context) error {
-	head, err := t.findHead(ctx)
+func (m *members) connect(ctx context.Context) error {
+	head, err := m.findHead(ctx)
 	if err != nil {
 		return err
 	}
-	if !t.keep(&t.leader, head) {
+	if !m.setPeer(&m.leader, head) {
 		head.Close("this node has left")
 		return errors.New("this node has left")
 	}
@@ -223,28 +223,28 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 }
 
 // introduce says who this is, and hears the head's answer.
-func (t *team) introduce(ctx context.Context, said hello) (answer welcome, err error) {
-	if err := t.head().Send(ctx, said); err != nil {
+func (m *members) introduce(ctx context.Context, said hello) (answer welcome, err error) {
+	if err := m.head().Send(ctx, said); err != nil {
 		return answer, err
 	}
-	err = t.head().Receive(ctx, &answer)
+	err = m.head().Receive(ctx, &answer)
 	return answer, err
 }
 
-// stay returns the error that says how the head ended the connection, or that
+// followHead returns the error that says how the head ended the connection, or that
 // it is gone. A head that is lost is looked for with the given words. What it
 // asks for is given to do, which does not wait.
-func (t *team) stay(ctx context.Context, again hello, do func(errand)) error {
+func (m *members) followHead(ctx context.Context, again hello, do func(errand)) error {
 	for {
 		var order errand
-		err := t.head().Receive(ctx, &order)
+		err := m.head().Receive(ctx, &order)
 		var lost *rendezvous.LostError
 		if errors.As(err, &lost) {
-			if t.comeBack(ctx, again, lost) == nil {
+			if m.reconnect(ctx, again, lost) == nil {
 				continue
 			}
 			settle(ctx)
-			if t.succession != nil {
+			if m.failover != nil {
 				return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; it has not come back, and no other node has taken the run over: of %d control planes two must reach each other", lost, cluster.ControlNodes))
 			}
 			return exitcode.Wrap(exitcode.Unavailable, lost)
@@ -255,18 +255,18 @@ func (t *team) stay(ctx context.Context, again hello, do func(errand)) error {
 	}
 }
 
-// comeBack connects to a head that was lost.
-func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostError) error {
-	address := t.head().RemoteAddr()
-	if t.succession == nil && !lost.Silent() && refused(address) {
+// reconnect connects to a head that was lost.
+func (m *members) reconnect(ctx context.Context, again hello, lost *rendezvous.LostError) error {
+	address := m.head().RemoteAddr()
+	if m.failover == nil && !lost.Silent() && refused(address) {
 		return lost // dead: nobody listens any more
 	}
-	t.log.Warn(fmt.Sprintf("%v; looking for it", lost))
+	m.log.Warn(fmt.Sprintf("%v; looking for it", lost))
 	ctx, cancel := context.WithTimeout(ctx, returnLimit)
 	defer cancel()
 	// Of a process that was just killed, the listener may live a moment longer
 	// than the connections.
-	if t.succession == nil {
+	if m.failover == nil {
 		go func() {
 			for !refused(address) {
 				select {
@@ -278,16 +278,16 @@ func (t *team) comeBack(ctx context.Context, again hello, lost *rendezvous.LostE
 			cancel()
 		}()
 	}
-	err := t.connect(ctx)
+	err := m.connect(ctx)
 	if err == nil {
-		_, err = t.introduce(ctx, again)
+		_, err = m.introduce(ctx, again)
 	}
 	if err != nil {
-		t.log.Debug("cannot return to the head: " + err.Error())
+		m.log.Debug("cannot return to the head: " + err.Error())
 		return err
 	}
-	t.moved(t.head().Name())
-	t.tellReady(ctx)
+	m.moved(m.head().Name())
+	m.reportReady(ctx)
 	return nil
 }
 

@@ -19,7 +19,7 @@ import (
 
 // stage is a crew whose roles are no processes, and whose clock stands still.
 type stage struct {
-	*crew
+	*Supervisor
 	clock  time.Time
 	starts int
 	kills  int
@@ -32,22 +32,22 @@ type stage struct {
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	s := &stage{clock: time.Unix(1000, 0)}
-	s.crew = newCrew(slog.New(slog.DiscardHandler), func(string) {}, func(err error) { s.lost = err })
+	s.Supervisor = New(slog.New(slog.DiscardHandler), func(string) {}, func(err error) { s.lost = err })
 	s.now = func() time.Time { return s.clock }
 	return s
 }
 
 // play adds a role that keeps its end of the notify pipe open until the test
 // ends.
-func (s *stage) play(t *testing.T, r *role) *role {
+func (s *stage) play(t *testing.T, r *Role) *Role {
 	t.Helper()
-	r.log = filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(r.log, []byte("one\ntwo\n"), 0o600); err != nil {
+	r.Log = filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(r.Log, []byte("one\ntwo\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r.start = func(r *role, files []*os.File) error {
+	r.Start = func(r *Role, files []*os.File) error {
 		s.starts++
-		if r.silent {
+		if r.Silent {
 			return nil
 		}
 		// The crew closes its copy.
@@ -60,20 +60,20 @@ func (s *stage) play(t *testing.T, r *role) *role {
 		s.notifiers = append(s.notifiers, notify.NewWriter(file))
 		return nil
 	}
-	r.kill = func(*role) { s.kills++ }
-	if err := s.add(r); err != nil {
+	r.Kill = func(*Role) { s.kills++ }
+	if err := s.Add(r); err != nil {
 		t.Fatal(err)
 	}
 	return r
 }
 
 // comeUp makes the latest life of a role ready.
-func (s *stage) comeUp(t *testing.T, r *role) {
+func (s *stage) comeUp(t *testing.T, r *Role) {
 	t.Helper()
 	s.notifiers[len(s.notifiers)-1].Ready()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	if err := s.await(ctx, r.name); err != nil {
+	if err := s.Await(ctx, r.Name); err != nil {
 		t.Fatalf("await ready role: %v", err)
 	}
 }
@@ -82,9 +82,9 @@ func killed() sandbox.Status { return sandbox.Status{Signal: unix.SIGKILL} }
 
 func TestRoleThatDiesIsStartedAgain(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "node"})
+	r := s.play(t, &Role{Name: "node"})
 	s.comeUp(t, r)
-	s.ended("node", killed())
+	s.Ended("node", killed())
 	if s.starts != 2 || s.lost != nil {
 		t.Fatalf("%d starts and %v, want 2 and no failure", s.starts, s.lost)
 	}
@@ -92,8 +92,8 @@ func TestRoleThatDiesIsStartedAgain(t *testing.T) {
 
 func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
 	s := newStage(t)
-	s.play(t, &role{name: "control"})
-	s.ended("control", sandbox.Status{Code: 1})
+	s.play(t, &Role{Name: "control"})
+	s.Ended("control", sandbox.Status{Code: 1})
 	if s.starts != 1 || s.lost == nil {
 		t.Fatalf("%d starts and %v, want 1 and a failure", s.starts, s.lost)
 	}
@@ -109,11 +109,11 @@ func TestRoleThatFailsToComeUpEndsTheRun(t *testing.T) {
 
 func TestWantOfInotifyIsNoFaultOfARole(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "containerd"})
-	if err := os.WriteFile(r.log, []byte("failed to create fsnotify watcher: too many open files\n"), 0o600); err != nil {
+	r := s.play(t, &Role{Name: "containerd"})
+	if err := os.WriteFile(r.Log, []byte("failed to create fsnotify watcher: too many open files\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.ended("containerd", sandbox.Status{Code: 1})
+	s.Ended("containerd", sandbox.Status{Code: 1})
 	if code := exitcode.Of(s.lost); code != exitcode.Unavailable || !strings.Contains(s.lost.Error(), "fs.inotify.max_user_instances") {
 		t.Errorf("%v with exit code %d, want %d and the remedy", s.lost, code, exitcode.Unavailable)
 	}
@@ -121,12 +121,12 @@ func TestWantOfInotifyIsNoFaultOfARole(t *testing.T) {
 
 func TestCauseOfACrashIsSaid(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "node"})
+	r := s.play(t, &Role{Name: "node"})
 	stacks := strings.Repeat("main.go:1\n", 2*tailBytes/10)
-	if err := os.WriteFile(r.log, []byte("fine\npanic: no such thing\n\ngoroutine 1 [running]:\n"+stacks), 0o600); err != nil {
+	if err := os.WriteFile(r.Log, []byte("fine\npanic: no such thing\n\ngoroutine 1 [running]:\n"+stacks), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	s.ended("node", sandbox.Status{Code: 2})
+	s.Ended("node", sandbox.Status{Code: 2})
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "exit code 2: panic: no such thing") {
 		t.Errorf("the run was given up with %v", s.lost)
 	}
@@ -134,8 +134,8 @@ func TestCauseOfACrashIsSaid(t *testing.T) {
 
 func TestRoleKilledWhileComingUpIsStartedAgain(t *testing.T) {
 	s := newStage(t)
-	s.play(t, &role{name: "control"})
-	s.ended("control", killed())
+	s.play(t, &Role{Name: "control"})
+	s.Ended("control", killed())
 	if s.starts != 2 || s.lost != nil {
 		t.Fatalf("%d starts and %v, want 2 and no failure", s.starts, s.lost)
 	}
@@ -143,14 +143,14 @@ func TestRoleKilledWhileComingUpIsStartedAgain(t *testing.T) {
 
 func TestRestartsAreBounded(t *testing.T) {
 	s := newStage(t)
-	s.play(t, &role{name: "dns", silent: true})
+	s.play(t, &Role{Name: "dns", Silent: true})
 	for range maxRestarts {
-		s.ended("dns", killed())
+		s.Ended("dns", killed())
 	}
 	if s.lost != nil {
 		t.Fatalf("given up after %d ends: %v", maxRestarts, s.lost)
 	}
-	s.ended("dns", killed())
+	s.Ended("dns", killed())
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "restarts") {
 		t.Fatalf("after %d ends: %v, want a failure that tells of the restarts", maxRestarts+1, s.lost)
 	}
@@ -161,9 +161,9 @@ func TestRestartsAreBounded(t *testing.T) {
 
 func TestRestartsAreForgivenInTime(t *testing.T) {
 	s := newStage(t)
-	s.play(t, &role{name: "dns", silent: true})
+	s.play(t, &Role{Name: "dns", Silent: true})
 	for range 3 * maxRestarts {
-		s.ended("dns", killed())
+		s.Ended("dns", killed())
 		s.clock = s.clock.Add(restartWindow / 2)
 	}
 	if s.lost != nil {
@@ -173,9 +173,9 @@ func TestRestartsAreForgivenInTime(t *testing.T) {
 
 func TestRoleThatCannotBeStartedAgainEndsTheRun(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "dns", silent: true})
-	r.start = func(*role, []*os.File) error { return errors.New("no room") }
-	s.ended("dns", killed())
+	r := s.play(t, &Role{Name: "dns", Silent: true})
+	r.Start = func(*Role, []*os.File) error { return errors.New("no room") }
+	s.Ended("dns", killed())
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "no room") {
 		t.Fatalf("got %v, want the reason", s.lost)
 	}
@@ -183,7 +183,7 @@ func TestRoleThatCannotBeStartedAgainEndsTheRun(t *testing.T) {
 
 func TestHungRoleIsReplaced(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "node"})
+	r := s.play(t, &Role{Name: "node"})
 	s.comeUp(t, r)
 	last := s.clock
 	for range hungAfter / watchPeriod {
@@ -206,7 +206,7 @@ func TestHungRoleIsReplaced(t *testing.T) {
 
 func TestSilenceIsForgivenAfterAStop(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "node"})
+	r := s.play(t, &Role{Name: "node"})
 	s.comeUp(t, r)
 	last := s.clock
 	s.clock = s.clock.Add(time.Hour)
@@ -218,7 +218,7 @@ func TestSilenceIsForgivenAfterAStop(t *testing.T) {
 
 func TestRoleThatNeverComesUpEndsTheRun(t *testing.T) {
 	s := newStage(t)
-	s.play(t, &role{name: "containerd"})
+	s.play(t, &Role{Name: "containerd"})
 	last := s.clock
 	for s.lost == nil && s.clock.Sub(time.Unix(1000, 0)) < 2*startLimit {
 		s.clock = s.clock.Add(watchPeriod)
@@ -232,7 +232,7 @@ func TestRoleThatNeverComesUpEndsTheRun(t *testing.T) {
 func TestStoppedRoleIsContinued(t *testing.T) {
 	s := newStage(t)
 	stops := 1
-	s.play(t, &role{name: "net", silent: true, resume: func() bool { stops--; return stops == 0 }})
+	s.play(t, &Role{Name: "net", Silent: true, Resume: func() bool { stops--; return stops == 0 }})
 	s.look(s.clock)
 	if stops != 0 || s.starts != 1 || s.kills != 0 {
 		t.Fatalf("%d checks left, %d starts, %d kills", stops, s.starts, s.kills)
@@ -241,8 +241,8 @@ func TestStoppedRoleIsContinued(t *testing.T) {
 
 func TestLateWordsOfAnEarlierLifeDoNotCount(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "control"})
-	s.ended("control", killed())
+	r := s.play(t, &Role{Name: "control"})
+	s.Ended("control", killed())
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -257,9 +257,9 @@ func TestLateWordsOfAnEarlierLifeDoNotCount(t *testing.T) {
 
 func TestDismissedRolesMayEnd(t *testing.T) {
 	s := newStage(t)
-	s.play(t, &role{name: "node"})
-	s.dismiss()
-	s.ended("node", killed())
+	s.play(t, &Role{Name: "node"})
+	s.IgnoreExits()
+	s.Ended("node", killed())
 	if s.starts != 1 || s.lost != nil {
 		t.Fatalf("%d starts and %v after dismissal", s.starts, s.lost)
 	}
@@ -267,7 +267,7 @@ func TestDismissedRolesMayEnd(t *testing.T) {
 
 func TestRoleSaysWhyItFails(t *testing.T) {
 	s := newStage(t)
-	r := s.play(t, &role{name: "control"})
+	r := s.play(t, &Role{Name: "control"})
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -275,7 +275,7 @@ func TestRoleSaysWhyItFails(t *testing.T) {
 	notify.NewWriter(writer).Fatal(errors.New("bind port 6443"))
 	writer.Close()
 	s.listen(r, r.life, reader)
-	s.ended("control", sandbox.Status{Code: 1})
+	s.Ended("control", sandbox.Status{Code: 1})
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "bind port 6443") {
 		t.Fatalf("got %v, want the role's own words", s.lost)
 	}

@@ -31,10 +31,10 @@ const (
 	lossLimit = 8 * time.Second
 )
 
-// team is what a run on several nodes has more than one on a single node. The
+// members is what a run on several nodes has more than one on a single node. The
 // head designs the cluster (gather.go) and looks after it (attend.go); the
 // others do what it tells them (worker.go).
-type team struct {
+type members struct {
 	config rendezvous.Config
 	wait   time.Duration
 	data   dataNetwork
@@ -49,11 +49,11 @@ type team struct {
 
 	// listener and workers are the head's.
 	listener *rendezvous.Head
-	workers  []*worker
+	others   []*member
 	archives *archiveServer
-	// succession is what the nodes know of each other where another one may
+	// failover is what the nodes know of each other where another one may
 	// lead the run after the head; nil where that ends the run.
-	succession *succession
+	failover *failover
 	// own is the kubeconfig of a node that may lead after the head; nil of
 	// others.
 	own []byte
@@ -62,9 +62,9 @@ type team struct {
 	moved func(head string)
 	// folder passes the nodes' keys on; nil where something else does.
 	folder *rendezvous.Folder
-	// told: of the head, the others know what they are to be; of another node,
+	// introduced: of the head, the others know what they are to be; of another node,
 	// the head knows of it.
-	told bool
+	introduced bool
 
 	mu sync.Mutex
 	// leader is the head, as the others know it.
@@ -72,12 +72,12 @@ type team struct {
 	// ready: this node has reported that it is.
 	ready bool
 	gone  bool
-	// untold is what to say of nodes that were just lost.
-	untold map[string]string
+	// unreported is what to say of nodes that were just lost.
+	unreported map[string]string
 }
 
-// worker is another node, as the head knows it.
-type worker struct {
+// member is another node, as the head knows it.
+type member struct {
 	// name is the machine's, node that of the Kubernetes node.
 	name, node string
 	hello      hello
@@ -124,21 +124,21 @@ type welcome struct {
 	Source   archiveSource
 	// Succession is nil where the loss of the head ends the run. Own is the
 	// kubeconfig of a node that may lead after it.
-	Succession *succession
+	Succession *failover
 	Own        []byte
 }
 
-// news is what a node says later.
-type news struct {
+// statusMessage is what a node says later.
+type statusMessage struct {
 	// Ready: its kubelet has reported that the node is ready.
 	Ready bool
 	// Report is what came of an errand.
 	Report *report `json:",omitempty"`
 }
 
-// newTeam returns nil for a run on one node. The order of a first node is
+// newMembers returns nil for a run on one node. The order of a first node is
 // completed, for its siblings.
-func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrder) (*team, error) {
+func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMemberConfig) (*members, error) {
 	network := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
 	if network.Ports != "" {
@@ -165,7 +165,7 @@ func newTeam(ctx context.Context, job slurm.Job, options Options, o *siblingOrde
 	if len(names) < 2 {
 		return nil, nil
 	}
-	t := &team{
+	t := &members{
 		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
 		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: dataNetwork{ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
 	}
@@ -276,24 +276,24 @@ func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
 }
 
 // size is how many nodes the run has.
-func (t *team) size() int {
-	if t == nil {
+func (m *members) size() int {
+	if m == nil {
 		return 1
 	}
-	return len(t.config.Nodes)
+	return len(m.config.Nodes)
 }
 
 // controls tells whether this node runs a control plane.
-func (t *team) controls(spec cluster.Spec) bool {
-	return t.leads() || spec.HighlyAvailable && slices.Index(t.config.Nodes, t.config.Node) < cluster.ControlNodes
+func (m *members) controls(spec cluster.Spec) bool {
+	return m.leads() || spec.HighlyAvailable && slices.Index(m.config.Nodes, m.config.Node) < cluster.ControlNodes
 }
 
 // leads tells whether this node is the head, or alone.
-func (t *team) leads() bool { return t == nil || t.config.Node == t.config.Nodes[0] }
+func (m *members) leads() bool { return m == nil || m.config.Node == m.config.Nodes[0] }
 
 // waiting bounds the time for which the nodes wait for each other.
-func (t *team) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
-	return waitFor(ctx, t.wait)
+func (m *members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
+	return waitFor(ctx, m.wait)
 }
 
 func waitFor(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
@@ -301,30 +301,30 @@ func waitFor(ctx context.Context, wait time.Duration) (context.Context, context.
 }
 
 // leave says goodbye to all. The others take their nodes down then.
-func (t *team) leave(reason string) {
-	if t == nil {
+func (m *members) leave(reason string) {
+	if m == nil {
 		return
 	}
-	t.part(func(peer *rendezvous.Peer) { peer.Close(reason) })
+	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(reason) })
 }
 
 // drop leaves all without a word: they are to look for another head.
-func (t *team) drop() { t.part((*rendezvous.Peer).Drop) }
+func (m *members) drop() { m.disconnect((*rendezvous.Peer).Drop) }
 
-// part ends every connection, and what else there is between the nodes.
-func (t *team) part(end func(*rendezvous.Peer)) {
-	t.told = true
-	t.mu.Lock()
-	t.gone = true
-	peers := []*rendezvous.Peer{t.leader}
-	for _, w := range t.workers {
+// disconnect ends every connection, and what else there is between the nodes.
+func (m *members) disconnect(end func(*rendezvous.Peer)) {
+	m.introduced = true
+	m.mu.Lock()
+	m.gone = true
+	peers := []*rendezvous.Peer{m.leader}
+	for _, w := range m.others {
 		peers = append(peers, w.peer)
 	}
-	t.mu.Unlock()
-	if t.listener != nil {
-		t.listener.Close()
+	m.mu.Unlock()
+	if m.listener != nil {
+		m.listener.Close()
 	}
-	t.archives.close()
+	m.archives.close()
 	var leaving sync.WaitGroup
 	for _, peer := range peers {
 		if peer != nil {
@@ -332,33 +332,33 @@ func (t *team) part(end func(*rendezvous.Peer)) {
 		}
 	}
 	leaving.Wait()
-	t.sockets.close()
-	t.forgetKeys()
+	m.sockets.close()
+	m.forgetKeys()
 }
 
-// tellReady tells the head that this node is ready, where it is. A connection
+// reportReady tells the head that this node is ready, where it is. A connection
 // that has just broken is followed by one that begins with it.
-func (t *team) tellReady(ctx context.Context) {
-	t.mu.Lock()
-	ready, head := t.ready, t.leader
-	t.mu.Unlock()
+func (m *members) reportReady(ctx context.Context) {
+	m.mu.Lock()
+	ready, head := m.ready, m.leader
+	m.mu.Unlock()
 	if ready {
-		_ = head.Send(ctx, news{Ready: true})
+		_ = head.Send(ctx, statusMessage{Ready: true})
 	}
 }
 
 // head is the connection to the head, which changes when it is lost and found.
-func (t *team) head() *rendezvous.Peer {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.leader
+func (m *members) head() *rendezvous.Peer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.leader
 }
 
-// keep notes a new connection, or refuses it when this node has left.
-func (t *team) keep(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.gone {
+// setPeer notes a new connection, or refuses it when this node has left.
+func (m *members) setPeer(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.gone {
 		return false
 	}
 	*slot = peer

@@ -33,9 +33,9 @@ func TestALostNodeAndItsReturn(t *testing.T) {
 	client.PrependReactor("patch", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return action.GetSubresource() == "status", nil, nil
 	})
-	keeper := NewKeeper(client)
+	reporter := NewReporter(client)
 
-	if err := keeper.Lose(t.Context(), "n2", "silent for 8s"); err != nil {
+	if err := reporter.Lose(t.Context(), "n2", "silent for 8s"); err != nil {
 		t.Fatal(err)
 	}
 	if got := taints(t, client); !slices.Equal(got, []string{"mine", corev1.TaintNodeOutOfService}) {
@@ -49,13 +49,13 @@ func TestALostNodeAndItsReturn(t *testing.T) {
 		t.Errorf("statuses written: %q", got)
 	}
 
-	if err := keeper.Regain(t.Context(), "n2"); err != nil {
+	if err := reporter.Regain(t.Context(), "n2"); err != nil {
 		t.Fatal(err)
 	}
 	if got := taints(t, client); !slices.Equal(got, []string{"mine"}) {
 		t.Errorf("taints of the node that is back: %q", got)
 	}
-	if err := keeper.Lose(t.Context(), "n9", "silent"); err == nil {
+	if err := reporter.Lose(t.Context(), "n9", "silent"); err == nil {
 		t.Error("a node that nobody knows was lost")
 	}
 }
@@ -67,13 +67,13 @@ func TestNodesThatTakePods(t *testing.T) {
 	}
 	notReady := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{{Key: corev1.TaintNodeNotReady}}}}
 	client := fake.NewSimpleDynamicClient(scheme, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, &notReady)
-	keeper := NewKeeper(client)
-	if err := keeper.AwaitAll(t.Context(), 1); err != nil {
+	reporter := NewReporter(client)
+	if err := reporter.AwaitAll(t.Context(), 1); err != nil {
 		t.Error(err)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()
-	if err := keeper.AwaitAll(ended, 2); err == nil {
+	if err := reporter.AwaitAll(ended, 2); err == nil {
 		t.Error("a node that is not ready was taken for one that takes pods")
 	}
 }
