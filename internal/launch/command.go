@@ -14,6 +14,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/programs"
+	"berth.dev/berth/internal/launch/supervisor"
 )
 
 // checkCommand finds out early whether there is such a command.
@@ -96,7 +97,7 @@ func (t tools) run(ctx context.Context, options Options, more map[string]string,
 		return 0, exitcode.Wrap(exitcode.Internal, err)
 	}
 	started(kept)
-	ticker := time.NewTicker(watchPeriod)
+	ticker := time.NewTicker(supervisor.WatchPeriod)
 	defer ticker.Stop()
 	for {
 		select {

@@ -22,6 +22,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/egress"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -82,7 +83,7 @@ func refusedOutside(spec cluster.Spec, plan cluster.Plan) ([]netip.Prefix, error
 
 // netRole is the process in the host's network namespace that carries packets
 // between pods and the outside world.
-func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *members, doors []publishedPort, s *switching, c *Supervisor) (*Role, error) {
+func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *members, doors []publishedPort, s *switching, c *supervisor.Supervisor) (*supervisor.Role, error) {
 	config := netConfig{
 		Gateway: plan.Addresses.Gateway,
 		Cluster: plan.Addresses.Ranges(),
@@ -108,10 +109,10 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *memb
 		passed = append(passed, s.netFiles()...)
 	}
 	var process *os.Process
-	return &Role{
+	return &supervisor.Role{
 		Name:    "net",
 		Outside: true,
-		Start: func(r *Role, files []*os.File) error {
+		Start: func(r *supervisor.Role, files []*os.File) error {
 			encoded, err := json.Marshal(config)
 			if err != nil {
 				return err
@@ -137,25 +138,17 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *memb
 				return err
 			}
 			process = command.Process
-			c.Outside.Go(func() {
+			c.Go(func() {
 				_ = command.Wait()
-				c.awaitKeepers()
-				c.Ended(r.Name, Status(command.ProcessState))
+				c.ReapFDHolders(NetArg)
+				c.Ended(r.Name, supervisor.Status(command.ProcessState))
 			})
 			return nil
 		},
-		Kill:    func(*Role) { _ = process.Kill() },
+		Kill:    func(*supervisor.Role) { _ = process.Kill() },
 		Release: s.release,
 		Resume:  func() bool { return linux.Resume(process.Pid) },
 	}, nil
-}
-
-func Status(state *os.ProcessState) sandbox.Status {
-	status, ok := state.Sys().(syscall.WaitStatus)
-	if ok && status.Signaled() {
-		return sandbox.Status{Signal: status.Signal()}
-	}
-	return sandbox.Status{Code: state.ExitCode()}
 }
 
 // NetRole is the main function of the net role. It returns its exit status. It

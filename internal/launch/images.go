@@ -113,7 +113,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	select {
 	case end := <-status:
 		if len(problems) == 0 && end != (sandbox.Status{MaxRSS: end.MaxRSS}) {
-			problems = append(problems, &FailedError{name: "the import of images", what: "ended: " + end.String(), log: command.Log, lines: tail(command.Log, lastLines), kept: r.supervisor.KeepLogs})
+			problems = append(problems, r.supervisor.FailedError("the import of images", "ended: "+end.String(), command.Log))
 		}
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -187,14 +187,4 @@ func readable(ctx context.Context, i int, a archive, others *relay, copies copyP
 		code = exitcode.NoSpace
 	}
 	return "", exitcode.Wrap(code, fmt.Errorf("copy image archive %s from the head: %w", a.Path, err))
-}
-
-// RunOnce starts a command that is to end by itself. Its status arrives on the
-// returned channel.
-func (s *Supervisor) RunOnce(box *sandbox.Sandbox, command sandbox.Command) (<-chan sandbox.Status, error) {
-	status := make(chan sandbox.Status, 1)
-	s.mu.Lock()
-	s.once[command.Name] = status
-	s.mu.Unlock()
-	return status, box.Run(command)
 }

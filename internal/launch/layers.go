@@ -22,6 +22,7 @@ import (
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/launch/supervisor"
 )
 
 // layersName is the role that serves the layers of images, and its program.
@@ -222,13 +223,13 @@ func newLayers() (*layers, error) {
 
 // role returns the role itself, of a program in a directory, with what it needs to
 // ask registries itself: its environment, and addresses at which it must not.
-func (l *layers) role(c *Supervisor, libexec string, env []string, refused []netip.Prefix) *Role {
+func (l *layers) role(c *supervisor.Supervisor, libexec string, env []string, refused []netip.Prefix) *supervisor.Role {
 	var process *os.Process
 	var keeping sync.WaitGroup
-	return &Role{
+	return &supervisor.Role{
 		Name: layersName, Path: filepath.Join(libexec, "berth-layers"),
 		Outside: true,
-		Start: func(r *Role, files []*os.File) error {
+		Start: func(r *supervisor.Role, files []*os.File) error {
 			// What the life before has said last is read first.
 			keeping.Wait()
 			conn, end, err := linux.PacketPair("keeper")
@@ -258,15 +259,15 @@ func (l *layers) role(c *Supervisor, libexec string, env []string, refused []net
 			process = command.Process
 			l.setAlive(true)
 			keeping.Go(func() { l.keep(conn) })
-			c.Outside.Go(func() {
+			c.Go(func() {
 				_ = command.Wait()
 				l.setAlive(false)
-				c.Ended(r.Name, Status(command.ProcessState))
+				c.Ended(r.Name, supervisor.Status(command.ProcessState))
 				l.abandonIfDead()
 			})
 			return nil
 		},
-		Kill:   func(*Role) { _ = process.Kill() },
+		Kill:   func(*supervisor.Role) { _ = process.Kill() },
 		Resume: func() bool { return linux.Resume(process.Pid) },
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/launch/supervisor"
 )
 
 const (
@@ -21,23 +22,17 @@ const (
 // all programs on a machine together; 128 is its usual limit.
 const workerWatchers = 5
 
-// noWatchers is what a role says that comes too late for one.
-const noWatchers = "too many open files"
-
 // checkWatchers refuses a node whose roles would fail for want of inotify.
 func checkWatchers(needed int) error {
 	for range needed {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
 		if err != nil {
-			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, moreWatchers))
+			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("make the %d inotify instances that a node needs: %w; %s", needed, err, supervisor.MoreWatchers))
 		}
 		defer unix.Close(fd)
 	}
 	return nil
 }
-
-const moreWatchers = "other runs or programs of yours use those that a user may have on this machine: end some, " +
-	"or an administrator allows more: sysctl -w fs.inotify.max_user_instances=8192"
 
 // raiseLimits takes back the limits of the user's shell that no cluster can
 // live with, which Slurm passes on from the login host. Memory is limited by

@@ -11,6 +11,7 @@ import (
 
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/kube/containerlog"
+	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -25,8 +26,8 @@ const logNotifyFD = 3
 // logRole opens the log of each container of this node as soon as it appears,
 // and serves it to the process that passes the workload's output on. The kubelet
 // leads there. Without the role, the kubelet serves the logs.
-func (r *run) logRole() *Role {
-	return InSandbox(r.box, &Role{
+func (r *run) logRole() *supervisor.Role {
+	return supervisor.InSandbox(r.box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,
 		Args: []string{LogArg, r.plan.Paths.PodLogs(), r.plan.Paths.LogSocket()},
 	})

@@ -31,9 +31,9 @@ const (
 	lossLimit = 8 * time.Second
 )
 
-// members is what a run on several nodes has more than one on a single node. The
-// head designs the cluster (gather.go) and looks after it (attend.go); the
-// others do what it tells them (worker.go).
+// members holds the state that only a run on several nodes needs. The head
+// designs the cluster (gather.go) and monitors the other members (monitor.go).
+// They follow its plan (member.go).
 type members struct {
 	config rendezvous.Config
 	wait   time.Duration

@@ -153,38 +153,6 @@ func roleOf(arguments []string) (name string, further bool) {
 	return "", false
 }
 
-// Describe tells how the roles are, and what they have counted.
-func (s *Supervisor) Describe(page *metrics.Page) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for name, r := range s.roles {
-		ready := 0.
-		if r.isReady {
-			ready = 1
-		}
-		if !r.Silent {
-			page.Add("berth_role_ready", ready, "role", name)
-		}
-		page.Add("berth_role_restarts_total", float64(r.life-1), "role", name)
-		page.AddCounts(sumCounts(r.counted, r.counts))
-	}
-}
-
-// sumCounts adds up what the lives of a role have counted. What is open now is
-// no sum: it ended with the earlier life.
-func sumCounts(earlier, now map[string]uint64) map[string]uint64 {
-	sum := maps.Clone(now)
-	if sum == nil {
-		sum = map[string]uint64{}
-	}
-	for name, n := range earlier {
-		if strings.HasSuffix(metrics.FamilyOf(name), "_total") {
-			sum[name] += n
-		}
-	}
-	return sum
-}
-
 // netCounts are what the net role counts.
 func netCounts(outside *egress.Counters, between *overlay.Overlay, sockets *podSwitch) map[string]uint64 {
 	e := outside.Stats()

@@ -1,7 +1,6 @@
 package launch
 
 import (
-	"maps"
 	"testing"
 
 	"berth.dev/berth/internal/base/metrics"
@@ -27,15 +26,6 @@ func TestRoleOf(t *testing.T) {
 		if name, further := roleOf(test.arguments); name != test.name || further != test.further {
 			t.Errorf("%q is %q, further %t; want %q, %t", test.arguments, name, further, test.name, test.further)
 		}
-	}
-}
-
-func TestSumCounts(t *testing.T) {
-	open := metrics.Count("berth_egress_connections", "protocol", "tcp")
-	total := metrics.Count("berth_egress_connections_total", "protocol", "tcp")
-	got := sumCounts(map[string]uint64{open: 2, total: 7}, map[string]uint64{open: 1, total: 3})
-	if want := map[string]uint64{open: 1, total: 10}; !maps.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/egress"
 	"berth.dev/berth/internal/node/containerdconf"
 	"berth.dev/berth/internal/node/dnsconf"
@@ -324,12 +325,12 @@ func (r *run) startRoles(ctx context.Context) error {
 	}
 	paths := r.plan.Paths
 	program := func(name string) string { return filepath.Join(paths.Libexec, name) }
-	var roles []*Role
+	var roles []*supervisor.Role
 	switch {
 	case r.plan.Replicated():
 		roles = append(roles, r.replicaRoles(program("berth-kube"))...)
 	case r.plan.Control():
-		control := &Role{
+		control := &supervisor.Role{
 			Name: "control", Path: program("berth-kube"),
 			Args:      []string{"control", "--plan", paths.Plan(), "--notify-fd", "3", "--listener-fd", "4", "--listener-fd", "5"},
 			Listeners: []*os.File{r.box.Listener, r.apiListener},
@@ -338,9 +339,9 @@ func (r *run) startRoles(ctx context.Context) error {
 			control.Args = append(control.Args, "--state-fd", "6")
 			control.Listeners = append(control.Listeners, r.saver.socket)
 		}
-		roles = append(roles, InSandbox(r.box, control))
+		roles = append(roles, supervisor.InSandbox(r.box, control))
 	}
-	containerd := &Role{
+	containerd := &supervisor.Role{
 		Name: "containerd", Path: program("containerd"),
 		Args: []string{"--config", paths.ContainerdConfig(), "--notify-fd", "3"},
 		Env:  roleEnv(r.plan, r.pulls.runtimeEnv(paths.Run, r.Getenv)...),
@@ -364,8 +365,8 @@ func (r *run) startRoles(ctx context.Context) error {
 	}
 	roles = append(roles,
 		r.logRole(),
-		InSandbox(r.box, containerd),
-		InSandbox(r.box, &Role{
+		supervisor.InSandbox(r.box, containerd),
+		supervisor.InSandbox(r.box, &supervisor.Role{
 			Name: "dns", Path: program("coredns"),
 			Args: []string{"-conf", paths.Corefile()},
 			Env:  roleEnv(r.plan, "BERTH_NOTIFY_FD=3", "BERTH_DNS_ADDRESS="+netip.AddrPortFrom(r.plan.Addresses.DNS, 53).String()),
@@ -388,7 +389,7 @@ func (r *run) startRoles(ctx context.Context) error {
 	return r.addRoles(roles...)
 }
 
-func (r *run) addRoles(roles ...*Role) error {
+func (r *run) addRoles(roles ...*supervisor.Role) error {
 	for _, role := range roles {
 		role.Log = r.log(role.Name)
 		if role.Env == nil {
@@ -401,8 +402,8 @@ func (r *run) addRoles(roles ...*Role) error {
 	return nil
 }
 
-func (r *run) nodeRole() *Role {
-	return InSandbox(r.box, &Role{
+func (r *run) nodeRole() *supervisor.Role {
+	return supervisor.InSandbox(r.box, &supervisor.Role{
 		Name: "node", Path: filepath.Join(r.plan.Paths.Libexec, "berth-kube"),
 		Args:      append([]string{"node", "--plan", r.plan.Paths.Plan(), "--notify-fd", "3"}, r.switching.nodeArgs()...),
 		Listeners: r.switching.nodeFiles(),

@@ -20,6 +20,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/balancer"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -39,24 +40,24 @@ const (
 // planes: everybody's way to one that lives and, where the node has one itself,
 // that control plane, with its controllers in a process of their own. These end
 // when they lose an election, which must not take etcd along.
-func (r *run) replicaRoles(kube string) []*Role {
+func (r *run) replicaRoles(kube string) []*supervisor.Role {
 	plan := r.plan.Paths.Plan()
-	way := InSandbox(r.box, &Role{
+	way := supervisor.InSandbox(r.box, &supervisor.Role{
 		Name: "balancer", Path: "/proc/self/exe",
 		Args: []string{BalancerArg, plan, strconv.FormatBool(r.plan.Control())},
 	})
 	if !r.plan.Control() {
-		return []*Role{way}
+		return []*supervisor.Role{way}
 	}
 	way.Listeners = []*os.File{r.apiListener}
-	return []*Role{
+	return []*supervisor.Role{
 		way,
-		InSandbox(r.box, &Role{
+		supervisor.InSandbox(r.box, &supervisor.Role{
 			Name: "control", Path: kube,
 			Args:      []string{"control", "--plan", plan, "--notify-fd", "3", "--listener-fd", "4"},
 			Listeners: []*os.File{r.box.Listener},
 		}),
-		InSandbox(r.box, &Role{
+		supervisor.InSandbox(r.box, &supervisor.Role{
 			Name: "controllers", Path: kube,
 			Args: []string{"controllers", "--plan", plan, "--notify-fd", "3"},
 		}),

@@ -22,6 +22,7 @@ import (
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -130,7 +131,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		go watchStepd(ctx, options.Getenv, giveUp)
 	}
 	options.Report = r.began.note(options.Report)
-	r.supervisor = New(options.Log, options.Report, giveUp)
+	r.supervisor = supervisor.New(options.Log, options.Report, giveUp)
 	outlivePipes()
 	r.supervisor.KeepLogs = options.Spec.DebugDir != ""
 	defer func() {
@@ -199,7 +200,7 @@ type run struct {
 	source   archiveSource
 	// importing is held while archives are imported.
 	importing  sync.Mutex
-	supervisor *Supervisor
+	supervisor *supervisor.Supervisor
 	members    *members // nil for a run on one node
 	// localMembers are this host's further nodes, nil without any; order is what
 	// they are told, or this one was.

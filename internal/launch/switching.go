@@ -1,18 +1,15 @@
 package launch
 
 import (
-	"bytes"
 	"crypto/rand"
 	"fmt"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/network/fastpath"
-	"berth.dev/berth/internal/node/sandbox"
 )
 
 // wantsFastPath tells whether this host is to have a Switch, and why it cannot
@@ -141,26 +138,6 @@ func (s *switching) close() {
 	for _, file := range []*os.File{s.inside[0], s.inside[1], s.line[0], s.line[1], s.state, s.alive, s.alarm} {
 		if file != nil {
 			file.Close()
-		}
-	}
-}
-
-// awaitKeepers reaps the processes that keep the descriptors of a net role that
-// has just died, once they end: they have become children of this one.
-func (s *Supervisor) awaitKeepers() {
-	children, err := linux.Children(os.Getpid())
-	if err != nil {
-		return // they stay zombies until this process ends
-	}
-	for _, child := range children {
-		line, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
-		if err == nil && bytes.HasSuffix(line, []byte("\x00"+NetArg+"\x00")) {
-			s.Outside.Go(func() {
-				ended := make(chan struct{})
-				go sandbox.KeepRunning(child, ended) // or it does not hear that it is to end
-				_ = linux.AwaitChild(child)
-				close(ended)
-			})
 		}
 	}
 }

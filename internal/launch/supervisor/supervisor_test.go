@@ -1,9 +1,10 @@
-package launch
+package supervisor
 
 import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,11 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/metrics"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// stage is a crew whose roles are no processes, and whose clock stands still.
+// stage is a supervisor whose roles are no processes, and whose clock stands still.
 type stage struct {
 	*Supervisor
 	clock  time.Time
@@ -50,7 +52,7 @@ func (s *stage) play(t *testing.T, r *Role) *Role {
 		if r.Silent {
 			return nil
 		}
-		// The crew closes its copy.
+		// The supervisor closes its copy.
 		fd, err := unix.FcntlInt(files[0].Fd(), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
 			return err
@@ -186,18 +188,18 @@ func TestHungRoleIsReplaced(t *testing.T) {
 	r := s.play(t, &Role{Name: "node"})
 	s.comeUp(t, r)
 	last := s.clock
-	for range hungAfter / watchPeriod {
+	for range hungAfter / WatchPeriod {
 		if s.kills > 0 {
 			t.Fatalf("killed after %s", s.clock.Sub(last))
 		}
-		s.clock = s.clock.Add(watchPeriod)
+		s.clock = s.clock.Add(WatchPeriod)
 		last = s.look(last)
 	}
 	if s.kills != 1 {
 		t.Fatalf("killed %d times after %s of silence, want once", s.kills, hungAfter)
 	}
 	// It is given time to come up again.
-	s.clock = s.clock.Add(watchPeriod)
+	s.clock = s.clock.Add(WatchPeriod)
 	s.look(last)
 	if s.kills != 1 {
 		t.Errorf("killed again at once")
@@ -221,7 +223,7 @@ func TestRoleThatNeverComesUpEndsTheRun(t *testing.T) {
 	s.play(t, &Role{Name: "containerd"})
 	last := s.clock
 	for s.lost == nil && s.clock.Sub(time.Unix(1000, 0)) < 2*startLimit {
-		s.clock = s.clock.Add(watchPeriod)
+		s.clock = s.clock.Add(WatchPeriod)
 		last = s.look(last)
 	}
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "containerd") {
@@ -278,5 +280,14 @@ func TestRoleSaysWhyItFails(t *testing.T) {
 	s.Ended("control", sandbox.Status{Code: 1})
 	if s.lost == nil || !strings.Contains(s.lost.Error(), "bind port 6443") {
 		t.Fatalf("got %v, want the role's own words", s.lost)
+	}
+}
+
+func TestSumCounts(t *testing.T) {
+	open := metrics.Count("berth_egress_connections", "protocol", "tcp")
+	total := metrics.Count("berth_egress_connections_total", "protocol", "tcp")
+	got := sumCounts(map[string]uint64{open: 2, total: 7}, map[string]uint64{open: 1, total: 3})
+	if want := map[string]uint64{open: 1, total: 10}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }

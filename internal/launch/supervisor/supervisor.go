@@ -1,44 +1,48 @@
-package launch
+// Package supervisor starts the roles of a run, which are processes, restarts
+// those that die or hang, and cancels the run when one fails for good. Which roles
+// a node has, and how each one is started, does not belong here.
+package supervisor
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
 
-	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/base/metrics"
 	"berth.dev/berth/internal/base/notify"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
 const (
-	// maxRestarts bounds how often one role is started again within
-	// restartWindow. A role that dies more often has a reason that a restart
-	// does not cure.
+	// maxRestarts bounds the restarts of a role within restartWindow. A restart
+	// does not help a role that dies more often.
 	maxRestarts   = 3
 	restartWindow = 5 * time.Minute
 	// goPanic is the exit code of a Go program that crashed.
 	goPanic = 2
-	// hungAfter is how long a role may miss its heartbeats. On a node that
-	// swaps or is overcommitted they can be seconds late.
+	// hungAfter is the silence after which a role counts as hung. On a node that
+	// swaps or is overcommitted, heartbeats can be seconds late.
 	hungAfter = 20 * time.Second
-	// startLimit is how long a role may be silent before it is ready for the
-	// first time.
-	startLimit  = 2 * time.Minute
-	watchPeriod = 2 * time.Second
-	// exitNotStarted stands for the status of a command that did not start,
-	// as a shell has it.
+	// startLimit bounds the silence of a role that has not been ready yet.
+	startLimit = 2 * time.Minute
+	// exitNotStarted is the code of a command that did not start, as in a shell.
 	exitNotStarted = 127
-	// lastLines is how much of a failed role's log is shown.
-	lastLines = 8
 )
 
-// Role is one process of the cluster and how to start it.
+// WatchPeriod is the time between two checks of all roles.
+const WatchPeriod = 2 * time.Second
+
+// Role describes one process of the cluster and how to start it.
 type Role struct {
 	Name string
 	Path string
@@ -47,62 +51,63 @@ type Role struct {
 	Log  string
 	// Listeners follow the notify descriptor.
 	Listeners []*os.File
-	// Silent roles do not speak the notify protocol.
+	// Silent roles do not use the notify protocol.
 	Silent bool
 	// Outside roles do not end with the sandbox.
 	Outside bool
-	// Optional roles are not missed: the run goes on when one cannot.
+	// Optional roles are not needed: the run continues without one that fails.
 	Optional bool
-	// Start runs the process with the given inherited descriptors from 3 up.
+	// Start starts the process with the given inherited descriptors, from 3 up.
 	Start func(r *Role, files []*os.File) error
-	// Kill ends it with a signal that nothing withstands.
+	// Kill sends the process SIGKILL.
 	Kill func(r *Role)
-	// Release lets go what is kept for its next life; nil for nothing.
+	// Release closes what is kept for the next life of the role. It may be nil.
 	Release func()
-	// Resume continues it where a signal had stopped it, and tells whether
-	// one had. It is nil for roles that the sandbox watches itself.
+	// Resume continues a process that a signal stopped, and reports whether it
+	// was stopped. It is nil for roles in the sandbox, which does this itself.
 	Resume func() bool
 
-	// The rest belongs to the crew.
+	// The supervisor sets the fields below.
 	ready   chan struct{}
 	isReady bool
-	// restarts are the times of those within restartWindow.
+	// restarts holds the times of the restarts within restartWindow.
 	restarts []time.Time
-	// life counts starts, so that a late event of an earlier life is known.
+	// life counts starts, to detect late events of an earlier life.
 	life      int
 	lastAlive time.Time
 	fatal     string
-	// counts are what the role said last that it has counted, and counted what
-	// its earlier lives had.
+	// counts holds the counters that the role reported last, counted the sum of
+	// its earlier lives.
 	counts, counted map[string]uint64
 }
 
-// Supervisor is the set of roles of one run. The first role that cannot go on
-// cancels the run with its reason.
+// Supervisor manages the roles of one run. The first role that fails for good
+// cancels the run with its error.
 type Supervisor struct {
 	log    *slog.Logger
 	report func(phase string)
 	// GiveUp cancels the run.
 	GiveUp context.CancelCauseFunc
-	// KeepLogs: the logs outlive the run.
+	// KeepLogs reports whether the logs outlive the run.
 	KeepLogs bool
-	// now is the clock.
-	now func() time.Time
+	now      func() time.Time
 
 	mu       sync.Mutex
 	roles    map[string]*Role
 	stopping bool
-	// once are the commands that end by themselves.
+	// once holds the commands that end by themselves.
 	once map[string]chan<- sandbox.Status
-	// Outside are the waits for processes outside the sandbox.
-	Outside sync.WaitGroup
+	// outside counts the goroutines that wait for processes outside the sandbox.
+	outside sync.WaitGroup
 }
 
+// New returns a supervisor without roles. It calls report for each phase of a
+// role's start, and giveUp when a role fails for good.
 func New(log *slog.Logger, report func(string), giveUp context.CancelCauseFunc) *Supervisor {
 	return &Supervisor{log: log, report: report, GiveUp: giveUp, now: time.Now, roles: map[string]*Role{}, once: map[string]chan<- sandbox.Status{}}
 }
 
-// Add starts a role and watches it from now on.
+// Add starts a role and supervises it.
 func (s *Supervisor) Add(r *Role) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,7 +116,7 @@ func (s *Supervisor) Add(r *Role) error {
 	return s.start(r)
 }
 
-// start starts a role for the first time or again; mu is held.
+// start starts a role for the first time or again. The caller holds mu.
 func (s *Supervisor) start(r *Role) error {
 	r.life++
 	r.counted = sumCounts(r.counted, r.counts)
@@ -134,11 +139,10 @@ func (s *Supervisor) start(r *Role) error {
 	return nil
 }
 
-// listen takes in what one life of a role says about itself.
+// listen reads the events that one life of a role sends.
 func (s *Supervisor) listen(r *Role, life int, reader *os.File) {
 	defer reader.Close()
-	// The end of the pipe is the end of the process, which is reported with
-	// its status elsewhere.
+	// The pipe ends with the process. Ended learns its status.
 	_ = notify.Read(reader, func(event notify.Event) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -166,7 +170,7 @@ func (s *Supervisor) listen(r *Role, life int, reader *os.File) {
 	})
 }
 
-// Await returns when the role is ready for the first time.
+// Await returns when the role is ready for the first time, or ctx ends.
 func (s *Supervisor) Await(ctx context.Context, name string) error {
 	s.mu.Lock()
 	r := s.roles[name]
@@ -179,7 +183,8 @@ func (s *Supervisor) Await(ctx context.Context, name string) error {
 	}
 }
 
-// Ended is called when a role's process has ended.
+// Ended records that the process of a role has ended, and starts it again unless
+// it failed for good.
 func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -202,7 +207,7 @@ func (s *Supervisor) Ended(name string, status sandbox.Status) {
 	r.restarts = slices.DeleteFunc(r.restarts, func(at time.Time) bool { return now.Sub(at) > restartWindow })
 	switch {
 	case !r.Silent && !r.isReady && status.Signal == 0:
-		// A role that never came up has a reason that will not go away.
+		// A role that ends before it was ever ready would end again.
 		s.failRole(r, what)
 		return
 	case len(r.restarts) >= maxRestarts:
@@ -222,16 +227,10 @@ func (s *Supervisor) failRole(r *Role, what string) {
 		s.log.Warn(fmt.Sprintf("%s %s; the run goes on without it", r.Name, what))
 		return
 	}
-	err := &FailedError{name: r.Name, what: what, log: r.Log, lines: tail(r.Log, lastLines), kept: s.KeepLogs}
-	if strings.Contains(what+strings.Join(err.lines, ""), noWatchers) {
-		// There were enough when the node was begun, and several begin at once.
-		s.GiveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w\n%s", err, moreWatchers)))
-		return
-	}
-	s.GiveUp(exitcode.Wrap(exitcode.Internal, err))
+	s.GiveUp(failedCode(s.FailedError(r.Name, what, r.Log)))
 }
 
-// Failed is called when a role's process could not be started.
+// Failed records that the process of a role could not be started.
 func (s *Supervisor) Failed(name, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,8 +244,8 @@ func (s *Supervisor) Failed(name, reason string) {
 	}
 }
 
-// Resumed is called when a role's process was stopped by a signal, and has
-// been continued: nothing else would ever do that.
+// Resumed records that the process of a role was stopped by a signal and has been
+// continued.
 func (s *Supervisor) Resumed(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,9 +255,9 @@ func (s *Supervisor) Resumed(name string) {
 	}
 }
 
-// Watch looks after the roles until ctx ends.
+// Watch resumes stopped roles and replaces hung ones until ctx ends.
 func (s *Supervisor) Watch(ctx context.Context) {
-	ticker := time.NewTicker(watchPeriod)
+	ticker := time.NewTicker(WatchPeriod)
 	defer ticker.Stop()
 	last := s.now()
 	for {
@@ -271,13 +270,13 @@ func (s *Supervisor) Watch(ctx context.Context) {
 	}
 }
 
-// look continues roles that were stopped and replaces those that miss their
-// heartbeats. It is told when it was called last, and returns the time.
+// look resumes stopped roles and replaces hung ones. last is the time of the last
+// call. It returns the current time.
 func (s *Supervisor) look(last time.Time) time.Time {
 	now := s.now()
-	// If this process itself was stopped, everybody's heartbeats are unread,
-	// and nobody is hung.
-	if now.Sub(last) > 2*watchPeriod {
+	// If this process itself was stopped, it has not read any heartbeats, and
+	// their absence means nothing.
+	if now.Sub(last) > 2*WatchPeriod {
 		s.resetHeartbeats(now)
 	}
 	for _, name := range s.resume() {
@@ -287,7 +286,7 @@ func (s *Supervisor) look(last time.Time) time.Time {
 	return now
 }
 
-// resume returns the names of the roles that it continued.
+// resume continues stopped roles and returns their names.
 func (s *Supervisor) resume() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -325,14 +324,17 @@ func (s *Supervisor) killHung(now time.Time) {
 	}
 }
 
-// IgnoreExits makes the crew ignore the ends of its roles: they are wanted now.
+// IgnoreExits ignores all exits from now on, because the run ends.
 func (s *Supervisor) IgnoreExits() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.stopping = true
 }
 
-// EndOutside ends the roles outside the sandbox and waits for them.
+// Go starts wait, which waits for a process outside the sandbox.
+func (s *Supervisor) Go(wait func()) { s.outside.Go(wait) }
+
+// EndOutside kills the roles outside the sandbox and returns when they have ended.
 func (s *Supervisor) EndOutside() {
 	s.mu.Lock()
 	for _, r := range s.roles {
@@ -344,7 +346,7 @@ func (s *Supervisor) EndOutside() {
 		}
 	}
 	s.mu.Unlock()
-	s.Outside.Wait()
+	s.outside.Wait()
 }
 
 // InSandbox makes r a process of the sandbox.
@@ -357,4 +359,76 @@ func InSandbox(box *sandbox.Sandbox, r *Role) *Role {
 		_ = box.Signal(r.Name, syscall.SIGKILL)
 	}
 	return r
+}
+
+// RunOnce starts a command that ends by itself, and sends its status on the
+// returned channel.
+func (s *Supervisor) RunOnce(box *sandbox.Sandbox, command sandbox.Command) (<-chan sandbox.Status, error) {
+	status := make(chan sandbox.Status, 1)
+	s.mu.Lock()
+	s.once[command.Name] = status
+	s.mu.Unlock()
+	return status, box.Run(command)
+}
+
+// Describe adds the state and the counters of all roles to page.
+func (s *Supervisor) Describe(page *metrics.Page) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, r := range s.roles {
+		ready := 0.
+		if r.isReady {
+			ready = 1
+		}
+		if !r.Silent {
+			page.Add("berth_role_ready", ready, "role", name)
+		}
+		page.Add("berth_role_restarts_total", float64(r.life-1), "role", name)
+		page.AddCounts(sumCounts(r.counted, r.counts))
+	}
+}
+
+// sumCounts adds the counters of earlier lives of a role to those of the current
+// one. Gauges are not added: their values ended with the earlier life.
+func sumCounts(earlier, now map[string]uint64) map[string]uint64 {
+	sum := maps.Clone(now)
+	if sum == nil {
+		sum = map[string]uint64{}
+	}
+	for name, n := range earlier {
+		if strings.HasSuffix(metrics.FamilyOf(name), "_total") {
+			sum[name] += n
+		}
+	}
+	return sum
+}
+
+// Status converts the status of a process that is not in the sandbox.
+func Status(state *os.ProcessState) sandbox.Status {
+	status, ok := state.Sys().(syscall.WaitStatus)
+	if ok && status.Signaled() {
+		return sandbox.Status{Signal: status.Signal()}
+	}
+	return sandbox.Status{Code: state.ExitCode()}
+}
+
+// ReapFDHolders reaps the descriptor holders of an outside role that has just
+// died, once they end: they have become children of this process. argument is
+// the last one of their command lines. EndOutside waits for them.
+func (s *Supervisor) ReapFDHolders(argument string) {
+	children, err := linux.Children(os.Getpid())
+	if err != nil {
+		return // they stay zombies until this process ends
+	}
+	for _, child := range children {
+		line, err := os.ReadFile("/proc/" + strconv.Itoa(child) + "/cmdline")
+		if err == nil && bytes.HasSuffix(line, []byte("\x00"+argument+"\x00")) {
+			s.outside.Go(func() {
+				ended := make(chan struct{})
+				go sandbox.KeepRunning(child, ended) // a stopped one cannot end
+				_ = linux.AwaitChild(child)
+				close(ended)
+			})
+		}
+	}
 }

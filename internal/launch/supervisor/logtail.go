@@ -1,4 +1,4 @@
-package launch
+package supervisor
 
 import (
 	"bytes"
@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// tailBytes is how much of a log's end is looked at for its last lines.
+// tailBytes bounds the part of a log that is searched for its last lines.
 const tailBytes = 16 << 10
 
-// panicBytes is how far from a log's end the cause of a Go program's crash is
-// looked for: the stacks of all goroutines come after it.
+// panicBytes bounds the part of a log that is searched for the cause of a crash. The
+// stacks of all goroutines follow the cause.
 const panicBytes = 1 << 20
 
 // tail returns the last lines of a log file, or nothing.
@@ -21,8 +21,8 @@ func tail(path string, lines int) []string {
 	return all[max(0, len(all)-lines):]
 }
 
-// crash returns what a Go program said last before the stacks of its
-// goroutines, or nothing.
+// crash returns the line in which a Go program printed the cause of its crash, or
+// an empty string.
 func crash(path string) string {
 	for _, line := range slices.Backward(lastOf(path, panicBytes)) {
 		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {

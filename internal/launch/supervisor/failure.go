@@ -1,0 +1,54 @@
+package supervisor
+
+import (
+	"fmt"
+	"strings"
+
+	"berth.dev/berth/internal/base/exitcode"
+)
+
+// MoreWatchers tells the user how to get more inotify instances.
+const MoreWatchers = "other runs or programs of yours use those that a user may have on this machine: end some, " +
+	"or an administrator allows more: sysctl -w fs.inotify.max_user_instances=8192"
+
+// noWatchers is part of the error of a role that gets no inotify instance.
+const noWatchers = "too many open files"
+
+// lastLines is the number of lines of a failed process's log that its error shows.
+const lastLines = 8
+
+// failedError reports a role that failed for good, with the end of its log.
+type failedError struct {
+	name, what, log string
+	lines           []string
+	// kept reports whether the log outlives the run.
+	kept bool
+}
+
+// FailedError returns the error of a process that failed for good. It has no exit
+// code.
+func (s *Supervisor) FailedError(name, what, log string) error {
+	return &failedError{name: name, what: what, log: log, lines: tail(log, lastLines), kept: s.KeepLogs}
+}
+
+// failedCode gives the error of a failed role its exit code. A shortage of inotify
+// instances is not a fault of the role: the check at the start passed, but other
+// runs started at the same time.
+func failedCode(err error) error {
+	if strings.Contains(err.Error(), noWatchers) {
+		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w\n%s", err, MoreWatchers))
+	}
+	return exitcode.Wrap(exitcode.Internal, err)
+}
+
+func (e *failedError) Error() string {
+	where := "its log is " + e.log
+	if !e.kept {
+		where = "--debug-dir DIR keeps its log, which ends so"
+	}
+	text := fmt.Sprintf("%s %s; %s:", e.name, e.what, where)
+	for _, line := range e.lines {
+		text += "\n    " + line
+	}
+	return text
+}
