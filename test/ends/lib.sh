@@ -156,7 +156,7 @@ try() { # CASE
 	left=$(check) || {
 		fail "left behind:"
 		head -n 20 <<<"$left" | sed 's/^/      /'
-		node sh -c 'kill -KILL $(pgrep -u alice,bob); rm -rf /tmp/berth-* /var/tmp/berth-* /dev/shm/berth-*'
+		node sh -c 'pgrep -u alice,bob | xargs -r kill -KILL; rm -rf /tmp/berth-* /var/tmp/berth-* /dev/shm/berth-*'
 	}
 	if [[ $failed == yes ]]; then fails=$((fails + 1)); fi
 }
