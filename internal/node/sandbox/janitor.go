@@ -177,15 +177,19 @@ func reportFailed(control *os.File, failure error) error {
 // It acts on the calling thread, which then starts init. The user's command has
 // another parent and keeps its keys.
 func leaveKeys() error {
-	err := linux.JoinSessionKeyring()
-	if errors.Is(err, unix.EDQUOT) {
-		return fmt.Errorf("%w; your keys on this machine are used up ('cat /proc/key-users'): "+
-			"remove some, or an administrator allows more: sysctl -w kernel.keys.maxkeys=5000", err)
-	}
-	if err != nil {
-		return err
+	if err := linux.JoinSessionKeyring(); err != nil {
+		return explainKeys(err)
 	}
 	return linux.DenyKeys()
+}
+
+// explainKeys adds the remedy where a user has as many keys as the kernel allows.
+func explainKeys(err error) error {
+	if !errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	return fmt.Errorf("%w; your keys on this machine are used up ('cat /proc/key-users'): "+
+		"remove some, or an administrator allows more: sysctl -w kernel.keys.maxkeys=5000", err)
 }
 
 // removeAll deletes directories and all that is below them. Nothing may be
