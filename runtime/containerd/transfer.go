@@ -24,6 +24,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 
+	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
@@ -103,6 +104,21 @@ type imageStore = image.Store
 type checked struct {
 	*imageStore
 	pulls *pulls
+}
+
+// ImageFilter refuses an image for another kind of machine when its configuration is
+// there, before any layer is fetched. containerd compares only the platforms that an
+// index names, and runs an image that is a single manifest.
+func (c checked) ImageFilter(children images.HandlerFunc, store content.Store) images.HandlerFunc {
+	next := c.imageStore.ImageFilter(children, store)
+	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+		if images.IsConfigType(desc.MediaType) {
+			if err := imagestore.CheckPlatform(ctx, store, desc); err != nil {
+				return nil, err
+			}
+		}
+		return next(ctx, desc)
+	}
 }
 
 // Store gives an image its name.

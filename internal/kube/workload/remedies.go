@@ -16,6 +16,7 @@ func PullRemedy(message string) string {
 		{"failed to verify certificate", "name the certificate of the registry's authority: export SSL_CERT_FILE=FILE"},
 		{"authorization failed", loginRemedy},
 		{"401 Unauthorized", loginRemedy},
+		{"give an image for this kind of machine", "or ask Slurm for nodes of the image's kind (--constraint)"},
 	} {
 		if strings.Contains(message, known.words) {
 			return known.remedy

@@ -172,7 +172,7 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	if err != nil {
 		return err
 	}
-	if err := checkPlatform(ctx, texts{i.store}, manifest.Config); err != nil {
+	if err := CheckPlatform(ctx, texts{i.store}, manifest.Config); err != nil {
 		return err
 	}
 	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
@@ -190,9 +190,9 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	return nil
 }
 
-// checkPlatform refuses an image for another kind of machine. A single manifest does
+// CheckPlatform refuses an image for another kind of machine. A single manifest does
 // not name its platform; the configuration does.
-func checkPlatform(ctx context.Context, store content.Provider, config ocispec.Descriptor) error {
+func CheckPlatform(ctx context.Context, store content.Provider, config ocispec.Descriptor) error {
 	own, err := images.ConfigPlatform(ctx, store, config)
 	if err != nil || own.Architecture == "" || platforms.Default().Match(own) {
 		return err

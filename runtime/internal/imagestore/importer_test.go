@@ -24,7 +24,7 @@ func TestImagesOfOtherMachinesAreRefused(t *testing.T) {
 		if err := content.WriteBlob(t.Context(), store, "config-"+architecture, bytes.NewReader(text), desc); err != nil {
 			t.Fatal(err)
 		}
-		err := checkPlatform(t.Context(), store, desc)
+		err := CheckPlatform(t.Context(), store, desc)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("an image for %q: %v, want %q", architecture, err, want)
 		}
