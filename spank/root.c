@@ -110,11 +110,13 @@ static int put(const struct user *user, const char *path, int copy)
 	return rc;
 }
 
-/* plant mounts the image at a directory that the user does not need. */
+/* plant makes the image a mount of its own, at a directory that the user does not
+ * need. What is mounted in it comes along: a directory of the host would otherwise
+ * show the files that its mounts cover. */
 static int plant(int image, const char *at)
 {
 	struct statvfs flags;
-	int copy = syscall(SYS_open_tree, image, "", TREE_CLONE | AT_EMPTY_PATH | O_CLOEXEC);
+	int copy = syscall(SYS_open_tree, image, "", TREE_CLONE | TREE_RECURSIVE | AT_EMPTY_PATH | O_CLOEXEC);
 	if (copy < 0)
 		return -1;
 	int rc = syscall(SYS_move_mount, copy, "", AT_FDCWD, at, FROM_EMPTY);
@@ -128,8 +130,7 @@ static int plant(int image, const char *at)
 	return tree < 0 ? -1 : 0;
 }
 
-/* is_host reports whether the image is the host's own root, by whatever path: without
- * what is mounted in it, as images are taken, it would show what these mounts cover. */
+/* is_host reports whether the image is the host's own root, by whatever path. */
 static int is_host(int image)
 {
 	struct stat one, host;

@@ -43,6 +43,7 @@ containers() {
 	as alice login sh -c 'rm image/etc/names image/etc/resolv.conf && : >image/etc/resolv.conf'
 	image_of_archive
 	refused_images
+	covered_files
 	plugstack=$(settings eval 'echo $state')/etc/slurm/plugstack.conf
 	cp "$plugstack" "$out/plugstack"
 	# In place: hosts do not see a file that comes instead.
@@ -75,6 +76,18 @@ image_of_archive() {
 	as alice login rm -rf .cache/berth $bundle
 }
 in_berth_image() { as alice login /srv/berth/bin/berth image "$@" -q 2>&1; }
+
+# covered_files: a directory of the host that can be an image shows what is mounted in
+# it, and never the files below these mounts.
+covered_files() {
+	local seen
+	on n1 sh -c 'cd /home && mkdir -p covered/bin covered/proc covered/sys covered/dev covered/tmp covered/home covered/private &&
+		cp /bin/busybox covered/bin/cat && echo a secret >covered/private/file && mount -t tmpfs none covered/private && echo mounted >covered/private/other &&
+		chmod -R a+rX covered' || fail "cover a file"
+	seen=$(in_image --container-image=/home/covered cat /private/other /private/file)
+	[[ $seen == *mounted* && $seen == *"No such file"* ]] || fail "what a mount covers: $seen"
+	on n1 sh -c 'umount /home/covered/private && rm -rf /home/covered' || fail "remove what was covered"
+}
 
 # refused_images: what cannot be an image ends the step, with the reason.
 refused_images() {
