@@ -16,9 +16,6 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// minTime is what a job must have left for a cluster to be of any use.
-const minTime = 5 * time.Second
-
 // allocation is what Slurm gave this run: the job, and how long it lasts. A nil
 // allocation is that of a run outside of Slurm.
 type allocation struct {
@@ -45,14 +42,11 @@ func (a *allocation) check() error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.end.IsZero() {
+	left, enough := slurm.Remaining(a.end, a.now())
+	if enough {
 		return nil
 	}
-	left := a.end.Sub(a.now()).Round(time.Second)
-	if left >= minTime {
-		return nil
-	}
-	return exitcode.Wrap(exitcode.Config, fmt.Errorf("job %s ends in %s, which is too short for a cluster: ask Slurm for more with --time", a.job.ID, max(0, left)))
+	return exitcode.Wrap(exitcode.Config, fmt.Errorf("job %s ends in %s, which is too short for a cluster: ask Slurm for more with --time", a.job.ID, left))
 }
 
 // askAgain is after which time a question to Slurm that got no answer is asked

@@ -6,15 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/launch/supervisor"
-)
-
-const (
-	// leastAddressSpace is what the parts of a cluster map, and do not use, in
-	// bytes.
-	leastAddressSpace = 64 << 30
-	// usualStack is what most systems allow; nft and runc need some of it.
-	usualStack = 8 << 20
 )
 
 // workerWatchers counts the instances of inotify that the roles of a node without
@@ -38,23 +31,14 @@ func checkWatchers(needed int) error {
 // live with, which Slurm passes on from the login host. Memory is limited by
 // what the job has.
 func raiseLimits() error {
-	for _, limit := range []struct {
-		resource int
-		least    uint64
-		option   string
-		what     string
-	}{
-		{unix.RLIMIT_AS, leastAddressSpace, "-v", "address space"},
-		{unix.RLIMIT_STACK, usualStack, "-s", "the stack"},
-	} {
+	for _, limit := range probe.ProcessLimits() {
 		var now unix.Rlimit
-		if err := unix.Getrlimit(limit.resource, &now); err != nil || now.Cur >= limit.least {
+		if err := unix.Getrlimit(limit.Resource, &now); err != nil || now.Cur >= limit.Least {
 			continue
 		}
 		now.Cur = now.Max
-		if err := unix.Setrlimit(limit.resource, &now); err != nil || now.Max < limit.least {
-			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start with so small a limit of %s: 'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE",
-				limit.what, limit.option, limit.least>>10))
+		if err := unix.Setrlimit(limit.Resource, &now); err != nil || now.Max < limit.Least {
+			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start with so small a limit of %s: %s", limit.What, limit.Remedy()))
 		}
 	}
 	return nil

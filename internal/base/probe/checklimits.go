@@ -54,7 +54,50 @@ func (h *Host) checkCPUs() Result {
 // checkLimits answers for the resource limits of the process and the kernel's
 // totals behind them.
 func (h *Host) checkLimits() []Result {
-	return []Result{h.checkFiles(), h.checkProcesses()}
+	results := []Result{h.checkFiles(), h.checkProcesses()}
+	for _, limit := range ProcessLimits() {
+		results = append(results, h.checkProcessLimit(limit))
+	}
+	return results
+}
+
+// ProcessLimit is a resource limit of a process that a node raises to Least bytes or
+// more. The hard limit must permit that.
+type ProcessLimit struct {
+	Resource int
+	Least    uint64
+	// Option is the letter of ulimit, What names the limit in a sentence.
+	Option, What string
+}
+
+// ProcessLimits returns the limits that a user's shell may have set, and Slurm passes on
+// from the login host. Least is the address space that the parts of a cluster map
+// without using it, and the stack that most systems allow: nft and runc need some of it.
+func ProcessLimits() []ProcessLimit {
+	return []ProcessLimit{
+		{unix.RLIMIT_AS, 64 << 30, "-v", "address space"},
+		{unix.RLIMIT_STACK, 8 << 20, "-s", "the stack"},
+	}
+}
+
+// Remedy says which hard limit is needed, and how a job gets it.
+func (l ProcessLimit) Remedy() string {
+	return fmt.Sprintf("'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE", l.Option, l.Least>>10)
+}
+
+func (h *Host) checkProcessLimit(l ProcessLimit) Result {
+	title := strings.TrimPrefix(l.What, "the ")
+	r := Result{Name: strings.ReplaceAll(title, " ", "-"), Title: title, Level: Required, OK: Yes}
+	_, hard, err := h.kernel.Limit(l.Resource)
+	if err != nil {
+		r.OK, r.Found = Unknown, err.Error()
+		return r
+	}
+	r.Found = "hard limit " + limitText(hard)
+	if hard < l.Least {
+		r.OK, r.Cost, r.Remedy.User = No, "berth run refuses to start a node", l.Remedy()
+	}
+	return r
 }
 
 func (h *Host) checkFiles() Result {

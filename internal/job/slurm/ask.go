@@ -68,6 +68,16 @@ func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 	return readEnd(job, said)
 }
 
+// minTime is the time that a job must have left for a cluster to be of any use.
+const minTime = 5 * time.Second
+
+// Remaining returns how much time a job has left, in seconds, and whether that is enough
+// for a cluster. A job whose end is the zero time has no limit.
+func Remaining(end, now time.Time) (left time.Duration, enough bool) {
+	left = max(0, end.Sub(now).Round(time.Second))
+	return left, end.IsZero() || left >= minTime
+}
+
 // readEnd reads the end of a job from what scontrol says of it.
 func readEnd(job Job, said string) (time.Time, error) {
 	value, ok := field(said, "EndTime")

@@ -139,7 +139,10 @@ func TestCheck(t *testing.T) {
 		{"loose site", Check(t.Context(), outside, answering(showConfig, nil)),
 			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes"},
 		{"shell of salloc", Check(t.Context(), environment(t, "salloc"), answering(showConfig, nil)),
-			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes slurm-place=degraded"},
+			"slurm=yes slurm-tracking=degraded slurm-limits=degraded slurm-killwait=yes slurm-tmp=no slurm-contain=yes slurm-time=unknown slurm-place=degraded"},
+		{"little time", []probe.Result{checkTime(t.Context(), Job{End: time.Now().Add(4 * time.Second)}, nil)}, "slurm-time=no"},
+		{"time enough", []probe.Result{checkTime(t.Context(), Job{End: time.Now().Add(time.Hour)}, nil)}, "slurm-time=yes"},
+		{"no time limit", []probe.Result{checkTime(t.Context(), Job{ID: "7"}, answering("JobId=7 EndTime=Unknown Deadline=N/A", nil))}, "slurm-time=yes"},
 	}
 	for _, test := range tests {
 		if got := states(test.got); got != test.want {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"berth.dev/berth/internal/base/probe"
 )
@@ -33,7 +34,7 @@ func Check(ctx context.Context, getenv func(string) string, ask Ask) []probe.Res
 	version.Found = fmt.Sprintf("%s, cluster %s; %s", config.Get("SLURM_VERSION"), config.Get("ClusterName"), where)
 	results := []probe.Result{version, checkTracking(config), checkTasks(config), checkKillWait(config), checkContainer(config), checkContain(config)}
 	if inJob {
-		results = append(results, checkPlace(job))
+		results = append(results, checkTime(ctx, job, ask), checkPlace(job))
 	}
 	return results
 }
@@ -90,6 +91,24 @@ func checkContain(config Config) probe.Result {
 		r.OK = probe.Degraded
 		r.Cost = "shells that users open with ssh on a node are outside of their job"
 		r.Remedy.Admin = "PrologFlags=Contain in slurm.conf, and pam_slurm_adopt"
+	}
+	return r
+}
+
+// checkTime answers for the time that the job has left, by which berth run judges, too.
+func checkTime(ctx context.Context, job Job, ask Ask) probe.Result {
+	r := probe.Result{Name: "slurm-time", Title: "the job's time", Level: probe.Required, OK: probe.Yes, Found: "no limit"}
+	end, err := EndTime(ctx, job, ask)
+	if err != nil {
+		r.OK, r.Found = probe.Unknown, err.Error()
+		return r
+	}
+	left, enough := Remaining(end, time.Now())
+	if !end.IsZero() {
+		r.Found = left.String() + " left"
+	}
+	if !enough {
+		r.OK, r.Cost, r.Remedy.User = probe.No, "that is too short for a cluster, so berth run refuses to start one", "ask Slurm for more with --time"
 	}
 	return r
 }
