@@ -1,10 +1,11 @@
 // Command registry serves image archives as a real registry does, for tests of
 // pulls: over HTTP or HTTPS, to everybody or to one user.
 //
-//	registry [-listen :5000] [-tls CERTIFICATE] [-user NAME:PASSWORD] [-layers N -bytes N] [-rate N] REPOSITORY:TAG=ARCHIVE...
+//	registry [-listen :5000] [-tls CERTIFICATE] [-user NAME:PASSWORD] [-layers N -bytes N] [-arch ARCH] [-rate N] REPOSITORY:TAG=ARCHIVE...
 //
 // An archive is one of "docker save", which holds an image of the repository's
-// last word and the tag; -layers adds some of random bytes to each. With -tls the
+// last word and the tag; -layers adds some of random bytes to each, and
+// -arch has each say that it is for that architecture. With -tls the
 // program makes a certificate authority of its own and writes its certificate to
 // that file. It prints a line per request, and one of how much it sent.
 package main
@@ -42,11 +43,12 @@ func run() error {
 	user := flag.String("user", "", "NAME:PASSWORD that a client has to know")
 	layers := flag.Int("layers", 0, "add so many layers to each image")
 	size := flag.Int64("bytes", 1_000_000, "size of each of them")
+	arch := flag.String("arch", "", "architecture that each image says it is for")
 	rate := flag.Int64("rate", 0, "send so many bytes per second to all clients together; 0 for no limit")
 	flag.Parse()
 	store := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	for _, image := range flag.Args() {
-		if err := push(store, image, *layers, *size); err != nil {
+		if err := push(store, image, *layers, *size, *arch); err != nil {
 			return fmt.Errorf("load %s: %w", image, err)
 		}
 	}

@@ -23,7 +23,7 @@ import (
 
 // push puts REPOSITORY:TAG=ARCHIVE into a registry in this process, with so many
 // more layers of so many bytes.
-func push(store http.Handler, image string, more int, size int64) error {
+func push(store http.Handler, image string, more int, size int64, arch string) error {
 	where, archive, found := strings.Cut(image, "=")
 	repository, tag, tagged := strings.Cut(where, ":")
 	if !found || !tagged {
@@ -46,6 +46,17 @@ func push(store http.Handler, image string, more int, size int64) error {
 			return err
 		}
 		if img, err = mutate.AppendLayers(img, layer); err != nil {
+			return err
+		}
+	}
+	if arch != "" {
+		config, err := img.ConfigFile()
+		if err != nil {
+			return err
+		}
+		config = config.DeepCopy()
+		config.Architecture = arch
+		if img, err = mutate.ConfigFile(img, config); err != nil {
 			return err
 		}
 	}
