@@ -2,6 +2,7 @@ package berthd
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -22,13 +24,18 @@ import (
 // newStore is one in a real etcd that listens on the loopback.
 func newStore(t testing.TB, pods string) *Store {
 	t.Helper()
-	client, peer := loopback(t), loopback(t)
-	e, err := startEtcd(t.TempDir(), client, peer)
-	if err != nil {
-		t.Fatal(err)
+	for {
+		client, peer := loopback(t), loopback(t)
+		e, err := startEtcd(t.TempDir(), client, peer)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue // somebody has taken a port that was free a moment ago
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(e.Close)
+		return storeAt(t, client.String(), pods)
 	}
-	t.Cleanup(e.Close)
-	return storeAt(t, client.String(), pods)
 }
 
 func startEtcd(dir string, client, peer url.URL) (*embed.Etcd, error) {
