@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// sandboxNetwork is the network of a node's sandbox; queues is how many threads
-// carry packets between nodes, 0 where there is one node.
+// sandboxNetwork returns the network of a node's sandbox. queues is the number of
+// threads that carry packets between nodes, or 0 for a single node.
 func sandboxNetwork(plan cluster.Plan, queues int) sandbox.Network {
 	addresses := plan.Addresses
 	network := sandbox.Network{
@@ -29,7 +29,7 @@ func sandboxNetwork(plan cluster.Plan, queues int) sandbox.Network {
 		}
 	}
 	for _, address := range append(slices.Clone(network.Sources), addresses.DNS) {
-		// Other nodes' addresses of the same range are elsewhere.
+		// Other nodes' addresses of the same range are on other hosts.
 		network.NodeAddresses = append(network.NodeAddresses, netip.PrefixFrom(address, address.BitLen()))
 	}
 	return network

@@ -29,7 +29,7 @@ func TestSandboxNetwork(t *testing.T) {
 					t.Errorf("%s: packets come from %s, and not from the first addresses %v", family, source, network.NodeAddresses)
 				}
 			}
-			// What belongs to other nodes is elsewhere.
+			// The addresses of other nodes are on other hosts.
 			for _, other := range plans {
 				for _, address := range other.Members[other.Index].Prefixes {
 					if !slices.ContainsFunc(network.Mesh.Routes, func(route netip.Prefix) bool { return route.Overlaps(address) }) {

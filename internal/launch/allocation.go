@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// allocation is what Slurm gave this run: the job, and how long it lasts. A nil
-// allocation is that of a run outside of Slurm.
+// allocation describes the Slurm job of this run and its end. It is nil for a run
+// outside Slurm.
 type allocation struct {
 	job slurm.Job
 	log *slog.Logger
@@ -25,17 +25,18 @@ type allocation struct {
 	now func() time.Time
 
 	mu sync.Mutex
-	// end and killWait are zero where they are not known.
+	// end and killWait are zero if they are unknown.
 	end      time.Time
 	killWait time.Duration
-	// early is how long before the end the run ends itself; 0 leaves it to
-	// Slurm.
+	// early is the time before the job's end at which the run ends itself. If it
+	// is 0, Slurm ends the run.
 	early time.Duration
-	// preempted: the job makes room for another one and is to begin again.
+	// preempted is set if the job makes room for another job and should start
+	// again.
 	preempted bool
 }
 
-// check refuses a job whose time is nearly over, where the environment tells.
+// check refuses a job whose time is nearly over, if its end is known.
 func (a *allocation) check() error {
 	if a == nil {
 		return nil
@@ -49,13 +50,13 @@ func (a *allocation) check() error {
 	return exitcode.Wrap(exitcode.Config, fmt.Errorf("job %s ends in %s, which is too short for a cluster: ask Slurm for more with --time", a.job.ID, left))
 }
 
-// askAgain is after which time a question to Slurm that got no answer is asked
-// again: often enough for --grace, and no burden to a controller that is busy.
+// askAgain is the time after which a question that Slurm did not answer is
+// repeated. It is short enough for --grace and does not burden a busy controller.
 const askAgain = 30 * time.Second
 
-// inquire asks Slurm's commands for what the environment does not say. They
-// can take seconds, so nothing waits for them; giveUp is called when the
-// answer shows that the run is of no use.
+// inquire asks Slurm's commands for what the environment does not contain. They
+// can take seconds, so nothing waits for them. inquire calls giveUp if the answer
+// shows that the run cannot succeed, or when --grace ends the run.
 func (a *allocation) inquire(ctx context.Context, giveUp context.CancelCauseFunc) {
 	for !a.learn(ctx) {
 		select {
@@ -70,8 +71,8 @@ func (a *allocation) inquire(ctx context.Context, giveUp context.CancelCauseFunc
 	a.endEarly(ctx, giveUp)
 }
 
-// learn asks for the end of the job and Slurm's KillWait, and tells whether both
-// are known or cannot be.
+// learn asks for the end of the job and for Slurm's KillWait. It reports whether
+// to stop asking, because both are known or Slurm is missing.
 func (a *allocation) learn(ctx context.Context) bool {
 	end, endErr := slurm.EndTime(ctx, a.job, a.ask)
 	if endErr != nil {
@@ -87,15 +88,16 @@ func (a *allocation) learn(ctx context.Context) bool {
 	return endErr == nil && configErr == nil || errors.Is(configErr, slurm.ErrNoSlurm)
 }
 
-// timeUp is why a run ends that keeps time for its workload to end.
+// timeUp is the cause of a run's end that leaves the workload time to end
+// (--grace).
 type timeUp struct{ grace time.Duration }
 
 func (t *timeUp) Error() string {
 	return fmt.Sprintf("the job's time is over in %s, which the workload has to end (--grace)", t.grace)
 }
 
-// endEarly gives the run up once what is left of the job is what the workload
-// is to have for its end. The limit may be changed meanwhile.
+// endEarly ends the run when the job's remaining time is the time that the
+// workload needs to end. The job's limit may change in the meantime.
 func (a *allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFunc) {
 	for a.early > 0 && !a.knownEnd().IsZero() {
 		wait := a.knownEnd().Sub(a.now()) - a.early - takeDownTime
@@ -116,9 +118,9 @@ func (a *allocation) endEarly(ctx context.Context, giveUp context.CancelCauseFun
 	}
 }
 
-// graceNow is grace, and more where the job goes on: then the signal is one that
-// Slurm sends ahead of the end (--signal, or preemption with a grace time). To
-// ask takes at most half of the grace.
+// graceNow returns grace, or more if the job continues after the signal. Slurm
+// sends such a signal ahead of the end (--signal, or preemption with a grace
+// time). The question to Slurm takes at most half of the grace.
 func (a *allocation) graceNow(ctx context.Context, signal syscall.Signal) time.Duration {
 	grace := a.grace(signal)
 	if a == nil || signal != syscall.SIGTERM {
@@ -137,9 +139,9 @@ func (a *allocation) graceNow(ctx context.Context, signal syscall.Signal) time.D
 	return max(grace, moment.End.Sub(a.now())-takeDownTime)
 }
 
-// requeue has a job that was preempted with a grace time begin again, as its
-// partition says. Slurm would not (22.05): to it a job that ends by itself in
-// that time is over, and one that does not has timed out.
+// requeue requeues a job that was preempted with a grace time, as its partition
+// demands. Slurm itself would not (22.05): it considers a job that ends within
+// the grace time completed, and any other job timed out.
 func (a *allocation) requeue() {
 	if a == nil || !a.preempted {
 		return
@@ -150,8 +152,8 @@ func (a *allocation) requeue() {
 	}
 }
 
-// memory narrows the limit to what the job has asked for. Slurm's answer mostly
-// takes milliseconds; without one the limit stays as it is.
+// memory lowers the limit to the memory that the job requested. Slurm usually
+// answers within milliseconds. Without an answer the limit stays as it is.
 func (a *allocation) memory(ctx context.Context, limit probe.Memory) probe.Memory {
 	if a == nil {
 		return limit
@@ -163,7 +165,7 @@ func (a *allocation) memory(ctx context.Context, limit probe.Memory) probe.Memor
 	return limit
 }
 
-// killWait reads Slurm's setting, "30 sec" in the controller's answer.
+// killWait parses Slurm's setting, which is "30 sec" in the controller's answer.
 func killWait(config slurm.Config) time.Duration {
 	number, _, _ := strings.Cut(config.Get("KillWait"), " ")
 	seconds, err := strconv.Atoi(number)
@@ -173,7 +175,7 @@ func killWait(config slurm.Config) time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// grace is how long a workload may take to end after a signal: Slurm kills
+// grace returns the time for a workload to end after a signal. Slurm kills
 // everything KillWait after its SIGTERM.
 func (a *allocation) grace(signal syscall.Signal) time.Duration {
 	if a == nil {
@@ -191,7 +193,8 @@ func (a *allocation) grace(signal syscall.Signal) time.Duration {
 	return grace
 }
 
-// reason tells the time limit from other causes of the same signal.
+// reason returns the time limit as the cause if it caused the signal, and cause
+// otherwise.
 func (a *allocation) reason(cause error) error {
 	var reason *interrupted
 	if a == nil || !errors.As(cause, &reason) || reason.signal != syscall.SIGTERM {
@@ -205,8 +208,8 @@ func (a *allocation) reason(cause error) error {
 	return &exitcode.Error{Code: exitcode.TimeLimit, Err: fmt.Errorf("the time limit of job %s was over before the workload ended: ask Slurm for more with --time", a.job.ID)}
 }
 
-// warnings are what is odd about the step, given what the process may really
-// use.
+// warnings returns a warning if the step is smaller than the allocation, given
+// what the process may really use.
 func (a *allocation) warnings(cpus int, memory uint64) string {
 	if a == nil {
 		return ""

@@ -16,7 +16,8 @@ import (
 
 var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.Local)
 
-// newAllocation is one whose controller answers; end is what it says.
+// newAllocation returns an allocation whose controller answers with the given
+// end.
 func newAllocation(end string) *allocation {
 	return &allocation{
 		job: slurm.Job{ID: "7"},
@@ -46,8 +47,8 @@ func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 	}
 }
 
-// A controller that was too busy at the start is asked again, or --grace would be
-// of no use.
+// A controller that was too busy at the start is asked again. Otherwise --grace
+// would have no effect.
 func TestSlurmIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAllocation("2026-01-01T14:00:00")

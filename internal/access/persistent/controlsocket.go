@@ -15,31 +15,31 @@ import (
 )
 
 const (
-	// controlFile is the socket in a cluster's directory where it is asked for
-	// something.
+	// controlFile is the control socket in a cluster's directory. It accepts
+	// requests.
 	controlFile = "door"
-	// questionLimit bounds the time in which somebody says what he wants.
+	// questionLimit bounds the time for a client to send its request.
 	questionLimit = 10 * time.Second
 )
 
-// request is what is said at the door: one of the two.
+// request is what a client sends. Exactly one field is set.
 type request struct {
 	End    *EndRequest `json:",omitempty"`
 	Images []string    `json:",omitempty"`
 }
 
-// EndRequest tells a cluster to end.
+// EndRequest asks a cluster to end.
 type EndRequest struct {
-	// Grace is how long pods may take for it, at most.
+	// Grace bounds the time for pods to end.
 	Grace time.Duration
 }
 
-// Outcome is what became of the pods that ran.
+// Outcome counts the pods that were asked to end and the pods that did.
 type Outcome struct {
 	Asked, Ended int
 }
 
-// Refusal is why images are not on the cluster's nodes, with an exit code.
+// Refusal is the error of images that could not be imported, with an exit code.
 type Refusal struct {
 	Code int
 	Text string
@@ -47,8 +47,8 @@ type Refusal struct {
 
 func (r *Refusal) Error() string { return r.Text }
 
-// ControlSocket is where a cluster is told to end, and given images. The directory keeps
-// others out.
+// ControlSocket receives requests to end a cluster and to import images. The
+// permissions of its directory keep other users out.
 type ControlSocket struct {
 	listener *net.UnixListener
 	ends     chan asked
@@ -57,18 +57,18 @@ type ControlSocket struct {
 	closed   <-chan struct{}
 }
 
-// asked is a request and who waits for the answer.
+// asked is a request and the connection that waits for the answer.
 type asked struct {
 	request
 	conn net.Conn
 }
 
 func (a asked) answer(with any) {
-	_ = json.NewEncoder(a.conn).Encode(with) // who has gone needs no answer
+	_ = json.NewEncoder(a.conn).Encode(with) // a client that is gone needs no answer
 	a.conn.Close()
 }
 
-// Listen opens the door of the cluster with this directory.
+// Listen opens the control socket of the cluster with this directory.
 func Listen(dir string) (*ControlSocket, error) {
 	path := filepath.Join(dir, controlFile)
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Net: "unix", Name: path})
@@ -89,14 +89,14 @@ func (s *ControlSocket) serve() {
 	for {
 		conn, err := s.listener.Accept()
 		if err != nil {
-			return // it was closed
+			return // the listener is closed
 		}
 		go s.receive(conn)
 	}
 }
 
-// receive takes in what one client wants. Who is not answered any more sees the end
-// of the connection.
+// receive reads the request of one client. If nobody answers the request any
+// more, the client sees the end of the connection.
 func (s *ControlSocket) receive(conn net.Conn) {
 	a := asked{conn: conn}
 	_ = conn.SetReadDeadline(time.Now().Add(questionLimit))
@@ -115,8 +115,8 @@ func (s *ControlSocket) receive(conn net.Conn) {
 	}
 }
 
-// Await returns the order to end, and a function that says what came of it. It
-// is called once.
+// Await returns the request to end, and a function that sends its outcome. Call
+// it only once.
 func (s *ControlSocket) Await(ctx context.Context) (EndRequest, func(Outcome), error) {
 	a, err := s.next(ctx, s.ends)
 	if err != nil {
@@ -125,8 +125,8 @@ func (s *ControlSocket) Await(ctx context.Context) (EndRequest, func(Outcome), e
 	return *a.End, func(outcome Outcome) { a.answer(outcome) }, nil
 }
 
-// AwaitImages returns image archives that somebody brings, as the command line
-// names them, with absolute paths, and a function that says what came of it.
+// AwaitImages returns image archives that a client brings, as on the command line
+// but with absolute paths, and a function that sends the result.
 func (s *ControlSocket) AwaitImages(ctx context.Context) ([]string, func(*Refusal), error) {
 	a, err := s.next(ctx, s.images)
 	if err != nil {
@@ -146,15 +146,15 @@ func (s *ControlSocket) next(ctx context.Context, from <-chan asked) (asked, err
 	}
 }
 
-// Close lets nobody in any more. Who is waiting for an answer gets none.
+// Close stops accepting requests. Clients that wait for an answer get none.
 func (s *ControlSocket) Close() {
 	s.listener.Close()
 	s.close()
 }
 
-// End tells a cluster to end, from its head, and returns when nothing of it is
-// left there. It calls drained once pods have ended, or are about to be killed. A
-// second order waits for the first one's end.
+// End asks a cluster to end and returns when nothing of it is left on this host,
+// which must be its head. It calls drained once the pods have ended or are about
+// to be killed. A second request waits until the cluster has ended.
 func (c Cluster) End(ctx context.Context, o EndRequest, drained func(Outcome)) (Outcome, error) {
 	ended := c.Ended()
 	var outcome Outcome
@@ -173,9 +173,9 @@ func (c Cluster) End(ctx context.Context, o EndRequest, drained func(Outcome)) (
 	}
 }
 
-// BringImages gives image archives to a cluster that is ready, from its head, and
-// returns when all of its nodes have them. An error that says why they have not
-// is a *Refusal.
+// BringImages imports image archives into a cluster that is ready and returns
+// when all its nodes have them. Call it on the head. If the cluster refuses the
+// images, the error is a *Refusal.
 func (c Cluster) BringImages(ctx context.Context, images []string) error {
 	var refusal *Refusal
 	err := c.ask(ctx, request{Images: images}, &refusal)
@@ -192,7 +192,7 @@ func (c Cluster) BringImages(ctx context.Context, images []string) error {
 	return nil
 }
 
-// hasGone tells whether nobody is behind a door any more.
+// hasGone reports whether an error means that nobody serves the control socket.
 func hasGone(err error) bool {
 	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNRESET)
 }

@@ -1,4 +1,5 @@
-// Package persistent is how a cluster that stays until it is told to end (berth
-// up) is found by other processes of its user on its host, waited for, and told
-// to end. What is done with it does not belong here.
+// Package persistent finds clusters that outlive their command (berth up). Other
+// processes of the same user on the same host use it to find such a cluster, to
+// wait for it, to bring it images and to end it. What runs on the cluster does
+// not belong here.
 package persistent

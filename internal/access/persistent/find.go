@@ -13,48 +13,49 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-// Local is what stands for the job of a cluster outside of Slurm.
+// Local stands for the job of a cluster that runs outside Slurm.
 const Local = "local"
 
-// poll is how often is looked whether a cluster is ready.
+// poll is the interval between checks whether a cluster is ready.
 const poll = 30 * time.Millisecond
 
-// Cluster is one that lives, seen from a host that it runs on.
+// Cluster is a live cluster, as seen from one of its hosts.
 type Cluster struct {
 	// Path is its directory in memory on this host.
 	Path string
-	// Head is the name of the node with the API server; empty on that itself.
+	// Head is the name of the node with the API server. It is empty on that node.
 	Head string
 }
 
-// Facts are what a cluster says of itself once it is ready.
+// Facts describes a cluster that is ready.
 type Facts struct {
-	// Job is Slurm's number, or Local.
+	// Job is Slurm's job number, or Local.
 	Job string
-	// Since is when it was ready.
+	// Since is the time at which the cluster became ready.
 	Since time.Time
-	// Nodes are their names in Kubernetes, the head's first.
+	// Nodes holds the names of the Kubernetes nodes, the head first.
 	Nodes []string
-	// Cache is a directory for what programs learn of the API server, Bin one
-	// with kubectl and helm.
+	// Cache is a directory for what programs cache of the API server. Bin
+	// contains kubectl and helm.
 	Cache, Bin string
-	// IDs are the user and group ids that pods can have, such as "0 to 65536".
+	// IDs describes the user and group ids available to pods, such as "0 to
+	// 65536".
 	IDs string
-	// End is when the job's time is over; zero where that is not known.
+	// End is the end of the job's time, or zero if it is unknown.
 	End time.Time
 }
 
-// Kubeconfig is by which programs on the head reach the cluster.
+// Kubeconfig returns the path of the kubeconfig for programs on the head.
 func (c Cluster) Kubeconfig() string { return filepath.Join(c.Path, rundir.KubeconfigFile) }
 
-// Name is that of the run.
+// Name returns the name of the run.
 func (c Cluster) Name() string {
 	return strings.TrimSuffix(filepath.Base(c.Path), rundir.PrivateSuffix)
 }
 
-// Find returns the cluster of a job, or of none (Local), that stands on this
-// host; ok is false where there is none. Should there be several, it is one
-// whose API server is here.
+// Find returns the persistent cluster of a job, or of Local, on this host. ok is
+// false if there is none. Among several, it prefers one whose API server is on
+// this host.
 func Find(places []string, job string) (found Cluster, ok bool) {
 	for _, c := range all(places, job) {
 		if !ok || c.Head == "" {
@@ -64,12 +65,12 @@ func Find(places []string, job string) (found Cluster, ok bool) {
 	return found, ok
 }
 
-// Before returns the cluster of the same job that was begun on this host before
-// the one with the given directory; ok is false where there is none. Two that
-// begin at once agree on which is the first.
+// Before returns a cluster of the same job that was started on this host before
+// the one in dir. ok is false if there is none. Two clusters that start at the
+// same time agree on which one is the first.
 func Before(places []string, job, dir string) (found Cluster, ok bool) {
 	for _, c := range all(places, job) {
-		if len(c.Path) < len(dir) || len(c.Path) == len(dir) && c.Path < dir { // by the numbers in it
+		if len(c.Path) < len(dir) || len(c.Path) == len(dir) && c.Path < dir { // ordered by the numbers in the path
 			found, ok = c, true
 		}
 	}
@@ -98,11 +99,11 @@ func all(places []string, job string) []Cluster {
 	return found
 }
 
-// ErrEnded says that a cluster ended while it was waited for.
+// ErrEnded is the error if a cluster ends while a client waits for it.
 var ErrEnded = errors.New("the cluster has ended")
 
-// AwaitReady returns what a cluster says of itself, on its head, once it can be
-// used.
+// AwaitReady waits until the cluster is ready and returns its description. Call
+// it on the head.
 func (c Cluster) AwaitReady(ctx context.Context) (Facts, error) {
 	ended := c.Ended()
 	for {
@@ -128,18 +129,19 @@ func (c Cluster) facts() (facts Facts, err error) {
 	return facts, json.Unmarshal(content, &facts) // empty until it is ready
 }
 
-// Ended is closed when no process of the cluster's supervisor is left.
+// Ended returns a channel that is closed when all processes of the cluster's
+// supervisor have ended.
 func (c Cluster) Ended() <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		_ = rundir.Await(c.Path) // a directory that cannot be opened is on its way out
+		_ = rundir.Await(c.Path) // a directory that cannot be opened is about to be removed
 	}()
 	return ended
 }
 
-// Mark marks a run's directory as that of a cluster that stands, and is not
-// ready.
+// Mark marks a run's directory as belonging to a persistent cluster that is not
+// ready yet.
 func Mark(dir string) error {
 	if err := os.WriteFile(filepath.Join(dir, rundir.StandingFile), nil, 0o600); err != nil {
 		return fmt.Errorf("mark the cluster as one that stays: %w", err)
@@ -147,7 +149,7 @@ func Mark(dir string) error {
 	return nil
 }
 
-// MarkReady says that the cluster can be used.
+// MarkReady marks the cluster as ready and stores its description.
 func MarkReady(dir string, facts Facts) error {
 	content, err := json.Marshal(facts)
 	if err != nil {

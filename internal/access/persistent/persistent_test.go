@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-// start makes the directory of a run that stands.
+// start creates the directory of a run with a persistent cluster.
 func start(t *testing.T, base, name string) *rundir.Dir {
 	t.Helper()
 	dir, err := rundir.Create(base, name+rundir.PrivateSuffix)
@@ -93,7 +93,7 @@ func TestAClusterIsToldToEnd(t *testing.T) {
 		err     error
 	}
 	ends := make(chan end, 2)
-	for range 2 { // the second one waits for the end, too
+	for range 2 { // the second request waits for the end, too
 		go func() {
 			outcome, err := c.End(t.Context(), EndRequest{Grace: time.Minute}, func(Outcome) {})
 			ends <- end{outcome, err}
@@ -150,7 +150,7 @@ func TestAClusterIsGivenImages(t *testing.T) {
 			t.Errorf("%v, want %v", err, want)
 		}
 	}
-	unheard := bring() // nobody waits for these
+	unheard := bring() // nobody receives these
 	socket.Close()
 	socket.Close()
 	if err := <-unheard; !errors.Is(err, ErrEnded) {

@@ -1,14 +1,14 @@
-// Package nodeloss tells the API server of nodes that are lost and of those that
-// come back.
+// Package nodeloss reports lost nodes, and nodes that come back, to the API
+// server.
 //
-// Upstream notices a lost node by its lease, after 40 s, and moves its pods
-// after five minutes more, because it cannot know whether the node is dead or
-// only slow. berth knows within seconds: all nodes are connected to the head.
-// So what upstream's controllers would do in the end (pod garbage collection of
-// a node that is out of service) is done here at once: the node gets the taint
-// node.kubernetes.io/out-of-service, and its pods are marked as failed and
-// deleted without waiting for their node, also those of a StatefulSet. Who
-// wants them starts new ones.
+// Upstream notices a lost node when its lease expires, after 40 s, and moves its
+// pods another five minutes later, because it cannot know whether the node is
+// dead or only slow. berth knows within seconds, because all nodes are connected
+// to the head. So this package does at once what upstream's controllers would do
+// in the end (pod garbage collection of a node that is out of service). The node
+// gets the taint node.kubernetes.io/out-of-service. Its pods, including the pods
+// of StatefulSets, are marked as failed and deleted without waiting for the node.
+// Their controllers start new ones.
 // https://kubernetes.io/docs/concepts/cluster-administration/node-shutdown/#non-graceful-node-shutdown
 package nodeloss
 
@@ -30,11 +30,11 @@ import (
 	"k8s.io/client-go/util/retry"
 )
 
-// Reason is what conditions and pods of a lost node say.
+// Reason is the reason in the conditions and pods of a lost node.
 const Reason = "NodeLost"
 
 const (
-	// A pod that was being bound when the taint came shows a little later.
+	// A pod that was being bound when the taint was set appears a little later.
 	rounds        = 5
 	betweenRounds = 200 * time.Millisecond
 	// betweenLooks is short, since the user waits.
@@ -46,21 +46,23 @@ var (
 	podsResource  = schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 )
 
-// Reporter writes to one API server. Its methods can be called at the same time
-// for different nodes.
+// Reporter writes to one API server. Its methods may be called concurrently for
+// different nodes.
 type Reporter struct {
 	nodes dynamic.ResourceInterface
 	pods  dynamic.NamespaceableResourceInterface
 }
 
-// NewReporter uses a client that may do everything. It makes no request.
+// NewReporter returns a reporter for a client with full permissions. It sends no
+// request.
 func NewReporter(client dynamic.Interface) *Reporter {
 	return &Reporter{nodes: client.Resource(nodesResource), pods: client.Resource(podsResource)}
 }
 
-// AwaitAll returns when count nodes take pods. A node that is ready still has
-// the taint of one that is not for a tenth of a second: pods that are to be
-// spread would go to the others, and a DaemonSet be complete without a pod.
+// AwaitAll returns when count nodes accept pods. A node that is ready keeps the
+// not-ready taint for another tenth of a second. Until then, pods that should
+// spread would all go to other nodes, and a DaemonSet would look complete without
+// a pod on this node.
 func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	tick := time.NewTicker(betweenLooks)
 	defer tick.Stop()
@@ -90,10 +92,10 @@ func (r *Reporter) AwaitAll(ctx context.Context, count int) error {
 	}
 }
 
-// Lose takes a node out of service; why is for people. It returns when no pod
-// of the node is left.
+// Lose takes a node out of service and returns when no pod of the node is left.
+// why is the message for users.
 func (r *Reporter) Lose(ctx context.Context, node, why string) error {
-	// The taint first: nothing new shall come to the node.
+	// Set the taint first, so that no new pod comes to the node.
 	err := r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint {
 		return append(taints, corev1.Taint{
 			Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute,
@@ -120,11 +122,11 @@ func (r *Reporter) Lose(ctx context.Context, node, why string) error {
 			return context.Cause(ctx)
 		}
 	}
-	return nil // finalizers hold the rest
+	return nil // finalizers hold the other pods
 }
 
-// Regain puts a node that is back into service. Its kubelet reports by itself
-// that it is ready, and ends the pods that were removed.
+// Regain puts a node back into service. Its kubelet reports by itself that it is
+// ready, and ends the pods that were removed.
 func (r *Reporter) Regain(ctx context.Context, node string) error {
 	err := r.editTaints(ctx, node, func(taints []corev1.Taint) []corev1.Taint { return taints })
 	if err != nil {
@@ -133,8 +135,8 @@ func (r *Reporter) Regain(ctx context.Context, node string) error {
 	return nil
 }
 
-// editTaints gives change the node's taints without that for being out of
-// service, and stores what comes back.
+// editTaints calls change with the node's taints except the out-of-service taint,
+// and stores the result.
 func (r *Reporter) editTaints(ctx context.Context, name string, change func([]corev1.Taint) []corev1.Taint) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		found, err := r.nodes.Get(ctx, name, metav1.GetOptions{})
@@ -158,8 +160,7 @@ func (r *Reporter) editTaints(ctx context.Context, name string, change func([]co
 	})
 }
 
-// removePods marks and deletes the pods of a node, and returns how many there
-// were.
+// removePods marks and deletes the pods of a node, and returns their number.
 func (r *Reporter) removePods(ctx context.Context, node, why string) (int, error) {
 	found, err := r.pods.List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
@@ -175,8 +176,8 @@ func (r *Reporter) removePods(ctx context.Context, node, why string) (int, error
 			continue
 		}
 		left++
-		// Another pod of the same name is a conflict: a StatefulSet replaces its
-		// pods as soon as they are marked.
+		// A conflict means another pod of the same name: a StatefulSet replaces
+		// its pods as soon as they are marked.
 		if err := r.removePod(ctx, &pod, why); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return 0, err
 		}
@@ -184,8 +185,8 @@ func (r *Reporter) removePods(ctx context.Context, node, why string) (int, error
 	return left, nil
 }
 
-// removePod says how a pod ended before it goes: who watches it learns that it
-// failed, and a Job that it was not the pod's own fault.
+// removePod sets the reason of a pod's end before it deletes the pod. Watchers
+// learn that the pod failed, and a Job learns that the pod was not at fault.
 func (r *Reporter) removePod(ctx context.Context, pod *corev1.Pod, why string) error {
 	pods := r.pods.Namespace(pod.Namespace)
 	if pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed {
@@ -206,8 +207,7 @@ func (r *Reporter) removePod(ctx context.Context, pod *corev1.Pod, why string) e
 	})
 }
 
-// patch merges into an object's status; conditions are told apart by their
-// types.
+// patch merges fields into an object's status. Conditions are merged by type.
 func (r *Reporter) patch(ctx context.Context, resource dynamic.ResourceInterface, name string, status map[string]any) error {
 	patch, err := json.Marshal(map[string]any{"status": status})
 	if err != nil {

@@ -29,7 +29,7 @@ func TestALostNodeAndItsReturn(t *testing.T) {
 	client := fake.NewSimpleDynamicClient(scheme,
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}, Spec: corev1.NodeSpec{Taints: []corev1.Taint{other}}},
 		pod("runs", corev1.PodRunning), pod("done", corev1.PodSucceeded))
-	// The fake cannot merge statuses; what was sent is looked at below.
+	// The fake cannot merge statuses. The test checks the requests instead.
 	client.PrependReactor("patch", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return action.GetSubresource() == "status", nil, nil
 	})
@@ -95,7 +95,7 @@ func taints(t *testing.T, client *fake.FakeDynamicClient) []string {
 	return keys
 }
 
-// statuses are what was written to statuses, with the reason given.
+// statuses returns the resource, name and reason of each status that was written.
 func statuses(t *testing.T, actions []clienttesting.Action) []string {
 	t.Helper()
 	var written []string
