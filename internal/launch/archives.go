@@ -25,23 +25,22 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
-// archive is a file with images on the head, or a folder in which one was
-// unpacked or which has an OCI layout, which every node has to see.
+// archive is an image file on the head, or a folder that holds an unpacked image
+// or an OCI layout. Every node has to see such a folder.
 type archive struct {
-	// Name is what the user calls its image, if anything.
+	// Name is the user's name for the image. It may be empty.
 	Name string
-	// Path is absolute. Size, in bytes, and Modified tell whether another
-	// node's file of that path is the same; of an OCI layout they are its index's, of
-	// other folders zero.
+	// Path is absolute. Another node's file at that path is the same file if
+	// Size, in bytes, and Modified agree. For an OCI layout they describe its
+	// index. For other folders they are zero.
 	Path     string
 	Size     int64
 	Modified time.Time
-	// Root says that it is a folder, and SIF that it is a file of that kind: what
-	// nodes may use where it lies.
+	// Root marks a folder, SIF a SIF file. Nodes may use both in place.
 	Root, SIF bool
 }
 
-// findArchives looks at the archives of the command line.
+// findArchives checks the archives that the command line names.
 func findArchives(images []string) ([]archive, error) {
 	var found []archive
 	for _, image := range images {
@@ -69,17 +68,17 @@ func findArchives(images []string) ([]archive, error) {
 	return found, nil
 }
 
-// ofRoots are folders of which every root of an image has some.
+// ofRoots lists folders at the root of an image. Every image has some of them.
 var ofRoots = []string{"bin", "etc", "lib", "usr", "sbin", "opt", ".singularity.d"}
 
-// The files of a folder with an OCI layout that say so, and what is in it.
+// These files mark a folder as an OCI layout and list its content.
 const (
 	layoutFile  = "oci-layout"
 	layoutIndex = "index.json"
 )
 
-// checkFolder tells a folder in which an image was unpacked, or that has an OCI layout, from
-// one that was named by mistake. It returns the index of a layout.
+// checkFolder accepts a folder with an unpacked image or an OCI layout, and
+// refuses a folder named by mistake. For a layout it returns the index.
 func checkFolder(path string) (index os.FileInfo, err error) {
 	has := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
@@ -94,8 +93,8 @@ func checkFolder(path string) (index os.FileInfo, err error) {
 	return nil, fmt.Errorf("%s is a directory, and no unpacked root of an image: it has neither bin, usr, etc nor another of their kind, nor is there an %s", path, layoutFile)
 }
 
-// checkArchive looks at the beginning of a file: what is no archive shows there,
-// before a cluster is started for it.
+// checkArchive checks the beginning of a file, so that a file that is no archive
+// is refused before a cluster starts for it.
 func checkArchive(path string) (isSIF bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -116,11 +115,11 @@ func checkArchive(path string) (isSIF bool, err error) {
 	return false, nil
 }
 
-// here tells whether this node has the same file.
+// here reports whether this node has the same file.
 func (a archive) here() bool {
 	path := a.Path
 	switch {
-	case a.Root && a.Modified.IsZero(): // nothing tells of an unpacked image
+	case a.Root && a.Modified.IsZero(): // an unpacked image has no file to compare
 		info, err := statReadable(path)
 		return err == nil && info.IsDir()
 	case a.Root:
@@ -130,7 +129,7 @@ func (a archive) here() bool {
 	return err == nil && info.Mode().IsRegular() && info.Size() == a.Size && info.ModTime().Equal(a.Modified)
 }
 
-// statReadable looks at a file that this user can read.
+// statReadable describes a file that this user can read.
 func statReadable(path string) (os.FileInfo, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -140,23 +139,23 @@ func statReadable(path string) (os.FileInfo, error) {
 	return file.Stat()
 }
 
-// archiveServer gives the archives to nodes that do not have them. All sides
-// show the same certificate, of an authority that exists for this alone; it goes to
-// the nodes with their plans.
+// archiveServer sends archives to nodes that lack them. Both sides of a
+// connection present the same certificate, signed by an authority that exists
+// only for it. The nodes receive it with their plans.
 type archiveServer struct {
 	server   *http.Server
 	source   archiveSource
 	archives []archive
-	// promised counts the bytes that were to come from here.
+	// promised counts the bytes announced by this server.
 	promised atomic.Int64
 
 	mu sync.Mutex
-	// relays are the nodes that have asked for an archive, by its number, in the
-	// order in which they have.
+	// relays lists, for each archive number, the nodes that have asked for the
+	// archive, in the order of their requests.
 	relays map[int][]netip.AddrPort
 }
 
-// archiveSource is where a node gets archives.
+// archiveSource describes how a node connects to the archive server.
 type archiveSource struct {
 	Port        uint16
 	Authority   []byte
@@ -164,8 +163,8 @@ type archiveSource struct {
 	Key         []byte
 }
 
-// sourceName is the name in the certificate. A node is reached at several
-// addresses.
+// sourceName is the name in the certificate. It is no address, because a node has
+// several.
 const sourceName = "archives"
 
 func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServer, error) {
@@ -212,7 +211,7 @@ func (s *archiveServer) close() {
 	}
 }
 
-// give sends an archive, or names a node that is just getting it.
+// give sends an archive, or redirects to a node that is receiving it.
 func (s *archiveServer) give(w http.ResponseWriter, r *http.Request) {
 	i, err := strconv.Atoi(r.PathValue("archive"))
 	from, badFrom := strconv.ParseInt(r.FormValue("from"), 10, 64)
@@ -241,12 +240,13 @@ func (s *archiveServer) give(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Length", strconv.FormatInt(info.Size()-from, 10))
 	s.promised.Add(info.Size() - from)
-	_, _ = io.Copy(w, io.NewSectionReader(file, from, info.Size()-from)) // else he asks again
+	_, _ = io.Copy(w, io.NewSectionReader(file, from, info.Size()-from)) // on an error the node asks again
 }
 
-// giver is the node from which one that passes the archive on itself is to get
-// it; none where that is the head. Two get it from the head, and two from each that
-// gets it: always from one who has asked earlier, so nobody waits for himself.
+// giver returns the node that should send the archive to a node that passes it on
+// in turn. ok is false if that is the head. The head and each receiving node send
+// it to two nodes. The sender always asked earlier than the receiver, so no node
+// waits for itself.
 func (s *archiveServer) giver(i int, r *http.Request) (netip.AddrPort, bool) {
 	port, err := strconv.ParseUint(r.FormValue("relay"), 10, 16)
 	client, badClient := netip.ParseAddrPort(r.RemoteAddr)

@@ -18,7 +18,7 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
-// gzipped is how a file begins that is taken for an archive.
+// gzipped is the beginning of a file that is accepted as an archive.
 const gzipped = "\x1f\x8b"
 
 func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
@@ -97,7 +97,7 @@ func serveOne(t *testing.T, size int) (*archiveServer, []byte) {
 	return server, content
 }
 
-// Many nodes at once: the head gives the archive to two of them.
+// Many nodes ask at once. The head sends the archive to only two of them.
 func TestNodesPassAnArchiveOn(t *testing.T) {
 	server, content := serveOne(t, 8<<20)
 	var copies sync.WaitGroup
@@ -124,7 +124,7 @@ func TestNodesPassAnArchiveOn(t *testing.T) {
 	}
 }
 
-// Where all ports are taken a node passes nothing on, but gets the archive.
+// If all ports are taken, a node passes nothing on but receives the archive.
 func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
 	server, content := serveOne(t, 1000)
 	node := newRelay(server.source, netip.MustParseAddr("127.0.0.1"), rendezvous.PortRange{First: server.source.Port, Last: server.source.Port})
@@ -138,8 +138,8 @@ func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
 	}
 }
 
-// What another node does not give comes from the head: where that node is gone,
-// and where it ends in the middle.
+// What another node does not send comes from the head, whether that node is gone
+// from the beginning or fails in the middle.
 func TestANodeThatPassesOnIsLost(t *testing.T) {
 	server, content := serveOne(t, 1<<20)
 	loopback := netip.MustParseAddr("127.0.0.1")
@@ -193,7 +193,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	if _, err := findArchives([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a directory") {
 		t.Errorf("a directory: %v", err)
 	}
-	// One with an unpacked image is used where it is.
+	// A folder with an unpacked image is used in place.
 	root := t.TempDir()
 	if err := os.Mkdir(filepath.Join(root, "usr"), 0o755); err != nil {
 		t.Fatal(err)
@@ -201,7 +201,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	if found, err := findArchives([]string{"a:1=" + root}); err != nil || !found[0].Root || !found[0].here() {
 		t.Errorf("an unpacked root: %+v, %v", found, err)
 	}
-	// So is one with an OCI layout, if it is the same.
+	// So is a folder with an OCI layout, if it is the same.
 	layout := t.TempDir()
 	index := filepath.Join(layout, "index.json")
 	if err := errors.Join(os.WriteFile(filepath.Join(layout, "oci-layout"), nil, 0o600), os.Mkdir(filepath.Join(layout, "blobs"), 0o755)); err != nil {
@@ -237,8 +237,8 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	}
 }
 
-// What is used where it lies has a place of its own each time; all else one that is
-// removed.
+// A file that is used in place has a new directory each time. Any other copy has
+// a directory that is removed.
 func TestPlacesOfCopies(t *testing.T) {
 	dir := t.TempDir()
 	c := copyPlaces{passing: filepath.Join(dir, "passing"), inPlace: filepath.Join(dir, "sif")}

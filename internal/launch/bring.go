@@ -13,18 +13,18 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
-// errand is what the head asks of another node while the cluster runs: to import
-// archives, which are to be had from Source.
+// errand is a request of the head to another node while the cluster runs: import
+// these archives, which Source serves.
 type errand struct {
 	Number   int
 	Archives []archive
 	Source   archiveSource
 }
 
-// report is the node's answer.
+// report is a node's answer to an errand.
 type report struct {
 	Number int
-	// Problem is empty where all is done, otherwise Code goes with it.
+	// Problem is empty if the errand succeeded. Otherwise Code is its exit code.
 	Problem string
 	Code    int
 }
@@ -36,15 +36,16 @@ func (r report) err() error {
 	return &exitcode.Error{Code: r.Code, Err: errors.New(r.Problem)}
 }
 
-// errands are those that other nodes have not answered, of one head.
+// errands tracks the errands of one head that are not answered yet.
 type errands struct {
 	mu     sync.Mutex
 	number int
-	// open are the answers that are awaited, by the nodes' names.
+	// open holds a channel for each expected answer, by the name of the node.
 	open map[string]chan report
 }
 
-// deliver takes in an answer; one that nobody awaits any more is none.
+// deliver passes an answer to its waiter. It drops an answer that nobody waits
+// for.
 func (e *errands) deliver(node string, r report) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -54,7 +55,7 @@ func (e *errands) deliver(node string, r report) {
 	}
 }
 
-// bringImages takes the archives that a run brings to a cluster that is up to it.
+// bringImages sends the archives of a run to the running cluster that it uses.
 func (u *user) bringImages(ctx context.Context, archives []archive) error {
 	if len(archives) == 0 {
 		return nil
@@ -78,7 +79,7 @@ func (u *user) bringImages(ctx context.Context, archives []archive) error {
 	return exitcode.Wrap(exitcode.Unavailable, err)
 }
 
-// takeImages imports the archives that runs bring, until ctx ends.
+// takeImages imports the archives that other runs bring, until ctx ends.
 func (r *run) takeImages(ctx context.Context) {
 	for {
 		images, answer, err := r.control.AwaitImages(ctx)
@@ -93,8 +94,8 @@ func (r *run) takeImages(ctx context.Context) {
 	}
 }
 
-// spreadImages imports archives on all nodes. One that is lost meanwhile has
-// them not, and the user is told.
+// spreadImages imports archives on all nodes. It warns the user if a node is lost
+// before it has the archives.
 func (r *run) spreadImages(ctx context.Context, images []string) error {
 	archives, err := findArchives(images)
 	if err != nil {
@@ -135,7 +136,7 @@ func (r *run) spreadImages(ctx context.Context, images []string) error {
 	return errors.Join(problems...)
 }
 
-// ask sends an errand to a node, and waits for the answer.
+// ask sends an errand to a node and waits for the answer.
 func (r *run) ask(ctx context.Context, w connection, order errand, answer <-chan report) error {
 	if w.peer != nil && w.peer.Send(ctx, order) == nil {
 		select {
@@ -159,17 +160,17 @@ func (r *run) ask(ctx context.Context, w connection, order errand, answer <-chan
 	return nil
 }
 
-// runErrand does what the head asks, and tells the head of the result.
+// runErrand executes an errand of the head and sends it the result.
 func (r *run) runErrand(ctx context.Context, head *rendezvous.Peer, order errand) {
 	answer := report{Number: order.Number}
 	if err := r.importArchives(ctx, order.Archives, order.Source); err != nil {
 		answer.Problem, answer.Code = err.Error(), exitcode.Of(err)
 	}
-	_ = head.Send(ctx, statusMessage{Report: &answer}) // a head that is lost waits for nothing
+	_ = head.Send(ctx, statusMessage{Report: &answer}) // a lost head waits for no answer
 }
 
-// connection is another node, and the connection to it at one moment: none, where it
-// has not come to a head that is new.
+// connection is another node and the current connection to it. peer is nil if the
+// node has not connected to a new head yet.
 type connection struct {
 	name string
 	peer *rendezvous.Peer

@@ -14,8 +14,8 @@ import (
 func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
 	answer := make(chan report, 1)
 	e := errands{number: 2, open: map[string]chan report{"n2": answer}}
-	e.deliver("n2", report{Number: 1}) // of one that was given up
-	e.deliver("n3", report{Number: 2}) // of one that was not asked
+	e.deliver("n2", report{Number: 1}) // an answer to an abandoned errand
+	e.deliver("n3", report{Number: 2}) // an answer of a node that was not asked
 	e.deliver("n2", report{Number: 2, Problem: "no room", Code: exitcode.NoSpace})
 	e.deliver("n2", report{Number: 2}) // again
 	if err := (<-answer).err(); exitcode.Of(err) != exitcode.NoSpace || err.Error() != "no room" {

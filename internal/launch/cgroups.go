@@ -13,11 +13,11 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// groupFile holds, in the directory of a run, the path of its control group.
+// groupFile is a file in a run's directory that contains the path of its cgroup.
 const groupFile = "cgroup"
 
-// makeCgroup makes the run's control group where one was delegated. A run does
-// without where that does not work, and says so.
+// makeCgroup creates the run's cgroup if Slurm delegated one. If that fails, the
+// run continues with a warning.
 func (r *run) makeCgroup() error {
 	delegation := probe.Local().Cgroup()
 	if !delegation.Delegated {
@@ -29,14 +29,15 @@ func (r *run) makeCgroup() error {
 		return nil
 	}
 	r.cgroup = group
-	// For whoever finds the directory after a crash of everything.
+	// Cleanup reads this file after a crash of everything.
 	if err := os.WriteFile(filepath.Join(r.scratch.Path, groupFile), []byte(group.Path+"\n"), 0o600); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("note the run's control group: %w", err))
 	}
 	return nil
 }
 
-// cgroupPath is the run's control group; empty where it has none.
+// cgroupPath returns the path of the run's cgroup, or an empty string without
+// one.
 func (r *run) cgroupPath() string {
 	if r.cgroup == nil {
 		return ""
@@ -44,8 +45,8 @@ func (r *run) cgroupPath() string {
 	return r.cgroup.Path
 }
 
-// removeCgroup completes what the janitor did, or does it where that was
-// killed.
+// removeCgroup removes the run's cgroup if the janitor was killed before it
+// could.
 func (r *run) removeCgroup() error {
 	if r.cgroup == nil {
 		return nil
@@ -53,8 +54,8 @@ func (r *run) removeCgroup() error {
 	return r.cgroup.Close()
 }
 
-// removeStaleCgroups removes the control groups of runs that were killed all at
-// once and left these directories.
+// removeStaleCgroups removes the cgroups of runs whose processes were all killed
+// at once and left these directories.
 func removeStaleCgroups(directories []string) error {
 	var failures []error
 	for _, directory := range directories {

@@ -13,8 +13,9 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Cleanup removes what runs of this user left on this node that were killed
-// all at once, and returns what it removed.
+// Cleanup removes what this user's killed runs left on this node, and returns the
+// directories that it removed. Such a run leaves files only if all its processes
+// were killed at once.
 func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) {
 	machine := probe.Local()
 	h := host{ids: machine.IDMap(os.Getuid(), os.Getgid())}
@@ -26,7 +27,7 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 		bases = append(bases, memory)
 	}
 	slices.Sort(bases)
-	bases = slices.Compact(bases) // /dev/shm can be both
+	bases = slices.Compact(bases) // /dev/shm can be in both lists
 	awaitStep(ctx, getenv, bases)
 	var stale []string
 	for _, base := range bases {
@@ -44,18 +45,19 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 	}
 	for _, base := range bases {
 		for _, home := range rundir.Owned(base) {
-			_ = os.Remove(home) // one that is in use stays
+			_ = os.Remove(home) // a directory in use stays
 		}
 	}
 	return stale, nil
 }
 
-// epilogTimeout is less than Slurm leaves an epilog of a task (22.05: 5 s).
+// epilogTimeout is less than the time that Slurm gives a task epilog (22.05: 5
+// s).
 const epilogTimeout = 3 * time.Second
 
-// awaitStep waits for the ends of the runs of this step. Slurm kills all of a step
-// at once, but calls the epilog when its task has ended, and what was killed with
-// that may have its files still.
+// awaitStep waits until the runs of this step have ended. Slurm kills the whole
+// step at once but calls the epilog when the step's task has ended. Other killed
+// processes may still hold their files then.
 func awaitStep(ctx context.Context, getenv func(string) string, bases []string) {
 	if getenv("SLURM_STEP_ID") == "" {
 		return

@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/internal/launch/supervisor"
 )
 
-// checkCommand finds out early whether there is such a command.
+// checkCommand checks early that the command exists.
 func checkCommand(command []string) error {
 	if len(command) == 0 || slices.Contains(programs.Tools(), command[0]) {
 		return nil
@@ -31,7 +31,7 @@ func checkCommand(command []string) error {
 	return nil
 }
 
-// CheckScript finds out early whether there is a script that a shell can read.
+// CheckScript checks early that the script exists and a shell can read it.
 func CheckScript(path string) error {
 	info, err := statReadable(path)
 	if err == nil && !info.Mode().IsRegular() {
@@ -56,22 +56,22 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 	return tools.run(ctx, r.Options, replace, r.setCommand)
 }
 
-// tools are what programs beside a cluster reach it by.
+// tools holds the paths by which programs beside a cluster reach it.
 type tools struct{ kubeconfig, cache, bin string }
 
-// makeTools makes kubectl and helm to be found.
+// makeTools makes kubectl and helm available to the command.
 func (r *run) makeTools() (tools, error) {
 	t := tools{
 		kubeconfig: r.kubeconfigPath(),
-		// kubectl and helm keep what they learn of a server in the home
-		// directory otherwise, by an address that is another one each time.
+		// By default, kubectl and helm cache what they learn of a server in the
+		// home directory, by its address, which differs in each run.
 		cache: filepath.Join(r.scratch.Path, "tmp", "kubectl"),
 		bin:   filepath.Join(r.private.Path, "bin"),
 	}
 	return t, exitcode.Wrap(exitcode.NoSpace, programs.LinkTools(t.bin))
 }
 
-// env is what the tools need in the environment.
+// env returns the environment variables that the tools need.
 func (t tools) env(getenv func(string) string) map[string]string {
 	return map[string]string{
 		"KUBECONFIG": t.kubeconfig, "KUBECACHEDIR": t.cache,
@@ -79,10 +79,10 @@ func (t tools) env(getenv func(string) string) map[string]string {
 	}
 }
 
-// run runs the command of the options beside a cluster until it or ctx ends.
-// Its keeper is made known.
+// run runs the command of the options beside a cluster until it or ctx ends. It
+// calls started with the command's parent process.
 func (t tools) run(ctx context.Context, options Options, more map[string]string, started func(*commandParent)) (int, error) {
-	// The tools come first in the command's PATH, and in ours while looking.
+	// The tools come first in the command's PATH, and first in this lookup.
 	name := options.Spec.Command[0]
 	path, err := lookPath(name, t.bin)
 	if err != nil {
@@ -115,7 +115,7 @@ func (t tools) run(ctx context.Context, options Options, more map[string]string,
 	}
 }
 
-// lookPath finds one of the tools in bin.
+// lookPath finds a tool in bin.
 func lookPath(name, bin string) (string, error) {
 	if strings.Contains(name, "/") {
 		return "", exec.ErrNotFound
@@ -125,8 +125,8 @@ func lookPath(name, bin string) (string, error) {
 	return path, err
 }
 
-// commandEnv is env with some variables replaced, and without those by which a
-// program would take itself for the task that srun has started.
+// commandEnv returns env with some variables replaced. It drops the variables
+// that would make a program believe that it is the task that srun started.
 func commandEnv(env []string, replace map[string]string) []string {
 	var all []string
 	for _, entry := range env {

@@ -17,45 +17,46 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// CommandParentArg is the argument with which the program is started again as the
-// keeper of the user's command; main hands it to Keeper.
+// CommandParentArg starts this program again as the parent of the user's command.
+// main calls CommandParent then.
 const CommandParentArg = "command-keeper"
 
-// Descriptors of the keeper.
+// Descriptors of the command's parent.
 const (
-	commandEndFD    = 3 // says how long the command may take to end; its end of file is the order to end
-	commandResultFD = 4 // receives a keeperResult
-	commandConfigFD = 5 // memory file with a keeperConfig
+	commandEndFD    = 3 // receives the time for the command to end; end of file is the order to end
+	commandResultFD = 4 // carries a commandResult
+	commandConfigFD = 5 // memory file with a commandConfig
 )
 
 const (
-	// orphanGrace is how long a command that the supervisor left by its own
-	// death, and what a command left in the background, may take to end.
+	// orphanGrace is the time to end for a command whose supervisor died, and for
+	// processes that a command left in the background.
 	orphanGrace = time.Second
-	// killPoll is how often what does not end is killed again: it may have
-	// started another process meanwhile.
+	// killPoll is the interval at which remaining processes are killed again.
+	// They may have started another process since.
 	killPoll = 20 * time.Millisecond
 	// killLimit bounds that. Only a process that hangs in the kernel lasts so
-	// long, and nothing of ours can end it.
+	// long, and berth cannot end it.
 	killLimit = 10 * time.Second
 )
 
-// commandConfig is the command to run, in the keeper's own environment.
+// commandConfig is the command to run. Its environment is that of its parent.
 type commandConfig struct {
 	Path string
 	Args []string
 }
 
-// commandResult is how the command ended, or why it did not start.
+// commandResult is the exit code of the command, or the reason why it did not
+// start.
 type commandResult struct {
 	Code  int
 	Error string
 }
 
-// commandParent is the process between the supervisor and the user's command, seen
-// from the supervisor. Whatever the command leaves behind becomes a child of
-// the keeper, so it can be told apart from the parts of the cluster, and ends
-// with the run even when the supervisor is killed.
+// commandParent is the supervisor's view of the process between it and the user's
+// command. Whatever the command leaves behind becomes a child of that process. So
+// it can be distinguished from the parts of the cluster, and it ends with the run
+// even if the supervisor is killed.
 type commandParent struct {
 	process *exec.Cmd
 	order   *os.File
@@ -64,7 +65,7 @@ type commandParent struct {
 	ended chan struct{}
 }
 
-// startCommand starts the keeper, and thereby the command.
+// startCommand starts the command's parent, which starts the command.
 func startCommand(config commandConfig, env []string, stdin io.Reader, stdout, stderr io.Writer) (*commandParent, error) {
 	encoded, err := json.Marshal(config)
 	if err != nil {
@@ -90,7 +91,7 @@ func startCommand(config commandConfig, env []string, stdin io.Reader, stdout, s
 	process.Args[0] = "berth"
 	process.Env = env
 	process.Stdin, process.Stdout, process.Stderr = stdin, stdout, stderr
-	// Pipes of ours would stay open as long as any process has them.
+	// Go's pipes would stay open as long as any process has them.
 	process.WaitDelay = orphanGrace
 	process.ExtraFiles = []*os.File{orderReader, resultWriter, configFile}
 	if err := process.Start(); err != nil {
@@ -111,23 +112,25 @@ func startCommand(config commandConfig, env []string, stdin io.Reader, stdout, s
 	return k, nil
 }
 
-// end asks the command, and what it has started, to end, which has to happen
-// within grace. It can be called again, to no effect.
+// end asks the command and its descendants to end within grace. Further calls
+// have no effect.
 func (p *commandParent) end(grace time.Duration) {
 	_, _ = fmt.Fprintln(p.order, grace)
 	p.order.Close()
 }
 
-// wait returns when the command and all that it started has ended.
+// wait ends the command and returns when all its descendants have ended.
 func (p *commandParent) wait() {
 	p.end(orphanGrace)
 	linux.Resume(p.process.Process.Pid)
-	_ = p.process.Wait() // a keeper that was killed left its work to the supervisor
+	_ = p.process.Wait() // if it was killed, the supervisor does its work
 }
 
-// CommandParent is the main function of the keeper. It returns its exit status.
+// CommandParent is the main function of the command's parent. It returns the exit
+// status.
 func CommandParent() int {
-	// The supervisor orders the end. What is ignored stays so, for the command.
+	// The supervisor orders the end. Ignored signals stay ignored, for the
+	// command.
 	notifyUnlessIgnored(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP, unix.SIGQUIT, unix.SIGUSR1, unix.SIGUSR2, unix.SIGALRM)
 	// The parent-death signal of the command is tied to the thread that forked.
 	runtime.LockOSThread()
@@ -136,7 +139,7 @@ func CommandParent() int {
 	}
 	resultFile := os.NewFile(commandResultFD, "result")
 	report := func(result commandResult) {
-		_ = json.NewEncoder(resultFile).Encode(result) // nobody to tell if the supervisor is gone
+		_ = json.NewEncoder(resultFile).Encode(result) // if the supervisor is gone, nobody needs the result
 	}
 	configFile := os.NewFile(commandConfigFD, "config")
 	var config commandConfig
@@ -149,7 +152,7 @@ func CommandParent() int {
 	if err == nil {
 		command, err = os.StartProcess(config.Path, config.Args, &os.ProcAttr{
 			Env: os.Environ(), Files: []*os.File{os.Stdin, os.Stdout, os.Stderr},
-			// For the case that the supervisor is killed in the same instant.
+			// The supervisor and this process may be killed at the same time.
 			Sys: &syscall.SysProcAttr{Pdeathsig: unix.SIGKILL},
 		})
 	}
@@ -176,7 +179,8 @@ func CommandParent() int {
 	return 0
 }
 
-// readOrder returns when the supervisor wants the command to end, or is gone.
+// readOrder returns when the supervisor wants the command to end, or is gone. It
+// returns the time for that.
 func readOrder(order *os.File) time.Duration {
 	content, _ := io.ReadAll(order)
 	var text string
@@ -190,8 +194,8 @@ func readOrder(order *os.File) time.Duration {
 	return grace
 }
 
-// reapAll waits for every child. To a subreaper, having none means that no
-// descendant is left at all; none is closed then.
+// reapAll waits for every child. A subreaper without children has no descendants.
+// Then reapAll closes none.
 func reapAll(command int, ended chan<- unix.WaitStatus, none chan<- struct{}) {
 	defer close(none)
 	for {
@@ -208,10 +212,10 @@ func reapAll(command int, ended chan<- unix.WaitStatus, none chan<- struct{}) {
 }
 
 // endDescendants asks all descendants of this process to end, and kills those
-// that have not within grace. none says that there are no more.
+// that have not ended within grace. none is closed when no descendant is left.
 func endDescendants(grace time.Duration, none <-chan struct{}) {
 	signalDescendants(unix.SIGTERM)
-	signalDescendants(unix.SIGCONT) // one that is stopped cannot act on the other
+	signalDescendants(unix.SIGCONT) // a stopped process cannot act on SIGTERM
 	select {
 	case <-none:
 		return
@@ -230,15 +234,15 @@ func endDescendants(grace time.Duration, none <-chan struct{}) {
 func signalDescendants(signal syscall.Signal) {
 	descendants, err := linux.Descendants(os.Getpid())
 	if err != nil {
-		return // only without /proc, where nothing works
+		return // happens only without /proc, where nothing works
 	}
 	for _, pid := range descendants {
 		_ = unix.Kill(pid, signal)
 	}
 }
 
-// endOrphans ends what became a child of the supervisor because its parent was
-// killed. It is called when all other children have been waited for.
+// endOrphans ends processes that became children of the supervisor because their
+// parent was killed. Call it after all other children have been waited for.
 func endOrphans() {
 	if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid == 0 || err == nil {
 		none := make(chan struct{})
@@ -247,8 +251,8 @@ func endOrphans() {
 	}
 }
 
-// statusCode is a process's exit code as a shell counts it: 128 and the signal
-// for one that was killed.
+// statusCode returns a process's exit code as a shell does: 128 plus the signal
+// for a killed process.
 func statusCode(status unix.WaitStatus) int {
 	if status.Signaled() {
 		return exitcode.Signal + int(status.Signal())

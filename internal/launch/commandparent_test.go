@@ -16,7 +16,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The keeper is this program, started again.
+	// The command's parent is this program, started again.
 	if len(os.Args) == 2 && os.Args[1] == CommandParentArg {
 		os.Exit(CommandParent())
 	}
@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// keep runs a shell script under a keeper.
+// keep runs a shell script under a command parent.
 func keep(t *testing.T, script string) *commandParent {
 	t.Helper()
 	shell, err := exec.LookPath("sh")

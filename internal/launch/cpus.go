@@ -11,21 +11,21 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// cpuSet lists the CPUs of this node, so that pods can be bound to them. It is
-// empty where they are not known: bound to the wrong ones, pods would compete
-// with another job there while the CPUs of this one are idle.
+// cpuSet lists the CPUs of this node, so that pods can be bound to them. It
+// returns an empty string if they are unknown. Bound to the wrong CPUs, pods
+// would compete with another job while the CPUs of this job are idle.
 func (a *allocation) cpuSet(ctx context.Context, cpus probe.CPUs, nodesPerHost int) string {
 	own, err := affinity()
 	if err != nil || nodesPerHost > 1 {
-		return "" // nobody has shared the CPUs out among the nodes of the host
+		return "" // the CPUs are not divided among the nodes of the host
 	}
 	if cpus.Count == own.Size() {
 		return own.String()
 	}
 	if a == nil || a.job.NodeName == "" {
-		return "" // a quota says how many, not which
+		return "" // a quota limits the number of CPUs but does not select them
 	}
-	// Slurm binds nothing to the CPUs that it has chosen.
+	// Slurm chose CPUs but binds nothing to them.
 	chosen, err := slurm.NodeCPUs(ctx, a.job, a.ask)
 	if err == nil && (chosen.Size() != cpus.Count || !chosen.IsSubsetOf(own)) {
 		err = fmt.Errorf("the job has CPUs %s as scontrol says, this step has %d of %s", chosen, cpus.Count, own)
@@ -37,7 +37,7 @@ func (a *allocation) cpuSet(ctx context.Context, cpus probe.CPUs, nodesPerHost i
 	return chosen.String()
 }
 
-// affinity returns the CPUs that this process may use.
+// affinity returns the CPUs available to this process.
 func affinity() (cpuset.CPUSet, error) {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

@@ -16,30 +16,33 @@ import (
 	"berth.dev/berth/internal/network/overlay"
 )
 
-// numSwitchPorts is how many ports a Switch takes connections at: a host has
-// 28,000 ports of its own for connections to each, and keeps them for a minute.
+// numSwitchPorts is the number of ports at which a Switch accepts connections. A
+// host has 28,000 local ports for connections to each, and keeps them for a
+// minute.
 const numSwitchPorts = 2
 
-// headPorts are the head's further ports of TCP: where nodes find it, for streams
-// of packets, and for archives.
+// headPorts counts the TCP ports of the head besides those of its Switch: for the
+// rendezvous, for streams of packets, and for archives.
 const headPorts = 3
 
-// maxQueues is how many cores of a node carry packets between nodes.
+// maxQueues bounds the number of cores of a node that carry packets between
+// nodes.
 const maxQueues = 4
 
 // dataNetwork is the host's side of the network between the nodes.
 type dataNetwork struct {
 	ports rendezvous.PortRange
-	// address is that of the interface which the user names, mtu the largest
-	// packet of a pod's there; the zero values where none is named.
+	// address belongs to the interface that the user names. mtu is the size of
+	// the largest packet of a pod there. Both are zero if the user names none.
 	address netip.Addr
 	mtu     int
-	// fast: the host has a Switch, which makes connections of pods.
+	// fast reports whether the host has a Switch, which makes connections of
+	// pods.
 	fast bool
 }
 
-// use takes the interface that the user names, if any. Where all nodes are on
-// one host they keep to the loopback.
+// use selects the interface with the given name. It does nothing if the name is
+// empty, or if all nodes are on one host and use the loopback.
 func (d *dataNetwork) use(name string) error {
 	if name == "" || d.address.IsLoopback() {
 		return nil
@@ -57,7 +60,8 @@ func (d *dataNetwork) use(name string) error {
 		if err != nil || prefix.Addr().IsLinkLocalUnicast() || prefix.Addr().IsLoopback() {
 			continue
 		}
-		// A neighbour's: one's own leads through the loopback.
+		// Ask for a neighbour's address: the route to the own address is the
+		// loopback.
 		if d.mtu, err = overlay.MTU([]netip.Addr{prefix.Addr().Next()}); err != nil {
 			return fmt.Errorf("use interface %s: %w", name, err)
 		}
@@ -67,18 +71,19 @@ func (d *dataNetwork) use(name string) error {
 	return fmt.Errorf("use interface %s: it has no address that other nodes could reach", name)
 }
 
-// sockets are a host's ends of the network between the nodes: one for packets
-// per queue, and one that takes streams of nodes to which no packet gets
-// through. This process only holds them.
+// sockets holds a host's sockets for the network between the nodes: one per queue
+// for packets, and one for streams from nodes that no packet reaches. This
+// process only holds them.
 type sockets struct {
 	packets []*os.File
 	streams *os.File
-	// switches take connections for pods; none where the host has no Switch.
+	// switches accept connections for pods. It is empty if the host has no
+	// Switch.
 	switches []*os.File
 	ports    hostPorts
 }
 
-// reachesItself is where this host reaches its own sockets.
+// reachesItself returns the address at which this host reaches its own sockets.
 func (d dataNetwork) reachesItself() netip.Addr {
 	if d.address.IsValid() {
 		return d.address
@@ -86,15 +91,15 @@ func (d dataNetwork) reachesItself() netip.Addr {
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// hostPorts are those of the sockets on this host.
+// hostPorts lists the ports of the sockets on this host.
 type hostPorts struct {
 	Packets  []uint16
 	Streams  uint16
 	Switches []uint16
 }
 
-// open makes the sockets, in the family of the addresses at which the others
-// are.
+// open creates the sockets. Their address family is that of the other nodes'
+// addresses.
 func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error) {
 	bind := d.address
 	if !bind.IsValid() {
@@ -128,7 +133,7 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error)
 	return s, s.openSwitches(bind, d.ports)
 }
 
-// openSwitches makes the listeners of a Switch.
+// openSwitches creates the listeners of a Switch.
 func (s *sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) error {
 	for range numSwitchPorts {
 		listener, err := takePort("TCP", ports, func(port uint16) (*net.TCPListener, error) {
@@ -147,8 +152,8 @@ func (s *sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) erro
 	return nil
 }
 
-// hold keeps a descriptor that another process serves out of Go's poller, which
-// would wake this one for each packet.
+// hold duplicates a descriptor that another process serves, outside Go's poller.
+// The poller would wake this process for each packet.
 func hold(original interface {
 	syscall.Conn
 	io.Closer
@@ -157,7 +162,7 @@ func hold(original interface {
 	return overlay.Hold(original)
 }
 
-// files are what the process gets that serves the sockets.
+// files returns the descriptors for the process that serves the sockets.
 func (s sockets) files() []*os.File { return append(slices.Clone(s.packets), s.streams) }
 
 func (s sockets) close() {
@@ -168,7 +173,7 @@ func (s sockets) close() {
 	}
 }
 
-// at fills in where a node is reached.
+// at returns node with the addresses of its sockets on host.
 func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
 	node.Stream = netip.AddrPortFrom(host, p.Streams)
 	node.Endpoints = nil
@@ -178,7 +183,8 @@ func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
 	return node
 }
 
-// switchesAt are where the Switch of a host takes connections.
+// switchesAt returns the addresses at which the Switch of a host accepts
+// connections.
 func (p hostPorts) switchesAt(host netip.Addr) []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, port := range p.Switches {
@@ -194,7 +200,7 @@ func hostOf(address net.Addr) netip.Addr {
 	return netip.Addr{}
 }
 
-// listenUDP and listenTCP take a port of a range.
+// listenUDP and listenTCP listen on a free port of a range.
 func listenUDP(bind netip.Addr, ports rendezvous.PortRange) (*net.UDPConn, error) {
 	return takePort("UDP", ports, func(port uint16) (*net.UDPConn, error) {
 		return net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
@@ -207,7 +213,7 @@ func listenTCP(bind netip.Addr, ports rendezvous.PortRange) (*net.TCPListener, e
 	})
 }
 
-// takePort tries all ports of a range, from a random one on, until one is free.
+// takePort tries all ports of a range, from a random one, until one is free.
 func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(uint16) (T, error)) (none T, err error) {
 	size := int(ports.Last) - int(ports.First) + 1
 	start := rand.IntN(size)
@@ -217,8 +223,8 @@ func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(ui
 			return taken, err
 		}
 	}
-	// A range may be too small for berth alone, on a node or on one of several
-	// on a host.
+	// A range may be too small even for one node, or for several nodes on one
+	// host.
 	return none, fmt.Errorf("all %s ports in %s are taken, %d in all, of which each node needs up to %d; choose more or others with --port-range",
 		protocol, ports, size, max(maxQueues, headPorts+numSwitchPorts))
 }

@@ -11,12 +11,13 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// debugDir is a directory of the user's that keeps what a run did: logs of
-// roles and pods, the plan, and the configuration made from it. It holds no
-// key. An empty debugDir keeps nothing.
+// debugDir is a directory in which the user keeps the logs of roles and pods, the
+// plan, and the configuration made from it. It contains no keys. An empty
+// debugDir keeps nothing.
 type debugDir string
 
-// open makes the directory, closed to others: logs tell what a workload does.
+// open creates the directory. Other users cannot read it, since logs reveal the
+// workload.
 func (d debugDir) open() error {
 	if d == "" {
 		return nil
@@ -35,7 +36,7 @@ func (d debugDir) open() error {
 	return nil
 }
 
-// keepConfig writes the sandbox's files that are no keys.
+// keepConfig writes the sandbox's files, except keys and kubeconfigs.
 func (d debugDir) keepConfig(files map[string]sandbox.File) error {
 	if d == "" {
 		return nil
@@ -52,7 +53,7 @@ func (d debugDir) keepConfig(files map[string]sandbox.File) error {
 	return nil
 }
 
-// keepPodLogs copies the logs of pods, before the run's directory goes.
+// keepPodLogs copies the logs of pods before the run's directory is removed.
 func (d debugDir) keepPodLogs(source string) error {
 	if d == "" {
 		return nil

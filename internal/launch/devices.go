@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/internal/node/devices"
 )
 
-// findDevices finds out which devices this node's task was given, and tells what
-// is not offered.
+// findDevices finds the devices that Slurm gave this node's task, and warns about
+// those that pods cannot use.
 func (r *run) findDevices() error {
 	var job slurm.Job
 	if r.allocation != nil {
@@ -40,8 +40,9 @@ func (r *run) findDevices() error {
 	return nil
 }
 
-// FindDevices returns what a node would offer here: the GPUs of the job, or of the
-// machine outside of one, and the devices that options name.
+// FindDevices returns the devices that a node would offer on this machine: the
+// GPUs of the job, or of the machine outside a job, and the devices that options
+// name.
 func FindDevices(getenv func(string) string, options []string) (devices.Found, error) {
 	job, inJob := slurm.FromEnv(getenv)
 	wish, err := deviceWish(getenv, job, inJob, options)
@@ -51,7 +52,8 @@ func FindDevices(getenv func(string) string, options []string) (devices.Found, e
 	return devices.Machine{}.Find(wish)
 }
 
-// deviceWish is what a node is to offer, by its surroundings and the options.
+// deviceWish returns the devices that a node should offer, from the environment,
+// the job and the options.
 func deviceWish(getenv func(string) string, job slurm.Job, inJob bool, options []string) (devices.Wish, error) {
 	wish := devices.Wish{GPUs: devices.FromEnv(getenv, inJob, job.GPUs), LibraryPath: getenv("LD_LIBRARY_PATH")}
 	for _, value := range options {
@@ -64,8 +66,8 @@ func deviceWish(getenv func(string) string, job slurm.Job, inJob bool, options [
 	return wish, nil
 }
 
-// lockedMemory lets pods lock as much memory as the job may, and says where that
-// is too little for the devices of a fast network, whose buffers are locked.
+// lockedMemory raises the limit of locked memory to the job's maximum. It returns
+// a warning if that is too little for a fast network, whose buffers are locked.
 func lockedMemory(requests []cluster.DeviceRequest) string {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || limit.Max == unix.RLIM_INFINITY && limit.Cur == limit.Max {

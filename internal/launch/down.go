@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 )
 
-// takeDown undoes everything, whatever was reached.
+// takeDown undoes all steps that were done. Further calls have no effect.
 func (r *run) takeDown() error {
 	if r.down {
 		return nil
@@ -30,7 +30,8 @@ func (r *run) takeDown() error {
 	}
 	r.localMembers.end()
 	if kept := r.getCommand(); kept != nil {
-		// The command's leftovers may take a moment; the cluster goes meanwhile.
+		// The command's descendants may need a moment. Take the cluster down
+		// meanwhile.
 		kept.end(orphanGrace)
 	}
 	if r.metrics != nil {
@@ -69,7 +70,7 @@ func (r *run) takeDown() error {
 	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 		if dir != nil {
 			dir.Lock.Close()
-			// Another run's directory may be there; then it stays.
+			// If another run's directory is there, it stays.
 			_ = os.Remove(filepath.Dir(dir.Path))
 		}
 	}

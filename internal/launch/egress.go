@@ -28,38 +28,37 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// NetArg is the argument with which the program is started again as the net
-// role; main hands it to NetRole.
+// NetArg starts this program again as the net role. main calls NetRole then.
 const NetArg = "net-role"
 
 // Descriptors of the net role.
 const (
 	netNotifyFD = 3
 	netConfigFD = 4
-	// netTUNFD is that of the egress. In this order follow: the queues of the
-	// mesh, as many sockets for packets, and one for streams; the published
-	// ports; what a Switch is made of.
+	// netTUNFD is the TUN device of the egress. These follow, in this order: the
+	// queues of the mesh, one packet socket per queue, one socket for streams,
+	// the published ports, and the files of the Switch.
 	netTUNFD = 5
 )
 
-// netConfig is what the net role is told.
+// netConfig is the configuration of the net role.
 type netConfig struct {
 	Gateway netip.Addr
 	Cluster []netip.Prefix
-	// Refuse are what the user wants pods not to reach.
+	// Refuse holds the ranges that pods must not reach, as the user demands.
 	Refuse []netip.Prefix
 	MTU    int
 	Debug  bool
-	// Queues is how many queues the mesh has; 0 where there is one node.
+	// Queues is the number of queues of the mesh, or 0 on a single node.
 	Queues int
 	Mesh   mesh
-	// Published are where the ports of the host lead that are open.
+	// Published holds the destinations of the published ports of this host.
 	Published []netip.AddrPort
-	// Switch is nil where there is none.
+	// Switch is nil if this host has no Switch.
 	Switch *switchConfig
 }
 
-// refusedByUser are the ranges that the user wants pods not to reach.
+// refusedByUser returns the ranges that the user closes to pods.
 func refusedByUser(spec cluster.Spec) (ranges []netip.Prefix, err error) {
 	for _, refused := range spec.Network.Refuse {
 		prefix, err := netip.ParsePrefix(refused)
@@ -71,8 +70,8 @@ func refusedByUser(spec cluster.Spec) (ranges []netip.Prefix, err error) {
 	return ranges, nil
 }
 
-// refusedOutside are all ranges that pods may not reach, for what goes outside on
-// behalf of them.
+// refusedOutside returns all ranges closed to pods, for processes that connect to
+// the outside on their behalf.
 func refusedOutside(spec cluster.Spec, plan cluster.Plan) ([]netip.Prefix, error) {
 	config := egress.Default()
 	config.Gateway, config.Cluster = plan.Addresses.Gateway, plan.Addresses.Ranges()
@@ -81,8 +80,8 @@ func refusedOutside(spec cluster.Spec, plan cluster.Plan) ([]netip.Prefix, error
 	return config.Refused(), err
 }
 
-// netRole is the process in the host's network namespace that carries packets
-// between pods and the outside world.
+// netRole returns the role that carries packets between pods and the outside
+// world, from the host's network namespace.
 func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *members, doors []publishedPort, s *switching, c *supervisor.Supervisor) (*supervisor.Role, error) {
 	config := netConfig{
 		Gateway: plan.Addresses.Gateway,
@@ -151,8 +150,9 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *memb
 	}, nil
 }
 
-// NetRole is the main function of the net role. It returns its exit status. It
-// ends with the sandbox, whose end closes the TUN device, or with its parent.
+// NetRole is the main function of the net role. It returns the exit status. The
+// role ends with the sandbox, whose end closes the TUN device, or with its
+// parent.
 func NetRole() int {
 	notifier := notify.New(netNotifyFD)
 	if err := runNet(notifier); err != nil {
@@ -165,9 +165,9 @@ func NetRole() int {
 
 func runNet(notifier *notify.Notifier) error {
 	sandbox.OutliveSignals()
-	// A signal at the parent's death would be tied to the thread that forked,
-	// and Go's threads come and go. The supervisor is the only reader of the
-	// notify pipe, so its end shows there.
+	// A parent-death signal would be tied to the thread that forked, and Go's
+	// threads come and go. The supervisor is the only reader of the notify pipe,
+	// so the pipe breaks when the supervisor ends.
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	go func() {
@@ -225,7 +225,8 @@ func runNet(notifier *notify.Notifier) error {
 	return err
 }
 
-// openMesh prepares the network between the nodes; nil where there is one.
+// openMesh prepares the network between the nodes. It returns nil on a single
+// node.
 func openMesh(told netConfig, in *inherited, log *slog.Logger) (*overlay.Overlay, error) {
 	if told.Queues == 0 {
 		return nil, nil
@@ -253,7 +254,7 @@ func openMesh(told netConfig, in *inherited, log *slog.Logger) (*overlay.Overlay
 	return overlay.New(config)
 }
 
-// inherited are the descriptors that the supervisor passed on, in order.
+// inherited iterates over the descriptors that the supervisor passed, in order.
 type inherited struct{ next int }
 
 func (i *inherited) file() (*os.File, error) {
@@ -261,7 +262,7 @@ func (i *inherited) file() (*os.File, error) {
 	return passedFile(i.next - 1)
 }
 
-// passedAs makes a socket of the next descriptor.
+// passedAs makes a socket from the next descriptor.
 func passedAs[T any](in *inherited, use func(*os.File) (T, error)) (none T, err error) {
 	file, err := in.file()
 	if err != nil {
@@ -271,7 +272,7 @@ func passedAs[T any](in *inherited, use func(*os.File) (T, error)) (none T, err 
 	return use(file)
 }
 
-// passedFile is a descriptor that the supervisor passed on, for Go's poller.
+// passedFile prepares a descriptor from the supervisor for Go's poller.
 func passedFile(fd int) (*os.File, error) {
 	unix.CloseOnExec(fd)
 	if err := unix.SetNonblock(fd, true); err != nil {
@@ -280,7 +281,7 @@ func passedFile(fd int) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "passed"), nil
 }
 
-// waitForReader returns when nobody has the other end of a pipe open any more.
+// waitForReader returns when no process has the other end of a pipe open.
 func waitForReader(fd int) {
 	for {
 		poll := []unix.PollFd{{Fd: int32(fd)}}

@@ -14,18 +14,19 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// stepPoll is how often Slurm is asked whether a step has ended that is about to.
+// stepPoll is the interval at which Slurm is asked whether an ending step has
+// ended.
 const stepPoll = 100 * time.Millisecond
 
-// ownGrace is longer than any pod takes: its own grace period counts.
+// ownGrace is longer than any pod takes, so each pod's own grace period applies.
 const ownGrace = time.Hour
 
-// quietEnd is for how long the end of a cluster needs no explanation.
+// quietEnd is the time after which Down explains why it still waits.
 const quietEnd = 2 * time.Second
 
-// Down ends the cluster that stands in a job, or else where this process is,
-// and returns when it has gone. A grace of 0 leaves pods the one that they ask
-// for.
+// Down ends the cluster of a job and returns when it is gone. Without a job it
+// ends the cluster of this process's job, or of this machine. If grace is 0, pods
+// have their own grace periods.
 func Down(ctx context.Context, options Options, job string, grace time.Duration) (int, error) {
 	if job == "" {
 		job = jobOf(options.Getenv)
@@ -74,8 +75,8 @@ func Down(ctx context.Context, options Options, job string, grace time.Duration)
 	return code, err
 }
 
-// awaitParent waits for what starts the next cluster: the step of this one is
-// over a moment later.
+// awaitParent waits until the step of the ended cluster is over, a moment later.
+// Only then can another cluster start.
 func (o Options) awaitParent(ctx context.Context, job string) {
 	ctx, cancel := context.WithTimeout(ctx, downLimit)
 	defer cancel()
@@ -91,7 +92,7 @@ func (o Options) awaitParent(ctx context.Context, job string) {
 	}
 }
 
-// endOn does the same on the cluster's head, by a step.
+// endOn runs this command again, in a step on the cluster's head.
 func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	self, err := os.Executable()
 	if err != nil {

@@ -14,15 +14,16 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// inheritLimit is how long a new head waits for the other nodes to come to it.
+// inheritLimit is the time for which a new head waits for the other nodes to
+// connect.
 const inheritLimit = 15 * time.Second
 
-// failover is what the nodes need so that another one can lead the run when
-// the head is lost.
+// failover holds what the nodes need so that another node can lead the run after
+// the loss of the head.
 type failover struct {
-	// Key is what the nodes prove themselves with to the head's successors.
+	// Key authenticates the nodes to the head's successors.
 	Key []byte
-	// RunIDs name what each node is, in the order of the members.
+	// RunIDs identify the nodes' processes, in the order of the members.
 	RunIDs []string
 }
 
@@ -38,13 +39,13 @@ func newFailover(offers []cluster.Offer) (*failover, error) {
 	return s, nil
 }
 
-// canFailOver tells whether another node could lead this run: a command runs on
-// the head alone.
+// canFailOver reports whether another node could lead this run. A run with a
+// command has no successor, since the command runs only on the head.
 func (r *run) canFailOver() bool {
 	return r.plan.Replicated() && len(r.Spec.Command) == 0 && !r.Spec.FailFast
 }
 
-// config is the rendezvous of the nodes with a successor of the head.
+// config returns the rendezvous of the nodes with a successor of the head.
 func (s *failover) config(of rendezvous.Config, head string) (rendezvous.Config, error) {
 	nodes := []string{head}
 	for _, node := range of.Nodes {
@@ -58,8 +59,8 @@ func (s *failover) config(of rendezvous.Config, head string) (rendezvous.Config,
 	return of, err
 }
 
-// acquireLease writes down what a successor needs, and keeps the lead from now
-// on.
+// acquireLease stores what a successor needs, and acquires and renews the leader
+// lease.
 func (r *run) acquireLease(ctx context.Context) error {
 	if err := r.client.Remember(ctx, r.objects); err != nil {
 		return exitcode.Wrap(exitcode.Internal, err)
@@ -73,7 +74,8 @@ func (r *run) acquireLease(ctx context.Context) error {
 	return nil
 }
 
-// renewLease ends the run on this node when another one may lead it.
+// renewLease renews the lease. It ends the run on this node if it loses the
+// lease, since another node may lead the run then.
 func (r *run) renewLease(ctx context.Context) {
 	if err := r.lease.Renew(ctx, r.progress.String); err != nil {
 		r.lostLease.Store(true)
@@ -81,12 +83,12 @@ func (r *run) renewLease(ctx context.Context) {
 	}
 }
 
-// errLeads is why a node does not look for a head any more.
+// errLeads is the reason why a node stops following a head.
 var errLeads = errors.New("this node leads the run now")
 
-// takeOver waits until this node has to lead the run, and does so until its end.
-// A signal ends signalled, but not at once ctx. begin is called when this node
-// leads.
+// takeOver waits until this node has to lead the run, and leads it until its end.
+// A signal ends signalled at once, and ctx only later. takeOver calls begin when this
+// node becomes the leader.
 func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
 	var err error
 	r.kubeconfig = r.members.own
@@ -117,7 +119,7 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 		return 0, err
 	}
 	work, end := withGrace(signalled, r.askToEnd)
-	// What ends this node ends its following.
+	// If this node's run ends, it stops following the workload.
 	work, cut := context.WithCancelCause(work)
 	stop := context.AfterFunc(ctx, func() { cut(context.Cause(ctx)) })
 	defer stop()
@@ -138,7 +140,8 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	return code, err
 }
 
-// becomeHead makes this node the one that the others come to, and looks after them.
+// becomeHead makes this node the head that the others connect to, and monitors
+// them.
 func (r *run) becomeHead(ctx context.Context, previous string, giveUp context.CancelCauseFunc) error {
 	t := r.members
 	config, err := t.failover.config(t.config, t.config.Node)
@@ -179,7 +182,7 @@ func (r *run) becomeHead(ctx context.Context, previous string, giveUp context.Ca
 	return nil
 }
 
-// expect waits for a node that was another head's, and looks after it.
+// expect waits for a member of the previous head and monitors it.
 func (m *memberMonitor) expect(ctx context.Context, w *member) {
 	known := sync.OnceFunc(m.expected.Done)
 	defer known()
@@ -205,8 +208,8 @@ func (m *memberMonitor) expect(ctx context.Context, w *member) {
 	}
 }
 
-// findHead connects to the head or, where there may be one, to its successor,
-// whichever is found first.
+// findHead connects to the head or to one of its possible successors, whichever
+// answers first.
 func (m *members) findHead(ctx context.Context) (*rendezvous.Peer, error) {
 	configs := []rendezvous.Config{m.config}
 	if m.failover != nil {
@@ -243,7 +246,7 @@ func (m *members) findHead(ctx context.Context) (*rendezvous.Peer, error) {
 		case found == nil:
 			found = got.peer
 			cancel()
-		default: // two heads, of which one will not last
+		default: // two heads; one of them will give up
 			got.peer.Drop()
 		}
 	}

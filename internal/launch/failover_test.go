@@ -61,7 +61,7 @@ func TestNodesFindTheSuccessorOfTheHead(t *testing.T) {
 		}
 		peer.Drop()
 	}
-	// A stranger to the run has another key.
+	// A process that is not part of the run has another key.
 	stranger, err := newFailover(nil)
 	if err != nil {
 		t.Fatal(err)
