@@ -87,8 +87,8 @@ func (r *run) renewLease(ctx context.Context) {
 var errLeads = errors.New("this node leads the run now")
 
 // takeOver waits until this node has to lead the run, and leads it until its end.
-// A signal ends signalled at once, and ctx only later. takeOver calls begin when this
-// node becomes the leader.
+// A signal ends signalled at once, and ctx only later. takeOver calls begin when
+// this node becomes the leader.
 func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp context.CancelCauseFunc) (int, error) {
 	var err error
 	r.kubeconfig = r.members.own

@@ -25,29 +25,29 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// FollowArg is the argument that starts the program again as the process that
-// follows a workload; main hands it to FollowRole.
+// FollowArg starts this program again as the process that follows a workload.
+// main calls FollowRole then.
 const FollowArg = "follow-role"
 
 // Descriptors of the process that follows a workload.
 const (
-	followEventFD  = 3 // receives followEvents, a line of JSON each
-	followOutputFD = 4 // receives frames of output, and of followMarks
+	followEventFD  = 3 // receives followEvents, one line of JSON each
+	followOutputFD = 4 // receives frames of output, and frames with followMarks
 	followConfigFD = 5 // memory file with a followConfig
-	followLifeFD   = 6 // ends when the supervisor does
+	followLifeFD   = 6 // is closed when the supervisor ends
 )
 
 const (
-	// lastOutput bounds the time for the output that is on its way when a run is ended.
+	// lastOutput bounds the wait for output in transit when a run ends.
 	lastOutput = time.Second
-	// quietOutput is the time without output after which none is on its way.
+	// quietOutput is the time without output after which none is in transit.
 	quietOutput = 100 * time.Millisecond
 )
 
-// maxFollowers bounds how often the process is started in one run.
+// maxFollowers bounds the number of starts of the process in one run.
 const maxFollowers = 4
 
-// followConfig is the order to follow a workload.
+// followConfig is the configuration of the process that follows a workload.
 type followConfig struct {
 	Kubeconfig []byte
 	Objects    []followObject
@@ -62,25 +62,27 @@ type followObject struct {
 	Source string
 }
 
-// followEvent is a message of the process; one field is set.
+// followEvent is a message from the process. One field is set.
 type followEvent struct {
 	Note, Tell, Lose string
 	Loss             containerlog.Loss
-	// Result, with Stuck or Error where there is one, is the last.
+	// Result ends the events. Stuck or Error comes with it if the workload cannot
+	// start or following it failed.
 	Result *workload.Result
 	Stuck  *workload.NeverStarts
 	Error  string
 }
 
-// followMark follows the output of a container that is passed on as a whole.
+// followMark is sent after the output of a container that belongs together. The
+// supervisor passes that output on as a whole.
 type followMark struct {
 	Key  string
 	Mark workload.Mark
 }
 
-// followApart follows a workload in another process. A defect there is
-// no reason to end the cluster. The output comes back with the marks behind it,
-// so another process can go on where one has ended.
+// followApart follows a workload in another process, so that a defect there does
+// not end the cluster. A mark follows each piece of output, so another process
+// can continue after the last mark if one ends.
 func (o Options) followApart(ctx context.Context, kubeconfig []byte, objects []workload.Object, streams workload.Streams, giveUp context.CancelCauseFunc) (workload.Result, error) {
 	config := followConfig{Kubeconfig: kubeconfig, NoPull: streams.NoPull, IDs: streams.IDs, Logs: o.Spec.Logs}
 	for _, object := range objects {
@@ -128,13 +130,13 @@ type followProcess struct {
 	last    followEvent
 
 	mu sync.Mutex
-	// held counts the bytes that wait for their mark, or for whoever reads the
-	// output. heard is when the last of them came.
+	// held counts the bytes that wait for their mark or for the reader of the
+	// output. heard is the time of the last change.
 	held  int64
 	heard time.Time
 	// behind counts the bytes that a node has and has not sent, by container.
 	behind map[string]int64
-	// refused: the output cannot be written any more.
+	// refused is set if the output cannot be written any more.
 	refused bool
 }
 
@@ -149,7 +151,7 @@ func (f *followProcess) unread() int64 {
 	return sum
 }
 
-// awaitOutput returns when no more output is on its way, or at the limit.
+// awaitOutput returns when no output is in transit, or at the limit.
 func (f *followProcess) awaitOutput(limit <-chan struct{}) {
 	for began := time.Now(); ; {
 		f.mu.Lock()
@@ -173,8 +175,8 @@ func later(a, b time.Time) time.Time {
 	return b
 }
 
-// run runs one process to its end. The error says how it ended where that was
-// not with a result.
+// run runs one process until it ends. If it ends without a result, the error says
+// how.
 func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	encoded, err := json.Marshal(config)
 	if err != nil {
@@ -198,7 +200,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 		}
 		ours, theirs = append(ours, reader), append(theirs, writer)
 	}
-	// Of the third it is this side that writes, or rather does not.
+	// This side holds the writing end of the third pipe, and never writes to it.
 	ours[2], theirs[2] = theirs[2], ours[2]
 	var said tailBuffer
 	process := exec.Command("/proc/self/exe", FollowArg)
@@ -219,7 +221,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	group.Go(func() error { return f.readEvents(ours[0]) })
 	group.Go(func() error {
 		err := f.readOutput(ours[1])
-		if err != nil { // nobody takes the output any more
+		if err != nil { // nobody reads the output any more
 			_ = process.Process.Kill()
 		}
 		return err
@@ -230,7 +232,7 @@ func (f *followProcess) run(ctx context.Context, config followConfig) error {
 	select {
 	case problem = <-read:
 	case <-ctx.Done():
-		// Nobody may read the output any more: do not wait for that.
+		// Perhaps nobody reads the output any more, so limit the wait.
 		limit, stop := context.WithTimeout(context.WithoutCancel(ctx), lastOutput)
 		defer stop()
 		f.awaitOutput(limit.Done())
@@ -263,7 +265,7 @@ func (f *followProcess) readEvents(from io.Reader) error {
 	for decoder := json.NewDecoder(from); ; {
 		var event followEvent
 		if err := decoder.Decode(&event); err != nil {
-			return nil // the process has ended, and half an event with it
+			return nil // the process has ended, perhaps in the middle of an event
 		}
 		switch {
 		case event.Result != nil:
@@ -279,14 +281,14 @@ func (f *followProcess) readEvents(from io.Reader) error {
 	}
 }
 
-// readOutput passes output on once the mark behind it has come.
+// readOutput passes output on when the mark after it has arrived.
 func (f *followProcess) readOutput(from io.Reader) error {
 	reader := bufio.NewReaderSize(from, 64<<10)
 	var batch []containerlog.Frame
 	for {
 		frame, err := containerlog.ReadFrame(reader)
 		if err != nil {
-			return nil // the process has ended, and half a batch with it
+			return nil // the process has ended, perhaps in the middle of a batch
 		}
 		if frame.Kind != containerlog.KindPosition {
 			f.hold(int64(len(frame.Data)))
@@ -318,7 +320,7 @@ func (f *followProcess) readOutput(from io.Reader) error {
 	}
 }
 
-// hold adds to the bytes that were received and not passed on.
+// hold adds to the number of bytes that were received and not passed on.
 func (f *followProcess) hold(bytes int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -326,7 +328,7 @@ func (f *followProcess) hold(bytes int64) {
 	f.heard = time.Now()
 }
 
-// tailBuffer keeps the beginning of what a process says on its standard error.
+// tailBuffer keeps the beginning of a process's standard error.
 type tailBuffer struct{ bytes.Buffer }
 
 func (b *tailBuffer) Write(data []byte) (int, error) {
@@ -336,7 +338,7 @@ func (b *tailBuffer) Write(data []byte) (int, error) {
 	return len(data), nil
 }
 
-// panicked returns the reason of a panic, or the first line that was said.
+// panicked returns the reason of a panic, or the first line of the output.
 func (b *tailBuffer) panicked() string {
 	first := ""
 	for line := range strings.Lines(b.String()) {
@@ -352,9 +354,9 @@ func (b *tailBuffer) panicked() string {
 }
 
 // FollowRole is the main function of the process that follows a workload. It
-// returns its exit status.
+// returns the exit status.
 func FollowRole() int {
-	sandbox.OutliveSignals() // the supervisor says when to end
+	sandbox.OutliveSignals() // the supervisor ends this process
 	for _, fd := range []int{followEventFD, followOutputFD, followConfigFD, followLifeFD} {
 		unix.CloseOnExec(fd)
 	}
@@ -406,28 +408,29 @@ func followHere(configFile *os.File, events, output io.Writer) error {
 	return nil
 }
 
-// followSender sends what the process has to say.
+// followSender sends events and output to the supervisor.
 type followSender struct {
 	mu     sync.Mutex
 	events io.Writer
 	output *bufio.Writer
 }
 
-// send sends an event. A supervisor that is gone ends the process otherwise.
+// send sends an event. It ignores errors: if the supervisor is gone, followLifeFD
+// ends this process.
 func (s *followSender) send(event followEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = json.NewEncoder(s.events).Encode(event)
 }
 
-// mark ends a batch of output. Batches come one after the other.
+// mark ends a batch of output. The caller sends one batch after the other.
 func (s *followSender) mark(key string, mark workload.Mark) {
 	if containerlog.WriteJSON(s.output, containerlog.KindPosition, followMark{key, mark}) == nil {
-		_ = s.output.Flush() // as above
+		_ = s.output.Flush() // errors are ignored, as in send
 	}
 }
 
-// frameWriter puts what is written into frames of a kind.
+// frameWriter writes data in frames of one kind.
 type frameWriter struct {
 	to   io.Writer
 	kind containerlog.Kind

@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// A process that dies leaves half a batch, or half a frame. Another one sends
-// what follows the last mark again.
+// A process that dies leaves an incomplete batch or frame. Another process sends
+// everything after the last mark again.
 func TestOutputIsPassedOnUpToTheLastMark(t *testing.T) {
 	var sent bytes.Buffer
 	for _, text := range []string{"first\n", "second\n"} {
@@ -39,8 +39,8 @@ func TestOutputIsPassedOnUpToTheLastMark(t *testing.T) {
 	}
 }
 
-// A reader that has stopped, as of "| less", gets no more. What it does not get
-// is known when the run is ended.
+// A reader that stopped, as in "| less", gets no more output. The number of bytes
+// that it does not get is known when the run ends.
 func TestOutputThatIsNotPassedOnIsCounted(t *testing.T) {
 	var sent bytes.Buffer
 	for i, text := range []string{"passed\n", "stuck\n"} {
@@ -57,7 +57,7 @@ func TestOutputThatIsNotPassedOnIsCounted(t *testing.T) {
 	if _, err := io.ReadFull(read, make([]byte, 7)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := io.ReadFull(read, make([]byte, 1)); err != nil { // it has begun with the second
+	if _, err := io.ReadFull(read, make([]byte, 1)); err != nil { // the second text has begun
 		t.Fatal(err)
 	}
 	if got, want := f.unread(), int64(len("stuck\n")+1000+len("part")); got != want {

@@ -16,12 +16,12 @@ import (
 	"berth.dev/berth/internal/network/overlay"
 )
 
-// rejectLimit is how long a head that has failed waits for nodes to tell.
+// rejectLimit bounds the time for which a failed head waits for nodes to reject.
 const rejectLimit = 3 * time.Second
 
-// gather waits for all other nodes and takes in what they bring. It returns
-// the offers of all, of which the first, this node's own, only says how large a
-// packet reaches the others.
+// gather waits for all other nodes and collects their offers. It returns one
+// offer for each node. The first offer is this node's and contains only the
+// largest packet that reaches the others.
 func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error) {
 	ctx, cancel := m.waiting(ctx)
 	defer cancel()
@@ -49,9 +49,8 @@ func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 	return offers, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
-// collectOffers waits until all the others are there and have said what they bring.
-// There is nothing to wait for when one says that it cannot take part, or goes
-// again.
+// collectOffers waits until all other nodes have connected and sent their offers.
+// It stops when a node cannot take part or disconnects.
 func (m *members) collectOffers(ctx context.Context, others []string) error {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
@@ -85,7 +84,7 @@ func (m *members) collectOffers(ctx context.Context, others []string) error {
 	return nil
 }
 
-// goneError says that a node will not be there, and why.
+// goneError reports a node that does not take part, and the cause.
 type goneError struct {
 	node  string
 	cause error
@@ -101,9 +100,9 @@ func (e *goneError) Error() string {
 
 func (e *goneError) Unwrap() error { return e.cause }
 
-// receiveOffer takes in what one node says, and returns when it goes again or all have
-// come. A connection that breaks before a word was said is no news: the node
-// makes another one.
+// receiveOffer receives the offer of one node, and returns when the node
+// disconnects or all offers have arrived. A connection that breaks before its
+// first message is ignored, because the node connects again.
 func (m *members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arrived chan<- struct{}) error {
 	w := &member{name: peer.Name(), peer: peer, returned: make(chan *rendezvous.Peer, 1)}
 	m.mu.Lock()
@@ -134,9 +133,9 @@ func (m *members) receiveOffer(ctx context.Context, peer *rendezvous.Peer, arriv
 	}
 }
 
-// decline lets the other nodes know of a run that has failed before they could
-// know: the head tells those that come, any other tells the head. It returns
-// the run's result.
+// decline reports the failure of a run to the other nodes if they still wait for
+// this one. The head rejects the nodes that connect, and any other node tells the
+// head. decline returns the run's result.
 func (m *members) decline(ctx context.Context, code int, why error) (int, error) {
 	switch {
 	case why == nil || !m.awaited():
@@ -149,8 +148,8 @@ func (m *members) decline(ctx context.Context, code int, why error) (int, error)
 	return m.withdraw(ctx, why)
 }
 
-// withdraw tells the head why this node cannot take part, so that nobody waits
-// for it. The head, when it knows, says it to the user.
+// withdraw reports to the head why this node cannot take part, so that no node
+// waits for it. A head that receives the reason reports it to the user.
 func (m *members) withdraw(ctx context.Context, why error) (int, error) {
 	ctx, cancel := m.waiting(ctx)
 	defer cancel()
@@ -161,8 +160,9 @@ func (m *members) withdraw(ctx context.Context, why error) (int, error) {
 	return farewell(head, why)
 }
 
-// farewell ends the connection to the head, which says why to the user where it
-// hears it, so that it is said once.
+// farewell closes the connection to the head with a reason. If the head receives
+// the reason, it reports it to the user, and farewell returns no error, so that
+// the user sees it once.
 func farewell(head *rendezvous.Peer, why error) (int, error) {
 	if head.Close(why.Error()) {
 		return exitcode.Of(why), nil
@@ -170,9 +170,8 @@ func farewell(head *rendezvous.Peer, why error) (int, error) {
 	return 0, why
 }
 
-// rejectAll tells the nodes that come that there will be no cluster; they would
-// look for their head in vain otherwise. It waits a little for those that do
-// not.
+// rejectAll rejects the nodes that connect. Otherwise they would look for their
+// head in vain. It waits at most rejectLimit for the others.
 func (m *members) rejectAll(why error) {
 	ctx, cancel := context.WithTimeout(context.Background(), rejectLimit)
 	defer cancel()
@@ -194,11 +193,11 @@ func (m *members) rejectAll(why error) {
 	m.leave(why.Error())
 }
 
-// awaited tells whether the others wait for this node's word: that of the head,
-// what they are to be; that of another node, what it brings.
+// awaited reports whether the other nodes wait for this one: for the plans of the
+// head, or for the offer of another node.
 func (m *members) awaited() bool { return m != nil && !m.introduced }
 
-// address is where packets for the node's pods go.
+// address returns the destination of packets for the node's pods.
 func (w *member) address() netip.Addr {
 	if w.hello.Address.IsValid() {
 		return w.hello.Address
@@ -206,8 +205,8 @@ func (w *member) address() netip.Addr {
 	return hostOf(w.peer.RemoteAddr())
 }
 
-// sendPlans makes the network between the nodes and tells every other node what
-// it is to be.
+// sendPlans sets up the network between the nodes and sends its plan to every
+// other node.
 func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identities, archives []archive) error {
 	m.introduced = true
 	var source archiveSource
@@ -238,7 +237,7 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		w.node = plans[i+1].Node.Name
 		own := m.data.address
 		if !own.IsValid() {
-			// Each reaches the head at the address that it has connected to.
+			// Each node reaches the head at the address to which it connected.
 			own = hostOf(w.peer.LocalAddr())
 		}
 		theirs := append([]overlay.Node(nil), nodes...)

@@ -21,54 +21,54 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// Where things are inside the sandbox.
+// Paths inside the sandbox.
 const (
 	runPath     = "/run/berth"
 	kubeletPath = "/var/lib/kubelet"
 	cgroupPath  = "/sys/fs/cgroup"
 )
 
-// What the roles of a node need, in bytes, with a control plane and without;
-// see the measurements in bench/results. It is kept from pods.
+// The memory that the roles of a node need, in bytes; see the measurements in
+// bench/results. It is not available to pods. probe.HeadMemory is that of a head.
 const (
 	workerMemory = 320 << 20
-	// replicaMemory is that of a node with one control plane of several, whose
-	// controllers are a process of their own.
+	// replicaMemory is for a node with one of several control planes. Its
+	// controllers are a separate process.
 	replicaMemory = 704 << 20
 )
 
-// memoryFilesShare is the part of the job's memory, as a divisor, that is kept
-// for images and files of containers where these are in memory.
+// memoryFilesShare is the divisor for the part of the job's memory that is
+// reserved for images and files of containers if they are in memory.
 const memoryFilesShare = 4
 
-// host is what this run found out about the machine and the allocation.
+// host describes the machine and the allocation of this run.
 type host struct {
 	name string
 	ids  probe.IDMap
 	cpus probe.CPUs
-	// cpuSet lists the CPUs where it is known which they are.
+	// cpuSet lists the CPUs of this node. It is empty if they are unknown.
 	cpuSet  string
 	memory  probe.Memory
 	state   probe.Candidate
 	ipv6    cluster.Reach
 	libexec string
-	// refusedIPv6 is why nftables takes no rules for IPv6 here, where there are
-	// to be such.
+	// refusedIPv6 is the reason why nftables accepts no IPv6 rules here. It is
+	// empty unless such rules are needed.
 	refusedIPv6 string
 	runID       string
-	// room holds the number of pods that the kernel allows this user here.
+	// room contains the number of pods that the kernel allows this user here.
 	room probe.PodRoom
 	// roles is the memory that berth itself needs here, in bytes.
 	roles uint64
-	// snapshotter is how containers get their root file systems here.
+	// snapshotter selects how containers get their root file systems here.
 	snapshotter string
-	// imageCache is the folder of the cache of images; empty for none.
+	// imageCache is the folder of the image cache. It is empty without one.
 	imageCache string
-	// devices are what pods can request here.
+	// devices holds the devices that pods can request here.
 	devices devices.Found
 }
 
-// inspect finds out what the cluster has to work with, and refuses early what
+// inspect collects what the machine offers to the cluster, and refuses early what
 // cannot work.
 func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, job *allocation, roles uint64) (host, error) {
 	machine := probe.Local()
@@ -105,8 +105,8 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	if err != nil {
 		return host{}, err
 	}
-	// First, or what killed runs have left would count against their space. What
-	// stays is told of when one of them has been chosen.
+	// Remove these first, since they would count against the space. If something
+	// stays, makeDirectories reports it when a directory has been chosen.
 	_ = h.removeStale(places...)
 	if h.state, err = stateDir(machine, places); err != nil {
 		return host{}, err
@@ -127,10 +127,11 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	return h, nil
 }
 
-// runID names this run: by its job step under Slurm, by its process otherwise.
+// runID returns the name of this run, from its job step under Slurm and from its
+// process.
 func runID(getenv func(string) string) string { return runsOfStep(getenv) + strconv.Itoa(os.Getpid()) }
 
-// runsOfStep is how the names of all runs of this job step begin.
+// runsOfStep returns the prefix of the names of all runs of this job step.
 func runsOfStep(getenv func(string) string) string {
 	if job := getenv("SLURM_JOB_ID"); job != "" {
 		return "job-" + job + "-" + getenv("SLURM_STEP_ID") + "-"
@@ -138,7 +139,7 @@ func runsOfStep(getenv func(string) string) string {
 	return "local-"
 }
 
-// statePlaces are where the run's files may be.
+// statePlaces returns the candidate directories for the run's files.
 func statePlaces(machine *probe.Host, wanted string) ([]string, error) {
 	if wanted == "" {
 		return machine.StateDirs(), nil
@@ -159,7 +160,8 @@ func stateDir(machine *probe.Host, candidates []string) (probe.Candidate, error)
 	return probe.Candidate{}, exitcode.Wrap(exitcode.NoSpace, errors.Join(problems...))
 }
 
-// findLibexec finds the programs that come with berth: beside bin/berth.
+// findLibexec returns the directory of the programs that come with berth, which
+// is beside bin.
 func findLibexec() (string, error) {
 	libexec, err := programs.Dir()
 	if err != nil {
@@ -171,7 +173,7 @@ func findLibexec() (string, error) {
 	return libexec, nil
 }
 
-// reach is what the answers of the probe mean for a cluster.
+// reach converts the results of the probe.
 func reach(kernel bool, source netip.Addr) cluster.Reach {
 	switch {
 	case !kernel:
@@ -182,7 +184,7 @@ func reach(kernel bool, source netip.Addr) cluster.Reach {
 	return cluster.ToOutside
 }
 
-// usedPrefixes are the destinations that this host has routes for.
+// usedPrefixes returns the destinations for which this host has routes.
 func usedPrefixes(ipv6 cluster.Reach) ([]netip.Prefix, error) {
 	family := netlink.FAMILY_V4
 	if ipv6 != cluster.Nowhere {
@@ -206,7 +208,7 @@ func usedPrefixes(ipv6 cluster.Reach) ([]netip.Prefix, error) {
 	return used, nil
 }
 
-// offer is what this node brings into a cluster.
+// offer returns this node's offer to the cluster.
 func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string) (cluster.Offer, error) {
 	used, err := usedPrefixes(h.ipv6)
 	if err != nil {
@@ -239,8 +241,8 @@ func (h host) offer(scratch string, hostAPIPort uint16, labels map[string]string
 	}, nil
 }
 
-// reserved is the memory that is kept from pods: what the roles need and, where
-// the run's files are in memory, a part for them.
+// reserved returns the memory that is not available to pods: the roles' memory
+// and, if the run's files are in memory, a part for them.
 func (h host) reserved() uint64 {
 	if h.state.Kind != probe.KindMemory {
 		return h.roles
@@ -248,7 +250,7 @@ func (h host) reserved() uint64 {
 	return h.roles + h.memory.Bytes/memoryFilesShare
 }
 
-// podIDs names the user and group ids that pods can have here.
+// podIDs describes the user and group ids available to pods here.
 func (h host) podIDs() string {
 	count := func(ranges []probe.IDRange) (all uint64) {
 		for _, r := range ranges {
@@ -262,7 +264,7 @@ func (h host) podIDs() string {
 	return "0"
 }
 
-// sandboxIDs hands the id maps over to the sandbox.
+// sandboxIDs converts the id maps for the sandbox.
 func (h host) sandboxIDs() sandbox.IDMap {
 	if h.ids.OneUID {
 		return sandbox.IDMap{}
@@ -280,7 +282,8 @@ func (h host) sandboxIDs() sandbox.IDMap {
 	}
 }
 
-// removeStale removes what earlier runs left that were killed all at once.
+// removeStale removes the files of earlier runs whose processes were all killed
+// at once.
 func (h host) removeStale(bases ...string) error {
 	var stale []string
 	for _, base := range bases {
@@ -296,9 +299,9 @@ func (h host) removeStale(bases ...string) error {
 	return sandbox.Remove(h.sandboxIDs(), stale)
 }
 
-// loopbackListener is the API server's door on the host: a socket keeps the
-// network namespace in which it was made, so the API server, which inherits
-// it, answers there without any relay.
+// loopbackListener returns the API server's listener on the host's loopback, and
+// its port. A socket keeps the network namespace in which it was created. So the
+// API server, which inherits it, serves it without a relay.
 func loopbackListener() (*os.File, uint16, error) {
 	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
@@ -312,7 +315,8 @@ func loopbackListener() (*os.File, uint16, error) {
 	return file, uint16(listener.Addr().(*net.TCPAddr).Port), nil
 }
 
-// roleEnv is the environment of every role: nothing of the user's but extra.
+// roleEnv returns the environment of a role. It contains nothing of the user's
+// environment except extra.
 func roleEnv(plan cluster.Plan, extra ...string) []string {
 	env := []string{"PATH=" + plan.Paths.Libexec, "HOME=" + filepath.Join(plan.Paths.Run, rolesHome), "USER=root", "TMPDIR=" + filepath.Join(plan.Paths.Scratch, "tmp")}
 	return append(env, extra...)

@@ -11,24 +11,25 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// identities are the keys of a cluster: files for the nodes' sandboxes, and the
-// user's own kubeconfig.
+// identities holds the keys of a cluster: files for the nodes' sandboxes, and the
+// user's kubeconfig.
 type identities struct {
-	// nodes holds the files on each node's tmpfs, in the order of the plans.
+	// nodes holds the files for each node's tmpfs, in the order of the plans.
 	nodes []map[string]sandbox.File
-	// kubeconfig reaches the API server from the head's host. It names the key
-	// by a path of this process: see userKubeconfig.
+	// kubeconfig is for programs on the head's host. It refers to the key by a
+	// path of this process; see userKubeconfig.
 	kubeconfig []byte
-	// owns are the same with the key in it, for the processes of the nodes with
-	// a control plane, in the order of the plans; nil for other nodes.
+	// owns holds kubeconfigs that contain the key, for the processes of the nodes
+	// with a control plane, in the order of the plans. They are nil for other
+	// nodes.
 	owns [][]byte
-	// key keeps the user's key.
+	// key is the memory file with the user's key.
 	key *os.File
 }
 
-// makeIdentities makes every key of the cluster. Each component of each node
-// gets one of its own; only a node's kubelet may act as the node. The context is
-// the name of that in the user's kubeconfig.
+// makeIdentities creates all keys of the cluster. Each component of each node
+// gets its own key, and only a node's kubelet may act as the node. context is the
+// name of the context in the user's kubeconfig.
 func makeIdentities(plans []cluster.Plan, context string) (identities, error) {
 	shared, err := makeAuthorities()
 	if err != nil {
@@ -73,7 +74,7 @@ func makeIdentities(plans []cluster.Plan, context string) (identities, error) {
 	return made, err
 }
 
-// authorities sign what is in use on several nodes.
+// authorities sign the certificates that several nodes use.
 type authorities struct {
 	kubernetes, frontProxy, etcd *pki.Authority
 	serviceTokens                []byte
@@ -91,15 +92,16 @@ func makeAuthorities() (made authorities, err error) {
 	return made, err
 }
 
-// apiServerName is one that the certificate of every API server has.
+// apiServerName is in the certificate of every API server.
 const apiServerName = "kubernetes.default.svc"
 
-// admin is the user of the cluster.
+// admin is the identity of the cluster's user.
 var admin = pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
 
-// userKubeconfig is what the user's programs get. The key is not in the file,
-// which would outlive a run that is killed all at once, but in the memory of
-// this process, and its name is a path to there.
+// userKubeconfig returns the kubeconfig for the user's programs, and the file
+// with its key. The key is not in the kubeconfig, which would outlive a run that
+// is killed at once. It is in the memory of this process, and the kubeconfig
+// refers to it by a path.
 func userKubeconfig(context, server string, authority []byte, pair pki.Pair) ([]byte, *os.File, error) {
 	key, err := linux.MemoryFile("berth-key", pair.Key)
 	if err != nil {
@@ -109,8 +111,7 @@ func userKubeconfig(context, server string, authority []byte, pair pki.Pair) ([]
 	return pki.KubeconfigWithKeyFile(context, server, authority, pair.Cert, path), key, nil
 }
 
-// identityMaker collects the files of one node, and the first error, after
-// which it does nothing more.
+// identityMaker collects the files of one node, and keeps the first error.
 type identityMaker struct {
 	plan      cluster.Plan
 	authority *pki.Authority
@@ -118,7 +119,7 @@ type identityMaker struct {
 	err       error
 }
 
-// node makes what every node needs.
+// node creates the files that every node needs.
 func (m *identityMaker) node() {
 	name := "system:node:" + m.plan.Node.Name
 	m.write(m.plan.Paths.PKI(cluster.CA+".crt"), m.authority.Cert)
@@ -132,8 +133,8 @@ func (m *identityMaker) node() {
 	m.client(cluster.UserProvisioner, pki.Identity{CommonName: "system:" + cluster.UserProvisioner})
 }
 
-// control makes what a control plane needs. The authorities' keys go nowhere
-// else.
+// control creates the files of a control plane. Only these nodes get the
+// authorities' keys.
 func (m *identityMaker) control(shared authorities) {
 	addresses := m.plan.Addresses
 	m.write(m.plan.Paths.PKI(cluster.ServiceTokens+".key"), shared.serviceTokens)
@@ -154,8 +155,8 @@ func (m *identityMaker) control(shared authorities) {
 	m.client(cluster.UserAdmin, admin)
 }
 
-// replica makes what a member of etcd needs to talk to the others. Nobody but
-// the members has a certificate of that authority.
+// replica creates the files that a member of etcd needs to connect to the others.
+// Only members have a certificate of that authority.
 func (m *identityMaker) replica(shared authorities) {
 	m.write(m.plan.Paths.PKI(cluster.EtcdCA+".crt"), shared.etcd.Cert)
 	m.issue(shared.etcd, cluster.EtcdPeer, pki.Identity{
@@ -163,9 +164,9 @@ func (m *identityMaker) replica(shared authorities) {
 	})
 }
 
-// sharedIdentity is what a node shows to the others when they give each other
-// something: that it is one of them, whichever. Its authority has signed nothing
-// else, and its key is forgotten.
+// sharedIdentity is the certificate by which the nodes recognize each other as
+// members when they exchange files. It does not distinguish them. Its authority
+// has signed nothing else, and the authority's key is not kept.
 type sharedIdentity struct {
 	authority []byte
 	pair      pki.Pair

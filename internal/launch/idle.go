@@ -16,20 +16,20 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// lookLimit is how long an idle task looks for the acting one, which slurmd
-// starts at the same moment.
+// lookLimit bounds the time in which an idle task looks for the acting task,
+// which slurmd starts at the same moment.
 const lookLimit = 5 * time.Second
 
-// idle is what a task does that is not the first of its node: nothing, until
-// the first one ends. It must not end before, because srun (--wait, WaitTime)
-// may take the first end of a task for the beginning of the step's end; nor
-// may it stay longer, because it would keep the step.
+// idle runs in every task that is not the first one of its node, and returns when
+// the first one ends. It must not end earlier, because srun (--wait, WaitTime) may
+// take the first end of a task for the beginning of the step's end. It must not stay
+// longer, because it would keep the step alive.
 //
-// Slurm sends its signals to every task, so a signal ends the idle ones too,
-// with the same code.
+// Slurm sends its signals to every task, so a signal also ends the idle ones,
+// with the same exit code.
 func idle(ctx context.Context, job slurm.Job, options Options) error {
 	if usePMI(ctx, job, options) {
-		// Whether it works shows in the task that acts.
+		// The acting task reports whether the exchange works.
 		_, _ = exchangeKeys(ctx, job, options.Getenv)
 	}
 	own, err := strconv.Atoi(options.Getenv("SLURM_TASK_PID"))
@@ -44,8 +44,8 @@ func idle(ctx context.Context, job slurm.Job, options Options) error {
 	return awaitEnd(ctx, acting)
 }
 
-// findActing returns a descriptor of the process of the first task on this
-// node: a child of the same slurmstepd. It is -1 when there is none (any more).
+// findActing returns a pidfd of the first task on this node, which is a child of
+// the same slurmstepd. It returns -1 if there is none.
 func findActing(ctx context.Context, own int) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, lookLimit)
 	defer cancel()
@@ -80,7 +80,7 @@ func isFirstTask(pid int) bool {
 	return err == nil && bytes.Contains(append([]byte{0}, environment...), []byte("\x00SLURM_LOCALID=0\x00"))
 }
 
-// awaitEnd returns when the process has ended, or ctx has.
+// awaitEnd returns when the process has ended, or with an error when ctx has.
 func awaitEnd(ctx context.Context, pidfd int) error {
 	reader, writer, err := os.Pipe()
 	if err != nil {

@@ -25,25 +25,25 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// ImageCommand is one on the cache of images, which needs no cluster: on the
-// login host, where the network is, it fills the cache for nodes without.
+// ImageCommand is a command on the image cache. It needs no cluster. On a login
+// host with access to the network, it fills the cache for nodes without.
 type ImageCommand struct {
-	// Name is pull, import, export, convert, bundle, ls, rm, gc or verify, and Args
-	// its images, archives or folders. A bundle without a folder is for the steps that
-	// name its image.
+	// Name is pull, import, export, convert, bundle, ls, rm, gc or verify. Args
+	// are its images, archives or folders. A bundle without a folder is for steps
+	// that name its image.
 	Name string
 	Args []string
-	// Spec says of the cache and the registries what it does for a run.
+	// Spec configures the cache and the registries, as for a run.
 	Spec cluster.Spec
-	// Platform is the one that images are for; empty for this machine's.
+	// Platform is the platform of the images. It defaults to this machine's.
 	Platform string
-	// Form is how convert packs layers: estargz or zstd.
+	// Form selects how convert packs layers: estargz or zstd.
 	Form   string
 	Getenv func(string) string
-	// Notice is told what the user should know.
+	// Notice receives messages for the user.
 	Notice func(string)
-	// Report is told what there is, and Progress how many bytes of how many have
-	// come.
+	// Report receives each image in the cache. Progress receives the number of
+	// bytes received and their total.
 	Report   func(KeptImage)
 	Progress func(done, total int64)
 }
@@ -53,24 +53,24 @@ type KeptImage struct {
 	Name     string `json:"name"`
 	Digest   string `json:"digest"`
 	Platform string `json:"platform"`
-	// Bytes are those of its layers that are there.
+	// Bytes is the size of the layers that are in the cache.
 	Bytes  int64 `json:"bytes"`
 	Layers int   `json:"layers"`
-	// Missing is how many layers are not there.
+	// Missing is the number of layers that are not in the cache.
 	Missing int       `json:"missing"`
 	Time    time.Time `json:"time"`
-	// Freed is what the removal of the image has.
+	// Freed is the number of bytes that the removal of the image freed.
 	Freed int64 `json:"freed,omitempty"`
 }
 
-// CacheSum is what a command says at its end of the cache.
+// CacheSum summarizes the cache at the end of a command.
 type CacheSum struct {
 	Layers       int
 	Bytes, Freed int64
 	Damaged      int
 }
 
-// imageLine is a line that the program prints.
+// imageLine is one line of output of berth-images.
 type imageLine struct {
 	Image    *KeptImage
 	Progress *[2]int64
@@ -80,7 +80,7 @@ type imageLine struct {
 	NoSpace  bool
 }
 
-// DefaultImageCache is the folder where none is named.
+// DefaultImageCache returns the folder of the cache if the user names none.
 func DefaultImageCache(getenv func(string) string) (string, error) {
 	if dir := getenv("XDG_CACHE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "berth"), nil
@@ -91,7 +91,7 @@ func DefaultImageCache(getenv func(string) string) (string, error) {
 	return "", exitcode.Wrap(exitcode.Usage, errors.New("no folder for images: HOME is not set; name one with --image-cache DIR"))
 }
 
-// Images runs a command on the cache of images.
+// Images runs a command on the image cache.
 func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
 	args, err := c.arguments()
 	if err != nil {
@@ -112,7 +112,7 @@ func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
 	}
 	command := exec.CommandContext(ctx, filepath.Join(directory, "berth-images"), args...)
 	command.Cancel = func() error { return command.Process.Signal(syscall.SIGTERM) }
-	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is ours to pass on
+	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C reaches this process, which passes it on
 	command.Stdin = bytes.NewReader(passwords)
 	var words bytes.Buffer
 	command.Stderr = &words
@@ -137,7 +137,7 @@ func Images(ctx context.Context, c ImageCommand) (sum CacheSum, err error) {
 	return sum, nil
 }
 
-// arguments are the program's. What is wrong with them is said first.
+// arguments returns the arguments of berth-images. It checks them first.
 func (c ImageCommand) arguments() ([]string, error) {
 	spec := cluster.Spec{
 		Command: []string{c.Name}, Snapshotter: cluster.EROFS, NodesPerHost: 1,
@@ -185,9 +185,9 @@ func (c ImageCommand) arguments() ([]string, error) {
 	return slices.Concat(args, []string{"--"}, images), nil
 }
 
-// stepBundle is where a bundle is made that is given no folder: there the SPANK plugin of the site
-// network (spank/image.c) looks for the image that a step names. Others who share the cache
-// could not enter it.
+// stepBundle returns the folder of a bundle for which the user names none. The
+// SPANK plugin of the site network (spank/image.c) looks there for the image that
+// a step names. The folder is closed to other users who share the cache.
 func stepBundle(cache, name string) (string, error) {
 	image, err := reference.ParseNormalizedNamed(name)
 	if err != nil {
@@ -200,12 +200,13 @@ func stepBundle(cache, name string) (string, error) {
 	return filepath.Join(all, strings.ReplaceAll(reference.FamiliarString(reference.TagNameOnly(image)), "/", "%2F")), nil
 }
 
-// pullEnv are the variables that pulling knows; files of settings may give them.
+// pullEnv returns the environment of a pull, with the proxy variables. Settings
+// files may set them.
 func pullEnv(getenv func(string) string) []string {
 	return append(os.Environ(), inEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")...)
 }
 
-// read passes on what the program says. What is wrong is the error, all of it.
+// read passes the program's output on. It returns all problems in one error.
 func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 	code := exitcode.NoInput
 	if c.Name == "pull" {
@@ -242,7 +243,7 @@ func (c ImageCommand) read(lines io.Reader) (sum CacheSum, err error) {
 	return sum, exitcode.Wrap(code, errors.Join(problems...))
 }
 
-// moreRoom says what to do where the disk is full.
+// moreRoom returns the remedy for a full disk.
 func (c ImageCommand) moreRoom() string {
 	switch c.Name {
 	case "bundle":

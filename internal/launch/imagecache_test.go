@@ -8,8 +8,9 @@ import (
 	"testing"
 )
 
-// TestBundlesOfSteps: of a bundle without a folder the image's name says where it is, in the form
-// that spank/image.c makes of what a step names.
+// TestBundlesOfSteps checks the path of a bundle without a folder. It follows
+// from the image's name, in the form that spank/image.c derives from a step's
+// image.
 func TestBundlesOfSteps(t *testing.T) {
 	cache := t.TempDir()
 	digest := "@sha256:" + strings.Repeat("0a", 32)

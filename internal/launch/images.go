@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// imported is a line that the importing program prints.
+// imported is one line of output of the importing program.
 type imported struct {
 	Archive string `json:"archive"`
 	Name    string `json:"name"`
@@ -28,9 +28,9 @@ type imported struct {
 	Error   string `json:"error"`
 }
 
-// importImages brings the run's archives into containerd. It ends before any
-// object is applied: a pod that is earlier than its image would be sent to a
-// registry, and wait out a back-off after that has failed.
+// importImages imports the run's archives into containerd. It ends before any
+// object is applied. The kubelet would pull the image of an earlier pod from a
+// registry, fail, and wait for a back-off.
 func (r *run) importImages(ctx context.Context) error {
 	if len(r.archives) == 0 {
 		return nil
@@ -38,13 +38,13 @@ func (r *run) importImages(ctx context.Context) error {
 	return r.importArchives(ctx, r.archives, r.source)
 }
 
-// importArchives brings archives into containerd. On a node that is not the head,
-// those that it does not see come from source.
+// importArchives imports archives into containerd. On a node other than the head,
+// archives that are not visible come from source.
 func (r *run) importArchives(ctx context.Context, archives []archive, source archiveSource) error {
-	r.importing.Lock() // the program has one log, and the copies one place
+	r.importing.Lock() // the imports share a log and a directory for copies
 	defer r.importing.Unlock()
 	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
-	if !r.Spec.NoPull { // else the mirror is all that is asked
+	if !r.Spec.NoPull { // otherwise berth-images asks only the mirror
 		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
 	}
 	copies := copyPlaces{passing: filepath.Join(r.scratch.Path, "tmp", "archives")}
@@ -84,7 +84,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	if err != nil {
 		return err
 	}
-	// The program may take long with an archive, and ends with the sandbox.
+	// The program may need long for an archive. It ends with the sandbox.
 	defer context.AfterFunc(ctx, func() { reader.Close() })()
 	var problems []error
 	var done atomic.Int32
@@ -94,7 +94,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	for lines.Scan() {
 		var line imported
 		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
-			continue // the log has whatever else it prints
+			continue // the log contains all other output
 		}
 		seen[line.Archive] = true
 		done.Store(int32(len(seen)))
@@ -121,16 +121,16 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
 }
 
-// copyPlaces are where copies of archives go: those that are imported and removed, and
-// SIF files that are used as they are for as long as the node lives; empty where none
-// are.
+// copyPlaces names the directories for copies of archives. passing holds copies
+// that are imported and removed. inPlace holds SIF files that are used as they
+// are, as long as the node lives. It is empty if the node uses none.
 type copyPlaces struct{ passing, inPlace string }
 
-// dir makes a directory for the copy of an archive.
+// dir creates a directory for the copy of an archive.
 func (c copyPlaces) dir(i int, a archive) (dir string, err error) {
 	if a.SIF && c.inPlace != "" {
 		if err = os.MkdirAll(c.inPlace, 0o700); err == nil {
-			// Others may have come before, under the same number.
+			// Earlier copies may have the same number.
 			dir, err = os.MkdirTemp(c.inPlace, "")
 		}
 		return dir, err
@@ -139,11 +139,11 @@ func (c copyPlaces) dir(i int, a archive) (dir string, err error) {
 	return dir, os.MkdirAll(dir, 0o700)
 }
 
-// firstImportReport is after how long an import is told of, and again each time
-// after as long once more.
+// firstImportReport is the time after which a running import is reported. The
+// time until each further report doubles.
 const firstImportReport = 5 * time.Second
 
-// tellOfImport says how an import goes on, until it is stopped.
+// tellOfImport reports the progress of an import until it is stopped.
 func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 	began, stopped := time.Now(), make(chan struct{})
 	var telling sync.WaitGroup
@@ -163,9 +163,9 @@ func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 	}
 }
 
-// readable returns the path of an archive on this node, which is a copy where
-// the head's file is not to be seen here. The head itself has no others to get it
-// from.
+// readable returns the path of an archive on this node. It is a copy if this node
+// does not see the head's file. others is nil on the head, which has all
+// archives.
 func readable(ctx context.Context, i int, a archive, others *relay, copies copyPlaces) (string, error) {
 	if others == nil || a.here() {
 		return a.Path, nil
@@ -181,7 +181,7 @@ func readable(ctx context.Context, i int, a archive, others *relay, copies copyP
 	if err == nil {
 		return path, nil
 	}
-	os.RemoveAll(dir) // what has come of it
+	os.RemoveAll(dir) // an incomplete copy
 	code := exitcode.Unavailable
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 		code = exitcode.NoSpace

@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	// localGrace is how long pods and the command may take to end on a
-	// signal where no KillWait of Slurm's limits it, and on Ctrl-C: somebody
-	// waits at the terminal.
+	// localGrace is the time that pods and the command have to end after a signal
+	// if KillWait is unknown or unavailable. It also applies to Ctrl-C, when
+	// somebody waits at the terminal.
 	localGrace = 5 * time.Second
-	// takeDownTime is kept of Slurm's KillWait for removing the cluster.
+	// takeDownTime is the part of KillWait reserved for removing the cluster.
 	takeDownTime = time.Second
-	// maxGrace is Kubernetes' own default for a pod.
+	// maxGrace is Kubernetes' default for a pod.
 	maxGrace = 30 * time.Second
-	// foreseeable is the longest time to end that a message gives in figures: a
-	// job without a limit ends in a year.
+	// foreseeable is the longest grace that a message gives as a number. A job
+	// without a limit ends in a year.
 	foreseeable = 24 * time.Hour
-	// sameSignal is within which time a further signal counts as the same:
-	// Slurm signals the step, and srun, which it signals too, does so again.
+	// sameSignal is the time within which a further signal counts as the same
+	// one. Slurm signals the step and also srun, which signals the step again.
 	sameSignal = time.Second
 )
 
-// interrupted says that a signal ended the run.
+// interrupted is the error of a run that a signal ended.
 type interrupted struct{ signal syscall.Signal }
 
 func (i *interrupted) Error() string {
@@ -43,18 +43,18 @@ func (i *interrupted) Error() string {
 
 func (i *interrupted) notice() string { return fmt.Sprintf("signal %d (%s)", int(i.signal), i.signal) }
 
-// Interrupted is the cause of a run that a signal ended: the exit code is that
-// of a shell.
+// Interrupted returns the error of a run that a signal ended. Its exit code is
+// that of a shell.
 func Interrupted(signal syscall.Signal) error {
 	return &exitcode.Error{Code: exitcode.Signal + int(signal), Err: &interrupted{signal}}
 }
 
-// ending is what a run needs to end in order.
+// ending holds the state that a run needs to end in order.
 type ending struct {
 	allocation *allocation
-	// asked: a signal came, and the workload was asked to end.
+	// asked is set when a signal has come and the workload was asked to end.
 	asked atomic.Bool
-	// lostLease: another node may lead the run.
+	// lostLease is set when another node may lead the run.
 	lostLease atomic.Bool
 	mu        sync.Mutex
 	command   *commandParent
@@ -73,9 +73,9 @@ func (e *ending) getCommand() *commandParent {
 }
 
 // withGrace returns a context for the time of the workload. When ctx ends, ask
-// asks the workload to end and gives it the time for it, while its output is
-// still passed on; only then the new context ends, for the same cause. The
-// returned function must be called.
+// asks the workload to end and waits for it, while its output is still passed on.
+// Only then does the new context end, with the same cause. The caller must call
+// the returned function.
 func withGrace(ctx context.Context, ask func(ctx context.Context, cause error)) (context.Context, func()) {
 	work, end := context.WithCancelCause(context.WithoutCancel(ctx))
 	asked := make(chan struct{})
@@ -93,8 +93,8 @@ func withGrace(ctx context.Context, ask func(ctx context.Context, cause error)) 
 	}
 }
 
-// askToEnd asks pods and the command to end and waits for them, for as long as
-// the cause leaves time.
+// askToEnd asks pods and the command to end, and waits as long as the cause
+// allows.
 func (r *run) askToEnd(ctx context.Context, cause error) {
 	r.finishState()
 	var reason *interrupted
@@ -114,8 +114,8 @@ func (r *run) askToEnd(ctx context.Context, cause error) {
 	}
 }
 
-// inGrace does what ends a workload within the time that a signal leaves, which
-// a second one cuts short.
+// inGrace calls do with the time that a signal leaves for the workload's end. A
+// second signal cuts it short.
 func inGrace(ctx context.Context, log *slog.Logger, why string, grace time.Duration, do func(context.Context, time.Duration)) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -158,7 +158,7 @@ func (r *run) endWorkload(ctx context.Context, grace time.Duration) {
 	both.Wait()
 }
 
-// drain asks all pods to end.
+// drain asks all pods to end and waits for them.
 func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
 	began := time.Now()
 	drained, err := r.client.Drain(ctx, grace)
@@ -171,8 +171,8 @@ func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
 	return drained
 }
 
-// notifyUnlessIgnored leaves signals alone that whoever started this process
-// has it ignore: nohup, or a shell for what it starts in the background.
+// notifyUnlessIgnored relays signals, except those that this process already
+// ignores because its parent wants it to: nohup, or a shell for background commands.
 func notifyUnlessIgnored(channel chan<- os.Signal, signals ...os.Signal) {
 	for _, each := range signals {
 		if !signal.Ignored(each) {
@@ -181,15 +181,15 @@ func notifyUnlessIgnored(channel chan<- os.Signal, signals ...os.Signal) {
 	}
 }
 
-// outlivePipes keeps this process from being killed by a write to a pipe that
-// nobody reads any more (berth run | head): the cluster is to be taken down in
-// order. The signal is caught, not ignored, which the command would inherit.
+// outlivePipes prevents that a write to a pipe without a reader (berth run |
+// head) kills this process, because the cluster must be taken down in order. The
+// signal is caught, not ignored, because the command would inherit the latter.
 func outlivePipes() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }
 
-// output passes on what the workload writes. When nobody reads it any more,
-// the run ends as a program does that has no other purpose.
+// output passes on the output of the workload. When nobody reads it any more, the
+// run ends, as other programs do.
 type output struct {
 	to     io.Writer
 	giveUp context.CancelCauseFunc
@@ -206,8 +206,8 @@ func (o *output) Write(data []byte) (int, error) {
 	return n, err
 }
 
-// EndingSignal is the signal behind a cause of Interrupted, SIGTERM for any
-// other.
+// EndingSignal returns the signal of a cause from Interrupted, and SIGTERM for
+// any other cause.
 func EndingSignal(cause error) syscall.Signal {
 	var reason *interrupted
 	if errors.As(cause, &reason) {

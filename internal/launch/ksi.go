@@ -13,14 +13,14 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// ksiAccount is the service account whose token scripts of KSI get.
+// ksiAccount is the service account whose token KSI scripts receive.
 const ksiAccount = "admin-user"
 
-// ksiApp is the folder of the nodes that pods of such scripts mount.
+// ksiApp is the folder of the nodes that the pods of KSI scripts mount.
 const ksiApp = "/app"
 
-// ksiFolder returns the folder of the host that is shown as ksiApp: app in the
-// shared one, which is made, or the working directory.
+// ksiFolder returns the host's folder for ksiApp: app in the shared folder, which
+// it creates, or the working directory.
 func ksiFolder(ksi cluster.KSI) (string, error) {
 	if ksi.Shared == "" {
 		return os.Getwd()
@@ -41,8 +41,8 @@ func ksiFolder(ksi cluster.KSI) (string, error) {
 	return app, nil
 }
 
-// contextName is the name of the context in the user's kubeconfig. Scripts of
-// KSI may name files after it, so theirs differ.
+// contextName returns the name of the context in the user's kubeconfig. KSI
+// scripts may name files after it, so it differs between their runs.
 func (r *run) contextName() string {
 	if r.Spec.KSI != nil {
 		return r.plan.RunID
@@ -50,15 +50,15 @@ func (r *run) contextName() string {
 	return "berth"
 }
 
-// The ports that Services of type NodePort can have.
+// The range of ports for Services of type NodePort.
 const firstNodePort, lastNodePort = 30000, 32767
 
-// ksiPortVariable is where a script of KSI finds its port, and where it may be
-// chosen.
+// ksiPortVariable contains the port for a KSI script. The user may set it to
+// choose the port.
 const ksiPortVariable = "K8S_PORT"
 
-// checkKSI finds out before anything starts what is wrong with a call of a
-// script of KSI.
+// checkKSI checks the options and the environment of a KSI script before anything
+// starts.
 func checkKSI(options Options) error {
 	if options.Spec.KSI == nil {
 		return nil
@@ -68,7 +68,7 @@ func checkKSI(options Options) error {
 	return errors.Join(portErr, folderErr)
 }
 
-// ksiPort is the port that the user chose, or 0.
+// ksiPort returns the port that the user chose, or 0.
 func ksiPort(getenv func(string) string) (uint16, error) {
 	value := getenv(ksiPortVariable)
 	if value == "" {
@@ -81,9 +81,9 @@ func ksiPort(getenv func(string) string) (uint16, error) {
 	return uint16(port), nil
 }
 
-// publishForKSI opens the port of a script of KSI on the head, where it runs:
-// the one that was chosen, or the first free one. Where to begin follows from
-// the run, so that those of a host seldom meet.
+// publishForKSI opens the port of a KSI script on the head, where the script
+// runs: the chosen port, or else the first free one. The search begins at a port
+// that depends on the process, so that runs on one host seldom collide.
 func (r *run) publishForKSI(ctx context.Context) error {
 	if r.Spec.KSI == nil || !r.members.leads() {
 		return nil
@@ -112,7 +112,7 @@ func (r *run) publishForKSI(ctx context.Context) error {
 	return nil
 }
 
-// ksiEnv is what a script of KSI expects to find in its environment.
+// ksiEnv returns the environment variables that a KSI script expects.
 func (r *run) ksiEnv(ctx context.Context) (map[string]string, error) {
 	if r.Spec.KSI == nil {
 		return nil, nil

@@ -24,7 +24,7 @@ func TestKSIPort(t *testing.T) {
 
 func TestKSIFolder(t *testing.T) {
 	shared := t.TempDir()
-	for range 2 { // it may be there already
+	for range 2 { // the second time the folder exists
 		if got, err := ksiFolder(cluster.KSI{Shared: shared}); err != nil || got != filepath.Join(shared, "app") {
 			t.Fatalf("got %q, %v", got, err)
 		}

@@ -7,7 +7,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// Labels of nodes that say where Slurm has put them; docs/nodes.md has them.
+// Labels that describe a node's place in Slurm; see docs/nodes.md.
 const (
 	labelDomain = "slurm.berth.dev/"
 	labelZone   = "topology.kubernetes.io/zone"
@@ -15,8 +15,8 @@ const (
 
 var invalidLabelValue = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
 
-// nodeLabels are a node's labels from its job. The nearest block, or else the
-// nearest switch, also is the zone over which upstream spreads pods.
+// nodeLabels returns a node's labels from its job. The zone, over which upstream
+// spreads pods, is the nearest block or else the nearest switch.
 func nodeLabels(job slurm.Job) map[string]string {
 	labels := map[string]string{}
 	set := func(key, value string) {
