@@ -25,13 +25,13 @@ import (
 	"berth.dev/berth/internal/launch/supervisor"
 )
 
-// layersName is the role that serves the layers of images, and its program.
+// layersName is the name of the role that serves image layers.
 const layersName = "layers"
 
-// fuseDevice is what mounts of user space are made with.
+// fuseDevice is the device for mounting file systems in user space.
 const fuseDevice = "/dev/fuse"
 
-// tryFUSE tells why this host cannot serve images through FUSE.
+// tryFUSE returns the reason why this host cannot serve images through FUSE.
 func (h host) tryFUSE(ctx context.Context) error {
 	if !h.state.Overlay {
 		return fmt.Errorf("overlayfs cannot write to %s; name another place with --state-dir DIR", h.state.Path)
@@ -46,7 +46,7 @@ func (h host) tryFUSE(ctx context.Context) error {
 	return probe.MountFUSE(ctx)
 }
 
-// withoutDevice says why FUSE's device cannot be opened, and what helps.
+// withoutDevice explains why FUSE's device cannot be opened, and adds the remedy.
 func withoutDevice(err error) error {
 	text := ""
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EACCES) {
@@ -55,9 +55,9 @@ func withoutDevice(err error) error {
 	return fmt.Errorf("open %s: %w%s", fuseDevice, err, text)
 }
 
-// snapshotterFor returns how containers get their root file systems here, and why
-// it is not by EROFS where that was to be chosen. What was asked for by name and
-// cannot be is the error.
+// snapshotterFor returns the snapshotter for containers here. without is the
+// reason if it is not EROFS although the user left the choice open. err is the
+// reason if the snapshotter that the user asked for does not work.
 func (h host) snapshotterFor(ctx context.Context, asked string) (snapshotter string, without, err error) {
 	if asked == cluster.Overlay {
 		return asked, nil, nil
@@ -74,9 +74,9 @@ func (h host) snapshotterFor(ctx context.Context, asked string) (snapshotter str
 	return cluster.Native, err, nil
 }
 
-// chooseImages chooses how this node keeps images, and where. It says why these are
-// not one file for each layer only to those who have asked for what needs that
-// themselves, not by a site's settings, and once for all nodes.
+// chooseImages chooses how and where this node keeps images. If layers cannot be
+// single files, it warns only on the head, and only if the user gave an option
+// that needs them. A site's settings do not count.
 func (r *run) chooseImages(ctx context.Context) error {
 	snapshotter, without, err := r.host.snapshotterFor(ctx, r.Spec.Snapshotter)
 	r.host.snapshotter = snapshotter
@@ -93,7 +93,7 @@ func (r *run) chooseImages(ctx context.Context) error {
 	return err
 }
 
-// needsFiles names the options given that need layers of one file each.
+// needsFiles names the options given that need layers in single files.
 func (o Options) needsFiles() string {
 	var options []string
 	if o.Spec.NamesImageCache() && slices.Contains(o.Given, "image-cache") {
@@ -105,8 +105,9 @@ func (o Options) needsFiles() string {
 	return strings.Join(options, " and ")
 }
 
-// chooseImageCache returns the folder of the cache of images: the user's cache
-// directory, if others see it, where none is named. Empty for none.
+// chooseImageCache returns the folder of the image cache. If the user names none,
+// it is the user's cache directory, provided that other hosts see it. An empty
+// string means no cache.
 func (r *run) chooseImageCache(checkShared func(folder string) error) string {
 	if r.Spec.ImageCache != "" {
 		if !r.Spec.NamesImageCache() {
@@ -124,7 +125,7 @@ func (r *run) chooseImageCache(checkShared func(folder string) error) string {
 		err = checkShared(folder)
 	}
 	if err == nil {
-		_ = os.MkdirAll(filepath.Dir(folder), 0o700) // the next one says why
+		_ = os.MkdirAll(filepath.Dir(folder), 0o700) // Mkdir reports the error
 		made = os.Mkdir(folder, 0o700) == nil
 		err = makeImageCache(folder)
 	}
@@ -141,9 +142,9 @@ func (r *run) chooseImageCache(checkShared func(folder string) error) string {
 	return folder
 }
 
-// tryCache tells why a folder's file system is not one for a cache of images: jobs
-// share layers by links between folders, and files of which others can change the
-// content are not trusted.
+// tryCache returns the reason why a folder's file system cannot hold an image
+// cache. Jobs share layers by hard links between folders, and files that other
+// users can change are not trusted.
 func tryCache(folder string) error {
 	var dirs [2]string
 	for i := range dirs {
@@ -172,7 +173,7 @@ func tryCache(folder string) error {
 	return nil
 }
 
-// makeImageCache makes the folder of the cache of images.
+// makeImageCache creates the folder of the image cache.
 func makeImageCache(folder string) error {
 	err := os.MkdirAll(folder, 0o700)
 	if err == nil && !rundir.Writable(folder) {
@@ -184,31 +185,33 @@ func makeImageCache(folder string) error {
 	return nil
 }
 
-// layers is the role that serves images to the kernel, and what is kept for it:
-// its mounts would end with its descriptors, and with them the roots of pods.
+// layers is the role that serves images to the kernel. It also holds the
+// descriptors of the role's mounts. Without them the mounts, and with them the
+// root file systems of pods, would end with the role.
 type layers struct {
-	// requests is the role's end of the socket on which containerd, at the
-	// other end, asks for mounts. Both outlive either.
+	// requests is the role's end of the socket on which containerd asks for
+	// mounts. containerd is the other end. Both outlive either process.
 	requests, containerd *os.File
 
 	mu   sync.Mutex
 	kept []keptMount
-	// alive: the role runs.
+	// alive is set while the role runs.
 	alive bool
-	// abandoned: nobody will serve them again.
+	// abandoned is set when the mounts will not be served again.
 	abandoned bool
 }
 
-// keptMount are the descriptors of one mount.
+// keptMount holds the descriptors of one mount.
 type keptMount struct {
 	id    string
 	data  json.RawMessage
 	files []*os.File
 }
 
-// keptMessage is what the role and its keeper say to each other, the descriptors
-// beside it: Data is the role's own and comes with a mount to keep, an ID
-// alone is to be forgotten, and an empty message ends what is handed back.
+// keptMessage is a message between the role and its keeper, with descriptors. A
+// message from the role with descriptors keeps a mount, and Data belongs to the
+// role. A message with only an ID forgets the mount. The keeper sends all mounts
+// to a new role, and then an empty message.
 type keptMessage struct {
 	ID   string
 	Data json.RawMessage
@@ -221,8 +224,9 @@ func newLayers() (*layers, error) {
 	return l, err
 }
 
-// role returns the role itself, of a program in a directory, with what it needs to
-// ask registries itself: its environment, and addresses at which it must not.
+// role returns the role for the program in libexec. env is its environment and
+// refused lists the addresses that it must not connect to, for its own requests
+// to registries.
 func (l *layers) role(c *supervisor.Supervisor, libexec string, env []string, refused []netip.Prefix) *supervisor.Role {
 	var process *os.Process
 	var keeping sync.WaitGroup
@@ -230,7 +234,7 @@ func (l *layers) role(c *supervisor.Supervisor, libexec string, env []string, re
 		Name: layersName, Path: filepath.Join(libexec, "berth-layers"),
 		Outside: true,
 		Start: func(r *supervisor.Role, files []*os.File) error {
-			// What the life before has said last is read first.
+			// Read the last messages of the previous life first.
 			keeping.Wait()
 			conn, end, err := linux.PacketPair("keeper")
 			if err != nil {
@@ -272,8 +276,8 @@ func (l *layers) role(c *supervisor.Supervisor, libexec string, env []string, re
 	}
 }
 
-// keep hands one life of the role what is kept, and keeps what it says, until
-// it ends.
+// keep sends the kept mounts to one life of the role, and then receives its
+// messages until it ends.
 func (l *layers) keep(conn *net.UnixConn) {
 	defer conn.Close()
 	l.mu.Lock()
@@ -281,7 +285,7 @@ func (l *layers) keep(conn *net.UnixConn) {
 	l.mu.Unlock()
 	for _, mount := range kept {
 		if linux.SendPacket(conn, keptMessage{mount.id, mount.data}, mount.files...) != nil {
-			return // it has ended, and another one follows or none
+			return // the role has ended, and may be started again
 		}
 	}
 	if linux.SendPacket(conn, keptMessage{}) != nil {
@@ -320,8 +324,8 @@ func (l *layers) setAlive(alive bool) {
 	l.alive = alive
 }
 
-// abandonIfDead ends all mounts where the role has ended and was not started
-// again: who waits for a mount that nobody serves can be ended by no signal.
+// abandonIfDead ends all mounts if the role has ended and was not started again.
+// No signal can end a process that waits for a mount that nobody serves.
 func (l *layers) abandonIfDead() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

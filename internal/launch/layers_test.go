@@ -43,7 +43,7 @@ func TestWhereLayersAreKept(t *testing.T) {
 		if got := r.chooseImageCache(c.check); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
-		// Nobody is told of what he has not asked for and does not get.
+		// The user receives no warning about a default that is unavailable.
 		told, want := said.String(), ""
 		switch {
 		case c.want == own:
@@ -60,7 +60,7 @@ func TestWhereLayersAreKept(t *testing.T) {
 	}
 }
 
-// Who opens a device that is there and free learns of no remedy that helps not.
+// If the device exists and is accessible, the error has no remedy.
 func TestWhatHelpsWhereFUSEIsNot(t *testing.T) {
 	for err, want := range map[error]bool{unix.ENOENT: true, unix.ENODEV: true, unix.EACCES: true, unix.EMFILE: false, unix.EPERM: false} {
 		if got := withoutDevice(err); !errors.Is(got, err) || strings.Contains(got.Error(), "modprobe") != want {

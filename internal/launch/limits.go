@@ -10,12 +10,13 @@ import (
 	"berth.dev/berth/internal/launch/supervisor"
 )
 
-// workerWatchers counts the instances of inotify that the roles of a node without
-// a control plane make; see probe.HeadWatchers. The kernel counts them by user, for
-// all programs on a machine together; 128 is its usual limit.
+// workerWatchers counts the inotify instances that the roles of a node without a
+// control plane create; see probe.HeadWatchers. The kernel counts the instances
+// of all programs of a user on a machine. The usual limit is 128.
 const workerWatchers = 5
 
-// checkWatchers refuses a node whose roles would fail for want of inotify.
+// checkWatchers refuses a node whose roles could not get enough inotify
+// instances.
 func checkWatchers(needed int) error {
 	for range needed {
 		fd, err := unix.InotifyInit1(unix.IN_CLOEXEC)
@@ -27,9 +28,9 @@ func checkWatchers(needed int) error {
 	return nil
 }
 
-// raiseLimits takes back the limits of the user's shell that no cluster can
-// live with, which Slurm passes on from the login host. Memory is limited by
-// what the job has.
+// raiseLimits raises limits of the user's shell that are too low for a cluster.
+// Slurm passes them on from the login host. Memory is not among them, as the job
+// limits it.
 func raiseLimits() error {
 	for _, limit := range probe.ProcessLimits() {
 		var now unix.Rlimit

@@ -22,31 +22,32 @@ import (
 // localMemberVariable marks a process as a further node of its host.
 const localMemberVariable = "BERTH_SIBLING"
 
-// Descriptors of a sibling.
+// Descriptors of a local member.
 const (
 	localMemberLifelineFD = 3
 	localMemberConfigFD   = 4
 )
 
-// localMemberTimeout bounds the wait for a sibling that should end.
+// localMemberTimeout bounds the wait for a local member that should end.
 const localMemberTimeout = 15 * time.Second
 
-// errFirstEnded is why a sibling ends. There is nothing to say about it.
+// errFirstEnded is the reason why a local member ends. It is not reported.
 var errFirstEnded = errors.New("the first node of this host has ended")
 
-// localMemberConfig is what the first node of a host tells another one on the same
-// host, which is a process of its own that was started with the same arguments.
+// localMemberConfig is the configuration that the first node of a host sends to
+// the others on the same host. Each is a process with the same arguments.
 type localMemberConfig struct {
-	// Index counts the nodes of the host; the first is 0.
+	// Index is the index among the nodes of the host. The first is 0.
 	Index int
 	Step  rendezvous.Step
-	// Proof is what the nodes of this host prove themselves with; without one,
-	// they all are on this host.
+	// Proof authenticates the nodes of this host to others. If it is empty, all
+	// nodes are on this host.
 	Proof proof
 }
 
-// readLocalMemberConfig returns what this process was told, or the order of a first
-// node. A sibling's context ends with the process that has started it.
+// readLocalMemberConfig returns the configuration of this process. It is empty
+// for the first node of a host. A local member's context ends with the process
+// that started it.
 func readLocalMemberConfig(getenv func(string) string, giveUp context.CancelCauseFunc) (localMemberConfig, error) {
 	if getenv(localMemberVariable) == "" {
 		return localMemberConfig{}, nil
@@ -66,14 +67,14 @@ func readLocalMemberConfig(getenv func(string) string, giveUp context.CancelCaus
 	return o, nil
 }
 
-// localMembers are the further nodes of this host.
+// localMembers holds the further nodes of this host.
 type localMembers struct {
 	lifeline *os.File
 	running  sync.WaitGroup
 	started  []*exec.Cmd
 }
 
-// startLocalMembers starts count processes like this one.
+// startLocalMembers starts count further processes of this program.
 func startLocalMembers(first localMemberConfig, count int) (*localMembers, error) {
 	reader, writer, err := os.Pipe()
 	if err != nil {
@@ -111,11 +112,11 @@ func (l *localMembers) start(told localMemberConfig, lifeline *os.File) error {
 		return err
 	}
 	l.started = append(l.started, command)
-	l.running.Go(func() { _ = command.Wait() }) // its end shows at the head
+	l.running.Go(func() { _ = command.Wait() }) // the head notices its end
 	return nil
 }
 
-// end waits for all of them, which know that it is over.
+// end tells all local members to end, and waits for them.
 func (l *localMembers) end() {
 	if l == nil {
 		return
@@ -132,14 +133,14 @@ func (l *localMembers) end() {
 
 const keySize = 32
 
-// newKey makes a key that nobody can guess.
+// newKey returns a random key.
 func newKey() ([]byte, error) {
 	key := make([]byte, keySize)
 	_, err := rand.Read(key)
 	return key, err
 }
 
-// memberName names a node of a host that may have several.
+// memberName returns the name of a node on a host that may have several.
 func memberName(host string, index int) string {
 	if index == 0 {
 		return host

@@ -15,17 +15,17 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// LogArg is the argument that starts the program again as the role
-// that serves the output of containers, followed by the directory of the logs
-// and the socket; main hands these to LogRole.
+// LogArg starts this program again as the role that serves the output of
+// containers. The directory of the logs and the socket follow it. main passes
+// them to LogRole.
 const LogArg = "log-role"
 
 // logNotifyFD is the descriptor for the role's events.
 const logNotifyFD = 3
 
-// logRole opens the log of each container of this node as soon as it appears,
-// and serves it to the process that passes the workload's output on. The kubelet
-// leads there. Without the role, the kubelet serves the logs.
+// logRole opens the log of each container of this node as soon as it appears, and
+// serves it to the process that passes the workload's output on. The kubelet
+// forwards requests to it. Without the role, the kubelet serves the logs.
 func (r *run) logRole() *supervisor.Role {
 	return supervisor.InSandbox(r.box, &supervisor.Role{
 		Name: "logs", Path: "/proc/self/exe", Optional: true,
@@ -33,7 +33,7 @@ func (r *run) logRole() *supervisor.Role {
 	})
 }
 
-// LogRole is the main function of the role. It returns its exit status.
+// LogRole is the main function of the role. It returns the exit status.
 func LogRole(dir, socket string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(logNotifyFD)
@@ -50,7 +50,7 @@ func serveLogs(dir, socket string, notifier *notify.Notifier) error {
 	if err != nil {
 		return err
 	}
-	_ = os.Remove(socket) // of an earlier life
+	_ = os.Remove(socket) // of an earlier life of the role
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
 		return fmt.Errorf("listen for the kubelet: %w", err)

@@ -19,22 +19,22 @@ import (
 )
 
 const (
-	// signalTimeout is how long a node waits for the head's word once a signal
-	// came: longer than any workload has to end. A head that is gone shows
-	// otherwise.
+	// signalTimeout bounds the wait for the head after a signal. It is longer
+	// than any workload takes to end. The loss of the head is noticed in other
+	// ways.
 	signalTimeout = ownGrace
-	// returnLimit is how long a node tries to return to the head. Meanwhile it
-	// asks every betweenKnocks whether the head is dead.
+	// returnLimit bounds the attempts of a node to return to the head. Meanwhile
+	// it checks every betweenKnocks whether the head is dead.
 	returnLimit   = time.Minute
 	betweenKnocks = 300 * time.Millisecond
 )
 
-// work is a run on a node that is not the head: it becomes what the head tells
-// it to be, until the head says that all is over. Where it leads the run in the
-// end, it returns the workload's exit code.
+// work is a run on a node that is not the head. The node follows the head's plan
+// until the head ends the run. If it leads the run in the end, work returns the
+// workload's exit code.
 func (r *run) work(ctx context.Context) (code int, err error) {
-	// Slurm's signals come to all nodes at once. The head asks the workload to
-	// end, which needs its nodes meanwhile.
+	// Slurm signals all nodes at once. The head asks the workload to end, and
+	// needs its nodes meanwhile.
 	var joined atomic.Bool
 	signalled := ctx
 	ctx, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -71,7 +71,7 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 			var closed *rendezvous.ClosedError
 			if errors.Is(err, errFirstEnded) || errors.As(err, &closed) && !closed.Here {
 				r.Log.Debug("ending: " + err.Error())
-				return 0, nil // the head has said why
+				return 0, nil // the head has reported the reason
 			}
 			head := r.members.head()
 			if r.lostLease.Load() || head == nil {
@@ -84,7 +84,7 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 	return code, nil
 }
 
-// join finds the head and asks it what this node is to be.
+// join connects to the head and receives this node's plan.
 func (r *run) join(ctx context.Context) error {
 	var port uint16
 	if r.members.controls(r.Spec) {
@@ -109,8 +109,8 @@ func (r *run) join(ctx context.Context) error {
 	r.members.failover, r.members.own = answer.Succession, answer.Own
 	r.archives, r.source = answer.Archives, answer.Source
 	for _, a := range r.archives {
-		// A folder that is mounted when somebody looks, as those of CVMFS are, has to
-		// be there before the sandbox is. What is missing is said later.
+		// A folder that is mounted on access, as on CVMFS, must be mounted before
+		// the sandbox starts. Missing archives are reported later.
 		_ = a.here()
 	}
 	r.identities.nodes = append(r.identities.nodes, answer.Files)
@@ -118,7 +118,7 @@ func (r *run) join(ctx context.Context) error {
 	if answer.Own == nil {
 		return nil
 	}
-	// Whoever comes from the login host reaches the cluster here, too.
+	// Users who come from the login host reach the cluster here, too.
 	own, err := pki.ReadKubeconfig(answer.Own)
 	if err != nil {
 		return err
@@ -146,8 +146,8 @@ func (r *run) reportReady(ctx context.Context) error {
 	return nil
 }
 
-// stay keeps to the head from the moment on at which this node knows what it
-// is to be, and ends the run when the head says that all is over, or is gone.
+// stay follows the head once this node has its plan. It ends the run when the
+// head ends it or is gone.
 func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 	again := hello{Version: cluster.Version(), Offer: cluster.Offer{RunID: r.plan.RunID}, Returning: true}
 	r.members.moved = func(head string) {
@@ -163,7 +163,8 @@ func (r *run) stay(ctx context.Context, end context.CancelCauseFunc) {
 
 func (m *members) join(ctx context.Context, offer cluster.Offer, cpus int) (welcome, error) {
 	m.introduced = true
-	// Once it has found the head, this node waits as long as that does.
+	// The wait for the head is limited. Once connected, this node waits as long
+	// as the head does.
 	limited, cancel := m.waiting(ctx)
 	defer cancel()
 	if err := m.connect(limited); err != nil {
@@ -172,8 +173,8 @@ func (m *members) join(ctx context.Context, offer cluster.Offer, cpus int) (welc
 	head := hostOf(m.head().RemoteAddr())
 	bound := m.data
 	if !bound.address.IsValid() {
-		// Where a host has several addresses, the others expect packets from
-		// the one that this node has come from.
+		// If a host has several addresses, the other nodes expect packets from
+		// the address with which this node connected to the head.
 		bound.address = hostOf(m.head().LocalAddr())
 	}
 	var err error
@@ -193,7 +194,7 @@ func (m *members) join(ctx context.Context, offer cluster.Offer, cpus int) (welc
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }
 
-// connect finds the head.
+// connect finds the head and stores the connection.
 func (m *members) connect(ctx context.Context) error {
 	head, err := m.findHead(ctx)
 	if err != nil {
@@ -206,9 +207,9 @@ func (m *members) connect(ctx context.Context) error {
 	return nil
 }
 
-// oneFamily drops IPv6 addresses where there are others. The address at which a
-// node comes to the head is where it is reached by all, and a node that came by
-// IPv4 does not reach one that came by IPv6.
+// oneFamily drops IPv6 addresses if there are IPv4 addresses. All nodes reach a
+// node at the address with which it connected to the head. A node that connected
+// by IPv4 does not reach one that connected by IPv6.
 func oneFamily(addresses []netip.Addr) []netip.Addr {
 	var four []netip.Addr
 	for _, address := range addresses {
@@ -222,7 +223,7 @@ func oneFamily(addresses []netip.Addr) []netip.Addr {
 	return addresses
 }
 
-// introduce says who this is, and hears the head's answer.
+// introduce sends a hello to the head and receives the answer.
 func (m *members) introduce(ctx context.Context, said hello) (answer welcome, err error) {
 	if err := m.head().Send(ctx, said); err != nil {
 		return answer, err
@@ -231,9 +232,9 @@ func (m *members) introduce(ctx context.Context, said hello) (answer welcome, er
 	return answer, err
 }
 
-// followHead returns the error that says how the head ended the connection, or that
-// it is gone. A head that is lost is looked for with the given words. What it
-// asks for is given to do, which does not wait.
+// followHead receives errands from the head and calls do with each, which must
+// not block. If the connection is lost, it reconnects with the given hello. It
+// returns the error when the head closes the connection or stays lost.
 func (m *members) followHead(ctx context.Context, again hello, do func(errand)) error {
 	for {
 		var order errand
@@ -255,17 +256,17 @@ func (m *members) followHead(ctx context.Context, again hello, do func(errand)) 
 	}
 }
 
-// reconnect connects to a head that was lost.
+// reconnect connects to the lost head or its successor.
 func (m *members) reconnect(ctx context.Context, again hello, lost *rendezvous.LostError) error {
 	address := m.head().RemoteAddr()
 	if m.failover == nil && !lost.Silent() && refused(address) {
-		return lost // dead: nobody listens any more
+		return lost // the head is dead: nobody listens any more
 	}
 	m.log.Warn(fmt.Sprintf("%v; looking for it", lost))
 	ctx, cancel := context.WithTimeout(ctx, returnLimit)
 	defer cancel()
-	// Of a process that was just killed, the listener may live a moment longer
-	// than the connections.
+	// The listener of a process that was just killed may outlive its connections
+	// for a moment.
 	if m.failover == nil {
 		go func() {
 			for !refused(address) {
@@ -291,7 +292,7 @@ func (m *members) reconnect(ctx context.Context, again hello, lost *rendezvous.L
 	return nil
 }
 
-// refused tells whether a host answers that nobody listens at an address.
+// refused reports whether a host refuses connections to an address.
 func refused(address net.Addr) bool {
 	conn, err := net.DialTimeout("tcp", address.String(), time.Second)
 	if err == nil {
@@ -300,7 +301,8 @@ func refused(address net.Addr) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// fromNode is a log of another node, whose words come to the same terminal.
+// fromNode is the log of another node. It marks its messages, since they go to
+// the same terminal.
 type fromNode struct {
 	slog.Handler
 	name string

@@ -23,11 +23,11 @@ import (
 )
 
 const (
-	// gatherLimit is how long the nodes of a step wait for each other unless
-	// the user says otherwise. srun starts its tasks within a second, on a
-	// busy site within some.
+	// gatherLimit is the default time for which the nodes of a step wait for each
+	// other. srun starts its tasks within a second, or within a few on a busy
+	// site.
 	gatherLimit = time.Minute
-	// lossLimit is how long a node may be silent until it counts as lost.
+	// lossLimit is the silence after which a node counts as lost.
 	lossLimit = 8 * time.Second
 )
 
@@ -38,7 +38,7 @@ type members struct {
 	config rendezvous.Config
 	wait   time.Duration
 	data   dataNetwork
-	// carrier is how packets travel.
+	// carrier selects the protocol that carries packets between nodes.
 	carrier overlay.Carrier
 	log     *slog.Logger
 
@@ -47,97 +47,100 @@ type members struct {
 	sockets sockets
 	mesh    mesh
 
-	// listener and workers are the head's.
+	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
 	others   []*member
 	archives *archiveServer
-	// failover is what the nodes know of each other where another one may
-	// lead the run after the head; nil where that ends the run.
+	// failover holds what the nodes need so that another node can lead the run.
+	// It is nil if the run ends with the head.
 	failover *failover
-	// own is the kubeconfig of a node that may lead after the head; nil of
-	// others.
+	// own is the kubeconfig of a node that may lead after the head. It is nil on
+	// other nodes.
 	own []byte
-	// moved is called with the head's name when it was lost, and found again or
-	// another one.
+	// moved is called with the head's name when this node has reconnected to a
+	// lost head or connected to its successor.
 	moved func(head string)
-	// folder passes the nodes' keys on; nil where something else does.
+	// folder exchanges the nodes' public keys. It is nil if they are exchanged in
+	// another way, or not needed.
 	folder *rendezvous.Folder
-	// introduced: of the head, the others know what they are to be; of another node,
-	// the head knows of it.
+	// introduced is set when a failure of this node need not be declined any more: on
+	// the head when it sends the plans, on another node when it joins.
 	introduced bool
 
 	mu sync.Mutex
-	// leader is the head, as the others know it.
+	// leader is the other nodes' connection to the head.
 	leader *rendezvous.Peer
-	// ready: this node has reported that it is.
+	// ready is set when this node is ready to report to the head.
 	ready bool
 	gone  bool
-	// unreported is what to say of nodes that were just lost.
+	// unreported holds messages about nodes that were just lost, by name.
 	unreported map[string]string
 }
 
-// member is another node, as the head knows it.
+// member is another node, as seen by the head.
 type member struct {
-	// name is the machine's, node that of the Kubernetes node.
+	// name identifies the node in the rendezvous, node in Kubernetes.
 	name, node string
 	hello      hello
-	// peer is guarded by the team's mutex: it changes when the node returns.
+	// peer is guarded by the mutex of members. It changes when the node returns.
 	peer *rendezvous.Peer
-	// ready: it has reported that it is.
+	// ready is set when the node has reported that it is ready.
 	ready bool
-	// returned is a new connection of a node whose old one is lost.
+	// returned receives the new connection of a lost node.
 	returned chan *rendezvous.Peer
 }
 
-// mesh is what one node is told of the network between all.
+// mesh is one node's configuration of the network between the nodes.
 type mesh struct {
 	Key     []byte
 	Carrier overlay.Carrier
 	Nodes   []overlay.Node
-	// Switches are where the Switch of each node takes connections.
+	// Switches holds the addresses at which the Switch of each node accepts
+	// connections.
 	Switches [][]netip.AddrPort
 	Self     int
 }
 
-// hello is what a node says to the head.
+// hello is the first message of a node to the head.
 type hello struct {
 	Version string
 	Offer   cluster.Offer
-	// Address is where packets for the node's pods go; invalid means where
-	// this comes from.
+	// Address is the destination of packets for the node's pods. If it is
+	// invalid, the destination is the address with which the node connected.
 	Address netip.Addr
 	Ports   hostPorts
-	// Returning: the node has been a part of the cluster and still is what it
-	// was, but had lost the head.
+	// Returning is set if the node is already a part of the cluster and had lost
+	// the head.
 	Returning bool
 }
 
-// welcome is the head's answer, all that a node needs; empty for one that
-// returns.
+// welcome is the head's answer, with all that a node needs. Apart from Version it
+// is empty for a node that returns.
 type welcome struct {
 	Version string
 	Plan    cluster.Plan
 	Files   map[string]sandbox.File
 	Mesh    mesh
-	// Archives are those of the head, to be had from Source.
+	// Archives are the head's archives, which Source serves.
 	Archives []archive
 	Source   archiveSource
-	// Succession is nil where the loss of the head ends the run. Own is the
-	// kubeconfig of a node that may lead after it.
+	// Succession is nil if the run ends with the head. Own is the kubeconfig of a
+	// node that may lead after the head.
 	Succession *failover
 	Own        []byte
 }
 
-// statusMessage is what a node says later.
+// statusMessage is a later message of a node to the head.
 type statusMessage struct {
-	// Ready: its kubelet has reported that the node is ready.
+	// Ready is set when the node's control plane, if it has one, and its kubelet
+	// are ready.
 	Ready bool
-	// Report is what came of an errand.
+	// Report is the result of an errand.
 	Report *report `json:",omitempty"`
 }
 
-// newMembers returns nil for a run on one node. The order of a first node is
-// completed, for its siblings.
+// newMembers returns nil for a run on one node. On the first node of a host it
+// completes the configuration for the host's other nodes.
 func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMemberConfig) (*members, error) {
 	network := options.Spec.Network
 	ports := rendezvous.DefaultPorts()
@@ -153,8 +156,8 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	}
 	var names []string
 	hostOf := map[string]string{}
-	// The first ones on as many machines as there are: they may have control
-	// planes, not all of which a lost machine is to take along.
+	// The first nodes are on different machines. They may have control planes,
+	// and the loss of one machine must not end them all.
 	for i := range options.Spec.NodesPerHost {
 		for _, host := range hosts {
 			name := memberName(host, i)
@@ -196,7 +199,7 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 		}
 		return t, nil
 	}
-	// All are processes of one parent, which gives them a key.
+	// All nodes are processes of one parent, which gives them a key.
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	t.config.Bind, t.data.address, t.data.mtu = loopback, loopback, cluster.LocalMTU
 	t.config.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
@@ -209,7 +212,7 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	return t, err
 }
 
-// addressBook knows where the hosts of a run are.
+// addressBook returns a function that finds the addresses of the hosts of a run.
 func addressBook(job slurm.Job, getenv func(string) string) (func(ctx context.Context, host string) ([]netip.Addr, error), error) {
 	local, err := localAddresses()
 	if err != nil {
@@ -224,7 +227,7 @@ func addressBook(job slurm.Job, getenv func(string) string) (func(ctx context.Co
 	return addressesOf, nil
 }
 
-// localAddresses are those of the interfaces here.
+// localAddresses returns the addresses of this host's interfaces.
 func localAddresses() ([]netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {
@@ -239,8 +242,8 @@ func localAddresses() ([]netip.Addr, error) {
 	return local, nil
 }
 
-// addressesOf asks for a host's addresses by its name, and where that is none to
-// the resolver, as Slurm does.
+// addressesOf resolves the name of a host. If the name is unknown, it resolves
+// the address that Slurm has configured for the node, as Slurm does.
 func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
 	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 	var unknown *net.DNSError
@@ -254,7 +257,7 @@ func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", configured)
 }
 
-// hostsOf are the machines of a run, and the name of this one.
+// hostsOf returns the machines of a run, and the name of this one.
 func hostsOf(job slurm.Job) (hosts []string, own string, err error) {
 	if job.Place == slurm.PlaceTask {
 		return job.Nodes, job.NodeName, nil
@@ -275,7 +278,7 @@ func stepOf(job slurm.Job, getenv func(string) string) rendezvous.Step {
 	return rendezvous.Step{Cluster: job.Cluster, Job: job.ID, Step: job.StepID, Attempt: attempt}
 }
 
-// size is how many nodes the run has.
+// size returns the number of nodes of the run.
 func (m *members) size() int {
 	if m == nil {
 		return 1
@@ -283,12 +286,12 @@ func (m *members) size() int {
 	return len(m.config.Nodes)
 }
 
-// controls tells whether this node runs a control plane.
+// controls reports whether this node runs a control plane.
 func (m *members) controls(spec cluster.Spec) bool {
 	return m.leads() || spec.HighlyAvailable && slices.Index(m.config.Nodes, m.config.Node) < cluster.ControlNodes
 }
 
-// leads tells whether this node is the head, or alone.
+// leads reports whether this node is the first head, or the only node.
 func (m *members) leads() bool { return m == nil || m.config.Node == m.config.Nodes[0] }
 
 // waiting bounds the time for which the nodes wait for each other.
@@ -300,7 +303,7 @@ func waitFor(ctx context.Context, wait time.Duration) (context.Context, context.
 	return context.WithTimeoutCause(ctx, wait, fmt.Errorf("%s is the longest wait; --node-wait sets another", wait))
 }
 
-// leave says goodbye to all. The others take their nodes down then.
+// leave closes all connections with a reason. The other nodes end then.
 func (m *members) leave(reason string) {
 	if m == nil {
 		return
@@ -308,10 +311,11 @@ func (m *members) leave(reason string) {
 	m.disconnect(func(peer *rendezvous.Peer) { peer.Close(reason) })
 }
 
-// drop leaves all without a word: they are to look for another head.
+// drop closes all connections without a message, so that the other nodes look for
+// another head.
 func (m *members) drop() { m.disconnect((*rendezvous.Peer).Drop) }
 
-// disconnect ends every connection, and what else there is between the nodes.
+// disconnect closes all connections and sockets between the nodes.
 func (m *members) disconnect(end func(*rendezvous.Peer)) {
 	m.introduced = true
 	m.mu.Lock()
@@ -336,8 +340,8 @@ func (m *members) disconnect(end func(*rendezvous.Peer)) {
 	m.forgetKeys()
 }
 
-// reportReady tells the head that this node is ready, where it is. A connection
-// that has just broken is followed by one that begins with it.
+// reportReady tells the head that this node is ready, if it is. If the connection
+// has just broken, the node reports it again on the next one.
 func (m *members) reportReady(ctx context.Context) {
 	m.mu.Lock()
 	ready, head := m.ready, m.leader
@@ -347,14 +351,15 @@ func (m *members) reportReady(ctx context.Context) {
 	}
 }
 
-// head is the connection to the head, which changes when it is lost and found.
+// head returns the current connection to the head.
 func (m *members) head() *rendezvous.Peer {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.leader
 }
 
-// setPeer notes a new connection, or refuses it when this node has left.
+// setPeer stores a new connection, and reports whether it did. It does not if
+// this node has left.
 func (m *members) setPeer(slot **rendezvous.Peer, peer *rendezvous.Peer) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -19,12 +19,12 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// metricsLimit bounds how long somebody may take to read a node's page.
+// metricsLimit bounds the time for a client to read a node's page.
 const metricsLimit = 2 * time.Second
 
-// serveMetrics answers whoever connects to a socket in the run's directory with
-// the node's page. This process knows nothing of HTTP, and nobody but the user
-// and the node role reaches the socket; the latter hands the page on.
+// serveMetrics sends the node's page to every client of a socket in the run's
+// directory. This process does not speak HTTP. Only the user and the node role
+// reach the socket, and the node role serves the page over HTTP.
 func (r *run) serveMetrics() error {
 	listener, err := linux.ListenIn(r.scratch.Path, metrics.Socket)
 	if err != nil {
@@ -45,14 +45,14 @@ func (r *run) serveMetrics() error {
 
 func (r *run) tell(conn net.Conn) {
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(metricsLimit)) // a socket has one
+	_ = conn.SetDeadline(time.Now().Add(metricsLimit)) // a socket supports deadlines
 	page := metrics.NewPage(r.plan.Node.Name)
 	r.describe(page)
-	_, _ = page.WriteTo(conn) // who does not read on does not want to know
+	_, _ = page.WriteTo(conn) // errors are the client's
 }
 
-// describe measures the node. It is called when somebody asks, so that a run
-// which nobody watches pays nothing.
+// describe measures the node. It runs only on request, so an unobserved run has
+// no cost.
 func (r *run) describe(page *metrics.Page) {
 	page.Add(metrics.Info, 1, "version", cluster.Version(), "kubernetes", r.plan.KubernetesVersion, "run", r.plan.RunID, "snapshotter", r.plan.Snapshotter)
 	for phase, after := range r.began.all() {
@@ -76,7 +76,7 @@ func (r *run) describe(page *metrics.Page) {
 		for _, pid := range pids {
 			if used, err := linux.UsageOf(pid); err == nil { // else it has just ended
 				sum.CPU += used.CPU
-				if name == "containerd" { // its runc; others' children are parts of their own
+				if name == "containerd" { // its runc; children of other roles are roles themselves
 					sum.CPU += used.ChildCPU
 				}
 				sum.Memory += used.Memory
@@ -91,9 +91,8 @@ func (r *run) describe(page *metrics.Page) {
 	r.supervisor.Describe(page)
 }
 
-// roleProcesses are the processes of the cluster's parts, by role: of this
-// process's children those that it has started for itself, and what is below
-// them as far as it is no pod.
+// roleProcesses returns the processes of the cluster's parts by role. It starts
+// from this process's children and omits pods.
 func (r *run) roleProcesses() map[string][]int {
 	supervisor := os.Getpid()
 	found := map[string][]int{"supervisor": {supervisor}}
@@ -102,7 +101,7 @@ func (r *run) roleProcesses() map[string][]int {
 		return found
 	}
 	below := map[int]bool{supervisor: true}
-	for range 3 { // the janitor, init, its children
+	for range 3 { // the janitor, init, and its children
 		next := map[int]bool{}
 		for pid, parent := range parents {
 			if !below[parent] {
@@ -121,8 +120,9 @@ func (r *run) roleProcesses() map[string][]int {
 	return found
 }
 
-// roleOf is the role of a process, by its command line; empty for what is none.
-// Others may be below the sandbox's own processes.
+// roleOf returns the role of a process with this command line, or an empty
+// string. further reports whether its children may be roles, as for the sandbox's
+// own processes.
 func roleOf(arguments []string) (name string, further bool) {
 	if len(arguments) == 0 {
 		return "", false
@@ -153,7 +153,7 @@ func roleOf(arguments []string) (name string, further bool) {
 	return "", false
 }
 
-// netCounts are what the net role counts.
+// netCounts returns the counters of the net role.
 func netCounts(outside *egress.Counters, between *overlay.Overlay, sockets *podSwitch) map[string]uint64 {
 	e := outside.Stats()
 	counts := map[string]uint64{
@@ -198,7 +198,8 @@ func netCounts(outside *egress.Counters, between *overlay.Overlay, sockets *podS
 	return counts
 }
 
-// phases are when the steps of the start were done, from the start of the run on.
+// phases records when each step of the start was done, relative to the start of
+// the run.
 type phases struct {
 	start time.Time
 	mu    *sync.Mutex
@@ -209,7 +210,7 @@ func newPhases() phases {
 	return phases{start: time.Now(), mu: &sync.Mutex{}, done: map[string]time.Duration{}}
 }
 
-// note makes a function that also remembers the first time of each step.
+// note wraps report and records the first time of each step.
 func (p phases) note(report func(string)) func(string) {
 	return func(step string) {
 		p.mu.Lock()
@@ -227,7 +228,8 @@ func (p phases) all() map[string]time.Duration {
 	return maps.Clone(p.done)
 }
 
-// left is how long the job lasts yet, where that is known and limited.
+// left returns the remaining time of the job. ok is false if it is unknown or
+// unlimited.
 func (a *allocation) left() (time.Duration, bool) {
 	if a == nil {
 		return 0, false

@@ -29,7 +29,8 @@ func TestRoleOf(t *testing.T) {
 	}
 }
 
-// TestCountsAreKnown: what has no description would not be shown.
+// TestCountsAreKnown checks that each counter has a description. Others would not
+// be shown.
 func TestCountsAreKnown(t *testing.T) {
 	known := map[string]bool{}
 	for _, family := range metrics.Families() {

@@ -17,30 +17,29 @@ import (
 	"berth.dev/berth/internal/kube/nodeloss"
 )
 
-// helloLimit bounds the wait for the first word of a node that returns.
+// helloLimit bounds the wait for the first message of a node that returns.
 const helloLimit = 10 * time.Second
 
-// memberMonitor is how the head looks after the other nodes once they know what
-// they are to be.
+// memberMonitor watches the other nodes for the head, once they have their plans.
 type memberMonitor struct {
 	*members
 	reporter *nodeloss.Reporter
 	failFast bool
 	giveUp   context.CancelCauseFunc
-	// replicas are the nodes with a control plane, if there are several, and
-	// lost those of them that are, guarded by the team's mutex.
+	// replicas names the nodes with a control plane if there are several. lost
+	// holds the lost ones among them. The mutex of members guards it.
 	replicas []string
 	lost     map[string]bool
-	// complete: all nodes were ready. One that dies earlier ends the run, which
-	// has not begun.
+	// complete is set when all nodes have been ready. A node that dies earlier
+	// ends the run, which has not begun.
 	complete atomic.Bool
 	ready    chan struct{}
 	errands  errands
-	// expected are the nodes that a new head waits for.
+	// expected counts the nodes that a new head waits for.
 	expected sync.WaitGroup
 }
 
-// newMemberMonitor is how this node, as the head, looks after the others.
+// newMemberMonitor returns the monitor of this node, which is the head.
 func (r *run) newMemberMonitor(giveUp context.CancelCauseFunc) *memberMonitor {
 	a := &memberMonitor{
 		members: r.members, reporter: nodeloss.NewReporter(r.client.Dynamic()), failFast: r.Spec.FailFast, giveUp: giveUp,
@@ -54,7 +53,7 @@ func (r *run) newMemberMonitor(giveUp context.CancelCauseFunc) *memberMonitor {
 	return a
 }
 
-// monitorMembers looks after the other nodes until ctx ends.
+// monitorMembers watches the other nodes until ctx ends.
 func (r *run) monitorMembers(ctx context.Context) {
 	r.monitor = r.newMemberMonitor(r.supervisor.GiveUp)
 	for _, w := range r.members.others {
@@ -76,8 +75,7 @@ func (m *memberMonitor) await(ctx context.Context) error {
 	return nil
 }
 
-// follow looks after one node: as long as it is connected, while it is lost, and
-// when it is back.
+// follow watches one node while it is connected, lost, and back again.
 func (m *memberMonitor) follow(ctx context.Context, w *member) {
 	for peer := w.peer; peer != nil; {
 		err := m.receive(ctx, w, peer)
@@ -89,8 +87,8 @@ func (m *memberMonitor) follow(ctx context.Context, w *member) {
 	}
 }
 
-// handleLoss acts on the loss of a node and returns the connection of one that is
-// back, or nil when the end is near.
+// handleLoss handles the loss of a node. It returns the new connection when the
+// node is back, or nil when the run ends.
 func (m *memberMonitor) handleLoss(ctx context.Context, w *member, err error) *rendezvous.Peer {
 	begun := m.complete.Load()
 	var late <-chan time.Time
@@ -104,7 +102,7 @@ func (m *memberMonitor) handleLoss(ctx context.Context, w *member, err error) *r
 		m.giveUp(exitcode.Wrap(exitcode.Unavailable, err))
 		return nil
 	case !begun:
-		// Busy with its start, perhaps. No pod is there that waits for it.
+		// The node may be busy starting. No pod waits for it yet.
 		m.log.Warn(fmt.Sprintf("%v; waiting for it", err))
 		late = time.After(m.wait)
 	default:
@@ -135,12 +133,11 @@ func (m *memberMonitor) handleLoss(ctx context.Context, w *member, err error) *r
 	}
 }
 
-// settleTime is how much later than another node this one may be told that the
-// step is over.
+// settleTime bounds the delay between two nodes in noticing the end of the step.
 const settleTime = 500 * time.Millisecond
 
-// settle waits whether the end of another node was that of the whole step: Slurm
-// kills its processes on all nodes, but not in the same instant.
+// settle waits in case the end of another node is that of the whole step. Slurm
+// kills the step's processes on all nodes, but not at the same instant.
 func settle(ctx context.Context) {
 	select {
 	case <-time.After(settleTime):
@@ -148,8 +145,8 @@ func settle(ctx context.Context) {
 	}
 }
 
-// takeOutOfService goes on without a node, unless with it the majority of the control
-// planes is gone.
+// takeOutOfService continues without a node, unless too few control planes are
+// left.
 func (m *memberMonitor) takeOutOfService(ctx context.Context, w *member, why error) {
 	m.mu.Lock()
 	if slices.Contains(m.replicas, w.node) {
@@ -163,7 +160,8 @@ func (m *memberMonitor) takeOutOfService(ctx context.Context, w *member, why err
 			why, len(m.replicas), strings.Join(gone, " and "), left)))
 		return
 	}
-	// First, as the workload may end as soon as its pods are elsewhere.
+	// Store the message first, since the workload may end as soon as its pods are
+	// elsewhere.
 	m.mu.Lock()
 	if m.unreported == nil {
 		m.unreported = map[string]string{}
@@ -176,7 +174,7 @@ func (m *memberMonitor) takeOutOfService(ctx context.Context, w *member, why err
 	}
 }
 
-// reportLoss tells the user that a node is lost, once.
+// reportLoss reports a lost node to the user, once.
 func (m *members) reportLoss(node string) {
 	m.mu.Lock()
 	text, untold := m.unreported[node]
@@ -187,8 +185,8 @@ func (m *members) reportLoss(node string) {
 	}
 }
 
-// reportLosses tells of the nodes that were lost just before the workload ended,
-// since srun will.
+// reportLosses reports the nodes that were lost just before the workload ended,
+// since srun will mention them.
 func (m *members) reportLosses() {
 	if m == nil {
 		return
@@ -198,7 +196,7 @@ func (m *members) reportLosses() {
 	}
 }
 
-// returnToService goes on with a node that is back.
+// returnToService continues with a node that is back.
 func (m *memberMonitor) returnToService(ctx context.Context, w *member) {
 	m.mu.Lock()
 	delete(m.lost, w.node)
@@ -206,8 +204,8 @@ func (m *memberMonitor) returnToService(ctx context.Context, w *member) {
 	m.warn(ctx, m.reporter.Regain(ctx, w.node))
 }
 
-// awaitExpected returns when no node is on its way to a head that is new any more: each
-// has come, or is lost.
+// awaitExpected returns when a new head expects no more nodes: each one has
+// connected or is lost.
 func (m *memberMonitor) awaitExpected(ctx context.Context) error {
 	heard := make(chan struct{})
 	go func() {
@@ -222,7 +220,8 @@ func (m *memberMonitor) awaitExpected(ctx context.Context) error {
 	}
 }
 
-// receive listens to a node until its connection ends, and says how.
+// receive handles messages of a node until its connection ends, and returns the
+// error.
 func (m *memberMonitor) receive(ctx context.Context, w *member, peer *rendezvous.Peer) error {
 	for {
 		var told statusMessage
@@ -239,14 +238,14 @@ func (m *memberMonitor) receive(ctx context.Context, w *member, peer *rendezvous
 	}
 }
 
-// warn reports what the API server did not take. It may be about to end.
+// warn reports an error of the API server, unless the run is ending.
 func (m *memberMonitor) warn(ctx context.Context, err error) {
 	if err != nil && ctx.Err() == nil {
 		m.log.Warn(err.Error())
 	}
 }
 
-// readmit hears the nodes that come again after their connection was lost.
+// readmit accepts nodes that reconnect after their connection was lost.
 func (m *memberMonitor) readmit(ctx context.Context) {
 	for {
 		peer, err := m.listener.Accept(ctx)
@@ -262,8 +261,8 @@ func (m *memberMonitor) readmit(ctx context.Context) {
 	}
 }
 
-// admit takes a node back that still is what it was. Another process on the
-// same node knows nothing of the cluster.
+// admit accepts a node that reconnects with the same process. A new process on
+// the node does not know the cluster and is refused.
 func (m *memberMonitor) admit(ctx context.Context, peer *rendezvous.Peer) error {
 	ctx, cancel := context.WithTimeout(ctx, helloLimit)
 	defer cancel()

@@ -8,7 +8,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// checkMounts refuses folders for pods that this node does not have.
+// checkMounts refuses mounts of folders that this node does not have.
 func checkMounts(spec cluster.Spec) error {
 	for _, value := range spec.Mounts {
 		mount, err := cluster.ParseMount(value)

@@ -13,16 +13,17 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// nameLimit is how long berthd may take to give names. It asks etcd, which it gives five
-// seconds, and may be busy with other runs', or with more connections than it serves.
+// nameLimit bounds the time for berthd to assign names. berthd gives etcd five
+// seconds, and may be busy with requests of other runs or with too many
+// connections.
 const nameLimit = 15 * time.Second
 
-// berthdAway is how long berthd may be away: it is replaced under running jobs.
+// berthdAway bounds the absence of berthd, which can be replaced while jobs run.
 const berthdAway = 3 * time.Second
 
-// namePublished gives names in the user's domain to what is published on this host, for as
-// long as this process has the file that it keeps. Each host of a run does so: a name leads
-// to those that do.
+// namePublished registers names in the user's domain for the published ports of
+// this host. They exist as long as this process holds the file from berthd. Each
+// host of a run does so, and a name resolves to all of them.
 func (r *run) namePublished(ctx context.Context) error {
 	ports, err := namedPorts(r.Spec)
 	if err != nil || len(ports) == 0 {
@@ -45,7 +46,7 @@ func (r *run) namePublished(ctx context.Context) error {
 		return fmt.Errorf("name %s: %w", namesOf(ports), err)
 	}
 	if !r.members.leads() {
-		return nil // the head speaks for all
+		return nil // the head reports for all nodes
 	}
 	for _, line := range tellNames(ports, answer) {
 		r.Log.Info(line)
@@ -53,7 +54,7 @@ func (r *run) namePublished(ctx context.Context) error {
 	return nil
 }
 
-// namedPorts are those that are published by a name.
+// namedPorts returns the published ports that have a name.
 func namedPorts(spec cluster.Spec) ([]cluster.Publish, error) {
 	var named []cluster.Publish
 	for _, value := range spec.Publish {
@@ -68,7 +69,7 @@ func namedPorts(spec cluster.Spec) ([]cluster.Publish, error) {
 	return named, nil
 }
 
-// namesOf are their names, as berthd and people read them.
+// namesOf returns the names of the ports, in a form for berthd and for people.
 func namesOf(ports []cluster.Publish) string {
 	var names []string
 	for _, port := range ports {
@@ -77,7 +78,7 @@ func namesOf(ports []cluster.Publish) string {
 	return strings.Join(names, ",")
 }
 
-// ownJob is the number of the job whose network this is.
+// ownJob returns the number of the job whose network this is.
 func (r *run) ownJob() (string, error) {
 	id := ""
 	if r.allocation != nil {
@@ -93,8 +94,9 @@ func (r *run) ownJob() (string, error) {
 	return id, nil
 }
 
-// untilBerthdServes asks until somebody listens, and does not just close the connection:
-// berthd serves some of each user at a time, and closes what is too much.
+// untilBerthdServes repeats ask until berthd listens and does not close the
+// connection immediately. berthd serves a limited number of connections of each
+// user and closes any others.
 func untilBerthdServes(ctx context.Context, ask func() error) error {
 	for begin := time.Now(); ; {
 		err := ask()
@@ -116,8 +118,8 @@ func untilBerthdServes(ctx context.Context, ask func() error) error {
 	}
 }
 
-// askForNames asks the berthd with that directory for names of a job. They are there as
-// long as the file that comes back is open, however its process ends.
+// askForNames asks the berthd with the directory run for the names of a job. The
+// names exist as long as the returned file is open, however its process ends.
 func askForNames(ctx context.Context, run, job, names string) (siteconf.Message, *os.File, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, nameLimit, fmt.Errorf("berthd has not answered within %s", nameLimit))
 	defer cancel()
@@ -133,7 +135,7 @@ func askForNames(ctx context.Context, run, job, names string) (siteconf.Message,
 	return answer, files[0], nil
 }
 
-// tellNames says where what is published is to be had.
+// tellNames returns a line about each published port and its name.
 func tellNames(ports []cluster.Publish, answer siteconf.Message) []string {
 	var lines []string
 	for _, port := range ports {

@@ -19,7 +19,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// berthdThat answers one question so, with the named files, and returns its directory.
+// berthdThat starts a fake berthd that answers one question with the given message
+// and files, and returns its directory.
 func berthdThat(t *testing.T, answer siteconf.Message, files ...string) (dir string, asked <-chan siteconf.Message) {
 	t.Helper()
 	dir = t.TempDir()
@@ -96,7 +97,8 @@ func TestARunAsksForItsNames(t *testing.T) {
 	}
 }
 
-// A berthd that is just being replaced, or serves too many, is waited for, and nothing else.
+// A run waits only for a berthd that is being replaced or serves too many
+// connections.
 func TestARunWaitsForBerthd(t *testing.T) {
 	refused := errors.New("you have no such job")
 	for name, c := range map[string]struct {
@@ -116,7 +118,7 @@ func TestARunWaitsForBerthd(t *testing.T) {
 			t.Errorf("it answers %s: asked %d times, %v", name, asked, err)
 		}
 	}
-	// What berthd of today closes at once is read as such.
+	// A connection that the current berthd closes immediately is recognized.
 	dir := t.TempDir()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, siteconf.Socket), Net: "unix"})
 	if err != nil {
@@ -169,7 +171,7 @@ func TestWhereNamesLead(t *testing.T) {
 	}
 }
 
-// In the network of the hosts there are no names, and the user is told what there is.
+// In the hosts' network there are no names, and the error names the alternative.
 func TestNamesNeedANetworkOfTheJobsOwn(t *testing.T) {
 	r := &run{Options: Options{
 		Spec:   cluster.Spec{Publish: []string{"8080:80"}},
