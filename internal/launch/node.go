@@ -24,8 +24,8 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// The steps in this file make a node, on the head and on every other host. What
-// only the head does is in run.go.
+// The steps in this file start a node, on the head and on every other host. The
+// steps of only the head are in run.go.
 
 func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err := raiseLimits(); err != nil {
@@ -78,7 +78,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err == nil && r.host.state.Kind == probe.KindMemory {
 		r.Log.Warn(fmt.Sprintf("the run's files are in memory (%s), which counts as the job's: a quarter of it is kept for them; --state-dir DIR names a local disk", r.host.state.Path))
 	}
-	// Not before: what is wrong with the host is said by its first node.
+	// Not earlier: only the first node reports what is wrong with the host.
 	if further := r.Spec.NodesPerHost - 1; err == nil && r.localConfig.Index == 0 && further > 0 {
 		r.localMembers, err = startLocalMembers(r.localConfig, further)
 	}
@@ -104,7 +104,7 @@ func (r *run) makeDirectories(context.Context) (err error) {
 			return err
 		}
 	}
-	// The further nodes of a host are parts of the cluster that its first one marks.
+	// The first node of a host marks the cluster for all nodes of the host.
 	if r.Spec.Stay && r.localConfig.Index == 0 {
 		if err := persistent.Mark(r.private.Path); err != nil {
 			return exitcode.Wrap(exitcode.NoSpace, err)
@@ -124,11 +124,11 @@ func (r *run) makeDirectories(context.Context) (err error) {
 	return nil
 }
 
-// noteHead tells others on this host where the API server is.
+// noteHead stores the name of the head, for other processes on this host.
 func (r *run) noteHead(name string) error {
 	path := filepath.Join(r.private.Path, rundir.HeadFile)
 	err := os.WriteFile(path+".new", []byte(name), 0o600)
-	if err == nil { // at once: without a name the API server would be taken to be here
+	if err == nil { // replaced atomically: without a name, the API server would seem to be here
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
@@ -139,8 +139,8 @@ func (r *run) noteHead(name string) error {
 
 func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, rundir.KubeconfigFile) }
 
-// writeKubeconfig puts the user's where his programs and the far end of a
-// tunnel find it.
+// writeKubeconfig writes the user's kubeconfig to the place where programs and
+// tunnels look for it.
 func (r *run) writeKubeconfig() error {
 	if err := os.WriteFile(r.kubeconfigPath(), r.identities.kubeconfig, 0o600); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("write kubeconfig: %w", err))
@@ -148,8 +148,8 @@ func (r *run) writeKubeconfig() error {
 	return nil
 }
 
-// recordControlNodes says beside it by which machines else the cluster is reached, where
-// it may outlive this one.
+// recordControlNodes writes the names of the other machines with a control plane
+// beside the kubeconfig. They still reach the cluster if this machine is lost.
 func (r *run) recordControlNodes() error {
 	if r.allocation == nil {
 		return nil
@@ -168,8 +168,8 @@ func (r *run) recordControlNodes() error {
 
 func (r *run) debug() debugDir { return debugDir(r.Spec.DebugDir) }
 
-// log is the file of a role's log: where the user wants to keep it, or in the
-// run's directory, with which it goes.
+// log returns the path of a role's log. It is in the debug directory if the user
+// wants to keep it, and otherwise in the run's directory.
 func (r *run) log(role string) string {
 	dir := r.scratch.Path
 	if r.Spec.DebugDir != "" {
@@ -190,7 +190,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 	binds := map[string]string{
 		r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
 		"/var/log":           filepath.Join(r.scratch.Path, "var-log"),
-		// Where libcni remembers what it did; the path is fixed in it.
+		// libcni remembers what it did in this fixed path.
 		"/var/lib/cni": filepath.Join(r.scratch.Path, "cni"),
 	}
 	if r.Spec.KSI != nil {
@@ -236,7 +236,8 @@ func (r *run) startSandbox(ctx context.Context) error {
 	return nil
 }
 
-// imagesInUse is what this node uses of the cache of images while it runs.
+// imagesInUse returns the folder for the images that this node uses while it
+// runs.
 func (r *run) imagesInUse() []string {
 	if folder := r.plan.ImageCache.InUse(); folder != "" {
 		return []string{folder}
@@ -261,7 +262,7 @@ func (r *run) watchSandbox() {
 	}
 }
 
-// sandboxFiles are the files on the sandbox's tmpfs.
+// sandboxFiles returns the files on the sandbox's tmpfs.
 func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	files := r.identities.nodes[0]
 	encoded, err := json.MarshalIndent(r.plan, "", "  ")
@@ -280,7 +281,7 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	}
 	if r.restored != nil {
 		files[paths.Restore()] = *r.restored
-		r.restored = nil // it may be large
+		r.restored = nil // the content may be large
 	}
 	for name, content := range r.host.devices.Specs {
 		files[filepath.Join(paths.CDI(), name)] = sandbox.File{Mode: 0o644, Content: content}
@@ -292,9 +293,9 @@ func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
 	return files, r.debug().keepConfig(files)
 }
 
-// resolvConf is what programs inside, and pods with dnsPolicy Default, ask for
-// names: the gateway, which asks the host's resolvers, and the host's search
-// list.
+// resolvConf returns the resolver configuration for programs in the sandbox and
+// for pods with dnsPolicy Default. It contains the gateway, which asks the host's
+// resolvers, and the host's search list.
 func (r *run) resolvConf() []byte {
 	text := fmt.Sprintf("nameserver %s\n", r.plan.Addresses.Gateway)
 	resolvers, err := egress.HostResolvers("/etc/resolv.conf")
@@ -308,8 +309,8 @@ func (r *run) resolvConf() []byte {
 	return []byte(text)
 }
 
-// startRoles starts all of them at once. None waits for another: the API
-// server's listeners exist already, so early clients queue there.
+// startRoles starts all roles at once. No role waits for another, since the API
+// server's listeners exist already and queue early clients.
 func (r *run) startRoles(ctx context.Context) error {
 	if err := r.serveMetrics(); err != nil {
 		return err
@@ -410,12 +411,12 @@ func (r *run) nodeRole() *supervisor.Role {
 	})
 }
 
-// nodeWaits tells whether the kubelet is started only when the archives are
-// imported: pods that come back with a cluster's state are there at once, and
-// one that is earlier than its image would be sent to a registry.
+// nodeWaits reports whether the kubelet starts only after the import of the
+// archives. The pods of a restored cluster exist from the beginning. The kubelet
+// would pull the images that are not imported yet from a registry.
 func (r *run) nodeWaits() bool { return r.Spec.State != "" && len(r.archives) > 0 }
 
-// startLateNode starts what has waited for the archives.
+// startLateNode starts the kubelet if it had to wait for the archives.
 func (r *run) startLateNode(context.Context) error {
 	if !r.nodeWaits() {
 		return nil

@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/internal/base/notify"
 )
 
-// noticing is a role's log whose warnings the user hears too: each once for
-// every node that it is about, however many queues have met it.
+// noticing handles a role's log and shows its warnings to the user. It shows each
+// warning once for every node that it concerns, not once for every queue.
 type noticing struct {
 	slog.Handler
 	notifier *notify.Notifier

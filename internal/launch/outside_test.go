@@ -11,8 +11,8 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 )
 
-// TestNoClusterStartsOnALoginHost: nor on a compute node outside of a job, unless
-// the user asks for it and the site permits it.
+// TestNoClusterStartsOnALoginHost also covers compute nodes outside a job. Both
+// need the user's request and the site's permission.
 func TestNoClusterStartsOnALoginHost(t *testing.T) {
 	conf := filepath.Join(t.TempDir(), "slurm.conf")
 	if err := os.WriteFile(conf, nil, 0o600); err != nil {

@@ -10,22 +10,23 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// podAddress is set in jobs to which the site gives a network of their own
-// (docs/site-network.md): this node's address in it.
+// podAddress is set in jobs that have their own network (docs/site-network.md).
+// It contains this node's address in it.
 const podAddress = "BERTH_POD_ADDRESS"
 
-// lookup asks a resolver for the addresses of a name.
+// lookup resolves a name to addresses.
 type lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 
-// ownNetwork knows where the nodes of a job are in the network that it has for
-// itself. Their own names lead to the hosts there, as Slurm needs it.
+// ownNetwork finds the addresses of a job's nodes in the job's own network. The
+// nodes' own names resolve to their addresses in the hosts' network, as Slurm
+// needs.
 type ownNetwork struct {
 	names map[string]string
 	look  lookup
 }
 
-// findOwnNetwork returns nil in a job in the network of the hosts. local are the
-// addresses here: the variable may have come along from another job.
+// findOwnNetwork returns nil for a job in the hosts' network. local holds the
+// addresses of this host, because the variable may come from another job.
 func findOwnNetwork(job slurm.Job, getenv func(string) string, local []netip.Addr, look lookup) *ownNetwork {
 	if job.Place != slurm.PlaceTask || !hasOwnNetwork(getenv, local) {
 		return nil
@@ -38,8 +39,9 @@ func hasOwnNetwork(getenv func(string) string, local []netip.Addr) bool {
 	return err == nil && slices.Contains(local, own)
 }
 
-// networkOf is the number of the job whose network this is, "" in the network of the
-// hosts. Each component of a heterogeneous job has one of its own.
+// networkOf returns the number of the job whose network this is, or an empty
+// string in the hosts' network. Each component of a heterogeneous job has its own
+// network.
 func networkOf(job slurm.Job, getenv func(string) string, local []netip.Addr) string {
 	if !hasOwnNetwork(getenv, local) {
 		return ""
@@ -48,8 +50,9 @@ func networkOf(job slurm.Job, getenv func(string) string, local []netip.Addr) st
 	return id
 }
 
-// podNames are those of the nodes of an allocation: a pod has the number of its node
-// in it. Each component of a heterogeneous job is a job with a number of its own.
+// podNames returns the names of an allocation's nodes in the job's network, which
+// contain the index of the node. Each component of a heterogeneous job is a job
+// with its own number.
 func podNames(job slurm.Job, getenv func(string) string) map[string]string {
 	names := map[string]string{}
 	add := func(id string, nodes []string) {

@@ -38,7 +38,7 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 	for name, c := range map[string]struct {
 		variables []string
 		node      string
-		want      string // empty: no network of its own
+		want      string // empty for the hosts' network
 	}{
 		"the hosts' network":          {plain, "n2", ""},
 		"an address of another job's": {append(plain, "BERTH_POD_ADDRESS=10.128.0.10"), "n2", ""},
@@ -49,7 +49,7 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			job, getenv := task(c.variables...)
-			// The task's own node is n2, whoever is asked for.
+			// The task's own node is n2 in every case.
 			if own, want := networkOf(job, getenv, here), map[bool]string{true: "17"}[c.want != ""]; own != want {
 				t.Errorf("the network is that of job %q, want %q", own, want)
 			}

@@ -15,33 +15,33 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// stepNamePoll is the interval between looks for a step that has to end and does
+// stepNamePoll is the interval between lookups of a step that must end and does
 // not exist yet.
 const stepNamePoll = 500 * time.Millisecond
 
-// ownStep is an srun that this process has started, and its step.
+// ownStep is an srun that this process started, and its step.
 type ownStep struct {
 	options Options
 	job     slurm.Job
 	name    string
 	srun    *exec.Cmd
-	// ended is closed when srun has.
+	// ended is closed when srun has ended.
 	ended chan struct{}
 }
 
-// ownStepName returns a name that only one step of the job has: by it the step is
-// found when it has to end.
+// ownStepName returns a step name that is unique in the job. The step is found by
+// it when it must end.
 func ownStepName() string { return fmt.Sprintf("berth-run-%d", os.Getpid()) }
 
 // runStep starts srun, ends its step in order on a signal, and returns its exit
 // code.
 //
-// A signal at srun itself would not do: at SIGTERM, SIGHUP and SIGQUIT it has the
-// step killed at once, and Ctrl-C it passes on as a SIGINT, which under
+// A signal to srun itself would not work. At SIGTERM, SIGHUP and SIGQUIT it has
+// the step killed at once. It passes Ctrl-C on as a SIGINT, which under
 // proctrack/linuxproc reaches every process of every pod (slurmstepd walks the
 // tree of processes). So srun has its own session, where no terminal signals it,
-// and this process has Slurm send SIGTERM to the step, as scancel does: pods
-// know that signal.
+// and this process has Slurm send SIGTERM to the step, as scancel does. Pods can
+// handle that signal.
 func runStep(ctx context.Context, options Options, job slurm.Job, name string, srun string, command, env []string) (int, error) {
 	// The parent-death signal is tied to the thread that forks.
 	runtime.LockOSThread()
@@ -57,7 +57,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	closeInput()
 	told := make(chan error, 1)
 	go func() { told <- s.watch(ctx) }()
-	_ = s.srun.Wait() // its exit code says it
+	_ = s.srun.Wait() // its exit code reports the error
 	close(s.ended)
 	if err := <-told; err != nil {
 		options.Log.Warn(err.Error())
@@ -70,19 +70,19 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	return code, nil
 }
 
-// closeInput leaves standard input to srun: a pipe that this process kept open
-// would not tell its writer when srun reads no more.
+// closeInput leaves standard input to srun. If this process kept a pipe open, the
+// writer would not notice that srun stopped reading.
 func closeInput() {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
-		return // then its writer learns it when this process ends
+		return // the writer notices when this process ends
 	}
 	defer null.Close()
 	_ = unix.Dup3(int(null.Fd()), 0, 0)
 }
 
-// watch ends the step once ctx has ended, and hurries it at a second signal. After
-// Ctrl-C somebody waits at the terminal, so that the time is limited.
+// watch ends the step when ctx ends, and again at a second signal. After Ctrl-C
+// it also limits the time, because somebody waits at the terminal.
 func (s *ownStep) watch(ctx context.Context) error {
 	select {
 	case <-s.ended:
@@ -115,7 +115,8 @@ func (s *ownStep) watch(ctx context.Context) error {
 	}
 }
 
-// end has Slurm send SIGTERM to the step. Where it cannot, srun passes SIGINT on.
+// end has Slurm send SIGTERM to the step. If that fails, it sends SIGINT to srun,
+// which passes it on.
 func (s *ownStep) end() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

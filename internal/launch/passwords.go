@@ -18,11 +18,11 @@ import (
 	"github.com/docker/docker-credential-helpers/client"
 )
 
-// dockerConfig is what Docker and Podman write.
+// dockerConfig is the configuration file of Docker and Podman.
 type dockerConfig struct {
 	Auths map[string]registryLogin `json:"auths"`
-	// CredentialsStore is the helper that keeps what Auths has without a
-	// password, CredentialHelpers those of single registries.
+	// CredentialsStore names the helper for entries of Auths without a password.
+	// CredentialHelpers names the helpers of single registries.
 	CredentialsStore  string            `json:"credsStore,omitempty"`
 	CredentialHelpers map[string]string `json:"credHelpers,omitempty"`
 }
@@ -34,8 +34,8 @@ type registryLogin struct {
 	IdentityToken string `json:"identitytoken,omitempty"`
 }
 
-// passwordFiles are where Docker and Podman keep them, the first to be heard
-// first.
+// passwordFiles returns the paths where Docker and Podman keep passwords, in the
+// order of precedence.
 func passwordFiles(getenv func(string) string) []string {
 	var files []string
 	add := func(dir string, names ...string) {
@@ -54,12 +54,11 @@ func passwordFiles(getenv func(string) string) []string {
 	return files
 }
 
-// readPasswords brings together what the files have and what the helpers keep
-// that they name: neither the kubelet nor berth-images could ask a program of
-// the user's.
+// readPasswords collects the passwords from the files and from the helpers that
+// they name. Neither the kubelet nor berth-images could run the user's helpers.
 func (p *pulls) readPasswords(ctx context.Context, getenv func(string) string) {
 	known := map[string]registryLogin{}
-	kept := map[string]string{} // which helper keeps a registry's
+	kept := map[string]string{} // the helper for each registry
 	for _, path := range passwordFiles(getenv) {
 		text, err := os.ReadFile(path)
 		var one dockerConfig
@@ -96,10 +95,10 @@ func putNew[V any](m map[string]V, key string, value V) {
 	}
 }
 
-// helperLimit bounds a helper, which may wait for somebody to type.
+// helperLimit bounds the run of a helper, which may wait for input.
 const helperLimit = 5 * time.Second
 
-// askHelpers adds what the helpers keep, all asked at once.
+// askHelpers adds the passwords from the helpers, which it runs concurrently.
 func (p *pulls) askHelpers(ctx context.Context, kept map[string]string, known map[string]registryLogin) {
 	var all sync.WaitGroup
 	var mu sync.Mutex
@@ -123,7 +122,7 @@ func (p *pulls) askHelpers(ctx context.Context, kept map[string]string, known ma
 	}
 }
 
-// tokenUser is the name of a user whose password is an identity token.
+// tokenUser is the user name that marks the password as an identity token.
 const tokenUser = "<token>"
 
 func askHelper(ctx context.Context, helper, registry string) (registryLogin, error) {
@@ -135,7 +134,7 @@ func askHelper(ctx context.Context, helper, registry string) (registryLogin, err
 	defer cancel()
 	answer, err := client.Get(func(args ...string) client.Program {
 		command := exec.CommandContext(ctx, name, args...)
-		command.WaitDelay = time.Second // of what it has started
+		command.WaitDelay = time.Second // for processes that the helper started
 		return helperProgram{command}
 	}, registry)
 	switch {

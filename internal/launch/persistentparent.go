@@ -23,18 +23,21 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// persistentParent keeps a cluster that stays: it is the parent of its supervisor, or
-// of the srun with it, and passes on what that says.
+// persistentParent is the parent process of a persistent cluster. Its child is
+// the supervisor, or the srun that starts it. It passes the output of the child
+// on.
 type persistentParent struct {
 	config parentConfig
 	mu     sync.Mutex
 	// child is the supervisor, or srun.
 	child *exec.Cmd
-	// messages go to the command that waits until the cluster is up; nil later.
+	// messages are for the command that waits until the cluster is up. It is nil
+	// later.
 	messages *os.File
 }
 
-// PersistentParent is the main function of that process. It returns its exit status.
+// PersistentParent is the main function of the persistent parent. It returns the
+// exit status.
 func PersistentParent() int {
 	runtime.LockOSThread() // the supervisor ends with the thread that started it
 	unix.CloseOnExec(parentConfigFD)
@@ -53,7 +56,7 @@ func PersistentParent() int {
 	return code
 }
 
-// keep starts the cluster and returns its exit code once it has ended.
+// keep starts the cluster and returns its exit code when it has ended.
 func (p *persistentParent) keep() (int, error) {
 	file := os.NewFile(parentConfigFD, "order")
 	err := json.NewDecoder(io.NewSectionReader(file, 0, 1<<20)).Decode(&p.config)
@@ -78,8 +81,8 @@ func (p *persistentParent) keep() (int, error) {
 	p.child.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	end := func() { _ = p.child.Process.Signal(syscall.SIGTERM) }
 	if p.config.Job != persistent.Local {
-		// On SIGTERM srun has its step killed at once. Without srun the step
-		// goes on, and ends in order when Slurm, or berth down, says so.
+		// At SIGTERM, srun has its step killed at once. Without srun the step
+		// continues, and ends in order when Slurm or berth down ends it.
 		p.child.SysProcAttr.Pdeathsig = syscall.SIGKILL
 		end = p.endStep
 	}
@@ -116,7 +119,7 @@ func (p *persistentParent) keep() (int, error) {
 	return statusCode(unix.WaitStatus(p.child.ProcessState.Sys().(syscall.WaitStatus))), nil
 }
 
-// endStep tells the cluster to end, by Slurm.
+// endStep has Slurm end the cluster's step.
 func (p *persistentParent) endStep() {
 	ctx := context.Background()
 	id, _, err := slurm.StepNamed(ctx, p.config.Job, UpStep, slurm.AskPatiently)
@@ -128,13 +131,14 @@ func (p *persistentParent) endStep() {
 	}
 }
 
-// shepherdMissed is what srun says at its end without what freeStep has ended.
+// shepherdMissed is the message of srun at its end after freeStep killed its
+// child.
 const shepherdMissed = "srun: error: write(shepherd): Broken pipe"
 
-// freeStep takes away what would have the step killed at once when srun is: a
-// child that srun leaves behind for that (launch.c, _shepherd_spawn). At the end
-// of a batch script Slurm kills both, one after the other, and it would be chance
-// whether the cluster could end in order.
+// freeStep kills the child that srun leaves behind (launch.c, _shepherd_spawn).
+// That child has the step killed at once when srun is. At the end of a batch
+// script Slurm kills both, one after the other, and it would be chance whether
+// the cluster could end in order.
 func (p *persistentParent) freeStep() {
 	if p.config.Job == persistent.Local {
 		return
@@ -148,8 +152,8 @@ func (p *persistentParent) freeStep() {
 	}
 }
 
-// receive passes on what the cluster says, to the command that waits until it is up
-// and later to standard error.
+// receive passes a line from the cluster on. It goes to the command that waits
+// until the cluster is up, and later to standard error.
 func (p *persistentParent) receive(line string) {
 	facts, up := heardUp(line)
 	p.mu.Lock()
@@ -161,11 +165,11 @@ func (p *persistentParent) receive(line string) {
 		p.send(parentMessage{Facts: &facts})
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.messages.Close() // whoever waited goes
+		p.messages.Close() // the command returns then
 		p.messages = nil
 	case waiting:
 		p.send(parentMessage{Said: line})
-	case up, line == shepherdMissed: // where another node leads it, it is up again
+	case up, line == shepherdMissed: // a new head reports that the cluster is up
 	case p.config.Words:
 		fmt.Fprintln(os.Stderr, line)
 	}

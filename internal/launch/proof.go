@@ -15,17 +15,17 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// withoutMunge is what a user can do on nodes that have no munge.
+// withoutMunge is the user's remedy on nodes without munge.
 const withoutMunge = "without munge, let berth start the step (in a batch script or under salloc, call berth run without srun), " +
 	"or give the step PMI (srun --mpi=pmi2 berth run ...), or name a folder of yours that all nodes see (--rendezvous-dir DIR)"
 
-// proof is what the processes of one host prove themselves with to those of
-// others. All empty, it is munge.
+// proof is the secret that authenticates the processes of one host to other
+// hosts. If it is empty, they use munge.
 type proof struct {
-	// Key is one that all of the step have.
+	// Key is shared by all nodes of the step.
 	Key []byte
-	// Seed is that of this host's key pair; then Public are the others' keys by
-	// host, unless they come through a folder.
+	// Seed generates this host's key pair. With a Seed, Public holds the public
+	// keys of all hosts, unless a folder does.
 	Seed   []byte
 	Public map[string]ed25519.PublicKey
 }
@@ -33,9 +33,10 @@ type proof struct {
 func (p proof) private() ed25519.PrivateKey { return ed25519.NewKeyFromSeed(p.Seed) }
 func (p proof) public() ed25519.PublicKey   { return p.private().Public().(ed25519.PublicKey) }
 
-// findProof decides how a host proves itself. Every host of a step has to come
-// to the same, each for itself: what the user or srun has given to all comes
-// first, then munge, which a site has on all nodes or on none.
+// findProof chooses how a host authenticates itself. All hosts of a step must
+// choose the same method, each by itself. A key or a folder that all hosts have
+// comes first. munge comes next, since a site has it on all nodes or on none. PMI
+// comes last.
 func findProof(ctx context.Context, job slurm.Job, options Options) (proof, error) {
 	key, err := takeKey(ctx, options.Getenv, job.NodeName == job.Nodes[0])
 	switch {
@@ -62,7 +63,7 @@ func findProof(ctx context.Context, job slurm.Job, options Options) (proof, erro
 	return found, err
 }
 
-// tryMunge finds out early whether munge makes credentials.
+// tryMunge checks early that munge creates credentials.
 func tryMunge(ctx context.Context) error {
 	munge, err := rendezvous.NewMunge("")
 	if err == nil {
@@ -71,9 +72,9 @@ func tryMunge(ctx context.Context) error {
 	return err
 }
 
-// exchangeKeys makes a key pair for this host and passes the public half on
-// over the step's PMI. Tasks that only idle take part with nothing: PMI waits
-// for all.
+// exchangeKeys creates a key pair for this host and exchanges public keys over
+// the step's PMI. Idle tasks take part without a key, because PMI waits for all
+// tasks.
 func exchangeKeys(ctx context.Context, job slurm.Job, getenv func(string) string) (proof, error) {
 	pmi, err := slurm.OpenPMI(ctx, getenv)
 	if err != nil {
@@ -108,21 +109,21 @@ func exchangeKeys(ctx context.Context, job slurm.Job, getenv func(string) string
 		}
 		found.Public[job.Nodes[i]] = key
 	}
-	// Slurm does not say who has put it there.
+	// Slurm does not authenticate the source of a key.
 	if !found.public().Equal(found.Public[job.NodeName]) {
 		return proof{}, errors.New("somebody else has put a key for this node into the step's PMI")
 	}
 	return found, nil
 }
 
-// usePMI tells whether the acting task of this node takes part in an exchange
-// over PMI, which then waits for the idle ones, too.
+// usePMI reports whether the acting task of this node exchanges keys over PMI.
+// Then the idle tasks must take part, too.
 func usePMI(ctx context.Context, job slurm.Job, options Options) bool {
 	return job.Place == slurm.PlaceTask && len(job.Nodes) > 1 && options.Spec.Network.Folder == "" &&
 		slurm.HasPMI(options.Getenv) && tryMunge(ctx) != nil
 }
 
-// prover makes credentials and checks them; hosts says where a node is.
+// prover returns what creates and checks credentials. hosts maps nodes to hosts.
 func (m *members) prover(p proof, folder string, hosts map[string]string) (rendezvous.Prover, error) {
 	switch {
 	case p.Key != nil:
@@ -147,8 +148,7 @@ func (m *members) prover(p proof, folder string, hosts map[string]string) (rende
 	}), nil
 }
 
-// forgetKeys removes what this host has put into a folder for the others, or
-// all of it once they have come.
+// forgetKeys removes this node's key from the folder. The head removes all keys.
 func (m *members) forgetKeys() {
 	switch {
 	case m.folder == nil:

@@ -15,17 +15,18 @@ import (
 	"berth.dev/berth/internal/network/egress"
 )
 
-// publishedPort is a port of this host that leads to one of its node. This process only
-// holds the listener, so that clients can wait while the net role starts again.
+// publishedPort is a port of this host that leads to a port of its node. This
+// process only holds the listener, so that clients can wait while the net role
+// restarts.
 type publishedPort struct {
 	cluster.Publish
 	listener *os.File
 }
 
-// publish opens the ports that the user wants on the hosts.
+// publish opens the ports that the user publishes on the hosts.
 func (r *run) publish(ctx context.Context) error {
 	if r.localConfig.Index > 0 {
-		return nil // the first node of the host has them
+		return nil // the first node of the host opens them
 	}
 	for _, value := range r.Spec.Publish {
 		wanted, err := cluster.ParsePublish(value)
@@ -38,7 +39,7 @@ func (r *run) publish(ctx context.Context) error {
 		}
 		r.published = append(r.published, opened)
 		if !r.members.leads() {
-			continue // the head speaks for all
+			continue // the head reports for all nodes
 		}
 		_, err = r.ownJob()
 		r.Log.Warn(whoReaches(wanted, err == nil))
@@ -49,8 +50,8 @@ func (r *run) publish(ctx context.Context) error {
 	return r.publishForKSI(ctx)
 }
 
-// whoReaches says for whom a port is open, in a job with a network of its own or in the
-// network of the hosts.
+// whoReaches describes who can connect to a port. own reports whether the job has
+// its own network.
 func whoReaches(p cluster.Publish, own bool) string {
 	whose, where := "everybody who reaches a host of this cluster", "its port "+strconv.Itoa(int(p.Host))
 	if p.Address.IsValid() {

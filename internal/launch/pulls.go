@@ -14,30 +14,30 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// pulls is what the user's surroundings say about pulling images. The programs
-// that pull see none of them: they run with an environment and, in part, a file
-// system of their own.
+// pulls holds the user's settings for pulling images. The programs that pull do
+// not see them by themselves, because they have another environment and partly
+// another file system.
 type pulls struct {
-	// passwords is a Docker configuration, nil where there are none.
+	// passwords is a Docker configuration. It is nil without passwords.
 	passwords []byte
-	// authorities are certificates in PEM, nil for the host's own.
+	// authorities are certificates in PEM. It is nil for the host's own.
 	authorities []byte
-	// proxies and what is reached without them, as KEY=value.
+	// proxies holds the proxies and their exceptions, as KEY=value.
 	proxies []string
-	// notices are what will not work.
+	// notices lists settings that will not work.
 	notices []string
 }
 
-// Where the roles find them, below Paths.Run. The kubelet looks for passwords
-// in its home.
+// Paths of these settings below Paths.Run. The kubelet looks for passwords in its
+// home.
 const (
 	rolesHome       = "home"
 	passwordsFile   = rolesHome + "/.docker/config.json"
 	authoritiesFile = "certificate-authorities.pem"
 )
 
-// readPulls reads what the environment names. Nothing in it stops a run, which
-// may need no pull at all.
+// readPulls reads the settings that the environment names. No error stops the
+// run, which may need no pull at all.
 func readPulls(ctx context.Context, plan cluster.Plan, getenv func(string) string) pulls {
 	p := pulls{proxies: proxyEnv(plan, getenv)}
 	p.checkProxies()
@@ -53,7 +53,7 @@ func readPulls(ctx context.Context, plan cluster.Plan, getenv func(string) strin
 	return p
 }
 
-// files are those that the roles read.
+// files returns the files that the roles read.
 func (p pulls) files(run string) map[string]sandbox.File {
 	files := map[string]sandbox.File{}
 	if p.passwords != nil {
@@ -65,7 +65,7 @@ func (p pulls) files(run string) map[string]sandbox.File {
 	return files
 }
 
-// runtimeEnv is what containerd needs of it.
+// runtimeEnv returns the settings in containerd's environment.
 func (p pulls) runtimeEnv(run string, getenv func(string) string) []string {
 	env := slices.Clone(p.proxies)
 	if p.authorities != nil {
@@ -77,7 +77,7 @@ func (p pulls) runtimeEnv(run string, getenv func(string) string) []string {
 	return env
 }
 
-// outsideEnv is the same for a process outside of the sandbox.
+// outsideEnv returns the same settings for a process outside the sandbox.
 func (p pulls) outsideEnv(getenv func(string) string) []string {
 	env := slices.Clone(p.proxies)
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
@@ -88,7 +88,7 @@ func (p pulls) outsideEnv(getenv func(string) string) []string {
 	return env
 }
 
-// checkProxies looks for what cannot work: neither pods nor containerd reach
+// checkProxies notes proxies that cannot work. Neither pods nor containerd reach
 // the host's loopback.
 func (p *pulls) checkProxies() {
 	for _, proxy := range p.proxies {
@@ -112,8 +112,8 @@ func (p *pulls) checkProxies() {
 	}
 }
 
-// inEitherCase are the variables of these names that have a value, and those of
-// their names in small letters, which some programs read instead.
+// inEitherCase returns the variables with these names that have a value, and
+// those with the lower-case names, which some programs read instead.
 func inEitherCase(getenv func(string) string, names ...string) (env []string) {
 	for _, name := range names {
 		for _, name := range []string{name, strings.ToLower(name)} {
@@ -125,7 +125,7 @@ func inEitherCase(getenv func(string) string, names ...string) (env []string) {
 	return env
 }
 
-// proxyEnv is the user's proxies, and the cluster's own ranges as exceptions.
+// proxyEnv returns the user's proxies, with the cluster's ranges as exceptions.
 func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
 	env := inEitherCase(getenv, "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 	if len(env) == 0 {
@@ -135,7 +135,8 @@ func proxyEnv(plan cluster.Plan, getenv func(string) string) []string {
 	for _, prefix := range plan.Addresses.Ranges() {
 		exceptions += "," + prefix.String()
 	}
-	// Programs read the one or the other: each gets the user's own in either.
+	// Some programs read NO_PROXY and others no_proxy. Both get the user's
+	// exceptions.
 	own := getenv("NO_PROXY")
 	if own == "" {
 		own = getenv("no_proxy")

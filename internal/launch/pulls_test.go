@@ -49,8 +49,8 @@ func TestPasswordsOfAllFilesTheFirstWins(t *testing.T) {
 	}
 }
 
-// TestPasswordsThatHelpersKeep has helpers of the kinds that there are: one with a
-// password, one with a token, and some that have nothing to say.
+// TestPasswordsThatHelpersKeep covers a helper with a password, one with a token,
+// and some without an answer.
 func TestPasswordsThatHelpersKeep(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) {

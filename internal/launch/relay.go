@@ -18,21 +18,21 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
-// relay gets archives from the head for a node that lacks them, and passes them on
-// to others meanwhile: where many nodes lack one, the head would send it to each.
+// relay receives archives for a node that lacks them, and passes them on to other
+// nodes meanwhile. Otherwise the head would send each archive to every such node.
 type relay struct {
 	source archiveSource
 	head   netip.Addr
 	ports  rendezvous.PortRange
 
 	client *http.Client
-	// server is nil, and port 0, where there is no free port: the head alone
-	// gives archives to such a node.
+	// server is nil and port 0 if no port is free. Such a node receives archives
+	// only from the head.
 	server *http.Server
 	port   uint16
 
 	mu sync.Mutex
-	// copies are by the archives' numbers.
+	// copies is indexed by the archives' numbers.
 	copies map[int]*growing
 }
 
@@ -40,7 +40,7 @@ func newRelay(source archiveSource, head netip.Addr, ports rendezvous.PortRange)
 	return &relay{source: source, head: head, ports: ports, copies: map[int]*growing{}}
 }
 
-// open is done for the first archive that is not here.
+// open prepares the relay when the first archive is missing.
 func (r *relay) open() error {
 	if r.client != nil {
 		return nil
@@ -49,25 +49,25 @@ func (r *relay) open() error {
 	if err != nil {
 		return err
 	}
-	// Who gives an archive may be lost without a word.
+	// The sender may be lost without closing the connection.
 	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 5,
 	}}
 	r.client = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config}}
 	listener, err := listenTCP(netip.IPv6Unspecified(), r.ports)
 	if err != nil {
-		return nil // it only gets archives then
+		return nil // it only receives archives then
 	}
 	r.port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{archive}", r.give)
-	r.server = newArchiveServer(mux, config.Clone())        // net/http notes in it what a server speaks
+	r.server = newArchiveServer(mux, config.Clone())        // net/http adds the server's protocols to it
 	go func() { _ = r.server.ServeTLS(listener, "", "") }() // until close
 	return nil
 }
 
-// close takes nobody in any more. Who is just getting an archive gets the rest of
-// it, whether or not the copy still has a name.
+// close accepts no further requests. A node that is receiving an archive still
+// gets the rest, even if the copy has no name any more.
 func (r *relay) close() {
 	if r.client != nil {
 		r.client.CloseIdleConnections()
@@ -77,8 +77,8 @@ func (r *relay) close() {
 	}
 }
 
-// fetch copies an archive of the head's into a directory and returns the path
-// of the copy, which has the same base name: an image may be named after it.
+// fetch copies an archive of the head into dir and returns the path. The copy
+// keeps its base name, because the image may be named after it.
 func (r *relay) fetch(ctx context.Context, i int, a archive, dir string) (string, error) {
 	if err := r.open(); err != nil {
 		return "", err
@@ -93,7 +93,8 @@ func (r *relay) fetch(ctx context.Context, i int, a archive, dir string) (string
 	r.mu.Lock()
 	r.copies[i] = copied
 	r.mu.Unlock()
-	// From whomever the head names, and what that one does not give from the head.
+	// Try the node that the head selects. What it does not send comes from the
+	// head.
 	err = r.copy(ctx, i, r.port != 0, file, copied)
 	if err != nil && ctx.Err() == nil && !errors.As(err, new(*os.PathError)) {
 		err = r.copy(ctx, i, false, file, copied)
@@ -106,7 +107,8 @@ func (r *relay) fetch(ctx context.Context, i int, a archive, dir string) (string
 	return path, err
 }
 
-// copy writes what is missing. relayed: from any node that has it.
+// copy appends the missing bytes to file. If relayed is set, they may come from
+// another node.
 func (r *relay) copy(ctx context.Context, i int, relayed bool, file *os.File, copied *growing) error {
 	url := fmt.Sprintf("https://%s/%d?from=%d", netip.AddrPortFrom(r.head, r.source.Port), i, copied.received)
 	if relayed {
@@ -128,7 +130,7 @@ func (r *relay) copy(ctx context.Context, i int, relayed bool, file *os.File, co
 	return err
 }
 
-// give passes a copy on, as far as it has come.
+// give sends the copy to another node while it grows.
 func (r *relay) give(w http.ResponseWriter, request *http.Request) {
 	i, err := strconv.Atoi(request.PathValue("archive"))
 	from, badFrom := strconv.ParseInt(request.FormValue("from"), 10, 64)
@@ -149,7 +151,7 @@ func (r *relay) give(w http.ResponseWriter, request *http.Request) {
 	for from < copied.size {
 		until, ok := copied.await(request.Context(), from)
 		if !ok {
-			return // he has less than was promised, and asks the head
+			return // the client has less than was promised, and asks the head
 		}
 		n, err := io.Copy(w, io.NewSectionReader(file, from, min(until, copied.size)-from))
 		if from += n; err != nil || n == 0 {
@@ -158,7 +160,7 @@ func (r *relay) give(w http.ResponseWriter, request *http.Request) {
 	}
 }
 
-// growing is a copy that is just being made.
+// growing is a copy that is still being received.
 type growing struct {
 	path string
 	size int64
@@ -184,7 +186,8 @@ func (g *growing) advance(n int, ended bool) {
 	g.changed = make(chan struct{})
 }
 
-// await returns how much there is, once that is more than from.
+// await waits for more than from bytes and returns their number. ok is false if
+// no more will come.
 func (g *growing) await(ctx context.Context, from int64) (int64, bool) {
 	for {
 		g.mu.Lock()
@@ -201,7 +204,7 @@ func (g *growing) await(ctx context.Context, from int64) (int64, bool) {
 	}
 }
 
-// tls is what both sides of a connection show and demand.
+// tls returns the configuration of both sides of a connection.
 func (s archiveSource) tls() (*tls.Config, error) {
 	certificate, err := tls.X509KeyPair(s.Certificate, s.Key)
 	if err != nil {

@@ -25,21 +25,22 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// BalancerArg is the argument with which the program is started again as the
-// balancer, followed by the plan's file; main hands it to Balancer.
+// BalancerArg starts this program again as the balancer. The plan's file follows
+// it. main calls Balancer then.
 const BalancerArg = "balancer-role"
 
-// Descriptors of the balancer. The door, where programs on the host reach the
-// API server, is there on nodes with a control plane only.
+// Descriptors of the balancer. The door is the listener for programs on the host.
+// It exists only on nodes with a control plane.
 const (
 	balancerNotifyFD = 3
 	balancerDoorFD   = 4
 )
 
-// replicaRoles are the roles of a node in a cluster with several control
-// planes: everybody's way to one that lives and, where the node has one itself,
-// that control plane, with its controllers in a process of their own. These end
-// when they lose an election, which must not take etcd along.
+// replicaRoles returns the roles of a node in a cluster with several control
+// planes. The balancer connects clients to a live API server. A node with a
+// control plane also runs the control plane and, in a separate process, its
+// controllers. The controllers end when they lose an election, which must not end
+// etcd.
 func (r *run) replicaRoles(kube string) []*supervisor.Role {
 	plan := r.plan.Paths.Plan()
 	way := supervisor.InSandbox(r.box, &supervisor.Role{
@@ -64,7 +65,7 @@ func (r *run) replicaRoles(kube string) []*supervisor.Role {
 	}
 }
 
-// Balancer is the main function of the balancer. It returns its exit status.
+// Balancer is the main function of the balancer. It returns the exit status.
 func Balancer(planFile, hasDoor string) int {
 	sandbox.OutliveSignals()
 	notifier := notify.New(balancerNotifyFD)
@@ -124,8 +125,8 @@ func runBalancer(planFile string, hasDoor bool, notifier *notify.Notifier) error
 	return group.Wait()
 }
 
-// apiServers are those of the cluster, the best one for this node first: its
-// own, or else one that not all others take.
+// apiServers returns the API servers of the cluster in this node's order of
+// preference: its own first, or else one that differs between nodes.
 func apiServers(plan cluster.Plan) []string {
 	replicas := plan.Replicas()
 	var servers []string
@@ -136,10 +137,10 @@ func apiServers(plan cluster.Plan) []string {
 	return servers
 }
 
-// apiCheck returns a function that asks an API server whether it is ready. A
-// connection alone proves nothing: the kernel takes it for a process that is
-// about to be started again. The connection of the last question is used for
-// the next, so each costs little.
+// apiCheck returns a function that checks whether an API server is ready. An open
+// connection proves nothing, because the kernel accepts connections for a process
+// that is about to restart. The function keeps its connection, so each check
+// costs little.
 func apiCheck(plan cluster.Plan) (func(context.Context, string) error, error) {
 	authority, err := os.ReadFile(plan.Paths.PKI(cluster.CA + ".crt"))
 	if err != nil {
