@@ -1,8 +1,15 @@
-// Package launch is the composition root: it puts the mechanisms together in
-// order, each step with its undo, watches over what it started, and takes all
-// of it down again. It is the one package that imports many others; they never
-// import each other.
+// Package launch is the composition root. It calls the other packages in order:
+// each step starts something and takeDown undoes it. It also watches what runs.
+// What a step does inside belongs to the package that it calls.
 //
-// Run reads like the life of a cluster. What a step does inside belongs to the
-// mechanism that it calls.
+// These packages import each other only in one direction, as the tables in
+// internal/imports allow. All of them may import base, kube may import network,
+// and site and access may import job.
+//
+// Read run.go first: Run lists the steps on the head, in the order of a cluster's
+// life. node.go has the steps that every node takes. member.go is the run on the
+// other nodes, and members.go, gather.go and monitor.go connect them to the head.
+// interrupt.go and down.go end a run, and failover.go continues it on another
+// node. up.go, stay.go and use.go are for clusters that outlive their command.
+// Package supervisor starts and restarts the processes.
 package launch

@@ -27,38 +27,39 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// signalDelay is how much later than its parts the run may hear of a signal.
+// signalDelay bounds how much later than its children the run may receive a
+// signal.
 const signalDelay = 100 * time.Millisecond
 
-// Options are what a run gets from the command line and its surroundings.
+// Options are the inputs of a run from the command line and its environment.
 type Options struct {
 	Spec   cluster.Spec
 	Stdin  io.Reader
 	Stdout io.Writer
 	Stderr io.Writer
 	Getenv func(string) string
-	// Report is called when a step of the bring-up is done.
+	// Report is called when a step of the start is done.
 	Report func(step string)
-	// Log receives what the user should know.
+	// Log receives messages for the user.
 	Log *slog.Logger
-	// Own asks for a cluster of this run's own where another one stands that
-	// it could use; Keep leaves there what the run has applied.
+	// Own starts a separate cluster even if the run could use one that is up.
+	// Keep leaves the run's objects in a cluster that is up.
 	Own, Keep bool
-	// Here starts a cluster on a host of a Slurm cluster outside of an allocation,
-	// too. HereForbidden names the line of the site's settings that forbids it,
-	// if there is one.
+	// Here allows a cluster on a host of a Slurm cluster outside an allocation.
+	// HereForbidden names the line of the site's settings that forbids it, or is
+	// empty.
 	Here          bool
 	HereForbidden string
-	// Given are all flags that were on the command line.
+	// Given lists all flags on the command line.
 	Given []string
-	// Shape are the flags given that say what a cluster is to be like.
+	// Shape lists the given flags that describe the cluster.
 	Shape []string
 }
 
-// Run brings a cluster up, runs the workload on it and takes everything down.
-// It returns the workload's exit code; an error, with the code that exitcode.Of
-// gives it, says what kept the workload from a result. The context's cause
-// ends the run.
+// Run starts a cluster, runs the workload on it and takes everything down. It
+// returns the workload's exit code. An error explains why the workload has no
+// result, and exitcode.Of returns its code. The end of ctx ends the run, and its
+// cause is the reason.
 func Run(ctx context.Context, options Options) (code int, err error) {
 	began := newPhases()
 	job, inJob := slurm.Here()
@@ -91,7 +92,8 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	// After all is taken down: it can take a while until the others come.
+	// Decline after the cluster is taken down, since it can take a while until
+	// the other nodes connect.
 	defer func() { code, err = members.decline(ctx, code, err) }()
 	r := &run{members: members, localConfig: order, labels: nodeLabels(job), began: began}
 	if members.leads() {
@@ -125,7 +127,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 			return 0, err
 		}
 		if members.leads() {
-			// A thousand nodes that ask at once would be a burden to Slurm.
+			// A thousand nodes that ask at once would overload Slurm.
 			go r.allocation.inquire(ctx, giveUp)
 		}
 		go watchStepd(ctx, options.Getenv, giveUp)
@@ -180,30 +182,30 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	end()
 	r.finishState()
 	if ctx.Err() != nil {
-		// What a workload answers that was told to end is no result.
+		// The exit code of a workload that was asked to end is not a result.
 		return 0, r.allocation.reason(context.Cause(ctx))
 	}
 	r.members.reportLosses()
 	return code, err
 }
 
-// run is the state of one run. A step fills in what later ones use; takeDown
-// undoes what is there.
+// run is the state of one run. Each step sets fields for later steps, and
+// takeDown undoes the steps that were done.
 type run struct {
 	Options
 	ending
 	objects []workload.Object
 	began   phases
-	// archives are those of the head, also on the other nodes, which get them
-	// from source.
+	// archives are the head's archives, also on the other nodes, which receive
+	// them from source.
 	archives []archive
 	source   archiveSource
-	// importing is held while archives are imported.
+	// importing is held during the import of archives.
 	importing  sync.Mutex
 	supervisor *supervisor.Supervisor
 	members    *members // nil for a run on one node
-	// localMembers are this host's further nodes, nil without any; order is what
-	// they are told, or this one was.
+	// localMembers holds this host's further nodes. It is nil if there are none.
+	// localConfig is their configuration, or that of this one.
 	localMembers *localMembers
 	localConfig  localMemberConfig
 	labels       map[string]string
@@ -212,34 +214,33 @@ type run struct {
 	scratch     *rundir.Dir // on disk
 	private     *rundir.Dir // in memory, for the user's kubeconfig
 	saver       *stateSaver
-	restored    *sandbox.File             // what an earlier cluster has left
-	control     *persistent.ControlSocket // of a cluster that stays
+	restored    *sandbox.File             // the state of an earlier cluster
+	control     *persistent.ControlSocket // of a persistent cluster
 	plan        cluster.Plan
 	pulls       pulls
 	identities  identities
 	apiListener *os.File
 	published   []publishedPort // ports of this host that lead into the cluster
-	named       *os.File        // held as long as what is published has names
-	ksiPort     uint16          // of a script of KSI
+	named       *os.File        // held as long as the published ports have names
+	ksiPort     uint16          // of a KSI script
 	box         *sandbox.Sandbox
-	switching   *switching      // nil where no Switch makes connections of pods
-	cgroup      *sandbox.Cgroup // nil where none was delegated
+	switching   *switching      // nil without a Switch for connections of pods
+	cgroup      *sandbox.Cgroup // nil if Slurm delegated none
 	metrics     *net.UnixListener
 	client      *workload.Client
-	kubeconfig  []byte // of client
-	// monitor is the head's, of a run on several nodes.
+	kubeconfig  []byte // the kubeconfig of client
+	// monitor is set on the head of a run on several nodes.
 	monitor *memberMonitor
-	// lead and progress are there where another node may lead the run after
-	// this one.
+	// lease and progress are set if another node may lead the run after this one.
 	lease    *lease.Lease
 	progress *workload.Progress
 	down     bool
-	// watching ends when the sandbox's events do.
+	// watching is closed when the sandbox sends no more events.
 	watching chan struct{}
 }
 
 // readInput reads and checks everything that the user named, before anything
-// is started.
+// starts.
 func (r *run) readInput(options Options) (err error) {
 	if err := options.Spec.Validate(); err != nil {
 		return exitcode.Wrap(exitcode.Usage, err)
@@ -257,8 +258,8 @@ func (r *run) readInput(options Options) (err error) {
 	return err
 }
 
-// readWorkload reads the manifests, and looks at the archives that the command
-// line and they name.
+// readWorkload reads the manifests and checks the archives that they and the
+// command line name.
 func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	if _, err := workload.NewSelection(options.Spec.Logs); err != nil {
 		return nil, nil, exitcode.Wrap(exitcode.Usage, err)
@@ -279,7 +280,7 @@ func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	return objects, archives, exitcode.Wrap(exitcode.NoInput, err)
 }
 
-// inputError tells manifests that cannot be read from those that are wrong.
+// inputError sets the exit code: manifests cannot be read, or they are invalid.
 func inputError(err error) error {
 	var missing *os.PathError
 	if errors.As(err, &missing) {
@@ -354,7 +355,8 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	return nil
 }
 
-// tellFamilies says why pods do not have both families, or not to the outside.
+// tellFamilies explains why pods have only one address family, or no access to
+// the outside with IPv6.
 func (r *run) tellFamilies(offers []cluster.Offer) {
 	refused := func(offer cluster.Offer) bool { return offer.RefusedIPv6 != "" }
 	switch without := r.plan.Addresses.WithoutIPv6; {
@@ -363,7 +365,7 @@ func (r *run) tellFamilies(offers []cluster.Offer) {
 		r.Log.Warn("pods have IPv6 addresses, but do not reach the outside from them: " + without)
 	case slices.ContainsFunc(offers, refused):
 		r.Log.Warn("pods have IPv4 addresses alone: " + without)
-	default: // nothing that the host would have
+	default: // IPv6 that the host does not have either
 		r.Log.Debug("pods have IPv4 addresses alone: " + without)
 	}
 }
@@ -379,7 +381,7 @@ func (r *run) awaitCluster(ctx context.Context) error {
 			return err
 		}
 	} else if len(r.Spec.Command) == 0 && !r.Spec.Stay {
-		return nil // its pods have to wait for the only node anyway
+		return nil // its pods wait for the only node anyway
 	}
 	if err := r.supervisor.Await(ctx, "node"); err != nil {
 		return err
@@ -406,11 +408,11 @@ func (r *run) follow(ctx context.Context) (int, error) {
 	return r.result(result, r.asked.Load(), err)
 }
 
-// explain replaces the error of a step that was cut short by the reason that
-// the run was given up for.
+// explain returns the reason of the run's end if that cut a step short, instead
+// of the step's error.
 func (r *run) explain(ctx context.Context, err error) error {
-	// Slurm signals all processes of a step, and a part may be faster to end
-	// than this one to hear of it.
+	// Slurm signals all processes of a step. A child may end before this process
+	// receives the signal.
 	select {
 	case <-ctx.Done():
 		return r.allocation.reason(context.Cause(ctx))

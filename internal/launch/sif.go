@@ -10,12 +10,12 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// sifScheme begins an image of a manifest that is a SIF file.
+// sifScheme is the prefix of an image in a manifest that is a SIF file.
 const sifScheme = "sif:"
 
-// nameFiles gives the SIF files, folders and archives that manifests name as images
-// names that Kubernetes takes, and returns them as --image would have them. Paths
-// of SIF files are relative to a directory, others absolute.
+// nameFiles replaces the SIF files, folders and archives in manifests by valid
+// image names. It returns them in the form of --image. Paths of SIF files are
+// relative to dir. Other paths must be absolute.
 func nameFiles(objects []workload.Object, dir string) (images []string, err error) {
 	named := map[string]bool{}
 	for _, object := range objects {
@@ -23,7 +23,7 @@ func nameFiles(objects []workload.Object, dir string) (images []string, err erro
 			path, isSIF := strings.CutPrefix(image, sifScheme)
 			switch {
 			case isSIF:
-				// As in a URL: the same with slashes for a host that is not there.
+				// As in a URL with an empty host, "//" may precede the path.
 				if rest, slashes := strings.CutPrefix(path, "//"); slashes {
 					path = rest
 				}
@@ -34,7 +34,7 @@ func nameFiles(objects []workload.Object, dir string) (images []string, err erro
 				if !filepath.IsAbs(path) {
 					path = filepath.Join(dir, path)
 				}
-			case !filepath.IsAbs(image): // no name of an image begins so
+			case !filepath.IsAbs(image): // the name of an image never begins with a slash
 				return image
 			}
 			path = filepath.Clean(path)
@@ -52,12 +52,13 @@ func nameFiles(objects []workload.Object, dir string) (images []string, err erro
 	return images, err
 }
 
-// sifName is a name that says which file it was, and is no other file's.
+// sifName returns a name that shows which file it was, and that is unique to the
+// path.
 func sifName(path string) string {
 	return fileName("sif.localhost/file", strings.TrimSuffix(filepath.Base(path), ".sif"), path)
 }
 
-// rootName is the same of a folder.
+// rootName returns such a name for a folder or an archive.
 func rootName(path string) string {
 	return fileName("root.localhost/folder", filepath.Base(path), path)
 }
@@ -69,7 +70,7 @@ func fileName(prefix, base, path string) string {
 		}
 		return '-'
 	}, strings.ToLower(base))
-	// Without a sign that a name must not have twice, or last.
+	// A name must not contain two hyphens in a row, nor end with one.
 	words := strings.FieldsFunc(base[:min(len(base), 100)], func(r rune) bool { return r == '-' })
 	sum := sha256.Sum256([]byte(path))
 	return fmt.Sprintf("%s:%s", strings.Join(append([]string{prefix}, words...), "-"), hex.EncodeToString(sum[:6]))

@@ -23,32 +23,33 @@ import (
 )
 
 const (
-	// saveEvery is the time between two looks at what there is to save, and
-	// what is lost at most when everything is killed at once.
+	// saveEvery is the interval between saves. A crash of everything loses at
+	// most the changes of this time.
 	saveEvery = 30 * time.Second
-	// saveLimit bounds one: the control plane may be about to die.
+	// saveLimit bounds one save, because the control plane may be about to die.
 	saveLimit = 5 * time.Second
-	// stateSocket is in the run's directory in memory.
+	// stateSocket is the name of a socket in the run's directory in memory.
 	stateSocket = "state"
 )
 
-// stateSaver is what a run has that keeps its cluster's objects; nil of others.
+// stateSaver saves the objects of a cluster for the next one. It is nil if the
+// run saves none.
 type stateSaver struct {
 	run    *run
 	folder *savedstate.Folder
-	// socket is where the control role gives the objects out.
+	// socket is the listener on which the control role serves the objects.
 	socket *os.File
 	path   string
 	last   []savedstate.Record
-	// saving guards the folder; over: nothing is to be saved any more.
+	// saving guards the folder. over is set when nothing may be saved any more.
 	saving sync.Mutex
 	over   bool
 	stop   context.CancelFunc
 	ended  chan struct{}
 }
 
-// openState takes the folder for the state, and what is in it, before anything
-// is started.
+// openState acquires the folder for the state and reads its content, before
+// anything starts.
 func (r *run) openState(ctx context.Context) error {
 	if r.Spec.State == "" || !r.members.leads() {
 		return nil
@@ -90,7 +91,7 @@ func (r *run) openState(ctx context.Context) error {
 	return exitcode.Wrap(exitcode.Internal, err)
 }
 
-// restore has the objects put into the new cluster.
+// restore prepares the objects for the new cluster.
 func (s *stateSaver) restore(saved savedstate.Snapshot) error {
 	r := s.run
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
@@ -123,7 +124,7 @@ func numbers(version string) []int {
 	return all
 }
 
-// keepState saves from now on, until finishState.
+// keepState saves the objects regularly until finishState.
 func (r *run) keepState() {
 	k := r.saver
 	if k == nil {
@@ -150,7 +151,7 @@ func (r *run) keepState() {
 				said = ""
 				continue
 			}
-			if said != err.Error() { // once, not every half a minute
+			if said != err.Error() { // once, not at every save
 				r.Log.Warn(err.Error())
 			}
 			said = err.Error()
@@ -185,7 +186,7 @@ func (s *stateSaver) save(ctx context.Context) error {
 	return nil
 }
 
-// read asks the control role for the objects.
+// read reads the objects from the control role.
 func (s *stateSaver) read(ctx context.Context) (savedstate.Facts, []savedstate.Record, error) {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", s.path)
 	if err != nil {
@@ -201,8 +202,8 @@ func (s *stateSaver) read(ctx context.Context) (savedstate.Facts, []savedstate.R
 	return facts, records, err
 }
 
-// finishState saves for the last time: what ends from now on ends with this
-// cluster, not for the next one. It may be called again, to no effect.
+// finishState saves the objects for the last time. Objects that end later still
+// belong to the saved state. Further calls have no effect.
 func (r *run) finishState() {
 	k := r.saver
 	if k == nil || k.ended == nil {
@@ -218,7 +219,7 @@ func (r *run) finishState() {
 	k.saving.Unlock()
 }
 
-// close lets other runs have the folder.
+// close releases the folder for other runs.
 func (s *stateSaver) close() error {
 	if s == nil {
 		return nil
@@ -230,7 +231,7 @@ func (s *stateSaver) close() error {
 	return s.folder.Close()
 }
 
-// stateOwner is this run, as others that want the same folder find it.
+// stateOwner identifies this run to others that want the same folder.
 func stateOwner(getenv func(string) string) savedstate.Owner {
 	attempt, _ := strconv.Atoi(getenv("SLURM_RESTART_COUNT"))
 	host, _ := os.Hostname()
@@ -241,7 +242,7 @@ func stateOwner(getenv func(string) string) savedstate.Owner {
 	}
 }
 
-// lives finds out whether the run lives that has the folder.
+// lives reports whether the run that owns the folder is alive.
 func (r *run) lives(ctx context.Context, o savedstate.Owner) savedstate.Life {
 	own := stateOwner(r.Getenv)
 	here := own.Host == o.Host && own.Boot == o.Boot
@@ -255,7 +256,7 @@ func (r *run) lives(ctx context.Context, o savedstate.Owner) savedstate.Life {
 	case o.Job == own.Job && o.Attempt < own.Attempt:
 		return savedstate.Dead // the job was requeued
 	case o.Job == own.Job && here:
-		return savedstate.Dead // an earlier step of it
+		return savedstate.Dead // an earlier step of the job
 	}
 	job, known, err := slurm.QueuedJob(ctx, o.Job, r.allocation.ask)
 	switch {
@@ -274,7 +275,7 @@ func (r *run) lives(ctx context.Context, o savedstate.Owner) savedstate.Life {
 	return savedstate.Dead
 }
 
-// processID is the number in the name of a process.
+// processID returns the number in the name of a process.
 func processID(name string) int {
 	number, _, _ := strings.Cut(name, ":")
 	pid, _ := strconv.Atoi(number)

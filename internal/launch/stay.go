@@ -19,13 +19,14 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// UpStep is the name of the step that a cluster of berth up runs in.
+// UpStep is the name of the job step of a cluster of berth up.
 const UpStep = "berth-up"
 
-// noLimit is a time that stands for none.
+// noLimit is the time from which a job counts as unlimited.
 const noLimit = 300 * 24 * time.Hour
 
-// toldToEnd is why a cluster that stays ends: somebody has said so.
+// toldToEnd is the cause of the end of a persistent cluster that a user
+// requested.
 type toldToEnd struct {
 	order  persistent.EndRequest
 	answer func(workload.Drained)
@@ -33,14 +34,14 @@ type toldToEnd struct {
 
 func (t *toldToEnd) Error() string { return "berth down" }
 
-// isTask tells whether this process is a task that srun has started, and not a
-// program in the shell that is one.
+// isTask reports whether srun started this process as a task. A program in a
+// shell that is a task is none itself.
 func isTask(job slurm.Job, getenv func(string) string) bool {
 	own, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
 	return job.Place == slurm.PlaceTask && (err != nil || own == os.Getpid() || job.Tasks > 1)
 }
 
-// listenForDown lets others tell the cluster to end, also while it starts.
+// listenForDown accepts requests to end the cluster, also while it starts.
 func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc) (err error) {
 	if !r.Spec.Stay {
 		return nil
@@ -51,14 +52,14 @@ func (r *run) listenForDown(ctx context.Context, giveUp context.CancelCauseFunc)
 	go func() {
 		order, answer, err := r.control.Await(ctx)
 		if err != nil {
-			return // it ends otherwise
+			return // the cluster ends for another reason
 		}
 		giveUp(&toldToEnd{order, func(d workload.Drained) { answer(persistent.Outcome{Asked: d.Asked, Ended: d.Ended}) }})
 	}()
 	return nil
 }
 
-// stayUp lets others use the cluster until ctx ends.
+// stayUp lets other runs use the cluster until ctx ends.
 func (r *run) stayUp(ctx context.Context) error {
 	tools, err := r.makeTools()
 	if err != nil {
@@ -68,7 +69,8 @@ func (r *run) stayUp(ctx context.Context) error {
 	for _, member := range r.plan.Members {
 		facts.Nodes = append(facts.Nodes, member.Name)
 	}
-	// One that took the run over was none of those to ask so far.
+	// Until now, a node that took the run over sent other processes to the
+	// previous head.
 	if err := os.Remove(filepath.Join(r.private.Path, rundir.HeadFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return exitcode.Wrap(exitcode.Internal, err)
 	}
@@ -87,8 +89,8 @@ func (r *run) stayUp(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// upMark begins the line on standard error that says that the cluster is up. It
-// is in one stream with what was said before.
+// upMark begins the line on standard error that reports that the cluster is up.
+// The messages of the start are in the same stream.
 const upMark = "berth-up: "
 
 func sayUp(to io.Writer, facts persistent.Facts) error {
@@ -99,13 +101,13 @@ func sayUp(to io.Writer, facts persistent.Facts) error {
 	return err
 }
 
-// heardUp reads such a line.
+// heardUp parses such a line.
 func heardUp(line string) (facts persistent.Facts, ok bool) {
 	encoded, ok := strings.CutPrefix(line, upMark)
 	return facts, ok && json.Unmarshal([]byte(encoded), &facts) == nil
 }
 
-// jobOf names the job of this process.
+// jobOf returns the job of this process, or persistent.Local.
 func jobOf(getenv func(string) string) string {
 	if job := getenv("SLURM_JOB_ID"); job != "" {
 		return job
@@ -113,7 +115,7 @@ func jobOf(getenv func(string) string) string {
 	return persistent.Local
 }
 
-// Describe says in a line which cluster is up.
+// Describe returns a line that describes the cluster that is up.
 func Describe(f persistent.Facts, now time.Time) string {
 	whose := "the cluster of job " + f.Job
 	if f.Job == persistent.Local {
@@ -121,20 +123,20 @@ func Describe(f persistent.Facts, now time.Time) string {
 	}
 	text := whose + " is up"
 	switch n := len(f.Nodes); n {
-	case 0: // it is elsewhere
+	case 0: // the cluster is on other hosts
 	case 1:
 		text += ": 1 node"
 	default:
 		text += fmt.Sprintf(": %d nodes", n)
 	}
-	// To a job without a limit Slurm gives a year.
+	// Slurm gives a job without a limit a year.
 	if !f.End.IsZero() && f.End.Sub(now) < noLimit {
 		text += fmt.Sprintf(", until %s (%s)", f.End.Format("15:04"), max(0, f.End.Sub(now)).Round(time.Minute))
 	}
 	return text
 }
 
-// knownEnd is when the job's time is over, zero where that is not known (yet).
+// knownEnd returns the end of the job's time, or zero if it is unknown.
 func (a *allocation) knownEnd() time.Time {
 	if a == nil {
 		return time.Time{}

@@ -12,9 +12,9 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// needsStep tells whether a process holds an allocation without being on all of
-// its nodes: what salloc starts runs on the login host, a batch script on the
-// first node. On the only node of a job, a batch script needs no step.
+// needsStep reports whether a process in an allocation does not run on all of its
+// nodes. A program under salloc runs on the login host, and a batch script runs
+// on the first node. On a job's only node, a batch script needs no step.
 func needsStep(job slurm.Job) bool {
 	return job.Place == slurm.PlaceShell || job.Place == slurm.PlaceBatch && severalNodes(job)
 }
@@ -22,8 +22,8 @@ func needsStep(job slurm.Job) bool {
 func severalNodes(job slurm.Job) bool { return len(job.AllocatedNodes) > 1 || job.Components > 1 }
 
 // runInStep starts berth with the same arguments on all nodes of the allocation,
-// by srun, and returns its exit code. The keeper of a cluster that stays needs
-// srun itself as its child: for it this process becomes srun.
+// with srun, and returns its exit code. The persistent parent needs srun itself
+// as its child, so this process becomes srun then.
 func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error) {
 	if err := options.Spec.Validate(); err != nil {
 		return 0, exitcode.Wrap(exitcode.Usage, err)
@@ -41,7 +41,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	command := slurm.StepCommand(job, name, key, append([]string{self}, os.Args[1:]...)...)
 	env := slurm.StepEnv(os.Environ())
 	if key {
-		// For passKey; what it starts ends with the thread.
+		// For passKey: the process that it starts ends with the thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		if err := passKey(options.Spec); err != nil {
@@ -55,7 +55,7 @@ func runInStep(ctx context.Context, options Options, job slurm.Job) (int, error)
 	return runStep(ctx, options, job, name, srun, command, env)
 }
 
-// findSrun returns the files of srun and of berth itself, for a step in a job.
+// findSrun returns the paths of srun and of berth, for a step in a job.
 func findSrun(job slurm.Job) (srun, self string, err error) {
 	if self, err = os.Executable(); err != nil {
 		return "", "", fmt.Errorf("find berth's own file: %w", err)

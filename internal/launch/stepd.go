@@ -13,9 +13,9 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// watchStepd ends the run, in order, when the slurmstepd that it descends from
-// is gone. Slurm can then end nothing of the step any more: scancel and the end
-// of the job leave this process and all of its own behind.
+// watchStepd ends the run in order when the slurmstepd above it is gone. Slurm
+// cannot end the step's processes any more then: scancel and the end of the job
+// would leave this process and its children behind.
 func watchStepd(ctx context.Context, getenv func(string) string, giveUp context.CancelCauseFunc) {
 	task, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
 	if err != nil {
@@ -31,10 +31,10 @@ func watchStepd(ctx context.Context, getenv func(string) string, giveUp context.
 	}
 }
 
-// openStepd returns a descriptor of the parent of a task, which is its
-// slurmstepd, where this process is that task or descends from it; otherwise
-// -1. The variable that names the task may come from elsewhere: a script that
-// was submitted from within a step, or a PID namespace with other numbers.
+// openStepd returns a pidfd of a task's slurmstepd, which is the task's parent,
+// or -1. This process must be the task or descend from it. The variable that
+// names the task may come from elsewhere: from a script that was submitted within
+// a step, or from a PID namespace with other numbers.
 func openStepd(task int) int {
 	for pid := os.Getpid(); pid != task; {
 		parent, known := linux.Parent(pid)
@@ -51,8 +51,8 @@ func openStepd(task int) int {
 	if err != nil {
 		return -1
 	}
-	// The number may have passed to another process in between; the task
-	// would have another parent then.
+	// Another process may have got the same number in between. The task would
+	// have another parent then.
 	if again, _ := linux.Parent(task); again != stepd {
 		unix.Close(fd)
 		return -1

@@ -16,37 +16,37 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// A step that berth starts itself gets a key for its nodes to prove themselves
-// with, in front of its standard input. Everybody sees arguments, and
-// cli_filter/syslog logs the environment of every srun; the connections for a
-// step's standard streams go to its own tasks only.
+// A step that berth starts itself gets a key, with which its nodes authenticate
+// themselves. The key precedes the step's standard input. Arguments are visible
+// to everybody, and cli_filter/syslog logs the environment of every srun. The
+// connections for a step's standard streams go only to its own tasks.
 
-// stepKeyVariable says that a task's standard input begins with a key.
+// stepKeyVariable is set if a task's standard input begins with a key.
 const stepKeyVariable = "BERTH_STEP_KEY"
 
-// RelayArg is the argument with which the program is started again to pass the
-// user's standard input on behind the key; main hands it to Relay.
+// RelayArg starts this program again to pass the user's standard input on, after
+// the key. main calls Relay then.
 const RelayArg = "stdin-relay"
 
-// muchInput is from how many bytes on input is not passed to all nodes.
+// muchInput is the size, in bytes, from which input is not sent to all nodes.
 const muchInput = 256 << 10
 
-// givesKey tells whether the step gets a key. All nodes read it, and with it all
-// that follows: each gets the whole input, and a task that ends with some of it
-// unread can keep srun from reading on (Slurm 22.05: after a megabyte). So where
-// the input may be large, munge is better. srun cannot give the same input to
-// all components of a heterogeneous job.
+// givesKey reports whether the step gets a key. All nodes read the key and with
+// it all further input. A task that ends with some of it unread can keep srun
+// from reading on (Slurm 22.05: after a megabyte). So munge is better if the
+// input may be large. srun cannot send the same input to all components of a
+// heterogeneous job.
 func givesKey(ctx context.Context, job slurm.Job, spec cluster.Spec) bool {
 	return severalNodes(job) && job.Components == 1 && (!usesInput(spec) || isSmall(os.Stdin) || tryMunge(ctx) != nil)
 }
 
-// usesInput tells whether a run may read its standard input.
+// usesInput reports whether a run may read its standard input.
 func usesInput(spec cluster.Spec) bool {
 	return len(spec.Command) > 0 || slices.Contains(spec.Manifests, "-")
 }
 
-// isSmall tells whether little is to be read from a file: a person types, the
-// null device is empty.
+// isSmall reports whether a file contains little input. A terminal and the null
+// device count as small.
 func isSmall(file *os.File) bool {
 	info, err := file.Stat()
 	if err != nil {
@@ -55,9 +55,10 @@ func isSmall(file *os.File) bool {
 	return info.Mode()&os.ModeCharDevice != 0 || info.Mode().IsRegular() && info.Size() < muchInput
 }
 
-// passKey makes the standard input of the program that this process is about
-// to become: a key, and then the user's own. Call it from the thread that
-// executes it, which has to stay locked: what relays the rest ends with that.
+// passKey replaces standard input for srun, which this process becomes or starts.
+// The new input is a key, followed by the user's input. The calling thread must
+// stay locked until srun has ended or taken over, because the relay for the
+// user's input ends with the thread.
 func passKey(spec cluster.Spec) error {
 	key, err := newKey()
 	if err != nil {
@@ -87,19 +88,19 @@ func passKey(spec cluster.Spec) error {
 	return nil
 }
 
-// Relay copies standard input to standard output. It ends with its parent: a
-// signal for the whole job, or Ctrl-C, is not for it.
+// Relay copies standard input to standard output. It ends with its parent. It
+// ignores signals, which go to the whole job or come from Ctrl-C.
 func Relay() int {
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
-		return 1 // srun does not read any more
+		return 1 // srun has stopped reading
 	}
 	return 0
 }
 
-// takeKey returns the key in front of this task's standard input, nil where
-// there is none. At the head, what follows is the user's; the others swallow it:
-// the stream to a task that has closed its end breaks the step (22.05).
+// takeKey returns the key from this task's standard input, or nil if there is
+// none. The head keeps the rest for the user. Other nodes discard it, because a
+// closed standard input of one task breaks the step (22.05).
 func takeKey(ctx context.Context, getenv func(string) string, head bool) ([]byte, error) {
 	if getenv(stepKeyVariable) == "" {
 		return nil, nil

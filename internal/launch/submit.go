@@ -20,17 +20,17 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// SubmitOptions are what a submission gets from the command line.
+// SubmitOptions are the inputs of a submission from the command line.
 type SubmitOptions struct {
 	Spec cluster.Spec
-	// Line is the command line, told apart.
+	// Line is the parsed command line.
 	Line batch.Line
-	// RunFlags are the flags of berth run that make the same Spec, but for its
+	// RunFlags are the flags of berth run for the same Spec, without its
 	// manifests and its command.
 	RunFlags []string
-	// CommandLine is that of this process.
+	// CommandLine is the command line of this process.
 	CommandLine []string
-	// Print shows the script instead of submitting it.
+	// Print prints the script instead of submitting it.
 	Print          bool
 	Stdin          io.Reader
 	Stdout, Stderr io.Writer
@@ -38,10 +38,10 @@ type SubmitOptions struct {
 	Log            *slog.Logger
 }
 
-// Submit makes a batch job of a run and submits it. The manifests become part
-// of the script: what is wrong with them is said now, and what is changed later
-// changes nothing. Where the user waits for the job, its output is shown and
-// its exit code returned.
+// Submit makes a batch job of a run and submits it. The manifests become part of
+// the script, so errors in them are reported now, and later changes to the files
+// have no effect. If the user waits for the job, Submit shows its output and
+// returns its exit code.
 func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 	sbatch, err := exec.LookPath("sbatch")
 	if err != nil && !options.Print {
@@ -75,7 +75,7 @@ func Submit(ctx context.Context, options SubmitOptions) (int, error) {
 	return options.await(ctx, job)
 }
 
-// waitVariable is sbatch's for --wait; berth waits itself.
+// waitVariable sets sbatch's --wait. berth waits by itself instead.
 const waitVariable = "SBATCH_WAIT="
 
 func (o SubmitOptions) waits() bool {
@@ -87,7 +87,7 @@ func submitEnv(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool { return strings.HasPrefix(entry, waitVariable) })
 }
 
-// script reads and checks all that the user named, and makes the script.
+// script reads and checks all inputs, and returns the script.
 func (o SubmitOptions) script(commands string) ([]byte, error) {
 	if err := errors.Join(o.Spec.Validate(), o.checkLine()); err != nil {
 		return nil, exitcode.Wrap(exitcode.Usage, err)
@@ -132,7 +132,7 @@ func (o SubmitOptions) script(commands string) ([]byte, error) {
 	}.Text(), nil
 }
 
-// checkLine refuses options of sbatch that would not do what they say.
+// checkLine refuses options of sbatch that would not work.
 func (o SubmitOptions) checkLine() error {
 	var problems []error
 	if _, given := o.Line.Get("wrap"); given {
@@ -144,8 +144,8 @@ func (o SubmitOptions) checkLine() error {
 	return errors.Join(problems...)
 }
 
-// checkCommand finds out whether there is such a command. One that is named
-// without a path may be on the nodes only.
+// checkCommand checks that the command exists. A command without a path may exist
+// only on the nodes.
 func (o SubmitOptions) checkCommand() error {
 	if len(o.Spec.Command) == 0 || !strings.Contains(o.Spec.Command[0], "/") {
 		return nil
@@ -160,7 +160,7 @@ func (o SubmitOptions) checkCommand() error {
 	return nil
 }
 
-// jobName is what Slurm calls the job where the user gives it no name.
+// jobName returns the default name of the job.
 func (o SubmitOptions) jobName() string {
 	for _, path := range append(o.Spec.Command[:min(1, len(o.Spec.Command))], o.Spec.Manifests...) {
 		if name := strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)); name != "-" && name != "" && name != "." {
@@ -170,15 +170,14 @@ func (o SubmitOptions) jobName() string {
 	return "berth"
 }
 
-// onOwnDisk tells whether a path is where hosts usually have disks of their
-// own.
+// onOwnDisk reports whether a path is usually on a host's local disk.
 func onOwnDisk(path string) bool {
 	return slices.ContainsFunc([]string{"/tmp/", "/var/tmp/", "/dev/shm/", "/run/"}, func(dir string) bool { return strings.HasPrefix(path, dir) })
 }
 
-// await shows the output of a job until it has ended, and returns its exit
-// code, of several parts the highest. A signal ends the waiting only: the job
-// is Slurm's.
+// await shows the output of a job until it ends, and returns its exit code. Among
+// several parts it returns the highest code. A signal only ends the wait, not the
+// job.
 func (o SubmitOptions) await(ctx context.Context, job batch.Job) (int, error) {
 	following, stop := context.WithCancel(context.WithoutCancel(ctx))
 	var group sync.WaitGroup

@@ -17,11 +17,12 @@ import (
 	"berth.dev/berth/internal/network/servicemap"
 )
 
-// serviceMapTimeout limits how long calls wait for the service map when a Switch
-// begins: without one it would break off what its predecessor has promised.
+// serviceMapTimeout limits how long connections of pods wait for the service map
+// when a Switch starts. Without a map it would break connections that its
+// predecessor accepted.
 const serviceMapTimeout = 2 * time.Second
 
-// podSwitch is the net role's part in connections of pods.
+// podSwitch is the part of the net role that handles connections of pods.
 type podSwitch struct {
 	*fastpath.Switch
 	services *servicemap.Map
@@ -30,8 +31,8 @@ type podSwitch struct {
 	known    chan struct{} // closed when there is a service map
 }
 
-// openSwitch takes over what the supervisor holds; nil where there is no Switch.
-// reaches tells which addresses pods may reach that are none of the cluster's.
+// openSwitch takes over what the supervisor holds. It returns nil if there is no
+// Switch. reaches reports whether pods may reach an address outside the cluster.
 func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, log *slog.Logger) (*podSwitch, error) {
 	if told.Switch == nil {
 		return nil, nil
@@ -75,7 +76,7 @@ func openSwitch(told netConfig, in *inherited, reaches func(netip.Addr) bool, lo
 	return s, nil
 }
 
-// routes are those of a directory, as a Switch asks for them.
+// routes resolves the destinations of a Switch with the service map.
 type routes struct {
 	*servicemap.Map
 	reaches func(netip.Addr) bool
@@ -92,7 +93,7 @@ func (r routes) Outside(to netip.AddrPort) bool {
 	return r.reaches(to.Addr()) && !r.Claims(to.Addr())
 }
 
-// run answers calls of pods until ctx ends.
+// run handles connections of pods until ctx ends.
 func (s *podSwitch) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	context.AfterFunc(ctx, func() { s.conn.Close() })

@@ -12,8 +12,8 @@ import (
 	"berth.dev/berth/internal/network/fastpath"
 )
 
-// wantsFastPath tells whether this host is to have a Switch, and why it cannot
-// have the one that is asked for.
+// wantsFastPath reports whether this host should have a Switch. The error is the
+// reason why it cannot.
 func wantsFastPath(asked string) (bool, error) {
 	if asked == cluster.FastPathOff {
 		return false, nil
@@ -24,8 +24,8 @@ func wantsFastPath(asked string) (bool, error) {
 	return true, nil
 }
 
-// hasSwitch tells whether this host has one. On the only node it is of use for the
-// outside.
+// hasSwitch reports whether this host has a Switch. On a single node, the Switch
+// serves connections to the outside.
 func (r *run) hasSwitch() bool {
 	if r.members != nil {
 		return r.members.data.fast
@@ -44,20 +44,20 @@ func (r *run) hasSwitch() bool {
 	return fast && err == nil
 }
 
-// switching is what this process holds for the Switch of its node, which is a
-// part of the net role, and outlives it. The Switch gets sockets of pods' namespaces
-// and its directory from the node role, over two pairs of sockets.
+// switching holds what outlives the Switch of the node, which is part of the net
+// role. The Switch receives sockets in the pods' namespaces, and the service map,
+// from the node role over two pairs of sockets.
 type switching struct {
 	config switchConfig
-	// listeners belong to the team, containers to the sandbox.
+	// listeners belong to members, containers to the sandbox.
 	listeners    []*os.File
 	containers   *os.File
-	inside, line [2]*os.File // the net role's end, the node role's
+	inside, line [2]*os.File // the net role's end, the node role's end
 	state        *os.File
-	alive, alarm *os.File // reading and writing end of what tells that this process lives
+	alive, alarm *os.File // reading and writing end of the pipe that shows that this process lives
 }
 
-// switchConfig is what the Switch is told.
+// switchConfig is the configuration of the Switch.
 type switchConfig struct {
 	Nodes     []fastpath.Node
 	Self      int
@@ -66,7 +66,7 @@ type switchConfig struct {
 	Listeners int
 }
 
-// newSwitching prepares a Switch; t is nil where there is one node.
+// newSwitching prepares a Switch. t is nil on a single node.
 func newSwitching(plan cluster.Plan, t *members, containers *os.File) (*switching, error) {
 	s := &switching{containers: containers}
 	var nodes [][]netip.AddrPort
@@ -83,7 +83,7 @@ func newSwitching(plan cluster.Plan, t *members, containers *os.File) (*switchin
 		s.config.Pods = append(s.config.Pods, family.Pods)
 	}
 	for i, member := range plan.Members {
-		// The addresses of nodes are not those of pods.
+		// Skip the nodes' own addresses, which are no pods' addresses.
 		pods := slices.DeleteFunc(slices.Clone(member.Prefixes), netip.Prefix.IsSingleIP)
 		s.config.Nodes = append(s.config.Nodes, fastpath.Node{Endpoints: nodes[i], Prefixes: pods})
 	}
@@ -102,13 +102,13 @@ func newSwitching(plan cluster.Plan, t *members, containers *os.File) (*switchin
 	return s, nil
 }
 
-// netFiles are what the net role inherits, in this order.
+// netFiles returns what the net role inherits, in this order.
 func (s *switching) netFiles() []*os.File {
 	return append(slices.Clone(s.listeners), s.containers, s.inside[0], s.state, s.alarm, s.line[0])
 }
 
-// nodeFiles are what the node role inherits after its notify descriptor, and
-// nodeArgs tell it so.
+// nodeFiles returns what the node role inherits after its notify descriptor.
+// nodeArgs returns the arguments with their numbers.
 func (s *switching) nodeFiles() []*os.File {
 	if s == nil {
 		return nil
@@ -123,14 +123,14 @@ func (s *switching) nodeArgs() []string {
 	return []string{"--fast-path-fd", "4", "--directory-fd", "5"}
 }
 
-// release ends what keeps the descriptors of a Switch that has died.
+// release ends the processes that keep the descriptors of a Switch that died.
 func (s *switching) release() {
 	if s != nil && s.alive != nil {
 		s.alive.Close()
 	}
 }
 
-// close can be called twice, and on nil.
+// close may be called twice, and on nil.
 func (s *switching) close() {
 	if s == nil {
 		return

@@ -20,15 +20,15 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// UpFlag is the flag of berth up by which the cluster runs in the process that
-// is called, and not in the background.
+// UpFlag is the flag of berth up that runs the cluster in the calling process,
+// not in the background.
 const UpFlag = "foreground"
 
-// ErrIsUp says that there is such a cluster already.
+// ErrIsUp means that such a cluster exists already.
 var ErrIsUp = errors.New("a cluster is up already")
 
-// Up starts a cluster that stays, and returns once it can be used. What it says
-// while it starts goes to standard error. args are those of the command line.
+// Up starts a persistent cluster and returns when it is ready. Messages of the
+// start go to standard error. args are the arguments of the command line.
 func Up(ctx context.Context, options Options, args []string) (persistent.Facts, error) {
 	if err := errors.Join(options.Spec.Validate()); err != nil {
 		return persistent.Facts{}, exitcode.Wrap(exitcode.Usage, err)
@@ -48,7 +48,7 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 		return persistent.Facts{}, err
 	}
 	defer said.Close()
-	// The cluster is not to outlast a start that was cut short.
+	// If the start is interrupted, the cluster must end, too.
 	stop := context.AfterFunc(ctx, func() { _ = parent.Signal(syscall.SIGTERM) })
 	defer stop()
 	for words := json.NewDecoder(said); ; {
@@ -73,8 +73,8 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 	}
 }
 
-// isUp looks for a cluster that stands where a new one would. Of one that is
-// elsewhere only the job is known.
+// isUp looks for a cluster where a new one would start. If the cluster is on
+// other hosts, only its job is known.
 func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (persistent.Facts, bool, error) {
 	facts := persistent.Facts{Job: jobOf(options.Getenv)}
 	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), facts.Job)
@@ -96,29 +96,30 @@ func isUp(ctx context.Context, options Options, job slurm.Job, inJob bool) (pers
 	return facts, false, nil
 }
 
-// PersistentParentArg is the argument with which the program is started again as the
-// process that keeps a cluster; main hands it to UpKeeper.
+// PersistentParentArg starts this program again as the persistent parent, which
+// keeps a cluster. main calls PersistentParent then.
 const PersistentParentArg = "up-keeper"
 
-// upVariable has a cluster that stays say on standard output that it is up.
+// upVariable makes a persistent cluster report on standard error that it is up.
 const upVariable = "BERTH_UP_REPORT"
 
-// parentConfig is what the keeper is to do.
+// parentConfig is the configuration of the persistent parent.
 type parentConfig struct {
-	// Args start the cluster; it is that of Job.
+	// Args are the arguments that start the cluster of Job.
 	Args []string
 	Job  string
-	// Inside: this is a process of the job, which Slurm kills at its end. Then
-	// nobody is left to remove a directory that says that there is a keeper.
+	// Inside is set for a process of the job, which Slurm kills at the job's end.
+	// Nobody could remove the parent's directory then.
 	Inside bool
-	// Input: standard input is the user's.
+	// Input is set if the cluster reads the user's standard input.
 	Input bool
-	// Words: what the cluster says later is passed on to standard error.
+	// Words is set if later messages of the cluster go to standard error.
 	Words bool
 }
 
-// parentMessage is what the keeper says to the command that waits: what the cluster
-// says, that it is up, how it ended, or that another keeper has it.
+// parentMessage is a message from the persistent parent to the waiting command.
+// It carries a line of the cluster's output, the fact that the cluster is up, its
+// exit code, or the fact that another parent keeps it.
 type parentMessage struct {
 	Said  string            `json:",omitempty"`
 	Facts *persistent.Facts `json:",omitempty"`
@@ -126,18 +127,19 @@ type parentMessage struct {
 	Taken bool              `json:",omitempty"`
 }
 
-// Descriptors of the keeper.
+// Descriptors of the persistent parent.
 const (
 	parentConfigFD  = 3
 	parentMessageFD = 4
 )
 
-// startPersistentParent starts the process that keeps the cluster, and returns what it
-// says. It has a session of its own: Ctrl-C and the end of a terminal are not
-// for the cluster.
+// startPersistentParent starts the persistent parent and returns the pipe with
+// its messages. It has its own session, because Ctrl-C and the end of a terminal
+// must not reach the cluster.
 func startPersistentParent(options Options, args []string, inside bool) (*os.Process, *os.File, error) {
 	o := parentConfig{Args: args, Job: jobOf(options.Getenv), Inside: inside, Input: slices.Contains(options.Spec.Manifests, "-")}
-	// A terminal and a file take later words; who reads a pipe waits for its end.
+	// Send later messages to a terminal or a file, but not to a pipe, whose
+	// reader waits for its end.
 	if info, err := os.Stderr.Stat(); err == nil {
 		o.Words = info.Mode().IsRegular() || info.Mode()&os.ModeCharDevice != 0
 	}
@@ -172,11 +174,12 @@ func startPersistentParent(options Options, args []string, inside bool) (*os.Pro
 	return process.Process, reader, nil
 }
 
-// upName is the keeper's directory in memory, which tells that there is one.
+// upName returns the name of the parent's directory in memory, which shows that
+// it exists.
 func upName(job string) string { return "up-" + job }
 
-// awaitPersistentParent returns when no process of this host keeps the cluster of a job
-// any more, or ctx ends.
+// awaitPersistentParent returns when no process on this host keeps the cluster of
+// a job, or ctx ends.
 func awaitPersistentParent(ctx context.Context, getenv func(string) string, job string) {
 	for _, place := range rundir.MemoryPlaces(getenv) {
 		for _, path := range rundir.Live(place) {
@@ -188,7 +191,8 @@ func awaitPersistentParent(ctx context.Context, getenv func(string) string, job 
 	}
 }
 
-// awaitUnlocked returns when no process has a directory locked, or ctx ends.
+// awaitUnlocked returns when no process holds the lock of a directory, or ctx
+// ends.
 func awaitUnlocked(ctx context.Context, path string) {
 	gone := make(chan struct{})
 	go func() {
@@ -201,10 +205,10 @@ func awaitUnlocked(ctx context.Context, path string) {
 	}
 }
 
-// longestLine bounds one that a cluster says.
+// longestLine bounds a line of a cluster's output.
 const longestLine = 1 << 20
 
-// lines calls do for each line that is read until the end.
+// lines calls do for each line until the end of the file.
 func lines(from *os.File, do func(string)) {
 	scanner := bufio.NewScanner(from)
 	scanner.Buffer(nil, longestLine)
@@ -213,5 +217,5 @@ func lines(from *os.File, do func(string)) {
 	}
 }
 
-// downLimit bounds the wait for the keeper of a cluster that has ended.
+// downLimit bounds the wait for the parent of a cluster that has ended.
 const downLimit = 15 * time.Second

@@ -19,43 +19,43 @@ import (
 )
 
 const (
-	// useVariable says to a task that it is to use the cluster that stands on
-	// its node: how many nodes it was sent to, one after the other.
+	// useVariable tells a task to use the cluster on its node. Its value is the
+	// number of nodes to which the task was sent so far.
 	useVariable = "BERTH_USE_STANDING"
-	// maxHops is how many those may be. The first one may be told of another
-	// that leads the run since the head was lost.
+	// maxHops bounds that number. The first node may send the task to another
+	// node that has led the run since the head was lost.
 	maxHops = 3
 )
 
-// errKeepsNothing says that the cluster of a run ends with it.
+// errKeepsNothing is the error of --keep for a cluster that ends with its run.
 var errKeepsNothing = errors.New("keep what the manifests have applied (--keep): the cluster of this run ends with it; start one that stays with 'berth up', or leave --keep away")
 
-// hops is how many nodes this process was sent to.
+// hops returns the number of nodes to which this process was sent.
 func (o Options) hops() int {
 	n, _ := strconv.Atoi(o.Getenv(useVariable))
 	return n
 }
 
-// hop is the variable of one that is sent to the next node.
+// hop returns the variable for a process that is sent to the next node.
 func (o Options) hop() string { return useVariable + "=" + strconv.Itoa(o.hops()+1) }
 
-// StepPersistent is reported by a run that uses a cluster that is up: there is none
-// to bring up.
+// StepPersistent is reported by a run that uses a cluster that is up, instead of
+// the steps of a start.
 const StepPersistent = "standing"
 
-// persistentLimit is how long a run waits for a cluster that is starting, or that
-// has lost its head.
+// persistentLimit bounds the wait for a cluster that is starting, or that has
+// lost its head.
 const persistentLimit = 2 * time.Minute
 
-// headPoll is how often is looked whether another node leads a cluster.
+// headPoll is the interval between checks whether another node leads a cluster.
 const headPoll = 200 * time.Millisecond
 
-// usePersistent runs the workload on the cluster that stands in this allocation,
-// or on this machine; used is false where there is none.
+// usePersistent runs the workload on the cluster that is up in this allocation or
+// on this machine. used is false if there is none.
 func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bool) (used bool, code int, err error) {
 	hops := options.hops()
 	if inJob && isTask(job, options.Getenv) && hops == 0 {
-		return false, 0, nil // whoever starts a step of his own wants a cluster of his own
+		return false, 0, nil // a user who starts a step wants a separate cluster
 	}
 	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), jobOf(options.Getenv))
 	if cluster.Head != "" {
@@ -68,7 +68,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 	case hops > 0 && !ok, hops >= maxHops && head != "":
 		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it is that of a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
-		// What salloc starts is not on the nodes.
+		// A program under salloc is not on the nodes.
 		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently); err != nil || head == "" {
 			return false, 0, exitcode.Wrap(exitcode.Unavailable, err)
 		}
@@ -95,13 +95,13 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 	return true, code, err
 }
 
-// awaitHead returns the cluster that stands once the node that leads it is one
-// that the job still has: where several may lead, another one does some seconds
-// after the loss of the first. ok is false where the cluster has ended instead.
+// awaitHead returns the cluster when its head is one of the job's nodes. If the
+// head was lost, another node may lead the cluster some seconds later. ok is
+// false if the cluster ended instead.
 func awaitHead(ctx context.Context, options Options, job string, c persistent.Cluster) (found persistent.Cluster, ok bool) {
 	has, err := slurm.JobNodes(ctx, job, slurm.AskPatiently)
 	if err != nil || slices.Contains(has, c.Head) {
-		return c, true // srun says what is wrong
+		return c, true // srun reports what is wrong
 	}
 	options.Log.Info("node " + c.Head + ", which led the cluster, is lost; waiting until another one leads it")
 	ctx, cancel := context.WithTimeout(ctx, persistentLimit)
@@ -117,7 +117,7 @@ func awaitHead(ctx context.Context, options Options, job string, c persistent.Cl
 	return found, ok
 }
 
-// CheckUse refuses what only the start of a cluster could take into account.
+// CheckUse refuses options that only the start of a cluster could consider.
 func (o Options) CheckUse() error {
 	if err := o.Spec.Validate(); err != nil {
 		return exitcode.Wrap(exitcode.Usage, err)
@@ -128,9 +128,9 @@ func (o Options) CheckUse() error {
 	return nil
 }
 
-// runBeside does the same on the head of the cluster that stands in the job, by
-// srun, and returns its exit code: there are its processors and its memory, which
-// a login host would lack, and Slurm accounts for it.
+// runBeside runs this command again in a step on the head of the job's cluster,
+// and returns its exit code. The step uses the job's processors and memory, which
+// a login host would lack, and Slurm accounts for them.
 func runBeside(ctx context.Context, options Options, job slurm.Job, head string) (int, error) {
 	srun, self, err := findSrun(job)
 	if err != nil {
@@ -143,23 +143,23 @@ func runBeside(ctx context.Context, options Options, job slurm.Job, head string)
 	return runStep(ctx, options, job, name, srun, command, env)
 }
 
-// usable is a cluster that a run uses, and that stays.
+// usable is a persistent cluster that a run uses.
 type usable interface {
 	AwaitReady(ctx context.Context) (persistent.Facts, error)
 	Kubeconfig() string
-	// Ended is closed when the cluster is gone or cannot be reached any more, for
-	// the Reason.
+	// Ended is closed when the cluster is gone or unreachable. Reason returns the
+	// cause.
 	Ended() <-chan struct{}
 	Reason() error
 	BringImages(ctx context.Context, images []string) error
 }
 
-// onHead is such a cluster on its head.
+// onHead is such a cluster, on its head.
 type onHead struct{ persistent.Cluster }
 
 func (onHead) Reason() error { return persistent.ErrEnded }
 
-// user is a run on a cluster that stands.
+// user is a run on a persistent cluster.
 type user struct {
 	Options
 	ending
@@ -168,7 +168,7 @@ type user struct {
 	objects []workload.Object
 }
 
-// run runs the workload, and takes away what it has applied.
+// run runs the workload and then removes the objects that it applied.
 func (u *user) run(ctx context.Context) (code int, err error) {
 	outlivePipes()
 	u.Report(StepPersistent)
@@ -243,7 +243,7 @@ func (u *user) follow(ctx context.Context, kubeconfig []byte, ids string, giveUp
 	return u.result(result, u.asked.Load(), err)
 }
 
-// result says why a workload failed.
+// result returns the exit code of a workload and logs the reason of a failure.
 func (o Options) result(result workload.Result, asked bool, err error) (int, error) {
 	var stuck *workload.NeverStarts
 	if errors.As(err, &stuck) {
@@ -258,7 +258,7 @@ func (o Options) result(result workload.Result, asked bool, err error) (int, err
 	return result.Code, err
 }
 
-// askToEnd asks the command and what was applied to end.
+// askToEnd asks the command and the applied objects to end.
 func (u *user) askToEnd(ctx context.Context, cause error) {
 	var reason *interrupted
 	if !errors.As(cause, &reason) {
@@ -277,14 +277,14 @@ func (u *user) askToEnd(ctx context.Context, cause error) {
 			})
 		}
 		if !u.Keep {
-			both.Go(func() { _ = u.client.Remove(ctx, u.objects) }) // what hinders it is said by leave
+			both.Go(func() { _ = u.client.Remove(ctx, u.objects) }) // leave reports errors
 		}
 		both.Wait()
 	})
 }
 
-// leave takes away what was applied, unless the user wants it to stay. What a
-// signal cuts short is the cluster's to finish.
+// leave removes the applied objects unless the user wants to keep them. If a
+// signal cuts the removal short, the cluster completes it.
 func (u *user) leave(ctx context.Context) error {
 	select {
 	case <-u.cluster.Ended():
@@ -306,5 +306,5 @@ func (u *user) leave(ctx context.Context) error {
 	return nil
 }
 
-// leaveLimit is longer than pods take to end by default.
+// leaveLimit is longer than the default grace period of a pod.
 const leaveLimit = maxGrace + 5*time.Second

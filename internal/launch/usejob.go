@@ -16,24 +16,24 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// JobCluster is a cluster in a job, as programs outside of the job reach it.
+// JobCluster is a cluster in a job, for programs outside the job.
 type JobCluster struct {
-	// Job is Slurm's number of the job.
+	// Job is Slurm's job number.
 	Job string
-	// Head is the node with the API server, and Program berth's own file there.
+	// Head is the node with the API server. Program is the path of berth there.
 	Head, Program string
-	// Kubeconfig, Cache and Bin are as in standing.Facts, on this host.
+	// Kubeconfig is the kubeconfig on this host. Cache and Bin are as in
+	// persistent.Facts.
 	Kubeconfig, Cache, Bin string
-	// Lost is closed when the cluster cannot be reached any more; Why returns the
-	// reason.
+	// Lost is closed when the cluster is unreachable. Why returns the reason.
 	Lost <-chan struct{}
 	Why  func() error
 }
 
 // UseJob runs a workload on a cluster in a job. A command runs on the head, where
-// the job's processors and memory are: this process becomes a step of the job,
-// whose berth gets the given arguments and the command. Manifests are applied and
-// followed from here.
+// the job's processors and memory are. This process becomes a step of the job,
+// which runs berth with args and the command. Manifests are applied and followed
+// from this host.
 func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (int, error) {
 	there := jobCluster{c, options}
 	if len(options.Spec.Command) == 0 {
@@ -48,8 +48,8 @@ func UseJob(ctx context.Context, options Options, c JobCluster, args []string) (
 	return 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start %s: %w", command.Path, syscall.Exec(command.Path, command.Args, command.Env)))
 }
 
-// UseLocal runs a workload on the cluster that 'berth up' has started on this
-// machine outside of Slurm.
+// UseLocal runs a workload on the cluster that 'berth up' started on this machine
+// outside Slurm.
 func UseLocal(ctx context.Context, options Options) (int, error) {
 	cluster, ok := persistent.Find(rundir.MemoryPlaces(options.Getenv), persistent.Local)
 	if !ok {
@@ -59,7 +59,7 @@ func UseLocal(ctx context.Context, options Options) (int, error) {
 	return u.run(ctx)
 }
 
-// jobCluster is a cluster that a run uses by a tunnel.
+// jobCluster is a cluster that a run uses through a tunnel.
 type jobCluster struct {
 	JobCluster
 	options Options
@@ -73,8 +73,8 @@ func (c jobCluster) Kubeconfig() string     { return c.JobCluster.Kubeconfig }
 func (c jobCluster) Ended() <-chan struct{} { return c.Lost }
 func (c jobCluster) Reason() error          { return c.Why() }
 
-// BringImages has a step on the head bring them, which sees the files that the head
-// sees: only there a cluster takes images.
+// BringImages runs a step on the head that brings the images, because a cluster
+// accepts images only there. The step sees the files that the head sees.
 func (c jobCluster) BringImages(ctx context.Context, images []string) error {
 	args := []string{"run", "--quiet"}
 	for _, image := range images {
@@ -99,7 +99,8 @@ func (c jobCluster) BringImages(ctx context.Context, images []string) error {
 	return nil
 }
 
-// own returns what a berth in a step says, in one line, without what srun adds.
+// own returns the messages of berth in a step as one line, without srun's
+// messages.
 func own(said string) string {
 	var lines []string
 	for line := range strings.Lines(said) {
@@ -113,8 +114,7 @@ func own(said string) string {
 	return strings.Join(lines, "; ")
 }
 
-// step returns a command that runs berth on the head, as a user of the cluster that
-// stands there.
+// step returns a command that runs berth on the head, as a user of its cluster.
 func (c jobCluster) step(ctx context.Context, args ...string) (*exec.Cmd, error) {
 	heterogeneous, err := slurm.HasComponents(ctx, c.Job, slurm.AskPatiently)
 	if err != nil {

@@ -19,15 +19,16 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// stage is a supervisor whose roles are no processes, and whose clock stands still.
+// stage is a supervisor whose roles are not processes, and whose clock does not
+// advance by itself.
 type stage struct {
 	*Supervisor
 	clock  time.Time
 	starts int
 	kills  int
-	// lost is why the run was given up.
+	// lost is the error with which the run was canceled.
 	lost error
-	// notifiers are the roles' ends, one for each start.
+	// notifiers holds the roles' ends of the pipes, one for each start.
 	notifiers []*notify.Notifier
 }
 
@@ -198,7 +199,7 @@ func TestHungRoleIsReplaced(t *testing.T) {
 	if s.kills != 1 {
 		t.Fatalf("killed %d times after %s of silence, want once", s.kills, hungAfter)
 	}
-	// It is given time to come up again.
+	// The role gets time to become ready again.
 	s.clock = s.clock.Add(WatchPeriod)
 	s.look(last)
 	if s.kills != 1 {
