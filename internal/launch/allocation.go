@@ -28,8 +28,8 @@ type allocation struct {
 	// end and killWait are zero if they are unknown.
 	end      time.Time
 	killWait time.Duration
-	// early is the time before the job's end at which the run ends itself. If it
-	// is 0, Slurm ends the run.
+	// early is the time that the run leaves between its own end and the end of
+	// the job. If it is 0, Slurm ends the run.
 	early time.Duration
 	// preempted is set if the job makes room for another job and should start
 	// again.

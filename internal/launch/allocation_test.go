@@ -47,8 +47,8 @@ func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 	}
 }
 
-// A controller that was too busy at the start is asked again. Otherwise --grace
-// would have no effect.
+// inquire repeats its question to a controller that was too busy at the start.
+// Otherwise --grace would have no effect.
 func TestSlurmIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAllocation("2026-01-01T14:00:00")

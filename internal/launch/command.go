@@ -56,7 +56,7 @@ func (r *run) runCommand(ctx context.Context) (int, error) {
 	return tools.run(ctx, r.Options, replace, r.setCommand)
 }
 
-// tools holds the paths by which programs beside a cluster reach it.
+// tools holds the paths that programs beside a cluster need to reach it.
 type tools struct{ kubeconfig, cache, bin string }
 
 // makeTools makes kubectl and helm available to the command.

@@ -32,11 +32,11 @@ const (
 	// orphanGrace is the time to end for a command whose supervisor died, and for
 	// processes that a command left in the background.
 	orphanGrace = time.Second
-	// killPoll is the interval at which remaining processes are killed again.
-	// They may have started another process since.
+	// killPoll is the interval between two attempts to kill the remaining
+	// processes, which may have started others.
 	killPoll = 20 * time.Millisecond
-	// killLimit bounds that. Only a process that hangs in the kernel lasts so
-	// long, and berth cannot end it.
+	// killLimit bounds these attempts. Only a process that hangs in the kernel
+	// lasts so long, and berth cannot end it.
 	killLimit = 10 * time.Second
 )
 

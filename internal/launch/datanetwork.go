@@ -16,12 +16,12 @@ import (
 	"berth.dev/berth/internal/network/overlay"
 )
 
-// numSwitchPorts is the number of ports at which a Switch accepts connections. A
-// host has 28,000 local ports for connections to each, and keeps them for a
+// numSwitchPorts is the number of listening ports of a Switch. A host has 28,000
+// local ports for connections to each of them, and keeps a used port for a
 // minute.
 const numSwitchPorts = 2
 
-// headPorts counts the TCP ports of the head besides those of its Switch: for the
+// headPorts counts the TCP ports of the head without its Switch: for the
 // rendezvous, for streams of packets, and for archives.
 const headPorts = 3
 
@@ -83,7 +83,7 @@ type sockets struct {
 	ports    hostPorts
 }
 
-// reachesItself returns the address at which this host reaches its own sockets.
+// reachesItself returns this host's address for its own sockets.
 func (d dataNetwork) reachesItself() netip.Addr {
 	if d.address.IsValid() {
 		return d.address
@@ -183,8 +183,7 @@ func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
 	return node
 }
 
-// switchesAt returns the addresses at which the Switch of a host accepts
-// connections.
+// switchesAt returns the listening addresses of a host's Switch.
 func (p hostPorts) switchesAt(host netip.Addr) []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, port := range p.Switches {

@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// debugDir is a directory in which the user keeps the logs of roles and pods, the
+// debugDir is a directory of the user that keeps the logs of roles and pods, the
 // plan, and the configuration made from it. It contains no keys. An empty
 // debugDir keeps nothing.
 type debugDir string

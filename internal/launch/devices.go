@@ -15,8 +15,8 @@ import (
 	"berth.dev/berth/internal/node/devices"
 )
 
-// findDevices finds the devices that Slurm gave this node's task, and warns about
-// those that pods cannot use.
+// findDevices finds the devices that Slurm gave this node's task. It warns about
+// devices that pods cannot use.
 func (r *run) findDevices() error {
 	var job slurm.Job
 	if r.allocation != nil {

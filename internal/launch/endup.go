@@ -14,8 +14,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// stepPoll is the interval at which Slurm is asked whether an ending step has
-// ended.
+// stepPoll is the interval between questions to Slurm whether a step has ended.
 const stepPoll = 100 * time.Millisecond
 
 // ownGrace is longer than any pod takes, so each pod's own grace period applies.

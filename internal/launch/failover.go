@@ -14,8 +14,7 @@ import (
 	"berth.dev/berth/internal/kube/workload"
 )
 
-// inheritLimit is the time for which a new head waits for the other nodes to
-// connect.
+// inheritLimit bounds how long a new head waits for the other nodes to connect.
 const inheritLimit = 15 * time.Second
 
 // failover holds what the nodes need so that another node can lead the run after

@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/internal/network/overlay"
 )
 
-// rejectLimit bounds the time for which a failed head waits for nodes to reject.
+// rejectLimit bounds how long a failed head waits for nodes, to reject them.
 const rejectLimit = 3 * time.Second
 
 // gather waits for all other nodes and collects their offers. It returns one
@@ -237,7 +237,7 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		w.node = plans[i+1].Node.Name
 		own := m.data.address
 		if !own.IsValid() {
-			// Each node reaches the head at the address to which it connected.
+			// Each node has already connected to the head at this address.
 			own = hostOf(w.peer.LocalAddr())
 		}
 		theirs := append([]overlay.Node(nil), nodes...)

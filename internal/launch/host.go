@@ -184,7 +184,7 @@ func reach(kernel bool, source netip.Addr) cluster.Reach {
 	return cluster.ToOutside
 }
 
-// usedPrefixes returns the destinations for which this host has routes.
+// usedPrefixes returns the destinations of this host's routes.
 func usedPrefixes(ipv6 cluster.Reach) ([]netip.Prefix, error) {
 	family := netlink.FAMILY_V4
 	if ipv6 != cluster.Nowhere {
@@ -300,8 +300,8 @@ func (h host) removeStale(bases ...string) error {
 }
 
 // loopbackListener returns the API server's listener on the host's loopback, and
-// its port. A socket keeps the network namespace in which it was created. So the
-// API server, which inherits it, serves it without a relay.
+// its port. A socket stays in the network namespace that it was created in. So
+// the API server, which inherits the socket, needs no relay.
 func loopbackListener() (*os.File, uint16, error) {
 	listener, err := net.ListenTCP("tcp", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {

@@ -164,9 +164,9 @@ func (m *identityMaker) replica(shared authorities) {
 	})
 }
 
-// sharedIdentity is the certificate by which the nodes recognize each other as
-// members when they exchange files. It does not distinguish them. Its authority
-// has signed nothing else, and the authority's key is not kept.
+// sharedIdentity is a certificate for all nodes. It proves to other nodes that
+// its holder is a member, but not which one. Its authority has signed nothing
+// else, and the authority's key is not kept.
 type sharedIdentity struct {
 	authority []byte
 	pair      pki.Pair

@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 )
 
-// Several nodes share one identity, with which they send each other layers. A
-// single node has none.
+// Several nodes share one identity for sending each other layers. A single node
+// has none.
 func TestPeerIdentity(t *testing.T) {
 	plans := make([]cluster.Plan, 2)
 	for i := range plans {

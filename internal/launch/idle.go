@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// lookLimit bounds the time in which an idle task looks for the acting task,
-// which slurmd starts at the same moment.
+// lookLimit bounds how long an idle task looks for the acting task, which slurmd
+// starts at the same moment.
 const lookLimit = 5 * time.Second
 
 // idle runs in every task that is not the first one of its node, and returns when

@@ -185,9 +185,9 @@ func (c ImageCommand) arguments() ([]string, error) {
 	return slices.Concat(args, []string{"--"}, images), nil
 }
 
-// stepBundle returns the folder of a bundle for which the user names none. The
-// SPANK plugin of the site network (spank/image.c) looks there for the image that
-// a step names. The folder is closed to other users who share the cache.
+// stepBundle returns the default folder of a bundle. The SPANK plugin of the site
+// network (spank/image.c) looks there for the image that a step names. The folder
+// is closed to other users who share the cache.
 func stepBundle(cache, name string) (string, error) {
 	image, err := reference.ParseNormalizedNamed(name)
 	if err != nil {

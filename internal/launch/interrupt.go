@@ -171,8 +171,9 @@ func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
 	return drained
 }
 
-// notifyUnlessIgnored relays signals, except those that this process already
-// ignores because its parent wants it to: nohup, or a shell for background commands.
+// notifyUnlessIgnored relays signals that this process does not ignore. Its
+// parent may have it ignore some, as nohup does, or a shell for background
+// commands.
 func notifyUnlessIgnored(channel chan<- os.Signal, signals ...os.Signal) {
 	for _, each := range signals {
 		if !signal.Ignored(each) {

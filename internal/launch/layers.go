@@ -189,8 +189,8 @@ func makeImageCache(folder string) error {
 // descriptors of the role's mounts. Without them the mounts, and with them the
 // root file systems of pods, would end with the role.
 type layers struct {
-	// requests is the role's end of the socket on which containerd asks for
-	// mounts. containerd is the other end. Both outlive either process.
+	// requests is the role's end of a socket, and containerd is the other end,
+	// where containerd asks for mounts. Both outlive either process.
 	requests, containerd *os.File
 
 	mu   sync.Mutex

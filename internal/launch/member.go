@@ -174,7 +174,7 @@ func (m *members) join(ctx context.Context, offer cluster.Offer, cpus int) (welc
 	bound := m.data
 	if !bound.address.IsValid() {
 		// If a host has several addresses, the other nodes expect packets from
-		// the address with which this node connected to the head.
+		// the local address of the connection to the head.
 		bound.address = hostOf(m.head().LocalAddr())
 	}
 	var err error
@@ -207,9 +207,9 @@ func (m *members) connect(ctx context.Context) error {
 	return nil
 }
 
-// oneFamily drops IPv6 addresses if there are IPv4 addresses. All nodes reach a
-// node at the address with which it connected to the head. A node that connected
-// by IPv4 does not reach one that connected by IPv6.
+// oneFamily drops IPv6 addresses if there are IPv4 addresses. The address that a
+// node uses to connect to the head is its address for all nodes. A node that
+// connected by IPv4 does not reach one that connected by IPv6.
 func oneFamily(addresses []netip.Addr) []netip.Addr {
 	var four []netip.Addr
 	for _, address := range addresses {
@@ -266,7 +266,7 @@ func (m *members) reconnect(ctx context.Context, again hello, lost *rendezvous.L
 	ctx, cancel := context.WithTimeout(ctx, returnLimit)
 	defer cancel()
 	// The listener of a process that was just killed may outlive its connections
-	// for a moment.
+	// for a moment, so check more than once.
 	if m.failover == nil {
 		go func() {
 			for !refused(address) {

@@ -23,8 +23,8 @@ import (
 )
 
 const (
-	// gatherLimit is the default time for which the nodes of a step wait for each
-	// other. srun starts its tasks within a second, or within a few on a busy
+	// gatherLimit bounds how long the nodes of a step wait for each other by
+	// default. srun starts its tasks within a second, or within a few on a busy
 	// site.
 	gatherLimit = time.Minute
 	// lossLimit is the silence after which a node counts as lost.
@@ -63,8 +63,8 @@ type members struct {
 	// folder exchanges the nodes' public keys. It is nil if they are exchanged in
 	// another way, or not needed.
 	folder *rendezvous.Folder
-	// introduced is set when a failure of this node need not be declined any more: on
-	// the head when it sends the plans, on another node when it joins.
+	// introduced is set when no other node waits for this one to introduce
+	// itself: on the head when it sends the plans, on another node when it joins.
 	introduced bool
 
 	mu sync.Mutex
@@ -95,8 +95,7 @@ type mesh struct {
 	Key     []byte
 	Carrier overlay.Carrier
 	Nodes   []overlay.Node
-	// Switches holds the addresses at which the Switch of each node accepts
-	// connections.
+	// Switches holds the listening addresses of each node's Switch.
 	Switches [][]netip.AddrPort
 	Self     int
 }
@@ -106,7 +105,7 @@ type hello struct {
 	Version string
 	Offer   cluster.Offer
 	// Address is the destination of packets for the node's pods. If it is
-	// invalid, the destination is the address with which the node connected.
+	// invalid, they go to the remote address of the connection.
 	Address netip.Addr
 	Ports   hostPorts
 	// Returning is set if the node is already a part of the cluster and had lost
@@ -294,7 +293,7 @@ func (m *members) controls(spec cluster.Spec) bool {
 // leads reports whether this node is the first head, or the only node.
 func (m *members) leads() bool { return m == nil || m.config.Node == m.config.Nodes[0] }
 
-// waiting bounds the time for which the nodes wait for each other.
+// waiting bounds how long the nodes wait for each other.
 func (m *members) waiting(ctx context.Context) (context.Context, context.CancelFunc) {
 	return waitFor(ctx, m.wait)
 }

@@ -112,8 +112,8 @@ func (p *pulls) checkProxies() {
 	}
 }
 
-// inEitherCase returns the variables with these names that have a value, and
-// those with the lower-case names, which some programs read instead.
+// inEitherCase returns the variables with these names that have a value. It also
+// returns the ones with the lower-case names, which some programs read instead.
 func inEitherCase(getenv func(string) string, names ...string) (env []string) {
 	for _, name := range names {
 		for _, name := range []string{name, strings.ToLower(name)} {

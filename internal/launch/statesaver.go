@@ -37,7 +37,7 @@ const (
 type stateSaver struct {
 	run    *run
 	folder *savedstate.Folder
-	// socket is the listener on which the control role serves the objects.
+	// socket is the listener where the control role serves the objects.
 	socket *os.File
 	path   string
 	last   []savedstate.Record

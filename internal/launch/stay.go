@@ -22,7 +22,7 @@ import (
 // UpStep is the name of the job step of a cluster of berth up.
 const UpStep = "berth-up"
 
-// noLimit is the time from which a job counts as unlimited.
+// noLimit is the shortest remaining time that counts as unlimited.
 const noLimit = 300 * 24 * time.Hour
 
 // toldToEnd is the cause of the end of a persistent cluster that a user

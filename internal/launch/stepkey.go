@@ -16,9 +16,9 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// A step that berth starts itself gets a key, with which its nodes authenticate
-// themselves. The key precedes the step's standard input. Arguments are visible
-// to everybody, and cli_filter/syslog logs the environment of every srun. The
+// A step that berth starts itself gets a key that authenticates its nodes to each
+// other. The key precedes the step's standard input. Arguments are visible to
+// everybody, and cli_filter/syslog logs the environment of every srun. The
 // connections for a step's standard streams go only to its own tasks.
 
 // stepKeyVariable is set if a task's standard input begins with a key.
@@ -28,7 +28,8 @@ const stepKeyVariable = "BERTH_STEP_KEY"
 // the key. main calls Relay then.
 const RelayArg = "stdin-relay"
 
-// muchInput is the size, in bytes, from which input is not sent to all nodes.
+// muchInput is the smallest size, in bytes, of input that is not sent to all
+// nodes.
 const muchInput = 256 << 10
 
 // givesKey reports whether the step gets a key. All nodes read the key and with

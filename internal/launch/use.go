@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// useVariable tells a task to use the cluster on its node. Its value is the
-	// number of nodes to which the task was sent so far.
+	// useVariable tells a task to use the cluster on its node. Its value counts
+	// the nodes that the task was sent to so far.
 	useVariable = "BERTH_USE_STANDING"
 	// maxHops bounds that number. The first node may send the task to another
 	// node that has led the run since the head was lost.
@@ -30,7 +30,7 @@ const (
 // errKeepsNothing is the error of --keep for a cluster that ends with its run.
 var errKeepsNothing = errors.New("keep what the manifests have applied (--keep): the cluster of this run ends with it; start one that stays with 'berth up', or leave --keep away")
 
-// hops returns the number of nodes to which this process was sent.
+// hops returns how often this process was sent to another node.
 func (o Options) hops() int {
 	n, _ := strconv.Atoi(o.Getenv(useVariable))
 	return n

@@ -22,7 +22,7 @@ const (
 	questionLimit = 10 * time.Second
 )
 
-// request is what a client sends. Exactly one field is set.
+// request is a message from a client. Exactly one field is set.
 type request struct {
 	End    *EndRequest `json:",omitempty"`
 	Images []string    `json:",omitempty"`

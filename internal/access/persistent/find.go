@@ -31,7 +31,7 @@ type Cluster struct {
 type Facts struct {
 	// Job is Slurm's job number, or Local.
 	Job string
-	// Since is the time at which the cluster became ready.
+	// Since is the time when the cluster became ready.
 	Since time.Time
 	// Nodes holds the names of the Kubernetes nodes, the head first.
 	Nodes []string
@@ -66,8 +66,8 @@ func Find(places []string, job string) (found Cluster, ok bool) {
 }
 
 // Before returns a cluster of the same job that was started on this host before
-// the one in dir. ok is false if there is none. Two clusters that start at the
-// same time agree on which one is the first.
+// the one in dir. ok is false if there is none. If two clusters start at the same
+// time, both agree which one is first.
 func Before(places []string, job, dir string) (found Cluster, ok bool) {
 	for _, c := range all(places, job) {
 		if len(c.Path) < len(dir) || len(c.Path) == len(dir) && c.Path < dir { // ordered by the numbers in the path

@@ -21,8 +21,8 @@ func tail(path string, lines int) []string {
 	return all[max(0, len(all)-lines):]
 }
 
-// crash returns the line in which a Go program printed the cause of its crash, or
-// an empty string.
+// crash returns the line with the cause of a Go program's crash, or an empty
+// string.
 func crash(path string) string {
 	for _, line := range slices.Backward(lastOf(path, panicBytes)) {
 		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {

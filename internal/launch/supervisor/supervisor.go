@@ -1,6 +1,6 @@
-// Package supervisor starts the roles of a run, which are processes, restarts
-// those that die or hang, and cancels the run when one fails for good. Which roles
-// a node has, and how each one is started, does not belong here.
+// Package supervisor starts the roles of a run, which are processes. It restarts
+// roles that die or hang, and cancels the run when one fails for good. Which
+// roles a node has, and how each one is started, does not belong here.
 package supervisor
 
 import (
@@ -388,8 +388,8 @@ func (s *Supervisor) Describe(page *metrics.Page) {
 	}
 }
 
-// sumCounts adds the counters of earlier lives of a role to those of the current
-// one. Gauges are not added: their values ended with the earlier life.
+// sumCounts adds the counters of a role's earlier lives to its current counters.
+// Gauges are not added: their values ended with the earlier life.
 func sumCounts(earlier, now map[string]uint64) map[string]uint64 {
 	sum := maps.Clone(now)
 	if sum == nil {

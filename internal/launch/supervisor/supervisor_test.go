@@ -26,7 +26,7 @@ type stage struct {
 	clock  time.Time
 	starts int
 	kills  int
-	// lost is the error with which the run was canceled.
+	// lost is the error that canceled the run.
 	lost error
 	// notifiers holds the roles' ends of the pipes, one for each start.
 	notifiers []*notify.Notifier
