@@ -244,8 +244,8 @@ func (s *archiveServer) give(w http.ResponseWriter, r *http.Request) {
 }
 
 // giver returns the node that should send the archive to a node that passes it on
-// in turn. ok is false if that is the head. The head and each receiving node send
-// it to two nodes. The sender always asked earlier than the receiver, so no node
+// in turn, or false if that is the head. The head and each receiving node send it
+// to two nodes. The sender always asked earlier than the receiver, so no node
 // waits for itself.
 func (s *archiveServer) giver(i int, r *http.Request) (netip.AddrPort, bool) {
 	port, err := strconv.ParseUint(r.FormValue("relay"), 10, 16)

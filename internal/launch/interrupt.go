@@ -182,9 +182,9 @@ func notifyUnlessIgnored(channel chan<- os.Signal, signals ...os.Signal) {
 	}
 }
 
-// outlivePipes prevents that a write to a pipe without a reader (berth run |
-// head) kills this process, because the cluster must be taken down in order. The
-// signal is caught, not ignored, because the command would inherit the latter.
+// outlivePipes keeps this process alive when it writes to a pipe that nobody
+// reads any more (berth run | head), so that it takes the cluster down in order.
+// It catches the signal, because the command would inherit an ignored one.
 func outlivePipes() {
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 }

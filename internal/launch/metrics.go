@@ -228,8 +228,7 @@ func (p phases) all() map[string]time.Duration {
 	return maps.Clone(p.done)
 }
 
-// left returns the remaining time of the job. ok is false if it is unknown or
-// unlimited.
+// left returns the remaining time of the job, and reports whether it is known.
 func (a *allocation) left() (time.Duration, bool) {
 	if a == nil {
 		return 0, false

@@ -136,9 +136,9 @@ func (p *persistentParent) endStep() {
 const shepherdMissed = "srun: error: write(shepherd): Broken pipe"
 
 // freeStep kills the child that srun leaves behind (launch.c, _shepherd_spawn).
-// That child has the step killed at once when srun is. At the end of a batch
-// script Slurm kills both, one after the other, and it would be chance whether
-// the cluster could end in order.
+// That child would have the step killed at once after the end of srun. At the end
+// of a batch script Slurm kills both, one after the other, and it would be chance
+// whether the cluster could end in order.
 func (p *persistentParent) freeStep() {
 	if p.config.Job == persistent.Local {
 		return

@@ -186,8 +186,8 @@ func (g *growing) advance(n int, ended bool) {
 	g.changed = make(chan struct{})
 }
 
-// await waits for more than from bytes and returns their number. ok is false if
-// no more will come.
+// await waits until more than from bytes have come, and returns their number. It
+// returns false if no more will come.
 func (g *growing) await(ctx context.Context, from int64) (int64, bool) {
 	for {
 		g.mu.Lock()

@@ -174,8 +174,8 @@ func startPersistentParent(options Options, args []string, inside bool) (*os.Pro
 	return process.Process, reader, nil
 }
 
-// upName returns the name of the parent's directory in memory, which shows that
-// it exists.
+// upName returns the name of the directory in memory that the persistent parent
+// of a job holds.
 func upName(job string) string { return "up-" + job }
 
 // awaitPersistentParent returns when no process on this host keeps the cluster of

@@ -66,8 +66,8 @@ func Find(places []string, job string) (found Cluster, ok bool) {
 }
 
 // Before returns a cluster of the same job that was started on this host before
-// the one in dir. ok is false if there is none. If two clusters start at the same
-// time, both agree which one is first.
+// the one with the directory dir. ok is false if there is none. If two clusters
+// start at the same time, both agree which one is first.
 func Before(places []string, job, dir string) (found Cluster, ok bool) {
 	for _, c := range all(places, job) {
 		if len(c.Path) < len(dir) || len(c.Path) == len(dir) && c.Path < dir { // ordered by the numbers in the path
