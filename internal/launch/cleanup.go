@@ -51,8 +51,7 @@ func Cleanup(ctx context.Context, getenv func(string) string) ([]string, error) 
 	return stale, nil
 }
 
-// epilogTimeout is less than the time that Slurm gives a task epilog (22.05: 5
-// s).
+// epilogTimeout is less than Slurm's time for a task epilog (22.05: 5 s).
 const epilogTimeout = 3 * time.Second
 
 // awaitStep waits until the runs of this step have ended. Slurm kills the whole

@@ -60,8 +60,8 @@ func (d *dataNetwork) use(name string) error {
 		if err != nil || prefix.Addr().IsLinkLocalUnicast() || prefix.Addr().IsLoopback() {
 			continue
 		}
-		// Ask for a neighbour's address: the route to the own address is the
-		// loopback.
+		// Ask for a neighbour's address: the route to this host's own address is
+		// the loopback.
 		if d.mtu, err = overlay.MTU([]netip.Addr{prefix.Addr().Next()}); err != nil {
 			return fmt.Errorf("use interface %s: %w", name, err)
 		}

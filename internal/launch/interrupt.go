@@ -19,8 +19,8 @@ import (
 
 const (
 	// localGrace is the time that pods and the command have to end after a signal
-	// if KillWait is unknown or unavailable. It also applies to Ctrl-C, when
-	// somebody waits at the terminal.
+	// if Slurm's KillWait is unknown. It also applies to Ctrl-C, when somebody
+	// waits at the terminal.
 	localGrace = 5 * time.Second
 	// takeDownTime is the part of KillWait reserved for removing the cluster.
 	takeDownTime = time.Second

@@ -185,9 +185,9 @@ func makeImageCache(folder string) error {
 	return nil
 }
 
-// layers is the role that serves images to the kernel. It also holds the
-// descriptors of the role's mounts. Without them the mounts, and with them the
-// root file systems of pods, would end with the role.
+// layers is the role that serves images to the kernel. This process also holds
+// the descriptors of the role's mounts. Otherwise the mounts would end with the
+// role, and with them the root file systems of pods.
 type layers struct {
 	// requests is the role's end of a socket, and containerd is the other end,
 	// where containerd asks for mounts. Both outlive either process.

@@ -38,8 +38,7 @@ type Facts struct {
 	// Cache is a directory for what programs cache of the API server. Bin
 	// contains kubectl and helm.
 	Cache, Bin string
-	// IDs describes the user and group ids available to pods, such as "0 to
-	// 65536".
+	// IDs describes the user and group ids of pods, such as "0 to 65536".
 	IDs string
 	// End is the end of the job's time, or zero if it is unknown.
 	End time.Time
