@@ -18,16 +18,16 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// check is one thing that must be so on a node. Its error says what to do.
+// check is one requirement of a node. Its error names the remedy.
 type check struct {
 	name string
 	look func(context.Context) error
 }
 
-// errDoctor: what is wrong has been printed.
+// errDoctor reports that problems were found. They have been printed already.
 var errDoctor = errors.New("something is missing: see above")
 
-// doctor looks at everything, and prints what it finds.
+// doctor runs all checks and prints their results.
 func doctor(ctx context.Context, w io.Writer, checks []check) error {
 	bad := false
 	for _, c := range checks {
@@ -46,7 +46,7 @@ func doctor(ctx context.Context, w io.Writer, checks []check) error {
 	return nil
 }
 
-// nodeChecks are those of a node, whether a daemon runs there or not.
+// nodeChecks returns the checks of a node, whether a daemon runs there or not.
 func nodeChecks(config siteconf.Config, node string) []check {
 	checks := []check{{"kernel and nft make networks", func(ctx context.Context) error { return vxlan.Probe(ctx, config.NFT, config.ByRoutes(), config.IPv6) }}}
 	if config.ByCNI() {
@@ -116,15 +116,15 @@ func nodeChecks(config siteconf.Config, node string) []check {
 		checks = append(checks, check{"this node has a subnet of pods", func(context.Context) error { return hasSubnet(config, node) }})
 	}
 	checks = append(checks, check{"Slurm is told to contain jobs", containsJobs})
-	// Where users log in the plugin is for the options of their jobs only.
+	// On login hosts the plugin only provides options for jobs.
 	if !slices.Contains(config.LoginOn, node) || config.OptOut {
 		checks = append(checks, check{"Slurm loads the plugin", plugged})
 	}
 	return checks
 }
 
-// hasPlaces: no session begins where the image has no place for something of the host's, or the
-// host has no such thing.
+// hasPlaces checks the mounts of sessions. A session cannot start if a path is
+// missing on this host, or if the image has no mount point for it.
 func hasPlaces(s siteconf.Sessions) error {
 	image, err := os.OpenRoot(s.Image)
 	if err != nil {
@@ -135,7 +135,8 @@ func hasPlaces(s siteconf.Sessions) error {
 		if _, err := os.Stat(path); err != nil {
 			return fmt.Errorf("find what sessions show of this host: %w: leave it out of 'sessions.mounts', or make it", err)
 		}
-		// Links in it lead to places in it, also absolute ones, which OpenRoot does not follow.
+		// Links in the image lead to paths in it. OpenRoot does not follow absolute
+		// ones.
 		if _, err := image.Lstat(strings.TrimPrefix(path, "/")); err != nil {
 			return fmt.Errorf("find a place for %s in the image of sessions: %w: mkdir -p %s%s", path, err, s.Image, path)
 		}
@@ -148,20 +149,21 @@ func openCNI(ctx context.Context, config siteconf.Config) error {
 	return err
 }
 
-// unprivileged has the first port that any user can open.
+// unprivileged contains the first port that any user can open.
 const unprivileged = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 
-// tracked has how many connections this host tracks at most.
+// tracked contains the maximum number of connections that this host tracks.
 const tracked = "/proc/sys/net/netfilter/nf_conntrack_max"
 
-// podsAtOnce is how many pods a host shall be able to take with all their connections.
+// podsAtOnce is how many pods with all their connections a host must be able to hold.
 const podsAtOnce = 4
 
-// leavesConnections: the table is one for the pods and the host.
+// leavesConnections checks the size of the connection table, which pods and host
+// share.
 func leavesConnections(path string, flows int) error {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // nobody has asked for connections to be tracked yet
+		return nil // no connections are tracked yet
 	}
 	if err != nil {
 		return fmt.Errorf("ask how many connections this host tracks: %w", err)
@@ -170,7 +172,7 @@ func leavesConnections(path string, flows int) error {
 	if err != nil {
 		return fmt.Errorf("read %s: %w", path, err)
 	}
-	// 0 is the kernel's word for no bound.
+	// For the kernel, 0 means unlimited.
 	if most > 0 && most/podsAtOnce < flows {
 		return fmt.Errorf("this host tracks %d connections, and each pod may have %d: %d pods keep out the host's own: sysctl -w net.netfilter.nf_conntrack_max=%d, or less in policy.flows",
 			most, flows, most/flows+1, 2*podsAtOnce*flows)
@@ -178,8 +180,9 @@ func leavesConnections(path string, flows int) error {
 	return nil
 }
 
-// portsOfRoot: that tunnels take frames of root's alone rests on the ports that they come from; and
-// whoever has their own first, on one address of the host, keeps the kernel from starting them.
+// portsOfRoot checks that tunnel ports are reserved for root. Tunnels accept frames
+// only from root's ports. And a user who opens the tunnel port first, on any address
+// of the host, keeps the kernel from starting tunnels.
 func portsOfRoot(path string, port uint16) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -198,10 +201,11 @@ func portsOfRoot(path string, port uint16) error {
 	return nil
 }
 
-// namedHosts is how many hosts a complaint names.
+// namedHosts is the maximum number of hosts that an error lists.
 const namedHosts = 5
 
-// onePort: hosts whose tunnels have different ports do not hear each other's pods.
+// onePort checks that all hosts use the same tunnel port. Pods on hosts with
+// different ports cannot reach each other.
 func onePort(ctx context.Context, config siteconf.Config) error {
 	store, err := OpenStore(config)
 	if err != nil {
@@ -237,8 +241,9 @@ func samePort(ports map[string]uint16, own uint16) error {
 		"for a host that has gone: etcdctl del %sHOST", own, strings.Join(said, ", "), tunnelsKey)
 }
 
-// noWildcard: who listens on all addresses of the host has those of pods' name server, too. It is
-// tried with one that nobody listens on.
+// noWildcard checks that no program listens on all addresses of the host, because it
+// would also receive requests for the name server of pods. The check binds an address
+// that nothing else uses.
 func noWildcard(port int) error {
 	remedy := func(err error) error {
 		return fmt.Errorf("%w: have the name server of this host listen on addresses of its own (dnsmasq: bind-dynamic, unbound: interface, bind: listen-on), which it is: ss -lntup sport = :%d", err, port)
@@ -287,8 +292,8 @@ func private(path string) error {
 	return nil
 }
 
-// plainResolver: where names of hosts are asked of a daemon of the host, jobs do
-// not get those of pods.
+// plainResolver checks how host names are resolved. If a daemon of the host resolves
+// them, jobs do not get the names of pods.
 func plainResolver(path string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -303,7 +308,7 @@ func plainResolver(path string) error {
 	return nil
 }
 
-// containsJobs asks Slurm's controller.
+// containsJobs asks Slurm's controller whether jobs have an extern step.
 func containsJobs(ctx context.Context) error {
 	config, err := slurmConfig(ctx)
 	if err != nil {

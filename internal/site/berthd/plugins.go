@@ -13,14 +13,15 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// place is where CNI plugins have given an address: to which pod of which allocation.
+// place identifies the pod of an allocation on a node that CNI plugins gave an
+// address.
 type place struct {
 	id    string
 	after int64
 	node  string
 }
 
-// placeOf reads the key of such an address.
+// placeOf parses the key of such an address.
 func placeOf(key string) (place, bool) {
 	id, after, node, found := besideOf(key, at)
 	return place{id, after, node}, found
@@ -30,8 +31,8 @@ func atKey(a siteconf.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", atPrefix(a), a.After, node)
 }
 
-// Publish tells all nodes which address plugins have given to the pod of an
-// allocation on one. Each node writes a key of its own.
+// Publish tells all nodes which address plugins gave to the pod of an allocation on a
+// node. Each node writes only its own key.
 func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string) error {
 	pod, _ := a.On(node)
 	fail := func(err error) error { return fmt.Errorf("tell of address %s of %s: %w", pod.Address, a.ID(), err) }
@@ -51,7 +52,8 @@ func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string)
 	if !done.Succeeded {
 		return fail(errors.New("it was released meanwhile"))
 	}
-	// Two nodes that do so at once have both found nobody. Of these none keeps it.
+	// If two nodes publish the same address at once, each may have found it free.
+	// Then neither keeps it.
 	if err := s.aloneSince(ctx, pod.Address, where, seen); err != nil {
 		return fail(errors.Join(err, s.withdraw(ctx, a, node)))
 	}
@@ -66,12 +68,13 @@ func (s *Store) withdraw(ctx context.Context, a siteconf.Allocation, node string
 	return nil
 }
 
-// goneLimit is how long etcd may need to hear that an address was given back.
+// goneLimit is how long to wait until etcd learns that an address was returned.
 const goneLimit = 3 * time.Second
 
-// alone says whether an address is that of another pod on another node: names would
-// lead to both, and be told to both. What plugins of this node have given twice, they
-// have been given back. It returns the revision of etcd at which nobody had it.
+// alone returns an error if a pod on another node has the address: names and policies
+// would refer to both pods. An address that plugins of this node assign twice has
+// been returned to them in between. It returns the revision of etcd at which the
+// address was free.
 func (s *Store) alone(ctx context.Context, address netip.Addr, where place) (int64, error) {
 	for deadline := time.Now().Add(goneLimit); ; {
 		known, err := s.list(ctx, networksKey)
@@ -88,7 +91,7 @@ func (s *Store) alone(ctx context.Context, address netip.Addr, where place) (int
 	}
 }
 
-// aloneSince looks at what has changed since a revision.
+// aloneSince repeats the check for all changes since a revision.
 func (s *Store) aloneSince(ctx context.Context, address netip.Addr, where place, revision int64) error {
 	got, err := s.client.Get(ctx, networksKey, clientv3.WithPrefix(), clientv3.WithMinModRev(revision+1))
 	if err != nil {
@@ -114,8 +117,8 @@ func (l listing) alone(address netip.Addr, where place) error {
 	return nil
 }
 
-// publish tells etcd the address that plugins have given to a pod here, unless it knows,
-// or that the pod has none any more.
+// publish writes to etcd the address that plugins gave to a pod here, or removes it
+// if the pod no longer has one. It does nothing if etcd is up to date.
 func (d *Daemon) publish(ctx context.Context, id string) error {
 	d.mu.Lock()
 	local := d.local[id]
@@ -138,11 +141,11 @@ func (d *Daemon) publish(ctx context.Context, id string) error {
 	return nil
 }
 
-// lost: plugins had connected the pod, and have not been able to do so again.
+// lost reports whether plugins had connected the pod and failed to connect it again.
 func (l *localPod) lost() bool { return !l.loaded && !l.address.IsValid() }
 
-// untold are those of some allocations here whose address etcd does not know, or knows
-// by the lease of before.
+// untold returns the IDs of allocations here whose address etcd lacks, or holds under
+// this node's previous lease.
 func (d *Daemon) untold(mine []siteconf.Allocation, known listing) []string {
 	if d.cni == nil {
 		return nil
@@ -166,8 +169,8 @@ func (d *Daemon) untold(mine []siteconf.Allocation, known listing) []string {
 	return all
 }
 
-// tell etcd of pods here. What fails is the matter of the pod with which it does, and
-// tried again with the next look at all pods, or step of its job.
+// tell publishes addresses of pods here. A failure affects only that pod. It is tried
+// again with the next listing of all pods, or with the next step of the job.
 func (d *Daemon) tell(ctx context.Context, untold []string) {
 	for _, id := range untold {
 		if err := d.publish(ctx, id); err != nil && ctx.Err() == nil {
@@ -177,8 +180,7 @@ func (d *Daemon) tell(ctx context.Context, untold []string) {
 	}
 }
 
-// again has plugins asked once more for a pod that they have failed to connect: a step
-// wants it.
+// again makes plugins try once more to connect a pod, because a step needs it.
 func (d *Daemon) again(id string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -187,14 +189,14 @@ func (d *Daemon) again(id string) {
 	}
 }
 
-// settle returns when a pod is as ready as plugins have it.
+// settle waits until plugins have finished with a pod.
 func (d *Daemon) settle(ctx context.Context, id string) error {
 	for d.cni != nil {
 		if err := d.settled(ctx, id); err != nil {
 			return err
 		}
-		// Who has heard of their end may not have come to the names yet, or has failed there:
-		// that is for this step to know, too.
+		// The goroutine that collected the outcome may not have configured names yet,
+		// or may have failed to. This step must learn of that too.
 		if err := d.apply(ctx, false); err != nil {
 			return err
 		}
@@ -212,10 +214,11 @@ func (d *Daemon) isPending(id string) bool {
 	return local != nil && local.pending
 }
 
-// settled returns when plugins have said what becomes of a pod. Only who needs that pod
-// waits for them.
+// settled waits until plugins have an outcome for a pod. Only callers that need that
+// pod wait.
 func (d *Daemon) settled(ctx context.Context, id string) error {
-	// Who waits is woken by whoever asks plugins, or by the end of the time.
+	// The waiter is woken by the goroutine that runs plugins, or when the context
+	// ends.
 	defer context.AfterFunc(ctx, d.wake)()
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -228,12 +231,12 @@ func (d *Daemon) settled(ctx context.Context, id string) error {
 	return fmt.Errorf("connect %s by CNI: the plugins have not ended in time", id)
 }
 
-// startPatience is how long a new daemon waits for plugins before it answers: steps of
-// jobs that run need not ask etcd then.
+// startPatience is how long a new daemon waits for plugins before it accepts
+// requests. After that, steps of running jobs need no request to etcd.
 const startPatience = 2 * time.Second
 
-// firstSettled waits for the plugins of all pods, as nobody else asks them yet, but not
-// for those that hang.
+// firstSettled waits for the plugins of all pods at start, when no other goroutine
+// calls them yet. It does not wait for plugins that hang.
 func (d *Daemon) firstSettled(ctx context.Context) error {
 	enough := time.NewTimer(startPatience)
 	defer enough.Stop()
@@ -270,8 +273,8 @@ func (d *Daemon) wake() {
 	d.heard.Broadcast()
 }
 
-// connect has plugins connect the pods of this node, and returns the IDs of those that
-// they have. What fails is the matter of the pod with which it does.
+// connect has plugins connect the pods of this node. It returns the IDs of the pods
+// whose outcome is a connection. A failure affects only that pod.
 func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 	d.mu.Lock()
 	var pods []podcni.Pod
@@ -292,7 +295,7 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 		return nil, err
 	}
 	if err != nil {
-		// It is tried again, and no other job's matter.
+		// It is tried again, and does not affect other jobs.
 		d.metrics.fail()
 		d.log.Error("CNI plugins have not undone what they did", "error", err)
 	}
@@ -305,11 +308,11 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 			continue
 		}
 		if local.pending = outcome.Pending; outcome.Pending {
-			// What it has, it keeps meanwhile.
+			// Until then the pod keeps what it has.
 			continue
 		}
 		if outcome.Err != nil && errors.Is(outcome.Err, local.failed) {
-			// As the last time.
+			// The same failure as the last time.
 			continue
 		}
 		local.failed, local.problem = outcome.Err, outcome.Err
@@ -318,7 +321,7 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 		}
 		if local.problem != nil {
 			if outcome.Gone {
-				// It may be another's soon.
+				// Another pod may get the address soon.
 				local.ready, local.loaded, local.address = false, false, netip.Addr{}
 				news = news || local.told.IsValid()
 			}
@@ -327,19 +330,19 @@ func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 			continue
 		}
 		if local.address = outcome.Address; local.loaded && !outcome.Changed {
-			// Steps need not wait for etcd as berthd has started anew. Should it not know
-			// the address, it is told now.
+			// After a restart of berthd, steps need not wait for etcd. If etcd does
+			// not know the address, it is written now.
 			local.told, news = local.address, true
 		}
 		local.loaded = false
 		connected = append(connected, ids[pod])
-		// Of a new pod the step tells that has made it.
+		// The address of a new pod is published by the step that created it.
 		news = news || local.told != local.address && (outcome.Checked || local.told.IsValid())
 	}
 	d.mu.Unlock()
 	d.wake()
 	if news {
-		// Whoever follows these networks writes it.
+		// The follower of these networks writes it.
 		d.relist()
 	}
 	return connected, nil

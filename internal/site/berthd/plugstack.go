@@ -17,13 +17,15 @@ import (
 // pluginName is the file of the SPANK plugin.
 const pluginName = "spank_berth.so"
 
-// configless is where nodes keep the files that slurmctld has given them.
+// configless is the directory where nodes keep the files that they receive from
+// slurmctld.
 const configless = "/run/slurm/conf"
 
 // scontrolLimit is how long the doctor waits for Slurm.
 const scontrolLimit = 10 * time.Second
 
-// slurmConfig asks Slurm's controller what it is told. Paths of files are those of its own host.
+// slurmConfig returns the configuration of Slurm's controller. File paths in it are
+// paths on the controller's host.
 func slurmConfig(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
 	defer cancel()
@@ -40,8 +42,9 @@ func slurmConfig(ctx context.Context) (map[string]string, error) {
 	return config, nil
 }
 
-// plugged looks whether Slurm loads the plugin on this host. Of an optional one that it cannot load
-// it says so in a log at most, and all jobs are in the network of the hosts.
+// plugged checks that Slurm loads the plugin on this host. If Slurm cannot load an
+// optional plugin, it reports that in a log at most, and all jobs stay in the hosts'
+// network.
 func plugged(ctx context.Context) error {
 	config, err := slurmConfig(ctx)
 	if err != nil {
@@ -71,7 +74,7 @@ func plugged(ctx context.Context) error {
 	return nil
 }
 
-// plugstack is the plugstack.conf of this host.
+// plugstack returns the path of this host's plugstack.conf.
 func plugstack(config map[string]string) (string, error) {
 	candidates := []string{config["PlugStackConfig"], filepath.Join(filepath.Dir(config["SLURM_CONF"]), "plugstack.conf"), filepath.Join(configless, "plugstack.conf")}
 	for _, path := range candidates {
@@ -85,7 +88,8 @@ func plugstack(config map[string]string) (string, error) {
 	return "", fmt.Errorf("there is no plugstack.conf, and jobs are in the network of the hosts: write 'optional /usr/libexec/berth/%s' into %s", pluginName, candidates[1])
 }
 
-// pluginOf is the plugin that a plugstack.conf names, or one of the files that it includes.
+// pluginOf returns the path of the plugin named in a plugstack.conf or in one of its
+// included files.
 func pluginOf(stack string, folders []string) (string, error) {
 	path, err := pluginIn(stack, 0)
 	if err != nil {
@@ -105,7 +109,7 @@ func pluginOf(stack string, folders []string) (string, error) {
 	return "", fmt.Errorf("%s names %s, which is not there: correct it, or install the plugin", stack, path)
 }
 
-// pluginIn is what such a file calls the plugin, "" if it does not.
+// pluginIn returns the plugin as such a file names it, or "" if the file does not.
 func pluginIn(stack string, depth int) (string, error) {
 	const deepest = 8
 	if depth > deepest {
@@ -140,8 +144,9 @@ func pluginIn(stack string, depth int) (string, error) {
 	return "", nil
 }
 
-// builtFor is the release of Slurm that a plugin was built for, which the plugin says in a number:
-// its fourth, third and second byte from the end. The last one may differ.
+// builtFor returns the Slurm release that a plugin was built for. The plugin contains
+// it as a number, in whose bytes 1 and 2 it is; byte 0, the micro version, may
+// differ.
 func builtFor(path string) (string, error) {
 	file, err := elf.Open(path)
 	if err != nil {
@@ -167,7 +172,8 @@ func builtFor(path string) (string, error) {
 	return "", fmt.Errorf("%s is no plugin of Slurm: it has no plugin_version", path)
 }
 
-// release is that of "slurm-wlm 22.05.8": 22.05.
+// release returns the release in the output of --version: 22.05 for "slurm-wlm
+// 22.05.8".
 func release(version string) string {
 	fields := strings.Fields(version)
 	if len(fields) == 0 {

@@ -19,22 +19,23 @@ import (
 )
 
 const (
-	// servedDir has files ID-AFTER-SLOT for runs on this node that serve something by names,
-	// with these in them. The run holds a shared lock on its own, as a session does on its
-	// user's.
+	// servedDir holds a file ID-AFTER-SLOT for each run on this node that serves
+	// under names, with the names in it. The run holds a shared lock on its file, as
+	// a session does on its user's file.
 	servedDir = "served"
-	// maxServed is how many there may be of a job, each with a look at it each servedPeriod.
-	// They are files in memory, and no more than these: a run may give up its lock and keep
-	// the file, so one that nobody holds is written anew in its place, and removed with its
-	// job only. Who takes the lock of a former one again keeps names of his own job.
+	// maxServed is how many such files a job may have. Each is checked every
+	// servedPeriod and occupies memory. A run may release its lock and keep the file
+	// open. So a file without a lock is rewritten instead of replaced, and removed
+	// only with its job. A run that locks its former file again keeps only names of
+	// its own job.
 	maxServed = 16
-	// servedPeriod is how often it is looked whether a run has ended.
+	// servedPeriod is how often berthd checks whether a run has ended.
 	servedPeriod = time.Second
 )
 
-// NameRun gives a job these names beside all others that it has, as long as the file that
-// comes back is open somewhere. It says below which domain they are, and for how long they
-// are not known yet, if they have changed too often.
+// NameRun gives a job these names in addition to its others, for as long as the
+// returned file is open somewhere. The answer contains the domain of the names and,
+// if they have changed too often, how long it takes until they are known.
 func (d *Daemon) NameRun(ctx context.Context, uid, job uint32, text string, answer map[string]string) ([]*os.File, error) {
 	fail := func(err error) ([]*os.File, error) { return nil, fmt.Errorf("name job %d: %w", job, err) }
 	if d.config.DNS.Program == "" {
@@ -50,7 +51,7 @@ func (d *Daemon) NameRun(ctx context.Context, uid, job uint32, text string, answ
 	d.mu.Unlock()
 	d.serving.Lock()
 	defer d.serving.Unlock()
-	// Problems of other jobs are not this one's: the look each second tells the log.
+	// Problems of other jobs do not matter here: the check each second logs them.
 	all, _, err := d.heldByRuns()
 	if err != nil {
 		return fail(err)
@@ -95,8 +96,8 @@ func (d *Daemon) noSlot(runs int) error {
 	return fmt.Errorf("%d runs have names on %s already: let some of them end", runs, d.node)
 }
 
-// beginServing returns what a run has to hold. It is for reading, as the run's user has it.
-// The caller holds d.serving.
+// beginServing returns the file that a run has to hold. It is open for reading only,
+// because the run's user receives it. The caller holds d.serving.
 func (d *Daemon) beginServing(a siteconf.Allocation, names []string) (*os.File, error) {
 	for slot := range maxServed {
 		run, err := takeSlot(d.servedFile(fmt.Sprintf("%s-%d-%d", a.ID(), a.After, slot)), names)
@@ -110,7 +111,8 @@ func (d *Daemon) beginServing(a siteconf.Allocation, names []string) (*os.File, 
 	return nil, d.noSlot(maxServed)
 }
 
-// takeSlot has a run hold a file with these names, or nothing if another one does.
+// takeSlot locks a file and writes the names to it. It returns nil if another run
+// holds the file.
 func takeSlot(path string, names []string) (*os.File, error) {
 	run, err := os.OpenFile(path, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -121,7 +123,7 @@ func takeSlot(path string, names []string) (*os.File, error) {
 		err = os.WriteFile(path, []byte(strings.Join(names, ",")), 0o600)
 	}
 	if taken && err == nil {
-		// For a moment it is nobody's, and whoever had it may take it again.
+		// Between the two locks, a former holder of the file may lock it again.
 		taken, err = tryLock(run, unix.LOCK_SH)
 	}
 	if err != nil || !taken {
@@ -130,7 +132,7 @@ func takeSlot(path string, names []string) (*os.File, error) {
 	return run, nil
 }
 
-// tryLock tries to lock a file, which somebody else may have done.
+// tryLock reports whether it locked the file. It does not wait for another holder.
 func tryLock(file *os.File, how int) (bool, error) {
 	err := unix.Flock(int(file.Fd()), how|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -139,16 +141,16 @@ func tryLock(file *os.File, how int) (bool, error) {
 	return err == nil, err
 }
 
-// servings are the runs of a job on this node, and all of their names.
+// servings holds the number of runs of a job on this node, and all their names.
 type servings struct {
 	runs  int
 	names []string
-	// problem is why not all of them are known.
+	// problem is set if some of the names could not be read.
 	problem error
 }
 
-// heldByRuns are those of all jobs here, with what is wrong with single files. Those of jobs
-// that are over it removes. The caller holds d.serving.
+// heldByRuns returns the servings of all jobs here, and the problems with single
+// files. It removes the files of jobs that are over. The caller holds d.serving.
 func (d *Daemon) heldByRuns() (all map[named]servings, problem, err error) {
 	entries, err := os.ReadDir(d.servedFile(""))
 	if err != nil {
@@ -186,8 +188,9 @@ func (d *Daemon) heldByRuns() (all map[named]servings, problem, err error) {
 	return all, errors.Join(problems...), nil
 }
 
-// slotOf reads the name of such a file. It is current while its job is here, and no slot if
-// a new run would not be given it: then it goes with the run.
+// slotOf parses the name of such a file. current means that its job is still here.
+// slot means that a new run may get the file; otherwise the file is removed when its
+// run ends.
 func (d *Daemon) slotOf(name string) (which named, slot, current bool) {
 	id, rest, _ := strings.Cut(name, "-")
 	first, last, _ := strings.Cut(rest, "-")
@@ -204,7 +207,7 @@ func (d *Daemon) slotOf(name string) (which named, slot, current bool) {
 	return named{id: id, after: after}, slot && current, current
 }
 
-// heldNames reads such a file; there are no names where no run holds it.
+// heldNames reads such a file. It returns nil if no run holds it.
 func (d *Daemon) heldNames(name string) ([]string, error) {
 	file, err := os.Open(d.servedFile(name))
 	if err != nil {
@@ -227,8 +230,8 @@ func (d *Daemon) heldNames(name string) ([]string, error) {
 	return append([]string{}, names...), nil
 }
 
-// tellServed has etcd know by which names runs of a job here serve something. It says how
-// long that has to wait because a job's names have changed too often.
+// tellServed writes to etcd the names under which runs of a job here serve. If the
+// job's names have changed too often, it returns how long the change has to wait.
 func (d *Daemon) tellServed(ctx context.Context, a siteconf.Allocation, names []string) (time.Duration, error) {
 	d.mu.Lock()
 	local := d.local[a.ID()]
@@ -257,8 +260,8 @@ func (d *Daemon) tellServed(ctx context.Context, a siteconf.Allocation, names []
 	return 0, nil
 }
 
-// inFrontOf has a job stand in line for the next change of names in its network, and is how
-// long those before it take. The caller holds the mutex.
+// inFrontOf puts a job in line for the next change of names in its network, and
+// returns how long the jobs before it take. The caller holds the mutex.
 func (d *Daemon) inFrontOf(local *localPod) time.Duration {
 	if local.waitsSince.IsZero() {
 		local.waitsSince = time.Now()
@@ -272,7 +275,8 @@ func (d *Daemon) inFrontOf(local *localPod) time.Duration {
 	return wait
 }
 
-// endServed takes back names of runs that have ended, and gives those that had to wait.
+// endServed removes the names of runs that have ended, and adds the names that had to
+// wait.
 func (d *Daemon) endServed(ctx context.Context) error {
 	ticker := time.NewTicker(servedPeriod)
 	defer ticker.Stop()
@@ -296,7 +300,8 @@ func (d *Daemon) lookAtServed(ctx context.Context) error {
 		return err
 	}
 	d.mu.Lock()
-	// Of those in a network only one may change its names at a time: who waits longest.
+	// In a network only one job may change its names at a time: start with the one
+	// that has waited longest.
 	locals := slices.SortedFunc(maps.Values(d.local), func(a, b *localPod) int { return a.waitsSince.Compare(b.waitsSince) })
 	var first, rest []siteconf.Allocation
 	for _, local := range locals {

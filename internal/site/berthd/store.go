@@ -23,31 +23,35 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Store is what all nodes know, in etcd.
+// Store keeps in etcd the state that all nodes share.
 type Store struct {
 	client *clientv3.Client
 	config siteconf.Config
-	// subnets are those of the configuration, whose lists of nodes are long.
+	// subnets holds the pod subnets of the configuration, computed once because its
+	// node lists are long.
 	subnets map[string]netip.Prefix
-	// lease is that of this node, 0 before etcd has given one.
+	// lease is this node's lease in etcd, or 0 before etcd has granted one.
 	lease atomic.Int64
-	// refused is why the last connection was, nil once another has been used.
+	// refused holds the reason why the last connection was refused. It is nil after
+	// another connection has been used.
 	refused atomic.Pointer[error]
 }
 
-// etcdLimit is how long a question to etcd may take.
+// etcdLimit bounds how long a request to etcd may take.
 const etcdLimit = 5 * time.Second
 
-// reconnect is how often an etcd that is away is tried. gRPC's own pauses become two
-// minutes, for which a node would fail jobs after etcd has come back.
+// reconnect limits the pauses between attempts to reach etcd. By default gRPC's
+// pauses grow to two minutes, and a node would fail jobs for that long after etcd is
+// back.
 var reconnect = backoff.Config{BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second}
 
 var errNoEtcd = errors.New("etcd does not answer")
 
-// errTaken: what a job had is somebody else's now.
+// errTaken reports that an address or a network of a job now belongs to somebody
+// else.
 var errTaken = errors.New("given to somebody else")
 
-// OpenStore connects to etcd, which need not answer yet.
+// OpenStore connects to etcd, which does not have to answer yet.
 func OpenStore(config siteconf.Config) (*Store, error) {
 	info := transport.TLSInfo{CertFile: config.Etcd.Cert, KeyFile: config.Etcd.Key, TrustedCAFile: config.Etcd.CA}
 	security, err := info.ClientConfig()
@@ -57,7 +61,7 @@ func OpenStore(config siteconf.Config) (*Store, error) {
 	s := &Store{config: config, subnets: config.Subnets()}
 	s.client, err = clientv3.New(clientv3.Config{
 		Endpoints: config.Etcd.Endpoints, TLS: security,
-		// What it has to say is in the errors that it returns.
+		// Everything it would log is in the errors that it returns.
 		Logger:            zap.NewNop(),
 		DialKeepAliveTime: 5 * time.Second, DialKeepAliveTimeout: 5 * time.Second,
 		DialOptions: []grpc.DialOption{
@@ -80,28 +84,28 @@ func networkPrefix(owner string) string {
 	return siteconf.Prefix + "networks/" + owner + "/"
 }
 
-// pods is between the owner and the ID in the keys of allocations.
+// pods is the part between the owner and the ID in the keys of allocations.
 const pods = "pods"
 
 func podsKey(a siteconf.Allocation) string { return networkPrefix(a.Owner()) + pods + "/" + a.ID() }
 
-// partsOf are the parts of a key of this kind below networks/. It goes by the position of
-// what is between slashes, as a group may have any of the names there.
+// partsOf splits a key of this kind below networks/. It goes by the position between
+// slashes, because a group may have any of these names.
 func partsOf(key, kind string) ([]string, bool) {
 	rest, found := strings.CutPrefix(key, networksKey)
 	parts := strings.Split(rest, "/")
 	return parts, found && len(parts) > 1 && parts[1] == kind
 }
 
-// isPods says whether a key is that of an allocation. What another version of berthd
-// writes beside them is none, and must not keep this one from going on.
+// isPods reports whether key holds an allocation. Another version of berthd may write
+// other keys beside them, and they must not stop this one.
 func isPods(key string) bool {
 	parts, found := partsOf(key, pods)
 	return found && len(parts) == 3
 }
 
-// besideOf reads a key of what is kept of an allocation beside it: whose it is, and what
-// ends it.
+// besideOf parses a key that is kept beside an allocation. It returns the
+// allocation's ID and revision, and the last part of the key.
 func besideOf(key, kind string) (id string, after int64, end string, found bool) {
 	parts, found := partsOf(key, kind)
 	if !found || len(parts) != 5 {
@@ -116,7 +120,7 @@ func leftKey(a siteconf.Allocation, node string) string {
 	return fmt.Sprintf("%s%d/%s", leftPrefix(a), a.After, node)
 }
 
-// at is between the owner and the rest in the keys of addresses that plugins give.
+// at is the part after the owner in the keys of addresses that plugins assign.
 const at = "at"
 
 func atPrefix(a siteconf.Allocation) string {
@@ -135,16 +139,17 @@ const (
 	gatewaysKey = siteconf.Prefix + "gateways/"
 )
 
-// tunnelKey has the port of a node's tunnels. It is beside where they end, which berthd of before
-// reads as an address.
+// tunnelKey holds the port of a node's tunnels. It is separate from nodeKey because
+// older versions of berthd read that value as an address.
 func tunnelKey(node string) string { return tunnelsKey + node }
 
-// Register says where the tunnels of a node end, and at which port. It writes only what is not so
-// yet, and may be called often. It returns the revision of etcd.
+// Register records the address and port where the tunnels of a node end. It writes
+// only what has changed, so it may be called often. It returns the revision of etcd.
 func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (int64, error) {
 	value, port := address.String(), strconv.Itoa(int(s.config.Tunnel.Port))
 	fail := func(err error) (int64, error) { return 0, fmt.Errorf("register node %s in etcd: %w", node, err) }
-	// Hundreds of nodes ask so each 'collect', and nearly always all is well: one question.
+	// Hundreds of nodes do this every 'collect', and almost always nothing has
+	// changed: use a single request.
 	known, err := s.client.Txn(ctx).If(clientv3.Compare(clientv3.Value(nodeKey(node)), "=", value),
 		clientv3.Compare(clientv3.Value(tunnelKey(node)), "=", port), clientv3.Compare(clientv3.CreateRevision(bornKey), ">", 0)).Commit()
 	if err != nil {
@@ -163,7 +168,7 @@ func (s *Store) Register(ctx context.Context, node string, address netip.Addr) (
 	return put.Header.Revision, nil
 }
 
-// TunnelPorts are those of the nodes that have said one.
+// TunnelPorts returns the tunnel port of each node that has registered one.
 func (s *Store) TunnelPorts(ctx context.Context) (map[string]uint16, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 	defer cancel()
@@ -182,8 +187,8 @@ func (s *Store) TunnelPorts(ctx context.Context) (map[string]uint16, error) {
 	return ports, nil
 }
 
-// begin marks an etcd that knows nothing as new, for as long as a lease lives: etcd
-// measures that itself, without any node's clock, which may be set.
+// begin marks an empty etcd as new for the duration of a lease. etcd measures that
+// time itself, so it does not depend on the clock of a node, which may be changed.
 func (s *Store) begin(ctx context.Context) error {
 	known, err := s.client.Get(ctx, bornKey, clientv3.WithCountOnly())
 	if err != nil || known.Count > 0 {
@@ -207,25 +212,26 @@ func (s *Store) begin(ctx context.Context) error {
 	return err
 }
 
-// grace is how long an etcd is new: nodes notice within one look at the controller's
-// jobs that it has forgotten their pods, and tell it.
+// grace returns how long an etcd counts as new. Nodes poll the controller for its
+// jobs, notice within one poll that etcd has forgotten their pods, and restore them.
 func (s *Store) grace() time.Duration { return 3 * s.config.Collect }
 
-// Request is what an allocation is made from.
+// Request describes the allocation that a job or a login session asks for.
 type Request struct {
 	Job, UID   uint32
 	User, Name string
-	// Group is with whom the user shares a network.
+	// Group is the group whose members share a network with the user.
 	Group string
-	// Login is the host, where the request is for sessions and not for a job.
+	// Login is the host, if the request is for sessions and not for a job.
 	Login string
-	// Nodes are those of the job, in Slurm's order.
+	// Nodes lists the nodes of the job, in Slurm's order.
 	Nodes []string
 }
 
-// Allocate gives a job its addresses, all at once, or returns those it has. Two
-// allocations never overlap: each is written only if there was no other since
-// what is taken was read. What is released in between is merely not used yet.
+// Allocate assigns all addresses of a job in one step, or returns the addresses it
+// already has. Allocations never overlap: each is written only if no other allocation
+// was written since the taken addresses were read. An address released in between is
+// just not used yet.
 func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocation, error) {
 	fail := func(err error) (siteconf.Allocation, error) {
 		return siteconf.Allocation{}, fmt.Errorf("allocate addresses for %s: %w", request.empty(0).ID(), s.explain(err))
@@ -266,12 +272,12 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 	}
 }
 
-// empty is an allocation without pods.
+// empty returns the allocation without pods.
 func (r Request) empty(after int64) siteconf.Allocation {
 	return siteconf.Allocation{Job: r.Job, Login: r.Login, UID: r.UID, User: r.User, Group: r.Group, Name: r.Name, After: after}
 }
 
-// Refuse tells the other nodes of a job, which wait, why it gets no addresses.
+// Refuse records why a job gets no addresses, for its other nodes, which are waiting.
 func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
 	a := request.empty(0)
 	a.Problem = why.Error()
@@ -286,8 +292,8 @@ func (s *Store) Refuse(ctx context.Context, request Request, why error) error {
 	return nil
 }
 
-// settle waits until etcd is no longer new: addresses that it has forgotten must not be
-// given out again before nodes have told it of them.
+// settle waits until etcd no longer counts as new. An empty etcd must not assign
+// addresses again before nodes have reported the ones in use.
 func (s *Store) settle(ctx context.Context, k knowledge) error {
 	if k.young == clientv3.NoLease {
 		return nil
@@ -313,15 +319,15 @@ func (s *Store) settle(ctx context.Context, k knowledge) error {
 	return fail()
 }
 
-// knowledge is what an allocation is decided by.
+// knowledge is the state that an allocation is decided from.
 type knowledge struct {
 	// guard is the revision of the latest allocation.
 	guard int64
-	// revision is that of etcd at which it was read.
+	// revision is the revision of etcd at which the state was read.
 	revision int64
-	// young is the lease by which etcd is new, none if it is not.
+	// young is the lease during which etcd counts as new, or NoLease.
 	young clientv3.LeaseID
-	// jobs and users are by key, nodes by name.
+	// jobs and users are keyed by etcd key, nodes by name.
 	jobs  map[string]siteconf.Allocation
 	users map[string]uint32
 	nodes map[string]netip.Addr
@@ -390,7 +396,7 @@ func (k knowledge) taken() map[netip.Addr]bool {
 	return taken
 }
 
-// network is the identifier of an owner's, or the next new one.
+// network returns the network identifier of an owner, or the next unused one.
 func (k knowledge) network(owner string, first uint32) uint32 {
 	if vni, known := k.users[userKey(owner)]; known {
 		return vni
@@ -402,7 +408,8 @@ func (k knowledge) network(owner string, first uint32) uint32 {
 	return next
 }
 
-// choose gives each node's pod an address, unless plugins on the nodes do.
+// choose assigns an address to the pod on each node, unless CNI plugins on the nodes
+// do.
 func (s *Store) choose(k knowledge, nodes []string) ([]siteconf.Pod, error) {
 	if s.config.ByRoutes() {
 		return chooseRouted(s.subnets, s.config.Gateway(), k.taken(), k.nodes, nodes)
@@ -429,7 +436,7 @@ func errUnregistered(node string) error {
 func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]siteconf.Pod, error) {
 	var chosen []siteconf.Pod
 	pods = pods.Masked()
-	// The first one is each node's own.
+	// Each node itself uses the first address.
 	address := pods.Addr().Next().Next()
 	for _, node := range nodes {
 		end, known := via[node]
@@ -439,7 +446,7 @@ func choose(pods netip.Prefix, taken map[netip.Addr]bool, via map[string]netip.A
 		for taken[address] {
 			address = address.Next()
 		}
-		// The last one is the broadcast address.
+		// The last address is the broadcast address.
 		if !pods.Contains(address.Next()) {
 			return nil, fmt.Errorf("all addresses of %s are taken, %d are needed: wait for jobs to end, or give 'pods' a larger range", pods, len(nodes))
 		}
@@ -469,8 +476,8 @@ func decode(value []byte) (siteconf.Allocation, error) {
 	return a, nil
 }
 
-// Restore writes an allocation that etcd has lost, unless its addresses or its
-// identifier have become somebody else's.
+// Restore writes an allocation that etcd has lost. It fails with errTaken if an
+// address or the network identifier now belongs to somebody else.
 func (s *Store) Restore(ctx context.Context, a siteconf.Allocation) error {
 	fail := func(err error) error { return fmt.Errorf("restore addresses of %s: %w", a.ID(), err) }
 	put, err := s.put(a)
@@ -509,9 +516,9 @@ func (s *Store) Restore(ctx context.Context, a siteconf.Allocation) error {
 	}
 }
 
-// Leave says that a job has left a node; the last one frees the addresses. It
-// writes no key that another node writes, so a large job ends without conflicts.
-// Of an allocation that is no longer etcd's it says nothing.
+// Leave records that a job has left a node. The last node frees the addresses. No two
+// nodes write the same key, so a large job ends without conflicts. If etcd no longer
+// holds this allocation, Leave does nothing.
 func (s *Store) Leave(ctx context.Context, a siteconf.Allocation, node string) error {
 	fail := func(err error) error { return fmt.Errorf("release addresses of %s: %w", a.ID(), err) }
 	value, err := json.Marshal(a)
@@ -522,7 +529,8 @@ func (s *Store) Leave(ctx context.Context, a siteconf.Allocation, node string) e
 	// Plugins may have given its address to another pod by now.
 	say := []clientv3.Op{clientv3.OpPut(leftKey(a, node), ""), clientv3.OpDelete(atKey(a, node))}
 	if len(a.Pods) <= fewPods {
-		// Who sees that all others have left frees, by the same question.
+		// The node that finds that all others have left frees the addresses in the
+		// same request.
 		if _, err := s.client.Txn(ctx).If(current).Then(clientv3.OpTxn(leftBut(a, node), free(a), say)).Commit(); err != nil {
 			return fail(err)
 		}
@@ -541,11 +549,12 @@ func (s *Store) Leave(ctx context.Context, a siteconf.Allocation, node string) e
 	return nil
 }
 
-// fewPods is how many a job may have for each of its nodes to ask by name whether the
-// others have left. Of many nodes, it would be many names, to spare one question of all.
+// fewPods is the largest number of pods for which each node checks by name whether
+// the others have left. That saves one request per job, but with many nodes the
+// request would become too long.
 const fewPods = 8
 
-// leftBut holds when a job has left all of its nodes but one.
+// leftBut holds when a job has left all of its nodes except one.
 func leftBut(a siteconf.Allocation, node string) []clientv3.Cmp {
 	var all []clientv3.Cmp
 	for _, pod := range a.Pods {
@@ -561,7 +570,7 @@ func free(a siteconf.Allocation) []clientv3.Op {
 		clientv3.OpDelete(namedPrefix(a), clientv3.WithPrefix())}
 }
 
-// Free removes all that is known of a job.
+// Free removes everything that etcd knows about an allocation.
 func (s *Store) Free(ctx context.Context, a siteconf.Allocation) error {
 	if _, err := s.client.Txn(ctx).Then(free(a)...).Commit(); err != nil {
 		return fmt.Errorf("free addresses of %s: %w", a.ID(), err)
@@ -569,26 +578,27 @@ func (s *Store) Free(ctx context.Context, a siteconf.Allocation) error {
 	return nil
 }
 
-// listing is what is known below a prefix.
+// listing holds everything found below a prefix.
 type listing struct {
 	jobs map[string]siteconf.Allocation
 	at   map[place]netip.Addr
-	// names are those that users have given, and by which runs serve something.
+	// names holds the names that users have given, and the names under which runs
+	// serve.
 	names map[named]given
-	// revision is that at which it was so.
+	// revision is the revision of etcd at which the listing was read.
 	revision int64
 }
 
-// Networks are the allocations below a prefix, by their ID, and the revision at
-// which they were so.
+// Networks returns the allocations below a prefix, keyed by ID, and the revision at
+// which they were read.
 func (s *Store) Networks(ctx context.Context, prefix string) (map[string]siteconf.Allocation, int64, error) {
 	known, err := s.list(ctx, prefix)
 	return known.jobs, known.revision, err
 }
 
 func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
-	// Without a limit, a question to an etcd that is away would never fail, and
-	// nobody would learn that it is.
+	// Without a limit, a request to an unreachable etcd would never fail, and nobody
+	// would learn about the outage.
 	ctx, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 	defer cancel()
 	got, err := s.client.Get(ctx, prefix, clientv3.WithPrefix())
@@ -621,20 +631,22 @@ func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 	return known, nil
 }
 
-// change is one of an allocation; without one it is over.
+// change is a change of an allocation. If all fields but id are empty, the allocation
+// is over.
 type change struct {
 	id         string
 	allocation *siteconf.Allocation
-	// at: it is one of an address instead, which is over where there is none.
+	// at is set if the change is of an address. The address is removed if address is
+	// invalid.
 	at      *place
 	address netip.Addr
-	// named: it is one of names instead.
+	// named is set if the change is of names.
 	named *named
 	given given
 }
 
-// Watch reports changes of allocations below a prefix since a revision, until
-// the context ends or the connection does.
+// Watch reports changes of allocations below a prefix since a revision. It returns
+// when the context ends or the connection is lost.
 func (s *Store) Watch(ctx context.Context, prefix string, since int64, report func(change)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -9,8 +9,9 @@ import (
 	"syscall"
 )
 
-// rootsAlone refuses a list, or plugins, that somebody else than root may replace: they
-// run as root. Plugins start others of their directories.
+// rootsAlone rejects a list or plugins that somebody other than root can replace,
+// because they run as root. It checks whole directories, because plugins start other
+// plugins from there.
 func rootsAlone(list string, plugins []string) error {
 	all := []string{filepath.Dir(list), list}
 	for _, dir := range plugins {
@@ -38,13 +39,13 @@ func rootsAlone(list string, plugins []string) error {
 func rootAlone(path string) error {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		// A link to nothing.
+		// The path is a dangling link.
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	// In a test, the user is who takes root's place.
+	// In a test, the user takes root's place.
 	owner := info.Sys().(*syscall.Stat_t).Uid
 	if owner != 0 && owner != uint32(os.Geteuid()) {
 		return fmt.Errorf("user %d may write what root runs: chown root %s", owner, path)

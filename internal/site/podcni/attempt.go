@@ -5,14 +5,14 @@ import (
 	"maps"
 )
 
-// attempt has plugins connect a pod, or look whether it still is. It goes on beside all
-// others: some plugins take seconds, and some hang.
+// attempt connects or checks a pod. Attempts run concurrently: some plugins take
+// seconds, and some hang.
 type attempt struct {
 	cancel context.CancelFunc
-	// done is closed at the end, after which outcome may be read.
+	// done is closed at the end. Read outcome only after that.
 	done    chan struct{}
 	outcome Outcome
-	// told: outcome is known to the caller of Apply.
+	// told: Apply has returned outcome to its caller.
 	told bool
 }
 
@@ -25,8 +25,8 @@ func (a *attempt) running() bool {
 	}
 }
 
-// outcome is what has become of a pod, as far as plugins have said. The caller holds the
-// mutex.
+// outcome returns the state of a pod as far as it is known, and starts an attempt
+// where needed. The caller holds the mutex.
 func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
 	if a := n.abandoned[pod.ID]; a != nil && a.running() {
 		return Outcome{Pending: true}
@@ -39,7 +39,8 @@ func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
 			a.told = true
 			return a.outcome
 		case a.outcome.Err != nil && !pod.Again && !check:
-			// Of two pods that fail, the end of one must not be the next attempt of the other.
+			// If two pods fail, the end of one must not start the next attempt of the
+			// other.
 			return a.outcome
 		}
 		delete(n.attempts, pod.ID)
@@ -54,7 +55,8 @@ func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
 		}
 	}
 	a := &attempt{done: make(chan struct{})}
-	// It is the pod's, not that of whoever happened to ask first.
+	// The attempt belongs to the pod and outlives the caller that happened to start
+	// it.
 	ctx, a.cancel = context.WithTimeout(context.WithoutCancel(ctx), n.limit)
 	n.attempts[pod.ID] = a
 	go func() {
@@ -67,10 +69,10 @@ func (n *Network) outcome(ctx context.Context, pod Pod, check bool) Outcome {
 	return Outcome{Pending: true}
 }
 
-// abandon ends what plugins do for some pods, so that it may be undone. All get the
-// signal before the first is waited for, and none is for long: where a plugin waits for a
-// mount that hangs, no signal reaches it. Its pod's removal waits then. The caller holds
-// the mutex.
+// abandon cancels the attempts of some pods, so that they can be undone. It signals
+// all of them first and then waits briefly. A plugin that is blocked on a hanging
+// mount receives no signal; the removal of its pod waits for it. The caller holds the
+// mutex.
 func (n *Network) abandon(which func(id string) bool) {
 	maps.DeleteFunc(n.abandoned, func(_ string, a *attempt) bool { return !a.running() })
 	var all []*attempt
@@ -89,7 +91,7 @@ func (n *Network) abandon(which func(id string) bool) {
 	}
 }
 
-// wait says whether the attempt has ended before the context.
+// wait reports whether the attempt ended before the context did.
 func (a *attempt) wait(ctx context.Context) bool {
 	select {
 	case <-a.done:

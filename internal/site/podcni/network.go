@@ -19,27 +19,27 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 )
 
-// Link is what a pod sees.
+// Link is the name of the interface in a pod.
 const Link = "eth0"
 
-// limit bounds what the plugins of a list together take to connect a pod, or to
-// disconnect one: less than a step waits for its network.
+// limit bounds the total time that the plugins of a list may take to connect or
+// disconnect a pod. It is shorter than a step waits for its network.
 const limit = 10 * time.Second
 
-// Pod is one of this node.
+// Pod is a pod on this node.
 type Pod struct {
-	// ID is that of no other pod, here or elsewhere, now or later.
+	// ID is unique among all pods, on all nodes and for all time.
 	ID string
-	// Namespace is a file that is its network namespace.
+	// Namespace is the path of its network namespace.
 	Namespace string
-	// Owner is what plugins are told that have the capability "berth".
+	// Owner is passed to plugins that have the capability "berth".
 	Owner Owner
-	// Again: plugins are asked although they have failed, and nothing but that is known since.
+	// Again makes Apply try once more after a failure, even if nothing has changed.
 	Again bool
 }
 
-// Owner is whose a pod is. Network has a number for each user, or group of users who
-// share one, which plugins may take for a VLAN or a key.
+// Owner identifies the user of a pod. Network is a number for each user, or for each
+// group of users who share a network. Plugins may use it as a VLAN or a key.
 type Owner struct {
 	User    string `json:"user"`
 	UID     uint32 `json:"uid"`
@@ -47,29 +47,31 @@ type Owner struct {
 	Network uint32 `json:"network"`
 }
 
-// Network is a list of plugins, and which pods they have connected.
+// Network runs a list of plugins and tracks the pods that they have connected.
 type Network struct {
 	list *libcni.NetworkConfigList
 	cni  *libcni.CNIConfig
-	// dir outlives a boot, as what plugins keep does.
+	// dir survives a reboot, as the state of plugins does.
 	dir string
 
-	// limit is the constant, unless a test has no time for it.
+	// limit is the constant of that name, or shorter in a test.
 	limit time.Duration
-	// ended is called when there is something for Apply to return that it has not.
+	// ended is called when Apply has a new outcome to return.
 	ended func()
 
 	mu sync.Mutex
-	// attempts are of pods that are wanted, by ID, removals of those that are no longer.
+	// attempts holds the pods that are wanted, keyed by ID; removals holds the pods
+	// that no longer are.
 	attempts map[string]*attempt
 	removals map[string]*removal
-	// abandoned are attempts that were ended, and may not have yet.
+	// abandoned holds attempts that were canceled and may still be running.
 	abandoned map[string]*attempt
 }
 
-// Open reads a list, and whether all of its plugins are there and root's. dir is where
-// it is remembered what has been asked of them. ended is called, on any goroutine, when a
-// pod that was pending no longer is, and must not block: Apply says then what has become of it.
+// Open reads a list of plugins. It checks that all of its plugins exist and that only
+// root can write them. dir is the directory where requests to the plugins are
+// recorded. ended is called, on any goroutine, when a pod is no longer pending, and
+// must not block. Apply then returns that pod's outcome.
 func Open(ctx context.Context, list string, plugins []string, dir string, ended func()) (*Network, error) {
 	n := &Network{dir: dir, limit: limit, ended: ended, attempts: map[string]*attempt{}, removals: map[string]*removal{}, abandoned: map[string]*attempt{}, cni: libcni.NewCNIConfigWithCacheDir(plugins, dir, newProgram())}
 	text, err := os.ReadFile(list)
@@ -93,8 +95,8 @@ func Open(ctx context.Context, list string, plugins []string, dir string, ended 
 	return n, nil
 }
 
-// usable: before 0.4.0 plugins were not told at the end what they had made, and could
-// not be asked whether it is still there.
+// usable rejects lists older than 0.4.0. Before that version plugins did not receive
+// their final result at the end, and had no CHECK.
 func usable(list *libcni.NetworkConfigList) error {
 	if len(list.Plugins) == 0 {
 		return errors.New("it has no plugins: write them as a list, plugins: [...]")
@@ -102,7 +104,7 @@ func usable(list *libcni.NetworkConfigList) error {
 	if err := utils.ValidateNetworkName(list.Name); err != nil {
 		return err
 	}
-	// None is 0.1.0.
+	// An empty version means 0.1.0.
 	recent, err := version.GreaterThanOrEqualTo(list.CNIVersion, "0.4.0")
 	if err != nil {
 		return err
@@ -113,36 +115,37 @@ func usable(list *libcni.NetworkConfigList) error {
 	return nil
 }
 
-// attachment is what is kept of a pod from before its first plugin is started until
-// its last one has undone what it did: also of one that never was connected in full,
-// and of one whose namespace went with the node's power. libcni keeps the result.
+// attachment is the record of a pod. It is written before the pod's first plugin
+// starts and removed after the last one has undone its work. So it also exists for a
+// pod that was never fully connected, and for a pod whose namespace a power failure
+// has destroyed. libcni keeps the result.
 type attachment struct {
 	Namespace string          `json:"namespace"`
 	Owner     Owner           `json:"owner"`
 	List      json.RawMessage `json:"list"`
 }
 
-// Outcome is what has become of a pod.
+// Outcome is the state of a pod after Apply.
 type Outcome struct {
-	// Pending: plugins are still at it, and nothing else is known.
+	// Pending: plugins are still running, and no other field is set.
 	Pending bool
-	// Address is the pod's, where Err is nil.
+	// Address is the pod's address if Err is nil.
 	Address netip.Addr
-	// Changed: plugins have just connected it.
+	// Changed: plugins have just connected the pod.
 	Changed bool
-	// Checked: plugins have been asked whether it is still there.
+	// Checked: plugins were asked whether the connection still exists.
 	Checked bool
 	Err     error
-	// Gone: it has failed, and what the pod may have had before was undone.
+	// Gone: the attempt failed, and any earlier connection of the pod was undone.
 	Gone bool
 }
 
-// Apply has these pods connected and no others. It may be called at any time, after
-// whatever happened in between; the next call mends what this one left undone. With
-// check, plugins are asked whether what they have made is still there, and make it
-// again where it is not. It does not wait for them: a plugin that hangs is the matter of
-// its own pod. What fails for one pod is that pod's outcome; the error is
-// of pods that are no longer wanted, for which nobody waits long.
+// Apply connects exactly these pods. It may be called at any time and in any state:
+// the next call completes what this one did not. With check, it asks plugins whether
+// their connections still exist, and repairs any that do not. Apply does not wait for
+// plugins that connect, so a plugin that hangs affects only its own pod. A failure to
+// connect a pod is in that pod's outcome. The error is about pods that are no longer
+// wanted; Apply waits for those only briefly.
 func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string]Outcome, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -160,14 +163,14 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 	}
 	var problems []error
 	var gone []string
-	// inUse are the namespaces in which there may be an interface of a pod that stays.
+	// inUse holds the namespaces that may contain an interface of a pod that stays.
 	inUse := map[string]bool{}
 	for _, entry := range entries {
 		pod, stays := wanted[entry.Name()]
 		switch {
 		case strings.HasPrefix(entry.Name(), unfinished):
 			if n.attempts[strings.TrimPrefix(entry.Name(), unfinished)] == nil {
-				// Its writer was killed.
+				// The process that wrote it was killed.
 				problems = append(problems, os.Remove(n.file(entry.Name())))
 			}
 		case stays:
@@ -176,7 +179,7 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 			gone = append(gone, entry.Name())
 		}
 	}
-	// First what goes: its addresses may be needed.
+	// Remove pods first: their addresses may be needed.
 	problems = append(problems, n.removeAll(ctx, gone, inUse))
 	n.interrupt(wanted)
 	outcomes := map[string]Outcome{}
@@ -186,7 +189,8 @@ func (n *Network) Apply(ctx context.Context, pods []Pod, check bool) (map[string
 	return outcomes, errors.Join(problems...)
 }
 
-// unfinished begins the name of a file that is being written. No pod's ID begins so.
+// unfinished is the prefix of a file that is being written. No pod's ID begins with
+// it.
 const unfinished = "."
 
 func (n *Network) file(id string) string { return filepath.Join(n.dir, "attachments", id) }
@@ -198,14 +202,15 @@ func (p Pod) runtime() *libcni.RuntimeConf {
 	}
 }
 
-// fail is what has become of a pod that plugins do not connect.
+// fail returns the outcome of a pod that could not be connected.
 func (n *Network) fail(pod Pod, err error) Outcome {
 	return Outcome{Err: fmt.Errorf("connect %s by CNI (list %s): %w", pod.ID, n.list.Name, told(err))}
 }
 
-// kept is by which list a pod has been connected, nil if it was not even begun, and with
-// which result, nil if it is not known. A result that was not written in full is none:
-// its plugins have not ended, or the node did, and with it the pod.
+// kept returns the list by which a pod was connected, or nil if that was not even
+// begun, and the result, or nil if it is unknown. A partly written result counts as
+// unknown: either its plugins did not finish, or the node failed, and the pod with
+// it.
 func (n *Network) kept(pod Pod) (*libcni.NetworkConfigList, types.Result, error) {
 	former, _, err := n.begun(pod.ID)
 	if err != nil || former == nil {
@@ -218,7 +223,7 @@ func (n *Network) kept(pod Pod) (*libcni.NetworkConfigList, types.Result, error)
 	return former, result, nil
 }
 
-// attach connects a pod unless it is.
+// attach connects a pod unless it is connected.
 func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 	fail := func(err error) Outcome { return n.fail(pod, err) }
 	former, result, err := n.kept(pod)
@@ -234,11 +239,12 @@ func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 				return n.connected(pod, result)
 			}
 			if !saysBroken(err) || ctx.Err() != nil {
-				// A plugin that cannot say is no reason to take a job's network away.
+				// A plugin that cannot check is no reason to take the network from a
+				// job.
 				return fail(err)
 			}
 		}
-		// What was begun, and perhaps not finished, would be in the way.
+		// The remains of an unfinished attempt would be in the way.
 		if err := n.cni.DelNetworkList(ctx, former, pod.runtime()); err != nil {
 			return fail(err)
 		}
@@ -258,7 +264,7 @@ func (n *Network) attach(ctx context.Context, pod Pod, check bool) Outcome {
 	return Outcome{Address: address, Changed: true}
 }
 
-// connected is what has become of a pod that plugins have connected before.
+// connected returns the outcome of a pod that plugins connected earlier.
 func (n *Network) connected(pod Pod, result types.Result) Outcome {
 	address, err := addressOf(result)
 	if err != nil {
@@ -267,9 +273,10 @@ func (n *Network) connected(pod Pod, result types.Result) Outcome {
 	return Outcome{Address: address}
 }
 
-// begun is the list by which a pod has been connected, or was to be, nil if none, and
-// what else is kept of it. Of what cannot be read nothing is known but that plugins were
-// asked: those of today have to undo it then, as nobody would otherwise.
+// begun returns the list by which a pod was connected, or was to be, and its record.
+// The list is nil if there is no record. An unreadable record only shows that plugins
+// were called. Then begun returns the current list, because otherwise nothing would
+// undo their work.
 func (n *Network) begun(id string) (*libcni.NetworkConfigList, attachment, error) {
 	text, err := os.ReadFile(n.file(id))
 	if os.IsNotExist(err) {
@@ -289,8 +296,8 @@ func (n *Network) begun(id string) (*libcni.NetworkConfigList, attachment, error
 	return list, kept, nil
 }
 
-// begin remembers a pod before any plugin knows of it, also should the node lose its
-// power right afterwards.
+// begin records a pod on disk before any plugin is called. It syncs the record, which
+// must survive a power failure right afterwards.
 func (n *Network) begin(pod Pod) error {
 	text, err := json.Marshal(attachment{Namespace: pod.Namespace, Owner: pod.Owner, List: n.list.Bytes})
 	if err != nil {
@@ -317,14 +324,15 @@ func (n *Network) begin(pod Pod) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Codes by which a plugin says that it cannot do now what it is asked, and nothing of
-// what it has made (SPEC.md of CNI, "Error"). The module has no names for the last two.
+// Codes by which a plugin reports that it cannot answer now. They mean nothing about
+// the connection (SPEC.md of CNI, "Error"). The module has no names for the last two.
 const (
 	notAvailable        = 50
 	notAvailableLimited = 51
 )
 
-// saysBroken: a plugin has looked, and what it made is not as it was.
+// saysBroken reports whether a plugin has checked the connection and found it
+// changed.
 func saysBroken(err error) bool {
 	var said *types.Error
 	if !errors.As(err, &said) {
@@ -337,8 +345,9 @@ func saysBroken(err error) bool {
 	return true
 }
 
-// addressOf is the IPv4 address that plugins have given to the pod's interface. An
-// address of another interface is not the pod's: bridge names its own as well.
+// addressOf returns the IPv4 address that plugins gave to the pod's interface.
+// Addresses of other interfaces do not count: the bridge plugin also lists its own
+// interface.
 func addressOf(result types.Result) (netip.Addr, error) {
 	r, err := types100.NewResultFromResult(result)
 	if err != nil {
@@ -357,7 +366,7 @@ func addressOf(result types.Result) (netip.Addr, error) {
 	return netip.Addr{}, errors.New("the plugins have given it no IPv4 address: give the list a plugin with ipam")
 }
 
-// told says what a plugin that was ended cannot say.
+// told adds the reason to the error of a plugin that was killed.
 func told(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("the plugins have not ended in time: %w", err)

@@ -18,15 +18,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// program starts plugins, in place of libcni's own way, which kills a plugin that
-// takes too long and then waits for whatever that has started, for ever.
+// program starts plugins. It replaces libcni's default, which kills a plugin that
+// takes too long and then waits forever for any children of that plugin.
 type program struct {
 	version.PluginDecoder
 }
 
 func newProgram() invoke.Exec { return &program{} }
 
-// outputDelay is how long the output of a plugin that has ended is waited for.
+// outputDelay is how long to wait for remaining output after a plugin has ended.
 const outputDelay = time.Second
 
 // FindInPath returns the file of a plugin.
@@ -34,8 +34,8 @@ func (*program) FindInPath(plugin string, paths []string) (string, error) {
 	return invoke.FindInPath(plugin, paths)
 }
 
-// ExecPlugin starts a plugin. It has a process group of its own, which ends with the
-// context. Its error is a *types.Error only where the plugin itself has said so.
+// ExecPlugin runs a plugin in its own process group, and kills the group when the
+// context ends. The error is a *types.Error only if the plugin itself returned one.
 func (*program) ExecPlugin(ctx context.Context, path string, stdin []byte, environ []string) ([]byte, error) {
 	var stdout, stderr bytes.Buffer
 	command := exec.CommandContext(ctx, path)
@@ -61,7 +61,7 @@ func (*program) ExecPlugin(ctx context.Context, path string, stdin []byte, envir
 	return nil, errors.New(strings.TrimSpace(fmt.Sprintf("%v: %s %s", err, stderr.Bytes(), stdout.Bytes())))
 }
 
-// theirs is what of berthd's environment is for plugins.
+// theirs returns the part of berthd's environment that plugins receive.
 func theirs(environ []string) []string {
 	return slices.DeleteFunc(slices.Clone(environ), func(variable string) bool {
 		return !strings.HasPrefix(variable, "CNI_") && !strings.HasPrefix(variable, "PATH=")

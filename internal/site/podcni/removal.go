@@ -9,28 +9,29 @@ import (
 )
 
 const (
-	// patience is how long pods that come wait for those that go: one who is there
-	// already has an interface that works, and addresses are seldom all given out.
+	// patience is how long new pods wait for removals. A pod that is already
+	// connected has a working interface, and addresses are rarely all in use.
 	patience = 2 * time.Second
-	// impatience is the same while plugins hang.
+	// impatience replaces patience while plugins hang.
 	impatience = patience / 20
-	// longestPause is the most that lies between two attempts to disconnect a pod.
+	// longestPause is the longest pause between two attempts to disconnect a pod.
 	longestPause = 5 * time.Minute
 )
 
-// removal disconnects a pod that is no longer wanted, until its plugins have done so.
-// Where they fail, or hang, it is tried again by later calls of Apply.
+// removal disconnects a pod that is no longer wanted. If its plugins fail or hang,
+// later calls of Apply try again.
 type removal struct {
 	cancel context.CancelFunc
 	// done is closed at the end of an attempt.
 	done chan struct{}
-	// err is what has come of it; it is read once that has ended.
+	// err is the result of the attempt. Read it only after done is closed.
 	err error
-	// namespace is the file that plugins were told of.
+	// namespace is the path that the plugins received.
 	namespace string
-	// told: err is known to the caller of Apply.
+	// told: Apply has returned err to its caller.
 	told bool
-	// ended is when the last attempt failed, and pause what has to pass since then.
+	// ended is when the last attempt failed. The next one starts no earlier than
+	// pause after that.
 	ended time.Time
 	pause time.Duration
 }
@@ -46,11 +47,11 @@ func (r *removal) running() bool {
 
 func (r *removal) hung() bool { return errors.Is(r.err, context.DeadlineExceeded) }
 
-// due says whether it is time for another attempt.
+// due reports whether it is time for another attempt.
 func (r *removal) due() bool { return !r.running() && r.err != nil && time.Since(r.ended) >= r.pause }
 
-// removeAll has plugins disconnect pods, and waits a little for those that have not hung
-// before. The caller holds the mutex.
+// removeAll starts to disconnect pods, and waits briefly for those whose plugins did
+// not hang before. The caller holds the mutex.
 func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]bool) error {
 	wait := patience
 	for id, r := range n.removals {
@@ -77,7 +78,8 @@ func (n *Network) removeAll(ctx context.Context, ids []string, inUse map[string]
 			awaited = append(awaited, id)
 		}
 		if former != nil {
-			// The second attempt comes with the next call, those after it later and later.
+			// The second attempt comes with the next call; after that the pauses
+			// grow.
 			r.pause = min(max(2*former.pause, limit), longestPause)
 			problems = append(problems, former.tell())
 		}
@@ -117,8 +119,8 @@ func (r *removal) tell() error {
 	return r.err
 }
 
-// remove starts to have plugins undo what they did for a pod, by the list that they did
-// it by. It goes on when the caller's context ends: the pod is gone in any case.
+// remove starts to disconnect a pod, by the same list that connected it. It continues
+// after the caller's context ends, because the pod is gone in any case.
 func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) (*removal, error) {
 	fail := func(err error) error { return fmt.Errorf("disconnect %s by CNI: %w", id, told(err)) }
 	list, kept, err := n.begun(id)
@@ -127,7 +129,7 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 	}
 	pod := Pod{ID: id, Namespace: kept.Namespace, Owner: kept.Owner}
 	if inUse[pod.Namespace] {
-		// A job that has come again has its namespace where the former one's was, and an
+		// A job that has returned uses the same path for its namespace, and has an
 		// interface of the same name in it.
 		pod.Namespace = ""
 	}
@@ -138,7 +140,7 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 		defer close(r.done)
 		defer r.cancel()
 		if former != nil && !former.wait(ctx) {
-			// What it still does would not be undone.
+			// Whatever that attempt still does would not be undone.
 			r.err, r.ended = fail(ctx.Err()), time.Now()
 			return
 		}
@@ -155,9 +157,9 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 	return r, nil
 }
 
-// interrupt ends what still removes a pod that is wanted again, or in the namespace of
-// one that comes: it would take the new interface for the old. The caller holds the
-// mutex.
+// interrupt cancels removals of a pod that is wanted again, and removals in the
+// namespace of a new pod. They would mistake the new interface for the old one. The
+// caller holds the mutex.
 func (n *Network) interrupt(wanted map[string]Pod) {
 	for _, pod := range wanted {
 		for id, r := range n.removals {
@@ -172,8 +174,8 @@ func (n *Network) interrupt(wanted map[string]Pod) {
 	}
 }
 
-// end has a removal end if it still runs. Who ends it tries again, and knows why. Like an
-// attempt it is not waited for long.
+// end cancels a removal that is still running. The caller tries again and knows the
+// reason for the failure. Like an attempt, the removal is waited for only briefly.
 func (r *removal) end() {
 	if !r.running() || r.told {
 		return
@@ -186,7 +188,7 @@ func (r *removal) end() {
 	}
 }
 
-// Close ends what plugins still do. The next Network goes on with it.
+// Close stops running plugins. The next Network continues their work.
 func (n *Network) Close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()

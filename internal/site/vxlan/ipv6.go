@@ -19,10 +19,10 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// dual says whether pods have IPv6 addresses. Without them nothing here speaks IPv6.
+// dual reports whether pods have IPv6 addresses. If not, nothing here uses IPv6.
 func (s State) dual() bool { return s.IPv6.Dual() }
 
-// families are the kinds of addresses that there are.
+// families returns the address families that pods use.
 func (s State) families() []int {
 	if s.dual() {
 		return []int{netlink.FAMILY_V4, netlink.FAMILY_V6}
@@ -37,7 +37,8 @@ func familyOf(a netip.Addr) int {
 	return netlink.FAMILY_V6
 }
 
-// addresses are all that a pod has, or a node towards its pods, by the IPv4 one.
+// addresses returns all addresses of a pod, or of a node towards its pods, given the
+// IPv4 one.
 func (s State) addresses(address netip.Addr) []netip.Addr {
 	if s.dual() {
 		return []netip.Addr{address, s.IPv6.Second(address)}
@@ -45,7 +46,7 @@ func (s State) addresses(address netip.Addr) []netip.Addr {
 	return []netip.Addr{address}
 }
 
-// setting6 is one of an interface.
+// setting6 sets an IPv6 setting of an interface.
 func setting6(name, file, value string) error {
 	if err := setting("ipv6/conf/"+name+"/"+file, value); err != nil {
 		return fmt.Errorf("set net.ipv6.conf.%s.%s: %w", name, file, err)
@@ -53,14 +54,16 @@ func setting6(name, file, value string) error {
 	return nil
 }
 
-// quiet: an interface has the addresses that it is given and no others, from no router and
-// not one of its own; and asks nobody whether somebody else has them, which nobody can.
+// quiet keeps an interface from getting addresses that it was not assigned: none from
+// routers, and none that it generates. It also turns off duplicate address detection,
+// because duplicates cannot exist.
 func quiet(name string) error {
 	return errors.Join(setting6(name, "accept_ra", "0"), setting6(name, "addr_gen_mode", "1"), setting6(name, "accept_dad", "0"))
 }
 
-// speakIPv6 has an interface of the host speak IPv6 if pods do, and otherwise not: a router
-// of the host's network must not give it an address.
+// speakIPv6 enables IPv6 on one of the host's interfaces if pods have IPv6, and
+// disables it otherwise, because a router of the host's network must not assign an
+// address to it.
 func (s State) speakIPv6(name string) error {
 	if s.dual() {
 		return errors.Join(quiet(name), setting6(name, "disable_ipv6", "0"))
@@ -71,12 +74,13 @@ func (s State) speakIPv6(name string) error {
 	return nil
 }
 
-// usableLimit is how long the kernel may take to use an address.
+// usableLimit is how long the kernel may take until an address is usable.
 const usableLimit = 5 * time.Second
 
-// give adds an address unless it is there. Also without duplicate address detection the
-// kernel takes packets for it only when a thread of its own, which waits for the lock of all
-// networks, has added a route (addrconf_dad_work): milliseconds later, on a busy machine seconds.
+// give adds an address unless it exists. Even without duplicate address detection,
+// the kernel accepts packets for it only when a worker has added a route
+// (addrconf_dad_work). The worker waits for the lock of all networks: that takes
+// milliseconds, and seconds on a busy machine.
 func give(handle *netlink.Handle, link netlink.Link, address *netlink.Addr) error {
 	have, err := handle.AddrList(link, netlink.FAMILY_V6)
 	if err != nil || slices.ContainsFunc(have, func(a netlink.Addr) bool { return a.IPNet.String() == address.IPNet.String() }) {
@@ -92,12 +96,13 @@ func give(handle *netlink.Handle, link netlink.Link, address *netlink.Addr) erro
 			return err
 		}
 	}
-	// Away with it, or the next one to give it would find it there and not wait.
+	// Remove the address, or the next call would find it and not wait.
 	return errors.Join(fmt.Errorf("the kernel takes no packets for it after %s", usableLimit), handle.AddrDel(link, address))
 }
 
-// configureIPv6 gives a pod its second address, also one that runs since before there were
-// any. Nothing asks the router for itself: the pod knows it, as it does where it is routed.
+// configureIPv6 gives a pod its second address, even if it started before the site
+// had IPv6. No neighbour discovery is needed for the router: as with routed IPv4, its
+// neighbour entry is permanent.
 func (s State) configureIPv6(inside *netlink.Handle, link netlink.Link, pod Pod) error {
 	if !s.dual() {
 		return nil
@@ -114,7 +119,7 @@ func (s State) configureIPv6(inside *netlink.Handle, link netlink.Link, pod Pod)
 		return fmt.Errorf("list IPv6 addresses of the pod: %w", err)
 	}
 	if len(have) == 0 {
-		// To enter the pod takes a thread, so only where it is new.
+		// Entering the pod takes a thread, so do it only for a new pod.
 		if err := speakIn(pod.Namespace); err != nil {
 			return fmt.Errorf("let the pod speak IPv6: %w", err)
 		}
@@ -131,7 +136,7 @@ func (s State) configureIPv6(inside *netlink.Handle, link netlink.Link, pod Pod)
 	return nil
 }
 
-// speakIn has what is in a network namespace speak IPv6, after its interface is quiet.
+// speakIn enables IPv6 in a network namespace after making its interface quiet.
 func speakIn(namespace string) error {
 	var err error
 	linux.OnNewThread(func() {
@@ -150,8 +155,8 @@ func speakIn(namespace string) error {
 	return err
 }
 
-// nextHop gives the hosts' interface the address by which others lead packets to pods
-// here, as long as there is something to lead.
+// nextHop gives the uplink the address through which other hosts route packets to
+// pods here. It removes the address when there is nothing to route.
 func (s State) nextHop(uplink netlink.Link) error {
 	if !s.dual() {
 		return nil
@@ -170,7 +175,7 @@ func (s State) nextHop(uplink netlink.Link) error {
 	return nil
 }
 
-// CheckIPv6 says whether this host can lead IPv6 packets to others.
+// CheckIPv6 returns an error if this host cannot forward IPv6 packets to others.
 func CheckIPv6(host netip.Addr) error {
 	uplink, _, err := uplinkOf(host)
 	if err != nil {
@@ -179,8 +184,8 @@ func CheckIPv6(host netip.Addr) error {
 	return speak(uplink)
 }
 
-// speak says whether the hosts' interface can, and the loopback, which has this node's address
-// towards its pods.
+// speak checks that IPv6 is enabled on the uplink, and on the loopback, which has
+// this node's address towards its pods.
 func speak(uplink netlink.Link) error {
 	return errors.Join(speaks(uplink.Attrs().Name), speaks("lo"))
 }
@@ -197,7 +202,7 @@ func speaks(name string) error {
 	return nil
 }
 
-// forwards6 says whether this host forwards IPv6, or shall, and would not do so without pods.
+// forwards6 reports whether this host forwards IPv6, or will, only because of pods.
 func (k *Kernel) forwards6(wanted bool) (bool, error) {
 	if !wanted {
 		return false, nil
@@ -218,10 +223,10 @@ func forwardsNow() (bool, error) {
 	return now == "1", nil
 }
 
-// forwarding6 has this host forward IPv6, for which the rules have to be loaded.
-// That is one setting for all interfaces, after which those that take their addresses
-// and routes from a router's advertisements no longer would: they are told to go on. Files
-// remember what has to be put back.
+// forwarding6 makes this host forward IPv6, which requires that the rules are loaded.
+// The setting is one for all interfaces. Interfaces that take their addresses and
+// routes from router advertisements would then stop doing so; forwarding6 makes them
+// continue. Files record what has to be restored.
 func (k *Kernel) forwarding6(wanted bool) error {
 	if !wanted {
 		if _, err := os.Stat(k.mark6("all")); err != nil {
@@ -250,7 +255,8 @@ func (k *Kernel) forwarding6(wanted bool) error {
 	return setting6("all", "forwarding", "1")
 }
 
-// listening are the interfaces that would be deaf to routers when the host is one.
+// listening returns the interfaces that would ignore router advertisements once the
+// host forwards.
 func listening() ([]string, error) {
 	entries, err := os.ReadDir("/proc/sys/net/ipv6/conf")
 	if err != nil {
@@ -271,7 +277,7 @@ func listening() ([]string, error) {
 }
 
 func (k *Kernel) forwardNoMore() error {
-	// In this order, so that there is no moment in which a router is not listened to.
+	// In this order, no advertisement is ever ignored.
 	if err := setting6("all", "forwarding", "0"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}

@@ -16,18 +16,18 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Routed are the subnets of nodes. Then pods have no link with each other, not even on
-// one node: each has one with its host alone, which leads packets by their addresses.
-// Who belongs together is said by sets of addresses, one for each network, and looked
-// at on both nodes.
+// Routed holds the subnets of nodes. With it, pods have no link with each other, even
+// on one node: each pod has a link only with its host, which routes packets. Sets of
+// addresses, one for each network, define which pods may communicate. Both nodes
+// check them.
 type Routed struct {
-	// Own is that of this node, none where it has no pods.
+	// Own is the subnet of this node. It is invalid if the node has no pods.
 	Own netip.Prefix
-	// All are those of all nodes, in the order of their addresses.
+	// All holds the subnets of all nodes, ordered by address.
 	All []netip.Prefix
 }
 
-// NewRouted returns what a node knows.
+// NewRouted returns the subnets as a node sees them.
 func NewRouted(node string, subnets map[string]netip.Prefix) *Routed {
 	r := &Routed{Own: subnets[node]}
 	for _, subnet := range subnets {
@@ -37,8 +37,8 @@ func NewRouted(node string, subnets map[string]netip.Prefix) *Routed {
 	return r
 }
 
-// of is the subnet of a pod; the pod alone if it is in none, as one is that began before
-// the site had subnets, and where there are none.
+// of returns the subnet of a pod. It returns only the pod's address if r is nil or no
+// subnet contains it: the pod may have started before the site had subnets.
 func (r *Routed) of(pod netip.Addr) netip.Prefix {
 	if r != nil {
 		after := sort.Search(len(r.All), func(i int) bool { return pod.Less(r.All[i].Addr()) })
@@ -49,7 +49,7 @@ func (r *Routed) of(pod netip.Addr) netip.Prefix {
 	return netip.PrefixFrom(pod, 32)
 }
 
-// tell says, once, of which nodes the site's routers have to know the way to pods.
+// tell logs, once per subnet, that the site's routers have to route it to its node.
 func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
 	if s.Routed == nil || k.told[subnet] || k.Log == nil {
 		return
@@ -65,16 +65,16 @@ func (k *Kernel) tell(s State, subnet netip.Prefix, node netip.Addr) {
 	k.Log.Warn("a node with pods is on no link of this host: the site's routers have to lead its subnet to it", led...)
 }
 
-// connectedOtherwise: a pair that was made for a bridge is none for routes, and the
-// other way round. Only that for routes has no ARP.
+// connectedOtherwise reports whether an interface pair was made for the other mode:
+// for a bridge where pods are routed, or the reverse. Only routed pairs have no ARP.
 func connectedOtherwise(outer, bridge netlink.Link) bool {
 	return withoutARP(outer) == (bridge != nil)
 }
 
 func withoutARP(link netlink.Link) bool { return link.Attrs().RawFlags&unix.IFF_NOARP != 0 }
 
-// lead connects a pod's interface to this host alone. There is no ARP on it: each side
-// knows the other, so that nobody can claim to be somebody else.
+// lead connects a pod's interface only to this host. The link has no ARP: each side
+// has a permanent entry for the other, so nobody can pretend to be somebody else.
 func (s State) lead(pod Pod, outer netlink.Link) error {
 	name := outer.Attrs().Name
 	for file, value := range map[string]string{"forwarding": "1", "accept_redirects": "0"} {
@@ -83,9 +83,9 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 		}
 	}
 	var problems []error
-	// Not where it is so: even to set the same MAC has the kernel forget all neighbours of
-	// the interface, permanent ones too (NETDEV_CHANGEADDR), and until they are set again what goes
-	// to the pod has a wrong MAC.
+	// Change it only if it differs. Setting even the same MAC makes the kernel drop
+	// all neighbours of the interface, including permanent ones (NETDEV_CHANGEADDR).
+	// Until they are set again, packets to the pod have a wrong MAC.
 	if !bytes.Equal(outer.Attrs().HardwareAddr, bridgeMAC()) {
 		problems = append(problems, netlink.LinkSetHardwareAddr(outer, bridgeMAC()))
 	}
@@ -108,8 +108,9 @@ func (s State) lead(pod Pod, outer netlink.Link) error {
 	return nil
 }
 
-// configureRouted is the inside of such a pod. Its address is one in the range of all
-// pods, as with tunnels: programs that look which peers are near (MPI) see no difference.
+// configureRouted configures the inside of such a pod. Its address has the prefix
+// length of the range of all pods, as with tunnels, so programs that look for near
+// peers (MPI) see no difference.
 func configureRouted(inside *netlink.Handle, link netlink.Link, s State, address *netlink.Addr) error {
 	address.Flags = unix.IFA_F_NOPREFIXROUTE
 	if err := errors.Join(inside.LinkSetUp(link), inside.AddrReplace(link, address)); err != nil {
@@ -125,7 +126,7 @@ func configureRouted(inside *netlink.Handle, link netlink.Link, s State, address
 	return nil
 }
 
-// knowHost has a pod know the MAC address of its host without asking.
+// knowHost gives a pod a permanent neighbour entry for its host.
 func knowHost(inside *netlink.Handle, link netlink.Link, s State) error {
 	if err := inside.NeighSet(neighbour(link, s.Gateway, bridgeMAC())); err != nil {
 		return fmt.Errorf("set the neighbour of the pod: %w", err)
@@ -137,9 +138,10 @@ func neighbour(link netlink.Link, address netip.Addr, mac net.HardwareAddr) *net
 	return &netlink.Neigh{LinkIndex: link.Attrs().Index, Family: familyOf(address), State: unix.NUD_PERMANENT, IP: address.AsSlice(), HardwareAddr: mac}
 }
 
-// routed are the sets and chains by which networks are apart. What comes from a pod has
-// its own addresses, or is dropped, IPv6 with it where pods have none; so the source of what
-// arrives from another node is true as well.
+// routed writes the sets and chains that separate networks. A packet from a pod is
+// dropped unless it has the pod's own address; without IPv6 for pods, all its IPv6
+// packets are. So the source of a packet that arrives from another node is also
+// genuine.
 func (s State) routed(r *writer) {
 	s.podSets(r)
 	for _, n := range s.Networks {
@@ -179,8 +181,8 @@ func (s State) routed(r *writer) {
 	})
 }
 
-// nodeLinks are the interfaces by which packets of pods come from other nodes: that of
-// the hosts, and the tunnel to gateways on other links, which may have pods as well.
+// nodeLinks returns the interfaces that packets of pods on other nodes come from: the
+// uplink, and the tunnel to gateways on other links, which may also have pods.
 func (s State) nodeLinks() string {
 	links := []string{fmt.Sprintf("%q", s.uplink)}
 	if len(s.distant) > 0 {
@@ -191,7 +193,8 @@ func (s State) nodeLinks() string {
 
 func memberName(n Network) string { return fmt.Sprintf("network_%06x", n.VNI) }
 
-// jumpNetwork goes to what the pod with the address on that side has in common with others.
+// jumpNetwork jumps to the chain of the network of the pod whose address is on that
+// side.
 func (s State) jumpNetwork(r *writer, side, direction string) {
 	if s.Routed == nil {
 		return

@@ -19,18 +19,18 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// protocol marks our routes in the kernel's table, by a number that nobody has
-// in /etc/iproute2/rt_protos.
+// protocol marks our routes in the kernel's table. No entry of
+// /etc/iproute2/rt_protos has this number.
 const protocol = 98
 
-// routes are those of the host to pods: of its own through their bridge, or the link
-// that each has where they are routed, of others through their nodes, where these are on the same link. Where they are
-// not, a gateway has a tunnel to them, and for others the site's routers know the
-// way to a gateway.
+// routes sets the host's routes to pods. Pods of this host are reached through their
+// bridge, or through their own link if pods are routed. Pods of other nodes are
+// reached through their node if that is on the same link. If it is not, a gateway has
+// a tunnel to the node; on other hosts the site's routers know the way to a gateway.
 //
-// The way to a pod on another node is not the tunnel, although there is one: its
-// packets to this host come from the node without one, and a host that filters
-// by the reverse path would drop them.
+// The route to a pod on another node does not use the tunnel of the pod's network.
+// The pod's packets to this host come from its node without a tunnel, and a host that
+// filters by reverse path would drop them.
 func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	wanted := map[string]netlink.Route{}
 	if err := s.ownRoutes(wanted); err != nil {
@@ -61,7 +61,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	if err != nil {
 		return err
 	}
-	// One socket for all, as in peers.
+	// Use one socket for all, as in peers.
 	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return fmt.Errorf("ask for routes: %w", err)
@@ -70,7 +70,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	var problems []error
 	for _, route := range have {
 		want, ok := wanted[route.Dst.String()]
-		// One that leads nowhere has an interface in IPv6, the loopback.
+		// An unreachable route in IPv6 has the loopback as its interface.
 		there := want.LinkIndex == 0 || want.LinkIndex == route.LinkIndex
 		if ok && there && cmp.Or(want.Type, unix.RTN_UNICAST) == route.Type && want.Gw.Equal(route.Gw) && want.Src.Equal(route.Src) {
 			delete(wanted, route.Dst.String())
@@ -91,8 +91,8 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	return errors.Join(problems...)
 }
 
-// Led are the pods of other nodes, or a node's subnet of them by its first address, to
-// which routes of a daemon before lead this host.
+// Led returns the pods of other nodes to which a previous daemon left routes. A
+// node's subnet of pods is represented by its first address.
 func (k *Kernel) Led(pods netip.Prefix) ([]Peer, error) {
 	routes, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
@@ -109,8 +109,9 @@ func (k *Kernel) Led(pods netip.Prefix) ([]Peer, error) {
 	return led, nil
 }
 
-// alsoIPv6 leads the second addresses of pods as their first ones. No source is said: whoever
-// has no IPv6 address of his own that pods can answer does not reach them by it.
+// alsoIPv6 adds a route for the second addresses of pods like the one for their
+// first. It sets no source address: a host without an IPv6 address of its own that
+// pods can answer cannot reach them by IPv6.
 func (s State) alsoIPv6(wanted map[string]netlink.Route, to netip.Prefix, route netlink.Route) {
 	if s.dual() {
 		wanted[prefixOf(s.IPv6.SecondOf(to)).String()] = route
@@ -129,10 +130,11 @@ func routesOf(families []int, filter *netlink.Route, mask uint64) ([]netlink.Rou
 	return all, nil
 }
 
-// ownRoutes are those to pods here.
+// ownRoutes adds the routes to pods on this host.
 func (s State) ownRoutes(wanted map[string]netlink.Route) error {
 	if s.Routed != nil && s.Routed.Own.IsValid() && len(s.Networks) > 0 {
-		// What is nobody's must not go to a router, which would send it back.
+		// A packet to an unused address must not go to a router, which would send it
+		// back.
 		wanted[prefixOf(s.Routed.Own).String()] = netlink.Route{Type: unix.RTN_UNREACHABLE}
 		s.alsoIPv6(wanted, s.Routed.Own, netlink.Route{Type: unix.RTN_UNREACHABLE})
 	}
@@ -153,9 +155,9 @@ func (s State) ownRoutes(wanted map[string]netlink.Route) error {
 	return nil
 }
 
-// answerFor has a gateway that gives pods addresses of their own count these as its own:
-// then it answers for them on its links, and what belongs to no connection ends here
-// (chain input), where it would go back to where it comes from otherwise.
+// answerFor makes a gateway treat the addresses that it gives to pods as its own.
+// Then it answers ARP for them on its links, and packets that belong to no connection
+// end here (chain input). Otherwise they would go back to where they came from.
 func (s State) answerFor(wanted map[string]netlink.Route) error {
 	if !s.forwards() || !s.As.First.IsValid() {
 		return nil
@@ -170,8 +172,8 @@ func (s State) answerFor(wanted map[string]netlink.Route) error {
 	return nil
 }
 
-// checkAs: no address that pods get from this gateway may be another host's of which it
-// knows, nor what CheckAs says.
+// checkAs rejects addresses of 'gateways.as' that a host known to this gateway has,
+// or that CheckAs rejects.
 func (s State) checkAs() error {
 	if !s.Forwards {
 		return nil
@@ -188,9 +190,9 @@ func (s State) checkAs() error {
 	return CheckAs(s.As)
 }
 
-// CheckAs says which of the addresses that pods shall get from this gateway has an owner
-// already: this host, which would drop all that comes for it, or one of its routers, for
-// which it would answer on the link of both.
+// CheckAs returns an error if an address that pods are to get from this gateway is in
+// use. It may be this host's own, which would then drop packets for it, or that of
+// one of its routers, for which the gateway would answer ARP.
 func CheckAs(as siteconf.AddressRange) error {
 	if !as.First.IsValid() {
 		return nil
@@ -234,7 +236,7 @@ func errAs(address netip.Addr, whose string) error {
 	return fmt.Errorf("give pods the addresses of 'gateways.as': %s is %s: leave it out of the range in the configuration", address, whose)
 }
 
-// remote are all pods on other nodes that this host reaches.
+// remote returns all pods on other nodes that this host reaches.
 func (s State) remote() []Peer {
 	all := slices.Clone(s.Outside)
 	for _, n := range s.Networks {
@@ -243,9 +245,9 @@ func (s State) remote() []Peer {
 	return all
 }
 
-// forwarding has these interfaces forward, for packets that come to pods from
-// outside, and others again as before. It returns those that did not before. A
-// file for each remembers that, for a daemon that was started again.
+// forwarding enables forwarding on these interfaces, for packets from outside to
+// pods, and restores it on all others. It returns the interfaces that did not forward
+// before. A file records each of them, for a daemon that is restarted.
 func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 	marks, err := filepath.Glob(k.mark("*"))
 	if err != nil {
@@ -268,7 +270,7 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 		file := "ipv4/conf/" + name + "/forwarding"
 		now, err := current(file)
 		if os.IsNotExist(err) {
-			// A gateway without it does not count as one (Carries), but may have pods.
+			// Such a gateway does not count as one (Carries), but may have pods.
 			continue
 		}
 		if err != nil {
@@ -293,9 +295,9 @@ func (k *Kernel) forwarding(wanted []string) ([]string, error) {
 	return opened, errors.Join(problems...)
 }
 
-// stopForwarding is without the file of the setting, which waits for the kernel's lock of all
-// networks by trying again and again: as jobs end, that is taken for long. What the kernel does
-// there beside is to look up anew what it has looked up.
+// stopForwarding disables forwarding by netlink. Writing the sysctl file would try
+// again and again for the kernel's lock of all networks, which is busy for a long
+// time when jobs end. The sysctl also flushes the route cache, so this does too.
 func stopForwarding(name string) error {
 	link, err := netlink.LinkByName(name)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {

@@ -13,16 +13,16 @@ import (
 // table is the name of our tables, in the families bridge and inet.
 const table = "berth"
 
-// clearRules is what removes them, whether they are there or not.
+// clearRules removes our tables, whether they exist or not.
 const clearRules = `add table bridge berth
 delete table bridge berth
 add table inet berth
 delete table inet berth
 `
 
-// rules are the text for 'nft -f' that replaces all of ours at once. Names in
-// it are our own, and addresses are printed by netip: nothing that a user wrote
-// gets there. opened are the interfaces for which we have turned on forwarding.
+// rules returns the text for 'nft -f' that replaces all our rules atomically. All
+// names in it are ours, and netip prints the addresses: no text from a user gets into
+// it. opened lists the interfaces on which we have enabled forwarding.
 func (s State) rules(opened []string) string {
 	if !s.active() {
 		return clearRules + s.flows() + s.idle()
@@ -65,7 +65,8 @@ func (s State) rules(opened []string) string {
 	return r.String()
 }
 
-// idle: a host without pods has users as well, and may lead to pods elsewhere.
+// idle returns the rules of a host without pods. It also has users, and may route to
+// pods elsewhere.
 func (s State) idle() string {
 	if !s.dual() {
 		return ""
@@ -80,9 +81,9 @@ func (s State) idle() string {
 	return r.String()
 }
 
-// ownSource: nobody on a host is a pod, nor towards pods another host. For IPv4 the kernel
-// sees to that; with IPV6_FREEBIND, which takes no privilege, a user's process sends from any IPv6
-// address.
+// ownSource keeps users of a host from sending with the address of a pod, or to pods
+// with the address of another host. For IPv4 the kernel prevents that. With
+// IPV6_FREEBIND, which needs no privilege, a process can send from any IPv6 address.
 func (s State) ownSource(r *writer) {
 	if !s.dual() {
 		return
@@ -92,7 +93,8 @@ func (s State) ownSource(r *writer) {
 	r.line("ip6 daddr %s fib saddr type != local drop", pods)
 }
 
-// bridges: a pod has its own addresses, of both kinds, or says nothing.
+// bridges writes the rules that a pod may send only from its own addresses, of both
+// families.
 func (s State) bridges(r *writer) {
 	r.block("table bridge "+table, func() {
 		s.podSets(r)
@@ -112,10 +114,11 @@ func (s State) bridges(r *writer) {
 	})
 }
 
-// six: what comes from a pod by its IPv6 address. In the words of ICMPv6 it is no router, and a
-// neighbour by that address alone: nft 1.0.6 has no name for the target of an
-// advertisement, which follows 64 bits of header. Pieces of what was fragmented have no such
-// header but the first one; no kernel believes a neighbour who comes in pieces.
+// six writes the chain for packets from a pod's own IPv6 address. A pod may not act
+// as a router in ICMPv6, and may advertise only its own address as a neighbour. nft
+// 1.0.6 has no name for the target of an advertisement, which follows 64 bits of
+// header. Only the first fragment of a packet has that header, and no kernel accepts
+// fragmented neighbour advertisements.
 func (s State) six(r *writer) {
 	r.block("chain six", func() {
 		r.line("meta l4proto != ipv6-icmp accept")
@@ -131,15 +134,16 @@ func (s State) six(r *writer) {
 	})
 }
 
-// kind is one of addresses, as nft writes it. suffix ends the names of its sets, pods is
-// the range of pods, and of says which one somebody has by his IPv4 address.
+// kind describes an address family, as nft writes it. suffix ends the names of its
+// sets, pods is the range of pods, and of maps a pod's IPv4 address to its address in
+// this family.
 type kind struct {
 	header, family, suffix string
 	pods                   netip.Prefix
 	of                     func(netip.Addr) netip.Addr
 }
 
-// kinds are those that pods have.
+// kinds returns the address families that pods have.
 func (s State) kinds() []kind {
 	four := kind{"ip", "ipv4", "", s.Pods, func(a netip.Addr) netip.Addr { return a }}
 	if s.dual() {
@@ -148,7 +152,7 @@ func (s State) kinds() []kind {
 	return []kind{four}
 }
 
-// podSets say who a pod is, on which interface.
+// podSets writes the sets that map an interface to the addresses of its pod.
 func (s State) podSets(r *writer) {
 	for _, kind := range s.kinds() {
 		var pods []string
@@ -161,8 +165,9 @@ func (s State) podSets(r *writer) {
 	}
 }
 
-// byPod goes to the chain of the pod with the address on that side. The kind of address is named
-// for nft 1.0.6, as in set: it bears a map that a newer one has made if keys have two parts.
+// byPod jumps to the chain of the pod whose address is on that side. Naming the
+// address family makes keys of two parts, for nft 1.0.6, as in set: it can list such
+// a map after a newer nft has made it.
 func (s State) byPod(r *writer, side string, chain func(Network, Pod) string) {
 	for _, kind := range s.kinds() {
 		var all []string
@@ -177,11 +182,12 @@ func (s State) byPod(r *writer, side string, chain func(Network, Pod) string) {
 	}
 }
 
-// tunnels: there is one, or may be. Where pods are routed, only gateways on other links
-// have one.
+// tunnels reports whether this host uses tunnels. If pods are routed, only gateways
+// on other links do.
 func (s State) tunnels() bool { return s.Routed == nil || len(s.distant) > 0 }
 
-// podLinks are the interfaces by which this host knows pods, as nft writes them.
+// podLinks returns the pattern of the interfaces that lead from this host to its
+// pods.
 func (s State) podLinks() string {
 	if s.Routed != nil {
 		return ownerPrefix + "p*"
@@ -189,7 +195,7 @@ func (s State) podLinks() string {
 	return ownerPrefix + "b*"
 }
 
-// input: to this host, from pods and through tunnels.
+// input writes the rules for packets to this host, from pods and through tunnels.
 func (s State) input(r *writer) {
 	r.block("chain input", func() {
 		r.line("type filter hook input priority -10; policy accept;")
@@ -208,7 +214,7 @@ func (s State) input(r *writer) {
 			}
 		}
 		if s.forwards() && s.As.First.IsValid() {
-			// Addresses of pods that have gone, or connect from nowhere.
+			// Addresses of pods that have gone or have no connection.
 			r.line("ip daddr %s drop", s.As)
 		}
 	})
@@ -221,9 +227,9 @@ func (s State) input(r *writer) {
 	})
 }
 
-// forward: between pods and what is neither a pod nor this host. What goes from
-// one pod to another of its network never comes here, unless bridges are told to
-// ask (br_netfilter, as Docker does).
+// forward writes the rules for packets between pods and anything that is neither a
+// pod nor this host. Packets between two pods of a network do not pass here, unless
+// bridges call netfilter (br_netfilter, which Docker enables).
 func (s State) forward(r *writer, opened []string) {
 	r.block("chain forward", func() {
 		r.line("type filter hook forward priority -10; policy accept;")
@@ -240,7 +246,8 @@ func (s State) forward(r *writer, opened []string) {
 			}
 		}
 		if len(s.distant) > 0 {
-			// By that tunnel come packets of pods to gateways, and to pods from those.
+			// This tunnel only carries packets from pods to gateways, and from
+			// gateways to pods.
 			r.line("iifname %q drop", tunnelName(gatewayTunnel))
 		}
 		if s.forwards() {
@@ -249,7 +256,7 @@ func (s State) forward(r *writer, opened []string) {
 			}
 		}
 		for _, name := range opened {
-			// The host was no router before, and is none for others now.
+			// The host was no router before, and still is none for other traffic.
 			r.line("iifname %q drop", name)
 		}
 		if s.opened6 {
@@ -261,7 +268,7 @@ func (s State) forward(r *writer, opened []string) {
 		for _, kind := range s.kinds() {
 			r.line("%[1]s daddr %[2]s %[1]s daddr != %[3]s drop", kind.header, kind.pods, kind.of(s.Gateway))
 		}
-		// Neither may be sent on by the kernel of this host as its own.
+		// This host's kernel must not forward such packets as its own.
 		r.line("udp dport %d drop", s.Port)
 		r.line("ct state established,related accept")
 		s.jump(r, "saddr", "egress")
@@ -278,7 +285,7 @@ func (s State) forward(r *writer, opened []string) {
 	})
 }
 
-// output: from processes of this host to its pods.
+// output writes the rules for packets from processes of this host to its pods.
 func (s State) output(r *writer) {
 	r.block("chain output", func() {
 		r.line("type filter hook output priority -10; policy accept;")
@@ -311,14 +318,14 @@ func (s State) output(r *writer) {
 	})
 }
 
-// jump goes to the rules of the user whose pod has the address on that side. The
-// first chain that a packet of a pod meets has seen to it that the pod has its own.
+// jump jumps to the rules of the user whose pod has the address on that side. An
+// earlier chain has already checked that the pod uses its own address.
 func (s State) jump(r *writer, side, chain string) {
 	s.byPod(r, side, func(_ Network, pod Pod) string { return fmt.Sprintf("%s_%d", chain, pod.Owner) })
 }
 
-// owners are all users who have pods here, each once: one who has come into a group
-// may have jobs in two networks.
+// owners returns all users who have pods here, each once: a user who has joined a
+// group may have jobs in two networks.
 func (s State) owners() []Owner {
 	all := Network{}
 	for _, n := range s.Networks {
@@ -330,7 +337,7 @@ func (s State) owners() []Owner {
 	return all.Owners
 }
 
-// join makes a list without doubles, in an order that is always the same.
+// join returns a sorted list without duplicates.
 func join(elements []string) string {
 	slices.Sort(elements)
 	return strings.Join(slices.Compact(elements), ", ")
@@ -358,8 +365,9 @@ func (w *writer) block(head string, body func()) {
 	w.line("}")
 }
 
-// set has elements of what like is an expression for. Of sets that a newer nft has made by a
-// "type", nft 1.0.6 ends by SIGSEGV when it lists anything.
+// set writes a set whose elements have the type of the expression like. It uses
+// "typeof", because nft 1.0.6 crashes (SIGSEGV) on any listing if a newer nft has
+// made a set with "type".
 func (w *writer) set(name, like string, elements []string) {
 	w.block("set "+name, func() {
 		w.line("typeof %s", like)
@@ -369,8 +377,8 @@ func (w *writer) set(name, like string, elements []string) {
 	})
 }
 
-// allow writes a line per rule and protocol. side is where the outside address
-// is.
+// allow writes a line for each rule and protocol. side is the side of the outside
+// address.
 func (w *writer) allow(side string, rules []siteconf.Rule) {
 	for _, rule := range rules {
 		six := func(p netip.Prefix) bool { return p.Addr().Is6() }
@@ -380,7 +388,7 @@ func (w *writer) allow(side string, rules []siteconf.Rule) {
 	}
 }
 
-// anyOf matches addresses of one kind, or is "" if there are none.
+// anyOf returns a match for addresses of one family, or "" if there are none.
 func anyOf(side string, prefixes []netip.Prefix) string {
 	for _, p := range prefixes {
 		if p.Bits() == 0 {
