@@ -155,7 +155,8 @@ const unprivileged = "/proc/sys/net/ipv4/ip_unprivileged_port_start"
 // tracked contains the maximum number of connections that this host tracks.
 const tracked = "/proc/sys/net/netfilter/nf_conntrack_max"
 
-// podsAtOnce is how many pods with all their connections a host must be able to hold.
+// podsAtOnce is the number of pods that a host must be able to hold with all their
+// connections.
 const podsAtOnce = 4
 
 // leavesConnections checks the size of the connection table, which pods and host

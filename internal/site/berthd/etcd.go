@@ -14,44 +14,44 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Member is one of the cluster's own etcd, for sites that have none.
+// Member is a member of berth's own etcd cluster, for sites that have none.
 type Member struct {
 	Name string
-	// Dir is where its data is, on a disk.
+	// Dir is its data directory, on a disk.
 	Dir string
 	// Host is the address or name under which the other members reach it.
 	Host string
-	// Cluster are all members, NAME=https://HOST:2380 with commas.
+	// Cluster lists all members as NAME=https://HOST:2380, separated by commas.
 	Cluster string
-	// HTTP is where it serves HTTP. Without, it does so beside gRPC.
+	// HTTP is the address for HTTP; "" to serve it on the port of gRPC.
 	HTTP string
 }
 
 // memberStart bounds how long a member waits for the others.
 const memberStart = 2 * time.Minute
 
-// etcdHTTP is where a member serves HTTP, with the same certificates: to its own host,
-// unless somebody says otherwise.
+// etcdHTTP is the default HTTP address of a member, with the same certificates: only
+// its own host can connect.
 const etcdHTTP = "127.0.0.1:2381"
 
-// RunEtcd is a member until the context ends. Clients and members prove who they
-// are by certificates of the same authority.
+// RunEtcd runs a member until the context ends. Clients and members authenticate by
+// certificates of the same authority.
 func RunEtcd(ctx context.Context, config siteconf.Etcd, member Member) error {
 	client, peer := url.URL{Scheme: "https", Host: member.Host + ":2379"}, url.URL{Scheme: "https", Host: member.Host + ":2380"}
 	tls := transport.TLSInfo{CertFile: config.Cert, KeyFile: config.Key, TrustedCAFile: config.CA, ClientCertAuth: true}
 	c := embed.NewConfig()
 	c.Name, c.Dir, c.InitialCluster = member.Name, member.Dir, member.Cluster
 	c.ListenClientUrls, c.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-	// On a port that serves HTTP as well, all of gRPC passes Go's HTTP server, which costs
-	// etcd more than what is asked. So HTTP, for whoever looks at this member by hand or
-	// has its metrics collected, has a port of its own.
+	// On a port that also serves HTTP, all gRPC passes through Go's HTTP server,
+	// which costs etcd more than the requests themselves. So HTTP has its own port,
+	// for people and for the collection of metrics.
 	if member.HTTP != "" {
 		c.ListenClientHttpUrls = []url.URL{{Scheme: "https", Host: member.HTTP}}
 	}
 	c.ListenPeerUrls, c.AdvertisePeerUrls = []url.URL{peer}, []url.URL{peer}
 	c.ClientTLSInfo, c.PeerTLSInfo = tls, tls
 	c.LogLevel = "error"
-	// Jobs come and go: what they were is of no use after an hour.
+	// Jobs come and go: their former keys are useless after an hour.
 	c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "1h"
 	e, err := embed.StartEtcd(c)
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -68,13 +68,13 @@ func (s *Store) withdraw(ctx context.Context, a siteconf.Allocation, node string
 	return nil
 }
 
-// goneLimit is how long to wait until etcd learns that an address was returned.
+// goneLimit bounds the wait until etcd learns that an address was returned.
 const goneLimit = 3 * time.Second
 
-// alone returns an error if a pod on another node has the address: names and policies
-// would refer to both pods. An address that plugins of this node assign twice has
-// been returned to them in between. It returns the revision of etcd at which the
-// address was free.
+// alone returns an error if a pod on another node has the address. Names would lead
+// to both pods, and the name server would take one for the other. If plugins of this
+// node assign an address twice, it was returned to them in between. alone returns
+// etcd's revision when the address was free.
 func (s *Store) alone(ctx context.Context, address netip.Addr, where place) (int64, error) {
 	for deadline := time.Now().Add(goneLimit); ; {
 		known, err := s.list(ctx, networksKey)
@@ -231,7 +231,7 @@ func (d *Daemon) settled(ctx context.Context, id string) error {
 	return fmt.Errorf("connect %s by CNI: the plugins have not ended in time", id)
 }
 
-// startPatience is how long a new daemon waits for plugins before it accepts
+// startPatience bounds the time that a new daemon waits for plugins before it accepts
 // requests. After that, steps of running jobs need no request to etcd.
 const startPatience = 2 * time.Second
 

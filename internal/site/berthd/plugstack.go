@@ -21,11 +21,11 @@ const pluginName = "spank_berth.so"
 // slurmctld.
 const configless = "/run/slurm/conf"
 
-// scontrolLimit is how long the doctor waits for Slurm.
+// scontrolLimit bounds the doctor's wait for Slurm.
 const scontrolLimit = 10 * time.Second
 
-// slurmConfig returns the configuration of Slurm's controller. File paths in it are
-// paths on the controller's host.
+// slurmConfig returns the configuration of the controller. Its file paths are paths
+// on the controller's host.
 func slurmConfig(ctx context.Context) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, scontrolLimit)
 	defer cancel()
@@ -144,9 +144,9 @@ func pluginIn(stack string, depth int) (string, error) {
 	return "", nil
 }
 
-// builtFor returns the Slurm release that a plugin was built for. The plugin contains
-// it as a number, in whose bytes 1 and 2 it is; byte 0, the micro version, may
-// differ.
+// builtFor returns the Slurm release that a plugin was built for. The plugin holds it
+// in the number plugin_version: the upper 16 bits and the next 8. The lowest 8 bits,
+// the micro version, may differ.
 func builtFor(path string) (string, error) {
 	file, err := elf.Open(path)
 	if err != nil {

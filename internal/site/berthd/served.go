@@ -23,13 +23,13 @@ const (
 	// under names, with the names in it. The run holds a shared lock on its file, as
 	// a session does on its user's file.
 	servedDir = "served"
-	// maxServed is how many such files a job may have. Each is checked every
+	// maxServed bounds the number of such files of a job. Each is checked every
 	// servedPeriod and occupies memory. A run may release its lock and keep the file
 	// open. So a file without a lock is rewritten instead of replaced, and removed
 	// only with its job. A run that locks its former file again keeps only names of
 	// its own job.
 	maxServed = 16
-	// servedPeriod is how often berthd checks whether a run has ended.
+	// servedPeriod is the interval of the check whether runs have ended.
 	servedPeriod = time.Second
 )
 

@@ -323,7 +323,7 @@ func (s *Store) settle(ctx context.Context, k knowledge) error {
 type knowledge struct {
 	// guard is the revision of the latest allocation.
 	guard int64
-	// revision is the revision of etcd at which the state was read.
+	// revision is etcd's revision when the state was read.
 	revision int64
 	// young is the lease during which etcd counts as new, or NoLease.
 	young clientv3.LeaseID
@@ -549,7 +549,7 @@ func (s *Store) Leave(ctx context.Context, a siteconf.Allocation, node string) e
 	return nil
 }
 
-// fewPods is the largest number of pods for which each node checks by name whether
+// fewPods is the largest number of pods in a job whose nodes check by name whether
 // the others have left. That saves one request per job, but with many nodes the
 // request would become too long.
 const fewPods = 8
@@ -585,7 +585,7 @@ type listing struct {
 	// names holds the names that users have given, and the names under which runs
 	// serve.
 	names map[named]given
-	// revision is the revision of etcd at which the listing was read.
+	// revision is etcd's revision when the listing was read.
 	revision int64
 }
 

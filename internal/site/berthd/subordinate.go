@@ -9,10 +9,11 @@ import (
 	"time"
 )
 
-// subordinates are the ranges of subuid(5): a user is all of the numbers in his, and counted as one.
+// subordinates holds the ranges of subuid(5). All numbers in a user's ranges count as
+// that user.
 type subordinates struct {
 	path string
-	// number is that of a user by name.
+	// number returns the number of the user with a name.
 	number func(name string) (uint32, bool)
 
 	mu     sync.Mutex
@@ -23,14 +24,15 @@ type subordinates struct {
 
 type subordinateRange struct {
 	first, count uint64
-	// owner is a name or a number, and ownFirst what his first range begins with.
+	// owner is a name or a number, and ownFirst the start of its first range.
 	owner    string
 	ownFirst uint32
 }
 
-// account is who a number is counted as: the owner of the range that it is in, or itself. An owner
-// of whom this host's files know no number is counted as the first of his ranges.
-// Where a name service gives out the ranges (subid: in nsswitch.conf), that is each itself.
+// account returns the user that a number counts as: the owner of its range, or the
+// number itself. If this host's files do not have the owner, it returns the start of
+// the owner's first range. With ranges from a name service (subid: in nsswitch.conf),
+// each number counts as itself.
 func (s *subordinates) account(uid uint32) uint32 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +45,8 @@ func (s *subordinates) account(uid uint32) uint32 {
 	return uid
 }
 
-// owner is who has a range. Root's own limits are nobody's to have.
+// owner returns the owner of a range. It never returns root, whose limits no user may
+// have.
 func (s *subordinates) owner(r subordinateRange) uint32 {
 	if number, err := strconv.ParseUint(r.owner, 10, 32); err == nil && number > 0 {
 		return uint32(number)
@@ -54,7 +57,8 @@ func (s *subordinates) owner(r subordinateRange) uint32 {
 	return r.ownFirst
 }
 
-// userNumber is what /etc/passwd says. To ask a name service, a program would have to be started.
+// userNumber looks a user up in /etc/passwd. Name services would require another
+// program.
 func userNumber(name string) (uint32, bool) {
 	u, err := user.Lookup(name)
 	if err != nil {
@@ -64,7 +68,8 @@ func userNumber(name string) (uint32, bool) {
 	return uint32(number), err == nil
 }
 
-// refresh reads the file when it has changed. Of one that cannot be read the ranges are none.
+// refresh reads the file if it has changed. If the file cannot be read, there are no
+// ranges.
 func (s *subordinates) refresh() {
 	info, err := os.Stat(s.path)
 	if err != nil {
@@ -90,7 +95,7 @@ func (s *subordinates) refresh() {
 		if err != nil {
 			continue
 		}
-		// A range that begins at root's number would have all users count as root.
+		// A range that begins at root's number would make all users count as root.
 		if count, err := strconv.ParseUint(fields[2], 10, 32); err == nil && first > 0 {
 			owner := fields[0]
 			if _, known := firsts[owner]; !known {

@@ -207,8 +207,8 @@ func (n *Network) fail(pod Pod, err error) Outcome {
 	return Outcome{Err: fmt.Errorf("connect %s by CNI (list %s): %w", pod.ID, n.list.Name, told(err))}
 }
 
-// kept returns the list by which a pod was connected, or nil if that was not even
-// begun, and the result, or nil if it is unknown. A partly written result counts as
+// kept returns the list that connected a pod, or nil if no attempt was begun. It also
+// returns the result, or nil if that is unknown. A partly written result counts as
 // unknown: either its plugins did not finish, or the node failed, and the pod with
 // it.
 func (n *Network) kept(pod Pod) (*libcni.NetworkConfigList, types.Result, error) {
@@ -273,10 +273,10 @@ func (n *Network) connected(pod Pod, result types.Result) Outcome {
 	return Outcome{Address: address}
 }
 
-// begun returns the list by which a pod was connected, or was to be, and its record.
-// The list is nil if there is no record. An unreadable record only shows that plugins
-// were called. Then begun returns the current list, because otherwise nothing would
-// undo their work.
+// begun returns the record of a pod, and the list that connected it or was to connect
+// it. The list is nil if there is no record. An unreadable record only shows that
+// plugins were called. Then begun returns the current list, because otherwise nothing
+// would undo their work.
 func (n *Network) begun(id string) (*libcni.NetworkConfigList, attachment, error) {
 	text, err := os.ReadFile(n.file(id))
 	if os.IsNotExist(err) {
@@ -324,8 +324,9 @@ func (n *Network) begin(pod Pod) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Codes by which a plugin reports that it cannot answer now. They mean nothing about
-// the connection (SPEC.md of CNI, "Error"). The module has no names for the last two.
+// Codes of errors that a plugin returns if it cannot answer now. They mean nothing
+// about the connection (SPEC.md of CNI, "Error"). The module has no names for the
+// last two.
 const (
 	notAvailable        = 50
 	notAvailableLimited = 51

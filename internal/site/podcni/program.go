@@ -26,7 +26,7 @@ type program struct {
 
 func newProgram() invoke.Exec { return &program{} }
 
-// outputDelay is how long to wait for remaining output after a plugin has ended.
+// outputDelay bounds the wait for remaining output after a plugin has ended.
 const outputDelay = time.Second
 
 // FindInPath returns the file of a plugin.

@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	// patience is how long new pods wait for removals. A pod that is already
+	// patience bounds the time that new pods wait for removals. A pod that is already
 	// connected has a working interface, and addresses are rarely all in use.
 	patience = 2 * time.Second
 	// impatience replaces patience while plugins hang.

@@ -19,11 +19,11 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// TunnelPort is the default port of tunnels. It is not VXLAN's
-// own, 4789: the kernel takes the port on all addresses when it starts a tunnel, so any user who
-// has bound a free one first, on one address, would keep all pods of that host from having a
-// network. This one takes root, is nobody's at IANA, and is below those (512 to 1023) which
-// bindresvport and our own tunnels take as their source.
+// TunnelPort is the default port of tunnels. It is not VXLAN's own, 4789: the kernel
+// binds the port on all addresses when it starts a tunnel. A user who has bound an
+// unprivileged port first, on one address, would keep all pods of that host without a
+// network. Port 289 requires root and is not assigned by IANA. It is below the ports
+// (512 to 1023) that bindresvport and our tunnels use as their source.
 const TunnelPort = 289
 
 // ConfigPath is where berthd looks for its configuration.
@@ -170,7 +170,8 @@ type Policy struct {
 	Daemons []string `yaml:"daemons"`
 }
 
-// A pod needs some connections for srun, names and its slurmstepd, and no host tracks more than the other.
+// A pod needs some connections for srun, names and its slurmstepd. No host tracks
+// more than mostFlows.
 const leastFlows, mostFlows = 256, 1 << 24
 
 // Gateways are hosts that forward between pods and networks outside.
@@ -180,8 +181,9 @@ type Gateways struct {
 	// Interfaces lists their interfaces to the outside, in addition to the interface with
 	// their address in hosts.
 	Interfaces []string `yaml:"interfaces"`
-	// As replaces the source address that a gateway gives pods, by the name of
-	// the gateway. They are on its link, or the site's routers lead them to it.
+	// As replaces the source address that a gateway gives pods, keyed by the name of
+	// the gateway. The addresses are on its link, or the site's routers route them to
+	// it.
 	As map[string]AddressRange `yaml:"as"`
 	// Networks lists the networks behind the gateways. The longest matching prefix counts.
 	Networks []OutsideNetwork `yaml:"networks"`
@@ -225,7 +227,7 @@ func (r *AddressRange) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String is what UnmarshalText reads.
+// String returns the form that UnmarshalText reads.
 func (r AddressRange) String() string { return r.First.String() + "-" + r.Last.String() }
 
 // Size returns the number of addresses.
@@ -263,7 +265,7 @@ type Rules struct {
 // protocols.
 type Rule struct {
 	Addresses []netip.Prefix `yaml:"addresses"`
-	// Ports are "tcp/22", "udp/60000-61000".
+	// Ports are written as "tcp/22" or "udp/60000-61000".
 	Ports []Port `yaml:"ports"`
 }
 
@@ -292,7 +294,7 @@ func (p *Port) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// String is what UnmarshalText reads.
+// String returns the form that UnmarshalText reads.
 func (p Port) String() string {
 	if p.First == p.Last {
 		return fmt.Sprintf("%s/%d", p.Protocol, p.First)
@@ -300,7 +302,7 @@ func (p Port) String() string {
 	return fmt.Sprintf("%s/%d-%d", p.Protocol, p.First, p.Last)
 }
 
-// Default returns the defaults, which a site's file overrides.
+// Default returns the default configuration, which a site's file overrides.
 func Default() Config {
 	return Config{
 		Cluster: "cluster",
@@ -560,7 +562,7 @@ func (c Config) checkCNI() []error {
 	return problems
 }
 
-// A group's name stands beside the numbers of users.
+// A group's name must differ from the number of any user.
 var groupPattern = regexp.MustCompile(`^[a-z][-_a-z0-9]{0,31}$`)
 
 func (c Config) checkGroups() []error {

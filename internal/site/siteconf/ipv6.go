@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// IPv6 says where pods have a second address each, if they do. It follows from the IPv4
-// address, whose bits are its last 32: what is true of the one, whose it is, how long it
-// lives, where it leads, is true of the other, and etcd need not know of it.
+// IPv6 configures a second address for each pod. The IPv4 address forms its last 32
+// bits, so owner, lifetime and route follow from the IPv4 address, and etcd need not
+// store it.
 type IPv6 struct {
 	// Pods is the range of these addresses, a /96.
 	Pods netip.Prefix `yaml:"pods"`
@@ -15,14 +15,14 @@ type IPv6 struct {
 	Hosts netip.Prefix `yaml:"hosts"`
 }
 
-// embeddedBits are those before the ones of the IPv4 address.
+// embeddedBits is the length of the prefix before the IPv4 address.
 const embeddedBits = 96
 
-// Dual says whether pods have two addresses.
+// Dual reports whether pods have two addresses.
 func (v IPv6) Dual() bool { return v.Pods.IsValid() }
 
-// Second is the IPv6 address of whoever has this IPv4 address in the range of pods; none
-// where there are none.
+// Second returns the IPv6 address that belongs to an IPv4 address in the range of
+// pods. It is invalid without IPv6.
 func (v IPv6) Second(address netip.Addr) netip.Addr {
 	if !v.Dual() || !address.Is4() {
 		return netip.Addr{}
@@ -30,13 +30,14 @@ func (v IPv6) Second(address netip.Addr) netip.Addr {
 	return embed(v.Pods.Masked().Addr(), address)
 }
 
-// SecondOf are the IPv6 addresses of all in a range of IPv4 addresses of pods.
+// SecondOf returns the IPv6 prefix that belongs to a range of IPv4 addresses of pods.
 func (v IPv6) SecondOf(prefix netip.Prefix) netip.Prefix {
 	return netip.PrefixFrom(v.Second(prefix.Addr()), embeddedBits+prefix.Bits())
 }
 
-// NextHop is by which address a host leads IPv6 packets to another one on its link: one
-// that follows from the host's IPv4 address, so that hosts need no other IPv6 addresses.
+// NextHop returns the address where other hosts on its link send IPv6 packets for a
+// host. It follows from the host's IPv4 address, so hosts need no other IPv6
+// addresses.
 func NextHop(host netip.Addr) netip.Addr {
 	return embed(netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: 'b', 9: 'e', 10: 'r', 11: 't'}), host)
 }
@@ -74,7 +75,7 @@ func (c Config) checkIPv6() []error {
 
 func isIPv6(a netip.Addr) bool { return a.Is6() && !a.Is4In6() }
 
-// notOurs says why an address of outside has no place in the configuration, or nothing.
+// notOurs returns why an outside address cannot be in the configuration, or "".
 func (c Config) notOurs(a netip.Addr) string {
 	switch {
 	case a.Is4() || isIPv6(a) && c.IPv6.Dual():

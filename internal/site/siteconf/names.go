@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// maxLabel is how long a part of a name in the DNS may be.
+// maxLabel is the maximum length of a label in the DNS.
 const maxLabel = 63
 
-// label makes one part of a name of what somebody has chosen, or nothing if
-// there is no letter or digit in it.
+// label turns a user's text into one DNS label. It returns "" if the text contains no
+// letter or digit.
 func label(text string) string {
 	clean := strings.Map(func(r rune) rune {
 		switch {
@@ -26,7 +26,7 @@ func label(text string) string {
 	return strings.Trim(clean[:min(len(clean), maxLabel)], "-")
 }
 
-// JobLabel is that of a job in names, or of the host of sessions.
+// JobLabel returns the label of a job, or of the host of sessions.
 func (a Allocation) JobLabel() string {
 	for _, text := range []string{a.Login, a.Name} {
 		if l := label(text); l != "" {
@@ -36,8 +36,8 @@ func (a Allocation) JobLabel() string {
 	return strconv.FormatUint(uint64(a.Job), 10)
 }
 
-// UserLabel is that of its user. Where a name cannot be one as it is, the user's
-// number makes it nobody's else.
+// UserLabel returns the label of its user. If the name cannot be a label, the user's
+// number makes the label unique.
 func (a Allocation) UserLabel() string {
 	l := label(a.User)
 	if l == a.User && l != "" {
@@ -50,23 +50,23 @@ func (a Allocation) UserLabel() string {
 	return strings.TrimRight(l[:min(len(l), maxLabel-len(suffix))], "-") + suffix
 }
 
-// Domains are where the names of a job are looked for: among its pods, its
-// user's jobs, and then where the site says.
+// Domains returns the search domains of a job: its own, its user's, and the site's.
 func (a Allocation) Domains(cluster string, site []string) []string {
 	user := a.UserLabel() + "." + cluster
 	return append([]string{a.JobLabel() + "." + user, user}, site...)
 }
 
 const (
-	// MaxNames is how many names a user may give a job.
+	// MaxNames bounds the number of names that a user gives a job.
 	MaxNames = 64
-	// maxText is how long they may be together, with commas: all nodes of his keep them,
+	// maxText bounds their total length, with commas: all nodes of the job keep them,
 	// and etcd keeps former ones for an hour.
 	maxText = 1024
 )
 
-// ParseNames reads names that a user gives a job, as web or web.default, with commas
-// between them. They are for below the job's own name, and none may be that of a pod.
+// ParseNames parses the names that a user gives a job, such as web or web.default,
+// separated by commas. They are relative to the job's own name. The name of a pod is
+// not allowed.
 func ParseNames(text string) ([]string, error) {
 	var names []string
 	var problems []error

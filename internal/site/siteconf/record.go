@@ -8,59 +8,60 @@ import (
 	"strconv"
 )
 
-// Prefix begins all keys of ours in etcd. The number is that of the format.
+// Prefix begins all of berth's keys in etcd. Its number is the version of the format.
 //
-//	/berth/site/1/nodes/NODE             where the tunnels of a node end
-//	/berth/site/1/users/OWNER            the identifier of a user's network
-//	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or that of sessions
-//	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
-//	                                     the address of a pod, where CNI plugins give addresses
-//	/berth/site/1/networks/OWNER/named/ID/AFTER/names
-//	                                     names that its user has given it; none are left after
-//	                                     they were taken back
-//	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
-//	/berth/site/1/left/ID/AFTER/NODE     it has left this node
-//	/berth/site/1/guard                  changes with every allocation
-//	/berth/site/1/line/...               who waits for a turn to allocate
-//	/berth/site/1/born                   since when etcd has known anything, Unix time, for people
-//	/berth/site/1/young                  as long as addresses that it has forgotten may be in use
+// 	/berth/site/1/nodes/NODE             where the tunnels of a node end
+// 	/berth/site/1/users/OWNER            the identifier of a user's network
+// 	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or the pod for sessions
+// 	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
+// 	                                     the address of a pod, if CNI plugins assign addresses
+// 	/berth/site/1/networks/OWNER/named/ID/AFTER/names
+// 	                                     the names that its user gave it; empty after they were
+// 	                                     removed
+// 	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
+// 	/berth/site/1/left/ID/AFTER/NODE     the job has left this node
+// 	/berth/site/1/guard                  changes with every allocation
+// 	/berth/site/1/line/...               the queue of nodes that wait to allocate
+// 	/berth/site/1/born                   Unix time of the first key, for people
+// 	/berth/site/1/young                  exists while forgotten addresses may be in use
 //
-// OWNER is a user's number, or a group's name. Whoever reads leaves alone what is below
-// networks/OWNER/ and has another name than these: a newer berthd may have written it.
+// OWNER is a user's number or a group's name. A reader ignores other keys below
+// networks/OWNER/: a newer berthd may have written them.
 const Prefix = "/berth/site/1/"
 
-// Allocation are all pods of a job, which get their addresses at once, or the one
-// of a user's sessions on a host.
+// Allocation holds all pods of a job, which get their addresses at once, or the pod
+// for a user's sessions on a host.
 type Allocation struct {
 	Job uint32 `json:"job"`
-	// Login is the host of the sessions. Then there is no job.
+	// Login is the host of the sessions. If it is set, there is no job.
 	Login string `json:"login,omitempty"`
 	UID   uint32 `json:"uid"`
 	User  string `json:"user"`
-	// Group is with whom the user shares a network, if with anybody.
+	// Group is the group that shares the network, or "".
 	Group string `json:"group,omitempty"`
-	// Name is the job's, as Slurm has it.
+	// Name is the job's name in Slurm.
 	Name string `json:"name"`
 	VNI  uint32 `json:"vni"`
 	Pods []Pod  `json:"pods"`
-	// After is the revision of etcd after which it was made, so that no two are
-	// alike.
+	// After is the revision of etcd after which it was created. No two allocations
+	// have the same ID and After.
 	After int64 `json:"after"`
-	// Problem is why the job has got no pods.
+	// Problem is the reason why the job got no pods.
 	Problem string `json:"problem,omitempty"`
 }
 
-// Pod is a job's on one node.
+// Pod is the pod of a job on one node.
 type Pod struct {
 	Node string `json:"node"`
-	// Address is none where CNI plugins give one, later and on the node alone.
+	// Address is invalid if CNI plugins assign addresses. They do so later, and only
+	// on the node.
 	Address netip.Addr `json:"address"`
 	// Via is the address of the node.
 	Via netip.Addr `json:"via"`
 }
 
-// ID is what it is called among all: the number of its job, or whose sessions
-// it is for, and where.
+// ID returns the unique name of the allocation: the number of its job, or the user
+// and host of its sessions.
 func (a Allocation) ID() string {
 	if a.Login != "" {
 		return fmt.Sprintf("login-%d-%s", a.UID, a.Login)
@@ -68,8 +69,8 @@ func (a Allocation) ID() string {
 	return strconv.FormatUint(uint64(a.Job), 10)
 }
 
-// Owner is whose network it is in: the group's name, or the user's number, which no
-// group is called.
+// Owner returns the owner of its network: the group's name, or the user's number,
+// which no group can have as its name.
 func (a Allocation) Owner() string {
 	if a.Group != "" {
 		return a.Group
@@ -87,20 +88,20 @@ func (a Allocation) On(node string) (Pod, bool) {
 	return Pod{}, false
 }
 
-// MAC is the Ethernet address of a pod. It follows from the IP address, so that
-// nobody need ask for it: a locally administered one, with the whole address.
+// MAC returns the Ethernet address of a pod. It is locally administered and contains
+// the IP address, so it needs no lookup.
 func MAC(address netip.Addr) net.HardwareAddr {
 	ip := address.As4()
 	return net.HardwareAddr{0x02, 0x62, ip[0], ip[1], ip[2], ip[3]}
 }
 
-// Number is an IPv4 address as a number.
+// Number returns an IPv4 address as a number.
 func Number(address netip.Addr) uint32 {
 	ip := address.As4()
 	return binary.BigEndian.Uint32(ip[:])
 }
 
-// Address is the IPv4 address with a number.
+// Address returns the IPv4 address for a number.
 func Address(number uint32) netip.Addr {
 	var ip [4]byte
 	binary.BigEndian.PutUint32(ip[:], number)

@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// Protocol begins every message. A side that does not know the version of the
-// other says so instead of guessing.
+// Protocol begins every message. A side that does not support the other's version
+// reports an error.
 const Protocol = "berthd/1"
 
-// maxMessage bounds a message, in bytes. The largest part of one is a list of
+// maxMessage bounds a message, in bytes. The largest part of a message is a list of
 // nodes, which Slurm compresses.
 const maxMessage = 64 << 10
 
 // Socket is the name of berthd's socket in its directory.
 const Socket = "berthd.sock"
 
-// Message is a question or an answer: a line with the protocol and a verb, a
-// line per field, an empty line. It is text that a few lines of C can write.
+// Message is a request or a reply: a line with the protocol and a verb, a line for
+// each field, and an empty line. A few lines of C can write it.
 //
 //	berthd/1 attach
 //	job 42
@@ -31,7 +31,7 @@ type Message struct {
 	Fields map[string]string
 }
 
-// Verbs of questions, and of answers.
+// Verbs of requests and replies.
 const (
 	VerbAttach  = "attach"
 	VerbRelease = "release"
@@ -44,7 +44,7 @@ const (
 	VerbError   = "error"
 )
 
-// Encode writes the message, its fields in the order of their names.
+// Encode writes the message, with its fields sorted by name.
 func (m Message) Encode() []byte {
 	var b bytes.Buffer
 	fmt.Fprintf(&b, "%s %s\n", Protocol, m.Verb)
@@ -61,7 +61,7 @@ func (m Message) Encode() []byte {
 	return b.Bytes()
 }
 
-// Complete says whether the text holds a whole message.
+// Complete reports whether the text holds a whole message.
 func Complete(text []byte) bool { return bytes.HasSuffix(text, []byte("\n\n")) }
 
 // Decode reads a message. The text may come from any user of the node.
@@ -92,7 +92,7 @@ func Decode(text []byte) (Message, error) {
 		if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 			return Message{}, fmt.Errorf("read message: field %s has a control character", name)
 		}
-		// The name of a job may be in any encoding.
+		// The name of a job may have any encoding.
 		m.Fields[name] = strings.ToValidUTF8(value, "?")
 	}
 	return m, nil

@@ -74,7 +74,7 @@ func (s State) speakIPv6(name string) error {
 	return nil
 }
 
-// usableLimit is how long the kernel may take until an address is usable.
+// usableLimit bounds the time until the kernel can use an address.
 const usableLimit = 5 * time.Second
 
 // give adds an address unless it exists. Even without duplicate address detection,

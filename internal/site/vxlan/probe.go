@@ -14,17 +14,18 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Probe says what the kernel, or nft, lacks for the networks of pods. It tries in
-// a network namespace that goes with it. Where pods are routed there are fewer kinds of
-// interfaces; where they have IPv6 addresses there are more rules. nft is the program. It takes root.
+// Probe returns an error that names what the kernel or nft lacks for the networks of
+// pods. It tests in a temporary network namespace and requires root. Routed pods need
+// fewer kinds of interfaces, and IPv6 needs more rules. nft is the program.
 func Probe(ctx context.Context, nft string, routed bool, ipv6 siteconf.IPv6) error {
 	var err error
 	linux.OnNewThread(func() { err = probe(ctx, nft, routed, ipv6) })
 	return err
 }
 
-// ProbeClear says what is missing to remove the rules of networks. berthd does so when it
-// starts, also where something else connects pods: there may have been networks before.
+// ProbeClear checks that nft can remove the rules of networks. berthd removes them
+// when it starts, even if CNI plugins connect pods: tunnels may have been used
+// before.
 func ProbeClear(ctx context.Context, nft string) error {
 	var err error
 	linux.OnNewThread(func() {
@@ -42,7 +43,7 @@ func isolate() error {
 	return nil
 }
 
-// try has nft load rules.
+// try loads rules into nft.
 func try(ctx context.Context, nft, rules string) error {
 	command := exec.CommandContext(ctx, nft, "-f", "-")
 	command.Stdin = strings.NewReader(rules)

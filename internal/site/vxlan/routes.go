@@ -91,7 +91,7 @@ func (k *Kernel) routes(s State, uplink, far netlink.Link) error {
 	return errors.Join(problems...)
 }
 
-// Led returns the pods of other nodes to which a previous daemon left routes. A
+// Led returns the pods of other nodes that routes of a previous daemon lead to. A
 // node's subnet of pods is represented by its first address.
 func (k *Kernel) Led(pods netip.Prefix) ([]Peer, error) {
 	routes, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
@@ -110,8 +110,8 @@ func (k *Kernel) Led(pods netip.Prefix) ([]Peer, error) {
 }
 
 // alsoIPv6 adds a route for the second addresses of pods like the one for their
-// first. It sets no source address: a host without an IPv6 address of its own that
-// pods can answer cannot reach them by IPv6.
+// first. It sets no source address: a host without its own IPv6 address that pods can
+// answer cannot reach them by IPv6.
 func (s State) alsoIPv6(wanted map[string]netlink.Route, to netip.Prefix, route netlink.Route) {
 	if s.dual() {
 		wanted[prefixOf(s.IPv6.SecondOf(to)).String()] = route
@@ -191,8 +191,8 @@ func (s State) checkAs() error {
 }
 
 // CheckAs returns an error if an address that pods are to get from this gateway is in
-// use. It may be this host's own, which would then drop packets for it, or that of
-// one of its routers, for which the gateway would answer ARP.
+// use. If it is this host's own, the host would drop packets for it. If it belongs to
+// one of its routers, the gateway would answer ARP in the router's place.
 func CheckAs(as siteconf.AddressRange) error {
 	if !as.First.IsValid() {
 		return nil

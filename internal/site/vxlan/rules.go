@@ -22,7 +22,7 @@ delete table inet berth
 
 // rules returns the text for 'nft -f' that replaces all our rules atomically. All
 // names in it are ours, and netip prints the addresses: no text from a user gets into
-// it. opened lists the interfaces on which we have enabled forwarding.
+// it. opened lists the interfaces where we have enabled forwarding.
 func (s State) rules(opened []string) string {
 	if !s.active() {
 		return clearRules + s.flows() + s.idle()
@@ -214,7 +214,7 @@ func (s State) input(r *writer) {
 			}
 		}
 		if s.forwards() && s.As.First.IsValid() {
-			// Addresses of pods that have gone or have no connection.
+			// Packets for pods that are gone, or that belong to no connection.
 			r.line("ip daddr %s drop", s.As)
 		}
 	})
@@ -268,7 +268,8 @@ func (s State) forward(r *writer, opened []string) {
 		for _, kind := range s.kinds() {
 			r.line("%[1]s daddr %[2]s %[1]s daddr != %[3]s drop", kind.header, kind.pods, kind.of(s.Gateway))
 		}
-		// This host's kernel must not forward such packets as its own.
+		// The kernel of this host must not forward VXLAN packets from a pod as its
+		// own.
 		r.line("udp dport %d drop", s.Port)
 		r.line("ct state established,related accept")
 		s.jump(r, "saddr", "egress")

@@ -102,12 +102,11 @@ type Peer struct {
 	Address, Via netip.Addr
 }
 
-// ownerPrefix begins the names of all our interfaces, which have 15 bytes at
-// most.
+// ownerPrefix begins the names of all our interfaces. Names have at most 15 bytes.
 const ownerPrefix = "berth"
 
-// gatewayTunnel is that between nodes and gateways on other links. Networks of users
-// have numbers from 1 on.
+// gatewayTunnel is the number of the tunnel between nodes and gateways on other
+// links. Networks of users have numbers from 1.
 const gatewayTunnel = 0
 
 func bridgeName(vni uint32) string { return fmt.Sprintf("%sb%06x", ownerPrefix, vni) }
@@ -116,26 +115,27 @@ func podName(address netip.Addr) string {
 	return fmt.Sprintf("%sp%08x", ownerPrefix, siteconf.Number(address))
 }
 
-// podLink is what a pod sees.
+// podLink is the name of the interface in a pod.
 const podLink = "eth0"
 
-// bridgeMAC is that of all bridges: no frame of theirs leaves the node.
+// bridgeMAC returns the MAC address of all bridges. They can share it because none of
+// their frames leaves the node.
 func bridgeMAC() net.HardwareAddr { return net.HardwareAddr{0x02, 0x62, 'b', 'e', 'r', 't'} }
 
-// Tunnels are sent from privileged ports, and from no others are they taken:
-// otherwise a process of any user on a host, or in a pod, could write packets
-// into the network of another, as VXLAN is nothing but UDP.
+// Tunnels send from privileged ports, and accept packets only from such ports. VXLAN
+// is plain UDP: otherwise a process of any user on a host, or in a pod, could inject
+// packets into another user's network.
 const (
 	firstSource = 512
-	// LastSource has to be root's alone, on all hosts.
+	// LastSource must be reserved for root on all hosts.
 	LastSource = 1023
 )
 
-// overhead of VXLAN over IPv4, in bytes: IP, UDP, VXLAN, Ethernet.
+// overhead of VXLAN over IPv4 in bytes: IP, UDP, VXLAN, Ethernet.
 const overhead = 20 + 8 + 8 + 14
 
-// Sort puts everything into an order that is always the same, so that equal
-// states have equal rules, and are seen to be equal.
+// Sort orders everything in the same way each time, so that equal states compare
+// equal and have equal rules.
 func (s *State) Sort() {
 	slices.SortFunc(s.Outside, func(a, b Peer) int { return a.Address.Compare(b.Address) })
 	slices.SortFunc(s.Gateways, netip.Addr.Compare)

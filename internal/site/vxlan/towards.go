@@ -13,11 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// towardsPods makes this node's addresses towards its pods the node's own, as long as there are pods
-// here. They are the same on all nodes, so no interface may have them but the loopback: OpenMPI, in
-// jobs outside of pods, takes an address that two hosts share for a way between them. The first one is
-// a local route, and on no interface. The second one is an address of the loopback, as by IPv6 the host
-// needs one to send from. Pods know both as permanent neighbours.
+// towardsPods gives this node its addresses towards its pods while there are pods
+// here. They are the same on all nodes, so only the loopback may have them: OpenMPI
+// in jobs outside of pods takes an address that two hosts share for a connection
+// between them. The first address is a local route and on no interface. The second
+// one is an address of the loopback, because a host needs an IPv6 address to send
+// from. Pods have permanent neighbour entries for both.
 func (k *Kernel) towardsPods(s State) error {
 	var first, second netip.Addr
 	if len(s.Networks) > 0 {
@@ -36,8 +37,8 @@ func (k *Kernel) towardsPods(s State) error {
 	return k.leaveInterfaces(s)
 }
 
-// takeFirst has packets for the address be for this host, and for no other that was taken so. With
-// an invalid address it is none.
+// takeFirst adds a local route for the address and removes those that it added for
+// others. With an invalid address it only removes.
 func takeFirst(lo netlink.Link, address netip.Addr) error {
 	have, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {
@@ -53,7 +54,8 @@ func takeFirst(lo netlink.Link, address netip.Addr) error {
 		}
 	}
 	if address.IsValid() && !there {
-		// Beside the kernel's own for an address that an interface still has.
+		// The kernel has its own route for an address that is still on an interface:
+		// append to it.
 		route := &netlink.Route{LinkIndex: lo.Attrs().Index, Dst: single(address), Type: unix.RTN_LOCAL, Scope: unix.RT_SCOPE_HOST, Table: unix.RT_TABLE_LOCAL, Protocol: protocol}
 		if err := netlink.RouteAppend(route); err != nil {
 			problems = append(problems, fmt.Errorf("add local route to %s: %w", address, err))
@@ -62,8 +64,8 @@ func takeFirst(lo netlink.Link, address netip.Addr) error {
 	return errors.Join(problems...)
 }
 
-// takeSecond gives the loopback the address, and takes others away that it was given so. Files
-// remember these: the configuration may say another one by then, or none.
+// takeSecond gives the loopback the address, and removes others that it has given to
+// it. Files record these, because the configuration may have changed since.
 func (k *Kernel) takeSecond(lo netlink.Link, address netip.Addr) error {
 	marks, err := filepath.Glob(k.markLoopback("*"))
 	if err != nil {
@@ -99,9 +101,9 @@ func (k *Kernel) markLoopback(address string) string {
 	return filepath.Join(k.Dir, "loopback-"+address)
 }
 
-// leaveInterfaces takes the addresses from the interfaces to pods, to which daemons before gave them.
-// With the last IPv4 address of an interface the kernel forgets its routes and neighbours, which
-// are set after this.
+// leaveInterfaces removes the addresses that previous daemons gave to interfaces of
+// pods. When the last IPv4 address of an interface goes, the kernel drops its routes
+// and neighbours; they are set after this.
 func (k *Kernel) leaveInterfaces(s State) error {
 	if k.left {
 		return nil
