@@ -27,11 +27,12 @@ const (
 	agentPods = "10.128.0.0/16"
 )
 
-// etcdOf has the program of these tests be etcd: in the folder, for clients and for peers.
+// etcdOf makes the test program run etcd. Its value holds the directory, and the
+// addresses for clients and peers.
 const etcdOf = "BERTH_TEST_ETCD"
 
-// TestMain makes this program the etcd of BenchmarkAgents, too, whose processor time is to be told
-// from that of its clients. It ends with its stdin.
+// TestMain also makes this program the etcd of BenchmarkAgents, so that etcd's
+// processor time can be measured separately. That etcd ends with its stdin.
 func TestMain(m *testing.M) {
 	if at := strings.Fields(os.Getenv(etcdOf)); len(at) == 3 {
 		e, err := startEtcd(at[0], url.URL{Scheme: "http", Host: at[1]}, url.URL{Scheme: "http", Host: at[2]})
@@ -54,7 +55,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// etcdProcess is an etcd of its own, and says how much processor time it has used.
+// etcdProcess starts a separate etcd. spent returns its processor time.
 func etcdProcess(t testing.TB) (endpoint string, spent func() time.Duration) {
 	t.Helper()
 	self, err := os.Executable()
@@ -90,7 +91,8 @@ func etcdProcess(t testing.TB) (endpoint string, spent func() time.Duration) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// After the name, which may have spaces: what proc(5) numbers 14 and 15, in hundredths of a second.
+		// Start after the name, which may contain spaces. Fields 14 and 15 of proc(5)
+		// are in hundredths of a second.
 		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 		var sum time.Duration
 		for _, field := range fields[11:13] {
@@ -104,8 +106,8 @@ func etcdProcess(t testing.TB) (endpoint string, spent func() time.Duration) {
 	}
 }
 
-// agents are the parts of so many berthds that talk to the etcd of the first one, each with
-// a connection of its own, in one process.
+// agents returns the etcd clients of count berthds in one process. Each has its own
+// connection to the etcd of the first one.
 func agents(t testing.TB, first *Store, count int) []*Store {
 	t.Helper()
 	all := make([]*Store, count)
@@ -125,8 +127,8 @@ func agents(t testing.TB, first *Store, count int) []*Store {
 
 func agentName(i int) string { return fmt.Sprintf("node%03d", i) }
 
-// learn returns when an agent has heard of an allocation of a user, as a node does that
-// is not its job's first.
+// learn returns when an agent has received an allocation of a user, as on a node that
+// is not the job's first.
 func learn(ctx context.Context, s *Store, owner string) (siteconf.Allocation, error) {
 	prefix := networkPrefix(owner)
 	all, revision, err := s.Networks(ctx, prefix)
@@ -151,7 +153,7 @@ func learn(ctx context.Context, s *Store, owner string) (siteconf.Allocation, er
 	return siteconf.Allocation{}, err
 }
 
-// together runs something for each agent at once, and returns how long all of it takes.
+// together runs a function for each agent concurrently, and returns the total time.
 func together(t testing.TB, count int, do func(i int) error) time.Duration {
 	t.Helper()
 	began := time.Now()
@@ -167,8 +169,9 @@ func together(t testing.TB, count int, do func(i int) error) time.Duration {
 	return time.Since(began)
 }
 
-// BenchmarkAgents is what 400 nodes ask of one etcd: for one job over all of them, and
-// for a job on each at once, of as many users. The processor time is that of etcd for each agent and job.
+// BenchmarkAgents measures the load of 400 nodes on one etcd: for one job on all of
+// them, and for a job of a different user on each at once. The processor time is
+// etcd's, for each agent and job.
 func BenchmarkAgents(b *testing.B) {
 	b.Run("one job on 400 nodes", func(b *testing.B) {
 		endpoint, spent := etcdProcess(b)

@@ -105,8 +105,9 @@ func runCommand(ctx context.Context, flags *flag.FlagSet, args []string) error {
 	if !config.ByCNI() {
 		warnOfPorts(config)
 	}
-	// What it does waits for the kernel, or for etcd. With more, Go's threads that look for work
-	// cost more than the work, on nodes whose cores are for jobs.
+	// Most of berthd's time is spent waiting for the kernel or etcd. With more than
+	// one P, Go's idle threads that look for work cost more than the work, on nodes
+	// whose cores are for jobs.
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
@@ -145,7 +146,8 @@ func checkCommand(ctx context.Context, flags *flag.FlagSet, args []string) error
 	return nil
 }
 
-// warnOfPorts: a site may have its reasons, so it is told, and the configuration is right.
+// warnOfPorts warns only: a site may have its reasons, and the configuration is
+// valid.
 func warnOfPorts(config siteconf.Config) {
 	if err := portsOfRoot(unprivileged, config.Tunnel.Port); err != nil {
 		fmt.Fprintln(os.Stderr, "berthd: warning: ports of tunnels:", err)

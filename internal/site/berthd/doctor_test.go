@@ -57,7 +57,8 @@ func TestTheDoctorSaysAllThatIsWrong(t *testing.T) {
 	}
 }
 
-// berthd has nft remove rules also where plugins connect pods, and does not start without.
+// berthd also removes rules with nft if plugins connect pods, and does not start
+// without it.
 func TestNftIsAskedForWithCNI(t *testing.T) {
 	for _, list := range []string{"", "/site.conflist"} {
 		config := siteconf.Default()
@@ -68,8 +69,8 @@ func TestNftIsAskedForWithCNI(t *testing.T) {
 	}
 }
 
-// A port that any user can open keeps the kernel from starting tunnels, and one that he can send
-// from lets him write into all.
+// A user who can open the tunnel port keeps the kernel from starting tunnels. A user
+// who can send from a port of tunnels can inject packets into all of them.
 func TestPortsOfUsersAreToldOf(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "first")
 	for _, c := range []struct {
@@ -96,7 +97,8 @@ func TestPortsOfUsersAreToldOf(t *testing.T) {
 	}
 }
 
-// Hosts write where their tunnels end, and the doctor says who has another port than its own.
+// Hosts register their tunnel port, and the doctor lists the hosts whose port differs
+// from its own.
 func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	said := func() error {
@@ -123,7 +125,7 @@ func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
 	if err := said(); err == nil || !strings.Contains(err.Error(), "it is 289 here and 300 on n1, 4789 on n2,n3,n4,n5,n6 and 3 more,") {
 		t.Errorf("%v", err)
 	}
-	// Where plugins connect pods there are no tunnels.
+	// If plugins connect pods, there are no tunnels.
 	for list, asked := range map[string]bool{"": true, "/site.conflist": false} {
 		config := siteconf.Default()
 		config.CNI.List = list
@@ -133,7 +135,7 @@ func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
 	}
 }
 
-// A host that tracks fewer connections than some pods may have loses its own.
+// A host that tracks fewer connections than some pods may open loses its own.
 func TestTooFewConnectionsAreToldOf(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "max")
 	if err := leavesConnections(path, 8192); err != nil {
@@ -150,8 +152,8 @@ func TestTooFewConnectionsAreToldOf(t *testing.T) {
 	}
 }
 
-// A name server of the host's on all addresses has the port of pods' name server; one on an address
-// has not.
+// A name server of the host on all addresses occupies the port of the pods' name
+// server; one on a single address does not.
 func TestANameServerOnAllAddressesIsToldOf(t *testing.T) {
 	own, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// docs/pcocc.md says what shows each sentence of the paper, and which of it `make test`
-// does not run.
+// docs/pcocc.md names the test of each sentence of the paper, and marks the tests
+// that `make test` does not run.
 func TestThePageSaysWhatOnlyTheLongFormRuns(t *testing.T) {
 	script, err := os.ReadFile("../../../test/site/run")
 	if err != nil {

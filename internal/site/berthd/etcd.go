@@ -14,7 +14,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Member is a member of berth's own etcd cluster, for sites that have none.
+// Member configures a member of an etcd cluster that berth runs, for sites without
+// etcd.
 type Member struct {
 	Name string
 	// Dir is its data directory, on a disk.

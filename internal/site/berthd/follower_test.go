@@ -2,8 +2,8 @@ package berthd
 
 import "testing"
 
-// A job that Slurm has put into the queue again keeps its number, and may be given addresses
-// here before this node is told that its former ones are free.
+// A requeued job keeps its number. It may get addresses here before this node learns
+// that its former ones are free.
 func TestALaterAllocationStaysWhenTheFormerOneIsFreed(t *testing.T) {
 	w := newWired(t)
 	former := w.allocate(1, 1000)

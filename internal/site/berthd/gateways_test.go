@@ -44,14 +44,14 @@ func TestPodsKeepTheirGateway(t *testing.T) {
 	if got := g.assign(pods); !maps.Equal(got, after) {
 		t.Errorf("etcd knows of none: %v, before %v", got, after)
 	}
-	// One that is over is forgotten.
+	// A pod that has ended is forgotten.
 	if got := g.assign(pods[:1]); len(got) != 1 {
 		t.Errorf("after the end of others: %v", got)
 	}
 }
 
-// A gateway that only this node does not reach has no pods of it, unless there is no
-// other one.
+// A gateway that only this node cannot reach gets none of its pods, unless there is
+// no other gateway.
 func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
@@ -76,7 +76,8 @@ func TestPodsLeaveAGatewayThatIsNotReached(t *testing.T) {
 	}
 }
 
-// A gateway with pods reaches itself, so that one other is enough to ask and to leave.
+// A gateway with pods always reaches itself, so one other gateway is enough to probe
+// and to leave.
 func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 	host, other := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	pods := []netip.Addr{netip.MustParseAddr("10.128.0.2"), netip.MustParseAddr("10.128.0.3")}
@@ -97,13 +98,14 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 	if used := count(g.assign(pods)); used[host] != 2 {
 		t.Errorf("pods are at %v", used)
 	}
-	// On another node both are others.
+	// On another node both gateways are others.
 	if asked, own := g.asked(netip.MustParseAddr("192.168.0.3")); len(asked) != 2 || own {
 		t.Errorf("asked are %v, own: %t", asked, own)
 	}
 }
 
-// The host of a gateway that does not live is reached all the same, and has no pods.
+// The host of a gateway whose daemon has stopped is still reachable, and its gateway
+// gets no pods.
 func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	w := newWired(t)
 	w.config.Gateways.On = []string{"gw1", "gw2"}
@@ -163,7 +165,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	if !known(second, moved)() {
 		t.Errorf("without any that lives %v are known", w.gateways.all())
 	}
-	// As an etcd that was made anew.
+	// Act as if etcd were new.
 	if _, err := w.store.client.Delete(t.Context(), nodesKey, clientv3.WithPrefix()); err != nil {
 		t.Fatal(err)
 	}
@@ -175,8 +177,8 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	}
 }
 
-// A host that reaches all pods does so by the ways of the daemon before until etcd, which may
-// be away, has said which there are.
+// A host that reaches all pods keeps the routes of the previous daemon until etcd,
+// which may be unavailable, has answered.
 func TestWaysStayUntilEtcdAnswers(t *testing.T) {
 	w := newWired(t)
 	w.cni = nil
@@ -203,7 +205,7 @@ func TestWaysStayUntilEtcdAnswers(t *testing.T) {
 	}
 }
 
-// Pods that are alone on their nodes spread as well.
+// Pods that are each the only one on their node spread over the gateways too.
 func TestLonePodsSpread(t *testing.T) {
 	living := map[string]netip.Addr{"gw1": netip.MustParseAddr("192.168.0.1"), "gw2": netip.MustParseAddr("192.168.0.2")}
 	all := map[netip.Addr]netip.Addr{}

@@ -28,7 +28,8 @@ func TestMetricsAreAsWritten(t *testing.T) {
 	testutil.Golden(t, "metrics.txt", text.String())
 }
 
-// Who has the port first does not end the daemon: metrics are served when he lets go.
+// A user who has the port does not end the daemon: metrics are served when the port
+// is free.
 func TestMetricsWaitForTheirPort(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -59,7 +60,7 @@ func TestMetricsWaitForTheirPort(t *testing.T) {
 	}
 }
 
-// told is a log of which each line is sent on.
+// told is a log that sends each line to the channel.
 type told chan string
 
 func (l told) Write(line []byte) (int, error) {

@@ -12,7 +12,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// A user names his own job, for as long as it lives, and others' not.
+// A user can name his own job while it runs, and no job of others.
 func TestUsersNameTheirJobs(t *testing.T) {
 	w := newWired(t)
 	a, other := w.allocate(1, 1000), w.allocate(2, 1001)
@@ -34,14 +34,14 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	name(1000, 1, "web.default,api", "")
 	w.await("others know the names", has("api", "web.default"))
 	w.await("the daemon knows what etcd has", w.keeps("api", "web.default"))
-	// The same once more is no change.
+	// The same names again are no change.
 	name(1000, 1, "api,web.default", "")
 	name(1000, 1, "web", "")
 	name(1000, 1, "db", "")
 	w.await("they know the new ones", has("db"))
 	w.await("the daemon knows the new ones", w.keeps("db"))
-	// Three times were free. Now there has to be a pause, which is that of the other jobs
-	// in this network as well.
+	// Three changes were free. The next one needs a pause, which also applies to
+	// other jobs in this network.
 	renamedAt := func(when time.Time) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -61,7 +61,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	name(1000, 1, "db", "")
 	w.await("they know the ones after the pause", has("db"))
 	w.await("the daemon knows the ones after the pause", w.keeps("db"))
-	// etcd has lost them.
+	// etcd loses the names.
 	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "")); err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	w.keep("1", "db")
 	w.relist()
 	w.await("they know them again", has("db"))
-	// Who was cut off while they were taken back does not bring them back.
+	// A node that was cut off while names were removed does not restore them.
 	if _, err := w.store.SetNames(t.Context(), a, "", nil); err != nil {
 		t.Fatal(err)
 	}
@@ -101,8 +101,8 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	}
 }
 
-// namesOf are all names that a follower knows of an allocation, those by which runs on a
-// node serve something behind the node's.
+// namesOf returns all names of an allocation that a follower knows. Names from runs
+// on a node have the node's name as a prefix.
 func namesOf(f *follower, a siteconf.Allocation) []string {
 	var all []string
 	for which, now := range f.allNames() {
@@ -116,7 +116,8 @@ func namesOf(f *follower, a siteconf.Allocation) []string {
 	return all
 }
 
-// keeps says whether the daemon has these names of job 1, should etcd lose them.
+// keeps reports whether the daemon has these names of job 1, to restore them if etcd
+// loses them.
 func (w *wired) keeps(names ...string) func() bool {
 	return func() bool {
 		w.mu.Lock()
@@ -125,15 +126,15 @@ func (w *wired) keeps(names ...string) func() bool {
 	}
 }
 
-// keep has the daemon have names of a job that etcd had once.
+// keep gives the daemon names of a job that etcd had before.
 func (w *wired) keep(id string, names ...string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.local[id].named = given{names: names, revision: 1}
 }
 
-// Of two nodes on which a job's names are changed, each keeps the later ones, in whichever
-// order it hears of both.
+// If two nodes change a job's names, each keeps the later names, in whatever order it
+// receives both changes.
 func TestLateNamesAreNotKept(t *testing.T) {
 	d := &Daemon{local: map[string]*localPod{"1": {Allocation: siteconf.Allocation{Job: 1, After: 7}}}}
 	for _, now := range []given{{[]string{"theirs"}, 12}, {[]string{"mine"}, 11}, {nil, 10}} {
@@ -145,9 +146,9 @@ func TestLateNamesAreNotKept(t *testing.T) {
 	}
 }
 
-// Where berthd is installed anew on one node after the other, names that are given on a
-// new one must not stop those of before, which take all in etcd for allocations and the
-// last part of a key for a job.
+// During an upgrade node by node, names written by a new berthd must not stop an old
+// one. An old berthd takes all keys in etcd for allocations, and the last part of a
+// key for a job.
 func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	a, err := s.Allocate(t.Context(), request(1, 1000))
@@ -174,7 +175,7 @@ func TestABerthdOfBeforeLeavesNamesAlone(t *testing.T) {
 	}
 }
 
-// What a later berthd writes beside allocations is none of this one's business.
+// This berthd ignores keys that a later version writes beside allocations.
 func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
@@ -219,7 +220,7 @@ func TestKeysOfALaterBerthdAreLeftAlone(t *testing.T) {
 	}
 }
 
-// Whatever a group is called, its keys are told apart by position.
+// Keys are distinguished by position, whatever name a group has.
 func TestKeysOfNames(t *testing.T) {
 	a := siteconf.Allocation{Job: 7, Group: namedPart, After: 9}
 	for _, node := range []string{"", "n0", namedEnd, namedPart} {

@@ -32,7 +32,7 @@ type nameServer struct {
 	config siteconf.DNS
 	// dir holds the table and the life files, and nothing else.
 	dir string
-	// address is where it listens.
+	// address is the address of its port 53.
 	address netip.Addr
 	log     *slog.Logger
 	// again requests another apply.
@@ -48,7 +48,7 @@ type nameServer struct {
 // nobody is the user of CoreDNS, which needs only its port and one file.
 const nobody = 65534
 
-// nameServerStart is how long CoreDNS may take to listen.
+// nameServerStart bounds the time until CoreDNS listens.
 const nameServerStart = 5 * time.Second
 
 var corefile = template.Must(template.New("Corefile").Parse(`.:53 {

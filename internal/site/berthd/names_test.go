@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// lastingServer keeps what it is told, and lasts as long as its program is there: longer
-// than its life.
+// lastingServer records its configuration, and runs as long as its program file
+// exists: longer than its life file.
 const lastingServer = `#!/bin/sh
 cat >"$0.$$"
 echo ready >&3
@@ -24,10 +24,10 @@ while [ -e "$0" ]; do sleep 0.01; done
 rm "$0.$$"
 `
 
-// served is a name server as its program knows it.
+// served holds the paths that a name server received.
 type served struct{ table, life string }
 
-// nodeOfServers is a node on which berthds, one after the other, start name servers.
+// nodeOfServers is a node where several berthds in turn start name servers.
 type nodeOfServers struct {
 	t            *testing.T
 	program, dir string
@@ -36,7 +36,7 @@ type nodeOfServers struct {
 
 func newNodeOfServers(t *testing.T) *nodeOfServers {
 	t.Helper()
-	testutil.Require(t, testutil.Root) // the program is nobody's
+	testutil.Require(t, testutil.Root) // the program runs as nobody
 	top := t.TempDir()
 	s := &nodeOfServers{t: t, program: filepath.Join(top, "server"), dir: filepath.Join(top, "names"), known: map[string]bool{}}
 	for dir, mode := range map[string]os.FileMode{filepath.Dir(top): 0o755, top: 0o777} {
@@ -71,7 +71,7 @@ func (s *nodeOfServers) berthd() *nameServer {
 	}
 }
 
-// started is the one that has come last.
+// started returns the name server that started last.
 func (s *nodeOfServers) started() served {
 	s.t.Helper()
 	for _, path := range s.told() {
@@ -94,7 +94,7 @@ func (s *nodeOfServers) started() served {
 	return served{}
 }
 
-// knows says whether one that was asked now would answer for a cluster's pods.
+// knows checks whether the server would now answer for a cluster's pods.
 func (s served) knows(t *testing.T, cluster string) {
 	t.Helper()
 	text, err := os.ReadFile(s.table)
@@ -113,7 +113,7 @@ func (s served) lives() bool {
 	return err == nil
 }
 
-// A name server that is to end still gets queries, beside the next one.
+// A name server that is about to end still receives queries, beside its successor.
 func TestAllNameServersKnowTheNames(t *testing.T) {
 	s := newNodeOfServers(t)
 	n := s.berthd()

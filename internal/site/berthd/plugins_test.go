@@ -8,8 +8,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// A job has no addresses until plugins have given them; all nodes hear of them, and no
-// two pods have the same.
+// A job has no addresses until plugins have assigned them. All nodes receive them,
+// and no two pods have the same.
 func TestAddressesOfPluginsAreTold(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.CNI.List = "/site.conflist"
@@ -54,7 +54,8 @@ func TestAddressesOfPluginsAreTold(t *testing.T) {
 	if err := publish(second, "n1", "10.128.0.7"); err == nil || !strings.Contains(err.Error(), "1 on n0 has it") {
 		t.Errorf("an address of another pod: %v", err)
 	}
-	// What n0 has given back its own plugins may give again, before etcd hears of it.
+	// Plugins of n0 may assign an address again that was returned to them, before
+	// etcd learns of the return.
 	if err := publish(second, "n0", "10.128.0.7"); err != nil {
 		t.Errorf("an address that was given back: %v", err)
 	}

@@ -30,7 +30,7 @@ func inLine(t *testing.T, s *Store) int64 {
 	return got.Count
 }
 
-// awaitLine returns when so many do.
+// awaitLine waits until so many writers are in the queue.
 func awaitLine(t *testing.T, s *Store, want int64) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); inLine(t, s) != want; time.Sleep(time.Millisecond) {
@@ -40,7 +40,7 @@ func awaitLine(t *testing.T, s *Store, want int64) {
 	}
 }
 
-// awaitEnd returns when something is done that must not go on for ever.
+// awaitEnd fails the test if something does not end.
 func awaitEnd(t *testing.T, what string, done <-chan struct{}) {
 	t.Helper()
 	select {
@@ -83,7 +83,8 @@ func TestNobodyStandsInLineForEver(t *testing.T) {
 	awaitLine(t, s, 0)
 }
 
-// rivals have somebody else allocate before each transaction, so that all are too late.
+// rivals has another writer allocate before each transaction, so that every
+// transaction is too late.
 type rivals struct {
 	clientv3.KV
 	put func()
@@ -94,7 +95,7 @@ func (r rivals) Txn(ctx context.Context) clientv3.Txn {
 	return r.KV.Txn(ctx)
 }
 
-// watched says when somebody watches.
+// watched signals the start of a watch.
 type watched struct {
 	clientv3.Watcher
 	begun chan struct{}
@@ -105,8 +106,7 @@ func (w watched) Watch(ctx context.Context, key string, options ...clientv3.OpOp
 	return w.Watcher.Watch(ctx, key, options...)
 }
 
-// A step that stands in line learns that etcd does not answer any more before the
-// plugin has given up.
+// A step in the queue learns that etcd no longer answers before the plugin gives up.
 func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	first := enter(t, s)
@@ -142,8 +142,8 @@ func TestAnEtcdThatIsCutOffKeepsNobodyInLine(t *testing.T) {
 	awaitLine(t, s, 1)
 }
 
-// What berthd itself waits for etcd, one after the other, leaves two seconds of what
-// the plugin waits for berthd.
+// All of berthd's limits for etcd in sequence end two seconds before the plugin's
+// limit for berthd.
 func TestThePluginWaitsLongerThanBerthd(t *testing.T) {
 	text, err := os.ReadFile("../../../spank/client.c")
 	if err != nil {
@@ -173,8 +173,8 @@ func (c counted) Txn(ctx context.Context) clientv3.Txn {
 	return c.KV.Txn(ctx)
 }
 
-// Nodes that allocate at once cost etcd transactions in proportion to their number, not
-// to its square.
+// Concurrent allocations cost etcd a number of transactions in proportion to the
+// number of nodes, not to its square.
 func TestFortyNodesAllocateAtOnce(t *testing.T) {
 	const count = 40
 	all := agents(t, newStore(t, agentPods), count)
@@ -199,15 +199,16 @@ func TestFortyNodesAllocateAtOnce(t *testing.T) {
 		}
 		jobs[a.Pods[0].Address] = a.Job
 	}
-	// Each tries alone once, joins the line, and has its turn. One whose turn it is may be
-	// too late for one who comes alone, which each does once. A try is two transactions.
+	// Each node tries once without the queue, joins it, and has its turn. A node may
+	// lose its turn to one that tries without the queue; each does so once. A try is
+	// two transactions.
 	if n, most := asked.Load(), int64(count*(2+1+2+2)); n > most {
 		t.Errorf("%d transactions for %d nodes, want at most %d", n, count, most)
 	}
 	awaitLine(t, all[0], 0)
 }
 
-// cable is a way to etcd that can be cut: what is sent then is neither delivered nor
+// cable is a connection to etcd that can be cut: data is then neither delivered nor
 // refused.
 type cable struct {
 	address string
@@ -243,7 +244,7 @@ func newCable(t *testing.T, endpoint string) *cable {
 				near.Close()
 				continue
 			}
-			// Each way ends the other one, so all end with the client.
+			// Each direction ends the other one, so all end with the client.
 			group.Go(func() { c.pass(near, far) })
 			group.Go(func() { c.pass(far, near) })
 		}

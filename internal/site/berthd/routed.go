@@ -7,9 +7,9 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// chooseRouted takes the lowest free address of each node's own subnet. Its first and its
-// last are nobody's, as those of a network are, and neither is that of all nodes towards
-// their pods, in whosever subnet it is.
+// chooseRouted takes the lowest free address of each node's own subnet. It never
+// takes the first and the last address of the subnet, nor the address of all nodes
+// towards their pods, in whichever subnet that is.
 func chooseRouted(subnets map[string]netip.Prefix, gateway netip.Addr, taken map[netip.Addr]bool, via map[string]netip.Addr, nodes []string) ([]siteconf.Pod, error) {
 	var chosen []siteconf.Pod
 	for _, node := range nodes {
@@ -37,7 +37,7 @@ func errNoSubnet(node string) error {
 	return fmt.Errorf("node %s has no subnet of pods: add it to 'routed' in the configuration of all nodes", node)
 }
 
-// hasSubnet is for nodes that have pods.
+// hasSubnet returns an error if a node that has pods has no subnet.
 func hasSubnet(config siteconf.Config, node string) error {
 	if _, found := config.Subnets()[node]; !found {
 		return errNoSubnet(node)

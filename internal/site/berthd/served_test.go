@@ -15,7 +15,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// newServing is a daemon with names and job 1 of user 1000.
+// newServing returns a daemon with names and job 1 of user 1000.
 func newServing(t *testing.T) (*wired, siteconf.Allocation) {
 	t.Helper()
 	w := newWired(t)
@@ -28,7 +28,8 @@ func newServing(t *testing.T) (*wired, siteconf.Allocation) {
 	return w, a
 }
 
-// beginRun begins one of job 1's that serves something, and returns what it holds.
+// beginRun starts a run of job 1 that serves under names. It returns the file that
+// the run holds.
 func (w *wired) beginRun(names string) (held *os.File, answer map[string]string) {
 	w.t.Helper()
 	answer = map[string]string{}
@@ -40,7 +41,7 @@ func (w *wired) beginRun(names string) (held *os.File, answer map[string]string)
 	return files[0], answer
 }
 
-// refuseRun begins one that gets no names.
+// refuseRun starts a run that gets no names.
 func (w *wired) refuseRun(uid, job uint32, names, want string) {
 	w.t.Helper()
 	files, err := w.NameRun(w.t.Context(), uid, job, names, map[string]string{})
@@ -49,7 +50,7 @@ func (w *wired) refuseRun(uid, job uint32, names, want string) {
 	}
 }
 
-// endRun ends a run, and does what the daemon does then.
+// endRun ends a run and updates names as the daemon does.
 func (w *wired) endRun(held *os.File) {
 	w.t.Helper()
 	if err := held.Close(); err != nil {
@@ -65,7 +66,7 @@ func (w *wired) look() {
 	}
 }
 
-// heldFiles are those that runs hold.
+// heldFiles counts the files that runs hold.
 func (w *wired) heldFiles() int {
 	w.t.Helper()
 	w.serving.Lock()
@@ -90,14 +91,14 @@ func (w *wired) servedFiles() int {
 	return len(entries)
 }
 
-// renamedAt says when names were changed last that had to wait for it.
+// renamedAt sets the time of the last change of names that is subject to the pause.
 func (w *wired) renamedAt(f *follower, when time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f.renamedAt = when
 }
 
-// Names of a run are there beside all others, and go with it.
+// Names of a run exist beside all others, and are removed when it ends.
 func TestNamesOfRunsGoWithThem(t *testing.T) {
 	w, a := newServing(t)
 	w.local["2"] = &localPod{Allocation: w.allocate(2, 1001), ready: true}
@@ -125,7 +126,7 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	has("db", "n0/api", "n0/web.default")
 	w.endRun(first)
 	has("db", "n0/web.default")
-	// Those of another node are that one's.
+	// Names from another node stay that node's.
 	if _, err := w.store.SetNames(t.Context(), a, "n1", []string{"theirs"}); err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +136,7 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	if files := w.heldFiles(); files != 0 {
 		t.Errorf("%d files are held", files)
 	}
-	// They have changed four times, and now have to wait.
+	// They have changed four times, so the next change has to wait.
 	w.renamedAt(f, time.Now())
 	third, answer := w.beginRun("late")
 	if answer["wait"] == "" {
@@ -146,7 +147,7 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	w.renamedAt(f, time.Now().Add(-namesPause))
 	w.look()
 	has("db", "n0/late", "n1/theirs")
-	// So have those that are taken back.
+	// The removal of names has to wait too.
 	w.endRun(third)
 	has("db", "n0/late", "n1/theirs")
 	w.renamedAt(f, time.Now().Add(-namesPause))
@@ -154,8 +155,8 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	has("db", "n1/theirs")
 }
 
-// A new daemon knows from the files what runs hold, and etcd is told again of what it has
-// lost.
+// A new daemon reads from the files which names runs hold, and writes them again if
+// etcd has lost them.
 func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	w, a := newServing(t)
 	f := w.following("1000")
@@ -192,7 +193,7 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	w.await("the daemon has heard of it", serves())
 	w.look()
 	has("n0/web")
-	// Where all was lost while it was cut off, it has heard of nothing.
+	// If etcd lost everything while it was cut off, the daemon received no event.
 	w.await("the daemon knows that etcd has them again", serves("web"))
 	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "n0")); err != nil {
 		t.Fatal(err)
@@ -230,8 +231,8 @@ func TestRunsWithNamesAreLimited(t *testing.T) {
 	w.beginRun("more")
 }
 
-// A run that gives up its lock and keeps its file has none of the memory that counts: all
-// files of a job are there once, and a run that comes later writes one of them anew.
+// A run that releases its lock and keeps its file open cannot use up memory. Each
+// file of a job exists only once, and a later run rewrites it.
 func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 	w, a := newServing(t)
 	f := w.following("1000")
@@ -254,7 +255,7 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 	if n := w.servedFiles(); len(files) > maxServed || n > maxServed {
 		t.Errorf("runs hold %d files in memory, and %d are in the directory: want %d at most", len(files), n, maxServed)
 	}
-	// Who takes his lock again takes that file, and keeps what is in it now.
+	// A run that takes its lock again gets that file with its current contents.
 	run, _ := w.beginRun("api")
 	if err := unix.Flock(int(first.Fd()), unix.LOCK_SH); err != nil {
 		t.Fatal(err)
@@ -275,13 +276,14 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 	}
 }
 
-// A file that cannot be read costs its own job alone new names, and takes nobody any.
+// An unreadable file keeps only its own job from getting new names. Existing names
+// stay.
 func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 	w, a := newServing(t)
 	w.local["2"] = &localPod{Allocation: w.allocate(2, 1000), ready: true}
 	f := w.following("1000")
 	w.beginRun("web")
-	// A link to itself, as root reads everything else.
+	// Use a link to itself, because root can read everything else.
 	broken := w.servedFile(fmt.Sprintf("1-%d-3", a.After))
 	if err := os.Symlink(broken, broken); err != nil {
 		t.Fatal(err)
@@ -300,7 +302,8 @@ func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 	})
 }
 
-// Of jobs in a network who waits longest has its names first, and all are told how long.
+// Of the jobs in a network, the one that has waited longest gets its names first, and
+// each learns how long it has to wait.
 func TestNamesOfRunsWaitInLine(t *testing.T) {
 	w, _ := newServing(t)
 	f := w.following("1000")
@@ -334,7 +337,7 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 	}
 }
 
-// What is of no use any more goes, whoever holds it.
+// Useless files are removed, even if a run holds them.
 func TestUselessFilesOfRunsGo(t *testing.T) {
 	w, a := newServing(t)
 	w.beginRun("web")
@@ -363,7 +366,7 @@ func TestUselessFilesOfRunsGo(t *testing.T) {
 	}
 }
 
-// A run without its names learns so, and nothing of it stays.
+// A run that gets no names receives the error, and leaves nothing behind.
 func TestRunsWithoutNames(t *testing.T) {
 	w, _ := newServing(t)
 	if err := w.store.client.Close(); err != nil {
@@ -381,7 +384,8 @@ func TestRunsWithoutNames(t *testing.T) {
 	w.refuseRun(1000, 1, "web", "has no names")
 }
 
-// The name server is told where what runs serve is to be had, and what leads to all.
+// The name server resolves a name from a run to the pod on the run's node, and a name
+// of the job to all pods.
 func TestNamesOfRunsLeadToTheirNodes(t *testing.T) {
 	a := siteconf.Allocation{Job: 7, UID: 1000, User: "alice", Name: "shop", After: 9}
 	for i, node := range []string{"n0", "n1", "n2"} {

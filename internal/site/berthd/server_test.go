@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// Connections that users leave open keep out neither root nor other users.
+// Connections that users keep open do not block root or other users.
 func TestAUserCannotKeepOthersOut(t *testing.T) {
 	var all clientLimits
 	s := entrance{&all}
@@ -53,7 +53,7 @@ func TestAUserCannotKeepOthersOut(t *testing.T) {
 	}
 }
 
-// entrance is for tests that know who leaves.
+// entrance is for tests that do not use what enter returns for leaving.
 type entrance struct{ *clientLimits }
 
 func (e entrance) enter(uid uint32) bool {
@@ -61,7 +61,8 @@ func (e entrance) enter(uid uint32) bool {
 	return entered
 }
 
-// A user with subordinate numbers has as many connections with all of them, and his own, as another one.
+// A user with subordinate numbers gets as many connections with all of them and his
+// own number as any other user.
 func TestSubordinateNumbersAreOneUser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "subuid")
 	number := func(name string) (uint32, bool) { return 1001, name == "bob" }
@@ -104,8 +105,8 @@ func TestSubordinateNumbersAreOneUser(t *testing.T) {
 	}
 }
 
-// What users can have asked as often as they like is not in the log: their own questions, those of
-// berth-session, which is root, and what is none at all.
+// Requests that users can repeat at will are not logged: their own requests, requests
+// of berth-session, which is root, and invalid messages.
 func TestUsersDoNotFillTheLog(t *testing.T) {
 	for _, question := range []struct {
 		text   []byte
@@ -143,7 +144,7 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 	}
 }
 
-// A user whose sessions begin without end keeps his own from beginning, and nobody else's.
+// A user who starts sessions endlessly blocks only his own.
 func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 	d := sessionsOf(t)
 	d.node = "n1"
@@ -170,8 +171,8 @@ func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 	}
 }
 
-// Programs with a set-user-ID bit connect as root, and count as connections of their user. Some that say
-// nothing are kept, and no more.
+// Set-user-ID programs connect as root but count for their user. Only a limited
+// number of silent ones is kept.
 func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	run := t.TempDir()
@@ -190,7 +191,7 @@ func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 		}
 	}()
 
-	// As with the bit: bob has started it, and it is root.
+	// As with a set-user-ID program: bob has started it, and it runs as root.
 	program, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)

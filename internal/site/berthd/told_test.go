@@ -19,8 +19,7 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// plugin gives the address in the file beside it, and fails or hangs as it is told by
-// others.
+// plugin assigns the address in the file beside it. Other files make it fail or hang.
 const plugin = `#!/bin/sh
 dir=${0%/*}
 cat >/dev/null
@@ -32,12 +31,12 @@ ADD) echo '{"cniVersion":"1.0.0","ips":[{"address":"'"$(cat "$dir/address")"'/24
 esac
 `
 
-// asked is a kernel of which nothing is wanted but whether it is looked at.
+// asked is a kernel that only records whether a full check is requested.
 type asked func(check bool) error
 
 func (a asked) Apply(_ context.Context, _ vxlan.State, check bool) error { return a(check) }
 
-// wired is the part of a berthd, on n0, that has plugins connect pods.
+// wired is the part of a berthd on n0 that has plugins connect pods.
 type wired struct {
 	*Daemon
 	t   *testing.T
@@ -93,7 +92,7 @@ func (w *wired) allocate(job, uid uint32) siteconf.Allocation {
 	return a
 }
 
-// plug does as apply, until plugins have said all that they have to say.
+// plug applies until all plugins have finished.
 func (w *wired) plug(check bool) {
 	w.t.Helper()
 	w.connectOnce(check)
@@ -156,7 +155,7 @@ func (w *wired) await(what string, holds func() bool) {
 	}
 }
 
-// known is the address that etcd has of the pod of an allocation here.
+// known returns the address that etcd holds for the pod of an allocation here.
 func (w *wired) known(a siteconf.Allocation) string {
 	w.t.Helper()
 	known, err := w.store.list(w.t.Context(), networksKey)
@@ -166,8 +165,8 @@ func (w *wired) known(a siteconf.Allocation) string {
 	return known.at[place{a.ID(), a.After, w.node}].String()
 }
 
-// An interface is found broken, and cannot be made again at first: etcd does not go on
-// leading to an address that is another's by then, and learns of the next one.
+// An interface is broken and cannot be created again at first. etcd removes the
+// address, which may belong to another pod by then, and later gets the new one.
 func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
@@ -195,14 +194,15 @@ func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
 	w.plug(true)
 	w.await("etcd has the new address", func() bool { return w.known(a) == "10.128.0.9" })
 	w.await("steps run", func() bool { _, attached := w.attached(request); return attached })
-	// Without a failure in between, too.
+	// It also works without a failure in between.
 	w.write("FAIL-CHECK", "", 0o644)
 	w.write("address", "10.128.0.11", 0o644)
 	w.plug(true)
 	w.await("etcd has the newest address", func() bool { return w.known(a) == "10.128.0.11" })
 }
 
-// A pod whose address etcd refuses runs no steps, and stands in no other job's way.
+// A pod whose address cannot be published runs no steps, and does not affect other
+// jobs.
 func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 	w := newWired(t)
 	theirs, mine := w.allocate(1, 1000), w.allocate(2, 1001)
@@ -234,7 +234,7 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 	})
 }
 
-// Steps of jobs that are here need no etcd because berthd has started anew.
+// After a restart of berthd, steps of existing jobs need no etcd.
 func TestAPodOfTheDaemonBeforeIsTold(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
@@ -246,12 +246,12 @@ func TestAPodOfTheDaemonBeforeIsTold(t *testing.T) {
 	if _, attached := w.attached(Request{Job: 1, UID: 1000}); !attached {
 		t.Error("a step would wait for etcd")
 	}
-	// Should it have died before it had told etcd.
+	// The previous daemon may have died before it published the address.
 	w.following("1000")
 	w.await("etcd has the address", func() bool { return w.known(a) == "10.128.0.7" })
 }
 
-// Plugins of two nodes give the same address at the same moment.
+// Plugins of two nodes assign the same address at the same moment.
 func TestNoTwoPublishAnAddress(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.CNI.List = "/site.conflist"
@@ -301,8 +301,8 @@ func TestNoTwoPublishAnAddress(t *testing.T) {
 	}
 }
 
-// A step goes on when the names of its pod are known, and reads why they are not, whoever
-// has heard first that the plugins have ended.
+// A step continues when the names of its pod are known, or returns the error. It does
+// not matter which goroutine learned first that the plugins have finished.
 func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		w := newWired(t)
@@ -320,7 +320,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 			pod, err = w.Attach(t.Context(), Request{Job: 1, UID: 1000})
 		}()
 		w.await("plugins are asked", w.anyPending)
-		// The step has asked them, and others come no further than to the names.
+		// The step has called the plugins; other goroutines are blocked at the names.
 		w.applying.Lock()
 		w.names.mu.Lock()
 		w.names.config.Program, w.names.dir, w.names.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
@@ -337,7 +337,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 			if problem != nil {
 				t.Fatal(problem)
 			}
-			// As if they were written already.
+			// Act as if they were written already.
 			w.names.last = string(text)
 		}
 		w.names.mu.Unlock()
@@ -351,8 +351,8 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 	}
 }
 
-// What has cut etcd off may have taken the host's routes with it. Changes alone are no
-// reason to look at everything.
+// The outage that cut off etcd may have removed the host's routes. Changes without an
+// outage are no reason for a full check.
 func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 	w := newWired(t)
 	w.cni = nil
@@ -379,7 +379,8 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 	w.await("all is looked at", func() bool { return looked.Load() > 0 })
 }
 
-// Nodes hear of a gateway when its links forward, whatever was made anew meanwhile.
+// A gateway is announced to nodes when its links forward, whatever was created again
+// meanwhile.
 func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
 	w := newWired(t)
 	w.cni, w.host = nil, netip.MustParseAddr("127.0.0.1")

@@ -14,9 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fake is a plugin that writes down what it is asked, and does as the files beside it
-// say: FAIL-COMMAND-POD has it fail with these words (and the code in CODE, 100 without),
-// DIE-COMMAND without any as the protocol has them, HANG-COMMAND not end.
+// fake is a plugin that records its calls, and behaves as the files beside it say:
+// with FAIL-COMMAND-POD it fails with that file's message (and the code in CODE,
+// default 100), with DIE-COMMAND it fails without a CNI error, with HANG-COMMAND it
+// does not end.
 const fake = `#!/bin/sh
 dir=${0%/*}
 input=$(cat)
@@ -46,7 +47,7 @@ type bench struct {
 
 func newBench(t *testing.T) *bench {
 	b := &bench{t: t, dir: t.TempDir()}
-	// Whatever the umask is of who runs this.
+	// Do not depend on the umask of the caller.
 	if err := os.Chmod(b.dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +72,7 @@ func (b *bench) remove(name string) {
 	}
 }
 
-// generation is what the administrator changes in the list.
+// generation writes the list with another generation, as an administrator's change.
 func (b *bench) generation(n int) {
 	b.write("site.conflist", fmt.Sprintf(`{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"fake","generation":%d,"capabilities":{"berth":true}}]}`, n), 0o644)
 }
@@ -85,7 +86,7 @@ func (b *bench) open() *Network {
 	return n
 }
 
-// asked is what plugins were asked since the last time.
+// asked returns the calls of plugins since the last time.
 func (b *bench) asked() string {
 	path := filepath.Join(b.dir, "asked")
 	text, _ := os.ReadFile(path)
@@ -121,7 +122,7 @@ func (b *bench) apply(n *Network, check bool, pods []Pod) map[string]Outcome {
 	return outcomes
 }
 
-// settle applies, and waits for all that plugins have to say.
+// settle applies, and waits until all plugins have finished.
 func (b *bench) settle(n *Network, check bool, pods []Pod) (map[string]Outcome, error) {
 	b.t.Helper()
 	outcomes, err := n.Apply(b.t.Context(), pods, check)
@@ -151,7 +152,8 @@ func TestPodsAreConnectedOnce(t *testing.T) {
 		}
 	}
 	b.want("")
-	// The list has changed, and the daemon: what is there goes by the list that made it.
+	// The list and the daemon have changed: an existing pod still uses the list that
+	// connected it.
 	b.generation(2)
 	n = b.open()
 	b.apply(n, true, pods("job-1"))
@@ -181,7 +183,7 @@ func TestWhatIsBrokenIsMadeAgain(t *testing.T) {
 	b.remove("FAIL-CHECK-job-1")
 	b.reads(b.apply(n, true, pods("job-1"))["job-1"])
 	b.asked()
-	// A plugin that is gone says nothing about the network that it has made.
+	// A missing plugin says nothing about the network that it created.
 	b.remove("fake")
 	if got := b.apply(n, true, pods("job-1"))["job-1"]; got.Err == nil || got.Gone {
 		t.Errorf("without the plugin: %+v", got)
@@ -189,7 +191,7 @@ func TestWhatIsBrokenIsMadeAgain(t *testing.T) {
 	b.want("")
 }
 
-// reads: the pod is connected, and was so.
+// reads checks that the pod is connected, and was connected before.
 func (b *bench) reads(got Outcome) {
 	b.t.Helper()
 	if got.Err != nil || got.Changed || got.Address.String() != "10.0.0.2" {
@@ -197,8 +199,8 @@ func (b *bench) reads(got Outcome) {
 	}
 }
 
-// A job's network is not taken away as its plugin is killed, crashes, hangs, or has no
-// time now.
+// A job keeps its network when its plugin is killed, crashes, hangs, or is too busy
+// to answer.
 func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -231,7 +233,7 @@ func TestAPluginThatCannotSayBreaksNothing(t *testing.T) {
 	b.reads(b.apply(n, true, pods("job-1"))["job-1"])
 }
 
-// Jobs begin beside pods that plugins do not let go.
+// Jobs start while plugins fail to disconnect other pods.
 func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -255,8 +257,8 @@ func TestAPodThatHangsHoldsNobodyUp(t *testing.T) {
 	b.want(`DEL job-1 "generation":1 "user":"alice"`)
 }
 
-// Nor do those that plugins do not connect, or of which they do not say whether they still
-// are, and these are left when nobody wants them any more.
+// Pods whose plugins hang while connecting or checking hold up no other pod. They are
+// removed when nobody wants them any more.
 func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
 	for _, command := range []string{"ADD", "CHECK"} {
 		b := newBench(t)
@@ -273,7 +275,7 @@ func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
 		if err != nil || !outcomes["job-1"].Pending || !outcomes["job-2"].Pending {
 			t.Fatalf("%s: %+v, %v", command, outcomes, err)
 		}
-		// The one that does not hang.
+		// The pod whose plugin does not hang.
 		<-ended
 		outcomes, err = n.Apply(t.Context(), pods("job-1", "job-2", "job-3"), check)
 		if err != nil || !outcomes["job-1"].Pending || outcomes["job-2"].Err != nil || !outcomes["job-2"].Address.IsValid() {
@@ -292,8 +294,8 @@ func TestAPluginThatHangsIsItsPodsMatter(t *testing.T) {
 	}
 }
 
-// A plugin waits for a mount that hangs, where no signal reaches it, and its pod goes: the
-// others do not wait, and what it did is undone once it has ended.
+// A plugin is blocked on a hanging mount, where no signal reaches it, and its pod is
+// removed. Other pods do not wait, and its work is undone once it has ended.
 func TestAPluginThatNothingEndsIsItsPodsMatter(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -312,7 +314,7 @@ func TestAPluginThatNothingEndsIsItsPodsMatter(t *testing.T) {
 	close(stuck.done)
 	b.apply(n, false, pods("job-2"))
 	b.want(`DEL job-1 "generation":1 "user":"alice"`)
-	// So it is with one that removes a pod.
+	// The same holds for a plugin that removes a pod.
 	b.apply(n, false, pods("job-1", "job-2"))
 	b.asked()
 	n.removals["job-0"] = &removal{cancel: func() {}, done: make(chan struct{}), namespace: "/ns/job-3"}
@@ -326,7 +328,8 @@ func TestAPluginThatNothingEndsIsItsPodsMatter(t *testing.T) {
 	}
 }
 
-// Where plugins fail for two pods, the end of one is not the next attempt of the other.
+// If plugins fail for two pods, the end of one attempt does not start the next
+// attempt of the other.
 func TestWhatFailsIsNotTriedForEver(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -347,8 +350,8 @@ func TestWhatFailsIsNotTriedForEver(t *testing.T) {
 	}
 }
 
-// A job that comes again has its namespace where the former one's was: whatever removes
-// that one has ended by then, and is not told of it.
+// A job that returns uses the same path for its namespace. By then the removal of the
+// former pod has ended, or it does not receive that path.
 func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -368,7 +371,7 @@ func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
 	}
 }
 
-// The disk was full, or the node lost its power while a file was written.
+// The disk was full, or the node lost power while a file was written.
 func TestWhatWasNotWrittenIsNotBelieved(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -406,7 +409,7 @@ func TestWhatWasNotWrittenIsNotBelieved(t *testing.T) {
 	if got := left(); !slices.Equal(got, []string{"job-2"}) {
 		t.Errorf("left: %v", got)
 	}
-	// What libcni keeps of a pod is not written at once either.
+	// libcni's own file for a pod is not written atomically either.
 	results, err := filepath.Glob(filepath.Join(b.dir, "state", "results", "*"))
 	if err != nil || len(results) != 1 {
 		t.Fatalf("results: %v, %v", results, err)
@@ -449,7 +452,7 @@ func TestPluginsGetNothingOfTheDaemonsEnvironment(t *testing.T) {
 	}
 }
 
-// The daemon, or the node, was ended while plugins ran.
+// The daemon or the node stopped while plugins ran.
 func TestWhatWasBegunIsUndone(t *testing.T) {
 	b := newBench(t)
 	n := b.open()
@@ -499,7 +502,7 @@ func TestAPodThatFailsIsAlone(t *testing.T) {
 	b.want(`DEL job-1 "generation":1 "user":"alice"`)
 }
 
-// What a plugin has started holds its output open.
+// A child of the plugin keeps its output open.
 func TestAPluginThatHangsIsEnded(t *testing.T) {
 	b := newBench(t)
 	n := b.open()

@@ -26,7 +26,7 @@ import (
 // (512 to 1023) that bindresvport and our tunnels use as their source.
 const TunnelPort = 289
 
-// ConfigPath is where berthd looks for its configuration.
+// ConfigPath is the default path of berthd's configuration.
 const ConfigPath = "/etc/berth/site.yaml"
 
 // Config is the configuration of the site network, the same on all nodes.

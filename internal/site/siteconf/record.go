@@ -10,20 +10,20 @@ import (
 
 // Prefix begins all of berth's keys in etcd. Its number is the version of the format.
 //
-// 	/berth/site/1/nodes/NODE             where the tunnels of a node end
-// 	/berth/site/1/users/OWNER            the identifier of a user's network
-// 	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or the pod for sessions
-// 	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
-// 	                                     the address of a pod, if CNI plugins assign addresses
-// 	/berth/site/1/networks/OWNER/named/ID/AFTER/names
-// 	                                     the names that its user gave it; empty after they were
-// 	                                     removed
-// 	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
-// 	/berth/site/1/left/ID/AFTER/NODE     the job has left this node
-// 	/berth/site/1/guard                  changes with every allocation
-// 	/berth/site/1/line/...               the queue of nodes that wait to allocate
-// 	/berth/site/1/born                   Unix time of the first key, for people
-// 	/berth/site/1/young                  exists while forgotten addresses may be in use
+//	/berth/site/1/nodes/NODE             where the tunnels of a node end
+//	/berth/site/1/users/OWNER            the identifier of a user's network
+//	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or the pod for sessions
+//	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
+//	                                     the address of a pod, if CNI plugins assign addresses
+//	/berth/site/1/networks/OWNER/named/ID/AFTER/names
+//	                                     the names that its user gave it; empty after they were
+//	                                     removed
+//	/berth/site/1/gateways/NODE          the address of a gateway, as long as it forwards
+//	/berth/site/1/left/ID/AFTER/NODE     the job has left this node
+//	/berth/site/1/guard                  changes with every allocation
+//	/berth/site/1/line/...               the queue of nodes that wait to allocate
+//	/berth/site/1/born                   Unix time of the first key, for people
+//	/berth/site/1/young                  exists while forgotten addresses may be in use
 //
 // OWNER is a user's number or a group's name. A reader ignores other keys below
 // networks/OWNER/: a newer berthd may have written them.

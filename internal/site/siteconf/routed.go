@@ -9,17 +9,18 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// ByRoutes says whether pods are reached by routes to their nodes, without tunnels.
+// ByRoutes reports whether pods are reached by routes to their nodes, without
+// tunnels.
 func (c Config) ByRoutes() bool { return len(c.Routed) > 0 }
 
-// Subnets are the nodes' own ranges of addresses for pods, by the name of the node.
+// Subnets maps each node to its own range of addresses for pods.
 func (c Config) Subnets() map[string]netip.Prefix {
 	subnets, _ := c.subnets()
 	return subnets
 }
 
-// longestSubnet leaves a node two addresses at least: the first and the last of a subnet
-// are nobody's.
+// longestSubnet leaves a node at least two addresses: the first and the last address
+// of a subnet are not assigned.
 const longestSubnet = 30
 
 func (c Config) subnets() (map[string]netip.Prefix, []error) {
@@ -58,7 +59,7 @@ func (c Config) checkRouted() []error {
 		return nil
 	}
 	if !c.Pods.IsValid() || !c.Pods.Addr().Is4() {
-		// It has been said, and nothing can be within it.
+		// The error was reported before, and nothing can be within an invalid range.
 		return nil
 	}
 	subnets, problems := c.subnets()

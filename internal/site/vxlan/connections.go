@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// From linux/netfilter/nfnetlink_conntrack.h; the flag by which a filter matches the
-// source of a tuple is from net/netfilter/nf_internals.h.
+// Constants from linux/netfilter/nfnetlink_conntrack.h. The flag for filters that
+// match the source of a tuple is from net/netfilter/nf_internals.h.
 const (
 	ctaFilter           = 25
 	ctaFilterOrigFlags  = 1

@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// Whichever way is taken, what a pod has begun and what was begun with it goes, by any
-// address, and what others have stays.
+// Both ways remove the connections that a pod has opened and those opened to it, by
+// any address, and keep all others.
 func TestConnectionsOfFormerPodsAreForgotten(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	ways := map[string]func(netip.Addr) error{
@@ -81,7 +81,8 @@ func forgets(forget func(netip.Addr) error) error {
 	return nil
 }
 
-// track has the kernel know a connection of UDP, and the address from which and to which it is answered.
+// track adds a UDP connection to the kernel's table, with the addresses of its
+// replies.
 func track(port uint16, from, to, answers, answered netip.Addr) error {
 	return netlink.ConntrackCreate(netlink.ConntrackTable, netlink.InetFamily(familyOf(from)), &netlink.ConntrackFlow{
 		FamilyType: uint8(familyOf(from)), TimeOut: 60,
@@ -90,7 +91,7 @@ func track(port uint16, from, to, answers, answered netip.Addr) error {
 	})
 }
 
-// tracked are the ports from which connections of an address' family were begun.
+// tracked returns the source ports of connections in the address's family.
 func tracked(address netip.Addr) (map[uint16]bool, error) {
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.InetFamily(familyOf(address)))
 	if err != nil {

@@ -2,16 +2,16 @@ package vxlan
 
 import "fmt"
 
-// flowsTable is apart from our other rules, which are replaced whenever a pod comes or
-// goes: what it has counted stays as long as there are pods.
+// flowsTable is separate from our other rules, which are replaced whenever a pod
+// comes or goes. Its counts stay as long as there are pods.
 const flowsTable = "berth_flows"
 
-// clearFlows removes it, whether it is there or not.
+// clearFlows removes the table, whether it exists or not.
 const clearFlows = "add table inet " + flowsTable + "\ndelete table inet " + flowsTable + "\n"
 
-// flows bound the connections that this host tracks for a pod, those through it and
-// those with it. Its rules may be loaded again on top of themselves; the kernel takes
-// those without connections out of the sets.
+// flows returns rules that bound the connections that this host tracks for a pod,
+// forwarded or with the host itself. They may be loaded again while loaded; the
+// kernel removes set elements without connections.
 func (s State) flows() string {
 	if s.Flows == 0 {
 		return ""
@@ -25,11 +25,13 @@ func (s State) flows() string {
 		r.line("add set inet %s pods%s { typeof %s saddr; flags dynamic; size 65535; }", flowsTable, kind.suffix, kind.header)
 	}
 	for _, hook := range []string{"input", "forward"} {
-		// After those rules that deny: what others may not send to a pod is not its own.
+		// After the rules that deny: packets that others may not send to a pod do not
+		// count for it.
 		r.line("add chain inet %s %s { type filter hook %[2]s priority -9; policy accept; }", flowsTable, hook)
 		r.line("flush chain inet %s %s", flowsTable, hook)
 		if hook == "forward" && s.Routed == nil {
-			// Where bridges ask (br_netfilter, as Docker does): pods of a network among themselves.
+			// If bridges call netfilter (br_netfilter, which Docker enables): packets
+			// between pods of a network.
 			r.line("add rule inet %s %s iifname %[3]q oifname %[3]q accept", flowsTable, hook, s.podLinks())
 		}
 		s.countFlows(r, hook, "iifname", "saddr", "reject with icmpx admin-prohibited")

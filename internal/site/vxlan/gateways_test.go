@@ -18,8 +18,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// In a network of its own the routes of a host with pods follow their gateways, are
-// known to the next daemon, and are gone when the pods are.
+// In a new network namespace, the routes of a host with pods follow their gateways.
+// The next daemon recognizes them, and they are removed with the pods.
 func TestPodsAreLedToTheirGateways(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	var err error
@@ -87,7 +87,7 @@ func leadThroughGateways() error {
 	return nil
 }
 
-// What belongs to the gateway, its routers or other hosts is not given to pods.
+// Addresses of the gateway, its routers or other hosts are not given to pods.
 func TestAddressesOfHostsAreNotForPods(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	linux.OnNewThread(func() {
@@ -145,13 +145,13 @@ func refuseAs() error {
 			return err
 		}
 		if whose != "" {
-			// Before anything is changed.
+			// This fails before anything is changed.
 			if err := k.Apply(context.Background(), s, true); err == nil || !strings.Contains(err.Error(), whose) {
 				return fmt.Errorf("%s: %w, want %s", text, err, whose)
 			}
 			continue
 		}
-		// Also when they lead to the gateway already.
+		// It also works when they are already routed to the gateway.
 		for range 2 {
 			if err := s.checkAs(); err != nil {
 				return err
@@ -165,7 +165,7 @@ func refuseAs() error {
 			}
 		}
 	}
-	// The next daemon knows of the pod, and takes nothing else for one.
+	// The next daemon recognizes the pod, and takes nothing else for a pod.
 	for text, want := range map[string][]Peer{"10.128.0.0/12": s.Outside, "10.0.0.0/9": nil} {
 		if led, err := k.Led(netip.MustParsePrefix(text)); err != nil || !slices.Equal(led, want) {
 			return fmt.Errorf("pods of %s to which there is a way: %v (%w), want %v", text, led, err, want)
@@ -174,7 +174,7 @@ func refuseAs() error {
 	return nil
 }
 
-// Without nft the doctor says so, where only rules are removed as well.
+// Probe and ProbeClear report a missing nft, also where rules are only removed.
 func TestNftIsMissed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	if err := ProbeClear(t.Context(), "nft"); err != nil {
@@ -186,8 +186,8 @@ func TestNftIsMissed(t *testing.T) {
 	}
 }
 
-// checkRoutes: each gateway but the host itself has the four routes of its table, and
-// no other table has any.
+// checkRoutes checks that each gateway except the host itself has the four routes of
+// its table, and that no other table has any.
 func checkRoutes(chosen map[string]string) error {
 	extra, err := addRoutes(map[tableRoute]netlink.Route{}, []int{netlink.FAMILY_V4})
 	if err != nil {
@@ -204,7 +204,7 @@ func checkRoutes(chosen map[string]string) error {
 		}
 	}
 	if len(chosen) > 0 {
-		// That of the pod without a gateway.
+		// The table of the pod without a gateway.
 		want[int(siteconf.Number(netip.MustParseAddr("10.128.0.0")))] = 4
 	}
 	if len(want) > 0 && !maps.Equal(through, want) || len(want) == 0 && len(through) > 0 {

@@ -21,9 +21,9 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// In a network of its own, on bridges and routed: pods that run get a second address when
-// the site has a range, those of one user reach each other by it and those of two do not, and
-// when they have gone the host is as it was.
+// In a new network namespace, on bridges and routed, running pods get a second
+// address when the site adds a range. Pods of one user reach each other by it, and
+// pods of different users do not. When they have gone, the host is as before.
 func TestPodsHaveASecondAddress(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	subnets := map[string]netip.Prefix{"n1": netip.MustParsePrefix("10.128.0.0/28"), "n2": netip.MustParsePrefix("10.128.0.16/28")}
@@ -77,7 +77,7 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 	if err := k.refused(ctx, s); err != nil {
 		return err
 	}
-	// Twice, as after any change.
+	// Do it twice, as after any change.
 	for range 2 {
 		if err := k.Apply(ctx, s, true); err != nil {
 			return err
@@ -105,7 +105,7 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 	if err := k.Apply(ctx, State{Pods: s.Pods, Gateway: s.Gateway, Host: s.Host, Routed: s.Routed, IPv6: s.IPv6}, true); err != nil {
 		return err
 	}
-	// A router of the site may lead to pods that this host knows nothing of.
+	// A router of the site may route to pods that this host does not know.
 	if err := s.forge(); err != nil {
 		return fmt.Errorf("without pods: %w", err)
 	}
@@ -120,7 +120,7 @@ func speakOnANode(ctx context.Context, dir string, routed *Routed) (err error) {
 	return hostIs("0", "1", false)
 }
 
-// refused: a host whose rules do not load is a router for nobody.
+// refused checks that a host whose rules do not load forwards nothing.
 func (k *Kernel) refused(ctx context.Context, s State) error {
 	path := os.Getenv("PATH")
 	if err := os.Setenv("PATH", k.Dir); err != nil {
@@ -139,8 +139,8 @@ func (k *Kernel) refused(ctx context.Context, s State) error {
 	return nil
 }
 
-// forge: what a process of this host sends to a pod on another one has an address of this
-// host as its source, or is not sent.
+// forge checks that a process of this host can send to a pod on another host only
+// from an address of this host.
 func (s State) forge() error {
 	link, err := netlink.LinkByName("eth0")
 	if err != nil {
@@ -170,7 +170,7 @@ func (s State) forge() error {
 			return fmt.Errorf("sent as %s: %w, want %w", source, err, want)
 		}
 	}
-	// To others than pods an address of no pod is none of ours to look at.
+	// Packets to other destinations may use any address that is not a pod's.
 	outside := netip.MustParseAddr("2001:db8:2::1")
 	if err := sendAs(s.IPv6.Second(netip.MustParseAddr("10.128.0.2")), outside); !errors.Is(err, unix.EPERM) {
 		return fmt.Errorf("sent to the outside as a pod: %w", err)
@@ -190,8 +190,8 @@ func sendAs(source, to netip.Addr) error {
 	return unix.Sendto(socket, []byte("forged"), 0, &unix.SockaddrInet6{Port: 7000, Addr: to.As16()})
 }
 
-// hostIs: whether the host forwards, how its interface listens to routers, and whether it is
-// a next hop.
+// hostIs checks whether the host forwards, its interface's accept_ra, and whether it
+// has the next-hop address.
 func hostIs(forwarding, listens string, hop bool) error {
 	for file, want := range map[string]string{"all/forwarding": forwarding, "eth0/accept_ra": listens} {
 		if got := read6(file); got != want {
@@ -221,7 +221,7 @@ func read6(file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// leadsIPv6: the host knows its own pods, and the way to that on n2.
+// leadsIPv6 checks that the host has routes to its own pods and to the pod on n2.
 func (s State) leadsIPv6() error {
 	want := []string{"::a80:12/128", "::a80:2/128", "::a80:4/128", "::a80:9/128", "::a80:a/128"}
 	if s.Routed != nil {
@@ -234,7 +234,7 @@ func (s State) leadsIPv6() error {
 	return nil
 }
 
-// routesIPv6 are ours, without what their addresses have in common.
+// routesIPv6 returns our routes, without the prefix that all of them share.
 func routesIPv6() ([]string, error) {
 	routes, err := routesOf([]int{netlink.FAMILY_V6}, &netlink.Route{Protocol: protocol}, netlink.RT_FILTER_PROTOCOL)
 	var all []string
@@ -245,7 +245,8 @@ func routesIPv6() ([]string, error) {
 	return all, err
 }
 
-// looksIPv6: a pod has the one address, which it may use at once, and listens to no router.
+// looksIPv6 checks that a pod has exactly this address, usable at once, and ignores
+// routers.
 func looksIPv6(s State, pod Pod) error {
 	return inside(pod.Namespace, func() error {
 		for file, want := range map[string]string{"eth0/disable_ipv6": "0", "eth0/accept_ra": "0", "eth0/accept_dad": "0", "eth0/addr_gen_mode": "1", "default/accept_ra": "0", "lo/disable_ipv6": "0"} {
@@ -269,7 +270,7 @@ func looksIPv6(s State, pod Pod) error {
 	})
 }
 
-// inside runs f in a network namespace, and comes back.
+// inside runs f in a network namespace and returns to the current one.
 func inside(namespace string, f func() error) error {
 	here, err := netns.Get()
 	if err != nil {
@@ -287,7 +288,7 @@ func inside(namespace string, f func() error) error {
 	return errors.Join(f(), netns.Set(here))
 }
 
-// talkIPv6 is as talk, by the second addresses.
+// talkIPv6 does the same as talk with the second addresses.
 func (s State) talkIPv6() error {
 	sockets := map[string]int{}
 	for _, n := range s.Networks {
@@ -310,14 +311,15 @@ func (s State) talkIPv6() error {
 			unix.Close(socket)
 		}
 	}()
-	// Those who may be heard last, so that all else has had its time.
+	// Allowed pairs are last, so that everything else has had time to arrive.
 	for _, pair := range []string{
 		"10.128.0.2 10.128.0.9", "10.128.0.2 10.128.0.10", "10.128.0.9 10.128.0.2", "10.128.0.10 10.128.0.4",
 		"10.128.0.2 10.128.0.4", "10.128.0.4 10.128.0.2", "10.128.0.9 10.128.0.10", "10.128.0.10 10.128.0.9",
 	} {
 		from, to, _ := strings.Cut(pair, " ")
 		there := s.IPv6.Second(netip.MustParseAddr(to)).As16()
-		// What is dropped where it leaves is refused.
+		// A packet that is dropped in the sender's output path returns EPERM or
+		// EACCES.
 		err := unix.Sendto(sockets[from], []byte(from), 0, &unix.SockaddrInet6{Port: 7000, Addr: there})
 		if err != nil && !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
 			return fmt.Errorf("send %s: %w", pair, err)

@@ -43,7 +43,7 @@ func TestAPodIsInASubnet(t *testing.T) {
 	}
 }
 
-// The doctor tries what a site with routes needs, and what one with tunnels does.
+// Probe passes, both for a site with routes and for one with tunnels.
 func TestTheKernelHasWhatNetworksNeed(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	for _, routed := range []bool{true, false} {
@@ -55,8 +55,8 @@ func TestTheKernelHasWhatNetworksNeed(t *testing.T) {
 	}
 }
 
-// In a network of its own: pods of one user on a node reach each other, those of two do
-// not, and when they have gone nothing is left.
+// In a new network namespace, pods of one user on a node reach each other, and pods
+// of different users do not. When they have gone, nothing is left.
 func TestRoutedPodsOfUsersAreApart(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := t.TempDir()
@@ -99,7 +99,8 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	var log bytes.Buffer
 	k := &Kernel{NFT: "nft", Dir: dir, Log: slog.New(slog.NewTextHandler(&log, nil))}
 	former, host := s.Networks[0].Local[0].Address, s.Host
-	// Twice, as after any change: a former pod's connections are gone, one's own stay.
+	// Do it twice, as after any change: a former pod's connections are removed, the
+	// others stay.
 	for i := range 2 {
 		if err := track(uint16(1000+i), former, host, host, former); err != nil {
 			return err
@@ -149,8 +150,9 @@ func routeOnANode(ctx context.Context, dir string) (err error) {
 	return errors.Join(err, problem)
 }
 
-// mends: pods are apart again when all is looked at after somebody has flushed all rules;
-// and pods that are there do not lose their neighbours for a moment as another one comes.
+// mends checks that pods are separated again after somebody has flushed all rules and
+// a full check has run. It also checks that existing pods keep their neighbours
+// without a gap when another pod comes.
 func (k *Kernel) mends(ctx context.Context, s State) error {
 	link, err := netlink.LinkByName(podName(s.Networks[0].Local[0].Address))
 	if err != nil {
@@ -179,8 +181,9 @@ func (k *Kernel) mends(ctx context.Context, s State) error {
 	return nil
 }
 
-// talk: alice's pods are 10.128.0.2 and .4, those of the group that bob is in 10.128.0.9
-// and .10. Each sends to all, and hears those of its own network alone.
+// talk sends from each pod to all others. Alice's pods are 10.128.0.2 and .4; the
+// pods of bob's group are 10.128.0.9 and .10. A pod receives packets only from its
+// own network.
 func (s State) talk() error {
 	sockets := map[string]int{}
 	for _, n := range s.Networks {
@@ -193,13 +196,13 @@ func (s State) talk() error {
 			sockets[pod.Address.String()] = socket
 		}
 	}
-	// Those who may be heard last, so that all else has had its time.
+	// Allowed pairs are last, so that everything else has had time to arrive.
 	for _, pair := range []string{
 		"10.128.0.2 10.128.0.9", "10.128.0.2 10.128.0.10", "10.128.0.9 10.128.0.2", "10.128.0.10 10.128.0.4",
 		"10.128.0.2 10.128.0.4", "10.128.0.4 10.128.0.2", "10.128.0.9 10.128.0.10", "10.128.0.10 10.128.0.9",
 	} {
 		from, to, _ := strings.Cut(pair, " ")
-		// What is dropped where it leaves is refused.
+		// A packet that is dropped in the sender's output path returns EPERM.
 		err := unix.Sendto(sockets[from], []byte(from), 0, &unix.SockaddrInet4{Port: 7000, Addr: netip.MustParseAddr(to).As4()})
 		if err != nil && !errors.Is(err, unix.EPERM) {
 			return fmt.Errorf("send %s: %w", pair, err)
@@ -218,7 +221,7 @@ func (s State) talk() error {
 	return nil
 }
 
-// socketIn a network namespace: UDP, port 7000.
+// socketIn opens a UDP socket on port 7000 in a network namespace.
 func socketIn(namespace string) (int, error) {
 	here, err := netns.Get()
 	if err != nil {

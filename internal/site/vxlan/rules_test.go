@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// example: alice has a pod here and one on another node, and a rule of her own;
-// bob has one here, in a network that he shares with carol.
+// example returns a state where alice has a pod here and one on another node, and her
+// own rule; bob has a pod here, in a network that he shares with carol.
 func example() State {
 	address := netip.MustParseAddr
 	all := []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}
@@ -35,7 +35,7 @@ func example() State {
 	return s
 }
 
-// gateway: a host without pods that forwards for those of others.
+// gateway returns a host without pods that forwards for pods of other hosts.
 func gateway() State {
 	s := example()
 	s.Networks, s.Forwards, s.Interfaces = nil, true, []string{"eth1"}
@@ -48,7 +48,7 @@ func gateway() State {
 	return s
 }
 
-// far: the gateway gives pods addresses, and their node is on another link.
+// far returns a gateway that gives pods addresses, with their node on another link.
 func far() State {
 	s := gateway()
 	s.As = siteconf.AddressRange{First: netip.MustParseAddr("198.51.100.16"), Last: netip.MustParseAddr("198.51.100.19")}
@@ -56,7 +56,7 @@ func far() State {
 	return s
 }
 
-// routed: the two users of example without tunnels.
+// routed returns the two users of example, without tunnels.
 func routed() State {
 	s := example()
 	s.Routed = NewRouted("n1", map[string]netip.Prefix{"n1": netip.MustParsePrefix("10.128.0.0/30"), "n2": netip.MustParsePrefix("10.128.0.4/30")})
@@ -64,18 +64,19 @@ func routed() State {
 	return s
 }
 
-// routedGateway: a host with pods of its own that forwards for those of others, one of
-// which is on another link.
+// routedGateway returns a host with its own pods that forwards for other hosts' pods,
+// one of them on another link.
 func routedGateway() State {
 	s := far()
 	s.Networks, s.Routed, s.uplink = routed().Networks, routed().Routed, "eth0"
 	return s
 }
 
-// second is where pods have IPv6 addresses.
+// second is a configuration where pods have IPv6 addresses.
 var second = siteconf.IPv6{Pods: netip.MustParsePrefix("fd42:6265:7274:1::/96"), Hosts: netip.MustParsePrefix("2001:db8:1::/64")}
 
-// dual: a state in which pods have IPv6 addresses, and alice a rule for one of outside.
+// dual returns the state with IPv6 addresses for pods, and a rule of alice for an
+// outside IPv6 address.
 func dual(s State) State {
 	s.IPv6, s.opened6 = second, true
 	for _, n := range s.Networks {
@@ -91,7 +92,7 @@ func dual(s State) State {
 	return s
 }
 
-// counted: connections of pods are bounded.
+// counted returns the state with bounded connections of pods.
 func counted(s State) State {
 	s.Flows = 8192
 	return s
@@ -113,7 +114,7 @@ func TestRulesAreAsWritten(t *testing.T) {
 	}
 }
 
-// The kernel takes the rules, and takes them twice.
+// The kernel accepts the rules, also when they are loaded already.
 func TestRulesLoad(t *testing.T) {
 	testutil.Require(t, testutil.UserNS)
 	for _, state := range []State{example(), gateway(), far(), routed(), routedGateway(), dual(example()), dual(far()), dual(routedGateway()), counted(example()), counted(dual(routed())), example()} {

@@ -17,7 +17,7 @@ type State struct {
 	Gateway netip.Addr
 	// IPv6 is the range of the second addresses of pods, if they have any.
 	IPv6 siteconf.IPv6
-	// Host is the address of this node at which tunnels end.
+	// Host is the address of this node where tunnels end.
 	Host netip.Addr
 	// Port is the UDP port of VXLAN.
 	Port uint16

@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// A tunnel at another port is made anew, as rules guard the port of the configuration alone; and
-// where somebody has the port, the reason says which it is.
+// A tunnel with another port is replaced, because rules guard only the configured
+// port. If the port is in use, the error names the port.
 func TestTunnelsAreAtThePortOfTheConfiguration(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	linux.OnNewThread(func() {
@@ -37,7 +37,7 @@ func tunnelMoves() error {
 	last := 0
 	for _, port := range []uint16{4789, 289, 289} {
 		s := State{Host: netip.MustParseAddr("127.0.0.1"), Port: port}
-		// A daemon that is started again, with another configuration.
+		// A daemon restarts with another configuration.
 		k := Kernel{NFT: "nft", Log: slog.New(slog.DiscardHandler)}
 		if err := k.moveTunnels(port); err != nil {
 			return err
