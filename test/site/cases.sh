@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# What the site network does for jobs. docs/pcocc.md refers to these names.
+# Features of the site network for jobs. docs/pcocc.md refers to these names.
 
-# job USER [SBATCH OPTION...] starts a job on both nodes, and waits for its
-# network; its number is then in jobs[USER].
+# job USER [SBATCH OPTION...] starts a job on both nodes, and waits for its network.
+# jobs[USER] is then its number.
 declare -A jobs
 job() {
 	local user=$1
@@ -16,7 +16,7 @@ everywhere() {
 	for node in n1 n2; do on $node test -e "/run/berthd/pods/${jobs[$1]}" || return 1; done
 }
 
-# pod_of USER NODE: the address that etcd has for the user's job there.
+# pod_of USER NODE prints the address that etcd holds for the user's job there.
 pod_of() {
 	etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[$1]}," |
 		grep -o "{\"node\":\"$2\"[^}]*}" | sed 's/.*"address":"//; s/".*//'
@@ -26,24 +26,25 @@ mac_of() { # ADDRESS
 	# shellcheck disable=SC2046
 	printf '02:62:%02x:%02x:%02x:%02x' $(tr . ' ' <<<"$1")
 }
-# hop_of ADDRESS: to whom a pod sends frames for another of its network.
+# hop_of ADDRESS prints the MAC address that a pod sends frames to for another pod of
+# its network.
 hop_of() { if [[ -n $subnets ]]; then echo 02:62:62:65:72:74; else mac_of "$1"; fi; }
 
-# step USER NODE CMD... is a step of the user's job there.
+# step USER NODE CMD... runs a step of the user's job there.
 step() {
 	local user=$1 node=$2
 	shift 2
 	as "$user" login srun --overlap --jobid "${jobs[$user]}" -w "$node" -N1 -n1 "$@"
 }
 
-# root USER NODE CMD... is what somebody could do who became root in the pod.
+# root USER NODE CMD... runs a command as a user could who became root in the pod.
 root() {
 	local user=$1 node=$2
 	shift 2
 	on "$node" nsenter --net="/run/berthd/net/${jobs[$user]}" "$@"
 }
 
-# serve USER NODE PORT starts a server in the pod that says who connected.
+# serve USER NODE PORT starts a server in the pod that prints who connected.
 serve() {
 	step "$1" "$2" socat "TCP-LISTEN:$3,reuseaddr,fork" SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
 	helpers+=($!)
@@ -51,9 +52,9 @@ serve() {
 }
 listens() { root "$1" "$2" ss -Hltn "sport = :$3" | grep -q .; }
 
-# one_interface: all steps of a job on a node, later ones too, share one
-# namespace with one interface, whose address is the one that etcd has; and so
-# does slurmstepd itself, whose PMI server must be on the tasks' loopback.
+# one_interface: all steps of a job on a node, including later ones, share one
+# namespace with one interface, which has the address in etcd. So does slurmstepd
+# itself, because its PMI server must be on the tasks' loopback.
 one_interface() {
 	local node seen want
 	job alice
@@ -67,8 +68,8 @@ one_interface() {
 	done
 }
 
-# no_nat: pods of a job on two nodes connect to each other, and so do two jobs
-# of a user; each sees the other's own address.
+# no_nat: pods of a job on two nodes connect to each other, and so do two jobs of a
+# user. Each sees the other's own address.
 no_nat() {
 	local first second seen
 	job alice
@@ -82,9 +83,9 @@ no_nat() {
 	[[ $seen == "from $first" ]] || fail "another job of alice to the first: '$seen', want from $first"
 }
 
-# hosts_reached: a pod connects to a daemon on its own and on another host, which
-# sees the pod's address; a login host reaches a pod, and another user's
-# processes on a pod's host do not.
+# hosts_reached: a pod connects to a daemon on its own host and on another one, which
+# sees the pod's address. A login host reaches a pod; other users' processes on a
+# pod's host do not.
 hosts_reached() {
 	local seen pod host
 	job alice
@@ -108,8 +109,8 @@ hosts_reached() {
 	[[ $seen != from* ]] || fail "bob on n2, where policy allows nobody, reaches alice's pod"
 }
 
-# slurm_inside: what talks to Slurm works from inside a job: srun in a batch
-# script over both nodes, with its output, input, exit code, and squeue.
+# slurm_inside: commands of Slurm work inside a job: srun in a batch script over both
+# nodes, with its output, input and exit code, and squeue.
 slurm_inside() {
 	local seen
 	# shellcheck disable=SC2016
@@ -120,12 +121,13 @@ slurm_inside() {
 	[[ $seen == $'0 of 2\n1 of 2' ]] || fail "pmi2: $seen"
 }
 
-# users_apart: pods of two users, on one node and on two, do not reach each
-# other, by whatever root in a pod could send, to each other's or their own
-# name, and through the hosts.
+# users_apart: pods of two users, on one node and on two, cannot reach each other,
+# whatever root in a pod sends, with its own addresses or the other's, or through the
+# hosts.
 users_apart() {
 	local node a b own frames label mac ip to kind host
-	# The kernel takes the port of tunnels with the first pod: who has it before blocks all.
+	# The kernel binds the tunnel port with the first pod: a user who had it before
+	# would block all pods.
 	a=$(as bob n1 timeout 2 socat -u UDP-RECV:289,bind=127.0.0.1 - 2>&1)
 	[[ $a == *"Permission denied"* ]] || fail "bob may open the port of tunnels: $a"
 	job alice
@@ -155,19 +157,20 @@ users_apart() {
 		))
 		root alice $node /srv/site/frames send eth0 "${frames[@]}" || fail "send"
 	done
-	# A user of a host, in no pod, writes tunnel packets.
+	# A user of a host, outside of any pod, writes tunnel packets.
 	for node in login n2 n1; do
 		as alice $node /srv/site/frames udp 0 "$(address n1):289" "$node/udp=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send from $node"
 	done
 	still_listens bob n1 "$(pod_of bob n2)" n2
 	! grep -v "control" "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
-	# By routes there are no tunnels. Otherwise the same packet of one that may send it, root, is taken.
+	# With routes there are no tunnels. With tunnels, the same packet from root is
+	# accepted.
 	[[ -z $subnets ]] || return
 	on n2 /srv/site/frames udp 600 "$(address n1):289" "tunnelled=vxlan:$(network_of bob),$(mac_of "$b"),$(mac_of "$b"),$b,$b" || fail "send as root"
 	poll 10 grep -q "received tunnelled" "$out/frames" || fail "tunnel packets do not arrive from anybody"
 }
 
-# start_listener USER NODE: every frame that the pod there receives.
+# start_listener USER NODE records every frame that the pod there receives.
 start_listener() {
 	: >"$out/frames"
 	root "$1" "$2" /srv/site/frames listen eth0 >"$out/frames" 2>&1 </dev/null &
@@ -175,8 +178,8 @@ start_listener() {
 	poll 10 grep -q listening "$out/frames" || fail "no listener: $(<"$out/frames")"
 }
 
-# still_listens USER NODE FROM NODE: what is sent after all else arrives, so the
-# rest has had its time.
+# still_listens USER NODE FROM NODE waits for a frame that is sent last, so that all
+# others have had time to arrive.
 still_listens() {
 	local to
 	to=$(pod_of "$1" "$2")
@@ -184,8 +187,8 @@ still_listens() {
 	poll 10 grep -q "received control" "$out/frames" || fail "the listener hears nothing at all: $(<"$out/frames")"
 }
 
-# nobody_spoofs: not even towards pods of the same user does a frame pass that
-# has not the sender's addresses.
+# nobody_spoofs: no frame without the sender's own addresses passes, not even to pods
+# of the same user.
 nobody_spoofs() {
 	local a b other hop
 	job alice
@@ -198,7 +201,8 @@ nobody_spoofs() {
 		"ip6=ip6,$hop,$(mac_of "$a"),$a,$b" || fail "send"
 	still_listens alice n2 "$a" n1
 	! grep -v control "$out/frames" | grep received || fail "spoofed frames pass: $(<"$out/frames")"
-	# True ones do, of a pod on the same bridge: the tunnel has answers of its own.
+	# Genuine frames pass, from a pod on the same bridge: across nodes the tunnel
+	# answers ARP itself.
 	[[ -z $subnets ]] || return
 	job alice
 	a=$(pod_of alice n2)
@@ -206,8 +210,8 @@ nobody_spoofs() {
 	poll 10 grep -q "received true" "$out/frames" || fail "ARP with the pod's own addresses does not pass"
 }
 
-# readable_failure: without berthd on a node, a job fails with the reason, and
-# slurmd goes on.
+# readable_failure: without berthd on a node, a job fails with the reason, and slurmd
+# continues.
 readable_failure() {
 	local seen
 	kill "${daemons[n2]}" && wait "${daemons[n2]}"
@@ -220,8 +224,8 @@ readable_failure() {
 	[[ $seen == $'n1\nn2' ]] || fail "afterwards: $seen $(<"$out/errors")"
 }
 
-# daemon_killed: berthd is killed and started again under a running job, which
-# notices nothing; the job's end is seen by the new one.
+# daemon_killed: berthd is killed and restarted under a running job, which notices
+# nothing. The new berthd handles the job's end.
 daemon_killed() {
 	local seen
 	job alice
@@ -239,9 +243,9 @@ daemon_killed() {
 	! on n2 timeout 10 /srv/site/berth-pod wait </dev/null || fail "a pod of which no daemon has said that it may begin"
 }
 
-# shared_processes: the tasks of a job on a node see each other and nobody else,
-# in /proc as well, and share memory; signals and exit codes pass; what daemonises
-# ends with the job.
+# shared_processes: the tasks of a job on a node see only each other, also in /proc,
+# and share memory. Signals and exit codes pass. A daemonized process ends with the
+# job.
 shared_processes() {
 	local seen
 	job alice
@@ -258,7 +262,7 @@ shared_processes() {
 	# shellcheck disable=SC2016
 	seen=$(step alice n1 sh -c 'kill -SEGV $$' 2>&1)
 	[[ $? -eq 139 && $seen == *"Segmentation fault"* ]] || fail "end by a signal: $seen"
-	# With control groups Slurm ends it with the step, otherwise the pod does with
+	# With control groups Slurm ends it with the step, otherwise the pod ends it with
 	# the job.
 	step alice n1 setsid -f sh -c 'exec >/dev/null 2>&1 </dev/null; sleep 250' || fail "daemonise"
 	[[ $proctrack == cgroup ]] || in_pod alice 'ps -e -o args= | grep -q "[s]leep 250"' || fail "what daemonised has ended with its step"
@@ -268,8 +272,8 @@ shared_processes() {
 in_pod() { step "$1" n1 sh -c "$2"; }
 ended_all() { ! on n1 pgrep -f 'sleep 2[05]0' >/dev/null; }
 
-# signals: one that is sent to a step arrives once, and by scancel --batch at the
-# batch script alone.
+# signals: a signal that is sent to a step arrives once. With scancel --batch only the
+# batch script receives it.
 signals() {
 	local id
 	as alice login sh -c 'rm -f count; cat >trap.sh' <<-'END'
@@ -290,8 +294,8 @@ signals() {
 	counted 'step USR1' 1 && counted 'script USR1' 1 || fail "signals came twice: $(as alice login cat count)"
 }
 
-# task_killed: what stands between Slurm and a program is killed: so is the program, and its step
-# fails. One that is stopped is ended with its job.
+# task_killed: the process between Slurm and a program is killed: the program ends
+# too, and its step fails. If it is only stopped, it ends with its job.
 task_killed() {
 	local client
 	job alice
@@ -311,12 +315,12 @@ task_killed() {
 	poll 10 eval '! on n1 pgrep -x berth-task >/dev/null && ! on n1 pgrep -f "sleep (240|300)\$" >/dev/null' || fail "left: $(on n1 ps -e -o pid,ppid,stat,comm,args)"
 	[[ $(on ctl sinfo -h -o %T | sort -u) != *d[ro]* ]] || fail "nodes: $(on ctl sinfo -h -N -o '%N %T %E')"
 }
-# parent_of PROGRAM SECONDS: the berth-task whose child it is, on n1.
+# parent_of PROGRAM SECONDS prints the berth-task on n1 whose child it is.
 parent_of() { on n1 sh -c 'ps -e -o ppid=,comm=,args= | while read -r parent name all; do [ "$name ${all##* }" = "$1 $2" ] && [ "$(cat /proc/$parent/comm)" = berth-task ] && echo $parent; done' sh "$1" "$2"; }
 counted() { [[ $(as alice login grep -sc "^$1" count) == "$2" ]]; }
 
-# opt_out: where the site allows it, a job may be in the hosts' network; no other
-# one is.
+# opt_out: if the site permits it, a job may run in the hosts' network. No other job
+# does.
 opt_out() {
 	local seen host
 	host=$(on n1 readlink /proc/1/ns/net /proc/1/ns/pid)
@@ -330,7 +334,7 @@ opt_out() {
 	[[ $seen == *"write yes or no"* ]] || fail "a wrong choice: $seen"
 }
 
-# operated: what an administrator has: the doctor, metrics, and the file that says
+# operated: tools of the administrator: the doctor, metrics, and the file that records
 # who had which network.
 operated() {
 	local host seen lines

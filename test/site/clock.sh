@@ -1,12 +1,13 @@
 # shellcheck shell=bash
-# Hosts whose time of day steps, while they have pods.
+# Steps of the time of day on hosts with pods.
 
-# clock_stepped: the time of day of a node, of a login host, and of etcd's host steps by two hours, forwards
-# and back: nothing changes for jobs and sessions, new ones have networks, and leases and what is collected
-# do as before. Beyond the life of certificates connections that there are go on, new ones are refused, which
-# users can read; all is well once the clock is.
+# clock_stepped: the time of day of a node, of a login host, and of etcd's host steps
+# by two hours, forwards and back. Jobs and sessions are not affected, new ones have
+# networks, and leases and collection work as before. After the certificates have
+# expired, existing connections continue, and new ones are refused with a reason that
+# users can read. When the clock is right again, everything works.
 clock_stepped() {
-	# Of certificates' two days twelve hours are over.
+	# The certificates are valid for two days, and twelve hours have passed.
 	local host seconds given limit=300 right=43200
 	local berthd=/srv/site/stepped/berthd
 	mkdir -p "$stage/stepped" && test/site/stepped "$stage/stepped" && chmod -R a+rX "$stage/stepped" || { fail "build programs whose time steps"; return; }
@@ -31,7 +32,7 @@ clock_stepped() {
 	poll 20 registered || fail "etcd does not come back"
 }
 
-# begun: jobs of two users and a session are there, and their addresses are those given.
+# begun starts jobs of two users and a session, and records their addresses.
 begun() {
 	job alice
 	job bob
@@ -41,21 +42,22 @@ begun() {
 	given=$(addresses)
 }
 
-# over: they end, and leave no address.
+# over ends them, and checks that no address remains.
 over() {
 	lose_clients
 	on ctl scancel "${jobs[alice]}" "${jobs[bob]}"
 	poll 30 settled || fail "left: $(addresses)"
 }
 
-# steps_of HOST: its time of day steps, and back.
+# steps_of HOST steps its time of day, and back.
 steps_of() {
 	local before seen
 	begun
 	before=$(busy "$1")
 	for seconds in 7200 -7200; do
 		set_clock $((right + seconds)) "$1"
-		# Longer than leases of ten seconds, and looks at the controller's jobs, each second.
+		# Longer than leases of ten seconds, and than polls of the controller, one a
+		# second.
 		sleep 12
 		goes_on "with $1's clock at $seconds s"
 		seen=$(busy "$1")
@@ -65,7 +67,8 @@ steps_of() {
 	over
 }
 
-# ends_at SECONDS: with the clock so, the lease of a daemon that is gone ends, and what is over is collected.
+# ends_at SECONDS: with the clock at that offset, the lease of a killed daemon
+# expires, and jobs that are over are collected.
 ends_at() {
 	begun
 	set_clock $((right + $1)) ctl login n1
@@ -85,7 +88,7 @@ ends_at() {
 	over
 }
 
-# too_late: by n1's clock all certificates are too old.
+# too_late: by n1's clock all certificates have expired.
 too_late() {
 	local seen
 	begun
@@ -103,7 +106,7 @@ too_late() {
 	over
 }
 
-# etcd_too_late: and by that of etcd's host.
+# etcd_too_late: by the clock of etcd's host they have.
 etcd_too_late() {
 	begun
 	set_clock $((right + 259200)) ctl
@@ -112,16 +115,19 @@ etcd_too_late() {
 	refused_as "tls: expired certificate"
 	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "the session has not gone on"
 	set_clock $right ctl
-	# Etcd's HTTP, by which cases read, is a client of its own that tries again at longer and longer intervals.
+	# Etcd's HTTP gateway, which these cases use, is itself a client that retries at
+	# growing intervals.
 	poll 120 registered || fail "etcd's HTTP does not come back"
-	# The lease of the session's host was over meanwhile: it writes the address again, unless a job has got that.
+	# The lease of the session's host has expired: it writes the address again, unless
+	# a job has got it.
 	poll 60 as_given || fail "the addresses are $(addresses), want $given"
 	poll 60 runs alice || fail "no job starts when etcd's clock is right again"
 	goes_on "with etcd's clock right again"
 	over
 }
 
-# set_clock SECONDS HOST...: what is added to the time of day there. In one write, as daemons read it all the time.
+# set_clock SECONDS HOST... sets the offset of the time of day there. It uses one
+# write, because daemons read it all the time.
 set_clock() {
 	local seconds=$1 host
 	shift
@@ -135,14 +141,14 @@ os.ftruncate(fd, 4096)' "$seconds" || fail "set the clock of $host"
 }
 declare -A clocks
 
-# addresses are those that etcd has, of whom and where.
+# addresses prints the addresses in etcd with their users and nodes.
 addresses() {
 	etcdctl get --prefix /berth/site/1/networks/ | grep -o '"user":"[^"]*"\|{"node":"[^}]*}' | sort
 }
 
 as_given() { [[ $(addresses) == "$given" ]]; }
 
-# busy HOST: ticks, of 10 ms, that its daemons use in five seconds.
+# busy HOST prints the ticks of 10 ms that its daemons use in five seconds.
 busy() {
 	# shellcheck disable=SC2016
 	on "$1" sh -c 'used() { cat $(pgrep -x "berthd|berth-dns" | sed "s:.*:/proc/&/stat:") | awk "{ticks += \$14 + \$15} END {print ticks}"; }
@@ -154,7 +160,7 @@ kill_daemon() { # HOST
 	wait "${daemons[$1]}" 2>/dev/null
 }
 
-# goes_on WHEN: all that must be so whatever the time is said to be.
+# goes_on WHEN checks everything that must hold at any time of day.
 goes_on() {
 	local seen stamp
 	talks n1 n2 || fail "$1: alice's pods are apart: $heard"
@@ -162,7 +168,7 @@ goes_on() {
 	[[ $(step alice n1 getent hosts pod1) == "$(pod_of alice n2) "* ]] || fail "$1: names: $(step alice n1 getent hosts pod1)"
 	[[ $(from_outside bob login 'ps -e -o args= | grep -c "[s]leep 300"') == 1 ]] || fail "$1: the session has not gone on"
 	runs alice || fail "$1: no new job"
-	# A new session, of somebody who has none, too.
+	# A new session, also of a user who has none.
 	seen=$(from_outside alice login hostname 2>&1)
 	[[ $seen == login ]] || fail "$1: no new session: $seen"
 	poll 20 as_given || fail "$1: addresses are $(addresses), want $given"
@@ -170,11 +176,11 @@ goes_on() {
 	stamp=$(date -d "$(sed 's/.*"time":"\([^"]*\)".*/\1/' <<<"$seen")" +%s) || fail "$1: the audit log: $seen"
 	((stamp > $(date +%s) + clocks[n1] - 300 && stamp <= $(date +%s) + clocks[n1])) || fail "$1: the audit log has no line of the last job, at $stamp, or another time: $seen"
 	seen=$(on n1 curl -sf http://127.0.0.1:9418/metrics)
-	# Nothing took as long as the clock was stepped, or less than nothing.
+	# No duration includes the step of the clock, and none is negative.
 	awk '/^berthd_etcd_up/ {up = $2} /^berthd_attach_seconds_sum/ {sum = $2} END {exit !(up == 1 && sum > 0 && sum < 1800)}' <<<"$seen" || fail "$1: metrics: $seen"
 }
 
-# refused_as REASON: a new job on n1 has no network, and its user reads why.
+# refused_as REASON: a new job on n1 gets no network, and its user reads the reason.
 refused_as() {
 	local seen
 	seen=$(as bob login srun -Q -N1 -n1 -w n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"

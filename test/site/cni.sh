@@ -1,8 +1,8 @@
 # shellcheck shell=bash
-# The site's own CNI plugins connect pods, in place of tunnels.
+# The site's own CNI plugins connect pods instead of tunnels.
 
-# with_plugins LIST: berthd of all hosts is started again with such a list on each, in which
-# RANGE stands for addresses of the host's own. The site knows the ways between them.
+# with_plugins LIST restarts berthd on all hosts with this list. RANGE in it stands
+# for each host's own range of addresses. The site has routes between them.
 with_plugins() {
 	local host other number=0
 	stop_site
@@ -31,19 +31,19 @@ without_plugins() {
 	start_site
 }
 
-# given_out NODE: the addresses that host-local has given there.
+# given_out NODE prints the addresses that host-local has assigned there.
 given_out() { on "$1" sh -c 'ls /run/cni/networks/site 2>/dev/null | grep "^[0-9]"'; }
 
-# at USER NODE: the address that etcd has for the user's job there.
+# at USER NODE prints the address that etcd holds for the user's job there.
 at() { etcdctl get --prefix /berth/site/1/networks/"$(settings id_of "$1")"/at/"${jobs[$1]}"/ | sed -n "$([[ $2 == n1 ]] && echo 1 || echo 2)p"; }
 told() { [[ -n $(at "$1" n1) && -n $(at "$1" n2) ]]; }
 
 bridged='{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"bridge","bridge":"site0","isGateway":true,"ipam":{"type":"host-local","dataDir":"/run/cni/networks","ranges":[[{"subnet":"RANGE"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}'
 routed='{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"ptp","ipam":{"type":"host-local","dataDir":"/run/cni/networks","ranges":[[{"subnet":"RANGE"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}'
 
-# cni: plugins connect a job's pods: those of the CNI project, a bridge on each node.
-# etcd and the name servers know the addresses that they have given; they are asked to
-# undo what they have done, also by a daemon that comes after.
+# cni: plugins of the CNI project connect a job's pods by a bridge on each node. Etcd
+# and the name servers know the addresses. A later daemon also asks the plugins to
+# undo their work.
 cni() {
 	local node seen first
 	with_plugins "$bridged"
@@ -55,7 +55,7 @@ cni() {
 	done
 	serve alice n2 7000
 	poll 10 wired || fail "pods do not talk by name: $(step alice n1 sh -c 'cat /etc/resolv.conf; getent hosts pod1.wired' 2>&1)"
-	# A daemon that comes back leaves what works, and mends what does not.
+	# A daemon that restarts keeps what works and repairs what does not.
 	first=$(at alice n1)
 	on n1 sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
 	wait "${daemons[n1]}" 2>/dev/null
@@ -70,7 +70,7 @@ cni() {
 	poll 20 answers n1 || fail "berthd does not come back"
 	poll 20 wired || fail "an interface that is gone is not made again"
 	[[ $(given_out n1) == "$(at alice n1)" ]] || fail "after that etcd has $(at alice n1), host-local $(given_out n1)"
-	# Nobody says that the job has left n2.
+	# Nobody reports that the job has left n2.
 	on n2 sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
 	wait "${daemons[n2]}" 2>/dev/null
 	on ctl scancel "${jobs[alice]}"
@@ -84,12 +84,12 @@ cni() {
 }
 wired() { [[ $(step alice n1 socat -u TCP:pod1.wired:7000,connect-timeout=2 - 2>/dev/null) == "from $(at alice n1)" ]]; }
 
-# cni_fails: what plugins complain of is what the user reads; sessions have pods of
-# plugins, too. A plugin that hangs is ended before Slurm gives up.
+# cni_fails: the user reads the errors of plugins. Sessions have pods from plugins
+# too. A plugin that hangs is killed before Slurm gives up.
 cni_fails() {
 	local seen
 	with_plugins "$routed"
-	# Two addresses for pods on each node, one of them the node's own.
+	# Each node has two addresses for pods, one of them for the node itself.
 	job alice
 	seen=$(as bob login srun -Q -N1 -n1 -w n1 --mem=100 hostname 2>&1) && fail "it ran: $seen"
 	[[ $seen == *"this job has no network"*"by CNI (list site)"*"ptp"*"no IP addresses available"* ]] || fail "bob reads: $seen"

@@ -1,13 +1,14 @@
 # shellcheck shell=bash
-# What goes wrong around running jobs.
+# Faults around running jobs.
 
-# talks NODE NODE: alice's pods there reach each other at port 7000. What was heard is kept for those who fail.
+# talks NODE NODE: alice's pods there reach each other at port 7000. The answer is
+# kept for failures.
 talks() {
 	heard=$(step alice "$1" socat -u "TCP:$(pod_file alice "$2"):7000,connect-timeout=5" - 2>&1)
 	[[ $heard == "from $(pod_file alice "$1")" ]]
 }
 
-# pod_file USER NODE: as pod_of, from what the node itself keeps, without etcd.
+# pod_file USER NODE is like pod_of, but reads the node's own record, without etcd.
 pod_file() {
 	on "$2" cat "/run/berthd/pods/${jobs[$1]}" | grep -o "{\"node\":\"$2\"[^}]*}" | sed 's/.*"address":"//; s/".*//'
 }
@@ -15,8 +16,8 @@ pod_file() {
 stop_etcd() { on ctl sh -c 'kill -9 $(pgrep -f "berthd etcd")'; wait "${daemons[etcd]}" 2>/dev/null; }
 start_etcd() { start etcd ctl etcd --host "$(address ctl)" --data /run/etcd; }
 
-# etcd_away: without etcd running jobs go on, new steps of theirs start, a job
-# may end, and a new one says what is missing; afterwards all is as it should.
+# etcd_away: without etcd running jobs continue, their new steps start, a job may end,
+# and a new one reports what is missing. Afterwards everything recovers.
 etcd_away() {
 	local seen
 	job alice
@@ -25,7 +26,7 @@ etcd_away() {
 	talks n1 n2 || fail "pods are apart without etcd: $heard"
 	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	[[ $seen == *"this job has no network"*etcd* ]] || fail "bob reads: $seen"
-	# Nor has anybody a first session; a user's job on the node has its pod.
+	# Nobody gets a first session either; a user's job on the node has its pod.
 	seen=$(as bob ctl ssh login true 2>&1) && fail "a session has begun: $seen"
 	[[ $seen == *"no session on this host"*etcd* ]] || fail "bob reads at login: $seen"
 	seen=$(as alice ctl ssh n1 ip -o -4 addr show dev eth0 2>&1)
@@ -39,14 +40,16 @@ etcd_away() {
 gone() { local node; for node in n1 n2; do ! on $node test -e "/run/berthd/net/${jobs[$1]}" || return 1; done; }
 runs() { [[ $(as "$1" login srun -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
 
-# etcd_stopped: an etcd that takes connections and does not answer is not waited for
-# longer than the plugin waits for berthd, so the user reads what is missing.
+# etcd_stopped: berthd waits for an etcd that accepts connections without answering
+# for a shorter time than the plugin waits for berthd. So the user reads what is
+# missing.
 etcd_stopped() {
 	local seen
 	signal_etcd STOP || fail "etcd does not stop"
 	seen=$(as bob login srun -N1 -n1 --mem=100 hostname 2>&1) && fail "a job has started: $seen"
 	signal_etcd CONT
-	# What has started it stops with it, and would not pass on the signal to end.
+	# The process that started it is stopped too, and would not pass on a signal to
+	# end.
 	kill -CONT "${daemons[etcd]}"
 	[[ $seen == *"this job has no network"*"etcd has not answered"* ]] || fail "bob reads: $seen"
 	poll 30 registered || fail "etcd does not come back"
@@ -54,8 +57,8 @@ etcd_stopped() {
 }
 signal_etcd() { on ctl sh -c "kill -$1 \$(pgrep -f '^/srv/site/berthd etcd')"; }
 
-# etcd_lost: etcd forgets everything. The nodes tell it what they have, before a
-# new job could be given the same addresses.
+# etcd_lost: etcd forgets everything. The nodes restore their allocations before a new
+# job could get the same addresses.
 etcd_lost() {
 	local before
 	job alice
@@ -72,15 +75,16 @@ etcd_lost() {
 }
 restored() { [[ $(pod_of alice n1) == "$1" ]]; }
 
-# upgraded: berthd of a former commit (SITE_FORMER, or as it was five changes ago) is replaced by this one, under a
-# job and a session, which go on; and so does all that is new.
+# upgraded: berthd of an earlier commit (SITE_FORMER, or five changes ago) is replaced
+# by this one, with a job and a session running. They continue, and everything new
+# works.
 upgraded() {
 	local host before former=${SITE_FORMER:-$(git rev-list -n 1 --skip 5 HEAD -- cmd/berthd internal/site/siteconf internal/site/berthd internal/site/vxlan)}
 	git worktree add -q --detach "$out/former" "$former" && (cd "$out/former" && go build -o "$stage/former/berthd" ./cmd/berthd) && chmod -R a+rX "$stage/former" || fail "build the former berthd, of the commit '$former'"
 	git worktree remove --force "$out/former"
 	say "from berthd of $(git log -1 --format='%h, %cs' "$former")"
 	stop_site
-	# Tunnels of former ones ended at that port, where nothing else was said. Another nft was not to be had.
+	# The default port of earlier versions was 4789. No other nft was available.
 	configuration | sed '/^nft: /d; s/^cluster: .*/&\ntunnel: {port: 4789}/' >"$out/changed.yaml"
 	for host in "${hosts[@]}"; do
 		on "$host" sh -c 'cat >/run/changed.yaml' <"$out/changed.yaml"
@@ -108,7 +112,7 @@ upgraded() {
 	start_site
 }
 
-# lost_epilog: a node loses power under a job, so nobody says that the job has
+# lost_epilog: a node loses power under a job, so no epilog reports that the job has
 # left it. The controller knows.
 lost_epilog() {
 	job alice
@@ -123,8 +127,8 @@ lost_epilog() {
 }
 forgotten() { [[ -z $(etcdctl get --prefix /berth/site/1/networks/) ]]; }
 
-# hostile_questions: what users write to the socket of berthd changes nothing,
-# and keeps nobody from being served.
+# hostile_questions: what users write to berthd's socket changes nothing, and does not
+# block other users.
 hostile_questions() {
 	local seen i
 	job alice
@@ -141,7 +145,8 @@ hostile_questions() {
 	done
 	seen=$(step alice n1 ip -o -4 addr show dev eth0)
 	[[ $seen == *"$(pod_of alice n1)/"* ]] || fail "a step of alice: $seen"
-	# Nor other users. Each of bob's is closed after three seconds, and he comes again.
+	# Other users are not blocked either. Each connection of bob's is closed after
+	# three seconds, and he reconnects.
 	# shellcheck disable=SC2016
 	as bob n1 sh -c 'for round in 1 2 3; do
 			for i in $(seq 40); do socat -u UNIX:/run/berthd/berthd.sock - >/dev/null 2>&1 & done
@@ -154,10 +159,11 @@ hostile_questions() {
 	[[ $(as bob n1 cat /run/berthd/pods/* /run/berthd/net/* 2>&1) == *denied* ]] || fail "bob reads what berthd keeps"
 }
 
-# crowded: berthd serves as many as it does of one user, beside the socket on which it listens.
+# crowded: berthd serves its maximum of one user's connections, beside the listening
+# socket.
 crowded() { (($(on n1 grep -c /run/berthd/berthd.sock /proc/net/unix) > 16)); }
 
-# exhausted: with no address left a job says so, and runs once there are.
+# exhausted: without a free address a job reports that, and runs once there is one.
 exhausted() {
 	local seen id
 	id=$(as alice login sbatch --parsable -N2 -n2 --mem=100 --array=1-7 -o /dev/null --wrap 'sleep 300')

@@ -1,16 +1,16 @@
 # shellcheck shell=bash
 # Gateways: ctl and login forward between pods and the world behind the router.
 
-# What is reached with NAT, and what without it.
+# Addresses reached with NAT, and without it.
 translated=198.51.100.10
 untranslated=203.0.113.1
 
-# outside CMD... there.
+# outside CMD... runs a command in the network of the outside.
 outside() { nsenter -t "$(world)" -n "$@"; }
 world() { pgrep -of "httpd -f -v -p 80 -h $(settings eval 'echo $state')/web"; }
 
-# listen_outside ADDRESS SCRIPT: a server that runs the script for each connection. It is
-# no host's, so nobody but its own number ends it.
+# listen_outside ADDRESS SCRIPT starts a server that runs the script for each
+# connection. It belongs to no host, so only its process number ends it.
 listen_outside() {
 	(exec nsenter -t "$(world)" -n socat "TCP-LISTEN:7000,bind=$1,reuseaddr,fork" SYSTEM:"$2" >/dev/null 2>&1) &
 	helpers+=($!)
@@ -18,8 +18,8 @@ listen_outside() {
 
 router() { nsenter -t "$(settings eval 'cat $state/pid/supervisor')" -n "$@"; }
 
-# outside_serves: there are two servers that say who connected, and then repeat what
-# they are told; and the way back to pods that are not translated.
+# outside_serves starts two servers that print who connected and then repeat their
+# input. It also adds the route back to pods without NAT.
 outside_serves() {
 	local address
 	outside ip addr replace $untranslated/32 dev lo
@@ -31,8 +31,8 @@ outside_serves() {
 	poll 10 eval '[[ $(outside ss -Hltn "sport = :7000" | wc -l) == 2 ]]' || fail "no server outside"
 }
 
-# reaches USER NODE ADDRESS:PORT prints what the server says. In the pod, without Slurm:
-# nobody need reach the login host.
+# reaches USER NODE ADDRESS:PORT prints the server's answer. It runs in the pod but
+# without Slurm, so the login host may be unreachable.
 reaches() { root "$1" "$2" socat -t 5 - "TCP:$3,connect-timeout=2" 2>&1 </dev/null; }
 
 gateway_of() { # USER NODE
@@ -41,8 +41,8 @@ gateway_of() { # USER NODE
 
 host_of() { [[ $1 == "$(address ctl)" ]] && echo ctl || echo login; }
 
-# pair: alice has two jobs, and in lost and left the numbers of that whose pod on n1
-# has the gateway login, and of that which has ctl.
+# pair gives alice two jobs. lost is the number of the job whose pod on n1 has the
+# gateway login, and left the number of the one that has ctl.
 pair() {
 	local job
 	lost='' left=''
@@ -54,7 +54,7 @@ pair() {
 	[[ -n $lost && -n $left ]] || fail "both jobs have one gateway: $(on n1 /srv/site/berthd status)"
 }
 
-# open_connection: from the pod of the job in left, to be held.
+# open_connection opens a connection from the pod of job $left and keeps it open.
 open_connection() {
 	rm -f "$out/say"
 	mkfifo "$out/say"
@@ -68,15 +68,17 @@ open_connection() {
 	[[ $(head -n 1 "$out/heard") == "from $(address ctl)" ]] || fail "through ctl: $(head -n 1 "$out/heard")"
 }
 
-# close_connection: daemons that were started meanwhile have the pipe open as well.
+# close_connection writes "end" first, because daemons that were started meanwhile
+# also have the pipe open.
 close_connection() {
 	echo end >&$connection
 	exec {connection}>&-
 	poll 10 grep -qx end "$out/heard" || fail "the connection does not end"
 }
 
-# others_go_on BEGAN [LIMIT]: the gateway login was lost then; the pod that had it has ctl, within so
-# many milliseconds, the connection through ctl has gone on, and new ones go there too.
+# others_go_on BEGAN [LIMIT] checks the pods after the gateway login was lost at
+# BEGAN. Within LIMIT milliseconds its pod uses ctl. The connection through ctl has
+# continued, and new ones use ctl too.
 others_go_on() {
 	local took
 	jobs[alice]=$lost
@@ -90,15 +92,16 @@ others_go_on() {
 	close_connection
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "n1: $(on n1 /srv/site/berthd status)"
 }
-# within is the limit for that in the long form, in milliseconds: twice as much where others use all of the processors, and
-# what is measured is when these had time for us. The short form has none.
+# within prints that limit for the long form, in milliseconds. It doubles on a busy
+# machine, where the time until a check gets a processor counts too. The short form
+# has no limit.
 within() { [[ $(cut -d. -f1 /proc/loadavg) -lt $(nproc) ]] && echo 5000 || echo 10000; }
 through() { [[ $(reaches alice n1 $translated:7000) == "from $(address "$1")" ]]; }
 
-# gateways: pods reach what is outside through gateways, with their address or the
-# pod's own, as the site says, and so does the outside them; rules for all and of one
-# user say what. A gateway whose daemon has ended is replaced, and connections
-# through the other one go on.
+# gateways: pods reach the outside through gateways, with the gateway's address or
+# their own, as the site configures, and the outside reaches pods. Rules for all users
+# and for one user apply. A gateway whose daemon has ended is replaced, and
+# connections through the other one continue.
 gateways() {
 	local lost left connection pod gateway job began
 	outside_serves
@@ -129,8 +132,9 @@ gateways() {
 	jobs[alice]=$left
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
 }
-# no_router: login does not forward to an address of n2 to which it knows the way. What counts
-# is that n2's kernel takes a connection: sshd itself takes its time on a busy machine.
+# no_router: login does not forward to an address of n2 although it has a route to it.
+# The check is whether n2's kernel accepts a connection: sshd itself is slow on a busy
+# machine.
 no_router() {
 	local found=no
 	on n2 ip addr add 192.0.2.9/32 dev lo
@@ -145,7 +149,7 @@ no_router() {
 }
 is_gateway() { etcdctl get "/berth/site/1/gateways/$1" | grep -q .; }
 
-# gateway_cut: a gateway loses its network under connections, and gets it back.
+# gateway_cut: a gateway with open connections loses its network, and gets it back.
 gateway_cut() {
 	local lost left connection began
 	outside_serves
@@ -160,9 +164,9 @@ gateway_cut() {
 	[[ $(gateway_of alice n1) == "$(address login)" ]] || fail "a new pod does not use the gateway that is back: $(on n1 /srv/site/berthd status)"
 }
 
-# gateways_alone: without etcd pods go on through their gateways, and a daemon that is
-# started again, on their node or on the gateway, leaves them there; with none at all there is no way out,
-# not even the hosts' own.
+# gateways_alone: without etcd pods keep using their gateways. A daemon that restarts,
+# on their node or on the gateway, does not change that. Without any gateway there is
+# no way out, not even through the hosts.
 gateways_alone() {
 	local lost left connection host
 	outside_serves
@@ -190,7 +194,7 @@ gateways_alone() {
 	poll 20 eval '! is_gateway ctl && ! is_gateway login' || fail "gateways that have ended are kept"
 	job bob
 	[[ -z $(gateway_of bob n2) ]] || fail "bob has a gateway: $(gateway_of bob n2)"
-	# A pod is remembered before it has its routes.
+	# A pod is recorded before it has its routes.
 	poll 10 eval '[[ $(reaches bob n2 $translated:7000) == *"No route"* ]]' || fail "without gateways: $(reaches bob n2 $translated:7000)"
 	for host in ctl login; do
 		start $host $host run
@@ -199,8 +203,8 @@ gateways_alone() {
 	poll 20 eval '[[ $(reaches bob n2 $translated:7000) == from* ]]' || fail "with gateways again: $(reaches bob n2 $translated:7000)"
 }
 
-# two_legs: gateways with an interface of their own to the outside, which they forward
-# on as long as there are pods. One that loses its link there is replaced.
+# two_legs: gateways have a separate interface to the outside, and forward on it while
+# there are pods. A gateway that loses that link is replaced.
 two_legs() {
 	local host lost left connection=0 beyond=192.0.2.129
 	stop_site
@@ -232,7 +236,7 @@ two_legs() {
 }
 seen_as() { [[ $(reaches alice n1 $beyond:7000) == "from $1" ]]; }
 
-# forged: a gateway forwards nothing that comes from outside with the address of a pod.
+# forged: a gateway forwards nothing from outside whose source is a pod's address.
 forged() {
 	local pod=${pods%.*}.14 somewhere=203.0.113.77
 	on login nft -f - <<-END
@@ -256,7 +260,7 @@ forged_arrives() {
 	[[ $(on login nft list counter ip seen arrived) != *"packets 0 "* ]]
 }
 
-# legs: cables between the gateways and a server outside, past the router.
+# legs adds cables between the gateways and a server outside that bypass the router.
 legs() {
 	local number=1 host
 	outside ip addr replace $beyond/32 dev lo
@@ -270,8 +274,8 @@ legs() {
 	listen_outside $beyond 'echo from $SOCAT_PEERADDR'
 }
 
-# restart_site CHANGE: berthd of all hosts is started again with its configuration changed
-# by sed, or as it was.
+# restart_site CHANGE restarts berthd on all hosts, with its configuration changed by
+# this sed script, or with the original one.
 restart_site() {
 	local host
 	stop_site
@@ -284,8 +288,8 @@ restart_site() {
 	start_site --config /run/changed.yaml
 }
 
-# gateway_range: pods get addresses of a range that the gateway has for them, each its own
-# as long as it lives; what comes to these from outside goes nowhere.
+# gateway_range: pods get addresses of a range of the gateway, each its own for its
+# lifetime. Connections to these from outside reach nothing.
 gateway_range() {
 	local lost left net job seen
 	net=$(address ctl | sed 's/[0-9]*$//')
@@ -318,8 +322,9 @@ gateway_range() {
 	restart_site ''
 }
 
-# far_gateways: no host is on the link of another, so gateways are reached by a tunnel,
-# in both directions, also where hosts filter by the reverse path; and pods on two nodes reach each other.
+# far_gateways: no host is on the link of another. Gateways are reached by a tunnel in
+# both directions, even if hosts filter by reverse path, and pods on two nodes reach
+# each other.
 far_gateways() {
 	local lost left connection pod host filter node job began
 	outside_serves
@@ -347,8 +352,9 @@ far_gateways() {
 	on login sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
 	wait "${daemons[login]}" 2>/dev/null
 	others_go_on "$began" "$(within)"
-	# The host of that gateway still leads to pods by the tunnel: whatever runs there without
-	# berthd, srun as well, is reached as before, by the pods that it was a gateway for, and others.
+	# The host of that gateway still has routes to pods through the tunnel. Without
+	# berthd, programs there, including srun, are reached as before by its former pods
+	# and by others.
 	poll 10 eval '! is_gateway login' || fail "a gateway that has ended is kept"
 	for node in n1 n2; do
 		for job in $lost $left; do
@@ -369,7 +375,7 @@ far_gateways() {
 	start_site
 }
 
-# alone HOST: nothing is on its link but the router. together HOST undoes it.
+# alone HOST leaves only the router on its link. together HOST undoes it.
 alone() {
 	local router=$(router_address)
 	on "$1" sh -c "ip addr add $(address "$1")/32 dev eth0; ip addr del $(address "$1")/24 dev eth0
@@ -381,8 +387,8 @@ together() {
 }
 router_address() { router ip -o -4 addr show dev br0 | sed 's/.*inet //; s:/.*::'; }
 
-# gateway_unseen: a gateway lives, but one of the nodes does not reach it: its pods have
-# another one, those of other nodes stay.
+# gateway_unseen: a gateway is alive, but one of the nodes cannot reach it. Pods of
+# that node get another gateway, pods of other nodes stay.
 gateway_unseen() {
 	local lost left there
 	outside_serves
@@ -398,15 +404,15 @@ gateway_unseen() {
 	is_gateway login || fail "login is no gateway any more"
 	[[ $(gateway_of alice n2) == "$there" ]] || fail "a pod on n2 has left its gateway"
 	on n1 nft delete table ip unseen
-	# Who is asked again and answers is one for new pods; others stay where they are.
+	# A gateway that answers again is used for new pods; others stay where they are.
 	poll 20 eval 'job alice; [[ $(gateway_of alice n1) == "$(address login)" ]] || { on ctl scancel ${jobs[alice]}; false; }' || fail "login is not used again: $(on n1 /srv/site/berthd status)"
 	jobs[alice]=$lost
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
 }
 
-# flows_counted: where policy bounds the connections that a host tracks for a pod, one that
-# opens more gets no further ones, until it closes some; pods of others, the user's on another node, and the
-# host go on, and jobs that come meanwhile do not let it begin anew.
+# flows_counted: policy bounds the connections that a host tracks for a pod. A pod at
+# the bound gets no more until it closes some. The pods of others, the user's pod on
+# another node and the host are not affected, and new jobs do not reset the count.
 flows_counted() {
 	local seen count client who tell
 	# shellcheck disable=SC2016
@@ -452,9 +458,9 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	exec {tell}>"$out/flows"
 	poll 40 grep -q opened "$out/opened" || fail "the client says nothing: $(<"$out/opened")"
 	count=$(grep -o 'opened [0-9]*' "$out/opened" | cut -d' ' -f2)
-	# The step that waits in the pod has some, too.
+	# The step that waits in the pod has some connections too.
 	((count > 200 && count <= 256)) || fail "the pod has $count connections, of 256"
-	# Rules are replaced when pods come.
+	# Rules are replaced when pods are added.
 	job bob
 	for who in bob:n1 alice:n2; do
 		seen=$(root "${who%:*}" "${who#*:}" timeout 5 python3 -c 'import socket, sys; socket.create_connection((sys.argv[1], 6900), 4); print("reached")' "$(address n2)" 2>&1)
@@ -475,8 +481,9 @@ while True: held.append(server.accept())' >/dev/null 2>&1 &
 	restart_site ''
 }
 
-# connections_forgotten: what a pod has said to a host, which policy allows its user alone, is not what the next pod
-# of that address may go on with, from the same port; nor is what a host's process has begun with it.
+# connections_forgotten: policy lets only one user's pod connect to a host. The next
+# pod with that address cannot continue its connection from the same port, nor a
+# connection that a process of the host has opened to it.
 connections_forgotten() {
 	local first seen port
 	restart_site "/^  egress:/,/^  ingress:/s|/24\\]|&\\n    ports: [tcp/1-65535]|; s|^    alice:|&\\n      egress:\\n      - addresses: [$(address n2)/32]\\n        ports: [udp/6901]|"
@@ -511,7 +518,8 @@ connections_forgotten() {
 	poll 20 settled || fail "the job does not end"
 	restart_site ''
 }
-# asks PORT ADDRESS PORT says from its first port by UDP what that is, and answers_udp PORT answers.
+# asks PORT ADDRESS PORT sends the number of its first port by UDP, from that port.
+# answers_udp PORT answers.
 asks=(timeout 5 python3 -c '
 import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

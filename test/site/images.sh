@@ -1,19 +1,19 @@
 # shellcheck shell=bash
-# Images that steps run in.
+# Images for steps.
 
-# image USER: one in the user's home folder, of busybox alone.
+# image USER makes an image in the user's home folder that contains only busybox.
 image() {
 	as "$1" login sh -c 'mkdir -p image/bin image/proc image/sys image/dev image/tmp image/etc image/home
 		cp /bin/busybox image/bin && for name in sh cat ip ps id hostname grep readlink sleep wc stat mount; do ln -sf busybox image/bin/$name; done
 		echo "image of $USER" >image/etc/os-release; : >image/etc/resolv.conf; ln -sfn /proc/mounts image/etc/mtab' || fail "make an image"
 }
 
-# in_image SRUN-OPTION... PROGRAM: a step of alice's own job.
+# in_image SRUN-OPTION... PROGRAM runs a step of a new job of alice.
 in_image() { as alice login srun -Q -N1 -n1 -w n1 --mem=100 "$@" 2>&1; }
 
-# containers: steps run in the image that their user names, or the site, with the
-# network and the processes of their job, and without a way to more rights; a batch
-# script, and steps that want none, on the host's files.
+# containers: steps run in the image that their user or the site names, with the
+# network and the processes of their job, and without a way to more rights. Batch
+# scripts, and steps that want no image, run on the host's files.
 containers() {
 	local seen host plugstack
 	image alice
@@ -46,7 +46,7 @@ containers() {
 	covered_files
 	plugstack=$(settings eval 'echo $state')/etc/slurm/plugstack.conf
 	cp "$plugstack" "$out/plugstack"
-	# In place: hosts do not see a file that comes instead.
+	# Write in place: hosts would not see a file that replaces it.
 	sed '1s|$| image=/home/alice/image|' "$out/plugstack" >"$plugstack"
 	seen=$(in_image cat /etc/os-release)
 	[[ $seen == "image of alice" ]] || fail "the image of the site: $seen"
@@ -57,14 +57,16 @@ containers() {
 	[[ $seen == "$host" ]] || fail "without an image: $seen"
 }
 
-# image_of_archive: berth's image store unpacks an archive, without root, and steps run in what it makes: all files
-# are the user's, and there is a place for each of the host's.
+# image_of_archive: berth's image store unpacks an archive without root, and steps run
+# in the result. All files belong to the user, and there is a mount point for each of
+# the host's.
 image_of_archive() {
 	local seen cache=/home/alice/cache bundle=/home/alice/bundle
 	seen=$(in_berth_image import --image-cache $cache /srv/images/busybox.tar && in_berth_image bundle --image-cache $cache --mount /home busybox:1.37 $bundle) || fail "unpack an image: $seen"
 	seen=$(in_image --container-image=$bundle/rootfs sh -c 'pwd; id -u; ls -l /bin/busybox; test -e /etc/shadow; echo $?; : >/tmp/of-alice && rm /tmp/of-alice; grep -c 10.200.0.1 /etc/resolv.conf' | awk '{ print $NF, $3 }' | xargs)
 	[[ $seen == "/home/alice $(settings id_of alice) /bin/busybox alice 1 1" ]] || fail "of an archive: $seen"
-	# By its name: in the cache that the job's variables name, and in the usual one.
+	# By its name: from the cache named in the job's variables, and from the default
+	# one.
 	seen=$(in_berth_image bundle --image-cache $cache --mount /home busybox:1.37) || fail "unpack an image for its name: $seen"
 	seen=$(as alice login env BERTH_IMAGE_CACHE=$cache srun -Q -N2 -n2 --mem=100 --container-image=docker.io/library/busybox:1.37 sh -c 'test -e /etc/shadow || ls -l /bin/busybox' 2>&1 | awk '{ print $NF, $3 }' | xargs)
 	[[ $seen == "/bin/busybox alice /bin/busybox alice" ]] || fail "by its name: $seen"
@@ -77,7 +79,7 @@ image_of_archive() {
 }
 in_berth_image() { as alice login /srv/berth/bin/berth image "$@" -q 2>&1; }
 
-# covered_files: a directory of the host that can be an image shows what is mounted in
+# covered_files: a directory of the host that is used as an image shows the mounts in
 # it, and never the files below these mounts.
 covered_files() {
 	local seen
@@ -89,7 +91,7 @@ covered_files() {
 	on n1 sh -c 'umount /home/covered/private && rm -rf /home/covered' || fail "remove what was covered"
 }
 
-# refused_images: what cannot be an image ends the step, with the reason.
+# refused_images: an unusable image ends the step with the reason.
 refused_images() {
 	local seen path
 	for path in ./image '../image' 'an image' ''; do
@@ -106,21 +108,21 @@ refused_images() {
 		seen=$(in_image --network-pod=no --container-image=$path hostname) && fail "it ran in $path: $seen"
 		[[ $seen == *"this step has no container: $path is the root of the host"* ]] || fail "the host's root: $seen"
 	done
-	# In a pod the task that looks has no /proc/self.
+	# In a pod the task that opens it has no /proc/self.
 	seen=$(in_image --network-pod=no --container-image=/proc/self/root hostname) && fail "it ran: $seen"
 	[[ $seen == *"open the directory /proc/self/root: Too many levels of symbolic links"* ]] || fail "what only root may follow: $seen"
 	as alice login rmdir image/sys
 	seen=$(in_image --container-image=/home/alice/image hostname) && fail "it ran: $seen"
 	[[ $seen == *"mount /sys in the directory /home/alice/image: No such file or directory: mkdir"* ]] || fail "without /sys: $seen"
-	# A link leads to nothing outside of the image: its own /etc is covered.
+	# A link cannot lead out of the image: the image's own /etc is covered.
 	as alice login ln -s /etc image/sys
 	seen=$(in_image --container-image=/home/alice/image sh -c 'grep -c " /etc " /proc/mounts; cat /etc/os-release 2>/dev/null; true')
 	[[ $seen == 1 ]] || fail "a link leads out of the image: $seen"
 	as alice login sh -c 'rm image/sys && mkdir image/sys'
 }
 
-# many_mounts: of what plugstack.conf names to be shown in images, what is too much is
-# left out, and each step says so.
+# many_mounts: mounts in plugstack.conf beyond the limit are omitted, and each step
+# reports it.
 many_mounts() {
 	local i seen plugstack
 	image alice
@@ -132,7 +134,7 @@ many_mounts() {
 	seen=$(in_image --container-image=/home/alice/image sh -c 'echo shown $(grep -c " /srv/site " /proc/mounts) and $(grep -c " /opt " /proc/mounts)')
 	[[ $seen == *"shown 1 and 0"* ]] || fail "the sixteenth and the seventeenth: $seen"
 	[[ $seen == *"mount=/opt is left out: there may be 16"* ]] || fail "nothing is said: $seen"
-	# What holds berthd's socket, and what this host has not.
+	# A mount that contains berthd's socket, and one that this host does not have.
 	as alice login mkdir -p image/run
 	sed '1s|$| mount=/run|' "$out/plugstack" >"$plugstack"
 	seen=$(in_image --container-image=/home/alice/image sh -c 'stat -c %F /run/berthd/berthd.sock')

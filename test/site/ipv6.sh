@@ -1,12 +1,12 @@
 # shellcheck shell=bash
 # IPv6 addresses of pods, beside their IPv4 ones.
 
-# Where they are, and hosts and servers outside.
+# The ranges of pods and hosts, and the servers outside.
 pods6=fd62:6974:6573::/96 hosts6=2001:db8:7::/64
 translated6=2001:db8:8::10 untranslated6=2001:db8:9::1
 
-# second ADDRESS: the IPv6 address of the pod with this one, as the kernel writes it, and
-# full6 ADDRESS, as socat does.
+# second ADDRESS prints the IPv6 address of the pod with this IPv4 address, as the
+# kernel writes it. full6 ADDRESS prints it as socat does.
 second() {
 	local a b c d
 	IFS=. read -r a b c d <<<"$1"
@@ -16,12 +16,12 @@ full6() {
 	# shellcheck disable=SC2046
 	printf '[fd62:6974:6573:0000:0000:0000:%02x%02x:%02x%02x]' $(tr . ' ' <<<"$1")
 }
-# host6 HOST and full_host6 HOST: the same of hosts.
+# host6 HOST and full_host6 HOST print the same for hosts.
 declare -A numbers6=([ctl]=1 [login]=2 [n1]=11 [n2]=12 [router]=fe)
 host6() { echo "2001:db8:7::${numbers6[$1]}"; }
 full_host6() { printf '[2001:0db8:0007:0000:0000:0000:0000:%04x]' "0x${numbers6[$1]}"; }
 
-# with_second adds to the configuration what the parts below need.
+# with_second adds to the configuration what the cases below need.
 with_second() {
 	sed "s|^pods: .*|&\nipv6: {pods: \"$pods6\", hosts: \"$hosts6\"}|
 		s|^  networks:\$|&\n  - {addresses: [\"::/0\"], nat: true}\n  - addresses: [\"$untranslated6/128\"]|
@@ -31,8 +31,8 @@ with_second() {
 		s|^      - addresses: \[$untranslated/32\]\$|      - addresses: [$untranslated/32, \"$untranslated6/128\"]|"
 }
 
-# hosts_speak: the hosts, the router and the outside have IPv6 addresses; what others take
-# back with silent.
+# hosts_speak gives the hosts, the router and the outside IPv6 addresses. silent
+# undoes it.
 hosts_speak() {
 	local host
 	router sh -c "ip addr add $(host6 router)/64 dev br0 nodad; ip addr add 2001:db8:8::1/64 dev outside nodad
@@ -48,9 +48,9 @@ silent() {
 		ip addr del 2001:db8:8::1/64 dev outside; ip addr del $(host6 router)/64 dev br0"
 }
 
-# ipv6: where the site has a range for it pods have a second address each, by tunnels and by
-# routes; and all that is true of the first one is true of that. SITE_IPV6="mpi kubernetes" runs
-# these alone, which may be any cases, by hand.
+# ipv6: if the site has a range, pods also have an IPv6 address, by tunnels and by
+# routes, and everything that holds for the IPv4 address holds for it. SITE_IPV6="mpi
+# kubernetes" runs only these cases, which may be any.
 ipv6() {
 	local part told=no
 	hosts_speak
@@ -72,19 +72,19 @@ ipv6() {
 	silent
 }
 
-# serve6 USER NODE PORT is as serve.
+# serve6 USER NODE PORT does the same as serve.
 serve6() {
 	step "$1" "$2" socat "TCP6-LISTEN:$3,reuseaddr,fork" SYSTEM:'echo from $SOCAT_PEERADDR' >/dev/null 2>&1 &
 	helpers+=($!)
 	poll 20 listens "$@" || fail "no server in the pod of $1 on $2"
 }
 
-# hears6 USER NODE ADDRESS:PORT prints what the server there says to the pod.
+# hears6 USER NODE ADDRESS:PORT prints what the server there sends to the pod.
 hears6() { root "$1" "$2" socat -u "TCP6:$3,connect-timeout=3" - 2>&1; }
 
-# pods_speak: a pod has one IPv6 address, which is usable at once, and no router gives it
-# another one; those of a user reach each other by it, on one node and on two, by names, and
-# hosts as the site's rules say.
+# pods_speak: a pod has one IPv6 address, usable at once, and gets no other from a
+# router. Pods of a user reach each other by it, on one node and on two, by names, and
+# hosts as the site's rules permit.
 pods_speak() {
 	local node seen first second_job pod
 	job alice -J db
@@ -115,8 +115,8 @@ pods_speak() {
 	[[ $(on n1 nft list chain inet berth forward) == *"meta nfproto ipv6 drop"* ]] || fail "n1 is a router for others: $(on n1 nft list ruleset)"
 }
 
-# outside_speaks: gateways lead to the outside, with their address or the pod's own, and
-# the outside to pods, as rules for all and of one user say.
+# outside_speaks: gateways lead to the outside, with their address or the pod's own,
+# and the outside reaches pods, as rules for all users and for one user permit.
 outside_speaks() {
 	local pod gateway
 	listen_outside6 "$translated6"
@@ -146,7 +146,7 @@ listen_outside6() { # ADDRESS
 reaches6() { root "$1" "$2" socat -u "TCP6:$3,connect-timeout=2" - 2>&1; }
 
 # apart6: pods of two users do not reach each other, on one node and on two, whatever
-# root in one sends; nor do they see each other's names.
+# root in one sends. They do not see each other's names.
 apart6() {
 	local node a b own to mac frames ip kind
 	job alice
@@ -174,7 +174,7 @@ apart6() {
 		done
 		root alice $node /srv/site/frames send eth0 "${frames[@]}" || fail "send"
 	done
-	# A user of a host, in no pod, claims to be one, or another host.
+	# A user of a host, outside of any pod, pretends to be a pod or another host.
 	for node in login n2 n1; do
 		for ip in "$(second "$(pod_of bob n2)")" "$(host6 ctl)"; do
 			as alice $node /srv/site/frames forge "$ip" "[$(second "$b")]:7000" "$node/forged/$ip" || fail "forge on $node"
@@ -182,7 +182,7 @@ apart6() {
 	done
 	still_listens bob n1 "$(pod_of bob n2)" n2
 	! grep -v control "$out/frames" | grep received || fail "bob's pod received: $(grep -v control "$out/frames" | head -n 5)"
-	# Nor is it let out as that pod, through its gateway.
+	# Nor does it leave through that pod's gateway.
 	poll 10 eval '[[ -n $(gateway_of bob n1) ]]' || fail "no gateway: $(on n1 /srv/site/berthd status)"
 	: >"$out/outside"
 	nsenter -t "$(world)" -n "$stage/frames" listen eth0 >"$out/outside" 2>&1 </dev/null &
@@ -194,9 +194,9 @@ apart6() {
 	! grep "received forged" "$out/outside" || fail "a user of n1 is let out as bob's pod"
 }
 
-# nobody_spoofs6: not even towards pods of the same user does a frame pass that has not
-# the sender's addresses; on a bridge, where pods are neighbours, nobody is a router there,
-# nor somebody else.
+# nobody_spoofs6: no frame without the sender's own addresses passes, not even to pods
+# of the same user. On a bridge, where pods are neighbours, no pod can act as a router
+# or as another pod.
 nobody_spoofs6() {
 	local a b hop frames other=fd62:6974:6573::ac8:909
 	job alice
@@ -236,8 +236,8 @@ far6() {
 	start_site
 }
 
-# routed_afar6: where no host is on the link of another, the site's routers know the IPv6
-# subnets of nodes as well.
+# routed_afar6: no host is on the link of another. The site's routers know the IPv6
+# subnets of nodes too.
 routed_afar6() {
 	local host node pod port
 	stop_site
@@ -249,7 +249,7 @@ routed_afar6() {
 		on "$host" sh -c "ip addr del $(host6 "$host")/64 dev eth0; ip addr add $(host6 "$host")/128 dev eth0 nodad
 			ip route replace $(host6 router) dev eth0; ip route replace default via $(host6 router)"
 	done
-	# No frame passes between hosts, nor does the router say that one could.
+	# No frame passes between hosts, and the router sends no redirects.
 	for port in $(ports); do router ip link set "$port" type bridge_slave isolated on; done
 	[[ $(router ip -d link show master br0 | grep -c "isolated on") == "$(ports | wc -l)" ]] || fail "the hosts are on one link: $(router ip -d link show master br0)"
 	router nft -f - <<-'END'
@@ -270,7 +270,7 @@ routed_afar6() {
 	[[ -z $subnets ]] || grep -q "site's routers have to lead its subnet to it.*subnet=10.200.1.8/29 node=$(address n2) ipv6=$(second 10.200.1.8)/125" "$out/n1.log" || fail "berthd does not say that routers have to know the subnet: $(tail -n 3 "$out/n1.log")"
 	poll 10 eval '[[ $(as alice login socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=3" - 2>&1) == "from $(full_host6 login)" ]]' || fail "a host to a pod: $(on login ip -6 route)"
 	[[ $(root alice n1 socat -T5 -u "TCP6:[$(host6 login)]:22,connect-timeout=5" - 2>/dev/null </dev/null | head -c 3) == SSH ]] || fail "a pod to a host: $(on n1 ip -6 route show table all)"
-	# The login host is a gateway, to which there is a tunnel.
+	# The login host is a gateway and reached by a tunnel.
 	stay alice
 	poll 10 eval '[[ $(on login nsenter --net="/run/berthd/net/login-$(settings id_of alice)-login" socat -u "TCP6:$(full6 "$pod"):7000,connect-timeout=5" - 2>&1) == "from $(full6 "$(session_address alice)")" ]]' ||
 		fail "a session does not reach a pod over a router: $(on login ip -6 route)"
@@ -294,11 +294,11 @@ routed_afar6() {
 	start_site
 }
 
-# ports are the hosts' ends at the router.
+# ports prints the router's ends of the hosts' links.
 ports() { router ip -o link show master br0 | sed 's/^[0-9]*: //; s/[@:].*//'; }
 
-# begins6: the pods of a job that runs have no second address when the site begins with
-# IPv6, and get it from the berthd that is started then.
+# begins6: pods of a running job have no second address until the site adds IPv6. The
+# restarted berthd then gives them one.
 begins6() {
 	ipv6=''
 	with_routes ''

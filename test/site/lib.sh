@@ -1,20 +1,21 @@
 # shellcheck shell=bash
-# A bed whose administrator has installed the site network: etcd on ctl, berthd
-# on every host, the SPANK plugin.
+# A bed with the site network installed: etcd on ctl, berthd on every host, the SPANK
+# plugin.
 
 fails=0
 # Room for six jobs on both nodes.
 pods=10.200.0.0/28
-# The subnets of nodes where pods are reached by routes, none where by tunnels.
+# The subnets of nodes if pods are routed, or none with tunnels.
 subnets=''
-# What adds IPv6 to the configuration, none where pods have no such addresses.
+# The command that adds IPv6 to the configuration, or none.
 ipv6=''
-# What berthd does at each look at the controller's jobs shall be seen soon.
+# A short interval between polls of the controller, so that cases see their effects
+# soon.
 collect=1s
 
 say() { echo "    $*"; }
 
-# fail tells the first thing that went wrong in a case.
+# fail prints only the first failure of a case.
 fail() {
 	[[ $failed == yes ]] || say "FAILED: $*"
 	failed=yes
@@ -30,7 +31,7 @@ poll() {
 	done
 }
 
-# as USER HOST CMD..., for at most $limit seconds.
+# as USER HOST CMD... runs a command for at most $limit seconds.
 as() { timeout -k 1 "${limit:-90}" "$bed" run --user "$@"; }
 on() { timeout -k 1 90 "$bed" run "$@"; }
 both() { on "$@" 2>&1; }
@@ -38,7 +39,8 @@ both() { on "$@" 2>&1; }
 settings() { (. test/bed/lib/settings.sh && load_settings && "$@"); }
 address() { settings address_of "$1"; }
 
-# install what an administrator installs. The bed's /etc is a folder here.
+# install_site installs what an administrator installs. The bed's /etc is a folder
+# here.
 install_site() {
 	local etc name
 	etc=$(settings eval 'echo $state')/etc
@@ -57,8 +59,8 @@ install_site() {
 	install_sshd "$etc/berth"
 }
 
-# install_sshd DIR: a real sshd where users log in, and on the nodes, with the settings
-# of docs/site-network.md; ctl is where they come from.
+# install_sshd DIR installs a real sshd on login hosts and nodes, with the settings of
+# docs/site-network.md. Its clients are on ctl.
 install_sshd() {
 	local user host
 	ssh-keygen -q -t ed25519 -N '' -f "$1/host"
@@ -74,7 +76,7 @@ install_sshd() {
 	END
 	mkdir -p "$1/../pam.d"
 	printf '%s\n' 'auth required pam_deny.so' 'account required pam_permit.so' 'session required /srv/site/pam_berth.so' >"$1/../pam.d/sshd"
-	# No passwords; the machine may have locked a user of that name.
+	# There are no passwords; the machine may have locked a user of that name.
 	(umask 077 && printf '%s:*:19000::::::\n' root alice bob >"$1/../shadow")
 	for user in alice bob; do
 		as $user login sh -c 'mkdir -m 700 .ssh && ssh-keygen -q -t ed25519 -N "" -f .ssh/id_ed25519 && cp .ssh/id_ed25519.pub .ssh/authorized_keys
@@ -154,7 +156,8 @@ keys() { # DIR
 		chmod 600 "$name.key"
 }
 
-# start NAME HOST ARGS...: a berthd, or another $berthd, whose log is $out/NAME.log.
+# start NAME HOST ARGS... starts a berthd, or another $berthd, that logs to
+# $out/NAME.log.
 start() {
 	local name=$1 host=$2
 	shift 2
@@ -164,7 +167,7 @@ start() {
 
 answers() { on "$1" /srv/site/berthd status >/dev/null 2>&1; }
 
-# registered: each node is known to etcd.
+# registered reports whether etcd knows each node.
 registered() {
 	local name
 	for name in "${hosts[@]}"; do
@@ -172,8 +175,8 @@ registered() {
 	done
 }
 
-# etcdctl, in the one form that is needed: get KEY or get --prefix KEY, by the
-# JSON of etcd's own HTTP gateway.
+# etcdctl implements the one form that is needed, get KEY or get --prefix KEY, by
+# etcd's own JSON over HTTP.
 etcdctl() {
 	local key=${!#} end=''
 	if [[ $2 == --prefix ]]; then end=$(printf '%s' "${key%/}0" | base64 -w0); fi
@@ -183,8 +186,8 @@ etcdctl() {
 		grep -o '"value":"[^"]*"' | cut -d'"' -f4 | while read -r value; do base64 -d <<<"$value"; echo; done
 }
 
-# nothing_left: no node has a link, route, rule, address, process or file of
-# ours, and etcd has no address.
+# nothing_left checks that berth has left no link, route, rule, address, process or
+# file on a node, and no address in etcd.
 nothing_left() {
 	local name left
 	poll 20 settled || fail "left in etcd: $(etcdctl get --prefix /berth/site/1/networks/)"
@@ -203,7 +206,8 @@ settled() {
 	for name in "${with_pods[@]}"; do [[ -z $(left_on "$name") ]] || return 1; done
 }
 
-# Where pods have IPv6 addresses nobody on a host may claim one, also while there are none.
+# With IPv6 nobody on a host may use a pod's address, even while there are no pods:
+# those rules stay.
 left_on() {
 	local rules='{ nft list tables || echo "nft has ended with $?"; } | grep -E "berth|ended"'
 	[[ -z $ipv6 ]] || rules='nft list tables | grep "bridge berth"; nft list table inet berth 2>/dev/null | grep -E "set |chain |hook |jump " | grep -vE "chain output|hook output"'

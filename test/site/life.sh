@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What Slurm and sites do with jobs and nodes otherwise.
+# Other things that Slurm and sites do with jobs and nodes.
 
-# suspended: a job that is suspended stops, all of it, and goes on when it is resumed.
+# suspended: all of a suspended job stops, and continues when it is resumed.
 suspended() {
 	local id node
 	id=$(as alice login sh -c 'rm -f ticks; sbatch --parsable -N2 -n2 --mem=100 -o /dev/null --wrap "srun --overlap sh -c \"while :; do echo tick >>ticks; sleep 0.1; done\""')
@@ -10,7 +10,8 @@ suspended() {
 	serve alice n2 7000
 	on ctl scontrol suspend "$id"
 	poll 10 no_ticks || fail "the job goes on while it is suspended"
-	# Addresses are given back when two looks at the controller's jobs, each second, have not found one.
+	# Addresses are released after two polls of the controller, one a second, without
+	# the job.
 	sleep 4
 	for node in n1 n2; do
 		on $node test -e "/run/berthd/net/$id" || fail "a suspended job loses its network on $node"
@@ -20,7 +21,7 @@ suspended() {
 	poll 10 ticks || fail "the job does not go on"
 	talks n1 n2 || fail "pods of a job that was suspended are apart: $heard"
 }
-# ticks: there are more than a moment ago.
+# ticks reports whether there are more than a moment ago.
 ticks() {
 	local before
 	before=$(as alice login cat ticks 2>/dev/null | wc -l)
@@ -29,19 +30,20 @@ ticks() {
 }
 no_ticks() { ! ticks; }
 
-# requeued: a job that comes into the queue again keeps its number; it loses its
-# network, and has one on its nodes when it starts anew.
+# requeued: a requeued job keeps its number. It loses its network, and gets a new one
+# when it starts again.
 requeued() {
 	local before ended
 	job alice
 	before=$(generation)
 	on ctl scontrol requeue "${jobs[alice]}"
 	poll 20 gone alice || fail "the pods stay when the job is put back"
-	# slurmd tells one start from another by the second: what starts again at once it refuses ("already killed"), or
-	# starts without the step by which the other node gets its network before any other.
+	# slurmd distinguishes two starts of a job only by the second. In the same second
+	# it refuses the start ("already killed"), or omits the step that gives the other
+	# node its network before any other step.
 	ended=$(date +%s)
 	poll 5 eval '(($(date +%s) > ended + 2))'
-	# Slurm waits two minutes otherwise.
+	# Otherwise Slurm waits two minutes.
 	poll 30 on ctl scontrol update "jobid=${jobs[alice]}" StartTime=now 2>/dev/null || fail "the job does not come back into the queue"
 	poll 60 everywhere alice || fail "no network for the second start: $(on ctl scontrol show job "${jobs[alice]}")"
 	[[ $(generation) != "$before" ]] || fail "the allocation is the one from before"
@@ -49,8 +51,8 @@ requeued() {
 	serve alice n2 7000
 	talks n1 n2 || fail "pods of the second start do not talk: $heard"
 }
-# requeued_late: a job that starts anew when slurmd has forgotten that it had it, after the two minutes that Slurm
-# waits by itself: it has an extern step again, a pod that is not the one from before, and nothing of that one.
+# requeued_late: a job starts again after slurmd has forgotten it, after Slurm's own
+# two minutes. It gets a new extern step and a new pod, and nothing of the former one.
 requeued_late() {
 	local before node seen
 	job alice
@@ -70,8 +72,8 @@ requeued_late() {
 }
 generation() { etcdctl get --prefix /berth/site/1/networks/ | grep "\"job\":${jobs[alice]}," | grep -o '"after":[0-9]*'; }
 
-# strict_reverse_path: all hosts refuse packets that come by another way than answers
-# would go, as RHEL has it (rp_filter=1).
+# strict_reverse_path: all hosts drop packets that arrive by another way than answers
+# would take, the default of RHEL (rp_filter=1).
 strict_reverse_path() {
 	local host pod seen
 	for host in "${hosts[@]}"; do on $host sh -c 'echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter'; done
@@ -95,8 +97,8 @@ strict_reverse_path() {
 	for host in "${hosts[@]}"; do on $host sh -c 'echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter'; done
 }
 
-# sessions_of_groups: sessions of users who share a network, one of them known to LDAP
-# only, have pods of their own, which reach each other; bob's does not.
+# sessions_of_groups: sessions of users who share a network, one of them only in LDAP,
+# each have a pod, and these reach each other. Bob's does not.
 sessions_of_groups() {
 	local user
 	for user in carol dave; do
@@ -115,9 +117,10 @@ sessions_of_groups() {
 	poll 20 no_sessions || fail "after all sessions: $(left_on login) $(etcdctl get --prefix /berth/site/1/networks/)"
 }
 
-# rolled_out: a node whose plugstack.conf does not name the plugin has jobs in the hosts' network, beside
-# pods of others, and the doctor says so. A job over both kinds fails where its first node is without,
-# and has a network on the others otherwise.
+# rolled_out: on a node whose plugstack.conf does not name the plugin, jobs run in the
+# hosts' network, beside other users' pods, and the doctor reports it. A job on both
+# kinds of nodes fails if its first node is without the plugin. Otherwise it has a
+# network on the other nodes.
 rolled_out() {
 	local host seen
 	host=$(on n2 readlink /proc/1/ns/net)
@@ -140,9 +143,9 @@ rolled_out() {
 	poll 30 runs alice || fail "no job starts afterwards"
 }
 
-# power_lost: a node loses power under jobs, with all that is in its memory; jobs on other
-# nodes and new ones go on, its own addresses are free when the controller has given it
-# up, and it takes part again when it is back.
+# power_lost: a node loses power under jobs, with everything in its memory. Jobs on
+# other nodes and new jobs continue. Its addresses are free when the controller has
+# given it up, and it takes part again when it is back.
 power_lost() {
 	local before
 	job bob --no-requeue
@@ -161,7 +164,7 @@ power_lost() {
 	start_sshd n2
 	poll 30 answers n2 || fail "berthd does not start on n2"
 	poll 10 has_sshd n2 || fail "sshd does not start on n2"
-	# Slurm may have heard of it already.
+	# Slurm may have noticed it already.
 	on ctl scontrol update nodename=n2 state=resume 2>/dev/null
 	poll 60 runs bob || fail "no job starts on the node that is back: $(on ctl sinfo -h -N -o '%N %T')"
 	job alice
@@ -169,8 +172,8 @@ power_lost() {
 	talks n1 n2 || fail "pods are apart: $heard"
 }
 
-# full: with no room where berthd keeps what it knows, a job says so, and the next one
-# runs when there is some.
+# full: if berthd's directory has no space, a job reports that, and the next one runs
+# when there is space.
 full() {
 	local seen
 	on n1 sh -c 'mount -o remount,size=$(($(df -k --output=used /run | tail -n 1) + 64))k /run; cat /dev/zero >/run/full' 2>/dev/null
@@ -178,15 +181,15 @@ full() {
 	[[ $seen == *"this job has no network"*"no space left"* ]] || fail "alice reads: $seen"
 	on n1 sh -c 'rm /run/full; mount -o remount,size=50% /run'
 	poll 30 runs alice || fail "no job starts afterwards"
-	# What the audit log has no room for is in berthd's own.
+	# Entries that do not fit in the audit log are in berthd's own log.
 	on n1 sh -c 'mount -t tmpfs -o size=4k tmpfs /var/log && cat /dev/zero >/var/log/full' 2>/dev/null
 	runs alice || fail "no job starts where the audit log is full"
 	grep 'write the audit log' "$out/n1.log" | grep -q 'no space left.*joined.*alice' || fail "what the audit log lacks is not in the log: $(tail -n 5 "$out/n1.log")"
 	on n1 umount /var/log
 }
 
-# etcd_full: etcd ends where its disk is full, and says so; running jobs go on, new ones say
-# what is missing, and with some room all is as it was.
+# etcd_full: etcd ends with a message when its disk is full. Running jobs continue,
+# new ones report what is missing. With some space everything recovers.
 etcd_full() {
 	local seen before
 	stop_etcd
@@ -216,7 +219,7 @@ etcd_full() {
 	poll 30 registered || fail "nodes are not registered again"
 }
 
-# overflows writes what is of no use to anybody, until etcd is gone.
+# overflows writes useless keys until etcd is gone.
 overflows() {
 	local number=$((RANDOM % 1000))
 	printf '{"key":"%s","value":"%s"}' "$(printf '/overflow/%d' $number | base64 -w0)" "$(head -c 1000000 /dev/zero | base64 -w0)" |
@@ -225,8 +228,8 @@ overflows() {
 	! on ctl pgrep -f '^/srv/site/berthd etcd' >/dev/null
 }
 
-# three_members: etcd has three, and one of them may end, or lose its network; without
-# two there are no new jobs, and running ones go on.
+# three_members: etcd has three members. One of them may end or lose its network.
+# Without two there are no new jobs, and running ones continue.
 three_members() {
 	local host name cluster seen
 	local -A members=([ctl]=a [login]=b [n1]=c)
@@ -255,7 +258,7 @@ three_members() {
 	member n1
 	"$bed" cut login
 	poll 60 new_job bob || fail "no job starts while one member is cut off"
-	# What is on the other side of the cut gives out nothing.
+	# The minority side of the cut assigns no addresses.
 	! seen=$(as bob login /srv/site/berth-session </dev/null 2>&1) || fail "a session begins on a host that is cut off: $seen"
 	[[ $seen == *"berth: "*etcd* ]] || fail "bob reads on the host that is cut off: $seen"
 	"$bed" mend login
@@ -293,17 +296,17 @@ start_site() { # ARGS...
 	for host in "${hosts[@]}"; do start "$host" "$host" run "$@"; done
 	for host in "${hosts[@]}"; do poll 30 answers "$host" || fail "berthd does not start on $host"; done
 }
-# new_job USER: one is started from ctl, as the login host is cut off.
+# new_job USER runs a job from ctl, because the login host is cut off.
 new_job() { [[ $(as "$1" ctl srun -Q -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
 
-# many: fifty jobs of two users on both nodes, four at a time, each have a network, and
-# leave nothing: no namespace, file or descriptor, and no key in etcd. SITE_MANY=500 has
-# each user start so many: a thousand.
+# many: fifty jobs of two users on both nodes, four at a time, each get a network and
+# leave nothing: no namespace, file or descriptor, and no key in etcd. SITE_MANY=500
+# makes each user start 500, a thousand in all.
 many() {
 	local user seen before memory each=${SITE_MANY:-25}
 	for user in alice bob; do as $user login srun -Q -N2 -n2 --mem=100 true || fail "$user's first job"; done
 	poll 20 settled || fail "left: $(etcdctl get --prefix /berth/site/1/networks/)"
-	# Those of daemons that were killed in a case before live for ten seconds.
+	# The keys of daemons that were killed in an earlier case live for ten seconds.
 	poll 20 eval '[[ $(etcdctl get --prefix /berth/site/1/collector | wc -l) == "${#hosts[@]}" ]]' || fail "who collects: $(etcdctl get --prefix /berth/site/1/collector)"
 	before=$(holdings) memory=$(memory)
 	for user in alice bob; do
@@ -320,14 +323,15 @@ many() {
 	say "memory of berthd on n1: $memory KB, and $(memory) KB after $((2 * each)) jobs"
 	(($(memory) < memory + 12 * 1024)) || fail "berthd on n1 has $(memory) KB of memory, and had $memory KB before $((2 * each)) jobs"
 }
-# memory: what berthd on n1 has of its own, in KB. In 1,200 jobs 7.2 MB became 10.4, most of it in the first 400: Go
-# collects at twice of what is in use.
+# memory prints the anonymous memory of berthd on n1, in KB. In 1,200 jobs 7.2 MB
+# became 10.4, most of it in the first 400: Go's collector runs at twice the memory in
+# use.
 memory() { on n1 sh -c 'grep RssAnon /proc/$(pgrep -f "[b]erthd run")/status' | grep -o '[0-9]*'; }
 no_jobs() { [[ -z $(on ctl squeue -h) ]]; }
 unchanged() { [[ $(holdings) == "$1" ]]; }
 
-# holdings are what berthd on the nodes has open, what is mounted there, and how many
-# keys etcd has.
+# holdings prints the open descriptors of berthd on the nodes, the mounts there, and
+# the number of keys in etcd.
 holdings() {
 	local node
 	for node in n1 n2; do
@@ -338,7 +342,7 @@ holdings() {
 		-d "{\"key\":\"$(printf /berth/site/1/ | base64 -w0)\",\"range_end\":\"$(printf /berth/site/10 | base64 -w0)\",\"count_only\":true}" | grep -o '"count":"[0-9]*"'
 }
 
-# fuzzed: twenty seconds of what nobody has thought of for each reader of users' bytes.
+# fuzzed: twenty seconds of random input for each parser of users' bytes.
 fuzzed() {
 	local target seen
 	for target in FuzzDecode FuzzReadMessage FuzzParseNames; do

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Sessions of users, by a real sshd.
+# Sessions of users, with a real sshd.
 
-# from_outside USER HOST [COMMAND...] is ssh from ctl, where nobody has a pod.
+# from_outside USER HOST [COMMAND...] runs ssh from ctl, where nobody has a pod.
 from_outside() {
 	local user=$1
 	shift
 	as "$user" ctl ssh "$@"
 }
 
-# stay USER: a session on the login host that lasts as long as its client. Without a
-# terminal sshd would let its program live.
+# stay USER starts a session on the login host that lasts as long as its client.
+# Without a terminal sshd would keep its program running.
 stay() {
 	rm -f "$out/stay"
 	from_outside "$1" -tt login 'echo begun; exec sleep 300' >"$out/stay" 2>&1 </dev/null &
@@ -17,16 +17,17 @@ stay() {
 	poll 20 grep -q begun "$out/stay" || fail "no session of $1: $(<"$out/stay")"
 }
 
-# Those of ctl, which is nobody's but ours.
+# Kill all clients on ctl, which no other user uses.
 lose_clients() { on ctl sh -c 'kill -9 $(pgrep -x ssh)' 2>/dev/null; }
 
-# session_address USER: what the login host has, whatever etcd has.
+# session_address USER prints the address that the login host has recorded, whatever
+# etcd holds.
 session_address() { on login cat "/run/berthd/pods/login-$(settings id_of "$1")-login" | sed 's/.*"address":"//; s/".*//'; }
 
 no_sessions() { [[ -z $(left_on login) && -z $(etcdctl get --prefix /berth/site/1/networks/) ]]; }
 
-# sessions: all of a user's on a login host are in one pod, which is made by the
-# first and goes with the last; what ssh can do otherwise works in it.
+# sessions: all sessions of a user on a login host are in one pod. The first one
+# creates it, and it ends with the last. Other features of ssh work in it.
 sessions() {
 	local seen
 	# shellcheck disable=SC2016
@@ -52,13 +53,13 @@ sessions() {
 	[[ $seen == $'content\ncontent' ]] || fail "scp and sftp: $seen"
 	seen=$(as alice ctl ssh-agent sh -c 'ssh-add -q .ssh/id_ed25519; ssh -A login ssh-add -l; ssh-agent -k >/dev/null')
 	[[ $seen == *ED25519* ]] || fail "the forwarded agent: $seen"
-	# A client that is lost takes a session with a terminal with it.
+	# A lost client ends its session if that has a terminal.
 	lose_clients
 	poll 20 no_sessions || fail "after all sessions: $(left_on login)"
 }
 
-# sessions_apart: a web server on the loopback of one user's session, as a
-# notebook has it, is reached by the user's other sessions, and by no one else.
+# sessions_apart: a web server on the loopback of one user's session, such as a
+# notebook, is reached only by the user's other sessions.
 sessions_apart() {
 	local address host
 	from_outside alice -tt login 'exec python3 -m http.server --bind 127.0.0.1 8888' >/dev/null 2>&1 </dev/null &
@@ -74,8 +75,9 @@ sessions_apart() {
 	done
 }
 
-# forwards: what sshd forwards for a user begins and ends in his pod, and so does what his
-# shell starts before berth-session is there; a connection without a session has the pod, too.
+# forwards: what sshd forwards for a user starts and ends in his pod, and so does what
+# his shell starts before berth-session. A connection without a session uses the pod
+# too.
 forwards() {
 	local seen get=$'GET / HTTP/1.0\r\n\r\n'
 	from_outside alice -tt login 'exec python3 -m http.server --bind 127.0.0.1 8888' >/dev/null 2>&1 </dev/null &
@@ -97,7 +99,7 @@ forwards() {
 	helpers+=($!)
 	poll 20 from_outside alice login 'ss -Hltn "sport = :7777" | grep -q .' || fail "no port for the client's side"
 	[[ -z $(on login ss -Hltn 'sport = :7777') ]] || fail "a port for the client's side on the host"
-	# Of a display that is not there a cookie is enough.
+	# For a display that does not exist a cookie is enough.
 	# shellcheck disable=SC2016
 	seen=$(as alice ctl env DISPLAY=:7 ssh -Y login 'n=${DISPLAY#localhost:}; ss -Hltn "sport = :$((6000 + ${n%.*}))" | wc -l' 2>&1)
 	[[ $seen == *[12] && $seen != *error* ]] || fail "windows: $seen"
@@ -115,8 +117,9 @@ forwards() {
 	seen=$(printf %s "$get" | from_outside alice -W localhost:22 n1 2>&1) && fail "a connection to a node without a job: $seen"
 }
 
-# session_images: where the site has an image for sessions, these see its files, with the user's rights and
-# no way to more, on login hosts and in jobs; files are copied, terminals and Slurm's network are as without.
+# session_images: if the site has an image for sessions, these see its files, with the
+# user's rights and no way to more, on login hosts and in jobs. Copying files,
+# terminals and Slurm's network work as without.
 session_images() {
 	local seen node image=/srv/site/session-image
 	session_image "$stage/session-image"
@@ -131,7 +134,8 @@ session_images() {
 	[[ $seen == *"Uid: $(yes "$(settings id_of alice)" | head -n 4 | xargs) CapPrm: 0000000000000000 CapEff: 0000000000000000 NoNewPrivs: 1 "*"no session on this host: berth-session needs the rights of root"*" none" ]] || fail "rights: $seen"
 	seen=$(from_outside alice -tt login 'cat /etc/os-release; test -t 0 && stty size && tty' </dev/null 2>&1 | tr -d '\r')
 	[[ $seen == *"image of sessions"*"/dev/pts/"* ]] || fail "a terminal: $seen"
-	# Busybox's shell throws away what is typed before it reads, and its wait may wait for ever, on a host as well.
+	# Busybox's shell discards input that is typed before it reads, and its wait may
+	# wait forever, on a host too.
 	seen=$({ sleep 2; printf 'sleep 200 &\nkill %%1; echo "shell $0"; exit 5\n'; } | from_outside alice -tt login 2>&1 | tr -d '\r')
 	[[ $seen == *"shell -sh"* && $seen != *"job control"* ]] || fail "a shell: $seen"
 	seen=$(as alice ctl sh -c 'echo content >file; scp -q file login:copied 2>/dev/null; echo "get copied back" | sftp -q -b - login >/dev/null 2>&1; cat copied back; rm -f file copied back')
@@ -154,7 +158,7 @@ session_images() {
 	[[ $seen == "$(on login cat /etc/os-release)" ]] || fail "without an image again: $seen"
 }
 
-# restart HOST: with the configuration of now.
+# restart HOST restarts berthd with the current configuration.
 restart() {
 	on "$1" sh -c 'kill -9 $(pgrep -f "[b]erthd run")'
 	wait "${daemons[$1]}" 2>/dev/null
@@ -162,7 +166,7 @@ restart() {
 	poll 20 answers "$1" || fail "berthd on $1 does not come back"
 }
 
-# session_image DIR: of busybox, and what copies files, with its libraries.
+# session_image DIR makes an image of busybox and the sftp server with its libraries.
 session_image() {
 	local name server=/usr/lib/openssh/sftp-server
 	mkdir -p "$1"/{bin,proc,sys,dev,tmp,etc,home,srv/site,usr/lib/openssh}
@@ -184,7 +188,7 @@ ssh_into_job() {
 	job alice
 	seen=$(from_outside alice n1 'readlink /proc/self/ns/net /proc/self/ns/pid; cat /proc/1/comm')
 	[[ $seen == "$(step alice n1 sh -c 'readlink /proc/self/ns/net /proc/self/ns/pid')"$'\nberth-pod' ]] || fail "a session in a job: $seen"
-	# A connection that is kept, as by ControlMaster, has its ports where it began.
+	# The ports of a persistent connection, as by ControlMaster, stay where it began.
 	as alice ctl ssh -fNM -S .ssh/kept n1 >/dev/null 2>&1 </dev/null || fail "no connection to keep"
 	seen=$(as alice ctl ssh -S .ssh/kept n1 true 2>&1)
 	[[ -z $seen ]] || fail "a session where its connection began: $seen"
@@ -199,18 +203,20 @@ ssh_into_job() {
 	[[ $(from_outside alice n1 cat /etc/resolv.conf) == *search* ]] || fail "not back in the older job"
 }
 
-# adopted: beside pam_slurm_adopt a session on a node is in the pod and in the control groups of one job, the one that
-# pam_slurm_adopt has chosen, where berth alone takes the newest; it ends with that job, and so does a connection that
-# only forwards. Who has no job there is refused. Without control groups Slurm adopts nothing: sessions are in the newest
-# job and end with its pod, and a connection that only forwards stays.
+# adopted: with pam_slurm_adopt a session on a node is in the pod and in the control
+# groups of the job that pam_slurm_adopt has chosen, where berth by itself takes the
+# newest. The session ends with that job, and so does a connection that only forwards.
+# Users without a job there are refused. Without control groups Slurm adopts nothing:
+# sessions enter the newest job and end with its pod, and a connection that only
+# forwards stays.
 adopted() {
 	local seen id older without groups=/sys/fs/cgroup/memory/slurm_n1 stay=0 pam
 	[[ $proctrack == cgroup ]] || stay=1
 	pam=$(settings eval 'echo $state')/etc/pam.d/sshd
 	cp "$pam" "$out/pam"
-	# In place: hosts do not see a file that comes instead.
+	# Write in place: hosts would not see a file that replaces it.
 	sed 's/^account .*/account required pam_slurm_adopt.so nodename=n1/' "$out/pam" >"$pam"
-	# ssh shows what PAM says before there is a session at that level.
+	# Only at that level ssh shows PAM's messages from before the session.
 	seen=$(from_outside bob -o LogLevel=INFO n1 hostname 2>&1) && fail "a session without a job: $seen"
 	[[ $seen == *"Access denied by pam_slurm_adopt: you have no active jobs on this node"* ]] || fail "bob reads: $seen"
 	job alice
@@ -223,7 +229,7 @@ adopted() {
 	id=${jobs[alice]} older=$(job_at alice)
 	job alice
 	if on n1 test -d "$groups"; then
-		# It takes the job whose control group has changed last.
+		# It chooses the job whose control group has changed last.
 		on n1 touch -d '+1 hour' "$groups/uid_$(settings id_of alice)/job_$id"
 	else
 		id=${jobs[alice]} older=$(job_at alice)
@@ -232,7 +238,7 @@ adopted() {
 	if on n1 test -d "$groups"; then
 		without=$(as alice login sbatch --parsable -N1 -w n1 --mem=100 --network-pod=no -o /dev/null --wrap 'sleep 300')
 		poll 20 on n1 test -e "/run/berthd/declined/$without" || fail "berthd does not know of job $without"
-		# Its last step's control group changes the job's.
+		# The control group of its last step changes the job's.
 		poll 20 on n1 test -d "$groups/uid_$(settings id_of alice)/job_$without/step_batch/task_0" || fail "job $without does not begin"
 		on n1 touch -d '+2 hours' "$groups/uid_$(settings id_of alice)/job_$without"
 		seen=$(from_outside alice n1 hostname 2>&1) && fail "a session in a job without a network: $seen"
@@ -250,10 +256,10 @@ adopted() {
 	poll 20 eval '[[ $(connections) == "$stay" ]]' || fail "after the job: $(on n1 ps -e -o pid,args)"
 	cat "$out/pam" >"$pam"
 }
-# Which job's control groups a process is in, and whose network.
+# Prints the job whose control groups a process is in, and its network.
 where_am_i='echo $(grep -o "job_[0-9]*/step_extern" /proc/self/cgroup | sort -u | tr -dc "0-9\n") $(readlink /proc/self/ns/net)'
 job_at() { echo $([[ $proctrack != cgroup ]] || echo "${jobs[$1]}") $(step "$1" n1 readlink /proc/self/ns/net); }
-# connections of sshd's for alice on n1: each has a process that is root's.
+# connections counts sshd's connections of alice on n1: each has a process of root.
 connections() { on n1 pgrep -fc '^sshd: alice \[priv\]'; }
 
 # slurm_from_login: srun, salloc and sbatch work from a session, with input, output
@@ -268,7 +274,7 @@ slurm_from_login() {
 }
 
 # lease_lost: berthd on the login host is away for longer than its lease. Sessions
-# go on, and have their address again when it is back.
+# continue, and have their address again when it is back.
 lease_lost() {
 	local before
 	stay alice

@@ -1,19 +1,18 @@
 # shellcheck shell=bash
 # The names of pods.
 
-# resolves USER NODE NAME prints the addresses that a step of the user's job gets.
+# resolves USER NODE NAME prints the addresses that a step of the user's job resolves.
 resolves() { step "$1" "$2" getent ahostsv4 "$3" 2>/dev/null | awk '$2 == "STREAM" { print $1 }' | sort | xargs; }
 
-# pods_of USER: the addresses of its job, as resolves prints them.
+# pods_of USER prints the addresses of its job, in the order of resolves.
 pods_of() { printf '%s\n' "$(pod_of "$1" n1)" "$(pod_of "$1" n2)" | sort | xargs; }
 
-# names: those of a job are there for its first process, on each node, and gone
-# when it ends. They are looked for in the job, then among the user's, then where
-# the site says.
+# names: the names of a job exist for its first process, on each node, and are gone
+# when it ends. The search domains are the job's, then the user's, then the site's.
 names() {
 	local seen first pod1 www
-	# Of the two nodes: the address of pod0, of pod1, how many the job has, and
-	# the name of the own one.
+	# From each of the two nodes: the address of pod0, of pod1, the number of the
+	# job's addresses, and the node's own name.
 	# shellcheck disable=SC2016
 	seen=$(as alice login srun -N2 -n2 --mem=100 -J Solver_1 sh -c 'getent ahostsv4 pod0 | sed "s/ .*//; q"; getent ahostsv4 pod1 | sed "s/ .*//; q"
 		getent ahostsv4 solver-1.alice.bed | grep -c STREAM
@@ -40,12 +39,12 @@ names() {
 }
 unknown() { [[ -z $(resolves "$@") ]]; }
 
-# names_at_once: a job that begins as the last one of its nodes ends finds its names each
-# time it asks, while the name servers of that one may still be there.
+# names_at_once: a job starts as the last one on its nodes ends. It always finds its
+# names, although the former name servers may still run.
 names_at_once() {
 	local seen round
-	# From each node, how often it was so many addresses. With the pause the one job's end
-	# is mostly over, and not for long, when the next one begins.
+	# Each node prints how often it got each number of addresses. After the pause, the
+	# end of the former job is usually just over when the next one begins.
 	seen=$(for round in 1 2 3 4; do
 		as alice login sh -c "srun -Q -N2 -n2 --mem=100 true
 			sleep 0.1
@@ -54,7 +53,7 @@ names_at_once() {
 	[[ $seen == "8 100 2" ]] || fail "so many nodes, so often, so many addresses of a new job's two: $seen"
 }
 
-# names_apart: nobody gets or sees a name of somebody else's.
+# names_apart: nobody resolves or sees another user's name.
 names_apart() {
 	local mine name
 	job alice -J db
@@ -65,14 +64,15 @@ names_apart() {
 	done
 	[[ $(resolves bob n2 db-alice-bed) == "$(pods_of bob)" ]] || fail "bob's own: $(resolves bob n2 db-alice-bed)"
 	[[ $(resolves alice n1 db) == "$mine" && $(resolves alice n2 db.alice.bed) == "$mine" ]] || fail "alice gets $(resolves alice n1 db)"
-	# Not even with the address of another.
+	# Not even with another user's address.
 	root bob n1 ip addr add "$(pod_of alice n1)/32" dev eth0
 	root bob n1 ip route replace 10.200.0.1 dev eth0 src "$(pod_of alice n1)"
 	[[ -z $(step bob n1 timeout 2 getent hosts db.alice.bed 2>/dev/null) ]] || fail "bob asks as alice"
 }
 
-# names_given: users give names to jobs of theirs, which lead to all of a job's pods for
-# whoever sees these, and go with the job. On n2 they are not the first node's to give.
+# names_given: users give names to their own jobs. A name leads to all pods of the
+# job, for everybody who sees these, and ends with the job. The first node cannot give
+# names on n2.
 names_given() {
 	local seen
 	job alice -J shop
@@ -80,8 +80,8 @@ names_given() {
 	step alice n2 /srv/site/berthd name web.default api || fail "alice cannot name her job"
 	poll 10 eval '[[ $(resolves alice n1 web.default.shop.alice.bed) == "$(pods_of alice)" && $(resolves alice n2 api.shop) == "$(pods_of alice)" ]]' ||
 		fail "web.default is $(resolves alice n1 web.default.shop.alice.bed), api $(resolves alice n2 api.shop)"
-	# In a session, as a user's programs outside of the job are. The first one may be there
-	# before the names are.
+	# Use a session, which is a program of the user outside of the job. The first one
+	# may start before the names are known.
 	poll 10 session_knows alice web.default.shop.alice.bed || fail "a session does not know the name"
 	[[ -z $(resolves alice n1 web.shop)$(resolves alice n1 other.default.shop.alice.bed) ]] || fail "there are names that nobody has given"
 	seen=$(as bob n1 /srv/site/berthd name --job "${jobs[alice]}" mine 2>&1) && fail "bob names alice's job"
@@ -100,7 +100,8 @@ session_knows() { # USER NAME
 	[[ $(from_outside "$1" login "getent ahostsv4 $2" | awk '$2 == "STREAM" { print $1 }' | sort | xargs) == "$(pods_of "$1")" ]]
 }
 
-# name_server_killed: it comes back, and a new berthd takes over without a gap.
+# name_server_killed: the name server restarts, and a new berthd takes over without a
+# gap.
 name_server_killed() {
 	job alice -J db
 	on n1 sh -c 'kill -9 $(pgrep -x berth-dns)'
@@ -117,8 +118,8 @@ name_server_killed() {
 knows() { [[ $(resolves "$@") == "$(pods_of "$1")" ]]; }
 one_name_server() { [[ $(on n1 pgrep -cx berth-dns) == 1 ]]; }
 
-# groups: users who share a network, one of them known to LDAP only, reach each
-# other's pods, by name too; their processes stay apart, and so does everybody else.
+# groups: users who share a network, one of them only in LDAP, reach each other's
+# pods, also by name. Their processes stay apart, and so do other users.
 groups() {
 	local node seen
 	job carol -J db

@@ -1,9 +1,10 @@
 # shellcheck shell=bash
-# Programs that have networks and processes of their own ideas: MPI, X11, berth.
+# Programs with their own use of networks and processes: MPI, X11, berth.
 
 # mpi: programs of MPI find each other by PMIx over both nodes, and send by shared
-# memory on a node and by TCP between them; and so they do in the hosts' network, where another
-# user's job has pods there: what these need on the hosts is no way between hosts to MPI.
+# memory on a node and by TCP between nodes. They also do so in the hosts' network
+# beside pods of another user: MPI must not take the hosts' addresses for pods as a
+# way between hosts.
 mpi() {
 	local seen node program='from mpi4py import MPI
 all = MPI.COMM_WORLD
@@ -25,8 +26,8 @@ print(all.rank, all.size, all.allreduce(all.rank), data.count(b"x") >> 20, sep="
 	done
 }
 
-# mpirun: a batch script may start programs with OpenMPI's own command, too, which then
-# asks srun for a daemon on each other node.
+# mpirun: a batch script may also start programs with OpenMPI's own command, which
+# uses srun to start a daemon on each other node.
 mpirun() {
 	local seen
 	seen=$(as alice login sh -c 'sbatch -Q -W -N2 -n2 --mem=400 -o slurm.out --wrap "mpirun /usr/bin/python3 -c \"from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))\"" </dev/null; cat slurm.out' 2>&1)
@@ -34,7 +35,7 @@ mpirun() {
 }
 
 # x11: programs of a job show their windows where srun was started, and terminals have
-# its size. A server that says who it is stands for one of X.
+# its size. A server that prints a name stands for an X server.
 x11() {
 	local seen
 	on login mkdir -p -m 1777 /tmp/.X11-unix
@@ -55,10 +56,10 @@ x11() {
 	as alice login rm -f .Xauthority
 }
 
-# kubernetes: berth has the job's network between its nodes, which find each other by
-# their addresses in there. The user's other jobs and sessions reach what it publishes, by
-# the job's name and by that which it has itself as long as it runs; nobody else's do. From
-# the login host it is used as ever.
+# kubernetes: berth uses the job's network between its nodes, which find each other by
+# their addresses in it. The user's other jobs and sessions reach published ports, by
+# the job's name, and while it runs by the Service's name. Other users' do not. On the
+# login host it is used as usual.
 kubernetes() {
 	local seen node
 	as alice login sh -c 'cat >where.yaml' <<-'END'
@@ -85,7 +86,7 @@ kubernetes() {
 		  selector: {app: where}
 		  ports: [{port: 80, targetPort: 8080, nodePort: 30080}]
 	END
-	# A node's pods ask the other's, by the Service.
+	# A node's pods reach the other node's through the Service.
 	as alice login sh -c 'cat >ask.sh' <<-'END'
 		kubectl rollout status --timeout=120s daemonset/where || exit 1
 		for pod in $(kubectl get pods -l app=where -o name); do
@@ -105,7 +106,7 @@ kubernetes() {
 	poll 240 in_output '^asked' || fail "no cluster: $(as alice login cat berth.out)"
 	for node in n1 n2; do
 		in_output "^$node reaches on n1 on n2$" || fail "from $node: $(as alice login grep reaches berth.out)"
-		# Packets of pods have their way between the addresses of this network.
+		# Packets of pods travel between the addresses of this network.
 		seen=$(root alice $node ss -Hutn | grep -oE '(10\.[0-9.]+):' | sort -u | xargs)
 		[[ $seen == "$(pod_of alice n1): $(pod_of alice n2):" ]] || fail "connections on $node: $seen"
 		seen=$(as alice login srun -Q -N1 -n1 --mem=100 sh -c 'for node in 0 1; do curl -s -m 20 http://pod$node.cluster:8080/; done')
@@ -115,14 +116,14 @@ kubernetes() {
 	poll 30 served alice "$(pods_of alice)" || fail "the Service's name is $(where_is alice)"
 	seen=$(as alice login srun -Q -N1 -n1 --mem=100 curl -s -m 20 "http://$where:8080/")
 	[[ $seen == "on n"[12] ]] || fail "another job of alice's, by the Service's name: $seen"
-	# The first session may be there before it has heard of the name.
+	# The first session may start before the name is known there.
 	poll 30 session_fetches alice || fail "a session of alice's: $(from_outside alice login curl -sS -m 10 "http://$where:8080/" 2>&1)"
 	seen=$(as bob login srun -Q -N1 -n1 --mem=100 sh -c "curl -s -m 2 http://pod0.cluster:8080/; curl -s -m 2 http://$(pod_of alice n1):8080/; curl -s -m 2 http://$where:8080/" 2>&1)
 	[[ $seen != *"on n"* ]] || fail "bob reaches alice's: $seen"
 	served bob '' || fail "bob gets the Service's name: $(where_is bob)"
 	seen=$(in_berth berth kubectl get nodes -o name | sort)
 	[[ $seen == $'node/n1\nnode/n2' ]] || fail "from the login host: $seen"
-	# The job goes on, and so does its own name.
+	# The job continues and keeps its own name.
 	as alice login touch enough
 	poll 60 served alice '' || fail "after the run, the Service's name is $(where_is alice)"
 	on ctl scancel "${jobs[alice]}"
@@ -132,8 +133,8 @@ kubernetes() {
 	as alice login rm -f where.yaml ask.sh berth.out enough
 }
 
-# names_of_runs: what a run serves has its name while a berthd is replaced, and no longer
-# where the run is killed.
+# names_of_runs: the name of a run's service survives a restart of berthd, and is
+# removed when the run is killed.
 names_of_runs() {
 	local node
 	jobs[alice]=$(in_berth sbatch --parsable -J cluster -N2 --mem=1500 -o berth.out --wrap 'srun berth run --publish where.default=8080:30080 -- sleep 300; sleep 300')
@@ -144,25 +145,25 @@ names_of_runs() {
 		wait "${daemons[$node]}"
 		start $node $node run
 		poll 20 answers $node || fail "berthd does not come back"
-		# It has looked at what runs hold when what nobody holds is gone.
+		# When the stray file is gone, berthd has checked the files of runs.
 		on $node touch /run/berthd/served/stray
 		poll 20 on $node test ! -e /run/berthd/served/stray || fail "berthd does not look at runs on $node"
 	done
 	served alice "$(pods_of alice)" || fail "with another berthd, the name is $(where_is alice)"
-	# The other node goes on.
+	# The run on the other node continues.
 	on n2 sh -c 'kill -9 $(pgrep -o -x berth)'
 	poll 20 served alice "$(pod_of alice n1)" || fail "without the run on n2, the name is $(where_is alice)"
 	on n1 sh -c 'kill -9 $(pgrep -o -x berth)'
 	poll 20 served alice '' || fail "without the run, the name is $(where_is alice)"
 	on ctl scancel "${jobs[alice]}"
 	poll 30 gone alice || fail "the job does not end"
-	# Of its files, somebody else has to remove what a kill leaves.
+	# The files that a killed run leaves must be removed by somebody else.
 	for node in n1 n2; do as alice $node /srv/berth/bin/berth cleanup >/dev/null; done
 	as alice login rm -f berth.out
 }
 where=where.default.cluster.alice.bed
-# where_is USER: what a job of the user's hears of the Service, and before that whether it
-# hears of alice's job.
+# where_is USER prints what a job of the user's resolves for the Service, and before
+# that whether it resolves alice's job.
 where_is() {
 	# shellcheck disable=SC2016
 	as "$1" login srun -Q -N1 -n1 --mem=100 sh -c 'getent ahostsv4 cluster.alice.bed >/dev/null && echo the job; getent ahostsv4 '$where' | sed -n "s/ *STREAM.*//p" | sort; echo asked' | xargs

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Pods that are reached by plain routes, each node with a subnet of its own.
+# Pods that are reached by plain routes; each node has its own subnet.
 
 # Room for six jobs on each node.
 a_subnet_each='{"n[1-2]": 10.200.1.0/29, login: 10.200.2.0/29}'
-# What works by tunnels works without. Those that stop and start daemons do so with
-# the configuration of the moment. SITE_ROUTED="routed_afar" runs these alone, by hand.
+# Cases that work with tunnels and without. The cases that restart daemons use the
+# current configuration. SITE_ROUTED="routed_afar" runs only the cases it lists.
 without_tunnels=(no_nat hosts_reached slurm_inside users_apart nobody_spoofs daemon_killed names names_apart groups sessions
 	gateways flows_counted strict_reverse_path mpi mpirun kubernetes exhausted etcd_away etcd_lost lost_epilog operated)
 
-# with_routes SUBNETS: berthd of all hosts is started again with pods routed so, or with
-# tunnels. No job may run.
+# with_routes SUBNETS restarts berthd on all hosts, with pods routed by these subnets,
+# or with tunnels. No job may run.
 with_routes() {
 	: "${pods_by_tunnels:=$pods}"
 	subnets=$1 pods=$pods_by_tunnels
@@ -20,8 +20,8 @@ with_routes() {
 }
 
 # routed: a site without tunnels. Pods have addresses of their node's subnet and the
-# hosts' MTU, and each node has a route to the subnets of those with which its pods
-# talk, as long as it has pods; all else is as with tunnels.
+# hosts' MTU. While a node has pods, it has a route to the subnet of each node whose
+# pods they talk to. Everything else is as with tunnels.
 routed() {
 	local part told=no
 	with_routes "$a_subnet_each"
@@ -50,7 +50,7 @@ login_leads() {
 
 looks_routed() { # NODE SUBNET OTHER SUBNET
 	local seen
-	# A pod is remembered before it has its routes.
+	# A pod is recorded before it has its routes.
 	poll 10 leads "$@" || fail "routes of $1: $(on "$1" ip route)"
 	seen=$(on "$1" ip -o link | grep -oE 'berth[bt][0-9a-f]+')
 	[[ -z $seen ]] || fail "bridges and tunnels on $1: $seen"
@@ -63,8 +63,8 @@ leads() { # NODE SUBNET OTHER SUBNET
 	[[ $seen == *"unreachable $2 "* && $seen == *"$4 via $(address "$3") dev eth0 "* ]]
 }
 
-# routed_mended: what somebody has removed is there again after berthd was killed, and
-# what nobody needs any more is not.
+# routed_mended: after berthd was killed and restarted, routes and rules that somebody
+# removed are back, and unneeded ones are not.
 routed_mended() {
 	job alice
 	serve alice n2 7000
@@ -86,8 +86,8 @@ routed_mended() {
 	poll 10 talks n1 n2 || fail "an interface that is gone is not made again: $heard"
 }
 
-# routed_afar: where no host is on the link of another, the site's routers know the
-# subnets, and berthd says that they have to.
+# routed_afar: no host is on the link of another. The site's routers know the subnets,
+# and berthd logs that they must.
 routed_afar() {
 	local host
 	stop_site
@@ -102,7 +102,7 @@ routed_afar() {
 	! step bob n1 socat -u "TCP:$(pod_of alice n2):7000,connect-timeout=2" - 2>/dev/null | grep -q from || fail "bob reaches alice over a router"
 	[[ $(on n1 ip route) != *"10.200.1.8/29 via"* ]] || fail "a route to a host that is not on the link: $(on n1 ip route)"
 	grep -q "site's routers have to lead its subnet to it.*subnet=10.200.1.8/29 node=$(address n2)" "$out/n1.log" || fail "berthd does not say that routers have to know the subnet: $(tail -n 3 "$out/n1.log")"
-	# The login host is a gateway, to which there is a tunnel.
+	# The login host is a gateway and reached by a tunnel.
 	stay alice
 	[[ $(on login nsenter --net="/run/berthd/net/login-$(settings id_of alice)-login" socat -u "TCP:$(pod_of alice n2):7000,connect-timeout=5" - 2>&1) == "from $(session_address alice)" ]] ||
 		fail "a session does not reach a pod over a router: $(on login ip route)"

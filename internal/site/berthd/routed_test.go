@@ -9,7 +9,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Each node's pods have addresses of its own subnet, and none if those are taken.
+// A node's pods have addresses of that node's subnet, and none if those are taken.
 func TestRoutedPodsHaveAddressesOfTheirNode(t *testing.T) {
 	address := netip.MustParseAddr
 	config := siteconf.Default()

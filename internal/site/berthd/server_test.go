@@ -53,7 +53,7 @@ func TestAUserCannotKeepOthersOut(t *testing.T) {
 	}
 }
 
-// entrance is for tests that do not use what enter returns for leaving.
+// entrance hides the first result of enter from tests that never call leave.
 type entrance struct{ *clientLimits }
 
 func (e entrance) enter(uid uint32) bool {
@@ -205,7 +205,8 @@ func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 	}
 }
 
-// silentAt names the socket to which this program connects and says nothing.
+// silentAt is the variable with the path of the socket that this program connects to
+// silently.
 const silentAt = "SITED_TEST_SILENT"
 
 // beSilent connects more often than a user may, and prints how many connections get an

@@ -350,8 +350,8 @@ func TestWhatFailsIsNotTriedForEver(t *testing.T) {
 	}
 }
 
-// A job that returns uses the same path for its namespace. By then the removal of the
-// former pod has ended, or it does not receive that path.
+// A job that returns uses the same path for its namespace. Apply ends the removal of
+// the former pod, and the next removal does not receive that path.
 func TestAPodThatComesAgainKeepsItsInterface(t *testing.T) {
 	b := newBench(t)
 	n := b.open()

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Prefix begins all of berth's keys in etcd. Its number is the version of the format.
+// Prefix is the prefix of all keys in etcd. Its number is the version of the format.
 //
 //	/berth/site/1/nodes/NODE             where the tunnels of a node end
 //	/berth/site/1/users/OWNER            the identifier of a user's network

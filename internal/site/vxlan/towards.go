@@ -37,8 +37,8 @@ func (k *Kernel) towardsPods(s State) error {
 	return k.leaveInterfaces(s)
 }
 
-// takeFirst adds a local route for the address and removes those that it added for
-// others. With an invalid address it only removes.
+// takeFirst adds a local route for the address, and removes its routes for other
+// addresses. With an invalid address it only removes.
 func takeFirst(lo netlink.Link, address netip.Addr) error {
 	have, err := routesOf([]int{netlink.FAMILY_V4}, &netlink.Route{Protocol: protocol, Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_PROTOCOL|netlink.RT_FILTER_TABLE)
 	if err != nil {

@@ -1,14 +1,15 @@
-// Command frames sends what nobody should receive, and tells what was received:
-// raw Ethernet frames and forged tunnel packets, each with a label in it.
+// Command frames sends packets that nobody should receive, and prints the received
+// ones: raw Ethernet frames and forged tunnel packets, each with a label in it.
 //
 //	frames listen INTERFACE            prints the label of each frame that has one
 //	frames send INTERFACE LABEL=FRAME...
 //	frames udp SOURCE-PORT ADDRESS:PORT LABEL=FRAME...
 //	frames forge SOURCE ADDRESS:PORT LABEL
 //
-// FRAME is KIND,DST-MAC,SRC-MAC,SRC-IP,DST-IP: KIND is ip, arp, vlan, ip6 (without
-// addresses) or odd, udp6, ra (an advertisement of a router), na:TARGET (that of a neighbour), or
-// vxlan:VNI:NODE:INNER-DST-MAC for a tunnel packet inside of an IP one.
+// FRAME is KIND,DST-MAC,SRC-MAC,SRC-IP,DST-IP. KIND is ip, arp, vlan, ip6 (without
+// addresses), odd, udp6, ra (a router advertisement), na:TARGET (a neighbour
+// advertisement), or vxlan:VNI:NODE:INNER-DST-MAC for a tunnel packet inside of an IP
+// packet.
 package main
 
 import (
@@ -48,7 +49,7 @@ func run(args []string) error {
 	return errors.New("usage: see the source")
 }
 
-// open a raw socket on an interface.
+// open opens a raw socket on an interface.
 func open(name string) (int, error) {
 	i, err := net.InterfaceByName(name)
 	if err != nil {
@@ -118,7 +119,7 @@ func mustIndex(name string) int {
 	return i.Index
 }
 
-// sendUDP is what any user can do who may open a socket.
+// sendUDP sends as any user can who may open a socket.
 func sendUDP(source, to string, frames []string) error {
 	port, err := strconv.Atoi(source)
 	if err != nil {
@@ -155,7 +156,7 @@ func sendUDP(source, to string, frames []string) error {
 	return nil
 }
 
-// forge sends by UDP from an IPv6 address that need not be this host's, which takes no
+// forge sends by UDP from an IPv6 address that the host need not have, which needs no
 // privilege. The host may refuse to send it.
 func forge(source, to, label string) error {
 	const freebind = 78 // IPV6_FREEBIND of linux/in6.h
@@ -195,7 +196,7 @@ func vxlan(vni string, frame []byte) ([]byte, error) {
 	return append(header, frame...), nil
 }
 
-// build a frame from its description.
+// build makes a frame from its description.
 func build(text string) ([]byte, error) {
 	label, text, _ := strings.Cut(text, "=")
 	fields := strings.Split(text, ",")
@@ -260,7 +261,7 @@ func build(text string) ([]byte, error) {
 	return nil, fmt.Errorf("frame %s: unknown kind", text)
 }
 
-// option is one of neighbour discovery that nobody knows.
+// option returns an option of neighbour discovery of an unassigned type.
 func option(payload []byte) []byte {
 	length := (2 + len(payload) + 7) / 8
 	all := make([]byte, 8*length)
@@ -269,14 +270,14 @@ func option(payload []byte) []byte {
 	return all
 }
 
-// ip6 is a packet with a checksum at an offset of its body, so that nothing but rules can
-// be why it does not arrive.
+// ip6 returns a packet with a valid checksum at an offset of its body, so that only
+// rules can keep it from arriving.
 func ip6(source, destination netip.Addr, protocol byte, at int, body []byte) []byte {
 	from, to := source.As16(), destination.As16()
 	p := append([]byte{0x60, 0, 0, 0, 0, byte(len(body)), protocol, 255}, from[:]...)
 	p = append(append(p, to[:]...), body...)
 	summed := append(append([]byte{}, p[8:40]...), 0, 0, 0, byte(len(body)), 0, 0, 0, protocol)
-	// One more for a body whose length is odd.
+	// Pad a body of odd length.
 	summed = append(append(summed, body...), 0)
 	var sum uint32
 	for i := 0; i+1 < len(summed); i += 2 {
@@ -289,7 +290,7 @@ func ip6(source, destination netip.Addr, protocol byte, at int, body []byte) []b
 	return p
 }
 
-// ip is a UDP packet, whose own checksum is left out.
+// ip returns a UDP packet without a UDP checksum.
 func ip(source, destination netip.Addr, port uint16, payload []byte) []byte {
 	p := make([]byte, 28, 28+len(payload))
 	p[0], p[8], p[9] = 0x45, 64, 17
