@@ -1,13 +1,13 @@
-/* The SPANK plugin of the site network. Slurm calls plugin.c, which
- * dispatches to one file for each context:
+/* The SPANK plugin of the site network. Slurm calls plugin.c, which dispatches to one
+ * file for each context:
  *
  *   stepd.c    slurmstepd, as root: enter the job's network
  *   task.c     a task, as root and as the user: enter the pod's processes
- *   image.c    a task, too: enter the image that the user or the site names
- *   root.c     how an image becomes the root directory
- *   prolog.c   the beginning of a job on a node, as root: does it want no network?
+ *   image.c    a task: enter the image that the user or the site names
+ *   root.c     make an image the root directory
+ *   prolog.c   the beginning of a job on a node, as root: does it decline a network?
  *   epilog.c   the end of a job on a node: leave the network
- *   client.c   questions to berthd
+ *   client.c   requests to berthd
  *
  * For sshd, session.c is a program and pam.c a PAM module, from the same parts.
  *
@@ -24,16 +24,16 @@
 
 enum { MAX_MOUNTS = 16 };
 
-/* settings are the arguments in plugstack.conf. */
+/* settings holds the arguments in plugstack.conf. */
 struct settings {
 	char socket[100];
-	/* The image of steps that name none, or empty, and what of the host they find
-	 * in it. */
+	/* The image of steps that name none, or empty, and the paths of the host that are
+	 * mounted in it. */
 	const char *image;
 	const char *mounts[MAX_MOUNTS + 1];
 };
 
-/* question holds a message to berthd, answer its reply; both are bounded. */
+/* question holds a message to berthd. */
 struct question {
 	char text[60 << 10];
 	size_t length;
@@ -46,28 +46,28 @@ void question_begin(struct question *q, const char *verb);
 void question_number(struct question *q, const char *name, uint32_t value);
 void question_text(struct question *q, const char *name, const char *value);
 
-/* A pod's namespaces, -1 if unknown, and the file that its tasks see as
- * /etc/resolv.conf, empty if they keep their host's. */
+/* pod holds a pod's namespaces, -1 if unknown, and the file that its tasks see as
+ * /etc/resolv.conf, empty if they see their host's. */
 struct pod {
 	int network;
 	int processes;
-	/* The lock that a session on a login host holds as long as it lasts. */
+	/* The lock that a session on a login host holds for its duration. */
 	int session;
 	char resolver[PATH_SIZE];
-	/* Its address, empty where it has none. */
+	/* Its address, or empty. */
 	char address[40];
-	/* The image of sessions, empty for the host's files, and what of the host is found in it, paths
-	 * with colons between them. */
+	/* The image of sessions, empty for the host's files, and the paths of the host
+	 * that are mounted in it, separated by colons. */
 	char image[1024];
 	char mounts[2048];
-	/* The job has none, and wants none. */
+	/* The job has no network, because it declined one. */
 	int declined;
 };
 
 void close_pod(struct pod *p);
 
-/* ask_berthd returns 0, or -1 with the reason. The descriptors that come with the
- * answer are the caller's; pod may be NULL where none are expected. */
+/* ask_berthd returns 0, or -1 with the reason. The caller owns the descriptors in the
+ * answer; pod may be NULL if none are expected. */
 int ask_berthd(const struct settings *s, struct question *q, struct pod *pod, char reason[REASON_SIZE]);
 
 void enter_network(spank_t spank, const struct settings *s);

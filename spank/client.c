@@ -15,7 +15,8 @@
  * long, so that the error comes from berthd, which knows the reason. */
 enum { ANSWER_LIMIT = 20 };
 
-/* How long berthd may be away, in seconds: it is replaced under running jobs. */
+/* The longest time, in seconds, that berthd may be down: it is replaced under running
+ * jobs. */
 enum { RESTART_LIMIT = 3 };
 
 __attribute__((format(printf, 2, 3)))

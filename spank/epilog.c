@@ -2,9 +2,8 @@
 
 #include <stdlib.h>
 
-/* leave_network is called when all steps of the job have ended on this node.
- * What it cannot do, berthd does later: it asks the controller which jobs there
- * are. */
+/* leave_network is called when all steps of the job have ended on this node. If it
+ * fails, berthd releases the network later: it asks the controller which jobs exist. */
 void leave_network(spank_t spank, const struct settings *s)
 {
 	uint32_t job;

@@ -14,11 +14,11 @@
 /* A name has up to 255 characters, a tag 128, a digest 135. */
 enum { MAX_NAME = 520 };
 
-/* Which image the tasks of a step see: the one that the user names, or the site. A directory, none, or a name
- * that berth's store of images knows. */
+/* The image for the tasks of a step, as named by the user or the site: a directory,
+ * "none", or a name in berth's image store. */
 static char wanted[PATH_MAX];
 
-/* Whether the step has one, and why not. */
+/* Whether the step has an image, and the reason if that failed. */
 static int has_image;
 static char no_image[REASON_SIZE];
 
@@ -32,8 +32,8 @@ void complain(const char *format, ...)
 	slurm_error("berth: %s", text);
 }
 
-/* is_name reports whether a text may be the name of an image, which never begins with a dot
- * as a path may. */
+/* is_name reports whether a text may be the name of an image. Unlike a path, it never
+ * begins with a dot. */
 static int is_name(const char *text)
 {
 	return isalnum((unsigned char)text[0]) && strspn(text, LETTERS "0123456789._-:/@") == strlen(text) && strlen(text) < MAX_NAME;
@@ -65,8 +65,9 @@ void offer_images(spank_t spank)
 		slurm_error("berth: Slurm does not take the option --container-image");
 }
 
-/* find_bundle returns the path where 'berth image bundle NAME' has put an image (internal/launch/imagecache.go),
- * as the job's variables have it: the name as Docker writes it, with a tag, and in one part. */
+/* find_bundle returns the path where 'berth image bundle NAME' puts an image, given
+ * the job's variables (internal/launch/imagecache.go). The file name is the image's
+ * short name in Docker's form, with a tag, and with slashes escaped. */
 static void find_bundle(spank_t spank, uid_t uid, const char *name, char path[PATH_MAX])
 {
 	static const char *const usual[] = { "docker.io/library/", "docker.io/", NULL };
@@ -115,8 +116,8 @@ static void assemble(spank_t spank, const struct settings *s, const char *path)
 		snprintf(no_image, sizeof no_image, "the image %.150s: %.250s; 'berth image pull' or 'import' and 'berth image bundle' make it", path, reason);
 }
 
-/* prepare_image is called in each task, as root. A batch script runs on the host's
- * files, as it starts steps by commands of Slurm, and so does an interactive step. */
+/* prepare_image is called in each task, as root. Batch scripts and interactive steps
+ * run on the host's files, because they start steps with Slurm's commands. */
 void prepare_image(spank_t spank, const struct settings *s)
 {
 	const char *path = wanted[0] ? wanted : s->image;

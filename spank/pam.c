@@ -1,11 +1,12 @@
-/* pam_berth.so is called by sshd as a session of a user begins (PAM's "session"), in
- * the process of root's that has been made for it. That is put into the network of the pod
- * that berthd has for the user on this host, where it knows the pod's names; and with it
- * all that sshd then does in the user's name: what it listens on and connects to for him
- * (ssh -L, -R, -D, -W, X11), and his shell's own files, which it reads before berth-session
- * is started. His processes are put into the pod by berth-session.
+/* sshd calls pam_berth.so when a user's session begins (PAM's "session"), in the root
+ * process of that connection. The module moves this process into the network of the
+ * user's pod on this host, and gives it the pod's resolver. So everything that sshd
+ * then does for the user happens there: the ports that it listens on and connects to
+ * (ssh -L, -R, -D, -W, X11), and the shell's startup files, which run before
+ * berth-session. berth-session puts the user's processes into the pod.
  *
- * As the module is called before sshd becomes the user, nothing that he has set counts. */
+ * The module runs before sshd becomes the user, so nothing that the user has set
+ * affects it. */
 #define _GNU_SOURCE
 #include "berth.h"
 
@@ -24,7 +25,8 @@
 
 static const char held[] = "berth_session";
 
-/* A pod lives as long as its sessions hold it, and a session until sshd ends, or it. */
+/* A pod lives as long as a session holds it. The session holds it until the session
+ * or sshd ends. */
 static void let_go(pam_handle_t *pam, void *data, int status)
 {
 	(void)pam;
@@ -47,13 +49,14 @@ static int hold(pam_handle_t *pam, int session)
 	return -1;
 }
 
-/* Where a process has several threads, or sessions of several users, as services have that are no
- * sshd, others of it would be in this network, too. */
+/* may_move reports whether only this session would move to another network. A process
+ * of another service than sshd may have several threads, or sessions of several users. */
 static int may_move(void)
 {
 	static int moved;
 	struct stat threads;
-	/* A directory has a link for itself, one from above, and one for each of its directories. */
+	/* A directory has one link for itself, one from its parent, and one for each
+	 * subdirectory. */
 	return !moved++ && stat("/proc/self/task", &threads) == 0 && threads.st_nlink == 3;
 }
 
@@ -101,7 +104,7 @@ int pam_sm_open_session(pam_handle_t *pam, int flags, int argc, const char **arg
 	const struct passwd *user = pam_modutil_getpwnam(pam, name);
 	if (!user)
 		return PAM_USER_UNKNOWN;
-	/* Root is in no pod. */
+	/* Root has no pod. */
 	if (user->pw_uid == 0 || enter(pam, user, reason) == 0)
 		return PAM_SUCCESS;
 	pam_error(pam, "berth: no session on this host: %s", reason);
@@ -109,7 +112,7 @@ int pam_sm_open_session(pam_handle_t *pam, int flags, int argc, const char **arg
 	return PAM_SESSION_ERR;
 }
 
-/* The process ends with the session, and does not go back. */
+/* The process ends with the session, so it does not return to the host's network. */
 int pam_sm_close_session(pam_handle_t *pam, int flags, int argc, const char **argv)
 {
 	(void)flags;

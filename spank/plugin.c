@@ -5,8 +5,8 @@
 
 SPANK_PLUGIN(berth, 1)
 
-/* Arguments in plugstack.conf: socket=PATH, image=PATH, and mount=PATH, which may
- * be there several times. */
+/* read_settings parses the arguments in plugstack.conf: socket=PATH, image=PATH, and
+ * mount=PATH, which may be repeated. */
 static struct settings read_settings(int count, char **arguments)
 {
 	struct settings s = { .socket = "/run/berthd/berthd.sock", .image = "" };
@@ -38,7 +38,7 @@ int slurm_spank_job_prolog(spank_t spank, int count, char **arguments)
 {
 	struct settings s = read_settings(count, arguments);
 	decline_network(spank, &s);
-	/* A prolog that fails takes the node away from all users. */
+	/* A prolog that fails drains the node for all users. */
 	return ESPANK_SUCCESS;
 }
 
@@ -72,6 +72,6 @@ int slurm_spank_job_epilog(spank_t spank, int count, char **arguments)
 {
 	struct settings s = read_settings(count, arguments);
 	leave_network(spank, &s);
-	/* An epilog that fails takes the node away from all users. */
+	/* An epilog that fails drains the node for all users. */
 	return ESPANK_SUCCESS;
 }

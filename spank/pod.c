@@ -1,8 +1,8 @@
-/* berth-pod is process 1 of a pod: it does nothing but reap orphans, and ends
- * when berthd kills it, whereupon the kernel kills all others. It is a program of
- * its own so that it can be small, and outlive berthd. With an argument it begins by
- * waiting for a byte of berthd's: one that ends before there is a file that leads to
- * the pod leaves nothing that nobody would find. */
+/* berth-pod is process 1 of a pod. It only reaps orphans, until berthd kills it and
+ * the kernel then kills all other processes of the pod. It is a separate program to
+ * be small and to outlive berthd. With an argument it first waits for a byte from
+ * berthd: if berthd ends before it has bound the pod to a file, no process is left
+ * behind. */
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>

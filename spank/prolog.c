@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* take_choice is called where the user has written the option. */
+/* take_choice is called if the user gives the option. */
 static int take_choice(int value, const char *text, int remote)
 {
 	(void)value;
@@ -28,8 +28,8 @@ void offer_choice(spank_t spank)
 		slurm_error("berth: Slurm does not take the option --network-pod");
 }
 
-/* decline_network tells berthd before the first step asks for a network. The step
- * that Slurm starts first does not know the job's options. */
+/* decline_network tells berthd before the first step asks for a network, because the
+ * step that Slurm starts first does not know the job's options. */
 void decline_network(spank_t spank, const struct settings *s)
 {
 	uint32_t job;

@@ -18,20 +18,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* A task of a step, or a session, sees the files of an image, a directory that somebody has
- * prepared. As root its tree is put together, in the process's own mount namespace,
- * and only as the user, when all is done that is done as root, does it
- * become the root directory: root must never look up a user or load a library in
- * files that somebody else has written. What the change takes is a capability,
- * and the kernel keeps all of root's or none (PR_SET_KEEPCAPS): until then they are
- * permitted to the process, which is the user already and has none in effect, and no
- * program is started. To drop the others before would take them from the plugins
- * that Slurm calls after this one, as root.
+/* A task of a step, or a session, sees the files of an image, which is a prepared
+ * directory. Root assembles its tree in the process's own mount namespace. The tree
+ * becomes the root directory only after the process has become the user and all work
+ * as root is done: root must never look up a user or load a library from files that
+ * somebody else has written. That change requires a capability, and the kernel keeps
+ * all of root's capabilities or none (PR_SET_KEEPCAPS). Until then they stay
+ * permitted to the process, which is already the user, has none in effect, and starts
+ * no program. Dropping the others earlier would take them from the plugins that Slurm
+ * calls later as root.
  *
- * The directory is looked up with the user's rights. No program in there gains any:
- * with libraries of the user's own, one with a set-user-ID bit would be his. */
+ * The directory is looked up with the user's rights. No program in it gains rights:
+ * with the user's own libraries, a set-user-ID program would do whatever the user
+ * wants. */
 
-/* Linux 5.2 and 5.6; in headers of RHEL 8 they are missing. */
+/* Linux 5.2 and 5.6; the headers of RHEL 8 do not have them. */
 #ifndef SYS_open_tree
 #define SYS_open_tree 428
 #define SYS_move_mount 429
@@ -41,15 +42,17 @@
 #endif
 enum { TREE_CLONE = 1, TREE_RECURSIVE = 0x8000, FROM_EMPTY = 4, TO_EMPTY = 0x40, NO_MAGICLINKS = 2, IN_ROOT = 0x10 };
 
-/* The tree that will be the root, where the process is now, and the groups that root has. Root
- * might have less than the user: on a network file system it is often nobody. */
+/* The tree that will be the root, the current directory, and root's groups. Without
+ * the user's groups and IDs, root might have fewer rights than the user: network file
+ * systems often treat root as nobody. */
 static int tree = -1;
 static char place[PATH_MAX];
 static gid_t before[NGROUPS_MAX];
 static int saved;
 
-/* open_as_user looks a path up as the user may; in the tree, by links that stay in
- * it. Outside, links of /proc lead to what others have, which root may follow. */
+/* open_as_user looks a path up with the user's rights. In the tree, links stay in it.
+ * Outside, magic links of /proc are rejected: they lead to other processes' files,
+ * and root may follow them. */
 static int open_as_user(const struct user *user, const char *path, int flags)
 {
 	struct { uint64_t flags, mode, resolve; } how = { .flags = O_PATH | O_CLOEXEC | flags, .resolve = tree < 0 ? NO_MAGICLINKS : IN_ROOT };
@@ -58,7 +61,8 @@ static int open_as_user(const struct user *user, const char *path, int flags)
 	setfsgid(user->gid);
 	setfsuid(user->uid);
 	int fd, tries = 100;
-	/* With ".." in a link, whenever something is mounted or renamed meanwhile. */
+	/* For "..", also in a link, the call fails if something is mounted or renamed
+	 * meanwhile. */
 	do
 		fd = syscall(SYS_openat2, tree, path, &how, sizeof how);
 	while (fd < 0 && errno == EAGAIN && --tries);
@@ -66,7 +70,7 @@ static int open_as_user(const struct user *user, const char *path, int flags)
 	setfsuid(0);
 	setfsgid(0);
 	if (setgroups(saved, before)) {
-		/* Nothing is worth to go on as root in groups of a user's. */
+		/* Never continue as root with a user's groups. */
 		complain("groups of root's own: %s", strerror(errno));
 		_exit(EXIT_FAILURE);
 	}
@@ -74,16 +78,16 @@ static int open_as_user(const struct user *user, const char *path, int flags)
 	return fd;
 }
 
-/* Copies of what is mounted at paths of the host, for the same paths of the tree. */
+/* Copies of the mounts at paths of the host, for the same paths in the tree. */
 static struct {
 	const char *path;
 	int copy;
-	/* There is no image without it. */
+	/* Without it there is no image. */
 	int needed;
 } shown[32];
 static int count;
 
-/* take a copy, before the tree covers anything. */
+/* take copies a mount, before the tree covers anything. */
 static int take(const char *path, int needed, char reason[REASON_SIZE])
 {
 	int copy = count < (int)(sizeof shown / sizeof shown[0]) ? syscall(SYS_open_tree, AT_FDCWD, path, TREE_CLONE | TREE_RECURSIVE | O_CLOEXEC) : -1;
@@ -98,7 +102,7 @@ static int take(const char *path, int needed, char reason[REASON_SIZE])
 	return 0;
 }
 
-/* put a copy where the tree has that path. */
+/* put attaches a copy at a path in the tree. */
 static int put(const struct user *user, const char *path, int copy)
 {
 	int to = open_as_user(user, path, 0);
@@ -110,9 +114,9 @@ static int put(const struct user *user, const char *path, int copy)
 	return rc;
 }
 
-/* plant makes the image a mount of its own, at a directory that the user does not
- * need. What is mounted in it comes along: a directory of the host would otherwise
- * show the files that its mounts cover. */
+/* plant makes the image a separate mount, at a directory that the user does not need.
+ * The mounts in the image are included: otherwise an image that is a directory of the
+ * host would show the files that its mounts cover. */
 static int plant(int image, const char *at)
 {
 	struct statvfs flags;
@@ -137,8 +141,9 @@ static int is_host(int image)
 	return fstat(image, &one) == 0 && stat("/", &host) == 0 && one.st_dev == host.st_dev && one.st_ino == host.st_ino;
 }
 
-/* leads_nowhere reports whether a path of the tree is a dangling link. Many images have such a
- * resolv.conf, for a program that does not run here. It does not change errno. */
+/* leads_nowhere reports whether a path in the tree is a dangling link. In many images
+ * resolv.conf is one, made for a program that does not run here. It does not change
+ * errno. */
 static int leads_nowhere(const struct user *user, const char *path)
 {
 	int why = errno;
@@ -147,8 +152,8 @@ static int leads_nowhere(const struct user *user, const char *path)
 	return link >= 0 && close(link) == 0;
 }
 
-/* assemble_root returns 0, or -1 with the reason. It runs as root, before the process becomes
- * the user. */
+/* assemble_root returns 0, or -1 with the reason. It runs as root, before the process
+ * becomes the user. */
 int assemble_root(const struct user *user, const struct settings *s, const char *path, const char *const *mounts, char reason[REASON_SIZE])
 {
 	static const char *const needed[] = { "/proc", "/sys", "/dev", "/tmp", NULL };
@@ -159,7 +164,8 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 
 	if (!getcwd(place, sizeof place))
 		strcpy(place, "/");
-	/* Copy first: mounts of another namespace are out of reach. */
+	/* Get a mount namespace before copying: mounts of another namespace cannot be
+	 * copied. */
 	if (own_mounts(reason))
 		return -1;
 	saved = getgroups(NGROUPS_MAX, before);
@@ -200,7 +206,7 @@ int assemble_root(const struct user *user, const struct settings *s, const char 
 		else if (errno != ENOENT && errno != ENOTDIR)
 			complain("mount %s in the image %s: %s", shown[i].path, path, strerror(errno));
 	}
-	/* The user is changed next. */
+	/* The process becomes the user next. */
 	rc = prctl(PR_SET_KEEPCAPS, 1);
 	if (rc)
 		snprintf(reason, REASON_SIZE, "keep what it takes to enter the directory: %s", strerror(errno));

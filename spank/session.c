@@ -1,9 +1,8 @@
-/* berth-session puts a session of sshd (ForceCommand) into the pod that berthd has
- * for its user on this host. It belongs to root and has the set-user-ID bit: to
- * enter a pod takes root, and into which one is berthd's to say, by the user's
- * number, which is the kernel's to say. berthd says also which image the session sees, if
- * the site has one. As root it reads nothing that the user has set: no argument, variable or
- * file. */
+/* berth-session puts a session of sshd (ForceCommand) into its user's pod on this
+ * host. It belongs to root and has the set-user-ID bit, because entering a pod
+ * requires root. berthd chooses the pod and the image, if the site has one, by the
+ * user's number, which comes from the kernel. As root the program reads nothing that
+ * the user has set: no argument, variable or file. */
 #define _GNU_SOURCE
 #include "berth.h"
 
@@ -37,7 +36,7 @@ void complain(const char *format, ...)
 	va_end(args);
 }
 
-/* A file that we open must not become the standard error of anybody. */
+/* A file opened here must not get the number of standard error. */
 static void open_standard_files(void)
 {
 	int fd;
@@ -54,10 +53,11 @@ static int same(const struct stat *a, const struct stat *b)
 	return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* pam_berth.so has put sshd's process of this connection into the pod where the connection
- * began, and where it forwards. A client that keeps it (ControlMaster) may come back when the user's
- * newest job is another one, and would look for its ports here. Where nothing has put sshd into
- * a pod, this process comes from the host's network, which is that of process 1. */
+/* pam_berth.so has put sshd's process of this connection into the user's pod at that
+ * time, where it forwards. A persistent client (ControlMaster) may return when the
+ * user's newest job is another one, and would expect its ports here. Without
+ * pam_berth.so this process comes from the host's network, which is that of process
+ * 1. */
 static void warn_of_another_pod(const struct pod *pod)
 {
 	struct stat here, there, host;
@@ -69,8 +69,9 @@ static void warn_of_another_pod(const struct pod *pod)
 		 "to forward from here, end it with ssh -O exit HOST, and connect again");
 }
 
-/* assemble makes the tree of the pod's image and reports whether there is one. The session keeps
- * all of the user's groups on this host, which sshd has given to this process. */
+/* assemble makes the tree of the pod's image and reports whether there is one. The
+ * session keeps all of the user's groups on this host, which sshd has given to this
+ * process. */
 static int assemble(const struct settings *s, struct pod *pod, uid_t uid, char reason[REASON_SIZE])
 {
 	static gid_t groups[NGROUPS_MAX];
@@ -90,7 +91,8 @@ static int assemble(const struct settings *s, struct pod *pod, uid_t uid, char r
 	return 1;
 }
 
-/* enter reports whether the session has an image. */
+/* enter moves the process into the user's pod and reports whether the session has an
+ * image. */
 static int enter(uid_t user, const char *name)
 {
 	static const struct settings settings = { .socket = "/run/berthd/berthd.sock" };
@@ -113,13 +115,14 @@ static int enter(uid_t user, const char *name)
 	if (prepare_task(&pod, 0, reason))
 		refuse(reason);
 	int image = assemble(&settings, &pod, user, reason);
-	/* What the session holds is kept, and closed in its program. */
+	/* The session's lock stays open in the parent, and is closed in the program. */
 	pod.session = -1;
 	close_pod(&pod);
 	return image;
 }
 
-/* become the user for good: all three, so that nothing brings root back. */
+/* drop becomes the user permanently: it sets all three IDs, so that nothing restores
+ * root. */
 static void drop(uid_t user, gid_t group)
 {
 	if (setresgid(group, group, group) || setresuid(user, user, user) || geteuid() != user || (user != 0 && setuid(0) == 0))
@@ -143,7 +146,7 @@ static void run(const char *shell, int image)
 	if (command) {
 		execl(shell, base, "-c", command, (char *)NULL);
 	} else {
-		/* A login shell knows by the dash that it is one. */
+		/* A leading dash makes it a login shell. */
 		snprintf(login, sizeof login, "-%s", base);
 		execl(shell, login, (char *)NULL);
 	}
@@ -159,7 +162,7 @@ int main(void)
 	int image = 0;
 
 	open_standard_files();
-	/* Whoever has started this may ignore the end of children, which are waited for here. */
+	/* The caller may ignore SIGCHLD, but children are waited for here. */
 	signal(SIGCHLD, SIG_DFL);
 	if (geteuid() != 0)
 		refuse("berth-session needs the rights of root: chown root berth-session; chmod 4755 berth-session");
@@ -170,7 +173,7 @@ int main(void)
 	char *shell = strdup(entry->pw_shell && entry->pw_shell[0] ? entry->pw_shell : "/bin/sh");
 	if (!name || !shell)
 		refuse("no memory");
-	/* Root is in no pod. */
+	/* Root has no pod. */
 	if (user != 0)
 		image = enter(user, name);
 	drop(user, group);

@@ -9,16 +9,16 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Why this step has no network. Set before the tasks are forked, and read in
- * them: slurmstepd of one step is one process. */
+/* The reason why this step has no network. It is set before the tasks are forked, and
+ * read in them: slurmstepd of a step is one process. */
 static char no_network[REASON_SIZE];
 
 /* The PID namespace and the resolver of the pod, for the tasks. */
 static struct pod of_tasks = { .network = -1, .processes = -1, .session = -1 };
 static int is_script;
 
-/* describe adds what only the controller knows: the nodes, in their order, and
- * the name. Asked on the first node of a job. */
+/* describe adds data that only the controller has: the nodes, in their order, and the
+ * name. It is called on the first node of a job. */
 static int describe(struct question *q, uint32_t job)
 {
 	job_info_msg_t *jobs = NULL;
@@ -49,9 +49,9 @@ static void user_name(struct question *q, uid_t uid)
 		question_text(q, "user", found->pw_name);
 }
 
-/* tell_tasks sets what programs cannot find out by themselves. PMIx servers of two
- * nodes would connect to each other by the nodes' names, which lead to the hosts: told
- * not to, they send by their slurmd. */
+/* tell_tasks sets variables for programs. The PMIx servers of two nodes would connect
+ * to each other by the nodes' names, which resolve to the hosts; with this setting
+ * they send through slurmd instead. */
 static void tell_tasks(spank_t spank, const struct pod *pod)
 {
 	if (spank_setenv(spank, "SLURM_PMIX_DIRECT_CONN", "false", 1) != ESPANK_SUCCESS ||
@@ -73,10 +73,10 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	question_number(q, "job", job);
 	question_number(q, "uid", uid);
 	user_name(q, uid);
-	/* The step that Slurm starts on all nodes of a job, before any other, and the
-	 * script: a job that is put into the queue and starts again within two minutes
-	 * has no extern step, as slurmd still remembers the first one. Within other steps
-	 * the first node may be another. */
+	/* The extern step, which Slurm starts on all nodes of a job before any other
+	 * step, sends the nodes, and so does the batch script. A requeued job that starts
+	 * again within two minutes has no extern step, because slurmd still remembers the
+	 * first one. In other steps, node 0 may not be the job's first node. */
 	if (step == SLURM_EXTERN_CONT && index == 0 && describe(q, job))
 		return -1;
 	if (is_script && describe(q, job))
@@ -105,9 +105,10 @@ static int fetch_network(spank_t spank, const struct settings *s, struct questio
 	return rc;
 }
 
-/* enter_network moves slurmstepd itself, before it starts threads or tasks: its
- * PMI server and its X11 tunnel must be where the tasks are. A failure is kept
- * for the tasks, whose stderr the user sees; here, only slurmd's log would. */
+/* enter_network moves slurmstepd itself, before it starts threads or tasks, because
+ * its PMI server and its X11 tunnel must be in the network of the tasks. It stores a
+ * failure for the tasks, whose stderr the user sees; here it would only reach
+ * slurmd's log. */
 void enter_network(spank_t spank, const struct settings *s)
 {
 	struct question *q = malloc(sizeof *q);
@@ -127,9 +128,9 @@ void enter_pod(void)
 		prepare_task(&of_tasks, is_script, no_network);
 }
 
-/* refuse_without_network is called in each task, before its program, when its
- * stderr is the user's. Slurm ignores what an optional plugin returns, and a task
- * without its network would be in the host's: the task ends here. */
+/* refuse_without_network is called in each task before its program, when stderr is
+ * the user's. It ends a task without a network here: Slurm ignores the result of an
+ * optional plugin, and the task would run in the host's network. */
 void refuse_without_network(void)
 {
 	if (!no_network[0])

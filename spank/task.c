@@ -15,32 +15,32 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* Linux 5.9; glibc's function is newer than RHEL 8's. */
+/* Linux 5.9; the glibc of RHEL 8 has no function for it. */
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
 
-/* A task enters the pod's PID namespace in two steps. As root it sets the
- * namespace of its children, and mounts that namespace's /proc. As the user, when Slurm
- * has put it into its control group, process group and session and connected its
- * terminal, it forks: the child inherits all of that, and becomes the program.
- * What stays outside hands on signals and the exit status, as slurmstepd knows
- * no other process.
+/* A task enters the pod's PID namespace in two steps. As root it sets the namespace
+ * for its children, and mounts that namespace's /proc. As the user it forks, after
+ * Slurm has put it into its control group, process group and session and has
+ * connected its terminal. The child inherits all of that and becomes the program. The
+ * parent stays outside and passes on signals and the exit status, because slurmstepd
+ * knows no other process.
  *
- * slurmstepd itself stays outside: a process whose children are born elsewhere
- * cannot make threads. */
+ * slurmstepd itself stays outside: a process whose children are born in another PID
+ * namespace cannot create threads. */
 
-/* slurm.h has the type; the variable is of the program that loads us. */
+/* slurm.h has the type; the program that loads the plugin has the variable. */
 extern slurm_conf_t slurm_conf __attribute__((weak));
 
 static int forks, is_script;
 
-/* The descriptor that the parent keeps, of a session. */
+/* The descriptor of a session's lock, which the parent keeps. */
 static int held = -1;
 
-/* mount_proc leaves it to a child: a /proc is of the processes among which its
- * mounter is. A copy of slurmstepd's memory would take eight times as long as all of
- * that. */
+/* mount_proc mounts /proc in a child: a /proc shows the PID namespace of the process
+ * that mounts it. It uses vfork, because copying slurmstepd's memory would take eight
+ * times as long as everything else here. */
 static int mount_proc(void)
 {
 	int status;
@@ -56,8 +56,8 @@ static int mount_proc(void)
 	return errno ? -1 : 0;
 }
 
-/* own_mounts gives the task a mount namespace, once. What the host mounts later,
- * home folders say, still appears. */
+/* own_mounts gives the task a mount namespace, once. Later mounts of the host, such
+ * as home folders, still appear in it. */
 int own_mounts(char reason[REASON_SIZE])
 {
 	static int done;
@@ -69,7 +69,7 @@ int own_mounts(char reason[REASON_SIZE])
 	return 0;
 }
 
-/* find_names has what this process looks up answered for its pod. */
+/* find_names makes this process use the resolver of its pod. */
 int find_names(const struct pod *pod, char reason[REASON_SIZE])
 {
 	if (!pod->resolver[0])
@@ -104,11 +104,11 @@ int prepare_task(const struct pod *pod, int script, char reason[REASON_SIZE])
 	return 0;
 }
 
-/* reaches_program reports whether Slurm delivers a signal to the program as well.
- * With control groups Slurm signals only its own children; by process group and by
- * descent it finds the program itself. scancel --batch signals only the batch script,
- * by its number, which must not miss that signal. So without control groups a batch
- * script gets signals for all of its processes twice. */
+/* reaches_program reports whether Slurm itself delivers a signal to the program. With
+ * control groups Slurm signals only its own children; by process group and by descent
+ * it finds the program. scancel --batch signals only the process number of the batch
+ * script, so its signals are always relayed. Without control groups, a batch script
+ * therefore gets signals for all of its processes twice. */
 static int reaches_program(void)
 {
 	return !is_script && &slurm_conf && slurm_conf.proctrack_type && !strstr(slurm_conf.proctrack_type, "cgroup");
@@ -135,7 +135,8 @@ static void relay(pid_t program, const sigset_t *all)
 {
 	int direct = reaches_program();
 	prctl(PR_SET_NAME, "berth-task");
-	/* The other end of a pipe must see it close when the program closes it. */
+	/* Close all other descriptors: the other end of a pipe must see it close when the
+	 * program closes it. */
 	if (held >= 0 && dup2(held, 0) == 0)
 		syscall(SYS_close_range, 1, ~0U, 0);
 	else
