@@ -20,7 +20,7 @@ func TestTheAuditLogSaysWhoHadWhat(t *testing.T) {
 	a := &audit{path: path, node: "n1", log: slog.New(slog.NewTextHandler(&said, nil)), now: func() time.Time { return time.Unix(100, 0) }}
 	job := siteconf.Allocation{Job: 7, UID: 1001, User: "alice", Name: "x\n{", VNI: 4096, Pods: []siteconf.Pod{{Node: "n1", Address: netip.MustParseAddr("10.1.0.2")}}}
 	a.write(auditJoined, job, nil)
-	// Rotated.
+	// The file is rotated.
 	if err := os.Rename(path, path+".1"); err != nil {
 		t.Fatal(err)
 	}

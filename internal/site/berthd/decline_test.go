@@ -26,7 +26,8 @@ func TestAJobDoesWithoutANetworkWhereThatIsAllowed(t *testing.T) {
 		if declined != allowed || (err == nil) != allowed || !allowed && !strings.Contains(err.Error(), "not allowed at this site") {
 			t.Errorf("allowed %v: %v, %v", allowed, declined, err)
 		}
-		// Of a number that is another's job now, whose epilog was lost; and where an earlier daemon has said it.
+		// The number belongs to another user's job now, and the epilog was lost. Or
+		// an earlier berthd wrote the file without a user.
 		if declined, err := d.declined(7, 1002); declined || err != nil {
 			t.Errorf("for another user: %v, %v", declined, err)
 		}

@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Any user of the host may have a port of etcd's first.
+// Any user of the host may have opened a port of etcd first.
 func TestAnAddressOfEtcdThatIsTakenIsNamed(t *testing.T) {
 	const host = "127.0.0.93"
 	keys, err := transport.SelfCert(zap.NewNop(), t.TempDir(), []string{host}, 1)

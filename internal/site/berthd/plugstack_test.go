@@ -91,7 +91,7 @@ func TestAPluginSaysForWhichSlurmItIs(t *testing.T) {
 	}
 }
 
-// library is one with a number of that name, and nothing else.
+// library returns a shared library that contains only a number with that name.
 func library(t *testing.T, name string, number uint32) []byte {
 	t.Helper()
 	const header, section, symbol = 64, 64, 24

@@ -16,8 +16,9 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// The processes of a pod end, by the daemon that has started it and by another one, which
-// has to look for it; also when they have ended already.
+// The processes of a pod are killed by the daemon that started it, and by another
+// one, which has to search for it. Both also work if the processes have already
+// ended.
 func TestProcessesOfAPodEnd(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := t.TempDir()
@@ -34,7 +35,7 @@ func TestProcessesOfAPodEnd(t *testing.T) {
 	for name, test := range map[string]struct{ another, ended bool }{"the same": {}, "another": {another: true}, "ended": {ended: true}} {
 		t.Run(name, func(t *testing.T) {
 			d := newDaemon()
-			// Twice, as by two steps of a job.
+			// Do it twice, as for two steps of a job.
 			for range 2 {
 				if err := d.startProcesses("1"); err != nil {
 					t.Fatal(err)
@@ -70,7 +71,8 @@ func TestProcessesOfAPodEnd(t *testing.T) {
 	}
 }
 
-// Where a job's number has become another user's, nothing of the former one's is entered.
+// If a job's number now belongs to another user, nothing of the former job is
+// entered.
 func TestAPodIsNotAnotherUsers(t *testing.T) {
 	testutil.Require(t, testutil.Root)
 	dir := t.TempDir()
@@ -92,7 +94,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	// Of a network namespace and of the processes.
+	// The inode numbers of the network namespace and of the PID namespace.
 	last := [2]uint64{}
 	for _, step := range []struct {
 		uid  uint32
@@ -113,7 +115,7 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 		}
 		var now [2]uint64
 		for i, path := range []string{d.network("7"), d.processes("7")} {
-			// Open, or the next one might get its number.
+			// Keep it open, or the next one may get its inode number.
 			file, err := os.Open(path)
 			if err != nil {
 				t.Fatal(err)

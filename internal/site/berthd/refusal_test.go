@@ -19,7 +19,7 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// Whose certificate is too old, etcd's or this host's, is said where a question to etcd is not answered.
+// A failed request to etcd reports an expired certificate, of etcd or of this host.
 func TestARefusedConnectionToEtcdIsExplained(t *testing.T) {
 	old, valid := certificate(t, -time.Hour), certificate(t, time.Hour)
 	for _, c := range []struct {
@@ -55,7 +55,8 @@ func TestARefusedConnectionToEtcdIsExplained(t *testing.T) {
 	}
 }
 
-// refuser is the address of a server with etcd's certificate that trusts the host's.
+// refuser returns the address of a server with etcd's certificate that trusts the
+// host's.
 func refuser(t *testing.T, etcd, host siteconf.Etcd) string {
 	t.Helper()
 	keys, err := tls.LoadX509KeyPair(etcd.Cert, etcd.Key)
@@ -79,7 +80,7 @@ func refuser(t *testing.T, etcd, host siteconf.Etcd) string {
 			if err != nil {
 				return
 			}
-			// It says in an alert what it holds of the certificate.
+			// The server reports its judgement of the certificate in an alert.
 			_ = conn.(*tls.Conn).HandshakeContext(t.Context())
 			conn.Close()
 		}
@@ -87,7 +88,8 @@ func refuser(t *testing.T, etcd, host siteconf.Etcd) string {
 	return l.Addr().String()
 }
 
-// certificate is one for all sides, its own authority, that ends after so long.
+// certificate returns a self-signed certificate for all sides that expires after that
+// time.
 func certificate(t *testing.T, ends time.Duration) siteconf.Etcd {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

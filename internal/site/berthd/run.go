@@ -23,8 +23,8 @@ import (
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-// Run is berthd until the context ends. It leaves all networks as they are: the
-// next one takes them over.
+// Run runs berthd until the context ends. It leaves all networks as they are: the
+// next daemon takes them over.
 func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Logger) error {
 	if err := os.MkdirAll(config.Run, 0o755); err != nil {
 		return fmt.Errorf("make directory of berthd: %w", err)
@@ -123,14 +123,15 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	return group.Wait()
 }
 
-// tellManager that berthd is ready, if it was started by one that waits for that: systemd starts
-// slurmd then (sd_notify(3)).
+// tellManager tells systemd that berthd is ready, if systemd waits for that
+// (sd_notify(3)). systemd then starts slurmd.
 func tellManager() error {
 	path := os.Getenv("NOTIFY_SOCKET")
 	if path == "" {
 		return nil
 	}
-	// It is for nothing that berthd starts. An @ in front is an abstract address in Go as well.
+	// Programs that berthd starts must not inherit it. A leading @ means an abstract
+	// address, in Go too.
 	if err := os.Unsetenv("NOTIFY_SOCKET"); err != nil {
 		return err
 	}
@@ -142,7 +143,7 @@ func tellManager() error {
 	return errors.Join(err, conn.Close())
 }
 
-// lock keeps a second daemon out, also from another version of it.
+// lock prevents a second daemon, also of another version.
 func lock(run string) (func(), error) {
 	file, err := os.OpenFile(filepath.Join(run, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -155,7 +156,7 @@ func lock(run string) (func(), error) {
 	return func() { file.Close() }, nil
 }
 
-// hostAddress is the one address of this host in the network of the hosts.
+// hostAddress returns the only address of this host in the network of the hosts.
 func hostAddress(hosts netip.Prefix) (netip.Addr, error) {
 	all, err := net.InterfaceAddrs()
 	if err != nil {

@@ -32,7 +32,7 @@ func TestReadinessIsTold(t *testing.T) {
 	}
 }
 
-// The units know by the status that another start changes nothing.
+// By this exit code the units know that a restart would change nothing.
 func TestWrongConfigurationHasAStatusOfItsOwn(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "site.yaml")
 	if err := os.WriteFile(path, []byte("clutser: alps\n"), 0o600); err != nil {

@@ -74,7 +74,7 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 			return fmt.Errorf("accept a question: %w", err)
 		}
 		if err != nil {
-			// As with too many open files: others close theirs.
+			// For example, too many files are open; others will be closed.
 			if said.isNews(err, time.Now()) {
 				d.log.Error("accept a question", "error", err)
 			}
@@ -212,7 +212,7 @@ func startedBy(peer *unix.Ucred) uint32 {
 		return 0 // it has gone, and so will its connection
 	}
 	for line := range strings.Lines(string(status)) {
-		// Real, effective, saved and file system's.
+		// Real, effective, saved and file system user.
 		if fields := strings.Fields(line); len(fields) == 5 && fields[0] == "Uid:" {
 			uid, _ := strconv.ParseUint(fields[1], 10, 32)
 			return uint32(uid)

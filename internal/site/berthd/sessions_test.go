@@ -36,7 +36,7 @@ func TestASessionThatCannotBeginHoldsNothing(t *testing.T) {
 	}
 }
 
-// The lock is the file's, so it is the same file whatever the group.
+// The lock belongs to the file, so it must be the same file for any group.
 func TestSessionsKeepTheirGroup(t *testing.T) {
 	d := sessionsOf(t)
 	for _, group := range []string{"", "laboratory", "laboratory", "lab", ""} {
@@ -54,7 +54,7 @@ func TestSessionsKeepTheirGroup(t *testing.T) {
 	}
 }
 
-// While the end of one user's sessions waits for etcd, another's begin.
+// Sessions of one user start while the end of another's waits for etcd.
 func TestUsersDoNotWaitForTheEndOfOthersSessions(t *testing.T) {
 	d := sessionsOf(t)
 	defer d.holdSessions("1001")()

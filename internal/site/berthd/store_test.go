@@ -21,14 +21,14 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// newStore is one in a real etcd that listens on the loopback.
+// newStore returns a store in a real etcd that listens on the loopback.
 func newStore(t testing.TB, pods string) *Store {
 	t.Helper()
 	for {
 		client, peer := loopback(t), loopback(t)
 		e, err := startEtcd(t.TempDir(), client, peer)
 		if errors.Is(err, syscall.EADDRINUSE) {
-			continue // somebody has taken a port that was free a moment ago
+			continue // another program has taken a port that was free before
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -52,7 +52,7 @@ func startEtcd(dir string, client, peer url.URL) (*embed.Etcd, error) {
 	return e, nil
 }
 
-// storeAt is one in the etcd that is there.
+// storeAt returns a store in an existing etcd.
 func storeAt(t testing.TB, etcd, pods string) *Store {
 	t.Helper()
 	conn, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}, Logger: zap.NewNop()})
@@ -84,7 +84,7 @@ func request(job, uid uint32) Request {
 	return Request{Job: job, UID: uid, User: "somebody", Name: "x", Nodes: []string{"n0", "n1", "n2"}}
 }
 
-// allocateAll does so for many jobs at once, some of them of one user.
+// allocateAll allocates for many jobs concurrently, some of them of one user.
 func allocateAll(t *testing.T, s *Store, jobs int) []siteconf.Allocation {
 	t.Helper()
 	all := make([]siteconf.Allocation, jobs)
@@ -129,7 +129,7 @@ func TestAllAddressesComeBack(t *testing.T) {
 		if _, err := s.Allocate(t.Context(), request(99, 99)); err == nil || !strings.Contains(err.Error(), "are taken") {
 			t.Fatalf("a job too many: %v", err)
 		}
-		// Asked for again, the same are given.
+		// A repeated request returns the same addresses.
 		if again, err := s.Allocate(t.Context(), request(0, 1000)); err != nil || !slices.Equal(again.Pods, all[0].Pods) {
 			t.Fatalf("again: %v, %v", again, err)
 		}
@@ -202,8 +202,8 @@ func TestWhatEtcdHasLostIsRestoredUnlessItIsTaken(t *testing.T) {
 	}
 }
 
-// How old etcd is does not follow from any clock: not from that of the node which wrote
-// first, nor from this one's, whichever is set forward or back.
+// The age of etcd does not depend on any clock, neither of the first node that wrote
+// nor of this one, even if that clock is set forward or back.
 func TestANewEtcdWaits(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.Collect = time.Hour
@@ -243,8 +243,8 @@ func TestANewEtcdWaits(t *testing.T) {
 	}
 }
 
-// allocateWithin is the error of an allocation while etcd is new. It is given longer where
-// its time is over before etcd has said what it knows.
+// allocateWithin returns the error of an allocation while etcd is new. It retries
+// with a longer limit if the limit ends before etcd has answered.
 func allocateWithin(t *testing.T, s *Store, limit time.Duration) error {
 	t.Helper()
 	short, cancel := context.WithTimeout(t.Context(), limit)
@@ -256,7 +256,7 @@ func allocateWithin(t *testing.T, s *Store, limit time.Duration) error {
 	return err
 }
 
-// A group may be called as what is beside its name in keys.
+// A group may have the same name as a part of keys.
 func TestAGroupMayHaveAnyName(t *testing.T) {
 	for _, group := range []string{"at", "pods"} {
 		t.Run(group, func(t *testing.T) {
@@ -355,7 +355,7 @@ func TestTheAddressOfSessionsLivesByTheLease(t *testing.T) {
 	}
 }
 
-// Users of a group get one network, and keep their own beside it.
+// Users of a group get one network, and also keep their own.
 func TestAGroupHasANetwork(t *testing.T) {
 	s := newStore(t, "10.128.0.0/24")
 	allocate := func(job, uid uint32, group string) siteconf.Allocation {

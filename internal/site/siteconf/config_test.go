@@ -65,7 +65,7 @@ func TestRangesOfAddressesAreRead(t *testing.T) {
 	}
 }
 
-// The range may end where addresses do.
+// A range may end at the last address of IPv4.
 func TestAddressesOfARangeAreCounted(t *testing.T) {
 	for text, want := range map[string]string{
 		"255.255.255.254/31": "[255.255.255.254 255.255.255.255]", "10.0.0.255-10.0.1.0": "[10.0.0.255 10.0.1.0]", "0.0.0.0": "[0.0.0.0]",
@@ -74,7 +74,7 @@ func TestAddressesOfARangeAreCounted(t *testing.T) {
 		if err := r.UnmarshalText([]byte(text)); err != nil {
 			t.Fatal(err)
 		}
-		// Bounded, as a range without an end fills the memory.
+		// Limit the loop, because an endless range would fill the memory.
 		var got []netip.Addr
 		for a := range r.All() {
 			if got = append(got, a); len(got) > 2 || !r.Contains(a) {
@@ -93,7 +93,7 @@ func TestAddressesOfARangeAreCounted(t *testing.T) {
 	}
 }
 
-// Nodes of a list have subnets one after the other, up to the last of the range.
+// Nodes of a list have consecutive subnets, up to the last of the range.
 func TestNodesHaveSubnets(t *testing.T) {
 	c, err := load(t, good+"routed: {\"n[1-3],x\": 10.143.252.0/24, login: 10.128.0.0/26}\n")
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ask sends a message to the berthd with that directory, and returns its
-// answer. One that is an error is returned as such. Descriptors that come with
-// it, a pod's namespaces, are the caller's.
+// Ask sends a message to the berthd with that directory and returns its reply, or an
+// error if the reply is one. The caller owns the descriptors that come with it, a
+// pod's namespaces.
 func Ask(ctx context.Context, run string, question Message) (Message, []*os.File, error) {
 	path := filepath.Join(run, Socket)
 	var dialer net.Dialer
@@ -38,15 +38,15 @@ func Ask(ctx context.Context, run string, question Message) (Message, []*os.File
 	return answer, files, nil
 }
 
-// ErrClosed is that the other side has gone without saying anything, as berthd does when it
-// is replaced, or serves too many already.
+// ErrClosed reports that the other side closed the connection without a reply, as
+// berthd does when it is replaced or serves too many connections.
 var ErrClosed = errors.New("the other side has closed the connection")
 
-// maxDescriptors come with a message: the network and the processes of a pod, and
-// what a session holds.
+// maxDescriptors is the limit for one message: a pod's network and PID namespace, and
+// the lock of a session.
 const maxDescriptors = 3
 
-// ReadMessage reads one message, and the descriptors that come with it.
+// ReadMessage reads one message and its descriptors.
 func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 	defer func() {
 		if err != nil {
@@ -81,7 +81,7 @@ func ReadMessage(conn *net.UnixConn) (m Message, files []*os.File, err error) {
 	return m, files, err
 }
 
-// CloseAll closes files that nobody needs.
+// CloseAll closes files.
 func CloseAll(files []*os.File) {
 	for _, file := range files {
 		file.Close()

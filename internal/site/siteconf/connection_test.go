@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pair are the two ends of a connection.
+// pair returns both ends of a connection.
 func pair(t *testing.T) (*net.UnixConn, *net.UnixConn) {
 	t.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "socket"), Net: "unix"})
@@ -79,8 +79,9 @@ func descriptorsOpen(t *testing.T) int {
 	return len(all)
 }
 
-// FuzzReadMessage: whatever comes over a socket, in however many pieces and with however many
-// descriptors, ReadMessage ends, and all descriptors are closed or the caller's.
+// FuzzReadMessage checks that ReadMessage ends, for any text in any number of pieces
+// and with any number of descriptors, and that all descriptors are closed or
+// returned.
 func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte("berthd/1 ok\nrun 1\n\n"), uint8(0), uint8(3))
 	f.Add([]byte("berthd/1 ok\n\n"), uint8(4), uint8(2))
@@ -104,14 +105,15 @@ func FuzzReadMessage(f *testing.F) {
 		CloseAll(files)
 		server.Close()
 		<-written
-		// Both ends are closed.
+		// Both ends are closed by now.
 		if after := descriptorsOpen(t); after > before-2 {
 			t.Errorf("%q: %d descriptors are open, and were %d", text, after, before)
 		}
 	})
 }
 
-// writeInPieces ends with the connection, whose other side may close it before all has been read.
+// writeInPieces writes until the other side closes the connection, possibly before it
+// has read everything.
 func writeInPieces(conn *net.UnixConn, text []byte, piece, descriptors int) error {
 	defer conn.Close()
 	null, err := os.Open(os.DevNull)

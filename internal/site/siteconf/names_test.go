@@ -51,7 +51,7 @@ func TestNamesThatUsersGive(t *testing.T) {
 	}
 	full := strings.Join(wide, ",")
 	for text, want := range map[string]string{
-		// Of 1023 bytes, and of 1025.
+		// Texts of 1023 bytes and of 1025.
 		full: strings.Join(wide, "+"), full + ",a": "error",
 		"": "", "web": "web", "web.default,api,web": "api+web+web.default", "pod": "pod", "podium": "podium", "pod0.default": "pod0.default",
 		long: long, strings.Join(many[1:], ","): "64 of them",
@@ -79,7 +79,7 @@ func FuzzParseNames(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// Accepted ones are read as they are again.
+		// Accepted names parse to the same names again.
 		again, err := ParseNames(strings.Join(names, ","))
 		if err != nil || !slices.Equal(names, again) {
 			t.Errorf("%q: %v, then %v, %v", text, names, again, err)

@@ -18,11 +18,11 @@ import (
 // table.
 const rulePriority = 9898
 
-// A pod's packets to the outside look into a table that has the number of its
-// gateway's address; nobody has those otherwise, as they are of the hosts. Pods
-// whose gateway is this host look into the main table, as this host does. The
-// number of the pods' range, where no host is, is that of the table which leads
-// nowhere.
+// table returns the routing table for a pod's packets to the outside. Its number is
+// the address of the pod's gateway, which no other table uses, because the address
+// belongs to a host. If the gateway is this host, it is the main table. Without a
+// gateway it is the table that leads nowhere, with the first address of the range of
+// pods as its number, which is no host's.
 func (s State) table(pod Pod) int {
 	switch {
 	case pod.Gateway == s.Host:

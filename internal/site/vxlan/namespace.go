@@ -48,9 +48,10 @@ func newNamespace(path string, ipv6 bool) error {
 		return fmt.Errorf("start the loopback: %w", err)
 	}
 	if !ipv6 {
-		// Our own networks have link-local addresses in no case, which would be refused as
-		// spoofed, and others only where the site has a range of them (configureIPv6). The
-		// loopback has its address: sshd forwards no windows where there is a loopback without.
+		// Interfaces of pods never have link-local addresses, which would be dropped
+		// as spoofed. They have other IPv6 addresses only if the site has a range
+		// (configureIPv6). The loopback keeps its address, because without one sshd
+		// forwards no X11 displays.
 		err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0)
 		if err != nil && !os.IsNotExist(err) {
 			return err
