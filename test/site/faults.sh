@@ -40,9 +40,8 @@ etcd_away() {
 gone() { local node; for node in n1 n2; do ! on $node test -e "/run/berthd/net/${jobs[$1]}" || return 1; done; }
 runs() { [[ $(as "$1" login srun -N2 -n2 --mem=100 hostname 2>/dev/null | sort) == $'n1\nn2' ]]; }
 
-# etcd_stopped: berthd waits for an etcd that accepts connections without answering
-# for a shorter time than the plugin waits for berthd. So the user reads what is
-# missing.
+# etcd_stopped: etcd accepts connections and does not answer. berthd gives up before
+# the plugin does, so the user reads what is missing.
 etcd_stopped() {
 	local seen
 	signal_etcd STOP || fail "etcd does not stop"

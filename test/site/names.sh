@@ -71,8 +71,8 @@ names_apart() {
 }
 
 # names_given: users give names to their own jobs. A name leads to all pods of the
-# job, for everybody who sees these, and ends with the job. The first node cannot give
-# names on n2.
+# job, for everybody who sees these, and ends with the job. Any node of the job can
+# set names: n2 is not its first.
 names_given() {
 	local seen
 	job alice -J shop

@@ -58,8 +58,8 @@ x11() {
 
 # kubernetes: berth uses the job's network between its nodes, which find each other by
 # their addresses in it. The user's other jobs and sessions reach published ports, by
-# the job's name, and while it runs by the Service's name. Other users' do not. On the
-# login host it is used as usual.
+# the job's name, and by the Service's name while it runs. Other users' jobs do not.
+# From the login host berth is used as usual.
 kubernetes() {
 	local seen node
 	as alice login sh -c 'cat >where.yaml' <<-'END'

@@ -273,8 +273,8 @@ func (d *Daemon) wake() {
 	d.heard.Broadcast()
 }
 
-// connect has plugins connect the pods of this node. It returns the IDs of the pods
-// whose outcome is a connection. A failure affects only that pod.
+// connect has plugins connect the pods of this node, and returns the IDs of the
+// connected ones. A failure affects only that pod.
 func (d *Daemon) connect(ctx context.Context, check bool) ([]string, error) {
 	d.mu.Lock()
 	var pods []podcni.Pod
