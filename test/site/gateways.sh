@@ -133,8 +133,8 @@ gateways() {
 	[[ $(gateway_of alice n1) == "$(address ctl)" ]] || fail "a pod has left a gateway that lives"
 }
 # no_router: login does not forward to an address of n2 although it has a route to it.
-# The check is whether n2's kernel accepts a connection: sshd itself is slow on a busy
-# machine.
+# The test observes n2's kernel accepting connections, because sshd itself is slow on
+# a busy machine.
 no_router() {
 	local found=no
 	on n2 ip addr add 192.0.2.9/32 dev lo

@@ -31,7 +31,7 @@ ADD) echo '{"cniVersion":"1.0.0","ips":[{"address":"'"$(cat "$dir/address")"'/24
 esac
 `
 
-// asked is a kernel that only records whether a full check is requested.
+// asked is a kernel that only calls the function with check.
 type asked func(check bool) error
 
 func (a asked) Apply(_ context.Context, _ vxlan.State, check bool) error { return a(check) }

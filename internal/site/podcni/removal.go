@@ -158,8 +158,8 @@ func (n *Network) remove(ctx context.Context, id string, inUse map[string]bool) 
 }
 
 // interrupt cancels removals of a pod that is wanted again, and removals in the
-// namespace of a new pod. They would mistake the new interface for the old one. The
-// caller holds the mutex.
+// namespace of a wanted pod. They would mistake the new interface for the old one.
+// The caller holds the mutex.
 func (n *Network) interrupt(wanted map[string]Pod) {
 	for _, pod := range wanted {
 		for id, r := range n.removals {

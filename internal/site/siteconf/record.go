@@ -11,6 +11,7 @@ import (
 // Prefix is the prefix of all keys in etcd. Its number is the version of the format.
 //
 //	/berth/site/1/nodes/NODE             where the tunnels of a node end
+//	/berth/site/1/tunnels/NODE           the port of its tunnels
 //	/berth/site/1/users/OWNER            the identifier of a user's network
 //	/berth/site/1/networks/OWNER/pods/ID Allocation: the pods of a job, or the pod for sessions
 //	/berth/site/1/networks/OWNER/at/ID/AFTER/NODE
@@ -22,6 +23,7 @@ import (
 //	/berth/site/1/left/ID/AFTER/NODE     the job has left this node
 //	/berth/site/1/guard                  changes with every allocation
 //	/berth/site/1/line/...               the queue of nodes that wait to allocate
+//	/berth/site/1/collector/...          the nodes that stand for election as collector
 //	/berth/site/1/born                   Unix time of the first key, for people
 //	/berth/site/1/young                  exists while forgotten addresses may be in use
 //
