@@ -16,8 +16,8 @@ import (
 //go:embed amounts.yaml
 var amountsFile []byte //nolint:gochecknoglobals // the only way to embed
 
-// amountOf are the parameters that say how much of a case a run has, by kinds: how
-// long, how large, how many.
+// amountOf lists the parameters of each kind of case that set the size of a run:
+// how long, how large, how many.
 var amountOf = map[string][]string{ //nolint:gochecknoglobals // a constant
 	"bandwidth":     {"seconds", "length", "streams"},
 	"cpu":           {"seconds"},
@@ -33,7 +33,7 @@ var amountOf = map[string][]string{ //nolint:gochecknoglobals // a constant
 // ofRuns is the name of the number of trials among amounts.
 const ofRuns = "runs"
 
-// inPapers are the papers' amounts, by paper and case.
+// inPapers holds the papers' amounts, by paper and case.
 type inPapers map[[2]string]map[string]string
 
 func readAmounts() (inPapers, error) {
@@ -52,13 +52,13 @@ func readAmounts() (inPapers, error) {
 	return all, nil
 }
 
-// has is what there is of a paper's figure in records.
+// has describes the trials in the records for a paper's figure.
 type has struct {
 	systems []string
 	names   []string
-	// cells are the amounts of the trials of a system under a link.
+	// cells holds the amounts of the trials of a system under a link.
 	cells map[cellOf]map[string]map[string]bool
-	// runs are the trials, by system, case and link.
+	// runs counts the trials, by system, case and link.
 	runs map[[3]string]int
 }
 
@@ -93,9 +93,9 @@ func once(all *[]string, one string) {
 	}
 }
 
-// words say it, and what the paper has more, or less, of; differ reports whether the paper has
-// other amounts. Systems and links with the same amounts are named together, so that no combination is
-// named that has no trial.
+// words describes the trials, and each amount that differs from the paper's.
+// differ reports whether the paper has other amounts. It names systems and links
+// with the same amounts together, so that every named combination has a trial.
 func (h *has) words(paper map[string]string) (text string, differ bool) {
 	if h.runs == nil {
 		return "", false

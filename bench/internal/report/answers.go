@@ -13,33 +13,34 @@ import (
 //go:embed rubric.yaml
 var rubricFile []byte //nolint:gochecknoglobals // the only way to embed
 
-// Grade is a question of the KSI paper that a person answers, and what to look at.
+// Grade is a question of the KSI paper that a person answers, with the evidence
+// to look at.
 type Grade struct {
 	Question string   `yaml:"question"`
 	Look     []string `yaml:"look"`
 }
 
-// Scale is what the grades mean, in the paper's words.
+// Scale explains one grade in the paper's words.
 type Scale struct {
 	Grade string `yaml:"grade"`
 	Means string `yaml:"means"`
 }
 
-// Rubric is what persons grade by.
+// Rubric holds the questions and the scale by which persons grade.
 type Rubric struct {
 	Questions []Grade `yaml:"questions"`
 	Scale     []Scale `yaml:"scale"`
 }
 
-// Answer is what became of one question of one case on one system.
+// Answer is the result of one question of one case on one system.
 type Answer struct {
 	System, Case, Question string
-	// Yes of Of trials answered it so.
+	// Yes of Of trials answered it with yes.
 	Yes, Of int
 	Detail  string
 }
 
-// Says is the answer in words. One no is enough for a no.
+// Says returns the answer in words. One no is enough for a no.
 func (a Answer) Says() string {
 	switch a.Yes {
 	case a.Of:
@@ -50,7 +51,7 @@ func (a Answer) Says() string {
 	return fmt.Sprintf("no: %d of %d times yes", a.Yes, a.Of)
 }
 
-// answer notes a value that answers a question.
+// answer adds a value that answers a question.
 func (r *Report) answer(system, kase string, v record.Value) {
 	i := slices.IndexFunc(r.Answers, func(a Answer) bool { return a.System == system && a.Case == kase && a.Question == v.Name })
 	if i < 0 {
@@ -62,13 +63,13 @@ func (r *Report) answer(system, kase string, v record.Value) {
 	if v.Value == 1 {
 		a.Yes++
 	}
-	// Of a no, what was wrong.
+	// For a no, keep what was wrong.
 	if a.Detail == "" || v.Value == 0 {
 		a.Detail = v.Detail
 	}
 }
 
-// rubric is for a report that has answers: the paper's other questions.
+// rubric returns the paper's other questions, for a report that has answers.
 func rubric() (*Rubric, error) {
 	var rubric Rubric
 	if err := yaml.Unmarshal(rubricFile, &rubric); err != nil {

@@ -76,13 +76,13 @@ func chart(f Figure) (string, error) {
 	p.NominalY(names...)
 	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
 	canvas := vgsvg.New(chartWidth, restHeight+rowHeight*vg.Length(len(names)))
-	// The last number of the axis reaches over its end.
+	// The last number of the axis extends past its end.
 	p.Draw(draw.Crop(draw.New(canvas), 0, -0.4*vg.Centimeter, 0, 0))
 	var text bytes.Buffer
 	if _, err := canvas.WriteTo(&text); err != nil {
 		return "", fmt.Errorf("draw %s: %w", f.Name, err)
 	}
-	// Inside of a page it has no head of its own.
+	// An SVG inside a page has no XML header.
 	_, svg, _ := strings.Cut(text.String(), "<svg")
 	return "<svg role=\"img\" " + svg, nil
 }

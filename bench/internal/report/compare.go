@@ -11,9 +11,10 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Compare writes how the figures of b differ from those of a, on the same systems: first
-// what else differs, machines and builds, and last what it does not compare. Cases with
-// other parameters are other cases.
+// Compare writes how the figures of b differ from the figures of a, on the same
+// systems. It begins with the other differences, of machines and builds, and ends
+// with the figures that it does not compare. Cases with other parameters are
+// other cases.
 func Compare(to io.Writer, a, b []record.Line) error {
 	before, err := model(a)
 	if err != nil {
@@ -86,8 +87,8 @@ func Compare(to io.Writer, a, b []record.Line) error {
 	return nil
 }
 
-// between says what differs between two reports besides their figures, and of cases with
-// one name what makes them two.
+// between returns the differences between two reports besides their figures, and
+// the reason for each case that is not the same in both in spite of its name.
 func (r Report) between(other Report) (differs []string, apart map[string]string) {
 	apart = map[string]string{}
 	for _, name := range slices.Sorted(maps.Keys(r.cases)) {
@@ -108,7 +109,8 @@ func (r Report) between(other Report) (differs []string, apart map[string]string
 	return differs, apart
 }
 
-// both is the name of two rows of one system, with which of them is no fast path.
+// both returns the name of two rows of one system, and marks a row without the
+// fast path.
 func both(first, second Row) string {
 	switch {
 	case first.Overlay == second.Overlay:

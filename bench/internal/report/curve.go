@@ -18,7 +18,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// over is the parameter by which cases become curves.
+// over is the parameter on the x axis of a curve.
 const over = "nodes"
 
 // Curve is a figure of one case by the number of nodes.
@@ -32,18 +32,19 @@ type Curve struct {
 type Line struct {
 	System string
 	Points []Point
-	// Further is what a further node adds: the median of the slopes between all trials
-	// of different numbers of nodes (Theil and Sen).
+	// Further is the cost of a further node: the median of the slopes between all
+	// trials of different numbers of nodes (Theil and Sen).
 	Further float64
 }
 
-// Point is the trials of one number of nodes.
+// Point summarises the trials with one number of nodes.
 type Point struct {
 	Nodes float64
 	Summary
 }
 
-// curves are the figures of cases that were measured with several numbers of nodes.
+// curves sets the figures of cases that were measured with several numbers of
+// nodes.
 func (r *Report) curves(lines []record.Line) {
 	type which struct{ kase, figure, system string }
 	values := map[which]map[float64][]float64{}

@@ -20,31 +20,33 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// percents are the parts of all times that a distribution is told at: the longest is
-// as many as there were.
+// percents lists the percentiles of a distribution. The last one is the longest
+// time of all.
 var percents = []float64{50, 75, 90, 99, 99.9, 99.99, 100} //nolint:gochecknoglobals // a constant
 
-// Distribution is how long the round trips of a case took, or its connections: of each
-// system the time in which a part of them was over.
+// Distribution holds the times of a case's round trips or connections: for each
+// system the time within which each percentage was over.
 type Distribution struct {
-	// Columns name the parts.
+	// Columns holds the names of the percentiles.
 	Columns []string
 	Rows    []Spread
 	SVG     string
 }
 
-// Spread is one system of it, in µs, NaN where too few were made to tell. Each is the
-// median of the trials.
+// Spread is the row of one system, in µs. Each time is the median of the trials,
+// or NaN if too few were made to know it.
 type Spread struct {
 	System string
 	Runs   int
 	Times  []float64
 }
 
-// quantile is a part of all times, in percent, and the time in which it was over, in µs.
+// quantile is a percentage of all times, and the time in µs within which it was
+// over.
 type quantile struct{ percent, time float64 }
 
-// distributions are those of groups whose programs print them.
+// distributions sets the distributions of groups whose programs print their
+// times.
 func (r *Report) distributions(lines []record.Line) {
 	type which struct{ kase, system string }
 	trials := map[which][][]float64{}
@@ -73,7 +75,8 @@ func (r *Report) distributions(lines []record.Line) {
 						known = append(known, times[i])
 					}
 				}
-				// Of a part that some trials cannot tell the others would tell something else.
+				// If some trials lack a percentile, the median of the others would
+				// mislead.
 				middle := math.NaN()
 				if len(known) == len(runs) {
 					middle = summarise(known).Median
@@ -93,7 +96,8 @@ func (r *Report) distributions(lines []record.Line) {
 	}
 }
 
-// quantiles are what the program of a trial printed, in order; none of other programs.
+// quantiles returns the times that the program of a trial printed, in ascending
+// order. It returns none for other programs.
 func quantiles(t *record.Trial) []quantile {
 	switch t.Kind {
 	case "latency":
@@ -140,7 +144,7 @@ func fromFortio(text string) (all []quantile) {
 	return all
 }
 
-// timesAt are the times of the percents, between those that are known in proportion.
+// timesAt returns the times at the percents, interpolated between the known ones.
 func timesAt(all []quantile) []float64 {
 	times := make([]float64, len(percents))
 	for i, percent := range percents {
@@ -158,8 +162,8 @@ func timesAt(all []quantile) []float64 {
 	return times
 }
 
-// drawDistribution draws a line for each system. Times are drawn by their logarithm, as
-// the longest are a thousand times the others.
+// drawDistribution draws a line for each system. The scale is logarithmic, as the
+// longest times are a thousand times the others.
 func drawDistribution(d Distribution) (string, error) {
 	p := plot.New()
 	p.Y.Label.Text = "µs"

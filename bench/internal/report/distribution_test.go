@@ -54,7 +54,7 @@ func TestDistributions(t *testing.T) {
 	}
 }
 
-// TestSmallFiles: a file that fits into memory is told of.
+// TestSmallFiles: a file that fits into memory is reported.
 func TestSmallFiles(t *testing.T) {
 	r := Report{memory: 1 << 30}
 	for size, small := range map[string]bool{"128m": true, "1G": true, "2g": false, "8G": false, "": false, "x": false} {

@@ -9,8 +9,9 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// between is how long nothing is written down before a session is no continuation of the
-// one before it: the load at its start is then others', and not the bench's own.
+// between is the longest pause in the records for a session to continue the
+// previous one. After a longer pause, the load at its start comes from others,
+// not from the bench.
 const between = 10 * time.Minute
 
 // Disturbed is a host that had more to do than it has processors when a run began. Every
@@ -23,7 +24,8 @@ type Disturbed struct {
 
 // disturbed finds the greatest load at each beginning of a run.
 func disturbed(lines []record.Line) (all []Disturbed) {
-	// Hosts that have a part of a machine's processors each have the load of all.
+	// Hosts that share a machine's processors each show the load of the whole
+	// machine.
 	processors := 0
 	for _, line := range lines {
 		if t := line.Trial; t != nil && t.Step.Window != nil {
@@ -57,7 +59,7 @@ func disturbed(lines []record.Line) (all []Disturbed) {
 	return all
 }
 
-// loads are the first two of /proc/loadavg.
+// loads returns the first two numbers of /proc/loadavg.
 func loads(text string) (now, minutes float64, ok bool) {
 	words := strings.Fields(text)
 	if len(words) < 2 {
@@ -71,7 +73,7 @@ func loads(text string) (now, minutes float64, ok bool) {
 	return now, minutes, err == nil
 }
 
-// String says it.
+// String describes the disturbance in a sentence.
 func (d Disturbed) String() string {
 	return fmt.Sprintf("on %s, %s, the load was %s in the last minute and %s in the last five, on %d processors: it had other work up to then", d.Host, d.When, d.Now, d.Minutes, d.Processors)
 }

@@ -1,5 +1,5 @@
 // Package report makes a report of records: what was measured, what was not, and
-// how certain it is. It is a function of the records alone: the same ones give
+// how certain it is. It is a function of only the records: the same records give
 // the same bytes.
 package report
 
@@ -16,7 +16,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Report is what all of its forms show.
+// Report holds the content that all forms of a report show.
 type Report struct {
 	Title     string
 	Name      string
@@ -30,7 +30,8 @@ type Report struct {
 	Plan      string
 	Systems   []string
 	Groups    []Group
-	// Overview is what the plan wants to be seen first, and nil where it says nothing.
+	// Overview holds the figures that the plan wants first, or nil if it names
+	// none.
 	Overview *Overview
 	Links    []Link
 	// Shared: the hosts are one machine.
@@ -39,48 +40,49 @@ type Report struct {
 	Drift  float64
 	// Disturbed: others used the machine just before.
 	Disturbed []Disturbed
-	// CutOff are the lines that a crash left unfinished; what they were is not known.
+	// CutOff counts the lines that a crash left unfinished; their content is
+	// unknown.
 	CutOff  int
 	Missing []Missing
 	Papers  []Paper
 	// Renamed reports whether the plan's text has earlier names of systems.
 	Renamed bool
-	// Curves are figures by the number of nodes.
+	// Curves holds the figures by number of nodes.
 	Curves []Curve
-	// Answers are those of questions, and Rubric is for those that persons answer; nil
-	// where no question was asked.
+	// Answers holds the answers to questions, and Rubric the questions for
+	// persons. Both are nil if no question was asked.
 	Answers []Answer
 	Rubric  *Rubric
-	// Before is what was called on each host before images were delivered.
+	// Before is the command that ran on each host before images were delivered.
 	Before string
-	// fast are the systems of which the plan says that they have the fast path.
+	// fast holds the systems that have the fast path, according to the plan.
 	fast map[string]bool
-	// memory is what a job has on a host, in bytes.
+	// memory is a job's memory on a host, in bytes.
 	memory float64
-	// cases are under which conditions each case was measured.
+	// cases holds the conditions under which each case was measured.
 	cases map[string]pooled
 }
 
-// Link is what was between the hosts in a session: what the plan says of it, and what
-// was in effect, by host.
+// Link describes the link between the hosts in a session: the plan's description,
+// and the settings in effect, by host.
 type Link struct {
 	Name, Is string
 	Hosts    []HostLink
 }
 
-// HostLink is what was in effect on a host.
+// HostLink holds the settings in effect on a host.
 type HostLink struct{ Host, Settings string }
 
-// Group is the figures of one case.
+// Group holds the figures of one case.
 type Group struct {
 	Name, Kind, Anchor string
 	Parameters         string
-	// Against is the case whose figures of the reference the ratios are to.
+	// Against is the case whose figures of the reference the ratios use.
 	Against string
-	// Beware is what has to be known of all figures of the case, if anything.
+	// Beware is a warning about all figures of the case, or "".
 	Beware  string
 	Figures []Figure
-	// Distribution is that of the case's times; nil where its program prints none.
+	// Distribution holds the case's times; nil if its program prints none.
 	Distribution *Distribution
 }
 
@@ -97,12 +99,13 @@ type Row struct {
 	Summary
 	Ratio    Ratio
 	HasRatio bool
-	// Verdict is what the ratio says, in a word.
+	// Verdict is the meaning of the ratio in a word.
 	Verdict string
-	// Share is which part of the connections the hosts have made, of the fast path: in
-	// the middle of the trials, and the least; nothing where there is no such thing.
+	// Share is the share of connections that the hosts made by the fast path: the
+	// median of the trials, and the smallest. It is empty where there is no fast
+	// path.
 	Share string
-	// Overlay: in a trial it was too small a part for figures of the fast path.
+	// Overlay: in a trial the share was too small for figures of the fast path.
 	Overlay bool
 }
 
@@ -114,8 +117,8 @@ func (r Row) Label() string {
 	return r.System
 }
 
-// leastShare is the part of connections, in %, below which a row says what the
-// overlay does.
+// leastShare is the share of connections, in %, below which a row describes the
+// overlay.
 const leastShare = 99
 
 // Noise is the baseline at one time.
@@ -126,7 +129,7 @@ type Noise struct {
 	Drifted, Interrupted bool
 }
 
-// Missing is what was not measured.
+// Missing names a case that was not measured, and the reason.
 type Missing struct{ System, Case, Reason string }
 
 type key struct{ kase, figure, system string }
@@ -134,13 +137,13 @@ type key struct{ kase, figure, system string }
 // underLink is a system under a link; without links that is empty.
 type underLink struct{ system, link string }
 
-// leftOut is what a session did not measure, and under which link.
+// leftOut is a case that a session did not measure, with the session's link.
 type leftOut struct {
 	record.Unmeasured
 	link string
 }
 
-// model makes what is shown of the lines.
+// model makes the content of a report from the lines of records.
 func model(lines []record.Line) (Report, error) {
 	r := Report{Versions: map[string]string{}}
 	values := map[key][]float64{}
@@ -235,7 +238,7 @@ func model(lines []record.Line) (Report, error) {
 	for system, said := range mpis {
 		r.Versions["MPI of "+system] = strings.Join(said, " and ")
 	}
-	// The reference first, and others by their names: not in the order of chance.
+	// The reference first, and others by their names: not in random order.
 	slices.SortFunc(r.Systems, func(a, b string) int {
 		if (a == r.Reference) != (b == r.Reference) {
 			return map[bool]int{true: -1, false: 1}[a == r.Reference]
@@ -275,7 +278,7 @@ func model(lines []record.Line) (Report, error) {
 	return r, err
 }
 
-// dateForm is how dates are written.
+// dateForm is the layout of dates.
 const dateForm = "2 January 2006, 15:04 UTC"
 
 func (r *Report) session(line record.Line) error {
@@ -307,7 +310,7 @@ func (r *Report) session(line record.Line) error {
 	return nil
 }
 
-// link notes what was between the hosts in a session, once.
+// link adds a session's link to the report, once.
 func (r *Report) link(s *record.Session) {
 	if s.Link == nil {
 		return
@@ -321,8 +324,8 @@ func (r *Report) link(s *record.Session) {
 	}
 }
 
-// inEffect are a host's settings of its interfaces, and of the others those that the link
-// wants; what is not as it is wanted is said.
+// inEffect lists a host's settings of its interfaces, and the other settings that
+// the link wants. It marks each setting that differs from the wanted one.
 func inEffect(settings, wanted map[string]string) (parts []string) {
 	wanted = maps.Clone(wanted)
 	say := func(what, is, wants string) {
@@ -345,8 +348,8 @@ func inEffect(settings, wanted map[string]string) (parts []string) {
 	return parts
 }
 
-// share notes which part of the connections the hosts have made. One trial over the
-// overlay is enough: its figures are among the others'.
+// share sets the share of connections that the hosts made. One trial over the
+// overlay is enough for Overlay: its figures are among the others'.
 func (r *Row) share(values []float64) {
 	if len(values) == 0 {
 		return
@@ -369,8 +372,8 @@ func (r *Row) share(values []float64) {
 	}
 }
 
-// rows are the systems in a figure, beside the reference; it has a ratio itself where it
-// stands beside another case.
+// rows returns the systems in a figure, beside the reference. The reference
+// itself has a ratio if the figure is compared with another case.
 func (r *Report) rows(f record.Value, against string, reference []float64, of func(system string) []float64) (rows []Row) {
 	for _, system := range r.Systems {
 		values := of(system)
@@ -387,7 +390,7 @@ func (r *Report) rows(f record.Value, against string, reference []float64, of fu
 	return rows
 }
 
-// verdict says what a ratio means, where it says anything.
+// verdict returns the meaning of a ratio, or "" if there is none.
 func verdict(r Ratio, is bool, better string) string {
 	switch {
 	case !is:
@@ -426,7 +429,7 @@ func (r *Report) noise(baseline map[string]map[record.Phase][]float64, units map
 	}
 }
 
-// missing lists what was left out, and what failed, each once.
+// missing lists the skipped and the failed cases, each once.
 func (r *Report) missing(unmeasured []leftOut, under map[underLink]bool, measured map[Missing]int, failed map[Missing][]string) {
 	add := func(m Missing) {
 		if !slices.Contains(r.Missing, m) {
@@ -434,8 +437,9 @@ func (r *Report) missing(unmeasured []leftOut, under map[underLink]bool, measure
 		}
 	}
 	for _, u := range unmeasured {
-		// A later session may have had what was missing: of the same link, as each is a
-		// session of its own. The names of cases have the link.
+		// A later session may have had what was missing. It must have the same
+		// link, as each link has a separate session. The names of cases include
+		// the link.
 		if u.Case == "" && under[underLink{u.System, u.link}] || u.Case != "" && measured[Missing{System: u.System, Case: u.Case}] > 0 {
 			continue
 		}

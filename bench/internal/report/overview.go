@@ -7,8 +7,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Overview is what a plan wants to be seen at once: some figures, all systems side by
-// side in the plan's order.
+// Overview holds the figures that a plan wants at a glance, with all systems side
+// by side in the plan's order.
 type Overview struct {
 	Systems []string
 	Rows    []OverviewRow
@@ -20,11 +20,13 @@ type OverviewRow struct {
 	Cells                                  []OverviewCell
 }
 
-// OverviewCell is a system's median, and beside it how many times the reference's that
-// is, or, where it is the reference or the figure such a ratio itself, where it lies.
+// OverviewCell is a system's median, and beside it the ratio to the reference's.
+// For the reference, and for a figure that is such a ratio, it has the interval
+// instead.
 type OverviewCell struct{ Median, Beside, Verdict string }
 
-// overview makes that table; nil where the plan names no figure, or none was measured.
+// overview makes the table; nil if the plan names no figure, or none was
+// measured.
 func (r *Report) overview() (*Overview, error) {
 	var plan struct {
 		Overview []string

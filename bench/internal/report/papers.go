@@ -22,41 +22,43 @@ type Paper struct {
 	Paper string `yaml:"paper"`
 	Item  string `yaml:"item"`
 	What  string `yaml:"what"`
-	// Case and Parameters say which trials stand for it, and Figure which of their
-	// figures, where not all have it.
+	// Case and Parameters select the trials for it, and Figure one of the trials'
+	// figures if not all trials have it.
 	Case       string            `yaml:"case"`
 	Parameters map[string]string `yaml:"parameters"`
 	Figure     string            `yaml:"figure"`
-	// System is whose trials they are, as the plans that come along call it; empty: any.
-	// Systems are several, of which each that was not measured is named.
-	// Or is another name of that one system.
+	// System names the system whose trials count, by its name in the plans of
+	// this repository; empty: any. Or is another name of that system. Systems
+	// names several systems; each one without a trial is reported.
 	System  string   `yaml:"system"`
 	Or      string   `yaml:"or"`
 	Systems []string `yaml:"systems"`
-	// Profile and Link are what they were measured under; empty: whatever it was.
+	// Profile and Link select the trials' tuning profile and link; empty: any.
 	Profile string `yaml:"profile"`
 	Link    string `yaml:"link"`
-	// Vary are parameters of which it is said with which values there are trials, besides
-	// those that say how much there is of any case.
+	// Vary lists parameters whose values in the trials are reported, besides the
+	// parameters in amountOf.
 	Vary string `yaml:"vary"`
-	// Plan is one that has it.
+	// Plan names a plan that has it.
 	Plan string `yaml:"plan"`
-	// Note names the differences from the paper's, and what takes another program's place.
+	// Note names the differences from the paper's, and the substitutes for its
+	// programs.
 	Note string `yaml:"note"`
-	// Of has the systems that the paper compares, each with what stands for it here.
+	// Of maps each system that the paper compares to its substitutes here.
 	Of map[string][]string `yaml:"of"`
-	// Reason is why the bench does not measure it, where it does not.
+	// Reason is the reason why the bench does not measure it, or "".
 	Reason string `yaml:"reason"`
-	// At leads to the trials in the report, if there are any. Standing compares them with the
-	// paper's.
+	// At is the anchor of the trials in the report, or "". Standing compares them
+	// with the paper's.
 	At       string   `yaml:"-"`
 	Standing standing `yaml:"-"`
-	// Has says what there is of it, and Elsewhere that no plan of the records has it.
+	// Has describes the trials, and Elsewhere reports that no plan of the records
+	// has it.
 	Has       string `yaml:"-"`
 	Elsewhere bool   `yaml:"-"`
 }
 
-// papers are all of the papers' figures and tables, with what there is of each.
+// papers returns all of the papers' figures and tables, with the trials for each.
 func papers(lines []record.Line) (all []Paper, err error) {
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
 		return nil, fmt.Errorf("read the list of the papers' figures: %w", err)
@@ -111,17 +113,17 @@ func papers(lines []record.Line) (all []Paper, err error) {
 	return all, nil
 }
 
-// Says is a note and what there is of it, where it was measured.
+// Says returns the note and the description of the trials, if there are any.
 func (p Paper) Says() string { return joined(p.Note, p.Has) }
 
-// joined are the parts that there are.
+// joined joins the parts that are not empty.
 func joined(parts ...string) string { return joinedBy("; ", parts...) }
 
 func joinedBy(by string, parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), by)
 }
 
-// sorted sorts words, and numbers by what they are.
+// sorted sorts words, and numbers by their value.
 func sorted(values []string) []string {
 	return slices.SortedFunc(slices.Values(values), func(a, b string) int {
 		x, wrong := strconv.Atoi(a)
@@ -154,12 +156,12 @@ func (p Paper) without(has []string, reasons map[string]string) string {
 	return "without " + strings.Join(missing, ", ")
 }
 
-// under tells whether trials under a link are meant.
+// under reports whether trials under the link count.
 func (p Paper) under(l record.Link) bool {
 	return (p.Profile == "" || profileOf(l.Is) == p.Profile) && (p.Link == "" || l.Name == p.Link)
 }
 
-// among tells whether a plan has the system whose trials are meant.
+// among reports whether a session's plan has the system whose trials count.
 func (p Paper) among(s *record.Session) bool {
 	var plan struct{ Systems []struct{ Name string } }
 	if p.System == "" || yaml.Unmarshal([]byte(s.Plan), &plan) != nil || plan.Systems == nil {
@@ -171,7 +173,7 @@ func (p Paper) among(s *record.Session) bool {
 	})
 }
 
-// profileOf is the tuning profile of a link, as records say it.
+// profileOf returns the tuning profile in a link's description in the records.
 func profileOf(link string) string {
 	for _, part := range strings.Split(link, "; ") {
 		if name, is := strings.CutPrefix(part, "profile "); is {
@@ -181,8 +183,8 @@ func profileOf(link string) string {
 	return ""
 }
 
-// kindOf has the kinds of a plan's cases, by the cases' names without what a matrix or a
-// link adds.
+// kindOf maps the names of a plan's cases to their kinds. The names are without
+// the suffix of a matrix or link.
 type kindOf map[string]string
 
 func kinds(text string) (kindOf, error) {
@@ -199,13 +201,13 @@ func kinds(text string) (kindOf, error) {
 	return all, nil
 }
 
-// of is the kind of a case.
+// of returns the kind of a case.
 func (k kindOf) of(name string) string {
 	base, _, _ := strings.Cut(name, " ")
 	return cmp.Or(k[base], base)
 }
 
-// stands tells whether a trial stands for a paper's figure.
+// stands reports whether a trial counts for a paper's figure.
 func (p Paper) stands(t *record.Trial) bool {
 	if p.Case == "" || t.Kind != p.Case || t.Phase != record.Run || p.System != "" && t.System != p.System && (p.Or == "" || t.System != p.Or) || p.Systems != nil && !slices.Contains(p.Systems, t.System) && !(t.System == "berth-overlay" && slices.Contains(p.Systems, "berth")) || !matches(t.Parameters, p.Parameters) {
 		return false

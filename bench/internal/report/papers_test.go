@@ -103,7 +103,8 @@ func TestStands(t *testing.T) {
 	}
 }
 
-// TestWhyNot: a system that was not there says so beside the paper's figure.
+// TestWhyNot: the row of a paper's figure gives the reason why a system was
+// missing.
 func TestWhyNot(t *testing.T) {
 	missing := func(system string) record.Line {
 		return record.Line{Unmeasured: &record.Unmeasured{System: system, Reason: system + " is missing"}}
@@ -121,7 +122,7 @@ func TestWhyNot(t *testing.T) {
 			reasons[p.Reason]++
 		}
 	}
-	// A case has a name of its own, and is a part of a matrix.
+	// A case may have another name than its kind, or be part of a matrix.
 	failed := []record.Line{
 		{Session: &record.Session{Plan: "cases:\n- {name: patch-tuesday-sif, case: patch-tuesday}\n"}},
 		{Unmeasured: &record.Unmeasured{System: "apptainer", Case: "patch-tuesday-sif", Reason: "it failed"}},

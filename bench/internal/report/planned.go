@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// readPlan learns what a plan says of its systems and jobs.
+// readPlan reads the systems and jobs of a plan.
 func (r *Report) readPlan(s *record.Session) error {
 	var plan struct {
 		MemoryMB float64 `yaml:"memory-mb"`
@@ -40,7 +40,8 @@ func hasFastPath(s *record.Session, network string) bool {
 	return network == "" || network == "auto"
 }
 
-// smallFile says of a case of storage that its file is none that a job cannot keep in memory.
+// smallFile returns a warning if the file of a storage case is so small that
+// caches may hold it.
 func (r *Report) smallFile(t *record.Trial) string {
 	const times = 2 // as the KSI paper has it
 	if t.Kind != "storage" || r.memory == 0 {
@@ -53,7 +54,7 @@ func (r *Report) smallFile(t *record.Trial) string {
 	return fmt.Sprintf("The file is %.2g times the memory of a job, and not %d times or more: caches below the file system may have a part in these figures.", size/r.memory, times)
 }
 
-// sizeOf reads a size as plans have them, such as 8G, in bytes; 0 of anything else.
+// sizeOf returns a plan's size, such as 8G, in bytes; 0 if it is not a size.
 func sizeOf(text string) float64 {
 	number, unit := text[:max(0, len(text)-1)], text[max(0, len(text)-1):]
 	n, err := strconv.ParseFloat(number, 64)

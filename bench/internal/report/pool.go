@@ -15,16 +15,16 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// conditions are what trials have to have in common besides their names, so that their
-// figures may stand in one row: of a session those of all its trials.
+// conditions holds everything that the trials of a session share. It must be
+// equal for trials in one row, besides the trials' names.
 type conditions struct {
 	machines []record.Machine
 	versions map[string]string
-	// trial is what the plan gives each trial: cores and memory.
+	// trial holds the cores and memory that the plan gives each trial.
 	trial map[string]string
-	// systems are the plan's, by their names.
+	// systems holds the plan's systems by name.
 	systems map[string]any
-	// link is what is between the hosts, in words.
+	// link describes the link between the hosts in words.
 	link string
 }
 
@@ -48,8 +48,8 @@ func conditionsOf(s *record.Session) (conditions, error) {
 	return c, nil
 }
 
-// differences say in what other conditions are not these; of versions and systems those
-// count that both have.
+// differences lists where other conditions differ. It compares only versions and
+// systems that both have.
 func (c conditions) differences(other conditions) (all []string) {
 	if !record.SameMachines(c.machines, other.machines) {
 		all = append(all, fmt.Sprintf("machines: %s; %s", cmp.Or(record.Kinds(c.machines), "unknown"), cmp.Or(record.Kinds(other.machines), "unknown")))
@@ -71,7 +71,7 @@ func (c conditions) differences(other conditions) (all []string) {
 	return all
 }
 
-// differing are the names that have other values in b than in a.
+// differing lists the names whose values differ between a and b.
 func differing(what string, a, b map[string]string) (all []string) {
 	names := maps.Clone(a)
 	if names == nil {
@@ -86,7 +86,7 @@ func differing(what string, a, b map[string]string) (all []string) {
 	return all
 }
 
-// settings are those of a plan's system in one line.
+// settings formats the settings of a plan's system in one line.
 func settings(system any) string {
 	text, err := yaml.Marshal(system)
 	if err != nil {
@@ -95,7 +95,8 @@ func settings(system any) string {
 	return strings.Join(strings.Fields(strings.ReplaceAll(strings.TrimSpace(string(text)), "\n", ", ")), " ")
 }
 
-// pool looks that nothing is counted twice, and that no row has trials of two kinds.
+// pool checks that no trial is counted twice, and that no row mixes trials of two
+// kinds.
 type pool struct {
 	now      conditions
 	sessions map[string]bool
@@ -109,7 +110,7 @@ type trialAt struct {
 	start time.Time
 }
 
-// pooled is what the first trial of a case had.
+// pooled holds the conditions, kind and parameters of the first trial of a case.
 type pooled struct {
 	conditions
 	kind       string
@@ -162,7 +163,7 @@ func (p *pool) trial(t *record.Trial) {
 	p.cases[t.Case] = first
 }
 
-// another tells what makes it another case, whatever its name.
+// another lists the differences that make it another case, whatever its name.
 func (p pooled) another(other pooled) (all []string) {
 	if p.kind != other.kind {
 		all = append(all, fmt.Sprintf("case: %s; %s", p.kind, other.kind))
@@ -170,12 +171,12 @@ func (p pooled) another(other pooled) (all []string) {
 	return append(all, differing("parameter ", p.parameters, other.parameters)...)
 }
 
-// same spares the look at trials of one session.
+// same avoids the comparison for trials of one session.
 func (c conditions) same(other conditions) bool {
 	return reflect.ValueOf(c.systems).Pointer() == reflect.ValueOf(other.systems).Pointer()
 }
 
-// mostFaults are as many as anybody reads.
+// mostFaults limits the faults in an error message.
 const mostFaults = 5
 
 func (p *pool) fault() error {

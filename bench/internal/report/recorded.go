@@ -9,19 +9,20 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// Run is a run that was kept, by the name of its folder.
+// Run is a recorded run, with the name of its folder.
 type Run struct {
 	Name  string
 	Lines []record.Line
 }
 
-// notAtAll begins the reasons of what nobody could measure.
+// notAtAll begins the reasons of rows that cannot be measured.
 const notAtAll = "not a measurement"
 
 const notMeasured = "not measured"
 
-// Recorded is one list of the papers' figures and tables for several runs: which of them
-// has each, and how much of it. A figure that is in none has the reasons that runs gave.
+// Recorded makes one list of the papers' figures and tables for several runs:
+// which runs have each, and its amounts. A figure that no run has gets the runs'
+// reasons.
 func Recorded(runs []Run) ([]byte, error) {
 	var each [][]Paper
 	for _, run := range runs {
@@ -67,7 +68,7 @@ Bridge Operator, HPK, Antrea and Cilium do not come along: they need root on the
 	return page.Bytes(), nil
 }
 
-// recorded says in which runs a row is, or why in none.
+// recorded describes the runs that have a row, or the reasons why none has.
 func recorded(runs []Run, each [][]Paper, row int) (is, what string) {
 	static := each[0][row]
 	var has, reasons []string

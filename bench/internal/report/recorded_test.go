@@ -81,8 +81,9 @@ func TestEveryRecordIsListed(t *testing.T) {
 	}
 }
 
-// TestRecorded: a row says which run has it, and how much; one of bare metal alone is no
-// measurement of a system's, and what no run has says why.
+// TestRecorded: a row names the runs that have it, and their amounts. A run of
+// only bare metal does not measure a system. A row that no run has gives the
+// reason.
 func TestRecorded(t *testing.T) {
 	trial := func(kind, system, seconds string) record.Line {
 		return record.Line{Trial: &record.Trial{

@@ -128,7 +128,7 @@ func ratioText(r Row) string {
 	return fmt.Sprintf("%s (%s to %s)", times(r.Ratio.Value), times(r.Ratio.Low), times(r.Ratio.High))
 }
 
-// shareText is what has to be known of a row beside its name.
+// shareText returns a remark about a row's fast path, to show beside its name.
 func shareText(r Row) string {
 	switch {
 	case r.Overlay && r.Share == "":

@@ -126,8 +126,8 @@ func TestPageNeedsNothing(t *testing.T) {
 	}
 }
 
-// TestReadAgain: the figures of a record are those that its output gives, of which a case may
-// read more by now.
+// TestReadAgain: reading a record's output again gives the record's figures. A
+// case may read more figures by now.
 func TestReadAgain(t *testing.T) {
 	kinds := map[string]bool{}
 	for _, line := range slices.Concat(read(t, "quick.jsonl"), read(t, "bed.jsonl"), read(t, "connections.jsonl"), read(t, "images.jsonl"), read(t, "pcocc.jsonl"), read(t, "again/images.jsonl"), read(t, "again/beside.jsonl")) {
@@ -215,9 +215,9 @@ func TestRatio(t *testing.T) {
 	}
 }
 
-// TestFastPath: a row says which part of its connections the hosts have made, and what
-// it is where that is too little; it stands beside the case that it names, with its
-// own link.
+// TestFastPath: a row shows the share of its connections that the hosts made, and
+// is marked as overlay if the share is too small. It stands beside the case that
+// it names, with its own link.
 func TestFastPath(t *testing.T) {
 	machine := func(name string) record.Machine {
 		return record.Machine{Name: name, Boot: "b", Settings: map[string]string{"link eth0 tso": "off", "vm/swappiness": "60"}}

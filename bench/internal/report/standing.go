@@ -9,7 +9,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// standing compares a row with the paper, from all of it to none.
+// standing is how much of a paper's row was measured, from all of it to none.
 type standing int
 
 const (
@@ -49,7 +49,7 @@ func (p Paper) judge(systems []string, differ bool, tuned profileState) standing
 	return asInPaper
 }
 
-// has reports whether a system of the paper, or what stands for it, is among systems.
+// has reports whether a system of the paper, or its substitute, is among systems.
 func (p Paper) has(of string, systems []string) bool {
 	return slices.ContainsFunc(p.Of[of], func(standIn string) bool { return slices.Contains(systems, standIn) })
 }
@@ -57,11 +57,11 @@ func (p Paper) has(of string, systems []string) bool {
 // noProfile is the profile that changes nothing.
 const noProfile = "default"
 
-// profileState has the settings of a profile, by what became of them on the first host.
+// profileState holds the settings of a profile by their state on the first host.
 type profileState struct{ changed, same, other, absent, unseen []string }
 
-// readTunings returns the states of the profiles of links, by the links' names. What a profile
-// changes is seen beside the first link of the profile default.
+// readTunings returns the states of the profiles of links, by the links' names.
+// It compares each with the first link of the profile default.
 func readTunings(lines []record.Line) map[string]profileState {
 	before := map[string]string{}
 	for _, line := range lines {
@@ -133,7 +133,7 @@ func (s profileState) applied(protocol string) bool {
 	return slices.ContainsFunc(s.changed, func(name string) bool { return decisive(name, protocol) })
 }
 
-// words list the settings of a profile, the decisive ones first.
+// words lists the settings of a profile, the decisive ones first.
 func (s profileState) words(protocol string) string {
 	var parts []string
 	say := func(what string, names []string) {

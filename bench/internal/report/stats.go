@@ -8,10 +8,10 @@ import (
 	"golang.org/x/perf/benchmath"
 )
 
-// confidence is that of all intervals.
+// confidence is the confidence level of all intervals.
 const confidence = 0.95
 
-// Summary is what is said of the values of one figure on one system.
+// Summary summarises the values of one figure on one system.
 type Summary struct {
 	Values             []float64 // ascending
 	Median, Mean, SD   float64
@@ -33,27 +33,27 @@ func summarise(values []float64) Summary {
 	}
 }
 
-// HasInterval tells whether there are enough values for an interval.
+// HasInterval reports whether there are enough values for an interval.
 func (s Summary) HasInterval() bool { return !math.IsInf(s.Low, 0) && !math.IsInf(s.High, 0) }
 
-// Ratio is how many times as large the values of one sample are as another's.
+// Ratio is the ratio of the values of one sample to the values of another.
 type Ratio struct {
 	Value, Low, High float64
-	// P is that of the Mann-Whitney U test: the smaller, the less likely it is that
-	// the two differ by chance alone.
+	// P is the p-value of the Mann-Whitney U test: the smaller, the less likely
+	// it is that the two differ only by chance.
 	P float64
 }
 
-// HasInterval tells whether there are enough values for an interval.
+// HasInterval reports whether there are enough values for an interval.
 func (r Ratio) HasInterval() bool { return r.Low > 0 && !math.IsInf(r.High, 0) }
 
-// Differs tells whether the interval leaves one out.
+// Differs reports whether the interval excludes 1.
 func (r Ratio) Differs() bool { return r.HasInterval() && (r.Low > 1 || r.High < 1) }
 
-// ratio estimates how many times b is of a: the Hodges-Lehmann estimate of the
-// shift between the logarithms, the median of all quotients. Its interval comes
-// from the distribution of Mann and Whitney's U and so assumes no form of the
-// values' own (Hollander, Wolfe: Nonparametric Statistical Methods, 4.2-4.3).
+// ratio estimates the ratio of b to a by the Hodges-Lehmann estimate of the shift
+// between the logarithms, the median of all quotients. Its interval comes from
+// the distribution of Mann and Whitney's U, and so assumes no distribution of the
+// values (Hollander, Wolfe: Nonparametric Statistical Methods, 4.2-4.3).
 func ratio(a, b []float64) (Ratio, bool) {
 	if len(a) == 0 || len(b) == 0 {
 		return Ratio{}, false
@@ -79,12 +79,12 @@ func ratio(a, b []float64) (Ratio, bool) {
 	return r, true
 }
 
-// exactLimit is from where the distribution of U is taken for a normal one; up to
-// there it is counted, which takes long for more.
+// exactLimit is the largest sample whose distribution of U is counted. For larger
+// samples that takes long, and the normal approximation is used.
 const exactLimit = 50
 
-// below is how many of the sorted quotients, counted from either end, bound the
-// interval; 0 where there are too few values for one.
+// below returns how many sorted quotients, counted from either end, bound the
+// interval; 0 if there are too few values for one.
 func below(n1, n2 int) int {
 	tail := (1 - confidence) / 2
 	if n1 > exactLimit || n2 > exactLimit {
