@@ -17,7 +17,7 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// ours is the path that all of berth's own modules begin with.
+// ours is the prefix of the paths of berth's modules.
 const ours = "berth.dev/berth"
 
 // Component is one thing that somebody else made.
@@ -31,7 +31,7 @@ type Component struct {
 	Texts         map[string]string // by file name
 }
 
-// Inventory is what some directories hold.
+// Inventory holds the components of some directories.
 type Inventory struct {
 	Components map[string]*Component // by purl
 	Programs   map[string][]string   // purls by the program's path

@@ -5,10 +5,10 @@
 //	cd scripts/notices && GOARCH= go run . -out ../../dist \
 //		-debian libexec/berth/nft=../../build/amd64/nft/licences ../../bin ../../libexec
 //
-// It reads the built programs, not the source: what a program holds is what
-// its own build information says. A C program says nothing; for one that is
-// linked from Debian's packages, scripts/sysroot leaves a directory with a file
-// VERSIONS and the packages' own texts. A module without a licence is an error.
+// It reads the built programs, not the source: a program's build information
+// lists its modules. A C program has no such information; for one that is linked
+// from Debian's packages, scripts/sysroot leaves a directory with a file VERSIONS
+// and the packages' own texts. A module without a licence is an error.
 package main
 
 import (

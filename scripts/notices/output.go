@@ -11,8 +11,7 @@ import (
 	"strings"
 )
 
-// preamble says what those licences ask for that want more than their text to
-// be handed on.
+// preamble covers the licences that require more than handing on their text.
 const preamble = `Berth is distributed with the software listed here. The texts follow the list.
 
 SOURCE CODE

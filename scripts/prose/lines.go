@@ -20,7 +20,7 @@ type line struct {
 	text   string
 }
 
-// width is the column at which lines of documents are wrapped.
+// width is the greatest length of a line in a document.
 const width = 100
 
 // tooLong reports whether a line of a document goes past the width, and could be

@@ -11,7 +11,7 @@ type rule struct {
 	remedy string
 }
 
-// The phrases are those that made this project's older comments hard to read.
+// rules lists the phrases that made this project's older comments hard to read.
 // containerd, client-go and etcd have 2 to 4 of them in a thousand lines.
 var rules = []rule{
 	{words(`(?:is|are) (?:what|how|where|who|whose|those|whether)`), "name the thing with a noun or a verb: 'quantiles holds ...'"},

@@ -62,8 +62,8 @@ cache_full() {
 	node sh -c "umount $disk && rmdir $disk"
 }
 
-# Somebody has changed a layer: pods get an error, no other content; it is put
-# aside, and the next run brings it anew.
+# Somebody has changed a layer: pods get an error, no other content. berth puts
+# the layer aside, and the next run fetches it again.
 cache_damaged() {
 	local folder=/home/alice/changed
 	keeping a n1 $folder

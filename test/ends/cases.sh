@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Every way in which a run can end. Cases of both modes come first.
+# Every way to end a run. Cases of both modes come first.
 
 success() {
 	berth a -f $here/exit.yaml --image $image
@@ -11,7 +11,7 @@ failure() {
 	ends a 9
 }
 
-# A command's leftovers end with the run, also those that left its session.
+# A command's leftovers end with the run, also processes that left its session.
 background() {
 	berth a -- sh -c 'setsid sleep 1000 & (trap "" TERM; sleep 1001) & sleep 1002 & exit 5'
 	ends a 5
@@ -175,7 +175,7 @@ stop_each() {
 	local some part
 	berth a -f $here/loop.yaml --image $image -- sleep 1000
 	poll 60 running
-	# Several at once, since each is looked at every two seconds: the roles, then those who look after them.
+	# Several at once, since each is looked at every two seconds: the roles, then their supervisors.
 	for some in "net dns containerd node control shim" "init janitor keeper"; do
 		# shellcheck disable=SC2086
 		signal STOP $some
@@ -292,7 +292,7 @@ together() {
 	ends c 0
 }
 
-# One that is killed leaves the other alone.
+# Killing one run does not affect the other.
 together_apart() {
 	begin a alice n1 berth run -f $here/loop.yaml --image $image
 	says a started
@@ -576,8 +576,8 @@ span() {
 	[[ $(grep -c ^node/ "$out/b") == 3 ]] || fail "not three nodes, once: $(cat "$out/b")"
 }
 
-# Nodes whose users have no FUSE unpack images, beside others that do not: a
-# device that is root's, and one with which nothing can be mounted.
+# Nodes whose users have no FUSE unpack images, beside others that do not: one
+# device belongs to root, and the other cannot mount anything.
 without_fuse() {
 	"$bed" run n2 sh -c 'touch /run/fuse && chmod 0600 /run/fuse && mount --bind /run/fuse /dev/fuse' || fail "no device for root only"
 	"$bed" run n3 mount --bind /dev/null /dev/fuse || fail "no other device"
@@ -794,8 +794,9 @@ span_scancel() {
 	says a 'ended in order'
 }
 
-# Where munge does not answer, nodes prove themselves by what srun gives to the
-# tasks of a step, or by a folder that the user names; or say what to do.
+# If munge does not answer, nodes prove their identity by data that srun passes
+# to the tasks of a step, or by a folder that the user names. Otherwise the
+# message tells the user what to do.
 no_munge() {
 	local host nodes="kubectl get nodes -o name"
 	for host in n1 n2 n3; do "$bed" run $host chmod 700 /run/munge; done
@@ -826,8 +827,8 @@ no_munge() {
 	for host in n1 n2 n3; do "$bed" run $host chmod 755 /run/munge; done
 }
 
-# A step of berth's own has a key, which nobody sees; the command gets all of the
-# user's input behind it, and nothing else.
+# A step that berth starts has a key that nobody sees. The command gets all of the
+# user's input after it, and nothing else.
 key_of_step() {
 	local host sum
 	begin g alice login sh -c "mkdir spy; cp $here/spy.sh spy/srun; ln -s /bin/false spy/munge
@@ -890,7 +891,8 @@ span_mistakes() {
 	says c 'n3 did not come within 2s'
 	begin d alice login srun -N3 --mem=1500 sh -c 'exec berth run --state-dir /nothing/$SLURMD_NODENAME -- true'
 	patience=20 ends d 73
-	# A node that cannot take part is not waited for: the head says why, of what shows before and after it has come.
+	# The head does not wait for a node that cannot take part, and prints the reason. Some faults show before
+	# the node has come, others after.
 	begin e alice login srun -N3 --mem=1500 sh -c '[ $SLURMD_NODENAME != n3 ] || dir=/nothing; exec berth run ${dir:+--state-dir $dir} -- true'
 	patience=20 ends e 73
 	says e 'node n3 cannot take part: no directory on this node'
@@ -1100,8 +1102,8 @@ policies_fast() {
 	patience=200 ends a 0
 	says a 'policies hold everywhere'
 }
-# A host without it is enough to leave all with IPv4, unless IPv6 between the
-# pods is what is wanted.
+# One host without IPv6 is enough to leave all with IPv4, unless the run requires
+# IPv6 between the pods.
 dual_mixed() {
 	local ranges='jsonpath={.items[*].spec.podCIDRs}' address
 	address=$("$bed" run n2 ip -6 -o addr show dev eth0 scope global | sed -n 's|.* inet6 \([^ ]*\) .*|\1|p')
@@ -1272,7 +1274,7 @@ mpi() {
 	"$bed" run --user alice login rm -f up stepped
 }
 
-# A chart that brings a kind of its own and the operator for it.
+# A chart that brings a custom kind and the operator for it.
 operator() {
 	span_berth a --image /srv/ends/images/operator.tar -- bash $here/operator.sh /srv/ends/chart
 	patience=200

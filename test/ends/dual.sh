@@ -89,7 +89,7 @@ for pod in $pods $hosted; do
 done
 nodes=$(kubectl get nodes -o jsonpath='{range .items[*]}{.status.addresses[1].address}{"\n"}{end}')
 is 3 "$(grep -c '^fd' <<<"$nodes")"
-# It has the addresses of all nodes, those of IPv4 first.
+# It has the addresses of all nodes, IPv4 first.
 deadline=$((SECONDS + 30))
 until outer=$(kubectl get service balanced -o jsonpath='{range .status.loadBalancer.ingress[*]}{.ip}{"\n"}{end}' | grep -m 1 :); do
 	((SECONDS < deadline)) || { kubectl get service balanced -o yaml; exit 1; }

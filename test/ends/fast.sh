@@ -49,7 +49,8 @@ through_service() { test "$(kubectl exec "$1" -- sh -c 'for i in 1 2 3 4 5; do e
 adds 5 through_service root
 adds 5 through_service user
 echo connections to Services are made by the hosts
-# The outside is what no pod is: by name, and with a policy for it.
+# The outside is every address that is not a pod's: by name, and with a policy for
+# it.
 before=$(settled 'connected to the outside')
 for from in root user; do
 	test "$(kubectl exec "$from" -- sh -c 'for i in 1 2 3 4 5; do echo hello | nc -w 5 www.outside.test 7; done' | sort | uniq -c | xargs)" = "5 hello"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# Groups of cases, each on hosts of its own, in the background. Exit code of one:
-# how many of its cases failed.
+# Groups of cases, each on separate hosts, in the background. The exit code of a
+# group is the number of its failed cases.
 
 busy=0 known=' '
 declare -A places=() # what a group takes, of those that may run abreast
@@ -9,7 +9,7 @@ declare -A places=() # what a group takes, of those that may run abreast
 takes=1 mode=step
 export PROCTRACK=cgroup TASK=cgroup CPUS=2 MEM=2000
 
-# group NAME NODES CASE...: those that are wanted, when it is its turn.
+# group NAME NODES CASE...: starts the wanted cases, when it is its turn.
 group() {
 	local name=$1 nodes=$2 wants=() case
 	shift 2
@@ -28,7 +28,7 @@ group() {
 run_group() { # CASE...
 	local began=$SECONDS mine=yes numbers case
 	fails=0
-	# Only a bed of our own is taken down: somebody else may have one of that name.
+	# Only a bed that this group made is taken down: somebody else may have one of that name.
 	trap 'end_jobs; [[ $mine == no ]] || "$bed" down >/dev/null 2>&1' EXIT
 	leave_on_signals
 	export BED_NAME=$BED_NAME-$name

@@ -5,7 +5,7 @@ set -euo pipefail
 scratch=$(mktemp -d)
 trap 'rm -r "$scratch"' EXIT
 cd "$scratch"
-# certificate FILE: for shop.example, made anew.
+# certificate FILE: makes a new certificate for shop.example.
 certificate() {
 	openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=shop.example \
 		-addext subjectAltName=DNS:shop.example -keyout "$1.key" -out "$1.crt" 2>/dev/null

@@ -1,4 +1,4 @@
-# A run on a cluster that is up, and one with a cluster of its own, each until Ctrl-C.
+# A run on a cluster that is up, and one with its own cluster, each until Ctrl-C.
 here=$1 image=$2
 trap : INT
 berth up --image "$image" || exit

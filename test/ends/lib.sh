@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the cases are written with. A case is a function; it runs one or more
-# berths in the bed, ends them in its way, and says what it expects. After each
-# one nothing may be left on any host.
+# Functions for the cases. A case is a function that runs one or more berths in
+# the bed, ends them in its way, and checks the result. After each case nothing
+# may be left on any host.
 
 fails=0
 out=$(mktemp -d "${TMPDIR:-/tmp}/ends-XXXXXX")

@@ -66,7 +66,7 @@ reach_in() {
 	poll 60 offers svc/notebook open svc/n || fail "no Service is offered: $(cat "$out/asked")"
 	poll 60 offers "$id" logs '' || fail "no job is offered: $(cat "$out/asked")"
 	[[ $(tunnels) == 1 ]] || fail "$(tunnels) tunnels after all"
-	# Slurm's controller does not hear of commands, not even of those that name no job.
+	# Commands do not contact Slurm's controller, not even commands that name no job.
 	"$bed" run ctl sdiag --reset >/dev/null
 	begin l alice login sh -c 'i=0; while [ $i -lt 40 ]; do berth kubectl get nodes -o name || exit; i=$((i + 1)); done'
 	ends l 0

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs pods on three nodes until those of one, which is lost meanwhile, run on
+# Runs pods on three nodes, one of which is lost meanwhile, until its pods run on
 # the others; with "back", then also until one runs on that node again.
 #   move.sh NODE [back]
 set -euo pipefail

@@ -49,7 +49,7 @@ for pod in $web $clients; do
 done
 servers=$(for pod in $web; do echo "${four[$pod]} ${six[$pod]}"; done)
 
-# reached POD SERVER...: those that answer it by TCP.
+# reached POD SERVER...: prints the servers that answer the pod by TCP.
 reached() {
 	local pod=$1
 	shift

@@ -1,4 +1,4 @@
 #!/bin/sh
-# In place of srun: keeps the key of the step that comes first on standard input.
+# Replaces srun: keeps the key of the step, which comes first on standard input.
 head -c 32 >"$HOME/spy/key"
 cat "$HOME/spy/key" - | exec /usr/bin/srun "$@"

@@ -3,7 +3,7 @@
 
 as_alice() { "$bed" run --user alice login env PATH=/srv/ends/dist/bin:/usr/bin:/bin "$@"; }
 
-# submit NAME ARGS...: a batch job of berth's whose output is NAME's.
+# submit NAME ARGS...: a batch job of berth that writes the output of NAME.
 submit() {
 	local name=$1
 	shift

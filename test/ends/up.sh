@@ -63,7 +63,8 @@ up_batch() {
 	done
 }
 
-# One Ctrl-C ends a run in order: one on the cluster, one with a cluster of its own.
+# One Ctrl-C ends a run in order: one on the cluster, and one with its own
+# cluster.
 up_interrupt() {
 	begin a alice login bash -c "mkfifo keys; script -qec 'salloc -N3 --mem=1500 bash $here/interrupted.sh $here $image' /dev/null <>keys; code=\$?; rm keys; exit \$code"
 	says a started

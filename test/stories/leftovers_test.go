@@ -13,18 +13,18 @@ import (
 	"time"
 )
 
-// leftoverDeadline bounds the wait for what is on its way out: a story may end
-// with a kill -9, after which the janitor still works for a moment.
+// leftoverDeadline bounds the wait for processes that are about to end: a story
+// may end with a kill -9, after which the janitor still works for a moment.
 const leftoverDeadline = 10 * time.Second
 
-// state is what of this user's exists on the host.
+// state lists what the user has on the host.
 type state struct {
 	processes, files, mounts []string
 }
 
-// snapshot looks at processes (those in user namespaces of the user's included,
-// since their ids are subordinate), at the places where runs keep files, and at
-// the mounts of the host's own namespace.
+// snapshot looks at processes (including processes in user namespaces of the
+// user, since their ids are subordinate), at the places where runs keep files,
+// and at the mounts of the host's own namespace.
 func snapshot() (state, error) {
 	var s state
 	var err error
@@ -94,7 +94,7 @@ func owned(path string) bool {
 	return int(info.Sys().(*syscall.Stat_t).Uid) == os.Getuid()
 }
 
-// processes lists those that are not root's or a daemon's, by id and name.
+// processes lists the processes of this user and of subordinate ids, by id and name.
 func processes() ([]string, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -120,7 +120,7 @@ func processes() ([]string, error) {
 	return all, nil
 }
 
-// firstSubordinateID is where distributions begin with subordinate ids.
+// firstSubordinateID is the first subordinate id that distributions assign.
 const firstSubordinateID = 100000
 
 func hasSubordinateIDs() bool {

@@ -48,7 +48,7 @@ func TestStories(t *testing.T) {
 	}
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
-		// Its own directory would stay when not all stories are told.
+		// testscript's own directory would stay when only some stories run.
 		WorkdirRoot:     t.TempDir(),
 		ContinueOnError: true,
 		Setup: func(env *testscript.Env) error {

@@ -9,19 +9,19 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// places are where the snapshotter is.
+// places holds the paths of the snapshotter.
 type places struct{ root, socket, hosts string }
 
-// own is how berth names the snapshotter that this one stands for, and transfer is
-// what has the folder of registries.
+// own is berth's setting for the snapshotter that this one replaces, and transfer
+// is the plugin whose settings name the folder of registries.
 const (
 	own      = `snapshotter = "overlayfs"`
 	transfer = "io.containerd.transfer.v1.local"
 )
 
-// proxy makes the text of berth's configuration that of a containerd whose
-// snapshotter is a proxy plugin. Without the export containerd would say nothing of an
-// image to it, and it would fetch layers as a whole.
+// proxy turns berth's configuration into a configuration for a containerd whose
+// snapshotter is a proxy plugin. Without the export, containerd would pass
+// it no annotations of the image, and it would fetch layers as a whole.
 func proxy(text string) (proxied string, at places, err error) {
 	var config struct {
 		Root    string

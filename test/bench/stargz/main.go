@@ -1,8 +1,8 @@
-// Command containerd is berth's containerd with the snapshotter of
-// github.com/containerd/stargz-snapshotter in place of its own, for 'berth bench':
-// a program beside it, as a proxy plugin, in the same namespaces and so without any
-// privilege of the host's. It takes the place of containerd in a folder like
-// libexec/berth, in which that is called containerd-berth.
+// Command containerd is berth's containerd, for 'berth bench', with the
+// snapshotter of github.com/containerd/stargz-snapshotter instead of berth's. The
+// snapshotter is a program beside it, as a proxy plugin, in the same namespaces
+// and so without any privilege of the host. This program replaces containerd in a
+// folder like libexec/berth, where the original is called containerd-berth.
 package main
 
 import (
@@ -18,8 +18,8 @@ import (
 // original is berth's own containerd, in the folder of this program.
 const original = "containerd-berth"
 
-// module is what has the snapshotter. Its daemon, containerd-stargz-grpc, is of a
-// module that no proxy has: see serve.
+// module is the Go module of the snapshotter. Its daemon, containerd-stargz-grpc,
+// is in a module that no proxy has: see serve.
 const module = "github.com/containerd/stargz-snapshotter"
 
 func main() {

@@ -18,16 +18,16 @@ import (
 	"google.golang.org/grpc"
 )
 
-// What this program is called with to be the snapshotter.
+// Arguments and environment with which this program is the snapshotter.
 const (
 	serveArg  = "stargz-snapshotter"
 	socketEnv = "BERTH_BENCH_STARGZ_SOCKET"
-	// readyFD is told when it listens.
+	// readyFD is the descriptor that reports when it listens.
 	readyFD = 3
 )
 
-// serve is what containerd-stargz-grpc does: the snapshotter as it comes, but for
-// registries, which are those of berth's containerd.
+// serve does the work of containerd-stargz-grpc: the unmodified snapshotter, but
+// with the registries of berth's containerd.
 func serve(root, hosts string) error {
 	ctx := context.Background()
 	socket := os.Getenv(socketEnv)
@@ -60,12 +60,13 @@ func serve(root, hosts string) error {
 	return server.Serve(listener)
 }
 
-// target is the label by which containerd says that it is about to unpack a layer.
+// target is the label that containerd sets when it is about to unpack a layer.
 const target = "containerd.io/snapshot.ref"
 
-// lazily has a pull fail whose layers would come as a whole: where FUSE cannot be had,
-// or an image is no eStargz, the snapshotter would take containerd's word for it, and
-// figures of full pulls would be called those of lazy ones.
+// lazily fails a pull whose layers would be fetched as a whole. Where FUSE is
+// unavailable, or an image is no eStargz, the snapshotter would let containerd
+// unpack the layers, and figures of full pulls would pass for figures of lazy
+// ones.
 type lazily struct{ snapshots.Snapshotter }
 
 func (l lazily) Prepare(ctx context.Context, key, parent string, options ...snapshots.Opt) ([]mount.Mount, error) {

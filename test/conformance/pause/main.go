@@ -1,5 +1,5 @@
-// Command pause waits to be told to stop and takes the children that others
-// leave behind, as upstream's pause does.
+// Command pause waits for a signal to stop, and reaps the orphaned children of
+// other processes, as upstream's pause does.
 package main
 
 import (

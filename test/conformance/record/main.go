@@ -83,7 +83,7 @@ func readList(path string) ([]string, error) {
 }
 
 // readCauses returns the sections of a Markdown file by their headings of the
-// second level, each of which is the name of a spec.
+// second level. Each heading is the name of a spec.
 func readCauses(path string) (map[string]string, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {

@@ -84,8 +84,9 @@ func writeCounts(out io.Writer, specs []string, all map[string]history) {
 	fmt.Fprintln(out)
 }
 
-// writeRoundTable says where and when everything ran. Conditions that all
-// rounds share are said once, and long ones once for all rounds that share them.
+// writeRoundTable writes where and when everything ran. Conditions that all
+// rounds share are written once, and long ones once for all rounds that share
+// them.
 func writeRoundTable(out io.Writer, rounds []round) {
 	const long = 40
 	fmt.Fprint(out, "## Conditions\n\n")
@@ -140,8 +141,8 @@ func conditionNames(rounds []round) []string {
 	return names
 }
 
-// outcomes says how the spec ended in each round, with the first line of what
-// it failed with.
+// outcomes lists how the spec ended in each round, with the first line of its
+// failure.
 func outcomes(rounds []round, spec string) string {
 	var lines []string
 	for _, r := range rounds {

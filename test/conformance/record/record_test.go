@@ -16,7 +16,7 @@ const (
 	missing = "[sig-auth] nobody asked for this one [Conformance]"
 )
 
-// A report of two rounds, the second of which was cut short.
+// report makes a report of two rounds. The second one was cut short.
 func report(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()

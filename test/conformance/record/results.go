@@ -67,8 +67,8 @@ const (
 	failed state = "failed"
 )
 
-// state says what the testcase proves. One that the end of the suite cut short
-// proves nothing.
+// state returns what the testcase proves. A testcase that the end of the suite
+// cut short proves nothing.
 func (c testcase) state() state {
 	switch c.Status {
 	case "passed":
@@ -90,7 +90,7 @@ func (h history) state() state {
 	return h[len(h)-1].state()
 }
 
-// histories returns those of all specs, by name.
+// histories returns the histories of all specs, by name.
 func histories(rounds []round) map[string]history {
 	all := make(map[string]history)
 	for _, r := range rounds {
@@ -102,7 +102,7 @@ func histories(rounds []round) map[string]history {
 }
 
 // readRounds reads a folder of run, or a file of writeRounds, and returns the
-// rounds in the order in which they ran, with the specs alone that did run.
+// rounds in the order in which they ran, with only the specs that ran.
 func readRounds(path string) ([]round, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
