@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs pods on three nodes, one of which is lost meanwhile, until its pods run on
+# Runs pods on three nodes. One node is lost meanwhile. Waits until its pods run on
 # the others; with "back", then also until one runs on that node again.
 #   move.sh NODE [back]
 set -euo pipefail
