@@ -17,7 +17,7 @@ import (
 	"golang.org/x/mod/module"
 )
 
-// ours is the prefix of the paths of berth's modules.
+// ours is the path prefix of the modules in this repository.
 const ours = "berth.dev/berth"
 
 // Component is one thing that somebody else made.

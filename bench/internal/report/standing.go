@@ -9,7 +9,7 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// standing is how much of a paper's row was measured, from all of it to none.
+// standing grades how far a paper's row was measured, from all of it to none.
 type standing int
 
 const (

@@ -1,8 +1,8 @@
 // Command containerd is berth's containerd, for 'berth bench', with the
-// snapshotter of github.com/containerd/stargz-snapshotter instead of berth's. The
-// snapshotter is a program beside it, as a proxy plugin, in the same namespaces
-// and so without any privilege of the host. This program replaces containerd in a
-// folder like libexec/berth, where the original is called containerd-berth.
+// snapshotter of github.com/containerd/stargz-snapshotter. That snapshotter is a
+// program beside it, as a proxy plugin, in the same namespaces and so without any
+// privilege of the host. This program replaces containerd in a folder like
+// libexec/berth, where the original is called containerd-berth.
 package main
 
 import (

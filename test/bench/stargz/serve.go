@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Arguments and environment with which this program is the snapshotter.
+// Arguments and environment that make this program the snapshotter.
 const (
 	serveArg  = "stargz-snapshotter"
 	socketEnv = "BERTH_BENCH_STARGZ_SOCKET"
@@ -27,7 +27,7 @@ const (
 )
 
 // serve does the work of containerd-stargz-grpc: the unmodified snapshotter, but
-// with the registries of berth's containerd.
+// with the registries that berth configures for containerd.
 func serve(root, hosts string) error {
 	ctx := context.Background()
 	socket := os.Getenv(socketEnv)

@@ -102,7 +102,7 @@ func histories(rounds []round) map[string]history {
 }
 
 // readRounds reads a folder of run, or a file of writeRounds, and returns the
-// rounds in the order in which they ran, with only the specs that ran.
+// rounds in the order of their start, with only the specs that ran.
 func readRounds(path string) ([]round, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
