@@ -28,6 +28,7 @@ func (r *result) Error() string { return fmt.Sprintf("exit code %d", r.code) }
 
 // Main runs the command line and returns the exit code.
 func Main(args []string) int {
+	launch.KeepStderr()
 	// The client library logs its retries to standard error, which belongs to
 	// the workload. What matters of it comes back as errors.
 	klog.SetLogger(logr.Discard())

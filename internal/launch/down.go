@@ -66,6 +66,7 @@ func (r *run) takeDown() error {
 			}
 		}
 	}
+	err = errors.Join(err, r.letCrash())
 	err = errors.Join(err, r.removeCgroup(), r.saver.close())
 	for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 		if dir != nil {

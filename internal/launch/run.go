@@ -224,6 +224,7 @@ type run struct {
 	named       *os.File        // held as long as the published ports have names
 	ksiPort     uint16          // of a KSI script
 	box         *sandbox.Sandbox
+	crash       *sandbox.Crash  // nil where panics are not caught
 	switching   *switching      // nil without a Switch for connections of pods
 	cgroup      *sandbox.Cgroup // nil if Slurm delegated none
 	metrics     *net.UnixListener

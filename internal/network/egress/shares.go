@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// shareFactor is how many times as many connections one pod may have as remain
-// free for all. One pod alone gets 3/4 of them, two pods get 3/7 each. A pod
+// shareFactor bounds the connections of one pod to a multiple of those that remain
+// free for all. A single pod gets 3/4 of them, two pods get 3/7 each. A pod
 // that comes later always finds some that are free. See Choudhury and Hahne,
 // "Dynamic queue length thresholds for shared-memory packet switches" (1998).
 const shareFactor = 3

@@ -27,7 +27,7 @@ func TestOnePodCannotTakeAllConnections(t *testing.T) {
 	if s.total != 0 || len(s.open) != 0 {
 		t.Errorf("%d connections of %d pods are left", s.total, len(s.open))
 	}
-	// Those that come together get equal shares.
+	// Pods that come together get equal shares.
 	for range Default().Connections {
 		s.take(pod(0))
 		s.take(pod(1))

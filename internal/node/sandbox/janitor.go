@@ -41,7 +41,7 @@ func Janitor() int {
 		fmt.Fprintln(os.Stderr, "janitor:", err)
 	}
 	if config.Run != "" {
-		if err := guardInit(lifeline, configFile, config.Cgroup); err != nil {
+		if err := guardInit(lifeline, configFile, config); err != nil {
 			fmt.Fprintln(os.Stderr, "janitor:", err)
 		}
 	}
@@ -110,7 +110,8 @@ func waitForMaps(lifeline *os.File) int {
 // once the supervisor is gone. The configuration is read by init once more: a
 // file of this process that nobody used any more would be closed by the garbage
 // collector.
-func guardInit(lifeline, configFile *os.File, cgroup string) error {
+func guardInit(lifeline, configFile *os.File, config Config) error {
+	cgroup, reportCrash := config.Cgroup, config.Crash.watch()
 	// The parent-death signal is tied to the thread that forked.
 	runtime.LockOSThread()
 	control := os.NewFile(controlFD, "control")
@@ -138,9 +139,11 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 	}
 	configFile.Close()
 	control.Close() // or init's end would not show as end-of-file
-	gone := make(chan struct{})
+	gone, left := make(chan struct{}), make(chan struct{})
 	go func() {
 		_, _ = io.Copy(io.Discard, lifeline)
+		reportCrash() // at once: Slurm ends a step whose task has ended
+		close(left)
 		select {
 		case <-gone: // by itself, as its supervisor is no longer there
 		case <-time.After(endLimit):
@@ -156,7 +159,7 @@ func guardInit(lifeline, configFile *os.File, cgroup string) error {
 	if errors.As(err, &exit) {
 		err = nil // the supervisor sees and explains it
 	}
-	_, _ = io.Copy(io.Discard, lifeline)
+	<-left
 	return err
 }
 
