@@ -432,17 +432,66 @@ func TestManyLogsTakeOneInotifyInstance(t *testing.T) {
 
 func inotifyInstances(t *testing.T) int {
 	t.Helper()
+	return descriptors(t, func(target string) bool { return target == "anon_inode:inotify" })
+}
+
+// descriptors counts the open files of this process that it is true of.
+func descriptors(t *testing.T, is func(target string) bool) int {
+	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		t.Fatal(err)
 	}
 	count := 0
 	for _, entry := range entries {
-		if target, _ := os.Readlink("/proc/self/fd/" + entry.Name()); target == "anon_inode:inotify" {
+		if target, _ := os.Readlink("/proc/self/fd/" + entry.Name()); is(target) {
 			count++
 		}
 	}
 	return count
+}
+
+// A Job of many pods takes descriptors and watches for the pods that exist, and
+// for those deleted within the grace.
+func TestDescriptorsAreBoundedByThePodsThatExist(t *testing.T) {
+	const rounds, atOnce = 4, 250
+	root := t.TempDir()
+	w, server := startWatcher(t, root)
+	for round := range rounds {
+		for i := range atOnce {
+			dir := filepath.Join(root, fmt.Sprintf("default_pod%d_uid%d", i, round), "main")
+			err := os.MkdirAll(dir, 0o755)
+			if err := errors.Join(err, os.WriteFile(filepath.Join(dir, "0.log"), []byte("2026-01-01T00:00:00Z stdout F one\n"), 0o644)); err != nil {
+				t.Fatal(err)
+			}
+			answer, err := http.Get(fmt.Sprintf("%s/default_pod%d_uid%d/main?final=true", server.URL, i, round))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if content, err := io.ReadAll(answer.Body); err != nil || !bytes.Contains(content, []byte("one\n")) {
+				t.Fatalf("log %d: %q, %v", i, content, err)
+			}
+			answer.Body.Close()
+		}
+		logs := descriptors(t, func(target string) bool { return strings.HasPrefix(target, root) && strings.Contains(target, ".log") })
+		w.mu.Lock()
+		watches := len(w.watched)
+		w.mu.Unlock()
+		if logs > atOnce || watches > 1+2*atOnce {
+			t.Errorf("in round %d, %d pods take %d descriptors and %d watches", round, atOnce, logs, watches)
+		}
+		for i := range atOnce {
+			if err := os.RemoveAll(filepath.Join(root, fmt.Sprintf("default_pod%d_uid%d", i, round))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.prune(time.Now().Add(2 * w.Grace)) // an open file keeps the watch of its directory
+		for deadline := time.Now().Add(20 * time.Second); watches > 1 && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			w.mu.Lock()
+			watches = len(w.watched)
+			w.mu.Unlock()
+		}
+	}
 }
 
 func TestALogIsUnknown(t *testing.T) {
