@@ -8,13 +8,13 @@
 #   make test CASE=kill_janitor   one case or group of test/ends, with what is built
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
-#   make bench-network   of it, pods' connections beside bare metal's and others': 25 minutes
+#   make bench-network   the part for pods' connections, bare metal and other networks: 25 minutes
 #   make bench-bed       every case on every system, links and tuning profiles, and the site network: an hour and a half
 #   make bench-images    how images come to nodes, beside Apptainer and stargz-snapshotter: 40 minutes
 #   make reports         pages with charts of the recorded runs, docs/bench/*/report.html
 #   make conformance     the official Kubernetes suite on three nodes, FOCUS=... selects
 #   make site            berthd and the SPANK plugin, in build/GOARCH/site
-#   make spank           the plugin alone, for the Slurm below SLURM_PREFIX
+#   make spank           only the plugin, for the Slurm below SLURM_PREFIX
 #   make site-packages   a deb and an rpm of the site network
 #   make install         to PREFIX (default /usr/local)
 #   make dist            a tarball for any Linux; make sources for its licences
@@ -27,11 +27,11 @@
 PREFIX  ?= /usr/local
 GOARCH  ?= $(shell go env GOARCH)
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
-# A build for another machine goes to a place of its own.
+# A build for another architecture has a separate folder.
 OUT     ?= $(if $(filter $(shell go env GOHOSTARCH),$(GOARCH)),$(CURDIR),$(CURDIR)/dist/$(GOARCH))
 BIN     := $(OUT)/bin
 LIBEXEC := $(OUT)/libexec/berth
-# What is neither shipped nor kept in git.
+# Files that are neither shipped nor kept in git.
 BUILD   := $(CURDIR)/build/$(GOARCH)
 
 export GOARCH
@@ -45,7 +45,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
 .PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
-# Linking takes a gigabyte; one after the other.
+# Linking takes a gigabyte of memory, so link one program after the other.
 .NOTPARALLEL:
 
 all: berth berth-bench kube runtime programs
@@ -56,7 +56,7 @@ berth:
 
 	go build -ldflags "-s -w" -o $(LIBEXEC)/berth-runc ./cmd/berth-runc
 
-# What 'berth bench' starts, a module of its own.
+# The program that 'berth bench' starts; a separate module.
 berth-bench:
 	go build -C bench -ldflags "-s -w" -o $(LIBEXEC)/berth-bench .
 
@@ -84,7 +84,7 @@ site-packages: site
 	cd scripts/notices && GOARCH= go run . -version "$(VERSION)" -out $(BUILD)/site-notices $(BUILD)/site/berthd $(BUILD)/site/berth-dns
 	scripts/package $(OUT) $(VERSION) $(GOARCH) site
 
-# What the demo runs, and nothing else: no helm, no bench, one image.
+# Builds only what the demo runs: no helm, no bench, one image.
 demo:
 	scripts/install-deps build bed
 	@echo "1/4 berth";                                    $(MAKE) -s berth
@@ -143,7 +143,7 @@ conformance:
 lint:
 	scripts/lint --all
 
-# What everything is under, and a bill of materials.
+# The licences of everything that is shipped, and a bill of materials.
 notices:
 	cd scripts/notices && GOARCH= go run . -version "$(VERSION)" -out $(BUILD)/notices \
 		-debian libexec/berth/nft=$(BUILD)/nft/licences -debian libexec/berth/runc=$(BUILD)/runc/licences \
@@ -162,8 +162,8 @@ dist: all notices reports
 packages: all notices
 	scripts/package $(OUT) $(VERSION) $(GOARCH)
 
-# The source packages of what is linked from Debian's: licences ask whoever
-# hands on the archive to offer them as well.
+# The source packages of everything that is linked from Debian packages. Their
+# licences require whoever distributes the archive to offer them too.
 sources:
 	mkdir -p dist/berth-$(VERSION)-sources
 	sort -u $(BUILD)/nft/licences/VERSIONS $(BUILD)/runc/licences/VERSIONS | awk '{ print $$1 "=" $$2 }' | \

@@ -42,8 +42,8 @@ eventually() {
 	done
 }
 
-# What the machine shows of this bed. Other tests may run at the same time, so
-# only what a bed could leave is looked at.
+# Lists what the machine shows of this bed. Other tests may run at the same time, so
+# it looks only at what a bed could leave.
 traces() {
 	local process
 	findmnt -rno TARGET,SOURCE | grep berth-bed
@@ -72,7 +72,7 @@ test_jobs() {
 	expect 7 '*' as alice login sbatch -W -o /dev/null --wrap 'exit 7'
 	expect 5 '*' as bob login srun sh -c 'exit 5'
 
-	# A node that the last job has not quite left is not chosen without asking.
+	# Slurm does not choose a node that the last job is still leaving; name it.
 	as alice login srun -w n1 --job-name=long sh -c 'echo started >~/long; exec sleep 600' >/dev/null 2>&1 &
 	local srun=$! id
 	eventually as alice login test -s long
@@ -96,7 +96,7 @@ test_run() {
 	expect 1 '*no host n9*' bed run n9 true
 	expect 1 '*no user zoe*' as zoe n1 true
 
-	# Who ends `bed run` ends what it runs, which may clean up.
+	# When `bed run` is ended, its command ends too, and may clean up.
 	"$bed" run --user alice n1 sh -c 'trap "echo ended >~/ended; exit" TERM; echo >~/ready; while :; do sleep 0.1; done' &
 	eventually as alice login test -e ready
 	kill -KILL $!
@@ -171,8 +171,8 @@ test_check_finds_what_is_left() {
 	expect 1 '*' bed down --check
 }
 
-# What Slurm itself may leave is no finding: an empty group of a job. One of a
-# step, and one with a process in it, are.
+# An empty group of a job is no finding, because Slurm itself may leave it. A group
+# of a step is one, and so is a group with a process in it.
 test_check_of_groups() {
 	PROCTRACK=cgroup TASK=cgroup up 1 || return
 	local groups=/sys/fs/cgroup/freezer/slurm_n1/uid_1
@@ -233,8 +233,8 @@ test_settings() {
 	expect 2 $'*PROCTRACK is "x"*\n*CPUS is "y"*' env PROCTRACK=x CPUS=y "$bed" up
 }
 
-# Of two names that have the same number, too, the second has another one: the
-# kernel counts by users' ids.
+# Two beds whose names yield the same number must still get different ones, because
+# the kernel counts by user id.
 test_two_beds() {
 	local twin=0
 	until [[ $(number_of "$BED_NAME-$twin") == $(number_of "$BED_NAME") ]]; do twin=$((twin + 1)); done
@@ -255,8 +255,8 @@ test_two_beds() {
 
 number_of() { echo $(($(cksum <<<"$1" | cut -d' ' -f1) % 99)); }
 
-# Whatever ends it, and whenever, nothing is left, without `down` where one
-# process is killed.
+# Whatever ends a bed, and whenever, nothing is left. When only one process is killed,
+# this needs no `down`.
 test_sudden_ends() {
 	local victim pid
 	for victim in keeper supervisor "parent of supervisor" ctl; do

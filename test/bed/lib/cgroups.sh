@@ -3,8 +3,8 @@
 # that is used. Each host then has a cgroup namespace rooted there, and mounts
 # the hierarchies for itself; the machine's own mounts stay as they are.
 
-# hierarchies prints "CONTROLLERS MOUNTPOINT" for each that the machine has
-# mounted, cgroup2 as "unified".
+# hierarchies prints "CONTROLLERS MOUNTPOINT" for each hierarchy that the machine
+# has mounted, cgroup2 as "unified".
 hierarchies() {
 	awk '{
 		for (i = 7; $i != "-"; i++);
@@ -19,15 +19,15 @@ hierarchies() {
 	}' /proc/self/mountinfo
 }
 
-# used_hierarchies: cgroup2 is always used, since its cgroup.kill and its lists
-# of processes make it certain what belongs to a bed. Version 1 is used where
-# Slurm shall use it.
+# used_hierarchies prints the hierarchies that the bed uses. It always uses cgroup2,
+# whose cgroup.kill and lists of processes identify what belongs to a bed. It uses
+# version 1 where Slurm does.
 used_hierarchies() {
 	hierarchies | if [[ $cgroup_kind == v1 ]]; then cat; else sed -n '/^unified /p'; fi
 }
 
-# choose_cgroup_kind sets what Slurm is given: none, v1 or v2. Controllers are
-# on one version or the other; where version 1 has memory, version 2 is empty.
+# choose_cgroup_kind sets the cgroup version for Slurm: none, v1 or v2. Controllers
+# are on one of the versions; where version 1 has memory, version 2 is empty.
 choose_cgroup_kind() {
 	cgroup_kind=none
 	[[ $PROCTRACK == cgroup || $TASK == cgroup ]] || return 0
@@ -64,7 +64,7 @@ enable_controllers() {
 	done
 }
 
-# On version 1 a new cpuset is empty, and takes no process.
+# On version 1 a new cpuset is empty and accepts no process.
 fill_cpuset() {
 	local file
 	for file in cpuset.cpus cpuset.mems; do
@@ -73,9 +73,9 @@ fill_cpuset() {
 }
 
 # unshare_cgroups HOST CMD... becomes CMD in the groups of the host, and in a
-# cgroup namespace with these as its root. A version 2 group that gives its
-# children controllers may hold no process itself: these go to "daemons", after
-# the namespace was made.
+# cgroup namespace with these as its root. A version 2 group that enables
+# controllers for its children may hold no process itself. So the processes move to
+# "daemons" after the namespace was made.
 unshare_cgroups() {
 	local name=$1 leaf
 	shift
@@ -86,7 +86,7 @@ unshare_cgroups() {
 	exec unshare -C sh -c 'echo $$ >"$0" && exec "$@"' "$leaf/cgroup.procs" "$@"
 }
 
-# clear_cgroups HOST removes what Slurm had made in those of a host that has ended.
+# clear_cgroups HOST removes the groups that Slurm made on a host that has ended.
 clear_cgroups() {
 	local at
 	while read -r _ at; do

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What jobs left behind. Asked after every job by the tests: a process, mount,
-# namespace, cgroup, file or IPC object that outlives its job is a defect of
-# whatever ran in it.
+# Lists what jobs left behind. The tests call it after every job: a process, mount,
+# namespace, cgroup, file or IPC object that outlives its job is a defect of the
+# program in it.
 
 # bed_check [--now] [HOST...]: exit 0 and silence when there is nothing.
 bed_check() {
@@ -14,8 +14,8 @@ bed_check() {
 	load_settings
 	hosts=("$@")
 	[[ $# -gt 0 ]] || mapfile -t hosts < <(host_names)
-	# Slurm itself takes a moment to end a job; what is being checked does not
-	# get that moment.
+	# Slurm itself takes a moment to end a job; the job's processes do not get that
+	# moment.
 	[[ $now == yes ]] || await 30 no_jobs || true
 	no_jobs || {
 		inside ctl squeue -h -o 'ctl: job %i of %u: %T on %N'
@@ -57,7 +57,7 @@ list_keys() {
 # list_left runs inside the host, as its root.
 list_left() {
 	local host=$1 first=$2 found namespaces own
-	# lsns says nothing at all, and no word why, when a process ends under its eyes.
+	# lsns prints nothing, not even an error, when a process ends while it reads.
 	own=$(readlink /proc/1/ns/net | tr -dc 0-9)
 	until namespaces=$(lsns -n -o NS,TYPE,PID,COMMAND) && [[ $namespaces == *$own* ]]; do sleep 0.1; done
 	found=$(

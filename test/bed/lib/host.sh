@@ -15,7 +15,7 @@ host() {
 	start_daemons "$name"
 	awk '{ print $5 }' /proc/1/mountinfo >/run/bed/mounts
 	touch /run/bed/ready
-	# Orphans are reaped while this waits, which is for ever.
+	# The shell reaps orphans while it waits, and it waits for ever.
 	sleep infinity &
 	wait
 }
@@ -39,8 +39,8 @@ connect_host() {
 	END
 }
 
-# Order matters: what lies below /run, /tmp and /var/tmp (the bed's files do)
-# is used before these are covered.
+# Order matters: files below /run, /tmp and /var/tmp, such as the bed's, are used
+# before other mounts cover these folders.
 mount_host() {
 	local name=$1 bind private=nosuid,nodev
 	cd /
@@ -81,23 +81,23 @@ mount_host() {
 	mount -o remount,bind,ro /
 }
 
-# share_folder serves a folder of the bed's by a process of each host; like a
-# server of files, it makes them for the user who asks.
+# share_folder serves a folder of the bed with one process on each host. Like a file
+# server, it creates files as the user who asks.
 share_folder() {
 	mkdir /srv/shared
-	# A mount of its own stays writable.
+	# A separate mount stays writable.
 	mount --bind "$state/shared" /srv/shared
 	bindfs -o default_permissions /srv/shared /srv/shared
 }
 
 # hide_programs leaves what the packages of a small compute node bring: a shell
-# and the usual small tools, Slurm, munge, LDAP, newuidmap. Of the machine's
-# other programs, folders and data nothing is seen but shared libraries.
+# and the usual small tools, Slurm, munge, LDAP, newuidmap. Of the machine's other
+# programs, folders and data, only shared libraries are visible.
 hide_programs() {
 	local packages=(bash dash coreutils util-linux bsdutils mount passwd login hostname grep sed mawk findutils
 		tar gzip procps iproute2 libc-bin uidmap slurmd slurm-client munge nslcd)
 	local path dir new=/run/bed/programs
-	# A file system of its own: set-user-id programs do not work below /run.
+	# A separate file system: set-user-id programs do not work below /run.
 	mkdir "$new"
 	mount -t tmpfs -o mode=755 tmpfs "$new"
 	mkdir "$new/bin" "$new/sbin"
@@ -171,8 +171,8 @@ start_slurmdbd() {
 	answers slurmdbd listening ctl 6819
 }
 
-# dnsmasq_on ADDRESS OPTION... answers from /etc/hosts and from the options;
-# nothing is asked of the machine's own resolver.
+# dnsmasq_on ADDRESS OPTION... answers from /etc/hosts and from the options, and
+# never queries the machine's own resolver.
 dnsmasq_on() {
 	local address=$1
 	shift
@@ -187,7 +187,7 @@ daemon() {
 	daemons[$name]=$!
 }
 
-# answers DAEMON CMD...: wait until CMD succeeds, and no longer than DAEMON lives.
+# answers DAEMON CMD... waits until CMD succeeds, but not longer than DAEMON lives.
 answers() {
 	local name=$1
 	shift

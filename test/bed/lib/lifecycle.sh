@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# From `up` to `down`. The processes of a bed, and who ends whom:
+# From `up` to `down`. The processes of a bed, and which ends which:
 #
 #   bed up            ends when all nodes are idle. Until then its end, even
 #    │                by kill -9, closes a pipe, and the keeper gives up.
@@ -45,9 +45,8 @@ bed_up() {
 	say "$BED_NAME is up: ctl, login, $(host_names | tail -n +3 | xargs); try: BED_NAME=$BED_NAME $bed run --user alice login srun -N$NODES hostname"
 }
 
-# claim_state makes the folder with the pid of `up` and a number of its own in
-# it, or fails where another `up` just did: by a rename, which does one or the
-# other.
+# claim_state makes the folder with the pid of `up` and the bed's number. It fails
+# where another `up` has just made it: the rename succeeds for only one of them.
 claim_state() {
 	local new=$state_root/.$BED_NAME.$$ lock
 	exec {lock}</var/tmp
@@ -73,9 +72,9 @@ bed_up_failed() {
 	take_down || say "something of bed $BED_NAME remains: see $bed status"
 }
 
-# become_daemon ROLE ARG... replaces the shell by bed in that role, in a
-# session of its own, without the caller's descriptors: a test that reads the
-# output of `bed up` through a pipe must see it end.
+# become_daemon ROLE ARG... replaces the shell by bed in that role, in a new session
+# and without the caller's descriptors. A test that reads the output of `bed up`
+# through a pipe must see it end.
 become_daemon() {
 	local fd
 	exec >>"$state/log/$1.log" 2>&1
@@ -84,12 +83,12 @@ become_daemon() {
 		[[ $fd -le 2 || $fd -eq 255 ]] || exec {fd}>&-
 	done
 	cd /
-	# The caller's environment is none of the daemons' business, SLURM_CONF say.
+	# The daemons must not inherit the caller's environment, for example SLURM_CONF.
 	exec setsid env -i BED_NAME="$BED_NAME" PATH="$PATH" LC_ALL=C "$bed" "$@"
 }
 
 wait_until_idle() {
-	# Ample, for slow and busy machines: what dies is noticed at once.
+	# A long limit, for slow and busy machines: a process that dies is noticed at once.
 	local limit=$((120 + NODES))
 	local name
 	for name in $(host_names); do
@@ -137,7 +136,7 @@ kill_all() {
 	kill_cgroups
 }
 
-# take_down asks the keeper, and does the work itself where there is none.
+# take_down asks the keeper, or does the work itself if there is none.
 take_down() {
 	local keeper
 	if alive keeper; then
@@ -167,8 +166,9 @@ bed_down() {
 	return $rc
 }
 
-# remove_remains may be called at any time, by several at once. It only touches
-# the bed that the caller knew: a slow one must not hit the next of that name.
+# remove_remains may be called at any time, and by several processes at once. It
+# touches only the bed that the caller knew: a slow caller must not hit the next bed
+# of that name.
 remove_remains() (
 	exec {lock}</var/tmp
 	flock "$lock"
@@ -184,12 +184,12 @@ remove_remains() (
 	rmdir "$state_root" 2>/dev/null || true
 )
 
-# current_instance prints what tells a bed from former ones of the same name.
+# current_instance prints an id that differs from former beds of the same name.
 current_instance() { cat "$state/instance" 2>/dev/null || true; }
 
 remove_files() { rm -rf --one-file-system -- "$state"; }
 
-# alive ROLE: is its process there, and not another one with a used number?
+# alive ROLE reports whether its process runs, and no other process with a reused pid.
 alive() {
 	local pid
 	pid=$(cat "$state/pid/$1" 2>/dev/null) || return 1
@@ -199,7 +199,7 @@ alive() {
 	esac
 }
 
-# ended PID COMMAND: zombies have no command line.
+# ended PID COMMAND reports whether it has ended; a zombie has no command line.
 ended() { ! tr '\0' ' ' 2>/dev/null <"/proc/$1/cmdline" | grep -q " $2 "; }
 
 bed_status() {

@@ -53,7 +53,7 @@ bed_start() {
 	await 120 is_ready_or_dead "$1" && alive "$1" || die "host $1 did not start: see $bed logs power.log"
 }
 
-# power HOST starts a host below the supervisor, in whose namespaces it is.
+# power HOST starts a host in the supervisor's namespaces.
 power() {
 	load_settings
 	local supervisor
@@ -79,7 +79,7 @@ inside() { (enter "$@"); }
 
 # login TERM USER [CMD...] runs inside the host, and becomes CMD with what a
 # login gives: the user's ids, groups, home folder and a clean environment.
-# Who ends `bed run` ends CMD: by SIGTERM, so that it can clean up.
+# When `bed run` is ended, CMD gets SIGTERM, so that it can clean up.
 login() {
 	local term=$1 user=$2 entry uid gid home shell path=/usr/local/bin:/usr/bin:/bin
 	shift 2

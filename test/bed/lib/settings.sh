@@ -17,9 +17,8 @@ settings=(NODES PROCTRACK TASK ACCT CPUS MEM IPV6 RESOLVER LOCAL SHARED GPUS PRO
 # How many beds may be up at once.
 numbers=99
 
-# alice and bob have subordinate ids, listed by name. dave is known to LDAP
-# alone; his are listed by number, as on sites that generate /etc/subuid.
-# carol has none.
+# alice and bob have subordinate ids, listed by name. Only LDAP knows dave; his ids
+# are listed by number, as on sites that generate /etc/subuid. carol has none.
 users=(alice bob carol dave)
 
 # An address that stands for the internet, reached through a router.
@@ -52,13 +51,13 @@ default_settings() {
 	BED_OCI=${BED_OCI:-}
 }
 
-# choose_number: what tells this bed's addresses and users from those of the
-# others that are up. A name has a number of its own; only where another bed has
-# that one is it the next that is free. Called with the beds locked.
+# choose_number picks the number that distinguishes this bed's addresses and users
+# from other beds that are up. The number follows from the name; where another bed
+# has it, the next free one is used. Call it with the beds locked.
 #
-# Each bed has a network namespace, so addresses cannot clash; different ones
-# keep it visible in a log whose packet it was. Users' numbers matter more: the
-# kernel counts keys, processes and namespaces by them, machine-wide.
+# Each bed has a network namespace, so addresses cannot clash, but different ones
+# show in a log which bed a packet came from. User ids matter more: the kernel counts
+# keys, processes and namespaces by them, machine-wide.
 choose_number() {
 	local taken first i
 	taken=" $(cat "$state_root"/*/number 2>/dev/null | xargs || true) "
@@ -141,14 +140,14 @@ host_names() {
 	seq -f n%g 1 "$NODES"
 }
 
-# slurm_name_of HOST: what Slurm calls it.
+# slurm_name_of HOST prints its name in Slurm.
 slurm_name_of() {
 	local names
 	read -ra names <<<"$NAMES"
 	echo "${names[${1#n} - 1]:-$1}"
 }
 
-# mtu_of HOST: what its cable takes.
+# mtu_of HOST prints the MTU of its cable.
 mtu_of() {
 	local mtus
 	read -ra mtus <<<"$MTUS"
@@ -156,7 +155,7 @@ mtu_of() {
 	[[ $1 == n* ]] || echo 1500
 }
 
-# core_of HOST: the one core that it has, if it is to have one alone.
+# core_of HOST prints the core that the host is bound to, if there is one.
 core_of() {
 	local cores
 	read -ra cores <<<"$CORES"
@@ -172,8 +171,8 @@ address_of() {
 	esac
 }
 
-# address6_of HOST: global ones, of the range for documentation, with the last
-# number of the other address.
+# address6_of HOST prints its global address, in the range for documentation. It ends
+# in the last number of the other address.
 address6_of() {
 	local address network=${subnet%.0}
 	address=$(address_of "$1")
@@ -194,7 +193,7 @@ need_programs() {
 		die "missing: ${missing[*]}; install them with $(readlink -f "$lib/../../../scripts/install-deps") bed"
 }
 
-# await SECONDS CMD...: until CMD succeeds; false at the deadline.
+# await SECONDS CMD... waits until CMD succeeds; false at the deadline.
 await() {
 	local deadline=$((SECONDS + $1))
 	shift

@@ -24,13 +24,13 @@ supervisor() {
 	# Children that end, adopted ones too, are reaped while this waits.
 	read -r _ || true
 	echo "supervisor: the keeper is gone: ending"
-	# Everything in the cgroups first; what is left is in this PID namespace,
-	# and ends with PID 1.
+	# First everything in the cgroups. The rest is in this PID namespace and ends
+	# with PID 1.
 	remove_remains
 }
 
-# raise_limits does what Debian's unit for slurmd does; jobs inherit it. A
-# container's root may not be allowed to: jobs can do with less.
+# raise_limits sets the limits of Debian's unit for slurmd; jobs inherit them. Root
+# in a container may lack the right; jobs also work with lower limits.
 raise_limits() {
 	local limit
 	for limit in "-n 131072" "-l unlimited" "-s unlimited"; do
@@ -43,8 +43,8 @@ start_host() {
 		"$bed" host "$1"
 }
 
-# A /dev of its own, with the modes that a distribution's udev gives: the
-# machine's /dev may differ, and must not change.
+# make_devices makes a separate /dev with the modes that a distribution's udev sets.
+# The machine's /dev may differ, and must not change.
 make_devices() {
 	local dev=/run/dev node
 	mkdir $dev
@@ -68,9 +68,8 @@ make_devices() {
 	mount --move $dev /dev
 }
 
-# make_fake_gpus makes files that have the names of NVIDIA's. Behind them are
-# devices that few programs need by another name: a job that is refused a GPU is
-# refused that, too.
+# make_fake_gpus makes device files with the names of NVIDIA's. They are other
+# devices that few programs need: a job that is refused a GPU is refused these, too.
 make_fake_gpus() {
 	[[ $GPUS -gt 0 ]] || return 0
 	rm -f "$1"/nvidia*
