@@ -5,7 +5,7 @@
 set -eu
 cd "$(dirname "$0")"
 
-# Keys for this run alone.
+# Keys only for this run.
 keys=$(mktemp -d)
 trap 'rm -rf "$keys"' EXIT
 for key in user host; do ssh-keygen -q -t ed25519 -N '' -C '' -f "$keys/$key"; done

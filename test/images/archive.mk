@@ -1,5 +1,5 @@
-# One image archive of a program that is built beside NAME.image: out/NAME.tar.
-# What includes this says how out/bin/NAME is made.
+# Makes out/NAME.tar, the image archive of a program that is built beside NAME.image.
+# The including Makefile has the rule for out/bin/NAME.
 
 ARCH    ?= $(shell go env GOARCH)
 OUT     := out

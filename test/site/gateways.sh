@@ -429,7 +429,8 @@ def connects():
     except OSError:
         return None
 held, refused = [], 0
-# Of connections that have ended, those of Slurm for a step say, the kernel takes some out with each new one.
+# With each new connection the kernel removes a few that have ended, such as connections of Slurm
+# for a step.
 while refused < 5 and len(held) < 400:
     s = connects()
     if s:

@@ -53,7 +53,7 @@ bed_start() {
 	await 120 is_ready_or_dead "$1" && alive "$1" || die "host $1 did not start: see $bed logs power.log"
 }
 
-# power HOST starts a host in the supervisor's namespaces.
+# power HOST starts a host from the supervisor's namespaces.
 power() {
 	load_settings
 	local supervisor
