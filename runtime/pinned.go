@@ -1,7 +1,7 @@
 //go:build pinned
 
 // Package runtime pins the programs that this module builds from other modules
-// and that none of its own code imports.
+// and that no package of the module imports.
 package runtime
 
 import (

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// How the program is told where to report that it is alive, by the
-// environment, since CoreDNS reads the command line itself.
+// Environment variables that define where the program reports that it is alive.
+// CoreDNS itself reads the command line.
 const (
 	notifyVariable  = "BERTH_NOTIFY_FD"
 	addressVariable = "BERTH_DNS_ADDRESS"

@@ -42,7 +42,7 @@ type forwarder struct {
 	requests atomic.Int64
 }
 
-// ForwardPorts does so until it is told to stop, or the pod is lost.
+// ForwardPorts forwards ports until the stop channel closes or the pod is lost.
 func (f *forwarder) ForwardPorts(method string, target *url.URL, options portforward.PortForwardOptions) error {
 	pod, err := dialPod(method, target, options)
 	if err != nil {
@@ -166,9 +166,9 @@ func (f *forwarder) serve(listener net.Listener, pod httpstream.Connection, remo
 	}
 }
 
-// pass copies both ways between a connection and a port of the pod. Each such
-// pair is two streams: one for data, and one by which the node says what went
-// wrong.
+// pass copies both ways between a connection and a port of the pod. Each
+// connection has two streams: one for data, and one on which the node reports
+// errors.
 func (f *forwarder) pass(conn net.Conn, pod httpstream.Connection, remote uint16) error {
 	headers := http.Header{}
 	headers.Set(corev1.StreamType, corev1.StreamTypeError)
@@ -195,7 +195,7 @@ func (f *forwarder) pass(conn net.Conn, pod httpstream.Connection, remote uint16
 		_, _ = io.Copy(data, conn)
 		data.Close() // for writing
 	}()
-	_, _ = io.Copy(conn, data) // what breaks one direction is told by the other stream, or by the program behind the port
+	_, _ = io.Copy(conn, data) // the other stream, or the program behind the port, reports what broke one direction
 	// What was not sent yet would keep the other stream from ending.
 	_ = data.Reset()
 	if text := <-complaint; text != "" {

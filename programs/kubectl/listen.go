@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/programs/kubectl/loopback"
 )
 
-// listen opens a port: on the loopback for this user alone, and on any other
-// address for everybody, which the user has asked for and is told.
+// listen opens a port. On the loopback only this user can connect; on any other
+// address everybody can, as the user requested, and listen prints a warning.
 func listen(address netip.AddrPort, notes io.Writer) (net.Listener, error) {
 	if !address.Addr().IsLoopback() {
 		listener, err := net.Listen("tcp", address.String())

@@ -3,8 +3,8 @@
 // these lines do the same from the published libraries.
 //
 // One thing differs: the ports that port-forward and proxy open on the loopback
-// answer to the user who opened them alone, because a cluster's login hosts and
-// nodes have many (forward.go, proxy.go).
+// serve only the user who opened them, because login hosts and nodes of a Slurm
+// cluster have many users (forward.go, proxy.go).
 package main
 
 import (

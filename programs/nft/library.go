@@ -23,7 +23,7 @@ type Library struct {
 // pointer is an eight-byte word that the linker has to fill.
 type pointer struct {
 	offset uint64
-	value  string // what the assembler is told
+	value  string // the operand in the assembler file
 }
 
 // open reads a library and checks that it is of the simple kind.

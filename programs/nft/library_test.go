@@ -73,7 +73,7 @@ func TestRefuseThreadLocal(t *testing.T) {
 	}
 }
 
-// compile makes library.so in a directory of its own.
+// compile makes library.so in a temporary directory.
 func compile(t *testing.T, source string) string {
 	t.Helper()
 	dir := t.TempDir()

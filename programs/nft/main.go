@@ -1,14 +1,13 @@
-// Command nft turns a shared library into what can be linked statically: an
-// assembler file with the library's bytes, whose pointers are left to the
-// linker, and a linker script that keeps its segments as far apart as they
-// were.
+// Command nft makes a shared library linkable into a static program. It writes
+// an assembler file with the library's bytes, whose pointers the linker fills,
+// and a linker script that keeps the distances between the library's segments.
 //
 //	go run . -name NAME -base ADDRESS -o DIR LIBRARY      writes DIR/NAME.S and DIR/NAME.ld
 //
 // It exists for libnftables, the one library of nft that Debian has no archive
-// of, and knows no more than that takes: a library without thread-local
-// storage, all of whose relocations are whole pointers. It refuses anything
-// else. The result is for programs at a fixed address only.
+// of, and supports only what that needs: a library without thread-local storage
+// whose relocations are all whole pointers. It refuses anything else. The result
+// is for programs at a fixed address only.
 package main
 
 import (

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only
  *
- * Names, without the host. The C library would read nsswitch.conf and load the
- * modules it names, which a static program must not: they are of another C
- * library. Rules of programs hold numbers and the protocols below; all other
- * names are unknown here, and nft says so.
+ * Name lookups that do not depend on the host. The C library would read
+ * nsswitch.conf and load the modules it names. A static program must not load
+ * them: they belong to another C library. Rules of programs hold numbers and the
+ * protocols below; nft reports all other names as unknown.
  *
- * Functions of this file take the place of the C library's.
+ * The functions of this file replace the C library's.
  */
 #include <arpa/inet.h>
 #include <errno.h>

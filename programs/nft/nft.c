@@ -115,7 +115,7 @@ int main(int argc, char **argv)
 		perror("nft");
 		return EXIT_FAILURE;
 	}
-	/* names.c says why */
+	/* see names.c for the reason */
 	nft_ctx_input_set_flags(nft, NFT_CTX_INPUT_NO_DNS);
 	nft_ctx_output_set_flags(nft, flags);
 	nft_ctx_set_dry_run(nft, check);

@@ -56,11 +56,11 @@ type layers struct {
 	folder string
 }
 
-// cacheSign is the interval at which a job shows that it is alive.
+// cacheSign is the interval between a job's signs of life in the cache.
 const cacheSign = time.Hour
 
-// openCache opens the cache; nil for none. A cluster works without it; that it does
-// is said to the user.
+// openCache opens the cache. It returns nil if there is none. A cluster works
+// without a cache, and the user gets a notice then.
 func openCache(ctx context.Context, config *layersConfig, notice func(string)) *layercache.Cache {
 	if config.Cache == "" {
 		return nil

@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/runtime/internal/corpus"
 )
 
-// helperName is what this program is called in the test image, where it is
-// the workload.
+// helperName is the name of this program in the test image, where it is the
+// workload.
 const helperName = "helper"
 
 // helper is the workload: sleep, print text, allocate memory, start children.
@@ -42,7 +42,7 @@ func helper(args []string) int {
 			return 1
 		}
 		return 0
-	case "soak": // how many times, 0 for until it is told to end
+	case "soak": // the number of rounds; 0 runs until the test ends it
 		return soak(args[1], stop)
 	case "view": // mounts a view at a folder, until it is killed
 		return serveView(args[1], stop)
@@ -116,7 +116,7 @@ func touch(bytes int) []byte {
 		fmt.Fprintln(os.Stderr, "mmap:", err)
 		os.Exit(3)
 	}
-	// Pages of 4 KB: the slow way in which most programs grow.
+	// Use pages of 4 KB: most programs grow in this slow way.
 	_, _, _ = syscall.Syscall(syscall.SYS_MADVISE, uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), 15 /* NOHUGEPAGE */)
 	for i := 0; i < len(b); i += 4096 {
 		b[i] = 1

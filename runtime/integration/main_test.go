@@ -107,8 +107,8 @@ func inNamespaces(args, env []string, mapping ...string) int {
 	return 0
 }
 
-// initialize is PID 1: it reaps orphans, like a node's init. If the tests did
-// it, they would take the exits of their own children.
+// initialize is PID 1: it reaps orphans, like a node's init. If the tests reaped,
+// they would also take the exits of the children they wait for.
 func initialize() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
 	cmd.Env = append(os.Environ(), insideVariable+"=tests")

@@ -140,7 +140,7 @@ func TestKillLayersOfASIFFile(t *testing.T) {
 		t.Errorf("ended with %d:\n%s", s.ExitCode, text())
 	}
 	// A pod that starts when the file is gone, and not open anywhere, gets an
-	// error that says so.
+	// error that names the missing file.
 	p.remove()
 	n.unmountTrees()
 	if !eventually(20*time.Second, func() bool { return n.layers.mounts() == 0 }) {

@@ -16,7 +16,7 @@ import (
 	_ "github.com/coredns/coredns/plugin/forward"
 )
 
-// readyDescriptor is where berthd, if it started this, waits for a line.
+// readyDescriptor is open if berthd started this program. berthd waits for a line on it.
 const readyDescriptor = 3
 
 func main() {

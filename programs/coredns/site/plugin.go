@@ -22,8 +22,8 @@ const pluginName = "names"
 // ttl of answers, in seconds: a job's names go when it goes.
 const ttl = 5
 
-// drain is how long queries that are in hand may take after the end of this server's
-// life: CoreDNS gives up on others that it asks.
+// drain bounds the time for pending queries after this server's life has ended.
+// CoreDNS itself gives up on servers that it forwards to.
 const drain = 5 * time.Second
 
 // names answers for the pods of the site network.
@@ -44,8 +44,9 @@ func setup(c *caddy.Controller) error {
 	}
 	go func() {
 		l.over()
-		// First its sockets: the kernel frees the memory of a program that ends before it closes
-		// them, and what it gives them in these milliseconds is asked again after five seconds.
+		// Close the sockets first. At exit the kernel frees the memory of a program before it
+		// closes its sockets. A query that arrives in these milliseconds is lost, and the client
+		// sends it again only after five seconds.
 		_ = caddy.Stop()
 		os.Exit(0)
 	}()
@@ -53,9 +54,9 @@ func setup(c *caddy.Controller) error {
 	return nil
 }
 
-// files are what the directive tells: the table, and the life of the server. A berthd of
-// before there were two ends the server by its table. It may start this one while a newer
-// berthd is installed and does not run yet.
+// files returns the arguments of the directive: the table, and the file that bounds the
+// life of the server. An older berthd names only the table, which then bounds the life,
+// too. It may start this program while a newer berthd is installed and does not run yet.
 func files(c *caddy.Controller) (table, until string, err error) {
 	if !c.Next() || !c.NextArg() {
 		return "", "", c.ArgErr()
@@ -148,7 +149,7 @@ func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 	return dns.RcodeSuccess, nil
 }
 
-// soa says how long it may be remembered that there is no such name.
+// soa returns the record that limits how long a negative answer may be cached.
 func soa(zone string) dns.RR {
 	return &dns.SOA{
 		Hdr: dns.RR_Header{Name: zone, Rrtype: dns.TypeSOA, Class: dns.ClassINET, Ttl: 1},

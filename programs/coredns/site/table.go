@@ -19,9 +19,9 @@ import (
 // table answers questions from the table that berthd has written.
 type table struct{ nametable.Table }
 
-// answer is what there is to say about a name.
+// answer is the result of looking up a name.
 type answer struct {
-	// ours: it lies in a zone that nobody else answers for.
+	// ours reports whether the name is in a zone that only this server answers for.
 	ours      bool
 	zone      string
 	exists    bool
@@ -30,15 +30,15 @@ type answer struct {
 	name string
 }
 
-// serves says who is answered: pods, and the host of this server, which asks from the
-// server's own address. That may be one which the whole site reaches, and nobody else
-// has to ask here, least of all for what is forwarded.
+// serves reports whether an asker gets answers: a pod, or the host of this server, which
+// asks from the server's own address. The whole site may be able to reach that address,
+// but nobody else needs this server, least of all to forward queries.
 func (t *table) serves(asker, server netip.Addr) bool {
 	return asker == server || t.Range.Contains(asker)
 }
 
-// find looks a name up for whoever asks from an address. A pod is told of the pods
-// in its network alone, the host of the server of all.
+// find looks up a name for an asker. A pod sees only the pods in its network; the host of
+// the server sees all pods.
 func (t *table) find(name string, asker, server netip.Addr) answer {
 	name = strings.ToLower(name)
 	zone := t.Cluster + "."
@@ -84,7 +84,7 @@ func (t *table) first(address netip.Addr) netip.Addr {
 	return netip.AddrFrom4([4]byte(all[len(all)-4:]))
 }
 
-// view is what one asker sees.
+// view holds the pods that one asker sees.
 type view struct {
 	pods []nametable.Pod
 	// own is the asker, if it is a pod.
@@ -113,8 +113,8 @@ func (t *table) visible(asker, server netip.Addr) view {
 	return v
 }
 
-// below is about USER, JOB.USER, podN.JOB.USER, or a name below JOB.USER that the user has
-// given it, or by which it serves something.
+// below looks up USER, JOB.USER, podN.JOB.USER, or a name below JOB.USER that the user has
+// chosen or that pods of the job serve.
 func (t *table) below(name, zone string, v view) answer {
 	found := answer{ours: true, zone: zone}
 	labels := strings.Split(name, ".")
@@ -172,7 +172,7 @@ func (v view) prefers(a, b nametable.Pod, label string) bool {
 	return a.After > b.After
 }
 
-// file is where the table is. It is replaced as a whole.
+// file reads the table, which berthd replaces as a whole.
 type file struct {
 	path string
 

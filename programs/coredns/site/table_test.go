@@ -14,8 +14,8 @@ import (
 )
 
 // example: alice has two jobs called db, the second one newer, one that is
-// called like the number of the first, and sessions on a login host; bob has a
-// db of his own; carol and dave share a network.
+// called like the number of the first, and sessions on a login host; bob has his
+// own db; carol and dave share a network.
 const example = `{"cluster":"alps","range":"10.1.0.0/24","ipv6":"fd42::/96","pods":[
 {"address":"10.1.0.2","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":0,"after":5},
 {"address":"10.1.0.3","network":7,"uid":1,"user":"alice","name":"db","number":41,"index":1,"after":5,"names":["web.default","shop"],"served":["cache"]},

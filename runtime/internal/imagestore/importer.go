@@ -22,9 +22,9 @@ import (
 	"berth.dev/berth/runtime/internal/roots"
 )
 
-// ArchiveNamespace is the containerd namespace in which the names of imported
-// images are noted once more. In their own namespace a later pull replaces an
-// image and its labels, and nothing would tell it from one of a registry.
+// ArchiveNamespace is the containerd namespace that records the names of imported
+// images a second time. In the images' namespace a later pull replaces an image and
+// its labels, and the image would look like one of a registry.
 const ArchiveNamespace = "berth-archives"
 
 // Importer imports archives into one containerd.
@@ -40,8 +40,8 @@ type Importer struct {
 	shared bool
 }
 
-// SharedExport is what a snapshotter exports that may have layers which others have
-// made: it answers to be asked for one, by its digest, that it is there already.
+// SharedExport is the export of a snapshotter that may hold layers of other jobs.
+// Such a snapshotter, asked for a layer by its digest, may answer that it exists.
 const SharedExport = "berth_shared_layers"
 
 // NewImporter returns an importer that unpacks for a snapshotter. The client
@@ -131,7 +131,7 @@ func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, 
 const inPlace = "erofs"
 
 // read puts an archive into the store. A folder stays where it is, and so does a SIF
-// file where it can; the second tells whether it does.
+// file if possible; stays reports whether the image does.
 func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, stays bool, err error) {
 	if !a.isRoot() {
 		if i.snapshotter == inPlace && i.snapshots != "" {
@@ -155,7 +155,7 @@ func (i *Importer) read(ctx context.Context, a Archive) (index ocispec.Index, st
 	return index, true, nil
 }
 
-// tell labels blobs so that those which belong to an image stay with it.
+// tell labels the blobs of an image so that garbage collection keeps them with it.
 func (i *Importer) tell(ctx context.Context, m ocispec.Descriptor) error {
 	handler := images.FilterPlatforms(images.ChildrenHandler(texts{i.store}), platforms.Default())
 	if err := images.WalkNotEmpty(ctx, images.SetChildrenLabels(i.store, handler), m); err != nil {
@@ -178,7 +178,7 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	ids, err := images.RootFS(ctx, texts{i.store}, manifest.Config)
 	layers := lazy.Layers(manifest)
 	if err != nil || len(ids) != len(layers) {
-		return err // unpacking tells what is wrong
+		return err // unpacking reports the cause
 	}
 	for k, layer := range layers {
 		info := content.Info{Digest: layer.Digest, Labels: map[string]string{labels.LabelUncompressed: ids[k].String()}}

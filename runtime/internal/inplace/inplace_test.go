@@ -112,8 +112,8 @@ func lines(image *erofs.Image) (all []string, err error) {
 	return all, walk(erofs.Root, "")
 }
 
-// In-place reads return the content of the archive from which the SIF file was
-// made.
+// In-place reads return the content of the archive that the SIF file was made
+// from.
 func TestTheSameAsTheArchive(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {

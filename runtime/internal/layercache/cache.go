@@ -32,8 +32,9 @@ const (
 	imageExtension = ".erofs"
 	// partExtension is that of images that are being written.
 	partExtension = ".part"
-	// unfinishedFor is the age at which an unnamed file, or the folder of a job
-	// without a sign of life, is removed, because nobody will finish it.
+	// unfinishedFor is the age when an unnamed file is removed, because nobody will
+	// finish it. jobGoneAfter is the same for the folder of a job without a sign of
+	// life.
 	unfinishedFor = 24 * time.Hour
 	jobGoneAfter  = 14 * 24 * time.Hour
 )

@@ -12,7 +12,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// partialFor is how long a partial download is kept for somebody to continue.
+// partialFor is the time that a partial download is kept so that a job can resume it.
 const partialFor = 7 * 24 * time.Hour
 
 func (c *Cache) partials() string { return filepath.Join(c.dir, "partial") }

@@ -23,7 +23,7 @@ type Maker struct {
 
 // Layer describes a layer to make, as a snapshotter receives it.
 type Layer struct {
-	// Image is the name by which it is pulled.
+	// Image is the name that it is pulled by.
 	Image string
 	// Manifest is the image's, empty where it is not known.
 	Manifest digest.Digest

@@ -1,6 +1,6 @@
 /* pause holds a pod's namespaces: it sleeps, and reaps orphans that a shared
- * PID namespace gives it. Only SIGKILL ends it, which is what containerd sends:
- * other signals reach every process of a job at once, and the containers of a
+ * PID namespace gives it. Only SIGKILL ends it, and containerd sends that.
+ * Other signals reach every process of a job at once, but the containers of a
  * pod need its namespaces to end in order.
  *
  * It is linked without a C library, so that a pod costs some ten kilobytes

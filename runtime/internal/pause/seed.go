@@ -31,7 +31,7 @@ type Stores struct {
 	Leases          leases.Manager
 }
 
-// Labels by which CRI marks the images that it lists and keeps.
+// Labels of the images that CRI lists and keeps.
 const (
 	labelManaged = "io.cri-containerd.image"
 	labelPinned  = "io.cri-containerd.pinned"

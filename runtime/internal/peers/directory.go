@@ -31,10 +31,10 @@ type question struct {
 	again bool
 }
 
-// giver returns the node from which the asker gets the blob. This is always an
+// giver returns the node that sends the blob to the asker. This is always an
 // earlier asker, so that nobody waits for itself; an asker keeps its place until
-// it starts again. The first two get it from the first, the next two from the
-// second: a tree, so that no node gives it to more than two at once.
+// it starts again. The nodes form a tree: the first node sends to the first two
+// askers, the second to the next two, so that no node sends to more than two.
 func (d *directory) giver(q question) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -27,7 +27,7 @@ const (
 	// ownersAsked is the number of dead nodes after which the registry is used
 	// without further questions.
 	ownersAsked = 3
-	// deadFor is how long no requests go to a node that did not answer; startsFor
+	// deadFor is the time without requests to a node that did not answer. startsFor
 	// is the same for a node whose containerd is about to start.
 	deadFor   = 30 * time.Second
 	startsFor = 2 * time.Second
@@ -36,11 +36,10 @@ const (
 	// always right.
 	connectLimit = 5 * time.Second
 	answerLimit  = 10 * time.Second
-	// silenceLimit bounds the time in which another node sends nothing of a
-	// layer. It may itself be waiting for a registry; a lost node is noticed
-	// sooner.
+	// silenceLimit bounds the time that another node may send nothing of a layer.
+	// That node may itself wait for a registry. A lost node is noticed sooner.
 	silenceLimit = time.Minute
-	// name is that of all nodes in their certificate.
+	// name is the name of every node in the shared certificate.
 	name = "peers"
 )
 

@@ -91,7 +91,7 @@ func layerOf(ref string) (digest.Digest, bool) {
 	return dgst, err == nil && (kind == "layer" || kind == "unknown")
 }
 
-// dataOf returns the file in which containerd's store collects incoming data.
+// dataOf returns the file where containerd's store collects incoming data.
 func (s *Store) dataOf(ref string) string {
 	return filepath.Join(s.root, "ingest", digest.FromString(ref).Encoded(), "data")
 }

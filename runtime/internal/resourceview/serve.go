@@ -36,7 +36,7 @@ const (
 	inHeader, outHeader = 40, 16
 	// requestSize is the least that the kernel accepts.
 	requestSize = 8192
-	// forever is how long, in seconds, names and attributes stay as they are.
+	// forever is the time in seconds that the kernel may cache names and attributes.
 	forever = 1 << 31
 	rootID  = 1
 )

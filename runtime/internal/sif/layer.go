@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// own is the folder in which an image describes itself.
+	// own is the folder with an image's description of itself.
 	own         = ".singularity.d/"
 	labelsFile  = own + "labels.json"
 	environment = own + "env/"

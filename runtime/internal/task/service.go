@@ -53,7 +53,7 @@ type Service struct {
 	ownListener bool
 }
 
-// container is what the wrapper remembers of one.
+// container is the wrapper's state of one container.
 type container struct {
 	bundle.Container
 	root procfs.Root
@@ -70,7 +70,7 @@ type container struct {
 	measuredUntil time.Time
 }
 
-// Config is what a Service is made of.
+// Config configures a Service.
 type Config struct {
 	Inner     taskapi.TTRPCTaskService
 	Node      bundle.Node
@@ -85,7 +85,7 @@ type Config struct {
 	FastPath string
 	// Dir is the shim's own bundle, the first of the pod.
 	Dir string
-	// Notices is the folder for what pods' owners are to be told.
+	// Notices is the folder for notices to the owners of pods.
 	Notices string
 	CPUs    CPUs
 	Machine Machine

@@ -19,21 +19,21 @@ import (
 type Machine struct {
 	// Memory in bytes.
 	Memory uint64
-	// CPUs are the CPUs of the machine, of which the run may use Count. They are
-	// seen where it is not known which ones the run has.
+	// CPUs holds the CPUs of the machine; the run may use Count of them. A container
+	// sees CPUs if the run's own CPUs are not known.
 	CPUs  cpuset.CPUSet
 	Count int
 }
 
-// viewPrefix begins the names of the folders, in the shim's bundle, from which
-// the files of a view are bound into a container.
+// viewPrefix begins the names of the folders in the shim's bundle whose files are
+// bound into a container.
 const viewPrefix = "view-"
 
 func (s *Service) viewDir(id string) string { return filepath.Join(s.dir, viewPrefix+id) }
 
-// showLimits makes the files in which a container sees its limits, and returns
-// the mounts that bring them into it. A container that cannot have them sees the
-// machine, which is no reason not to start it.
+// showLimits makes files that show a container its limits, and returns the mounts
+// that bring them into it. A container without them sees the machine's values, and
+// starts nevertheless.
 func (s *Service) showLimits(id string, c *container) []specs.Mount {
 	if s.machine.Count == 0 {
 		return nil
