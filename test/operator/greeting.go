@@ -30,7 +30,7 @@ type Greeting struct {
 	} `json:"status,omitempty"`
 }
 
-// GreetingList is what a list request answers.
+// GreetingList is the response to a list request.
 type GreetingList struct {
 	metav1.TypeMeta `json:",inline"`
 	metav1.ListMeta `json:"metadata,omitempty"`
@@ -60,7 +60,7 @@ type reconciler struct {
 	scheme *runtime.Scheme
 }
 
-// Reconcile makes the ConfigMap say what the Greeting asks for.
+// Reconcile creates or updates the ConfigMap that a Greeting describes.
 func (r *reconciler) Reconcile(ctx context.Context, request ctrl.Request) (ctrl.Result, error) {
 	var greeting Greeting
 	if err := r.Get(ctx, request.NamespacedName, &greeting); err != nil {

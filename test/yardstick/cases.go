@@ -17,8 +17,8 @@ import (
 	"time"
 )
 
-// cases are what is measured, on one host and, from the login host of a bed, through
-// Slurm: each gives values by name.
+// cases holds the measurements by name. They run on one host and, from the login host
+// of a bed, through Slurm. Each returns values by name.
 var cases = map[string]func(*bencher) (map[string]float64, error){
 	"version":    (*bencher).versionTime,
 	"usable":     (*bencher).usable,
@@ -76,8 +76,8 @@ func (b *bencher) command(args ...string) (*exec.Cmd, error) {
 }
 
 // step makes a berth that runs as a job step over a number of nodes. Without -c
-// Slurm would give each the first core alone, the same one to all hosts of a
-// bed.
+// Slurm would give each step only the first core, and all hosts of a bed would
+// share it.
 func (b *bencher) step(nodes int, args ...string) (*exec.Cmd, error) {
 	return b.asUser("srun", append([]string{"-N" + strconv.Itoa(nodes), "-c" + strconv.Itoa(runtime.NumCPU()), "--mem=1000", b.berth}, args...)...)
 }

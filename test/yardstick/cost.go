@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// settle is how long a cluster may work off its start before it counts as idle.
+// settle is the time that a cluster gets to finish its start before it counts as idle.
 const settle = 15 * time.Second
 
 // idleCost measures processor time and memory of all roles of an idle cluster,
@@ -147,7 +147,7 @@ func proportional(pid int) float64 {
 	return 0
 }
 
-// name is what a process is: its program and, for ours, its role.
+// name returns the program of a process and, for berth's processes, the role.
 func name(pid int) string {
 	content, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if err != nil {

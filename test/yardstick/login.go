@@ -20,7 +20,7 @@ spec:
   - {name: main, image: "busybox:1.37", command: [sh, -c, "echo up; exec sleep 1000000"]}
 `
 
-// throughTunnel is how often a command is measured through the open tunnel.
+// throughTunnel is the number of commands that are measured through the open tunnel.
 const throughTunnel = 10
 
 // reachIn measures commands from the login host into a running job: the first,

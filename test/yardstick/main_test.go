@@ -27,7 +27,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// TestRepetitions: an interval of 95 % needs six; a case with fewer says why.
+// TestRepetitions: an interval of 95 % needs six; a comment gives the reason for fewer.
 func TestRepetitions(t *testing.T) {
 	plans, err := filepath.Glob("*.yaml")
 	if err != nil || len(plans) != 3 {

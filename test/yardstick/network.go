@@ -11,9 +11,9 @@ import (
 	"strings"
 )
 
-// network has the overlay measured beside bare metal and other programs: by the
-// benchmark of its package, which makes hosts of its own. Each value has the
-// name of the load and of what it is.
+// network measures the overlay beside bare metal and other programs, with the
+// benchmark of its package, which makes the hosts. Each value is named by the load
+// and the quantity.
 func (b *bencher) network() (map[string]float64, error) {
 	dir, err := os.MkdirTemp("", "berth-bench-")
 	if err != nil {
@@ -53,8 +53,8 @@ func (b *bencher) network() (map[string]float64, error) {
 	}
 }
 
-// withUnit is the name of a value of the benchmark's as figures have it: there the unit
-// is the end, and what begins with x is how many times bare metal's it is.
+// withUnit converts the name of one of the benchmark's values to the name of a figure:
+// the unit is at the end, and "x-" becomes a multiple of bare metal.
 func withUnit(what string) string {
 	if strings.HasPrefix(what, "x-") {
 		return what + ", times bare"

@@ -189,7 +189,7 @@ func printMemory() error {
 	return nil
 }
 
-// ownProcesses are those of this user on this host, but for this one.
+// ownProcesses returns the processes of this user on this host, except this one.
 func ownProcesses() ([]int, error) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

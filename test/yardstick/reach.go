@@ -10,11 +10,11 @@ import (
 )
 
 const (
-	// askPeriod is how often each address is asked for. A packet to a Service
-	// that is not there is dropped, and its connection waits a second until it
-	// sends the next one; so each time it is a new connection.
+	// askPeriod is the time between two connections to an address. A packet to a missing
+	// Service is dropped, and its connection waits a second before it sends the next
+	// packet; so each attempt is a new connection.
 	askPeriod = 50 * time.Millisecond
-	// askLimit is how long one connection is waited for.
+	// askLimit bounds one attempt to connect.
 	askLimit = time.Second
 )
 

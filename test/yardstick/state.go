@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// stateObjects is how many a cluster has that is saved, beside its own.
+// stateObjects is the number of saved objects that the test adds to a cluster.
 const stateObjects = 2000
 
-// savedLine is what berth run --verbose says of each time that it saves.
+// savedLine matches the line that berth run --verbose prints for each save.
 var savedLine = regexp.MustCompile(`saved (\d+) objects in (\S+), of which (\S+) to read them`)
 
 // saveAndRestore measures how long the objects of a cluster take to be saved, and
@@ -84,7 +84,7 @@ func (b *bencher) saveAndRestore() (_ map[string]float64, err error) {
 	}, errors.Join(err, err1, err2)
 }
 
-// ownDirectory makes one that belongs to the user alone.
+// ownDirectory makes a directory that belongs to the user whose programs are measured.
 func (b *bencher) ownDirectory() (string, error) {
 	dir, err := os.MkdirTemp("/var/tmp", "berth-bench-")
 	if err != nil || b.user == "" {

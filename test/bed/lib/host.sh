@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# A host: PID 1 of its own namespaces, with its own hostname, network, /etc,
+# A host: PID 1 of a set of namespaces, with a separate hostname, network, /etc,
 # /dev, /run, /tmp and home folder, and a read-only view of the rest of the
 # machine.
 

@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/test/images/recipe"
 )
 
-// refName is where a layout's index says what an image is called.
+// refName is the annotation with an image's name in the index of a layout.
 const refName = "org.opencontainers.image.ref.name"
 
 // layout is a folder with an OCI layout that is written.

@@ -28,7 +28,7 @@ var (
 	pipeline string //nolint:gochecknoglobals // the only way to embed
 )
 
-// Shape is what images are to be like. The paper's is Paper.
+// Shape configures the generated images. Paper is the shape of the paper's images.
 type Shape struct {
 	// Seed decides the content of what is generated.
 	Seed uint64
@@ -88,7 +88,7 @@ func (s Shape) Check() error {
 	return errors.Join(problems...)
 }
 
-// libraries is where Debian has Python's modules.
+// libraries is the directory of Python's modules in Debian.
 const libraries = "usr/lib/python3"
 
 // Write writes all images into a folder with an OCI layout, whose names are

@@ -173,7 +173,7 @@ func take(img v1.Image) (p parts, err error) {
 
 func hexDigest(content []byte) string { return fmt.Sprintf("%x", sha256.Sum256(content)) }
 
-// archive is a tar file to which nothing is added twice. It keeps its first
+// archive is a tar file that gets each entry only once. It keeps its first
 // error until the end.
 type archive struct {
 	tar  *tar.Writer

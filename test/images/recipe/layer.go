@@ -120,7 +120,7 @@ func (l *layerWriter) file(h *tar.Header, source string, info fs.FileInfo) error
 	return err
 }
 
-// mode is what chmod(1) would print, with the set-id and sticky bits.
+// mode returns the permissions as chmod(1) takes them, with the set-id and sticky bits.
 func mode(info fs.FileInfo) int64 {
 	m := int64(info.Mode().Perm())
 	for _, bit := range []struct {

@@ -1,13 +1,13 @@
-// Package recipe makes image archives for tests from a short text: which files
-// at which path, owned by whom, and what the image's configuration says. It
-// needs no container engine, no root and no network, and the same inputs give
-// the same bytes. It is no general image builder: nothing runs in the image.
+// Package recipe makes image archives for tests from a short text. The text lists
+// files, their paths and owners, and the image's configuration. It needs no
+// container engine, no root and no network, and the same inputs give the same
+// bytes. It is no general image builder: nothing runs in the image.
 //
 // A recipe has one instruction a line; # starts a comment. SRC is a path below
 // the directory given to Parse, PATH one inside the image.
 //
 //	tag NAME                            docker.io/library/hello:1; one or more
-//	layer                               what follows goes into a layer of its own
+//	layer                               what follows goes into a new layer
 //	dir PATH [MODE [UID:GID]]           default 0755 0:0
 //	file SRC PATH [MODE [UID:GID]]      default: the mode of SRC, 0:0
 //	text PATH MODE UID:GID "quoted"     a Go string literal
@@ -39,7 +39,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-// Recipe is what a text asks for.
+// Recipe is a parsed recipe.
 type Recipe struct {
 	Tags        []string
 	Layers      [][]Entry
@@ -59,7 +59,7 @@ type Entry struct {
 	Exclude  []string // of a Tree: prefixes below Source
 }
 
-// Kind says what an Entry puts there.
+// Kind is the type of the file that an Entry makes.
 type Kind int
 
 // The kinds of entries.

@@ -3,11 +3,11 @@
 //
 //	registry [-listen :5000] [-tls CERTIFICATE] [-user NAME:PASSWORD] [-layers N -bytes N] [-arch ARCH] [-rate N] REPOSITORY:TAG=ARCHIVE...
 //
-// An archive is one of "docker save", which holds an image of the repository's
-// last word and the tag; -layers adds some of random bytes to each, and
-// -arch has each say that it is for that architecture. With -tls the
-// program makes a certificate authority of its own and writes its certificate to
-// that file. It prints a line per request, and one of how much it sent.
+// An archive is one of "docker save", which holds an image named by the
+// repository's last word and the tag. -layers adds layers of random bytes to each
+// image, and -arch sets the architecture of each. With -tls the program makes a
+// certificate authority and writes its certificate to that file. It prints a line
+// for each request, and a line with the number of bytes sent.
 package main
 
 import (
