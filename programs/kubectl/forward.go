@@ -167,7 +167,7 @@ func (f *forwarder) serve(listener net.Listener, pod httpstream.Connection, remo
 }
 
 // pass copies both ways between a connection and a port of the pod. Each
-// connection has two streams: one for data, and one on which the node reports
+// connection has two streams: one for data, and one that carries the node's
 // errors.
 func (f *forwarder) pass(conn net.Conn, pod httpstream.Connection, remote uint16) error {
 	headers := http.Header{}
