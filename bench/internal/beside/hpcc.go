@@ -74,7 +74,7 @@ var hpccFigures = []struct{ key, name, unit string }{ //nolint:gochecknoglobals 
 
 const (
 	triad, ptrans = "StarSTREAM_Triad", "PTRANS_GBs"
-	// timed is the matrix size from which PTRANS takes longer than the resolution
+	// timed is the smallest matrix size that takes PTRANS longer than the resolution
 	// of hpcc's clock.
 	timed = 4000
 	// fits is the minimum size of a STREAM vector in multiples of the last cache,

@@ -25,13 +25,13 @@ func patience(ctx context.Context) string {
 	return max(limit.Round(time.Second), time.Second).String() // none is no limit to kubectl
 }
 
-// removeLimit bounds the removal of all objects. It is less than the limit of a
-// command that is asked to end.
+// removeLimit bounds the removal of all objects. It is shorter than the time that
+// a command gets to end.
 const removeLimit = 10 * time.Second
 
-// requirements executes the KSI paper's functional ones, RQ1 to RQ3: each part is
-// something that a user would do, and is answered by whether it worked. That one
-// failed is an answer, and no failure of the trial.
+// requirements executes the functional requirements of the KSI paper, RQ1 to RQ3.
+// Each part does what a user would do, and reports whether it worked. A part that
+// fails is a result, not a failure of the trial.
 func requirements(ctx context.Context, s Spec) (Result, error) {
 	mark := "berth-bench-" + strings.ToLower(rand.Text()[:10])
 	text, err := everywhere(s.Image, mark, s.Nodes)

@@ -65,7 +65,7 @@ func number(parameters map[string]string, name string) float64 {
 	return n
 }
 
-// Better is the direction in which figures improve.
+// The directions of improvement of a figure, for Better.
 const (
 	higher = "higher"
 	lower  = "lower"

@@ -264,7 +264,7 @@ func (s Spec) pipeline(ctx context.Context, n int, image *Image) error {
 	return Sent(ctx, s.Registry, start, image)
 }
 
-// folder returns the folder to which containers of the nth image write.
+// folder returns the folder that containers of the nth image write to.
 func (s Spec) folder(n int) (string, error) {
 	out := filepath.Join(s.Folder, strconv.Itoa(n))
 	if err := os.MkdirAll(out, 0o755); err != nil {

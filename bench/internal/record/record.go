@@ -1,5 +1,5 @@
-// Package record defines the records of a run: a file of JSON lines, to which
-// lines are added and never changed. Evaluation of records belongs elsewhere.
+// Package record defines the records of a run: a file of JSON lines. Lines are
+// added and never changed. Evaluation of records belongs elsewhere.
 package record
 
 import "time"
@@ -28,7 +28,7 @@ type Session struct {
 	Name  string `json:"name"`
 	Title string `json:"title"`
 	Seed  uint64 `json:"seed"`
-	// Drift is the relative change of the baseline from which a run counts as
+	// Drift is the smallest relative change of the baseline that marks a run as
 	// disturbed.
 	Drift float64 `json:"drift"`
 	// Reference is the system that others are compared with.

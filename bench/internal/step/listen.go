@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// listening is the line with which a step reports that its program listens.
+// listening is the line that a step prints when its program listens.
 const listening = "berth-bench-listening"
 
 // tellListening waits until a program on this machine has the port, listening if
