@@ -68,8 +68,8 @@ const (
 	commandIndent = 16
 )
 
-// shortHelpLines is what two screens of a terminal hold above the shell's prompt.
-// Longer help leaves rare options to --help-all.
+// shortHelpLines is the number of lines that fit on two screens above the shell's
+// prompt. Longer help leaves rare options to --help-all.
 const shortHelpLines = 47
 
 // commonOptions are the options that short help shows.
@@ -80,8 +80,8 @@ func commonOptions() []string {
 	}
 }
 
-// helpWriter returns cobra's help function. It writes help in the form of Slurm's
-// commands: in full, or as much as fits two screens.
+// helpWriter returns a help function for cobra. It writes help in the style of
+// Slurm: in full, or as much as fits two screens.
 func helpWriter(full bool) func(*cobra.Command, []string) {
 	return func(command *cobra.Command, _ []string) {
 		width := helpWidth

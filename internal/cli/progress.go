@@ -93,7 +93,7 @@ func (p *progress) step(name string) {
 	}
 }
 
-// line prints a line of berth's output; mu is held.
+// line prints one formatted line. The caller holds mu.
 func (p *progress) line(format string, args ...any) {
 	to := p.to
 	if p.live != nil {

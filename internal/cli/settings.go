@@ -31,7 +31,7 @@ func settableVariables() []string {
 }
 
 // pathOptions lists the options that take a path. In a settings file the path
-// must be absolute, because there is no directory to which it could be relative.
+// must be absolute, because there is no directory that it could be relative to.
 func pathOptions() []string {
 	return []string{"state-dir", "shared-volumes", "rendezvous-dir", "image", "image-cache", "mount"}
 }

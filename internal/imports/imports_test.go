@@ -1,5 +1,5 @@
-// Package imports holds the rules by which berth's packages may import each
-// other, and the test of them. It has no code.
+// Package imports holds the rules for imports between berth's packages, and the
+// test of them. It has no code.
 package imports
 
 import (

@@ -75,7 +75,7 @@ func probe(need Need) error {
 }
 
 // NewNamespaces makes a command root of a new user namespace, with a network
-// namespace in which nothing is up.
+// namespace whose interfaces are all down.
 func NewNamespaces() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,

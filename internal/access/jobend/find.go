@@ -56,7 +56,7 @@ func runs(places []string, job, step string) []run {
 // batchStep is Slurm's name of a batch script's step.
 const batchStep = "batch"
 
-// stepName returns the name by which users know a run's step. A batch script's
+// stepName returns the name that users know a run's step by. A batch script's
 // step has no number, or a reserved one.
 func stepName(number string) string {
 	if n, err := strconv.ParseUint(number, 10, 32); err != nil || n >= slurm.FirstSpecialStep {

@@ -22,8 +22,8 @@ const Arg = "job-door"
 // status.
 func Main() int {
 	// Every process of the job receives the signals of scancel and of the time
-	// limit. The cluster lives on for its grace period, in which the user may
-	// want to look at it. The far end ends with the cluster, with the near end,
+	// limit. The cluster lives on for its grace period, and the user may want to
+	// look at it then. The far end ends with the cluster, with the near end,
 	// or by Slurm's SIGKILL.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGTERM, unix.SIGINT, unix.SIGHUP)
 	stream, err := standardStream()

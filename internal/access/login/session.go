@@ -21,8 +21,8 @@ import (
 const (
 	// openLimit bounds the time to open a tunnel.
 	openLimit = time.Minute
-	// claimPoll is the interval at which a command checks a tunnel that another
-	// command has just begun to open.
+	// claimPoll is the interval between two checks of a tunnel that another command
+	// has just begun to open.
 	claimPoll = 10 * time.Millisecond
 )
 
@@ -47,7 +47,7 @@ func (t Target) IsLocal() bool { return t.Job == persistent.Local }
 // Session is a use of a tunnel. It stays open until Close.
 type Session struct {
 	Target Target
-	// Kubeconfig is a file with which this user's programs on this host reach the
+	// Kubeconfig is a file for this user's programs on this host to reach the
 	// cluster. Cache is a directory for their caches. Bin is a directory with
 	// kubectl, helm and berth.
 	Kubeconfig, Cache, Bin string

@@ -32,7 +32,7 @@ type Offer struct {
 	// MeshMTU is the size in bytes of the largest packet that this node can send
 	// to another node; 0 on a single node.
 	MeshMTU int
-	// IPv6 is how far IPv6 packets get from this node. RefusedIPv6 is the reason
+	// IPv6 is the reach of IPv6 packets from this node. RefusedIPv6 is the reason
 	// why Services cannot have IPv6 addresses here; "" if they can.
 	IPv6        Reach
 	RefusedIPv6 string
@@ -129,8 +129,8 @@ func Design(spec Spec, offers []Offer) ([]Plan, error) {
 	return plans, nil
 }
 
-// UnlikeOwners names the nodes on which files of shared volumes have other
-// owners than on the head. It returns "" if there are none.
+// UnlikeOwners names the nodes where files of shared volumes have other owners
+// than on the head. It returns "" if there are none.
 func UnlikeOwners(spec Spec, offers []Offer) string {
 	var unlike []string
 	for _, offer := range offers[1:] {

@@ -77,8 +77,8 @@ type Spec struct {
 	// HighlyAvailable: ControlNodes nodes run a control plane, and the cluster
 	// survives the loss of any one of them.
 	HighlyAvailable bool
-	// Grace is the time before the end of the job when the workload is asked to
-	// end; 0 leaves that to Slurm.
+	// Grace is the time between the request to the workload to end and the end of
+	// the job; 0 leaves that to Slurm.
 	Grace time.Duration
 	// FailFast ends the run when a node is lost.
 	FailFast bool

@@ -1,10 +1,10 @@
-// Package exitcode holds the exit codes of berth's programs and the error type
-// that carries one. The texts of the errors do not belong here.
+// Package exitcode holds the exit codes of berth and its programs, and the error
+// type that carries one. The texts of the errors do not belong here.
 package exitcode
 
 import "errors"
 
-// Exit codes of berth's own failures, from sysexits.h where it has one that
+// Exit codes for failures of berth itself, from sysexits.h where it has one that
 // fits. Codes 0 to 63 belong to the workload, whose code is passed on.
 // docs/errors.md explains each code.
 const (

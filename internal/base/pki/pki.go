@@ -22,8 +22,8 @@ import (
 // still makes a key that leaks with a core dump worthless in time.
 const Lifetime = 365 * 24 * time.Hour
 
-// clockSkew is the largest difference between the clocks of two nodes at which a
-// fresh certificate is valid on both.
+// clockSkew is the largest difference between the clocks of two nodes that leaves a
+// fresh certificate valid on both.
 const clockSkew = time.Hour
 
 // Pair is a certificate and its key, both PEM. ECDSA P-256 throughout: making

@@ -80,7 +80,7 @@ func ProcessLimits() []ProcessLimit {
 	}
 }
 
-// Remedy says which hard limit is needed, and how a job gets it.
+// Remedy names the hard limit that is needed and the way to get it for a job.
 func (l ProcessLimit) Remedy() string {
 	return fmt.Sprintf("'ulimit -H %s' has to allow %d KiB; with Slurm, submit with --propagate=NONE", l.Option, l.Least>>10)
 }

@@ -13,7 +13,7 @@ import (
 )
 
 // Examine runs every probe of this package, including trials, and returns the
-// results in the order of the report. libexec is the directory of berth's own
+// results in the order of the report. libexec is berth's directory of bundled
 // programs.
 func (h *Host) Examine(ctx context.Context, trials Trials, libexec string) Report {
 	gid := os.Getgid()

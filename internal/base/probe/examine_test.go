@@ -98,7 +98,7 @@ func TestOutcomesOfTheFUSETrial(t *testing.T) {
 	}
 }
 
-// all returns outcomes in which everything worked except the given ones.
+// all returns outcomes where everything worked except the given ones.
 func all(except ...outcome) outcomes {
 	found := outcomes{}
 	for _, trial := range []string{trialUser, trialIDMap, trialMountNS, trialNetNS, trialIPCNS, trialUTSNS, trialCgroupNS, trialPIDNS,

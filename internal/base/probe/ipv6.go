@@ -7,7 +7,7 @@ import (
 )
 
 // IPv6 reports whether the kernel gives IPv6 to new network namespaces. source
-// is the global address from which this host sends to the outside; the zero
+// is the global address that this host uses to send to the outside; the zero
 // value if it cannot.
 func (h *Host) IPv6() (kernel bool, source netip.Addr) {
 	disabled, ok := h.sysctl("net.ipv6.conf.default.disable_ipv6")

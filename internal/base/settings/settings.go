@@ -1,6 +1,6 @@
-// Package settings reads the files in which a site or a user sets defaults for
-// berth's options. It knows the form of the file. The command line knows the
-// options and their values.
+// Package settings reads the settings files of the site and of users, which set
+// defaults for berth's options. It knows the form of the file. The command line
+// knows the options and their values.
 package settings
 
 import (

@@ -14,7 +14,7 @@ type Script struct {
 	// Berth is the program, by its absolute path, and Args what it is given.
 	Berth string
 	Args  []string
-	// Commands is the directory of Slurm's commands.
+	// Commands is the directory with the commands of Slurm.
 	Commands string
 	// Input is the program's standard input; empty means the job's.
 	Input []byte

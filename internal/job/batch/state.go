@@ -15,7 +15,7 @@ import (
 // heterogeneous job, or a plain job.
 type State struct {
 	ID string
-	// Name is one of Slurm's states, such as RUNNING; Reason is Slurm's reason
+	// Name is a Slurm job state, such as RUNNING; Reason is Slurm's reason
 	// for it.
 	Name, Reason string
 	Nodes        string

@@ -38,7 +38,7 @@ type Config struct {
 	// Node is the one this task runs on.
 	Node   string
 	Prover Prover
-	// Addresses returns the addresses from which a node connects. The head closes
+	// Addresses returns the addresses that a node connects from. The head closes
 	// a connection from another address unread, and accepts a node only from the
 	// node's addresses. If nil, only the credentials decide.
 	Addresses func(ctx context.Context, node string) ([]netip.Addr, error)

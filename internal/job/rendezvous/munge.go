@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// mungeTTL is munge's default, on which Slurm relies, too. So clocks may
+	// mungeTTL is munge's default, and Slurm relies on it, too. So clocks may
 	// differ as much here as in Slurm. A shorter one would not protect more: a
 	// credential is valid only on one connection, and only while that waits.
 	mungeTTL = 5 * time.Minute

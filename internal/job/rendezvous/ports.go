@@ -44,9 +44,9 @@ func (r PortRange) validate() error {
 	return nil
 }
 
-// Candidates returns the ports on which a step's head may listen, in the order
-// in which it tries them. They are the same on every node, and mostly different
-// for steps that run at the same time. They are no secret.
+// Candidates returns the ports that a step's head tries to listen on, in order.
+// They are the same on every node, and mostly different for steps that run at
+// the same time. They are no secret.
 func Candidates(step Step, ports PortRange, count int) []uint16 {
 	count = min(count, ports.size())
 	var found []uint16

@@ -95,7 +95,7 @@ func checkContain(config Config) probe.Result {
 	return r
 }
 
-// checkTime answers for the time that the job has left, by which berth run judges, too.
+// checkTime checks the time that the job has left. berth run uses the same rule.
 func checkTime(ctx context.Context, job Job, ask Ask) probe.Result {
 	r := probe.Result{Name: "slurm-time", Title: "the job's time", Level: probe.Required, OK: probe.Yes, Found: "no limit"}
 	end, err := EndTime(ctx, job, ask)

@@ -19,7 +19,7 @@ const (
 	// DefaultSpool bounds the deleted files that a node keeps for clients
 	// that have not read them yet, in bytes.
 	DefaultSpool = 1 << 30
-	// DefaultGrace is the time for which a deleted file without a reader stays.
+	// DefaultGrace is the time that a deleted file without a reader stays.
 	DefaultGrace = time.Minute
 	// prunePeriod is the time between two calls of prune.
 	prunePeriod = time.Second

@@ -54,8 +54,8 @@ const (
 	addonTimeout = 30 * time.Second
 )
 
-// addonRoles returns the roles of berth's own clients. They belong to the seed,
-// because these clients start together with kube-apiserver.
+// addonRoles returns the roles of the clients that are part of berth. They belong
+// to the seed, because these clients start together with kube-apiserver.
 func addonRoles() []rbacv1.ClusterRole {
 	read := []string{"get", "list", "watch"}
 	role := func(name string, rules ...rbacv1.PolicyRule) rbacv1.ClusterRole {

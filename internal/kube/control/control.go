@@ -39,8 +39,8 @@ type Options struct {
 	// Listeners are served by kube-apiserver, at least one, all with the same
 	// certificate. The first one's port is the API's inside the cluster.
 	Listeners []net.Listener
-	// State is the listener on which the supervisor requests the objects that
-	// outlive the cluster; nil if none are kept.
+	// State is the listener for the supervisor's requests for objects that outlive
+	// the cluster; nil if none are kept.
 	State net.Listener
 	// Notifier reports phases, readiness and heartbeats. It may be nil.
 	Notifier *notify.Notifier

@@ -83,7 +83,7 @@ func parseManagerOptions(ctx context.Context, plan cluster.Plan, serving <-chan 
 	return config, nil
 }
 
-// jobBatch is how long the Job controller collects changes of a Job's pods
+// jobBatch is the time that the Job controller collects changes of a Job's pods
 // before it acts. Upstream's second spares a large cluster requests. Here it
 // would be most of the time between the end of a workload and the end of the
 // run.

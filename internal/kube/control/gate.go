@@ -76,10 +76,9 @@ func (r gatedRules) RulesFor(ctx context.Context, u user.Info, namespace string)
 	return r.RuleResolver.RulesFor(ctx, u, namespace)
 }
 
-// openWhenSynced opens the gate for reads once the authorizers' caches are
-// filled: RBAC's, and those of the Node authorizer's graph. It opens the gate
-// for writes once the plugins are ready, and gives up when ctx ends. The
-// informers must have been requested before.
+// openWhenSynced opens the gate for reads once the caches of both authorizers,
+// RBAC and Node, are filled. It opens the gate for writes once the plugins are
+// ready, and gives up when ctx ends. The informers must have been requested before.
 func (g *gate) openWhenSynced(ctx context.Context, shared informers.SharedInformerFactory, plugins *admissionPlugins) bool {
 	synced := cache.WaitFor(ctx, "",
 		shared.Rbac().V1().Roles().Informer().HasSyncedChecker(),

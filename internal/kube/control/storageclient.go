@@ -12,13 +12,13 @@ import (
 	_ "k8s.io/apiserver/pkg/storage/storagebackend/factory" // the linkname's target
 )
 
-// newStorageClient is the function by which kube-apiserver opens its etcd
-// clients, one per resource. It is the only place that reaches all of them, and
-// upstream keeps it in an unexported variable. Rejected alternatives: gRPC over
-// an in-memory connection (EgressLookup reaches the dialer, but each of about a
-// hundred clients then costs a handshake, a dozen goroutines and a copy of every
-// message), and our own decorators for the storage of each resource (a copy of
-// upstream's cacher set-up that would have to follow upstream).
+// newStorageClient opens the etcd clients of kube-apiserver, one per resource. It
+// is the only place that reaches all of them, and upstream keeps it in an
+// unexported variable. Two alternatives were rejected: gRPC over an in-memory
+// connection (EgressLookup reaches the dialer, but each of about a hundred clients
+// then costs a handshake, a dozen goroutines and a copy of every message), and our
+// own decorators for the storage of each resource (a copy of upstream's cacher
+// set-up that would have to follow upstream).
 //
 //go:linkname newStorageClient k8s.io/apiserver/pkg/storage/storagebackend/factory.newETCD3Client
 var newStorageClient func(storagebackend.TransportConfig) (*kubernetes.Client, error)

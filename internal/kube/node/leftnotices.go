@@ -10,10 +10,9 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// leftNotices reads the files in which the shim records its changes to
-// containers: without them a container would not have started, or would have
-// done something forbidden. See package bundle of the runtime. A shim cannot
-// create events.
+// leftNotices reads the shim's records of its changes to containers. Without such
+// a change a container would not have started, or would have done something
+// forbidden. See package bundle of the runtime. A shim cannot create events.
 type leftNotices struct {
 	dir      string
 	recorder record.EventRecorder

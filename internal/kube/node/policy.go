@@ -25,13 +25,13 @@ import (
 	"berth.dev/berth/internal/network/policy"
 )
 
-// policyTimeout is how long a container waits until the policies of its pod are
-// in force. The kubelet tries again after that.
+// policyTimeout bounds the time that a container waits until the policies of its
+// pod are in force. The kubelet tries again after that.
 const policyTimeout = 10 * time.Second
 
 // policyFilter has the kernel enforce the network policies of the node's pods.
-// Its rules outlive it: a role that is gone leaves the policies of then in
-// force, and starts no pod.
+// Its rules outlive it: after the role has ended, its last policies stay in force,
+// and no pod starts.
 type policyFilter struct {
 	plan   cluster.Plan
 	log    *slog.Logger

@@ -12,11 +12,11 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/util/queue"
 )
 
-// promptQueue replaces the queue in which upstream's pod workers put a pod that
-// has more work. The kubelet empties that queue once a second. A pod that ends
-// passes it twice, from running to terminating to terminated, and only then may
-// its phase be Succeeded. So a job's result comes a second late, for a few
-// milliseconds of work. promptQueue runs items that are due at once.
+// promptQueue replaces the queue of upstream's pod workers for pods that have more
+// work. The kubelet empties that queue once a second. A pod that ends passes it
+// twice, from running to terminating to terminated, and only then may its phase be
+// Succeeded. So a job's result comes a second late, for a few milliseconds of
+// work. promptQueue runs items that are due at once.
 //
 // A worker also refuses to continue before the kubelet has queried the runtime
 // about the pod again, which also happens once a second. So promptQueue requests

@@ -32,8 +32,8 @@ type snapshot struct {
 	volumes    map[string]uint64 // bytes in memory volumes, by pod
 }
 
-// pssBound is the resident size up to which a container of several processes is
-// measured by walking its pages: 64 Ki pages, some milliseconds.
+// pssBound limits the resident size of a container of several processes whose
+// pages are walked to measure it: 64 Ki pages, some milliseconds.
 const pssBound = 256 << 20
 
 // window is the shortest time over which a CPU rate is taken.

@@ -30,8 +30,8 @@ type Facts struct {
 // largestRecord bounds what is believed of a length: etcd takes 1.5 MiB.
 const largestRecord = 16 << 20
 
-// Write writes facts and records, and an end marker from which Read knows that
-// nothing is missing.
+// Write writes facts and records, and an end marker that lets Read detect missing
+// records.
 func Write(to io.Writer, facts Facts, records []Record) error {
 	buffered := bufio.NewWriter(to)
 	if err := json.NewEncoder(buffered).Encode(facts); err != nil {

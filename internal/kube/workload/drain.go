@@ -23,7 +23,7 @@ const (
 
 var nodeResource = schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 
-// Drained counts the pods that were asked to end, and those of them that ended.
+// Drained counts the pods that were asked to end, and how many of them ended.
 type Drained struct{ Asked, Ended int }
 
 // Drain asks all pods to end, with their own grace period but no more than

@@ -31,8 +31,7 @@ const (
 	// roleAbsent is the time after which a reachable node without a log counts as
 	// one without the role.
 	roleAbsent = 10 * time.Second
-	// longLine is the length in bytes at which lines with a container name are
-	// cut.
+	// longLine is the length in bytes that lines with a container name are cut to.
 	longLine = 1 << 20
 )
 

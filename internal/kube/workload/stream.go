@@ -26,17 +26,17 @@ const (
 	// before it can serve its log.
 	logAttempts = 20
 	logPause    = 50 * time.Millisecond
-	// resumePause is how late the notice that a container has ended may arrive
-	// after the end of its log. It also spaces attempts at a restarting server.
+	// resumePause is the longest delay between the end of a container's log and the
+	// notice that it has ended. It also spaces attempts at a restarting server.
 	resumePause = 500 * time.Millisecond
 	// foreignAttempts is the number of attempts to read a log that seems to be
 	// another container's. With the pauses they last longer than the 10 s that
 	// the kubelet may need to report a container after an outage.
 	foreignAttempts = 30
-	// rereadLimit is the size up to which an ended container's log is read again
-	// from the start. A larger log is awaited, see stream.finish, or taken to be
-	// complete. The limit is well below the size at which the kubelet rotates a
-	// log.
+	// rereadLimit is the largest log of an ended container that is read again from
+	// the start. A larger log is awaited, see stream.finish, or taken to be
+	// complete. The limit is well below the size of a log that the kubelet
+	// rotates.
 	rereadLimit = 1 << 20
 )
 

@@ -46,8 +46,8 @@ func TestTimeoutDependsOnTheReason(t *testing.T) {
 	for name, test := range map[string]struct {
 		pod    *corev1.Pod
 		noPull bool
-		// waits is a time at which it still waits; ends is a time at which it no
-		// longer waits.
+		// The pod still waits at the time waits, and has failed at the time ends. A
+		// negative time is not checked.
 		waits, ends time.Duration
 	}{
 		"never pull":      {pod: pendingPod("a", "ErrImageNeverPull"), waits: -1, ends: 0},

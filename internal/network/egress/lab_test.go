@@ -19,8 +19,8 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// The addresses of the lab. The test process is the host: it runs in a network
-// namespace of its own, where hostAddr is an ordinary address of the host. A
+// The addresses of the lab. The test process is the host: it runs in a separate
+// network namespace, where hostAddr is an ordinary address of the host. A
 // second namespace is the node, whose packets reach the host through egress
 // only.
 var (

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// shareFactor bounds the connections of one pod to a multiple of those that remain
-// free for all. A single pod gets 3/4 of them, two pods get 3/7 each. A pod
-// that comes later always finds some that are free. See Choudhury and Hahne,
+// shareFactor bounds the connections of one pod to a multiple of the connections
+// that remain free for all. A single pod gets 3/4 of them, two pods get 3/7 each.
+// A pod that comes later always finds some that are free. See Choudhury and Hahne,
 // "Dynamic queue length thresholds for shared-memory packet switches" (1998).
 const shareFactor = 3
 

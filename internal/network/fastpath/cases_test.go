@@ -61,7 +61,7 @@ func twice(args []string) error {
 	return errors.Join(err, exchange(fd, -1, false))
 }
 
-// relisten ADDRESS N: a server accepts a connection of its own program, closes both and
+// relisten ADDRESS N: a server accepts a connection from the same program, closes both and
 // its listener, and listens again at the same port, N times. The port would be in use if
 // anything still held the listener.
 func relisten(args []string) error {

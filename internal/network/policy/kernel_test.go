@@ -81,7 +81,7 @@ func (l *lab) send(t *testing.T, protocol Protocol, from netip.Addr, to netip.Ad
 	})
 }
 
-// sctpInit is an association's first packet, from a port of its own.
+// sctpInit returns the first packet of an association to port.
 func sctpInit(port uint16) []byte {
 	const headers, chunk = 12, 20
 	p := make([]byte, headers+chunk)

@@ -17,7 +17,7 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// TestMain has the tests run in a network namespace of their own, which is a
+// TestMain runs the tests in a separate network namespace, which stands for a
 // node.
 func TestMain(m *testing.M) {
 	testutil.MainInNamespaces(m, func() error {
@@ -49,8 +49,8 @@ func nft(t testing.TB, script string) string {
 	return string(out)
 }
 
-// lab is a node with what it forwards packets between, each address in a
-// namespace of its own behind a pair of interfaces.
+// lab is a node and the addresses that it forwards packets between. Each address
+// is in its own namespace behind a pair of interfaces.
 type lab struct {
 	testing.TB
 	at map[netip.Addr]*place

@@ -22,11 +22,11 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// fakeAPI serves lists that are empty, and what is told it, to watches.
+// fakeAPI serves empty lists, and sends to watches the events that a test passes.
 type fakeAPI struct {
 	mu       sync.Mutex
 	watching map[string]chan<- any // by resource
-	silent   string                // a resource of which no list comes
+	silent   string                // a resource whose list never comes
 }
 
 func (f *fakeAPI) ServeHTTP(w http.ResponseWriter, r *http.Request) {

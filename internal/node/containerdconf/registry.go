@@ -10,7 +10,7 @@ import (
 )
 
 // RegistryHosts returns containerd's hosts.toml files by path. They configure
-// which servers supply the images of which registry. With NoPull the only server
+// the servers for the images of each registry. With NoPull the only server
 // is the local mirror, for all registries. Otherwise the import of an archive
 // adds the mirror for the registries of its images. If the mirror served all
 // registries, its "not found" would hide why a registry did not answer.

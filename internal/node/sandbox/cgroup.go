@@ -129,8 +129,8 @@ func RemoveCgroup(path string) error {
 	return restoreGroup(parent)
 }
 
-// delegatedGroup returns the group in which runs make their groups: this
-// process's group, or its parent if an earlier run moved this process aside.
+// delegatedGroup returns the parent of the groups that runs make: this process's
+// group, or the parent of that if an earlier run moved this process aside.
 func delegatedGroup(path string) string {
 	if filepath.Base(path) == hostGroup {
 		return filepath.Dir(path)

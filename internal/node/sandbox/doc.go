@@ -14,7 +14,7 @@
 // the janitor (parent-death signal), the PID namespace with init, and the
 // janitor finishes when the supervisor's end of the pipe closes.
 //
-// The package does not decide which processes run inside, or in which order.
+// The package does not decide which processes run inside, or their order.
 //
 // Read sandbox.go first, then janitor.go and init.go, which are the other two
 // processes. protocol.go has their messages; mounts.go, network.go and cgroup.go

@@ -119,7 +119,7 @@ func coverRun(keep []string) error {
 }
 
 // bindDirectory binds source to target. If target does not exist and cannot be
-// made, it covers the parent with a copy in which target can be made.
+// made, it covers the parent with a copy that allows making target.
 func bindDirectory(source, target string) error {
 	err := os.MkdirAll(target, 0o755)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, unix.EROFS) {

@@ -64,7 +64,7 @@ func Local(fd int) (netip.AddrPort, bool) {
 	return AddrPort(address, err)
 }
 
-// Peer returns the address to which a socket is connected.
+// Peer returns the address that a socket is connected to.
 func Peer(fd int) (netip.AddrPort, bool) {
 	address, err := unix.Getpeername(fd)
 	return AddrPort(address, err)
