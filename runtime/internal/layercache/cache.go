@@ -26,11 +26,11 @@ import (
 )
 
 const (
-	// version is that of the images' form: another one gets another folder.
+	// version names the folder of the layers. Another image format needs another version.
 	version        = "layers-1"
 	jobsDir        = "jobs"
 	imageExtension = ".erofs"
-	// partExtension is that of images that are being written.
+	// partExtension marks images that are being written.
 	partExtension = ".part"
 	// unfinishedFor is the age when an unnamed file is removed, because nobody will
 	// finish it. jobGoneAfter is the same for the folder of a job without a sign of
@@ -39,26 +39,26 @@ const (
 	jobGoneAfter  = 14 * 24 * time.Hour
 )
 
-// Cache is a folder of layers. It may be used by several at once.
+// Cache is a folder of layers. Several processes and nodes may use it at once.
 type Cache struct {
 	dir string
-	// job is the folder of what this job uses on this node. Whoever ends the job
-	// removes it.
+	// job is the folder with the layers that this job uses on this node. The process
+	// that ends the job removes it.
 	job string
 	// limit is the cache's maximum size in bytes.
 	limit int64
 	log   func(string)
-	// publishing is held by who copies a layer.
+	// publishing is held while a layer is copied.
 	publishing sync.Mutex
-	// KeepNamed leaves layers of images with names, and does not count them for the
-	// limit: whoever brought them may have given another one.
+	// KeepNamed keeps layers of named images, and does not count them for the limit:
+	// the user who brought them may have set another limit.
 	KeepNamed bool
-	// room returns how many bytes may still be written to its file system.
+	// room returns the number of bytes that may still be written to the file system.
 	room func() (int64, error)
 }
 
-// Open opens the cache in a folder of the user's for a job, and makes what is
-// missing. What has to be said to the user goes to log.
+// Open opens the cache for a job in one of the user's folders, and makes what is
+// missing. Notices for the user go to log.
 func Open(dir, job string, limit int64, log func(string)) (*Cache, error) {
 	c := &Cache{dir: filepath.Join(dir, version), limit: limit, log: log}
 	c.room = func() (int64, error) { return roomIn(c.dir) }
@@ -93,7 +93,7 @@ func (c *Cache) path(d digest.Digest) string {
 	return filepath.Join(c.layers(), d.Encoded()+imageExtension)
 }
 
-// checkOwn refuses what others may change.
+// checkOwn refuses files and folders that other users may change.
 func checkOwn(path string) error {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
@@ -108,8 +108,8 @@ func checkOwn(path string) error {
 	return nil
 }
 
-// Take returns the path of a layer's image, under which it stays for as long as
-// the job lasts; "" where there is none. A damaged one is put aside.
+// Take returns the path of a layer's image, which stays valid as long as the job
+// lasts; "" if the cache has no such layer. A damaged one is put aside.
 func (c *Cache) Take(d digest.Digest) (string, error) {
 	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
 		return "", nil
@@ -117,7 +117,7 @@ func (c *Cache) Take(d digest.Digest) (string, error) {
 	own := filepath.Join(c.job, d.Encoded()+imageExtension)
 	err := os.Link(c.path(d), own)
 	if errors.Is(err, fs.ErrExist) && !same(c.path(d), own) {
-		// The job's was put aside, and somebody has published another one.
+		// The job's image was put aside, and another job has published a good one.
 		if err = os.Remove(own); err == nil {
 			err = os.Link(c.path(d), own)
 		}
@@ -136,13 +136,12 @@ func (c *Cache) Take(d digest.Digest) (string, error) {
 		return "", c.putAside(d, own)
 	}
 	now := time.Now()
-	// The time says when it was used last.
+	// The modification time is the time of the last use.
 	_ = os.Chtimes(own, now, now)
 	return own, nil
 }
 
-// check looks whether an image is whole: not every block of it, which is done
-// when it is read.
+// check checks the structure of an image. Each block is checked when it is read.
 func check(path string) error {
 	if err := checkOwn(path); err != nil {
 		return fmt.Errorf("%w: %w", err, erofs.ErrCorrupt)
@@ -150,12 +149,12 @@ func check(path string) error {
 	return withImage(path, func(*erofs.Image) error { return nil })
 }
 
-// putAside takes a damaged image out of use, for a person to look at. The job keeps
-// its name for it: who serves it opens it again when it is restarted.
+// putAside takes a damaged image out of use and keeps it for a person to examine.
+// The job keeps its link: the process that serves it opens it again after a restart.
 func (c *Cache) putAside(d digest.Digest, own string) error {
 	aside := filepath.Join(c.aside(), d.Encoded()+"-"+rand.Text())
 	err := os.Link(own, aside)
-	// The shared name may be of a good one by now.
+	// The shared name may belong to a good image by now.
 	if err == nil && same(c.path(d), aside) {
 		err = os.Remove(c.path(d))
 	}
@@ -171,9 +170,8 @@ func same(a, b string) bool {
 	return err == nil && err2 == nil && os.SameFile(one, other)
 }
 
-// PutAside takes a layer out of use that turned out to be damaged while it was
-// read, under a path that Take has returned or a link to that. Others it leaves
-// alone.
+// PutAside takes a layer out of use that turned out to be damaged during a read. The
+// path is one that Take has returned, or a link to it. PutAside ignores other paths.
 func PutAside(path string) error {
 	if target, err := os.Readlink(path); err == nil {
 		path = target
@@ -188,10 +186,10 @@ func PutAside(path string) error {
 	return c.putAside(d, path)
 }
 
-// Publish copies the image of a layer, whose digest the caller has checked, into
-// the cache, and returns its path as Take does; "" where another job is about to.
-// It copies one after the other: nobody waits for them, and the folder's server
-// serves others, too.
+// Publish copies the image of a layer into the cache and returns its path as Take
+// does; "" if another job is about to publish it. The caller has checked the digest.
+// Layers are copied one after the other: nobody waits for them, and the folder's
+// server serves others, too.
 func (c *Cache) Publish(d digest.Digest, from string) (string, error) {
 	c.publishing.Lock()
 	defer c.publishing.Unlock()
@@ -236,14 +234,14 @@ func (c *Cache) fit(from string) error {
 	return c.MakeRoom(info.Size())
 }
 
-// Make has the image of a layer written, to a path in the cache where there is
-// none yet, and returns its path as Take does. What write returns is the error.
+// Make calls write with a new path in the cache to write the image of a layer, and
+// returns the layer's path as Take does. It returns the error of write.
 func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, error) {
 	if d.Validate() != nil || d.Algorithm() != digest.SHA256 {
 		return "", fmt.Errorf("layer %q has no digest that is understood (sha256)", d)
 	}
-	// In the job's own folder: whoever ends the job removes it, also of one that is
-	// killed meanwhile.
+	// The file is in the job's folder: the process that ends the job removes it, also
+	// if this one is killed before.
 	temporary := filepath.Join(c.job, d.Encoded()+"-"+rand.Text()+partExtension)
 	defer os.Remove(temporary)
 	if err := write(temporary); err != nil {
@@ -252,8 +250,8 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	if err := Verify(temporary); err != nil {
 		return "", err
 	}
-	// Other nodes, too, may have written meanwhile, and the other layers of an image
-	// have come in part.
+	// Meanwhile other nodes may have written, too, and other layers of the image may
+	// have arrived in part.
 	room, err := c.room()
 	if err == nil {
 		err = c.free(-room, nil, false)
@@ -267,13 +265,13 @@ func (c *Cache) Make(d digest.Digest, write func(path string) error) (string, er
 	return c.Take(d)
 }
 
-// Scratch makes a folder for what is needed on the way. The caller removes it.
+// Scratch makes a folder for temporary files. The caller removes it.
 func (c *Cache) Scratch() (string, error) {
 	dir := filepath.Join(c.unfinished(), rand.Text())
 	return dir, os.Mkdir(dir, 0o700)
 }
 
-// copyImage copies an image.
+// copyImage copies an image to a new file.
 func copyImage(from, to string) (err error) {
 	source, err := os.Open(from)
 	if err != nil {
@@ -305,7 +303,7 @@ func withImage(path string, use func(*erofs.Image) error) error {
 	return use(image)
 }
 
-// Alive shows that the job goes on.
+// Alive records that the job still runs.
 func (c *Cache) Alive() error {
 	now := time.Now()
 	return os.Chtimes(c.job, now, now)

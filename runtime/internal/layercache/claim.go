@@ -13,20 +13,21 @@ import (
 
 const (
 	claimExtension = ".claim"
-	// A claim that shows no sign of life for so long is nobody's. Kernels remember a
-	// file's times for up to a minute (acregmax of NFS).
+	// claimGoneAfter is the age of a claim that no process renews any more. Kernels
+	// cache a file's times for up to a minute (acregmax of NFS).
 	claimGoneAfter = 5 * time.Minute
 	claimSign      = time.Minute
 )
 
 func (c *Cache) claims() string { return filepath.Join(c.dir, "claims") }
 
-// claim has this job be the one that copies a layer: every node of a large job may
-// have made it at the same time. It returns how to give that up; nil where
-// somebody else is at it. That two are, after one was believed to be gone, costs
-// a copy.
+// claim makes this job the one that copies a layer, because every node of a large
+// job may have made it at the same time. It returns a function that gives the claim
+// up, or nil if another job holds it. If two jobs hold it, after one was believed to
+// be gone, the layer is only copied twice.
 //
-// The claim is a file in the job's own folder and a further name for it: with one
+// The claim is a file in the job's folder with a second, shared name. If it has only
+// the shared name, its job has ended. Its times are the file server's.
 // name only, its job has ended. Its times are the server's.
 func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
 	own := filepath.Join(c.job, d.Encoded()+claimExtension)
@@ -73,7 +74,7 @@ func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
 	}, nil
 }
 
-// refresh gives a claim the time of the server, as every write does.
+// refresh sets the time of a claim to the server's time, as every write does.
 func refresh(path string) {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {
@@ -83,8 +84,8 @@ func refresh(path string) {
 	_, _ = file.WriteAt([]byte{0}, 0)
 }
 
-// abandoned tells of a claim whether nobody is at it any more, by the time of a file
-// that was just written. One that is gone is, too.
+// abandoned reports whether no job holds a claim any more. It compares the claim's
+// time with that of a fresh file. A missing claim is abandoned, too.
 func abandoned(fresh, claim string) bool {
 	now, err := os.Stat(fresh)
 	if err != nil {

@@ -19,20 +19,19 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Image is one that the cache knows by name, because somebody has brought it
-// there: other than the layers that jobs leave, it can be had without its
-// registry.
+// Image is an image that a user has put into the cache under a name. It needs no
+// registry, unlike the layers that jobs leave.
 type Image struct {
-	// Name is the full one, such as docker.io/library/busybox:1.37.
+	// Name is the full name, such as docker.io/library/busybox:1.37.
 	Name string `json:"name"`
-	// Target is the index or manifest behind the name.
+	// Target is the index or manifest that the name refers to.
 	Target ocispec.Descriptor `json:"target"`
-	// Blobs are the target, the manifest and the configuration, which the cache
-	// keeps as they are.
+	// Blobs holds the target, the manifest and the configuration. The cache keeps
+	// them as they are.
 	Blobs []ocispec.Descriptor `json:"blobs"`
-	// Layers, the lowest first, by their digests without compression.
+	// Layers holds the digests of the uncompressed layers, the lowest first.
 	Layers []digest.Digest `json:"layers"`
-	// Platform is the one that the layers are for.
+	// Platform is the platform of the layers.
 	Platform string    `json:"platform"`
 	Time     time.Time `json:"time"`
 }
@@ -45,10 +44,10 @@ const (
 	maxRecord = 1 << 20
 )
 
-// ErrNoImage is of names that the cache does not know.
+// ErrNoImage is the error for a name that the cache does not know.
 var ErrNoImage = errors.New("the cache has no image of that name")
 
-// errNoRecord is of files whose content says of no image what there is of it.
+// errNoRecord is the error for a file that does not describe an image.
 var errNoRecord = errors.New("it is no record of an image")
 
 func (c *Cache) blobs() string  { return filepath.Join(c.dir, "blobs") }
@@ -56,9 +55,9 @@ func (c *Cache) images() string { return filepath.Join(c.dir, "images") }
 
 func (c *Cache) blobPath(d digest.Digest) string { return filepath.Join(c.blobs(), d.Encoded()) }
 
-// record is the file of a name for a platform, which may have signs in them that
-// files must not. All of a name begin with its digest; what is just that was written
-// when a name had one platform.
+// record returns the file of a name for a platform. Both may have characters that
+// file names must not, so the file has their digests. A file without the platform's
+// digest was written when a name had only one platform.
 func (c *Cache) record(name, platform string) string {
 	file := digest.FromString(name).Encoded()
 	if platform != "" {
@@ -67,7 +66,7 @@ func (c *Cache) record(name, platform string) string {
 	return filepath.Join(c.images(), file+recordExtension)
 }
 
-// write puts content in place in one step.
+// write replaces the file at path atomically.
 func (c *Cache) write(path string, content []byte) error {
 	temporary := filepath.Join(c.unfinished(), rand.Text())
 	defer os.Remove(temporary)
@@ -132,7 +131,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// Name gives an image its name, whatever had it before for the same platform.
+// Name gives an image its name. It replaces an image of that name and platform.
 func (c *Cache) Name(image Image) error {
 	text, err := json.Marshal(image)
 	if err == nil {
@@ -148,8 +147,8 @@ func (c *Cache) Name(image Image) error {
 	return nil
 }
 
-// OfName are the images of a full name, one for each platform that it was brought
-// for, the last one first. One that cannot be read is an error where there is no other.
+// OfName returns the images of a full name, one for each platform, the newest first.
+// It returns the error of an unreadable image only if there is no other image.
 func (c *Cache) OfName(name string) (all []Image, err error) {
 	entries, err := os.ReadDir(c.images())
 	if err != nil {
@@ -191,7 +190,7 @@ func (c *Cache) Image(name string, platform platforms.MatchComparer) (Image, err
 	return image, nil
 }
 
-// Best is the one of some images that is for a platform.
+// Best returns the image that fits a platform best.
 func Best(all []Image, platform platforms.MatchComparer) (best Image, found bool) {
 	var own ocispec.Platform
 	for _, image := range all {
@@ -220,8 +219,8 @@ func readRecord(path string) (image Image, err error) {
 	return image, nil
 }
 
-// Images are all that have a name, sorted by it and then the platform. One whose file cannot be read
-// is in the error, the others are returned all the same.
+// Images returns all named images, sorted by name and platform. The error lists the
+// unreadable ones; the others are returned nevertheless.
 func (c *Cache) Images() (all []Image, err error) {
 	entries, err := os.ReadDir(c.images())
 	problems := []error{err}
@@ -242,7 +241,7 @@ func (c *Cache) Images() (all []Image, err error) {
 	return all, errors.Join(problems...)
 }
 
-// named are the layers of images with names.
+// named returns the layers of named images.
 func (c *Cache) named() (map[digest.Digest]bool, error) {
 	all, err := c.Images()
 	layers := map[digest.Digest]bool{}
@@ -267,9 +266,9 @@ func (c *Cache) Size(image Image) (size int64, missing int) {
 	return size, missing
 }
 
-// Remove forgets the images of a name, or only those for a platform, and what no other
-// one with a name has of them. It returns how many bytes that was; jobs that use
-// them keep them until they end.
+// Remove removes the images of a name, or only those that match a platform, and the
+// files that no other named image has. It returns the size of these files in bytes.
+// Jobs that use them keep them until they end.
 func (c *Cache) Remove(name string, platform platforms.Matcher) (freed int64, err error) {
 	all, err := c.OfName(name)
 	if err != nil {
@@ -318,7 +317,7 @@ func (c *Cache) Remove(name string, platform platforms.Matcher) (freed int64, er
 	return freed, nil
 }
 
-// paths are the files of an image.
+// paths returns the files of an image.
 func (c *Cache) paths(image Image) (paths []string) {
 	for _, d := range image.Layers {
 		paths = append(paths, c.path(d))

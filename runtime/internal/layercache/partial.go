@@ -26,7 +26,7 @@ type Partial struct {
 	before, end int64
 }
 
-// Partial opens what has come of a blob, or begins it.
+// Partial opens the partial download of a blob, or begins one.
 func (c *Cache) Partial(blob digest.Digest) (*Partial, error) {
 	if err := blob.Validate(); err != nil || blob.Algorithm() != digest.SHA256 {
 		return nil, errors.Join(err, errors.ErrUnsupported)
@@ -52,10 +52,10 @@ func (p *Partial) Before() int64 { return p.before }
 // End returns the current size.
 func (p *Partial) End() int64 { return p.end }
 
-// Reader reads what was there when it was opened.
+// Reader reads the bytes that were there at the opening.
 func (p *Partial) Reader() io.Reader { return io.NewSectionReader(p.file, 0, p.before) }
 
-// Add adds what has come. After an error there is nothing to go on with any more.
+// Add appends content. After an error the download cannot be continued.
 func (p *Partial) Add(content []byte) error {
 	if p.file == nil {
 		return fs.ErrClosed
@@ -68,7 +68,7 @@ func (p *Partial) Add(content []byte) error {
 	return nil
 }
 
-// Close leaves it for others. It can be called twice, also after Remove.
+// Close keeps it for other jobs. It can be called twice, also after Remove.
 func (p *Partial) Close() error {
 	if p.file == nil {
 		return nil
@@ -87,7 +87,7 @@ func (p *Partial) Remove() error {
 	return errors.Join(ignoreGone(os.Remove(p.file.Name())), p.Close())
 }
 
-// beginnings are the files of all partial blobs, the oldest first.
+// beginnings returns the files of all partial blobs, the oldest first.
 func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
 	entries, err := os.ReadDir(c.partials())
 	for _, e := range entries {
@@ -105,9 +105,9 @@ func (c *Cache) beginnings() (files []fs.FileInfo, total int64, err error) {
 	return files, total, err
 }
 
-// dropBeginnings removes partial blobs, the oldest first, until so many bytes are
-// free, and returns how many are. One that cannot be removed stays: nobody asked for
-// that.
+// dropBeginnings removes partial blobs, the oldest first, until want bytes are free.
+// It returns the number of bytes freed. A blob that cannot be removed stays, without
+// an error.
 func (c *Cache) dropBeginnings(want int64) (freed int64, err error) {
 	files, _, err := c.beginnings()
 	for _, info := range files {

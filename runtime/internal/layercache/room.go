@@ -12,24 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoRoom says that a layer would not fit, whatever else went.
+// ErrNoRoom is the error for a layer that would not fit even if everything else went.
 var ErrNoRoom = errors.New("no room: its limit, or four fifths of the quota or file system that it is on, would be passed")
 
 // mostKept bounds the space to keep free on a file system, in bytes: a fifth of
 // a site's shared file system may be more than it ever has free.
 const mostKept = 1 << 40
 
-// locals are file systems of one machine, by the numbers that statfs(2) has for
-// them: ext2 to ext4, XFS, Btrfs, ZFS, F2FS, bcachefs, tmpfs, ramfs, overlayfs, JFS,
-// ReiserFS, NILFS, UFS, FAT, exFAT. All others may be of servers: those have too many
-// numbers to know, and some have one that is not in the kernel's sources.
+// locals holds the statfs(2) numbers of local file systems: ext2 to ext4, XFS, Btrfs,
+// ZFS, F2FS, bcachefs, tmpfs, ramfs, overlayfs, JFS, ReiserFS, NILFS, UFS, FAT, exFAT.
+// All others may be on servers. There are too many of those to list, and some numbers
+// are not in the kernel's sources.
 var locals = []int64{
 	0xef53, 0x58465342, 0x9123683e, 0x2fc12fc1, 0xf2f52010, 0xca451a4e, 0x01021994, 0x858458f6, 0x794c7630, 0x3153464a,
 	0x52654973, 0x3434, 0x00011954, 0x4d44, 0x2011bab0,
 }
 
-// roomIn returns how many bytes may still be written to a folder before four
-// fifths of a quota are used. Servers report quotas as the size of the file
+// roomIn returns the number of bytes that may still be written to a folder before
+// four fifths of a quota are used. Servers report quotas as the size of the file
 // system, as the user sees it, or not at all. A kernel cannot query quotas over
 // NFS, and Lustre, GPFS and others each have their own interface. A local disk
 // does not report quotas as its size, and is written to until it is full.
@@ -59,8 +59,8 @@ func NoSpace(err error) bool {
 	return errors.Is(err, ErrNoRoom) || errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// MakeRoom makes room for so many bytes on the file system, of layers that belong
-// to no image with a name and that no job uses. It removes none of these in vain.
+// MakeRoom frees size bytes on the file system. It removes layers that no job uses
+// and that belong to no named image, but none of them if that would not be enough.
 func (c *Cache) MakeRoom(size int64) error { return c.makeRoom(size, false) }
 
 // makeRoom frees space for size bytes. If it cannot, it fails; with whatThereIs
@@ -78,9 +78,9 @@ func (c *Cache) makeRoom(size int64, whatThereIs bool) error {
 	return c.free(size-room, files, whatThereIs)
 }
 
-// free removes partial blobs, which nobody can run, and then layers, in their order,
-// until so many bytes are free. Where there are not so many it removes none of
-// them, or whatThereIs.
+// free removes partial blobs, which nobody can run, and then layers in their order,
+// until want bytes are free. If there are not enough, it removes nothing, or, with
+// whatThereIs, all of them.
 func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 	if want <= 0 {
 		return nil
@@ -103,7 +103,7 @@ func (c *Cache) free(want int64, layers []fs.FileInfo, whatThereIs bool) error {
 	return c.remove(gone)
 }
 
-// enough are the first of some files that have so many bytes together, or all.
+// enough returns the first files whose sizes add up to want bytes, or all files.
 func enough(files []fs.FileInfo, want int64) (first []fs.FileInfo, size int64) {
 	for i, info := range files {
 		if size >= want {
@@ -114,7 +114,7 @@ func enough(files []fs.FileInfo, want int64) (first []fs.FileInfo, size int64) {
 	return files, size
 }
 
-// inUse tells of a layer whether a job has a name for it: to remove it frees
+// inUse reports whether a job has a link to a layer. Removing that would free
 // nothing.
 func inUse(info fs.FileInfo) bool {
 	st, ok := info.Sys().(*syscall.Stat_t)

@@ -25,14 +25,14 @@ func (c *Cache) Trim(now time.Time) error {
 			if err != nil || now.Sub(info.ModTime()) <= age {
 				continue
 			}
-			// What somebody has open stays on NFS for as long.
+			// On NFS a file that a process has open stays until it is closed.
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); dir != c.partials() {
 				problems = append(problems, err)
 			}
 		}
 	}
-	// Of jobs whose end nobody has seen to, and that are not old enough to go as a
-	// whole.
+	// Unfinished images of jobs that ended without a cleanup, and whose folders are
+	// not old enough to be removed.
 	parts, err := filepath.Glob(filepath.Join(filepath.Dir(c.job), "*", "*"+partExtension))
 	problems = append(problems, err)
 	for _, part := range parts {
@@ -42,8 +42,8 @@ func (c *Cache) Trim(now time.Time) error {
 		}
 	}
 	problems = append(problems, c.shrink(c.limit, true))
-	// What others have written meanwhile to the same file system or quota: whatever
-	// goes helps them, also where it is not enough.
+	// Others may have written to the same file system or quota meanwhile. Each removed
+	// layer helps them, even if it is not enough.
 	problems = append(problems, c.makeRoom(0, true))
 	if err := errors.Join(problems...); err != nil {
 		return fmt.Errorf("trim cache of layers: %w", err)
@@ -51,7 +51,7 @@ func (c *Cache) Trim(now time.Time) error {
 	return nil
 }
 
-// ignoreGone takes what somebody else has removed for removed.
+// ignoreGone returns nil if another process has already removed the file.
 func ignoreGone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -59,8 +59,8 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// shrink removes layers until the others have so many bytes at most. Where that
-// cannot be it removes none, or whatThereIs.
+// shrink removes layers until the remaining ones have at most limit bytes. If that
+// is impossible, it removes none, or, with whatThereIs, as many as it can.
 func (c *Cache) shrink(limit int64, whatThereIs bool) error {
 	files, named, err := c.byAge()
 	if err != nil {
@@ -86,7 +86,7 @@ func (c *Cache) remove(gone []fs.FileInfo) error {
 	return errors.Join(problems...)
 }
 
-// files are the layers, and how many bytes they have together.
+// files returns the layers and their total size in bytes.
 func (c *Cache) files() (files []fs.FileInfo, total int64, err error) {
 	entries, err := os.ReadDir(c.layers())
 	for _, e := range entries {
@@ -104,19 +104,19 @@ type Usage struct {
 	Bytes  int64
 }
 
-// Usage counts the layers, separately for named images and all others.
+// Usage returns the number of layers and the bytes that the cache uses.
 func (c *Cache) Usage() (Usage, error) {
 	files, total, err := c.files()
 	_, more, err2 := c.beginnings()
 	return Usage{len(files), total + more}, errors.Join(err, err2)
 }
 
-// digestOf is the digest of the layer that a file is of.
+// digestOf returns the digest in the name of a layer's file.
 func digestOf(file string) digest.Digest {
 	return digest.NewDigestFromEncoded(digest.SHA256, file[:max(0, len(file)-len(imageExtension))])
 }
 
-// Layers are all that the cache has.
+// Layers returns the digests of all layers in the cache.
 func (c *Cache) Layers() (layers []digest.Digest, err error) {
 	files, _, err := c.files()
 	for _, info := range files {
