@@ -1,6 +1,6 @@
 // Command berth-dns is upstream's CoreDNS as the name server of the pods on one
 // node of the site network, with a plugin that knows their names. berthd starts
-// it, and ends it by removing a file that is its life.
+// it, and ends it by removing its life file.
 package main
 
 import (
@@ -20,13 +20,13 @@ import (
 const readyDescriptor = 3
 
 func main() {
-	// In this order, and so not after the cache: an answer depends on who asks.
+	// names comes before the cache, because an answer depends on the asker.
 	dnsserver.Directives = []string{"bind", "errors", pluginName, "cache", "forward"}
 	plugin.Register(pluginName, setup)
 	caddy.RegisterEventHook(pluginName, func(event caddy.EventName, _ any) error {
 		if event == caddy.InstanceStartupEvent {
 			ready := os.NewFile(readyDescriptor, "ready")
-			// Nobody waits when it was started by hand.
+			// If it was started by hand, nobody waits for this line.
 			_, _ = ready.WriteString("ready\n")
 			ready.Close()
 		}

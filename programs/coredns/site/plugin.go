@@ -19,7 +19,7 @@ import (
 // pluginName is the directive of the Corefile: names TABLE LIFE.
 const pluginName = "names"
 
-// ttl of answers, in seconds: a job's names go when it goes.
+// ttl of answers, in seconds: a job's names disappear with the job.
 const ttl = 5
 
 // drain bounds the time for pending queries after this server's life has ended.
@@ -69,16 +69,16 @@ func files(c *caddy.Controller) (table, until string, err error) {
 	return table, until, nil
 }
 
-// life is a file that the program ends with. berthd may be another one by then, whose
-// child this is not.
+// life is a file whose removal ends the program. A newer berthd, which is not the
+// parent of this program, can remove it, too.
 type life struct {
 	path string
-	// inHand counts who has asked and has no answer yet. The kernel gives queries to this
-	// server as long as it is there, also beside the one that comes next.
+	// inHand counts queries without an answer. The kernel gives queries to this server
+	// until it ends, even while its successor already runs.
 	inHand atomic.Int64
 }
 
-// over returns when the file is removed and nobody waits for an answer.
+// over returns when the file is removed and no query is pending, or after drain.
 func (l *life) over() {
 	for range time.Tick(time.Second / 2) {
 		if _, err := os.Stat(l.path); errors.Is(err, os.ErrNotExist) {
@@ -90,7 +90,7 @@ func (l *life) over() {
 	}
 }
 
-// Name is the plugin's.
+// Name returns the name of the plugin.
 func (*names) Name() string { return pluginName }
 
 // ServeDNS answers for the domain of the cluster and for the addresses of pods,
@@ -144,7 +144,7 @@ func (n *names) ServeDNS(ctx context.Context, w dns.ResponseWriter, r *dns.Msg) 
 	if !found.exists {
 		answer.Rcode = dns.RcodeNameError
 	}
-	// An error is the asker's who went away.
+	// An error means that the asker has gone away.
 	_ = w.WriteMsg(answer)
 	return dns.RcodeSuccess, nil
 }

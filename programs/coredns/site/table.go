@@ -26,7 +26,7 @@ type answer struct {
 	zone      string
 	exists    bool
 	addresses []netip.Addr
-	// name is that of an address.
+	// name is the name of the address in a reverse query.
 	name string
 }
 
@@ -64,7 +64,7 @@ func (t *table) find(name string, asker, server netip.Addr) answer {
 	return found
 }
 
-// second is the IPv6 address of the pod with this IPv4 address, none if pods have none.
+// second returns the IPv6 address of the pod with this IPv4 address, or none if pods have none.
 func (t *table) second(address netip.Addr) netip.Addr {
 	if !t.IPv6.IsValid() {
 		return netip.Addr{}
@@ -74,8 +74,8 @@ func (t *table) second(address netip.Addr) netip.Addr {
 	return netip.AddrFrom16(all)
 }
 
-// first is the IPv4 address of the pod with this address, which is that itself unless it is
-// a second one.
+// first returns the IPv4 address of the pod with this address. An address that is not a pod's
+// IPv6 address is returned as it is.
 func (t *table) first(address netip.Addr) netip.Addr {
 	if !t.IPv6.Contains(address) {
 		return address
@@ -102,7 +102,7 @@ func (t *table) visible(asker, server netip.Addr) view {
 		}
 	}
 	if v.own == nil {
-		// A pod of a network that has none here.
+		// The asker is a pod of a network without pods in this table.
 		return v
 	}
 	for _, p := range t.Pods {
@@ -177,20 +177,20 @@ type file struct {
 	path string
 
 	mu sync.Mutex
-	// opened stays so: its inode would be that of a later one otherwise, on some file
-	// systems, and the time of a change is no more exact than the kernel's clock.
+	// opened stays open. Otherwise some file systems would give its inode to a later table, and
+	// modification times are only as exact as the kernel's clock.
 	opened *os.File
 	info   os.FileInfo
 	read   *table
 }
 
-// table reads the file if it is another one than the last time.
+// table reads the file again if it was replaced since the last call.
 func (f *file) table() (*table, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	opened, err := os.Open(f.path)
 	if errors.Is(err, os.ErrNotExist) && f.read != nil {
-		// The end is near, but whoever asks until then must not suffer.
+		// The server is about to end, but queries until then must be answered.
 		return f.read, nil
 	}
 	if err != nil {
@@ -208,7 +208,7 @@ func (f *file) table() (*table, error) {
 		return nil, errors.Join(fmt.Errorf("read names of pods: %w", err), opened.Close())
 	}
 	if f.opened != nil {
-		// Nothing was written to it.
+		// The file was only read, so Close loses nothing.
 		_ = f.opened.Close()
 	}
 	f.opened, f.info, f.read = opened, info, read

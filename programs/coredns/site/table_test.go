@@ -162,7 +162,7 @@ func TestAChangedFileIsRead(t *testing.T) {
 	replace := func(cluster string) {
 		t.Helper()
 		err := os.WriteFile(path+".new", []byte(`{"cluster":"`+cluster+`","range":"10.1.0.0/24"}`), 0o600)
-		// As if all were written within a tick of the kernel's clock.
+		// As if all changes were written within one tick of the kernel's clock.
 		if err := errors.Join(err, os.Chtimes(path+".new", time.Time{}, time.Unix(1, 0)), os.Rename(path+".new", path)); err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestAChangedFileIsRead(t *testing.T) {
 	want("four")
 }
 
-// Whoever has asked gets an answer, also as the server's life ends meanwhile.
+// A pending query gets an answer even if the server's life ends meanwhile.
 func TestTheEndWaitsForAnswers(t *testing.T) {
 	l := &life{path: filepath.Join(t.TempDir(), "life")}
 	if err := os.WriteFile(l.path, nil, 0o600); err != nil {

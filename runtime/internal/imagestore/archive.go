@@ -17,14 +17,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Archive is a file with images, and the name that its one image is to have.
-// Without a name, the archive's own counts, and then that of the file.
+// Archive is a file with images, and a name for its only image. Without a name,
+// the name in the archive is used, and then the name of the file.
 type Archive struct {
 	Name, Path string
 }
 
-// ParseArchive reads "FILE" or "NAME=FILE". A file whose own name has an equals
-// sign is recognized by being there.
+// ParseArchive reads "FILE" or "NAME=FILE". A FILE with an equals sign in its name
+// is recognized if it exists.
 func ParseArchive(arg string) (Archive, error) {
 	if _, err := os.Stat(arg); err == nil {
 		return Archive{Path: arg}, nil
@@ -40,7 +40,7 @@ func ParseArchive(arg string) (Archive, error) {
 	return Archive{Name: full, Path: path}, nil
 }
 
-// normalize makes a name what the kubelet asks for: busybox is
+// normalize returns the name that the kubelet requests: busybox becomes
 // docker.io/library/busybox:latest.
 func normalize(name string) (string, error) {
 	ref, err := reference.ParseDockerRef(name)
@@ -78,7 +78,7 @@ func (a Archive) imageName(annotations map[string]string) (name string, named bo
 	return name, own != "", nil
 }
 
-// baseName is the name of the file without what the packing has added.
+// baseName returns the name of a file without the extensions of packing.
 func (a Archive) baseName() string {
 	base := strings.ToLower(filepath.Base(a.Path))
 	for _, suffix := range []string{".gz", ".zst", ".zstd", ".tgz", ".tar", ".oci", ".docker", ".sif"} {
@@ -87,7 +87,7 @@ func (a Archive) baseName() string {
 	return base
 }
 
-// The first bytes of what gzip and zstd have packed.
+// The first bytes of data that gzip and zstd have compressed.
 var (
 	gzipMagic = []byte{0x1f, 0x8b}
 	zstdMagic = []byte{0x28, 0xb5, 0x2f, 0xfd}

@@ -11,7 +11,7 @@ import (
 )
 
 // texts is a store of manifests and configurations, which are read into memory as
-// a whole. Larger blobs are refused.
+// a whole. It refuses larger blobs.
 type texts struct{ content.Store }
 
 func (t texts) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
@@ -25,7 +25,7 @@ func (t texts) ReaderAt(ctx context.Context, desc ocispec.Descriptor) (content.R
 
 // maxHeaders bounds the bytes of an archive that belong to no blob: names of files
 // and links, which are kept in memory. An archive of a hundred thousand
-// blobs has as many.
+// blobs has that many.
 const maxHeaders = 64 << 20
 
 // meteredStore bounds how much of an archive is not stored.

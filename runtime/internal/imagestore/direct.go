@@ -139,8 +139,8 @@ func (w *writer) Close() error {
 	return errors.Join(err, os.Remove(name))
 }
 
-// attempts bounds how often a blob is put in place again, because containerd's
-// garbage collection found its file before its registration.
+// attempts bounds the attempts to put a blob in place, because containerd's garbage
+// collector may find its file before it is registered.
 const attempts = 5
 
 // Commit moves the blob into the store and registers it.
@@ -171,7 +171,7 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 		if err != nil && !errdefs.IsAlreadyExists(err) {
 			return fmt.Errorf("register blob %s: %w", dgst, err)
 		}
-		// Registered, it is safe; but was it still there?
+		// Once registered the blob is safe, but it may be gone already.
 		if _, statErr := os.Lstat(path); statErr == nil {
 			return err
 		}

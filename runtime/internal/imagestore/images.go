@@ -18,8 +18,8 @@ import (
 	"berth.dev/berth/runtime/internal/freespace"
 )
 
-// ReadArchive puts all blobs of an archive, or of a SIF file, into a store, and returns which images
-// it says to hold. The store is on the file system of dir, and leaves a part of that free.
+// ReadArchive puts all blobs of an archive, or of a SIF file, into a store, and returns the index of
+// its images. The store is on the file system of dir; ReadArchive leaves a part of that free.
 func ReadArchive(ctx context.Context, store content.Store, dir string, a Archive) (index ocispec.Index, err error) {
 	file, err := os.Open(a.Path)
 	if err != nil {
@@ -60,9 +60,8 @@ func ReadArchive(ctx context.Context, store content.Store, dir string, a Archive
 	return index, nil
 }
 
-// Images returns what an archive holds for a platform, with the names that the
-// images are to have. Each manifest is shown to visit, which looks whether all of
-// the image is there.
+// Images returns the images of an archive for a platform, with the names that they
+// get. It calls visit with each manifest, which checks that the image is complete.
 func Images(ctx context.Context, a Archive, index ocispec.Index, platform platforms.MatchComparer, visit func(context.Context, ocispec.Descriptor) error) ([]images.Image, error) {
 	found, err := a.images(ctx, index, platform, visit)
 	if err != nil {

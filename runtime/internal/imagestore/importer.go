@@ -36,7 +36,7 @@ type Importer struct {
 	snapshotter string
 	// snapshots is the directory of the snapshotter.
 	snapshots string
-	// shared says that the snapshotter may have layers that others have made.
+	// shared reports whether the snapshotter may have layers of other jobs.
 	shared bool
 }
 
@@ -44,8 +44,8 @@ type Importer struct {
 // Such a snapshotter, asked for a layer by its digest, may answer that it exists.
 const SharedExport = "berth_shared_layers"
 
-// NewImporter returns an importer that unpacks for a snapshotter. The client
-// stays the caller's.
+// NewImporter returns an importer that unpacks for a snapshotter. The caller still
+// has to close the client.
 func NewImporter(ctx context.Context, client *containerd.Client, snapshotter string) (*Importer, error) {
 	answer, err := client.IntrospectionService().Plugins(ctx, "type==io.containerd.content.v1")
 	if err != nil {
@@ -72,15 +72,15 @@ func NewImporter(ctx context.Context, client *containerd.Client, snapshotter str
 type Imported struct {
 	Name   string
 	Digest string
-	// InPlace says that its content was not copied.
+	// InPlace reports that the image's content was not copied.
 	InPlace bool
 	Took    time.Duration
 }
 
-// Import imports every image of an archive made by docker save or podman save
-// or holding an OCI layout, plain or compressed with gzip or zstd, or of a folder with
-// such a layout. Images come unpacked before they get their name, so that whoever sees
-// one can use it.
+// Import imports every image of an archive or folder. An archive comes from docker
+// save or podman save, or holds an OCI layout, plain or compressed with gzip or zstd.
+// A folder holds an OCI layout. Images are unpacked before they get their name, so
+// that a pod that finds one can use it.
 func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, err error) {
 	begin := time.Now()
 	// Until an image has a name, its blobs and snapshots would be garbage.
@@ -95,7 +95,7 @@ func (i *Importer) Import(ctx context.Context, a Archive) (imported []Imported, 
 			_ = service.Delete(ctx, lease) // it expires by itself
 			return
 		}
-		// What has been written may be large: its space is to be free at once.
+		// The written data may be large, so its space is freed at once.
 		err = errors.Join(err, service.Delete(ctx, lease, leases.SynchronousDelete))
 	}()
 	ctx = leases.WithLease(ctx, lease.ID)
@@ -164,9 +164,9 @@ func (i *Importer) tell(ctx context.Context, m ocispec.Descriptor) error {
 	return i.tellLayers(ctx, m)
 }
 
-// tellLayers notes of each layer which digest it has without its compression, as
-// the image says: under that a cache knows it. Whoever unpacks a layer looks
-// whether it is so.
+// tellLayers labels each layer with its uncompressed digest, as the image states it.
+// A cache knows the layer by that digest. The digest is checked when the layer is
+// unpacked.
 func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, texts{i.store}, m, platforms.Default())
 	if err != nil {
@@ -182,7 +182,7 @@ func (i *Importer) tellLayers(ctx context.Context, m ocispec.Descriptor) error {
 	}
 	for k, layer := range layers {
 		info := content.Info{Digest: layer.Digest, Labels: map[string]string{labels.LabelUncompressed: ids[k].String()}}
-		// One that is not there was not needed.
+		// A missing layer was not needed.
 		if _, err := i.store.Update(ctx, info, "labels."+labels.LabelUncompressed); err != nil && !errdefs.IsNotFound(err) {
 			return err
 		}

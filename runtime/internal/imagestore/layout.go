@@ -18,7 +18,7 @@ import (
 	"berth.dev/berth/runtime/internal/archived"
 )
 
-// Lying are blobs that are read where they lie. Nobody has looked at their digests.
+// Lying gives access to blobs in place. Their digests are not checked yet.
 type Lying interface {
 	content.Provider
 	io.Closer
@@ -48,8 +48,8 @@ func OpenInPlace(ctx context.Context, a Archive) (Lying, ocispec.Index, error) {
 	return plain, index, err
 }
 
-// layout is a folder with an OCI layout. Its blobs may be links: tools that keep blobs once
-// make such folders, and who reads one looks at its digest.
+// layout is a folder with an OCI layout. Its blobs may be links, because tools that store each
+// blob only once make such folders. The reader of a blob checks its digest.
 type layout string
 
 // IsLayout reports whether a folder contains an OCI layout, and not an unpacked

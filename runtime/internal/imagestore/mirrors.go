@@ -17,14 +17,14 @@ import (
 type Mirrors struct {
 	// Dir holds a directory with a hosts.toml for each registry.
 	Dir string
-	// Address is the mirror's, host:port.
+	// Address is the host:port of the mirror.
 	Address string
 
 	mu sync.Mutex
 }
 
-// Add adds the mirror to the registry of an image. It can be called twice, and
-// by several at once. What the file said before stays.
+// Add adds the mirror to the registry of an image. It keeps the existing content of
+// the file. It can be called twice, and concurrently.
 func (m *Mirrors) Add(image string) error {
 	ref, err := reference.ParseDockerRef(image)
 	if err != nil {
@@ -45,7 +45,7 @@ func (m *Mirrors) Add(image string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make directory for hosts of registry: %w", err)
 	}
-	// In one step: containerd reads it at every pull.
+	// Replace the file atomically: containerd reads it at every pull.
 	if err := os.WriteFile(path+".new", append(text, section...), 0o644); err != nil {
 		return fmt.Errorf("write hosts of registry: %w", err)
 	}

@@ -22,10 +22,9 @@ import (
 	"berth.dev/berth/runtime/internal/archived"
 )
 
-// plain is an archive whose blobs can be read where they lie in its file, because
-// it is not compressed as a whole. It only believes the names of blobs, and of
-// docker save's layers what the configuration says they are: who reads them looks
-// whether they have the digests that they were asked for by.
+// plain is an archive that is not compressed as a whole, so that its blobs can be
+// read in place. It takes the digest of a blob from its name or, for layers of
+// docker save, from the configuration. The reader of a blob checks the digest.
 type plain struct {
 	io.Closer
 	path string
@@ -47,8 +46,7 @@ type part struct{ offset, size int64 }
 // maxText bounds manifests and configurations, in bytes.
 const maxText = 8 << 20
 
-// errOtherForm is of archives that have to be read from their beginning to their
-// end.
+// errOtherForm is the error for archives that must be read from beginning to end.
 var errOtherForm = errors.New("its blobs cannot be read one by one")
 
 func openPlain(ctx context.Context, a Archive) (*plain, ocispec.Index, error) {
@@ -80,7 +78,7 @@ func (p *plain) index(ctx context.Context) (index ocispec.Index, err error) {
 	return p.saved(ctx, parts)
 }
 
-// listParts reads the headers of an archive's files. Nothing between them is read.
+// listParts reads the headers of an archive's files, and no content.
 func listParts(file io.ReadSeeker) (map[string]part, error) {
 	end, err := file.Seek(0, io.SeekEnd)
 	if err == nil {
@@ -147,7 +145,7 @@ func (p *plain) layout(parts map[string]part) (index ocispec.Index, err error) {
 	return index, p.parse(parts, ocispec.ImageIndexFile, &index)
 }
 
-// saved makes the index of what docker save has written.
+// saved makes an index of an archive of docker save.
 func (p *plain) saved(ctx context.Context, parts map[string]part) (index ocispec.Index, err error) {
 	var saved []struct {
 		Config   string
@@ -177,8 +175,8 @@ func (p *plain) saved(ctx context.Context, parts map[string]part) (index ocispec
 	return index, nil
 }
 
-// savedImage makes the manifest that containerd makes of such an image, so that it
-// has the same digest.
+// savedImage makes the same manifest as containerd does for such an image, so that
+// the digest is the same.
 func (p *plain) savedImage(ctx context.Context, parts map[string]part, configName string, layers []string) (desc ocispec.Descriptor, err error) {
 	text, err := p.text(parts, configName)
 	if err != nil {
@@ -203,7 +201,7 @@ func (p *plain) savedImage(ctx context.Context, parts map[string]part, configNam
 	for i, name := range layers {
 		id := config.RootFS.DiffIDs[i]
 		part, found := parts[path.Clean(name)]
-		// The digest of a compressed one is known to nobody.
+		// The uncompressed digest says nothing about a compressed layer.
 		if !found || id.Validate() != nil || id.Algorithm() != digest.SHA256 || p.compressed(part) {
 			return desc, errOtherForm
 		}
@@ -221,7 +219,7 @@ func (p *plain) savedImage(ctx context.Context, parts map[string]part, configNam
 	return desc, err
 }
 
-// compressed tells of a part whether Decompress would unpack it.
+// compressed reports whether Decompress would unpack a part.
 func (p *plain) compressed(at part) bool {
 	magic := make([]byte, min(at.size, int64(len(zstdMagic))))
 	_, err := p.from.ReadAt(magic, at.offset)
@@ -252,7 +250,7 @@ func (p *plain) parse(parts map[string]part, name string, value any) error {
 	return json.Unmarshal(text, value)
 }
 
-// ReaderAt opens a blob, where it lies.
+// ReaderAt opens a blob in place.
 func (p *plain) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.ReaderAt, error) {
 	if text, found := p.texts[desc.Digest]; found {
 		return section{io.NewSectionReader(bytes.NewReader(text), 0, int64(len(text)))}, nil
@@ -264,7 +262,7 @@ func (p *plain) ReaderAt(_ context.Context, desc ocispec.Descriptor) (content.Re
 	return section{io.NewSectionReader(p.from, part.offset, part.size)}, nil
 }
 
-// section is a blob within something that stays open.
+// section is a blob within an open file.
 type section struct{ *io.SectionReader }
 
 func (section) Close() error { return nil }

@@ -22,8 +22,8 @@ func (a Archive) isRoot() bool {
 	return err == nil && info.IsDir() && !IsLayout(a.Path)
 }
 
-// readRoot puts an image into a store whose layer stands for a folder: it holds
-// nothing but the folder's name.
+// readRoot puts an image into a store whose only layer stands for a folder: the layer
+// holds only the folder's name.
 func readRoot(ctx context.Context, store content.Store, folder string) (index ocispec.Index, layer digest.Digest, err error) {
 	root, err := os.OpenRoot(folder)
 	if err != nil {
@@ -49,8 +49,8 @@ func readRoot(ctx context.Context, store content.Store, folder string) (index oc
 	return index, desc.Digest, err
 }
 
-// writeStandIn puts a layer into a store that stands for something: it holds nothing
-// but what that is.
+// writeStandIn puts a layer into a store that stands for something else and holds
+// only a description of it.
 func writeStandIn(ctx context.Context, store content.Store, what string) (ocispec.Descriptor, error) {
 	archive, err := standIn(what)
 	if err != nil {
@@ -60,8 +60,8 @@ func writeStandIn(ctx context.Context, store content.Store, what string) (ocispe
 	return desc, content.WriteBlob(ctx, store, "stand-in-"+desc.Digest.Encoded(), bytes.NewReader(archive), desc)
 }
 
-// standIn is the archive of that layer. A pod that sees it finds there what it should
-// have seen.
+// standIn returns the archive of such a layer. A pod that sees this layer by mistake
+// finds the description there.
 func standIn(what string) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)

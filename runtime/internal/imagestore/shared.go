@@ -28,8 +28,8 @@ const (
 )
 
 // importInPlace imports the images of an archive without copying layers to the
-// store. It reads nothing of layers that others have made, like a pull from a
-// registry. It reads the blobs of other layers in place. Manifests and
+// store. Like a pull from a registry, it reads nothing of layers that other jobs
+// have made. It reads the blobs of other layers in place. Manifests and
 // configurations are read and checked by digest.
 func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, index ocispec.Index) (imported []Imported, err error) {
 	begin := time.Now()
@@ -55,7 +55,7 @@ func (i *Importer) importInPlace(ctx context.Context, a Archive, from Lying, ind
 	return imported, nil
 }
 
-// copyTexts puts all of an image into the store but its layers.
+// copyTexts puts all blobs of an image except its layers into the store.
 func (i *Importer) copyTexts(ctx context.Context, from Lying, m ocispec.Descriptor) error {
 	return images.Walk(ctx, images.FilterPlatforms(images.HandlerFunc(func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
 		if images.IsLayerType(desc.MediaType) {
@@ -77,7 +77,7 @@ func (i *Importer) copy(ctx context.Context, from Lying, desc ocispec.Descriptor
 	return content.WriteBlob(ctx, i.store, "archive-"+desc.Digest.String(), content.NewReader(blob), desc)
 }
 
-// bringLayers unpacks all layers of an image, whose manifest and configuration
+// bringLayers unpacks all layers of an image. Its manifest and configuration
 // are in the store.
 func (i *Importer) bringLayers(ctx context.Context, from Lying, target ocispec.Descriptor) error {
 	manifest, err := images.Manifest(ctx, texts{i.store}, target, platforms.Default())
@@ -124,8 +124,8 @@ func (i *Importer) isThere(ctx context.Context, below []digest.Digest, id digest
 	return false, snapshotter.Remove(ctx, key)
 }
 
-// bringLayer unpacks a layer where there is none. It is read where it lies: whether it
-// is the right one its digest without compression tells.
+// bringLayer unpacks a missing layer. It reads the layer in place and checks it by
+// its uncompressed digest.
 func (i *Importer) bringLayer(ctx context.Context, from Lying, below []digest.Digest, layer rootfs.Layer) error {
 	at, err := from.Part(layer.Blob.Digest)
 	if errdefs.IsNotFound(err) {

@@ -23,14 +23,14 @@ import (
 	"berth.dev/berth/runtime/internal/sif"
 )
 
-// isSIF looks at the beginning of a file.
+// isSIF reports whether a file begins like a SIF file.
 func isSIF(file *os.File) bool {
 	start := make([]byte, 64)
 	_, err := file.ReadAt(start, 0)
 	return err == nil && sif.Is(start)
 }
 
-// readSIF puts the image of a SIF file into a store, as one of a single layer.
+// readSIF puts the image of a SIF file into a store, as an image with one layer.
 func readSIF(ctx context.Context, store content.Store, guard *freespace.Guard, file *os.File) (index ocispec.Index, err error) {
 	info, err := file.Stat()
 	if err != nil {
@@ -63,9 +63,9 @@ func writeImage(ctx context.Context, store content.Store, layer ocispec.Descript
 	return ocispec.Index{Manifests: []ocispec.Descriptor{desc}}, err
 }
 
-// useSIF puts an image into a store whose layer stands for a SIF file, and what that
-// layer is into a snapshotter's directory: nothing of the file's content is read but
-// what it says of itself. false where the file is to be converted.
+// useSIF puts an image into a store whose only layer stands for a SIF file, and puts
+// the layer's metadata into a snapshotter's directory. Of the file's content it reads
+// only the description. It returns false if the file must be converted.
 func useSIF(ctx context.Context, store content.Store, path, snapshotter string) (index ocispec.Index, used bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {

@@ -10,16 +10,16 @@ import (
 
 // CPUs holds the CPUs that containers may have.
 type CPUs struct {
-	// All is empty where nobody knows which CPUs belong to the run: bound to the
-	// wrong ones, its pods would compete with another job's on CPUs that this
-	// job does not have.
+	// All is empty if it is unknown which CPUs belong to the run. Pods bound to the
+	// wrong CPUs would compete with another job on CPUs that this job does not
+	// have.
 	All cpuset.CPUSet
 	// Ledger is shared by the shims of a node.
 	Ledger *pinning.Ledger
 }
 
-// chooseCPUs returns the CPUs to bind a container to; none where it is not to
-// be bound.
+// chooseCPUs returns the CPUs to bind a container to, or none if it is not to be
+// bound.
 func (s *Service) chooseCPUs(id string, c bundle.Container) cpuset.CPUSet {
 	if !c.SeesLimits || s.cpus.All.Size() == 0 {
 		return cpuset.New()
@@ -50,8 +50,8 @@ func (s *Service) bind(id string, pid int, cpus cpuset.CPUSet) {
 	}
 }
 
-// rebind follows a resize of the CPU limit. All processes of the container are
-// bound again, even if they have bound themselves meanwhile.
+// rebind binds all processes of the container again after a resize of the CPU
+// limit, even those that have bound themselves meanwhile.
 func (s *Service) rebind(id string, c *container, r *specs.LinuxResources) {
 	if r.CPU == nil || r.CPU.Quota == nil || !c.SeesLimits {
 		return

@@ -17,8 +17,8 @@ import (
 	"berth.dev/berth/runtime/internal/procfs"
 )
 
-// rounds bounds how often a container's processes are looked up again, because
-// one that was not yet stopped may have started another.
+// rounds bounds the searches for a container's processes. They are repeated because
+// a process that was not yet stopped may have started another.
 const rounds = 8
 
 // endForMemory ends a container above its limit like a memory cgroup with
@@ -33,7 +33,7 @@ func (s *Service) endForMemory(ctx context.Context, id string, used, limit uint6
 	s.log.Info("container is above its memory limit", "container", id, "used", used, "limit", limit)
 	s.signalAll(id, c, syscall.SIGSTOP)
 
-	// Bounded: containerd may hang, and the memory has to go either way.
+	// Bounded: containerd may hang, and the memory must be freed nevertheless.
 	publish, cancel := context.WithTimeout(namespaces.WithNamespace(ctx, s.namespace), time.Second)
 	defer cancel()
 	err := s.publisher.Publish(publish, runtime.TaskOOMEventTopic, &events.TaskOOM{ContainerID: id})
@@ -109,10 +109,10 @@ func (s *Service) startedAs(pid int) (string, *container) {
 	return "", nil
 }
 
-// The mount namespaces of a pod's live containers are kept in the shim's
-// bundle, so that whoever cleans up after a killed shim finds the processes:
-// containerd then asks for the first container only. Ended containers are left
-// out, because the kernel gives the number of a namespace to another.
+// The file in the shim's bundle with the mount namespaces of a pod's live
+// containers. With it the cleanup after a killed shim finds the processes:
+// containerd then names only the first container. Ended containers are left out,
+// because the kernel reuses the number of a namespace.
 const namespacesFile = "mount-namespaces"
 
 // noteNamespaces is called with s.mu held.

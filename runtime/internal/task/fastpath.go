@@ -12,12 +12,12 @@ import (
 	"berth.dev/berth/runtime/internal/podlink"
 )
 
-// runcOptions returns options for a container that is made by the runc of that
-// name, runc itself where it is empty. containerd passes none: it knows the
-// options of runc's own shim only.
+// runcOptions returns options for a container that the runc with that name makes;
+// runc itself if the name is empty. containerd passes none: it knows only the options
+// of runc's own shim.
 //
-// The container gets no session keyring. The kernel counts keyrings by user, 200
-// at most where nobody has changed it, and a pod would take two or more.
+// The container gets no session keyring. The kernel counts keyrings by user, by
+// default 200 at most, and a pod would take two or more.
 func runcOptions(binary string) (*anypb.Any, error) {
 	made, err := typeurl.MarshalAnyToProto(&options.Options{BinaryName: binary, NoNewKeyring: true})
 	if err != nil {

@@ -14,7 +14,7 @@ type meter struct {
 	service *Service
 	// ran holds each process's processor time at the last measurement.
 	ran map[int]time.Duration
-	// stale is set when a process was started that was not there then.
+	// stale is set when a process was started after the last measurement.
 	stale atomic.Bool
 }
 
@@ -22,8 +22,8 @@ type meter struct {
 // a fork takes longer.
 const nothing = 20 * time.Microsecond
 
-// Idle reports that the processes are still the same and have not run: what
-// does not run cannot allocate, and cannot start another that does.
+// Idle reports whether the processes are still the same and have not run. A process
+// that does not run cannot allocate memory or start another process.
 func (m *meter) Idle() bool {
 	if m.stale.Load() {
 		return false
@@ -39,7 +39,7 @@ func (m *meter) Idle() bool {
 	return run < nothing
 }
 
-// Measure walks through the processes and notes how long each has run.
+// Measure walks through the processes and records their processor times.
 func (m *meter) Measure(ids []string) (map[string]memory.Sample, error) {
 	s := m.service
 	m.stale.Store(false)

@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/runtime/internal/bundle"
 )
 
-// leftNotices is a file in the folder of notices. The node role, which may make
-// events, reads and removes it.
+// leftNotices is a file in the folder of notices. The node role may create events;
+// it reads and removes the file.
 type leftNotices struct {
 	Pod     bundle.Pod
 	Notices []bundle.Notice
@@ -28,7 +28,7 @@ func (s *Service) leaveNotices(id string, c bundle.Container) error {
 	if err := os.MkdirAll(s.notices, 0o700); err != nil {
 		return fmt.Errorf("leave notices: %w", err)
 	}
-	// The reader takes files with the ending for complete.
+	// The reader takes a file with the final extension to be complete.
 	path := filepath.Join(s.notices, id)
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		return fmt.Errorf("leave notices: %w", err)

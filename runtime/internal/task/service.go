@@ -1,7 +1,7 @@
-// Package task is the task service of a pod's shim: containerd's own for runc,
-// with what an unprivileged node needs around it. Specifications are adapted
-// before runc sees them, and where no cgroup was delegated, memory limits are
-// enforced, statistics answered and stragglers ended from /proc.
+// Package task is the task service of a pod's shim: containerd's service for runc,
+// with additions for an unprivileged node. It adapts specifications before runc
+// sees them. If no cgroup was delegated, it enforces memory limits, answers
+// statistics and ends stragglers from /proc.
 package task
 
 import (
@@ -26,8 +26,7 @@ import (
 	"berth.dev/berth/runtime/internal/resourceview"
 )
 
-// Service wraps a task service. The methods that it does not define are the
-// wrapped one's.
+// Service wraps a task service. It inherits the methods that it does not define.
 type Service struct {
 	taskapi.TTRPCTaskService
 	node      bundle.Node
@@ -65,7 +64,7 @@ type container struct {
 	// cpus holds the CPUs that the container is bound to, and is empty for one
 	// that is not bound.
 	cpus cpuset.CPUSet
-	// measured is the use that was measured last, good until measuredUntil.
+	// measured is the last measurement, valid until measuredUntil.
 	measured      resourceview.Usage
 	measuredUntil time.Time
 }
@@ -80,8 +79,8 @@ type Config struct {
 	// SuperPacket is the size of the largest packet, in bytes, that the pod's
 	// interface takes uncut; 0 leaves it as it is.
 	SuperPacket int
-	// FastPath is the variable that tells berth-runc what pod it starts processes
-	// of; empty where the node has no fast path.
+	// FastPath is the variable that names the pod of a process to berth-runc; empty
+	// if the node has no fast path.
 	FastPath string
 	// Dir is the shim's own bundle, the first of the pod.
 	Dir string
@@ -199,7 +198,7 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 	return s.TTRPCTaskService.Start(ctx, r)
 }
 
-// limit has the watcher enforce what the kernel does not.
+// limit lets the watcher enforce the limits that the kernel does not enforce.
 func (s *Service) limit(id string, c *container, bytes int64) {
 	s.mu.Lock()
 	c.MemoryLimit = bytes
@@ -210,7 +209,7 @@ func (s *Service) limit(id string, c *container, bytes int64) {
 	}
 }
 
-// Delete forgets the container too.
+// Delete deletes the container and its state here.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	response, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err == nil && r.ExecID == "" {

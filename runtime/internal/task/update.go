@@ -15,9 +15,8 @@ import (
 	"berth.dev/berth/runtime/internal/bundle"
 )
 
-// Update applies new limits to a running container. The watcher takes the
-// memory limit where the kernel does not; what remains for the kernel, if
-// anything, goes on to runc.
+// Update applies new limits to a running container. The watcher enforces the
+// memory limit if the kernel does not. The remaining limits, if any, go to runc.
 func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*ptypes.Empty, error) {
 	c := s.container(r.ID)
 	if c == nil {
@@ -40,7 +39,7 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*pt
 			return nil, err
 		}
 	}
-	// Last: a limit below its use ends the container at once.
+	// Last, because a limit below the use ends the container at once.
 	if limited {
 		s.limit(r.ID, c, memory)
 		s.tellMemory(r.ID, c)

@@ -71,8 +71,8 @@ func (s *Service) showLimits(id string, c *container) []specs.Mount {
 // the pod sees. The shim's environment is runc's.
 const memoryVariable = "BERTH_MEMORY_OF_CONTAINERS"
 
-// tellMemory has sysinfo(2) tell of the memory that a container sees, in
-// processes that are started from now on. A running process keeps the earlier number.
+// tellMemory makes sysinfo(2) report the memory that a container sees, in
+// processes that start from now on. A running process keeps the earlier number.
 func (s *Service) tellMemory(id string, c *container) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,8 +90,8 @@ func (s *Service) tellMemory(id string, c *container) {
 	}
 }
 
-// Sysinfo has sysinfo(2) report the memory that a container sees, in processes
-// that the calling thread starts. It is a Listen.
+// Sysinfo makes sysinfo(2) report the memory that a container sees, in processes
+// that the calling thread starts. It implements Listen.
 //
 // Processes of a pod with the fast path get their filter from berth-runc.
 func (s *Service) Sysinfo(id string) {
@@ -123,8 +123,8 @@ func (s *Service) memoryOf(c *container) uint64 {
 	return s.machine.Memory
 }
 
-// created takes the mount of a view away, which the container has bound or will
-// never bind: it must not stay when the shim is killed.
+// created unmounts a view that the container has bound or will never bind: the
+// mount must not remain when the shim is killed.
 func (s *Service) created(id string) {
 	if err := resourceview.Unmount(s.viewDir(id)); err != nil {
 		s.log.Warn("a mount is left", "container", id, "error", err)
@@ -138,7 +138,7 @@ func (s *Service) forgetView(id string) {
 	}
 }
 
-// endViews takes mounts away that a shim has left, killed while it made a
+// endViews unmounts the views of a shim that was killed while it made a
 // container.
 func endViews(dir string) {
 	left, _ := filepath.Glob(filepath.Join(dir, viewPrefix+"*"))
@@ -147,7 +147,7 @@ func endViews(dir string) {
 	}
 }
 
-// limits returns what a container may use, or what the run may.
+// limits returns the limits of a container or, where it has none, of the run.
 func (s *Service) limits(c *container) resourceview.Limits {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -163,8 +163,9 @@ func (s *Service) limits(c *container) resourceview.Limits {
 	return l
 }
 
-// A container is measured at most so often, and for at most one part in so many
-// of the time: programs read these files as often as they like.
+// Bounds for the cost of measurements, because programs read these files as often
+// as they like: the least interval, and the least multiple of a measurement's
+// duration between two measurements.
 const (
 	measureEvery = 100 * time.Millisecond
 	measurePart  = 20
