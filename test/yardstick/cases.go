@@ -67,7 +67,7 @@ spec:
       - {name: sleep, image: "busybox:1.37", command: ["sleep", "1000000"]}
 `
 
-// phase is a line of berth run --verbose: seconds since its start, and a step.
+// phase matches a line of berth run --verbose: seconds since its start, and a step.
 var phase = regexp.MustCompile(`^berth:\s+([0-9.]+)s\s+(\S+(?: \S+)*)$`)
 
 // command makes a berth that runs as the unprivileged user.

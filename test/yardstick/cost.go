@@ -68,7 +68,7 @@ func (b *bencher) cost(script string) (cost, error) {
 	time.Sleep(b.idle)
 	tree := descendants(command.Process.Pid)
 	c := cost{byName: map[string]float64{}}
-	// 100 ticks are a second, and percent of a second at that.
+	// A second has 100 ticks, and the result is in percent of a core.
 	c.cpu = float64(ticks(tree)-before) / time.Since(start).Seconds()
 	for _, pid := range tree {
 		pss := proportional(pid)
@@ -81,7 +81,7 @@ func (b *bencher) cost(script string) (cost, error) {
 	return c, command.Wait()
 }
 
-// descendants returns a process and all that it started, directly or not.
+// descendants returns a process and all processes that it started, directly or not.
 func descendants(root int) []int {
 	children := map[int][]int{}
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")

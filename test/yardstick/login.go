@@ -70,7 +70,7 @@ func (b *bencher) reachIn() (_ map[string]float64, err error) {
 	if err != nil {
 		return nil, err
 	}
-	// What kubectl learns of a server it keeps from here on.
+	// From here on kubectl has what it caches of a server.
 	others := 0.0
 	for range throughTunnel {
 		took, err := b.kubectl(id, "get", "pods")

@@ -1,9 +1,9 @@
-// Command yardstick measures berth: how long a cluster takes to come up, to run a
-// first pod and to go away again, and what it costs while it is idle; on one host
-// and, through Slurm, on several; and the network between nodes. It runs as root
-// on a host of the bed and starts berth as an ordinary user. Each call measures one
-// case once, and prints its figures for berth bench, whose case "program" calls it;
-// the script run beside it arranges that.
+// Command yardstick measures berth: the time a cluster takes to come up, to run a
+// first pod and to go away again, and the cost of an idle cluster, on one host and,
+// through Slurm, on several. It also measures the network between nodes. It runs as
+// root on a host of the bed and starts berth as an ordinary user. Each call measures
+// one case once, and prints its figures for berth bench, whose case "program" calls
+// it. The script run in this folder arranges that.
 package main
 
 import (
@@ -27,7 +27,7 @@ func main() {
 	own := map[string]func() error{
 		"schedule": schedule, "ticks": printTicks, "memory": printMemory, "reach": reach,
 	}
-	// The program starts itself inside of what it measures.
+	// The program starts itself inside the cluster that it measures.
 	if len(os.Args) == 2 {
 		if part := own[strings.TrimPrefix(os.Args[1], "-")]; part != nil {
 			if err := part(); err != nil {
@@ -50,7 +50,7 @@ func main() {
 	}
 }
 
-// figure is one as berth bench reads it.
+// figure is a figure in the form that berth bench reads.
 type figure struct {
 	Name   string  `json:"name"`
 	Unit   string  `json:"unit"`
@@ -73,7 +73,7 @@ func figureOf(name string, value float64) figure {
 	if i := strings.LastIndex(name, ", "); i >= 0 {
 		f.Name, f.Unit = name[:i], name[i+2:]
 	}
-	// Of times bare metal's, too.
+	// A bandwidth as a multiple of bare metal's has Gbit/s at the end of its name.
 	if f.Unit == "Gbit/s" || strings.HasSuffix(f.Name, "-Gbit/s") {
 		f.Better = "higher"
 	}

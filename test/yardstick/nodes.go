@@ -79,7 +79,7 @@ func (b *bencher) threeNodes() (map[string]float64, error) {
 	}, nil
 }
 
-// available measures how long three nodes take until all take pods, with one
+// available measures the time until all of three nodes take pods, with one
 // control plane and with three.
 func (b *bencher) available() (map[string]float64, error) {
 	one, err := b.bringUp(3)
@@ -146,8 +146,8 @@ func (b *bencher) workerMemory() (map[string]float64, error) {
 	return map[string]float64{"memory of a worker without pods, MB": bytes / 1e6}, err
 }
 
-// printMemory prints what the processes of this user take of this host, in
-// bytes. Pages of files count once and whole: hosts of a bed share them, hosts
+// printMemory prints the memory that the processes of this user use on this host, in
+// bytes. File pages count once and whole: hosts of a bed share them, hosts
 // of a site do not.
 func printMemory() error {
 	pids, err := ownProcesses()

@@ -19,7 +19,7 @@ const (
 )
 
 // reach connects to all addresses of standard input, a line each, until every
-// one has answered. It says when it begins.
+// one has answered. It prints the time of its start.
 func reach() error {
 	var asking sync.WaitGroup
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {

@@ -18,10 +18,10 @@ import (
 // scheduleLimit bounds the wait for a usable control plane.
 const scheduleLimit = time.Minute
 
-// usable measures to a control plane that can be worked with: it is ready,
-// has the default ServiceAccount and the root certificate that every pod
-// mounts, and has given a first pod to a node. The figure holds the start of
-// the command that finds that out, which berth starts when the cluster is up.
+// usable measures the time until the control plane can be used: it is ready, has the
+// default ServiceAccount and the root certificate that every pod mounts, and has
+// scheduled a first pod. The figure includes the start of the command that detects
+// this. berth starts that command when the cluster is up.
 func (b *bencher) usable() (map[string]float64, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -44,7 +44,7 @@ func (b *bencher) usable() (map[string]float64, error) {
 }
 
 // schedule returns when the cluster of the environment's kubeconfig is usable
-// and has a node for a first pod.
+// and has scheduled a first pod.
 func schedule() error {
 	ctx, cancel := context.WithTimeout(context.Background(), scheduleLimit)
 	defer cancel()

@@ -23,13 +23,13 @@ import (
 // refName is the annotation with an image's name in the index of a layout.
 const refName = "org.opencontainers.image.ref.name"
 
-// layout is a folder with an OCI layout that is written.
+// layout is a folder where an OCI layout is being written.
 type layout struct {
 	dir   string
 	index v1.IndexManifest
 }
 
-// blob is a layer: what is in the folder, and its digest before it was compressed.
+// blob is a layer: its descriptor in the folder, and its uncompressed digest.
 type blob struct {
 	v1.Descriptor
 	diff v1.Hash
@@ -70,14 +70,14 @@ func (c *count) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// image writes configuration and manifest of an image, under a name.
+// image writes the configuration and manifest of an image, under a name.
 func (l *layout) image(name, module string, layers []blob) error {
 	config := v1.ConfigFile{
 		Architecture: runtime.GOARCH, OS: "linux", RootFS: v1.RootFS{Type: "layers"},
 		Config: v1.Config{
 			Env: []string{
 				"PATH=/usr/local/bin:/usr/bin:/bin", "MODULE=" + module,
-				// Debian's alternatives are links that a maintainer script makes.
+				// Debian's alternatives are links that maintainer scripts make, which do not run here.
 				"LD_LIBRARY_PATH=/usr/lib/x86_64-linux-gnu/blas:/usr/lib/x86_64-linux-gnu/lapack:/usr/lib/aarch64-linux-gnu/blas:/usr/lib/aarch64-linux-gnu/lapack",
 			},
 			Cmd: []string{"python3"},
@@ -113,8 +113,8 @@ func (l *layout) encoded(v any, kind types.MediaType) (v1.Descriptor, error) {
 	return v1.Descriptor{MediaType: kind, Size: size, Digest: digest}, os.WriteFile(l.path(digest), content, 0o644)
 }
 
-// converted adds what a converter makes of one of the images, under a name of its
-// own.
+// converted adds the result of converting one of the images, under a new
+// name.
 func (l *layout) converted(from, to string, convert func(layout, archive string) error) (err error) {
 	scratch, err := os.MkdirTemp(l.dir, ".convert-")
 	if err != nil {
@@ -155,7 +155,7 @@ func (l *layout) converted(from, to string, convert func(layout, archive string)
 	return l.add(archive, to)
 }
 
-// add takes the first image of an archive with an OCI layout.
+// add adds the first image of an archive with an OCI layout.
 func (l *layout) add(archive, name string) error {
 	file, err := os.Open(archive)
 	if err != nil {
@@ -200,7 +200,7 @@ func copyTo(path string, from io.Reader) error {
 	return errors.Join(err, file.Close())
 }
 
-// close writes what makes a layout of the folder.
+// close writes the files that make the folder an OCI layout.
 func (l *layout) close() error {
 	index, err := json.Marshal(l.index)
 	if err != nil {

@@ -1,7 +1,7 @@
-// Package paper makes the images of two experiments on how images are delivered
-// (Heere, Containers in HPC: From Image Formats to Fast Delivery, 2026), of the
-// same shape: layers, sizes, numbers of files. What the paper took from a registry
-// is of Debian's packages. The same inputs give the same bytes.
+// Package paper makes the images of two experiments on image delivery (Heere,
+// Containers in HPC: From Image Formats to Fast Delivery, 2026) in the same shape:
+// layers, sizes, numbers of files. Debian packages replace what the paper took from
+// a registry. The same inputs give the same bytes.
 package paper
 
 import (
@@ -20,7 +20,7 @@ import (
 	"berth.dev/berth/test/images/recipe"
 )
 
-// Worker is the program of the run phase, and Pipeline that of lazy pulling.
+// Worker is the program of the run phase, Pipeline the program of lazy pulling.
 var (
 	//go:embed worker.py
 	worker string //nolint:gochecknoglobals // the only way to embed
@@ -32,17 +32,17 @@ var (
 type Shape struct {
 	// Seed decides the content of what is generated.
 	Seed uint64
-	// Python is a folder with Python and a scientific library, Busybox and First are
-	// those programs.
+	// Python is a folder with Python and a scientific library. Busybox and First are
+	// the programs of these names.
 	Python, Busybox, First string
 	// Module is the library that the second checkpoint imports.
 	Module string
-	// Exclude are parts of Python that images do without.
+	// Exclude lists the parts of Python that images omit.
 	Exclude []string
-	// Size is that of the patched image's layers, as they are in a registry; what
-	// Python and the shards do not fill, files of the form of libraries do. 0: none.
+	// Size is the size of the patched image's layers in a registry. Files in the form
+	// of libraries fill what Python and the shards leave. 0: no such files.
 	Size int64
-	// Layers have Files shards of ShardSize bytes together.
+	// The Layers layers together hold Files shards of ShardSize bytes.
 	Layers, Files, ShardSize int
 	Versions                 int
 	Tiers                    []Tier
@@ -91,7 +91,7 @@ func (s Shape) Check() error {
 // libraries is the directory of Python's modules in Debian.
 const libraries = "usr/lib/python3"
 
-// Write writes all images into a folder with an OCI layout, whose names are
+// Write writes all images into a folder with an OCI layout. Their names are
 // patch:v1, patch:v2, ... and lazy:TIER. Convert makes the eStargz form of an image
 // in a folder, as an archive; its images are named lazy:TIER-estargz.
 func (s Shape) Write(dir string, convert func(layout, archive string) error) error {
@@ -121,7 +121,7 @@ func (s Shape) Write(dir string, convert func(layout, archive string) error) err
 	return l.close()
 }
 
-// base is Python itself, with what a shell needs.
+// base returns the layer with Python and what a shell needs.
 func (s Shape) base() []recipe.Entry {
 	entries := []recipe.Entry{
 		{Kind: recipe.Tree, Source: s.Python, Exclude: append([]string{libraries}, s.Exclude...)},
@@ -137,7 +137,7 @@ func (s Shape) base() []recipe.Entry {
 	return entries
 }
 
-// patches are the versions, which differ in their last layer only.
+// patches makes the versions, which differ only in their last layer.
 func (s Shape) patches(l *layout, base, modules blob) error {
 	var shards []blob
 	used := base.Size + modules.Size
@@ -157,7 +157,7 @@ func (s Shape) patches(l *layout, base, modules blob) error {
 	}
 	layers := []blob{base, modules}
 	if s.Size > used {
-		// The paper has pyarrow as well, which Debian has not.
+		// The paper also has pyarrow, which Debian does not package.
 		filled, err := l.layer(s.filled(s.Size - used))
 		if err != nil {
 			return err
@@ -182,7 +182,7 @@ func (s Shape) patches(l *layout, base, modules blob) error {
 	return nil
 }
 
-// filled is the layer of modules with files that make it larger.
+// filled returns the layer of modules, enlarged by extra files.
 func (s Shape) filled(size int64) []recipe.Entry {
 	entries := []recipe.Entry{{Kind: recipe.Tree, Source: filepath.Join(s.Python, libraries), Path: libraries, Exclude: below(s.Exclude, libraries)}}
 	const each = 2 << 20
@@ -195,7 +195,7 @@ func (s Shape) filled(size int64) []recipe.Entry {
 	return entries
 }
 
-// tier is an image with an asset that only the last stage reads.
+// tier makes an image with an asset that only the last stage reads.
 func (s Shape) tier(l *layout, tier Tier, base, modules blob, convert func(layout, archive string) error) error {
 	assets, err := l.layer([]recipe.Entry{
 		{Kind: recipe.Text, Path: "opt/ingest.bin", Mode: 0o644, Text: s.random("ingest", 1<<20)},
@@ -231,7 +231,7 @@ func (s Shape) random(name string, size int) string {
 	return text.String()[:size]
 }
 
-// below are the exclusions within a folder, as seen from it.
+// below returns the exclusions within a folder, relative to it.
 func below(all []string, folder string) (within []string) {
 	for _, path := range all {
 		if rest, ok := strings.CutPrefix(path, folder+"/"); ok {
