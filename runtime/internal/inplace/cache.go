@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// maxCached bounds the bytes of unpacked blocks in memory. The kernel keeps what it
-// was given; this is for the many small files whose content is in one block.
+// maxCached bounds the bytes of unpacked blocks in memory. The kernel caches what it
+// has read; this cache is for many small files that share one block.
 const (
 	maxCached = 8 << 20
 	// minBlock is the least size that a block counts, because its bookkeeping
@@ -14,8 +14,8 @@ const (
 	minBlock = 4 << 10
 )
 
-// cache has the blocks that were used last, by their places. What several want at
-// once is made once.
+// cache holds the blocks that were used last, by their places. Concurrent requests for a
+// block unpack it only once.
 type cache struct {
 	mu     sync.Mutex
 	blocks map[place]*block

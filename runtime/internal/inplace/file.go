@@ -14,8 +14,8 @@ import (
 	"berth.dev/berth/runtime/internal/squashfs"
 )
 
-// File is the image of a layer whose content lies in a SIF file. It may be used by
-// several at once.
+// File is the image of a layer whose content lies in a SIF file. It is safe for
+// concurrent use.
 type File struct {
 	image *os.File
 	parts []part
@@ -43,7 +43,7 @@ type File struct {
 
 var errDamaged = errors.New("it is damaged")
 
-// ErrChanged is of SIF files that are no longer what they were.
+// ErrChanged is the error for a SIF file that has changed.
 var ErrChanged = errors.New("the SIF file has changed since it became an image")
 
 const (
@@ -62,8 +62,8 @@ func Is(path string) bool {
 	return err == nil
 }
 
-// Open opens the image of a layer. The SIF file is one that was open before, or nil;
-// then it has to be what it was. It is the File's from then on.
+// Open opens the image of a layer. source is the SIF file if it was open before. If it is
+// nil, Open opens the file, which must not have changed. The File closes it.
 func Open(path string, source *os.File, changed func(error)) (f *File, err error) {
 	f = &File{source: source, changed: changed, readAt: (*os.File).ReadAt, pause: time.Sleep, now: time.Now}
 	defer func() {
@@ -86,7 +86,7 @@ func Open(path string, source *os.File, changed func(error)) (f *File, err error
 	return f, err
 }
 
-// Source is the SIF file, for whoever is to open the same image later.
+// Source returns the SIF file, to open the same image later.
 func (f *File) Source() *os.File {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
@@ -110,7 +110,7 @@ func (f *File) Close() error {
 	return errors.Join(problems...)
 }
 
-// Image is the layer.
+// Image returns the image of the layer.
 func (f *File) Image() (*erofs.Image, error) {
 	info, err := f.image.Stat()
 	if err != nil {
@@ -121,7 +121,7 @@ func (f *File) Image() (*erofs.Image, error) {
 
 // reopen opens the SIF file by its path, if it is the same file.
 func (f *File) reopen() error {
-	// A pipe of that name would have who opens it wait for ever.
+	// Without O_NONBLOCK the open of a pipe with that name would never return.
 	file, err := os.OpenFile(f.header.Source.Path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return err
@@ -143,7 +143,7 @@ func (f *File) reopen() error {
 	return nil
 }
 
-// isSame looks whether a file is still what it was.
+// isSame returns ErrChanged if a file is no longer the same.
 func (f *File) isSame(file *os.File) error {
 	was := f.header.Source
 	now, err := identify(file)
@@ -153,7 +153,7 @@ func (f *File) isSame(file *os.File) error {
 	return err
 }
 
-// report tells once of a file that is no longer what it was, and once of one that
+// report calls changed once for a file that has changed, and once for a file that
 // cannot be read.
 func (f *File) report(err error) error {
 	once, told := &f.toldChanged, err
@@ -166,7 +166,7 @@ func (f *File) report(err error) error {
 	return err
 }
 
-// ReadAt reads what nobody has to unpack from the image, and all else from the SIF
+// ReadAt reads unpacked content from the image, and all other content from the SIF
 // file.
 func (f *File) ReadAt(into []byte, at int64) (done int, err error) {
 	next := sort.Search(len(f.parts), func(i int) bool { return f.parts[i].end() > at })
@@ -195,7 +195,7 @@ func (f *File) ReadAt(into []byte, at int64) (done int, err error) {
 
 func (p part) end() int64 { return p.at + int64(p.size) }
 
-// unpacked is the content of a part.
+// unpacked returns the content of a part.
 func (f *File) unpacked(p part) ([]byte, error) {
 	block, err := f.cache.get(place{p.offset, p.packed}, func() ([]byte, error) { return f.block(p) })
 	if err == nil && int64(p.inner)+int64(p.size) > int64(len(block)) {
@@ -228,8 +228,8 @@ func (f *File) block(p part) ([]byte, error) {
 	return unpacker.Unpack(packed)
 }
 
-// read reads from the SIF file what is known to be of it as it was: it looks at the
-// file when it has read.
+// read reads from the SIF file. It checks after the read that the file has not
+// changed.
 func (f *File) read(into []byte, at int64) error {
 	most := tries
 	if f.isFailing() {
@@ -269,7 +269,7 @@ func (f *File) isFailing() bool {
 	return f.now().Before(f.failing)
 }
 
-// fail is for errors that last.
+// fail handles an error that lasts.
 func (f *File) fail(err error) error {
 	f.failUntil(f.now().Add(failsFast))
 	return f.report(err)

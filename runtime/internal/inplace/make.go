@@ -28,7 +28,7 @@ import (
 	"berth.dev/berth/runtime/internal/squashfs"
 )
 
-// Identity tells a file from another, and from itself after a change.
+// Identity distinguishes a file from other files, and from itself before a change.
 type Identity struct {
 	Path     string    `json:"path"`
 	Size     int64     `json:"size"`
@@ -36,8 +36,8 @@ type Identity struct {
 	Inode    uint64    `json:"inode"`
 }
 
-// identify asks for the identity of an open file, of the server where it is on one:
-// what a client of NFS remembers of a file may be a minute old.
+// identify returns the identity of an open file. It makes a network file system ask
+// the server: an NFS client's cached attributes may be a minute old.
 func identify(file *os.File) (Identity, error) {
 	var st unix.Statx_t
 	err := unix.Statx(int(file.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_FORCE_SYNC, unix.STATX_TYPE|unix.STATX_SIZE|unix.STATX_MTIME|unix.STATX_INO, &st)
@@ -62,7 +62,7 @@ type header struct {
 }
 
 const (
-	// indexExtension is that of the list of parts, beside the image.
+	// indexExtension is the extension of the list of parts, beside the image.
 	indexExtension = ".sif"
 	// folder is the snapshotter's subdirectory for the layers made here, by the
 	// digests of the layers that represent them.
@@ -70,8 +70,8 @@ const (
 	layerFile = "layer"
 	partSize  = 28
 	plain     = 1 << 31
-	// maxParts bounds what is kept in memory, of a terabyte of content in blocks of
-	// the usual size.
+	// maxParts bounds the list in memory. It suffices for a terabyte of content in
+	// blocks of the usual size.
 	maxParts = 8 << 20
 	// maxHeader bounds the list's first line.
 	maxHeader = 64 << 10
@@ -88,8 +88,8 @@ type Made struct {
 	Source Identity
 }
 
-// Make makes the image of a SIF file's layer, and the list of where its content lies
-// beside it, at a path where there is none.
+// Make makes the image of a SIF file's layer at a new path, and beside it the list of
+// the places of its content.
 func Make(path string, file *os.File) (made Made, err error) {
 	defer func() {
 		if err != nil {
@@ -120,14 +120,14 @@ func Make(path string, file *os.File) (made Made, err error) {
 	return made, err
 }
 
-// list is the list of parts, as it is written.
+// list is the list of parts while it is being written.
 type list struct {
 	text  []byte
 	count int
 	sum   hash.Hash32
 }
 
-// lay writes the image, and notes its parts.
+// lay writes the image, and records its parts.
 func (l *list) lay(path string, image *sif.File) (config ocispec.Image, err error) {
 	to, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o400)
 	if err != nil {
@@ -164,8 +164,8 @@ func (l *list) write(path string, h header) error {
 	return os.WriteFile(path, order.AppendUint32(text, l.sum.Sum32()), 0o400)
 }
 
-// part is the place of a part of a file's content: at in the layer's image, and
-// in an unpacked block of the SIF file.
+// part locates a part of a file's content: at is its offset in the layer's image, and
+// the other fields its place in an unpacked block of the SIF file.
 type part struct {
 	at, offset          int64
 	packed, inner, size uint32
@@ -208,8 +208,8 @@ func readList(path string) (h header, parts []part, err error) {
 	return h, parts, nil
 }
 
-// Keep puts a layer that was made where Place looks for what a digest stands for. One
-// that is there already is the same.
+// Keep puts a new layer where Place finds it by the digest of its stand-in. A layer
+// that is already there is the same.
 func Keep(made, snapshotter string, standIn digest.Digest) error {
 	if err := standIn.Validate(); err != nil {
 		return err
@@ -227,8 +227,8 @@ func Keep(made, snapshotter string, standIn digest.Digest) error {
 	return nil
 }
 
-// Place puts the layer that a digest stands for at a path where there is none;
-// false where it stands for none.
+// Place puts the layer that a stand-in's digest represents at a new path. It returns
+// false if the digest represents no layer.
 func Place(snapshotter string, standIn digest.Digest, path string) (bool, error) {
 	if snapshotter == "" || standIn.Validate() != nil {
 		return false, nil

@@ -16,17 +16,17 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// ContentsLabel is on a layer that was made without its content: the digest of
-// the table of contents that it was made from. The name under which others find
-// the layer is an image's claim, which nobody has checked.
+// ContentsLabel is the label of a layer that was made without its content. Its value
+// is the digest of the table of contents that the layer was made from. Other images
+// find the layer under a name that one image claims and nobody has checked.
 const ContentsLabel = "containerd.io/snapshot/berth.contents"
 
-// Snapshots knows the labels of layers, by the digests of them and those below.
+// Snapshots returns the labels of a layer by its chain ID.
 type Snapshots interface {
 	Stat(ctx context.Context, key string) (snapshots.Info, error)
 }
 
-// Layers are the layers of an image, whose manifest may list other things beside them.
+// Layers returns the layers of an image. A manifest may list other things beside them.
 func Layers(manifest ocispec.Manifest) []ocispec.Descriptor {
 	return slices.DeleteFunc(slices.Clone(manifest.Layers), func(desc ocispec.Descriptor) bool { return !images.IsLayerType(desc.MediaType) })
 }

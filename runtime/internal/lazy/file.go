@@ -18,8 +18,8 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// File is the file of a layer whose content comes when it is read, and in the
-// background. It may be used by several at once. What has come stays for a
+// File is the file of a layer whose content arrives when it is read, and in the
+// background. It is safe for concurrent use. Content that has arrived stays for a
 // successor of this process.
 type File struct {
 	file, have *os.File
@@ -44,12 +44,12 @@ type File struct {
 	asking, pausing, inBackground int
 }
 
-// The states of a chunk; what the file beside says is here or not.
+// The states of a chunk. The file beside the layer records only whether it is here.
 const (
 	away = iota
 	here
 	coming
-	// wrong is away, and was not what the table says when it came.
+	// wrong is away, and did not match the table when it arrived.
 	wrong
 )
 
@@ -82,11 +82,11 @@ func Is(path string) bool {
 type Options struct {
 	// Refused lists address ranges that must not be contacted for content.
 	Refused []netip.Prefix
-	// Login returns the login of a name; false where it is not known.
+	// Login returns the login with a name; false if it is unknown.
 	Login func(name string) (Login, bool)
-	// Order is that of all layers.
+	// Order is shared by all layers.
 	Order *Order
-	// Line is the one that they come over.
+	// Line is the line that all layers arrive over.
 	Line *Line
 	// Log receives descriptions of wrong content.
 	Log func(string)
@@ -142,7 +142,7 @@ func (f *File) Close() error {
 	return errors.Join(problems...)
 }
 
-// Image is the layer.
+// Image returns the image of the layer.
 func (f *File) Image() (*erofs.Image, error) {
 	info, err := f.file.Stat()
 	if err != nil {
@@ -151,7 +151,7 @@ func (f *File) Image() (*erofs.Image, error) {
 	return erofs.OpenChanging(f, info.Size())
 }
 
-// ReadAt reads what may have to come first.
+// ReadAt reads content, and waits for chunks that are not here.
 func (f *File) ReadAt(into []byte, at int64) (int, error) {
 	end := at + int64(len(into))
 	first := sort.Search(len(f.chunks), func(i int) bool { return f.chunks[i].At+f.chunks[i].Size > at })
@@ -198,8 +198,8 @@ func (f *File) await(i int) error {
 	return nil
 }
 
-// Fetch fetches what nobody has read, until all is here, the registry refuses, or
-// ctx ends.
+// Fetch fetches all content that is not here, until it is complete, the registry
+// refuses, or ctx ends.
 func (f *File) Fetch(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -207,7 +207,7 @@ func (f *File) Fetch(ctx context.Context) error {
 	defer f.order.leave(f)
 	go f.follow(ctx, f.order.change())
 	stop := context.AfterFunc(ctx, func() {
-		// Who has looked at ctx, and does not wait yet, would miss it.
+		// Without the lock a goroutine between its check of ctx and its wait would miss this.
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.changed.Broadcast()
@@ -233,7 +233,7 @@ func (f *File) Fetch(ctx context.Context) error {
 	return first
 }
 
-// enter has others wait if something of this layer is to come first, and is away.
+// enter makes other layers wait if this layer lacks prioritized content.
 func (f *File) enter() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -340,11 +340,11 @@ func (f *File) next() (next int, others bool, bad []int) {
 	return next, others, bad
 }
 
-// fetch fetches a chunk that is away with all of its stream, and those behind it up
-// to a number of packed bytes; asked counts it while it is on its way. The lock is held
-// at its begin and end.
+// fetch fetches a chunk that is away, together with the rest of its stream and with
+// the chunks after it, up to limit compressed bytes. It counts the request in asked.
+// The caller holds the lock; fetch releases it during the request.
 func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) error {
-	// A stream comes whole, so that its other files do not have it come again.
+	// Fetch a whole stream, so that its other files do not need it a second time.
 	for first > 0 && f.state[first-1] == away && f.chunks[first-1].Offset == f.chunks[first].Offset {
 		first--
 	}
@@ -376,8 +376,8 @@ func (f *File) fetch(ctx context.Context, first int, limit int64, asked *int) er
 	return err
 }
 
-// put unpacks chunks of what came, checks them, writes them to their places, and says
-// of each what became of it. One that is wrong does not keep the others from coming.
+// put unpacks and checks chunks, writes them to their places, and stores the new state
+// of each in found. After a wrong chunk it continues with the others.
 func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 	var s stream
 	for i := range found {
@@ -389,7 +389,7 @@ func (f *File) put(first int, packed []byte, found []byte) (problem error) {
 			err = fmt.Errorf("%w: %w", errWrong, err)
 			found[i] = wrong
 		}
-		// What nothing was written to reads as zeros, and takes no space.
+		// Zeros need not be written: a hole in the file reads as zeros and takes no space.
 		if err == nil && len(bytes.TrimLeft(content, "\x00")) > 0 {
 			_, err = f.file.WriteAt(content, c.At)
 		}

@@ -38,9 +38,9 @@ type Chunk struct {
 // index is the data kept beside a layer's file.
 type index struct {
 	Source Source `json:"source"`
-	// First is the blob offset where the content ends that the image prioritizes.
+	// First is the blob offset where the image's prioritized content ends.
 	First int64 `json:"first,omitempty"`
-	// Chunks are in the order of their places.
+	// Chunks is sorted by the place in the file.
 	Chunks []Chunk `json:"chunks"`
 }
 
@@ -53,7 +53,7 @@ const (
 	// maxContent bounds the files of a layer together: the checksums of as many
 	// blocks are held in memory, four bytes for each, while it is laid out.
 	maxContent = 128 << 30
-	// maxChunk bounds what is held in memory for one.
+	// maxChunk bounds the size of a chunk in memory.
 	maxChunk = 64 << 20
 )
 
@@ -63,17 +63,17 @@ const (
 	haveExtension  = ".have"
 )
 
-// packedTable is a blob's table of contents as it comes, and where in the blob the
-// content ends.
+// packedTable is the compressed table of contents of a blob, and the blob offset where
+// the content ends.
 type packedTable struct {
 	source Source
 	packed []byte
 	end    int64
 }
 
-// Make makes the file of a layer at a path where there is none, without its
-// content, of a blob at a source whose table of contents has a digest, with the login
-// that the source names. It leaves nothing where it fails.
+// Make makes the file of a layer at a new path, without its content. The source names
+// the blob and the login; contents is the digest of the blob's table of contents. If it
+// fails, it leaves nothing.
 func Make(ctx context.Context, path string, source Source, login Login, contents digest.Digest) error {
 	// In the pods' network, which has its own limits.
 	r := newRemote(source, nil, func() (Login, error) { return login, nil })
@@ -111,7 +111,7 @@ func (t packedTable) make(path string, want digest.Digest) (err error) {
 	return err
 }
 
-// contents asks for the table of contents, of at most so many packed bytes.
+// contents requests the table of contents, of at most so many compressed bytes.
 func (r *remote) contents(ctx context.Context, most int64) (t packedTable, err error) {
 	tail, err := r.readEnd(ctx, endSize)
 	if err != nil {
@@ -202,8 +202,8 @@ func parseTable(text []byte) (*estargz.JTOC, error) {
 	return table, nil
 }
 
-// lay writes the file of a layer with room for the content of its files, and
-// returns which chunk goes where.
+// lay writes the file of a layer with space for the content of its files, and
+// returns the places of the chunks.
 func lay(path string, table *estargz.JTOC, end int64) (chunks []Chunk, err error) {
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
 	if err != nil {
@@ -296,13 +296,13 @@ var kinds = map[string]byte{
 	"char": tar.TypeChar, "block": tar.TypeBlock, "fifo": tar.TypeFifo,
 }
 
-// headerOf is an entry's header in the layer's archive.
+// headerOf returns the header of an entry in the layer's archive.
 func headerOf(e *estargz.TOCEntry) (*tar.Header, error) {
 	kind, known := kinds[e.Type]
 	if !known {
 		return nil, fmt.Errorf("%q is of unknown type %q", e.Name, e.Type)
 	}
-	// JSON has no other text.
+	// JSON can hold no other text.
 	if strings.ContainsRune(e.Name+e.LinkName, utf8.RuneError) {
 		return nil, fmt.Errorf("%q stands for a name that is not UTF-8", e.Name)
 	}

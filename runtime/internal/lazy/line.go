@@ -33,7 +33,7 @@ const (
 	// soon waits again.
 	part, partThen = aheadInBackground, 512 << 10
 	lately         = time.Second
-	// patience bounds for how long a registry that does not answer holds up others.
+	// patience bounds the time that an unresponsive registry delays others.
 	patience = 5 * time.Second
 )
 
@@ -45,7 +45,7 @@ func (l *Line) wake() {
 	}
 }
 
-// foreground notes a request for who waits, until end is called.
+// foreground counts a request that a reader waits for, until end is called.
 func (l *Line) foreground() (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -66,8 +66,8 @@ func (l *Line) hurry() {
 	l.wake()
 }
 
-// background waits for its turn, or until it is urgent, and returns how many bytes to
-// ask for at most and what is to be called when they are there.
+// background waits for its turn, or until the request is urgent. It returns the
+// largest number of bytes to request, and a function to call when they have arrived.
 func (l *Line) background(ctx context.Context, urgent func() bool) (size int64, end func(), err error) {
 	late := time.NewTimer(patience)
 	defer late.Stop()
@@ -104,7 +104,7 @@ func (l *Line) ended() {
 	l.wake()
 }
 
-// read reads for who waits, or in the background in parts.
+// read reads at once if a reader waits, and otherwise in parts in the background.
 func (f *File) read(ctx context.Context, from, to int64, waits bool) ([]byte, error) {
 	if waits {
 		defer f.line.foreground()()
@@ -112,7 +112,7 @@ func (f *File) read(ctx context.Context, from, to int64, waits bool) ([]byte, er
 	}
 	content := make([]byte, 0, to-from)
 	for from < to {
-		// Somebody may wait by now for what has begun to come.
+		// A reader may already wait for the content in transfer.
 		size, end, err := f.line.background(ctx, func() bool { return f.wanted.Load() > 0 })
 		if err != nil {
 			return nil, err

@@ -15,9 +15,9 @@ import (
 // Maker makes files of layers from the registries that images are pulled from.
 type Maker struct {
 	Hosts docker.RegistryHosts
-	// Not are hosts that only this process reaches.
+	// Not is a host that only this process reaches.
 	Not string
-	// Keep keeps a login for whoever reads the layer, and returns its name there.
+	// Keep keeps a login for the process that reads the layer, and returns its name.
 	Keep func(context.Context, Login) (string, error)
 }
 
@@ -25,15 +25,15 @@ type Maker struct {
 type Layer struct {
 	// Image is the name that it is pulled by.
 	Image string
-	// Manifest is the image's, empty where it is not known.
+	// Manifest is the digest of the image's manifest; empty if unknown.
 	Manifest digest.Digest
 	Digest   digest.Digest
 	// Contents is the digest of its table of contents.
 	Contents digest.Digest
 }
 
-// Make makes the file of a layer at a path, from the first registry that gives the
-// digest of its table of contents.
+// Make makes the file of a layer at a path, from the first registry whose table of
+// contents has the right digest.
 func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 	p := pullOf(ctx)
 	p.askAhead(ctx, m, l)
@@ -58,7 +58,7 @@ func (m Maker) Make(ctx context.Context, file string, l Layer) error {
 // blobs is the place of an image's blobs in a registry.
 type blobs struct {
 	url url.URL
-	// scope and login are a Source's.
+	// scope and login are as in Source.
 	scope, login string
 }
 
@@ -67,7 +67,7 @@ func (b blobs) of(d digest.Digest) Source {
 	return Source{URL: b.url.String(), Scope: b.scope, Login: b.login}
 }
 
-// each calls f with the registries of an image, as long as it returns true.
+// each calls f with each registry of an image, until it returns false.
 func (m Maker) each(image string, f func(blobs) bool) error {
 	ref, err := reference.ParseDockerRef(image)
 	if err != nil {
@@ -94,7 +94,7 @@ func (m Maker) each(image string, f func(blobs) bool) error {
 	return nil
 }
 
-// login gives the login for a registry to whoever reads layers of it.
+// login passes the login for a registry to the process that reads its layers.
 func (m Maker) login(ctx context.Context, p *Pull, b blobs) (blobs, Login, error) {
 	login, err := p.loginFor(ctx, b.url.Host)
 	if err == nil && login != (Login{}) {

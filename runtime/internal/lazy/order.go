@@ -2,8 +2,8 @@ package lazy
 
 import "sync"
 
-// Order has what images name as to come first come first, of all layers that are
-// coming at once.
+// Order makes content that images prioritize arrive first, over all layers that
+// are arriving.
 type Order struct {
 	mu sync.Mutex
 	// first holds layers that still lack prioritized content.
@@ -12,7 +12,7 @@ type Order struct {
 	changed chan struct{}
 }
 
-// enter notes that something of a layer is to come first.
+// enter records that a layer has prioritized content to fetch.
 func (o *Order) enter(f *File) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -22,7 +22,7 @@ func (o *Order) enter(f *File) {
 	o.first[f] = true
 }
 
-// leave lets others go on. It can be called twice.
+// leave lets other layers continue. It can be called twice.
 func (o *Order) leave(f *File) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -43,7 +43,7 @@ func (o *Order) wait(f *File) bool {
 	return len(o.first) > 1 || len(o.first) == 1 && !o.first[f]
 }
 
-// change is closed at the next change.
+// change returns a channel that is closed at the next change.
 func (o *Order) change() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -11,25 +11,25 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Pull is one of an image: what is known of it beside the layer that is made.
+// Pull is one pull of an image. It holds what is known beside the layer being made.
 type Pull struct {
-	// Login returns the login for a registry's host; an empty one where none is known.
+	// Login returns the login for a registry's host; an empty one if none is known.
 	Login func(ctx context.Context, host string) (Login, error)
-	// Blob returns a blob that is here, such as the image's manifest; nil: there are none.
+	// Blob returns a local blob, such as the image's manifest; nil: there are none.
 	Blob func(ctx context.Context, d digest.Digest) ([]byte, error)
 
 	mu sync.Mutex
-	// ahead are the tables of contents of layers that are still to be made; nil before
-	// the first is.
+	// ahead holds the tables of contents of layers that are not made yet; nil before
+	// the first layer is made.
 	ahead map[digest.Digest]*askedTable
 	ended bool
 	group sync.WaitGroup
 }
 
-// askedTable is a table that was asked for before its layer is to be made.
+// askedTable is a table that was requested before its layer is made.
 type askedTable struct {
 	layer ocispec.Descriptor
-	// come is closed when table and err are there.
+	// come is closed when table and err are set.
 	come  chan struct{}
 	table packedTable
 	err   error
@@ -58,7 +58,7 @@ func WithPull(ctx context.Context, p *Pull) (_ context.Context, end func()) {
 	}
 }
 
-// pullOf returns the pull of a context; an empty one where there is none.
+// pullOf returns the pull of a context; an empty one if there is none.
 func pullOf(ctx context.Context) *Pull {
 	if p, ok := ctx.Value(pullKey{}).(*Pull); ok {
 		return p
@@ -66,7 +66,7 @@ func pullOf(ctx context.Context) *Pull {
 	return &Pull{}
 }
 
-// loginFor returns the login for a host; an empty one where none is known.
+// loginFor returns the login for a host; an empty one if none is known.
 func (p *Pull) loginFor(ctx context.Context, host string) (Login, error) {
 	if p.Login == nil {
 		return Login{}, nil
@@ -137,7 +137,7 @@ func (p *Pull) layersFrom(ctx context.Context, l Layer) (layers []ocispec.Descri
 	return layers, nil
 }
 
-// take waits for the table of a layer that was asked for before, and forgets it.
+// take waits for the prefetched table of a layer, and removes it from the pull.
 func (p *Pull) take(ctx context.Context, layer digest.Digest) (t packedTable, ok bool) {
 	p.mu.Lock()
 	a := p.ahead[layer]

@@ -1,7 +1,7 @@
 // Package lazy makes eStargz layers usable before they have arrived. Their table
-// of contents lists the files, and content is requested from the registry when
-// somebody reads it, chunk by chunk, each with its digest. The finished layer is
-// like any other of package erofs.
+// of contents lists the files. Content is requested from the registry when it is
+// read, chunk by chunk, and each chunk is checked by its digest. The finished layer
+// is like any other of package erofs.
 //
 // Any doubt at the beginning is an error, and the layer is then fetched as a
 // whole. The package does not mount layers, and does not decide which layers are
@@ -26,26 +26,26 @@ import (
 
 // Source is the place of a layer's blob.
 type Source struct {
-	// URL is the blob's, Scope what a registry with tokens has to be asked for.
+	// URL is the address of the blob. Scope is what to request a token for.
 	URL   string `json:"url"`
 	Scope string `json:"scope"`
 	// Login names the login that the registry requires; empty for none. It is no
 	// secret.
 	Login string `json:"login,omitempty"`
-	// Size is the blob's, in bytes.
+	// Size is the size of the blob in bytes.
 	Size int64 `json:"size"`
 }
 
-// idleWithin bounds how long nothing comes of an answer. How long all of it takes
-// is the line's: a chunk has four megabytes by default.
+// idleWithin bounds the time without progress of a response. The whole response takes
+// as long as the line needs: a chunk has four megabytes by default.
 const idleWithin = time.Minute
 
 var errIdle = fmt.Errorf("nothing came for %v", idleWithin)
 
-// errRefused is of registries that have answered, and will not give.
+// errRefused is the error for a registry that has answered, but refuses.
 var errRefused = errors.New("the registry refuses")
 
-// remote asks a registry for parts of a blob.
+// remote requests parts of a blob from a registry.
 type remote struct {
 	Source
 	client *http.Client
@@ -56,22 +56,22 @@ type remote struct {
 	authorizer docker.Authorizer
 }
 
-// newRemote returns one that connects to no address of the refused ranges.
+// newRemote returns a remote that connects to no address in the refused ranges.
 func newRemote(source Source, refused []netip.Prefix, login func() (Login, error)) *remote {
 	r := &remote{Source: source, client: &http.Client{Transport: newTransport(refused)}, login: login}
 	r.renew(nil)
 	return r
 }
 
-// authorized returns who authorizes requests.
+// authorized returns the current authorizer of requests.
 func (r *remote) authorized() docker.Authorizer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.authorizer
 }
 
-// renew replaces an authorizer, unless somebody has done so: one remembers for
-// ever that it got no token, and uses one for as long as it was said to last.
+// renew replaces a failed authorizer, unless another goroutine has. An authorizer
+// remembers forever that it got no token, and uses a token until its stated end.
 func (r *remote) renew(failed docker.Authorizer) docker.Authorizer {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,8 +81,8 @@ func (r *remote) renew(failed docker.Authorizer) docker.Authorizer {
 	return r.authorizer
 }
 
-// credentials returns the login for a host: for the registry's own, and not where it
-// sends its clients.
+// credentials returns the login for a host. Only the registry's host gets it, not the
+// hosts that the registry redirects to.
 func (r *remote) credentials(host string) (string, string, error) {
 	own, err := url.Parse(r.URL)
 	if err != nil || own.Host != host || r.login == nil {
@@ -92,7 +92,7 @@ func (r *remote) credentials(host string) (string, string, error) {
 	return login.User, login.Secret, err
 }
 
-// read returns the bytes from one offset to before another.
+// read returns the bytes at offsets from (included) to to (excluded).
 func (r *remote) read(ctx context.Context, from, to int64) ([]byte, error) {
 	content, _, err := r.get(ctx, fmt.Sprintf("bytes=%d-%d", from, to-1), to-from)
 	if err == nil && int64(len(content)) != to-from {
@@ -104,8 +104,8 @@ func (r *remote) read(ctx context.Context, from, to int64) ([]byte, error) {
 	return content, nil
 }
 
-// readEnd returns the last bytes, and notes the blob's size if it is not known. Not all
-// registries know ranges that count from the end.
+// readEnd returns the last bytes, and sets the blob's size if it is not known. Not all
+// registries support ranges that count from the end.
 func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
 	if r.Size == 0 {
 		_, total, err := r.get(ctx, "bytes=0-0", 1)
@@ -120,7 +120,7 @@ func (r *remote) readEnd(ctx context.Context, size int64) ([]byte, error) {
 	return r.read(ctx, max(0, r.Size-size), r.Size)
 }
 
-// get asks for a range. It returns the size of the whole as well.
+// get requests a range. It also returns the size of the whole blob.
 func (r *remote) get(ctx context.Context, bytes string, limit int64) (content []byte, size int64, err error) {
 	ctx, cancel := context.WithCancelCause(docker.WithScope(ctx, r.Scope))
 	defer cancel(nil)
@@ -148,7 +148,7 @@ func (r *remote) get(ctx context.Context, bytes string, limit int64) (content []
 			return nil, 0, err
 		}
 		idle.Reset(idleWithin)
-		// A token may have ended before the first request, but not before the next.
+		// A token may expire before the first attempt, but not again before the next one.
 		if answer.StatusCode == http.StatusUnauthorized && asked < 2 {
 			answer.Body.Close()
 			if request.Header.Get("Authorization") != "" {
@@ -174,7 +174,7 @@ func (r *remote) get(ctx context.Context, bytes string, limit int64) (content []
 	}
 }
 
-// moving puts a timer off when something is read.
+// moving resets a timer whenever bytes are read.
 type moving struct {
 	from  io.Reader
 	timer *time.Timer

@@ -11,9 +11,9 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes/docker"
 )
 
-// transport connects to no address of some ranges, wherever a registry sends its
-// clients: by a redirect, for a token, or by what its name means. The user's proxy
-// is excepted, and decides itself whom it reaches.
+// transport connects to no address in the refused ranges, wherever a registry sends its
+// clients: by a redirect, for a token, or by the addresses of its name. The user's proxy
+// is an exception: it decides itself where it connects.
 type transport struct {
 	direct, proxied http.RoundTripper
 	proxy           func(*http.Request) (*url.URL, error)
@@ -25,7 +25,7 @@ func newTransport(refused []netip.Prefix) http.RoundTripper {
 	direct.Proxy = nil
 	dialer := net.Dialer{
 		Timeout: idleWithin / 2,
-		// Called for each address of a name.
+		// Control is called for each address of a name.
 		Control: func(_, address string, _ syscall.RawConn) error {
 			to, err := netip.ParseAddrPort(address)
 			if err != nil {

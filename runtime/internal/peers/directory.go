@@ -9,8 +9,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// nobody is the answer to who gives a blob, where the asker is to get it from
-// its registry.
+// nobody is the answer if no node has a blob. The asker then gets it from its
+// registry.
 const nobody = -1
 
 // directory is the owner's record of a digest: the nodes that have requested it.
@@ -24,10 +24,10 @@ type directory struct {
 // question is a node's request to the owner of a digest.
 type question struct {
 	digest digest.Digest
-	// node asks, and has in vain tried those without.
+	// node is the asker. It has tried the nodes in without, and they failed.
 	node    int
 	without []int
-	// again: it continues what it has begun to receive.
+	// again reports that the asker continues a blob that it has begun to receive.
 	again bool
 }
 

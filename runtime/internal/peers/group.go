@@ -45,21 +45,21 @@ const (
 
 // Config is the section of the content store in containerd's configuration.
 type Config struct {
-	// Nodes are host:port of all nodes, in the same order on each of them; none
-	// where nothing is shared. Self is the number of this one.
+	// Nodes holds the host:port of all nodes, in the same order on each node; it is
+	// empty if nothing is shared. Self is the index of this node.
 	Nodes []string `toml:"nodes"`
 	Self  int      `toml:"self"`
 	// Certificate, Key and Authority are files. All nodes have the same ones,
-	// and nobody else.
+	// and nobody else has them.
 	Certificate string `toml:"certificate"`
 	Key         string `toml:"key"`
 	Authority   string `toml:"authority"`
 }
 
-// Counts are bytes that went between the nodes.
+// Counts counts the bytes that nodes sent to each other.
 type Counts struct{ Taken, Given atomic.Uint64 }
 
-// Map has them by the names that they have in berth's metrics.
+// Map returns the counts by their names in berth's metrics.
 func (c *Counts) Map() map[string]uint64 {
 	return map[string]uint64{
 		"berth_image_taken_bytes_total": c.Taken.Load(),
@@ -67,7 +67,7 @@ func (c *Counts) Map() map[string]uint64 {
 	}
 }
 
-// group is this node among the others. It asks them, and answers them.
+// group holds this node's view of the other nodes. It sends and answers requests.
 type group struct {
 	nodes   []string
 	self    int
@@ -76,7 +76,7 @@ type group struct {
 	client  *http.Client
 	server  *http.Server
 	silence time.Duration
-	// directory is of the digests that this node owns or stands in for.
+	// directory covers the digests that this node owns or stands in for.
 	directory directory
 
 	mu   sync.Mutex
@@ -112,10 +112,11 @@ func open(ctx context.Context, root string, config Config, counts *Counts, liste
 	}
 	trusted := x509.NewCertPool()
 	trusted.AppendCertsFromPEM(authority)
-	// HTTP/2 would put all layers into one connection, and its windows between.
+	// HTTP/2 would send all layers over one connection, and its flow control would
+	// slow them down.
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
-	// A node that is gone for good says nothing any more; its silence shows here.
+	// A lost node does not close its connections; keep-alives detect it.
 	dialer := &net.Dialer{Timeout: connectLimit, KeepAliveConfig: net.KeepAliveConfig{
 		Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 5,
 	}}
@@ -150,14 +151,14 @@ func open(ctx context.Context, root string, config Config, counts *Counts, liste
 	return store, nil
 }
 
-// Close ends what others are being given.
+// Close ends all transfers to other nodes.
 func (s *Store) Close() error {
 	s.group.client.CloseIdleConnections()
 	return s.group.server.Close()
 }
 
-// fill takes from other nodes what they have of a layer, until there is nobody
-// left who has it, or all of it is here.
+// fill receives a layer from other nodes until it is complete or no other node
+// has more of it.
 func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64, to *writer) {
 	q := question{digest: dgst, node: g.self}
 	for offset < size && ctx.Err() == nil {
@@ -179,7 +180,7 @@ func (g *group) fill(ctx context.Context, dgst digest.Digest, offset, size int64
 	}
 }
 
-// ask asks the owner of a digest who gives it.
+// ask asks the owner of a digest for a node that can send it.
 func (g *group) ask(ctx context.Context, q question) int {
 	q.without = append(g.deadNodes(), q.without...)
 	asked := 0
@@ -225,7 +226,7 @@ func (g *group) askNode(ctx context.Context, owner int, q question) (int, error)
 	return giver, nil
 }
 
-// answer is the other side of askNode.
+// answer handles requests of askNode.
 func (g *group) answer(w http.ResponseWriter, r *http.Request) {
 	dgst, err := digest.Parse(r.PathValue("digest"))
 	q := question{digest: dgst, again: r.FormValue("again") == "true"}
@@ -243,8 +244,8 @@ func (g *group) answer(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, strconv.Itoa(g.giver(q))) // else he asks somebody else
 }
 
-// giver answers as the owner of a digest, or in its place. Who stands in for an
-// owner, or has been started again, knows nothing but what it has itself.
+// giver answers as the owner of a digest or as its substitute. A substitute, or an
+// owner that has restarted, knows only what this node itself has.
 func (g *group) giver(q question) int {
 	if giver := g.directory.giver(q); giver != nobody {
 		return giver
@@ -263,10 +264,10 @@ func (g *group) node(text string) (int, error) {
 	return node, err
 }
 
-// writeError says that this node cannot keep what comes.
+// writeError is the error of a node that cannot store what it receives.
 type writeError struct{ error }
 
-// take writes what a node has of a layer, or is receiving of it.
+// take receives a layer from a node that has it or is receiving it.
 func (g *group) take(ctx context.Context, node int, dgst digest.Digest, offset, size int64, to *writer) (taken int64, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -301,7 +302,7 @@ func (g *group) take(ctx context.Context, node int, dgst digest.Digest, offset, 
 	return taken, nil
 }
 
-// give is the other side of take.
+// give handles requests of take.
 func (g *group) give(w http.ResponseWriter, r *http.Request) {
 	dgst, err := digest.Parse(r.PathValue("digest"))
 	offset, badOffset := strconv.ParseInt(r.FormValue("from"), 10, 64)
@@ -320,8 +321,8 @@ func (g *group) give(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Length", strconv.FormatInt(blob.size-offset, 10))
-	// At once: the rest may take a while. Who gets less than was promised asks
-	// somebody else, so no error needs words.
+	// Flush at once, because the rest may take a while. A client that gets fewer bytes
+	// than announced asks another node, so give reports no errors.
 	flusher := http.NewResponseController(w)
 	if flusher.Flush() != nil {
 		return
@@ -342,7 +343,7 @@ func (g *group) give(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// statusError is an answer that gives nothing.
+// statusError is a response other than 200 OK.
 type statusError struct{ status, text string }
 
 func (e *statusError) Error() string { return e.status + ": " + e.text }

@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// incoming is a blob that this node is receiving, from whomever.
+// incoming is a blob that this node is receiving, from a node or a registry.
 type incoming struct {
 	// path is the file that receives it; size is its final size.
 	path string
@@ -27,7 +27,7 @@ const (
 	broken
 )
 
-// errBroken says that the rest will not come.
+// errBroken reports that the rest will not arrive.
 var errBroken = errors.New("the node that was receiving it has stopped")
 
 func (i *incoming) advance(n int64) {
@@ -55,7 +55,7 @@ func (i *incoming) wake() {
 	}
 }
 
-// await returns how many bytes there are, once they are more than offset.
+// await waits until more than offset bytes have arrived, and returns their number.
 func (i *incoming) await(ctx context.Context, offset int64) (int64, error) {
 	for {
 		i.mu.Lock()

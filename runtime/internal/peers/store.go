@@ -31,7 +31,7 @@ type Store struct {
 	group *group
 
 	mu sync.Mutex
-	// receiving are the layers that are just coming.
+	// receiving holds the layers that are arriving.
 	receiving map[digest.Digest]*incoming
 }
 
@@ -54,7 +54,7 @@ func newStore(root string) (*Store, error) {
 }
 
 // Writer opens a blob for writing. It must not wait: containerd has a transaction
-// of its database open meanwhile.
+// of its database open during the call.
 func (s *Store) Writer(ctx context.Context, options ...content.WriterOpt) (content.Writer, error) {
 	var wanted content.WriterOpts
 	for _, option := range options {
@@ -78,9 +78,9 @@ func (s *Store) Writer(ctx context.Context, options ...content.WriterOpt) (conte
 	return &writer{Writer: w, ctx: ctx, store: s, digest: dgst, in: in}, nil
 }
 
-// layerOf returns the digest of what comes under a name of containerd's, such as
-// k8s.io/7/layer-sha256:..., unless it is none that nodes share. What is unknown to
-// containerd may be large as well: volumes that are images.
+// layerOf returns the digest in containerd's name of a transfer, such as
+// k8s.io/7/layer-sha256:..., and reports whether nodes share such blobs. They also
+// share blobs of a kind unknown to containerd, which may be as large: image volumes.
 func layerOf(ref string) (digest.Digest, bool) {
 	i := strings.LastIndex(ref, "-"+digest.SHA256.String()+":")
 	if i < 0 {
@@ -106,16 +106,16 @@ func (s *Store) has(dgst digest.Digest) bool {
 	return err == nil
 }
 
-// opened is a blob that is here, or as much of it as has come.
+// opened is a blob that is complete, or the part of it that has arrived.
 type opened struct {
 	*os.File
 	size int64
-	// in is nil where all of it is here.
+	// in is nil if the blob is complete.
 	in *incoming
 }
 
-// open returns what this node has of a blob, and for what is coming the file in
-// which it does. That becomes the blob at any moment.
+// open opens a blob or, while it arrives, the file that receives it. That file may
+// become the blob at any moment.
 func (s *Store) open(dgst digest.Digest) (opened, error) {
 	s.mu.Lock()
 	in := s.receiving[dgst]
@@ -137,7 +137,7 @@ func (s *Store) open(dgst digest.Digest) (opened, error) {
 	return opened{File: file, size: info.Size()}, nil
 }
 
-// forget ends that a blob is coming.
+// forget records that a blob no longer arrives.
 func (s *Store) forget(dgst digest.Digest, in *incoming) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -146,7 +146,7 @@ func (s *Store) forget(dgst digest.Digest, in *incoming) {
 	}
 }
 
-// writer is a layer that is coming.
+// writer writes a layer that arrives.
 type writer struct {
 	content.Writer
 	ctx    context.Context // of whoever wants the layer
@@ -159,8 +159,8 @@ type writer struct {
 }
 
 // Status returns how much has arrived. containerd calls it before it opens a
-// connection to a registry, with all its locks released. At that moment other
-// nodes are asked, and their bytes are counted as arrived.
+// connection to a registry, with all its locks released. So Status first asks other
+// nodes, and counts their bytes as arrived.
 func (w *writer) Status() (content.Status, error) {
 	status, err := w.Writer.Status()
 	if err != nil {
@@ -202,9 +202,9 @@ func (w *writer) Truncate(size int64) error {
 	return w.Writer.Truncate(size)
 }
 
-// Commit makes a blob of it. Where it has another digest than it should, and not
-// all of it came from the registry, nothing of it stays: containerd would take up
-// what there is, again and again.
+// Commit makes a blob of the layer. If the digest is wrong and other nodes sent parts
+// of it, it removes everything: containerd would otherwise resume from the same bytes
+// again and again.
 func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, options ...content.Opt) error {
 	if w.taken > 0 && w.Digest() != w.digest {
 		err := errors.Join(w.Truncate(0), w.Close())
@@ -220,7 +220,7 @@ func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest,
 	return err
 }
 
-// Sync writes it to disk.
+// Sync writes the layer to disk.
 func (w *writer) Sync() error {
 	if s, ok := w.Writer.(content.Syncer); ok {
 		return s.Sync()
@@ -228,7 +228,7 @@ func (w *writer) Sync() error {
 	return nil
 }
 
-// Close gives it up, unless it was committed.
+// Close gives the layer up, unless it was committed.
 func (w *writer) Close() error {
 	w.in.end(broken)
 	w.store.forget(w.digest, w.in)
