@@ -22,7 +22,7 @@ import (
 	"k8s.io/kubectl/pkg/cmd/util"
 )
 
-// forward is upstream's command but for what listens.
+// forward is upstream's command, except for its listeners.
 func forward(factory util.Factory, streams genericiooptions.IOStreams) func(*cobra.Command, []string) {
 	return func(command *cobra.Command, args []string) {
 		options := portforward.NewDefaultPortForwardOptions(streams)
@@ -70,7 +70,7 @@ func (f *forwarder) ForwardPorts(method string, target *url.URL, options portfor
 	}
 }
 
-// dialPod opens a connection to the pod: over a WebSocket, or over SPDY where
+// dialPod opens a connection to the pod: over a WebSocket, or over SPDY if
 // something in between understands only that.
 func dialPod(method string, target *url.URL, options portforward.PortForwardOptions) (httpstream.Connection, error) {
 	transport, upgrader, err := spdy.RoundTripperFor(options.Config)
@@ -98,8 +98,8 @@ func dialPod(method string, target *url.URL, options portforward.PortForwardOpti
 	return pod, nil
 }
 
-// open listens at all addresses for "LOCAL:REMOTE", "PORT" or ":REMOTE". Of
-// localhost, which is two addresses, one will do.
+// open listens at all addresses for "LOCAL:REMOTE", "PORT" or ":REMOTE". The name
+// localhost has two addresses; one of them suffices.
 func (f *forwarder) open(addresses []string, port string) (listeners []net.Listener, remote uint16, err error) {
 	local, far, both := strings.Cut(port, ":")
 	if !both {
@@ -196,7 +196,7 @@ func (f *forwarder) pass(conn net.Conn, pod httpstream.Connection, remote uint16
 		data.Close() // for writing
 	}()
 	_, _ = io.Copy(conn, data) // the other stream, or the program behind the port, reports what broke one direction
-	// What was not sent yet would keep the other stream from ending.
+	// Bytes that were not sent yet would keep the other stream from ending.
 	_ = data.Reset()
 	if text := <-complaint; text != "" {
 		return errors.New(text)

@@ -13,7 +13,7 @@ import (
 	kubectlproxy "k8s.io/kubectl/pkg/proxy"
 )
 
-// proxy is upstream's command but for what listens.
+// proxy is upstream's command, except for its listener.
 func proxy(factory util.Factory, streams genericiooptions.IOStreams) func(*cobra.Command, []string) {
 	return func(command *cobra.Command, _ []string) {
 		server, listener, err := openProxy(factory, command.Flags(), streams)

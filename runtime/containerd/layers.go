@@ -31,23 +31,23 @@ import (
 type layersConfig struct {
 	// Squash shows images as the property of one user.
 	Squash bool `toml:"squash"`
-	// Cache is the folder of a cache that jobs share, Job the name of this one
-	// on this node there; empty for none.
+	// Cache is the folder of a cache that jobs share; empty for none. Job is the name
+	// of this job on this node in the cache.
 	Cache string `toml:"cache"`
 	Job   string `toml:"job"`
 	// CacheLimit is the number of bytes that the cache may take. With KeepNamed,
 	// named images do not count.
 	CacheLimit int64 `toml:"cache_limit"`
 	KeepNamed  bool  `toml:"keep_named"`
-	// Lazy has eStargz layers come when they are read, from the registries that
-	// hosts.toml files in the folder Hosts say, but for Mirror, which only the
-	// sandbox reaches.
+	// Lazy makes the content of eStargz layers arrive when it is read. It comes from
+	// the registries in the hosts.toml files of the folder Hosts, except Mirror: only
+	// the sandbox reaches Mirror.
 	Lazy   bool   `toml:"lazy"`
 	Hosts  string `toml:"hosts"`
 	Mirror string `toml:"mirror"`
 }
 
-// layers is the snapshotter, and the cache that the differ uses, too.
+// layers is the snapshotter, with the cache that the differ uses, too.
 type layers struct {
 	*roots.Snapshotter
 	// root is the snapshotter's directory.
@@ -83,7 +83,7 @@ func openCache(ctx context.Context, config *layersConfig, notice func(string)) *
 	return cache
 }
 
-// withoutCache says that the run goes on without what the cache in a folder is for.
+// withoutCache returns the notice that the run continues without the cache in a folder.
 func withoutCache(folder string, err error) string {
 	text := fmt.Sprintf("layers of images are not kept in %s: %v", folder, err)
 	if layercache.NoSpace(err) {
@@ -93,7 +93,7 @@ func withoutCache(folder string, err error) string {
 }
 
 // layersPlugin is the snapshotter of layers in one file each. fd is the socket
-// to the role that serves them, -1 for none; notice tells the user.
+// to the role that serves the layers, -1 for none; notice notifies the user.
 func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.SnapshotPlugin,
@@ -130,7 +130,7 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 			// parallel. Layers from the cache cannot be: containerd looks for
 			// them by their parent. The same holds for lazy layers.
 			if config.Lazy {
-				// Otherwise nothing connects a layer with its image.
+				// Without these annotations a layer cannot be assigned to its image.
 				ic.Meta.Exports["enable_remote_snapshot_annotations"] = "true"
 			} else if cache == nil {
 				ic.Meta.Capabilities = append(ic.Meta.Capabilities, "rebase")
@@ -150,9 +150,9 @@ func layersPlugin(fd int, notice func(string)) *plugin.Registration {
 	}
 }
 
-// openSnapshotStore opens a database that does not wait for the disk: four
-// transactions per container would each take a turn of it, and nothing of a
-// node outlives it.
+// openSnapshotStore opens a database that does not wait for the disk: each of the
+// four transactions per container would wait for it, and no data of a node outlives
+// the node.
 func openSnapshotStore(root string) (*storage.MetaStore, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return nil, fmt.Errorf("create directory of snapshots: %w", err)
@@ -167,7 +167,7 @@ func openSnapshotStore(root string) (*storage.MetaStore, error) {
 	return database, nil
 }
 
-// layerDiffer writes the layers of that snapshotter.
+// layerDiffer writes the layers of this snapshotter.
 func layerDiffer(notice func(string)) *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.DiffPlugin,

@@ -90,7 +90,7 @@ func startMirror(ic *plugin.InitContext, around *pulls) (any, error) {
 	return runningMirror{server}, nil
 }
 
-// knownImages looks names up in the namespace where the importer notes them, and
+// knownImages looks up names in the namespace where the importer records them, and
 // then in the cache, which may be nil.
 type knownImages struct {
 	images.Store
@@ -124,8 +124,8 @@ func (k knownImages) List(ctx context.Context, filters ...string) ([]images.Imag
 	return all, nil
 }
 
-// announce has containerd ask the mirror for an image that the cache has when it is
-// to be pulled: others may have brought it since this daemon was started.
+// announce makes containerd ask the mirror for an image that is about to be pulled if
+// the cache has it. Other jobs may have added it since this daemon started.
 func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, image string) {
 	_, err := k.cache.Image(image, platforms.Default())
 	if err == nil {
@@ -136,8 +136,8 @@ func (k knownImages) announce(ctx context.Context, mirrors *imagestore.Mirrors, 
 	}
 }
 
-// knownBlobs has containerd's blobs, and then the cache's: manifests and
-// configurations. Cached layers are used in place.
+// knownBlobs looks up blobs in containerd and then, manifests and configurations, in
+// the cache. Cached layers are used in place.
 type knownBlobs struct {
 	content.Store
 	cache *layercache.Cache

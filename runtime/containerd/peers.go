@@ -9,8 +9,8 @@ import (
 	"berth.dev/berth/runtime/internal/peers"
 )
 
-// contentPlugin is containerd's content store, with layers of other nodes where
-// there are any. A node works without them.
+// contentPlugin is containerd's content store. It shares layers with the other nodes,
+// if there are any, and works without them.
 func contentPlugin(counts *peers.Counts) *plugin.Registration {
 	return &plugin.Registration{
 		Type:   plugins.ContentPlugin,

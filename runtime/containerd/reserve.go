@@ -18,10 +18,10 @@ import (
 // reserveSize is the space, in bytes, that is kept for containerd's own records.
 const reserveSize = 2 << 20
 
-// reservePlugin keeps some space on the disk, and gives it away where a container
-// ends and there is none left. CRI writes down each end: where a pod had filled the
-// disk, none of its containers would ever have ended, the kubelet could not evict
-// it, and what it has written would stay.
+// reservePlugin keeps some space on the disk, and frees it when a container ends and
+// the disk is full. CRI records each end on disk. If a pod filled the disk, none of
+// its containers would ever end, the kubelet could not evict the pod, and its files
+// would stay.
 func reservePlugin() *plugin.Registration {
 	return &plugin.Registration{
 		Type:     plugins.ServicePlugin,
@@ -49,10 +49,10 @@ func reservePlugin() *plugin.Registration {
 	}
 }
 
-// reserve is a file.
+// reserve is the file that takes the reserved space.
 type reserve struct{ path string }
 
-// look gives the reserve away, or makes it again.
+// look frees the reserve if the disk is full, or makes it again.
 func (r reserve) look(ctx context.Context) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(filepath.Dir(r.path), &disk); err != nil {

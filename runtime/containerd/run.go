@@ -53,15 +53,15 @@ func run(args []string) error {
 	if o.config == "" || flags.NArg() > 0 {
 		return errors.New("usage: containerd --config FILE [--log-level LEVEL] [--notify-fd N] [--layers-fd N]")
 	}
-	// What containerd starts are CNI plugins, shims and through them runc: they
-	// live for milliseconds, and threads and collections only delay them. The
-	// one process that stays, a shim at work, sets itself back.
+	// containerd starts CNI plugins, shims and through them runc. They live for
+	// milliseconds, and threads and garbage collections only delay them. The only
+	// process that stays, a shim at work, resets this for itself.
 	if err := errors.Join(os.Setenv("GOMAXPROCS", "1"), os.Setenv("GOGC", "off")); err != nil {
 		return err
 	}
-	// Everything in a job may be signalled at once (scancel, time limit), also
-	// what has no part in deciding its end. The order to stop is the one signal
-	// that nobody else sends.
+	// Everything in a job may be signalled at once (scancel, time limit), even a process
+	// that must not decide its own end. The signal that stops containerd is one that
+	// nobody else sends.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
 	// Shims and CNI plugins inherit this, and ignore both from their first
 	// instruction. The runtime of Go respects it for no other signal that ends a
@@ -90,7 +90,7 @@ func serve(ctx context.Context, o options) error {
 	if err := mount.SetTempMountLocation(filepath.Join(config.State, "tmpmounts")); err != nil {
 		return fmt.Errorf("create directory for temporary mounts: %w", err)
 	}
-	// A killed predecessor may have left some.
+	// A killed predecessor may have left temporary mounts.
 	if _, err := mount.CleanupTempMounts(0); err != nil {
 		log.G(ctx).WithError(err).Warn("remove temporary mounts")
 	}

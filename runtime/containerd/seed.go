@@ -15,7 +15,7 @@ import (
 
 // seedConfig is the section [plugins.'io.containerd.service.v1.berth-pause'].
 type seedConfig struct {
-	// Snapshotter gets the unpacked image; it has to be CRI's.
+	// Snapshotter gets the unpacked image; it must be the one that CRI uses.
 	Snapshotter string `toml:"snapshotter"`
 }
 

@@ -28,19 +28,19 @@ import (
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
-// pulls wraps containerd's own pulls.
+// pulls wraps containerd's plugin for pulls.
 type pulls struct {
 	transfer.Transferrer
-	// announce has containerd ask the mirror for an image if that has it. It is set
-	// before the first pull, or nil.
+	// announce makes containerd ask the mirror for an image that it has. It is set before
+	// the first pull; nil without a mirror.
 	announce func(ctx context.Context, image string)
 	// content and layers receive pulled images.
 	content content.Store
 	layers  snapshots.Snapshotter
 }
 
-// wrap has the plugin that pulls images be this one around it: containerd has no
-// other place to know what a pull is for.
+// wrap puts pulls around the plugin that pulls images: nowhere else does containerd
+// know what a pull is for.
 func (p *pulls) wrap() {
 	all := registry.Graph(func(*plugin.Registration) bool { return false })
 	registry.Reset()
@@ -100,15 +100,15 @@ func (p *pulls) Transfer(ctx context.Context, from, to any, opts ...transfer.Opt
 
 type imageStore = image.Store
 
-// checked looks at an image before others can see it.
+// checked checks an image before it gets its name.
 type checked struct {
 	*imageStore
 	pulls *pulls
 }
 
-// ImageFilter refuses an image for another kind of machine when its configuration is
-// there, before any layer is fetched. containerd compares only the platforms that an
-// index names, and runs an image that is a single manifest.
+// ImageFilter refuses an image for another kind of machine as soon as its
+// configuration has arrived, before any layer is fetched. containerd compares only the
+// platforms in an index, and would run an image that is a single manifest.
 func (c checked) ImageFilter(children images.HandlerFunc, store content.Store) images.HandlerFunc {
 	next := c.imageStore.ImageFilter(children, store)
 	return func(ctx context.Context, desc ocispec.Descriptor) ([]ocispec.Descriptor, error) {
@@ -131,12 +131,12 @@ func (c checked) Store(ctx context.Context, desc ocispec.Descriptor, store image
 	return c.imageStore.Store(ctx, desc, store)
 }
 
-// answersWithin bounds how long a login is waited for: one that cannot be read is not
-// answered, and other pods of the node wait meanwhile.
+// answersWithin bounds the wait for a login. An unreadable login gets no answer, and
+// other pods of the node wait meanwhile.
 const answersWithin = 5 * time.Second
 
-// askLogin returns the login of a pull for a host. Its source answers that to who
-// would pull elsewhere in its place, over a stream.
+// askLogin returns the login of a pull for a host. The source gives it over a stream, as
+// it does when another process pulls for it.
 func askLogin(ctx context.Context, source *transferregistry.OCIRegistry, host string, within time.Duration) (login lazy.Login, err error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, within, fmt.Errorf("the password of %s cannot be had", host))
 	defer cancel()

@@ -27,26 +27,26 @@ type Spec struct {
 	// Nodes is the number of nodes of the cluster or job; CPUs is a trial's share
 	// of each.
 	Nodes, CPUs int
-	// MemoryMB is its memory on each node; 0 for the site's default.
+	// MemoryMB is the memory of a trial on each node; 0 for the site's default.
 	MemoryMB int
 	// Hosts lists the participating hosts of a plain job, as many as Nodes.
 	Hosts []string
-	// Image is that of the programs, as pods name it.
+	// Image is the image of the programs, as pods name it.
 	Image string
 	// Kubectl is the command that queries the cluster.
 	Kubectl []string
 	// Through is the container command that starts programs of a plain job on
 	// their hosts.
 	Through []string
-	// Given: the cluster is not the bench's, which knows not who has started it.
+	// Given reports that the cluster was there already, so that its owner is unknown.
 	Given bool
-	// Counted: who makes the connections between pods is noted.
+	// Counted makes the result include who makes the connections between pods.
 	Counted    bool
 	Parameters map[string]string
-	// Job and Outside are options of sbatch for the job that is measured, and for the one
-	// whose steps take turns with its own; Step are srun's, in the first.
+	// Job and Outside are sbatch's options for the measured job, and for the job whose
+	// steps alternate with the measured job's. Step holds srun's options in the first.
 	Job, Step, Outside []string
-	// Timeout is for all of it.
+	// Timeout bounds the whole sequence.
 	Timeout time.Duration
 }
 
@@ -65,15 +65,15 @@ const (
 // Result is the result of a sequence.
 type Result struct {
 	Values []record.Value `json:"values"`
-	// At is when what was waited for had come, in nanoseconds since 1970.
+	// At is the time of the awaited event, in nanoseconds since 1970.
 	At int64 `json:"at,omitempty"`
-	// Left are the connections that the fast path left to the overlay, by the reason.
+	// Left counts the connections that the fast path left to the overlay, by reason.
 	Left map[string]float64 `json:"left_to_overlay,omitempty"`
-	// MPI is that of the programs, as its mpirun says.
+	// MPI is the MPI of the programs, as their mpirun reports it.
 	MPI string `json:"mpi,omitempty"`
 }
 
-// Main does what a spec says and prints the result.
+// Main runs the sequence of a spec and prints the result.
 func Main(ctx context.Context, text string) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	defer stop()
@@ -102,7 +102,7 @@ func Main(ctx context.Context, text string) error {
 	return json.NewEncoder(os.Stdout).Encode(result)
 }
 
-// kubectl asks the cluster.
+// kubectl queries the cluster.
 func (s Spec) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
 	return run(ctx, stdin, append(slices.Clone(s.Kubectl), args...)...)
 }

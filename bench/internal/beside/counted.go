@@ -7,15 +7,15 @@ import (
 	"berth.dev/berth/bench/internal/counters"
 )
 
-// pageProgram prints the page of metrics of the node that it is called on, which is up
-// to a second old.
+// pageProgram prints the metrics page of the node that it runs on. The page is up to
+// a second old.
 const pageProgram = `import os, time, urllib.request
 time.sleep(1.1)
 print(urllib.request.urlopen("http://%s:10247/metrics" % os.environ["NODE"], timeout=10).read().decode())
 `
 
-// counted notes who made the connections of what the workers do. What they connect to
-// is pods: what is no other node's is on their own, where no network is between them.
+// counted records who makes the workers' connections. Workers connect only to pods. A
+// connection that belongs to no other node stays on its node and uses no network.
 func (s Spec) counted(ctx context.Context, does func() (Result, error)) (Result, error) {
 	if !s.Counted {
 		return does()

@@ -98,7 +98,7 @@ func (s Spec) means(key string, size, cache int) bool {
 	return true
 }
 
-// lastCache is the largest cache that a processor of this machine has, in bytes.
+// lastCache returns the size in bytes of the largest processor cache of this machine.
 func lastCache() int {
 	found := 0
 	sizes, err := filepath.Glob("/sys/devices/system/cpu/cpu0/cache/index*/size")
@@ -122,7 +122,7 @@ func (s Spec) hpccInput() (string, error) {
 	return fmt.Sprintf(hpccInput, size, s.Nodes), err
 }
 
-// hpccJob runs it in a plain job, in a folder that all hosts see: the current one.
+// hpccJob runs hpcc in a plain job, in a folder that all hosts see: the current one.
 func hpccJob(ctx context.Context, s Spec) (Result, error) {
 	launch, err := s.launch()
 	if err != nil {
@@ -152,7 +152,7 @@ func hpccJob(ctx context.Context, s Spec) (Result, error) {
 	return r, err
 }
 
-// hpccPods runs it between pods, one on each node.
+// hpccPods runs hpcc between pods, one on each node.
 func hpccPods(ctx context.Context, s Spec) (Result, error) {
 	input, err := s.hpccInput()
 	if err != nil {
@@ -162,7 +162,7 @@ func hpccPods(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	// Only the first process reads and writes files, and that is in the first worker.
+	// Only the first process reads and writes files. It is in the first worker.
 	in := func(args ...string) []string {
 		return append([]string{"exec", workers + "-0", "--", "sh", "-c"}, args...)
 	}

@@ -41,8 +41,8 @@ for _ in range(int(sys.argv[1])):
 
 const python = "/usr/bin/python3"
 
-// yield makes ranks that wait give way, as hosts of a bed share cores: on hosts and in
-// pods alike.
+// yield makes waiting ranks give up the processor, because hosts of a bed share cores:
+// on hosts and in pods.
 const yield = "mpi_yield_when_idle"
 
 // launch starts one copy of a program on each node of the job, with the cores
@@ -61,21 +61,21 @@ func (s Spec) launch() ([]string, error) {
 	return nil, fmt.Errorf("there is no launcher %q", s.Parameters["hosts-launcher"])
 }
 
-// Sized are options of srun and sbatch for a task on each of some nodes.
+// Sized returns the options of srun and sbatch for one task on each of some nodes.
 func Sized(nodes, cpus int) []string {
 	n := strconv.Itoa(nodes)
 	return []string{"-N" + n, "-n" + n, "--ntasks-per-node=1", "-c" + strconv.Itoa(cpus)}
 }
 
-// ranks are mpirun's options for one process on each node. By itself it would bind
-// two of them to a core each, which on a bed's hosts is the same one.
+// ranks holds mpirun's options for one process on each node. By default mpirun would
+// bind two processes to a core each, which on a bed's hosts is the same core.
 func (s Spec) ranks() []string {
 	return []string{"--map-by", "node", "--bind-to", "none", "--mca", yield, "1", "-n", strconv.Itoa(s.Nodes)}
 }
 
-// jobMPI is the MPI of a plain job's programs, as its mpirun says, and podMPI that of pods; empty where
-// it says nothing, which makes no figure less true. They are asked after what is measured, so that
-// nothing is in a cache for that.
+// jobMPI returns the MPI of a plain job's programs, as its mpirun reports it, and podMPI
+// the MPI of pods; empty if mpirun reports nothing, which does not affect the figures.
+// They run after the measurement, so that they fill no cache before it.
 func (s Spec) jobMPI(ctx context.Context) string {
 	argv := []string{"mpirun", "--version"}
 	if s.Parameters["hosts-launcher"] == "srun" {
@@ -96,7 +96,7 @@ func firstLine(text string, err error) string {
 	return strings.TrimSpace(line)
 }
 
-// mpiSteps are sequential steps of a program that does MPI_Init, in a plain job.
+// mpiSteps measures sequential steps of a program that does MPI_Init, in a plain job.
 func mpiSteps(ctx context.Context, s Spec) (Result, error) {
 	launch, err := s.launch()
 	if err != nil {
@@ -114,7 +114,7 @@ func mpiSteps(ctx context.Context, s Spec) (Result, error) {
 	return r, err
 }
 
-// mpiPods are the same between pods, one on each node, by mpirun.
+// mpiPods measures the same between pods, one on each node, by mpirun.
 func mpiPods(ctx context.Context, s Spec) (Result, error) {
 	first, err := s.mpiWorkers(ctx)
 	if err != nil {
@@ -138,7 +138,7 @@ var (
 	tookInit = regexp.MustCompile(`(?m)^MPI_Init took ([0-9.e-]+)$`) //nolint:gochecknoglobals // a constant
 )
 
-// readSteps makes figures of what the programs said.
+// readSteps makes figures from the output of the programs.
 func readSteps(text string) (r Result, err error) {
 	for _, figure := range []struct {
 		name    string
@@ -153,7 +153,7 @@ func readSteps(text string) (r Result, err error) {
 	return r, nil
 }
 
-// spread are the figures of several times, which it sorts.
+// spread returns the figures for several times, which it sorts.
 func spread(name string, values []float64) (all []record.Value) {
 	middle := median(values)
 	for _, v := range []struct {
@@ -183,11 +183,11 @@ func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {
 	return values, nil
 }
 
-// workers is the name of MPI pods.
+// workers is the name of the MPI pods.
 const workers = "mpi"
 
-// mpirun starts a program once in each of the pods, from one beside them: to start them
-// from the first would be by another name than its own.
+// mpirun starts a program once in each pod, from a separate pod. The first pod cannot
+// start them: it would be addressed by another name than its own.
 func (s Spec) mpirun() []string {
 	var hosts []string
 	for n := range s.Nodes {

@@ -25,9 +25,9 @@ const FirstHost = "first host's CPU time to there"
 // cluster, so that only later usage of the user's shells and daemons counts.
 const UsageBefore = "BERTH_BENCH_USAGE_BEFORE"
 
-// nodes waits until all nodes of the cluster take pods, and says when that was, and
-// what processor time the user's processes on this host took up to there, from before
-// the cluster was started.
+// nodes waits until all nodes of the cluster take pods. It returns the time of that, and
+// the processor time that the user's processes on this host used until then, from before
+// the start of the cluster.
 func nodes(ctx context.Context, s Spec) (Result, error) {
 	before, err := strconv.ParseFloat(os.Getenv(UsageBefore), 64)
 	if err != nil {
@@ -35,7 +35,7 @@ func nodes(ctx context.Context, s Spec) (Result, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// One question whose answer goes on: to ask again and again would cost this host.
+	// One watch: repeated queries would use this host's processor time.
 	argv := append(slices.Clone(s.Kubectl), "get", "nodes", "--watch", "--no-headers", "-o",
 		`custom-columns=N:.metadata.name,R:.status.conditions[?(@.type=="Ready")].status,T:.spec.taints[*].effect`)
 	command := exec.CommandContext(ctx, argv[0], argv[1:]...)
@@ -61,8 +61,8 @@ func nodes(ctx context.Context, s Spec) (Result, error) {
 	return Result{At: at.UnixNano(), Values: []record.Value{{Name: FirstHost, Unit: "s", Better: "lower", Value: spent - before}}}, wrong
 }
 
-// awaitNodes reads lines of nodes, with whether they are ready and what they refuse,
-// until so many take pods.
+// awaitNodes reads lines of nodes, with their readiness and taints, until so many take
+// pods.
 func awaitNodes(from io.Reader, wanted int) error {
 	takes := map[string]bool{}
 	for lines := bufio.NewScanner(from); lines.Scan(); {

@@ -16,25 +16,24 @@ import (
 	"berth.dev/berth/bench/internal/record"
 )
 
-// endLimit limits how long a program may take to end after a request. It is less
-// than the bench's limit for this process, so that this process is not killed
-// meanwhile.
+// endLimit bounds the time that a program may take to end after a request. It is
+// shorter than the bench's limit for this process, so that this process is not killed
+// first.
 const endLimit = 15 * time.Second
 
-// program is any other program, which knows by itself what it measures: it prints a
-// figure as JSON in each line, {"name": ..., "unit": ..., "value": ...}. What it prints
-// besides is for people.
+// program runs any other program. The program prints a figure as JSON in each line,
+// {"name": ..., "unit": ..., "value": ...}. All other output is for people.
 func program(ctx context.Context, s Spec) (Result, error) {
 	command := exec.CommandContext(ctx, "sh", "-c", s.Parameters["command"])
 	command.Env = append(os.Environ(), "NODES="+s.Parameters["nodes"])
 	command.Stderr = os.Stderr
-	// All that it has started ends with it.
+	// All processes that it has started end with it.
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	command.Cancel = func() error { return syscall.Kill(-command.Process.Pid, syscall.SIGTERM) }
 	command.WaitDelay = endLimit
 	out, err := command.Output()
 	if ctx.Err() != nil && command.Process != nil {
-		// What did not end when it was asked to, or was left by a shell that did.
+		// Kill processes that did not end on request, or that a shell has left.
 		_ = syscall.Kill(-command.Process.Pid, syscall.SIGKILL)
 	}
 	if err != nil {
@@ -43,7 +42,7 @@ func program(ctx context.Context, s Spec) (Result, error) {
 	return readFigures(string(out))
 }
 
-// readFigures reads the lines that are figures. A name that comes twice is a mistake.
+// readFigures reads the lines that are figures. A repeated name is an error.
 func readFigures(text string) (r Result, err error) {
 	for line := range strings.Lines(text) {
 		if !strings.HasPrefix(line, "{") {

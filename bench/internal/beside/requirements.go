@@ -38,7 +38,7 @@ func requirements(ctx context.Context, s Spec) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	// Whatever becomes of it, nothing stays in a cluster that is not the bench's.
+	// In any case, leave nothing in a cluster that does not belong to the bench.
 	remove := func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeLimit)
 		defer cancel()
@@ -73,7 +73,7 @@ func requirements(ctx context.Context, s Spec) (Result, error) {
 
 type object = map[string]any
 
-// everywhere is a Deployment with a pod on each node, which answers, and its Service.
+// everywhere returns a Deployment with a server pod on each node, and its Service.
 func everywhere(image, mark string, nodes int) (string, error) {
 	labels := object{"app": mark}
 	// The folder's name identifies its processes.
@@ -123,7 +123,7 @@ func (s Spec) exec(ctx context.Context, mark string) (string, error) {
 	return want(strings.TrimSpace(out), err, "it answers")
 }
 
-// want returns a program's output, and an error if it is not the wanted one.
+// want returns a program's output, and an error if the output is not the wanted one.
 func want(got string, err error, wanted string) (string, error) {
 	if err == nil && got != wanted {
 		err = fmt.Errorf("%w: %q in place of %q", errNo, got, wanted)
@@ -131,7 +131,7 @@ func want(got string, err error, wanted string) (string, error) {
 	return "", err
 }
 
-// job runs a Job that asks the Service, and leaves it for its log.
+// job runs a Job that connects to the Service, and keeps it for its log.
 func (s Spec) job(ctx context.Context, mark string) (string, error) {
 	text, err := encode(object{
 		"apiVersion": "batch/v1", "kind": "Job", "metadata": object{"name": mark, "labels": object{"app": mark}},
@@ -220,7 +220,7 @@ func inJob(mark string) (string, error) {
 	for _, path := range commands {
 		text, err := os.ReadFile(path)
 		words := strings.Split(string(text), "\x00")
-		// The pod's own: not a shell that speaks of it, such as this program's kubectl.
+		// Only processes of the pod, not a shell whose arguments name it, such as kubectl's.
 		if err != nil || !slices.Contains(words, "httpd") || !slices.Contains(words, "/tmp/"+mark) {
 			continue
 		}
@@ -243,7 +243,7 @@ func inJob(mark string) (string, error) {
 	return how, nil
 }
 
-// ofJob says by what a process belongs to a job; empty where it does not.
+// ofJob returns the reason why a process belongs to a job; empty if it does not.
 func ofJob(p process, job string) string {
 	if strings.Contains(p.cgroup, "/job_"+job+"/") {
 		return "by their cgroup"
@@ -288,8 +288,8 @@ func readStatus(text string) (p process) {
 	return p
 }
 
-// unprivileged: what has started the cluster, and this, has no rights beyond a user's.
-// Of a cluster that was there nobody knows it.
+// unprivileged checks that the process that started the cluster, and this one, have only
+// a user's rights. In a given cluster the starting process is unknown.
 func unprivileged() error {
 	p, err := look("/proc/self")
 	switch {

@@ -15,7 +15,7 @@ import (
 // Names of the figures of steps.
 const (
 	stepInside, stepOutside = "step", "step outside"
-	// stepTimes is of pairs: what the machine does meanwhile meets both of one.
+	// stepTimes is the ratio within a pair: a disturbance of the machine affects both steps.
 	stepTimes = "step, times one outside"
 )
 
@@ -52,7 +52,7 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 	each[0] = append(each[0], s.Step...)
 	var took [2][]float64
 	var times []float64
-	// Of each job the first step, which finds nothing in any cache, counts for nothing.
+	// The first step of each job does not count, because its caches are cold.
 	for n := range pairs + 1 {
 		var pair [2]float64
 		for _, i := range []int{n % 2, (n + 1) % 2} {
@@ -72,11 +72,11 @@ func steps(ctx context.Context, s Spec) (r Result, err error) {
 	return r, nil
 }
 
-// hold submits a job that does nothing, and waits until it runs. The id is also returned
-// where there is a job and an error.
+// hold submits a job that does nothing, and waits until it runs. It also returns the id
+// of a job if there is an error.
 func (s Spec) hold(ctx context.Context, options []string) (id string, err error) {
-	// Jobs that share cores have the same ones, where the site allows it. Of what a trial has of a host's
-	// memory each of the two has half.
+	// Both jobs share the same cores, if the site allows it. Each gets half of the trial's
+	// memory on a host.
 	sized := Sized(s.Nodes, s.CPUs)
 	if s.MemoryMB > 0 {
 		sized = append(sized, "--mem="+strconv.Itoa(s.MemoryMB/2))
@@ -105,8 +105,7 @@ func (s Spec) hold(ctx context.Context, options []string) (id string, err error)
 	}
 }
 
-// release ends jobs, and waits until they are gone: also where what they were for has
-// been interrupted.
+// release ends jobs, and waits until they are gone, even after an interruption.
 func release(ids []string) error {
 	if ids == nil {
 		return nil

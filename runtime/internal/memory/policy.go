@@ -1,6 +1,6 @@
 // Package memory enforces containers' memory limits without a cgroup. It
-// measures their memory often enough that a container which begins to allocate
-// as fast as the machine can is ended soon after its limit.
+// measures their memory often enough that a container that begins to allocate
+// at the machine's full speed is ended soon after it passes its limit.
 //
 // It decides when to measure and when to act. The caller supplies the figures
 // and ends containers.
@@ -20,15 +20,14 @@ type Policy struct {
 	// Burst is the assumed growth rate, in bytes per second, of a container that
 	// was idle until now.
 	Burst float64
-	// Allowance is by how many bytes a container may pass its limit before
-	// it is noticed. It has to fit into what is reserved for berth itself.
+	// Allowance is the number of bytes that a container may pass its limit by before
+	// that is noticed. It must fit into the memory reserved for berth itself.
 	Allowance float64
-	// Shortest and Longest bound the time between two looks.
+	// Shortest and Longest bound the time between two measurements.
 	Shortest, Longest time.Duration
-	// Nothing of a pod has run for Quiet: then it is looked at Slack times
-	// less often. A pod that wakes up and grows at once at full speed passes
-	// its limit by that much more; in return the many that only wait cost
-	// next to nothing.
+	// If nothing of a pod has run for Quiet, the pod is measured Slack times less
+	// often. A pod that wakes up and grows at once at full speed passes its limit by
+	// that much more. In return the many pods that only wait cost almost nothing.
 	Quiet time.Duration
 	Slack int
 	// Rest is the least ratio of the pause after a measurement to its duration.
@@ -36,10 +35,10 @@ type Policy struct {
 	Rest int
 }
 
-// DefaultPolicy looks at a container with a limit of 100 MB some twenty times a
-// second while it runs, five times when it is quiet, and at one with 4 GB once.
-// A look at what has not run is a system call per process, and costs mostly the
-// waking up.
+// DefaultPolicy measures a container with a limit of 100 MB some twenty times a
+// second while it runs, and five times when it is quiet; a container with 4 GB once
+// a second. Measuring a container that has not run takes a system call per process,
+// and costs mostly the wake-up.
 func DefaultPolicy() Policy {
 	return Policy{
 		// One thread that touches fresh pages reaches 2 to 3 GB/s with small
@@ -54,8 +53,8 @@ func DefaultPolicy() Policy {
 	}
 }
 
-// Interval returns the time until the next look at a container that holds
-// used bytes of limit and has grown by rate bytes per second since the last.
+// Interval returns the time until the next measurement of a container that holds
+// used bytes of limit and has grown by rate bytes per second since the last one.
 func (p Policy) Interval(used, limit uint64, rate float64) time.Duration {
 	room := 0.0
 	if limit > used {
@@ -63,8 +62,8 @@ func (p Policy) Interval(used, limit uint64, rate float64) time.Duration {
 	}
 	seconds := (room + p.Allowance) / p.Burst
 	if rate > 0 {
-		// Half of the time that is left, so that a steady growth is met by
-		// ever closer looks.
+		// Half of the remaining time, so that measurements of a steadily growing
+		// container come closer and closer.
 		seconds = min(seconds, room/rate/2)
 	}
 	// Compared as float: a huge limit would overflow a Duration.

@@ -39,7 +39,7 @@ type Watcher struct {
 	exceeded Exceeded
 	now      func() time.Time
 
-	// ran is when a container was last seen to have run; only Run uses it.
+	// ran is the time when a container was last seen to have run; only Run uses it.
 	ran time.Time
 
 	mu      sync.Mutex
@@ -62,7 +62,7 @@ func New(policy Policy, meter Meter, exceeded Exceeded) *Watcher {
 	}
 }
 
-// Set gives a container a limit in bytes, or a new one; 0 takes it away.
+// Set sets the limit of a container in bytes; 0 removes it.
 func (w *Watcher) Set(id string, limit uint64) {
 	w.mu.Lock()
 	delete(w.last, id)
@@ -106,8 +106,8 @@ func (w *Watcher) Run(ctx context.Context) {
 	}
 }
 
-// look measures every container with a limit once and returns the time until
-// the next look, and false where there is nothing to look at.
+// look measures every container with a limit once. It returns the time until the
+// next measurement, and false if there is nothing to measure.
 func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	ids, limits := w.watched()
 	if len(ids) == 0 {
@@ -127,8 +127,8 @@ func (w *Watcher) look(ctx context.Context) (next time.Duration, any bool) {
 	w.ran = now
 	samples, err := w.meter.Measure(ids)
 	if err != nil {
-		// /proc cannot be read for an instant, as on a shortage of
-		// descriptors: that is no reason to stop watching.
+		// For a moment /proc may be unreadable, for example when descriptors run out:
+		// that is no reason to stop watching.
 		return w.policy.Shortest * 10, true
 	}
 	for _, id := range ids {
@@ -193,8 +193,8 @@ func (w *Watcher) watched() (ids []string, limits map[string]uint64) {
 }
 
 // rate returns the growth of a container in bytes per second since the last
-// look, 0 where it shrank. A reading against a limit that has changed in the
-// meantime is not kept: the new one has to be held against a measurement too.
+// measurement; 0 if it shrank. A measurement is not kept if the limit has changed
+// meanwhile: the new limit must be compared with a measurement, too.
 func (w *Watcher) rate(id string, used, limit uint64, now time.Time) float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -76,8 +76,8 @@ func nesting(line string) (n int) {
 	return n
 }
 
-// readExport takes the variables of a line 'export NAME=WORD' whose word needs no
-// shell to know. All else is left to the runscript's shell.
+// readExport takes the variables of a line 'export NAME=WORD' whose word can be
+// evaluated without a shell. The runscript's shell handles all other lines.
 func readExport(line string, values map[string]string) {
 	rest, found := strings.CutPrefix(line, "export ")
 	for found && rest != "" {
@@ -114,8 +114,8 @@ type word struct {
 // maxNested bounds defaults in defaults.
 const maxNested = 16
 
-// read reads to the end of the word, or to a closing sign behind it, and says
-// whether the word was understood.
+// read reads to the end of the word, or to a closing character behind it, and
+// reports whether it understood the word.
 func (w *word) read(until byte) (string, bool) {
 	var out strings.Builder
 	if w.depth++; w.depth > maxNested {

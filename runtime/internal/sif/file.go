@@ -38,7 +38,7 @@ const (
 
 var order = binary.LittleEndian
 
-// architecture is a processor in Go's terms, empty for an unknown one.
+// architecture returns Go's name of a processor, or "" for an unknown one.
 func architecture(code []byte) string {
 	return map[string]string{
 		"01": "386", "02": "amd64", "03": "arm", "04": "arm64", "05": "ppc64", "06": "ppc64le",
@@ -46,21 +46,21 @@ func architecture(code []byte) string {
 	}[string(code[:2])]
 }
 
-// Is tells by the beginning of a file whether it is one; 64 bytes are enough.
+// Is reports whether a file begins like a SIF file; 64 bytes are enough.
 func Is(start []byte) bool {
 	return len(start) >= magicOffset+len(magic) && bytes.Equal(start[magicOffset:][:len(magic)], []byte(magic))
 }
 
-// File is a file in the format.
+// File is an open SIF file.
 type File struct {
-	// Architecture is in Go's terms, empty where the file does not say.
+	// Architecture is Go's name of the processor; empty if the file does not state it.
 	Architecture string
 	root         *squashfs.Image
 	// offset is the start of the file system.
 	offset int64
 }
 
-// Open reads where things are in a file of size bytes.
+// Open reads the descriptors of a file of size bytes.
 func Open(from io.ReaderAt, size int64) (*File, error) {
 	header := make([]byte, headerSize)
 	if _, err := from.ReadAt(header, 0); err != nil || !Is(header) {

@@ -11,9 +11,9 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Describe returns the configuration of an image that was unpacked, as sandboxes
-// of Apptainer and the images on CVMFS are, but for its architecture; false for
-// one that says nothing of itself.
+// Describe returns the configuration of an unpacked image, such as a sandbox of
+// Apptainer or an image on CVMFS, without the architecture. It returns false if the
+// image has no description of itself.
 func Describe(root *os.Root) (image ocispec.Image, known bool, err error) {
 	info, err := root.Stat(path.Clean(own))
 	if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
@@ -41,7 +41,7 @@ func Describe(root *os.Root) (image ocispec.Image, known bool, err error) {
 	return configuration("", texts), true, nil
 }
 
-// readText reads the beginning of a file; what is none has no text.
+// readText reads the beginning of a file. For anything but a regular file it returns "".
 func readText(root *os.Root, name string) (string, error) {
 	if info, err := root.Stat(name); err != nil || !info.Mode().IsRegular() {
 		return "", err

@@ -13,24 +13,24 @@ import (
 	"berth.dev/berth/runtime/internal/squashfs"
 )
 
-// Part is a part of a file's content: where it is in the image of the layer, and
-// where in the SIF file.
+// Part is a part of a file's content: its place in the image of the layer, and
+// its place in the SIF file.
 type Part struct {
 	At int64
 	squashfs.Part
 }
 
-// ErrTooLarge is of file systems that Lay does not take.
+// ErrTooLarge is the error for file systems that are too large for Lay.
 var ErrTooLarge = errors.New("too large to be used in place")
 
 // maxContent bounds the files together: each four kilobytes cost four bytes of memory
 // while the layer is laid out.
 const maxContent = 128 << 30
 
-// Lay writes the image of the layer that the file system is, without the content
-// of its files, to a file that is empty. It tells add where what belongs, in the
-// order of the places in the image, and returns the configuration that goes with it.
-// Of the content, it reads what the image says of itself.
+// Lay writes the image of the layer to an empty file, without the content of the
+// layer's files. It calls add with the place of each part of the content, in the
+// order of the image, and returns the matching configuration. The only content that
+// it reads is the image's description of itself.
 func (f *File) Lay(to *os.File, add func(Part) error) (ocispec.Image, error) {
 	e := newEntries(f.root)
 	var size int64

@@ -18,16 +18,16 @@ const (
 	own         = ".singularity.d/"
 	labelsFile  = own + "labels.json"
 	environment = own + "env/"
-	// maxText bounds a file there that is read, maxTexts all of them.
+	// maxText bounds a file that is read there, maxTexts the sum of all.
 	maxText  = 1 << 20
 	maxTexts = 8 << 20
-	// maxLinkNames bounds the names that are kept because a file has another one, in
-	// bytes.
+	// maxLinkNames bounds, in bytes, the names kept to write further names of a file
+	// as hard links.
 	maxLinkNames = 256 << 20
 )
 
-// Layer writes the file system as the archive of a layer, and returns the
-// configuration that goes with it, but for the layer's digest.
+// Layer writes the file system as the archive of a layer, and returns the matching
+// configuration, without the layer's digest.
 func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 	archive := tar.NewWriter(to)
 	e := newEntries(f.root)
@@ -50,10 +50,10 @@ func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 	return configuration(f.Architecture, e.texts), err
 }
 
-// entries makes what a layer has of what is in the file system.
+// entries writes the entries of a layer from those of the file system.
 type entries struct {
 	root *squashfs.Image
-	// first is under which name an inode with several came.
+	// first holds the first name of each inode that has several names.
 	first map[uint32]string
 	// texts holds the image's description.
 	texts map[string]string
@@ -65,8 +65,8 @@ func newEntries(root *squashfs.Image) *entries {
 	return &entries{root: root, first: map[uint32]string{}, texts: map[string]string{}}
 }
 
-// header describes a file, one with another name as a link to that; nil for one
-// that no layer can have.
+// header returns the header of a file, and of a hard link for a further name; nil for
+// a file that no layer can hold.
 func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 	if strings.HasPrefix(path.Base(name), ".wh.") {
 		return nil, nil // in a layer it would hide something
@@ -88,12 +88,12 @@ func (e *entries) header(name string, n squashfs.Inode) (*tar.Header, error) {
 	return header, nil
 }
 
-// tells reports whether the image describes itself in a file.
+// tells reports whether a file is part of the image's description of itself.
 func (e *entries) tells(name string, n squashfs.Inode) bool {
 	return n.Size <= maxText && (name == labelsFile || strings.HasPrefix(name, environment))
 }
 
-// hear writes the content of a file, and keeps what it says of the image.
+// hear writes the content of a file, and keeps it if it describes the image.
 func (e *entries) hear(name string, n squashfs.Inode, into io.Writer) error {
 	var text bytes.Buffer
 	if e.tells(name, n) {
