@@ -266,7 +266,7 @@ func (c *Cache) Size(image Image) (size int64, missing int) {
 	return size, missing
 }
 
-// Remove removes the images of a name, or only those that match a platform, and the
+// Remove removes the images of a name, or only the ones for a platform, and the
 // files that no other named image has. It returns the size of these files in bytes.
 // Jobs that use them keep them until they end.
 func (c *Cache) Remove(name string, platform platforms.Matcher) (freed int64, err error) {

@@ -26,7 +26,7 @@ import (
 
 // Source is the place of a layer's blob.
 type Source struct {
-	// URL is the address of the blob. Scope is what to request a token for.
+	// URL is the address of the blob. Scope is the scope of the registry's tokens.
 	URL   string `json:"url"`
 	Scope string `json:"scope"`
 	// Login names the login that the registry requires; empty for none. It is no

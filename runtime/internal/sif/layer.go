@@ -50,7 +50,7 @@ func (f *File) Layer(to io.Writer) (ocispec.Image, error) {
 	return configuration(f.Architecture, e.texts), err
 }
 
-// entries writes the entries of a layer from those of the file system.
+// entries converts the file system's entries to entries of a layer.
 type entries struct {
 	root *squashfs.Image
 	// first holds the first name of each inode that has several names.

@@ -51,7 +51,7 @@ func (s *Service) bind(id string, pid int, cpus cpuset.CPUSet) {
 }
 
 // rebind binds all processes of the container again after a resize of the CPU
-// limit, even those that have bound themselves meanwhile.
+// limit, even processes that have changed their own binding meanwhile.
 func (s *Service) rebind(id string, c *container, r *specs.LinuxResources) {
 	if r.CPU == nil || r.CPU.Quota == nil || !c.SeesLimits {
 		return
