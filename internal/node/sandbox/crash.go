@@ -44,7 +44,7 @@ func reportCrash(said io.ReaderAt, stderr io.Writer, keep, whose string) error {
 			report, stack = "report it with "+keep, nil
 		}
 	}
-	fmt.Fprintf(stderr, "berth: %s has ended by a defect of berth's (%s), and the cluster with it: the result of the workload, and its output that is not printed above, are lost; %s\n",
+	fmt.Fprintf(stderr, "berth: %s has crashed (%s), and the cluster has ended with it: the workload's result and its output that is not printed above are lost; %s\n",
 		whose, reason, report)
 	stack, _, _ = bytes.Cut(stack, []byte("\n\n"))
 	if len(stack) > 0 {

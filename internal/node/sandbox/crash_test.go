@@ -40,8 +40,8 @@ func TestAPanicIsReportedInOneSentence(t *testing.T) {
 	if err := process.Run(); err == nil || !strings.HasPrefix(err.Error(), "signal: aborted") {
 		t.Fatalf("the process ended with %v", err)
 	}
-	const sentence = "berth: the supervisor has ended by a defect of berth's (panic: out of order), and the cluster with it: " +
-		"the result of the workload, and its output that is not printed above, are lost; "
+	const sentence = "berth: the supervisor has crashed (panic: out of order), and the cluster has ended with it: " +
+		"the workload's result and its output that is not printed above are lost; "
 	keep := filepath.Join(t.TempDir(), "panic.log")
 	if got, want := report(keep), sentence+"report it with "+keep+"\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
