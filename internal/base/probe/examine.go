@@ -1,13 +1,10 @@
 package probe
 
 import (
-	"cmp"
 	"context"
-	"fmt"
 	"os"
 	"os/user"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -64,22 +61,4 @@ func (h *Host) Describe() Report {
 		}
 	}
 	return report
-}
-
-// Explain examines the machine after something failed and returns what is
-// missing of the required things, a line each with its remedy; empty where
-// nothing is. It takes as long as Examine.
-func (h *Host) Explain(ctx context.Context, trials Trials, libexec string) string {
-	var b strings.Builder
-	for _, r := range h.Examine(ctx, trials, libexec).Results {
-		if r.Level != Required || r.OK != No {
-			continue
-		}
-		fmt.Fprintf(&b, "%s: %s; %s", r.Title, r.Found, r.Cost)
-		if remedy := cmp.Or(r.Remedy.User, r.Remedy.Admin); remedy != "" {
-			fmt.Fprintf(&b, "; remedy: %s", remedy)
-		}
-		b.WriteByte('\n')
-	}
-	return b.String()
 }
