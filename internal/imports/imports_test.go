@@ -60,7 +60,7 @@ var layers = map[string][]string{
 	"internal/node/sandbox":        {"internal/base/linux"},
 
 	"internal/network/egress":     {"internal/base/linux"},
-	"internal/network/fastpath":   {"internal/base/linux", "internal/network/fastpath/sock"},
+	"internal/network/fastpath":   {"internal/base/linux", "internal/network/fastpath/filter", "internal/network/fastpath/sock"},
 	"internal/network/overlay":    {"internal/base/linux"},
 	"internal/network/servicemap": {"internal/base/linux", "internal/network/policy"},
 

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/filter"
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
@@ -32,7 +33,7 @@ func Check() error {
 	}
 	linux.OnNewThread(func() {
 		var listener int
-		if listener, err = linux.InstallFilter(filter(rules{})); err == nil {
+		if listener, err = linux.InstallFilter(filter.New(filter.Rules{})); err == nil {
 			unix.Close(listener)
 		}
 	})

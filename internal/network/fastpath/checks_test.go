@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/network/fastpath/filter"
 )
 
 // without implements checks and omits the selected ones.
@@ -43,16 +45,17 @@ type allowed struct {
 }
 
 // filter returns the filter of a pod without the rules for these calls.
-func (a allowed) filter(r rules) []unix.SockFilter {
-	p := filter(r)
-	native := slices.IndexFunc(p, func(i unix.SockFilter) bool { return i.K == auditArch })
+func (a allowed) filter(r filter.Rules) []unix.SockFilter {
+	p := filter.New(r)
+	rings := []uint32{unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER}
+	native := slices.IndexFunc(p, func(i unix.SockFilter) bool { return i.K == filter.Arch })
 	start := native + 1 + int(p[native].Jt)
 	for i := 1; i < len(p); i++ {
 		test, end := p[i-1], &p[i]
 		switch {
 		case end.Code != unix.BPF_RET|unix.BPF_K:
-		case a.FastOpen && test.K == unix.MSG_FASTOPEN && end.K == refuse(unix.EOPNOTSUPP),
-			a.Rings && slices.Contains(ringCalls(), test.K) && end.K == refuse(unix.ENOSYS),
+		case a.FastOpen && test.K == unix.MSG_FASTOPEN && end.K == filter.Refuse(unix.EOPNOTSUPP),
+			a.Rings && slices.Contains(rings, test.K) && end.K == filter.Refuse(unix.ENOSYS),
 			a.Foreign && i < start && end.K == unix.SECCOMP_RET_USER_NOTIF:
 			end.K = unix.SECCOMP_RET_ALLOW
 		}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/filter"
 )
 
 // Confine installs the filter of a pod's processes on the calling thread and its
@@ -20,10 +21,10 @@ func Confine(socket, metadata string, alone bool, memory uint64) error {
 	if memory > 0 {
 		metadata += " " + strconv.FormatUint(memory, 10)
 	}
-	return confine(socket, metadata, filter(rules{alone: alone, memory: memory > 0}))
+	return confine(socket, metadata, filter.New(filter.Rules{Alone: alone, Memory: memory > 0}))
 }
 
-func confine(socket, metadata string, filter []unix.SockFilter) error {
+func confine(socket, metadata string, program []unix.SockFilter) error {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("deliver a container's filter: %w", err)
@@ -36,7 +37,7 @@ func confine(socket, metadata string, filter []unix.SockFilter) error {
 	if err != nil {
 		return fmt.Errorf("encode the state of a container: %w", err)
 	}
-	listener, err := linux.InstallFilter(filter)
+	listener, err := linux.InstallFilter(program)
 	if err != nil {
 		return err
 	}

@@ -6,12 +6,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/network/fastpath/filter"
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 // handle dispatches a call.
 func (s *Switch) handle(t *trap) {
-	if t.call().Arch != auditArch || uint32(t.call().Call) >= firstForeignCall {
+	if t.call().Arch != filter.Arch || uint32(t.call().Call) >= filter.FirstForeignCall {
 		s.foreign(t)
 		return
 	}

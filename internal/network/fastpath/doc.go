@@ -65,5 +65,6 @@
 // calls), caller.go (the calling thread), connect.go, conn.go, outside.go, steer.go,
 // install.go; wire.go, peers.go, pending.go, bells.go, parked.go, accept.go, wait.go;
 // names.go, cut.go, sweep.go; state.go, takeover.go, resume.go. Attack tests replace
-// the rules in checks.go. Package sock has operations on single sockets.
+// the rules in checks.go. Package sock has operations on single sockets. Package filter
+// selects the calls that a Switch answers.
 package fastpath

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/filter"
 )
 
 // TestAProgramMayHaveFiltersOfItsOwn has a program filter itself as runtimes do
@@ -28,19 +29,19 @@ func nested(args []string) error {
 	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, 0); errno != unix.EFAULT {
 		return fmt.Errorf("ask for listeners: %w, not EFAULT", errno)
 	}
-	var p program
-	p.load(offsetCall)
-	p.when(unix.SYS_LISTEN, refuse(unix.EPERM))
-	p.when(unix.SYS_BIND, refuse(unix.EACCES))
-	p.end(unix.SECCOMP_RET_ALLOW)
+	var p filter.Program
+	p.Load(filter.OffsetCall)
+	p.When(unix.SYS_LISTEN, filter.Refuse(unix.EPERM))
+	p.When(unix.SYS_BIND, filter.Refuse(unix.EACCES))
+	p.End(unix.SECCOMP_RET_ALLOW)
 	if _, err := linux.InstallFilter(p); !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("ask for a second listener: %w, not EBUSY", err)
 	}
 	if err := Check(); !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("a cluster inside of the pod would have a Switch: %w, not EBUSY", err)
 	}
-	filter := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&filter))); errno != 0 {
+	own := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, 0, uintptr(unsafe.Pointer(&own))); errno != 0 {
 		return fmt.Errorf("install a filter: %w", errno)
 	}
 	fd, err := newSocket(unix.AF_INET, 0)

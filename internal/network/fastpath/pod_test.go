@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/internal/network/fastpath/filter"
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
@@ -148,7 +149,7 @@ func runLaunch() error {
 			return err
 		}
 	}
-	if err := confine(os.Getenv("CONTAINERS"), string(metadata), extra.filter(rules{memory: memory})); err != nil {
+	if err := confine(os.Getenv("CONTAINERS"), string(metadata), extra.filter(filter.Rules{Memory: memory})); err != nil {
 		return err
 	}
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, asRole+"=") })

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/network/fastpath/filter"
 	"berth.dev/berth/internal/testutil"
 )
 
@@ -134,24 +135,24 @@ func dropCapabilities() error {
 
 // refuseNewCalls has the kernel answer as Linux 5.14 does, on all threads.
 func refuseNewCalls() error {
-	var p program
-	p.load(offsetCall)
+	var p filter.Program
+	p.Load(filter.OffsetCall)
 	for call, argument := range map[uint32]struct{ number, value uint32 }{
 		unix.SYS_PIDFD_OPEN: {1, unix.O_EXCL},
 		unix.SYS_IOCTL:      {1, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS},
 		unix.SYS_SECCOMP:    {1, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV},
 	} {
-		p.add(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, call, 4)
-		p.load(offsetArgs + 8*argument.number)
-		p.when(argument.value, refuse(unix.EINVAL))
-		p.end(unix.SECCOMP_RET_ALLOW)
+		p = append(p, unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: call, Jf: 4})
+		p.Load(filter.OffsetArgs + 8*argument.number)
+		p.When(argument.value, filter.Refuse(unix.EINVAL))
+		p.End(unix.SECCOMP_RET_ALLOW)
 	}
-	p.end(unix.SECCOMP_RET_ALLOW)
+	p.End(unix.SECCOMP_RET_ALLOW)
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); errno != 0 {
 		return fmt.Errorf("set no_new_privs: %w", errno)
 	}
-	filter := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
-	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&filter))); errno != 0 {
+	own := unix.SockFprog{Len: uint16(len(p)), Filter: &p[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&own))); errno != 0 {
 		return fmt.Errorf("install a filter: %w", errno)
 	}
 	return nil

@@ -1,10 +1,12 @@
-package fastpath
+package filter
 
 import "golang.org/x/sys/unix"
 
 const (
-	auditArch        = unix.AUDIT_ARCH_AARCH64
-	firstForeignCall = 0x40000000
+	// Arch is the architecture of the calls that the filter passes on.
+	Arch = unix.AUDIT_ARCH_AARCH64
+	// FirstForeignCall is beyond all calls of this architecture.
+	FirstForeignCall = 0x40000000
 )
 
 // foreignCalls returns the calls of 32-bit ARM that connect, listen, accept, or send with

@@ -1,11 +1,12 @@
-package fastpath
+package filter
 
 import "golang.org/x/sys/unix"
 
 const (
-	auditArch = unix.AUDIT_ARCH_X86_64
-	// firstForeignCall is the first call of x32, which has the same architecture.
-	firstForeignCall = 0x40000000
+	// Arch is the architecture of the calls that the filter passes on.
+	Arch = unix.AUDIT_ARCH_X86_64
+	// FirstForeignCall is the first call of x32, which has the same architecture.
+	FirstForeignCall = 0x40000000
 )
 
 // foreignCalls returns the calls of i386 that connect, listen, accept, or send with
