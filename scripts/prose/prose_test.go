@@ -59,6 +59,7 @@ func TestTooLong(t *testing.T) {
 		words:                        true,
 		"| " + words + " |":          false,
 		"[1.0](x \"" + words + "\")": false,
+		strings.Repeat("word", 30):   false,
 	} {
 		if got := (line{"docs/x.md", 1, text}).tooLong(); got != want {
 			t.Errorf("%q: %v", text, got)
