@@ -14,11 +14,10 @@ import (
 // code matches text in backticks and shell lines.
 var code = regexp.MustCompile("`([^`\n]+)`|(?m)^(?:    |\\S*\\$ )(.+)$") //nolint:gochecknoglobals // a constant
 
-// call is one of berth, up to what a shell would end it with.
+// call matches a call of berth, up to where a shell would end it.
 var call = regexp.MustCompile(`(?:^|[ (])berth ([a-z][a-z-]*)((?: [^|;&)<>]*)?)`) //nolint:gochecknoglobals // a constant
 
-// TestDocumentedCommands: what the pages tell users to type are commands and
-// options that there are.
+// TestDocumentedCommands checks that every command and option in the pages exists.
 func TestDocumentedCommands(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
@@ -52,7 +51,7 @@ func checkCall(t *testing.T, root *cobra.Command, page, name string, words []str
 	commands := root.Commands()
 	at := slices.IndexFunc(commands, func(c *cobra.Command) bool { return c.Name() == name })
 	if at < 0 {
-		// The last is a process that one sees.
+		// A process named tunnel-keeper shows up in lists of processes.
 		if !slices.Contains([]string{"completion", "help", "tunnel-keeper"}, name) {
 			t.Errorf("%s: there is no command %q", page, name)
 		}
