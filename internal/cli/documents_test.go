@@ -11,7 +11,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// code matches text in backticks and shell lines.
+// code matches text in backticks, and lines that a shell would run.
 var code = regexp.MustCompile("`([^`\n]+)`|(?m)^(?:    |\\S*\\$ )(.+)$") //nolint:gochecknoglobals // a constant
 
 // call matches a call of berth, up to where a shell would end it.

@@ -24,11 +24,11 @@ type line struct {
 const width = 100
 
 // tooLong reports whether a line of a document goes past the width, and could be
-// wrapped: it is not a row of a table, has a space to break at, and does not hold a
-// link that quotes a figure.
+// wrapped: it is not a heading or a row of a table, has a space to break at, and does
+// not hold a link that quotes a figure.
 func (l line) tooLong() bool {
 	text := strings.TrimSpace(l.text)
-	if path.Ext(l.path) != ".md" || utf8.RuneCountInString(l.text) <= width || strings.HasPrefix(text, "|") {
+	if path.Ext(l.path) != ".md" || utf8.RuneCountInString(l.text) <= width || strings.HasPrefix(text, "|") || strings.HasPrefix(text, "#") {
 		return false
 	}
 	return strings.Contains(text, " ") && !longLink.MatchString(text)

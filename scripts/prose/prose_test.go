@@ -58,6 +58,7 @@ func TestTooLong(t *testing.T) {
 		words[:100]:                  false,
 		words:                        true,
 		"| " + words + " |":          false,
+		"### " + words:               false,
 		"[1.0](x \"" + words + "\")": false,
 		strings.Repeat("word", 30):   false,
 	} {
