@@ -11,15 +11,17 @@ import (
 
 const heading = `# The Kubernetes conformance suite: results
 
-<!-- Written by test/conformance/record from the files in docs/conformance; see test/conformance/README.md. -->
+<!-- Written by test/conformance/record; see test/conformance/README.md. -->
 
-The [Conformance] specs of the Kubernetes suite, unchanged and none left out, on a cluster that berth started over the
-nodes of a Slurm job (test/bed), as a user without privileges. **This is a result of the suite, not a certification**:
-there is no registry in reach, so the images that the specs start are stand-ins, built from the same Go sources where there
-are any and otherwise from Debian packages (test/conformance/images). Rounds that overlap in time ran on clusters of their
-own, on one machine.
+The [Conformance] specs of the Kubernetes suite, unchanged and none left out, on a cluster that
+berth started over the nodes of a Slurm job (test/bed), as a user without privileges. **This is a
+result of the suite, not a certification**: there is no registry in reach, so the images that the
+specs start are stand-ins, built from the same Go sources where there are any and otherwise from
+Debian packages (test/conformance/images). Rounds that overlap in time ran on
+separate clusters, on one machine.
 
-Every result, with what the suite logged about failures, is in [conformance/junit.xml.gz](conformance/junit.xml.gz).
+Every result, with what the suite logged about failures, is in
+[conformance/junit.xml.gz](conformance/junit.xml.gz).
 
 `
 

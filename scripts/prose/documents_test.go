@@ -1,0 +1,81 @@
+package main
+
+import (
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	target    = regexp.MustCompile(`\]\(([^)\s]+)(?:\s+"[^"]*")?\)`)
+	heading   = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
+	block     = regexp.MustCompile("(?ms)^\\s*```.*?^\\s*```$")
+	dropped   = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
+	elsewhere = regexp.MustCompile(`^[a-z]+:`)
+)
+
+// unwrapped lists documents with longer lines: one quotes the suite's output, the
+// other is a list of changes.
+var unwrapped = []string{"docs/conformance.md", "CHANGELOG.md"}
+
+// TestDocuments checks that the tracked documents have lines of at most 100 columns,
+// and that their links lead to files and headings that exist.
+func TestDocuments(t *testing.T) {
+	t.Chdir("../..")
+	names, err := git("ls-files", "--", "*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := 0
+	for name := range strings.Lines(names) {
+		name = strings.TrimSuffix(name, "\n")
+		text := document(t, name)
+		for row := range strings.SplitSeq(text, "\n") {
+			_, isProse := prose(name, row)
+			if isProse && !skipped.MatchString(name) && !slices.Contains(unwrapped, name) && (line{path: name, text: row}).tooLong() {
+				t.Errorf("%s: wrap the line at column %d: %.60s...", name, width, row)
+			}
+		}
+		for _, link := range target.FindAllStringSubmatch(text, -1) {
+			if elsewhere.MatchString(link[1]) {
+				continue
+			}
+			links++
+			file, anchor, _ := strings.Cut(link[1], "#")
+			to := name
+			if file != "" {
+				to = path.Join(path.Dir(name), file)
+			}
+			if _, err := os.Stat(to); err != nil {
+				t.Errorf("%s: link %s: %v", name, link[1], err)
+			} else if anchor != "" && !anchors(document(t, to))[anchor] {
+				t.Errorf("%s: link %s: no such heading", name, link[1])
+			}
+		}
+	}
+	if links < 500 {
+		t.Errorf("found only %d links", links)
+	}
+}
+
+// document returns the text of a document without its blocks of code.
+func document(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return block.ReplaceAllString(string(text), "")
+}
+
+// anchors returns the names by which GitHub links to the headings of a text.
+func anchors(text string) map[string]bool {
+	names := map[string]bool{}
+	for _, m := range heading.FindAllStringSubmatch(text, -1) {
+		names[strings.ReplaceAll(dropped.ReplaceAllString(strings.ToLower(m[1]), ""), " ", "-")] = true
+	}
+	return names
+}
