@@ -37,7 +37,7 @@ func (d *Daemon) register(ctx context.Context) error {
 			limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 			defer cancel()
 			revision, err := d.store.Register(limited, d.node, d.host)
-			d.etcdUp.Store(err == nil)
+			d.metrics.etcdUp.Store(err == nil)
 			if err == nil && revision < last {
 				// A watch would stay silent until the new etcd has reached its revision.
 				d.log.Warn("etcd has gone back: it was lost, or restored", "from", last, "to", revision)

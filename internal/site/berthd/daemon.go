@@ -35,14 +35,12 @@ type Daemon struct {
 	// routed holds the subnets of nodes, or nil.
 	routed *vxlan.Routed
 	// cni connects pods instead of kernel, or is nil.
-	cni   *podcni.Network
-	names *nameServer
-	audit *audit
-	// metrics counts events for Prometheus. etcdUp is true if etcd answered last time.
-	metrics metrics
+	cni     *podcni.Network
+	names   *nameServer
+	audit   *audit
+	metrics *metrics
 	// gateways chooses how pods of this node reach the outside.
 	gateways *gateways
-	etcdUp   atomic.Bool
 	log      *slog.Logger
 	// daemons holds the users of Policy.Daemons.
 	daemons []uint32
@@ -123,6 +121,34 @@ func with(a siteconf.Allocation, node string, address netip.Addr) siteconf.Alloc
 		}
 	}
 	return a
+}
+
+// newDaemon returns a daemon whose parts know each other. It starts nothing.
+func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Store, kernel kernel, log *slog.Logger) *Daemon {
+	d := &Daemon{
+		config: config, node: node, host: host, store: store, kernel: kernel, log: log,
+		local: map[string]*localPod{}, firsts: map[string]*os.Process{}, users: map[string]*follower{}, waiting: map[string]int{},
+		dirty: make(chan struct{}, 1),
+	}
+	d.heard = sync.NewCond(&d.mu)
+	d.metrics = &metrics{pods: d.count, log: log}
+	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
+	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
+	return d
+}
+
+// count returns the number of pods here, of jobs and of sessions.
+func (d *Daemon) count() (jobs, sessions int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, local := range d.local {
+		if local.Login != "" {
+			sessions++
+		} else {
+			jobs++
+		}
+	}
+	return jobs, sessions
 }
 
 const (

@@ -5,15 +5,23 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// metrics counts events of this node for Prometheus.
+// metrics counts events of this node, and serves the counts to Prometheus.
 type metrics struct {
+	// pods returns the number of pods here, of jobs and of sessions.
+	pods func() (jobs, sessions int)
+	// etcdUp is true if etcd answered last time.
+	etcdUp atomic.Bool
+	log    *slog.Logger
+
 	mu sync.Mutex
 	// attaches counts new pods by the time that they took, in the buckets below.
 	attaches [len(attachBuckets) + 1]uint64
@@ -21,6 +29,9 @@ type metrics struct {
 	refused  uint64
 	failures uint64
 }
+
+// metricsTimeout bounds how long a client may take to ask, and to read the answer.
+const metricsTimeout = 3 * time.Second
 
 // attachBuckets are upper bounds, in seconds.
 var attachBuckets = [...]float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15}
@@ -40,7 +51,8 @@ func (m *metrics) refuse() { m.mu.Lock(); m.refused++; m.mu.Unlock() }
 func (m *metrics) fail()   { m.mu.Lock(); m.failures++; m.mu.Unlock() }
 
 // write writes all series in the text format of Prometheus.
-func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
+func (m *metrics) write(w io.Writer) error {
+	jobs, sessions := m.pods()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var b strings.Builder
@@ -48,10 +60,10 @@ func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
 		fmt.Fprintf(&b, "# HELP berthd_%s %s\n# TYPE berthd_%[1]s %[3]s\n", name, help, kind)
 	}
 	family("pods", "gauge", "Pods on this node.")
-	fmt.Fprintf(&b, "berthd_pods{kind=\"job\"} %d\nberthd_pods{kind=\"login\"} %d\n", jobs, logins)
+	fmt.Fprintf(&b, "berthd_pods{kind=\"job\"} %d\nberthd_pods{kind=\"login\"} %d\n", jobs, sessions)
 	family("etcd_up", "gauge", "Whether etcd has answered when it was asked last.")
 	up := 0
-	if etcd {
+	if m.etcdUp.Load() {
 		up = 1
 	}
 	fmt.Fprintf(&b, "berthd_etcd_up %d\n", up)
@@ -71,18 +83,18 @@ func (m *metrics) write(w io.Writer, jobs, logins int, etcd bool) error {
 	return err
 }
 
-// serveMetrics serves the metrics until the context ends. Any user can occupy a port above
-// 1023. berthd then logs the error and tries again; networks do not depend on the metrics.
-func (d *Daemon) serveMetrics(ctx context.Context) error {
+// serve serves the metrics until the context ends. Any user can occupy a port above
+// 1023. serve then logs the error and tries again; networks do not depend on the metrics.
+func (m *metrics) serve(ctx context.Context, address string) error {
 	said := ""
 	for {
-		err := d.serveMetricsOnce(ctx)
+		err := m.serveOnce(ctx, address)
 		if err == nil || ctx.Err() != nil {
 			return nil
 		}
 		if err.Error() != said {
 			said = err.Error()
-			d.log.Error("serve metrics", "error", err)
+			m.log.Error("serve metrics", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -92,12 +104,12 @@ func (d *Daemon) serveMetrics(ctx context.Context) error {
 	}
 }
 
-func (d *Daemon) serveMetricsOnce(ctx context.Context) error {
-	listener, err := net.Listen("tcp", d.config.Metrics)
+func (m *metrics) serveOnce(ctx context.Context, address string) error {
+	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("%w: correct 'metrics' in the configuration, or end who has the port", err)
 	}
-	server := &http.Server{Handler: http.HandlerFunc(d.answerMetrics), ReadTimeout: questionTimeout, WriteTimeout: questionTimeout}
+	server := &http.Server{Handler: m, ReadTimeout: metricsTimeout, WriteTimeout: metricsTimeout}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -106,22 +118,13 @@ func (d *Daemon) serveMetricsOnce(ctx context.Context) error {
 	return nil
 }
 
-func (d *Daemon) answerMetrics(w http.ResponseWriter, r *http.Request) {
+// ServeHTTP implements [http.Handler].
+func (m *metrics) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path != "/metrics" {
 		http.NotFound(w, r)
 		return
 	}
-	d.mu.Lock()
-	jobs, logins := 0, 0
-	for _, local := range d.local {
-		if local.Login != "" {
-			logins++
-		} else {
-			jobs++
-		}
-	}
-	d.mu.Unlock()
 	w.Header().Set("Content-Type", "text/plain; version=0.0.4")
 	// It fails only if the client has gone.
-	_ = d.metrics.write(w, jobs, logins, d.etcdUp.Load())
+	_ = m.write(w)
 }

@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/testutil"
 )
 
 func TestMetricsAreAsWritten(t *testing.T) {
-	m := &metrics{}
+	m := &metrics{pods: func() (jobs, sessions int) { return 3, 1 }}
+	m.etcdUp.Store(true)
 	for _, took := range []time.Duration{5 * time.Millisecond, 25 * time.Millisecond, 30 * time.Millisecond, time.Minute} {
 		m.attached(took)
 	}
@@ -22,7 +22,7 @@ func TestMetricsAreAsWritten(t *testing.T) {
 	m.fail()
 	m.fail()
 	var text strings.Builder
-	if err := m.write(&text, 3, 1, true); err != nil {
+	if err := m.write(&text); err != nil {
 		t.Fatal(err)
 	}
 	testutil.Golden(t, "metrics.txt", text.String())
@@ -37,10 +37,10 @@ func TestMetricsWaitForTheirPort(t *testing.T) {
 	}
 	address := taken.Addr().String()
 	said := make(chan string, 10)
-	d := &Daemon{config: siteconf.Config{Metrics: address}, log: slog.New(slog.NewTextHandler(told(said), nil))}
+	m := &metrics{pods: func() (jobs, sessions int) { return 0, 0 }, log: slog.New(slog.NewTextHandler(logLines(said), nil))}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- d.serveMetrics(ctx) }()
+	go func() { ended <- m.serve(ctx, address) }()
 	if line := <-said; !strings.Contains(line, "address already in use") {
 		t.Errorf("log: %s", line)
 	}
@@ -60,10 +60,10 @@ func TestMetricsWaitForTheirPort(t *testing.T) {
 	}
 }
 
-// told is a log that sends each line to the channel.
-type told chan string
+// logLines is a log that sends each line to the channel.
+type logLines chan string
 
-func (l told) Write(line []byte) (int, error) {
+func (l logLines) Write(line []byte) (int, error) {
 	l <- string(line)
 	return len(line), nil
 }

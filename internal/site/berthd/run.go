@@ -12,8 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"sync"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -48,21 +46,14 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	}
 	defer store.Close()
 	kernel := &vxlan.Kernel{NFT: config.NFT, Dir: config.Run, Log: log}
-	d := &Daemon{
-		config: config, node: node, host: host, store: store, log: log, daemons: daemons,
-		kernel: kernel,
-		local:  map[string]*localPod{}, firsts: map[string]*os.Process{}, users: map[string]*follower{}, waiting: map[string]int{},
-		dirty: make(chan struct{}, 1),
-	}
-	d.heard = sync.NewCond(&d.mu)
+	d := newDaemon(config, node, host, store, kernel, log)
+	d.daemons = daemons
 	if config.ByRoutes() {
 		d.routed = vxlan.NewRouted(node, store.subnets)
 	}
 	if d.gateways, err = newGateways(kernel, host, config); err != nil {
 		return err
 	}
-	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
-	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
 	if config.ByCNI() {
 		if d.cni, err = podcni.Open(ctx, config.CNI.List, config.CNI.Plugins, config.CNI.State, d.touch); err != nil {
 			return err
@@ -106,7 +97,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	group.Go(func() error { return d.collect(ctx) })
 	group.Go(func() error { return d.endServed(ctx) })
 	if config.Metrics != "" {
-		group.Go(func() error { return d.serveMetrics(ctx) })
+		group.Go(func() error { return d.metrics.serve(ctx, config.Metrics) })
 	}
 	if len(config.Gateways.On) > 0 {
 		group.Go(func() error { return d.followGateways(ctx) })

@@ -52,14 +52,9 @@ func newWired(t *testing.T) *wired {
 	w.write("plugin", plugin, 0o755)
 	w.write("site.conflist", `{"cniVersion":"1.0.0","name":"site","plugins":[{"type":"plugin"}]}`, 0o644)
 	s := newStore(t, "10.128.0.0/24")
-	s.config.CNI.List = filepath.Join(w.dir, "site.conflist")
-	w.Daemon = &Daemon{
-		config: s.config, node: "n0", store: s, log: slog.New(slog.DiscardHandler),
-		gateways: &gateways{again: make(chan struct{}, 1)}, dirty: make(chan struct{}, 1),
-		kernel: asked(func(bool) error { return nil }), names: &nameServer{},
-		local: map[string]*localPod{}, firsts: map[string]*os.Process{}, users: map[string]*follower{}, waiting: map[string]int{},
-	}
-	w.heard = sync.NewCond(&w.mu)
+	s.config.CNI.List, s.config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
+	w.Daemon = newDaemon(s.config, "n0", netip.Addr{}, s, asked(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
+	w.gateways = &gateways{again: make(chan struct{}, 1)}
 	network, err := podcni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
 		t.Fatal(err)
