@@ -33,7 +33,7 @@ func (d *Daemon) register(ctx context.Context) error {
 	defer ticker.Stop()
 	last := int64(0)
 	for {
-		err := d.persist(ctx, "register this node", func(ctx context.Context) error {
+		err := d.store.persist(ctx, d.log, "register this node", func(ctx context.Context) error {
 			limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 			defer cancel()
 			revision, err := d.store.Register(limited, d.node, d.host)
@@ -59,26 +59,10 @@ func (d *Daemon) register(ctx context.Context) error {
 	}
 }
 
-// persist calls do until it succeeds or the context ends.
-func (d *Daemon) persist(ctx context.Context, what string, do func(context.Context) error) error {
-	for {
-		err := do(ctx)
-		if err == nil || ctx.Err() != nil {
-			return nil
-		}
-		d.log.Warn(what, "error", d.store.explain(err))
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(retry):
-		}
-	}
-}
-
 // collect frees the addresses of finished jobs that their nodes did not release, because an
 // epilog or a node was lost. Only one node at a time, the elected one, does so.
 func (d *Daemon) collect(ctx context.Context) error {
-	return d.persist(ctx, "collect addresses", func(ctx context.Context) error {
+	return d.store.persist(ctx, d.log, "collect addresses", func(ctx context.Context) error {
 		session, err := concurrency.NewSession(d.store.client, concurrency.WithTTL(leaderLease), concurrency.WithContext(ctx))
 		if err != nil {
 			return fmt.Errorf("get a lease: %w", err)

@@ -133,6 +133,10 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 	d.heard = sync.NewCond(&d.mu)
 	d.metrics = &metrics{pods: d.count, log: log}
 	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
+	d.gateways = &gateways{
+		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
+		again: make(chan struct{}, 1), living: map[string]netip.Addr{},
+	}
 	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
 	return d
 }
@@ -483,7 +487,7 @@ func (d *Daemon) state() (vxlan.State, []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := vxlan.State{Pods: d.config.Pods, Gateway: d.config.Gateway(), IPv6: d.config.IPv6, Host: d.host, Port: d.config.Tunnel.Port, Daemons: d.daemons, Flows: d.config.Policy.Flows, Names: d.config.DNS.Program != "",
-		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.isGateway(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node], Routed: d.routed}
+		Hosts: d.config.Hosts, Beyond: d.config.Gateways.Networks, Forwards: d.gateways.here(), Interfaces: d.config.Gateways.Interfaces, As: d.config.Gateways.As[d.node], Routed: d.routed}
 	networks := map[string]*vxlan.Network{}
 	var ids []string
 	if d.cni != nil {

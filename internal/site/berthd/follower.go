@@ -39,9 +39,6 @@ type follower struct {
 	problem error
 }
 
-// retry is the pause before another attempt.
-const retry = 500 * time.Millisecond
-
 // follow returns the follower of a network, which runs at least until unfollow.
 func (d *Daemon) follow(owner string) *follower {
 	d.mu.Lock()
@@ -214,13 +211,10 @@ func (d *Daemon) relist() {
 	if d.everybody != nil {
 		all = append(all, d.everybody)
 	}
-	again := []chan struct{}{d.gateways.again}
+	d.gateways.relist()
 	for _, f := range all {
-		again = append(again, f.again)
-	}
-	for _, c := range again {
 		select {
-		case c <- struct{}{}:
+		case f.again <- struct{}{}:
 		default:
 		}
 	}

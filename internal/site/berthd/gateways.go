@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"log/slog"
 	"maps"
 	"net/netip"
 	"path"
@@ -14,22 +15,22 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/net/icmp"
 
 	"berth.dev/berth/internal/site/siteconf"
 	"berth.dev/berth/internal/site/vxlan"
 )
 
-const (
-	// gatewayLease is the time, in seconds, that a silent gateway counts as alive. Together with
-	// the time that etcd needs to notice and nodes need to change their routes, it stays below
-	// five seconds, the promised time for another gateway to take over.
-	gatewayLease = 3
-	// carrierPeriod is the time between two checks of a gateway's own links.
-	carrierPeriod = time.Second
-)
-
 // gateways chooses the gateway through which each pod of this node reaches the outside.
 type gateways struct {
+	// node is Slurm's name of this node, and host its address.
+	node   string
+	host   netip.Addr
+	config siteconf.Gateways
+	store  *Store
+	log    *slog.Logger
+	// changed is called when pods may need another gateway.
+	changed func()
 	// again ends the watch; a new one begins by listing all gateways.
 	again chan struct{}
 
@@ -42,13 +43,11 @@ type gateways struct {
 	away map[netip.Addr]bool
 }
 
-// newGateways adopts the choices of the previous daemon, which it reads from the kernel.
-func newGateways(kernel *vxlan.Kernel, host netip.Addr, config siteconf.Config) (*gateways, error) {
-	chosen, err := kernel.Chosen(host, config.Hosts)
-	if err != nil {
-		return nil, err
-	}
-	return &gateways{again: make(chan struct{}, 1), living: map[string]netip.Addr{}, chosen: chosen}, nil
+// adopt takes over the choices of the previous daemon, which it reads from the kernel.
+func (g *gateways) adopt(kernel *vxlan.Kernel, hosts netip.Prefix) error {
+	chosen, err := kernel.Chosen(g.host, hosts)
+	g.chosen = chosen
+	return err
 }
 
 // assign gives each pod a gateway. A pod keeps its gateway while that is alive, even when
@@ -162,124 +161,109 @@ func (g *gateways) set(living, registered map[string]netip.Addr) {
 	maps.Copy(g.known, living)
 }
 
-func (d *Daemon) isGateway() bool { return slices.Contains(d.config.Gateways.On, d.node) }
+// here reports whether this node is a gateway by the configuration.
+func (g *gateways) here() bool { return slices.Contains(g.config.On, g.node) }
 
-// followGateways follows which gateways in the configuration are alive, and their addresses.
+// relist makes the watch list all gateways again.
+func (g *gateways) relist() {
+	select {
+	case g.again <- struct{}{}:
+	default:
+	}
+}
+
+// follow follows which gateways in the configuration are alive, and their addresses.
 // It reads all nodes when a watch begins, because etcd limits the number of keys that one
 // request can name. For 104 nodes this takes 0.3 ms instead of 0.2.
-func (d *Daemon) followGateways(ctx context.Context) error {
-	return d.persist(ctx, "follow gateways", func(ctx context.Context) error {
+func (g *gateways) follow(ctx context.Context) error {
+	return g.store.persist(ctx, g.log, "follow gateways", func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 		defer done()
-		got, err := d.store.client.Txn(limited).Then(clientv3.OpGet(gatewaysKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix())).Commit()
+		got, err := g.store.client.Txn(limited).Then(clientv3.OpGet(gatewaysKey, clientv3.WithPrefix()), clientv3.OpGet(nodesKey, clientv3.WithPrefix())).Commit()
 		if err != nil {
 			return fmt.Errorf("ask etcd for gateways: %w", errors.Join(err, context.Cause(limited)))
 		}
 		living, registered := map[string]netip.Addr{}, map[string]netip.Addr{}
 		for i, into := range []map[string]netip.Addr{living, registered} {
 			for _, kv := range got.Responses[i].GetResponseRange().Kvs {
-				d.gateway(into, string(kv.Key), string(kv.Value))
+				g.parse(into, string(kv.Key), string(kv.Value))
 			}
 		}
-		d.changeGateways(living, registered)
+		g.change(living, registered)
 		go func() {
 			select {
-			case <-d.gateways.again:
+			case <-g.again:
 				cancel()
 			case <-ctx.Done():
 			}
 		}()
-		for events := range d.store.client.Watch(clientv3.WithRequireLeader(ctx), gatewaysKey, clientv3.WithPrefix(), clientv3.WithRev(got.Header.Revision+1)) {
+		for events := range g.store.client.Watch(clientv3.WithRequireLeader(ctx), gatewaysKey, clientv3.WithPrefix(), clientv3.WithRev(got.Header.Revision+1)) {
 			if err := events.Err(); err != nil {
 				return fmt.Errorf("watch gateways in etcd: %w", err)
 			}
 			living = maps.Clone(living)
 			for _, event := range events.Events {
 				if event.Type == clientv3.EventTypePut {
-					d.gateway(living, string(event.Kv.Key), string(event.Kv.Value))
+					g.parse(living, string(event.Kv.Key), string(event.Kv.Value))
 				} else {
 					delete(living, path.Base(string(event.Kv.Key)))
 				}
 			}
-			d.changeGateways(living, nil)
+			g.change(living, nil)
 		}
 		return errors.New("watch gateways in etcd: the connection is lost")
 	})
 }
 
-func (d *Daemon) gateway(into map[string]netip.Addr, key, value string) {
+// parse adds a gateway of the configuration to a map.
+func (g *gateways) parse(into map[string]netip.Addr, key, value string) {
 	name := path.Base(key)
 	address, err := netip.ParseAddr(value)
-	if err != nil || !slices.Contains(d.config.Gateways.On, name) {
+	if err != nil || !slices.Contains(g.config.On, name) {
 		return
 	}
 	into[name] = address
 }
 
-func (d *Daemon) changeGateways(living, registered map[string]netip.Addr) {
-	d.gateways.set(living, registered)
-	d.log.Info("gateways", "living", slices.Sorted(maps.Keys(living)))
-	d.touch()
+func (g *gateways) change(living, registered map[string]netip.Addr) {
+	g.set(living, registered)
+	g.log.Info("gateways", "living", slices.Sorted(maps.Keys(living)))
+	g.changed()
 }
 
-// beGateway announces this host as a gateway. Its key disappears when this daemon ends, the
-// host is cut off, or one of its links goes down. A daemon that returns before the previous
-// lease has expired takes over the key.
-func (d *Daemon) beGateway(ctx context.Context) error {
-	return d.persist(ctx, "be a gateway", func(ctx context.Context) error {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		if err := vxlan.Carries(d.host, d.config.Gateways.Interfaces); err != nil {
-			return err
-		}
-		// An interface that was down may have been recreated, and not forward yet. Other
-		// failures here do not stop packets.
-		if err := d.apply(ctx, true); err != nil {
-			d.log.Error("bring the network of this gateway up to date", "error", err)
-		}
-		limited, done := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
-		defer done()
-		lease, err := d.store.client.Grant(limited, gatewayLease)
+// watchReach pings gateways while pods here use them and there is a choice.
+func (g *gateways) watchReach(ctx context.Context) error {
+	return g.store.persist(ctx, g.log, "ask gateways whether they are reached", func(ctx context.Context) error {
+		conn, err := icmp.ListenPacket("ip4:icmp", g.host.String())
 		if err != nil {
-			return fmt.Errorf("get a lease: %w", errors.Join(err, context.Cause(limited)))
+			return fmt.Errorf("listen for answers: %w", err)
 		}
-		if lease.TTL > gatewayLease {
-			d.log.Warn("etcd gives no lease as short as a gateway's should be: its election timeout is long", "seconds", lease.TTL)
+		defer conn.Close()
+		var r reach
+		ticker := time.NewTicker(reachPeriod)
+		defer ticker.Stop()
+		for round := uint32(0); ; round++ {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-ticker.C:
+			}
+			asked, own := g.asked(g.host)
+			if len(asked) == 0 {
+				r.missed = nil
+			} else if err := ask(conn, asked, round); err != nil {
+				return err
+			}
+			answered, err := answers(conn, asked, round)
+			if err != nil {
+				return err
+			}
+			if away := r.count(asked, answered, own); g.setAway(away) {
+				g.log.Warn("gateways that this node does not reach", "gateways", slices.Collect(maps.Keys(away)))
+				g.changed()
+			}
 		}
-		if _, err := d.store.client.Put(limited, gatewaysKey+d.node, d.host.String(), clientv3.WithLease(lease.ID)); err != nil {
-			return fmt.Errorf("tell of this gateway: %w", errors.Join(err, context.Cause(limited)))
-		}
-		refreshed, err := d.store.client.KeepAlive(ctx, lease.ID)
-		if err != nil {
-			return fmt.Errorf("refresh the lease: %w", err)
-		}
-		return d.watchLinks(ctx, lease.ID, refreshed)
 	})
-}
-
-// watchLinks returns when the lease is lost, or revokes it when a link goes down.
-func (d *Daemon) watchLinks(ctx context.Context, lease clientv3.LeaseID, refreshed <-chan *clientv3.LeaseKeepAliveResponse) error {
-	ticker := time.NewTicker(carrierPeriod)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case _, more := <-refreshed:
-			if !more {
-				return errors.New("the lease is lost")
-			}
-		case <-ticker.C:
-			down := vxlan.Carries(d.host, d.config.Gateways.Interfaces)
-			if down == nil {
-				continue
-			}
-			limited, done := context.WithTimeout(ctx, etcdLimit)
-			_, err := d.store.client.Revoke(limited, lease)
-			done()
-			return errors.Join(down, err)
-		}
-	}
 }

@@ -108,7 +108,7 @@ func TestPodsLeaveTheOnlyOtherGateway(t *testing.T) {
 // gets no pods.
 func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 	w := newWired(t)
-	w.config.Gateways.On = []string{"gw1", "gw2"}
+	w.gateways.config.On = []string{"gw1", "gw2"}
 	first, second := netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("192.168.0.2")
 	for node, address := range map[string]netip.Addr{"gw1": first, "gw2": second, "n0": netip.MustParseAddr("192.168.0.3")} {
 		if _, err := w.store.Register(t.Context(), node, address); err != nil {
@@ -125,7 +125,7 @@ func TestAGatewayWhoseDaemonIsAwayIsReached(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var ended sync.WaitGroup
 		ended.Go(func() {
-			if err := w.followGateways(ctx); err != nil {
+			if err := w.gateways.follow(ctx); err != nil {
 				t.Error(err)
 			}
 		})

@@ -43,7 +43,7 @@ func (s *Store) Hold(ctx context.Context, a siteconf.Allocation) error {
 // keepLease keeps a lease while the daemon runs. When the lease is lost, keepLease gets
 // another one, and the keys that depend on it are written again.
 func (d *Daemon) keepLease(ctx context.Context) error {
-	return d.persist(ctx, "keep the lease of this host", func(ctx context.Context) error {
+	return d.store.persist(ctx, d.log, "keep the lease of this host", func(ctx context.Context) error {
 		limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 		defer cancel()
 		lease, err := d.store.client.Grant(limited, int64(d.config.Lease.Seconds()))

@@ -1,11 +1,9 @@
 package berthd
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -49,41 +47,6 @@ func (r *reach) count(asked []netip.Addr, answered map[netip.Addr]bool, own bool
 		return map[netip.Addr]bool{}
 	}
 	return away
-}
-
-// watchReach pings gateways while pods here use them and there is a choice.
-func (d *Daemon) watchReach(ctx context.Context) error {
-	return d.persist(ctx, "ask gateways whether they are reached", func(ctx context.Context) error {
-		conn, err := icmp.ListenPacket("ip4:icmp", d.host.String())
-		if err != nil {
-			return fmt.Errorf("listen for answers: %w", err)
-		}
-		defer conn.Close()
-		var r reach
-		ticker := time.NewTicker(reachPeriod)
-		defer ticker.Stop()
-		for round := uint32(0); ; round++ {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ticker.C:
-			}
-			asked, own := d.gateways.asked(d.host)
-			if len(asked) == 0 {
-				r.missed = nil
-			} else if err := ask(conn, asked, round); err != nil {
-				return err
-			}
-			answered, err := answers(conn, asked, round)
-			if err != nil {
-				return err
-			}
-			if away := r.count(asked, answered, own); d.gateways.setAway(away) {
-				d.log.Warn("gateways that this node does not reach", "gateways", slices.Collect(maps.Keys(away)))
-				d.touch()
-			}
-		}
-	})
 }
 
 // ask sends an echo request to each gateway. A request that cannot be sent counts as

@@ -3,7 +3,6 @@ package berthd
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"sync/atomic"
 
@@ -50,13 +49,4 @@ func (c recordingConn) Read(b []byte) (int, error) {
 		c.last.Store(&err)
 	}
 	return n, err
-}
-
-// explain adds the reason of the last refused connection to the error of a request.
-func (s *Store) explain(err error) error {
-	last := s.refused.Load()
-	if err == nil || last == nil {
-		return err
-	}
-	return fmt.Errorf("%w: no connection to etcd: %w: are the certificates valid, and the clocks of both hosts right?", err, *last)
 }

@@ -51,7 +51,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	if config.ByRoutes() {
 		d.routed = vxlan.NewRouted(node, store.subnets)
 	}
-	if d.gateways, err = newGateways(kernel, host, config); err != nil {
+	if err := d.gateways.adopt(kernel, config.Hosts); err != nil {
 		return err
 	}
 	if config.ByCNI() {
@@ -60,7 +60,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		}
 		defer d.cni.Close()
 	}
-	everywhere := slices.Contains(config.RoutesOn, node) || d.isGateway()
+	everywhere := slices.Contains(config.RoutesOn, node) || d.gateways.here()
 	if everywhere {
 		if d.led, err = kernel.Led(config.Pods); err != nil {
 			return err
@@ -100,11 +100,11 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		group.Go(func() error { return d.metrics.serve(ctx, config.Metrics) })
 	}
 	if len(config.Gateways.On) > 0 {
-		group.Go(func() error { return d.followGateways(ctx) })
-		group.Go(func() error { return d.watchReach(ctx) })
+		group.Go(func() error { return d.gateways.follow(ctx) })
+		group.Go(func() error { return d.gateways.watchReach(ctx) })
 	}
-	if d.isGateway() {
-		group.Go(func() error { return d.beGateway(ctx) })
+	if d.gateways.here() {
+		group.Go(func() error { return d.gateways.announce(ctx, d.apply) })
 	}
 	if slices.Contains(config.LoginOn, node) {
 		group.Go(func() error { return d.keepLease(ctx) })

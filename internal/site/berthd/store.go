@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"path"
 	"strconv"
@@ -40,6 +41,9 @@ type Store struct {
 // etcdLimit bounds how long a request to etcd may take.
 const etcdLimit = 5 * time.Second
 
+// retry is the pause before another attempt.
+const retry = 500 * time.Millisecond
+
 // reconnect limits the pauses between attempts to reach etcd. By default gRPC's
 // pauses grow to two minutes, and a node would fail jobs for that long after etcd is
 // back.
@@ -73,6 +77,31 @@ func OpenStore(config siteconf.Config) (*Store, error) {
 		return nil, fmt.Errorf("connect to etcd: %w", err)
 	}
 	return s, nil
+}
+
+// persist calls do until it succeeds or the context ends, and logs its errors.
+func (s *Store) persist(ctx context.Context, log *slog.Logger, what string, do func(context.Context) error) error {
+	for {
+		err := do(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		log.Warn(what, "error", s.explain(err))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(retry):
+		}
+	}
+}
+
+// explain adds the reason of the last refused connection to the error of a request.
+func (s *Store) explain(err error) error {
+	last := s.refused.Load()
+	if err == nil || last == nil {
+		return err
+	}
+	return fmt.Errorf("%w: no connection to etcd: %w: are the certificates valid, and the clocks of both hosts right?", err, *last)
 }
 
 // Close ends all watches.

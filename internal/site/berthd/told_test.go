@@ -54,7 +54,6 @@ func newWired(t *testing.T) *wired {
 	s := newStore(t, "10.128.0.0/24")
 	s.config.CNI.List, s.config.DNS.Program = filepath.Join(w.dir, "site.conflist"), ""
 	w.Daemon = newDaemon(s.config, "n0", netip.Addr{}, s, asked(func(bool) error { return nil }), slog.New(slog.DiscardHandler))
-	w.gateways = &gateways{again: make(chan struct{}, 1)}
 	network, err := podcni.Open(t.Context(), s.config.CNI.List, []string{w.dir}, filepath.Join(w.dir, "state"), func() { w.touch() })
 	if err != nil {
 		t.Fatal(err)
@@ -378,7 +377,7 @@ func TestAllIsLookedAtWhenEtcdIsBack(t *testing.T) {
 // meanwhile.
 func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
 	w := newWired(t)
-	w.cni, w.host = nil, netip.MustParseAddr("127.0.0.1")
+	w.cni, w.gateways.host = nil, netip.MustParseAddr("127.0.0.1")
 	told := func() bool {
 		got, err := w.store.client.Get(t.Context(), gatewaysKey+w.node)
 		return err == nil && got.Count > 0
@@ -393,7 +392,7 @@ func TestAGatewayIsToldOfWhenItForwards(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var ended sync.WaitGroup
 	ended.Go(func() {
-		if err := w.beGateway(ctx); err != nil {
+		if err := w.gateways.announce(ctx, w.apply); err != nil {
 			t.Error(err)
 		}
 	})
