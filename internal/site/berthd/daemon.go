@@ -45,11 +45,8 @@ type Daemon struct {
 	// daemons holds the users of Policy.Daemons.
 	daemons []uint32
 
-	// sessions has a mutex for each user, by number. It keeps the end of a user's last session
-	// and the beginning of the next one apart.
-	sessions sync.Map
-	// logins counts the sessions that are starting.
-	logins logins
+	optOuts  *optOuts
+	sessions *sessions
 
 	// applying is held while the kernel is changed, so that an older state never replaces a
 	// newer one.
@@ -133,6 +130,8 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 	d.heard = sync.NewCond(&d.mu)
 	d.metrics = &metrics{pods: d.count, log: log}
 	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
+	d.optOuts = &optOuts{dir: filepath.Join(config.Run, "declined"), allowed: config.OptOut, log: log}
+	d.sessions = &sessions{dir: filepath.Join(config.Run, "sessions"), log: log}
 	d.gateways = &gateways{
 		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
 		again: make(chan struct{}, 1), living: map[string]netip.Addr{},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -41,21 +42,21 @@ func (s *Store) Hold(ctx context.Context, a siteconf.Allocation) error {
 }
 
 // keepLease keeps a lease while the daemon runs. When the lease is lost, keepLease gets
-// another one, and the keys that depend on it are written again.
-func (d *Daemon) keepLease(ctx context.Context) error {
-	return d.store.persist(ctx, d.log, "keep the lease of this host", func(ctx context.Context) error {
+// another one, and relist makes followers write again the keys that depend on it.
+func (s *Store) keepLease(ctx context.Context, log *slog.Logger, relist func()) error {
+	return s.persist(ctx, log, "keep the lease of this host", func(ctx context.Context) error {
 		limited, cancel := context.WithTimeoutCause(ctx, etcdLimit, errNoEtcd)
 		defer cancel()
-		lease, err := d.store.client.Grant(limited, int64(d.config.Lease.Seconds()))
+		lease, err := s.client.Grant(limited, int64(s.config.Lease.Seconds()))
 		if err != nil {
 			return fmt.Errorf("get a lease: %w", errors.Join(err, context.Cause(limited)))
 		}
-		refreshed, err := d.store.client.KeepAlive(ctx, lease.ID)
+		refreshed, err := s.client.KeepAlive(ctx, lease.ID)
 		if err != nil {
 			return fmt.Errorf("refresh the lease: %w", err)
 		}
-		d.store.lease.Store(int64(lease.ID))
-		d.relist()
+		s.lease.Store(int64(lease.ID))
+		relist()
 		for range refreshed {
 		}
 		return errors.New("the lease is lost")

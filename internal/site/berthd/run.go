@@ -107,8 +107,8 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 		group.Go(func() error { return d.gateways.announce(ctx, d.apply) })
 	}
 	if slices.Contains(config.LoginOn, node) {
-		group.Go(func() error { return d.keepLease(ctx) })
-		group.Go(func() error { return d.endSessions(ctx) })
+		group.Go(func() error { return store.keepLease(ctx, log, d.relist) })
+		group.Go(func() error { return d.sessions.removeEnded(ctx, d.removeSessions) })
 	}
 	defer d.background.Wait()
 	return group.Wait()

@@ -1,7 +1,6 @@
 package berthd
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,23 +19,8 @@ import (
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-const (
-	// questionTimeout bounds how long a client may take to send its question.
-	questionTimeout = 3 * time.Second
-	// maxClients bounds the open connections of all users other than root, so that root can
-	// always connect. maxOfOne bounds the connections of one user, so that others can connect.
-	maxClients = 128
-	maxOfOne   = 16
-	// maxLogins bounds the sessions of one user that are starting. Their clients, berth-session
-	// and sshd with pam_berth.so, run as root, but a user can start any number of them. Many may
-	// wait for the pod that the first one makes. There is no limit over all users, because one
-	// user could then block the others.
-	maxLogins = 64
-	// maxBegun bounds the connections of one user's berth-session processes, counted before
-	// their question is read. It is larger, so that a user with too many sessions gets an
-	// error that explains it.
-	maxBegun = 2 * maxLogins
-)
+// questionTimeout bounds how long a client may take to send its question.
+const questionTimeout = 3 * time.Second
 
 // listen makes the socket. All users may ask for the status and name their own jobs. Other
 // changes are only for root.
@@ -63,7 +47,7 @@ func (d *Daemon) serve(ctx context.Context, listener *net.UnixListener) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	limits := clientLimits{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}
-	begun := logins{most: maxBegun}
+	begun := startLimit{most: maxBegun}
 	var said complaint
 	for {
 		conn, err := listener.AcceptUnix()
@@ -127,78 +111,6 @@ func (c *complaint) isNews(err error, now time.Time) bool {
 	}
 	c.text, c.at = err.Error(), now
 	return true
-}
-
-// clientLimits counts the connections of users other than root.
-type clientLimits struct {
-	subordinates subordinates
-
-	mu  sync.Mutex
-	all int
-	of  map[uint32]int
-}
-
-// enter counts a connection and reports whether it may be served. The returned user must be
-// passed to leave afterwards: it is the owner of uid, if that is a subordinate number.
-func (s *clientLimits) enter(uid uint32) (uint32, bool) {
-	if uid == 0 {
-		return 0, true
-	}
-	uid = s.subordinates.account(uid)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.all >= maxClients || s.of[uid] >= maxOfOne {
-		return uid, false
-	}
-	if s.of == nil {
-		s.of = map[uint32]int{}
-	}
-	s.all++
-	s.of[uid]++
-	return uid, true
-}
-
-func (s *clientLimits) leave(uid uint32) {
-	if uid == 0 {
-		return
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.all--
-	if s.of[uid]--; s.of[uid] == 0 {
-		delete(s.of, uid)
-	}
-}
-
-// logins counts, by user, the sessions that are starting.
-type logins struct {
-	// most is the limit for each user; 0 stands for maxLogins.
-	most int
-
-	mu sync.Mutex
-	of map[uint32]int
-}
-
-// enter counts a session and reports whether it may start. If so, the caller calls leave.
-func (l *logins) enter(uid uint32) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.of[uid] >= cmp.Or(l.most, maxLogins) {
-		return false
-	}
-	if l.of == nil {
-		l.of = map[uint32]int{}
-	}
-	l.of[uid]++
-	return true
-}
-
-func (l *logins) leave(uid uint32) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.of[uid]--; l.of[uid] == 0 {
-		delete(l.of, uid)
-	}
 }
 
 // startedBy returns the user who has started a peer that is root by its
@@ -304,7 +216,7 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 		if err != nil {
 			return nil, err
 		}
-		switch declined, err := d.declined(request.Job, request.UID); {
+		switch declined, err := d.optOuts.covers(request.Job, request.UID); {
 		case err != nil:
 			return nil, err
 		case declined:
@@ -322,10 +234,10 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 		if err != nil {
 			return nil, err
 		}
-		if !d.logins.enter(uid) {
+		if !d.sessions.starting.enter(uid) {
 			return nil, fmt.Errorf("%d sessions of yours begin on %s at once: try again in some seconds", maxLogins, d.node)
 		}
-		defer d.logins.leave(uid)
+		defer d.sessions.starting.leave(uid)
 		return d.Login(ctx, uid, question.Fields["user"], peer.Pid, answer)
 	case siteconf.VerbDecline:
 		job, err := number(question, "job")
@@ -336,13 +248,13 @@ func (d *Daemon) do(ctx context.Context, peer *unix.Ucred, question siteconf.Mes
 		if err != nil {
 			return nil, err
 		}
-		return nil, d.Decline(job, uid)
+		return nil, d.optOuts.add(job, uid)
 	case siteconf.VerbRelease:
 		job, err := number(question, "job")
 		if err != nil {
 			return nil, err
 		}
-		if err := d.forgetDeclined(job); err != nil {
+		if err := d.optOuts.forget(job); err != nil {
 			return nil, err
 		}
 		return nil, d.Release(ctx, siteconf.Allocation{Job: job}.ID())

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -146,14 +147,13 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 
 // A user who starts sessions endlessly blocks only his own.
 func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
-	d := sessionsOf(t)
-	d.node = "n1"
+	d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler))
 	login := func(uid string) error {
 		_, err := d.do(t.Context(), &unix.Ucred{Pid: int32(os.Getpid())}, siteconf.Message{Verb: siteconf.VerbLogin, Fields: map[string]string{"uid": uid}}, map[string]string{})
 		return err
 	}
 	for range maxLogins {
-		if !d.logins.enter(1001) {
+		if !d.sessions.starting.enter(1001) {
 			t.Fatal("bob has fewer than one may have")
 		}
 	}
@@ -165,7 +165,7 @@ func TestAUserCannotKeepOthersSessionsOut(t *testing.T) {
 			t.Fatalf("one of alice's: %v", err)
 		}
 	}
-	d.logins.leave(1001)
+	d.sessions.starting.leave(1001)
 	if err := login("1001"); err == nil || !strings.Contains(err.Error(), "you have no job on n1") {
 		t.Errorf("one of bob's has begun: %v", err)
 	}

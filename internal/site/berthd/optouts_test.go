@@ -3,46 +3,40 @@ package berthd
 import (
 	"log/slog"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"berth.dev/berth/internal/site/siteconf"
 )
 
 func TestAJobDoesWithoutANetworkWhereThatIsAllowed(t *testing.T) {
 	for _, allowed := range []bool{true, false} {
-		d := &Daemon{config: siteconf.Config{Run: t.TempDir(), OptOut: allowed}, log: slog.New(slog.DiscardHandler)}
-		if err := os.Mkdir(filepath.Join(d.config.Run, "declined"), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if declined, err := d.declined(7, 1001); declined || err != nil {
+		o := &optOuts{dir: t.TempDir(), allowed: allowed, log: slog.New(slog.DiscardHandler)}
+		if declined, err := o.covers(7, 1001); declined || err != nil {
 			t.Errorf("before: %v, %v", declined, err)
 		}
-		if err := d.Decline(7, 1001); err != nil {
+		if err := o.add(7, 1001); err != nil {
 			t.Fatal(err)
 		}
-		declined, err := d.declined(7, 1001)
+		declined, err := o.covers(7, 1001)
 		if declined != allowed || (err == nil) != allowed || !allowed && !strings.Contains(err.Error(), "not allowed at this site") {
 			t.Errorf("allowed %v: %v, %v", allowed, declined, err)
 		}
 		// The number belongs to another user's job now, and the epilog was lost. Or
 		// an earlier berthd wrote the file without a user.
-		if declined, err := d.declined(7, 1002); declined || err != nil {
+		if declined, err := o.covers(7, 1002); declined || err != nil {
 			t.Errorf("for another user: %v, %v", declined, err)
 		}
-		if err := os.WriteFile(d.declinedFile(7), nil, 0o600); err != nil {
+		if err := os.WriteFile(o.file(7), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if declined, _ := d.declined(7, 1001); declined != allowed {
+		if declined, _ := o.covers(7, 1001); declined != allowed {
 			t.Errorf("allowed %v, said by an earlier daemon: %v", allowed, declined)
 		}
 		for range 2 {
-			if err := d.forgetDeclined(7); err != nil {
+			if err := o.forget(7); err != nil {
 				t.Error(err)
 			}
 		}
-		if declined, err := d.declined(7, 1001); declined || err != nil {
+		if declined, err := o.covers(7, 1001); declined || err != nil {
 			t.Errorf("afterwards: %v, %v", declined, err)
 		}
 	}
