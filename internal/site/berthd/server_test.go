@@ -121,7 +121,7 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 	} {
 		for _, hears := range []bool{true, false} {
 			var log bytes.Buffer
-			d := &Daemon{log: slog.New(slog.NewTextHandler(&log, nil))}
+			d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.NewTextHandler(&log, nil)))
 			asker, asked := socketPair(t)
 			if _, err := asker.Write(question.text); err != nil {
 				t.Fatal(err)
@@ -180,7 +180,7 @@ func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Daemon{log: slog.New(slog.DiscardHandler), node: "n1"}
+	d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler))
 	ctx, end := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() { served <- d.serve(ctx, listener) }()
