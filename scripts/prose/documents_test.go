@@ -13,6 +13,7 @@ var (
 	target    = regexp.MustCompile(`\]\(([^)\s]+)(?:\s+"[^"]*")?\)`)
 	heading   = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 	block     = regexp.MustCompile("(?ms)^\\s*```.*?^\\s*```$")
+	named     = regexp.MustCompile("`((?:internal|runtime|test|scripts|docs|bench|packaging|programs|spank)/[\\w./-]+)")
 	dropped   = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 	elsewhere = regexp.MustCompile(`^[a-z]+:`)
 )
@@ -22,7 +23,8 @@ var (
 var unwrapped = []string{"docs/conformance.md", "CHANGELOG.md"}
 
 // TestDocuments checks that the tracked documents have lines of at most 100 columns,
-// and that their links lead to files and headings that exist.
+// that their links lead to files and headings that exist, and that files and folders
+// that they name exist.
 func TestDocuments(t *testing.T) {
 	t.Chdir("../..")
 	names, err := git("ls-files", "--", "*.md")
@@ -37,6 +39,11 @@ func TestDocuments(t *testing.T) {
 			_, isProse := prose(name, row)
 			if isProse && !skipped.MatchString(name) && !slices.Contains(unwrapped, name) && (line{path: name, text: row}).tooLong() {
 				t.Errorf("%s: wrap the line at column %d: %.60s...", name, width, row)
+			}
+		}
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			if file := strings.TrimRight(m[1], "./"); !exists(file) {
+				t.Errorf("%s: `%s` does not exist", name, file)
 			}
 		}
 		for _, link := range target.FindAllStringSubmatch(text, -1) {
@@ -59,6 +66,14 @@ func TestDocuments(t *testing.T) {
 	if links < 500 {
 		t.Errorf("found only %d links", links)
 	}
+}
+
+// exists reports whether the repository or one of its modules has a file, or builds it.
+func exists(file string) bool {
+	return strings.Contains(file, "/out/") || slices.ContainsFunc([]string{"", "runtime", "bench"}, func(module string) bool {
+		_, err := os.Stat(path.Join(module, file))
+		return err == nil
+	})
 }
 
 // document returns the text of a document without its blocks of code.

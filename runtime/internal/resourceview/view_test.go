@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files again")
 
 // testView is of a container with 1.5 CPUs on CPUs 1 and 3 of a machine with
 // four.
