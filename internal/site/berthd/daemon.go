@@ -35,10 +35,13 @@ type Daemon struct {
 	// routed holds the subnets of nodes, or nil.
 	routed *vxlan.Routed
 	// cni connects pods instead of kernel, or is nil.
-	cni     *podcni.Network
-	names   *nameServer
-	audit   *audit
-	metrics *metrics
+	cni        *podcni.Network
+	nameServer *nameServer
+	// jobNames keeps the names of jobs here, and runs the names of their runs.
+	jobNames *jobNames
+	runs     *namedRuns
+	audit    *audit
+	metrics  *metrics
 	// gateways chooses how pods of this node reach the outside.
 	gateways *gateways
 	log      *slog.Logger
@@ -54,9 +57,6 @@ type Daemon struct {
 
 	// background counts the goroutines that Run waits for at the end.
 	background sync.WaitGroup
-
-	// serving is held while the names of runs here are read, or written to etcd.
-	serving sync.Mutex
 
 	// heard is signalled when CNI plugins have finished with a pod.
 	heard *sync.Cond
@@ -92,13 +92,6 @@ type localPod struct {
 	pending, again bool
 	// told is its address in etcd. Steps run only if that is the current address.
 	told netip.Addr
-	// named holds the names that its user has given it, on any node, and served the names of
-	// services of runs here, both as they are in etcd.
-	named, served given
-	// renamed counts the changes of names here.
-	renamed int
-	// waitsSince is the time of the oldest change to names of runs here that still waits.
-	waitsSince time.Time
 	// loaded: a previous daemon made it, and this one has not yet seen it connected.
 	loaded bool
 }
@@ -136,7 +129,9 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
 		again: make(chan struct{}, 1), living: map[string]netip.Addr{},
 	}
-	d.names = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
+	d.jobNames = &jobNames{node: node, store: store, jobs: map[string]*namedJob{}, changed: map[string]time.Time{}}
+	d.runs = &namedRuns{dir: filepath.Join(config.Run, servedDir), node: node, names: d.jobNames, log: log}
+	d.nameServer = &nameServer{config: config.DNS, dir: filepath.Join(config.Run, "names"), address: d.resolverAddress(), log: log, again: d.touch}
 	return d
 }
 
@@ -195,9 +190,20 @@ func (d *Daemon) load() error {
 			os.Remove(path)
 			continue
 		}
-		d.local[a.ID()] = &localPod{Allocation: a, loaded: true}
+		d.put(&localPod{Allocation: a, loaded: true})
 	}
 	return d.removeStrays()
+}
+
+// put and remove change the pods here. The caller holds the mutex.
+func (d *Daemon) put(local *localPod) {
+	d.local[local.ID()] = local
+	d.jobNames.add(local.Allocation)
+}
+
+func (d *Daemon) remove(id string) {
+	delete(d.local, id)
+	d.jobNames.remove(id)
 }
 
 // removeStrays removes namespaces without a pod, which remain if the daemon is killed between
@@ -353,7 +359,7 @@ func (d *Daemon) add(ctx context.Context, a siteconf.Allocation) (bool, error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.local[a.ID()] = &localPod{Allocation: a}
+	d.put(&localPod{Allocation: a})
 	return true, nil
 }
 
@@ -364,7 +370,7 @@ func (d *Daemon) dislodge(ctx context.Context, former *localPod) error {
 	err := d.unmake(id)
 	if err == nil {
 		d.mu.Lock()
-		delete(d.local, id)
+		d.remove(id)
 		d.endUnused(former.Owner())
 		d.mu.Unlock()
 		d.leave(ctx, former.Allocation)
@@ -443,7 +449,7 @@ func (d *Daemon) drop(ctx context.Context, id string) (*siteconf.Allocation, err
 		d.mu.Unlock()
 		return nil, nil
 	}
-	delete(d.local, id)
+	d.remove(id)
 	d.endUnused(local.Owner())
 	d.mu.Unlock()
 	// End its processes first, so that the peers of their connections learn of the end.
@@ -465,7 +471,7 @@ func (d *Daemon) apply(ctx context.Context, check bool) error {
 		ids, err = d.connect(ctx, check)
 	}
 	if err == nil {
-		err = d.names.apply(d.table())
+		err = d.nameServer.apply(d.table())
 	}
 	if err != nil {
 		d.metrics.fail()

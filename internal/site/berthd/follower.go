@@ -29,10 +29,7 @@ type follower struct {
 	// at holds the addresses that CNI plugins have given.
 	at map[place]netip.Addr
 	// names holds the names from users, and the names of services of runs.
-	names map[named]given
-	// renamedAt is the time of the last change here to names that are subject to namesPause.
-	// The daemon's mutex guards it.
-	renamedAt time.Time
+	names map[nameOwner]givenNames
 	// changed is closed and replaced at every change.
 	changed chan struct{}
 	// problem is the last error of etcd, or nil.
@@ -88,7 +85,7 @@ func (d *Daemon) followAll(ctx context.Context) {
 }
 
 func newFollower(prefix string, cancel context.CancelFunc) *follower {
-	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[named]given{}, changed: make(chan struct{})}
+	return &follower{prefix: prefix, cancel: cancel, again: make(chan struct{}, 1), jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[nameOwner]givenNames{}, changed: make(chan struct{})}
 }
 
 // run follows until its context ends, and tries again after every error of etcd. keep returns
@@ -145,7 +142,7 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 		latest[id] = a.After
 	}
 	untold := d.untold(mine, known)
-	if err := d.rename(ctx, mine, known); err != nil {
+	if err := d.jobNames.restore(ctx, mine, known); err != nil {
 		return err
 	}
 	if f.set(known) {
@@ -169,9 +166,9 @@ func (d *Daemon) followOnce(ctx context.Context, f *follower, keep func() []site
 	}()
 	return d.store.Watch(watched, f.prefix, known.revision, func(c change) {
 		switch {
-		case c.named != nil:
-			f.putNames(*c.named, c.given)
-			d.keepNames(*c.named, c.given)
+		case c.owner != nil:
+			f.putNames(*c.owner, c.names)
+			d.jobNames.remember(*c.owner, c.names)
 		case c.at != nil:
 			f.putAddress(*c.at, c.address)
 		case c.allocation != nil:
@@ -266,7 +263,7 @@ func (f *follower) putAddress(where place, address netip.Addr) {
 		}
 	})
 }
-func (f *follower) putNames(which named, now given) {
+func (f *follower) putNames(which nameOwner, now givenNames) {
 	f.change(func() {
 		if f.names[which] = now; len(now.names) == 0 {
 			delete(f.names, which)
@@ -293,7 +290,7 @@ func (f *follower) listed() bool {
 }
 
 // allNames returns the names of all allocations.
-func (f *follower) allNames() map[named]given {
+func (f *follower) allNames() map[nameOwner]givenNames {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return maps.Clone(f.names)

@@ -1,213 +1,106 @@
 package berthd
 
 import (
-	"bufio"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"log/slog"
-	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
-	"sync"
-	"syscall"
-	"text/template"
-	"time"
 
-	"golang.org/x/sys/unix"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"berth.dev/berth/internal/site/nametable"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
-// nameServer runs CoreDNS while there are pods here. CoreDNS ends when its life file is
-// removed, so a new berthd need not find the process that the previous one started.
-//
-// CoreDNS notices the removal a moment later. Until then it receives part of the queries
-// beside its successor. So all of them read the same table at each query. With separate
-// tables, a job that begins as another ends would sometimes not find its own names.
-type nameServer struct {
-	config siteconf.DNS
-	// dir holds the table and the life files, and nothing else.
-	dir string
-	// address is the address of its port 53.
-	address netip.Addr
-	log     *slog.Logger
-	// again requests another apply.
-	again func()
-
-	mu sync.Mutex
-	// life is the life file of the CoreDNS started here, or empty.
-	life string
-	// last is the text of the current table.
-	last string
+// nameOwner identifies the owner of additional names: an allocation and a node. With a node they
+// are names of services of runs on that node. Without, the user gave them to the whole job.
+type nameOwner struct {
+	id    string
+	after int64
+	node  string
 }
 
-// nobody is the user of CoreDNS, which needs only its port and one file.
-const nobody = 65534
-
-// nameServerStart bounds the time until CoreDNS listens.
-const nameServerStart = 5 * time.Second
-
-var corefile = template.Must(template.New("Corefile").Parse(`.:53 {
-	bind {{.Address}}
-	errors
-	names {{.Table}} {{.Life}}
-{{- if .Forward}}
-	cache 30
-	forward . {{.Forward}}
-{{- end}}
-}
-`))
-
-// addNames adds the pods of an allocation, and the names that they have.
-func addNames(t *nametable.Table, a siteconf.Allocation, all map[named]given) {
-	names := all[named{id: a.ID(), after: a.After}].names
-	for i, pod := range a.Pods {
-		if !pod.Address.IsValid() {
-			continue
-		}
-		t.Pods = append(t.Pods, nametable.Pod{
-			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
-			Names: names, Served: all[named{a.ID(), a.After, pod.Node}].names,
-		})
-		names = nil
-	}
+// givenNames holds names as they are in etcd.
+type givenNames struct {
+	// names is nil if etcd has none, and empty if the user has removed them.
+	names []string
+	// revision is the revision of etcd at their last change.
+	revision int64
 }
 
-// apply passes the names to CoreDNS, and starts it if necessary. A nil table ends CoreDNS.
-func (n *nameServer) apply(table *nametable.Table) error {
-	if n.config.Program == "" {
-		return nil
+// namesPart is between the owner and the rest in the keys of names.
+const namesPart = "named"
+
+// namesEnd is the last part of these keys. A berthd without support for names takes the last
+// part of a deleted key for the ID of a finished job. No job has this ID.
+const namesEnd = "names"
+
+func namesPrefix(a siteconf.Allocation) string {
+	return networkPrefix(a.Owner()) + namesPart + "/" + a.ID() + "/"
+}
+
+// namesKey returns the key of the names of runs on a node, where each node has its own key.
+// Without a node it returns the key of the names that the user gave the allocation.
+func namesKey(a siteconf.Allocation, node string) string {
+	if node != "" {
+		node += "/"
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if table == nil {
-		n.life = ""
-		return n.clean()
+	return fmt.Sprintf("%s%d/%s%s", namesPrefix(a), a.After, node, namesEnd)
+}
+
+// parseNamesKey parses a key of names.
+func parseNamesKey(key string) (nameOwner, bool) {
+	if id, after, end, found := besideOf(key, namesPart); found {
+		return nameOwner{id: id, after: after}, end == namesEnd
 	}
-	text, err := json.Marshal(table)
+	key, whole := strings.CutSuffix(key, "/"+namesEnd)
+	id, after, node, found := besideOf(key, namesPart)
+	return nameOwner{id, after, node}, whole && found && node != ""
+}
+
+// namesValue is the value of a key of names.
+type namesValue struct {
+	// Login is for a berthd without support for names. It takes every key below networks/ for
+	// an allocation, and ignores this one as sessions on another host, without pods.
+	Login string   `json:"login"`
+	Names []string `json:"names"`
+}
+
+func decodeNames(kv *mvccpb.KeyValue) (givenNames, error) {
+	var v namesValue
+	if err := json.Unmarshal(kv.Value, &v); err != nil {
+		return givenNames{}, fmt.Errorf("read names in etcd: %w", err)
+	}
+	return givenNames{append([]string{}, v.Names...), kv.ModRevision}, nil
+}
+
+// SetNames replaces names of an allocation: the names of runs on a node, or without a node the
+// names that the user gives it. They live as long as the allocation.
+func (s *Store) SetNames(ctx context.Context, a siteconf.Allocation, node string, names []string) (givenNames, error) {
+	now, done, err := s.putNames(ctx, a, node, names)
+	if err == nil && !done {
+		err = errReleased(a)
+	}
+	return now, err
+}
+
+// putNames writes names if the allocation exists and the other conditions hold. It also writes
+// an empty list, which tells removed names from names that etcd has lost.
+func (s *Store) putNames(ctx context.Context, a siteconf.Allocation, node string, names []string, and ...clientv3.Cmp) (givenNames, bool, error) {
+	now := givenNames{names: append([]string{}, names...)}
+	value, err := json.Marshal(namesValue{Login: namesEnd, Names: now.names})
 	if err != nil {
-		return fmt.Errorf("write names of pods: %w", err)
+		return givenNames{}, false, err
 	}
-	if n.life == "" {
-		return n.start(text)
-	}
-	if string(text) == n.last {
-		return nil
-	}
-	return n.write(text)
-}
-
-func (n *nameServer) table() string { return filepath.Join(n.dir, "table") }
-
-// write replaces the table of all name servers on this node.
-func (n *nameServer) write(text []byte) error {
-	temporary := filepath.Join(filepath.Dir(n.dir), "new-names")
-	err := os.WriteFile(temporary, text, 0o640)
-	if err == nil {
-		err = os.Chown(temporary, 0, nobody)
-	}
-	if err == nil {
-		// Rename, so that a full disk never leaves half a table.
-		err = os.Rename(temporary, n.table())
-	}
+	there := append(and, clientv3.Compare(clientv3.Version(podsKey(a)), ">", 0))
+	done, err := s.client.Txn(ctx).If(there...).Then(clientv3.OpPut(namesKey(a, node), string(value))).Commit()
 	if err != nil {
-		return fmt.Errorf("write names of pods: %w", err)
+		return givenNames{}, false, fmt.Errorf("name %s: %w", a.ID(), err)
 	}
-	n.last = string(text)
-	return nil
+	now.revision = done.Header.Revision
+	return now, done.Succeeded, nil
 }
 
-func (n *nameServer) start(text []byte) error {
-	fail := func(err error) error { return fmt.Errorf("start the name server %s: %w", n.config.Program, err) }
-	if err := errors.Join(os.MkdirAll(n.dir, 0o750), os.Chown(n.dir, 0, nobody)); err != nil {
-		return fail(err)
-	}
-	if err := n.write(text); err != nil {
-		return fail(err)
-	}
-	life, err := os.CreateTemp(n.dir, "names-")
-	if err != nil {
-		return fail(err)
-	}
-	life.Close()
-	if err := n.launch(life.Name()); err != nil {
-		return fail(errors.Join(err, os.Remove(life.Name())))
-	}
-	n.life = life.Name()
-	// End the CoreDNS of the previous berthd, which answered until now.
-	return n.clean()
-}
-
-// launch returns when CoreDNS listens.
-func (n *nameServer) launch(life string) error {
-	var text strings.Builder
-	if err := corefile.Execute(&text, map[string]string{"Address": n.address.String(), "Table": n.table(), "Life": life, "Forward": strings.Join(n.config.Forward, " ")}); err != nil {
-		return err
-	}
-	ready, ours, err := os.Pipe()
-	if err != nil {
-		return err
-	}
-	defer ready.Close()
-	command := exec.Command(n.config.Program, "-conf", "stdin", "-quiet")
-	command.Stdin = strings.NewReader(text.String())
-	command.Stdout, command.Stderr = os.Stderr, os.Stderr
-	command.ExtraFiles = []*os.File{ours}
-	command.Dir = "/"
-	command.SysProcAttr = &syscall.SysProcAttr{
-		Setsid: true, Credential: &syscall.Credential{Uid: nobody, Gid: nobody},
-		AmbientCaps: []uintptr{unix.CAP_NET_BIND_SERVICE},
-	}
-	if err := errors.Join(command.Start(), ours.Close()); err != nil {
-		return fmt.Errorf("%w: correct 'dns.program' in the configuration", err)
-	}
-	ended := make(chan error, 1)
-	go func() {
-		err := command.Wait()
-		ended <- err
-		n.ended(life, err)
-	}()
-	if err := ready.SetReadDeadline(time.Now().Add(nameServerStart)); err != nil {
-		return errors.Join(err, command.Process.Kill())
-	}
-	if _, err := bufio.NewReader(ready).ReadString('\n'); err != nil {
-		return errors.Join(err, command.Process.Kill(), <-ended, errors.New("its own words are in berthd's log"))
-	}
-	return nil
-}
-
-// ended starts CoreDNS again, unless its end was intended.
-func (n *nameServer) ended(life string, err error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.life != life {
-		return
-	}
-	n.log.Error("the name server has ended", "error", err)
-	n.life = ""
-	time.AfterFunc(retry, n.again)
-}
-
-// clean ends all name servers except the current one.
-func (n *nameServer) clean() error {
-	files, err := filepath.Glob(filepath.Join(n.dir, "names-*"))
-	if err != nil {
-		return err
-	}
-	if n.life == "" {
-		files = append(files, n.table())
-	}
-	for _, file := range files {
-		if file == n.life {
-			continue
-		}
-		if err := os.Remove(file); err != nil && !os.IsNotExist(err) {
-			return fmt.Errorf("end a name server: %w", err)
-		}
-	}
-	return nil
+func errReleased(a siteconf.Allocation) error {
+	return fmt.Errorf("name %s: it was released meanwhile", a.ID())
 }

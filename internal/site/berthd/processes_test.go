@@ -2,6 +2,7 @@ package berthd
 
 import (
 	"log/slog"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -85,10 +86,8 @@ func TestAPodIsNotAnotherUsers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := &Daemon{
-		config: siteconf.Config{Run: dir, Pod: program}, log: slog.New(slog.DiscardHandler), firsts: map[string]*os.Process{}, local: map[string]*localPod{}, audit: &audit{},
-		node: "n0", store: newStore(t, "10.128.0.0/24"),
-	}
+	config := siteconf.Config{Run: dir, Pod: program}
+	d := newDaemon(config, "n0", netip.Addr{}, newStore(t, "10.128.0.0/24"), nil, slog.New(slog.DiscardHandler))
 	defer func() {
 		if err := d.unmake("7"); err != nil {
 			t.Error(err)

@@ -57,6 +57,21 @@ func searchOf(text string) []string {
 	return found
 }
 
+// addNames adds the pods of an allocation, and the names that they have.
+func addNames(t *nametable.Table, a siteconf.Allocation, all map[nameOwner]givenNames) {
+	names := all[nameOwner{id: a.ID(), after: a.After}].names
+	for i, pod := range a.Pods {
+		if !pod.Address.IsValid() {
+			continue
+		}
+		t.Pods = append(t.Pods, nametable.Pod{
+			Address: pod.Address, Network: a.VNI, UID: a.UID, User: a.UserLabel(), Name: a.JobLabel(), Number: a.Job, Index: i, After: a.After,
+			Names: names, Served: all[nameOwner{a.ID(), a.After, pod.Node}].names,
+		})
+		names = nil
+	}
+}
+
 // table returns the names in all networks with a pod here, or nil if there is no pod.
 func (d *Daemon) table() *nametable.Table {
 	d.mu.Lock()
@@ -71,7 +86,7 @@ func (d *Daemon) table() *nametable.Table {
 	t := &nametable.Table{Cluster: d.config.Cluster, Range: d.config.Pods.Masked(), IPv6: d.config.IPv6.Pods.Masked()}
 	for _, owner := range slices.Sorted(maps.Keys(owners)) {
 		known := d.known(owner)
-		var names map[named]given
+		var names map[nameOwner]givenNames
 		if user := d.users[owner]; user != nil {
 			names = user.allNames()
 		}

@@ -95,7 +95,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	group.Go(func() error { return d.reconcile(ctx) })
 	group.Go(func() error { return d.register(ctx) })
 	group.Go(func() error { return d.collect(ctx) })
-	group.Go(func() error { return d.endServed(ctx) })
+	group.Go(func() error { return d.runs.follow(ctx) })
 	if config.Metrics != "" {
 		group.Go(func() error { return d.metrics.serve(ctx, config.Metrics) })
 	}

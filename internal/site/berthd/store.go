@@ -290,7 +290,7 @@ func (s *Store) Allocate(ctx context.Context, request Request) (siteconf.Allocat
 			return fail(err)
 		}
 		done, err := s.write(ctx, known, put, clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix()),
-			clientv3.OpDelete(namedPrefix(a), clientv3.WithPrefix()), clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
+			clientv3.OpDelete(namesPrefix(a), clientv3.WithPrefix()), clientv3.OpPut(userKey(a.Owner()), strconv.FormatUint(uint64(a.VNI), 10)))
 		if err != nil {
 			return fail(err)
 		}
@@ -596,7 +596,7 @@ func leftBut(a siteconf.Allocation, node string) []clientv3.Cmp {
 
 func free(a siteconf.Allocation) []clientv3.Op {
 	return []clientv3.Op{clientv3.OpDelete(podsKey(a)), clientv3.OpDelete(leftPrefix(a), clientv3.WithPrefix()), clientv3.OpDelete(atPrefix(a), clientv3.WithPrefix()),
-		clientv3.OpDelete(namedPrefix(a), clientv3.WithPrefix())}
+		clientv3.OpDelete(namesPrefix(a), clientv3.WithPrefix())}
 }
 
 // Free removes everything that etcd knows about an allocation.
@@ -613,7 +613,7 @@ type listing struct {
 	at   map[place]netip.Addr
 	// names holds the names that users have given, and the names under which runs
 	// serve.
-	names map[named]given
+	names map[nameOwner]givenNames
 	// revision is etcd's revision when the listing was read.
 	revision int64
 }
@@ -634,7 +634,7 @@ func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 	if err != nil {
 		return listing{}, fmt.Errorf("ask etcd for pods (%s): %w", prefix, errors.Join(err, context.Cause(ctx)))
 	}
-	known := listing{jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[named]given{}, revision: got.Header.Revision}
+	known := listing{jobs: map[string]siteconf.Allocation{}, at: map[place]netip.Addr{}, names: map[nameOwner]givenNames{}, revision: got.Header.Revision}
 	for _, kv := range got.Kvs {
 		if where, found := placeOf(string(kv.Key)); found {
 			if known.at[where], err = netip.ParseAddr(string(kv.Value)); err != nil {
@@ -642,7 +642,7 @@ func (s *Store) list(ctx context.Context, prefix string) (listing, error) {
 			}
 			continue
 		}
-		if which, found := namedOf(string(kv.Key)); found {
+		if which, found := parseNamesKey(string(kv.Key)); found {
 			if known.names[which], err = decodeNames(kv); err != nil {
 				return listing{}, err
 			}
@@ -669,9 +669,9 @@ type change struct {
 	// invalid.
 	at      *place
 	address netip.Addr
-	// named is set if the change is of names.
-	named *named
-	given given
+	// owner is set if the change is of names.
+	owner *nameOwner
+	names givenNames
 }
 
 // Watch reports changes of allocations below a prefix since a revision. It returns
@@ -686,13 +686,13 @@ func (s *Store) Watch(ctx context.Context, prefix string, since int64, report fu
 		for _, event := range events.Events {
 			c := change{id: path.Base(string(event.Kv.Key))}
 			where, found := placeOf(string(event.Kv.Key))
-			which, names := namedOf(string(event.Kv.Key))
+			which, isNames := parseNamesKey(string(event.Kv.Key))
 			switch {
-			case names:
-				c.named, c.given.revision = &which, event.Kv.ModRevision
+			case isNames:
+				c.owner, c.names.revision = &which, event.Kv.ModRevision
 				if event.Type == clientv3.EventTypePut {
 					var err error
-					if c.given, err = decodeNames(event.Kv); err != nil {
+					if c.names, err = decodeNames(event.Kv); err != nil {
 						return err
 					}
 				}

@@ -164,7 +164,7 @@ func (w *wired) known(a siteconf.Allocation) string {
 func TestEtcdKnowsAddressesOfPodsThatAreMadeAgain(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
-	w.local["1"] = &localPod{Allocation: a}
+	w.put(&localPod{Allocation: a})
 	w.write("address", "10.128.0.7", 0o644)
 	w.plug(false)
 	request := Request{Job: 1, UID: 1000}
@@ -204,7 +204,7 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 	if err := w.store.Publish(t.Context(), with(theirs, "n1", address), "n1"); err != nil {
 		t.Fatal(err)
 	}
-	w.local["2"] = &localPod{Allocation: mine}
+	w.put(&localPod{Allocation: mine})
 	w.write("address", address.String(), 0o644)
 	w.plug(false)
 	if err := w.publish(t.Context(), "2"); err == nil || !strings.Contains(err.Error(), "1 on n1 has it") {
@@ -232,10 +232,10 @@ func TestAPodOfWhichEtcdIsNotToldIsAlone(t *testing.T) {
 func TestAPodOfTheDaemonBeforeIsTold(t *testing.T) {
 	w := newWired(t)
 	a := w.allocate(1, 1000)
-	w.local["1"] = &localPod{Allocation: a}
+	w.put(&localPod{Allocation: a})
 	w.write("address", "10.128.0.7", 0o644)
 	w.plug(false)
-	w.local["1"] = &localPod{Allocation: a, loaded: true}
+	w.put(&localPod{Allocation: a, loaded: true})
 	w.plug(true)
 	if _, attached := w.attached(Request{Job: 1, UID: 1000}); !attached {
 		t.Error("a step would wait for etcd")
@@ -301,7 +301,7 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 	for _, fails := range []bool{false, true} {
 		w := newWired(t)
 		a := w.allocate(1, 1000)
-		w.local["1"] = &localPod{Allocation: a}
+		w.put(&localPod{Allocation: a})
 		w.following("1000")
 		w.write("address", "10.128.0.7", 0o644)
 		w.write("HANG-ADD", "", 0o644)
@@ -316,8 +316,8 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 		w.await("plugins are asked", w.anyPending)
 		// The step has called the plugins; other goroutines are blocked at the names.
 		w.applying.Lock()
-		w.names.mu.Lock()
-		w.names.config.Program, w.names.dir, w.names.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
+		w.nameServer.mu.Lock()
+		w.nameServer.config.Program, w.nameServer.dir, w.nameServer.life = "/names", filepath.Join(w.dir, "nowhere", "names"), "names"
 		w.applying.Unlock()
 		w.remove("HANG-ADD")
 		w.await("plugins have ended", func() bool { return !w.anyPending() })
@@ -332,9 +332,9 @@ func TestAStepWaitsForTheNamesOfItsPod(t *testing.T) {
 				t.Fatal(problem)
 			}
 			// Act as if they were written already.
-			w.names.last = string(text)
+			w.nameServer.last = string(text)
 		}
-		w.names.mu.Unlock()
+		w.nameServer.mu.Unlock()
 		<-attached
 		switch {
 		case fails && (err == nil || !strings.Contains(err.Error(), "write names of pods")):

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,12 +20,12 @@ import (
 func newServing(t *testing.T) (*wired, siteconf.Allocation) {
 	t.Helper()
 	w := newWired(t)
-	w.config.Run, w.config.DNS.Program = w.dir, "dns"
-	if err := os.Mkdir(w.servedFile(""), 0o700); err != nil {
+	w.config.DNS.Program, w.runs.dir = "dns", filepath.Join(w.dir, servedDir)
+	if err := os.Mkdir(w.runs.file(""), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	a := w.allocate(1, 1000)
-	w.local["1"] = &localPod{Allocation: a, ready: true}
+	w.put(&localPod{Allocation: a, ready: true})
 	return w, a
 }
 
@@ -61,7 +62,7 @@ func (w *wired) endRun(held *os.File) {
 
 func (w *wired) look() {
 	w.t.Helper()
-	if err := w.lookAtServed(w.t.Context()); err != nil {
+	if err := w.runs.update(w.t.Context()); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -69,9 +70,9 @@ func (w *wired) look() {
 // heldFiles counts the files that runs hold.
 func (w *wired) heldFiles() int {
 	w.t.Helper()
-	w.serving.Lock()
-	defer w.serving.Unlock()
-	all, problem, err := w.heldByRuns()
+	w.runs.mu.Lock()
+	defer w.runs.mu.Unlock()
+	all, problem, err := w.runs.held()
 	if err != nil || problem != nil {
 		w.t.Fatal(err, problem)
 	}
@@ -84,24 +85,24 @@ func (w *wired) heldFiles() int {
 
 func (w *wired) servedFiles() int {
 	w.t.Helper()
-	entries, err := os.ReadDir(w.servedFile(""))
+	entries, err := os.ReadDir(w.runs.file(""))
 	if err != nil {
 		w.t.Fatal(err)
 	}
 	return len(entries)
 }
 
-// renamedAt sets the time of the last change of names that is subject to the pause.
-func (w *wired) renamedAt(f *follower, when time.Time) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	f.renamedAt = when
+// changedAt sets the time of the last change of names that is subject to the pause.
+func (w *wired) changedAt(owner string, when time.Time) {
+	w.jobNames.mu.Lock()
+	defer w.jobNames.mu.Unlock()
+	w.jobNames.changed[owner] = when
 }
 
 // Names of a run exist beside all others, and are removed when it ends.
 func TestNamesOfRunsGoWithThem(t *testing.T) {
 	w, a := newServing(t)
-	w.local["2"] = &localPod{Allocation: w.allocate(2, 1001), ready: true}
+	w.put(&localPod{Allocation: w.allocate(2, 1001), ready: true})
 	f := w.following("1000")
 	has := func(names ...string) {
 		t.Helper()
@@ -137,20 +138,20 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 		t.Errorf("%d files are held", files)
 	}
 	// They have changed four times, so the next change has to wait.
-	w.renamedAt(f, time.Now())
+	w.changedAt("1000", time.Now())
 	third, answer := w.beginRun("late")
 	if answer["wait"] == "" {
 		t.Errorf("the run is told %v, not how long it has to wait", answer)
 	}
 	w.look()
 	has("db", "n1/theirs")
-	w.renamedAt(f, time.Now().Add(-namesPause))
+	w.changedAt("1000", time.Now().Add(-namesPause))
 	w.look()
 	has("db", "n0/late", "n1/theirs")
 	// The removal of names has to wait too.
 	w.endRun(third)
 	has("db", "n0/late", "n1/theirs")
-	w.renamedAt(f, time.Now().Add(-namesPause))
+	w.changedAt("1000", time.Now().Add(-namesPause))
 	w.look()
 	has("db", "n1/theirs")
 }
@@ -166,27 +167,27 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	}
 	serves := func(names ...string) func() bool {
 		return func() bool {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			return slices.Equal(w.local["1"].served.names, names)
+			w.jobNames.mu.Lock()
+			defer w.jobNames.mu.Unlock()
+			return slices.Equal(w.jobNames.jobs["1"].runs.names, names)
 		}
 	}
 	run, _ := w.beginRun("web")
 	has("n0/web")
 	w.await("the daemon knows what etcd has", serves("web"))
 	w.mu.Lock()
-	w.local["1"] = &localPod{Allocation: a, loaded: true}
+	w.put(&localPod{Allocation: a, loaded: true})
 	w.mu.Unlock()
 	w.relist()
 	w.await("the next one learns it", serves("web"))
 	w.look()
 	has("n0/web")
-	w.mu.Lock()
-	if renamed := w.local["1"].renamed; renamed != 0 {
-		t.Errorf("the next one has changed the names %d times", renamed)
+	w.jobNames.mu.Lock()
+	if changes := w.jobNames.jobs["1"].changes; changes != 0 {
+		t.Errorf("the next one has changed the names %d times", changes)
 	}
-	w.mu.Unlock()
-	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "n0")); err != nil {
+	w.jobNames.mu.Unlock()
+	if _, err := w.store.client.Delete(t.Context(), namesKey(a, "n0")); err != nil {
 		t.Fatal(err)
 	}
 	has()
@@ -195,13 +196,13 @@ func TestNamesOfRunsOutliveDaemonsAndEtcd(t *testing.T) {
 	has("n0/web")
 	// If etcd lost everything while it was cut off, the daemon received no event.
 	w.await("the daemon knows that etcd has them again", serves("web"))
-	if _, err := w.store.client.Delete(t.Context(), namedKey(a, "n0")); err != nil {
+	if _, err := w.store.client.Delete(t.Context(), namesKey(a, "n0")); err != nil {
 		t.Fatal(err)
 	}
 	w.await("the daemon has heard of that, too", serves())
-	w.mu.Lock()
-	w.local["1"].served = given{names: []string{"web"}, revision: 1}
-	w.mu.Unlock()
+	w.jobNames.mu.Lock()
+	w.jobNames.jobs["1"].runs = givenNames{names: []string{"web"}, revision: 1}
+	w.jobNames.mu.Unlock()
 	w.relist()
 	has("n0/web")
 	w.endRun(run)
@@ -268,7 +269,7 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 	}
 	w.endRun(next)
 	w.mu.Lock()
-	delete(w.local, "1")
+	w.Daemon.remove("1")
 	w.mu.Unlock()
 	w.look()
 	if n := w.servedFiles(); n != 0 {
@@ -280,11 +281,11 @@ func TestRunsThatKeepTheirFilesFillNothing(t *testing.T) {
 // stay.
 func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 	w, a := newServing(t)
-	w.local["2"] = &localPod{Allocation: w.allocate(2, 1000), ready: true}
+	w.put(&localPod{Allocation: w.allocate(2, 1000), ready: true})
 	f := w.following("1000")
 	w.beginRun("web")
 	// Use a link to itself, because root can read everything else.
-	broken := w.servedFile(fmt.Sprintf("1-%d-3", a.After))
+	broken := w.runs.file(fmt.Sprintf("1-%d-3", a.After))
 	if err := os.Symlink(broken, broken); err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +295,7 @@ func TestAFileOfARunThatCannotBeRead(t *testing.T) {
 		t.Fatalf("another job has no names: %v", err)
 	}
 	defer siteconf.CloseAll(held)
-	if err := w.lookAtServed(t.Context()); err == nil || !strings.Contains(err.Error(), broken) {
+	if err := w.runs.update(t.Context()); err == nil || !strings.Contains(err.Error(), broken) {
 		t.Errorf("the log is told %v", err)
 	}
 	w.await("others know both", func() bool {
@@ -308,9 +309,10 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 	w, _ := newServing(t)
 	f := w.following("1000")
 	for job := uint32(2); job <= 4; job++ {
-		w.local[fmt.Sprint(job)] = &localPod{Allocation: w.allocate(job, 1000), ready: true, renamed: freeNames}
+		w.put(&localPod{Allocation: w.allocate(job, 1000), ready: true})
+		w.jobNames.jobs[fmt.Sprint(job)].changes = freeNames
 	}
-	w.renamedAt(f, time.Now())
+	w.changedAt("1000", time.Now())
 	var wait []int
 	for _, job := range []uint32{3, 2, 4} {
 		answer := map[string]string{}
@@ -330,7 +332,7 @@ func TestNamesOfRunsWaitInLine(t *testing.T) {
 	}
 	for i, job := range []string{"3", "2", "4"} {
 		w.look()
-		w.renamedAt(f, time.Now().Add(-namesPause))
+		w.changedAt("1000", time.Now().Add(-namesPause))
 		w.look()
 		a := w.local[job].Allocation
 		w.await(fmt.Sprintf("job %s is number %d in line", job, i), func() bool { return slices.Equal(namesOf(f, a), []string{"n0/web"}) })
@@ -348,7 +350,7 @@ func TestUselessFilesOfRunsGo(t *testing.T) {
 	if files := w.servedFiles(); files != 1 {
 		t.Errorf("%d files of one run", files)
 	}
-	damaged, err := w.beginServing(a, []string{"No Name"})
+	damaged, err := w.runs.begin(a, []string{"No Name"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -358,7 +360,7 @@ func TestUselessFilesOfRunsGo(t *testing.T) {
 		t.Errorf("%d files of one run beside a damaged one", files)
 	}
 	w.mu.Lock()
-	delete(w.local, "1")
+	w.Daemon.remove("1")
 	w.mu.Unlock()
 	w.look()
 	if files := w.servedFiles(); files != 0 {
@@ -376,7 +378,7 @@ func TestRunsWithoutNames(t *testing.T) {
 	if files := w.heldFiles(); files != 0 {
 		t.Errorf("%d files of a run that etcd knows nothing of", files)
 	}
-	if err := os.RemoveAll(w.servedFile("")); err != nil {
+	if err := os.RemoveAll(w.runs.file("")); err != nil {
 		t.Fatal(err)
 	}
 	w.refuseRun(1000, 1, "web", "list runs with names")
@@ -392,7 +394,7 @@ func TestNamesOfRunsLeadToTheirNodes(t *testing.T) {
 		a.Pods = append(a.Pods, siteconf.Pod{Node: node, Address: netip.AddrFrom4([4]byte{10, 128, 0, byte(i + 2)})})
 	}
 	var table nametable.Table
-	addNames(&table, a, map[named]given{
+	addNames(&table, a, map[nameOwner]givenNames{
 		{"7", 9, ""}: {names: []string{"api"}}, {"7", 9, "n1"}: {names: []string{"web"}}, {"7", 9, "n2"}: {names: []string{"db", "web"}},
 		{"7", 8, "n0"}: {names: []string{"former"}}, {"8", 9, "n0"}: {names: []string{"another"}}, {"7", 9, "n3"}: {names: []string{"gone"}},
 	})
