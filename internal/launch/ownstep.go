@@ -130,7 +130,7 @@ func (s *ownStep) end() error {
 	for {
 		id, _, err := slurm.StepNamed(ctx, s.job.ID, s.name, slurm.AskPatiently)
 		if err == nil && id != "" {
-			_, err = slurm.AskPatiently(ctx, "scancel", "--signal=TERM", id)
+			err = slurm.TerminateStep(ctx, id, slurm.AskPatiently)
 		}
 		switch {
 		case ctx.Err() != nil || err == nil && id != "":

@@ -124,7 +124,7 @@ func (p *persistentParent) endStep() {
 	ctx := context.Background()
 	id, _, err := slurm.StepNamed(ctx, p.config.Job, UpStep, slurm.AskPatiently)
 	if err == nil && id != "" {
-		_, err = slurm.AskPatiently(ctx, "scancel", "--signal=TERM", id)
+		err = slurm.TerminateStep(ctx, id, slurm.AskPatiently)
 	}
 	if err != nil {
 		p.send(parentMessage{Said: "berth: end the step of the cluster: " + err.Error()})

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"berth.dev/berth/internal/base/probe"
@@ -38,6 +39,10 @@ func askWithin(ctx context.Context, limit time.Duration, command ...string) ([]b
 	defer cancel()
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.WaitDelay = 100 * time.Millisecond
+	// Ctrl-C, and the SIGHUP when a terminal's session leader ends, go to all
+	// processes in the foreground. They would kill an scancel that ends a step in
+	// order.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	output, err := cmd.Output()
 	if ctx.Err() != nil {
 		return nil, fmt.Errorf("run %s: no answer within %s: %w", strings.Join(command, " "), limit, ctx.Err())

@@ -169,3 +169,15 @@ func TestAskSlurm(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// The signals of a terminal do not reach a Slurm command in the middle of its work.
+func TestAskSlurmInItsOwnSession(t *testing.T) {
+	stat, err := AskSlurm(t.Context(), "cat", "/proc/self/stat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := strings.Fields(string(stat)) // proc_pid_stat(5): 1 is the pid, 6 the session
+	if pid, session := fields[0], fields[5]; session != pid {
+		t.Errorf("process %s is in session %s, want its own", pid, session)
+	}
+}

@@ -114,6 +114,22 @@ func StepNamed(ctx context.Context, job, name string, ask Ask) (id, head string,
 	return "", "", nil
 }
 
+// alreadyEnding is what scancel prints where Slurm is ending the job or the step:
+// ESLURM_ALREADY_DONE and ESLURM_INVALID_JOB_ID (slurm_errno.c).
+var alreadyEnding = []string{"already completing or completed", "Invalid job id specified"}
+
+// TerminateStep has Slurm send SIGTERM to a step. A step that already ends is not
+// an error: Slurm has sent the signal.
+func TerminateStep(ctx context.Context, id string, ask Ask) error {
+	_, err := ask(ctx, "scancel", "--signal=TERM", id)
+	for _, text := range alreadyEnding {
+		if err != nil && strings.Contains(err.Error(), text) {
+			return nil
+		}
+	}
+	return err
+}
+
 // remaining returns the nodes of a step that its job still has; if there are
 // none, all nodes of the step.
 func remaining(ctx context.Context, job string, nodes []string, ask Ask) ([]string, error) {

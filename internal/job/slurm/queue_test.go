@@ -99,3 +99,28 @@ func TestTheHeadOfAStepIsANodeThatTheJobStillHas(t *testing.T) {
 		}
 	}
 }
+
+func TestTerminateStep(t *testing.T) {
+	for _, c := range []struct {
+		said string
+		want bool // an error
+	}{
+		{"", false},
+		{"run scancel --signal=TERM 9.0: exit status 1: scancel: error: Kill job error on job step id 9.0: Job/step already completing or completed", false},
+		{"run scancel --signal=TERM 9.0: exit status 1: scancel: error: Kill job error on job step id 9.0: Invalid job id specified", false},
+		{"run scancel --signal=TERM 9.0: exit status 1: scancel: error: Kill job error on job step id 9.0: Unable to contact slurm controller", true},
+	} {
+		err := TerminateStep(t.Context(), "9.0", func(_ context.Context, command ...string) ([]byte, error) {
+			if want := "scancel --signal=TERM 9.0"; strings.Join(command, " ") != want {
+				t.Errorf("%q is run, want %q", command, want)
+			}
+			if c.said != "" {
+				return nil, errors.New(c.said)
+			}
+			return nil, nil
+		})
+		if (err != nil) != c.want {
+			t.Errorf("%q: %v", c.said, err)
+		}
+	}
+}
