@@ -16,7 +16,7 @@ func sample() probe.Report {
 		{Name: "own-proc", Title: "own /proc", Level: probe.Required, OK: probe.No, Found: "operation not permitted",
 			Cost:   "parts of /proc are covered (/proc/kcore, /proc/acpi), and the kernel then forbids a /proc that would show them",
 			Remedy: probe.Remedy{User: "run berth outside of the container", Admin: "start the container with an unmasked /proc: podman --security-opt unmask=ALL, docker --security-opt systempaths=unconfined"}},
-		{Name: "subordinate-ids", Title: "subordinate ids", Level: probe.Recommended, OK: probe.Degraded, Found: "only 1001 uids and 1001 gids for alice, an image can count on 65536",
+		{Name: "subordinate-ids", Title: "subordinate ids", Level: probe.Recommended, OK: probe.Degraded, Found: "only 1001 uids and 1001 gids for alice, and images may use 65536",
 			Cost: "images whose files belong to higher ids cannot be unpacked", Remedy: probe.Remedy{Admin: "echo alice:101000:65536 | tee -a /etc/subuid >> /etc/subgid"}},
 		{Name: "munge", Title: "munge", Level: probe.Optional, OK: probe.Unknown, Found: "no answer"},
 	}}
@@ -42,7 +42,7 @@ func TestDoctorPlainIsPlain(t *testing.T) {
 		}
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if last := lines[len(lines)-1]; last != "berth runs here: no, for want of: own /proc" {
+	if last := lines[len(lines)-1]; last != "berth runs here: no, it lacks: own /proc" {
 		t.Errorf("last line is %q", last)
 	}
 }

@@ -90,7 +90,7 @@ func checkFolder(path string) (index os.FileInfo, err error) {
 	if slices.ContainsFunc(ofRoots, has) {
 		return nil, nil
 	}
-	return nil, fmt.Errorf("%s is a directory, and no unpacked root of an image: it has neither bin, usr, etc nor another of their kind, nor is there an %s", path, layoutFile)
+	return nil, fmt.Errorf("%s is a folder without an unpacked image: it has no bin, usr or etc, and no file %s", path, layoutFile)
 }
 
 // checkArchive checks the beginning of a file, so that a file that is no archive
@@ -110,7 +110,7 @@ func checkArchive(path string) (isSIF bool, err error) {
 		return true, nil // behind a line for the shell
 	}
 	if _, err := tar.NewReader(start).Next(); err != nil {
-		return false, fmt.Errorf("%s is no tar archive, and no SIF file: %w; 'docker save' and 'skopeo copy ... oci-archive:FILE' make one", path, err)
+		return false, fmt.Errorf("%s is neither a tar archive nor a SIF file: %w; 'docker save' and 'skopeo copy ... oci-archive:FILE' make one", path, err)
 	}
 	return false, nil
 }

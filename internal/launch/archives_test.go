@@ -190,7 +190,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	if _, err := findArchives([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a directory") {
+	if _, err := findArchives([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a folder without an unpacked image") {
 		t.Errorf("a directory: %v", err)
 	}
 	// A folder with an unpacked image is used in place.
@@ -231,7 +231,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := findArchives([]string{path}); err == nil || !strings.Contains(err.Error(), "is no tar archive") {
+		if _, err := findArchives([]string{path}); err == nil || !strings.Contains(err.Error(), "is neither a tar archive") {
 			t.Errorf("a file with %.10q...: %v", content, err)
 		}
 	}

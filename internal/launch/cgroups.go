@@ -31,7 +31,7 @@ func (r *run) makeCgroup() error {
 	r.cgroup = group
 	// Cleanup reads this file after a crash of everything.
 	if err := os.WriteFile(filepath.Join(r.scratch.Path, groupFile), []byte(group.Path+"\n"), 0o600); err != nil {
-		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("note the run's control group: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("record the run's control group: %w", err))
 	}
 	return nil
 }

@@ -175,7 +175,7 @@ func readable(ctx context.Context, i int, a archive, others *relay, copies copyP
 	}
 	dir, err := copies.dir(i, a)
 	if err != nil {
-		return "", exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("make a place for image archives: %w", err))
+		return "", exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("make a folder for image archives: %w", err))
 	}
 	path, err := others.fetch(ctx, i, a, dir)
 	if err == nil {

@@ -39,7 +39,7 @@ func raiseLimits() error {
 		}
 		now.Cur = now.Max
 		if err := unix.Setrlimit(limit.Resource, &now); err != nil || now.Max < limit.Least {
-			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("start with so small a limit of %s: %s", limit.What, limit.Remedy()))
+			return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("the limit of %s is too small: %s", limit.What, limit.Remedy()))
 		}
 	}
 	return nil

@@ -156,8 +156,8 @@ func (m *memberMonitor) takeOutOfService(ctx context.Context, w *member, why err
 	m.mu.Unlock()
 	if left := len(m.replicas) - len(gone); len(gone) > 0 && left <= len(m.replicas)/2 {
 		settle(ctx)
-		m.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; of the %d control planes those of %s are lost, and the cluster cannot go on with %d",
-			why, len(m.replicas), strings.Join(gone, " and "), left)))
+		m.giveUp(exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("%w; %s are lost, and the cluster cannot go on with %d of %d control planes",
+			why, strings.Join(gone, " and "), left, len(m.replicas))))
 		return
 	}
 	// Store the message first, since the workload may end as soon as its pods are

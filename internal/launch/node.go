@@ -32,7 +32,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return err
 	}
 	if shared := r.Spec.SharedVolumes; shared != "" && !rundir.Writable(shared) {
-		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s for shared volumes: it is no folder on this node that you may write to", shared))
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s for shared volumes: it is not a folder on this node that you may write to", shared))
 	}
 	if r.members != nil {
 		if err := r.members.data.use(r.Spec.Network.Interface); err != nil {
@@ -132,7 +132,7 @@ func (r *run) noteHead(name string) error {
 		err = os.Rename(path+".new", path)
 	}
 	if err != nil {
-		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("note the head's name: %w", err))
+		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("record the head's name: %w", err))
 	}
 	return nil
 }

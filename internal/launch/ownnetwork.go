@@ -75,7 +75,7 @@ func podNames(job slurm.Job, getenv func(string) string) map[string]string {
 func (n *ownNetwork) addresses(ctx context.Context, node string) ([]netip.Addr, error) {
 	name := n.names[node]
 	if name == "" {
-		return nil, fmt.Errorf("find node %s in the network of this job: it is none of its nodes: variables SLURM_* of another job are mixed in, unset them before srun", node)
+		return nil, fmt.Errorf("find node %s in the network of this job: the job has no such node: variables SLURM_* of another job are mixed in, unset them before srun", node)
 	}
 	addresses, err := n.look(ctx, name)
 	if err != nil {

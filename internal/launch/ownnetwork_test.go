@@ -77,7 +77,7 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 	if _, err := network.addresses(t.Context(), "n4"); err == nil || !strings.Contains(err.Error(), "does the site's network have names") {
 		t.Errorf("no names: %v", err)
 	}
-	if _, err := network.addresses(t.Context(), "n9"); err == nil || !strings.Contains(err.Error(), "none of its nodes") {
+	if _, err := network.addresses(t.Context(), "n9"); err == nil || !strings.Contains(err.Error(), "has no such node") {
 		t.Errorf("a node that is not the job's: %v", err)
 	}
 }

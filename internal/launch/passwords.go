@@ -128,7 +128,7 @@ const tokenUser = "<token>"
 func askHelper(ctx context.Context, helper, registry string) (registryLogin, error) {
 	name := "docker-credential-" + helper
 	if filepath.Base(name) != name {
-		return registryLogin{}, fmt.Errorf("ask the credential helper %q: that is no name of one", helper)
+		return registryLogin{}, fmt.Errorf("ask the credential helper %q: that is not the name of one", helper)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, helperLimit, fmt.Errorf("no answer within %s", helperLimit))
 	defer cancel()

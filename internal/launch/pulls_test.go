@@ -71,7 +71,7 @@ func TestPasswordsThatHelpersKeep(t *testing.T) {
 	if string(p.passwords) != want {
 		t.Errorf("passwords %s, want %s", p.passwords, want)
 	}
-	for i, part := range []string{"d.test", "the keyring is locked", "e.test", "it has none", "f.test", "no name", "g.test", "not found"} {
+	for i, part := range []string{"d.test", "the keyring is locked", "e.test", "it has none", "f.test", "not the name", "g.test", "not found"} {
 		if i/2 >= len(p.notices) || !strings.Contains(p.notices[i/2], part) {
 			t.Errorf("no %q in notice %d of %q", part, i/2, p.notices)
 		}

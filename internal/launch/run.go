@@ -365,9 +365,9 @@ func (r *run) tellFamilies(offers []cluster.Offer) {
 	case r.plan.Addresses.IPv6 != nil:
 		r.Log.Warn("pods have IPv6 addresses, but do not reach the outside from them: " + without)
 	case slices.ContainsFunc(offers, refused):
-		r.Log.Warn("pods have IPv4 addresses alone: " + without)
+		r.Log.Warn("pods have only IPv4 addresses: " + without)
 	default: // IPv6 that the host does not have either
-		r.Log.Debug("pods have IPv4 addresses alone: " + without)
+		r.Log.Debug("pods have only IPv4 addresses: " + without)
 	}
 }
 

@@ -483,7 +483,7 @@ memory_asked() {
 	ends b 0
 	says b 'run 78'
 	says b 'doctor 1'
-	says b 'no, for want of: memory'
+	says b 'no, it lacks: memory'
 }
 
 small_step() {
@@ -1016,7 +1016,7 @@ ha_cut_head() {
 	says a 'which led the run, is lost'
 	"$bed" mend n1
 	patience=90 ends a 69
-	says a 'of the 3 control planes those of n2 and n3 are lost'
+	says a 'n2 and n3 are lost, and the cluster cannot go on with 1 of 3 control planes'
 	outlived a
 }
 outlived() { [[ $(grep -c 'ended on n[23]' "$out/$1") == 3 ]] || fail "three pods should have ended on n2 and n3: $(tail -n 20 "$out/$1")"; }
@@ -1127,7 +1127,7 @@ dual_mixed() {
 	local refusing='[ $SLURMD_NODENAME != n2 ] || PATH=/srv/ends/refusing/bin:$PATH; exec berth run "$@"'
 	begin e alice login srun -N3 --mem=1500 sh -c "$refusing" sh -- kubectl get nodes -o "$ranges"
 	ends e 0
-	says e 'warn: pods have IPv4 addresses alone: the kernel of node n2 takes no rules'
+	says e 'warn: pods have only IPv4 addresses: the kernel of node n2 takes no rules'
 	never_says e '"fd'
 	begin f alice login srun -N3 --mem=1500 sh -c "$refusing" sh --ip-family dual -- true
 	ends f 69

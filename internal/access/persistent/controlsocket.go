@@ -76,7 +76,7 @@ func Listen(dir string) (*ControlSocket, error) {
 		err = os.Chmod(path, 0o600)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the door of the cluster: %w", err)
+		return nil, fmt.Errorf("open the control socket of the cluster: %w", err)
 	}
 	closed := make(chan struct{})
 	d := &ControlSocket{listener: listener, ends: make(chan asked), images: make(chan asked), closed: closed}

@@ -69,7 +69,7 @@ func ParseDevice(value string) (DeviceRequest, error) {
 			request.Resource, request.Shares = name, shares
 		}
 		if domain, _, _ := strings.Cut(request.Resource, "/"); !resourceName.MatchString(request.Resource) || strings.HasSuffix(domain, "kubernetes.io") {
-			return DeviceRequest{}, wrong(fmt.Sprintf("%q is no name of a resource", request.Resource))
+			return DeviceRequest{}, wrong(fmt.Sprintf("%q is not the name of a resource", request.Resource))
 		}
 		if !strings.HasPrefix(device, "/") {
 			if !cdiName.MatchString(device) {
@@ -88,7 +88,7 @@ func ParseDevice(value string) (DeviceRequest, error) {
 	if request.Resource == "" {
 		request.Resource = "berth.dev/" + forbidden.ReplaceAllString(filepath.Base(request.Paths[0]), "-")
 		if !resourceName.MatchString(request.Resource) {
-			return DeviceRequest{}, wrong("its name makes no name of a resource")
+			return DeviceRequest{}, wrong("its file name cannot be the name of a resource")
 		}
 	}
 	return request, nil

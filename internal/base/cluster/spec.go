@@ -168,7 +168,7 @@ func (s Spec) Validate() error {
 		if path == "" || named && name == "" {
 			problems = append(problems, fmt.Errorf("image %q: give --image ARCHIVE or --image NAME=ARCHIVE", image))
 		} else if _, err := reference.ParseDockerRef(name); named && err != nil {
-			problems = append(problems, fmt.Errorf("image %q: %q is no name of an image: %w", image, name, err))
+			problems = append(problems, fmt.Errorf("image %q: %q is not the name of an image: %w", image, name, err))
 		}
 	}
 	for _, registry := range s.Registries {
@@ -203,10 +203,10 @@ func (s Spec) Validate() error {
 		problems = append(problems, fmt.Errorf("snapshotter %q: give %s, %s or %s", s.Snapshotter, AutoSnapshotter, Overlay, EROFS))
 	}
 	if s.NamesImageCache() && s.Snapshotter == Overlay {
-		problems = append(problems, fmt.Errorf("image cache %s: it holds layers as one file each, which --snapshotter %s gives", s.ImageCache, EROFS))
+		problems = append(problems, fmt.Errorf("image cache %s: it needs --snapshotter %s, which keeps each layer as one file", s.ImageCache, EROFS))
 	}
 	if s.LazyPull && s.Snapshotter == Overlay {
-		problems = append(problems, fmt.Errorf("lazy pull: content comes into layers as one file each, which --snapshotter %s gives", EROFS))
+		problems = append(problems, fmt.Errorf("lazy pull: it needs --snapshotter %s, which keeps each layer as one file", EROFS))
 	}
 	if _, err := s.ImageCacheBytes(); err != nil {
 		problems = append(problems, err)

@@ -10,7 +10,7 @@ func TestValidateNamesEveryProblem(t *testing.T) {
 	if err == nil {
 		t.Fatal("an invalid spec passes")
 	}
-	for _, want := range []string{"standard input", `"name="`, "no name of an image", "verbosity 11", "-1 nodes per host", `"ipv6"`} {
+	for _, want := range []string{"standard input", `"name="`, "is not the name of an image", "verbosity 11", "-1 nodes per host", `"ipv6"`} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in: %v", want, err)
 		}

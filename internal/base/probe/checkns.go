@@ -52,14 +52,14 @@ func kernelVersion(release string) (major, minor int, ok bool) {
 func (tried outcomes) answer(r Result, trial, found string, needs ...string) Result {
 	for _, need := range append([]string{trialUser}, needs...) {
 		if o, ok := tried[need]; !ok || !o.ok() {
-			r.OK, r.Found, r.Cost, r.Remedy = Unknown, "not tried: it needs the "+need+" namespace", "", Remedy{}
+			r.OK, r.Found, r.Cost, r.Remedy = Unknown, "not checked: it depends on the "+need+" namespace", "", Remedy{}
 			return r
 		}
 	}
 	o, ok := tried[trial]
 	switch {
 	case !ok:
-		r.OK, r.Found, r.Cost, r.Remedy = Unknown, "no answer: the trial did not end", "", Remedy{}
+		r.OK, r.Found, r.Cost, r.Remedy = Unknown, "no answer: the check did not end", "", Remedy{}
 	case o.ok():
 		r.OK, r.Found, r.Cost, r.Remedy = Yes, found, "", Remedy{}
 	default:

@@ -165,7 +165,7 @@ func TestChecks(t *testing.T) {
 		{"docker's filter", first(machine{files: map[string]string{"/proc/self/status": "Seccomp:\t2\n"}}.host().checkNamespaces(all(failed(trialUser, unix.EPERM)))...),
 			No, "seccomp filter is in force", "cannot run", "outside of the container"},
 		{"network namespaces used up", named("network-namespace", machine{}.host().checkNamespaces(all(failed(trialNetNS, unix.ENOSPC)))), No, "no space", "cannot run", "sysctl -w user.max_net_namespaces"},
-		{"no mount namespace", named("own-proc", machine{}.host().checkMounts(all(failed(trialMountNS, unix.EPERM)))), Unknown, "not tried", "", ""},
+		{"no mount namespace", named("own-proc", machine{}.host().checkMounts(all(failed(trialMountNS, unix.EPERM)))), Unknown, "not checked", "", ""},
 		{"few network namespaces", machine{files: limits}.host().checkNamespaceLimits(), Degraded, "user.max_net_namespaces", "beyond about 18", "user.max_net_namespaces=100000"},
 
 		{"masked /proc", named("own-proc", machine{files: container}.host().checkMounts(all(failed(trialProc, unix.EPERM)))), No, "not permitted", "/proc/kcore", "unmask=ALL"},
@@ -233,7 +233,7 @@ func TestRefusalsOfARunAreRequired(t *testing.T) {
 	}
 	report := Report{Results: []Result{few.checkInotify(nil), checkMemory(less, Candidate{}), checkMemory(least, Candidate{})}}
 	report.Conclude()
-	if report.Verdict != "berth runs here: no, for want of: inotify, memory" {
+	if report.Verdict != "berth runs here: no, it lacks: inotify, memory" {
 		t.Errorf("got %q", report.Verdict)
 	}
 }
@@ -248,7 +248,7 @@ func TestConclude(t *testing.T) {
 	}
 	report.Results = append(report.Results, Result{Title: "f", Level: Required, OK: No})
 	report.Conclude()
-	if report.Runs || report.Verdict != "berth runs here: no, for want of: f" {
+	if report.Runs || report.Verdict != "berth runs here: no, it lacks: f" {
 		t.Errorf("got %v %q", report.Runs, report.Verdict)
 	}
 }

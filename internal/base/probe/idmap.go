@@ -139,7 +139,7 @@ func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
 	m.NewUIDMap, m.NewGIDMap = newuid, newgid
 	m.Complete = total(uidLines) >= FullRange && total(gidLines) >= FullRange
 	if !m.Complete {
-		m.Reason = fmt.Sprintf("only %d uids and %d gids for %s, an image can count on %d", total(uidLines), total(gidLines), name, FullRange)
+		m.Reason = fmt.Sprintf("only %d uids and %d gids for %s, and images may use %d", total(uidLines), total(gidLines), name, FullRange)
 		m.Remedy = grant
 	}
 	return m

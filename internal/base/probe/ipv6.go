@@ -43,7 +43,7 @@ func (h *Host) checkIPv6(tried outcomes) Result {
 		r.Found = "from " + source.String()
 	}
 	if r.OK == No {
-		r.Cost = "pods and Services have IPv4 addresses alone"
+		r.Cost = "pods and Services have only IPv4 addresses"
 		return r
 	}
 	missing, modules := tried.refused(trialNftables6)
@@ -55,7 +55,7 @@ func (h *Host) checkIPv6(tried outcomes) Result {
 			modules[i] = strings.Replace(module, "ipv4", "ipv6", 1)
 		}
 		r.OK, r.Found = No, r.Found+", but nftables refuses for IPv6: "+strings.Join(missing, ", ")
-		r.Cost = "pods and Services have IPv4 addresses alone"
+		r.Cost = "pods and Services have only IPv4 addresses"
 		r.Remedy = Remedy{Admin: loadModules(append(modules, "nf_tables"))}
 	}
 	return r

@@ -82,7 +82,7 @@ func (r *Report) Conclude() {
 	}
 	r.Runs = len(missing) == 0
 	if !r.Runs {
-		r.Verdict = fmt.Sprintf("berth runs here: no, for want of: %s", strings.Join(missing, ", "))
+		r.Verdict = fmt.Sprintf("berth runs here: no, it lacks: %s", strings.Join(missing, ", "))
 		return
 	}
 	var parts []string

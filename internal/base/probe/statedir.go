@@ -175,9 +175,9 @@ func (h *Host) candidate(dir string) Candidate {
 	case stat.ReadOnly:
 		c.Reason = "the file system is read-only"
 	case stat.FreeBytes < MinStateSpace:
-		c.Reason = fmt.Sprintf("only %s free, needed are %s", Bytes(stat.FreeBytes), Bytes(MinStateSpace))
+		c.Reason = fmt.Sprintf("only %s free, and a run needs %s", Bytes(stat.FreeBytes), Bytes(MinStateSpace))
 	case stat.TotalInodes > 0 && stat.FreeInodes < minStateInodes:
-		c.Reason = fmt.Sprintf("only %d inodes free, needed are %d", stat.FreeInodes, minStateInodes)
+		c.Reason = fmt.Sprintf("only %d inodes free, and a run needs %d", stat.FreeInodes, minStateInodes)
 	}
 	// vfat and exfat have a disk's kind, but neither owners nor xattrs.
 	c.Overlay = c.Kind == KindDisk && c.Type != "vfat" && c.Type != "exfat"

@@ -55,8 +55,8 @@ func CheckClaims(ctx context.Context, store content.Provider, layers Snapshots, 
 		}
 		contents := info.Labels[ContentsLabel]
 		if named := own[i].Annotations[estargz.TOCJSONDigestAnnotation]; contents != "" && contents != named {
-			return fmt.Errorf("layer %s of the image (diff ID %s) is on this node as another image has it, whose table of contents is %s, and this image's is %s: one of them claims what it has not, or lacks its annotation; run it without --lazy-pull: %w",
-				own[i].Digest, ids[i], contents, cmp.Or(named, "not known"), errdefs.ErrFailedPrecondition)
+			return fmt.Errorf("layer %s of the image (diff ID %s) has the table of contents %s in another image on this node, and %s in this one: one of the two is wrong, or lacks its annotation; run it without --lazy-pull: %w",
+				own[i].Digest, ids[i], contents, cmp.Or(named, "an unknown one"), errdefs.ErrFailedPrecondition)
 		}
 	}
 	return nil

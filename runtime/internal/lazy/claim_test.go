@@ -75,7 +75,7 @@ func TestCheckClaims(t *testing.T) {
 		"another's, of a layer below": {labels{ids[0].String(): "other"}, "mine", false},
 	} {
 		err := CheckClaims(t.Context(), store, c.there, image(c.own))
-		if c.ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "claims what it has not") {
+		if c.ok != (err == nil) || err != nil && !strings.Contains(err.Error(), "one of the two is wrong") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -208,7 +208,7 @@ func (w *writer) Truncate(size int64) error {
 func (w *writer) Commit(ctx context.Context, size int64, expected digest.Digest, options ...content.Opt) error {
 	if w.taken > 0 && w.Digest() != w.digest {
 		err := errors.Join(w.Truncate(0), w.Close())
-		return errors.Join(fmt.Errorf("layer %s, parts of which other nodes gave, is damaged: %w", w.digest, errdefs.ErrDataLoss), err)
+		return errors.Join(fmt.Errorf("layer %s, which came in part from other nodes, is damaged: %w", w.digest, errdefs.ErrDataLoss), err)
 	}
 	err := w.Writer.Commit(ctx, size, expected, options...)
 	if err == nil || errdefs.IsAlreadyExists(err) {

@@ -149,7 +149,7 @@ func (s *Snapshotter) replace(parent string, mounts []mount.Mount) (string, erro
 		return "", fmt.Errorf("find the folder of an image: %w", err)
 	}
 	if info, err := os.Stat(name); err != nil || !info.IsDir() {
-		return "", fmt.Errorf("use %s as an image: it is no folder, or not there any more: %w", folder, errors.Join(err, syscall.ENOTDIR))
+		return "", fmt.Errorf("use %s as an image: the folder does not exist any more: %w", folder, errors.Join(err, syscall.ENOTDIR))
 	}
 	for i, m := range mounts {
 		switch m.Type {
