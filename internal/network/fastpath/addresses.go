@@ -23,6 +23,14 @@ func (t *trap) readAddress(at uint64, length int) ([]byte, unix.Errno) {
 	return b, 0
 }
 
+// acceptFlags returns the flags of accept4.
+func (t *trap) acceptFlags() int {
+	if t.call().Call == unix.SYS_ACCEPT4 {
+		return t.argument(3)
+	}
+	return 0
+}
+
 // writeAddress gives the caller an address as accept(2) would.
 func (t *trap) writeAddress(a netip.AddrPort, ipv6 bool, at, lengthAt uint64) unix.Errno {
 	if at == 0 {

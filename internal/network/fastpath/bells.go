@@ -14,7 +14,7 @@ import (
 
 // takeBell returns a socket of the pod's namespace. Each family has its own, because
 // the kernel goes on sending by IPv4 on a socket that was connected by IPv4.
-func (s *Switch) takeBell(p *pod, ipv6 bool) (int, error) {
+func (p *pod) takeBell(i *inside, ipv6 bool) (int, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.network.Load() == 0 {
@@ -29,7 +29,7 @@ func (s *Switch) takeBell(p *pod, ipv6 bool) (int, error) {
 		if err != nil {
 			return -1, err
 		}
-		more, err := s.inside.sockets(what, namespace)
+		more, err := i.sockets(what, namespace)
 		unix.Close(namespace)
 		if err != nil {
 			return -1, err

@@ -2,7 +2,6 @@ package fastpath
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"math"
 	"os"
@@ -17,7 +16,7 @@ import (
 
 // trap is a call that waits for its answer.
 type trap struct {
-	s      *Switch
+	s      *shared
 	from   *container
 	record *record
 	thread int // a pidfd of the caller
@@ -29,7 +28,7 @@ type trap struct {
 // memory. If the second call were answered before that has ended, the thread could
 // already use this memory for something else.
 func (t *trap) exclude() (done func()) {
-	lock := &t.s.callers[t.call().Thread%uint32(len(t.s.callers))]
+	lock := &t.s.threads[t.call().Thread%uint32(len(t.s.threads))]
 	lock.Lock()
 	return lock.Unlock
 }
@@ -135,12 +134,6 @@ func (t *trap) cancelled() {
 	t.done()
 }
 
-// switched reports whether a socket belongs to the host's network namespace.
-func (s *Switch) switched(socket int) bool {
-	cookie, err := sock.NetworkCookie(socket)
-	return err != nil || cookie == s.hostNetwork
-}
-
 // maxDescriptors is the largest number of descriptors to search in a process.
 const maxDescriptors = 1024
 
@@ -174,70 +167,6 @@ func (t *trap) usesOf(fd int) (e descriptorUse) {
 		}
 	}
 	return e
-}
-
-// relatives returns the parent of a thread's process, and the thread's children.
-func relatives(thread int) []int {
-	dir := "/proc/" + strconv.Itoa(thread)
-	var found []int
-	if stat, err := readSmall(dir + "/stat"); err == nil {
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
-		if len(fields) > 1 {
-			if parent, err := strconv.Atoi(string(fields[1])); err == nil && parent > 1 {
-				found = append(found, parent)
-			}
-		}
-	}
-	children, _ := readSmall(dir + "/task/" + strconv.Itoa(thread) + "/children")
-	for _, field := range bytes.Fields(children) {
-		if child, err := strconv.Atoi(string(field)); err == nil {
-			found = append(found, child)
-		}
-	}
-	return found
-}
-
-// readSmall reads a file of /proc that fits into one page.
-func readSmall(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(fd)
-	b := make([]byte, 4096)
-	n, err := unix.Read(fd, b)
-	return b[:max(0, n)], err
-}
-
-// listDescriptors returns up to a few more than most. It reads fdinfo, which whoever
-// may trace a process may read (since Linux 5.14); fd is for the process's own user.
-func listDescriptors(thread, most int) ([]int, error) {
-	dir, err := unix.Open("/proc/"+strconv.Itoa(thread)+"/fdinfo", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer unix.Close(dir)
-	var found []int
-	buffer := make([]byte, 4096)
-	for len(found) <= most {
-		n, err := unix.Getdents(dir, buffer)
-		if err != nil {
-			return nil, err
-		}
-		if n <= 0 {
-			break
-		}
-		const headerLen = 19 // of struct linux_dirent64, before the name
-		for rest := buffer[:n]; len(rest) > headerLen; {
-			length := int(binary.NativeEndian.Uint16(rest[16:]))
-			name, _, _ := bytes.Cut(rest[headerLen:length], []byte{0})
-			if fd, err := strconv.Atoi(string(name)); err == nil {
-				found = append(found, fd)
-			}
-			rest = rest[length:]
-		}
-	}
-	return found, nil
 }
 
 // info returns the fdinfo of the caller's descriptor.

@@ -11,8 +11,9 @@ type checks interface {
 	trusts(err error, key []byte) bool
 	// owns reports whether node from owns a pod of node owner.
 	owns(from, owner int) bool
-	// mayRing reports whether a connection that p accepts may come from a bell.
-	mayRing(p *pod) bool
+	// mayRing reports whether a connection that a pod accepts may come from a bell,
+	// while the given number of connections is parked for the pod.
+	mayRing(parked int32) bool
 	// namespace returns the part of a network's cookie that identifies a bell.
 	namespace(network uint64) uint64
 }
@@ -26,5 +27,5 @@ type enforced struct{}
 func (enforced) refuses(int) bool                { return true }
 func (enforced) trusts(err error, _ []byte) bool { return err == nil }
 func (enforced) owns(from, owner int) bool       { return from == owner }
-func (enforced) mayRing(p *pod) bool             { return p.parked.Load() > 0 }
+func (enforced) mayRing(parked int32) bool       { return parked > 0 }
 func (enforced) namespace(network uint64) uint64 { return network }

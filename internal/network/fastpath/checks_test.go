@@ -30,7 +30,7 @@ func (w without) trusts(err error, key []byte) bool {
 
 func (w without) owns(from, owner int) bool { return enforced{}.owns(from, owner) || w.Source }
 
-func (w without) mayRing(p *pod) bool { return enforced{}.mayRing(p) || w.Namespace }
+func (w without) mayRing(parked int32) bool { return enforced{}.mayRing(parked) || w.Namespace }
 
 func (w without) namespace(network uint64) uint64 {
 	if w.Namespace {

@@ -2,9 +2,8 @@ package fastpath
 
 import (
 	"crypto/rand"
-	"net/netip"
-	"os"
-	"sync"
+	"maps"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -12,36 +11,6 @@ import (
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
-
-// connState is the state of an outgoing connection. doc.go has the table.
-type connState int
-
-const (
-	connNew       connState = iota
-	connChallenge           // waits for the other node's challenge
-	connAnswer              // has sent the preamble, and waits for the answer
-	connOutside             // waits until the kernel has connected it to the outside
-	connDone                // the call was answered, or is left to the overlay
-)
-
-// connecting is a connect that waits for the other node, or for the outside.
-type connecting struct {
-	t    *trap
-	peer *peer // nil where it leads outside
-	destination
-	source netip.AddrPort
-	uses   descriptorUse
-
-	mu       sync.Mutex
-	state    connState
-	fd       int // the connection to the other node or the outside
-	fresh    bool
-	token    uint64
-	preamble *[preambleLen]byte // in connAnswer
-	since    time.Time
-	deadline time.Time
-	checkAt  time.Time // the next time for checkDeadline
-}
 
 // start begins to connect to the other node, or to the outside.
 func (c *connecting) start() {
@@ -58,17 +27,16 @@ func (c *connecting) start() {
 // setDeadline limits the wait. Even a call on a non-blocking socket waits for a
 // short time, because a seccomp notification cannot be answered later.
 func (c *connecting) setDeadline() {
-	s := c.t.s
-	timeout := s.config.Timeout
+	timeout := c.o.config.Timeout
 	if flags, err := unix.FcntlInt(uintptr(c.t.socket), unix.F_GETFL, 0); err != nil || flags&unix.O_NONBLOCK != 0 {
-		timeout = s.config.NonblockTimeout
+		timeout = c.o.config.NonblockTimeout
 	}
 	if c.outside {
 		timeout = sock.SendTimeout(c.t.socket)
 	}
 	c.since = time.Now()
 	c.deadline = c.since.Add(timeout)
-	s.watchConnecting(c, true)
+	c.o.watch(c)
 }
 
 // resume continues a predecessor's call in its last state. fd is its connection.
@@ -142,7 +110,7 @@ func (c *connecting) ask() {
 	if !c.ipv6 {
 		sock.ToIPv4(c.fd) // while it surely is established
 	}
-	p := preamble{from: c.t.s.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
+	p := preamble{from: c.o.config.Self, to: c.peer.node, source: c.source, target: c.target, challenge: b}
 	_, _ = rand.Read(p.nonce[:])
 	encoded := p.encode(c.peer.key)
 	r := c.t.record
@@ -152,23 +120,7 @@ func (c *connecting) ask() {
 	c.send()
 }
 
-// await waits for the next event of the connection.
-func (c *connecting) await() {
-	var err error
-	var event uint32 = unix.EPOLLIN
-	if c.state == connOutside {
-		event = unix.EPOLLOUT
-	}
-	if c.token == 0 {
-		err = c.t.s.reactor.add(c.fd, event, c, &c.token)
-	} else {
-		err = c.t.s.reactor.again(c.fd, c.token, event)
-	}
-	if err != nil {
-		c.fallBack(countNoPeer)
-	}
-}
-
+// ready continues in the state of the connection.
 func (c *connecting) ready(uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,13 +163,24 @@ func (c *connecting) handleAnswer() {
 	case v == verdictConnected:
 		c.install(0)
 	case v == verdictRefused:
-		c.t.s.counters.add(countNoListener)
+		c.o.counters.add(countNoListener)
 		c.leave()
 		c.t.answer(0, unix.ECONNREFUSED)
 		c.peer.refill()
 	default:
 		c.fallBack(countPeerOverlay)
 	}
+}
+
+// checkDeadlines checks all calls that wait, and returns their number.
+func (o *outbound) checkDeadlines(now time.Time) int {
+	o.mu.Lock()
+	all := slices.Collect(maps.Keys(o.connecting))
+	o.mu.Unlock()
+	for _, c := range all {
+		c.checkDeadline(now)
+	}
+	return len(all)
 }
 
 // checkDeadline ends the wait after its deadline or after a signal: the kernel can
@@ -241,117 +204,5 @@ func (c *connecting) checkDeadline(now time.Time) {
 		c.fallBack(countPeerLate)
 	case now.Sub(c.since) > sweepEvery && linux.Interrupted(c.t.tid()):
 		c.fallBack(countInterrupted)
-	}
-}
-
-// leaveConnection closes the connection. It clears the record first: a successor
-// must not use the number, which the next descriptor will get.
-func (c *connecting) leaveConnection() {
-	c.t.record.note(stageBegun, 0)
-	c.stopReading()
-	if c.fd >= 0 {
-		unix.Close(c.fd)
-		c.fd = -1
-	}
-}
-
-func (c *connecting) stopReading() {
-	if c.token != 0 {
-		c.t.s.reactor.forget(c.fd, c.token)
-		c.token = 0
-	}
-}
-
-// leave closes the connection and the duplicate of the caller's socket.
-func (c *connecting) leave() {
-	c.end()
-	c.t.release()
-}
-
-func (c *connecting) end() {
-	c.leaveConnection()
-	c.state = connDone
-	c.t.s.watchConnecting(c, false)
-}
-
-// fallBack leaves the call to the overlay.
-func (c *connecting) fallBack(why count) {
-	c.end()
-	c.t.s.leave(c.t, c.t.socket, c.destination, why)
-}
-
-// install replaces the caller's socket by the connection, and answers.
-func (c *connecting) install(errno unix.Errno) {
-	t, s := c.t, c.t.s
-	c.stopReading() // the next bytes are the pod's
-	number := t.argument(0)
-	same := linux.SameFile(os.Getpid(), t.socket, t.tid(), number)
-	if !t.waits() {
-		c.leave()
-		t.cancelled()
-		return
-	}
-	if !same { // another thread has closed the descriptor meanwhile
-		c.leave()
-		t.answer(0, unix.EBADF)
-		return
-	}
-	t.from.pod.defaults.Load().CopyChanged(t.socket, c.fd, c.ipv6)
-	known, err := s.register(c.fd, ends{c.source, c.asked}, c.target, c.ipv6, c.outside)
-	if err != nil {
-		c.fallBack(countFull)
-		return
-	}
-	// The policy may have changed before Cut could find the connection.
-	if !s.permits(c.source.Addr(), c.target, c.outside) {
-		s.unregister(known)
-		c.fallBack(countPolicy)
-		return
-	}
-	about := *known // the record is reused once the caller has closed the socket
-	watches := c.watches(number)
-	known.unreported = true
-	t.record.cookie, t.record.old = known.cookie, int32(t.socket)
-	t.record.note(stageReplacing, c.fd)
-	if err := linux.ReplaceDescriptor(t.from.fd, t.call().ID, c.fd, number, t.closesOnExec(number)); err != nil {
-		s.unregister(known)
-		c.leave()
-		if t.waits() {
-			t.answer(0, unix.ENOBUFS)
-		} else {
-			t.cancelled()
-		}
-		return
-	}
-	c.watchAgain(watches)
-	s.counters.add(known.counted())
-	c.leave() // as long as the old socket is open, epoll would report it
-	s.report(t, known, errno)
-	if c.peer != nil {
-		c.peer.refill()
-		s.learn(c.asked, about)
-	}
-}
-
-// watches returns the entries of the caller's epoll instances for its socket.
-func (c *connecting) watches(number int) map[int]watch {
-	if len(c.uses.epolls) == 0 {
-		return nil
-	}
-	found := map[int]watch{}
-	for _, epoll := range c.uses.epolls {
-		if w, ok := c.t.watchOf(epoll, number); ok {
-			found[epoll] = w
-		}
-	}
-	return found
-}
-
-// watchAgain adds these entries for the connection.
-func (c *connecting) watchAgain(watches map[int]watch) {
-	for epoll, w := range watches {
-		if err := c.t.watchAgain(epoll, c.t.argument(0), c.fd, w); err != nil {
-			c.t.s.config.Log.Warn("a program may miss events of a connection", "err", err)
-		}
 	}
 }

@@ -79,11 +79,11 @@ type counters [numCounts]atomic.Uint64
 
 func (c *counters) add(what count) { c[what].Add(1) }
 
-// Counters returns the nonzero counters since the start, by description.
-func (s *Switch) Counters() map[string]uint64 {
+// nonzero returns the counters that are not zero, by description.
+func (c *counters) nonzero() map[string]uint64 {
 	all := map[string]uint64{}
 	for what := range numCounts {
-		if n := s.counters[what].Load(); n != 0 {
+		if n := c[what].Load(); n != 0 {
 			all[countNames[what]] = n
 		}
 	}

@@ -17,28 +17,14 @@ import (
 // It searches all processes of the user, because the Switch keeps no descriptors of
 // switched sockets: connections that the pods have closed would stay open.
 func (s *Switch) Cut() (int, error) {
-	s.removeParked(func(p *parked) bool {
-		return !p.plain && !s.config.Policy.Permits(p.ends.peer.Addr(), p.ends.local)
-	}, func(p *parked) { sock.Reset(p.fd) })
+	s.inbound.forbid()
 	forbidden := map[string]uint64{} // cookies, by what /proc calls the socket
-	s.mu.Lock()
-	var all []record
-	for _, r := range s.known {
-		if r.kind == kindSwitched {
-			all = append(all, *r)
-		}
-	}
-	s.mu.Unlock()
 	var problems error
-	for _, r := range all {
-		from, to := r.local.addrPort(), r.target.addrPort()
-		if from == to { // the server's end
-			from = r.peer.addrPort()
-		}
-		if s.permits(from.Addr(), to, r.outside) {
+	for _, r := range s.sockets.switchedRecords() {
+		if s.control.permitsRecord(&r) {
 			continue
 		}
-		inode, err := s.inode(&r)
+		inode, err := s.sockets.inode(&r)
 		problems = errors.Join(problems, err)
 		if inode != 0 {
 			forbidden[fmt.Sprintf("socket:[%d]", inode)] = r.cookie

@@ -11,7 +11,7 @@
 //
 // # Outgoing connections
 //
-// A connecting (conn.go) has one of these states. Its record holds a stage, at
+// A connecting (outbound.go) has one of these states. Its record holds a stage, at
 // which a successor resumes after a crash (takeover.go, resume.go).
 //
 //	state      event                        action                         next
@@ -46,25 +46,44 @@
 //
 // # Incoming connections
 //
+// An incoming (incoming.go) has one of these states. A connection of the overlay, which
+// the program's accept returns, begins in delivering.
+//
 //	state      event                        action                         next
 //	pending    valid preamble, permitted    ring a bell at the listener    ringing
-//	pending    invalid, full or too late    close                          done
-//	pending    no such pod, not permitted   verdictOverlay                 done
-//	ringing    listener reached             verdictConnected               parked
-//	ringing    no listener                  verdictRefused                 done
-//	ringing    listener's queue is full     verdictOverlay                 done
+//	pending    no such pod, not permitted   refuse: verdictOverlay         done
+//	pending    invalid, too late            drop                           done
+//	ringing    listener reached             answer verdictConnected, park  parked
+//	ringing    no listener                  refuse: verdictRefused         done
+//	ringing    its queue is full            refuse: verdictOverlay         done
+//	ringing    the other node has closed    close                          done
 //	parked     the pod accepts the bell     takeRung                       delivering
-//	parked     the listener has closed      ringAgain                      parked
-//	parked     policy forbids it            reset                          done
-//	delivering the caller has it            answer                         switched
-//	delivering the caller was interrupted   keepUndelivered                parked
+//	parked     the listener has closed      ring                           ringing
+//	parked     policy forbids it            forbid: reset                  done
+//	parked     the pod's processes ended    podEnded: reset                done
+//	delivering not permitted any more       reset                          done
+//	delivering the caller has it            close our descriptor           done
+//	delivering the caller was interrupted   keep: ring                     ringing
+//
+// Once the other node was answered, a connection is promised: refuse resets it, and it is
+// parked even while the listener's queue is full or there is no bell.
 //
 // # Reading order
 //
-// config.go, switch.go (a Switch and its parts), pods.go (containers and their
-// calls), caller.go (the calling thread), connect.go, conn.go, outside.go, steer.go,
-// install.go; wire.go, peers.go, pending.go, bells.go, parked.go, accept.go, wait.go;
-// names.go, cut.go, sweep.go; state.go, takeover.go, resume.go. Attack tests replace
-// the rules in checks.go. Package sock has operations on single sockets. Package filter
-// selects the calls that a Switch answers.
+// A file uses those after it, and few before it:
+//
+//   - switch.go (a Switch and its parts), takeover.go and resume.go (after a crash),
+//     containers.go and calls.go (how calls arrive), cut.go, sweep.go
+//   - outgoing: connect.go, conn.go, outside.go, replace.go, steer.go, outbound.go
+//   - incoming: listener.go, deliver.go, waiting.go, pending.go, parked.go, incoming.go
+//   - what both use: switched.go and known.go (switched sockets), affinity.go, habits.go,
+//     peers.go, control.go (nodes and policy)
+//   - the caller and its pod: sysinfo.go, install.go, addresses.go, namespace.go,
+//     caller.go, bells.go, pods.go
+//   - the base: predecessor.go, fdholder.go, shared.go, inside.go, proc.go, checks.go,
+//     counters.go, alarm.go, reactor.go, state.go, wire.go, config.go
+//
+// The runtime calls confine.go (with metadata.go), package launch check.go and host.go.
+// Attack tests replace the rules in checks.go. Package sock has operations on single
+// sockets, and package filter selects the calls that a Switch answers.
 package fastpath

@@ -83,24 +83,3 @@ func (h *habits) leave(to netip.AddrPort, until time.Time) {
 		known.until = until
 	}
 }
-
-// learn records a switched connection, and leaves the port to the overlay if its
-// connections are short.
-func (s *Switch) learn(to netip.AddrPort, about record) {
-	if s.config.Busy == 0 {
-		return
-	}
-	samples := s.habits.note(to, about, s.config.Busy, time.Now())
-	if len(samples) == 0 {
-		return
-	}
-	last := 0
-	for _, r := range samples {
-		if inode, err := s.inode(&r); err != nil || inode != 0 {
-			last++
-		}
-	}
-	if last <= mostLong {
-		s.habits.leave(to, time.Now().Add(habitFor))
-	}
-}

@@ -8,8 +8,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -96,6 +94,23 @@ func (i *inside) ask(what question, about int) (text []byte, fds []int, err erro
 	}
 }
 
+// passed returns the descriptors of a control message.
+func passed(rights []byte) ([]int, error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return nil, err
+	}
+	var all []int
+	for _, message := range messages {
+		fds, err := unix.ParseUnixRights(&message)
+		if err != nil {
+			return all, err
+		}
+		all = append(all, fds...)
+	}
+	return all, nil
+}
+
 // sockets returns new sockets of a network namespace.
 func (i *inside) sockets(what question, namespace int) ([]int, error) {
 	_, fds, err := i.ask(what, namespace)
@@ -179,43 +194,4 @@ func socketsIn(what question, namespace int) (made []int, err error) {
 		}
 	})
 	return made, err
-}
-
-// processOf returns the number of a pidfd's process or thread in our PID namespace.
-func processOf(pidfd int) (int, error) {
-	info, err := readSmall("/proc/self/fdinfo/" + strconv.Itoa(pidfd))
-	if err != nil {
-		return 0, err
-	}
-	for line := range bytes.Lines(info) {
-		if text, found := bytes.CutPrefix(line, []byte("Pid:")); found {
-			number, err := strconv.Atoi(string(bytes.TrimSpace(text)))
-			if err == nil && number > 0 {
-				return number, nil
-			}
-		}
-	}
-	return 0, fmt.Errorf("find a process: %w", unix.ESRCH)
-}
-
-// socketNames lists the sockets of a process: a descriptor and the kernel's name for the
-// socket on each line.
-func socketNames(process int) ([]byte, error) {
-	dir := "/proc/" + strconv.Itoa(process) + "/fd"
-	opened, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer opened.Close()
-	names, err := opened.Readdirnames(-1)
-	if err != nil {
-		return nil, err
-	}
-	var text bytes.Buffer
-	for _, name := range names {
-		if target, err := os.Readlink(dir + "/" + name); err == nil && strings.HasPrefix(target, "socket:") {
-			fmt.Fprintf(&text, "%s %s\n", name, target)
-		}
-	}
-	return text.Bytes(), nil
 }

@@ -1,8 +1,6 @@
 package fastpath
 
 import (
-	"net/netip"
-
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/network/fastpath/sock"
@@ -12,14 +10,6 @@ import (
 // instead of the user-mode stack (package egress). A blocking caller receives it
 // once it is connected, a non-blocking caller at once: the kernel then reports the
 // progress as for any socket.
-
-// permits reports whether the policy certainly permits a connection.
-func (s *Switch) permits(from netip.Addr, to netip.AddrPort, outside bool) bool {
-	if outside {
-		return s.config.Policy.PermitsOutside(from, to)
-	}
-	return s.config.Policy.Permits(from, to)
-}
 
 // reach begins to connect to the outside.
 func (c *connecting) reach() {
@@ -94,56 +84,4 @@ func (c *connecting) fail(errno unix.Errno) {
 	}
 	c.end()
 	c.t.refuse(countNotReached, errno)
-}
-
-// counted returns the counter for a switched socket of a client.
-func (r *record) counted() count {
-	if r.outside {
-		return countOutside
-	}
-	return countConnected
-}
-
-// progress returns the answer of connect on a switched socket: EINPROGRESS until it is
-// connected or has failed, and then 0.
-func (r *record) progress(socket int) unix.Errno {
-	if !r.outside {
-		return 0
-	}
-	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
-	waits := err != nil || flags&unix.O_NONBLOCK == 0
-	if at := sock.State(socket); at == sock.SynSent || at == sock.Closed && !waits {
-		return unix.EINPROGRESS
-	}
-	return 0
-}
-
-// reportOutcome answers another connect on a switched socket to the outside. Like
-// the kernel, it returns the result of the first one once. A socket that failed stays
-// unusable: the kernel would connect it to any address that the host can reach.
-func (s *Switch) reportOutcome(t *trap, socket int, cookie uint64, pending bool) {
-	errno := unix.EISCONN
-	switch sock.State(socket) {
-	case sock.SynSent:
-		t.answer(0, unix.EALREADY)
-		return
-	case sock.Closed:
-		errno = unix.ECONNABORTED
-		if why := sock.Option(socket, unix.SOL_SOCKET, unix.SO_ERROR); why > 0 {
-			errno = unix.Errno(why)
-		}
-	default:
-		if pending {
-			errno = 0
-		}
-	}
-	s.mu.Lock()
-	if known := s.known[cookie]; known != nil {
-		known.pending = false
-	}
-	s.mu.Unlock()
-	if errno == unix.EISCONN {
-		s.counters.add(countReconnect)
-	}
-	t.answer(0, errno)
 }

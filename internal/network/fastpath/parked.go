@@ -9,101 +9,65 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// parked is a connection that waits until the pod accepts it. Without a bell
-// (0) it waits for one.
-type parked struct {
-	record *record
-	pod    *pod
-	ends   ends
-	// plain: a connection of the overlay that could not be delivered before.
-	plain bool
-	fd    int
-	bell  int
-	key   bellKey
-	since time.Time
-}
-
-// bellKey identifies the bell of an accepted connection. It includes the namespace,
-// because a pod with capabilities can give itself any address.
-type bellKey struct {
-	network     uint64
-	bell, local netip.AddrPort
-}
-
-// answerer answers the other node. The zero value sends nothing.
-type answerer struct {
-	key   []byte
-	asked *[preambleLen]byte
-}
-
-func (a answerer) encode(v verdict) (b [answerLen]byte) {
-	if a.asked == nil {
-		return b
-	}
-	return encodeAnswer(v, a.key, a.asked)
-}
-
-func (a answerer) send(fd int, v verdict) bool {
-	if a.asked == nil {
-		return true
-	}
-	b := a.encode(v)
-	n, err := unix.Write(fd, b[:])
-	return err == nil && n == len(b)
-}
-
-// refuse ends a connection that no pod will receive. If it was promised, it is reset.
-// Otherwise the answer must arrive, which a reset could overtake.
-func (a answerer) refuse(fd int, v verdict) {
-	if a.asked == nil {
-		sock.Reset(fd)
-		return
-	}
-	a.send(fd, v)
-	unix.Close(fd)
-}
-
-func (s *Switch) bellKey(network uint64, bell, local netip.AddrPort) bellKey {
-	return bellKey{s.checks.namespace(network), bell, local}
-}
-
-// ring connects a bell to the pod's listener and parks a connection there. It answers the
-// other node before the pod can accept the connection.
-func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
-	overlay := func(why count) {
-		s.counters.add(why)
-		answer.refuse(fd, verdictOverlay)
-	}
-	r := s.state.take(kindParked)
+// ring connects a bell to the pod's listener and parks the connection there. It answers
+// the other node before the pod can accept the connection.
+func (c *incoming) ring() {
+	c.state, c.bell, c.record = inRinging, 0, nil
+	p, e := c.pod, c.ends
+	r := c.in.state.take(kindParked)
 	if r == nil {
-		overlay(countFull)
+		c.refuse(verdictOverlay, countFull)
 		return
 	}
-	promised := answer.asked == nil
-	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), plain, promised
-	bell, err := s.takeBell(p, e.ipv6())
+	promised := c.key == nil
+	r.local, r.peer, r.plain, r.again = packEnd(e.local), packEnd(e.peer), c.plain, promised
+	bell, err := p.takeBell(c.in.inside, e.ipv6())
 	if err != nil && !promised {
-		s.state.put(r)
-		overlay(countNoPod)
+		c.in.state.put(r)
+		c.refuse(verdictOverlay, countNoPod)
 		return
 	}
+	c.record = r
 	p.parked.Add(1)
 	if err != nil {
-		r.fd = int32(fd)
-		s.park(&parked{record: r, pod: p, ends: e, plain: plain, fd: fd})
+		r.fd = int32(c.fd)
+		c.park()
 		return
 	}
 	if !promised {
 		r.stage = stageRinging
 	}
-	r.fd, r.bell = int32(fd), int32(bell)
+	c.bell = bell
+	r.fd, r.bell = int32(c.fd), int32(bell)
 	p.ringing.Lock()
 	defer p.ringing.Unlock()
-	giveUp := func() {
-		p.parked.Add(-1)
-		s.state.put(r)
-		p.giveBell(bell, e.ipv6())
+	switch connectBell(bell, e, promised) {
+	case 0:
+	case unix.ECONNREFUSED:
+		c.takeBack()
+		c.refuse(verdictRefused, countNoListener)
+		return
+	default:
+		c.takeBack()
+		c.refuse(verdictOverlay, countFull)
+		return
 	}
+	if !promised && !e.ipv6() && p.acceptsIPv4(e.local.Port()) {
+		sock.ToIPv4(c.fd) // while it surely is established
+	}
+	// A successor checks whether the answer was sent.
+	r.answer = c.encode(verdictConnected)
+	r.stage = stageBegun
+	if !c.answer(verdictConnected) {
+		c.takeBack()
+		c.close()
+		return
+	}
+	c.park()
+}
+
+// connectBell connects a bell to the pod's listener.
+func connectBell(bell int, e ends, promised bool) unix.Errno {
 	address := sock.Raw(e.local, e.ipv6())
 	errno := sock.Connect(bell, address)
 	if errno == unix.EINPROGRESS {
@@ -114,48 +78,35 @@ func (s *Switch) ring(p *pod, fd int, e ends, plain bool, answer answerer) {
 	if errno == unix.EALREADY && promised {
 		errno = 0 // it waits for a place in the queue
 	}
-	switch errno {
-	case 0:
-	case unix.ECONNREFUSED:
-		giveUp()
-		s.counters.add(countNoListener)
-		answer.refuse(fd, verdictRefused)
-		return
-	default:
-		giveUp()
-		overlay(countFull)
-		return
-	}
-	if !promised && !e.ipv6() && p.acceptsIPv4(e.local.Port()) {
-		sock.ToIPv4(fd) // while it surely is established
-	}
-	// A successor checks whether the answer was sent.
-	r.answer = answer.encode(verdictConnected)
-	r.stage = stageBegun
-	if !answer.send(fd, verdictConnected) {
-		giveUp()
-		unix.Close(fd)
-		return
-	}
-	s.park(&parked{record: r, pod: p, ends: e, plain: plain, fd: fd, bell: bell})
+	return errno
 }
 
-func (s *Switch) park(p *parked) {
-	p.since = time.Now()
-	from := netip.AddrPortFrom(netip.Addr{}, uint16(p.fd)) // which nobody accepts
-	if p.bell > 0 {
-		from, _ = sock.Local(p.bell)
+// takeBack frees the record and the bell of a connection that is not parked.
+func (c *incoming) takeBack() {
+	c.in.state.put(c.record)
+	c.record = nil
+	c.pod.parked.Add(-1)
+	c.pod.giveBell(c.bell, c.ends.ipv6())
+	c.bell = 0
+}
+
+// park waits until the pod accepts the bell.
+func (c *incoming) park() {
+	c.state, c.since = inParked, time.Now()
+	from := netip.AddrPortFrom(netip.Addr{}, uint16(c.fd)) // which nobody accepts
+	if c.bell > 0 {
+		from, _ = sock.Local(c.bell)
 	}
-	p.key = s.bellKey(p.pod.network.Load(), from, p.ends.local)
-	s.mu.Lock()
-	s.parked[p.key] = p
-	s.mu.Unlock()
-	s.sweepSoon()
+	c.place = c.in.bellKey(c.pod.network.Load(), from, c.ends.local)
+	c.in.mu.Lock()
+	c.in.parked[c.place] = c
+	c.in.mu.Unlock()
+	c.in.sweep.after(sweepEvery)
 }
 
 // takeRung returns the parked connection of an accepted bell, or nil.
-func (s *Switch) takeRung(p *pod, accepted int) *parked {
-	if !s.checks.mayRing(p) {
+func (in *inbound) takeRung(p *pod, accepted int) *incoming {
+	if !in.checks.mayRing(p.parked.Load()) {
 		return nil
 	}
 	bell, ok1 := sock.Peer(accepted)
@@ -166,46 +117,101 @@ func (s *Switch) takeRung(p *pod, accepted int) *parked {
 	}
 	p.ringing.Lock() // until the bell's port is known
 	defer p.ringing.Unlock()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	key := s.bellKey(network, bell, local)
-	found := s.parked[key]
-	delete(s.parked, key)
-	return found
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	key := in.bellKey(network, bell, local)
+	c := in.parked[key]
+	if c != nil {
+		delete(in.parked, key)
+		c.state = inDelivering
+		c.again = c.record.again
+	}
+	return c
+}
+
+// rings reports whether an accepted connection is the bell of a parked one.
+func (in *inbound) rings(connection int) bool {
+	bell, ok1 := sock.Peer(connection)
+	local, ok2 := sock.Local(connection)
+	network, err := sock.NetworkCookie(connection)
+	if !ok1 || !ok2 || err != nil {
+		return false
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return in.parked[in.bellKey(network, bell, local)] != nil
 }
 
 // removeParked removes the parked connections that match, and passes them to f. It
-// returns how many there were.
-func (s *Switch) removeParked(which func(*parked) bool, f func(*parked)) (left int) {
-	var out []*parked
-	s.mu.Lock()
-	for key, p := range s.parked {
-		if which(p) {
-			out = append(out, p)
-			delete(s.parked, key)
+// returns how many were parked before.
+func (in *inbound) removeParked(which func(*incoming) bool, f func(*incoming)) (before int) {
+	var out []*incoming
+	in.mu.Lock()
+	before = len(in.parked)
+	for key, c := range in.parked {
+		if which(c) {
+			out = append(out, c)
+			delete(in.parked, key)
 		}
 	}
-	left = len(s.parked)
-	s.mu.Unlock()
-	for _, p := range out {
-		s.state.put(p.record)
-		p.pod.parked.Add(-1)
-		p.pod.giveBell(p.bell, p.ends.ipv6())
-		f(p)
+	in.mu.Unlock()
+	for _, c := range out {
+		c.takeBack()
+		f(c)
 	}
-	return left + len(out)
+	return before
 }
 
-// ringAgain parks a connection again after its listener was closed, or the call that
-// accepted it was interrupted.
-func (s *Switch) ringAgain(p *pod, fd int, e ends, plain bool) {
-	s.ring(p, fd, e, plain, answerer{})
+// ringAgain rings for parked connections whose listener has closed. It returns how many
+// were parked.
+func (in *inbound) ringAgain(now time.Time) int {
+	return in.removeParked(func(c *incoming) bool { return c.unheard(now) }, (*incoming).ring)
+}
+
+// forbid resets the parked connections that are not permitted any more.
+func (in *inbound) forbid() {
+	in.removeParked(func(c *incoming) bool {
+		return !c.plain && !in.control.permits(c.ends.peer.Addr(), c.ends.local, false)
+	}, (*incoming).reset)
+}
+
+// podEnded resets the parked connections of a pod without processes.
+func (in *inbound) podEnded(p *pod) {
+	in.removeParked(func(c *incoming) bool { return c.pod == p }, (*incoming).reset)
 }
 
 // unheard reports whether the bell was closed before the pod accepted it.
-func (p *parked) unheard(now time.Time) bool {
-	if now.Sub(p.since) < sweepEvery {
+func (c *incoming) unheard(now time.Time) bool {
+	if now.Sub(c.since) < sweepEvery {
 		return false
 	}
-	return p.bell <= 0 || sock.Polled(p.bell, unix.POLLIN|unix.POLLRDHUP) != 0
+	return c.bell <= 0 || sock.Polled(c.bell, unix.POLLIN|unix.POLLRDHUP) != 0
+}
+
+// adopt continues with a parked connection of a predecessor.
+func (in *inbound) adopt(r *record) {
+	p := in.pods.at(r.local.addrPort().Addr())
+	lost := p == nil || r.fd == 0 || r.stage == stageRinging
+	if r.bell > 0 && (lost || p.network.Load() == 0) {
+		// It has rung for nothing; accept passes over it.
+		_ = sock.Disconnect(int(r.bell))
+		unix.Close(int(r.bell))
+		r.bell = 0
+	}
+	if lost {
+		if r.fd > 0 {
+			sock.Reset(int(r.fd))
+		}
+		in.state.put(r)
+		return
+	}
+	if r.answer != [answerLen]byte{} && sock.Sent(int(r.fd)) == challengeLen {
+		_, _ = unix.Write(int(r.fd), r.answer[:])
+	}
+	p.parked.Add(1)
+	c := &incoming{
+		in: in, fd: int(r.fd), pod: p, ends: ends{r.local.addrPort(), r.peer.addrPort()}, plain: r.plain,
+		record: r, bell: int(r.bell),
+	}
+	c.park()
 }

@@ -2,14 +2,9 @@ package fastpath
 
 import (
 	"crypto/rand"
-	"fmt"
-	"net/netip"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
 const (
@@ -18,190 +13,136 @@ const (
 	maxPending = 4096
 	// pendingFor limits that wait.
 	pendingFor = 2 * time.Minute
-	// shortage is the pause after a connection could not be accepted.
-	shortage = 100 * time.Millisecond
 )
 
 // peerListener accepts connections of other nodes.
 type peerListener struct {
-	s     *Switch
+	in    *inbound
 	fd    int
 	token uint64
 }
 
-func (d *peerListener) ready(uint32) { d.s.acceptAll(d.fd, d.token, d.s.addPending) }
+func (d *peerListener) ready(uint32) { d.in.acceptAll(d.fd, d.token, d.in.add) }
 
-// acceptAll accepts all connections of a listener, and waits for the next. It pauses when
-// descriptors or memory are short, because the reactor would report the connection, which
-// stays in the queue, again at once.
-func (s *Switch) acceptAll(listener int, token uint64, take func(fd int)) {
-	again := func() { _ = s.reactor.again(listener, token, unix.EPOLLIN) }
-	for {
-		fd, _, errno := sock.Accept(listener, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
-		switch errno {
-		case 0:
-			take(fd)
-		case unix.EINTR, unix.ECONNABORTED:
-		case unix.EAGAIN:
-			again()
-			return
-		default:
-			s.counters.add(countShortage)
-			time.AfterFunc(shortage, again)
-			return
-		}
-	}
-}
-
-// pendingConn is a connection that has not sent its preamble.
-type pendingConn struct {
-	s         *Switch
-	fd        int
-	token     uint64
-	challenge challenge
-	since     time.Time
-
-	mu   sync.Mutex
-	over bool
-	b    [preambleLen]byte
-	n    int
-}
-
-func (s *Switch) addPending(fd int) {
-	g := &pendingConn{s: s, fd: fd, since: time.Now()}
-	_, _ = rand.Read(g.challenge[:])
-	if n, err := unix.Write(fd, g.challenge[:]); err != nil || n != challengeLen {
+// add sends the challenge, and waits for the preamble.
+func (in *inbound) add(fd int) {
+	c := &incoming{in: in, fd: fd, since: time.Now()}
+	_, _ = rand.Read(c.challenge[:])
+	if n, err := unix.Write(fd, c.challenge[:]); err != nil || n != challengeLen {
 		unix.Close(fd)
 		return
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	s.mu.Lock()
-	full := len(s.pending) >= maxPending
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	in.mu.Lock()
+	full := len(in.pending) >= maxPending
 	if !full {
-		s.pending[g] = struct{}{}
+		in.pending[c] = struct{}{}
 	}
-	s.mu.Unlock()
+	in.mu.Unlock()
 	var err error
 	if !full {
-		err = s.reactor.add(fd, unix.EPOLLIN, g, &g.token)
+		err = in.reactor.add(fd, unix.EPOLLIN, c, &c.token)
 	}
 	if full || err != nil {
-		s.counters.add(countFull)
-		g.leave()
-		unix.Close(fd)
+		in.counters.add(countFull)
+		c.drop()
 	}
 }
 
-func (g *pendingConn) leave() {
-	g.over = true
-	g.s.mu.Lock()
-	delete(g.s.pending, g)
-	g.s.mu.Unlock()
-	if g.token != 0 {
-		g.s.reactor.forget(g.fd, g.token)
+// isPending reports whether the connection waits for its preamble.
+func (c *incoming) isPending() bool {
+	c.in.mu.Lock()
+	defer c.in.mu.Unlock()
+	_, is := c.in.pending[c]
+	return is
+}
+
+// stopPending ends the wait for the preamble.
+func (c *incoming) stopPending() {
+	c.in.mu.Lock()
+	delete(c.in.pending, c)
+	c.in.mu.Unlock()
+	if c.token != 0 {
+		c.in.reactor.forget(c.fd, c.token)
 	}
 }
 
-func (g *pendingConn) close() {
-	g.leave()
-	unix.Close(g.fd)
+// drop closes a pending connection.
+func (c *incoming) drop() {
+	c.stopPending()
+	c.close()
 }
 
-func (g *pendingConn) expire(now time.Time) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if !g.over && now.Sub(g.since) > pendingFor {
-		g.close()
+// expirePending closes connections that have waited too long, and returns how many waited.
+func (in *inbound) expirePending(now time.Time) int {
+	in.mu.Lock()
+	var all []*incoming
+	for c := range in.pending {
+		all = append(all, c)
+	}
+	in.mu.Unlock()
+	for _, c := range all {
+		c.expire(now)
+	}
+	return len(all)
+}
+
+func (c *incoming) expire(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	// Other goroutines may own it after it was pending.
+	if c.isPending() && now.Sub(c.since) > pendingFor {
+		c.drop()
 	}
 }
 
-func (g *pendingConn) ready(uint32) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.over {
+// ready reads the preamble.
+func (c *incoming) ready(uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.isPending() {
 		return
 	}
-	n, err := unix.Read(g.fd, g.b[g.n:])
+	n, err := unix.Read(c.fd, c.preamble[c.read:])
 	if err == unix.EAGAIN {
 		n = 0
 	} else if n == 0 || err != nil {
-		g.close() // not needed
+		c.drop() // not needed
 		return
 	}
-	if g.n += n; g.n < len(g.b) {
-		if g.s.reactor.again(g.fd, g.token, unix.EPOLLIN) != nil {
-			g.close()
+	if c.read += n; c.read < len(c.preamble) {
+		if c.in.reactor.again(c.fd, c.token, unix.EPOLLIN) != nil {
+			c.drop()
 		}
 		return
 	}
-	g.s.handlePreamble(g)
+	c.handlePreamble()
 }
 
-// handlePreamble acts on the preamble of a connection.
-func (s *Switch) handlePreamble(g *pendingConn) {
-	p, key, err := decodePreamble(&g.b, g.challenge, s.keyFrom)
-	if !s.checks.trusts(err, key) {
-		s.counters.add(countForged)
-		g.close()
+// handlePreamble acts on the preamble.
+func (c *incoming) handlePreamble() {
+	p, key, err := decodePreamble(&c.preamble, c.challenge, c.in.control.keyFrom)
+	if !c.in.checks.trusts(err, key) {
+		c.in.counters.add(countForged)
+		c.drop()
 		return
 	}
-	if err := s.checkPreamble(p); err != nil {
-		s.counters.add(countForged)
-		s.config.Log.Warn("a node asked for a connection that is not its own", "err", err)
-		g.close()
+	if err := c.in.control.check(p); err != nil {
+		c.in.counters.add(countForged)
+		c.in.log.Warn("a node asked for a connection that is not its own", "err", err)
+		c.drop()
 		return
 	}
-	g.leave()
-	answer := answerer{key, &g.b}
-	s.mu.Lock()
-	to := s.pods[p.target.Addr()]
-	s.mu.Unlock()
-	why := count(-1)
+	c.stopPending()
+	c.key, c.ends = key, ends{p.target, p.source}
+	c.pod = c.in.pods.at(p.target.Addr())
 	switch {
-	case to == nil:
-		why = countNoPod
-	case !s.config.Policy.Permits(p.source.Addr(), p.target):
-		why = countPolicy
+	case c.pod == nil:
+		c.refuse(verdictOverlay, countNoPod)
+	case !c.in.control.permits(p.source.Addr(), p.target, false):
+		c.refuse(verdictOverlay, countPolicy)
+	default:
+		c.ring()
 	}
-	if why >= 0 {
-		s.counters.add(why)
-		answer.refuse(g.fd, verdictOverlay)
-		return
-	}
-	s.ring(to, g.fd, ends{p.target, p.source}, false, answer)
-}
-
-// checkPreamble accepts connections from the other node's pods to this node's pods.
-func (s *Switch) checkPreamble(p preamble) error {
-	switch {
-	case p.to != s.config.Self:
-		return fmt.Errorf("node %d asks node %d", p.from, p.to)
-	case !s.checks.owns(p.from, s.nodeOf(p.source.Addr())):
-		return fmt.Errorf("node %d asks for a connection from %s", p.from, p.source)
-	case s.nodeOf(p.target.Addr()) != s.config.Self:
-		return fmt.Errorf("node %d asks for a connection to %s", p.from, p.target)
-	case p.source.Addr().Is4() != p.target.Addr().Is4():
-		return fmt.Errorf("node %d asks for a connection from %s to %s", p.from, p.source, p.target)
-	}
-	return nil
-}
-
-func (s *Switch) keyFrom(node int) []byte {
-	if node < 0 || node >= len(s.inward) {
-		return nil
-	}
-	return s.inward[node]
-}
-
-// nodeOf returns the node of a pod's address, or -1.
-func (s *Switch) nodeOf(address netip.Addr) int {
-	for i, n := range s.config.Nodes {
-		for _, prefix := range n.Prefixes {
-			if prefix.Contains(address) {
-				return i
-			}
-		}
-	}
-	return -1
 }

@@ -1,14 +1,10 @@
 package fastpath
 
 import (
-	"encoding/json"
-	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 
@@ -28,8 +24,9 @@ type pod struct {
 	// defaults holds the options of a new socket in its namespace.
 	defaults atomic.Pointer[sock.Settings]
 
-	mu         sync.Mutex
-	containers []*container // under the Switch's lock
+	containers []*container // under the lock of pods
+
+	mu sync.Mutex
 	// free holds unconnected IPv4 bells. The first one stays there, to find the
 	// namespace. freeIPv6 holds IPv6 bells.
 	free, freeIPv6 []int
@@ -48,7 +45,6 @@ type pod struct {
 
 // container is a filter with its listener.
 type container struct {
-	s      *Switch
 	pod    *pod
 	record *record
 	fd     int
@@ -72,247 +68,6 @@ func (p *pod) has(address netip.Addr) bool { return address == p.addressFor(addr
 
 // nextPort returns a local port for the program of a connection that was not bound.
 func (p *pod) nextPort() uint16 { return uint16(firstPort + p.port.Add(1)%numPorts) }
-
-// containersSource accepts deliveries of the runtime.
-type containersSource struct {
-	s     *Switch
-	fd    int
-	token uint64
-}
-
-func (c *containersSource) ready(uint32) { c.s.acceptAll(c.fd, c.token, c.s.expectDelivery) }
-
-func (s *Switch) expectDelivery(conn int) {
-	d := &delivery{s: s, fd: conn}
-	if err := s.reactor.add(conn, unix.EPOLLIN, d, &d.token); err != nil {
-		unix.Close(conn)
-	}
-}
-
-// delivery receives one message of a runtime: the ContainerProcessState of the OCI runtime
-// specification, with a descriptor.
-type delivery struct {
-	s     *Switch
-	fd    int
-	token uint64
-}
-
-func (d *delivery) ready(uint32) {
-	defer unix.Close(d.fd)
-	d.s.reactor.drop(d.token)
-	if err := d.s.takeDelivery(d.fd); err != nil {
-		d.s.config.Log.Warn("a container's connections stay on the overlay", "err", err)
-	}
-}
-
-// takeDelivery peeks at the message, which stays in the socket until there is a record: a
-// filter whose last descriptor was closed answers ENOSYS forever.
-func (s *Switch) takeDelivery(fd int) error {
-	message, rights := make([]byte, 64<<10), make([]byte, unix.CmsgSpace(8*4))
-	n, rightsLen, _, _, err := unix.Recvmsg(fd, message, rights, unix.MSG_CMSG_CLOEXEC|unix.MSG_PEEK)
-	if err != nil {
-		return fmt.Errorf("receive a container's filter: %w", err)
-	}
-	fds, err := passed(rights[:rightsLen])
-	if err != nil {
-		return fmt.Errorf("receive a container's filter: %w", err)
-	}
-	var told processState
-	if err := json.Unmarshal(message[:n], &told); err != nil {
-		sock.CloseAll(fds...)
-		return fmt.Errorf("read the state of a container: %w", err)
-	}
-	var about Metadata
-	err = about.UnmarshalText([]byte(told.Metadata))
-	if err != nil || len(fds) != 1 || len(told.Fds) != 1 || told.Fds[0] != filterName {
-		sock.CloseAll(fds...)
-		return fmt.Errorf("use a container's filter (%d descriptors %q, metadata %q): %w", len(fds), told.Fds, told.Metadata, unix.EBADMSG)
-	}
-	if s.answersFor(fds[0], about.Address) {
-		sock.CloseAll(fds...) // a predecessor has taken it
-		return nil
-	}
-	r := s.state.take(kindContainer)
-	if r == nil {
-		sock.CloseAll(fds...)
-		return errStateFull
-	}
-	r.fd, r.local, r.cookie = int32(fds[0]), packEnd(netip.AddrPortFrom(about.Address, 0)), about.Network
-	r.peer, r.memory = packEnd(netip.AddrPortFrom(about.AddressIPv6, 0)), about.Memory
-	_, err = s.adopt(r)
-	return err
-}
-
-func passed(rights []byte) ([]int, error) {
-	messages, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil, err
-	}
-	var all []int
-	for _, message := range messages {
-		fds, err := unix.ParseUnixRights(&message)
-		if err != nil {
-			return all, err
-		}
-		all = append(all, fds...)
-	}
-	return all, nil
-}
-
-// answersFor reports whether a filter belongs to a known container of a pod.
-func (s *Switch) answersFor(listener int, pod netip.Addr) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p := s.pods[pod]
-	return p != nil && slices.ContainsFunc(p.containers, func(c *container) bool {
-		return linux.SameFile(os.Getpid(), listener, os.Getpid(), c.fd)
-	})
-}
-
-// adopt starts to answer the calls of a container.
-func (s *Switch) adopt(r *record) (*container, error) {
-	c := &container{s: s, record: r, fd: int(r.fd)}
-	address := r.local.addrPort().Addr()
-	s.mu.Lock()
-	p := s.pods[address]
-	if p == nil {
-		p = &pod{address: address, ipv4Ports: map[uint16]bool{}}
-		s.pods[address] = p
-		if ipv6 := r.peer.addrPort().Addr(); !ipv6.IsUnspecified() {
-			p.addressIPv6 = ipv6
-			s.pods[ipv6] = p
-		}
-	}
-	p.containers = append(p.containers, c)
-	s.mu.Unlock()
-	c.pod = p
-	p.mu.Lock()
-	network, err := sock.NetworkCookie(int(r.bell))
-	switch {
-	case p.network.Load() != 0:
-		sock.CloseAll(int(r.bell))
-		r.bell = int32(p.free[0])
-	case r.bell > 0 && err == nil:
-		p.free = append(p.free, int(r.bell))
-		p.setNamespace(network, int(r.bell))
-	}
-	p.mu.Unlock()
-	_ = linux.WakeOnSameCPU(c.fd) // only faster, and only since Linux 6.6
-	if err := s.reactor.add(c.fd, unix.EPOLLIN, c, &c.token); err != nil {
-		c.release()
-		return nil, err
-	}
-	return c, nil
-}
-
-func (c *container) ready(events uint32) {
-	if events&unix.EPOLLHUP != 0 {
-		c.release()
-		return
-	}
-	t := &trap{s: c.s, from: c, record: c.s.state.take(kindCall), thread: -1}
-	if t.record == nil {
-		c.refuseOne()
-		return
-	}
-	t.record.fd = int32(c.fd)
-	err := linux.ReceiveNotification(c.fd, t.call())
-	_ = c.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
-	if err != nil {
-		t.done() // cancelled meanwhile
-		return
-	}
-	defer t.exclude()()
-	c.s.handle(t)
-}
-
-// refuseOne refuses a call when no record is free. It could be one that the kernel must not
-// perform.
-func (c *container) refuseOne() {
-	var n linux.Notification
-	if linux.ReceiveNotification(c.fd, &n) == nil {
-		c.s.counters.add(countFull)
-		_ = linux.AnswerNotification(c.fd, n.ID, 0, unix.ENOBUFS)
-	}
-	_ = c.s.reactor.again(c.fd, c.token, unix.EPOLLIN)
-}
-
-// release forgets a container whose processes have all ended.
-func (c *container) release() {
-	c.s.reactor.drop(c.token)
-	c.s.forgetWaiting(c)
-	c.s.mu.Lock()
-	c.pod.containers = slices.DeleteFunc(c.pod.containers, func(other *container) bool { return other == c })
-	last := len(c.pod.containers) == 0
-	if last {
-		maps.DeleteFunc(c.s.pods, func(_ netip.Addr, p *pod) bool { return p == c.pod })
-		if len(c.s.known) > minKnown {
-			c.s.forget = true
-			c.s.sweepLocked()
-		}
-	}
-	c.s.mu.Unlock()
-	c.s.state.put(c.record)
-	// Close it last: answersFor would mistake another filter with this number for this
-	// one, and close it.
-	unix.Close(c.fd)
-	if !last {
-		return
-	}
-	c.s.removeParked(func(p *parked) bool { return p.pod == c.pod }, func(p *parked) { sock.Reset(p.fd) })
-	c.pod.mu.Lock()
-	defer c.pod.mu.Unlock()
-	sock.CloseAll(append(c.pod.free, c.pod.freeIPv6...)...)
-	c.pod.free, c.pod.freeIPv6 = nil, nil
-	if c.pod.diag != nil {
-		c.pod.diag.Close()
-		c.pod.diag = nil
-	}
-}
-
-// findNamespace finds the pod's namespace by the first of its processes that calls.
-func (p *pod) findNamespace(t *trap) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.network.Load() != 0 {
-		return nil
-	}
-	namespace, err := unix.Open("/proc/"+strconv.Itoa(t.tid())+"/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open the network namespace of pod %s: %w", p.address, err)
-	}
-	defer unix.Close(namespace)
-	if !t.waits() {
-		return unix.ESRCH
-	}
-	bells, err := t.s.inside.sockets(askSockets, namespace)
-	if err != nil {
-		return err
-	}
-	network, err := sock.NetworkCookie(bells[0])
-	switch {
-	case err != nil:
-	case network == t.s.hostNetwork:
-		err = errors.New("it is the host's")
-	case network != t.from.record.cookie:
-		// The runtime is under the filter too while it creates the container.
-		err = errors.New("the process is not in it")
-	}
-	if err != nil {
-		for _, bell := range bells {
-			unix.Close(bell)
-		}
-		return fmt.Errorf("use the network namespace of pod %s: %w", p.address, err)
-	}
-	p.free = bells
-	p.setNamespace(network, bells[0])
-	t.s.mu.Lock()
-	defer t.s.mu.Unlock()
-	for _, c := range p.containers {
-		c.record.bell = int32(bells[0]) // for a successor
-	}
-	return nil
-}
 
 // noteListener records the family of a new listener.
 func (p *pod) noteListener(listener int) {
@@ -341,4 +96,108 @@ func (p *pod) setNamespace(network uint64, socket int) {
 	defaults := sock.SettingsOf(socket)
 	p.defaults.Store(&defaults)
 	p.network.Store(network)
+}
+
+// close closes the sockets in the pod's namespace.
+func (p *pod) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sock.CloseAll(append(p.free, p.freeIPv6...)...)
+	p.free, p.freeIPv6 = nil, nil
+	if p.diag != nil {
+		p.diag.Close()
+		p.diag = nil
+	}
+}
+
+// pods holds the pods of the node that have containers, by each of their addresses.
+type pods struct {
+	mu        sync.Mutex
+	byAddress map[netip.Addr]*pod
+}
+
+// at returns the pod with an address, or nil.
+func (ps *pods) at(address netip.Addr) *pod {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.byAddress[address]
+}
+
+// ofSocket returns the pod that owns the namespace of a socket, or nil.
+func (ps *pods) ofSocket(socket int) *pod {
+	network, err := sock.NetworkCookie(socket)
+	if err != nil {
+		return nil
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, p := range ps.byAddress {
+		if p.network.Load() == network {
+			return p
+		}
+	}
+	return nil
+}
+
+// answersFor reports whether a filter belongs to a known container of a pod.
+func (ps *pods) answersFor(listener int, address netip.Addr) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	p := ps.byAddress[address]
+	return p != nil && slices.ContainsFunc(p.containers, func(c *container) bool {
+		return linux.SameFile(os.Getpid(), listener, os.Getpid(), c.fd)
+	})
+}
+
+// add adds the container of a record to its pod.
+func (ps *pods) add(r *record) *container {
+	c := &container{record: r, fd: int(r.fd)}
+	address := r.local.addrPort().Addr()
+	ps.mu.Lock()
+	p := ps.byAddress[address]
+	if p == nil {
+		p = &pod{address: address, ipv4Ports: map[uint16]bool{}}
+		ps.byAddress[address] = p
+		if ipv6 := r.peer.addrPort().Addr(); !ipv6.IsUnspecified() {
+			p.addressIPv6 = ipv6
+			ps.byAddress[ipv6] = p
+		}
+	}
+	p.containers = append(p.containers, c)
+	ps.mu.Unlock()
+	c.pod = p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	network, err := sock.NetworkCookie(int(r.bell))
+	switch {
+	case p.network.Load() != 0:
+		sock.CloseAll(int(r.bell))
+		r.bell = int32(p.free[0])
+	case r.bell > 0 && err == nil:
+		p.free = append(p.free, int(r.bell))
+		p.setNamespace(network, int(r.bell))
+	}
+	return c
+}
+
+// remove removes a container, and its pod with the last one. It reports whether that has
+// happened.
+func (ps *pods) remove(c *container) (last bool) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	c.pod.containers = slices.DeleteFunc(c.pod.containers, func(other *container) bool { return other == c })
+	last = len(c.pod.containers) == 0
+	if last {
+		maps.DeleteFunc(ps.byAddress, func(_ netip.Addr, p *pod) bool { return p == c.pod })
+	}
+	return last
+}
+
+// noteSocket records a socket of the pod's namespace for a successor.
+func (ps *pods) noteSocket(p *pod, socket int) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for _, c := range p.containers {
+		c.record.bell = int32(socket)
+	}
 }

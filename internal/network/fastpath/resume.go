@@ -17,12 +17,13 @@ func (s *Switch) resumeAll() {
 	for _, fd := range s.orphans.connections {
 		local, ok1 := sock.Local(fd)
 		peer, ok2 := sock.Peer(fd)
-		p := s.podOf(fd)
-		if !ok1 || !ok2 || p == nil || s.rings(fd) {
+		p := s.pods.ofSocket(fd)
+		if !ok1 || !ok2 || p == nil || s.inbound.rings(fd) {
 			sock.Reset(fd) // a bell is rung again
 			continue
 		}
-		s.ringAgain(p, fd, ends{local, peer}, true)
+		c := &incoming{in: s.inbound, fd: fd, pod: p, ends: ends{local, peer}, plain: true}
+		c.ring()
 	}
 	for _, t := range s.resumed {
 		done := t.exclude()
@@ -45,11 +46,11 @@ func (s *Switch) resume(t *trap) {
 	switch stage {
 	case stageAsking, stageReplacing:
 		if connection > 0 {
-			s.resumeConnect(t, connection, old)
+			s.outbound.resume(t, connection, old)
 			return
 		}
 	case stageAccepted, stageDelivering:
-		if connection > 0 && s.resumeAccept(t, connection) {
+		if connection > 0 && s.listeners.resume(t, connection) {
 			return
 		}
 	case stageSteering:
@@ -65,9 +66,9 @@ func (s *Switch) resume(t *trap) {
 	s.handle(t)
 }
 
-// resumeConnect continues a connect whose preamble was sent. The connection may already
+// resume continues a connect whose preamble was sent. The connection may already
 // have replaced the old socket.
-func (s *Switch) resumeConnect(t *trap, connection, old int) {
+func (o *outbound) resume(t *trap, connection, old int) {
 	socket, ok := t.fetch(t.argument(0))
 	if !ok {
 		sock.CloseAll(connection, old)
@@ -75,52 +76,50 @@ func (s *Switch) resumeConnect(t *trap, connection, old int) {
 	}
 	if old > 0 {
 		cookie, err := sock.Cookie(socket)
-		s.mu.Lock()
-		known := s.known[t.record.cookie]
-		s.mu.Unlock()
+		known := o.sockets.find(t.record.cookie)
 		if known != nil && err == nil && cookie == known.cookie {
-			s.finishReplacing(t, connection, old)
+			o.finishReplacing(t, connection, old)
 			unix.Close(old) // or epoll would still report it
-			s.counters.add(known.counted())
-			s.report(t, known, known.progress(connection))
+			o.counters.add(known.counted())
+			o.sockets.report(t, known, known.progress(connection))
 			unix.Close(connection)
 			return
 		}
 		unix.Close(old)
 		if known != nil {
-			s.unregister(known)
+			o.sockets.remove(known)
 		}
 	}
 	address, _ := t.readAddress(t.call().Args[1], t.argument(2))
-	if s.switched(socket) { // another one by now
+	if o.switched(socket) { // another one by now
 		unix.Close(connection)
-		s.connectSwitched(t, socket, address)
+		o.sockets.connectAgain(t, socket, address)
 		return
 	}
-	d, why := s.lookUp(t, socket, address)
+	d, why := o.lookUp(t, socket, address)
 	if why == 0 {
 		if !d.outside {
 			d.target = targetOf(&t.record.asked) // as it was chosen
 		}
 		var c *connecting
-		if c, why = s.plan(t, socket, d); c != nil {
+		if c, why = o.plan(t, socket, d); c != nil {
 			c.resume(connection)
 			return
 		}
 	}
 	unix.Close(connection)
-	s.leave(t, socket, d, why)
+	o.leave(t, socket, d, why)
 }
 
 // finishReplacing adds the connection to the caller's epoll instances. They still have the
 // old socket, because this process keeps it open.
-func (s *Switch) finishReplacing(t *trap, connection, old int) {
+func (o *outbound) finishReplacing(t *trap, connection, old int) {
 	number := t.argument(0)
 	descriptors, err := listDescriptors(t.tid(), maxDescriptors)
 	if err != nil {
 		return
 	}
-	c := connecting{t: t, fd: connection}
+	c := connecting{o: o, t: t, fd: connection}
 	for _, other := range descriptors {
 		if linux.InEpoll(t.tid(), other, number, os.Getpid(), old) {
 			c.uses.epolls = append(c.uses.epolls, other)
@@ -129,9 +128,9 @@ func (s *Switch) finishReplacing(t *trap, connection, old int) {
 	c.watchAgain(c.watches(number))
 }
 
-// resumeAccept delivers an accepted connection, unless it is a bell, which rings again.
-func (s *Switch) resumeAccept(t *trap, connection int) bool {
-	if s.rings(connection) {
+// resume delivers an accepted connection, unless it is a bell, which rings again.
+func (l *listeners) resume(t *trap, connection int) bool {
+	if l.inbound.rings(connection) {
 		t.forget(connection)
 		return false
 	}
@@ -152,31 +151,15 @@ func (s *Switch) resumeAccept(t *trap, connection int) bool {
 		t.forget(connection)
 		return false
 	}
-	a := accepted{fd: connection, peer: peer}
-	if s.switched(connection) {
+	c := &incoming{in: l.inbound, fd: connection, state: inDelivering, pod: t.from.pod, ends: ends{peer: peer}, plain: true}
+	if l.switched(connection) {
 		id, _ := sock.Cookie(connection)
-		s.mu.Lock()
-		a.known = s.known[id]
-		s.mu.Unlock()
-		if a.known == nil {
+		if c.known = l.inbound.sockets.find(id); c.known == nil {
 			t.forget(connection)
 			return false
 		}
-		a.switched, a.peer = true, a.known.peer.addrPort()
+		c.plain, c.ends = false, ends{c.known.local.addrPort(), c.known.peer.addrPort()}
 	}
-	s.deliver(t, listener, a, t.acceptFlags())
+	c.deliver(t, listener, t.acceptFlags())
 	return true
-}
-
-// rings reports whether an accepted connection is the bell of a parked one.
-func (s *Switch) rings(connection int) bool {
-	bell, ok1 := sock.Peer(connection)
-	local, ok2 := sock.Local(connection)
-	network, err := sock.NetworkCookie(connection)
-	if !ok1 || !ok2 || err != nil {
-		return false
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.parked[s.bellKey(network, bell, local)] != nil
 }

@@ -10,7 +10,7 @@ import (
 // socket to the chosen pod, and the kernel only waits for the result. Otherwise
 // kube-proxy's rules would choose again. That would break session affinity, and a pod
 // without a Switch would receive too few connections.
-func (s *Switch) leave(t *trap, socket int, d destination, why count) {
+func (o *outbound) leave(t *trap, socket int, d destination, why count) {
 	flags, err := unix.FcntlInt(uintptr(socket), unix.F_GETFL, 0)
 	if err != nil || d.direct || !d.target.IsValid() {
 		t.proceed(why)
@@ -26,8 +26,8 @@ func (s *Switch) leave(t *trap, socket int, d destination, why count) {
 		_ = unix.SetNonblock(socket, false)
 	}
 	if errno == 0 || errno == unix.EINPROGRESS {
-		if err := s.registerSteered(t.from.pod, socket, d); err != nil {
-			s.config.Log.Warn("a program is told the address of a pod in place of a Service's", "err", err)
+		if err := o.sockets.registerSteered(t.from.pod, socket, d.asked, d.target, d.ipv6); err != nil {
+			o.log.Warn("a program is told the address of a pod in place of a Service's", "err", err)
 		}
 	}
 	if waits && errno == unix.EINPROGRESS {

@@ -17,54 +17,32 @@ import (
 	"berth.dev/berth/internal/network/fastpath/sock"
 )
 
-// Switch answers the trapped calls of a node's pods.
+// Switch answers the trapped calls of a node's pods. Its parts hold the state: outbound and
+// inbound the connections that are being made, listeners the accepts that wait, sockets what
+// is known of switched sockets, and control what nodes and policy say.
 type Switch struct {
-	config      Config
-	checks      checks
-	reactor     *reactor
-	state       *state
-	diagLock    sync.Mutex // of diag
-	diag        *linux.SocketDiag
-	inside      *inside
-	peers       []*peer  // by node; nil for those without a Switch
-	inward      [][]byte // keys of connections from nodes
-	hostNetwork uint64
-	counters    counters
-	habits      habits
-	files       []*os.File
-	lifeline    *os.File
-	fdHolder    *record
+	*shared
+	config    Config
+	control   *control
+	pods      *pods
+	sockets   *sockets
+	outbound  *outbound
+	inbound   *inbound
+	listeners *listeners
+	fdHolder  *fdHolder
+	files     []*os.File
+
 	// resumed holds the unanswered calls of a predecessor.
 	resumed []*trap
 	// lost holds pods whose filters died with a predecessor.
 	lost    []netip.Addr
 	orphans orphans
 
-	// accepting has locks for listeners, chosen by cookie.
-	accepting [64]sync.Mutex
+	sweepAlarm *alarm
+	tidyTimer  *time.Timer
 
-	// callers has locks for calling threads, chosen by number (exclude).
-	callers [256]sync.Mutex
-
-	sweepTimer, tidyTimer, signalTimer *time.Timer
-
-	mu         sync.Mutex
-	pods       map[netip.Addr]*pod
-	parked     map[bellKey]*parked
-	queues     map[uint64]*queue // by the cookie of a listener
-	waiting    map[*waiting]struct{}
-	connecting map[*connecting]struct{}
-	pending    map[*pendingConn]struct{}
-	known      map[uint64]*record // by cookie
-	sticks     map[stick]*record
-	// forgetAt and sticksAt are sizes of known and sticks. Larger maps lose their expired
-	// records.
-	forgetAt, sticksAt   int
-	forget               bool // sockets that are closed
-	tidied               time.Time
-	signalsTook          time.Duration
-	sweeping, signalsDue bool
-	closed               bool
+	mu     sync.Mutex
+	tidied time.Time
 }
 
 // New makes a Switch in the current network namespace, which must be the host's. It takes
@@ -75,16 +53,11 @@ func newSwitch(c Config, with checks) (*Switch, error) {
 	if err := c.Validate(); err != nil {
 		return nil, fmt.Errorf("configure the fast path: %w", err)
 	}
-	s := &Switch{
-		config: c, checks: with, lifeline: c.Lifeline, inside: &inside{conn: c.Inside}, inward: make([][]byte, len(c.Nodes)),
-		pods: map[netip.Addr]*pod{}, parked: map[bellKey]*parked{},
-		queues: map[uint64]*queue{}, waiting: map[*waiting]struct{}{}, connecting: map[*connecting]struct{}{}, pending: map[*pendingConn]struct{}{},
-		habits: habits{of: map[netip.AddrPort]*habit{}}, known: map[uint64]*record{}, sticks: map[stick]*record{}, forgetAt: minKnown, sticksAt: minSticks,
-	}
-	s.sweepTimer, s.tidyTimer = time.AfterFunc(time.Hour, s.sweep), time.AfterFunc(time.Hour, s.sweepSoon)
-	s.signalTimer = time.AfterFunc(time.Hour, s.checkSignals)
-	s.stopTimers()
-	steps := []func() error{s.findHost, s.deriveKeys, s.openState, s.succeed, s.open}
+	s := &Switch{config: c, shared: &shared{log: c.Log, checks: with, inside: &inside{conn: c.Inside}}}
+	s.sweepAlarm = newAlarm(s.sweep)
+	s.tidyTimer = time.AfterFunc(time.Hour, s.sweepSoon)
+	s.tidyTimer.Stop()
+	steps := []func() error{s.findHost, s.openState, s.makeParts, s.succeed, s.open}
 	for _, step := range steps {
 		if err := step(); err != nil {
 			return nil, errors.Join(fmt.Errorf("prepare the fast path: %w", err), s.Close())
@@ -104,22 +77,9 @@ func (s *Switch) findHost() error {
 	if err != nil {
 		return fmt.Errorf("recognize sockets of the host (Linux 5.14 can): %w", err)
 	}
-	own := int(s.lifeline.Fd())
+	own := int(s.config.Lifeline.Fd())
 	if !linux.SameFile(os.Getpid(), own, os.Getpid(), own) {
 		return errNoCompare
-	}
-	s.diag, err = linux.OpenSocketDiag()
-	return err
-}
-
-func (s *Switch) deriveKeys() (err error) {
-	if s.peers, err = newPeers(s.config); err != nil {
-		return err
-	}
-	for i := range s.config.Nodes {
-		if s.inward[i], err = pairKey(s.config.Key, i, s.config.Self); err != nil {
-			return fmt.Errorf("derive the key from node %d: %w", i, err)
-		}
 	}
 	return nil
 }
@@ -132,6 +92,35 @@ func (s *Switch) openState() (err error) {
 	return err
 }
 
+// makeParts makes the parts that hold the state.
+func (s *Switch) makeParts() (err error) {
+	if s.control, err = newControl(s.config, s.checks); err != nil {
+		return err
+	}
+	peers, err := newPeers(s.config)
+	if err != nil {
+		return err
+	}
+	diag, err := linux.OpenSocketDiag()
+	if err != nil {
+		return err
+	}
+	s.fdHolder = &fdHolder{shared: s.shared, lifeline: s.config.Lifeline}
+	s.pods = &pods{byAddress: map[netip.Addr]*pod{}}
+	s.sockets = newSockets(s.shared, s.pods, diag, s.sweepAlarm)
+	s.outbound = &outbound{
+		shared: s.shared, config: s.config, control: s.control, pods: s.pods, sockets: s.sockets, peers: peers,
+		habits: habits{of: map[netip.AddrPort]*habit{}}, affinity: newAffinity(s.state), sweep: s.sweepAlarm,
+		connecting: map[*connecting]struct{}{},
+	}
+	s.inbound = &inbound{
+		shared: s.shared, control: s.control, pods: s.pods, sockets: s.sockets, sweep: s.sweepAlarm,
+		pending: map[*incoming]struct{}{}, parked: map[bellKey]*incoming{},
+	}
+	s.listeners = newListeners(s.inbound)
+	return nil
+}
+
 // open adds the listeners to the reactor.
 func (s *Switch) open() error {
 	c := &containersSource{s: s}
@@ -139,7 +128,7 @@ func (s *Switch) open() error {
 		return err
 	}
 	for _, listener := range s.config.Listeners {
-		d := &peerListener{s: s}
+		d := &peerListener{in: s.inbound}
 		if err := s.takeOver(listener, d, &d.fd, &d.token); err != nil {
 			return err
 		}
@@ -192,20 +181,15 @@ func (s *Switch) Run(ctx context.Context) error {
 // are created again.
 func (s *Switch) Lost() []netip.Addr { return s.lost }
 
+// Counters returns the nonzero counters since the start, by description.
+func (s *Switch) Counters() map[string]uint64 { return s.counters.nonzero() }
+
 // Close stops the timers. The process must end after it, which closes all descriptors.
 func (s *Switch) Close() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closed {
-		return nil
+	s.sweepAlarm.close()
+	s.tidyTimer.Stop()
+	if s.listeners != nil {
+		s.listeners.waiting.signals.close()
 	}
-	s.closed = true
-	s.stopTimers()
 	return nil
-}
-
-func (s *Switch) stopTimers() {
-	for _, timer := range []*time.Timer{s.sweepTimer, s.tidyTimer, s.signalTimer} {
-		timer.Stop()
-	}
 }

@@ -12,7 +12,7 @@ import (
 // sysinfo answers sysinfo(2) with the memory of the caller's container. glibc's
 // sysconf(_SC_PHYS_PAGES) asks for it, and so the JVM, OpenMPI and Python. A task
 // has one listener at most, so the answer is due here.
-func (s *Switch) sysinfo(t *trap) {
+func (t *trap) sysinfo() {
 	memory := t.from.record.memory
 	var info unix.Sysinfo_t
 	if memory == 0 || unix.Sysinfo(&info) != nil {

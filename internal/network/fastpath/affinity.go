@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,22 +26,43 @@ const (
 	maxSticks = numRecords / 4
 )
 
+// affinity records the pods that Services have led to.
+type affinity struct {
+	state *state
+
+	mu     sync.Mutex
+	sticks map[stick]*record
+	// tidyAt is a size of sticks. A larger map loses its expired records.
+	tidyAt int
+}
+
+func newAffinity(s *state) *affinity {
+	return &affinity{state: s, sticks: map[stick]*record{}, tidyAt: minSticks}
+}
+
+// adopt takes a record of a predecessor.
+func (a *affinity) adopt(r *record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sticks[stick{r.local.addrPort().Addr(), r.peer.addrPort()}] = r
+}
+
 // choose returns one of a Service's pods.
-func (s *Switch) choose(from netip.Addr, to netip.AddrPort, r Route) netip.AddrPort {
+func (a *affinity) choose(from netip.Addr, to netip.AddrPort, r Route) netip.AddrPort {
 	chosen := r.Targets[rand.IntN(len(r.Targets))]
 	if r.Sticky == 0 {
 		return chosen
 	}
 	now := sinceBoot()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	known := s.sticks[stick{from, to}]
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	known := a.sticks[stick{from, to}]
 	if known == nil {
-		if known = s.rememberLocked(now); known == nil {
+		if known = a.rememberLocked(now); known == nil {
 			return chosen
 		}
 		known.local, known.peer = packEnd(netip.AddrPortFrom(from, 0)), packEnd(to)
-		s.sticks[stick{from, to}] = known
+		a.sticks[stick{from, to}] = known
 	}
 	if before := known.target.addrPort(); now < time.Duration(known.cookie) && slices.Contains(r.Targets, before) {
 		chosen = before
@@ -51,21 +73,21 @@ func (s *Switch) choose(from netip.Addr, to netip.AddrPort, r Route) netip.AddrP
 
 // rememberLocked returns a new record, or nil if there are too many. It removes expired
 // records whenever their number has doubled.
-func (s *Switch) rememberLocked(now time.Duration) *record {
-	if len(s.sticks) >= s.sticksAt {
-		maps.DeleteFunc(s.sticks, func(_ stick, r *record) bool {
+func (a *affinity) rememberLocked(now time.Duration) *record {
+	if len(a.sticks) >= a.tidyAt {
+		maps.DeleteFunc(a.sticks, func(_ stick, r *record) bool {
 			over := now >= time.Duration(r.cookie)
 			if over {
-				s.state.put(r)
+				a.state.put(r)
 			}
 			return over
 		})
-		s.sticksAt = min(2*len(s.sticks)+minSticks, maxSticks)
+		a.tidyAt = min(2*len(a.sticks)+minSticks, maxSticks)
 	}
-	if len(s.sticks) >= maxSticks {
+	if len(a.sticks) >= maxSticks {
 		return nil
 	}
-	return s.state.take(kindSticky)
+	return a.state.take(kindSticky)
 }
 
 // sinceBoot returns the time since boot, which a successor can compare.

@@ -11,14 +11,28 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
+// waitingCalls holds the accepts that wait for connections.
+type waitingCalls struct {
+	reactor *reactor
+	// accept answers one of them. It may add the call again.
+	accept func(*trap)
+
+	mu      sync.Mutex
+	queues  map[uint64]*queue // by the cookie of a listener
+	calls   map[*waiting]struct{}
+	signals *alarm
+	// took is the duration of the last checkSignals.
+	took time.Duration
+}
+
 // queue holds the accepts that wait for one listener. It has no descriptor of the listener,
 // which would stay open after its process was killed: epoll watches a file as long as any
 // descriptor is open.
 type queue struct {
-	s       *Switch
+	in      *waitingCalls
 	cookie  uint64
 	token   uint64
-	waiting []*waiting // under the Switch's lock
+	waiting []*waiting // under the lock of waitingCalls
 }
 
 // waiting is an accept that waits for a connection.
@@ -31,43 +45,49 @@ type waiting struct {
 	over bool
 }
 
-// waitFor adds a call to the queue of its listener.
-func (s *Switch) waitFor(t *trap, listener int, cookie uint64) {
+func newWaitingCalls(r *reactor, accept func(*trap)) *waitingCalls {
+	in := &waitingCalls{reactor: r, accept: accept, queues: map[uint64]*queue{}, calls: map[*waiting]struct{}{}}
+	in.signals = newAlarm(in.checkSignals)
+	return in
+}
+
+// add adds a call to the queue of its listener.
+func (in *waitingCalls) add(t *trap, listener int, cookie uint64) {
 	unix.Close(t.thread)
 	t.thread = -1
 	w := &waiting{t: t}
-	s.mu.Lock()
-	q := s.queues[cookie]
+	in.mu.Lock()
+	q := in.queues[cookie]
 	if q == nil {
-		q = &queue{s: s, cookie: cookie}
-		s.queues[cookie] = q
+		q = &queue{in: in, cookie: cookie}
+		in.queues[cookie] = q
 	}
 	w.q = q
 	q.waiting = append(q.waiting, w)
-	s.waiting[w] = struct{}{}
+	in.calls[w] = struct{}{}
 	if limit, err := unix.GetsockoptTimeval(listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO); err == nil && (limit.Sec != 0 || limit.Usec != 0) {
 		w.timer = time.AfterFunc(time.Duration(limit.Nano()), w.timeOut)
 	}
 	err := q.arm(listener)
 	t.release() // before somebody else can answer
-	s.checkSignalsSoonLocked()
-	s.mu.Unlock()
+	in.checkSignalsSoonLocked()
+	in.mu.Unlock()
 	if err != nil && w.end() {
 		t.answer(0, unix.ENOBUFS)
 	}
 }
 
-// arm waits for a connection again. The caller holds the Switch's lock.
+// arm waits for a connection again. The caller holds the lock of waitingCalls.
 func (q *queue) arm(listener int) error {
-	q.s.reactor.drop(q.token)
-	return q.s.reactor.add(listener, unix.EPOLLIN, q, &q.token)
+	q.in.reactor.drop(q.token)
+	return q.in.reactor.add(listener, unix.EPOLLIN, q, &q.token)
 }
 
 // ready lets the first call of the queue accept.
 func (q *queue) ready(uint32) {
 	if w := q.first(); w != nil && w.end() {
 		done := w.t.exclude()
-		q.s.accept(w.t)
+		q.in.accept(w.t)
 		done()
 	}
 	// Where there are more, there may be another connection for them.
@@ -79,8 +99,8 @@ func (q *queue) ready(uint32) {
 }
 
 func (q *queue) first() *waiting {
-	q.s.mu.Lock()
-	defer q.s.mu.Unlock()
+	q.in.mu.Lock()
+	defer q.in.mu.Unlock()
 	if len(q.waiting) == 0 {
 		return nil
 	}
@@ -104,11 +124,10 @@ func (w *waiting) arm() bool {
 		t.thread = -1
 	}
 	if err == nil && t.waits() {
-		s := t.s
-		s.mu.Lock()
+		w.q.in.mu.Lock()
 		err = w.q.arm(listener)
 		unix.Close(listener) // before somebody else can answer
-		s.mu.Unlock()
+		w.q.in.mu.Unlock()
 		if err == nil {
 			return true
 		}
@@ -146,14 +165,14 @@ func (w *waiting) leave() {
 	if w.timer != nil {
 		w.timer.Stop()
 	}
-	s, q := w.t.s, w.q
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.waiting, w)
+	q, in := w.q, w.q.in
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	delete(in.calls, w)
 	q.waiting = slices.DeleteFunc(q.waiting, func(other *waiting) bool { return other == w })
-	if len(q.waiting) == 0 && s.queues[q.cookie] == q {
-		s.reactor.drop(q.token)
-		delete(s.queues, q.cookie)
+	if len(q.waiting) == 0 && in.queues[q.cookie] == q {
+		in.reactor.drop(q.token)
+		delete(in.queues, q.cookie)
 	}
 }
 
@@ -166,17 +185,15 @@ const (
 )
 
 // checkSignalsSoonLocked schedules checkSignals while accepts wait.
-func (s *Switch) checkSignalsSoonLocked() {
-	if s.signalsDue || s.closed || len(s.waiting) == 0 {
-		return
+func (in *waitingCalls) checkSignalsSoonLocked() {
+	if len(in.calls) > 0 {
+		in.signals.after(min(max(signalsEvery, in.took*signalsShare), signalsAtLeast))
 	}
-	s.signalsDue = true
-	s.signalTimer.Reset(min(max(signalsEvery, s.signalsTook*signalsShare), signalsAtLeast))
 }
 
-func (s *Switch) checkSignals() {
+func (in *waitingCalls) checkSignals() {
 	began := time.Now()
-	for _, w := range s.allWaiting() {
+	for _, w := range in.all() {
 		interrupted := linux.Interrupted(w.t.tid())
 		switch {
 		case !w.t.waits():
@@ -187,10 +204,11 @@ func (s *Switch) checkSignals() {
 			w.interrupt()
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.signalsDue, s.signalsTook = false, time.Since(began)
-	s.checkSignalsSoonLocked()
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.took = time.Since(began)
+	in.signals.clear()
+	in.checkSignalsSoonLocked()
 }
 
 // interrupt ends a call as accept(2) does when a signal comes.
@@ -205,17 +223,17 @@ func (w *waiting) interrupt() {
 	}
 }
 
-// forgetWaiting removes the accepts of a container that has ended.
-func (s *Switch) forgetWaiting(c *container) {
-	for _, w := range s.allWaiting() {
+// containerEnded removes the accepts of a container without processes.
+func (in *waitingCalls) containerEnded(c *container) {
+	for _, w := range in.all() {
 		if w.t.from == c && w.end() {
 			w.t.cancelled()
 		}
 	}
 }
 
-func (s *Switch) allWaiting() []*waiting {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.waiting))
+func (in *waitingCalls) all() []*waiting {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return slices.Collect(maps.Keys(in.calls))
 }
