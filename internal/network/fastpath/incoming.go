@@ -27,7 +27,7 @@ type incoming struct {
 	in    *inbound
 	fd    int
 	state incomingState
-	// since is the time at which it became pending or parked.
+	// since is the start of inPending or inParked.
 	since time.Time
 
 	// In inPending. The lock excludes ready and expire.
