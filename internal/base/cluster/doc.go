@@ -2,4 +2,8 @@
 // pure plan that follows from it and from what the allocation offers (Plan):
 // names, addresses, paths, sizes. Every other package reads it; it reads none
 // of them, touches no file, opens no socket and makes no system call.
+//
+// Read spec.go first, with mount.go, publish.go and device.go for the values of its
+// options. Then design.go, which makes the plan of plan.go from the offers of all
+// nodes, with names.go, addresses.go and ipv6.go.
 package cluster

@@ -1,4 +1,12 @@
 // Package linux wraps the kernel interfaces that berth uses in typed calls.
 // Their errors name the action and the object. The package makes no decisions
 // and imports no other package of berth.
+//
+// The files do not build on each other. By topic:
+//
+//   - processes: process.go, descendants.go, thread.go, usage.go, program.go
+//   - descriptors: packets.go, socketpair.go, memfd.go, fdholder.go
+//   - seccomp: notification.go, seccomp.go, fakechown.go, keys.go
+//   - networks: tun.go, messages.go, netlink.go, sockdiag.go
+//   - mounts: mount.go
 package linux

@@ -2,4 +2,18 @@
 // applies them, follows the logs of what runs to an end, notices what can never
 // start, and derives the exit code. It speaks to any Kubernetes API server and
 // knows nothing of how this one came about.
+//
+// Read in this order:
+//
+//   - parse.go (with place.go), check.go and checkpods.go: manifests
+//   - client.go, apply.go, remove.go and record.go: objects in the cluster
+//   - target.go, owners.go and follow.go: from objects to a result
+//   - logs.go, nodelog.go, stream.go and selection.go: the output
+//   - stuck.go, reasons.go, taints.go, references.go and remedies.go: pods that
+//     never start
+//   - pulls.go: reports of pulls that take long
+//   - drain.go: the end of all pods
+//
+// token.go and images.go are for other packages: the token of an administrator, and
+// the images of manifests.
 package workload

@@ -6,6 +6,11 @@
 // Any doubt at the beginning is an error, and the layer is then fetched as a
 // whole. The package does not mount layers, and does not decide which layers are
 // lazy.
+//
+// Read maker.go first, then index.go and file.go: a layer before and while its content
+// arrives. This file, transport.go and login.go request content from registries. line.go
+// and order.go decide what is requested next; pull.go and claim.go connect layers with
+// images.
 package lazy
 
 import (
