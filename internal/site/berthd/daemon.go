@@ -50,6 +50,7 @@ type Daemon struct {
 
 	optOuts  *optOuts
 	sessions *sessions
+	server   *server
 
 	// applying is held while the kernel is changed, so that an older state never replaces a
 	// newer one.
@@ -125,6 +126,10 @@ func newDaemon(config siteconf.Config, node string, host netip.Addr, store *Stor
 	d.audit = &audit{path: config.Audit, node: node, ipv6: config.IPv6, log: log, now: time.Now}
 	d.optOuts = &optOuts{dir: filepath.Join(config.Run, "declined"), allowed: config.OptOut, log: log}
 	d.sessions = &sessions{dir: filepath.Join(config.Run, "sessions"), log: log}
+	d.server = &server{
+		do: d.do, log: log,
+		clients: clientLimits{subordinates: subordinates{path: "/etc/subuid", number: userNumber}}, begun: startLimit{most: maxBegun},
+	}
 	d.gateways = &gateways{
 		node: node, host: host, config: config.Gateways, store: store, log: log, changed: d.touch,
 		again: make(chan struct{}, 1), living: map[string]netip.Addr{},

@@ -91,7 +91,7 @@ func Run(ctx context.Context, config siteconf.Config, node string, log *slog.Log
 	}
 	log.Info("berthd is ready", "node", node, "address", host, "pods", len(d.local))
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.serve(ctx, listener) })
+	group.Go(func() error { return d.server.serve(ctx, listener) })
 	group.Go(func() error { return d.reconcile(ctx) })
 	group.Go(func() error { return d.register(ctx) })
 	group.Go(func() error { return d.collect(ctx) })

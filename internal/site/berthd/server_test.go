@@ -132,7 +132,7 @@ func TestUsersDoNotFillTheLog(t *testing.T) {
 			if !hears {
 				asker.Close()
 			}
-			d.answer(t.Context(), asked, &unix.Ucred{Uid: question.uid})
+			d.server.answer(t.Context(), asked, &unix.Ucred{Uid: question.uid})
 			if logged := strings.Contains(log.String(), "refuse"); logged != question.logged {
 				t.Errorf("%q of %d: %s", question.text, question.uid, log.String())
 			}
@@ -183,7 +183,7 @@ func TestBerthSessionsThatSayNothingAreCounted(t *testing.T) {
 	d := newDaemon(siteconf.Config{}, "n1", netip.Addr{}, nil, nil, slog.New(slog.DiscardHandler))
 	ctx, end := context.WithCancel(t.Context())
 	served := make(chan error, 1)
-	go func() { served <- d.serve(ctx, listener) }()
+	go func() { served <- d.server.serve(ctx, listener) }()
 	defer func() {
 		end()
 		if err := <-served; err != nil {
