@@ -241,7 +241,7 @@ zstd      faster to unpack than gzip, and mostly smaller; Docker 23, podman 3 an
 			case f.form == "":
 				return &usageError{errors.New("say how layers are to be packed: --to estargz or --to zstd")}
 			case !slices.Contains(imageForms, f.form):
-				return &usageError{fmt.Errorf("layers packed as %q are not known: give --to estargz or --to zstd", f.form)}
+				return &usageError{fmt.Errorf("pack layers as %q: give --to estargz or --to zstd", f.form)}
 			}
 			return nil
 		},

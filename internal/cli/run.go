@@ -173,7 +173,7 @@ func addSpecFlags(flags *pflag.FlagSet, spec *cluster.Spec) {
 	flags.DurationVar(&spec.Grace, "grace", 0, "`time` before the end of the job's at which the workload is asked to end (default: Slurm's KillWait, after it)")
 	flags.StringVar(&spec.State, "state", "", "`folder` for the cluster's objects: they are saved there, and come back in the next job, or after a requeue")
 	flags.StringVar(&spec.StateSecrets, "state-secrets", "", "`what` becomes of Secrets there: encrypt (by a key in your home directory) or omit (default encrypt)")
-	flags.StringArrayVar(&spec.Publish, "publish", nil, "open a `port` of the nodes on their hosts, as [NAME=][ADDRESS:]PORT[:PORT], such as 8080:80; where the site gives jobs a network of their own, NAME.JOB leads there; can be repeated")
+	flags.StringArrayVar(&spec.Publish, "publish", nil, "open a `port` of the nodes on their hosts, as [NAME=][ADDRESS:]PORT[:PORT], such as 8080:80; where the site gives each job its own network, NAME.JOB leads there; can be repeated")
 	flags.StringVar(&spec.DebugDir, "debug-dir", "", "keep logs and configuration in this `directory`")
 	flags.IntVar(&spec.Verbosity, "component-verbosity", 0, "log `level` of the Kubernetes components")
 }

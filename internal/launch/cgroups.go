@@ -25,7 +25,7 @@ func (r *run) makeCgroup() error {
 	}
 	group, err := sandbox.MakeCgroup(delegation.Path, r.host.runID)
 	if err != nil {
-		r.Log.Warn("limits of processors are not enforced, and those of memory by watching only: " + err.Error())
+		r.Log.Warn("CPU limits are not enforced, and memory limits only by watching: " + err.Error())
 		return nil
 	}
 	r.cgroup = group

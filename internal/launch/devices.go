@@ -81,6 +81,6 @@ func lockedMemory(requests []cluster.DeviceRequest) string {
 	if !rdma || limit.Max == unix.RLIM_INFINITY {
 		return ""
 	}
-	return fmt.Sprintf("pods may lock %s of memory only, which is little for InfiniBand; an administrator can set PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd's unit",
+	return fmt.Sprintf("pods may lock only %s of memory, which is little for InfiniBand; an administrator can set PropagateResourceLimitsExcept=MEMLOCK in slurm.conf and LimitMEMLOCK=infinity in slurmd's unit",
 		probe.Bytes(limit.Max))
 }

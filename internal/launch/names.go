@@ -89,7 +89,7 @@ func (r *run) ownJob() (string, error) {
 		id = networkOf(r.allocation.job, r.Getenv, local)
 	}
 	if id == "" {
-		return "", errors.New("names are for jobs with a network of their own, as some sites give them one (docs/site-network.md), and this is none: publish the port without a name, as in --publish 8080:80")
+		return "", errors.New("names are only for jobs with their own network (docs/site-network.md), and this job uses the hosts' network: publish the port without a name, as in --publish 8080:80")
 	}
 	return id, nil
 }
@@ -130,7 +130,7 @@ func askForNames(ctx context.Context, run, job, names string) (siteconf.Message,
 	}
 	if len(files) != 1 {
 		siteconf.CloseAll(files)
-		return answer, nil, errors.New("berthd has not said how long they are there: install the same version of it and of berth")
+		return answer, nil, errors.New("berthd did not report how long the name lasts: install the same version of berthd and berth")
 	}
 	return answer, files[0], nil
 }

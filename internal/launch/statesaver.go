@@ -95,7 +95,7 @@ func (r *run) openState(ctx context.Context) error {
 func (s *stateSaver) restore(saved savedstate.Snapshot) error {
 	r := s.run
 	if newer(saved.Facts.Kubernetes, cluster.KubernetesVersion) {
-		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are those of Kubernetes %s, and this is %s: use the newer berth (%s)",
+		return exitcode.Wrap(exitcode.Config, fmt.Errorf("restore the cluster from %s: its objects are from Kubernetes %s, and this is %s: use the newer berth (%s)",
 			r.Spec.State, saved.Facts.Kubernetes, cluster.KubernetesVersion, saved.Berth))
 	}
 	var content bytes.Buffer

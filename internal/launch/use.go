@@ -66,7 +66,7 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 	case ctx.Err() != nil:
 		return true, 0, context.Cause(ctx)
 	case hops > 0 && !ok, hops >= maxHops && head != "":
-		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it is that of a 'berth run', which takes neither commands nor images of other runs", job.ID))
+		return true, 0, exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("use the cluster of job %s: no cluster of 'berth up' is on this node; it has ended, or it belongs to a 'berth run', which takes neither commands nor images of other runs", job.ID))
 	case !ok && inJob && job.Place == slurm.PlaceShell:
 		// A program under salloc is not on the nodes.
 		if _, head, err = slurm.StepNamed(ctx, job.ID, UpStep, slurm.AskPatiently); err != nil || head == "" {
@@ -123,7 +123,7 @@ func (o Options) CheckUse() error {
 		return exitcode.Wrap(exitcode.Usage, err)
 	}
 	if len(o.Shape) > 0 {
-		return exitcode.Wrap(exitcode.Usage, fmt.Errorf("run on the cluster that is up: --%s belongs to its start; give it to 'berth up', or start a cluster for this run alone with --own-cluster", strings.Join(o.Shape, ", --")))
+		return exitcode.Wrap(exitcode.Usage, fmt.Errorf("run on the cluster that is up: --%s configures a new cluster; give it to 'berth up', or start a separate cluster with --own-cluster", strings.Join(o.Shape, ", --")))
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (u *user) leave(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), limit)
 	defer cancel()
 	if err := u.client.Remove(ctx, u.objects); err != nil && limit > 0 {
-		return fmt.Errorf("what the run has applied is not all gone: %w", err)
+		return fmt.Errorf("some objects of the run still exist: %w", err)
 	}
 	return nil
 }

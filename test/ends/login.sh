@@ -273,7 +273,7 @@ reach_run() {
 	ends e 5
 	asks 0 'No resources' alice kubectl "$id" get jobs
 	asks 69 'takes neither commands nor images of other runs' alice run "$id" -- true
-	asks 64 'belongs to its start' alice run "$id" --ha -f $here/exit.yaml
+	asks 64 'configures a new cluster' alice run "$id" --ha -f $here/exit.yaml
 	begin m alice login env BERTH_JOB=99999 berth run -f $here/exit.yaml
 	ends m 66
 	says m 'BERTH_JOB names it'

@@ -129,7 +129,7 @@ kubernetes() {
 	on ctl scancel "${jobs[alice]}"
 	poll 30 gone alice || fail "the job does not end"
 	seen=$(in_berth srun -Q -N1 -n1 --mem=1500 --network-pod=no berth run --publish web=8080:80 -- true 2>&1) && fail "there are names in the hosts' network"
-	[[ $seen == *"name web: names are for jobs with a network of their own"* ]] || fail "in the hosts' network: $seen"
+	[[ $seen == *"name web: names are only for jobs with their own network"* ]] || fail "in the hosts' network: $seen"
 	as alice login rm -f where.yaml ask.sh berth.out enough
 }
 

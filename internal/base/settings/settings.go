@@ -86,7 +86,7 @@ func Parse(path string, content []byte) (*File, error) {
 	}
 	p := &parser{path: path}
 	if err := decoder.Decode(&yaml.Node{}); !errors.Is(err, io.EOF) {
-		p.fault(&document, "a second document; there is to be one")
+		p.fault(&document, "a second document; a settings file has one")
 	}
 	p.each(document.Content[0], func(key, value *yaml.Node) {
 		switch key.Value {
@@ -119,14 +119,14 @@ func (p *parser) each(mapping *yaml.Node, do func(key, value *yaml.Node)) {
 	case mapping.Kind == yaml.ScalarNode && mapping.Tag == "!!null":
 		return // a section with only comments
 	case mapping.Kind != yaml.MappingNode:
-		p.fault(mapping, "here are to be lines of the form 'name: value'")
+		p.fault(mapping, "write lines of the form 'name: value'")
 		return
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		key, value := mapping.Content[i], mapping.Content[i+1]
 		if seen[key.Value] {
-			p.fault(key, "%s is there twice", key.Value)
+			p.fault(key, "%s is given twice", key.Value)
 			continue
 		}
 		seen[key.Value] = true
@@ -148,13 +148,13 @@ func (p *parser) entries(section *yaml.Node) (entries []Entry) {
 			entry.List = true
 			for _, item := range value.Content {
 				if item.Kind != yaml.ScalarNode || item.Tag == "!!null" {
-					p.fault(item, "%s is to be a list of single values", key.Value)
+					p.fault(item, "%s takes a list of single values", key.Value)
 					return
 				}
 				entry.Values = append(entry.Values, item.Value)
 			}
 		default:
-			p.fault(value, "%s is to have a value, or a list of them", key.Value)
+			p.fault(value, "%s takes a value, or a list of values", key.Value)
 			return
 		}
 		entries = append(entries, entry)
@@ -168,7 +168,7 @@ func (p *parser) names(section *yaml.Node) (entries []Entry) {
 		return nil // all of it is commented out
 	}
 	if section.Kind != yaml.SequenceNode {
-		p.fault(section, "here is to be a list of options, such as '- here'")
+		p.fault(section, "forbid takes a list of options, such as '- here'")
 		return nil
 	}
 	for _, item := range section.Content {

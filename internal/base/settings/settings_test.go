@@ -30,11 +30,11 @@ func TestParse(t *testing.T) {
 func TestMistakes(t *testing.T) {
 	_, err := Parse("f", []byte("option:\n  a: b\noptions:\n  a: b\n  a: c\n  d:\n  e: {f: g}\n  h: [[i]]\nenvironment: j\nforbid: here\n---\nk: l\n"))
 	want := []string{
-		"f:1: a second document; there is to be one",
+		"f:1: a second document; a settings file has one",
 		`f:1: unknown section "option": there are options, environment and forbid`,
-		"f:5: a is there twice", "f:6: d has no value", "f:7: e is to have a value, or a list of them",
-		"f:8: h is to be a list of single values", "f:9: here are to be lines of the form 'name: value'",
-		"f:10: here is to be a list of options, such as '- here'",
+		"f:5: a is given twice", "f:6: d has no value", "f:7: e takes a value, or a list of values",
+		"f:8: h takes a list of single values", "f:9: write lines of the form 'name: value'",
+		"f:10: forbid takes a list of options, such as '- here'",
 	}
 	if err == nil || err.Error() != strings.Join(want, "\n") {
 		t.Errorf("got\n%v\nwant\n%s", err, strings.Join(want, "\n"))

@@ -157,7 +157,7 @@ func (c claim) refuse(lives Lives) error {
 		who = owner.String()
 	}
 	if life == Unknown {
-		return fmt.Errorf("use the folder of the state %s: %s had it %s ago, and it is not known whether that has ended: try again in %s, or, if you know that it has: rm %s",
+		return fmt.Errorf("use the folder of the state %s: %s used it %s ago, and may still run: try again in %s, or, if you know that it has ended: rm %s",
 			c.folder, who, age.Round(time.Second), (silence - age).Round(time.Second), c.file(""))
 	}
 	return fmt.Errorf("use the folder of the state %s: %s is using it; wait for its end, or use another folder", c.folder, who)

@@ -53,7 +53,7 @@ func readKey(path string) ([]byte, error) {
 	}
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(string(content)))
 	if err != nil || len(key) != keySize {
-		return nil, fmt.Errorf("read the key for Secrets: %s is not one of berth's; Secrets that were saved with the right one are lost without it", path)
+		return nil, fmt.Errorf("read the key for Secrets: %s is not a key that berth made; Secrets that were saved with the right key are lost without it", path)
 	}
 	return key, nil
 }

@@ -188,7 +188,7 @@ func TestOneRunHasAFolder(t *testing.T) {
 		t.Errorf("a second run: %v", err)
 	}
 	lives["1"] = Unknown
-	if _, err := Open(path, key, Owner{Job: "2"}, life); err == nil || !strings.Contains(err.Error(), "it is not known whether") {
+	if _, err := Open(path, key, Owner{Job: "2"}, life); err == nil || !strings.Contains(err.Error(), "may still run") {
 		t.Errorf("a second run, of which nobody knows: %v", err)
 	}
 	old := time.Now().Add(-silence - time.Minute)
@@ -291,7 +291,7 @@ func TestTheKeyIsMadeOnce(t *testing.T) {
 	if err := errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, []byte("nonsense"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Key(path); err == nil || !strings.Contains(err.Error(), "not one of berth's") {
+	if _, err := Key(path); err == nil || !strings.Contains(err.Error(), "is not a key that berth made") {
 		t.Errorf("no key: %v", err)
 	}
 }

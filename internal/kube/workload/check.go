@@ -73,7 +73,7 @@ func decode(decoder runtime.Decoder, object Object) (runtime.Object, []fault) {
 		return nil, faults
 	}
 	if found := wrongType.FindStringSubmatch(err.Error()); found != nil {
-		return nil, []fault{{found[2], fmt.Sprintf("field %q is to be %s, not %s", found[2], typeName(found[3]), valueName(found[1]))}}
+		return nil, []fault{{found[2], fmt.Sprintf("field %q must be %s, not %s", found[2], typeName(found[3]), valueName(found[1]))}}
 	}
 	return nil, []fault{{"", err.Error()}}
 }
@@ -136,7 +136,7 @@ func removed(typed runtime.Object, kind schema.GroupVersionKind) []fault {
 	if major != 1 || minor > kubernetesMinor {
 		return nil
 	}
-	text := fmt.Sprintf("%s of %s is gone since Kubernetes 1.%d", kind.Kind, kind.GroupVersion(), minor)
+	text := fmt.Sprintf("%s of %s was removed in Kubernetes 1.%d", kind.Kind, kind.GroupVersion(), minor)
 	if replaced, ok := typed.(interface {
 		APILifecycleReplacement() schema.GroupVersionKind
 	}); ok {

@@ -35,7 +35,7 @@ func (s *Switch) handle(t *trap) {
 func (s *Switch) nested(t *trap) {
 	if t.call().Args[2] != 0 {
 		s.counters.add(countNested)
-		s.log.Warn("a program of a pod asks for a seccomp listener (as container engines and bypass4netns do), of which it has one already, the fast path's; annotate the pod with berth.dev/fast-path=off and berth.dev/sysinfo=off", "pod", t.from.pod.address)
+		s.log.Warn("a program of a pod asks for a seccomp listener (as container engines and bypass4netns do), but already has that of the fast path; annotate the pod with berth.dev/fast-path=off and berth.dev/sysinfo=off", "pod", t.from.pod.address)
 	}
 	t.pass()
 }
@@ -44,7 +44,7 @@ func (s *Switch) nested(t *trap) {
 // packed differently.
 func (s *Switch) foreign(t *trap) {
 	if !t.from.pod.foreign.Swap(true) {
-		s.log.Warn("a 32-bit program of a pod uses sockets, which the fast path refuses it; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
+		s.log.Warn("a 32-bit program of a pod uses sockets, which the fast path does not support; annotate the pod with berth.dev/fast-path=off", "pod", t.from.pod.address)
 	}
 	t.refuse(countForeign, unix.ENOSYS)
 }

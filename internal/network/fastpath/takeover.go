@@ -95,7 +95,7 @@ func (s *Switch) adoptRecords(records []*record) error {
 		}
 	}
 	if len(s.lost) > 0 {
-		s.log.Error("the process that kept the descriptors of connections was killed as well: pods cannot connect any more", "pods", s.lost)
+		s.log.Error("the process that held the descriptors of connections was killed, too: these pods cannot connect any more", "pods", s.lost)
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (g *Guard) Add(n int) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.all += int64(n); g.all > g.most {
-		return fmt.Errorf("%w: of %d MB it unpacks to more than %d MB; check where the image comes from", ErrNoRoom, g.packed>>20, g.most>>20)
+		return fmt.Errorf("%w: it unpacks from %d MB to more than %d MB; check where the image comes from", ErrNoRoom, g.packed>>20, g.most>>20)
 	}
 	if g.pending += n; g.pending < interval {
 		return nil

@@ -49,7 +49,7 @@ func ParseForm(text string) (Form, error) {
 	if form := Form(text); form == EStargz || form == Zstd {
 		return form, nil
 	}
-	return "", fmt.Errorf("layers packed as %q are not known: give estargz or zstd", text)
+	return "", fmt.Errorf("pack layers as %q: give estargz or zstd", text)
 }
 
 // Converted is an image of an archive that was written.
@@ -209,7 +209,7 @@ func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descri
 	case !checked.verifier.Verified():
 		return errors.New("its content has another digest")
 	case !own.Verified():
-		return fmt.Errorf("without its compression it is not %s, as the image says", id)
+		return fmt.Errorf("uncompressed, it is not %s, as the image says", id)
 	}
 	return nil
 }

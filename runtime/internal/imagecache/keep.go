@@ -198,15 +198,15 @@ func makeLayer(ctx context.Context, path string, blob ocispec.Descriptor, id dig
 			return err
 		}
 		if _, rest := io.Copy(io.Discard, checked); rest == nil && !checked.verifier.Verified() {
-			return fmt.Errorf("what came has another digest (%d of %d bytes): %w", checked.size, blob.Size, err)
+			return fmt.Errorf("the received data have another digest (%d of %d bytes): %w", checked.size, blob.Size, err)
 		}
 		return err
 	}
 	if !checked.verifier.Verified() || checked.size != blob.Size {
-		return fmt.Errorf("what came has another digest (%d of %d bytes)", checked.size, blob.Size)
+		return fmt.Errorf("the received data have another digest (%d of %d bytes)", checked.size, blob.Size)
 	}
 	if made.Digest != id {
-		return fmt.Errorf("without its compression it is %s, but the image says %s", made.Digest, id)
+		return fmt.Errorf("uncompressed, it is %s, but the image says %s", made.Digest, id)
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func fetchText(ctx context.Context, from remotes.Fetcher, desc ocispec.Descripto
 	case len(text) > maxText:
 		return nil, fmt.Errorf("fetch %s: it has more than %d bytes", desc.Digest, maxText)
 	case desc.Digest.Algorithm().FromBytes(text) != desc.Digest:
-		return nil, fmt.Errorf("fetch %s: what came has another digest", desc.Digest)
+		return nil, fmt.Errorf("fetch %s: the received data have another digest", desc.Digest)
 	}
 	return text, nil
 }
