@@ -25,7 +25,7 @@ The script is run by bash, once, on the first node. It finds in its environment:
   K8S_CLUSTER_API        URL of the API
   K8S_CLUSTER_API_TOKEN  token that may do everything
   K8S_PORT               port for a Service of type NodePort, which is open on
-                         this host to everybody who reaches it
+                         this host to anyone who reaches it
 
 Pods find the folder app in SHARED_DIR, or else the working directory, as the
 host path /app.`,

@@ -104,7 +104,7 @@ func startCommand(config commandConfig, env []string, stdin io.Reader, stdout, s
 		defer resultReader.Close()
 		var result commandResult
 		if err := json.NewDecoder(resultReader).Decode(&result); err != nil {
-			result.Error = "the process that watches over it was killed"
+			result.Error = "the process that watched it was killed"
 		}
 		k.result <- result
 		close(k.ended)

@@ -108,7 +108,7 @@ func (r *run) publishForKSI(ctx context.Context) error {
 		return exitcode.Wrap(exitcode.Unavailable, fmt.Errorf("open %s: %w", ksiPortVariable, err))
 	}
 	r.published, r.ksiPort = append(r.published, opened), opened.Host
-	r.Log.Warn(fmt.Sprintf("everybody who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", r.host.name, opened.Host, ksiPortVariable))
+	r.Log.Warn(fmt.Sprintf("anyone who reaches %s can connect to its port %d (%s), which leads to the NodePort of that number", r.host.name, opened.Host, ksiPortVariable))
 	return nil
 }
 

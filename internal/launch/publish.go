@@ -53,7 +53,7 @@ func (r *run) publish(ctx context.Context) error {
 // whoReaches describes who can connect to a port. own reports whether the job has
 // its own network.
 func whoReaches(p cluster.Publish, own bool) string {
-	whose, where := "everybody who reaches a host of this cluster", "its port "+strconv.Itoa(int(p.Host))
+	whose, where := "anyone who reaches a host of this cluster", "its port "+strconv.Itoa(int(p.Host))
 	if p.Address.IsValid() {
 		where = netip.AddrPortFrom(p.Address, p.Host).String()
 	}
@@ -61,9 +61,9 @@ func whoReaches(p cluster.Publish, own bool) string {
 	case loopback && own:
 		whose = "every process of this job"
 	case loopback:
-		whose = "everybody on a host of this cluster"
+		whose = "anyone on a host of this cluster"
 	case own:
-		whose = "everybody whom this site lets into the network of this job"
+		whose = "anyone whom this site lets into the network of this job"
 	}
 	return fmt.Sprintf("%s can connect to %s, which leads to port %d of the node", whose, where, p.Node)
 }

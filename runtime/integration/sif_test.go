@@ -175,7 +175,7 @@ func TestChangedSIFFile(t *testing.T) {
 	if text, err := n.exec(id, "describe"); err == nil {
 		t.Errorf("all files can be read: %d bytes", len(text))
 	}
-	if text, err := os.ReadFile(n.layers.log); err != nil || !strings.Contains(string(text), "the SIF file has changed since it became an image") {
+	if text, err := os.ReadFile(n.layers.log); err != nil || !strings.Contains(string(text), "the SIF file has changed since it was imported") {
 		t.Errorf("nothing is said of it: %s, %v", text, err)
 	}
 }

@@ -344,7 +344,7 @@ operated() {
 	done
 	(configuration; echo 'tunnel: {port: 300}') | on n1 sh -c 'cat >/run/port.yaml'
 	seen=$(on n1 /srv/site/berthd doctor --config /run/port.yaml 2>&1) && fail "the others have another port, and the doctor says: $seen"
-	[[ $seen == *"WRONG all hosts have one port of tunnels: it is 300 here and 289 on ctl,login,n1,n2,"* ]] || fail "the others have another port, and the doctor says: $seen"
+	[[ $seen == *"WRONG all hosts use one port for tunnels: it is 300 here and 289 on ctl,login,n1,n2,"* ]] || fail "the others have another port, and the doctor says: $seen"
 	job alice -J "audited"
 	seen=$(on n1 curl -sf http://127.0.0.1:9418/metrics)
 	[[ $seen == *'berthd_pods{kind="job"} 1'* && $seen == *"berthd_etcd_up 1"* && $seen == *'berthd_attach_seconds_bucket{le="+Inf"} '[1-9]* ]] || fail "metrics: $seen"

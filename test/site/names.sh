@@ -88,7 +88,7 @@ names_given() {
 	[[ $seen == *"you have no such job"* ]] || fail "bob is told: $seen"
 	[[ -z $(resolves bob n1 web.default.shop.alice.bed) ]] || fail "bob gets a name of alice's"
 	seen=$(step alice n1 /srv/site/berthd name pod1 2>&1) && fail "a name of a pod is given away"
-	[[ $seen == *"that of a pod"* ]] || fail "alice is told: $seen"
+	[[ $seen == *"a pod has that name"* ]] || fail "alice is told: $seen"
 	step alice n2 /srv/site/berthd name api || fail "alice cannot change the names"
 	poll 10 unknown alice n1 web.default.shop.alice.bed || fail "a name that was taken back is $(resolves alice n1 web.default.shop.alice.bed)"
 	[[ $(resolves alice n1 api.shop) == "$(pods_of alice)" ]] || fail "the other one is $(resolves alice n1 api.shop)"

@@ -275,7 +275,7 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 		}
 	}
 	if tried > 0 && made == 0 {
-		return errors.New("nothing of the link could be set up, and figures would be those of the hosts as they are: call this as root, where there are the programs and the kernel that it asks for")
+		return errors.New("no setting of the link could be made, so figures would be for the hosts as they are: call this as root, with the programs and the kernel that the settings need")
 	}
 	return nil
 }

@@ -311,7 +311,7 @@ func TestDevice(t *testing.T) {
 	t.Setenv("PATH", dir)
 	var told []string
 	code, err := For(t.Context(), os.Args[0], plan.Link{Profile: "nic-optimizations"}, "d0", []string{pid}, []string{"true"}, func(what string) { told = append(told, what) })
-	if err == nil || !strings.Contains(err.Error(), "nothing of the link could be set up") || len(told) != 4 {
+	if err == nil || !strings.Contains(err.Error(), "no setting of the link could be made") || len(told) != 4 {
 		t.Errorf("got %d, %v, %q", code, err, told)
 	}
 	for _, what := range told {

@@ -103,7 +103,7 @@ func ReadFile(path string) ([]Line, error) {
 	lines, err := Read(from)
 	switch {
 	case err != nil && strings.HasSuffix(strings.TrimSuffix(path, packed), older):
-		return nil, fmt.Errorf("read records (%s): not records of berth bench, but of the form that went before them (%s): no report is made of those: %w", path, older, err)
+		return nil, fmt.Errorf("read records (%s): the records are older than 'berth bench' (%s), which makes no report of them: %w", path, older, err)
 	case err != nil:
 		return nil, fmt.Errorf("read records (%s): %w", path, err)
 	}

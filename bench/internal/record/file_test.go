@@ -128,7 +128,7 @@ func TestOlderForm(t *testing.T) {
 			t.Fatal(err)
 		}
 		_, err = ReadFile(path)
-		if err == nil || strings.Contains(err.Error(), "the form that went before them (.json)") != (name != "a.jsonl") {
+		if err == nil || strings.Contains(err.Error(), "older than 'berth bench' (.json)") != (name != "a.jsonl") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -129,7 +129,7 @@ func (p *pool) session(line record.Line) error {
 	}
 	at := line.Time.UTC().Format(time.RFC3339Nano) + " " + line.Session.Name
 	if p.sessions[at] {
-		return fmt.Errorf("the session of %s (plan %s) is there twice: give each file of records once", line.Time.UTC().Format("2006-01-02 15:04:05"), line.Session.Name)
+		return fmt.Errorf("the session of %s (plan %s) is given twice: give each file of records once", line.Time.UTC().Format("2006-01-02 15:04:05"), line.Session.Name)
 	}
 	p.sessions[at] = true
 	return nil
@@ -138,7 +138,7 @@ func (p *pool) session(line record.Line) error {
 func (p *pool) trial(t *record.Trial) {
 	at := trialAt{t.ID(), t.Start.UTC()}
 	if p.trials[at] && !t.Start.IsZero() {
-		p.faults = append(p.faults, fmt.Errorf("the trial %s %d of %s on %s (%s) is there twice: give each file of records once",
+		p.faults = append(p.faults, fmt.Errorf("the trial %s %d of %s on %s (%s) is given twice: give each file of records once",
 			t.Phase, t.Number, t.Case, t.System, t.Start.UTC().Format("2006-01-02 15:04:05")))
 	}
 	p.trials[at] = true
@@ -157,7 +157,7 @@ func (p *pool) trial(t *record.Trial) {
 	if differences == nil {
 		return
 	}
-	p.faults = append(p.faults, fmt.Errorf("%s is there under two conditions (%s): one row cannot be of both; make a report of each, 'berth bench compare' sets one beside the other",
+	p.faults = append(p.faults, fmt.Errorf("%s was measured under two conditions (%s), which one row cannot show; make a report of each: 'berth bench compare' shows both",
 		t.Case, strings.Join(differences, "; and ")))
 	first.said = true
 	p.cases[t.Case] = first

@@ -40,9 +40,9 @@ func TestNotPooled(t *testing.T) {
 		second []record.Line
 		want   string
 	}{
-		"the same file":    {once, "the session of 2026-11-22 12:00:00 (plan x) is there twice: give each file of records once"},
-		"the same trials":  {alone, "the trial run 1 of cpu on bare (2026-11-22 12:00:00) is there twice"},
-		"other parameters": {records(1, func(_ *record.Session, t *record.Trial) { t.Parameters = map[string]string{"seconds": "30"} }), "cpu is there under two conditions (parameter seconds: 1; 30)"},
+		"the same file":    {once, "the session of 2026-11-22 12:00:00 (plan x) is given twice: give each file of records once"},
+		"the same trials":  {alone, "the trial run 1 of cpu on bare (2026-11-22 12:00:00) is given twice"},
+		"other parameters": {records(1, func(_ *record.Session, t *record.Trial) { t.Parameters = map[string]string{"seconds": "30"} }), "cpu was measured under two conditions (parameter seconds: 1; 30)"},
 		"a new parameter":  {records(1, func(_ *record.Session, t *record.Trial) { t.Parameters = map[string]string{"seconds": "1", "x": "2"} }), "(parameter x: none; 2)"},
 		"another case":     {records(1, func(_ *record.Session, t *record.Trial) { t.Kind = "memory" }), "(case: cpu; memory)"},
 		"another machine": {

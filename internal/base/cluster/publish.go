@@ -29,7 +29,7 @@ func ParsePublish(value string) (p Publish, err error) {
 		return parsePort(value)
 	}
 	if !publishName.MatchString(name) {
-		return Publish{}, fmt.Errorf("name of a port to publish %q: give one or two parts of small letters, digits and dashes, such as web.default=8080:80", value)
+		return Publish{}, fmt.Errorf("name of a port to publish %q: give one or two parts of lowercase letters, digits and dashes, such as web.default=8080:80", value)
 	}
 	if p, err = parsePort(rest); err != nil {
 		return Publish{}, err

@@ -150,7 +150,7 @@ func (h *Host) candidate(dir string) Candidate {
 		return c
 	}
 	if info.Mode().Perm()&0o002 != 0 && info.Mode()&fs.ModeSticky == 0 {
-		c.Reason = fmt.Sprintf("everybody may rename and remove files there (mode %04o without the sticky bit)", info.Mode().Perm())
+		c.Reason = fmt.Sprintf("anyone may rename and remove files there (mode %04o without the sticky bit)", info.Mode().Perm())
 		return c
 	}
 	if err := h.kernel.Access(c.Path, unix.W_OK|unix.X_OK); err != nil {

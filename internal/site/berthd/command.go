@@ -162,7 +162,7 @@ func nameCommand(ctx context.Context, flags *flag.FlagSet, args []string) error 
 		return err
 	}
 	if *job == "" {
-		return fmt.Errorf("name a job: this is none: give --job")
+		return fmt.Errorf("name a job: this shell is not in a job: give --job")
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*etcdLimit)
 	defer cancel()

@@ -56,7 +56,7 @@ func nodeChecks(config siteconf.Config, node string) []check {
 		}
 	} else if !config.ByRoutes() || len(config.Gateways.On) > 0 {
 		checks = append(checks, check{"ports of tunnels are root's alone", func(context.Context) error { return portsOfRoot(unprivileged, config.Tunnel.Port) }},
-			check{"all hosts have one port of tunnels", func(ctx context.Context) error { return onePort(ctx, config) }})
+			check{"all hosts use one port for tunnels", func(ctx context.Context) error { return onePort(ctx, config) }})
 	}
 	checks = append(checks, []check{
 		{"this host has one address in hosts", func(context.Context) error {
@@ -238,7 +238,7 @@ func samePort(ports map[string]uint16, own uint16) error {
 	if len(said) == 0 {
 		return nil
 	}
-	return fmt.Errorf("it is %d here and %s, which hear nothing of pods here: with no jobs, write one 'tunnel.port' into the configuration of all hosts, and start berthd again where it was another; "+
+	return fmt.Errorf("it is %d here and %s, which receive no packets from pods here: with no jobs, write one 'tunnel.port' into the configuration of all hosts, and start berthd again where it was another; "+
 		"for a host that has gone: etcdctl del %sHOST", own, strings.Join(said, ", "), tunnelsKey)
 }
 

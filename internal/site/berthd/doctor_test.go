@@ -129,7 +129,7 @@ func TestHostsWithOtherPortsAreToldOf(t *testing.T) {
 	for list, asked := range map[string]bool{"": true, "/site.conflist": false} {
 		config := siteconf.Default()
 		config.CNI.List = list
-		if slices.ContainsFunc(nodeChecks(config, "n1"), func(c check) bool { return strings.Contains(c.name, "one port of tunnels") }) != asked {
+		if slices.ContainsFunc(nodeChecks(config, "n1"), func(c check) bool { return strings.Contains(c.name, "one port for tunnels") }) != asked {
 			t.Errorf("with the list %q ports are compared: %t", list, !asked)
 		}
 	}

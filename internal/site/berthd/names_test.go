@@ -31,7 +31,7 @@ func TestUsersNameTheirJobs(t *testing.T) {
 	}
 	name(1001, 1, "web", "you have no such job on n0")
 	name(1000, 3, "web", "you have no such job on n0")
-	name(1000, 1, "Web", "small letters")
+	name(1000, 1, "Web", "lowercase letters")
 	name(1000, 1, "web.default,api", "")
 	w.await("others know the names", has("api", "web.default"))
 	w.await("the daemon knows what etcd has", w.keeps("api", "web.default"))

@@ -35,7 +35,7 @@ func atKey(a siteconf.Allocation, node string) string {
 // node. Each node writes only its own key.
 func (s *Store) Publish(ctx context.Context, a siteconf.Allocation, node string) error {
 	pod, _ := a.On(node)
-	fail := func(err error) error { return fmt.Errorf("tell of address %s of %s: %w", pod.Address, a.ID(), err) }
+	fail := func(err error) error { return fmt.Errorf("register address %s of %s: %w", pod.Address, a.ID(), err) }
 	where := place{a.ID(), a.After, node}
 	seen, err := s.alone(ctx, pod.Address, where)
 	if err != nil {

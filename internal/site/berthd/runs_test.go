@@ -111,8 +111,8 @@ func TestNamesOfRunsGoWithThem(t *testing.T) {
 	w.refuseRun(1001, 1, "web", "you have no such job on n0")
 	w.refuseRun(1000, 2, "web", "you have no such job on n0")
 	w.refuseRun(1000, 3, "web", "you have no such job on n0")
-	w.refuseRun(1000, 1, "Web", "small letters")
-	w.refuseRun(1000, 1, "pod0", "that of a pod")
+	w.refuseRun(1000, 1, "Web", "lowercase letters")
+	w.refuseRun(1000, 1, "pod0", "a pod has that name")
 	first, answer := w.beginRun("web.default,api")
 	has("n0/api", "n0/web.default")
 	if want := a.Domains(w.config.Cluster, nil)[0]; answer["domain"] != want || answer["wait"] != "" {

@@ -333,7 +333,7 @@ func (s *Store) settle(ctx context.Context, k knowledge) error {
 	}
 	fail := func() error {
 		wait := time.Duration(max(lease.TTL, 1)) * time.Second
-		return fmt.Errorf("etcd is new, and gives out no addresses for another %s, in which nodes tell it of those that are in use: try again then", wait)
+		return fmt.Errorf("etcd is new: nodes first register the addresses in use: try again in %s", wait)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -85,7 +85,7 @@ func ParseNames(text string) ([]string, error) {
 		return nil, fmt.Errorf("%d names, and a job may have %d", len(names), MaxNames)
 	}
 	if length := len(strings.Join(names, ",")); length > maxText {
-		return nil, fmt.Errorf("names of %d bytes, and those of a job may have %d together", length, maxText)
+		return nil, fmt.Errorf("the names have %d bytes, and a job may have %d", length, maxText)
 	}
 	if err := errors.Join(problems...); err != nil {
 		return nil, err
@@ -100,11 +100,11 @@ func checkName(name string) error {
 	}
 	for _, l := range labels {
 		if l == "" || label(l) != l {
-			return fmt.Errorf("name %.80q: its parts are small letters, digits and dashes between them, %d at most", name, maxLabel)
+			return fmt.Errorf("name %.80q: write each part with lowercase letters, digits, and dashes between them, %d at most", name, maxLabel)
 		}
 	}
 	if rest, found := strings.CutPrefix(labels[0], "pod"); found && len(labels) == 1 && rest != "" && strings.Trim(rest, "0123456789") == "" {
-		return fmt.Errorf("name %q: it is that of a pod", name)
+		return fmt.Errorf("name %q: a pod has that name", name)
 	}
 	return nil
 }

@@ -284,7 +284,7 @@ func (k *Kernel) tunnel(s State, n Network, bridge netlink.Link, mtu int) (netli
 func (s State) startTunnel(link netlink.Link) error {
 	err := netlink.LinkSetUp(link)
 	if errors.Is(err, unix.EADDRINUSE) {
-		return fmt.Errorf("start tunnel %s: UDP port %d: %w: end who has it: ss -lunp sport = :%[2]d", link.Attrs().Name, s.Port, err)
+		return fmt.Errorf("start tunnel %s: UDP port %d: %w: end the program that has it: ss -lunp sport = :%[2]d", link.Attrs().Name, s.Port, err)
 	}
 	if err != nil {
 		return fmt.Errorf("start tunnel %s: %w", link.Attrs().Name, err)

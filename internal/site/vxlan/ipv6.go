@@ -194,10 +194,10 @@ func speaks(name string) error {
 	const otherwise = "or leave 'ipv6' out of the configuration"
 	now, err := current("ipv6/conf/" + name + "/disable_ipv6")
 	if err != nil {
-		return fmt.Errorf("look whether interface %s speaks IPv6: %w: boot without ipv6.disable=1, %s", name, err, otherwise)
+		return fmt.Errorf("check whether interface %s has IPv6: %w: boot without ipv6.disable=1, %s", name, err, otherwise)
 	}
 	if now != "0" {
-		return fmt.Errorf("interface %s speaks no IPv6: sysctl -w net.ipv6.conf.%[1]s.disable_ipv6=0, %s", name, otherwise)
+		return fmt.Errorf("interface %s has no IPv6: sysctl -w net.ipv6.conf.%[1]s.disable_ipv6=0, %s", name, otherwise)
 	}
 	return nil
 }

@@ -44,7 +44,7 @@ type File struct {
 var errDamaged = errors.New("it is damaged")
 
 // ErrChanged is the error for a SIF file that has changed.
-var ErrChanged = errors.New("the SIF file has changed since it became an image")
+var ErrChanged = errors.New("the SIF file has changed since it was imported")
 
 const (
 	// tries bounds the attempts at failing storage, with pauses of firstPause,

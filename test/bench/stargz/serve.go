@@ -82,6 +82,6 @@ func (l lazily) Prepare(ctx context.Context, key, parent string, options ...snap
 		return mounts, err // that a layer is there already is an error, too
 	}
 	return nil, errors.Join(
-		fmt.Errorf("stargz-snapshotter has not mounted layer %s, and that it comes as a whole is not measured; its log is containerd's", layer),
+		fmt.Errorf("stargz-snapshotter did not mount layer %s, and a pull of the whole layer is not measured; see containerd's log", layer),
 		l.Remove(ctx, key))
 }
