@@ -7,9 +7,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 var (
+	// longLink matches a link whose title names a figure.
+	longLink  = regexp.MustCompile(`\]\(\S+ "[^"]+"\)`)
 	target    = regexp.MustCompile(`\]\(([^)\s]+)(?:\s+"[^"]*")?\)`)
 	heading   = regexp.MustCompile(`(?m)^#{1,6} (.*)$`)
 	block     = regexp.MustCompile("(?ms)^\\s*```.*?^\\s*```$")
@@ -17,6 +20,20 @@ var (
 	dropped   = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 	elsewhere = regexp.MustCompile(`^[a-z]+:`)
 )
+
+// width is the greatest length of a line in a document.
+const width = 100
+
+// tooLong reports whether a line of a document goes past the width, and could be
+// wrapped: it is not a heading or a row of a table, has a space to break at, and does
+// not hold a link that quotes a figure.
+func (l line) tooLong() bool {
+	text := strings.TrimSpace(l.text)
+	if path.Ext(l.path) != ".md" || utf8.RuneCountInString(l.text) <= width || strings.HasPrefix(text, "|") || strings.HasPrefix(text, "#") {
+		return false
+	}
+	return strings.Contains(text, " ") && !longLink.MatchString(text)
+}
 
 // unwrapped lists documents with longer lines: one quotes the suite's output, the
 // other is a list of changes.

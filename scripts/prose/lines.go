@@ -10,7 +10,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 )
 
 // line is a line of prose: of a document, or the text of a comment.
@@ -20,23 +19,7 @@ type line struct {
 	text   string
 }
 
-// width is the greatest length of a line in a document.
-const width = 100
-
-// tooLong reports whether a line of a document goes past the width, and could be
-// wrapped: it is not a heading or a row of a table, has a space to break at, and does
-// not hold a link that quotes a figure.
-func (l line) tooLong() bool {
-	text := strings.TrimSpace(l.text)
-	if path.Ext(l.path) != ".md" || utf8.RuneCountInString(l.text) <= width || strings.HasPrefix(text, "|") || strings.HasPrefix(text, "#") {
-		return false
-	}
-	return strings.Contains(text, " ") && !longLink.MatchString(text)
-}
-
 var (
-	// longLink matches a link whose title names a figure, with what stands around it.
-	longLink = regexp.MustCompile(`\]\(\S+ "[^"]+"\)`)
 	skipped  = regexp.MustCompile(`(^|/)testdata/|\.(sum|html|svg|png|gz|json|jsonl)$|^LICENSE$|(^|/)report\.md$|^scripts/prose/`)
 	comment  = regexp.MustCompile(`^\s*(?://+|/?\*+|#+)\s?(.*)$`)
 	trailing = regexp.MustCompile(`(?:^|[^:])//\s(.*)$`)

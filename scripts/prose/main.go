@@ -5,8 +5,8 @@
 //
 // Without a path it reads every tracked file. With -base it reads only lines
 // added since that revision, and exits with 1 if it finds one. A row marks a
-// sentence to rewrite; swapping the word is rarely enough. With -base it also lists
-// lines of documents that go past column 100.
+// sentence to rewrite; swapping the word is rarely enough. The tests check the width
+// and the links of documents.
 //
 // Read rules.go for the phrases, lines.go for how prose is found in a file.
 package main
@@ -42,10 +42,6 @@ func run(base string, paths []string) (found, read int, err error) {
 		return 0, 0, err
 	}
 	for _, l := range lines {
-		if base != "" && l.tooLong() {
-			fmt.Printf("%s:%d: wrap the line at column %d: %.40s...\n", l.path, l.number, width, l.text)
-			found++
-		}
 		for _, r := range rules {
 			if r.marks(l.text) {
 				fmt.Printf("%s:%d: %s: %s\n", l.path, l.number, r.remedy, l.text)

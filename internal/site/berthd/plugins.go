@@ -111,7 +111,7 @@ func (s *Store) aloneSince(ctx context.Context, address netip.Addr, where place,
 func (l listing) alone(address netip.Addr, where place) error {
 	for there, theirs := range l.at {
 		if theirs == address && there.node != where.node {
-			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node addresses of its own", there.id, there.node)
+			return fmt.Errorf("%s on %s has it: have the ipam of 'cni.list' give each node its own addresses", there.id, there.node)
 		}
 	}
 	return nil
