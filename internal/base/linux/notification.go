@@ -36,23 +36,15 @@ type addedDescriptor struct {
 	flags, source, target, fdFlag uint32
 }
 
-// InstallFilter puts a seccomp filter with a listener on the calling thread and,
-// where the thread has no capabilities in its user namespace, sets no_new_privs.
-// Neither can be taken off again. Since Linux 5.19 a call that was received is
+// InstallFilter puts a seccomp filter with a listener on the calling thread. It
+// cannot be taken off again. A thread that has neither capabilities in its user
+// namespace nor no_new_privs gets EACCES. Since Linux 5.19 a call that was received is
 // ended before its answer by what kills the caller, not by other signals, which
 // Interrupted tells of.
 func InstallFilter(program []unix.SockFilter) (listener int, err error) {
-	flags := uintptr(unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
-	fd, errno := setFilter(program, flags)
+	fd, errno := setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	if errno == unix.EINVAL {
-		flags = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER
-		fd, errno = setFilter(program, flags)
-	}
-	if errno == unix.EACCES {
-		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-			return -1, fmt.Errorf("set no_new_privs: %w", err)
-		}
-		fd, errno = setFilter(program, flags)
+		fd, errno = setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
 	}
 	if errno != 0 {
 		return -1, fmt.Errorf("install a seccomp filter with a listener: %w", errno)
@@ -166,34 +158,6 @@ func notifyIoctl(listener int, request uintptr, argument unsafe.Pointer) (int, e
 	}
 }
 
-// Kinds of kcmp(2).
-const (
-	kcmpFile     = 0
-	kcmpFiles    = 2
-	kcmpEpollTFD = 7
-)
-
-// SameFile reports whether two descriptors are one open file. Processes may be
-// threads. A descriptor that is not open is no file.
-func SameFile(pid1, fd1, pid2, fd2 int) bool {
-	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid1), uintptr(pid2), kcmpFile, uintptr(fd1), uintptr(fd2), 0)
-	return errno == 0 && r == 0
-}
-
-// SameDescriptors reports whether two threads share one descriptor table.
-func SameDescriptors(pid1, pid2 int) bool {
-	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid1), uintptr(pid2), kcmpFiles, 0, 0, 0)
-	return errno == 0 && r == 0
-}
-
-// InEpoll reports whether an epoll instance of a process watches a file under
-// the number fd. The file is open in a process, which may be the same one.
-func InEpoll(pid, epoll, fd int, owner, file int) bool {
-	slot := struct{ epoll, fd, offset uint32 }{uint32(epoll), uint32(fd), 0}
-	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(owner), uintptr(pid), kcmpEpollTFD, uintptr(file), uintptr(unsafe.Pointer(&slot)), 0)
-	return errno == 0 && r == 0
-}
-
 // ReadMemory fills b from the memory of a thread's process.
 func ReadMemory(thread int, address uint64, b []byte) error {
 	if len(b) == 0 {
@@ -221,24 +185,6 @@ func memoryError(n uintptr, want int, errno unix.Errno) error {
 		return unix.EFAULT
 	}
 	return nil
-}
-
-// OpenThread returns a pidfd of a thread. Before Linux 6.9 only processes have
-// pidfds, so it returns the pidfd of the thread's process. A thread with its own
-// descriptor table has none then.
-func OpenThread(thread int) (int, error) {
-	fd, err := unix.PidfdOpen(thread, unix.O_EXCL) // PIDFD_THREAD
-	if !errors.Is(err, unix.EINVAL) {
-		return fd, err
-	}
-	process, err := ThreadGroup(thread)
-	if err != nil {
-		return -1, err
-	}
-	if process != thread && !SameDescriptors(process, thread) {
-		return -1, fmt.Errorf("open thread %d: it shares no descriptors with its process %d: %w", thread, process, unix.EXDEV)
-	}
-	return unix.PidfdOpen(process, 0)
 }
 
 // IsListener reports whether a descriptor is a seccomp filter's listener.

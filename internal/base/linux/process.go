@@ -61,6 +61,24 @@ func ThreadGroup(thread int) (int, error) {
 	return 0, fmt.Errorf("read the status of thread %d: %w", thread, unix.ESRCH)
 }
 
+// OpenThread returns a pidfd of a thread. Before Linux 6.9 only processes have
+// pidfds, so it returns the pidfd of the thread's process. A thread with its own
+// descriptor table has none then.
+func OpenThread(thread int) (int, error) {
+	fd, err := unix.PidfdOpen(thread, unix.O_EXCL) // PIDFD_THREAD
+	if !errors.Is(err, unix.EINVAL) {
+		return fd, err
+	}
+	process, err := ThreadGroup(thread)
+	if err != nil {
+		return -1, err
+	}
+	if process != thread && !SameDescriptors(process, thread) {
+		return -1, fmt.Errorf("open thread %d: it shares no descriptors with its process %d: %w", thread, process, unix.EXDEV)
+	}
+	return unix.PidfdOpen(process, 0)
+}
+
 // ProcessName tells a process from all others since the host was booted: its
 // number and the moment of its start, in ticks of the clock. It is empty where
 // there is no such process.

@@ -1,6 +1,7 @@
 package linux
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
@@ -41,7 +42,20 @@ func SeccompNotifySizes() (SeccompSizes, error) {
 // thread and returns its notification descriptor. It exists to be tried: the
 // filter cannot be taken off again, so the thread must be one to throw away.
 func SeccompListener() (int, error) {
-	return InstallFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
+	return ForceFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
+}
+
+// ForceFilter is InstallFilter for any thread: where the thread has no capabilities
+// in its user namespace, it sets no_new_privs, which cannot be taken off again.
+func ForceFilter(program []unix.SockFilter) (listener int, err error) {
+	listener, err = InstallFilter(program)
+	if !errors.Is(err, unix.EACCES) {
+		return listener, err
+	}
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return -1, fmt.Errorf("set no_new_privs: %w", err)
+	}
+	return InstallFilter(program)
 }
 
 // SeccompAddFDSend checks that the listener can put a descriptor into the

@@ -33,7 +33,7 @@ func Check() error {
 	}
 	linux.OnNewThread(func() {
 		var listener int
-		if listener, err = linux.InstallFilter(filter.New(filter.Rules{})); err == nil {
+		if listener, err = linux.ForceFilter(filter.New(filter.Rules{})); err == nil {
 			unix.Close(listener)
 		}
 	})

@@ -37,7 +37,7 @@ func confine(socket, metadata string, program []unix.SockFilter) error {
 	if err != nil {
 		return fmt.Errorf("encode the state of a container: %w", err)
 	}
-	listener, err := linux.InstallFilter(program)
+	listener, err := linux.ForceFilter(program)
 	if err != nil {
 		return err
 	}

@@ -38,16 +38,3 @@ func memory([]string) error {
 	fmt.Println(info.Totalram*uint64(info.Unit), info.Freeram <= info.Totalram, info.Uptime > 0)
 	return nil
 }
-
-func TestLimitMemory(t *testing.T) {
-	info := unix.Sysinfo_t{Totalram: 1000, Freeram: 100, Totalswap: 7, Unit: 4096}
-	limitMemory(&info, 1<<20)
-	if info.Totalram != 1<<20 || info.Freeram != 100*4096 || info.Totalswap != 0 || info.Unit != 1 {
-		t.Errorf("below what the machine has: %+v", info)
-	}
-	info = unix.Sysinfo_t{Totalram: 1000, Freeram: 100, Unit: 1}
-	limitMemory(&info, 1<<20)
-	if info.Totalram != 1000 {
-		t.Errorf("above what the machine has: %+v", info)
-	}
-}

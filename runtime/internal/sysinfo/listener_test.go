@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 // callsVariable has this program print what sysinfo(2) reports.
@@ -34,17 +36,16 @@ func TestSysinfoReportsMemory(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), callsVariable+"=1")
 	served := make(chan error, 1)
-	installed := make(chan error)
 	var out []byte
-	OnThread(func() {
-		listener, err := Install()
-		if err == nil {
+	var err error
+	linux.OnNewThread(func() {
+		var listener *os.File
+		if listener, err = Install(); err == nil {
 			go func() { served <- Serve(listener, func() uint64 { return <-memory }) }()
 			out, err = cmd.CombinedOutput()
 		}
-		installed <- err
 	})
-	if err := <-installed; errors.Is(err, unix.EACCES) {
+	if errors.Is(err, unix.EACCES) {
 		t.Skip("a filter needs CAP_SYS_ADMIN, which the integration tests have")
 	} else if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -55,18 +56,5 @@ func TestSysinfoReportsMemory(t *testing.T) {
 	// Nobody has the filter any more.
 	if err := <-served; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestLimit(t *testing.T) {
-	info := unix.Sysinfo_t{Totalram: 1000, Freeram: 100, Totalswap: 7, Unit: 4096}
-	limit(&info, 1<<20)
-	if info.Totalram != 1<<20 || info.Freeram != 100*4096 || info.Totalswap != 0 || info.Unit != 1 {
-		t.Errorf("below the machine's memory: %+v", info)
-	}
-	info = unix.Sysinfo_t{Totalram: 1000, Freeram: 100, Unit: 1}
-	limit(&info, 1<<20)
-	if info.Totalram != 1000 {
-		t.Errorf("above the machine's memory: %+v", info)
 	}
 }

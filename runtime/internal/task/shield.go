@@ -11,7 +11,7 @@ import (
 	gorunc "github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 
-	"berth.dev/berth/runtime/internal/sysinfo"
+	"berth.dev/berth/runtime/internal/linux"
 )
 
 // Shield returns a monitor that starts runc as inner does, and so that runc ignores
@@ -72,7 +72,7 @@ func (s *shield) start(c *exec.Cmd, start func(*exec.Cmd) (chan gorunc.Exit, err
 	var exits chan gorunc.Exit
 	var err error
 	started := make(chan struct{})
-	sysinfo.OnThread(func() {
+	go linux.OnNewThread(func() {
 		s.listen(c.Args[len(c.Args)-1])
 		exits, err = start(c)
 		close(started)
