@@ -9,6 +9,7 @@ import (
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/cli"
 	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -31,8 +32,8 @@ func main() {
 			os.Exit(launch.NetRole())
 		case launch.FollowArg:
 			os.Exit(launch.FollowRole())
-		case launch.CommandParentArg:
-			os.Exit(launch.CommandParent())
+		case command.ParentArg:
+			os.Exit(command.ParentMain())
 		case launch.PersistentParentArg:
 			os.Exit(launch.PersistentParent())
 		case launch.RelayArg:

@@ -40,7 +40,7 @@ var layers = map[string][]string{
 		"internal/access/jobend", "internal/access/login",
 		"internal/base/probe",
 		"internal/cli",
-		"internal/launch",
+		"internal/launch", "internal/launch/command",
 		"internal/node/sandbox",
 	},
 	"cmd/berth-kube": {"internal/kube/control", "internal/kube/node"},
@@ -95,13 +95,15 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/supervisor",
+		"internal/launch/command", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
 		"internal/site/siteconf",
 	},
 
+	// How often a stopped child is continued.
+	"internal/launch/command":    {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
 	"internal/launch/supervisor": {"internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/node/sandbox"},
 
 	"internal/cli": {

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 )
 
@@ -127,6 +128,18 @@ func (a archive) here() bool {
 	}
 	info, err := statReadable(path)
 	return err == nil && info.Mode().IsRegular() && info.Size() == a.Size && info.ModTime().Equal(a.Modified)
+}
+
+// CheckScript checks early that the script exists and a shell can read it.
+func CheckScript(path string) error {
+	info, err := statReadable(path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", path)
+	}
+	if err != nil {
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("read the script: %w", err))
+	}
+	return nil
 }
 
 // statReadable describes a file that this user can read.

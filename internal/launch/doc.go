@@ -11,5 +11,6 @@
 // other nodes, and members.go, gather.go and monitor.go connect them to the head.
 // interrupt.go and down.go end a run, and failover.go continues it on another
 // node. up.go, stay.go and use.go are for clusters that outlive their command.
-// Package supervisor starts and restarts the processes.
+// Package supervisor starts and restarts the processes, and package command runs
+// the user's command.
 package launch

@@ -9,6 +9,7 @@ import (
 
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/launch/command"
 )
 
 // takeDown undoes all steps that were done. Further calls have no effect.
@@ -32,7 +33,7 @@ func (r *run) takeDown() error {
 	if kept := r.getCommand(); kept != nil {
 		// The command's descendants may need a moment. Take the cluster down
 		// meanwhile.
-		kept.end(orphanGrace)
+		kept.End(command.OrphanGrace)
 	}
 	if r.metrics != nil {
 		r.metrics.Close()
@@ -56,9 +57,9 @@ func (r *run) takeDown() error {
 		r.supervisor.EndOutside()
 		r.switching.close()
 		if kept := r.getCommand(); kept != nil {
-			kept.wait()
+			kept.Wait()
 		}
-		endOrphans()
+		command.EndOrphans()
 	} else {
 		for _, dir := range []*rundir.Dir{r.scratch, r.private} {
 			if dir != nil {

@@ -14,7 +14,9 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/command"
 )
 
 const (
@@ -57,16 +59,16 @@ type ending struct {
 	// lostLease is set when another node may lead the run.
 	lostLease atomic.Bool
 	mu        sync.Mutex
-	command   *commandParent
+	command   *command.Parent
 }
 
-func (e *ending) setCommand(k *commandParent) {
+func (e *ending) setCommand(k *command.Parent) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.command = k
 }
 
-func (e *ending) getCommand() *commandParent {
+func (e *ending) getCommand() *command.Parent {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.command
@@ -120,7 +122,7 @@ func inGrace(ctx context.Context, log *slog.Logger, why string, grace time.Durat
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
 	hurry := make(chan os.Signal, 1)
-	notifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	linux.NotifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(hurry)
 	began := time.Now()
 	go func() {
@@ -146,10 +148,10 @@ func inGrace(ctx context.Context, log *slog.Logger, why string, grace time.Durat
 func (r *run) endWorkload(ctx context.Context, grace time.Duration) {
 	var both sync.WaitGroup
 	if kept := r.getCommand(); kept != nil {
-		kept.end(grace)
+		kept.End(grace)
 		both.Go(func() {
 			select {
-			case <-kept.ended:
+			case <-kept.Ended():
 			case <-ctx.Done():
 			}
 		})
@@ -169,17 +171,6 @@ func (r *run) drain(ctx context.Context, grace time.Duration) workload.Drained {
 		r.Log.Warn(fmt.Sprintf("%d of %d pods had not ended after %s, and are killed; --grace 2m ends the workload two minutes before the job's time is over", left, drained.Asked, time.Since(began).Round(time.Second)))
 	}
 	return drained
-}
-
-// notifyUnlessIgnored relays signals that this process does not ignore. Its
-// parent may have it ignore some, as nohup does, or a shell for background
-// commands.
-func notifyUnlessIgnored(channel chan<- os.Signal, signals ...os.Signal) {
-	for _, each := range signals {
-		if !signal.Ignored(each) {
-			signal.Notify(channel, each)
-		}
-	}
 }
 
 // outlivePipes keeps this process alive when it writes to a pipe that nobody

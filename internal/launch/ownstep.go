@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/slurm"
 )
 
@@ -62,7 +63,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	if err := <-told; err != nil {
 		options.Log.Warn(err.Error())
 	}
-	code := statusCode(unix.WaitStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus)))
+	code := exitcode.OfStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus))
 	if ctx.Err() != nil && code == exitcode.Signal+int(syscall.SIGTERM) {
 		// The step got SIGTERM, whichever signal the user sent.
 		code = exitcode.Signal + int(EndingSignal(context.Cause(ctx)))
@@ -91,7 +92,7 @@ func (s *ownStep) watch(ctx context.Context) error {
 	}
 	began := time.Now()
 	hurry := make(chan os.Signal, 1)
-	notifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
+	linux.NotifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	var patience <-chan time.Time
 	if EndingSignal(context.Cause(ctx)) == syscall.SIGINT {
 		patience = time.After(localGrace)

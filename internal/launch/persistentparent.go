@@ -116,7 +116,7 @@ func (p *persistentParent) keep() (int, error) {
 	if err != nil && !errors.As(err, &exit) {
 		return 0, err
 	}
-	return statusCode(unix.WaitStatus(p.child.ProcessState.Sys().(syscall.WaitStatus))), nil
+	return exitcode.OfStatus(p.child.ProcessState.Sys().(syscall.WaitStatus)), nil
 }
 
 // endStep has Slurm end the cluster's step.

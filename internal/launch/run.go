@@ -16,12 +16,14 @@ import (
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -246,7 +248,7 @@ func (r *run) readInput(options Options) (err error) {
 	if err := options.Spec.Validate(); err != nil {
 		return exitcode.Wrap(exitcode.Usage, err)
 	}
-	if err := checkCommand(options.Spec.Command); err != nil {
+	if err := command.Check(options.Spec.Command); err != nil {
 		return err
 	}
 	if err := checkKSI(options); err != nil {
@@ -400,6 +402,37 @@ func (r *run) applyObjects(ctx context.Context) error {
 		return err
 	}
 	return r.acquireLease(ctx)
+}
+
+// runCommand runs the user's command on the host beside the cluster.
+func (r *run) runCommand(ctx context.Context) (int, error) {
+	tools, err := r.makeTools()
+	if err != nil {
+		return 0, err
+	}
+	more, err := r.ksiEnv(ctx)
+	if err != nil {
+		return 0, err
+	}
+	return r.userCommand(tools, more).Run(ctx, r.setCommand)
+}
+
+// makeTools makes kubectl and helm available to the command.
+func (r *run) makeTools() (command.Tools, error) {
+	t := command.Tools{
+		Kubeconfig: r.kubeconfigPath(),
+		Cache:      filepath.Join(r.scratch.Path, "tmp", "kubectl"),
+		Bin:        filepath.Join(r.private.Path, "bin"),
+	}
+	return t, exitcode.Wrap(exitcode.NoSpace, programs.LinkTools(t.Bin))
+}
+
+// userCommand returns the user's command, with further variables for its environment.
+func (o Options) userCommand(tools command.Tools, env map[string]string) command.Command {
+	return command.Command{
+		Args: o.Spec.Command, Tools: tools, Getenv: o.Getenv, Env: env,
+		Stdin: o.Stdin, Stdout: o.Stdout, Stderr: o.Stderr,
+	}
 }
 
 func (r *run) follow(ctx context.Context) (int, error) {

@@ -65,7 +65,7 @@ func (r *run) stayUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	facts := persistent.Facts{Job: jobOf(r.Getenv), Since: time.Now(), Cache: tools.cache, Bin: tools.bin, IDs: r.host.podIDs(), End: r.allocation.knownEnd()}
+	facts := persistent.Facts{Job: jobOf(r.Getenv), Since: time.Now(), Cache: tools.Cache, Bin: tools.Bin, IDs: r.host.podIDs(), End: r.allocation.knownEnd()}
 	for _, member := range r.plan.Members {
 		facts.Nodes = append(facts.Nodes, member.Name)
 	}

@@ -16,6 +16,7 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/command"
 )
 
 const (
@@ -174,7 +175,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	u.Report(StepPersistent)
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	if err := checkCommand(u.Spec.Command); err != nil {
+	if err := command.Check(u.Spec.Command); err != nil {
 		return 0, err
 	}
 	objects, archives, err := readWorkload(u.Options)
@@ -223,14 +224,14 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	u.Report("workload")
 	work, end := withGrace(ctx, u.askToEnd)
 	if len(u.Spec.Command) > 0 {
-		t := tools{kubeconfig: u.cluster.Kubeconfig(), cache: facts.Cache, bin: facts.Bin}
-		code, err = t.run(work, u.Options, nil, u.setCommand)
+		tools := command.Tools{Kubeconfig: u.cluster.Kubeconfig(), Cache: facts.Cache, Bin: facts.Bin}
+		code, err = u.userCommand(tools, nil).Run(work, u.setCommand)
 	} else {
 		code, err = u.follow(work, kubeconfig, facts.IDs, giveUp)
 	}
 	end()
 	if kept := u.getCommand(); kept != nil {
-		kept.wait()
+		kept.Wait()
 	}
 	if ctx.Err() != nil {
 		return 0, u.allocation.reason(context.Cause(ctx))
@@ -268,10 +269,10 @@ func (u *user) askToEnd(ctx context.Context, cause error) {
 	inGrace(ctx, u.Log, reason.notice(), u.allocation.graceNow(ctx, reason.signal), func(ctx context.Context, grace time.Duration) {
 		var both sync.WaitGroup
 		if kept := u.getCommand(); kept != nil {
-			kept.end(grace)
+			kept.End(grace)
 			both.Go(func() {
 				select {
-				case <-kept.ended:
+				case <-kept.Ended():
 				case <-ctx.Done():
 				}
 			})

@@ -99,7 +99,7 @@ parts() {
 		init) node pgrep -f '^berth sandbox-init' ;;
 		nets) node pgrep -f '^berth net-role' ;;
 		net) node pgrep -o -f '^berth net-role' ;; # another process of that name keeps its descriptors
-		keeper) node pgrep -f '^berth command-keeper' ;;
+		keeper) node pgrep -f '^berth command-parent' ;;
 		control) node pgrep -f 'berth-kube control ' ;;
 		node) node pgrep -f 'berth-kube node ' ;;
 		containerd) node pgrep -f '/containerd --config' ;;

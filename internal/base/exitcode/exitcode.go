@@ -2,7 +2,10 @@
 // type that carries one. The texts of the errors do not belong here.
 package exitcode
 
-import "errors"
+import (
+	"errors"
+	"syscall"
+)
 
 // Exit codes for failures of berth itself, from sysexits.h where it has one that
 // fits. Codes 0 to 63 belong to the workload, whose code is passed on.
@@ -51,4 +54,13 @@ func Of(err error) int {
 	default:
 		return Internal
 	}
+}
+
+// OfStatus returns the exit code of a process as a shell does: Signal plus the
+// number of the signal for a killed process.
+func OfStatus(status syscall.WaitStatus) int {
+	if status.Signaled() {
+		return Signal + int(status.Signal())
+	}
+	return status.ExitStatus()
 }

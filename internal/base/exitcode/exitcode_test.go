@@ -3,6 +3,7 @@ package exitcode
 import (
 	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 )
 
@@ -16,5 +17,15 @@ func TestInnermostCodeIsKept(t *testing.T) {
 	}
 	if got := Of(errors.New("unknown")); got != Internal {
 		t.Errorf("exit code %d for an error without one, want %d", got, Internal)
+	}
+}
+
+func TestOfStatusIsAShells(t *testing.T) {
+	for status, want := range map[syscall.WaitStatus]int{
+		0: 0, 7 << 8: 7, syscall.WaitStatus(syscall.SIGKILL): 137,
+	} {
+		if got := OfStatus(status); got != want {
+			t.Errorf("status %#x: exit code %d, want %d", uint32(status), got, want)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package launch
+package command
 
 import (
 	"bytes"
@@ -17,69 +17,66 @@ import (
 
 func TestMain(m *testing.M) {
 	// The command's parent is this program, started again.
-	if len(os.Args) == 2 && os.Args[1] == CommandParentArg {
-		os.Exit(CommandParent())
-	}
-	if len(os.Args) == 2 && os.Args[1] == PersistentParentArg {
-		os.Exit(1) // no test starts a cluster
+	if len(os.Args) == 2 && os.Args[1] == ParentArg {
+		os.Exit(ParentMain())
 	}
 	os.Exit(m.Run())
 }
 
 // keep runs a shell script under a command parent.
-func keep(t *testing.T, script string) *commandParent {
+func keep(t *testing.T, script string) *Parent {
 	t.Helper()
 	shell, err := exec.LookPath("sh")
 	if err != nil {
 		t.Skip("no shell")
 	}
 	var output bytes.Buffer
-	k, err := startCommand(commandConfig{Path: shell, Args: []string{"sh", "-c", script}}, os.Environ(), nil, &output, &output)
+	k, err := start(program{Path: shell, Args: []string{"sh", "-c", script}}, os.Environ(), nil, &output, &output)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return k
 }
 
-func (p *commandParent) answer(t *testing.T) commandResult {
+func (p *Parent) answer(t *testing.T) outcome {
 	t.Helper()
 	select {
 	case result := <-p.result:
 		return result
 	case <-time.After(20 * time.Second):
 		t.Fatal("the command does not end")
-		return commandResult{}
+		return outcome{}
 	}
 }
 
-func TestKeeperPassesTheExitCode(t *testing.T) {
+func TestParentPassesTheExitCode(t *testing.T) {
 	for script, want := range map[string]int{"exit 0": 0, "exit 7": 7, "kill -9 $$": 137} {
 		k := keep(t, script)
 		if got := k.answer(t); got.Code != want || got.Error != "" {
 			t.Errorf("%q: %+v, want code %d", script, got, want)
 		}
-		k.wait()
+		k.Wait()
 	}
 }
 
-func TestKeeperSaysWhyACommandDoesNotStart(t *testing.T) {
-	k, err := startCommand(commandConfig{Path: filepath.Join(t.TempDir(), "none"), Args: []string{"none"}}, nil, nil, nil, nil)
+func TestParentSaysWhyACommandDoesNotStart(t *testing.T) {
+	k, err := start(program{Path: filepath.Join(t.TempDir(), "none"), Args: []string{"none"}}, nil, nil, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := k.answer(t); !strings.Contains(got.Error, "no such file") {
 		t.Errorf("got %+v, want the reason", got)
 	}
-	k.wait()
+	k.Wait()
 }
 
-func TestKeeperEndsWhatTheCommandLeaves(t *testing.T) {
+func TestParentEndsWhatTheCommandLeaves(t *testing.T) {
 	pids := filepath.Join(t.TempDir(), "pids")
 	k := keep(t, "sleep 1000 & echo $! >>"+pids+"; (trap '' TERM; exec sleep 1000) & echo $! >>"+pids+"; exit 3")
 	if got := k.answer(t); got.Code != 3 {
 		t.Errorf("%+v, want code 3", got)
 	}
-	k.wait()
+	k.Wait()
 	content, err := os.ReadFile(pids)
 	if err != nil {
 		t.Fatal(err)
@@ -99,10 +96,10 @@ func TestKeeperEndsWhatTheCommandLeaves(t *testing.T) {
 	}
 }
 
-func TestKeeperEndsACommandThatDoesNotWantTo(t *testing.T) {
+func TestParentEndsACommandThatDoesNotWantTo(t *testing.T) {
 	k := keep(t, "trap '' TERM; while :; do sleep 0.01; done")
-	k.end(0)
-	k.wait()
+	k.End(0)
+	k.Wait()
 	select {
 	case <-k.ended:
 	case <-time.After(20 * time.Second):
@@ -110,7 +107,7 @@ func TestKeeperEndsACommandThatDoesNotWantTo(t *testing.T) {
 	}
 }
 
-func TestOrphansOfAKilledKeeperEnd(t *testing.T) {
+func TestOrphansOfAKilledParentEnd(t *testing.T) {
 	if err := linux.BecomeSubreaper(); err != nil {
 		t.Fatal(err)
 	}
@@ -130,8 +127,8 @@ func TestOrphansOfAKilledKeeperEnd(t *testing.T) {
 	if got := k.answer(t); !strings.Contains(got.Error, "killed") {
 		t.Errorf("%+v, want word of the keeper's death", got)
 	}
-	k.wait()
-	endOrphans()
+	k.Wait()
+	EndOrphans()
 	pid, err := strconv.Atoi(strings.TrimSpace(string(content)))
 	if err != nil {
 		t.Fatal(err)

@@ -1,0 +1,13 @@
+package launch
+
+import (
+	"os"
+	"testing"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == PersistentParentArg {
+		os.Exit(1) // no test starts a cluster
+	}
+	os.Exit(m.Run())
+}
