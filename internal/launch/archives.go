@@ -24,6 +24,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/identity"
 )
 
 // archive is an image file on the head, or a folder that holds an unpacked image
@@ -181,12 +182,12 @@ type archiveSource struct {
 const sourceName = "archives"
 
 func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServer, error) {
-	shared, err := newSharedIdentity(sourceName, sourceName)
+	shared, err := identity.NewShared(sourceName, sourceName)
 	if err != nil {
 		return nil, err
 	}
 	s := &archiveServer{
-		source:   archiveSource{Authority: shared.authority, Certificate: shared.pair.Cert, Key: shared.pair.Key},
+		source:   archiveSource{Authority: shared.Authority, Certificate: shared.Pair.Cert, Key: shared.Pair.Key},
 		archives: archives, relays: map[int][]netip.AddrPort{},
 	}
 	config, err := s.source.tls()

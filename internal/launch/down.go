@@ -47,8 +47,8 @@ func (r *run) takeDown() error {
 	if r.named != nil {
 		r.named.Close()
 	}
-	if r.identities.key != nil {
-		r.identities.key.Close()
+	if r.identities.Key != nil {
+		r.identities.Key.Close()
 	}
 	var err error
 	if r.box != nil {

@@ -13,6 +13,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/network/overlay"
 )
 
@@ -207,7 +208,7 @@ func (w *member) address() netip.Addr {
 
 // sendPlans sets up the network between the nodes and sends its plan to every
 // other node.
-func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identities, archives []archive) error {
+func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive) error {
 	m.introduced = true
 	var source archiveSource
 	if len(archives) > 0 {
@@ -246,10 +247,10 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		theirSwitches[0] = m.sockets.ports.switchesAt(own)
 		var mayLead []byte
 		if m.failover != nil {
-			mayLead = keys.owns[i+1]
+			mayLead = keys.Owns[i+1]
 		}
 		err := w.peer.Send(ctx, welcome{
-			Version: cluster.Version(), Plan: plans[i+1], Files: keys.nodes[i+1],
+			Version: cluster.Version(), Plan: plans[i+1], Files: keys.Nodes[i+1],
 			Mesh:     mesh{Key: key, Carrier: m.carrier, Nodes: theirs, Switches: theirSwitches, Self: i + 1},
 			Archives: archives, Source: source,
 			Succession: m.failover, Own: mayLead,

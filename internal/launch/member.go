@@ -15,6 +15,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/pki"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/network/overlay"
 )
 
@@ -113,7 +114,7 @@ func (r *run) join(ctx context.Context) error {
 		// the sandbox starts. Missing archives are reported later.
 		_ = a.here()
 	}
-	r.identities.nodes = append(r.identities.nodes, answer.Files)
+	r.identities.Nodes = append(r.identities.Nodes, answer.Files)
 	r.pulls = readPulls(ctx, r.plan, r.Getenv)
 	if answer.Own == nil {
 		return nil
@@ -123,7 +124,7 @@ func (r *run) join(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.identities.kubeconfig, r.identities.key, err = userKubeconfig(r.contextName(), own.Server, own.Authority, pki.Pair{Cert: own.Cert, Key: own.Key})
+	r.identities.Kubeconfig, r.identities.Key, err = identity.UserKubeconfig(r.contextName(), own.Server, own.Authority, pki.Pair{Cert: own.Cert, Key: own.Key})
 	if err != nil {
 		return err
 	}

@@ -142,7 +142,7 @@ func (r *run) kubeconfigPath() string { return filepath.Join(r.private.Path, run
 // writeKubeconfig writes the user's kubeconfig to the place where programs and
 // tunnels look for it.
 func (r *run) writeKubeconfig() error {
-	if err := os.WriteFile(r.kubeconfigPath(), r.identities.kubeconfig, 0o600); err != nil {
+	if err := os.WriteFile(r.kubeconfigPath(), r.identities.Kubeconfig, 0o600); err != nil {
 		return exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("write kubeconfig: %w", err))
 	}
 	return nil
@@ -269,7 +269,7 @@ func (r *run) watchSandbox() {
 
 // sandboxFiles returns the files on the sandbox's tmpfs.
 func (r *run) sandboxFiles() (map[string]sandbox.File, error) {
-	files := r.identities.nodes[0]
+	files := r.identities.Nodes[0]
 	encoded, err := json.MarshalIndent(r.plan, "", "  ")
 	if err != nil {
 		return nil, err

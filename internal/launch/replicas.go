@@ -20,6 +20,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/notify"
+	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/balancer"
 	"berth.dev/berth/internal/node/sandbox"
@@ -149,7 +150,7 @@ func apiCheck(plan cluster.Plan) (func(context.Context, string) error, error) {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority)
 	client := &http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: apiServerName},
+		TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: identity.APIServerName},
 		IdleConnTimeout: time.Minute,
 	}}
 	return func(ctx context.Context, server string) error {

@@ -24,6 +24,7 @@ import (
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/command"
+	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -220,7 +221,7 @@ type run struct {
 	control     *persistent.ControlSocket // of a persistent cluster
 	plan        cluster.Plan
 	pulls       pulls
-	identities  identities
+	identities  identity.Set
 	apiListener *os.File
 	published   []publishedPort // ports of this host that lead into the cluster
 	named       *os.File        // held as long as the published ports have names
@@ -333,13 +334,13 @@ func (r *run) makePlan(ctx context.Context) (err error) {
 	for _, notice := range r.pulls.notices {
 		r.Log.Warn(notice)
 	}
-	if r.identities, err = makeIdentities(plans, r.contextName()); err != nil {
+	if r.identities, err = identity.Make(plans, r.contextName()); err != nil {
 		return err
 	}
 	if err := r.writeKubeconfig(); err != nil {
 		return err
 	}
-	r.kubeconfig = r.identities.owns[0]
+	r.kubeconfig = r.identities.Owns[0]
 	if r.client, err = workload.NewClient(r.kubeconfig); err != nil || r.members == nil {
 		return err
 	}

@@ -1,4 +1,4 @@
-package launch
+package identity
 
 import (
 	"bytes"
@@ -19,16 +19,16 @@ func TestPeerIdentity(t *testing.T) {
 	}
 	key := plans[0].Paths.PKI(cluster.Peers + ".key")
 	for n := range plans {
-		made, err := makeIdentities(plans[:n+1], "test")
+		made, err := Make(plans[:n+1], "test")
 		if err != nil {
 			t.Fatal(err)
 		}
-		made.key.Close()
-		first, shared := made.nodes[0][key]
+		made.Key.Close()
+		first, shared := made.Nodes[0][key]
 		if shared != (n > 0) {
 			t.Errorf("%d nodes: shared identity %v", n+1, shared)
 		}
-		for _, files := range made.nodes {
+		for _, files := range made.Nodes {
 			if file := files[key]; !bytes.Equal(file.Content, first.Content) || shared && file.Mode != 0o600 {
 				t.Errorf("%d nodes: not the same key for all, readable by the owner alone: %o", n+1, file.Mode)
 			}

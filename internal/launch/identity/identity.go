@@ -1,4 +1,7 @@
-package launch
+// Package identity makes the keys and certificates of one cluster: files for the
+// nodes' sandboxes, and the user's kubeconfig. How they reach other nodes does not
+// belong here.
+package identity
 
 import (
 	"fmt"
@@ -11,66 +14,66 @@ import (
 	"berth.dev/berth/internal/node/sandbox"
 )
 
-// identities holds the keys of a cluster: files for the nodes' sandboxes, and the
+// Set holds the keys of a cluster: files for the nodes' sandboxes, and the
 // user's kubeconfig.
-type identities struct {
-	// nodes holds the files for each node's tmpfs, in the order of the plans.
-	nodes []map[string]sandbox.File
-	// kubeconfig is for programs on the head's host. It refers to the key by a
-	// path of this process; see userKubeconfig.
-	kubeconfig []byte
-	// owns holds kubeconfigs that contain the key, for the processes of the nodes
+type Set struct {
+	// Nodes holds the files for each node's tmpfs, in the order of the plans.
+	Nodes []map[string]sandbox.File
+	// Kubeconfig is for programs on the head's host. It refers to the key by a
+	// path of this process; see UserKubeconfig.
+	Kubeconfig []byte
+	// Owns holds kubeconfigs that contain the key, for the processes of the nodes
 	// with a control plane, in the order of the plans. They are nil for other
 	// nodes.
-	owns [][]byte
-	// key is the memory file with the user's key.
-	key *os.File
+	Owns [][]byte
+	// Key is the memory file with the user's key.
+	Key *os.File
 }
 
-// makeIdentities creates all keys of the cluster. Each component of each node
+// Make creates all keys of the cluster. Each component of each node
 // gets its own key, and only a node's kubelet may act as the node. context is the
 // name of the context in the user's kubeconfig.
-func makeIdentities(plans []cluster.Plan, context string) (identities, error) {
+func Make(plans []cluster.Plan, context string) (Set, error) {
 	shared, err := makeAuthorities()
 	if err != nil {
-		return identities{}, err
+		return Set{}, err
 	}
 	authority := shared.kubernetes
-	var peers sharedIdentity
+	var peers Shared
 	if len(plans) > 1 {
-		if peers, err = newSharedIdentity(cluster.PeersCA, cluster.Peers); err != nil {
-			return identities{}, err
+		if peers, err = NewShared(cluster.PeersCA, cluster.Peers); err != nil {
+			return Set{}, err
 		}
 	}
-	var made identities
+	var made Set
 	for _, plan := range plans {
-		maker := &identityMaker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
-		maker.node()
+		m := &maker{plan: plan, authority: authority, files: map[string]sandbox.File{}}
+		m.node()
 		if len(plans) > 1 {
-			maker.peer(peers)
+			m.peer(peers)
 		}
 		if plan.Control() {
-			maker.control(shared)
+			m.control(shared)
 		}
 		if plan.Control() && plan.Replicated() {
-			maker.replica(shared)
+			m.replica(shared)
 		}
-		if maker.err != nil {
-			return identities{}, maker.err
+		if m.err != nil {
+			return Set{}, m.err
 		}
-		made.nodes = append(made.nodes, maker.files)
+		made.Nodes = append(made.Nodes, m.files)
 	}
 	pair, err := authority.Issue(admin)
 	if err != nil {
-		return identities{}, err
+		return Set{}, err
 	}
-	made.owns = make([][]byte, len(plans))
+	made.Owns = make([][]byte, len(plans))
 	for i, plan := range plans {
 		if plan.Control() {
-			made.owns[i] = pki.Kubeconfig("berth", plan.Addresses.HostAPIServerURL(), authority.Cert, pair)
+			made.Owns[i] = pki.Kubeconfig("berth", plan.Addresses.HostAPIServerURL(), authority.Cert, pair)
 		}
 	}
-	made.kubeconfig, made.key, err = userKubeconfig(context, plans[0].Addresses.HostAPIServerURL(), authority.Cert, pair)
+	made.Kubeconfig, made.Key, err = UserKubeconfig(context, plans[0].Addresses.HostAPIServerURL(), authority.Cert, pair)
 	return made, err
 }
 
@@ -92,17 +95,17 @@ func makeAuthorities() (made authorities, err error) {
 	return made, err
 }
 
-// apiServerName is in the certificate of every API server.
-const apiServerName = "kubernetes.default.svc"
+// APIServerName is in the certificate of every API server.
+const APIServerName = "kubernetes.default.svc"
 
 // admin is the identity of the cluster's user.
 var admin = pki.Identity{CommonName: "berth:admin", Groups: []string{"system:masters"}}
 
-// userKubeconfig returns the kubeconfig for the user's programs, and the file
+// UserKubeconfig returns the kubeconfig for the user's programs, and the file
 // with its key. The key is not in the kubeconfig, which would outlive a run that
 // is killed at once. It is in the memory of this process, and the kubeconfig
 // refers to it by a path.
-func userKubeconfig(context, server string, authority []byte, pair pki.Pair) ([]byte, *os.File, error) {
+func UserKubeconfig(context, server string, authority []byte, pair pki.Pair) ([]byte, *os.File, error) {
 	key, err := linux.MemoryFile("berth-key", pair.Key)
 	if err != nil {
 		return nil, nil, err
@@ -111,8 +114,8 @@ func userKubeconfig(context, server string, authority []byte, pair pki.Pair) ([]
 	return pki.KubeconfigWithKeyFile(context, server, authority, pair.Cert, path), key, nil
 }
 
-// identityMaker collects the files of one node, and keeps the first error.
-type identityMaker struct {
+// maker collects the files of one node, and keeps the first error.
+type maker struct {
 	plan      cluster.Plan
 	authority *pki.Authority
 	files     map[string]sandbox.File
@@ -120,7 +123,7 @@ type identityMaker struct {
 }
 
 // node creates the files that every node needs.
-func (m *identityMaker) node() {
+func (m *maker) node() {
 	name := "system:node:" + m.plan.Node.Name
 	m.write(m.plan.Paths.PKI(cluster.CA+".crt"), m.authority.Cert)
 	m.issue(m.authority, cluster.KubeletServer, pki.Identity{
@@ -135,7 +138,7 @@ func (m *identityMaker) node() {
 
 // control creates the files of a control plane. Only these nodes get the
 // authorities' keys.
-func (m *identityMaker) control(shared authorities) {
+func (m *maker) control(shared authorities) {
 	addresses := m.plan.Addresses
 	m.write(m.plan.Paths.PKI(cluster.ServiceTokens+".key"), shared.serviceTokens)
 	m.pair(cluster.CA, m.authority.Pair)
@@ -144,7 +147,7 @@ func (m *identityMaker) control(shared authorities) {
 	m.issue(m.authority, cluster.APIServer, pki.Identity{
 		CommonName: "kube-apiserver",
 		Names: []string{
-			"localhost", "kubernetes", "kubernetes.default", apiServerName,
+			"localhost", "kubernetes", "kubernetes.default", APIServerName,
 			"kubernetes.default.svc.cluster.local", m.plan.Node.Name,
 		},
 		Addresses: []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), addresses.APIService, addresses.Node},
@@ -157,58 +160,58 @@ func (m *identityMaker) control(shared authorities) {
 
 // replica creates the files that a member of etcd needs to connect to the others.
 // Only members have a certificate of that authority.
-func (m *identityMaker) replica(shared authorities) {
+func (m *maker) replica(shared authorities) {
 	m.write(m.plan.Paths.PKI(cluster.EtcdCA+".crt"), shared.etcd.Cert)
 	m.issue(shared.etcd, cluster.EtcdPeer, pki.Identity{
 		CommonName: m.plan.Node.Name, Addresses: []netip.Addr{m.plan.Addresses.Node},
 	})
 }
 
-// sharedIdentity is a certificate for all nodes. It proves to other nodes that
+// Shared is a certificate for all nodes. It proves to other nodes that
 // its holder is a member, but not which one. Its authority has signed nothing
 // else, and the authority's key is not kept.
-type sharedIdentity struct {
-	authority []byte
-	pair      pki.Pair
+type Shared struct {
+	Authority []byte
+	Pair      pki.Pair
 }
 
-func newSharedIdentity(authorityName, name string) (made sharedIdentity, err error) {
+func NewShared(authorityName, name string) (made Shared, err error) {
 	authority, err := pki.NewAuthority(authorityName)
 	if err != nil {
 		return made, err
 	}
-	made.authority = authority.Cert
-	made.pair, err = authority.Issue(pki.Identity{CommonName: name, Names: []string{name}})
+	made.Authority = authority.Cert
+	made.Pair, err = authority.Issue(pki.Identity{CommonName: name, Names: []string{name}})
 	return made, err
 }
 
-func (m *identityMaker) peer(shared sharedIdentity) {
-	m.write(m.plan.Paths.PKI(cluster.PeersCA+".crt"), shared.authority)
-	m.pair(cluster.Peers, shared.pair)
+func (m *maker) peer(shared Shared) {
+	m.write(m.plan.Paths.PKI(cluster.PeersCA+".crt"), shared.Authority)
+	m.pair(cluster.Peers, shared.Pair)
 }
 
-func (m *identityMaker) note(err error) {
+func (m *maker) note(err error) {
 	if m.err == nil {
 		m.err = err
 	}
 }
 
-func (m *identityMaker) write(path string, content []byte) {
+func (m *maker) write(path string, content []byte) {
 	m.files[path] = sandbox.File{Mode: 0o600, Content: content}
 }
 
-func (m *identityMaker) pair(name string, pair pki.Pair) {
+func (m *maker) pair(name string, pair pki.Pair) {
 	m.write(m.plan.Paths.PKI(name+".crt"), pair.Cert)
 	m.write(m.plan.Paths.PKI(name+".key"), pair.Key)
 }
 
-func (m *identityMaker) issue(authority *pki.Authority, name string, id pki.Identity) {
+func (m *maker) issue(authority *pki.Authority, name string, id pki.Identity) {
 	pair, err := authority.Issue(id)
 	m.note(err)
 	m.pair(name, pair)
 }
 
-func (m *identityMaker) client(user string, id pki.Identity) {
+func (m *maker) client(user string, id pki.Identity) {
 	pair, err := m.authority.Issue(id)
 	m.note(err)
 	server := m.plan.Addresses.APIServerURL()
