@@ -14,7 +14,7 @@ import (
 
 	"berth.dev/berth/internal/access/login"
 	"berth.dev/berth/internal/base/programs"
-	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 // takeJob splits a leading name of a job off a command's arguments.
@@ -110,7 +110,7 @@ func runBeside(ctx context.Context, session *login.Session, command *exec.Cmd) e
 		select {
 		case <-ctx.Done():
 			// A terminal sends its own signals to both. A second one does no harm.
-			_ = command.Process.Signal(launch.EndingSignal(context.Cause(ctx)))
+			_ = command.Process.Signal(allocation.EndingSignal(context.Cause(ctx)))
 		case <-ended:
 		}
 	}()

@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/launch"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 // result carries a command's exit code through cobra, which knows errors only.
@@ -120,7 +121,7 @@ func cancelOnSignal(cancel context.CancelCauseFunc) {
 		}
 	}
 	for received := range signals {
-		cancel(launch.Interrupted(received.(syscall.Signal)))
+		cancel(allocation.EndedBy(received.(syscall.Signal)))
 	}
 }
 

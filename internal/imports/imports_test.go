@@ -95,13 +95,14 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/command", "internal/launch/identity", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/command", "internal/launch/identity", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
 		"internal/site/siteconf",
 	},
 
+	"internal/launch/allocation": {"internal/base/exitcode", "internal/base/linux", "internal/base/probe", "internal/job/slurm"},
 	// How often a stopped child is continued.
 	"internal/launch/command":    {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
 	"internal/launch/identity":   {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
@@ -111,7 +112,8 @@ var layers = map[string][]string{
 		"internal/access/login", "internal/access/top",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/metrics", "internal/base/probe", "internal/base/programs", "internal/base/settings",
 		"internal/job/batch", "internal/job/slurm",
-		"internal/launch",
+		// The causes of an end are errors of allocation.
+		"internal/launch", "internal/launch/allocation",
 	},
 
 	"internal/testutil": {"internal/base/linux"},

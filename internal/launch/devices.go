@@ -20,7 +20,7 @@ import (
 func (r *run) findDevices() error {
 	var job slurm.Job
 	if r.allocation != nil {
-		job = r.allocation.job
+		job = r.allocation.Job
 	}
 	wish, err := deviceWish(r.Getenv, job, r.allocation != nil, r.Spec.Devices)
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 // stepPoll is the interval between questions to Slurm whether a step has ended.
@@ -103,7 +104,7 @@ func (o Options) endOn(ctx context.Context, job, head string) (int, error) {
 	}
 	command := slurm.IntoCommand(job, head, heterogeneous, append([]string{self}, os.Args[1:]...)...)
 	step := exec.CommandContext(ctx, command[0], command[1:]...)
-	step.Cancel = func() error { return step.Process.Signal(EndingSignal(context.Cause(ctx))) }
+	step.Cancel = func() error { return step.Process.Signal(allocation.EndingSignal(context.Cause(ctx))) }
 	step.Env = append(slurm.IntoEnv(os.Environ()), o.hop())
 	step.Stdout, step.Stderr = os.Stdout, os.Stderr
 	err = step.Run()

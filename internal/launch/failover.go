@@ -12,6 +12,7 @@ import (
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 // inheritLimit bounds how long a new head waits for the other nodes to connect.
@@ -110,14 +111,14 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 		return 0, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	if r.allocation != nil {
-		go r.allocation.inquire(ctx, giveUp)
+		go r.allocation.Inquire(ctx, giveUp)
 	}
 	signalled, tell := context.WithCancelCause(signalled)
 	defer tell(nil)
 	if err := r.listenForDown(ctx, tell); err != nil {
 		return 0, err
 	}
-	work, end := withGrace(signalled, r.askToEnd)
+	work, end := allocation.WithGrace(signalled, r.askToEnd)
 	// If this node's run ends, it stops following the workload.
 	work, cut := context.WithCancelCause(work)
 	stop := context.AfterFunc(ctx, func() { cut(context.Cause(ctx)) })
@@ -133,7 +134,7 @@ func (r *run) takeOver(ctx, signalled context.Context, begin func(), giveUp cont
 	case ctx.Err() != nil:
 		return 0, context.Cause(ctx)
 	case signalled.Err() != nil:
-		return 0, r.allocation.reason(context.Cause(signalled))
+		return 0, r.allocation.Reason(context.Cause(signalled))
 	}
 	r.members.reportLosses()
 	return code, err

@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/programs"
 	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/node/devices"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -70,7 +71,7 @@ type host struct {
 
 // inspect collects what the machine offers to the cluster, and refuses early what
 // cannot work.
-func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, job *allocation, roles uint64) (host, error) {
+func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string, job *allocation.Allocation, roles uint64) (host, error) {
 	machine := probe.Local()
 	h := host{
 		roles:  roles,
@@ -88,8 +89,8 @@ func inspect(ctx context.Context, spec cluster.Spec, getenv func(string) string,
 	if spec.OneUID {
 		h.ids.OneUID, h.ids.Reason = true, "asked for with --one-uid"
 	}
-	h.memory = job.memory(ctx, h.memory)
-	h.cpuSet = job.cpuSet(ctx, h.cpus, spec.NodesPerHost)
+	h.memory = job.Memory(ctx, h.memory)
+	h.cpuSet = job.CPUSet(ctx, h.cpus, spec.NodesPerHost)
 	if n := spec.NodesPerHost; n > 1 {
 		h.cpus.Count = max(1, h.cpus.Count/n)
 		h.memory.Bytes /= uint64(n)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -41,7 +40,7 @@ func idle(ctx context.Context, job slurm.Job, options Options) error {
 		return err
 	}
 	defer unix.Close(acting)
-	return awaitEnd(ctx, acting)
+	return linux.AwaitPidfd(ctx, acting)
 }
 
 // findActing returns a pidfd of the first task on this node, which is a child of
@@ -78,32 +77,4 @@ func findActing(ctx context.Context, own int) (int, error) {
 func isFirstTask(pid int) bool {
 	environment, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "environ"))
 	return err == nil && bytes.Contains(append([]byte{0}, environment...), []byte("\x00SLURM_LOCALID=0\x00"))
-}
-
-// awaitEnd returns when the process has ended, or with an error when ctx has.
-func awaitEnd(ctx context.Context, pidfd int) error {
-	reader, writer, err := os.Pipe()
-	if err != nil {
-		return fmt.Errorf("wait for the first task: %w", err)
-	}
-	defer reader.Close()
-	stop := context.AfterFunc(ctx, func() { writer.Close() })
-	defer func() {
-		if stop() {
-			writer.Close()
-		}
-	}()
-	for {
-		poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}, {Fd: int32(reader.Fd()), Events: unix.POLLIN}}
-		_, err := unix.Poll(poll, -1)
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case err != nil:
-			return fmt.Errorf("wait for the first task: %w", err)
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case poll[0].Revents != 0:
-			return nil
-		}
-	}
 }

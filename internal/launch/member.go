@@ -15,6 +15,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/pki"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/network/overlay"
 )
@@ -42,7 +43,7 @@ func (r *run) work(ctx context.Context) (code int, err error) {
 	defer cancel(nil)
 	stop := context.AfterFunc(signalled, func() {
 		cause := context.Cause(signalled)
-		var reason *interrupted
+		var reason *allocation.Interrupted
 		if !errors.As(cause, &reason) || !joined.Load() {
 			cancel(cause)
 			return

@@ -58,7 +58,7 @@ func (r *run) describe(page *metrics.Page) {
 	for phase, after := range r.began.all() {
 		page.Add("berth_start_seconds", after.Seconds(), "phase", phase)
 	}
-	if left, known := r.allocation.left(); known {
+	if left, known := r.allocation.Left(); known {
 		page.Add("berth_job_left_seconds", left.Round(time.Second).Seconds())
 	}
 	page.Add("berth_node_cpus", float64(r.plan.Node.CPUs))
@@ -226,14 +226,4 @@ func (p phases) all() map[string]time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return maps.Clone(p.done)
-}
-
-// left returns the remaining time of the job, and reports whether it is known.
-func (a *allocation) left() (time.Duration, bool) {
-	if a == nil {
-		return 0, false
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return max(0, a.end.Sub(a.now())), !a.end.IsZero()
 }

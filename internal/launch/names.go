@@ -86,7 +86,7 @@ func (r *run) ownJob() (string, error) {
 		if err != nil {
 			return "", err
 		}
-		id = networkOf(r.allocation.job, r.Getenv, local)
+		id = networkOf(r.allocation.Job, r.Getenv, local)
 	}
 	if id == "" {
 		return "", errors.New("names are only for jobs with their own network (docs/site-network.md), and this job uses the hosts' network: publish the port without a name, as in --publish 8080:80")

@@ -16,6 +16,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -181,8 +182,8 @@ func TestNamesNeedANetworkOfTheJobsOwn(t *testing.T) {
 		t.Errorf("without names: %v", err)
 	}
 	r.Spec.Publish = append(r.Spec.Publish, "web=8081:80")
-	for place, allocation := range map[string]*allocation{
-		"no job": nil, "a job in the hosts' network": {job: slurm.Job{ID: "17", NodeName: "n1", AllocatedNodes: []string{"n1"}, Components: 1}},
+	for place, allocation := range map[string]*allocation.Allocation{
+		"no job": nil, "a job in the hosts' network": {Job: slurm.Job{ID: "17", NodeName: "n1", AllocatedNodes: []string{"n1"}, Components: 1}},
 	} {
 		r.allocation = allocation
 		if err := r.namePublished(t.Context()); err == nil || !strings.Contains(err.Error(), "name web: ") || !strings.Contains(err.Error(), "without a name") {

@@ -66,7 +66,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 	if err == nil {
 		err = r.findDevices()
 	}
-	if warning := r.allocation.warnings(r.host.cpus.Count, r.host.memory.Bytes); err == nil && warning != "" {
+	if warning := r.allocation.Warnings(r.host.cpus.Count, r.host.memory.Bytes); err == nil && warning != "" {
 		r.Log.Warn(warning)
 	}
 	if err == nil && r.host.ids.OneUID {
@@ -156,7 +156,7 @@ func (r *run) recordControlNodes() error {
 	}
 	var doors []string
 	for _, member := range r.plan.Replicas() {
-		if slices.Contains(r.allocation.job.Nodes, member.Host) {
+		if slices.Contains(r.allocation.Job.Nodes, member.Host) {
 			doors = append(doors, member.Host)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/linux"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 // stepNamePoll is the interval between lookups of a step that must end and does
@@ -66,7 +67,7 @@ func runStep(ctx context.Context, options Options, job slurm.Job, name string, s
 	code := exitcode.OfStatus(s.srun.ProcessState.Sys().(syscall.WaitStatus))
 	if ctx.Err() != nil && code == exitcode.Signal+int(syscall.SIGTERM) {
 		// The step got SIGTERM, whichever signal the user sent.
-		code = exitcode.Signal + int(EndingSignal(context.Cause(ctx)))
+		code = exitcode.Signal + int(allocation.EndingSignal(context.Cause(ctx)))
 	}
 	return code, nil
 }
@@ -94,8 +95,8 @@ func (s *ownStep) watch(ctx context.Context) error {
 	hurry := make(chan os.Signal, 1)
 	linux.NotifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	var patience <-chan time.Time
-	if EndingSignal(context.Cause(ctx)) == syscall.SIGINT {
-		patience = time.After(localGrace)
+	if allocation.EndingSignal(context.Cause(ctx)) == syscall.SIGINT {
+		patience = time.After(allocation.LocalGrace)
 	}
 	if err := s.end(); err != nil {
 		return err
@@ -106,7 +107,7 @@ func (s *ownStep) watch(ctx context.Context) error {
 			return nil
 		case <-patience:
 		case <-hurry:
-			if time.Since(began) < sameSignal {
+			if time.Since(began) < allocation.SameSignal {
 				continue
 			}
 		}

@@ -23,6 +23,7 @@ import (
 	"berth.dev/berth/internal/kube/lease"
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/supervisor"
@@ -98,7 +99,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	// Decline after the cluster is taken down, since it can take a while until
 	// the other nodes connect.
 	defer func() { code, err = members.decline(ctx, code, err) }()
-	r := &run{members: members, localConfig: order, labels: nodeLabels(job), began: began}
+	r := &run{members: members, localConfig: order, labels: allocation.NodeLabels(job), began: began}
 	if members.leads() {
 		err = r.readInput(options)
 	} else {
@@ -125,15 +126,16 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	}
 	r.Options = options
 	if inJob {
-		r.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End, early: options.Spec.Grace}
-		if err := r.allocation.check(); err != nil {
+		r.allocation = allocation.New(job, options.Log)
+		r.allocation.Early = options.Spec.Grace
+		if err := r.allocation.Check(); err != nil {
 			return 0, err
 		}
 		if members.leads() {
 			// A thousand nodes that ask at once would overload Slurm.
-			go r.allocation.inquire(ctx, giveUp)
+			go r.allocation.Inquire(ctx, giveUp)
 		}
-		go watchStepd(ctx, options.Getenv, giveUp)
+		go allocation.WatchStepd(ctx, options.Getenv, giveUp)
 	}
 	options.Report = r.began.note(options.Report)
 	r.supervisor = supervisor.New(options.Log, options.Report, giveUp)
@@ -145,7 +147,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 			code, err = 0, nil
 		}
 		err = errors.Join(err, r.takeDown())
-		r.allocation.requeue()
+		r.allocation.Requeue()
 	}()
 	if !members.leads() {
 		return r.work(ctx)
@@ -173,7 +175,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 		options.Report(step.name)
 	}
 	r.keepState()
-	work, end := withGrace(ctx, r.askToEnd)
+	work, end := allocation.WithGrace(ctx, r.askToEnd)
 	switch {
 	case options.Spec.Stay:
 		err = r.stayUp(work)
@@ -186,7 +188,7 @@ func Run(ctx context.Context, options Options) (code int, err error) {
 	r.finishState()
 	if ctx.Err() != nil {
 		// The exit code of a workload that was asked to end is not a result.
-		return 0, r.allocation.reason(context.Cause(ctx))
+		return 0, r.allocation.Reason(context.Cause(ctx))
 	}
 	r.members.reportLosses()
 	return code, err
@@ -450,7 +452,7 @@ func (r *run) explain(ctx context.Context, err error) error {
 	// receives the signal.
 	select {
 	case <-ctx.Done():
-		return r.allocation.reason(context.Cause(ctx))
+		return r.allocation.Reason(context.Cause(ctx))
 	case <-time.After(signalDelay):
 		return err
 	}

@@ -258,7 +258,7 @@ func (r *run) lives(ctx context.Context, o savedstate.Owner) savedstate.Life {
 	case o.Job == own.Job && here:
 		return savedstate.Dead // an earlier step of the job
 	}
-	job, known, err := slurm.QueuedJob(ctx, o.Job, r.allocation.ask)
+	job, known, err := slurm.QueuedJob(ctx, o.Job, r.allocation.Ask)
 	switch {
 	case err != nil:
 		return savedstate.Unknown

@@ -65,7 +65,7 @@ func (r *run) stayUp(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	facts := persistent.Facts{Job: jobOf(r.Getenv), Since: time.Now(), Cache: tools.Cache, Bin: tools.Bin, IDs: r.host.podIDs(), End: r.allocation.knownEnd()}
+	facts := persistent.Facts{Job: jobOf(r.Getenv), Since: time.Now(), Cache: tools.Cache, Bin: tools.Bin, IDs: r.host.podIDs(), End: r.allocation.KnownEnd()}
 	for _, member := range r.plan.Members {
 		facts.Nodes = append(facts.Nodes, member.Name)
 	}
@@ -134,14 +134,4 @@ func Describe(f persistent.Facts, now time.Time) string {
 		text += fmt.Sprintf(", until %s (%s)", f.End.Format("15:04"), max(0, f.End.Sub(now)).Round(time.Minute))
 	}
 	return text
-}
-
-// knownEnd returns the end of the job's time, or zero if it is unknown.
-func (a *allocation) knownEnd() time.Time {
-	if a == nil {
-		return time.Time{}
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.end
 }

@@ -18,6 +18,7 @@ import (
 	"berth.dev/berth/internal/job/batch"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/allocation"
 )
 
 // SubmitOptions are the inputs of a submission from the command line.
@@ -202,9 +203,9 @@ func (o SubmitOptions) await(ctx context.Context, job batch.Job) (int, error) {
 		}
 	}}
 	states, err := watcher.Watch(ctx, job)
-	var reason *interrupted
+	var reason *allocation.Interrupted
 	if errors.As(err, &reason) {
-		return 0, exitcode.Wrap(exitcode.Signal+int(reason.signal), fmt.Errorf("no longer waiting for job %s, which goes on; to end it: scancel %s", job.ID, job.ID))
+		return 0, exitcode.Wrap(exitcode.Signal+int(reason.Signal), fmt.Errorf("no longer waiting for job %s, which goes on; to end it: scancel %s", job.ID, job.ID))
 	}
 	if err != nil {
 		return 0, exitcode.Wrap(exitcode.Unavailable, err)

@@ -48,7 +48,7 @@ func Up(ctx context.Context, options Options, args []string) (persistent.Facts, 
 		return persistent.Facts{}, err
 	}
 	defer said.Close()
-	// If the start is interrupted, the cluster must end, too.
+	// If the start is allocation.Interrupted, the cluster must end, too.
 	stop := context.AfterFunc(ctx, func() { _ = parent.Signal(syscall.SIGTERM) })
 	defer stop()
 	for words := json.NewDecoder(said); ; {

@@ -16,6 +16,7 @@ import (
 	"berth.dev/berth/internal/base/rundir"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
+	"berth.dev/berth/internal/launch/allocation"
 	"berth.dev/berth/internal/launch/command"
 )
 
@@ -85,10 +86,10 @@ func usePersistent(ctx context.Context, options Options, job slurm.Job, inJob bo
 	}
 	u := &user{Options: options, cluster: onHead{cluster}}
 	if inJob {
-		u.allocation = &allocation{job: job, log: options.Log, ask: slurm.AskSlurm, now: time.Now, end: job.End}
+		u.allocation = allocation.New(job, options.Log)
 		ctx, giveUp := context.WithCancelCause(ctx)
 		defer giveUp(nil)
-		go u.allocation.inquire(ctx, giveUp)
+		go u.allocation.Inquire(ctx, giveUp)
 		code, err = u.run(ctx)
 		return true, code, err
 	}
@@ -206,7 +207,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	u.Report("cluster")
 	if err := u.bringImages(ctx, archives); err != nil {
 		if ctx.Err() != nil {
-			err = u.allocation.reason(context.Cause(ctx))
+			err = u.allocation.Reason(context.Cause(ctx))
 		}
 		return 0, err
 	}
@@ -217,12 +218,12 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 	}()
 	if u.objects, err = u.client.Apply(ctx, objects); err != nil {
 		if ctx.Err() != nil {
-			return 0, u.allocation.reason(context.Cause(ctx))
+			return 0, u.allocation.Reason(context.Cause(ctx))
 		}
 		return 0, exitcode.Wrap(exitcode.Manifest, err)
 	}
 	u.Report("workload")
-	work, end := withGrace(ctx, u.askToEnd)
+	work, end := allocation.WithGrace(ctx, u.askToEnd)
 	if len(u.Spec.Command) > 0 {
 		tools := command.Tools{Kubeconfig: u.cluster.Kubeconfig(), Cache: facts.Cache, Bin: facts.Bin}
 		code, err = u.userCommand(tools, nil).Run(work, u.setCommand)
@@ -234,7 +235,7 @@ func (u *user) run(ctx context.Context) (code int, err error) {
 		kept.Wait()
 	}
 	if ctx.Err() != nil {
-		return 0, u.allocation.reason(context.Cause(ctx))
+		return 0, u.allocation.Reason(context.Cause(ctx))
 	}
 	return code, err
 }
@@ -261,12 +262,12 @@ func (o Options) result(result workload.Result, asked bool, err error) (int, err
 
 // askToEnd asks the command and the applied objects to end.
 func (u *user) askToEnd(ctx context.Context, cause error) {
-	var reason *interrupted
+	var reason *allocation.Interrupted
 	if !errors.As(cause, &reason) {
 		return
 	}
 	u.asked.Store(true)
-	inGrace(ctx, u.Log, reason.notice(), u.allocation.graceNow(ctx, reason.signal), func(ctx context.Context, grace time.Duration) {
+	allocation.InGrace(ctx, u.Log, reason.Notice(), u.allocation.GraceNow(ctx, reason.Signal), func(ctx context.Context, grace time.Duration) {
 		var both sync.WaitGroup
 		if kept := u.getCommand(); kept != nil {
 			kept.End(grace)
@@ -308,4 +309,4 @@ func (u *user) leave(ctx context.Context) error {
 }
 
 // leaveLimit is longer than the default grace period of a pod.
-const leaveLimit = maxGrace + 5*time.Second
+const leaveLimit = allocation.MaxGrace + 5*time.Second

@@ -1,4 +1,4 @@
-package launch
+package allocation
 
 import (
 	"regexp"
@@ -15,9 +15,9 @@ const (
 
 var invalidLabelValue = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
 
-// nodeLabels returns a node's labels from its job. The zone, over which upstream
+// NodeLabels returns a node's labels from its job. The zone, over which upstream
 // spreads pods, is the nearest block or else the nearest switch.
-func nodeLabels(job slurm.Job) map[string]string {
+func NodeLabels(job slurm.Job) map[string]string {
 	labels := map[string]string{}
 	set := func(key, value string) {
 		value = invalidLabelValue.ReplaceAllString(value, "-")

@@ -1,4 +1,4 @@
-package launch
+package allocation
 
 import (
 	"maps"
@@ -21,7 +21,7 @@ func TestNodeLabels(t *testing.T) {
 			"slurm.berth.dev/switch": "s1", "slurm.berth.dev/block": "b1", "topology.kubernetes.io/zone": "b1",
 		}},
 	} {
-		if got := nodeLabels(test.job); !maps.Equal(got, test.want) {
+		if got := NodeLabels(test.job); !maps.Equal(got, test.want) {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
 	}

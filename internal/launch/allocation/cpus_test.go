@@ -1,4 +1,4 @@
-package launch
+package allocation
 
 import (
 	"context"
@@ -16,10 +16,10 @@ func TestCPUSet(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked := 0
-	job := &allocation{job: slurm.Job{ID: "7", NodeName: "n1"}, log: slog.New(slog.DiscardHandler),
-		ask: func(context.Context, ...string) ([]byte, error) { asked++; return nil, errors.New("no answer") }}
+	job := &Allocation{Job: slurm.Job{ID: "7", NodeName: "n1"}, log: slog.New(slog.DiscardHandler),
+		Ask: func(context.Context, ...string) ([]byte, error) { asked++; return nil, errors.New("no answer") }}
 	for name, c := range map[string]struct {
-		job          *allocation
+		job          *Allocation
 		count, nodes int
 		want         string
 		asked        int
@@ -31,7 +31,7 @@ func TestCPUSet(t *testing.T) {
 		"scontrol does not say":       {job, own.Size() + 1, 1, "", 1},
 	} {
 		asked = 0
-		got := c.job.cpuSet(t.Context(), probe.CPUs{Count: c.count}, c.nodes)
+		got := c.job.CPUSet(t.Context(), probe.CPUs{Count: c.count}, c.nodes)
 		if got != c.want || asked != c.asked {
 			t.Errorf("%s: %q after %d questions, want %q after %d", name, got, asked, c.want, c.asked)
 		}

@@ -1,4 +1,4 @@
-package launch
+package allocation
 
 import (
 	"context"
@@ -13,10 +13,10 @@ import (
 	"berth.dev/berth/internal/base/linux"
 )
 
-// watchStepd ends the run in order when the slurmstepd above it is gone. Slurm
+// WatchStepd ends the run in order when the slurmstepd above it is gone. Slurm
 // cannot end the step's processes any more then: scancel and the end of the job
 // would leave this process and its children behind.
-func watchStepd(ctx context.Context, getenv func(string) string, giveUp context.CancelCauseFunc) {
+func WatchStepd(ctx context.Context, getenv func(string) string, giveUp context.CancelCauseFunc) {
 	task, err := strconv.Atoi(getenv("SLURM_TASK_PID"))
 	if err != nil {
 		return
@@ -26,8 +26,8 @@ func watchStepd(ctx context.Context, getenv func(string) string, giveUp context.
 		return
 	}
 	defer unix.Close(stepd)
-	if awaitEnd(ctx, stepd) == nil {
-		giveUp(&exitcode.Error{Code: exitcode.Unavailable, Err: fmt.Errorf("the slurmstepd of this step is gone, so Slurm could not end the run: %w", &interrupted{syscall.SIGHUP})})
+	if linux.AwaitPidfd(ctx, stepd) == nil {
+		giveUp(&exitcode.Error{Code: exitcode.Unavailable, Err: fmt.Errorf("the slurmstepd of this step is gone, so Slurm could not end the run: %w", &Interrupted{syscall.SIGHUP})})
 	}
 }
 

@@ -1,4 +1,4 @@
-package launch
+package allocation
 
 import (
 	"context"
@@ -11,10 +11,10 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// cpuSet lists the CPUs of this node, so that pods can be bound to them. It
+// CPUSet lists the CPUs of this node, so that pods can be bound to them. It
 // returns an empty string if they are unknown. Bound to the wrong CPUs, pods
 // would compete with another job while the CPUs of this job are idle.
-func (a *allocation) cpuSet(ctx context.Context, cpus probe.CPUs, nodesPerHost int) string {
+func (a *Allocation) CPUSet(ctx context.Context, cpus probe.CPUs, nodesPerHost int) string {
 	own, err := affinity()
 	if err != nil || nodesPerHost > 1 {
 		return "" // the CPUs are not divided among the nodes of the host
@@ -22,11 +22,11 @@ func (a *allocation) cpuSet(ctx context.Context, cpus probe.CPUs, nodesPerHost i
 	if cpus.Count == own.Size() {
 		return own.String()
 	}
-	if a == nil || a.job.NodeName == "" {
+	if a == nil || a.Job.NodeName == "" {
 		return "" // a quota limits the number of CPUs but does not select them
 	}
 	// Slurm chose CPUs but binds nothing to them.
-	chosen, err := slurm.NodeCPUs(ctx, a.job, a.ask)
+	chosen, err := slurm.NodeCPUs(ctx, a.Job, a.Ask)
 	if err == nil && (chosen.Size() != cpus.Count || !chosen.IsSubsetOf(own)) {
 		err = fmt.Errorf("the job has CPUs %s as scontrol says, this step has %d of %s", chosen, cpus.Count, own)
 	}

@@ -1,4 +1,4 @@
-package launch
+package allocation
 
 import (
 	"context"
@@ -18,12 +18,12 @@ var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.Local)
 
 // newAllocation returns an allocation whose controller answers with the given
 // end.
-func newAllocation(end string) *allocation {
-	return &allocation{
-		job: slurm.Job{ID: "7"},
+func newAllocation(end string) *Allocation {
+	return &Allocation{
+		Job: slurm.Job{ID: "7"},
 		log: slog.New(slog.DiscardHandler),
 		now: func() time.Time { return noon },
-		ask: func(_ context.Context, command ...string) ([]byte, error) {
+		Ask: func(_ context.Context, command ...string) ([]byte, error) {
 			if command[len(command)-1] == "config" {
 				return []byte("KillWait                = 30 sec\n"), nil
 			}
@@ -35,13 +35,13 @@ func newAllocation(end string) *allocation {
 func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 	a := newAllocation("2026-01-01T12:00:03")
 	var given error
-	a.inquire(t.Context(), func(err error) { given = err })
+	a.Inquire(t.Context(), func(err error) { given = err })
 	if exitcode.Of(given) != exitcode.Config {
 		t.Fatalf("got %v, want a refusal", given)
 	}
 	a = newAllocation("2026-01-01T12:01:00")
 	given = nil
-	a.inquire(t.Context(), func(err error) { given = err })
+	a.Inquire(t.Context(), func(err error) { given = err })
 	if given != nil {
 		t.Fatalf("a job with a minute left is refused: %v", given)
 	}
@@ -52,17 +52,17 @@ func TestJobThatIsNearlyOverIsRefused(t *testing.T) {
 func TestSlurmIsAskedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAllocation("2026-01-01T14:00:00")
-		answer := a.ask
+		answer := a.Ask
 		began := time.Now()
-		a.ask = func(ctx context.Context, command ...string) ([]byte, error) {
+		a.Ask = func(ctx context.Context, command ...string) ([]byte, error) {
 			if time.Since(began) < askAgain {
 				return nil, errors.New("no answer within 3s")
 			}
 			return answer(ctx, command...)
 		}
-		a.inquire(t.Context(), func(err error) { t.Error(err) })
-		if a.knownEnd().IsZero() || a.killWait != 30*time.Second {
-			t.Errorf("the end %v and KillWait %s are not known", a.knownEnd(), a.killWait)
+		a.Inquire(t.Context(), func(err error) { t.Error(err) })
+		if a.KnownEnd().IsZero() || a.killWait != 30*time.Second {
+			t.Errorf("the end %v and KillWait %s are not known", a.KnownEnd(), a.killWait)
 		}
 	})
 }
@@ -86,7 +86,7 @@ func TestGraceAheadOfTheEnd(t *testing.T) {
 	} {
 		a := newAllocation("")
 		a.killWait = 3 * time.Second
-		a.ask = func(_ context.Context, command ...string) ([]byte, error) {
+		a.Ask = func(_ context.Context, command ...string) ([]byte, error) {
 			if slices.Contains(command, "hidden") {
 				return nil, errors.New("no answer within 3s")
 			}
@@ -95,7 +95,7 @@ func TestGraceAheadOfTheEnd(t *testing.T) {
 			}
 			return []byte("JobId=7 " + test.job + "\n"), nil
 		}
-		if got := a.graceNow(t.Context(), syscall.SIGTERM); got != test.want || a.preempted != test.preempted {
+		if got := a.GraceNow(t.Context(), syscall.SIGTERM); got != test.want || a.preempted != test.preempted {
 			t.Errorf("%s: %s, requeued %v; want %s, %v", test.name, got, a.preempted, test.want, test.preempted)
 		}
 	}
@@ -108,38 +108,38 @@ func TestGrace(t *testing.T) {
 		signal   syscall.Signal
 		want     time.Duration
 	}{
-		{"not known", 0, syscall.SIGTERM, localGrace},
+		{"not known", 0, syscall.SIGTERM, LocalGrace},
 		{"short", 3 * time.Second, syscall.SIGTERM, 2 * time.Second},
 		{"too short", time.Second, syscall.SIGTERM, 0},
 		{"usual", 30 * time.Second, syscall.SIGTERM, 29 * time.Second},
-		{"long", 10 * time.Minute, syscall.SIGTERM, maxGrace},
-		{"somebody waits", 30 * time.Second, syscall.SIGINT, localGrace},
+		{"long", 10 * time.Minute, syscall.SIGTERM, MaxGrace},
+		{"somebody waits", 30 * time.Second, syscall.SIGINT, LocalGrace},
 	} {
-		a := &allocation{killWait: test.killWait}
+		a := &Allocation{killWait: test.killWait}
 		if got := a.grace(test.signal); got != test.want {
 			t.Errorf("%s: %s, want %s", test.name, got, test.want)
 		}
 	}
-	var none *allocation
-	if got := none.grace(syscall.SIGTERM); got != localGrace {
-		t.Errorf("outside of Slurm: %s, want %s", got, localGrace)
+	var none *Allocation
+	if got := none.grace(syscall.SIGTERM); got != LocalGrace {
+		t.Errorf("outside of Slurm: %s, want %s", got, LocalGrace)
 	}
 }
 
 func TestTimeLimitIsNamed(t *testing.T) {
-	a := &allocation{job: slurm.Job{ID: "7"}, end: noon, now: func() time.Time { return noon }}
-	if code := exitcode.Of(a.reason(Interrupted(syscall.SIGTERM))); code != exitcode.TimeLimit {
+	a := &Allocation{Job: slurm.Job{ID: "7"}, end: noon, now: func() time.Time { return noon }}
+	if code := exitcode.Of(a.Reason(EndedBy(syscall.SIGTERM))); code != exitcode.TimeLimit {
 		t.Errorf("SIGTERM at the end of the job: exit code %d, want %d", code, exitcode.TimeLimit)
 	}
-	if code := exitcode.Of(a.reason(Interrupted(syscall.SIGINT))); code != 130 {
+	if code := exitcode.Of(a.Reason(EndedBy(syscall.SIGINT))); code != 130 {
 		t.Errorf("SIGINT at the end of the job: exit code %d, want 130", code)
 	}
 	a.end = noon.Add(time.Hour)
-	if code := exitcode.Of(a.reason(Interrupted(syscall.SIGTERM))); code != 143 {
+	if code := exitcode.Of(a.Reason(EndedBy(syscall.SIGTERM))); code != 143 {
 		t.Errorf("SIGTERM long before: exit code %d, want 143", code)
 	}
 	other := errors.New("other")
-	if !errors.Is(a.reason(other), other) {
+	if !errors.Is(a.Reason(other), other) {
 		t.Error("another reason is changed")
 	}
 }

@@ -1,0 +1,108 @@
+package allocation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/base/linux"
+)
+
+const (
+	// LocalGrace is the time that pods and the command have to end after a signal
+	// if Slurm's KillWait is unknown. It also applies to Ctrl-C, when somebody
+	// waits at the terminal.
+	LocalGrace = 5 * time.Second
+	// TakeDownTime is the part of KillWait reserved for removing the cluster.
+	TakeDownTime = time.Second
+	// MaxGrace is Kubernetes' default for a pod.
+	MaxGrace = 30 * time.Second
+	// foreseeable is the longest grace that a message gives as a number. A job
+	// without a limit ends in a year.
+	foreseeable = 24 * time.Hour
+	// SameSignal is the time within which a further signal counts as the same
+	// one. Slurm signals the step and also srun, which signals the step again.
+	SameSignal = time.Second
+)
+
+// Interrupted is the error of a run that a signal ended.
+type Interrupted struct{ Signal syscall.Signal }
+
+func (i *Interrupted) Error() string {
+	return fmt.Sprintf("ended by signal %d (%s)", int(i.Signal), i.Signal)
+}
+
+// Notice describes the signal for a message.
+func (i *Interrupted) Notice() string { return fmt.Sprintf("signal %d (%s)", int(i.Signal), i.Signal) }
+
+// EndedBy returns the error of a run that a signal ended. Its exit code is
+// that of a shell.
+func EndedBy(signal syscall.Signal) error {
+	return &exitcode.Error{Code: exitcode.Signal + int(signal), Err: &Interrupted{signal}}
+}
+
+// WithGrace returns a context for the time of the workload. When ctx ends, ask
+// asks the workload to end and waits for it, while its output is still passed on.
+// Only then does the new context end, with the same cause. The caller must call
+// the returned function.
+func WithGrace(ctx context.Context, ask func(ctx context.Context, cause error)) (context.Context, func()) {
+	work, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	asked := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(asked)
+		cause := context.Cause(ctx)
+		ask(work, cause)
+		end(cause)
+	})
+	return work, func() {
+		if !stop() {
+			<-asked
+		}
+		end(nil)
+	}
+}
+
+// InGrace calls do with the time that a signal leaves for the workload's end. A
+// second signal cuts it short.
+func InGrace(ctx context.Context, log *slog.Logger, why string, grace time.Duration, do func(context.Context, time.Duration)) {
+	ctx, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	hurry := make(chan os.Signal, 1)
+	linux.NotifyUnlessIgnored(hurry, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(hurry)
+	began := time.Now()
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-hurry:
+				if time.Since(began) > SameSignal {
+					cancel()
+				}
+			}
+		}
+	}()
+	has := grace.Round(time.Second).String()
+	if grace > foreseeable {
+		has = "as long as its pods ask for"
+	}
+	log.Warn(fmt.Sprintf("%s: the workload has %s to end; a second signal ends it at once", why, has))
+	do(ctx, grace)
+}
+
+// EndingSignal returns the signal of a cause from Interrupted, and SIGTERM for
+// any other cause.
+func EndingSignal(cause error) syscall.Signal {
+	var reason *Interrupted
+	if errors.As(cause, &reason) {
+		return reason.Signal
+	}
+	return syscall.SIGTERM
+}
