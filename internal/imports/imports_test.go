@@ -95,7 +95,7 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/command", "internal/launch/identity", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
@@ -104,7 +104,9 @@ var layers = map[string][]string{
 
 	"internal/launch/allocation": {"internal/base/exitcode", "internal/base/linux", "internal/base/probe", "internal/job/slurm"},
 	// How often a stopped child is continued.
-	"internal/launch/command":    {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
+	"internal/launch/command": {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
+	// Its sockets are made as those who serve them need them.
+	"internal/launch/hostnet":    {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
 	"internal/launch/identity":   {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
 	"internal/launch/supervisor": {"internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/node/sandbox"},
 

@@ -24,6 +24,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
 )
 
@@ -194,7 +195,7 @@ func serveArchives(archives []archive, ports rendezvous.PortRange) (*archiveServ
 	if err != nil {
 		return nil, fmt.Errorf("serve image archives: %w", err)
 	}
-	listener, err := listenTCP(netip.IPv6Unspecified(), ports)
+	listener, err := hostnet.ListenTCP(netip.IPv6Unspecified(), ports)
 	if err != nil {
 		return nil, fmt.Errorf("serve image archives: %w", err)
 	}

@@ -12,7 +12,10 @@
 // interrupt.go and down.go end a run, and failover.go continues it on another
 // node. up.go, stay.go and use.go are for clusters that outlive their command.
 //
-// The packages below this one know nothing of a run: allocation is the Slurm job
-// and the end of a run by signals, identity makes the keys, supervisor starts and
-// restarts the processes, and command runs the user's command.
+// The packages below this one know nothing of a run:
+//   - allocation is the Slurm job and the end of a run by signals;
+//   - hostnet opens the sockets between the hosts;
+//   - identity makes the keys;
+//   - supervisor starts and restarts the processes;
+//   - command runs the user's command.
 package launch

@@ -97,7 +97,7 @@ func netRole(spec cluster.Spec, plan cluster.Plan, box *sandbox.Sandbox, t *memb
 	passed := append([]*os.File{box.TUN}, box.Mesh...)
 	if t != nil {
 		config.Mesh = t.mesh
-		passed = append(passed, t.sockets.files()...)
+		passed = append(passed, t.sockets.Files()...)
 	}
 	for _, d := range doors {
 		config.Published = append(config.Published, netip.AddrPortFrom(plan.Addresses.Node, d.Node))

@@ -13,6 +13,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/network/overlay"
 )
@@ -43,7 +44,7 @@ func (m *members) gather(ctx context.Context, cpus int) ([]cluster.Offer, error)
 		hosts = append(hosts, w.address())
 	}
 	var err error
-	if m.sockets, err = m.data.open(cpus, hosts...); err != nil {
+	if m.sockets, err = m.data.Open(cpus, hosts...); err != nil {
 		return nil, exitcode.Wrap(exitcode.Unavailable, err)
 	}
 	offers[0].MeshMTU, err = overlay.MTU(hosts)
@@ -203,7 +204,7 @@ func (w *member) address() netip.Addr {
 	if w.hello.Address.IsValid() {
 		return w.hello.Address
 	}
-	return hostOf(w.peer.RemoteAddr())
+	return hostnet.HostOf(w.peer.RemoteAddr())
 }
 
 // sendPlans sets up the network between the nodes and sends its plan to every
@@ -228,23 +229,23 @@ func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys iden
 		nodes[i] = overlay.Node{Name: member.Name, Prefixes: member.Prefixes}
 		if i > 0 {
 			w := m.others[i-1]
-			nodes[i], switches[i] = w.hello.Ports.at(w.address(), nodes[i]), w.hello.Ports.switchesAt(w.address())
+			nodes[i], switches[i] = w.hello.Ports.At(w.address(), nodes[i]), w.hello.Ports.SwitchesAt(w.address())
 		}
 	}
 	// The head's pods reach each other through Services by its Switch, too.
-	switches[0] = m.sockets.ports.switchesAt(m.data.reachesItself())
+	switches[0] = m.sockets.Ports.SwitchesAt(m.data.ReachesItself())
 	m.mesh = mesh{Key: key, Carrier: m.carrier, Nodes: nodes, Switches: switches}
 	for i, w := range m.others {
 		w.node = plans[i+1].Node.Name
-		own := m.data.address
+		own := m.data.Address
 		if !own.IsValid() {
 			// Each node has already connected to the head at this address.
-			own = hostOf(w.peer.LocalAddr())
+			own = hostnet.HostOf(w.peer.LocalAddr())
 		}
 		theirs := append([]overlay.Node(nil), nodes...)
-		theirs[0] = m.sockets.ports.at(own, theirs[0])
+		theirs[0] = m.sockets.Ports.At(own, theirs[0])
 		theirSwitches := slices.Clone(switches)
-		theirSwitches[0] = m.sockets.ports.switchesAt(own)
+		theirSwitches[0] = m.sockets.Ports.SwitchesAt(own)
 		var mayLead []byte
 		if m.failover != nil {
 			mayLead = keys.Owns[i+1]

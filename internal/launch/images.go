@@ -17,6 +17,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/node/sandbox"
 )
 
@@ -54,7 +55,7 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	}
 	var others *relay
 	if source.Port != 0 {
-		others = newRelay(source, hostOf(r.members.head().RemoteAddr()), r.members.config.Ports)
+		others = newRelay(source, hostnet.HostOf(r.members.head().RemoteAddr()), r.members.config.Ports)
 		defer others.close()
 	}
 	for i, a := range archives {

@@ -16,6 +16,7 @@ import (
 	"berth.dev/berth/internal/base/pki"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/network/overlay"
 )
@@ -172,26 +173,26 @@ func (m *members) join(ctx context.Context, offer cluster.Offer, cpus int) (welc
 	if err := m.connect(limited); err != nil {
 		return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	head := hostOf(m.head().RemoteAddr())
+	head := hostnet.HostOf(m.head().RemoteAddr())
 	bound := m.data
-	if !bound.address.IsValid() {
+	if !bound.Address.IsValid() {
 		// If a host has several addresses, the other nodes expect packets from
 		// the local address of the connection to the head.
-		bound.address = hostOf(m.head().LocalAddr())
+		bound.Address = hostnet.HostOf(m.head().LocalAddr())
 	}
 	var err error
-	if m.sockets, err = bound.open(cpus, head); err != nil {
+	if m.sockets, err = bound.Open(cpus, head); err != nil {
 		return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	offer.MeshMTU = m.data.mtu
-	if !m.data.address.IsValid() {
+	offer.MeshMTU = m.data.MTU
+	if !m.data.Address.IsValid() {
 		if offer.MeshMTU, err = overlay.MTU([]netip.Addr{head}); err != nil {
 			return welcome{}, exitcode.Wrap(exitcode.Unavailable, err)
 		}
 	}
 	answer, err := m.introduce(ctx, hello{
 		Version: cluster.Version(), Offer: offer,
-		Address: m.data.address, Ports: m.sockets.ports,
+		Address: m.data.Address, Ports: m.sockets.Ports,
 	})
 	return answer, exitcode.Wrap(exitcode.Unavailable, err)
 }

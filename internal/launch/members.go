@@ -3,10 +3,8 @@ package launch
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -18,6 +16,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -37,14 +36,14 @@ const (
 type members struct {
 	config rendezvous.Config
 	wait   time.Duration
-	data   dataNetwork
+	data   hostnet.Network
 	// carrier selects the protocol that carries packets between nodes.
 	carrier overlay.Carrier
 	log     *slog.Logger
 
 	// sockets carry packets between the nodes. They outlive the process that
 	// serves them.
-	sockets sockets
+	sockets hostnet.Sockets
 	mesh    mesh
 
 	// Only the head uses listener, others and archives.
@@ -107,7 +106,7 @@ type hello struct {
 	// Address is the destination of packets for the node's pods. If it is
 	// invalid, they go to the remote address of the connection.
 	Address netip.Addr
-	Ports   hostPorts
+	Ports   hostnet.Ports
 	// Returning is set if the node is already a part of the cluster and had lost
 	// the head.
 	Returning bool
@@ -169,9 +168,9 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	}
 	t := &members{
 		config: rendezvous.Config{Nodes: names, Node: memberName(own, o.Index), Ports: ports, Loss: lossLimit},
-		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: dataNetwork{ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
+		wait:   cmp.Or(options.Spec.NodeWait, gatherLimit), data: hostnet.Network{Ports: ports}, carrier: overlay.Carrier(network.Carrier), log: options.Log,
 	}
-	if t.data.fast, err = wantsFastPath(network.FastPath); err != nil {
+	if t.data.Fast, err = hostnet.WantsFastPath(network.FastPath); err != nil {
 		options.Log.Debug("connections of pods are not made by the hosts: " + err.Error())
 	}
 	if o.Step.Job == "" {
@@ -179,7 +178,7 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	}
 	t.config.Step = o.Step
 	if len(hosts) > 1 {
-		find, err := addressBook(job, options.Getenv)
+		find, err := hostnet.AddressBook(job, options.Getenv)
 		if err != nil {
 			return nil, exitcode.Wrap(exitcode.Unavailable, err)
 		}
@@ -200,7 +199,7 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	}
 	// All nodes are processes of one parent, which gives them a key.
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	t.config.Bind, t.data.address, t.data.mtu = loopback, loopback, cluster.LocalMTU
+	t.config.Bind, t.data.Address, t.data.MTU = loopback, loopback, cluster.LocalMTU
 	t.config.Addresses = func(context.Context, string) ([]netip.Addr, error) { return []netip.Addr{loopback}, nil }
 	if o.Proof.Key == nil {
 		if o.Proof.Key, err = newKey(); err != nil {
@@ -209,51 +208,6 @@ func newMembers(ctx context.Context, job slurm.Job, options Options, o *localMem
 	}
 	t.config.Prover, err = rendezvous.NewPreShared(o.Proof.Key)
 	return t, err
-}
-
-// addressBook returns a function that finds the addresses of the hosts of a run.
-func addressBook(job slurm.Job, getenv func(string) string) (func(ctx context.Context, host string) ([]netip.Addr, error), error) {
-	local, err := localAddresses()
-	if err != nil {
-		return nil, err
-	}
-	look := func(ctx context.Context, name string) ([]netip.Addr, error) {
-		return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
-	}
-	if own := findOwnNetwork(job, getenv, local, look); own != nil {
-		return own.addresses, nil
-	}
-	return addressesOf, nil
-}
-
-// localAddresses returns the addresses of this host's interfaces.
-func localAddresses() ([]netip.Addr, error) {
-	all, err := net.InterfaceAddrs()
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this host: %w; 'ip address' has to work in this step", err)
-	}
-	var local []netip.Addr
-	for _, one := range all {
-		if prefix, err := netip.ParsePrefix(one.String()); err == nil {
-			local = append(local, prefix.Addr())
-		}
-	}
-	return local, nil
-}
-
-// addressesOf resolves the name of a host. If the name is unknown, it resolves
-// the address that Slurm has configured for the node, as Slurm does.
-func addressesOf(ctx context.Context, host string) ([]netip.Addr, error) {
-	addresses, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-	var unknown *net.DNSError
-	if !errors.As(err, &unknown) {
-		return addresses, err
-	}
-	configured, askErr := slurm.NodeAddress(ctx, host, slurm.AskSlurm)
-	if askErr != nil || configured == host {
-		return nil, errors.Join(err, askErr)
-	}
-	return net.DefaultResolver.LookupNetIP(ctx, "ip", configured)
 }
 
 // hostsOf returns the machines of a run, and the name of this one.
@@ -335,7 +289,7 @@ func (m *members) disconnect(end func(*rendezvous.Peer)) {
 		}
 	}
 	leaving.Wait()
-	m.sockets.close()
+	m.sockets.Close()
 	m.forgetKeys()
 }
 

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -82,11 +83,11 @@ func namesOf(ports []cluster.Publish) string {
 func (r *run) ownJob() (string, error) {
 	id := ""
 	if r.allocation != nil {
-		local, err := localAddresses()
+		local, err := hostnet.LocalAddresses()
 		if err != nil {
 			return "", err
 		}
-		id = networkOf(r.allocation.Job, r.Getenv, local)
+		id = hostnet.NetworkOf(r.allocation.Job, r.Getenv, local)
 	}
 	if id == "" {
 		return "", errors.New("names are only for jobs with their own network (docs/site-network.md), and this job uses the hosts' network: publish the port without a name, as in --publish 8080:80")

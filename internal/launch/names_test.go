@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/site/siteconf"
 )
 
@@ -176,7 +177,7 @@ func TestWhereNamesLead(t *testing.T) {
 func TestNamesNeedANetworkOfTheJobsOwn(t *testing.T) {
 	r := &run{Options: Options{
 		Spec:   cluster.Spec{Publish: []string{"8080:80"}},
-		Getenv: func(name string) string { return map[string]string{podAddress: "192.0.2.1"}[name] },
+		Getenv: func(name string) string { return map[string]string{hostnet.PodAddress: "192.0.2.1"}[name] },
 	}}
 	if err := r.namePublished(t.Context()); err != nil {
 		t.Errorf("without names: %v", err)

@@ -17,6 +17,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/base/probe"
 	"berth.dev/berth/internal/base/rundir"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/supervisor"
 	"berth.dev/berth/internal/network/egress"
 	"berth.dev/berth/internal/node/containerdconf"
@@ -35,7 +36,7 @@ func (r *run) inspectHost(ctx context.Context) (err error) {
 		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use %s for shared volumes: it is not a folder on this node that you may write to", shared))
 	}
 	if r.members != nil {
-		if err := r.members.data.use(r.Spec.Network.Interface); err != nil {
+		if err := r.members.data.Use(r.Spec.Network.Interface); err != nil {
 			return exitcode.Wrap(exitcode.Config, err)
 		}
 	}
@@ -185,7 +186,7 @@ func (r *run) startSandbox(ctx context.Context) error {
 	}
 	queues := 0
 	if r.members != nil {
-		queues = len(r.members.sockets.packets)
+		queues = len(r.members.sockets.Packets)
 	}
 	binds := map[string]string{
 		r.plan.Paths.Kubelet: filepath.Join(r.scratch.Path, "kubelet"),
@@ -229,12 +230,12 @@ func (r *run) startSandbox(ctx context.Context) error {
 	go r.watchSandbox()
 	go r.supervisor.Watch(ctx)
 	if r.box.TUN != nil {
-		if r.box.TUN, err = hold(r.box.TUN); err != nil {
+		if r.box.TUN, err = hostnet.Hold(r.box.TUN); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}
 	for i, queue := range r.box.Mesh {
-		if r.box.Mesh[i], err = hold(queue); err != nil {
+		if r.box.Mesh[i], err = hostnet.Hold(queue); err != nil {
 			return exitcode.Wrap(exitcode.Internal, err)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/network/egress"
 )
 
@@ -84,7 +85,7 @@ func openPort(ctx context.Context, wanted cluster.Publish) (publishedPort, error
 	if err != nil {
 		return publishedPort{}, fmt.Errorf("publish port %d of the nodes: %w%s", wanted.Node, err, remedy)
 	}
-	held, err := hold(listener.(*net.TCPListener))
+	held, err := hostnet.Hold(listener.(*net.TCPListener))
 	if err != nil {
 		return publishedPort{}, fmt.Errorf("publish port %d of the nodes: %w", wanted.Node, err)
 	}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/hostnet"
 )
 
 // relay receives archives for a node that lacks them, and passes them on to other
@@ -54,7 +55,7 @@ func (r *relay) open() error {
 		Enable: true, Idle: 2 * time.Second, Interval: time.Second, Count: 5,
 	}}
 	r.client = &http.Client{Transport: &http.Transport{DialContext: dialer.DialContext, TLSClientConfig: config}}
-	listener, err := listenTCP(netip.IPv6Unspecified(), r.ports)
+	listener, err := hostnet.ListenTCP(netip.IPv6Unspecified(), r.ports)
 	if err != nil {
 		return nil // it only receives archives then
 	}

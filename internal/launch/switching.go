@@ -9,28 +9,17 @@ import (
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/network/fastpath"
 )
-
-// wantsFastPath reports whether this host should have a Switch. The error is the
-// reason why it cannot.
-func wantsFastPath(asked string) (bool, error) {
-	if asked == cluster.FastPathOff {
-		return false, nil
-	}
-	if err := fastpath.Check(); err != nil {
-		return false, err
-	}
-	return true, nil
-}
 
 // hasSwitch reports whether this host has a Switch. On a single node, the Switch
 // serves connections to the outside.
 func (r *run) hasSwitch() bool {
 	if r.members != nil {
-		return r.members.data.fast
+		return r.members.data.Fast
 	}
-	fast, err := wantsFastPath(r.Spec.Network.FastPath)
+	fast, err := hostnet.WantsFastPath(r.Spec.Network.FastPath)
 	if fast {
 		// Where there is no such device, there is no net role either.
 		var tun *os.File
@@ -71,7 +60,7 @@ func newSwitching(plan cluster.Plan, t *members, containers *os.File) (*switchin
 	s := &switching{containers: containers}
 	var nodes [][]netip.AddrPort
 	if t != nil {
-		s.listeners, nodes = t.sockets.switches, t.mesh.Switches
+		s.listeners, nodes = t.sockets.Switches, t.mesh.Switches
 		s.config.Self, s.config.Key = t.mesh.Self, t.mesh.Key
 	} else {
 		nodes = make([][]netip.AddrPort, 1)

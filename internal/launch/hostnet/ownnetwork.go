@@ -1,4 +1,4 @@
-package launch
+package hostnet
 
 import (
 	"context"
@@ -10,9 +10,9 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// podAddress is set in jobs that have their own network (docs/site-network.md).
+// PodAddress is set in jobs that have their own network (docs/site-network.md).
 // It contains this node's address in it.
-const podAddress = "BERTH_POD_ADDRESS"
+const PodAddress = "BERTH_POD_ADDRESS"
 
 // lookup resolves a name to addresses.
 type lookup func(ctx context.Context, name string) ([]netip.Addr, error)
@@ -35,14 +35,14 @@ func findOwnNetwork(job slurm.Job, getenv func(string) string, local []netip.Add
 }
 
 func hasOwnNetwork(getenv func(string) string, local []netip.Addr) bool {
-	own, err := netip.ParseAddr(getenv(podAddress))
+	own, err := netip.ParseAddr(getenv(PodAddress))
 	return err == nil && slices.Contains(local, own)
 }
 
-// networkOf returns the number of the job whose network this is, or an empty
+// NetworkOf returns the number of the job whose network this is, or an empty
 // string in the hosts' network. Each component of a heterogeneous job has its own
 // network.
-func networkOf(job slurm.Job, getenv func(string) string, local []netip.Addr) string {
+func NetworkOf(job slurm.Job, getenv func(string) string, local []netip.Addr) string {
 	if !hasOwnNetwork(getenv, local) {
 		return ""
 	}

@@ -1,4 +1,4 @@
-package launch
+package hostnet
 
 import (
 	"context"
@@ -50,7 +50,7 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			job, getenv := task(c.variables...)
 			// The task's own node is n2 in every case.
-			if own, want := networkOf(job, getenv, here), map[bool]string{true: "17"}[c.want != ""]; own != want {
+			if own, want := NetworkOf(job, getenv, here), map[bool]string{true: "17"}[c.want != ""]; own != want {
 				t.Errorf("the network is that of job %q, want %q", own, want)
 			}
 			network := findOwnNetwork(job, getenv, here, look)
@@ -69,7 +69,7 @@ func TestNodesInANetworkOfTheJobsOwn(t *testing.T) {
 		})
 	}
 	job, getenv := task(append(mixed, "SLURMD_NODENAME=n4", "BERTH_POD_ADDRESS=10.128.0.9")...)
-	if own := networkOf(job, getenv, here); own != "18" {
+	if own := NetworkOf(job, getenv, here); own != "18" {
 		t.Errorf("the network of the second component is that of job %q", own)
 	}
 	job, getenv = task(append(plain, "BERTH_POD_ADDRESS=10.128.0.9")...)

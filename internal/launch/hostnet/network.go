@@ -1,4 +1,4 @@
-package launch
+package hostnet
 
 import (
 	"errors"
@@ -11,6 +11,7 @@ import (
 	"slices"
 	"syscall"
 
+	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/network/fastpath"
 	"berth.dev/berth/internal/network/overlay"
@@ -29,22 +30,22 @@ const headPorts = 3
 // nodes.
 const maxQueues = 4
 
-// dataNetwork is the host's side of the network between the nodes.
-type dataNetwork struct {
-	ports rendezvous.PortRange
-	// address belongs to the interface that the user names. mtu is the size of
+// Network is the host's side of the network between the nodes.
+type Network struct {
+	Ports rendezvous.PortRange
+	// Address belongs to the interface that the user names. MTU is the size of
 	// the largest packet of a pod there. Both are zero if the user names none.
-	address netip.Addr
-	mtu     int
-	// fast reports whether the host has a Switch, which makes connections of
+	Address netip.Addr
+	MTU     int
+	// Fast reports whether the host has a Switch, which makes connections of
 	// pods.
-	fast bool
+	Fast bool
 }
 
-// use selects the interface with the given name. It does nothing if the name is
+// Use selects the interface with the given name. It does nothing if the name is
 // empty, or if all nodes are on one host and use the loopback.
-func (d *dataNetwork) use(name string) error {
-	if name == "" || d.address.IsLoopback() {
+func (d *Network) Use(name string) error {
+	if name == "" || d.Address.IsLoopback() {
 		return nil
 	}
 	link, err := net.InterfaceByName(name)
@@ -62,46 +63,46 @@ func (d *dataNetwork) use(name string) error {
 		}
 		// Ask for a neighbour's address: the route to this host's own address is
 		// the loopback.
-		if d.mtu, err = overlay.MTU([]netip.Addr{prefix.Addr().Next()}); err != nil {
+		if d.MTU, err = overlay.MTU([]netip.Addr{prefix.Addr().Next()}); err != nil {
 			return fmt.Errorf("use interface %s: %w", name, err)
 		}
-		d.address = prefix.Addr()
+		d.Address = prefix.Addr()
 		return nil
 	}
 	return fmt.Errorf("use interface %s: it has no address that other nodes could reach", name)
 }
 
-// sockets holds a host's sockets for the network between the nodes: one per queue
+// Sockets holds a host's sockets for the network between the nodes: one per queue
 // for packets, and one for streams from nodes that no packet reaches. This
 // process only holds them.
-type sockets struct {
-	packets []*os.File
-	streams *os.File
-	// switches accept connections for pods. It is empty if the host has no
+type Sockets struct {
+	Packets []*os.File
+	Streams *os.File
+	// Switches accept connections for pods. It is empty if the host has no
 	// Switch.
-	switches []*os.File
-	ports    hostPorts
+	Switches []*os.File
+	Ports    Ports
 }
 
-// reachesItself returns this host's address for its own sockets.
-func (d dataNetwork) reachesItself() netip.Addr {
-	if d.address.IsValid() {
-		return d.address
+// ReachesItself returns this host's address for its own sockets.
+func (d Network) ReachesItself() netip.Addr {
+	if d.Address.IsValid() {
+		return d.Address
 	}
 	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
 }
 
-// hostPorts lists the ports of the sockets on this host.
-type hostPorts struct {
+// Ports lists the ports of the sockets on this host.
+type Ports struct {
 	Packets  []uint16
 	Streams  uint16
 	Switches []uint16
 }
 
-// open creates the sockets. Their address family is that of the other nodes'
+// Open creates the sockets. Their address family is that of the other nodes'
 // addresses.
-func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error) {
-	bind := d.address
+func (d Network) Open(cpus int, others ...netip.Addr) (s Sockets, err error) {
+	bind := d.Address
 	if !bind.IsValid() {
 		bind = netip.IPv4Unspecified()
 		for _, other := range others {
@@ -111,30 +112,30 @@ func (d dataNetwork) open(cpus int, others ...netip.Addr) (s sockets, err error)
 		}
 	}
 	for range max(1, min(cpus, maxQueues)) {
-		conn, err := listenUDP(bind, d.ports)
+		conn, err := listenUDP(bind, d.Ports)
 		if err != nil {
 			return s, fmt.Errorf("open a socket between the nodes: %w", err)
 		}
-		s.ports.Packets = append(s.ports.Packets, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
-		held, err := hold(conn)
+		s.Ports.Packets = append(s.Ports.Packets, uint16(conn.LocalAddr().(*net.UDPAddr).Port))
+		held, err := Hold(conn)
 		if err != nil {
 			return s, err
 		}
-		s.packets = append(s.packets, held)
+		s.Packets = append(s.Packets, held)
 	}
-	listener, err := listenTCP(bind, d.ports)
+	listener, err := ListenTCP(bind, d.Ports)
 	if err != nil {
 		return s, fmt.Errorf("listen for other nodes: %w", err)
 	}
-	s.ports.Streams = uint16(listener.Addr().(*net.TCPAddr).Port)
-	if s.streams, err = hold(listener); err != nil || !d.fast {
+	s.Ports.Streams = uint16(listener.Addr().(*net.TCPAddr).Port)
+	if s.Streams, err = Hold(listener); err != nil || !d.Fast {
 		return s, err
 	}
-	return s, s.openSwitches(bind, d.ports)
+	return s, s.openSwitches(bind, d.Ports)
 }
 
 // openSwitches creates the listeners of a Switch.
-func (s *sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) error {
+func (s *Sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) error {
 	for range numSwitchPorts {
 		listener, err := takePort("TCP", ports, func(port uint16) (*net.TCPListener, error) {
 			return fastpath.Listen(netip.AddrPortFrom(bind, port))
@@ -142,19 +143,19 @@ func (s *sockets) openSwitches(bind netip.Addr, ports rendezvous.PortRange) erro
 		if err != nil {
 			return fmt.Errorf("listen for connections of pods: %w", err)
 		}
-		s.ports.Switches = append(s.ports.Switches, uint16(listener.Addr().(*net.TCPAddr).Port))
-		held, err := hold(listener)
+		s.Ports.Switches = append(s.Ports.Switches, uint16(listener.Addr().(*net.TCPAddr).Port))
+		held, err := Hold(listener)
 		if err != nil {
 			return err
 		}
-		s.switches = append(s.switches, held)
+		s.Switches = append(s.Switches, held)
 	}
 	return nil
 }
 
-// hold duplicates a descriptor that another process serves, outside Go's poller.
+// Hold duplicates a descriptor that another process serves, outside Go's poller.
 // The poller would wake this process for each packet.
-func hold(original interface {
+func Hold(original interface {
 	syscall.Conn
 	io.Closer
 }) (*os.File, error) {
@@ -162,19 +163,19 @@ func hold(original interface {
 	return overlay.Hold(original)
 }
 
-// files returns the descriptors for the process that serves the sockets.
-func (s sockets) files() []*os.File { return append(slices.Clone(s.packets), s.streams) }
+// Files returns the descriptors for the process that serves the sockets.
+func (s Sockets) Files() []*os.File { return append(slices.Clone(s.Packets), s.Streams) }
 
-func (s sockets) close() {
-	for _, file := range append(s.files(), s.switches...) {
+func (s Sockets) Close() {
+	for _, file := range append(s.Files(), s.Switches...) {
 		if file != nil {
 			file.Close()
 		}
 	}
 }
 
-// at returns node with the addresses of its sockets on host.
-func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
+// At returns node with the addresses of its sockets on host.
+func (p Ports) At(host netip.Addr, node overlay.Node) overlay.Node {
 	node.Stream = netip.AddrPortFrom(host, p.Streams)
 	node.Endpoints = nil
 	for _, port := range p.Packets {
@@ -183,8 +184,8 @@ func (p hostPorts) at(host netip.Addr, node overlay.Node) overlay.Node {
 	return node
 }
 
-// switchesAt returns the listening addresses of a host's Switch.
-func (p hostPorts) switchesAt(host netip.Addr) []netip.AddrPort {
+// SwitchesAt returns the listening addresses of a host's Switch.
+func (p Ports) SwitchesAt(host netip.Addr) []netip.AddrPort {
 	var all []netip.AddrPort
 	for _, port := range p.Switches {
 		all = append(all, netip.AddrPortFrom(host, port))
@@ -192,7 +193,7 @@ func (p hostPorts) switchesAt(host netip.Addr) []netip.AddrPort {
 	return all
 }
 
-func hostOf(address net.Addr) netip.Addr {
+func HostOf(address net.Addr) netip.Addr {
 	if tcp, ok := address.(*net.TCPAddr); ok {
 		return tcp.AddrPort().Addr().Unmap()
 	}
@@ -206,7 +207,7 @@ func listenUDP(bind netip.Addr, ports rendezvous.PortRange) (*net.UDPConn, error
 	})
 }
 
-func listenTCP(bind netip.Addr, ports rendezvous.PortRange) (*net.TCPListener, error) {
+func ListenTCP(bind netip.Addr, ports rendezvous.PortRange) (*net.TCPListener, error) {
 	return takePort("TCP", ports, func(port uint16) (*net.TCPListener, error) {
 		return net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(bind, port)))
 	})
@@ -226,4 +227,16 @@ func takePort[T any](protocol string, ports rendezvous.PortRange, listen func(ui
 	// host.
 	return none, fmt.Errorf("all %s ports in %s are taken, %d in all, of which each node needs up to %d; choose more or others with --port-range",
 		protocol, ports, size, max(maxQueues, headPorts+numSwitchPorts))
+}
+
+// WantsFastPath reports whether this host should have a Switch. The error is the
+// reason why it cannot.
+func WantsFastPath(asked string) (bool, error) {
+	if asked == cluster.FastPathOff {
+		return false, nil
+	}
+	if err := fastpath.Check(); err != nil {
+		return false, err
+	}
+	return true, nil
 }
