@@ -105,7 +105,7 @@ var layers = map[string][]string{
 	"internal/launch/allocation": {"internal/base/exitcode", "internal/base/linux", "internal/base/probe", "internal/job/slurm"},
 	// How often a stopped child is continued.
 	"internal/launch/command": {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
-	// Its sockets are made as those who serve them need them.
+	// The net role serves its sockets with the packages of network.
 	"internal/launch/hostnet":    {"internal/base/cluster", "internal/job/rendezvous", "internal/job/slurm", "internal/network/fastpath", "internal/network/overlay"},
 	"internal/launch/identity":   {"internal/base/cluster", "internal/base/linux", "internal/base/pki", "internal/node/sandbox"},
 	"internal/launch/supervisor": {"internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/node/sandbox"},

@@ -36,7 +36,7 @@ type Allocation struct {
 	preempted bool
 }
 
-// New returns the allocation of a job in which this process runs.
+// New returns the allocation of this process's job.
 func New(job slurm.Job, log *slog.Logger) *Allocation {
 	return &Allocation{Job: job, Ask: slurm.AskSlurm, log: log, now: time.Now, end: job.End}
 }

@@ -40,7 +40,7 @@ const (
 	killLimit = 10 * time.Second
 )
 
-// program is what the parent starts. Its environment is that of its parent.
+// program names the executable and its arguments. The environment comes from the parent.
 type program struct {
 	Path string
 	Args []string
