@@ -41,8 +41,8 @@ for _ in range(int(sys.argv[1])):
 
 const python = "/usr/bin/python3"
 
-// yield makes waiting ranks give up the processor, because hosts of a bed share cores:
-// on hosts and in pods.
+// yield makes waiting ranks release the processor, on hosts and in pods, because
+// hosts of a bed share cores.
 const yield = "mpi_yield_when_idle"
 
 // launch starts one copy of a program on each node of the job, with the cores
@@ -186,8 +186,8 @@ func floats(pattern *regexp.Regexp, text string) (values []float64, err error) {
 // workers is the name of the MPI pods.
 const workers = "mpi"
 
-// mpirun starts a program once in each pod, from a separate pod. The first pod cannot
-// start them: it would be addressed by another name than its own.
+// mpirun returns the command that starts a program once in each pod, from a
+// separate pod. A worker cannot start them, because it would have two names.
 func (s Spec) mpirun() []string {
 	var hosts []string
 	for n := range s.Nodes {
@@ -239,9 +239,9 @@ func (s Spec) mpiWorkers(ctx context.Context) (first string, err error) {
 	return first, s.answer(ctx, first, time.Minute)
 }
 
-// answer waits until mpirun in the first pod reaches all others: names become
-// known a little later than pods. The error is the last call's own error, not
-// the time limit's.
+// answer waits until mpirun in the first pod reaches all others: DNS knows their
+// names a little later than the pods start. It returns the error of the last call,
+// not that of the time limit.
 func (s Spec) answer(ctx context.Context, first string, limit time.Duration) (last error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("pods have not come to reach each other within %s", limit))
 	defer cancel()

@@ -1,5 +1,5 @@
-// Package counters reads who made the connections of a node's pods: the hosts, by the
-// fast path, or the overlay. Who asks for the page belongs elsewhere.
+// Package counters reads how many connections of a node's pods the hosts made (the
+// fast path), and how many use the overlay. Callers fetch the page.
 package counters
 
 import (
@@ -14,11 +14,11 @@ import (
 // Family begins the counters on a node's page of metrics.
 const Family = "berth_fastpath_total{"
 
-// Elsewhere is why a connection within a node, or to the page of counters itself, is
-// not the hosts'.
+// Elsewhere is the reason for a connection that stays within the node, such as the
+// one to the page itself.
 const Elsewhere = "the address is no other node's pod"
 
-// Counts are connections that a node's pods began.
+// Counts holds the numbers of connections that a node's pods have made.
 type Counts struct {
 	// Made counts connections made by the hosts.
 	Made float64
@@ -26,8 +26,8 @@ type Counts struct {
 	Left map[string]float64
 }
 
-// Read reads a page. One without counters is of a node that has made no connection, or
-// has no fast path at all.
+// Read parses a page. A page without counters belongs to a node that has made no
+// connection, or has no fast path.
 func Read(page string) (Counts, error) {
 	c := Counts{Left: map[string]float64{}}
 	for line := range strings.Lines(page) {
@@ -52,10 +52,9 @@ func Read(page string) (Counts, error) {
 	return c, nil
 }
 
-// Since returns the counts after an earlier reading by a pod of that node. They
-// include the connection of the first reading, and it is unknown whether that or
-// the second reading's was counted in time. So three or more connections are
-// others'.
+// Since returns the connections after an earlier reading by a pod of the node. They
+// include the connection of the first reading, and possibly that of the second. So
+// other programs made some of them if there are three or more.
 func (c Counts) Since(earlier Counts) Counts {
 	d := Counts{Made: c.Made - earlier.Made, Left: maps.Clone(c.Left)}
 	for reason := range d.Left {
@@ -68,7 +67,7 @@ func (c Counts) Since(earlier Counts) Counts {
 	return d
 }
 
-// Add adds another node's.
+// Add adds the counts of another node.
 func (c *Counts) Add(other Counts) {
 	c.Made += other.Made
 	if c.Left == nil {
@@ -79,8 +78,9 @@ func (c *Counts) Add(other Counts) {
 	}
 }
 
-// Share returns the hosts' share of the connections, except the ones left for
-// some reasons. Counters of zero are no proof of the fast path.
+// Share returns the share of connections that the hosts made, not counting
+// connections left for some reasons. If nothing was counted, the fast path is not
+// proven.
 func (c Counts) Share(but ...string) []record.Value {
 	part := 0.0
 	if c.Made > 0 {

@@ -1,6 +1,6 @@
-// Package link sets up what is between hosts, and how they are tuned, for the time of
-// a command. It is the operator's part of the bench: it needs root. What a plan's link
-// is stands in the plan; what is in effect afterwards is recorded by the bench itself.
+// Package link changes the network between hosts, and their tuning, while a command
+// runs. It is the operator's part of the bench: it needs root. A plan defines the
+// links, and the bench itself records the settings in effect.
 package link
 
 import (
@@ -20,16 +20,18 @@ import (
 	"berth.dev/berth/bench/profiles"
 )
 
-// setting is something that has one value, which can be asked for.
+// setting is a value of the system that can be read and set.
 type setting struct {
 	what, value string
-	// get prints what it is, set sets it to $1: shell scripts.
+	// get prints the value, and set sets it to $1. Both are shell scripts.
 	get, set string
-	// machine: where a host, as a namespace of this machine, cannot set it, the machine can.
+	// machine reports that the setting belongs to the machine where a host is only
+	// a namespace.
 	machine bool
-	// device is the interface that it is of, empty: none. It ends with that.
+	// device names the interface that has the setting, if any. The setting ends
+	// with it.
 	device string
-	// absent: it may be that there is none so far.
+	// absent reports that the setting may not exist yet.
 	absent bool
 }
 
@@ -43,7 +45,8 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 	}
 	name := device
 	device = quote(device)
-	// What a program says, if it says anything: a pipe would end as its last part does.
+	// said captures the output first, because the status of a pipe is that of its
+	// last program.
 	said := func(command, then string) string {
 		return "said=$(" + command + `) || exit 1; printf '%s\n' "$said" | ` + then
 	}
@@ -99,7 +102,8 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 		})
 	}
 	if l.Loss != "" {
-		// Not every kernel has netem: a rule for packets that come loses as many.
+		// Not every kernel has netem, so a rule drops incoming packets at the same
+		// rate.
 		part, err := lost(l.Loss)
 		if err != nil {
 			return nil, err
@@ -110,7 +114,8 @@ func settings(l plan.Link, device string) (all []setting, err error) {
 			get: "if nft list table netdev berth_bench >/dev/null 2>&1; then echo " + l.Loss + "; fi",
 			set: `if [ -z "$1" ]; then nft delete table netdev berth_bench; else nft ` + quote(rule) + "; fi",
 		})
-		// Only root may list rules: everybody reads the name that an interface has beside its own.
+		// Only root may list rules, but any user can read the alias of an
+		// interface.
 		alias := record.LossAlias + l.Loss
 		all = append(all, setting{
 			what: "loss, for records", value: alias, device: name, absent: true,
@@ -137,9 +142,10 @@ func queueing(l plan.Link) string {
 	return "tbf rate " + l.Rate + " burst 2mb latency 10ms"
 }
 
-// rootQueue is the end of a script that reads what tc says of a device. What the kernel
-// has of itself, by its handle, is "nothing", and comes back when a queue is gone. A queue
-// of somebody else's would not: it is an error, and stays as it is.
+// rootQueue returns the end of a script that reads tc's description of a device. It
+// prints "nothing" for the kernel's own queue, which comes back when another is
+// removed. A queue that somebody else has set would not come back: it is an error,
+// and stays.
 func rootQueue(queue, rate string) string {
 	return `awk -v queue=` + quote(queue) + ` -v wanted=` + quote(rate) + ` '
 		function bits(text, unit) {
@@ -158,10 +164,10 @@ func rootQueue(queue, rate string) string {
 		}'`
 }
 
-// parts is of what the loss is counted.
+// parts is the denominator of a loss ratio.
 const parts = 100000
 
-// lost parses a loss ratio: one of how many packets is lost.
+// lost parses a loss ratio, and returns how many of parts packets are lost.
 func lost(loss string) (int, error) {
 	percent, err := strconv.ParseFloat(strings.TrimSuffix(loss, "%"), 64)
 	if err != nil || percent <= 0 || percent > 100 {
@@ -174,8 +180,8 @@ func lost(loss string) (int, error) {
 	return n, nil
 }
 
-// file is a file of the kernel's. Some show all values, with the one in effect in
-// brackets.
+// file returns the setting of a file of the kernel. Some files show all values,
+// with the current one in brackets.
 func file(path, value string) setting {
 	name := quote(path)
 	return setting{
@@ -184,9 +190,9 @@ func file(path, value string) setting {
 	}
 }
 
-// share is a file of the kernel's for a part in a hundred, beside one for the same in
-// bytes: to write one makes the other 0 (vm.dirty_ratio in the kernel's admin-guide). Its
-// value is "bytes N" where that one counts.
+// share returns the setting of a file for a percentage that has a second file in
+// bytes: writing one sets the other to 0 (vm.dirty_ratio in the kernel's
+// admin-guide). Its value is "bytes N" where the second file counts.
 func share(path, bytes, value string) setting {
 	s := file(path, value)
 	other := quote(bytes)
@@ -197,11 +203,11 @@ func share(path, bytes, value string) setting {
 
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// Host is the place of settings: this machine's own namespaces, or the network
-// namespace of a path.
+// Host is a place with settings: the namespaces of this process, or the network
+// namespace at a path.
 type Host struct{ Namespace string }
 
-// command is a shell script there.
+// command returns the command line that runs a shell script there.
 func (h Host) command(script string, args ...string) []string {
 	argv := append([]string{"sh", "-c", script, "sh"}, args...)
 	if h.Namespace == "" {
@@ -230,10 +236,11 @@ type Undo struct {
 	Before         string
 }
 
-// shows fails where there is no such interface.
+// shows returns a command that fails where the interface does not exist.
 func (h Host) shows(device string) []string { return h.command(`ip -o link show dev "$1"`, device) }
 
-// lacks succeeds there: not where nobody can tell.
+// lacks returns a command that succeeds where the interface does not exist, and
+// fails where that cannot be determined.
 func (h Host) lacks(device string) []string {
 	return h.command(`ip -o link show >/dev/null && ! ip -o link show dev "$1" >/dev/null 2>&1`, device)
 }
@@ -280,7 +287,8 @@ func Up(ctx context.Context, l plan.Link, device string, hosts []Host, note func
 	return nil
 }
 
-// errUndo: nobody would take a change back.
+// errUndo is the error of a change that could not be recorded, and would never be
+// undone.
 var errUndo = errors.New("note what takes it back") //nolint:gochecknoglobals // a constant
 
 func (s setting) make(ctx context.Context, host Host, note func(Undo) error) error {

@@ -16,8 +16,8 @@ import (
 	"berth.dev/berth/bench/plans"
 )
 
-// TestPapers: what stands for a paper's figure is there to be measured, or a reason is
-// given.
+// TestPapers: every substitute for a figure of a paper can be measured, or has a
+// reason why not.
 func TestPapers(t *testing.T) {
 	var all []Paper
 	if err := yaml.Unmarshal(papersFile, &all); err != nil {
@@ -142,8 +142,9 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// TestUnder: a profile's figure is measured under that profile, a link's under that link,
-// and what there was of a figure is said: systems, links, values.
+// TestUnder: a figure of a profile or a link counts only when it was measured under
+// that profile or link. The row names the systems, links and values that were
+// measured.
 func TestUnder(t *testing.T) {
 	under := func(name, is, system, length string) []record.Line {
 		return []record.Line{
@@ -220,7 +221,7 @@ func TestSystemsOfAFigure(t *testing.T) {
 			t.Errorf("on %s: %q", p.System, p.Reason)
 		}
 	}
-	// pcocc's three, and what else there is beside them.
+	// The three systems of pcocc, and others.
 	mpi := func(system string) []record.Line {
 		return []record.Line{
 			{Session: &record.Session{Name: "pcocc"}},
@@ -276,8 +277,8 @@ func TestStanding(t *testing.T) {
 	}
 }
 
-// TestProfileState: what a profile wants was changed, was so before, or is not there; a setting
-// decides about a protocol.
+// TestProfileState distinguishes settings of a profile that were changed, that had
+// the value before, and that do not exist. One setting decides about a protocol.
 func TestProfileState(t *testing.T) {
 	session := func(name, profile string, settings, wanted map[string]string) record.Line {
 		return record.Line{Session: &record.Session{

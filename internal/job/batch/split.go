@@ -5,26 +5,26 @@ import (
 	"strings"
 )
 
-// Own reports whether a long name or letter is an option of berth, and whether
-// that takes a value.
+// Own reports whether berth has an option of this long name or letter, and whether
+// the option takes a value.
 type Own func(name string) (takesValue, ok bool)
 
 // Line is a command line, split into its parts.
 type Line struct {
 	// Own holds berth's options; Command holds the words after "--".
 	Own, Command []string
-	// Options are sbatch's, in order.
+	// Options holds the options of sbatch, in order.
 	Options []Option
 }
 
-// Option is one of sbatch's, as it was written.
+// Option is an option of sbatch, as it was written.
 type Option struct {
-	// Name is the long one, as far as it is known; ":" separates the components
+	// Name is the long name if it is known. The name ":" separates the components
 	// of a heterogeneous job.
 	Name string
-	// Value is that of an option that has one.
+	// Value is the value of an option that takes one.
 	Value string
-	// Words are the words for sbatch: one or two.
+	// Words holds the one or two words to pass to sbatch.
 	Words []string
 }
 
@@ -38,11 +38,11 @@ func (l Line) Get(name string) (value string, given bool) {
 	return value, given
 }
 
-// Split tells berth's own options from sbatch's. An option that neither knows
-// is sbatch's: a plugin of the site may provide it. Whether such a one takes a
-// value follows from the next word: nothing but a value can stand there, since
-// a command comes after "--" only. The two are then joined with "=", so that
-// sbatch cannot take the value for the script.
+// Split separates the options of berth from the options of sbatch. An option that
+// berth does not know goes to sbatch: a plugin of the site may provide it. Such an
+// option takes a value if the next word is not an option, because a command comes
+// only after "--". The two are then joined with "=", so that sbatch does not take
+// the value for the script.
 func Split(args []string, own Own) (Line, error) {
 	s := splitter{rest: args, own: own}
 	for len(s.rest) > 0 {
@@ -79,7 +79,7 @@ func (s *splitter) add(name, value string, words ...string) {
 	s.line.Options = append(s.line.Options, Option{Name: name, Value: value, Words: words})
 }
 
-// next takes the word that is the value of an option.
+// next returns the next word as the value of an option.
 func (s *splitter) next(option string) (string, error) {
 	if len(s.rest) == 0 {
 		return "", fmt.Errorf("option %s needs a value", option)

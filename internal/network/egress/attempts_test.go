@@ -14,9 +14,9 @@ import (
 	"berth.dev/berth/internal/testutil"
 )
 
-// A pod that floods SYNs to an address that never answers holds no more attempts
-// than there may be, and none once it stops. Meanwhile another pod's connection
-// is made at its first SYN.
+// TestFloodOfSYNs: a pod that floods an unresponsive address with SYNs holds at
+// most the permitted attempts, and none once it stops. Meanwhile another pod
+// connects with its first SYN.
 func TestFloodOfSYNs(t *testing.T) {
 	const most, flood = 64, 400 // fewer than the queue of the device takes
 	l := newLab(t, func(c *Config) { c.Attempts = most })
@@ -122,7 +122,8 @@ func newTestAttempts(most int) *attempts {
 	return newAttempts(e)
 }
 
-// A pod is not refused because berth lacks descriptors: its kernel tries again.
+// TestShortageIsNoRefusal: when berth lacks descriptors, a pod gets no refusal, so
+// its kernel tries again.
 func TestShortageIsNoRefusal(t *testing.T) {
 	for _, err := range []error{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
 		if new(engine).reject(netip.AddrPort{}, netip.AddrPort{}, 0, fmt.Errorf("dial: %w", err)) {

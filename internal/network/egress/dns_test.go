@@ -23,7 +23,8 @@ func query(id uint16) []byte {
 	return append(message, "question"...)
 }
 
-// answerWith answers as a DNS server would, with a text for the test to know it.
+// answerWith returns an answer like a DNS server's, with a text that the test
+// recognizes.
 func answerWith(text string, code byte) func([]byte, net.Addr) []byte {
 	return func(query []byte, _ net.Addr) []byte {
 		answer := append(slices.Clone(query[:dnsHeader]), text...)
@@ -33,8 +34,8 @@ func answerWith(text string, code byte) func([]byte, net.Addr) []byte {
 	}
 }
 
-// The ports of resolvers are fixed, and the lab's tests share its addresses:
-// each server gets an address of loopback for itself.
+// The ports of resolvers are fixed, and the lab's tests share its addresses. So
+// each server gets its own loopback address.
 func resolvConf(t *testing.T, servers ...string) func(*Config) {
 	path := filepath.Join(t.TempDir(), "resolv.conf")
 	writeResolvConf(t, path, servers...)
@@ -109,8 +110,8 @@ func TestDNSOverTCP(t *testing.T) {
 	}
 }
 
-// A server that is silent, absent or unwilling is passed over, and not asked
-// first again.
+// TestDNSNextServer: when a server is silent, absent or refuses, the next one
+// answers, and is the first choice from then on.
 func TestDNSNextServer(t *testing.T) {
 	asked := make(chan struct{}, 10)
 	listenUDP(t, dnsAt("127.0.0.55"), func([]byte, net.Addr) []byte { asked <- struct{}{}; return nil })
@@ -147,7 +148,7 @@ func TestDNSFollowsResolvConf(t *testing.T) {
 	if got := l.ask(1); got != "old" {
 		t.Errorf("answer %q", got)
 	}
-	// As network managers do it: a new file over the old one.
+	// Replace the file, as network managers do.
 	writeResolvConf(t, path+".new", "127.0.0.60")
 	if err := os.Rename(path+".new", path); err != nil {
 		t.Fatal(err)

@@ -10,8 +10,8 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 )
 
-// Whatever a pod writes into a packet, egress must live on. All destinations
-// are refused, so no packet leaves the test.
+// FuzzPacket: no packet of a pod makes the egress fail. All destinations are
+// refused, so no packet leaves the test.
 func FuzzPacket(f *testing.F) {
 	ping := make([]byte, header.IPv4MinimumSize+header.ICMPv4MinimumSize)
 	header.IPv4(ping).Encode(&header.IPv4Fields{

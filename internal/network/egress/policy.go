@@ -18,8 +18,8 @@ const (
 	serve
 )
 
-// policy decides by destination. It has to hold against a pod with raw
-// sockets, so it looks at addresses that no kernel would route to the device.
+// policy decides by destination. A pod with raw sockets must not get around it, so
+// it also judges addresses that no kernel would route to the device.
 type policy struct {
 	gateway netip.Addr
 	refused []netip.Prefix
@@ -41,8 +41,8 @@ func (c Config) Reaches() func(netip.Addr) bool {
 	return func(to netip.Addr) bool { return p.decide(to) == forward }
 }
 
-// Refused returns all ranges that pods may not reach. Each IPv4 range is also there
-// in its NAT64 form.
+// Refused returns all ranges that pods may not reach, with the NAT64 form of each
+// IPv4 range.
 func (c Config) Refused() []netip.Prefix {
 	p := newPolicy(c)
 	all := slices.Clone(p.refused)

@@ -1,6 +1,6 @@
-// Package archived has layers unpacked from where their blobs lie, in an archive or a
-// folder of somebody's: they are never copied into containerd's store. Which they are,
-// and what is made of them, is not its business.
+// Package archived unpacks layers directly from an archive or a folder of the user,
+// without copying their blobs into containerd's store. It does not choose layers,
+// and does not decide what becomes of them.
 package archived
 
 import (

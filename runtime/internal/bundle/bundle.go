@@ -1,8 +1,8 @@
 // Package bundle adapts the OCI specification of a container to what an
 // unprivileged node can honour, and keeps what runc must not see.
 //
-// It decides from facts it is given and touches no file but config.json. What
-// becomes of the limits that it takes out belongs to package memory.
+// It decides from facts that the caller passes, and writes no file but config.json.
+// Package memory enforces the limits that it removes.
 package bundle
 
 import (

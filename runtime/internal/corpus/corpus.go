@@ -1,6 +1,6 @@
-// Package corpus has layers of images with all that layers can hold, and says
-// what a tree looks like as text, for tests to compare what different programs
-// make of them. Only tests use it.
+// Package corpus provides layers with everything that a layer can hold, and
+// describes a tree as text, so that tests can compare the results of different
+// programs. Only tests use it.
 package corpus
 
 import (

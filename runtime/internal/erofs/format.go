@@ -1,11 +1,11 @@
 // Package erofs writes and reads the EROFS images that hold the layers of
 // container images: one file per layer, which Linux can mount as it is.
 //
-// Of the format it has what that takes: no compression, one device, extended
-// inodes, data that lies in whole blocks with its last part behind the inode.
-// The writer takes a tree in any order and needs no second pass; the reader
-// trusts no byte. What a layer means, whiteouts for one, belongs to package
-// layer, and how several make a tree to package tree.
+// It supports only the part of the format that layers need: no compression, one
+// device, extended inodes, and data in whole blocks, with the last part behind the
+// inode. The writer takes a tree in any order and needs no second pass; the reader
+// trusts no byte. Package layer interprets the content of a layer, such as
+// whiteouts, and package tree merges layers.
 //
 // The format: https://erofs.docs.kernel.org/en/latest/core_ondisk.html
 package erofs
@@ -33,7 +33,7 @@ const (
 	xattrHeaderSize = 12
 	xattrEntrySize  = 4
 
-	// maxNameLength is that of the kernel.
+	// maxNameLength is the limit of the kernel.
 	maxNameLength = 255
 	// maxXattrs bounds the extended attributes of an inode, in bytes: they lie
 	// in one block with it.
@@ -47,9 +47,9 @@ const (
 	layoutInline = 2
 )
 
-// Names that this package writes into the volume name to record properties of a
-// layer. A layer without extended attributes that a process may read is recorded
-// as such, so that nobody has to ask for them.
+// Names that this package writes into the volume name, for properties of a layer. A
+// reader of a layer recorded as having no readable extended attributes need not ask
+// for any.
 const (
 	volumePlain  = "berth 1"
 	volumeXattrs = "berth 1 xattr"
@@ -87,7 +87,7 @@ var prefixes = []struct {
 	{6, "security."},
 }
 
-// direntTypes are the types of directory entries by the type of the inode.
+// direntType returns the type in a directory entry for the mode of an inode.
 func direntType(mode uint16) uint8 {
 	switch mode & TypeMask {
 	case TypeRegular:
@@ -108,7 +108,7 @@ func direntType(mode uint16) uint8 {
 	return 0
 }
 
-// modeType is the inverse of direntType; 0 for what is none.
+// modeType is the inverse of direntType; it returns 0 for an unknown type.
 func modeType(dirent uint8) uint16 {
 	types := [...]uint16{0, TypeRegular, TypeDir, TypeChar, TypeBlock, TypeFIFO, TypeSocket, TypeSymlink}
 	if int(dirent) < len(types) {
@@ -117,12 +117,12 @@ func modeType(dirent uint8) uint16 {
 	return 0
 }
 
-// DeviceNumber is the kernel's encoding of a device's major and minor number.
+// DeviceNumber returns the kernel's encoding of a device's major and minor number.
 func DeviceNumber(major, minor uint32) uint32 {
 	return minor&0xff | major<<8 | minor&^0xff<<12
 }
 
-// DeviceParts are the numbers in a DeviceNumber.
+// DeviceParts returns the major and minor number of a DeviceNumber.
 func DeviceParts(number uint32) (major, minor int64) {
 	return int64(number >> 8 & 0xfff), int64(number&0xff | number>>12&0xfff00)
 }

@@ -1,6 +1,6 @@
-// Package freespace keeps a part of a file system free while images are written
-// to it: a few megabytes of an archive may unpack to more than a disk holds.
-// What belongs on the file system is not its business.
+// Package freespace keeps a part of a file system free while images are written to
+// it: a few megabytes of an archive may unpack to more than a disk holds. It does
+// not remove files to make room.
 package freespace
 
 import (

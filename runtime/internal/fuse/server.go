@@ -1,10 +1,10 @@
-// Package fuse serves trees of image layers to the kernel, as the far end of a
-// FUSE mount that somebody else has made. It never opens what it serves.
+// Package fuse serves trees of image layers to the kernel, as the server of a FUSE
+// mount that another process has made. It never opens what it serves.
 //
-// A server may be killed at any time and another one go on in its place, if
-// somebody keeps two descriptors meanwhile: that of /dev/fuse, and a memory
-// file into which requests are read. What the kernel has handed out once it
-// does not hand out again; there the successor finds it.
+// A server may be killed at any time, and another one continues in its place if
+// some process keeps two descriptors meanwhile: /dev/fuse, and a memory file into
+// which requests are read. The kernel hands out each request only once, so the
+// successor finds it in that file.
 package fuse
 
 import (

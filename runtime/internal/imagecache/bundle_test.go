@@ -114,7 +114,7 @@ func TestHomeOfUsers(t *testing.T) {
 	}
 }
 
-// Files are mounted on what was a link, too.
+// Files are mounted over links, too.
 func TestMountpoints(t *testing.T) {
 	dir := t.TempDir()
 	root, err := os.OpenRoot(dir)
@@ -133,7 +133,8 @@ func TestMountpoints(t *testing.T) {
 	if info, err := os.Lstat(filepath.Join(dir, "etc", "hosts")); err != nil || !info.Mode().IsRegular() {
 		t.Errorf("%v, %v", info, err)
 	}
-	// What only nodes have, they find no wrong thing in the place of.
+	// A mount point whose source exists only on nodes replaces no file of the
+	// image.
 	if err := mountpoint(root, bind(filepath.Join(dir, "nothing"), "/data/file", false)); err != nil {
 		t.Error(err)
 	}

@@ -1,6 +1,6 @@
-// Package imagecache brings images into the folder that runs share, by name and
-// without a cluster: from registries and from archives. How the folder is kept is
-// package layercache's, what a layer becomes there layerfile's.
+// Package imagecache adds images to the folder that runs share, by name and without
+// a cluster: from registries and from archives. Package layercache keeps the
+// folder, and package layerfile makes the files in it.
 package imagecache
 
 import (

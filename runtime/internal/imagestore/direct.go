@@ -1,6 +1,6 @@
-// Package imagestore brings image archives into a running containerd that
-// shares this process's file system. It reads archives; registries and the
-// choice of what to import are not its business.
+// Package imagestore imports image archives into a running containerd that shares
+// this process's file system. It reads archives. It contacts no registry and does
+// not choose what to import.
 //
 // Read archive.go first, then importer.go and shared.go: the two ways into containerd.
 // layout.go, plain.go, sif.go and root.go read the forms of archives, bounded.go limits

@@ -1,7 +1,6 @@
-// Package layer makes an EROFS image of a layer's tar archive, with what the
-// archive says about the layers below it in a form that package tree reads.
-// Neither the compression of an archive nor where images are kept is its
-// business.
+// Package layer makes an EROFS image of a layer's tar archive. It records what the
+// archive changes in the layers below in a form that package tree reads. It neither
+// decompresses archives nor stores images.
 package layer
 
 import (
@@ -18,15 +17,15 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// What a layer says about those below it, as overlayfs has it on disk: a
-// character device 0:0 hides a name, an attribute all of a directory.
+// Marks that change the layers below, as overlayfs stores them: a character device
+// 0:0 hides a name, and an attribute hides the content of a directory.
 const (
 	OpaqueXattr = "trusted.overlay.opaque"
-	// LinkXattr is of a character device 0:1, which stands for a hard link: to
-	// the file of that path as the layers below have it.
+	// LinkXattr belongs to a character device 0:1, which stands for a hard link to
+	// a file of the layers below. Its value is the path.
 	LinkXattr = "trusted.berth.link"
-	// ImpliedXattr marks a directory that the archive only names in paths: it
-	// says nothing of its owner and permissions.
+	// ImpliedXattr marks a directory that occurs only in paths of the archive,
+	// which defines neither its owner nor its permissions.
 	ImpliedXattr = "trusted.berth.implied"
 
 	whiteoutPrefix = ".wh."
@@ -36,8 +35,8 @@ const (
 	paxXattr = "SCHILY.xattr."
 )
 
-// LinkDevice is the number of that device: minor 1 of a major that no device
-// has.
+// LinkDevice is the device number of such a link: minor 1 of major 0, which no
+// driver has.
 const LinkDevice = 1
 
 const (

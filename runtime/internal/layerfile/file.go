@@ -1,5 +1,5 @@
-// Package layerfile makes the file of a layer, the EROFS image, of what a
-// registry or an archive has of it. Where files are kept is not its business.
+// Package layerfile makes a layer's file, an EROFS image, from the blob of a
+// registry or an archive. It does not decide where files are kept.
 package layerfile
 
 import (

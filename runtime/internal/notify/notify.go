@@ -1,5 +1,5 @@
-// Package notify tells whoever started a program how far it is, one JSON object
-// per line. The other side of it is internal/kube/notify of the main module.
+// Package notify reports the progress of a program to the process that started it,
+// one JSON object per line. internal/base/notify of the main module reads it.
 package notify
 
 import (

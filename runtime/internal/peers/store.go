@@ -5,7 +5,7 @@
 // everything or nothing. So it knows no registry, no name and no password.
 //
 // It does not handle manifests and configurations: every node requests them from
-// the registry, and there a private image is refused.
+// the registry, which refuses a private image there.
 package peers
 
 import (

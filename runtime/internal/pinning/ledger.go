@@ -2,7 +2,7 @@
 // binds the container's processes to them. Without a cgroup nothing else keeps
 // a container to its CPU limit, and programs size themselves by their affinity.
 //
-// What a container's limit is belongs to package bundle.
+// Package bundle determines the limit of a container.
 package pinning
 
 import (

@@ -11,8 +11,8 @@ const period = 100_000
 // unlimited is the text of version 1 for a missing limit.
 const unlimited = "-1\n"
 
-// cgroup returns the files of a container's cgroup: what programs read to size
-// themselves, in version 2 and, where they look there, in version 1.
+// cgroup returns the files of a cgroup that programs read to size themselves: in
+// version 2, and the version 1 files that some programs read instead.
 func (v *View) cgroup() map[string]func() string {
 	fixed := func(text string) func() string { return func() string { return text + "\n" } }
 	bytes := func() string { return fmt.Sprintln(v.Limits().Memory) }

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount shows files at dir by FUSE, and serves them until the last mount of them
-// is gone, wherever it was bound to. When this process ends before, reads fail
+// Mount mounts files at dir by FUSE, and serves them until the last mount of them
+// is gone, including bind mounts elsewhere. If this process ends before, reads fail
 // with ENOTCONN.
 func Mount(dir string, files map[string]func() string, log *slog.Logger) error {
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
@@ -24,7 +24,8 @@ func Mount(dir string, files map[string]func() string, log *slog.Logger) error {
 		unix.Close(fd)
 		return fmt.Errorf("mount fuse at %s: %w", dir, err)
 	}
-	// Only now: the poller takes a device without a mount for one that has ended.
+	// Open it only now: the poller takes a device without a mount for one that has
+	// ended.
 	device := os.NewFile(uintptr(fd), "/dev/fuse")
 	go func() {
 		defer device.Close()
@@ -35,8 +36,8 @@ func Mount(dir string, files map[string]func() string, log *slog.Logger) error {
 	return nil
 }
 
-// Unmount takes the mount at dir away. Binds of it in containers stay. No mount
-// there is no error.
+// Unmount removes the mount at dir. Bind mounts of it in containers stay. It
+// returns no error if dir has no mount.
 func Unmount(dir string) error {
 	if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("unmount %s: %w", dir, err)
@@ -44,7 +45,7 @@ func Unmount(dir string) error {
 	return nil
 }
 
-// Write writes the files below dir as they are now.
+// Write writes the current content of the files into dir.
 func Write(dir string, files map[string]func() string) error {
 	for name, text := range files {
 		path := filepath.Join(dir, name)

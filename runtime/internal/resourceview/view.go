@@ -3,8 +3,7 @@
 // looks like a cgroup's. It makes the text of these files and serves them by
 // FUSE, or writes them once where there is no FUSE.
 //
-// How usage is measured, and where the files are mounted, belongs to package
-// task.
+// Package task measures the usage and mounts the files.
 package resourceview
 
 import (

@@ -1,7 +1,6 @@
 // Package rootfs writes the tree of an image into a folder, as files that all
-// belong to who writes them: no privilege is needed, and none can be had from
-// what it writes. How the tree came about, and what the folder is for, is not
-// its business.
+// belong to the caller. It needs no privilege, and no file that it writes gives
+// one. It does not make the tree, and does not use the folder.
 package rootfs
 
 import (

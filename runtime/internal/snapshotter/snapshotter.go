@@ -1,9 +1,9 @@
-// Package snapshotter keeps the layers of images as one EROFS file each, and
-// makes of them the root file systems of containers: the merged layers, which
-// somebody serves through FUSE, below an overlay that takes what is written.
+// Package snapshotter keeps each layer of an image as one EROFS file. It makes root
+// file systems of containers from them: an overlay for the container's writes,
+// above the merged layers, which another process serves through FUSE.
 //
-// It is containerd's snapshotter and differ in one, because only they know of
-// each other's files. How a layer becomes an image is package layer's.
+// It is both the snapshotter and the differ of containerd, because each needs the
+// files of the other. Package layer converts a layer.
 package snapshotter
 
 import (
