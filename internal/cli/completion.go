@@ -18,12 +18,11 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 )
 
-// completionLimit bounds the question to Slurm that completion asks: somebody waits
-// at a shell.
+// completionLimit bounds the request to Slurm: a user waits at a shell.
 const completionLimit = 2 * time.Second
 
-// completeJobs makes the shell offer running jobs where a command takes one, what
-// is in their clusters where it takes that, and words for options that know few.
+// completeJobs completes jobs for commands that take one, names in their clusters,
+// and the values of options that take few.
 func completeJobs(root *cobra.Command) {
 	for _, command := range slices.Concat(root.Commands(), imageCommands(root)) {
 		if strings.Contains(command.Use, "[JOB]") {
@@ -78,8 +77,8 @@ __berth_init_completion()
 }
 `
 
-// describeCompletion says of the shells that berth is used from how they take
-// completion.
+// describeCompletion writes the help of the completion command for the shells in
+// which berth is used.
 func describeCompletion(root *cobra.Command) {
 	root.InitDefaultCompletionCmd()
 	completion, _, err := root.Find([]string{"completion"})
@@ -156,9 +155,9 @@ func jobCompletion(command *cobra.Command, args []string, _ string) ([]string, c
 	return words, cobra.ShellCompDirectiveNoFileComp
 }
 
-// namesCompletion offers what kubectl does behind the given words, which asks the
-// cluster for names, and in front of that the jobs. No cluster, or several of
-// which none is named, is no error: then there are no names.
+// namesCompletion completes jobs for the first argument, and after it what kubectl
+// completes behind the given words: kubectl asks the cluster for names. Without a
+// cluster, or with several clusters and no job, there are no names and no error.
 func namesCompletion(words ...string) cobra.CompletionFunc {
 	return func(command *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
 		var offered []string
@@ -176,7 +175,7 @@ func namesCompletion(words ...string) cobra.CompletionFunc {
 	}
 }
 
-// askKubectl returns what kubectl offers in the place of the last argument.
+// askKubectl returns kubectl's completions of the last argument.
 func askKubectl(ctx context.Context, job string, args []string) ([]string, cobra.ShellCompDirective) {
 	const nothing = cobra.ShellCompDirectiveNoFileComp
 	directory, err := programs.Dir()

@@ -30,8 +30,8 @@ func commandGroups() []*cobra.Group {
 	}
 }
 
-// optionSections are the headings under which options are listed, in order. What
-// is under none comes first, as the command's own.
+// optionSections returns the headings under which options are listed, in order.
+// Options without a heading come first.
 func optionSections() []struct {
 	title string
 	names []string
@@ -51,13 +51,13 @@ func optionSections() []struct {
 	}
 }
 
-// section is a heading and what is listed under it.
+// section is a heading and its entries.
 type section struct {
 	title string
 	lines []entry
 }
 
-// entry is an option or a command, and what it is.
+// entry is an option or a command, and its description.
 type entry struct{ name, text string }
 
 // Columns: the width of a terminal of unknown size, and where the text beside
@@ -96,7 +96,8 @@ func helpWriter(full bool) func(*cobra.Command, []string) {
 	}
 }
 
-// briefHelp is the help of a command in full where two screens hold it.
+// briefHelp returns the full help of a command if it fits two screens, and short
+// help otherwise.
 func briefHelp(command *cobra.Command, width int) string {
 	text := helpText(command, width)
 	if strings.Count(text, "\n") > shortHelpLines && !command.HasSubCommands() {
@@ -105,8 +106,8 @@ func briefHelp(command *cobra.Command, width int) string {
 	return text
 }
 
-// cutHelpAll replaces --help-all by --help, and reports whether it was there. Words
-// behind "--" belong to another program.
+// cutHelpAll replaces --help-all by --help, and reports whether it was there. It
+// ignores words after "--", which belong to another program.
 func cutHelpAll(args []string) ([]string, bool) {
 	end := slices.Index(args, "--")
 	if end < 0 {
@@ -136,8 +137,8 @@ func helpText(command *cobra.Command, width int) string {
 	return text.String()
 }
 
-// shortHelp is help with the first paragraph about a command and its common options,
-// and the names of the groups that --help-all adds.
+// shortHelp returns the first paragraph about a command, its common options, and
+// the names of the groups that --help-all adds.
 func shortHelp(command *cobra.Command, width int) string {
 	var text strings.Builder
 	about, _, _ := strings.Cut(command.Long, "\n\n")
@@ -244,7 +245,7 @@ func writeSections(text *strings.Builder, sections []section, indent, width int)
 	}
 }
 
-// writeEntry writes a name and, beside it, what it is, wrapped.
+// writeEntry writes a name and its wrapped description beside it.
 func writeEntry(text *strings.Builder, e entry, indent, width int) {
 	line := ""
 	if e.name != "" {

@@ -71,7 +71,7 @@ func (f *imageFlags) addPlatform(flags *pflag.FlagSet) {
 	flags.StringVar(&f.platform, "platform", "", "`platform` of the nodes, such as linux/arm64 (default: this machine's)")
 }
 
-// run runs a command, and shows what it says; report is given each image.
+// run runs a command and shows its output; it calls report for each image.
 func (f *imageFlags) run(command *cobra.Command, args []string, report func(launch.KeptImage)) (launch.CacheSum, error) {
 	preferred, err := prefer(command.Flags())
 	if err != nil {
@@ -419,7 +419,7 @@ in the folder "damaged", so that no run uses it.`,
 	return command
 }
 
-// size is a number of bytes for a person.
+// size formats a number of bytes for a person.
 func size(bytes int64) string {
 	if bytes < 1e3 {
 		return fmt.Sprintf("%d B", bytes)

@@ -13,7 +13,8 @@ import (
 	"berth.dev/berth/internal/access/top"
 )
 
-// fastest is the least time between two looks: the metrics say nothing new sooner.
+// fastest is the shortest interval between updates: the metrics do not change more
+// often.
 const fastest = time.Second
 
 func newTopCommand() *cobra.Command {

@@ -41,8 +41,9 @@ func newVersionCommand() *cobra.Command {
 	return version
 }
 
-// writeVersions reads some hundred kilobytes of each program, which text does
-// without: scripts ask for it at every start.
+// writeVersions writes the versions of all programs as JSON. It reads some hundred
+// kilobytes of each program. The text output omits that, because scripts call it at
+// every start.
 func writeVersions(command *cobra.Command) error {
 	directory, err := programs.Dir()
 	if err != nil {

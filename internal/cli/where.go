@@ -16,9 +16,9 @@ import (
 	"berth.dev/berth/internal/launch"
 )
 
-// splitRun splits the arguments of berth run into the job, which --job names as
-// well, and the command after '--'. dash counts the arguments before that, and is
-// negative where there is none.
+// splitRun splits the arguments of berth run into the job, which --job can name as
+// well, and the command after '--'. dash is the number of arguments before '--',
+// and negative if there is none.
 func splitRun(job string, args []string, dash int) (string, []string, error) {
 	before, command := args, []string(nil)
 	if dash >= 0 {
@@ -39,10 +39,9 @@ func splitRun(job string, args []string, dash int) (string, []string, error) {
 	return named, command, nil
 }
 
-// target returns the job whose cluster is to be used, empty where the run is for
-// the cluster of this allocation or of this machine, or for its own. BERTH_JOB is
-// for commands outside of an allocation only: jobs inherit it from the shell that
-// has submitted them.
+// target returns the job whose cluster the run uses. It is empty if the run uses
+// the cluster of this allocation or machine, or starts one. BERTH_JOB applies only
+// outside of an allocation: jobs inherit it from the shell that submitted them.
 func (f runFlags) target(getenv func(string) string) string {
 	if f.job != "" || f.own || f.here || getenv("SLURM_JOB_ID") != "" {
 		return f.job
@@ -113,11 +112,12 @@ func remoteProgram(getenv func(string) string) (string, error) {
 	return self, nil
 }
 
-// listLimit bounds the search for clusters to name in a message.
+// listLimit bounds the search for clusters that a message lists.
 const listLimit = 5 * time.Second
 
-// explainOutside adds to the refusal of a cluster outside of an allocation what the
-// user can do instead, with the clusters that run. Other errors stay.
+// explainOutside adds the alternatives, with the running clusters, to the error
+// that refuses a cluster outside of an allocation. It returns other errors
+// unchanged.
 func explainOutside(ctx context.Context, err error, preferred *preferences) error {
 	if !errors.Is(err, launch.ErrOutside) {
 		return err
@@ -132,8 +132,8 @@ func explainOutside(ctx context.Context, err error, preferred *preferences) erro
 	return &exitcode.Error{Code: exitcode.Of(err), Err: fmt.Errorf("%w%s", err, advice)}
 }
 
-// runningClusters describes the user's clusters in jobs. Where Slurm does not answer
-// there are none.
+// runningClusters describes the user's clusters in jobs. It returns none if Slurm
+// does not answer.
 func runningClusters(ctx context.Context, preferred *preferences) (all []string) {
 	place, err := login.NewPlace(preferred.Getenv)
 	if err != nil {

@@ -4,9 +4,10 @@
 //
 // The files do not build on each other. By topic:
 //
-//   - processes: process.go, descendants.go, thread.go, usage.go, program.go
-//   - descriptors: packets.go, socketpair.go, memfd.go, fdholder.go
-//   - seccomp: notification.go, seccomp.go, fakechown.go, keys.go
+//   - processes: process.go, pidfd.go, descendants.go, thread.go, signals.go, usage.go,
+//     program.go
+//   - descriptors: packets.go, socketpair.go, memfd.go, fdholder.go, compare.go
+//   - seccomp: notification.go, seccomp.go, sysinfo.go, fakechown.go, keys.go
 //   - networks: tun.go, messages.go, netlink.go, sockdiag.go
 //   - mounts: mount.go
 package linux

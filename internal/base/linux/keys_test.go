@@ -41,7 +41,7 @@ func TestThreadHasItsOwnSessionKeyringAndThenNoKeys(t *testing.T) {
 				t.Errorf("call %d: %v", call, errno)
 			}
 		}
-		// As in a job with a container's filter around it.
+		// As in a job inside a container with a filter.
 		if err := JoinSessionKeyring(); err != nil {
 			t.Error(err)
 		}
@@ -65,7 +65,7 @@ func TestFilterDeniesKeysOfEveryArchitecture(t *testing.T) {
 		t.Fatal(err)
 	}
 	denied := func(arch, number uint32) bool {
-		// The machine of x/net reads in the order of the network.
+		// The BPF machine of x/net reads in network byte order.
 		data := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, number), arch)
 		action, err := vm.Run(data)
 		if err != nil {

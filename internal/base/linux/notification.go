@@ -13,7 +13,7 @@ import (
 
 // Notification is struct seccomp_notif: a system call that waits for an answer.
 type Notification struct {
-	// ID names the call towards its listener.
+	// ID identifies the call to its listener.
 	ID uint64
 	// Thread is the caller, as the receiver's PID namespace numbers it.
 	Thread      uint32
@@ -36,11 +36,10 @@ type addedDescriptor struct {
 	flags, source, target, fdFlag uint32
 }
 
-// InstallFilter puts a seccomp filter with a listener on the calling thread. It
-// cannot be taken off again. A thread that has neither capabilities in its user
-// namespace nor no_new_privs gets EACCES. Since Linux 5.19 a call that was received is
-// ended before its answer by what kills the caller, not by other signals, which
-// Interrupted tells of.
+// InstallFilter installs a seccomp filter with a listener on the calling thread. It
+// cannot be removed. A thread that has neither capabilities in its user namespace
+// nor no_new_privs gets EACCES. Since Linux 5.19, only a fatal signal ends a call
+// between its reception and its answer; Interrupted reports other signals.
 func InstallFilter(program []unix.SockFilter) (listener int, err error) {
 	fd, errno := setFilter(program, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER|unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV)
 	if errno == unix.EINVAL {
@@ -62,8 +61,8 @@ func setFilter(program []unix.SockFilter, flags uintptr) (uintptr, unix.Errno) {
 	return result, errno
 }
 
-// ReceiveNotification waits for a call. What n points to must be zero. ENOENT
-// says that the call is no more.
+// ReceiveNotification waits for a call. The memory at n must be zero. ENOENT
+// reports that the call no longer exists.
 func ReceiveNotification(listener int, n *Notification) error {
 	_, err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(n))
 	return err
@@ -76,7 +75,7 @@ func AnswerNotification(listener int, id uint64, value int64, errno unix.Errno) 
 	return err
 }
 
-// ContinueNotification lets the kernel do the call as if nobody had asked.
+// ContinueNotification lets the kernel execute the call as usual.
 func ContinueNotification(listener int, id uint64) error {
 	answer := notificationAnswer{id: id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
 	_, err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&answer))
@@ -84,16 +83,16 @@ func ContinueNotification(listener int, id uint64) error {
 }
 
 // NotificationWaits reports whether the caller still waits for the answer. If it
-// does, everything learnt about its process before concerns that process, and
-// not another process that got the same number.
+// does, all that was read about its process before belongs to that process, and not
+// to another one with the same number.
 func NotificationWaits(listener int, id uint64) bool {
 	_, err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 	return err == nil
 }
 
-// RestartCall is the answer to a call of a thread that is Interrupted: the kernel
-// begins it again, or has it fail with EINTR, as the signal's handler asks for.
-// The program sees it where no signal has come.
+// RestartCall is the answer to a call of an Interrupted thread: the kernel restarts
+// the call, or fails it with EINTR, as the handler of the signal requires. Without
+// a signal the program would receive this number.
 const RestartCall unix.Errno = 512 // ERESTARTSYS
 
 // Interrupted reports whether a signal, or another reason to stop the thread,
@@ -101,7 +100,7 @@ const RestartCall unix.Errno = 512 // ERESTARTSYS
 // on, and also after a descriptor was put into its process.
 func Interrupted(thread int) bool {
 	number := strconv.Itoa(thread)
-	// Of a process as a whole there would be the sums of all its threads.
+	// The file of the process has the sums of all its threads.
 	fd, err := unix.Open("/proc/"+number+"/task/"+number+"/stat", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return false
@@ -113,18 +112,18 @@ func Interrupted(thread int) bool {
 	return err == nil && state < n && b[state] == 'D'
 }
 
-// ReplaceDescriptor puts a duplicate of source under the number target of the
-// caller, whatever was there before. The call still waits for its answer.
+// ReplaceDescriptor installs a duplicate of source under the number target in the
+// caller, and closes what was there. The call still waits for its answer.
 func ReplaceDescriptor(listener int, id uint64, source, target int, closeOnExec bool) error {
 	_, err := addDescriptor(listener, addedDescriptor{id: id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, source: uint32(source), target: uint32(target)}, closeOnExec)
 	return err
 }
 
-// GiveDescriptor puts a duplicate of source under a free number of the caller,
-// and returns that. The call still waits for its answer: with
-// SECCOMP_ADDFD_FLAG_SEND, which answers as well, it counts as answered before
-// the caller has looked, and returns 0 without a descriptor when this process
-// dies in between.
+// GiveDescriptor installs a duplicate of source under a free number in the caller,
+// and returns the number. The call still waits for its answer.
+// SECCOMP_ADDFD_FLAG_SEND would answer as well, but then the call counts as
+// answered before the caller has run: if this process dies in between, the call
+// returns 0 without a descriptor.
 func GiveDescriptor(listener int, id uint64, source int, closeOnExec bool) (number int, err error) {
 	return addDescriptor(listener, addedDescriptor{id: id, source: uint32(source)}, closeOnExec)
 }
@@ -136,8 +135,8 @@ func addDescriptor(listener int, added addedDescriptor, closeOnExec bool) (numbe
 	return notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(&added))
 }
 
-// WakeOnSameCPU asks the kernel to run the caller where its answer is given,
-// and the receiver where the call was made (Linux 6.6).
+// WakeOnSameCPU asks the kernel to wake the caller on the CPU that answers, and the
+// receiver on the CPU of the call (Linux 6.6).
 func WakeOnSameCPU(listener int) error {
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(listener), unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP); errno != 0 {
 		return errno

@@ -20,7 +20,7 @@ const (
 	maxPacketFiles = 16
 )
 
-// SendPacket writes one message, as JSON, with descriptors beside it.
+// SendPacket sends a message, as JSON, with descriptors.
 func SendPacket(conn *net.UnixConn, message any, files ...*os.File) error {
 	data, err := json.Marshal(message)
 	if err != nil {
@@ -58,7 +58,7 @@ func descriptors(files []*os.File) ([]int, error) {
 	return fds, nil
 }
 
-// ReceivePacket reads one message; io.EOF when the other end is gone.
+// ReceivePacket receives a message. It returns io.EOF when the other end is closed.
 func ReceivePacket(conn *net.UnixConn, message any) ([]*os.File, error) {
 	data := make([]byte, maxPacket)
 	oob := make([]byte, unix.CmsgSpace(4*maxPacketFiles))

@@ -17,8 +17,8 @@ const (
 	seccompAddFDSend       = 1 << 1
 )
 
-// SeccompSizes are the sizes, in bytes, of the structures that the running
-// kernel uses for user notification (Linux 5.0).
+// SeccompSizes holds the sizes, in bytes, of the structures that the running kernel
+// uses for user notification (Linux 5.0).
 type SeccompSizes struct {
 	Notification, Response, Data uint16
 }
@@ -38,15 +38,15 @@ func SeccompNotifySizes() (SeccompSizes, error) {
 	return sizes, nil
 }
 
-// SeccompListener installs a filter that allows everything on the calling
-// thread and returns its notification descriptor. It exists to be tried: the
-// filter cannot be taken off again, so the thread must be one to throw away.
+// SeccompListener installs a filter that allows everything on the calling thread,
+// and returns its notification descriptor. It only tests whether that works. The
+// filter cannot be removed, so the caller must let the thread end.
 func SeccompListener() (int, error) {
 	return ForceFilter([]unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW}})
 }
 
-// ForceFilter is InstallFilter for any thread: where the thread has no capabilities
-// in its user namespace, it sets no_new_privs, which cannot be taken off again.
+// ForceFilter is InstallFilter for any thread: if the thread has no capabilities in
+// its user namespace, it sets no_new_privs, which cannot be cleared again.
 func ForceFilter(program []unix.SockFilter) (listener int, err error) {
 	listener, err = InstallFilter(program)
 	if !errors.Is(err, unix.EACCES) {

@@ -14,14 +14,14 @@ import (
 
 // Usage holds the processor time and memory that a process uses.
 type Usage struct {
-	// CPU is the processor time of the process, ChildCPU that of its children
-	// that it has waited for, with theirs.
+	// CPU is the processor time of the process. ChildCPU is that of the children
+	// that it has waited for, and of their children.
 	CPU, ChildCPU time.Duration
-	// Memory is its own, and its share of what it shares, in bytes.
+	// Memory is the private memory and the share of shared memory, in bytes.
 	Memory uint64
 }
 
-// clockTick is the unit of times in /proc, on every architecture of ours.
+// clockTick is the unit of times in /proc on the architectures that berth supports.
 const clockTick = time.Second / 100
 
 // UsageOf measures a process. Its memory is read from its page tables: some
@@ -44,7 +44,7 @@ func UsageOf(pid int) (u Usage, err error) {
 	}
 	directory := filepath.Join("/proc", strconv.Itoa(pid))
 	if u.Memory, err = kilobytes(filepath.Join(directory, "smaps_rollup"), "Pss:"); err != nil {
-		// Not every kernel lets one look there; what is resident is more.
+		// Some kernels refuse access; the resident memory is an upper bound.
 		u.Memory, err = kilobytes(filepath.Join(directory, "status"), "VmRSS:")
 	}
 	return u, err

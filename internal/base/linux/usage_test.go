@@ -50,7 +50,7 @@ func TestUsageOfNobody(t *testing.T) {
 	}
 }
 
-// TestSocketInDeepFolder: a path that the address of a socket does not hold.
+// TestSocketInDeepFolder uses a path that is too long for the address of a socket.
 func TestSocketInDeepFolder(t *testing.T) {
 	folder := filepath.Join(t.TempDir(), strings.Repeat("deep/", 40))
 	if err := os.MkdirAll(folder, 0o700); err != nil {

@@ -13,14 +13,14 @@ import (
 	"berth.dev/berth/internal/base/probe"
 )
 
-// askLimit bounds a question to the controller: a busy one can take minutes.
+// askLimit bounds a request to the controller: a busy one can take minutes.
 const (
 	askLimit     = 3 * time.Second
 	patientLimit = 30 * time.Second
 )
 
-// Ask runs a Slurm command and returns its output. It is a parameter so that
-// tests can answer.
+// Ask runs a Slurm command and returns its output. It is a parameter so that tests
+// can replace it.
 type Ask func(ctx context.Context, command ...string) ([]byte, error)
 
 // AskSlurm runs the command, three seconds at most.
@@ -28,8 +28,8 @@ func AskSlurm(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, askLimit, command...)
 }
 
-// AskPatiently is AskSlurm for somebody who has nothing to do without an
-// answer.
+// AskPatiently is AskSlurm with a longer limit, for callers that cannot continue
+// without an answer.
 func AskPatiently(ctx context.Context, command ...string) ([]byte, error) {
 	return askWithin(ctx, patientLimit, command...)
 }
@@ -58,10 +58,9 @@ func askWithin(ctx context.Context, limit time.Duration, command ...string) ([]b
 	return output, nil
 }
 
-// EndTime returns when the job's time is up: from the environment where that
-// says it (Slurm 23.02), otherwise by scontrol. The answer takes up to three
-// seconds then, so a start asks in the background. A job without a limit has
-// the zero time.
+// EndTime returns the end of the job's time: from the environment (Slurm 23.02),
+// otherwise from scontrol, which may take three seconds. So berth calls it in the
+// background while it starts. A job without a limit has the zero time.
 func EndTime(ctx context.Context, job Job, ask Ask) (time.Time, error) {
 	if !job.End.IsZero() {
 		return job.End, nil
@@ -83,7 +82,7 @@ func Remaining(end, now time.Time) (left time.Duration, enough bool) {
 	return left, end.IsZero() || left >= minTime
 }
 
-// readEnd reads the end of a job from what scontrol says of it.
+// readEnd parses the end of a job in scontrol's output.
 func readEnd(job Job, said string) (time.Time, error) {
 	value, ok := field(said, "EndTime")
 	if !ok {
@@ -96,9 +95,9 @@ func readEnd(job Job, said string) (time.Time, error) {
 	return end, nil
 }
 
-// readTime reads one of scontrol's times; zero where there is none. The clock is
-// the controller's, in its local time without a zone, which clusters have in
-// common.
+// readTime parses a time of scontrol; it returns the zero time for a missing one.
+// The controller prints its local time without a zone, and the hosts of a cluster
+// have the same zone.
 func readTime(value string) (time.Time, error) {
 	switch value {
 	case "", "Unknown", "NONE", "None", "N/A":
@@ -107,9 +106,9 @@ func readTime(value string) (time.Time, error) {
 	return time.ParseInLocation("2006-01-02T15:04:05", value, time.Local)
 }
 
-// NodeMemory returns how much memory, in bytes, the job has on each node, for
-// the places where neither the kernel nor the environment says it: srun sets no
-// variable for its own --mem. 0 means all of the node's.
+// NodeMemory returns the memory in bytes that the job has on each node, where
+// neither the kernel nor the environment has it: srun sets no variable for its own
+// --mem. 0 is all memory of the node.
 func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 	said, err := showJob(ctx, job, ask)
 	if err != nil {
@@ -125,8 +124,9 @@ func NodeMemory(ctx context.Context, job Job, ask Ask) (uint64, error) {
 	return 0, fmt.Errorf("read the memory of job %s from scontrol: none in its answer", job.ID)
 }
 
-// LimitMemory replaces a limit that nobody enforces and the environment does not say
-// by what the job has asked for. With an error the limit stays as it is.
+// LimitMemory replaces a limit that nobody enforces, and that the environment does
+// not contain, by the memory that the job requested. On an error the limit is
+// unchanged.
 func LimitMemory(ctx context.Context, job Job, limit probe.Memory, ask Ask) (probe.Memory, error) {
 	if limit.Enforced || limit.Bytes < limit.Physical {
 		return limit, nil
@@ -138,8 +138,8 @@ func LimitMemory(ctx context.Context, job Job, limit probe.Memory, ask Ask) (pro
 	return limit, err
 }
 
-// NodeAddress returns where Slurm itself reaches a node, a name or an address:
-// NodeAddr in slurm.conf, for sites where the node's name leads nowhere.
+// NodeAddress returns the name or address that Slurm uses to reach a node: NodeAddr
+// in slurm.conf, for sites that cannot resolve the name of the node.
 func NodeAddress(ctx context.Context, node string, ask Ask) (string, error) {
 	said, err := ask(ctx, "scontrol", "--oneliner", "show", "node", node)
 	if err != nil {
@@ -152,7 +152,7 @@ func NodeAddress(ctx context.Context, node string, ask Ask) (string, error) {
 	return address, nil
 }
 
-// parseSize reads Slurm's sizes, such as 1500M, 2G or 0.
+// parseSize parses a size in Slurm's notation, such as 1500M, 2G or 0.
 func parseSize(text string) (uint64, error) {
 	unit := uint64(1) << 20
 	number := text
@@ -167,7 +167,7 @@ func parseSize(text string) (uint64, error) {
 	return uint64(n * float64(unit)), nil
 }
 
-// showJob returns what scontrol says of a job, in words "Name=value".
+// showJob returns scontrol's description of a job, in words "Name=value".
 func showJob(ctx context.Context, job Job, ask Ask) (string, error) {
 	output, err := ask(ctx, "scontrol", "--oneliner", "show", "job", job.ID)
 	return string(output), err
@@ -187,7 +187,7 @@ func field(output, name string) (string, bool) {
 // are compared without case, as Slurm does.
 type Config map[string]string
 
-// ErrNoSlurm says that Slurm's commands are not installed here.
+// ErrNoSlurm reports that Slurm's commands are not installed here.
 var ErrNoSlurm = errors.New("scontrol is not in PATH")
 
 // ReadConfig asks the controller for its configuration.
@@ -202,8 +202,8 @@ func ReadConfig(ctx context.Context, ask Ask) (Config, error) {
 	return ParseConfig(output), nil
 }
 
-// ParseConfig reads lines of "Name   = value"; others are headings. Prolog and
-// Epilog can have several lines, "Prolog[0] = ...", which stay apart.
+// ParseConfig parses lines of "Name = value" and ignores headings. Prolog and
+// Epilog can have several entries, "Prolog[0] = ...", which stay separate.
 func ParseConfig(output []byte) Config {
 	config := Config{}
 	for line := range strings.Lines(string(output)) {

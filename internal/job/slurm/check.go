@@ -10,8 +10,8 @@ import (
 	"berth.dev/berth/internal/base/probe"
 )
 
-// Check answers berth doctor's questions about Slurm: whether there is one, and
-// which of its settings matter to berth. None is required.
+// Check returns the results of berth doctor about Slurm: whether it exists, and the
+// settings that matter to berth. None is required.
 func Check(ctx context.Context, getenv func(string) string, ask Ask) []probe.Result {
 	job, inJob := FromEnv(getenv)
 	where := "not inside a job"

@@ -12,9 +12,9 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// NodeCPUs returns the CPUs of this node that the job has, as the kernel numbers
-// them, for sites where Slurm binds no processes to them. It fails where
-// slurm.conf does not describe the machine as it is.
+// NodeCPUs returns the CPUs of this node that the job has, by the kernel's numbers,
+// for sites where Slurm binds no processes to them. It fails where slurm.conf does
+// not match the machine.
 func NodeCPUs(ctx context.Context, job Job, ask Ask) (cpuset.CPUSet, error) {
 	return nodeCPUs(ctx, job, ask, "/sys/devices/system/cpu")
 }
@@ -63,9 +63,9 @@ func allocatedCPUs(said, node string) (cpuset.CPUSet, error) {
 	return cpuset.New(), fmt.Errorf("there are no CPU_IDs in its answer")
 }
 
-// inSlurmsOrder returns the online CPUs as Slurm counts them:
-// by socket, core and thread (CPU_IDs are "abstract", src/slurmd/common/xcpuinfo.c).
-// hwloc, which slurmd asks, orders sockets and cores by their first CPU.
+// inSlurmsOrder returns the online CPUs as Slurm numbers them: by socket, core and
+// thread (CPU_IDs are "abstract", src/slurmd/common/xcpuinfo.c). slurmd uses hwloc,
+// which orders sockets and cores by their first CPU.
 func inSlurmsOrder(sys string) ([]int, error) {
 	text, err := os.ReadFile(filepath.Join(sys, "online"))
 	if err != nil {
@@ -79,7 +79,7 @@ func inSlurmsOrder(sys string) ([]int, error) {
 	var places []place
 	for _, cpu := range online.List() {
 		topology := filepath.Join(sys, "cpu"+strconv.Itoa(cpu), "topology")
-		// Older kernels know the second names only.
+		// Older kernels have only the second names.
 		socket, err := firstOf(topology, "package_cpus_list", "core_siblings_list")
 		if err != nil {
 			return nil, err

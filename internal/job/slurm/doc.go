@@ -1,8 +1,9 @@
-// Package slurm reads what Slurm tells a process about its job, and asks
-// Slurm's commands for the little that the environment does not say.
+// Package slurm reads the description of a job in the environment of its processes,
+// and runs Slurm's commands for the few facts that are missing there.
 //
-// FromEnv forks nothing and needs no Slurm installation. How the tasks of a
-// step find each other is not here, nor what a cluster makes of an allocation.
+// FromEnv starts no process and needs no Slurm installation. The package does not
+// connect the tasks of a step (job/rendezvous), and does not plan a cluster
+// (base/cluster).
 //
 // Read job.go first, what the environment says of a job, with hostlist.go. ask.go
 // runs Slurm's commands. queue.go, moment.go, cpus.go and host.go are questions to

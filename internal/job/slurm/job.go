@@ -13,7 +13,7 @@ import (
 type Place string
 
 const (
-	// PlaceTask is a task of a step: srun started it, beside others perhaps.
+	// PlaceTask is a task of a step, started by srun, possibly beside other tasks.
 	PlaceTask Place = "task"
 	// PlaceBatch is the batch script, or the shell of salloc on a node (where
 	// LaunchParameters has use_interactive_step): one process, on the first
@@ -24,11 +24,12 @@ const (
 	PlaceShell Place = "shell"
 )
 
-// Job describes the job, step and task of a process, from Slurm. Numbers that
-// Slurm does not give are 0, IDs of things that do not exist -1.
+// Job describes the job, step and task of a process, as Slurm reports them. Numbers
+// that Slurm omits are 0, and IDs of missing things are -1.
 type Job struct {
 	ID string
-	// Name and User are the job's; Cluster is Slurm's name of the machine.
+	// Name and User belong to the job. Cluster is the name that Slurm has for the
+	// machine.
 	Name, User, Cluster string
 	Place               Place
 	// StepID is -1 outside of a step.
@@ -36,8 +37,8 @@ type Job struct {
 	// NodeName is Slurm's name for this node (it need not be the hostname),
 	// empty in a shell of salloc.
 	NodeName string
-	// Nodes are the step's nodes, or outside a step the allocation's.
-	// AllocatedNodes are always the allocation's.
+	// Nodes holds the nodes of the step, or of the allocation outside of a step.
+	// AllocatedNodes always holds the nodes of the allocation.
 	Nodes, AllocatedNodes []string
 	// Components is the number of components of a heterogeneous job, and 1 for
 	// any other job. Outside a step, Nodes lists only one component's nodes.
@@ -45,19 +46,19 @@ type Job struct {
 	// Topology is this node's place in the network: the nearest "switch" and
 	// "block". It is empty if Slurm does not know.
 	Topology map[string]string
-	// NodeID counts this node within Nodes; -1 in a shell.
+	// NodeID is the index of this node in Nodes; -1 in a shell.
 	NodeID int
-	// ProcID and LocalID count the task within the step and on its node, from
-	// 0; -1 outside of a step.
+	// ProcID and LocalID are the indexes of the task in the step and on its node,
+	// from 0; -1 outside of a step.
 	ProcID, LocalID int
-	// Tasks is the number of tasks of the step, and TasksOnNode of those on
-	// this node (1 outside of a step).
+	// Tasks is the number of tasks of the step, and TasksOnNode the number on this
+	// node (1 outside of a step).
 	Tasks, TasksOnNode int
 	// CPUsOnNode is the number of CPUs of this node that the step may use;
 	// AllocatedCPUs is the number that the job has here.
 	CPUsOnNode, AllocatedCPUs int
-	// MemoryBytes is the memory requested on this node. It is 0 if the job may
-	// use all of it, or if Slurm does not say.
+	// MemoryBytes is the memory requested on this node. It is 0 if the job may use
+	// all of it, or if Slurm reports none.
 	MemoryBytes uint64
 	// GPUs are the indexes of the GPUs of the step, or else of the job, on this
 	// node.
@@ -67,14 +68,14 @@ type Job struct {
 	// Partition is the job's partition, SubmitDir the directory of its
 	// submission.
 	Partition, SubmitDir string
-	// End is when the job's time is up; zero where the environment does not
-	// say (Slurm before 23.02): see EndTime.
+	// End is the end of the job's time. It is zero where the environment does not
+	// have it (Slurm before 23.02); see EndTime.
 	End time.Time
 }
 
-// Here is FromEnv for this process, and more certain: a batch script that was
-// submitted from within a step inherits that step's variables, and looks like
-// one of its tasks. What slurmd started tells the two apart.
+// Here is FromEnv for this process, with one more check. A batch script that was
+// submitted from within a step inherits that step's variables, and looks like one
+// of its tasks. The process that slurmd started distinguishes the two.
 func Here() (Job, bool) {
 	return here(os.Getenv, os.ReadFile)
 }
@@ -95,9 +96,8 @@ func here(getenv func(string) string, readFile func(string) ([]byte, error)) (Jo
 	return FromEnv(getenv)
 }
 
-// FromEnv reads the environment that Slurm gives a job's processes; ok is
-// false outside of a job. A host list that cannot be read leaves the nodes
-// empty but for this one.
+// FromEnv reads the environment that Slurm gives the processes of a job; ok is
+// false outside of a job. If the host list is invalid, Nodes has only this node.
 func FromEnv(getenv func(string) string) (job Job, ok bool) {
 	first := func(names ...string) string {
 		for _, name := range names {
@@ -166,12 +166,13 @@ func FromEnv(getenv func(string) string) (job Job, ok bool) {
 	return job, true
 }
 
-// FirstSpecialStep is the lowest of the step numbers that are none: the batch
-// script, the extern step, the shell of salloc (slurm.h, SLURM_MAX_NORMAL_STEP_ID).
+// FirstSpecialStep is the lowest number that does not belong to a numbered step:
+// the batch script, the extern step, or the shell of salloc (slurm.h,
+// SLURM_MAX_NORMAL_STEP_ID).
 const FirstSpecialStep = 0xfffffff0
 
-// place tells a task from a batch script from a shell of salloc elsewhere: the
-// node's name comes from slurmd, srun's address from srun.
+// place distinguishes a task, a batch script, and a shell of salloc on another
+// host: the node's name comes from slurmd, and srun's address from srun.
 func place(getenv func(string) string, job Job) Place {
 	switch {
 	case job.NodeName == "" && getenv("SLURM_PROCID") == "":
@@ -186,10 +187,10 @@ func place(getenv func(string) string, job Job) Place {
 // If a step has several tasks on a node, the others idle.
 func (j Job) Acts() bool { return j.LocalID <= 0 }
 
-// topology reads Slurm's way from the network's root to this node, such as
-// "core.leaf-7.n2" of the pattern "switch.switch.node". The last of a kind is
-// the nearest. Names that have dots themselves make the two differ in length,
-// and are not read.
+// topology parses the path from the network's root to this node, such as
+// "core.leaf-7.n2" of the pattern "switch.switch.node". The last name of a kind is
+// the nearest. If names contain dots, the two differ in length, and topology
+// returns nothing.
 func topology(address, pattern string) map[string]string {
 	names, kinds := strings.Split(address, "."), strings.Split(pattern, ".")
 	if len(names) != len(kinds) {
@@ -243,7 +244,7 @@ func nth(list string, index, otherwise int) int {
 	return otherwise
 }
 
-// memory returns what was asked for on this node, in bytes. Slurm counts MiB.
+// memory returns the memory requested on this node, in bytes. Slurm counts in MiB.
 func memory(getenv func(string) string, cpus int) uint64 {
 	if n, err := strconv.ParseUint(getenv("SLURM_MEM_PER_NODE"), 10, 40); err == nil && n > 0 {
 		return n << 20
@@ -254,12 +255,11 @@ func memory(getenv func(string) string, cpus int) uint64 {
 	return 0
 }
 
-// StepSmallerThanAllocation returns a warning where the step may use less of
-// this node than the job has, with the srun line that takes all of it; empty
-// where there is nothing to warn of. The processors and the memory, in bytes,
-// are what the process can really use; a memory of 0 is not known. Since
-// Slurm 22.05 srun does not take sbatch's --cpus-per-task over, so this is the
-// common mistake.
+// StepSmallerThanAllocation returns a warning if the step may use less of this node
+// than the job has, with the srun line that uses all of it. Otherwise it returns an
+// empty string. cpus and memory (in bytes, 0 if unknown) are the amounts that the
+// process can really use. The mistake is common, because since Slurm 22.05 srun
+// ignores the --cpus-per-task of sbatch.
 func StepSmallerThanAllocation(job Job, cpus int, memory uint64) string {
 	if job.Place != PlaceTask {
 		return ""

@@ -19,8 +19,8 @@ import (
 type pmiServer struct {
 	mu     sync.Mutex
 	values map[string]string
-	// waiting are the tasks in the barrier; all of them leave it when there are
-	// as many as tasks.
+	// waiting holds the tasks in the barrier. All of them leave it when it holds
+	// all tasks.
 	waiting []net.Conn
 	tasks   int
 	serving sync.WaitGroup
@@ -99,7 +99,7 @@ func TestExchangeOverPMI(t *testing.T) {
 				t.Error(err)
 				return
 			}
-			// The last one has nothing to say, and wants nothing.
+			// The last task neither sends nor reads a value.
 			own, names := "k"+strconv.Itoa(i), []string{"k0", "k1"}
 			if i == 2 {
 				own, names = "", nil

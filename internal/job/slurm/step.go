@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// stepSettings lists variables that describe the allocation, but that srun would
-// apply to the step. srun refuses some of them together.
+// stepSettings lists variables that describe the allocation, and that srun would
+// apply to the step. srun refuses some of them in combination.
 var stepSettings = []string{
 	"SLURM_MEM_PER_", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
 	"SLURM_TRES_PER_TASK", "SLURM_DISTRIBUTION", "SLURM_CPU_BIND", "SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP",
@@ -50,9 +50,9 @@ func StepCommand(job Job, name string, allRead bool, program ...string) []string
 	return append(command, program...)
 }
 
-// BesideCommand returns the srun command line that runs a program once on one
-// node of the allocation that this process is in, with all that the allocation
-// has there; the name, streams and Ctrl-C are as with StepCommand.
+// BesideCommand returns the srun command line that runs a program once on one node
+// of this process's allocation, with all resources of the allocation on that node.
+// Name, streams and Ctrl-C work as with StepCommand.
 func BesideCommand(job Job, node, name string, program ...string) []string {
 	command := []string{"srun"}
 	if job.Components > 1 {
@@ -61,7 +61,7 @@ func BesideCommand(job Job, node, name string, program ...string) []string {
 	return append(append(command, "--nodes=1", "--nodelist="+node, "--ntasks=1", "--overlap", "--mem=0", "--unbuffered", "--disable-status", "--job-name="+name), program...)
 }
 
-// StepEnv is env without what would change the step of StepCommand.
+// StepEnv returns env without variables that would change the step of StepCommand.
 func StepEnv(env []string) []string {
 	return slices.DeleteFunc(slices.Clone(env), func(entry string) bool {
 		return slices.ContainsFunc(stepSettings, func(prefix string) bool { return strings.HasPrefix(entry, prefix) })

@@ -16,9 +16,9 @@ import (
 	"berth.dev/berth/internal/kube/savedstate"
 )
 
-// passing lists keys, and key prefixes that end in a slash, of objects that do
-// not outlive the cluster. They concern its nodes, addresses and keys, or the
-// next cluster creates them itself.
+// passing lists keys, and key prefixes that end in a slash, of objects that end
+// with the cluster: they concern its nodes, addresses and keys, or the next cluster
+// creates them itself.
 var passing = []string{
 	"berth/", "health", "minions/", "leases/", "events/", "csinodes/", "csistoragecapacities/", "volumeattachments/",
 	"masterleases/", "ipaddresses/", "servicecidrs/", "services/endpoints/", "resourceslices/", "leasecandidates/",
@@ -30,7 +30,7 @@ var passing = []string{
 	"storageclasses/local", "storageclasses/shared",
 }
 
-// upstreams are words in objects that Kubernetes itself keeps up to date.
+// upstreams lists marks of objects that Kubernetes itself keeps up to date.
 var upstreams = map[string]string{
 	"endpointslices/":              "endpointslice",
 	"apiregistration.k8s.io/":      "kube-aggregator.kubernetes.io/automanaged",
@@ -42,7 +42,7 @@ var upstreams = map[string]string{
 	"prioritylevelconfigurations/": "apf.kubernetes.io/autoupdate-spec",
 }
 
-// Annotations that upstream ties a claim to its volume with.
+// binding lists the annotations that bind a claim to its volume.
 var binding = []string{
 	"pv.kubernetes.io/bind-completed", "pv.kubernetes.io/bound-by-controller",
 	"volume.kubernetes.io/selected-node", "volume.kubernetes.io/storage-provisioner", "volume.beta.kubernetes.io/storage-provisioner",
@@ -51,11 +51,11 @@ var binding = []string{
 // EmptyAnnotation marks a claim whose volume was on a node of an earlier job.
 const EmptyAnnotation = "berth.dev/emptied"
 
-// provisioner makes the volumes on nodes.
+// provisioner creates the volumes on nodes.
 const provisionedBy, provisioner = "pv.kubernetes.io/provisioned-by", "berth.dev/local"
 
-// Lasting returns the records that outlive the cluster, without what ties them
-// to its nodes and keys.
+// Lasting returns the records that outlive the cluster, without references to its
+// nodes and keys.
 func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
 	local := map[string]bool{}
 	for _, record := range all {
@@ -80,7 +80,8 @@ func Lasting(all []savedstate.Record) ([]savedstate.Record, error) {
 	return lasting, nil
 }
 
-// last returns the record as it lasts, nil for one that does not.
+// last returns the record for the next cluster, or nil if the record does not
+// outlive its cluster.
 func last(record savedstate.Record, local map[string]bool) (*savedstate.Record, error) {
 	kind, rest, _ := strings.Cut(record.Key, "/")
 	switch {
@@ -111,7 +112,7 @@ func passes(record savedstate.Record) bool {
 	}
 	for prefix, word := range upstreams {
 		if strings.HasPrefix(record.Key, prefix) && bytes.Contains(record.Value, []byte(word)) {
-			// Slices that a user has made have a manager of another name.
+			// Slices made by users have another manager.
 			return prefix != "endpointslices/" || bytes.Contains(record.Value, []byte("-controller.k8s.io"))
 		}
 	}
@@ -131,8 +132,8 @@ func lastPod(pod *corev1.Pod) bool {
 	return true
 }
 
-// lastSecret removes the data that the cluster's keys have signed; the next
-// cluster signs it again.
+// lastSecret removes data that the cluster signed with its keys; the next cluster
+// signs it again.
 func lastSecret(secret *corev1.Secret) bool {
 	switch secret.Type {
 	case corev1.SecretTypeBootstrapToken:
@@ -143,7 +144,8 @@ func lastSecret(secret *corev1.Secret) bool {
 	return true
 }
 
-// lastClaim gives a claim whose volume was on a node a new one.
+// lastClaim unbinds a claim whose volume was on a node, so that it gets a new
+// volume.
 func lastClaim(claim *corev1.PersistentVolumeClaim, local map[string]bool) {
 	bound := claim.Spec.VolumeName != ""
 	if bound && !local[claim.Spec.VolumeName] {
@@ -157,8 +159,8 @@ func lastClaim(claim *corev1.PersistentVolumeClaim, local map[string]bool) {
 	claim.Status = corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimPending}
 }
 
-// change decodes a record, and encodes it again unless do says that it is of no
-// use any more.
+// change decodes a record, applies do, and encodes the record again. It returns nil if
+// do returns false.
 func change[T runtime.Object](record savedstate.Record, do func(T) bool) (*savedstate.Record, error) {
 	object, err := decode[T](record)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 // ipAllocator is upstream's name for the allocator of Service addresses.
 const ipAllocator = "ipallocator.k8s.io"
 
-// Moved returns the records for a cluster whose Services have addresses of other
-// ranges, and what the user should know.
+// Moved returns the records for a cluster whose Services have other address ranges,
+// and notices for the user.
 func Moved(records []savedstate.Record, from, to []netip.Prefix) (moved []savedstate.Record, notices []string, err error) {
 	var emptied, unreachable []string
 	for _, record := range records {
@@ -108,8 +108,8 @@ func moveService(service *corev1.Service, from, to []netip.Prefix) error {
 	return nil
 }
 
-// move returns the address that has the place in the new range of its family
-// that the given one has in the old.
+// move returns the address with the same offset in the new range of its family as
+// the given address has in the old range.
 func move(address netip.Addr, from, to []netip.Prefix) (netip.Addr, error) {
 	source := slices.IndexFunc(from, func(p netip.Prefix) bool { return p.Contains(address) })
 	target := slices.IndexFunc(to, func(p netip.Prefix) bool { return p.Addr().BitLen() == address.BitLen() })

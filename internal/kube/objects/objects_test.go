@@ -77,7 +77,7 @@ func TestObjectsOfNodesAndKeysDoNotLast(t *testing.T) {
 		record(t, "pods/default/ending", ending),
 		record(t, "secrets/kube-system/bootstrap", &corev1.Secret{ObjectMeta: meta("b"), Type: corev1.SecretTypeBootstrapToken}),
 		{Key: "apiregistration.k8s.io/apiservices/v1.apps", Value: []byte(`{"labels":{"kube-aggregator.kubernetes.io/automanaged":"onstart"}}`)},
-		// From here on what lasts.
+		// The following records outlive the cluster.
 		record(t, "configmaps/default/mine", &corev1.ConfigMap{ObjectMeta: meta("mine")}),
 		record(t, "endpointslices/default/own", slice("me")),
 		record(t, "jobs/default/j", &batchv1.Job{ObjectMeta: meta("j")}),

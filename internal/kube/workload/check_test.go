@@ -62,7 +62,8 @@ func TestManifestsAreCheckedWithoutACluster(t *testing.T) {
 	}
 }
 
-// TestCheckAcceptsWorkloadsThatRun: every manifest of the examples and of the cases.
+// TestCheckAcceptsWorkloadsThatRun checks every manifest of the examples and of the
+// cases.
 func TestCheckAcceptsWorkloadsThatRun(t *testing.T) {
 	checked := 0
 	for _, folder := range []string{"../../../examples", "../../../examples/*", "../../../test/ends", "../../../test/conformance"} {
@@ -90,7 +91,8 @@ func TestCheckAcceptsWorkloadsThatRun(t *testing.T) {
 	}
 }
 
-// TestCheckKnowsTheVersion of the API server, which removes what others serve.
+// TestCheckKnowsTheVersion: the check knows which kinds the API server of this
+// version has removed.
 func TestCheckKnowsTheVersion(t *testing.T) {
 	content, err := os.ReadFile("../../../go.mod")
 	if err != nil {

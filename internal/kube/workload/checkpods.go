@@ -11,9 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// checkPods checks the pod, or the template of pods, of an object that has one. An
-// image or a volume that is missing is no fault: a webhook of the manifests may add
-// it.
+// checkPods checks the pod, or the template of pods, of an object that has one. A
+// missing image or volume is not a fault: a webhook of the manifests may add it.
 func checkPods(typed runtime.Object) field.ErrorList {
 	spec := field.NewPath("spec")
 	template := spec.Child("template")
@@ -60,8 +59,7 @@ func checkSelector(selector *metav1.LabelSelector, pods map[string]string, templ
 	return nil
 }
 
-// checkContainers refuses names that no container can have, and names that two
-// have.
+// checkContainers refuses names that no container can have, and duplicate names.
 func checkContainers(pod corev1.PodSpec, at *field.Path) (problems field.ErrorList) {
 	if len(pod.Containers) == 0 {
 		problems = append(problems, field.Required(at.Child("containers"), ""))

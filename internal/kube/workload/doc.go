@@ -6,7 +6,8 @@
 // Read in this order:
 //
 //   - parse.go (with place.go), check.go and checkpods.go: manifests
-//   - client.go, apply.go, remove.go and record.go: objects in the cluster
+//   - client.go, apply.go, remove.go, record.go, images.go and token.go: objects in
+//     the cluster
 //   - target.go, owners.go and follow.go: from objects to a result
 //   - logs.go, nodelog.go, stream.go and selection.go: the output
 //   - stuck.go, reasons.go, taints.go, references.go and remedies.go: pods that

@@ -27,8 +27,8 @@ func (s *stuckPods) expect(targets []*target) {
 	}
 }
 
-// noteAttempt keeps the pods that ended without having started: their
-// controller tries again, for ten minutes or for ever.
+// noteAttempt records the pods that ended without having started: their controller
+// tries again, for ten minutes or for ever.
 func (s *stuckPods) noteAttempt(pod *corev1.Pod, now time.Time) {
 	key, replicated := pod.UID, false
 	if controller := metav1.GetControllerOf(pod); controller != nil {
@@ -71,8 +71,8 @@ func hasStarted(pod *corev1.Pod) bool {
 	return false
 }
 
-// givesUp reports whether a pod or a job that has failed never had a container
-// that could start; overdue then returns why.
+// givesUp reports whether a pod or a job that has failed never had a container that
+// could start; overdue then returns the reason.
 func (s *stuckPods) givesUp(uid types.UID) bool {
 	w := s.attempts[uid]
 	if w == nil {
@@ -82,7 +82,8 @@ func (s *stuckPods) givesUp(uid types.UID) bool {
 	return true
 }
 
-// handleControllerEvent takes in that a controller creates no pod.
+// handleControllerEvent handles an event about a controller that cannot create a
+// pod.
 func (s *stuckPods) handleControllerEvent(event *corev1.Event, now time.Time) {
 	object := event.InvolvedObject
 	w := s.owners[s.owner(object.Kind, object.Namespace, object.Name, object.UID)]
@@ -116,7 +117,7 @@ func (s *stuckPods) owner(kind, namespace, name string, uid types.UID) types.UID
 	return s.deployments[types.NamespacedName{Namespace: namespace, Name: name[:dash]}]
 }
 
-// watchJob keeps an eye on a job until it has a pod.
+// watchJob limits the time until a job has a pod.
 func (s *stuckPods) watchJob(job *batchv1.Job, now time.Time) {
 	w := s.owners[job.UID]
 	if w == nil {

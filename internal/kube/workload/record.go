@@ -18,8 +18,8 @@ const recordName = "berth-run"
 
 var configMaps = schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
 
-// Remember writes down, in the cluster, which objects are followed, so that
-// another process can go on with it.
+// Remember stores the list of followed objects in the cluster, so that another
+// process can continue to follow them.
 func (c *Client) Remember(ctx context.Context, objects []Object) error {
 	var followed []map[string]any
 	for _, object := range objects {
@@ -51,7 +51,7 @@ func (c *Client) Remember(ctx context.Context, objects []Object) error {
 	return nil
 }
 
-// Remembered returns the objects that another process has followed.
+// Remembered returns the objects that Remember stored.
 func (c *Client) Remembered(ctx context.Context) ([]Object, error) {
 	record, err := c.dynamic.Resource(configMaps).Namespace(metav1.NamespaceSystem).Get(ctx, recordName, metav1.GetOptions{})
 	if err != nil {
@@ -72,20 +72,19 @@ func (c *Client) Remembered(ctx context.Context) ([]Object, error) {
 	return objects, nil
 }
 
-// Progress holds a Mark for each log. It can be handed to
-// another process, which goes on from there. All methods may be called
-// concurrently, and on a nil Progress.
+// Progress holds a Mark for each log. Another process can continue from it. All
+// methods may be called concurrently, and on a nil Progress.
 type Progress struct {
 	mu sync.Mutex
-	// marks by container, or by container and stream where the API server
-	// gives the log.
+	// marks maps a container to its mark, or a container and stream where the API
+	// server gives the log.
 	marks map[string]Mark
 	// noted is called for each mark, in order; it may be nil.
 	noted func(key string, mark Mark)
 }
 
 // NewProgress returns a Progress that begins with marks, and calls noted for each
-// further one. Before that, the output up to the mark was written.
+// further one. When it calls noted, the output up to the mark has been written.
 func NewProgress(marks map[string]Mark, noted func(key string, mark Mark)) *Progress {
 	return &Progress{marks: marks, noted: noted}
 }
@@ -97,8 +96,8 @@ func (p *Progress) Marks() map[string]Mark {
 	return maps.Clone(p.marks)
 }
 
-// ReadProgress reads what Progress.String has written; anything else is the
-// beginning.
+// ReadProgress parses the output of Progress.String. Any other text is the
+// beginning of all logs.
 func ReadProgress(text string) *Progress {
 	p := &Progress{}
 	_ = json.Unmarshal([]byte(text), &p.marks)

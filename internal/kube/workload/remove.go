@@ -11,19 +11,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// removePoll is the interval of the checks whether an object has gone.
+// removePoll is the interval between checks whether an object is gone.
 const removePoll = 50 * time.Millisecond
 
-// runsOnce reports whether an object has a result that counts: a Job or a bare
-// pod.
+// runsOnce reports whether an object has a result of its run: a Job or a bare pod.
 func runsOnce(object Object) bool {
 	t, err := newTarget(object)
 	return err == nil && t != nil && (t.pod || t.job)
 }
 
-// Remove deletes the objects that Apply has created, in reverse order, and waits
-// until they and their pods have gone. If ctx ends, it still deletes the rest,
-// but does not wait.
+// Remove deletes the objects that Apply created, in reverse order, and waits until
+// they and their pods are gone. If ctx ends, it still deletes the rest, but does
+// not wait.
 func (c *Client) Remove(ctx context.Context, objects []Object) error {
 	var created []Object
 	for _, object := range slices.Backward(objects) {
@@ -32,7 +31,7 @@ func (c *Client) Remove(ctx context.Context, objects []Object) error {
 		}
 	}
 	var problems []error
-	// The orders are given even when there is no time left to wait.
+	// Send the deletions even when there is no time left to wait.
 	ordering, cancel := context.WithTimeout(context.WithoutCancel(ctx), applyPatience)
 	defer cancel()
 	for _, object := range created {
@@ -54,7 +53,8 @@ func (c *Client) remove(ctx context.Context, object Object) error {
 	if err != nil {
 		return err
 	}
-	// Not one that somebody else has made under the same name meanwhile.
+	// Do not delete an object that somebody else has created under the same name
+	// meanwhile.
 	uid, foreground := object.GetUID(), metav1.DeletePropagationForeground
 	return resource.Delete(ctx, object.GetName(), metav1.DeleteOptions{
 		Preconditions: &metav1.Preconditions{UID: &uid}, PropagationPolicy: &foreground,

@@ -9,10 +9,10 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// Selection says whose output is followed. The zero value follows what decides
-// the result or, where nothing does, everything.
+// Selection selects the pods whose output is followed. The zero value selects the
+// objects that decide the result, or everything if none does.
 type Selection struct {
-	// given: some output was asked for, or none.
+	// given reports that the user selected output, or no output.
 	given   bool
 	objects []string // KIND/NAME, in lower case
 	labels  []labels.Selector
@@ -43,8 +43,8 @@ func NewSelection(values []string) (Selection, error) {
 	return s, nil
 }
 
-// includes reports whether the output of a target's pod is followed. byDefault
-// answers where nothing was selected.
+// includes reports whether the output of a target's pod is followed. It returns
+// byDefault if the user selected nothing.
 func (s Selection) includes(t *target, pod *corev1.Pod, byDefault bool) bool {
 	if !s.given {
 		return byDefault

@@ -12,15 +12,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// pressurePatience is for a node that ran out of something under the workload's
-// own pods: the kubelet takes 30 s (berth's setting) to believe that it is over.
+// pressurePatience is the wait for a node that the workload's own pods have
+// exhausted: the kubelet takes 30 s (berth's setting) to report that the pressure
+// is over.
 const pressurePatience = time.Minute
 
 // isTainted parses the scheduler's message, which does not name the taint.
 func isTainted(message string) bool { return strings.Contains(message, "untolerated taint") }
 
-// tainted reports whether a taint keeps a pod away, so that the nodes need to
-// be looked at.
+// tainted reports whether a taint keeps a pod away. If so, the caller passes the
+// nodes to handleNodes.
 func (s *stuckPods) tainted() bool {
 	for _, w := range s.pods {
 		if w.tainted() {
@@ -35,7 +36,7 @@ func (w *waiting) tainted() bool {
 	return w.followed && t != nil && t.tainted
 }
 
-// handleNodes decides how long the pods wait that taints keep away.
+// handleNodes decides how long to wait for pods that taints keep away.
 func (s *stuckPods) handleNodes(nodes []corev1.Node) {
 	for _, w := range s.pods {
 		if w.tainted() {
@@ -66,8 +67,8 @@ func (s *stuckPods) handleUnknownNodes(nodes []corev1.Node, now time.Time) {
 	}
 }
 
-// handleTaints finds the node that the pod may come to soonest. A node none of
-// whose taints keeps it away will be noticed by the scheduler.
+// handleTaints finds the node that will accept the pod soonest. If no taint of a
+// node keeps the pod away, the scheduler will notice that node.
 func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	var best *NeverStarts
 	var longest time.Duration
@@ -88,8 +89,8 @@ func (s *stuckPods) handleTaints(w *waiting, nodes []corev1.Node) {
 	}
 }
 
-// judgeNode returns how long to wait for a node, and names the taint that will
-// stay the longest.
+// judgeNode returns the time to wait for a node, and names the taint that will stay
+// longest.
 func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duration, *NeverStarts) {
 	var why *NeverStarts
 	var shortest time.Duration
@@ -103,8 +104,8 @@ func (s *stuckPods) judgeNode(node string, against []corev1.Taint) (time.Duratio
 	return shortest, why
 }
 
-// judgeTaint returns how long to wait until a taint goes, and the remedy if it
-// stays.
+// judgeTaint returns the time to wait until a taint is removed, and the remedy if
+// it stays.
 func (s *stuckPods) judgeTaint(node string, taint corev1.Taint) (timeout time.Duration, remedy string) {
 	pressure := otherTimeout
 	if !s.idleSince.IsZero() {
@@ -138,8 +139,8 @@ func untolerated(taints []corev1.Taint, tolerations []corev1.Toleration) []corev
 
 func tolerates(tolerations []corev1.Toleration, taint corev1.Taint) bool {
 	for _, toleration := range tolerations {
-		// The comparison operators are for numbers as values; the scheduler
-		// has them off by default.
+		// The comparison operators are for numeric values; the scheduler disables
+		// them by default.
 		if toleration.ToleratesTaint(klog.Background(), &taint, false) {
 			return true
 		}

@@ -24,7 +24,7 @@ func TestTimeoutDependsOnTheTaint(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for name, test := range map[string]struct {
 		nodes []corev1.Node
-		// after: a pod has run and ended before.
+		// after reports that an earlier pod has run and ended.
 		after       bool
 		waits, ends time.Duration
 		words       []string
@@ -108,7 +108,7 @@ func TestAPodThatWasKeptAwayGetsItsTurn(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := newStuckPods(false)
 	s.handlePod(unschedulablePod("a", taintedMessage), start)
-	// Another pod has got the room; that news may be late.
+	// Another pod got the room, and the scheduler may report that late.
 	s.handlePod(unschedulablePod("a", "Insufficient cpu"), start.Add(15*time.Second))
 	if err := s.overdue(start.Add(16 * time.Second)); err != nil {
 		t.Errorf("gives up at once: %v", err)

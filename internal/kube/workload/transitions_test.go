@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// signal is one thing that the API server says of a pod that waits.
+// signal is a reason why a pod waits, as the API server reports it.
 type signal struct {
 	reason string
 	stage  stage
-	// event: it is an event on the pod; otherwise it is in the pod's status.
+	// event distinguishes an event of the pod from a reason in its status.
 	event bool
 	// message distinguishes signals of the same reason.
 	message string
@@ -49,7 +49,7 @@ func signals() []signal {
 	return all
 }
 
-// ownedPod returns a pod as the kind of owner has it made, without a status.
+// ownedPod returns a pod as its kind of owner creates it, without a status.
 func ownedPod(owner string) *corev1.Pod {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "a", Namespace: "default", UID: "a"}}
 	pod.Spec.RestartPolicy = corev1.RestartPolicyAlways
@@ -124,12 +124,12 @@ func creatingPod(owner string) *corev1.Pod {
 	return pod
 }
 
-// supersedes reports whether b, which comes after a, is what keeps the pod from
-// starting.
+// supersedes reports whether b, received after a, is the reason that the pod does
+// not start.
 func (b signal) supersedes(a signal) bool {
 	switch {
 	case !b.event && b.stage == stageScheduling && a.event:
-		return false // old news of the scheduler: the kubelet has the pod
+		return false // the scheduler's report is old: the kubelet has the pod
 	case b.event && b.stage == stageVolumes && !a.event && a.stage == stageContainers:
 		return false // volumes are mounted again and again
 	}
@@ -138,7 +138,7 @@ func (b signal) supersedes(a signal) bool {
 
 var owners = []string{"Pod", "Job", "Deployment", "StatefulSet", "DaemonSet"}
 
-// check looks at a time just before a signal's patience is over and at one after.
+// check checks the state just before the signal's timeout and just after it.
 func (a signal) check(t *testing.T, s *stuckPods, since time.Time) {
 	t.Helper()
 	if a.kind.timeout > 0 {
@@ -169,7 +169,7 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 		for _, a := range signals() {
 			for _, b := range signals() {
 				if !a.event && a.stage == stageContainers && !b.event && b.stage == stageScheduling {
-					continue // no pod loses its node
+					continue // a pod keeps its node
 				}
 				pairs++
 				t.Run(owner+"/"+a.reason+","+string(a.kind.class)+"/"+b.reason+","+string(b.kind.class), func(t *testing.T) {
@@ -183,7 +183,7 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 					if !b.supersedes(a) {
 						last, since = a, start
 					} else if a.kind.class == b.kind.class {
-						since = start // the same trouble in other words
+						since = start // the same reason with another text
 					}
 					last.check(t, s, since)
 
@@ -207,7 +207,8 @@ func TestEveryReasonAfterEveryOther(t *testing.T) {
 	t.Logf("%d ordered pairs", pairs)
 }
 
-// The watches of pods and events are not in step.
+// TestAnEventMayArriveBeforeItsPod: the watches of pods and events are not
+// synchronized.
 func TestAnEventMayArriveBeforeItsPod(t *testing.T) {
 	start := time.Unix(1000, 0)
 	for _, owner := range owners {
@@ -231,7 +232,8 @@ func unscheduled(owner string) *corev1.Pod {
 	return signal{reason: "Unschedulable", message: "no nodes available to schedule pods"}.pod(owner)
 }
 
-// What has been mended is forgotten: the pod pulls an image now, for minutes.
+// TestProgressEndsATrouble: a reason that no longer applies is forgotten, here
+// because the pod pulls an image for minutes.
 func TestProgressEndsATrouble(t *testing.T) {
 	start := time.Unix(1000, 0)
 	ready := creatingPod("Pod")
@@ -247,7 +249,7 @@ func TestProgressEndsATrouble(t *testing.T) {
 			s.handlePod(creatingPod("Pod"), start)
 			signal{reason: reason, event: true}.send(s, "Pod", start)
 			progress(s)
-			// What is left of the trouble arrives late.
+			// A late event of the old reason.
 			signal{reason: "FailedMount", event: true}.send(s, "Pod", start.Add(time.Second))
 			if err := s.overdue(start.Add(time.Hour)); err != nil {
 				t.Errorf("%s, then %s: %v", reason, name, err)
@@ -256,7 +258,8 @@ func TestProgressEndsATrouble(t *testing.T) {
 	}
 }
 
-// The kubelet has the pod, while the news that it got a node are late.
+// TestProgressClearsTheSchedulersMessage: the kubelet has the pod, and the
+// scheduler's report arrives late.
 func TestProgressClearsTheSchedulersMessage(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
@@ -267,7 +270,8 @@ func TestProgressClearsTheSchedulersMessage(t *testing.T) {
 	}
 }
 
-// A list has events in the order of their names.
+// TestAnOlderEventDoesNotSupersedeALaterOne: a list has events in the order of
+// their names.
 func TestAnOlderEventDoesNotSupersedeALaterOne(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
@@ -301,7 +305,8 @@ func TestIdsThatTheNodesLack(t *testing.T) {
 	}
 }
 
-// A mount failed once and was repaired; the sandbox takes its time on a full node.
+// TestATroubleThatIsNotRepeatedGetsMoreTime: a mount failed once and was repaired,
+// and the sandbox is slow on a full node.
 func TestATroubleThatIsNotRepeatedGetsMoreTime(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Pod")
@@ -410,7 +415,8 @@ func TestAControllerThatCreatesNoPod(t *testing.T) {
 	}
 }
 
-// An operator may mend what is missing, once it runs.
+// TestTheClockStandsWhileAServerStarts: an operator may create the missing object
+// once it runs.
 func TestTheClockStandsWhileAServerStarts(t *testing.T) {
 	start := time.Unix(1000, 0)
 	s := stuckOwner("Job")
@@ -446,7 +452,8 @@ func TestServersMakeNoRoom(t *testing.T) {
 	}
 }
 
-// failedStart is a pod whose program is not in the image, restartPolicy: Never.
+// failedStart returns a pod whose program is missing from the image, with
+// restartPolicy Never.
 func failedStart(owner, uid string) *corev1.Pod {
 	pod := ownedPod(owner)
 	pod.UID = types.UID(uid)
