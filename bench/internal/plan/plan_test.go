@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/bench/internal/fuzzbound"
 	"berth.dev/berth/bench/internal/record"
 )
 
@@ -114,7 +115,10 @@ baseline: {case: memory, drift: 7}
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(good))
-	f.Fuzz(func(_ *testing.T, text []byte) { _, _ = Parse("f", text, known()) })
+	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
+		_, _ = Parse("f", text, known())
+	})
 }
 
 func TestSchedule(t *testing.T) {

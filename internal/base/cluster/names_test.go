@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestNodeName(t *testing.T) {
@@ -42,6 +44,7 @@ func FuzzNodeNames(f *testing.F) {
 	f.Add("", "_", "node")
 	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 	f.Fuzz(func(t *testing.T, a, b, c string) {
+		fuzzbound.Watch(t)
 		if a == b || b == c || a == c {
 			return // Slurm has no two nodes of a name
 		}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestNetlinkAttribute(t *testing.T) {
@@ -38,6 +40,7 @@ func TestNetlinkExchange(t *testing.T) {
 func FuzzNetlinkErrors(f *testing.F) {
 	f.Add([]byte{36, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, datagram []byte) {
+		fuzzbound.Watch(t)
 		if count, _ := netlinkErrors(datagram); count > len(datagram)/unix.SizeofNlMsghdr {
 			t.Errorf("%d acknowledgements in %d bytes", count, len(datagram))
 		}

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 const (
@@ -155,6 +157,7 @@ func FuzzParseCgroup(f *testing.F) {
 	f.Add([]byte(jobV2))
 	f.Add([]byte("0::/../..\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzbound.Watch(t)
 		h := machine{files: map[string]string{"/proc/self/mountinfo": "30 24 0:27 /a /sys/fs/cgroup rw - cgroup2 c rw\n", "/proc/self/cgroup": string(content)}}.host()
 		for _, dir := range h.cgroupDirs("") {
 			if !within(dir, "/sys/fs/cgroup") {

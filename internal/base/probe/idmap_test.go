@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // useradd's files on RHEL 9, Ubuntu 24.04 and Debian 12 share this format; only
@@ -142,6 +144,7 @@ func FuzzParseSubIDs(f *testing.F) {
 	f.Add([]byte("alice:100000:65536\n1000:1:4294967295\n"))
 	f.Add([]byte("alice:4294967295:1\nalice:0:4294967295\n"))
 	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzbound.Watch(t)
 		var ranges []SubRange
 		for _, entry := range ParseSubIDs(content) {
 			ranges = append(ranges, entry.SubRange)
@@ -168,6 +171,7 @@ func FuzzParseSubIDs(f *testing.F) {
 func FuzzParseIDMap(f *testing.F) {
 	f.Add([]byte(fullID))
 	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzbound.Watch(t)
 		mapped([]SubRange{{100000, 65536}}, ParseIDMap(content))
 	})
 }

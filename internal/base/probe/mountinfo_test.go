@@ -4,6 +4,8 @@ import (
 	"os"
 	"reflect"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func testFile(t testing.TB, name string) string {
@@ -69,6 +71,7 @@ func FuzzParseMountinfo(f *testing.F) {
 	}
 	f.Add([]byte(`1 1 0:1 \ \04 \777 - a \1`))
 	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzbound.Watch(t)
 		for _, mount := range ParseMountinfo(content) {
 			mountOf([]Mount{mount}, "/a/b")
 		}

@@ -7,6 +7,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestList(t *testing.T) {
@@ -91,7 +93,8 @@ func TestPackageNote(t *testing.T) {
 func FuzzPackageNote(f *testing.F) {
 	f.Add(note("FDO\x00", packageNoteType, "{}"))
 	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255, 126, 26, 254, 202, 70, 68, 79, 0})
-	f.Fuzz(func(_ *testing.T, content []byte) {
+	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzbound.Watch(t)
 		// Whatever it holds, reading ends without a panic.
 		_, _ = parsePackageNote(content, binary.BigEndian)
 		_, _ = parsePackageNote(content, binary.LittleEndian)

@@ -4,6 +4,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestParse(t *testing.T) {
@@ -64,5 +66,8 @@ func TestPaths(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add("options:\n  port-range: 1-2\n")
-	f.Fuzz(func(_ *testing.T, text string) { _, _ = Parse("f", []byte(text)) })
+	f.Fuzz(func(t *testing.T, text string) {
+		fuzzbound.Watch(t)
+		_, _ = Parse("f", []byte(text))
+	})
 }

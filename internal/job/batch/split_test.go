@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func own(name string) (takesValue, ok bool) {
@@ -102,6 +104,7 @@ func TestEveryOptionIsInOneList(t *testing.T) {
 func FuzzSplit(f *testing.F) {
 	f.Add("-N3\x00-f\x00a\x00--\x00x")
 	f.Fuzz(func(t *testing.T, args string) {
+		fuzzbound.Watch(t)
 		given := strings.Split(args, "\x00")
 		line, err := Split(given, own)
 		if err == nil && len(line.Own)+len(words(line))+len(line.Command) == 0 && len(given) > 1 {

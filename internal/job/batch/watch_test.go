@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 const running = `JobId=12 JobName=a b
@@ -42,7 +44,8 @@ func TestParseStates(t *testing.T) {
 
 func FuzzParseStates(f *testing.F) {
 	f.Add(running)
-	f.Fuzz(func(_ *testing.T, output string) {
+	f.Fuzz(func(t *testing.T, output string) {
+		fuzzbound.Watch(t)
 		for _, state := range parseStates(output) {
 			_ = state.text()
 		}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"slices"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestCandidatesFollowFromTheStep(t *testing.T) {
@@ -60,6 +62,7 @@ func FuzzFrame(f *testing.F) {
 	f.Add(frame(frameMessage, []byte(`{"a":1}`)))
 	f.Add([]byte{frameProof, 0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, input []byte) {
+		fuzzbound.Watch(t)
 		kind, content, err := readFrame(bytes.NewReader(input), 100)
 		if err == nil && (len(content) > 100 || !bytes.Equal(frame(kind, content), input[:frameHeader+len(content)])) {
 			t.Errorf("%q is read as %q %q", input, kind, content)
@@ -76,6 +79,7 @@ func FuzzClaim(f *testing.F) {
 	f.Add(text)
 	f.Add(append(text, text...))
 	f.Fuzz(func(t *testing.T, input []byte) {
+		fuzzbound.Watch(t)
 		claim, err := decodeClaim(input)
 		if err != nil {
 			return

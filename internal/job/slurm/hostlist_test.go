@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestExpandHosts(t *testing.T) {
@@ -53,6 +55,7 @@ func FuzzExpandHosts(f *testing.F) {
 		f.Add(list)
 	}
 	f.Fuzz(func(t *testing.T, list string) {
+		fuzzbound.Watch(t)
 		hosts, err := ExpandHosts(list)
 		if err != nil {
 			return

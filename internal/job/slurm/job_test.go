@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // environment reads a file of variables, with others on top. The files were
@@ -124,6 +126,7 @@ func TestStepSmallerThanAllocation(t *testing.T) {
 func FuzzFromEnv(f *testing.F) {
 	f.Add("1", "n[1-2]", "2(x2)", "0", "1")
 	f.Fuzz(func(t *testing.T, id, list, counts, step, node string) {
+		fuzzbound.Watch(t)
 		values := map[string]string{"SLURM_JOB_ID": id, "SLURM_JOB_NODELIST": list, "SLURM_STEP_NODELIST": list, "SLURM_JOB_CPUS_PER_NODE": counts,
 			"SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_STEP_ID": step, "SLURM_NODEID": node, "SLURMD_NODENAME": "n1", "SLURM_MEM_PER_NODE": counts}
 		job, ok := FromEnv(func(name string) string { return values[name] })

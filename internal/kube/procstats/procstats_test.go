@@ -9,6 +9,8 @@ import (
 	"time"
 
 	cadvisorv2 "github.com/google/cadvisor/info/v2"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // host is a made-up /proc and bundle directory.
@@ -217,7 +219,10 @@ func TestParsersRefuseNonsense(t *testing.T) {
 
 func FuzzParseStat(f *testing.F) {
 	f.Add([]byte("10 (a (b) c) S 1 1 1 0 -1 0 0 0 0 0 5 0 0 0 20 0 1 0 70 9999 3 0 0 0\n"))
-	f.Fuzz(func(_ *testing.T, line []byte) { _, _ = parseStat(line) })
+	f.Fuzz(func(t *testing.T, line []byte) {
+		fuzzbound.Watch(t)
+		_, _ = parseStat(line)
+	})
 }
 
 func TestMountinfo(t *testing.T) {

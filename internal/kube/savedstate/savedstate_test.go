@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func snapshot() Snapshot {
@@ -124,7 +126,8 @@ func FuzzDecode(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(file)
-	f.Fuzz(func(_ *testing.T, data []byte) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		fuzzbound.Watch(t)
 		_, _ = decode(data, key)
 		_, _, _ = Read(bytes.NewReader(data))
 	})

@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // answer is a kubelet's answer for a volume in memory and a pod with two
@@ -65,7 +67,10 @@ func TestReadSampleRefuses(t *testing.T) {
 // numbers are in it.
 func FuzzReadSample(f *testing.F) {
 	f.Add(answer)
-	f.Fuzz(func(_ *testing.T, body string) { _, _ = readSample(strings.NewReader(body), time.Time{}) })
+	f.Fuzz(func(t *testing.T, body string) {
+		fuzzbound.Watch(t)
+		_, _ = readSample(strings.NewReader(body), time.Time{})
+	})
 }
 
 // node is a kubelet whose work takes cores processors, on a clock that only

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestParse(t *testing.T) {
@@ -96,7 +98,8 @@ func TestReadTextKeepsSources(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"))
 	f.Add([]byte("apiVersion: v1\nkind: List\nitems: [1]\n"))
-	f.Fuzz(func(_ *testing.T, content []byte) {
+	f.Fuzz(func(t *testing.T, content []byte) {
+		fuzzbound.Watch(t)
 		_, _ = Parse("fuzz", content) // must not panic, nor run for ever
 	})
 }

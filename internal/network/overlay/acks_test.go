@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // ackOf returns an acknowledgement as the queue passes it to send.
@@ -98,6 +99,7 @@ func FuzzPureAck(f *testing.F) {
 	f.Add(ackOf(true, 1))
 	known, _ := twoNodes(f)
 	f.Fuzz(func(t *testing.T, data []byte) {
+		fuzzbound.Watch(t)
 		if len(data) <= headroom+linux.VnetHeaderLen || len(data) > largestAck || known.route(data[headroom+linux.VnetHeaderLen:]) == nil {
 			return
 		}

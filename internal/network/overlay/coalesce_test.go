@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"berth.dev/berth/internal/base/linux"
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // shelf is a device that keeps the packets it receives.
@@ -282,6 +283,7 @@ func FuzzCoalesce(f *testing.F) {
 		f.Add(bytes.Join(datagrams, nil), uint16(len(datagrams[0])))
 	}
 	f.Fuzz(func(t *testing.T, data []byte, size uint16) {
+		fuzzbound.Watch(t)
 		var datagrams [][]byte
 		for len(data) > 0 && size > 0 {
 			n := min(int(size), len(data))
@@ -307,6 +309,7 @@ func FuzzCut(f *testing.F) {
 	f.Add(superPacket(false, 1000, noise(3500)))
 	f.Add(superPacket(true, 1000, noise(100)))
 	f.Fuzz(func(t *testing.T, frame []byte) {
+		fuzzbound.Watch(t)
 		if len(frame) <= linux.VnetHeaderLen || len(frame) > maxFrame {
 			return
 		}

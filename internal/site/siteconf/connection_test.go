@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 // pair returns both ends of a connection.
@@ -88,6 +90,7 @@ func FuzzReadMessage(f *testing.F) {
 	f.Add([]byte("berthd/1 ok\n\nberthd/1 ok\n\n"), uint8(1), uint8(4))
 	f.Add([]byte("berthd/1 sta"), uint8(3), uint8(1))
 	f.Fuzz(func(t *testing.T, text []byte, piece, each uint8) {
+		fuzzbound.Watch(t)
 		client, server := pair(t)
 		before := descriptorsOpen(t)
 		written := make(chan error, 1)

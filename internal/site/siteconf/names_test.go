@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestLabels(t *testing.T) {
@@ -75,6 +77,7 @@ func TestNamesThatUsersGive(t *testing.T) {
 func FuzzParseNames(f *testing.F) {
 	f.Add("web.default,api")
 	f.Fuzz(func(t *testing.T, text string) {
+		fuzzbound.Watch(t)
 		names, err := ParseNames(text)
 		if err != nil {
 			return

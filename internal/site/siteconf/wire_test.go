@@ -4,6 +4,8 @@ import (
 	"maps"
 	"strings"
 	"testing"
+
+	"berth.dev/berth/internal/testutil/fuzzbound"
 )
 
 func TestMessagesAreReadAsWritten(t *testing.T) {
@@ -45,6 +47,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte("berthd/1 attach\njob 42\nuid 1000\n\n"))
 	f.Add([]byte("berthd/1 ok\n\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		m, err := Decode(text)
 		if err != nil {
 			return

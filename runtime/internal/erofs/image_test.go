@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // capability is cap_net_raw=ep, as a file has it; the kernel takes no other text.
@@ -337,6 +339,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(uint16(rootOffset), []byte{1, 2, 3}, uint16(4096), []byte{9})
 	// Changes at two places get further than random bytes would.
 	f.Fuzz(func(t *testing.T, at uint16, change []byte, at2 uint16, change2 []byte) {
+		fuzzbound.Watch(t)
 		b := bytes.Clone(whole)
 		copy(b[int(at)%len(b):], change)
 		copy(b[int(at2)%len(b):], change2)

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // What registries and archives say of an image.
@@ -16,6 +18,7 @@ func FuzzDescribe(f *testing.F) {
 		[]byte(`{"os":"linux","architecture":"amd64","rootfs":{"diff_ids":["sha256:0"]}}`), true)
 	f.Add([]byte(`{}`), []byte(`{}`), []byte(`{"os":"linux"}`), false)
 	f.Fuzz(func(t *testing.T, index, manifest, config []byte, many bool) {
+		fuzzbound.Watch(t)
 		k := &Keeper{Platform: ocispec.Platform{OS: "linux", Architecture: "amd64"}}
 		target := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest}
 		if many {
@@ -44,6 +47,7 @@ func FuzzHome(f *testing.F) {
 	f.Add([]byte("root:x:0:0:root:/root:/bin/sh\nme:x:7:7::/home/me:\n"), "7:7")
 	f.Add([]byte(":::::relative"), "")
 	f.Fuzz(func(t *testing.T, passwd []byte, user string) {
+		fuzzbound.Watch(t)
 		dir := t.TempDir()
 		if err := os.Mkdir(filepath.Join(dir, "etc"), 0o700); err != nil {
 			t.Fatal(err)

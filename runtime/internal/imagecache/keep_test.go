@@ -23,6 +23,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
+	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/imagestore"
 	"berth.dev/berth/runtime/internal/layercache"
 	"berth.dev/berth/runtime/internal/layerfile"
@@ -521,6 +522,7 @@ func TestTooLargeIsReported(t *testing.T) {
 func FuzzLogins(f *testing.F) {
 	f.Add([]byte(`{"auths":{"https://index.docker.io/v1/":{"auth":"bWU6c3dvcmRmaXNo"},"a.test":{"identitytoken":"x"}}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		logins, err := ParseLogins(text)
 		if err != nil && logins != nil {
 			t.Error("both logins and an error")

@@ -22,6 +22,8 @@ import (
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // entry is a file of an archive; one with a target is a link.
@@ -307,6 +309,7 @@ func FuzzPlain(f *testing.F) {
 	f.Add(saved(f, layer, layer))
 	f.Add(laidOut(f, layer))
 	f.Fuzz(func(t *testing.T, archive []byte) {
+		fuzzbound.Watch(t)
 		p := newPlain(bytes.NewReader(archive))
 		index, err := p.index(t.Context())
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/tree"
 )
@@ -487,6 +488,7 @@ func FuzzMake(f *testing.F) {
 	}
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		path := filepath.Join(dir, "image.sif")
 		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 func convert(t testing.TB, archive []byte) (*erofs.Image, error) {
@@ -111,6 +112,7 @@ func FuzzConvert(f *testing.F) {
 		f.Add(a[:min(len(a), 12<<10)])
 	}
 	f.Fuzz(func(t *testing.T, archive []byte) {
+		fuzzbound.Watch(t)
 		image, err := convert(t, archive)
 		if err != nil {
 			return

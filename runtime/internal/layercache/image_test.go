@@ -12,6 +12,8 @@ import (
 	"github.com/containerd/platforms"
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // name publishes layers and gives an image of them its name.
@@ -175,6 +177,7 @@ func TestDamagedTextsAreNotUsed(t *testing.T) {
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte(`{"name":"a","target":{"digest":"sha256:0"},"layers":[]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		path := filepath.Join(t.TempDir(), "record")
 		if err := os.WriteFile(path, text, 0o600); err != nil {
 			t.Fatal(err)

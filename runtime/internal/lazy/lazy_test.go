@@ -25,6 +25,7 @@ import (
 
 	"berth.dev/berth/runtime/internal/corpus"
 	"berth.dev/berth/runtime/internal/erofs"
+	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/layer"
 	"berth.dev/berth/runtime/internal/tree"
 )
@@ -487,6 +488,7 @@ func FuzzTable(f *testing.F) {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		table, err := parseTable(text)
 		if err != nil {
 			return

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // fakeProc is a proc file system in a directory.
@@ -86,7 +88,10 @@ func TestStatRefusesOtherText(t *testing.T) {
 func FuzzParseStat(f *testing.F) {
 	f.Add("1 (a) S 0 1 1 0 -1 4194560 10 20 1 2 100 50 30 20 20 0 1 0 777 1000000 5 1 0 0")
 	f.Add("1 (a) b) S")
-	f.Fuzz(func(_ *testing.T, text string) { _, _ = New("/proc").parseStat(text) })
+	f.Fuzz(func(t *testing.T, text string) {
+		fuzzbound.Watch(t)
+		_, _ = New("/proc").parseStat(text)
+	})
 }
 
 // A pod with a shared PID namespace: the pause process has adopted an orphan

@@ -10,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/utils/cpuset"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 var update = flag.Bool("update", false, "write the golden files again")
@@ -160,7 +162,8 @@ func TestServer(t *testing.T) {
 func FuzzServer(f *testing.F) {
 	f.Add(make([]byte, inHeader))
 	f.Add(append(make([]byte, inHeader), readBody(0, 10)...))
-	f.Fuzz(func(_ *testing.T, request []byte) {
+	f.Fuzz(func(t *testing.T, request []byte) {
+		fuzzbound.Watch(t)
 		newServer(map[string]func() string{"/a/b": func() string { return "text" }}).handle(request)
 	})
 }

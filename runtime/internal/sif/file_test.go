@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"berth.dev/berth/runtime/internal/fuzzbound"
 	"berth.dev/berth/runtime/internal/squashfs"
 )
 
@@ -237,15 +238,24 @@ export LAST=$AFTER
 
 func FuzzReadScript(f *testing.F) {
 	f.Add("if x; then\n export A=1\nfi\nfoo() {\n}\n export B=$A\n")
-	f.Fuzz(func(_ *testing.T, script string) { readScript(script, map[string]string{"B": "b"}) })
+	f.Fuzz(func(t *testing.T, script string) {
+		fuzzbound.Watch(t)
+		readScript(script, map[string]string{"B": "b"})
+	})
 }
 
 func FuzzReadExport(f *testing.F) {
 	f.Add(`export A="${B:-"x $C"}" D='e'`)
-	f.Fuzz(func(_ *testing.T, line string) { readExport("export "+line, map[string]string{"B": "b"}) })
+	f.Fuzz(func(t *testing.T, line string) {
+		fuzzbound.Watch(t)
+		readExport("export "+line, map[string]string{"B": "b"})
+	})
 }
 
 func FuzzOpen(f *testing.F) {
 	f.Add(around([]byte("content")))
-	f.Fuzz(func(_ *testing.T, b []byte) { _, _ = Open(bytes.NewReader(b), int64(len(b))) })
+	f.Fuzz(func(t *testing.T, b []byte) {
+		fuzzbound.Watch(t)
+		_, _ = Open(bytes.NewReader(b), int64(len(b)))
+	})
 }

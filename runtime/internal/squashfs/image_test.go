@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/ulikunitz/xz"
+
+	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
 // sample makes an image with what images can hold, and returns what is in it, as
@@ -303,7 +305,8 @@ func FuzzRead(f *testing.F) {
 			f.Add(seed)
 		}
 	}
-	f.Fuzz(func(_ *testing.T, text []byte) {
+	f.Fuzz(func(t *testing.T, text []byte) {
+		fuzzbound.Watch(t)
 		if image, err := Open(bytes.NewReader(text), int64(len(text))); err == nil {
 			_, _ = read(image)
 		}
@@ -313,6 +316,7 @@ func FuzzRead(f *testing.F) {
 func FuzzLZ4(f *testing.F) {
 	f.Add([]byte("\x1fa\x01\x00\x05\x50bcdef"))
 	f.Fuzz(func(t *testing.T, packed []byte) {
+		fuzzbound.Watch(t)
 		if out, err := unpackLZ4(nil, packed, minBlock); err == nil && len(out) > minBlock {
 			t.Errorf("%d bytes", len(out))
 		}
@@ -391,6 +395,7 @@ func FuzzXZ(f *testing.F) {
 	f.Add(xzOf(f, []byte("some content"), 1<<20))
 	f.Add(hugeSecond(f))
 	f.Fuzz(func(t *testing.T, packed []byte) {
+		fuzzbound.Watch(t)
 		if len(packed) > minBlock {
 			return // each chunk has its own memory, one after the other
 		}

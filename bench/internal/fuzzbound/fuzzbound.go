@@ -1,0 +1,1 @@
+../../../internal/testutil/fuzzbound/fuzzbound.go
