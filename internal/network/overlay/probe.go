@@ -285,6 +285,9 @@ func (p *prober) handleAnswer(a answer, now time.Time) {
 	if a.nonce != one.nonce || a.sequence-one.oldest >= one.sequence-one.oldest {
 		return // of an earlier round, or replayed
 	}
+	if int64(a.size) > int64(one.full) {
+		return // larger than any hello on this path
+	}
 	if a.generation > one.generation {
 		// The receiver knows a later generation: this host's clock went back.
 		one.generation = a.generation + 1
