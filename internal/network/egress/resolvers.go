@@ -74,6 +74,8 @@ const (
 	queries = 256
 	// maxTimeout limits Timeout: resolvers in pods give up after five seconds.
 	maxTimeout = 2 * time.Second
+	// maxAttempts limits Attempts, as the C library does (RES_MAXRETRY).
+	maxAttempts = 5
 )
 
 func newResolver(path string) *resolver {
@@ -100,6 +102,7 @@ func (r *resolver) read() Resolvers {
 	}
 	result := r.current
 	result.Timeout = min(max(result.Timeout, time.Second), maxTimeout)
+	result.Attempts = min(result.Attempts, maxAttempts)
 	if now.Before(r.until) {
 		servers := []netip.AddrPort{r.preferred}
 		for _, server := range result.Servers {
