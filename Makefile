@@ -6,6 +6,7 @@
 #   make test            install what the tests need, run all of them
 #   make test STORY=job  one story of test/stories/testdata, with what is built
 #   make test CASE=kill_janitor   one case or group of test/ends, with what is built
+#   make fuzz TIME=30s   every fuzz target for this time, or only TARGET=...
 #   make lint            formatting, vet, golangci-lint
 #   make bench           speed and memory, recorded in bench/results
 #   make bench-network   the part for pods' connections, bare metal and other networks: 25 minutes
@@ -44,7 +45,7 @@ kube_ldflags := -X $(kube_version).gitVersion=$(KUBERNETES) -X $(kube_version).g
 	-X $(kube_version).gitMinor=$(word 2,$(subst ., ,$(KUBERNETES))) -X $(kube_version).gitTreeState=clean
 berth_ldflags := -X berth.dev/berth/internal/base/cluster.version=$(VERSION)
 
-.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
+.PHONY: all berth berth-bench kube runtime programs site spank site-packages deps demo test fuzz bench bench-network bench-bed bench-images reports conformance lint notices install dist packages sources clean
 # Linking takes a gigabyte of memory, so link one program after the other.
 .NOTPARALLEL:
 
@@ -97,6 +98,11 @@ demo:
 test:
 	scripts/install-deps build bed test
 	scripts/test $(if $(STORY),story $(STORY)) $(if $(CASE),case $(CASE))
+
+TIME ?= 30s
+fuzz:
+	scripts/install-deps build fuzz
+	scripts/fuzz -t $(TIME) $(TARGET)
 
 bench: bench-network
 	scripts/install-deps test
