@@ -10,12 +10,12 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// On a file system that machines share, space is counted by the owner of a file.
-// What a container's root writes is the user's; what its other users write
-// belongs to subordinate ids, which no quota knows. Servers tell one from the
-// other no better than the kernel does, so such writes are refused here: a
-// container that starts as another user gets these mounts read-only, one that
-// starts as root stays root.
+// A shared file system accounts for space by the owner of a file. Files written by
+// the root of a container belong to the user, but files written by its other users
+// belong to subordinate ids, which no quota covers. Servers cannot distinguish them
+// better than the kernel does, so such writes are refused here: a container that
+// starts as another user gets these mounts read-only, and one that starts as root
+// stays root.
 
 // Notice is an event for a pod's owner. Package node in berth-kube reads it.
 type Notice struct {
@@ -35,8 +35,8 @@ const (
 // become another user or group, and to give files away.
 var ownCapabilities = []string{"CAP_SETUID", "CAP_SETGID", "CAP_CHOWN"}
 
-// guardOwners refuses writes of foreign users where machines share the files,
-// and tells of those elsewhere.
+// guardOwners refuses writes of foreign users on shared file systems, and reports
+// them on local ones.
 func (n Node) guardOwners(spec *specs.Spec, c *Container) {
 	if n.OneUID || !n.GuardOwners || spec.Process == nil {
 		return
@@ -78,9 +78,9 @@ func (n Node) guardOwners(spec *specs.Spec, c *Container) {
 	}
 }
 
-// pin makes a root process and all its children keep their user. Without the
-// capability no system call makes it another user, and no program with the
-// set-user-id bit does. In a new user namespace it can map only itself.
+// pin keeps a root process and its children from changing their user. Without these
+// capabilities no system call and no program with the set-user-id bit changes it.
+// In a new user namespace the process can map only itself.
 func pin(p *specs.Process) {
 	p.NoNewPrivileges = true
 	if c := p.Capabilities; c != nil {
@@ -90,8 +90,8 @@ func pin(p *specs.Process) {
 	}
 }
 
-// isHostPath tells the user's folders from what the kubelet and containerd made
-// for the pod.
+// isHostPath distinguishes folders of the user from folders that the kubelet and
+// containerd made for the pod.
 func isHostPath(source string) bool {
 	return !strings.HasPrefix(source, kubeletDir+"/") && !strings.Contains(source, "/io.containerd.") && !strings.HasPrefix(source, "/dev/")
 }
@@ -123,8 +123,8 @@ func readMounts(path string) (mounts, error) {
 	return all, nil
 }
 
-// localKinds are file systems of one machine. What is not known to be local is
-// taken for shared: there are more vendors than names here.
+// localKinds lists the file systems of a single machine. Any other kind counts as
+// shared, because no list has them all.
 var localKinds = []string{
 	"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "jfs", "reiserfs", "nilfs2", "vfat", "exfat",
 	"tmpfs", "ramfs", "rootfs", "devtmpfs", "hugetlbfs", "overlay", "squashfs", "erofs", "iso9660", "udf",
@@ -143,7 +143,7 @@ func (all mounts) sharedKind(path string) string {
 	for _, m := range all {
 		switch {
 		case contains(m.path, path) && len(m.path) >= len(holder.path):
-			holder = m // the last of those at the same place is seen
+			holder = m // the last mount at a place covers the others
 		case contains(path, m.path) && m.device != own && isShared(m.kind):
 			below = m.kind
 		}
@@ -154,8 +154,8 @@ func (all mounts) sharedKind(path string) string {
 	return below
 }
 
-// device is that of what is mounted at path. Where the run's own directory is,
-// volumes of pods are, and no file system that machines share is taken for it.
+// device returns the device of the mount at path. Volumes of pods are on the device
+// of the run's own directory, which never counts as shared.
 func (all mounts) device(path string) (device string) {
 	for _, m := range all {
 		if m.path == path {

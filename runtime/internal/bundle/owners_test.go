@@ -39,7 +39,7 @@ func TestSharedKind(t *testing.T) {
 	for path, want := range map[string]string{
 		"/home": "nfs4", "/home/alice/x": "nfs4", "/homes": "", "/home/my own/x": "", "/": "nfs4",
 		"/data": "lustre", "/data/slow": "", "/data/fast/x": "lustre", "/over/x": "", "/var/x": "",
-		// A kind that is not known, but the one that the run's own files are on.
+		// An unknown kind; the files of the run lie on it.
 		"/disk/x": "", "/var/lib/kubelet/pods/1/volumes/x": "", "/var/lib/kubelet/pods/1/volume-subpaths/home": "nfs4",
 	} {
 		if got := all.sharedKind(path); got != want {
@@ -53,7 +53,7 @@ func TestSharedKind(t *testing.T) {
 	}
 }
 
-// volume is a container that runs as a user, with a volume at /data.
+// volume returns a container that runs as a user, with a volume at /data.
 func volume(uid, gid uint32, source string, options ...string) *specs.Spec {
 	all := []string{"CAP_CHOWN", "CAP_KILL", "CAP_SETGID", "CAP_SETUID"}
 	return &specs.Spec{

@@ -13,8 +13,8 @@ import (
 	"time"
 )
 
-// SIF writes a SIF file of what an archive holds, with mksquashfs, which gets the
-// arguments as well.
+// SIF writes a SIF file with the content of an archive. It runs mksquashfs with the
+// given arguments.
 func SIF(path string, archive []byte, arguments ...string) error {
 	squashfs := path + ".squashfs"
 	defer os.Remove(squashfs)
@@ -30,7 +30,7 @@ func SIF(path string, archive []byte, arguments ...string) error {
 	return os.WriteFile(path, around(content), 0o600)
 }
 
-// around is a SIF file with one object.
+// around returns a SIF file with one object.
 func around(content []byte) []byte {
 	const header, descriptor = 128, 585
 	all := make([]byte, header+descriptor, header+descriptor+len(content))
@@ -46,8 +46,8 @@ func around(content []byte) []byte {
 	return append(all, content...)
 }
 
-// ForSquashfs is an archive without what mksquashfs makes something else of: times
-// are in whole seconds, every directory is described, and nothing leads out, goes
+// ForSquashfs returns an archive without entries that mksquashfs changes: times are
+// in whole seconds, every directory has an entry, and no path leads out, goes
 // through links or hides names.
 func ForSquashfs(archive []byte) ([]byte, error) {
 	var out bytes.Buffer

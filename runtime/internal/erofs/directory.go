@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// placeDirectories gives the inode of each directory below dir, and its own, a
-// place: entries need the numbers of others, and ".." those above.
+// placeDirectories assigns places to the inodes of dir and of all directories below
+// it: entries contain the numbers of others, and ".." the parent's.
 func (w *Writer) placeDirectories(dir *Node, all *[]*Node) error {
 	dir.size = 0
 	packDirectory(dir.names(), func(_ []string, size int) { dir.size += int64(size) })
@@ -62,8 +62,8 @@ func packDirectory(names []string, run func(names []string, size int)) {
 	run(names[start:], size)
 }
 
-// writeDirectory writes the entries and the inode of a directory. The root's
-// goes into the first block.
+// writeDirectory writes the entries and the inode of a directory. The inode of the
+// root is written into the first block.
 func (w *Writer) writeDirectory(dir *Node, first []byte) error {
 	xattrs, err := encodeXattrs(dir.meta.Xattrs)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
-// capability is cap_net_raw=ep, as a file has it; the kernel takes no other text.
+// capability is the attribute for cap_net_raw=ep; the kernel accepts no other text.
 const capability = "\x01\x00\x00\x02\x00\x20\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"
 
-// sample writes an image with a bit of everything and returns its file.
+// sample writes an image with every kind of content, and returns its file.
 func sample(t *testing.T, seed uint64) (*os.File, int64) {
 	t.Helper()
 	file, err := os.Create(filepath.Join(t.TempDir(), "image"))
@@ -91,8 +91,8 @@ func sample(t *testing.T, seed uint64) (*os.File, int64) {
 	return file, info.Size()
 }
 
-// describe lists a tree as text: the same for what is read by this package and
-// through the kernel.
+// describe formats a file; the text is the same for this package and for the
+// kernel.
 func describe(path string, mode uint16, uid, gid, links uint32, size int64, device uint32, seconds int64, nanoseconds uint32, xattrs map[string]string, content string) string {
 	var attributes []string
 	for _, name := range slices.Sorted(maps.Keys(xattrs)) {
@@ -161,7 +161,7 @@ func TestReadWrittenImages(t *testing.T) {
 	}
 }
 
-// The kernel is the judge of the format.
+// TestKernelSeesTheSame: the kernel reads the same files from an image.
 func TestKernelSeesTheSame(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to mount an image")
@@ -314,7 +314,7 @@ func TestDamageIsFound(t *testing.T) {
 	}
 }
 
-// FuzzRead reads all of an image that anybody may have written.
+// FuzzRead reads all of an image that may be hostile.
 func FuzzRead(f *testing.F) {
 	file, err := os.Create(filepath.Join(f.TempDir(), "image"))
 	if err != nil {
@@ -337,13 +337,13 @@ func FuzzRead(f *testing.F) {
 	}
 	f.Add(uint16(0), []byte{}, uint16(0), []byte{})
 	f.Add(uint16(rootOffset), []byte{1, 2, 3}, uint16(4096), []byte{9})
-	// Changes at two places get further than random bytes would.
+	// Changes at two places get further than random bytes.
 	f.Fuzz(func(t *testing.T, at uint16, change []byte, at2 uint16, change2 []byte) {
 		fuzzbound.Watch(t)
 		b := bytes.Clone(whole)
 		copy(b[int(at)%len(b):], change)
 		copy(b[int(at2)%len(b):], change2)
-		// Its checksums would stop nearly all changes.
+		// The checksums would detect nearly all changes.
 		_, _ = Open(bytes.NewReader(b), int64(len(b)))
 		size := int64(len(b)) &^ (BlockSize - 1)
 		image, err := open(bytes.NewReader(b[:size]), size)

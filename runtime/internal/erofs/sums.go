@@ -9,10 +9,9 @@ import (
 	"os"
 )
 
-// Behind its blocks an image has a checksum of each, and a footer. Who reads it
-// checks every block as it comes, so that damage is found where it is, without
-// reading all of an image before any of it can be used. It guards against
-// storage that errs, not against who may write to it.
+// An image is followed by a checksum of each block and a footer. A reader checks
+// every block that it reads, so that it detects damage without reading the whole
+// image first. This detects faulty storage, not an attacker who can write to it.
 const (
 	footerMagic = "berth layer sums"
 	footerSize  = len(footerMagic) + 8 // the number of blocks, the checksum of what is before it
@@ -23,14 +22,14 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 func checksum(block []byte) uint32 { return crc32.Checksum(block, castagnoli) }
 
-// sums are the checksums of a Writer's blocks.
+// sums holds the checksums of the blocks that a Writer wrote.
 type sums struct {
 	all []uint32
-	// patched are blocks that were changed afterwards.
+	// patched holds blocks that were changed afterwards.
 	patched map[int64]bool
 }
 
-// note takes in whole blocks that were written at an offset.
+// note records whole blocks that were written at an offset.
 func (s *sums) note(data []byte, at int64) {
 	s.reserve(at + int64(len(data)))
 	for i := 0; i < len(data); i += BlockSize {
@@ -44,7 +43,7 @@ func (s *sums) reserve(end int64) {
 	}
 }
 
-// patch takes in that something was changed at an offset.
+// patch records a change at an offset.
 func (s *sums) patch(at int64) {
 	if s.patched == nil {
 		s.patched = map[int64]bool{}
@@ -79,12 +78,12 @@ func (s *sums) write(file *os.File, end int64) error {
 type checked struct {
 	from io.ReaderAt
 	sums []byte
-	// damaged is called when a block is wrong, if it is there.
+	// damaged, if set, is called for a wrong block.
 	damaged func(error)
 }
 
-// openChecked returns the blocks of an image of size bytes, and how many bytes
-// they are.
+// openChecked returns the blocks of an image of size bytes, and their length in
+// bytes.
 func openChecked(from io.ReaderAt, size int64) (*checked, int64, error) {
 	footer := make([]byte, footerSize)
 	if size < int64(footerSize) {
@@ -161,8 +160,8 @@ func (c *checked) readBlocks(into []byte, at int64) error {
 	return nil
 }
 
-// OnDamage has report called for every block that is read and is wrong. It is
-// called before the first read.
+// OnDamage sets a function that is called for every wrong block that is read. Call
+// it before the first read.
 func (i *Image) OnDamage(report func(error)) {
 	if c, ok := i.from.(*checked); ok {
 		c.damaged = report

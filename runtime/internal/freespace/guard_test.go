@@ -26,7 +26,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// disk is a file system that whoever reads or writes through a guard fills.
+// disk is a file system that every read or write through a guard fills.
 type disk struct{ space }
 
 func (d *disk) look(string) (space, error) { return d.space, nil }

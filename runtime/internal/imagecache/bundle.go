@@ -27,13 +27,13 @@ import (
 	"berth.dev/berth/runtime/internal/tree"
 )
 
-// Folder is one of the host that a container sees.
+// Folder is a folder of the host that a container sees.
 type Folder struct {
 	Source, Target string
 	ReadOnly       bool
 }
 
-// Bundled is a bundle that was made.
+// Bundled describes a bundle that was made.
 type Bundled struct {
 	Bytes int64
 	Left  rootfs.Left
@@ -58,15 +58,15 @@ func (b Bundled) Warnings() (all []string) {
 const (
 	bundleConfig = "config.json"
 	bundleRoot   = "rootfs"
-	// bundleVersion is that of the specification whose every reader knows all
-	// that is said here.
+	// bundleVersion is a version of the specification that has every field used
+	// here.
 	bundleVersion = "1.0.2"
-	// maxPasswd bounds the file with an image's users.
+	// maxPasswd bounds the passwd file of an image.
 	maxPasswd = 1 << 20
 )
 
-// Bundle makes an OCI bundle of an image in the cache, at a path where nothing
-// is, or an empty folder. It is there when it is complete.
+// Bundle makes an OCI bundle of an image in the cache, at a path that does not
+// exist or is an empty folder. The bundle appears there when it is complete.
 func (k *Keeper) Bundle(ctx context.Context, name, dir string, folders []Folder) (image layercache.Image, made Bundled, err error) {
 	if image, err = k.named(name); err != nil {
 		return image, made, err
@@ -102,8 +102,8 @@ func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string,
 	if err := json.Unmarshal(text, &config); err != nil {
 		return made, fmt.Errorf("parse the image's configuration: %w", err)
 	}
-	// Only its owner can enter it: images have folders that everybody may write
-	// to.
+	// Only its owner may enter it, because images have folders that anyone may
+	// write to.
 	temporary := filepath.Join(filepath.Dir(dir), "."+filepath.Base(dir)+"-"+rand.Text())
 	if err := os.Mkdir(temporary, 0o700); err != nil {
 		return made, err
@@ -125,7 +125,7 @@ func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string,
 	k.Progress(0, total)
 	err = withTree(k.Cache, image, func(merged *tree.Tree) error {
 		left, err := rootfs.Write(ctx, merged, root, func(n int) {
-			// The same bytes may be in several layers, or none.
+			// Layers may repeat bytes, or omit them.
 			if more := min(int64(n), total-made.Bytes); more > 0 {
 				k.Progress(more, total)
 			}
@@ -140,7 +140,7 @@ func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string,
 	made.User = otherUser(config.Config.User)
 	spec := runtimeSpec(config.Config, home(root, config.Config.User), folders)
 	for _, m := range spec.Mounts {
-		// What leads over links out of the root, the runtime makes inside.
+		// The runtime creates mount points behind links that lead out of the root.
 		if err := mountpoint(root, m); errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
 			return made, fmt.Errorf("make a place for %s: %w", m.Destination, err)
 		}
@@ -159,7 +159,7 @@ func (k *Keeper) bundle(ctx context.Context, image layercache.Image, dir string,
 	return made, nil
 }
 
-// withTree lends the files of an image.
+// withTree calls use with the tree of an image.
 func withTree(cache *layercache.Cache, image layercache.Image, use func(*tree.Tree) error) error {
 	var layers []*erofs.Image
 	for _, id := range image.Layers {
@@ -256,14 +256,14 @@ func bind(source, target string, readOnly bool) specs.Mount {
 	return m
 }
 
-// mountpoint makes what is mounted over, so that nodes need not, which may use a
-// bundle at once.
+// mountpoint creates a mount point in the bundle, because several nodes may use a
+// bundle at once, and should not have to create it.
 func mountpoint(root *os.Root, m specs.Mount) error {
 	name := strings.TrimPrefix(m.Destination, "/")
 	if m.Type != "bind" {
 		return root.MkdirAll(name, 0o755)
 	}
-	// Nodes have them, whether this host does or not.
+	// Nodes have these files, even if this host does not.
 	if !slices.Contains(hostFiles, m.Source) {
 		source, err := os.Stat(m.Source)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -281,7 +281,7 @@ func mountpoint(root *os.Root, m specs.Mount) error {
 		return nil
 	}
 	if err == nil {
-		// A link, most often to where a service would write the file.
+		// It is a link, usually to the place where a service would write the file.
 		if err := root.Remove(name); err != nil {
 			return err
 		}
@@ -302,7 +302,7 @@ func otherUser(user string) string {
 	return name
 }
 
-// home is the home folder of an image's user.
+// home returns the home folder of a user of the image.
 func home(root *os.Root, user string) string {
 	name := cmp.Or(otherUser(user), "root")
 	file, err := root.Open("etc/passwd")

@@ -17,7 +17,7 @@ import (
 func TestBundle(t *testing.T) {
 	k, _ := pulledImage(t)
 	dir := filepath.Join(t.TempDir(), "app")
-	if err := os.Mkdir(dir, 0o755); err != nil { // an empty folder is as none
+	if err := os.Mkdir(dir, 0o755); err != nil { // an empty folder is accepted
 		t.Fatal(err)
 	}
 	project := t.TempDir()

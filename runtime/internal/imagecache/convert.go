@@ -37,14 +37,14 @@ type Form string
 const (
 	// Plain layers are not compressed.
 	Plain Form = "plain"
-	// EStargz layers are gzip to everybody; who knows it can read single files
-	// of them. To have a table of contents, a layer becomes another one.
+	// EStargz layers are gzip files with a table of contents, which lets a reader
+	// fetch single files. With the table the layer has another digest.
 	EStargz Form = "estargz"
-	// Zstd layers hold the same archives as before.
+	// Zstd layers contain the archives unchanged.
 	Zstd Form = "zstd"
 )
 
-// ParseForm reads what a user calls a form.
+// ParseForm parses a user's name of a form.
 func ParseForm(text string) (Form, error) {
 	if form := Form(text); form == EStargz || form == Zstd {
 		return form, nil
@@ -61,10 +61,10 @@ type Converted struct {
 	Layers int
 }
 
-// Convert writes an archive with an OCI layout of an image in the cache, or of
-// all images of an archive for the platform, with their layers packed in another
-// form. Of an image in the cache, what the layers hold is the same, but not their
-// digests, as with Export.
+// Convert writes an archive with an OCI layout, of an image in the cache, or of all
+// images of an archive for the platform, with layers packed in another form. For an
+// image in the cache the content of layers stays the same, but not their digests,
+// as with Export.
 func (k *Keeper) Convert(ctx context.Context, source string, form Form, path string) (converted []Converted, err error) {
 	if a, is, err := archiveOf(source); err != nil {
 		return nil, err
@@ -99,7 +99,7 @@ func (k *Keeper) Convert(ctx context.Context, source string, form Form, path str
 }
 
 // archiveOf reports whether a user means an archive, or a folder with an OCI
-// layout, and not the name of an image.
+// layout, instead of an image name.
 func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 	if a, err = imagestore.ParseArchive(source); err != nil {
 		return a, false, err
@@ -107,7 +107,7 @@ func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 	info, err := os.Stat(a.Path)
 	switch {
 	case err != nil:
-		// No image's name has these signs.
+		// No image name begins with these characters.
 		return a, a.Name != "" || strings.ContainsAny(source[:1], "./"), nil
 	case !info.IsDir():
 		return a, true, nil
@@ -116,7 +116,7 @@ func archiveOf(source string) (a imagestore.Archive, is bool, err error) {
 	return a, err == nil || a.Name != "" || strings.ContainsAny(source[:1], "./"), nil
 }
 
-// named finds an image of the cache by what a user types.
+// named finds an image of the cache by the name that a user typed.
 func (k *Keeper) named(name string) (layercache.Image, error) {
 	ref, err := reference.ParseDockerRef(name)
 	if err != nil {
@@ -129,8 +129,9 @@ func (k *Keeper) named(name string) (layercache.Image, error) {
 	return image, err
 }
 
-// Named is the image of a full name for the platform. Where the user has named none
-// and there is none for this machine's, it is the one that was brought last.
+// Named returns the image of a full name for the platform. If the user named no
+// platform, and there is no image for this machine's, it returns the most recent
+// one.
 func (k *Keeper) Named(name string) (layercache.Image, error) {
 	all, err := k.Cache.OfName(name)
 	if err != nil {
@@ -150,7 +151,8 @@ func (k *Keeper) Named(name string) (layercache.Image, error) {
 	return all[0], nil
 }
 
-// packed is an image of an archive, whose layers are checked while they are read.
+// packed returns an image of an archive, whose layers are checked while they are
+// read.
 func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.Image) (packable, error) {
 	source := packable{name: img.Name}
 	manifest, config, err := k.describe(img.Target, func(desc ocispec.Descriptor, parsed any) (err error) {
@@ -180,8 +182,7 @@ func (k *Keeper) packed(ctx context.Context, blobs content.Provider, img images.
 	return source, nil
 }
 
-// decompress writes what is in a blob, and then looks whether it was the right
-// one.
+// decompress writes the uncompressed content of a blob, and then checks its digest.
 func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descriptor, id digest.Digest, to io.Writer, count func(int)) error {
 	from, err := provided{blobs}.Fetch(ctx, blob)
 	if errdefs.IsNotFound(err) {
@@ -201,7 +202,7 @@ func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descri
 	if _, err := io.Copy(io.MultiWriter(to, own), archive); err != nil {
 		return err
 	}
-	// What follows the packed archive belongs to its digest.
+	// The digest covers the data after the archive, too.
 	if _, err := io.Copy(io.Discard, checked); err != nil {
 		return err
 	}
@@ -214,8 +215,8 @@ func decompress(ctx context.Context, blobs content.Provider, blob ocispec.Descri
 	return nil
 }
 
-// writeImages writes an archive of images. What was at path stays until it is
-// complete.
+// writeImages writes an archive of images. It replaces the file at path only when
+// it is complete.
 func writeImages(ctx context.Context, path string, form Form, sources []packable, progress func(more, total int64)) (written []Converted, err error) {
 	replaced, err := os.Stat(path)
 	mode := fs.FileMode(0o666) // less the umask
@@ -262,7 +263,7 @@ func writeImages(ctx context.Context, path string, form Form, sources []packable
 			return nil, err
 		}
 	}
-	// Closing is when some file systems say that they are full.
+	// Some file systems report at Close that they are full.
 	if err := temporary.Close(); err != nil {
 		return nil, err
 	}
@@ -277,7 +278,7 @@ type packer struct {
 	ctx  context.Context
 	form Form
 	to   *archiveWriter
-	// done are the layers by what they were without their compression.
+	// done maps the uncompressed digest of a layer to the packed layer.
 	done        map[digest.Digest]packedLayer
 	came, total int64
 	progress    func(more, total int64)
@@ -313,7 +314,7 @@ func (p *packer) image(source packable) (Converted, error) {
 func (p *packer) layer(l unpacked) (made packedLayer, err error) {
 	begin := p.came
 	count := func(n int) {
-		// What is counted may be more than was expected.
+		// The count may exceed the expected size.
 		more := min(int64(n), begin+l.size-p.came)
 		p.came += more
 		if more > 0 {
@@ -348,7 +349,7 @@ func (p *packer) layer(l unpacked) (made packedLayer, err error) {
 	return made, err
 }
 
-// stoppable passes on what is written, until ctx ends.
+// stoppable is a writer that fails once ctx has ended.
 type stoppable struct {
 	ctx context.Context
 	to  io.Writer
@@ -368,7 +369,7 @@ func packZstd(to io.Writer, write func(io.Writer) error) (digest.Digest, error) 
 	}
 	h := sha256.New()
 	if err := write(io.MultiWriter(z, h)); err != nil {
-		_ = z.Close() // ends its goroutines; what it says comes of the same
+		_ = z.Close() // ends its goroutines; its error has the same cause
 		return "", err
 	}
 	return digest.NewDigest(digest.SHA256, h), z.Close()
@@ -389,8 +390,9 @@ const (
 	gzipLevel = 7
 )
 
-// packEStargz adds no landmark, other than estargz.Build does: that would be one
-// more file for all who see the layer unpacked. The files' order stays.
+// packEStargz packs a layer as eStargz. Unlike estargz.Build it adds no landmark,
+// which would be one more file for every runtime that unpacks the layer. It keeps
+// the order of files.
 func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, annotations map[string]string, err error) {
 	compressor := &fastGzip{GzipCompressor: estargz.NewGzipCompressor()}
 	w := estargz.NewWriterWithCompressor(to, compressor)
@@ -404,7 +406,7 @@ func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, a
 	})
 	err = w.AppendTar(reader)
 	reader.CloseWithError(err)
-	// If reading failed, its own error is more precise.
+	// An error of reading is more precise.
 	if failed := group.Wait(); failed != nil && (err == nil || !errors.Is(failed, err)) {
 		err = failed
 	}
@@ -418,8 +420,8 @@ func packEStargz(to io.Writer, write func(io.Writer) error) (id digest.Digest, a
 	}, err
 }
 
-// fastGzip writes as few bytes as the library's own would in less time, and counts
-// what it packs.
+// fastGzip compresses as well as the library's own writer in less time, and counts
+// the bytes.
 type fastGzip struct {
 	*estargz.GzipCompressor
 	size int64
@@ -454,8 +456,8 @@ func (c countedHash) Write(p []byte) (int, error) {
 	return c.Hash.Write(p)
 }
 
-// withLayers is a configuration for other layers. Whatever else it says stays,
-// also what this program knows nothing of.
+// withLayers returns a configuration with other layers. It keeps all other fields,
+// including unknown ones.
 func withLayers(config []byte, ids []digest.Digest) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	err := json.Unmarshal(config, &fields)

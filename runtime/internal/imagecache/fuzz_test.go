@@ -11,7 +11,7 @@ import (
 	"berth.dev/berth/runtime/internal/fuzzbound"
 )
 
-// What registries and archives say of an image.
+// FuzzDescribe parses descriptions of images by registries and archives.
 func FuzzDescribe(f *testing.F) {
 	f.Add([]byte(`{"manifests":[{"mediaType":"application/vnd.oci.image.manifest.v1+json","platform":{"os":"linux","architecture":"amd64"}}]}`),
 		[]byte(`{"config":{"mediaType":"application/vnd.oci.image.config.v1+json"},"layers":[{"size":1}]}`),
@@ -42,7 +42,7 @@ func FuzzDescribe(f *testing.F) {
 	})
 }
 
-// The users of an image, for a bundle.
+// FuzzHome parses the users of an image, for a bundle.
 func FuzzHome(f *testing.F) {
 	f.Add([]byte("root:x:0:0:root:/root:/bin/sh\nme:x:7:7::/home/me:\n"), "7:7")
 	f.Add([]byte(":::::relative"), "")

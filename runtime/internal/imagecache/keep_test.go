@@ -29,7 +29,7 @@ import (
 	"berth.dev/berth/runtime/internal/layerfile"
 )
 
-// registry is one in memory, for one image by the tag 1.
+// registry is an in-memory registry with one image, tagged 1.
 type registry struct {
 	blobs    map[digest.Digest][]byte
 	types    map[digest.Digest]string
@@ -38,17 +38,18 @@ type registry struct {
 	mu sync.Mutex
 	// asked counts the requests for a blob.
 	asked map[digest.Digest]int
-	// cut ends the first answer for a blob in the middle.
+	// cut breaks off the first answer for a blob in the middle.
 	cut digest.Digest
-	// lost does so, too, and is not there any more after that.
+	// lost does the same, and the blob is missing afterwards.
 	lost digest.Digest
-	// held stops the first answer for a blob in the middle, until who asked is gone.
+	// held stops the first answer for a blob in the middle until the client
+	// disconnects.
 	held digest.Digest
 	// whole makes the server ignore ranges; otherwise ranges is the answer to
 	// them.
 	whole  bool
 	ranges http.HandlerFunc
-	// refused has nothing of a blob answered any more.
+	// refused is the digest of a blob; all requests for it fail.
 	refused digest.Digest
 	// sent counts the sent bytes per blob.
 	sent map[digest.Digest]int
@@ -56,7 +57,7 @@ type registry struct {
 	password string
 }
 
-// counting counts what is sent.
+// counting counts the bytes that are sent.
 type counting struct {
 	http.ResponseWriter
 	count func(int)
@@ -117,7 +118,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	if cut {
 		w.Header().Set("Content-Length", strconv.Itoa(len(content)))
 		_, _ = w.Write(content[:len(content)/2])
-		return // the connection ends where more was promised
+		return // the connection breaks off before the promised end
 	}
 	w = counting{w, func(n int) {
 		r.mu.Lock()
@@ -141,7 +142,7 @@ func (r *registry) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	http.ServeContent(w, request, "", time.Time{}, bytes.NewReader(content))
 }
 
-// packed is a layer with one file.
+// packed returns a layer with one file.
 func packed(t *testing.T, content []byte) (blob []byte, id digest.Digest) {
 	t.Helper()
 	var archive, zipped bytes.Buffer
@@ -172,7 +173,8 @@ type image struct {
 	index    *ocispec.Index
 }
 
-// serve makes a registry with an image of one layer, as change has it.
+// serve starts a registry with an image of one layer, which change may modify
+// before.
 func serve(t *testing.T, change func(*registry, *image)) (*registry, *httptest.Server) {
 	t.Helper()
 	r := &registry{blobs: map[digest.Digest][]byte{}, types: map[digest.Digest]string{}, asked: map[digest.Digest]int{}, sent: map[digest.Digest]int{}}
@@ -212,7 +214,7 @@ func (k *Keeper) pullFrom(t *testing.T, server *httptest.Server, logins Logins) 
 	return k.Pull(t.Context(), "reg.test/team/app:1", Registries{Servers: map[string]string{"reg.test": server.URL}, Logins: logins})
 }
 
-// left are the files that nobody will finish.
+// left returns the unfinished files.
 func left(t *testing.T, dir string) []string {
 	t.Helper()
 	var all []string
@@ -260,7 +262,7 @@ func TestPull(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			// Once more asks for no layer.
+			// A second pull requests no layer.
 			var layers []digest.Digest
 			for d, mediaType := range r.types {
 				if mediaType == ocispec.MediaTypeImageLayerGzip {
@@ -336,7 +338,8 @@ func TestPullRefuses(t *testing.T) {
 	}
 }
 
-// What there is no room for is not fetched to its end.
+// TestAFullDiskIsReportedAtOnce: a blob that does not fit on the disk is not
+// fetched to its end.
 func TestAFullDiskIsReportedAtOnce(t *testing.T) {
 	disk := t.TempDir()
 	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=1m"); err != nil {
@@ -358,7 +361,8 @@ func TestAFullDiskIsReportedAtOnce(t *testing.T) {
 	}
 }
 
-// Of an image for several platforms the folder keeps each that was pulled.
+// TestPullForSeveralPlatforms: the folder keeps each platform of an image that was
+// pulled.
 func TestPullForSeveralPlatforms(t *testing.T) {
 	_, server := serve(t, func(r *registry, i *image) {
 		i.index = &ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex}
@@ -445,7 +449,7 @@ func TestImportLayoutInPlace(t *testing.T) {
 	if _, missing := k.Cache.Size(images[0]); missing > 0 {
 		t.Errorf("%d layers are missing", missing)
 	}
-	// Without one of its blobs it is refused.
+	// Without one of its blobs the layout is refused.
 	if err := os.Remove(filepath.Join(blobs, r.manifest.Encoded())); err != nil {
 		t.Fatal(err)
 	}
@@ -454,7 +458,8 @@ func TestImportLayoutInPlace(t *testing.T) {
 	}
 }
 
-// Nothing of a layout is believed: one whose index names itself has an end.
+// TestImportLayoutThatNamesItself: reading an index that contains itself ends with
+// an error.
 func TestImportLayoutThatNamesItself(t *testing.T) {
 	dir := t.TempDir()
 	itself := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageIndex, Digest: digest.FromString("itself")}
@@ -496,7 +501,7 @@ func TestExportAndImportAgain(t *testing.T) {
 	if size, missing := other.Cache.Size(images[0]); size == 0 || missing > 0 {
 		t.Errorf("%d bytes, %d layers are missing", size, missing)
 	}
-	// Without a layer there is no archive, nor half of one.
+	// If a layer is missing, no archive is written, not even a part.
 	if err := errors.Join(k.Cache.Close(), os.Remove(path)); err != nil {
 		t.Fatal(err)
 	}

@@ -14,13 +14,12 @@ import (
 	"berth.dev/berth/runtime/internal/layercache"
 )
 
-// resumable is the smallest size in bytes of a blob whose partial download is
-// kept. Smaller blobs arrive sooner than a file is made.
+// resumable is the smallest size in bytes of a blob whose partial download is kept.
+// Smaller blobs arrive faster than a file can be created.
 const resumable = 1 << 20
 
-// bringLayer makes the file of a layer. What comes of a large one over the network is
-// kept on the way: whoever is ended before all is there has the next one ask for
-// the rest only.
+// bringLayer makes the file of a layer. It keeps the downloaded part of a large
+// blob, so that after an interruption the next pull requests only the rest.
 func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descriptor, id digest.Digest, from remotes.Fetcher, count func(int)) error {
 	limit := k.Cache.Limit()
 	if _, far := from.(line); !far || blob.Size < resumable {
@@ -41,7 +40,7 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 	noSpace, ended := layercache.NoSpace(err), ctx.Err() != nil
 	broken := ended || errors.Is(resumed.failed, errBroken)
 	if err == nil || noSpace || !broken && resumed.wrong() {
-		_ = partial.Remove() // else it goes when it is old
+		_ = partial.Remove() // otherwise it is removed when it is old
 	}
 	if err == nil || ended || !noSpace && (broken || partial.Before() == 0) {
 		return err
@@ -56,7 +55,7 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 	}
 	err = makeLayer(ctx, path, blob, id, from, limit, count)
 	if err == nil || layercache.NoSpace(err) {
-		_ = partial.Remove() // else it is as good as it was
+		_ = partial.Remove() // otherwise it is unchanged
 	}
 	return err
 }
@@ -65,12 +64,12 @@ func (k *Keeper) bringLayer(ctx context.Context, path string, blob ocispec.Descr
 type resumed struct {
 	from    remotes.Fetcher
 	partial *layercache.Partial
-	// failed is why not all has come that there should be.
+	// failed is the reason why the blob is incomplete.
 	failed error
 }
 
-// wrong says that what has come is not the blob: it was all, or more. What a registry
-// refuses says nothing of what has come before.
+// wrong reports whether the received data is not the blob: it was complete, or too
+// long. A refusal of the registry says nothing about data that was received before.
 func (r *resumed) wrong() bool { return r.failed == nil || errdefs.IsFailedPrecondition(r.failed) }
 
 func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCloser, error) {
@@ -101,7 +100,8 @@ func (r *resumed) Fetch(ctx context.Context, desc ocispec.Descriptor) (io.ReadCl
 	}{io.MultiReader(r.partial.Reader(), rest), rest}, nil
 }
 
-// keeping adds to a partial blob what is read. That it cannot is no reason to stop.
+// keeping appends to a partial blob what is read. Errors of that do not end the
+// read.
 type keeping struct {
 	io.ReadCloser
 	of *resumed

@@ -9,12 +9,12 @@ import (
 // has read; this cache is for many small files that share one block.
 const (
 	maxCached = 8 << 20
-	// minBlock is the least size that a block counts, because its bookkeeping
-	// takes memory, too.
+	// minBlock is the least size that is counted for a block, because its
+	// bookkeeping takes memory, too.
 	minBlock = 4 << 10
 )
 
-// cache holds the blocks that were used last, by their places. Concurrent requests for a
+// cache holds the most recently used blocks by place. Concurrent requests for a
 // block unpack it only once.
 type cache struct {
 	mu     sync.Mutex
@@ -59,13 +59,13 @@ func (c *cache) get(at place, load func() ([]byte, error)) ([]byte, error) {
 	defer close(b.ready)
 	data, err := load()
 	if cap(data)-len(data) > len(data)/8 {
-		data = slices.Clone(data) // it is unpacked into as much as the largest block takes
+		data = slices.Clone(data) // the buffer has the size of the largest block
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	b.data, b.err = data, err
 	if b.err != nil {
-		delete(c.blocks, at) // the next one tries again
+		delete(c.blocks, at) // the next request tries again
 		return nil, b.err
 	}
 	c.size += b.size()

@@ -15,7 +15,7 @@ import (
 	"berth.dev/berth/runtime/internal/erofs"
 )
 
-// list describes all of an image, in lines.
+// list describes everything in an image, in lines.
 func list(t *testing.T, image *erofs.Image) []string {
 	t.Helper()
 	var lines []string
@@ -61,7 +61,8 @@ func list(t *testing.T, image *erofs.Image) []string {
 	return lines
 }
 
-// TestArchiveIsTheSameLayer: what is written of an image makes that image again.
+// TestArchiveIsTheSameLayer: an archive that was written from an image converts to
+// that image again.
 func TestArchiveIsTheSameLayer(t *testing.T) {
 	layers, err := corpus.Layers()
 	if err != nil {

@@ -40,16 +40,15 @@ const (
 const LinkDevice = 1
 
 const (
-	// maxDepth bounds the directories in each other, so that none is beyond
-	// what paths can name.
+	// maxDepth bounds the depth of directories to what a path can name.
 	maxDepth = 2048
-	// maxEntries bounds the files of one layer, which take 223 bytes of memory each
-	// while it is converted, and as much again until the next collection.
+	// maxEntries bounds the files of a layer. Each takes 223 bytes of memory while
+	// it is converted, and as much again until the next collection.
 	maxEntries = 4 << 20
 )
 
-// Convert reads a tar archive to its end and writes the image of it to file,
-// which has to be empty. Each header is shown to whoever wants to see it.
+// Convert reads a tar archive to its end and writes its image to file, which must
+// be empty. It passes each header to the functions see.
 func Convert(archive io.Reader, file *os.File, see ...func(*tar.Header)) error {
 	c := converter{erofs.NewWriter(file), map[*erofs.Node]string{}, nil}
 	if err := c.writer.Describe(c.writer.Root(), implied()); err != nil {
@@ -103,8 +102,8 @@ type converter struct {
 	writer *erofs.Writer
 	// links holds the targets of symbolic links.
 	links map[*erofs.Node]string
-	// space receives the offset for the last regular file's content, if that
-	// comes later.
+	// space receives the offset for the content of the last regular file, if the
+	// content arrives later.
 	space *int64
 }
 
@@ -112,7 +111,7 @@ func implied() erofs.Meta {
 	return erofs.Meta{Mode: erofs.TypeDir | 0o755, Xattrs: []erofs.Xattr{{Name: ImpliedXattr, Value: []byte("y")}}}
 }
 
-// add puts one entry of the archive into the image.
+// add adds an entry of the archive to the image.
 func (c converter) add(header *tar.Header, content io.Reader) error {
 	name := Clean(header.Name)
 	switch header.Typeflag {
@@ -133,11 +132,11 @@ func (c converter) add(header *tar.Header, content io.Reader) error {
 	case base == opaqueMarker:
 		return c.makeOpaque(dir)
 	case strings.HasPrefix(base, whiteoutMeta):
-		return nil // of another storage driver, and of no meaning here
+		return nil // of another storage driver, without meaning here
 	case strings.HasPrefix(base, whiteoutPrefix):
 		base = strings.TrimPrefix(base, whiteoutPrefix)
 		if there := dir.Child(base); there != nil {
-			// It hides what is below, not what is beside it.
+			// It hides the lower layers, not other entries of this layer.
 			if there.IsDir() {
 				return c.makeOpaque(there)
 			}
@@ -177,7 +176,7 @@ func (c converter) add(header *tar.Header, content io.Reader) error {
 	return c.writer.Link(dir, base, n)
 }
 
-// addDirectory adds a directory, or describes one that is there.
+// addDirectory adds a directory, or sets the metadata of an existing one.
 func (c converter) addDirectory(name string, header *tar.Header) error {
 	meta, err := describe(header)
 	if err != nil {
@@ -197,8 +196,8 @@ func (c converter) addDirectory(name string, header *tar.Header) error {
 	return err
 }
 
-// newDirectory makes a directory, in the place of what has the name so far.
-// Where that hides what is below, the directory does.
+// newDirectory creates a directory, and replaces an existing file of that name. If
+// the file hid the lower layers, so does the directory.
 func (c converter) newDirectory(parent *erofs.Node, name string, meta erofs.Meta) (*erofs.Node, error) {
 	if there := parent.Child(name); there != nil && isWhiteout(there) {
 		meta.Xattrs = append(meta.Xattrs, opaque())
@@ -214,7 +213,7 @@ func isWhiteout(n *erofs.Node) bool {
 	return n.Meta().Mode&erofs.TypeMask == erofs.TypeChar && n.Meta().Device == 0
 }
 
-// describe gives a directory what its entry says, and leaves it opaque if it is.
+// describe sets the metadata of a directory, and keeps it opaque if it is.
 func (c converter) describe(dir *erofs.Node, meta erofs.Meta) error {
 	if slices.ContainsFunc(dir.Meta().Xattrs, func(x erofs.Xattr) bool { return x.Name == OpaqueXattr }) {
 		meta.Xattrs = append(meta.Xattrs, opaque())
@@ -230,7 +229,7 @@ func (c converter) makeOpaque(dir *erofs.Node) error {
 	return c.writer.Describe(dir, meta)
 }
 
-// maxHops bounds the links on the way to a directory.
+// maxHops bounds the symbolic links on the way to a directory.
 const maxHops = 40
 
 // directory returns the directory of a path, and makes the missing parts. It
@@ -280,7 +279,8 @@ func (c converter) walk(name string, create bool) (*erofs.Node, error) {
 	return dir, nil
 }
 
-// find returns a file of this layer, or what stands for one of those below.
+// find returns a file of this layer, or a node that stands for a file of the layers
+// below.
 func (c converter) find(name string) (*erofs.Node, error) {
 	var n *erofs.Node
 	if dir, err := c.walk(path.Dir(name), false); err == nil {
@@ -297,8 +297,8 @@ func (c converter) find(name string) (*erofs.Node, error) {
 	return n, nil
 }
 
-// Clean makes a name relative to the root, "" for that itself. What leads above
-// the root ends there, as in every container.
+// Clean returns a name relative to the root, and "" for the root itself. Names that
+// lead above the root end at the root, as in every container.
 func Clean(name string) string { return path.Clean("/" + name)[1:] }
 
 var types = map[byte]uint16{
@@ -307,7 +307,7 @@ var types = map[byte]uint16{
 	tar.TypeChar: erofs.TypeChar, tar.TypeBlock: erofs.TypeBlock, tar.TypeFifo: erofs.TypeFIFO,
 }
 
-// maxID is the largest user or group there is; one more means none.
+// maxID is the largest user or group id; the next number means none.
 const maxID = 1<<32 - 2
 
 func describe(header *tar.Header) (erofs.Meta, error) {

@@ -28,7 +28,6 @@ func (c *Cache) claims() string { return filepath.Join(c.dir, "claims") }
 //
 // The claim is a file in the job's folder with a second, shared name. If it has only
 // the shared name, its job has ended. Its times are the file server's.
-// name only, its job has ended. Its times are the server's.
 func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
 	own := filepath.Join(c.job, d.Encoded()+claimExtension)
 	shared := filepath.Join(c.claims(), d.Encoded())
@@ -74,7 +73,8 @@ func (c *Cache) claim(d digest.Digest) (giveUp func(), err error) {
 	}, nil
 }
 
-// refresh sets the time of a claim to the server's time, as every write does.
+// refresh sets the time of a claim to the current time of the server, as every
+// write does.
 func refresh(path string) {
 	file, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

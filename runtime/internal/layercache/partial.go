@@ -68,7 +68,7 @@ func (p *Partial) Add(content []byte) error {
 	return nil
 }
 
-// Close keeps it for other jobs. It can be called twice, also after Remove.
+// Close keeps the file for other jobs. It can be called twice, also after Remove.
 func (p *Partial) Close() error {
 	if p.file == nil {
 		return nil
@@ -78,8 +78,8 @@ func (p *Partial) Close() error {
 	return err
 }
 
-// Remove removes it because it is no longer needed, or wrong. Other writers lose
-// only the kept bytes. Readers on other NFS clients get ESTALE and start again.
+// Remove removes a file that is wrong or no longer needed. Other writers only lose
+// the kept bytes. Readers on other NFS clients get ESTALE and start again.
 func (p *Partial) Remove() error {
 	if p.file == nil {
 		return nil

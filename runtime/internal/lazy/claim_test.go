@@ -28,8 +28,8 @@ func (l labels) Stat(_ context.Context, key string) (snapshots.Info, error) {
 	return snapshots.Info{Labels: map[string]string{ContentsLabel: contents}}, nil
 }
 
-// An image does not get layers that another one has brought under their names,
-// unless it names the same table of contents.
+// TestCheckClaims: an image gets layers that another image brought under the same
+// names only if it names the same table of contents.
 func TestCheckClaims(t *testing.T) {
 	store, err := local.NewStore(t.TempDir())
 	if err != nil {

@@ -108,7 +108,7 @@ func complete(f *File) bool {
 	return !slices.ContainsFunc(f.state, func(state byte) bool { return state != here })
 }
 
-// read returns a file of the root directory.
+// read returns the content of a file in the root directory.
 func read(image *erofs.Image, name string) ([]byte, error) {
 	all, err := tree.New([]*erofs.Image{image})
 	if err != nil {
@@ -123,7 +123,7 @@ func read(image *erofs.Image, name string) ([]byte, error) {
 	return content, err
 }
 
-// lines describes all that a layer's image has.
+// lines describes everything in the image of a layer.
 func lines(t *testing.T, image *erofs.Image) (all []string) {
 	t.Helper()
 	var walk func(number uint64, name string)
@@ -136,7 +136,7 @@ func lines(t *testing.T, image *erofs.Image) (all []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// The table of contents has times in whole seconds.
+		// The table of contents stores times in whole seconds.
 		changed := time.Unix(n.Seconds, int64(n.Nanoseconds)).Round(time.Second).Unix()
 		line := fmt.Sprintf("%q %o %d:%d links %d device %d %d %v", name, n.Mode, n.UID, n.GID, n.Links, n.Device, changed, xattrs)
 		switch n.Mode & erofs.TypeMask {
@@ -211,7 +211,7 @@ func TestTheSameAsAWhole(t *testing.T) {
 	}
 }
 
-// inUTF8 is an archive without names that a table of contents cannot have.
+// inUTF8 returns an archive without names that a table of contents cannot hold.
 func inUTF8(t *testing.T, archive []byte) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -257,7 +257,7 @@ func TestOnlyReadContentIsFetched(t *testing.T) {
 	if sent := r.sent.Load(); sent > 4<<20 || complete(f) {
 		t.Errorf("%d bytes came for a file of 3 MiB", sent)
 	}
-	// A successor knows what has come.
+	// A successor knows the chunks that have arrived.
 	f.Close()
 	asked := r.asked.Load()
 	f, image = open(t, path)
@@ -276,14 +276,15 @@ func TestOnlyReadContentIsFetched(t *testing.T) {
 	if r.asked.Load() != asked {
 		t.Error("what is complete was asked for again")
 	}
-	// All of the blob, but for the table of contents that came before, and once.
+	// The whole blob was fetched once, except the table of contents, which was
+	// fetched before.
 	if sent := r.sent.Load(); sent > int64(len(r.blob))+endSize {
 		t.Errorf("%d bytes came of %d", sent, len(r.blob))
 	}
 }
 
-// Files that share a stream come with it, whichever is read first; one of them that is
-// wrong is not given, and keeps no other from being read.
+// TestFilesThatShareAStream: files of one stream arrive together, whichever is read
+// first. A wrong file is never returned, and does not block the others.
 func TestFilesThatShareAStream(t *testing.T) {
 	files := map[string][]byte{}
 	for i := range 20 {
@@ -342,7 +343,8 @@ func TestZerosTakeNoSpace(t *testing.T) {
 	}
 }
 
-// Readers who want the same at once, beside the background, cause one request.
+// TestManyReaders: concurrent reads of the same content cause one request, also
+// beside the background download.
 func TestManyReaders(t *testing.T) {
 	files := map[string][]byte{}
 	for i := range 50 {
@@ -375,8 +377,8 @@ func TestManyReaders(t *testing.T) {
 	}
 }
 
-// Of two that take turns in the background, neither asks for what the other one
-// has, and one that failed asks again.
+// TestTurns: two background downloads take turns. Neither requests what the other
+// one has, and a failed one is repeated.
 func TestTurns(t *testing.T) {
 	want := corpus.Noise(1, 8<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 100000, 0)
@@ -464,7 +466,8 @@ func TestBadTables(t *testing.T) {
 	}
 }
 
-// What a table of contents says of itself is refused before anything is made of it.
+// TestInvalidTables: invalid tables of contents are refused before anything is made
+// from them.
 func TestInvalidTables(t *testing.T) {
 	for name, text := range map[string]string{
 		"no entry":              `{"version":1,"entries":[null]}`,
@@ -498,7 +501,7 @@ func FuzzTable(f *testing.F) {
 			size += max(0, e.Size)
 		}
 		if size > 1<<30 {
-			return // takes time for its checksums
+			return // its checksums take long
 		}
 		path := filepath.Join(t.TempDir(), "layer")
 		chunks, err := lay(path, table, 1000)
@@ -527,7 +530,7 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 	_, image := open(t, path)
 	good := r.blob
 	bad := slices.Clone(good)
-	// Behind the header of the stream, in what is not compressed for being noise.
+	// After the header of the stream, in noise that was stored without compression.
 	bad[len(bad)/2] ^= 1
 	asked := 0
 	r.onRequest(func(w http.ResponseWriter, request *http.Request) bool {
@@ -549,7 +552,8 @@ func TestWrongContentIsNeverGiven(t *testing.T) {
 	}
 }
 
-// What always is wrong does not keep the rest from coming.
+// TestWrongContentHoldsUpNothingElse: content that is always wrong does not keep
+// the rest from arriving.
 func TestWrongContentHoldsUpNothingElse(t *testing.T) {
 	first, second := corpus.Noise(1, 3<<20), corpus.Noise(2, 3<<20)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"first": first, "second": second}), 1<<20, 0)
@@ -587,8 +591,8 @@ func TestWrongContentHoldsUpNothingElse(t *testing.T) {
 	}
 }
 
-// Where the registry refuses what it has given before, a read fails, and the next
-// one asks again.
+// TestTheRegistryIsGone: when the registry refuses content that it served before, a
+// read fails, and the next one sends another request.
 func TestTheRegistryIsGone(t *testing.T) {
 	want := corpus.Noise(1, 400000)
 	r, source := serve(t, corpus.Pack(t, map[string][]byte{"file": want}), 0, 0)

@@ -35,8 +35,8 @@ type Server struct {
 
 	mu     sync.Mutex
 	served map[string]bool
-	// lazy are the layers that are still coming, by their paths, order and line are theirs, and
-	// logins are with registries, by their names.
+	// lazy maps paths to the layers that are still arriving. order and line belong
+	// to them, and logins holds the registries' logins by name.
 	lazy   map[string]*lazyLayer
 	order  lazy.Order
 	line   lazy.Line
@@ -45,16 +45,17 @@ type Server struct {
 	group  sync.WaitGroup
 }
 
-// lazyLayer is a layer that is still coming, for all mounts that have it.
+// lazyLayer is a layer that is still arriving, for all mounts that contain it.
 type lazyLayer struct {
 	*lazy.File
 	mounts int
-	// stop ends its coming.
+	// stop ends its download.
 	stop context.CancelFunc
 }
 
-// NewServer returns a server of requests whose descriptors somebody at the
-// other end of keeper keeps; nil for nobody. The connections stay the caller's.
+// NewServer returns a server of requests. The process at the other end of keeper,
+// if it is not nil, keeps the descriptors of mounts. The caller keeps both
+// connections.
 func NewServer(requests, keeper *net.UnixConn, log *slog.Logger, notice func(string)) *Server {
 	return &Server{requests: requests, keeper: keeper, log: log, notice: notice, served: map[string]bool{}, lazy: map[string]*lazyLayer{}, logins: map[string]lazy.Login{}}
 }
@@ -85,7 +86,7 @@ func (s *Server) Resume() error {
 			err = s.start(*kept.Data, layers, files[0], files[1])
 		}
 		if err != nil {
-			// Pods on this mount are lost; pods on other mounts need not be.
+			// Pods on this mount are lost, but pods on other mounts may not be.
 			s.log.Error(fmt.Sprintf("take over mount %s: %v", kept.ID, err))
 			s.drop(kept.ID)
 			closeAll(files[:2])
@@ -94,7 +95,7 @@ func (s *Server) Resume() error {
 	return nil
 }
 
-// Run answers requests until nobody is left to ask.
+// Run answers requests until the other end closes the connection.
 func (s *Server) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { s.requests.Close() })
 	defer stop()
@@ -122,7 +123,7 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 }
 
-// keepLogin keeps a login, here and with who keeps the descriptors.
+// keepLogin keeps a login here, and sends it to the keeper of descriptors.
 func (s *Server) keepLogin(request Request, files []*os.File) error {
 	var err error
 	if s.keeper != nil {
@@ -161,7 +162,7 @@ func (s *Server) login(name string) (login lazy.Login, known bool) {
 	return login, known
 }
 
-// accept begins to serve a mount. It owns the descriptors.
+// accept starts to serve a mount. It owns the descriptors.
 func (s *Server) accept(request Request, files []*os.File) error {
 	if len(files) != 1 {
 		closeAll(files)
@@ -199,11 +200,11 @@ func (s *Server) accept(request Request, files []*os.File) error {
 	return err
 }
 
-// layers are the open layers of a mount, the uppermost first.
+// layers holds the open layers of a mount, the uppermost first.
 type layers struct {
 	images []*erofs.Image
 	files  []io.Closer
-	// sources are the SIF files among them, which belong to them.
+	// sources holds the open SIF files of these layers.
 	sources []*os.File
 }
 
@@ -269,8 +270,8 @@ func (s *Server) openInPlace(path string, source *os.File) (*inplace.File, *erof
 	return f, image, nil
 }
 
-// start serves a mount in the background, and then owns its layers and descriptors.
-// The layers are its own in any case.
+// start serves a mount in the background. It then owns the descriptors; it owns the
+// layers even on an error.
 func (s *Server) start(request Request, opened layers, device, slots *os.File) error {
 	merged, err := tree.New(opened.images)
 	if err != nil {
@@ -314,8 +315,8 @@ func (s *Server) openLayer(path string) (*erofs.Image, io.Closer, error) {
 	return image, file, nil
 }
 
-// openLazy opens a layer that is still coming, which goes on until all is there
-// or no mount has it any more.
+// openLazy opens a layer that is still arriving. The download continues until it is
+// complete, or until no mount uses the layer.
 func (s *Server) openLazy(path string) (*erofs.Image, io.Closer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -352,7 +353,7 @@ type closer func() error
 
 func (c closer) Close() error { return c() }
 
-// leaveLazyLocked is for a mount that has ended.
+// leaveLazyLocked releases a lazy layer of a mount that has ended.
 func (s *Server) leaveLazyLocked(path string, l *lazyLayer) error {
 	l.mounts--
 	if l.mounts > 0 {
@@ -363,7 +364,7 @@ func (s *Server) leaveLazyLocked(path string, l *lazyLayer) error {
 	return l.Close()
 }
 
-// drop forgets a mount.
+// drop removes a mount from the records.
 func (s *Server) drop(id string) {
 	s.mu.Lock()
 	delete(s.served, id)
@@ -376,8 +377,8 @@ func (s *Server) drop(id string) {
 	}
 }
 
-// damaged tells of a layer that cannot be read right. Its readers get an error;
-// in a cache the next ones get another.
+// damaged reports a layer with wrong content. Its readers get an error. A cached
+// layer is put aside, so that later mounts get another copy.
 func (s *Server) damaged(path string, reason error) {
 	text := fmt.Sprintf("layer %s is damaged, and files of pods cannot be read: %v", path, reason)
 	if err := layercache.PutAside(path); err != nil {

@@ -24,9 +24,8 @@ import (
 	"berth.dev/berth/runtime/internal/lazy"
 )
 
-// TestALayerThatComesIsLetGoWithItsLastMount ends two mounts of one layer, of
-// which nothing but its table of contents ever comes. The kernel's ends of the
-// mounts are sockets.
+// TestALayerThatComesIsLetGoWithItsLastMount ends two mounts of a layer after its
+// table of contents has arrived. Sockets stand for the kernel's ends of the mounts.
 func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
 	path := comingLayer(t)
 	s := NewServer(nil, nil, slog.New(slog.DiscardHandler), func(string) {})
@@ -56,8 +55,8 @@ func TestALayerThatComesIsLetGoWithItsLastMount(t *testing.T) {
 	await(t, func() bool { return !opened(t, path) })
 }
 
-// TestHostileImageHoldsUpNoOtherMount asks for a mount of an image in each layer of
-// which is a hard link to a file that is nowhere, and then for another one.
+// TestHostileImageHoldsUpNoOtherMount requests a mount of an image whose layers are
+// hard links to a missing file, and then another mount.
 func TestHostileImageHoldsUpNoOtherMount(t *testing.T) {
 	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -71,7 +70,7 @@ func TestHostileImageHoldsUpNoOtherMount(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An answer that does not come ends the test.
+	// A missing answer ends the test.
 	if err := client.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +105,7 @@ func TestHostileImageHoldsUpNoOtherMount(t *testing.T) {
 	s.group.Wait()
 }
 
-// layerOf is the file of a layer with one entry.
+// layerOf returns the path of a layer with one entry.
 func layerOf(t *testing.T, header tar.Header) string {
 	t.Helper()
 	var archive bytes.Buffer
@@ -126,7 +125,7 @@ func layerOf(t *testing.T, header tar.Header) string {
 	return path
 }
 
-// comingLayer is the file of a layer, whose registry gives no content of it.
+// comingLayer returns the path of a lazy layer whose registry sends no content.
 func comingLayer(t *testing.T) string {
 	t.Helper()
 	var archive, blob bytes.Buffer
@@ -159,7 +158,7 @@ func comingLayer(t *testing.T) string {
 		http.ServeContent(out, request, "", time.Time{}, bytes.NewReader(blob.Bytes()))
 	}))
 	t.Cleanup(func() {
-		registry.CloseClientConnections() // it waits for requests that do not end
+		registry.CloseClientConnections() // Close would wait for requests that do not end
 		registry.Close()
 	})
 	path := filepath.Join(t.TempDir(), "layer.erofs")

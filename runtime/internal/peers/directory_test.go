@@ -22,12 +22,13 @@ func TestGiver(t *testing.T) {
 		{2, nil, false, 4},
 		{1, nil, false, 0},
 		{3, nil, false, 0},
-		// The first has died: who notices first takes over, the others follow.
+		// The first node has died: the first node to notice takes over, and the
+		// others follow.
 		{2, []int{4}, true, 0},
 		{0, []int{4}, true, nobody},
-		// A node that was dead starts again, behind the others.
+		// A node that restarts comes after the others.
 		{4, nil, false, 2},
-		// A new one that knows of two dead nodes.
+		// A new node that knows of two dead nodes.
 		{5, []int{2, 0}, false, 1},
 	} {
 		if got := d.giver(question{dgst, c.node, c.without, c.again}); got != c.want {
@@ -39,7 +40,7 @@ func TestGiver(t *testing.T) {
 	}
 }
 
-// Whatever fails, nobody is sent round in a circle.
+// TestNoCircle: whatever fails, nodes never wait for each other in a circle.
 func TestNoCircle(t *testing.T) {
 	for seed := range uint64(200) {
 		random := rand.New(rand.NewPCG(seed, 0))
@@ -53,8 +54,8 @@ func TestNoCircle(t *testing.T) {
 			if giver, ok := from[node]; ok && random.IntN(3) > 0 {
 				failed[node], again = append(failed[node], giver), true
 			} else {
-				// It starts again, so the nodes that got it from this node have
-				// lost it.
+				// The node restarts, so the nodes that received from it have lost
+				// it.
 				failed[node] = nil
 				for child, giver := range from {
 					if giver == node {

@@ -84,7 +84,7 @@ func openNode(t *testing.T, config Config, listener net.Listener) *node {
 	return n
 }
 
-// certify writes the files that all nodes have.
+// certify writes the certificate files that all nodes have.
 func certify(t *testing.T, config Config) {
 	t.Helper()
 	issue := func(template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
@@ -138,10 +138,10 @@ func (n *node) has(t *testing.T, layer ocispec.Descriptor, want []byte) {
 	}
 }
 
-// registry gives one layer, and counts.
+// registry serves one layer, and counts requests.
 type registry struct {
 	layer []byte
-	// gate, where there is one, lets it give another part of the layer.
+	// gate, if set, releases the next part of the layer.
 	gate chan int
 	// opened lists the requested offsets; sent counts bytes.
 	mu     sync.Mutex
@@ -157,7 +157,8 @@ func (r *registry) Fetch(ctx context.Context, _ ocispec.Descriptor) (io.ReadClos
 	return &download{registry: r, ctx: ctx}, nil
 }
 
-// download can be sought in, as containerd's can, and is opened when it is read.
+// download supports Seek, like that of containerd, and sends its request at the
+// first read.
 type download struct {
 	*registry
 	ctx     context.Context
@@ -233,7 +234,7 @@ func TestOneCopyForAll(t *testing.T) {
 		})
 	}
 	pulls.Wait()
-	// One that comes later finds it with the others, too.
+	// A node that asks later gets it from the others, too.
 	if err := nodes[4].pull(t.Context(), from, desc); err != nil {
 		t.Error(err)
 	}
@@ -254,8 +255,8 @@ func TestOneCopyForAll(t *testing.T) {
 	}
 }
 
-// begin has the first of the nodes receive half of a layer from the registry,
-// and waits until the others have that, too.
+// begin lets the first node receive half of a layer from the registry, and waits
+// until the others have received that half.
 func begin(t *testing.T, nodes []*node, from *registry, desc ocispec.Descriptor) (stop context.CancelFunc, ends []chan error) {
 	t.Helper()
 	from.gate = make(chan int, 1)
@@ -276,7 +277,7 @@ func begin(t *testing.T, nodes []*node, from *registry, desc ocispec.Descriptor)
 			defer in.mu.Unlock()
 			return in.received == desc.Size/2
 		})
-		ctx = t.Context() // only the first one is stopped
+		ctx = t.Context() // only the first node is stopped
 	}
 	return stop, ends
 }
@@ -299,8 +300,8 @@ func TestStreamsWhileReceiving(t *testing.T) {
 	}
 }
 
-// Whoever was to get the layer stops in the middle: his pull is cancelled, or his
-// node dies. One of the others goes on where it was.
+// TestTakeover: the node that receives the layer stops in the middle, because its
+// pull is cancelled or the node dies. Another node continues at the same offset.
 func TestTakeover(t *testing.T) {
 	for name, end := range map[string]func(stop func(), first *node){
 		"cancelled": func(stop func(), _ *node) { stop() },
@@ -309,7 +310,8 @@ func TestTakeover(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			nodes := start(t, 4)
 			layer, desc := newLayer(4 << 20)
-			// The first is the owner of the digest, too, who dies with what he knows.
+			// The first node is also the owner of the digest, and its knowledge is
+			// lost with it.
 			byOwner(nodes, desc.Digest)
 			from := &registry{layer: layer}
 			stop, ends := begin(t, nodes, from, desc)
@@ -332,7 +334,7 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-// byOwner puts the owner of a digest first, and who stands in for it second.
+// byOwner puts the owner of a digest first, and its deputy second.
 func byOwner(nodes []*node, dgst digest.Digest) {
 	order := owners(dgst, len(nodes))
 	slices.SortFunc(nodes, func(a, b *node) int {
@@ -340,7 +342,7 @@ func byOwner(nodes []*node, dgst digest.Digest) {
 	})
 }
 
-// What the owner of a digest knows is lost with it, but not the layers.
+// TestOwnerLost: when the owner of a digest is lost, the layers are not.
 func TestOwnerLost(t *testing.T) {
 	nodes := start(t, 4)
 	layer, desc := newLayer(100_000)
@@ -372,7 +374,7 @@ func TestWithoutOthers(t *testing.T) {
 	}
 	nodes[0].has(t, desc, layer)
 
-	// The user reads the registry's own error.
+	// The user gets the error of the registry itself.
 	other, otherDesc := newLayer(100_001)
 	refused := errors.New("you are not allowed to")
 	if err := nodes[0].pull(t.Context(), &registry{layer: other, fails: refused}, otherDesc); !errors.Is(err, refused) {
@@ -380,7 +382,7 @@ func TestWithoutOthers(t *testing.T) {
 	}
 }
 
-// A node that is stopped says nothing, and its connections stay.
+// TestSilence: a stopped node sends nothing, and its connections stay open.
 func TestSilence(t *testing.T) {
 	nodes := start(t, 2)
 	nodes[1].group.silence = 200 * time.Millisecond
@@ -414,7 +416,8 @@ func TestDamageIsNotSpread(t *testing.T) {
 	}
 }
 
-// The damage is in the half that came from another node, and shows at the end.
+// TestDamagedHalf: the half from another node is damaged, which shows only at the
+// end.
 func TestDamagedHalf(t *testing.T) {
 	nodes := start(t, 2)
 	layer, desc := newLayer(4 << 20)
@@ -450,8 +453,8 @@ func damage(t *testing.T, s *Store, dgst digest.Digest) {
 	}
 }
 
-// A client without a certificate of the run learns nothing, and malformed
-// requests are refused.
+// TestRefused: a client without a certificate of the run gets nothing, and
+// malformed requests are refused.
 func TestRefused(t *testing.T) {
 	nodes := start(t, 2)
 	stranger := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}

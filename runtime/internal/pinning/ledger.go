@@ -21,8 +21,8 @@ import (
 	"k8s.io/utils/cpuset"
 )
 
-// lockTimeout bounds the wait for another shim, which holds the lock for
-// microseconds. A stopped one must not stop the pods of the node.
+// lockTimeout bounds the wait for another shim, which normally holds the lock for
+// microseconds. A shim that is stopped must not block the pods of the node.
 const lockTimeout = time.Second
 
 // Ledger is a file that the shims of a node share. It holds the CPUs of each
@@ -34,7 +34,8 @@ type Ledger struct {
 	self  owner
 }
 
-// owner names a shim. Process ids are used again, start times are not.
+// owner identifies a shim. Process ids are reused; ids with their start times are
+// not.
 type owner struct {
 	PID   int
 	Start uint64
@@ -49,17 +50,16 @@ type claim struct {
 	Owner owner
 }
 
-// NewLedger returns the ledger at path for the process pid that began at
-// start. The file is made with the first claim.
+// NewLedger returns the ledger at path for the process pid that began at start. The
+// first claim creates the file.
 func NewLedger(path string, pid int, start uint64, alive func(pid int, start uint64) bool) *Ledger {
 	return &Ledger{path: path, alive: alive, self: owner{pid, start}}
 }
 
-// Claim chooses CPUs of all for a container with a limit in thousandths of a
-// CPU: the limit, rounded up, of the least used ones. An earlier claim of the
-// container is replaced; what it keeps of that claim it keeps first. Without a
-// limit, or with one of all CPUs, the container gets all of them and counts
-// nowhere.
+// Claim chooses from all CPUs the least used ones for a container with a limit in
+// thousandths of a CPU, rounded up. It replaces an earlier claim of the container,
+// and prefers the CPUs of that claim. A container without a limit, or with a limit
+// of all CPUs, gets all of them and is not counted.
 func (l *Ledger) Claim(container string, milli int64, all cpuset.CPUSet) (cpuset.CPUSet, error) {
 	want := int((milli + 999) / 1000)
 	if milli <= 0 || want >= all.Size() {
@@ -78,7 +78,7 @@ func (l *Ledger) Claim(container string, milli int64, all cpuset.CPUSet) (cpuset
 	return chosen, err
 }
 
-// Release forgets the claim of a container; one that has none is no error.
+// Release removes the claim of a container. It is no error if there is none.
 func (l *Ledger) Release(container string) error {
 	if _, err := os.Stat(l.path); errors.Is(err, os.ErrNotExist) {
 		return nil
@@ -88,9 +88,9 @@ func (l *Ledger) Release(container string) error {
 	})
 }
 
-// leastUsed returns the CPUs with the lowest sum of limits. Among equals the
-// ones that the container had come first and then chance decides: another run
-// on the same machine has another ledger.
+// leastUsed returns the CPUs with the lowest sum of limits. Among equals it prefers
+// CPUs of the container's earlier claim, and then chooses at random, because
+// another run on the same machine has another ledger.
 func leastUsed(claims []claim, before, all cpuset.CPUSet, want int) cpuset.CPUSet {
 	load := map[int]float64{}
 	for _, c := range claims {
@@ -134,7 +134,7 @@ func (l *Ledger) change(change func([]claim) []claim) error {
 	var claims []claim
 	for line := range strings.Lines(string(text)) {
 		var c claim
-		// A line that a killed shim has left unfinished counts for nothing.
+		// Ignore an unfinished line of a killed shim.
 		if json.Unmarshal([]byte(line), &c) == nil && (c.Owner == l.self || l.alive(c.Owner.PID, c.Owner.Start)) {
 			claims = append(claims, c)
 		}

@@ -26,7 +26,7 @@ func configuration(architecture string, texts map[string]string) ocispec.Image {
 		image.Config.Labels = nil // they are only for people, and often missing
 	}
 	values := map[string]string{"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-	// By their names, as the image's own programs read them.
+	// In the order of their names, as the programs of the image read them.
 	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if strings.HasPrefix(name, environment) && strings.HasSuffix(name, ".sh") {
 			readScript(texts[name], values)
@@ -62,7 +62,7 @@ func nesting(line string) (n int) {
 	for _, command := range strings.FieldsFunc(line, func(r rune) bool { return strings.ContainsRune(";&|", r) }) {
 		words := strings.Fields(command)
 		for len(words) > 0 && (slices.Contains([]string{"then", "do", "else"}, words[0]) || len(words) > 1 && strings.HasSuffix(words[0], ")") && !strings.Contains(words[0], "(")) {
-			words = words[1:] // what comes behind them, also behind a case
+			words = words[1:] // the word after them, also after a case
 		}
 		for i, word := range words {
 			switch {
@@ -76,8 +76,8 @@ func nesting(line string) (n int) {
 	return n
 }
 
-// readExport takes the variables of a line 'export NAME=WORD' whose word can be
-// evaluated without a shell. The runscript's shell handles all other lines.
+// readExport parses a line 'export NAME=WORD' whose word can be evaluated without a
+// shell. The runscript's shell handles all other lines.
 func readExport(line string, values map[string]string) {
 	rest, found := strings.CutPrefix(line, "export ")
 	for found && rest != "" {
@@ -104,14 +104,14 @@ func isName(text string) bool {
 	return text != ""
 }
 
-// word reads a word of a shell.
+// word parses a word of the shell.
 type word struct {
 	rest   string
 	values map[string]string
 	depth  int
 }
 
-// maxNested bounds defaults in defaults.
+// maxNested bounds the depth of nested defaults.
 const maxNested = 16
 
 // read reads to the end of the word, or to a closing character behind it, and

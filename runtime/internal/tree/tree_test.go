@@ -52,7 +52,7 @@ func openLayers(t *testing.T, archives [][]byte, through func(io.ReaderAt) io.Re
 	return layers
 }
 
-// describe lists a tree as corpus.Describe does a directory.
+// describe lists a tree in the form of corpus.Describe.
 func describe(t *testing.T, tree *Tree) []string {
 	t.Helper()
 	var lines []string
@@ -107,7 +107,8 @@ func describe(t *testing.T, tree *Tree) []string {
 	return lines
 }
 
-// containerd unpacks the same layers on top of each other.
+// TestTreeEqualsUnpackedLayers compares with containerd, which unpacks the same
+// layers on top of each other.
 func TestTreeEqualsUnpackedLayers(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to unpack owners and devices")
@@ -134,7 +135,8 @@ func TestTreeEqualsUnpackedLayers(t *testing.T) {
 	}
 }
 
-// A restarted server receives requests for numbers that it has never given out.
+// TestNumbersMeanTheSameToASuccessor: a restarted server receives requests for
+// numbers that its predecessor assigned.
 func TestNumbersMeanTheSameToASuccessor(t *testing.T) {
 	archives, err := corpus.Layers()
 	if err != nil {
