@@ -8,12 +8,12 @@ import (
 
 // FolderMount is a folder of the hosts that every pod gets.
 type FolderMount struct {
-	// Source is the path on every node, Target the one in containers.
+	// Source is the path on every node, Target the path in containers.
 	Source, Target string
 	ReadOnly       bool
 }
 
-// ParseMount reads a value of --mount: SRC[:DST][:ro]. A relative source stays
+// ParseMount parses a value of --mount: SRC[:DST][:ro]. A relative source stays
 // relative.
 func ParseMount(value string) (FolderMount, error) {
 	wrong := func(what string) (FolderMount, error) {

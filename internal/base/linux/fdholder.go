@@ -8,15 +8,14 @@ import (
 )
 
 // StartFDHolder starts a process that shares this process's descriptor table and
-// does nothing else. When this process dies, the descriptors stay open and
-// whoever waits for them goes on waiting. The user's processes may fetch them
-// from it (unix.PidfdGetfd) unless Yama's ptrace_scope is 2 or 3. The process
-// ends when nobody reads the pipe whose writing end is lifeline; the caller must
-// wait for it.
+// does nothing else. When this process dies, the descriptors stay open, and their
+// peers see no end. The user's processes may fetch them (unix.PidfdGetfd) unless
+// Yama's ptrace_scope is 2 or 3. The process ends when nobody reads the pipe whose
+// writing end is lifeline; the caller must wait for it.
 func StartFDHolder(lifeline int) (pid int, err error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	// A signal must not run Go's handler in there.
+	// A signal must not run Go's handler in that process.
 	var all, old unix.Sigset_t
 	for i := range all.Val {
 		all.Val[i] = ^uint64(0)

@@ -28,8 +28,7 @@ func ForgetProgram() (bytes int64, err error) {
 	}
 	defer file.Close()
 	for _, m := range clean(bufio.NewScanner(file), self) {
-		// Not through unix.Madvise, which wants a slice of what is the
-		// program itself.
+		// unix.Madvise takes a slice, and this memory is the program itself.
 		_, _, errno := unix.Syscall(unix.SYS_MADVISE, m.start, m.end-m.start, unix.MADV_DONTNEED)
 		if errno != 0 {
 			err = errors.Join(err, fmt.Errorf("forget pages of the program: %w", errno))
@@ -45,8 +44,8 @@ type mappedRange struct {
 	resident   int64
 }
 
-// clean are the mappings of a file that cannot be written to and were not: see
-// proc_pid_smaps(5).
+// clean returns the mappings of a file that are not writable and were not written
+// to; see proc_pid_smaps(5).
 func clean(lines *bufio.Scanner, path string) []mappedRange {
 	var found []mappedRange
 	var at mappedRange

@@ -15,9 +15,10 @@ type machine struct {
 	files map[string]string
 	env   map[string]string
 	uid   int
-	// filesystems by mount point; the longest that holds a path counts.
+	// filesystems maps mount points to file systems; the longest prefix of a path
+	// counts.
 	filesystems map[string]Filesystem
-	// writable lists what the user may write.
+	// writable lists the paths that the user may write to.
 	writable   []string
 	affinity   int
 	limits     map[int]uint64

@@ -11,11 +11,10 @@ import (
 	"strings"
 )
 
-// FullRange is the number of subordinate ids that an image can count on:
-// nobody is 65534.
+// FullRange is the number of subordinate ids that images may use: nobody is 65534.
 const FullRange = 65536
 
-// maxRanges bounds the lines of a map. The kernel takes 340 (5 before 4.15).
+// maxRanges bounds the lines of a map. The kernel accepts 340 (5 before 4.15).
 const maxRanges = 64
 
 // IDRange is one line of a uid_map or gid_map.
@@ -27,18 +26,18 @@ type IDRange struct {
 type IDMap struct {
 	// UIDs and GIDs start with id 0 inside, which is the user.
 	UIDs, GIDs []IDRange
-	// OneUID is true if only that first line is possible. Reason is the cause,
+	// OneUID is true if only the user's own id can be mapped. Reason is the cause,
 	// and Remedy the cure.
 	OneUID bool
 	Reason string
 	Remedy Remedy
-	// Complete is true where every id from 0 to 65535 has an outside.
+	// Complete is true if every id from 0 to 65535 is mapped.
 	Complete bool
 	// NewUIDMap and NewGIDMap are the programs that write the maps; empty
 	// where OneUID is true.
 	NewUIDMap, NewGIDMap string
-	// NameService is true where subordinate ids come from a name service
-	// (sssd, LDAP): only getsubids can tell, see AskNameService.
+	// NameService is true if subordinate ids come from a name service (sssd, LDAP).
+	// Only getsubids can read them, see AskNameService.
 	NameService bool
 }
 
@@ -54,8 +53,8 @@ type SubEntry struct {
 	SubRange
 }
 
-// ParseSubIDs reads the format of subuid(5). Lines that are not of that format
-// are left out, as newuidmap does.
+// ParseSubIDs parses the format of subuid(5). It ignores invalid lines, as
+// newuidmap does.
 func ParseSubIDs(content []byte) []SubEntry {
 	var entries []SubEntry
 	for line := range strings.Lines(string(content)) {
@@ -88,8 +87,8 @@ func ParseIDMap(content []byte) []IDRange {
 	return ranges
 }
 
-// IDMap returns the map that a new user namespace of this user can have. It
-// does not fork; where it says NameService, AskNameService finds out more.
+// IDMap returns the map that a new user namespace of this user can have. It starts
+// no process; if it sets NameService, AskNameService finds the ranges.
 func (h *Host) IDMap(uid, gid int) IDMap {
 	m := oneID(uid, gid)
 	if h.subidFromNameService() {
@@ -103,7 +102,7 @@ func (h *Host) IDMap(uid, gid int) IDMap {
 	return h.withRanges(m, uid, gid, uids, gids)
 }
 
-// withRanges completes a map with subordinate ranges, or records why it cannot.
+// withRanges adds subordinate ranges to a map, or records why it cannot.
 func (h *Host) withRanges(m IDMap, uid, gid int, uids, gids []SubRange) IDMap {
 	name := cmp.Or(h.userName(uid), strconv.Itoa(uid))
 	// Not usermod: it refuses users that are not in /etc/passwd.
@@ -153,10 +152,10 @@ func oneID(uid, gid int) IDMap {
 	}
 }
 
-// mapLines gives the user id 0 and the subordinate ranges the ids from 1 on.
-// What would map an outside id twice is cut off, because the kernel refuses
-// such a map as a whole. Ranges that touch stay apart: newuidmap checks each
-// line against its files.
+// mapLines maps id 0 to the user, and the ids from 1 on to the subordinate ranges.
+// It omits ids that would be mapped twice, because the kernel would refuse the
+// whole map. Adjacent ranges stay separate: newuidmap checks each line against its
+// files.
 func mapLines(own int, ranges []SubRange) []IDRange {
 	lines := []IDRange{{0, uint32(own), 1}}
 	next := uint64(1)
@@ -185,8 +184,8 @@ func mapLines(own int, ranges []SubRange) []IDRange {
 	return lines
 }
 
-// mapped returns the parts of the ranges that exist in the user namespace
-// whose map is given. Without a map (no /proc) all are taken to exist.
+// mapped returns the parts of the ranges that exist in the user namespace with the
+// given map. Without a map (no /proc) all of them count as existing.
 func mapped(ranges []SubRange, ids []IDRange) []SubRange {
 	if len(ids) == 0 {
 		return ranges
@@ -212,8 +211,8 @@ func total(lines []IDRange) uint64 {
 	return sum
 }
 
-// freeSubIDs returns the start of a full range that nobody has, after those
-// given away, as useradd would choose it.
+// freeSubIDs returns the start of a full range that nobody has, after all assigned
+// ranges, as useradd would choose it.
 func (h *Host) freeSubIDs() uint64 {
 	free := uint64(100000)
 	for _, file := range []string{"/etc/subuid", "/etc/subgid"} {
@@ -234,7 +233,7 @@ func ownedBy(entries []SubEntry, owners []string) []SubRange {
 	return ranges
 }
 
-// owners are the names under which a user may stand in the files.
+// owners returns the names that may stand for a user in the files.
 func (h *Host) owners(uid int) []string {
 	owners := []string{strconv.Itoa(uid)}
 	if name := h.userName(uid); name != "" {
@@ -244,8 +243,8 @@ func (h *Host) owners(uid int) []string {
 }
 
 // userName returns the name of a user, or nothing. A user from LDAP is not in
-// /etc/passwd; the environment then says the name. A wrong one does no harm:
-// newuidmap looks the user up itself.
+// /etc/passwd, so the name comes from the environment. A wrong name does no harm:
+// newuidmap looks up the user itself.
 func (h *Host) userName(uid int) string {
 	for line := range strings.Lines(string(h.read("/etc/passwd"))) {
 		fields := strings.Split(line, ":")
@@ -262,8 +261,8 @@ func (h *Host) userName(uid int) string {
 	return cmp.Or(h.getenv("USER"), h.getenv("LOGNAME"))
 }
 
-// subidFromNameService reports whether nsswitch.conf names a source of
-// subordinate ids. The files are not read then (shadow 4.9 and newer).
+// subidFromNameService reports whether nsswitch.conf names a source of subordinate
+// ids. If so, shadow 4.9 and newer do not read the files.
 func (h *Host) subidFromNameService() bool {
 	for line := range strings.Lines(string(h.read("/etc/nsswitch.conf"))) {
 		line, _, _ = strings.Cut(line, "#")
@@ -303,7 +302,8 @@ func (h *Host) mapProgram(name string) (file, reason string, remedy Remedy) {
 	return file, "", Remedy{}
 }
 
-// privilegeBarred tells why no program of this process can gain privilege.
+// privilegeBarred returns the reason why no program of this process can gain
+// privileges, if there is one.
 func (h *Host) privilegeBarred() (string, Remedy) {
 	status := h.status()
 	if status["NoNewPrivs"] == "1" {

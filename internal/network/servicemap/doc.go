@@ -1,9 +1,9 @@
-// Package servicemap leads connections of pods past the overlay: it knows which
-// pods are behind a Service, and which connections the policies permit. The node
-// role watches the API and sends a State to the net role, which makes the
-// connections and cannot reach the API. They talk over a pair of packet sockets
-// that outlives both roles.
+// Package servicemap decides which connections of pods may bypass the overlay: it
+// knows the pods behind each Service, and the connections that policies permit. The
+// node role watches the API and sends a State to the net role, which makes the
+// connections and cannot reach the API. They communicate over a pair of packet
+// sockets that outlives both roles.
 //
-// The choice of a Service's endpoints belongs to the sender (kube/node), and
-// switched sockets to package fastpath.
+// The sender (kube/node) selects the endpoints of a Service. Package fastpath
+// switches sockets.
 package servicemap

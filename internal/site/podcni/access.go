@@ -9,9 +9,9 @@ import (
 	"syscall"
 )
 
-// rootsAlone rejects a list or plugins that somebody other than root can replace,
-// because they run as root. It checks whole directories, because plugins start other
-// plugins from there.
+// rootsAlone rejects a list or plugins that a user other than root can replace,
+// because they run as root. It checks whole directories, because plugins start
+// other plugins from there.
 func rootsAlone(list string, plugins []string) error {
 	all := []string{filepath.Dir(list), list}
 	for _, dir := range plugins {
