@@ -95,7 +95,7 @@ var layers = map[string][]string{
 		"internal/access/persistent",
 		"internal/base/cluster", "internal/base/exitcode", "internal/base/linux", "internal/base/metrics", "internal/base/notify", "internal/base/pki", "internal/base/probe", "internal/base/programs", "internal/base/rundir",
 		"internal/job/batch", "internal/job/rendezvous", "internal/job/slurm",
-		"internal/launch/allocation", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/supervisor",
+		"internal/launch/allocation", "internal/launch/archive", "internal/launch/command", "internal/launch/hostnet", "internal/launch/identity", "internal/launch/supervisor",
 		"internal/kube/containerlog", "internal/kube/lease", "internal/kube/nodeloss", "internal/kube/savedstate", "internal/kube/workload",
 		"internal/network/balancer", "internal/network/egress", "internal/network/fastpath", "internal/network/overlay", "internal/network/policy", "internal/network/servicemap",
 		"internal/node/containerdconf", "internal/node/devices", "internal/node/dnsconf", "internal/node/sandbox",
@@ -103,6 +103,7 @@ var layers = map[string][]string{
 	},
 
 	"internal/launch/allocation": {"internal/base/exitcode", "internal/base/linux", "internal/base/probe", "internal/job/slurm"},
+	"internal/launch/archive":    {"internal/base/cluster", "internal/base/exitcode", "internal/job/rendezvous", "internal/launch/hostnet", "internal/launch/identity"},
 	// How often a stopped child is continued.
 	"internal/launch/command": {"internal/base/exitcode", "internal/base/linux", "internal/base/programs", "internal/launch/supervisor"},
 	// The net role serves its sockets with the packages of network.

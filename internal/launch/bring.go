@@ -11,14 +11,15 @@ import (
 	"berth.dev/berth/internal/access/persistent"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/archive"
 )
 
 // errand is a request of the head to another node while the cluster runs: import
 // these archives, which Source serves.
 type errand struct {
 	Number   int
-	Archives []archive
-	Source   archiveSource
+	Archives []archive.Archive
+	Source   archive.Source
 }
 
 // report is a node's answer to an errand.
@@ -56,7 +57,7 @@ func (e *errands) deliver(node string, r report) {
 }
 
 // bringImages sends the archives of a run to the running cluster that it uses.
-func (u *user) bringImages(ctx context.Context, archives []archive) error {
+func (u *user) bringImages(ctx context.Context, archives []archive.Archive) error {
 	if len(archives) == 0 {
 		return nil
 	}
@@ -97,29 +98,29 @@ func (r *run) takeImages(ctx context.Context) {
 // spreadImages imports archives on all nodes. It warns the user if a node is lost
 // before it has the archives.
 func (r *run) spreadImages(ctx context.Context, images []string) error {
-	archives, err := findArchives(images)
+	archives, err := archive.Find(images)
 	if err != nil {
 		return exitcode.Wrap(exitcode.NoInput, err)
 	}
 	if r.members == nil {
-		return r.importArchives(ctx, archives, archiveSource{})
+		return r.importArchives(ctx, archives, archive.Source{})
 	}
-	server, err := serveArchives(archives, r.members.config.Ports)
+	server, err := archive.Serve(archives, r.members.config.Ports)
 	if err != nil {
 		return exitcode.Wrap(exitcode.Unavailable, err)
 	}
-	defer server.close()
+	defer server.Close()
 	if err := r.monitor.awaitExpected(ctx); err != nil {
 		return err
 	}
 	results := make(chan error)
 	waiting := 1
-	go func() { results <- r.importArchives(ctx, archives, archiveSource{}) }()
+	go func() { results <- r.importArchives(ctx, archives, archive.Source{}) }()
 	e := &r.monitor.errands
 	e.mu.Lock()
 	e.number++
 	e.open = map[string]chan report{}
-	order := errand{Number: e.number, Archives: archives, Source: server.source}
+	order := errand{Number: e.number, Archives: archives, Source: server.Source}
 	for _, w := range r.members.connections() {
 		answer := make(chan report, 1)
 		e.open[w.name] = answer

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/launch/archive"
 )
 
 func TestOnlyTheAnswerToThisErrandCounts(t *testing.T) {
@@ -43,7 +44,7 @@ func TestANewHeadBringsImagesWhenItsNodesHaveCome(t *testing.T) {
 func TestANodeThatHasNotComeIsNotAsked(t *testing.T) {
 	var log bytes.Buffer
 	r := &run{Options: Options{Log: slog.New(slog.NewTextHandler(&log, nil))}}
-	err := r.ask(t.Context(), connection{name: "n3"}, errand{Archives: []archive{{Path: "/a/x.tar"}}}, nil)
+	err := r.ask(t.Context(), connection{name: "n3"}, errand{Archives: []archive.Archive{{Path: "/a/x.tar"}}}, nil)
 	if err != nil || !strings.Contains(log.String(), "node n3 is lost, and will not have the images of x.tar") {
 		t.Errorf("%v, said %s", err, &log)
 	}

@@ -14,6 +14,7 @@
 //
 // The packages below this one know nothing of a run:
 //   - allocation is the Slurm job and the end of a run by signals;
+//   - archive finds image files, and sends them to other nodes;
 //   - hostnet opens the sockets between the hosts;
 //   - identity makes the keys;
 //   - supervisor starts and restarts the processes;

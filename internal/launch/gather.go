@@ -13,6 +13,7 @@ import (
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
+	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/network/overlay"
@@ -209,15 +210,15 @@ func (w *member) address() netip.Addr {
 
 // sendPlans sets up the network between the nodes and sends its plan to every
 // other node.
-func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive) error {
+func (m *members) sendPlans(ctx context.Context, plans []cluster.Plan, keys identity.Set, archives []archive.Archive) error {
 	m.introduced = true
-	var source archiveSource
+	var source archive.Source
 	if len(archives) > 0 {
 		var err error
-		if m.archives, err = serveArchives(archives, m.config.Ports); err != nil {
+		if m.archives, err = archive.Serve(archives, m.config.Ports); err != nil {
 			return exitcode.Wrap(exitcode.Unavailable, err)
 		}
-		source = m.archives.source
+		source = m.archives.Source
 	}
 	key, err := newKey()
 	if err != nil {

@@ -9,14 +9,13 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"berth.dev/berth/internal/base/cluster"
 	"berth.dev/berth/internal/base/exitcode"
+	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/node/sandbox"
 )
@@ -41,25 +40,25 @@ func (r *run) importImages(ctx context.Context) error {
 
 // importArchives imports archives into containerd. On a node other than the head,
 // archives that are not visible come from source.
-func (r *run) importArchives(ctx context.Context, archives []archive, source archiveSource) error {
+func (r *run) importArchives(ctx context.Context, archives []archive.Archive, source archive.Source) error {
 	r.importing.Lock() // the imports share a log and a directory for copies
 	defer r.importing.Unlock()
 	args := []string{"import", "--socket", r.plan.Paths.ContainerdSocket(), "--snapshotter", r.plan.Snapshotter}
 	if !r.Spec.NoPull { // otherwise berth-images asks only the mirror
 		args = append(args, "--hosts", r.plan.Paths.RegistryHosts(), "--mirror", r.plan.Registries.Mirror)
 	}
-	copies := copyPlaces{passing: filepath.Join(r.scratch.Path, "tmp", "archives")}
-	defer os.RemoveAll(copies.passing)
+	copies := archive.Places{Passing: filepath.Join(r.scratch.Path, "tmp", "archives")}
+	defer os.RemoveAll(copies.Passing)
 	if r.plan.Snapshotter == cluster.EROFS {
-		copies.inPlace = filepath.Join(r.scratch.Path, "sif")
+		copies.InPlace = filepath.Join(r.scratch.Path, "sif")
 	}
-	var others *relay
+	var others *archive.Relay
 	if source.Port != 0 {
-		others = newRelay(source, hostnet.HostOf(r.members.head().RemoteAddr()), r.members.config.Ports)
-		defer others.close()
+		others = archive.NewRelay(source, hostnet.HostOf(r.members.head().RemoteAddr()), r.members.config.Ports)
+		defer others.Close()
 	}
 	for i, a := range archives {
-		path, err := readable(ctx, i, a, others, copies)
+		path, err := archive.Readable(ctx, i, a, others, copies)
 		if err != nil {
 			return err
 		}
@@ -122,24 +121,6 @@ func (r *run) importArchives(ctx context.Context, archives []archive, source arc
 	return exitcode.Wrap(exitcode.NoInput, errors.Join(problems...))
 }
 
-// copyPlaces names the directories for copies of archives. passing holds copies
-// that are imported and removed. inPlace holds SIF files that are used as they
-// are, as long as the node lives. It is empty if the node uses none.
-type copyPlaces struct{ passing, inPlace string }
-
-// dir creates a directory for the copy of an archive.
-func (c copyPlaces) dir(i int, a archive) (dir string, err error) {
-	if a.SIF && c.inPlace != "" {
-		if err = os.MkdirAll(c.inPlace, 0o700); err == nil {
-			// Earlier copies may have the same number.
-			dir, err = os.MkdirTemp(c.inPlace, "")
-		}
-		return dir, err
-	}
-	dir = filepath.Join(c.passing, strconv.Itoa(i))
-	return dir, os.MkdirAll(dir, 0o700)
-}
-
 // firstImportReport is the time after which a running import is reported. The
 // time until each further report doubles.
 const firstImportReport = 5 * time.Second
@@ -162,30 +143,4 @@ func tellOfImport(log *slog.Logger, done *atomic.Int32, all int) (stop func()) {
 		close(stopped)
 		telling.Wait()
 	}
-}
-
-// readable returns the path of an archive on this node. It is a copy if this node
-// does not see the head's file. others is nil on the head, which has all
-// archives.
-func readable(ctx context.Context, i int, a archive, others *relay, copies copyPlaces) (string, error) {
-	if others == nil || a.here() {
-		return a.Path, nil
-	}
-	if a.Root {
-		return "", exitcode.Wrap(exitcode.NoInput, fmt.Errorf("use folder %s as an image: this node does not have it", a.Path))
-	}
-	dir, err := copies.dir(i, a)
-	if err != nil {
-		return "", exitcode.Wrap(exitcode.NoSpace, fmt.Errorf("make a folder for image archives: %w", err))
-	}
-	path, err := others.fetch(ctx, i, a, dir)
-	if err == nil {
-		return path, nil
-	}
-	os.RemoveAll(dir) // an incomplete copy
-	code := exitcode.Unavailable
-	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		code = exitcode.NoSpace
-	}
-	return "", exitcode.Wrap(code, fmt.Errorf("copy image archive %s from the head: %w", a.Path, err))
 }

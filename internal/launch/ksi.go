@@ -128,3 +128,19 @@ func (r *run) ksiEnv(ctx context.Context) (map[string]string, error) {
 		ksiPortVariable:         strconv.Itoa(int(r.ksiPort)),
 	}, nil
 }
+
+// CheckScript checks early that the script exists and a shell can read it.
+func CheckScript(path string) error {
+	file, err := os.Open(path)
+	if err == nil {
+		defer file.Close()
+		var info os.FileInfo
+		if info, err = file.Stat(); err == nil && !info.Mode().IsRegular() {
+			err = fmt.Errorf("%s is no file", path)
+		}
+	}
+	if err != nil {
+		return exitcode.Wrap(exitcode.NoInput, fmt.Errorf("read the script: %w", err))
+	}
+	return nil
+}

@@ -114,7 +114,7 @@ func (r *run) join(ctx context.Context) error {
 	for _, a := range r.archives {
 		// A folder that is mounted on access, as on CVMFS, must be mounted before
 		// the sandbox starts. Missing archives are reported later.
-		_ = a.here()
+		_ = a.Here()
 	}
 	r.identities.Nodes = append(r.identities.Nodes, answer.Files)
 	r.pulls = readPulls(ctx, r.plan, r.Getenv)

@@ -16,6 +16,7 @@ import (
 	"berth.dev/berth/internal/base/exitcode"
 	"berth.dev/berth/internal/job/rendezvous"
 	"berth.dev/berth/internal/job/slurm"
+	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/hostnet"
 	"berth.dev/berth/internal/network/overlay"
 	"berth.dev/berth/internal/node/sandbox"
@@ -49,7 +50,7 @@ type members struct {
 	// Only the head uses listener, others and archives.
 	listener *rendezvous.Head
 	others   []*member
-	archives *archiveServer
+	archives *archive.Server
 	// failover holds what the nodes need so that another node can lead the run.
 	// It is nil if the run ends with the head.
 	failover *failover
@@ -120,8 +121,8 @@ type welcome struct {
 	Files   map[string]sandbox.File
 	Mesh    mesh
 	// Archives are the head's archives, which Source serves.
-	Archives []archive
-	Source   archiveSource
+	Archives []archive.Archive
+	Source   archive.Source
 	// Succession is nil if the run ends with the head. Own is the kubeconfig of a
 	// node that may lead after the head.
 	Succession *failover
@@ -281,7 +282,7 @@ func (m *members) disconnect(end func(*rendezvous.Peer)) {
 	if m.listener != nil {
 		m.listener.Close()
 	}
-	m.archives.close()
+	m.archives.Close()
 	var leaving sync.WaitGroup
 	for _, peer := range peers {
 		if peer != nil {

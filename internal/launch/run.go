@@ -24,6 +24,7 @@ import (
 	"berth.dev/berth/internal/kube/nodeloss"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/archive"
 	"berth.dev/berth/internal/launch/command"
 	"berth.dev/berth/internal/launch/identity"
 	"berth.dev/berth/internal/launch/supervisor"
@@ -203,8 +204,8 @@ type run struct {
 	began   phases
 	// archives are the head's archives, also on the other nodes, which receive
 	// them from source.
-	archives []archive
-	source   archiveSource
+	archives []archive.Archive
+	source   archive.Source
 	// importing is held during the import of archives.
 	importing  sync.Mutex
 	supervisor *supervisor.Supervisor
@@ -266,7 +267,7 @@ func (r *run) readInput(options Options) (err error) {
 
 // readWorkload reads the manifests and checks the archives that they and the
 // command line name.
-func readWorkload(options Options) ([]workload.Object, []archive, error) {
+func readWorkload(options Options) ([]workload.Object, []archive.Archive, error) {
 	if _, err := workload.NewSelection(options.Spec.Logs); err != nil {
 		return nil, nil, exitcode.Wrap(exitcode.Usage, err)
 	}
@@ -278,11 +279,11 @@ func readWorkload(options Options) ([]workload.Object, []archive, error) {
 	if err != nil {
 		return nil, nil, exitcode.Wrap(exitcode.NoInput, fmt.Errorf("find the working directory: %w", err))
 	}
-	named, err := nameFiles(objects, here)
+	named, err := archive.NameFiles(objects, here)
 	if err != nil {
 		return nil, nil, exitcode.Wrap(exitcode.Manifest, err)
 	}
-	archives, err := findArchives(slices.Concat(options.Spec.Images, named))
+	archives, err := archive.Find(slices.Concat(options.Spec.Images, named))
 	return objects, archives, exitcode.Wrap(exitcode.NoInput, err)
 }
 

@@ -19,6 +19,7 @@ import (
 	"berth.dev/berth/internal/job/slurm"
 	"berth.dev/berth/internal/kube/workload"
 	"berth.dev/berth/internal/launch/allocation"
+	"berth.dev/berth/internal/launch/archive"
 )
 
 // SubmitOptions are the inputs of a submission from the command line.
@@ -96,7 +97,7 @@ func (o SubmitOptions) script(commands string) ([]byte, error) {
 	if err := o.checkCommand(); err != nil {
 		return nil, err
 	}
-	if _, err := findArchives(o.Spec.Images); err != nil {
+	if _, err := archive.Find(o.Spec.Images); err != nil {
 		return nil, exitcode.Wrap(exitcode.NoInput, err)
 	}
 	objects, manifests, err := workload.ReadText(o.Spec.Manifests, o.Stdin)

@@ -1,4 +1,4 @@
-package launch
+package archive
 
 import (
 	"bytes"
@@ -28,26 +28,26 @@ func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	archives, err := findArchives([]string{"site/app:1=" + path})
+	archives, err := Find([]string{"site/app:1=" + path})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !archives[0].here() {
+	if !archives[0].Here() {
 		t.Error("the file is not recognised where it is")
 	}
-	server, err := serveArchives(archives, rendezvous.DefaultPorts())
+	server, err := Serve(archives, rendezvous.DefaultPorts())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer server.close()
+	defer server.Close()
 	loopback := netip.MustParseAddr("127.0.0.1")
 
-	fetch := func(source archiveSource, i int, a archive, dir string) (string, error) {
-		node := newRelay(source, loopback, rendezvous.DefaultPorts())
-		defer node.close()
+	fetch := func(source Source, i int, a Archive, dir string) (string, error) {
+		node := NewRelay(source, loopback, rendezvous.DefaultPorts())
+		defer node.Close()
 		return node.fetch(t.Context(), i, a, dir)
 	}
-	got, err := fetch(server.source, 0, archives[0], node)
+	got, err := fetch(server.Source, 0, archives[0], node)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,31 +57,31 @@ func TestANodeGetsAnArchiveThatItLacks(t *testing.T) {
 
 	shorter := archives[0]
 	shorter.Size--
-	if _, err := fetch(server.source, 0, shorter, t.TempDir()); err == nil || !strings.Contains(err.Error(), "has changed") {
+	if _, err := fetch(server.Source, 0, shorter, t.TempDir()); err == nil || !strings.Contains(err.Error(), "has changed") {
 		t.Errorf("a file that has changed: %v", err)
 	}
-	if _, err := fetch(server.source, 7, archives[0], t.TempDir()); err == nil || !strings.Contains(err.Error(), "404") {
+	if _, err := fetch(server.Source, 7, archives[0], t.TempDir()); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("an archive that there is not: %v", err)
 	}
 	stranger := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
-	if answer, err := stranger.Get(fmt.Sprintf("https://127.0.0.1:%d/0?from=0", server.source.Port)); err == nil {
+	if answer, err := stranger.Get(fmt.Sprintf("https://127.0.0.1:%d/0?from=0", server.Source.Port)); err == nil {
 		answer.Body.Close()
 		t.Errorf("a stranger gets %s", answer.Status)
 	}
-	other, err := serveArchives(archives, rendezvous.DefaultPorts())
+	other, err := Serve(archives, rendezvous.DefaultPorts())
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer other.close()
-	foreign := other.source
-	foreign.Port = server.source.Port
+	defer other.Close()
+	foreign := other.Source
+	foreign.Port = server.Source.Port
 	if _, err := fetch(foreign, 0, archives[0], t.TempDir()); err == nil {
 		t.Error("another run's node gets the archive")
 	}
 }
 
 // serveOne serves an archive of random bytes.
-func serveOne(t *testing.T, size int) (*archiveServer, []byte) {
+func serveOne(t *testing.T, size int) (*Server, []byte) {
 	t.Helper()
 	content := make([]byte, size)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(content)
@@ -89,11 +89,11 @@ func serveOne(t *testing.T, size int) (*archiveServer, []byte) {
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	server, err := serveArchives([]archive{{Path: path, Size: int64(size)}}, rendezvous.DefaultPorts())
+	server, err := Serve([]Archive{{Path: path, Size: int64(size)}}, rendezvous.DefaultPorts())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(server.close)
+	t.Cleanup(server.Close)
 	return server, content
 }
 
@@ -102,8 +102,8 @@ func TestNodesPassAnArchiveOn(t *testing.T) {
 	server, content := serveOne(t, 8<<20)
 	var copies sync.WaitGroup
 	for range 7 {
-		node := newRelay(server.source, netip.MustParseAddr("127.0.0.1"), rendezvous.DefaultPorts())
-		t.Cleanup(node.close)
+		node := NewRelay(server.Source, netip.MustParseAddr("127.0.0.1"), rendezvous.DefaultPorts())
+		t.Cleanup(node.Close)
 		copies.Go(func() {
 			path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
 			if err != nil {
@@ -127,8 +127,8 @@ func TestNodesPassAnArchiveOn(t *testing.T) {
 // If all ports are taken, a node passes nothing on but receives the archive.
 func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
 	server, content := serveOne(t, 1000)
-	node := newRelay(server.source, netip.MustParseAddr("127.0.0.1"), rendezvous.PortRange{First: server.source.Port, Last: server.source.Port})
-	t.Cleanup(node.close)
+	node := NewRelay(server.Source, netip.MustParseAddr("127.0.0.1"), rendezvous.PortRange{First: server.Source.Port, Last: server.Source.Port})
+	t.Cleanup(node.Close)
 	path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
 	if err != nil {
 		t.Fatal(err)
@@ -143,11 +143,11 @@ func TestANodeWithoutAPortGetsAnArchive(t *testing.T) {
 func TestANodeThatPassesOnIsLost(t *testing.T) {
 	server, content := serveOne(t, 1<<20)
 	loopback := netip.MustParseAddr("127.0.0.1")
-	half := newRelay(server.source, loopback, rendezvous.DefaultPorts())
+	half := NewRelay(server.Source, loopback, rendezvous.DefaultPorts())
 	if err := half.open(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(half.close)
+	t.Cleanup(half.Close)
 	half.copies[0] = &growing{path: server.archives[0].Path, size: int64(len(content)), received: int64(len(content)) / 2, ended: true}
 	for name, test := range map[string]struct {
 		port uint16
@@ -156,9 +156,9 @@ func TestANodeThatPassesOnIsLost(t *testing.T) {
 		giver := netip.AddrPortFrom(loopback, test.port)
 		server.relays[0] = []netip.AddrPort{giver, giver}
 		server.promised.Store(0)
-		node := newRelay(server.source, loopback, rendezvous.DefaultPorts())
+		node := NewRelay(server.Source, loopback, rendezvous.DefaultPorts())
 		path, err := node.fetch(t.Context(), 0, server.archives[0], t.TempDir())
-		node.close()
+		node.Close()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -173,7 +173,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	if err := os.WriteFile(path, []byte(gzipped+"one"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	archives, err := findArchives([]string{path})
+	archives, err := Find([]string{path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,14 +183,14 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	later.Modified = later.Modified.Add(time.Nanosecond)
 	absent.Path += "x"
 	for name, test := range map[string]struct {
-		archive archive
+		archive Archive
 		want    bool
 	}{"same": {same, true}, "longer": {longer, false}, "later": {later, false}, "absent": {absent, false}} {
-		if got := test.archive.here(); got != test.want {
+		if got := test.archive.Here(); got != test.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	if _, err := findArchives([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a folder without an unpacked image") {
+	if _, err := Find([]string{filepath.Dir(path)}); err == nil || !strings.Contains(err.Error(), "is a folder without an unpacked image") {
 		t.Errorf("a directory: %v", err)
 	}
 	// A folder with an unpacked image is used in place.
@@ -198,7 +198,7 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(root, "usr"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if found, err := findArchives([]string{"a:1=" + root}); err != nil || !found[0].Root || !found[0].here() {
+	if found, err := Find([]string{"a:1=" + root}); err != nil || !found[0].Root || !found[0].Here() {
 		t.Errorf("an unpacked root: %+v, %v", found, err)
 	}
 	// So is a folder with an OCI layout, if it is the same.
@@ -207,31 +207,31 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 	if err := errors.Join(os.WriteFile(filepath.Join(layout, "oci-layout"), nil, 0o600), os.Mkdir(filepath.Join(layout, "blobs"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := findArchives([]string{layout}); err == nil || !strings.Contains(err.Error(), "index.json: no such file") {
+	if _, err := Find([]string{layout}); err == nil || !strings.Contains(err.Error(), "index.json: no such file") {
 		t.Errorf("a layout without an index: %v", err)
 	}
 	if err := os.WriteFile(index, []byte("{}"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	laid, err := findArchives([]string{layout})
-	if err != nil || !laid[0].Root || !laid[0].here() {
+	laid, err := Find([]string{layout})
+	if err != nil || !laid[0].Root || !laid[0].Here() {
 		t.Fatalf("a layout: %+v, %v", laid, err)
 	}
 	if err := os.WriteFile(index, []byte("{ }"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if laid[0].here() {
+	if laid[0].Here() {
 		t.Error("another layout in its place is taken for it")
 	}
-	gone := archive{Path: filepath.Join(root, "gone"), Root: true}
-	if _, err := readable(t.Context(), 0, gone, &relay{}, copyPlaces{passing: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "this node does not have it") {
+	gone := Archive{Path: filepath.Join(root, "gone"), Root: true}
+	if _, err := Readable(t.Context(), 0, gone, &Relay{}, Places{Passing: t.TempDir()}); err == nil || !strings.Contains(err.Error(), "this node does not have it") {
 		t.Errorf("a root that is not here: %v", err)
 	}
 	for _, content := range []string{"", "FROM busybox\n", strings.Repeat("x", 4096)} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := findArchives([]string{path}); err == nil || !strings.Contains(err.Error(), "is neither a tar archive") {
+		if _, err := Find([]string{path}); err == nil || !strings.Contains(err.Error(), "is neither a tar archive") {
 			t.Errorf("a file with %.10q...: %v", content, err)
 		}
 	}
@@ -241,18 +241,18 @@ func TestAnArchiveIsHereOnlyWhereItIsTheSame(t *testing.T) {
 // a directory that is removed.
 func TestPlacesOfCopies(t *testing.T) {
 	dir := t.TempDir()
-	c := copyPlaces{passing: filepath.Join(dir, "passing"), inPlace: filepath.Join(dir, "sif")}
+	c := Places{Passing: filepath.Join(dir, "passing"), InPlace: filepath.Join(dir, "sif")}
 	seen := map[string]bool{}
 	for range 2 {
-		place, err := c.dir(3, archive{SIF: true})
-		if err != nil || seen[place] || filepath.Dir(place) != c.inPlace {
+		place, err := c.dir(3, Archive{SIF: true})
+		if err != nil || seen[place] || filepath.Dir(place) != c.InPlace {
 			t.Errorf("a SIF file goes to %s, %v", place, err)
 		}
 		seen[place] = true
 	}
-	c.inPlace = ""
-	for _, a := range []archive{{}, {SIF: true}} {
-		if place, err := c.dir(3, a); err != nil || filepath.Dir(place) != c.passing {
+	c.InPlace = ""
+	for _, a := range []Archive{{}, {SIF: true}} {
+		if place, err := c.dir(3, a); err != nil || filepath.Dir(place) != c.Passing {
 			t.Errorf("%+v goes to %s, %v", a, place, err)
 		}
 	}

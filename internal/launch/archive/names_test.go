@@ -1,4 +1,4 @@
-package launch
+package archive
 
 import (
 	"slices"
@@ -26,7 +26,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := nameFiles(objects, "/work")
+	got, err := NameFiles(objects, "/work")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ spec:
 		if err != nil {
 			t.Fatal(err)
 		}
-		if images, err := nameFiles(objects, "/work"); len(images) > 0 || err == nil || !strings.Contains(err.Error(), "names no file") {
+		if images, err := NameFiles(objects, "/work"); len(images) > 0 || err == nil || !strings.Contains(err.Error(), "names no file") {
 			t.Errorf("%s: %q, %v", image, images, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package launch
+package archive
 
 import (
 	"crypto/sha256"
@@ -6,17 +6,20 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-
-	"berth.dev/berth/internal/kube/workload"
 )
 
 // sifScheme is the prefix of an image in a manifest that is a SIF file.
 const sifScheme = "sif:"
 
-// nameFiles replaces the SIF files, folders and archives in manifests by valid
+// imaged is an object with images. EachImage replaces each by what change returns.
+type imaged interface {
+	EachImage(change func(image string) string)
+}
+
+// NameFiles replaces the SIF files, folders and archives in manifests by valid
 // image names. It returns them in the form of --image. Paths of SIF files are
 // relative to dir. Other paths must be absolute.
-func nameFiles(objects []workload.Object, dir string) (images []string, err error) {
+func NameFiles[T imaged](objects []T, dir string) (images []string, err error) {
 	named := map[string]bool{}
 	for _, object := range objects {
 		object.EachImage(func(image string) string {

@@ -1,8 +1,7 @@
-package launch
+package archive
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -19,10 +18,10 @@ import (
 	"berth.dev/berth/internal/launch/hostnet"
 )
 
-// relay receives archives for a node that lacks them, and passes them on to other
+// Relay receives archives for a node that lacks them, and passes them on to other
 // nodes meanwhile. Otherwise the head would send each archive to every such node.
-type relay struct {
-	source archiveSource
+type Relay struct {
+	source Source
 	head   netip.Addr
 	ports  rendezvous.PortRange
 
@@ -37,12 +36,12 @@ type relay struct {
 	copies map[int]*growing
 }
 
-func newRelay(source archiveSource, head netip.Addr, ports rendezvous.PortRange) *relay {
-	return &relay{source: source, head: head, ports: ports, copies: map[int]*growing{}}
+func NewRelay(source Source, head netip.Addr, ports rendezvous.PortRange) *Relay {
+	return &Relay{source: source, head: head, ports: ports, copies: map[int]*growing{}}
 }
 
 // open prepares the relay when the first archive is missing.
-func (r *relay) open() error {
+func (r *Relay) open() error {
 	if r.client != nil {
 		return nil
 	}
@@ -62,14 +61,14 @@ func (r *relay) open() error {
 	r.port = uint16(listener.Addr().(*net.TCPAddr).Port)
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /{archive}", r.give)
-	r.server = newArchiveServer(mux, config.Clone())        // net/http adds the server's protocols to it
+	r.server = newHTTPServer(mux, config.Clone())           // net/http adds the server's protocols to it
 	go func() { _ = r.server.ServeTLS(listener, "", "") }() // until close
 	return nil
 }
 
-// close accepts no further requests. A node that is receiving an archive still
+// Close accepts no further requests. A node that is receiving an archive still
 // gets the rest, even if the copy has no name any more.
-func (r *relay) close() {
+func (r *Relay) Close() {
 	if r.client != nil {
 		r.client.CloseIdleConnections()
 	}
@@ -80,7 +79,7 @@ func (r *relay) close() {
 
 // fetch copies an archive of the head into dir and returns the path. The copy
 // keeps its base name, because the image may be named after it.
-func (r *relay) fetch(ctx context.Context, i int, a archive, dir string) (string, error) {
+func (r *Relay) fetch(ctx context.Context, i int, a Archive, dir string) (string, error) {
 	if err := r.open(); err != nil {
 		return "", err
 	}
@@ -110,7 +109,7 @@ func (r *relay) fetch(ctx context.Context, i int, a archive, dir string) (string
 
 // copy appends the missing bytes to file. If relayed is set, they may come from
 // another node.
-func (r *relay) copy(ctx context.Context, i int, relayed bool, file *os.File, copied *growing) error {
+func (r *Relay) copy(ctx context.Context, i int, relayed bool, file *os.File, copied *growing) error {
 	url := fmt.Sprintf("https://%s/%d?from=%d", netip.AddrPortFrom(r.head, r.source.Port), i, copied.received)
 	if relayed {
 		url += "&relay=" + strconv.Itoa(int(r.port))
@@ -132,7 +131,7 @@ func (r *relay) copy(ctx context.Context, i int, relayed bool, file *os.File, co
 }
 
 // give sends the copy to another node while it grows.
-func (r *relay) give(w http.ResponseWriter, request *http.Request) {
+func (r *Relay) give(w http.ResponseWriter, request *http.Request) {
 	i, err := strconv.Atoi(request.PathValue("archive"))
 	from, badFrom := strconv.ParseInt(request.FormValue("from"), 10, 64)
 	r.mu.Lock()
@@ -203,18 +202,4 @@ func (g *growing) await(ctx context.Context, from int64) (int64, bool) {
 			return 0, false
 		}
 	}
-}
-
-// tls returns the configuration of both sides of a connection.
-func (s archiveSource) tls() (*tls.Config, error) {
-	certificate, err := tls.X509KeyPair(s.Certificate, s.Key)
-	if err != nil {
-		return nil, err
-	}
-	trusted := newPool(s.Authority)
-	return &tls.Config{
-		Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS13,
-		RootCAs: trusted, ServerName: sourceName,
-		ClientCAs: trusted, ClientAuth: tls.RequireAndVerifyClientCert,
-	}, nil
 }
